@@ -128,6 +128,10 @@ def _sample(p: _Options) -> None:
     p.option("--temperature", None, what, float)
     p.option("--top-k", "K", "for pretrained models, draw from the K likeliest tokens only", _count(1))
     p.option("--top-p", "P", "for pretrained models, draw from the likeliest tokens of this share only", float)
+    what = "for pretrained models, draw from tokens of this share of the greatest probability only"
+    p.option("--min-p", "P", what, float)
+    what = "for pretrained models, make tokens that the text has less likely (1: as likely)"
+    p.option("--repetition-penalty", "FACTOR", what, float)
     p.several("--stop", "TEXT", "for pretrained models, end before TEXT")
     p.seed("the seed of the random choices")
     p.option("--beam", "K", "for task seq2seq, the width of the beam search (1: greedy)", _count(1))

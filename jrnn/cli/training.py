@@ -89,11 +89,15 @@ def tokens_command(args: argparse.Namespace) -> int:
     return 0
 
 
+OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")  # options of `jrnn sample` for pretrained models
+
+
 def sample_command(args: argparse.Namespace) -> int:
     if is_model(args.run_dir):
         return _sample_model(args)
-    if args.top_k is not None or args.top_p is not None or args.stop:
-        raise UsageError("--top-k, --top-p and --stop are for folders of pretrained models")
+    if args.stop or any(getattr(args, name) is not None for name in OF_MODELS):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in OF_MODELS)
+        raise UsageError(f"{options} and --stop are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
     model = load_run(args.run_dir)
     print(model.sample(args.seed, **{name: getattr(args, name) for name in names}))
@@ -105,7 +109,8 @@ def _sample_model(args: argparse.Namespace) -> int:
         raise UsageError("--beam and --attention are for runs of the task seq2seq")
     length = 100 if args.length is None else args.length
     temperature = 1.0 if args.temperature is None else args.temperature
-    options = {"temperature": temperature, "top_k": args.top_k, "top_p": args.top_p, "seed": args.seed}
+    given = {name: getattr(args, name) for name in OF_MODELS}
+    options = {"temperature": temperature, "seed": args.seed} | {n: v for n, v in given.items() if v is not None}
     for piece in write_text(args.run_dir, args.prompt or "", length, stop=args.stop, **options):
         print(piece, end="", flush=True)
     print()

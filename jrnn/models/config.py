@@ -10,7 +10,7 @@ import logging
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -24,14 +24,10 @@ from jrnn.files import AtLeast, checked
 T = TypeVar("T")
 Limit = tuple[float, Annotated[float, AtLeast(0, math.inf)]]  # of a time step
 LIMITS = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
-LEAST = {
-    "num_experts": 0,
-    "num_local_experts": 0,
-    "num_dense_layers": 0,
-    "first_k_dense_replace": 0,
-    "rescale_every": -1,
-}
-LEAST |= {"attn_layer_offset": 0, "expert_layer_offset": 0}  # other sizes are at least 1
+MAYBE_NONE = (
+    "num_experts num_local_experts num_dense_layers first_k_dense_replace attn_layer_offset expert_layer_offset"
+)
+LEAST = dict.fromkeys(MAYBE_NONE.split(), 0) | {"rescale_every": -1}  # other sizes are at least 1
 LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old names of layers
 # Keys of any family that change what is computed, with the values that change nothing.
 ONLY: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "rope_scaling": (None,), "sliding_window": (None,)}
@@ -40,6 +36,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "swish": jax.nn.silu,
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+    "sqrelu": lambda x: jnp.square(jax.nn.relu(x)),
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_pytorch_tanh": jax.nn.gelu,
     "gelu_new": jax.nn.gelu,
@@ -53,6 +50,7 @@ def read_config(
     only: Mapping[str, tuple[Any, ...]],
     where: str,
     by_hand: bool,
+    defaults: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> T:
     """Makes a family's config, a frozen dataclass, from the keys of config.json.
 
@@ -63,6 +61,7 @@ def read_config(
         only: keys that are not supported, with the values that change nothing.
         where: the place for messages.
         by_hand: whether someone wrote the keys for jrnn, so that one that is nearly a known one is a mistake.
+        defaults: those of the family, where they are not the class's.
 
     Raises:
         ConfigError: for a missing or unsupported key, or a value of another type.
@@ -84,13 +83,15 @@ def read_config(
     for name, field in known.items():
         if keys.get(name) is not None:
             found[name] = _checked(f"{where}: {name}", name, _plain(keys[name]), hints[name])
-        elif field.default is MISSING:
-            raise ConfigError(f"{where}: lacks the key {name!r}")
         elif name in keys and types.NoneType in typing.get_args(hints[name]):
             found[name] = None
+        elif name in defaults:
+            found[name] = defaults[name]
+        elif field.default is MISSING:
+            raise ConfigError(f"{where}: lacks the key {name!r}")
     config = cls(**found)
     for name in known:
-        if name in ("hidden_act", "hidden_activation", "mamba_hidden_act", "mlp_hidden_act"):
+        if name in ("hidden_act", "mamba_hidden_act"):
             activation = getattr(config, name)
             if activation not in ACTIVATIONS:
                 raise ConfigError(f"{where}: {name} is {activation!r}; there are {', '.join(ACTIVATIONS)}")
@@ -172,6 +173,51 @@ def layer_types(
         if kind not in known:
             raise ConfigError(f"layer_types has {kind!r}; there are {', '.join(known)}")
     return found
+
+
+@dataclass(frozen=True)
+class DecoderKeys(RopeKeys):
+    """The keys that most families read; where their defaults differ, `Family.defaults` has them."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 14336
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+    layer_types: tuple[str, ...] | None = None
+
+    @property
+    def key_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head(self) -> int:
+        """Features of a head."""
+        return self.head_dim or divides(
+            "num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size
+        )
+
+    def kinds(self, known: Iterable[str], otherwise: Callable[[int], str]) -> list[str]:
+        return layer_types(self.layer_types, self.num_hidden_layers, tuple(known), otherwise)
+
+
+@dataclass(frozen=True)
+class ScoreKeys(DecoderKeys):
+    """With experts that are chosen as in DeepSeek-V3; see `Router.of_scores`."""
+
+    moe_intermediate_size: int = 1024
+    num_local_experts: int = 256
+    num_experts_per_tok: int = 8
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float = 1.0
 
 
 def divides(part: str, count: int, whole: str, size: int) -> int:

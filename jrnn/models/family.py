@@ -7,7 +7,7 @@ Shapes: T time, N batch, D the model's width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
-from jrnn.models.config import read_config
+from jrnn.models.config import DecoderKeys, read_config
 from jrnn.nn.span import Span, layer_norm, rms_norm
 
 Shapes = dict[str, tuple[int, ...]]
@@ -50,11 +50,13 @@ class At(NamedTuple):
         span: the steps.
         positions: [T, N], counted in each text; None if no part asks for them.
         embedded: [T, N, D], what the first layer got.
+        shared: what a layer leaves to later ones.
     """
 
     span: Span
     positions: Any
     embedded: jax.Array
+    shared: State
 
 
 class Merge(NamedTuple):
@@ -143,6 +145,9 @@ class Branch:
     of_normed: bool = False
 
 
+Mixers = dict[str, tuple[str, Part]]  # the name in a layer, and the part, of each type of layer
+
+
 class Names(NamedTuple):
     """What a family's files call what every decoder has."""
 
@@ -177,6 +182,12 @@ class Decoder:
     names: Names = DEFAULT_NAMES
     embed: Callable[[jax.Array], jax.Array] = lambda x: x
     logits: Callable[[jax.Array], jax.Array] = lambda y: y
+
+    @classmethod
+    def of(cls, c: DecoderKeys, layers: Iterable[tuple[Branch, ...]], norm: Norm | None = None, **more: Any) -> Decoder:
+        """With what a config has; `more`: the other attributes."""
+        norm = norm or Norm(c.hidden_size, c.rms_norm_eps)
+        return cls(c.hidden_size, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, **more)
 
     def _parts(self, layer: int) -> list[tuple[str, Part]]:
         """The parts and norms of a layer, by their names in it."""
@@ -230,7 +241,7 @@ class Decoder:
         positions = None
         if self.places:
             positions, after["position"] = span.positions(state["position"])
-        at = At(span, positions, x)
+        at = At(span, positions, x, {})
         for k, layer in enumerate(self.layers):
             prefix = f"{k}."
             own = {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}
@@ -264,6 +275,7 @@ class Family:
         only: keys that change what is computed and are not supported, with the values that change nothing.
         renamed: beginnings of names in older files, and what they are now.
         unused: beginnings or ends of names of tensors that are not read.
+        defaults: of keys, where they are not those of `config`.
     """
 
     name: str
@@ -273,10 +285,11 @@ class Family:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, given: Mapping[str, Any], where: str, by_hand: bool) -> Any:
         """The config from the keys of config.json, of which there is a decoder; `by_hand`: see `read_config`."""
-        config = read_config(self.config, given, self.aliases, self.only, where, by_hand)
+        config = read_config(self.config, given, self.aliases, self.only, where, by_hand, self.defaults)
         try:
             decoder_of(self, config)
         except ConfigError as error:

@@ -15,6 +15,7 @@ import numpy as np
 
 from jrnn.errors import FormatError, near
 from jrnn.files import new_folder, read_json, write_whole
+from jrnn.files.quantized import Dequantized, layouts
 from jrnn.files.tensors import open_tensors, write_tensors
 from jrnn.models.family import Family, Merge, State
 
@@ -24,14 +25,26 @@ ALIGNMENT = 64  # bytes, of XLA's buffers
 BLOCK = 1 << 24  # bytes of a tensor that are read at once
 _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
 
+NESTED = (  # what a language model's tensors begin with in a model of texts and images, and alone
+    ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."),
+    ("language_model.", "model."),
+)  # fmt: skip
+
 
 class Place(NamedTuple):
-    """Where a tensor is: a file, the name in it, its shape, and safetensors' name of its type."""
+    """Where a tensor is: a file, the name in it, its shape, safetensors' name of its type, and how it is quantized."""
 
     file: Path
     stored: str
     shape: tuple[int, ...]
     dtype: str
+    layout: str = ""
+
+    def view(self, opened: Any) -> Any:
+        """Its slice, of numbers."""
+        return (
+            Dequantized(self.file, opened, self.stored, self.layout) if self.layout else opened.get_slice(self.stored)
+        )
 
 
 class Tensors:
@@ -51,14 +64,18 @@ class Tensors:
         self.places: dict[str, Place] = {}
         for file in files:
             with open_tensors(folder / file, FormatError) as opened:
-                for stored in opened.keys():  # noqa: SIM118 - no mapping
+                for stored, layout in layouts(opened.keys()).items():
                     if stored.startswith(family.unused) or stored.endswith(family.unused):
                         continue
-                    view, name = opened.get_slice(stored), _renamed(stored, family)
+                    name = _renamed(stored, family)
                     if name in self.places:
                         first = self.places[name].file.name
                         raise FormatError(f"{folder}: the tensor {name!r} is twice, in {first} and {file}")
-                    self.places[name] = Place(folder / file, stored, tuple(view.get_shape()), view.get_dtype())
+                    view = (place := Place(folder / file, stored, (), "", layout)).view(opened)
+                    self.places[name] = place._replace(shape=tuple(view.get_shape()), dtype=view.get_dtype())
+        inside = {name for name, place in self.places.items() if "language_model." in place.stored}
+        if inside:  # the others are of images
+            self.places = {name: p for name, p in self.places.items() if name in inside or name.startswith("lm_head.")}
 
     def check(
         self, shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Merge | None], spare: str | None
@@ -89,7 +106,7 @@ class Tensors:
 
 def _renamed(name: str, family: Family) -> str:
     """The name in newer files; an old name that begins with a dot may stand anywhere."""
-    for old, new in family.renamed:
+    for old, new in (*NESTED, *family.renamed):
         if old.startswith("."):
             name = name.replace(old, new)
         elif name.startswith(old):
@@ -106,7 +123,7 @@ def parameter(tensors: Tensors, name: str, merge: Merge | None, mesh: jax.shardi
     places = [tensors.places[part] for part in (merge.names if merge else (name,))]
     with ExitStack() as files:
         opened = {f: files.enter_context(open_tensors(f, FormatError)) for f in {place.file for place in places}}
-        views = [opened[place.file].get_slice(place.stored) for place in places]
+        views = [place.view(opened[place.file]) for place in places]
         if merge is not None and not merge.stacks:
             whole = np.concatenate([view[:] for view in views])
             return jax.device_put(whole, None if mesh is None else _sharding(mesh, whole.shape)).block_until_ready()

@@ -19,6 +19,7 @@ from jrnn.models.tokens import check_mask, check_tokens, from_the_left
 from jrnn.nn.checks import check_integer, check_lengths, concrete
 
 State = dict[str, jax.Array]
+PIECE = 512  # tokens of a prompt that are read at once
 
 
 class Reader(Protocol):
@@ -44,21 +45,13 @@ class Reader(Protocol):
 
 
 class Written(NamedTuple):
-    """What a sequence goes on from.
+    """What a sequence goes on from."""
 
-    Attributes:
-        logits: [N, V], of the next token.
-        state: the model's.
-        done: [N], whether a sequence has ended.
-        last: [N], its last token.
-        seen: [N, V], the tokens that it has; None without a penalty for them.
-    """
-
-    logits: jax.Array
+    logits: jax.Array  # [N, V], of the next token
     state: State
-    done: jax.Array
-    last: jax.Array
-    seen: jax.Array | None
+    done: jax.Array  # [N], whether a sequence has ended
+    last: jax.Array  # [N], its last token
+    seen: jax.Array | None  # [N, V], the tokens that it has; None without a penalty for them
 
 
 class Prompt(NamedTuple):  # the arguments of `generate`, checked
@@ -128,10 +121,32 @@ def _prompt(
 
 @partial(jax.jit, static_argnames="choice")
 def _begin(model: Reader, tokens: jax.Array, lengths: jax.Array | None, state: State, choice: Choice) -> Written:
-    """Reads the prompts."""
-    logits, state = model(tokens, state, lengths=lengths)
+    """Reads the prompts, in pieces of the same length after the first one, so that memory is bounded."""
+    first = (tokens.shape[1] - 1) % PIECE + 1
+
+    def read(state: State, tokens: jax.Array, start: Any) -> tuple[jax.Array, State]:
+        """The logits of the last token of each sequence in a piece, [N, V]; 0 where it has none."""
+        size = tokens.shape[1]
+        own = None if lengths is None else jnp.clip(lengths - start, 0, size)
+        logits, state = model(tokens, state, lengths=own)
+        if own is None:
+            return logits[:, -1], state
+        found = jnp.take_along_axis(logits, jnp.maximum(own, 1)[:, None, None] - 1, axis=1)[:, 0]
+        return jnp.where(own[:, None] > 0, found, 0), state
+
+    def further(
+        carry: tuple[jax.Array, State], at: tuple[jax.Array, jax.Array]
+    ) -> tuple[tuple[jax.Array, State], None]:
+        (last, state), (tokens, start) = carry, at
+        found, state = read(state, tokens, start)
+        return (found if lengths is None else jnp.where((lengths > start)[:, None], found, last), state), None
+
+    last, state = read(state, tokens[:, :first], 0)
+    if first < tokens.shape[1]:
+        pieces = jnp.swapaxes(tokens[:, first:].reshape(len(tokens), -1, PIECE), 0, 1)
+        starts = first + PIECE * jnp.arange(len(pieces))
+        (last, state), _ = jax.lax.scan(further, (last, state), (pieces, starts))
     ends = jnp.full(tokens.shape[0], tokens.shape[1]) if lengths is None else lengths
-    last = jnp.take_along_axis(logits, ends[:, None, None] - 1, axis=1)[:, 0]
     seen = None
     if choice.repetition_penalty != 1:
         live = jnp.arange(tokens.shape[1])[None] < ends[:, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -18,9 +19,12 @@ import numpy as np
 from jrnn.errors import ConfigError, FormatError
 from jrnn.files import parse_json, read_text
 from jrnn.files.memory import available
-from jrnn.models.families import family_of
+from jrnn.models.families import FAMILIES, family_of
 from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel
+
+QUANTIZED = ("bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8")  # methods whose tensors are dequantized
+OF_THE_WHOLE = ("eos_token_id", "quantization_config", "tie_word_embeddings")  # keys beside text_config that count
 
 
 def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) -> LanguageModel:
@@ -29,7 +33,8 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
     Tensors are read one after the other and keep their types, so that memory holds little more than the file's bytes.
 
     Args:
-        folder: has config.json and model.safetensors, or several files with model.safetensors.index.json.
+        folder: has config.json and model.safetensors, or several files with model.safetensors.index.json. Of a model with
+            `text_config`, such as qwen3_5, the language model is loaded.
         mesh: devices that share the parameters: the longest axis of each that the number of devices divides is divided.
             None: the default device holds all.
 
@@ -59,22 +64,28 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
 
 
 def model_of(text: str, where: str) -> LanguageModel:
-    """The model that the text of a config.json describes, without parameters; raises as `configured`."""
-    return configured(parse_json(text, where, ConfigError, finite=False), text, where)
+    """The model that the text of a config.json describes, without parameters; raises as `configured`.
+
+    Of a model of texts and images it is the part for texts, which `text_config` describes; of a quantized one, the model
+    of numbers.
+    """
+    config = parse_json(text, where, ConfigError, finite=False)
+    inner = config.get("text_config") if isinstance(config, dict) else None
+    if isinstance(inner, dict) and config.get("model_type") not in FAMILIES:
+        own = {key: config[key] for key in OF_THE_WHOLE if key in config}
+        config = {"model_type": f"{config.get('model_type')}_text"} | inner | own
+        text = json.dumps(config, indent=2, sort_keys=True)
+        logging.getLogger("jrnn.models").info("%s: only the language model of text_config is loaded", where)
+    quantized = config.get("quantization_config") if isinstance(config, dict) else None
+    if isinstance(quantized, dict) and (method := quantized.get("quant_method")) in QUANTIZED:
+        config = {key: value for key, value in config.items() if key != "quantization_config"}
+        text = json.dumps(config, indent=2, sort_keys=True)
+        logging.getLogger("jrnn.models").warning("%s: tensors are dequantized (%s)", where, method)
+    return configured(config, text, where)
 
 
 def configured(config: Mapping[str, Any], text: str, where: str, by_hand: bool = False) -> LanguageModel:
-    """The model that config.json describes, without parameters.
-
-    Args:
-        config: the keys.
-        text: config.json itself.
-        where: what messages begin with.
-        by_hand: whether someone wrote the keys for jrnn, so that a mistyped one is an error.
-
-    Raises:
-        ConfigError: for an unknown family, or an unsupported key or value.
-    """
+    """The model that the keys of config.json describe, without parameters; raises a ConfigError as `read_config`."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: must hold an object, holds {config!r:.80}")
     family = family_of(config.get("model_type"), where)

@@ -25,7 +25,7 @@ def memory(batch: int, slots: int, key_heads: int, size: int, dtype: Any) -> Sta
 def turn(x: jax.Array, positions: jax.Array, base: float, size: int) -> jax.Array:
     """Rotary positions (Su et al., 2021) for the first `size` features of each head of x [T, N, heads, C]."""
     half = size // 2
-    rates = base ** -(jnp.arange(0, size, 2, dtype=jnp.float32) / size)
+    rates = base ** -(jnp.arange(0, size, 2, dtype=x.dtype) / size)
     angles = positions[..., None, None] * rates[None, None, None]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b, rest = x[..., :half], x[..., half:size], x[..., size:]

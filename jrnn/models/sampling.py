@@ -18,16 +18,7 @@ from jrnn.nn.checks import check_integer
 
 
 class Choice(NamedTuple):
-    """How tokens are chosen; each choice is a program of its own.
-
-    Attributes:
-        likeliest: whether to take the likeliest token.
-        top_k: how many of the likeliest tokens are drawn from, or None.
-        top_p: the share of the probability that is drawn from, or None.
-        min_p: the least probability, as a share of the greatest, or None.
-        repetition_penalty: what logits of earlier tokens are divided by, or multiplied with where they are negative.
-        stop: the tokens that end a sequence.
-    """
+    """How tokens are chosen, as `LanguageModel.generate` says; each choice is a program of its own."""
 
     likeliest: bool
     top_k: int | None = None
@@ -38,17 +29,9 @@ class Choice(NamedTuple):
 
     @classmethod
     def checked(
-        cls,
-        where: str,
-        vocabulary: int,
-        temperature: float,
-        *,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        stop: int | Sequence[int] | None = None,
-    ) -> Choice:
+        cls, where: str, vocabulary: int, temperature: float, *, top_k: int | None = None, top_p: float | None = None,
+        min_p: float | None = None, repetition_penalty: float = 1.0, stop: int | Sequence[int] | None = None,
+    ) -> Choice:  # fmt: skip
         """The choice of these options. Raises a LayerError for a value that cannot be used."""
         named = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
         for name, value in named.items():

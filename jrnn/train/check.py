@@ -86,11 +86,9 @@ class GradientCheck:
         return jax.jit(lambda p, batch: model.loss(p, model.initial_carry(self.examples), batch, None)[0])
 
     def _differences(self, params: Params, batch: Any) -> Params:
-        others = dict.fromkeys(params)
-        return {
-            name: central_difference(lambda p: self._loss(p, batch), params, {**others, name: direction}, STEP)
-            for name, direction in _directions(params).items()
-        }
+        towards = {name: {**dict.fromkeys(params), name: d} for name, d in _directions(params).items()}
+        value = lambda p: self._loss(p, batch)  # noqa: E731
+        return {name: central_difference(value, params, one, STEP) for name, one in towards.items()}
 
 
 def _directions(params: Params) -> Params:

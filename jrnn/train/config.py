@@ -7,7 +7,7 @@ This file has the tables that all tasks share, and finds the configs that ship. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +117,8 @@ class Config:
         for name, table in self.choose({"task": self.task}).items():
             if getattr(self, name) is None and table is not None:
                 object.__setattr__(self, name, table())
+        if (patterns := getattr(self.model, "trained", [])) and not self.optimizer.only:
+            object.__setattr__(self, "optimizer", replace(self.optimizer, only=patterns))
         batch, parts = self.data.batch, self.optimizer.accumulate
         require(batch % parts == 0, f"data.batch must be a multiple of optimizer.accumulate = {parts}", batch)
 

@@ -145,12 +145,9 @@ class Notes:
         found = []
         for (_, property), cases in self.found.items():
             name, text = cases[0]
-            others = (
-                "; likewise ".join(["", ", ".join(dict.fromkeys(n for n, _ in cases if n != name))])
-                if len(cases) > 1
-                else ""
-            )
-            found.append(f"- {property}: {name}, {text.replace('<', '&lt;').replace('*', chr(92) + '*')}{others}")
+            others = ", ".join(dict.fromkeys(n for n, _ in cases if n != name))
+            shown = text.replace("<", "&lt;").replace("*", "\\*")
+            found.append(f"- {property}: {name}, {shown}" + (f"; likewise {others}" if others else ""))
         return found
 
 

@@ -291,6 +291,23 @@ CASES = {
             "linear_attention"], "mlp_layer_types": ["sparse", "dense"],
         },
     ],
+    "bailing_hybrid": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "intermediate_size": 24, "moe_intermediate_size": 8, "kv_lora_rank": 6,
+            "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 8, "num_local_experts": 8,
+            "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "head_dim": 4, "layer_group_size": 2,
+            "first_k_dense_replace": 1, "rope_theta": 100.0, "num_mtp_layers": 0,
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "intermediate_size": 20, "moe_intermediate_size": 6, "kv_lora_rank": 4,
+            "qk_rope_head_dim": 2, "qk_nope_head_dim": 4, "v_head_dim": 7, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "norm_topk_prob": False,
+            "head_dim": 5, "short_conv_kernel_size": 2, "kda_safe_gate": False, "layer_types": ["full_attention",
+            "linear_attention"], "mlp_layer_types": ["sparse", "dense"], "num_mtp_layers": 0,
+        },
+    ],
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 64, "intermediate_size": 16, "num_
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
 LOCAL = {"num_local_experts": 2, "num_experts_per_tok": 1}
 CONFIGS = {
+    "bailing_hybrid": {"head_dim": 64, "num_attention_heads": 2, "intermediate_size": 16},
     "bamba": MAMBA,
     "falcon_h1": MAMBA | {"mamba_d_ssm": None},
     "granitemoehybrid": MAMBA | {"shared_intermediate_size": 16, "num_local_experts": 0},
@@ -33,6 +34,8 @@ CONFIGS = {
     "qwen3_5_moe_text": DELTA | EXPERTS,
     "qwen3_5_text": DELTA,
     "qwen3_next": DELTA | EXPERTS,
+    "rwkv6": {"num_heads": 4, "expand_k": 1.0},
+    "rwkv7": {"head_dim": 64},
     "xlstm": {"num_heads": 4},
     "zamba2": {"n_mamba_heads": 8, "layers_block_type": ["linear_attention"], "num_attention_heads": 4},
 }  # fmt: skip

@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jrnn import models
 from jrnn.cli import main
 from jrnn.errors import ConfigError, FormatError, LayerError
+from jrnn.models import generation
 from jrnn.models.sampling import Choice, sample
 
 SMALL = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
@@ -48,6 +50,20 @@ def test_generation_is_the_likeliest_token_step_by_step(model):
             logits, own = model.step(token[None], own)  # outside of jit the state gets room when it needs it
         after, _ = model.step(jnp.array([1, 1]), state)
         np.testing.assert_allclose(after[n], model.step(jnp.array([1]), own)[0][0], atol=1e-5)
+
+
+def test_a_long_prompt_is_read_in_pieces(monkeypatch):
+    monkeypatch.setattr(generation, "PIECE", 4)
+    model = made("qwen3_next")
+    tokens = jnp.arange(33).reshape(3, 11) % 16
+    for lengths in (None, jnp.array([11, 5, 2])):
+        logits, wanted = model(tokens, lengths=lengths)
+        ends = jnp.full(3, 11) if lengths is None else lengths
+        token = logits[jnp.arange(3), ends - 1].argmax(-1)
+        _, wanted = model.step(token, wanted)
+        new, state = model.generate(tokens, 1, temperature=0, lengths=lengths)
+        assert new[:, 0].tolist() == token.tolist()
+        np.testing.assert_allclose(model.step(token, state)[0], model.step(token, wanted)[0], atol=1e-5)
 
 
 @pytest.mark.exhaustive
@@ -129,7 +145,8 @@ def test_the_command_writes_tokens(tmp_path, capsys):
     new, _ = made("mamba").generate(jnp.array([[3, 1, 4]]), 5, temperature=0)
     wanted = new[0].tolist()
     assert written == [3, 1, 4, *(wanted[: wanted.index(15)] if 15 in wanted else wanted)]
-    assert main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", "--top-k", "2", "--seed", "1"]) == 0
+    limits = ["--top-k", "2", "--min-p", "0.1", "--repetition-penalty", "1.3"]
+    assert main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", *limits, "--seed", "1"]) == 0
     assert main(["sample", str(tmp_path), "--prompt", "three"]) == 2
     assert "the folder has no tokenizer.json: give numbers of tokens" in capsys.readouterr().err
 
@@ -174,7 +191,10 @@ def test_what_does_not_fit_is_named(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"model_type": "mambo"}, "create: model_type is 'mambo', which is not supported; there are bamba, falcon_h1"),
+        (
+            {"model_type": "mambo"},
+            "create: model_type is 'mambo', which is not supported; there are bailing_hybrid, bamba",
+        ),
         ({"model_type": ["mamba"]}, r"model_type is \['mamba'\], which is not supported"),
         ({"hiden_size": 8}, "no computation reads the key 'hiden_size'; did you mean 'hidden_size'"),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; there are silu"),
@@ -199,6 +219,23 @@ def test_keys_that_no_computation_reads_are_no_error(tmp_path):
     config |= {"hiden_size": 9, "embd_pdrop": 0.1, "rope_scaling": None, "dtype": "float32", "nested": {"a": [1]}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     np.testing.assert_array_equal(models.load(tmp_path)(PROMPT)[0], model(PROMPT)[0])
+
+
+def test_quantized_models_are_loaded_as_numbers(tmp_path, caplog):
+    model = made("mamba")
+    model.save(tmp_path)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "backbone.layers.0.mixer.out_proj.weight"
+    tensors[name.replace("weight", "SCB")] = scales = abs(tensors[name]).max(axis=1)
+    tensors[name] = np.round(tensors[name] / scales[:, None] * 127).astype(np.int8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = models.load(tmp_path)
+    assert "tensors are dequantized (bitsandbytes)" in caplog.text
+    assert loaded.params[name].dtype == jnp.bfloat16
+    np.testing.assert_allclose(loaded.params[name].astype(jnp.float32), model.params[name], atol=0.02)
+    assert "quantization_config" not in json.loads(loaded.text)
 
 
 def test_a_name_of_the_hub_is_told_how_to_download():

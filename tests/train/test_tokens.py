@@ -163,6 +163,27 @@ def _tables_of(config):
     }
 
 
+def test_low_rank_parts_are_trained_and_merged(corpus, pretrained, tmp_path, quiet):
+    lora = {"pretrained": str(pretrained), "lora_rank": 2, "lora_alpha": 4.0, "lora_targets": ["*.key.weight"]}
+    config = tables(corpus, model=lora, optimizer={"learning_rate": 0.1})
+    config = decode(Config, {**_tables_of(config), "train": {**vars(config.train), "steps": 2}}, "lora.toml")
+    assert config.optimizer.only == ["*.lora_a", "*.lora_b"]
+    train(config, tmp_path / "run", console=quiet)
+    run, before = load_run(tmp_path / "run"), models.load(pretrained).params
+    merged = run.language_model.params
+    assert merged.keys() == before.keys()
+    for name, value in before.items():
+        change = merged[name].astype(jnp.float32) - value.astype(jnp.float32)
+        if not name.endswith(".key.weight"):
+            assert not np.asarray(change).any(), name
+            continue
+        a, b = (run.params[f"{name}.{part}"] for part in ("lora_a", "lora_b"))
+        assert a.shape == (2, value.shape[1]) and np.asarray(b).any()
+        np.testing.assert_allclose(change, 2 * b @ a, atol=0.02 * float(abs(value).max()))  # rounded to bfloat16
+    with pytest.raises(ConfigError, match="model.lora_targets: no matrix has a name like 'x'; such as rwkv"):
+        (wrong := tables(corpus, model=lora | {"lora_targets": ["x"]})).kind.load(wrong)
+
+
 @pytest.mark.exhaustive
 def test_the_loss_of_a_pretrained_model_is_that_of_its_documents(corpus, pretrained):
     task = (config := fine_tuning(corpus, pretrained)).kind.load(config)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.models.config import Rope, divides
+from jrnn.models.config import DecoderKeys, Rope, divides
 from jrnn.models.family import At, Norm, Part, Shapes, State, Weights, linear, under
 from jrnn.models.memory import attend, memory, turn
 from jrnn.nn.span import heads
@@ -53,6 +53,11 @@ class Attention(Part):
     out_width: int | None = None
 
     places = True
+
+    @classmethod
+    def of(cls, c: DecoderKeys, bias: bool = False, **more: Any) -> Attention:
+        """With the sizes of a config; `bias`: of all products."""
+        return cls(c.hidden_size, c.num_attention_heads, c.key_heads, c.head, bias, bias, **more)
 
     def __post_init__(self) -> None:
         divides("num_key_value_heads", self.key_heads, "num_attention_heads", self.heads)
@@ -107,7 +112,7 @@ class Attention(Part):
 
 @dataclass(frozen=True)
 class Latent(Part):
-    """Latent attention (DeepSeek-V2) without positions: keys and values come from one product of low rank.
+    """Latent attention (DeepSeek-V2): keys and values come from one product of low rank.
 
     Attributes:
         width: D.
@@ -116,6 +121,9 @@ class Latent(Part):
         nope, shared, value: features of a head's own key, of the key that all heads share, and of a value.
         epsilon: of the norm of the keys and values; that of the queries has 1e-6.
         bias: whether the products to low rank have biases.
+        rope: rotary positions of pairs of neighboring features of the shared key, or None.
+        gate: the name of a product that gates each head, or None.
+        out: the name of the output's product.
     """
 
     width: int
@@ -127,6 +135,9 @@ class Latent(Part):
     value: int
     epsilon: float = 1e-6
     bias: bool = False
+    rope: Rope | None = None
+    gate: str | None = None
+    out: str = "o_proj"
 
     places = True
     remembers = True
@@ -146,7 +157,8 @@ class Latent(Part):
         shapes |= linear("kv_a_proj_with_mqa", self.rank + self.shared, d, self.bias)
         shapes |= {"kv_a_layernorm.weight": (self.rank,)}
         shapes |= linear("kv_b_proj", self.heads * (self.nope + self.value), self.rank)
-        return shapes | linear("o_proj", d, self.heads * self.value, self.bias)
+        shapes |= {} if self.gate is None else linear(self.gate, self.heads, d)
+        return shapes | linear(self.out, d, self.heads * self.value, self.bias)
 
     def fresh(self, batch: int, dtype: Any, room: int) -> State:
         return memory(batch, room, self.heads, self.size, dtype)
@@ -161,10 +173,22 @@ class Latent(Part):
         low, shared = jnp.split(w.linear(span, "kv_a_proj_with_mqa", x), [self.rank], axis=-1)
         low = Norm(self.rank, self.epsilon)(w.at("kv_a_layernorm"), low)
         k, v = jnp.split(heads(w.linear(span, "kv_b_proj", low), self.heads), [self.nope], axis=-1)
-        shared = jnp.broadcast_to(shared[:, :, None], (*k.shape[:-1], self.shared))
-        q, k, v = (self._padded(part) for part in (heads(q, self.heads), jnp.concatenate([k, shared], -1), v))
+        q, shared = heads(q, self.heads), shared[:, :, None]
+        if self.rope is not None:
+            q, turned = jnp.split(q, [self.nope], axis=-1)
+            turned, shared = (turn(paired(part), at.positions, *self.rope) for part in (turned, shared))
+            q = jnp.concatenate([q, turned], axis=-1)
+        shared = jnp.broadcast_to(shared, (*k.shape[:-1], self.shared))
+        q, k, v = (self._padded(part) for part in (q, jnp.concatenate([k, shared], -1), v))
         y, after = attend(q, k, v, state, span, at.positions, scale=(self.nope + self.shared) ** -0.5)
-        return w.linear(span, "o_proj", y[..., : self.value].reshape(*x.shape[:2], -1)), after
+        y = y[..., : self.value]
+        y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(span, self.gate, x))[..., None]
+        return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), after
 
     def _padded(self, x: jax.Array) -> jax.Array:
         return jnp.pad(x, [(0, 0)] * 3 + [(0, self.size - x.shape[-1])])
+
+
+def paired(x: jax.Array) -> jax.Array:
+    """Features 0, 2, 4, ... and then 1, 3, 5, ..., so that `turn` turns neighbors."""
+    return jnp.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)

@@ -122,6 +122,9 @@ class Kda(Part):
         width, heads, size, taps: D, heads, features of a head, and of the convolution.
         act: the activation after the convolution.
         epsilon: of the norm.
+        low: whether the products of the decays and of the gate have a low rank.
+        bound: the least logarithm of a decay, or None.
+        out: the name of the output's product.
     """
 
     width: int
@@ -130,15 +133,20 @@ class Kda(Part):
     taps: int
     act: str = "silu"
     epsilon: float = 1e-5
+    low: bool = True
+    bound: float | None = None
+    out: str = "o_proj"
 
     def tensors(self) -> Shapes:
         d, inner = self.width, self.heads * self.size
-        shapes: Shapes = {"A_log": (1, 1, self.heads, 1), "dt_bias": (inner,), "o_norm.weight": (self.size,)}
+        rates = (1, 1, self.heads, 1) if self.low else (self.heads,)
+        shapes: Shapes = {"A_log": rates, "dt_bias": (inner,), "o_norm.weight": (self.size,)}
         for name in "qkv":
             shapes |= linear(f"{name}_proj", inner, d) | {f"{name}_conv1d.weight": (inner, 1, self.taps)}
         for name in "fg":
-            shapes |= linear(f"{name}_a_proj", self.size, d) | linear(f"{name}_b_proj", inner, self.size)
-        return shapes | linear("b_proj", self.heads, d) | linear("o_proj", d, inner)
+            low = linear(f"{name}_a_proj", self.size, d) | linear(f"{name}_b_proj", inner, self.size)
+            shapes |= low if self.low else linear(f"{name}_proj", inner, d)
+        return shapes | linear("b_proj", self.heads, d) | linear(self.out, d, inner)
 
     def merged(self) -> dict[str, Merge]:
         return {"conv1d.weight": CONVOLUTIONS}
@@ -152,15 +160,21 @@ class Kda(Part):
         qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
         qkv, conv = span.convolve(qkv, state["conv"], w["conv1d.weight"][:, 0])
         q, k, v = (heads(part, self.heads) for part in jnp.split(ACTIVATIONS[self.act](qkv), 3, axis=-1))
-        f = w.linear(span, "f_b_proj", w.linear(span, "f_a_proj", x))
-        f = heads(jax.nn.softplus(f + along_last(w["dt_bias"].astype(f.dtype), f)), self.heads)
-        alpha = jnp.exp(-jnp.exp(w["A_log"].astype(f.dtype).reshape(1, 1, -1, 1)) * f)
+
+        def product(name: str) -> jax.Array:
+            if not self.low:
+                return w.linear(span, f"{name}_proj", x)
+            return w.linear(span, f"{name}_b_proj", w.linear(span, f"{name}_a_proj", x))
+
+        f = product("f")
+        f = heads(f + along_last(w["dt_bias"].astype(f.dtype), f), self.heads)
+        rates = jnp.exp(w["A_log"].astype(f.dtype).reshape(1, 1, -1, 1))
+        logs = -rates * jax.nn.softplus(f) if self.bound is None else self.bound * jax.nn.sigmoid(rates * f)
         beta = jax.nn.sigmoid(w.linear(span, "b_proj", x))
-        xs = (unit_length(q) * self.size**-0.5, unit_length(k), v, beta, alpha)
+        xs = (unit_length(q) * self.size**-0.5, unit_length(k), v, beta, jnp.exp(logs))
         S, y = span.scan(channel_delta, state["S"], xs)
-        gate = heads(w.linear(span, "g_b_proj", w.linear(span, "g_a_proj", x)), self.heads)
-        y = rms_norm(y, w["o_norm.weight"], self.epsilon) * jax.nn.sigmoid(gate)
-        return w.linear(span, "o_proj", y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
+        y = rms_norm(y, w["o_norm.weight"], self.epsilon) * jax.nn.sigmoid(heads(product("g"), self.heads))
+        return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
 
 
 @dataclass(frozen=True)

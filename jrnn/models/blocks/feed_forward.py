@@ -6,13 +6,12 @@ Shapes: T time, N batch, D width, I inner, E experts.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
-from jrnn.models.config import ACTIVATIONS
+from jrnn.models.config import ACTIVATIONS, ScoreKeys
 from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, under
 from jrnn.nn.span import Span, along_last
 
@@ -98,13 +97,11 @@ class Router:
             raise ConfigError(f"num_experts_per_tok is {self.chosen}; it must lie between 1 and {self.count}")
 
     @classmethod
-    def of_scores(cls, count: int, c: Any) -> Router:
+    def of_scores(cls, c: ScoreKeys, bias: str = "gate.e_score_correction_bias") -> Router:
         """The router of DeepSeek-V3: sigmoids, and a bias for the choice alone; from the keys of a config."""
         normalize = 1e-20 if c.norm_topk_prob else None
-        groups = {"groups": c.n_group, "chosen_groups": c.topk_group}
-        bias = "gate.e_score_correction_bias"
-        options = {"score": "sigmoid", "normalize": normalize, "factor": c.routed_scaling_factor}
-        return cls(count, c.num_experts_per_tok, bias=bias, **groups, **options)
+        given = ("gate", "sigmoid", bias, c.n_group, c.topk_group)
+        return cls(c.num_local_experts, c.num_experts_per_tok, *given, normalize, c.routed_scaling_factor)
 
     def tensors(self, width: int) -> Shapes:
         return linear(self.name, self.count, width) | ({} if self.bias is None else {self.bias: (self.count,)})
@@ -202,6 +199,9 @@ class Experts(Part):
         given = tokens[order // each]
 
         def product(x: jax.Array, name: str) -> jax.Array:
+            if len(order) <= self.router.count:  # a step: fewer matrices are read than there are
+                weight, x = w[name][chosen.reshape(-1)[order]].astype(span.dtype), x.astype(span.dtype)
+                return jnp.einsum("mc,mrc->mr", x, weight, preferred_element_type=tokens.dtype)
             weight = jnp.swapaxes(w[name], 1, 2).astype(span.dtype)
             return jax.lax.ragged_dot(x.astype(span.dtype), weight, sizes, preferred_element_type=tokens.dtype)
 

@@ -5,24 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from jrnn.errors import ConfigError
-from jrnn.models.families.jamba import JAMBA
-from jrnn.models.families.kimi_linear import KIMI_LINEAR
 from jrnn.models.families.lfm2 import LFM2, LFM2_MOE
+from jrnn.models.families.linear_attention import (
+    BAILING_HYBRID,
+    KIMI_LINEAR,
+    MINIMAX,
+    OLMO_HYBRID,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_NEXT,
+)  # fmt: skip
 from jrnn.models.families.mamba import FALCON_MAMBA, MAMBA, MAMBA2
-from jrnn.models.families.mamba_hybrids import BAMBA, FALCON_H1, GRANITE
-from jrnn.models.families.minimax import MINIMAX
-from jrnn.models.families.nemotron_h import NEMOTRON_H
-from jrnn.models.families.olmo_hybrid import OLMO_HYBRID
-from jrnn.models.families.qwen import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from jrnn.models.families.mamba_hybrids import BAMBA, FALCON_H1, GRANITE, JAMBA, NEMOTRON_H
 from jrnn.models.families.recurrent_gemma import RECURRENT_GEMMA
-from jrnn.models.families.rwkv import RWKV
+from jrnn.models.families.rwkv import RWKV, RWKV6, RWKV7
 from jrnn.models.families.xlstm import XLSTM
 from jrnn.models.families.zamba2 import ZAMBA2
 from jrnn.models.family import Family
 
 _ALL = (
-    BAMBA, FALCON_H1, FALCON_MAMBA, GRANITE, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, MAMBA, MAMBA2, MINIMAX, NEMOTRON_H,
-    OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, XLSTM, ZAMBA2,
+    BAILING_HYBRID, BAMBA, FALCON_H1, FALCON_MAMBA, GRANITE, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, MAMBA, MAMBA2, MINIMAX,
+    NEMOTRON_H, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV6, RWKV7, XLSTM, ZAMBA2,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 

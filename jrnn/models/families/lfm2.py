@@ -5,31 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jrnn.models.blocks import Attention, Experts, Mlp, Router, ShortConv
-from jrnn.models.config import Rope, RopeKeys, divides, layer_types
-from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
+from jrnn.models.config import DecoderKeys, Rope
+from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
 
 NAMES = ("w1", "w3", "w2")
 
 
 @dataclass(frozen=True)
-class Lfm2Config(RopeKeys):
-    """The keys of config.json, with the defaults of transformers."""
+class Lfm2Config(DecoderKeys):
+    """The keys of config.json."""
 
-    vocab_size: int = 65536
-    hidden_size: int = 2560
-    intermediate_size: int = 12288
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int = 8
-    norm_eps: float = 1e-5
-    tie_word_embeddings: bool = True
     conv_bias: bool = False
     conv_L_cache: int = 3
     block_multiple_of: int = 256
     block_ffn_dim_multiplier: float | None = 1.0
     block_auto_adjust_ff_dim: bool = True
     full_attn_idxs: tuple[int, ...] | None = None
-    layer_types: tuple[str, ...] | None = None
 
     @property
     def inner(self) -> int:
@@ -44,9 +35,6 @@ class Lfm2Config(RopeKeys):
 
 @dataclass(frozen=True)
 class Lfm2MoeConfig(Lfm2Config):
-    hidden_size: int = 2048
-    intermediate_size: int = 7168
-    block_auto_adjust_ff_dim: bool = False
     moe_intermediate_size: int = 1792
     num_dense_layers: int = 2
     num_experts_per_tok: int = 4
@@ -58,46 +46,30 @@ class Lfm2MoeConfig(Lfm2Config):
 
 def decoder(c: Lfm2Config) -> Decoder:
     d = c.hidden_size
-    size = divides("num_attention_heads", c.num_attention_heads, "hidden_size", d)
-    attention = Attention(
-        d,
-        c.num_attention_heads,
-        c.num_key_value_heads,
-        size,
-        rope=Rope.of(c, size, theta=1e6),
-        norm=Norm(size, c.norm_eps),
-        norms=("q_layernorm", "k_layernorm"),
-        out="out_proj",
-    )
-    mixers: dict[str, tuple[str, Part]] = {
-        "conv": ("conv", ShortConv(d, c.conv_L_cache, c.conv_bias)),
-        "full_attention": ("self_attn", attention),
-    }
+    rope = Rope.of(c, c.head, theta=1e6)
+    options = {"norm": Norm(c.head, c.rms_norm_eps), "norms": ("q_layernorm", "k_layernorm"), "out": "out_proj"}
+    conv, attention = ShortConv(d, c.conv_L_cache, c.conv_bias), Attention.of(c, rope=rope, **options)
+    mixers: Mixers = {"conv": ("conv", conv), "full_attention": ("self_attn", attention)}
     attends = range(c.num_hidden_layers) if c.full_attn_idxs is None else c.full_attn_idxs
-    kinds = layer_types(
-        c.layer_types, c.num_hidden_layers, tuple(mixers), lambda k: "full_attention" if k in attends else "conv"
-    )
+    kinds = c.kinds(mixers, lambda k: "full_attention" if k in attends else "conv")
     mlp: Part = Mlp(d, c.inner, names=NAMES)
     feeds = [mlp] * len(kinds)
     if isinstance(c, Lfm2MoeConfig):
-        router = Router(
-            c.num_experts,
-            c.num_experts_per_tok,
-            score="sigmoid",
-            bias="expert_bias" if c.use_expert_bias else None,
-            normalize=1e-6 if c.norm_topk_prob else None,
-            factor=c.routed_scaling_factor,
-        )
+        bias, normalize = "expert_bias" if c.use_expert_bias else None, 1e-6 if c.norm_topk_prob else None
+        given = ("gate", "sigmoid", bias, 1, 1, normalize, c.routed_scaling_factor)
+        router = Router(c.num_experts, c.num_experts_per_tok, *given)
         experts = Experts(Mlp(d, c.moe_intermediate_size, names=NAMES), router)
         feeds = [mlp if k < c.num_dense_layers else experts for k in range(len(kinds))]
-    layers = tuple(
+    layers = (
         (Branch(*mixers[kind], "operator_norm"), Branch("feed_forward", feed, "ffn_norm"))
         for kind, feed in zip(kinds, feeds)
     )
-    names = Names(norm="model.embedding_norm")
-    return Decoder(d, c.vocab_size, layers, Norm(d, c.norm_eps), c.tie_word_embeddings, names)
+    return Decoder.of(c, layers, names=Names(norm="model.embedding_norm"))
 
 
-ALIASES = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-LFM2 = Family("lfm2", Lfm2Config, decoder, aliases=ALIASES)
-LFM2_MOE = Family("lfm2_moe", Lfm2MoeConfig, decoder, aliases={"tie_embedding": "tie_word_embeddings"})
+ALIASES = {"tie_embedding": "tie_word_embeddings", "norm_eps": "rms_norm_eps"}
+SIZES = {"vocab_size": 65536, "hidden_size": 2560, "intermediate_size": 12288, "num_key_value_heads": 8}
+SIZES |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+MOE = {"hidden_size": 2048, "intermediate_size": 7168, "block_auto_adjust_ff_dim": False}
+LFM2 = Family("lfm2", Lfm2Config, decoder, ALIASES | {"block_ff_dim": "intermediate_size"}, defaults=SIZES)
+LFM2_MOE = Family("lfm2_moe", Lfm2MoeConfig, decoder, ALIASES, defaults=SIZES | MOE)

@@ -1,4 +1,4 @@
-"""The families bamba, falcon_h1 and granitemoehybrid: Mamba-2 and attention, in turns or side by side."""
+"""The families bamba, falcon_h1, granitemoehybrid, jamba and nemotron_h: Mamba and attention, in turns or side by side."""
 
 from __future__ import annotations
 
@@ -6,26 +6,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jrnn.errors import ConfigError
-from jrnn.models.blocks import Attention, Both, Experts, Mamba2, Mlp, Router
+from jrnn.models.blocks import Attention, Both, Experts, Mamba1, Mamba2, Mlp, Router
 from jrnn.models.blocks.small import Side
-from jrnn.models.config import Limit, Rope, RopeKeys, divides, layer_types
-from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
+from jrnn.models.config import DecoderKeys, Limit, Rope, ScoreKeys, divides, layer_types
+from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
+
+NAMES = Names(norm="model.final_layernorm")
 
 
 @dataclass(frozen=True)
-class HybridConfig(RopeKeys):
-    """The keys that all three read, with the defaults of transformers for bamba."""
+class HybridConfig(DecoderKeys):
+    """The keys that all three read."""
 
-    vocab_size: int = 128000
-    tie_word_embeddings: bool = False
-    hidden_size: int = 4096
-    intermediate_size: int = 14336
-    num_hidden_layers: int = 32
-    num_attention_heads: int = 32
-    num_key_value_heads: int | None = 8
-    hidden_act: str = "silu"
-    rms_norm_eps: float = 1e-5
-    attention_bias: bool = False
     mamba_n_heads: int = 128
     mamba_d_head: int | Literal["auto"] = "auto"
     mamba_n_groups: int = 1
@@ -71,11 +63,6 @@ class FalconH1Config(HybridConfig):
 
 @dataclass(frozen=True)
 class GraniteConfig(HybridConfig):
-    vocab_size: int = 32000
-    intermediate_size: int = 11008
-    num_key_value_heads: int | None = None
-    rms_norm_eps: float = 1e-6
-    layer_types: tuple[str, ...] | None = None
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0
     residual_multiplier: float = 1.0
@@ -97,33 +84,18 @@ def _mamba(c: HybridConfig, **more: Any) -> Mamba2:
     return Mamba2(*sizes, **given, epsilon=c.rms_norm_eps, **more)
 
 
-def _attention(c: HybridConfig, rope: float | None, **more: Any) -> Attention:
-    """`rope`: the share of features that turn, or None."""
-    size = divides("num_attention_heads", c.num_attention_heads, "hidden_size", c.hidden_size)
-    turned = None if rope is None else Rope.of(c, size, rope)
-    key_heads = c.num_key_value_heads or c.num_attention_heads
-    bias = c.attention_bias
-    return Attention(c.hidden_size, c.num_attention_heads, key_heads, size, bias, bias, rope=turned, **more)
-
-
 def bamba(c: BambaConfig) -> Decoder:
-    mixers: tuple[tuple[str, Part], ...] = (("mamba", _mamba(c)), ("self_attn", _attention(c, 0.5)))
-    mlp = Branch(
-        "feed_forward", Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias), "pre_ff_layernorm"
-    )
-    layers = tuple(
-        (Branch(*mixers[k in (c.attn_layer_indices or ())], "input_layernorm"), mlp) for k in range(c.num_hidden_layers)
-    )
-    norm = Norm(c.hidden_size, c.rms_norm_eps)
-    return Decoder(
-        c.hidden_size, c.vocab_size, layers, norm, c.tie_word_embeddings, Names(norm="model.final_layernorm")
-    )
+    mixers = (("mamba", _mamba(c)), ("self_attn", Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head, 0.5))))
+    mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
+    feed, attends = Branch("feed_forward", mlp, "pre_ff_layernorm"), c.attn_layer_indices or ()
+    layers = ((Branch(*mixers[k in attends], "input_layernorm"), feed) for k in range(c.num_hidden_layers))
+    return Decoder.of(c, layers, names=NAMES)
 
 
 def falcon_h1(c: FalconH1Config) -> Decoder:
     norm = ("before" if c.mamba_norm_before_gate else "after") if c.mamba_rms_norm else None
     mamba = _mamba(c, norm=norm, out_bias=c.projectors_bias, factors=c.ssm_multipliers, scale=c.ssm_in_multiplier)
-    attention = _attention(c, 1.0, key_scale=c.key_multiplier)
+    attention = Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head), key_scale=c.key_multiplier)
     mixer = Both(
         (
             Side("mamba", mamba, out=c.ssm_out_multiplier),
@@ -133,27 +105,17 @@ def falcon_h1(c: FalconH1Config) -> Decoder:
     gate, down = c.mlp_multipliers
     mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias, gate_scale=gate, down_scale=down)
     layer = (Branch("", mixer, "input_layernorm"), Branch("feed_forward", mlp, "pre_ff_layernorm"))
-    return Decoder(
-        c.hidden_size,
-        c.vocab_size,
-        (layer,) * c.num_hidden_layers,
-        Norm(c.hidden_size, c.rms_norm_eps),
-        c.tie_word_embeddings,
-        Names(norm="model.final_layernorm"),
-        embed=lambda x: x * c.embedding_multiplier,
-        logits=lambda y: y * c.lm_head_multiplier,
-    )
+    embed, logits = (lambda x: x * c.embedding_multiplier), (lambda y: y * c.lm_head_multiplier)
+    return Decoder.of(c, (layer,) * c.num_hidden_layers, names=NAMES, embed=embed, logits=logits)
 
 
 def granite(c: GraniteConfig) -> Decoder:
     d = c.hidden_size
     if c.position_embedding_type not in (None, "rope", "nope"):
         raise ConfigError(f"position_embedding_type is {c.position_embedding_type!r}; there are 'rope' and 'nope'")
-    rope = 1.0 if c.position_embedding_type == "rope" else None
-    mixers: dict[str, tuple[str, Part]] = {
-        "linear_attention": ("mamba", _mamba(c)),
-        "full_attention": ("self_attn", _attention(c, rope, scale=c.attention_multiplier)),
-    }
+    rope = Rope.of(c, c.head) if c.position_embedding_type == "rope" else None
+    attention = Attention.of(c, c.attention_bias, rope=rope, scale=c.attention_multiplier)
+    mixers: Mixers = {"linear_attention": ("mamba", _mamba(c)), "full_attention": ("self_attn", attention)}
     fused = ("input_linear", "input_linear", "output_linear")
     feed: Part = Mlp(d, c.shared_intermediate_size, c.hidden_act, fused)
     sides = [Side("shared_mlp", feed)]
@@ -162,25 +124,113 @@ def granite(c: GraniteConfig) -> Decoder:
         one = Mlp(d, c.intermediate_size, c.hidden_act)
         sides.insert(0, Side("block_sparse_moe", Experts(one, router, ("input_linear.weight", "output_linear.weight"))))
     scale = c.residual_multiplier
-    kinds = layer_types(c.layer_types, c.num_hidden_layers, tuple(mixers), lambda k: "linear_attention")
-    layers = tuple(
-        (
-            Branch(*mixers[kind], "input_layernorm", scale=scale),
-            Branch("", Both(tuple(sides)), "post_attention_layernorm", scale=scale),
-        )
-        for kind in kinds
-    )
-    return Decoder(
-        d,
-        c.vocab_size,
-        layers,
-        Norm(d, c.rms_norm_eps),
-        c.tie_word_embeddings,
-        embed=lambda x: x * c.embedding_multiplier,
-        logits=lambda y: y / c.logits_scaling,
-    )
+    kinds = c.kinds(mixers, lambda k: "linear_attention")
+    feed_forward = Branch("", Both(tuple(sides)), "post_attention_layernorm", scale=scale)
+    layers = ((Branch(*mixers[kind], "input_layernorm", scale=scale), feed_forward) for kind in kinds)
+    embed, logits = (lambda x: x * c.embedding_multiplier), (lambda y: y / c.logits_scaling)
+    return Decoder.of(c, layers, embed=embed, logits=logits)
 
 
-BAMBA = Family("bamba", BambaConfig, bamba)
-FALCON_H1 = Family("falcon_h1", FalconH1Config, falcon_h1)
-GRANITE = Family("granitemoehybrid", GraniteConfig, granite, aliases={"layers_block_type": "layer_types"})
+SIZES = {"vocab_size": 128000, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+BAMBA = Family("bamba", BambaConfig, bamba, defaults=SIZES)
+FALCON_H1 = Family("falcon_h1", FalconH1Config, falcon_h1, defaults=SIZES)
+ALIASES = {"layers_block_type": "layer_types"}
+GRANITE = Family("granitemoehybrid", GraniteConfig, granite, ALIASES, defaults={"intermediate_size": 11008})
+
+
+@dataclass(frozen=True)
+class JambaConfig(DecoderKeys):
+    """The keys of config.json."""
+
+    num_experts_per_tok: int = 2
+    num_experts: int = 16
+    expert_layer_period: int = 2
+    expert_layer_offset: int = 1
+    attn_layer_period: int = 8
+    attn_layer_offset: int = 4
+    mamba_d_state: int = 16
+    mamba_d_conv: int = 4
+    mamba_expand: float = 2
+    mamba_dt_rank: int | Literal["auto"] = "auto"
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+
+
+def jamba(c: JambaConfig) -> Decoder:
+    d, inner = c.hidden_size, int(c.mamba_expand * c.hidden_size)
+    rank = -(-d // 16) if c.mamba_dt_rank == "auto" else c.mamba_dt_rank
+    options = (c.mamba_d_conv, c.mamba_proj_bias, c.mamba_conv_bias, c.hidden_act, c.rms_norm_eps)
+    mamba = Mamba1(d, inner, c.mamba_d_state, rank, *options, ("dt_layernorm", "b_layernorm", "c_layernorm"))
+    mixers = (("mamba", mamba), ("self_attn", Attention.of(c)))
+    mlp = Mlp(d, c.intermediate_size, c.hidden_act)
+    experts = Experts(mlp, Router(c.num_experts, c.num_experts_per_tok, "router")) if c.num_experts > 1 else mlp
+    layers = []
+    for k in range(c.num_hidden_layers):
+        mixer = mixers[k % c.attn_layer_period == c.attn_layer_offset]
+        feed = experts if k % c.expert_layer_period == c.expert_layer_offset else mlp
+        layers.append((Branch(*mixer, "input_layernorm"), Branch("feed_forward", feed, "pre_ff_layernorm")))
+    return Decoder.of(c, layers, names=NAMES)
+
+
+SIZES = {"vocab_size": 65536, "num_key_value_heads": 8}
+JAMBA = Family("jamba", JambaConfig, jamba, {"num_local_experts": "num_experts"}, defaults=SIZES)
+
+
+PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+
+
+@dataclass(frozen=True)
+class NemotronHConfig(ScoreKeys):
+    """The keys of config.json."""
+
+    hybrid_override_pattern: str | None = None  # the types of layers, a letter for each
+    mlp_bias: bool = False
+    ssm_state_size: int = 128
+    mamba_num_heads: int = 128
+    mamba_head_dim: int = 64
+    mamba_hidden_act: str = "silu"
+    n_groups: int = 8
+    conv_kernel: int = 4
+    time_step_min: float = 0.001
+    use_conv_bias: bool = True
+    moe_shared_expert_intermediate_size: int = 7688
+    moe_latent_size: int | None = None
+    use_bias: bool = False
+
+
+def nemotron(c: NemotronHConfig) -> Decoder:
+    d, given = c.hidden_size, c.layer_types
+    if given is None and c.hybrid_override_pattern is not None:
+        if wrong := set(c.hybrid_override_pattern) - set(PATTERN):
+            raise ConfigError(f"hybrid_override_pattern has {sorted(wrong)[0]!r}; there are {', '.join(PATTERN)}")
+        given = tuple(PATTERN[letter] for letter in c.hybrid_override_pattern)
+    given = tuple(PATTERN.values()) if given is None else given
+
+    def plain(inner: int) -> Mlp:
+        return Mlp(d, inner, c.hidden_act, ("", "up_proj", "down_proj"), c.mlp_bias)
+
+    sizes = (d, c.mamba_num_heads, c.mamba_head_dim, c.ssm_state_size, c.n_groups, c.conv_kernel)
+    limit = (c.time_step_min, float("inf"))
+    mamba = Mamba2(*sizes, c.use_bias, None, c.use_conv_bias, c.mamba_hidden_act, limit, c.rms_norm_eps)
+    attention, shared = Attention.of(c), plain(c.moe_shared_expert_intermediate_size)
+    options = {"shared": shared, "shared_name": "shared_experts", "latent": c.moe_latent_size}
+    experts = Experts(plain(c.moe_intermediate_size), Router.of_scores(c), **options)
+    parts = (mamba, experts, attention, plain(c.intermediate_size))
+    mixers: dict[str, Part] = dict(zip(PATTERN.values(), parts))
+    kinds = layer_types(given, len(given), tuple(mixers), lambda k: "")
+    layers = tuple((Branch("mixer", mixers[kind], "norm"),) for kind in kinds)
+    named = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
+    return Decoder(d, c.vocab_size, layers, Norm(d, c.rms_norm_eps), names=named)
+
+
+RENAMED = {
+    "layers_block_type": "layer_types", "n_routed_experts": "num_local_experts", "layer_norm_epsilon": "rms_norm_eps",
+    "mlp_hidden_act": "hidden_act", "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel",
+    "mamba_dt_min": "time_step_min", "mamba_conv_bias": "use_conv_bias",
+}  # fmt: skip
+NEMOTRON = {"vocab_size": 131072, "intermediate_size": 21504, "num_key_value_heads": 8, "head_dim": 128}
+NEMOTRON |= {"hidden_act": "relu2", "rms_norm_eps": 1e-5, "moe_intermediate_size": 7688, "num_local_experts": 8}
+NEMOTRON |= {"num_experts_per_tok": 2}
+OLD = (("model.embeddings.", "backbone.embeddings."), ("model.", "backbone."))
+OPTIONS = {"aliases": RENAMED, "renamed": OLD, "unused": ("mtp.",), "defaults": NEMOTRON}
+NEMOTRON_H = Family("nemotron_h", NemotronHConfig, nemotron, **OPTIONS)

@@ -13,31 +13,21 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Mlp
-from jrnn.models.config import ACTIVATIONS, Rope, RopeKeys, divides
+from jrnn.models.config import ACTIVATIONS, DecoderKeys, Rope, divides
 from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear
 from jrnn.nn.families.diagonal import rg_lru
 from jrnn.nn.span import along_last, heads
 
 
 @dataclass(frozen=True)
-class RecurrentGemmaConfig(RopeKeys):
-    """The keys of config.json, with the defaults of transformers."""
+class RecurrentGemmaConfig(DecoderKeys):
+    """The keys of config.json."""
 
-    num_hidden_layers: int = 26
-    vocab_size: int = 256000
-    hidden_size: int = 2560
-    intermediate_size: int = 7680
-    num_attention_heads: int = 10
-    num_key_value_heads: int | None = None
     lru_width: int | None = None
     attention_window_size: int = 2048
     conv1d_width: int = 4
     logits_soft_cap: float = 30.0
-    rms_norm_eps: float = 1e-6
-    hidden_activation: str = "gelu_pytorch_tanh"
     block_types: tuple[str, ...] = ("recurrent", "recurrent", "attention")
-    attention_bias: bool = False
-    tie_word_embeddings: bool = True
 
 
 @dataclass(frozen=True)
@@ -100,16 +90,14 @@ def _bounded_sqrt_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
 def decoder(c: RecurrentGemmaConfig) -> Decoder:
     d, count = c.hidden_size, c.num_attention_heads
     size = d // count
-    rope, key_heads = Rope.of(c, size, 0.5), c.num_key_value_heads or count
-    attention = Attention(d, count, key_heads, size, c.attention_bias, True, rope, window=c.attention_window_size)
-    mixers: dict[str, Part] = {
-        "recurrent": Griffin(d, c.lru_width or d, count, c.conv1d_width, c.hidden_activation),
-        "attention": attention,
-    }
+    window, rope = c.attention_window_size, Rope.of(c, size, 0.5)
+    attention = Attention(d, count, c.key_heads, size, c.attention_bias, True, rope, window=window)
+    griffin = Griffin(d, c.lru_width or d, count, c.conv1d_width, c.hidden_act)
+    mixers: dict[str, Part] = {"recurrent": griffin, "attention": attention}
     for kind in c.block_types:
         if kind not in mixers:
             raise ConfigError(f"block_types has {kind!r}; there are 'recurrent' and 'attention'")
-    mlp = Mlp(d, c.intermediate_size // 2, c.hidden_activation, bias=True)
+    mlp = Mlp(d, c.intermediate_size // 2, c.hidden_act, bias=True)
     layers = tuple(
         (
             Branch("temporal_block", mixers[c.block_types[k % len(c.block_types)]], "temporal_pre_norm"),
@@ -117,16 +105,15 @@ def decoder(c: RecurrentGemmaConfig) -> Decoder:
         )
         for k in range(c.num_hidden_layers)
     )
-    return Decoder(
-        d,
-        c.vocab_size,
-        layers,
-        Norm(d, c.rms_norm_eps, offset=True),
-        c.tie_word_embeddings,
-        Names(norm="model.final_norm"),
-        embed=lambda x: x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype),  # transformers rounds it to bfloat16
-        logits=lambda y: c.logits_soft_cap * jnp.tanh(y / c.logits_soft_cap),
-    )
+    options = {
+        "names": Names(norm="model.final_norm"),
+        "embed": lambda x: x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype),  # transformers rounds it to bfloat16
+        "logits": lambda y: c.logits_soft_cap * jnp.tanh(y / c.logits_soft_cap),
+    }
+    return Decoder.of(c, layers, Norm(d, c.rms_norm_eps, offset=True), **options)
 
 
-RECURRENT_GEMMA = Family("recurrent_gemma", RecurrentGemmaConfig, decoder)
+SIZES = {"vocab_size": 256000, "hidden_size": 2560, "intermediate_size": 7680, "num_hidden_layers": 26}
+SIZES |= {"num_attention_heads": 10, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+ALIASES = {"hidden_activation": "hidden_act"}
+RECURRENT_GEMMA = Family("recurrent_gemma", RecurrentGemmaConfig, decoder, ALIASES, defaults=SIZES)

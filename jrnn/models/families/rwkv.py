@@ -1,24 +1,31 @@
-"""The family rwkv (version 4): blocks of time mixing, a weighted mean over the past, and channel mixing.
+"""The families rwkv (version 4), rwkv6 and rwkv7: layers of time mixing and channel mixing.
 
-Shapes: T time, N batch, D width, A width of the mean.
+The files of the last two are those of flash-linear-attention.
+
+Shapes: T time, N batch, D width, A width of the mean, K heads, C and V features of a key and a value in a head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jrnn.errors import ConfigError
+from jrnn.models.config import ACTIVATIONS, divides
 from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear
+from jrnn.nn.families.rwkv import bonus, decayed, time_mixing
+from jrnn.nn.span import along_last, heads, layer_norm
 
 NOTHING = -1e30  # the greatest exponent of a mean over nothing
 
 
 @dataclass(frozen=True)
 class RwkvConfig:
-    """The keys of config.json, with the defaults of transformers."""
+    """The keys of version 4, with the defaults of transformers."""
 
     vocab_size: int = 50277
     hidden_size: int = 4096
@@ -34,14 +41,45 @@ class RwkvConfig:
         return block // self.rescale_every if self.rescale_every > 0 else 0
 
 
-def _mixed(w: Weights, name: str, now: jax.Array, earlier: jax.Array) -> jax.Array:
-    share = w[f"time_mix_{name}"]
-    return now * share + earlier * (1 - share)
+@dataclass(frozen=True)
+class MatrixConfig:
+    """The keys that versions 6 and 7 read."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 2048
+    num_hidden_layers: int = 24
+    num_heads: int | None = None
+    hidden_ratio: float | None = None
+    intermediate_size: int | None = None
+    hidden_act: str = "sqrelu"
+    norm_first: bool = True
+    norm_bias: bool = True
+    norm_eps: float = 1e-5
+    tie_word_embeddings: bool = False
+
+
+@dataclass(frozen=True)
+class Rwkv6Config(MatrixConfig):
+    expand_k: float = 0.5
+    expand_v: float = 1.0
+    proj_low_rank_dim: int = 32
+    gate_low_rank_dim: int = 64
+
+
+@dataclass(frozen=True)
+class Rwkv7Config(MatrixConfig):
+    head_dim: int | None = 64
+    decay_low_rank_dim: int | None = 64
+    a_low_rank_dim: int | None = 64
+    v_low_rank_dim: int | None = 16
+    gate_low_rank_dim: int | None = 128
+    value_dim: int | tuple[int, ...] | None = None
+    fuse_norm: bool = True
 
 
 @dataclass(frozen=True)
 class TimeMixing(Part):
-    """A weighted mean over the past, gated."""
+    """A weighted mean over the past, gated: version 4."""
 
     width: int
     inner: int
@@ -61,7 +99,8 @@ class TimeMixing(Part):
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
-        key, value, r = (w.linear(span, name, _mixed(w, name, now, earlier)) for name in ("key", "value", "receptance"))
+        names = ("key", "value", "receptance")
+        key, value, r = (w.linear(span, n, earlier + (now - earlier) * w[f"time_mix_{n}"]) for n in names)
         step = wkv(-jnp.exp(w["time_decay"].astype(x.dtype)), w["time_first"].astype(x.dtype))
         start = (state["sum"], state["weight"], state["top"])
         nothing = (jnp.zeros_like(start[0]), jnp.zeros_like(start[1]), jnp.full_like(start[2], NOTHING))
@@ -91,32 +130,141 @@ def wkv(decay: jax.Array, first: jax.Array) -> Any:
 
 
 @dataclass(frozen=True)
+class Matrix(Part):
+    """What the time mixings of versions 6 and 7 share; `key`, `value`: features of all heads."""
+
+    width: int
+    heads: int
+    key: int
+    value: int
+    epsilon: float
+
+    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+        shape = (batch, self.heads, self.key // self.heads, self.value // self.heads)
+        return {"time": jnp.zeros((batch, 1, self.width), dtype), "S": jnp.zeros(shape, dtype)}
+
+    def low_rank(self, name: str, rows: int, rank: int, bias: bool = True) -> Shapes:
+        return linear(f"{name}.lora.0", rank, self.width) | linear(f"{name}.lora.2", rows, rank, bias)
+
+
+@dataclass(frozen=True)
+class Time6(Matrix):
+    """y = (S + u k v^T)^T r, S' = diag(w) S + k v^T in each head, gated; r, w, k, v and g see mixtures of their own."""
+
+    rank: int
+    gate_rank: int
+
+    def __post_init__(self) -> None:
+        divides("num_heads", self.heads, "the features of keys", self.key)
+        divides("num_heads", self.heads, "the features of values", self.value)
+
+    def tensors(self) -> Shapes:
+        d, k, v = self.width, self.key, self.value
+        shapes: Shapes = {"x_bias": (5, d), "bonus": (self.heads, k // self.heads), "x_proj.0.mu": (d,)}
+        shapes |= linear("x_proj.0.linear", 5 * self.rank, d) | linear("x_proj.2", d, 5 * self.rank)
+        for name, size in (("r", k), ("k", k), ("v", v), ("g", v)):
+            shapes |= linear(f"{name}_proj.linear", size, d)
+        shapes |= self.low_rank("w_proj.linear", k, self.gate_rank) | linear("o_proj", d, v)
+        return shapes | {"g_norm.weight": (v,), "g_norm.bias": (v,)}
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span = at.span
+        (earlier, now), window = span.taps(x, state["time"])
+        delta = earlier - now
+        shares = jnp.tanh(w.linear(span, "x_proj.0.linear", now + delta * along_last(w["x_proj.0.mu"], now)))
+        back = w["x_proj.2.weight"].reshape(self.width, 5, self.rank).astype(x.dtype)
+        shares = jnp.einsum("tnpr,dpr->ptnd", heads(shares, 5), back) + w["x_bias"].astype(x.dtype)[:, None, None]
+        mixed = dict(zip("rwkvg", now[None] + delta[None] * shares))
+        r, k, v, g = (w.linear(span, f"{name}_proj.linear", mixed[name]) for name in "rkvg")
+        decay = jnp.tanh(w.linear(span, "w_proj.linear.lora.0", mixed["w"]))
+        decay = jnp.exp(-jnp.exp(w.linear(span, "w_proj.linear.lora.2", decay)))
+        r, k, v, decay = (heads(part, self.heads) for part in (r, k, v, decay))
+        S, y = span.scan(decayed, state["S"], (r, k, v, decay))
+        gain, bias = (heads(w[f"g_norm.{name}"], self.heads) for name in ("weight", "bias"))
+        y = layer_norm(y + bonus(r, k, v, w["bonus"]), gain, bias, self.epsilon)
+        return w.linear(span, "o_proj", y.reshape(g.shape) * jax.nn.silu(g)), {"time": window, "S": S}
+
+
+@dataclass(frozen=True)
+class Time7(Matrix):
+    """`jrnn.nn.RWKV7`, whose values are mixed with the first layer's; `ranks`: of w, a, v and g."""
+
+    ranks: tuple[int, int, int, int]
+    length_epsilon: float
+    first: bool
+
+    def tensors(self) -> Shapes:
+        d, (w, a, v, g) = self.width, self.ranks
+        shapes: Shapes = {f"x_{name}": (1, 1, d) for name in "rwkvag"} | {"k_k": (d,), "k_a": (d,)}
+        shapes |= {"r_k": (self.heads, d // self.heads), "g_norm.weight": (d,), "g_norm.bias": (d,)}
+        for name in "rkvo":
+            shapes |= linear(f"{name}_proj", d, d)
+        shapes |= self.low_rank("w_lora", d, w) | self.low_rank("a_lora", d, a) | self.low_rank("g_lora", d, g, False)
+        return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span = at.span
+        (earlier, now), window = span.taps(x, state["time"])
+        mixed = {name: now + (earlier - now) * w[f"x_{name}"].astype(x.dtype) for name in "rwkvag"}
+
+        def values(v: jax.Array) -> jax.Array:
+            if self.first:
+                at.shared["v"] = v
+                return v
+            share = w.linear(span, "v_lora.lora.2", w.linear(span, "v_lora.lora.0", mixed["v"]))
+            return v + (at.shared["v"] - v) * jax.nn.sigmoid(share)
+
+        p = {f"W_{name}": w[f"{name}_proj.weight"] for name in "rkv"} | {"rho": w["r_k"].reshape(-1)}
+        for name in "wag":
+            p |= {f"A_{name}": w[f"{name}_lora.lora.0.weight"], f"B_{name}": w[f"{name}_lora.lora.2.weight"]}
+        named = {"lambda_w": "w_lora.lora.2.bias", "lambda_a": "a_lora.lora.2.bias", "xi": "k_k", "alpha": "k_a"}
+        named |= {"norm": "g_norm.weight", "norm_bias": "g_norm.bias"}
+        p |= {ours: w[theirs] for ours, theirs in named.items()}
+        y, S = time_mixing(p, mixed, state["S"], span, self.heads, self.epsilon, self.length_epsilon, values)
+        return w.linear(span, "o_proj", y), {"time": window, "S": S}
+
+
+@dataclass(frozen=True)
 class ChannelMixing(Part):
-    """A feed-forward part of the token and the one before it, gated."""
+    """A feed-forward part of mixtures of the token and the one before it.
+
+    Attributes:
+        width, inner, act: D, features inside, the activation.
+        key, gate: the names of a product and of its mixture; `gate`, if any, gates the output.
+        shape: of mixtures. With three axes, in version 4, they are shares of now instead of before.
+    """
 
     width: int
     inner: int
+    act: str
+    key: tuple[str, str]
+    gate: tuple[str, str] | None
+    shape: tuple[int, ...]
 
     def tensors(self) -> Shapes:
         d = self.width
-        shapes: Shapes = {f"time_mix_{name}": (1, 1, d) for name in ("key", "receptance")}
-        return shapes | linear("key", self.inner, d) | linear("value", d, self.inner) | linear("receptance", d, d)
+        shapes = {self.key[1]: self.shape} | linear(self.key[0], self.inner, d) | linear("value", d, self.inner)
+        return shapes if self.gate is None else shapes | {self.gate[1]: self.shape} | linear(self.gate[0], d, d)
 
     def fresh(self, batch: int, dtype: Any, room: int) -> State:
         return {"channel": jnp.zeros((batch, 1, self.width), dtype)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
-        span = at.span
-        (earlier, now), window = span.taps(x, state["channel"])
-        key, r = (w.linear(span, name, _mixed(w, name, now, earlier)) for name in ("key", "receptance"))
-        y = jax.nn.sigmoid(r) * w.linear(span, "value", jnp.square(jax.nn.relu(key)))
-        return y, {"channel": window}
+        (earlier, now), window = at.span.taps(x, state["channel"])
+        a, b = (earlier, now) if len(self.shape) == 3 else (now, earlier)
+
+        def product(name: str, share: str) -> jax.Array:
+            return w.linear(at.span, name, a + (b - a) * w[share].reshape(1, 1, -1))
+
+        y = w.linear(at.span, "value", ACTIVATIONS[self.act](product(*self.key)))
+        return (y if self.gate is None else jax.nn.sigmoid(product(*self.gate)) * y), {"channel": window}
 
 
-def decoder(c: RwkvConfig) -> Decoder:
+def rwkv4(c: RwkvConfig) -> Decoder:
     d = c.hidden_size
     time = TimeMixing(d, c.attention_hidden_size or d)
-    channel = ChannelMixing(d, c.intermediate_size or 4 * d)
+    names = [(name, f"time_mix_{name}") for name in ("key", "receptance")]
+    channel = ChannelMixing(d, c.intermediate_size or 4 * d, "sqrelu", *names, (1, 1, d))
 
     def norm(epsilon: float, halvings: int) -> Norm:
         # Values that are halved h times, as transformers does for float16, change a layer norm by its epsilon only.
@@ -127,9 +275,45 @@ def decoder(c: RwkvConfig) -> Decoder:
         own = norm(c.layer_norm_epsilon, c.halvings(k))
         layer = (Branch("attention", time, "ln1", norm=own), Branch("feed_forward", channel, "ln2", norm=own))
         layers.append(layer if k else (Branch("pre_ln", norm(c.layer_norm_epsilon, 0), keep=0.0), *layer))
-    names = Names("rwkv.embeddings.weight", "rwkv.blocks", "rwkv.ln_out", "head.weight")
+    named = Names("rwkv.embeddings.weight", "rwkv.blocks", "rwkv.ln_out", "head.weight")
     last = norm(1e-5, c.halvings(c.num_hidden_layers))
-    return Decoder(d, c.vocab_size, tuple(layers), last, c.tie_word_embeddings, names)
+    return Decoder(d, c.vocab_size, tuple(layers), last, c.tie_word_embeddings, named)
 
 
-RWKV = Family("rwkv", RwkvConfig, decoder)
+def _decoder(c: MatrixConfig, time: Callable[[int], Part], ratio: float, *products: Any) -> Decoder:
+    """`time` gives the time mixing of each layer; `products`: those of the channel mixing."""
+    d, norm = c.hidden_size, Norm(c.hidden_size, c.norm_eps, centered=True, bias=c.norm_bias)
+    inner = c.intermediate_size or -(-int(d * (c.hidden_ratio or ratio)) // 32) * 32
+    feed = Branch("ffn", ChannelMixing(d, inner, c.hidden_act, *products, (d,)), "ffn_norm")
+    layers: list[tuple[Branch, ...]] = [
+        (Branch("attn", time(k), "attn_norm"), feed) for k in range(c.num_hidden_layers)
+    ]
+    if c.norm_first:
+        layers[0] = (Branch("pre_norm", norm, keep=0.0), *layers[0])
+    return Decoder(d, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, Names("model.embeddings.weight"))
+
+
+def rwkv6(c: Rwkv6Config) -> Decoder:
+    d, sizes = c.hidden_size, (int(c.hidden_size * c.expand_k), int(c.hidden_size * c.expand_v))
+    part = Time6(d, c.num_heads or 4, *sizes, c.norm_eps, c.proj_low_rank_dim, c.gate_low_rank_dim)
+    products = (("key.linear", "key.mu"), ("receptance.linear", "receptance.mu"))
+    return _decoder(c, lambda k: part, 3.5, *products)
+
+
+def rwkv7(c: Rwkv7Config) -> Decoder:
+    d = c.hidden_size
+    values = (c.value_dim,) if isinstance(c.value_dim, int) else c.value_dim or ()
+    if any(value != d for value in values):
+        raise ConfigError(f"value_dim is {c.value_dim!r:.80}; only hidden_size, {d}, is supported")
+    size = c.head_dim or divides("num_heads", c.num_heads or 0, "hidden_size", d)
+    count, share = divides("head_dim", size, "hidden_size", d), size / 64
+    given = (c.decay_low_rank_dim, c.a_low_rank_dim, c.v_low_rank_dim, c.gate_low_rank_dim)
+    factors = (2.5 * share, 2.5 * share, 1.7 * share, 5.0)
+    ranks = tuple(rank or max(32, round(f * d**0.5 / 32) * 32) for rank, f in zip(given, factors))
+    options = (size * c.norm_eps, ranks, 1e-6 if c.fuse_norm else 1e-24)
+    return _decoder(c, lambda k: Time7(d, count, d, d, *options, first=k == 0), 4.0, ("key", "x_k"), None)
+
+
+RWKV = Family("rwkv", RwkvConfig, rwkv4)
+RWKV6 = Family("rwkv6", Rwkv6Config, rwkv6, only={"attn": (None,)})
+RWKV7 = Family("rwkv7", Rwkv7Config, rwkv7, only={"attn": (None,)})

@@ -14,23 +14,18 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Mlp
-from jrnn.models.config import divides
+from jrnn.models.config import DecoderKeys, divides
 from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear
 from jrnn.nn.families.xlstm import mlstm
 from jrnn.nn.span import heads, layer_norm
 
 
 @dataclass(frozen=True)
-class XLSTMConfig:
-    """The keys of config.json, with the defaults of transformers."""
+class XLSTMConfig(DecoderKeys):
+    """The keys of config.json."""
 
-    vocab_size: int = 50304
-    hidden_size: int = 4096
-    num_hidden_layers: int = 32
     num_heads: int = 8
     use_bias: bool = False
-    tie_word_embeddings: bool = False
-    norm_eps: float = 1e-6
     qk_dim_factor: float = 0.5
     v_dim_factor: float = 1.0
     eps: float = 1e-6
@@ -110,20 +105,14 @@ def decoder(c: XLSTMConfig) -> Decoder:
         raise ConfigError(f"weight_mode is {c.weight_mode!r}; it must be 'single' or 'fused'")
     fused = c.weight_mode == "fused"
     sizes = (d, c.num_heads, int(d * c.qk_dim_factor), int(d * c.v_dim_factor))
-    mixer = Mlstm(*sizes, c.use_bias, fused, c.eps, c.norm_eps, c.gate_soft_cap)
+    mixer = Mlstm(*sizes, c.use_bias, fused, c.eps, c.rms_norm_eps, c.gate_soft_cap)
     names = ("proj_up_gate_z", "proj_up_gate_z") if fused else ("proj_up_gate", "proj_up")
-    ffn, norm = Mlp(d, c.inner, names=(*names, "proj_down"), bias=c.use_bias), Norm(d, c.norm_eps, bias=c.use_bias)
+    ffn, norm = Mlp(d, c.inner, names=(*names, "proj_down"), bias=c.use_bias), Norm(d, c.rms_norm_eps, bias=c.use_bias)
     layer = (Branch("mlstm_layer", mixer, "norm_mlstm", norm=norm), Branch("ffn", ffn, "norm_ffn", norm=norm))
     named = Names("backbone.embeddings.weight", "backbone.blocks", "backbone.out_norm")
-    return Decoder(
-        d,
-        c.vocab_size,
-        (layer,) * c.num_hidden_layers,
-        Norm(d, c.norm_eps),
-        c.tie_word_embeddings,
-        named,
-        logits=lambda y: soft_cap(y, c.output_logit_soft_cap),
-    )
+    layers = (layer,) * c.num_hidden_layers
+    return Decoder.of(c, layers, names=named, logits=lambda y: soft_cap(y, c.output_logit_soft_cap))
 
 
-XLSTM = Family("xlstm", XLSTMConfig, decoder, only={"add_out_norm": (True,)})
+ALIASES = {"norm_eps": "rms_norm_eps"}
+XLSTM = Family("xlstm", XLSTMConfig, decoder, ALIASES, only={"add_out_norm": (True,)}, defaults={"vocab_size": 50304})

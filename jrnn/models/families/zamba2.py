@@ -12,18 +12,14 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.blocks import Attention, Mamba2, Mlp
-from jrnn.models.config import Rope, RopeKeys, divides, layer_types
+from jrnn.models.config import DecoderKeys, Rope, divides
 from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear, under
 
 
 @dataclass(frozen=True)
-class Zamba2Config(RopeKeys):
-    """The keys of config.json, with the defaults of transformers."""
+class Zamba2Config(DecoderKeys):
+    """The keys of config.json."""
 
-    vocab_size: int = 32000
-    hidden_size: int = 2560
-    num_hidden_layers: int = 54
-    layer_types: tuple[str, ...] | None = None
     mamba_d_state: int = 64
     mamba_d_conv: int = 4
     mamba_expand: float = 2
@@ -32,16 +28,11 @@ class Zamba2Config(RopeKeys):
     n_mamba_heads: int = 8
     use_conv_bias: bool = True
     add_bias_linear: bool = False
-    intermediate_size: int | None = None
-    hidden_act: str = "gelu"
-    num_attention_heads: int = 32
-    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None  # type: ignore[assignment]  # else four times hidden_size
     num_mem_blocks: int = 1
     use_shared_attention_adapter: bool = False
     adapter_rank: int = 128
     use_mem_rope: bool = False
-    rms_norm_eps: float = 1e-5
-    tie_word_embeddings: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,26 +107,14 @@ HYBRIDS = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # of Zamba2-2.7B
 
 def decoder(c: Zamba2Config) -> Decoder:
     d, count, bias = c.hidden_size, c.num_attention_heads, c.add_bias_linear
-    kinds = layer_types(
-        c.layer_types,
-        c.num_hidden_layers,
-        ("linear_attention", "hybrid"),
-        lambda k: "hybrid" if k in HYBRIDS else "linear_attention",
-    )
+    kinds = c.kinds(("linear_attention", "hybrid"), lambda k: "hybrid" if k in HYBRIDS else "linear_attention")
     size = divides("n_mamba_heads", c.n_mamba_heads, "the inner size", int(c.mamba_expand * d))
     sizes = (d, c.n_mamba_heads, size, c.mamba_d_state, c.mamba_ngroups, c.mamba_d_conv)
     limit = (c.time_step_min, float("inf"))
     mamba = Mamba2(*sizes, bias, None, c.use_conv_bias, "silu", limit, 1e-5)
     head = divides("num_attention_heads", count, "twice hidden_size", 2 * d)
-    attention = Attention(
-        2 * d,
-        count,
-        c.num_key_value_heads or count,
-        head,
-        rope=Rope.of(c, head) if c.use_mem_rope else None,
-        scale=(head / 2) ** -0.5,
-        out_width=d,
-    )
+    rope = Rope.of(c, head) if c.use_mem_rope else None
+    attention = Attention(2 * d, count, c.key_heads, head, rope=rope, scale=(head / 2) ** -0.5, out_width=d)
     mlp = Mlp(d, c.intermediate_size or 4 * d, c.hidden_act, ("gate_up_proj", "gate_up_proj", "down_proj"), bias)
     norm, hybrids = Norm(d, c.rms_norm_eps), [k for k, kind in enumerate(kinds) if kind == "hybrid"]
     layers: list[tuple[Branch, ...]] = []
@@ -152,8 +131,9 @@ def decoder(c: Zamba2Config) -> Decoder:
             c.use_shared_attention_adapter,
         )  # fmt: skip
         layers.append((Branch("", part),))
-    names = Names(norm="model.final_layernorm")
-    return Decoder(d, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, names)
+    return Decoder.of(c, layers, norm, names=Names(norm="model.final_layernorm"))
 
 
-ZAMBA2 = Family("zamba2", Zamba2Config, decoder, aliases={"layers_block_type": "layer_types"})
+SIZES = {"hidden_size": 2560, "num_hidden_layers": 54, "hidden_act": "gelu", "rms_norm_eps": 1e-5}
+ALIASES = {"layers_block_type": "layer_types"}
+ZAMBA2 = Family("zamba2", Zamba2Config, decoder, ALIASES, defaults=SIZES | {"tie_word_embeddings": True})

@@ -7,6 +7,7 @@ Shapes: T time, N batch, D input and output, K heads, C = D / K features of a he
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -74,23 +75,58 @@ class RWKV7(RecurrentLayer):
         before, S = state
         (earlier, now), window = span.taps(x, before[:, None])
         mixed = {name: now + (earlier - now) * along_last(p[f"mu_{name}"], now) for name in MIXED}
-        r, k, v = (span.linear(mixed[name], p[f"W_{name}"]) for name in "rkv")
+        y, S = time_mixing(p, mixed, S, span, self.num_heads)
+        return span.linear(y, p["W_o"]), (window[:, 0], S)
 
-        def low_rank(name: str, between: Any = lambda z: z) -> jax.Array:
-            return span.linear(between(span.linear(mixed[name], p[f"A_{name}"])), p[f"B_{name}"])
 
-        w, a = low_rank("w", jnp.tanh), low_rank("a")
-        w = jnp.exp(-(jnp.e**-0.5) * jax.nn.sigmoid(w + along_last(p["lambda_w"], w)))
-        a = jax.nn.sigmoid(a + along_last(p["lambda_a"], a))
-        g = low_rank("g", jax.nn.sigmoid)
-        kk = unit_length(heads(k * along_last(p["xi"], k), self.num_heads), 1e-12)
-        k = k * (1 + (a - 1) * along_last(p["alpha"], k))
-        r, w, k, v, a = (heads(part, self.num_heads) for part in (r, w, k, v, a))
-        S, y = span.scan(generalized_delta, S, (r, w, k, v, kk, kk * a))
-        gain, bias, rho = (heads(p[name], self.num_heads) for name in ("norm", "norm_bias", "rho"))
-        y = layer_norm(y, gain, bias, 64e-5)
-        y = y + jnp.sum(r * k * along_last(rho, r), axis=-1, keepdims=True) * v
-        return span.linear(g * y.reshape(x.shape), p["W_o"]), (window[:, 0], S)
+def time_mixing(
+    p: Any,
+    mixed: dict[str, jax.Array],
+    S: jax.Array,
+    span: Span,
+    count: int,
+    epsilon: float = 64e-5,
+    length_epsilon: float = 1e-12,
+    values: Callable[[jax.Array], jax.Array] = lambda v: v,
+) -> tuple[jax.Array, jax.Array]:
+    """The gated output [T, N, D] before its last product, and the next state.
+
+    Args:
+        p: parameters, named as those of `RWKV7`.
+        mixed: what each of r, w, k, v, a and g sees, [T, N, D].
+        S: [N, K, C, C].
+        count: K.
+        epsilon, length_epsilon: of the norm, and of the length of kk.
+        values: what the values go through.
+    """
+    r, k, v = (span.linear(mixed[name], p[f"W_{name}"]) for name in "rkv")
+
+    def low_rank(name: str, between: Callable[[jax.Array], jax.Array] = lambda z: z) -> jax.Array:
+        return span.linear(between(span.linear(mixed[name], p[f"A_{name}"])), p[f"B_{name}"])
+
+    w, a = low_rank("w", jnp.tanh), low_rank("a")
+    w = jnp.exp(-(jnp.e**-0.5) * jax.nn.sigmoid(w + along_last(p["lambda_w"], w)))
+    a = jax.nn.sigmoid(a + along_last(p["lambda_a"], a))
+    g = low_rank("g", jax.nn.sigmoid)
+    kk = unit_length(heads(k * along_last(p["xi"], k), count), length_epsilon)
+    k = k * (1 + (a - 1) * along_last(p["alpha"], k))
+    r, w, k, v, a = (heads(part, count) for part in (r, w, k, values(v), a))
+    S, y = span.scan(generalized_delta, S, (r, w, k, v, kk, kk * a))
+    gain, bias, rho = (heads(p[name], count) for name in ("norm", "norm_bias", "rho"))
+    y = layer_norm(y, gain, bias, epsilon) + bonus(r, k, v, rho)
+    return g * y.reshape(g.shape), S
+
+
+def bonus(r: jax.Array, k: jax.Array, v: jax.Array, rho: jax.Array) -> jax.Array:
+    """What a step's own key and value add to its output, (r . rho k) v: all [T, N, K, C], rho [K, C]."""
+    return jnp.sum(r * k * along_last(rho, r), axis=-1, keepdims=True) * v
+
+
+def decayed(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+    """RWKV-6: y = S^T r with the state before the step, S' = diag(w) S + k v^T: r, k and w [N, K, C], v [N, K, V]."""
+    r, k, v, w = at
+    y = jnp.einsum("nkcv,nkc->nkv", S, r)
+    return w[..., None] * S + k[..., :, None] * v[..., None, :], y
 
 
 def generalized_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:

@@ -6,7 +6,8 @@ Shapes: T steps, B examples side by side.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,10 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from jrnn import models
+from jrnn.errors import ConfigError
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
 from jrnn.train.models.model import Carry, Outcome, Params, Signature, gradients_of
-from jrnn.train.toml_codec import require
+from jrnn.train.toml_codec import Natural, check_bounds, require
+
+A, B = "lora_a", "lora_b"  # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,19 @@ class PretrainedConfig:
 
     kind: Literal["pretrained"] = "pretrained"
     pretrained: str | None = None  # its folder, with config.json and safetensors
+    lora_rank: Natural = 0  # rank of trained matrices that are added to frozen ones; 0: none are
+    lora_alpha: float = 16.0  # their product is multiplied by lora_alpha / lora_rank
+    lora_targets: list[str] = field(default_factory=lambda: ["*proj*.weight"])  # patterns of the frozen ones' names
 
     def __post_init__(self):
         require(self.pretrained is not None, "model.pretrained must name the folder of a model", None)
+        check_bounds("model", self)
+        require(self.lora_alpha > 0, "model.lora_alpha must be positive", self.lora_alpha)
+
+    @property
+    def trained(self) -> list[str]:
+        """Patterns of the names of the parameters that are trained unless `optimizer.only` says others; none are all."""
+        return [f"*.{A}", f"*.{B}"] if self.lora_rank else []
 
 
 @dataclass(frozen=True)
@@ -40,24 +54,39 @@ class PretrainedModel:
         text: config.json.
         types: the types of the parameters in the files.
         precision: as the key `train.precision`.
+        rank, scale: of the low-rank parts (Hu et al., 2021); `scale` multiplies their products.
+        targets: the names of the parameters that have one. Of NAME it is NAME.lora_b NAME.lora_a.
     """
 
     folder: str
     text: str
     types: Mapping[str, str]
     precision: str = "float32"
+    rank: int = 0
+    scale: float = 1.0
+    targets: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: PretrainedConfig, precision: str, kept: Mapping[str, Any] | None) -> PretrainedModel:
         """Returns the model of a table [model]; `kept`: what `kept` returned, to do without the folder.
 
         Raises:
-            ConfigError, FormatError: as `jrnn.models.load`.
+            ConfigError, FormatError: as `jrnn.models.load`, or if no matrix has a name like `lora_targets`.
         """
         if kept is None:
             loaded = models.load(config.pretrained)
             kept = {"config": loaded.text, "types": {name: str(p.dtype) for name, p in loaded.params.items()}}
-        return cls(config.pretrained, kept["config"], kept["types"], precision)
+        model = cls(config.pretrained, kept["config"], kept["types"], precision)
+        if not config.lora_rank:
+            return model
+        names = [name for name, shape in shapes_of(model._configured).items() if len(shape) == 2]
+        targets = tuple(n for n in names if any(fnmatchcase(n, one) for one in config.lora_targets))
+        if not targets:
+            patterns = " or ".join(map(repr, config.lora_targets))
+            raise ConfigError(
+                f"model.lora_targets: no matrix has a name like {patterns}; such as {', '.join(names[-3:])}"
+            )
+        return replace(model, rank=config.lora_rank, scale=config.lora_alpha / config.lora_rank, targets=targets)
 
     def kept(self) -> dict[str, Any]:
         """Returns what a run keeps of the model, as plain JSON."""
@@ -77,14 +106,31 @@ class PretrainedModel:
         return Signature(True, v, v, every_step=True, loss="cross_entropy", carried=True, resets=True)
 
     def language_model(self, params: Params) -> LanguageModel:
-        """Returns the model with these parameters, in the types of its files."""
-        return replace(self._configured, params={name: p.astype(self.types[name]) for name, p in params.items()})
+        """Returns the model with these parameters, low-rank parts added, in the types of its files."""
+        merged = self._merged(params)
+        return replace(self._configured, params={name: p.astype(self.types[name]) for name, p in merged.items()})
+
+    def _merged(self, params: Params) -> Params:
+        found = {name: p for name, p in params.items() if not name.endswith((f".{A}", f".{B}"))}
+        for name in self.targets:
+            found[name] = found[name] + self.scale * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
+        return found
 
     def shapes(self) -> Params:
-        return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes_of(self._configured).items()}
+        shapes = shapes_of(self._configured)
+        for name in self.targets:
+            rows, columns = shapes[name]
+            shapes |= {f"{name}.{A}": (self.rank, columns), f"{name}.{B}": (rows, self.rank)}
+        return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
     def init(self, key: Any) -> Params:
-        return {name: p.astype(jnp.float32) for name, p in models.load(self.folder).params.items()}
+        params = {name: p.astype(jnp.float32) for name, p in models.load(self.folder).params.items()}
+        shapes = self.shapes()
+        for k, name in enumerate(self.targets):  # the products are 0 at first
+            a, b = shapes[f"{name}.{A}"], shapes[f"{name}.{B}"]
+            params[f"{name}.{A}"] = jax.random.normal(jax.random.fold_in(key, k), a.shape) / a.shape[1] ** 0.5
+            params[f"{name}.{B}"] = jnp.zeros(b.shape)
+        return params
 
     def initial_carry(self, examples: int) -> Carry:
         return {}
@@ -99,6 +145,6 @@ class PretrainedModel:
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         dtype = jnp.dtype(self.precision)
-        model = replace(self._configured, params={name: p.astype(dtype) for name, p in params.items()})
+        model = replace(self._configured, params={n: p.astype(dtype) for n, p in self._merged(params).items()})
         logits, _ = model(jnp.asarray(batch.tokens).T, resets=jnp.asarray(batch.resets).T)
         return jnp.swapaxes(logits, 0, 1), carry

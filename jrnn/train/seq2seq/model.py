@@ -190,13 +190,8 @@ class Beams(NamedTuple):
 
 
 def _continued(beams: Beams, t: Any, logits: Any, end: int, normalization: float) -> tuple[Beams, Any]:
-    """The K best of all continuations by a token in step t, and the hypotheses [N K] that they continue.
-
-    Args:
-        logits: of the next tokens, [N K, V].
-    """
-    n, k, _ = beams.tokens.shape
-    vocabulary = logits.shape[-1]
+    """The K best of all continuations by a token in step t, by its logits [N K, V], and the hypotheses [N K] before."""
+    (n, k, _), vocabulary = beams.tokens.shape, logits.shape[-1]
     next_ = jax.nn.log_softmax(logits.reshape(n, k, vocabulary))
     stay = jnp.where(jnp.arange(vocabulary) == end, 0.0, -jnp.inf).astype(next_.dtype)
     next_ = jnp.where(beams.finished[..., None], stay, next_)  # a finished hypothesis has one continuation: itself
@@ -211,9 +206,8 @@ def _continued(beams: Beams, t: Any, logits: Any, end: int, normalization: float
 
     tokens = lax.dynamic_update_index_in_dim(of_parent(beams.tokens), token, t, 2)
     log_probability = jnp.take_along_axis(total.reshape(n, -1), chosen, axis=1)
-    finished = of_parent(beams.finished) | (token == end)
-    rows = (jnp.arange(n)[:, None] * k + parent).reshape(-1)
-    return Beams(tokens, of_parent(lengths), log_probability, best, finished), rows
+    after = Beams(tokens, of_parent(lengths), log_probability, best, of_parent(beams.finished) | (token == end))
+    return after, (jnp.arange(n)[:, None] * k + parent).reshape(-1)
 
 
 def beam_search(
