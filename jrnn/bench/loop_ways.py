@@ -28,9 +28,9 @@ from jrnn.loops.rules.in_chunks import BY_STEPS
 
 UNROLLED = (2, 4, 8)  # steps a trip of a loop that runs step by step
 
-_LEAST_GAIN = 0.03  # the part of the time that a way must save, besides the noise
+_LEAST_GAIN = 0.02  # the part of the time that a way must save, besides the noise
 _AGREES = 1e-2  # in units of the largest element: a way that is further from the plain loop is not taken
-_TURNS, _FEW = 15, 5
+_TURNS, _FEW = 60, 9
 _RUN = 3e-3  # seconds that a program runs in a turn; the least time of one run counts
 _SCALES = (0.4, 0.05, 0.005)  # of random numbers: the first one of which the results are finite
 
@@ -63,7 +63,7 @@ def gains(times: Mapping[str, Sequence[float]], reference: str) -> dict[str, flo
     Of each way the least time counts: what else the machine does only makes a run longer. The noise is how far the least
     times of the even and of the odd turns are apart.
 
-    >>> gains({"a": [1.0, 1.0, 1.0], "b": [0.5, 0.6, 0.5], "c": [0.98, 0.98, 0.98], "d": [0.5, 0.9, 0.6]}, "a")
+    >>> gains({"a": [1.0, 1.0, 1.0], "b": [0.5, 0.6, 0.5], "c": [0.99, 0.99, 0.99], "d": [0.5, 0.9, 0.6]}, "a")
     {'b': 0.5}
     """
     margin = max(_LEAST_GAIN, _noise(times[reference]))

@@ -28,7 +28,7 @@ from jrnn.loops.costs.tuned import Question, Questions, Table
 from jrnn.progress import Bar
 
 FILE = "jrnn_plans.json"
-_TURNS = 9  # of the whole program
+_TURNS = 30  # of the whole program
 _SHARE = 0.2  # of the time, for the whole program
 
 

@@ -142,7 +142,7 @@ def test_gradients_over_matrix_states_have_lengths_of_chunks(tmp_path):
 
 
 def test_what_wins_must_win_by_more_than_the_noise_and_again():
-    assert gains({"a": [1.0] * 4, "b": [0.98] * 4}, "a") == {}
+    assert gains({"a": [1.0] * 4, "b": [0.99] * 4}, "a") == {}
     assert gains({"a": [1.0, 1.3, 1.0, 1.3], "b": [0.8] * 4}, "a") == {}, "the turns of `a` differ by more"
     assert gains({"a": [1.0] * 4, "b": [0.8] * 4, "c": [0.7] * 4}, "a") == {"b": 0.8, "c": 0.7}
     (question,) = questions_of(loss, W, XS)
