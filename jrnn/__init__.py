@@ -5,7 +5,7 @@ does not even load JAX.
 
 >>> import jrnn
 >>> jrnn.scan.__module__, jrnn.nn.LSTM.__name__
-('jrnn.loops.scan', 'LSTM')
+('jrnn.loops.scan.scan', 'LSTM')
 """
 
 import importlib

@@ -87,11 +87,11 @@ def explain_scan(
 
     >>> import jax.numpy as jnp
     >>> w = jnp.ones((80, 80))
-    >>> found = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 80)), jnp.ones((5, 2, 80)))
+    >>> found = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 80)), jnp.ones((20, 2, 80)))
     >>> print(found.forward[0])  # doctest: +ELLIPSIS
-    forward loop of 5 steps on cpu: scan
-      computed for all steps before the loop (3,200 bytes):
-        dot_general float32[2,80], 3,200 bytes at ...
+    forward loop of 20 steps on cpu: scan
+      computed for all steps before the loop (12,800 bytes):
+        dot_general float32[2,80], 12,800 bytes at ...
       ...
       contractions in the loop: 1
       ...
@@ -163,11 +163,11 @@ def explain(fn: Callable, *args: Any, compile: bool = False, **keywords: Any) ->
     >>> @jax.jit
     ... def train_step(w, xs):
     ...     def loss(w):
-    ...         return jnp.sum(scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.ones((2, 3)), xs)[0])
+    ...         return jnp.sum(scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.ones((8, 64)), xs, executor="scan")[0])
     ...     return w - 0.1 * jax.grad(loss)(w)
-    >>> found = explain(train_step, jnp.ones((3, 3)), jnp.ones((5, 2, 3)))
-    >>> [("reverse" if plan.loop.reverse else "forward", plan.executor) for plan in found.loops]
-    [('forward', 'scan'), ('reverse', 'scan')]
+    >>> found = explain(train_step, jnp.ones((64, 64)), jnp.ones((50, 8, 64)))
+    >>> [(plan.title, plan.contractions) for plan in found.loops]
+    [('forward loop of 50 steps on cpu', 1), ('reverse loop of 50 steps on cpu', 1)]
     """
     if not callable(fn):
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
