@@ -33,9 +33,13 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """All tests of a file run in one process, so that what they share is traced and compiled once."""
+    """All tests of a file run in one process, so that what they share is traced and compiled once.
+
+    Files begin in their order, in which the longest are first; by default those with few tests would begin last.
+    """
     from xdist.scheduler import LoadFileScheduling  # optional: pytest runs without pytest-xdist too
 
+    config.option.loadscopereorder = False
     return LoadFileScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
