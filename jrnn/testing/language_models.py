@@ -35,7 +35,7 @@ class AdaptedModel:
         call: `call(tokens, state, attention_mask=None, resets=None) -> (logits, state)`. Tokens are int32 [N, T], logits
             [N, T, V]. The state None is that before a text. attention_mask is int32 [N, T] and 0 at padding; resets are
             bool [N, T], and True where a new document begins.
-        vocabulary: V.
+        vocabulary: how many tokens there are, V.
         tokens: int32 [N, T], to check it on.
         step: `step(tokens, state)` for one token, [N, 1]; by default `call`.
         masks, resets: whether `call` takes them.
