@@ -5,7 +5,7 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 68_020
+WHOLE = 68_050
 LINES = {
     "errors": 170,
     "version": 10,
@@ -37,7 +37,7 @@ LINES = {
     "convert": 3_590,
     "onnx": 3_170,
     "testing": 3_170,
-    "train": 6_250,
+    "train": 6_280,
     "bench": 4_320,
     "cli": 1_370,
     "__main__": 10,

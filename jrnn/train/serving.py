@@ -30,7 +30,7 @@ from jrnn.train.models.net import NetModel
 from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.run_dir import RunDir
 from jrnn.train.step import abstract_state, make_steps
-from jrnn.train.tasks.task import Trained
+from jrnn.train.tasks.task import Trained, kept_value
 
 State = dict[str, jax.Array]
 
@@ -265,7 +265,7 @@ class TrainedModel:
         with new_folder(folder, ConfigError, replaces=found.FILES) as new:
             found.save(new)
             if self.language_model is not None:
-                write_whole(new / TOKENIZER, self.origin.kept["tokenizer"].encode(), ConfigError)
+                write_whole(new / TOKENIZER, kept_value(self.origin.kept, "tokenizer", str).encode(), ConfigError)
 
     def export(
         self, path: str | Path, *, step: bool = False, batch: int | None = None, time: int | None = None

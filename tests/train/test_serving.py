@@ -1,5 +1,8 @@
 """From a run to a service: a run of each kind of configuration is loaded, called, streamed, sampled from and exported."""
 
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,7 @@ from rich.console import Console
 
 from jrnn import models
 from jrnn.corpus import tokenize
-from jrnn.errors import ConfigError
+from jrnn.errors import CheckpointError, ConfigError
 from jrnn.train import Config, load_run, train
 from jrnn.train.toml_codec import decode
 
@@ -191,3 +194,21 @@ def test_it_is_exported(runs, name, tmp_path):
     session = ort.InferenceSession(str(tmp_path / "whole.onnx"))
     (found,) = session.run(None, {session.get_inputs()[0].name: x})
     np.testing.assert_allclose(found, y, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["characters", "tokens", "pretrained", "forecast"])
+def test_what_a_task_kept_is_checked(runs, name, tmp_path):
+    """A stranger's data.json: a value that is missing or of another kind is one line, wherever it is read."""
+    folder = shutil.copytree(runs(name), tmp_path / "run")
+    kept = json.loads((folder / "data.json").read_text())
+
+    def used():
+        model = load_run(folder)
+        return model.sample() if name in TOKENS else model(jnp.zeros((1, 4, 1)))
+
+    for key in kept.keys() - {"sha256", "bytes"}:
+        without = {k: v for k, v in kept.items() if k != ("vocabulary" if key == "pretrained" else key)}
+        for other in (without, kept | {key: 1.5}, {"__float__": "NaN"}):
+            (folder / "data.json").write_text(json.dumps(other))
+            with pytest.raises(CheckpointError, match=r"data\.json"):
+                used()

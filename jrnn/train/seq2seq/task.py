@@ -22,7 +22,7 @@ from jrnn.files import AtLeast
 from jrnn.train.models.model import Compute, Params
 from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq.model import Seq2SeqConfig, Seq2SeqModel, seq2seq
-from jrnn.train.tasks.task import TaskKind, Trained
+from jrnn.train.tasks.task import TaskKind, Trained, kept_value
 from jrnn.train.text import Vocabulary
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
@@ -299,10 +299,9 @@ class Seq2SeqTask:
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Seq2SeqModel:
-    if kept["characters"] != VOCABULARY.characters:
-        raise DataError(
-            f"the model knows the characters {kept['characters']!r}, not {VOCABULARY.characters!r}; train a new model"
-        )
+    known = kept_value(kept, "characters", str)
+    if known != VOCABULARY.characters:
+        raise DataError(f"the model knows the characters {known!r}, not {VOCABULARY.characters!r}; train a new model")
     if config.train.precision != "float32" and config.model.attention == "coverage":
         raise ConfigError(
             f'model.attention = "coverage" adds up weights over all steps: leave train.precision at "float32", not '

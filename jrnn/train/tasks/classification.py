@@ -14,7 +14,7 @@ import numpy as np
 from jrnn.errors import DataError
 from jrnn.files.arrays import load_npz
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, checksum, split
+from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, checksum, kept_value, split
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, imply_file, require
 
 _MOST_CLASSES = 1 << 24  # a greater number is a mistake, and would need gigabytes of weights
@@ -133,18 +133,20 @@ def _valid_steps(examples: Examples) -> np.ndarray:
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     signature = Signature(
         tokens=False,
-        inputs=kept["features"],
-        outputs=kept["classes"],
+        inputs=kept_value(kept, "features", int),
+        outputs=kept_value(kept, "classes", int),
         every_step=False,
         loss="cross_entropy",
         carried=False,
-        lengths=kept["lengths"],
+        lengths=kept_value(kept, "lengths", bool),
     )
     return build_model(config, signature)
 
 
 def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    return Scaling(kept["mean"], kept["deviation"]).scaled, lambda logits: logits
+    return Scaling(
+        *(kept_value(kept, name, list[float]) for name in ("mean", "deviation"))
+    ).scaled, lambda logits: logits
 
 
 CLASSIFICATION = TaskKind(

@@ -18,7 +18,17 @@ from jrnn.errors import DataError
 from jrnn.files import read_text
 from jrnn.files.memory import free
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, Trained, checksum, predictor
+from jrnn.train.tasks.task import (
+    Examples,
+    HeldOutTask,
+    Scaling,
+    Shuffled,
+    TaskKind,
+    Trained,
+    checksum,
+    kept_value,
+    predictor,
+)
 from jrnn.train.toml_codec import CONFIGS, Positive, check_bounds, hint, imply_file, require
 
 DEMAND = CONFIGS / "data" / "demand.csv"  # the hourly load of the config `forecast`
@@ -154,7 +164,7 @@ class ForecastTask(HeldOutTask):
 
 def _unscaled(data: ForecastData, kept: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
     """[B, P O] -> [B, P, O], in the file's units."""
-    return Scaling(**kept["targets"]).undo(values.reshape(-1, data.horizon, len(data.targets)))
+    return kept_value(kept, "targets", Scaling).undo(values.reshape(-1, data.horizon, len(data.targets)))
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
@@ -174,7 +184,7 @@ def _write(trained: Trained, seed: int) -> str:
     """Returns the forecast as CSV; it does not depend on the seed."""
     data, kept = trained.config.data, trained.fingerprint
     path = trained.config.sample.path or data.file
-    rows = Scaling(**kept["inputs"]).apply(read_columns(path, data.read))
+    rows = kept_value(kept, "inputs", Scaling).apply(read_columns(path, data.read))
     if len(rows) < data.window:
         raise DataError(f"{path}: has {len(rows)} rows; a forecast is made from data.window = {data.window}")
     last = Examples(rows[-data.window :, None], None)
@@ -189,9 +199,9 @@ def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], 
     data = config.data
 
     def after(y: Any) -> Any:
-        return Scaling(**kept["targets"]).unscaled(y.reshape(y.shape[0], data.horizon, len(data.targets)))
+        return kept_value(kept, "targets", Scaling).unscaled(y.reshape(y.shape[0], data.horizon, len(data.targets)))
 
-    return Scaling(**kept["inputs"]).scaled, after
+    return kept_value(kept, "inputs", Scaling).scaled, after
 
 
 FORECAST = TaskKind("forecast", ForecastData, FEATURE_MODELS, ForecastTask.load, _model, ForecastSample, _write, _units)

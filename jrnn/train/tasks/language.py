@@ -13,7 +13,7 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.task import TaskKind, Trained
+from jrnn.train.tasks.task import TaskKind, Trained, kept_value
 from jrnn.train.text import Chunk, Streams, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
@@ -107,7 +107,11 @@ def generate(model: Model, params: Params, prompt: np.ndarray, settings: SampleC
 
 
 def _vocabulary(kept: Mapping[str, Any]) -> Vocabulary | WordVocabulary:
-    return WordVocabulary(tuple(kept["words"])) if "words" in kept else Vocabulary(kept["characters"])
+    return (
+        WordVocabulary(kept_value(kept, "words", tuple[str, ...]))
+        if "words" in kept
+        else Vocabulary(kept_value(kept, "characters", str))
+    )
 
 
 def _load(config: Any) -> LanguageTask:

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.errors import DataError
+from jrnn.errors import CheckpointError, DataError
+from jrnn.files import checked
 from jrnn.train.models import Model, Params
 
 
@@ -229,8 +230,8 @@ class Scaling:
     ([[0.0, 1.0]], [[3.0, 6.0]])
     """
 
-    mean: Sequence[float]
-    deviation: Sequence[float]
+    mean: list[float]
+    deviation: list[float]
 
     @classmethod
     def fit(cls, values: np.ndarray) -> Scaling:
@@ -309,3 +310,16 @@ class HeldOutTask:
 
     def fingerprint(self) -> dict[str, Any]:
         return dict(self.kept)
+
+
+def kept_value(kept: Mapping[str, Any], key: str, kind: Any) -> Any:
+    """Returns a value of data.json, which the task kept of its data; raises a CheckpointError if it is none of this kind.
+
+    >>> kept_value({"classes": 3}, "classes", int)
+    3
+    """
+    if key not in kept:
+        raise CheckpointError(
+            f"data.json: lacks {key!r}, which the model is made from; train a new one, or restore the file"
+        )
+    return checked(kind, kept[key], f"data.json: {key}", CheckpointError)

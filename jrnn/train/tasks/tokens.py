@@ -18,7 +18,7 @@ from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.model import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.tasks.language import SampleConfig, build_language_model, generate
-from jrnn.train.tasks.task import TaskKind, Trained
+from jrnn.train.tasks.task import TaskKind, Trained, kept_value
 from jrnn.train.toml_codec import Positive, check_bounds, require
 
 
@@ -175,7 +175,7 @@ def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Mode
 
 def _write(trained: Trained, seed: int) -> str:
     settings = trained.config.sample
-    tokenizer = parse_tokenizer(trained.fingerprint["tokenizer"], "data.json of the run")
+    tokenizer = parse_tokenizer(kept_value(trained.fingerprint, "tokenizer", str), "data.json of the run")
     prompt = np.asarray(tokenizer.encode(settings.prompt).ids, np.int32)
     if isinstance(trained.model, PretrainedModel):
         if not len(prompt):
@@ -189,7 +189,10 @@ def _write(trained: Trained, seed: int) -> str:
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
-    return _build(config, kept["vocabulary"], kept.get("pretrained"))
+    pretrained = kept_value(kept, "pretrained", dict) if "pretrained" in kept else None
+    if pretrained is not None:
+        pretrained = {key: kept_value(pretrained, key, kind) for key, kind in (("config", str), ("types", dict))}
+    return _build(config, kept_value(kept, "vocabulary", int), pretrained)
 
 
 MODELS = {"nn": TokenNnConfig, "pretrained": PretrainedConfig}
