@@ -455,18 +455,24 @@ def interrupted(name: str, after: float | None) -> tuple[float, str | None]:
 
 
 def interrupts(count: int, failures: list[str]) -> int:
-    rng, tried = random.Random(0), 0
-    for name in INTERRUPTED:
+    """Interrupts each command so many times; commands run beside each other."""
+
+    def of(name: str) -> list[str]:
+        rng = random.Random(name)
         whole, wrong = interrupted(name, None)
-        failures += [f"interrupts: {name}, not interrupted: {wrong}"] if wrong else []
+        found = [f"interrupts: {name}, not interrupted: {wrong}"] if wrong else []
         left = count
         while left:
             after = rng.uniform(0.05, 1.0) * whole
             _, wrong = interrupted(name, after)
             left -= wrong is not None
-            failures += [f"interrupts: {name} after {after:.1f} s of {whole:.1f}: {wrong}"] if wrong else []
-        tried += count
-    return tried
+            found += [f"interrupts: {name} after {after:.1f} s of {whole:.1f}: {wrong}"] if wrong else []
+        return found
+
+    with ThreadPoolExecutor(min(len(INTERRUPTED), os.cpu_count() or 1)) as pool:
+        for found in pool.map(of, INTERRUPTED):
+            failures += found
+    return count * len(INTERRUPTED)
 
 
 def main() -> int:
