@@ -455,7 +455,7 @@ def interrupted(name: str, after: float | None) -> tuple[float, str | None]:
 
 
 def interrupts(count: int, failures: list[str]) -> int:
-    """Interrupts each command so many times; commands run beside each other."""
+    """Interrupts each command so many times; the commands run in parallel."""
 
     def of(name: str) -> list[str]:
         rng = random.Random(name)

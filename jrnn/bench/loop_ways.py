@@ -67,8 +67,8 @@ def gains(times: Mapping[str, Sequence[float]], reference: str) -> dict[str, flo
     {'b': 0.5}
     """
     margin = max(_LEAST_GAIN, _noise(times[reference]))
-    found = {name: min(took) / min(times[reference]) for name, took in times.items() if name != reference}
-    return {name: ratio for name, ratio in found.items() if ratio <= 1 - max(margin, _noise(times[name]))}
+    ratios = {name: min(took) / min(times[reference]) for name, took in times.items() if name != reference}
+    return {name: ratio for name, ratio in ratios.items() if ratio <= 1 - max(margin, _noise(times[name]))}
 
 
 def _noise(took: Sequence[float]) -> float:
@@ -144,14 +144,14 @@ class Measured:
                 self.compile(tuned.unrolled(fastest, steps))
         tried = len(self.programs)
         times = self.run(_FEW)
-        found = {name: ratio for name, ratio in gains(times, default).items() if self.fits(name, ratio)}
-        fastest = min(found, key=found.__getitem__) if found else default
+        faster = {name: ratio for name, ratio in gains(times, default).items() if self.fits(name, ratio)}
+        fastest = min(faster, key=faster.__getitem__) if faster else default
         self.programs = {name: self.programs[name] for name in dict.fromkeys([default, self.plain, fastest])}
         times = self.run(_TURNS)  # of many ways, the fastest was lucky: it must win again
-        found = gains(times, default)
-        taken = fastest if fastest in found else default
+        faster = gains(times, default)
+        taken = fastest if fastest in faster else default
         plain = min(times[taken]) / min(times[self.plain])
-        return TunedLoop(self.question.title, default, taken, found.get(taken, 1.0), plain, tried)
+        return TunedLoop(self.question.title, default, taken, faster.get(taken, 1.0), plain, tried)
 
     def left(self) -> float:
         return self.end - self.now()
@@ -190,8 +190,8 @@ class Measured:
         """Runs the loop. The first run looks for random numbers of which the results are finite."""
         for scale in () if self.args else _SCALES:
             self.args = drawn(self.question.avals, scale)
-            made = jax.tree.leaves(compiled(*self.args))
-            if all(bool(jnp.all(jnp.isfinite(v))) for v in made if jnp.issubdtype(v.dtype, jnp.inexact)):
+            results = jax.tree.leaves(compiled(*self.args))
+            if all(bool(jnp.all(jnp.isfinite(v))) for v in results if jnp.issubdtype(v.dtype, jnp.inexact)):
                 break
         return jax.tree.leaves(jax.block_until_ready(compiled(*self.args)))
 

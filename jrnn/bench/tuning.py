@@ -118,11 +118,11 @@ def tune(
     target = Path(path or os.environ.get(tuned.VARIABLE) or FILE)
 
     def tuning(*args: Any, **keywords: Any) -> Tuning:
-        found = into_file(target, fn, args, keywords, seconds=seconds, console=console, measure=measure)
-        measured = {key: loop.taken for key, loop in found.kept.items()}
-        others = {key: name for key, name in tuned.current().names.items() if key not in found.measured}
+        result = into_file(target, fn, args, keywords, seconds=seconds, console=console, measure=measure)
+        measured = {key: loop.taken for key, loop in result.kept.items()}
+        others = {key: name for key, name in tuned.current().names.items() if key not in result.measured}
         tuned.use(Table.of({**others, **measured}))
-        return found
+        return result
 
     return tuning
 

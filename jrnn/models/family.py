@@ -7,6 +7,7 @@ Shapes: T time, N batch, D the model's width, V vocabulary.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -66,15 +67,15 @@ class Merge(NamedTuple):
     stacks: bool = True
 
 
-class Part:
+class Part(abc.ABC):
     """A part of a layer, a frozen dataclass of its sizes. Without a state of its own, it needs only `tensors` and `run`."""
 
     remembers: bool = False  # whether its state grows with the tokens
     places: bool = False  # whether it asks for positions
 
+    @abc.abstractmethod
     def tensors(self) -> Shapes:
         """The shape of each tensor, by its name in the files without the part's own."""
-        raise NotImplementedError
 
     def merged(self) -> dict[str, Merge]:
         """The parameters that are made of several tensors."""
@@ -84,9 +85,9 @@ class Part:
         """The state before the first token, arrays [N, ...]; `room`: for how many tokens, if it remembers them."""
         return {}
 
+    @abc.abstractmethod
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         """[T, N, D] -> [T, N, D] and the next state."""
-        raise NotImplementedError
 
 
 def linear(name: str, rows: int, columns: int, bias: bool = False) -> Shapes:

@@ -24,7 +24,7 @@ from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel
 
 QUANTIZED = ("bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8")  # methods whose tensors are dequantized
-OF_THE_WHOLE = ("eos_token_id", "quantization_config", "tie_word_embeddings")  # keys beside text_config that count
+BESIDE_TEXT_CONFIG = ("eos_token_id", "quantization_config", "tie_word_embeddings")  # keys that are read
 
 
 def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) -> LanguageModel:
@@ -72,7 +72,7 @@ def model_of(text: str, where: str) -> LanguageModel:
     config = parse_json(text, where, ConfigError, finite=False)
     inner = config.get("text_config") if isinstance(config, dict) else None
     if isinstance(inner, dict) and config.get("model_type") not in FAMILIES:
-        own = {key: config[key] for key in OF_THE_WHOLE if key in config}
+        own = {key: config[key] for key in BESIDE_TEXT_CONFIG if key in config}
         config = {"model_type": f"{config.get('model_type')}_text"} | inner | own
         text = json.dumps(config, indent=2, sort_keys=True)
         logging.getLogger("jrnn.models").info("%s: only the language model of text_config is loaded", where)

@@ -13,6 +13,12 @@ from jrnn.train.toml_codec import decode
 WORDS = "the cat sat on a mat and the dog ran after it until the sun went down over the hill\n"
 
 
+@pytest.fixture(scope="session")
+def words():
+    """A line of text."""
+    return WORDS
+
+
 @pytest.fixture
 def text_file(tmp_path):
     path = tmp_path / "text.txt"

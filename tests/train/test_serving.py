@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import WORDS
 from rich.console import Console
 
 from jrnn import models
@@ -51,10 +50,10 @@ OWN = ModelKind(Table, make)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, words):
     """Returns a function that trains a configuration for one step, once."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "text.txt").write_text(WORDS * 8)
+    (folder / "text.txt").write_text(words * 8)
     (folder / "own.py").write_text(OWN)
     tokenize([folder / "text.txt"], folder / "corpus", vocabulary=260)
     models.create(PRETRAINED, jax.random.key(0), jnp.bfloat16).save(folder / "model")

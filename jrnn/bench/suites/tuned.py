@@ -50,9 +50,9 @@ def _tuned(cell: str, size: Size, mode: str, options: Options) -> Program:
     function = peers.scanned(scan, cell, size)
     with tempfile.TemporaryDirectory() as folder:
         args = function.weights, function.x
-        found = into_file(
+        tuning = into_file(
             Path(folder, "plans.json"), in_mode(function.forward, mode), args, {}, seconds=options.seconds
         )
-    options.console.print(str(found), style="dim", markup=False, highlight=False)
-    with tuned.using(tuned.Table.of({key: loop.taken for key, loop in found.kept.items()})):
+    options.console.print(str(tuning), style="dim", markup=False, highlight=False)
+    with tuned.using(tuned.Table.of({key: loop.taken for key, loop in tuning.kept.items()})):
         return compiled(*function, mode)
