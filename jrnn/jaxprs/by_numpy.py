@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import special
 
 from jrnn.jaxprs import Eqn, bind, scan_counts
 
@@ -95,15 +94,21 @@ _SAME = {  # kinds: functions of numpy, as "JAX's name=numpy's name" where these
     "fV": "ceil floor is_finite=isfinite",
     "if": "sign",
 }
+_BY_SCIPY = {"erf": "erf", "erfc": "erfc", "lgamma": "gammaln", "digamma": "digamma"}
+
+
+def _by_scipy(name: str, x: Any) -> Any:
+    from scipy import special  # it takes as long to load as JAX
+
+    return getattr(special, _BY_SCIPY[name])(x)
+
+
 MATHS = {
     name: (kinds, getattr(np, theirs or name))
     for kinds, names in _SAME.items()
     for name, _, theirs in (entry.partition("=") for entry in names.split())
 } | {
-    "erf": ("f", special.erf),
-    "erfc": ("f", special.erfc),
-    "lgamma": ("f", special.gammaln),
-    "digamma": ("f", special.digamma),
+    **{name: ("f", partial(_by_scipy, name)) for name in _BY_SCIPY},
     "one_minus_square": (FLOAT, lambda x: 1 - x * x),
     "rsqrt": (FLOAT, lambda x: 1 / np.sqrt(x)),
     "clamp": ("iufV", lambda low, x, high: np.minimum(np.maximum(x, low), high)),
