@@ -5,6 +5,7 @@ XLA takes about a second to compile the gradient of a small loop; numpy runs a f
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,13 +17,20 @@ import numpy as np
 from jrnn.jaxprs import Eqn, bind, scan_counts
 
 
-def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool = False) -> list[Any]:
+class Endless(Exception):
+    """Raised if a while loop does not end."""
+
+
+def evaluate(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool = False, trips: int | None = None
+) -> list[Any]:
     """Returns the outputs of a jaxpr. A primitive that is not in the tables is run by JAX.
 
     Args:
         jaxpr: the jaxpr.
         consts, args: the values of its constants and inputs.
         wide: compute in float64 and complex128, whatever types the jaxpr has.
+        trips: the most steps of a while loop, or None; a loop that takes more raises Endless.
     """
     values: dict[Any, Any] = {}
 
@@ -48,7 +56,7 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool 
             if wide and name in ("convert_element_type", "reduce_precision") and _are_wide(eqn):
                 outs = given
             elif name in LOOPS:
-                outs = LOOPS[name](partial(evaluate, wide=wide), given, **eqn.params)
+                outs = LOOPS[name](partial(evaluate, wide=wide, trips=trips), given, **eqn.params)
             elif name in MATHS and all(v.dtype.kind in MATHS[name][0] for v in given):
                 outs = [MATHS[name][1](*given)]
             elif name in MOVES and (out := MOVES[name](*given, **eqn.params)) is not None:
@@ -254,7 +262,7 @@ def _scan(of: Callable, given: Values, *, jaxpr: Any, length: int, reverse: bool
 
 
 def _while(
-    of: Callable,
+    of: partial,
     given: Values,
     *,
     cond_jaxpr: Any,
@@ -265,7 +273,11 @@ def _while(
 ) -> Values:
     asked, used = given[:cond_nconsts], given[cond_nconsts : cond_nconsts + body_nconsts]
     carry = given[cond_nconsts + body_nconsts :]
-    while _closed(of, cond_jaxpr, [*asked, *carry])[0]:
+    for number in itertools.count():
+        if not _closed(of, cond_jaxpr, [*asked, *carry])[0]:
+            break
+        if number == of.keywords["trips"]:
+            raise Endless
         carry = _closed(of, body_jaxpr, [*used, *carry])
     return carry
 
