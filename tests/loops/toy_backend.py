@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jrnn import jaxprs
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.loop import Loop
 from jrnn.loops.plans import LoopPlan
 from jrnn.loops.plans.description import Description
@@ -24,10 +22,6 @@ class CumulativeSum:
         sums = first[None] + jnp.cumsum(x[::-1] if self.loop.reverse else x, axis=0)
         last = sums[-1]
         return [last], [sums[::-1] if self.loop.reverse else sums] * len(self.loop.ys)
-
-    def estimate(self, machine, estimator=None):
-        size = self.loop.length * jaxprs.nbytes(self.loop.xs[0])
-        return Estimate(size / machine.read + size / machine.written, 0)
 
     def describe(self):
         return Description(remarks=("the loop is one cumulative sum",))

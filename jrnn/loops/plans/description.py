@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,9 @@ from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.loop import Loop
+from jrnn.jaxprs.names import source_line
+from jrnn.loops.loop import Loop, recorder
 
-_OURS = str(Path(__file__).parents[2]) + os.sep
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 
@@ -50,10 +49,9 @@ def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Ite
 
 
 def _user_line(eqn: Eqn) -> str:
-    """Returns the line of the user's code that made an equation, relative to the working directory or site-packages."""
-    where = source_info_util.summarize(eqn.source_info)
-    installed = os.sep + "site-packages" + os.sep
-    return "" if where.startswith(_OURS) else where.removeprefix(os.getcwd() + os.sep).rpartition(installed)[2]
+    """Returns the line of the user's code that made an equation."""
+    where = source_line(eqn)
+    return "" if where.startswith(recorder.OURS) else recorder.short(where)
 
 
 @dataclass(frozen=True)
