@@ -5,7 +5,7 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 68_120
+WHOLE = 67_900
 LINES = {
     "errors": 170,
     "version": 10,
@@ -18,7 +18,7 @@ LINES = {
     "nets/memory": 100,
     "nets/ir": 250,
     "nets/execution_step": 70,
-    "nets/registry": 310,
+    "nets/registry": 320,
     "nets/gradient_maker": 170,
     "nets/proto": 1_350,
     "nets/graph": 2_060,
@@ -27,7 +27,7 @@ LINES = {
     "nets/blobs": 70,
     "nets/lowering": 380,
     "nets/autodiff": 410,
-    "nets/ops": 9_380,
+    "nets/ops": 9_150,
     "nets/recurrent": 360,
     "nets/cells": 1_690,
     "nets/plans": 470,
