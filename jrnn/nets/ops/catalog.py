@@ -15,11 +15,12 @@ INTRODUCTION = """\
 
 For those who build, read or convert nets: Caffe2's operators that jrnn has. `jrnn ops NAME` prints the same.
 
-An input in brackets is optional, and `*x` is any number of inputs. An argument without a default is required. *Gradient*
-names the gradient operator and its inputs, which has no row of its own. It is **yes** where other operators make the
-gradient, **stops** where gradients end silently, as at StopGradient, and **none** where asking for one is an error. *In
-place* names the input that an output may overwrite. Operators marked *random* need a key. Those marked *dynamic* have
-outputs whose shapes depend on the values of their inputs, and do not run under `jit`.
+Operators with the same interface share a row. An input in brackets is optional, and `*x` is any number of inputs. An
+argument without a default is required. *Gradient* has the inputs of the gradient operator, whose name ends in `Gradient`
+and which has no row of its own. It is **yes** where other operators make the gradient, **stops** where gradients end
+silently, as at StopGradient, and **none** where asking for one is an error. *In place* names the input that an output may
+overwrite. Operators marked *random* need a key. Those marked *dynamic* have outputs whose shapes depend on the values of
+their inputs, and do not run under `jit`.
 
 This page is made by `python -m jrnn.nets.ops.catalog > docs/operators.md`.
 """
@@ -105,13 +106,16 @@ def _rows(family: list[OpDef]) -> Iterable[Entry]:
     for e in known.values():
         gradient = known.get(f"{e.type}Gradient") if e.gradient == "yes" else None
         if e.type not in of:
-            yield e if gradient is None else replace(e, gradient=_code(f"{gradient.type}({gradient.inputs})"))
+            yield e if gradient is None else replace(e, gradient=_code(f"({gradient.inputs})"))
 
 
 def _table(rows: Iterable[Entry]) -> str:
     lines = ["| Operator | Inputs | Outputs | Arguments | Gradient | Notes |", "| --- | --- | --- | --- | --- | --- |"]
+    alike: dict[Entry, list[str]] = {}
     for e in rows:
-        cells = (e.type, _code(e.inputs), e.outputs, _code(e.arguments), e.gradient, e.notes)
+        alike.setdefault(replace(e, type=""), []).append(e.type)
+    for e, names in alike.items():
+        cells = (", ".join(names), _code(e.inputs), e.outputs, _code(e.arguments), e.gradient, e.notes)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
