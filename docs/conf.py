@@ -18,6 +18,7 @@ from pathlib import Path
 
 import jrnn
 from jrnn.cli.parser import make_parser
+from jrnn.nets.ops import catalog
 from jrnn.version import __version__
 
 project = "jrnn"
@@ -107,6 +108,7 @@ def commands():
 generated = Path(__file__).parent / "_generated"
 generated.mkdir(exist_ok=True)
 (generated / "commands.md").write_text(commands(), encoding="utf-8")
+(generated / "operators.md").write_text(catalog.render(), encoding="utf-8")
 
 notebooks = (
     generated / "site" / "notebooks"
