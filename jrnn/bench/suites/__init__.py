@@ -21,17 +21,14 @@ from jrnn.errors import DataError, UsageError
 
 SUITES = {
     "scan": "cells",
-    "nn": "nn_layers",
     "layers": "recurrent_layers",
     "convert": "conversion",
-    "graph": "graph_passes",
     "growth": "growth",
     "libraries": "libraries",
     "streaming": "streaming",
     "never-worse": "never_worse",
     "linear": "linear",
     "filters": "filters",
-    "tuned": "tuned",
 }
 
 
