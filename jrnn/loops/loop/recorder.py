@@ -13,6 +13,7 @@ from jax.extend import source_info_util
 
 OURS = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = os.sep + "site-packages" + os.sep
+source_info_util.register_exclusion(str(Path(__file__).parents[1]))  # plans show the user's lines instead
 _FRAMES = 200  # of a traceback, from the loop outwards
 
 # The list that collects the plans of lowered loops, or None.

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.names import source_line
 from jrnn.loops.loop import Loop, recorder
-
-source_info_util.register_exclusion(str(Path(__file__).parents[1]))
 
 
 @dataclass(frozen=True)
