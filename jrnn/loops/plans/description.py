@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +21,6 @@ class Item:
     type: str
     bytes: int
 
-    @staticmethod
-    def of(v: Var, producers: Mapping[Var, Any], count: int) -> Item:
-        """Returns the item of a variable with `count` values. `producers` maps variables to their equations."""
-        what, where, eqn = "carry", "", producers.get(v)
-        if eqn is not None:
-            # Values that are computed again are in the scope `rematted_computation`.
-            scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name != "rematted_computation"]
-            what = "/".join(filter(None, (*scopes, eqn.primitive.name)))
-            where = _user_line(eqn)
-        return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
-
     def __str__(self) -> str:
         return f"{self.what} {self.type}, {self.bytes:,} bytes" + (f" at {self.where}" if self.where else "")
 
@@ -40,7 +29,17 @@ def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Ite
     """Returns the items of the variables among values of a loop, of which there is one a step, or one in all."""
     producers = jaxprs.producers(loop.eqns)
     count = jaxprs.extent(loop.length) if per_step else 1
-    return tuple(Item.of(v, producers, count) for v in jaxprs.variables(values))
+
+    def item(v: Var) -> Item:
+        what, where, eqn = "carry", "", producers.get(v)
+        if eqn is not None:
+            # Values that are computed again are in the scope `rematted_computation`.
+            scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name != "rematted_computation"]
+            what = "/".join(filter(None, (*scopes, eqn.primitive.name)))
+            where = _user_line(eqn)
+        return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
+
+    return tuple(map(item, jaxprs.variables(values)))
 
 
 def _user_line(eqn: Eqn) -> str:

@@ -134,9 +134,7 @@ def _program(
 
     def run(args: Sequence[Any]) -> list[Any]:
         with mark.unmarked():
-            consts, init, xs = scan.apart(args)
-            carry, ys = program.run([*values, *consts], init, xs, program.loop.length)
-        return [*carry, *ys]
+            return scan.flat(program.run, values)(*args)
 
     return run
 
