@@ -19,7 +19,7 @@ from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes import Fission, movable, widen_sums
 from jrnn.loops.plans.description import Description, contractions, items
-from jrnn.loops.plans.split_costs import SplitCosts, split_costs
+from jrnn.loops.plans.split_costs import SplitCosts
 from jrnn.loops.wrappers.recompute import in_chunks
 
 Values = Sequence[Any]
@@ -124,7 +124,7 @@ class Split:
         """Returns the costs of all parts."""
         if estimator.loop is not self.fission.loop:
             estimator = Estimator(self.fission.loop, estimator.machine)
-        return split_costs(estimator, self.fission, self.inner.estimate(estimator))
+        return SplitCosts(estimator, self.fission, self.inner.estimate(estimator))
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.costs(estimator).at_once()
