@@ -169,11 +169,7 @@ def _(e, node, x):
     return same(e, node, "Slice", x, starts, ends, ints(*axes), steps)
 
 
-@rule("rev")
-def _(e, node, x):
-    axes = node.params["dimensions"]
-    ones, far = np.ones(len(axes), np.int64), np.full(len(axes), np.iinfo(np.int64).min)
-    return same(e, node, "Slice", x, -ones, far, ints(*axes), -ones)
+rule("rev")(lambda e, node, x: e.flip(x, node.params["dimensions"]))
 
 
 @rule("iota")
