@@ -30,9 +30,7 @@ def padded(e: Emitter, x: Value, config: list[tuple[int, int, int]], value: Valu
     return e.op("Pad", [x, e.sizes([*low, *high]), value], shape, x.dtype)
 
 
-@rule("pad")
-def _(e: Emitter, node: Node, x, value):
-    return padded(e, x, node.params["padding_config"], value)
+rule("pad")(lambda e, node, x, value: padded(e, x, node.params["padding_config"], value))
 
 
 @rule("conv_general_dilated")
