@@ -211,7 +211,7 @@ def _bench(p: _Options) -> None:
         "growth: how the time for a net grows with its size; "
         "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame; "
         "never-worse: jrnn.scan and lax.scan on loops of many kinds; linear: layers with matrix states; "
-        "filters: filters and simulators"
+        "filters: filters and simulators; tuned: loops that were chosen by measurement, next to each executor"
     )
     p.option("--suite", None, what, default="scan", choices=SUITES)
     what = f"some of {', '.join(CELLS)} (default: the first {len(GATES)}; with --compile-for, lstm,gru)"

@@ -1,8 +1,8 @@
 """The table of operators: `@op` and `@gradient` fill it, lowering and autodiff read it.
 
 An operator is a function. Its positional parameters are the input blobs (default None: optional; `*xs`: any number). Its
-keyword-only parameters are the Arguments, which are decoded according to their annotations. Four keyword-only names are
-reserved; lowering passes their values:
+keyword-only parameters are the Arguments, which are decoded according to their annotations, or if they have none, to the
+types of their defaults. Four keyword-only names are reserved; lowering passes their values:
 
     key      a PRNG key for this operator, or None if the run has no key
     op       the `Op` record
@@ -186,6 +186,12 @@ def _place(fn: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
+def _annotation(parameter: inspect.Parameter) -> Any:
+    """How to decode an Argument: as its annotation says, or to the type of its default."""
+    default: Any = parameter.default
+    return type(default) if parameter.annotation is parameter.empty else parameter.annotation
+
+
 def op(
     type: str,
     *,
@@ -229,7 +235,7 @@ def op(
             min_inputs=sum(p.default is p.empty for p in single),
             max_inputs=len(single) if single == blobs else None,
             outputs=outputs if isinstance(outputs, tuple) else (outputs, outputs),
-            args=tuple(ArgSpec(p.name, p.annotation, p.default) for p in options),
+            args=tuple(ArgSpec(p.name, _annotation(p), p.default) for p in options),
             reserved=frozenset(parameters).intersection(RESERVED),
             gradient=None if declared else gradient,
             inplace=types.MappingProxyType(dict(inplace or {})),

@@ -179,14 +179,8 @@ def explain(fn: Callable, *args: Any, compile: bool = False, **keywords: Any) ->
 
 def _train(run: Callable, init: Any, xs: Any) -> Any:
     """Returns the results of `run`, and the gradient with respect to its arguments and everything that it closes over."""
-    closed = jax.make_jaxpr(run)(init, xs)
-
-    def of_everything(consts: Any, args: Any) -> list[Any]:
-        env = dict(zip(closed.jaxpr.constvars, consts)) | dict(zip(closed.jaxpr.invars, args))
-        jaxprs.evaluate(closed.jaxpr.eqns, env)
-        return [jaxprs.value(env, a) for a in closed.jaxpr.outvars]
-
-    out, pull = jax.vjp(of_everything, closed.consts, jax.tree.leaves((init, xs)))
+    flat, values = jaxprs.without_closure(run, init, xs)
+    out, pull = jax.vjp(lambda values, args: jax.tree.leaves(flat(values, *args)), values, (init, xs))
     inexact = [jnp.issubdtype(jnp.result_type(o), jnp.inexact) for o in out]
     return out, pull([jnp.ones_like(o) if i else jnp.zeros(o.shape, jax.dtypes.float0) for o, i in zip(out, inexact)])
 

@@ -17,6 +17,7 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
+from jrnn.jaxprs.names import platform_of
 from jrnn.loops import backends
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
@@ -105,7 +106,7 @@ def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
 def _target(platform: str, ctx: Any) -> Target:
     devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
     backend = ctx.module_context.backend  # in `jax.export` another platform's, or None
-    known = backend is not None and backend.platform == platform
+    known = backend is not None and platform_of(backend) == platform
     kind = backend.devices()[0].device_kind if known else ""
     exported = ctx.module_context.lowering_parameters.for_export
     return Target(platform, devices, kind, exported, machines.of(platform))

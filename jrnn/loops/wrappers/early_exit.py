@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.jaxprs.names import jaxpr_as_fun
+from jrnn.jaxprs import without_closure
 from jrnn.loops.loop import promoted
 
 source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
@@ -47,19 +47,6 @@ def choose(alive: Any, then: Any, otherwise: Any) -> Any:
         return jnp.where(spread, a, b)
 
     return jax.tree.map(leaf, then, otherwise)
-
-
-def _without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
-    """Returns `(values, *args) -> result` for a function, and the values that the function closes over."""
-    closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    tree = jax.tree.structure(shape)
-
-    def flat(values: Any, *args: Any) -> Any:
-        leaves = jax.tree.leaves(args)
-        typed = [lax.convert_element_type(x, a.dtype) for x, a in zip(leaves, closed.in_avals)]
-        return jax.tree.unflatten(tree, jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed))
-
-    return flat, list(closed.consts)
 
 
 def stopping(keeps_on: Callable, body: Body, zeros: Any) -> Callable:
@@ -105,8 +92,8 @@ def run(
     def first(xs: Any) -> Any:
         return jax.tree.map(lambda stack: stack[-1 if reverse else 0], xs)
 
-    asks, of_cond = _without_closure(keeps_on, state)
-    runs, of_body = _without_closure(body, state, first(xs))
+    asks, of_cond = without_closure(keeps_on, state)
+    runs, of_body = without_closure(body, state, first(xs))
 
     def parts(of_cond: Any, of_body: Any) -> tuple[Callable, Callable, Any]:
         zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), ys)

@@ -23,6 +23,7 @@ from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.memory import size_of
+from jrnn.nets.ops.values import raise_if
 from jrnn.nets.registry import op
 from jrnn.nets.schedule import schedule
 
@@ -52,14 +53,8 @@ def as_stack(value: Any) -> WorkspaceStack:
     return value
 
 
-@op("CreateScope", gradient="forbidden")
-def create_scope():
-    return WorkspaceStack()
-
-
-@op("HasScope", gradient="forbidden")
-def has_scope(workspace):
-    return np.asarray([bool(as_stack(workspace).frames)])
+op("CreateScope", gradient="forbidden")(lambda: WorkspaceStack())
+op("HasScope", gradient="forbidden")(lambda workspace: np.asarray([bool(as_stack(workspace).frames)]))
 
 
 MOST_COUNTED_TRIPS = 10_000  # longer loops are not counted while tracing
@@ -263,8 +258,7 @@ def _loop_in_python(condition: str, cond_net: Net, loop_net: Net, carried, conte
             )
         if not _truth(env[condition]):
             return env
-        if trip == most:
-            raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is intended")
+        raise_if(trip == most, f"the loop goes on after {most} trips; raise max_iterations if that is intended")
         env.update(_run_shared(loop_net, env, carried, context))
         trip += 1
 
@@ -333,8 +327,7 @@ def _count_on_host(condition: str, nets: tuple[Net, Net], outer: Mapping[str, An
     concrete = {n: lax.stop_gradient(v) if isinstance(v, jax.Array) else v for n, v in outer.items()}
     most = 2**63 if context.options.max_iterations is None else context.options.max_iterations
     trips = _trips_of(condition, nets, concrete, context, most)
-    if trips is None:
-        raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is intended")
+    raise_if(trips is None, f"the loop goes on after {most} trips; raise max_iterations if that is intended")
     return trips
 
 

@@ -36,6 +36,13 @@ def describe(x: Any) -> str:
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 
+def raise_if(wrong: Any, rule: str, **arrays: Any) -> None:
+    """Raises OpError where `wrong` holds. The error names the arrays: `x=x` begins it with "x is float32[2,3]; "."""
+    if wrong:
+        given = " and ".join(f"{name} is {describe(x)}" for name, x in arrays.items())
+        raise OpError(f"{given}; {rule}" if given else rule)
+
+
 def check_rank(x: Any, rank: int, name: str) -> None:
     """Raises OpError unless `x` has `rank` dimensions."""
     if len(x.shape) != rank:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.contrib.unstable_sort import descending
-from jrnn.nets.ops.values import check_rank, check_shape, describe, takes
+from jrnn.nets.ops.values import check_rank, check_shape, describe, raise_if, takes
 from jrnn.nets.registry import op
 
 _LARGEST_GROWTH = np.float32(math.log(1000.0 / 16.0))  # of a box's logarithmic width
@@ -67,8 +67,7 @@ def _clipped(boxes: np.ndarray, height: float, width: float, plus: np.float32, u
 
 def _overlaps(boxes: np.ndarray, k: int, others: np.ndarray, plus: np.float32) -> np.ndarray:
     """The intersection over union of box k with each of the others."""
-    if boxes.shape[1] == 5:
-        raise OpError("overlaps are computed among upright boxes alone, and these are rotated")
+    raise_if(boxes.shape[1] == 5, "overlaps are computed among upright boxes alone, and these are rotated")
     areas = (boxes[:, 2] - boxes[:, 0] + plus) * (boxes[:, 3] - boxes[:, 1] + plus)
     low, high = np.maximum(boxes[others, :2], boxes[k, :2]), np.minimum(boxes[others, 2:], boxes[k, 2:])
     sides = np.maximum(high - low + plus, 0)
@@ -191,8 +190,7 @@ def bbox_transform(
     ):
         raise OpError(f"rois is {describe(rois)}, deltas {describe(deltas)}; they must have {size} numbers per box")
     check_shape(im_info, (im_info.shape[0], 3), "im_info")
-    if len(weights) != 4:
-        raise OpError(f"weights {list(weights)} must be 4 numbers")
+    raise_if(len(weights) != 4, f"weights {list(weights)} must be 4 numbers")
     image = rois[:, 0].astype(int) if rois.shape[1] > size else np.zeros(len(rois), int)
     if (image < 0).any() or (image >= len(im_info)).any() or (np.diff(image) < 0).any():
         raise OpError(f"rois must name the {len(im_info)} images of im_info in ascending order")

@@ -14,7 +14,7 @@ from jax import lax
 from jrnn.errors import OpError
 from jrnn.nets.ops.lengths import per_row
 from jrnn.nets.ops.optim import adam_step, filled, momentum_step, next_step, same_size
-from jrnn.nets.ops.values import check_indices, describe, scalar, takes
+from jrnn.nets.ops.values import check_indices, describe, raise_if, scalar, takes
 from jrnn.nets.registry import op
 
 
@@ -23,8 +23,7 @@ def _row_size(param: Any) -> int:
 
 
 def _check(indices: Any, grad: Any, param: Any) -> None:
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise OpError(f"indices is {describe(indices)}; it must be a vector of integers")
+    raise_if(indices.ndim != 1 or indices.dtype.kind not in "iu", "it must be a vector of integers", indices=indices)
     if param.ndim < 1 or grad.size != indices.size * _row_size(param):
         raise OpError(
             f"grad is {describe(grad)} for {indices.size} indices into param {describe(param)}; it must have "
@@ -219,8 +218,7 @@ def _ftrl_options(
 @takes(options=_ftrl_options)
 def ftrl(var, nz, grad, alpha_blob=None, *, options):
     same_size(var=var, grad=grad)
-    if nz.size != 2 * var.size:
-        raise OpError(f"nz is {describe(nz)} and var is {describe(var)}; nz must be {[*var.shape, 2]}")
+    raise_if(nz.size != 2 * var.size, f"nz must be {[*var.shape, 2]}", nz=nz, var=var)
     var, new = _ftrl_step(var, nz.reshape(*var.shape, 2), grad.reshape(var.shape), **options(alpha_blob))
     return var, new.reshape(nz.shape)
 

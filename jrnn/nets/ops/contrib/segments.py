@@ -43,14 +43,8 @@ def _rows(data: Any, indices: Any) -> Any:
     return rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
 
 
-@op("SparseLengthsSum")
-def sparse_lengths_sum(data, indices, lengths):
-    return bag(_rows(data, indices), None, lengths)
-
-
-@op("SparseLengthsMean")
-def sparse_lengths_mean(data, indices, lengths):
-    return bag(_rows(data, indices), None, lengths, mean=True)
+op("SparseLengthsSum")(lambda data, indices, lengths: bag(_rows(data, indices), None, lengths))
+op("SparseLengthsMean")(lambda data, indices, lengths: bag(_rows(data, indices), None, lengths, mean=True))
 
 
 def _cut(op: Op) -> str | None:
@@ -71,9 +65,7 @@ def _spread(dy: Any, lengths: Any, count: int) -> Any:
     return jnp.take(dy, segment_ids(lengths, count), axis=0, mode="fill")
 
 
-@op("SparseLengthsIndicesInGradientSumGradient")
-def sum_gradient(dy, lengths, indices):
-    return _spread(dy, lengths, indices.size)
+op("SparseLengthsIndicesInGradientSumGradient")(lambda dy, lengths, indices: _spread(dy, lengths, indices.size))
 
 
 @op("SparseLengthsIndicesInGradientMeanGradient")
@@ -94,9 +86,7 @@ def weighted_sum_gradients(weights, dy, lengths, data, indices, *, grad_on_weigh
     return rows * per_row(weights, rows), jnp.sum(rows * own, axis=tuple(range(1, rows.ndim)))
 
 
-@op("SparseLengthsSumGradient", dynamic=True)
-def sum_gradient_of_lengths(dy, lengths):
-    return jnp.repeat(dy, known_lengths(lengths), axis=0)
+op("SparseLengthsSumGradient", dynamic=True)(lambda dy, lengths: jnp.repeat(dy, known_lengths(lengths), axis=0))
 
 
 @op("SparseLengthsMeanGradient", dynamic=True)
