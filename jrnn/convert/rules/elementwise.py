@@ -146,9 +146,7 @@ _DEFINITIONS: dict[str, Callable] = {
 }
 
 
-@rule(*_DEFINITIONS)
-def _(e: Emitter, node: Node, *xs):
-    return e.call(_DEFINITIONS[node.name], *xs)
+rule(*_DEFINITIONS)(lambda e, node, *xs: e.call(_DEFINITIONS[node.name], *xs))
 
 
 def _shift_right(x: Any, amount: Any, powers: Any) -> Any:

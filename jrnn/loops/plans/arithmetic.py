@@ -21,6 +21,7 @@ from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
 
 _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
 _LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
+_EIGEN = 3  # rows of a symmetric matrix whose eigenvalues are computed
 _ORDER = 16  # rows of a matrix to factorize, elements to sort, or places of a scatter
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 _SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
@@ -113,7 +114,7 @@ def fits(eqn: Eqn) -> bool:
     if name in ("sort", "top_k"):
         axis = eqn.params.get("dimension", eqn.params.get("axis", -1))
         return shape[axis] <= _ORDER and math.prod(shape) * shape[axis] <= _LARGEST
-    return max(shape[-2:]) <= _ORDER and math.prod(shape) * shape[-1] <= _LARGEST
+    return max(shape[-2:]) <= (_EIGEN if name == "eigh" else _ORDER) and math.prod(shape) * shape[-1] <= _LARGEST
 
 
 def _is_in_the_way(eqn: Eqn) -> bool:

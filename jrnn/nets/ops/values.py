@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
+from jrnn.errors import describe_value as describe
 from jrnn.jaxprs.names import is_traced
 
 # TensorProto.DataType: the numbers that arguments such as `dtype` hold. STRING has no dtype.
@@ -31,9 +32,11 @@ DTYPES = {
 STRINGS = "OSU"  # the kinds of numpy's string types, which stay numpy
 
 
-def describe(x: Any) -> str:
-    """`float32[2,3]`, for error messages."""
-    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+def raise_if(wrong: Any, rule: str, **arrays: Any) -> None:
+    """Raises OpError where `wrong` holds. The error names the arrays: `x=x` begins it with "x is float32[2,3]; "."""
+    if wrong:
+        given = " and ".join(f"{name} is {describe(x)}" for name, x in arrays.items())
+        raise OpError(f"{given}; {rule}" if given else rule)
 
 
 def check_rank(x: Any, rank: int, name: str) -> None:
