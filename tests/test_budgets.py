@@ -5,7 +5,7 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 67_580
+WHOLE = 67_570
 LINES = {
     "errors": 170,
     "version": 10,
@@ -20,7 +20,7 @@ LINES = {
     "nets/execution_step": 70,
     "nets/registry": 310,
     "nets/gradient_maker": 170,
-    "nets/proto": 1_350,
+    "nets/proto": 1_330,
     "nets/graph": 2_060,
     "nets/builder": 330,
     "nets/schedule": 100,
@@ -34,8 +34,8 @@ LINES = {
     "corpus": 640,
     "models": 4_000,
     "interop": 700,
-    "convert": 3_590,
-    "onnx": 3_170,
+    "convert": 3_600,
+    "onnx": 3_150,
     "testing": 3_170,
     "train": 6_280,
     "bench": 4_110,
