@@ -127,6 +127,11 @@ def entries(block):
     for name, chosen in re.findall(r"([\w.]+)(\([^)]*\))?", block[2]):
         value = functools.reduce(getattr, f"{block[1]}.{name}".split(".")[1:], jrnn)
         kind = "function" if not inspect.isclass(value) else "exception" if issubclass(value, Exception) else "class"
+        if kind == "function" and not inspect.isfunction(value):  # an object that is called, as a kind of layer
+            arguments = ", ".join(inspect.signature(value).parameters)
+            said = f"Layers of `{value.cell.__name__}`: {value.cell.__doc__.splitlines()[0]}"
+            lines += [f".. py:function:: {block[1]}.{name}({arguments})", "", f"   {said}", ""]
+            continue
         lines.append(f".. auto{kind}:: {block[1]}.{name}")
         if kind == "class" and chosen != "()":
             lines += [f"   :members: {' '.join(chosen.strip('()').split())}", "   :special-members: __call__"]

@@ -40,7 +40,6 @@ PAGES = sorted(DOCS.glob("*.md"))
         ("seq2seq.md", 8),
         ("speed_up.md", 15),
         ("start.md", 5),
-        ("when_not.md", 3),
     ],
 )
 def test_page(page, examples, tmp_path, monkeypatch):

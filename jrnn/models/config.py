@@ -25,10 +25,12 @@ T = TypeVar("T")
 Limit = tuple[float, Annotated[float, AtLeast(0, math.inf)]]  # of a time step
 LIMITS = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
 MAYBE_NONE = (
-    "num_experts num_local_experts num_dense_layers first_k_dense_replace attn_layer_offset expert_layer_offset"
+    "num_experts num_local_experts num_dense_layers first_k_dense_replace attn_layer_offset expert_layer_offset "
+    "qk_rope_head_dim index_skip_topk_offset"
 )
 LEAST = dict.fromkeys(MAYBE_NONE.split(), 0) | {"rescale_every": -1}  # other sizes are at least 1
-LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old names of layers
+LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old and other names of layers
+LEGACY |= {"indexed_attention": "full_attention"}
 # Keys of any family that change what is computed, with the values that change nothing.
 ONLY: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "rope_scaling": (None,), "sliding_window": (None,)}
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

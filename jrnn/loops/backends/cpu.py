@@ -82,7 +82,7 @@ def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate],
 
 
 def _reference(loop: Loop, target: Target) -> Candidate:
-    return Candidate(REFERENCE, Steps(loop).estimate(target.machine), Steps(loop))
+    return Candidate(REFERENCE, Estimator(loop, target.machine).whole(), Steps(loop))
 
 
 def _is_brief(reference: Candidate) -> bool:
@@ -207,7 +207,7 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
     for either in (loop, turned):
         fission, estimator = split(either, moves=Moves()), Estimator(either, machine)
         products.append(steps * estimator.part(fission.core.eqns, fission.core.outputs).products)
-        seconds.append(Split(fission, Steps(fission.core)).estimate(machine, estimator).seconds)
+        seconds.append(Split(fission, Steps(fission.core)).estimate(estimator).seconds)
     return products[0] - products[1] > _LEAST_GAIN * seconds[0]
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from typing import Any
-
-from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
 from jrnn.loops.loop import Options, mark
@@ -15,10 +12,8 @@ from jrnn.loops.rules import tracing
 from jrnn.loops.scan import executors
 from jrnn.loops.wrappers import recompute
 
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
-
-class _Context:
+class _Context(ContextDecorator):
     """A context that is a decorator too. It holds no generator, which Python would close at exit where it was never left.
 
     Args:
@@ -29,6 +24,9 @@ class _Context:
         self._parts = parts
         self._entered: list[ExitStack] = []
 
+    def _recreate_cm(self) -> _Context:
+        return _Context(*self._parts)
+
     def __enter__(self) -> None:
         with ExitStack() as stack:
             for part in self._parts:
@@ -37,14 +35,6 @@ class _Context:
 
     def __exit__(self, *error: Any) -> None:
         self._entered.pop().__exit__(*error)
-
-    def __call__(self, fn: Callable) -> Callable:
-        @functools.wraps(fn)
-        def inside(*args: Any, **keywords: Any) -> Any:
-            with _Context(*self._parts):
-                return fn(*args, **keywords)
-
-        return inside
 
 
 class _Everywhere:

@@ -123,6 +123,7 @@ class Kda(Part):
         act: the activation after the convolution.
         epsilon: of the norm.
         low: whether the products of the decays and of the gate have a low rank.
+        flat: whether the files hold a rate of each head without further axes.
         bound: the least logarithm of a decay, or None.
         out: the name of the output's product.
     """
@@ -134,12 +135,13 @@ class Kda(Part):
     act: str = "silu"
     epsilon: float = 1e-5
     low: bool = True
+    flat: bool = False
     bound: float | None = None
     out: str = "o_proj"
 
     def tensors(self) -> Shapes:
         d, inner = self.width, self.heads * self.size
-        rates = (1, 1, self.heads, 1) if self.low else (self.heads,)
+        rates = (self.heads,) if self.flat else (1, 1, self.heads, 1)
         shapes: Shapes = {"A_log": rates, "dt_bias": (inner,), "o_norm.weight": (self.size,)}
         for name in "qkv":
             shapes |= linear(f"{name}_proj", inner, d) | {f"{name}_conv1d.weight": (inner, 1, self.taps)}

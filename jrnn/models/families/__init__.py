@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jrnn.errors import ConfigError
+from jrnn.models.families.glm5_next import GLM5_NEXT
 from jrnn.models.families.lfm2 import LFM2, LFM2_MOE
 from jrnn.models.families.linear_attention import (
     BAILING_HYBRID,
@@ -24,8 +25,8 @@ from jrnn.models.families.zamba2 import ZAMBA2
 from jrnn.models.family import Family
 
 _ALL = (
-    BAILING_HYBRID, BAMBA, FALCON_H1, FALCON_MAMBA, GRANITE, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, MAMBA, MAMBA2, MINIMAX,
-    NEMOTRON_H, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV6, RWKV7, XLSTM, ZAMBA2,
+    BAILING_HYBRID, BAMBA, FALCON_H1, FALCON_MAMBA, GLM5_NEXT, GRANITE, JAMBA, KIMI_LINEAR, LFM2, LFM2_MOE, MAMBA, MAMBA2,
+    MINIMAX, NEMOTRON_H, OLMO_HYBRID, QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT, RECURRENT_GEMMA, RWKV, RWKV6, RWKV7, XLSTM, ZAMBA2,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jrnn.errors import ConfigError
-from jrnn.models.blocks import Attention, Both, Experts, Mamba1, Mamba2, Mlp, Router
-from jrnn.models.blocks.small import Side
+from jrnn.models.blocks import Attention, Both, Experts, Mamba1, Mamba2, Mlp, Router, Side
 from jrnn.models.config import DecoderKeys, Limit, Rope, ScoreKeys, divides, layer_types
 from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
 
