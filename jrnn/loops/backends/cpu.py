@@ -29,7 +29,7 @@ from jrnn.loops.passes import (
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plans import NOTHING, Arithmetic, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
+from jrnn.loops.plans import NOTHING, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
 from jrnn.loops.plans.arithmetic import LARGE_PRODUCT, arithmetic
 from jrnn.loops.plans.search import Search
 
@@ -128,7 +128,7 @@ def _others(search: Search, target: Target) -> list[Candidate]:
     if search.options.executor != "auto":
         return []
     rewritten = _as_arithmetic(search)
-    if any(way.node.inner.rewritten.is_one_kernel for way in rewritten):
+    if any(way.node.inner.is_one_kernel for way in rewritten):
         return rewritten  # a call would pay for each of its small products
     may_call = any(map(_is_for_native, search.loop.eqns)) and len(search.loop.eqns) <= _LONGEST_CALLED
     return [*(calls(search, target)[0] if may_call else []), *rewritten]
@@ -149,7 +149,7 @@ def _as_arithmetic(search: Search) -> list[Candidate]:
         rewritten = arithmetic(fission.core, search.estimator)
         if rewritten is not None:
             name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
-            candidates.append(search.candidate(name, Split(fission, Arithmetic(rewritten, fission.core))))
+            candidates.append(search.candidate(name, Split(fission, rewritten)))
             if not rewritten.in_the_way:
                 break
     return candidates

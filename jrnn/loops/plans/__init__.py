@@ -4,9 +4,9 @@
 it from the descriptions (`description.py`).
 """
 
+from jrnn.loops.plans.arithmetic import Arithmetic as Arithmetic
 from jrnn.loops.plans.description import Description as Description
 from jrnn.loops.plans.description import Item as Item
-from jrnn.loops.plans.nodes import Arithmetic as Arithmetic
 from jrnn.loops.plans.nodes import Converted as Converted
 from jrnn.loops.plans.nodes import InChunks as InChunks
 from jrnn.loops.plans.nodes import Kernel as Kernel

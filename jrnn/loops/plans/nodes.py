@@ -18,9 +18,8 @@ from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes import Fission, movable, widen_sums
-from jrnn.loops.plans.arithmetic import Arithmetic as Rewritten
 from jrnn.loops.plans.description import Description, contractions, items
-from jrnn.loops.plans.split_costs import SplitCosts, split_costs
+from jrnn.loops.plans.split_costs import SplitCosts
 from jrnn.loops.wrappers.recompute import in_chunks
 
 Values = Sequence[Any]
@@ -125,7 +124,7 @@ class Split:
         """Returns the costs of all parts."""
         if estimator.loop is not self.fission.loop:
             estimator = Estimator(self.fission.loop, estimator.machine)
-        return split_costs(estimator, self.fission, self.inner.estimate(estimator))
+        return SplitCosts(estimator, self.fission, self.inner.estimate(estimator))
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.costs(estimator).at_once()
@@ -232,29 +231,6 @@ class OneCall:
     @property
     def name(self) -> str:
         return self.kernel.name
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """Runs a loop whose small linear algebra is written as arithmetic.
-
-    Attributes:
-        rewritten: the loop as arithmetic.
-        loop: the loop as it was.
-    """
-
-    rewritten: Rewritten
-    loop: Loop
-    name = "as arithmetic"
-
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.rewritten.loop.run(consts, init, xs, length)
-
-    def estimate(self, estimator: Estimator) -> Estimate:
-        return estimate(self.rewritten.terms, Steps(self.loop).estimate(estimator).memory)
-
-    def describe(self) -> Description:
-        return replace(Steps(self.rewritten.loop).describe(), remarks=(str(self.rewritten),))
 
 
 def at_leaf(node: Any, change: Callable[[Any], Any]) -> Any:

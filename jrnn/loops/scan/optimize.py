@@ -28,26 +28,12 @@ class _Context(ContextDecorator):
         return _Context(*self._parts)
 
     def __enter__(self) -> None:
-        with ExitStack() as stack:
-            for part in self._parts:
-                stack.enter_context(part())
-            self._entered.append(stack.pop_all())
+        self._entered.append(ExitStack())
+        for part in self._parts:
+            self._entered[-1].enter_context(part())
 
     def __exit__(self, *error: Any) -> None:
         self._entered.pop().__exit__(*error)
-
-
-class _Everywhere:
-    """The mark for all threads of the process, from now on until a `with` block ends."""
-
-    def __init__(self, options: Options):
-        self._undo = tracing.mark_everywhere(mark.metadata(options))
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: Any) -> None:
-        self._undo()
 
 
 def optimize_scans(
@@ -106,7 +92,9 @@ def optimize_scans(
     if everywhere:
         if fn is not None:
             raise TypeError("optimize_scans: everywhere=True is for a process, not for a function; call it without one")
-        return _Everywhere(options)
+        process = ExitStack()
+        process.callback(tracing.mark_everywhere(mark.metadata(options)))
+        return process
     context = _Context(lambda: mark.marked(options), lambda: mark.plain(False))
     return context if fn is None else context(fn)
 
