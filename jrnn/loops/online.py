@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
-from jrnn.loops.affine.blocks import Axes, Blocks, joint_blocks, reads_of, why_no_jacobian
+from jrnn.loops.affine.blocks import Axes, Blocks, block_of, reads_of, why_no_jacobian
 from jrnn.loops.loop import promoted
 
 _MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
@@ -178,7 +178,7 @@ class _Plan:
         first = len(p)
         old = program.invars[first : first + len(leaves)]
         of_carry = reads_of(program, old)
-        group = joint_blocks([tuple(v.aval.shape) for v in old], of_carry)
+        group = block_of(tuple(range(len(old))), [tuple(v.aval.shape) for v in old], of_carry)
         dense = None
         if group.block > max(_MOST, len(leaves)):
             if learner.approximate is None:

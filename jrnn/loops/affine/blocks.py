@@ -138,7 +138,7 @@ def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
     carry = program.invars[:n_carry]
     outs = reads_of(program, carry, n_carry)
     groups, _ = jaxprs.components(outs)
-    return [_blocks(members, [tuple(carry[i].aval.shape) for i in members], outs) for members in groups]
+    return [block_of(members, [tuple(carry[i].aval.shape) for i in members], outs) for members in groups]
 
 
 def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -> list[Reads]:
@@ -149,12 +149,15 @@ def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -
     return [{} if jaxprs.is_literal(a) else reads.get(a, {}) for a in program.outvars[:count]]
 
 
-def joint_blocks(shapes: Sequence[tuple[int, ...]], outs: Sequence[Reads]) -> Blocks:
-    """Returns all carries as one group, from what the new carries read of the old ones."""
-    return _blocks(tuple(range(len(shapes))), list(shapes), outs)
+def block_of(members: tuple[int, ...], shapes: Sequence[tuple[int, ...]], outs: Sequence[Reads]) -> Blocks:
+    """Returns carries as one group.
 
+    Args:
+        members: their positions.
+        shapes: their shapes.
+        outs: what the new carries read of the old ones.
+    """
 
-def _blocks(members: tuple[int, ...], shapes: list[tuple[int, ...]], outs: Sequence[Reads]) -> Blocks:
     def is_aligned(axis: int) -> bool:
         sizes = {shape[axis] if axis < len(shape) else None for shape in shapes}
         if len(sizes) > 1 or None in sizes:

@@ -54,6 +54,11 @@ class Affine:
         return math.prod(self.forms.size[l] for l in self.free)
 
     @property
+    def rows(self) -> dict[Row, None]:
+        """The rows that updates and cuts read, each after those that it reads."""
+        return rows_of([*self.updates, *(t for v in self.cuts.values() for t in v.terms)])
+
+    @property
     def terms(self) -> list[Term]:
         """All terms, those of rows included."""
         cuts = (t for v in self.cuts.values() for t in v.terms)

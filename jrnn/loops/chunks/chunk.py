@@ -116,7 +116,7 @@ class Chunk:
         wrote = [(decay.writer(v), value.renamed("T", "S")) for v, value in written.known]
         writes = {row: decay.writer(v) for row, v in written.vectors.items()}
         reads: dict[Row, Read] = {}
-        for row in rows_of([*form.updates, *(t for v in form.cuts.values() for t in v.terms)]):
+        for row in form.rows:
             parts, scores = [], {}
             for inside, outside in self._readers([t for t in row.terms if t.of in form.forms.states]):
                 vector = self._timed(inside)

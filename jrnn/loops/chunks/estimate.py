@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from jrnn import jaxprs
-from jrnn.loops.affine.matrix import Affine, rows_of
+from jrnn.loops.affine.matrix import Affine
 from jrnn.loops.costs.candidates import Candidate, Choice, Estimate, bound, choose
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import Machine
@@ -64,8 +64,7 @@ def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machi
         elements = len(form.forms.states) * jaxprs.elements(state.aval.shape)
         k, v = size[form.forms.contracted or 0], form.width
         batch = elements // (k * v)
-        rows = rows_of([*form.updates, *(t for value in form.cuts.values() for t in value.terms)])
-        readers = sum(any(t.of in form.forms.states for t in row.terms) for row in rows)
+        readers = sum(any(t.of in form.forms.states for t in row.terms) for row in form.rows)
         writers, solved = len(form.known) + len(form.solved), len(form.solved)
         operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (k + v)
         operations += 2 * (solved * steps) ** 2 * v

@@ -17,7 +17,6 @@ Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Program
+from jrnn.jaxprs.tangents import pushed
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
 from jrnn.loops.newton.enclosure import Box, NotEnclosed, enclosed
@@ -61,12 +61,9 @@ class Enclosures:
             return fn(args[: len(consts)], args[len(consts) : count], args[count:])
 
         step = jaxprs.opened(jax.make_jaxpr(flat)(*avals), jaxprs.LOWERED_CALLS)
-
-        def pushed(*args: Any) -> Values:
-            of_old = functools.partial(step.run, *args[:count])
-            return jax.jvp(of_old, args[count : count + len(old)], args[count + len(old) :])[1]
-
-        tangents = jaxprs.opened(jax.make_jaxpr(pushed)(*avals, *old), jaxprs.LOWERED_CALLS)
+        places = range(count, len(avals))
+        moved = jax.make_jaxpr(lambda *args: pushed(step.run, args[: len(avals)], places, args[len(avals) :])[1])
+        tangents = jaxprs.opened(moved(*avals, *old), jaxprs.LOWERED_CALLS)
         enclosures = Enclosures(group, step, tangents, count)
         radius = jax.ShapeDtypeStruct((*group.batch, group.block), jnp.result_type(jnp.float32, *old))
         try:
@@ -92,7 +89,7 @@ class Enclosures:
 
     def rounding(self, args: Values) -> Any:
         """Returns u at one time, [A, M]."""
-        boxes, _ = self._boxes(args, [jnp.zeros(v.shape, _wide(v)) for v in args[self.fixed :]], None)
+        boxes, _ = self._boxes(args, [Box(v).spread for v in args[self.fixed :]], None)
         return self.group.join([box.spread for box in boxes])
 
     def slopes(self, args: Values, radius: Any) -> tuple[Any, Any]:
@@ -114,10 +111,6 @@ class Enclosures:
     def _column(self, args: Values, radii: Values, k: Any) -> Any:
         boxes, _ = self._boxes(args, radii, self.group.basis(k, args[self.fixed :]))
         return self.group.join([box.size + box.spread for box in boxes])
-
-
-def _wide(value: Any) -> Any:
-    return jnp.promote_types(value.dtype, jnp.float32)
 
 
 def bounds(slopes: Any, jumps: Any, added: Any) -> Any:

@@ -95,16 +95,11 @@ def run(
     return Solution(last, ys, states, reports)
 
 
-def jacobian_bytes(group: Blocks, length: int, itemsize: int, options: Newton) -> int:
-    """Returns the bytes of the Jacobians of a group for all steps."""
-    rows = 1 if options.jacobian == "diagonal" else group.block
-    return length * itemsize * rows * sum(jaxprs.elements(shape) for shape in group.shapes)
-
-
 def _check_sizes(structure: Sequence[Blocks], init: Sequence[Any], length: int, options: Newton) -> None:
     for group in structure:
         itemsize = max(4, *(init[i].dtype.itemsize for i in group.carries))
-        needed = jacobian_bytes(group, length, itemsize, options)
+        rows = 1 if options.jacobian == "diagonal" else group.block
+        needed = length * itemsize * rows * sum(jaxprs.elements(shape) for shape in group.shapes)
         if needed > options.most_bytes:
             m = group.block
             raise ScanError(

@@ -119,7 +119,7 @@ class Place:
             a, b: the summaries of this device's segment.
             apply: `(a, start, b) -> end`.
         """
-        if sum(map(_nbytes, jax.tree.leaves((a, b)))) * self.count > _GATHERED:
+        if sum(map(jaxprs.nbytes, jax.tree.leaves((a, b)))) * self.count > _GATHERED:
             return self.handed(first, lambda start: apply(a, start, b), alone=False)
 
         def gathered(x: Any) -> Any:
@@ -148,10 +148,6 @@ def _sent(value: Any, send: Callable[[Any], Any]) -> Any:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(send(jax.random.key_data(value)), impl=jax.random.key_impl(value))
     return send(value.astype(jnp.int8)).astype(bool) if value.dtype == bool else send(value)
-
-
-def _nbytes(value: Any) -> int:
-    return jaxprs.elements(value.shape) * value.dtype.itemsize
 
 
 def is_smooth(value: Any) -> bool:
