@@ -27,7 +27,7 @@ LINES = {
     "nets/blobs": 70,
     "nets/lowering": 380,
     "nets/autodiff": 400,
-    "nets/ops": 9_090,
+    "nets/ops": 9_080,
     "nets/recurrent": 350,
     "nets/cells": 1_680,
     "nets/plans": 470,

@@ -1,15 +1,14 @@
 """Elementary functions with their gradients, element by element; and Max, Min, Mean and WeightedSum of several inputs."""
 
-import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
+from jrnn.nets.ops.reduce import max_of, min_of
 from jrnn.nets.ops.values import as_float, check_same_shape, describe, magnitude, raise_if
 from jrnn.nets.registry import gradient, op
 
@@ -110,22 +109,13 @@ def _named(xs: tuple) -> str:
     return "inputs " + ", ".join(f"#{k}" for k in range(len(xs)))
 
 
-def _extremum(type: str, pick: Callable) -> None:
+def _register_extremum(type: str, pick: Callable) -> None:
     """Max or Min: every input that attains the extremum gets the whole gradient (jnp's would share it)."""
-
-    @jax.custom_jvp
-    def extremum(*xs: Any) -> Any:
-        return functools.reduce(pick, xs)
-
-    @extremum.defjvp
-    def _(xs, tangents):
-        y = extremum(*xs)
-        return y, sum(jnp.where(x == y, t, 0) for x, t in zip(xs, tangents))
 
     @op(type, inplace={0: 0}, gradient=f"{type}Gradient(y, dy, *) -> *")
     def forward(x, *xs):
         check_same_shape(_named((x, *xs)), x, *xs)
-        return extremum(*map(as_float, (x, *xs)))
+        return pick(jnp.stack([as_float(v) for v in (x, *xs)]), (0,))[0]
 
     @op(type + "Gradient", outputs=(1, None), inplace={0: 1})
     def backward(y, dy, *xs):
@@ -133,8 +123,8 @@ def _extremum(type: str, pick: Callable) -> None:
         return tuple(jnp.where(x == y, dy, 0) for x in xs)
 
 
-_extremum("Max", jnp.maximum)
-_extremum("Min", jnp.minimum)
+_register_extremum("Max", max_of)
+_register_extremum("Min", min_of)
 
 
 @op("Mean", inplace={0: 0}, gradient="MeanGradient(dy) -> *")
