@@ -10,6 +10,7 @@ import itertools
 from functools import partial
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -114,6 +115,21 @@ def test_eigenvectors_whose_signs_rounding_decides_stay_a_call():
     a = normal(3, 3)
     changed = rewritten(jax.make_jaxpr(jnp.linalg.eigh)(a), choice.fits)
     assert "eigh" in [e.primitive.name for e in equations(changed.eqns)]
+
+
+def test_random_numbers_are_those_of_jax():
+    def drawn(keys, x):
+        first = jax.random.split(keys[0])[1]
+        return jax.vmap(lambda key: jax.random.bits(key, (3,), "uint8"))(keys), jax.random.bits(
+            jax.random.fold_in(first, x), (2, 2)
+        )
+
+    args = jax.random.split(jax.random.key(3), 4), 5
+    closed = jax.make_jaxpr(drawn)(*args)
+    changed = rewritten(closed, choice.fits)
+    assert not [e for e in equations(changed.eqns) if e.primitive.name in RULES]
+    for a, b in zip(jax.jit(jex.jaxpr_as_fun(changed))(*args), drawn(*args), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 VALUES = [3.0, jnp.nan, -0.0, 0.0, 1, jnp.inf, -jnp.inf, 1, -jnp.nan]

@@ -20,6 +20,7 @@ from jrnn.loops.costs.equation_costs import ONE_KERNEL, REDUCTIONS, is_by_vector
 from jrnn.loops.costs.estimates import Estimator, Part, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
 from jrnn.loops.plans.description import Description
 from jrnn.loops.plans.nodes import Steps
@@ -27,6 +28,8 @@ from jrnn.loops.plans.nodes import Steps
 _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
 _LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
 _EIGEN = 3  # rows of a symmetric matrix whose eigenvalues are computed
+_WORDS = 0.4  # operations of a generator on words stay in registers
+_DRAWN, _DRAWS = 1 << 14, 4  # random numbers, and draws in a step; each compiles for a tenth of a second
 _ORDER = 16  # rows of a matrix to factorize, elements to sort, or places of a scatter
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 _SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
@@ -85,7 +88,8 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     shapes = [v.aval.shape for e in equations(loop.eqns) for v in e.outvars]
     if not all(jaxprs.is_known(n) for shape in shapes for n in shape):
         return None
-    changed = as_arithmetic(loop, fits)
+    many = sum(e.primitive.name in draws.RULES for e in equations(loop.eqns)) > _DRAWS
+    changed = as_arithmetic(loop, lambda eqn: fits(eqn) and not (many and eqn.primitive.name in draws.RULES))
     found = [*equations(changed.eqns)]
     if changed is loop or len(found) > _EQUATIONS:
         return None
@@ -101,7 +105,12 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
 
 
 class _Estimator(Estimator):
-    """Counts no calls and kernels in inner loops that are one kernel."""
+    """Counts no calls and kernels in inner loops that are one kernel, and the rounds of a generator as what they are."""
+
+    def _facts_of(self, eqn: Eqn) -> Any:
+        facts = super()._facts_of(eqn)
+        words = any(v.aval.dtype == "uint32" for v in eqn.outvars)
+        return replace(facts, seconds=_WORDS * facts.seconds) if words else facts
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         outer, held = self.machine, [*jaxprs.sub_jaxprs(eqn)]
@@ -121,7 +130,10 @@ def quiet(machine: Machine) -> Machine:
 
 def fits(eqn: Eqn) -> bool:
     """Returns True for an equation that is so small that it is faster as arithmetic than as a call."""
-    name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
+    name = eqn.primitive.name
+    if name in draws.RULES:
+        return sum(jaxprs.elements(v.aval.shape) for v in eqn.outvars) <= _DRAWN
+    shape = eqn.invars[0].aval.shape
     if name == "dot_general":
         matrices = not is_by_vector(eqn) or is_of_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
         return jaxprs.operations(eqn) < LARGE_PRODUCT and matrices and not is_outer(eqn)

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.jaxprs import Eqn
-from jrnn.loops.passes.arithmetic.products import Values, conj, cut, places, transposed
+from jrnn.loops.passes.arithmetic.products import Values, conj, cut, places, transposed, where
+
+_SELECTED = 3  # rows that LU exchanges by selects; with more, a loop is faster
 
 
 def cholesky(eqn: Eqn, a: Any) -> Values:
@@ -26,38 +28,67 @@ def cholesky(eqn: Eqn, a: Any) -> Values:
         given = _row(across, j)
         left = given - jnp.sum(factor * conj(_column(factor, j)), -2, keepdims=True)
         pivot = _column(left, j).real
-        new = jnp.where(columns >= j, left / lax.sqrt(pivot).astype(a.dtype), 0)
-        return lax.dynamic_update_slice_in_dim(factor, new, j, a.ndim - 2), failed | (pivot <= 0)  # LAPACK allows NaN
+        new = where(columns >= j, left / lax.sqrt(pivot).astype(a.dtype), 0)
+        return _placed(factor, new, j), failed | (pivot <= 0)  # LAPACK allows NaN
 
     none = jnp.zeros((*a.shape[:-2], 1, 1), bool)
     factor, failed = lax.fori_loop(0, a.shape[-1], column, (jnp.zeros_like(a), none))
     nothing = complex(math.nan, math.nan) if jnp.iscomplexobj(a) else math.nan
-    return [jnp.where(failed, jnp.asarray(nothing, a.dtype), transposed(factor))]
+    return [where(failed, jnp.asarray(nothing, a.dtype), transposed(factor))]
 
 
 def lu(eqn: Eqn, a: Any) -> Values:
     """The LU factorization with the pivots that LAPACK chooses: the first of the largest elements of a column."""
+    a, pivots = (_few_rows if a.shape[-2] <= _SELECTED else _eliminated)(a)
+    return [a, pivots[..., 0], _order(pivots, a.shape[-2])]
+
+
+def _few_rows(a: Any) -> tuple[Any, Any]:
+    """Returns the factors and the pivots, by selects among rows."""
+    every, m = slice(None), a.shape[-2]
+    rows, columns, pivots = [cut(a, slice(i, i + 1), every) for i in range(m)], places(cut(a, slice(1), every), -1), []
+    for k in range(min(a.shape[-2:])):
+        here, below = slice(k, k + 1), range(k + 1, m)
+        largest, at = _length(cut(rows[k], every, here)), jnp.full((*a.shape[:-2], 1, 1), k, jnp.int32)
+        for i in below:
+            length = _length(cut(rows[i], every, here))
+            at, largest = where(length > largest, i, at), where(length > largest, length, largest)
+        first = rows[k]
+        for i in below:
+            rows[k], rows[i] = where(at == i, rows[i], rows[k]), where(at == i, first, rows[i])
+        pivot = cut(rows[k], every, here)
+        for i in below:
+            factor = cut(rows[i], every, here)
+            factor = where(pivot == 0, factor, factor / pivot)
+            reduced = where(columns == k, factor, rows[i])
+            rows[i] = where(columns > k, rows[i] - factor * rows[k], reduced)
+        pivots.append(at)
+    return lax.concatenate(rows, a.ndim - 2), lax.concatenate(pivots, a.ndim - 2)
+
+
+def _eliminated(a: Any) -> tuple[Any, Any]:
+    """Returns the same by a loop."""
     m, size = a.shape[-2], min(a.shape[-2:])
     rows, columns = places(a, -2)[..., :1], places(a, -1)
 
-    def eliminate(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        a, order, pivots = state
-        column = _column(a, k)
-        length = abs(column.real) + abs(column.imag) if jnp.iscomplexobj(a) else abs(column)
-        length = jnp.where(rows >= k, length, -1)
+    def eliminate(k: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        a, pivots = state
+        length = where(rows >= k, _length(_column(a, k)), -1)
         largest = jnp.max(length, -2, keepdims=True)
-        at = jnp.min(jnp.where(length == largest, rows, m), -2, keepdims=True)
-        at = jnp.where(at == m, k, at)  # NaN
-        a, order = (_swapped(v, k, at) for v in (a, order))
-        row, column = _row(a, k), _column(a, k)
-        pivot = _column(row, k)
-        column = jnp.where(pivot == 0, column, column / pivot)
-        reduced = jnp.where(columns > k, a - column * row, jnp.where(columns == k, column, a))
-        return jnp.where(rows > k, reduced, a), order, lax.dynamic_update_slice_in_dim(pivots, at, k, a.ndim - 2)
+        at = jnp.min(where(length == largest, rows, m), -2, keepdims=True)
+        at = where(at == m, k, at)  # NaN
+        row = jnp.sum(where(rows == at, a, 0), -2, dtype=a.dtype, keepdims=True)
+        a = where(rows == at, _row(a, k), a)
+        pivot, column = _column(row, k), _column(a, k)
+        column = where(pivot == 0, column, column / pivot)
+        reduced = where(columns > k, a - column * row, where(columns == k, column, a))
+        return where(rows > k, reduced, where(rows == k, row, a)), _placed(pivots, at, k)
 
-    first = (a, rows, jnp.zeros_like(rows[..., :size, :]))
-    a, order, pivots = lax.fori_loop(0, size, eliminate, first)
-    return [a, pivots[..., 0], order[..., 0]]
+    return lax.fori_loop(0, size, eliminate, (a, jnp.zeros_like(rows[..., :size, :])))
+
+
+def _length(v: Any) -> Any:
+    return abs(v.real) + abs(v.imag) if jnp.iscomplexobj(v) else abs(v)
 
 
 def _row(a: Any, k: Any) -> Any:
@@ -68,53 +99,60 @@ def _column(a: Any, k: Any) -> Any:
     return lax.dynamic_slice_in_dim(a, k, 1, a.ndim - 1)
 
 
-def _swapped(a: Any, k: Any, at: Any) -> Any:
-    """Returns matrices with their rows `k` and `at` exchanged."""
-    rows = places(a, -2)
-    chosen = jnp.sum(jnp.where(rows == at, a, 0), -2, dtype=a.dtype, keepdims=True)
-    return jnp.where(rows == k, chosen, jnp.where(rows == at, _row(a, k), a))
+def _placed(a: Any, row: Any, k: Any) -> Any:
+    return lax.dynamic_update_slice_in_dim(a, row, k, a.ndim - 2)
 
 
 def lu_pivots_to_permutation(eqn: Eqn, pivots: Any) -> Values:
-    size = eqn.params["permutation_size"]
-    order = lax.broadcasted_iota(jnp.int32, (*pivots.shape[:-1], size, 1), pivots.ndim - 1)
-    for k in range(pivots.shape[-1]):
-        order = _swapped(order, k, pivots[..., k, None, None])
-    return [order[..., 0]]
+    return [_order(pivots[..., None], eqn.params["permutation_size"])]
+
+
+def _order(pivots: Any, size: int) -> Any:
+    """Returns the rows of a matrix in the order that pivots give them."""
+    order = rows = lax.broadcasted_iota(jnp.int32, (*pivots.shape[:-2], size, 1), pivots.ndim - 2)
+    for k in range(pivots.shape[-2]):
+        at, mine = _row(pivots, k), _row(order, k)
+        chosen = jnp.sum(where(rows == at, order, 0), -2, dtype=order.dtype, keepdims=True)
+        order = where(rows == k, chosen, where(rows == at, mine, order))
+    return order[..., 0]
 
 
 def qr(eqn: Eqn, a: Any) -> Values:
     """The QR factorization by reflections, with LAPACK's signs."""
     if eqn.params["pivoting"] or 0 in a.shape:
         return None
-    m, n = a.shape[-2:]
-    rows, every = places(a, -2)[..., :1], slice(None)
-    reflections = []
-    for k in range(min(m, n)):
-        x = cut(a, every, slice(k, k + 1))
-        first = cut(x, slice(k, k + 1), every)
-        below = jnp.sum(jnp.where(rows > k, (x * conj(x)).real, 0), -2, keepdims=True)
+    m, size = a.shape[-2], min(a.shape[-2:])
+    rows, columns = places(a, -2)[..., :1], places(a, -1)
+
+    def reduce(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        a, vectors, factors = state
+        row, x = _row(a, k), where(rows > k, _column(a, k), 0)
+        first, products = _column(row, k), jnp.sum(conj(x) * a, -2, keepdims=True)
+        below = _column(products, k).real
         trivial = below == 0
         if jnp.iscomplexobj(a):
             trivial &= first.imag == 0
         norm = lax.sqrt((first * conj(first)).real + below)
-        beta = jnp.where(trivial, first.real, jnp.where(first.real >= 0, -norm, norm)).astype(a.dtype)
-        tau = jnp.where(trivial, 0, (beta - first) / jnp.where(beta == 0, 1, beta))
-        below_first = x / jnp.where(trivial, 1, first - beta)
-        v = jnp.where(rows > k, jnp.where(trivial, 0, below_first), (rows == k).astype(a.dtype))
-        reflections.append((v, tau))
-        a = _reflected(a, v, conj(tau), k)
-    size = m if eqn.params["full_matrices"] else min(m, n)
-    q = jnp.broadcast_to(jnp.eye(m, size, dtype=a.dtype), (*a.shape[:-2], m, size))
-    for k, (v, tau) in reversed([*enumerate(reflections)]):
-        q = _reflected(q, v, tau, k)
-    return [q, jnp.where(places(a, -2) <= places(a, -1), a, 0)[..., :size, :]]
+        beta = where(trivial, first.real, where(first.real >= 0, -norm, norm)).astype(a.dtype)
+        tau = where(trivial, 0, (beta - first) / where(beta == 0, 1, beta))
+        scale = where(trivial, 0, 1 / (first - beta))
+        v = where(rows == k, 1, x * scale)
+        reflected = a - v * (conj(tau) * (row + conj(scale) * products))
+        a = where((rows >= k) & (columns >= k), reflected, a)
+        return a, lax.dynamic_update_slice_in_dim(vectors, v, k, a.ndim - 1), _placed(factors, tau, k)
 
+    def reflect(i: Any, q: Any) -> Any:
+        k = size - 1 - i
+        v = _column(vectors, k)
+        reflected = q - v * (_row(factors, k) * jnp.sum(conj(v) * q, -2, keepdims=True))
+        return where((rows >= k) & (places(q, -1) >= k), reflected, q)  # the other columns are zero in these rows
 
-def _reflected(a: Any, v: Any, tau: Any, k: int) -> Any:
-    """Returns matrices with their rows and columns from `k` on reflected. The other columns are zero in these rows."""
-    reflected = a - tau * v * jnp.sum(conj(v) * a, -2, keepdims=True)
-    return jnp.where((places(a, -2) >= k) & (places(a, -1) >= k), reflected, a)
+    none = jnp.zeros_like(a[..., :size]), jnp.zeros_like(a[..., :size, :1])
+    a, vectors, factors = lax.fori_loop(0, size, reduce, (a, *none))
+    across = m if eqn.params["full_matrices"] else size
+    q = jnp.broadcast_to(jnp.eye(m, across, dtype=a.dtype), (*a.shape[:-2], m, across))
+    q = lax.fori_loop(0, size, reflect, q)
+    return [q, where(places(a, -2) <= places(a, -1), a, 0)[..., :across, :]]
 
 
 def eigh(eqn: Eqn, a: Any) -> Values:
@@ -148,7 +186,7 @@ def _scale(norm: Any) -> Any:
     kind = jnp.finfo(norm.dtype)
     smallest, largest = float(kind.tiny) ** 0.5 * 4 / float(kind.eps) ** 2, float(kind.eps / kind.tiny) ** 0.5
     up = jnp.minimum(smallest / norm, 1 / float(kind.tiny))
-    return jnp.where((norm > 0) & (norm < smallest), up, jnp.where(norm > largest, largest / norm, 1))
+    return where((norm > 0) & (norm < smallest), up, where(norm > largest, largest / norm, 1))
 
 
 def _pair(a: Any, c: Any, b: Any) -> tuple[list[Any], Any]:
@@ -159,24 +197,24 @@ def _pair(a: Any, c: Any, b: Any) -> tuple[list[Any], Any]:
     apart |= (b * b <= half**2 * abs(a) * abs(c) + float(kind.tiny)) | (b == 0)
     both, less, twice = a + c, a - c, b + b
     wide = abs(less) > abs(twice)
-    long, short = jnp.where(wide, abs(less), abs(twice)), jnp.where(abs(less) < abs(twice), abs(less), abs(twice))
+    long, short = where(wide, abs(less), abs(twice)), where(abs(less) < abs(twice), abs(less), abs(twice))
     root = long * lax.sqrt(1 + (short / long) ** 2)
-    first = 0.5 * jnp.where(both < 0, both - root, jnp.where(both > 0, both + root, root))
+    first = 0.5 * where(both < 0, both - root, where(both > 0, both + root, root))
     larger = abs(a) > abs(c)
-    second = (jnp.where(larger, a, c) / first) * jnp.where(larger, c, a) - (b / first) * b
-    second = jnp.where((both < 0) | (both > 0), second, -0.5 * root)
-    leg = jnp.where(less >= 0, less + root, less - root)
+    second = (where(larger, a, c) / first) * where(larger, c, a) - (b / first) * b
+    second = where((both < 0) | (both > 0), second, -0.5 * root)
+    leg = where(less >= 0, less + root, less - root)
     wide = abs(leg) > abs(twice)
-    ratio = -jnp.where(wide, twice, leg) / jnp.where(wide, leg, twice)
+    ratio = -where(wide, twice, leg) / where(wide, leg, twice)
     unit = 1 / lax.sqrt(1 + ratio * ratio)
-    cosine, sine = jnp.where(wide, ratio * unit, unit), jnp.where(wide, unit, ratio * unit)
+    cosine, sine = where(wide, ratio * unit, unit), where(wide, unit, ratio * unit)
     turned = (both < 0) != (less >= 0)
-    cosine, sine = jnp.where(turned, -sine, cosine), jnp.where(turned, cosine, sine)
-    first, second = jnp.where(apart, a, first), jnp.where(apart, c, second)
-    cosine, sine = jnp.where(apart, 1, cosine), jnp.where(apart, 0, sine)
+    cosine, sine = where(turned, -sine, cosine), where(turned, cosine, sine)
+    first, second = where(apart, a, first), where(apart, c, second)
+    cosine, sine = where(apart, 1, cosine), where(apart, 0, sine)
     swapped, n = second < first, a.ndim
-    rows = [(jnp.where(swapped, y, x), jnp.where(swapped, x, y)) for x, y in ((cosine, -sine), (sine, cosine))]
-    values = [jnp.where(swapped, second, first), jnp.where(swapped, first, second)]
+    rows = [(where(swapped, y, x), where(swapped, x, y)) for x, y in ((cosine, -sine), (sine, cosine))]
+    values = [where(swapped, second, first), where(swapped, first, second)]
     return values, lax.concatenate([lax.concatenate(row, n - 1) for row in rows], n - 2)
 
 
@@ -196,8 +234,8 @@ def _three(diagonal: list[Any], off: list[Any]) -> list[Any]:
     def rotated(_: Any, state: Any) -> Any:
         a, b, c, ab, bc, ca = state
         less, square = b - a, ab * ab
-        tangent = jnp.where(less >= 0, ab, -ab) * 2 / (abs(less) + lax.sqrt(less * less + 4 * square))
-        tangent = jnp.where(square == 0, 0, tangent)
+        tangent = where(less >= 0, ab, -ab) * 2 / (abs(less) + lax.sqrt(less * less + 4 * square))
+        tangent = where(square == 0, 0, tangent)
         cosine = 1 / lax.sqrt(tangent * tangent + 1)
         sine = tangent * cosine
         bc, ca = cosine * bc + sine * ca, cosine * ca - sine * bc
@@ -207,7 +245,7 @@ def _three(diagonal: list[Any], off: list[Any]) -> list[Any]:
     values = [*lax.fori_loop(0, rotations, rotated, (*diagonal, *off))[:3]]
     for i, j in ((0, 1), (1, 2), (0, 1)):
         first, second = values[i], values[j]
-        values[i], values[j] = jnp.where(second < first, second, first), jnp.where(second < first, first, second)
+        values[i], values[j] = where(second < first, second, first), where(second < first, first, second)
     return values
 
 

@@ -14,7 +14,7 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
-from jrnn.loops.passes.arithmetic.products import Values
+from jrnn.loops.passes.arithmetic.products import Values, where
 
 
 def sort(eqn: Eqn, *operands: Any) -> Values:
@@ -60,7 +60,7 @@ def _order(keys: Sequence[Any], descending: bool) -> Any:
             less |= (nan_b & ~nan_a) if descending else (nan_a & ~nan_b)
         first = less | (same & first)
     rank = jnp.sum(first, -1, dtype=jnp.int32)
-    return jnp.sum(jnp.where(rank[..., None, :] == mine, other, 0), -1, dtype=jnp.int32)
+    return jnp.sum(where(rank[..., None, :] == mine, other, 0), -1, dtype=jnp.int32)
 
 
 def scatter(eqn: Eqn, operand: Any, indices: Any, updates: Any) -> Values:

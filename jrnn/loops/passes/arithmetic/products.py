@@ -6,9 +6,7 @@ call gives it; the rule applies where nothing reads it. Matrices are the last tw
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +16,6 @@ from jax import lax
 from jrnn.jaxprs import Eqn
 
 Values = Sequence[Any] | None
-
-_TINY = 64  # multiplications
 
 
 def cut(a: Any, rows: slice, columns: slice) -> Any:
@@ -39,6 +35,12 @@ def conj(a: Any) -> Any:
 def places(a: Any, axis: int) -> Any:
     """Returns the index of the row (axis -2) or column (axis -1) of each element."""
     return lax.broadcasted_iota(jnp.int32, a.shape, a.ndim + axis)
+
+
+def where(which: Any, a: Any, b: Any) -> Any:
+    """Returns `jnp.where(which, a, b)` without a call, which takes longer to lower."""
+    shape, kinds = jnp.broadcast_shapes(*map(jnp.shape, (which, a, b))), (bool, *[jnp.result_type(a, b)] * 2)
+    return lax.select(*(jnp.broadcast_to(jnp.asarray(v, kind), shape) for v, kind in zip((which, a, b), kinds)))
 
 
 # Products ---------------------------------------------------------------------------------------------------------------
@@ -62,18 +64,7 @@ def dot_general(eqn: Eqn, a: Any, b: Any) -> Values:
 
 
 def product(a: Any, b: Any) -> Any:
-    """Returns the products of matrices.
-
-    A sum of terms is fused into what reads it, and computed again for each reader, so it is for tiny products alone. XLA:CPU
-    vectorizes a reduction over the rows of a matrix, and not one over its columns.
-    """
-    depth, shape = a.shape[-1], (*a.shape[:-1], b.shape[-1])
-    if depth == 0:
-        return lax.full(shape, 0, a.dtype)
-    if depth * math.prod(shape) <= _TINY:
-        every = slice(None)
-        terms = (cut(a, every, slice(k, k + 1)) * cut(b, slice(k, k + 1), every) for k in range(depth))
-        return functools.reduce(operator.add, terms)
+    """Returns the products of matrices, by a reduction over rows, which XLA:CPU vectorizes; one over columns it does not."""
     whole, n = (*a.shape, b.shape[-1]), b.ndim
     left = lax.broadcast_in_dim(a, whole, tuple(range(n)))
     right = lax.broadcast_in_dim(b, whole, (*range(n - 2), n - 1, n))

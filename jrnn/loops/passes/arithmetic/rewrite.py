@@ -17,9 +17,14 @@ import jax.extend.core as jex
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Program, Var
 from jrnn.loops.loop import Loop, mark, strict_passes
-from jrnn.loops.passes.arithmetic import factors, orders, products
+from jrnn.loops.passes.arithmetic import draws, factors, orders, products
 
-RULES: dict[str, Callable[..., Sequence[Any] | None]] = {**products.RULES, **factors.RULES, **orders.RULES}
+RULES: dict[str, Callable[..., Sequence[Any] | None]] = {
+    **products.RULES,
+    **factors.RULES,
+    **orders.RULES,
+    **draws.RULES,
+}
 _INNER = {"cond": ("branches",), "scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
 _SOLVE = "custom_linear_solve"
 Fits = Callable[[Eqn], bool]
@@ -144,5 +149,8 @@ def _traced(call: _Traced) -> Program | None:
 
     with eqn.ctx.manager, mark.unmarked():
         program = jaxprs.opened(jax.make_jaxpr(run)(*(a.aval for a in eqn.invars)))
-    assert not program.constvars, "a rule may not add constants"
-    return program if applies else None
+    if not applies or program.constvars:  # such as the counters of JAX's older way to draw
+        return None
+    names: Names = {}
+    eqns = tuple(_rewritten(program.eqns, program.outvars, names, lambda e: e.primitive.name in draws.ROUNDS))
+    return replace(program, eqns=eqns, outvars=tuple(_named(names, a) for a in program.outvars))

@@ -1,0 +1,66 @@
+"""Rules for random numbers by Threefry, JAX's own generator: its rounds one after another.
+
+On a CPU JAX runs these rounds as a loop, which is a kernel of its own, or stores its state after every four.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend import random
+
+from jrnn.jaxprs import Eqn
+from jrnn.loops.passes.arithmetic.products import Values
+
+_ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+_JAX = random.threefry_prng_impl
+
+
+def threefry2x32(eqn: Eqn, first: Any, second: Any, x: Any, y: Any) -> Values:
+    keys = first, second, first ^ second ^ jnp.uint32(_PARITY)
+    x, y = x + first, y + second
+    for i in range(5):
+        for bits in _ROTATIONS[i % 2]:
+            x = x + y
+            y = x ^ ((y << jnp.uint32(bits)) | (y >> jnp.uint32(32 - bits)))
+        x, y = x + keys[(i + 1) % 3], y + keys[(i + 2) % 3] + jnp.uint32(i + 1)
+    return [x, y]
+
+
+def iota_2x32_shape(eqn: Eqn) -> Values:
+    shape = eqn.params["shape"]
+    return [jnp.zeros(shape, jnp.uint32), lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)]
+
+
+def random_bits(eqn: Eqn, keys: Any) -> Values:
+    given = eqn.params
+    return _of_each(keys, lambda key: _JAX.random_bits(key, given["bit_width"], given["shape"]))
+
+
+def random_split(eqn: Eqn, keys: Any) -> Values:
+    words = _of_each(keys, lambda key: _JAX.split(key, eqn.params["shape"]))
+    return words and [jax.random.wrap_key_data(words[0], impl=_JAX.name)]
+
+
+def random_fold_in(eqn: Eqn, keys: Any, data: Any) -> Values:
+    words = _of_each(keys, _JAX.fold_in, data)
+    return words and [jax.random.wrap_key_data(words[0], impl=_JAX.name)]
+
+
+def _of_each(keys: Any, fn: Callable[..., Any], *args: Any) -> Values:
+    """Returns what a function gives of the words of each key, or None if they are keys of another generator."""
+    if str(keys.dtype) != f"key<{_JAX.tag}>":
+        return None
+    for _ in range(keys.ndim):
+        fn = jax.vmap(fn)
+    return [fn(jax.random.key_data(keys), *args)]
+
+
+ROUNDS = {"iota_2x32_shape": iota_2x32_shape, "threefry2x32": threefry2x32}  # of which the other rules are made
+RULES = {"random_bits": random_bits, "random_fold_in": random_fold_in, "random_split": random_split, **ROUNDS}
