@@ -120,10 +120,9 @@ def language_model(model: Any, tokens: Any = None, **options: Any) -> AdaptedMod
 
 # jrnn.models -----------------------------------------------------------------------------------------------------------
 
-_OF_LEAVES = {  # the names of leaves in jrnn.models; others are recurrent states
-    "conv": "window", "time": "window", "channel": "window", "keys": "attention", "values": "attention",
-    "index": "attention", "places": "attention",
-}  # fmt: skip
+# The names of leaves in jrnn.models; others are recurrent states.
+_OF_LEAVES = dict.fromkeys(("conv", "time", "channel"), "window")
+_OF_LEAVES |= dict.fromkeys(("keys", "values", "index", "places"), "attention")
 
 
 def _of_jrnn(model: Any) -> AdaptedModel:

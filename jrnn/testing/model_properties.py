@@ -6,6 +6,7 @@ a fault shows in the property that it breaks, and in few others.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -271,14 +272,21 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
             return f"for sequence {n} of the batch, {wrong} alone"
     if not model.masks:
         return None
-    for left in (False, True):
+    for left, whole_row in itertools.product((False, True), (0, 1)):
         tokens, mask = _padded(model, left)
-        tokens[::2], mask[::2] = model.tokens[::2], 1  # every second row is padded
-        found = _logits(model, tokens, attention_mask=mask)
+        tokens[whole_row::2], mask[whole_row::2] = model.tokens[whole_row::2], 1  # the others are padded
+
+        def read(rows: slice, tokens: Any = tokens, mask: Any = mask, left: bool = left) -> Any:
+            """The logits of the tokens that are real, and of one more token where the state is that after them."""
+            found, state = _run(model, tokens[rows], attention_mask=mask[rows])
+            found = np.where(mask[rows, :, None] == 1, found, 0)
+            if not (left or model.ends):
+                return found
+            return np.concatenate([found, _run(model, model.tokens[rows, :1], state, one=True)[0]], axis=1)
+
+        found = read(slice(None))
         for n in range(2):
-            alone = _logits(model, tokens[n : n + 1], attention_mask=mask[n : n + 1])
-            live = mask[n : n + 1, :, None] == 1
-            if wrong := differs("logits", np.where(live, found[n : n + 1], 0), np.where(live, alone, 0), tolerance):
+            if wrong := differs("logits", found[n : n + 1], read(slice(n, n + 1)), tolerance):
                 side = "left" if left else "right"
                 return f"with padding on the {side} of every second sequence, for sequence {n}, {wrong} alone"
     return None

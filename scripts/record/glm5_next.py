@@ -24,8 +24,12 @@ class Glm5NextTextForCausalLM(modeling_glm5_next.Glm5NextPreTrainedModel, Genera
         self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    def forward(self, input_ids=None, labels=None, logits_to_keep=0, **options):
-        out = self.model(input_ids=input_ids, **options)
+    def forward(
+        self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None, labels=None,
+        logits_to_keep=0, **options,
+    ):  # fmt: skip
+        given = {"attention_mask": attention_mask, "position_ids": position_ids, "past_key_values": past_key_values}
+        out = self.model(input_ids=input_ids, use_cache=use_cache, **given, **options)
         logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
         loss = None if labels is None else ForCausalLMLoss(logits, labels, self.config.vocab_size)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)

@@ -5,7 +5,9 @@ Shapes: T time, N batch, D width, I inner, E experts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -196,24 +198,43 @@ class Experts(Part):
 
     def _sum(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
         """The weighted sum of the outputs of the chosen experts, [M, D]."""
+        if chosen.size <= self.router.count:  # a step: fewer matrices are read than there are
+            return self._sorted(w, tokens, weights, chosen, span)
+        run = partial(self._sorted, w, span=span), partial(self._dense, w, span=span)
+        return jax.lax.platform_dependent(tokens, weights, chosen, default=run[0], cpu=run[1])
+
+    def _inside(self, product: Callable[[jax.Array, str], jax.Array], x: jax.Array) -> tuple[jax.Array, str]:
+        """What is between the products of experts, and the name of the last one."""
+        gate, up, down = (f"experts.{name}" if name else "" for name in self.one.names)
+        if self.stacked is None:
+            return self.one.inside(product(x, gate) if gate else None, product(x, up)), down
+        return self.one.inside(*jnp.split(product(x, self.stacked[0]), 2, axis=-1)), self.stacked[1]
+
+    def _dense(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
+        """All experts of all tokens: a CPU computes products of groups as those of all groups with all rows."""
+
+        def product(x: jax.Array, name: str) -> jax.Array:
+            options = {"preferred_element_type": tokens.dtype}
+            return jnp.einsum("md,erd->mer", x.astype(span.dtype), w[name].astype(span.dtype), **options)
+
+        y, down = self._inside(product, tokens)
+        shares = jnp.sum(jax.nn.one_hot(chosen, self.router.count, dtype=y.dtype) * weights[..., None], axis=1)
+        y, last = (y * shares[..., None]).astype(span.dtype), w[down].astype(span.dtype)
+        return jnp.einsum("mei,edi->md", y, last, preferred_element_type=tokens.dtype)
+
+    def _sorted(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
         each = chosen.shape[1]
         order = jnp.argsort(chosen.reshape(-1))  # the choices of all tokens, sorted by expert
         sizes = jnp.bincount(chosen.reshape(-1), length=self.router.count)
         given = tokens[order // each]
 
         def product(x: jax.Array, name: str) -> jax.Array:
-            if len(order) <= self.router.count:  # a step: fewer matrices are read than there are
+            if len(order) <= self.router.count:
                 weight, x = w[name][chosen.reshape(-1)[order]].astype(span.dtype), x.astype(span.dtype)
                 return jnp.einsum("mc,mrc->mr", x, weight, preferred_element_type=tokens.dtype)
             weight = jnp.swapaxes(w[name], 1, 2).astype(span.dtype)
             return jax.lax.ragged_dot(x.astype(span.dtype), weight, sizes, preferred_element_type=tokens.dtype)
 
-        gate, up, down = (f"experts.{name}" if name else "" for name in self.one.names)
-        if self.stacked is not None:
-            both, down = self.stacked
-            g, u = jnp.split(product(given, both), 2, axis=-1)
-        else:
-            g, u = product(given, gate) if gate else None, product(given, up)
-        y = product(self.one.inside(g, u), down)
+        y = product(*self._inside(product, given))
         y = y * weights.reshape(-1)[order][:, None]
         return jnp.zeros_like(tokens).at[order // each].add(y)
