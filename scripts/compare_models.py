@@ -23,6 +23,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import record.glm5_next  # noqa: F401, which registers a class
 import torch
 import transformers
 from safetensors.torch import load_file

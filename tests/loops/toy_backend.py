@@ -16,9 +16,6 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.estimates import Estimator, estimate
-from jrnn.loops.costs.machines import Machine
 from jrnn.loops.loop import Loop, Options, Results
 from jrnn.loops.passes import distinct
 from jrnn.loops.plans import Description, LoopPlan, Target
@@ -38,11 +35,6 @@ class CumulativeSum:
         summed = jnp.cumsum(x[::-1] if self.loop.reverse else x, axis=0)
         sums = start[None] + summed  # with [None]: a user may forbid rank promotion
         return [sums[-1]], [sums[::-1] if self.loop.reverse else sums] * len(self.loop.ys)
-
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        """Returns the time in which the terms are read and the sums are written, once."""
-        size = jaxprs.extent(self.loop.length) * jaxprs.nbytes(self.loop.carry[0])
-        return estimate({"elements": machine.reading(size, size) + machine.writing(size, size)}, size)
 
     def describe(self) -> Description:
         return Description(remarks=("all steps run as one jnp.cumsum",))

@@ -191,15 +191,13 @@ def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:
     A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
     platform.
     """
-    with recorder.recorded() as differentiated:
-        closed = jax.make_jaxpr(fn)(*args)
-    given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
-    if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(closed.jaxpr)):
-        plans = lowering.plans_in(closed.jaxpr, Target.here())
-    else:
-        with recorder.recorded() as plans:
-            jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*given)
-    plans[:0] = differentiated
-    if plans and differentiated.notes:
-        plans[0] = replace(plans[0], notes=(*plans[0].notes, *differentiated.notes))
+    with recorder.recorded() as plans:
+        traced = jax.jit(fn).trace(*args)
+        notes = tuple(plans.notes)  # of loops that were differentiated
+        if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)):
+            plans += lowering.plans_in(traced.jaxpr.jaxpr, Target.here())
+        else:
+            traced.lower()
+    if plans:
+        plans[0] = replace(plans[0], notes=(*plans[0].notes, *notes))
     return plans

@@ -22,7 +22,7 @@ from jrnn.loops import backends
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder, strict_passes
-from jrnn.loops.plans import LoopPlan, Node, Target
+from jrnn.loops.plans import LoopPlan, Target
 
 
 def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any) -> Any:
@@ -38,15 +38,9 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         plan = replace(plan, notes=(*plan.notes, *reasons))
         if plan.node is None:
             break
-
-        def run(*args: Any, node: Node = plan.node) -> list[Any]:
-            consts, init, xs = scan.apart(args)
-            carry, ys = node.run([*values, *consts], init, xs, scan.length)
-            return [*carry, *ys]
-
         try:
             with mark.unmarked():
-                lowered = mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+                lowered = mlir.lower_fun(scan.flat(plan.node.run, values), multiple_results=True)(ctx, *args)
         except Exception as error:
             plan = _left_by(error, plan.target, plan.loop)
             reasons = (*plan.notes, *reasons)

@@ -20,6 +20,7 @@ from jrnn.errors import OpError, describe_value
 from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
+from jrnn.nets.graph.ssa import writers
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.memory import size_of
@@ -310,7 +311,7 @@ def _count_trips(
     """The number of trips if the condition depends on integer numpy blobs only, else None."""
     needed, sliced = {condition}, ((), ())
     while True:  # until the blobs that the condition needs at the start of a trip no longer grow
-        sliced = tuple(_slice(net, needed) for net in (cond_net, loop_net))
+        sliced = tuple(replace(net, ops=writers(net.ops, needed)) for net in (cond_net, loop_net))
         more = needed.union(*(reads(net) for net in sliced))
         if more == needed:
             break
@@ -342,13 +343,3 @@ def _trips_of(condition: str, nets, start: Mapping[str, Any], context: Context, 
         env.update(_run_shared(nets[1], env, (), eager))
         trips += 1
     return None
-
-
-def _slice(net: Net, names: Iterable[str]) -> Net:
-    """The operators of a net that write `names`, directly or indirectly."""
-    needed, kept = set(names), []
-    for one in reversed(net.ops):
-        if needed.intersection(one.outputs):
-            kept.append(one)
-            needed.update(one.inputs)
-    return replace(net, ops=tuple(reversed(kept)))

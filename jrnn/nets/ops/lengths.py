@@ -87,15 +87,16 @@ def lengths_mean(data, lengths):
 
 
 @jax.custom_jvp
-def _segment_max(data, ids, lengths):
+def segment_max(data, ids, lengths):
+    """The maximum of each segment, 0 of an empty one."""
     greatest = jax.ops.segment_max(data, ids, lengths.shape[0])
     return jnp.where(per_row(jnp.asarray(lengths) > 0, greatest), greatest, 0)
 
 
-@_segment_max.defjvp
+@segment_max.defjvp
 def _(primals, tangents):
     data, ids, lengths = primals
-    greatest = _segment_max(data, ids, lengths)
+    greatest = segment_max(data, ids, lengths)
     # compat: every row that ties for the maximum gets the whole gradient
     taken = jnp.where(data == greatest[ids], tangents[0], 0)
     return greatest, jax.ops.segment_sum(taken, ids, lengths.shape[0])
@@ -104,7 +105,7 @@ def _(primals, tangents):
 @op("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(y, dy, lengths, data)")
 def lengths_max(data, lengths):
     ids, _ = _segments(data, lengths)
-    return _segment_max(data, ids, jnp.asarray(lengths))
+    return segment_max(data, ids, jnp.asarray(lengths))
 
 
 @op("LengthsWeightedSum")

@@ -216,7 +216,7 @@ def add_padding(
     return made, padded.astype(np.int32)
 
 
-@op("RemovePadding", outputs=(1, 2))
+@op("RemovePadding", outputs=(1, 2), gradient="AddPadding(dy, y1)")
 def remove_padding(data, lengths=None, *, padding_width: int = 1, end_padding_width: int = -1):
     """Removes the rows of padding at both ends of each segment, and returns the new lengths too."""
     start, end = _widths(padding_width, end_padding_width)
@@ -240,12 +240,6 @@ def _(g):
     g.emit("RemovePadding", [g.grad_output(0), *lengths], [g.grad_input(0)])
     if len(g.op.inputs) > 2:
         g.emit("GatherPadding", [g.grad_output(0), *lengths], [g.grad_input(k) for k in range(2, len(g.op.inputs))])
-
-
-@gradient("RemovePadding")
-def _(g):
-    lengths = [g.output(1)] if len(g.op.outputs) > 1 else []
-    g.emit("AddPadding", [g.grad_output(0), *lengths], [g.grad_input(0)])
 
 
 @op("PadEmptySamples", outputs=(1, None))

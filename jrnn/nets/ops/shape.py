@@ -9,6 +9,7 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
+from jrnn.nets.ops.arithmetic import collect
 from jrnn.nets.ops.values import STRINGS, canonical_axis, check_integers, check_rank, describe, flat_at, raise_if
 from jrnn.nets.registry import gradient, op
 
@@ -258,9 +259,7 @@ def expand(x, shape):
 
 @op("ExpandGradient")
 def expand_gradient(dy, x):
-    old = (1,) * (dy.ndim - x.ndim) + x.shape
-    axes = tuple(k for k, (big, small) in enumerate(zip(dy.shape, old)) if small == 1 and big != 1)
-    return jnp.reshape(jnp.sum(dy, axes, dtype=dy.dtype), x.shape)
+    return collect(dy, (1,) * (dy.ndim - x.ndim) + x.shape, x.shape)
 
 
 @op("Flatten", gradient="ResizeLike(dy, x)")

@@ -75,32 +75,26 @@ def _dequantized(rows: Any, bits: int) -> Any:
     return scale_bias[:, :1] * stored + scale_bias[:, 1:]
 
 
-def _fused_bag(data: Any, weights: Any, indices: Any, lengths: Any, bits: int, mean: bool = False) -> Any:
+def _bag(data: Any, weights: Any, indices: Any, lengths: Any, bits: int, mean: bool = False) -> Any:
     check_rank(data, 2, "data")
     _check_bytes(data)
     return bag(_dequantized(gathered(jnp.asarray(data), indices), bits), weights, lengths, mean)
 
 
 def _register_fused(bits: int) -> None:
-    @op(f"SparseLengthsSumFused{bits}BitRowwise", gradient="forbidden")
-    def total(data, indices, lengths):
-        return _fused_bag(data, None, indices, lengths, bits)
-
-    @op(f"SparseLengthsMeanFused{bits}BitRowwise", gradient="forbidden")
-    def mean(data, indices, lengths):
-        return _fused_bag(data, None, indices, lengths, bits, mean=True)
-
-    @op(f"SparseLengthsWeightedSumFused{bits}BitRowwise", gradient="forbidden")
-    def weighted(data, weights, indices, lengths):
-        return _fused_bag(data, weights, indices, lengths, bits)
-
-    @op(f"FloatToFused{bits}BitRowwiseQuantized", gradient="forbidden")
-    def quantize(x):
-        return _fused(x, bits)
-
-    @op(f"Fused{bits}BitRowwiseQuantizedToFloat", gradient="forbidden")
-    def dequantize(x):
-        return _dequantized(x, bits)
+    rows = {
+        "SparseLengthsSumFused{}BitRowwise": lambda data, indices, lengths: _bag(data, None, indices, lengths, bits),
+        "SparseLengthsMeanFused{}BitRowwise": lambda data, indices, lengths: _bag(
+            data, None, indices, lengths, bits, True
+        ),
+        "SparseLengthsWeightedSumFused{}BitRowwise": lambda data, weights, indices, lengths: _bag(
+            data, weights, indices, lengths, bits
+        ),
+        "FloatToFused{}BitRowwiseQuantized": lambda x: _fused(x, bits),
+        "Fused{}BitRowwiseQuantizedToFloat": lambda x: _dequantized(x, bits),
+    }
+    for type, fn in rows.items():
+        op(type.format(bits), gradient="forbidden")(fn)
 
 
 for _bits in (8, 4, 2):

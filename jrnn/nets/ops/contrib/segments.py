@@ -15,7 +15,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.nets.autodiff import GradientSlice
 from jrnn.nets.ir import Op
-from jrnn.nets.ops.lengths import check_lengths, known_lengths, over_lengths, per_row, segment_ids
+from jrnn.nets.ops.lengths import check_lengths, known_lengths, over_lengths, per_row, segment_ids, segment_max
 from jrnn.nets.ops.values import as_float, check_indices, check_integers, check_rank, check_shape, describe, is_concrete
 from jrnn.nets.registry import gradient, op
 
@@ -215,19 +215,6 @@ for _family, _is_sorted in (("Unsorted", False), ("Sorted", True)):
     _register_weighted(_family + "SegmentWeightedSum", _is_sorted)
 
 
-@jax.custom_jvp
-def _max(rows: Any, ids: Any, segments: Any) -> Any:
-    return jax.ops.segment_max(rows, ids, segments.size)
-
-
-@_max.defjvp
-def _(primals, tangents):
-    rows, ids, segments = primals
-    y = _max(rows, ids, segments)
-    taken = jnp.where(rows == y[ids], tangents[0], 0)  # every row that ties gets the whole gradient
-    return y, jax.ops.segment_sum(taken, ids, segments.size)
-
-
 def _log_sum_exp(rows: Any, ids: Any, count: int) -> Any:
     largest = jax.lax.stop_gradient(jax.ops.segment_max(rows, ids, count))
     return jnp.log(jax.ops.segment_sum(jnp.exp(rows - largest[ids]), ids, count)) + largest
@@ -257,6 +244,6 @@ def _register_range(kind: str, reduced: Callable, derivative: Callable) -> None:
 
 _register_range("Sum", jax.ops.segment_sum, lambda x, y, n: 1)
 _register_range("Mean", _mean, lambda x, y, n: 1 / n)
-_register_range("Max", lambda x, ids, count: _max(x, ids, jnp.zeros(count)), lambda x, y, n: jnp.where(x == y, 1, 0))
+_register_range("Max", lambda x, ids, n: segment_max(x, ids, jnp.ones(n)), lambda x, y, n: jnp.where(x == y, 1, 0))
 _register_range("LogSumExp", _log_sum_exp, lambda x, y, n: jnp.exp(x - y))
 _register_range("LogMeanExp", _log_mean_exp, lambda x, y, n: jnp.exp(x - y) / n)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "decode.h"
+#include "pages.h"
 #include "threads.h"
 
 namespace jrnn {

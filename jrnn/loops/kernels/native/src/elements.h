@@ -158,6 +158,16 @@ void instruction(int32_t op, const Operand* v, int64_t rows, int64_t columns) {
   }
 }
 
+// Asks for the place of an operand in the next tile, `by` elements further. An array of all steps is far away, and what the
+// processor fetches by itself ends with a page.
+template <class F>
+JRNN_INLINE void ask_for(const Operand& v, int64_t by, int64_t rows, int64_t columns) {
+  const int64_t size = bytes_of(v.dtype, sizeof(F));
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < columns; i += kLanes<F>)
+      __builtin_prefetch(static_cast<const char*>(v.at) + (by + r * v.stride + i) * size, 0, 2);
+}
+
 constexpr int64_t kTile = 512;  // elements of a register
 
 // Runs the instructions of a stage for `rows` rows from `row` on. `pointers` are those of the refs at this step, at row 0.
@@ -187,6 +197,10 @@ void elements(const Program& p, const Stage& stage, void* const* pointers, int64
           const Ref& ref = p.refs[index];
           const int64_t skipped = (row + r) * ref.row_stride + (instr.op == kSpread && k == 1 ? 0 : column);
           v[k] = {static_cast<char*>(pointers[index]) + skipped * bytes_of(ref.dtype, sizeof(F)), ref.row_stride, ref.dtype};
+          if (ref.time_stride) {
+            const int64_t turn = (p.reverse ? -ref.time_stride : ref.time_stride) - r * ref.row_stride;
+            ask_for<F>(v[k], r + rows_most < count ? rows_most * ref.row_stride : turn, some, columns);
+          }
           if (k == 0 && ref.row_stride == 0 && p.rows > 1) runs = row + r == 0 ? 1 : 0;  // a result that all rows share
         }
         if (runs) instruction<F>(instr.op, v, runs, columns);

@@ -39,6 +39,7 @@ ffi::Error sum(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Re
       b.size_bytes() != static_cast<size_t>(of_b[0] * of_b[1] * bytes) ||
       out->size_bytes() != static_cast<size_t>(of_out[0] * of_out[1] * bytes))
     return invalid("the arrays of a sum do not fit together");
+  ask_for_large_pages({{static_cast<char*>(out->untyped_data()), out->size_bytes()}});
   auto call = std::make_shared<SumCall>();
   call->sums = {a.untyped_data(), b.untyped_data(), out->untyped_data(), of_a[0], of_a[1], of_b[1]};
   call->kernel = kernel_for(level, bytes);
@@ -59,6 +60,7 @@ ffi::Error run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets
     return invalid("the program is not of this version");
   if (decoded.sizes.size() != args.size() + rets.size() || static_cast<size_t>(decoded.n_args) != args.size())
     return invalid("the number of arrays is wrong");
+  std::vector<Block> written;
   for (size_t i = 0; i < decoded.sizes.size(); i++) {
     const bool is_arg = i < args.size();
     void* data = nullptr;
@@ -74,7 +76,9 @@ ffi::Error run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets
     }
     if (bytes != static_cast<size_t>(decoded.sizes[i])) return invalid("an array has the wrong size");
     call->bases.push_back(data);
+    if (!is_arg) written.emplace_back(static_cast<char*>(data), bytes);
   }
+  ask_for_large_pages(std::move(written));
   if (!call->prepare(level, std::min(threads, most_threads(pool))))
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
   finish(pool, call);

@@ -25,7 +25,12 @@ void pack_panels(const Pack& pack, const void* matrix, void* packed, int64_t fir
     constexpr int64_t block = 16;  // rows that are copied together, so that transposing reads whole lines
     for (int64_t k0 = 0; k0 < pack.depth; k0 += block) {
       const int64_t end = k0 + block < pack.depth ? k0 + block : pack.depth;
-      if (pack.width_stride == 1) {
+      if (pack.width_stride == 1 && pack.dtype == kFloat && columns == kPanel<F>) {
+        const F* at = reinterpret_cast<const F*>(from) + start;
+        for (int64_t k = k0; k < end; k++)
+          for (int v = 0; v < kVectors; v++)
+            store<F>(out + k * kPanel<F> + v * kLanes<F>, load<F>(at + k * pack.depth_stride + v * kLanes<F>));
+      } else if (pack.width_stride == 1) {
         for (int64_t k = k0; k < end; k++) read_row<F>(out + k * kPanel<F>, from + (k * pack.depth_stride + start) * size, pack.dtype, columns);
       } else if (pack.dtype == kFloat) {
         const F* at = reinterpret_cast<const F*>(from) + start * pack.width_stride;
@@ -44,22 +49,17 @@ void pack_panels(const Pack& pack, const void* matrix, void* packed, int64_t fir
 
 // Sums of R rows and one panel stay in registers. The order of additions does not depend on R. The elements of a row of `a`
 // lie next to each other, a_stride from those of the next row; or if `turned`, those of a column do.
-template <class F, int R, int turned = 0>
+//
+// It has no code for a part of a panel: the compiler would keep some of the sums in memory.
+template <class F, int R, int turned>
 void rows_by_panel(const F* a, int64_t a_stride, const F* panel, int64_t depth, const F* init, int64_t init_stride, F* out,
-                   int64_t out_stride, int64_t columns) {
+                   int64_t out_stride) {
   Vec<F> sums[R][kVectors];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) {
+  for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) {
-      const int64_t rest = columns - v * kLanes<F>;
-      const F* from = init + r * init_stride + v * kLanes<F>;
-      if (init == nullptr || rest <= 0)
-        sums[r][v] = Vec<F>{};
-      else
-        sums[r][v] = rest >= kLanes<F> ? load<F>(from) : load_some<F>(from, rest);
-    }
-  }
+    for (int v = 0; v < kVectors; v++)
+      sums[r][v] = init == nullptr ? Vec<F>{} : load<F>(init + r * init_stride + v * kLanes<F>);
   for (int64_t k = 0; k < depth; k++) {
     Vec<F> b[kVectors];
 #pragma GCC unroll 8
@@ -72,16 +72,31 @@ void rows_by_panel(const F* a, int64_t a_stride, const F* panel, int64_t depth, 
     }
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) {
+  for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; v++) {
-      const int64_t rest = columns - v * kLanes<F>;
-      F* to = out + r * out_stride + v * kLanes<F>;
-      if (rest >= kLanes<F>)
-        store<F>(to, sums[r][v]);
-      else if (rest > 0)
-        store_some<F>(to, sums[r][v], rest);
-    }
+    for (int v = 0; v < kVectors; v++) store<F>(out + r * out_stride + v * kLanes<F>, sums[r][v]);
+}
+
+// The same for at most kRows rows and the first columns of a panel.
+template <class F, int turned>
+void by_panel(int64_t rows, const F* a, int64_t a_stride, const F* panel, int64_t depth, const F* init, int64_t init_stride,
+              F* out, int64_t out_stride, int64_t columns) {
+  if (columns < kPanel<F>) {
+    F whole[kRows * kPanel<F>] = {};
+    for (int64_t r = 0; r < rows && init != nullptr; r++)
+      memcpy(whole + r * kPanel<F>, init + r * init_stride, columns * sizeof(F));
+    by_panel<F, turned>(rows, a, a_stride, panel, depth, whole, kPanel<F>, whole, kPanel<F>, kPanel<F>);
+    for (int64_t r = 0; r < rows; r++) memcpy(out + r * out_stride, whole + r * kPanel<F>, columns * sizeof(F));
+    return;
+  }
+  switch (rows) {
+#define JRNN_CASE(R)                                                                                   \
+  case R:                                                                                              \
+    return rows_by_panel<F, R, turned>(a, a_stride, panel, depth, init, init_stride, out, out_stride);
+    JRNN_CASE(1) JRNN_CASE(2) JRNN_CASE(3) JRNN_CASE(4) JRNN_CASE(5)
+    default:
+      rows_by_panel<F, kRows, turned>(a, a_stride, panel, depth, init, init_stride, out, out_stride);
+#undef JRNN_CASE
   }
 }
 
@@ -95,19 +110,9 @@ void product(const F* a, int64_t a_stride, const F* packed, int64_t depth, int64
     const int64_t columns = width - start < kPanel<F> ? width - start : kPanel<F>;
     for (int64_t g = 0, r = 0; g < groups; g++) {
       const int64_t some = (rows - r + groups - g - 1) / (groups - g);
-      const F* from = a + r * a_stride;
       const F* first = init == nullptr ? nullptr : init + r * init_stride + start;
-      F* to = out + r * out_stride + start;
-      switch (some) {
-#define JRNN_CASE(R)                                                                                              \
-  case R:                                                                                                         \
-    rows_by_panel<F, R>(from, a_stride, panel, depth, first, init_stride, to, out_stride, columns);               \
-    break;
-        JRNN_CASE(1) JRNN_CASE(2) JRNN_CASE(3) JRNN_CASE(4) JRNN_CASE(5)
-        default:
-          rows_by_panel<F, kRows>(from, a_stride, panel, depth, first, init_stride, to, out_stride, columns);
-#undef JRNN_CASE
-      }
+      by_panel<F, 0>(some, a + r * a_stride, a_stride, panel, depth, first, init_stride, out + r * out_stride + start, out_stride,
+                     columns);
       r += some;
     }
   }

@@ -5,6 +5,8 @@
 namespace {
 
 constexpr int64_t kSumRows = 256;  // rows of a block, of which a panel of B stays in the second-level cache
+template <class F>
+constexpr int64_t kGroup = kSumRows * kRows + kLanes<F>;  // a group of columns of A; groups begin in different cache sets
 
 // out[m, w] = sum over rows of a[row, m] b[row, w], for the panels [first, last) of columns of B.
 //
@@ -14,15 +16,15 @@ void sum_products(const Sums& s, int64_t first, int64_t last, void* memory) {
   const F *a = static_cast<const F*>(s.a), *b = static_cast<const F*>(s.b);
   F *out = static_cast<F*>(s.out), *groups = static_cast<F*>(memory);
   const int64_t count = (s.m + kRows - 1) / kRows;
-  F* panel = groups + count * kRows * kSumRows;
+  F* panel = groups + count * kGroup<F>;
   for (int64_t row = 0; row < s.rows; row += kSumRows) {
     const int64_t depth = s.rows - row < kSumRows ? s.rows - row : kSumRows;
     for (int64_t k = 0; k < depth; k++) {
       const F* from = a + (row + k) * s.m;
       int64_t g = 0;
       for (; (g + 1) * kRows <= s.m; g++)
-        for (int64_t i = 0; i < kRows; i++) groups[(g * kSumRows + k) * kRows + i] = from[g * kRows + i];
-      for (int64_t i = 0; g * kRows + i < s.m; i++) groups[(g * kSumRows + k) * kRows + i] = from[g * kRows + i];
+        for (int64_t i = 0; i < kRows; i++) groups[g * kGroup<F> + k * kRows + i] = from[g * kRows + i];
+      for (int64_t i = 0; g * kRows + i < s.m; i++) groups[g * kGroup<F> + k * kRows + i] = from[g * kRows + i];
     }
     for (int64_t p = first; p < last; p++) {
       const int64_t start = p * kPanel<F>;
@@ -31,16 +33,8 @@ void sum_products(const Sums& s, int64_t first, int64_t last, void* memory) {
       for (int64_t g = 0; g < count; g++) {
         F* to = out + g * kRows * s.w + start;
         const F* before = row == 0 ? nullptr : to;
-        switch (s.m - g * kRows) {
-#define JRNN_CASE(R)                                                                                          \
-  case R:                                                                                                     \
-    rows_by_panel<F, R, 1>(groups + g * kRows * kSumRows, kRows, panel, depth, before, s.w, to, s.w, columns); \
-    break;
-          JRNN_CASE(1) JRNN_CASE(2) JRNN_CASE(3) JRNN_CASE(4) JRNN_CASE(5)
-          default:
-            rows_by_panel<F, kRows, 1>(groups + g * kRows * kSumRows, kRows, panel, depth, before, s.w, to, s.w, columns);
-#undef JRNN_CASE
-        }
+        const int64_t some = s.m - g * kRows < kRows ? s.m - g * kRows : kRows;
+        by_panel<F, 1>(some, groups + g * kGroup<F>, kRows, panel, depth, before, s.w, to, s.w, columns);
       }
     }
   }
@@ -49,7 +43,7 @@ void sum_products(const Sums& s, int64_t first, int64_t last, void* memory) {
 // The bytes of `memory`.
 template <class F>
 int64_t sum_bytes(int64_t m) {
-  return ((m + kRows - 1) / kRows * kRows + kPanel<F>) * kSumRows * sizeof(F);
+  return ((m + kRows - 1) / kRows * kGroup<F> + kPanel<F> * kSumRows) * sizeof(F);
 }
 
 }  // namespace
