@@ -221,20 +221,16 @@ def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Si
 
 def table(rows: Sequence[Row], accelerator: Accelerator) -> Table:
     """Returns a table of the rows with a section for each cell, mode and size."""
-    found = Table(title=f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}")
-    names = ("cell", "mode", "T x N x D x H", "peer")
-    counts = ("kernels a step", "KB a step", "temporary MB", "GFLOP", "estimated us a step")
-    for name in (*names, *counts):
-        found.add_column(name, justify="left" if name in names else "right", no_wrap=True)
-    for k, row in enumerate(rows):
-        if k and rows[k - 1].job != row.job:
-            found.add_section()
-        found.add_row(
-            *(*row.job, row.peer),
-            " + ".join(f"{n:.3g}" for n in row.kernels) or "no loop",
-            f"{row.bytes / 1e3:.3g}",
-            f"{row.temporary / 1e6:.3g}" if row.temporary else "-",
-            f"{row.flops / 1e9:.3g}",
-            f"{row.estimated_seconds / Size.parse(row.size).steps * 1e6:.3g}",
-        )
-    return found
+    columns = {
+        "cell": [r.cell for r in rows],
+        "mode": [r.mode for r in rows],
+        "T x N x D x H": [r.size for r in rows],
+        "peer": [r.peer for r in rows],
+        "kernels a step": [" + ".join(f"{n:.3g}" for n in r.kernels) or "no loop" for r in rows],
+        "KB a step": [f"{r.bytes / 1e3:.3g}" for r in rows],
+        "temporary MB": [f"{r.temporary / 1e6:.3g}" if r.temporary else "-" for r in rows],
+        "GFLOP": [f"{r.flops / 1e9:.3g}" for r in rows],
+        "estimated us a step": [f"{r.estimated_seconds / Size.parse(r.size).steps * 1e6:.3g}" for r in rows],
+    }
+    title = f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}"
+    return report.table_of(title, columns, [r.job for r in rows])

@@ -71,8 +71,8 @@ def by_processor() -> bool:
     return cores() == 1 and jax.default_backend() == "cpu"
 
 
-def clocked(fn: Callable[[], Any]) -> Callable[[], float]:
-    clock = time.process_time if by_processor() else time.perf_counter
+def clocked(fn: Callable[[], Any], clock: Callable[[], float] | None = None) -> Callable[[], float]:
+    clock = clock or (time.process_time if by_processor() else time.perf_counter)
 
     def run() -> float:
         start = clock()
@@ -286,10 +286,8 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
         found["cudnn"] = cudnn
     if caffe2_python:
         found["caffe2"] = functools.partial(caffe2, caffe2_python)
-    found |= {name: functools.partial(_by_executor, name) for name in ("scan", "associative")}
-    if not library.found().reason:
-        found["native"] = native
-    return found
+    kernel = () if library.found().reason else ("native",)
+    return found | {name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)}
 
 
 def cores() -> int:
@@ -297,19 +295,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def native(cell: str, size: Size, mode: str) -> Program | None:
-    """`jrnn.scan` by the kernel for CPUs, for the steps that it can run."""
+def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
+    """`jrnn.scan` by one executor, for the steps that it can run; by others than the kernel for cells that have two."""
+    if name != "native" and cell not in AFFINE:
+        return None
     try:
-        return compiled(*scanned(functools.partial(scan, executor="native"), cell, size), mode)
+        return compiled(*scanned(functools.partial(scan, executor=name), cell, size), mode)
     except ScanError:
         return None
-
-
-def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
-    """`jrnn.scan` by one executor, for cells that have two."""
-    if cell not in AFFINE:
-        return None
-    return compiled(*scanned(functools.partial(scan, executor=name), cell, size), mode)
 
 
 def versions() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
@@ -15,6 +15,8 @@ from jrnn.bench.sizes import SETS
 from jrnn.errors import DataError
 from jrnn.files import AtLeast, read_json, record, write_whole
 from jrnn.files.pictures import picture
+
+_WORDS = ("cell", "mode", "peer")  # columns of words
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,33 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
     return found
 
 
+def pairs(records: Iterable[Record], mode: str) -> list[tuple[Record, Record]]:
+    """Returns the records of jrnn in a mode with those of lax.scan for the same jobs."""
+    found = {(r.job, r.peer): r for r in records if r.mode == mode}
+    return [
+        (r, found[job, "lax.scan"]) for (job, peer), r in found.items() if peer == "jrnn" and (job, "lax.scan") in found
+    ]
+
+
 def _head(records: Iterable[Record]) -> str:
     """Returns the heading of the column of sizes."""
     return "T x N x D x H" if all(r.size.count("x") == 3 for r in records) else "size"
 
 
+def table_of(title: str, columns: Mapping[str, Sequence[str]], jobs: Sequence[Any] = ()) -> Table:
+    """Returns a table of columns of text, with a section for each run of equal jobs; words stand left, numbers right."""
+    table = Table(title=title)
+    for name in columns:
+        table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
+    for k, row in enumerate(zip(*columns.values())):
+        if k and jobs and jobs[k - 1] != jobs[k]:
+            table.add_section()
+        table.add_row(*row)
+    return table
+
+
 def times_table(records: Sequence[Record], gemm: float) -> Table:
     """Returns a table of milliseconds and quartiles, memory and the share of a GEMM's best speed; no empty columns."""
-    table = Table(title=f"milliseconds: median (quartiles); a GEMM makes {gemm / 1e9:.0f} GFLOP/s here at best")
     columns = {
         "cell": [r.cell for r in records],
         "mode": [r.mode for r in records],
@@ -78,35 +99,24 @@ def times_table(records: Sequence[Record], gemm: float) -> Table:
         "temporary MB": ["-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}" for r in records],
     }
     shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
-    for name in shown:
-        table.add_column(name, justify="left" if name in ("cell", "mode", "peer") else "right", no_wrap=True)
-    for k, r in enumerate(records):
-        if k and records[k - 1].job != r.job:
-            table.add_section()
-        table.add_row(*(cells[k] for cells in shown.values()))
-    return table
+    title = f"milliseconds: median (quartiles); a GEMM makes {gemm / 1e9:.0f} GFLOP/s here at best"
+    return table_of(title, shown, [r.job for r in records])
 
 
 def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
     """Returns a table of the time of `ours` over each peer's, with geometric means over each set of sizes."""
     found = ratios(records, ours)
     peers = list(dict.fromkeys(peer for row in found.values() for peer in row))
-    table = Table(title=f"time of {ours} over the peer's (below 1: {ours} is faster)")
-    for name in ("cell", "mode", _head(records), *peers):
-        table.add_column(name, justify="left" if name in ("cell", "mode") else "right", no_wrap=True)
-
-    def add(cell: str, mode: str, what: str, row: dict[str, float]) -> None:
-        table.add_row(cell, mode, what, *(f"{row[peer]:.2f}" if peer in row else "-" for peer in peers))
-
+    shown: dict[tuple[str, str, str], dict[str, float]] = {}
     for cell, mode in dict.fromkeys(job[:2] for job in found):
         rows = {size: row for (c, m, size), row in found.items() if (c, m) == (cell, mode)}
-        for size, row in rows.items():
-            add(cell, mode, size, row)
+        shown |= {(cell, mode, size): row for size, row in rows.items()}
         for what, sizes in _sets(list(rows)):
             measured = {peer: [rows[s][peer] for s in sizes if peer in rows[s]] for peer in peers}
-            add(cell, mode, what, {peer: geometric_mean(found) for peer, found in measured.items() if found})
-        table.add_section()
-    return table
+            shown[cell, mode, what] = {peer: geometric_mean(found) for peer, found in measured.items() if found}
+    columns = {name: [job[k] for job in shown] for k, name in enumerate(("cell", "mode", _head(records)))}
+    columns |= {peer: [f"{row[peer]:.2f}" if peer in row else "-" for row in shown.values()] for peer in peers}
+    return table_of(f"time of {ours} over the peer's (below 1: {ours} is faster)", columns, [job[:2] for job in shown])
 
 
 def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -146,14 +156,17 @@ def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:
     The load of the machine also differs between two runs, so compare each ratio with those of the same job's peers.
     """
     before = {(*r.job, r.peer): r.median for r in old}
-    table = Table(title="new time over old")
-    for name in ("cell", "mode", _head(new), "peer", "old ms", "new ms", "new / old"):
-        table.add_column(name, justify="left" if name in ("cell", "mode", "peer") else "right")
-    for r in new:
-        if (was := before.get((*r.job, r.peer))) is not None:
-            ratio = f"{r.median / was:.2f}"
-            table.add_row(r.cell, r.mode, r.size, r.peer, f"{was * 1e3:.2f}", f"{r.median * 1e3:.2f}", ratio)
-    return table
+    pairs = [(r, before[*r.job, r.peer]) for r in new if (*r.job, r.peer) in before]
+    columns = {
+        "cell": [r.cell for r, _ in pairs],
+        "mode": [r.mode for r, _ in pairs],
+        _head(new): [r.size for r, _ in pairs],
+        "peer": [r.peer for r, _ in pairs],
+        "old ms": [f"{was * 1e3:.2f}" for _, was in pairs],
+        "new ms": [f"{r.median * 1e3:.2f}" for r, _ in pairs],
+        "new / old": [f"{r.median / was:.2f}" for r, was in pairs],
+    }
+    return table_of("new time over old", columns)
 
 
 def plot(path: Path, records: Sequence[Record]) -> None:

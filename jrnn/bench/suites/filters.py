@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jrnn.bench import report
 from jrnn.bench.peers import on_processor
 from jrnn.bench.sizes import MODES
 from jrnn.bench.small_states import LOOPS
@@ -46,8 +47,7 @@ def summary(records: Sequence[Any]) -> str:
     """Returns the geometric means of the times over those of `lax.scan`."""
     lines = []
     for mode in dict.fromkeys(r.mode for r in records):
-        theirs = {r.job: r for r in records if (r.mode, r.peer) == (mode, "lax.scan")}
-        pairs = [(r, theirs[r.job]) for r in records if (r.mode, r.peer) == (mode, "jrnn") and r.job in theirs]
+        pairs = report.pairs(records, mode)
         for text, slow in (("more than 1 us", True), ("less", False)):
             ratios = [a.median / b.median for a, b in pairs if (b.median / STEPS > SLOW) == slow]
             if ratios:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrnn.bench.peers import Program
+from jrnn.bench.peers import Program, clocked
 from jrnn.bench.suites import Job, Options
 from jrnn.nets import graph
 from jrnn.nets.autodiff import add_gradients
@@ -82,22 +82,12 @@ STAGES: Mapping[str, Stage] = {
 }
 
 
-def _clocked(work: Callable[[], object]) -> Callable[[], float]:
-    def run() -> float:
-        start = time.process_time()
-        work()
-        return time.process_time() - start
-
-    return run
-
-
 def jobs(options: Options) -> Iterator[Job]:
     for name in options.chosen("cells", STAGES):
         stage = STAGES[name]
         for kind in options.chosen("modes", NETS):
             sizes = [*SIZES, *([MOST] if stage.most == MOST else [])]
             given = {size: stage.prepare(NETS[kind](size)) for size in sizes}
-            programs = {
-                f"{size} operators": Program(_clocked(lambda x=x, s=stage: s.run(x))) for size, x in given.items()
-            }
+            runs = {size: clocked(lambda x=x, s=stage: s.run(x), time.process_time) for size, x in given.items()}
+            programs = {f"{size} operators": Program(run) for size, run in runs.items()}
             yield Job(name, kind, "", programs)

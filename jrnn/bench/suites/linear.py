@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.bench import chunkwise
+from jrnn.bench import chunkwise, report
 from jrnn.bench.linear_layers import LAYERS, problem
 from jrnn.bench.peers import on_processor
 from jrnn.bench.sizes import MODES, Size
@@ -65,13 +65,7 @@ def summary(records: Sequence[Any]) -> str:
     """Returns geometric means over `lax.scan`: of times and temporary memory."""
     lines = []
     for mode in dict.fromkeys(r.mode for r in records):
-        pairs = [
-            (ours, other)
-            for ours in records
-            for other in records
-            if (ours.peer, other.peer) == ("jrnn", "lax.scan") and ours.job == other.job and ours.mode == mode
-        ]
-        if pairs:
+        if pairs := report.pairs(records, mode):
             times = [a.median / b.median for a, b in pairs]
             memory = [max(a.peak_bytes, 1) / max(b.peak_bytes, 1) for a, b in pairs]
             lines.append(
