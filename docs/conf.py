@@ -1,12 +1,24 @@
 """Sphinx: pages in Markdown (MyST), the API reference from docstrings in Google's style. scripts/docs.sh builds it."""
 
 import argparse
+import ast
+import functools
+import importlib
+import inspect
+import io
 import json
+import re
 import runpy
+import textwrap
+import tokenize
 import tomllib
+import typing
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
+import jrnn
 from jrnn.cli.parser import make_parser
+from jrnn.nets.ops import catalog
 from jrnn.version import __version__
 
 project = "jrnn"
@@ -96,6 +108,7 @@ def commands():
 generated = Path(__file__).parent / "_generated"
 generated.mkdir(exist_ok=True)
 (generated / "commands.md").write_text(commands(), encoding="utf-8")
+(generated / "operators.md").write_text(catalog.render(), encoding="utf-8")
 
 notebooks = (
     generated / "site" / "notebooks"
@@ -106,6 +119,57 @@ for program in sorted((ROOT / "examples").glob("*.py")):
     text = json.dumps(make["notebook"](make["cells_of"](program)), indent=1)
     (notebooks / f"{program.stem}.ipynb").write_text(text + "\n", encoding="utf-8")
 html_extra_path = ["_generated/site"]
+
+
+def entries(block):
+    """Entries of a block of names in docs/api: `Name` with its members, `Name()` with none, `Name(a, b)` with these."""
+    lines = ["```{eval-rst}"]
+    for name, chosen in re.findall(r"([\w.]+)(\([^)]*\))?", block[2]):
+        value = functools.reduce(getattr, f"{block[1]}.{name}".split(".")[1:], jrnn)
+        kind = "function" if not inspect.isclass(value) else "exception" if issubclass(value, Exception) else "class"
+        if kind == "function" and not inspect.isfunction(value):  # an object that is called, as a kind of layer
+            arguments = ", ".join(inspect.signature(value).parameters)
+            said = f"Layers of `{value.cell.__name__}`: {value.cell.__doc__.splitlines()[0]}"
+            lines += [f".. py:function:: {block[1]}.{name}({arguments})", "", f"   {said}", ""]
+            continue
+        lines.append(f".. auto{kind}:: {block[1]}.{name}")
+        if kind == "class" and chosen != "()":
+            lines += [f"   :members: {' '.join(chosen.strip('()').split())}", "   :special-members: __call__"]
+    return "\n".join([*lines, "", "```"])
+
+
+def comments(table):
+    """What the comment of each field of a dataclass says."""
+    source = textwrap.dedent(inspect.getsource(table))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    found = {t.start[0]: t.string.strip("# ") for t in tokens if t.type == tokenize.COMMENT and "fmt:" not in t.string}
+    fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
+    return {f.target.id: " ".join(t for k, t in found.items() if f.lineno <= k <= f.end_lineno) for f in fields}
+
+
+def keys(block):
+    """The keys of a table of a configuration: the fields of the dataclass that a block of docs/training.md names."""
+    module, _, name = block[1].rpartition(".")
+    table = getattr(importlib.import_module(f"jrnn.train.{module}"), name)
+    said = {k: text for kind in table.__mro__ if is_dataclass(kind) for k, text in comments(kind).items() if text}
+    types, rows = typing.get_type_hints(table), ["| key | default | |", "|---|---|---|"]
+    for field in fields(table):
+        kind = types[field.name]
+        choices = [f"`{c}`" for c in typing.get_args(kind)] if typing.get_origin(kind) is typing.Literal else []
+        if field.name != "kind":
+            default = field.default if field.default is not MISSING else field.default_factory()
+            text = "; ".join(filter(None, [", ".join(choices), said.get(field.name)]))
+            rows.append(f"| `{field.name}` | {'none' if default is None else f'`{json.dumps(default)}`'} | {text} |")
+    return "\n".join(rows)
+
+
+def expand(app, docname, source):
+    for pattern, made in ((r"^```\{names\} ([\w.]+)\n(.*?)\n```$", entries), (r"^```\{keys\} ([\w.]+)\n```$", keys)):
+        source[0] = re.sub(pattern, made, source[0], flags=re.M | re.S)
+
+
+def setup(app):
+    app.connect("source-read", expand)
 
 
 def contents():

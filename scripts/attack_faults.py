@@ -60,7 +60,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
     """By name, what writes the old contents of a folder, and what writes the new ones."""
     import jrnn
-    from jrnn.convert.to_python import put_module
+    from jrnn.convert.export import put_module
     from jrnn.corpus import tokenize
     from jrnn.models import save_state
     from jrnn.nets.ir import Net

@@ -10,8 +10,9 @@ The table has a row for each family, of its worst recording:
     reload               whether transformers, reading what jrnn saved, computes the same logits, bit by bit, as before, and
                          reports no missing or unexpected tensor; minimax's decays, which it makes anew, may be missing
 
-transformers rounds to float32 in places: here, float32 is float64 in torch while it computes in float64. The gradient
-of a tensor is compared with its greatest value, but at least a millionth of the greatest of all.
+transformers rounds to float32 in places: here, float32 is float64 in torch while it computes in float64. So it is in what is
+made of the config (falcon_h1's multipliers, minimax's decays) and in a default argument (recurrent_gemma's scan). The
+gradient of a tensor is compared with its greatest value, but at least a millionth of the greatest of all.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import record.glm5_next  # noqa: F401, which registers a class
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -33,6 +35,8 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "models"
 transformers.xLSTMPreTrainedModel._init_weights = lambda self, module: None  # it fails for fused weights
+RGLRU_SCAN = transformers.models.recurrent_gemma.modeling_recurrent_gemma.RecurrentGemmaRglru._rnn_scan  # keeps a type
+DERIVED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of minimax; they follow from the config
 NO_GRADIENT = ("rwkv",)  # of which transformers computes none
 
 
@@ -40,6 +44,7 @@ NO_GRADIENT = ("rwkv",)  # of which transformers computes none
 def double():
     """torch, where float32 is float64."""
     kept = torch.float32, torch.float, torch.Tensor.float
+    RGLRU_SCAN.__defaults__ = (torch.float64,)
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double
     torch.set_default_dtype(torch.float64)
@@ -47,6 +52,7 @@ def double():
         yield
     finally:
         torch.float32, torch.float, torch.Tensor.float = kept
+        RGLRU_SCAN.__defaults__ = (torch.float32,)
         torch.set_default_dtype(kept[0])
 
 
@@ -72,8 +78,9 @@ def theirs(folder, tokens, dtype, with_gradient):
     model, _ = read(folder)
     with double() if dtype == "float64" else contextlib.nullcontext():
         if dtype == "float64":  # made anew, so that what follows from the config, such as rates of positions, is exact
-            exact = transformers.AutoModelForCausalLM.from_config(model.config).double().eval()
-            exact.load_state_dict(model.state_dict())
+            exact = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float64).eval()
+            kept = {name: value for name, value in model.state_dict().items() if not name.endswith(DERIVED)}
+            exact.load_state_dict(kept, strict=False)
             model = exact
         if not with_gradient:
             with torch.no_grad():

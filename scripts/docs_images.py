@@ -3,23 +3,20 @@
 By default it draws those that take seconds.
 
     speed       training time next to other libraries, from docs/benchmarks/cpu_six.json; measures nothing
-    means       the means of that, with labels that can be read on a phone
+    bars        for README.md and the landing page, a few figures of docs/benchmarks, as a phone shows them
     linear      training time of layers with matrix states, from docs/benchmarks/linear.json
     filters     time of filters and simulators, from docs/benchmarks/filters.json
     scan        a loop before and after jrnn.scan rewrites it
     net         the small net of docs/caffe2.md
-    check       the page that `jrnn check --html` writes for that net, as Chromium shows it
     losses      training and validation losses of two runs of the config `adding` (trains them, some minutes)
     attention   what a trained encoder-decoder attended to (trains it, some minutes)
     examples    what the programs of examples/ learn (trains them, some minutes)
 
-Needs the extra `plot`; `check` needs Chromium.
+Needs the extra `plot`.
 """
 
 import json
 import math
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -33,18 +30,26 @@ from jrnn.nets import cells
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-PEERS = {"lax.scan": "#9aa5b1", "flax": "#c3b1e1", "torch": "#f2b880", "jrnn": "#2563eb"}
+PEERS = {"lax.scan": "#9aa5b1", "flax": "#c3b1e1", "torch": "#f2b880", "jrnn.nn": "#2563eb"}
+OURS = PEERS["jrnn.nn"]
+
+
+def _records(name):
+    return json.loads((ROOT / "docs" / "benchmarks" / f"{name}.json").read_text())["records"]
+
+
+def _mean(ratios):
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
 def _ratios():
     """The sizes, and a function of a cell and a library to times over those of lax.scan: of each size, and their mean."""
-    records = json.loads((ROOT / "docs" / "benchmarks" / "cpu_six.json").read_text())["records"]
-    times = {(r["cell"], r["size"], r["peer"]): r["median"] for r in records if r["mode"] == "train"}
+    times = {(r["cell"], r["size"], r["peer"]): r["least"] for r in _records("cpu_six") if r["mode"] == "train"}
     sizes = list(dict.fromkeys(size for _, size, _ in times))
 
     def ratios_of(cell, peer):
         ratios = [times[cell, size, peer] / times[cell, size, "lax.scan"] for size in sizes]
-        return [*ratios, math.exp(sum(map(math.log, ratios)) / len(ratios))]
+        return [*ratios, _mean(ratios)]
 
     return sizes, ratios_of
 
@@ -64,39 +69,60 @@ def speed():
         axes.set_xticks(
             range(len(sizes) + 1), [*(s.rpartition("x")[0] for s in sizes), "mean"], rotation=30, fontsize=8
         )
-        axes.set_title(f"{cell.upper()}: a training step, lax.scan = 1", fontsize=10)
+        axes.set_title(f"{cell.upper()} layer: a training step, lax.scan = 1", fontsize=10)
         axes.axhline(1, color="#9aa5b1", linewidth=0.8)
     figure.axes[1].set_xlabel("steps x batch x features", fontsize=9)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", fontsize=9, ncols=4)
     figure.savefig(IMAGES / "speed.svg", metadata={"Date": None})
 
 
-def means():
-    """A picture for each cell, and a bar for each library: the mean over the sizes. 360 wide, as a phone shows it."""
+def bars():
+    """A bar for each figure, in groups with a title. 360 wide, as a phone shows it."""
     _, ratios_of = _ratios()
-    for cell in ("lstm", "gru"):
-        y = 28
-        rows = [f'<text x="12" y="{y}" font-weight="bold">{cell.upper()}: time of a training step</text>']
-        for peer, color in PEERS.items():
-            ratio, y = ratios_of(cell, peer)[-1], y + 28
-            rows.append(f'<text x="82" y="{y}" text-anchor="end">{peer}</text>')
-            rows.append(f'<rect x="90" y="{y - 15}" width="{90 * ratio:.0f}" height="20" rx="3" fill="{color}"/>')
-            rows.append(f'<text x="{96 + 90 * ratio:.0f}" y="{y}">{ratio:.2f}</text>')
-        size = f'viewBox="0 0 360 {y + 16}" width="360" height="{y + 16}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="16" fill="#0f172a">'
-        back = f'<rect width="360" height="{y + 16}" fill="white"/>'
-        (IMAGES / f"means_{cell}.svg").write_text("\n".join([head, back, *rows, "</svg>"]) + "\n")
+    layers = {cell: {peer: ratios_of(cell, peer)[-1] for peer in PEERS} for cell in ("lstm", "gru")}
+    filters = _filter_ratios()
+    kalman = {mode: filters["kalman_4", key] for mode, key in (("filter", "forward"), ("gradient", "train"))}
+    filtered = ("Kalman filter, 4 states, 1,000 steps", {"lax.scan": 1, **kalman})
+    matrix = (
+        "Layers with matrix states, training: mean of 14",
+        {"lax.scan": 1, "jrnn": _mean(_linear_ratios().values())},
+    )
+    lstm, gru = ((f"{cell.upper()} layer, training: mean of six sizes", layers[cell]) for cell in layers)
+    for name, groups in {"summary": (filtered, matrix, lstm, gru), "lstm": (lstm,), "kalman": (filtered,)}.items():
+        y, rows = 0, []
+        for title, ratios in groups:
+            y += 30
+            rows.append(f'<text x="8" y="{y}" font-weight="bold">{title}</text>')
+            for label, ratio in ratios.items():
+                y, width = y + 26, 120 * min(ratio, 1.9)
+                rows.append(f'<text x="78" y="{y}" text-anchor="end">{label}</text>')
+                rows.append(
+                    f'<rect x="86" y="{y - 14}" width="{width:.0f}" height="18" rx="3" fill="{PEERS.get(label, OURS)}"/>'
+                )
+                rows.append(f'<text x="{92 + width:.0f}" y="{y}">{ratio:.2f}</text>')
+        size = f'viewBox="0 0 360 {y + 14}" width="360" height="{y + 14}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="15" fill="#0f172a">'
+        back = f'<rect width="360" height="{y + 14}" fill="white"/>'
+        (IMAGES / f"bars_{name}.svg").write_text("\n".join([head, back, *rows, "</svg>"]) + "\n")
+
+
+def _linear_ratios():
+    times = {(r["cell"], r["peer"]): r["low"] for r in _records("linear") if r["mode"] == "train"}
+    layers = dict.fromkeys(layer for layer, _ in times)
+    return {layer: times[layer, "jrnn"] / times[layer, "lax.scan"] for layer in layers}
+
+
+def _filter_ratios():
+    times = {(r["cell"], r["mode"], r["peer"]): r["least"] for r in _records("filters")}
+    return {key[:2]: time / times[*key[:2], "lax.scan"] for key, time in times.items() if key[2] == "jrnn"}
 
 
 def linear():
     """For each layer with matrix states, the time of a training step over that of lax.scan."""
-    records = json.loads((ROOT / "docs" / "benchmarks" / "linear.json").read_text())["records"]
-    times = {(r["cell"], r["peer"]): r["low"] for r in records if r["mode"] == "train"}
-    layers = list(dict.fromkeys(layer for layer, _ in times))[::-1]
-    ratios = [times[layer, "jrnn"] / times[layer, "lax.scan"] for layer in layers]
+    layers, ratios = zip(*reversed(_linear_ratios().items()))
     figure = Figure(figsize=(4, 4.2), layout="constrained")
     axes = figure.subplots()
-    axes.barh(range(len(layers)), ratios, color=PEERS["jrnn"])
+    axes.barh(range(len(layers)), ratios, color=OURS)
     for y, ratio in enumerate(ratios):
         axes.text(ratio + 0.01, y, f"{ratio:.2f}", va="center", fontsize=9)
     axes.set_yticks(range(len(layers)), [layer.replace("_", " ") for layer in layers], fontsize=9)
@@ -108,15 +134,13 @@ def linear():
 
 def filters():
     """For each loop over small states, the time forward and of a gradient over that of lax.scan."""
-    records = json.loads((ROOT / "docs" / "benchmarks" / "filters.json").read_text())["records"]
-    times = {(r["cell"], r["mode"], r["peer"]): r["least"] for r in records}
-    ratios = {key[:2]: time / times[*key[:2], "lax.scan"] for key, time in times.items() if key[2] == "jrnn"}
+    ratios = _filter_ratios()
     loops = sorted({loop for loop, _ in ratios}, key=lambda loop: -ratios[loop, "train"])
     figure = Figure(figsize=(4, 6.4), layout="constrained")
     axes = figure.subplots()
     for mode, label, color, shift in (
         ("forward", "forward", PEERS["flax"], 0.2),
-        ("train", "gradient", PEERS["jrnn"], -0.2),
+        ("train", "gradient", OURS, -0.2),
     ):
         places = [y + shift for y in range(len(loops))]
         axes.barh(places, [ratios[loop, mode] for loop in loops], height=0.4, color=color, label=label)
@@ -173,36 +197,13 @@ def scan():
     (IMAGES / "scan.svg").write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
 
 
-def forecast():
-    """The net of docs/caffe2.md and its parameters."""
+def net():
+    """The net of docs/caffe2.md."""
     b = jrnn.NetBuilder("forecast")
     lstm = cells.LSTM(b, b.input("x"), None, None, 1, 8, "lstm")
     last = b.Squeeze(lstm.layers[-1].hidden_last, "last", dims=[0])
     b.FC([last, b.param("out_w", [1, 8]), b.param("out_b", [1], "ConstantFill", value=0.0)], "y")
-    return b.build(), jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
-
-
-def net():
-    (IMAGES / "net.svg").write_text(jrnn.graph.to_svg(forecast()[0]), encoding="utf-8")
-
-
-def check():
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        sys.exit("check: needs Chromium or Chrome")
-    with tempfile.TemporaryDirectory() as folder:
-        page, package = Path(folder) / "check.html", Path(folder) / "old"
-        jrnn.export_package(*forecast(), inputs=["x"], outputs=["y"]).save(package)
-        assert command(["check", str(package), "--feed", "x=normal[8,4,1]", "--html", str(page)]) == 0
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--hide-scrollbars",
-            "--window-size=1000,760",
-            "--force-device-scale-factor=1",
-        ]
-        shot = f"--screenshot={IMAGES / 'check.png'}"
-        subprocess.run([browser, *options, shot, page.as_uri()], check=True, capture_output=True)
+    (IMAGES / "net.svg").write_text(jrnn.graph.to_svg(b.build()), encoding="utf-8")
 
 
 def losses():
@@ -279,7 +280,7 @@ def examples():
     draw("equinox_lstm", "step", "loss", losses)
 
 
-QUICK = (speed, means, linear, filters, scan, net, check)
+QUICK = (speed, bars, linear, filters, scan, net)
 ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention, examples)}
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
 
 import jax
 import jax.numpy as jnp
+import record.glm5_next  # noqa: F401, which registers a class
 import torch
 import transformers
 
@@ -46,6 +47,11 @@ OWN = {
     "bamba": HYBRID | {"attn_layer_indices": [1, 3]},
     "falcon_h1": HYBRID | {"mamba_d_ssm": 512},
     "falcon_mamba": {"state_size": 16},
+    "glm5_next_text": LATENT | {
+        "layer_types": ["linear_attention", "indexed_attention"] * 2, "linear_head_dim": 64, "linear_num_heads": 4,
+        "q_lora_rank": 128, "qk_rope_head_dim": 0, "topk_group": 1, "index_topk": 64, "index_kpool": 8,
+        "index_n_heads": 4, "index_head_dim": 32, "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    },
     "granitemoehybrid": HYBRID | TYPES | LOCAL | {"shared_intermediate_size": 256},
     "jamba": EXPERTS | {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "kimi_linear": LATENT | TYPES | {"linear_head_dim": 64, "linear_num_heads": 4},

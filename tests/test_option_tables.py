@@ -1,11 +1,9 @@
 """Tables in the documentation that list options, arguments and names say what the code has, and nothing else."""
 
 import argparse
-import dataclasses
 import inspect
 import json
 import re
-import typing
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,9 +14,6 @@ from jrnn.cli.parser import make_parser
 from jrnn.nets import cells
 from jrnn.nets.cells.layer_stacks import AttentionLayer, Layers
 from jrnn.testing.gradients.report import BlobAgreement, GradientReport, table_of
-from jrnn.train.config import GradientConfig, OptimizerConfig, TrainConfig
-from jrnn.train.models import FEATURE_MODELS, TOKEN_MODELS
-from jrnn.train.tasks import KINDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
@@ -84,26 +79,6 @@ def test_the_layers():
         if isinstance(layers, Layers):
             found = [state.previous.partition("_")[0] for state in layers.cell(3, 4).states]
             assert table[name].split(", ") == found
-
-
-def test_the_choices_of_a_config_are_named():
-    """Of every key that takes one of some words, each word is in a row of that key."""
-    tables = [OptimizerConfig, GradientConfig, TrainConfig, *TOKEN_MODELS.values(), *FEATURE_MODELS.values()]
-    for kind in KINDS.values():
-        tables += [kind.data, *kind.models.values(), *([kind.sample] if kind.sample else [])]
-    found = 0
-    for table in dict.fromkeys(tables):
-        for key, annotation in typing.get_type_hints(table).items():
-            if typing.get_origin(annotation) is not typing.Literal or key == "kind":
-                continue
-            lines = [line for line in PAGES["training.md"].splitlines() if line.startswith(f"| `{key}` |")]
-            choices = typing.get_args(annotation)
-            assert any(all(choice in line for choice in choices) for line in lines), (
-                f"{table.__name__}.{key}: {choices}"
-            )
-            found += 1
-    assert found > 8
-    assert all(dataclasses.is_dataclass(table) for table in tables)
 
 
 def options():

@@ -25,6 +25,7 @@ RUN_ELSEWHERE = [
 ]  # by other tests
 MODULES = sorted({*jrnn._MODULES, "nn.functional", "train.seq2seq"} - {"ops"})
 ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:function|class|exception|data):: ([\w.]+)", re.M)
+NAMES = re.compile(r"^```\{names\} ([\w.]+)\n(.*?)\n```$", re.M | re.S)  # docs/conf.py makes entries of such blocks
 
 
 def resolve(name):
@@ -54,7 +55,13 @@ def defined_in(module, name):
     return inspect.isfunction(getattr(module, name)) and getattr(module, name).__module__ == module.__name__
 
 
-ENTRIES = [name for page in PAGES for name in ENTRY.findall(page.read_text(encoding="utf-8"))]
+def entries_of(page):
+    text = page.read_text(encoding="utf-8")
+    listed = [f"{m}.{n}" for m, names in NAMES.findall(text) for n in re.findall(r"([\w.]+)(?:\([^)]*\))?", names)]
+    return ENTRY.findall(text) + listed
+
+
+ENTRIES = [name for page in PAGES for name in entries_of(page)]
 PUBLIC = public_names()
 
 

@@ -153,6 +153,7 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "devices": len(jax.devices()),
         "processor": _processor(),
         "cores": peers.cores(),
+        "processor_time": peers.by_processor(),
         "system": platform.platform(),
         "versions": peers.versions(),
         "flags": {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ},

@@ -207,12 +207,11 @@ def _bench(p: _Options) -> None:
     )
     p.seed("the seed of normal[...]")
     what = (
-        "scan: cells (default); nn: layers; layers: layers of today, from minGRU to RWKV-7; "
-        "convert: conversions to nets and back; graph: passes over nets; "
+        "scan: cells (default); layers: layers of today, from minGRU to RWKV-7; convert: conversions to nets and back; "
         "growth: how the time for a net grows with its size; "
         "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame; "
         "never-worse: jrnn.scan and lax.scan on loops of many kinds; linear: layers with matrix states; "
-        "tuned: loops that were chosen by measurement, next to each executor"
+        "filters: filters and simulators; tuned: loops that were chosen by measurement, next to each executor"
     )
     p.option("--suite", None, what, default="scan", choices=SUITES)
     what = f"some of {', '.join(CELLS)} (default: the first {len(GATES)}; with --compile-for, lstm,gru)"

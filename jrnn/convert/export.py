@@ -1,6 +1,9 @@
-"""Packages from nets and files: the two nets of Caffe2's mobile exporter, the one file of its predictor exporter."""
+"""Packages from nets and files, as Caffe2's mobile and predictor exporters write them; the files of Python modules."""
 
+import io
 import os
+import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from jrnn.convert.package import INIT, PREDICT, Package, fill, placeholder
-from jrnn.errors import ConversionError, near
+from jrnn.errors import ConversionError, FormatError, near
+from jrnn.files import reporting, write_whole
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import infer_shapes
@@ -17,6 +21,7 @@ from jrnn.nets.proto import read_net
 from jrnn.nets.proto.predictor_file import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
 
 _LOAD = "Load"
+_LONGEST_MEMBER = 60_000  # bytes; the format of zip files allows 65,535
 
 
 def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], outputs: Iterable[str]) -> Package:
@@ -115,3 +120,37 @@ def read_nets(path: str | Path, init: str | Path | None = None) -> Package:
             )
         return Package.load(path)
     return Package(read_net(Path(init)) if init is not None else Net("init"), read_net(path))
+
+
+def put_module(path: Path, source: bytes, data: bytes, ending: str) -> None:
+    """Writes the module and its weights. The weights come first, under a name that no module has that was written before."""
+    with reporting(path, FormatError):
+        base = path.name.removesuffix(".py")
+        weights = path.with_name(base + ending)
+        others = [p for p in path.parent.glob("*.npz") if re.fullmatch(re.escape(base) + r"-[0-9a-f]{12}\.npz", p.name)]
+    write_whole(weights, data, FormatError)
+    try:
+        write_whole(path, source, FormatError)
+    except BaseException:
+        if weights not in others:
+            weights.unlink()
+        raise
+    with reporting(path, FormatError):
+        for other in {*others} - {weights}:
+            other.unlink(missing_ok=True)
+
+
+def npz_of(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A file of arrays that `np.load` reads. `np.savez` has parameters of its own, whose names no array may have."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, array in arrays.items():
+            member = f"{name}.npy"
+            if not name or "\0" in name or len(member.encode()) > _LONGEST_MEMBER or member in arrays:
+                raise ConversionError(
+                    f"weight {name[:60]!r} cannot be stored in a .npz file: a name has 1 to {_LONGEST_MEMBER} bytes, "
+                    "no zero byte, and is not that of another weight with .npy; rename the blob"
+                )
+            with archive.open(zipfile.ZipInfo(member), "w", force_zip64=True) as opened:
+                np.lib.format.write_array(opened, array, allow_pickle=False)
+    return written.getvalue()

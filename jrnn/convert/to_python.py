@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import keyword
 import re
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -25,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.convert.export import npz_of, put_module
 from jrnn.convert.package import Package
 from jrnn.convert.python_forms import (
     IDENTITIES,
@@ -43,23 +42,30 @@ from jrnn.convert.python_forms import (
     typed,
     uses_of,
 )
-from jrnn.errors import ConversionError, FormatError, OpError, printable
-from jrnn.files import reporting, write_whole
+from jrnn.errors import ConversionError, OpError, printable
 from jrnn.jaxprs import Eqn, is_literal, scan_counts
 from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.trials import close, drawn
 from jrnn.nets.lowering import to_jax
 
-# fmt: off
-_RESERVED = (
-    "jax", "jnp", "lax", "weights", "inputs", "blobs", "carry", "xs", "key", "predict", "checked", "load_weights",
-)
-# fmt: on
+_RESERVED = [
+    "jax",
+    "jnp",
+    "lax",
+    "weights",
+    "inputs",
+    "blobs",
+    "carry",
+    "xs",
+    "key",
+    "predict",
+    "checked",
+    "load_weights",
+]
 # Functions with a custom derivative that JAX has a name for.
 _NAMED = {"relu": "jax.nn.relu({0})", "logaddexp": "jnp.logaddexp({0}, {1})"}
 _PLAIN = re.compile(r"[\w./-]*", re.ASCII)  # names of blobs that may stand inside an expression
 _LONGEST = 60  # characters of a variable's name
-_LONGEST_MEMBER = 60_000  # bytes; the format of zip files allows 65,535
 _SMALL = 16  # most elements of a constant that is written into the file
 _MODULE = Template('''\
 $title
@@ -192,7 +198,7 @@ def write_python(
     """
     path = Path(path)
     parts, arrays = _module_of(package, examples, seed)
-    data = _npz(arrays)
+    data = npz_of(arrays)
     ending = f"-{hashlib.sha256(data).hexdigest()[:12]}.npz"
     source = _MODULE.substitute(parts, ending=ending)
     weights = package.filled(key=jax.random.key(seed))
@@ -210,40 +216,6 @@ def write_python(
     if bad:
         raise ConversionError(f"the Python file computes other numbers than the net for {', '.join(map(repr, bad))}")
     put_module(path, source.encode(), data, ending)
-
-
-def put_module(path: Path, source: bytes, data: bytes, ending: str) -> None:
-    """Writes the module and its weights. The weights come first, under a name that no module has that was written before."""
-    with reporting(path, FormatError):
-        base = path.name.removesuffix(".py")
-        weights = path.with_name(base + ending)
-        others = [p for p in path.parent.glob("*.npz") if re.fullmatch(re.escape(base) + r"-[0-9a-f]{12}\.npz", p.name)]
-    write_whole(weights, data, FormatError)
-    try:
-        write_whole(path, source, FormatError)
-    except BaseException:
-        if weights not in others:
-            weights.unlink()
-        raise
-    with reporting(path, FormatError):
-        for other in {*others} - {weights}:
-            other.unlink(missing_ok=True)
-
-
-def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A file of arrays that `np.load` reads. `np.savez` has parameters of its own, whose names no array may have."""
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w") as archive:
-        for name, array in arrays.items():
-            member = f"{name}.npy"
-            if not name or "\0" in name or len(member.encode()) > _LONGEST_MEMBER or member in arrays:
-                raise ConversionError(
-                    f"weight {name[:_LONGEST]!r} cannot be stored in a .npz file: a name has 1 to {_LONGEST_MEMBER} bytes, "
-                    "no zero byte, and is not that of another weight with .npy; rename the blob"
-                )
-            with archive.open(zipfile.ZipInfo(member), "w", force_zip64=True) as opened:
-                np.lib.format.write_array(opened, array, allow_pickle=False)
-    return written.getvalue()
 
 
 def _specs(package: Package, examples: Mapping[str, Any], filled: Mapping[str, Any]) -> dict[str, Any]:

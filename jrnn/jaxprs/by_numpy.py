@@ -5,6 +5,7 @@ XLA takes about a second to compile the gradient of a small loop; numpy runs a f
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,18 +13,24 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import special
 
 from jrnn.jaxprs import Eqn, bind, scan_counts
 
 
-def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool = False) -> list[Any]:
+class Endless(Exception):
+    """Raised if a while loop does not end."""
+
+
+def evaluate(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool = False, trips: int | None = None
+) -> list[Any]:
     """Returns the outputs of a jaxpr. A primitive that is not in the tables is run by JAX.
 
     Args:
         jaxpr: the jaxpr.
         consts, args: the values of its constants and inputs.
         wide: compute in float64 and complex128, whatever types the jaxpr has.
+        trips: the most steps of a while loop, or None; a loop that takes more raises Endless.
     """
     values: dict[Any, Any] = {}
 
@@ -49,7 +56,7 @@ def evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool 
             if wide and name in ("convert_element_type", "reduce_precision") and _are_wide(eqn):
                 outs = given
             elif name in LOOPS:
-                outs = LOOPS[name](partial(evaluate, wide=wide), given, **eqn.params)
+                outs = LOOPS[name](partial(evaluate, wide=wide, trips=trips), given, **eqn.params)
             elif name in MATHS and all(v.dtype.kind in MATHS[name][0] for v in given):
                 outs = [MATHS[name][1](*given)]
             elif name in MOVES and (out := MOVES[name](*given, **eqn.params)) is not None:
@@ -95,15 +102,21 @@ _SAME = {  # kinds: functions of numpy, as "JAX's name=numpy's name" where these
     "fV": "ceil floor is_finite=isfinite",
     "if": "sign",
 }
+_BY_SCIPY = {"erf": "erf", "erfc": "erfc", "lgamma": "gammaln", "digamma": "digamma"}
+
+
+def _by_scipy(name: str, x: Any) -> Any:
+    from scipy import special  # it takes as long to load as JAX
+
+    return getattr(special, _BY_SCIPY[name])(x)
+
+
 MATHS = {
     name: (kinds, getattr(np, theirs or name))
     for kinds, names in _SAME.items()
     for name, _, theirs in (entry.partition("=") for entry in names.split())
 } | {
-    "erf": ("f", special.erf),
-    "erfc": ("f", special.erfc),
-    "lgamma": ("f", special.gammaln),
-    "digamma": ("f", special.digamma),
+    **{name: ("f", partial(_by_scipy, name)) for name in _BY_SCIPY},
     "one_minus_square": (FLOAT, lambda x: 1 - x * x),
     "rsqrt": (FLOAT, lambda x: 1 / np.sqrt(x)),
     "clamp": ("iufV", lambda low, x, high: np.minimum(np.maximum(x, low), high)),
@@ -249,7 +262,7 @@ def _scan(of: Callable, given: Values, *, jaxpr: Any, length: int, reverse: bool
 
 
 def _while(
-    of: Callable,
+    of: partial,
     given: Values,
     *,
     cond_jaxpr: Any,
@@ -260,7 +273,11 @@ def _while(
 ) -> Values:
     asked, used = given[:cond_nconsts], given[cond_nconsts : cond_nconsts + body_nconsts]
     carry = given[cond_nconsts + body_nconsts :]
-    while _closed(of, cond_jaxpr, [*asked, *carry])[0]:
+    for number in itertools.count():
+        if not _closed(of, cond_jaxpr, [*asked, *carry])[0]:
+            break
+        if number == of.keywords["trips"]:
+            raise Endless
         carry = _closed(of, body_jaxpr, [*used, *carry])
     return carry
 

@@ -1,7 +1,7 @@
 """The names outside JAX's stable interface that jrnn uses, except for those in `loops/rules`.
 
 `jax.core`, `jax.extend`, `jax.experimental` and the names of primitives may change with every release of JAX. Then this is
-the file to edit; tests/test_jax_names.py checks what jrnn expects of each name.
+the file to edit; tests/loops/test_jax_names.py checks what jrnn expects of each name.
 """
 
 from typing import Any
@@ -25,10 +25,20 @@ __all__ = [
     "is_traced",
     "jaxpr_as_fun",
     "mlir",
+    "platform_of",
     "process_allgather",
     "source_line",
     "topologies",
 ]
+
+
+def platform_of(backend: Any) -> str:
+    """Returns the platform that programs of a backend are lowered for, such as "cuda" where `backend.platform` is "gpu".
+
+    Args:
+        backend: `device.client` of a device.
+    """
+    return getattr(backend, "_raw_platform", backend.platform)
 
 
 def is_traced(value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import source_info_util
 
@@ -68,7 +69,7 @@ def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
     """
     jaxpr = jaxpr_of(closed)
     if any(called(eqn, calls) or eqn.primitive.name in _IDENTITIES for eqn in jaxpr.eqns):
-        closed = jax.make_jaxpr(lambda *args: _opened(closed, args, calls))(*(v.aval for v in jaxpr.invars))
+        closed = jax.make_jaxpr(lambda *args: interpreted(closed, args, calls=calls))(*(v.aval for v in jaxpr.invars))
         jaxpr = closed.jaxpr
     parts = jaxpr.constvars, closed.consts, jaxpr.invars, jaxpr.eqns, jaxpr.outvars
     return Program(*map(tuple, parts))
@@ -120,7 +121,13 @@ def is_explicit(aval: Any) -> bool:
     return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
-def evaluate(eqns: Iterable[Eqn], env: Env, calls: Mapping[str, str] | None = None, rule: Rule | None = None) -> Env:
+def evaluate(
+    eqns: Iterable[Eqn],
+    env: Env,
+    calls: Mapping[str, str] | None = None,
+    rule: Rule | None = None,
+    lift: Callable[[Any], Any] | None = None,
+) -> Env:
     """Evaluates equations, adds their results to `env`, and returns it.
 
     Args:
@@ -128,21 +135,26 @@ def evaluate(eqns: Iterable[Eqn], env: Env, calls: Mapping[str, str] | None = No
         env: the values of the variables that they read.
         calls: the primitives to open, with the parameter that holds the jaxpr of each.
         rule: computes the results of some of the equations.
+        lift: makes a value as those of `env` of the value of a literal; by default it stays what it is.
     """
     for eqn in eqns:
-        args = [read(env, atom) for atom in eqn.invars]
+        args = [_lifted(env, atom, lift) for atom in eqn.invars]
         with in_scope(eqn):
             body = called(eqn, calls) if calls else None
             if rule is not None and (out := rule(eqn, *args)) is not None:
                 pass
             elif body is not None:
-                out = _opened(body, args, calls)
+                out = interpreted(body, args, calls=calls)
             elif calls is LOWERED_CALLS and eqn.primitive.name in _IDENTITIES:
                 out = args
             else:
                 out = bind(eqn, *args)
         env.update(zip(eqn.outvars, out))
     return env
+
+
+def _lifted(env: Env, atom: Atom, lift: Callable[[Any], Any] | None) -> Any:
+    return lift(np.asarray(atom.val, atom.aval.dtype)) if lift is not None and is_literal(atom) else read(env, atom)
 
 
 def uncast(eqn: Eqn, *operands: Any) -> Sequence[Any] | None:
@@ -156,40 +168,41 @@ def bind(eqn: Eqn, *args: Any, **changed: Any) -> Sequence[Any]:
     return out if eqn.primitive.multiple_results else [out]
 
 
-def _opened(closed: Any, args: Sequence[Any], calls: Mapping[str, str] | None) -> list[Any]:
-    jaxpr = jaxpr_of(closed)
-    env = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
-    env.update(zip(jaxpr.invars, args))
-    evaluate(jaxpr.eqns, env, calls)
-    return [read(env, atom) for atom in jaxpr.outvars]
-
-
 def interpreted(
     program: Any,
     args: Iterable[Any],
-    apply: Callable[[Eqn, list[Any]], Iterable[Any]],
+    apply: Callable[[Eqn, list[Any]], Iterable[Any]] | None = None,
     lift: Callable[[Any], Any] | None = None,
+    calls: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Returns the outputs of a program or jaxpr whose equations are computed by `apply(eqn, operands)`.
+    """Returns the outputs of a program or jaxpr.
 
     Args:
         program: a `Program`, or a jaxpr, closed or not.
         args: its inputs, which may be values of any kind, such as pairs of arrays.
-        apply: returns the results of an equation.
+        apply: returns the results of an equation; by default, JAX computes them.
         lift: makes such a value of a constant or the value of a literal; by default it stays what it is.
+        calls: as in `evaluate`.
     """
-    jaxpr, lift = jaxpr_of(program), lift or (lambda constant: constant)
-    env = dict(zip(jaxpr.constvars, map(lift, getattr(program, "consts", ()))))
+    jaxpr, consts = jaxpr_of(program), getattr(program, "consts", ())
+    env = dict(zip(jaxpr.constvars, consts if lift is None else map(lift, consts)))
     env.update(zip(jaxpr.invars, args, strict=True))
+    rule = None if apply is None else lambda eqn, *operands: apply(eqn, list(operands))
+    evaluate(jaxpr.eqns, env, calls, rule, lift)
+    return [_lifted(env, atom, lift) for atom in jaxpr.outvars]
 
-    def value(atom: Atom) -> Any:
-        return lift(atom.val) if is_literal(atom) else env[atom]
 
-    for eqn in jaxpr.eqns:
-        operands = [value(atom) for atom in eqn.invars]
-        with in_scope(eqn):
-            env.update(zip(eqn.outvars, apply(eqn, operands)))
-    return [value(atom) for atom in jaxpr.outvars]
+def without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
+    """Returns `(values, *args) -> result` for a function of such arguments, and the values that it closes over."""
+    closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
+    tree = jax.tree.structure(shape)
+
+    def flat(values: Any, *args: Any) -> Any:
+        leaves = jax.tree.leaves(args)
+        typed = [jax.lax.convert_element_type(x, a.dtype) for x, a in zip(leaves, closed.in_avals)]
+        return jax.tree.unflatten(tree, jex.jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed))
+
+    return flat, list(closed.consts)
 
 
 def in_scope(eqn: Eqn) -> ExitStack:

@@ -66,18 +66,7 @@ def real_jaxpr(closed: Any, name: str) -> Any:
 
 def _run(closed: Any, args: Sequence[Any], name: str) -> list[Any]:
     """Evaluates a jaxpr; a complex array is a Pair."""
-    jaxpr = jaxprs.jaxpr_of(closed)
-    env = dict(zip(jaxpr.constvars, map(_split, getattr(closed, "consts", ()))))
-    env.update(zip(jaxpr.invars, args))
-
-    def value(atom: Any) -> Any:
-        return _split(np.asarray(atom.val, atom.aval.dtype)) if jaxprs.is_literal(atom) else env[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [value(atom) for atom in eqn.invars]
-        with jaxprs.in_scope(eqn):
-            env.update(zip(eqn.outvars, _apply(eqn, operands, name)))
-    return [value(atom) for atom in jaxpr.outvars]
+    return jaxprs.interpreted(closed, args, lambda eqn, operands: _apply(eqn, operands, name), _split)
 
 
 def _split(value: Any) -> Any:

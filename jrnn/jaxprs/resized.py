@@ -32,15 +32,18 @@ class _Classes:
             axis = self._above[axis]
         return axis
 
-    def join(self, a: Axis, b: Axis) -> None:
-        a, b = self.root(a), self.root(b)
-        if a != b:
-            self._above[a] = b
-            if a in self.fixed:
-                self.fixed.add(b)
+    def join(self, a: Atom, i: int, b: Atom, j: int) -> None:
+        if jaxprs.is_literal(a) or jaxprs.is_literal(b):
+            self.fix(a, [i])
+            self.fix(b, [j])
+        elif (mine := self.root((a, i))) != (theirs := self.root((b, j))):
+            self._above[mine] = theirs
+            if mine in self.fixed:
+                self.fixed.add(theirs)
 
-    def fix(self, axis: Axis) -> None:
-        self.fixed.add(self.root(axis))
+    def fix(self, atom: Atom, which: Iterable[int]) -> None:
+        if not jaxprs.is_literal(atom):
+            self.fixed.update(self.root((atom, d)) for d in which)
 
 
 def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[Callable[..., list[Any]], list[Any]]:
@@ -53,11 +56,11 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
     classes = _Classes()
     for a, b in alike:
         for d in range(a.aval.ndim):
-            _join(classes, a, d, b, d)
+            classes.join(a, d, b, d)
     for eqn in program.eqns:
         _classify(eqn, classes)
     for v in program.constvars:
-        _fix(classes, v, range(v.aval.ndim))
+        classes.fix(v, range(v.aval.ndim))
     every = (*program.invars, *(v for eqn in program.eqns for v in eqn.outvars))
     roots = dict.fromkeys(classes.root((v, d)) for v in every for d in range(v.aval.ndim))
     number = itertools.count()
@@ -84,26 +87,12 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
 # Which axes have one size -----------------------------------------------------------------------------------------------
 
 
-def _fix(classes: _Classes, atom: Atom, which: Iterable[int]) -> None:
-    if not jaxprs.is_literal(atom):
-        for d in which:
-            classes.fix((atom, d))
-
-
-def _join(classes: _Classes, a: Atom, i: int, b: Atom, j: int) -> None:
-    if jaxprs.is_literal(a) or jaxprs.is_literal(b):
-        _fix(classes, a, [i])
-        _fix(classes, b, [j])
-    else:
-        classes.join((a, i), (b, j))
-
-
 def _classify(eqn: Eqn, classes: _Classes) -> None:
     """Joins the axes that an equation needs to have one size, and fixes those that it compares with numbers."""
     name = eqn.primitive.name
     if not axes.is_followed(eqn) or eqn.params.get("out_sharding") is not None:
         for atom in (*eqn.invars, *eqn.outvars):
-            _fix(classes, atom, range(atom.aval.ndim))
+            classes.fix(atom, range(atom.aval.ndim))
         return
     reached: dict[Any, set[int]] = {v: set() for v in eqn.outvars}
     for place, atom in enumerate(eqn.invars):
@@ -111,17 +100,17 @@ def _classify(eqn: Eqn, classes: _Classes) -> None:
         for v in eqn.outvars:
             follow = axes.of_one_size(eqn, place, v)
             for d, to in follow.items():
-                _join(classes, atom, d, v, to)
+                classes.join(atom, d, v, to)
             left -= follow.keys()
             reached[v].update(follow.values())
-        _fix(classes, atom, left)
+        classes.fix(atom, left)
     for v in eqn.outvars:
         if name not in ("broadcast_in_dim", "iota"):
-            _fix(classes, v, {*range(v.aval.ndim)} - reached[v])
+            classes.fix(v, {*range(v.aval.ndim)} - reached[v])
     if name == "dot_general":
         (a, b), (contracted, batch) = eqn.invars, eqn.params["dimension_numbers"]
         for i, j in (*zip(*contracted), *zip(*batch)):
-            _join(classes, a, i, b, j)
+            classes.join(a, i, b, j)
 
 
 def _summed(eqn: Eqn, place: int) -> set[int]:

@@ -1,14 +1,16 @@
 """Trials of a program: numbers to run it on, whether its while loops end on them, and whether two results agree."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.jaxprs import scan_counts
-from jrnn.jaxprs.flat import Graph, Node, evaluate, flatten, read
+from jrnn.jaxprs import all_equations, by_numpy, sub_jaxprs
+from jrnn.jaxprs.by_numpy import LOOPS, Endless
+from jrnn.jaxprs.flat import Graph, Node, evaluate
 
 TRIPS = 10_000
 TOLERANCE = 1e-5
@@ -19,72 +21,25 @@ def ends(graph: Graph, args: Sequence[Any]) -> bool:
 
     Random numbers may keep a loop going that ends for the caller's numbers.
     """
-    if not has_while(graph):
-        return True
-    return bool(jax.jit(lambda args: _bounded(graph, args)[1])(list(args)))
+
+    def call(node: Node, values: list[Any]) -> Sequence[Any]:
+        loop = LOOPS.get(node.name)
+        if loop is None:
+            return node.run(*values)
+        return loop(partial(by_numpy.evaluate, trips=TRIPS), list(map(np.asarray, values)), **node.params)
+
+    if has_while(graph):
+        try:
+            evaluate(graph, args, call)
+        except Endless:
+            return False
+    return True
 
 
 def has_while(graph: Graph) -> bool:
     """Whether there is a while loop in a graph, or in a loop or branch of it."""
-    return any(node.name == "while" or any(map(has_while, _bodies(node))) for node in graph.nodes)
-
-
-def _bodies(node: Node) -> list[Graph]:
-    """The graphs inside a scan, a cond, or a while loop: its condition and its body."""
-    p = node.params
-    match node.name:
-        case "scan":
-            return [flatten(p["jaxpr"])]
-        case "cond":
-            return list(map(flatten, p["branches"]))
-        case "while":
-            return [flatten(p["cond_jaxpr"]), flatten(p["body_jaxpr"])]
-    return []
-
-
-def _bounded(graph: Graph, args: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The outputs of a graph whose while loops stop after TRIPS steps, and whether all of them had ended."""
-    ended = jnp.asarray(True)
-
-    def call(node: Node, values: list[Any]) -> Sequence[Any]:
-        nonlocal ended
-        bodies = _bodies(node)
-        if not any(map(has_while, bodies)) and node.name != "while":
-            return node.run(*values)
-        p = node.params
-        if node.name == "scan":
-            constants, count = scan_counts(p)
-            (body,) = bodies
-
-            def step(carry, xs):
-                outs, here = _bounded(body, [*values[:constants], *carry[0], *xs])
-                return (outs[:count], carry[1] & here), outs[count:]
-
-            start, xs = values[constants : constants + count], values[constants + count :]
-            (last, ended), ys = jax.lax.scan(step, (start, ended), xs, p["length"], p["reverse"])
-            return [*last, *ys]
-        if node.name == "cond":
-            branches = [lambda *xs, body=body: _bounded(body, xs) for body in bodies]
-            outs, here = jax.lax.switch(values[0], branches, *values[1:])
-            ended = ended & here
-            return outs
-        go, body = bodies
-        a, b = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-
-        def goes_on(state):
-            return _bounded(go, [*values[:a], *state[2]])[0][0]
-
-        def run(state):
-            outs, here = _bounded(body, [*values[a:b], *state[2]])
-            return state[0] + 1, state[1] & here, outs
-
-        start = (jnp.int32(0), ended, values[b:])
-        last = jax.lax.while_loop(lambda s: (s[0] < TRIPS) & s[1] & goes_on(s), run, start)
-        ended = last[1] & ~goes_on(last)
-        return last[2]
-
-    env = evaluate(graph, args, call)
-    return read(env, graph.outputs), ended
+    inner = (e.primitive for node in graph.nodes for body in sub_jaxprs(node) for e in all_equations(body))
+    return any(part.name == "while" for part in (*graph.nodes, *inner))
 
 
 def drawn(rng: np.random.Generator, example: Any) -> Any:

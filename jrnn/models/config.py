@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,12 @@ T = TypeVar("T")
 Limit = tuple[float, Annotated[float, AtLeast(0, math.inf)]]  # of a time step
 LIMITS = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
 MAYBE_NONE = (
-    "num_experts num_local_experts num_dense_layers first_k_dense_replace attn_layer_offset expert_layer_offset"
+    "num_experts num_local_experts num_dense_layers first_k_dense_replace attn_layer_offset expert_layer_offset "
+    "qk_rope_head_dim index_skip_topk_offset"
 )
 LEAST = dict.fromkeys(MAYBE_NONE.split(), 0) | {"rescale_every": -1}  # other sizes are at least 1
-LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old names of layers
+LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old and other names of layers
+LEGACY |= {"indexed_attention": "full_attention"}
 # Keys of any family that change what is computed, with the values that change nothing.
 ONLY: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "rope_scaling": (None,), "sliding_window": (None,)}
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -205,6 +207,32 @@ class DecoderKeys(RopeKeys):
 
     def kinds(self, known: Iterable[str], otherwise: Callable[[int], str]) -> list[str]:
         return layer_types(self.layer_types, self.num_hidden_layers, tuple(known), otherwise)
+
+
+@dataclass(frozen=True)
+class MambaKeys(DecoderKeys):
+    """With Mamba."""
+
+    mamba_d_state: int = 16
+    mamba_d_conv: int = 4
+    mamba_expand: float = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+
+    @property
+    def inner(self) -> int:
+        return int(self.mamba_expand * self.hidden_size)
+
+
+@dataclass(frozen=True)
+class Mamba2Keys(MambaKeys):
+    """With Mamba-2; see `Mamba2.of`."""
+
+    mamba_n_heads: int = 128
+    mamba_d_head: int | Literal["auto"] = "auto"
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    time_step_limit: Limit = (0.0, float("inf"))
 
 
 @dataclass(frozen=True)

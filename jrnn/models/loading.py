@@ -70,10 +70,13 @@ def model_of(text: str, where: str) -> LanguageModel:
     of numbers.
     """
     config = parse_json(text, where, ConfigError, finite=False)
+    kind = f"{config.get('model_type')}_text" if isinstance(config, dict) else ""
+    if kind in FAMILIES:  # the keys of text_config may stand alone
+        config = {"text_config": config | {"model_type": kind}} | config
     inner = config.get("text_config") if isinstance(config, dict) else None
     if isinstance(inner, dict) and config.get("model_type") not in FAMILIES:
         own = {key: config[key] for key in BESIDE_TEXT_CONFIG if key in config}
-        config = {"model_type": f"{config.get('model_type')}_text"} | inner | own
+        config = {"model_type": kind} | inner | own
         text = json.dumps(config, indent=2, sort_keys=True)
         logging.getLogger("jrnn.models").info("%s: only the language model of text_config is loaded", where)
     quantized = config.get("quantization_config") if isinstance(config, dict) else None
@@ -146,7 +149,7 @@ def _initial(name: str, shape: tuple[int, ...], key: jax.Array, around_one: bool
         return jax.random.uniform(key, shape, minval=-5.0, maxval=-1.0)
     if last.startswith("time_mix"):
         return jax.random.uniform(key, shape)
-    if last == "bias" or last.endswith("_bias"):
+    if last == "bias" or last.endswith(("_bias", "_base")):
         return jnp.zeros(shape)
     if len(shape) == 1 and around_one and not name.endswith("linear_attn.norm.weight"):
         return jnp.zeros(shape)

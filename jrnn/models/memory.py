@@ -5,6 +5,7 @@ Shapes: T time, N batch, Q query heads, K key heads, C features of a head, S slo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -41,6 +42,8 @@ def attend(
     positions: jax.Array,
     window: int | None = None,
     scale: float | None = None,
+    index: jax.Array | None = None,
+    choose: Callable[..., jax.Array] | None = None,
 ) -> tuple[jax.Array, State]:
     """Causal attention to the memory and to the steps themselves.
 
@@ -53,6 +56,9 @@ def attend(
         positions: [T, N], from `span.positions`.
         window: how many positions a query sees, itself included; None: all.
         scale: of the products of queries and keys; None: C^(-1/2).
+        index: [T, N, ...], what is remembered besides, by which `choose` may choose.
+        choose: from the remembered index [N, S + T, ...], the positions [N, S + T] of slots and steps, and the mask
+            [N, T, S + T] of those that a query may see, to the mask of those that it sees. If it sees none, y is 0.
 
     Returns:
         [T, N, Q, C] and the next memory.
@@ -67,14 +73,21 @@ def attend(
         pieces = jnp.cumsum(span.resets, axis=0, dtype=jnp.int32)
     places = jnp.concatenate([state["places"], jnp.where(live, positions, EMPTY).T], axis=1)  # [N, S + T]
     of_piece = jnp.concatenate([jnp.zeros((batch, slots), jnp.int32), pieces.T], axis=1)
-    keys = jnp.concatenate([state["keys"], jnp.swapaxes(k, 0, 1).astype(state["keys"].dtype)], axis=1)
-    values = jnp.concatenate([state["values"], jnp.swapaxes(v, 0, 1).astype(state["values"].dtype)], axis=1)
+    given = {"keys": k, "values": v} | ({} if index is None else {"index": index})
+    whole = {
+        name: jnp.concatenate([state[name], jnp.swapaxes(leaf, 0, 1).astype(state[name].dtype)], axis=1)
+        for name, leaf in given.items()
+    }
     ages = positions.T[..., None] - places[:, None]  # [N, T, S + T]
     seen = (places[:, None] != EMPTY) & (ages >= 0) & (of_piece[:, None] == pieces.T[..., None])
     if window is not None:
         seen &= ages < window
-    q = jnp.swapaxes(q, 0, 1).astype(keys.dtype)
-    y = jax.nn.dot_product_attention(q, keys, values, mask=seen[:, None], scale=scale)
+    if choose is not None:
+        seen = choose(whole.get("index"), places, seen)
+    q = jnp.swapaxes(q, 0, 1).astype(whole["keys"].dtype)
+    y = jax.nn.dot_product_attention(q, whole["keys"], whole["values"], mask=seen[:, None], scale=scale)
+    if choose is not None:
+        y = jnp.where(jnp.any(seen, axis=2)[..., None, None], y, 0)
     ends = jnp.full(batch, steps) if span.lengths is None else span.lengths
     kept = ends[:, None] + jnp.arange(slots)[None]  # the latest slots
 
@@ -89,4 +102,4 @@ def attend(
         index = jnp.arange(slots + steps)[None]
         lost = (index < ends[:, None]) & (places != EMPTY) & (of_piece == last_piece)
         y = jnp.where(jnp.any(lost, axis=1)[:, None, None, None], jnp.nan, y)
-    return jnp.swapaxes(y, 0, 1), {"keys": latest(keys), "values": latest(values), "places": left}
+    return jnp.swapaxes(y, 0, 1), {name: latest(leaf) for name, leaf in whole.items()} | {"places": left}

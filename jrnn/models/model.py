@@ -210,7 +210,7 @@ def grown(state: State, room: int) -> State:
     """The state with room for that many tokens: empty slots are put before the others."""
     after = dict(state)
     for name, leaf in state.items():
-        if name.rpartition(".")[2] in ("keys", "values", "places"):
+        if name.rpartition(".")[2] in ("keys", "values", "index", "places"):
             pad = [(0, 0), (room - leaf.shape[1], 0), *[(0, 0)] * (leaf.ndim - 2)]
             after[name] = jnp.pad(leaf, pad, constant_values=EMPTY if name.endswith("places") else 0)
     return after

@@ -232,7 +232,8 @@ class _Pass:
             self.emit(op)
         for k in sorted(answers):
             # The gradient of Mul(x, x) writes two terms under one name. Each input takes one, and `_rename` renames it.
-            places = tuple(_next_place(written[n]) for n in names_of(answers[k]))
+            queues = [written[n] for n in names_of(answers[k])]
+            places = tuple(q.popleft() if len(q) > 1 else next(iter(q), None) for q in queues)
             self._add(self.inputs[index][k], _Term(answers[k], places))
 
     def _add(self, v: Version, term: _Term) -> None:
@@ -336,13 +337,6 @@ class _Pass:
             assert overwriter is not None
             before[overwriter].append(Op.of(registry.SAVE, [v.name], [name]))
         return tuple(o for k, op in enumerate(self.forward) for o in (*before[k], op))
-
-
-def _next_place(places: deque[Place]) -> Place | None:
-    """Removes and returns the first of several places. Returns a single one without removing it, or None."""
-    if len(places) > 1:
-        return places.popleft()
-    return places[0] if places else None
 
 
 def backward_pass(

@@ -22,6 +22,7 @@ from jrnn.nets.builder import NetBuilder
 from jrnn.nets.gradient_maker import GradientSlice
 from jrnn.nets.graph.rename import rename_in_op
 from jrnn.nets.graph.scope import reads
+from jrnn.nets.graph.ssa import writers
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
@@ -308,7 +309,7 @@ def _backward_args(
             raise NetError(
                 f"{op.type} writes {list(op.outputs)} at once; recompute_blobs_on_backward must also list {rest}"
             )
-    ops = (*_needed(recomputed, result.ops), *result.ops)
+    ops = (*writers(recomputed, reads(Net(ops=result.ops))), *result.ops)
     undefined = set(reads(Net(ops=ops)))
     of_states = (name for s in wires.states for name in (s.previous, s.new))
     own = {*of_states, *dict(wires.inputs), *step.external_inputs}
@@ -339,13 +340,3 @@ def _backward_args(
 def _link_args(name: str, links: Sequence[tuple[str, str, int]]) -> dict[str, list[Any]]:
     """The arguments for links (blob of the step net, outer blob, offset)."""
     return {f"{name}_{part}": [link[k] for link in links] for k, part in enumerate(("internal", "external", "offset"))}
-
-
-def _needed(candidates: Sequence[Op], ops: tuple[Op, ...]) -> list[Op]:
-    """The operators of `candidates` whose outputs `ops` read, directly or through other candidates."""
-    wanted, kept = set(reads(Net(ops=ops))), []
-    for op in reversed(candidates):
-        if wanted.intersection(op.outputs):
-            kept.append(op)
-            wanted.update(op.inputs)
-    return kept[::-1]

@@ -1,8 +1,8 @@
 """The table of operators: `@op` and `@gradient` fill it, lowering and autodiff read it.
 
 An operator is a function. Its positional parameters are the input blobs (default None: optional; `*xs`: any number). Its
-keyword-only parameters are the Arguments, which are decoded according to their annotations. Four keyword-only names are
-reserved; lowering passes their values:
+keyword-only parameters are the Arguments, which are decoded according to their annotations, or if they have none, to the
+types of their defaults. Four keyword-only names are reserved; lowering passes their values:
 
     key      a PRNG key for this operator, or None if the run has no key
     op       the `Op` record
@@ -69,13 +69,13 @@ class OpDef:
         reserved: the reserved parameters that `forward` takes.
         gradient: "stops" if gradients silently end here, "forbidden" if asking for one is an error, else None.
         inplace: maps an output to the input that it may overwrite.
+        where: the file and line of `forward`.
         copies: the outputs equal the input.
         random: it draws random numbers from `key`.
         source: its outputs come from outside the net, such as a file; the caller may give their values instead.
         dynamic: the shapes of its outputs depend on the values of its inputs.
         updates: the inputs that it changes in place.
         cuts: a function of an `Op` that describes the gradients that the arguments of the `Op` stop, or returns None.
-        where: the file and line of `forward`.
     """
 
     type: str
@@ -88,13 +88,13 @@ class OpDef:
     reserved: frozenset[str]
     gradient: str | None
     inplace: Mapping[int, int]
-    copies: bool
-    random: bool
-    source: bool
-    dynamic: bool
-    updates: tuple[int, ...]
-    cuts: Callable[[Op], str | None] | None
     where: str
+    copies: bool = False
+    random: bool = False
+    source: bool = False
+    dynamic: bool = False
+    updates: tuple[int, ...] = ()
+    cuts: Callable[[Op], str | None] | None = None
 
     def check_arity(self, op: Op) -> None:
         """Raises OpError if `op` has too few or too many inputs or outputs."""
@@ -186,22 +186,24 @@ def _place(fn: Callable[..., Any]) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
+def _annotation(parameter: inspect.Parameter) -> Any:
+    """How to decode an Argument: as its annotation says, or to the type of its default."""
+    default: Any = parameter.default
+    return type(default) if parameter.annotation is parameter.empty else parameter.annotation
+
+
 def op(
     type: str,
     *,
     outputs: int | tuple[int, int | None] = 1,
     gradient: str | None = None,
     inplace: Mapping[int, int] | None = None,
-    copies: bool = False,
-    random: bool = False,
-    source: bool = False,
-    dynamic: bool = False,
-    updates: tuple[int, ...] = (),
-    cuts: Callable[[Op], str | None] | None = None,
+    **traits: Any,
 ) -> Callable[[F], F]:
     """Registers a function as the operator `type`. The module's docstring says what its signature means.
 
-    `OpDef` describes the options. `gradient` may also declare a gradient maker, as in "FooGradient(x, w, y, dy) -> x, w":
+    `OpDef` describes the options; `traits` are those with a default there. `gradient` may also declare a gradient maker, as
+    in "FooGradient(x, w, y, dy) -> x, w":
 
     - FooGradient is the gradient operator. It gets the arguments of the forward operator.
     - In parentheses are the blobs that it reads: inputs by parameter name, outputs y, y1, ..., their gradients dy, dy1, ...
@@ -229,17 +231,12 @@ def op(
             min_inputs=sum(p.default is p.empty for p in single),
             max_inputs=len(single) if single == blobs else None,
             outputs=outputs if isinstance(outputs, tuple) else (outputs, outputs),
-            args=tuple(ArgSpec(p.name, p.annotation, p.default) for p in options),
+            args=tuple(ArgSpec(p.name, _annotation(p), p.default) for p in options),
             reserved=frozenset(parameters).intersection(RESERVED),
             gradient=None if declared else gradient,
             inplace=types.MappingProxyType(dict(inplace or {})),
-            copies=copies,
-            random=random,
-            source=source,
-            dynamic=dynamic,
-            updates=updates,
-            cuts=cuts,
             where=where,
+            **traits,
         )
         return fn
 

@@ -227,6 +227,13 @@ class Emitter:
             return np.transpose(x, order)
         return self.op("Transpose", [x], tuple(x.shape[k] for k in order), x.dtype, perm=order)
 
+    def flip(self, x: Value, axes: Sequence[int]) -> Value:
+        """Reverses the order of the elements along axes."""
+        if known(x):
+            return np.flip(x, tuple(axes))
+        ones, far = np.ones(len(axes), np.int64), np.full(len(axes), np.iinfo(np.int64).min)
+        return self.op("Slice", [x, -ones, far, ints(*axes), -ones], x.shape, x.dtype)
+
     def clip(self, x: Value, low: Value, high: Value) -> Value:
         if known(x, low, high):
             return np.asarray(np.clip(x, low, high))

@@ -41,9 +41,7 @@ def _bitwise(e: Emitter, node: Node, x: Value) -> str:
     return f"Bitwise{type}"
 
 
-@rule(*_UNARY)
-def _(e, node, x):
-    return same(e, node, _bitwise(e, node, x) if node.name == "not" else _UNARY[node.name], x)
+rule(*_UNARY)(lambda e, node, x: same(e, node, _bitwise(e, node, x) if node.name == "not" else _UNARY[node.name], x))
 
 
 @rule(*_BINARY)
@@ -70,9 +68,7 @@ _DEFINED: dict[str, Callable] = {
 }
 
 
-@rule(*_DEFINED)
-def _(e, node, *values):
-    return _DEFINED[node.name](partial(same, e, node), *values)
+rule(*_DEFINED)(lambda e, node, *values: _DEFINED[node.name](partial(same, e, node), *values))
 
 
 @rule("shift_left", "shift_right_arithmetic", "shift_right_logical")
@@ -100,10 +96,7 @@ def shift_rule(e, node, x, by):
     return e.cast(e.cast(op("Div", op("Sub", wide, rest), factor), unsigned), x.dtype)
 
 
-@rule("tile")
-def _(e, node, x):
-    reps = node.params["reps"]
-    return same(e, node, "Tile", x, e.sizes(reps))
+rule("tile")(lambda e, node, x: same(e, node, "Tile", x, e.sizes(node.params["reps"])))
 
 
 @rule("integer_pow")
@@ -169,11 +162,7 @@ def _(e, node, x):
     return same(e, node, "Slice", x, starts, ends, ints(*axes), steps)
 
 
-@rule("rev")
-def _(e, node, x):
-    axes = node.params["dimensions"]
-    ones, far = np.ones(len(axes), np.int64), np.full(len(axes), np.iinfo(np.int64).min)
-    return same(e, node, "Slice", x, -ones, far, ints(*axes), -ones)
+rule("rev")(lambda e, node, x: e.flip(x, node.params["dimensions"]))
 
 
 @rule("iota")

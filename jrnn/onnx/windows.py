@@ -6,7 +6,7 @@ import numpy as np
 
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import Node
-from jrnn.onnx.emit import Emitter, Value, ints, is_static, known, rule
+from jrnn.onnx.emit import Emitter, Value, ints, is_static, rule
 
 
 def padded(e: Emitter, x: Value, config: list[tuple[int, int, int]], value: Value) -> Value:
@@ -30,9 +30,7 @@ def padded(e: Emitter, x: Value, config: list[tuple[int, int, int]], value: Valu
     return e.op("Pad", [x, e.sizes([*low, *high]), value], shape, x.dtype)
 
 
-@rule("pad")
-def _(e: Emitter, node: Node, x, value):
-    return padded(e, x, node.params["padding_config"], value)
+rule("pad")(lambda e, node, x, value: padded(e, x, node.params["padding_config"], value))
 
 
 @rule("conv_general_dilated")
@@ -62,7 +60,7 @@ def convolution_rule(e: Emitter, node: Node, x, kernel):
         parts = e.reshape(kernel, (groups, kernel.shape[0] // groups, *kernel.shape[1:]))
         parts = e.transpose(parts, (0, 2, 1, *range(3, len(parts.shape))))
         parts = e.reshape(parts, (x.shape[1], kernel.shape[0] // groups, *kernel.shape[2:]))
-        kernel = _reversed(e, parts)
+        kernel = e.flip(parts, range(2, len(parts.shape)))
         options = {"strides": list(apart), "output_padding": [max(-high, 0) for _, high in ends]}
         pads, kind = [(low, max(high, 0)) for low, high in ends], "ConvTranspose"
     else:
@@ -77,14 +75,6 @@ def convolution_rule(e: Emitter, node: Node, x, kernel):
     options |= {"dilations": dilations, "group": groups, "kernel_shape": list(kernel.shape[2:])}
     found = e.op(kind, [x, kernel], out, dtype, **options)
     return e.transpose(found, np.argsort(d.out_spec))
-
-
-def _reversed(e: Emitter, kernel: Value) -> Value:
-    axes = tuple(range(2, len(kernel.shape)))
-    if known(kernel):
-        return np.flip(kernel, axes)
-    ones, far = np.ones(len(axes), np.int64), np.full(len(axes), np.iinfo(np.int64).min)
-    return e.op("Slice", [kernel, -ones, far, ints(*axes), -ones], kernel.shape, kernel.dtype)
 
 
 @rule("reduce_window_max", "reduce_window_sum", "reduce_window_min")

@@ -34,8 +34,8 @@ from jrnn.train.toml_codec import (
 class OptimizerConfig:
     """An optax optimizer by name, after clipping of the gradient's norm, with a learning rate that follows a schedule."""
 
-    name: str = "adam"  # any of optax's, as adamw or contrib.muon
-    learning_rate: float = 3e-3
+    name: str = "adam"  # any of optax's optimizers, such as adamw or contrib.muon
+    learning_rate: float = 3e-3  # the greatest rate of the schedule
     schedule: str = "cosine"  # constant; cosine, linear: from learning_rate to final_rate; or any of optax's by name
     schedule_options: dict = field(default_factory=dict)  # arguments of a schedule by its optax name, as decay_rate
     schedule_steps: Natural = 0  # the schedule's length; 0: train.steps
@@ -43,7 +43,7 @@ class OptimizerConfig:
     warmup: Natural = 0  # steps of linear growth from 0 before the schedule starts
     clip: NonNegative = 1.0  # the greatest norm of the gradient; 0: no clipping
     options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
-    decay: Literal["all", "matrices"] = "all"  # the parameters that weight decay acts on: all, or all but vectors
+    decay: Literal["all", "matrices"] = "all"  # what weight decay acts on: all parameters, or none that is a vector
     accumulate: Positive = 1  # parts in which a step reads its batch, one after the other: less memory, the same result
     only: list[str] = field(
         default_factory=list
@@ -60,7 +60,7 @@ class OptimizerConfig:
 class GradientConfig:
     """Which gradient trains the model: JAX's of the lowered net, or the generated backward net's."""
 
-    source: Literal["jax", "net"] = "jax"
+    source: Literal["jax", "net"] = "jax"  # of the lowered net, or by operators that add_gradients makes
     check: bool = False  # compare both in float64 on the first batch, and stop if they disagree
     check_every: Natural = 0  # compare them again after every so many steps; 0: never
 
@@ -72,13 +72,13 @@ class GradientConfig:
 class TrainConfig:
     """How long to train, and what happens on the way."""
 
-    steps: Positive = 1500
+    steps: Positive = 1500  # steps of the optimizer in all
     steps_per_call: Positive = 10  # steps in one call of the compiled function
-    validate_every: Positive = 250
+    validate_every: Positive = 250  # steps between validations
     patience: Natural = (
         0  # stop after so many validations without a better loss, and keep the best parameters; 0: never
     )
-    checkpoint_every: Positive = 250
+    checkpoint_every: Positive = 250  # steps between checkpoints
     keep: Positive = 2  # checkpoints kept
     devices: Natural = 1  # devices that share each batch; 0: all that there are
     loggers: list[str] = field(

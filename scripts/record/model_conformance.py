@@ -31,6 +31,7 @@ START = "<!-- table: scripts/record/model_conformance.py -->"
 
 def theirs(folder: Path) -> Any:
     """The model of transformers; products of groups of experts want sizes that are multiples of 16 bytes."""
+    importlib.import_module("glm5_next")  # registers a class
     transformers = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

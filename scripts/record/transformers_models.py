@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import glm5_next  # noqa: F401, which registers a class
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -306,6 +307,28 @@ CASES = {
             "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "norm_topk_prob": False,
             "head_dim": 5, "short_conv_kernel_size": 2, "kda_safe_gate": False, "layer_types": ["full_attention",
             "linear_attention"], "mlp_layer_types": ["sparse", "dense"], "num_mtp_layers": 0,
+        },
+    ],
+    "glm5_next_text": [
+        {
+            "hidden_size": 16, "num_hidden_layers": 3, "vocab_size": 32, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "intermediate_size": 24, "moe_intermediate_size": 8, "kv_lora_rank": 6,
+            "q_lora_rank": 5, "qk_nope_head_dim": 6, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "linear_head_dim": 4, "linear_num_heads": 3, "index_topk": 4, "index_kpool": 2, "index_head_dim": 4,
+            "index_n_heads": 8, "swiglu_limit": 0.5, "hc_sinkhorn_iters": 3,
+            "layer_types": ["linear_attention", "indexed_attention", "indexed_attention"],
+            "indexer_types": ["full", "full", "shared"], "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+        {
+            "hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "intermediate_size": 20, "moe_intermediate_size": 6, "kv_lora_rank": 4,
+            "q_lora_rank": 5, "qk_nope_head_dim": 4, "v_head_dim": 3, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "n_group": 2, "topk_group": 1, "n_shared_experts": 2, "norm_topk_prob": False, "linear_head_dim": 5,
+            "linear_num_heads": 2, "linear_conv_kernel_dim": 2, "linear_lower_bound": None, "index_topk": 3,
+            "index_kpool": 3, "index_kpool_always_select_tail": False, "index_head_dim": 6, "index_n_heads": 8,
+            "attention_bias": True, "hc_mult": 2, "hc_eps": 1e-3, "hc_sinkhorn_iters": 1, "rms_norm_eps": 1e-3,
+            "layer_types": ["full_attention", "linear_attention"], "mlp_layer_types": ["sparse", "dense"],
+            "tie_word_embeddings": True,
         },
     ],
 }  # fmt: skip

@@ -88,6 +88,34 @@ def test_matrices_that_have_no_factor():
         compare(jnp.linalg.solve, a, jnp.ones((3, 1)))
 
 
+def symmetric(kind=float, n=2):
+    """Matrices of all sizes, zeros, equal and negligible elements, infinities and NaN."""
+    a = np.concatenate([normal(60, n, n, kind=kind), np.round(normal(60, n, n, kind=kind))])
+    a[:30] *= 10.0 ** RNG.uniform(-300, 300, size=(30, 1, 1))
+    a[30:60] *= 10.0 ** RNG.uniform(-20, 20, size=(30, n, n))
+    a[-6:] = np.eye(n)
+    a[-6, 0, 0], a[-5, 1, 1], a[-4], a[-3, 0, 0], a[-2, 1, 1], a[-1] = np.nan, np.nan, np.nan, np.inf, -np.inf, 0
+    return a
+
+
+@pytest.mark.parametrize("lower", [True, False])
+def test_eigenvalues_and_vectors_are_those_of_lapack(lower):
+    for a, vectors in ((symmetric(), True), (symmetric(complex), False), (symmetric(n=3), False)):
+        size = np.max(np.abs(a), (1, 2), where=np.isfinite(a), initial=1e-300)[:, None]
+
+        def scaled(a, vectors=vectors, size=size):
+            found, values = linalg.eigh(a, lower=lower, symmetrize_input=False)
+            return values / size, *([found] if vectors else [])
+
+        compare(scaled, jnp.asarray(a), tolerance=1e-12)
+
+
+def test_eigenvectors_whose_signs_rounding_decides_stay_a_call():
+    a = normal(3, 3)
+    changed = rewritten(jax.make_jaxpr(jnp.linalg.eigh)(a), choice.fits)
+    assert "eigh" in [e.primitive.name for e in equations(changed.eqns)]
+
+
 VALUES = [3.0, jnp.nan, -0.0, 0.0, 1, jnp.inf, -jnp.inf, 1, -jnp.nan]
 
 

@@ -1,6 +1,7 @@
-"""A backend is one file: it is found, plans loops, and runs them."""
+"""A backend that is not part of jrnn (`toy_backend.py`) plans the loops of a platform, forward and reverse."""
 
-import functools
+from __future__ import annotations
+
 import shutil
 import subprocess
 import sys
@@ -13,49 +14,119 @@ import pytest
 import toy_backend
 
 import jrnn
+from jrnn.errors import ScanError
 from jrnn.loops import backends
 from jrnn.loops.rules import lowering
 
+XS = np.random.RandomState(0).randn(12, 3).astype(np.float32)
+INIT = np.random.RandomState(1).randn(3).astype(np.float32)
 
-@pytest.fixture
+
+@pytest.fixture(autouse=True)
 def toy(monkeypatch):
     """The toy backend in place of the CPU's."""
     monkeypatch.setitem(backends.BACKENDS, "cpu", toy_backend.BACKEND)
-    lowering._planned.cache_clear()
+    lowering._planned.cache_clear()  # it keeps the plans of the other backend
     yield
     lowering._planned.cache_clear()
 
 
-def sums(first, xs, reverse=False):
-    return jrnn.scan(lambda c, x: ((s := c + x), s), first, xs, reverse=reverse)
+def cumulative(carry, x):
+    total = carry + x
+    return total, total
 
 
-def doubled(first, xs):
-    return jrnn.scan(lambda c, x: (2 * c + x, c), first, xs)
+def lowered(fn, *args):
+    return jax.jit(fn).lower(*args).as_text()
+
+
+def close(found, wanted):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, wanted)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_backend_of_one_file_runs_loops_and_their_gradients(toy, reverse):
-    xs = jnp.asarray(np.random.default_rng(0).normal(size=(7, 3)))
-    first = jnp.ones(3)
-    plan = jrnn.explain(functools.partial(sums, reverse=reverse), first, xs).loops[0]
-    assert plan.executor == "cumsum" and "the loop is one cumulative sum" in str(plan)
+@pytest.mark.parametrize(
+    "step",
+    [
+        cumulative,
+        lambda c, x: (x + c, x + c),
+        lambda c, x: (c + x, (c + x, x)),
+        lambda c, x: (c + x, [c + x, c + x]),
+        lambda c, x: (c + x, (c + x).reshape(3)),
+    ],
+    ids=["named once", "x first", "x passed through", "two outputs", "nothing reshaped"],
+)
+def test_a_cumulative_sum_is_no_loop(step, reverse):
+    def run(scan):
+        return lambda init, xs: scan(step, init, xs, reverse=reverse)
 
-    def loss(run, first, xs):
-        last, ys = run(first, xs)
-        return jnp.sum(jnp.sin(last)) + jnp.sum(jnp.cos(ys))
-
-    ours = jax.jit(jax.value_and_grad(lambda *a: loss(lambda *b: sums(*b, reverse), *a), (0, 1)))(first, xs)
-    step = lambda c, x: ((s := c + x), s)  # noqa: E731
-    theirs = jax.value_and_grad(lambda *a: loss(lambda c, x: jax.lax.scan(step, c, x, reverse=reverse), *a), (0, 1))(
-        first, xs
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), ours, theirs)
+    text = lowered(run(jrnn.scan), INIT, XS)
+    assert "cumsum" in text and "while" not in text
+    assert "while" in lowered(run(jax.lax.scan), INIT, XS)
+    close(run(jrnn.scan)(INIT, XS), run(jax.lax.scan)(INIT, XS))
+    found = jrnn.explain_scan(step, INIT, XS, reverse=reverse)
+    assert found.executor == toy_backend.NAME and "all steps run as one jnp.cumsum" in str(found)
 
 
-def test_what_it_does_not_plan_is_the_loop_of_jax(toy):
-    plan = jrnn.explain(doubled, jnp.ones(3), jnp.ones((4, 3))).loops[0]
-    assert plan.executor == "lax.scan" and "it is no cumulative sum" in str(plan)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_loop_of_its_gradient_is_a_cumulative_sum_too(reverse):
+    def gradient(scan):
+        def loss(init, xs):
+            last, sums = scan(cumulative, init, xs, reverse=reverse)
+            return jnp.sum(jnp.sin(sums)) + jnp.sum(last**2)
+
+        return jax.grad(loss, argnums=(0, 1))
+
+    assert "while" not in lowered(gradient(jrnn.scan), INIT, XS)
+    close(jax.jit(gradient(jrnn.scan))(INIT, XS), gradient(jax.lax.scan)(INIT, XS))
+    plans = jrnn.explain_scan(cumulative, INIT, XS, reverse=reverse).training
+    assert [(plan.executor, plan.loop.reverse) for plan in plans] == [("cumsum", reverse), ("cumsum", not reverse)]
+
+
+ONE_OF_EACH = "a cumulative sum has one carry, one input, one equation and an output"
+LEFT = {
+    "last only": (ONE_OF_EACH, lambda c, x: (c + x, None), INIT),
+    "no input": (ONE_OF_EACH, lambda c, x: (c + 1, c + 1), INIT),
+    "two equations": (ONE_OF_EACH, lambda c, x: (c + 2 * x, c + 2 * x), INIT),
+    "two carries": (ONE_OF_EACH, lambda c, x: ((c[0] + x, c[1] * x), c[0] + x), (INIT, INIT)),
+    "a product": ("its step is not carry + x", lambda c, x: (c * x, c * x), INIT),
+    "a difference": ("its step is not carry + x", lambda c, x: (c - x, c - x), INIT),
+    "the sum before": ("the sum is not both the new carry and the output", lambda c, x: (c + x, c), INIT),
+    "one of two outputs": ("the sum is not both", lambda c, x: (c + x, (c + x, c)), INIT),
+    "integers": ("its dtype is int32, not a float", cumulative, np.int32([1, 2, 3])),
+    "complex numbers": ("its dtype is complex64, not a float", cumulative, np.complex64([1, 2, 3])),
+}
+
+
+@pytest.mark.parametrize("why, step, init", LEFT.values(), ids=LEFT)
+def test_another_loop_is_left_with_a_reason(why, step, init):
+    dtype = jax.tree.leaves(init)[0].dtype
+    xs = XS.astype(dtype) if dtype != np.int32 else np.arange(36, dtype=dtype).reshape(12, 3)
+    assert "while" in lowered(lambda *args: jrnn.scan(step, *args), init, xs)
+    close(jrnn.scan(step, init, xs), jax.lax.scan(step, init, xs))
+    found = jrnn.explain_scan(step, init, xs)
+    assert found.executor == "lax.scan" and f"not cumsum: {why}" in str(found)
+
+
+def test_a_loop_of_symbolic_length_is_left_with_a_reason():
+    (steps,) = jax.export.symbolic_shape("T")
+    xs = jax.ShapeDtypeStruct((steps, 3), np.float32)
+    program = jax.export.export(jax.jit(lambda xs: jrnn.scan(cumulative, INIT, xs)))(xs)
+    close(program.call(XS), jax.lax.scan(cumulative, INIT, XS))
+    assert "not cumsum: the number of steps is symbolic" in str(jrnn.explain_scan(cumulative, INIT, xs))
+
+
+def test_strict_reports_the_reason():
+    with pytest.raises(ScanError, match="strict=True.*not cumsum: its step is not carry"):
+        jax.jit(lambda xs: jrnn.scan(lambda c, x: (c * x, c * x), INIT, xs, strict=True))(XS)
+
+
+def test_batches_of_marked_loops_of_jax():
+    batched = jax.vmap(lambda init, xs: jax.lax.scan(cumulative, init, xs), in_axes=(0, 1))
+    fn = jax.jit(jrnn.optimize_scans()(batched))
+    assert "while" not in lowered(fn, INIT, XS)
+    assert [plan.executor for plan in jrnn.explain(fn, INIT, XS).loops] == [toy_backend.NAME]
+    close(fn(INIT, XS), batched(INIT, XS))
 
 
 def test_a_file_in_the_folder_is_a_backend(tmp_path):

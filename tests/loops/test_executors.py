@@ -243,13 +243,13 @@ def lstm_step(seed=0):
 
 def test_cudnn_takes_what_it_can():
     step, carry, xs = lstm_step()
-    assert cudnn.refusal(step, carry, xs, False, None, "gpu") is None
+    assert cudnn.refusal(step, carry, xs, False, None, "cuda") is None
     assert "no CUDA device" in cudnn.refusal(step, carry, xs, False, None, "cpu")
-    assert "backwards" in cudnn.refusal(step, carry, xs, True, None, "gpu")
-    assert "float32 only" in cudnn.refusal(step, carry, xs.astype(jnp.bfloat16), False, None, "gpu")
-    assert "not an LstmStep" in cudnn.refusal(lambda c, x: (c, x), carry, xs, False, None, "gpu")
-    assert "resets" in cudnn.refusal(step, carry, xs, False, jnp.zeros((T, N), bool), "gpu")
-    assert "[T, N, D]" in cudnn.refusal(step, carry, xs[:, :, :, None], False, None, "gpu")
+    assert "backwards" in cudnn.refusal(step, carry, xs, True, None, "cuda")
+    assert "float32 only" in cudnn.refusal(step, carry, xs.astype(jnp.bfloat16), False, None, "cuda")
+    assert "not an LstmStep" in cudnn.refusal(lambda c, x: (c, x), carry, xs, False, None, "cuda")
+    assert "resets" in cudnn.refusal(step, carry, xs, False, jnp.zeros((T, N), bool), "cuda")
+    assert "[T, N, D]" in cudnn.refusal(step, carry, xs[:, :, :, None], False, None, "cuda")
 
 
 def test_cudnn_is_refused_by_name_where_it_cannot_run():
@@ -290,19 +290,23 @@ def test_plain_scans_stop_cudnn(monkeypatch):
 )
 def test_cudnn_takes_the_precisions_that_it_has(precision, why):
     with jax.default_matmul_precision(precision):
-        found = cudnn.refusal(*lstm_step(), False, None, "gpu")
+        found = cudnn.refusal(*lstm_step(), False, None, "cuda")
     assert found is None if why is None else why in found
 
 
-def test_cudnn_is_not_for_amds_gpus(monkeypatch):
+@pytest.mark.parametrize("lowered", ["cuda", "rocm", "cpu"])
+def test_loops_are_planned_for_the_platform_that_they_are_lowered_for(monkeypatch, lowered):
+    """JAX calls the GPUs of all makers "gpu"."""
+
     class Device:
         class client:
-            platform_version = "PJRT C API\nROCm 60400"
+            platform = "cpu" if lowered == "cpu" else "gpu"
+            _raw_platform = lowered
 
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [Device])
-    assert cudnn.platform() == "rocm"
-    assert "AMD" in cudnn.refusal(*lstm_step(), False, None, "rocm")
+    assert Target.here().platform == lowered
+    why = cudnn.refusal(*lstm_step(), False, None, Target.here().platform)
+    assert why is None if lowered == "cuda" else {"rocm": "AMD", "cpu": "no CUDA"}[lowered] in why
 
 
 @pytest.fixture

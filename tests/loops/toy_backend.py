@@ -1,51 +1,65 @@
-"""A backend of its own, as docs/notes/map.md says: loops whose one carry adds up its input are a cumulative sum."""
+"""A toy backend: cumulative sums of floats run as `jnp.cumsum`, and other loops are left to `jax.lax.scan`.
+
+It shows what a backend defines. The order of its sums may differ from the loop's, which jrnn's own backends keep for
+loops that the caller wrote.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 
 from jrnn import jaxprs
+from jrnn.jaxprs import primitives
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.loop import Loop
-from jrnn.loops.plans import LoopPlan
-from jrnn.loops.plans.description import Description
+from jrnn.loops.loop import Loop, Options, Results
+from jrnn.loops.passes import distinct
+from jrnn.loops.plans import Description, LoopPlan, Target
+
+NAME = "cumsum"
 
 
 @dataclass(frozen=True)
 class CumulativeSum:
-    """Runs a loop `c = c + x` that returns each new c as one cumulative sum."""
+    """Runs a loop as one cumulative sum over time."""
 
     loop: Loop
-    name = "cumulative sum"
+    name = NAME
 
-    def run(self, consts, init, xs, length):
-        (first,), (x,) = init, xs
-        sums = first[None] + jnp.cumsum(x[::-1] if self.loop.reverse else x, axis=0)
-        last = sums[-1]
-        return [last], [sums[::-1] if self.loop.reverse else sums] * len(self.loop.ys)
+    def run(self, consts: Any, init: Any, xs: Any, length: Any) -> Results:
+        (start,), (x,) = init, xs  # x: [T, ...]
+        summed = jnp.cumsum(x[::-1] if self.loop.reverse else x, axis=0)
+        sums = start[None] + summed  # with [None]: a user may forbid rank promotion
+        return [sums[-1]], [sums[::-1] if self.loop.reverse else sums] * len(self.loop.ys)
 
-    def estimate(self, machine, estimator=None):
-        size = self.loop.length * jaxprs.nbytes(self.loop.xs[0])
-        return Estimate(size / machine.read + size / machine.written, 0)
-
-    def describe(self):
-        return Description(remarks=("the loop is one cumulative sum",))
+    def describe(self) -> Description:
+        return Description(remarks=("all steps run as one jnp.cumsum",))
 
 
-def is_cumulative_sum(loop):
-    """Returns True for a step that adds its input to its carry and returns nothing but the sum."""
-    if len(loop.eqns) != 1 or len(loop.carry) != 1 or len(loop.xs) != 1:
-        return False
-    (eqn,) = loop.eqns
-    adds = eqn.primitive.name == "add" and set(eqn.invars) == {loop.carry[0], loop.xs[0]}
-    return adds and {*loop.carry_out, *loop.ys} == {eqn.outvars[0]}
+def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
+    """Returns the plan of a loop: one cumulative sum, or the loop as it is, with the reason."""
+    why = refusal(distinct(loop))
+    if why is not None:
+        return LoopPlan.left(target, loop, f"not {NAME}: {why}")
+    return LoopPlan(target, loop, CumulativeSum(loop), NAME)
 
 
-def plan(loop, target, options):
-    if not is_cumulative_sum(loop):
-        return LoopPlan.left(target, loop, "it is no cumulative sum")
-    return LoopPlan(target, loop, CumulativeSum(loop), "cumsum")
+def refusal(loop: Loop) -> str | None:
+    """Returns the reason why a loop is not a cumulative sum of floats, or None."""
+    if not jaxprs.is_known(loop.length):
+        return "the number of steps is symbolic"
+    if not len(loop.carry) == len(loop.xs) == len(loop.eqns) == 1 <= len(loop.ys):
+        return "a cumulative sum has one carry, one input, one equation and an output"
+    (add,), carry, x = loop.eqns, loop.carry[0], loop.xs[0]
+    if add.primitive.name not in primitives.ADDITIONS or {*jaxprs.inputs(add)} != {carry, x}:
+        return "its step is not carry + x"
+    if any(out is not add.outvars[0] for out in loop.outputs):
+        return "the sum is not both the new carry and the output"
+    return None if jnp.issubdtype(carry.aval.dtype, jnp.floating) else f"its dtype is {carry.aval.dtype}, not a float"
 
 
 BACKEND = Backend(("toy",), plan)

@@ -11,8 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jrnn import models
+from jrnn.errors import ConfigError
 from jrnn.models import files
 from jrnn.models.config import ONLY
+from jrnn.models.loading import model_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 CASES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
@@ -30,7 +32,9 @@ def test_there_are_two_recordings_of_each_family():
     assert sorted(f"{name}_{k}" for name in models.FAMILIES for k in range(2)) == CASES
 
 
-@pytest.mark.sample("falcon_h1_0", "kimi_linear_1", "minimax_1", "nemotron_h_1", "qwen3_5_text_0", "rwkv_1", "zamba2_1")
+@pytest.mark.sample(
+    "falcon_h1_0", "glm5_next_text_0", "minimax_1", "nemotron_h_1", "qwen3_5_text_0", "rwkv_1", "zamba2_1"
+)
 def test_logits_decoding_ragged_batches_and_resets(case):
     """The whole, with lengths and resets, and step by step: transformers' logits of the whole, and its own decoding."""
     model, found = case
@@ -122,11 +126,12 @@ def test_a_parameter_is_read_block_by_block(monkeypatch):
         np.testing.assert_array_equal(blocks[name], value)
 
 
-def test_the_language_model_of_a_model_of_texts_and_images(tmp_path):
-    """config.json and names as transformers writes them for qwen3_5, without most of what is for images."""
-    folder = GOLDEN / "qwen3_5_text_1"
+@pytest.mark.parametrize("name", ["qwen3_5", "glm5_next"])
+def test_the_language_model_of_a_model_of_texts_and_images(name, tmp_path):
+    """config.json and names as transformers writes them for both, without most of what is for images."""
+    folder = GOLDEN / f"{name}_text_1"
     text, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-    whole = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 1}}
+    whole = {"model_type": name, "text_config": text, "vision_config": {"depth": 1}}
     (tmp_path / "config.json").write_text(json.dumps(whole | {"tie_word_embeddings": text["tie_word_embeddings"]}))
     renamed = {f"model.language_{n}" if n.startswith("model.") else n: v for n, v in tensors.items()}
     save_file(renamed | {"model.visual.patch_embed.proj.bias": np.zeros(3)}, tmp_path / "model.safetensors")
@@ -134,8 +139,18 @@ def test_the_language_model_of_a_model_of_texts_and_images(tmp_path):
     found = load_file(folder / "oracle.safetensors")
     np.testing.assert_array_equal(model(found["tokens"])[0], models.load(folder)(found["tokens"])[0])
     model.save(tmp_path / "alone")
-    assert json.loads((tmp_path / "alone" / "config.json").read_text())["model_type"] == "qwen3_5_text"
+    assert json.loads((tmp_path / "alone" / "config.json").read_text())["model_type"] == f"{name}_text"
     assert set(load_file(tmp_path / "alone" / "model.safetensors")) == set(tensors)
+    (tmp_path / "config.json").write_text(json.dumps(text | {"model_type": name}))
+    assert models.load(tmp_path).config == model.config
+
+
+def test_layers_that_share_a_choice_follow_one_that_chooses():
+    config = json.loads((GOLDEN / "glm5_next_text_0" / "config.json").read_text())
+    with pytest.raises(ConfigError, match="'shared' for a layer that follows none with an indexer"):
+        model_of(json.dumps(config | {"indexer_types": ["full", "shared", "full"]}), "config.json")
+    with pytest.raises(ConfigError, match="index_kpool is 3, which does not divide index_topk, 4"):
+        model_of(json.dumps(config | {"index_kpool": 3}), "config.json")
 
 
 # Keys of configs of transformers that change neither what is computed nor the parameters: initial values, kernels, ...

@@ -21,10 +21,8 @@ from jrnn.errors import DataError, UsageError
 
 SUITES = {
     "scan": "cells",
-    "nn": "nn_layers",
     "layers": "recurrent_layers",
     "convert": "conversion",
-    "graph": "graph_passes",
     "growth": "growth",
     "libraries": "libraries",
     "streaming": "streaming",

@@ -222,13 +222,7 @@ def scan_rule(e: Emitter, node: Node, *values):
     initial = [values[first + k] for k in roles.held]
     initial += [np.zeros(s.shape, s.dtype) for s in states[len(initial) :]]
     starts = [_start(e, value, s, batch, taken) for value, s in zip(initial, states)]
-    if floats:
-        parts = [e.reshaped(x, (steps, batch, math.prod(x.shape[1:]) // batch)) for x in floats.values()]
-        sequence = join(e, parts, 2)
-    else:
-        sequence = e.zeros((steps, batch, 1), FLOAT, "no_input")
-    if sequence.name in taken:
-        sequence = e.copy(sequence)
+    sequence = _sequence(e, list(floats.values()), steps, batch, taken)
     wanted = [2 * i for i in roles.place.values()] + [2 * i + 1 for i, k in enumerate(roles.held) if read[k]]
     with_grads = {i for i in wanted if states[i // 2].dtype == FLOAT}
     net = step.net
@@ -322,6 +316,13 @@ def _sequences(e: Emitter, clock: Blob, xs, floats, input_t: str, batch: int) ->
         else:
             env[v] = e.reshaped(pick(e, x, 0, clock), x.shape[1:])
     return env
+
+
+def _sequence(e: Emitter, floats: list[Blob], steps: int, batch: int, taken: set[str]) -> Blob:
+    """The float sequences as one, [T, N, D], in a blob that the step net does not read by name."""
+    parts = [e.reshaped(x, (steps, batch, math.prod(x.shape[1:]) // batch)) for x in floats]
+    sequence = join(e, parts, 2) if parts else e.zeros((steps, batch, 1), FLOAT, "no_input")
+    return e.copy(sequence) if sequence.name in taken else sequence
 
 
 def _start(e: Emitter, value: Value, state: _State, batch: int, taken: set[str]) -> Blob:

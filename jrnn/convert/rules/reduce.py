@@ -19,9 +19,7 @@ _HALF = 2**16  # the high and low half of an int32 are below this, so that float
 _TYPES = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
 
 
-@rule(*_TYPES)
-def _(e: Emitter, node: Node, x):
-    return reduce(e, _TYPES[node.name], x, node.params["axes"])
+rule(*_TYPES)(lambda e, node, x: reduce(e, _TYPES[node.name], x, node.params["axes"]))
 
 
 def reduce(e: Emitter, type: str, x: Value, axes: Sequence[int]) -> Value:

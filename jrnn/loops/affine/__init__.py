@@ -1,7 +1,7 @@
 """The reader of carries: which are kept, diagonal, matrix-valued or opaque, and in which order they can be computed.
 
 `carries.py` groups carries, finds those that are kept or affine with a diagonal Jacobian, and solves groups in order.
-`matrix.py` reads the form of matrix-valued carries (`terms.py`) off a step (`equations.py`, `renaming.py`).
+`matrix.py` reads the form of matrix-valued carries (`terms.py`) off a step (`equations.py`).
 `blocks.py` reads which elements of the old carry the new one reads, whatever the step is, and lays out Jacobians.
 `rounds.py` solves linear recurrences. `associative.py`, `chunks/`, `segments/`, `newton/` and `online.py` use them.
 """

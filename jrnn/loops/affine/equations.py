@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,13 @@ import numpy as np
 from jax import numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Var
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.jaxprs.axes import aligned
 from jrnn.loops.affine.carries import NotAffine
-from jrnn.loops.affine.renaming import SAME, constant, long_axes, long_pairs, unviewed, varying_axes, view
 from jrnn.loops.affine.terms import Axes, Factor, Labels, Row, Term, Value
 
+_SAME = ("copy", "copy_p", "name", "reduce_precision")
+_VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
 _SUMS = ("add", "add_any", "sub")
 
 
@@ -37,7 +40,7 @@ class Forms(Axes):
         self._producers = jaxprs.producers(eqns)
         self._varying: dict[Var, set[int]] = {}
         for eqn in eqns:
-            self._varying.update(zip(eqn.outvars, varying_axes(eqn, self._axes_of)))
+            self._varying.update(zip(eqn.outvars, _varying_axes(eqn, self._axes_of)))
         self.values = {v: Value(self.axes, (Term(v),)) for v in states}
         self.cuts: dict[Var, Any] = {}
         self.products: list[Any] = []
@@ -71,36 +74,35 @@ class Forms(Axes):
                 later.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
 
     def _rule(self, eqn: Eqn) -> Value:
-        name, ins = eqn.primitive.name, eqn.invars
-        out = eqn.outvars[0].aval
-        forms = [self.values.get(a) if not jaxprs.is_literal(a) else None for a in ins]
-        moving = [f is not None for f in forms]
-        first = next(f for f in forms if f is not None)
-        if len(eqn.outvars) > 1 or any(f.sums for f in forms if f is not None):
+        """Returns the form of the result of an equation; raises NotAffine if there is none."""
+        name, ins, out = eqn.primitive.name, eqn.invars, eqn.outvars[0].aval
+        moves = [jaxprs.is_in(a, self.values) for a in ins]
+        if len(eqn.outvars) > 1 or any(self.values[a].sums for a, m in zip(ins, moves) if m):
             raise NotAffine("")
-        if name in SAME or (name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating)):
-            return first
+        if name in _SAME or (name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating)):
+            return self._form(ins[0])
         if name == "neg":
-            return first.scaled(sign=-1)
+            return self._form(ins[0]).scaled(sign=-1)
         if name in _SUMS:
-            sides = [f or self._known(a, first, out.ndim) for a, f in zip(ins, forms)]
-            return self.sum(sides[0], sides[1].scaled(sign=-1) if name == "sub" else sides[1])
-        if name == "mul" and not all(moving):
-            return self._scaled(first, ins[moving.index(False)])
-        if name == "div" and not moving[1]:
-            return self._scaled(first, ins[1], "inverse")
-        if name == "select_n" and not moving[0] and len(ins) == 3:
-            sides = [f or self._known(a, first, out.ndim) for a, f in zip(ins[1:], forms[1:])]
-            return self.sum(*(self._scaled(side, ins[0], how) for side, how in zip(sides, ("unless", "where"))))
-        labels = view(eqn, first.labels)
-        if labels is not None:
-            return replace(first, labels=labels)
-        if name == "slice":
-            return self._sliced(eqn, first)
-        if name == "reduce_sum":
-            return self._summed(eqn, first)
-        if name == "dot_general" and not all(moving):
-            return self._dot(eqn, first, moving.index(True))
+            a, b = map(self._form, ins)
+            return self.sum(a, b.scaled(sign=-1) if name == "sub" else b)
+        if name == "mul" and not all(moves):
+            a, b = ins[::-1] if moves[1] else ins
+            return self._times(a, self._form(b), b)
+        if name == "div" and not moves[1]:
+            return self._times(ins[0], self._whole(ins[1], "inverse"), ins[1])
+        if name == "select_n" and not moves[0] and len(ins) == 3:
+            hows = "unless", "eye" if self._is_identity(ins[0]) else "where"
+            return self.sum(*(self._times(a, self._whole(ins[0], how), ins[0]) for a, how in zip(ins[1:], hows)))
+        if name in _VIEWS:
+            value = self._form(ins[0])
+            return replace(value, labels=tuple(None if s is None else value.labels[s] for s in _sources_of(eqn)))
+        if name == "slice" and any(moves):
+            return self._sliced(eqn, self.values[ins[0]])
+        if name == "reduce_sum" and any(moves):
+            return self._summed(eqn, self.values[ins[0]])
+        if name == "dot_general" and not all(moves):
+            return self._dot(eqn, moves.index(True) if any(moves) else 0, any(moves))
         raise NotAffine("")
 
     def _sliced(self, eqn: Eqn, value: Value) -> Value:
@@ -115,18 +117,21 @@ class Forms(Axes):
         return value
 
     def sum(self, a: Value, b: Value) -> Value:
-        labels = tuple(self._unified(x, y) for x, y in zip(a.labels, b.labels))
-        return Value(labels, (*a.terms, *b.terms))
+        return Value(self._together(a.labels, b.labels), (*a.terms, *b.terms))
 
-    def _scaled(self, value: Value, atom: Atom, how: str = "") -> Value:
-        """Multiplies with a known operand, along whose axes the value may have been constant."""
-        given = self._labels_next_to(value, atom)
-        value = self._named(value, given)
-        terms = [] if how else self._terms(atom, given)
-        one = len(terms) == 1 and terms[0].sign == 1
-        scaled = value.scaled(terms[0].factors if one else [Factor(atom, given, how or "value")])
-        labels = given or (None,) * len(value.labels)
-        return replace(scaled, labels=tuple(self.find(b) if a is None else a for a, b in zip(value.labels, labels)))
+    def _together(self, a: Labels, b: Labels) -> Labels:
+        """Unifies the labels of two operands, of which one may be a scalar."""
+        return tuple(map(self._unified, a, b)) if a and b else a or b
+
+    def _times(self, atom: Atom, other: Value, of: Atom) -> Value:
+        """Multiplies with a known value, along whose axes the other may have been constant; `of` has no form."""
+        value = self._form(atom)
+        labels = self._together(value.labels, other.labels)
+        if jaxprs.is_in(atom, self.values):
+            value = self._named(value, other.labels)
+            if len(other.terms) != 1 or other.terms[0].sign != 1:
+                other = Value(other.labels, (Term(None, (Factor(of, other.labels),)),))
+        return replace(value, labels=labels, terms=_products(value.terms, other.terms))
 
     def _named(self, value: Value, labels: Iterable[int | None]) -> Value:
         """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
@@ -145,7 +150,7 @@ class Forms(Axes):
             self.contracted = label
         if not matrix or label != self.contracted:
             raise NotAffine("a sum over a second axis of S" if matrix else "")
-        terms = [t if t.of in self.states else self._folded(t) for t in value.terms]
+        terms = [t if t.of in self.states else self._folded(t, label) for t in value.terms]
         labels = tuple(l for l in value.labels if self.find(l) != label)
         return Value(labels, (Term(Row(tuple(terms))),))
 
@@ -153,12 +158,15 @@ class Forms(Axes):
         """Returns which of the labels that are summed over is K."""
         return next((l for l in labels if l == self.contracted), labels[-1])
 
-    def _folded(self, term: Term) -> Term:
-        """Sums the factors of a term that have K; S is not in it."""
-        inside = tuple(f for f in term.factors if self.contracted in self.labels_of(f))
+    def _folded(self, term: Term, label: int) -> Term:
+        """Sums the factors of a term that have a label; S is not in it."""
+        inside = tuple(f for f in term.factors if label in self.labels_of(f))
         rest = tuple(f for f in term.factors if f not in inside)
-        labels = dict.fromkeys(l for f in inside for l in self.resolved(f.labels) if l not in (None, self.contracted))
-        return replace(term, factors=(*rest, Factor(inside, tuple(labels))))
+        return replace(term, factors=(*rest, Factor(inside, self._labels_beside(inside, label))))
+
+    def _labels_beside(self, factors: Iterable[Factor], label: int) -> Labels:
+        """Returns the labels of factors without one."""
+        return tuple(dict.fromkeys(l for f in factors for l in self.resolved(f.labels) if l not in (None, label)))
 
     def _summed(self, eqn: Eqn, value: Value) -> Value:
         axes = eqn.params["axes"]
@@ -177,173 +185,180 @@ class Forms(Axes):
         self.products.append(jax.lax.Precision.HIGHEST)
         return replace(value, labels=kept)
 
-    def _dot(self, eqn: Eqn, value: Value, side: int) -> Value:
-        """Contracts a value with a known operand, term by term: an identity in the operand renames an axis."""
-        contract, batch = eqn.params["dimension_numbers"]
-        other = eqn.invars[1 - side]
-        mine, labels = list(value.labels), [None] * other.aval.ndim
-        for a, b in zip((*contract[side], *batch[side]), (*contract[1 - side], *batch[1 - side])):
-            if mine[a] is None and other.aval.shape[b] != 1:
-                if a in contract[side]:
-                    raise NotAffine("a contraction over an axis along which it is constant")
-                mine[a] = self._fresh(other.aval.shape[b])
-            labels[b] = mine[a]
-        for axis, n in enumerate(other.aval.shape):
-            if axis not in contract[1 - side] and axis not in batch[1 - side] and n != 1:
-                labels[axis] = self._fresh(n)
-        over = [self.find(value.labels[pair[side]]) for pair in long_pairs(eqn)]
-        if len(over) > 1 and not (self.is_matrix(value) and {*over} <= {*self.axes}):
+    def _dot(self, eqn: Eqn, side: int, moves: bool) -> Value:
+        """Contracts a value with a known operand.
+
+        Args:
+            eqn: the equation.
+            side: which operand is the value.
+            moves: whether the value depends on S.
+        """
+        dims, operands = eqn.params["dimension_numbers"], eqn.invars
+        values = [self._form(a) for a in operands]
+        labels = [list(value.labels) for value in values]
+        contracted = [*zip(*dims[0])]
+        for a, b in (*contracted, *zip(*dims[1])):
+            label = self._unified(labels[0][a], labels[1][b])
+            given = labels[side][(a, b)[side]] if moves else label
+            if given is None and (a, b) in contracted and operands[0].aval.shape[a] != 1:
+                raise NotAffine("a contraction over an axis along which it is constant")
+            labels[0][a] = labels[1][b] = label
+        long = [self.find(labels[side][pair[side]]) for pair in _long_pairs(eqn)]
+        value, other = replace(values[side], labels=tuple(labels[side])), values[1 - side]
+        if len(long) > 1 and not (moves and self.is_matrix(value) and {*long} <= {*self.axes}):
             raise NotAffine("a contraction over several axes")
-        sums = tuple(l for l in over if l != self._chosen(over)) if over else ()
-        over = [l for l in over if l not in sums]
-        value = replace(value, labels=tuple(mine))
-        terms, renamed = [], []
-        for part in self._terms(other, tuple(labels)):
-            same = next((f for f in part.factors if f.how == "eye" and over and over[0] in self.labels_of(f)), None)
-            if same is not None:
-                rest = [f for f in part.factors if f is not same]
-                renamed.append((*(self.labels_of(same) - {over[0]}), rest, part.sign))
-            elif over and self._is_few(over[0]):
-                for i in range(self.size[over[0]]):
-                    here, factors = self._at(value, over[0], i), [self._with(f, over[0], i) for f in part.factors]
-                    here = self._named(here, (l for f in factors for l in f.labels))
-                    terms += here.scaled(factors, part.sign).terms
-            elif over:
-                inside = [f for f in part.factors if over[0] in self.labels_of(f)]
-                outside = [f for f in part.factors if f not in inside]
-                row = self._contracted(value.scaled(inside), over[0])
-                terms += row.scaled(outside, part.sign).terms
-            else:
-                named = self._named(value, (l for f in part.factors for l in f.labels))
-                terms += named.scaled(part.factors, part.sign).terms
-        sides = (mine, contract[side], batch[side]), (labels, contract[1 - side], batch[1 - side])
-        free = [[l for axis, l in enumerate(given) if axis not in c and axis not in b] for given, c, b in sides]
-        free = free if side == 0 else free[::-1]
+        over = self._chosen(long) if long else None
+        sums = tuple(l for l in long if l != over)
+        free = [[l for d, l in enumerate(labels[i]) if d not in dims[0][i] and d not in dims[1][i]] for i in range(2)]
+        of_result = tuple([labels[0][a] for a in dims[1][0]] + free[0] + free[1])
+        if not moves:
+            return Value(of_result, tuple(self._known_terms(_products(value.terms, other.terms), over)))
+        terms, renamed = self._moving_terms(value, other.terms, over)
         if sums and renamed:
             raise NotAffine("a contraction over several axes")
-        result = Value(tuple([mine[a] for a in batch[side]] + free[0] + free[1]), tuple(terms), sums)
+        result = Value(of_result, tuple(terms), sums)
         for label, rest, sign in renamed:
-            self._unified(label, over[0])
+            self._unified(label, over)
             result = replace(result, terms=(*result.terms, *value.scaled(rest, sign).terms))
         self.products.append(eqn.params["precision"])
         return result
 
-    # Known values: sums of products of smaller values, where they are ones
-
-    def _labels_next_to(self, value: Value, atom: Atom) -> Labels:
-        """Labels for a known operand next to a value: the value's, and fresh ones where the value is constant."""
-        if not atom.aval.shape:
-            return ()
-        labels = []
-        for axis, (label, n) in enumerate(zip(value.labels, atom.aval.shape)):
-            varies = n != 1 and axis in self._axes_of(atom)
-            labels.append(None if not varies else self.find(label) if label is not None else self._fresh(n))
-        return tuple(labels)
-
-    def _axes_of(self, atom: Atom) -> set[int]:
-        return set() if jaxprs.is_literal(atom) else self._varying.get(atom, long_axes(atom))
-
-    def _known(self, atom: Atom, other: Value, ndim: int) -> Value:
-        """The form of a known summand."""
-        labels = self._labels_next_to(other, atom)
-        terms = self._terms(atom, labels)
-        used = {l for t in terms for f in t.factors for l in f.labels}
-        return Value(tuple(l if l in used else None for l in labels) or (None,) * ndim, tuple(terms))
-
-    def _terms(self, atom: Atom, labels: Labels) -> list[Term]:
-        """Returns a known value as a sum of products of smaller values, if it is one; otherwise as one factor."""
-        labels = self._where_varying(atom, labels)
-        mine = {l for l in labels if l is not None}
-        value = None if mine else constant(atom, self._producers, self.constants)
-        if value is not None and not value.any():
-            return []
-        if len(mine) < 2:
-            return [Term(None, (Factor(atom, labels),))]
-        if len(mine) == 2 and self._is_identity(atom, labels):
-            return [Term(None, (Factor(atom, labels, "eye"),))]
-        parts = self._parts(self._producers.get(atom), labels)
-        smaller = parts is not None and all(
-            f.how == "eye" or {*f.labels} - {None} < mine for t in parts for f in t.factors
-        )
-        return parts if parts is not None and smaller else [Term(None, (Factor(atom, labels),))]
-
-    def _parts(self, eqn: Eqn, labels: Labels) -> list[Term] | None:
-        if eqn is None:
-            return None
-        name, ins = eqn.primitive.name, eqn.invars
-        inner = unviewed(eqn, labels)
-        if inner is not None:
-            return self._terms(ins[0], inner)
-
-        def operand(atom: Atom, sign: int = 1) -> list[Term]:
-            return [t.times((), sign) for t in self._terms(atom, labels)]
-
-        if name == "neg":
-            return operand(ins[0], -1)
-        if name in _SUMS:
-            return operand(ins[0]) + operand(ins[1], -1 if name == "sub" else 1)
-        if name == "mul":
-            return [a.times(b.factors, b.sign) for a in operand(ins[0]) for b in operand(ins[1])]
-        if name == "div":
-            below = Factor(ins[1], self._where_varying(ins[1], labels), "inverse")
-            return [a.times([below]) for a in operand(ins[0])]
-        if name == "select_n" and len(ins) == 3:
-            mask = self._where_varying(ins[0], labels)
-            parts = [self._is_identity(ins[0], mask) and ("unless", "eye"), ("unless", "where")]
-            hows = parts[0] or parts[1]
-            return [t.times([Factor(ins[0], mask, how)]) for a, how in zip(ins[1:], hows) for t in operand(a)]
-        if name == "dot_general":
-            return self._known_product(eqn, labels)
-        return None
-
-    def _known_product(self, eqn: Eqn, labels: Labels) -> list[Term] | None:
-        """Returns a product of known values as a sum of products; None if it is one only as a whole."""
-        (contracted, batches), sides, long = eqn.params["dimension_numbers"], [], long_pairs(eqn)
-        if len(long) > 1:
-            return None
-        over = self._fresh(eqn.invars[0].aval.shape[long[0][0]]) if long else None
-        at = len(batches[0])
-        for side, (atom, batch) in enumerate(zip(eqn.invars, batches)):
-            mine: list[int | None] = [None] * atom.aval.ndim
-            for i, axis in enumerate(batch):
-                mine[axis] = labels[i]
-            for axis in (d for d in range(atom.aval.ndim) if d not in batch and d not in contracted[side]):
-                mine[axis], at = labels[at], at + 1
-            if long:
-                mine[long[0][side]] = over
-            sides.append(self._terms(atom, tuple(mine)))
-        products = [a.times(b.factors, b.sign) for a in sides[0] for b in sides[1]]
-        if over is None:
-            return products
-        terms: list[Term] = []
-        for term in products:
-            inside = tuple(f for f in term.factors if over in self.labels_of(f))
+    def _moving_terms(self, value: Value, parts: Sequence[Term], over: int | None) -> tuple[list[Term], list[Any]]:
+        """Contracts a value that depends on S with known terms: an identity in one of them renames an axis."""
+        terms, renamed = [], []
+        for part in parts:
+            inside = [f for f in part.factors if over is not None and over in self.labels_of(f)]
             same = next((f for f in inside if f.how == "eye"), None)
-            left = dict.fromkeys(l for f in inside for l in self.resolved(f.labels) if l not in (None, over))
-            rest = tuple(f for f in term.factors if f not in inside)
             if same is not None:
+                rest = [f for f in part.factors if f is not same]
+                renamed.append((*(self.labels_of(same) - {over}), rest, part.sign))
+            elif over is not None and self._is_few(over):
+                for i in range(self.size[over]):
+                    here, factors = self._at(value, over, i), [self._with(f, over, i) for f in part.factors]
+                    here = self._named(here, (l for f in factors for l in f.labels))
+                    terms += here.scaled(factors, part.sign).terms
+            elif over is not None:
+                row = self._contracted(value.scaled(inside), over)
+                terms += row.scaled([f for f in part.factors if f not in inside], part.sign).terms
+            else:
+                named = self._named(value, (l for f in part.factors for l in f.labels))
+                terms += named.scaled(part.factors, part.sign).terms
+        return terms, renamed
+
+    def _known_terms(self, terms: Iterable[Term], over: int | None) -> Iterator[Term]:
+        """Sums known terms over a label; raises NotAffine if what remains is no product of vectors."""
+        for term in terms:
+            inside = tuple(f for f in term.factors if over is not None and over in self.labels_of(f))
+            same = next((f for f in inside if f.how == "eye"), None)
+            if over is None:
+                yield term
+            elif same is not None:
                 (other,) = self.labels_of(same) - {over}
                 kept = replace(term, factors=tuple(f for f in term.factors if f is not same))
-                terms.append(self._term_with(kept, over, other=other))
-            elif inside and len(left) < 2:
-                terms.append(replace(term, factors=(*rest, Factor(inside, tuple(left)))))
+                yield self._term_with(kept, over, other=other)
+            elif inside and len(self._labels_beside(inside, over)) < 2:
+                yield self._folded(term, over)
             elif inside and self._is_few(over):
-                terms += [self._term_with(term, over, index=i) for i in range(self.size[over])]
+                yield from (self._term_with(term, over, index=i) for i in range(self.size[over]))
             else:
-                return None
-        return terms
+                raise NotAffine("")
 
-    def _where_varying(self, atom: Atom, labels: Labels) -> Labels:
-        labels = labels if atom.aval.shape else ()
-        return tuple(l if axis in self._axes_of(atom) else None for axis, l in enumerate(labels))
+    # Known values: sums of products of smaller values, where they are ones
 
-    def _is_identity(self, atom: Atom, labels: Labels) -> bool:
-        """Returns True for an identity matrix along the two labeled axes."""
-        axes = [axis for axis, l in enumerate(labels) if l is not None]
+    def _form(self, atom: Atom) -> Value:
+        """Returns the form of a value. That of a known one has labels of its own for each use."""
+        if jaxprs.is_in(atom, self.values):
+            return self.values[atom]
+        whole, count = self._whole(atom), len(self._axes_of(atom))
+        if not count:
+            value = _constant(atom, self._producers, self.constants)
+            return whole if value is None or value.any() else replace(whole, terms=())
+        if self._is_identity(atom):
+            return self._whole(atom, "eye")
+        eqn = self._producers.get(atom)
+        if count < 2 or eqn is None or not jnp.issubdtype(atom.aval.dtype, jnp.floating):
+            return whole
+        try:
+            value = self._rule(eqn)
+        except NotAffine:
+            return whole
+        factors = (f for t in value.terms for f in t.factors)
+        return value if all(f.how == "eye" or len(self.labels_of(f)) < count for f in factors) else whole
+
+    def _whole(self, atom: Atom, how: str = "value") -> Value:
+        """Returns a known value as one factor."""
+        axes = self._axes_of(atom)
+        labels = tuple(self._fresh(n) if axis in axes else None for axis, n in enumerate(atom.aval.shape))
+        return Value(labels, (Term(None, (Factor(atom, labels, how),)),))
+
+    def _axes_of(self, atom: Atom) -> set[int]:
+        return set() if jaxprs.is_literal(atom) else self._varying.get(atom, _long_axes(atom))
+
+    def _is_identity(self, atom: Atom) -> bool:
+        """Returns True for an identity matrix along the two axes along which a value varies."""
+        axes = self._axes_of(atom)
         if len(axes) != 2 or len({atom.aval.shape[a] for a in axes}) > 1:
             return False
-        value = constant(atom, self._producers, self.constants)
+        value = _constant(atom, self._producers, self.constants)
         if value is None:
             return False
         matrix = value[tuple(slice(None) if a in axes else 0 for a in range(value.ndim))]
         return bool(np.array_equal(matrix, np.eye(len(matrix))))
+
+
+def _products(a: Iterable[Term], b: Sequence[Term]) -> tuple[Term, ...]:
+    return tuple(x.times(y.factors, y.sign) for x in a for y in b)
+
+
+def _long_pairs(eqn: Eqn) -> list[tuple[int, int]]:
+    """Returns the pairs of axes that a `dot_general` contracts, except those of size 1."""
+    pairs = zip(*eqn.params["dimension_numbers"][0])
+    return [(a, b) for a, b in pairs if eqn.invars[0].aval.shape[a] != 1]
+
+
+def _sources_of(eqn: Eqn) -> list[int | None]:
+    """Returns for each axis of the result of a view the axis of the operand that it is."""
+    follow = aligned(eqn, 0, eqn.outvars[0])
+    if any(n != 1 and d not in follow for d, n in enumerate(eqn.invars[0].aval.shape)):
+        raise NotAffine("it merges or splits axes")
+    back = {axis: d for d, axis in follow.items()}
+    return [back.get(d) for d in range(eqn.outvars[0].aval.ndim)]
+
+
+def _varying_axes(eqn: Eqn, of: Callable[[Atom], set[int]]) -> list[set[int]]:
+    """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations.
+
+    Args:
+        eqn: the equation.
+        of: the axes along which an operand may vary.
+    """
+    name, every = eqn.primitive.name, [_long_axes(v) for v in eqn.outvars]
+    if name in _VIEWS:
+        with suppress(NotAffine):
+            sources, inner = _sources_of(eqn), of(eqn.invars[0])
+            return [{d for d in every[0] if sources[d] in inner}]
+    if name in primitives.ELEMENTWISE:
+        return [set().union(*map(of, eqn.invars)) & e for e in every]
+    return [{eqn.params["dimension"]} & every[0]] if name == "iota" else every
+
+
+def _long_axes(atom: Atom) -> set[int]:
+    return {d for d, n in enumerate(atom.aval.shape) if n != 1}
+
+
+def _constant(atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]) -> np.ndarray | None:
+    """Returns the value of an atom that is computed from literals and known constants only, or None."""
+    eqns: dict[int, Any] = {}
+    pending: list[Atom] = [atom]
+    while pending:
+        v = pending.pop()
+        if jaxprs.is_literal(v) or v in constants:
+            continue
+        if v not in producers or len(eqns) > 16:
+            return None
+        eqns[id(producers[v])] = producers[v]
+        pending += producers[v].invars
+    order = [eqn for eqn in dict.fromkeys(map(id, producers.values())) if eqn in eqns]
+    with jax.ensure_compile_time_eval():
+        env = jaxprs.evaluate((eqns[i] for i in order), dict(constants), rule=jaxprs.uncast)
+        return np.asarray(jaxprs.value(env, atom))

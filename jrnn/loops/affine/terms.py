@@ -121,9 +121,9 @@ class Axes:
             return b if a is None else a
         if a in self.axes and b in self.axes:
             raise NotAffine("two axes of S meet, as in S + S.T")
-        a, b = (b, a) if b in self.axes else (a, b)
-        self._same[b] = a
-        return a
+        first, second = min(a, b), max(a, b)  # an axis of S, or the older label
+        self._same[second] = first
+        return first
 
     def is_matrix(self, value: Value) -> bool:
         """Returns True for values that are as large as S."""

@@ -29,7 +29,7 @@ from jrnn.loops.passes import (
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plans import NOTHING, Arithmetic, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
+from jrnn.loops.plans import NOTHING, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
 from jrnn.loops.plans.arithmetic import LARGE_PRODUCT, arithmetic
 from jrnn.loops.plans.search import Search
 
@@ -82,7 +82,7 @@ def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate],
 
 
 def _reference(loop: Loop, target: Target) -> Candidate:
-    return Candidate(REFERENCE, Steps(loop).estimate(target.machine), Steps(loop))
+    return Candidate(REFERENCE, Estimator(loop, target.machine).whole(), Steps(loop))
 
 
 def _is_brief(reference: Candidate) -> bool:
@@ -128,7 +128,7 @@ def _others(search: Search, target: Target) -> list[Candidate]:
     if search.options.executor != "auto":
         return []
     rewritten = _as_arithmetic(search)
-    if any(way.node.inner.rewritten.is_one_kernel for way in rewritten):
+    if any(way.node.inner.is_one_kernel for way in rewritten):
         return rewritten  # a call would pay for each of its small products
     may_call = any(map(_is_for_native, search.loop.eqns)) and len(search.loop.eqns) <= _LONGEST_CALLED
     return [*(calls(search, target)[0] if may_call else []), *rewritten]
@@ -149,7 +149,7 @@ def _as_arithmetic(search: Search) -> list[Candidate]:
         rewritten = arithmetic(fission.core, search.estimator)
         if rewritten is not None:
             name = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
-            candidates.append(search.candidate(name, Split(fission, Arithmetic(rewritten, fission.core))))
+            candidates.append(search.candidate(name, Split(fission, rewritten)))
             if not rewritten.in_the_way:
                 break
     return candidates
@@ -207,7 +207,7 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
     for either in (loop, turned):
         fission, estimator = split(either, moves=Moves()), Estimator(either, machine)
         products.append(steps * estimator.part(fission.core.eqns, fission.core.outputs).products)
-        seconds.append(Split(fission, Steps(fission.core)).estimate(machine, estimator).seconds)
+        seconds.append(Split(fission, Steps(fission.core)).estimate(estimator).seconds)
     return products[0] - products[1] > _LEAST_GAIN * seconds[0]
 
 

@@ -179,14 +179,8 @@ def explain(fn: Callable, *args: Any, compile: bool = False, **keywords: Any) ->
 
 def _train(run: Callable, init: Any, xs: Any) -> Any:
     """Returns the results of `run`, and the gradient with respect to its arguments and everything that it closes over."""
-    closed = jax.make_jaxpr(run)(init, xs)
-
-    def of_everything(consts: Any, args: Any) -> list[Any]:
-        env = dict(zip(closed.jaxpr.constvars, consts)) | dict(zip(closed.jaxpr.invars, args))
-        jaxprs.evaluate(closed.jaxpr.eqns, env)
-        return [jaxprs.value(env, a) for a in closed.jaxpr.outvars]
-
-    out, pull = jax.vjp(of_everything, closed.consts, jax.tree.leaves((init, xs)))
+    flat, values = jaxprs.without_closure(run, init, xs)
+    out, pull = jax.vjp(lambda values, args: jax.tree.leaves(flat(values, *args)), values, (init, xs))
     inexact = [jnp.issubdtype(jnp.result_type(o), jnp.inexact) for o in out]
     return out, pull([jnp.ones_like(o) if i else jnp.zeros(o.shape, jax.dtypes.float0) for o, i in zip(out, inexact)])
 
@@ -197,15 +191,13 @@ def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:
     A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
     platform.
     """
-    with recorder.recorded() as differentiated:
-        closed = jax.make_jaxpr(fn)(*args)
-    given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
-    if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(closed.jaxpr)):
-        plans = lowering.plans_in(closed.jaxpr, Target.here())
-    else:
-        with recorder.recorded() as plans:
-            jax.jit(jax.extend.core.jaxpr_as_fun(closed)).lower(*given)
-    plans[:0] = differentiated
-    if plans and differentiated.notes:
-        plans[0] = replace(plans[0], notes=(*plans[0].notes, *differentiated.notes))
+    with recorder.recorded() as plans:
+        traced = jax.jit(fn).trace(*args)
+        notes = tuple(plans.notes)  # of loops that were differentiated
+        if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)):
+            plans += lowering.plans_in(traced.jaxpr.jaxpr, Target.here())
+        else:
+            traced.lower()
+    if plans:
+        plans[0] = replace(plans[0], notes=(*plans[0].notes, *notes))
     return plans

@@ -188,11 +188,7 @@ def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str |
         return None
 
     def flat(run: Run) -> Function:
-        def of(*args: Any) -> Flat:
-            carry, ys = run(*scan.apart(args))
-            return [*carry, *ys]
-
-        return of
+        return scan.flat(lambda consts, init, xs, length: run(consts, init, xs))
 
     consts, init, xs = scan.apart(avals)
     stacks = [jax.ShapeDtypeStruct((scan.length, *a.shape), a.dtype) for a in xs]

@@ -9,11 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import source_info_util
 
 from jrnn.loops.loop import mark
-
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,19 @@ class ScanParams:
         end = self.n_consts + self.n_carry
         return values[: self.n_consts], values[self.n_consts : end], values[end:]
 
+    def flat(self, run: Callable[..., Results], values: Sequence[Any] = ()) -> Callable[..., list[Any]]:
+        """Returns a function of a list of all, from one of constants, carries, inputs and the length.
+
+        `values` are those of the constants that are not in the list, which come first.
+        """
+
+        def of(*args: Any) -> list[Any]:
+            consts, init, xs = self.apart(args)
+            carry, ys = run([*values, *consts], init, xs, self.length)
+            return [*carry, *ys]
+
+        return of
+
     def loop(self, program: jaxprs.Program) -> Loop:
         """Returns the loop of the step as a program. The first of `Loop.consts` are its constants, whose values it has."""
         consts, carry, xs = self.apart(program.invars)

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 
-_OURS = str(Path(__file__).parents[2]) + os.sep
+OURS = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = os.sep + "site-packages" + os.sep
+source_info_util.register_exclusion(str(Path(__file__).parents[1]))  # plans show the user's lines instead
 _FRAMES = 200  # of a traceback, from the loop outwards
 
 # The list that collects the plans of lowered loops, or None.
@@ -75,10 +76,10 @@ def places() -> tuple[str, str]:
         source_info_util.current(), _FRAMES
     )  # as FILE:LINE (FUNCTION), the outermost first
     inwards = text.splitlines()[::-1]
-    frames = [frame for frame in inwards if not frame.startswith(_OURS)]
+    frames = [frame for frame in inwards if not frame.startswith(OURS)]
     where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
     own = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""
-    return _short(where), _short(own)
+    return short(where), short(own)
 
 
 def titled(what: str) -> str:
@@ -87,5 +88,6 @@ def titled(what: str) -> str:
     return f"{what} at {where}" if where else what
 
 
-def _short(frame: str) -> str:
+def short(frame: str) -> str:
+    """Returns a line of code relative to the working directory or to site-packages."""
     return frame.removeprefix(os.getcwd() + os.sep).rpartition(_INSTALLED)[2]

@@ -4,37 +4,19 @@
 it from the descriptions (`description.py`).
 """
 
-from jrnn.loops.plans.description import Description, Item
-from jrnn.loops.plans.nodes import (
-    Arithmetic,
-    Converted,
-    InChunks,
-    Kernel,
-    Node,
-    OneCall,
-    Solved,
-    Split,
-    Steps,
-    at_leaf,
-    by_steps,
-)
-from jrnn.loops.plans.plan import NOTHING, LoopPlan, Target
-
-__all__ = [
-    "NOTHING",
-    "Arithmetic",
-    "Converted",
-    "Description",
-    "InChunks",
-    "Item",
-    "Kernel",
-    "LoopPlan",
-    "Node",
-    "OneCall",
-    "Solved",
-    "Split",
-    "Steps",
-    "Target",
-    "at_leaf",
-    "by_steps",
-]
+from jrnn.loops.plans.arithmetic import Arithmetic as Arithmetic
+from jrnn.loops.plans.description import Description as Description
+from jrnn.loops.plans.description import Item as Item
+from jrnn.loops.plans.nodes import Converted as Converted
+from jrnn.loops.plans.nodes import InChunks as InChunks
+from jrnn.loops.plans.nodes import Kernel as Kernel
+from jrnn.loops.plans.nodes import Node as Node
+from jrnn.loops.plans.nodes import OneCall as OneCall
+from jrnn.loops.plans.nodes import Solved as Solved
+from jrnn.loops.plans.nodes import Split as Split
+from jrnn.loops.plans.nodes import Steps as Steps
+from jrnn.loops.plans.nodes import at_leaf as at_leaf
+from jrnn.loops.plans.nodes import by_steps as by_steps
+from jrnn.loops.plans.plan import NOTHING as NOTHING
+from jrnn.loops.plans.plan import LoopPlan as LoopPlan
+from jrnn.loops.plans.plan import Target as Target

@@ -9,18 +9,24 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
+from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.equation_costs import ONE_KERNEL, REDUCTIONS, is_by_vector, is_of_one_row, is_outer
-from jrnn.loops.costs.estimates import Estimator, Part, Terms
+from jrnn.loops.costs.estimates import Estimator, Part, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
-from jrnn.loops.loop import Loop
+from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
+from jrnn.loops.plans.description import Description
+from jrnn.loops.plans.nodes import Steps
 
 _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
 _LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
+_EIGEN = 3  # rows of a symmetric matrix whose eigenvalues are computed
 _ORDER = 16  # rows of a matrix to factorize, elements to sort, or places of a scatter
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 _SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
@@ -36,19 +42,29 @@ _CALLS = frozenset((
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A loop whose small linear algebra is arithmetic.
+    """The node of a loop whose small linear algebra is arithmetic.
 
     Attributes:
-        loop: the loop.
-        terms: parts of the estimated time of all steps.
+        loop: the loop as arithmetic.
+        cost: of all steps.
         in_the_way: the primitives that keep it from being one kernel.
         within_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing is in the way.
     """
 
     loop: Loop
-    terms: Terms
+    cost: Estimate
     in_the_way: tuple[str, ...]
     within_limit: bool
+    name = "as arithmetic"
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        return self.loop.run(consts, init, xs, length)
+
+    def estimate(self, estimator: Estimator) -> Estimate:
+        return self.cost
+
+    def describe(self) -> Description:
+        return replace(Steps(self.loop).describe(), remarks=(str(self),))
 
     @property
     def is_one_kernel(self) -> bool:
@@ -80,7 +96,8 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     if not within_limit and not in_the_way:
         made = _Estimator(changed, estimator.machine)
         inside = made.part(changed.eqns, changed.outputs)
-    return Arithmetic(changed, made.trips(changed, inside), in_the_way, within_limit)
+    memory = estimator.part(loop.eqns, loop.outputs).peak  # of the loop as it was
+    return Arithmetic(changed, estimate(made.trips(changed, inside), memory), in_the_way, within_limit)
 
 
 class _Estimator(Estimator):
@@ -113,7 +130,7 @@ def fits(eqn: Eqn) -> bool:
     if name in ("sort", "top_k"):
         axis = eqn.params.get("dimension", eqn.params.get("axis", -1))
         return shape[axis] <= _ORDER and math.prod(shape) * shape[axis] <= _LARGEST
-    return max(shape[-2:]) <= _ORDER and math.prod(shape) * shape[-1] <= _LARGEST
+    return max(shape[-2:]) <= (_EIGEN if name == "eigh" else _ORDER) and math.prod(shape) * shape[-1] <= _LARGEST
 
 
 def _is_in_the_way(eqn: Eqn) -> bool:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.loop import Loop
-
-_OURS = str(Path(__file__).parents[2]) + os.sep
-source_info_util.register_exclusion(str(Path(__file__).parents[1]))
+from jrnn.jaxprs.names import source_line
+from jrnn.loops.loop import Loop, recorder
 
 
 @dataclass(frozen=True)
@@ -27,17 +21,6 @@ class Item:
     type: str
     bytes: int
 
-    @staticmethod
-    def of(v: Var, producers: Mapping[Var, Any], count: int) -> Item:
-        """Returns the item of a variable with `count` values. `producers` maps variables to their equations."""
-        what, where, eqn = "carry", "", producers.get(v)
-        if eqn is not None:
-            # Values that are computed again are in the scope `rematted_computation`.
-            scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name != "rematted_computation"]
-            what = "/".join(filter(None, (*scopes, eqn.primitive.name)))
-            where = _user_line(eqn)
-        return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
-
     def __str__(self) -> str:
         return f"{self.what} {self.type}, {self.bytes:,} bytes" + (f" at {self.where}" if self.where else "")
 
@@ -46,14 +29,23 @@ def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Ite
     """Returns the items of the variables among values of a loop, of which there is one a step, or one in all."""
     producers = jaxprs.producers(loop.eqns)
     count = jaxprs.extent(loop.length) if per_step else 1
-    return tuple(Item.of(v, producers, count) for v in jaxprs.variables(values))
+
+    def item(v: Var) -> Item:
+        what, where, eqn = "carry", "", producers.get(v)
+        if eqn is not None:
+            # Values that are computed again are in the scope `rematted_computation`.
+            scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name != "rematted_computation"]
+            what = "/".join(filter(None, (*scopes, eqn.primitive.name)))
+            where = _user_line(eqn)
+        return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
+
+    return tuple(map(item, jaxprs.variables(values)))
 
 
 def _user_line(eqn: Eqn) -> str:
-    """Returns the line of the user's code that made an equation, relative to the working directory or site-packages."""
-    where = source_info_util.summarize(eqn.source_info)
-    installed = os.sep + "site-packages" + os.sep
-    return "" if where.startswith(_OURS) else where.removeprefix(os.getcwd() + os.sep).rpartition(installed)[2]
+    """Returns the line of the user's code that made an equation."""
+    where = source_line(eqn)
+    return "" if where.startswith(recorder.OURS) else recorder.short(where)
 
 
 @dataclass(frozen=True)

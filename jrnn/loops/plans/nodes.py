@@ -8,40 +8,32 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.loops.affine.associative import Solved as Solution
 from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.estimates import Estimator, estimate, total
-from jrnn.loops.costs.machines import Machine
+from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes import Fission, movable, widen_sums
-from jrnn.loops.plans.arithmetic import Arithmetic as Rewritten
 from jrnn.loops.plans.description import Description, contractions, items
-from jrnn.loops.plans.split_costs import SplitCosts, split_costs
+from jrnn.loops.plans.split_costs import SplitCosts
 from jrnn.loops.wrappers.recompute import in_chunks
 
 Values = Sequence[Any]
 
 
 class Node(Protocol):
-    """A way to run a loop."""
+    """A way to run a loop.
+
+    A node that is compared with others has a method `estimate`. It gets the `Estimator` of the loop that its loop is a part
+    of, which knows what the equations cost, and returns the time and the memory of all steps.
+    """
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         """Runs `length` steps."""
-
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        """Returns the time and the memory of all steps.
-
-        Args:
-            machine: the constants.
-            estimator: of the loop that this loop is a part of, which knows what its equations cost; None to make one.
-        """
 
     def describe(self) -> Description:
         """Returns what it does, for `explain`."""
@@ -61,8 +53,7 @@ class Steps:
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.loop.run(consts, init, xs, length)
 
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        estimator = estimator or Estimator(self.loop, machine)
+    def estimate(self, estimator: Estimator) -> Estimate:
         inside = estimator.part(self.loop.eqns, self.loop.outputs)
         return estimate(estimator.trips(self.loop, inside), inside.peak)
 
@@ -97,9 +88,6 @@ class Converted:
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.conversion.after(*self.inner.run(consts, self.conversion.before(init), xs, length))
 
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        return self.inner.estimate(machine)  # its equations are other ones
-
     def describe(self) -> Description:
         inner = self.inner.describe()
         return replace(inner, remarks=(*self.remarks, *inner.remarks))
@@ -132,14 +120,14 @@ class Split:
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.fission.run(consts, init, xs, length, self.inner.run)
 
-    def costs(self, machine: Machine, estimator: Estimator | None = None) -> SplitCosts:
+    def costs(self, estimator: Estimator) -> SplitCosts:
         """Returns the costs of all parts."""
-        if estimator is None or estimator.loop is not self.fission.loop:
-            estimator = Estimator(self.fission.loop, machine)
-        return split_costs(estimator, self.fission, self.inner.estimate(machine, estimator))
+        if estimator.loop is not self.fission.loop:
+            estimator = Estimator(self.fission.loop, estimator.machine)
+        return SplitCosts(estimator, self.fission, self.inner.estimate(estimator))
 
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        return self.costs(machine, estimator).at_once()
+    def estimate(self, estimator: Estimator) -> Estimate:
+        return self.costs(estimator).at_once()
 
     def describe(self) -> Description:
         fission, loop = self.fission, self.fission.loop
@@ -185,8 +173,8 @@ class InChunks:
 
         return in_chunks(run_some, list(init), list(xs), length, self.size, fission.loop.reverse)
 
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        return self.inner.costs(machine, estimator).at_once(self.size)
+    def estimate(self, estimator: Estimator) -> Estimate:
+        return self.inner.costs(estimator).at_once(self.size)
 
     def describe(self) -> Description:
         inner = self.inner.describe()
@@ -207,17 +195,6 @@ class Solved:
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.solution.run(consts, init, xs, length)
-
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        """Returns the costs of the coefficients for all steps, and of rounds that read and write them up and down a tree."""
-        loop = self.solution.loop
-        estimator, steps = estimator or Estimator(loop, machine), jaxprs.extent(loop.length)
-        values = estimator.part(loop.eqns, loop.outputs, together=True)
-        stack = 2 * steps * estimator.sizes(loop.carry)
-        size = steps * values.total + stack
-        rounds = 2 * math.ceil(math.log2(max(steps, 2))) * len(loop.carry) * machine.kernel
-        moved = 2 * (machine.reading(stack, size) + machine.writing(stack, size))
-        return estimate(total(values.terms(machine, steps, size, 1), {"calls": rounds, "stacks": moved}), size)
 
     def describe(self) -> Description:
         return Steps(self.solution.loop).describe()
@@ -245,8 +222,8 @@ class OneCall:
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.kernel.run(consts, init, xs, length)
 
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        return self.kernel.estimate(estimator or Estimator(self.loop, machine))
+    def estimate(self, estimator: Estimator) -> Estimate:
+        return self.kernel.estimate(estimator)
 
     def describe(self) -> Description:
         return replace(Steps(self.loop).describe(), remarks=(str(self.kernel),))
@@ -254,29 +231,6 @@ class OneCall:
     @property
     def name(self) -> str:
         return self.kernel.name
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """Runs a loop whose small linear algebra is written as arithmetic.
-
-    Attributes:
-        rewritten: the loop as arithmetic.
-        loop: the loop as it was.
-    """
-
-    rewritten: Rewritten
-    loop: Loop
-    name = "as arithmetic"
-
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.rewritten.loop.run(consts, init, xs, length)
-
-    def estimate(self, machine: Machine, estimator: Estimator | None = None) -> Estimate:
-        return estimate(self.rewritten.terms, Steps(self.loop).estimate(machine, estimator).memory)
-
-    def describe(self) -> Description:
-        return replace(Steps(self.rewritten.loop).describe(), remarks=(str(self.rewritten),))
 
 
 def at_leaf(node: Any, change: Callable[[Any], Any]) -> Any:

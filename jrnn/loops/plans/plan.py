@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from jrnn.jaxprs.names import platform_of
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.candidates import Choice
 from jrnn.loops.costs.machines import CPU, Machine
@@ -40,7 +41,7 @@ class Target:
     @staticmethod
     def here() -> Target:
         """Returns the target of programs of this process, which are not divided."""
-        platform = jax.default_backend()
+        platform = platform_of(jax.devices()[0].client)
         return Target(platform, machine=machines.of(platform))
 
 

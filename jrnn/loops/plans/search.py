@@ -82,13 +82,13 @@ class Search:
 
     def candidate(self, name: str, node: Node) -> Candidate:
         """Returns a candidate for a node that runs the loop after the passes."""
-        return Candidate(name, node.estimate(self.machine, self.estimator), node)
+        return Candidate(name, node.estimate(self.estimator), node)
 
     def _candidate(self, name: str, moves: Moves) -> Candidate:
         """Returns the fastest way to run a split that fits the bound of memory, or the smallest way if none does."""
         fission = self.split(moves)
         node = Split(fission, Steps(fission.core))
-        parts = node.costs(self.machine, self.estimator)
+        parts = node.costs(self.estimator)
         ways = [
             Candidate(name, parts.at_once(n), node if n is None else InChunks(node, n)) for n in self._chunks(parts)
         ]

@@ -6,47 +6,20 @@ Shapes: T time.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.estimates import Estimator, Part, estimate, total
+from jrnn.loops.costs.estimates import Estimator, estimate, total
 from jrnn.loops.passes import Fission
 
 _TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it
 
 
-def split_costs(estimator: Estimator, fission: Fission, inside: Estimate) -> SplitCosts:
-    """Returns the costs of a loop in parts, of which the loop that stays costs `inside`."""
-    loop, core = fission.loop, fission.core
-    read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
-    given = {*loop.xs, *jaxprs.variables(loop.ys)}
-    made = {v for e in fission.added for v in e.outvars}
-    added = {*jaxprs.free_variables(fission.added)}
-    # What is no contraction or reduction is stacked, and the stack is summed.
-    added |= {v for values in fission.summed.values() for v in jaxprs.variables(values) if v not in made}
-    return SplitCosts(
-        estimator,
-        fission,
-        inside=inside,
-        before=estimator.part(fission.hoisted, fission.early, together=True),
-        after=estimator.part(fission.sunk, fission.late, together=True),
-        sums=estimator.sums(fission.added),
-        operands=estimator.sizes(v for v in added if v in estimator.moving),
-        stacks=estimator.sizes({*fission.early, *core.ys, *fission.late} - given),
-        shifted=estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys),
-        given=estimator.sizes(given),
-        results=estimator.sizes(loop.carry[i] for i in fission.summed),
-    )
-
-
-@dataclass(frozen=True)
 class SplitCosts:
-    """The costs of a loop in parts.
+    """The costs of a loop in parts, of which the loop that stays costs `inside`.
 
     Attributes:
-        estimator, fission: of which loop, and its parts.
-        inside: the loop that stays, all steps.
         before, after: what is computed for all steps before and after it.
         sums: what is summed after it; their operands are `operands` bytes a step, their results `results` bytes.
         stacks: bytes a step of the arrays that the original loop would not make.
@@ -54,17 +27,23 @@ class SplitCosts:
         given: bytes a step of the loop's own inputs and outputs.
     """
 
-    estimator: Estimator
-    fission: Fission
-    inside: Estimate
-    before: Part
-    after: Part
-    sums: Part
-    operands: int
-    stacks: int
-    shifted: int
-    given: int
-    results: int
+    def __init__(self, estimator: Estimator, fission: Fission, inside: Estimate):
+        loop, core = fission.loop, fission.core
+        self.estimator, self.fission, self.inside = estimator, fission, inside
+        read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
+        given = {*loop.xs, *jaxprs.variables(loop.ys)}
+        made = {v for e in fission.added for v in e.outvars}
+        added = {*jaxprs.free_variables(fission.added)}
+        # What is no contraction or reduction is stacked, and the stack is summed.
+        added |= {v for values in fission.summed.values() for v in jaxprs.variables(values) if v not in made}
+        self.before = estimator.part(fission.hoisted, fission.early, together=True)
+        self.after = estimator.part(fission.sunk, fission.late, together=True)
+        self.sums = estimator.sums(fission.added)
+        self.operands = estimator.sizes(v for v in added if v in estimator.moving)
+        self.stacks = estimator.sizes({*fission.early, *core.ys, *fission.late} - given)
+        self.shifted = estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys)
+        self.given = estimator.sizes(given)
+        self.results = estimator.sizes(loop.carry[i] for i in fission.summed)
 
     def per_step(self, in_chunks: bool) -> int:
         """Returns the bytes of temporary arrays that each step of a chunk adds."""

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 import jax
-
-with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
-    from jax._src import config as private_config
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
@@ -81,24 +77,12 @@ def with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
     return transpose
 
 
-def _checkpoint(fn: Callable) -> Callable:
-    """`jax.checkpoint` without the option `jax_remat3`, whose equations cannot be transposed."""
-
-    @functools.wraps(fn)
-    def checkpointed(*args: Any) -> Any:
-        option = getattr(private_config, "remat3", None)
-        with nullcontext() if option is None else option(False):
-            return jax.checkpoint(fn, prevent_cse=False)(*args)
-
-    return checkpointed
-
-
 @functools.lru_cache(maxsize=256)
 def _step_storing_less(few: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
     """Returns the step of a loop of few steps with a rule that stores less, or as it is."""
     jaxpr, avals = few.jaxpr, [v.aval for v in jaxprs.jaxpr_of(few.jaxpr).invars]
     try:
-        step = residuals.storing_less(few, stacks, recompute, _checkpoint)
+        step = residuals.storing_less(few, stacks, recompute)
         if step is None:
             return jaxpr
         with mark.unmarked():
@@ -108,7 +92,7 @@ def _step_storing_less(few: ScanParams, stacks: Stacks, recompute: Any, verify: 
             return smooth if same else jaxpr
 
         def storing_less(scan: ScanParams) -> derived.Run | None:
-            rule = residuals.storing_less(scan, stacks, recompute, _checkpoint)
+            rule = residuals.storing_less(scan, stacks, recompute)
             return rule and derived.scanned(rule, scan)
 
         agrees, _ = derived.verdict(few, f"residuals {recompute}", storing_less)

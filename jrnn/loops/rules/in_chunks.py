@@ -134,9 +134,7 @@ def _program(
 
     def run(args: Sequence[Any]) -> list[Any]:
         with mark.unmarked():
-            consts, init, xs = scan.apart(args)
-            carry, ys = program.run([*values, *consts], init, xs, program.loop.length)
-        return [*carry, *ys]
+            return scan.flat(program.run, values)(*args)
 
     return run
 
@@ -183,48 +181,39 @@ def _chunked(
     if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not chunks.pays(scan):
         return None
     try:
-        return _weighed(scan, options, moves, machine, take)
+        with mark.unmarked():
+            program, loop, holds = _read(scan)
+            chunks.check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
+            consts, carry, xs = scan.apart(moves)
+            parts = [h.parts for h in holds]
+            carried = [m for m, n in zip(carry, parts) for _ in range(n)]
+            stored = chunks.stored_states(loop, [*(False for _ in program.consts), *consts, *carried, *xs])
+            if not stored:
+                return "not in chunks: this gradient reads no state"
+        names = _names(body, scan.n_consts, parts)
+        chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds, names)
+        forms = tuple(form for stage in chunked.stages for form in stage.forms)
+        choice = chunks.compared(chunked.loop, forms, stored, chunks.chunk_length(scan.length), options.memory, machine)
+        if take == BY_STEPS:
+            return f"not in chunks: {tuned.NOTE}{take}"
+        size = next((size for size in _SIZES if take == _in_chunks_of(size)), None)
+        if size is not None:
+            chunked = replace(chunked, size=size, notes=(*chunked.notes, f"{tuned.NOTE}{take}"))
+        elif not choice.chosen.node:
+            (other, reason), at = choice.others[0], choice.chosen.estimate
+            return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
+        if options.verify and chunked.stages:
+            agrees, note = derived.verdict(replace(scan, length=_COMPARED, unroll=1), "chunks", _small)
+            if not agrees:
+                return f"not in chunks: {note}"
+            chunked = replace(chunked, notes=(*chunked.notes, note)) if note else chunked
+        return chunked, program.consts, choice
     except chunks.NotAffine as reason:
         return f"not in chunks: {reason if reason.eqn is None else reason.explained()}"  # several have their remedies
     except Exception as error:
         if strict_passes.value:
             raise
         return f"not in chunks: {type(error).__name__} (please report it): {error}"
-
-
-def _weighed(
-    scan: ScanParams, options: Options, moves: tuple[bool, ...], machine: Machine, take: str | None
-) -> tuple[Chunked, Sequence[Any], Choice] | str:
-    """Returns what `_chunked` does, or raises NotAffine."""
-    from jrnn.loops import chunks
-
-    with mark.unmarked():
-        program, loop, holds = _read(scan)
-        chunks.check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
-        consts, carry, xs = scan.apart(moves)
-        parts = [h.parts for h in holds] if holds else [1] * scan.n_carry
-        carried = [m for m, n in zip(carry, parts) for _ in range(n)]
-        stored = chunks.stored_states(loop, [*(False for _ in program.consts), *consts, *carried, *xs])
-        if not stored:
-            return "not in chunks: this gradient reads no state"
-    names = _names(jaxprs.jaxpr_of(scan.jaxpr), scan.n_consts, parts)
-    chunked = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds, names)
-    forms = tuple(form for stage in chunked.stages for form in stage.forms)
-    choice = chunks.compared(chunked.loop, forms, stored, chunks.chunk_length(scan.length), options.memory, machine)
-    if take == BY_STEPS:
-        return f"not in chunks: {tuned.NOTE}{take}"
-    size = next((size for size in _SIZES if take == _in_chunks_of(size)), None)
-    if size is not None:
-        chunked = replace(chunked, size=size, notes=(*chunked.notes, f"{tuned.NOTE}{take}"))
-    elif not choice.chosen.node:
-        (other, reason), at = choice.others[0], choice.chosen.estimate
-        return f"not in chunks: {reason}: {other.estimate} in chunks, {at} step by step"
-    if options.verify and chunked.stages:
-        agrees, note = derived.verdict(replace(scan, length=_COMPARED, unroll=1), "chunks", _small)
-        if not agrees:
-            return f"not in chunks: {note}"
-        chunked = replace(chunked, notes=(*chunked.notes, note)) if note else chunked
-    return chunked, program.consts, choice
 
 
 def _names(body: Any, n_consts: int, parts: Sequence[int]) -> list[str]:

@@ -17,11 +17,12 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
+from jrnn.jaxprs.names import platform_of
 from jrnn.loops import backends
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder, strict_passes
-from jrnn.loops.plans import LoopPlan, Node, Target
+from jrnn.loops.plans import LoopPlan, Target
 
 
 def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any) -> Any:
@@ -37,15 +38,9 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         plan = replace(plan, notes=(*plan.notes, *reasons))
         if plan.node is None:
             break
-
-        def run(*args: Any, node: Node = plan.node) -> list[Any]:
-            consts, init, xs = scan.apart(args)
-            carry, ys = node.run([*values, *consts], init, xs, scan.length)
-            return [*carry, *ys]
-
         try:
             with mark.unmarked():
-                lowered = mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+                lowered = mlir.lower_fun(scan.flat(plan.node.run, values), multiple_results=True)(ctx, *args)
         except Exception as error:
             plan = _left_by(error, plan.target, plan.loop)
             reasons = (*plan.notes, *reasons)
@@ -105,7 +100,7 @@ def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
 def _target(platform: str, ctx: Any) -> Target:
     devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
     backend = ctx.module_context.backend  # in `jax.export` another platform's, or None
-    known = backend is not None and backend.platform == platform
+    known = backend is not None and platform_of(backend) == platform
     kind = backend.devices()[0].device_kind if known else ""
     exported = ctx.module_context.lowering_parameters.for_export
     return Target(platform, devices, kind, exported, machines.of(platform))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,9 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
+
+with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
+    from jax._src import config as private_config
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
@@ -54,9 +58,7 @@ class Stacks:
         return Stacks(near, machine)
 
 
-def storing_less(
-    scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...] | None, checkpoint: Callable[..., Callable]
-) -> Callable[..., Flat] | None:
+def storing_less(scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...] | None) -> Callable[..., Flat] | None:
     """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
 
     Steps with side effects, control flow, `jax.checkpoint` or reverse-mode rules of their own are left to JAX. So are those
@@ -66,7 +68,6 @@ def storing_less(
         scan: the loop; its length and direction do not matter.
         stacks: where they are kept.
         option: the option `recompute`: None, "contractions", or names.
-        checkpoint: `jax.checkpoint`, whose equations can be transposed.
     """
     jaxpr = scan.jaxpr
     if not _is_plain(jaxpr):
@@ -86,7 +87,7 @@ def storing_less(
         if any(jaxprs.is_in(a, parts.later) for a in parts.program.outvars[: parts.n_out]):
             # One equation makes a result and its tangent, as the loop in a rule of `jax.custom_jvp`: JAX separates them.
             return lambda primals, tangents: pushed(run, primals, places, tangents)
-        return _derivative(parts, _at_hand(parts, scan, stacks, option), checkpoint)
+        return _derivative(parts, _at_hand(parts, scan, stacks, option))
 
     def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
         places = tuple(i for i, (p, t) in enumerate(zip(primals, tangents)) if _moves(p, t))
@@ -131,9 +132,7 @@ def _at_hand(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any) -
     return {*arguments, *program.constvars, *(v for v in had if v in varying), *chosen}
 
 
-def _derivative(
-    parts: Linearized, at_hand: Collection[Var], checkpoint: Callable[..., Callable]
-) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+def _derivative(parts: Linearized, at_hand: Collection[Var]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
     program, later, n_in = parts.program, parts.later, parts.n_in
     again, _ = jaxprs.needed(parts.step, parts.wanted, at_hand)
@@ -156,11 +155,23 @@ def _derivative(
         jaxprs.evaluate(forward_part, env)
         results = [jaxprs.value(env, a) for a in returned]
         # With the checkpoint, JAX can store only the arguments, and not what `reverse_part` computes again.
-        given = iter(checkpoint(of_tangents)([env[v] for v in read], tangents))
+        given = iter(_checkpoint(of_tangents)([env[v] for v in read], tangents))
         zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
         return results, [z if a is None else next(given) for z, a in zip(zero, parts.outs)]
 
     return rule
+
+
+def _checkpoint(fn: Callable) -> Callable:
+    """`jax.checkpoint` without the option `jax_remat3`, whose equations cannot be transposed."""
+
+    @functools.wraps(fn)
+    def checkpointed(*args: Any) -> Any:
+        option = getattr(private_config, "remat3", None)
+        with nullcontext() if option is None else option(False):
+            return jax.checkpoint(fn, prevent_cse=False)(*args)
+
+    return checkpointed
 
 
 def _choose(

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.interpreters import batching
 
 from jrnn.errors import ScanError
+from jrnn.jaxprs.names import platform_of
 from jrnn.loops.wrappers.masking import with_lengths
 
 States = tuple[Any, Any]  # h and c, [L K, N, H] each
@@ -50,19 +51,13 @@ class LstmStep:
         return (h, c), h
 
 
-def platform() -> str:
-    """Returns JAX's default platform, and "rocm" for AMD's GPUs, which JAX also calls "gpu"."""
-    name = jax.default_backend()
-    return "rocm" if name == "gpu" and "rocm" in jax.devices()[0].client.platform_version.lower() else name
-
-
 def refusal(step: Any, carry: Any, xs: Any, reverse: bool, resets: Any, platform: str) -> str | None:
     """Returns the reason why cuDNN cannot run a scan, or None."""
     if not isinstance(step, LstmStep):
         return "the step is not an LstmStep"
     if platform == "rocm":
         return "AMD's library orders the gates differently, and jrnn does not support it"
-    if platform not in ("gpu", "cuda"):
+    if platform != "cuda":
         return f"there is no CUDA device (the platform is {platform})"
     if reverse:
         return "time runs backwards"
@@ -94,7 +89,7 @@ def scan(step: Any, carry: Any, xs: Any, reverse: bool, lengths: Any, resets: An
 
 def check(step: Any, carry: Any, xs: Any, reverse: bool = False, resets: Any = None) -> None:
     """Raises a ScanError if cuDNN cannot run a scan here."""
-    why = refusal(step, carry, xs, reverse, resets, platform())
+    why = refusal(step, carry, xs, reverse, resets, platform_of(jax.devices()[0].client))
     if why is not None:
         raise ScanError(f"scan: executor 'cudnn' cannot run this step ({why}); use 'auto' or 'scan'")
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from typing import Any
-
-from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
 from jrnn.loops.loop import Options, mark
@@ -15,10 +12,8 @@ from jrnn.loops.rules import tracing
 from jrnn.loops.scan import executors
 from jrnn.loops.wrappers import recompute
 
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
-
-class _Context:
+class _Context(ContextDecorator):
     """A context that is a decorator too. It holds no generator, which Python would close at exit where it was never left.
 
     Args:
@@ -29,35 +24,16 @@ class _Context:
         self._parts = parts
         self._entered: list[ExitStack] = []
 
+    def _recreate_cm(self) -> _Context:
+        return _Context(*self._parts)
+
     def __enter__(self) -> None:
-        with ExitStack() as stack:
-            for part in self._parts:
-                stack.enter_context(part())
-            self._entered.append(stack.pop_all())
+        self._entered.append(ExitStack())
+        for part in self._parts:
+            self._entered[-1].enter_context(part())
 
     def __exit__(self, *error: Any) -> None:
         self._entered.pop().__exit__(*error)
-
-    def __call__(self, fn: Callable) -> Callable:
-        @functools.wraps(fn)
-        def inside(*args: Any, **keywords: Any) -> Any:
-            with _Context(*self._parts):
-                return fn(*args, **keywords)
-
-        return inside
-
-
-class _Everywhere:
-    """The mark for all threads of the process, from now on until a `with` block ends."""
-
-    def __init__(self, options: Options):
-        self._undo = tracing.mark_everywhere(mark.metadata(options))
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: Any) -> None:
-        self._undo()
 
 
 def optimize_scans(
@@ -116,7 +92,9 @@ def optimize_scans(
     if everywhere:
         if fn is not None:
             raise TypeError("optimize_scans: everywhere=True is for a process, not for a function; call it without one")
-        return _Everywhere(options)
+        process = ExitStack()
+        process.callback(tracing.mark_everywhere(mark.metadata(options)))
+        return process
     context = _Context(lambda: mark.marked(options), lambda: mark.plain(False))
     return context if fn is None else context(fn)
 

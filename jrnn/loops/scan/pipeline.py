@@ -9,68 +9,19 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
 from jrnn.loops.loop import Options, mark, recorder
-from jrnn.loops.newton import Newton
 from jrnn.loops.rules import lowering, tracing
 from jrnn.loops.scan import executors
-from jrnn.loops.scan.executors import Executor
 from jrnn.loops.wrappers import early_exit
 from jrnn.loops.wrappers import recompute as recomputation
+from jrnn.loops.wrappers.call import Call, Rest, Results
 from jrnn.loops.wrappers.masking import masked
-
-if TYPE_CHECKING:  # it loads when a loop is divided among devices
-    from jrnn.loops.segments import Place
-
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
-
-Results = tuple[Any, Any]
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of `scan`: a loop and its options, which are those of `scan` after the checks.
-
-    Attributes:
-        executor: its row in the table.
-        newton: the options of the executor "newton", or None for other executors.
-        place: where this device's segment stands in time, if time is divided among devices.
-    """
-
-    step: Callable
-    init: Any
-    xs: Any
-    length: Any
-    reverse: Any
-    unroll: Any
-    executor: Executor
-    newton: Newton | None = None
-    lengths: Any = None
-    resets: Any = None
-    reset_state: Any = None
-    skip: Any = None
-    until: Callable | None = None
-    recompute: Any = None
-    strict: bool = False
-    memory: int | float | None = None
-    place: Place | None = None
-    verify: bool = True
-
-    @property
-    def steps(self) -> Any:
-        """T, or None if it is unknown, which `jax.lax.scan` reports."""
-        leaves = jax.tree.leaves(self.xs)
-        return next((jnp.shape(leaf)[0] for leaf in leaves if jnp.ndim(leaf)), self.length)
-
-
-Rest = Callable[[Call], Results]
 
 
 def run(call: Call) -> Results:
@@ -138,30 +89,6 @@ def _by_newton(call: Call, rest: Rest) -> Results:
     return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton, call.verify)[0]
 
 
-def _stopping(call: Call, rest: Rest) -> Results:
-    """Stops the loop where `until` says so."""
-    if call.until is None or not call.steps:
-        return rest(call)
-
-    def bounded(step: Callable, carry: Any, xs: Any) -> Results:
-        return rest(replace(call, step=step, init=carry, xs=xs, until=None))
-
-    given = call.step, call.init, call.xs, call.length, call.steps, call.reverse
-    return early_exit.scan_until(*given, call.until, bounded)
-
-
-def _with_checkpoints(call: Call, rest: Rest) -> Results:
-    """Cuts the loop into pieces whose carries are kept for the reverse pass."""
-    if not recomputation.is_checkpoints(call.recompute):
-        return rest(call)
-
-    def some(carry: Any, xs: Any, steps: int | None) -> Results:
-        return rest(replace(call, init=carry, xs=xs, length=steps, recompute=None))
-
-    given = call.init, call.xs, call.length, call.steps, call.reverse
-    return recomputation.with_checkpoints(some, *given, call.recompute)
-
-
 def _by_jax(call: Call) -> Results:
     """Calls `jax.lax.scan`, with the mark."""
     names = call.recompute
@@ -190,4 +117,4 @@ def _check(call: Call, step: Callable, recompute: Any) -> None:
         call.executor.check(each)
 
 
-STAGES = (_by_cudnn, _masked, _over_devices, _by_newton, _stopping, _with_checkpoints)
+STAGES = (_by_cudnn, _masked, _over_devices, _by_newton, early_exit.stopped, recomputation.with_checkpoints)

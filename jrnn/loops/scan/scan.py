@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax.extend import source_info_util
-
 from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.names import is_traced
@@ -28,12 +26,10 @@ from jrnn.loops import newton
 from jrnn.loops.newton import Newton
 from jrnn.loops.rules import tracing
 from jrnn.loops.scan import executors, pipeline
-from jrnn.loops.scan.pipeline import Call
 from jrnn.loops.wrappers import recompute as recomputation
+from jrnn.loops.wrappers.call import Call
 from jrnn.loops.wrappers.masking import checked_reset_state
 from jrnn.loops.wrappers.recompute import Recompute
-
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 
 @tracing.api_boundary

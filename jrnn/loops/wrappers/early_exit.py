@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import source_info_util
 
 from jrnn.errors import ScanError
-from jrnn.jaxprs.names import jaxpr_as_fun
+from jrnn.jaxprs import without_closure
 from jrnn.loops.loop import promoted
-
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
+from jrnn.loops.wrappers.call import Call, Rest, Results
 
 # `(predicate, state, x) -> (state, y)` and `(alive, new, old) -> chosen`, for pytrees.
 Body = Callable[[Any, Any], tuple[Any, Any]]
@@ -47,19 +46,6 @@ def choose(alive: Any, then: Any, otherwise: Any) -> Any:
         return jnp.where(spread, a, b)
 
     return jax.tree.map(leaf, then, otherwise)
-
-
-def _without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
-    """Returns `(values, *args) -> result` for a function, and the values that the function closes over."""
-    closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    tree = jax.tree.structure(shape)
-
-    def flat(values: Any, *args: Any) -> Any:
-        leaves = jax.tree.leaves(args)
-        typed = [lax.convert_element_type(x, a.dtype) for x, a in zip(leaves, closed.in_avals)]
-        return jax.tree.unflatten(tree, jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed))
-
-    return flat, list(closed.consts)
 
 
 def stopping(keeps_on: Callable, body: Body, zeros: Any) -> Callable:
@@ -105,8 +91,8 @@ def run(
     def first(xs: Any) -> Any:
         return jax.tree.map(lambda stack: stack[-1 if reverse else 0], xs)
 
-    asks, of_cond = _without_closure(keeps_on, state)
-    runs, of_body = _without_closure(body, state, first(xs))
+    asks, of_cond = without_closure(keeps_on, state)
+    runs, of_body = without_closure(body, state, first(xs))
 
     def parts(of_cond: Any, of_body: Any) -> tuple[Callable, Callable, Any]:
         zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), ys)
@@ -150,22 +136,22 @@ def _run_while(keeps_on: Callable, body: Body, zeros: Any, state: Any, xs: Any, 
     return state, ys
 
 
-def scan_until(
-    step: Callable, init: Any, xs: Any, length: Any, steps: Any, reverse: bool, until: Callable, bounded: Callable
-) -> Any:
-    """Runs a scan that stops early: `(carry, ys)`.
-
-    Args:
-        step, init, xs, length, reverse: the arguments of `jax.lax.scan`.
-        steps: T, at least 1.
-        until: carry -> booleans.
-        bounded: as in `run`.
-    """
-    last, ys = jax.eval_shape(lambda init, xs: lax.scan(step, init, xs, length, reverse), init, xs)
-    init = promoted(init, last)
+def stopped(call: Call, rest: Rest) -> Results:
+    """The stage that stops a loop where `until` says so."""
+    until = call.until
+    if until is None or not call.steps:
+        return rest(call)
+    last, ys = jax.eval_shape(
+        lambda init, xs: lax.scan(call.step, init, xs, call.length, call.reverse), call.init, call.xs
+    )
+    init = promoted(call.init, last)
     y = jax.tree.map(lambda y: jax.eval_shape(lambda v: v[0], y), ys)
     _check_until(jax.eval_shape(until, init), (last, y))
-    return run(lambda carry: ~until(carry), step, init, xs, y, steps, reverse, bounded)
+
+    def bounded(step: Callable, carry: Any, xs: Any) -> Results:
+        return rest(replace(call, step=step, init=carry, xs=xs, until=None))
+
+    return run(lambda carry: ~until(carry), call.step, init, call.xs, y, call.steps, call.reverse, bounded)
 
 
 def _check_until(stops: Any, held: Any) -> None:

@@ -8,23 +8,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.loops.wrappers.call import Call, Rest, Results
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
 # `(carry, xs, steps) -> (carry, ys)` over some of the steps.
 RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
-
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 
 def check(recompute: Any) -> None:
@@ -103,33 +102,30 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had
     return unstored
 
 
-def with_checkpoints(
-    run: RunSome, carry: Any, xs: Any, length: int | None, steps: Any, reverse: bool, recompute: Any
-) -> tuple[Any, Any]:
-    """Runs a scan in chunks. Only the carries between chunks are kept for the reverse pass.
+def with_checkpoints(call: Call, rest: Rest) -> Results:
+    """The stage that runs a loop in pieces. Only the carries between them are kept for the reverse pass."""
+    recompute, steps = call.recompute, call.steps
+    if not is_checkpoints(recompute):
+        return rest(call)
 
-    Args:
-        run: runs some of the steps.
-        carry, xs, length: the inputs of the whole scan.
-        steps: T, or None if it is unknown, which `jax.lax.scan` reports.
-        reverse: whether time runs backwards.
-        recompute: the number of chunks, or "sqrt".
-    """
+    def run(carry: Any, xs: Any, steps: Any) -> Results:
+        return rest(replace(call, init=carry, xs=xs, length=steps, recompute=None))
+
     if steps is not None and not jaxprs.is_known(steps):
         raise ScanError(
             f"scan: recompute={recompute!r} divides the steps, but their number ({steps}) is symbolic; "
             "give recompute='contractions' or None, or export with a fixed number"
         )
     if steps is None or steps < 2 or jax.config.jax_disable_jit:
-        return run(carry, xs, length)
+        return run(call.init, call.xs, call.length)
     # Tracing raises the errors of `jax.lax.scan`, and finds side effects and Refs: such a step must not run a second time.
-    if jax.make_jaxpr(lambda: run(carry, xs, length))().effects:
-        return run(carry, xs, length)
+    if jax.make_jaxpr(lambda: run(call.init, call.xs, call.length))().effects:
+        return run(call.init, call.xs, call.length)
     pieces = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
     size = math.ceil(steps / min(pieces, steps))
     # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
     wrap: Callable = functools.partial(jax.checkpoint, prevent_cse=False)
-    return in_chunks(run, carry, xs, steps, size, reverse, wrap)
+    return in_chunks(run, call.init, call.xs, steps, size, call.reverse, wrap)
 
 
 def in_chunks(

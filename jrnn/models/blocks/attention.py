@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.config import DecoderKeys, Rope, divides
-from jrnn.models.family import At, Norm, Part, Shapes, State, Weights, linear, under
+from jrnn.models.family import At, Norm, Part, Shapes, State, Weights, linear, products, under
 from jrnn.models.memory import attend, memory, turn
 from jrnn.nn.span import heads
 
@@ -69,9 +69,7 @@ class Attention(Part):
     def tensors(self) -> Shapes:
         q, kv = self.heads * self.size, self.key_heads * self.size
         rows = {"q_proj": q * (2 if self.gated else 1), "k_proj": kv, "v_proj": kv}
-        shapes: Shapes = {}
-        for name, size in rows.items():
-            shapes |= linear(name, size, self.width, self.bias)
+        shapes = products(rows, self.width, self.bias)
         if self.norm is not None:
             for name, size in zip(self.norms, (q, kv) if self.norm_whole else (self.size, self.size)):
                 shapes |= under(name, {"weight": (size,)})
@@ -119,7 +117,7 @@ class Latent(Part):
         heads: Q.
         rank, query_rank: of the keys and values, and of the queries or None.
         nope, shared, value: features of a head's own key, of the key that all heads share, and of a value.
-        epsilon: of the norm of the keys and values; that of the queries has 1e-6.
+        epsilon: of the norms.
         bias: whether the products to low rank have biases.
         rope: rotary positions of pairs of neighboring features of the shared key, or None.
         gate: the name of a product that gates each head, or None.
@@ -166,10 +164,10 @@ class Latent(Part):
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         if self.query_rank is None:
-            q = w.linear(span, "q_proj", x)
+            query, q = x, w.linear(span, "q_proj", x)
         else:
-            low = Norm(self.query_rank, self.epsilon)(w.at("q_a_layernorm"), w.linear(span, "q_a_proj", x))
-            q = w.linear(span, "q_b_proj", low)
+            query = Norm(self.query_rank, self.epsilon)(w.at("q_a_layernorm"), w.linear(span, "q_a_proj", x))
+            q = w.linear(span, "q_b_proj", query)
         low, shared = jnp.split(w.linear(span, "kv_a_proj_with_mqa", x), [self.rank], axis=-1)
         low = Norm(self.rank, self.epsilon)(w.at("kv_a_layernorm"), low)
         k, v = jnp.split(heads(w.linear(span, "kv_b_proj", low), self.heads), [self.nope], axis=-1)
@@ -180,10 +178,15 @@ class Latent(Part):
             q = jnp.concatenate([q, turned], axis=-1)
         shared = jnp.broadcast_to(shared, (*k.shape[:-1], self.shared))
         q, k, v = (self._padded(part) for part in (q, jnp.concatenate([k, shared], -1), v))
-        y, after = attend(q, k, v, state, span, at.positions, scale=(self.nope + self.shared) ** -0.5)
+        scale = (self.nope + self.shared) ** -0.5
+        y, after = attend(q, k, v, state, span, at.positions, scale=scale, **self.choice(w, x, query, at))
         y = y[..., : self.value]
         y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(span, self.gate, x))[..., None]
         return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), after
+
+    def choice(self, w: Weights, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
+        """The last arguments of `attend`; `query`: the queries before their last product."""
+        return {}
 
     def _padded(self, x: jax.Array) -> jax.Array:
         return jnp.pad(x, [(0, 0)] * 3 + [(0, self.size - x.shape[-1])])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.config import ACTIVATIONS, ScoreKeys
-from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, under
+from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, products, under
 from jrnn.nn.span import Span, along_last
 
 
@@ -26,6 +26,7 @@ class Mlp(Part):
         names: of gate, up and down. With the first two equal, one product makes both; a gate "" is none.
         bias: whether the products have biases.
         gate_scale, down_scale: factors of the gate before the activation, and of the output.
+        limit: the greatest value of the gate before the activation, and of the absolute value of up; None: there is none.
     """
 
     width: int
@@ -35,14 +36,12 @@ class Mlp(Part):
     bias: bool = False
     gate_scale: float = 1.0
     down_scale: float = 1.0
+    limit: float | None = None
 
     def tensors(self) -> Shapes:
         gate, up, down = self.names
         rows = {up: self.inner} if not gate else {gate: self.inner, up: 2 * self.inner if gate == up else self.inner}
-        shapes: Shapes = {}
-        for name, size in rows.items():
-            shapes |= linear(name, size, self.width, self.bias)
-        return shapes | linear(down, self.width, self.inner, self.bias)
+        return products(rows, self.width, self.bias) | linear(down, self.width, self.inner, self.bias)
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         return self(w, x, at.span), {}
@@ -59,13 +58,17 @@ class Mlp(Part):
         return self._down(w, *jnp.split(both, 2, axis=-1), span)
 
     def _down(self, w: Weights, gate: jax.Array | None, u: jax.Array, span: Span) -> jax.Array:
-        act = ACTIVATIONS[self.act]
-        if gate is None:
-            y = act(u)
-        else:
-            y = act(gate if self.gate_scale == 1 else gate * self.gate_scale) * u
-        y = w.linear(span, self.names[2], y)
+        y = w.linear(span, self.names[2], self.inside(gate, u))
         return y if self.down_scale == 1 else y * self.down_scale
+
+    def inside(self, gate: jax.Array | None, u: jax.Array) -> jax.Array:
+        """What is between the products."""
+        if gate is None:
+            return ACTIVATIONS[self.act](u)
+        gate = gate if self.gate_scale == 1 else gate * self.gate_scale
+        if self.limit is not None:
+            gate, u = jnp.minimum(gate, self.limit), jnp.clip(u, -self.limit, self.limit)
+        return ACTIVATIONS[self.act](gate) * u
 
 
 @dataclass(frozen=True)
@@ -205,13 +208,12 @@ class Experts(Part):
             weight = jnp.swapaxes(w[name], 1, 2).astype(span.dtype)
             return jax.lax.ragged_dot(x.astype(span.dtype), weight, sizes, preferred_element_type=tokens.dtype)
 
-        act, (gate, up, down) = ACTIVATIONS[self.one.act], self.one.names
+        gate, up, down = (f"experts.{name}" if name else "" for name in self.one.names)
         if self.stacked is not None:
-            g, u = jnp.split(product(given, self.stacked[0]), 2, axis=-1)
-            y = product(act(g) * u, self.stacked[1])
-        elif gate:
-            y = product(act(product(given, f"experts.{gate}")) * product(given, f"experts.{up}"), f"experts.{down}")
+            both, down = self.stacked
+            g, u = jnp.split(product(given, both), 2, axis=-1)
         else:
-            y = product(act(product(given, f"experts.{up}")), f"experts.{down}")
+            g, u = product(given, gate) if gate else None, product(given, up)
+        y = product(self.one.inside(g, u), down)
         y = y * weights.reshape(-1)[order][:, None]
         return jnp.zeros_like(tokens).at[order // each].add(y)

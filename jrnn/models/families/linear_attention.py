@@ -6,7 +6,7 @@ qwen3_next, qwen3_5_text and qwen3_5_moe_text, olmo_hybrid, kimi_linear, bailing
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jrnn.errors import ConfigError
@@ -101,8 +101,6 @@ QWEN3_5_MOE = Family("qwen3_5_moe_text", MoeConfig, qwen3_5_moe, unused=UNUSED, 
 
 @dataclass(frozen=True)
 class OlmoHybridConfig(DecoderKeys):
-    """The keys of config.json."""
-
     linear_num_key_heads: int | None = None
     linear_num_value_heads: int | None = None
     linear_key_head_dim: int | None = None
@@ -165,20 +163,27 @@ class BailingConfig(LatentConfig):
     kda_lower_bound: float = -5.0
 
 
-def _latent(c: LatentConfig, **more: Any) -> Latent:
+def latent(c: LatentConfig, kind: type[Latent] = Latent, **more: Any) -> Latent:
     sizes = (c.kv_lora_rank, c.q_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
-    return Latent(c.hidden_size, c.num_attention_heads, *sizes, bias=c.attention_bias, **more)
+    return kind(c.hidden_size, c.num_attention_heads, *sizes, bias=c.attention_bias, **more)
 
 
-def _layers(
+def delta_of(c: KimiLinearConfig, **more: Any) -> Kda:
+    own = dict(c.linear_attn_config or ())
+    sizes = (own.get("num_heads", c.linear_num_heads or 32), own.get("head_dim", c.linear_head_dim or 128))
+    taps = own.get("short_conv_kernel_size", c.linear_conv_kernel_dim)
+    return Kda(c.hidden_size, *sizes, taps, c.hidden_act, c.rms_norm_eps, **more)
+
+
+def latent_layers(
     c: LatentConfig, mixers: dict[str, Part], attends: Container[int], one: Mlp, bias: str, names: tuple[str, str]
 ) -> Iterator[tuple[Branch, ...]]:
     """`one`: an expert; `bias`: the name of the router's; `names`: of the mixer and the feed-forward part."""
     d, count = c.hidden_size, c.num_hidden_layers
     kinds = c.kinds(mixers, lambda k: "full_attention" if k in attends else "linear_attention")
-    shared = Mlp(d, c.moe_intermediate_size * c.n_shared_experts, c.hidden_act)
+    shared = Mlp(d, c.moe_intermediate_size * c.n_shared_experts, c.hidden_act, limit=one.limit)
     experts = Experts(one, Router.of_scores(c, bias), shared=shared, shared_name="shared_experts")
-    feeds: dict[str, Part] = {"dense": Mlp(d, c.intermediate_size, c.hidden_act), "sparse": experts}
+    feeds: dict[str, Part] = {"dense": replace(shared, inner=c.intermediate_size), "sparse": experts}
     chosen = c.mlp_layer_types or ["dense" if k < c.first_k_dense_replace else "sparse" for k in range(count)]
     if len(chosen) != count or set(chosen) - set(feeds):
         raise ConfigError(f"mlp_layer_types is {chosen!r:.80}; it must have 'dense' or 'sparse' for each layer")
@@ -190,15 +195,13 @@ def _layers(
 
 def kimi(c: KimiLinearConfig) -> Decoder:
     d, own = c.hidden_size, dict(c.linear_attn_config or ())
-    sizes = (own.get("num_heads", c.linear_num_heads or 32), own.get("head_dim", c.linear_head_dim or 128))
-    kda = Kda(d, *sizes, own.get("short_conv_kernel_size", c.linear_conv_kernel_dim), c.hidden_act, c.rms_norm_eps)
     attends = (
         [k - 1 for k in own["full_attn_layers"]] if "full_attn_layers" in own else range(4, c.num_hidden_layers, 4)
     )
     one = Mlp(d, c.moe_intermediate_size, c.hidden_act, ("w1", "w3", "w2"))
-    mixers: dict[str, Part] = {"linear_attention": kda, "full_attention": _latent(c)}
+    mixers: dict[str, Part] = {"linear_attention": delta_of(c), "full_attention": latent(c)}
     names = ("self_attn", "block_sparse_moe")
-    layers = _layers(c, mixers, attends, one, "gate.e_score_correction_bias", names)
+    layers = latent_layers(c, mixers, attends, one, "gate.e_score_correction_bias", names)
     return Decoder(d, c.vocab_size, tuple(layers), Norm(d, c.rms_norm_eps))
 
 
@@ -206,12 +209,12 @@ def bailing(c: BailingConfig) -> Decoder:
     d = c.hidden_size
     sizes = (c.linear_num_heads or c.num_attention_heads, c.linear_head_dim or c.head, c.linear_conv_kernel_dim)
     bound = c.kda_lower_bound if c.kda_safe_gate else None
-    kda = Kda(d, *sizes, c.hidden_act, c.rms_norm_eps, low=False, bound=bound, out="dense")
-    latent = _latent(c, rope=Rope.of(c, c.qk_rope_head_dim, theta=6e6), gate="g_proj", out="dense")
+    kda = Kda(d, *sizes, c.hidden_act, c.rms_norm_eps, low=False, flat=True, bound=bound, out="dense")
+    attention = latent(c, rope=Rope.of(c, c.qk_rope_head_dim, theta=6e6), gate="g_proj", out="dense")
     attends = range(c.layer_group_size - 1, c.num_hidden_layers, c.layer_group_size)
     one = Mlp(d, c.moe_intermediate_size, c.hidden_act)
-    mixers: dict[str, Part] = {"linear_attention": kda, "full_attention": latent}
-    layers = _layers(c, mixers, attends, one, "gate.expert_bias", ("attention", "mlp"))
+    mixers: dict[str, Part] = {"linear_attention": kda, "full_attention": attention}
+    layers = latent_layers(c, mixers, attends, one, "gate.expert_bias", ("attention", "mlp"))
     names = Names("model.word_embeddings.weight")
     return Decoder(d, c.vocab_size, tuple(layers), Norm(d, c.rms_norm_eps), names=names)
 
@@ -235,8 +238,6 @@ BAILING_HYBRID = Family("bailing_hybrid", BailingConfig, bailing, RENAMED, unuse
 
 @dataclass(frozen=True)
 class MiniMaxConfig(DecoderKeys):
-    """The keys of config.json."""
-
     num_experts_per_tok: int = 2
     num_local_experts: int = 8
     full_attn_alpha_factor: float = 1

@@ -15,7 +15,7 @@ from jrnn.nets.cells.attention import AttentionCell, Encoder
 from jrnn.nets.cells.base import run_cell
 from jrnn.nets.cells.gru import BasicRNNCell, GRUCell
 from jrnn.nets.cells.lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, LSTMFamily, MILSTMCell
-from jrnn.nets.cells.options import CommonOptions, LayerOptions, LSTMOptions
+from jrnn.nets.cells.options import CommonOptions, LSTMOptions
 from jrnn.nets.cells.wrappers import StackedCell
 from jrnn.nets.recurrent import RecurrentState
 
@@ -253,17 +253,15 @@ def layered_LSTM(
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionOptions(LayerOptions):
+class AttentionOptions(LSTMOptions):
     """Options of decoders with attention.
 
     Attributes:
         kind: "regular", "recurrent", "dot" or "coverage".
-        forget_bias: of the LSTM: added to the forget gate before its sigmoid.
         attention_memory_optimization: compute the sums under the tanh of the attention again in the backward pass.
     """
 
     kind: str = "regular"
-    forget_bias: float = 0.0
     attention_memory_optimization: bool = False
 
 
@@ -308,13 +306,9 @@ class AttentionLayer:
         >>> out.context_all, len(list(out)), out.combined
         ('attend/attention_weighted_encoder_context_all', 6, 'attend/states_and_context_combination')
         """
-        lstm = LSTMOptions(
-            forget_bias=options.forget_bias,
-            memory_optimization=options.memory_optimization,
-            drop_states=options.drop_states,
+        cell = AttentionCell(
+            self.cell(dim_in, dim_out, options), encoder, options.kind, options.attention_memory_optimization
         )
-        decoder = self.cell(dim_in, dim_out, lstm)
-        cell = AttentionCell(decoder, encoder, options.kind, options.attention_memory_optimization)
         specs = [s for s in cell.states if s.size]
         with b.scope(scope):
             if initial_states is None:

@@ -34,10 +34,8 @@ class CommonOptions:
 
     def run_options(self, layers: int, outputs: int) -> RunOptions:
         """The options of `run_cell` for this number of layers with this number of outputs each."""
-        if self.outputs_with_grads is None:
-            return RunOptions(None, self.forward_only, self.mask_padding, self.unroll_steps)
         given = []
-        for chosen in self.outputs_with_grads:
+        for chosen in self.outputs_with_grads or ():
             layer, k = map(plain, chosen if isinstance(chosen, tuple) else (layers - 1, chosen))
             if not (0 <= layer < layers and 0 <= k < outputs):
                 raise NetError(
@@ -45,7 +43,8 @@ class CommonOptions:
                     "the number of an output of the top layer, or a pair (layer, number), both from 0"
                 )
             given.append(outputs * layer + k)
-        return RunOptions(tuple(given), self.forward_only, self.mask_padding, self.unroll_steps)
+        passing = None if self.outputs_with_grads is None else tuple(given)
+        return RunOptions(passing, self.forward_only, self.mask_padding, self.unroll_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

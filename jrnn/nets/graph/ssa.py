@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from jrnn.errors import NetError, describe_op, near
 from jrnn.nets.graph.scope import free_names, keeps_outputs, reads
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import Net, Op
 
 Versioned = tuple[str, int]
 Ssa = list[tuple[list[Versioned], list[Versioned]]]
@@ -29,7 +29,6 @@ def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[S
         `(ssa, versions)`: `ssa[i]` is the pair of the versioned inputs and outputs of operator i. As in Caffe2, a blob
         that is read but neither declared nor written is in `versions` only if the net declares no external input.
 
-    >>> from jrnn.nets.ir import Op
     >>> net = Net("n", (Op.of("Relu", ["x"], ["x"]), Op.of("FC", ["x", "w", "b"], ["y"])))
     >>> ssa, versions = get_ssa(net)
     >>> ssa[0], ssa[1][0][0], versions["x"]
@@ -175,7 +174,6 @@ def needed_ops(
 def undeclared_reads(net: Net) -> list[str]:
     """Returns the blobs that `net` reads from outside but does not declare as external inputs, in order of first use.
 
-    >>> from jrnn.nets.ir import Op
     >>> undeclared_reads(Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]),), ("x",)))
     ['w', 'b']
     """
@@ -189,7 +187,6 @@ def live_ops(net: Net, outputs: Iterable[str]) -> list[int]:
     Versions of a blob are distinguished, and blobs that sub-nets read count as read. If an operator with sub-nets may
     keep the old value of an output, the operator that wrote this value is live too.
 
-    >>> from jrnn.nets.ir import Op
     >>> live_ops(Net("n", (Op.of("Relu", ["x"], ["y"]), Op.of("Tanh", ["x"], ["y"]))), ["y"])
     [1]
     """
@@ -208,6 +205,16 @@ def live_ops(net: Net, outputs: Iterable[str]) -> list[int]:
     return live
 
 
+def writers(ops: Sequence[Op], names: Iterable[str]) -> tuple[Op, ...]:
+    """Returns the operators that write one of `names`, or a blob that another of them reads."""
+    wanted, kept = set(names), []
+    for op in reversed(ops):
+        if wanted.intersection(op.outputs):
+            kept.append(op)
+            wanted.update(op.inputs)
+    return tuple(reversed(kept))
+
+
 def get_sub_graph_external_input_output(
     net: Net, sub_graph_op_indices: Iterable[int]
 ) -> tuple[list[Versioned], list[Versioned]]:
@@ -216,7 +223,6 @@ def get_sub_graph_external_input_output(
     Inputs are in the order of first use, each once (Caffe2's tools repeat one that an operator reads twice). Outputs are
     blobs that other operators read, or external outputs of the net. Blobs that sub-nets read count as read.
 
-    >>> from jrnn.nets.ir import Op
     >>> net = Net("n", (Op.of("Relu", ["x"], ["y"]), Op.of("Add", ["y", "b"], ["z"])), ("x", "b"), ("z",))
     >>> get_sub_graph_external_input_output(net, [1])
     ([('y', 1), ('b', 0)], [('z', 1)])
@@ -244,7 +250,6 @@ def get_external_blob_names(net: Net, lexical_scope: Collection[str]) -> tuple[l
     Raises:
         NetError: the net reads a blob that is neither its own nor in `lexical_scope`.
 
-    >>> from jrnn.nets.ir import Op
     >>> body = Net("body", (Op.of("Add", ["a", "b"], ["t"]), Op.of("Relu", ["t"], ["a"])))
     >>> get_external_blob_names(body, ["a", "b", "c"])
     (['a', 'b'], ['a'])
@@ -270,7 +275,6 @@ def extract_sub_net(net: Net, inputs: Iterable[str], outputs: Iterable[str], nam
         NetError: a name is not a blob of the net, or the part also needs an earlier version of an input: first give the
             versions different names (`ssa_rewrite`).
 
-    >>> from jrnn.nets.ir import Op
     >>> ops = (Op.of("Relu", ["x"], ["y"]), Op.of("Add", ["y", "b"], ["z"]), Op.of("Tanh", ["x"], ["t"]))
     >>> part = extract_sub_net(Net("n", ops, ("x", "b"), ("z", "t")), ["y"], ["z"])
     >>> [op.type for op in part.ops], part.external_inputs, part.external_outputs

@@ -1,28 +1,8 @@
 """The operators. Importing this package fills the registry; each module holds one family."""
 
-from jrnn.nets.ops import (
-    activation,
-    arithmetic,
-    contrib,
-    control,
-    control_gradient,
-    copies,
-    effects,
-    elementwise,
-    fill,
-    indexing,
-    lengths,
-    loss,
-    math,
-    matmul,
-    norm,
-    optim,
-    recurrent_network,
-    recurrent_network_gradient,
-    reduce,
-    rnn_units,
-    select,
-    sequence,
-    shape,
-    softmax_loss,
-)
+import importlib
+import pkgutil
+
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    if not _module.name.endswith(".catalog"):  # which is run as a program
+        importlib.import_module(_module.name)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.math import register
-from jrnn.nets.ops.values import as_float, describe
+from jrnn.nets.ops.values import as_float, describe, raise_if
 from jrnn.nets.registry import op
 
 _LARGEST = 3.4028234663852886e38  # of float32; as a limit it means none
@@ -39,9 +39,7 @@ def hard_sigmoid(x, *, alpha: float = 0.2, beta: float = 0.5):
     return _strictly_inside(as_float(x) * alpha + beta, 0.0, 1.0)
 
 
-@op("HardSigmoidGradient", inplace={0: 1})
-def hard_sigmoid_gradient(y, dy, *, alpha: float = 0.2):
-    return jnp.where((y > 0) & (y < 1), dy * alpha, 0)
+op("HardSigmoidGradient", inplace={0: 1})(lambda y, dy, *, alpha=0.2: jnp.where((y > 0) & (y < 1), dy * alpha, 0))
 
 
 @op("LeakyRelu", inplace={0: 0}, gradient="LeakyReluGradient(y, dy)")
@@ -49,9 +47,7 @@ def leaky_relu(x, *, alpha: float = 0.01):
     return jnp.where(as_float(x) >= 0, x, alpha * x)
 
 
-@op("LeakyReluGradient", inplace={0: 1})
-def leaky_relu_gradient(y, dy, *, alpha: float = 0.01):
-    return jnp.where(y >= 0, dy, alpha * dy)
+op("LeakyReluGradient", inplace={0: 1})(lambda y, dy, *, alpha=0.01: jnp.where(y >= 0, dy, alpha * dy))
 
 
 def _slopes(w: Any, x: Any, order: str) -> Any:
@@ -82,9 +78,7 @@ def elu(x, *, alpha: float = 1.0):
     return jnp.where(as_float(x) >= 0, x, alpha * jnp.expm1(jnp.minimum(x, 0)))
 
 
-@op("EluGradient", inplace={0: 1})
-def elu_gradient(y, dy, *, alpha: float = 1.0):
-    return jnp.where(y >= 0, dy, dy * (y + alpha))
+op("EluGradient", inplace={0: 1})(lambda y, dy, *, alpha=1.0: jnp.where(y >= 0, dy, dy * (y + alpha)))
 
 
 _SELU_ALPHA = 1.6732632423543772
@@ -137,8 +131,7 @@ def glu(x, *, dim: int = -1):
 
 
 def _positive(n: float) -> float:
-    if n <= 0:
-        raise OpError(f"n must be positive, is {n}")
+    raise_if(n <= 0, f"n must be positive, is {n}")
     return n
 
 
@@ -149,9 +142,7 @@ def relu_n(x, *, n: float = 6.0):
     return jnp.where(as_float(x) > 0, jnp.where(x < _positive(n), x, n), 0)
 
 
-@op("ReluNGradient", inplace={0: 1})
-def relu_n_gradient(y, dy, *, n: float = 6.0):
-    return jnp.where((y > 0) & (y < _positive(n)), dy, 0)
+op("ReluNGradient", inplace={0: 1})(lambda y, dy, *, n=6.0: jnp.where((y > 0) & (y < _positive(n)), dy, 0))
 
 
 @op("ThresholdedRelu", inplace={0: 0}, gradient="ThresholdedReluGradient(y, dy)")

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import as_float, describe, flat_at, takes
+from jrnn.nets.ops.values import as_float, describe, flat_at, raise_if, takes
 from jrnn.nets.registry import SEED, gradient, op
 
 
@@ -58,11 +58,7 @@ def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str)
     fits = 0 <= axis <= np.ndim(a) - np.ndim(b) and all(
         b.shape[k] == a.shape[axis + k] for k in range(ones[0] if ones else 0, (ones[-1] + 1) if ones else 0)
     )
-    if not fits:
-        raise OpError(
-            f"a is {describe(a)} and b is {describe(b)}; with broadcast=1 the shape of b must be that of dimensions of a "
-            f"from axis {axis} on"
-        )
+    raise_if(not fits, f"with broadcast=1 the shape of b must be that of dimensions of a from axis {axis} on", a=a, b=b)
     return Matched(a.shape, b_shape, a.shape)
 
 
@@ -107,8 +103,7 @@ def _register(type: str, fn: Callable, kinds: str, wanted: str, gradient: str = 
     @takes(match=_match)
     def binary(a, b, *, match):
         pair = {"f" if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype.kind for x in (a, b)}
-        if len(pair) != 1 or not pair <= set(kinds):
-            raise OpError(f"a is {describe(a)} and b is {describe(b)}; both must hold {wanted}, and the same type")
+        raise_if(len(pair) != 1 or not pair <= set(kinds), f"both must hold {wanted}, and the same type", a=a, b=b)
         m = match(a, b)
         return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
 
@@ -165,8 +160,7 @@ _register("BitwiseXor", jnp.bitwise_xor, "ib", "integers or booleans", inplace={
 
 @op("Not", gradient="forbidden")
 def not_(x):
-    if x.dtype != bool:
-        raise OpError(f"x is {describe(x)}; it must hold booleans")
+    raise_if(x.dtype != bool, "it must hold booleans", x=x)
     return jnp.logical_not(x)
 
 
@@ -181,8 +175,7 @@ def pow_(
     axis_str: str = "",
     order: str = "NCHW",
 ):
-    if (y is None) == (exponent is None):
-        raise OpError("takes either a second input or argument 'exponent'; give one of them")
+    raise_if((y is None) == (exponent is None), "takes either a second input or argument 'exponent'; give one of them")
     if y is None:
         return jnp.power(as_float(x), exponent)
     if not broadcast and x.shape != y.shape:
@@ -230,8 +223,7 @@ def sum_reduce_like(x, like, *, axis: int = -1, axis_str: str = "", order: str =
 
 @op("RowMul")
 def row_mul(x, w):
-    if x.ndim == 0 or w.size != x.shape[0]:
-        raise OpError(f"x is {describe(x)} and w is {describe(w)}; w must have one element for each row of x")
+    raise_if(x.ndim == 0 or w.size != x.shape[0], "w must have one element for each row of x", x=x, w=w)
     return as_float(x) * jnp.reshape(w, (-1, *(1,) * (x.ndim - 1)))
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of the registered operators: the rows of `jrnn ops`, and docs/operators.md, which says how it is made."""
+"""Descriptions of the registered operators: the rows of `jrnn ops`, and of docs/operators.md."""
 
 import sys
 import types
@@ -9,20 +9,6 @@ from typing import Any
 
 from jrnn.nets import registry
 from jrnn.nets.registry import ArgSpec, OpDef
-
-INTRODUCTION = """\
-# Operators
-
-For those who build, read or convert nets: Caffe2's operators that jrnn has. `jrnn ops NAME` prints the same.
-
-An input in brackets is optional, and `*x` is any number of inputs. An argument without a default is required. *Gradient*
-names the gradient operator and its inputs, which has no row of its own. It is **yes** where other operators make the
-gradient, **stops** where gradients end silently, as at StopGradient, and **none** where asking for one is an error. *In
-place* names the input that an output may overwrite. Operators marked *random* need a key. Those marked *dynamic* have
-outputs whose shapes depend on the values of their inputs, and do not run under `jit`.
-
-This page is made by `python -m jrnn.nets.ops.catalog > docs/operators.md`.
-"""
 
 
 @dataclass(frozen=True)
@@ -85,11 +71,11 @@ def _kind(annotation: Any) -> str:
 
 
 def render() -> str:
-    """The text of docs/operators.md: a table for each family, contrib's last."""
+    """A table for each family, contrib's last, as docs/operators.md includes them."""
     families: dict[str, list[OpDef]] = {}
     for definition in registry.registered():
         families.setdefault(definition.forward.__module__, []).append(definition)
-    parts = [INTRODUCTION]
+    parts = []
     for module in sorted(families, key=lambda m: (".contrib." in m, m)):
         summary = (sys.modules[module].__doc__ or "").splitlines()[0]
         parts.append(f"## {module.removeprefix('jrnn.nets.ops.')}\n\n{summary}\n")
@@ -105,20 +91,19 @@ def _rows(family: list[OpDef]) -> Iterable[Entry]:
     for e in known.values():
         gradient = known.get(f"{e.type}Gradient") if e.gradient == "yes" else None
         if e.type not in of:
-            yield e if gradient is None else replace(e, gradient=_code(f"{gradient.type}({gradient.inputs})"))
+            yield e if gradient is None else replace(e, gradient=_code(f"({gradient.inputs})"))
 
 
 def _table(rows: Iterable[Entry]) -> str:
     lines = ["| Operator | Inputs | Outputs | Arguments | Gradient | Notes |", "| --- | --- | --- | --- | --- | --- |"]
+    alike: dict[Entry, list[str]] = {}
     for e in rows:
-        cells = (e.type, _code(e.inputs), e.outputs, _code(e.arguments), e.gradient, e.notes)
+        alike.setdefault(replace(e, type=""), []).append(e.type)
+    for e, names in alike.items():
+        cells = (", ".join(names), _code(e.inputs), e.outputs, _code(e.arguments), e.gradient, e.notes)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def _code(text: str) -> str:
     return f"`{text}`" if text else ""
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render())

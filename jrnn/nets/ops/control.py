@@ -20,9 +20,11 @@ from jrnn.errors import OpError, describe_value
 from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
+from jrnn.nets.graph.ssa import writers
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.memory import size_of
+from jrnn.nets.ops.values import raise_if
 from jrnn.nets.registry import op
 from jrnn.nets.schedule import schedule
 
@@ -52,14 +54,8 @@ def as_stack(value: Any) -> WorkspaceStack:
     return value
 
 
-@op("CreateScope", gradient="forbidden")
-def create_scope():
-    return WorkspaceStack()
-
-
-@op("HasScope", gradient="forbidden")
-def has_scope(workspace):
-    return np.asarray([bool(as_stack(workspace).frames)])
+op("CreateScope", gradient="forbidden")(lambda: WorkspaceStack())
+op("HasScope", gradient="forbidden")(lambda workspace: np.asarray([bool(as_stack(workspace).frames)]))
 
 
 MOST_COUNTED_TRIPS = 10_000  # longer loops are not counted while tracing
@@ -263,8 +259,7 @@ def _loop_in_python(condition: str, cond_net: Net, loop_net: Net, carried, conte
             )
         if not _truth(env[condition]):
             return env
-        if trip == most:
-            raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is intended")
+        raise_if(trip == most, f"the loop goes on after {most} trips; raise max_iterations if that is intended")
         env.update(_run_shared(loop_net, env, carried, context))
         trip += 1
 
@@ -316,7 +311,7 @@ def _count_trips(
     """The number of trips if the condition depends on integer numpy blobs only, else None."""
     needed, sliced = {condition}, ((), ())
     while True:  # until the blobs that the condition needs at the start of a trip no longer grow
-        sliced = tuple(_slice(net, needed) for net in (cond_net, loop_net))
+        sliced = tuple(replace(net, ops=writers(net.ops, needed)) for net in (cond_net, loop_net))
         more = needed.union(*(reads(net) for net in sliced))
         if more == needed:
             break
@@ -333,8 +328,7 @@ def _count_on_host(condition: str, nets: tuple[Net, Net], outer: Mapping[str, An
     concrete = {n: lax.stop_gradient(v) if isinstance(v, jax.Array) else v for n, v in outer.items()}
     most = 2**63 if context.options.max_iterations is None else context.options.max_iterations
     trips = _trips_of(condition, nets, concrete, context, most)
-    if trips is None:
-        raise OpError(f"the loop goes on after {most} trips; raise max_iterations if that is intended")
+    raise_if(trips is None, f"the loop goes on after {most} trips; raise max_iterations if that is intended")
     return trips
 
 
@@ -349,13 +343,3 @@ def _trips_of(condition: str, nets, start: Mapping[str, Any], context: Context, 
         env.update(_run_shared(nets[1], env, (), eager))
         trips += 1
     return None
-
-
-def _slice(net: Net, names: Iterable[str]) -> Net:
-    """The operators of a net that write `names`, directly or indirectly."""
-    needed, kept = set(names), []
-    for one in reversed(net.ops):
-        if needed.intersection(one.outputs):
-            kept.append(one)
-            needed.update(one.inputs)
-    return replace(net, ops=tuple(reversed(kept)))

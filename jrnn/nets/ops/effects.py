@@ -13,6 +13,7 @@ import numpy as np
 from jrnn.errors import OpError, printable
 from jrnn.nets.lowering import Context
 from jrnn.nets.memory import check_size
+from jrnn.nets.ops.values import raise_if
 from jrnn.nets.proto.database import Records, read_database, tensors_of
 from jrnn.nets.proto.predictor_file import CHUNK_MARK, named_chunks, write_records
 from jrnn.nets.proto.tensors import blob_to_numpy
@@ -32,8 +33,7 @@ class Reader:
         return read_database(self.path, self.db_type)
 
     def take(self) -> bytes:
-        if not self.records:
-            raise OpError(f"{self.path} has no records")
+        raise_if(not self.records, f"{self.path} has no records")
         value = self.records[self.next][1]
         self.next = (self.next + 1) % len(self.records)
         return value
@@ -42,8 +42,7 @@ class Reader:
 def _within(context: Context, path: str) -> Path:
     """The file that a net names; OpError unless it is in the folder that the caller allows."""
     _check_eager(context)
-    if not path:
-        raise OpError("argument 'db' is empty; it must name a file")
+    raise_if(not path, "argument 'db' is empty; it must name a file")
     if context.options.files is None:
         raise OpError(
             f"names the file {path!r}, and nets reach no files by themselves: give the folder that it is in (`files`, or on "
@@ -82,8 +81,7 @@ def tensor_protos_db_input(reader, *, batch_size: int = 0, op, context):
     _check_eager(context)
     if not isinstance(reader, Reader):
         raise OpError(f"its input must be a database, made by CreateDB; it is {type(reader).__name__}")
-    if batch_size < 0:
-        raise OpError(f"batch_size is {batch_size}; it must be at least 0")
+    raise_if(batch_size < 0, f"batch_size is {batch_size}; it must be at least 0")
     rows = []
     for _ in range(max(batch_size, 1)):
         tensors = tensors_of(reader.take())
@@ -148,8 +146,7 @@ def save(
 ):
     """Writes blobs to a minidb, under their names or others. The file is written completely or not at all."""
     path = _within(context, db)
-    if db_type != "minidb":
-        raise OpError(f"db_type is {db_type!r}; blobs can be saved as minidb")
+    raise_if(db_type != "minidb", f"db_type is {db_type!r}; blobs can be saved as minidb")
     if blob_name_overrides and (strip_prefix or len(blob_name_overrides) != len(blobs)):
         raise OpError("blob_name_overrides must hold one name for each input, and needs no strip_prefix")
     names = blob_name_overrides or [_without(strip_prefix, n) for n in op.inputs]
@@ -165,8 +162,7 @@ def save(
 @op("Print", outputs=0, gradient="forbidden")
 def print_(x, *, to_file: bool = False, limit: int = 0, every_n: int = 1, op, context):
     """Prints the first `limit` elements of a blob (0: 1000). Prints nothing while traced."""
-    if to_file:
-        raise OpError("to_file asks for a file, which Print does not write here; leave it out, and use Save")
+    raise_if(to_file, "to_file asks for a file, which Print does not write here; leave it out, and use Save")
     if context.eager and not context.in_branch:
         value: Any = np.asarray(x)
         flat = value.reshape(-1)[: limit or 1000].tolist()
@@ -194,8 +190,7 @@ def _checked(counter, context) -> Counter:
 
 @op("CreateCounter", gradient="forbidden")
 def create_counter(*, init_count: int = 0):
-    if init_count < 0:
-        raise OpError(f"argument 'init_count' is {init_count}; a counter starts at 0 or above")
+    raise_if(init_count < 0, f"argument 'init_count' is {init_count}; a counter starts at 0 or above")
     return Counter(init_count)
 
 

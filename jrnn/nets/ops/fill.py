@@ -22,6 +22,7 @@ from jrnn.nets.ops.values import (
     dtype_of,
     int64,
     need_key,
+    raise_if,
     scalar,
     takes,
 )
@@ -82,8 +83,7 @@ def constant_fill(
     if dtype == STRING:
         text = wire if isinstance(wire, bytes) else b""
         return np.full(shape_for(x, np.uint64), text, object)
-    if isinstance(wire, bytes):
-        raise OpError(f"value {wire!r} is a string, and dtype is {dtype}; set dtype to {STRING}")
+    raise_if(isinstance(wire, bytes), f"value {wire!r} is a string, and dtype is {dtype}; set dtype to {STRING}")
     filled = _value_type(dtype, wire)
     if filled == np.float32 and dtype is None and getattr(x, "dtype", None) == np.float64:
         filled = np.float64  # the seed of a gradient has the loss's precision: gradients are multiples of it
@@ -163,8 +163,7 @@ def range_(start_or_stop, stop=None, step=None):
     bounds = [np.asarray(x).reshape(()) for x in given]
     start, end = (bounds[0], bounds[1]) if stop is not None else (bounds[0].dtype.type(0), bounds[0])
     by = bounds[2] if step is not None else bounds[0].dtype.type(1)
-    if by == 0:
-        raise OpError("step is 0; it must not be")
+    raise_if(by == 0, "step is 0; it must not be")
     way, step_size = (end - start).item(), by.item()
     if given[0].dtype.kind == "f":
         count = math.ceil(way / step_size)
@@ -202,8 +201,7 @@ def msra_fill(x=None, *, shape_for, key):
 @op("GaussianFill", gradient="stops", random=True)
 @takes_shape
 def gaussian_fill(x=None, *, shape_for, mean: float = 0.0, std: float = 1.0, key):
-    if std < 0:
-        raise OpError(f"std is {std}; it must not be negative")
+    raise_if(std < 0, f"std is {std}; it must not be negative")
     made = shape_for(x)
     return jax.random.normal(need_key(key), made, jnp.float32) * std + mean
 
@@ -213,13 +211,10 @@ def _bounds(low: Any, high: Any, low_blob: Any, high_blob: Any, defaults: tuple[
     if low_blob is None:
         low = defaults[0] if low is None else low
         high = defaults[1] if high is None else high
-        if low >= high:
-            raise OpError(f"min {low} must be below max {high}")
+        raise_if(low >= high, f"min {low} must be below max {high}")
         return low, high
-    if low is not None or high is not None:
-        raise OpError("min and max come as blobs and as arguments; give them once")
-    if high_blob is None:
-        raise OpError("the blobs for min and max must both be given and have 1 element each")
+    raise_if(low is not None or high is not None, "min and max come as blobs and as arguments; give them once")
+    raise_if(high_blob is None, "the blobs for min and max must both be given and have 1 element each")
     return scalar(low_blob, "min"), scalar(high_blob, "max")
 
 
@@ -246,17 +241,14 @@ def uniform_int_fill(
 @op("UniqueUniformFill", gradient="stops", random=True)
 @takes_shape
 def unique_uniform_fill(x=None, avoid=None, *, shape_for, min: int, max: int, dtype: int = 2, key):
-    if dtype not in (2, 10):
-        raise OpError(f"dtype is {dtype}; it must be 2 (INT32) or 10 (INT64)")
+    raise_if(dtype not in (2, 10), f"dtype is {dtype}; it must be 2 (INT32) or 10 (INT64)")
     filled = dtype_of(dtype)
     made = shape_for(x, filled)
     count = int(np.prod(made))
-    if min > max:
-        raise OpError(f"min {min} must not be above max {max}")
+    raise_if(min > max, f"min {min} must not be above max {max}")
     check_size((max - min + 1,), filled)
     free = np.arange(min, max + 1, dtype=np.int64)
     if avoid is not None:
         free = np.setdiff1d(free, np.asarray(avoid))
-    if count > free.size:
-        raise OpError(f"{count} different numbers are asked for, and [{min}, {max}] has {free.size} to give")
+    raise_if(count > free.size, f"{count} different numbers are asked for, and [{min}, {max}] has {free.size} to give")
     return jax.random.choice(need_key(key), jnp.asarray(free, filled), made, replace=False)

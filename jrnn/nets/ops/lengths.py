@@ -12,7 +12,7 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
-from jrnn.nets.ops.values import check_float, check_integers, check_rank, check_shape, describe, is_concrete
+from jrnn.nets.ops.values import check_float, check_integers, check_rank, check_shape, describe, is_concrete, raise_if
 from jrnn.nets.registry import gradient, op
 
 
@@ -71,8 +71,7 @@ def over_lengths(rows: Any, lengths: Any) -> Any:
 def _segments(data, lengths):
     """Checked: the segment of each row, and how many segments there are."""
     check_float(data, "data")
-    if data.ndim == 0:
-        raise OpError(f"data is {describe(data)}; it must have a dimension at least")
+    raise_if(data.ndim == 0, "it must have a dimension at least", data=data)
     check_lengths(lengths, data.shape[0])
     return segment_ids(lengths, data.shape[0]), lengths.shape[0]
 
@@ -88,15 +87,16 @@ def lengths_mean(data, lengths):
 
 
 @jax.custom_jvp
-def _segment_max(data, ids, lengths):
+def segment_max(data, ids, lengths):
+    """The maximum of each segment, 0 of an empty one."""
     greatest = jax.ops.segment_max(data, ids, lengths.shape[0])
     return jnp.where(per_row(jnp.asarray(lengths) > 0, greatest), greatest, 0)
 
 
-@_segment_max.defjvp
+@segment_max.defjvp
 def _(primals, tangents):
     data, ids, lengths = primals
-    greatest = _segment_max(data, ids, lengths)
+    greatest = segment_max(data, ids, lengths)
     # compat: every row that ties for the maximum gets the whole gradient
     taken = jnp.where(data == greatest[ids], tangents[0], 0)
     return greatest, jax.ops.segment_sum(taken, ids, lengths.shape[0])
@@ -105,7 +105,7 @@ def _(primals, tangents):
 @op("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(y, dy, lengths, data)")
 def lengths_max(data, lengths):
     ids, _ = _segments(data, lengths)
-    return _segment_max(data, ids, jnp.asarray(lengths))
+    return segment_max(data, ids, jnp.asarray(lengths))
 
 
 @op("LengthsWeightedSum")
@@ -117,9 +117,7 @@ def lengths_weighted_sum(data, weights, lengths, *, grad_on_weights: bool = Fals
     return jax.ops.segment_sum(data * per_row(weights, data), ids, count)
 
 
-@op("LengthsIndicesInGradientSumGradient")
-def lengths_sum_gradient(dy, lengths, data):
-    return dy[segment_ids(lengths, data.shape[0])]
+op("LengthsIndicesInGradientSumGradient")(lambda dy, lengths, data: dy[segment_ids(lengths, data.shape[0])])
 
 
 @op("LengthsIndicesInGradientMeanGradient")
@@ -127,14 +125,8 @@ def lengths_mean_gradient(dy, lengths, data):
     return over_lengths(dy, lengths)[segment_ids(lengths, data.shape[0])]
 
 
-@op("LengthsSumGradient")
-def lengths_sum_gradient_of_rows(dy, lengths):
-    return jnp.repeat(dy, known_lengths(lengths), axis=0)
-
-
-@op("LengthsMeanGradient")
-def lengths_mean_gradient_of_rows(dy, lengths):
-    return jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0)
+op("LengthsSumGradient")(lambda dy, lengths: jnp.repeat(dy, known_lengths(lengths), axis=0))
+op("LengthsMeanGradient")(lambda dy, lengths: jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0))
 
 
 @op("LengthsMaxWithMainInputAndForwardOutputGradient")
@@ -187,8 +179,7 @@ def lengths_gather(items, lengths, indices):
 @op("LengthsPad", gradient="stops")
 def lengths_pad(data, lengths, *, target_length: int, padding_value: float = -1.0):
     """Each segment padded to `target_length` rows: [S * target_length, ...]."""
-    if target_length < 1:
-        raise OpError(f"argument 'target_length' is {target_length}; it must be at least 1")
+    raise_if(target_length < 1, f"argument 'target_length' is {target_length}; it must be at least 1")
     counts = known_lengths(lengths, data.shape[0])
     if counts.max(initial=0) > target_length:
         raise OpError(f"a length is {counts.max()}; argument target_length={target_length} must be at least that")

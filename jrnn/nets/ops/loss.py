@@ -12,7 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import as_float, check_indices, check_integers, check_rank, check_same_shape, describe, takes
+from jrnn.nets.ops.values import (
+    as_float,
+    check_indices,
+    check_integers,
+    check_rank,
+    check_same_shape,
+    describe,
+    raise_if,
+    takes,
+)
 from jrnn.nets.registry import op
 
 LOG_THRESHOLD = 1e-20  # the smallest argument of logarithms
@@ -35,9 +44,7 @@ def averaged_loss(x):
     return jnp.sum(x) / max(x.size, 1)  # the mean of nothing is 0
 
 
-@op("AveragedLossGradient")
-def averaged_loss_gradient(x, dy):
-    return jnp.broadcast_to(jnp.reshape(dy, (1,) * x.ndim) / max(x.size, 1), x.shape)
+op("AveragedLossGradient")(lambda x, dy: jnp.broadcast_to(jnp.reshape(dy, (1,) * x.ndim) / max(x.size, 1), x.shape))
 
 
 def _rows(x: Any) -> Any:
@@ -49,8 +56,7 @@ def _rows(x: Any) -> Any:
 def _labels(label: Any, rows: Any) -> Any:
     """Integer labels as [N]."""
     n, d = rows.shape
-    if label.shape not in ((n,), (n, 1)):
-        raise OpError(f"label is {describe(label)}; its shape must be [{n}] or [{n}, 1], as x has {n} rows")
+    raise_if(label.shape not in ((n,), (n, 1)), f"its shape must be [{n}] or [{n}, 1], as x has {n} rows", label=label)
     check_indices(label, d, "label")
     return jnp.reshape(label, (n,))
 
@@ -135,9 +141,7 @@ def weighted_sigmoid_cross_entropy(x, y, w):
     return _mean(w * (jax.nn.softplus(x) - y * x))
 
 
-@op("WeightedSigmoidCrossEntropyWithLogitsGradient")
-def weighted_sigmoid_cross_entropy_gradient(dy, x, y, w):
-    return _each(dy, x) * w * (jax.nn.sigmoid(x) - y)
+op("WeightedSigmoidCrossEntropyWithLogitsGradient")(lambda dy, x, y, w: _each(dy, x) * w * (jax.nn.sigmoid(x) - y))
 
 
 @op("MakeTwoClass", gradient="MakeTwoClassGradient(dy)")
@@ -156,8 +160,7 @@ def make_two_class_gradient(dy):
 def _check_predictions(x: Any, label: Any) -> None:
     check_rank(as_float(x), 2, "x")
     check_integers(label, "label")
-    if label.shape != x.shape[:1]:
-        raise OpError(f"label is {describe(label)}; its shape must be [{x.shape[0]}], one for each row of x")
+    raise_if(label.shape != x.shape[:1], f"its shape must be [{x.shape[0]}], one for each row of x", label=label)
 
 
 @op("Accuracy", gradient="forbidden")
@@ -184,6 +187,5 @@ def multi_class_accuracy(x, label):
 @op("Perplexity", gradient="forbidden")
 def perplexity(x):
     """The inverse of the geometric mean of probabilities: [N] or [N, 1] -> []."""
-    if as_float(x).ndim == 0 or x.size != x.shape[0]:
-        raise OpError(f"x is {describe(x)}; it must hold one probability a row")
+    raise_if(as_float(x).ndim == 0 or x.size != x.shape[0], "it must hold one probability a row", x=x)
     return jnp.exp(-jnp.sum(jnp.log(x)) / max(x.size, 1))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import as_float, check_same_shape, describe, magnitude
+from jrnn.nets.ops.values import as_float, check_same_shape, describe, magnitude, raise_if
 from jrnn.nets.registry import gradient, op
 
 
@@ -64,49 +64,15 @@ register("Cbrt", _cube_root, lambda dy, y: dy / (3 * y * y), inplace=True)
 register("Reciprocal", lambda x: 1 / x, lambda y, dy: -dy * y * y, inplace=True)
 
 
-@op("Abs", inplace={0: 0}, gradient="AbsGradient(x, dy)")
-def abs_(x):
-    return magnitude(x)
-
-
-@op("AbsGradient", inplace={0: 1})
-def abs_gradient(x, dy):
-    return dy * jnp.sign(x)
-
-
-@op("Cube", gradient="CubeGradient(dy, x)")
-def cube(x):
-    return x**3
-
-
-@op("CubeGradient", inplace={0: 0})
-def cube_gradient(dy, x):
-    return dy * 3 * x * x
-
-
-@op("Negative", inplace={0: 0}, gradient="Negative(dy)")
-def negative(x):
-    return -x
-
-
-@op("Sign", gradient="forbidden")
-def sign(x):
-    return jnp.sign(x)
-
-
-@op("Exp", inplace={0: 0}, gradient="Mul(y, dy)")
-def exp(x):
-    return jnp.exp(as_float(x))
-
-
-@op("Log", inplace={0: 0}, gradient="Div(dy, x)")
-def log(x):
-    return jnp.log(as_float(x))
-
-
-@op("Sqr", inplace={0: 0})
-def sqr(x):
-    return jnp.square(as_float(x))
+op("Abs", inplace={0: 0}, gradient="AbsGradient(x, dy)")(lambda x: magnitude(x))
+op("AbsGradient", inplace={0: 1})(lambda x, dy: dy * jnp.sign(x))
+op("Cube", gradient="CubeGradient(dy, x)")(lambda x: x**3)
+op("CubeGradient", inplace={0: 0})(lambda dy, x: dy * 3 * x * x)
+op("Negative", inplace={0: 0}, gradient="Negative(dy)")(lambda x: -x)
+op("Sign", gradient="forbidden")(lambda x: jnp.sign(x))
+op("Exp", inplace={0: 0}, gradient="Mul(y, dy)")(lambda x: jnp.exp(as_float(x)))
+op("Log", inplace={0: 0}, gradient="Div(dy, x)")(lambda x: jnp.log(as_float(x)))
+op("Sqr", inplace={0: 0})(lambda x: jnp.square(as_float(x)))
 
 
 @gradient("Sqr")
@@ -116,9 +82,7 @@ def _(g):
     g.emit("Mul", [doubled, g.input(0)], [g.grad_input(0)])
 
 
-@op("Sqrt", inplace={0: 0})
-def sqrt(x):
-    return jnp.sqrt(as_float(x))
+op("Sqrt", inplace={0: 0})(lambda x: jnp.sqrt(as_float(x)))
 
 
 @gradient("Sqrt")
@@ -179,15 +143,12 @@ def mean(x, *xs):
     return sum(xs, as_float(x)) / (1 + len(xs))
 
 
-@op("MeanGradient", outputs=(1, None), inplace={0: 0})
-def mean_gradient(dy, *, op):
-    return (dy / len(op.outputs),) * len(op.outputs)
+op("MeanGradient", outputs=(1, None), inplace={0: 0})(lambda dy, *, op: (dy / len(op.outputs),) * len(op.outputs))
 
 
 def _pairs(inputs: tuple) -> tuple[list, list]:
     """The arrays and the weights among X0, w0, X1, w1, ..."""
-    if not inputs or len(inputs) % 2:
-        raise OpError(f"takes pairs of an array and its weight, was given {len(inputs)} inputs")
+    raise_if(not inputs or len(inputs) % 2, f"takes pairs of an array and its weight, was given {len(inputs)} inputs")
     xs, ws = list(inputs[::2]), list(inputs[1::2])
     check_same_shape("the arrays", *xs)
     for k, w in enumerate(ws):

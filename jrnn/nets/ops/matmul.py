@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from jrnn.errors import GradientError, OpError
-from jrnn.nets.ops.values import canonical_axis, check_float, check_shape, describe, flat_at
+from jrnn.nets.ops.values import canonical_axis, check_float, check_shape, describe, flat_at, raise_if
 from jrnn.nets.registry import gradient, op
 
 
@@ -110,8 +110,7 @@ def _(g):
 @op("BatchMatMul")
 def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcast: bool = False):
     """Matrix products of the last two dimensions. Leading dimensions must be equal, or with `broadcast` they broadcast."""
-    if a.ndim == 0 or b.ndim == 0:
-        raise OpError(f"a is {describe(a)} and b is {describe(b)}; both must have a dimension at least")
+    raise_if(a.ndim == 0 or b.ndim == 0, "both must have a dimension at least", a=a, b=b)
     a3 = a[None, :] if a.ndim == 1 else (jnp.swapaxes(a, -1, -2) if trans_a else a)  # a vector a is a row
     b3 = b[:, None] if b.ndim == 1 else (jnp.swapaxes(b, -1, -2) if trans_b else b)  # a vector b is a column
     if a3.shape[-1] != b3.shape[-2]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import canonical_axis, check_float, describe, flat_at, need_key
+from jrnn.nets.ops.values import canonical_axis, check_float, describe, flat_at, need_key, raise_if
 from jrnn.nets.registry import gradient, op
 
 
@@ -103,8 +103,7 @@ def dropout_grad(dy, mask=None, *, is_test: bool = False, ratio: float = 0.5):
     _check_ratio(ratio)
     if is_test:
         return dy
-    if mask is None:
-        raise OpError("needs input 1, the mask that Dropout wrote, where is_test is 0")
+    raise_if(mask is None, "needs input 1, the mask that Dropout wrote, where is_test is 0")
     return jnp.where(mask, dy / (1 - ratio), 0)
 
 

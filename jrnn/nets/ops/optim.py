@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import describe, scalar
+from jrnn.nets.ops.values import describe, raise_if, scalar
 from jrnn.nets.registry import op
 
 
@@ -91,10 +91,8 @@ def rms_prop(grad, mean_squares, mom, lr, *, decay: float = 0.9, momentum: float
 @op("ClipTensorByScaling", gradient="forbidden", inplace={0: 0})
 def clip_tensor_by_scaling(x, value, additional_threshold=None, *, threshold: float):
     """x scaled down to a norm of `threshold` where `value`, its norm, is above it."""
-    if threshold <= 0:
-        raise OpError(f"threshold must be positive, is {threshold}")
-    if x.size == 0:
-        raise OpError(f"x is {describe(x)}; it must not be empty")
+    raise_if(threshold <= 0, f"threshold must be positive, is {threshold}")
+    raise_if(x.size == 0, "it must not be empty", x=x)
     limit = 1 if additional_threshold is None else scalar(additional_threshold, "additional_threshold")
     limit, value = threshold * limit, scalar(value, "value")
     return x * jnp.where(value > limit, limit / value, 1)
@@ -103,7 +101,6 @@ def clip_tensor_by_scaling(x, value, additional_threshold=None, *, threshold: fl
 @op("WeightScale", gradient="forbidden", inplace={0: 0})
 def weight_scale(w, iter, *, stepsize: int = 2**31 - 1, upper_bound_iter: int = 2**31 - 1, scale: float = 1.0):
     """w, scaled at every `stepsize`-th iteration before `upper_bound_iter`."""
-    if stepsize < 1:
-        raise OpError(f"stepsize must be at least 1, is {stepsize}")
+    raise_if(stepsize < 1, f"stepsize must be at least 1, is {stepsize}")
     t = scalar(iter, "iter") + 1
     return jnp.where((t % stepsize == 0) & (t < upper_bound_iter), w * scale, w)

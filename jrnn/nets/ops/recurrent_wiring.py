@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from jrnn.errors import NetError, OpError
 from jrnn.nets.graph.history import upgrade_arguments
 from jrnn.nets.ir import Net, Op
+from jrnn.nets.ops.values import raise_if
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,7 @@ def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
     except NetError as e:
         raise OpError(str(e)) from None
     step_net = _net(op, "step_net")
-    if step_net is None:
-        raise OpError("argument 'step_net' (Net) is required")
+    raise_if(step_net is None, "argument 'step_net' (Net) is required")
     aliases = zip(op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
     wiring = Wiring(
         step_net=step_net,
@@ -144,8 +144,7 @@ def _check(w: Wiring) -> None:
         ("outputs_with_grads", w.outputs_with_grads or (), len(w.outputs)),
     ):
         for k in ids:
-            if not 0 <= k < count:
-                raise OpError(f"argument {what!r} holds {k}, but there are {count} to choose from")
+            raise_if(not 0 <= k < count, f"argument {what!r} holds {k}, but there are {count} to choose from")
     known = {*w.states, *w.inputs, *w.outputs}
     for link in w.links:
         if link.external not in known:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import as_float, canonical_axis, describe, int64, known_integer, magnitude
+from jrnn.nets.ops.values import as_float, canonical_axis, describe, int64, known_integer, magnitude, raise_if
 from jrnn.nets.registry import op
 
 
@@ -124,22 +124,18 @@ def sum_elements_gradient(x, dy, *, average: bool = False):
 
 @op("SumElementsInt", gradient="forbidden")
 def sum_elements_int(x):
-    if x.dtype != np.int32:
-        raise OpError(f"x is {describe(x)}; it must be int32")
+    raise_if(x.dtype != np.int32, "it must be int32", x=x)
     return jnp.sum(x, dtype=x.dtype)
 
 
-@op("SumSqrElements")
-def sum_sqr_elements(x, *, average: bool = False):
-    return jnp.sum(jnp.square(as_float(x))) / (max(x.size, 1) if average else 1)
+op("SumSqrElements")(lambda x, *, average=False: jnp.sum(jnp.square(as_float(x))) / (max(x.size, 1) if average else 1))
 
 
 def _arg_extremum(type: str, pick: Callable, worst: float) -> None:
     @op(type, gradient="forbidden")
     def arg_extremum(x, *, axis: int = -1, keepdims: bool = True):
         over = canonical_axis(axis, x.ndim)
-        if x.shape[over] == 0:
-            raise OpError(f"x is {describe(x)}; axis {over} must not be empty")
+        raise_if(x.shape[over] == 0, f"axis {over} must not be empty", x=x)
         x = jnp.asarray(x)
         if x.dtype.kind == "f":  # comparisons with NaN are false: a NaN at the front stays, others are never picked
             first = jnp.take(x, jnp.array([0]), axis=over)
@@ -163,8 +159,7 @@ def top_k(x, k_blob=None, *, k: int | None = None, axis: int = -1):
     """
     if k_blob is not None:
         k = known_integer(k_blob, "k")
-    if k is None or k < 1:
-        raise OpError(f"k is {k}; it must be at least 1, as argument 'k' or as the second input")
+    raise_if(k is None or k < 1, f"k is {k}; it must be at least 1, as argument 'k' or as the second input")
     over = canonical_axis(axis, as_float(x).ndim)
     size = x.shape[over]
     values, index = jax.lax.top_k(jnp.moveaxis(x, over, -1), min(k, size))

@@ -12,14 +12,22 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.lengths import per_row
-from jrnn.nets.ops.values import STRINGS, as_float, check_integers, check_rank, check_same_shape, describe, is_concrete
+from jrnn.nets.ops.values import (
+    STRINGS,
+    as_float,
+    check_integers,
+    check_rank,
+    check_same_shape,
+    describe,
+    is_concrete,
+    raise_if,
+)
 from jrnn.nets.registry import SEED, gradient, op
 
 
 def _check_mask(mask: Any) -> None:
     check_rank(mask, 1, "mask")
-    if mask.dtype != bool:
-        raise OpError(f"mask is {describe(mask)}; it must hold booleans")
+    raise_if(mask.dtype != bool, "it must hold booleans", mask=mask)
 
 
 @op("BooleanMask", outputs=(1, 2), dynamic=True, gradient="BooleanMaskGradient(mask, dy)")
@@ -58,8 +66,7 @@ def boolean_unmask(*pairs):
     Each element is the next one of the first vector whose mask is true there.
     """
     masks, values = pairs[::2], pairs[1::2]
-    if not pairs or len(masks) != len(values):
-        raise OpError(f"takes masks and values in pairs, was given {len(pairs)} inputs")
+    raise_if(not pairs or len(masks) != len(values), f"takes masks and values in pairs, was given {len(pairs)} inputs")
     free = np.ones(masks[0].shape, bool)
     merged = jnp.zeros(masks[0].shape, values[0].dtype)
     for k, (mask, vector) in enumerate(zip(masks, values)):
@@ -85,8 +92,7 @@ def unique(x):
 
 def _choose(rows: Any, x: Any, y: Any) -> Any:
     strings = x.dtype.kind in STRINGS and y.dtype.kind in STRINGS
-    if x.dtype != y.dtype and not strings:
-        raise OpError(f"x is {describe(x)} and y is {describe(y)}; they must hold the same type")
+    raise_if(x.dtype != y.dtype and not strings, "they must hold the same type", x=x, y=y)
     if strings:
         return np.where(rows, x, y)
     return jnp.where(rows, x, y)
@@ -135,15 +141,12 @@ def conditional(condition, x, y):
 def mod(x, *, divisor: int, sign_follow_divisor: bool = False):
     """The remainder of a division that rounds towards zero, or with sign_follow_divisor, down."""
     check_integers(x, "x")
-    if divisor == 0:
-        raise OpError("argument 'divisor' is 0; it must not be")
+    raise_if(divisor == 0, "argument 'divisor' is 0; it must not be")
     by = jnp.asarray(divisor, x.dtype)
     return jnp.mod(x, by) if sign_follow_divisor else jnp.fmod(x, by)
 
 
-@op("IsNaN")
-def is_nan(x):
-    return jnp.isnan(as_float(x)).astype(jnp.uint8)
+op("IsNaN")(lambda x: jnp.isnan(as_float(x)).astype(jnp.uint8))
 
 
 @op("ReplaceNaN", gradient="forbidden", inplace={0: 0})

@@ -11,7 +11,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.lengths import check_lengths, known_lengths, per_row, rows_from
-from jrnn.nets.ops.values import STRINGS, canonical_axis, check_float, check_rank, describe, is_concrete
+from jrnn.nets.ops.values import STRINGS, canonical_axis, check_float, check_rank, describe, is_concrete, raise_if
 from jrnn.nets.registry import gradient, op
 
 _TRIANGLES = {
@@ -108,8 +108,7 @@ def pack_segments(
 
     `max_length` sets T; longer sequences are cut.
     """
-    if data.ndim == 0:
-        raise OpError(f"data is {describe(data)}; it must have a dimension at least")
+    raise_if(data.ndim == 0, "it must have a dimension at least", data=data)
     counts = known_lengths(lengths, data.shape[0])
     width = max_length if max_length >= 0 else int(counts.max(initial=0))
     rows, present = _packed_rows(counts, width)
@@ -125,14 +124,12 @@ def _places(counts):
 @op("UnpackSegments", gradient="PackSegments(lengths, dy) -> packed")
 def unpack_segments(lengths, packed, *, max_length: int = -1):
     """[N, T, ...] -> [L, ...], the first lengths[n] rows of each sequence."""
-    if packed.ndim < 2:
-        raise OpError(f"packed is {describe(packed)}; it must have two dimensions at least")
+    raise_if(packed.ndim < 2, "it must have two dimensions at least", packed=packed)
     counts = known_lengths(lengths)
     if len(counts) != packed.shape[0]:
         raise OpError(f"lengths is {describe(lengths)}, packed {describe(packed)}; give {packed.shape[0]} lengths")
     if max_length >= 0:
-        if max_length != packed.shape[1]:
-            raise OpError(f"packed is {describe(packed)}; max_length={max_length} must be its second dimension")
+        raise_if(max_length != packed.shape[1], f"max_length={max_length} must be its second dimension", packed=packed)
         counts = np.minimum(counts, max_length)
     if counts.max(initial=0) > packed.shape[1]:
         raise OpError(
@@ -145,8 +142,7 @@ def unpack_segments(lengths, packed, *, max_length: int = -1):
 @op("PackRNNSequence", gradient="UnpackRNNSequence(dy, lengths)")
 def pack_rnn_sequence(values, lengths):
     """[L, ...] -> [T, N, ...], padded with 0."""
-    if values.ndim < 2:
-        raise OpError(f"values is {describe(values)}; it must have two dimensions at least")
+    raise_if(values.ndim < 2, "it must have two dimensions at least", values=values)
     counts = known_lengths(lengths, values.shape[0])
     rows, present = _packed_rows(counts, int(counts.max(initial=0)))
     return _take(values, rows.T, present.T, 0)
@@ -155,8 +151,7 @@ def pack_rnn_sequence(values, lengths):
 @op("UnpackRNNSequence", gradient="PackRNNSequence(dy, lengths)")
 def unpack_rnn_sequence(values, lengths):
     """[T, N, ...] -> [L, ...], the reverse of PackRNNSequence."""
-    if values.ndim < 3:
-        raise OpError(f"values is {describe(values)}; it must have three dimensions at least")
+    raise_if(values.ndim < 3, "it must have three dimensions at least", values=values)
     counts = known_lengths(lengths)
     if len(counts) != values.shape[1] or counts.max(initial=0) > values.shape[0]:
         raise OpError(
@@ -172,8 +167,7 @@ def variable_length_sequence_padding(x, lengths):
     """[T, N, D] with zeros from step lengths[n] on."""
     check_rank(x, 3, "x")
     check_lengths(lengths)
-    if lengths.shape[0] != x.shape[1]:
-        raise OpError(f"lengths is {describe(lengths)} and x is {describe(x)}; there must be {x.shape[1]} lengths")
+    raise_if(lengths.shape[0] != x.shape[1], f"there must be {x.shape[1]} lengths", lengths=lengths, x=x)
     valid = jnp.arange(x.shape[0])[:, None] < jnp.asarray(lengths)[None, :]
     return jnp.where(valid[:, :, None], x, 0)
 
@@ -181,14 +175,12 @@ def variable_length_sequence_padding(x, lengths):
 def _widths(start, end):
     """Rows before and after each segment; the second number defaults to the first."""
     end = start if end < 0 else end
-    if start < 0:
-        raise OpError(f"argument 'padding_width' is {start}; it must be at least 0")
+    raise_if(start < 0, f"argument 'padding_width' is {start}; it must be at least 0")
     return start, end
 
 
 def _counts(data, lengths):
-    if data.ndim == 0:
-        raise OpError(f"data is {describe(data)}; it must have a dimension at least")
+    raise_if(data.ndim == 0, "it must have a dimension at least", data=data)
     return np.array([data.shape[0]]) if lengths is None else known_lengths(lengths, data.shape[0])
 
 
@@ -224,7 +216,7 @@ def add_padding(
     return made, padded.astype(np.int32)
 
 
-@op("RemovePadding", outputs=(1, 2))
+@op("RemovePadding", outputs=(1, 2), gradient="AddPadding(dy, y1)")
 def remove_padding(data, lengths=None, *, padding_width: int = 1, end_padding_width: int = -1):
     """Removes the rows of padding at both ends of each segment, and returns the new lengths too."""
     start, end = _widths(padding_width, end_padding_width)
@@ -248,12 +240,6 @@ def _(g):
     g.emit("RemovePadding", [g.grad_output(0), *lengths], [g.grad_input(0)])
     if len(g.op.inputs) > 2:
         g.emit("GatherPadding", [g.grad_output(0), *lengths], [g.grad_input(k) for k in range(2, len(g.op.inputs))])
-
-
-@gradient("RemovePadding")
-def _(g):
-    lengths = [g.output(1)] if len(g.op.outputs) > 1 else []
-    g.emit("AddPadding", [g.grad_output(0), *lengths], [g.grad_input(0)])
 
 
 @op("PadEmptySamples", outputs=(1, None))

@@ -9,7 +9,8 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
-from jrnn.nets.ops.values import STRINGS, canonical_axis, check_integers, check_rank, describe, flat_at
+from jrnn.nets.ops.arithmetic import collect
+from jrnn.nets.ops.values import STRINGS, canonical_axis, check_integers, check_rank, describe, flat_at, raise_if
 from jrnn.nets.registry import gradient, op
 
 
@@ -42,8 +43,7 @@ def _(g):
 
 
 def _dims(dims):
-    if not dims or min(dims) < 0:
-        raise OpError(f"argument 'dims' is {list(dims)}; it must list dimensions, counted from 0")
+    raise_if(not dims or min(dims) < 0, f"argument 'dims' is {list(dims)}; it must list dimensions, counted from 0")
     return sorted(set(dims))
 
 
@@ -68,8 +68,7 @@ def expand_dims(x, *, dims: tuple[int, ...]):
 def transpose(x, *, axes: tuple[int, ...] = ()):
     """Dimension k of the result is dimension axes[k] of x; without `axes`, all are reversed."""
     axes = axes or tuple(reversed(range(x.ndim)))
-    if sorted(axes) != list(range(x.ndim)):
-        raise OpError(f"x is {describe(x)}; axes {list(axes)} must be a permutation of 0..{x.ndim - 1}")
+    raise_if(sorted(axes) != list(range(x.ndim)), f"axes {list(axes)} must be a permutation of 0..{x.ndim - 1}", x=x)
     return jnp.transpose(x, axes)
 
 
@@ -121,8 +120,7 @@ def slice_gradient(
 def shape(x, *, axes: tuple[int, ...] = ()):
     """The shape of x, or the sizes of some of its dimensions, as int64."""
     for axis in axes:
-        if not 0 <= axis < x.ndim:
-            raise OpError(f"x is {describe(x)}; axes {list(axes)} must be dimensions 0..{x.ndim - 1}")
+        raise_if(not 0 <= axis < x.ndim, f"axes {list(axes)} must be dimensions 0..{x.ndim - 1}", x=x)
     return np.array([x.shape[k] for k in axes] if axes else x.shape, np.int64)
 
 
@@ -138,8 +136,7 @@ def _axis(axis, order, rank):
     if axis is not None and order is not None:
         raise OpError(f"was given both axis {axis} and order {order!r}; give one of them")
     if axis is None:
-        if order not in (None, "NCHW", "NHWC"):
-            raise OpError(f"argument 'order' is {order!r}; it must be 'NCHW' or 'NHWC'")
+        raise_if(order not in (None, "NCHW", "NHWC"), f"argument 'order' is {order!r}; it must be 'NCHW' or 'NHWC'")
         axis = 3 if order == "NHWC" else 1
     return canonical_axis(axis, rank)
 
@@ -176,8 +173,7 @@ def split(
     axis = _axis(axis, order, x.ndim)
     count, length = len(op.outputs), x.shape[axis]
     if sizes is not None:
-        if split:
-            raise OpError("was given both an input and an argument 'split'; give one of them")
+        raise_if(split, "was given both an input and an argument 'split'; give one of them")
         split = tuple(int(s) for s in np.asarray(sizes))
     if add_axis:
         split = (1,) * count
@@ -207,16 +203,14 @@ def _scalar(blob: Any, argument: int | None, name: str) -> int:
         if blob.shape != (1,):
             raise OpError(f"{name} is {describe(blob)}; it must be a vector with 1 element")
         return int(np.asarray(blob)[0])
-    if argument is None:
-        raise OpError(f"{name} is missing; give it as an argument or as an input")
+    raise_if(argument is None, f"{name} is missing; give it as an argument or as an input")
     return argument
 
 
 def _repeats(x: Any, tiles: int | None, axis: int | None, tiles_blob: Any, axis_blob: Any) -> tuple[int, int]:
     """The number of repeats, and the axis."""
     count = _scalar(tiles_blob, tiles, "tiles")
-    if count < 0:
-        raise OpError(f"tiles is {count}; it must not be negative")
+    raise_if(count < 0, f"tiles is {count}; it must not be negative")
     return count, canonical_axis(_scalar(axis_blob, axis, "axis"), x.ndim)
 
 
@@ -243,11 +237,9 @@ def tile_gradient(dy, tiles_blob=None, axis_blob=None, *, tiles: int | None = No
 @op("NumpyTile")
 def numpy_tile(x, repeats):
     check_integers(repeats, "repeats")
-    if repeats.size != x.ndim:
-        raise OpError(f"repeats is {describe(repeats)} and x is {describe(x)}; each dimension needs one number")
+    raise_if(repeats.size != x.ndim, "each dimension needs one number", repeats=repeats, x=x)
     counts = tuple(np.ravel(np.asarray(repeats)).tolist())
-    if min(counts, default=0) < 0:
-        raise OpError(f"repeats are {list(counts)}; they must not be negative")
+    raise_if(min(counts, default=0) < 0, f"repeats are {list(counts)}; they must not be negative")
     return _tiled(x, counts)
 
 
@@ -267,9 +259,7 @@ def expand(x, shape):
 
 @op("ExpandGradient")
 def expand_gradient(dy, x):
-    old = (1,) * (dy.ndim - x.ndim) + x.shape
-    axes = tuple(k for k, (big, small) in enumerate(zip(dy.shape, old)) if small == 1 and big != 1)
-    return jnp.reshape(jnp.sum(dy, axes, dtype=dy.dtype), x.shape)
+    return collect(dy, (1,) * (dy.ndim - x.ndim) + x.shape, x.shape)
 
 
 @op("Flatten", gradient="ResizeLike(dy, x)")
@@ -281,8 +271,7 @@ def flatten(x, *, axis: int = 1):
 
 @op("FlattenToVec", gradient="ResizeLike(dy, x)")
 def flatten_to_vec(x):
-    if x.ndim == 0:
-        raise OpError("x is a scalar; it must have at least 1 dimension")
+    raise_if(x.ndim == 0, "x is a scalar; it must have at least 1 dimension")
     return x.reshape(x.size)
 
 
@@ -302,8 +291,7 @@ def _(g):
 @op("MergeDim", inplace={0: 0})
 def merge_dim(x):
     """[K, N, ...] -> [K * N, ...]."""
-    if x.ndim < 2:
-        raise OpError(f"x is {describe(x)}; it must have at least 2 dimensions")
+    raise_if(x.ndim < 2, "it must have at least 2 dimensions", x=x)
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
@@ -312,11 +300,5 @@ def size(x):
     return np.asarray(x.size, np.int64)
 
 
-@op("IsEmpty", gradient="forbidden")
-def is_empty(x):
-    return np.asarray(x.size == 0)
-
-
-@op("HasElements", gradient="forbidden")
-def has_elements(*xs):
-    return np.asarray(any(x.size > 0 for x in xs))
+op("IsEmpty", gradient="forbidden")(lambda x: np.asarray(x.size == 0))
+op("HasElements", gradient="forbidden")(lambda *xs: np.asarray(any(x.size > 0 for x in xs)))

@@ -20,16 +20,15 @@ from jrnn.nets.ops.values import (
     describe,
     flat_at,
     is_concrete,
+    raise_if,
     takes,
 )
 from jrnn.nets.registry import gradient, op
 
 
 def _scale(*, scale: float = 1.0, order: str = "NCHW") -> float:
-    if scale < 0:
-        raise OpError(f"argument 'scale' is {scale}; it must not be negative")
-    if order != "NCHW":
-        raise OpError(f"argument 'order' is {order!r}; only NCHW is known")
+    raise_if(scale < 0, f"argument 'scale' is {scale}; it must not be negative")
+    raise_if(order != "NCHW", f"argument 'order' is {order!r}; only NCHW is known")
     return scale
 
 
@@ -46,14 +45,12 @@ def _matrix(x: Any, label: Any, weight: Any, label_prob: bool, axis: int) -> tup
     rows = flat_at(as_float(x), canonical_axis(axis, x.ndim))
     n, d = rows.shape
     if label_prob:
-        if label.size != n * d:
-            raise OpError(f"label is {describe(label)}; with label_prob=1 it must have the {n * d} elements of x")
+        raise_if(label.size != n * d, f"with label_prob=1 it must have the {n * d} elements of x", label=label)
         label = jnp.reshape(label, (n, d))
         if is_concrete(label) and np.any(np.abs(np.sum(np.asarray(label), 1) - 1) > 1e-4):
             raise OpError("a row of label does not add up to 1; with label_prob=1 each row is a distribution")
     else:
-        if label.size != n:
-            raise OpError(f"label is {describe(label)}; it must hold one integer for each of {n} rows of x")
+        raise_if(label.size != n, f"it must hold one integer for each of {n} rows of x", label=label)
         check_indices(label, d, "label")
         label = jnp.reshape(label, (n,))
     if weight is not None and weight.size != n:

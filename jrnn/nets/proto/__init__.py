@@ -11,11 +11,10 @@ from jrnn.nets.proto.codec import (
     write_plan,
 )
 from jrnn.nets.proto.messages import Limits, message_class, parse_binary
-from jrnn.nets.proto.tensors import blob_from_numpy, blob_to_numpy, tensor_from_numpy, tensor_to_numpy
+from jrnn.nets.proto.tensors import blob_to_numpy, tensor_from_numpy, tensor_to_numpy
 
 __all__ = [
     "Limits",
-    "blob_from_numpy",
     "blob_to_numpy",
     "format_net",
     "message_class",

@@ -13,8 +13,8 @@ import numpy as np
 from jrnn.errors import FormatError
 from jrnn.files import open_file
 from jrnn.nets.proto.codec import read_source
-from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, message_class, parse_binary
-from jrnn.nets.proto.tensors import tensor_from_numpy, tensor_to_numpy
+from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, parse_binary
+from jrnn.nets.proto.tensors import tensor_to_numpy
 
 Records = list[tuple[bytes, bytes]]
 _SIZES = struct.Struct("<ii")
@@ -98,15 +98,3 @@ def tensors_of(record: bytes, limits: Limits = DEFAULT_LIMITS) -> list[np.ndarra
     """
     protos: Any = parse_binary(record, "TensorProtos", limits)
     return [tensor_to_numpy(t.SerializePartialToString(), limits=limits) for t in protos.protos]
-
-
-def format_tensors(arrays: list[Any]) -> bytes:
-    """Returns arrays as a serialized TensorProtos, the value of a record.
-
-    >>> tensors_of(format_tensors([np.array([1, 2], np.int32)]))
-    [array([1, 2], dtype=int32)]
-    """
-    protos: Any = message_class("TensorProtos")()
-    for array in arrays:
-        protos.protos.add().MergeFromString(tensor_from_numpy(array).data)
-    return bytes(protos.SerializeToString(deterministic=True))

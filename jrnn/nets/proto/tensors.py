@@ -60,8 +60,8 @@ def tensor_from_numpy(array: Any, name: str = "") -> Message:
 def blob_to_numpy(*chunks: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, np.ndarray]:
     """Returns the name and the array of a serialized blob, which may be in several chunks.
 
-    >>> blob_to_numpy(blob_from_numpy("w", np.array([3, 4], np.int64)))
-    ('w', array([3, 4]))
+    >>> blob_to_numpy(message_class("BlobProto")(name="w", tensor={"dims": [0]}).SerializeToString())
+    ('w', array([], dtype=float32))
     """
     blobs: list[Any] = [parse_binary(c, "BlobProto", limits) for c in chunks]
     for b in blobs:
@@ -74,13 +74,6 @@ def blob_to_numpy(*chunks: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str,
         return (check_text(blobs[0].name, "name") if blobs else ""), _join([b.tensor for b in blobs])
     except FormatError as e:
         raise e.at(f"blob {blobs[0].name!r}" if blobs else "blob") from None
-
-
-def blob_from_numpy(name: str, array: Any) -> bytes:
-    """Returns the serialized BlobProto of an array, as a Caffe2 workspace writes and reads it."""
-    blob: Any = message_class("BlobProto")(name=name, type="Tensor")
-    blob.tensor.CopyFrom(_to_tensor(array, name))
-    return bytes(blob.SerializeToString(deterministic=True))
 
 
 # ---- Reading ----

@@ -23,9 +23,7 @@ _BINARY = {
 }  # fmt: skip
 
 
-@op(*_NUMPY)
-def _(node, x):
-    return getattr(xp(x), _NUMPY[node.type])(x)
+op(*_NUMPY)(lambda node, x: getattr(xp(x), _NUMPY[node.type])(x))
 
 
 @op(*_BINARY)

@@ -101,8 +101,8 @@ class Model(Protocol):
 class LayersConfig:
     """The keys that the tables [model] of `cells` and `nn` share."""
 
-    hidden: int = 256
-    layers: int = 1
+    hidden: int = 256  # units of a layer
+    layers: int = 1  # layers on top of each other
     dropout: float = 0.0  # of the output of the layers
     layer_dropout: float = 0.0  # between layers
 
@@ -120,8 +120,8 @@ class LayersConfig:
 class Embedding:
     """The keys of a `LayersConfig` whose inputs are tokens."""
 
-    embedding: int = 64
-    embedding_dropout: float = 0.0
+    embedding: int = 64  # size of a token's vector; of models of tokens alone
+    embedding_dropout: float = 0.0  # of those vectors
 
 
 @dataclass(frozen=True)

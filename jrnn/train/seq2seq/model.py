@@ -35,11 +35,11 @@ class Seq2SeqConfig:
     """Embedding -> LSTMs in both directions; embedding -> LSTM that starts from their ends and attends to them -> logits."""
 
     kind: Literal["attention"] = "attention"
-    embedding: Positive = 32
+    embedding: Positive = 32  # size of a token's vector
     encoder: Positive = 64  # hidden units in each direction
     decoder: Positive = 128  # hidden units
     attention: Literal["regular", "recurrent", "dot", "coverage"] = "regular"
-    forget_bias: float = 1.0
+    forget_bias: float = 1.0  # of the LSTMs, added to the forget gate before its sigmoid
 
     def __post_init__(self):
         check_bounds("model", self)

@@ -129,8 +129,8 @@ class Pairs:
     [('August 25, 2064', '2064-08-25'), ('03.10.2089', '2089-10-03'), ('<RKfb5', '5bfKR')]
     """
 
-    first_year: int = 1900
-    last_year: int = 2099
+    first_year: int = 1900  # of the dates
+    last_year: int = 2099  # of the dates
     reversals: float = 0.25
     longest: int = 10
     seed: int = 0
@@ -184,11 +184,11 @@ GREEDY = {"width": 1, "normalization": 0.0}
 class Seq2SeqData:
     """New pairs for every step; one target in ten is held out from training."""
 
-    batch: Positive = 64
+    batch: Positive = 64  # examples in a step
     reversals: float = 0.25  # the share of strings to reverse; the rest are dates
     longest: Positive = 10  # characters of a string to reverse
-    first_year: Annotated[int, AtLeast(1000)] = 1900
-    last_year: int = 2099
+    first_year: Annotated[int, AtLeast(1000)] = 1900  # of the dates
+    last_year: int = 2099  # of the dates
     validation: Positive = 1024  # held-out pairs of each kind
 
     def __post_init__(self):
@@ -202,7 +202,7 @@ class Seq2SeqData:
 class Seq2SeqSample:
     """A prompt, and how its answers are searched."""
 
-    prompt: str = "18 Nov 2026"
+    prompt: str = "18 Nov 2026"  # what is read
     beam: Positive = 4  # the width of the beam search, which is also the number of answers
     normalization: NonNegative = 1.0  # see `beam_search`
     attention: str | None = None  # a file for a picture of what the best answer attended to: .png, .svg or .pdf

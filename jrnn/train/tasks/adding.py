@@ -29,7 +29,7 @@ class AddingData:
 
     length: Annotated[int, AtLeast(2)] = 200  # steps of a sequence
     validation: Positive = 1000  # examples to validate with
-    batch: Positive = 64
+    batch: Positive = 64  # examples in a step
 
     def __post_init__(self):
         check_bounds("data", self)

@@ -31,7 +31,7 @@ class ClassificationData:
     source: Literal["digits", "file"] = "digits"
     path: str | None = None  # the file, relative to the working directory; it implies source = "file"
     validation: float = 0.2  # the share of the examples that is never trained on, drawn by the seed
-    batch: Positive = 64
+    batch: Positive = 64  # examples in a step
     noise: NonNegative = 0.0  # standard deviation of noise on the training inputs, which are scaled to a deviation of 1
 
     def __post_init__(self):

@@ -48,7 +48,7 @@ class ForecastData:
     window: Positive = 48  # rows that a forecast is made from
     horizon: Positive = 1  # rows after them that it predicts
     validation: float = 0.2  # the share of the rows, at their end, that is never trained on
-    batch: Positive = 64
+    batch: Positive = 64  # examples in a step
 
     def __post_init__(self):
         imply_file(self, "a CSV file")

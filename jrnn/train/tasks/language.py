@@ -60,9 +60,9 @@ class LanguageTask:
 class SampleConfig:
     """The text that a trained model writes."""
 
-    length: Positive = 400
-    temperature: NonNegative = 0.7
-    prompt: str = "The "
+    length: Positive = 400  # characters, words or tokens after the prompt
+    temperature: NonNegative = 0.7  # below 1 safer, above 1 wilder, 0 always the likeliest
+    prompt: str = "The "  # how the text begins
 
     def __post_init__(self):
         check_bounds("sample", self)

@@ -12,13 +12,19 @@ import jrnn
 from jrnn import Net, Op
 from jrnn.errors import FormatError, OpError
 from jrnn.nets.plans import execution_step, make_plan, run_plan
-from jrnn.nets.proto import blob_to_numpy
-from jrnn.nets.proto.database import format_minidb, format_tensors, parse_minidb, read_database, tensors_of
+from jrnn.nets.proto import blob_to_numpy, message_class, tensor_from_numpy
+from jrnn.nets.proto.database import format_minidb, parse_minidb, read_database, tensors_of
 
 FILE = np.load(pathlib.Path(__file__).parents[2] / "golden" / "database.npz")
 OUTPUTS = ("data", "label", "word", "bytes")
 OPEN = Net("open", (Op.of("CreateDB", [], ["reader"], db="records", db_type="minidb"),), (), ("reader",))
 READ = Net("read", (Op.of("TensorProtosDBInput", ["reader"], OUTPUTS, batch_size=2),), ("reader",), OUTPUTS)
+
+
+def format_tensors(array):
+    protos = message_class("TensorProtos")()
+    protos.protos.add().MergeFromString(tensor_from_numpy(array).data)
+    return protos.SerializeToString(deterministic=True)
 
 
 @pytest.fixture
@@ -114,7 +120,7 @@ def test_a_file_is_read_when_it_is_needed(folder):
 
 
 def test_records_that_do_not_go_together(folder):
-    records = [(b"0", format_tensors([np.ones(2)])), (b"1", format_tensors([np.ones(3)]))]
+    records = [(b"0", format_tensors(np.ones(2))), (b"1", format_tensors(np.ones(3)))]
     (folder / "records").write_bytes(format_minidb(records))
     one = Net("read", (READ.ops[0].with_args({"batch_size": 2}),))
     with pytest.raises(OpError, match="has 1 tensors; there are 4 outputs"):

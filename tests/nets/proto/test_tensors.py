@@ -5,7 +5,7 @@ import pytest
 
 from jrnn.errors import FormatError
 from jrnn.nets.ir import Message
-from jrnn.nets.proto import blob_from_numpy, blob_to_numpy, message_class, tensor_from_numpy, tensor_to_numpy
+from jrnn.nets.proto import blob_to_numpy, message_class, tensor_from_numpy, tensor_to_numpy
 
 TensorProto, BlobProto = message_class("TensorProto"), message_class("BlobProto")
 NAMES = ["float32", "float64", "float16", "bool", "scalar", "empty", "string"]
@@ -20,6 +20,12 @@ def recorded(golden):
 
 def read(**fields):
     return tensor_to_numpy(TensorProto(**fields).SerializePartialToString())
+
+
+def blob_from_numpy(name, array):
+    blob = BlobProto(name=name, type="Tensor")
+    blob.tensor.MergeFromString(tensor_from_numpy(array, name).data)
+    return blob.SerializeToString(deterministic=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,7 +1,7 @@
 """Rules for products and solves with triangular matrices, and the helpers that all rules share.
 
-A rule takes an equation and its operands, and returns the results, or None if it does not apply. Matrices are the last two
-axes, and all other axes are batches.
+A rule takes an equation and its operands, and returns the results, or None if it does not apply. A result is None if only a
+call gives it; the rule applies where nothing reads it. Matrices are the last two axes, and all other axes are batches.
 """
 
 from __future__ import annotations

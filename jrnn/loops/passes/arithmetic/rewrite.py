@@ -7,7 +7,7 @@ of an equation, and traces nothing again, since lowering takes as long as what i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,9 +34,11 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
     if not any(_applies(eqn, fits) for eqn in equations(loop.eqns)):
         return loop
     names: Names = {}
-    eqns = [*_rewritten(loop.eqns, names, fits)]
+    eqns = [*_rewritten(loop.eqns, loop.outputs, names, fits)]
     outputs = [_named(names, a) for a in loop.outputs]
     eqns, _ = jaxprs.needed(eqns, outputs, set(loop.inputs), effects=True)
+    if [e.primitive for e in equations(eqns)] == [e.primitive for e in equations(loop.eqns)]:
+        return loop  # no rule applied
     n = len(loop.carry)
     made = replace(loop, eqns=tuple(eqns), carry_out=tuple(outputs[:n]), ys=tuple(outputs[n:]))
     return made.verify() if strict_passes.value else made
@@ -54,7 +56,7 @@ def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
 def rewritten(closed: Any, fits: Fits) -> Any:
     """Returns a closed jaxpr with what `fits` written as arithmetic."""
     program, names = jaxprs.opened(closed, jaxprs.LOWERED_CALLS), {}
-    eqns = [*_rewritten(program.eqns, names, fits)]
+    eqns = [*_rewritten(program.eqns, program.outvars, names, fits)]
 
     def run(*args: Any) -> list[Any]:
         env = dict(zip((*program.constvars, *program.invars), (*program.consts, *args)))
@@ -73,12 +75,13 @@ def _named(names: Names, atom: Atom) -> Atom:
     return atom if jaxprs.is_literal(atom) else names.get(atom, atom)
 
 
-def _rewritten(eqns: Iterable[Eqn], names: Names, fits: Fits) -> Iterator[Eqn]:
+def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fits) -> Iterator[Eqn]:
     """Yields the equations in the place of others, and adds to `names` what stands for their results."""
+    read = {*jaxprs.variables(outs), *(v for eqn in eqns for v in jaxprs.inputs(eqn))}
     for eqn in eqns:
         given = [_named(names, a) for a in eqn.invars]
         name = eqn.primitive.name
-        program = _rule_of(eqn) if name in RULES and fits(eqn) else None
+        program = _rule_of(eqn, read) if name in RULES and fits(eqn) else None
         if program is not None:
             yield from _inlined(program, given, eqn, names)
         elif name == _SOLVE:  # the functions besides its solver are for its gradient
@@ -115,16 +118,18 @@ class _Traced:
 
     key: Any
     eqn: Eqn = field(compare=False)
+    wanted: tuple[bool, ...] = field(compare=False)
 
 
-def _rule_of(eqn: Eqn) -> Program | None:
-    """Returns what the rule for an equation computes, or None if it does not apply."""
+def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
+    """Returns what the rule for an equation computes, or None if it does not apply where `read` is read."""
+    wanted = tuple(v in read for v in eqn.outvars)
     avals = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
-    key = eqn.primitive, tuple(sorted(eqn.params.items())), avals, eqn.ctx, jax.config.jax_enable_x64
+    key = eqn.primitive, tuple(sorted(eqn.params.items())), avals, wanted, eqn.ctx, jax.config.jax_enable_x64
     try:
-        return _traced(_Traced(key, eqn))
+        return _traced(_Traced(key, eqn, wanted))
     except TypeError:  # a parameter without a hash
-        return _traced.__wrapped__(_Traced(None, eqn))
+        return _traced.__wrapped__(_Traced(None, eqn, wanted))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -134,8 +139,8 @@ def _traced(call: _Traced) -> Program | None:
     def run(*given: Any) -> Sequence[Any]:
         nonlocal applies
         values = RULES[eqn.primitive.name](eqn, *given)
-        applies = values is not None
-        return values or []
+        applies = values is not None and not any(v is None and w for v, w in zip(values, call.wanted))
+        return [given[0] if v is None else v for v in values] if applies else []
 
     with eqn.ctx.manager, mark.unmarked():
         program = jaxprs.opened(jax.make_jaxpr(run)(*(a.aval for a in eqn.invars)))

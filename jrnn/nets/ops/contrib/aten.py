@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.errors import OpError, near
 from jrnn.nets.ir import Numbers
-from jrnn.nets.ops.values import canonical_axis, int64
+from jrnn.nets.ops.values import canonical_axis, int64, raise_if
 from jrnn.nets.registry import op
 
 
@@ -25,8 +25,7 @@ def _elementwise(fn: Callable) -> Callable:
 
 def _operands(x: Any, y: Any, number: float | None, argument: str = "other") -> tuple[Any, Any]:
     """Both operands in one shape; the second is a tensor or a number."""
-    if (y is None) == (number is None):
-        raise OpError(f"takes a second tensor, or the argument {argument!r}")
+    raise_if((y is None) == (number is None), f"takes a second tensor, or the argument {argument!r}")
     return jnp.broadcast_arrays(x, jnp.asarray(number, x.dtype) if y is None else y)
 
 
@@ -156,13 +155,19 @@ def _pixel_shuffle(x, *, upscale_factor):
 # fmt: off
 _UNARY = (
     "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "exp", "expm1", "floor", "log", "log10",
-    "log1p", "log2", "round", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+    "log1p", "log2", "reciprocal", "round", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )
+_BINARY = {
+    "mul": "multiply", "div": "divide", "fmod": "fmod", "remainder": "remainder", "atan2": "arctan2",
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+}
 # fmt: on
 FUNCTIONS: dict[str, Callable] = {name: _elementwise(getattr(jnp, name)) for name in _UNARY}
+FUNCTIONS |= {name: _binary(getattr(jnp, function)) for name, function in _BINARY.items()}
+FUNCTIONS |= {name: _over(getattr(jnp, name)) for name in ("sum", "mean", "prod", "all", "any")}
+FUNCTIONS |= dict.fromkeys(("mm", "mv", "bmm", "dot", "matmul"), jnp.matmul)
 FUNCTIONS |= {
     "neg": _elementwise(jnp.negative),
-    "reciprocal": _elementwise(jnp.reciprocal),
     "rsqrt": _elementwise(jax.lax.rsqrt),
     "sigmoid": _elementwise(jax.nn.sigmoid),
     "relu": _elementwise(jax.nn.relu),
@@ -177,25 +182,9 @@ FUNCTIONS |= {
     "clamp": lambda x, *, min=None, max=None: jnp.clip(x, min, max),
     "add": _sum_of(jnp.add),
     "sub": _sum_of(jnp.subtract),
-    "mul": _binary(jnp.multiply),
-    "div": _binary(jnp.divide),
     "pow": lambda x, y=None, *, exponent=None: jnp.power(*_operands(x, y, exponent, "exponent")),
-    "fmod": _binary(jnp.fmod),
-    "remainder": _binary(jnp.remainder),
-    "atan2": _binary(jnp.arctan2),
-    "eq": _binary(jnp.equal),
-    "ne": _binary(jnp.not_equal),
-    "lt": _binary(jnp.less),
-    "le": _binary(jnp.less_equal),
-    "gt": _binary(jnp.greater),
-    "ge": _binary(jnp.greater_equal),
     "max": _extreme(jnp.max, jnp.argmax, jnp.maximum),
     "min": _extreme(jnp.min, jnp.argmin, jnp.minimum),
-    "sum": _over(jnp.sum),
-    "mean": _over(jnp.mean),
-    "prod": _over(jnp.prod),
-    "all": _over(jnp.all),
-    "any": _over(jnp.any),
     "logsumexp": _over(jax.scipy.special.logsumexp),
     "frobenius_norm": lambda x, *, dim=None, keepdim=0: _norm(x, dim=dim, keepdim=keepdim),
     "norm": _norm,
@@ -235,11 +224,6 @@ FUNCTIONS |= {
     "log_softmax": lambda x, *, dim: jax.nn.log_softmax(x, axis=dim),
     "layer_norm": _layer_norm,
     "embedding": lambda table, rows, *, padding_idx=-1, scale_grad_by_freq=0, sparse=0: jnp.take(table, rows, axis=0),
-    "mm": jnp.matmul,
-    "mv": jnp.matmul,
-    "bmm": jnp.matmul,
-    "dot": jnp.matmul,
-    "matmul": jnp.matmul,
     "ger": lambda a, b: a[:, None] * b[None, :],
     "addmm": _scaled_product(jnp.matmul),
     "baddbmm": _scaled_product(jnp.matmul),

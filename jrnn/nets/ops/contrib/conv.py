@@ -21,7 +21,7 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.contrib.window import CAFFE, NOTSET, Window, make_window, spatial_axes, spatial_sizes, takes_window
-from jrnn.nets.ops.values import check_float, check_shape, describe, takes
+from jrnn.nets.ops.values import check_float, check_shape, describe, raise_if, takes
 from jrnn.nets.registry import gradient, op
 
 LETTERS = "DHWUVXYZ"  # one for each spatial dimension
@@ -135,8 +135,7 @@ def _gradients(forward: Callable, x: Any, filter: Any, dy: Any, channels_last: b
 def _direct(x: Any, filter: Any, window: Window, group: int) -> tuple[Callable, bool]:
     """The convolution as a function of x and filter, after checks; and whether channels come last."""
     check_float(x, "x")
-    if window.whole:
-        raise OpError("global_pooling is an argument of pooling; a convolution has the kernel of its filter")
+    raise_if(window.whole, "global_pooling is an argument of pooling; a convolution has the kernel of its filter")
     w = window.for_image(x)
     if len(window.kernel) != x.ndim - 2:
         raise OpError(f"x is {describe(x)}: give kernels with {x.ndim - 2} sizes, was given {list(window.kernel)}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.contrib.unstable_sort import descending
-from jrnn.nets.ops.values import check_rank, check_shape, describe, takes
+from jrnn.nets.ops.values import check_rank, check_shape, describe, raise_if, takes
 from jrnn.nets.registry import op
 
 _LARGEST_GROWTH = np.float32(math.log(1000.0 / 16.0))  # of a box's logarithmic width
@@ -67,8 +67,7 @@ def _clipped(boxes: np.ndarray, height: float, width: float, plus: np.float32, u
 
 def _overlaps(boxes: np.ndarray, k: int, others: np.ndarray, plus: np.float32) -> np.ndarray:
     """The intersection over union of box k with each of the others."""
-    if boxes.shape[1] == 5:
-        raise OpError("overlaps are computed among upright boxes alone, and these are rotated")
+    raise_if(boxes.shape[1] == 5, "overlaps are computed among upright boxes alone, and these are rotated")
     areas = (boxes[:, 2] - boxes[:, 0] + plus) * (boxes[:, 3] - boxes[:, 1] + plus)
     low, high = np.maximum(boxes[others, :2], boxes[k, :2]), np.minimum(boxes[others, 2:], boxes[k, 2:])
     sides = np.maximum(high - low + plus, 0)
@@ -191,8 +190,7 @@ def bbox_transform(
     ):
         raise OpError(f"rois is {describe(rois)}, deltas {describe(deltas)}; they must have {size} numbers per box")
     check_shape(im_info, (im_info.shape[0], 3), "im_info")
-    if len(weights) != 4:
-        raise OpError(f"weights {list(weights)} must be 4 numbers")
+    raise_if(len(weights) != 4, f"weights {list(weights)} must be 4 numbers")
     image = rois[:, 0].astype(int) if rois.shape[1] > size else np.zeros(len(rois), int)
     if (image < 0).any() or (image >= len(im_info)).any() or (np.diff(image) < 0).any():
         raise OpError(f"rois must name the {len(im_info)} images of im_info in ascending order")
@@ -209,6 +207,9 @@ def bbox_transform(
                 found[:, :4] *= scale
             moved[rows, c : c + size] = found
     return moved, np.bincount(image, minlength=len(im_info)).astype(np.float32)
+
+
+_SOFT_METHODS = {"linear": False, "gaussian": True}  # method of soft suppression -> whether it is gaussian
 
 
 @op("BoxWithNMSLimit", outputs=(3, 6), gradient="forbidden", dynamic=True)
@@ -240,15 +241,11 @@ def box_with_nms_limit(
     classes, size = scores.shape[1], 5 if rotated else 4
     blocks = 1 if cls_agnostic_bbox_reg else classes - (not input_boxes_include_bg_cls)
     check_shape(boxes, (scores.shape[0], blocks * size), "boxes")
-    splits = np.array([len(scores)]) if batch_splits is None else np.asarray(batch_splits).astype(int)
-    if splits.ndim != 1 or (splits < 0).any() or splits.sum() != len(scores):
-        raise OpError(f"batch_splits {splits.tolist()[:8]} must add up to the {len(scores)} rows of scores")
-    methods = {"linear": False, "gaussian": True}
-    if soft_nms_enabled and soft_nms_method not in methods:
-        raise OpError(f"soft_nms_method {soft_nms_method!r} must be one of {', '.join(methods)}")
+    unknown = soft_nms_enabled and soft_nms_method not in _SOFT_METHODS
+    raise_if(unknown, f"soft_nms_method {soft_nms_method!r} must be one of {', '.join(_SOFT_METHODS)}")
     plus = np.float32(legacy_plus_one)
     found: list[list[np.ndarray]] = [[] for _ in range(6)]
-    for rows in np.split(np.arange(len(scores)), np.cumsum(splits)[:-1]):
+    for rows in _rows_of_images(batch_splits, len(scores)):
         s, b = scores[rows].copy(), boxes[rows]
         if not input_boxes_include_bg_cls:
             s = np.roll(s, 1, axis=1)  # compat: then scores begin with class 1, too; the last column is not read
@@ -260,26 +257,37 @@ def box_with_nms_limit(
             above = np.flatnonzero(s[:, j] > np.float32(score_thresh))
             if soft_nms_enabled:
                 limits = (nms, soft_nms_sigma, soft_nms_min_score_thres)
-                kept.append(_softly(of_class[j], s[:, j], above, methods[soft_nms_method], limits, plus))
+                kept.append(_softly(of_class[j], s[:, j], above, _SOFT_METHODS[soft_nms_method], limits, plus))
             else:
                 above = above[descending(s[above, j])]
                 kept.append(_without_overlaps(of_class[j], above, nms, detections_per_im or -1, plus))
-        total = sum(map(len, kept))
-        if 0 < detections_per_im < total:
-            pairs = np.array([(j, r) for j, rows_kept in enumerate(kept) for r in rows_kept])
-            best = pairs[descending(s[pairs[:, 1], pairs[:, 0]])[:detections_per_im]]
-            kept = [best[best[:, 0] == j, 1] for j in range(classes)]
-            total = detections_per_im
+        if 0 < detections_per_im < sum(map(len, kept)):
+            kept = _best(kept, s, detections_per_im)
         for j in range(1, classes):
             found[0].append(s[kept[j], j])
             found[1].append(of_class[j][kept[j]])
             found[2].append(np.full(len(kept[j]), j - (not output_classes_include_bg_cls), np.float32))
             found[4].append(kept[j].astype(np.int32))
-        found[3].append(np.array([total], np.float32))
+        found[3].append(np.array([sum(map(len, kept))], np.float32))
         found[5].append(np.array([[len(r) for r in kept]], np.int32))
     empty = (np.zeros(0, np.float32), np.zeros((0, size), np.float32), *[np.zeros(0, np.float32)] * 2)
     empty += (np.zeros(0, np.int32), np.zeros((0, classes), np.int32))
     return tuple(np.concatenate([e, *parts]) for e, parts in zip(empty, found))
+
+
+def _rows_of_images(batch_splits: Any, count: int) -> list[np.ndarray]:
+    """The rows of each image, of `count` in all."""
+    splits = np.array([count]) if batch_splits is None else np.asarray(batch_splits).astype(int)
+    if splits.ndim != 1 or (splits < 0).any() or splits.sum() != count:
+        raise OpError(f"batch_splits {splits.tolist()[:8]} must add up to the {count} rows of scores")
+    return np.split(np.arange(count), np.cumsum(splits)[:-1])
+
+
+def _best(kept: list[np.ndarray], scores: np.ndarray, most: int) -> list[np.ndarray]:
+    """Of the rows that are kept of each class, the `most` with the best scores of all."""
+    pairs = np.array([(j, row) for j, rows in enumerate(kept) for row in rows])
+    best = pairs[descending(scores[pairs[:, 1], pairs[:, 0]])[:most]]
+    return [best[best[:, 0] == j, 1] for j in range(len(kept))]
 
 
 def _softly(

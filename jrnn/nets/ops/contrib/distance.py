@@ -19,6 +19,7 @@ from jrnn.nets.ops.values import (
     describe,
     flat_at,
     magnitude,
+    raise_if,
 )
 from jrnn.nets.registry import op
 
@@ -31,10 +32,8 @@ def sign_of(x: Any) -> Any:
 
 
 def _check_norm(p: int, average: bool, x: Any) -> None:
-    if p not in (1, 2):
-        raise OpError(f"argument 'p' is {p}; it must be 1 or 2")
-    if average and x.size == 0:
-        raise OpError(f"x is {describe(x)}; an average needs at least one element")
+    raise_if(p not in (1, 2), f"argument 'p' is {p}; it must be 1 or 2")
+    raise_if(average and x.size == 0, "an average needs at least one element", x=x)
 
 
 @op("LpNorm", gradient="LpNormGradient(x, dy)")

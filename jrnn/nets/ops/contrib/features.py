@@ -21,6 +21,7 @@ from jrnn.nets.ops.values import (
     check_shape,
     describe,
     is_concrete,
+    raise_if,
 )
 from jrnn.nets.registry import gradient, op
 
@@ -32,8 +33,7 @@ def bucketize(x, *, boundaries: tuple[float, ...] = ()):
     """How many boundaries are less than each element, int32; the boundaries must ascend."""
     check_float(x, "x")
     edges = np.asarray(boundaries, np.float32)
-    if (np.diff(edges) < 0).any():
-        raise OpError(f"boundaries {list(boundaries)[:8]} must ascend")
+    raise_if((np.diff(edges) < 0).any(), f"boundaries {list(boundaries)[:8]} must ascend")
     return jnp.searchsorted(edges, jnp.asarray(x).astype(jnp.float32), side="left").astype(jnp.int32)
 
 
@@ -72,8 +72,7 @@ def batch_sparse_to_dense(
                 "dense_last_dim columns where that is given"
             )
         columns = shape.shape[1]
-    if columns < 1:
-        raise OpError(f"dense_last_dim {dense_last_dim} must be at least 1, or a fourth input must have the shape")
+    raise_if(columns < 1, f"dense_last_dim {dense_last_dim} must be at least 1, or a fourth input must have the shape")
     rows = _places(lengths, indices, columns)
     made = check_size((lengths.size, columns), np.float32)
     return jnp.full(made, default_value, values.dtype).at[rows, indices].set(values)
@@ -119,8 +118,7 @@ def sparse_label_split(lengths, indices, values, *, num_labels: int, keep_gradie
 @op("Summarize", outputs=(0, 1), gradient="forbidden")
 def summarize(x, *, to_file: int = 0):
     """The least and the greatest element, the mean, and the standard deviation of a sample: float32 [4]."""
-    if to_file:
-        raise OpError("to_file asks for a file to be written, which operators here do not do; leave it out")
+    raise_if(to_file, "to_file asks for a file to be written, which operators here do not do; leave it out")
     check_float(x, "x")
     x = jnp.asarray(x)
     spread = jnp.sqrt(jnp.sum((x - x.mean()) ** 2) / max(x.size - 1, 1))
@@ -132,8 +130,7 @@ def sinusoid_position_encoding(positions, *, embedding_size: int = 100, alpha: f
     """Positions [T, N] -> [T, N, E]: amplitude * sin or cos (even or odd k) of position / alpha^(k / E)."""
     check_rank(positions, 2, "positions")
     check_integers(positions, "positions")
-    if embedding_size < 1 or alpha <= 0:
-        raise OpError(f"embedding_size {embedding_size} and alpha {alpha} must be positive")
+    raise_if(embedding_size < 1 or alpha <= 0, f"embedding_size {embedding_size} and alpha {alpha} must be positive")
     check_size((embedding_size,), np.float64)
     k = np.arange(embedding_size)
     frequency = (alpha ** (-k / embedding_size)).astype(np.float32)
@@ -152,8 +149,7 @@ def _pieces(bounds: Any, slopes: Any, intercepts: Any) -> tuple[Any, Any, Any]:
             "as many slopes as intercepts, and one bound more"
         )
     b = bounds.reshape(groups, -1)
-    if is_concrete(b) and (np.diff(np.asarray(b), axis=1) < 0).any():
-        raise OpError("bounds must ascend in each group")
+    raise_if(is_concrete(b) and (np.diff(np.asarray(b), axis=1) < 0).any(), "bounds must ascend in each group")
     return b, slopes.reshape(groups, -1), intercepts.reshape(groups, -1)
 
 
@@ -191,8 +187,7 @@ def piecewise_linear_transform(
     lines = tuple(jnp.asarray(a) for a in lines)
     groups = lines[0].shape[0]
     if not binary:
-        if x.ndim != 2 or x.shape[1] != groups:
-            raise OpError(f"x is {describe(x)}; it must be [N, {groups}], one column a group of lines")
+        raise_if(x.ndim != 2 or x.shape[1] != groups, f"it must be [N, {groups}], one column a group of lines", x=x)
         return _transform(x, *lines)
     if groups != 1 or x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[1] not in (1, 2)):
         raise OpError(f"x is {describe(x)} with {groups} groups; binary=1 takes [N], [N, 1] or [N, 2] and 1 group")

@@ -15,7 +15,7 @@ from jax import lax
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
-from jrnn.nets.ops.values import check_float, check_rank, check_shape, describe, is_concrete, takes
+from jrnn.nets.ops.values import check_float, check_rank, check_shape, describe, is_concrete, raise_if, takes
 from jrnn.nets.registry import op
 
 MODES = ("constant", "reflect", "edge")
@@ -86,11 +86,9 @@ def scale_factors(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:
     """The factor of each dimension, from a blob or from arguments; float32, as Caffe2 rounds with it."""
     if scales is not None:
         given = np.asarray(scales)
-        if given.shape != (len(args),):
-            raise OpError(f"scales is {describe(scales)}; it must be a vector of {len(args)} numbers")
+        raise_if(given.shape != (len(args),), f"it must be a vector of {len(args)} numbers", scales=scales)
         args = given.tolist()
-    if min(args) <= 0:
-        raise OpError(f"scales {list(args)} must be positive")
+    raise_if(min(args) <= 0, f"scales {list(args)} must be positive")
     return tuple(np.float32(a) for a in args)
 
 
@@ -235,8 +233,7 @@ def _regions(
         check_float(x, "x")
         check_rank(x, 4, "x")
         check_rank(rois, 2, "rois")
-        if rois.shape[1] not in (4, 5):
-            raise OpError(f"rois is {describe(rois)}; its rows must be (image, x1, y1, x2, y2) or (x1, y1, x2, y2)")
+        raise_if(rois.shape[1] not in (4, 5), "its rows must be (image, x1, y1, x2, y2) or (x1, y1, x2, y2)", rois=rois)
         images = jnp.moveaxis(jnp.asarray(x), -1, 1) if last else jnp.asarray(x)
         rois = lax.stop_gradient(jnp.asarray(rois))
         image = rois[:, 0].astype(jnp.int32) if rois.shape[1] == 5 else jnp.zeros(rois.shape[0], jnp.int32)

@@ -24,7 +24,7 @@ from jrnn.nets.ops.contrib.conv import conv
 from jrnn.nets.ops.contrib.image import scale_factors, stretched
 from jrnn.nets.ops.contrib.pool import average_pool, max_pool
 from jrnn.nets.ops.contrib.window import Window, takes_window
-from jrnn.nets.ops.values import canonical_axis, check_float, describe, flat_at, takes
+from jrnn.nets.ops.values import canonical_axis, check_float, describe, flat_at, raise_if, takes
 from jrnn.nets.registry import op
 
 
@@ -112,9 +112,7 @@ def quantize(x, *, Y_scale: float = 1.0, Y_zero_point: int = 0):
     return quantized(steps, Y_scale, Y_zero_point)
 
 
-@op("Int8Dequantize", gradient="forbidden")
-def dequantize(x):
-    return real(need_int8(x, "x"))
+op("Int8Dequantize", gradient="forbidden")(lambda x: real(need_int8(x, "x")))
 
 
 @op("Int8GivenTensorFill", gradient="forbidden")
@@ -133,8 +131,7 @@ def _given(values: np.ndarray, shape: tuple[int, ...], scale: float, zero_point:
     shape = check_size(shape, values.dtype)
     if int(np.prod(shape)) != values.size:
         raise OpError(f"values has {values.size} elements, and shape {list(shape)} needs {int(np.prod(shape))}")
-    if not scale > 0:
-        raise OpError(f"Y_scale {scale} must be positive")
+    raise_if(not scale > 0, f"Y_scale {scale} must be positive")
     return Int8Tensor(jnp.asarray(values.reshape(shape)), scale, zero_point)
 
 
@@ -171,8 +168,7 @@ def softmax(x, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
     x = need_int8(x, "x")
     if (Y_scale, Y_zero_point) != (1 / 256, 0):
         raise OpError(f"Y_scale {Y_scale} and Y_zero_point {Y_zero_point} must be 1/256 and 0")
-    if canonical_axis(axis, x.ndim) != 1:
-        raise OpError(f"axis is {axis}; it must be 1")
+    raise_if(canonical_axis(axis, x.ndim) != 1, f"axis is {axis}; it must be 1")
     flat = jnp.asarray(x.stored).reshape(x.shape[0], -1).astype(jnp.int32)
     largest = min((2**32 - 1) / flat.shape[1], 2.0**23 - 1)  # so that the sum of a row fits in 32 bits
     table = np.rint(largest * np.exp((np.arange(256) - 255) * np.float64(np.float32(x.scale)))).astype(np.uint32)
@@ -186,8 +182,7 @@ def softmax(x, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
 @takes(kept=_kept)
 def flatten(x, *, kept, axis: int = 1):
     x = kept(x)
-    if not 0 <= axis <= x.ndim:
-        raise OpError(f"axis {axis} must be within 0 and {x.ndim}")
+    raise_if(not 0 <= axis <= x.ndim, f"axis {axis} must be within 0 and {x.ndim}")
     return x.like(flat_at(x.stored, axis))
 
 
@@ -264,8 +259,7 @@ def fc(x, w, b, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0, d
 
 
 def _check_order(window: Window) -> None:
-    if not window.channels_last:
-        raise OpError("order is NCHW; Int8 operators take order NHWC")
+    raise_if(not window.channels_last, "order is NCHW; Int8 operators take order NHWC")
 
 
 def _register_convolution(type: str, relu: bool) -> None:

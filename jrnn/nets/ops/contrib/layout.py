@@ -9,7 +9,7 @@ from jrnn.errors import OpError
 from jrnn.nets.ir import Op
 from jrnn.nets.ops.contrib.window import Window, check_image, is_channels_last, spatial_sizes, takes_window
 from jrnn.nets.ops.shape import concat, make_split_gradient, split
-from jrnn.nets.ops.values import describe, takes
+from jrnn.nets.ops.values import describe, raise_if, takes
 from jrnn.nets.registry import gradient, op
 
 
@@ -40,9 +40,7 @@ def channel_shuffle(x, *, group: int = 1, order: str = "NCHW"):
     return _transpose_channels(x, order, group, back=False)
 
 
-@op("ChannelShuffleGradient")
-def channel_shuffle_gradient(dy, *, group: int = 1, order: str = "NCHW"):
-    return _transpose_channels(dy, order, group, back=True)
+op("ChannelShuffleGradient")(lambda dy, *, group=1, order="NCHW": _transpose_channels(dy, order, group, back=True))
 
 
 def _for_columns(window: Window, x: Any, op: Op) -> Window:
@@ -92,16 +90,13 @@ def _blocks(
     order: str = "NCHW",
 ) -> tuple[int, int, int]:
     """The size of blocks, the rows of padding at the top, and the padding of the other sides."""
-    if block_size < 1:
-        raise OpError(f"block_size must be at least 1, is {block_size}")
-    if is_channels_last(order):
-        raise OpError(f"order {order!r} is not offered; it must be NCHW")
+    raise_if(block_size < 1, f"block_size must be at least 1, is {block_size}")
+    raise_if(is_channels_last(order), f"order {order!r} is not offered; it must be NCHW")
     # compat: of the single sides Caffe2 reads pad_t alone; where another would matter, its result is wrong
     if any(p not in (None, pad) for p in (pad_l, pad_b, pad_r)):
         raise OpError(f"pad_l, pad_b and pad_r must equal pad, which is {pad}; only pad_t may differ")
     top = pad if pad_t is None else pad_t
-    if top < 0 or pad < 0:
-        raise OpError(f"pad {pad} and pad_t {top} must not be negative")
+    raise_if(top < 0 or pad < 0, f"pad {pad} and pad_t {top} must not be negative")
     return block_size, top, pad
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import OpError, near
-from jrnn.nets.ops.values import check_integers, scalar, takes
+from jrnn.nets.ops.values import check_integers, raise_if, scalar, takes
 from jrnn.nets.registry import op
 
 
@@ -22,8 +22,7 @@ def _number(iteration: Any) -> Any:
 
 
 def _positive(name: str, value: Any) -> Any:
-    if value <= 0:
-        raise OpError(f"argument {name!r} must be positive, is {value}")
+    raise_if(value <= 0, f"argument {name!r} must be positive, is {value}")
     return value
 
 
@@ -43,8 +42,7 @@ def _hill(i, *, num_iter=0, start_multiplier=0.0, gamma=0.0, power=0.0, end_mult
 
 
 def _slope(i, *, num_iter_1=0, multiplier_1=0.0, num_iter_2=0, multiplier_2=0.0):
-    if num_iter_1 == num_iter_2:
-        raise OpError(f"arguments 'num_iter_1' and 'num_iter_2' must differ, both are {num_iter_1}")
+    raise_if(num_iter_1 == num_iter_2, f"arguments 'num_iter_1' and 'num_iter_2' must differ, both are {num_iter_1}")
     slope = (multiplier_2 - multiplier_1) / (num_iter_2 - num_iter_1)
     line = multiplier_2 + _number(i - num_iter_2) * slope
     return jnp.where(i < num_iter_1, multiplier_1, jnp.maximum(line, multiplier_2))
@@ -161,16 +159,14 @@ def _factor(policy: str, i: Any, base_lr: float, args: dict[str, Any]) -> Any:
 
 def _composite(i: Any, base_lr: float, sub_policy_num_iters: tuple[int, ...], op: Any) -> Any:
     """Policies in sequence, each for its number of iterations, the last one without end; all count from 0."""
-    if not sub_policy_num_iters:
-        raise OpError("policy 'composite' needs argument 'sub_policy_num_iters'")
+    raise_if(not sub_policy_num_iters, "policy 'composite' needs argument 'sub_policy_num_iters'")
     wire = {a.name: a.value for a in op.args}
     found: Any = None
     end = sum(sub_policy_num_iters)
     for k in reversed(range(len(sub_policy_num_iters))):
         prefix = f"sub_policy_{k}_"
         args = {name.removeprefix(prefix): v for name, v in wire.items() if name.startswith(prefix)}
-        if "policy" not in args:
-            raise OpError(f"policy 'composite' needs argument '{prefix}policy'")
+        raise_if("policy" not in args, f"policy 'composite' needs argument '{prefix}policy'")
         factor = args.get("lr_scale", 1.0) * _factor(args["policy"].decode(), i, base_lr, args)
         # compat: iteration 1 is the first of the first policy
         found = factor if found is None else jnp.where(i <= end, factor, found)
@@ -204,9 +200,7 @@ def iter_(iteration=None):
     return iteration + np.ones((), iteration.dtype)
 
 
-@op("AtomicIter", gradient="stops", inplace={0: 1})
-def atomic_iter(mutex, iteration):
-    return iter_(iteration)
+op("AtomicIter", gradient="stops", inplace={0: 1})(lambda mutex, iteration: iter_(iteration))
 
 
 @op("CreateMutex", gradient="forbidden")

@@ -15,7 +15,7 @@ from jrnn.errors import OpError
 from jrnn.nets.ops.contrib.segments import bag, gathered
 from jrnn.nets.ops.lengths import per_row
 from jrnn.nets.ops.matmul import fc
-from jrnn.nets.ops.values import as_float, check_rank, check_shape, describe
+from jrnn.nets.ops.values import as_float, check_rank, check_shape, describe, raise_if
 from jrnn.nets.registry import op
 
 _LARGEST_HALF = 65504.0
@@ -24,16 +24,14 @@ _LARGEST_HALF = 65504.0
 @op("FloatToHalf", gradient="HalfToFloat(dy)")
 def float_to_half(x, *, clip: bool = False, wide=False):
     """float32 -> float16; with `clip`, numbers too large become the largest float16 instead of infinity."""
-    if not wide and x.dtype != np.float32:
-        raise OpError(f"x is {describe(x)}; it must be float32")
+    raise_if(not wide and x.dtype != np.float32, "it must be float32", x=x)
     x = jnp.clip(x, -_LARGEST_HALF, _LARGEST_HALF) if clip else jnp.asarray(x)
     return x if wide else x.astype(jnp.float16)
 
 
 @op("HalfToFloat", gradient="FloatToHalf(dy)")
 def half_to_float(x, *, wide=False):
-    if not wide and x.dtype != np.float16:
-        raise OpError(f"x is {describe(x)}; it must be float16")
+    raise_if(not wide and x.dtype != np.float16, "it must be float16", x=x)
     return jnp.asarray(x) if wide else x.astype(jnp.float32)
 
 
@@ -43,9 +41,7 @@ def pack(w):
     return as_float(w, "w").astype(jnp.float16)
 
 
-@op("FbGemmPackTranspose", gradient="forbidden")
-def pack_transposed(w):
-    return jnp.swapaxes(pack(w), -1, -2)
+op("FbGemmPackTranspose", gradient="forbidden")(lambda w: jnp.swapaxes(pack(w), -1, -2))
 
 
 @op("FbFCPacked", gradient="forbidden")
@@ -56,8 +52,7 @@ def fc_packed(x, w, b, *, axis: int = 1, axis_w: int = 1):
 
 
 def _check_bytes(data: Any) -> None:
-    if data.dtype != np.uint8 or data.ndim < 1:
-        raise OpError(f"data is {describe(data)}; it must hold bytes (uint8)")
+    raise_if(data.dtype != np.uint8 or data.ndim < 1, "it must hold bytes (uint8)", data=data)
 
 
 def _shifts(bits: int) -> np.ndarray:
@@ -70,8 +65,7 @@ def _dequantized(rows: Any, bits: int) -> Any:
     _check_bytes(rows)
     wide = np.float32 if bits == 8 else np.float16
     tail = 2 * np.dtype(wide).itemsize
-    if rows.shape[1] <= tail:
-        raise OpError(f"data is {describe(rows)}; a fused row of {bits} bits a number ends in {tail} bytes")
+    raise_if(rows.shape[1] <= tail, f"a fused row of {bits} bits a number ends in {tail} bytes", data=rows)
     rows = jnp.asarray(rows)
     ends = rows[:, -tail:].reshape(rows.shape[0], 2, tail // 2)
     scale_bias = lax.bitcast_convert_type(ends, wide).astype(jnp.float32)
@@ -81,32 +75,26 @@ def _dequantized(rows: Any, bits: int) -> Any:
     return scale_bias[:, :1] * stored + scale_bias[:, 1:]
 
 
-def _fused_bag(data: Any, weights: Any, indices: Any, lengths: Any, bits: int, mean: bool = False) -> Any:
+def _bag(data: Any, weights: Any, indices: Any, lengths: Any, bits: int, mean: bool = False) -> Any:
     check_rank(data, 2, "data")
     _check_bytes(data)
     return bag(_dequantized(gathered(jnp.asarray(data), indices), bits), weights, lengths, mean)
 
 
 def _register_fused(bits: int) -> None:
-    @op(f"SparseLengthsSumFused{bits}BitRowwise", gradient="forbidden")
-    def total(data, indices, lengths):
-        return _fused_bag(data, None, indices, lengths, bits)
-
-    @op(f"SparseLengthsMeanFused{bits}BitRowwise", gradient="forbidden")
-    def mean(data, indices, lengths):
-        return _fused_bag(data, None, indices, lengths, bits, mean=True)
-
-    @op(f"SparseLengthsWeightedSumFused{bits}BitRowwise", gradient="forbidden")
-    def weighted(data, weights, indices, lengths):
-        return _fused_bag(data, weights, indices, lengths, bits)
-
-    @op(f"FloatToFused{bits}BitRowwiseQuantized", gradient="forbidden")
-    def quantize(x):
-        return _fused(x, bits)
-
-    @op(f"Fused{bits}BitRowwiseQuantizedToFloat", gradient="forbidden")
-    def dequantize(x):
-        return _dequantized(x, bits)
+    rows = {
+        "SparseLengthsSumFused{}BitRowwise": lambda data, indices, lengths: _bag(data, None, indices, lengths, bits),
+        "SparseLengthsMeanFused{}BitRowwise": lambda data, indices, lengths: _bag(
+            data, None, indices, lengths, bits, True
+        ),
+        "SparseLengthsWeightedSumFused{}BitRowwise": lambda data, weights, indices, lengths: _bag(
+            data, weights, indices, lengths, bits
+        ),
+        "FloatToFused{}BitRowwiseQuantized": lambda x: _fused(x, bits),
+        "Fused{}BitRowwiseQuantizedToFloat": lambda x: _dequantized(x, bits),
+    }
+    for type, fn in rows.items():
+        op(type.format(bits), gradient="forbidden")(fn)
 
 
 for _bits in (8, 4, 2):

@@ -13,15 +13,14 @@ from jax import lax
 from jrnn.errors import GradientError, OpError
 from jrnn.nets.ops.contrib.window import is_channels_last
 from jrnn.nets.ops.norm import columns_from
-from jrnn.nets.ops.values import canonical_axis, check_float, check_shape, describe
+from jrnn.nets.ops.values import canonical_axis, check_float, check_shape, describe, raise_if
 from jrnn.nets.registry import gradient, op
 
 
 def _channels(x: Any, order: str, **vectors: Any) -> int:
     """The axis of channels in x; OpError where x has none, or a vector does not have one number per channel."""
     check_float(x, "x")
-    if x.ndim < 2:
-        raise OpError(f"x is {describe(x)}; it must have a batch and a channel dimension")
+    raise_if(x.ndim < 2, "it must have a batch and a channel dimension", x=x)
     axis = x.ndim - 1 if is_channels_last(order) else 1
     for name, v in vectors.items():
         check_shape(v, (x.shape[axis],), name)
@@ -61,8 +60,7 @@ def spatial_bn(
     the running mean and var moved by 1 - momentum towards the batch's (var is the unbiased estimate), the batch's mean, and
     1 / sqrt(batch's var + epsilon).
     """
-    if epsilon <= 0:
-        raise OpError(f"epsilon must be positive, is {epsilon}")
+    raise_if(epsilon <= 0, f"epsilon must be positive, is {epsilon}")
     axis = _channels(x, order, scale=scale, bias=bias, mean=mean, var=var)
     if len(op.outputs) != (1 if is_test else 5):
         raise OpError(f"has {len(op.outputs)} outputs; it must have 1 with is_test=1, and 5 without")
@@ -148,8 +146,7 @@ def _neighbors(x: Any, axis: int, before: int, after: int) -> Any:
 
 
 def _lrn_scale(x, axis, size, alpha, bias):
-    if size < 1:
-        raise OpError(f"size must be at least 1, is {size}")
+    raise_if(size < 1, f"size must be at least 1, is {size}")
     before = (size - 1) // 2
     return bias + alpha / size * _neighbors(x * x, axis, before, size - 1 - before)
 
@@ -187,8 +184,7 @@ def affine_channel_gradient(dy, x_or_scale, scale=None, *, order: str = "NCHW", 
     if not is_learnable:
         axis = _channels(dy, order, scale=x_or_scale)
         return dy * _along(x_or_scale, dy, axis)
-    if scale is None:
-        raise OpError("is_learnable=1 needs three inputs: dy, x and scale")
+    raise_if(scale is None, "is_learnable=1 needs three inputs: dy, x and scale")
     axis = _channels(dy, order, scale=scale)
     check_shape(dy, x_or_scale.shape, "dy")
     over = _all_but(dy, axis)

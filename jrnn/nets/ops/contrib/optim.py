@@ -6,6 +6,7 @@ occurs twice is applied twice, one after the other.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax import lax
 from jrnn.errors import OpError
 from jrnn.nets.ops.lengths import per_row
 from jrnn.nets.ops.optim import adam_step, filled, momentum_step, next_step, same_size
-from jrnn.nets.ops.values import check_indices, describe, scalar, takes
+from jrnn.nets.ops.values import check_indices, describe, raise_if, scalar, takes
 from jrnn.nets.registry import op
 
 
@@ -23,8 +24,7 @@ def _row_size(param: Any) -> int:
 
 
 def _check(indices: Any, grad: Any, param: Any) -> None:
-    if indices.ndim != 1 or indices.dtype.kind not in "iu":
-        raise OpError(f"indices is {describe(indices)}; it must be a vector of integers")
+    raise_if(indices.ndim != 1 or indices.dtype.kind not in "iu", "it must be a vector of integers", indices=indices)
     if param.ndim < 1 or grad.size != indices.size * _row_size(param):
         raise OpError(
             f"grad is {describe(grad)} for {indices.size} indices into param {describe(param)}; it must have "
@@ -167,38 +167,32 @@ def row_wise_sparse_adam(
     return _by_rows(step, indices, grad, param, m1=m1, m2=(m2, ()))
 
 
-def _adadelta_step(moment, delta, grad, lr, epsilon, decay):
-    """(what to add to the parameters, new moment, new delta)."""
+def _adadelta_step(grad, param, moment, delta, *, lr, epsilon, decay):
+    """(what was added to the parameters, new parameters, new moment, new delta)."""
     moment = decay * moment + (1 - decay) * grad * grad
     scaled = jnp.sqrt(delta + epsilon) / jnp.sqrt(moment + epsilon) * grad
-    return lr * scaled, moment, decay * delta + (1 - decay) * scaled * scaled
+    return lr * scaled, param + lr * scaled, moment, decay * delta + (1 - decay) * scaled * scaled
 
 
 @op("Adadelta", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def adadelta(param, moment, delta, grad, lr, *, epsilon: float = 1e-5, decay: float = 0.95):
     same_size(param=param, moment=moment, delta=delta, grad=grad)
-    step, moment, delta = _adadelta_step(moment, delta, grad, scalar(lr, "lr"), epsilon, decay)
-    return param + step, moment, delta
+    return _adadelta_step(grad, param, moment, delta, lr=scalar(lr, "lr"), epsilon=epsilon, decay=decay)[1:]
 
 
 @op("SparseAdadelta", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def sparse_adadelta(param, moment, delta, indices, grad, lr, *, epsilon: float = 1e-5, decay: float = 0.95):
-    lr = scalar(lr, "lr")
-
-    def step(g, p, h, delta):
-        change, h, delta = _adadelta_step(h, delta, g, lr, epsilon, decay)
-        return change, p + change, h, delta
-
+    step = partial(_adadelta_step, lr=scalar(lr, "lr"), epsilon=epsilon, decay=decay)
     return _by_rows(step, indices, grad, param, moment=moment, delta=delta)[:3]
 
 
-def _ftrl_step(var, nz, grad, alpha, beta, lambda1, lambda2):
-    """(new var, new nz); nz holds the sum of squared gradients and the linear term, in its last dimension."""
+def _ftrl_step(grad, var, nz, *, alpha, beta, lambda1, lambda2):
+    """(grad, new var, new nz); nz holds the sum of squared gradients and the linear term, in its last dimension."""
     n, z = nz[..., 0], nz[..., 1]
     new_n = n + grad * grad
     z = z + grad - (jnp.sqrt(new_n) - jnp.sqrt(n)) / alpha * var
     shrunk = (lambda1 * jnp.sign(z) - z) / ((beta + jnp.sqrt(new_n)) / alpha + lambda2)
-    return jnp.where(jnp.abs(z) > lambda1, shrunk, 0), jnp.stack([new_n, z], -1)
+    return grad, jnp.where(jnp.abs(z) > lambda1, shrunk, 0), jnp.stack([new_n, z], -1)
 
 
 def _ftrl_options(
@@ -219,20 +213,15 @@ def _ftrl_options(
 @takes(options=_ftrl_options)
 def ftrl(var, nz, grad, alpha_blob=None, *, options):
     same_size(var=var, grad=grad)
-    if nz.size != 2 * var.size:
-        raise OpError(f"nz is {describe(nz)} and var is {describe(var)}; nz must be {[*var.shape, 2]}")
-    var, new = _ftrl_step(var, nz.reshape(*var.shape, 2), grad.reshape(var.shape), **options(alpha_blob))
+    raise_if(nz.size != 2 * var.size, f"nz must be {[*var.shape, 2]}", nz=nz, var=var)
+    _, var, new = _ftrl_step(grad.reshape(var.shape), var, nz.reshape(*var.shape, 2), **options(alpha_blob))
     return var, new.reshape(nz.shape)
 
 
 @op("SparseFtrl", outputs=2, gradient="forbidden", inplace={0: 0, 1: 1})
 @takes(options=_ftrl_options)
 def sparse_ftrl(var, nz, indices, grad, alpha_blob=None, *, options):
-    found = options(alpha_blob)
-
-    def step(g, w, nz):
-        return g, *_ftrl_step(w, nz, g, **found)
-
+    step = partial(_ftrl_step, **options(alpha_blob))
     return _by_rows(step, indices, grad, var, nz=(nz, (_row_size(var), 2)))[:2]
 
 
@@ -256,32 +245,26 @@ def sparse_wngrad(param, seq_b, indices, grad, lr, *, epsilon: float = 1e-5):
     return param.at[indices].add(rows), new_b.reshape(seq_b.shape)
 
 
-def _storm_step(moment, grad, squares, lr, momentum, beta):
-    """(what to add to the parameters, new moment), with the new sum of squared gradients."""
+def _storm_step(grad, param, moment, *, squares, lr, momentum, beta):
+    """(what was added to the parameters, new parameters, new moment), with the new sum of squared gradients."""
     effective = lr * (beta + squares) ** (-1 / 3)
     moment = grad + (1 - momentum * effective * effective) * (moment - grad)
-    return effective * moment, moment
+    return effective * moment, param + effective * moment, moment
 
 
 @op("Storm", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def storm(param, moment, grad_sq_sum, grad, lr, *, momentum: float = 10.0, beta: float = 0.1):
     same_size(param=param, moment=moment, grad=grad)
     squares = scalar(grad_sq_sum, "grad_sq_sum") + jnp.sum(grad * grad)
-    step, moment = _storm_step(moment, grad, squares, scalar(lr, "lr"), momentum, beta)
-    return param + step, moment, squares.reshape(grad_sq_sum.shape)
+    options = {"squares": squares, "lr": scalar(lr, "lr"), "momentum": momentum, "beta": beta}
+    return *_storm_step(grad, param, moment, **options)[1:], squares.reshape(grad_sq_sum.shape)
 
 
 @op("SparseStorm", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def sparse_storm(param, moment, grad_sq_sum, grad, indices, lr, *, momentum: float = 10.0, beta: float = 0.1):
     squares = scalar(grad_sq_sum, "grad_sq_sum") + jnp.sum(grad * grad)
-    lr = scalar(lr, "lr")
-
-    def step(g, p, m):
-        change, m = _storm_step(m, g, squares, lr, momentum, beta)
-        return change, p + change, m
-
-    param, moment, _ = _by_rows(step, indices, grad, param, moment=moment)
-    return param, moment, squares.reshape(grad_sq_sum.shape)
+    step = partial(_storm_step, squares=squares, lr=scalar(lr, "lr"), momentum=momentum, beta=beta)
+    return *_by_rows(step, indices, grad, param, moment=moment)[:2], squares.reshape(grad_sq_sum.shape)
 
 
 @op("Lars", gradient="forbidden")

@@ -13,7 +13,7 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.contrib.window import CAFFE, Window, spatial_axes, spatial_sizes, takes_window
-from jrnn.nets.ops.values import check_float, check_shape
+from jrnn.nets.ops.values import check_float, check_shape, raise_if
 from jrnn.nets.registry import op
 
 
@@ -21,8 +21,7 @@ def _for_pooling(window: Window, x: Any) -> Window:
     """The window for x; OpError if a window could contain only padding."""
     check_float(x, "x")
     w = window.for_image(x)
-    if any(d != 1 for d in w.dilation):
-        raise OpError(f"pooling takes no dilation, was given {list(w.dilation)}")
+    raise_if(any(d != 1 for d in w.dilation), f"pooling takes no dilation, was given {list(w.dilation)}")
     if not w.whole and any(p >= k for p, k in zip(w.pads, w.kernel * 2)):
         raise OpError(f"pads {list(w.pads)} must be smaller than kernels {list(w.kernel)}")
     sizes = spatial_sizes(x, w.channels_last)
@@ -119,8 +118,7 @@ for _name, _forward, _backward in (
 
 
 def _check_power(p: float) -> None:
-    if p <= 0:
-        raise OpError(f"p must be positive, is {p}")
+    raise_if(p <= 0, f"p must be positive, is {p}")
 
 
 @op("LpPool", gradient="LpPoolGradient(x, y, dy)")

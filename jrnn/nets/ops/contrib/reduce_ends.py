@@ -11,7 +11,7 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.reduce import max_of
-from jrnn.nets.ops.values import as_float, check_integers, check_rank, describe, flat_at, is_concrete
+from jrnn.nets.ops.values import as_float, check_integers, check_rank, describe, flat_at, is_concrete, raise_if
 from jrnn.nets.registry import op
 
 
@@ -28,12 +28,10 @@ class _Matrix:
         self.size = self.values.shape[self.axis]
         self.lengths = self.counted = None
         if lengths is not None:
-            if count != 1:
-                raise OpError(f"argument 'num_reduce_dim' is {count}; with lengths it must be 1")
+            raise_if(count != 1, f"argument 'num_reduce_dim' is {count}; with lengths it must be 1")
             check_integers(lengths, "lengths")
             kept = self.values.shape[1 - self.axis]
-            if lengths.size != kept:
-                raise OpError(f"lengths is {describe(lengths)}; it must hold {kept} numbers, one per result")
+            raise_if(lengths.size != kept, f"it must hold {kept} numbers, one per result", lengths=lengths)
             if is_concrete(lengths) and (np.any(np.asarray(lengths) < 1) or np.any(np.asarray(lengths) > self.size)):
                 raise OpError(f"lengths are {np.asarray(lengths).tolist()[:8]}; each must be in [1, {self.size}]")
             self.lengths = self.expanded(lengths)

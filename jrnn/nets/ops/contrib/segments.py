@@ -15,7 +15,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.nets.autodiff import GradientSlice
 from jrnn.nets.ir import Op
-from jrnn.nets.ops.lengths import check_lengths, known_lengths, over_lengths, per_row, segment_ids
+from jrnn.nets.ops.lengths import check_lengths, known_lengths, over_lengths, per_row, segment_ids, segment_max
 from jrnn.nets.ops.values import as_float, check_indices, check_integers, check_rank, check_shape, describe, is_concrete
 from jrnn.nets.registry import gradient, op
 
@@ -43,14 +43,8 @@ def _rows(data: Any, indices: Any) -> Any:
     return rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
 
 
-@op("SparseLengthsSum")
-def sparse_lengths_sum(data, indices, lengths):
-    return bag(_rows(data, indices), None, lengths)
-
-
-@op("SparseLengthsMean")
-def sparse_lengths_mean(data, indices, lengths):
-    return bag(_rows(data, indices), None, lengths, mean=True)
+op("SparseLengthsSum")(lambda data, indices, lengths: bag(_rows(data, indices), None, lengths))
+op("SparseLengthsMean")(lambda data, indices, lengths: bag(_rows(data, indices), None, lengths, mean=True))
 
 
 def _cut(op: Op) -> str | None:
@@ -71,9 +65,7 @@ def _spread(dy: Any, lengths: Any, count: int) -> Any:
     return jnp.take(dy, segment_ids(lengths, count), axis=0, mode="fill")
 
 
-@op("SparseLengthsIndicesInGradientSumGradient")
-def sum_gradient(dy, lengths, indices):
-    return _spread(dy, lengths, indices.size)
+op("SparseLengthsIndicesInGradientSumGradient")(lambda dy, lengths, indices: _spread(dy, lengths, indices.size))
 
 
 @op("SparseLengthsIndicesInGradientMeanGradient")
@@ -94,9 +86,7 @@ def weighted_sum_gradients(weights, dy, lengths, data, indices, *, grad_on_weigh
     return rows * per_row(weights, rows), jnp.sum(rows * own, axis=tuple(range(1, rows.ndim)))
 
 
-@op("SparseLengthsSumGradient", dynamic=True)
-def sum_gradient_of_lengths(dy, lengths):
-    return jnp.repeat(dy, known_lengths(lengths), axis=0)
+op("SparseLengthsSumGradient", dynamic=True)(lambda dy, lengths: jnp.repeat(dy, known_lengths(lengths), axis=0))
 
 
 @op("SparseLengthsMeanGradient", dynamic=True)
@@ -225,19 +215,6 @@ for _family, _is_sorted in (("Unsorted", False), ("Sorted", True)):
     _register_weighted(_family + "SegmentWeightedSum", _is_sorted)
 
 
-@jax.custom_jvp
-def _max(rows: Any, ids: Any, segments: Any) -> Any:
-    return jax.ops.segment_max(rows, ids, segments.size)
-
-
-@_max.defjvp
-def _(primals, tangents):
-    rows, ids, segments = primals
-    y = _max(rows, ids, segments)
-    taken = jnp.where(rows == y[ids], tangents[0], 0)  # every row that ties gets the whole gradient
-    return y, jax.ops.segment_sum(taken, ids, segments.size)
-
-
 def _log_sum_exp(rows: Any, ids: Any, count: int) -> Any:
     largest = jax.lax.stop_gradient(jax.ops.segment_max(rows, ids, count))
     return jnp.log(jax.ops.segment_sum(jnp.exp(rows - largest[ids]), ids, count)) + largest
@@ -267,6 +244,6 @@ def _register_range(kind: str, reduced: Callable, derivative: Callable) -> None:
 
 _register_range("Sum", jax.ops.segment_sum, lambda x, y, n: 1)
 _register_range("Mean", _mean, lambda x, y, n: 1 / n)
-_register_range("Max", lambda x, ids, count: _max(x, ids, jnp.zeros(count)), lambda x, y, n: jnp.where(x == y, 1, 0))
+_register_range("Max", lambda x, ids, n: segment_max(x, ids, jnp.ones(n)), lambda x, y, n: jnp.where(x == y, 1, 0))
 _register_range("LogSumExp", _log_sum_exp, lambda x, y, n: jnp.exp(x - y))
 _register_range("LogMeanExp", _log_mean_exp, lambda x, y, n: jnp.exp(x - y) / n)

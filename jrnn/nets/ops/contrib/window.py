@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import takes
+from jrnn.nets.ops.values import raise_if, takes
 
 # legacy_pad on the wire
 NOTSET, VALID, SAME, CAFFE = range(4)
@@ -30,8 +30,7 @@ def is_channels_last(order: str) -> bool:
     >>> is_channels_last("NCHW")
     False
     """
-    if order not in ("NCHW", "nchw", "NHWC", "nhwc"):
-        raise OpError(f"order {order!r} is unknown; it must be NCHW or NHWC")
+    raise_if(order not in ("NCHW", "nchw", "NHWC", "nhwc"), f"order {order!r} is unknown; it must be NCHW or NHWC")
     return order in ("NHWC", "nhwc")
 
 
@@ -47,8 +46,7 @@ def spatial_sizes(x: Any, channels_last: bool) -> tuple[int, ...]:
 
 def check_image(x: Any, rank: int | None = None) -> None:
     """Raises OpError unless `x` has batch, channels and spatial dimensions (`rank` dimensions in all)."""
-    if rank is not None and x.ndim != rank:
-        raise OpError(f"x must be an image of {rank} dimensions, is {list(x.shape)}")
+    raise_if(rank is not None and x.ndim != rank, f"x must be an image of {rank} dimensions, is {list(x.shape)}")
     if x.ndim < 3:
         raise OpError(f"x must be an image of batch, channels and at least one spatial dimension, is {list(x.shape)}")
 
@@ -72,8 +70,7 @@ class Window:
         if self.whole:
             ones, sizes = (1,) * rank, spatial_sizes(x, self.channels_last)
             return Window(sizes, ones, ones, (0,) * (2 * rank), NOTSET, True, self.channels_last)
-        if not self.kernel:
-            raise OpError("kernel is required: give kernel, kernel_h and kernel_w, kernels, or global_pooling")
+        raise_if(not self.kernel, "kernel is required: give kernel, kernel_h and kernel_w, kernels, or global_pooling")
         if len(self.kernel) < rank:
             raise OpError(
                 f"has {len(self.kernel)} kernel sizes {list(self.kernel)} and an image {list(x.shape)} with {rank} spatial "
@@ -98,8 +95,7 @@ class Window:
         if self.legacy_pad == VALID:
             return 0, 0
         if self.legacy_pad == SAME:
-            if self.dilation[k] != 1:
-                raise OpError(f"legacy_pad SAME takes no dilation, dilation is {self.dilation[k]}")
+            raise_if(self.dilation[k] != 1, f"legacy_pad SAME takes no dilation, dilation is {self.dilation[k]}")
             needed = (-(-size // stride) - 1) * stride + self.kernel[k] - size
             head = int(needed / 2)  # compat: truncated towards 0, also if a stride above the kernel makes it negative
             return head, needed - head

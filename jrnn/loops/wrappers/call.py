@@ -1,0 +1,51 @@
+"""A call of `scan`, which the stages of its pipeline change and pass on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Results = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `scan`: a loop and its options, which are those of `scan` after the checks.
+
+    Attributes:
+        executor: its row in the table.
+        newton: the options of the executor "newton", or None for other executors.
+        place: where this device's segment stands in time, if time is divided among devices.
+    """
+
+    step: Callable
+    init: Any
+    xs: Any
+    length: Any
+    reverse: Any
+    unroll: Any
+    executor: Any
+    newton: Any = None
+    lengths: Any = None
+    resets: Any = None
+    reset_state: Any = None
+    skip: Any = None
+    until: Callable | None = None
+    recompute: Any = None
+    strict: bool = False
+    memory: int | float | None = None
+    place: Any = None
+    verify: bool = True
+
+    @property
+    def steps(self) -> Any:
+        """T, or None if it is unknown, which `jax.lax.scan` reports."""
+        leaves = jax.tree.leaves(self.xs)
+        return next((jnp.shape(leaf)[0] for leaf in leaves if jnp.ndim(leaf)), self.length)
+
+
+Rest = Callable[[Call], Results]  # the stages that follow
