@@ -16,24 +16,29 @@ namespace jrnn {
 
 using Block = std::pair<char*, size_t>;  // where an array begins, and its bytes
 
-// Asks for large pages below arrays, which is a request and changes no value. Arrays that lie close to each other are one.
+// Asks for large pages below arrays, which is a request and changes no value. Arrays that lie close to each other are one, and
+// its ends share large pages with what lies next to it, often arrays of the same program.
 inline void ask_for_large_pages(std::vector<Block> arrays) {
 #if defined(MADV_HUGEPAGE)
-  constexpr uintptr_t kPage = 1 << 12, kLarge = 1 << 21;
+  constexpr uintptr_t kLarge = 1 << 21;
   std::sort(arrays.begin(), arrays.end());
-  uintptr_t start = 0, end = 0;
+  uintptr_t first = 0, last = 0;
   const auto ask = [&] {
-    if (end >= start + kLarge) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
+    if (last - first < kLarge) return;
+    const uintptr_t start = first / kLarge * kLarge, end = (last + kLarge - 1) / kLarge * kLarge;
+    madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
   };
   for (const auto& [data, bytes] : arrays) {
-    const auto first = reinterpret_cast<uintptr_t>(data), last = first + bytes;
-    if (first > end + kLarge) {
+    const auto at = reinterpret_cast<uintptr_t>(data);
+    if (at > last + kLarge) {
       ask();
-      start = (first + kPage - 1) / kPage * kPage;
+      first = at;
     }
-    end = last / kPage * kPage;
+    last = at + bytes;
   }
   ask();
+#else
+  (void)arrays;
 #endif
 }
 
