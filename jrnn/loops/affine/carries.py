@@ -59,9 +59,11 @@ def with_names(text: str, names: Sequence[str]) -> str:
     >>> with_names("S is never contracted", ["carry['memory']"])
     "carry['memory'] is never contracted"
     """
+    if not names:
+        return text
     both = " and ".join(names)
-    named = re.sub(r"\bS\b", lambda _: both, text) if names else text
-    return named if named != text or not names else f"{both}: {text}"
+    named, count = re.subn(r"\bS\b", lambda _: both, text)
+    return named if count else f"{both}: {text}"
 
 
 @dataclass(frozen=True)
