@@ -1,6 +1,6 @@
 """Programs of other libraries, plain and under `jrnn.optimize_scans()`: time, lowering, compilation, memory, difference.
 
-    python -m venv world && world/bin/pip install . dynamax numpyro tinygp jaxley optax keras
+    python -m venv world && world/bin/pip install . dynamax numpyro tinygp jaxley blackjax optax keras
     world/bin/python scripts/world.py [NAME ...]        # taskset -c 0 for one core
 
 A line for each program, forward and with the gradient. Times are processor time, the least of some runs in turns. A library
@@ -148,6 +148,23 @@ def tinygp_quasiseparable():
         return GaussianProcess(whole, t, diag=0.1).log_probability(jnp.sin(t))
 
     return likelihood, {"scale": jnp.float32(1.5), "omega": jnp.float32(2.0), "quality": jnp.float32(3.0)}
+
+
+@program
+def blackjax_hamiltonian():
+    import blackjax
+
+    kernel = blackjax.hmc(lambda x: -0.5 * jnp.sum(x**2 / jnp.arange(1.0, 5.0)), 0.2, jnp.ones(4), 8)
+    keys = jax.random.split(jax.random.key(0), 300)
+
+    def total(start: Any) -> Any:
+        def step(state: Any, key: Any) -> Any:
+            state, _ = kernel.step(key, state)
+            return state, state.position
+
+        return jnp.sum(jax.lax.scan(step, kernel.init(start), keys)[1])
+
+    return total, jnp.zeros(4)
 
 
 @program

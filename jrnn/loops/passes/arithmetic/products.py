@@ -6,7 +6,9 @@ call gives it; the rule applies where nothing reads it. Matrices are the last tw
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ from jax import lax
 from jrnn.jaxprs import Eqn
 
 Values = Sequence[Any] | None
+
+_TINY = 64  # multiplications
 
 
 def cut(a: Any, rows: slice, columns: slice) -> Any:
@@ -64,7 +68,18 @@ def dot_general(eqn: Eqn, a: Any, b: Any) -> Values:
 
 
 def product(a: Any, b: Any) -> Any:
-    """Returns the products of matrices, by a reduction over rows, which XLA:CPU vectorizes; one over columns it does not."""
+    """Returns the products of matrices.
+
+    A sum of terms is fused into what reads it, and computed again for each reader, so it is for tiny products alone. XLA:CPU
+    vectorizes a reduction over the rows of a matrix, and not one over its columns.
+    """
+    depth, shape = a.shape[-1], (*a.shape[:-1], b.shape[-1])
+    if depth == 0:
+        return lax.full(shape, 0, a.dtype)
+    if depth * math.prod(shape) <= _TINY:
+        every = slice(None)
+        terms = (cut(a, every, slice(k, k + 1)) * cut(b, slice(k, k + 1), every) for k in range(depth))
+        return functools.reduce(operator.add, terms)
     whole, n = (*a.shape, b.shape[-1]), b.ndim
     left = lax.broadcast_in_dim(a, whole, tuple(range(n)))
     right = lax.broadcast_in_dim(b, whole, (*range(n - 2), n - 1, n))
