@@ -8,18 +8,15 @@ By default it draws those that take seconds.
     filters     time of filters and simulators, from docs/benchmarks/filters.json
     scan        a loop before and after jrnn.scan rewrites it
     net         the small net of docs/caffe2.md
-    check       the page that `jrnn check --html` writes for that net, as Chromium shows it
     losses      training and validation losses of two runs of the config `adding` (trains them, some minutes)
     attention   what a trained encoder-decoder attended to (trains it, some minutes)
     examples    what the programs of examples/ learn (trains them, some minutes)
 
-Needs the extra `plot`; `check` needs Chromium.
+Needs the extra `plot`.
 """
 
 import json
 import math
-import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -200,36 +197,13 @@ def scan():
     (IMAGES / "scan.svg").write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
 
 
-def forecast():
-    """The net of docs/caffe2.md and its parameters."""
+def net():
+    """The net of docs/caffe2.md."""
     b = jrnn.NetBuilder("forecast")
     lstm = cells.LSTM(b, b.input("x"), None, None, 1, 8, "lstm")
     last = b.Squeeze(lstm.layers[-1].hidden_last, "last", dims=[0])
     b.FC([last, b.param("out_w", [1, 8]), b.param("out_b", [1], "ConstantFill", value=0.0)], "y")
-    return b.build(), jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
-
-
-def net():
-    (IMAGES / "net.svg").write_text(jrnn.graph.to_svg(forecast()[0]), encoding="utf-8")
-
-
-def check():
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        sys.exit("check: needs Chromium or Chrome")
-    with tempfile.TemporaryDirectory() as folder:
-        page, package = Path(folder) / "check.html", Path(folder) / "old"
-        jrnn.export_package(*forecast(), inputs=["x"], outputs=["y"]).save(package)
-        assert command(["check", str(package), "--feed", "x=normal[8,4,1]", "--html", str(page)]) == 0
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--hide-scrollbars",
-            "--window-size=1000,760",
-            "--force-device-scale-factor=1",
-        ]
-        shot = f"--screenshot={IMAGES / 'check.png'}"
-        subprocess.run([browser, *options, shot, page.as_uri()], check=True, capture_output=True)
+    (IMAGES / "net.svg").write_text(jrnn.graph.to_svg(b.build()), encoding="utf-8")
 
 
 def losses():
@@ -306,7 +280,7 @@ def examples():
     draw("equinox_lstm", "step", "loss", losses)
 
 
-QUICK = (speed, bars, linear, filters, scan, net, check)
+QUICK = (speed, bars, linear, filters, scan, net)
 ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention, examples)}
 
 if __name__ == "__main__":

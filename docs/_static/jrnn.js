@@ -66,7 +66,7 @@ function addFilter(first, rows) {
 
 // What is wider than the page scrolls by keys. The rest is left out of the order of Tab.
 function stopAtWide() {
-  for (const wide of document.querySelectorAll(".bd-article pre, .bd-article table")) {
+  for (const wide of document.querySelectorAll(".bd-article pre, .bd-article table, .bd-article p:has(> img)")) {
     if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
     else wide.removeAttribute("tabindex");
   }

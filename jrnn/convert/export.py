@@ -1,7 +1,4 @@
-"""Packages from nets and files: the two nets of Caffe2's mobile exporter, the one file of its predictor exporter.
-
-Also writes the Python modules of `to_python.py`, each with a file of weights next to it.
-"""
+"""Packages from nets and files, as Caffe2's mobile and predictor exporters write them; the files of Python modules."""
 
 import io
 import os

@@ -185,9 +185,8 @@ def _products(node: Node, makers: Makers) -> Iterator[Candidate]:
             yield "group_fc_transposed", _FC_TRANSPOSED, (x, w, bias)
 
 
-@rule("group_fc", "group_fc_transposed")
-def _(e: Emitter, node: Node, x, w, b):
-    return fully_connected(e, x, w, b, out_first=node.name == "group_fc")
+rule("group_fc")(lambda e, node, x, w, b: fully_connected(e, x, w, b, out_first=True))
+rule("group_fc_transposed")(lambda e, node, x, w, b: fully_connected(e, x, w, b, out_first=False))
 
 
 # LayerNorm -------------------------------------------------------------------------------------------------------------

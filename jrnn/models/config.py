@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +207,32 @@ class DecoderKeys(RopeKeys):
 
     def kinds(self, known: Iterable[str], otherwise: Callable[[int], str]) -> list[str]:
         return layer_types(self.layer_types, self.num_hidden_layers, tuple(known), otherwise)
+
+
+@dataclass(frozen=True)
+class MambaKeys(DecoderKeys):
+    """With Mamba."""
+
+    mamba_d_state: int = 16
+    mamba_d_conv: int = 4
+    mamba_expand: float = 2
+    mamba_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+
+    @property
+    def inner(self) -> int:
+        return int(self.mamba_expand * self.hidden_size)
+
+
+@dataclass(frozen=True)
+class Mamba2Keys(MambaKeys):
+    """With Mamba-2; see `Mamba2.of`."""
+
+    mamba_n_heads: int = 128
+    mamba_d_head: int | Literal["auto"] = "auto"
+    mamba_n_groups: int = 1
+    mamba_d_state: int = 256
+    time_step_limit: Limit = (0.0, float("inf"))
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,12 @@ class Merge(NamedTuple):
     names: tuple[str, ...]
     stacks: bool = True
 
+    def under(self, prefix: str) -> Merge:
+        return Merge(tuple(prefix + name for name in self.names), self.stacks)
+
 
 class Part(abc.ABC):
-    """A part of a layer, a frozen dataclass of its sizes. Without a state of its own, it needs only `tensors` and `run`."""
+    """A part of a layer, a frozen dataclass of its sizes. It needs `tensors` and `run`, and `holds` for its state."""
 
     remembers: bool = False  # whether its state grows with the tokens
     places: bool = False  # whether it asks for positions
@@ -81,9 +84,13 @@ class Part(abc.ABC):
         """The parameters that are made of several tensors."""
         return {}
 
+    def holds(self) -> Shapes:
+        """The shape of each array of the state, without N."""
+        return {}
+
     def fresh(self, batch: int, dtype: Any, room: int) -> State:
         """The state before the first token, arrays [N, ...]; `room`: for how many tokens, if it remembers them."""
-        return {}
+        return {name: jnp.zeros((batch, *shape), dtype) for name, shape in self.holds().items()}
 
     @abc.abstractmethod
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
@@ -93,6 +100,11 @@ class Part(abc.ABC):
 def linear(name: str, rows: int, columns: int, bias: bool = False) -> Shapes:
     """The tensors of a product."""
     return {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if bias else {})
+
+
+def products(rows: Mapping[str, int], columns: int, bias: bool = False) -> Shapes:
+    """The tensors of several products of the same input; `rows`: by their names."""
+    return {key: shape for name, size in rows.items() for key, shape in linear(name, size, columns, bias).items()}
 
 
 def under(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,7 +227,7 @@ class Decoder:
             for name, part in self._parts(k):
                 prefix = f"{self.names.layers}.{k}.{name}." if name else f"{self.names.layers}.{k}."
                 for key, merge in part.merged().items():
-                    merged[prefix + key] = Merge(tuple(prefix + n for n in merge.names), merge.stacks)
+                    merged[prefix + key] = merge.under(prefix)
         inside = {name for merge in merged.values() for name in merge.names}
         return {name: None for name in self.shapes() if name not in inside} | merged
 

@@ -30,10 +30,6 @@ def _atan2(y: Any, x: Any) -> Any:
     return jnp.where(_is_negative(y), -angle, angle)
 
 
-def _cbrt(x: Any) -> Any:
-    return jnp.sign(x) * jnp.abs(x) ** (1 / 3)
-
-
 # The polynomials of M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), for float32: of w - 2.5
 # where w < 5, and of sqrt(w) - 3 elsewhere. w = -log(1 - x^2). The last coefficient is that of the highest power.
 _CENTER = (
@@ -61,7 +57,7 @@ def _erf_inv(x: Any) -> Any:
 
 _DEFINITIONS: dict[str, Callable] = {
     "atan2": _atan2,
-    "cbrt": _cbrt,
+    "cbrt": lambda x: jnp.sign(x) * jnp.abs(x) ** (1 / 3),
     "erf_inv": _erf_inv,
     "erfc": lambda x: 1 - jax.lax.erf(x),
     "polynomial": _polynomial,

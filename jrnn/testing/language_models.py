@@ -122,7 +122,7 @@ def language_model(model: Any, tokens: Any = None, **options: Any) -> AdaptedMod
 
 _OF_LEAVES = {  # the names of leaves in jrnn.models; others are recurrent states
     "conv": "window", "time": "window", "channel": "window", "keys": "attention", "values": "attention",
-    "places": "attention",
+    "index": "attention", "places": "attention",
 }  # fmt: skip
 
 

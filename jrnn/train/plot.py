@@ -14,8 +14,8 @@ import numpy as np
 from jrnn.errors import UsageError
 from jrnn.files.pictures import picture
 
-CELL = 0.26  # inches
-FEWEST = 8  # characters that a picture of attention has room for, so that its title and its scale fit
+CELL = 0.13  # inches
+FEWEST = 16  # characters of an input that there is room for, so that the scale fits
 
 Curve = tuple[np.ndarray, np.ndarray]  # steps and values
 
@@ -68,14 +68,14 @@ def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) ->
     if not target:
         raise UsageError(f"{path}: the answer is empty, so there is no attention to draw")
     assert weights.shape == (len(target), len(source)), weights.shape
-    size = (max(len(source), FEWEST) * CELL + 1.4, max(len(target), FEWEST) * CELL + 0.9)
+    size = (max(len(source), FEWEST) * CELL + 0.5, max(len(target), FEWEST // 2) * CELL + 1.1)  # as a phone shows it
     with picture(path, size) as figure:
         axes = figure.add_subplot()
         image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
-        axes.set_xticks(range(len(source)), source.replace(" ", "␣"), family="monospace")
-        axes.set_yticks(range(len(target)), target.replace(" ", "␣"), family="monospace")
+        axes.set_xticks(range(len(source)), source.replace(" ", "␣"), family="monospace", fontsize=8)
+        axes.set_yticks(range(len(target)), target.replace(" ", "␣"), family="monospace", fontsize=8)
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
-        axes.tick_params(length=0)
+        axes.tick_params(length=0, pad=2)
         axes.set(xlabel="input", ylabel="output")
-        figure.colorbar(image, ax=axes, shrink=0.8, label="weight").outline.set_visible(False)
+        figure.colorbar(image, ax=axes, location="bottom", aspect=40, label="weight").outline.set_visible(False)

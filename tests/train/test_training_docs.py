@@ -1,7 +1,6 @@
 """docs/training.md lists every key with its default, the training guide every config, docs/scaling.md valid commands."""
 
-import dataclasses
-import json
+import operator
 import re
 import shlex
 import tomllib
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import jrnn.train
 from jrnn.cli.parser import make_parser
 from jrnn.train import load_config
 from jrnn.train.config import CONFIGS, GradientConfig, OptimizerConfig, TrainConfig, config_names
@@ -35,7 +35,7 @@ def tables():
 
 
 def documented(title):
-    """The keys and defaults of the table under a heading, which may be for several tasks: `characters` and `words`."""
+    """The dataclass whose keys stand under a heading, which may be for several tasks: `characters` and `words`."""
     for section in re.split(r"^#+ ", DOC, flags=re.M):
         heading, _, text = section.partition("\n")
         heading = heading.replace("`", "")
@@ -43,22 +43,14 @@ def documented(title):
         names = names.removeprefix("kind ").split(" and ") if of else [""]
         wanted, _, name = title.partition(" of ")
         if what == wanted and name.removeprefix("kind ") in names and ("kind" in title) == ("kind" in heading):
-            return re.findall(r"^\| `(\w+)` \| (.*?) \| (.+?) \|$", text, flags=re.M)
+            (found,) = re.findall(r"^```{keys} ([\w.]+)$", text, flags=re.M)  # docs/conf.py makes a table of it
+            return operator.attrgetter(found)(jrnn.train)
     return None
 
 
-def default(f):
-    value = f.default if f.default is not dataclasses.MISSING else f.default_factory()
-    return "none" if value is None else f"`{json.dumps(value)}`"
-
-
 @pytest.mark.parametrize("title", tables())
-def test_every_key_is_documented_with_its_default(title):
-    rows = documented(title)
-    assert rows is not None, f"docs/training.md has no heading {title}"
-    expected = {f.name: default(f) for f in dataclasses.fields(tables()[title]) if f.name != "kind"}
-    assert {key: value for key, value, _ in rows} == expected
-    assert len(rows) == len(expected)
+def test_every_table_is_documented(title):
+    assert documented(title) is tables()[title], f"docs/training.md has no heading {title}"
 
 
 def test_every_task_is_listed():
@@ -100,6 +92,6 @@ def test_a_command(line):
 
 
 def test_the_page_names_what_there_is():
-    assert len(LINES) == 12
+    assert len(LINES) == 11
     keys = set(re.findall(r"`((?:train|data|optimizer)\.\w+)`", PAGE))
     assert keys == {"train.devices", "data.batch", "optimizer.accumulate", "train.on_nan", "train.steps_per_call"}

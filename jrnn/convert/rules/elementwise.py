@@ -51,8 +51,6 @@ _UNARY = {
     "square": "Sqr",
 }  # fmt: skip
 
-_STEPS = ("sign", "floor", "ceil")
-
 
 @rule(*_UNARY)
 def _(e: Emitter, node: Node, x):
@@ -64,7 +62,7 @@ def _(e: Emitter, node: Node, x):
         return binary(e, "Mul", x, unary(e, "Sign", x))
     if node.name != "sign":
         need_float(x, node.name)
-    if node.name in _STEPS and x.dtype == FLOAT:
+    if node.name in ("sign", "floor", "ceil") and x.dtype == FLOAT:
         x = unary(e, "StopGradient", x)  # Caffe2 has no gradient of them; JAX's is zero
     return unary(e, _UNARY[node.name], x)
 
@@ -104,10 +102,8 @@ def _round_from_zero(x: Any) -> Any:
     return jnp.sign(x) * (below + (size - below >= 0.5).astype(x.dtype))
 
 
-@rule("round")
-def _(e: Emitter, node: Node, x):
-    even = node.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN
-    return e.call(_round_to_even if even else _round_from_zero, x)
+_ROUNDED = {lax.RoundingMethod.TO_NEAREST_EVEN: _round_to_even, lax.RoundingMethod.AWAY_FROM_ZERO: _round_from_zero}
+rule("round")(lambda e, node, x: e.call(_ROUNDED[node.params["rounding_method"]], x))
 
 
 def _remainder(a: Any, b: Any) -> Any:

@@ -79,19 +79,17 @@ class Chunked:
         loop: the loop.
         stages: in order; none if all steps run one by one, with the states of chunk boundaries stored.
         notes: for `explain_scan`.
-        held: how the carries of the step as it was written are held in the loop's; None if they are the same.
+        held: how the carries of the step as it was written are held in the loop's.
         size: C.
     """
 
     loop: Loop
     stages: tuple[Stage, ...]
     notes: tuple[str, ...]
-    held: tuple[Held, ...] | None = None
+    held: tuple[Held, ...]
     size: int = 32
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
-        if self.held is None:
-            return self._run(consts, init, xs, length)
         carry, ys = self._run(consts, [p for h, v in zip(self.held, init) for p in h.apart(v)], xs, length)
         parts = iter(carry)
         return [h.together([next(parts) for _ in range(h.parts)], jnp.shape(v)) for h, v in zip(self.held, init)], ys
@@ -107,12 +105,8 @@ class Chunked:
             first = [init[i] for i in stage.carry]
             if stage.forms:
                 later = self.stages[number + 1 :]
-                outs = list(loop.ys) if not later else [v for form in stage.forms for v in form.cuts]
+                outs = [v for form in stage.forms for v in form.cuts] if later else jaxprs.variables(loop.ys)
                 final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length, self.size)
-                if not later:
-                    return [
-                        final[stage.carry.index(i)] if i in stage.carry else last[i] for i in range(len(init))
-                    ], stacks
                 steps.update(zip(outs, stacks))
             elif stage.kind == "kept":
                 (i,), (value,) = stage.carry, first
@@ -133,9 +127,7 @@ def check(loop: Loop) -> None:
         raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
 
 
-def chunked(
-    loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...] | None = None, names: Sequence[str] = ()
-) -> Chunked:
+def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...], names: Sequence[str] = ()) -> Chunked:
     """Returns the loop in chunks.
 
     Args:

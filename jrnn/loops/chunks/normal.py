@@ -120,14 +120,14 @@ class Held:
         return jnp.reshape(jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0], shape)
 
 
-def held(loop: Loop) -> tuple[Loop, tuple[Held, ...] | None]:
-    """Returns the loop with carries in other shapes and in slices, and how each is held, or None if nothing changes."""
+def held(loop: Loop) -> tuple[Loop, tuple[Held, ...]]:
+    """Returns the loop with carries in other shapes and in slices, and how each is held."""
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    holds = [_held(loop, v, out) for v, out in zip(loop.carry, loop.carry_out)]
-    if all(h.is_whole(v) for h, v in zip(holds, loop.carry)):
-        return loop, None
-
+    whole = tuple(Held(v.aval.shape) for v in loop.carry)
+    holds = tuple(_held(loop, v, out) for v, out in zip(loop.carry, loop.carry_out))
+    if holds == whole:
+        return loop, whole
     last = jaxprs.producers(loop.eqns)
 
     def step(*args: Any) -> list[Any]:
@@ -152,9 +152,9 @@ def held(loop: Loop) -> tuple[Loop, tuple[Held, ...] | None]:
     ]
     program = jaxprs.trace(step, [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)])
     if program.constvars:  # such as arrays that are literals of the step
-        return loop, None
+        return loop, whole
     scan = ScanParams(None, len(loop.consts), len(avals), loop.length, loop.reverse, loop.unroll)
-    return scan.loop(program), tuple(holds)
+    return scan.loop(program), holds
 
 
 def _held(loop: Loop, v: Var, out: Any) -> Held:

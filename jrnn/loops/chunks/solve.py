@@ -29,8 +29,12 @@ class Kept:
         self.values.append(make())
         return self.values[-1]
 
-    def result(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Returns `fn(*args)`, an array that is kept; its derivative is that of `fn`."""
+    def result(self, fn: Callable[..., Any], *args: Any, tangent: Callable[..., Any] | None = None) -> Any:
+        """Returns `fn(*args)`, an array that is kept.
+
+        Its derivative is that of `fn`, or `tangent(result, args, tangents)`. JAX 0.10 drops rules such as this one where it
+        differentiates a scan twice, so what is kept has its derivative, too.
+        """
 
         @jax.custom_jvp
         def of(kept: Any, *args: Any) -> Any:
@@ -38,7 +42,8 @@ class Kept:
 
         @of.defjvp
         def _(primals: Any, tangents: Any) -> Any:
-            return of(*primals), jax.jvp(fn, primals[1:], tangents[1:])[1]
+            result, args, moved = of(*primals), primals[1:], tangents[1:]
+            return result, tangent(result, args, moved) if tangent else jax.jvp(fn, args, moved)[1]
 
         return of(self(lambda: fn(*args)), *args)
 
@@ -53,17 +58,10 @@ def unit_lower_inverse(a: Any, precision: Any, keep: Kept) -> Any:
     """
     times = functools.partial(jnp.matmul, precision=precision)
 
-    @jax.custom_jvp
-    def inverse(kept: Any, a: Any) -> Any:
-        return kept
+    def tangent(x: Any, _: Any, moved: Any) -> Any:
+        return -times(times(x, moved[0]), x)
 
-    @inverse.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        x = inverse(*primals)
-        return x, -times(times(x, tangents[1]), x)
-
-    # JAX 0.10 drops rules such as this one where it differentiates a scan twice, so what is kept has its derivative, too.
-    return inverse(keep(lambda: _inverse(a, times)), a)
+    return keep.result(functools.partial(_inverse, times=times), a, tangent=tangent)
 
 
 def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
@@ -81,18 +79,11 @@ def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
     """
     times = functools.partial(jnp.matmul, precision=precision)
 
-    @jax.custom_jvp
-    def solve(x: Any, inverse: Any, a: Any, b: Any) -> Any:
-        return x
-
-    @solve.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        (_, inverse, *_), (_, _, da, db) = primals, tangents
-        x = solve(*primals)
-        return x, times(inverse, db - times(da, x))
+    def tangent(x: Any, args: Any, moved: Any) -> Any:
+        return times(args[0], moved[2] - times(moved[1], x))
 
     inverse = unit_lower_inverse(a, precision, keep)
-    return solve(keep(lambda: times(inverse, b)), inverse, a, b)
+    return keep.result(lambda inverse, a, b: times(inverse, b), inverse, a, b, tangent=tangent)
 
 
 def neighbors(steps: int) -> Any:

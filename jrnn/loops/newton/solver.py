@@ -296,13 +296,11 @@ class _Iteration:
         if not step.diagonal:
             d = rounds.in_rounds(slopes, r)
             return d, d
-
-        def solved(b: Any) -> Any:
-            return rounds.in_rounds(slopes[..., None, None], b[..., None])[..., 0]
-
         # The update leaves out a part of the Jacobian, so the error has an iteration of its own, with all of it.
         pushed = jax.jvp(step.new, (step.old(states),), (step.split(rounds.before(error)),))[1]
-        return solved(r), solved(r + step.join(pushed) - slopes * rounds.before(error))
+        whole = r + step.join(pushed) - slopes * rounds.before(error)
+        d, error = (rounds.in_rounds([[slopes]], [b])[0] for b in (r, whole))
+        return d, error
 
     def iterate(self, state: Any) -> Any:
         step, tolerance = self.step, self.tolerance

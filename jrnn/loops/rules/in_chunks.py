@@ -185,7 +185,7 @@ def _chunked(
             program, loop, holds = _read(scan)
             chunks.check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
             consts, carry, xs = scan.apart(moves)
-            parts = [h.parts for h in holds] if holds else [1] * scan.n_carry
+            parts = [h.parts for h in holds]
             carried = [m for m, n in zip(carry, parts) for _ in range(n)]
             stored = chunks.stored_states(loop, [*(False for _ in program.consts), *consts, *carried, *xs])
             if not stored:

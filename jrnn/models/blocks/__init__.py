@@ -7,8 +7,9 @@ from jrnn.models.blocks.indexed import Indexed, Indexer
 from jrnn.models.blocks.small import Both, ShortConv, Side
 from jrnn.models.blocks.state_space import Mamba1, Mamba2
 from jrnn.models.blocks.streams import MeanNorm, Streams
+from jrnn.models.blocks.token_shift import ChannelMixing, MatrixMixing
 
 __all__ = [
-    "Attention", "Both", "Delta", "Experts", "Indexed", "Indexer", "Kda", "Latent", "Lightning", "Mamba1", "Mamba2",
-    "MeanNorm", "Mlp", "Router", "ShortConv", "Side", "Streams",
+    "Attention", "Both", "ChannelMixing", "Delta", "Experts", "Indexed", "Indexer", "Kda", "Latent", "Lightning", "Mamba1",
+    "Mamba2", "MatrixMixing", "MeanNorm", "Mlp", "Router", "ShortConv", "Side", "Streams",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.config import DecoderKeys, Rope, divides
-from jrnn.models.family import At, Norm, Part, Shapes, State, Weights, linear, under
+from jrnn.models.family import At, Norm, Part, Shapes, State, Weights, linear, products, under
 from jrnn.models.memory import attend, memory, turn
 from jrnn.nn.span import heads
 
@@ -69,9 +69,7 @@ class Attention(Part):
     def tensors(self) -> Shapes:
         q, kv = self.heads * self.size, self.key_heads * self.size
         rows = {"q_proj": q * (2 if self.gated else 1), "k_proj": kv, "v_proj": kv}
-        shapes: Shapes = {}
-        for name, size in rows.items():
-            shapes |= linear(name, size, self.width, self.bias)
+        shapes = products(rows, self.width, self.bias)
         if self.norm is not None:
             for name, size in zip(self.norms, (q, kv) if self.norm_whole else (self.size, self.size)):
                 shapes |= under(name, {"weight": (size,)})

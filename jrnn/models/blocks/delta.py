@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.models.config import ACTIVATIONS, divides
-from jrnn.models.family import At, Merge, Norm, Part, Shapes, State, Weights, linear
+from jrnn.models.family import At, Merge, Norm, Part, Shapes, State, Weights, linear, products
 from jrnn.nn.families.linear_attention import delta, gated_delta
 from jrnn.nn.families.mamba import state_space
 from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length
@@ -66,17 +66,14 @@ class Delta(Part):
                 rows = {"in_proj_qkv": 2 * k + v, "in_proj_z": v, "in_proj_b": h, "in_proj_a": h}
             shapes["conv1d.weight"] = (2 * k + v, 1, self.taps)
             norm, out = "norm", "out_proj"
-        for name, size in rows.items():
-            shapes |= linear(name, size, d)
-        return shapes | {f"{norm}.weight": (self.value,)} | linear(out, d, v)
+        return shapes | products(rows, d) | {f"{norm}.weight": (self.value,)} | linear(out, d, v)
 
     def merged(self) -> dict[str, Merge]:
         return {"conv1d.weight": CONVOLUTIONS} if self.products == "each" else {}
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+    def holds(self) -> Shapes:
         k, v = self._sizes
-        S = jnp.zeros((batch, self.value_heads, self.key, self.value), dtype)
-        return {"conv": jnp.zeros((batch, self.taps - 1, 2 * k + v), dtype), "S": S}
+        return {"conv": (self.taps - 1, 2 * k + v), "S": (self.value_heads, self.key, self.value)}
 
     def _projected(self, w: Weights, x: jax.Array, span: Span) -> tuple[jax.Array, ...]:
         """qkv [T, N, 2 K C + H V], z [T, N, H V], and b and a [T, N, H]."""
@@ -153,9 +150,8 @@ class Kda(Part):
     def merged(self) -> dict[str, Merge]:
         return {"conv1d.weight": CONVOLUTIONS}
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        S = jnp.zeros((batch, self.heads, self.size, self.size), dtype)
-        return {"conv": jnp.zeros((batch, self.taps - 1, 3 * self.heads * self.size), dtype), "S": S}
+    def holds(self) -> Shapes:
+        return {"conv": (self.taps - 1, 3 * self.heads * self.size), "S": (self.heads, self.size, self.size)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
@@ -200,8 +196,8 @@ class Lightning(Part):
         shapes = linear("qkv_proj", 3 * inner, d) | linear("output_gate", inner, d) | linear("out_proj", d, inner)
         return shapes | {"norm.weight": (inner,)}
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        return {"S": jnp.zeros((batch, self.heads, self.size, self.size), dtype)}
+    def holds(self) -> Shapes:
+        return {"S": (self.heads, self.size, self.size)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span

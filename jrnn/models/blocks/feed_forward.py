@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.config import ACTIVATIONS, ScoreKeys
-from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, under
+from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, products, under
 from jrnn.nn.span import Span, along_last
 
 
@@ -41,10 +41,7 @@ class Mlp(Part):
     def tensors(self) -> Shapes:
         gate, up, down = self.names
         rows = {up: self.inner} if not gate else {gate: self.inner, up: 2 * self.inner if gate == up else self.inner}
-        shapes: Shapes = {}
-        for name, size in rows.items():
-            shapes |= linear(name, size, self.width, self.bias)
-        return shapes | linear(down, self.width, self.inner, self.bias)
+        return products(rows, self.width, self.bias) | linear(down, self.width, self.inner, self.bias)
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         return self(w, x, at.span), {}

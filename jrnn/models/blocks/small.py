@@ -27,8 +27,8 @@ class ShortConv(Part):
         shapes = linear("in_proj", 3 * d, d, self.bias) | {"conv.weight": (d, 1, self.taps)}
         return shapes | ({"conv.bias": (d,)} if self.bias else {}) | linear("out_proj", d, d, self.bias)
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        return {"conv": jnp.zeros((batch, self.taps - 1, self.width), dtype)}
+    def holds(self) -> Shapes:
+        return {"conv": (self.taps - 1, self.width)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         b, c, u = jnp.split(w.linear(at.span, "in_proj", x), 3, axis=-1)
@@ -64,7 +64,7 @@ class Both(Part):
 
     def merged(self) -> dict[str, Merge]:
         return {
-            f"{side.name}.{key}": Merge(tuple(f"{side.name}.{n}" for n in merge.names), merge.stacks)
+            f"{side.name}.{key}": merge.under(f"{side.name}.")
             for side in self.sides
             for key, merge in side.part.merged().items()
         }

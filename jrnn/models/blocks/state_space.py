@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.models.config import ACTIVATIONS, divides
+from jrnn.errors import ConfigError
+from jrnn.models.config import ACTIVATIONS, Mamba2Keys, divides
 from jrnn.models.family import At, Part, Shapes, State, Weights, linear
 from jrnn.nn.families.mamba import selective, state_space
 from jrnn.nn.span import along_last, heads, rms_norm
@@ -54,9 +55,8 @@ class Mamba1(Part):
         shapes |= {f"{name}.weight": (size,) for name, size in zip(self.norms or (), sizes)}
         return shapes | linear("out_proj", self.width, self.inner, self.bias)
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        conv, ssm = (batch, self.taps - 1, self.inner), (batch, self.inner, self.states)
-        return {"conv": jnp.zeros(conv, dtype), "ssm": jnp.zeros(ssm, dtype)}
+    def holds(self) -> Shapes:
+        return {"conv": (self.taps - 1, self.inner), "ssm": (self.inner, self.states)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
@@ -106,6 +106,17 @@ class Mamba2(Part):
     factors: tuple[float, ...] | None = None
     scale: float = 1.0
 
+    @classmethod
+    def of(cls, c: Mamba2Keys, **more: Any) -> Mamba2:
+        """With the sizes and options of a config."""
+        size = divides("mamba_n_heads", c.mamba_n_heads, "the inner size", c.inner)
+        if c.mamba_d_head not in ("auto", size):
+            found = f"mamba_d_head is {c.mamba_d_head!r}; the inner size {c.inner} and mamba_n_heads make it {size}"
+            raise ConfigError(found)
+        sizes = (c.hidden_size, c.mamba_n_heads, size, c.mamba_d_state, c.mamba_n_groups, c.mamba_d_conv)
+        given = {"bias": c.mamba_proj_bias, "conv_bias": c.mamba_conv_bias, "act": c.hidden_act}
+        return cls(*sizes, **given | {"limit": c.time_step_limit, "epsilon": c.rms_norm_eps} | more)
+
     def __post_init__(self) -> None:
         divides("n_groups", self.groups, "num_heads", self.heads)
 
@@ -125,9 +136,8 @@ class Mamba2(Part):
         out_bias = self.bias if self.out_bias is None else self.out_bias
         return shapes | linear("out_proj", self.width, self.inner, out_bias)
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        conv, ssm = (batch, self.taps - 1, self.channels), (batch, self.heads, self.states, self.size)
-        return {"conv": jnp.zeros(conv, dtype), "ssm": jnp.zeros(ssm, dtype)}
+    def holds(self) -> Shapes:
+        return {"conv": (self.taps - 1, self.channels), "ssm": (self.heads, self.states, self.size)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span, inner, rows = at.span, self.inner, self.groups * self.states

@@ -15,8 +15,6 @@ from jrnn.models.family import Branch, Decoder, Family, Norm, Part
 
 @dataclass(frozen=True)
 class Glm5Config(KimiLinearConfig):
-    """The keys of config.json."""
-
     linear_lower_bound: float | None = -5.0
     indexer_types: tuple[str, ...] | None = None  # else from the next three
     index_topk_pattern: str | tuple[str, ...] | None = None

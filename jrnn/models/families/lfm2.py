@@ -13,8 +13,6 @@ NAMES = ("w1", "w3", "w2")
 
 @dataclass(frozen=True)
 class Lfm2Config(DecoderKeys):
-    """The keys of config.json."""
-
     conv_bias: bool = False
     conv_L_cache: int = 3
     block_multiple_of: int = 256

@@ -101,8 +101,6 @@ QWEN3_5_MOE = Family("qwen3_5_moe_text", MoeConfig, qwen3_5_moe, unused=UNUSED, 
 
 @dataclass(frozen=True)
 class OlmoHybridConfig(DecoderKeys):
-    """The keys of config.json."""
-
     linear_num_key_heads: int | None = None
     linear_num_value_heads: int | None = None
     linear_key_head_dim: int | None = None
@@ -240,8 +238,6 @@ BAILING_HYBRID = Family("bailing_hybrid", BailingConfig, bailing, RENAMED, unuse
 
 @dataclass(frozen=True)
 class MiniMaxConfig(DecoderKeys):
-    """The keys of config.json."""
-
     num_experts_per_tok: int = 2
     num_local_experts: int = 8
     full_attn_alpha_factor: float = 1

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Both, Experts, Mamba1, Mamba2, Mlp, Router, Side
-from jrnn.models.config import DecoderKeys, Limit, Rope, ScoreKeys, divides, layer_types
+from jrnn.models.config import Mamba2Keys, MambaKeys, Rope, ScoreKeys, layer_types
 from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
 
 NAMES = Names(norm="model.final_layernorm")
 
 
 @dataclass(frozen=True)
-class HybridConfig(DecoderKeys):
-    """The keys that all three read."""
-
-    mamba_n_heads: int = 128
-    mamba_d_head: int | Literal["auto"] = "auto"
-    mamba_n_groups: int = 1
-    mamba_d_state: int = 256
-    mamba_d_conv: int = 4
-    mamba_expand: float = 2
-    mamba_conv_bias: bool = True
-    mamba_proj_bias: bool = False
-    time_step_limit: Limit = (0.0, float("inf"))
-
-    @property
-    def inner(self) -> int:
-        return int(self.mamba_expand * self.hidden_size)
-
-
-@dataclass(frozen=True)
-class BambaConfig(HybridConfig):
+class BambaConfig(Mamba2Keys):
     attn_layer_indices: tuple[int, ...] | None = None
     mlp_bias: bool = False
 
 
 @dataclass(frozen=True)
-class FalconH1Config(HybridConfig):
+class FalconH1Config(Mamba2Keys):
     mamba_d_ssm: int | None = 1024
     mlp_bias: bool = False
     projectors_bias: bool = False
@@ -61,7 +42,7 @@ class FalconH1Config(HybridConfig):
 
 
 @dataclass(frozen=True)
-class GraniteConfig(HybridConfig):
+class GraniteConfig(Mamba2Keys):
     embedding_multiplier: float = 1.0
     logits_scaling: float = 1.0
     residual_multiplier: float = 1.0
@@ -72,19 +53,8 @@ class GraniteConfig(HybridConfig):
     position_embedding_type: str | None = None
 
 
-def _mamba(c: HybridConfig, **more: Any) -> Mamba2:
-    size = divides("mamba_n_heads", c.mamba_n_heads, "the inner size", c.inner)
-    if c.mamba_d_head not in ("auto", size):
-        raise ConfigError(
-            f"mamba_d_head is {c.mamba_d_head!r}; the inner size {c.inner} and mamba_n_heads make it {size}"
-        )
-    sizes = (c.hidden_size, c.mamba_n_heads, size, c.mamba_d_state, c.mamba_n_groups, c.mamba_d_conv)
-    given = {"bias": c.mamba_proj_bias, "conv_bias": c.mamba_conv_bias, "act": c.hidden_act, "limit": c.time_step_limit}
-    return Mamba2(*sizes, **given, epsilon=c.rms_norm_eps, **more)
-
-
 def bamba(c: BambaConfig) -> Decoder:
-    mixers = (("mamba", _mamba(c)), ("self_attn", Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head, 0.5))))
+    mixers = (("mamba", Mamba2.of(c)), ("self_attn", Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head, 0.5))))
     mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
     feed, attends = Branch("feed_forward", mlp, "pre_ff_layernorm"), c.attn_layer_indices or ()
     layers = ((Branch(*mixers[k in attends], "input_layernorm"), feed) for k in range(c.num_hidden_layers))
@@ -93,7 +63,7 @@ def bamba(c: BambaConfig) -> Decoder:
 
 def falcon_h1(c: FalconH1Config) -> Decoder:
     norm = ("before" if c.mamba_norm_before_gate else "after") if c.mamba_rms_norm else None
-    mamba = _mamba(c, norm=norm, out_bias=c.projectors_bias, factors=c.ssm_multipliers, scale=c.ssm_in_multiplier)
+    mamba = Mamba2.of(c, norm=norm, out_bias=c.projectors_bias, factors=c.ssm_multipliers, scale=c.ssm_in_multiplier)
     attention = Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head), key_scale=c.key_multiplier)
     mixer = Both(
         (
@@ -114,7 +84,7 @@ def granite(c: GraniteConfig) -> Decoder:
         raise ConfigError(f"position_embedding_type is {c.position_embedding_type!r}; there are 'rope' and 'nope'")
     rope = Rope.of(c, c.head) if c.position_embedding_type == "rope" else None
     attention = Attention.of(c, c.attention_bias, rope=rope, scale=c.attention_multiplier)
-    mixers: Mixers = {"linear_attention": ("mamba", _mamba(c)), "full_attention": ("self_attn", attention)}
+    mixers: Mixers = {"linear_attention": ("mamba", Mamba2.of(c)), "full_attention": ("self_attn", attention)}
     fused = ("input_linear", "input_linear", "output_linear")
     feed: Part = Mlp(d, c.shared_intermediate_size, c.hidden_act, fused)
     sides = [Side("shared_mlp", feed)]
@@ -138,28 +108,21 @@ GRANITE = Family("granitemoehybrid", GraniteConfig, granite, ALIASES, defaults={
 
 
 @dataclass(frozen=True)
-class JambaConfig(DecoderKeys):
-    """The keys of config.json."""
-
+class JambaConfig(MambaKeys):
     num_experts_per_tok: int = 2
     num_experts: int = 16
     expert_layer_period: int = 2
     expert_layer_offset: int = 1
     attn_layer_period: int = 8
     attn_layer_offset: int = 4
-    mamba_d_state: int = 16
-    mamba_d_conv: int = 4
-    mamba_expand: float = 2
     mamba_dt_rank: int | Literal["auto"] = "auto"
-    mamba_conv_bias: bool = True
-    mamba_proj_bias: bool = False
 
 
 def jamba(c: JambaConfig) -> Decoder:
-    d, inner = c.hidden_size, int(c.mamba_expand * c.hidden_size)
+    d = c.hidden_size
     rank = -(-d // 16) if c.mamba_dt_rank == "auto" else c.mamba_dt_rank
     options = (c.mamba_d_conv, c.mamba_proj_bias, c.mamba_conv_bias, c.hidden_act, c.rms_norm_eps)
-    mamba = Mamba1(d, inner, c.mamba_d_state, rank, *options, ("dt_layernorm", "b_layernorm", "c_layernorm"))
+    mamba = Mamba1(d, c.inner, c.mamba_d_state, rank, *options, ("dt_layernorm", "b_layernorm", "c_layernorm"))
     mixers = (("mamba", mamba), ("self_attn", Attention.of(c)))
     mlp = Mlp(d, c.intermediate_size, c.hidden_act)
     experts = Experts(mlp, Router(c.num_experts, c.num_experts_per_tok, "router")) if c.num_experts > 1 else mlp
@@ -180,8 +143,6 @@ PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp
 
 @dataclass(frozen=True)
 class NemotronHConfig(ScoreKeys):
-    """The keys of config.json."""
-
     hybrid_override_pattern: str | None = None  # the types of layers, a letter for each
     mlp_bias: bool = False
     ssm_state_size: int = 128

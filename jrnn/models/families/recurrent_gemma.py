@@ -21,8 +21,6 @@ from jrnn.nn.span import along_last, heads
 
 @dataclass(frozen=True)
 class RecurrentGemmaConfig(DecoderKeys):
-    """The keys of config.json."""
-
     lru_width: int | None = None
     attention_window_size: int = 2048
     conv1d_width: int = 4
@@ -51,9 +49,8 @@ class Griffin(Part):
             shapes |= {f"rg_lru.{name}_gate_weight": gate, f"rg_lru.{name}_gate_bias": gate[:2]}
         return shapes
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        conv = jnp.zeros((batch, self.taps - 1, self.inner), dtype)
-        return {"conv": conv, "lru": jnp.zeros((batch, self.inner), dtype)}
+    def holds(self) -> Shapes:
+        return {"conv": (self.taps - 1, self.inner), "lru": (self.inner,)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span

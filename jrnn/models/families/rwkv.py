@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
-from jrnn.models.config import ACTIVATIONS, divides
-from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear
+from jrnn.models.blocks import ChannelMixing, MatrixMixing
+from jrnn.models.config import divides
+from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear, products
 from jrnn.nn.families.rwkv import bonus, decayed, time_mixing
 from jrnn.nn.span import along_last, heads, layer_norm
 
@@ -87,14 +88,13 @@ class TimeMixing(Part):
     def tensors(self) -> Shapes:
         d, a, names = self.width, self.inner, ("key", "value", "receptance")
         shapes: Shapes = {"time_decay": (a,), "time_first": (a,)} | {f"time_mix_{name}": (1, 1, d) for name in names}
-        for name in names:
-            shapes |= linear(name, a, d)
-        return shapes | linear("output", d, a)
+        return shapes | products(dict.fromkeys(names, a), d) | linear("output", d, a)
+
+    def holds(self) -> Shapes:
+        return {"sum": (self.inner,), "weight": (self.inner,), "time": (1, self.width), "top": (self.inner,)}
 
     def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        state = {name: jnp.zeros((batch, self.inner), dtype) for name in ("sum", "weight")}
-        time = jnp.zeros((batch, 1, self.width), dtype)
-        return state | {"time": time, "top": jnp.full((batch, self.inner), NOTHING, dtype)}
+        return super().fresh(batch, dtype, room) | {"top": jnp.full((batch, self.inner), NOTHING, dtype)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
@@ -130,25 +130,7 @@ def wkv(decay: jax.Array, first: jax.Array) -> Any:
 
 
 @dataclass(frozen=True)
-class Matrix(Part):
-    """What the time mixings of versions 6 and 7 share; `key`, `value`: features of all heads."""
-
-    width: int
-    heads: int
-    key: int
-    value: int
-    epsilon: float
-
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        shape = (batch, self.heads, self.key // self.heads, self.value // self.heads)
-        return {"time": jnp.zeros((batch, 1, self.width), dtype), "S": jnp.zeros(shape, dtype)}
-
-    def low_rank(self, name: str, rows: int, rank: int, bias: bool = True) -> Shapes:
-        return linear(f"{name}.lora.0", rank, self.width) | linear(f"{name}.lora.2", rows, rank, bias)
-
-
-@dataclass(frozen=True)
-class Time6(Matrix):
+class Time6(MatrixMixing):
     """y = (S + u k v^T)^T r, S' = diag(w) S + k v^T in each head, gated; r, w, k, v and g see mixtures of their own."""
 
     rank: int
@@ -162,8 +144,7 @@ class Time6(Matrix):
         d, k, v = self.width, self.key, self.value
         shapes: Shapes = {"x_bias": (5, d), "bonus": (self.heads, k // self.heads), "x_proj.0.mu": (d,)}
         shapes |= linear("x_proj.0.linear", 5 * self.rank, d) | linear("x_proj.2", d, 5 * self.rank)
-        for name, size in (("r", k), ("k", k), ("v", v), ("g", v)):
-            shapes |= linear(f"{name}_proj.linear", size, d)
+        shapes |= products({f"{name}_proj.linear": k if name in "rk" else v for name in "rkvg"}, d)
         shapes |= self.low_rank("w_proj.linear", k, self.gate_rank) | linear("o_proj", d, v)
         return shapes | {"g_norm.weight": (v,), "g_norm.bias": (v,)}
 
@@ -186,7 +167,7 @@ class Time6(Matrix):
 
 
 @dataclass(frozen=True)
-class Time7(Matrix):
+class Time7(MatrixMixing):
     """`jrnn.nn.RWKV7`, whose values are mixed with the first layer's; `ranks`: of w, a, v and g."""
 
     ranks: tuple[int, int, int, int]
@@ -197,8 +178,7 @@ class Time7(Matrix):
         d, (w, a, v, g) = self.width, self.ranks
         shapes: Shapes = {f"x_{name}": (1, 1, d) for name in "rwkvag"} | {"k_k": (d,), "k_a": (d,)}
         shapes |= {"r_k": (self.heads, d // self.heads), "g_norm.weight": (d,), "g_norm.bias": (d,)}
-        for name in "rkvo":
-            shapes |= linear(f"{name}_proj", d, d)
+        shapes |= products({f"{name}_proj": d for name in "rkvo"}, d)
         shapes |= self.low_rank("w_lora", d, w) | self.low_rank("a_lora", d, a) | self.low_rank("g_lora", d, g, False)
         return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
 
@@ -222,42 +202,6 @@ class Time7(Matrix):
         p |= {ours: w[theirs] for ours, theirs in named.items()}
         y, S = time_mixing(p, mixed, state["S"], span, self.heads, self.epsilon, self.length_epsilon, values)
         return w.linear(span, "o_proj", y), {"time": window, "S": S}
-
-
-@dataclass(frozen=True)
-class ChannelMixing(Part):
-    """A feed-forward part of mixtures of the token and the one before it.
-
-    Attributes:
-        width, inner, act: D, features inside, the activation.
-        key, gate: the names of a product and of its mixture; `gate`, if any, gates the output.
-        shape: of mixtures. With three axes, in version 4, they are shares of now instead of before.
-    """
-
-    width: int
-    inner: int
-    act: str
-    key: tuple[str, str]
-    gate: tuple[str, str] | None
-    shape: tuple[int, ...]
-
-    def tensors(self) -> Shapes:
-        d = self.width
-        shapes = {self.key[1]: self.shape} | linear(self.key[0], self.inner, d) | linear("value", d, self.inner)
-        return shapes if self.gate is None else shapes | {self.gate[1]: self.shape} | linear(self.gate[0], d, d)
-
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        return {"channel": jnp.zeros((batch, 1, self.width), dtype)}
-
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
-        (earlier, now), window = at.span.taps(x, state["channel"])
-        a, b = (earlier, now) if len(self.shape) == 3 else (now, earlier)
-
-        def product(name: str, share: str) -> jax.Array:
-            return w.linear(at.span, name, a + (b - a) * w[share].reshape(1, 1, -1))
-
-        y = w.linear(at.span, "value", ACTIVATIONS[self.act](product(*self.key)))
-        return (y if self.gate is None else jax.nn.sigmoid(product(*self.gate)) * y), {"channel": window}
 
 
 def rwkv4(c: RwkvConfig) -> Decoder:

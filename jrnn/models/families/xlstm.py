@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +21,6 @@ from jrnn.nn.span import heads, layer_norm
 
 @dataclass(frozen=True)
 class XLSTMConfig(DecoderKeys):
-    """The keys of config.json."""
-
     num_heads: int = 8
     use_bias: bool = False
     qk_dim_factor: float = 0.5
@@ -69,10 +66,9 @@ class Mlstm(Part):
             shapes |= linear(name, size, d, self.bias or (name.endswith("gate_preact") and name[0] in "if"))
         return shapes | linear("out_proj", d, v, self.bias)
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
+    def holds(self) -> Shapes:
         k, c, v = self.heads, self.keys // self.heads, self.values // self.heads
-        shapes = {"S": (batch, k, c, v), "n": (batch, k, c), "m": (batch, k)}
-        return {name: jnp.zeros(shape, dtype) for name, shape in shapes.items()}
+        return {"S": (k, c, v), "n": (k, c), "m": (k,)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span

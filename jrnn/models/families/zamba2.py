@@ -12,22 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.blocks import Attention, Mamba2, Mlp
-from jrnn.models.config import DecoderKeys, Rope, divides
+from jrnn.models.config import Mamba2Keys, Rope, divides
 from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear, under
 
 
 @dataclass(frozen=True)
-class Zamba2Config(DecoderKeys):
-    """The keys of config.json."""
-
-    mamba_d_state: int = 64
-    mamba_d_conv: int = 4
-    mamba_expand: float = 2
-    mamba_ngroups: int = 1
+class Zamba2Config(Mamba2Keys):
     time_step_min: float = 0.001
-    n_mamba_heads: int = 8
-    use_conv_bias: bool = True
-    add_bias_linear: bool = False
     intermediate_size: int | None = None  # type: ignore[assignment]  # else four times hidden_size
     num_mem_blocks: int = 1
     use_shared_attention_adapter: bool = False
@@ -106,16 +97,14 @@ HYBRIDS = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # of Zamba2-2.7B
 
 
 def decoder(c: Zamba2Config) -> Decoder:
-    d, count, bias = c.hidden_size, c.num_attention_heads, c.add_bias_linear
+    d, count = c.hidden_size, c.num_attention_heads
     kinds = c.kinds(("linear_attention", "hybrid"), lambda k: "hybrid" if k in HYBRIDS else "linear_attention")
-    size = divides("n_mamba_heads", c.n_mamba_heads, "the inner size", int(c.mamba_expand * d))
-    sizes = (d, c.n_mamba_heads, size, c.mamba_d_state, c.mamba_ngroups, c.mamba_d_conv)
-    limit = (c.time_step_min, float("inf"))
-    mamba = Mamba2(*sizes, bias, None, c.use_conv_bias, "silu", limit, 1e-5)
+    mamba = Mamba2.of(c, act="silu", limit=(c.time_step_min, float("inf")), epsilon=1e-5)
     head = divides("num_attention_heads", count, "twice hidden_size", 2 * d)
     rope = Rope.of(c, head) if c.use_mem_rope else None
     attention = Attention(2 * d, count, c.key_heads, head, rope=rope, scale=(head / 2) ** -0.5, out_width=d)
-    mlp = Mlp(d, c.intermediate_size or 4 * d, c.hidden_act, ("gate_up_proj", "gate_up_proj", "down_proj"), bias)
+    names = ("gate_up_proj", "gate_up_proj", "down_proj")
+    mlp = Mlp(d, c.intermediate_size or 4 * d, c.hidden_act, names, c.mamba_proj_bias)
     norm, hybrids = Norm(d, c.rms_norm_eps), [k for k, kind in enumerate(kinds) if kind == "hybrid"]
     layers: list[tuple[Branch, ...]] = []
     for k, kind in enumerate(kinds):
@@ -134,6 +123,8 @@ def decoder(c: Zamba2Config) -> Decoder:
     return Decoder.of(c, layers, norm, names=Names(norm="model.final_layernorm"))
 
 
-SIZES = {"hidden_size": 2560, "num_hidden_layers": 54, "hidden_act": "gelu", "rms_norm_eps": 1e-5}
-ALIASES = {"layers_block_type": "layer_types"}
-ZAMBA2 = Family("zamba2", Zamba2Config, decoder, ALIASES, defaults=SIZES | {"tie_word_embeddings": True})
+SIZES = {"hidden_size": 2560, "num_hidden_layers": 54, "hidden_act": "gelu", "rms_norm_eps": 1e-5, "mamba_n_heads": 8}
+SIZES |= {"mamba_d_state": 64, "tie_word_embeddings": True}
+ALIASES = {"layers_block_type": "layer_types", "n_mamba_heads": "mamba_n_heads", "mamba_ngroups": "mamba_n_groups"}
+ALIASES |= {"use_conv_bias": "mamba_conv_bias", "add_bias_linear": "mamba_proj_bias", "time_step_limit": ""}
+ZAMBA2 = Family("zamba2", Zamba2Config, decoder, ALIASES, defaults=SIZES)

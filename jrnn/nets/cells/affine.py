@@ -28,7 +28,16 @@ from typing import ClassVar
 
 from jrnn.errors import NetError
 from jrnn.nets.builder import NetBuilder
-from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, before_end, ended, fully_connected, refuse_products
+from jrnn.nets.cells.base import (
+    Cell,
+    HiddenCell,
+    StateSpec,
+    StepInputs,
+    before_end,
+    ended,
+    fully_connected,
+    refuse_products,
+)
 from jrnn.nets.cells.options import LayerOptions, LRUOptions
 from jrnn.nets.recurrent import RecurrentState
 
@@ -36,11 +45,9 @@ _OPTIONS = LayerOptions()
 
 
 @dataclass(frozen=True)
-class MinimalFamily(Cell):
+class MinimalFamily(HiddenCell):
     """h = h_prev + u (candidate - h_prev). Subclasses compute the share u of the candidate."""
 
-    input_size: int
-    hidden_size: int
     options: LayerOptions = _OPTIONS
 
     gates: ClassVar[tuple[str, ...]]  # the gates in the rows of i2h, "candidate" among them
@@ -48,10 +55,6 @@ class MinimalFamily(Cell):
     @abstractmethod
     def share(self, b: NetBuilder, of_input: Mapping[str, str]) -> str:
         """u [1, N, H], `update_t`, from the gates [1, N, H]."""
-
-    @property
-    def states(self) -> tuple[StateSpec, ...]:
-        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
 
     @property
     def recompute(self) -> tuple[str, ...]:

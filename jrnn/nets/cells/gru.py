@@ -10,26 +10,20 @@ from dataclasses import dataclass
 
 from jrnn.errors import NetError, near
 from jrnn.nets.builder import NetBuilder
-from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, before_end, dropped, ended, fully_connected, joined
+from jrnn.nets.cells.base import HiddenCell, StepInputs, before_end, dropped, ended, fully_connected, joined
 from jrnn.nets.cells.options import BasicRNNOptions, GRUOptions
 
 GATES = ("reset", "update", "output")
 
 
 @dataclass(frozen=True)
-class GRUCell(Cell):
+class GRUCell(HiddenCell):
     """r, u = FC(h_prev) + x; o = FC(sigmoid(r) h_prev) + x; h = u h_prev + (1 - u) tanh(o), with u through a sigmoid.
 
     With linear_before_reset, o = sigmoid(r) FC(h_prev) + x.
     """
 
-    input_size: int
-    hidden_size: int
     options: GRUOptions = GRUOptions()
-
-    @property
-    def states(self) -> tuple[StateSpec, ...]:
-        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
 
     @property
     def recompute(self) -> tuple[str, ...]:
@@ -86,21 +80,15 @@ ACTIVATIONS = {"tanh": "Tanh", "relu": "Relu"}
 
 
 @dataclass(frozen=True)
-class BasicRNNCell(Cell):
+class BasicRNNCell(HiddenCell):
     """One step. With lengths, the state of a finished sequence is held or dropped by masks."""
 
-    input_size: int
-    hidden_size: int
     options: BasicRNNOptions = BasicRNNOptions()
 
     def __post_init__(self):
         if self.options.activation not in ACTIVATIONS:
             known, given = ", ".join(map(repr, ACTIVATIONS)), self.options.activation
             raise NetError(f"activation must be one of {known}, is {given!r}{near(given, ACTIVATIONS)}")
-
-    @property
-    def states(self) -> tuple[StateSpec, ...]:
-        return (StateSpec("hidden_t_prev", "hidden_t", "initial_hidden_state", self.hidden_size),)
 
     @property
     def recompute(self) -> tuple[str, ...]:

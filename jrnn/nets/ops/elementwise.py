@@ -3,8 +3,9 @@
 Files of operators look like this one: a forward function, which declares its gradient maker, and the gradient operator.
 "TanhGradient(y, dy)" means: append a TanhGradient to the backward net. It reads the output y and the gradient dy that
 arrives at y, and writes the gradient of the first input. `registry.op` documents the notation. A maker that needs more is a
-function under `@gradient`, such as Sqr's in `ops/math.py`. The decorator `takes` of `ops/values.py` declares Arguments that
-several operators share, as in `ops/arithmetic.py`. `inplace={0: 1}`: output 0 may overwrite input 1.
+function under `@gradient`, such as Sqr's in `ops/math.py`, where an operator of one expression is one line. The decorator
+`takes` of `ops/values.py` declares Arguments that several operators share, as in `ops/arithmetic.py`. `inplace={0: 1}`:
+output 0 may overwrite input 1.
 """
 
 import jax

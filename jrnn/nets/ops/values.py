@@ -32,7 +32,7 @@ DTYPES = {
 STRINGS = "OSU"  # the kinds of numpy's string types, which stay numpy
 
 
-def raise_if(wrong: Any, rule: str, **arrays: Any) -> None:
+def raise_if(wrong: Any, rule: str, /, **arrays: Any) -> None:
     """Raises OpError where `wrong` holds. The error names the arrays: `x=x` begins it with "x is float32[2,3]; "."""
     if wrong:
         given = " and ".join(f"{name} is {describe(x)}" for name, x in arrays.items())
@@ -41,14 +41,12 @@ def raise_if(wrong: Any, rule: str, **arrays: Any) -> None:
 
 def check_rank(x: Any, rank: int, name: str) -> None:
     """Raises OpError unless `x` has `rank` dimensions."""
-    if len(x.shape) != rank:
-        raise OpError(f"{name} is {describe(x)}; it must have {rank} dimension{'s' * (rank != 1)}")
+    raise_if(len(x.shape) != rank, f"it must have {rank} dimension{'s' * (rank != 1)}", **{name: x})
 
 
 def check_shape(x: Any, shape: tuple[int, ...], name: str) -> None:
     """Raises OpError unless `x` has this shape."""
-    if x.shape != tuple(shape):
-        raise OpError(f"{name} is {describe(x)}; its shape must be {list(shape)}")
+    raise_if(x.shape != tuple(shape), f"its shape must be {list(shape)}", **{name: x})
 
 
 def check_same_shape(names: str, *xs: Any) -> None:
@@ -59,8 +57,7 @@ def check_same_shape(names: str, *xs: Any) -> None:
 
 def check_float(x: Any, name: str) -> None:
     """Raises OpError unless `x` holds floating-point numbers."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise OpError(f"{name} is {describe(x)}; it must hold floating-point numbers")
+    raise_if(not jnp.issubdtype(x.dtype, jnp.floating), "it must hold floating-point numbers", **{name: x})
 
 
 def as_float(x: Any, name: str = "x") -> Any:
@@ -71,8 +68,7 @@ def as_float(x: Any, name: str = "x") -> Any:
 
 def check_integers(x: Any, name: str) -> None:
     """Raises OpError unless `x` holds integers."""
-    if x.dtype.kind not in "iu":
-        raise OpError(f"{name} is {describe(x)}; it must hold integers")
+    raise_if(x.dtype.kind not in "iu", "it must hold integers", **{name: x})
 
 
 def check_indices(indices: Any, size: int, name: str = "indices") -> None:
@@ -90,16 +86,14 @@ def check_indices(indices: Any, size: int, name: str = "indices") -> None:
 
 def scalar(x: Any, name: str) -> Any:
     """A blob of one element as a scalar; OpError where it has more."""
-    if x.size != 1:
-        raise OpError(f"{name} is {describe(x)}; it must have 1 element")
+    raise_if(x.size != 1, "it must have 1 element", **{name: x})
     return jnp.reshape(x, ())
 
 
 def known_integer(x: Any, name: str) -> int:
     """A blob of one integer as an int, for operators whose output's shape depends on it; it must not be traced."""
     check_integers(x, name)
-    if x.size != 1:
-        raise OpError(f"{name} is {describe(x)}; it must have 1 element")
+    raise_if(x.size != 1, "it must have 1 element", **{name: x})
     return int(np.asarray(x).reshape(()))
 
 
