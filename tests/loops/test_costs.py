@@ -216,6 +216,14 @@ def test_small_weights_are_not_packed():
     assert forward.choice.chosen.name == "lax.scan", str(forward.choice)
 
 
+def test_large_operands_are_not_made_for_several_steps(monkeypatch):
+    """A step's one-hot rows stay in the cache of a core next to the table; those of four steps do not."""
+    monkeypatch.setattr(machines, "this_processor", lambda: machines.processor(64))
+    forward, _, arguments = programs("lookup_by_one_hot", jrnn.scan)
+    (plan,) = plans_of(forward, *arguments)
+    assert plan.choice.chosen.name == "lax.scan", str(plan.choice)
+
+
 @pytest.mark.parametrize("margin, changed", [(0.0, True), (1.0, False)])
 def test_loops_without_products_have_a_margin_of_their_own(margin, changed, monkeypatch):
     monkeypatch.setattr(costs, "ELEMENTWISE_MARGIN", margin)

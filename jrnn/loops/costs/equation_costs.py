@@ -111,10 +111,10 @@ def _reads_rows(eqn: Eqn) -> bool:
     return right.ndim == 2 and tuple(axes) == (1,) and not batch
 
 
-def packing_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> float:
-    """Returns the time in which a product packs a large operand at each call, less what larger results would cost.
+def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], machine: Machine) -> float:
+    """Returns the time in which a product packs a large operand at each call, less what larger arrays would cost.
 
-    `moving` are the values that differ between steps.
+    These are its results, and the other operand if the loop computes it. `moving` are the values that differ between steps.
     """
     if eqn.primitive.name != "dot_general" or is_by_vector(eqn):
         return 0.0
@@ -125,6 +125,7 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], machine: Machine) -> floa
         return 0.0
     size = sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
     results = sum(map(jaxprs.nbytes, eqn.outvars))
+    results += sum(jaxprs.nbytes(a) for a in eqn.invars if jaxprs.is_in(a, moving) and a not in xs)
     if size <= _PACKED * machine.near:
         return 0.0
     return max(size - _RESULTS * results, 0) / (machine.read if size > machine.near else _NEAR * machine.cached)

@@ -199,7 +199,7 @@ class Estimator:
                 self._seconds(eqn, True) if call else 0.0,
                 call_seconds(eqn, self.machine) if call else 0.0,
                 call_seconds(eqn, self.machine, True) if call else 0.0,
-                packing_seconds(eqn, self.moving, self.machine) if call else 0.0,
+                packing_seconds(eqn, self.moving, self.loop.xs, self.machine) if call else 0.0,
             )
         return found
 
