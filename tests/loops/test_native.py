@@ -6,6 +6,7 @@ Sizes are odd on purpose, so that no row of a value ends with a whole vector.
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -372,6 +373,46 @@ def test_sums_of_outer_products(rows, m, w, dtype, x64):
     found = jax.jit(lambda a, b: contract(a, b, ((0, 1), (0, 1)), None, None))
     assert "jrnn_sum" in found.lower(a, b).as_text()
     np.testing.assert_allclose(found(a, b), exact, atol=1e-3 if dtype == "float32" else 1e-10)
+
+
+@built
+@pytest.mark.parametrize("w, called", [(67, True), (20, False)])
+def test_sums_of_concatenations_read_their_parts(w, called):
+    rng = np.random.RandomState(0)
+    a, *parts = (jnp.asarray(rng.randn(150, 2, n), jnp.float32) for n in (37, w, w, w))
+    exact = np.einsum("tri,trj->ij", *(np.asarray(v, np.float64) for v in (a, np.concatenate(parts, -1))))
+    axes = ((0, 1), (0, 1))
+    for left, right, result in ((a, parts, exact), (parts, a, exact.T)):
+        found = jax.jit(lambda left, right: contract(left, right, axes, None, None))
+        assert ("concatenate" not in found.lower(left, right).as_text()) == called
+        np.testing.assert_allclose(found(left, right), result, atol=1e-3)
+
+
+def gru_step(p):
+    def step(h, x):
+        (r, u, n), (hr, hu, hn) = jnp.split(x @ p["wx"] + p["b"], 3, -1), jnp.split(h @ p["wh"], 3, -1)
+        r, u = jax.nn.sigmoid(r + hr), jax.nn.sigmoid(u + hu)
+        h = (1 - u) * jnp.tanh(n + r * hn) + u * h
+        return h, h
+
+    return step
+
+
+@built
+def test_the_reverse_loop_of_a_gru_stacks_common_parts_once(x64):
+    """The cotangents of the two products share two of their three parts."""
+    p = weights(jnp.float64, wx=(64, 192), wh=(64, 192), b=(1, 192), x=(7, 8, 64), h0=(8, 64))
+
+    def loss(p, executor):
+        return jnp.sum(scan(gru_step(p), p["h0"], p["x"], executor=executor)[1] ** 2)
+
+    grads = jax.jit(jax.grad(loss), static_argnums=1)
+    text = grads.lower(p, "native").as_text()
+    assert [call.count("%") for call in re.findall(r"@jrnn_sum\((.*?)\)", text)] == [4, 4]
+    made = re.findall(r"@jrnn_loop\(.*-> \((.*?)\)", text)[-1]
+    assert made.count("tensor<7x8x64xf64>") == 4  # the gradient of x is computed from them after the loop
+    for ours, theirs in zip(jax.tree.leaves(grads(p, "native")), jax.tree.leaves(grads(p, "scan"))):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
 
 
 def test_other_sums_are_those_of_xla():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from jrnn import jaxprs
@@ -168,7 +169,7 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
     most, candidates, refusal = search.movable, {}, ""
     for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
         try:
-            fission, kernel = called(search.split(moves))
+            fission, kernel = called(functools.partial(search.split, moves))
         except Refused as why:
             refusal = str(why)
             continue

@@ -132,6 +132,7 @@ def split(
     also: Callable[[Any], bool] = lambda eqn: False,
     contract: Contract = as_written,
     moves: Moves | None = None,
+    parts: bool = False,
 ) -> Fission:
     """Splits a loop. If it recomputes values, only the operands of contractions after it are kept for all steps.
 
@@ -140,6 +141,7 @@ def split(
         also: selects equations of `xs` to hoist besides contractions, lookups, solvers and what follows from them.
         contract: computes contractions over time.
         moves: what may leave the loop; None for all that can.
+        parts: `contract` takes a list of stacks for their concatenation along the last axis.
     """
     eqns = loop.eqns
     varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
@@ -165,7 +167,8 @@ def split(
     carry = [loop.carry[i] for i in kept]
     carry_out = [loop.carry_out[i] for i in kept]
     targets = jaxprs.variables(loop.ys)
-    targets += sums.leaves([v for values in summed.values() for v in values], made, free | set(targets))
+    common = sums.common_parts(loop) if parts and summed else {}
+    targets += sums.leaves([v for values in summed.values() for v in values], made, free | set(targets), common)
     targets = list(dict.fromkeys(targets))
 
     after = _after(loop, inner, free, carry, carry_out, targets, moves)

@@ -28,6 +28,7 @@ _LONGEST = 64  # the number of equations that a sum is moved through at most
 
 Axes = tuple[Sequence[int], Sequence[int]]
 Contract = Callable[[Any, Any, Axes, Any, Any], Any]
+Parts = Mapping[Var, Sequence[Var]]  # concatenations, with the parts that are stacked in their place
 
 
 def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
@@ -67,11 +68,46 @@ def frugal(summed: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[
     return {i: values for i, values in summed.items() if known.issuperset(leaves(values, made, known))}
 
 
-def leaves(values: Collection[Atom], made: Mapping[Var, Any], stacked: Collection[Var]) -> list[Var]:
+def common_parts(loop: Loop) -> Parts:
+    """Returns the concatenations that contractions over time read, and of which another one has a part, too.
+
+    A GRU's reverse loop has two: the cotangents `[dr, du, dn]` and `[dr, du, r dn]`. Stacks of four parts take less memory
+    than stacks of two concatenations of three. The parts have one shape, and are joined along the last axis, the only one
+    that is not contracted.
+    """
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    joins = {
+        e.outvars[0]: e.invars
+        for e in loop.eqns
+        if e.primitive.name == "concatenate"
+        and e.params["dimension"] == e.outvars[0].aval.ndim - 1
+        and len({a.aval for a in e.invars}) == 1
+        and all(jaxprs.is_in(a, varying) for a in e.invars)
+    }
+    found: dict[Var, Sequence[Var]] = {}
+    others: set[Atom] = set()
+    for eqn in loop.eqns:
+        if eqn.primitive.name != "dot_general" or not all(jaxprs.is_in(a, varying) for a in eqn.invars):
+            continue
+        plain = not eqn.params["dimension_numbers"][1][0] and eqn.params.get("out_sharding") is None
+        for v, axes in zip(eqn.invars, eqn.params["dimension_numbers"][0]):
+            if v in joins and plain and sorted(axes) == [*range(v.aval.ndim - 1)]:
+                found[v] = joins[v]
+            else:
+                others.add(v)
+    uses = Counter(part for v, parts in found.items() if v not in others for part in set(parts))
+    return {v: parts for v, parts in found.items() if v not in others and any(uses[part] > 1 for part in parts)}
+
+
+def leaves(
+    values: Collection[Atom], made: Mapping[Var, Any], stacked: Collection[Var], parts: Parts | None = None
+) -> list[Var]:
     """Returns the variables whose stacks the sums of `values` read. `stacked` are the stacks that exist anyway."""
     known = dict.fromkeys(stacked)
+    apart = {v: found for v, found in (parts or {}).items() if v not in known}
     for contractions_only in (True, False):  # a reduction may read the stacks of a contraction's operands
         found = [leaf for v in values for leaf in _leaves(v, made, known, contractions_only)]
+        found = [part for leaf in found for part in apart.get(leaf, (leaf,))]
         known.update(dict.fromkeys(found))
     return list(dict.fromkeys(found))
 
@@ -110,10 +146,10 @@ def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any,
             narrows = jnp.promote_types(dtype, operand.aval.dtype) != dtype
             return sum_of(operand, operand.aval.dtype if narrows else dtype).astype(dtype)
         if eqn.primitive.name == "dot_general":
-            return _contraction(eqn, stacked, env, length, dtype, contract)
+            return _contraction(eqn, made, stacked, env, length, dtype, contract)
         inner = made.get(operand) if not jaxprs.is_literal(operand) and operand not in stacked else None
         if inner is not None and _is_swapped_dot(eqn, inner):
-            return _contraction(inner, stacked, env, length, dtype, contract, swap=True)
+            return _contraction(inner, made, stacked, env, length, dtype, contract, swap=True)
         if eqn.primitive.name == "reduce_sum" and operand in stacked:
             axes = (0, *(a + 1 for a in eqn.params["axes"]))
             return jnp.sum(stacked[operand], axis=axes, dtype=dtype)
@@ -199,21 +235,30 @@ def _is_swapped_dot(eqn: Eqn, inner: Any) -> bool:
 
 
 def _contraction(
-    eqn: Eqn, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract, swap: bool = False
+    eqn: Eqn,
+    made: Mapping[Var, Any],
+    stacked: Env,
+    env: Env,
+    length: Any,
+    dtype: Any,
+    contract: Contract,
+    swap: bool = False,
 ) -> Any:
     """Returns the sum over time of a dot: contracts time together with the dot's own axes."""
     (lhs, rhs), (dims, batch) = eqn.invars, eqn.params["dimension_numbers"]
     if swap:
         lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
     operands: Sequence[Atom] = [lhs, rhs]
-    fixed = [a for a in operands if not jaxprs.is_in(a, stacked)]
+    joins = [made[a] for a in operands if jaxprs.is_in(a, made) and a not in stacked]
+    apart = {e.outvars[0]: e.invars for e in joins if e.primitive.name == "concatenate" and e.outvars[0] not in env}
+    fixed = [a for a in operands if not jaxprs.is_in(a, stacked) and not jaxprs.is_in(a, apart)]
     if fixed:  # a constant operand: sum the other one first
         values = [
-            jaxprs.value(env, a) if a is fixed[0] else total(a, {}, stacked, env, length, a.aval.dtype, contract)
+            jaxprs.value(env, a) if a is fixed[0] else total(a, made, stacked, env, length, a.aval.dtype, contract)
             for a in operands
         ]
     else:
-        values = [stacked[a] for a in operands]
+        values = [[stacked[part] for part in apart[a]] if a in apart else stacked[a] for a in operands]
         dims = tuple((0, *(a + 1 for a in axes)) for axes in dims)
         batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
     precision = eqn.params["precision"]

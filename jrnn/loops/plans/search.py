@@ -75,10 +75,13 @@ class Search:
         """Returns all that may leave the loop. Only sums of gradients may change their order."""
         return movable(self.split(None), self.options.of_gradient(self.loop.reverse))
 
-    def split(self, moves: Moves | None) -> Fission:
-        """Returns the loop in parts; all that can leave it leaves it if `moves` is None."""
+    def split(self, moves: Moves | None, contract: Contract | None = None) -> Fission:
+        """Returns the loop in parts; all that can leave it leaves it if `moves` is None.
+
+        Sums are computed by `contract`, from stacks of parts of concatenations, or else by that of the search.
+        """
         self.left -= len(self.loop.eqns)
-        return split(self.loop, contract=self.contract, moves=moves)
+        return split(self.loop, contract=contract or self.contract, moves=moves, parts=contract is not None)
 
     def candidate(self, name: str, node: Node) -> Candidate:
         """Returns a candidate for a node that runs the loop after the passes."""

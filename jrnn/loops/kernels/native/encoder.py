@@ -22,7 +22,7 @@ from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
 from jrnn.loops.kernels.refused import Refused
 from jrnn.loops.loop import Loop
 
-FORMAT = 2  # decode.h has the same number
+FORMAT = 3  # decode.h has the same number
 _DTYPES = ("float", "bool", "bfloat16")
 # The order of the instructions in elements.h.
 # fmt: off

@@ -6,8 +6,8 @@ Shapes: N rows, T time.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jrnn.loops.kernels.native.program import Program, program_of
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.passes.fission import Fission, over_time
+from jrnn.loops.passes.sums import Contract
 
 _ROWS = 2  # the fewest rows of a thread
 _WORK = 3e6  # the fewest floating-point operations of a thread, about 50 microseconds
@@ -119,6 +120,7 @@ def native_of(loop: Loop) -> Native:
     return Native(program_of(loop))
 
 
-def called(fission: Fission) -> tuple[Fission, Native]:
+def called(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
     """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
-    return replace(fission, contract=contract), native_of(fission.core)
+    fission = split(contract)
+    return fission, native_of(fission.core)

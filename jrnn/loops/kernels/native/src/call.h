@@ -73,6 +73,7 @@ inline const Kernel* kernel_for(int64_t level, int64_t bytes) {
 // One sum of outer products over rows, divided by columns.
 struct SumCall {
   Sums sums;
+  std::vector<const void*> parts;
   const Kernel* kernel;
   int64_t blocks, panels;
   std::unique_ptr<Memory> memory;
@@ -80,7 +81,7 @@ struct SumCall {
   Environment environment;
 
   bool prepare(int64_t threads) {
-    panels = (sums.w + kernel->panel - 1) / kernel->panel;
+    panels = (sums.w + kernel->panel - 1) / kernel->panel * sums.parts;
     blocks = std::max<int64_t>(1, std::min(threads, panels));
     memory = std::make_unique<Memory>(lines(kernel->sum_bytes(sums.m)) * blocks);
     pieces = std::make_unique<Pieces>(blocks);

@@ -30,18 +30,24 @@ void finish(ffi::ThreadPool pool, const std::shared_ptr<Work>& call) {
   call->wait();
 }
 
-ffi::Error sum(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> out, int64_t level,
-               int64_t threads) try {
-  const auto of_a = a.dimensions(), of_b = b.dimensions(), of_out = out->dimensions();
-  const int64_t bytes = a.element_type() == ffi::F32 ? 4 : 8;
-  if (of_a.size() != 2 || of_b.size() != 2 || of_out.size() != 2 || of_a[0] != of_b[0] || of_a[1] != of_out[0] ||
-      of_b[1] != of_out[1] || a.size_bytes() != static_cast<size_t>(of_a[0] * of_a[1] * bytes) ||
-      b.size_bytes() != static_cast<size_t>(of_b[0] * of_b[1] * bytes) ||
-      out->size_bytes() != static_cast<size_t>(of_out[0] * of_out[1] * bytes))
-    return invalid("the arrays of a sum do not fit together");
-  ask_for_large_pages({{static_cast<char*>(out->untyped_data()), out->size_bytes()}});
+ffi::Error sum(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::RemainingArgs parts, ffi::Result<ffi::AnyBuffer> out,
+               int64_t level, int64_t threads) try {
+  const auto of_a = a.dimensions(), of_out = out->dimensions();
+  const int64_t bytes = a.element_type() == ffi::F32 ? 4 : 8, count = parts.size();
+  bool fits = count > 0 && of_a.size() == 2 && of_out.size() == 2 && of_a[1] == of_out[0] && of_out[1] % count == 0 &&
+              a.size_bytes() == static_cast<size_t>(of_a[0] * of_a[1] * bytes) &&
+              out->size_bytes() == static_cast<size_t>(of_out[0] * of_out[1] * bytes);
+  const int64_t w = fits ? of_out[1] / count : 0;
   auto call = std::make_shared<SumCall>();
-  call->sums = {a.untyped_data(), b.untyped_data(), out->untyped_data(), of_a[0], of_a[1], of_b[1]};
+  for (int64_t i = 0; fits && i < count; i++) {
+    const auto part = parts.get<ffi::AnyBuffer>(i);
+    fits = part.has_value() && part->dimensions().size() == 2 && part->dimensions()[0] == of_a[0] &&
+           part->dimensions()[1] == w && part->size_bytes() == static_cast<size_t>(of_a[0] * w * bytes);
+    if (fits) call->parts.push_back(part->untyped_data());
+  }
+  if (!fits) return invalid("the arrays of a sum do not fit together");
+  ask_for_large_pages({{static_cast<char*>(out->untyped_data()), out->size_bytes()}});
+  call->sums = {a.untyped_data(), call->parts.data(), out->untyped_data(), of_a[0], of_a[1], w, count};
   call->kernel = kernel_for(level, bytes);
   if (!call->prepare(std::min(threads, most_threads(pool))))
     return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
@@ -110,7 +116,7 @@ JRNN_EXPORT XLA_FFI_Error* jrnn_sum(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::Bind()
                              .Ctx<ffi::ThreadPool>()
                              .Arg<ffi::AnyBuffer>()
-                             .Arg<ffi::AnyBuffer>()
+                             .RemainingArgs()
                              .Ret<ffi::AnyBuffer>()
                              .Attr<int64_t>("level")
                              .Attr<int64_t>("threads")

@@ -56,11 +56,12 @@ static inline bool reads_matrix(const Program& p, const Pack& pack) {
   return p.rows == 1 && pack.dtype == kFloat && pack.width_stride == 1;
 }
 
-// Arrays [rows, m] and [rows, w], and their sum of outer products, [m, w].
+// An array [rows, m] and `parts` arrays [rows, w] next to each other, and their sum of outer products, [m, parts * w].
 struct Sums {
-  const void *a, *b;
+  const void* a;
+  const void* const* b;
   void* out;
-  int64_t rows, m, w;
+  int64_t rows, m, w, parts;
 };
 
 // What is compiled once for each instruction set and type.
