@@ -66,6 +66,7 @@ def main() -> None:
                     print(f"{library} {name} {f}", flush=True)
         rows.append((f"`{name}`", [" / ".join(dict.fromkeys(both)) for both in zip(*marks)]))
         print(*rows[-1], flush=True)
+        jax.clear_caches()  # the system limits how many programs a process may hold
     if "--write" in sys.argv:
         write(START, versions, ["family", *MODEL_PROPERTIES], rows, notes)
 
