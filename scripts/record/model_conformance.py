@@ -62,7 +62,7 @@ def main() -> None:
             marks.append([mark(reports, p) for p in MODEL_PROPERTIES])
             for report in reports:
                 for f in report.findings:
-                    notes.add(library, f"{library}'s `{name}`", f.property, f.counterexample)
+                    notes.add(library, f"`{name}` of {library}", f.property, f.counterexample)
                     print(f"{library} {name} {f}", flush=True)
         rows.append((f"`{name}`", [" / ".join(dict.fromkeys(both)) for both in zip(*marks)]))
         print(*rows[-1], flush=True)
