@@ -75,7 +75,7 @@ def read_config(
         if name not in known and keys.get(name) not in (None, *values):
             accepted = " or ".join(repr(value) for value in values)
             raise ConfigError(f"{where}: {name} is {keys[name]!r:.80}; only {accepted} is supported")
-    spare = [name for name in keys if name not in known]
+    spare = [name for name in keys if name not in known and name != "model_type"]
     for name in spare if by_hand else ():
         if hint := near(name, known):
             raise ConfigError(f"{where}: no computation reads the key {name!r}{hint}")

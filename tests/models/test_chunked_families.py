@@ -19,6 +19,11 @@ CONFIGS = {
     "bailing_hybrid": {"head_dim": 64, "num_attention_heads": 2, "intermediate_size": 16},
     "bamba": MAMBA,
     "falcon_h1": MAMBA | {"mamba_d_ssm": None},
+    "glm5_next_text": {
+        "linear_head_dim": 64, "linear_num_heads": 2, "intermediate_size": 16, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "qk_rope_head_dim": 0, "q_lora_rank": 8, "layer_types": ["linear_attention"],
+        "mlp_layer_types": ["dense"],
+    },
     "granitemoehybrid": MAMBA | {"shared_intermediate_size": 16, "num_local_experts": 0},
     "kimi_linear": {"linear_head_dim": 64, "linear_num_heads": 2, "intermediate_size": 16},
     "mamba2": {"num_heads": 8, "head_dim": 64, "state_size": 64, "n_groups": 1},
