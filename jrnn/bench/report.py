@@ -62,10 +62,9 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
 
 def pairs(records: Iterable[Record], mode: str) -> list[tuple[Record, Record]]:
     """Returns the records of jrnn in a mode with those of lax.scan for the same jobs."""
-    found = {(r.job, r.peer): r for r in records if r.mode == mode}
-    return [
-        (r, found[job, "lax.scan"]) for (job, peer), r in found.items() if peer == "jrnn" and (job, "lax.scan") in found
-    ]
+    of_peers = {(r.job, r.peer): r for r in records if r.mode == mode}
+    ours = [(r, of_peers.get((job, "lax.scan"))) for (job, peer), r in of_peers.items() if peer == "jrnn"]
+    return [(r, reference) for r, reference in ours if reference is not None]
 
 
 def _head(records: Iterable[Record]) -> str:
@@ -113,7 +112,7 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
         shown |= {(cell, mode, size): row for size, row in rows.items()}
         for what, sizes in _sets(list(rows)):
             measured = {peer: [rows[s][peer] for s in sizes if peer in rows[s]] for peer in peers}
-            shown[cell, mode, what] = {peer: geometric_mean(found) for peer, found in measured.items() if found}
+            shown[cell, mode, what] = {peer: geometric_mean(values) for peer, values in measured.items() if values}
     columns = {name: [job[k] for job in shown] for k, name in enumerate(("cell", "mode", _head(records)))}
     columns |= {peer: [f"{row[peer]:.2f}" if peer in row else "-" for row in shown.values()] for peer in peers}
     return table_of(f"time of {ours} over the peer's (below 1: {ours} is faster)", columns, [job[:2] for job in shown])

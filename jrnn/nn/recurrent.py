@@ -9,6 +9,7 @@ Shapes: T time, N batch, D input, P output.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -68,15 +69,15 @@ class RecurrentLayer(Parameters):
 
     def _parameters(self) -> dict[str, Parameter]:
         """The initializer and shape of each parameter."""
-        raise NotImplementedError
+        return {}
 
+    @abstractmethod
     def _fresh(self, batch: int, dtype: Any) -> Any:
         """The state before the first step: a tree of arrays [N, ...]; floating-point ones have this type."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _run(self, params: Any, x: jax.Array, state: Any, span: Span) -> tuple[Any, Any]:
         """The formula, x [T, N, D] -> y [T, N, P] and the state after the last step."""
-        raise NotImplementedError
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (_, shape) in self._parameters().items()}

@@ -15,8 +15,8 @@ from programs import in_a_process
 SEED = 10_000 * (date.today().isocalendar().week if os.environ.get("CI") else 60)
 GROUPS = {
     "states": (),
-    "random programs": (SEED, 20),
-    "more random programs": (SEED + 20, 20),
+    "random programs": (SEED, 30),
+    "more random programs": (SEED + 30, 30),
     "random states": (SEED, 6),
     "small loops": (SEED, 4),
 }

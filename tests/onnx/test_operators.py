@@ -55,12 +55,8 @@ def test_node(family, x64, subtests, pytestconfig):
     """All cases of a family if exhaustive, else its first and every seventh of the others."""
     found = node_cases(family)
     assert found
-    # The kernels that tests of JAX 0.10 compile (quick_compilation.py) make a NaN of what is rounded to -0 in these types.
-    old_kernels = jax.__version_info__ < (0, 11)
     for case in found if pytestconfig.getoption("--exhaustive") else found[::7]:
         with subtests.test(case.name):
-            if old_kernels and "FNUZ" in case.name:
-                pytest.skip("XLA's older kernels have no -0 in these types")
             assert_node(case)
 
 

@@ -80,12 +80,12 @@ class Fission:
         over_time(self.sunk, self.late, env, stacked)
 
         carry = dict(zip(kept, last))
-        made = jaxprs.producers(loop.eqns) if self.summed else {}
+        producers = jaxprs.producers(loop.eqns) if self.summed else {}
         for i, values in self.summed.items():
             wide = sums.accumulator(loop.carry[i].aval.dtype)
             grown = jnp.asarray(init[i], wide)
             for v in values:
-                grown = grown + sums.total(v, made, stacked, env, length, wide, self.contract)
+                grown = grown + sums.total(v, producers, stacked, env, length, wide, self.contract)
             carry[i] = grown.astype(loop.carry[i].aval.dtype)
 
         ys = [jaxprs.stack(atom, env, stacked, length) for atom in loop.ys]
@@ -157,7 +157,7 @@ def split(
     early = [] if loop.recomputes else _hoisted(loop, varying, inner, known, also, moves)
     free = {*known, *loop.xs, *early}
 
-    made = jaxprs.producers(eqns)
+    producers = jaxprs.producers(eqns)
     summed = sums.summed_carries(loop, free)
     if moves is not None:
         summed = {i: values for i, values in summed.items() if i in moves.summed}
@@ -167,8 +167,8 @@ def split(
     carry = [loop.carry[i] for i in kept]
     carry_out = [loop.carry_out[i] for i in kept]
     targets = jaxprs.variables(loop.ys)
-    common = sums.common_parts(loop) if parts and summed else {}
-    targets += sums.leaves([v for values in summed.values() for v in values], made, free | set(targets), common)
+    common = sums.common_parts(loop) if parts and summed else sums.WHOLE
+    targets += sums.leaves([v for values in summed.values() for v in values], producers, free | set(targets), common)
     targets = list(dict.fromkeys(targets))
 
     after = _after(loop, inner, free, carry, carry_out, targets, moves)

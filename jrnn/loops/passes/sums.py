@@ -9,6 +9,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ _LONGEST = 64  # the number of equations that a sum is moved through at most
 
 Axes = tuple[Sequence[int], Sequence[int]]
 Contract = Callable[[Any, Any, Axes, Any, Any], Any]
+Producers = Mapping[Var, Eqn]  # the equation that computes each variable of the step
 Parts = Mapping[Var, Sequence[Var]]  # concatenations, with the parts that are stacked in their place
+WHOLE: Parts = {}  # no concatenation is stacked in parts
 
 
 def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
@@ -39,7 +42,7 @@ def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
     for eqn in loop.eqns:
         if eqn.primitive.name in primitives.ADDITIONS:
             follows.update((v, eqn) for v in jaxprs.inputs(eqn) if uses[v] == 1)
-    found: dict[int, tuple[Atom, ...]] = {}
+    additions: dict[int, tuple[Atom, ...]] = {}
     for i, (old, new) in enumerate(zip(loop.carry, loop.carry_out)):
         added: list[Atom] = []
         at = old
@@ -49,23 +52,23 @@ def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
             at = eqn.outvars[0]
         same = all((v.aval.shape, v.aval.dtype) == (old.aval.shape, old.aval.dtype) for v in added)
         if at is new and uses[new] == 1 and added and same:
-            found[i] = tuple(added)
-    return found
+            additions[i] = tuple(added)
+    return additions
 
 
 def summed_carries(loop: Loop, free: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
     """Returns the carries that are better summed after the loop. `free` are the variables known before the loop."""
-    made = jaxprs.producers(loop.eqns)
+    producers = jaxprs.producers(loop.eqns)
     added = added_to_carries(loop)
-    return {i: values for i, values in added.items() if all(_pays(v, made, free) for v in values)}
+    return {i: values for i, values in added.items() if all(_pays(v, producers, free) for v in values)}
 
 
 def frugal(summed: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
     """Returns the sums that need no stacks besides `stacked` and the operands of contractions."""
-    made = jaxprs.producers(loop.eqns)
+    producers = jaxprs.producers(loop.eqns)
     every = [v for values in summed.values() for v in values]
-    known = {*stacked, *(leaf for v in every for leaf in _leaves(v, made, stacked, True))}
-    return {i: values for i, values in summed.items() if known.issuperset(leaves(values, made, known))}
+    known = {*stacked, *(leaf for v in every for leaf in _leaves(v, producers, stacked, True))}
+    return {i: values for i, values in summed.items() if known.issuperset(leaves(values, producers, known))}
 
 
 def common_parts(loop: Loop) -> Parts:
@@ -84,7 +87,7 @@ def common_parts(loop: Loop) -> Parts:
         and len({a.aval for a in e.invars}) == 1
         and all(jaxprs.is_in(a, varying) for a in e.invars)
     }
-    found: dict[Var, Sequence[Var]] = {}
+    read: dict[Var, Sequence[Var]] = {}
     others: set[Atom] = set()
     for eqn in loop.eqns:
         if eqn.primitive.name != "dot_general" or not all(jaxprs.is_in(a, varying) for a in eqn.invars):
@@ -92,32 +95,30 @@ def common_parts(loop: Loop) -> Parts:
         plain = not eqn.params["dimension_numbers"][1][0] and eqn.params.get("out_sharding") is None
         for v, axes in zip(eqn.invars, eqn.params["dimension_numbers"][0]):
             if v in joins and plain and sorted(axes) == [*range(v.aval.ndim - 1)]:
-                found[v] = joins[v]
+                read[v] = joins[v]
             else:
                 others.add(v)
-    uses = Counter(part for v, parts in found.items() if v not in others for part in set(parts))
-    return {v: parts for v, parts in found.items() if v not in others and any(uses[part] > 1 for part in parts)}
+    uses = Counter(part for v, parts in read.items() if v not in others for part in set(parts))
+    return {v: parts for v, parts in read.items() if v not in others and any(uses[part] > 1 for part in parts)}
 
 
-def leaves(
-    values: Collection[Atom], made: Mapping[Var, Any], stacked: Collection[Var], parts: Parts | None = None
-) -> list[Var]:
+def leaves(values: Collection[Atom], producers: Producers, stacked: Collection[Var], parts: Parts = WHOLE) -> list[Var]:
     """Returns the variables whose stacks the sums of `values` read. `stacked` are the stacks that exist anyway."""
     known = dict.fromkeys(stacked)
-    apart = {v: found for v, found in (parts or {}).items() if v not in known}
+    apart = {v: joined for v, joined in parts.items() if v not in known}
     for contractions_only in (True, False):  # a reduction may read the stacks of a contraction's operands
-        found = [leaf for v in values for leaf in _leaves(v, made, known, contractions_only)]
-        found = [part for leaf in found for part in apart.get(leaf, (leaf,))]
-        known.update(dict.fromkeys(found))
-    return list(dict.fromkeys(found))
+        operands = [leaf for v in values for leaf in _leaves(v, producers, known, contractions_only)]
+        operands = [part for leaf in operands for part in apart.get(leaf, (leaf,))]
+        known.update(dict.fromkeys(operands))
+    return list(dict.fromkeys(operands))
 
 
-def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract) -> Any:
+def total(v: Atom, producers: Producers, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract) -> Any:
     """Returns the sum over time of `v`.
 
     Args:
         v: the value.
-        made: the equations that define the values of the step.
+        producers: the equations that define the values of the step.
         stacked: the values that vary, [T, ...].
         env: the constants.
         length: T.
@@ -133,10 +134,10 @@ def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any,
         if atom in stacked:
             return jnp.sum(stacked[atom], axis=0, dtype=dtype)
         if (atom, dtype) not in done:
-            eqn = made[atom]
+            eqn = producers[atom]
             with jaxprs.in_scope(eqn):
-                found = through(eqn, dtype)
-            results = zip(eqn.outvars, found if eqn.primitive.multiple_results else [found])
+                passed = through(eqn, dtype)
+            results = zip(eqn.outvars, passed if eqn.primitive.multiple_results else [passed])
             done.update(((v, dtype), result) for v, result in results)
         return done[atom, dtype]
 
@@ -146,10 +147,10 @@ def total(v: Atom, made: Mapping[Var, Any], stacked: Env, env: Env, length: Any,
             narrows = jnp.promote_types(dtype, operand.aval.dtype) != dtype
             return sum_of(operand, operand.aval.dtype if narrows else dtype).astype(dtype)
         if eqn.primitive.name == "dot_general":
-            return _contraction(eqn, made, stacked, env, length, dtype, contract)
-        inner = made.get(operand) if not jaxprs.is_literal(operand) and operand not in stacked else None
+            return _contraction(eqn, producers, stacked, env, length, dtype, contract)
+        inner = producers.get(operand) if not jaxprs.is_literal(operand) and operand not in stacked else None
         if inner is not None and _is_swapped_dot(eqn, inner):
-            return _contraction(inner, made, stacked, env, length, dtype, contract, swap=True)
+            return _contraction(inner, producers, stacked, env, length, dtype, contract, swap=True)
         if eqn.primitive.name == "reduce_sum" and operand in stacked:
             axes = (0, *(a + 1 for a in eqn.params["axes"]))
             return jnp.sum(stacked[operand], axis=axes, dtype=dtype)
@@ -163,7 +164,7 @@ def accumulator(dtype: Any) -> Any:
     return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
 
 
-def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[list[Any], list[Atom]] | None:
+def _above(v: Atom, producers: Producers, stop: Collection[Var]) -> tuple[list[Any], list[Atom]] | None:
     """Returns the linear equations that a sum of `v` moves through, and the contractions and values where it ends.
 
     Returns None if there are too many.
@@ -173,7 +174,7 @@ def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[lis
     queue: list[Atom] = [v]
     while queue:
         atom = queue.pop()
-        eqn = None if jaxprs.is_literal(atom) or atom in stop else made.get(atom)
+        eqn = None if jaxprs.is_literal(atom) or atom in stop else producers.get(atom)
         if eqn is None or not (primitives.is_linear(eqn) or eqn.primitive.name == "add_any"):
             ends.append(atom)
         elif id(eqn) not in through:
@@ -184,30 +185,30 @@ def _above(v: Atom, made: Mapping[Var, Any], stop: Collection[Var]) -> tuple[lis
     return list(through.values()), ends
 
 
-def _pays(v: Atom, made: Mapping[Var, Any], free: Collection[Var]) -> bool:
+def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
     """Returns True if summing after the loop is better than adding at each step."""
-    if jaxprs.is_in(v, made) and made[v].primitive.name == "reduce_sum":
+    if jaxprs.is_in(v, producers) and producers[v].primitive.name == "reduce_sum":
         return True
-    found = _above(v, made, free)
-    if found is None:
+    above = _above(v, producers, free)
+    if above is None:
         return False
-    through, ends = found
+    through, ends = above
     reduced = {a for e in through if e.primitive.name == "reduce_sum" for a in jaxprs.inputs(e)}
 
     def is_dot(v: Atom) -> bool:
-        return jaxprs.is_in(v, made) and v not in free and made[v].primitive.name == "dot_general"
+        return jaxprs.is_in(v, producers) and v not in free and producers[v].primitive.name == "dot_general"
 
     return all(jaxprs.nbytes(a) <= _SMALL or jaxprs.is_in(a, reduced) or is_dot(a) for a in ends)
 
 
-def _leaves(v: Atom, made: Mapping[Var, Any], stacked: Collection[Var], contractions_only: bool) -> list[Var]:
-    found = _above(v, made, stacked)
-    assert found is not None, "a sum that pays is short"
+def _leaves(v: Atom, producers: Producers, stacked: Collection[Var], contractions_only: bool) -> list[Var]:
+    above = _above(v, producers, stacked)
+    assert above is not None, "a sum that pays is short"
     values: list[Var] = []
-    for atom in found[1]:
+    for atom in above[1]:
         if jaxprs.is_literal(atom):
             continue
-        eqn = None if atom in stacked else made.get(atom)
+        eqn = None if atom in stacked else producers.get(atom)
         if eqn is not None and eqn.primitive.name == "dot_general":
             values += jaxprs.inputs(eqn)
         elif not contractions_only:
@@ -236,7 +237,7 @@ def _is_swapped_dot(eqn: Eqn, inner: Any) -> bool:
 
 def _contraction(
     eqn: Eqn,
-    made: Mapping[Var, Any],
+    producers: Producers,
     stacked: Env,
     env: Env,
     length: Any,
@@ -249,12 +250,12 @@ def _contraction(
     if swap:
         lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
     operands: Sequence[Atom] = [lhs, rhs]
-    joins = [made[a] for a in operands if jaxprs.is_in(a, made) and a not in stacked]
+    joins = [producers[a] for a in operands if jaxprs.is_in(a, producers) and a not in stacked]
     apart = {e.outvars[0]: e.invars for e in joins if e.primitive.name == "concatenate" and e.outvars[0] not in env}
     fixed = [a for a in operands if not jaxprs.is_in(a, stacked) and not jaxprs.is_in(a, apart)]
     if fixed:  # a constant operand: sum the other one first
         values = [
-            jaxprs.value(env, a) if a is fixed[0] else total(a, made, stacked, env, length, a.aval.dtype, contract)
+            jaxprs.value(env, a) if a is fixed[0] else total(a, producers, stacked, env, length, a.aval.dtype, contract)
             for a in operands
         ]
     else:
@@ -293,13 +294,13 @@ def smaller_first(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_elem
     if not jnp.issubdtype(result, jnp.floating):
         return as_written(lhs, rhs, axes, precision, preferred_element_type)
     kind = jnp.finfo(result)
+    rounded = functools.partial(jax.lax.reduce_precision, exponent_bits=kind.nexp, mantissa_bits=kind.nmant)
     if jaxprs.elements(lhs.shape) <= jaxprs.elements(rhs.shape):
-        made = as_written(lhs, rhs, axes, precision, preferred_element_type)
-        return jax.lax.reduce_precision(made, kind.nexp, kind.nmant)
+        return rounded(as_written(lhs, rhs, axes, precision, preferred_element_type))
     exchanged = precision[::-1] if isinstance(precision, tuple) else precision
-    made = as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type)
+    product = rounded(as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type))
     own = rhs.ndim - len(axes[1])
-    return jnp.transpose(jax.lax.reduce_precision(made, kind.nexp, kind.nmant), (*range(own, made.ndim), *range(own)))
+    return jnp.transpose(product, (*range(own, product.ndim), *range(own)))
 
 
 # Wide carries ---------------------------------------------------------------------------------------------------------

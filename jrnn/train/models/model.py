@@ -5,6 +5,7 @@ Shapes: T steps, B examples side by side.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
@@ -125,7 +126,7 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class LayersModel:
+class LayersModel(ABC):
     """What models of layers share: an embedding before them, an output layer after them, and JAX's gradients.
 
     Attributes:
@@ -181,9 +182,9 @@ class LayersModel:
         w, bias = params["output_w"], jnp.expand_dims(params["output_b"], tuple(range(x.ndim - 1)))
         return jnp.matmul(x, w.astype(x.dtype).T, preferred_element_type=w.dtype) + bias
 
+    @abstractmethod
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        """Returns the outputs and the state after the batch; every model defines it."""
-        raise NotImplementedError
+        """Returns the outputs and the state after the batch."""
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         output, carry = self._run(params, carry, batch, key)

@@ -36,7 +36,7 @@ def contract(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_t
     if len(parts) > 1 and parts[0].shape[-1] < _LEAST_PART:
         parts = [jnp.concatenate(parts, -1)]
     count = len(axes[0])
-    leading = all(tuple(found) == tuple(range(count)) for found in axes)
+    leading = all(tuple(of_one) == tuple(range(count)) for of_one in axes)
     types = {jnp.dtype(lhs.dtype), jnp.dtype(parts[0].dtype), jnp.dtype(preferred_element_type or lhs.dtype)}
     rows, m, w = math.prod(lhs.shape[:count]), math.prod(lhs.shape[count:]), math.prod(parts[0].shape[count:])
     (dtype, *others), work = types, 2 * rows * m * w * len(parts)
@@ -44,8 +44,8 @@ def contract(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_t
         rhs = parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
         return smaller_first(lhs, rhs, axes, precision, preferred_element_type)
     operands = [lhs.reshape(rows, m), *(part.reshape(rows, w) for part in parts)]
-    vary = max((jax.typeof(v).manual_axis_type for v in operands), key=lambda found: len(found.varying))
-    made = jax.ffi.ffi_call(library.SUM, jax.ShapeDtypeStruct((m, w * len(parts)), dtype, manual_axis_type=vary))(
+    vary = max((jax.typeof(v).manual_axis_type for v in operands), key=lambda kind: len(kind.varying))
+    product = jax.ffi.ffi_call(library.SUM, jax.ShapeDtypeStruct((m, w * len(parts)), dtype, manual_axis_type=vary))(
         *operands, level=np.int64(0), threads=np.int64(max(1, work // _WORK))
     )
-    return made.reshape(*lhs.shape[count:], *parts[0].shape[count:-1], -1)
+    return product.reshape(*lhs.shape[count:], *parts[0].shape[count:-1], -1)

@@ -6,7 +6,7 @@
 
 namespace jrnn {
 
-constexpr int64_t kFormat = 3;  // the number in library.py
+constexpr int64_t kFormat = 3;  // the number in encoder.py
 
 struct Decoded {
   Program program{};
