@@ -2,7 +2,7 @@
 
 To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop/record.py`) and gets its
 `LoopPlan` (`plans/plan.py`) from `backends.plan`. The plan's node is traced in place of the loop. A plan without a node
-leaves the loop to JAX. `jaxprs.opened` inlines the calls in a jaxpr."""
+leaves the loop to JAX."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from jrnn.loops import backends
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder, strict_passes
+from jrnn.loops.loop.inlining import inlined
 from jrnn.loops.plans import LoopPlan, Target
 
 
@@ -81,7 +82,7 @@ def _planned(target: Target, options: Options, take: str | None, scan: ScanParam
     if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
-        program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
+        program = inlined(scan.jaxpr)
         loop, values = scan.loop(program), program.consts
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
@@ -109,7 +110,7 @@ def _target(platform: str, ctx: Any) -> Target:
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
     scans = [ScanParams.of(e.params) for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive is scan_p]
-    return [scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)) for scan in scans]
+    return [scan.loop(inlined(scan.jaxpr)) for scan in scans]
 
 
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
