@@ -89,6 +89,13 @@ def test_matrices_that_have_no_factor():
         compare(jnp.linalg.solve, a, jnp.ones((3, 1)))
 
 
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_the_diagonal_of_a_complex_factor_is_real(value):
+    a = normal(3, 3, kind=complex)
+    spd = (a @ jnp.conj(a).T + jnp.eye(3)).at[1, 1].set(value)
+    compare(lambda a: jnp.stack([(f := linalg.cholesky(a)).real, f.imag]), spd)
+
+
 def symmetric(kind=float, n=2):
     """Matrices of all sizes, zeros, equal and negligible elements, infinities and NaN."""
     a = np.concatenate([normal(60, n, n, kind=kind), np.round(normal(60, n, n, kind=kind))])

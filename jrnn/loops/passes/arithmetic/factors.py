@@ -28,7 +28,8 @@ def cholesky(eqn: Eqn, a: Any) -> Values:
         given = _row(across, j)
         left = given - jnp.sum(factor * conj(_column(factor, j)), -2, keepdims=True)
         pivot = _column(left, j).real
-        new = where(columns >= j, left / lax.sqrt(pivot).astype(a.dtype), 0)
+        root = lax.sqrt(pivot).astype(a.dtype)  # on the diagonal LAPACK has no imaginary part, and infinity, not NaN
+        new = where(columns > j, left / root, where(columns == j, root, 0))
         return _placed(factor, new, j), failed | (pivot <= 0)  # LAPACK allows NaN
 
     none = jnp.zeros((*a.shape[:-2], 1, 1), bool)
