@@ -19,12 +19,12 @@ from jax.extend.core.primitives import scan_p
 
 from jrnn import jaxprs
 from jrnn.bench.own_step import difference
+from jrnn.loops.chunks.choice import BY_STEPS
 from jrnn.loops.costs import candidates as costs
 from jrnn.loops.costs import tuned
 from jrnn.loops.costs.candidates import REFERENCE
 from jrnn.loops.costs.tuned import Question, Table
 from jrnn.loops.loop import mark, recorder
-from jrnn.loops.rules.in_chunks import BY_STEPS
 
 UNROLLED = (2, 4, 8)  # steps a trip of a loop that runs step by step
 

@@ -24,8 +24,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
 from jrnn.loops.affine.matrix import Affine
+from jrnn.loops.affine.rounds import all_finite
 from jrnn.loops.chunks.chunk import Chunk
-from jrnn.loops.chunks.guarded import all_finite, linear_map
+from jrnn.loops.chunks.guarded import linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.solve import Kept
 from jrnn.loops.loop import Loop

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
@@ -21,10 +20,7 @@ from jrnn.loops.loop import FlatScan, Loop, ScanParams, derived, recorder
 from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
 from jrnn.loops.segments.starts import Segment, Solver, applied, stages
 
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
-
 _COMPARED = 4  # steps for which the summary of a segment is compared with the loop
-_OPENED = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
 
 
 def scan(
@@ -129,7 +125,7 @@ def _communicates(closed: Any, place: Place) -> bool:
 
 def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
     """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its known constants."""
-    program = jaxprs.opened(closed, _OPENED)
+    program = jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS)
     loop = ScanParams(closed, 0, n_carry, steps, reverse).loop(program)
     return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
 
@@ -178,7 +174,7 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
     def summarized(scan: ScanParams) -> derived.Run:
-        opened = jaxprs.opened(scan.jaxpr, _OPENED)
+        opened = jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
         loop = scan.loop(opened)
 
         def run(f: Callable, init: Any, xs: Any, length: int, linear: bool = False, same: bool = False) -> Any:
@@ -200,7 +196,7 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
 
         return of
 
-    few = derived.lifted(jaxprs.opened(closed, _OPENED), n_carry, _COMPARED, place.reverse)
+    few = derived.lifted(jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, place.reverse)
     agrees, note = derived.verdict(few, f"over {place.count} devices", summarized)
     if note:
         recorder.note(note)

@@ -12,17 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import source_info_util
 
 from jrnn import jaxprs
-from jrnn.loops import chunks
+from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
 from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept
 from jrnn.loops.affine.matrix import matrix_form
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.segments.place import Place, Values, like
-
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 _RUNS = 4  # runs of a basis that are worth it for any number of devices
 
@@ -129,7 +126,7 @@ class Solver:
             start = jaxprs.replaced(start, stage.carry, starts)
         if not self.is_guarded:
             return start, matrices, True
-        finite = chunks.all_finite([lax.stop_gradient(v) for v in checked])
+        finite = rounds.all_finite([lax.stop_gradient(v) for v in checked])
         good = self.place.everywhere(finite)
 
         def handed(init: Values) -> Values:
