@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var, primitives
+from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.loop import Loop, Results
 
 Values = Sequence[Any]
@@ -139,7 +139,7 @@ def check_diagonal(loop: Loop, group: Group) -> None:
         raise NotAffine(f"more than {MOST_TOGETHER} carries read each other")
     carry = [loop.carry[i] for i in group]
     for v in carry:
-        if not jnp.issubdtype(v.aval.dtype, jnp.inexact):
+        if not is_smooth(v.aval):
             raise NotAffine(f"a carry is {v.aval.dtype}")
     body, _ = jaxprs.needed(loop.eqns, [loop.carry_out[i] for i in group], set(loop.inputs))
     moving = jaxprs.depends(body, carry)

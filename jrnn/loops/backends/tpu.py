@@ -49,4 +49,4 @@ def _in_kernel(loop: Loop, target: Target) -> Node:
     return OneCall(kernel_of(loop, target.kind, elsewhere), loop)
 
 
-BACKEND = Backend(("tpu", KERNEL), plan)
+BACKEND = Backend(plan, ("tpu",), (KERNEL,))

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
-
 from jrnn import jaxprs
-from jrnn.jaxprs.tangents import Linearized
+from jrnn.jaxprs.tangents import Linearized, is_smooth
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.chunks.chunked import Chunked, check, chunked
 from jrnn.loops.chunks.estimate import compared
@@ -59,7 +57,7 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
     while len(moving) > before:  # a carry also moves if the new carry does
         before, reached = len(moving), jaxprs.depends(loop.eqns, moving)
         moving.update(v for v, out in zip(loop.carry, loop.carry_out) if jaxprs.is_in(out, reached))
-    places = [i for i, v in enumerate(inputs) if v in moving and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
+    places = [i for i, v in enumerate(inputs) if v in moving and is_smooth(v.aval)]
     parts = Linearized.of(loop.step, [v.aval for v in inputs], places)
     states = parts.program.invars[n_consts : n_consts + len(loop.carry)]
     most = max(map(jaxprs.nbytes, states), default=0)

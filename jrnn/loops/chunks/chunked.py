@@ -56,7 +56,7 @@ class Chunked:
     stored: int = 0
 
     @property
-    def name(self) -> str:
+    def way(self) -> str:
         return f"in chunks of {self.size}"
 
     def estimate(self, estimator: Estimator) -> Estimate:
@@ -89,8 +89,10 @@ class Chunked:
                 steps[loop.carry[i]] = jaxprs.shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
                 final = [stack[0 if loop.reverse else -1]]
             else:
-                final, before = _one_by_one(loop, stage, first, env, steps, length)
-                steps.update(zip([loop.carry[i] for i in stage.carry], before))
+                carry = [loop.carry[i] for i in stage.carry]
+                part = _part(loop, stage, carry, env, steps)  # its outputs are the carries before each step
+                final, before = part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
+                steps.update(zip(carry, before))
             last.update(zip(stage.carry, final))
         return [last[i] for i in range(len(init))], jaxprs.stacks(loop.eqns, loop.ys, env, steps, length)
 
@@ -214,12 +216,6 @@ def _part(loop: Loop, stage: Stage, ys: Sequence[Atom], env: Env, steps: Env) ->
     consts, xs = ([v for v in read if v in known] for known in (env, steps))
     parts = {"eqns": eqns, "consts": consts, "carry": carry, "xs": xs, "carry_out": new, "ys": ys}
     return replace(loop, **{name: tuple(part) for name, part in parts.items()})
-
-
-def _one_by_one(loop: Loop, stage: Stage, first: Sequence[Any], env: Env, steps: Env, length: int) -> Results:
-    """Runs carries that are not affine as a loop of their own. Returns the last ones, and those before each step."""
-    part = _part(loop, stage, [loop.carry[i] for i in stage.carry], env, steps)
-    return part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
 
 
 def _in_chunks(

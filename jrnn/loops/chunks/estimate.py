@@ -88,9 +88,8 @@ def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int) -> Es
             vectors = (readers + writers) * math.log2(steps) * batch * steps * k * state.aval.dtype.itemsize
             blocks += _PASSES * count * vectors / machine.cached
         boundaries += count * elements * max(state.aval.dtype.itemsize, 4)
-        kept = readers * writers * steps + solved * (
-            v + solved * steps
-        )  # a step and head: scores, rows, and the inverse
+        # Of a step and head: scores, rows, and the inverse.
+        kept = readers * writers * steps + solved * (v + solved * steps)
         boundaries += 4 * count * steps * batch * kept
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
     calls = count * (_KERNELS * machine.call + machine.trip)

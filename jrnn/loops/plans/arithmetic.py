@@ -58,7 +58,7 @@ class Arithmetic:
     cost: Estimate
     in_the_way: tuple[str, ...]
     within_limit: bool
-    name = "as arithmetic"
+    way = "as arithmetic"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         return self.loop.run(consts, init, xs, length)

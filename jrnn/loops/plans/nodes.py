@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jrnn.jaxprs import primitives
-from jrnn.loops.affine.associative import Solved as Solution
+from jrnn.loops.affine import associative
 from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.loop import Loop, Results
@@ -39,7 +39,7 @@ class Node(Protocol):
         """Returns what it does, for `explain`."""
 
     @property
-    def name(self) -> str:
+    def way(self) -> str:
         """A text that names this way among all ways to run the loop. It is the same in every process."""
 
 
@@ -48,7 +48,7 @@ class Steps:
     """Runs the steps one by one with `jax.lax.scan`."""
 
     loop: Loop
-    name = "steps"
+    way: str = "steps"
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.loop.run(consts, init, xs, length)
@@ -93,8 +93,8 @@ class Converted:
         return replace(inner, remarks=(*self.remarks, *inner.remarks))
 
     @property
-    def name(self) -> str:
-        return self.inner.name
+    def way(self) -> str:
+        return self.inner.way
 
 
 def by_steps(loop: Loop) -> Node:
@@ -144,7 +144,7 @@ class Split:
         )
 
     @property
-    def name(self) -> str:
+    def way(self) -> str:
         """Names what leaves the loop by the numbers of its equations and carries."""
         moves = movable(self.fission, floating_sums=True)
         place = {v: i for i, eqn in enumerate(self.fission.loop.eqns) for v in eqn.outvars}
@@ -154,7 +154,7 @@ class Split:
             "summed": list(moves.summed),
         }
         parts = [f"{key} {' '.join(map(str, sorted(at)))}" for key, at in numbers.items() if at]
-        return "; ".join([*parts, *["coefficients before the loop"] * self.coefficients, self.inner.name])
+        return "; ".join([*parts, *["coefficients before the loop"] * self.coefficients, self.inner.way])
 
 
 @dataclass(frozen=True)
@@ -182,22 +182,22 @@ class InChunks:
         return replace(inner, chunk=self.size, remarks=(remark, *inner.remarks))
 
     @property
-    def name(self) -> str:
-        return f"{self.size} at a time; {self.inner.name}"
+    def way(self) -> str:
+        return f"{self.size} at a time; {self.inner.way}"
 
 
 @dataclass(frozen=True)
 class Solved:
     """Solves an affine loop for all steps in log T rounds."""
 
-    solution: Solution
-    name = "associative"
+    loop: Loop
+    way = "associative"
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.solution.run(consts, init, xs, length)
+        return associative.solved(self.loop, consts, init, xs, length)
 
     def describe(self) -> Description:
-        return Steps(self.solution.loop).describe()
+        return Steps(self.loop).describe()
 
 
 class Kernel(Protocol):
@@ -229,7 +229,7 @@ class OneCall:
         return replace(Steps(self.loop).describe(), remarks=(str(self.kernel),))
 
     @property
-    def name(self) -> str:
+    def way(self) -> str:
         return self.kernel.name
 
 

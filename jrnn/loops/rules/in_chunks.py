@@ -12,12 +12,12 @@ from contextlib import suppress
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 with suppress(ImportError):  # `installation` reports missing names
     from jax._src.interpreters import ad
 
 from jrnn import jaxprs
+from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.costs import tuned
 from jrnn.loops.costs.tuned import Question
 from jrnn.loops.loop import Options, ScanParams, mark, recorder, strict_passes
@@ -45,8 +45,7 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
-        smooth = [jnp.issubdtype(jax.typeof(p).dtype, jnp.inexact) for p in primals]
-        places = [i for i, nz in enumerate(nonzeros) if nz and smooth[i]]
+        places = [i for i, (p, nonzero) in enumerate(zip(primals, nonzeros)) if nonzero and is_smooth(p)]
         results = _in_chunks(current_metadata(), params, primals, places, lambda of, at: jax.linearize(of, *at))
         if results is None:
             return rule(is_vjp, nonzeros, *primals, **params)
@@ -58,8 +57,7 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
             return [_tangent(o, t) for o, t in zip(outs, moved)]
 
         structured = () if jax.__version_info__ < (0, 12) else (None,)
-        moves = [jnp.issubdtype(o.dtype, jnp.inexact) for o in outs]
-        return outs, moves, jax.tree.leaves(linear), *structured, linearized
+        return outs, list(map(is_smooth, outs)), jax.tree.leaves(linear), *structured, linearized
 
     return differentiate
 
@@ -76,39 +74,11 @@ def _in_chunks(
         places: of the arguments that have tangents.
         transform: of a function of these arguments, and their values.
     """
-    run = _program(metadata, params, primals, [i in places for i in range(len(primals))]) if places else None
-    if run is None:
-        return None
-    try:
-        return transform(lambda *some: run(jaxprs.replaced(primals, places, some)), [primals[i] for i in places])
-    except Exception as error:  # such as for types of `jax.shard_map`
-        if strict_passes.value:
-            raise
-        recorder.note(f"not in chunks: {type(error).__name__} (please report it): {error}")
-        return None
-
-
-def _tangent(out: Any, tangent: Any) -> Any:
-    aval = jax.typeof(out)
-    return tangent if jnp.issubdtype(aval.dtype, jnp.inexact) else ad.Zero(aval.to_tangent_aval())
-
-
-def _program(
-    metadata: Any, params: dict[str, Any], primals: Sequence[Any], moves: Sequence[bool]
-) -> Callable[[Sequence[Any]], list[Any]] | None:
-    """Returns a function of a scan's arguments that runs it in chunks, or None to leave it to other rules.
-
-    Args:
-        metadata: the mark.
-        params: those of the equation.
-        primals: its arguments.
-        moves: which of them have tangents.
-    """
     options = mark.options_in(metadata)
-    if options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
+    if not places or options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
         return None
-    scan = ScanParams.of(params)
-    planned = _planned(scan, params, tuple(map(jax.typeof, primals)), tuple(moves), options)
+    scan, moves = ScanParams.of(params), tuple(i in places for i in range(len(primals)))
+    planned = _planned(scan, params, tuple(map(jax.typeof, primals)), moves, options)
     if planned is None:
         return None
     plan, values = planned
@@ -118,11 +88,21 @@ def _program(
     recorder.record(plan)
     whole = scan.flat(plan.node.run, values)
 
-    def run(args: Sequence[Any]) -> list[Any]:
+    def run(*moving: Any) -> list[Any]:
         with mark.unmarked():
-            return whole(*args)
+            return whole(*jaxprs.replaced(primals, places, moving))
 
-    return run
+    try:
+        return transform(run, [primals[i] for i in places])
+    except Exception as error:  # such as for types of `jax.shard_map`
+        if strict_passes.value:
+            raise
+        recorder.note(f"not in chunks: {type(error).__name__} (please report it): {error}")
+        return None
+
+
+def _tangent(out: Any, tangent: Any) -> Any:
+    return tangent if is_smooth(out) else ad.Zero(jax.typeof(out).to_tangent_aval())
 
 
 def _planned(
@@ -136,7 +116,7 @@ def _planned(
     key = functools.cache(lambda: tuned.key_of(f"gradient {list(moves)}", params, avals, options, device()))
     planned = choice.plan(scan, target, options, moves, tuned.taken(key))
     if tuned.is_asked() and _runs(choice.plan(scan, target, options, moves, choice.WAYS[1])):
-        chosen = planned[0].node.name if _runs(planned) else choice.BY_STEPS
+        chosen = planned[0].node.way if _runs(planned) else choice.BY_STEPS
         title = recorder.titled(f"gradient of a loop of {scan.length} steps over matrix states on {target.platform}")
         tuned.ask(Question(key(), params, avals, options, moves, tuple(dict.fromkeys([chosen, *choice.WAYS])), title))
     return planned
