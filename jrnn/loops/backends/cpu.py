@@ -30,7 +30,7 @@ from jrnn.loops.passes import (
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plans import NOTHING, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
+from jrnn.loops.plans import NOTHING, LoopPlan, Node, Split, Steps, Target, at_leaf, by_steps
 from jrnn.loops.plans.arithmetic import LARGE_PRODUCT, arithmetic
 from jrnn.loops.plans.search import Search
 
@@ -175,7 +175,7 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
             continue
         if search.options.executor == "auto" and not kernel.is_worth_a_call(search.machine):
             continue
-        candidates[moves] = search.candidate(name, Split(fission, OneCall(kernel, fission.core)))
+        candidates[moves] = search.candidate(name, Split(fission, kernel))
     return [*candidates.values()], refusal
 
 
@@ -191,7 +191,7 @@ def _for_xla(leaf: Node, trip: int) -> Node:
 
 
 def _is_call(node: Node) -> bool:
-    return isinstance(getattr(node, "inner", node), OneCall)
+    return getattr(node, "inner", node).way == native.NAME
 
 
 def _turning_may_pay(loop: Loop, reference: Candidate, machine: Machine) -> bool:

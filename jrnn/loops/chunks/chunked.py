@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
-from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, with_names
+from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, part_of, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks import estimate
 from jrnn.loops.chunks.labeled import variables
@@ -25,8 +25,7 @@ from jrnn.loops.chunks.program import Body
 from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.loop import Loop, Results, mark
-from jrnn.loops.plans import Description
-from jrnn.loops.plans.description import contractions
+from jrnn.loops.loop.description import Description, contractions
 from jrnn.loops.wrappers.recompute import in_chunks
 
 _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
@@ -90,7 +89,7 @@ class Chunked:
                 final = [stack[0 if loop.reverse else -1]]
             else:
                 carry = [loop.carry[i] for i in stage.carry]
-                part = _part(loop, stage, carry, env, steps)  # its outputs are the carries before each step
+                part = part_of(loop, stage.carry, carry, env, steps)  # its outputs are the carries before each step
                 final, before = part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
                 steps.update(zip(carry, before))
             last.update(zip(stage.carry, final))
@@ -207,22 +206,13 @@ def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Se
     return in_chunks(some, init, list(xs), length, _BOUNDARY, loop.reverse, wrap)
 
 
-def _part(loop: Loop, stage: Stage, ys: Sequence[Atom], env: Env, steps: Env) -> Loop:
-    """Returns the loop of the carries of a stage, whose constants and inputs are known."""
-    carry, new = [loop.carry[i] for i in stage.carry], [loop.carry_out[i] for i in stage.carry]
-    # A form may read the operands of a product that is computed before the loop.
-    operands = [v for form in stage.forms for v in variables(form.terms)]
-    eqns, read = jaxprs.needed(loop.eqns, [*ys, *new, *operands], {*env, *steps, *carry})
-    consts, xs = ([v for v in read if v in known] for known in (env, steps))
-    parts = {"eqns": eqns, "consts": consts, "carry": carry, "xs": xs, "carry_out": new, "ys": ys}
-    return replace(loop, **{name: tuple(part) for name, part in parts.items()})
-
-
 def _in_chunks(
     loop: Loop, stage: Stage, outs: Sequence[Atom], first: Sequence[Any], env: Env, steps: Env, length: int, size: int
 ) -> Results:
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
-    body = Body(stage.forms, _part(loop, stage, outs, env, steps), size)
+    # A form may read the operands of a product that is computed before the loop.
+    operands = [v for form in stage.forms for v in variables(form.terms)]
+    body = Body(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size)
     carry = body.loop.carry
     count = -(-length // size)
     extra = count * size - length

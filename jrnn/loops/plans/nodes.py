@@ -17,8 +17,8 @@ from jrnn.loops.affine import associative
 from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop.description import Description, contractions, described, items
 from jrnn.loops.passes import Fission, movable, widen_sums
-from jrnn.loops.plans.description import Description, contractions, items
 from jrnn.loops.plans.split_costs import SplitCosts
 from jrnn.loops.wrappers.recompute import in_chunks
 
@@ -58,7 +58,7 @@ class Steps:
         return estimate(estimator.trips(self.loop, inside), inside.peak)
 
     def describe(self) -> Description:
-        return Description(stacked=items(self.loop.ys, self.loop), contractions=contractions(self.loop.eqns))
+        return described(self.loop)
 
 
 class Conversion(Protocol):
@@ -197,40 +197,7 @@ class Solved:
         return associative.solved(self.loop, consts, init, xs, length)
 
     def describe(self) -> Description:
-        return Steps(self.loop).describe()
-
-
-class Kernel(Protocol):
-    """A compiled program that runs a whole loop."""
-
-    name: str
-
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        """Runs `length` steps."""
-
-    def estimate(self, estimator: Estimator) -> Estimate:
-        """Returns the time and the memory of all steps. The estimator knows the equations of the loop."""
-
-
-@dataclass(frozen=True)
-class OneCall:
-    """Runs a loop as one call of a kernel, which keeps the state to itself."""
-
-    kernel: Kernel
-    loop: Loop
-
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.kernel.run(consts, init, xs, length)
-
-    def estimate(self, estimator: Estimator) -> Estimate:
-        return self.kernel.estimate(estimator)
-
-    def describe(self) -> Description:
-        return replace(Steps(self.loop).describe(), remarks=(str(self.kernel),))
-
-    @property
-    def way(self) -> str:
-        return self.kernel.name
+        return described(self.loop)
 
 
 def at_leaf(node: Any, change: Callable[[Any], Any]) -> Any:

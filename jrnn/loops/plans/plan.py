@@ -13,8 +13,8 @@ from jrnn.loops.costs import machines
 from jrnn.loops.costs.candidates import Choice
 from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.loop import Loop
-from jrnn.loops.plans.description import Description, Item, contractions
-from jrnn.loops.plans.nodes import Node, Steps
+from jrnn.loops.loop.description import Description, Item, contractions, described
+from jrnn.loops.plans.nodes import Node
 
 NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
 _SHOWN = 2  # the most values of each kind that are printed
@@ -77,7 +77,7 @@ class LoopPlan:
         """What is done with the loop."""
         if self.node is not None:
             return self.node.describe()
-        return Description() if self.loop is None else Steps(self.loop).describe()
+        return Description() if self.loop is None else described(self.loop)
 
     @property
     def hoisted(self) -> tuple[Item, ...]:

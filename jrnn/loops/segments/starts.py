@@ -16,7 +16,7 @@ from jax import lax
 from jrnn import jaxprs
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
-from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept
+from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept, part_of
 from jrnn.loops.affine.matrix import matrix_form
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.segments.place import Place, Values, like
@@ -54,18 +54,16 @@ class Segment:
         self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values
     ) -> tuple[Callable[[Values, Values], tuple[Values, Values]], Values]:
         """Returns the step of some of the carries and outputs, and the inputs that it reads."""
-        loop = self.loop
-        eqns, used = jaxprs.needed(loop.eqns, [*(loop.carry_out[i] for i in carry), *ys], {*loop.inputs})
-        stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
-        fixed = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
+        loop, stacks = self.loop, dict(zip(self.loop.xs, xs))
+        known = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
+        part = part_of(loop, carry, ys, known, stacks)
+        fixed = [known[v] for v in part.consts]
 
         def step(old: Values, x: Values) -> tuple[Values, Values]:
-            env = {**fixed, **dict(zip(stacks, x)), **{loop.carry[i]: v for i, v in zip(carry, old)}}
-            jaxprs.evaluate(eqns, env)
-            new = [like(jaxprs.value(env, loop.carry_out[i]), v) for i, v in zip(carry, old)]
-            return new, [jaxprs.value(env, y) for y in ys]
+            outs = part.step(*fixed, *old, *x)
+            return [like(new, v) for new, v in zip(outs, old)], outs[len(old) :]
 
-        return step, list(stacks.values())
+        return step, [stacks[v] for v in part.xs]
 
     def matrix(self, stage: Stage, transition: Blocks, consts: Values, start: Values, xs: Values) -> Any:
         """Returns A of a group of carries."""
