@@ -26,7 +26,7 @@ from quick_compilation import OPTIONS
 
 import jrnn
 from jrnn.jaxprs.by_numpy import evaluate
-from jrnn.loops import chunks
+from jrnn.loops.chunks import choice
 from jrnn.loops.costs.candidates import Choice
 from jrnn.loops.loop import recorder
 
@@ -235,15 +235,15 @@ def fault(seed, by_numpy):
 
 def often_in_chunks():
     """Plans chunks wherever they can be derived, unless they are estimated to take more than 30 ms or 50 MB."""
-    compared = chunks.compared
-    chunks.pays = lambda *args: True
+    compared = choice.compared
+    choice.pays = lambda *args: True
 
     def chosen(*args):
-        choice = compared(*args)
-        (ours,) = [c for c in (choice.chosen, *(c for c, _ in choice.others)) if c.name == "in chunks"]
-        return Choice(ours) if ours.estimate.seconds < 0.03 and ours.estimate.memory < 50e6 else choice
+        every = compared(*args)
+        (ours,) = [c for c in (every.chosen, *(c for c, _ in every.others)) if c.name == "in chunks"]
+        return Choice(ours) if ours.estimate.seconds < 0.03 and ours.estimate.memory < 50e6 else every
 
-    chunks.compared = chosen
+    choice.compared = chosen
 
 
 def main():

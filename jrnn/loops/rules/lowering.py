@@ -1,7 +1,7 @@
 """Lowering of a marked loop, forward or reverse: it is planned for the platform, and the plan is lowered.
 
 To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop/record.py`) and gets its
-`LoopPlan` (`plans/plan.py`) from `backends.plan`. The plan's node is traced in place of the loop. A plan without a node
+`LoopPlan` (`plans/plan.py`) from its backend. The plan's node is traced in place of the loop. A plan without a node
 leaves the loop to JAX."""
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import platform_of
 from jrnn.loops import backends
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder, strict_passes
@@ -64,19 +65,22 @@ def _chosen(
     params: dict[str, Any], avals: Sequence[Any], target: Target, options: Options
 ) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan that was chosen by measurement, or else the one that is estimated to be best."""
+    backend = backends.of(target, options)
     if options.executor != "auto" or target.devices > 1 or target.exported:
-        return _planned(target, options, None, ScanParams.of(params))
+        return _planned(backend, target, options, None, ScanParams.of(params))
     device = functools.partial(tuned.device, target.platform, target.kind)
     key = functools.cache(lambda: tuned.key_of("loop", params, avals, options, device()))
-    planned = _planned(target, options, tuned.taken(key), ScanParams.of(params))
+    planned = _planned(backend, target, options, tuned.taken(key), ScanParams.of(params))
     if tuned.is_asked() and planned[0].loop is not None:
-        (names, held), title = backends.ways(planned[0], options), recorder.titled(planned[0].title)
-        tuned.ask(Question(key(), params, tuple(avals), options, (), names, title, held))
+        (ways, held), title = backend.ways_of(planned[0], options), recorder.titled(planned[0].title)
+        tuned.ask(Question(key(), params, tuple(avals), options, (), ways, title, held))
     return planned
 
 
 @functools.lru_cache(maxsize=256)
-def _planned(target: Target, options: Options, take: str | None, scan: ScanParams) -> tuple[LoopPlan, tuple[Any, ...]]:
+def _planned(
+    backend: Backend, target: Target, options: Options, take: str | None, scan: ScanParams
+) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan of an equation, and the values of its jaxpr's constants."""
     loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
     if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
@@ -86,7 +90,7 @@ def _planned(target: Target, options: Options, take: str | None, scan: ScanParam
         loop, values = scan.loop(program), program.consts
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
-        return backends.plan(loop, target, options, take), values
+        return backend.planned(loop, target, options, take), values
     except Exception as error:
         return _left_by(error, target, loop), ()
 
@@ -116,5 +120,5 @@ def steps_of(fn: Callable, *args: Any) -> list[Loop]:
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the marked loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
-    marked = [(eqn, options) for eqn in scans if (options := mark.options_in(eqn.ctx.xla_metadata)) is not None]
-    return [_planned(target, options, None, ScanParams.of(eqn.params))[0] for eqn, options in marked]
+    marked = [(ScanParams.of(e.params), mark.options_in(e.ctx.xla_metadata)) for e in scans]
+    return [_planned(backends.of(target, o), target, o, None, scan)[0] for scan, o in marked if o is not None]
