@@ -236,7 +236,8 @@ class TrainedModel:
             if name not in known:
                 raise ConfigError(f"{path}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}")
         config = replace(config, sample=replace(config.sample, **given))
-        return config.kind.write(Trained(config, self.origin.kept, self.origin.model, self.params), seed)
+        origin = self.origin
+        return config.kind.write(Trained(config, origin.kept, origin.model, self.params, self.generate), seed)
 
     def package(self) -> Package:
         """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.

@@ -106,12 +106,13 @@ def _check_classes(where: str, targets: np.ndarray, count: int) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model: the `Config` and the fingerprint of its run, and its parameters."""
+    """A trained model: the `Config` and the fingerprint of its run, its parameters, and `TrainedModel.generate`."""
 
     config: Any
     fingerprint: Mapping[str, Any]
     model: Model
     params: Params
+    generate: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import numpy as np
 
 from jrnn.corpus import Corpus
@@ -17,7 +16,7 @@ from jrnn.files import read_text
 from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.model import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
-from jrnn.train.tasks.language import SampleConfig, build_language_model, generate
+from jrnn.train.tasks.language import SampleConfig, build_language_model, written
 from jrnn.train.tasks.task import TaskKind, Trained, kept_value
 from jrnn.train.toml_codec import Positive, check_bounds, require
 
@@ -174,18 +173,9 @@ def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Mode
 
 
 def _write(trained: Trained, seed: int) -> str:
-    settings = trained.config.sample
     tokenizer = parse_tokenizer(kept_value(trained.fingerprint, "tokenizer", str), "data.json of the run")
-    prompt = np.asarray(tokenizer.encode(settings.prompt).ids, np.int32)
-    if isinstance(trained.model, PretrainedModel):
-        if not len(prompt):
-            raise DataError("the prompt has no tokens; give one with at least one character")
-        model, key = trained.model.language_model(trained.params), jax.random.key(seed)
-        new, _ = model.generate(prompt[None], settings.length, temperature=settings.temperature, key=key)
-        tokens = [*prompt.tolist(), *np.asarray(new)[0].tolist()]
-    else:
-        tokens = generate(trained.model, trained.params, prompt, settings, seed).tolist()
-    return str(tokenizer.decode(tokens))
+    prompt = np.asarray(tokenizer.encode(trained.config.sample.prompt).ids, np.int32)
+    return str(tokenizer.decode(written(trained, prompt, seed)))
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
