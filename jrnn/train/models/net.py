@@ -20,11 +20,11 @@ from jrnn.nets.blobs import dense
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax
-from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, Signature, gradients_of
+from jrnn.train.models.model import DEFAULT, Carry, Compute, Model, Outcome, Params, Signature
 
 
 @dataclass(frozen=True)
-class NetModel:
+class NetModel(Model):
     """A model that is a net.
 
     Attributes:
@@ -100,7 +100,7 @@ class NetModel:
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         if self.compute.gradient == "jax":
-            return gradients_of(self.loss, params, carry, batch, key)
+            return super().gradients(params, carry, batch, key)
         net, found = add_gradients(self._net(key), [self.loss_blob])
         names = {p: found[p] for p in self._trained}
         wanted = [b for g in names.values() for b in (g if isinstance(g, GradientSlice) else (g,))]

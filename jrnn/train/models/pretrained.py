@@ -18,7 +18,7 @@ from jrnn import models
 from jrnn.errors import ConfigError
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
-from jrnn.train.models.model import Carry, Outcome, Params, Signature, gradients_of
+from jrnn.train.models.model import Carry, Model, Params, Signature
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
 A, B = "lora_a", "lora_b"  # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
@@ -46,7 +46,7 @@ class PretrainedConfig:
 
 
 @dataclass(frozen=True)
-class PretrainedModel:
+class PretrainedModel(Model):
     """A `LanguageModel` as a `Model` of rows that start with the initial state; its parameters are trained in float32.
 
     Attributes:
@@ -132,16 +132,10 @@ class PretrainedModel:
             params[f"{name}.{B}"] = jnp.zeros(b.shape)
         return params
 
-    def initial_carry(self, examples: int) -> Carry:
-        return {}
-
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         logits, _ = self.predict(params, carry, batch)
         chosen = jax.nn.log_softmax(logits.astype(jnp.float32))
         return -jnp.mean(jnp.take_along_axis(chosen, batch.targets[..., None], axis=-1)), carry
-
-    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
-        return gradients_of(self.loss, params, carry, batch, key)
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         dtype = jnp.dtype(self.precision)

@@ -22,7 +22,7 @@ from jrnn.files import AtLeast
 from jrnn.train.models.model import Compute, Params
 from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq.model import Seq2SeqConfig, Seq2SeqModel, seq2seq
-from jrnn.train.tasks.task import TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import Task, TaskKind, Trained, kept_value
 from jrnn.train.text import Vocabulary
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
@@ -245,7 +245,7 @@ class DrawnPairs:
 
 
 @dataclass(frozen=True)
-class Seq2SeqTask:
+class Seq2SeqTask(Task):
     """Generated pairs, and an encoder-decoder; see `Task`."""
 
     train: DrawnPairs
@@ -255,7 +255,6 @@ class Seq2SeqTask:
     axes: ClassVar[Mapping[str, int]] = {
         "inputs": 1, "input_lengths": 0, "decoder_inputs": 1, "targets": 1, "target_lengths": 0,
     }  # fmt: skip
-    item: ClassVar[str] = "examples"
     unit: ClassVar[str] = "nats a character"
 
     @classmethod
@@ -271,10 +270,6 @@ class Seq2SeqTask:
         }
         train = DrawnPairs(Pairs(**drawn, reversals=data.reversals, seed=config.seed), data.batch)
         return cls(train, held_out, _model(config, {"characters": VOCABULARY.characters}))
-
-    @property
-    def items(self) -> int:
-        return self.train.batch
 
     def validation(self) -> Sequence[PairBatch]:
         size = self.train.batch

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from jrnn.files import AtLeast
-from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.task import AXES, Examples, TaskKind, in_batches
+from jrnn.train.models import FEATURE_MODELS, Model, Signature, build_model
+from jrnn.train.tasks.task import AXES, Examples, Task, TaskKind, in_batches
 from jrnn.train.toml_codec import Positive, check_bounds
 
 VALIDATION = 2**32 - 1  # the number of the validation batch; no step reaches it
@@ -61,7 +61,7 @@ class Adding:
 
 
 @dataclass(frozen=True)
-class AddingTask:
+class AddingTask(Task):
     """See `Task`."""
 
     train: Adding
@@ -69,7 +69,6 @@ class AddingTask:
     model: Model
 
     axes: ClassVar[Mapping[str, int]] = AXES
-    item: ClassVar[str] = "examples"
     unit: ClassVar[str] = "mean squared error"
 
     @classmethod
@@ -77,18 +76,8 @@ class AddingTask:
         data = config.data
         return cls(Adding(data.length, data.batch, config.seed), data.validation, _model(config, {}))
 
-    @property
-    def items(self) -> int:
-        return self.train.batch
-
     def validation(self) -> Sequence[Examples]:
         return in_batches(self.train.draw(VALIDATION, self.validated), self.train.batch)
-
-    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
-        return {}
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {}
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
