@@ -42,9 +42,9 @@ class Signature:
     tokens: bool
     inputs: int
     outputs: int
-    every_step: bool
-    loss: Literal["cross_entropy", "squared_error"]
-    carried: bool
+    every_step: bool = False
+    loss: Literal["cross_entropy", "squared_error"] = "cross_entropy"
+    carried: bool = False
     lengths: bool = False
     resets: bool = False
     tokens_of_a_batch: int = 0

@@ -35,6 +35,7 @@ class NetModel(Model):
         constants: the blobs of `init_net` that are not trained.
         signature: the inputs and outputs, of a model that maps one sequence to outputs.
         rebuild: the net for another signature, with the same parameters; None if there is no other.
+        whole: the net to export, which may have more outputs than training needs; None: the same.
     """
 
     net: Net
@@ -48,6 +49,7 @@ class NetModel(Model):
     constants: Mapping[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
     rebuild: Callable[[Signature], NetModel] | None = None
+    whole: Net | None = None
 
     def with_signature(self, signature: Signature) -> NetModel:
         """The model of the same parameters for other inputs and outputs; ConfigError if the net is what it is."""
@@ -126,12 +128,9 @@ class NetModel(Model):
     def package(self, params: Params) -> Package:
         """Returns an init net that fills the parameters, and a net from inputs and states to `outputs`."""
         inputs = [blob for blob in (*self.feeds, *self.states) if blob not in self.targets]
-        return export_package(for_evaluation(self.served), {**self.constants, **params}, inputs, self.outputs)
-
-    @property
-    def served(self) -> Net:
-        """The net to export, which may have more outputs than training needs."""
-        return self.net
+        return export_package(
+            for_evaluation(self.whole or self.net), {**self.constants, **params}, inputs, self.outputs
+        )
 
 
 def _in(dtype: str, value: Any) -> Any:

@@ -36,15 +36,13 @@ class AddingData:
 
 
 @dataclass(frozen=True)
-class Adding:
+class Adding(AddingData):
     """Examples of the adding problem; a batch is a function of the seed and its number.
 
     Inputs are [T, B, 2]: numbers, and marks with one 1 in either half. Targets are [B, 1].
     """
 
-    length: int
-    batch: int
-    seed: int
+    seed: int = 0
 
     def at(self, step: int) -> Examples:
         return self.draw(step, self.batch)
@@ -65,7 +63,6 @@ class AddingTask(Task):
     """See `Task`."""
 
     train: Adding
-    validated: int  # examples
     model: Model
 
     axes: ClassVar[Mapping[str, int]] = AXES
@@ -73,16 +70,14 @@ class AddingTask(Task):
 
     @classmethod
     def load(cls, config: Any) -> AddingTask:
-        data = config.data
-        return cls(Adding(data.length, data.batch, config.seed), data.validation, _model(config, {}))
+        return cls(Adding(**vars(config.data), seed=config.seed), _model(config, {}))
 
     def validation(self) -> Sequence[Examples]:
-        return in_batches(self.train.draw(VALIDATION, self.validated), self.train.batch)
+        return in_batches(self.train.draw(VALIDATION, self.train.validation), self.train.batch)
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
-    signature = Signature(tokens=False, inputs=2, outputs=1, every_step=False, loss="squared_error", carried=False)
-    return build_model(config, signature)
+    return build_model(config, Signature(tokens=False, inputs=2, outputs=1, loss="squared_error"))
 
 
 ADDING = TaskKind("adding", AddingData, FEATURE_MODELS, AddingTask.load, _model)

@@ -97,18 +97,9 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
 
 def build_language_model(config: Any, known: int, resets: bool = False) -> Model:
     """Returns the model of a `Config` that reads and predicts `known` tokens; `resets`: see `Signature`."""
-    tokens = config.data.batch * config.data.chunk
-    signature = Signature(
-        tokens=True,
-        inputs=known,
-        outputs=known,
-        every_step=True,
-        loss="cross_entropy",
-        carried=True,
-        resets=resets,
-        tokens_of_a_batch=tokens,
-    )
-    return build_model(config, signature)
+    size = config.data.batch * config.data.chunk
+    options = {"every_step": True, "carried": True, "resets": resets, "tokens_of_a_batch": size}
+    return build_model(config, Signature(True, known, known, **options))
 
 
 def _write(trained: Trained, seed: int) -> str:
