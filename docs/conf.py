@@ -9,12 +9,17 @@ import io
 import json
 import re
 import runpy
+import sys
 import textwrap
 import tokenize
 import tomllib
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tables
 
 import jrnn
 from jrnn.cli.parser import make_parser
@@ -163,8 +168,20 @@ def keys(block):
     return "\n".join(rows)
 
 
+def measured(block):
+    """A table of docs/benchmarks."""
+    return tables.render(block[1])
+
+
+BLOCKS = {
+    r"^```\{names\} ([\w.]+)\n(.*?)\n```$": entries,
+    r"^```\{keys\} ([\w.]+)\n```$": keys,
+    r"^```\{measured\} (\w+)\n```$": measured,
+}
+
+
 def expand(app, docname, source):
-    for pattern, made in ((r"^```\{names\} ([\w.]+)\n(.*?)\n```$", entries), (r"^```\{keys\} ([\w.]+)\n```$", keys)):
+    for pattern, made in BLOCKS.items():
         source[0] = re.sub(pattern, made, source[0], flags=re.M | re.S)
 
 

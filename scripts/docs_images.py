@@ -15,14 +15,16 @@ By default it draws those that take seconds.
 Needs the extra `plot`.
 """
 
-import json
-import math
 import sys
 import tempfile
 from pathlib import Path
 
 import jax
 from matplotlib.figure import Figure
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+
+import tables
 
 import jrnn
 from jrnn.cli import main as command
@@ -34,41 +36,27 @@ PEERS = {"lax.scan": "#9aa5b1", "flax": "#c3b1e1", "torch": "#f2b880", "jrnn.nn"
 OURS = PEERS["jrnn.nn"]
 
 
-def _records(name):
-    return json.loads((ROOT / "docs" / "benchmarks" / f"{name}.json").read_text())["records"]
-
-
-def _mean(ratios):
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def _ratios():
-    """The sizes, and a function of a cell and a library to times over those of lax.scan: of each size, and their mean."""
-    times = {(r["cell"], r["size"], r["peer"]): r["least"] for r in _records("cpu_six") if r["mode"] == "train"}
-    sizes = list(dict.fromkeys(size for _, size, _ in times))
-
-    def ratios_of(cell, peer):
-        ratios = [times[cell, size, peer] / times[cell, size, "lax.scan"] for size in sizes]
-        return [*ratios, _mean(ratios)]
-
-    return sizes, ratios_of
+def _layers(cell):
+    """Peers -> times of training over those of lax.scan: of each size, and their mean."""
+    ratios = tables.ratios()
+    return {
+        peer: [*ratios[cell, "train", peer].values(), tables.mean(ratios[cell, "train", peer].values())]
+        for peer in PEERS
+    }
 
 
 def speed():
     """Training time over that of lax.scan, for each size and as the geometric mean."""
-    sizes, ratios_of = _ratios()
+    sizes = [*(size.rpartition("x")[0] for size in tables.ratios()["lstm", "train", "torch"]), "mean"]
     figure = Figure(figsize=(4, 5.6), layout="constrained")  # as wide as a phone shows it
     for axes, cell in zip(figure.subplots(2, 1, sharex=True), ("lstm", "gru")):
-        for k, (peer, color) in enumerate(PEERS.items()):
-            ratios = ratios_of(cell, peer)
+        for k, (peer, ratios) in enumerate(_layers(cell).items()):
             places = [x + 0.2 * (k - 1.5) for x in range(len(ratios))]
-            axes.bar(places, [min(ratio, 2.5) for ratio in ratios], width=0.2, color=color, label=peer)
+            axes.bar(places, [min(ratio, 2.5) for ratio in ratios], width=0.2, color=PEERS[peer], label=peer)
             for x, ratio in zip(places, ratios):
                 if ratio > 2.5:
                     axes.text(x, 2.52, f"{ratio:.1f}", ha="center", fontsize=7)
-        axes.set_xticks(
-            range(len(sizes) + 1), [*(s.rpartition("x")[0] for s in sizes), "mean"], rotation=30, fontsize=8
-        )
+        axes.set_xticks(range(len(sizes)), sizes, rotation=30, fontsize=8)
         axes.set_title(f"{cell.upper()} layer: a training step, lax.scan = 1", fontsize=10)
         axes.axhline(1, color="#9aa5b1", linewidth=0.8)
     figure.axes[1].set_xlabel("steps x batch x features", fontsize=9)
@@ -78,14 +66,13 @@ def speed():
 
 def bars():
     """A bar for each figure, in groups with a title. 360 wide, as a phone shows it."""
-    _, ratios_of = _ratios()
-    layers = {cell: {peer: ratios_of(cell, peer)[-1] for peer in PEERS} for cell in ("lstm", "gru")}
-    filters = _filter_ratios()
+    layers = {cell: {peer: ratios[-1] for peer, ratios in _layers(cell).items()} for cell in ("lstm", "gru")}
+    filters = _over_scan("filters", "least")
     kalman = {mode: filters["kalman_4", key] for mode, key in (("filter", "forward"), ("gradient", "train"))}
     filtered = ("Kalman filter, 4 states, 1,000 steps", {"lax.scan": 1, **kalman})
     matrix = (
         "Layers with matrix states, training: mean of 14",
-        {"lax.scan": 1, "jrnn": _mean(_linear_ratios().values())},
+        {"lax.scan": 1, "jrnn": tables.mean(_over_scan("linear", "low").values())},
     )
     lstm, gru = ((f"{cell.upper()} layer, training: mean of six sizes", layers[cell]) for cell in layers)
     for name, groups in {"summary": (filtered, matrix, lstm, gru), "lstm": (lstm,), "kalman": (filtered,)}.items():
@@ -106,26 +93,21 @@ def bars():
         (IMAGES / f"bars_{name}.svg").write_text("\n".join([head, back, *rows, "</svg>"]) + "\n")
 
 
-def _linear_ratios():
-    times = {(r["cell"], r["peer"]): r["low"] for r in _records("linear") if r["mode"] == "train"}
-    layers = dict.fromkeys(layer for layer, _ in times)
-    return {layer: times[layer, "jrnn"] / times[layer, "lax.scan"] for layer in layers}
-
-
-def _filter_ratios():
-    times = {(r["cell"], r["mode"], r["peer"]): r["least"] for r in _records("filters")}
-    return {key[:2]: time / times[*key[:2], "lax.scan"] for key, time in times.items() if key[2] == "jrnn"}
+def _over_scan(name, column):
+    """Loop and mode -> jrnn's number over that of lax.scan."""
+    found = tables.column(name, column)
+    return {key[:2]: value / found[*key[:2], "lax.scan", key[3]] for key, value in found.items() if key[2] == "jrnn"}
 
 
 def linear():
     """For each layer with matrix states, the time of a training step over that of lax.scan."""
-    layers, ratios = zip(*reversed(_linear_ratios().items()))
+    layers, ratios = zip(*reversed(_over_scan("linear", "low").items()))
     figure = Figure(figsize=(4, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.barh(range(len(layers)), ratios, color=OURS)
     for y, ratio in enumerate(ratios):
         axes.text(ratio + 0.01, y, f"{ratio:.2f}", va="center", fontsize=9)
-    axes.set_yticks(range(len(layers)), [layer.replace("_", " ") for layer in layers], fontsize=9)
+    axes.set_yticks(range(len(layers)), [layer.replace("_", " ") for layer, _ in layers], fontsize=9)
     axes.set_xlim(0, 1)
     axes.axvline(1, color=PEERS["lax.scan"])
     axes.set_xlabel("time of a training step, lax.scan = 1")
@@ -134,7 +116,7 @@ def linear():
 
 def filters():
     """For each loop over small states, the time forward and of a gradient over that of lax.scan."""
-    ratios = _filter_ratios()
+    ratios = _over_scan("filters", "least")
     loops = sorted({loop for loop, _ in ratios}, key=lambda loop: -ratios[loop, "train"])
     figure = Figure(figsize=(4, 6.4), layout="constrained")
     axes = figure.subplots()
