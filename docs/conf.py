@@ -54,7 +54,7 @@ napoleon_use_ivar = True
 toc_object_entries_show_parents = "hide"
 
 html_theme = "sphinx_book_theme"
-html_title = "jrnn"
+html_title = f"jrnn {version}"
 html_static_path = ["_static"]
 html_css_files = ["jrnn.css"]
 html_js_files = ["jrnn.js"]
@@ -173,10 +173,16 @@ def measured(block):
     return tables.render(block[1])
 
 
+def clone(block):
+    """How to get a clone, where pyproject.toml names the repository."""
+    return f"```text\ngit clone {urls['Repository']} jrnn\ncd jrnn\n```\n" if "Repository" in urls else ""
+
+
 BLOCKS = {
     r"^```\{names\} ([\w.]+)\n(.*?)\n```$": entries,
     r"^```\{keys\} ([\w.]+)\n```$": keys,
     r"^```\{measured\} (\w+)\n```$": measured,
+    r"^```\{clone\}\n```$": clone,
 }
 
 
