@@ -173,6 +173,14 @@ def measured(block):
     return tables.render(block[1])
 
 
+def properties(block):
+    """What `check_layer` or `check_model` checks, as the code says it."""
+    module, _, name = block[1].partition(".")
+    table = getattr(importlib.import_module(f"jrnn.testing.{module}"), name)
+    rows = [f"| {property.name} | {property.rule} |" for property in table.values()]
+    return "\n".join(["| property | what must hold |", "|---|---|", *rows])
+
+
 def clone(block):
     """How to get a clone, where pyproject.toml names the repository."""
     return f"```text\ngit clone {urls['Repository']} jrnn\ncd jrnn\n```\n" if "Repository" in urls else ""
@@ -182,6 +190,7 @@ BLOCKS = {
     r"^```\{names\} ([\w.]+)\n(.*?)\n```$": entries,
     r"^```\{keys\} ([\w.]+)\n```$": keys,
     r"^```\{measured\} (\w+)\n```$": measured,
+    r"^```\{properties\} ([\w.]+)\n```$": properties,
     r"^```\{clone\}\n```$": clone,
 }
 

@@ -1,14 +1,16 @@
 """Tables of recorded figures, which scripts/docs.sh puts where a page has a block ```{measured} NAME```.
 
 Each is made from docs/benchmarks/NAME.json: the records of `jrnn bench --json`, or a head and rows that a script of
-scripts/record wrote.
+scripts/record wrote, or that were copied from what a command printed.
 """
 
+import ast
 import json
 import math
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "benchmarks"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def read(name):
@@ -77,7 +79,18 @@ def filters():
     return {"head": head, "rows": rows}
 
 
-MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters}
+def programs():
+    """The programs of examples/: what they say of themselves, and the seconds of processor time of their notebooks."""
+    rows = []
+    for name, seconds in read("notebooks")["rows"]:
+        text = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8")))
+        about = " ".join(text.partition("\n\n")[0].split())
+        notebook = f'<a href="notebooks/{name}.ipynb" download>{name}.ipynb</a>'
+        rows.append([f"[{name}](../examples/{name}.py)", about, seconds, notebook])
+    return {"head": ["program", "what it is", "seconds", "notebook"], "rows": rows}
+
+
+MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters, "programs": programs}
 
 
 def render(name):
