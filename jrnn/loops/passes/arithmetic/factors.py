@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.jaxprs import Eqn
-from jrnn.loops.passes.arithmetic.products import Values, conj, cut, places, transposed, where
+from jrnn.loops.passes.arithmetic.products import Values, apart, conj, cut, places, transposed, where
 
 _SELECTED = 3  # rows that LU exchanges by selects; with more, a loop is faster
 
@@ -47,7 +47,7 @@ def lu(eqn: Eqn, a: Any) -> Values:
 def _few_rows(a: Any) -> tuple[Any, Any]:
     """Returns the factors and the pivots, by selects among rows."""
     every, m = slice(None), a.shape[-2]
-    rows, columns, pivots = [cut(a, slice(i, i + 1), every) for i in range(m)], places(cut(a, slice(1), every), -1), []
+    rows, columns, pivots = apart(a, -2), places(cut(a, slice(1), every), -1), []
     for k in range(min(a.shape[-2:])):
         here, below = slice(k, k + 1), range(k + 1, m)
         largest, at = _length(cut(rows[k], every, here)), jnp.full((*a.shape[:-2], 1, 1), k, jnp.int32)

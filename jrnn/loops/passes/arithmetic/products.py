@@ -28,6 +28,11 @@ def cut(a: Any, rows: slice, columns: slice) -> Any:
     return lax.slice(a, (*[0] * (a.ndim - 2), top, left), (*a.shape[:-2], bottom, right))
 
 
+def apart(a: Any, axis: int) -> list[Any]:
+    """Returns the rows (axis -2) or columns (axis -1) of each matrix. One equation lowers sooner than a slice for each."""
+    return lax.split(a, (1,) * a.shape[axis], axis=a.ndim + axis)
+
+
 def transposed(a: Any) -> Any:
     return lax.transpose(a, (*range(a.ndim - 2), a.ndim - 1, a.ndim - 2))
 
@@ -77,9 +82,7 @@ def product(a: Any, b: Any) -> Any:
     if depth == 0:
         return lax.full(shape, 0, a.dtype)
     if depth * math.prod(shape) <= _TINY:
-        every = slice(None)
-        terms = (cut(a, every, slice(k, k + 1)) * cut(b, slice(k, k + 1), every) for k in range(depth))
-        return functools.reduce(operator.add, terms)
+        return functools.reduce(operator.add, map(operator.mul, apart(a, -1), apart(b, -2)))
     whole, n = (*a.shape, b.shape[-1]), b.ndim
     left = lax.broadcast_in_dim(a, whole, tuple(range(n)))
     right = lax.broadcast_in_dim(b, whole, (*range(n - 2), n - 1, n))
@@ -111,14 +114,15 @@ def triangular_solve(eqn: Eqn, a: Any, b: Any) -> Values:
 
 
 def substituted(a: Any, b: Any, lower: bool, unit: bool) -> Any:
-    n, every = a.shape[-1], slice(None)
-    rows, rest = [], b
+    n, axis = a.shape[-1], a.ndim - 2
+    columns, rows, rest = apart(a, -1), [], b
     for k in range(n) if lower else reversed(range(n)):
-        here, others = slice(k, k + 1), slice(k + 1, n) if lower else slice(0, k)
-        row = cut(rest, slice(0, 1) if lower else slice(k, k + 1), every)
-        row = row if unit else _divided(row, cut(a, here, here))
+        above, pivot, below = lax.split(columns[k], (k, 1, n - k - 1), axis=axis)
+        left = rest.shape[-2] - 1
+        row, rest = lax.split(rest, (1, left), axis=axis) if lower else lax.split(rest, (left, 1), axis=axis)[::-1]
+        row = row if unit else _divided(row, pivot)
         rows.append(row)
-        rest = cut(rest, slice(1, None) if lower else slice(0, k), every) - cut(a, others, here) * row
+        rest = rest - (below if lower else above) * row
     return lax.concatenate(rows if lower else rows[::-1], b.ndim - 2)
 
 
