@@ -86,7 +86,7 @@ def is_in(atom: Atom, variables: Collection[Var]) -> bool:
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
-    return [atom for atom in atoms if not is_literal(atom)]
+    return [atom for atom in atoms if isinstance(atom, Var)]
 
 
 def replaced(values: Sequence[Any], places: Sequence[int], new: Iterable[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ if __name__ == "__main__":
 import jax
 import jax.numpy as jnp
 import numpy as np
+from quick_compilation import OPTIONS
 
 import jrnn
 from jrnn.jaxprs.by_numpy import evaluate
@@ -188,7 +189,8 @@ def everything(layer, scan, args):
 def run(layer, scan, args, by_numpy):
     whole = lambda *args: everything(layer, scan, args)  # noqa: E731
     if not by_numpy:
-        return jax.tree.map(np.asarray, jax.jit(whole)(*args))
+        options = OPTIONS if scan is jax.lax.scan else None
+        return jax.tree.map(np.asarray, jax.jit(whole, compiler_options=options)(*args))
     closed, shape = jax.make_jaxpr(whole, return_shape=True)(*args)
     leaves = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(shape), leaves)

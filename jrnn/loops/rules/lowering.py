@@ -2,7 +2,7 @@
 
 To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop/record.py`) and gets its
 `LoopPlan` (`plans/plan.py`) from its backend. The plan's node is traced in place of the loop. A plan without a node
-leaves the loop to JAX. `jaxprs.opened` inlines the calls in a jaxpr."""
+leaves the loop to JAX."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder
+from jrnn.loops.loop.inlining import inlined
 from jrnn.loops.plans import LoopPlan, Target
 
 
@@ -85,7 +86,7 @@ def _planned(
     if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
-        program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
+        program = inlined(scan.jaxpr)
         loop, values = scan.loop(program), program.consts
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
@@ -113,7 +114,7 @@ def _target(platform: str, ctx: Any) -> Target:
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
     scans = [ScanParams.of(e.params) for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive is scan_p]
-    return [scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)) for scan in scans]
+    return [scan.loop(inlined(scan.jaxpr)) for scan in scans]
 
 
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
