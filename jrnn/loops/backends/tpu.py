@@ -7,7 +7,7 @@ from dataclasses import replace
 from jrnn.loops.backends import accelerator
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.kernels import Refused
-from jrnn.loops.loop import Loop, Options, strict_passes
+from jrnn.loops.loop import Loop, Options, recorder
 from jrnn.loops.plans import LoopPlan, Node, Target, at_leaf
 
 KERNEL = "persistent"
@@ -22,10 +22,8 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     try:
         node = at_leaf(by_steps.node, lambda steps: _in_kernel(steps.loop, target))
     except Exception as error:
-        if strict_passes.value and not isinstance(error, Refused):
-            raise
-        unexpected = "" if isinstance(error, Refused) else f"{type(error).__name__} (please report it): "
-        return replace(by_steps, notes=(*by_steps.notes, f"not persistent: {unexpected}{error}"))
+        why = str(error) if isinstance(error, Refused) else recorder.unexpected(error)
+        return replace(by_steps, notes=(*by_steps.notes, f"not persistent: {why}"))
     return replace(by_steps, node=node, executor=KERNEL, otherwise=(by_steps, *by_steps.otherwise))
 
 

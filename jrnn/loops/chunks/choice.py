@@ -17,7 +17,7 @@ from jrnn.loops.chunks.chunked import Chunked, check, chunked
 from jrnn.loops.chunks.estimate import compared
 from jrnn.loops.chunks.normal import Parts, in_parts, opened
 from jrnn.loops.costs import tuned
-from jrnn.loops.loop import Loop, Options, ScanParams, derived, mark, strict_passes
+from jrnn.loops.loop import Loop, Options, ScanParams, derived, mark, recorder
 from jrnn.loops.plans import Converted, LoopPlan, Target
 
 # A program in chunks is compared with its loop for three chunks of this length, of which the last is not full.
@@ -92,9 +92,7 @@ def plan(
     except NotAffine as reason:
         why = str(reason) if reason.eqn is None else reason.explained()  # several have their remedies
     except Exception as error:
-        if strict_passes.value:
-            raise
-        why = f"{type(error).__name__} (please report it): {error}"
+        why = recorder.unexpected(error)
     return LoopPlan.left(target, None, why), ()
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 
+from jrnn.loops.loop.record import strict_passes
+
 OURS = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = os.sep + "site-packages" + os.sep
 source_info_util.register_exclusion(str(Path(__file__).parents[1]))  # plans show the user's lines instead
@@ -60,6 +62,13 @@ def note(text: str) -> None:
         _tell(text)
     elif text not in _recorder.value.notes:
         _recorder.value.notes.append(text)
+
+
+def unexpected(error: Exception, where: str = "") -> str:
+    """Returns an error of ours as the reason why a loop is left to JAX. Raises it in tests."""
+    if strict_passes.value:
+        raise error
+    return f"{type(error).__name__}{where} (please report it): {error}"
 
 
 def _tell(what: Any) -> None:

@@ -20,7 +20,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.costs import tuned
 from jrnn.loops.costs.tuned import Question
-from jrnn.loops.loop import Options, ScanParams, mark, recorder, strict_passes
+from jrnn.loops.loop import Options, ScanParams, mark, recorder
 from jrnn.loops.plans import LoopPlan, Target
 
 
@@ -95,9 +95,7 @@ def _in_chunks(
     try:
         return transform(run, [primals[i] for i in places])
     except Exception as error:  # such as for types of `jax.shard_map`
-        if strict_passes.value:
-            raise
-        recorder.note(f"not in chunks: {type(error).__name__} (please report it): {error}")
+        recorder.note(f"not in chunks: {recorder.unexpected(error)}")
         return None
 
 

@@ -22,7 +22,7 @@ from jrnn.loops import backends
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
-from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder, strict_passes
+from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder
 from jrnn.loops.loop.inlining import inlined
 from jrnn.loops.plans import LoopPlan, Target
 
@@ -97,9 +97,9 @@ def _planned(
 
 def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
     """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
-    if strict_passes.value or isinstance(error, ScanError):
+    if isinstance(error, ScanError):
         raise error
-    return LoopPlan.left(target, loop, f"{type(error).__name__} in a pass (please report it): {error}")
+    return LoopPlan.left(target, loop, recorder.unexpected(error, " in a pass"))
 
 
 def _target(platform: str, ctx: Any) -> Target:
