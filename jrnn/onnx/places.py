@@ -3,6 +3,7 @@
 Shapes: S the axes of the indices, W those of a window, n the number of elements of the operand.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,10 +56,7 @@ def _linear(
 
 def _padded(e: Emitter, x: Value, value: Any) -> Value:
     """x as a flat array, with one more element at the end, where places outside lead."""
-    n = 1
-    for size in x.shape:
-        n = size * n
-    return e.concat([e.reshape(x, (n,)), np.full((1,), value, x.dtype)], 0)
+    return e.concat([e.reshape(x, (math.prod(x.shape),)), np.full((1,), value, x.dtype)], 0)
 
 
 def gathered(e: Emitter, node: Node, x: Value, indices: Value) -> Value:
@@ -87,13 +85,9 @@ def filling(node: Node, x: Value) -> Any:
         return fill
     if jnp.issubdtype(x.dtype, jnp.floating):
         return np.nan
-    return (
-        True
-        if x.dtype == bool
-        else np.iinfo(x.dtype).min
-        if jnp.issubdtype(x.dtype, jnp.signedinteger)
-        else np.iinfo(x.dtype).max
-    )
+    if x.dtype == bool:
+        return True
+    return np.iinfo(x.dtype).min if jnp.issubdtype(x.dtype, jnp.signedinteger) else np.iinfo(x.dtype).max
 
 
 _SCATTERS = {"scatter": "none", "scatter-add": "add", "scatter-mul": "mul", "scatter-min": "min", "scatter-max": "max"}
@@ -114,10 +108,7 @@ def scatter_rule(e: Emitter, node: Node, x, indices, updates):
     (places,) = traced(e, lambda i: _linear(x.shape, window, d.scatter_dims_to_operand_dims, batch, i, mode), indices)
     others = [k for k in range(len(updates.shape)) if k not in d.update_window_dims]
     updates = e.transpose(updates, [*others, *d.update_window_dims])
-    count = 1
-    for size in updates.shape:
-        count = size * count
-    flat = _padded(e, x, 0)
+    count, flat = math.prod(updates.shape), _padded(e, x, 0)
     inputs = [flat, e.reshape(places, (count,)), e.reshape(updates, (count,))]
     found = e.op("ScatterElements", inputs, flat.shape, x.dtype, axis=0, reduction=way)
     found = e.op("Slice", [found, ints(0), ints(-1), ints(0)], (flat.shape[0] - 1,), x.dtype)

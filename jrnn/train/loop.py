@@ -31,15 +31,7 @@ from jrnn.train.loggers import open_loggers
 from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, own, read_metrics
 from jrnn.train.run_dir import RunDir
 from jrnn.train.serving import TrainedModel, load_run
-from jrnn.train.step import (
-    Steps,
-    initial_state,
-    make_train_call,
-    make_validation,
-    restart,
-    stack_batches,
-    step_key,
-)
+from jrnn.train.step import Steps, initial_state, make_train_call, make_validation, restart, stack_batches, step_key
 from jrnn.train.tasks import Task
 from jrnn.train.tasks.task import check_task
 

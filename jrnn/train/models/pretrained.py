@@ -18,7 +18,7 @@ from jrnn import models
 from jrnn.errors import ConfigError
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
-from jrnn.train.models.model import Carry, Model, Params, Signature
+from jrnn.train.models.model import Carry, Model, Params, Signature, mean_loss
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
 A, B = "lora_a", "lora_b"  # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
@@ -134,8 +134,7 @@ class PretrainedModel(Model):
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         logits, _ = self.predict(params, carry, batch)
-        chosen = jax.nn.log_softmax(logits.astype(jnp.float32))
-        return -jnp.mean(jnp.take_along_axis(chosen, batch.targets[..., None], axis=-1)), carry
+        return mean_loss(self.signature, logits.astype(jnp.float32), batch.targets), carry
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         dtype = jnp.dtype(self.precision)
