@@ -5,11 +5,11 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 67_160
+WHOLE = 67_190
 LINES = {
     "errors": 170,
     "version": 10,
-    "files": 750,
+    "files": 800,
     "jaxprs": 2_180,
     "progress": 280,
     "loops": 15_650,
@@ -31,13 +31,13 @@ LINES = {
     "nets/recurrent": 350,
     "nets/cells": 1_680,
     "nets/plans": 470,
-    "corpus": 640,
+    "corpus": 610,
     "models": 4_000,
     "interop": 700,
     "convert": 3_590,
     "onnx": 3_150,
     "testing": 3_170,
-    "train": 6_280,
+    "train": 6_290,
     "bench": 4_010,
     "cli": 1_370,
     "__main__": 10,
