@@ -9,12 +9,17 @@ import io
 import json
 import re
 import runpy
+import sys
 import textwrap
 import tokenize
 import tomllib
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tables
 
 import jrnn
 from jrnn.cli.parser import make_parser
@@ -49,7 +54,7 @@ napoleon_use_ivar = True
 toc_object_entries_show_parents = "hide"
 
 html_theme = "sphinx_book_theme"
-html_title = "jrnn"
+html_title = f"jrnn {version}"
 html_static_path = ["_static"]
 html_css_files = ["jrnn.css"]
 html_js_files = ["jrnn.js"]
@@ -163,8 +168,35 @@ def keys(block):
     return "\n".join(rows)
 
 
+def measured(block):
+    """A table of docs/benchmarks."""
+    return tables.render(block[1])
+
+
+def properties(block):
+    """What `check_layer` or `check_model` checks, as the code says it."""
+    module, _, name = block[1].partition(".")
+    table = getattr(importlib.import_module(f"jrnn.testing.{module}"), name)
+    rows = [f"| {property.name} | {property.rule} |" for property in table.values()]
+    return "\n".join(["| property | what must hold |", "|---|---|", *rows])
+
+
+def clone(block):
+    """How to get a clone, where pyproject.toml names the repository."""
+    return f"```text\ngit clone {urls['Repository']} jrnn\ncd jrnn\n```\n" if "Repository" in urls else ""
+
+
+BLOCKS = {
+    r"^```\{names\} ([\w.]+)\n(.*?)\n```$": entries,
+    r"^```\{keys\} ([\w.]+)\n```$": keys,
+    r"^```\{measured\} (\w+)\n```$": measured,
+    r"^```\{properties\} ([\w.]+)\n```$": properties,
+    r"^```\{clone\}\n```$": clone,
+}
+
+
 def expand(app, docname, source):
-    for pattern, made in ((r"^```\{names\} ([\w.]+)\n(.*?)\n```$", entries), (r"^```\{keys\} ([\w.]+)\n```$", keys)):
+    for pattern, made in BLOCKS.items():
         source[0] = re.sub(pattern, made, source[0], flags=re.M | re.S)
 
 

@@ -1,5 +1,6 @@
 // Opens every page of build/docs/html in headless Chromium and reports what a reader would stumble over:
-// pages wider than the window, errors in the console, links that lead nowhere, serious findings of axe (accessibility).
+// pages wider than the window, errors in the console, links that lead nowhere, serious findings of axe (accessibility), and
+// places that Tab reaches without showing it.
 //   node scripts/check_site.mjs [FOLDER FOR PICTURES]       scripts/check_site.sh installs what it needs
 import { createServer } from "node:http";
 import { readFile, readdir } from "node:fs/promises";
@@ -34,6 +35,34 @@ const anchors = new Map(); // page -> ids
 const links = []; // [page, target]
 let checks = 0;
 
+// What has the focus: a name for it, and whether a reader sees that: an outline or a shadow, its own or a part's, within the window.
+function focused() {
+  const element = document.activeElement;
+  if (!element || element === document.body) return null;
+  element.dataset.stop ??= String(document.querySelectorAll("[data-stop]").length);
+  const shows = [element, ...element.children].some((part) => {
+    const [style, box] = [getComputedStyle(part), part.getBoundingClientRect()];
+    const marked = (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0) || style.boxShadow !== "none";
+    return marked && box.width > 1 && box.height > 1 && box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth;
+  });
+  return { stop: element.dataset.stop, shows, html: element.outerHTML.slice(0, 100) };
+}
+
+// Walks through a page by Tab alone, from its link to the contents until the focus leaves the page or is where it began.
+async function walk(page, report) {
+  for (let count = 0; count < 600; count++) {
+    await page.keyboard.press("Tab");
+    if (count === 0) await page.waitForTimeout(500); // the link to the contents slides in
+    const found = await page.evaluate(focused);
+    if (count === 0 && !found?.html.includes("#main-content")) report(`Tab reaches first ${found?.html}`);
+    if (!found || (count && found.stop === "0")) return count;
+    if (Number(found.stop) < count) return report(`Tab comes back to ${found.html}`);
+    if (!found.shows) report(`Tab does not show that it has reached ${found.html}`);
+  }
+  report("Tab does not leave the page");
+}
+
+let stops = 0;
 for (const scheme of ["light", "dark"]) {
   for (const width of WIDTHS) {
     const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme: scheme });
@@ -59,6 +88,10 @@ for (const scheme of ["light", "dark"]) {
           faults.push(`${name} (${width}, ${scheme}): axe: ${v.id}: ${v.nodes.length} x ${v.nodes[0].html.slice(0, 120)}`);
         }
       }
+      if (DRAWN.includes(name) && width !== 768 && scheme === "light") {
+        stops += (await walk(page, (text) => faults.push(`${name} (${width}, ${scheme}): ${text}`))) ?? 0;
+        await page.evaluate(() => (document.activeElement.blur(), scrollTo(0, 0)));
+      }
       if (pictures && DRAWN.includes(name)) {
         await page.screenshot({ path: path.join(pictures, `${name.replace(".html", "")}-${width}-${scheme}.png`) });
       }
@@ -77,5 +110,5 @@ for (const [from, target] of links) {
 await browser.close();
 server.close();
 for (const fault of [...new Set(faults)]) console.log(fault);
-console.log(`${pages.length} pages, ${checks} views, ${links.length} links: ${new Set(faults).size} faults`);
+console.log(`${pages.length} pages, ${checks} views, ${links.length} links, ${stops} stops of Tab: ${new Set(faults).size} faults`);
 process.exit(faults.length ? 1 : 0);

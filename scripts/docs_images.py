@@ -4,6 +4,7 @@ By default it draws those that take seconds.
 
     speed       training time next to other libraries, from docs/benchmarks/cpu_six.json; measures nothing
     bars        for README.md and the landing page, a few figures of docs/benchmarks, as a phone shows them
+    conformance which properties hold of the layers of each library, from docs/benchmarks/layer_conformance.json
     linear      training time of layers with matrix states, from docs/benchmarks/linear.json
     filters     time of filters and simulators, from docs/benchmarks/filters.json
     scan        a loop before and after jrnn.scan rewrites it
@@ -15,8 +16,6 @@ By default it draws those that take seconds.
 Needs the extra `plot`.
 """
 
-import json
-import math
 import sys
 import tempfile
 from pathlib import Path
@@ -24,51 +23,43 @@ from pathlib import Path
 import jax
 from matplotlib.figure import Figure
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+
+import tables
+
 import jrnn
 from jrnn.cli import main as command
 from jrnn.nets import cells
+from jrnn.testing import gradients
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 PEERS = {"lax.scan": "#9aa5b1", "flax": "#c3b1e1", "torch": "#f2b880", "jrnn.nn": "#2563eb"}
 OURS = PEERS["jrnn.nn"]
+COLORS = PEERS | {"dynamax": PEERS["lax.scan"], "JAX": "#d97706"}
 
 
-def _records(name):
-    return json.loads((ROOT / "docs" / "benchmarks" / f"{name}.json").read_text())["records"]
-
-
-def _mean(ratios):
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-
-def _ratios():
-    """The sizes, and a function of a cell and a library to times over those of lax.scan: of each size, and their mean."""
-    times = {(r["cell"], r["size"], r["peer"]): r["least"] for r in _records("cpu_six") if r["mode"] == "train"}
-    sizes = list(dict.fromkeys(size for _, size, _ in times))
-
-    def ratios_of(cell, peer):
-        ratios = [times[cell, size, peer] / times[cell, size, "lax.scan"] for size in sizes]
-        return [*ratios, _mean(ratios)]
-
-    return sizes, ratios_of
+def _layers(cell):
+    """Peers -> times of training over those of lax.scan: of each size, and their mean."""
+    ratios = tables.ratios()
+    return {
+        peer: [*ratios[cell, "train", peer].values(), tables.mean(ratios[cell, "train", peer].values())]
+        for peer in PEERS
+    }
 
 
 def speed():
     """Training time over that of lax.scan, for each size and as the geometric mean."""
-    sizes, ratios_of = _ratios()
+    sizes = [*(size.rpartition("x")[0] for size in tables.ratios()["lstm", "train", "torch"]), "mean"]
     figure = Figure(figsize=(4, 5.6), layout="constrained")  # as wide as a phone shows it
     for axes, cell in zip(figure.subplots(2, 1, sharex=True), ("lstm", "gru")):
-        for k, (peer, color) in enumerate(PEERS.items()):
-            ratios = ratios_of(cell, peer)
+        for k, (peer, ratios) in enumerate(_layers(cell).items()):
             places = [x + 0.2 * (k - 1.5) for x in range(len(ratios))]
-            axes.bar(places, [min(ratio, 2.5) for ratio in ratios], width=0.2, color=color, label=peer)
+            axes.bar(places, [min(ratio, 2.5) for ratio in ratios], width=0.2, color=PEERS[peer], label=peer)
             for x, ratio in zip(places, ratios):
                 if ratio > 2.5:
                     axes.text(x, 2.52, f"{ratio:.1f}", ha="center", fontsize=7)
-        axes.set_xticks(
-            range(len(sizes) + 1), [*(s.rpartition("x")[0] for s in sizes), "mean"], rotation=30, fontsize=8
-        )
+        axes.set_xticks(range(len(sizes)), sizes, rotation=30, fontsize=8)
         axes.set_title(f"{cell.upper()} layer: a training step, lax.scan = 1", fontsize=10)
         axes.axhline(1, color="#9aa5b1", linewidth=0.8)
     figure.axes[1].set_xlabel("steps x batch x features", fontsize=9)
@@ -78,54 +69,97 @@ def speed():
 
 def bars():
     """A bar for each figure, in groups with a title. 360 wide, as a phone shows it."""
-    _, ratios_of = _ratios()
-    layers = {cell: {peer: ratios_of(cell, peer)[-1] for peer in PEERS} for cell in ("lstm", "gru")}
-    filters = _filter_ratios()
+    layers = {cell: {peer: ratios[-1] for peer, ratios in _layers(cell).items()} for cell in ("lstm", "gru")}
+    filters = _over_scan("filters", "least")
     kalman = {mode: filters["kalman_4", key] for mode, key in (("filter", "forward"), ("gradient", "train"))}
     filtered = ("Kalman filter, 4 states, 1,000 steps", {"lax.scan": 1, **kalman})
-    matrix = (
-        "Layers with matrix states, training: mean of 14",
-        {"lax.scan": 1, "jrnn": _mean(_linear_ratios().values())},
-    )
+    title = "Matrix states, training: mean of 14"
+    time, memory = (tables.mean(_over_scan("linear", key).values()) for key in ("low", "peak_bytes"))
+    rows = {name: float(ratio) for name, *_, ratio in tables.read("dynamax")["rows"]}
+    smoother = {"dynamax": 1, "by jrnn": rows["smoother"], "gradient": rows["smoother, gradient"]}
     lstm, gru = ((f"{cell.upper()} layer, training: mean of six sizes", layers[cell]) for cell in layers)
-    for name, groups in {"summary": (filtered, matrix, lstm, gru), "lstm": (lstm,), "kalman": (filtered,)}.items():
-        y, rows = 0, []
-        for title, ratios in groups:
-            y += 30
-            rows.append(f'<text x="8" y="{y}" font-weight="bold">{title}</text>')
-            for label, ratio in ratios.items():
-                y, width = y + 26, 120 * min(ratio, 1.9)
-                rows.append(f'<text x="78" y="{y}" text-anchor="end">{label}</text>')
+    _draw_bars("summary", filtered, (title, {"lax.scan": 1, "jrnn": time}), lstm, gru)
+    _draw_bars("matrix", (title, {"lax.scan": 1, "time": time, "memory": memory}))
+    _draw_bars("dynamax", ("Kalman smoother, 300 steps: time", smoother))
+    _draw_bars("lstm", lstm)
+    _draw_bars("proof", ("Gradient of h: the rule for JAX is wrong", _wrong_gradient()))
+
+
+def _draw_bars(name, *groups):
+    y, rows = 0, []
+    for title, bars in groups:
+        y += 30
+        rows.append(f'<text x="8" y="{y}" font-weight="bold">{title}</text>')
+        for label, value in bars.items():
+            y, width = y + 26, 112 * min(value, 1.9)
+            rows.append(f'<text x="88" y="{y}" text-anchor="end">{label}</text>')
+            color = COLORS.get(label, OURS)
+            rows.append(f'<rect x="96" y="{y - 14}" width="{width:.0f}" height="18" rx="3" fill="{color}"/>')
+            rows.append(f'<text x="{102 + width:.0f}" y="{y}">{value:.2f}</text>')
+    _save(f"bars_{name}", y + 14, rows)
+
+
+def _save(name, height, rows):
+    size = f'viewBox="0 0 360 {height}" width="360" height="{height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="15" fill="#0f172a">'
+    back = f'<rect width="360" height="{height}" fill="white"/>'
+    (IMAGES / f"{name}.svg").write_text("\n".join([head, back, *rows, "</svg>"]) + "\n")
+
+
+def _wrong_gradient():
+    """The three gradients of the step of the landing page, whose derivative rule lacks a square."""
+    soft = jax.custom_jvp(lambda x: x / (1 + abs(x)))
+    soft.defjvps(lambda dx, y, x: dx / (1 + abs(x)))
+    step = gradients.over_time(lambda h, x: (soft(h + x),) * 2)
+    with jax.enable_x64(True):
+        start = jax.numpy.zeros((1, 1)), jax.numpy.ones((3, 1, 1))
+        report = gradients.check(gradients.subject_of_function(step, start, None, ()), gradients.Effort())
+    return dict(zip(("JAX", "net", "differences"), report.blobs[0].values))
+
+
+def conformance():
+    """Which of the fifteen properties hold of the layers of each library, as the landing page shows them."""
+    table = tables.read("layer_conformance")
+    heads, libraries = table["head"][1:], {}
+    for names, *marks in table["rows"]:
+        for name in names.split(", `"):
+            library = name.strip("`").partition(".")[0]
+            kept = libraries.setdefault(library, ["-"] * len(marks))
+            for k, mark in enumerate(marks):
+                if "no" in mark or kept[k] == "-":
+                    kept[k] = mark
+    rows = []
+    for k, library in enumerate(libraries):
+        rows.append(f'<text x="{164 + 34 * k}" y="62" transform="rotate(-45 {164 + 34 * k} 62)">{library}</text>')
+    for y, (head, *marks) in enumerate(zip(heads, *libraries.values())):
+        rows.append(f'<text x="138" y="{88 + 22 * y}" text-anchor="end">{head}</text>')
+        for k, mark in enumerate(marks):
+            x, centre = 148 + 34 * k, 83 + 22 * y
+            if "no" in mark:
+                rows.append(f'<rect x="{x}" y="{centre - 9}" width="30" height="18" rx="3" fill="#d97706"/>')
                 rows.append(
-                    f'<rect x="86" y="{y - 14}" width="{width:.0f}" height="18" rx="3" fill="{PEERS.get(label, OURS)}"/>'
+                    f'<text x="{x + 15}" y="{centre + 5}" text-anchor="middle" fill="white" font-size="13">no</text>'
                 )
-                rows.append(f'<text x="{92 + width:.0f}" y="{y}">{ratio:.2f}</text>')
-        size = f'viewBox="0 0 360 {y + 14}" width="360" height="{y + 14}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="15" fill="#0f172a">'
-        back = f'<rect width="360" height="{y + 14}" fill="white"/>'
-        (IMAGES / f"bars_{name}.svg").write_text("\n".join([head, back, *rows, "</svg>"]) + "\n")
+            elif "yes" in mark:
+                rows.append(f'<rect x="{x}" y="{centre - 9}" width="30" height="18" rx="3" fill="#bfdbfe"/>')
+    _save("conformance", 92 + 22 * len(heads), rows)
 
 
-def _linear_ratios():
-    times = {(r["cell"], r["peer"]): r["low"] for r in _records("linear") if r["mode"] == "train"}
-    layers = dict.fromkeys(layer for layer, _ in times)
-    return {layer: times[layer, "jrnn"] / times[layer, "lax.scan"] for layer in layers}
-
-
-def _filter_ratios():
-    times = {(r["cell"], r["mode"], r["peer"]): r["least"] for r in _records("filters")}
-    return {key[:2]: time / times[*key[:2], "lax.scan"] for key, time in times.items() if key[2] == "jrnn"}
+def _over_scan(name, column):
+    """Loop and mode -> jrnn's number over that of lax.scan."""
+    found = tables.column(name, column)
+    return {key[:2]: value / found[*key[:2], "lax.scan", key[3]] for key, value in found.items() if key[2] == "jrnn"}
 
 
 def linear():
     """For each layer with matrix states, the time of a training step over that of lax.scan."""
-    layers, ratios = zip(*reversed(_linear_ratios().items()))
+    layers, ratios = zip(*reversed(_over_scan("linear", "low").items()))
     figure = Figure(figsize=(4, 4.2), layout="constrained")
     axes = figure.subplots()
     axes.barh(range(len(layers)), ratios, color=OURS)
     for y, ratio in enumerate(ratios):
         axes.text(ratio + 0.01, y, f"{ratio:.2f}", va="center", fontsize=9)
-    axes.set_yticks(range(len(layers)), [layer.replace("_", " ") for layer in layers], fontsize=9)
+    axes.set_yticks(range(len(layers)), [layer.replace("_", " ") for layer, _ in layers], fontsize=9)
     axes.set_xlim(0, 1)
     axes.axvline(1, color=PEERS["lax.scan"])
     axes.set_xlabel("time of a training step, lax.scan = 1")
@@ -134,7 +168,7 @@ def linear():
 
 def filters():
     """For each loop over small states, the time forward and of a gradient over that of lax.scan."""
-    ratios = _filter_ratios()
+    ratios = _over_scan("filters", "least")
     loops = sorted({loop for loop, _ in ratios}, key=lambda loop: -ratios[loop, "train"])
     figure = Figure(figsize=(4, 6.4), layout="constrained")
     axes = figure.subplots()
@@ -280,7 +314,7 @@ def examples():
     draw("equinox_lstm", "step", "loss", losses)
 
 
-QUICK = (speed, bars, linear, filters, scan, net)
+QUICK = (speed, bars, conformance, linear, filters, scan, net)
 ALL = {draw.__name__: draw for draw in (*QUICK, losses, attention, examples)}
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds and checks a release:
 #   scripts/release.sh --check     builds dist/, checks its metadata, installs the wheel on every supported Python that this machine
-#                                  has, and runs the tiny test, the command and one training there
+#                                  has, and runs the tiny test, the command and one training there; runs the notebooks
 #   scripts/release.sh VERSION     the same after it has set the version and the date in the changelog; then commits and tags
 # Pushing the tag publishes: .github/workflows/publish.yml.
 set -euo pipefail
@@ -24,7 +24,7 @@ if [ "$version" != --check ]; then
     sed -i "s/^__version__ = .*/__version__ = \"$version\"/" jrnn/version.py
 fi
 
-make_venv "" .venv-release
+make_venv test .venv-release
 .venv-release/bin/python -m pip install --quiet --disable-pip-version-check "build>=1.2" "twine>=6"
 rm -rf dist build/lib
 .venv-release/bin/python -m build --outdir dist . >build.log || { cat build.log; exit 1; }
@@ -34,6 +34,7 @@ rm -f build.log
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 tar -xzf dist/*.tar.gz -C "$folder"
+.venv-release/bin/python scripts/notebooks.py "$folder/notebooks" --run
 small=()
 for change in train.steps=1 train.steps_per_call=1 model.hidden=2 data.batch=2 data.chunk=4 sample.length=2; do
     small+=(--set "$change")

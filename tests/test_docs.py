@@ -1,13 +1,11 @@
 """The examples of the documentation run and print what they say."""
 
 import doctest
-import json
-import math
 import re
+import runpy
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pages import blocks_of, commands, run_blocks
 
@@ -18,6 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 PAGES = sorted(DOCS.glob("*.md"))
+TABLES = runpy.run_path(str(DOCS / "tables.py"))
 
 
 @pytest.mark.sample("accelerators.md-2", "backward_nets.md-5")
@@ -89,31 +88,31 @@ def test_the_configuration_of_the_training_guide_loads(tmp_path):
     assert load_config(path, ["model.cell=lstm", "train.steps=10"]).model.cell == "lstm"
 
 
-def test_the_table_of_benchmarks_is_what_was_measured():
-    """The ratios of the six sizes are those of docs/benchmarks/cpu_six.json, rounded."""
-    records = json.loads((DOCS / "benchmarks" / "cpu_six.json").read_text(encoding="utf-8"))["records"]
-    times = {(r["cell"], r["mode"], r["peer"], r["size"]): r["least"] for r in records}
-    sizes = list(dict.fromkeys(size for *_, size in times))
-    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (LSTM|GRU) (train|forward), `?([\w.]+)`? \|((?: [\d.]+ \|){7})$", page, re.M)
-    assert len(rows) == 12
-    for cell, mode, peer, shown in rows:
-        cell, peer = cell.lower(), {"jrnn.scan": "jrnn"}.get(peer, peer)
-        ratios = [times[cell, mode, peer, size] / times[cell, mode, "lax.scan", size] for size in sizes]
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        np.testing.assert_allclose([float(x) for x in shown.split("|")[:-1]], [mean, *ratios], atol=0.0051)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_of_measured_figures_can_be_made(page):
+    for name in re.findall(r"^```\{measured\} (\w+)\n```$", page.read_text(encoding="utf-8"), re.M):
+        lines = [line for line in TABLES["render"](name).splitlines() if line.startswith("|")]
+        assert len(lines) > 5 and len({line.count(" | ") for line in lines}) == 1
 
 
-def test_the_table_of_filters_is_what_was_measured():
-    records = json.loads((DOCS / "benchmarks" / "filters.json").read_text(encoding="utf-8"))["records"]
-    least = {
-        (r["cell"], r["mode"], r["peer"]): f"{1e3 * r['least']:.2f}" for r in records
-    }  # microseconds a step of 1,000
-    columns = [(mode, peer) for mode in ("forward", "train") for peer in ("lax.scan", "jrnn")]
-    measured = [tuple(least[loop, *column] for column in columns) for loop in dict.fromkeys(loop for loop, *_ in least)]
-    table = (DOCS / "filters.md").read_text(encoding="utf-8").partition("## Measured")[2].partition("## What")[0]
-    shown = re.findall(r"^\| [^|]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.M)
-    assert sorted(shown) == sorted(measured)
+@pytest.mark.parametrize("name", ["newton", "layer_conformance", "model_conformance"])
+def test_recorded_tables_are_written_as_they_are(name, tmp_path, monkeypatch):
+    table = TABLES["read"](name)
+    monkeypatch.setitem(TABLES["write"].__globals__, "FOLDER", tmp_path)
+    TABLES["write"](name, table)
+    assert (tmp_path / f"{name}.json").read_bytes() == (DOCS / "benchmarks" / f"{name}.json").read_bytes()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/benchmarks.md"])
+def test_figures_in_prose_are_those_that_were_measured(page):
+    """The means of the layers, where a page has them; pictures are made from the same records."""
+    text = (DOCS.parent / page).read_text(encoding="utf-8")
+    ratios = {key: f"{TABLES['mean'](sizes.values()):.2f}" for key, sizes in TABLES["ratios"]().items()}
+    linear = [float(row[2]) for row in TABLES["linear"]()["rows"]]
+    lstm, torch, matrix = ratios["lstm", "train", "jrnn.nn"], ratios["lstm", "train", "torch"], TABLES["mean"](linear)
+    assert {f"{matrix:.2f}", lstm} <= set(re.findall(r"\d\.\d\d", text))
+    for said in re.findall(r"torch(?:'s)? (0\.\d\d)", text):
+        assert said == torch
 
 
 def test_links_between_pages_lead_somewhere():

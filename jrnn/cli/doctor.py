@@ -18,11 +18,18 @@ import jax
 from jrnn.errors import UsageError
 from jrnn.files import read_text
 from jrnn.loops.kernels.native import library
+from jrnn.train.run_dir import version_of
 from jrnn.version import __version__
 
 HERE = Path(__file__).parents[1]
 FOR_CONTRIBUTORS = ("test", "dev", "docs", "release", "aot-cuda", "aot-tpu")  # extras that no user misses
 OPTIONAL = {"torch": "reads .pt files: pip install torch"}  # packages that jrnn uses if present, but no extra installs
+USES = {"plot": "pictures", "data": "the configuration digits", "onnx": "ONNX models"}
+USES |= {
+    "tensorboard": "jrnn train --tensorboard",
+    "text": "tokenizers",
+    "lmdb": "databases that Caffe2 wrote",
+}  # of extras
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Installed:
         if self.is_satisfied:
             return ""
         if self.extra:
-            return f"for the extra {self.extra!r}: pip install 'jrnn[{self.extra}]'"
+            return f"for {USES[self.extra]}: pip install 'jrnn[{self.extra}]'"
         return f"jrnn needs it: pip install '{self.name}>={self.wanted}'"
 
 
@@ -74,19 +81,12 @@ def packages() -> list[Installed]:
         lines = importlib.metadata.requires("jrnn") or []
     found: dict[str, Installed] = {}
     for line in lines:
-        match = re.match(r"([\w.-]+)(?:\[.*\])?(?:>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
+        match = re.match(r"([\w.-]+)(?:\[.*\])?(?:[^;]*?>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
         assert match is not None, line
         name, wanted, extra = match.groups(default="")
         if name != "jrnn" and extra not in FOR_CONTRIBUTORS:  # an extra may list jrnn itself, with other extras
-            found.setdefault(name, Installed(name, wanted or "0", _installed(name), extra))
+            found.setdefault(name, Installed(name, wanted or "0", version_of(name), extra))
     return list(found.values())
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _devices() -> list[str]:
@@ -117,11 +117,11 @@ def examine(out: Any = None) -> bool:
     section(f"jrnn {__version__}", [str(HERE), python, f"{platform.platform()}, {os.cpu_count()} processors"])
     section("packages that jrnn needs", _rows(needed))
     section("packages of extras", _rows(optional))
-    section("optional packages", (f"{n}  {_installed(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
+    section("optional packages", (f"{n}  {version_of(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
     section("devices", _devices())
     section("kernel for CPUs (executor 'native')", [str(library.found())])
-    missing = [p for p in found if p.remedy]
-    section("missing" if missing else "nothing is missing", (f"{p.name}: {p.remedy}" for p in missing))
+    missing = {p.extra or p.name: p.remedy for p in found if p.remedy}
+    section("missing" if missing else "nothing is missing", (f"{name}: {remedy}" for name, remedy in missing.items()))
     return all(p.is_satisfied for p in needed)
 
 

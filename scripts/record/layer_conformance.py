@@ -1,9 +1,9 @@
-"""Checks recurrent layers of libraries with `jrnn.testing.check_layer`, and writes the table of docs/conformance.md.
+"""Checks recurrent layers of libraries with `jrnn.testing.check_layer`, for docs/benchmarks/layer_conformance.json.
 
 Run it in an environment with jrnn and those of the libraries that are to be checked (flax, equinox, dm-haiku, keras, torch):
 
     python scripts/record/layer_conformance.py            # prints the table
-    python scripts/record/layer_conformance.py --write    # and puts it into docs/conformance.md
+    python scripts/record/layer_conformance.py --write    # and writes the file
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 import jax
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+
+import tables
+
 from jrnn.testing import Report, check_layer
 from jrnn.testing.properties import PROPERTIES
 
-PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
-START, END = "<!-- table: scripts/record/layer_conformance.py -->", "<!-- end of the table -->"
 T, N, D, H = 3, 2, 2, 3
 X = np.random.default_rng(0).standard_normal((T, N, D)).astype(np.float32)
 ROWS = X.swapaxes(0, 1)  # [N, T, D]
@@ -129,7 +131,7 @@ def main() -> None:
                 notes.add(package, name, f.property, f"for T={f.steps}, N={f.batch}, {f.counterexample}")
             print(*rows[-1], *map(str, report.findings), sep="\n", flush=True)
     if "--write" in sys.argv:
-        write(START, versions, ["layer", *PROPERTIES], rows, notes)
+        write("layer_conformance", versions, ["layer", *PROPERTIES], rows, notes)
 
 
 class Notes:
@@ -151,16 +153,14 @@ class Notes:
         return found
 
 
-def write(start: str, versions: list[str], head: list[str], rows: list[tuple[str, list[str]]], notes: Notes) -> None:
-    """Puts a table into docs/conformance.md after this mark; what has the same marks shares a row."""
+def write(name: str, versions: list[str], head: list[str], rows: list[tuple[str, list[str]]], notes: Notes) -> None:
+    """Writes docs/benchmarks/NAME.json; what has the same marks shares a row."""
     shared: dict[tuple[str, ...], list[str]] = {}
-    for name, marks in rows:
-        shared.setdefault(tuple(marks), []).append(name)
-    cells = [head, ["---"] * len(head), *([", ".join(names), *marks] for marks, names in shared.items())]
-    table = [f"| {' | '.join(row)} |" for row in cells]
-    lines = [f"With {', '.join(versions)}, on a CPU:", "", *table, "", "What does not hold:", "", *notes.lines()]
-    before, rest = PAGE.read_text().split(start)
-    PAGE.write_text("\n".join([f"{before}{start}", "", *lines, "", END + rest.split(END, 1)[1]]))
+    for row, marks in rows:
+        shared.setdefault(tuple(marks), []).append(row)
+    merged = [[", ".join(names), *marks] for marks, names in shared.items()]
+    conditions = f"With {', '.join(versions)}, on a CPU:"
+    tables.write(name, {"conditions": conditions, "head": head, "rows": merged, "notes": notes.lines()})
 
 
 if __name__ == "__main__":

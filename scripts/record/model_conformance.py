@@ -1,9 +1,9 @@
-"""Checks every family of `jrnn.models` with `jrnn.testing.check_model`, and writes the scoreboard of docs/conformance.md.
+"""Checks every family of `jrnn.models` with `jrnn.testing.check_model`, for docs/benchmarks/model_conformance.json.
 
 Where transformers is installed, its models of the same files are checked too.
 
     python scripts/record/model_conformance.py                   # checks all families
-    python scripts/record/model_conformance.py mamba --write     # of one family; --write puts the table into the page
+    python scripts/record/model_conformance.py mamba --write     # of one family; --write writes the file
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ TOLERANCE = {"jrnn": 1e-5, "transformers": 1e-4}
 CONFIGURATIONS = {"jrnn": 1, "transformers": 2}
 # Of transformers: a kernel that refuses these shapes, a cache that the caller makes, and families that it has not.
 LEFT_OUT = {"recurrent_gemma", "xlstm", "rwkv6", "rwkv7"}
-START = "<!-- table: scripts/record/model_conformance.py -->"
 
 
 def theirs(folder: Path) -> Any:
@@ -68,7 +67,7 @@ def main() -> None:
         print(*rows[-1], flush=True)
         jax.clear_caches()  # the system limits how many programs a process may hold
     if "--write" in sys.argv:
-        write(START, versions, ["family", *MODEL_PROPERTIES], rows, notes)
+        write("model_conformance", versions, ["family", *MODEL_PROPERTIES], rows, notes)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Counts how the executor "newton" solves the steps of tests/loops/newton_cells.py, for a table of docs/benchmarks.md.
+"""Counts how the executor "newton" solves the steps of tests/loops/newton_cells.py, for docs/benchmarks/newton.json.
 
     python scripts/record/newton_iterations.py            # prints the table
-    python scripts/record/newton_iterations.py --write    # and puts it into docs/benchmarks.md
+    python scripts/record/newton_iterations.py --write    # and writes the file
 
 Weights are random, or trained by Adam to follow the running mean of the inputs. Nothing is timed: iterations, errors and the
 depth of the compiled program do not depend on the machine.
@@ -20,15 +20,14 @@ import numpy as np
 import optax
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "loops"))
+sys.path[:0] = [str(ROOT / "tests" / "loops"), str(ROOT / "docs")]
 
+import tables  # noqa: E402
 from newton_cells import CELLS, example  # noqa: E402
 
 import jrnn  # noqa: E402
 from jrnn.bench.hlo import Module  # noqa: E402
 
-PAGE = ROOT / "docs" / "benchmarks.md"
-START, END = "<!-- table: scripts/record/newton_iterations.py -->", "<!-- end of the table -->"
 STEPS = {"lorenz": 1500}
 UNTRAINED = ("kalman", "lorenz")  # their steps have no weights
 HEADS = [
@@ -112,13 +111,12 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_most_optimizations", True)
     names = [a for a in sys.argv[1:] if not a.startswith("-")] or list(CELLS)
-    lines = [f"| {' | '.join(HEADS)} |", f"|{'---|' * len(HEADS)}"]
+    rows = []
     for name in names:
-        lines.append(f"| {' | '.join(row(name))} |")
-        print(lines[-1], flush=True)
+        rows.append(row(name))
+        print(*rows[-1], sep=" | ", flush=True)
     if "--write" in sys.argv:
-        before, rest = PAGE.read_text().split(START)
-        PAGE.write_text(f"{before}{START}\n\n" + "\n".join(lines) + f"\n\n{END}{rest.split(END, 1)[1]}")
+        tables.write("newton", {"head": HEADS, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ def test_what_is_there(capsys):
     assert {p.extra for p in doctor.packages()} == {"", *project["optional-dependencies"]} - set(
         doctor.FOR_CONTRIBUTORS
     )
+    assert {p.extra for p in doctor.packages()} == {"", *doctor.USES}
 
 
 def test_what_is_missing_or_too_old(monkeypatch):
@@ -55,13 +56,13 @@ def test_what_is_missing_or_too_old(monkeypatch):
     out = io.StringIO()
     assert not doctor.examine(out)
     assert "  optax: jrnn needs it: pip install 'optax>=0.2.5'\n" in out.getvalue()
-    assert "  matplotlib: for the extra 'plot': pip install 'jrnn[plot]'\n" in out.getvalue()
+    assert "  plot: for pictures: pip install 'jrnn[plot]'\n" in out.getvalue()
     changed["optax"] = "1.0"
     assert doctor.examine(io.StringIO())  # an extra may be absent
 
 
 def test_an_installation_without_the_source_tree_says_what_it_asks_for(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "HERE", tmp_path / "jrnn")
-    lines = ["numpy>=2", 'onnx>=1.19; extra == "onnx"', 'jrnn[test]; extra == "dev"', 'ruff; extra == "dev"']
+    lines = ["numpy<3,>=2", 'onnx>=1.19; extra == "onnx"', 'jrnn[test]; extra == "dev"', 'ruff; extra == "dev"']
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
     assert [(p.name, p.wanted, p.extra) for p in doctor.packages()] == [("numpy", "2", ""), ("onnx", "1.19", "onnx")]

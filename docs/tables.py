@@ -1,0 +1,105 @@
+"""Tables of recorded figures, which scripts/docs.sh puts where a page has a block ```{measured} NAME```.
+
+Each is made from docs/benchmarks/NAME.json: the records of `jrnn bench --json`, or a head and rows that a script of
+scripts/record wrote, or that were copied from what a command printed.
+"""
+
+import ast
+import json
+import math
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "benchmarks"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def read(name):
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def write(name, table):
+    """Writes a table of rows of text: a line for each row and note."""
+    lists = {key: ",\n".join(f"  {json.dumps(row)}" for row in table[key]) for key in ("rows", "notes") if key in table}
+    fields = [f" {json.dumps(k)}: " + (f"[\n{lists[k]}\n ]" if k in lists else json.dumps(v)) for k, v in table.items()]
+    (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
+
+
+def column(name, key):
+    """A column of the records: cell, mode, peer and size -> its number."""
+    return {(r["cell"], r["mode"], r["peer"], r["size"]): r[key] for r in read(name)["records"]}
+
+
+def mean(ratios):
+    """The geometric mean."""
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def ratios():
+    """Cell, mode and peer of the six sizes -> times over those of lax.scan, by size."""
+    times = column("cpu_six", "least")
+    sizes = dict.fromkeys(size for *_, size in times)
+    keys = dict.fromkeys(key[:3] for key in times)
+    return {key: {s: times[*key, s] / times[*key[:2], "lax.scan", s] for s in sizes} for key in keys}
+
+
+def cpu_six():
+    names = {"jrnn": "`jrnn.scan`", "jrnn.nn": "`jrnn.nn`", "flax": "`flax.nnx.RNN`", "torch": "torch"}
+    found = ratios()
+    sizes = [size.rpartition("x")[0] for size in next(iter(found.values()))]
+    rows = [
+        [f"{cell.upper()} {mode}, {name}", *(f"{x:.2f}" for x in (mean(by_size.values()), *by_size.values()))]
+        for cell in ("lstm", "gru")
+        for mode in ("forward", "train")
+        for peer, name in names.items()
+        for by_size in [found[cell, mode, peer]]
+    ]
+    return {"head": ["", "mean of six", *sizes], "rows": rows}
+
+
+def linear():
+    times, memory, compilation = (column("linear", kind) for kind in ("low", "peak_bytes", "compile_seconds"))
+    rows = []
+    for cell, mode, size in dict.fromkeys((cell, mode, size) for cell, mode, _, size in times):
+        pair = [(cell, mode, peer, size) for peer in ("jrnn", "lax.scan")]
+        ours, theirs = (1e3 * times[key] for key in pair)
+        megabytes = " / ".join(f"{memory[key] / 1e6:.0f}" for key in pair)
+        seconds = " / ".join(f"{compilation[key]:.1f}" for key in pair)
+        rows.append([f"`{cell}`", f"{ours:.0f} / {theirs:.0f}", f"{ours / theirs:.2f}", megabytes, seconds])
+    return {"head": ["layer", "train, ms", "ratio", "train, MB", "compilation, s"], "rows": rows}
+
+
+def filters():
+    times = column("filters", "least")
+    rows = []
+    for cell, size in dict.fromkeys((cell, size) for cell, _, _, size in times):
+        columns = [(cell, mode, peer, size) for mode in ("forward", "train") for peer in ("lax.scan", "jrnn")]
+        rows.append([f"`{cell}`", *(f"{1e6 * times[key] / int(size):.2f}" for key in columns)])
+    rows.sort(key=lambda row: -float(row[1]))
+    head = ["loop", "forward, `lax.scan`", "forward, jrnn", "gradient, `lax.scan`", "gradient, jrnn"]
+    return {"head": head, "rows": rows}
+
+
+def programs():
+    """The programs of examples/: what they say of themselves, and the seconds of processor time of their notebooks."""
+    rows = []
+    for name, seconds in read("notebooks")["rows"]:
+        text = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8")))
+        about = " ".join(text.partition("\n\n")[0].split())
+        notebook = f'<a href="notebooks/{name}.ipynb" download>{name}.ipynb</a>'
+        rows.append([f"[{name}](../examples/{name}.py)", about, seconds, notebook])
+    return {"head": ["program", "what it is", "seconds", "notebook"], "rows": rows}
+
+
+MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters, "programs": programs}
+
+
+def render(name):
+    """A table in Markdown, and what its record says around it."""
+    table = MADE[name]() if name in MADE else read(name)
+    cells = [table["head"], ["---"] * len(table["head"]), *table["rows"]]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    if "conditions" in table:
+        lines = [table["conditions"], "", *lines]
+    if "notes" in table:
+        lines += ["", *(f"- {note}" for note in table["notes"])]
+    return "\n".join(lines)
