@@ -23,7 +23,8 @@ from typing import Annotated, Any, BinaryIO, Literal
 import numpy as np
 
 from jrnn.errors import DataError
-from jrnn.files import AtLeast, blocks, kind_of, open_file, parse_json, read_file, read_text, record
+from jrnn.files import AtLeast, blocks, kind_of, open_file, parse_json, read_file, record
+from jrnn.files.tokenizer import read_tokenizer
 
 FORMAT = "jrnn corpus 1"
 AGAIN = "run the same `jrnn tokens` again"
@@ -191,32 +192,6 @@ class Corpus:
     def tokenizer(self) -> Any:
         """Returns the tokenizer, a `tokenizers.Tokenizer`; see `read_tokenizer`."""
         return read_tokenizer(self.folder / TOKENIZER)
-
-
-def tokenizers_package() -> Any:
-    """Returns the package `tokenizers`; raises DataError if it is not installed."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise DataError("tokens of a text need the extra 'text': pip install 'jrnn[text]'") from None
-    return tokenizers
-
-
-def parse_tokenizer(text: str, where: str) -> Any:
-    """Returns the tokenizer of the text of a tokenizer.json; raises DataError if it is none."""
-    package = tokenizers_package()
-    try:
-        found = package.Tokenizer.from_str(text)
-    except Exception as e:  # the package raises Exception itself
-        raise DataError(f"{where}: is not a tokenizer of the package tokenizers: {e}") from None
-    found.no_truncation()  # files have the lengths of some batch that was encoded last
-    found.no_padding()
-    return found
-
-
-def read_tokenizer(path: str | PathLike[str]) -> Any:
-    """Returns the tokenizer of a file tokenizer.json; raises DataError if it cannot be read."""
-    return parse_tokenizer(read_text(path, DataError), str(path))
 
 
 def _numbers(file: BinaryIO, dtype: np.dtype, first: int, last: int) -> np.ndarray:

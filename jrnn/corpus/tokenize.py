@@ -24,12 +24,11 @@ from jrnn.corpus.corpus import (
     Corpus,
     Shard,
     dtype_of,
-    read_tokenizer,
-    tokenizers_package,
 )
 from jrnn.corpus.pieces import Documents, Piece, pieces_of
 from jrnn.errors import DataError
 from jrnn.files import kind_of, read_file, read_json, record, write_whole
+from jrnn.files.tokenizer import read_tokenizer, tokenizers_package
 
 ENDS = (
     "<|endoftext|>",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,8 @@ from jrnn.files.reading import open_file
 from jrnn.files.writing import new_file
 
 _LONGEST_HEADER = 100_000_000  # bytes, as of the package
+ALIGNMENT = 64  # bytes, of XLA's buffers
+BLOCK = 1 << 24  # bytes of a tensor that are read at once
 
 
 @contextlib.contextmanager
@@ -53,3 +55,18 @@ def write_tensors(
             save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, half, metadata)
         except SafetensorError as e:
             raise error(f"{path}: cannot be written: {e}") from None
+
+
+def read_aligned(read: Callable[[tuple[slice, ...]], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """Reads a tensor block by block of its first axis, into memory that a CPU's devices take without a copy."""
+    if not shape:
+        return read(())
+    first = read((slice(0, 1),))
+    size = int(np.prod(shape)) * first.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    found = room[start : start + size].view(first.dtype).reshape(shape)
+    rows = max(BLOCK // max(first.nbytes, 1), 1)
+    for k in range(0, shape[0], rows):
+        found[k : k + rows] = read((slice(k, min(k + rows, shape[0])),))
+    return found

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked
 
-T = TypeVar("T")
 Limit = tuple[float, Annotated[float, AtLeast(0, math.inf)]]  # of a time step
 LIMITS = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
 MAYBE_NONE = (
@@ -45,33 +44,22 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def read_config(
-    cls: type[T],
-    given: Mapping[str, Any],
-    aliases: Mapping[str, str],
-    only: Mapping[str, tuple[Any, ...]],
-    where: str,
-    by_hand: bool,
-    defaults: Mapping[str, Any] = types.MappingProxyType({}),
-) -> T:
-    """Makes a family's config, a frozen dataclass, from the keys of config.json.
+def read_config(family: Any, given: Mapping[str, Any], where: str, by_hand: bool) -> Any:
+    """Makes the config of a `Family` from the keys of config.json.
 
     Args:
-        cls: its fields are the keys that the family reads; one without a default must be given.
+        family: see `Family`; a key of its config without a default must be given.
         given: the contents of config.json.
-        aliases: other names of keys.
-        only: keys that are not supported, with the values that change nothing.
         where: the place for messages.
         by_hand: whether someone wrote the keys for jrnn, so that one that is nearly a known one is a mistake.
-        defaults: those of the family, where they are not the class's.
 
     Raises:
         ConfigError: for a missing or unsupported key, or a value of another type.
     """
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    hints = _hints(cls)
-    keys = {aliases.get(name, name): value for name, value in given.items()}
-    for name, values in {**ONLY, **only}.items():
+    known = {field.name: field for field in fields(family.config)}
+    hints = _hints(family.config)
+    keys = {family.aliases.get(name, name): value for name, value in given.items()}
+    for name, values in {**ONLY, **family.only}.items():
         if name not in known and keys.get(name) not in (None, *values):
             accepted = " or ".join(repr(value) for value in values)
             raise ConfigError(f"{where}: {name} is {keys[name]!r:.80}; only {accepted} is supported")
@@ -84,19 +72,20 @@ def read_config(
     found: dict[str, Any] = {}
     for name, field in known.items():
         if keys.get(name) is not None:
-            found[name] = _checked(f"{where}: {name}", name, _plain(keys[name]), hints[name])
+            found[name] = value = checked(hints[name], _plain(keys[name]), f"{where}: {name}", ConfigError)
+            least, most = LEAST.get(name, 1), LIMITS.get(name, 2**32)
+            if type(value) is int and not least <= value <= most:
+                raise ConfigError(f"{where}: {name} must be at least {least} and at most {most}, is {value}")
         elif name in keys and types.NoneType in typing.get_args(hints[name]):
             found[name] = None
-        elif name in defaults:
-            found[name] = defaults[name]
+        elif name in family.defaults:
+            found[name] = family.defaults[name]
         elif field.default is MISSING:
             raise ConfigError(f"{where}: lacks the key {name!r}")
-    config = cls(**found)
-    for name in known:
-        if name in ("hidden_act", "mamba_hidden_act"):
-            activation = getattr(config, name)
-            if activation not in ACTIVATIONS:
-                raise ConfigError(f"{where}: {name} is {activation!r}; there are {', '.join(ACTIVATIONS)}")
+    config = family.config(**found)
+    for name in ("hidden_act", "mamba_hidden_act"):
+        if name in known and (activation := getattr(config, name)) not in ACTIVATIONS:
+            raise ConfigError(f"{where}: {name} is {activation!r}; there are {', '.join(ACTIVATIONS)}")
     return config
 
 
@@ -113,14 +102,6 @@ def _plain(value: Any) -> Any:
                 return float(str(value["__float__"]))
         return tuple(sorted((str(name), _plain(part)) for name, part in value.items()))
     return tuple(_plain(part) for part in value) if isinstance(value, (list, tuple)) else value
-
-
-def _checked(where: str, name: str, value: Any, hint: Any) -> Any:
-    found = checked(hint, value, where, ConfigError)
-    least, most = LEAST.get(name, 1), LIMITS.get(name, 2**32)
-    if type(found) is int and not least <= found <= most:
-        raise ConfigError(f"{where} must be at least {least} and at most {most}, is {found}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -156,18 +137,13 @@ class Rope(NamedTuple):
         share = checked(Annotated[float, AtLeast(0, 1)], share, "partial_rotary_factor", ConfigError)
         size = int(head * share)
         if size % 2 or size > head:
-            raise ConfigError(
-                f"partial_rotary_factor {share} of {head} features is {size}; it must be even and at most {head}"
-            )
+            found = f"partial_rotary_factor {share} of {head} features is {size}"
+            raise ConfigError(f"{found}; it must be even and at most {head}")
         return cls(float(base), size)
 
 
-def layer_types(
-    given: tuple[str, ...] | None, count: int, known: tuple[str, ...], otherwise: Callable[[int], str]
-) -> list[str]:
-    """The type of each layer, with old names replaced; `otherwise` gives those of a config without them."""
-    if given is None:
-        return [otherwise(k) for k in range(count)]
+def layer_types(given: tuple[str, ...], count: int, known: Iterable[str]) -> list[str]:
+    """The type of each layer, with old names replaced."""
     found = [LEGACY.get(kind, kind) for kind in given]
     if len(found) != count:
         raise ConfigError(f"layer_types has {len(found)} entries for {count} layers")
@@ -201,12 +177,13 @@ class DecoderKeys(RopeKeys):
     @property
     def head(self) -> int:
         """Features of a head."""
-        return self.head_dim or divides(
-            "num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size
-        )
+        count, size = self.num_attention_heads, self.hidden_size
+        return self.head_dim or divides("num_attention_heads", count, "hidden_size", size)
 
     def kinds(self, known: Iterable[str], otherwise: Callable[[int], str]) -> list[str]:
-        return layer_types(self.layer_types, self.num_hidden_layers, tuple(known), otherwise)
+        """The type of each layer; `otherwise` gives those of a config without them."""
+        count, given = self.num_hidden_layers, self.layer_types
+        return layer_types(tuple(map(otherwise, range(count))) if given is None else given, count, known)
 
 
 @dataclass(frozen=True)

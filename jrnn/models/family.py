@@ -8,9 +8,9 @@ Shapes: T time, N batch, D the model's width, V vocabulary.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,9 @@ from jrnn.nn.span import Span, layer_norm, rms_norm
 
 Shapes = dict[str, tuple[int, ...]]
 State = dict[str, jax.Array]
+EMPTY = -1  # the position of an empty slot of a memory
+NOTHING = -1e30  # the greatest exponent of a mean over nothing
+FIRST = {"places": EMPTY, "top": NOTHING}  # what is in the arrays of a state before the first token, if not zeros
 
 
 class Weights(NamedTuple):
@@ -42,6 +45,10 @@ class Weights(NamedTuple):
     def linear(self, span: Span, name: str, x: jax.Array) -> jax.Array:
         """x weight^T + bias, where the bias is optional."""
         return span.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
+
+    def convolve(self, span: Span, name: str, x: jax.Array, window: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The causal convolution of each channel, and the next window; see `Span.convolve`."""
+        return span.convolve(x, window, self[f"{name}.weight"][:, 0], self.get(f"{name}.bias"))
 
 
 class At(NamedTuple):
@@ -67,13 +74,16 @@ class Merge(NamedTuple):
     stacks: bool = True
 
     def under(self, prefix: str) -> Merge:
-        return Merge(tuple(prefix + name for name in self.names), self.stacks)
+        return Merge(tuple(under(prefix, dict.fromkeys(self.names))), self.stacks)
+
+    def shape(self, shapes: Shapes) -> tuple[int, ...]:
+        rows, *rest = shapes[self.names[0]]
+        return (len(self.names), rows, *rest) if self.stacks else (sum(shapes[name][0] for name in self.names), *rest)
 
 
 class Part(abc.ABC):
     """A part of a layer, a frozen dataclass of its sizes. It needs `tensors` and `run`, and `holds` for its state."""
 
-    remembers: bool = False  # whether its state grows with the tokens
     places: bool = False  # whether it asks for positions
 
     @abc.abstractmethod
@@ -84,27 +94,28 @@ class Part(abc.ABC):
         """The parameters that are made of several tensors."""
         return {}
 
-    def holds(self) -> Shapes:
-        """The shape of each array of the state, without N."""
+    def holds(self, room: int) -> Shapes:
+        """The shape of each array of the state, without N; `room`: for how many tokens, if it remembers them."""
         return {}
-
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        """The state before the first token, arrays [N, ...]; `room`: for how many tokens, if it remembers them."""
-        return {name: jnp.zeros((batch, *shape), dtype) for name, shape in self.holds().items()}
 
     @abc.abstractmethod
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         """[T, N, D] -> [T, N, D] and the next state."""
 
 
-def linear(name: str, rows: int, columns: int, bias: bool = False) -> Shapes:
-    """The tensors of a product."""
-    return {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if bias else {})
+def linear(name: str, rows: int, *columns: int, bias: bool = False) -> Shapes:
+    """The tensors of a product; without columns, of a norm."""
+    return {f"{name}.weight": (rows, *columns)} | ({f"{name}.bias": (rows,)} if bias else {})
+
+
+def convolution(name: str, channels: int, taps: int, bias: bool = False) -> Shapes:
+    """The tensors of `Weights.convolve`."""
+    return linear(name, channels, 1, taps, bias=bias)
 
 
 def products(rows: Mapping[str, int], columns: int, bias: bool = False) -> Shapes:
     """The tensors of several products of the same input; `rows`: by their names."""
-    return {key: shape for name, size in rows.items() for key, shape in linear(name, size, columns, bias).items()}
+    return {key: shape for name, size in rows.items() for key, shape in linear(name, size, columns, bias=bias).items()}
 
 
 def under(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,6 +172,14 @@ class Branch:
 Mixers = dict[str, tuple[str, Part]]  # the name in a layer, and the part, of each type of layer
 
 
+def pairs(
+    mixers: Iterable[tuple[str, Part]], name: str, feeds: Iterable[Part],
+    before: str = "input_layernorm", between: str = "post_attention_layernorm",
+) -> Iterator[tuple[Branch, ...]]:  # fmt: skip
+    """Layers of a mixer and a feed-forward part of that name, each after a norm."""
+    return ((Branch(*mixer, before), Branch(name, feed, between)) for mixer, feed in zip(mixers, feeds))
+
+
 class Names(NamedTuple):
     """What a family's files call what every decoder has."""
 
@@ -202,41 +221,36 @@ class Decoder:
         norm = norm or Norm(c.hidden_size, c.rms_norm_eps)
         return cls(c.hidden_size, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, **more)
 
-    def _parts(self, layer: int) -> list[tuple[str, Part]]:
-        """The parts and norms of a layer, by their names in it."""
-        found: list[tuple[str, Part]] = []
-        for branch in self.layers[layer]:
-            norm = branch.norm or self.norm
-            found += [(name, norm) for name in (branch.before, branch.after) if name is not None]
-            found.append((branch.name, branch.part))
-        return found
+    def _parts(self) -> Iterator[tuple[str, Part]]:
+        """The parts and norms of all layers, by their names in the files."""
+        for k, layer in enumerate(self.layers):
+            for branch in layer:
+                norms = [(name, branch.norm or self.norm) for name in (branch.before, branch.after) if name is not None]
+                for name, part in (*norms, (branch.name, branch.part)):
+                    yield f"{self.names.layers}.{k}.{name}" if name else f"{self.names.layers}.{k}", part
 
     def shapes(self) -> Shapes:
         """The shape of every tensor of the files."""
         shapes: Shapes = {self.names.embedding: (self.vocabulary, self.width)}
-        for k in range(len(self.layers)):
-            for name, part in self._parts(k):
-                shapes |= under(f"{self.names.layers}.{k}", under(name, part.tensors()))
+        for name, part in self._parts():
+            shapes |= under(name, part.tensors())
         shapes |= under(self.names.norm, self.norm.tensors())
         return shapes if self.tied else shapes | {self.names.head: (self.vocabulary, self.width)}
 
     def parameters(self) -> dict[str, Merge | None]:
         """The names of parameters, with the tensors that make each, or None for the tensor of that name."""
         merged: dict[str, Merge] = {}
-        for k in range(len(self.layers)):
-            for name, part in self._parts(k):
-                prefix = f"{self.names.layers}.{k}.{name}." if name else f"{self.names.layers}.{k}."
-                for key, merge in part.merged().items():
-                    merged[prefix + key] = merge.under(prefix)
+        for name, part in self._parts():
+            merged |= {f"{name}.{key}": merge.under(name) for key, merge in part.merged().items()}
         inside = {name for merge in merged.values() for name in merge.names}
         return {name: None for name in self.shapes() if name not in inside} | merged
 
-    @property
+    @cached_property
     def remembers(self) -> bool:
         """Whether the state grows with the tokens, because a layer attends to all of them."""
-        return any(branch.part.remembers for layer in self.layers for branch in layer)
+        return any(branch.part.holds(0) != branch.part.holds(1) for layer in self.layers for branch in layer)
 
-    @property
+    @cached_property
     def places(self) -> bool:
         return any(branch.part.places for layer in self.layers for branch in layer)
 
@@ -244,8 +258,9 @@ class Decoder:
         """The state before the first token, arrays [N, ...] by layer and name, as `3.conv`."""
         state: State = {"position": jnp.zeros(batch, jnp.int32)} if self.places else {}
         for k, layer in enumerate(self.layers):
-            for branch in layer:
-                state |= {f"{k}.{name}": leaf for name, leaf in branch.part.fresh(batch, dtype, room).items()}
+            for name, shape in (item for branch in layer for item in branch.part.holds(room).items()):
+                kind = jnp.int32 if name == "places" else dtype
+                state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
         return state
 
     def run(self, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
@@ -302,7 +317,7 @@ class Family:
 
     def read(self, given: Mapping[str, Any], where: str, by_hand: bool) -> Any:
         """The config from the keys of config.json, of which there is a decoder; `by_hand`: see `read_config`."""
-        config = read_config(self.config, given, self.aliases, self.only, where, by_hand, self.defaults)
+        config = read_config(self, given, where, by_hand)
         try:
             decoder_of(self, config)
         except ConfigError as error:

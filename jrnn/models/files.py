@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
@@ -16,13 +16,11 @@ import numpy as np
 from jrnn.errors import FormatError, near
 from jrnn.files import new_folder, read_json, write_whole
 from jrnn.files.quantized import Dequantized, layouts
-from jrnn.files.tensors import open_tensors, write_tensors
-from jrnn.models.family import Family, Merge, State
+from jrnn.files.tensors import open_tensors, read_aligned, write_tensors
+from jrnn.models.family import Decoder, Family, Merge, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FILES = ("config.json", WEIGHTS, "model-*.safetensors", INDEX)  # what `write` replaces
-ALIGNMENT = 64  # bytes, of XLA's buffers
-BLOCK = 1 << 24  # bytes of a tensor that are read at once
 _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
 
 NESTED = (  # what a language model's tensors begin with in a model of texts and images, and alone
@@ -42,9 +40,8 @@ class Place(NamedTuple):
 
     def view(self, opened: Any) -> Any:
         """Its slice, of numbers."""
-        return (
-            Dequantized(self.file, opened, self.stored, self.layout) if self.layout else opened.get_slice(self.stored)
-        )
+        plain = not self.layout
+        return opened.get_slice(self.stored) if plain else Dequantized(self.file, opened, self.stored, self.layout)
 
 
 class Tensors:
@@ -77,13 +74,11 @@ class Tensors:
         if inside:  # the others are of images
             self.places = {name: p for name, p in self.places.items() if name in inside or name.startswith("lm_head.")}
 
-    def check(
-        self, shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Merge | None], spare: str | None
-    ) -> None:
-        """Raises unless the tensors are these; `spare` may be there besides. Joined ones may be cut at other places."""
-        joined = {
-            name: merge.names for merge in parameters.values() if merge and not merge.stacks for name in merge.names
-        }
+    def check(self, decoder: Decoder) -> None:
+        """Raises unless the tensors are those of a model. Joined ones may be cut at other places."""
+        shapes, spare = decoder.shapes(), decoder.names.head if decoder.tied else None
+        joins = [merge.names for merge in decoder.parameters().values() if merge and not merge.stacks]
+        joined = {name: names for names in joins for name in names}
         for name, shape in shapes.items():
             if name not in self.places:
                 raise FormatError(f"{self.folder}: lacks the tensor {name!r} {list(shape)}{near(name, self.places)}")
@@ -95,10 +90,8 @@ class Tensors:
                 wanted = (sum(shapes[part][0] for part in joined[name]), *shape[1:])
             if found != wanted:
                 raise FormatError(f"{self.folder}: {name} is {list(found)} but config.json makes it {list(wanted)}")
-            if self.places[name].dtype not in _TYPES:
-                raise FormatError(
-                    f"{self.folder}: {name} is {self.places[name].dtype}; it must be one of {', '.join(_TYPES)}"
-                )
+            if (dtype := self.places[name].dtype) not in _TYPES:
+                raise FormatError(f"{self.folder}: {name} is {dtype}; it must be one of {', '.join(_TYPES)}")
         for name in self.places:
             if name not in shapes and name != spare:
                 raise FormatError(f"{self.folder}: the tensor {name!r} has no place in this model{near(name, shapes)}")
@@ -135,23 +128,8 @@ def parameter(tensors: Tensors, name: str, merge: Merge | None, mesh: jax.shardi
             return np.stack([view[index[1:]] for view in views[index[0]]])
 
         if mesh is None:
-            return jax.device_put(_whole(read, shape), may_alias=True).block_until_ready()
+            return jax.device_put(read_aligned(read, shape), may_alias=True).block_until_ready()
         return jax.make_array_from_callback(shape, _sharding(mesh, shape), read).block_until_ready()
-
-
-def _whole(read: Callable[[tuple[slice, ...]], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    """Reads a parameter block by block of its first axis, into memory that a CPU's devices take without a copy."""
-    if not shape:
-        return read(())
-    first = read((slice(0, 1),))
-    size = int(np.prod(shape)) * first.itemsize
-    room = np.empty(size + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    found = room[start : start + size].view(first.dtype).reshape(shape)
-    rows = max(BLOCK // max(first.nbytes, 1), 1)
-    for k in range(0, shape[0], rows):
-        found[k : k + rows] = read((slice(k, min(k + rows, shape[0])),))
-    return found
 
 
 def _sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> jax.sharding.NamedSharding:
@@ -166,26 +144,16 @@ def _sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> jax.sharding.N
 
 
 def write(
-    folder: str | PathLike[str],
-    text: str,
-    params: Mapping[str, jax.Array],
-    parameters: Mapping[str, Merge | None],
-    shapes: Mapping[str, tuple[int, ...]],
-    shard_bytes: int,
+    folder: str | PathLike[str], text: str, params: Mapping[str, jax.Array], decoder: Decoder, shard_bytes: int
 ) -> None:
     """Writes config.json and safetensors files of at most `shard_bytes`, or of one tensor, in one step.
 
     Other files of the folder stay, such as those of the tokenizer; see `jrnn.files.new_folder`.
-
-    Args:
-        text: config.json.
-        params: the parameters.
-        parameters: the tensors that make each.
-        shapes: of the tensors.
     """
+    shapes = decoder.shapes()
     shards: list[list[tuple[str, str, Any]]] = [[]]  # tensors, each with its parameter and its place in it
     filled = total = 0
-    for name, merge in parameters.items():
+    for name, merge in decoder.parameters().items():
         row = 0
         for k, part in enumerate(merge.names if merge else (name,)):
             size = int(np.prod(shapes[part])) * params[name].dtype.itemsize

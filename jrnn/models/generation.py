@@ -1,11 +1,13 @@
-"""Tokens after a prompt, all in one program or one after another, from any model that reads tokens.
+"""Tokens before and after: prompts as users give them, how the next token is drawn, and texts from any model of tokens.
 
 Shapes: T time, N batch, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import numbers
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -14,12 +16,162 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
-from jrnn.models.sampling import Choice, sample
-from jrnn.models.tokens import check_mask, check_tokens, from_the_left
-from jrnn.nn.checks import check_integer, check_lengths, concrete
+from jrnn.nn.checks import check_array, check_integer, check_lengths, concrete
 
 State = dict[str, jax.Array]
 PIECE = 512  # tokens of a prompt that are read at once
+
+
+def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int) -> jax.Array:
+    """Tokens as int32 of these axes, each from 0 to `vocabulary` - 1. Inside jit, only type and rank are checked.
+
+    >>> check_tokens("mamba", [[3, 16]], ("N", "T"), 16)
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: mamba: tokens lie between 3 and 16; the vocabulary has those from 0 to 15
+    """
+    if not isinstance(tokens, jax.Array):
+        try:
+            tokens = np.asarray(tokens)  # not jnp.asarray, which wraps 64-bit integers before they are checked
+        except ValueError:
+            raise LayerError(
+                f"{where}: tokens are no array: their rows have several lengths; pad them, and give lengths"
+            ) from None
+    if tokens.ndim != len(axes) or not jnp.issubdtype(tokens.dtype, jnp.integer):
+        given = f"{tokens.dtype}{list(tokens.shape)}"
+        raise LayerError(f"{where}: tokens are {given}; they must be integers [{', '.join(axes)}]")
+    known = concrete(tokens)
+    if known is not None and known.size and not (known.min() >= 0 and known.max() < vocabulary):
+        found = f"tokens lie between {known.min()} and {known.max()}"
+        raise LayerError(f"{where}: {found}; the vocabulary has those from 0 to {vocabulary - 1}")
+    return jnp.asarray(tokens, jnp.int32)
+
+
+def from_the_left(
+    where: str, mask: Any, lengths: Any, tokens: jax.Array, *others: jax.Array | None
+) -> tuple[jax.Array | None, jax.Array | None, tuple[Any, ...]]:
+    """Where texts end, by lengths [N] or by an attention mask [N, T] of transformers, which may also say where they begin.
+
+    Args:
+        mask: None, or ones that are next to each other in each row.
+        lengths: None, or checked here.
+        tokens, others: arrays [N, T, ...], or None.
+
+    Returns:
+        Where texts began [N] or None, their lengths [N] or None, and the arrays, rotated so that texts begin with the rows.
+
+    >>> tokens = jnp.array([[0, 7, 8]])
+    >>> starts, lengths, (tokens,) = from_the_left("mamba", [[0, 1, 1]], None, tokens)
+    >>> starts.tolist(), lengths.tolist(), tokens.tolist()
+    ([1], [2], [[7, 8, 0]])
+    """
+    batch, steps = tokens.shape
+    if mask is None:
+        return None, None if lengths is None else check_lengths(where, lengths, steps, batch), (tokens, *others)
+    if lengths is not None:
+        raise LayerError(f"{where}: both lengths and attention_mask are given; one of them says where texts end")
+    mask = check_array(where, "attention_mask", mask)
+    if mask.shape != tokens.shape:
+        found = f"attention_mask is {list(mask.shape)}; it must be {list(tokens.shape)}, as the tokens are"
+        raise LayerError(f"{where}: {found}")
+    mask = mask.astype(bool)
+    known = concrete(mask)
+    if known is not None and (np.diff(known.astype(int), axis=1, prepend=0) == 1).sum(axis=1).max(initial=0) > 1:
+        raise LayerError(f"{where}: attention_mask has zeros between ones; padding must stand before or after a text")
+    starts = jnp.argmax(mask, axis=1)
+    moved = (None if array is None else rotated(array, starts) for array in (tokens, *others))
+    return starts, jnp.sum(mask, axis=1, dtype=jnp.int32), tuple(moved)
+
+
+def rotated(array: jax.Array, by: jax.Array) -> jax.Array:
+    """[N, T, ...] with row n rotated to the left by `by[n]` steps."""
+    places = (jnp.arange(array.shape[1])[None] + by[:, None]) % array.shape[1]
+    return jnp.take_along_axis(array, places.reshape(places.shape + (1,) * (array.ndim - 2)), axis=1)
+
+
+LIMITS = ("likeliest", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["temperature"], meta_fields=LIMITS)
+@dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen, as `LanguageModel.generate` says; all but the temperature makes a program of its own."""
+
+    temperature: Any
+    likeliest: bool = False
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    stop: tuple[int, ...] = ()
+
+    @classmethod
+    def checked(
+        cls, where: str, vocabulary: int, temperature: float, *, top_k: int | None = None, top_p: float | None = None,
+        min_p: float | None = None, repetition_penalty: float = 1.0, stop: int | Sequence[int] | None = None,
+    ) -> Choice:  # fmt: skip
+        """The choice of these options. Raises a LayerError for a value that cannot be used."""
+        named = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+        for name, value in named.items():
+            if value is not None and not isinstance(value, (numbers.Real, np.ndarray, jax.Array)):
+                raise LayerError(f"{where}: {name} is {value!r:.80}; it must be a number")
+        if not temperature >= 0:
+            raise LayerError(f"{where}: temperature is {temperature}; it must be at least 0")
+        if top_k is not None:
+            top_k = check_integer(f"{where}: top_k", top_k, 1)
+        if top_p is not None and not 0 < top_p <= 1:
+            raise LayerError(f"{where}: top_p is {top_p}; it must be above 0 and at most 1")
+        if min_p is not None and not 0 <= min_p <= 1:
+            raise LayerError(f"{where}: min_p is {min_p}; it must lie between 0 and 1")
+        if not 0 < repetition_penalty < float("inf"):
+            raise LayerError(f"{where}: repetition_penalty is {repetition_penalty}; it must be above 0")
+        given = () if stop is None else tuple(stop) if isinstance(stop, (Sequence, set, frozenset)) else (stop,)
+        stops = tuple(check_integer(f"{where}: stop", token, 0) for token in given)
+        for token in stops:
+            if token >= vocabulary:
+                raise LayerError(f"{where}: stop is {token}; the vocabulary has the tokens from 0 to {vocabulary - 1}")
+        limits = (temperature == 0, top_k, top_p, min_p, float(repetition_penalty), stops)
+        return cls(jnp.float32(temperature), *limits)
+
+    def ends(self, token: jax.Array) -> jax.Array:
+        """Whether each token ends its sequence, [N] -> [N]."""
+        return jnp.isin(token, jnp.array(self.stop, jnp.int32)) if self.stop else jnp.zeros(token.shape, bool)
+
+
+def sample(logits: jax.Array, key: jax.Array, choice: Choice, seen: jax.Array | None = None) -> jax.Array:
+    """Draws a token of each sequence, [N, V] -> [N]; a sequence's token does not depend on the others'.
+
+    The limits act in the order of transformers: penalty, temperature, top_k, top_p, min_p.
+
+    Args:
+        logits: [N, V].
+        key: a key of `jax.random`.
+        choice: how tokens are chosen.
+        seen: booleans [N, V], the tokens that the penalty is for; None if there is no penalty.
+
+    >>> logits = jnp.log(jnp.array([[0.1, 0.6, 0.3]]))
+    >>> int(sample(logits, jax.random.key(0), Choice(1.0, top_p=0.5))[0])
+    1
+    """
+    if seen is not None and choice.repetition_penalty != 1:
+        factor = choice.repetition_penalty
+        logits = jnp.where(seen, jnp.where(logits > 0, logits / factor, logits * factor), logits)
+    if choice.likeliest:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    logits = logits / choice.temperature
+    if choice.top_k is not None and choice.top_k < logits.shape[-1]:
+        least = jax.lax.top_k(logits, choice.top_k)[0][:, -1:]
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    if choice.top_p is not None and choice.top_p < 1:
+        falling = -jnp.sort(-logits, axis=-1)
+        chances = jax.nn.softmax(falling, axis=-1)
+        before = jnp.cumsum(chances, axis=-1) - chances  # the probability of all likelier tokens
+        least = jnp.min(jnp.where(before < choice.top_p, falling, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    if choice.min_p:
+        least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(jnp.asarray(choice.min_p, logits.dtype))
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(logits)))
+    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 
 
 class Reader(Protocol):
@@ -54,114 +206,93 @@ class Written(NamedTuple):
     seen: jax.Array | None  # [N, V], the tokens that it has; None without a penalty for them
 
 
-class Prompt(NamedTuple):  # the arguments of `generate`, checked
+@partial(jax.tree_util.register_dataclass, data_fields=["tokens", "lengths", "state", "keys", "choice"], meta_fields=[])
+@dataclass(frozen=True)
+class Prompt:
+    """The arguments of `generate`, checked; `keys`: of the draws."""
+
     tokens: jax.Array
     lengths: jax.Array | None
     state: State
-    temperature: jax.Array
     keys: jax.Array
     choice: Choice
+
+    @classmethod
+    def checked(
+        cls, model: Reader, what: str, tokens: Any, length: int, *, temperature: float = 1.0, key: jax.Array | None = None,
+        state: State | None = None, lengths: Any = None, attention_mask: Any = None, **options: Any,
+    ) -> Prompt:  # fmt: skip
+        where = f"{model.name}: {what}"
+        tokens = check_tokens(where, tokens, ("N", "T"), model.vocabulary)
+        length = check_integer(f"{where}: length", length, 0)
+        batch, steps = tokens.shape
+        if not steps:
+            found = "the prompt has no tokens; give at least one, such as the token of the beginning"
+            raise LayerError(f"{where}: {found}")
+        _, lengths, (tokens,) = from_the_left(where, attention_mask, lengths, tokens)
+        known = None if lengths is None else concrete(lengths)
+        if known is not None and (known < 1).any():
+            raise LayerError(f"{where}: a length is 0; a prompt needs at least one token")
+        choice = Choice.checked(where, model.vocabulary, temperature, **options)
+        if temperature and key is None:
+            raise LayerError(f"{where}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0")
+        keys = jax.random.split(jax.random.key(0) if key is None else key, length)
+        return cls(tokens, lengths, model.with_room(state, batch, steps + length), keys, choice)
 
 
 def generate(model: Reader, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
     """The tokens [N, length] after prompts [N, T], and the state; see `LanguageModel.generate`."""
-    prompt = _prompt(model, "generate", tokens, length, **options)
-    return _generate(model, *prompt)
+    return _generate(model, Prompt.checked(model, "generate", tokens, length, **options))
 
 
 def stream(model: Reader, tokens: Any, length: int, *, states: bool = False, **options: Any) -> Iterator[Any]:
     """As `generate`, but an iterator of tokens [N]; see `LanguageModel.stream`."""
-    prompt = _prompt(model, "stream", tokens, length, **options)
-    return _stream(model, prompt, states)
+    return _stream(model, Prompt.checked(model, "stream", tokens, length, **options), states)
 
 
 def _stream(model: Reader, prompt: Prompt, states: bool) -> Iterator[Any]:
-    written = _begin(model, prompt.tokens, prompt.lengths, prompt.state, prompt.choice)
+    written = _begin(model, prompt)
     for key in prompt.keys:
-        written, token = _draw(model, written, prompt.temperature, key, prompt.choice)
+        written, token = _draw(model, written, key, prompt.choice)
         yield (np.asarray(token), written.state) if states else np.asarray(token)
         if bool(written.done.all()):
             return
 
 
-def _prompt(
-    model: Reader,
-    what: str,
-    tokens: Any,
-    length: int,
-    *,
-    temperature: float = 1.0,
-    key: jax.Array | None = None,
-    state: State | None = None,
-    lengths: Any = None,
-    attention_mask: Any = None,
-    **options: Any,
-) -> Prompt:
-    where = f"{model.name}: {what}"
-    tokens = check_tokens(where, tokens, ("N", "T"), model.vocabulary)
-    length = check_integer(f"{where}: length", length, 0)
-    batch, steps = tokens.shape
-    if not steps:
-        raise LayerError(f"{where}: the prompt has no tokens; give at least one, such as the token of the beginning")
-    if attention_mask is not None:
-        if lengths is not None:
-            raise LayerError(f"{where}: both lengths and attention_mask are given; one of them says where texts end")
-        _, lengths, (tokens,) = from_the_left(check_mask(where, attention_mask, tokens.shape), tokens)
-    lengths = None if lengths is None else check_lengths(where, lengths, steps, batch)
-    known = None if lengths is None else concrete(lengths)
-    if known is not None and (known < 1).any():
-        raise LayerError(f"{where}: a length is 0; a prompt needs at least one token")
-    choice = Choice.checked(where, model.vocabulary, temperature, **options)
-    if temperature and key is None:
-        raise LayerError(f"{where}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0")
-    keys = jax.random.split(jax.random.key(0) if key is None else key, length)
-    state = model.with_room(state, batch, steps + length)
-    return Prompt(tokens, lengths, state, jnp.float32(temperature), keys, choice)
-
-
-@partial(jax.jit, static_argnames="choice")
-def _begin(model: Reader, tokens: jax.Array, lengths: jax.Array | None, state: State, choice: Choice) -> Written:
+@jax.jit
+def _begin(model: Reader, prompt: Prompt) -> Written:
     """Reads the prompts, in pieces of the same length after the first one, so that memory is bounded."""
-    first = (tokens.shape[1] - 1) % PIECE + 1
+    tokens, lengths = prompt.tokens, prompt.lengths
+    batch, steps = tokens.shape
+    first = (steps - 1) % PIECE + 1
 
-    def read(state: State, tokens: jax.Array, start: Any) -> tuple[jax.Array, State]:
-        """The logits of the last token of each sequence in a piece, [N, V]; 0 where it has none."""
-        size = tokens.shape[1]
-        own = None if lengths is None else jnp.clip(lengths - start, 0, size)
+    def read(carry: tuple[Any, State], piece: tuple[jax.Array, Any]) -> tuple[tuple[jax.Array, State], None]:
+        """The logits of the last token of each sequence until now, [N, V], and the state."""
+        (last, state), (tokens, start) = carry, piece
+        own = None if lengths is None else jnp.clip(lengths - start, 0, tokens.shape[1])
         logits, state = model(tokens, state, lengths=own)
         if own is None:
-            return logits[:, -1], state
-        found = jnp.take_along_axis(logits, jnp.maximum(own, 1)[:, None, None] - 1, axis=1)[:, 0]
-        return jnp.where(own[:, None] > 0, found, 0), state
+            return (logits[:, -1], state), None
+        latest = jnp.take_along_axis(logits, jnp.maximum(own, 1)[:, None, None] - 1, axis=1)[:, 0]
+        return (jnp.where(own[:, None] > 0, latest, last), state), None
 
-    def further(
-        carry: tuple[jax.Array, State], at: tuple[jax.Array, jax.Array]
-    ) -> tuple[tuple[jax.Array, State], None]:
-        (last, state), (tokens, start) = carry, at
-        found, state = read(state, tokens, start)
-        return (found if lengths is None else jnp.where((lengths > start)[:, None], found, last), state), None
-
-    last, state = read(state, tokens[:, :first], 0)
-    if first < tokens.shape[1]:
-        pieces = jnp.swapaxes(tokens[:, first:].reshape(len(tokens), -1, PIECE), 0, 1)
-        starts = first + PIECE * jnp.arange(len(pieces))
-        (last, state), _ = jax.lax.scan(further, (last, state), (pieces, starts))
-    ends = jnp.full(tokens.shape[0], tokens.shape[1]) if lengths is None else lengths
+    (last, state), _ = read((0.0, prompt.state), (tokens[:, :first], 0))
+    if first < steps:
+        pieces = jnp.swapaxes(tokens[:, first:].reshape(batch, -1, PIECE), 0, 1)
+        (last, state), _ = jax.lax.scan(read, (last, state), (pieces, first + PIECE * jnp.arange(len(pieces))))
     seen = None
-    if choice.repetition_penalty != 1:
-        live = jnp.arange(tokens.shape[1])[None] < ends[:, None]
-        rows = jnp.arange(len(tokens))[:, None]
+    if prompt.choice.repetition_penalty != 1:
+        live = jnp.arange(steps)[None] < (steps if lengths is None else lengths[:, None])
+        rows = jnp.arange(batch)[:, None]
         seen = jnp.zeros(last.shape, bool).at[rows, jnp.where(live, tokens, last.shape[1])].set(True, mode="drop")
-    return Written(last, state, jnp.zeros(len(tokens), bool), jnp.zeros(len(tokens), jnp.int32), seen)
+    return Written(last, state, jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32), seen)
 
 
-@partial(jax.jit, static_argnames="choice")
-def _draw(
-    model: Reader, written: Written, temperature: jax.Array, key: jax.Array, choice: Choice
-) -> tuple[Written, jax.Array]:
+@jax.jit
+def _draw(model: Reader, written: Written, key: jax.Array, choice: Choice) -> tuple[Written, jax.Array]:
     """Draws a token of each sequence that has not ended, and reads it."""
     logits, state, done, last, seen = written
-    token = jnp.where(done, last, sample(logits, temperature, key, choice, seen))
+    token = jnp.where(done, last, sample(logits, key, choice, seen))
     logits, after = model.step(token, state)
 
     def kept(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -173,16 +304,10 @@ def _draw(
     return Written(logits, after, done | choice.ends(token), token, seen), token
 
 
-@partial(jax.jit, static_argnames="choice")
-def _generate(
-    model: Reader,
-    tokens: jax.Array,
-    lengths: jax.Array | None,
-    state: State,
-    temperature: jax.Array,
-    keys: jax.Array,
-    choice: Choice,
-) -> tuple[jax.Array, State]:
-    written = _begin(model, tokens, lengths, state, choice)
-    written, drawn = jax.lax.scan(lambda w, key: _draw(model, w, temperature, key, choice), written, keys)
+@jax.jit
+def _generate(model: Reader, prompt: Prompt) -> tuple[jax.Array, State]:
+    def draw(written: Written, key: jax.Array) -> tuple[Written, jax.Array]:
+        return _draw(model, written, key, prompt.choice)
+
+    written, drawn = jax.lax.scan(draw, _begin(model, prompt), prompt.keys)
     return drawn.T, written.state

@@ -57,10 +57,10 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
             f"hf download {folder} --local-dir {folder.name}, and then load({folder.name!r})"
         )
     model = model_of(read_text(folder / "config.json", FormatError), str(folder / "config.json"))
-    decoder, tensors = model.decoder, Tensors(folder, model.family)
-    parameters = decoder.parameters()
-    tensors.check(decoder.shapes(), parameters, decoder.names.head if decoder.tied else None)
-    return replace(model, params={name: parameter(tensors, name, merge, mesh) for name, merge in parameters.items()})
+    tensors = Tensors(folder, model.family)
+    tensors.check(model.decoder)
+    merges = model.decoder.parameters()
+    return replace(model, params={name: parameter(tensors, name, merge, mesh) for name, merge in merges.items()})
 
 
 def model_of(text: str, where: str) -> LanguageModel:
@@ -69,22 +69,18 @@ def model_of(text: str, where: str) -> LanguageModel:
     Of a model of texts and images it is the part for texts, which `text_config` describes; of a quantized one, the model
     of numbers.
     """
-    config = parse_json(text, where, ConfigError, finite=False)
-    kind = f"{config.get('model_type')}_text" if isinstance(config, dict) else ""
-    if kind in FAMILIES:  # the keys of text_config may stand alone
-        config = {"text_config": config | {"model_type": kind}} | config
-    inner = config.get("text_config") if isinstance(config, dict) else None
-    if isinstance(inner, dict) and config.get("model_type") not in FAMILIES:
-        own = {key: config[key] for key in BESIDE_TEXT_CONFIG if key in config}
-        config = {"model_type": kind} | inner | own
-        text = json.dumps(config, indent=2, sort_keys=True)
-        logging.getLogger("jrnn.models").info("%s: only the language model of text_config is loaded", where)
-    quantized = config.get("quantization_config") if isinstance(config, dict) else None
+    config, log = parse_json(text, where, ConfigError, finite=False), logging.getLogger("jrnn.models")
+    given = config if isinstance(config, dict) else {}
+    kind = f"{given.get('model_type')}_text"
+    inner = given.get("text_config", given | {"model_type": kind} if kind in FAMILIES else None)  # or they stand alone
+    if isinstance(inner, dict) and given.get("model_type") not in FAMILIES:
+        config = {"model_type": kind} | inner | {key: given[key] for key in BESIDE_TEXT_CONFIG if key in given}
+        log.info("%s: only the language model of text_config is loaded", where)
+    quantized = config.get("quantization_config") if given else None
     if isinstance(quantized, dict) and (method := quantized.get("quant_method")) in QUANTIZED:
         config = {key: value for key, value in config.items() if key != "quantization_config"}
-        text = json.dumps(config, indent=2, sort_keys=True)
-        logging.getLogger("jrnn.models").warning("%s: tensors are dequantized (%s)", where, method)
-    return configured(config, text, where)
+        log.warning("%s: tensors are dequantized (%s)", where, method)
+    return configured(config, text if config is given else json.dumps(config, indent=2, sort_keys=True), where)
 
 
 def configured(config: Mapping[str, Any], text: str, where: str, by_hand: bool = False) -> LanguageModel:
@@ -97,16 +93,8 @@ def configured(config: Mapping[str, Any], text: str, where: str, by_hand: bool =
 
 def shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter; those of experts are stacked."""
-    shapes = model.decoder.shapes()
-    found = {}
-    for name, merge in model.decoder.parameters().items():
-        if merge is None:
-            found[name] = shapes[name]
-            continue
-        first = shapes[merge.names[0]]
-        rows = sum(shapes[part][0] for part in merge.names)
-        found[name] = (len(merge.names), *first) if merge.stacks else (rows, *first[1:])
-    return found
+    shapes, merges = model.decoder.shapes(), model.decoder.parameters()
+    return {name: merge.shape(shapes) if merge else shapes[name] for name, merge in merges.items()}
 
 
 def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) -> LanguageModel:
@@ -151,8 +139,6 @@ def _initial(name: str, shape: tuple[int, ...], key: jax.Array, around_one: bool
         return jax.random.uniform(key, shape)
     if last == "bias" or last.endswith(("_bias", "_base")):
         return jnp.zeros(shape)
-    if len(shape) == 1 and around_one and not name.endswith("linear_attn.norm.weight"):
-        return jnp.zeros(shape)
     if len(shape) == 1:
-        return jnp.ones(shape)
+        return jnp.full(shape, 0.0 if around_one and not name.endswith("linear_attn.norm.weight") else 1.0)
     return jax.random.normal(key, shape) / np.sqrt(shape[-1])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any, ClassVar
@@ -17,11 +17,10 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError
 from jrnn.models import generation
-from jrnn.models.family import Decoder, Family, State, Weights, decoder_of
+from jrnn.models.family import EMPTY, Decoder, Family, State, Weights, decoder_of
 from jrnn.models.files import FILES, write
-from jrnn.models.memory import EMPTY
-from jrnn.models.tokens import check_mask, check_tokens, from_the_left, rotated
-from jrnn.nn.checks import check_lengths, check_resets, concrete
+from jrnn.models.generation import check_tokens, from_the_left, rotated
+from jrnn.nn.checks import check_resets, concrete
 from jrnn.nn.layers import accumulator
 from jrnn.nn.span import Span
 
@@ -79,14 +78,9 @@ class LanguageModel:
         return f"LanguageModel({count:,} numbers in {len(self.params)} arrays of {', '.join(types)}; {self.config})"
 
     def __call__(
-        self,
-        tokens: Any,
-        state: State | None = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
+        self, tokens: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None,
         attention_mask: Any = None,
-    ) -> tuple[jax.Array, State]:
+    ) -> tuple[jax.Array, State]:  # fmt: skip
         """Tokens [N, T] -> the logits [N, T, V] of the tokens that follow each, and the state after the last.
 
         Args:
@@ -103,17 +97,7 @@ class LanguageModel:
         batch, steps = tokens.shape
         if resets is not None:
             resets = check_resets(self.name, resets, tokens.shape)
-        if lengths is not None:
-            lengths = check_lengths(self.name, lengths, steps, batch)
-        starts = None
-        if attention_mask is not None:
-            if lengths is not None:
-                raise LayerError(
-                    f"{self.name}: both lengths and attention_mask are given; one of them says where texts end"
-                )
-            given = (tokens,) if resets is None else (tokens, resets)
-            starts, lengths, moved = from_the_left(check_mask(self.name, attention_mask, tokens.shape), *given)
-            tokens, resets = moved[0], None if resets is None else moved[1]
+        starts, lengths, (tokens, resets) = from_the_left(self.name, attention_mask, lengths, tokens, resets)
         logits, state = _call(self, tokens, self.with_room(state, batch, steps), lengths, resets, False)
         return logits if starts is None else rotated(logits, -starts), state
 
@@ -179,27 +163,23 @@ class LanguageModel:
 
     def save(self, folder: str | PathLike[str], *, shard_bytes: int = 5_000_000_000) -> None:
         """Writes config.json and the parameters as transformers reads them; see `jrnn.models.load`."""
-        write(folder, self.text, self.params, self.decoder.parameters(), self.decoder.shapes(), shard_bytes)
+        write(folder, self.text, self.params, self.decoder, shard_bytes)
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
         """The state, checked, with room for `steps` further tokens where that can be known; the initial one for None."""
         if state is None:
             return self.initial_state(batch, steps)
-        rooms = (
-            [leaf.shape[1] for name, leaf in state.items() if name.endswith(".places")]
-            if self.decoder.remembers
-            else []
-        )
+        remembers = self.decoder.remembers
+        rooms = [leaf.shape[1] for name, leaf in state.items() if remembers and name.endswith(".places")]
         wanted = jax.eval_shape(lambda: self.initial_state(batch, max(rooms, default=0)))
         found = {name: jnp.shape(leaf) for name, leaf in state.items()}
         expected = {name: leaf.shape for name, leaf in wanted.items()}
         if found != expected:
-            wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-            raise LayerError(
-                f"{self.family.name}: the state has {wrong[0]!r} {list(found.get(wrong[0], ()))} but must have "
-                f"{list(expected.get(wrong[0], ()))}, as initial_state({batch}) has"
-            )
-        position = concrete(state["position"]) if self.decoder.remembers else None
+            wrong = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+            given, needed = (list(shapes.get(wrong, ())) for shapes in (found, expected))
+            message = f"the state has {wrong!r} {given} but must have {needed}, as initial_state({batch}) has"
+            raise LayerError(f"{self.name}: {message}")
+        position = concrete(state["position"]) if remembers else None
         if position is None:
             return state
         need = int(position.max()) + steps
@@ -223,13 +203,10 @@ def _call(
     decoder, w = model.decoder, Weights(model.params)
     names = decoder.names
     dtype = w[names.embedding].dtype
+    live = None if lengths is None else jnp.arange(tokens.shape[1])[None] < lengths[:, None]
+    if live is not None:
+        tokens, resets = jnp.where(live, tokens, 0), None if resets is None else resets & live
     span = Span(tokens.shape[1], dtype, lengths, None if resets is None else resets.T, in_a_step=in_a_step)
-    live = None
-    if lengths is not None:
-        live = jnp.arange(tokens.shape[1])[None] < lengths[:, None]
-        tokens = jnp.where(live, tokens, 0)
-        if resets is not None:
-            span = replace(span, resets=(resets & live).T)
     x = w[names.embedding][tokens.T].astype(accumulator(dtype))
     x, after = decoder.run(w, x, state, span)
     head = w[names.embedding if decoder.tied else names.head]

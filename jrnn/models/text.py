@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConfigError, DataError
-from jrnn.files import kind_of, parse_json, read_text
+from jrnn.files import kind_of, parse_json
+from jrnn.files.tokenizer import read_tokenizer
 from jrnn.models.loading import load
 
 
@@ -22,13 +23,7 @@ def is_model(folder: str | PathLike[str]) -> bool:
 
 
 def write_text(
-    folder: str | PathLike[str],
-    prompt: str,
-    length: int,
-    *,
-    stop: Sequence[str] = (),
-    seed: int = 0,
-    **options: Any,
+    folder: str | PathLike[str], prompt: str, length: int, *, stop: Sequence[str] = (), seed: int = 0, **options: Any
 ) -> Iterator[str]:
     """Loads a model and writes up to `length` tokens after a prompt, until its end-of-text token; piece by piece.
 
@@ -76,17 +71,7 @@ def _tokenizer(folder: Path) -> tuple[Any, Any]:
     path = folder / "tokenizer.json"
     if not kind_of(path):
         return _numbers, lambda tokens: " ".join(map(str, tokens))
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise ConfigError(f"{path} needs the extra 'text': pip install 'jrnn[text]'") from None
-    text = read_text(path, DataError)
-    try:
-        found = Tokenizer.from_str(text)
-    except Exception as e:  # the package raises Exception itself
-        raise DataError(f"{path}: is not a tokenizer of the package tokenizers: {e}") from None
-    found.no_truncation()  # files have the lengths of some batch that was encoded last
-    found.no_padding()
+    found = read_tokenizer(path)
     return lambda text: found.encode(text).ids, found.decode
 
 

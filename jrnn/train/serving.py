@@ -20,7 +20,7 @@ from jrnn.corpus.corpus import TOKENIZER
 from jrnn.errors import CheckpointError, ConfigError, LayerError
 from jrnn.files import new_folder, write_whole
 from jrnn.models import LanguageModel, generation
-from jrnn.models.tokens import check_tokens
+from jrnn.models.generation import check_tokens
 from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from jrnn import models
 from jrnn.errors import ConfigError
-from jrnn.models import files
+from jrnn.files import tensors
 from jrnn.models.config import ONLY
 from jrnn.models.loading import model_of
 
@@ -120,7 +120,7 @@ def test_it_is_saved_as_transformers_reads_it(case, tmp_path, request):
 def test_a_parameter_is_read_block_by_block(monkeypatch):
     folder = GOLDEN / "qwen3_next_1"  # with stacked experts
     whole = models.load(folder).params
-    monkeypatch.setattr(files, "BLOCK", 100)
+    monkeypatch.setattr(tensors, "BLOCK", 100)
     blocks = models.load(folder).params
     for name, value in whole.items():
         np.testing.assert_array_equal(blocks[name], value)

@@ -12,7 +12,10 @@ from jrnn import models
 from jrnn.cli import main
 from jrnn.errors import ConfigError, FormatError, LayerError
 from jrnn.models import generation
-from jrnn.models.sampling import Choice, sample
+from jrnn.models.blocks import Experts, Mlp, Router
+from jrnn.models.family import Weights
+from jrnn.models.generation import Choice, sample
+from jrnn.nn.span import Span
 
 SMALL = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
 CONFIGS = {
@@ -66,6 +69,24 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch):
         np.testing.assert_allclose(model.step(token, state)[0], model.step(token, wanted)[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("spread", [True, False])
+def test_experts_with_room_for_their_tokens_are_those_of_all_tokens(spread):
+    part, key = Experts(Mlp(4, 3), Router(4, 2)), jax.random.key(0)
+    params = {f"experts.{name}": jax.random.normal(key, (4, *shape)) / 4 for name, shape in part._each.items()}
+    tokens, weights = jax.random.normal(key, (128, 4)), jax.random.uniform(key, (128, 2))
+    chosen = (
+        jax.lax.top_k(jax.random.normal(key, (128, 4)), 2)[1] if spread else jnp.tile(jnp.array([[2, 1]]), (128, 1))
+    )
+
+    def run(compute):
+        def value(params, tokens, weights):
+            return jnp.mean(jnp.sin(compute(Weights(params), tokens, weights, chosen, Span(1, jnp.float32))))
+
+        return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2)))(params, tokens, weights)
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), run(part._in_rooms), run(part._dense))
+
+
 @pytest.mark.exhaustive
 def test_a_conversation_is_saved_and_continued(model, tmp_path):
     whole, _ = model.generate(PROMPT, 6, temperature=0)
@@ -99,17 +120,17 @@ def test_draws_follow_the_probabilities_and_the_limits():
     logits = jnp.broadcast_to(jnp.log(chances), (4000, 4))
 
     def shares(**options):
-        drawn = sample(logits, jnp.float32(1.0), jax.random.key(0), Choice(False, **options))
+        drawn = sample(logits, jax.random.key(0), Choice(1.0, **options))
         return np.bincount(drawn, minlength=4) / len(logits)
 
     np.testing.assert_allclose(shares(), chances, atol=0.03)
     np.testing.assert_allclose(shares(top_k=2), [0.625, 0.375, 0, 0], atol=0.03)
     np.testing.assert_allclose(shares(top_p=0.8), [0.625, 0.375, 0, 0], atol=0.03)
     np.testing.assert_allclose(shares(top_p=0.81), np.array([0.5, 0.3, 0.15, 0]) / 0.95, atol=0.03)
-    cold = sample(logits, jnp.float32(0.1), jax.random.key(0), Choice(False))
+    cold = sample(logits, jax.random.key(0), Choice(0.1))
     assert np.mean(np.asarray(cold) == 0) > 0.98
-    alone = sample(logits[:3], jnp.float32(1.0), jax.random.key(0), Choice(False))
-    assert (alone == sample(logits, jnp.float32(1.0), jax.random.key(0), Choice(False))[:3]).all()
+    alone = sample(logits[:3], jax.random.key(0), Choice(1.0))
+    assert (alone == sample(logits, jax.random.key(0), Choice(1.0))[:3]).all()
 
 
 def test_types_are_kept_and_parameters_are_shared_by_devices(tmp_path):
@@ -340,9 +361,9 @@ def test_padding_on_either_side_changes_nothing():
 def test_penalties_limits_and_several_stops():
     logits = jnp.log(jnp.array([[0.4, 0.35, 0.2, 0.05]])) + 3
     seen = jnp.array([[True, False, False, False]])
-    assert int(sample(logits, 1.0, None, Choice(True, repetition_penalty=1.5), seen)[0]) == 1
+    assert int(sample(logits, None, Choice(0.0, True, repetition_penalty=1.5), seen)[0]) == 1
     rows = jnp.broadcast_to(logits, (500, 4))
-    drawn = sample(rows, 1.0, jax.random.key(0), Choice(False, min_p=0.6))
+    drawn = sample(rows, jax.random.key(0), Choice(1.0, min_p=0.6))
     assert set(np.asarray(drawn).tolist()) == {0, 1}
     model = made("mamba")
     free, _ = model.generate(PROMPT[:1], 6, temperature=0, repetition_penalty=1.3)

@@ -1,10 +1,13 @@
-"""Attention to all tokens or in a window, with the options of the families.
+"""Attention inside recurrent models: causal, in a window or to all that came before, with keys and values as state.
 
-Shapes: T time, N batch, D width, Q query heads, K key heads, C features of a head.
+With grouped keys, latent (DeepSeek-V2), and to tokens that an indexer chooses (DeepSeek-V3.2) in pools of neighbors (GLM-5).
+
+Shapes: T time, N batch, D width, Q query heads, K key heads, C features of a head, S slots of the memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +15,85 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.config import DecoderKeys, Rope, divides
-from jrnn.models.family import At, Norm, Part, Shapes, State, Weights, linear, products, under
-from jrnn.models.memory import attend, memory, turn
-from jrnn.nn.span import heads
+from jrnn.models.family import EMPTY, At, Norm, Part, Shapes, State, Weights, linear, products, under
+from jrnn.nn.span import Span, heads
+
+
+def memory(slots: int, key_heads: int, size: int) -> Shapes:
+    """A memory: keys and values, and the positions of the slots."""
+    return {"keys": (slots, key_heads, size), "values": (slots, key_heads, size), "places": (slots,)}
+
+
+def turn(x: jax.Array, positions: jax.Array, base: float, size: int) -> jax.Array:
+    """Rotary positions (Su et al., 2021) for the first `size` features of each head of x [T, N, heads, C]."""
+    half = size // 2
+    rates = base ** -(jnp.arange(0, size, 2, dtype=x.dtype) / size)
+    angles = positions[..., None, None] * rates[None, None, None]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    a, b, rest = x[..., :half], x[..., half:size], x[..., size:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, state: State, span: Span, positions: jax.Array, window: int | None = None,
+    scale: float | None = None, index: jax.Array | None = None, choose: Callable[..., jax.Array] | None = None,
+) -> tuple[jax.Array, State]:  # fmt: skip
+    """Causal attention to the memory and to the steps themselves.
+
+    The memory keeps the latest slots. Without a window, an entry that would be lost makes the outputs NaN: whoever calls
+    gives a memory with enough slots.
+
+    Args:
+        q, k, v: [T, N, Q, C], [T, N, K, C], [T, N, K, C]; q and k are already turned.
+        state: what `memory` names.
+        positions: [T, N], from `span.positions`.
+        window: how many positions a query sees, itself included; None: all.
+        scale: of the products of queries and keys; None: C^(-1/2).
+        index: [T, N, ...], what is remembered besides, by which `choose` may choose.
+        choose: from the remembered index [N, S + T, ...], the positions [N, S + T] of slots and steps, and the mask
+            [N, T, S + T] of those that a query may see, to the mask of those that it sees. If it sees none, y is 0.
+
+    Returns:
+        [T, N, Q, C] and the next memory.
+    """
+    steps, batch = q.shape[:2]
+    slots = state["places"].shape[1]
+    live = jnp.ones((steps, batch), bool)
+    if span.lengths is not None:
+        live = jnp.arange(steps)[:, None] < span.lengths[None]
+    pieces = jnp.zeros((steps, batch), jnp.int32)
+    if span.resets is not None:
+        pieces = jnp.cumsum(span.resets, axis=0, dtype=jnp.int32)
+    places = jnp.concatenate([state["places"], jnp.where(live, positions, EMPTY).T], axis=1)  # [N, S + T]
+    of_piece = jnp.concatenate([jnp.zeros((batch, slots), jnp.int32), pieces.T], axis=1)
+    given = {"keys": k, "values": v} | ({} if index is None else {"index": index})
+    rows = {name: jnp.swapaxes(leaf, 0, 1).astype(state[name].dtype) for name, leaf in given.items()}
+    whole = {name: jnp.concatenate([state[name], leaf], axis=1) for name, leaf in rows.items()}
+    ages = positions.T[..., None] - places[:, None]  # [N, T, S + T]
+    seen = (places[:, None] != EMPTY) & (ages >= 0) & (of_piece[:, None] == pieces.T[..., None])
+    if window is not None:
+        seen &= ages < window
+    if choose is not None:
+        seen = choose(whole.get("index"), places, seen)
+    q = jnp.swapaxes(q, 0, 1).astype(whole["keys"].dtype)
+    y = jax.nn.dot_product_attention(q, whole["keys"], whole["values"], mask=seen[:, None], scale=scale)
+    if choose is not None:
+        y = jnp.where(jnp.any(seen, axis=2)[..., None, None], y, 0)
+    ends = jnp.full(batch, steps) if span.lengths is None else span.lengths
+    kept = ends[:, None] + jnp.arange(slots)[None]  # the latest slots
+
+    def latest(leaf: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(leaf, kept.reshape(kept.shape + (1,) * (leaf.ndim - 2)), axis=1)
+
+    last_piece = jnp.zeros((batch, 1), jnp.int32)
+    if span.resets is not None and steps:
+        last_piece = jnp.where(ends > 0, pieces[jnp.maximum(ends, 1) - 1, jnp.arange(batch)], 0)[:, None]
+    left = jnp.where(latest(of_piece) == last_piece, latest(places), EMPTY)
+    if window is None:
+        index = jnp.arange(slots + steps)[None]
+        lost = (index < ends[:, None]) & (places != EMPTY) & (of_piece == last_piece)
+        y = jnp.where(jnp.any(lost, axis=1)[:, None, None, None], jnp.nan, y)
+    return jnp.swapaxes(y, 0, 1), {name: latest(leaf) for name, leaf in whole.items()} | {"places": left}
 
 
 @dataclass(frozen=True)
@@ -31,7 +110,6 @@ class Attention(Part):
         gated: whether the projection of q also makes gates of the outputs.
         window: how many positions a query sees; None: all.
         scale: of the products; None: C^(-1/2).
-        key_scale: of the keys.
         out: the name of the output's projection; out_width: its rows, if not D.
     """
 
@@ -48,7 +126,6 @@ class Attention(Part):
     gated: bool = False
     window: int | None = None
     scale: float | None = None
-    key_scale: float = 1.0
     out: str = "o_proj"
     out_width: int | None = None
 
@@ -62,10 +139,6 @@ class Attention(Part):
     def __post_init__(self) -> None:
         divides("num_key_value_heads", self.key_heads, "num_attention_heads", self.heads)
 
-    @property
-    def remembers(self) -> bool:  # type: ignore[override]
-        return self.window is None
-
     def tensors(self) -> Shapes:
         q, kv = self.heads * self.size, self.key_heads * self.size
         rows = {"q_proj": q * (2 if self.gated else 1), "k_proj": kv, "v_proj": kv}
@@ -73,10 +146,10 @@ class Attention(Part):
         if self.norm is not None:
             for name, size in zip(self.norms, (q, kv) if self.norm_whole else (self.size, self.size)):
                 shapes |= under(name, {"weight": (size,)})
-        return shapes | linear(self.out, self.out_width or self.width, q, self.out_bias)
+        return shapes | linear(self.out, self.out_width or self.width, q, bias=self.out_bias)
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        return memory(batch, room if self.window is None else self.window - 1, self.key_heads, self.size, dtype)
+    def holds(self, room: int) -> Shapes:
+        return memory(room if self.window is None else self.window - 1, self.key_heads, self.size)
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         q, k, v = (w.linear(at.span, f"{name}_proj", x) for name in "qkv")
@@ -91,8 +164,6 @@ class Attention(Part):
             q, gate = jnp.split(heads(q, self.heads), 2, axis=-1)
             q = q.reshape(*q.shape[:2], -1)
         q, k = self._normed(w, self.norms[0], q, self.heads), self._normed(w, self.norms[1], k, self.key_heads)
-        if self.key_scale != 1:
-            k = k * self.key_scale
         if self.rope is not None:
             q, k = (turn(part, at.positions, *self.rope) for part in (q, k))
         y, after = attend(q, k, heads(v, self.key_heads), state, at.span, at.positions, self.window, scale=self.scale)
@@ -103,9 +174,8 @@ class Attention(Part):
         """[T, N, heads C] -> [T, N, heads, C]."""
         if self.norm is None:
             return heads(x, count)
-        if self.norm_whole:
-            return heads(self.norm(w.at(name), x), count)
-        return self.norm(w.at(name), heads(x, count))
+        own = w.at(name)
+        return heads(self.norm(own, x), count) if self.norm_whole else self.norm(own, heads(x, count))
 
 
 @dataclass(frozen=True)
@@ -138,7 +208,6 @@ class Latent(Part):
     out: str = "o_proj"
 
     places = True
-    remembers = True
 
     @property
     def size(self) -> int:
@@ -150,16 +219,16 @@ class Latent(Part):
         if self.query_rank is None:
             shapes = linear("q_proj", self.heads * key, d)
         else:
-            shapes = linear("q_a_proj", self.query_rank, d, self.bias) | {"q_a_layernorm.weight": (self.query_rank,)}
+            shapes = linear("q_a_proj", self.query_rank, d, bias=self.bias) | linear("q_a_layernorm", self.query_rank)
             shapes |= linear("q_b_proj", self.heads * key, self.query_rank)
-        shapes |= linear("kv_a_proj_with_mqa", self.rank + self.shared, d, self.bias)
-        shapes |= {"kv_a_layernorm.weight": (self.rank,)}
-        shapes |= linear("kv_b_proj", self.heads * (self.nope + self.value), self.rank)
+        shapes |= linear("kv_a_proj_with_mqa", self.rank + self.shared, d, bias=self.bias)
+        rows = self.heads * (self.nope + self.value)
+        shapes |= linear("kv_a_layernorm", self.rank) | linear("kv_b_proj", rows, self.rank)
         shapes |= {} if self.gate is None else linear(self.gate, self.heads, d)
-        return shapes | linear(self.out, d, self.heads * self.value, self.bias)
+        return shapes | linear(self.out, d, self.heads * self.value, bias=self.bias)
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        return memory(batch, room, self.heads, self.size, dtype)
+    def holds(self, room: int) -> Shapes:
+        return memory(room, self.heads, self.size)
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
@@ -177,7 +246,8 @@ class Latent(Part):
             turned, shared = (turn(paired(part), at.positions, *self.rope) for part in (turned, shared))
             q = jnp.concatenate([q, turned], axis=-1)
         shared = jnp.broadcast_to(shared, (*k.shape[:-1], self.shared))
-        q, k, v = (self._padded(part) for part in (q, jnp.concatenate([k, shared], -1), v))
+        parts = (q, jnp.concatenate([k, shared], axis=-1), v)
+        q, k, v = (jnp.pad(part, [(0, 0)] * 3 + [(0, self.size - part.shape[-1])]) for part in parts)
         scale = (self.nope + self.shared) ** -0.5
         y, after = attend(q, k, v, state, span, at.positions, scale=scale, **self.choice(w, x, query, at))
         y = y[..., : self.value]
@@ -188,10 +258,83 @@ class Latent(Part):
         """The last arguments of `attend`; `query`: the queries before their last product."""
         return {}
 
-    def _padded(self, x: jax.Array) -> jax.Array:
-        return jnp.pad(x, [(0, 0)] * 3 + [(0, self.size - x.shape[-1])])
-
 
 def paired(x: jax.Array) -> jax.Array:
     """Features 0, 2, 4, ... and then 1, 3, 5, ..., so that `turn` turns neighbors."""
     return jnp.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Chooses pools of P tokens for each query, by scores of H heads of their own; the choice has no gradient.
+
+    Attributes:
+        width, rank, heads, size: D, features of a query before its last product, H, C.
+        pools: how many are chosen.
+        pool: P.
+        tail: whether a query always sees the tokens of the pool that is not complete.
+    """
+
+    width: int
+    rank: int
+    heads: int
+    size: int
+    pools: int
+    pool: int
+    tail: bool
+
+    def tensors(self) -> Shapes:
+        shapes = linear("wq_b", self.heads * self.size, self.rank) | linear("wk", self.size, self.width)
+        shapes |= linear("k_norm", self.size, bias=True) | linear("weights_proj", self.heads, self.width)
+        own = {"ape": (self.pool, self.size), "gate": (self.size, self.width)}
+        return shapes | {f"index_kpool_compress_{name}": shape for name, shape in own.items()}
+
+    def index(self, w: Weights, x: jax.Array, at: At) -> jax.Array:
+        """What is remembered of each token: its key, and its weights in the key of its pool, [T, N, 2 C]."""
+        key = Norm(self.size, 1e-6, centered=True, bias=True)(w.at("k_norm"), w.linear(at.span, "wk", x))
+        return jnp.concatenate([key, at.span.linear(x, w["index_kpool_compress_gate"])], axis=-1)
+
+    def choose(
+        self, w: Weights, x: jax.Array, query: jax.Array, at: At, index: jax.Array, places: jax.Array, seen: jax.Array
+    ) -> jax.Array:
+        """As `attend` wants it. A pool is named by the slot of its last token."""
+        size, count = self.pool, index.shape[1]
+        taps = jnp.stack([jnp.pad(index, [(0, 0), (k, 0), (0, 0)])[:, :count] for k in reversed(range(size))])
+        keys, shares = jnp.split(taps, 2, axis=-1)  # [P, N, S, C]
+        shares = jax.nn.softmax(shares + w["index_kpool_compress_ape"][:, None, None].astype(keys.dtype), axis=0)
+        q = heads(w.linear(at.span, "wq_b", query), self.heads)
+        products = jnp.einsum("tnhc,nsc->tnhs", q, jnp.sum(shares * keys, axis=0)) * self.size**-0.5
+        weights = w.linear(at.span, "weights_proj", x) * self.heads**-0.5
+        scores = jnp.einsum("tnh,tnhs->nts", weights, jax.nn.relu(products))
+        complete = seen & (places % size == size - 1)[:, None]
+        best = jax.lax.top_k(jnp.where(complete, scores, -jnp.inf), min(self.pools, count))[1]
+        chosen = complete & jnp.put_along_axis(jnp.zeros_like(seen), best, True, axis=2, inplace=False)
+        ends = jnp.arange(count)[None] + size - 1 - places % size  # of the pool of each token, [N, S]
+        found = jnp.take_along_axis(chosen, jnp.minimum(ends, count - 1)[:, None], axis=2) & (ends < count)[:, None]
+        if self.tail:
+            found |= places[:, None] >= ((at.positions.T + 1) // size * size)[..., None]
+        return seen & found
+
+
+@dataclass(frozen=True)
+class Indexed(Latent):
+    """Latent attention to chosen tokens; `indexer`: chooses them, or None: they are those of the layer before."""
+
+    indexer: Indexer | None = None
+
+    def tensors(self) -> Shapes:
+        return super().tensors() | (under("indexer", self.indexer.tensors()) if self.indexer else {})
+
+    def holds(self, room: int) -> Shapes:
+        return super().holds(room) | ({"index": (room, 2 * self.indexer.size)} if self.indexer else {})
+
+    def choice(self, w: Weights, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
+        if (indexer := self.indexer) is None:
+            return {"choose": lambda *_: at.shared["seen"]}
+        w = w.at("indexer")
+
+        def choose(*given: jax.Array) -> jax.Array:
+            at.shared["seen"] = indexer.choose(w, x, query, at, *given)
+            return at.shared["seen"]
+
+        return {"index": indexer.index(w, x, at), "choose": choose}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.models.config import ACTIVATIONS, divides
-from jrnn.models.family import At, Merge, Norm, Part, Shapes, State, Weights, linear, products
+from jrnn.models.family import At, Merge, Norm, Part, Shapes, State, Weights, convolution, linear, products
 from jrnn.nn.families.linear_attention import delta, gated_delta
 from jrnn.nn.families.mamba import state_space
 from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length
@@ -64,14 +64,14 @@ class Delta(Part):
             rows = {"in_proj_qkvz": 2 * (k + v), "in_proj_ba": 2 * h}
             if self.products == "together":
                 rows = {"in_proj_qkv": 2 * k + v, "in_proj_z": v, "in_proj_b": h, "in_proj_a": h}
-            shapes["conv1d.weight"] = (2 * k + v, 1, self.taps)
+            shapes |= convolution("conv1d", 2 * k + v, self.taps)
             norm, out = "norm", "out_proj"
         return shapes | products(rows, d) | {f"{norm}.weight": (self.value,)} | linear(out, d, v)
 
     def merged(self) -> dict[str, Merge]:
         return {"conv1d.weight": CONVOLUTIONS} if self.products == "each" else {}
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         k, v = self._sizes
         return {"conv": (self.taps - 1, 2 * k + v), "S": (self.value_heads, self.key, self.value)}
 
@@ -92,7 +92,7 @@ class Delta(Part):
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span, (size, _) = at.span, self._sizes
         qkv, z, b, a = self._projected(w, x, span)
-        qkv, conv = span.convolve(qkv, state["conv"], w["conv1d.weight"][:, 0])
+        qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
         q, k, v = jnp.split(ACTIVATIONS[self.act](qkv), [size, 2 * size], axis=-1)
         each = self.value_heads // self.key_heads
         q, k = (jnp.repeat(unit_length(heads(part, self.key_heads)), each, axis=-2) for part in (q, k))
@@ -141,7 +141,7 @@ class Kda(Part):
         rates = (self.heads,) if self.flat else (1, 1, self.heads, 1)
         shapes: Shapes = {"A_log": rates, "dt_bias": (inner,), "o_norm.weight": (self.size,)}
         for name in "qkv":
-            shapes |= linear(f"{name}_proj", inner, d) | {f"{name}_conv1d.weight": (inner, 1, self.taps)}
+            shapes |= linear(f"{name}_proj", inner, d) | convolution(f"{name}_conv1d", inner, self.taps)
         for name in "fg":
             low = linear(f"{name}_a_proj", self.size, d) | linear(f"{name}_b_proj", inner, self.size)
             shapes |= low if self.low else linear(f"{name}_proj", inner, d)
@@ -150,13 +150,13 @@ class Kda(Part):
     def merged(self) -> dict[str, Merge]:
         return {"conv1d.weight": CONVOLUTIONS}
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, 3 * self.heads * self.size), "S": (self.heads, self.size, self.size)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
-        qkv, conv = span.convolve(qkv, state["conv"], w["conv1d.weight"][:, 0])
+        qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
         q, k, v = (heads(part, self.heads) for part in jnp.split(ACTIVATIONS[self.act](qkv), 3, axis=-1))
 
         def product(name: str) -> jax.Array:
@@ -196,7 +196,7 @@ class Lightning(Part):
         shapes = linear("qkv_proj", 3 * inner, d) | linear("output_gate", inner, d) | linear("out_proj", d, inner)
         return shapes | {"norm.weight": (inner,)}
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         return {"S": (self.heads, self.size, self.size)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:

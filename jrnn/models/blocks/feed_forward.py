@@ -5,6 +5,7 @@ Shapes: T time, N batch, D width, I inner, E experts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.config import ACTIVATIONS, ScoreKeys
-from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, products, under
+from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, products
 from jrnn.nn.span import Span, along_last
 
 
@@ -27,7 +28,7 @@ class Mlp(Part):
         act: the activation.
         names: of gate, up and down. With the first two equal, one product makes both; a gate "" is none.
         bias: whether the products have biases.
-        gate_scale, down_scale: factors of the gate before the activation, and of the output.
+        gate_scale: a factor of the gate before the activation.
         limit: the greatest value of the gate before the activation, and of the absolute value of up; None: there is none.
     """
 
@@ -37,31 +38,26 @@ class Mlp(Part):
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     bias: bool = False
     gate_scale: float = 1.0
-    down_scale: float = 1.0
     limit: float | None = None
 
     def tensors(self) -> Shapes:
         gate, up, down = self.names
         rows = {up: self.inner} if not gate else {gate: self.inner, up: 2 * self.inner if gate == up else self.inner}
-        return products(rows, self.width, self.bias) | linear(down, self.width, self.inner, self.bias)
+        return products(rows, self.width, self.bias) | linear(down, self.width, self.inner, bias=self.bias)
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         return self(w, x, at.span), {}
 
     def __call__(self, w: Weights, x: jax.Array, span: Span) -> jax.Array:
-        gate, up, _ = self.names
-        if gate == up:
-            return self.after(w, w.linear(span, up, x), span)
+        gate, up, down = self.names
         u = w.linear(span, up, x)
-        return self._down(w, w.linear(span, gate, x) if gate else None, u, span)
+        if gate == up:
+            return self.after(w, u, span)
+        return w.linear(span, down, self.inside(w.linear(span, gate, x) if gate else None, u))
 
     def after(self, w: Weights, both: jax.Array, span: Span) -> jax.Array:
         """The output from gate and up [.., 2 I]."""
-        return self._down(w, *jnp.split(both, 2, axis=-1), span)
-
-    def _down(self, w: Weights, gate: jax.Array | None, u: jax.Array, span: Span) -> jax.Array:
-        y = w.linear(span, self.names[2], self.inside(gate, u))
-        return y if self.down_scale == 1 else y * self.down_scale
+        return w.linear(span, self.names[2], self.inside(*jnp.split(both, 2, axis=-1)))
 
     def inside(self, gate: jax.Array | None, u: jax.Array) -> jax.Array:
         """What is between the products."""
@@ -132,33 +128,27 @@ class Router:
 
 @dataclass(frozen=True)
 class Experts(Part):
-    """The chosen experts of each token, weighted, and a part that all tokens share.
+    """The chosen experts of each token, weighted.
 
     Attributes:
         one: an expert; of its names, "" is no gate.
         router: chooses.
         stacked: the names of weights [E, 2 I, D] and [E, D, I] in files that stack them; None: they are numbered.
-        shared: an `Mlp` for all tokens, or None; shared_name: its name; shared_gate: the name of a product that gates it.
         latent: features that the experts work on, between two products; None: D.
     """
 
     one: Mlp
     router: Router
     stacked: tuple[str, str] | None = None
-    shared: Mlp | None = None
-    shared_name: str = "shared_expert"
-    shared_gate: str | None = None
     latent: int | None = None
 
     @property
     def _each(self) -> dict[str, tuple[int, int]]:
         """The weights of an expert."""
         one = self.one if self.latent is None else replace(self.one, width=self.latent)
-        return {
-            name: (one.width, one.inner) if name == one.names[2] else (one.inner, one.width)
-            for name in one.names
-            if name
-        }
+        gate, up, down = one.names
+        inside = {name: (one.inner, one.width) for name in (gate, up) if name}
+        return inside | {down: (one.width, one.inner)}
 
     def tensors(self) -> Shapes:
         d, count = self.one.width, self.router.count
@@ -169,18 +159,14 @@ class Experts(Part):
         for e in range(count) if self.stacked is None else ():
             shapes |= {f"experts.{e}.{name}.weight": shape for name, shape in self._each.items()}
         if self.latent is not None:
-            shapes |= linear("fc1_latent_proj", self.latent, d, self.one.bias)
-            shapes |= linear("fc2_latent_proj", d, self.latent, self.one.bias)
-        if self.shared is not None:
-            shapes |= under(self.shared_name, self.shared.tensors())
-        return shapes if self.shared_gate is None else shapes | linear(self.shared_gate, 1, d)
+            shapes |= linear("fc1_latent_proj", self.latent, d, bias=self.one.bias)
+            shapes |= linear("fc2_latent_proj", d, self.latent, bias=self.one.bias)
+        return shapes
 
     def merged(self) -> dict[str, Merge]:
-        if self.stacked is not None:
-            return {}
+        names = self._each if self.stacked is None else ()
         return {
-            f"experts.{name}": Merge(tuple(f"experts.{e}.{name}.weight" for e in range(self.router.count)))
-            for name in self._each
+            f"experts.{n}": Merge(tuple(f"experts.{e}.{n}.weight" for e in range(self.router.count))) for n in names
         }
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
@@ -188,20 +174,25 @@ class Experts(Part):
         weights, chosen = self.router(w, tokens, span)
         given = tokens if self.latent is None else w.linear(span, "fc1_latent_proj", tokens)
         y = self._sum(w, given, weights, chosen, span)
-        y = (y if self.latent is None else w.linear(span, "fc2_latent_proj", y)).reshape(x.shape)
-        if self.shared is not None:
-            shared = self.shared(w.at(self.shared_name), x, span)
-            if self.shared_gate is not None:
-                shared = shared * jax.nn.sigmoid(w.linear(span, self.shared_gate, x))
-            y = y + shared
-        return y, {}
+        return (y if self.latent is None else w.linear(span, "fc2_latent_proj", y)).reshape(x.shape), {}
 
     def _sum(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
         """The weighted sum of the outputs of the chosen experts, [M, D]."""
         if chosen.size <= self.router.count:  # a step: fewer matrices are read than there are
             return self._sorted(w, tokens, weights, chosen, span)
-        run = partial(self._sorted, w, span=span), partial(self._dense, w, span=span)
+        run = partial(self._sorted, w, span=span), partial(self._in_rooms, w, span=span)
         return jax.lax.platform_dependent(tokens, weights, chosen, default=run[0], cpu=run[1])
+
+    def _in_rooms(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
+        """A CPU computes products of groups as those of all groups with all rows: groups get the same room instead."""
+        mean = chosen.size / self.router.count
+        room = -(-int(mean + 4 * math.sqrt(mean)) // 16) * 16
+        dense = partial(self._dense, w, span=span)
+        if room >= len(tokens):
+            return dense(tokens, weights, chosen)
+        most = jnp.max(jnp.bincount(chosen.reshape(-1), length=self.router.count))
+        roomy = partial(self._sorted, w, span=span, room=room)
+        return jax.lax.cond(most <= room, roomy, jax.checkpoint(dense), tokens, weights, chosen)
 
     def _inside(self, product: Callable[[jax.Array, str], jax.Array], x: jax.Array) -> tuple[jax.Array, str]:
         """What is between the products of experts, and the name of the last one."""
@@ -211,7 +202,7 @@ class Experts(Part):
         return self.one.inside(*jnp.split(product(x, self.stacked[0]), 2, axis=-1)), self.stacked[1]
 
     def _dense(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
-        """All experts of all tokens: a CPU computes products of groups as those of all groups with all rows."""
+        """All experts of all tokens."""
 
         def product(x: jax.Array, name: str) -> jax.Array:
             options = {"preferred_element_type": tokens.dtype}
@@ -222,19 +213,28 @@ class Experts(Part):
         y, last = (y * shares[..., None]).astype(span.dtype), w[down].astype(span.dtype)
         return jnp.einsum("mei,edi->md", y, last, preferred_element_type=tokens.dtype)
 
-    def _sorted(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
-        each = chosen.shape[1]
-        order = jnp.argsort(chosen.reshape(-1))  # the choices of all tokens, sorted by expert
-        sizes = jnp.bincount(chosen.reshape(-1), length=self.router.count)
-        given = tokens[order // each]
+    def _sorted(
+        self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span, room: int | None = None
+    ) -> jax.Array:
+        """The tokens of each expert one after the other; `room`: for how many each has room, which must be enough."""
+        each, count = chosen.shape[1], self.router.count
+        experts = chosen.reshape(-1)
+        order = jnp.argsort(experts)  # the choices of all tokens, sorted by expert
+        sizes = jnp.bincount(experts, length=count)
+        if room is not None:  # with the number of all choices where there is none
+            places = jnp.arange(len(order)) + (room * jnp.arange(count) - jnp.cumsum(sizes) + sizes)[experts[order]]
+            order = jnp.full(count * room, len(order)).at[places].set(order)
+        given = tokens.at[order // each].get(mode="fill", fill_value=0)
 
         def product(x: jax.Array, name: str) -> jax.Array:
-            if len(order) <= self.router.count:
-                weight, x = w[name][chosen.reshape(-1)[order]].astype(span.dtype), x.astype(span.dtype)
-                return jnp.einsum("mc,mrc->mr", x, weight, preferred_element_type=tokens.dtype)
-            weight = jnp.swapaxes(w[name], 1, 2).astype(span.dtype)
-            return jax.lax.ragged_dot(x.astype(span.dtype), weight, sizes, preferred_element_type=tokens.dtype)
+            x, wide = x.astype(span.dtype), {"preferred_element_type": tokens.dtype}
+            if room is not None:
+                x = x.reshape(count, room, -1)
+                return jnp.einsum("emc,erc->emr", x, w[name].astype(span.dtype), **wide).reshape(count * room, -1)
+            if len(order) <= count:
+                return jnp.einsum("mc,mrc->mr", x, w[name][experts[order]].astype(span.dtype), **wide)
+            return jax.lax.ragged_dot(x, jnp.swapaxes(w[name], 1, 2).astype(span.dtype), sizes, **wide)
 
         y = product(*self._inside(product, given))
-        y = y * weights.reshape(-1)[order][:, None]
-        return jnp.zeros_like(tokens).at[order // each].add(y)
+        y = y * weights.reshape(-1).at[order].get(mode="fill", fill_value=0)[:, None]
+        return jnp.zeros_like(tokens).at[order // each].add(y, mode="drop")

@@ -1,17 +1,20 @@
-"""Short convolutions, and parts side by side.
+"""Short convolutions, parts of RWKV that see a token and the one before it, parts side by side, and residual streams.
 
-Shapes: T time, N batch, D width.
+Shapes: T time, N batch, D width, K heads, S streams.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, under
+from jrnn.models.config import ACTIVATIONS
+from jrnn.models.family import At, Merge, Norm, Part, Shapes, State, Weights, convolution, linear, products, under
+from jrnn.nn.span import along_last, heads, rms_norm
 
 
 @dataclass(frozen=True)
@@ -24,25 +27,79 @@ class ShortConv(Part):
 
     def tensors(self) -> Shapes:
         d = self.width
-        shapes = linear("in_proj", 3 * d, d, self.bias) | {"conv.weight": (d, 1, self.taps)}
-        return shapes | ({"conv.bias": (d,)} if self.bias else {}) | linear("out_proj", d, d, self.bias)
+        shapes = products({"in_proj": 3 * d, "out_proj": d}, d, self.bias)
+        return shapes | convolution("conv", d, self.taps, self.bias)
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.width)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         b, c, u = jnp.split(w.linear(at.span, "in_proj", x), 3, axis=-1)
-        u, conv = at.span.convolve(b * u, state["conv"], w["conv.weight"][:, 0], w.get("conv.bias"))
+        u, conv = w.convolve(at.span, "conv", b * u, state["conv"])
         return w.linear(at.span, "out_proj", c * u), {"conv": conv}
 
 
+@dataclass(frozen=True)
+class MatrixMixing(Part):
+    """What the time mixings with a matrix in each head share; `key`, `value`: features of all heads."""
+
+    width: int
+    heads: int
+    key: int
+    value: int
+    epsilon: float
+
+    def holds(self, room: int) -> Shapes:
+        return {"time": (1, self.width), "S": (self.heads, self.key // self.heads, self.value // self.heads)}
+
+    def low_rank(self, name: str, rows: int, rank: int, bias: bool = True) -> Shapes:
+        return linear(f"{name}.lora.0", rank, self.width) | linear(f"{name}.lora.2", rows, rank, bias=bias)
+
+
+@dataclass(frozen=True)
+class ChannelMixing(Part):
+    """A feed-forward part of mixtures of the token and the one before it.
+
+    Attributes:
+        width, inner, act: D, features inside, the activation.
+        key, gate: the names of a product and of its mixture; `gate`, if any, gates the output.
+        shape: of mixtures. With three axes, in version 4, they are shares of now instead of before.
+    """
+
+    width: int
+    inner: int
+    act: str
+    key: tuple[str, str]
+    gate: tuple[str, str] | None
+    shape: tuple[int, ...]
+
+    def tensors(self) -> Shapes:
+        d = self.width
+        shapes = {self.key[1]: self.shape} | linear(self.key[0], self.inner, d) | linear("value", d, self.inner)
+        return shapes if self.gate is None else shapes | {self.gate[1]: self.shape} | linear(self.gate[0], d, d)
+
+    def holds(self, room: int) -> Shapes:
+        return {"channel": (1, self.width)}
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        (earlier, now), window = at.span.taps(x, state["channel"])
+        a, b = (earlier, now) if len(self.shape) == 3 else (now, earlier)
+
+        def product(name: str, share: str) -> jax.Array:
+            return w.linear(at.span, name, a + (b - a) * w[share].reshape(1, 1, -1))
+
+        y = w.linear(at.span, "value", ACTIVATIONS[self.act](product(*self.key)))
+        return (y if self.gate is None else jax.nn.sigmoid(product(*self.gate)) * y), {"channel": window}
+
+
 class Side(NamedTuple):
-    """A part of `Both`: its name, and factors of its input and output."""
+    """A part of `Both`: its name, factors of its input and output, and the name and columns of a product that gates it."""
 
     name: str
     part: Part
     into: float = 1.0
     out: float = 1.0
+    gate: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,28 +112,80 @@ class Both(Part):
     def places(self) -> bool:  # type: ignore[override]
         return any(side.part.places for side in self.sides)
 
-    @property
-    def remembers(self) -> bool:  # type: ignore[override]
-        return any(side.part.remembers for side in self.sides)
-
     def tensors(self) -> Shapes:
-        return {key: v for side in self.sides for key, v in under(side.name, side.part.tensors()).items()}
+        shapes: Shapes = {}
+        for side in self.sides:
+            shapes |= under(side.name, side.part.tensors()) | (
+                linear(side.gate[0], 1, side.gate[1]) if side.gate else {}
+            )
+        return shapes
 
     def merged(self) -> dict[str, Merge]:
-        return {
-            f"{side.name}.{key}": merge.under(f"{side.name}.")
-            for side in self.sides
-            for key, merge in side.part.merged().items()
-        }
+        merged: dict[str, Merge] = {}
+        for side in self.sides:
+            merged |= under(side.name, {key: merge.under(side.name) for key, merge in side.part.merged().items()})
+        return merged
 
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        return {key: leaf for side in self.sides for key, leaf in side.part.fresh(batch, dtype, room).items()}
+    def holds(self, room: int) -> Shapes:
+        return {key: shape for side in self.sides for key, shape in side.part.holds(room).items()}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
-        total, after = None, {}
+        outputs, after = [], {}
         for side in self.sides:
             y, own = side.part.run(w.at(side.name), x if side.into == 1 else x * side.into, state, at)
             y = y if side.out == 1 else y * side.out
-            total, after = y if total is None else total + y, after | own
-        assert total is not None
-        return total, after
+            y = y if side.gate is None else y * jax.nn.sigmoid(w.linear(at.span, side.gate[0], x))
+            outputs, after = [*outputs, y], after | own
+        return sum(outputs[1:], outputs[0]), after
+
+
+@dataclass(frozen=True)
+class Streams(Both):
+    """S residual streams, [T, N, S D] (manifold-constrained hyper-connections, Xie et al., 2026).
+
+    A part reads a mean of them, and its output is added to them.
+
+    Attributes:
+        sides: the norm before the part, and the part.
+        name: "attn" or "ffn".
+        count, rounds, epsilon: S; how often the streams' mixture is normalized; what is added to sums.
+    """
+
+    name: str
+    count: int
+    rounds: int
+    epsilon: float
+
+    def tensors(self) -> Shapes:
+        s, norm = self.count, self.sides[0].part
+        own = {"fn": ((2 + s) * s, s * norm.tensors()["weight"][0]), "base": ((2 + s) * s,), "scale": (3,)}
+        return super().tensors() | {f"hc_{self.name}_{key}": shape for key, shape in own.items()}
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        s, streams, (norm, part) = self.count, heads(x, self.count), self.sides
+        weights, base, scale = (w[f"hc_{self.name}_{key}"] for key in ("fn", "base", "scale"))
+        z = at.span.linear(rms_norm(x, None, norm.part.epsilon), weights)
+        scale = jnp.repeat(scale.astype(z.dtype), np.array([s, s, s * s]), total_repeat_length=(2 + s) * s)
+        z = z * along_last(scale, z) + along_last(base.astype(z.dtype), z)
+        read, write, mix = jnp.split(z, [s, 2 * s], axis=-1)
+        mix = self._balanced(jax.nn.softmax(heads(mix, s), axis=-1) + self.epsilon)
+        y = jnp.einsum("tns,tnsd->tnd", jax.nn.sigmoid(read) + self.epsilon, streams)
+        y, after = part.part.run(w.at(part.name), norm.part(w.at(norm.name), y), state, at)
+        y = 2 * jax.nn.sigmoid(write)[..., None] * y[:, :, None] + jnp.einsum("tnij,tnid->tnjd", mix, streams)
+        return y.reshape(x.shape), after
+
+    def _balanced(self, mix: jax.Array) -> jax.Array:
+        """Sinkhorn and Knopp: sums of rows and columns of about 1."""
+
+        def divided(m: jax.Array, axis: int) -> jax.Array:
+            return m / (jnp.sum(m, axis=axis, keepdims=True) + self.epsilon)
+
+        return jax.lax.fori_loop(1, self.rounds, lambda _, m: divided(divided(m, -1), -2), divided(mix, -2))
+
+
+@dataclass(frozen=True)
+class MeanNorm(Norm):
+    """The norm of the mean of the streams."""
+
+    def __call__(self, w: Weights, x: jax.Array) -> jax.Array:
+        return super().__call__(w, jnp.mean(x.reshape(*x.shape[:2], -1, self.size), axis=2))

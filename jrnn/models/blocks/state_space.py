@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn.errors import ConfigError
 from jrnn.models.config import ACTIVATIONS, Mamba2Keys, divides
-from jrnn.models.family import At, Part, Shapes, State, Weights, linear
+from jrnn.models.family import At, Part, Shapes, State, Weights, convolution, linear
 from jrnn.nn.families.mamba import selective, state_space
 from jrnn.nn.span import along_last, heads, rms_norm
 
@@ -43,25 +43,20 @@ class Mamba1(Part):
     norms: tuple[str, str, str] | None = None
 
     def tensors(self) -> Shapes:
-        shapes = linear("in_proj", 2 * self.inner, self.width, self.bias)
-        shapes |= {"conv1d.weight": (self.inner, 1, self.taps)} | (
-            {"conv1d.bias": (self.inner,)} if self.conv_bias else {}
-        )
-        shapes |= linear("x_proj", self.rank + 2 * self.states, self.inner) | linear(
-            "dt_proj", self.inner, self.rank, True
-        )
-        shapes |= {"A_log": (self.inner, self.states), "D": (self.inner,)}
-        sizes = (self.rank, self.states, self.states)
+        inner, sizes = self.inner, (self.rank, self.states, self.states)
+        shapes = linear("in_proj", 2 * inner, self.width, bias=self.bias)
+        shapes |= convolution("conv1d", inner, self.taps, self.conv_bias) | linear("x_proj", sum(sizes), inner)
+        shapes |= linear("dt_proj", inner, self.rank, bias=True) | {"A_log": (inner, self.states), "D": (inner,)}
         shapes |= {f"{name}.weight": (size,) for name, size in zip(self.norms or (), sizes)}
-        return shapes | linear("out_proj", self.width, self.inner, self.bias)
+        return shapes | linear("out_proj", self.width, inner, bias=self.bias)
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.inner), "ssm": (self.inner, self.states)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         u, gate = jnp.split(w.linear(span, "in_proj", x), 2, axis=-1)
-        u, conv = span.convolve(u, state["conv"], w["conv1d.weight"][:, 0], w.get("conv1d.bias"))
+        u, conv = w.convolve(span, "conv1d", u, state["conv"])
         u = ACTIVATIONS[self.act](u)
         parts = jnp.split(w.linear(span, "x_proj", u), [self.rank, self.rank + self.states], axis=-1)
         if self.epsilon is not None:
@@ -87,7 +82,6 @@ class Mamba2(Part):
         epsilon: of the norm.
         norm: where the norm of the output is: after the gate, before it, or nowhere.
         factors: of the gate, x, B, C and the time step in the first product; None: 1.
-        scale: of the input.
     """
 
     width: int
@@ -104,7 +98,6 @@ class Mamba2(Part):
     epsilon: float = 1e-5
     norm: str | None = "after"
     factors: tuple[float, ...] | None = None
-    scale: float = 1.0
 
     @classmethod
     def of(cls, c: Mamba2Keys, **more: Any) -> Mamba2:
@@ -130,22 +123,22 @@ class Mamba2(Part):
 
     def tensors(self) -> Shapes:
         k, channels = self.heads, self.channels
-        shapes = linear("in_proj", self.inner + channels + k, self.width, self.bias)
-        shapes |= {"conv1d.weight": (channels, 1, self.taps)} | ({"conv1d.bias": (channels,)} if self.conv_bias else {})
+        shapes = linear("in_proj", self.inner + channels + k, self.width, bias=self.bias)
+        shapes |= convolution("conv1d", channels, self.taps, self.conv_bias)
         shapes |= {"dt_bias": (k,), "A_log": (k,), "D": (k,)} | ({"norm.weight": (self.inner,)} if self.norm else {})
         out_bias = self.bias if self.out_bias is None else self.out_bias
-        return shapes | linear("out_proj", self.width, self.inner, out_bias)
+        return shapes | linear("out_proj", self.width, self.inner, bias=out_bias)
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.channels), "ssm": (self.heads, self.states, self.size)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span, inner, rows = at.span, self.inner, self.groups * self.states
-        z = w.linear(span, "in_proj", x if self.scale == 1 else x * self.scale)
+        z = w.linear(span, "in_proj", x)
         if self.factors is not None:
             z = z * along_last(jnp.asarray(np.repeat(self.factors, [inner, inner, rows, rows, self.heads]), z.dtype), z)
         gate, xbc, dt = jnp.split(z, [inner, inner + self.channels], axis=-1)
-        xbc, conv = span.convolve(xbc, state["conv"], w["conv1d.weight"][:, 0], w.get("conv1d.bias"))
+        xbc, conv = w.convolve(span, "conv1d", xbc, state["conv"])
         u, b, by = jnp.split(ACTIVATIONS[self.act](xbc), [inner, inner + rows], axis=-1)
         u = heads(u, self.heads)
         b, by = (jnp.repeat(heads(part, self.groups), self.heads // self.groups, axis=-2) for part in (b, by))

@@ -5,20 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from jrnn.errors import ConfigError
-from jrnn.models.families import (
-    glm5_next,
-    lfm2,
-    linear_attention,
-    mamba,
-    mamba_hybrids,
-    recurrent_gemma,
-    rwkv,
-    xlstm,
-    zamba2,
-)
+from jrnn.models.families import hybrids, linear_attention, mamba, recurrent_gemma, rwkv, xlstm
 from jrnn.models.family import Family
 
-_FILES = (glm5_next, lfm2, linear_attention, mamba, mamba_hybrids, recurrent_gemma, rwkv, xlstm, zamba2)
+_FILES = (hybrids, linear_attention, mamba, recurrent_gemma, rwkv, xlstm)
 _ALL = (found for file in _FILES for found in vars(file).values() if isinstance(found, Family))
 FAMILIES: dict[str, Family] = {family.name: family for family in sorted(_ALL, key=lambda family: family.name)}
 

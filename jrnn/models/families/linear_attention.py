@@ -1,6 +1,6 @@
 """Families with attention without a softmax: gated delta rule, Kimi delta attention, lightning attention.
 
-qwen3_next, qwen3_5_text and qwen3_5_moe_text, olmo_hybrid, kimi_linear, bailing_hybrid, minimax.
+qwen3_next, qwen3_5_text and qwen3_5_moe_text, olmo_hybrid, kimi_linear, bailing_hybrid, glm5_next_text, minimax.
 """
 
 from __future__ import annotations
@@ -9,10 +9,27 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from jrnn.errors import ConfigError
-from jrnn.models.blocks import Attention, Delta, Experts, Kda, Latent, Lightning, Mlp, Router
-from jrnn.models.config import DecoderKeys, Rope, ScoreKeys
-from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
+from jrnn.models.blocks import (
+    Attention,
+    Both,
+    Delta,
+    Experts,
+    Indexed,
+    Indexer,
+    Kda,
+    Latent,
+    Lightning,
+    MeanNorm,
+    Mlp,
+    Router,
+    Side,
+    Streams,
+)  # fmt: skip
+from jrnn.models.config import DecoderKeys, Rope, ScoreKeys, divides
+from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part, pairs
 
 
 @dataclass(frozen=True)
@@ -35,28 +52,19 @@ class MoeConfig(QwenConfig):
     shared_expert_intermediate_size: int = 512
     num_experts_per_tok: int = 8
     num_experts: int = 256
-
-
-@dataclass(frozen=True)
-class NextConfig(MoeConfig):
-    """With experts in some layers."""
-
-    decoder_sparse_step: int = 1
+    decoder_sparse_step: int = 1  # this and the next are of qwen3_next, which has experts in some layers
     norm_topk_prob: bool = True
     mlp_only_layers: tuple[int, ...] = ()
 
 
-def _mlp(c: QwenConfig) -> Mlp:
-    return Mlp(c.hidden_size, c.intermediate_size, c.hidden_act)
-
-
-def _experts(c: MoeConfig, normalize: bool) -> Experts:
-    return Experts(
-        Mlp(c.hidden_size, c.moe_intermediate_size, c.hidden_act),
-        Router(c.num_experts, c.num_experts_per_tok, normalize=0.0 if normalize else None),
-        shared=Mlp(c.hidden_size, c.shared_expert_intermediate_size, c.hidden_act),
-        shared_gate="shared_expert_gate",
+def _experts(c: MoeConfig, normalize: bool) -> Both:
+    one, shared = (
+        Mlp(c.hidden_size, inner, c.hidden_act)
+        for inner in (c.moe_intermediate_size, c.shared_expert_intermediate_size)
     )
+    router = Router(c.num_experts, c.num_experts_per_tok, normalize=0.0 if normalize else None)
+    gated = Side("shared_expert", shared, gate=("shared_expert_gate", c.hidden_size))
+    return Both((Side("", Experts(one, router)), gated))
 
 
 def _decoder(c: QwenConfig, products: str, feed_forward: Callable[[int], Part]) -> Decoder:
@@ -67,36 +75,33 @@ def _decoder(c: QwenConfig, products: str, feed_forward: Callable[[int], Part]) 
     attention = Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head, 0.25), norm=norm, gated=True)
     mixers: Mixers = {"linear_attention": ("linear_attn", delta), "full_attention": ("self_attn", attention)}
     kinds = c.kinds(mixers, lambda k: "linear_attention" if (k + 1) % c.full_attention_interval else "full_attention")
-    layers = (
-        (Branch(*mixers[kind], "input_layernorm"), Branch("mlp", feed_forward(k), "post_attention_layernorm"))
-        for k, kind in enumerate(kinds)
-    )
+    layers = pairs((mixers[kind] for kind in kinds), "mlp", map(feed_forward, range(c.num_hidden_layers)))
     return Decoder.of(c, layers, Norm(c.hidden_size, c.rms_norm_eps, offset=True))
 
 
-def qwen3_next(c: NextConfig) -> Decoder:
+def qwen3_next(c: MoeConfig) -> Decoder:
     dense = {k for k in range(c.num_hidden_layers) if (k + 1) % c.decoder_sparse_step or k in c.mlp_only_layers}
     dense = dense if c.num_experts else set(range(c.num_hidden_layers))
-    return _decoder(c, "by head", lambda k: _mlp(c) if k in dense else _experts(c, c.norm_topk_prob))
+    mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act)
+    return _decoder(c, "by head", lambda k: mlp if k in dense else _experts(c, c.norm_topk_prob))
 
 
 def qwen3_5(c: QwenConfig) -> Decoder:
-    return _decoder(c, "together", lambda k: _mlp(c))
+    return _decoder(c, "together", lambda k: Mlp(c.hidden_size, c.intermediate_size, c.hidden_act))
 
 
 def qwen3_5_moe(c: MoeConfig) -> Decoder:
     return _decoder(c, "together", lambda k: _experts(c, normalize=True))
 
 
-UNUSED = ("mtp.",)
 QWEN = {"vocab_size": 248320, "intermediate_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 4}
 QWEN |= {"head_dim": 256}
 QWEN_MOE = QWEN | {"hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2}
 QWEN_NEXT = QWEN_MOE | {"vocab_size": 151936, "intermediate_size": 5632, "num_hidden_layers": 48}
 QWEN_NEXT |= {"num_experts_per_tok": 10, "num_experts": 512}
-QWEN3_NEXT = Family("qwen3_next", NextConfig, qwen3_next, unused=UNUSED, defaults=QWEN_NEXT)
-QWEN3_5 = Family("qwen3_5_text", QwenConfig, qwen3_5, unused=UNUSED, defaults=QWEN)
-QWEN3_5_MOE = Family("qwen3_5_moe_text", MoeConfig, qwen3_5_moe, unused=UNUSED, defaults=QWEN_MOE)
+QWEN3_NEXT = Family("qwen3_next", MoeConfig, qwen3_next, unused=("mtp.",), defaults=QWEN_NEXT)
+QWEN3_5 = Family("qwen3_5_text", QwenConfig, qwen3_5, unused=("mtp.",), defaults=QWEN)
+QWEN3_5_MOE = Family("qwen3_5_moe_text", MoeConfig, qwen3_5_moe, unused=("mtp.",), defaults=QWEN_MOE)
 
 
 @dataclass(frozen=True)
@@ -149,11 +154,7 @@ class LatentConfig(ScoreKeys):
     linear_head_dim: int | None = None
     linear_num_heads: int | None = None
     linear_conv_kernel_dim: int = 4
-
-
-@dataclass(frozen=True)
-class KimiLinearConfig(LatentConfig):
-    linear_attn_config: tuple[tuple[str, Any], ...] | None = ()  # the last three, in the files of its authors
+    linear_attn_config: tuple[tuple[str, Any], ...] | None = ()  # the last three, in the files of kimi_linear's authors
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def latent(c: LatentConfig, kind: type[Latent] = Latent, **more: Any) -> Latent:
     return kind(c.hidden_size, c.num_attention_heads, *sizes, bias=c.attention_bias, **more)
 
 
-def delta_of(c: KimiLinearConfig, **more: Any) -> Kda:
+def delta_of(c: LatentConfig, **more: Any) -> Kda:
     own = dict(c.linear_attn_config or ())
     sizes = (own.get("num_heads", c.linear_num_heads or 32), own.get("head_dim", c.linear_head_dim or 128))
     taps = own.get("short_conv_kernel_size", c.linear_conv_kernel_dim)
@@ -182,22 +183,18 @@ def latent_layers(
     d, count = c.hidden_size, c.num_hidden_layers
     kinds = c.kinds(mixers, lambda k: "full_attention" if k in attends else "linear_attention")
     shared = Mlp(d, c.moe_intermediate_size * c.n_shared_experts, c.hidden_act, limit=one.limit)
-    experts = Experts(one, Router.of_scores(c, bias), shared=shared, shared_name="shared_experts")
+    experts = Both((Side("", Experts(one, Router.of_scores(c, bias))), Side("shared_experts", shared)))
     feeds: dict[str, Part] = {"dense": replace(shared, inner=c.intermediate_size), "sparse": experts}
     chosen = c.mlp_layer_types or ["dense" if k < c.first_k_dense_replace else "sparse" for k in range(count)]
     if len(chosen) != count or set(chosen) - set(feeds):
         raise ConfigError(f"mlp_layer_types is {chosen!r:.80}; it must have 'dense' or 'sparse' for each layer")
-    return (
-        (Branch(names[0], mixers[kind], "input_layernorm"), Branch(names[1], feeds[feed], "post_attention_layernorm"))
-        for kind, feed in zip(kinds, chosen)
-    )
+    return pairs(((names[0], mixers[kind]) for kind in kinds), names[1], (feeds[feed] for feed in chosen))
 
 
-def kimi(c: KimiLinearConfig) -> Decoder:
+def kimi(c: LatentConfig) -> Decoder:
     d, own = c.hidden_size, dict(c.linear_attn_config or ())
-    attends = (
-        [k - 1 for k in own["full_attn_layers"]] if "full_attn_layers" in own else range(4, c.num_hidden_layers, 4)
-    )
+    given = own.get("full_attn_layers")
+    attends = range(4, c.num_hidden_layers, 4) if given is None else [k - 1 for k in given]
     one = Mlp(d, c.moe_intermediate_size, c.hidden_act, ("w1", "w3", "w2"))
     mixers: dict[str, Part] = {"linear_attention": delta_of(c), "full_attention": latent(c)}
     names = ("self_attn", "block_sparse_moe")
@@ -230,10 +227,76 @@ RENAMED = {
     "num_shared_experts": "n_shared_experts", "short_conv_kernel_size": "linear_conv_kernel_dim",
 }  # fmt: skip
 OLD = ((".mlp.", ".block_sparse_moe."),)  # in the files of its authors, of layers without experts
-KIMI_LINEAR = Family("kimi_linear", KimiLinearConfig, kimi, RENAMED, renamed=OLD, defaults=KIMI)
+KIMI_LINEAR = Family("kimi_linear", LatentConfig, kimi, RENAMED, renamed=OLD, defaults=KIMI)
 # The layer after the last predicts several tokens at once.
 LAST = ("model.layers.42.",)
 BAILING_HYBRID = Family("bailing_hybrid", BailingConfig, bailing, RENAMED, unused=LAST, defaults=BAILING)
+
+
+@dataclass(frozen=True)
+class Glm5Config(LatentConfig):
+    linear_lower_bound: float | None = -5.0
+    indexer_types: tuple[str, ...] | None = None  # else from the next three
+    index_topk_pattern: str | tuple[str, ...] | None = None
+    index_topk_freq: int = 1
+    index_skip_topk_offset: int = 2
+    index_topk: int = 2048
+    index_head_dim: int = 128
+    index_n_heads: int = 32
+    index_kpool: int = 16
+    index_kpool_always_select_tail: bool = True
+    swiglu_limit: float = 10.0
+    hc_mult: int = 4
+    hc_eps: float = 1e-6
+    hc_sinkhorn_iters: int = 20
+
+    @property
+    def indexes(self) -> list[bool]:
+        """Whether each layer has an indexer, if it attends."""
+        since, every = 1 - self.index_skip_topk_offset, self.index_topk_freq
+        otherwise = ["SF"[max(k + since, 0) % every == 0] for k in range(self.num_hidden_layers)]
+        found = self.indexer_types or self.index_topk_pattern or otherwise
+        if len(found) != self.num_hidden_layers or set(found) - {"full", "shared", "F", "S"}:
+            raise ConfigError(f"indexer_types is {found!r:.80}; it must have 'full' or 'shared' for each layer")
+        return [kind in ("full", "F") for kind in found]
+
+
+def glm5_next(c: Glm5Config) -> Decoder:
+    d, own, norm = c.hidden_size, dict(c.linear_attn_config or ()), Norm(c.hidden_size, c.rms_norm_eps)
+    if c.qk_rope_head_dim or c.q_lora_rank is None or c.key_heads != c.num_attention_heads:
+        wanted = "qk_rope_head_dim must be 0, q_lora_rank a number, and num_key_value_heads num_attention_heads"
+        raise ConfigError(wanted)
+    pools = divides("index_kpool", c.index_kpool, "index_topk", c.index_topk)
+    given = (c.index_n_heads, c.index_head_dim, pools, c.index_kpool, c.index_kpool_always_select_tail)
+    attention = latent(c, Indexed, epsilon=c.rms_norm_eps, indexer=Indexer(d, c.q_lora_rank, *given))
+    bound = own.get("gate_lower_bound", c.linear_lower_bound)
+    bound = -5.0 if bound is None and own and own.get("safe_gate", True) else bound
+    mixers: dict[str, Part] = {"linear_attention": delta_of(c, flat=True, bound=bound), "full_attention": attention}
+    one = Mlp(d, c.moe_intermediate_size, limit=c.swiglu_limit)
+    attends, bias = range(3, c.num_hidden_layers, 4), "gate.e_score_correction_bias"
+    layers, indexed = [], False
+    for own_indexer, branches in zip(c.indexes, latent_layers(c, mixers, attends, one, bias, ("self_attn", "mlp"))):
+        streams = []
+        for name, branch in zip(("attn", "ffn"), branches):
+            part = branch.part
+            if part is attention and not own_indexer:
+                if not indexed:
+                    raise ConfigError("indexer_types has 'shared' for a layer that follows none with an indexer")
+                part = replace(attention, indexer=None)
+            sides = (Side(branch.before, norm), Side(branch.name, part))
+            streams.append(Branch("", Streams(sides, name, c.hc_mult, c.hc_sinkhorn_iters, c.hc_eps), keep=0.0))
+        indexed = branches[0].part is attention and own_indexer
+        layers.append(tuple(streams))
+    return Decoder.of(c, layers, MeanNorm(d, c.rms_norm_eps), embed=lambda x: jnp.tile(x, c.hc_mult))
+
+
+GLM5 = {"vocab_size": 154880, "intermediate_size": 12288, "moe_intermediate_size": 2048, "num_hidden_layers": 45}
+GLM5 |= {"num_attention_heads": 64, "num_local_experts": 288, "rms_norm_eps": 1e-5, "q_lora_rank": 1536}
+GLM5 |= {"qk_rope_head_dim": 0, "qk_nope_head_dim": 256, "v_head_dim": 256, "routed_scaling_factor": 2.5}
+GLM5 |= {"linear_num_heads": 64, "first_k_dense_replace": 3}
+AFTER_LAST = ("model.layers.45.", "model.language_model.layers.45.")  # the layer that predicts several tokens at once
+GLM5_NAMES = RENAMED | {"head_dim": ""}  # of rotary positions, which there are not
+GLM5_NEXT = Family("glm5_next_text", Glm5Config, glm5_next, GLM5_NAMES, unused=AFTER_LAST, defaults=GLM5)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,22 @@
-"""The families mamba, falcon_mamba and mamba2: blocks of a norm and a state space."""
+"""The families mamba, falcon_mamba and mamba2, blocks of a norm and a state space, and zamba2.
+
+zamba2 is Mamba-2, and in some layers a transformer before it, whose weights those layers share.
+
+Shapes: T time, N batch, D width.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import jax
+import jax.numpy as jnp
+
 from jrnn.errors import ConfigError
-from jrnn.models.blocks import Mamba1, Mamba2
-from jrnn.models.config import Limit
-from jrnn.models.family import Branch, Decoder, Family, Names, Norm, Part
+from jrnn.models.blocks import Attention, Mamba1, Mamba2, Mlp
+from jrnn.models.config import Limit, Mamba2Keys, Rope, divides
+from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear, under
 
 NAMES = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
 RENAMED = (("backbone.embedding.", "backbone.embeddings."),)  # in the files of the first releases
@@ -35,11 +43,7 @@ class Keys:
 class MambaConfig(Keys):
     intermediate_size: int | None = None
     time_step_rank: int | Literal["auto"] = "auto"
-
-
-@dataclass(frozen=True)
-class FalconMambaConfig(MambaConfig):
-    mixer_rms_eps: float = 1e-6
+    mixer_rms_eps: float | None = None  # of falcon_mamba
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,10 @@ def _blocks(c: Keys, mixer: Part) -> Decoder:
     return Decoder(c.hidden_size, c.vocab_size, layers, norm, c.tie_word_embeddings, NAMES)
 
 
-def mamba(c: MambaConfig) -> Decoder:
+def mamba1(c: MambaConfig) -> Decoder:
     inner = c.intermediate_size or int(c.expand * c.hidden_size)
     rank = -(-c.hidden_size // 16) if c.time_step_rank == "auto" else c.time_step_rank
-    options = (c.conv_kernel, c.use_bias, c.use_conv_bias, c.hidden_act, getattr(c, "mixer_rms_eps", None))
+    options = (c.conv_kernel, c.use_bias, c.use_conv_bias, c.hidden_act, c.mixer_rms_eps)
     return _blocks(c, Mamba1(c.hidden_size, inner, c.state_size, rank, *options))
 
 
@@ -74,7 +78,120 @@ def mamba2(c: Mamba2Config) -> Decoder:
 
 
 SIZES = {"vocab_size": 32768, "hidden_size": 4096, "state_size": 128, "num_hidden_layers": 64}
-MAMBA = Family("mamba", MambaConfig, mamba, renamed=RENAMED)
-FALCON_MAMBA = Family("falcon_mamba", FalconMambaConfig, mamba)
 SIZES |= {"tie_word_embeddings": False}
+MAMBA = Family("mamba", MambaConfig, mamba1, {"mixer_rms_eps": ""}, renamed=RENAMED)
+FALCON_MAMBA = Family("falcon_mamba", MambaConfig, mamba1, defaults={"mixer_rms_eps": 1e-6})
 MAMBA2 = Family("mamba2", Mamba2Config, mamba2, renamed=RENAMED, defaults=SIZES)
+
+
+@dataclass(frozen=True)
+class Zamba2Config(Mamba2Keys):
+    time_step_min: float = 0.001
+    intermediate_size: int | None = None  # type: ignore[assignment]  # else four times hidden_size
+    num_mem_blocks: int = 1
+    use_shared_attention_adapter: bool = False
+    adapter_rank: int = 128
+    use_mem_rope: bool = False
+
+
+@dataclass(frozen=True)
+class Shared(Part):
+    """A layer with a shared transformer: Mamba-2 of x + linear(transformer(x, embedded tokens)).
+
+    Attributes:
+        mamba, attention, mlp: its parts.
+        norm: of D features.
+        home: the layer whose files hold the transformer, from this one.
+        here: whether this is that layer.
+        number: the number of this layer among those with a transformer; own: the numbers of those that share its weights.
+        rank: of the adapters; adapts: whether the projections of q, k and v have some.
+    """
+
+    mamba: Mamba2
+    attention: Attention
+    mlp: Mlp
+    norm: Norm
+    home: str
+    here: bool
+    number: int
+    own: tuple[int, ...]
+    rank: int
+    adapts: bool
+
+    places = True
+
+    def tensors(self) -> Shapes:
+        d = self.norm.size
+        shapes = linear("linear", d, d) | under("mamba_decoder.mamba", self.mamba.tensors())
+        shapes |= under("mamba_decoder.input_layernorm", self.norm.tensors())
+        if not self.here:
+            return shapes
+        inside: Shapes = {"input_layernorm.weight": (2 * d,), "pre_ff_layernorm.weight": (d,)}
+        inside |= under("self_attn", self.attention.tensors()) | under("feed_forward", self.mlp.tensors())
+        for k in self.own:
+            name = f"feed_forward.gate_up_proj_adapter_list.{k}"
+            inside |= linear(f"{name}.0", self.rank, d) | linear(f"{name}.1", 2 * self.mlp.inner, self.rank)
+            for letter in "qkv" if self.adapts else "":
+                name = f"self_attn.linear_{letter}_adapter_list.{k}"
+                inside |= linear(f"{name}.0", self.rank, 2 * d) | linear(f"{name}.1", 2 * d, self.rank)
+        return shapes | under("shared_transformer", inside)
+
+    def holds(self, room: int) -> Shapes:
+        return self.mamba.holds(room) | self.attention.holds(room)
+
+    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span, shared = at.span, Weights(w.params, self.home)
+
+        def adapted(part: str, name: str, adapter: str | None, given: jax.Array) -> jax.Array:
+            y = shared.linear(span, f"{part}.{name}", given)
+            if adapter is None:
+                return y
+            name = f"{part}.{adapter}_adapter_list.{self.number}"
+            return y + shared.linear(span, f"{name}.1", shared.linear(span, f"{name}.0", given))
+
+        both = replace(self.norm, size=2 * self.norm.size)
+        y = both(shared.at("input_layernorm"), jnp.concatenate([x, at.embedded], axis=-1))
+        q, k, v = (adapted("self_attn", f"{n}_proj", f"linear_{n}" if self.adapts else None, y) for n in "qkv")
+        y, after = self.attention.mix(shared.at("self_attn"), q, k, v, state, at)
+        y = self.norm(shared.at("pre_ff_layernorm"), y)
+        y = self.mlp.after(shared.at("feed_forward"), adapted("feed_forward", "gate_up_proj", "gate_up_proj", y), span)
+        y = self.norm(w.at("mamba_decoder.input_layernorm"), x + w.linear(span, "linear", y))
+        y, own = self.mamba.run(w.at("mamba_decoder.mamba"), y, state, at)
+        return y, after | own
+
+
+HYBRIDS = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # of Zamba2-2.7B
+
+
+def zamba2(c: Zamba2Config) -> Decoder:
+    d, count = c.hidden_size, c.num_attention_heads
+    kinds = c.kinds(("linear_attention", "hybrid"), lambda k: "hybrid" if k in HYBRIDS else "linear_attention")
+    mamba = Mamba2.of(c, act="silu", limit=(c.time_step_min, float("inf")), epsilon=1e-5)
+    head = divides("num_attention_heads", count, "twice hidden_size", 2 * d)
+    rope = Rope.of(c, head) if c.use_mem_rope else None
+    attention = Attention(2 * d, count, c.key_heads, head, rope=rope, scale=(head / 2) ** -0.5, out_width=d)
+    names = ("gate_up_proj", "gate_up_proj", "down_proj")
+    mlp = Mlp(d, c.intermediate_size or 4 * d, c.hidden_act, names, c.mamba_proj_bias)
+    norm, hybrids = Norm(d, c.rms_norm_eps), [k for k, kind in enumerate(kinds) if kind == "hybrid"]
+    layers: list[tuple[Branch, ...]] = []
+    for k, kind in enumerate(kinds):
+        if kind == "linear_attention":
+            layers.append((Branch("mamba", mamba, "input_layernorm"),))
+            continue
+        number = hybrids.index(k)
+        block = number % c.num_mem_blocks
+        own = tuple(range(block, len(hybrids), c.num_mem_blocks))
+        home = f"model.layers.{hybrids[block]}.shared_transformer."
+        part = Shared(
+            mamba, attention, mlp, norm, home, number < c.num_mem_blocks, number, own, c.adapter_rank,
+            c.use_shared_attention_adapter,
+        )  # fmt: skip
+        layers.append((Branch("", part),))
+    return Decoder.of(c, layers, norm, names=Names(norm="model.final_layernorm"))
+
+
+SIZES = {"hidden_size": 2560, "num_hidden_layers": 54, "hidden_act": "gelu", "rms_norm_eps": 1e-5, "mamba_n_heads": 8}
+SIZES |= {"mamba_d_state": 64, "tie_word_embeddings": True}
+ALIASES = {"layers_block_type": "layer_types", "n_mamba_heads": "mamba_n_heads", "mamba_ngroups": "mamba_n_groups"}
+ALIASES |= {"use_conv_bias": "mamba_conv_bias", "add_bias_linear": "mamba_proj_bias", "time_step_limit": ""}
+ZAMBA2 = Family("zamba2", Zamba2Config, zamba2, ALIASES, defaults=SIZES)

@@ -5,16 +5,30 @@ Shapes: T time, N batch, D width, R width of the RG-LRU, K heads.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Mlp
 from jrnn.models.config import ACTIVATIONS, DecoderKeys, Rope, divides
-from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear
+from jrnn.models.family import (
+    At,
+    Decoder,
+    Family,
+    Names,
+    Norm,
+    Part,
+    Shapes,
+    State,
+    Weights,
+    convolution,
+    linear,
+    pairs,
+    products,
+)  # fmt: skip
 from jrnn.nn.families.diagonal import rg_lru
 from jrnn.nn.span import along_last, heads
 
@@ -25,7 +39,7 @@ class RecurrentGemmaConfig(DecoderKeys):
     attention_window_size: int = 2048
     conv1d_width: int = 4
     logits_soft_cap: float = 30.0
-    block_types: tuple[str, ...] = ("recurrent", "recurrent", "attention")
+    block_types: tuple[Literal["recurrent", "attention"], ...] = ("recurrent", "recurrent", "attention")
 
 
 @dataclass(frozen=True)
@@ -42,21 +56,20 @@ class Griffin(Part):
 
     def tensors(self) -> Shapes:
         d, r = self.width, self.inner
-        shapes = linear("linear_y", r, d, True) | linear("linear_x", r, d, True) | linear("linear_out", d, r, True)
-        shapes |= {"conv_1d.weight": (r, 1, self.taps), "conv_1d.bias": (r,), "rg_lru.recurrent_param": (r,)}
+        shapes = products({"linear_y": r, "linear_x": r}, d, True) | linear("linear_out", d, r, bias=True)
+        shapes |= convolution("conv_1d", r, self.taps, True) | {"rg_lru.recurrent_param": (r,)}
         gate = (self.heads, divides("num_attention_heads", self.heads, "lru_width", r), r // self.heads)
         for name in ("input", "recurrent"):
             shapes |= {f"rg_lru.{name}_gate_weight": gate, f"rg_lru.{name}_gate_bias": gate[:2]}
         return shapes
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.inner), "lru": (self.inner,)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         y = ACTIVATIONS[self.act](w.linear(span, "linear_y", x))
-        u = w.linear(span, "linear_x", x)
-        u, conv = span.convolve(u, state["conv"], w["conv_1d.weight"][:, 0], w["conv_1d.bias"])
+        u, conv = w.convolve(span, "conv_1d", w.linear(span, "linear_x", x), state["conv"])
         parts = heads(u, self.heads)
 
         def gate(name: str) -> jax.Array:
@@ -91,17 +104,10 @@ def decoder(c: RecurrentGemmaConfig) -> Decoder:
     attention = Attention(d, count, c.key_heads, size, c.attention_bias, True, rope, window=window)
     griffin = Griffin(d, c.lru_width or d, count, c.conv1d_width, c.hidden_act)
     mixers: dict[str, Part] = {"recurrent": griffin, "attention": attention}
-    for kind in c.block_types:
-        if kind not in mixers:
-            raise ConfigError(f"block_types has {kind!r}; there are 'recurrent' and 'attention'")
     mlp = Mlp(d, c.intermediate_size // 2, c.hidden_act, bias=True)
-    layers = tuple(
-        (
-            Branch("temporal_block", mixers[c.block_types[k % len(c.block_types)]], "temporal_pre_norm"),
-            Branch("mlp_block", mlp, "channel_pre_norm"),
-        )
-        for k in range(c.num_hidden_layers)
-    )
+    kinds = (c.block_types[k % len(c.block_types)] for k in range(c.num_hidden_layers))
+    names = ("temporal_pre_norm", "channel_pre_norm")
+    layers = pairs((("temporal_block", mixers[kind]) for kind in kinds), "mlp_block", itertools.repeat(mlp), *names)
     options = {
         "names": Names(norm="model.final_norm"),
         "embed": lambda x: x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype),  # transformers rounds it to bfloat16

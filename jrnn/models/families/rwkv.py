@@ -17,11 +17,23 @@ import jax.numpy as jnp
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import ChannelMixing, MatrixMixing
 from jrnn.models.config import divides
-from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear, products
+from jrnn.models.family import (
+    NOTHING,
+    At,
+    Branch,
+    Decoder,
+    Family,
+    Names,
+    Norm,
+    Part,
+    Shapes,
+    State,
+    Weights,
+    linear,
+    products,
+)
 from jrnn.nn.families.rwkv import bonus, decayed, time_mixing
 from jrnn.nn.span import along_last, heads, layer_norm
-
-NOTHING = -1e30  # the greatest exponent of a mean over nothing
 
 
 @dataclass(frozen=True)
@@ -36,10 +48,6 @@ class RwkvConfig:
     layer_norm_epsilon: float = 1e-5
     rescale_every: int = 6
     tie_word_embeddings: bool = False
-
-    def halvings(self, block: int) -> int:
-        """How often transformers has halved the values before a block when it does not train."""
-        return block // self.rescale_every if self.rescale_every > 0 else 0
 
 
 @dataclass(frozen=True)
@@ -90,11 +98,8 @@ class TimeMixing(Part):
         shapes: Shapes = {"time_decay": (a,), "time_first": (a,)} | {f"time_mix_{name}": (1, 1, d) for name in names}
         return shapes | products(dict.fromkeys(names, a), d) | linear("output", d, a)
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         return {"sum": (self.inner,), "weight": (self.inner,), "time": (1, self.width), "top": (self.inner,)}
-
-    def fresh(self, batch: int, dtype: Any, room: int) -> State:
-        return super().fresh(batch, dtype, room) | {"top": jnp.full((batch, self.inner), NOTHING, dtype)}
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
@@ -146,7 +151,7 @@ class Time6(MatrixMixing):
         shapes |= linear("x_proj.0.linear", 5 * self.rank, d) | linear("x_proj.2", d, 5 * self.rank)
         shapes |= products({f"{name}_proj.linear": k if name in "rk" else v for name in "rkvg"}, d)
         shapes |= self.low_rank("w_proj.linear", k, self.gate_rank) | linear("o_proj", d, v)
-        return shapes | {"g_norm.weight": (v,), "g_norm.bias": (v,)}
+        return shapes | linear("g_norm", v, bias=True)
 
     def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
@@ -177,7 +182,7 @@ class Time7(MatrixMixing):
     def tensors(self) -> Shapes:
         d, (w, a, v, g) = self.width, self.ranks
         shapes: Shapes = {f"x_{name}": (1, 1, d) for name in "rwkvag"} | {"k_k": (d,), "k_a": (d,)}
-        shapes |= {"r_k": (self.heads, d // self.heads), "g_norm.weight": (d,), "g_norm.bias": (d,)}
+        shapes |= {"r_k": (self.heads, d // self.heads)} | linear("g_norm", d, bias=True)
         shapes |= products({f"{name}_proj": d for name in "rkvo"}, d)
         shapes |= self.low_rank("w_lora", d, w) | self.low_rank("a_lora", d, a) | self.low_rank("g_lora", d, g, False)
         return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
@@ -210,18 +215,18 @@ def rwkv4(c: RwkvConfig) -> Decoder:
     names = [(name, f"time_mix_{name}") for name in ("key", "receptance")]
     channel = ChannelMixing(d, c.intermediate_size or 4 * d, "sqrelu", *names, (1, 1, d))
 
-    def norm(epsilon: float, halvings: int) -> Norm:
+    def norm(epsilon: float, block: int) -> Norm:
         # Values that are halved h times, as transformers does for float16, change a layer norm by its epsilon only.
+        halvings = block // c.rescale_every if c.rescale_every > 0 else 0
         return Norm(d, epsilon * 4.0**halvings, centered=True, bias=True)
 
     layers = []
     for k in range(c.num_hidden_layers):
-        own = norm(c.layer_norm_epsilon, c.halvings(k))
+        own = norm(c.layer_norm_epsilon, k)
         layer = (Branch("attention", time, "ln1", norm=own), Branch("feed_forward", channel, "ln2", norm=own))
         layers.append(layer if k else (Branch("pre_ln", norm(c.layer_norm_epsilon, 0), keep=0.0), *layer))
     named = Names("rwkv.embeddings.weight", "rwkv.blocks", "rwkv.ln_out", "head.weight")
-    last = norm(1e-5, c.halvings(c.num_hidden_layers))
-    return Decoder(d, c.vocab_size, tuple(layers), last, c.tie_word_embeddings, named)
+    return Decoder(d, c.vocab_size, tuple(layers), norm(1e-5, c.num_hidden_layers), c.tie_word_embeddings, named)
 
 
 def _decoder(c: MatrixConfig, time: Callable[[int], Part], ratio: float, *products: Any) -> Decoder:

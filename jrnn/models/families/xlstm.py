@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jrnn.errors import ConfigError
 from jrnn.models.blocks import Mlp
 from jrnn.models.config import DecoderKeys, divides
 from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear
@@ -30,7 +30,7 @@ class XLSTMConfig(DecoderKeys):
     ffn_round_up_to_multiple_of: int = 64
     gate_soft_cap: float | None = 15.0
     output_logit_soft_cap: float | None = 30.0
-    weight_mode: str = "single"
+    weight_mode: Literal["single", "fused"] = "single"
 
     @property
     def inner(self) -> int:
@@ -61,12 +61,12 @@ class Mlstm(Part):
         rows = {"q": q, "k": q, "v": v, "ogate_preact": v, "igate_preact": k, "fgate_preact": k}
         if self.fused:
             rows = {"qkv_opreact": 2 * q + 2 * v, "ifgate_preact": 2 * k}
-        shapes: Shapes = {"multihead_norm.weight": (v,)} | ({"multihead_norm.bias": (v,)} if self.bias else {})
+        shapes = linear("multihead_norm", v, bias=self.bias)
         for name, size in rows.items():
-            shapes |= linear(name, size, d, self.bias or (name.endswith("gate_preact") and name[0] in "if"))
-        return shapes | linear("out_proj", d, v, self.bias)
+            shapes |= linear(name, size, d, bias=self.bias or (name.endswith("gate_preact") and name[0] in "if"))
+        return shapes | linear("out_proj", d, v, bias=self.bias)
 
-    def holds(self) -> Shapes:
+    def holds(self, room: int) -> Shapes:
         k, c, v = self.heads, self.keys // self.heads, self.values // self.heads
         return {"S": (k, c, v), "n": (k, c), "m": (k,)}
 
@@ -97,8 +97,6 @@ def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
 
 def decoder(c: XLSTMConfig) -> Decoder:
     d = c.hidden_size
-    if c.weight_mode not in ("single", "fused"):
-        raise ConfigError(f"weight_mode is {c.weight_mode!r}; it must be 'single' or 'fused'")
     fused = c.weight_mode == "fused"
     sizes = (d, c.num_heads, int(d * c.qk_dim_factor), int(d * c.v_dim_factor))
     mixer = Mlstm(*sizes, c.use_bias, fused, c.eps, c.rms_norm_eps, c.gate_soft_cap)

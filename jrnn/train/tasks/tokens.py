@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jrnn.corpus import Corpus
-from jrnn.corpus.corpus import TOKENIZER, parse_tokenizer
+from jrnn.corpus.corpus import TOKENIZER
 from jrnn.errors import ConfigError, DataError
 from jrnn.files import read_text
+from jrnn.files.tokenizer import parse_tokenizer
 from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.model import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel

@@ -1,14 +1,18 @@
-"""The families bamba, falcon_h1, granitemoehybrid, jamba and nemotron_h: Mamba and attention, in turns or side by side."""
+"""Attention, in turns or side by side with Mamba or short convolutions.
+
+The families bamba, falcon_h1, granitemoehybrid, jamba, nemotron_h, lfm2 and lfm2_moe.
+"""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
 from jrnn.errors import ConfigError
-from jrnn.models.blocks import Attention, Both, Experts, Mamba1, Mamba2, Mlp, Router, Side
-from jrnn.models.config import Mamba2Keys, MambaKeys, Rope, ScoreKeys, layer_types
-from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part
+from jrnn.models.blocks import Attention, Both, Experts, Mamba1, Mamba2, Mlp, Router, ShortConv, Side
+from jrnn.models.config import DecoderKeys, Mamba2Keys, MambaKeys, Rope, ScoreKeys, layer_types
+from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part, pairs
 
 NAMES = Names(norm="model.final_layernorm")
 
@@ -50,38 +54,33 @@ class GraniteConfig(Mamba2Keys):
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
     shared_intermediate_size: int = 1024
-    position_embedding_type: str | None = None
+    position_embedding_type: Literal["rope", "nope"] | None = None
 
 
 def bamba(c: BambaConfig) -> Decoder:
     mixers = (("mamba", Mamba2.of(c)), ("self_attn", Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head, 0.5))))
     mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
-    feed, attends = Branch("feed_forward", mlp, "pre_ff_layernorm"), c.attn_layer_indices or ()
-    layers = ((Branch(*mixers[k in attends], "input_layernorm"), feed) for k in range(c.num_hidden_layers))
+    chosen = (mixers[k in (c.attn_layer_indices or ())] for k in range(c.num_hidden_layers))
+    layers = pairs(chosen, "feed_forward", itertools.repeat(mlp), between="pre_ff_layernorm")
     return Decoder.of(c, layers, names=NAMES)
 
 
 def falcon_h1(c: FalconH1Config) -> Decoder:
     norm = ("before" if c.mamba_norm_before_gate else "after") if c.mamba_rms_norm else None
-    mamba = Mamba2.of(c, norm=norm, out_bias=c.projectors_bias, factors=c.ssm_multipliers, scale=c.ssm_in_multiplier)
-    attention = Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head), key_scale=c.key_multiplier)
-    mixer = Both(
-        (
-            Side("mamba", mamba, out=c.ssm_out_multiplier),
-            Side("self_attn", attention, c.attention_in_multiplier, c.attention_out_multiplier),
-        )
-    )
+    mamba = Mamba2.of(c, norm=norm, out_bias=c.projectors_bias, factors=c.ssm_multipliers)
+    scale = c.key_multiplier * c.head**-0.5
+    attention = Attention.of(c, c.attention_bias, rope=Rope.of(c, c.head), scale=scale)
+    side = Side("self_attn", attention, c.attention_in_multiplier, c.attention_out_multiplier)
+    mixer = Both((Side("mamba", mamba, c.ssm_in_multiplier, c.ssm_out_multiplier), side))
     gate, down = c.mlp_multipliers
-    mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias, gate_scale=gate, down_scale=down)
-    layer = (Branch("", mixer, "input_layernorm"), Branch("feed_forward", mlp, "pre_ff_layernorm"))
+    mlp = Mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias, gate_scale=gate)
+    layer = (Branch("", mixer, "input_layernorm"), Branch("feed_forward", mlp, "pre_ff_layernorm", scale=down))
     embed, logits = (lambda x: x * c.embedding_multiplier), (lambda y: y * c.lm_head_multiplier)
     return Decoder.of(c, (layer,) * c.num_hidden_layers, names=NAMES, embed=embed, logits=logits)
 
 
 def granite(c: GraniteConfig) -> Decoder:
     d = c.hidden_size
-    if c.position_embedding_type not in (None, "rope", "nope"):
-        raise ConfigError(f"position_embedding_type is {c.position_embedding_type!r}; there are 'rope' and 'nope'")
     rope = Rope.of(c, c.head) if c.position_embedding_type == "rope" else None
     attention = Attention.of(c, c.attention_bias, rope=rope, scale=c.attention_multiplier)
     mixers: Mixers = {"linear_attention": ("mamba", Mamba2.of(c)), "full_attention": ("self_attn", attention)}
@@ -126,12 +125,10 @@ def jamba(c: JambaConfig) -> Decoder:
     mixers = (("mamba", mamba), ("self_attn", Attention.of(c)))
     mlp = Mlp(d, c.intermediate_size, c.hidden_act)
     experts = Experts(mlp, Router(c.num_experts, c.num_experts_per_tok, "router")) if c.num_experts > 1 else mlp
-    layers = []
-    for k in range(c.num_hidden_layers):
-        mixer = mixers[k % c.attn_layer_period == c.attn_layer_offset]
-        feed = experts if k % c.expert_layer_period == c.expert_layer_offset else mlp
-        layers.append((Branch(*mixer, "input_layernorm"), Branch("feed_forward", feed, "pre_ff_layernorm")))
-    return Decoder.of(c, layers, names=NAMES)
+    count = range(c.num_hidden_layers)
+    chosen = (mixers[k % c.attn_layer_period == c.attn_layer_offset] for k in count)
+    feeds = (experts if k % c.expert_layer_period == c.expert_layer_offset else mlp for k in count)
+    return Decoder.of(c, pairs(chosen, "feed_forward", feeds, between="pre_ff_layernorm"), names=NAMES)
 
 
 SIZES = {"vocab_size": 65536, "num_key_value_heads": 8}
@@ -172,12 +169,11 @@ def nemotron(c: NemotronHConfig) -> Decoder:
     sizes = (d, c.mamba_num_heads, c.mamba_head_dim, c.ssm_state_size, c.n_groups, c.conv_kernel)
     limit = (c.time_step_min, float("inf"))
     mamba = Mamba2(*sizes, c.use_bias, None, c.use_conv_bias, c.mamba_hidden_act, limit, c.rms_norm_eps)
-    attention, shared = Attention.of(c), plain(c.moe_shared_expert_intermediate_size)
-    options = {"shared": shared, "shared_name": "shared_experts", "latent": c.moe_latent_size}
-    experts = Experts(plain(c.moe_intermediate_size), Router.of_scores(c), **options)
-    parts = (mamba, experts, attention, plain(c.intermediate_size))
+    experts = Experts(plain(c.moe_intermediate_size), Router.of_scores(c), latent=c.moe_latent_size)
+    sides = (Side("", experts), Side("shared_experts", plain(c.moe_shared_expert_intermediate_size)))
+    parts = (mamba, Both(sides), Attention.of(c), plain(c.intermediate_size))
     mixers: dict[str, Part] = dict(zip(PATTERN.values(), parts))
-    kinds = layer_types(given, len(given), tuple(mixers), lambda k: "")
+    kinds = layer_types(given, len(given), mixers)
     layers = tuple((Branch("mixer", mixers[kind], "norm"),) for kind in kinds)
     named = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
     return Decoder(d, c.vocab_size, layers, Norm(d, c.rms_norm_eps), names=named)
@@ -194,3 +190,65 @@ NEMOTRON |= {"num_experts_per_tok": 2}
 OLD = (("model.embeddings.", "backbone.embeddings."), ("model.", "backbone."))
 OPTIONS = {"aliases": RENAMED, "renamed": OLD, "unused": ("mtp.",), "defaults": NEMOTRON}
 NEMOTRON_H = Family("nemotron_h", NemotronHConfig, nemotron, **OPTIONS)
+
+
+LFM2_NAMES = ("w1", "w3", "w2")
+
+
+@dataclass(frozen=True)
+class Lfm2Config(DecoderKeys):
+    conv_bias: bool = False
+    conv_L_cache: int = 3
+    block_multiple_of: int = 256
+    block_ffn_dim_multiplier: float | None = 1.0
+    block_auto_adjust_ff_dim: bool = True
+    full_attn_idxs: tuple[int, ...] | None = None
+
+    @property
+    def inner(self) -> int:
+        if not self.block_auto_adjust_ff_dim:
+            return self.intermediate_size
+        inner = int(2 * self.intermediate_size / 3)
+        if self.block_ffn_dim_multiplier is None:
+            return inner
+        multiple = self.block_multiple_of
+        return -(-int(self.block_ffn_dim_multiplier * inner) // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Lfm2MoeConfig(Lfm2Config):
+    moe_intermediate_size: int = 1792
+    num_dense_layers: int = 2
+    num_experts_per_tok: int = 4
+    num_experts: int = 32
+    use_expert_bias: bool = True
+    routed_scaling_factor: float = 1.0
+    norm_topk_prob: bool = True
+
+
+def lfm2(c: Lfm2Config) -> Decoder:
+    d = c.hidden_size
+    rope = Rope.of(c, c.head, theta=1e6)
+    options = {"norm": Norm(c.head, c.rms_norm_eps), "norms": ("q_layernorm", "k_layernorm"), "out": "out_proj"}
+    conv, attention = ShortConv(d, c.conv_L_cache, c.conv_bias), Attention.of(c, rope=rope, **options)
+    mixers: Mixers = {"conv": ("conv", conv), "full_attention": ("self_attn", attention)}
+    attends = range(c.num_hidden_layers) if c.full_attn_idxs is None else c.full_attn_idxs
+    kinds = c.kinds(mixers, lambda k: "full_attention" if k in attends else "conv")
+    mlp: Part = Mlp(d, c.inner, names=LFM2_NAMES)
+    feeds = [mlp] * len(kinds)
+    if isinstance(c, Lfm2MoeConfig):
+        bias, normalize = "expert_bias" if c.use_expert_bias else None, 1e-6 if c.norm_topk_prob else None
+        given = ("gate", "sigmoid", bias, 1, 1, normalize, c.routed_scaling_factor)
+        router = Router(c.num_experts, c.num_experts_per_tok, *given)
+        experts = Experts(Mlp(d, c.moe_intermediate_size, names=LFM2_NAMES), router)
+        feeds = [mlp if k < c.num_dense_layers else experts for k in range(len(kinds))]
+    layers = pairs((mixers[kind] for kind in kinds), "feed_forward", feeds, "operator_norm", "ffn_norm")
+    return Decoder.of(c, layers, names=Names(norm="model.embedding_norm"))
+
+
+ALIASES = {"tie_embedding": "tie_word_embeddings", "norm_eps": "rms_norm_eps"}
+SIZES = {"vocab_size": 65536, "hidden_size": 2560, "intermediate_size": 12288, "num_key_value_heads": 8}
+SIZES |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+MOE = {"hidden_size": 2048, "intermediate_size": 7168, "block_auto_adjust_ff_dim": False}
+LFM2 = Family("lfm2", Lfm2Config, lfm2, ALIASES | {"block_ff_dim": "intermediate_size"}, defaults=SIZES)
+LFM2_MOE = Family("lfm2_moe", Lfm2MoeConfig, lfm2, ALIASES, defaults=SIZES | MOE)
