@@ -209,7 +209,8 @@ def contents():
     lines = ["# jrnn\n\n> jrnn makes loops over time in JAX faster, and proves their gradients.\n\n## Pages\n"]
     docs = ROOT / "docs"
     for page in sorted([*docs.glob("*.md"), *docs.glob("api/*.md")]):
-        title, _, text = page.read_text(encoding="utf-8").partition("\n")
+        source = re.sub(r"\A---\n.*?---\n+", "", page.read_text(encoding="utf-8"), flags=re.S)  # without front matter
+        title, _, text = source.partition("\n")
         if title.startswith("# "):
             about = " ".join(text.strip().partition("\n\n")[0].split())
             lines.append(f"- [{title[2:]}]({page.relative_to(docs).with_suffix('.html')}): {about}")

@@ -101,5 +101,5 @@ def render(name):
     if "conditions" in table:
         lines = [table["conditions"], "", *lines]
     if "notes" in table:
-        lines += ["", *(f"- {note}" for note in table["notes"])]
+        lines += ["", "What does not hold:", "", *(f"- {note}" for note in table["notes"])]
     return "\n".join(lines)
