@@ -43,7 +43,7 @@ def ratios():
 
 
 def cpu_six():
-    names = {"jrnn": "`jrnn.scan`", "jrnn.nn": "`jrnn.nn`", "flax": "`flax.nnx.RNN`", "torch": "torch"}
+    names = {"jrnn": "`jrnn.scan`", "jrnn.nn": "`jrnn.nn`", "torch": "torch"}
     found = ratios()
     sizes = [size.rpartition("x")[0] for size in next(iter(found.values()))]
     rows = [
