@@ -22,6 +22,8 @@ WANTED = (
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_llvm_disable_expensive_passes=true",
 )
+# The same for one program, where its process has the default flags: `jax.jit(..., compiler_options=OPTIONS)`.
+OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 CACHE = Path(__file__).parents[1] / ".cache" / "xla_flags.json"
 PROGRAMS = CACHE.parent / "compiled"
 LIMIT = 2**30  # bytes of compiled programs; where there are more, all are deleted

@@ -8,7 +8,7 @@ from by_numpy import COMPILED, by_numpy, jit
 
 from jrnn.jaxprs import all_equations
 from jrnn.jaxprs.by_numpy import LOOPS, MATHS, MOVES, evaluate
-from jrnn.loops.chunks import all_finite
+from jrnn.loops.affine.rounds import all_finite
 
 X = np.random.RandomState(0).standard_normal((3, 4))
 

@@ -118,7 +118,7 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
     ("loops/scan/pipeline.py", "jrnn.loops.scan.cudnn"), ("loops/scan/pipeline.py", "jrnn.loops.segments"),
     ("loops/scan/scan.py", "jrnn.loops.segments"), ("loops/rules/residuals.py", "scipy"),
     ("jaxprs/by_numpy.py", "scipy"), ("loops/passes/arithmetic/factors.py", "scipy"),
-    ("loops/scan/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks"),
+    ("loops/scan/pipeline.py", "jrnn.loops.newton.api.solve"), ("loops/rules/in_chunks.py", "jrnn.loops.chunks.choice"),
     ("loops/kernels/native/__init__.py", "jrnn.loops.kernels.native.runner.native_of"),
     ("loops/backends/cpu.py", "jrnn.loops.kernels.native.runner.called"),
     ("loops/backends/tpu.py", "jrnn.loops.kernels.persistent.runner.kernel_of"),

@@ -23,7 +23,8 @@ def gla(S: Any, xs: dict[str, Any]) -> tuple[Any, Any]:
     g = jnp.cumsum(g, -2)
     last = g[..., -1:, :]
     q, within, to_end = q * jnp.exp(g), k * jnp.exp(-g), k * jnp.exp(last - g)
-    inside = (_upto(jnp.einsum("xncd,xnsd->xncs", q, within))) @ v
+    scores = jnp.einsum("xncd,xnsd->xncs", q, within)
+    inside = jnp.where(np.tril(np.ones((C, C), bool)), scores, 0) @ v
 
     def chunk(S: Any, x: Any) -> tuple[Any, Any]:
         q, to_end, v, last, inside = x
@@ -63,10 +64,6 @@ def _steps(x: Any) -> Any:
     """[T / C, N, C, H] -> [T, N, H]."""
     x = x.swapaxes(1, 2)
     return x.reshape(-1, *x.shape[2:])
-
-
-def _upto(scores: Any) -> Any:
-    return jnp.where(np.tril(np.ones((C, C), bool)), scores, 0)
 
 
 def _inverse(n: Any) -> Any:

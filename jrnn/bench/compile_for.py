@@ -11,18 +11,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
-from rich.console import Console
 from rich.table import Table
 
 from jrnn.bench import report
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.peers import FUNCTIONS, in_mode, versions
 from jrnn.bench.sizes import CELLS, MODES, Size, check_names, flops
+from jrnn.bench.suites import Options
 from jrnn.errors import ConfigError
 from jrnn.jaxprs.names import topologies
 
@@ -155,37 +154,28 @@ class Row:
         return self.cell, self.mode, self.size
 
 
-def run(
-    target: str,
-    cells: Sequence[str],
-    modes: Sequence[str],
-    sizes: Sequence[Size],
-    peers: Sequence[str] | None,
-    console: Console,
-    path: Path | None,
-) -> list[Row]:
+def run(target: str, options: Options) -> list[Row]:
     """Compiles each peer on each cell, mode and size; prints a table and writes it.
 
     Raises:
         ConfigError: for an unknown device, cell, mode or peer, or a plugin that is missing.
     """
     check_names("device to compile for", [target], DEVICES)
-    check_names("cell", cells, CELLS)
-    check_names("mode", modes, MODES)
-    check_names("peer to compile", peers or (), FUNCTIONS)
-    accelerator = DEVICES[target]
+    cells = options.chosen("cells", CELLS) if options.cells else ["lstm", "gru"]
+    modes, peers = options.chosen("modes", MODES), options.chosen("peers", FUNCTIONS)
+    accelerator, sizes = DEVICES[target], options.chosen_sizes(["six"])
     device = described(accelerator)
     rows = []
     for cell, mode, size in product(cells, modes, sizes):
-        console.print(f"{cell} {mode} {size}", style="dim")
-        for peer in peers or FUNCTIONS:
+        options.console.print(f"{cell} {mode} {size}", style="dim")
+        for peer in peers:
             compiled = compile_for(device, peer, cell, size, mode)
             if compiled is not None:
                 rows.append(_row(accelerator, compiled, peer, cell, size, mode))
-    console.print(table(rows, accelerator))
-    if path:
+    options.console.print(table(rows, accelerator))
+    if options.json:
         conditions = {"target": target, "model": accelerator.model, "versions": versions(), "times": "estimated"}
-        report.save(path, conditions, "rows", rows)
+        report.save(options.json, conditions, "rows", rows)
     return rows
 
 

@@ -5,12 +5,13 @@ A program may be compiled for a device that this machine lacks, so nothing is ti
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from jrnn.loops.explain.instructions import Computation, Instruction, computations
 
 # Instructions that start no work on the device.
 _FREE = frozenset((
@@ -22,43 +23,6 @@ _FREE_CALLS = ("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _BITS = {"pred": 8, "token": 0}
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One line of a computation.
-
-    Attributes:
-        name: of its result.
-        opcode: what it does.
-        result: the text of its result's type.
-        operands: names of instructions.
-        value: of a constant, its text.
-        attributes: the rest of the line.
-        root: whether it is the computation's result.
-    """
-
-    name: str
-    opcode: str
-    result: str
-    operands: tuple[str, ...]
-    value: str
-    attributes: str
-    root: bool
-
-    def called(self, *attributes: str) -> str | None:
-        """Returns the computation that one of these attributes names."""
-        found = re.search(rf"\b(?:{'|'.join(attributes)})=%?([\w.\-]+)", self.attributes)
-        return found and found.group(1)
-
-    @property
-    def launches(self) -> bool:
-        """Whether it is a kernel, a copy, or a library call."""
-        if self.opcode in _FREE or self.opcode.endswith(("-done", "-update")):
-            return False
-        if self.opcode not in _WHOLE and re.match(r"\w+\[\]", self.result):
-            return False  # a TPU's scalar unit computes scalars
-        return not (self.opcode == "custom-call" and any(f'"{name}"' in self.attributes for name in _FREE_CALLS))
 
 
 @dataclass(frozen=True)
@@ -96,8 +60,7 @@ class Module:
     """
 
     def __init__(self, text: str):
-        self._computations = dict(_computations(text))
-        (self._entry,) = re.findall(r"^ENTRY %?([\w.\-]+) ", text, re.M)
+        self._entry, self._computations = computations(text)
 
     def costs(self) -> list[Cost]:
         """Returns the cost of each launch of the whole program; loop bodies are repeated."""
@@ -117,20 +80,12 @@ class Module:
     def loop_depths(self) -> list[int]:
         """Returns the same of one trip of each outermost loop of the entry computation."""
         loops = (i for i in self._computations[self._entry].values() if i.opcode == "while")
-        return [self._depth(i.called("body")) for i in loops]
+        return [self._depth(i.runs[0]) for i in loops]
 
     def _depth(self, computation: str) -> int:
         ends: dict[str, int] = {}
         for i in self._computations[computation].values():  # operands stand before their users
-            own = int(i.launches)
-            if i.opcode == "while":
-                known = re.search(r'known_trip_count":\{"n":"(\d+)"', i.attributes)
-                own = self._depth(i.called("body")) * (int(known.group(1)) if known else 1)
-            elif i.opcode == "call":
-                own = self._depth(i.called("to_apply"))
-            elif i.opcode == "conditional":
-                names = re.findall(r"%?([\w.\-]+)", re.search(r"branch_computations=\{([^}]*)\}", i.attributes)[1])
-                own = max(map(self._depth, names))
+            own = max(map(self._depth, i.runs)) * (i.trips or 1) if i.runs else int(_launches(i))
             ends[i.name] = own + max((ends[name] for name in i.operands if name in ends), default=0)
         return max(ends.values(), default=0)
 
@@ -143,11 +98,7 @@ class Module:
         for i in here.values():
             if i.opcode.removesuffix("-start") in _COLLECTIVES:
                 total += sum(_bytes(here[name].result) for name in i.operands)
-            elif i.opcode in ("while", "call"):
-                total += self._sent(i.called("body", "to_apply")) * self._trips(i)
-            elif i.opcode == "conditional":
-                named = re.search(r"branch_computations=\{([^}]*)\}", i.attributes)
-                total += sum(map(self._sent, re.findall(r"%?([\w.\-]+)", named[1])))
+            total += sum(map(self._sent, i.runs)) * self._trips(i)
         return total
 
     def has_opaque_calls(self) -> bool:
@@ -158,31 +109,30 @@ class Module:
     def _loops(self, computation: str) -> Iterator[LoopCost]:
         for i in self._computations[computation].values():
             if i.opcode == "while":
-                launches = list(self._launches(i.called("body")))
+                launches = list(self._launches(i.runs[0]))
                 kinds = Counter(opcode for opcode, _ in launches)
                 yield LoopCost(self._trips(i), sum((cost for _, cost in launches), Cost()), kinds)
             elif i.opcode == "call":
-                yield from self._loops(i.called("to_apply"))
+                yield from self._loops(i.runs[0])
 
     def _launches(self, computation: str) -> Iterator[tuple[str, Cost]]:
         """Yields the opcode and the cost of each launch; loop bodies are repeated."""
         here = self._computations[computation]
         for i in here.values():
             if i.opcode in ("while", "call"):
-                yield from list(self._launches(i.called("body", "to_apply"))) * self._trips(i)
-            elif i.launches:
+                yield from list(self._launches(i.runs[0])) * self._trips(i)
+            elif _launches(i):
                 yield i.opcode, Cost(1, self._bytes(i, here), self._flops(i, here))
 
     def _trips(self, i: Instruction) -> int:
         """Returns the trips of a loop: from the compiler, else the limit of its counter; 1 for a call."""
-        found = re.search(r'known_trip_count":\{"n":"(\d+)"', i.attributes)
-        if found:
-            return int(found.group(1))
+        if i.trips is not None:
+            return i.trips
         condition = self._computations.get(i.called("condition") or "", {})
         limits = [each.value for each in condition.values() if each.opcode == "constant" and each.value.isdigit()]
         return int(limits[0]) if len(limits) == 1 else 1
 
-    def _flops(self, i: Instruction, here: dict[str, Instruction]) -> int:
+    def _flops(self, i: Instruction, here: Computation) -> int:
         inside = i.called("calls", "called_computations={")
         if inside in self._computations:
             inner = self._computations[inside]
@@ -200,7 +150,7 @@ class Module:
             return 2 * math.prod(first[1]) * _product_of(here[i.operands[0]].result, contracted)
         return 0
 
-    def _bytes(self, i: Instruction, here: dict[str, Instruction]) -> int:
+    def _bytes(self, i: Instruction, here: Computation) -> int:
         inside = i.called("calls")
         if inside in self._computations:
             return self._fused_bytes(self._computations[inside])
@@ -210,7 +160,7 @@ class Module:
             return 2 * _bytes(i.result)
         return _bytes(i.result) + sum(_bytes(here[name].result) for name in i.operands if name in here)
 
-    def _fused_bytes(self, inner: dict[str, Instruction]) -> int:
+    def _fused_bytes(self, inner: Computation) -> int:
         """Returns the bytes that a fused computation reads and writes; of a stack, only the slices."""
         users: dict[str, list[Instruction]] = {}
         for i in inner.values():
@@ -239,29 +189,13 @@ class Module:
         return written(root) + sum(read(i) for i in inner.values() if i.opcode == "parameter")
 
 
-def _computations(text: str) -> Iterator[tuple[str, dict[str, Instruction]]]:
-    for name, body in re.findall(r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S):
-        yield name, {i.name: i for line in body.splitlines() if (i := _instruction(line))}
-
-
-def _instruction(line: str) -> Instruction | None:
-    head = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
-    if not head:
-        return None
-    rest = line[head.end() :]
-    result = _enclosed(rest) if rest.startswith("(") else rest[: rest.index(" ")]
-    rest = rest[len(result) :].lstrip()
-    opcode = rest[: rest.index("(")]
-    operands = _enclosed(rest[len(opcode) :])
-    names = tuple(re.findall(r"%([\w.\-]+)", operands))
-    attributes = rest[len(opcode) + len(operands) :]
-    return Instruction(head.group(2), opcode, result, names, operands[1:-1], attributes, bool(head.group(1)))
-
-
-def _enclosed(text: str) -> str:
-    """Returns the text up to the parenthesis that closes its first one."""
-    depths = itertools.accumulate((c == "(") - (c == ")") for c in text)
-    return text[: next(at for at, depth in enumerate(depths) if depth == 0) + 1]
+def _launches(i: Instruction) -> bool:
+    """Returns whether an instruction is a kernel, a copy, or a library call."""
+    if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")):
+        return False
+    if i.opcode not in _WHOLE and re.match(r"\w+\[\]", i.result):
+        return False  # a TPU's scalar unit computes scalars
+    return not (i.opcode == "custom-call" and any(f'"{name}"' in i.attributes for name in _FREE_CALLS))
 
 
 def _arrays(result: str) -> list[tuple[str, list[int]]]:
@@ -291,5 +225,5 @@ def _product_of(result: str, axes: Sequence[int]) -> int:
 
 
 def _numbers(attributes: str, name: str) -> list[int]:
-    found = re.search(rf"{name}=\{{([\d,]*)\}}", attributes)
-    return [int(n) for n in found.group(1).split(",") if n] if found else []
+    numbers = re.search(rf"{name}=\{{([\d,]*)\}}", attributes)
+    return [int(n) for n in numbers[1].split(",") if n] if numbers else []

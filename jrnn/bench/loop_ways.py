@@ -19,12 +19,12 @@ from jax.extend.core.primitives import scan_p
 
 from jrnn import jaxprs
 from jrnn.bench.own_step import difference
+from jrnn.loops.chunks.choice import BY_STEPS
 from jrnn.loops.costs import candidates as costs
 from jrnn.loops.costs import tuned
 from jrnn.loops.costs.candidates import REFERENCE
 from jrnn.loops.costs.tuned import Question, Table
 from jrnn.loops.loop import mark, recorder
-from jrnn.loops.rules.in_chunks import BY_STEPS
 
 UNROLLED = (2, 4, 8)  # steps a trip of a loop that runs step by step
 
@@ -131,7 +131,7 @@ class Measured:
 
     def best(self) -> TunedLoop:
         """Returns the fastest way that is faster than the untuned one by more than the noise, measured twice."""
-        default, *others = self.question.names
+        default, *others = self.question.ways
         for name in dict.fromkeys([self.plain, default, *others]):
             if name in (self.plain, default) or self.left() > 0:
                 self.compile(name)
@@ -163,7 +163,7 @@ class Measured:
         """Returns True for a way within the bound of memory, where it takes `ratio` of the time of the untuned one."""
         held, saved = self.question.held
         most = costs.bound(self.question.options.memory, self.sizes[self.plain] + held + saved, ratio) - held
-        return self.sizes[name] <= max(most, self.sizes.get(self.question.names[0], 0))
+        return self.sizes[name] <= max(most, self.sizes.get(self.question.ways[0], 0))
 
     def compile(self, name: str) -> None:
         """Compiles the loop by one way; leaves it out if that fails, needs too much memory, or gives other results."""
@@ -180,7 +180,7 @@ class Measured:
             return
         if name == self.plain:
             self.reference = results
-        elif name != self.question.names[0] and not (
+        elif name != self.question.ways[0] and not (
             self.fits(name, 0.0) and difference(results, self.reference) <= _AGREES
         ):
             return

@@ -119,17 +119,11 @@ def run(options: Options) -> list[report.Record]:
                 program.close()
         for name, t in timings.items():
             p = programs[name]
-            record = report.Record(
-                cell=job.cell,
-                size=job.size,
-                mode=job.mode,
-                peer=name,
-                **asdict(t),
-                compile_seconds=p.compile_seconds,
-                peak_bytes=p.peak_bytes,
-                flops_per_second=job.flops / t.median,
+            costs = dict(compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes)
+            speed = job.flops / t.median
+            records.append(
+                report.Record(job.cell, job.size, job.mode, name, **asdict(t), **costs, flops_per_second=speed)
             )
-            records.append(record)
     options.console.print(report.times_table(records, gemm))
     for peer in dict.fromkeys(r.peer for r in records):
         if peer.partition(" x")[0] in suite.OURS and report.ratios(records, peer):  # "jrnn x2" is jrnn on two devices

@@ -181,7 +181,8 @@ def bench_step(
     (['lax.scan', 'auto'], True)
     """
     own = OwnStep(getattr(step, "__name__", "step").strip("<>"), step, init, xs, length)
-    return _measured(own, executors, modes, turns, seconds, console or Console(quiet=True))
+    shown = console or Console(quiet=True)
+    return _measured(own, Options(peers=executors, modes=modes, turns=turns, seconds=seconds, console=shown))
 
 
 def run(target: str, feeds: Mapping[str, Any], options: Options) -> StepReport:
@@ -205,7 +206,7 @@ def run(target: str, feeds: Mapping[str, Any], options: Options) -> StepReport:
         jax.eval_shape(own.by(JAX), own.init, own.xs)
     except Exception as error:  # whatever the user's step raises
         raise UsageError(f"bench: jax.lax.scan cannot run {target}: {type(error).__name__}: {error}") from error
-    found = _measured(own, options.peers, options.modes or MODES, options.turns, options.seconds, options.console)
+    found = _measured(own, options)
     found.print(options.console)
     if old is not None:
         options.console.print(report.comparison_table(old, found.records))
@@ -249,17 +250,15 @@ def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
     return OwnStep(target, *made)
 
 
-def _measured(
-    own: OwnStep, executors: Sequence[str] | None, modes: Sequence[str], turns: int, seconds: float, console: Console
-) -> StepReport:
+def _measured(own: OwnStep, options: Options) -> StepReport:
+    executors, modes = options.peers, options.chosen("modes", MODES)
     check_names("executor", executors or (), [JAX, *EXECUTORS])
-    check_names("mode", modes, MODES)
     names = dict.fromkeys([JAX, *(EXECUTORS if executors is None else executors)])
     jax.eval_shape(own.by(JAX), own.init, own.xs)  # raises the errors of `jax.lax.scan`
     jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, c), 0.0, x)).lower(jnp.ones(3)).compile()  # starts the compiler
     records: list[StepRecord] = []
     missing: dict[tuple[str, str], str] = {}
-    with Bar(console, len(modes) * (len(names) + turns)) as bar:
+    with Bar(options.console, len(modes) * (len(names) + options.turns)) as bar:
         for mode in modes:
             built: dict[str, _Built] = {}
             for name in names:
@@ -271,7 +270,7 @@ def _measured(
                 except ScanError as error:
                     missing[mode, name] = str(error).removeprefix("scan: ")
                 bar.advance()
-            records += _in_turns(own, mode, built, turns, seconds, bar)
+            records += _in_turns(own, mode, built, options, bar)
     return StepReport(tuple(records), missing)
 
 
@@ -313,14 +312,13 @@ def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any]
     """Returns what is compiled, and its arguments: the arrays that the step closes over, the carry and the inputs."""
     loop = own.by(executor)
     closed = jax.make_jaxpr(loop)(own.init, own.xs)
-    leaves = jax.tree.leaves((own.init, own.xs))
 
     def forward(args: Sequence[Any]) -> list[Any]:
         env = dict(zip((*closed.jaxpr.constvars, *closed.jaxpr.invars), args))
         jaxprs.evaluate(closed.jaxpr.eqns, env)
         return [jaxprs.value(env, atom) for atom in closed.jaxpr.outvars]
 
-    args = [*closed.consts, *map(jnp.asarray, leaves)]
+    args = [*closed.consts, *map(jnp.asarray, jax.tree.leaves((own.init, own.xs)))]
     if mode == "forward":
         return forward, (args,)
     moves = [jnp.issubdtype(v.dtype, jnp.inexact) for v in args]
@@ -350,14 +348,13 @@ def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
     return largest
 
 
-def _in_turns(
-    own: OwnStep, mode: str, built: Mapping[str, _Built], turns: int, seconds: float, bar: Bar
-) -> list[StepRecord]:
+def _in_turns(own: OwnStep, mode: str, built: Mapping[str, _Built], options: Options, bar: Bar) -> list[StepRecord]:
     def begins(turn: int) -> None:
-        bar.doing(f"{mode}: turn {turn} of {turns}")
+        bar.doing(f"{mode}: turn {turn} of {options.turns}")
         bar.advance()
 
-    timings = measure.in_turns({name: b.program for name, b in built.items()}, turns, seconds, begins)
+    programs = {name: b.program for name, b in built.items()}
+    timings = measure.in_turns(programs, options.turns, options.seconds, begins)
     records = []
     for name, t in timings.items():
         p = built[name].program

@@ -120,7 +120,7 @@ def tune(
     def tuning(*args: Any, **keywords: Any) -> Tuning:
         result = into_file(target, fn, args, keywords, seconds=seconds, console=console, measure=measure)
         measured = {key: loop.taken for key, loop in result.kept.items()}
-        others = {key: name for key, name in tuned.current().names.items() if key not in result.measured}
+        others = {key: name for key, name in tuned.current().ways.items() if key not in result.measured}
         tuned.use(Table.of({**others, **measured}))
         return result
 
@@ -220,7 +220,7 @@ class _Work:
         return None if loop is None else {"take": loop.taken, **asdict(loop), **about}
 
     def _one(self, question: Question, left: int) -> TunedLoop:
-        default, share = question.names[0], (self.for_loops - self.now()) / left
+        default, share = question.ways[0], (self.for_loops - self.now()) / left
         why = refusal(question) or ("the time is over" if share <= 0 else "")
         if why:
             return TunedLoop(question.title, default, default, why=why)

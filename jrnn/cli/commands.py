@@ -36,7 +36,7 @@ def run(argv: Sequence[str] | None) -> int:
         signal.signal(signal.SIGINT, interrupt)
         sys.unraisablehook = _repeat_interrupt
     with safe_output() as out, _imports_said(), warnings.catch_warnings():
-        warnings.showwarning = _warn
+        warnings.showwarning = lambda message, *where: _note(f"warning: {message}")
         status = _run(argv, interrupts)
         try:
             out.flush()
@@ -103,10 +103,6 @@ def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
         if isinstance(e, MemoryError):
             return _say(args.command, f"error: there is not enough memory{f': {e}' if str(e) else ''}", MISTAKE)
         return _say(args.command, f"unexpected error: {_described(e)}", BUG)
-
-
-def _warn(message: Warning | str, *where: Any) -> None:
-    _note(f"warning: {message}")
 
 
 def _say(command: str, text: str, status: int) -> int:

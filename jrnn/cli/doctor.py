@@ -18,6 +18,7 @@ import jax
 from jrnn.errors import UsageError
 from jrnn.files import read_text
 from jrnn.loops.kernels.native import library
+from jrnn.train.run_dir import version_of
 from jrnn.version import __version__
 
 HERE = Path(__file__).parents[1]
@@ -80,15 +81,8 @@ def packages() -> list[Installed]:
         assert match is not None, line
         name, wanted, extra = match.groups(default="")
         if name != "jrnn" and extra not in FOR_CONTRIBUTORS:  # an extra may list jrnn itself, with other extras
-            found.setdefault(name, Installed(name, wanted or "0", _installed(name), extra))
+            found.setdefault(name, Installed(name, wanted or "0", version_of(name), extra))
     return list(found.values())
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _devices() -> list[str]:
@@ -119,7 +113,7 @@ def examine(out: Any = None) -> bool:
     section(f"jrnn {__version__}", [str(HERE), python, f"{platform.platform()}, {os.cpu_count()} processors"])
     section("packages that jrnn needs", _rows(needed))
     section("packages of extras", _rows(optional))
-    section("optional packages", (f"{n}  {_installed(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
+    section("optional packages", (f"{n}  {version_of(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
     section("devices", _devices())
     section("kernel for CPUs (executor 'native')", [str(library.found())])
     missing = {p.extra or p.name: p.remedy for p in found if p.remedy}

@@ -20,14 +20,7 @@ from jrnn.cli.subjects import subject_of_config
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.convert.package import INIT, PREDICT
-from jrnn.errors import (
-    FormatError,
-    JrnnError,
-    NetError,
-    UsageError,
-    describe_value,
-    near,
-)
+from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
 from jrnn.files import write_whole
 from jrnn.models import load
 from jrnn.models.text import is_model
@@ -39,19 +32,7 @@ from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.progress import Heartbeat
-from jrnn.testing import check_model
-from jrnn.testing.gradients import (
-    INEXACT,
-    TOLERANCE,
-    Effort,
-    Subject,
-    check,
-    page,
-    subject_of_file,
-    subject_of_net,
-    subject_of_target,
-    table_of,
-)
+from jrnn.testing import check_model, gradients
 from jrnn.train import load_config, load_run
 from jrnn.train.config import find_config
 from jrnn.train.exports import EXPORTS
@@ -195,16 +176,16 @@ def check_command(args: argparse.Namespace) -> int:
         return _check_model(args)
     with jax.enable_x64(True), Heartbeat(terminal(sys.stderr), f"reading {args.net}") as beat:
         subject = _subject(args)
-        tolerance = TOLERANCE if subject.exact else INEXACT
-        effort = Effort(tolerance, max_elements=args.elements, directions=2, second=True, doing=beat.doing)
-        report = check(subject, effort, inner=args.html is not None)
+        tolerance = gradients.TOLERANCE if subject.exact else gradients.INEXACT
+        effort = gradients.Effort(tolerance, max_elements=args.elements, directions=2, second=True, doing=beat.doing)
+        report = gradients.check(subject, effort, inner=args.html is not None)
     if args.html:
-        _write(args.html, page(report, subject.net))
+        _write(args.html, gradients.page(report, subject.net))
     if args.json:
         print(json.dumps(report.to_dict(), indent=2, allow_nan=False))
         return 0 if report.agrees else 1
     console = wide_console()
-    console.print(table_of(report))
+    console.print(gradients.table_of(report))
     for line in (*report.notes, *(() if report.fault is None else (f"first fault: {report.fault}",))):
         print(line)
     print(report.verdict())
@@ -219,7 +200,7 @@ def _check_model(args: argparse.Namespace) -> int:
     return int(bool(report.findings))
 
 
-def _subject(args: argparse.Namespace) -> Subject:
+def _subject(args: argparse.Namespace) -> gradients.Subject:
     """Returns the subject of `jrnn check`."""
     is_config, is_function = find_config(args.net).suffix == ".toml", _is_factory(Path(args.net))
     for option, given, fits in (
@@ -235,16 +216,16 @@ def _subject(args: argparse.Namespace) -> Subject:
         return subject_of_config(load_config(args.net, args.set))
     feeds = parse_feeds(args.feed, args.seed)
     if is_function:
-        return subject_of_target(args.net, feeds, scanned=args.scan)
+        return gradients.subject_of_target(args.net, feeds, scanned=args.scan)
     plan = _plan_of(Path(args.net))
     if plan is not None or args.network is not None:
         net, before = _one_net(plan or read_net(Path(args.net)), args.network)
         loss = args.loss or ("loss" if any("loss" in op.outputs for op in net.ops) else None)
-        return subject_of_net(
+        return gradients.subject_of_net(
             net, _run_before(before, _load_blobs(args), args.seed), loss, key=jax.random.key(args.seed)
         )
     try:
-        return subject_of_file(args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed))
+        return gradients.subject_of_file(args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed))
     except NetError as e:
         hint = _not_given(e, read_net(Path(args.net)), _load_blobs(args), args) if Path(args.net).is_file() else ""
         raise (NetError(f"{e}; {hint}") if hint else e) from None

@@ -9,7 +9,6 @@ from dataclasses import fields
 from rich.console import Console
 
 from jrnn.bench import compile_for, measure, own_step
-from jrnn.bench.sizes import MODES, parse_sizes
 from jrnn.bench.suites import Options
 from jrnn.cli import doctor
 from jrnn.cli.feeds import parse_feeds
@@ -39,20 +38,20 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 def bench_command(args: argparse.Namespace) -> int:
     chosen = {f.name: getattr(args, f.name) for f in fields(Options) if f.name != "console"}
+    options = Options(**chosen, console=wide_console())
     if args.step is not None:
         given = {"--suite": args.suite != "scan", "--compile-for": args.compile_for is not None}
         for option, is_given in given.items():
             if is_given:
                 raise UsageError(f"{option} means nothing for a step of your own, {args.step}")
-        own_step.run(args.step, parse_feeds(args.feed, args.seed), Options(**chosen, console=wide_console()))
+        own_step.run(args.step, parse_feeds(args.feed, args.seed), options)
         return 0
     if args.feed:
         raise UsageError("--feed gives the arrays of a step of your own: name it, as in jrnn bench cells.py:step")
     if args.compile_for:
         if args.suite != "scan":
             raise UsageError(f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}")
-        cells, modes, sizes = args.cells or ("lstm", "gru"), args.modes or MODES, parse_sizes(args.sizes or ["six"])
-        compile_for.run(args.compile_for, cells, modes, sizes, args.peers, wide_console(), args.json)
-        return 0
-    measure.run(Options(**chosen, console=wide_console()))
+        compile_for.run(args.compile_for, options)
+    else:
+        measure.run(options)
     return 0

@@ -48,20 +48,9 @@ from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.trials import close, drawn
 from jrnn.nets.lowering import to_jax
 
-_RESERVED = [
-    "jax",
-    "jnp",
-    "lax",
-    "weights",
-    "inputs",
-    "blobs",
-    "carry",
-    "xs",
-    "key",
-    "predict",
-    "checked",
-    "load_weights",
-]
+_RESERVED = (
+    "jax", "jnp", "lax", "weights", "inputs", "blobs", "carry", "xs", "key", "predict", "checked", "load_weights",
+)  # fmt: skip
 # Functions with a custom derivative that JAX has a name for.
 _NAMED = {"relu": "jax.nn.relu({0})", "logaddexp": "jnp.logaddexp({0}, {1})"}
 _PLAIN = re.compile(r"[\w./-]*", re.ASCII)  # names of blobs that may stand inside an expression

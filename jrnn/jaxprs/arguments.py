@@ -72,7 +72,7 @@ class Call:
         except (
             TypeError,
             NameError,
-        ) as e:  # a result that is not an array, an axis name that is not bound, a mistake in it
+        ) as e:  # a result that is no array, an axis name that is not bound, a mistake in it
             reason = str(e).partition("\n")[0]
             raise ConversionError(f"{self.name} cannot be traced: {type(e).__name__}: {reason:.300}") from e
         for leaf in self.leaves:

@@ -8,28 +8,16 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.experimental import topologies
-from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
+from jax.experimental import topologies as topologies
+from jax.experimental.multihost_utils import broadcast_one_to_all as broadcast_one_to_all
+from jax.experimental.multihost_utils import process_allgather as process_allgather
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.source_info_util import summarize
-from jax.interpreters import ad, batching, mlir
-
-__all__ = [
-    "ClosedJaxpr",
-    "Primitive",
-    "ad",
-    "batching",
-    "broadcast_one_to_all",
-    "expanded",
-    "is_traced",
-    "jaxpr_as_fun",
-    "mlir",
-    "platform_of",
-    "process_allgather",
-    "source_line",
-    "topologies",
-]
+from jax.interpreters import ad as ad
+from jax.interpreters import batching as batching
+from jax.interpreters import mlir as mlir
 
 
 def platform_of(backend: Any) -> str:

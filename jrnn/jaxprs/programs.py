@@ -26,14 +26,10 @@ Rule = Callable[..., Sequence[Any] | None]  # `(eqn, *operands) -> results`, or 
 
 # Primitives that only call a jaxpr, with the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
-# These matter to transformations only: in a program that is being lowered, they are calls too.
-LOWERED_CALLS = {
-    **CALLS,
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "remat2": "jaxpr",
-}
+# Of a program whose derivative stores none of its values, `checkpoint` is a call too: it only says what may not be stored.
+CALLS_AND_CHECKPOINTS = {**CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
+# Rules for derivatives matter to transformations only: in a program that is being lowered, they are calls too.
+LOWERED_CALLS = {**CALLS_AND_CHECKPOINTS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _IDENTITIES = ("copy", "copy_p")  # in a program that is being lowered
 MARK = "jrnn_scan"  # the key of XLA metadata that marks a scan, and not what is evaluated for it
 
@@ -90,7 +86,7 @@ def is_in(atom: Atom, variables: Collection[Var]) -> bool:
 
 
 def variables(atoms: Iterable[Atom]) -> list[Var]:
-    return [atom for atom in atoms if not is_literal(atom)]
+    return [atom for atom in atoms if isinstance(atom, Var)]
 
 
 def replaced(values: Sequence[Any], places: Sequence[int], new: Iterable[Any]) -> list[Any]:

@@ -61,7 +61,7 @@ def nbytes(atom: Atom) -> int:
 
 
 def inputs(eqn: Eqn) -> list[Var]:
-    return variables(eqn.invars)
+    return [atom for atom in eqn.invars if isinstance(atom, Var)]
 
 
 def needed(

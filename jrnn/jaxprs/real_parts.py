@@ -127,11 +127,8 @@ def _converted(eqn: jaxprs.Eqn, x: Any) -> Any:
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return x.re.astype(dtype)
     part = jnp.finfo(dtype).dtype
-    return (
-        Pair(x.re.astype(part), x.im.astype(part))
-        if isinstance(x, Pair)
-        else Pair(x.astype(part), jnp.zeros_like(x, part))
-    )
+    z = x if isinstance(x, Pair) else Pair(x, jnp.zeros_like(x))
+    return Pair(z.re.astype(part), z.im.astype(part))
 
 
 def _product(eqn: jaxprs.Eqn, a: Pair, b: Pair) -> Pair:

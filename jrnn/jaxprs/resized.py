@@ -79,9 +79,8 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
         params = _PARAMS.get(eqn.primitive.name)
         return jaxprs.bind(eqn, *operands, **params(eqn, shape)) if params else jaxprs.uncast(eqn, *operands)
 
-    return functools.partial(program.run, rule=rule), [
-        jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in program.invars
-    ]
+    avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in program.invars]
+    return functools.partial(program.run, rule=rule), avals
 
 
 # Which axes have one size -----------------------------------------------------------------------------------------------

@@ -8,11 +8,33 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from jrnn.jaxprs.programs import Atom, Eqn, Program, Var, replaced, trace, variables
 from jrnn.jaxprs.queries import depends, free_variables, is_zero, needed, producers
 
 Flat = Sequence[Any]
+
+
+def is_smooth(value: Any) -> bool:
+    """Returns True for a value or a type of floating-point or complex numbers, which has tangents."""
+    return jnp.issubdtype(value.dtype if hasattr(value, "dtype") else jnp.result_type(value), jnp.inexact)
+
+
+def with_derivative(run: Callable[..., Flat], rule: Callable[..., tuple[Flat, Flat]]) -> Callable[..., Flat]:
+    """Returns a function of arrays with a rule for its derivative: from the arrays, the places of those that move and their
+    tangents to the results and their tangents, of which None is zero."""
+
+    def differentiated(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
+        moves = [is_smooth(p) and not isinstance(t, SymbolicZero) for p, t in zip(primals, tangents)]
+        places = tuple(i for i, m in enumerate(moves) if m)
+        results, moved = rule(primals, places, [tangents[i] for i in places])
+        zeros = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
+        return results, [z if t is None else t for z, t in zip(zeros, moved)]
+
+    smooth = jax.custom_jvp(run)
+    smooth.defjvp(differentiated, symbolic_zeros=True)
+    return smooth
 
 
 @dataclass(frozen=True)
@@ -49,11 +71,11 @@ class Linearized:
 
         def both(*args: Any) -> Flat:
             outs, tangents = pushed(run, args[:n_in], places, args[n_in:])
-            return [*outs, *(t for o, t in zip(outs, tangents) if jnp.issubdtype(o.dtype, jnp.inexact))]
+            return [*outs, *(t for o, t in zip(outs, tangents) if is_smooth(o))]
 
         program = trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
         program = replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
-        smooth = [jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.eval_shape(run, *avals)]
+        smooth = list(map(is_smooth, jax.eval_shape(run, *avals)))
         later, eqn_of = depends(program.eqns, program.invars[n_in:]), producers(program.eqns)
         tangents = iter(program.outvars[len(smooth) :])
         given = (next(tangents) if s else None for s in smooth)

@@ -61,5 +61,5 @@ def __getattr__(name: str) -> Any:
         return import_module(f"jrnn.loops.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'jrnn.loops' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"jrnn.loops.{_HOMES[name]}"), name)
-    return found
+    value = globals()[name] = getattr(import_module(f"jrnn.loops.{_HOMES[name]}"), name)
+    return value

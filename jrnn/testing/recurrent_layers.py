@@ -58,13 +58,9 @@ def recurrent_layer(
     )
 
 
-def _bases(layer: Any) -> set[str]:
-    return {f"{t.__module__}.{t.__name__}" for t in type(layer).__mro__}
-
-
 def _is(*names: str) -> Callable[[Any], bool]:
     """Whether a class of a layer begins with one of these dotted names; nothing is imported."""
-    return lambda layer: any(b.startswith(n) for b in _bases(layer) for n in names)
+    return lambda layer: any(f"{t.__module__}.{t.__name__}".startswith(names) for t in type(layer).__mro__)
 
 
 def _turned(array: Any, time_axis: int) -> Any:

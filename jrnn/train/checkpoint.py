@@ -80,7 +80,8 @@ class Checkpoints:
             if step in self._manager.all_steps():
                 self._manager.delete(step)
             self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
-            _seal(self.folder / str(step))
+            folder = self.folder / str(step)
+            write_whole(folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError)
         except (OSError, ValueError, RuntimeError) as e:
             full = os.strerror(errno.ENOSPC)  # which tensorstore says at the end of a long line
             why = full if full in str(e) else _first_line(e)
@@ -142,10 +143,6 @@ class Checkpoints:
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith(SEAL))
     return {p.relative_to(folder).as_posix(): digest_of(p, CheckpointError) for p in files}
-
-
-def _seal(folder: Path) -> None:
-    write_whole(folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError)
 
 
 def _check_files(folder: Path, most: int, names: str = "*") -> None:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, descr
 from jrnn.train.run_dir import RunDir
 from jrnn.train.serving import TrainedModel, load_run
 from jrnn.train.step import (
+    Steps,
     initial_state,
-    make_steps,
     make_train_call,
     make_validation,
     restart,
@@ -122,7 +121,8 @@ def train(
                         f"{run.path}: holds a run already; continue it with --resume, or use another --out"
                     )
             loop = _Training(config, run, config.kind.load(config), devices, beat)
-            writers = loop.open(resume, files) if devices.is_first else _Writers()
+            if devices.is_first:
+                loop.open(resume, files)
         files.enter_context(devices.in_touch())
         loop.share()
         stop = files.enter_context(_stop_on_signal())
@@ -130,31 +130,20 @@ def train(
             loop.tune(tune)
         files.enter_context(tuned.using(plans.table_of(run.plans, int(loop.state.step), devices.count)))
         with Trace(run.path / "profile" if profile and devices.is_first else None) as trace:
-            result = loop.go(writers, stop, trace)
+            result = loop.go(stop, trace)
         if trace.folder is not None:
-            writers.report.say(f"trace: {trace.folder}\n{loop.clock.table(*ONCE)}")
+            loop.report.say(f"trace: {trace.folder}\n{loop.clock.table(*ONCE)}")
         return result
 
 
-@dataclass(frozen=True)
-class _Writers:
-    """Where a run writes. Only the first process opens files; what the others write goes nowhere.
+class _Training:
+    """One run under way.
 
     Attributes:
-        checkpoints: checkpoints of the whole state.
-        best: checkpoints of the parameters of the best validation.
-        metrics: the file of metrics.
-        report: the progress line, and lines above it.
+        checkpoints, best: checkpoints of the whole state, and of the parameters of the best validation.
+        file: of the metrics.
+        report: the progress line, and lines above it. Only the first process opens files; the others' go nowhere.
     """
-
-    checkpoints: Any = NOWHERE
-    best: Any = NOWHERE
-    metrics: Any = NOWHERE
-    report: Any = NOWHERE
-
-
-class _Training:
-    """One run under way."""
 
     def __init__(self, config: Config, run: RunDir, task: Task, devices: Devices, beat: Heartbeat):
         self.config = config
@@ -163,7 +152,7 @@ class _Training:
         self.devices = devices
         self.beat = beat
         check_task(config, task)
-        steps = make_steps(config, task.axes)
+        steps = Steps.of(config, task.axes)
         self.state = initial_state(task.model, steps)
         self.call = make_train_call(task.model, steps, (devices.state_sharding, devices.result_sharding))
         self.validate = make_validation(task, lambda batches: devices.put_batches(batches, task.axes))
@@ -173,15 +162,19 @@ class _Training:
         self.patience = Patience(config.train.patience)
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
+        self.checkpoints: Any = NOWHERE
+        self.best: Any = NOWHERE
+        self.file: Any = NOWHERE
+        self.report: Any = NOWHERE
 
-    def open(self, resume: bool, files: ExitStack) -> _Writers:
+    def open(self, resume: bool, files: ExitStack) -> None:
         """Opens the files of the run directory, and restores the state and the patience of a run to continue."""
         run, train = self.run, self.config.train
         if resume and run.is_begun():
             run.check_continues(self.config, self.task)
-        checkpoints = files.enter_context(Checkpoints(run.checkpoints, train.keep))
-        if resume and checkpoints.steps():
-            self.state, damaged = checkpoints.restore(self.state)
+        self.checkpoints = files.enter_context(Checkpoints(run.checkpoints, train.keep))
+        if resume and self.checkpoints.steps():
+            self.state, damaged = self.checkpoints.restore(self.state)
             for warning in damaged:
                 self.beat.say(f"warning: {warning}")
             self.beat.say(f"resuming from step {int(self.state.step)}")
@@ -197,11 +190,12 @@ class _Training:
         found = [m.get("validation_loss") for m in before if m["step"] <= done]
         losses = [loss for loss in found if isinstance(loss, (int, float))]
         self.patience = Patience.after(train.patience, losses)
-        best = files.enter_context(Checkpoints(run.best, 1)) if train.patience else NOWHERE
+        if train.patience:
+            self.best = files.enter_context(Checkpoints(run.best, 1))
         resume_at = done if resume else None
         loggers = open_loggers(run.path, self.config, resume_at)
-        metrics = files.enter_context(MetricsFile(run.metrics, resume_at, loggers))
-        return _Writers(checkpoints, best, metrics, files.enter_context(Report(self.beat, train.steps, done)))
+        self.file = files.enter_context(MetricsFile(run.metrics, resume_at, loggers))
+        self.report = files.enter_context(Report(self.beat, train.steps, done))
 
     def share(self) -> None:
         """Gives the state and the patience of the first process to all processes."""
@@ -225,12 +219,12 @@ class _Training:
         batches = stack_batches([self.task.train.at(step + k) for k in range(n)], self.config.train.steps_per_call)
         return self.devices.put_batches(batches, self.task.axes)
 
-    def go(self, writers: _Writers, stop: threading.Event, trace: Trace) -> Result:
+    def go(self, stop: threading.Event, trace: Trace) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
         train, gradient = self.config.train, self.config.gradient
         begun = step = int(self.state.step)
         self.clock = Clock("steps")
-        recorder = Recorder(writers.metrics, writers.report, self.task, train)
+        recorder = Recorder(self.file, self.report, self.task, train)
         try:
             while step < train.steps and not self.patience.is_over and not self.devices.any(stop.is_set()):
                 n = self._steps_to_boundary(step)
@@ -248,9 +242,9 @@ class _Training:
                     if trace.after_call(measured):
                         recorder.restart_clock()
                 acts = (
-                    (partial(self._validate, writers), step % train.validate_every == 0 or step == train.steps),
+                    (self._validate, step % train.validate_every == 0 or step == train.steps),
                     (self._check_gradients, gradient.check_every and step % gradient.check_every == 0),
-                    (partial(self._save, writers), step % train.checkpoint_every == 0),
+                    (self._save, step % train.checkpoint_every == 0),
                 )
                 for act in (act for act, is_due in acts if is_due):
                     recorder.flush()
@@ -259,7 +253,7 @@ class _Training:
             recorder.flush()
         except NotFinite as e:
             good = int(self.state.step)  # the compiled function stopped there
-            self._save(writers, good)
+            self._save(good)
             cause = self._diagnose(e.step)
             skip = 'or with train.on_nan = "skip"'
             fix = f"continue with --resume and a smaller optimizer.learning_rate or optimizer.clip, {skip}"
@@ -268,7 +262,7 @@ class _Training:
                     f"correct the data and start a new run, or leave such steps out: continue with --resume, {skip[3:]}"
                 )
             raise TrainError(f"{e}; {cause}; the state before it is the checkpoint of step {good}: {fix}") from None
-        self._save(writers, step)
+        self._save(step)
         if step > begun and recorder.skipped == step - begun:
             raise TrainError(
                 f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}"
@@ -277,7 +271,7 @@ class _Training:
         if ended and math.isnan(self.validation_loss):  # resumed with nothing left to do
             self._evaluate()
         if self.patience.is_over:
-            writers.report.say(
+            self.report.say(
                 f"stopped: the best validation loss, {self.patience.best:.4f}, is {self.patience.since} validations old; "
                 "its parameters are kept"
             )
@@ -301,9 +295,9 @@ class _Training:
         key = step_key(self.config.seed, step - 1)
         return first_not_finite(self.task.model, state._replace(carry=carry), batch, key)
 
-    def _save(self, writers: _Writers, step: int) -> None:
+    def _save(self, step: int) -> None:
         with self.clock("checkpoints"), self.beat.during("writing a checkpoint"):
-            writers.checkpoints.save(step, self.devices.get(self.state))
+            self.checkpoints.save(step, self.devices.get(self.state))
 
     def _check_gradients(self, step: int) -> None:
         with self.clock("gradient checks"), self.beat.during("comparing gradients"):
@@ -320,14 +314,14 @@ class _Training:
             for name, measure in self.own_metrics.items():
                 self.metrics |= own({name: measure(self.task, params, self.validation_loss)}, "train.metrics")
 
-    def _validate(self, writers: _Writers, step: int) -> None:
+    def _validate(self, step: int) -> None:
         with self.clock(FIRST_VALIDATION if math.isnan(self.validation_loss) else "validation"):
             self._evaluate()
         if self.patience.see(self.validation_loss) and self.config.train.patience:
             with self.clock("checkpoints"):
-                writers.best.save(step, self.devices.get(self.state).evaluation_params)
-        writers.metrics.write(step, validation_loss=self.validation_loss, **self.metrics)
-        writers.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
+                self.best.save(step, self.devices.get(self.state).evaluation_params)
+        self.file.write(step, validation_loss=self.validation_loss, **self.metrics)
+        self.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import platform
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from flax.traverse_util import flatten_dict
 
 from jrnn.convert.named import from_the_root
 from jrnn.errors import CheckpointError, ConfigError, DataError
-from jrnn.files import kind_of, read_json, record, write_whole
+from jrnn.files import checked, kind_of, read_json, write_whole
 from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
 from jrnn.train.optimizers import follows_the_run
@@ -39,13 +39,6 @@ from jrnn.train.tasks import Task
 from jrnn.train.toml_codec import encode
 
 PATHS = {"data": ("path",), "model": ("net", "init_net", "pretrained")}  # the keys, by table, that name files
-
-
-@dataclass(frozen=True)
-class _Origin:
-    """What is read of run.json."""
-
-    configs: list[str]
 
 
 class RunDir:
@@ -146,8 +139,8 @@ class RunDir:
     def _kept_configs(self) -> list[str]:
         """Returns the configurations that the run wrote last, the newest first; none in runs of older versions."""
         try:
-            found = record(_Origin, read_json(self.path / "run.json", CheckpointError), "", CheckpointError).configs
-            return [text for text in found if _tables(text)]
+            found = read_json(self.path / "run.json", CheckpointError).get("configs")
+            return [text for text in checked(list[str], found, "", CheckpointError) if _tables(text)]
         except (ValueError, RecursionError):  # a CheckpointError, or no TOML
             return []
 
@@ -208,7 +201,7 @@ def provenance() -> dict[str, Any]:
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in packages}},
         "devices": [str(d) for d in jax.devices()],
         "processes": jax.process_count(),
         "platform": platform.platform(),
@@ -217,7 +210,8 @@ def provenance() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -29,7 +29,7 @@ from jrnn.train.models.model import CARRY_AXIS, Model, Params, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.run_dir import RunDir
-from jrnn.train.step import abstract_state, make_steps
+from jrnn.train.step import Steps, abstract_state
 from jrnn.train.tasks.task import Trained, kept_value
 
 State = dict[str, jax.Array]
@@ -236,7 +236,8 @@ class TrainedModel:
             if name not in known:
                 raise ConfigError(f"{path}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}")
         config = replace(config, sample=replace(config.sample, **given))
-        return config.kind.write(Trained(config, self.origin.kept, self.origin.model, self.params), seed)
+        origin = self.origin
+        return config.kind.write(Trained(config, origin.kept, origin.model, self.params, self.generate), seed)
 
     def package(self) -> Package:
         """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.
@@ -300,11 +301,8 @@ class TrainedModel:
             write(self.step, (jnp.zeros((n, *features), kind), state), names, path)
             return
         names = f"{batch or 'batch'}, {time or 'time'}, ..."
-        write(self._outputs(), (jnp.zeros((n, t, *features), kind),), names, path)
-
-    def _outputs(self) -> Callable[[Any], Any]:
-        """The function from inputs to outputs alone, with the name that its argument has in a file."""
-        return (lambda tokens: self(tokens)[0]) if self._reads_tokens else (lambda inputs: self(inputs)[0])
+        outputs = (lambda tokens: self(tokens)[0]) if self._reads_tokens else (lambda inputs: self(inputs)[0])
+        write(outputs, (jnp.zeros((n, t, *features), kind),), names, path)  # an argument has its name in the file
 
     @property
     def _reads_tokens(self) -> bool:
@@ -377,7 +375,7 @@ def load_run(folder: str | Path) -> TrainedModel:
         )
     kept = run.load_fingerprint()
     model = config.kind.model(config, kept)
-    state = abstract_state(model, make_steps(config, {}))
+    state = abstract_state(model, Steps.of(config, {}))
     notes: list[str] = []
     params = None
     if config.train.patience and run.best.is_dir():

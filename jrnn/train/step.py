@@ -47,64 +47,48 @@ class Measured(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The settings of a step besides its model; see `OptimizerConfig` and `TrainConfig`.
+    """What a step needs besides its model.
 
     Attributes:
-        examples: side by side in a batch.
-        seed: of the parameters and of dropout.
-        accumulate: the number of parts in which a batch is read; it is cut along `axes`, see `Task`.
-        ema: the decay of the running mean.
-        only: patterns of the names of the parameters that are trained; all if there is none.
+        optimizer: from `make_optimizer`.
+        config: of the run.
+        axes: along which a batch is cut that is read in parts, see `Task`.
     """
 
     optimizer: optax.GradientTransformationExtraArgs
-    examples: int
-    seed: int
-    accumulate: int = 1
+    config: Config
     axes: Mapping[str, int] = {}
-    ema: float = 0.0
-    on_nan: str = "stop"
-    loss_limit: float = 0.0
-    only: Sequence[str] = ()
 
-
-def make_steps(config: Config, axes: Any) -> Steps:
-    """Returns the settings of a run's steps; `axes`: see `Task`."""
-    return Steps(
-        make_optimizer(config.optimizer, config.train.steps),
-        config.data.batch,
-        config.seed,
-        config.optimizer.accumulate,
-        axes,
-        config.optimizer.ema,
-        config.train.on_nan,
-        config.train.loss_limit,
-        config.optimizer.only,
-    )
+    @classmethod
+    def of(cls, config: Config, axes: Mapping[str, int]) -> Steps:
+        return cls(make_optimizer(config.optimizer, config.train.steps), config, axes)
 
 
 def initial_state(model: Model, steps: Steps) -> State:
     """Returns the state before the first step; the parameters are a function of the seed."""
-    key = jax.random.key(steps.seed)
+    key = jax.random.key(steps.config.seed)
     # The parameters of a model that tells their shapes are read from files, and are no part of a compiled program.
     return state_of(model, steps, model.init(key) if hasattr(model, "shapes") else jax.jit(model.init)(key))
 
 
 def abstract_state(model: Model, steps: Steps) -> State:
     """Returns the shapes and types of a run's state."""
-    shapes = model.shapes() if hasattr(model, "shapes") else jax.eval_shape(model.init, jax.random.key(steps.seed))
+    key = jax.random.key(steps.config.seed)
+    shapes = model.shapes() if hasattr(model, "shapes") else jax.eval_shape(model.init, key)
     return jax.eval_shape(partial(state_of, model, steps), shapes)
 
 
 def state_of(model: Model, steps: Steps, params: Params) -> State:
     """Returns the state before the first step, of these parameters; raises ConfigError if none of them is trained."""
-    if steps.only and not any(jax.tree.leaves(trained(steps.only, params))):
+    optimizer = steps.config.optimizer
+    only = optimizer.only
+    if only and not any(jax.tree.leaves(trained(only, params))):
         names = jax.tree.leaves(jax.tree.map_with_path(lambda path, _: name_of(path), params))
         raise ConfigError(
-            f"optimizer.only: no parameter has a name like {' or '.join(map(repr, steps.only))}{hint(steps.only[0], names)}"
+            f"optimizer.only: no parameter has a name like {' or '.join(map(repr, only))}{hint(only[0], names)}"
         )
-    mean = jax.tree.map(jnp.copy, params) if steps.ema else {}
-    carry = model.initial_carry(steps.examples)
+    mean = jax.tree.map(jnp.copy, params) if optimizer.ema else {}
+    carry = model.initial_carry(steps.config.data.batch)
     return State(params, steps.optimizer.init(params), carry, jnp.zeros((), jnp.int32), mean)
 
 
@@ -126,24 +110,26 @@ def make_train_call(
     nothing, in this call and in the next ones: `state.step` then stays behind `step`.
     """
 
+    config = steps.config
+
     def one_step(state: State, batch: Batch) -> tuple[State, Measured]:
-        carry = restart(batch.fresh, model.initial_carry(steps.examples), state.carry)
-        loss, carry, gradients = _gradients(model, steps, state.params, carry, batch, step_key(steps.seed, state.step))
-        if steps.only:
-            keep = trained(steps.only, gradients)
+        carry = restart(batch.fresh, model.initial_carry(config.data.batch), state.carry)
+        loss, carry, gradients = _gradients(model, steps, state.params, carry, batch, step_key(config.seed, state.step))
+        if config.optimizer.only:
+            keep = trained(config.optimizer.only, gradients)
             gradients = jax.tree.map(lambda g, is_trained: g if is_trained else jnp.zeros_like(g), gradients, keep)
         updates, opt_state = steps.optimizer.update(gradients, state.optimizer, state.params, value=loss)
         params = optax.apply_updates(state.params, updates)
         mean = state.mean
-        if steps.ema:  # the first steps are forgotten quickly
-            kept = jnp.minimum(steps.ema, (1.0 + state.step) / (10.0 + state.step))
+        if config.optimizer.ema:  # the first steps are forgotten quickly
+            kept = jnp.minimum(config.optimizer.ema, (1.0 + state.step) / (10.0 + state.step))
             mean = optax.incremental_update(params, mean, 1 - kept)
         norm = optax.tree.norm(gradients)
         bad = ~jnp.isfinite(loss + norm + optax.tree.norm(updates))
-        if steps.loss_limit:
-            bad |= loss > steps.loss_limit
+        if config.train.loss_limit:
+            bad |= loss > config.train.loss_limit
         done = State(params, opt_state, carry, state.step + 1, mean)
-        left = state._replace(step=state.step + 1) if steps.on_nan == "skip" else state
+        left = state._replace(step=state.step + 1) if config.train.on_nan == "skip" else state
         return _choose(bad, left, done), Measured(loss, norm, bad)
 
     def call(state: State, batches: Batch, step: Any, n: Any) -> tuple[State, Measured]:
@@ -174,7 +160,7 @@ def _choose(true: Any, one: State, other: State) -> State:
 
 def _gradients(model: Model, steps: Steps, params: Params, carry: Carry, batch: Batch, key: Any) -> Outcome:
     """Returns the gradients of a batch that is read whole, or in parts whose outcomes are averaged."""
-    parts = steps.accumulate
+    parts = steps.config.optimizer.accumulate
     if parts == 1:
         return model.gradients(params, carry, batch, key)
 

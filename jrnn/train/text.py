@@ -152,11 +152,15 @@ class WordVocabulary:
 
 
 class Chunk(NamedTuple):
-    """One step's data: tokens and the next ones, int32 [T, B]; `fresh` says whether the state starts anew."""
+    """One step's data: tokens and the next ones, int32 [T, B]; `fresh` says whether the state starts anew.
+
+    `resets` are bool [T, B], where documents begin; None where the state never starts anew within a chunk.
+    """
 
     tokens: np.ndarray
     targets: np.ndarray
     fresh: np.ndarray
+    resets: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

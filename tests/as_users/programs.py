@@ -1,7 +1,8 @@
 """Programs compiled as users compile them: python programs.py GROUP
 
 XLA's flags and jrnn's options are the defaults, and plans are what the cost model chooses. Each result is compared with that
-of `jrnn.plain_scans`, which is JAX's own loop. The last line of the output is JSON: what is wrong, by program.
+of `jrnn.plain_scans`, which is JAX's own loop; that alone is compiled with few optimizations. The last line of the output is
+JSON: what is wrong, by program.
 """
 
 from __future__ import annotations
@@ -168,8 +169,10 @@ def compared(programs):
 
 
 def by_jax(program, args):
+    from quick_compilation import OPTIONS
+
     with jrnn.plain_scans():
-        return jax.jit(lambda *args: program(*args))(*args)
+        return jax.jit(lambda *args: program(*args), compiler_options=OPTIONS)(*args)
 
 
 def pairs(a, b):

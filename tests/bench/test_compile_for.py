@@ -12,6 +12,7 @@ from rich.console import Console
 from jrnn.bench import compile_for
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.sizes import Size, flops
+from jrnn.bench.suites import Options
 from jrnn.errors import ConfigError
 
 TINY = Size(3, 2, 3, 4)
@@ -91,6 +92,10 @@ def test_the_estimate_is_the_sum_over_kernels_of_what_takes_longest():
     assert h100.estimate(launches) == pytest.approx(h100.launch + 1 + 2)
 
 
+def tiny(text=None, **options):
+    return Options(sizes=[str(TINY)], console=Console(file=text or io.StringIO(), width=200), **options)
+
+
 @pytest.fixture
 def on_a_cpu(monkeypatch):
     monkeypatch.setattr(compile_for, "described", lambda accelerator: jax.devices("cpu")[0])
@@ -100,8 +105,8 @@ def on_a_cpu(monkeypatch):
 def test_rows_table_and_file(on_a_cpu, tmp_path):
     """The whole command, with this machine's processor in the place of the accelerator."""
     text = io.StringIO()
-    console = Console(file=text, width=200)
-    rows = compile_for.run("h100", ["lstm"], ["train"], [TINY], None, console, tmp_path / "a" / "h100.json")
+    path = tmp_path / "a" / "h100.json"
+    rows = compile_for.run("h100", tiny(text, cells=["lstm"], modes=["train"], json=path))
     assert [row.peer for row in rows] == ["jrnn", "jrnn.nn", "lax.scan", "flax"]
     for row in rows:
         assert len(row.kernels) == 2 and all(n >= 1 for n in row.kernels)
@@ -115,8 +120,7 @@ def test_rows_table_and_file(on_a_cpu, tmp_path):
 
 
 def test_a_peer_without_the_cell_has_no_row(on_a_cpu):
-    console = Console(file=io.StringIO())
-    rows = compile_for.run("v5e", ["slstm"], ["forward"], [TINY], ["flax", "lax.scan"], console, None)
+    rows = compile_for.run("v5e", tiny(cells=["slstm"], modes=["forward"], peers=["flax", "lax.scan"]))
     assert [row.peer for row in rows] == ["lax.scan"]
 
 
@@ -124,11 +128,11 @@ def test_a_peer_without_the_cell_has_no_row(on_a_cpu):
 def test_without_the_plugin_the_command_says_what_to_install(device, extra, monkeypatch):
     monkeypatch.setattr(compile_for.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"pip install 'jrnn\[{extra}\]'"):
-        compile_for.run(device, ["lstm"], ["train"], [TINY], None, Console(file=io.StringIO()), None)
+        compile_for.run(device, tiny(cells=["lstm"]))
 
 
 def test_mistakes_name_the_near_word():
     for wrong in (("h10", ["lstm"], ["train"], None), ("h100", ["lstn"], ["train"], None), ("h100", [], [], ["flux"])):
         target, cells, modes, peers = wrong
         with pytest.raises(ConfigError, match="did you mean"):
-            compile_for.run(target, cells, modes, [TINY], peers, Console(file=io.StringIO()), None)
+            compile_for.run(target, tiny(cells=cells, modes=modes, peers=peers))

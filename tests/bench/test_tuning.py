@@ -68,7 +68,7 @@ def notes_of(fn, *args):
 def test_the_fastest_way_is_kept_and_taken_by_later_programs(tmp_path, monkeypatch):
     path = tmp_path / "plans.json"
     (question,) = questions_of(loss, W, XS)
-    way = next(name for name in question.names[1:] if name != "lax.scan")
+    way = next(name for name in question.ways[1:] if name != "lax.scan")
     found = tuned_by(prefers(way), loss, W, XS, path=path)
     assert [loop.taken for loop in found.loops] == [way] and found.ratio == 0.9 and found.path == path
     text = str(found)
@@ -103,7 +103,7 @@ print([note for plan in found.loops for note in plan.notes if "measurement" in n
 @pytest.mark.exhaustive
 def test_two_processes_take_the_same_plans(tmp_path):
     path = tmp_path / "plans.json"
-    entries = {q.key: {"take": q.names[-1]} for q in questions_of(jax.grad(loss), W, XS)}
+    entries = {q.key: {"take": q.ways[-1]} for q in questions_of(jax.grad(loss), W, XS)}
     assert len(entries) == 2
     tuned.write(path, entries)
     environment = {**os.environ, "PYTHONPATH": str(Path(jrnn.__file__).parents[1]), tuned.VARIABLE: str(path)}
@@ -117,7 +117,7 @@ def test_every_way_gives_the_results_of_the_plain_loop():
     step = lambda h, x: (0.9 * h + jax.nn.sigmoid(x) @ W, h * x)  # noqa: E731
     run = lambda xs: jrnn.scan(step, jnp.zeros((2, 4)), xs)  # noqa: E731
     (question,) = questions_of(run, XS)
-    names = [*question.names, tuned.unrolled("lax.scan", 4), tuned.unrolled(question.names[-1], 2)]
+    names = [*question.ways, tuned.unrolled("lax.scan", 4), tuned.unrolled(question.ways[-1], 2)]
     assert "coefficients before the loop" in names or len(names) > 3
     expected = jax.lax.scan(step, jnp.zeros((2, 4)), XS)
     for name in names:
@@ -133,7 +133,7 @@ def test_gradients_over_matrix_states_have_lengths_of_chunks(tmp_path):
     args = jnp.zeros((64, 64)), jnp.ones((512, 64)) / 8
     gradient = jax.grad(run, argnums=(0, 1))
     question = questions_of(gradient, *args)[0]
-    assert question.moves and {"step by step", "in chunks of 16", "in chunks of 64"} <= set(question.names)
+    assert question.moves and {"step by step", "in chunks of 16", "in chunks of 64"} <= set(question.ways)
     for name, in_chunks in (("step by step", False), ("in chunks of 64", True)):
         with tuned.using(Table.of({question.key: name})):
             plans = jrnn.explain(gradient, *args).loops
@@ -146,8 +146,8 @@ def test_what_wins_must_win_by_more_than_the_noise_and_again():
     assert gains({"a": [1.0, 1.3, 1.0, 1.3], "b": [0.8] * 4}, "a") == {}, "the turns of `a` differ by more"
     assert gains({"a": [1.0] * 4, "b": [0.8] * 4, "c": [0.7] * 4}, "a") == {"b": 0.8, "c": 0.7}
     (question,) = questions_of(loss, W, XS)
-    default = question.names[0]
-    other = next(name for name in question.names if name != default)
+    default = question.ways[0]
+    other = next(name for name in question.ways if name != default)
     calls = []
 
     def lucky(programs, turns, seconds):
@@ -163,11 +163,11 @@ def test_what_wins_must_win_by_more_than_the_noise_and_again():
 def test_a_program_that_is_slower_as_a_whole_keeps_nothing(tmp_path):
     path = tmp_path / "plans.json"
     (question,) = questions_of(loss, W, XS)
-    found = tuned_by(prefers(*question.names[1:], whole=1.02), loss, W, XS, path=path)
+    found = tuned_by(prefers(*question.ways[1:], whole=1.02), loss, W, XS, path=path)
     assert found.path is None and found.ratio == 1.02 and not path.exists()
     assert "nothing was gained" in str(found) and not tuned.current().taken
     shapes = jax.ShapeDtypeStruct(XS.shape, XS.dtype)
-    found = tuned_by(prefers(*question.names[1:]), jax.jit(loss), W, shapes, path=path)
+    found = tuned_by(prefers(*question.ways[1:]), jax.jit(loss), W, shapes, path=path)
     assert np.isnan(found.ratio) and found.path == path, "of shapes alone, the loops are measured"
 
 
@@ -178,7 +178,7 @@ def test_arguments_that_a_program_consumes_are_copied(tmp_path):
 
     w = jnp.array(W)
     reverse = questions_of(update, w, XS)[1]
-    found = tuned_by(prefers(*reverse.names[1:]), jax.jit(update, donate_argnums=0), w, XS, path=tmp_path / "p.json")
+    found = tuned_by(prefers(*reverse.ways[1:]), jax.jit(update, donate_argnums=0), w, XS, path=tmp_path / "p.json")
     assert found.ratio == 0.9 and not w.is_deleted()
 
 
@@ -202,17 +202,17 @@ def test_what_cannot_be_measured_stays_as_it_is(tmp_path):
 def test_ways_that_differ_or_need_too_much_memory_are_left_out(monkeypatch):
     (question,) = questions_of(loss, W, XS)
     measured = loop_ways.Measured(question, {}, 1e6, prefers(), lambda: 0.0)
-    for name in question.names:
+    for name in question.ways:
         measured.compile(name)
-    assert set(measured.programs) == set(question.names)
+    assert set(measured.programs) == set(question.ways)
     measured = loop_ways.Measured(question, {}, 1e6, prefers(), lambda: 0.0)
     measured.compile("lax.scan")
     monkeypatch.setattr(loop_ways, "difference", lambda ours, theirs: 0.1)
-    other = next(name for name in question.names[1:] if name != "lax.scan")
+    other = next(name for name in question.ways[1:] if name != "lax.scan")
     measured.compile(other)
     monkeypatch.setattr(loop_ways, "difference", lambda ours, theirs: 0.0)
     monkeypatch.setattr(loop_ways.costs, "bound", lambda memory, reference, ratio: -1.0)
-    measured.sizes = {"lax.scan": 0, question.names[0]: -1}
+    measured.sizes = {"lax.scan": 0, question.ways[0]: -1}
     measured.compile(other)
     assert set(measured.programs) == {"lax.scan"}
 

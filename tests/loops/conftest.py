@@ -7,12 +7,12 @@ Tests that read what the cost model chooses use the fixture `judged`.
 import pytest
 from eager import eager_passes
 
-from jrnn.loops import chunks
+from jrnn.loops.chunks import choice
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
 from jrnn.loops.kernels.native import library
 from jrnn.loops.loop import strict_passes
-from jrnn.loops.rules import in_chunks, residuals
+from jrnn.loops.rules import residuals
 from jrnn.loops.rules.residuals import NEAR
 
 
@@ -36,8 +36,8 @@ def judged(verified, monkeypatch):
 @pytest.fixture
 def in_chunks_always(monkeypatch):
     """Loops over small matrix states and of few steps run in chunks too, so that their tests are quick."""
-    monkeypatch.setattr(chunks, "pays", lambda *args: True)
-    monkeypatch.setattr(chunks, "compared", lambda *args: Choice(Candidate("in chunks", Estimate(0.0, 0), True)))
-    in_chunks._chunked.cache_clear()
+    monkeypatch.setattr(choice, "pays", lambda *args: True)
+    monkeypatch.setattr(choice, "compared", lambda node, *args: Choice(Candidate("in chunks", Estimate(0.0, 0), node)))
+    choice.plan.cache_clear()
     yield
-    in_chunks._chunked.cache_clear()
+    choice.plan.cache_clear()

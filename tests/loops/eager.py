@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import jax
 
-from jrnn.loops import backends
-from jrnn.loops.backends import accelerator, cpu
+from jrnn.loops.backends import accelerator, backend, cpu
 from jrnn.loops.costs.candidates import Choice
 from jrnn.loops.plans import InChunks, Split, Steps
 from jrnn.loops.plans.search import Search
@@ -16,7 +15,7 @@ from jrnn.loops.plans.search import Search
 # A number of steps to run at a time, 0 for all, or None.
 eager_passes = jax.make_user_context(None)
 
-_brief, _one, _may = cpu._is_brief, backends._has_one_step, cpu._turning_may_pay
+_brief, _one, _may = cpu._is_brief, backend._has_one_step, cpu._turning_may_pay
 _pays, _keeps, _others = cpu._turning_pays, accelerator._keeps_order, cpu._others
 _candidates, _choose = Search.candidates, Search.choose
 
@@ -34,7 +33,7 @@ def _first(search, candidates, take=None):
 
 
 cpu._is_brief = lambda *args: eager_passes.value is None and _brief(*args)
-backends._has_one_step = lambda *args: eager_passes.value is None and _one(*args)
+backend._has_one_step = lambda *args: eager_passes.value is None and _one(*args)
 cpu._turning_may_pay = lambda *args: eager_passes.value is not None or _may(*args)
 cpu._turning_pays = lambda *args: eager_passes.value is not None or _pays(*args)
 cpu._others = lambda *args: _others(*args) if eager_passes.value is None else []

@@ -18,7 +18,8 @@ def main(kind):
     import jax.numpy as jnp
 
     import jrnn
-    from jrnn.loops import backends, chunks
+    from jrnn.loops import backends
+    from jrnn.loops.chunks import choice
     from jrnn.loops.costs import machines
     from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
     from jrnn.loops.loop import ScanParams, mark, recorder
@@ -44,8 +45,8 @@ def main(kind):
                 )
             print(*plans.notes)
     if kind in ("chunks", "residuals"):
-        chunks.pays = lambda *args: kind == "chunks"
-        chunks.compared = lambda *args: Choice(Candidate("in chunks", Estimate(0.0, 0), True))
+        choice.pays = lambda *args: kind == "chunks"
+        choice.compared = lambda node, *args: Choice(Candidate("in chunks", Estimate(0.0, 0), node))
         names = "delta_product_as_matrices gated_delta kda gla mlstm resetting linear decay_per_row_and_column momentum"
         for name in names.split():
             step = getattr(layers, name)

@@ -22,10 +22,11 @@ if __name__ == "__main__":
 import jax
 import jax.numpy as jnp
 import numpy as np
+from quick_compilation import OPTIONS
 
 import jrnn
 from jrnn.jaxprs.by_numpy import evaluate
-from jrnn.loops import chunks
+from jrnn.loops.chunks import choice
 from jrnn.loops.costs.candidates import Choice
 from jrnn.loops.loop import recorder
 
@@ -188,7 +189,8 @@ def everything(layer, scan, args):
 def run(layer, scan, args, by_numpy):
     whole = lambda *args: everything(layer, scan, args)  # noqa: E731
     if not by_numpy:
-        return jax.tree.map(np.asarray, jax.jit(whole)(*args))
+        options = OPTIONS if scan is jax.lax.scan else None
+        return jax.tree.map(np.asarray, jax.jit(whole, compiler_options=options)(*args))
     closed, shape = jax.make_jaxpr(whole, return_shape=True)(*args)
     leaves = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(shape), leaves)
@@ -233,15 +235,15 @@ def fault(seed, by_numpy):
 
 def often_in_chunks():
     """Plans chunks wherever they can be derived, unless they are estimated to take more than 30 ms or 50 MB."""
-    compared = chunks.compared
-    chunks.pays = lambda *args: True
+    compared = choice.compared
+    choice.pays = lambda *args: True
 
     def chosen(*args):
-        choice = compared(*args)
-        (ours,) = [c for c in (choice.chosen, *(c for c, _ in choice.others)) if c.name == "in chunks"]
-        return Choice(ours) if ours.estimate.seconds < 0.03 and ours.estimate.memory < 50e6 else choice
+        every = compared(*args)
+        (ours,) = [c for c in (every.chosen, *(c for c, _ in every.others)) if c.name == "in chunks"]
+        return Choice(ours) if ours.estimate.seconds < 0.03 and ours.estimate.memory < 50e6 else every
 
-    chunks.compared = chosen
+    choice.compared = chosen
 
 
 def main():

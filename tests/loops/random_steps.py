@@ -30,6 +30,7 @@ if __name__ == "__main__":
 import jax
 import jax.numpy as jnp
 import numpy as np
+from quick_compilation import OPTIONS
 from step_ingredients import CARRIES, INPUTS, OPERATIONS, OUTPUTS, params
 
 import jrnn
@@ -377,7 +378,9 @@ def result(program: Program, run: Run, seed: int) -> Any:
             )
 
         try:
-            out = jax.block_until_ready((computed if program.transformed in _OUTSIDE else jax.jit(computed))(p))
+            options = OPTIONS if run is jax.lax.scan else None
+            compiled = jax.jit(computed, compiler_options=options)
+            out = jax.block_until_ready((computed if program.transformed in _OUTSIDE else compiled)(p))
             jax.effects_barrier()
         except Exception as error:
             return error

@@ -89,6 +89,27 @@ def test_matrices_that_have_no_factor():
         compare(jnp.linalg.solve, a, jnp.ones((3, 1)))
 
 
+@pytest.mark.parametrize("kind", [float, complex])
+@pytest.mark.parametrize("n", [2, 4])
+def test_nan_and_zeros_spread_as_in_lapack(kind, n):
+    a = normal(n, n, kind=kind)
+    middle = (n // 2,) * 2
+    if kind is float or n == 2:  # with more complex rows, LAPACK's choice of a pivot depends on where NaN is in memory
+        compare(lambda a: linalg.lu(a)[0], a.at[middle].set(jnp.nan))
+    for where in ((0, n - 1), (n - 1, n - 1)):
+        compare(linalg.qr, a.at[where].set(jnp.nan))
+    compare(linalg.qr, a.at[0, 0].set(jnp.nan).at[1:, 0].set(0))
+    no_factor = a.at[middle].set(0)
+    compare(lambda a, b: linalg.triangular_solve(a, b, left_side=True, lower=True), no_factor, normal(n, 2, kind=kind))
+
+
+@pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
+def test_the_diagonal_of_a_complex_factor_is_real(value):
+    a = normal(3, 3, kind=complex)
+    spd = (a @ jnp.conj(a).T + jnp.eye(3)).at[1, 1].set(value)
+    compare(lambda a: jnp.stack([(f := linalg.cholesky(a)).real, f.imag]), spd)
+
+
 def symmetric(kind=float, n=2):
     """Matrices of all sizes, zeros, equal and negligible elements, infinities and NaN."""
     a = np.concatenate([normal(60, n, n, kind=kind), np.round(normal(60, n, n, kind=kind))])

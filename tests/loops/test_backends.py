@@ -16,7 +16,6 @@ import toy_backend
 import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops import backends
-from jrnn.loops.rules import lowering
 
 XS = np.random.RandomState(0).randn(12, 3).astype(np.float32)
 INIT = np.random.RandomState(1).randn(3).astype(np.float32)
@@ -25,10 +24,7 @@ INIT = np.random.RandomState(1).randn(3).astype(np.float32)
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     """The toy backend in place of the CPU's."""
-    monkeypatch.setitem(backends.BACKENDS, "cpu", toy_backend.BACKEND)
-    lowering._planned.cache_clear()  # it keeps the plans of the other backend
-    yield
-    lowering._planned.cache_clear()
+    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", toy_backend.BACKEND)
 
 
 def cumulative(carry, x):
@@ -133,7 +129,7 @@ def test_a_file_in_the_folder_is_a_backend(tmp_path):
     package = Path(jrnn.__file__).parent
     shutil.copytree(package, tmp_path / "jrnn", ignore=shutil.ignore_patterns("__pycache__", "src"))
     shutil.copy(toy_backend.__file__, tmp_path / "jrnn/loops/backends/toy.py")
-    program = "from jrnn.loops import backends; print(*backends.BACKENDS)"
+    program = "from jrnn.loops import backends; print(*backends.BY_PLATFORM, *backends.BY_EXECUTOR)"
     shown = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, text=True, capture_output=True, check=True)
     assert shown.stdout.split() == ["cpu", "cuda", "rocm", "toy", "tpu", "persistent"]
 

@@ -15,6 +15,7 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.loops import backends, scan
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.plans import Description, LoopPlan
 from jrnn.loops.rules import tracing
 
@@ -222,7 +223,7 @@ def test_gradients_have_the_weak_types_of_lax_scan(step):
 
 
 def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
-    plan = backends.plan
+    own = backends.BY_PLATFORM["cpu"]
 
     class Broken:
         def __init__(self, why):
@@ -234,12 +235,12 @@ def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
         def describe(self):
             return Description()
 
-    def planned(loop, target, options, take=None):
-        found = plan(loop, target, options)
+    def planned(loop, target, options):
+        found = own.planned(loop, target, options)
         broken = [LoopPlan(target, loop, Broken(why), "persistent") for why in ("first", "second")]
         return LoopPlan(target, loop, Broken("zeroth"), "persistent", otherwise=(*broken, found))
 
-    monkeypatch.setattr(backends, "plan", planned)
+    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", Backend(planned))
     with jrnn.loops.loop.strict_passes(False):
         (found,) = jrnn.explain(lambda xs: scan(bent, H0, xs)[0], XS).loops
     assert found.executor == "scan"

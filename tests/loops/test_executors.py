@@ -17,6 +17,7 @@ from jrnn import plain_scans
 from jrnn.errors import ScanError
 from jrnn.loops import LstmStep, backends, explain_scan, scan
 from jrnn.loops.affine import associative
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.loop import mark
 from jrnn.loops.passes import split
 from jrnn.loops.plans import Target
@@ -38,10 +39,9 @@ def mingru_step(p):
 @pytest.fixture(params=["cpu", "tpu"])
 def solver(request, monkeypatch):
     """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
-    plan = backends.plan
-    monkeypatch.setattr(
-        backends, "plan", lambda loop, target, options, take=None: plan(loop, Target(request.param), options)
-    )
+    own = backends.BY_PLATFORM[request.param]
+    planning = Backend(lambda loop, _, options: own.planned(loop, Target(request.param), options))
+    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", planning)
 
 
 @pytest.mark.exhaustive("cpu-False")

@@ -19,6 +19,7 @@ from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
 from jrnn.loops import backends, scan
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.loop import Loop
 from jrnn.loops.passes import one_kernel_a_stage, pack_stacks
 from jrnn.loops.plans import Target
@@ -54,10 +55,9 @@ def given_to_xla(node):
 @pytest.fixture
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's processor."""
-    plan, seen = backends.plan, []
-    monkeypatch.setattr(
-        backends, "plan", lambda loop, _, options, take=None: seen.append(loop) or plan(loop, CUDA, options)
-    )
+    seen = []
+    planning = Backend(lambda loop, _, options: seen.append(loop) or backends.plan(loop, CUDA, options))
+    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", planning)
     return seen
 
 

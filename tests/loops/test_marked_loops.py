@@ -13,6 +13,7 @@ from cases import D, H, N, T, draw, lstm_step
 
 from jrnn.errors import ScanError
 from jrnn.loops import backends, explain_scan, scan
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.explain.explain import plans_of
 from jrnn.loops.loop import recorder, strict_passes
 from jrnn.loops.rules import lowering
@@ -71,10 +72,10 @@ def test_one_export_for_several_platforms():
 
 
 def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch):
-    def broken(loop, target, options, take):
+    def broken(loop, target, options):
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setattr(backends, "plan", broken)
+    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", Backend(broken))
     with strict_passes(False):
         plan = explain_scan(rnn, H0, XS[:3]).forward[0]
         assert plan.executor == "lax.scan" and "a mistake of ours" in str(plan)

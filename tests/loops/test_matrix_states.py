@@ -9,10 +9,12 @@ from by_numpy import by_numpy
 
 import jrnn
 from jrnn import jaxprs
-from jrnn.loops import chunks
 from jrnn.loops.affine.terms import Factor, Term
-from jrnn.loops.chunks import compared, pays
+from jrnn.loops.chunks import choice
+from jrnn.loops.chunks.choice import compared, pays
+from jrnn.loops.chunks.chunked import chunked
 from jrnn.loops.chunks.labeled import variables
+from jrnn.loops.chunks.normal import in_parts, opened
 from jrnn.loops.loop import Loop, ScanParams, recorder
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
@@ -68,12 +70,12 @@ def test_a_step_is_recognized_however_it_is_written(step):
     init, xs = problem(step, 2, jnp.float32)
     given, tree = jax.tree.flatten((init, jax.tree.map(lambda x: x[0], xs)))
     count = len(jax.tree.leaves(init))
-    program = chunks.opened(jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*given), jaxprs.CALLS)
+    program = opened(jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*given))
     inputs, outs, consts = program.invars, program.outvars, program.constvars
     parts = inputs[:count], inputs[count:], outs[:count], outs[count:]
-    loop, holds = chunks.held(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))
-    made = chunks.chunked(loop, dict(zip(loop.consts, program.consts)), holds)
-    assert [stage for stage in made.stages if stage.forms]
+    loop, _ = in_parts(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))
+    node = chunked(loop, dict(zip(loop.consts, program.consts)))
+    assert [stage for stage in node.stages if stage.forms]
 
 
 @pytest.mark.exhaustive
@@ -311,7 +313,7 @@ def chosen(T, K, **options):
 
 
 def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):
-    monkeypatch.setattr(chunks, "compared", compared)
+    monkeypatch.setattr(choice, "compared", compared)
     plan, _ = chosen(1024, 64)
     (other, reason), mine = plan.choice.others[0], plan.choice.chosen.estimate
     assert (plan.choice.chosen.name, other.name, reason) == ("in chunks", "lax.scan", "slower")

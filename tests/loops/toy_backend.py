@@ -18,7 +18,7 @@ from jrnn.jaxprs import primitives
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.loop import Loop, Options, Results
 from jrnn.loops.passes import distinct
-from jrnn.loops.plans import Description, LoopPlan, Target
+from jrnn.loops.plans import Description, Target
 
 NAME = "cumsum"
 
@@ -28,7 +28,7 @@ class CumulativeSum:
     """Runs a loop as one cumulative sum over time."""
 
     loop: Loop
-    name = NAME
+    way = NAME
 
     def run(self, consts: Any, init: Any, xs: Any, length: Any) -> Results:
         (start,), (x,) = init, xs  # x: [T, ...]
@@ -40,12 +40,10 @@ class CumulativeSum:
         return Description(remarks=("all steps run as one jnp.cumsum",))
 
 
-def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """Returns the plan of a loop: one cumulative sum, or the loop as it is, with the reason."""
+def plan(loop: Loop, target: Target, options: Options) -> CumulativeSum | str:
+    """Returns the node of a loop, or the reason why it is left as it is."""
     why = refusal(distinct(loop))
-    if why is not None:
-        return LoopPlan.left(target, loop, f"not {NAME}: {why}")
-    return LoopPlan(target, loop, CumulativeSum(loop), NAME)
+    return CumulativeSum(loop) if why is None else f"not {NAME}: {why}"
 
 
 def refusal(loop: Loop) -> str | None:
@@ -62,4 +60,4 @@ def refusal(loop: Loop) -> str | None:
     return None if jnp.issubdtype(carry.aval.dtype, jnp.floating) else f"its dtype is {carry.aval.dtype}, not a float"
 
 
-BACKEND = Backend(("toy",), plan)
+BACKEND = Backend(plan, platforms=("toy",))

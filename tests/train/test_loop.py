@@ -280,7 +280,7 @@ def kept(calls):
         asked = tuned.Questions()
         with tuned.collecting(asked):
             fn.lower(*args, **keywords)
-        tuned.write(path, {q.key: {"take": q.names[-1]} for q in asked})
+        tuned.write(path, {q.key: {"take": q.ways[-1]} for q in asked})
         return f"{len(asked)} loops"
 
     return tuner

@@ -9,6 +9,7 @@ from jrnn.errors import ConfigError, GradientError
 from jrnn.train import load_run, train
 from jrnn.train.check import GradientCheck
 from jrnn.train.checkpoint import Checkpoints
+from jrnn.train.config import Config, OptimizerConfig
 from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.models import FunctionModel, Signature
 from jrnn.train.models.nn import NnModel, TokenNnConfig
@@ -16,12 +17,11 @@ from jrnn.train.step import (
     Steps,
     abstract_state,
     initial_state,
-    make_steps,
     make_train_call,
     make_validation,
     stack_batches,
 )
-from jrnn.train.text import Chunk
+from jrnn.train.text import Chunk, TextConfig
 
 B, T, V = 4, 3, 5
 AXES = {"tokens": 1, "targets": 1}
@@ -41,8 +41,13 @@ def batches():
     return stack_batches([Chunk(t[:-1], t[1:], np.asarray(k == 0)) for k, t in enumerate(made)], 3)
 
 
+def steps_of(**options):
+    config = Config(data=TextConfig(batch=B), optimizer=OptimizerConfig(**options))
+    return Steps(optax.with_extra_args_support(optax.adam(0.01)), config, AXES)
+
+
 def three_steps(model, batches, **options):
-    steps = Steps(optax.with_extra_args_support(optax.adam(0.01)), B, 0, axes=AXES, **options)
+    steps = steps_of(**options)
     return make_train_call(model, steps)(initial_state(model, steps), batches, 0, 3)
 
 
@@ -67,7 +72,7 @@ def test_parts_must_be_equal(make_config):
 @pytest.mark.exhaustive
 def test_the_running_mean_is_the_recurrence(model, batches, plain):
     """mean <- d mean + (1 - d) params with d = min(0.2, (1 + t) / (10 + t)), from the first parameters."""
-    steps = Steps(optax.with_extra_args_support(optax.adam(0.01)), B, 0, axes=AXES, ema=0.2)
+    steps = steps_of(ema=0.2)
     call, state = make_train_call(model, steps), initial_state(model, steps)
     mean = jax.device_get(state.params)
     for t, decay in enumerate((1 / 10, 2 / 11, 0.2)):
@@ -93,7 +98,7 @@ def test_the_running_mean_is_what_is_validated_and_used_later(make_config, quiet
 
 def restored(config, task, run):
     with Checkpoints(run / "checkpoints") as checkpoints:
-        return checkpoints.restore(abstract_state(task.model, make_steps(config, {})))[0]
+        return checkpoints.restore(abstract_state(task.model, Steps.of(config, {})))[0]
 
 
 def test_patience_counts_what_is_not_better():

@@ -17,7 +17,7 @@ from jrnn.train.models import Compute, Outcome
 from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq import task as task_file
 from jrnn.train.seq2seq.model import Beams, Seq2SeqConfig, seq2seq
-from jrnn.train.seq2seq.task import VOCABULARY, PairBatch, Seq2SeqTask
+from jrnn.train.seq2seq.task import VOCABULARY, PairBatch, Seq2SeqTask, encode
 from jrnn.train.tasks import Trained
 from jrnn.train.toml_codec import decode
 
@@ -107,7 +107,7 @@ class Guess:
 
     def search(self, params, inputs, input_lengths, *, steps, **options):
         answers = self.answers or [""] * len(input_lengths)
-        tokens = PairBatch.of([("", text) for text in answers], target_steps=steps).targets.T[:, None]
+        tokens = encode([("", text) for text in answers], target_steps=steps).targets.T[:, None]
         return Beams(tokens, None, None, None, None)
 
 

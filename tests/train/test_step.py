@@ -1,5 +1,6 @@
 """The compiled call: how many steps one call does is of no consequence, to the bit."""
 
+import functools
 from typing import ClassVar
 
 import jax
@@ -8,14 +9,15 @@ import numpy as np
 import optax
 import pytest
 
-from jrnn.train.config import OptimizerConfig
+from jrnn.train.config import Config, OptimizerConfig, TrainConfig
 from jrnn.train.models import Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.optimizers import make_optimizer
 from jrnn.train.step import Steps, initial_state, make_train_call, make_validation, restart, stack_batches
-from jrnn.train.text import Chunk, Streams
+from jrnn.train.text import Chunk, Streams, TextConfig
 
 STREAMS, PER_CALL = 3, 4
+config = functools.partial(Config, data=TextConfig(batch=STREAMS))
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def steps():
-    return Steps(make_optimizer(OptimizerConfig(learning_rate=0.01), 12), STREAMS, seed=3)
+    return Steps(make_optimizer(OptimizerConfig(learning_rate=0.01), 12), config(seed=3))
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +113,7 @@ def test_a_smaller_last_batch_has_less_weight(model, steps, data):
 def test_a_step_that_is_not_finite_changes_nothing(model, data, on_nan):
     """A learning rate that is infinite at the third step: the parameters of the second stay."""
     optimizer = optax.sgd(lambda step: jnp.where(step == 2, jnp.inf, 0.1))
-    steps = Steps(optax.with_extra_args_support(optimizer), STREAMS, 3, on_nan=on_nan)
+    steps = Steps(optax.with_extra_args_support(optimizer), config(seed=3, train=TrainConfig(on_nan=on_nan)))
     call = make_train_call(model, steps)
     two, _ = call(initial_state(model, steps), stack_batches([data.at(0), data.at(1)], PER_CALL), 0, 2)
     two = jax.device_get(two)

@@ -64,12 +64,12 @@ def test_scaling_is_undone():
 
 
 def test_the_adding_problem_asks_for_the_sum_of_the_marked():
-    batch = Adding(9, 50, seed=1).at(7)
+    batch = Adding(9, batch=50, seed=1).at(7)
     numbers, marks = batch.inputs[..., 0], batch.inputs[..., 1]
     assert (marks[:4].sum(axis=0) == 1).all() and (marks[4:].sum(axis=0) == 1).all()
     np.testing.assert_allclose(batch.targets[:, 0], (numbers * marks).sum(axis=0), rtol=1e-6)
-    np.testing.assert_array_equal(Adding(9, 50, seed=1).at(7).inputs, batch.inputs)
-    assert (Adding(9, 50, seed=1).at(8).inputs != batch.inputs).any()
+    np.testing.assert_array_equal(Adding(9, batch=50, seed=1).at(7).inputs, batch.inputs)
+    assert (Adding(9, batch=50, seed=1).at(8).inputs != batch.inputs).any()
 
 
 # files

@@ -39,7 +39,7 @@ def test_chunks_follow_each_other(length, batch, chunk, seed):
     streams = Streams.of(tokens, batch, chunk, seed)
     end = None
     for step in range(3 * streams.per_pass):
-        tokens_in, targets, fresh = streams.at(step)
+        tokens_in, targets, fresh, _ = streams.at(step)
         assert tokens_in.shape == targets.shape == (chunk, batch)
         np.testing.assert_array_equal(targets, tokens_in + 1)  # the next character of the same stream
         assert fresh == (step % streams.per_pass == 0)

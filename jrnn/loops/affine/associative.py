@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -28,30 +27,24 @@ from jrnn.loops.affine.carries import MOST_TOGETHER, GroupStep, NotAffine, check
 from jrnn.loops.loop import Loop, Results
 
 
-@dataclass(frozen=True)
-class Solved:
+def solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
     """Solves a loop in rounds instead of running its steps."""
 
-    loop: Loop
+    def solve(number: int, part: GroupStep, first: list[Any]) -> list[Any]:
+        """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        loop = self.loop
+        def coefficients(stack: Any) -> tuple[Any, Any]:
+            return _coefficients(lambda old: part.fn(part.consts, stack, old), first)
 
-        def solve(number: int, part: GroupStep, first: list[Any]) -> list[Any]:
-            """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
+        a, b = jax.vmap(coefficients, axis_size=length)(part.stacks)
+        a, b = jax.tree.map(lambda v: v[::-1], (a, b)) if loop.reverse else (a, b)
+        moved = rounds.applied(jax.tree.map(lambda v: v[0], a), first)
+        # b[0] becomes h[0], so that a[0] is not used.
+        b = [jnp.concatenate([(x[0] + m)[None], x[1:]]) for x, m in zip(b, moved)]
+        h = rounds.in_rounds(a, b)
+        return [x[::-1] for x in h] if loop.reverse else h
 
-            def coefficients(stack: Any) -> tuple[Any, Any]:
-                return _coefficients(lambda old: part.fn(part.consts, stack, old), first)
-
-            a, b = jax.vmap(coefficients, axis_size=length)(part.stacks)
-            a, b = jax.tree.map(lambda v: v[::-1], (a, b)) if loop.reverse else (a, b)
-            moved = rounds.applied(jax.tree.map(lambda v: v[0], a), first)
-            # b[0] becomes h[0], so that a[0] is not used.
-            b = [jnp.concatenate([(x[0] + m)[None], x[1:]]) for x, m in zip(b, moved)]
-            h = rounds.in_rounds(a, b)
-            return [x[::-1] for x in h] if loop.reverse else h
-
-        return in_order(loop, _groups(loop), solve, consts, init, xs, length)[0]
+    return in_order(loop, _groups(loop), solve, consts, init, xs, length)[0]
 
 
 def refusal(loop: Loop) -> str | None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import jax.numpy as jnp
 from jax.extend import source_info_util
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Env, Eqn, Var, primitives
+from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
+from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.loop import Loop, Results
 
 Values = Sequence[Any]
@@ -139,7 +139,7 @@ def check_diagonal(loop: Loop, group: Group) -> None:
         raise NotAffine(f"more than {MOST_TOGETHER} carries read each other")
     carry = [loop.carry[i] for i in group]
     for v in carry:
-        if not jnp.issubdtype(v.aval.dtype, jnp.inexact):
+        if not is_smooth(v.aval):
             raise NotAffine(f"a carry is {v.aval.dtype}")
     body, _ = jaxprs.needed(loop.eqns, [loop.carry_out[i] for i in group], set(loop.inputs))
     moving = jaxprs.depends(body, carry)
@@ -161,6 +161,20 @@ def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
         raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
 
 
+def part_of(
+    loop: Loop, carries: Sequence[int], ys: Sequence[Atom], known: Env, stacked: Env, read: Sequence[Var] = ()
+) -> Loop:
+    """Returns the loop of some carries, with these outputs. Its constants are `known`, and its inputs are `stacked`.
+
+    Its equations compute what is `read`, too.
+    """
+    carry, new = [loop.carry[i] for i in carries], [loop.carry_out[i] for i in carries]
+    eqns, used = jaxprs.needed(loop.eqns, [*ys, *new, *read], {*known, *stacked, *carry})
+    consts, xs = ([v for v in used if v in values and v not in carry] for values in (known, stacked))
+    parts = {"eqns": eqns, "consts": consts, "carry": carry, "xs": xs, "carry_out": new, "ys": ys}
+    return replace(loop, **{name: tuple(part) for name, part in parts.items()})
+
+
 # Solving groups of carries for all steps -------------------------------------------------------------------------------
 
 
@@ -180,8 +194,8 @@ class GroupStep:
 
     @staticmethod
     def of(loop: Loop, group: Group, known: Env, stacked: Env) -> GroupStep:
-        carry, outs = [loop.carry[i] for i in group], [loop.carry_out[i] for i in group]
-        body, _ = jaxprs.needed(loop.eqns, outs, {*known, *stacked, *carry})
+        part = part_of(loop, group, (), known, stacked)
+        carry, outs, body = part.carry, part.carry_out, part.eqns
         moving = jaxprs.depends(body, carry)
         inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
         read = dict.fromkeys(v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving)

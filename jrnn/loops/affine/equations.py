@@ -203,7 +203,8 @@ class Forms(Axes):
             if given is None and (a, b) in contracted and operands[0].aval.shape[a] != 1:
                 raise NotAffine("a contraction over an axis along which it is constant")
             labels[0][a] = labels[1][b] = label
-        long = [self.find(labels[side][pair[side]]) for pair in _long_pairs(eqn)]
+        shape = operands[0].aval.shape
+        long = [self.find(labels[side][pair[side]]) for pair in contracted if shape[pair[0]] != 1]
         value, other = replace(values[side], labels=tuple(labels[side])), values[1 - side]
         if len(long) > 1 and not (moves and self.is_matrix(value) and {*long} <= {*self.axes}):
             raise NotAffine("a contraction over several axes")
@@ -308,12 +309,6 @@ class Forms(Axes):
 
 def _products(a: Iterable[Term], b: Sequence[Term]) -> tuple[Term, ...]:
     return tuple(x.times(y.factors, y.sign) for x in a for y in b)
-
-
-def _long_pairs(eqn: Eqn) -> list[tuple[int, int]]:
-    """Returns the pairs of axes that a `dot_general` contracts, except those of size 1."""
-    pairs = zip(*eqn.params["dimension_numbers"][0])
-    return [(a, b) for a, b in pairs if eqn.invars[0].aval.shape[a] != 1]
 
 
 def _sources_of(eqn: Eqn) -> list[int | None]:

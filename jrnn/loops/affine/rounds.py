@@ -7,6 +7,7 @@ compute arrays without short axes faster.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -16,6 +17,17 @@ import jax.numpy as jnp
 from jax import lax
 
 _ELEMENTWISE = 4  # products of blocks up to this size are sums of elementwise products
+
+
+@jax.custom_batching.custom_vmap
+def all_finite(arrays: Sequence[Any]) -> Any:
+    """Returns True if all elements of all arrays are finite."""
+    return reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in arrays])
+
+
+@all_finite.def_vmap
+def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
+    return all_finite(arrays), False  # one condition for the whole batch: `vmap` of a condition runs both branches
 
 
 def applied(j: Any, d: Any) -> Any:

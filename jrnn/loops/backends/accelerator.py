@@ -29,7 +29,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
         fission = split(loop, moves=movable(fission, floating_sums=False))
     why = _not_solved(fission.core, options)
     if why is None:
-        return LoopPlan(target, original, Split(fission, Solved(associative.Solved(fission.core))), "associative")
+        return LoopPlan(target, original, Split(fission, Solved(fission.core)), "associative")
     node = Split(fission, by_steps(fission.core))
     return LoopPlan(target, original, node, "scan", notes=(f"not associative: {why}",))
 
@@ -60,7 +60,7 @@ def _in_rounds(scan: ScanParams) -> derived.Run | None:
     loop = scan.loop(program)
     if associative.refusal(loop) is not None:
         return None
-    return lambda consts, init, xs: associative.Solved(loop).run([*program.consts, *consts], init, xs, scan.length)
+    return lambda consts, init, xs: Solved(loop).run([*program.consts, *consts], init, xs, scan.length)
 
 
-ANY = Backend((), plan)  # for platforms without a file
+ANY = Backend(plan)  # for platforms without a file

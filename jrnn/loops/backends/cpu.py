@@ -25,12 +25,13 @@ from jrnn.loops.passes import (
     direct_views,
     distinct,
     gates,
+    reads_rows,
     slice_apart,
     split,
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plans import NOTHING, LoopPlan, Node, OneCall, Split, Steps, Target, at_leaf, by_steps
+from jrnn.loops.plans import NOTHING, LoopPlan, Node, Split, Steps, Target, at_leaf, by_steps
 from jrnn.loops.plans.arithmetic import LARGE_PRODUCT, arithmetic
 from jrnn.loops.plans.search import Search
 
@@ -62,9 +63,9 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
             fission = split(search.loop, computation, contract=smaller_first)
             return LoopPlan(target, loop, Split(fission, by_steps(fission.core)), "associative")
         notes = (f"not associative: {why}",)
-    name, trip = (None, 1) if take is None else tuned.parted(take)
-    choice, refusal = _choice(search, target, options, name)
-    taken = choice.chosen.way == name
+    way, trip = (None, 1) if take is None else tuned.parted(take)
+    choice, refusal = _choice(search, target, options, way)
+    taken = choice.chosen.node.way == way
     notes = (tuned.NOTE + str(take),) if taken else notes
     notes = (f"not native: {refusal}",) if refusal and options.executor == native.NAME else notes
     if choice.chosen is search.reference:
@@ -83,13 +84,13 @@ def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate],
 
 
 def _reference(loop: Loop, target: Target) -> Candidate:
-    return Candidate(REFERENCE, Estimator(loop, target.machine).whole(), Steps(loop))
+    return Candidate(REFERENCE, Estimator(loop, target.machine).whole(), Steps(loop, REFERENCE))
 
 
 def _is_brief(reference: Candidate) -> bool:
     """Returns True for a loop that gains less than its lowering takes: `x W^T` takes 1.2 to 1.4 times as long as `x W`."""
     loop = reference.node.loop
-    return reference.estimate.seconds < _BRIEF and columns(loop) is loop
+    return reference.estimate.seconds < _BRIEF and not reads_rows(loop)
 
 
 def _searched(reference: Candidate, target: Target, options: Options) -> Search:
@@ -121,7 +122,7 @@ def _everything(search: Search, target: Target) -> list[Candidate]:
     if associative.refusal(split(search.loop).core) is None:
         fission = split(search.loop, computation, contract=smaller_first)
         candidates.append(search.candidate("coefficients", Split(fission, Steps(fission.core), coefficients=True)))
-    return list({way.way: way for way in reversed(candidates)}.values())[::-1]
+    return list({candidate.node.way: candidate for candidate in reversed(candidates)}.values())[::-1]
 
 
 def _others(search: Search, target: Target) -> list[Candidate]:
@@ -129,7 +130,7 @@ def _others(search: Search, target: Target) -> list[Candidate]:
     if search.options.executor != "auto":
         return []
     rewritten = _as_arithmetic(search)
-    if any(way.node.inner.is_one_kernel for way in rewritten):
+    if any(candidate.node.inner.is_one_kernel for candidate in rewritten):
         return rewritten  # a call would pay for each of its small products
     may_call = any(map(_is_for_native, search.loop.eqns)) and len(search.loop.eqns) <= _LONGEST_CALLED
     return [*(calls(search, target)[0] if may_call else []), *rewritten]
@@ -175,7 +176,7 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
             continue
         if search.options.executor == "auto" and not kernel.is_worth_a_call(search.machine):
             continue
-        candidates[moves] = search.candidate(name, Split(fission, OneCall(kernel, fission.core)))
+        candidates[moves] = search.candidate(name, Split(fission, kernel))
     return [*candidates.values()], refusal
 
 
@@ -191,7 +192,7 @@ def _for_xla(leaf: Node, trip: int) -> Node:
 
 
 def _is_call(node: Node) -> bool:
-    return isinstance(getattr(node, "inner", node), OneCall)
+    return getattr(node, "inner", node).way == native.NAME
 
 
 def _turning_may_pay(loop: Loop, reference: Candidate, machine: Machine) -> bool:
@@ -212,4 +213,4 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
     return products[0] - products[1] > _LEAST_GAIN * seconds[0]
 
 
-BACKEND = Backend(("cpu",), plan, ways)
+BACKEND = Backend(plan, ("cpu",), ways=ways)

@@ -44,4 +44,4 @@ def _few_kernels(core: Loop, target: Target) -> Converted:
     return Converted(Split(prepared, inner), held, (remark,))
 
 
-BACKEND = Backend(("cuda", "rocm"), plan)
+BACKEND = Backend(plan, ("cuda", "rocm"))

@@ -8,7 +8,7 @@ from jrnn.loops.backends import accelerator
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.kernels import Refused
 from jrnn.loops.loop import Loop, Options, strict_passes
-from jrnn.loops.plans import LoopPlan, Node, OneCall, Target, at_leaf
+from jrnn.loops.plans import LoopPlan, Node, Target, at_leaf
 
 KERNEL = "persistent"
 
@@ -46,7 +46,7 @@ def _in_kernel(loop: Loop, target: Target) -> Node:
     elsewhere = target.platform != "tpu"
     if target.devices > 1 and not elsewhere:
         raise Refused("the program is divided among devices, and a kernel is not; put the scan inside of jax.shard_map")
-    return OneCall(kernel_of(loop, target.kind, elsewhere), loop)
+    return kernel_of(loop, target.kind, elsewhere)
 
 
-BACKEND = Backend(("tpu", KERNEL), plan)
+BACKEND = Backend(plan, ("tpu",), (KERNEL,))

@@ -17,53 +17,18 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
-from jrnn.jaxprs.tangents import Linearized
-from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, with_names
+from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, part_of, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
+from jrnn.loops.chunks import estimate
 from jrnn.loops.chunks.labeled import variables
-from jrnn.loops.chunks.normal import Held
 from jrnn.loops.chunks.program import Body
-from jrnn.loops.loop import Loop, Results, ScanParams, mark
+from jrnn.loops.costs.candidates import Estimate
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.loop import Loop, Results, mark
+from jrnn.loops.loop.description import Description, contractions
 from jrnn.loops.wrappers.recompute import in_chunks
 
-_LEAST = (
-    2048  # elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96
-)
-
 _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
-
-
-def pays(scan: ScanParams) -> bool:
-    """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state."""
-    _, carry, xs = scan.apart(jaxprs.jaxpr_of(scan.jaxpr).invars)
-    given = max(map(jaxprs.nbytes, xs), default=0)
-    large = [
-        v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * given and sum(n > 1 for n in v.aval.shape) > 1
-    ]
-    return scan.length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
-
-
-def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
-    """Returns the bytes a step of the largest carries, and of values as large that follow from them, that JAX's derivative
-    of a loop would read.
-
-    A state that only adds inputs, and is multiplied only with values that have no tangents, is not read.
-
-    Args:
-        loop: the loop.
-        moves: which of its inputs have tangents.
-    """
-    inputs, n_consts = loop.inputs, len(loop.consts)
-    moving, before = {v for v, m in zip(inputs, moves) if m}, -1
-    while len(moving) > before:  # a carry also moves if the new carry does
-        before, reached = len(moving), jaxprs.depends(loop.eqns, moving)
-        moving.update(v for v, out in zip(loop.carry, loop.carry_out) if jaxprs.is_in(out, reached))
-    places = [i for i, v in enumerate(inputs) if v in moving and jnp.issubdtype(v.aval.dtype, jnp.inexact)]
-    parts = Linearized.of(loop.step, [v.aval for v in inputs], places)
-    states = parts.program.invars[n_consts : n_consts + len(loop.carry)]
-    most = max(map(jaxprs.nbytes, states), default=0)
-    follow = jaxprs.depends(parts.step, [v for v in states if jaxprs.nbytes(v) == most])
-    return sum(jaxprs.nbytes(v) for v in set(parts.wanted) if v in follow and jaxprs.nbytes(v) >= most)
 
 
 def chunk_length(length: int) -> int:
@@ -73,28 +38,37 @@ def chunk_length(length: int) -> int:
 
 @dataclass(frozen=True)
 class Chunked:
-    """A loop, and the stages in which its carries are computed.
+    """The node of a loop whose carries are computed in stages, some of them in chunks.
 
     Attributes:
         loop: the loop.
         stages: in order; none if all steps run one by one, with the states of chunk boundaries stored.
-        notes: for `explain_scan`.
-        held: how the carries of the step as it was written are held in the loop's.
+        notes: what runs in chunks, and why other carries do not.
         size: C.
+        stored: the bytes a step of states that JAX's derivative of the loop would store.
     """
 
     loop: Loop
     stages: tuple[Stage, ...]
     notes: tuple[str, ...]
-    held: tuple[Held, ...]
-    size: int = 32
+    size: int
+    stored: int = 0
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
-        carry, ys = self._run(consts, [p for h, v in zip(self.held, init) for p in h.apart(v)], xs, length)
-        parts = iter(carry)
-        return [h.together([next(parts) for _ in range(h.parts)], jnp.shape(v)) for h, v in zip(self.held, init)], ys
+    @property
+    def way(self) -> str:
+        return f"in chunks of {self.size}"
 
-    def _run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns what a train step costs."""
+        forms = [form for stage in self.stages for form in stage.forms]
+        if forms:
+            return estimate.in_products(estimator, forms, self.size)
+        return estimate.again(estimator, self.stored, self.size)
+
+    def describe(self) -> Description:
+        return Description(contractions=contractions(self.loop.eqns))
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         loop = self.loop
         if not self.stages:
             return _checkpointed(loop, consts, init, xs, length)
@@ -114,8 +88,10 @@ class Chunked:
                 steps[loop.carry[i]] = jaxprs.shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
                 final = [stack[0 if loop.reverse else -1]]
             else:
-                final, before = _one_by_one(loop, stage, first, env, steps, length)
-                steps.update(zip([loop.carry[i] for i in stage.carry], before))
+                carry = [loop.carry[i] for i in stage.carry]
+                part = part_of(loop, stage.carry, carry, env, steps)  # its outputs are the carries before each step
+                final, before = part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
+                steps.update(zip(carry, before))
             last.update(zip(stage.carry, final))
         return [last[i] for i in range(len(init))], jaxprs.stacks(loop.eqns, loop.ys, env, steps, length)
 
@@ -127,13 +103,12 @@ def check(loop: Loop) -> None:
         raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
 
 
-def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...], names: Sequence[str] = ()) -> Chunked:
+def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = ()) -> Chunked:
     """Returns the loop in chunks.
 
     Args:
         loop: the loop.
         constants: values of variables that are known now.
-        holds: how the loop holds the carries of the step as it was written.
         names: what the user calls the carries, or nothing.
 
     Raises:
@@ -142,7 +117,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...], name
     check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    pending, notes = Pending(loop), []
+    pending, notes, size = Pending(loop), [], chunk_length(loop.length)
     plain: set[Group] = set()  # groups without an affine form
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
     while pending.groups:
@@ -170,7 +145,6 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...], name
             continue
         else:
             pending.take("affine", [*itertools.chain(*forms)], tuple(forms.values()))
-            size = chunk_length(loop.length)
             count = -(-loop.length // size)
             for positions, form in forms.items():
                 text = with_names(str(form), [names[j] for j in positions if names])
@@ -178,10 +152,10 @@ def chunked(loop: Loop, constants: dict[Var, Any], holds: tuple[Held, ...], name
     if not any(stage.forms for stage in pending.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
         shapes = ", ".join(v.aval.str_short() for v in diagonal)
-        return Chunked(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), holds)
+        return Chunked(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), size)
     if not any(stage.forms for stage in pending.stages):
         raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
-    return Chunked(loop, tuple(pending.stages), tuple(notes), holds, chunk_length(loop.length))
+    return Chunked(loop, tuple(pending.stages), tuple(notes), size)
 
 
 def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group) -> Affine:
@@ -232,28 +206,13 @@ def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Se
     return in_chunks(some, init, list(xs), length, _BOUNDARY, loop.reverse, wrap)
 
 
-def _part(loop: Loop, stage: Stage, ys: Sequence[Atom], env: Env, steps: Env) -> Loop:
-    """Returns the loop of the carries of a stage, whose constants and inputs are known."""
-    carry, new = [loop.carry[i] for i in stage.carry], [loop.carry_out[i] for i in stage.carry]
-    # A form may read the operands of a product that is computed before the loop.
-    operands = [v for form in stage.forms for v in variables(form.terms)]
-    eqns, read = jaxprs.needed(loop.eqns, [*ys, *new, *operands], {*env, *steps, *carry})
-    consts, xs = ([v for v in read if v in known] for known in (env, steps))
-    parts = {"eqns": eqns, "consts": consts, "carry": carry, "xs": xs, "carry_out": new, "ys": ys}
-    return replace(loop, **{name: tuple(part) for name, part in parts.items()})
-
-
-def _one_by_one(loop: Loop, stage: Stage, first: Sequence[Any], env: Env, steps: Env, length: int) -> Results:
-    """Runs carries that are not affine as a loop of their own. Returns the last ones, and those before each step."""
-    part = _part(loop, stage, [loop.carry[i] for i in stage.carry], env, steps)
-    return part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
-
-
 def _in_chunks(
     loop: Loop, stage: Stage, outs: Sequence[Atom], first: Sequence[Any], env: Env, steps: Env, length: int, size: int
 ) -> Results:
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
-    body = Body(stage.forms, _part(loop, stage, outs, env, steps), size)
+    # A form may read the operands of a product that is computed before the loop.
+    operands = [v for form in stage.forms for v in variables(form.terms)]
+    body = Body(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size)
     carry = body.loop.carry
     count = -(-length // size)
     extra = count * size - length

@@ -6,13 +6,15 @@ Shapes: T time, C steps of a chunk.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from jrnn import jaxprs
 from jrnn.loops.affine.matrix import Affine
-from jrnn.loops.costs.candidates import Candidate, Choice, Estimate, bound, choose
+from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice, Estimate, bound, choose
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.loop import Loop
+from jrnn.loops.plans import Steps
 
 _SIDE = 62  # products of so many rows and columns run at half of the rate of large ones
 _PASSES = 24  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
@@ -22,40 +24,52 @@ _MARGIN = 0.25  # the part of the time that chunks must save: their program take
 _KERNELS = 60  # of the forward and the reverse pass of a chunk
 
 
-def compared(
-    loop: Loop, forms: tuple[Affine, ...], stored: int, steps: int, memory: int | float | None, machine: Machine
-) -> Choice:
-    """Compares a train step that stores states at every step with one in chunks. The node of the second is True.
+def compared(chunked: Any, memory: int | float | None, machine: Machine) -> Choice:
+    """Compares a train step that stores states at every step with one in chunks.
 
     Args:
-        loop: the loop.
-        forms: of its carries that may run in chunks.
-        stored: bytes a step of states that JAX's derivative would store.
-        steps: C.
+        chunked: the node `Chunked`.
         memory: the option `memory`.
         machine: the constants.
     """
-    length = jaxprs.extent(loop.length)
-    forward = Estimator(loop, machine).whole()
-    stack = length * stored
+    estimator = Estimator(chunked.loop, machine)
+    forward, stack = estimator.whole(), jaxprs.extent(chunked.loop.length) * chunked.stored
     moved = machine.writing(stack, stack) + machine.reading(stack, stack)
     by_steps = _BY_STEPS * forward.seconds
     terms = (("steps", by_steps), ("stacks of states", moved))
-    reference = Candidate("lax.scan", Estimate(by_steps + moved, stack + forward.memory, terms), None)
-    if forms:
-        chunks = Candidate("in chunks", _in_chunks(loop, forms, steps, machine), True)
-    else:  # all steps run again, and a chunk's states are in a cache
-        again, some = forward.seconds, steps * stored + math.ceil(length / steps) * stored
-        near = length / steps * (machine.writing(steps * stored, some) + machine.reading(steps * stored, some))
-        terms = (("steps", by_steps), ("steps again", again), ("states of a chunk", near))
-        chunks = Candidate("in chunks", Estimate(by_steps + again + near, some + forward.memory, terms), True)
+    by_jax = Estimate(by_steps + moved, stack + forward.memory, terms)
+    reference = Candidate(REFERENCE, by_jax, Steps(chunked.loop))
+    chunks = Candidate("in chunks", chunked.estimate(estimator), chunked)
     theirs, ours = reference.estimate.memory, chunks.estimate.memory
     if memory is not None and ours < theirs and bound(memory, theirs) < theirs:
         return Choice(chunks, ((reference, "more memory than allowed"),))
-    return choose([reference, chunks], memory, margin=_MARGIN if forms else 0.0)
+    return choose([reference, chunks], memory, margin=_MARGIN if chunked.stages else 0.0)
 
 
-def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machine) -> Estimate:
+def again(estimator: Estimator, stored: int, steps: int) -> Estimate:
+    """Returns what a train step costs in which all steps run again, while the states of a chunk are in a cache.
+
+    Args:
+        estimator: of the loop.
+        stored: bytes a step of states that the derivative of a step stores.
+        steps: C.
+    """
+    machine, forward, length = estimator.machine, estimator.whole(), jaxprs.extent(estimator.loop.length)
+    by_steps, some = _BY_STEPS * forward.seconds, steps * stored + math.ceil(length / steps) * stored
+    near = length / steps * (machine.writing(steps * stored, some) + machine.reading(steps * stored, some))
+    terms = (("steps", by_steps), ("steps again", forward.seconds), ("states of a chunk", near))
+    return Estimate(by_steps + forward.seconds + near, some + forward.memory, terms)
+
+
+def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int) -> Estimate:
+    """Returns what a train step in chunks costs.
+
+    Args:
+        estimator: of the loop.
+        forms: of its carries that run in chunks.
+        steps: C.
+    """
+    loop, machine = estimator.loop, estimator.machine
     count = math.ceil(jaxprs.extent(loop.length) / steps)
     products = blocks = 0.0
     boundaries = inside = 0
@@ -74,9 +88,8 @@ def _in_chunks(loop: Loop, forms: tuple[Affine, ...], steps: int, machine: Machi
             vectors = (readers + writers) * math.log2(steps) * batch * steps * k * state.aval.dtype.itemsize
             blocks += _PASSES * count * vectors / machine.cached
         boundaries += count * elements * max(state.aval.dtype.itemsize, 4)
-        kept = readers * writers * steps + solved * (
-            v + solved * steps
-        )  # a step and head: scores, rows, and the inverse
+        # Of a step and head: scores, rows, and the inverse.
+        kept = readers * writers * steps + solved * (v + solved * steps)
         boundaries += 4 * count * steps * batch * kept
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
     calls = count * (_KERNELS * machine.call + machine.trip)

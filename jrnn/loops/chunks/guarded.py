@@ -7,7 +7,6 @@ primitive, so that JAX differentiates, transposes and batches both ways of a map
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,20 +15,10 @@ import jax.numpy as jnp
 
 from jrnn.jaxprs.names import Primitive, ad, batching, jaxpr_as_fun, mlir
 from jrnn.jaxprs.tangents import pushed
+from jrnn.loops.affine.rounds import all_finite
 
 linear_p = Primitive("checked_linear_map")
 linear_p.multiple_results = True
-
-
-@jax.custom_batching.custom_vmap
-def all_finite(arrays: Sequence[Any]) -> Any:
-    """Returns True if all elements of all arrays are finite."""
-    return functools.reduce(jnp.logical_and, [jnp.all(jnp.isfinite(a)) for a in arrays])
-
-
-@all_finite.def_vmap
-def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
-    return all_finite(arrays), False  # one condition for the whole batch: `vmap` of a condition runs both branches
 
 
 def linear_map(

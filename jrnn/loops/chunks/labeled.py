@@ -43,14 +43,11 @@ class Labeled:
         return Labeled(fn(self.array), self.labels)
 
 
-def _place(label: Label) -> tuple[bool, Label]:
-    return isinstance(label, str), label
-
-
 def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> tuple[Label, ...]:
     """Returns all labels of the arrays, sorted, with those in `last` at the end."""
     every = {l for a in arrays for l in a.labels}
-    return (*sorted(every.difference(last), key=_place), *(l for l in last if l in every))
+    first = sorted(every.difference(last), key=lambda label: (isinstance(label, str), label))
+    return (*first, *(l for l in last if l in every))
 
 
 def elementwise(fn: Callable[[Any, Any], Any], arrays: Iterable[Labeled | None]) -> Any:

@@ -20,12 +20,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from jrnn import jaxprs
+from jrnn.jaxprs.tangents import is_smooth, with_derivative
 from jrnn.loops.affine.matrix import Affine
+from jrnn.loops.affine.rounds import all_finite
 from jrnn.loops.chunks.chunk import Chunk
-from jrnn.loops.chunks.guarded import all_finite, linear_map
+from jrnn.loops.chunks.guarded import linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.solve import Kept
 from jrnn.loops.loop import Loop
@@ -59,25 +60,18 @@ class Body:
 
         def checked(args: Any) -> tuple[list[Any], list[Any], Any]:
             results, kept = together(args)
-            good = all_finite([jax.lax.stop_gradient(x) for x in results if jnp.issubdtype(x.dtype, jnp.inexact)])
+            good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
             by_steps = lambda _, args: self.by_steps(*args)  # noqa: E731
             return jax.lax.cond(good, lambda results, _: results, by_steps, results, args), kept, good
 
-        @jax.custom_jvp
-        def run(*args: Any) -> list[Any]:
-            return checked(tree.unflatten(args))[0]
-
-        def rule(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def rule(args: Sequence[Any], places: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             primal, kept, good = checked(tree.unflatten(args))
-            moves = [
-                not isinstance(t, SymbolicZero) and jnp.issubdtype(a.dtype, jnp.inexact) for a, t in zip(args, tangents)
-            ]
-            smooth = [jnp.issubdtype(m.dtype, jnp.inexact) for m in primal]
+            smooth, end = list(map(is_smooth, primal)), len(args) + len(kept)
 
             def unpacked(flat: Sequence[Any]) -> tuple[Any, Any, Any]:
-                args, left = flat[: len(moves)], iter(flat[len(moves) + len(kept) :])
-                tangents = [next(left) if m else _no_tangent(a) for a, m in zip(args, moves)]
-                return tree.unflatten(args), flat[len(moves) : len(moves) + len(kept)], tree.unflatten(tangents)
+                moving, values = iter(flat[end:]), flat[: len(args)]
+                tangents = [next(moving) if i in places else _no_tangent(v) for i, v in enumerate(values)]
+                return tree.unflatten(values), flat[len(args) : end], tree.unflatten(tangents)
 
             def of_products(*flat: Any) -> list[Any]:
                 args, kept, moved = unpacked(flat)
@@ -88,14 +82,11 @@ class Body:
                 args, _, moved = unpacked(flat)
                 return [t for t, s in zip(self.tangents_by_steps(args, moved), smooth) if s]
 
-            moving = [t for t, m in zip(tangents, moves) if m]
             results = iter(linear_map(of_products, of_steps, good, [*args, *kept], moving))
-            zeros = (SymbolicZero(jax.typeof(m).to_tangent_aval()) for m in primal)
-            return primal, [next(results) if s else zero for s, zero in zip(smooth, zeros)]
+            return primal, [next(results) if s else None for s in smooth]
 
-        run.defjvp(rule, symbolic_zeros=True)
         flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
-        return run(*flat)
+        return with_derivative(lambda *args: checked(tree.unflatten(args))[0], rule)(*flat)
 
     def in_products(
         self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, keep: Kept
@@ -150,6 +141,4 @@ class Body:
 
 
 def _no_tangent(x: Any) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jnp.zeros_like(x)
-    return np.zeros(x.shape, jax.dtypes.float0)
+    return jnp.zeros_like(x) if is_smooth(x) else np.zeros(x.shape, jax.dtypes.float0)

@@ -47,22 +47,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a loop.
+    """A way to run a loop.
 
     Attributes:
-        name: what it does, in a few words.
+        name: what it does, in a few words for `explain`.
         estimate: what it costs.
-        node: what to run if it is chosen (`plans/nodes.py`).
+        node: what to run if it is chosen (`plans/nodes.py`). Its `way` names it in files.
     """
 
     name: str
     estimate: Estimate
     node: Any = field(repr=False, compare=False)
-
-    @property
-    def way(self) -> str:
-        """A text that names this way among all ways to run the loop. It is the same in every process."""
-        return REFERENCE if self.name == REFERENCE else str(self.node.name)
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,17 @@ from jrnn.errors import ScanError
 from jrnn.files import kind_of, read_json, read_text, record, write_whole
 from jrnn.loops.costs.candidates import REFERENCE
 from jrnn.loops.loop import Options
+from jrnn.loops.loop.recorder import Collected as Questions
 from jrnn.version import __version__
 
 VARIABLE = "JRNN_PLANS"
-NOTE = "chosen by measurement: "  # before the name of the way, in the notes of a plan
+NOTE = "chosen by measurement: "  # before the way, in the notes of a plan
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}")
 
 
 @dataclass(frozen=True)
 class Table:
-    """What was chosen: the name of a way by the key of a loop. Equal tables are the same to JAX's caches."""
+    """What was chosen: a way by the key of a loop. Equal tables are the same to JAX's caches."""
 
     taken: tuple[tuple[str, str], ...] = ()
 
@@ -50,7 +51,7 @@ class Table:
         return Table.of({key: entry["take"] for key, entry in read(path).items()})
 
     @functools.cached_property
-    def names(self) -> dict[str, str]:
+    def ways(self) -> dict[str, str]:
         return dict(self.taken)
 
 
@@ -64,7 +65,7 @@ class Question:
         avals: the types of the equation's arguments.
         options: the mark.
         moves: which arguments have tangents, where the loop is about to be differentiated; () where it is lowered.
-        names: the ways that there are, the untuned choice first.
+        ways: all that there are, the untuned choice first.
         title: what to call it.
         held: bytes that exist besides its temporary arrays, and bytes that `jax.lax.scan` would hold besides these.
     """
@@ -74,7 +75,7 @@ class Question:
     avals: tuple[Any, ...] = field(compare=False, repr=False)
     options: Options = field(compare=False, repr=False)
     moves: tuple[bool, ...] = field(default=(), compare=False)
-    names: tuple[str, ...] = field(default=(), compare=False)
+    ways: tuple[str, ...] = field(default=(), compare=False)
     title: str = field(default="", compare=False)
     held: tuple[int, int] = field(default=(0, 0), compare=False)
 
@@ -83,13 +84,6 @@ class Question:
 _table = jax.make_user_context(None)
 # The list that collects the questions of what is lowered, or None.
 _asked = jax.make_user_context(None)
-
-
-class Questions(list):
-    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__
 
 
 def using(table: Table) -> AbstractContextManager[None]:
@@ -108,9 +102,9 @@ def collecting(questions: Questions) -> AbstractContextManager[None]:
 
 
 def taken(key: Callable[[], str]) -> str | None:
-    """Returns the name of the way that was chosen for a loop, or None. The key is computed only if it is needed."""
+    """Returns the way that was chosen for a loop, or None. The key is computed only if it is needed."""
     table = current()
-    return table.names.get(key()) if table.taken else None
+    return table.ways.get(key()) if table.taken else None
 
 
 def current() -> Table:
@@ -135,24 +129,24 @@ def ask(question: Question) -> None:
 _TRIP = re.compile(r"(.*), (\d+) steps a trip")
 
 
-def unrolled(name: str, steps: int) -> str:
-    """Returns the name of a way with several steps a trip of the loop.
+def unrolled(way: str, steps: int) -> str:
+    """Returns a way with several steps a trip of the loop.
 
     >>> unrolled("lax.scan", 4), parted("lax.scan, 4 steps a trip"), parted("lax.scan")
     ('lax.scan, 4 steps a trip', ('lax.scan', 4), ('lax.scan', 1))
     """
-    return f"{parted(name)[0]}, {steps} steps a trip"
+    return f"{parted(way)[0]}, {steps} steps a trip"
 
 
-def runs_steps(name: str) -> bool:
+def runs_steps(way: str) -> bool:
     """Returns True for a way that goes around a loop of steps."""
-    return name == REFERENCE or name.endswith("steps")
+    return way == REFERENCE or way.endswith("steps")
 
 
-def parted(name: str) -> tuple[str, int]:
-    """Returns the name of a way without the number of steps a trip, and that number."""
-    found = _TRIP.fullmatch(name)
-    return (found[1], int(found[2])) if found else (name, 1)
+def parted(way: str) -> tuple[str, int]:
+    """Returns a way without the number of steps a trip, and that number."""
+    parts = _TRIP.fullmatch(way)
+    return (parts[1], int(parts[2])) if parts else (way, 1)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -7,16 +7,15 @@ XLA:CPU compiles some loops as one kernel. In the optimized HLO such a loop is a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jaxlib.version
 
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
+from jrnn.loops.explain import instructions
+from jrnn.loops.explain.instructions import Computation
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", re.M | re.S)
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(")
 _FREE = frozenset(("bitcast", "constant", "get-tuple-element", "parameter", "tuple"))
 _CALLS = frozenset(("custom-call", "dot", "fft", "scatter", "sort"))  # each stops a loop from being one kernel, or may
 _SMALL = re.compile(r'xla_cpu_small_call="?true')
@@ -56,61 +55,35 @@ def loops_of(text: str) -> tuple[CompiledLoop, ...]:
     >>> loops_of(run.lower(jnp.ones(3)).compile().as_text())
     (CompiledLoop(steps=9, kernels=0, in_the_way=()),)
     """
-    bodies: dict[str, list[str]] = {}
-    entry = ""
-    for is_entry, name, body in _COMPUTATION.findall(text):
-        bodies[name] = body.splitlines()
-        entry = name if is_entry else entry
-    return tuple(_loops(entry, bodies))
+    entry, computations = instructions.computations(text)
+    return tuple(_loops(entry, computations))
 
 
-def _loops(name: str, bodies: dict[str, list[str]]) -> Iterator[CompiledLoop]:
-    for line, opcode in _instructions(bodies.get(name, [])):
-        inner = _called(line)
-        if opcode == "while":
-            yield CompiledLoop(_steps(line), *_cost(inner["body"], bodies))
-        elif opcode == "call" and _SMALL.search(line):
-            whole = [one for one, code in _instructions(bodies[inner["to_apply"]]) if code == "while"]
-            yield from (CompiledLoop(_steps(one), 0, ()) for one in whole)
-        elif opcode in ("call", "conditional"):
-            for other in inner.values():
-                yield from _loops(other, bodies)
+def _loops(name: str, computations: Mapping[str, Computation]) -> Iterator[CompiledLoop]:
+    for i in computations.get(name, {}).values():
+        if i.opcode == "while":
+            yield CompiledLoop(i.trips, *_cost(i.runs[0], computations))
+        elif _SMALL.search(i.attributes):
+            whole = (one for one in computations[i.runs[0]].values() if one.opcode == "while")
+            yield from (CompiledLoop(one.trips, 0, ()) for one in whole)
+        else:
+            for other in i.runs:
+                yield from _loops(other, computations)
 
 
-def _cost(name: str, bodies: dict[str, list[str]]) -> tuple[int, tuple[str, ...]]:
+def _cost(name: str, computations: Mapping[str, Computation]) -> tuple[int, tuple[str, ...]]:
     """Returns the kernels of one run of a computation, and what is in the way of one kernel."""
     kernels, stops = 0, dict[str, None]()
-    for line, opcode in _instructions(bodies.get(name, [])):
-        inner = _called(line)
-        if opcode in _FREE:
+    for i in computations.get(name, {}).values():
+        if i.opcode in _FREE:
             continue
-        if opcode in ("while", "call", "conditional") and not _SMALL.search(line):
-            branches = [inner["body"]] if opcode == "while" else list(inner.values())
-            costs = [_cost(other, bodies) for other in branches]
-            kernels += (_steps(line) or 1 if opcode == "while" else 1) * max((n for n, _ in costs), default=0)
-            stops.update(dict.fromkeys(stop for _, found in costs for stop in found))
+        if i.runs and not _SMALL.search(i.attributes):
+            costs = [_cost(other, computations) for other in i.runs]
+            kernels += (i.trips or 1) * max(count for count, _ in costs)
+            stops.update(dict.fromkeys(stop for _, others in costs for stop in others))
             continue
         kernels += 1
-        target = re.search(r'custom_call_target="([^"]+)"', line)
-        if opcode in _CALLS or "kind=kCustom" in line:
-            stops[target[1] if target else opcode] = None
+        target = re.search(r'custom_call_target="([^"]+)"', i.attributes)
+        if i.opcode in _CALLS or "kind=kCustom" in i.attributes:
+            stops[target[1] if target else i.opcode] = None
     return kernels, tuple(stops)
-
-
-def _instructions(lines: list[str]) -> Iterator[tuple[str, str]]:
-    for line in lines:
-        found = _INSTRUCTION.match(line)
-        if found:
-            yield line, found[1]
-
-
-def _called(line: str) -> dict[str, str]:
-    named = dict(re.findall(r"\b(body|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line))
-    branches = re.search(r"branch_computations=\{([^}]*)\}", line)
-    names = branches[1].replace("%", "").split(", ") if branches else ()
-    return named | {f"branch {k}": name for k, name in enumerate(names)}
-
-
-def _steps(line: str) -> int | None:
-    known: Any = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-    return int(known[1]) if known else None

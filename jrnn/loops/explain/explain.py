@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
+from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops import newton
 from jrnn.loops.costs import candidates as costs
 from jrnn.loops.explain import compiled
@@ -87,15 +88,15 @@ def explain_scan(
 
     >>> import jax.numpy as jnp
     >>> w = jnp.ones((80, 80))
-    >>> found = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 80)), jnp.ones((20, 2, 80)))
-    >>> print(found.forward[0])  # doctest: +ELLIPSIS
+    >>> explained = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 80)), jnp.ones((20, 2, 80)))
+    >>> print(explained.forward[0])  # doctest: +ELLIPSIS
     forward loop of 20 steps on cpu: scan
       computed for all steps before the loop (12,800 bytes):
         dot_general float32[2,80], 12,800 bytes at ...
       ...
       contractions in the loop: 1
       ...
-    >>> [plan.contractions for plan in found.training]
+    >>> [plan.contractions for plan in explained.training]
     [1, 1]
     """
 
@@ -110,9 +111,8 @@ def explain_scan(
     if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((init, xs))):
         jax.eval_shape(lambda: run(init, xs))  # a mistake raises what it raises in `scan`
     forward = plans_of(run, init, xs)
-    leaves = [leaf for leaf in jax.tree.leaves((init, xs)) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
-    outs = [leaf for leaf in jax.tree.leaves(jax.eval_shape(run, init, xs)) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    if not leaves or not outs:
+    given, outs = jax.tree.leaves((init, xs)), jax.tree.leaves(jax.eval_shape(run, init, xs))
+    if not any(map(is_smooth, given)) or not any(map(is_smooth, outs)):
         return Explanation(tuple(forward), ())
     return Explanation(tuple(forward), tuple(plans_of(lambda init, xs: _train(run, init, xs), init, xs)))
 
@@ -165,24 +165,23 @@ def explain(fn: Callable, *args: Any, compile: bool = False, **keywords: Any) ->
     ...     def loss(w):
     ...         return jnp.sum(scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.ones((8, 64)), xs, executor="scan")[0])
     ...     return w - 0.1 * jax.grad(loss)(w)
-    >>> found = explain(train_step, jnp.ones((64, 64)), jnp.ones((50, 8, 64)))
-    >>> [(plan.title, plan.contractions) for plan in found.loops]
+    >>> explained = explain(train_step, jnp.ones((64, 64)), jnp.ones((50, 8, 64)))
+    >>> [(plan.title, plan.contractions) for plan in explained.loops]
     [('forward loop of 50 steps on cpu', 1), ('reverse loop of 50 steps on cpu', 1)]
     """
     if not callable(fn):
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
     lowered = fn if hasattr(fn, "lower") else jax.jit(fn)
     with recorder.recorded() as plans:
-        found = lowered.lower(*args, **keywords)
-    return ProgramExplanation(tuple(plans), compiled.loops_of(found.compile().as_text()) if compile else None)
+        program = lowered.lower(*args, **keywords)
+    return ProgramExplanation(tuple(plans), compiled.loops_of(program.compile().as_text()) if compile else None)
 
 
 def _train(run: Callable, init: Any, xs: Any) -> Any:
     """Returns the results of `run`, and the gradient with respect to its arguments and everything that it closes over."""
     flat, values = jaxprs.without_closure(run, init, xs)
     out, pull = jax.vjp(lambda values, args: jax.tree.leaves(flat(values, *args)), values, (init, xs))
-    inexact = [jnp.issubdtype(jnp.result_type(o), jnp.inexact) for o in out]
-    return out, pull([jnp.ones_like(o) if i else jnp.zeros(o.shape, jax.dtypes.float0) for o, i in zip(out, inexact)])
+    return out, pull([jnp.ones_like(o) if is_smooth(o) else jnp.zeros(o.shape, jax.dtypes.float0) for o in out])
 
 
 def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:

@@ -117,11 +117,11 @@ def report() -> Report:
         The report, which prints itself. A `with` block ends it; without one it ends with the process.
 
     >>> import jax, jrnn, jax.numpy as jnp
-    >>> with jrnn.report() as found, jrnn.optimize_scans():
+    >>> with jrnn.report() as heard, jrnn.optimize_scans():
     ...     total = jax.jit(lambda xs: jax.lax.scan(lambda c, x: (jnp.sin(c + x), None), 0.0, xs)[0])(jnp.arange(4.0))
-    >>> [(row.loop, row.executor) for row in found.loops]
+    >>> [(row.loop, row.executor) for row in heard.loops]
     [('forward loop of 4 steps on cpu', 'lax.scan')]
-    >>> print(found)  # doctest: +ELLIPSIS
+    >>> print(heard)  # doctest: +ELLIPSIS
     1 loop: 0 rewritten, 1 left to lax.scan
     ...
       forward loop of 4 steps on cpu: lax.scan: it takes less time than planning it
@@ -149,7 +149,7 @@ def _nothing(plan: LoopPlan) -> str:
     assert plan.choice is not None
     theirs = plan.choice.chosen.estimate.seconds
     faster = [(other.estimate.seconds, other.name, why) for other, why in plan.choice.others]
-    faster = [found for found in faster if found[0] < theirs]
+    faster = [row for row in faster if row[0] < theirs]
     if not faster:
         return "no other way is estimated to be faster"
     seconds, name, why = min(faster)

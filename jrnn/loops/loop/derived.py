@@ -21,7 +21,7 @@ from jax.extend.core import jaxpr_as_fun
 from jrnn import jaxprs
 from jrnn.jaxprs.by_numpy import evaluate
 from jrnn.jaxprs.resized import resized
-from jrnn.jaxprs.tangents import pushed
+from jrnn.jaxprs.tangents import is_smooth, pushed
 from jrnn.loops.loop import mark
 from jrnn.loops.loop.record import ScanParams, strict_passes
 
@@ -50,13 +50,18 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
     >>> disagreement(lambda x: [x * x], lambda x: [x**3], [jax.typeof(jnp.ones(3))])
     'result 0 is off by 3e+00'
     """
-    places = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    places = [i for i, a in enumerate(avals) if is_smooth(a)]
     programs = []
     if sum(jaxprs.elements(a.shape) for a in avals) > _MOST_NUMBERS:
         raise TooLarge
     for fn in (original, derived):
+
+        def with_tangents(*args: Any, fn: Function = fn) -> Flat:
+            values, tangents = pushed(lambda *args: list(fn(*args)), args[: len(avals)], places, args[len(avals) :])
+            return [*values, *tangents]
+
         with mark.unmarked():
-            closed = jax.make_jaxpr(_with_tangents(fn, places, len(avals)))(*avals, *(avals[i] for i in places))
+            closed = jax.make_jaxpr(with_tangents)(*avals, *(avals[i] for i in places))
         if _work(closed.jaxpr) > _MOST:
             raise TooLarge
         programs.append(closed)
@@ -73,14 +78,6 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
 
 class TooLarge(Exception):
     """Raised if a comparison would take too long."""
-
-
-def _with_tangents(fn: Function, places: Sequence[int], count: int) -> Function:
-    def of(*args: Any) -> Flat:
-        values, tangents = pushed(lambda *args: list(fn(*args)), args[:count], places, args[count:])
-        return [*values, *tangents]
-
-    return of
 
 
 def _random(avals: Sequence[Any], seed: int) -> list[Any]:
@@ -123,9 +120,8 @@ def _work(jaxpr: Any) -> float:
 
 # Loops ------------------------------------------------------------------------------------------------------------------
 
-Run = Callable[
-    [Flat, Flat, Flat], tuple[Flat, Flat]
-]  # from constants, initial carries and inputs to last carries and ys
+# From constants, initial carries and inputs to last carries and ys.
+Run = Callable[[Flat, Flat, Flat], tuple[Flat, Flat]]
 # From a loop of few steps to the derived program, or None if there is none for so few steps.
 Derive = Callable[[ScanParams], Run | None]
 

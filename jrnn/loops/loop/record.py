@@ -2,7 +2,8 @@
 
 Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or literals) and equations are JAX's own.
 `jaxprs.evaluate` runs equations on an environment (variable -> value). `jaxprs.read` returns an atom's value in it, and
-`jaxprs.value` returns it as an array. A pass rewrites a loop by tracing such a run into new equations (`Loop.rewritten`).
+`jaxprs.value` returns it as an array. A pass puts new equations in the place of some (`Loop.replaced`), or traces a new step
+(`Loop.traced`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Var
+from jrnn.jaxprs import Atom, Env, Eqn, Program, Var
+from jrnn.loops.loop import inlining
+from jrnn.loops.loop.inlining import Names, inlined, named
 
 Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
 
@@ -69,47 +72,72 @@ class Loop:
 
     def closed(self) -> Any:
         """Returns the step as a closed jaxpr, from `inputs` to `outputs`."""
-        return jax.make_jaxpr(self.step)(*(v.aval for v in self.inputs))
+        return inlining.closed(Program((), (), self.inputs, self.eqns, self.outputs))
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         """Runs `length` steps with `jax.lax.scan`."""
 
         def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            outs = self.step(*consts, *carry, *x)
+            outs = call(*consts, *carry, *x[: len(self.xs)])
             return outs[: len(carry)], outs[len(carry) :]
 
+        call = inlining.called(self.closed())
         if not xs and not jaxprs.is_known(length):  # `jax.lax.scan` takes a symbolic length only from xs
             xs = [jnp.arange(length)]
         steps = None if xs else length
         return jax.lax.scan(step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll)
 
     def replaced(self, rule: Callable[[Any, Env], Sequence[Any] | None]) -> Loop:
-        """Traces the step again. `rule(eqn, env)` returns new values for an equation's results, or None to keep it."""
-
-        def evaluation(env: Env) -> Env:
-            for eqn in self.eqns:
-                values = rule(eqn, env)
-                if values is None:
-                    jaxprs.evaluate([eqn], env)
-                else:
-                    env.update(zip(eqn.outvars, values))
-            return env
-
-        return self.rewritten(evaluation)
-
-    def rewritten(self, evaluation: Callable[[Env], Env], avals: Sequence[Any] | None = None) -> Loop:
-        """Traces the step again from a function that evaluates it, and drops dead equations.
+        """Puts other equations in the place of some, and traces only these.
 
         Args:
-            evaluation: gets an environment of the inputs and defines the outputs in it.
-            avals: the new types of the inputs, if they change.
+            rule: `(eqn, env)` returns new values for an equation's results, or None to keep it.
         """
+        every = (*self.inputs, *(v for eqn in self.eqns for v in eqn.outvars))
+        variables = [v for v in every if isinstance(v.aval, jax.core.ShapedArray)]
+        changed: list[Eqn] = []
 
-        def step(*args: Any) -> list[Any]:
-            env = evaluation(dict(zip(self.inputs, args)))
-            return [jaxprs.read(env, atom) for atom in self.outputs]
+        def values(*args: Any) -> list[Any]:
+            env, new = dict(zip(variables, args)), []
+            for eqn in self.eqns:
+                results = rule(eqn, env)
+                if results is not None:
+                    changed.append(eqn)
+                    env.update(zip(eqn.outvars, results))
+                    new += [env[v] for v in eqn.outvars]
+            return new
 
-        return self.traced(step, [v.aval for v in self.inputs] if avals is None else avals, len(self.carry))
+        program = inlined(jax.make_jaxpr(values)(*(v.aval for v in variables)))
+        assert not program.constvars, "a rewrite may not add constants"
+        names: Names = dict(zip(program.invars, variables))
+        results = [v for eqn in changed for v in eqn.outvars]
+        names.update(zip(results, [named(names, a) for a in program.outvars]))
+        sources, eqns = jaxprs.producers(program.eqns), {}
+
+        def add(eqn: Eqn) -> None:
+            if id(eqn) not in eqns:
+                made(eqn.invars)
+                eqns[id(eqn)] = eqn.replace(invars=[named(names, a) for a in eqn.invars])
+
+        def made(atoms: Sequence[Atom]) -> None:
+            for v in jaxprs.variables(atoms):
+                if v in sources:
+                    add(sources[v])
+
+        gone = set(map(id, changed))
+        for eqn in self.eqns:
+            if id(eqn) in gone:
+                made([named(names, v) for v in eqn.outvars])
+            else:
+                add(eqn)
+        return self.of([*eqns.values()], [named(names, a) for a in self.outputs])
+
+    def of(self, eqns: Sequence[Eqn], outputs: Sequence[Atom]) -> Loop:
+        """Returns the loop with other equations and outputs, without what is dead."""
+        eqns, _ = jaxprs.needed(eqns, outputs, set(self.inputs), effects=True)
+        n = len(self.carry)
+        changed = replace(self, eqns=tuple(eqns), carry_out=tuple(outputs[:n]), ys=tuple(outputs[n:]))
+        return changed.verify() if strict_passes.value else changed
 
     def traced(self, step: Callable[..., Sequence[Any]], avals: Sequence[Any], n_carry: int) -> Loop:
         """Returns a loop with the same constants and length, and a step that is traced from a function.
@@ -119,7 +147,7 @@ class Loop:
             avals: the types of the arguments.
             n_carry: the number of carries.
         """
-        program = jaxprs.trace(step, avals)
+        program = inlined(jax.make_jaxpr(step)(*avals))
         assert not program.constvars, "a rewrite may not add constants"
         eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
         n_consts, first_x = len(self.consts), len(self.consts) + n_carry

@@ -23,19 +23,19 @@ _recorder = jax.make_user_context(None)
 listeners: list[Callable[[Any], None]] = []
 
 
-class Plans(list):
-    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches.
+class Collected(list):
+    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches."""
 
-    Attributes:
-        notes: reasons why loops were differentiated step by step.
-    """
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
+class Plans(Collected):
+    """Plans, and notes: reasons why loops were differentiated step by step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[str] = []
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__
 
 
 @contextmanager
@@ -72,9 +72,8 @@ def places() -> tuple[str, str]:
 
     A loop in an installed package has both; for a loop in the user's own code the second is "".
     """
-    text = source_info_util.summarize(
-        source_info_util.current(), _FRAMES
-    )  # as FILE:LINE (FUNCTION), the outermost first
+    # As FILE:LINE (FUNCTION), the outermost first.
+    text = source_info_util.summarize(source_info_util.current(), _FRAMES)
     inwards = text.splitlines()[::-1]
     frames = [frame for frame in inwards if not frame.startswith(OURS)]
     where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
@@ -19,8 +18,6 @@ from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
 from jrnn.loops.wrappers import early_exit
 from jrnn.loops.wrappers.masking import masked
-
-source_info_util.register_exclusion(__file__)
 
 _COMPARED = 3  # steps for which derivatives are compared with those of the loop
 

@@ -275,9 +275,8 @@ class _Iteration:
             rounding = self.enclosed(self.enclosures.rounding, old).astype(self.dtype)
         slopes, limits = step.slopes(old), jnp.finfo(self.dtype)
         own = jnp.nan_to_num(jnp.abs(joined) + rounding / self.eps, nan=jnp.inf)
-        own = jnp.clip(
-            own, limits.tiny * _PART, limits.max / _PART
-        )  # XLA multiplies by the reciprocal, a normal number
+        # XLA multiplies by the reciprocal, which is a normal number then.
+        own = jnp.clip(own, limits.tiny * _PART, limits.max / _PART)
         held = jnp.nan_to_num(jnp.clip(jnp.abs(slopes), 0, 1))
         if step.diagonal:
             scale = rounds.largest_in_rounds(held[..., None, None], own[..., None])[..., 0]

@@ -63,9 +63,7 @@ def columns(loop: Loop) -> Loop:
 
     Invariant: every value is unchanged.
     """
-    constant = set(loop.consts)
-    moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    by_rows = {id(e) for e in loop.eqns if _reads_rows(e) and e.invars[1] in constant and e.invars[0] in moving}
+    by_rows = {id(eqn) for eqn in reads_rows(loop)}
     if not by_rows:
         return loop
 
@@ -78,6 +76,15 @@ def columns(loop: Loop) -> Loop:
             return jaxprs.bind(eqn, x, jnp.transpose(matrix), dimension_numbers=((of_x, (0,)), batch))
 
     return loop.replaced(rule)
+
+
+def reads_rows(loop: Loop) -> list[Eqn]:
+    """Returns the products `x W^T` with a constant matrix."""
+    products = [*filter(_reads_rows, loop.eqns)]
+    if not products:
+        return []
+    constant, moving = set(loop.consts), jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    return [eqn for eqn in products if eqn.invars[1] in constant and eqn.invars[0] in moving]
 
 
 def _reads_rows(eqn: Eqn) -> bool:

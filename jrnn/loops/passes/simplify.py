@@ -29,9 +29,9 @@ def direct_views(loop: Loop) -> Loop:
 
     Invariant: every value is unchanged.
     """
-    if not any(_reshapes(eqn) or cuts_of([eqn]) for eqn in loop.eqns):
-        return loop
     made = jaxprs.producers(loop.eqns)
+    if not any(_is_indirect(eqn, made) for eqn in loop.eqns):
+        return loop
     same: dict[Var, Var] = {}
 
     def source(atom: Atom) -> Atom:
@@ -73,6 +73,14 @@ def _reshapes(eqn: Eqn) -> bool:
     if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return False
     return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
+
+
+def _is_indirect(eqn: Eqn, made: Mapping[Var, Any]) -> bool:
+    """Returns True for a view of a view, a view that changes nothing, and a slice of a concatenation."""
+    source = None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else made.get(eqn.invars[0])
+    if _reshapes(eqn):
+        return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape or (source is not None and _reshapes(source))
+    return source is not None and source.primitive.name == "concatenate" and bool(cuts_of([eqn]))
 
 
 def _part(of: Var, axis: int, lo: int, hi: int, made: Mapping[Var, Any]) -> tuple[Var, int, int, int] | None:

@@ -335,7 +335,8 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
     if not sums:
         return loop, None
 
-    def evaluation(env: Env) -> Env:
+    def step(*args: Any) -> list[Any]:
+        env = dict(zip(loop.inputs, args))
         narrow = {loop.carry[i]: env[loop.carry[i]].astype(loop.carry[i].aval.dtype) for i in sums}
         jaxprs.evaluate(loop.eqns, known := {**env, **narrow})
         for i, values in sums.items():
@@ -343,11 +344,11 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
             for v in values:
                 total = total + jaxprs.value(known, v).astype(total.dtype)
             known[loop.carry_out[i]] = total
-        return known
+        return [jaxprs.read(known, a) for a in loop.outputs]
 
     wide = [v.aval for v in loop.inputs]
     first = len(loop.consts)
     for i in sums:
         wide[first + i] = wide[first + i].update(dtype=accumulator(wide[first + i].dtype), weak_type=False)
-    widened = loop.rewritten(evaluation, wide)
+    widened = loop.traced(step, wide, len(loop.carry))
     return widened, WideSums(*(tuple(v.aval.dtype for v in carry) for carry in (widened.carry, loop.carry)))

@@ -1,17 +1,15 @@
 """How a loop is run: a plan, whose `node` is a tree.
 
 `nodes.py` has the nodes, which run, estimate and describe themselves, and nest. `plan.py` has the plan of a loop, and prints
-it from the descriptions (`description.py`).
+it from their descriptions (`loop/description.py`).
 """
 
+from jrnn.loops.loop.description import Description as Description
+from jrnn.loops.loop.description import Item as Item
 from jrnn.loops.plans.arithmetic import Arithmetic as Arithmetic
-from jrnn.loops.plans.description import Description as Description
-from jrnn.loops.plans.description import Item as Item
 from jrnn.loops.plans.nodes import Converted as Converted
 from jrnn.loops.plans.nodes import InChunks as InChunks
-from jrnn.loops.plans.nodes import Kernel as Kernel
 from jrnn.loops.plans.nodes import Node as Node
-from jrnn.loops.plans.nodes import OneCall as OneCall
 from jrnn.loops.plans.nodes import Solved as Solved
 from jrnn.loops.plans.nodes import Split as Split
 from jrnn.loops.plans.nodes import Steps as Steps

@@ -20,10 +20,9 @@ from jrnn.loops.costs.equation_costs import ONE_KERNEL, REDUCTIONS, is_by_vector
 from jrnn.loops.costs.estimates import Estimator, Part, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop.description import Description, described
 from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
-from jrnn.loops.plans.description import Description
-from jrnn.loops.plans.nodes import Steps
 
 _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
 _LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
@@ -58,7 +57,7 @@ class Arithmetic:
     cost: Estimate
     in_the_way: tuple[str, ...]
     within_limit: bool
-    name = "as arithmetic"
+    way = "as arithmetic"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         return self.loop.run(consts, init, xs, length)
@@ -67,7 +66,7 @@ class Arithmetic:
         return self.cost
 
     def describe(self) -> Description:
-        return replace(Steps(self.loop).describe(), remarks=(str(self),))
+        return described(self.loop, str(self))
 
     @property
     def is_one_kernel(self) -> bool:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jrnn.jaxprs import primitives
-from jrnn.loops.affine.associative import Solved as Solution
+from jrnn.loops.affine import associative
 from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop.description import Description, contractions, described, items
 from jrnn.loops.passes import Fission, movable, widen_sums
-from jrnn.loops.plans.description import Description, contractions, items
 from jrnn.loops.plans.split_costs import SplitCosts
 from jrnn.loops.wrappers.recompute import in_chunks
 
@@ -39,7 +39,7 @@ class Node(Protocol):
         """Returns what it does, for `explain`."""
 
     @property
-    def name(self) -> str:
+    def way(self) -> str:
         """A text that names this way among all ways to run the loop. It is the same in every process."""
 
 
@@ -48,7 +48,7 @@ class Steps:
     """Runs the steps one by one with `jax.lax.scan`."""
 
     loop: Loop
-    name = "steps"
+    way: str = "steps"
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.loop.run(consts, init, xs, length)
@@ -58,7 +58,7 @@ class Steps:
         return estimate(estimator.trips(self.loop, inside), inside.peak)
 
     def describe(self) -> Description:
-        return Description(stacked=items(self.loop.ys, self.loop), contractions=contractions(self.loop.eqns))
+        return described(self.loop)
 
 
 class Conversion(Protocol):
@@ -93,8 +93,8 @@ class Converted:
         return replace(inner, remarks=(*self.remarks, *inner.remarks))
 
     @property
-    def name(self) -> str:
-        return self.inner.name
+    def way(self) -> str:
+        return self.inner.way
 
 
 def by_steps(loop: Loop) -> Node:
@@ -144,7 +144,7 @@ class Split:
         )
 
     @property
-    def name(self) -> str:
+    def way(self) -> str:
         """Names what leaves the loop by the numbers of its equations and carries."""
         moves = movable(self.fission, floating_sums=True)
         place = {v: i for i, eqn in enumerate(self.fission.loop.eqns) for v in eqn.outvars}
@@ -154,7 +154,7 @@ class Split:
             "summed": list(moves.summed),
         }
         parts = [f"{key} {' '.join(map(str, sorted(at)))}" for key, at in numbers.items() if at]
-        return "; ".join([*parts, *["coefficients before the loop"] * self.coefficients, self.inner.name])
+        return "; ".join([*parts, *["coefficients before the loop"] * self.coefficients, self.inner.way])
 
 
 @dataclass(frozen=True)
@@ -182,55 +182,22 @@ class InChunks:
         return replace(inner, chunk=self.size, remarks=(remark, *inner.remarks))
 
     @property
-    def name(self) -> str:
-        return f"{self.size} at a time; {self.inner.name}"
+    def way(self) -> str:
+        return f"{self.size} at a time; {self.inner.way}"
 
 
 @dataclass(frozen=True)
 class Solved:
     """Solves an affine loop for all steps in log T rounds."""
 
-    solution: Solution
-    name = "associative"
-
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.solution.run(consts, init, xs, length)
-
-    def describe(self) -> Description:
-        return Steps(self.solution.loop).describe()
-
-
-class Kernel(Protocol):
-    """A compiled program that runs a whole loop."""
-
-    name: str
-
-    def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        """Runs `length` steps."""
-
-    def estimate(self, estimator: Estimator) -> Estimate:
-        """Returns the time and the memory of all steps. The estimator knows the equations of the loop."""
-
-
-@dataclass(frozen=True)
-class OneCall:
-    """Runs a loop as one call of a kernel, which keeps the state to itself."""
-
-    kernel: Kernel
     loop: Loop
+    way = "associative"
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.kernel.run(consts, init, xs, length)
-
-    def estimate(self, estimator: Estimator) -> Estimate:
-        return self.kernel.estimate(estimator)
+        return associative.solved(self.loop, consts, init, xs, length)
 
     def describe(self) -> Description:
-        return replace(Steps(self.loop).describe(), remarks=(str(self.kernel),))
-
-    @property
-    def name(self) -> str:
-        return self.kernel.name
+        return described(self.loop)
 
 
 def at_leaf(node: Any, change: Callable[[Any], Any]) -> Any:

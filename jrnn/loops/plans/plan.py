@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 
@@ -13,8 +13,8 @@ from jrnn.loops.costs import machines
 from jrnn.loops.costs.candidates import Choice
 from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.loop import Loop
-from jrnn.loops.plans.description import Description, Item, contractions
-from jrnn.loops.plans.nodes import Node, Steps
+from jrnn.loops.loop.description import Description, Item, contractions, described
+from jrnn.loops.plans.nodes import Node
 
 NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
 _SHOWN = 2  # the most values of each kind that are printed
@@ -53,8 +53,7 @@ class LoopPlan:
         target: what it is lowered for.
         loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
         node: runs it, or None if `jax.lax.scan` lowers it.
-        executor: "lax.scan", "scan", "associative", "persistent" or "native"; or "chunks", for a loop and its gradient that
-            run as `loops/chunks` in place of a loop over steps.
+        executor: "lax.scan", "scan", "associative", "persistent", "native", or "chunks" for a loop and its gradient.
         notes: reasons for what was not done.
         choice: the candidates that were compared, or None if the loop could not be planned.
         otherwise: the plans to lower instead, in order, if this one cannot be lowered; after them, `jax.lax.scan`.
@@ -76,10 +75,9 @@ class LoopPlan:
     @functools.cached_property
     def description(self) -> Description:
         """What is done with the loop."""
-        if self.node is not None or self.loop is None:
-            return Description() if self.node is None else self.node.describe()
-        as_it_is = Steps(self.loop).describe()
-        return replace(as_it_is, stacked=()) if self.executor == "chunks" else as_it_is
+        if self.node is not None:
+            return self.node.describe()
+        return Description() if self.loop is None else described(self.loop)
 
     @property
     def hoisted(self) -> tuple[Item, ...]:

@@ -1,7 +1,8 @@
 """The search among ways to run a loop: what leaves the loop, and how many steps run at a time.
 
-A backend gives it a loop, and takes the cheapest candidate that fits the bound of memory (`costs/candidates.py`). A
-candidate's node has a name that is the same in every process, so that a choice can be written down and taken again."""
+A backend gives it a loop, and takes the cheapest candidate that fits the bound of memory (`costs/candidates.py`). The
+way of a candidate's node is a text that is the same in every process, so that a choice can be written down and taken again.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +64,10 @@ class Search:
 
     def choose(self, candidates: Sequence[Candidate], take: str | None = None) -> Choice:
         """Returns the way `take` if it is among the candidates, or else the cheapest candidate that fits."""
-        taken = next((way for way in candidates if take is not None and way.way == take), None)
+        taken = next((c for c in candidates if take is not None and c.node.way == take), None)
         if taken is not None:
-            others = (way for way in candidates if way is not taken)
-            return Choice(taken, tuple((way, "not the fastest that was measured") for way in others))
+            others = (c for c in candidates if c is not taken)
+            return Choice(taken, tuple((c, "not the fastest that was measured") for c in others))
         margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
         return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides, self.small)
 
@@ -92,21 +93,21 @@ class Search:
         fission = self.split(moves)
         node = Split(fission, Steps(fission.core))
         parts = node.costs(self.estimator)
-        ways = [
+        every = [
             Candidate(name, parts.at_once(n), node if n is None else InChunks(node, n)) for n in self._chunks(parts)
         ]
-        fitting = [way for way in ways if self._fits(way)]
+        fitting = list(filter(self._fits, every))
         if fitting:
-            return min(fitting, key=lambda way: way.estimate.seconds)
-        return min(ways, key=lambda way: way.estimate.memory)
+            return min(fitting, key=lambda candidate: candidate.estimate.seconds)
+        return min(every, key=lambda candidate: candidate.estimate.memory)
 
     def _bound(self, ratio: float = 1.0) -> float:
         theirs = self.reference.estimate.memory + self.held + self.saved
         return costs.bound(self.options.memory, theirs, ratio, self.small) - self.held
 
-    def _fits(self, way: Candidate) -> bool:
-        ours, theirs = (c.estimate.seconds + self.besides for c in (way, self.reference))
-        return way.estimate.memory <= self._bound(ours / theirs)
+    def _fits(self, candidate: Candidate) -> bool:
+        ours, theirs = (c.estimate.seconds + self.besides for c in (candidate, self.reference))
+        return candidate.estimate.memory <= self._bound(ours / theirs)
 
     def _chunks(self, parts: SplitCosts) -> Iterator[int | None]:
         """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
@@ -136,8 +137,8 @@ class Search:
                     best, at, changed = selection, moved, True
         return [best] if at != start else []
 
-    def _rank(self, way: Candidate) -> tuple[bool, float]:
-        return not self._fits(way), way.estimate.seconds
+    def _rank(self, candidate: Candidate) -> tuple[bool, float]:
+        return not self._fits(candidate), candidate.estimate.seconds
 
 
 def _allowance(loop: Loop) -> float:
@@ -163,8 +164,8 @@ def _besides(loop: Loop, options: Options, reference: Estimate) -> tuple[int, in
         return held, 0
     # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
     again = [e for e in loop.eqns if "rematted_computation" in str(e.source_info.name_stack)]
-    made = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
-    rest = {v for e in loop.eqns if not any(v in made for v in e.outvars) for v in jaxprs.inputs(e)}
+    repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
+    rest = {v for e in loop.eqns if not any(v in repeated for v in e.outvars) for v in jaxprs.inputs(e)}
     read = {v for e in again for v in jaxprs.inputs(e)}
     instead = sum(jaxprs.nbytes(v) for v in loop.xs if v in read and v not in rest)
-    return held, steps * max(sum(map(jaxprs.nbytes, made & rest)) - instead, 0)
+    return held, steps * max(sum(map(jaxprs.nbytes, repeated & rest)) - instead, 0)

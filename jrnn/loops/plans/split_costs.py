@@ -32,10 +32,10 @@ class SplitCosts:
         self.estimator, self.fission, self.inside = estimator, fission, inside
         read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
         given = {*loop.xs, *jaxprs.variables(loop.ys)}
-        made = {v for e in fission.added for v in e.outvars}
+        totals = {v for e in fission.added for v in e.outvars}
         added = {*jaxprs.free_variables(fission.added)}
         # What is no contraction or reduction is stacked, and the stack is summed.
-        added |= {v for values in fission.summed.values() for v in jaxprs.variables(values) if v not in made}
+        added |= {v for values in fission.summed.values() for v in jaxprs.variables(values) if v not in totals}
         self.before = estimator.part(fission.hoisted, fission.early, together=True)
         self.after = estimator.part(fission.sunk, fission.late, together=True)
         self.sums = estimator.sums(fission.added)

@@ -33,8 +33,8 @@ def install() -> None:
             stacklevel=2,
         )
         return
-    for platform in backends.BACKENDS:
-        with suppress(NotImplementedError):  # the name of an executor, or a platform that this installation has not
+    for platform in backends.BY_PLATFORM:
+        with suppress(NotImplementedError):  # a platform that this installation has not
             mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
     for table, rule, chunks in zip(tables, rules, (in_chunks.jvp, in_chunks.linearize)):
         rule = differentiation.storing_less(rule, current_xla_metadata)

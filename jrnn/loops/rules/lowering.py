@@ -1,8 +1,8 @@
 """Lowering of a marked loop, forward or reverse: it is planned for the platform, and the plan is lowered.
 
 To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop/record.py`) and gets its
-`LoopPlan` (`plans/plan.py`) from `backends.plan`. The plan's node is traced in place of the loop. A plan without a node
-leaves the loop to JAX. `jaxprs.opened` inlines the calls in a jaxpr."""
+`LoopPlan` (`plans/plan.py`) from its backend. The plan's node is traced in place of the loop. A plan without a node
+leaves the loop to JAX."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import platform_of
 from jrnn.loops import backends
+from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder, strict_passes
+from jrnn.loops.loop.inlining import inlined
 from jrnn.loops.plans import LoopPlan, Target
 
 
@@ -63,29 +65,32 @@ def _chosen(
     params: dict[str, Any], avals: Sequence[Any], target: Target, options: Options
 ) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan that was chosen by measurement, or else the one that is estimated to be best."""
+    backend = backends.of(target, options)
     if options.executor != "auto" or target.devices > 1 or target.exported:
-        return _planned(target, options, None, ScanParams.of(params))
+        return _planned(backend, target, options, None, ScanParams.of(params))
     device = functools.partial(tuned.device, target.platform, target.kind)
     key = functools.cache(lambda: tuned.key_of("loop", params, avals, options, device()))
-    planned = _planned(target, options, tuned.taken(key), ScanParams.of(params))
+    planned = _planned(backend, target, options, tuned.taken(key), ScanParams.of(params))
     if tuned.is_asked() and planned[0].loop is not None:
-        (names, held), title = backends.ways(planned[0], options), recorder.titled(planned[0].title)
-        tuned.ask(Question(key(), params, tuple(avals), options, (), names, title, held))
+        (ways, held), title = backend.ways_of(planned[0], options), recorder.titled(planned[0].title)
+        tuned.ask(Question(key(), params, tuple(avals), options, (), ways, title, held))
     return planned
 
 
 @functools.lru_cache(maxsize=256)
-def _planned(target: Target, options: Options, take: str | None, scan: ScanParams) -> tuple[LoopPlan, tuple[Any, ...]]:
+def _planned(
+    backend: Backend, target: Target, options: Options, take: str | None, scan: ScanParams
+) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan of an equation, and the values of its jaxpr's constants."""
     loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
     if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
-        program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
+        program = inlined(scan.jaxpr)
         loop, values = scan.loop(program), program.consts
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
-        return backends.plan(loop, target, options, take), values
+        return backend.planned(loop, target, options, take), values
     except Exception as error:
         return _left_by(error, target, loop), ()
 
@@ -109,11 +114,11 @@ def _target(platform: str, ctx: Any) -> Target:
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
     scans = [ScanParams.of(e.params) for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive is scan_p]
-    return [scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)) for scan in scans]
+    return [scan.loop(inlined(scan.jaxpr)) for scan in scans]
 
 
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the marked loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
-    marked = [(eqn, options) for eqn in scans if (options := mark.options_in(eqn.ctx.xla_metadata)) is not None]
-    return [_planned(target, options, None, ScanParams.of(eqn.params))[0] for eqn, options in marked]
+    marked = [(ScanParams.of(e.params), mark.options_in(e.ctx.xla_metadata)) for e in scans]
+    return [_planned(backends.of(target, o), target, o, None, scan)[0] for scan, o in marked if o is not None]

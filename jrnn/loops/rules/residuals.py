@@ -21,14 +21,13 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
     from jax._src import config as private_config
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.jaxprs.tangents import Linearized, pushed
+from jrnn.jaxprs.tangents import Linearized, pushed, with_derivative
 from jrnn.loops.costs import equation_costs, machines
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.loop import ScanParams
@@ -89,17 +88,7 @@ def storing_less(scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...]
             return lambda primals, tangents: pushed(run, primals, places, tangents)
         return _derivative(parts, _at_hand(parts, scan, stacks, option))
 
-    def rule(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
-        places = tuple(i for i, (p, t) in enumerate(zip(primals, tangents)) if _moves(p, t))
-        return derivative(places)(primals, [tangents[i] for i in places])
-
-    smooth = jax.custom_jvp(run)
-    smooth.defjvp(rule, symbolic_zeros=True)
-    return smooth
-
-
-def _moves(primal: Any, tangent: Any) -> bool:
-    return not isinstance(tangent, SymbolicZero) and jnp.issubdtype(jax.typeof(primal).dtype, jnp.inexact)
+    return with_derivative(run, lambda primals, places, tangents: derivative(places)(primals, tangents))
 
 
 def _is_plain(closed: Any) -> bool:
@@ -156,8 +145,7 @@ def _derivative(parts: Linearized, at_hand: Collection[Var]) -> Callable[[Flat, 
         results = [jaxprs.value(env, a) for a in returned]
         # With the checkpoint, JAX can store only the arguments, and not what `reverse_part` computes again.
         given = iter(_checkpoint(of_tangents)([env[v] for v in read], tangents))
-        zero = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
-        return results, [z if a is None else next(given) for z, a in zip(zero, parts.outs)]
+        return results, [None if a is None else next(given) for a in parts.outs]
 
     return rule
 

@@ -24,15 +24,11 @@ from jrnn.loops.wrappers.call import Call, Rest, Results
 from jrnn.loops.wrappers.masking import masked
 
 
-def run(call: Call) -> Results:
-    """Runs a loop by all stages."""
-    return _from(0, call)
-
-
-def _from(number: int, call: Call) -> Results:
+def run(call: Call, number: int = 0) -> Results:
+    """Runs a loop by the stages from a number on."""
     if number == len(STAGES):
         return _by_jax(call)
-    return STAGES[number](call, lambda call: _from(number + 1, call))
+    return STAGES[number](call, lambda call: run(call, number + 1))
 
 
 def _by_cudnn(call: Call, rest: Rest) -> Results:

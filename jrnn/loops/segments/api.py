@@ -10,21 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend import source_info_util
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.carries import Stage
 from jrnn.loops.loop import FlatScan, Loop, ScanParams, derived, recorder
-from jrnn.loops.segments.place import Place, Values, cast, is_smooth, like
+from jrnn.loops.segments.place import Place, Values, cast, like
 from jrnn.loops.segments.starts import Segment, Solver, applied, stages
 
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
-
 _COMPARED = 4  # steps for which the summary of a segment is compared with the loop
-_OPENED = {**jaxprs.CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
 
 
 def scan(
@@ -81,21 +78,15 @@ def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Val
             ends = push([tangent[i] for i in smooth], inputs)[0]
             return {i: ends[i] for i in smooth}
 
-        first = {i: _instantiated(tangents[1][i], start[i]) for i in smooth}
+        of_init = [jnp.zeros_like(v) if isinstance(t, SymbolicZero) else t for v, t in zip(start, tangents[1])]
+        first = {i: like(of_init[i], start[i]) for i in smooth}
         of_start = solver.tangents(first, matrices, good, pushed)
         outs = push([of_start[i] for i in smooth], inputs)
-        return results, jax.tree.map(_out_tangent, results, outs)
+        zeros = jax.tree.map(lambda v: SymbolicZero(jax.typeof(v).to_tangent_aval()), results)
+        return results, jax.tree.map(lambda v, zero, t: t if is_smooth(v) else zero, results, zeros, outs)
 
     solved.defjvp(rule, symbolic_zeros=True)
     return solved
-
-
-def _instantiated(tangent: Any, value: Any) -> Any:
-    return like(jnp.zeros_like(value) if isinstance(tangent, SymbolicZero) else tangent, value)
-
-
-def _out_tangent(out: Any, tangent: Any) -> Any:
-    return tangent if is_smooth(out) else SymbolicZero(jax.typeof(out).to_tangent_aval())
 
 
 def _typed(f: Callable) -> Callable:
@@ -129,7 +120,7 @@ def _communicates(closed: Any, place: Place) -> bool:
 
 def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
     """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its known constants."""
-    program = jaxprs.opened(closed, _OPENED)
+    program = jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS)
     loop = ScanParams(closed, 0, n_carry, steps, reverse).loop(program)
     return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
 
@@ -163,7 +154,7 @@ def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Va
 
 def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Place) -> Any:
     """Casts a constant, unless equations with a jaxpr inside read it: the types in that jaxpr are fixed."""
-    if not jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact):
+    if not is_smooth(value):
         return value if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended) else jnp.asarray(value)
     same = {name}
     for eqn in program.eqns:
@@ -178,7 +169,7 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
     def summarized(scan: ScanParams) -> derived.Run:
-        opened = jaxprs.opened(scan.jaxpr, _OPENED)
+        opened = jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
         loop = scan.loop(opened)
 
         def run(f: Callable, init: Any, xs: Any, length: int, linear: bool = False, same: bool = False) -> Any:
@@ -200,7 +191,7 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
 
         return of
 
-    few = derived.lifted(jaxprs.opened(closed, _OPENED), n_carry, _COMPARED, place.reverse)
+    few = derived.lifted(jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, place.reverse)
     agrees, note = derived.verdict(few, f"over {place.count} devices", summarized)
     if note:
         recorder.note(note)

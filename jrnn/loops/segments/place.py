@@ -148,7 +148,3 @@ def _sent(value: Any, send: Callable[[Any], Any]) -> Any:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(send(jax.random.key_data(value)), impl=jax.random.key_impl(value))
     return send(value.astype(jnp.int8)).astype(bool) if value.dtype == bool else send(value)
-
-
-def is_smooth(value: Any) -> bool:
-    return jnp.issubdtype(value.dtype, jnp.inexact)

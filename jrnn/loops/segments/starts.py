@@ -12,17 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import source_info_util
 
 from jrnn import jaxprs
-from jrnn.loops import chunks
+from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
-from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept
+from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept, part_of
 from jrnn.loops.affine.matrix import matrix_form
 from jrnn.loops.loop import Loop, strict_passes
 from jrnn.loops.segments.place import Place, Values, like
-
-source_info_util.register_exclusion(__file__)  # plans show the user's lines instead
 
 _RUNS = 4  # runs of a basis that are worth it for any number of devices
 
@@ -57,18 +54,16 @@ class Segment:
         self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values
     ) -> tuple[Callable[[Values, Values], tuple[Values, Values]], Values]:
         """Returns the step of some of the carries and outputs, and the inputs that it reads."""
-        loop = self.loop
-        eqns, used = jaxprs.needed(loop.eqns, [*(loop.carry_out[i] for i in carry), *ys], {*loop.inputs})
-        stacks = {v: x for v, x in zip(loop.xs, xs) if v in used}
-        fixed = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
+        loop, stacks = self.loop, dict(zip(self.loop.xs, xs))
+        known = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
+        part = part_of(loop, carry, ys, known, stacks)
+        fixed = [known[v] for v in part.consts]
 
         def step(old: Values, x: Values) -> tuple[Values, Values]:
-            env = {**fixed, **dict(zip(stacks, x)), **{loop.carry[i]: v for i, v in zip(carry, old)}}
-            jaxprs.evaluate(eqns, env)
-            new = [like(jaxprs.value(env, loop.carry_out[i]), v) for i, v in zip(carry, old)]
-            return new, [jaxprs.value(env, y) for y in ys]
+            outs = part.step(*fixed, *old, *x)
+            return [like(new, v) for new, v in zip(outs, old)], outs[len(old) :]
 
-        return step, list(stacks.values())
+        return step, [stacks[v] for v in part.xs]
 
     def matrix(self, stage: Stage, transition: Blocks, consts: Values, start: Values, xs: Values) -> Any:
         """Returns A of a group of carries."""
@@ -129,7 +124,7 @@ class Solver:
             start = jaxprs.replaced(start, stage.carry, starts)
         if not self.is_guarded:
             return start, matrices, True
-        finite = chunks.all_finite([lax.stop_gradient(v) for v in checked])
+        finite = rounds.all_finite([lax.stop_gradient(v) for v in checked])
         good = self.place.everywhere(finite)
 
         def handed(init: Values) -> Values:

@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import JrnnError
+from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.while_loops.while_loop import while_loop
 
 SLOTS = 32  # per level of checkpoints; with up to SLOTS**2 trips no step is computed more than four times
@@ -144,15 +145,11 @@ def _checkpoints(run: Callable, state: Any, segments: Any, stride: Any, count: A
     return lax.fori_loop(0, segments, segment, (slots, state))[0]
 
 
-def _is_floating(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
-
-
 def _without_float0(like: Any, cotangents: Any) -> Any:
     """Replaces the cotangents of leaves without gradients, which a loop cannot carry, by empty arrays."""
-    return jax.tree.map(lambda x, g: g if _is_floating(x) else jnp.zeros((0,)), like, cotangents)
+    return jax.tree.map(lambda x, g: g if is_smooth(x) else jnp.zeros((0,)), like, cotangents)
 
 
 def _as_cotangents(like: Any, gradients: Any) -> Any:
     """Gives leaves without gradients cotangents of dtype float0, as JAX requires."""
-    return jax.tree.map(lambda x, g: g if _is_floating(x) else np.zeros(x.shape, jax.dtypes.float0), like, gradients)
+    return jax.tree.map(lambda x, g: g if is_smooth(x) else np.zeros(x.shape, jax.dtypes.float0), like, gradients)

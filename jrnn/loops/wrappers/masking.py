@@ -27,13 +27,13 @@ def checked_reset_state(given: Any, init: Any, resets: Any) -> Any:
         name, shape = jax.tree_util.keystr(path), jnp.shape(first)
         try:
             new = new if jax.dtypes.issubdtype(jnp.result_type(new), jax.dtypes.extended) else jnp.asarray(new)
-            found = new if new.shape == shape else jnp.broadcast_to(new, shape)
+            state = new if new.shape == shape else jnp.broadcast_to(new, shape)
         except (TypeError, ValueError):
             raise ScanError(f"scan: reset_state{name} cannot be broadcast to the carry's shape {list(shape)}") from None
         if _rank(new.dtype) > _rank(jnp.result_type(first)):
             held = jnp.result_type(first)
             raise ScanError(f"scan: reset_state{name} is {new.dtype}, which a carry of {held} cannot hold; convert it")
-        return found
+        return state
 
     try:
         return jax.tree.map_with_path(one, init, given)

@@ -71,11 +71,6 @@ def check_names(names: Collection[str], eqns: Sequence[Eqn]) -> None:
             )
 
 
-def is_checkpoints(recompute: Any) -> bool:
-    """Returns True if the option asks for checkpoints of the carry."""
-    return recompute == "sqrt" or isinstance(recompute, (int, np.integer))
-
-
 def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had: Collection[Var]) -> set[Var]:
     """Returns the values of a step that may not be residuals.
 
@@ -105,7 +100,7 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had
 def with_checkpoints(call: Call, rest: Rest) -> Results:
     """The stage that runs a loop in pieces. Only the carries between them are kept for the reverse pass."""
     recompute, steps = call.recompute, call.steps
-    if not is_checkpoints(recompute):
+    if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
         return rest(call)
 
     def run(carry: Any, xs: Any, steps: Any) -> Results:

@@ -25,20 +25,8 @@ from jrnn.nets.lowering import run_net
 from jrnn.nets.ops.recurrent_network import initial_state
 from jrnn.nets.ops.recurrent_wiring import Wiring, parse
 from jrnn.nets.registry import lookup
-from jrnn.testing.gradients.compare import (
-    DIFFERENCE_TOLERANCE,
-    TOLERANCE,
-    Effort,
-    agreements,
-    by_jax,
-    chosen,
-    compare,
-    disagree,
-    element_differences,
-    inner_errors,
-    net_error,
-    weighted,
-)
+from jrnn.testing.gradients import compare
+from jrnn.testing.gradients.compare import Effort
 from jrnn.testing.gradients.held import holding, rule_name, stopping_lines
 from jrnn.testing.gradients.kinks import near_kinks
 from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport
@@ -52,11 +40,7 @@ def check_gradients(
     *,
     wrt: Iterable[str] | None = None,
     key: Any = None,
-    tolerance: float = TOLERANCE,
-    difference_tolerance: float = DIFFERENCE_TOLERANCE,
-    max_elements: int = 200,
-    directions: int = 0,
-    second: bool = False,
+    **effort: Any,
 ) -> GradientReport:
     """Computes the gradient of a net in three ways, in float64, and compares them element by element.
 
@@ -67,11 +51,7 @@ def check_gradients(
             if it has up to 4096 elements, else one random combination of the outputs.
         wrt: the blobs with respect to which gradients are computed; defaults to all floating-point blobs that the net reads.
         key: a `jax.random.key` for random operators; each evaluation draws the same numbers.
-        tolerance: of JAX's gradient and the net's, relative to the gradient's largest element if that is above 1.
-        difference_tolerance: the same of JAX's gradient and central differences.
-        max_elements: how many elements of a blob, evenly spaced, are checked by differences one by one.
-        directions: the number of random directions along which blobs with more elements are checked in addition.
-        second: whether second derivatives are compared too, JAX's with differences of its gradient.
+        effort: fields of `jrnn.testing.gradients.Effort`, such as `tolerance`, `max_elements` or `second`.
 
     Raises:
         GradientError: a loss of more than one element, an unknown blob, or an operator without gradient.
@@ -82,21 +62,20 @@ def check_gradients(
     >>> check_gradients(net, {"x": np.array([0.5, -1.0], np.float32)}, "loss").agrees
     True
     """
-    effort = Effort(tolerance, difference_tolerance, max_elements, directions, second)
     with jax.enable_x64(True):
-        return check(subject_of_net(net, blobs, loss, wrt=wrt, key=key), effort)
+        return check(subject_of_net(net, blobs, loss, wrt=wrt, key=key), Effort(**effort))
 
 
 def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
     """The report on a subject. To be called with 64-bit types enabled. `inner`: compare blobs within the net too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradientWarning)  # the fault says what stops a gradient
-        blobs, notes = agreements(s, effort)
+        blobs, notes = compare.agreements(s, effort)
         if not s.exact and s.held is None and not _differences_agree(blobs, effort):
             held = holding(s.function, s.point)
             if held is not None:
                 s = replace(s, held=held)
-                blobs, notes = agreements(s, effort)
+                blobs, notes = compare.agreements(s, effort)
                 lines = ", ".join(stopping_lines(s.function, s.point)) or "in a library"
                 notes.append(f"central differences hold the values that stop_gradient stops ({lines})")
         fault = None
@@ -114,13 +93,13 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
         effort.doing("computing the loss and the blobs within the net" if inner else "computing the loss")
         single = sum(v[0].size for v in s.seeds.values()) == 1
         return GradientReport(
-            loss=float(np.asarray(jax.jit(weighted(s))(s.point))[0]) if single else None,
+            loss=float(np.asarray(jax.jit(compare.weighted(s))(s.point))[0]) if single else None,
             blobs=tuple(blobs),
             tolerance=effort.tolerance,
             difference_tolerance=effort.difference_tolerance,
             name=s.net.name,
             outputs=tuple(s.seeds),
-            inner=inner_errors(s) if inner else {},
+            inner=compare.inner_errors(s) if inner else {},
             fault=fault,
             notes=tuple(notes),
         )
@@ -148,16 +127,16 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
     None if the gradients of the net itself agree, which happens if the subject's function is not the net.
     """
     kind = "net" if any(not (b.net_error or 0.0) <= effort.tolerance for b in blobs) else "difference"
-    if not s.exact and not disagree(_suffix(s, 0), effort, kind):
+    if not s.exact and not compare.disagree(_suffix(s, 0), effort, kind):
         return None
 
     def is_wrong(k: int) -> bool:
         effort.doing(f"looking for the operator at fault, at {k + 1} of {len(s.net.ops)}")
-        return disagree(_suffix(s, k), effort, kind)
+        return compare.disagree(_suffix(s, k), effort, kind)
 
     k = _bisect(len(s.net.ops), is_wrong)
     op, at = s.net.ops[k], _suffix(s, k)
-    found, _ = agreements(at, replace(effort, second=False))
+    found, _ = compare.agreements(at, replace(effort, second=False))
     wrong = [b for b in found if not b.agrees] or found
     b = max(
         [b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error or 0.0, b.difference_error)
@@ -197,14 +176,14 @@ def _fault_in_step(op: Op, at: Subject, effort: Effort) -> Fault | str | None:
     """The fault in the gradient of a recurrent network's step: an operator of it, or its backward step net."""
     w = parse(op, op.inputs, op.outputs)
     step = _step_of(w, at)
-    found, _ = agreements(step, effort)
+    found, _ = compare.agreements(step, effort)
     if not all(b.agrees for b in found):
         return first_fault(step, effort, found)
     if w.backward_step_net is None:
         return None
-    mine = by_jax(step)
+    mine = compare.by_jax(step)
     for name, by_net in _stored_gradients(w, step).items():
-        if not net_error(mine[name][0], by_net) <= effort.tolerance:
+        if not compare.net_error(mine[name][0], by_net) <= effort.tolerance:
             return f"the backward step net that it holds gives another gradient of {name!r} than its step net has"
     return "the operators of its step net agree; the loop around them does not"
 
@@ -262,16 +241,16 @@ def _fault_in_equations(
 ) -> Fault | None:
     def is_wrong(k: int) -> bool:
         effort.doing(f"looking for the equation at fault, at {k + 1} of {len(program.eqns)}")
-        return disagree(_function_suffix(program, args, seeds, k, surrogates), effort, "difference")
+        return compare.disagree(_function_suffix(program, args, seeds, k, surrogates), effort, "difference")
 
     if not is_wrong(0):
         return None
     k = _bisect(len(program.eqns), is_wrong)
     eqn, at = program.eqns[k], _function_suffix(program, args, seeds, k, surrogates)
-    mine = by_jax(at)
-    where = {n: chosen(np.abs(np.asarray(mine[n])), effort.max_elements) for n in at.wrt}
-    differences = element_differences(at, where)
-    found = [compare(at, n, mine[n], None, where[n], differences[n]) for n in at.wrt]
+    mine = compare.by_jax(at)
+    where = {n: compare.chosen(np.abs(np.asarray(mine[n])), effort.max_elements) for n in at.wrt}
+    differences = compare.element_differences(at, where)
+    found = [compare.agreement(at, n, mine[n], None, where[n], differences[n]) for n in at.wrt]
     b = max(found, key=lambda b: b.difference_error)
     inside = None
     if eqn.primitive.name == "scan":

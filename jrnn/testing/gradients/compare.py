@@ -36,14 +36,23 @@ DIFFERENCE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Effort:
-    """Tolerances, and how much is checked: the options of `check_gradients`."""
+    """Tolerances, and how much is checked: the options of `check_gradients`.
+
+    Attributes:
+        tolerance: of JAX's gradient and the net's, relative to the gradient's largest element if that is above 1.
+        difference_tolerance: the same of JAX's gradient and central differences.
+        max_elements: how many elements of a blob, evenly spaced, are checked by differences one by one.
+        directions: the number of random directions along which blobs with more elements are checked in addition.
+        second: whether second derivatives are compared too, JAX's with differences of its gradient.
+        doing: called with what is computed next; by default it does nothing.
+    """
 
     tolerance: float = TOLERANCE
     difference_tolerance: float = DIFFERENCE_TOLERANCE
     max_elements: int = 200
     directions: int = 0
     second: bool = False
-    doing: Callable[[str], object] = str  # called with what is computed next, and by default does nothing
+    doing: Callable[[str], object] = str
 
     def agrees(self, b: BlobAgreement) -> bool:
         """Whether all errors are within their tolerances; a NaN never is."""
@@ -80,7 +89,7 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
             twice = second_errors(s)
         except (NotImplementedError, TypeError, ValueError) as e:  # what JAX raises where a rule is missing
             notes.append(f"second derivatives were not compared: {str(e).splitlines()[0]}")
-    found = [compare(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt]
+    found = [agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt]
     found = [replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in found]
     return [replace(b, agrees=effort.agrees(b)) for b in found], notes
 
@@ -104,7 +113,7 @@ def net_error(by_jax: Any, by_net: Any) -> float:
     return float(np.max(np.abs(np.asarray(by_jax) - np.asarray(by_net)), initial=0.0)) / scale_of(by_jax)
 
 
-def compare(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, differences: Any) -> BlobAgreement:
+def agreement(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, differences: Any) -> BlobAgreement:
     """The agreement of one blob.
 
     Gradients are [S, ...], and the net's may be None; differences [S, len(where)] are at flat indices `where`.

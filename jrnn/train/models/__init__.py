@@ -67,7 +67,8 @@ def load_kind(key: str, target: str, cls: type[T], table: str, field: str) -> T:
     """
     found = load_named(target, ConfigError)
     if not isinstance(found, cls):
-        raise ConfigError(f"{key}: {target} is a {type(found).__name__}; it must be a jrnn.train.{cls.__name__}")
+        kind = "type" if isinstance(found, type) else type(found).__name__
+        raise ConfigError(f"{key}: {target} is a {kind}; it must be a jrnn.train.{cls.__name__}")
     given = getattr(found, table)
     if not is_dataclass(given) or field not in {f.name for f in fields(given)}:
         raise ConfigError(f"{key}: the `{table}` of {target} must be a dataclass with a field `{field}`")

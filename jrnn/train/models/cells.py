@@ -8,37 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jrnn.nets import cells
 from jrnn.nets.builder import NetBuilder
-from jrnn.nets.cells import (
-    BasicRNNCell,
-    Cell,
-    DropoutCell,
-    GRUCell,
-    LayerNormLSTMCell,
-    LayerNormMILSTMCell,
-    LRUCell,
-    LSTMCell,
-    LSTMOptions,
-    MILSTMCell,
-    MinGRUCell,
-    MinLSTMCell,
-    RecurrentDropoutCell,
-    StackedCell,
-    run_cell,
-)
 from jrnn.nets.cells.wrappers import WrappedCell
 from jrnn.train.models.model import DEFAULT, Compute, Embedding, LayersConfig, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.toml_codec import require
 
 LSTMS = {
-    "lstm": LSTMCell,
-    "layer_norm_lstm": LayerNormLSTMCell,
-    "mi_lstm": MILSTMCell,
-    "layer_norm_mi_lstm": LayerNormMILSTMCell,
+    "lstm": cells.LSTMCell,
+    "layer_norm_lstm": cells.LayerNormLSTMCell,
+    "mi_lstm": cells.MILSTMCell,
+    "layer_norm_mi_lstm": cells.LayerNormMILSTMCell,
 }
-AFFINE = {"min_gru": MinGRUCell, "min_lstm": MinLSTMCell, "lru": LRUCell}  # no product of the state with weights
-OTHERS = {"gru": GRUCell, "basic_rnn": BasicRNNCell, **AFFINE}
+# They have no product of the state with weights.
+AFFINE = {"min_gru": cells.MinGRUCell, "min_lstm": cells.MinLSTMCell, "lru": cells.LRUCell}
+OTHERS = {"gru": cells.GRUCell, "basic_rnn": cells.BasicRNNCell, **AFFINE}
 
 
 @dataclass(frozen=True)
@@ -75,7 +60,7 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
     lengths = b.input("lengths") if signature.lengths else None
     if isinstance(config, Embedding):
         table = b.param("embedding", [signature.inputs, config.embedding], "GaussianFill", std=1.0)
-        cell: Cell = _stack(config, config.embedding)
+        cell: cells.Cell = _stack(config, config.embedding)
         if signature.inputs < signature.tokens_of_a_batch and not config.embedding_dropout:
             x, cell = inputs, TokensCell(cell, table)
         else:
@@ -83,7 +68,7 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
     else:
         x, cell = inputs, _stack(config, signature.inputs)
     initial = _initial_states(b, config.layers, cell) if signature.carried else None
-    run = run_cell(cell, b, x, lengths, initial, scope=config.cell)
+    run = cells.run_cell(cell, b, x, lengths, initial, scope=config.cell)
     read = run.output if signature.every_step else _last_step(b, run.output)
     output = _output(b, _dropout(b, read, config.dropout), config.hidden, targets, signature)
     last = [s.last for s in run.states] if signature.carried else []
@@ -122,22 +107,24 @@ class TokensCell(WrappedCell):
         return b.op("Reshape", [flat, shape], ["looked_up", "flat_shape"])[0]
 
 
-def _stack(config: CellsConfig, size_in: int) -> StackedCell:
-    cells: list[Cell] = []
+def _stack(config: CellsConfig, size_in: int) -> cells.StackedCell:
+    stacked: list[cells.Cell] = []
     for k in range(config.layers):
         size = config.hidden if k else size_in
         if config.cell in LSTMS:
-            cell: Cell = LSTMS[config.cell](size, config.hidden, LSTMOptions(forget_bias=config.forget_bias))
+            cell: cells.Cell = LSTMS[config.cell](
+                size, config.hidden, cells.LSTMOptions(forget_bias=config.forget_bias)
+            )
         else:
             cell = OTHERS[config.cell](size, config.hidden)
         if config.recurrent_dropout:
-            cell = RecurrentDropoutCell(cell, config.recurrent_dropout)
+            cell = cells.RecurrentDropoutCell(cell, config.recurrent_dropout)
         between = config.layer_dropout and k < config.layers - 1
-        cells.append(DropoutCell(cell, config.layer_dropout) if between else cell)
-    return StackedCell(tuple(cells), tuple(range(1, config.layers)) if config.residual else ())
+        stacked.append(cells.DropoutCell(cell, config.layer_dropout) if between else cell)
+    return cells.StackedCell(tuple(stacked), tuple(range(1, config.layers)) if config.residual else ())
 
 
-def _initial_states(b: NetBuilder, layers: int, cell: Cell) -> list[str]:
+def _initial_states(b: NetBuilder, layers: int, cell: cells.Cell) -> list[str]:
     """Declares inputs for the states of all layers: hidden_0, cell_0, hidden_1, ..."""
     of_a_layer = len(cell.states) // layers
     kinds = [s.previous.rpartition("/")[2].partition("_")[0] for s in cell.states]

@@ -42,9 +42,9 @@ class Signature:
     tokens: bool
     inputs: int
     outputs: int
-    every_step: bool
-    loss: Literal["cross_entropy", "squared_error"]
-    carried: bool
+    every_step: bool = False
+    loss: Literal["cross_entropy", "squared_error"] = "cross_entropy"
+    carried: bool = False
     lengths: bool = False
     resets: bool = False
     tokens_of_a_batch: int = 0
@@ -85,13 +85,16 @@ class Model(Protocol):
 
     def initial_carry(self, examples: int) -> Carry:
         """Returns the initial state for this number of examples."""
-        ...
+        return {}
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         """Returns the loss [], a mean over the batch, and the state after it."""
         ...
 
-    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome: ...
+    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
+        """By default, JAX differentiates `loss`."""
+        (value, carry), gradients = jax.value_and_grad(self.loss, has_aux=True)(params, carry, batch, key)
+        return Outcome(value, carry, gradients)
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         """Returns the logits or values for a batch, whose targets may be None, and the state after it."""
@@ -126,7 +129,7 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class LayersModel(ABC):
+class LayersModel(Model, ABC):
     """What models of layers share: an embedding before them, an output layer after them, and JAX's gradients.
 
     Attributes:
@@ -190,9 +193,6 @@ class LayersModel(ABC):
         output, carry = self._run(params, carry, batch, key)
         return mean_loss(self.signature, output, batch.targets), carry
 
-    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
-        return gradients_of(self.loss, params, carry, batch, key)
-
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         return self._run(params, carry, batch, None)
 
@@ -204,12 +204,6 @@ def mean_loss(signature: Signature, outputs: Any, targets: Any) -> Any:
     return jnp.mean(jnp.square(outputs - targets))
 
 
-def gradients_of(loss: Callable, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
-    """Differentiates the method `loss` of a model by JAX."""
-    (value, carry), gradients = jax.value_and_grad(loss, has_aux=True)(params, carry, batch, key)
-    return Outcome(value, carry, gradients)
-
-
 def dropout(x: Any, ratio: float, key: Any) -> Any:
     """Sets values to 0 with the probability `ratio`, and scales the others; without a key returns x."""
     if key is None or not ratio:
@@ -218,7 +212,7 @@ def dropout(x: Any, ratio: float, key: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class FunctionModel:
+class FunctionModel(Model):
     """A `Model` of independent examples from two functions, differentiated by JAX.
 
     Attributes:
@@ -235,14 +229,8 @@ class FunctionModel:
     def init(self, key: Any) -> Params:
         return self.start(key)
 
-    def initial_carry(self, examples: int) -> Carry:
-        return {}
-
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         return mean_loss(self.signature, self.apply(params, batch, key), batch.targets), carry
-
-    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
-        return gradients_of(self.loss, params, carry, batch, key)
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         return self.apply(params, batch, None), carry

@@ -20,11 +20,11 @@ from jrnn.nets.blobs import dense
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax
-from jrnn.train.models.model import DEFAULT, Carry, Compute, Outcome, Params, Signature, gradients_of
+from jrnn.train.models.model import DEFAULT, Carry, Compute, Model, Outcome, Params, Signature
 
 
 @dataclass(frozen=True)
-class NetModel:
+class NetModel(Model):
     """A model that is a net.
 
     Attributes:
@@ -35,6 +35,7 @@ class NetModel:
         constants: the blobs of `init_net` that are not trained.
         signature: the inputs and outputs, of a model that maps one sequence to outputs.
         rebuild: the net for another signature, with the same parameters; None if there is no other.
+        whole: the net to export, which may have more outputs than training needs; None: the same.
     """
 
     net: Net
@@ -48,6 +49,7 @@ class NetModel:
     constants: Mapping[str, Any] = field(default_factory=dict)
     signature: Signature | None = None
     rebuild: Callable[[Signature], NetModel] | None = None
+    whole: Net | None = None
 
     def with_signature(self, signature: Signature) -> NetModel:
         """The model of the same parameters for other inputs and outputs; ConfigError if the net is what it is."""
@@ -100,7 +102,7 @@ class NetModel:
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         if self.compute.gradient == "jax":
-            return gradients_of(self.loss, params, carry, batch, key)
+            return super().gradients(params, carry, batch, key)
         net, found = add_gradients(self._net(key), [self.loss_blob])
         names = {p: found[p] for p in self._trained}
         wanted = [b for g in names.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
@@ -126,12 +128,9 @@ class NetModel:
     def package(self, params: Params) -> Package:
         """Returns an init net that fills the parameters, and a net from inputs and states to `outputs`."""
         inputs = [blob for blob in (*self.feeds, *self.states) if blob not in self.targets]
-        return export_package(for_evaluation(self.served), {**self.constants, **params}, inputs, self.outputs)
-
-    @property
-    def served(self) -> Net:
-        """The net to export, which may have more outputs than training needs."""
-        return self.net
+        return export_package(
+            for_evaluation(self.whole or self.net), {**self.constants, **params}, inputs, self.outputs
+        )
 
 
 def _in(dtype: str, value: Any) -> Any:

@@ -53,12 +53,6 @@ class NetDefConfig:
 class NetDefModel(NetModel):
     """A net from disk; `whole` is the net before it was reduced to what training needs."""
 
-    whole: Net = field(default_factory=Net)
-
-    @property
-    def served(self) -> Net:
-        return self.whole
-
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         output, carry = super().predict(params, carry, batch)
         if "tokens" in self.feeds.values():  # old nets flatten steps and examples: [T B, V]
@@ -67,7 +61,8 @@ class NetDefModel(NetModel):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self.served.external_outputs, *self._last_states)))
+        assert self.whole is not None
+        return tuple(dict.fromkeys((*self.whole.external_outputs, *self._last_states)))
 
 
 def netdef_model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetDefModel:

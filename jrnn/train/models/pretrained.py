@@ -18,7 +18,7 @@ from jrnn import models
 from jrnn.errors import ConfigError
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
-from jrnn.train.models.model import Carry, Outcome, Params, Signature, gradients_of
+from jrnn.train.models.model import Carry, Model, Params, Signature
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
 A, B = "lora_a", "lora_b"  # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
@@ -46,24 +46,21 @@ class PretrainedConfig:
 
 
 @dataclass(frozen=True)
-class PretrainedModel:
+class PretrainedModel(Model):
     """A `LanguageModel` as a `Model` of rows that start with the initial state; its parameters are trained in float32.
 
     Attributes:
-        folder: where the parameters are; they are read by `init`.
+        config: the table [model]; `init` reads the parameters from its folder.
         text: config.json.
         types: the types of the parameters in the files.
         precision: as the key `train.precision`.
-        rank, scale: of the low-rank parts (Hu et al., 2021); `scale` multiplies their products.
-        targets: the names of the parameters that have one. Of NAME it is NAME.lora_b NAME.lora_a.
+        targets: the parameters that have a low-rank part (Hu et al., 2021). Of NAME it is NAME.lora_b NAME.lora_a.
     """
 
-    folder: str
+    config: PretrainedConfig
     text: str
     types: Mapping[str, str]
     precision: str = "float32"
-    rank: int = 0
-    scale: float = 1.0
     targets: tuple[str, ...] = ()
 
     @classmethod
@@ -76,7 +73,7 @@ class PretrainedModel:
         if kept is None:
             loaded = models.load(config.pretrained)
             kept = {"config": loaded.text, "types": {name: str(p.dtype) for name, p in loaded.params.items()}}
-        model = cls(config.pretrained, kept["config"], kept["types"], precision)
+        model = cls(config, kept["config"], kept["types"], precision)
         if not config.lora_rank:
             return model
         names = [name for name, shape in shapes_of(model._configured).items() if len(shape) == 2]
@@ -86,7 +83,7 @@ class PretrainedModel:
             raise ConfigError(
                 f"model.lora_targets: no matrix has a name like {patterns}; such as {', '.join(names[-3:])}"
             )
-        return replace(model, rank=config.lora_rank, scale=config.lora_alpha / config.lora_rank, targets=targets)
+        return replace(model, targets=targets)
 
     def kept(self) -> dict[str, Any]:
         """Returns what a run keeps of the model, as plain JSON."""
@@ -94,7 +91,7 @@ class PretrainedModel:
 
     @cached_property
     def _configured(self) -> LanguageModel:
-        return model_of(self.text, self.folder)
+        return model_of(self.text, self.config.pretrained)
 
     @property
     def vocabulary(self) -> int:
@@ -113,18 +110,21 @@ class PretrainedModel:
     def _merged(self, params: Params) -> Params:
         found = {name: p for name, p in params.items() if not name.endswith((f".{A}", f".{B}"))}
         for name in self.targets:
-            found[name] = found[name] + self.scale * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
+            found[name] += (
+                self.config.lora_alpha / self.config.lora_rank * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
+            )
         return found
 
     def shapes(self) -> Params:
         shapes = shapes_of(self._configured)
         for name in self.targets:
             rows, columns = shapes[name]
-            shapes |= {f"{name}.{A}": (self.rank, columns), f"{name}.{B}": (rows, self.rank)}
+            rank = self.config.lora_rank
+            shapes |= {f"{name}.{A}": (rank, columns), f"{name}.{B}": (rows, rank)}
         return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
     def init(self, key: Any) -> Params:
-        params = {name: p.astype(jnp.float32) for name, p in models.load(self.folder).params.items()}
+        params = {name: p.astype(jnp.float32) for name, p in models.load(self.config.pretrained).params.items()}
         shapes = self.shapes()
         for k, name in enumerate(self.targets):  # the products are 0 at first
             a, b = shapes[f"{name}.{A}"], shapes[f"{name}.{B}"]
@@ -132,16 +132,10 @@ class PretrainedModel:
             params[f"{name}.{B}"] = jnp.zeros(b.shape)
         return params
 
-    def initial_carry(self, examples: int) -> Carry:
-        return {}
-
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         logits, _ = self.predict(params, carry, batch)
         chosen = jax.nn.log_softmax(logits.astype(jnp.float32))
         return -jnp.mean(jnp.take_along_axis(chosen, batch.targets[..., None], axis=-1)), carry
-
-    def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
-        return gradients_of(self.loss, params, carry, batch, key)
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         dtype = jnp.dtype(self.precision)

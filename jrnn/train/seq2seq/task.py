@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import string
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from jrnn.files import AtLeast
 from jrnn.train.models.model import Compute, Params
 from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq.model import Seq2SeqConfig, Seq2SeqModel, seq2seq
-from jrnn.train.tasks.task import TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import Task, TaskKind, Trained, kept_value
 from jrnn.train.text import Vocabulary
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
@@ -76,19 +76,21 @@ def is_held_out(target: str) -> bool:
     return zlib.crc32(target.encode()) % ONE_IN == 0
 
 
-class Encoded(NamedTuple):
+class PairBatch(NamedTuple):
     """Pairs as tokens, int32: inputs [S, N] and targets [T, N], padded with END, and the lengths [N] of both.
 
-    The length of a target includes its end.
+    The length of a target includes its end. The decoder reads END, then the targets except the last.
     """
 
-    inputs: np.ndarray
-    input_lengths: np.ndarray
-    targets: np.ndarray
-    target_lengths: np.ndarray
+    inputs: Any
+    input_lengths: Any
+    decoder_inputs: Any
+    targets: Any
+    target_lengths: Any
+    fresh: Any
 
 
-def encode(pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps: int = 0) -> Encoded:
+def encode(pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps: int = 0) -> PairBatch:
     """Returns pairs as tokens, in arrays of at least so many steps.
 
     Raises:
@@ -103,7 +105,8 @@ def encode(pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps:
             raise DataError(f"{text!r} holds the character {end!r}, which ends a sequence; leave it out")
     inputs, input_lengths = _padded([source for source, _ in pairs], input_steps)
     targets, target_lengths = _padded([target + end for _, target in pairs], target_steps)
-    return Encoded(inputs, input_lengths, targets, target_lengths)
+    shifted = np.concatenate([np.full((1, len(pairs)), END, np.int32), targets[:-1]])
+    return PairBatch(inputs, input_lengths, shifted, targets, target_lengths, np.asarray(True))
 
 
 def _padded(strings: Sequence[str], steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,13 +118,28 @@ def _padded(strings: Sequence[str], steps: int) -> tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Seq2SeqData:
+    """New pairs for every step; one target in ten is held out from training."""
+
+    batch: Positive = 64  # examples in a step
+    reversals: float = 0.25  # the share of strings to reverse; the rest are dates
+    longest: Positive = 10  # characters of a string to reverse
+    first_year: Annotated[int, AtLeast(1000)] = 1900  # of the dates
+    last_year: int = 2099  # of the dates
+    validation: Positive = 1024  # held-out pairs of each kind
+
+    def __post_init__(self):
+        check_bounds("data", self)
+        require(0 <= self.reversals <= 1, "data.reversals must lie between 0 and 1", self.reversals)
+        require(self.last_year <= 9999, "data.last_year must be at most 9999", self.last_year)
+        require(self.first_year <= self.last_year, "data.first_year must not be after data.last_year", self.first_year)
+
+
+@dataclass(frozen=True)
+class Pairs(Seq2SeqData):
     """Random pairs of an input and its target: a batch is a function of the seed and its number alone.
 
     Attributes:
-        first_year, last_year: the range of the dates.
-        reversals: the share of strings to reverse; the rest are dates.
-        longest: characters of a string to reverse, at most.
         seed: of the random draws.
         held_out: draw only pairs whose target is held out, or only others.
 
@@ -129,10 +147,6 @@ class Pairs:
     [('August 25, 2064', '2064-08-25'), ('03.10.2089', '2089-10-03'), ('<RKfb5', '5bfKR')]
     """
 
-    first_year: int = 1900  # of the dates
-    last_year: int = 2099  # of the dates
-    reversals: float = 0.25
-    longest: int = 10
     seed: int = 0
     held_out: bool = False
 
@@ -142,10 +156,17 @@ class Pairs:
         reverse = rng.random(count) < self.reversals
         days = rng.integers(len(self._days), size=count)
         spellings, cases = rng.integers(len(SPELLINGS), size=count), rng.integers(len(CASES), size=count)
-        return [
-            self._string(rng) if reverse[k] else _date(self._days[days[k]], SPELLINGS[spellings[k]], CASES[cases[k]])
-            for k in range(count)
-        ]
+        dates = (
+            (CASES[case](spell(self._days[day], SPELLINGS[spelling])), self._days[day].isoformat())
+            for day, spelling, case in zip(days, spellings, cases)
+        )
+        return [self._string(rng) if reversed_ else one for reversed_, one in zip(reverse, dates)]
+
+    def at(self, step: int) -> PairBatch:
+        return self.of(self.draw(step, self.batch))
+
+    def of(self, pairs: Sequence[tuple[str, str]]) -> PairBatch:
+        return encode(pairs, self.input_steps, self.target_steps)
 
     @property
     def input_steps(self) -> int:
@@ -170,32 +191,10 @@ class Pairs:
                 return REVERSE + text, text[::-1]
 
 
-def _date(day: date, spelling: str, case: Callable[[str], str]) -> tuple[str, str]:
-    return case(spell(day, spelling)), day.isoformat()
-
-
 _LONGEST_DATE = max(len(spell(date(2000, m, d), s)) for m in range(1, 13) for d in range(20, 28) for s in SPELLINGS)
 
 
 GREEDY = {"width": 1, "normalization": 0.0}
-
-
-@dataclass(frozen=True)
-class Seq2SeqData:
-    """New pairs for every step; one target in ten is held out from training."""
-
-    batch: Positive = 64  # examples in a step
-    reversals: float = 0.25  # the share of strings to reverse; the rest are dates
-    longest: Positive = 10  # characters of a string to reverse
-    first_year: Annotated[int, AtLeast(1000)] = 1900  # of the dates
-    last_year: int = 2099  # of the dates
-    validation: Positive = 1024  # held-out pairs of each kind
-
-    def __post_init__(self):
-        check_bounds("data", self)
-        require(0 <= self.reversals <= 1, "data.reversals must lie between 0 and 1", self.reversals)
-        require(self.last_year <= 9999, "data.last_year must be at most 9999", self.last_year)
-        require(self.first_year <= self.last_year, "data.first_year must not be after data.last_year", self.first_year)
 
 
 @dataclass(frozen=True)
@@ -212,69 +211,30 @@ class Seq2SeqSample:
         check_bounds("sample", self)
 
 
-class PairBatch(NamedTuple):
-    """Pairs as numbers, see `Encoded`; the decoder reads END, then the targets except the last."""
-
-    inputs: Any
-    input_lengths: Any
-    decoder_inputs: Any
-    targets: Any
-    target_lengths: Any
-    fresh: Any
-
-    @classmethod
-    def of(cls, pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps: int = 0) -> PairBatch:
-        """Raises DataError for a character that the model does not know."""
-        inputs, input_lengths, targets, target_lengths = encode(pairs, input_steps, target_steps)
-        shifted = np.concatenate([np.full((1, len(pairs)), END, np.int32), targets[:-1]])
-        return cls(inputs, input_lengths, shifted, targets, target_lengths, np.asarray(True))
-
-
 @dataclass(frozen=True)
-class DrawnPairs:
-    """Batches of pairs; the step's number seeds each."""
-
-    pairs: Pairs
-    batch: int
-
-    def at(self, step: int) -> PairBatch:
-        return self.of(self.pairs.draw(step, self.batch))
-
-    def of(self, pairs: Sequence[tuple[str, str]]) -> PairBatch:
-        return PairBatch.of(pairs, self.pairs.input_steps, self.pairs.target_steps)
-
-
-@dataclass(frozen=True)
-class Seq2SeqTask:
+class Seq2SeqTask(Task):
     """Generated pairs, and an encoder-decoder; see `Task`."""
 
-    train: DrawnPairs
+    train: Pairs
     held_out: Mapping[str, Sequence[tuple[str, str]]]  # pairs by kind: "dates", "reversals"
     model: Seq2SeqModel
 
     axes: ClassVar[Mapping[str, int]] = {
         "inputs": 1, "input_lengths": 0, "decoder_inputs": 1, "targets": 1, "target_lengths": 0,
     }  # fmt: skip
-    item: ClassVar[str] = "examples"
     unit: ClassVar[str] = "nats a character"
 
     @classmethod
     def load(cls, config: Any) -> Seq2SeqTask:
-        data = config.data
-        drawn = {"first_year": data.first_year, "last_year": data.last_year, "longest": data.longest}
+        train = Pairs(**vars(config.data), seed=config.seed)
         shares = {"dates": 0.0, "reversals": 1.0}
-        if data.reversals in (0, 1):
-            shares = {name: share for name, share in shares.items() if share == data.reversals}
+        if train.reversals in (0, 1):
+            shares = {name: share for name, share in shares.items() if share == train.reversals}
         held_out = {
-            name: Pairs(**drawn, reversals=share, held_out=True).draw(0, data.validation)
+            name: replace(train, reversals=share, seed=0, held_out=True).draw(0, train.validation)
             for name, share in shares.items()
         }
-        train = DrawnPairs(Pairs(**drawn, reversals=data.reversals, seed=config.seed), data.batch)
         return cls(train, held_out, _model(config, {"characters": VOCABULARY.characters}))
-
-    @property
-    def items(self) -> int:
-        return self.train.batch
 
     def validation(self) -> Sequence[PairBatch]:
         size = self.train.batch
@@ -294,7 +254,7 @@ class Seq2SeqTask:
         return float(np.mean(right.all(axis=1)))
 
     def fingerprint(self) -> dict[str, Any]:
-        pairs = [*self.train.pairs.draw(0, 1000), *(pair for kind in self.held_out.values() for pair in kind)]
+        pairs = [*self.train.draw(0, 1000), *(pair for kind in self.held_out.values() for pair in kind)]
         return {"characters": VOCABULARY.characters, "sha256": hashlib.sha256(repr(pairs).encode()).hexdigest()}
 
 
@@ -314,7 +274,7 @@ def _write(trained: Trained, seed: int) -> str:
     """Returns the answers to the prompt with their probabilities, the best first; draws the attention if asked to."""
     settings, model = trained.config.sample, trained.model
     assert isinstance(model, Seq2SeqModel)
-    asked = PairBatch.of([(settings.prompt, "")])
+    asked = encode([(settings.prompt, "")])
     found = model.search(
         trained.params,
         asked.inputs,
@@ -327,7 +287,7 @@ def _write(trained: Trained, seed: int) -> str:
     lengths, finished = np.asarray(found.lengths)[0], np.asarray(found.finished)[0]
     answers = [VOCABULARY.decode(tokens[: n - done]) for tokens, n, done in zip(found.tokens[0], lengths, finished)]
     if settings.attention is not None:
-        of_best = PairBatch.of([(settings.prompt, answers[0])])
+        of_best = encode([(settings.prompt, answers[0])])
         weights = model.attention(trained.params, of_best)[: len(answers[0]), 0]
         draw_attention(Path(settings.attention), settings.prompt, answers[0], weights)
     shares = np.exp(np.asarray(found.log_probability)[0])

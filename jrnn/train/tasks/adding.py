@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from jrnn.files import AtLeast
-from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.task import AXES, Examples, TaskKind, in_batches
+from jrnn.train.models import FEATURE_MODELS, Model, Signature, build_model
+from jrnn.train.tasks.task import AXES, Examples, Task, TaskKind, in_batches
 from jrnn.train.toml_codec import Positive, check_bounds
 
 VALIDATION = 2**32 - 1  # the number of the validation batch; no step reaches it
@@ -36,15 +36,13 @@ class AddingData:
 
 
 @dataclass(frozen=True)
-class Adding:
+class Adding(AddingData):
     """Examples of the adding problem; a batch is a function of the seed and its number.
 
     Inputs are [T, B, 2]: numbers, and marks with one 1 in either half. Targets are [B, 1].
     """
 
-    length: int
-    batch: int
-    seed: int
+    seed: int = 0
 
     def at(self, step: int) -> Examples:
         return self.draw(step, self.batch)
@@ -61,39 +59,25 @@ class Adding:
 
 
 @dataclass(frozen=True)
-class AddingTask:
+class AddingTask(Task):
     """See `Task`."""
 
     train: Adding
-    validated: int  # examples
     model: Model
 
     axes: ClassVar[Mapping[str, int]] = AXES
-    item: ClassVar[str] = "examples"
     unit: ClassVar[str] = "mean squared error"
 
     @classmethod
     def load(cls, config: Any) -> AddingTask:
-        data = config.data
-        return cls(Adding(data.length, data.batch, config.seed), data.validation, _model(config, {}))
-
-    @property
-    def items(self) -> int:
-        return self.train.batch
+        return cls(Adding(**vars(config.data), seed=config.seed), _model(config, {}))
 
     def validation(self) -> Sequence[Examples]:
-        return in_batches(self.train.draw(VALIDATION, self.validated), self.train.batch)
-
-    def evaluate(self, params: Params, loss: float) -> dict[str, float]:
-        return {}
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {}
+        return in_batches(self.train.draw(VALIDATION, self.train.validation), self.train.batch)
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
-    signature = Signature(tokens=False, inputs=2, outputs=1, every_step=False, loss="squared_error", carried=False)
-    return build_model(config, signature)
+    return build_model(config, Signature(tokens=False, inputs=2, outputs=1, loss="squared_error"))
 
 
 ADDING = TaskKind("adding", AddingData, FEATURE_MODELS, AddingTask.load, _model)

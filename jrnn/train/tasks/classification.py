@@ -131,15 +131,8 @@ def _valid_steps(examples: Examples) -> np.ndarray:
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
-    signature = Signature(
-        tokens=False,
-        inputs=kept_value(kept, "features", int),
-        outputs=kept_value(kept, "classes", int),
-        every_step=False,
-        loss="cross_entropy",
-        carried=False,
-        lengths=kept_value(kept, "lengths", bool),
-    )
+    inputs, outputs = (kept_value(kept, name, int) for name in ("features", "classes"))
+    signature = Signature(False, inputs, outputs, lengths=kept_value(kept, "lengths", bool))
     return build_model(config, signature)
 
 

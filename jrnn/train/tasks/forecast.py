@@ -169,14 +169,7 @@ def _unscaled(data: ForecastData, kept: Mapping[str, Any], values: np.ndarray) -
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     data = config.data
-    signature = Signature(
-        tokens=False,
-        inputs=len(data.read),
-        outputs=data.horizon * len(data.targets),
-        every_step=False,
-        loss="squared_error",
-        carried=False,
-    )
+    signature = Signature(False, len(data.read), data.horizon * len(data.targets), loss="squared_error")
     return build_model(config, signature)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import DataError
@@ -69,41 +68,14 @@ class SampleConfig:
         require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
 
 
-class OneToken(NamedTuple):
-    """A batch of one token, int32 [1, 1], which goes on with the state."""
-
-    tokens: Any
-    targets: None = None
-    resets: None = None
-    fresh: bool = False
-
-
-def generate(model: Model, params: Params, prompt: np.ndarray, settings: SampleConfig, seed: int = 0) -> np.ndarray:
-    """Returns `prompt` and `settings.length` more tokens, as numbers; raises DataError for an empty prompt."""
+def written(trained: Trained, prompt: np.ndarray, seed: int) -> list[int]:
+    """Returns a prompt [T] and the tokens that a model writes after it; raises DataError for an empty prompt."""
     if not len(prompt):
         raise DataError("the prompt is empty; it must hold at least one character")
-    forced = np.full(len(prompt) + settings.length, -1, np.int32)
-    forced[: len(prompt)] = prompt
-
-    @jax.jit
-    def run(params: Params, forced: Any, key: Any) -> Any:
-        def body(loop, at):
-            carry, drawn = loop
-            given, key = at
-            token = jnp.where(given >= 0, given, drawn)
-            logits, carry = model.predict(params, carry, OneToken(token[None, None]))
-            logits = logits[0, 0]
-            if settings.temperature == 0:
-                drawn = jnp.argmax(logits)
-            else:
-                drawn = jax.random.categorical(key, logits / settings.temperature)
-            return (carry, drawn.astype(jnp.int32)), token
-
-        keys = jax.random.split(key, len(forced))
-        start = (model.initial_carry(1), jnp.zeros((), jnp.int32))
-        return jax.lax.scan(body, start, (forced, keys))[1]
-
-    return np.asarray(run(params, forced, jax.random.key(seed)))
+    settings = trained.config.sample
+    assert trained.generate is not None
+    new, _ = trained.generate(prompt[None], settings.length, temperature=settings.temperature, key=jax.random.key(seed))
+    return [*prompt.tolist(), *new[0].tolist()]
 
 
 def _vocabulary(kept: Mapping[str, Any]) -> Vocabulary | WordVocabulary:
@@ -125,24 +97,14 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
 
 def build_language_model(config: Any, known: int, resets: bool = False) -> Model:
     """Returns the model of a `Config` that reads and predicts `known` tokens; `resets`: see `Signature`."""
-    tokens = config.data.batch * config.data.chunk
-    signature = Signature(
-        tokens=True,
-        inputs=known,
-        outputs=known,
-        every_step=True,
-        loss="cross_entropy",
-        carried=True,
-        resets=resets,
-        tokens_of_a_batch=tokens,
-    )
-    return build_model(config, signature)
+    size = config.data.batch * config.data.chunk
+    options = {"every_step": True, "carried": True, "resets": resets, "tokens_of_a_batch": size}
+    return build_model(config, Signature(True, known, known, **options))
 
 
 def _write(trained: Trained, seed: int) -> str:
-    vocabulary, settings = _vocabulary(trained.fingerprint), trained.config.sample
-    prompt = vocabulary.encode(settings.prompt)
-    return vocabulary.decode(generate(trained.model, trained.params, prompt, settings, seed))
+    vocabulary = _vocabulary(trained.fingerprint)
+    return vocabulary.decode(written(trained, vocabulary.encode(trained.config.sample.prompt), seed))
 
 
 CHARACTERS = TaskKind("characters", TextConfig, TOKEN_MODELS, _load, _model, SampleConfig, _write)

@@ -44,9 +44,13 @@ class Task(Protocol):
     model: Model
     train: Batches
     axes: Mapping[str, int]  # the axis of the examples in each member of a batch; the other members are shared
-    items: int  # tokens or examples that a step reads, for the report of speed
-    item: str  # "tokens" or "examples"
+    item: str = "examples"  # or "tokens"
     unit: str  # the unit of the loss, as "nats a character" or "mean squared error"
+
+    @property
+    def items(self) -> int:
+        """Tokens or examples that a step reads, for the report of speed."""
+        return self.train.batch  # type: ignore[attr-defined]
 
     def validation(self) -> Sequence[Batch]:
         """Returns batches that are never trained on, the same each time; the state is carried from one to the next."""
@@ -54,11 +58,11 @@ class Task(Protocol):
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         """Returns the task's own metrics on the validation data; `loss` is the validation loss."""
-        ...
+        return {}
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what a run must keep to use its model later and to detect changed data, as plain JSON."""
-        ...
+        return {}
 
 
 def check_task(config: Any, task: Any) -> None:
@@ -106,12 +110,13 @@ def _check_classes(where: str, targets: np.ndarray, count: int) -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model: the `Config` and the fingerprint of its run, and its parameters."""
+    """A trained model: the `Config` and the fingerprint of its run, its parameters, and `TrainedModel.generate`."""
 
     config: Any
     fingerprint: Mapping[str, Any]
     model: Model
     params: Params
+    generate: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -282,7 +287,7 @@ def predictor(model: Model) -> Callable[[Params, Sequence[Examples]], np.ndarray
 
 
 @dataclass(frozen=True)
-class HeldOutTask:
+class HeldOutTask(Task):
     """The shared part of tasks with a fixed set of examples, some to train on and the others held out; see `Task`."""
 
     train: Shuffled
@@ -291,11 +296,6 @@ class HeldOutTask:
     model: Model
 
     axes: ClassVar[Mapping[str, int]] = AXES
-    item: ClassVar[str] = "examples"
-
-    @property
-    def items(self) -> int:
-        return self.train.batch
 
     def validation(self) -> Sequence[Examples]:
         return in_batches(self.held_out, self.train.batch)

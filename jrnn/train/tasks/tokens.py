@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-import jax
 import numpy as np
 
 from jrnn.corpus import Corpus
@@ -17,8 +16,9 @@ from jrnn.files import read_text
 from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.model import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
-from jrnn.train.tasks.language import SampleConfig, build_language_model, generate
+from jrnn.train.tasks.language import SampleConfig, build_language_model, written
 from jrnn.train.tasks.task import TaskKind, Trained, kept_value
+from jrnn.train.text import Chunk
 from jrnn.train.toml_codec import Positive, check_bounds, require
 
 
@@ -36,15 +36,6 @@ class TokensConfig:
         require(
             self.path is not None, "data.path must name the folder that `jrnn tokens TEXT... --out FOLDER` wrote", None
         )
-
-
-class TokenRows(NamedTuple):
-    """Rows of a corpus: tokens and the next ones, int32 [T, B]; and where documents begin, bool [T, B]."""
-
-    tokens: np.ndarray
-    targets: np.ndarray
-    resets: np.ndarray
-    fresh: np.ndarray  # True: every row starts with the initial state
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class Rows:
         """Batches in one pass: as many as fit after any offset."""
         return max((self.stop - self.start - self.chunk) // self.chunk // self.batch, 1)
 
-    def at(self, step: int) -> TokenRows:
+    def at(self, step: int) -> Chunk:
         number, index = divmod(step, self.per_pass)
         rows = self.per_pass * self.batch
         offset = int(np.random.default_rng((self.seed, number)).integers(self.chunk)) if number else 0
@@ -75,16 +66,16 @@ class Rows:
         places = permuted(np.arange(index * self.batch, (index + 1) * self.batch), rows, (self.seed, number))
         return self.cut(self.start + offset + places * self.chunk)
 
-    def in_order(self) -> list[TokenRows]:
+    def in_order(self) -> list[Chunk]:
         """Returns all batches in the order of the corpus, for validation."""
         rows = np.arange(self.per_pass * self.batch).reshape(self.per_pass, self.batch)
         return [self.cut(self.start + places * self.chunk) for places in rows]
 
-    def cut(self, starts: np.ndarray) -> TokenRows:
+    def cut(self, starts: np.ndarray) -> Chunk:
         """Returns the rows that begin at the tokens `starts`, [B]."""
         found = np.stack([self.corpus.tokens(at, at + self.chunk + 1) for at in starts.tolist()], 1)  # [T + 1, B]
         resets = np.stack([self.corpus.begins(at, at + self.chunk) for at in starts.tolist()], 1)
-        return TokenRows(found[:-1], found[1:], resets, np.asarray(True))
+        return Chunk(found[:-1], found[1:], np.asarray(True), resets)
 
 
 def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
@@ -117,7 +108,6 @@ def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
 class TokensTask:
     """Rows of a corpus; see `Task`."""
 
-    corpus: Corpus
     train: Rows
     held_out: Rows
     model: Model
@@ -130,7 +120,7 @@ class TokensTask:
     def items(self) -> int:
         return self.train.batch * self.train.chunk
 
-    def validation(self) -> Sequence[TokenRows]:
+    def validation(self) -> Sequence[Chunk]:
         return self.held_out.in_order()
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
@@ -138,8 +128,9 @@ class TokensTask:
 
     def fingerprint(self) -> dict[str, Any]:
         """Has the tokenizer and, of a pretrained model, its config: a run can be sampled without corpus and model."""
-        tokenizer = read_text(self.corpus.folder / TOKENIZER, DataError)
-        kept = {"sha256": self.corpus.sha256, "vocabulary": self.corpus.vocabulary, "tokenizer": tokenizer}
+        corpus = self.train.corpus
+        tokenizer = read_text(corpus.folder / TOKENIZER, DataError)
+        kept = {"sha256": corpus.sha256, "vocabulary": corpus.vocabulary, "tokenizer": tokenizer}
         if isinstance(self.model, PretrainedModel):
             kept["pretrained"] = self.model.kept()
         return kept
@@ -157,8 +148,7 @@ def _load(config: Any) -> TokensTask:
             f"{(data.validation + 1) * data.batch * data.chunk + 2:,}"
         )
     train = Rows(corpus, 0, border, data.batch, data.chunk, config.seed)
-    held_out = Rows(corpus, border, len(corpus), data.batch, data.chunk, config.seed)
-    return TokensTask(corpus, train, held_out, _build(config, corpus.vocabulary, None))
+    return TokensTask(train, replace(train, start=border, stop=len(corpus)), _build(config, corpus.vocabulary, None))
 
 
 def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Model:
@@ -174,18 +164,9 @@ def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Mode
 
 
 def _write(trained: Trained, seed: int) -> str:
-    settings = trained.config.sample
     tokenizer = parse_tokenizer(kept_value(trained.fingerprint, "tokenizer", str), "data.json of the run")
-    prompt = np.asarray(tokenizer.encode(settings.prompt).ids, np.int32)
-    if isinstance(trained.model, PretrainedModel):
-        if not len(prompt):
-            raise DataError("the prompt has no tokens; give one with at least one character")
-        model, key = trained.model.language_model(trained.params), jax.random.key(seed)
-        new, _ = model.generate(prompt[None], settings.length, temperature=settings.temperature, key=key)
-        tokens = [*prompt.tolist(), *np.asarray(new)[0].tolist()]
-    else:
-        tokens = generate(trained.model, trained.params, prompt, settings, seed).tolist()
-    return str(tokenizer.decode(tokens))
+    prompt = np.asarray(tokenizer.encode(trained.config.sample.prompt).ids, np.int32)
+    return str(tokenizer.decode(written(trained, prompt, seed)))
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:

@@ -19,7 +19,7 @@ from recorded import read_cases
 import jrnn
 from jrnn.nets import registry
 from jrnn.testing.gradients import Effort, Subject
-from jrnn.testing.gradients.compare import by_jax, by_net, compare
+from jrnn.testing.gradients.compare import agreement, by_jax, by_net
 
 MOST = 8  # outputs of a gradient operator that are mixed
 KEY = jax.random.key(0)
@@ -165,7 +165,7 @@ def agreements(type, known, monkeypatch):
         mine, theirs = jax.device_get(run(mix))
         right = theirs if right is None else right
         changes = any((right[n] != theirs[n]).any() for n in s.wrt)
-        found = [compare(s, n, mine[n], theirs[n], nowhere, np.zeros((1, 0))) for n in s.wrt]
+        found = [agreement(s, n, mine[n], theirs[n], nowhere, np.zeros((1, 0))) for n in s.wrt]
         yield name, all(Effort().agrees(b) for b in found), changes
 
 

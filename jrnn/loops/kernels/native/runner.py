@@ -25,6 +25,7 @@ from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.program import Program, program_of
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop.description import Description, described
 from jrnn.loops.passes.fission import Fission, over_time
 from jrnn.loops.passes.sums import Contract
 
@@ -39,7 +40,7 @@ class Native:
     program: Program
     level: int = 0
     threads: int | None = None
-    name = "native"
+    way = "native"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         program, loop, core = self.program, self.program.loop, self.program.core
@@ -102,6 +103,9 @@ class Native:
         """Floating-point operations of the products of a step."""
         products = (o for stage in self.program.stages for o in stage if o.matrix is not None)
         return sum(2 * self.program.rows * o.width * o.matrix.dims[0][0] for o in products)
+
+    def describe(self) -> Description:
+        return described(self.program.loop, str(self))
 
     def __str__(self) -> str:
         products = sum(o.kind == "product" for stage in self.program.stages for o in stage)

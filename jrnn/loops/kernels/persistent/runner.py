@@ -24,6 +24,7 @@ from jrnn.loops.kernels.persistent.forms import Form, from_memory, to_memory
 from jrnn.loops.kernels.persistent.tiles import Tiled, memory_type, tiled
 from jrnn.loops.kernels.refused import Refused
 from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop.description import Description, described
 
 # The share of the memory on the chip that a kernel may use, as this file counts it and as the compiler does.
 _SHARE, _LIMIT = 0.75, 0.9
@@ -42,7 +43,7 @@ class Persistent:
 
     tiled: Tiled
     chip: str
-    name = "persistent"
+    way = "persistent"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         plan, loop = self.tiled, self.tiled.loop
@@ -99,6 +100,9 @@ class Persistent:
         # The first state once, and the last twice, because the pipeline keeps two buffers of a kernel's outputs.
         resident = self.constants + 3 * _bytes(carries) + self.computed // _ALIVE
         return resident + self.streamed * self.block
+
+    def describe(self) -> Description:
+        return described(self.tiled.loop, str(self))
 
     def __str__(self) -> str:
         blocks = -(-self.tiled.loop.length // self.block)

@@ -28,7 +28,8 @@ def cholesky(eqn: Eqn, a: Any) -> Values:
         given = _row(across, j)
         left = given - jnp.sum(factor * conj(_column(factor, j)), -2, keepdims=True)
         pivot = _column(left, j).real
-        new = where(columns >= j, left / lax.sqrt(pivot).astype(a.dtype), 0)
+        root = lax.sqrt(pivot).astype(a.dtype)  # on the diagonal LAPACK has no imaginary part, and infinity, not NaN
+        new = where(columns > j, left / root, where(columns == j, root, 0))
         return _placed(factor, new, j), failed | (pivot <= 0)  # LAPACK allows NaN
 
     none = jnp.zeros((*a.shape[:-2], 1, 1), bool)
@@ -59,7 +60,7 @@ def _few_rows(a: Any) -> tuple[Any, Any]:
         pivot = cut(rows[k], every, here)
         for i in below:
             factor = cut(rows[i], every, here)
-            factor = where(pivot == 0, factor, factor / pivot)
+            factor = _divided(factor, pivot)
             reduced = where(columns == k, factor, rows[i])
             rows[i] = where(columns > k, rows[i] - factor * rows[k], reduced)
         pivots.append(at)
@@ -80,11 +81,16 @@ def _eliminated(a: Any) -> tuple[Any, Any]:
         row = jnp.sum(where(rows == at, a, 0), -2, dtype=a.dtype, keepdims=True)
         a = where(rows == at, _row(a, k), a)
         pivot, column = _column(row, k), _column(a, k)
-        column = where(pivot == 0, column, column / pivot)
+        column = _divided(column, pivot)
         reduced = where(columns > k, a - column * row, where(columns == k, column, a))
         return where(rows > k, reduced, where(rows == k, row, a)), _placed(pivots, at, k)
 
     return lax.fori_loop(0, size, eliminate, (a, jnp.zeros_like(rows[..., :size, :])))
+
+
+def _divided(column: Any, pivot: Any) -> Any:
+    """Returns a column of the lower factor. LAPACK divides by no pivot that is zero, subnormal or NaN."""
+    return where(_length(pivot) >= float(jnp.finfo(pivot.dtype).tiny), column / pivot, column)
 
 
 def _length(v: Any) -> Any:
@@ -126,8 +132,9 @@ def qr(eqn: Eqn, a: Any) -> Values:
 
     def reduce(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         a, vectors, factors = state
-        row, x = _row(a, k), where(rows > k, _column(a, k), 0)
-        first, products = _column(row, k), jnp.sum(conj(x) * a, -2, keepdims=True)
+        row, rest = _row(a, k), where(rows > k, a, 0)  # NaN above these rows is none of this reflection's
+        x = _column(rest, k)
+        first, products = _column(row, k), jnp.sum(conj(x) * rest, -2, keepdims=True)
         below = _column(products, k).real
         trivial = below == 0
         if jnp.iscomplexobj(a):
@@ -138,7 +145,7 @@ def qr(eqn: Eqn, a: Any) -> Values:
         scale = where(trivial, 0, 1 / (first - beta))
         v = where(rows == k, 1, x * scale)
         reflected = a - v * (conj(tau) * (row + conj(scale) * products))
-        a = where((rows >= k) & (columns >= k), reflected, a)
+        a = where((rows >= k) & (columns >= k) & ~trivial, reflected, a)
         return a, lax.dynamic_update_slice_in_dim(vectors, v, k, a.ndim - 1), _placed(factors, tau, k)
 
     def reflect(i: Any, q: Any) -> Any:

@@ -116,10 +116,18 @@ def substituted(a: Any, b: Any, lower: bool, unit: bool) -> Any:
     for k in range(n) if lower else reversed(range(n)):
         here, others = slice(k, k + 1), slice(k + 1, n) if lower else slice(0, k)
         row = cut(rest, slice(0, 1) if lower else slice(k, k + 1), every)
-        row = row if unit else row / cut(a, here, here)
+        row = row if unit else _divided(row, cut(a, here, here))
         rows.append(row)
         rest = cut(rest, slice(1, None) if lower else slice(0, k), every) - cut(a, others, here) * row
     return lax.concatenate(rows if lower else rows[::-1], b.ndim - 2)
+
+
+def _divided(a: Any, b: Any) -> Any:
+    """Returns a / b, but NaN where LAPACK divides a complex number by zero: XLA has infinity there."""
+    quotient = a / b
+    return (
+        where(b == 0, jnp.asarray(complex(math.nan, math.nan), b.dtype), quotient) if jnp.iscomplexobj(b) else quotient
+    )
 
 
 RULES = {"dot_general": dot_general, "triangular_solve": triangular_solve}

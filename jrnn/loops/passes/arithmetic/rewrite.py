@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Program, Var
-from jrnn.loops.loop import Loop, mark, strict_passes
+from jrnn.loops.loop import Loop, inlining, mark
+from jrnn.loops.loop.inlining import Names, inlined, named, placed
 from jrnn.loops.passes.arithmetic import draws, factors, orders, products
 
 RULES: dict[str, Callable[..., Sequence[Any] | None]] = {
@@ -28,7 +28,6 @@ RULES: dict[str, Callable[..., Sequence[Any] | None]] = {
 _INNER = {"cond": ("branches",), "scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
 _SOLVE = "custom_linear_solve"
 Fits = Callable[[Eqn], bool]
-Names = dict[Var, Atom]  # what stands for a variable of the original
 
 
 def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
@@ -40,13 +39,9 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
         return loop
     names: Names = {}
     eqns = [*_rewritten(loop.eqns, loop.outputs, names, fits)]
-    outputs = [_named(names, a) for a in loop.outputs]
-    eqns, _ = jaxprs.needed(eqns, outputs, set(loop.inputs), effects=True)
-    if [e.primitive for e in equations(eqns)] == [e.primitive for e in equations(loop.eqns)]:
-        return loop  # no rule applied
-    n = len(loop.carry)
-    made = replace(loop, eqns=tuple(eqns), carry_out=tuple(outputs[:n]), ys=tuple(outputs[n:]))
-    return made.verify() if strict_passes.value else made
+    changed = loop.of(eqns, [named(names, a) for a in loop.outputs])
+    same = [e.primitive for e in equations(changed.eqns)] == [e.primitive for e in equations(loop.eqns)]
+    return loop if same else changed  # perhaps no rule applied
 
 
 def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
@@ -60,44 +55,36 @@ def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
 
 def rewritten(closed: Any, fits: Fits) -> Any:
     """Returns a closed jaxpr with what `fits` written as arithmetic."""
-    program, names = jaxprs.opened(closed, jaxprs.LOWERED_CALLS), {}
-    eqns = [*_rewritten(program.eqns, program.outvars, names, fits)]
+    return inlining.closed(_with_rules(inlined(closed), fits))
 
-    def run(*args: Any) -> list[Any]:
-        env = dict(zip((*program.constvars, *program.invars), (*program.consts, *args)))
-        jaxprs.evaluate(eqns, env)
-        return [jaxprs.value(env, _named(names, a)) for a in program.outvars]
 
-    with mark.unmarked():
-        return jax.make_jaxpr(run)(*(v.aval for v in program.invars))
+def _with_rules(program: Program, fits: Fits) -> Program:
+    names: Names = {}
+    eqns = tuple(_rewritten(program.eqns, program.outvars, names, fits))
+    return replace(program, eqns=eqns, outvars=tuple(named(names, a) for a in program.outvars))
 
 
 def _applies(eqn: Eqn, fits: Fits) -> bool:
     return eqn.primitive.name == _SOLVE or (eqn.primitive.name in RULES and fits(eqn))
 
 
-def _named(names: Names, atom: Atom) -> Atom:
-    return atom if jaxprs.is_literal(atom) else names.get(atom, atom)
-
-
 def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fits) -> Iterator[Eqn]:
     """Yields the equations in the place of others, and adds to `names` what stands for their results."""
     read = {*jaxprs.variables(outs), *(v for eqn in eqns for v in jaxprs.inputs(eqn))}
     for eqn in eqns:
-        given = [_named(names, a) for a in eqn.invars]
+        given = [named(names, a) for a in eqn.invars]
         name = eqn.primitive.name
         program = _rule_of(eqn, read) if name in RULES and fits(eqn) else None
         if program is not None:
-            yield from _inlined(program, given, eqn, names)
+            yield from placed(program, given, eqn, names)
         elif name == _SOLVE:  # the functions besides its solver are for its gradient
             counts = eqn.params["const_lengths"]
             first = counts.matvec + counts.vecmat
             held = given[first : first + counts.solve] + given[sum(counts) :]
-            solver = rewritten(eqn.params["jaxprs"].solve, fits)
-            yield from _inlined(jaxprs.opened(solver), held, eqn, names)
+            solver = _with_rules(inlined(eqn.params["jaxprs"].solve), fits)
+            yield from placed(solver, held, eqn, names)
         elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
-            with jaxprs.in_scope(eqn):
-                inner = {key: _each(eqn.params[key], fits) for key in _INNER[name]}
+            inner = {key: _each(eqn.params[key], fits) for key in _INNER[name]}
             yield eqn.replace(invars=given, params={**eqn.params, **inner})
         else:
             yield eqn.replace(invars=given)
@@ -105,16 +92,6 @@ def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fi
 
 def _each(held: Any, fits: Fits) -> Any:
     return tuple(rewritten(c, fits) for c in held) if isinstance(held, tuple) else rewritten(held, fits)
-
-
-def _inlined(program: Program, given: Sequence[Atom], eqn: Eqn, names: Names) -> Iterator[Eqn]:
-    """Yields the equations of a program on other operands. Its results stand for those of an equation."""
-    inside: Names = dict(zip(program.invars, given, strict=True))
-    for e in program.eqns:
-        made = [jex.Var(v.aval) for v in e.outvars]
-        yield e.replace(invars=[_named(inside, a) for a in e.invars], outvars=made, source_info=eqn.source_info)
-        inside.update(zip(e.outvars, made))
-    names.update(zip(eqn.outvars, (_named(inside, a) for a in program.outvars), strict=True))
 
 
 @dataclass(frozen=True)
@@ -148,9 +125,7 @@ def _traced(call: _Traced) -> Program | None:
         return [given[0] if v is None else v for v in values] if applies else []
 
     with eqn.ctx.manager, mark.unmarked():
-        program = jaxprs.opened(jax.make_jaxpr(run)(*(a.aval for a in eqn.invars)))
+        program = inlined(jax.make_jaxpr(run)(*(a.aval for a in eqn.invars)))
     if not applies or program.constvars:  # such as the counters of JAX's older way to draw
         return None
-    names: Names = {}
-    eqns = tuple(_rewritten(program.eqns, program.outvars, names, lambda e: e.primitive.name in draws.ROUNDS))
-    return replace(program, eqns=eqns, outvars=tuple(_named(names, a) for a in program.outvars))
+    return _with_rules(program, lambda e: e.primitive.name in draws.ROUNDS)

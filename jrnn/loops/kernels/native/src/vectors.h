@@ -1,7 +1,7 @@
 // Vectors by the compiler's extension, and functions of them. Compiled once for each instruction set.
 //
-// exp, tanh and logistic are within 2 units in the last place. Results below the least normal number may be 0, as
-// XLA's are. NaN stays NaN.
+// exp is within 2 units in the last place; tanh and logistic are within 2.6, XLA's within 4.4 and 2.4. Results below the least
+// normal number may be 0, as XLA's are. NaN stays NaN.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -25,7 +25,8 @@ struct Of<float> {
   static constexpr float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   static constexpr float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
   static constexpr float exp_least = -88.0f, exp_most = 88.72284f, tanh_most = 9.2f, least_normal = 1.17549435e-38f;
-  static constexpr int exp_terms = 7, log_terms = 6;
+  static constexpr int exp_terms = 5, log_terms = 6;  // (e^r - 1 - r) / r^2: the polynomial with the least largest error
+  static constexpr float exp_series[] = {0.50000001f, 0.166665159f, 0.0416661967f, 0.00836923933f, 0.00139510975f};
 };
 template <>
 struct Of<double> {
@@ -37,7 +38,10 @@ struct Of<double> {
   static constexpr double ln2_high = 0.693145751953125, ln2_low = 1.42860682030941723212e-6;
   static constexpr double exp_least = -709.0, exp_most = 709.78271289338397, tanh_most = 20.0;
   static constexpr double least_normal = 2.2250738585072014e-308;
-  static constexpr int exp_terms = 13, log_terms = 12;
+  static constexpr int exp_terms = 12, log_terms = 12;  // 1 / 2!, 1 / 3!, ...
+  static constexpr double exp_series[] = {1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,
+                                          1.0 / 720,    1.0 / 5040,    1.0 / 40320,    1.0 / 362880,
+                                          1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
 };
 
 template <class F>
@@ -124,36 +128,30 @@ JRNN_INLINE Vec<F> power_of_two(Vec<F> shifted) {  // 0 for n = -bias
   return as_floats<F>((bits_as<F, U>(shifted) + U(U{} + Of<F>::bias)) << Of<F>::mantissa);
 }
 template <class F>
-JRNN_INLINE Vec<F> expm1_of_rest(Vec<F> r) {  // e^r - 1 for |r| <= ln 2 / 2, by its series
-  constexpr double inverse[] = {1.0,          1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,
-                                1.0 / 720,    1.0 / 5040,    1.0 / 40320,    1.0 / 362880,    1.0 / 3628800,
-                                1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
-  Vec<F> sum = all<F>(F(inverse[Of<F>::exp_terms - 1]));
+JRNN_INLINE Vec<F> expm1_of_rest(Vec<F> r) {  // e^r - 1 for |r| <= ln 2 / 2
+  Vec<F> sum = all<F>(Of<F>::exp_series[Of<F>::exp_terms - 1]);
 #pragma GCC unroll 16
-  for (int i = Of<F>::exp_terms - 2; i >= 1; i--) sum = sum * r + F(inverse[i]);
+  for (int i = Of<F>::exp_terms - 2; i >= 0; i--) sum = sum * r + Of<F>::exp_series[i];
   return sum * (r * r) + r;
 }
 template <class F>
 JRNN_INLINE Vec<F> exponential(Vec<F> x) {
+  typedef typename Of<F>::U U;
   const F bound = F(Of<F>::bias + 1 + Of<F>::mantissa) * F(0.6931471805599453);
   Vec<F> within = x > bound ? all<F>(bound) : x;
   within = within < -bound ? all<F>(-bound) : within;
   Split<F> s = split_exponent<F>(within);
-  Vec<F> half = (s.n * F(0.5) + Of<F>::magic) - Of<F>::magic;  // two factors, because 2^n may be too large or small
-  Vec<F> p = expm1_of_rest<F>(s.r) + F(1);
-  return (p * power_of_two<F>(half + Of<F>::magic)) * power_of_two<F>((s.n - half) + Of<F>::magic);
+  Vec<F> half = s.n * F(0.5) + Of<F>::magic;  // two factors, because 2^n may be too large or small
+  U rest = bits_as<F, U>(s.shifted) - bits_as<F, U>(half) + U(U{} + Of<F>::bias);
+  return ((expm1_of_rest<F>(s.r) + F(1)) * power_of_two<F>(half)) * as_floats<F>(rest << Of<F>::mantissa);
 }
 template <class F>
 JRNN_INLINE Vec<F> logistic(Vec<F> x) {
-  Vec<F> low = -absolute<F>(x);
-  low = low < Of<F>::exp_least ? all<F>(Of<F>::exp_least) : low;
-  Split<F> s = split_exponent<F>(low);
+  Vec<F> within = x < Of<F>::exp_least ? all<F>(Of<F>::exp_least) : x;
+  within = within > -Of<F>::exp_least ? all<F>(-Of<F>::exp_least) : within;
+  Split<F> s = split_exponent<F>(-within);
   Vec<F> scale = power_of_two<F>(s.shifted);
-  Vec<F> p = expm1_of_rest<F>(s.r), sum = p + F(1);
-  Vec<F> e = sum * scale, below = e + F(1);
-  Vec<F> y = (x < F(0) ? e : all<F>(F(1))) / below;
-  Vec<F> lost = (F(1) - sum) + p, lost_below = (F(1) - below) + e;  // by rounding the sums
-  return y + y * ((x < F(0) ? lost : Vec<F>{}) - lost_below);
+  return F(1) / (expm1_of_rest<F>(s.r) * scale + (scale + F(1)));
 }
 template <class F>
 JRNN_INLINE Vec<F> hyperbolic_tangent(Vec<F> x) {
@@ -162,13 +160,7 @@ JRNN_INLINE Vec<F> hyperbolic_tangent(Vec<F> x) {
   Split<F> s = split_exponent<F>(a + a);
   Vec<F> scale = power_of_two<F>(s.shifted);
   Vec<F> e = expm1_of_rest<F>(s.r) * scale + (scale - F(1));
-  Vec<F> y = e / (e + F(2));
-  if (sizeof(F) == 4) {  // a polynomial is more exact here
-    Vec<F> z = a * a, p = all<F>(F(-0.00570404252));
-    p = (((p * z + F(0.0206378615)) * z + F(-0.0537391565)) * z + F(0.133314318)) * z + F(-0.333332813);
-    y = a < F(0.625) ? p * z * a + a : y;
-  }
-  return with_sign<F>(y, x);
+  return with_sign<F>(e / (e + F(2)), x);
 }
 template <class F>
 JRNN_INLINE Vec<F> expm1(Vec<F> x) {

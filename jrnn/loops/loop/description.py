@@ -9,7 +9,8 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.names import source_line
-from jrnn.loops.loop import Loop, recorder
+from jrnn.loops.loop import recorder
+from jrnn.loops.loop.record import Loop
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,11 @@ class Description:
             "computed for all steps after the loop": self.sunk,
             "summed after the loop instead of carried": self.summed,
         }
+
+
+def described(loop: Loop, *remarks: str) -> Description:
+    """Returns the description of a loop that stays whole."""
+    return Description(stacked=items(loop.ys, loop), contractions=contractions(loop.eqns), remarks=remarks)
 
 
 def contractions(eqns: Sequence[Eqn]) -> int:

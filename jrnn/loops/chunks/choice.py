@@ -1,0 +1,145 @@
+"""The plan of a loop that is about to be differentiated: in chunks, or step by step by JAX's rules.
+
+Shapes: T time, C steps of a chunk.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.jaxprs.tangents import Linearized, is_smooth
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.chunks.chunked import Chunked, check, chunked
+from jrnn.loops.chunks.estimate import compared
+from jrnn.loops.chunks.normal import Parts, in_parts, opened
+from jrnn.loops.costs import tuned
+from jrnn.loops.loop import Loop, Options, ScanParams, derived, mark, strict_passes
+from jrnn.loops.plans import Converted, LoopPlan, Target
+
+# A program in chunks is compared with its loop for three chunks of this length, of which the last is not full.
+_COMPARED_CHUNK = 4
+_COMPARED = 11
+
+BY_STEPS = "step by step"
+_SIZES = (32, 16, 64, 128)
+WAYS = (BY_STEPS, *(f"in chunks of {size}" for size in _SIZES))
+
+# Elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96.
+_LEAST = 2048
+
+
+def pays(scan: ScanParams) -> bool:
+    """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state."""
+    _, carry, xs = scan.apart(jaxprs.jaxpr_of(scan.jaxpr).invars)
+    given = max(map(jaxprs.nbytes, xs), default=0)
+    large = [
+        v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * given and sum(n > 1 for n in v.aval.shape) > 1
+    ]
+    return scan.length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
+
+
+def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
+    """Returns the bytes a step of the largest carries, and of values as large that follow from them, that JAX's derivative
+    of a loop would read.
+
+    A state that only adds inputs, and is multiplied only with values that have no tangents, is not read.
+
+    Args:
+        loop: the loop.
+        moves: which of its inputs have tangents.
+    """
+    inputs, n_consts = loop.inputs, len(loop.consts)
+    moving, before = {v for v, m in zip(inputs, moves) if m}, -1
+    while len(moving) > before:  # a carry also moves if the new carry does
+        before, reached = len(moving), jaxprs.depends(loop.eqns, moving)
+        moving.update(v for v, out in zip(loop.carry, loop.carry_out) if jaxprs.is_in(out, reached))
+    places = [i for i, v in enumerate(inputs) if v in moving and is_smooth(v.aval)]
+    parts = Linearized.of(loop.step, [v.aval for v in inputs], places)
+    states = parts.program.invars[n_consts : n_consts + len(loop.carry)]
+    most = max(map(jaxprs.nbytes, states), default=0)
+    follow = jaxprs.depends(parts.step, [v for v in states if jaxprs.nbytes(v) == most])
+    return sum(jaxprs.nbytes(v) for v in set(parts.wanted) if v in follow and jaxprs.nbytes(v) >= most)
+
+
+@functools.lru_cache(maxsize=256)
+def plan(
+    scan: ScanParams, target: Target, options: Options, moves: tuple[bool, ...], take: str | None
+) -> tuple[LoopPlan, Sequence[Any]] | None:
+    """Returns the plan of a loop and the values of its constants. The plan leaves the loop to JAX with the reason.
+
+    Args:
+        scan: the loop.
+        target: what it is lowered for.
+        options: the caller's.
+        moves: which of its inputs have tangents.
+        take: the way to use, if there is such a one, or None for the one that is estimated to be best.
+
+    Returns:
+        The plan and values; None for loops that need not be tried.
+    """
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    if not jaxprs.is_known(scan.length) or body.effects:
+        return None
+    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not pays(scan):
+        return None
+    try:
+        with mark.unmarked():
+            return _plan(scan, target, options, moves, take)
+    except NotAffine as reason:
+        why = str(reason) if reason.eqn is None else reason.explained()  # several have their remedies
+    except Exception as error:
+        if strict_passes.value:
+            raise
+        why = f"{type(error).__name__} (please report it): {error}"
+    return LoopPlan.left(target, None, why), ()
+
+
+def _plan(
+    scan: ScanParams, target: Target, options: Options, moves: Sequence[bool], take: str | None
+) -> tuple[LoopPlan, Sequence[Any]]:
+    program, loop, parts = _read(scan)
+    check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
+    consts, carry, xs = scan.apart(moves)
+    stored = stored_states(loop, [*(False for _ in program.consts), *consts, *parts.each(carry), *xs])
+    if not stored:
+        return LoopPlan.left(target, loop, "this gradient reads no state"), ()
+    node = replace(chunked(loop, dict(zip(loop.consts, program.consts)), _names(scan, parts)), stored=stored)
+    choice = compared(node, options.memory, target.machine)
+    if take == BY_STEPS:
+        return LoopPlan.left(target, loop, f"{tuned.NOTE}{take}", choice=choice), ()
+    notes = node.notes
+    if take in WAYS:
+        node, notes = replace(node, size=_SIZES[WAYS.index(take) - 1]), (*notes, f"{tuned.NOTE}{take}")
+    elif not isinstance(choice.chosen.node, Chunked):
+        (other, reason), at = choice.others[0], choice.chosen.estimate
+        return LoopPlan.left(target, loop, f"{reason}: {other.estimate} in chunks, {at} step by step"), ()
+    if options.verify and node.stages:
+        agrees, note = derived.verdict(replace(scan, length=_COMPARED, unroll=1), "chunks", _small)
+        if not agrees:
+            return LoopPlan.left(target, loop, note), ()
+        notes = (*notes, note) if note else notes
+    return LoopPlan(target, node.loop, Converted(node, parts), "chunks", notes, choice), program.consts
+
+
+def _names(scan: ScanParams, parts: Parts) -> list[str]:
+    """Returns what the user calls each carry of a loop, which holds parts of each of the step's; or nothing."""
+    debug_info = getattr(jaxprs.jaxpr_of(scan.jaxpr), "debug_info", None)
+    names = list(getattr(debug_info, "arg_names", None) or ())[scan.n_consts :][: scan.n_carry]
+    return parts.each(names) if len(names) == scan.n_carry and all(names) else []
+
+
+def _read(scan: ScanParams) -> tuple[jaxprs.Program, Loop, Parts]:
+    """Returns the program of a step, its loop, and how the loop holds the carries."""
+    program = opened(scan.jaxpr)
+    return program, *in_parts(scan.loop(program))
+
+
+def _small(scan: ScanParams) -> derived.Run:
+    """Returns the loop of a step in chunks of few steps."""
+    program, loop, parts = _read(scan)
+    node = replace(chunked(loop, dict(zip(loop.consts, program.consts))), size=_COMPARED_CHUNK)
+    return lambda consts, init, xs: Converted(node, parts).run([*program.consts, *consts], init, xs, scan.length)
