@@ -24,6 +24,7 @@ import tables
 import jrnn
 from jrnn.cli.parser import make_parser
 from jrnn.nets.ops import catalog
+from jrnn.train.config import config_names, describe_config
 from jrnn.version import __version__
 
 project = "jrnn"
@@ -181,6 +182,12 @@ def properties(block):
     return "\n".join(["| property | what must hold |", "|---|---|", *rows])
 
 
+def configs(block):
+    """The configurations that ship, as `jrnn configs` prints them."""
+    rows = [f"| `{name}` | {describe_config(name)} |" for name in config_names()]
+    return "\n".join(["| name | what it trains, time and result |", "|---|---|", *rows])
+
+
 def clone(block):
     """How to get a clone, where pyproject.toml names the repository."""
     return f"```text\ngit clone {urls['Repository']} jrnn\ncd jrnn\n```\n" if "Repository" in urls else ""
@@ -191,6 +198,7 @@ BLOCKS = {
     r"^```\{keys\} ([\w.]+)\n```$": keys,
     r"^```\{measured\} (\w+)\n```$": measured,
     r"^```\{properties\} ([\w.]+)\n```$": properties,
+    r"^```\{configs\}\n```$": configs,
     r"^```\{clone\}\n```$": clone,
 }
 
@@ -209,7 +217,8 @@ def contents():
     lines = ["# jrnn\n\n> jrnn makes loops over time in JAX faster, and proves their gradients.\n\n## Pages\n"]
     docs = ROOT / "docs"
     for page in sorted([*docs.glob("*.md"), *docs.glob("api/*.md")]):
-        title, _, text = page.read_text(encoding="utf-8").partition("\n")
+        source = re.sub(r"\A---\n.*?---\n+", "", page.read_text(encoding="utf-8"), flags=re.S)  # without front matter
+        title, _, text = source.partition("\n")
         if title.startswith("# "):
             about = " ".join(text.strip().partition("\n\n")[0].split())
             lines.append(f"- [{title[2:]}]({page.relative_to(docs).with_suffix('.html')}): {about}")

@@ -43,7 +43,7 @@ def ratios():
 
 
 def cpu_six():
-    names = {"jrnn": "`jrnn.scan`", "jrnn.nn": "`jrnn.nn`", "flax": "`flax.nnx.RNN`", "torch": "torch"}
+    names = {"jrnn": "`jrnn.scan`", "jrnn.nn": "`jrnn.nn`", "torch": "torch"}
     found = ratios()
     sizes = [size.rpartition("x")[0] for size in next(iter(found.values()))]
     rows = [
@@ -101,5 +101,5 @@ def render(name):
     if "conditions" in table:
         lines = [table["conditions"], "", *lines]
     if "notes" in table:
-        lines += ["", *(f"- {note}" for note in table["notes"])]
+        lines += ["", "What does not hold:", "", *(f"- {note}" for note in table["notes"])]
     return "\n".join(lines)

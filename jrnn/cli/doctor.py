@@ -24,12 +24,8 @@ from jrnn.version import __version__
 HERE = Path(__file__).parents[1]
 FOR_CONTRIBUTORS = ("test", "dev", "docs", "release", "aot-cuda", "aot-tpu")  # extras that no user misses
 OPTIONAL = {"torch": "reads .pt files: pip install torch"}  # packages that jrnn uses if present, but no extra installs
-USES = {"plot": "pictures", "data": "the configuration digits", "onnx": "ONNX models"}
-USES |= {
-    "tensorboard": "jrnn train --tensorboard",
-    "text": "tokenizers",
-    "lmdb": "databases that Caffe2 wrote",
-}  # of extras
+USES = {"plot": "pictures", "data": "the config digits", "onnx": "ONNX models", "tensorboard": "TensorBoard"}
+USES |= {"text": "tokenizers", "lmdb": "databases that Caffe2 wrote"}  # of extras
 
 
 @dataclass(frozen=True)
