@@ -5,7 +5,7 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 66_940
+WHOLE = 66_970
 LINES = {
     "errors": 170,
     "version": 10,
@@ -39,7 +39,7 @@ LINES = {
     "testing": 3_160,
     "train": 6_090,
     "bench": 3_920,
-    "cli": 1_320,
+    "cli": 1_340,
     "__main__": 10,
     "__init__": 170,
 }
