@@ -11,7 +11,7 @@ import pytest
 import jrnn.train
 from jrnn.cli.parser import make_parser
 from jrnn.train import load_config
-from jrnn.train.config import CONFIGS, GradientConfig, OptimizerConfig, TrainConfig, config_names
+from jrnn.train.config import CONFIGS, GradientConfig, OptimizerConfig, TrainConfig, config_names, describe_config
 from jrnn.train.models import TOKEN_MODELS
 from jrnn.train.tasks import KINDS
 from jrnn.train.toml_codec import decode
@@ -66,11 +66,12 @@ def test_the_example_is_a_configuration():
 
 @pytest.mark.parametrize("name", config_names())
 def test_a_config_loads_and_opens_with_its_command(name):
-    """And the table of the training guide names it."""
+    """And says next what it trains, of which docs/conf.py makes the table of the training guide."""
     load_config(name)
     head = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
     assert re.match(rf"# .*jrnn train {name}\b", head)
-    assert f"| `{name}` |" in (ROOT / "docs" / "train_from_config.md").read_text(encoding="utf-8")
+    assert len(describe_config(name)) > 20
+    assert "```{configs}\n```" in (ROOT / "docs" / "train_from_config.md").read_text(encoding="utf-8")
 
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
