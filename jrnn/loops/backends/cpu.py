@@ -133,7 +133,7 @@ def _others(search: Search, target: Target) -> list[Candidate]:
     if any(candidate.node.inner.is_one_kernel for candidate in rewritten):
         return rewritten  # a call would pay for each of its small products
     may_call = any(map(_is_for_native, search.loop.eqns)) and len(search.loop.eqns) <= _LONGEST_CALLED
-    return [*(calls(search, target)[0] if may_call else []), *rewritten]
+    return [*rewritten, *(calls(search, target)[0] if may_call else [])]  # XLA cannot look into a call
 
 
 def _is_for_native(eqn: Eqn) -> bool:

@@ -1,6 +1,6 @@
 """What a call of the kernel costs, in the terms of the cost model (`loops/costs/candidates.py`): times of one core.
 
-Ratios to the constants of the machine, measured on an AMD EPYC with AVX-512 (docs/notes/native_kernel.md).
+Ratios to the constants of the machine, measured on AMD EPYCs with AVX-512 and with AVX2 (docs/notes/native_kernel.md).
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ _FAR = 4  # packed matrices larger than so many caches of a core are not read wh
 _PACKING = 5  # packing takes so many times as long as reading
 _CALL = 100  # a call takes as long as so many kernels of XLA: decoding, memory and threads
 _STAGE, _INSTRUCTION = 0.6, 0.15  # the same of a stage and of an instruction
+_ROW = 0.1  # the same of a reduction of one row, and of a row of a product whose last panel is not full
 _ELEMENT, _FUNCTION = 2, 0.5  # an instruction on one element, and a function of it, compared with those of XLA
 _SCALAR = 20  # the same of a function without vectors
 _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
+_PANELS = {"avx512": 256, "avx2": 64, "base": 32}  # bytes of the columns that a product computes, even if it needs few
 _SCALARS = frozenset(("cos", "erf", "sin"))
-
-
-def _as_they_are(program: Program) -> int:
-    """Returns the bytes of the matrices that are not packed: for one row, those whose rows are contiguous."""
-    plain = [o for o in _products(program) if o.matrix.dims[1][1] == 1]
-    return _bytes(plain, program) if program.rows == 1 else 0
+_REDUCTIONS = frozenset(("least", "most", "sum"))
 
 
 def matrix_bytes(program: Program) -> int:
@@ -38,21 +35,26 @@ def _bytes(products: list[Operation], program: Program) -> int:
     return sum(found.values()) * program.dtype.itemsize
 
 
-def terms(program: Program, machine: Machine) -> dict[str, float]:
-    """Returns the time of all steps on one core, by the names of `loops/costs/candidates.py`."""
+def terms(program: Program, machine: Machine, instructions: str) -> dict[str, float]:
+    """Returns the time of all steps on one core with a set of instructions, by the names of `loops/costs/candidates.py`."""
     size = matrix_bytes(program)
     wide, steps = program.dtype.itemsize / 4, program.loop.length
-    operations = sum(2 * program.rows * o.width * o.matrix.dims[0][0] for o in _products(program)) * wide
+    panel = _PANELS[instructions] // program.dtype.itemsize if program.rows > 1 else 1
+    computed = [(-(-o.width // panel) * panel, o) for o in _products(program)]
+    operations = sum(2 * program.rows * width * o.matrix.dims[0][0] for width, o in computed) * wide
     products = max(operations / (_RATE * machine.products), size / machine.cached)
     products += size / machine.cached if size > _FAR * machine.near else 0.0
     work = [o for stage in program.stages for o in stage if o.kind != "product"]
     calls = machine.kernel * (_STAGE * len(program.stages) + _INSTRUCTION * len(work))
+    by_row = sum(width > o.width for width, o in computed) + sum(o.kind in _REDUCTIONS for o in work)
+    calls += machine.kernel * _ROW * program.rows * by_row
+    plain = [o for o in _products(program) if program.rows == 1 and o.matrix.dims[1][1] == 1]  # read as they are
     elements = sum(_each(o, machine) * _width(o) for o in work) * program.rows * wide
     return {
         "products": steps * products,
         "elements": steps * elements,
         "calls": _CALL * machine.kernel + steps * calls,
-        "packing": _PACKING * (size - _as_they_are(program)) / machine.read,
+        "packing": _PACKING * (size - _bytes(plain, program)) / machine.read,
     }
 
 

@@ -95,7 +95,7 @@ class Native:
         more = loop.length * (stacks + max(part.peak for part in bulk))
         moved = machine.writing(loop.length * stacks, more) + machine.reading(loop.length * stacks, more)
         terms = [part.terms(machine, loop.length, more, 1) for part in bulk]
-        own = {**costs.terms(program, machine), "stacks": moved}
+        own = {**costs.terms(program, machine, library.found().instruction_sets[self.level]), "stacks": moved}
         return estimates.estimate(estimates.total(given, own, *terms), inside.peak + more)
 
     @property
