@@ -120,10 +120,10 @@ class Loop:
 
         def add(eqn: Eqn) -> None:
             if id(eqn) not in eqns:
-                made(eqn.invars)
+                add_makers(eqn.invars)
                 eqns[id(eqn)] = eqn.replace(invars=[named(names, a) for a in eqn.invars])
 
-        def made(atoms: Sequence[Atom]) -> None:
+        def add_makers(atoms: Sequence[Atom]) -> None:
             for v in jaxprs.variables(atoms):
                 if v in sources:
                     add(sources[v])
@@ -131,7 +131,7 @@ class Loop:
         gone = set(map(id, changed))
         for eqn in self.eqns:
             if id(eqn) in gone:
-                made([named(names, v) for v in eqn.outvars])
+                add_makers([named(names, v) for v in eqn.outvars])
             else:
                 add(eqn)
         return self.of([*eqns.values()], [named(names, a) for a in self.outputs])
