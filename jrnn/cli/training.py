@@ -93,7 +93,7 @@ OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")  # options of `jrn
 
 
 def sample_command(args: argparse.Namespace) -> int:
-    if is_model(args.run_dir):
+    if is_model(args.run_dir) or not Path(args.run_dir).parent.exists():  # a name of the hub, or no run either
         return _sample_model(args)
     model = load_run(args.run_dir)
     if args.stop or any(getattr(args, name) is not None for name in OF_MODELS):
