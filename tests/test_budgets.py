@@ -5,7 +5,7 @@ import re
 import pytest
 from test_layering import FILES, PAGE, ROOMS, room
 
-WHOLE = 66_850
+WHOLE = 66_860
 LINES = {
     "errors": 170,
     "version": 10,
@@ -37,7 +37,7 @@ LINES = {
     "convert": 3_580,
     "onnx": 3_140,
     "testing": 3_160,
-    "train": 6_080,
+    "train": 6_090,
     "bench": 3_910,
     "cli": 1_340,
     "__main__": 10,
