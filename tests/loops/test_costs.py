@@ -288,7 +288,7 @@ def test_what_a_plan_saves_must_exceed_the_doubt_about_it():
 )
 def test_the_vectors_that_xla_uses(flags, vector, monkeypatch):
     monkeypatch.setattr(machines.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(machines.Path, "read_text", lambda self, **options: "flags : fpu avx avx2 avx512f fma")
+    monkeypatch.setattr(machines, "read_text", lambda path, error: "flags : fpu avx avx2 avx512f fma")
     assert machines.vector_bytes(flags) == vector
 
 
