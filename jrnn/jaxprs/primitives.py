@@ -88,8 +88,8 @@ def is_known(eqn: jaxprs.Eqn) -> bool:
 
 def draws_differently_under_vmap(eqn: jaxprs.Eqn) -> bool:
     """Returns True if `vmap` changes the random numbers: for all keys except JAX's default, threefry's."""
-    keys = [a.aval.dtype.name for a in eqn.invars if jnp.issubdtype(a.aval.dtype, jax.dtypes.prng_key)]
-    return any(name != "key<fry>" for name in keys)
+    extended = [a.aval.dtype for a in eqn.invars if not isinstance(a.aval.dtype, jnp.dtype)]  # others have no keys
+    return any(jnp.issubdtype(dtype, jax.dtypes.prng_key) and dtype.name != "key<fry>" for dtype in extended)
 
 
 def is_heavy(eqn: jaxprs.Eqn) -> bool:

@@ -67,15 +67,15 @@ class Linearized:
     @staticmethod
     def of(run: Callable[..., Flat], avals: Flat, places: Sequence[int]) -> Linearized:
         """Returns a function whose arguments at some places have tangents."""
-        n_in = len(avals)
+        n_in, smooth = len(avals), list[bool]()
 
         def both(*args: Any) -> Flat:
             outs, tangents = pushed(run, args[:n_in], places, args[n_in:])
-            return [*outs, *(t for o, t in zip(outs, tangents) if is_smooth(o))]
+            smooth[:] = map(is_smooth, outs)
+            return [*outs, *(t for s, t in zip(smooth, tangents) if s)]
 
         program = trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
         program = replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
-        smooth = list(map(is_smooth, jax.eval_shape(run, *avals)))
         later, eqn_of = depends(program.eqns, program.invars[n_in:]), producers(program.eqns)
         tangents = iter(program.outvars[len(smooth) :])
         given = (next(tangents) if s else None for s in smooth)

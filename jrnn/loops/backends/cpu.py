@@ -168,7 +168,8 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
     from jrnn.loops.kernels.native.runner import called
 
     most, candidates, refusal = search.movable, {}, ""
-    for name, moves in (("native", Moves(summed=most.summed)), ("native, all else outside", most)):
+    names = {Moves(summed=most.summed): "native", most: "native, all else outside"}  # perhaps the same moves
+    for moves, name in names.items():
         try:
             fission, kernel = called(functools.partial(search.split, moves))
         except Refused as why:
@@ -205,12 +206,10 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
     """Returns True if products in another layout save a part of the time of a loop. Tiny products have no layout to gain."""
     if turned is loop:
         return False
-    steps, products, seconds = jaxprs.extent(loop.length), [], []
-    for either in (loop, turned):
-        fission, estimator = split(either, moves=Moves()), Estimator(either, machine)
-        products.append(steps * estimator.part(fission.core.eqns, fission.core.outputs).products)
-        seconds.append(Split(fission, Steps(fission.core)).estimate(estimator).seconds)
-    return products[0] - products[1] > _LEAST_GAIN * seconds[0]
+    splits = [(split(either, moves=Moves()), Estimator(either, machine)) for either in (loop, turned)]
+    before, after = (estimator.part(f.core.eqns, f.core.outputs).products for f, estimator in splits)
+    saved, (fission, estimator) = jaxprs.extent(loop.length) * (before - after), splits[0]
+    return saved > 0 and saved > _LEAST_GAIN * Split(fission, Steps(fission.core)).estimate(estimator).seconds
 
 
 BACKEND = Backend(plan, ("cpu",), ways=ways)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
@@ -32,10 +33,6 @@ from jrnn.loops.loop import Loop
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
 _SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeeze", "expand_dims"))
 Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
-
-
-def _terms(**parts: float) -> Terms:
-    return parts
 
 
 def total(*found: Terms) -> Terms:
@@ -77,7 +74,7 @@ class Part:
         moved = machine.reading(self.read, size) + machine.writing(self.written, size)
         calls = times * (self.calls + self.kernels * machine.kernel)
         elements = steps * max(self.elements, moved)
-        return _terms(products=steps * self.products, elements=elements, calls=calls, packing=times * self.packing)
+        return dict(products=steps * self.products, elements=elements, calls=calls, packing=times * self.packing)
 
 
 class Estimator:
@@ -105,6 +102,7 @@ class Estimator:
             *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
         }
         self._facts: dict[int, _Facts] = {}
+        self._inside: dict[int, Part] = {}  # of jaxprs, which the facts of their equations keep alive
         self._size: dict[Var, int] = {}
 
     def whole(self) -> Estimate:
@@ -195,13 +193,16 @@ class Estimator:
                 self.sizes(eqn.outvars),
                 call,
                 eqn.primitive.name in REDUCTIONS,
-                self._seconds(eqn, False) if call else element_seconds(eqn, self.machine),
+                self._own_seconds(eqn, call),
                 self._seconds(eqn, True) if call else 0.0,
                 call_seconds(eqn, self.machine) if call else 0.0,
                 call_seconds(eqn, self.machine, True) if call else 0.0,
                 packing_seconds(eqn, self.moving, self.loop.xs, self.machine) if call else 0.0,
             )
         return found
+
+    def _own_seconds(self, eqn: Eqn, call: bool) -> float:
+        return self._seconds(eqn, False) if call else element_seconds(eqn, self.machine)
 
     def _seconds(self, eqn: Eqn, together: bool) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
@@ -213,11 +214,17 @@ class Estimator:
             return self._inner_seconds(eqn)
         return product_seconds(eqn, self.moving if together else None, self.machine)
 
+    def inside(self, jaxpr: Any) -> Part:
+        """Returns what the equations of an inner loop or branch cost, once."""
+        if id(jaxpr) not in self._inside:
+            self._inside[id(jaxpr)] = self.part(jaxpr.eqns, jaxpr.outvars)
+        return self._inside[id(jaxpr)]
+
     def _inner_seconds(self, eqn: Eqn) -> float:
         """Returns the time of a call, an inner loop, or the longest branch."""
         name, machine, times = eqn.primitive.name, self.machine, [0.0]
         for inner in jaxprs.sub_jaxprs(eqn):
-            part = self.part(inner.eqns, inner.outvars)
+            part = self.inside(inner)
             times.append(sum(part.terms(machine, 1, part.total, 1).values()))
         if name == "cond":
             return max(times)
@@ -233,7 +240,7 @@ class Estimator:
         # What a product or a branch makes is copied into its stack.
         made = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
         trips += steps * machine.kernel * sum(v in made for v in jaxprs.variables(loop.ys))
-        return total(work, _terms(calls=trips, stacks=stacks))
+        return total(work, dict(calls=trips, stacks=stacks))
 
     def sums(self, eqns: Sequence[Eqn]) -> Part:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""

@@ -9,7 +9,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from jrnn.loops.loop import Loop, Results, strict_passes
 from jrnn.loops.passes import sums
 from jrnn.loops.passes.sums import Contract, as_written
 
+Vars = Collection[Var]
 Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Results]
 
 
@@ -127,12 +128,37 @@ class Moves:
         return len(self.early) + len(self.late) + len(self.summed)
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What all splits of a loop have in common."""
+
+    stuck: frozenset[Var]  # the results of equations that are not movable
+    inner: frozenset[Var]  # depends on these or on the carry: it cannot be known before the loop
+    varying: frozenset[Var]  # depends on any of these or on the inputs
+    once: tuple[Eqn, ...]  # the equations of constants
+    known: frozenset[Var]  # the constants, and what is computed once
+    heavy: tuple[tuple[Var, ...], ...]  # the results of each contraction, lookup and solver that varies
+    producers: Mapping[Var, Eqn]
+
+    @staticmethod
+    def of(loop: Loop) -> Facts:
+        eqns = loop.eqns
+        stuck = frozenset(v for e in eqns if not primitives.is_movable(e) for v in e.outvars)
+        inner = frozenset(jaxprs.depends(eqns, (*loop.carry, *stuck)))
+        varying = inner | jaxprs.depends(eqns, (*loop.carry, *loop.xs))
+        heavy = tuple(tuple(e.outvars) for e in eqns if primitives.is_heavy(e) and e.outvars[0] in varying)
+        once = tuple(_once(loop, varying))
+        known = frozenset((*loop.consts, *(v for e in once for v in e.outvars)))
+        return Facts(stuck, inner, varying, once, known, heavy, jaxprs.producers(eqns))
+
+
 def split(
     loop: Loop,
     also: Callable[[Any], bool] = lambda eqn: False,
     contract: Contract = as_written,
     moves: Moves | None = None,
     parts: bool = False,
+    facts: Facts | None = None,
 ) -> Fission:
     """Splits a loop. If it recomputes values, only the operands of contractions after it are kept for all steps.
 
@@ -142,22 +168,16 @@ def split(
         contract: computes contractions over time.
         moves: what may leave the loop; None for all that can.
         parts: `contract` takes a list of stacks for their concatenation along the last axis.
+        facts: those of the loop, if it is split several times.
     """
-    eqns = loop.eqns
-    varying = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
-    stuck = [v for e in eqns if not primitives.is_movable(e) for v in e.outvars]
+    eqns, facts = loop.eqns, facts or Facts.of(loop)
+    inner, known, producers = facts.inner, facts.known, facts.producers
     if moves is not None:  # what is heavy, and may not leave, is not computed a second time for all steps
-        stays = [e for e in eqns if primitives.is_heavy(e) and e.outvars[0] not in moves.early | moves.late]
-        stuck += [v for e in stays for v in e.outvars if v in varying]
-    inner = jaxprs.depends(eqns, (*loop.carry, *stuck))  # cannot be known before the loop
-    varying |= inner
-
-    once = _once(loop, varying)
-    known = {*loop.consts, *(v for e in once for v in e.outvars)}
-    early = [] if loop.recomputes else _hoisted(loop, varying, inner, known, also, moves)
+        stays = [v for results in facts.heavy if results[0] not in moves.early | moves.late for v in results]
+        inner = inner.union(jaxprs.depends(eqns, stays)) if stays else inner
+    early = [] if loop.recomputes else _hoisted(loop, facts, inner, also, moves)
     free = {*known, *loop.xs, *early}
 
-    producers = jaxprs.producers(eqns)
     summed = sums.summed_carries(loop, free)
     if moves is not None:
         summed = {i: values for i, values in summed.items() if i in moves.summed}
@@ -171,7 +191,7 @@ def split(
     targets += sums.leaves([v for values in summed.values() for v in values], producers, free | set(targets), common)
     targets = list(dict.fromkeys(targets))
 
-    after = _after(loop, inner, free, carry, carry_out, targets, moves)
+    after = _after(loop, facts, inner, free, carry_out, targets, moves)
     sunk, read_after = jaxprs.needed(eqns, targets, free | (inner - after))
     stays = {*targets, *(v for v in read_after if v not in loop.carry)}
     left = [_left_in_carry(v, loop, known, stays) for v in read_after if v in inner]
@@ -190,10 +210,10 @@ def split(
     if strict_passes.value:
         core.verify()
     early = [v for v in early if v in core.xs or v in read_after]
-    hoisted, _ = jaxprs.needed(eqns, early, known | set(loop.xs))
+    hoisted, _ = jaxprs.needed(eqns, early, known.union(loop.xs))
     late = [v for v in targets if v not in free and any(v in e.outvars for e in sunk)]
     added, _ = jaxprs.needed(eqns, [v for values in summed.values() for v in values], {*free, *loop.carry, *targets})
-    parts = (tuple(once), tuple(hoisted), tuple(early), tuple(sunk), tuple(late))
+    parts = (facts.once, tuple(hoisted), tuple(early), tuple(sunk), tuple(late))
     return Fission(loop, core, *parts, summed, tuple(added), contract)
 
 
@@ -221,18 +241,11 @@ def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
     return jaxprs.needed(constant, outs, set(loop.consts))[0]
 
 
-def _hoisted(
-    loop: Loop,
-    varying: Collection[Var],
-    inner: Collection[Var],
-    known: set[Var],
-    also: Callable[[Any], bool],
-    moves: Moves | None,
-) -> list[Var]:
+def _hoisted(loop: Loop, facts: Facts, inner: Vars, also: Callable[[Any], bool], moves: Moves | None) -> list[Var]:
     """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
     chosen: dict[Var, None] = {}
     for eqn in loop.eqns:
-        if any(v in inner or v in known or v not in varying for v in eqn.outvars):
+        if any(v in inner or v in facts.known or v not in facts.varying for v in eqn.outvars):
             continue
         grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
         follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not primitives.is_view(eqn)
@@ -243,13 +256,7 @@ def _hoisted(
 
 
 def _after(
-    loop: Loop,
-    inner: Collection[Var],
-    free: Collection[Var],
-    carry: Sequence[Var],
-    carry_out: Sequence[Atom],
-    targets: Sequence[Var],
-    moves: Moves | None,
+    loop: Loop, facts: Facts, inner: Vars, free: Vars, carry_out: Sequence[Atom], targets: Vars, moves: Moves | None
 ) -> set[Var]:
     """Returns what to compute for all steps after the loop: contractions that feed only outputs, and their neighbors."""
     base = {*free, *loop.carry}
@@ -260,11 +267,11 @@ def _after(
     for eqn in reversed(live):
         for v in jaxprs.inputs(eqn):
             users.setdefault(v, []).append(eqn)
-        if not primitives.is_movable(eqn) or any(v in stuck for v in eqn.outvars):
+        if any(v in facts.stuck or v in stuck for v in eqn.outvars):
             stuck.update(jaxprs.inputs(eqn))
 
     def can_move(eqn: Eqn) -> bool:
-        return primitives.is_movable(eqn) and not any(v in staying or v in stuck for v in eqn.outvars)
+        return not any(v in staying or v in stuck or v in facts.stuck for v in eqn.outvars)
 
     after: set[Var] = set()
     for eqn in live:

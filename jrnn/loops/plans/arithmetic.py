@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.costs.candidates import Estimate
@@ -106,14 +108,13 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
 class _Estimator(Estimator):
     """Counts no calls and kernels in inner loops that are one kernel, and the rounds of a generator as what they are."""
 
-    def _facts_of(self, eqn: Eqn) -> Any:
-        facts = super()._facts_of(eqn)
-        words = any(v.aval.dtype == "uint32" for v in eqn.outvars)
-        return replace(facts, seconds=_WORDS * facts.seconds) if words else facts
+    def _own_seconds(self, eqn: Eqn, call: bool) -> float:
+        words = any(v.aval.dtype == np.uint32 for v in eqn.outvars)
+        return (_WORDS if words else 1.0) * super()._own_seconds(eqn, call)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         outer, held = self.machine, [*jaxprs.sub_jaxprs(eqn)]
-        within_limit = all(_is_within_limit(self.part(jaxpr.eqns, jaxpr.outvars)) for jaxpr in held)
+        within_limit = all(_is_within_limit(self.inside(jaxpr)) for jaxpr in held)
         if within_limit and not any(map(_is_in_the_way, equations([eqn]))):
             self.machine = quiet(outer)
         try:

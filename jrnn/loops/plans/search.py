@@ -18,6 +18,7 @@ from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import Fission, Moves, movable, split
+from jrnn.loops.passes.fission import Facts
 from jrnn.loops.passes.sums import Contract
 from jrnn.loops.plans.arithmetic import LARGE_PRODUCT
 from jrnn.loops.plans.nodes import InChunks, Node, Split, Steps
@@ -48,6 +49,7 @@ class Search:
         self.besides = options.of_gradient(loop.reverse) * reference.estimate.seconds / 2
         self.small = _allowance(loop)
         self.left = _EFFORT
+        self._facts, self._splits = Facts.of(loop), {}
 
     def candidates(self) -> list[Candidate]:
         """Returns the reference, and splits of the loop: of one kind, of all kinds, and the best selection that is found."""
@@ -82,7 +84,10 @@ class Search:
         Sums are computed by `contract`, from stacks of parts of concatenations, or else by that of the search.
         """
         self.left -= len(self.loop.eqns)
-        return split(self.loop, contract=contract or self.contract, moves=moves, parts=contract is not None)
+        if (key := (moves, contract)) not in self._splits:
+            given = dict(contract=contract or self.contract, parts=contract is not None)
+            self._splits[key] = split(self.loop, moves=moves, facts=self._facts, **given)
+        return self._splits[key]
 
     def candidate(self, name: str, node: Node) -> Candidate:
         """Returns a candidate for a node that runs the loop after the passes."""

@@ -6,7 +6,3 @@ A product of small matrices, a factorization, a sort or a scatter is a call, and
 `rewrite` applies the rules to a step and to what is inside of it. `products`, `factors` and `orders` hold the rules.
 What fits, and what the loop costs then, is in `plans/arithmetic.py`.
 """
-
-from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
-
-__all__ = ["as_arithmetic", "equations"]

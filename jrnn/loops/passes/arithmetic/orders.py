@@ -20,7 +20,7 @@ from jrnn.loops.passes.arithmetic.products import Values, where
 def sort(eqn: Eqn, *operands: Any) -> Values:
     axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
     last = [jnp.moveaxis(v, axis, -1) for v in operands]
-    order = _order([part for v in last[:keys] for part in _parts(v)], False)
+    order = _order([p for v in last[:keys] for p in ((v.real, v.imag) if jnp.iscomplexobj(v) else (v,))], False)
     return [jnp.moveaxis(jnp.take_along_axis(v, order, -1, mode="promise_in_bounds"), -1, axis) for v in last]
 
 
@@ -40,10 +40,6 @@ def _ordinal(v: Any) -> Any:
     return bits ^ (
         lax.shift_right_arithmetic(bits, jnp.full_like(bits, 8 * v.dtype.itemsize - 1)) & jnp.iinfo(bits).max
     )
-
-
-def _parts(v: Any) -> list[Any]:
-    return [v.real, v.imag] if jnp.iscomplexobj(v) else [v]
 
 
 def _order(keys: Sequence[Any], descending: bool) -> Any:

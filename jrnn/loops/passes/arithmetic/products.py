@@ -62,7 +62,8 @@ def dot_general(eqn: Eqn, a: Any, b: Any) -> Values:
         return None
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
     dtype = _summed_in(jnp.promote_types(out.aval.dtype, jnp.result_type(a, b)))
-    free_a, free_b = (_others(v, over, batch) for v, over, batch in ((a, over_a, batch_a), (b, over_b, batch_b)))
+    axes = (a, (*over_a, *batch_a)), (b, (*over_b, *batch_b))
+    free_a, free_b = ([d for d in range(v.ndim) if d not in used] for v, used in axes)
     depth = math.prod(a.shape[d] for d in over_a)
     batch, rows, columns = ([v.shape[d] for d in axes] for v, axes in ((a, batch_a), (a, free_a), (b, free_b)))
     a = lax.transpose(a, (*batch_a, *free_a, *over_a)).astype(dtype)
@@ -92,10 +93,6 @@ def product(a: Any, b: Any) -> Any:
 def _summed_in(dtype: Any) -> Any:
     """Returns the type in which XLA adds products of this type."""
     return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
-
-
-def _others(v: Any, over: Sequence[int], batch: Sequence[int]) -> list[int]:
-    return [d for d in range(v.ndim) if d not in over and d not in batch]
 
 
 # Triangular solves ------------------------------------------------------------------------------------------------------

@@ -83,14 +83,10 @@ def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fi
             solver = _with_rules(opened(eqn.params["jaxprs"].solve, LOWERED_CALLS), fits)
             yield from placed(solver, held, eqn, names)
         elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
-            inner = {key: _each(eqn.params[key], fits) for key in _INNER[name]}
+            inner = {key: jax.tree.map(lambda c: rewritten(c, fits), eqn.params[key]) for key in _INNER[name]}
             yield eqn.replace(invars=given, params={**eqn.params, **inner})
         else:
             yield eqn.replace(invars=given)
-
-
-def _each(held: Any, fits: Fits) -> Any:
-    return tuple(rewritten(c, fits) for c in held) if isinstance(held, tuple) else rewritten(held, fits)
 
 
 @dataclass(frozen=True)
@@ -99,28 +95,26 @@ class _Traced:
 
     key: Any
     eqn: Eqn = field(compare=False)
-    wanted: tuple[bool, ...] = field(compare=False)
 
 
 def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
     """Returns what the rule for an equation computes, or None if it does not apply where `read` is read."""
-    wanted = tuple(v in read for v in eqn.outvars)
-    avals = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
-    key = eqn.primitive, tuple(sorted(eqn.params.items())), avals, wanted, eqn.ctx, jax.config.jax_enable_x64
+    wanted, avals = tuple(v in read for v in eqn.outvars), tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
+    key = wanted, avals, eqn.primitive, tuple(sorted(eqn.params.items())), eqn.ctx, jax.config.jax_enable_x64
     try:
-        return _traced(_Traced(key, eqn, wanted))
+        return _traced(_Traced(key, eqn))
     except TypeError:  # a parameter without a hash
-        return _traced.__wrapped__(_Traced(None, eqn, wanted))
+        return _traced.__wrapped__(_Traced(key, eqn))
 
 
 @functools.lru_cache(maxsize=1024)
 def _traced(call: _Traced) -> Program | None:
-    eqn, applies = call.eqn, True
+    eqn, (wanted, *_), applies = call.eqn, call.key, True
 
     def run(*given: Any) -> Sequence[Any]:
         nonlocal applies
         values = RULES[eqn.primitive.name](eqn, *given)
-        applies = values is not None and not any(v is None and w for v, w in zip(values, call.wanted))
+        applies = values is not None and not any(v is None and w for v, w in zip(values, wanted))
         return [given[0] if v is None else v for v in values] if applies else []
 
     with eqn.ctx.manager, mark.unmarked():
