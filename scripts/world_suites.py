@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+# The checkout of probdiffeq needs the file _version.py of the installed package.
 # name: repository, every k-th test, arguments of pytest relative to the checkout. "installed" takes only the tests from it.
 SUITES: dict[str, tuple[str, int, str]] = {
     "dynamax-ssm": ("probml/dynamax", 1, "dynamax/linear_gaussian_ssm dynamax/nonlinear_gaussian_ssm dynamax/slds"),
@@ -43,7 +44,7 @@ SUITES: dict[str, tuple[str, int, str]] = {
         6,
         "tests/cuthbertlib/kalman tests/cuthbert/gaussian tests/cuthbert/discrete tests/cuthbert/smc",
     ),
-    "probdiffeq": ("pnkraemer/probdiffeq", 25, "installed tests"),
+    "probdiffeq": ("pnkraemer/probdiffeq", 25, "tests"),
     "jaxley": (
         "jaxleyverse/jaxley",
         3,
@@ -88,8 +89,8 @@ class Pairs:
     def __init__(self, every: int, offset: int, limit: float, rewrite: bool, out: str):
         self.every, self.offset, self.limit, self.rewrite, self.out = every, offset, limit, rewrite, out
         self.cases: dict[str, dict[str, Any]] = {}
-        self.cost: dict[str, collections.Counter] = {mode: collections.Counter() for mode in MODES}
-        self.mode = "plain"
+        self.cost: dict[str, collections.Counter] = {mode: collections.Counter() for mode in ("", *MODES)}
+        self.mode = ""  # outside of tests, as in a module that is imported
         self.errors: list[str] = []
 
     def pytest_configure(self) -> None:
@@ -140,6 +141,7 @@ class Pairs:
                     reports = runtestprotocol(item, nextitem=nextitem, log=False)
             else:
                 reports = runtestprotocol(item, nextitem=nextitem, log=False)
+            self.mode = ""
             self.cost[mode]["tests"] += time.process_time() - start
             bad = [r for r in reports if r.outcome != "passed"]
             case[mode] = (
