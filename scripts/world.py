@@ -1,8 +1,8 @@
 """Programs of other libraries, plain and under `jrnn.optimize_scans()`: time, lowering, compilation, memory, difference.
 
     python -m venv world
-    world/bin/pip install . dynamax numpyro tinygp cuthbert probdiffeq jaxley pyhgf jnkepler spyx gymnax blackjax distrax \\
-        optax keras flax dm-haiku diffrax
+    world/bin/pip install . dynamax numpyro tinygp cuthbert probdiffeq jaxley pyhgf jnkepler spyx blackjax optax flax diffrax
+    world/bin/pip install --no-deps keras namex optree dm-haiku jmp tabulate distrax gymnax gymnasium farama-notifications
     taskset -c 0 world/bin/python scripts/world.py [NAME ...]
 
 A line for each program, forward and with the gradient, and the reasons of `jrnn.report()` for loops that are left as they
