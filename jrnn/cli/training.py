@@ -93,13 +93,13 @@ OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")  # options of `jrn
 
 
 def sample_command(args: argparse.Namespace) -> int:
-    if is_model(args.run_dir):
+    if is_model(args.run_dir) or not Path(args.run_dir).parent.exists():  # a name of the hub, or no run either
         return _sample_model(args)
+    model = load_run(args.run_dir)
     if args.stop or any(getattr(args, name) is not None for name in OF_MODELS):
         options = ", ".join(f"--{name.replace('_', '-')}" for name in OF_MODELS)
         raise UsageError(f"{options} and --stop are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
-    model = load_run(args.run_dir)
     print(model.sample(args.seed, **{name: getattr(args, name) for name in names}))
     return 0
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConfigError, DataError
-from jrnn.files import kind_of, parse_json
+from jrnn.files import kind_of, parse_json, read_json
 from jrnn.files.tokenizer import read_tokenizer
 from jrnn.models.loading import load
 
@@ -28,8 +28,8 @@ def write_text(
     """Loads a model and writes up to `length` tokens after a prompt, until its end-of-text token; piece by piece.
 
     Args:
-        folder: as `load` takes it; with tokenizer.json, or without: then the prompt is numbers of tokens, as in "3 14 15",
-            and so is the text.
+        folder: as `load` takes it. Keys of generation_config.json go before those of config.json. Without tokenizer.json the
+            prompt and the text are numbers of tokens, as in "3 14 15".
         prompt: the beginning of the text, which has at least one token.
         stop: texts before whose first appearance after the prompt the text ends.
         seed: of the draws.
@@ -47,8 +47,11 @@ def write_text(
     tokens = encode(prompt)
     if not tokens:
         raise DataError("the prompt has no tokens; give --prompt with at least one")
-    given = parse_json(model.text, f"{folder}: config.json", ConfigError, finite=False).get("eos_token_id")
-    ends = {end for end in (given if isinstance(given, list) else [given]) if isinstance(end, int)}
+    given = parse_json(model.text, f"{folder}: config.json", ConfigError, finite=False)
+    if kind_of(path := Path(folder) / "generation_config.json"):
+        given |= read_json(path, ConfigError, finite=False)
+    ends = given.get("eos_token_id")
+    ends = {end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)}
     start = shown = len(whole := decode(tokens))
     yield whole
     held = max(map(len, stop), default=1) - 1  # characters that may begin a text of `stop`
@@ -68,8 +71,7 @@ def write_text(
 
 
 def _tokenizer(folder: Path) -> tuple[Any, Any]:
-    path = folder / "tokenizer.json"
-    if not kind_of(path):
+    if not kind_of(path := folder / "tokenizer.json"):
         return _numbers, lambda tokens: " ".join(map(str, tokens))
     found = read_tokenizer(path)
     return lambda text: found.encode(text).ids, found.decode

@@ -166,10 +166,17 @@ def test_the_command_writes_tokens(tmp_path, capsys):
     new, _ = made("mamba").generate(jnp.array([[3, 1, 4]]), 5, temperature=0)
     wanted = new[0].tolist()
     assert written == [3, 1, 4, *(wanted[: wanted.index(15)] if 15 in wanted else wanted)]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, wanted[2]], "note": [[]]}))
+    assert main(["sample", str(tmp_path), "--prompt", "3 1 4", "--length", "5", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out.split() == list(map(str, [3, 1, 4, *wanted[: wanted.index(wanted[2])]]))
     limits = ["--top-k", "2", "--min-p", "0.1", "--repetition-penalty", "1.3"]
     assert main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", *limits, "--seed", "1"]) == 0
     assert main(["sample", str(tmp_path), "--prompt", "three"]) == 2
     assert "the folder has no tokenizer.json: give numbers of tokens" in capsys.readouterr().err
+    assert main(["sample", str(tmp_path / "missing"), "--stop", "x"]) == 2
+    assert capsys.readouterr().err.endswith("missing: is not a run directory: there is no such folder\n")
+    assert main(["sample", "organization/model", "--stop", "x"]) == 2
+    assert "hf download organization/model --local-dir model" in capsys.readouterr().err
 
 
 def test_the_command_writes_text_with_a_tokenizer(tmp_path, capsys):
