@@ -1,8 +1,8 @@
 """Programs of other libraries, plain and under `jrnn.optimize_scans()`: time, lowering, compilation, memory, difference.
 
     python -m venv world
-    world/bin/pip install . dynamax numpyro tinygp cuthbert probdiffeq jaxley pyhgf jnkepler spyx gymnax blackjax distrax \\
-        optax keras flax dm-haiku diffrax
+    world/bin/pip install . dynamax numpyro tinygp cuthbert probdiffeq jaxley pyhgf jnkepler spyx blackjax optax flax diffrax
+    world/bin/pip install --no-deps keras namex optree dm-haiku jmp tabulate distrax gymnax gymnasium farama-notifications
     taskset -c 0 world/bin/python scripts/world.py [NAME ...]
 
 A line for each program, forward and with the gradient, and the reasons of `jrnn.report()` for loops that are left as they
@@ -32,8 +32,8 @@ from world_programs import DOUBLE, NO_GRADIENT, PROGRAMS
 
 import jrnn
 
-TURNS, SLOWER, APART = 15, 1.15, 1e-3
-_TURN = 0.01  # seconds of one measurement, which is the mean of as many calls
+TURNS, SLOWER, APART = 100, 1.15, 1e-3
+_TURN = 0.003  # seconds of one measurement, the mean of some calls: a longer one is interrupted more often
 
 
 def lowered(fn: Callable, args: Any, mark: bool) -> tuple[Any, float]:
@@ -144,8 +144,8 @@ def main(names: list[str], file: str | None) -> int:
             for mode, whole in modes:
                 records.append({"program": name, "mode": mode, **measured(whole, args)})
                 print(lines(records[-1]), flush=True)
-    if file:
-        update(Path(file), records)
+                if file:
+                    update(Path(file), records[-1:])
     return not records or any(r["marked"] > SLOWER * r["plain"] or not r["difference"] <= APART for r in records)
 
 

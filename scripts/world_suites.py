@@ -1,6 +1,10 @@
 """The tests of other libraries, each one plain and marked by `jrnn.optimize_scans(everywhere=True)` in the same process.
 
-    python -m venv world && world/bin/pip install . pytest pytest-cases dynamax numpyro tinygp cuthbert ...
+    python -m venv world
+    world/bin/pip install . 'pytest<9' pytest-cases dynamax numpyro funsor tinygp cuthbert probdiffeq diffeqzoo matfree \\
+        jaxley flax optax spyx memax brainstate braintools equinox diffrax jnkepler scikit-learn 'setuptools<81'
+    world/bin/pip install --no-deps keras namex optree dm-haiku jmp tabulate distrax rlax dm_env recurrentgemma gymnax \\
+        gymnasium farama-notifications bsuite frozendict hypothesis sortedcontainers parameterized  # their pins disagree
     git clone --depth 1 https://github.com/probml/dynamax libraries/dynamax       # and those that --list names
     world/bin/python scripts/world_suites.py libraries [NAME ...]
 
@@ -26,6 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+# The checkout of probdiffeq needs the file _version.py of the installed package, and jnkepler setuptools below 81.
 # name: repository, every k-th test, arguments of pytest relative to the checkout. "installed" takes only the tests from it.
 SUITES: dict[str, tuple[str, int, str]] = {
     "dynamax-ssm": ("probml/dynamax", 1, "dynamax/linear_gaussian_ssm dynamax/nonlinear_gaussian_ssm dynamax/slds"),
@@ -43,7 +48,7 @@ SUITES: dict[str, tuple[str, int, str]] = {
         6,
         "tests/cuthbertlib/kalman tests/cuthbert/gaussian tests/cuthbert/discrete tests/cuthbert/smc",
     ),
-    "probdiffeq": ("pnkraemer/probdiffeq", 25, "installed tests"),
+    "probdiffeq": ("pnkraemer/probdiffeq", 25, "tests"),
     "jaxley": (
         "jaxleyverse/jaxley",
         3,
@@ -88,8 +93,8 @@ class Pairs:
     def __init__(self, every: int, offset: int, limit: float, rewrite: bool, out: str):
         self.every, self.offset, self.limit, self.rewrite, self.out = every, offset, limit, rewrite, out
         self.cases: dict[str, dict[str, Any]] = {}
-        self.cost: dict[str, collections.Counter] = {mode: collections.Counter() for mode in MODES}
-        self.mode = "plain"
+        self.cost: dict[str, collections.Counter] = {mode: collections.Counter() for mode in ("", *MODES)}
+        self.mode = ""  # outside of tests, as in a module that is imported
         self.errors: list[str] = []
 
     def pytest_configure(self) -> None:
@@ -140,6 +145,7 @@ class Pairs:
                     reports = runtestprotocol(item, nextitem=nextitem, log=False)
             else:
                 reports = runtestprotocol(item, nextitem=nextitem, log=False)
+            self.mode = ""
             self.cost[mode]["tests"] += time.process_time() - start
             bad = [r for r in reports if r.outcome != "passed"]
             case[mode] = (
