@@ -79,6 +79,17 @@ def filters():
     return {"head": head, "rows": rows}
 
 
+def world():
+    """Programs of other libraries: milliseconds plain and by jrnn, and their ratios, forward and with the gradient."""
+    rows = {}
+    for record in read("world")["records"]:
+        library, _, program = record["program"].partition("_")
+        row = rows.setdefault((library, program), [f"{library}: {program}", *["-"] * 4])
+        at = 1 if record["mode"] == "forward" else 3
+        row[at : at + 2] = f"{record['plain'] * 1e3:.2f}", f"{record['marked'] / record['plain']:.2f}"
+    return {"head": ["program", "forward, ms", "by jrnn", "gradient, ms", "by jrnn"], "rows": list(rows.values())}
+
+
 def programs():
     """The programs of examples/: what they say of themselves, and the seconds of processor time of their notebooks."""
     rows = []
@@ -90,7 +101,7 @@ def programs():
     return {"head": ["program", "what it is", "seconds", "notebook"], "rows": rows}
 
 
-MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters, "programs": programs}
+MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters, "world": world, "programs": programs}
 
 
 def render(name):

@@ -67,6 +67,7 @@ for (const scheme of ["light", "dark"]) {
   for (const width of WIDTHS) {
     const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme: scheme });
     const page = await context.newPage();
+    page.setDefaultTimeout(600_000); // a busy machine takes its time
     let name = "";
     page.on("console", (message) => message.type() === "error" && faults.push(`${name} (${width}): console: ${message.text()}`));
     page.on("pageerror", (error) => faults.push(`${name} (${width}): ${error.message}`));

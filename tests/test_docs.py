@@ -55,8 +55,11 @@ def test_page(page, examples, tmp_path, monkeypatch):
         ("own_tasks.md", {"train", "runs", "check"}),
         ("caffe2.md", {"show", "run", "convert", "check", "train"}),
         ("corpora.md", {"tokens", "train", "sample"}),
+        ("filters.md", set()),
+        ("linear_attention.md", set()),
         ("new_cell.md", {"train", "convert"}),
         ("serving.md", {"train", "convert"}),
+        ("train_from_config.md", {"train", "runs", "plot"}),
     ],
 )
 def test_commands_of_a_page(page, wanted, tmp_path, monkeypatch):

@@ -26,7 +26,10 @@ def load(name):
 def test_each_program_is_short_and_on_the_page_and_each_section_has_a_picture():
     page = (EXAMPLES.parent / "docs" / "examples.md").read_text(encoding="utf-8")
     table = runpy.run_path(str(EXAMPLES.parent / "docs" / "tables.py"))["render"]("programs")
-    for path in EXAMPLES.glob("*.py"):
+    programs = sorted(EXAMPLES.glob("*.py"))
+    start = (EXAMPLES.parent / "docs" / "start.md").read_text(encoding="utf-8")
+    assert f"There are {len(programs)}, each" in page and f"has {len(programs)} programs" in start
+    for path in programs:
         assert f"\n| [{path.stem}](" in table and f'"notebooks/{path.stem}.ipynb"' in table, path.stem
         assert len(path.read_text(encoding="utf-8").splitlines()) < 150, path.stem
     for section in page.split("\n## ")[1:]:

@@ -21,9 +21,8 @@ import numpy as np
 from jrnn.bench import peers, report
 from jrnn.bench.peers import Program
 from jrnn.bench.suites import Options, suite_of
-from jrnn.errors import DataError
-from jrnn.files import read_text
 from jrnn.loops import host_memory
+from jrnn.loops.costs import tuned
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
 _TURNS = 3  # the least number of turns for a median
@@ -145,8 +144,8 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
     return {
         "device": f"{device.platform} {device.device_kind}",
         "devices": len(jax.devices()),
-        "processor": _processor(),
-        "cores": peers.cores(),
+        "processor": tuned.processor(),
+        "cores": tuned.cores(),
         "processor_time": peers.by_processor(),
         "system": platform.platform(),
         "versions": peers.versions(),
@@ -156,12 +155,3 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "keeps_memory": host_memory.kept,
         "turns": turns,
     }
-
-
-def _processor() -> str:
-    try:
-        lines = read_text("/proc/cpuinfo", DataError).splitlines()
-    except DataError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -41,6 +41,7 @@ from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError, ScanError
 from jrnn.loops import LstmStep, host_devices, host_memory, scan
+from jrnn.loops.costs import tuned
 from jrnn.loops.kernels.native import library
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
@@ -48,7 +49,7 @@ _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it 
 
 @dataclass(frozen=True)
 class Program:
-    """Something to time.
+    """Something to time; `of` compiles a function of JAX.
 
     Attributes:
         run: runs it once, to the end, and returns the seconds that it took.
@@ -62,13 +63,23 @@ class Program:
     peak_bytes: int | None = None
     close: Callable[[], None] = lambda: None
 
+    @staticmethod
+    def of(fn: Callable[..., Any], *args: Any, timed: Callable[[Callable], Callable] | None = None) -> Program:
+        """Compiles a function of JAX for these arguments. `timed` makes a call of it one that returns seconds."""
+        start = time.perf_counter()
+        call = jax.jit(fn).lower(*args).compile()
+        seconds = time.perf_counter() - start
+        memory = call.memory_analysis()
+        size = None if memory is None else int(memory.temp_size_in_bytes)
+        return Program((timed or clocked)(lambda: jax.block_until_ready(call(*args))), seconds, size)
+
 
 Peer = Callable[[str, Size, str], Program | None]
 
 
 def by_processor() -> bool:
     """Returns whether runs are timed by the time of the processor: on one core, where work of others should not count."""
-    return cores() == 1 and jax.default_backend() == "cpu"
+    return tuned.cores() == 1 and jax.default_backend() == "cpu"
 
 
 def clocked(fn: Callable[[], Any], clock: Callable[[], float] | None = None) -> Callable[[], float]:
@@ -84,18 +95,19 @@ def clocked(fn: Callable[[], Any], clock: Callable[[], float] | None = None) -> 
 
 def on_processor(fn: Callable[..., Any], args: Sequence[Any]) -> Program:
     """Returns a function in JAX as a program that is timed by the processor time of its runs."""
-    begun = time.perf_counter()
-    made = jax.jit(fn).lower(*args).compile()
-    seconds = time.perf_counter() - begun
 
+    return Program.of(fn, *args, timed=_mean_on_processor)
+
+
+def _mean_on_processor(call: Callable[[], Any]) -> Callable[[], float]:
     def run() -> float:
         start, runs = time.process_time(), 0
         while not runs or time.process_time() - start < 0.02:  # threads report their time late
-            jax.block_until_ready(made(*args))
+            call()
             runs += 1
         return (time.process_time() - start) / runs
 
-    return Program(run, seconds, made.memory_analysis().temp_size_in_bytes)
+    return run
 
 
 class Function(NamedTuple):
@@ -117,16 +129,7 @@ def in_mode(forward: Callable[[Any, Any], Any], mode: str) -> Callable[[Any, Any
 
 def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Program:
     """Compiles a function `(weights, x) -> outputs`, or its gradients."""
-    fn = in_mode(forward, mode)
-    start = time.perf_counter()
-    program = jax.jit(fn).lower(weights, x).compile()
-    seconds = time.perf_counter() - start
-    memory = program.memory_analysis()
-    return Program(
-        clocked(lambda: jax.block_until_ready(program(weights, x))),
-        seconds,
-        None if memory is None else int(memory.temp_size_in_bytes),
-    )
+    return Program.of(in_mode(forward, mode), weights, x)
 
 
 def _compiled(function: Callable[[str, Size], Function | None]) -> Peer:
@@ -288,11 +291,6 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
         found["caffe2"] = functools.partial(caffe2, caffe2_python)
     kernel = () if library.found().reason else ("native",)
     return found | {name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)}
-
-
-def cores() -> int:
-    """Returns the number of the processor's cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:

@@ -20,6 +20,7 @@ from jrnn.jaxprs.programs import MARK as MARK
 from jrnn.jaxprs.programs import Atom as Atom
 from jrnn.jaxprs.programs import Env as Env
 from jrnn.jaxprs.programs import Eqn as Eqn
+from jrnn.jaxprs.programs import Names as Names
 from jrnn.jaxprs.programs import Program as Program
 from jrnn.jaxprs.programs import Rule as Rule
 from jrnn.jaxprs.programs import Var as Var
@@ -31,7 +32,9 @@ from jrnn.jaxprs.programs import interpreted as interpreted
 from jrnn.jaxprs.programs import is_in as is_in
 from jrnn.jaxprs.programs import is_literal as is_literal
 from jrnn.jaxprs.programs import jaxpr_of as jaxpr_of
+from jrnn.jaxprs.programs import named as named
 from jrnn.jaxprs.programs import opened as opened
+from jrnn.jaxprs.programs import placed as placed
 from jrnn.jaxprs.programs import read as read
 from jrnn.jaxprs.programs import replaced as replaced
 from jrnn.jaxprs.programs import trace as trace

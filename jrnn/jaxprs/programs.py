@@ -1,12 +1,13 @@
 """Programs: jaxprs that are traced, opened, and evaluated equation by equation.
 
-A piece of a jaxpr is a list of equations that is evaluated in an environment `{variable: value}`. A rewrite traces such an
-evaluation again, so nothing here builds equations by hand.
+A piece of a jaxpr is a list of equations that is evaluated in an environment `{variable: value}`. Calls are opened by
+renaming variables, without a trace. Other rewrites trace an evaluation again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ Var = jex.Var
 Eqn = jex.JaxprEqn
 Atom = Any  # Var | Literal
 Env = dict[Var, Any]
+Names = dict[Var, Atom]  # what stands for a variable
 Rule = Callable[..., Sequence[Any] | None]  # `(eqn, *operands) -> results`, or None for an equation without a rule
 
 # Primitives that only call a jaxpr, with the parameter that holds it.
@@ -30,7 +32,6 @@ CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
 CALLS_AND_CHECKPOINTS = {**CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
 # Rules for derivatives matter to transformations only: in a program that is being lowered, they are calls too.
 LOWERED_CALLS = {**CALLS_AND_CHECKPOINTS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-_IDENTITIES = ("copy", "copy_p")  # in a program that is being lowered
 MARK = "jrnn_scan"  # the key of XLA metadata that marks a scan, and not what is evaluated for it
 
 
@@ -50,25 +51,105 @@ class Program:
         evaluate(self.eqns, env, rule=rule)
         return [value(env, atom) for atom in self.outvars]
 
+    def closed(self) -> Any:
+        """Returns the program as a closed jaxpr."""
+        effects = {effect for eqn in self.eqns for effect in eqn.effects}
+        info = jex.DebugInfo("scan", "step", ("",) * len(self.invars), ("",) * len(self.outvars))
+        parts = self.constvars, self.invars, self.outvars, self.eqns
+        return jex.ClosedJaxpr(jex.Jaxpr(*map(list, parts), effects, info), self.consts)
 
-def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Program:
+
+def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS) -> Program:
     """Traces a function from flat arguments of these types to a flat sequence, and opens the calls inside it."""
-    return opened(jax.make_jaxpr(fn)(*avals))
+    return opened(jax.make_jaxpr(fn)(*avals), calls)
 
 
 def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
-    """Returns the program of a closed jaxpr with the calls inside it opened.
+    """Returns the program of a closed jaxpr with the calls inside it opened. Only scans keep the mark.
 
     Args:
         closed: the closed jaxpr.
         calls: the primitives to open, with the parameter that holds the jaxpr of each.
     """
-    jaxpr = jaxpr_of(closed)
-    if any(called(eqn, calls) or eqn.primitive.name in _IDENTITIES for eqn in jaxpr.eqns):
-        closed = jax.make_jaxpr(lambda *args: interpreted(closed, args, calls=calls))(*(v.aval for v in jaxpr.invars))
-        jaxpr = closed.jaxpr
-    parts = jaxpr.constvars, closed.consts, jaxpr.invars, jaxpr.eqns, jaxpr.outvars
-    return Program(*map(tuple, parts))
+    jaxpr, names = jaxpr_of(closed), Names()
+    consts = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
+    eqns = tuple(_opened(jaxpr.eqns, names, consts, calls))
+    outs = tuple(named(names, a) for a in jaxpr.outvars)
+    return Program(tuple(consts), tuple(consts.values()), tuple(jaxpr.invars), eqns, outs)
+
+
+def placed(program: Program, given: Sequence[Atom], eqn: Eqn, names: Names) -> Iterator[Eqn]:
+    """Yields the equations of a program in the place of an equation, each time with other variables.
+
+    Args:
+        program: the program, without constants.
+        given: what stands for its inputs.
+        eqn: the equation.
+        names: gets what stands for the results of the equation.
+    """
+    inside = dict(zip(program.invars, given, strict=True))
+    yield from _opened(program.eqns, inside, {}, LOWERED_CALLS, lambda _: eqn.source_info)
+    names.update(zip(eqn.outvars, [named(inside, a) for a in program.outvars], strict=True))
+
+
+def _opened(
+    eqns: Iterable[Eqn],
+    names: Names,
+    consts: Env,
+    calls: Mapping[str, str],
+    source: Callable[[Eqn], Any] | None = None,
+) -> Iterator[Eqn]:
+    """Yields equations with the calls in them opened. Copies go, and casts of scalars that are known, as in a trace.
+
+    Args:
+        eqns: the equations.
+        names: what stands for the variables that they read; gets what stands for their results.
+        consts: gets the constants of the calls.
+        calls: as in `opened`.
+        source: returns the source information of equations that are in a call, and then have other variables.
+    """
+    for eqn in eqns:
+        given, outs = [named(names, a) for a in eqn.invars], eqn.outvars
+        body, name = called(eqn, calls), eqn.primitive.name
+        info = eqn.source_info if source is None else source(eqn)
+        if body is not None:
+            jaxpr = jaxpr_of(body)
+            inside, held = dict(zip(jaxpr.invars, given, strict=True)), {v: jex.Var(v.aval) for v in jaxpr.constvars}
+            consts.update(zip(held.values(), getattr(body, "consts", ())))
+            inside.update(held)
+            yield from _opened(jaxpr.eqns, inside, consts, calls, functools.partial(_within, info.name_stack))
+            names.update(zip(outs, [named(inside, a) for a in jaxpr.outvars]))
+        elif name in ("copy", "copy_p"):
+            names.update(zip(outs, given))
+        elif name == "convert_element_type" and is_literal(given[0]) and not given[0].aval.shape:
+            names[outs[0]] = jex.Literal(np.asarray(given[0].val).astype(outs[0].aval.dtype), outs[0].aval)
+        else:
+            if source is not None:
+                outs = [jex.Var(v.aval) for v in outs]
+                names.update(zip(eqn.outvars, outs))
+            ctx = _unmarked(eqn.ctx) if _is_marked(eqn) else eqn.ctx
+            yield eqn.replace(invars=given, outvars=outs, source_info=info, ctx=ctx)
+
+
+def named(names: Names, atom: Atom) -> Atom:
+    """Returns what stands for an atom."""
+    return atom if is_literal(atom) else names.get(atom, atom)
+
+
+def _within(scope: Any, eqn: Eqn) -> Any:
+    """Returns the source information of an equation that is called in a scope."""
+    return eqn.source_info.replace(name_stack=scope + eqn.source_info.name_stack)
+
+
+def _is_marked(eqn: Eqn) -> bool:
+    return MARK in (eqn.ctx.xla_metadata or {}) and eqn.primitive.name != "scan"
+
+
+@functools.lru_cache(maxsize=256)
+def _unmarked(ctx: Any) -> Any:
+    """Returns the context of an equation without the mark."""
+    with ctx.manager, set_xla_metadata(**{MARK: None}):
+        return jax.make_jaxpr(jax.lax.neg)(0.0).jaxpr.eqns[0].ctx
 
 
 def jaxpr_of(closed: Any) -> Any:
@@ -120,7 +201,6 @@ def is_explicit(aval: Any) -> bool:
 def evaluate(
     eqns: Iterable[Eqn],
     env: Env,
-    calls: Mapping[str, str] | None = None,
     rule: Rule | None = None,
     lift: Callable[[Any], Any] | None = None,
 ) -> Env:
@@ -129,21 +209,14 @@ def evaluate(
     Args:
         eqns: the equations.
         env: the values of the variables that they read.
-        calls: the primitives to open, with the parameter that holds the jaxpr of each.
         rule: computes the results of some of the equations.
         lift: makes a value as those of `env` of the value of a literal; by default it stays what it is.
     """
     for eqn in eqns:
         args = [_lifted(env, atom, lift) for atom in eqn.invars]
         with in_scope(eqn):
-            body = called(eqn, calls) if calls else None
-            if rule is not None and (out := rule(eqn, *args)) is not None:
-                pass
-            elif body is not None:
-                out = interpreted(body, args, calls=calls)
-            elif calls is LOWERED_CALLS and eqn.primitive.name in _IDENTITIES:
-                out = args
-            else:
+            out = None if rule is None else rule(eqn, *args)
+            if out is None:
                 out = bind(eqn, *args)
         env.update(zip(eqn.outvars, out))
     return env
@@ -169,7 +242,6 @@ def interpreted(
     args: Iterable[Any],
     apply: Callable[[Eqn, list[Any]], Iterable[Any]] | None = None,
     lift: Callable[[Any], Any] | None = None,
-    calls: Mapping[str, str] | None = None,
 ) -> list[Any]:
     """Returns the outputs of a program or jaxpr.
 
@@ -178,13 +250,12 @@ def interpreted(
         args: its inputs, which may be values of any kind, such as pairs of arrays.
         apply: returns the results of an equation; by default, JAX computes them.
         lift: makes such a value of a constant or the value of a literal; by default it stays what it is.
-        calls: as in `evaluate`.
     """
     jaxpr, consts = jaxpr_of(program), getattr(program, "consts", ())
     env = dict(zip(jaxpr.constvars, consts if lift is None else map(lift, consts)))
     env.update(zip(jaxpr.invars, args, strict=True))
     rule = None if apply is None else lambda eqn, *operands: apply(eqn, list(operands))
-    evaluate(jaxpr.eqns, env, calls, rule, lift)
+    evaluate(jaxpr.eqns, env, rule, lift)
     return [_lifted(env, atom, lift) for atom in jaxpr.outvars]
 
 
@@ -207,7 +278,7 @@ def in_scope(eqn: Eqn) -> ExitStack:
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
     stack.enter_context(eqn.ctx.manager)
-    if MARK in (eqn.ctx.xla_metadata or {}) and eqn.primitive.name != "scan":
+    if _is_marked(eqn):
         stack.enter_context(set_xla_metadata(**{MARK: None}))
     return stack
 

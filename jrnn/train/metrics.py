@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -23,6 +23,7 @@ from jrnn.train.tasks import Task
 
 _OF_TRAINING = ("step", "loss", "gradient_norm", "items_per_second", "refused", "validation_loss")
 Step = Annotated[int, AtLeast(0, 2**63 - 1)]  # the number of a step in a file
+SAFE = "what the last checkpoint holds is safe"  # how the message of a failed write ends
 MOST_SKIPS = 100  # steps skipped in a row, after which a run ends
 
 
@@ -38,9 +39,11 @@ class MetricsFile:
 
     def write(self, step: int, **values: Any) -> None:
         """Writes a line; raises TrainError if it cannot."""
-        with _reporting(Path(self._file.name)):
+        try:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
+        except OSError as e:
+            raise TrainError(f"{self._file.name}: cannot be written: {e.strerror}; {SAFE}") from None
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
         for logger in self._loggers if numbers else ():
             logger.write(step, numbers)
@@ -53,14 +56,6 @@ class MetricsFile:
             self._file.close()
         for logger in self._loggers:
             logger.close()
-
-
-@contextmanager
-def _reporting(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        raise TrainError(f"{path}: cannot be written: {e.strerror}; what the last checkpoint holds is safe") from None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

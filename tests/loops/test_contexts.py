@@ -249,3 +249,30 @@ def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
         "first",
         "zeroth",
     ]
+
+
+@pytest.mark.parametrize("calls", [jaxprs.CALLS, jaxprs.CALLS_AND_CHECKPOINTS, jaxprs.LOWERED_CALLS])
+def test_calls_are_opened_by_renaming(calls):
+    weights = jnp.arange(3.0)
+    inner = jax.jit(lambda x: jnp.sin(x) * weights)
+
+    @jax.custom_jvp
+    def ruled(x):
+        return inner(x) + 1
+
+    ruled.defjvp(lambda primals, tangents: (ruled(*primals), 2 * tangents[0]))
+
+    @jax.named_scope("outside")
+    def fn(x):
+        return [inner(inner(jax.checkpoint(jnp.exp)(x))), ruled(x), x]
+
+    program = jaxprs.trace(fn, [jax.typeof(weights)], calls)
+    names = [eqn.primitive.name for eqn in program.eqns]
+    assert not {*names} & {*calls}
+    assert names.count("sin") == 2 + (calls is jaxprs.LOWERED_CALLS), "a function that is called twice is there twice"
+    results = [v for eqn in program.eqns for v in eqn.outvars]
+    assert len({*results}) == len(results), "each time with other variables"
+    assert all("outside" in str(eqn.source_info.name_stack) for eqn in program.eqns if eqn.primitive.name == "sin")
+    for found in (program.run(weights), jax.extend.core.jaxpr_as_fun(program.closed())(weights)):
+        for a, b in zip(found, fn(weights), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)

@@ -269,8 +269,12 @@ def versions() -> tuple[str, str]:
 
 def device(platform: str, kind: str) -> str:
     """Names a device: its platform and its kind; of a CPU the model, and the number of cores that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{processor()}, {cores} cores" if platform == "cpu" else f"{platform} {kind}"
+    return f"{processor()}, {cores()} cores" if platform == "cpu" else f"{platform} {kind}"
+
+
+def cores() -> int:
+    """Returns the number of the processor's cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

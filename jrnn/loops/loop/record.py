@@ -8,17 +8,18 @@ Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or liter
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.extend.core.primitives import closed_call_p
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Program, Var
-from jrnn.loops.loop import inlining
-from jrnn.loops.loop.inlining import Names, inlined, named
+from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named
 
 Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
 
@@ -72,7 +73,7 @@ class Loop:
 
     def closed(self) -> Any:
         """Returns the step as a closed jaxpr, from `inputs` to `outputs`."""
-        return inlining.closed(Program((), (), self.inputs, self.eqns, self.outputs))
+        return Program((), (), self.inputs, self.eqns, self.outputs).closed()
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         """Runs `length` steps with `jax.lax.scan`."""
@@ -81,7 +82,10 @@ class Loop:
             outs = call(*consts, *carry, *x[: len(self.xs)])
             return outs[: len(carry)], outs[len(carry) :]
 
-        call = inlining.called(self.closed())
+        if getattr(closed_call_p, "call_primitive", False):  # before JAX 0.12: its equations are evaluated
+            call = jex.jaxpr_as_fun(self.closed())
+        else:
+            call = functools.partial(closed_call_p.bind, call_jaxpr=self.closed())
         if not xs and not jaxprs.is_known(length):  # `jax.lax.scan` takes a symbolic length only from xs
             xs = [jnp.arange(length)]
         steps = None if xs else length
@@ -107,7 +111,7 @@ class Loop:
                     new += [env[v] for v in eqn.outvars]
             return new
 
-        program = inlined(jax.make_jaxpr(values)(*(v.aval for v in variables)))
+        program = jaxprs.trace(values, [v.aval for v in variables], LOWERED_CALLS)
         assert not program.constvars, "a rewrite may not add constants"
         names: Names = dict(zip(program.invars, variables))
         results = [v for eqn in changed for v in eqn.outvars]
@@ -116,10 +120,10 @@ class Loop:
 
         def add(eqn: Eqn) -> None:
             if id(eqn) not in eqns:
-                made(eqn.invars)
+                add_makers(eqn.invars)
                 eqns[id(eqn)] = eqn.replace(invars=[named(names, a) for a in eqn.invars])
 
-        def made(atoms: Sequence[Atom]) -> None:
+        def add_makers(atoms: Sequence[Atom]) -> None:
             for v in jaxprs.variables(atoms):
                 if v in sources:
                     add(sources[v])
@@ -127,7 +131,7 @@ class Loop:
         gone = set(map(id, changed))
         for eqn in self.eqns:
             if id(eqn) in gone:
-                made([named(names, v) for v in eqn.outvars])
+                add_makers([named(names, v) for v in eqn.outvars])
             else:
                 add(eqn)
         return self.of([*eqns.values()], [named(names, a) for a in self.outputs])
@@ -147,7 +151,7 @@ class Loop:
             avals: the types of the arguments.
             n_carry: the number of carries.
         """
-        program = inlined(jax.make_jaxpr(step)(*avals))
+        program = jaxprs.trace(step, avals, LOWERED_CALLS)
         assert not program.constvars, "a rewrite may not add constants"
         eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
         n_consts, first_x = len(self.consts), len(self.consts) + n_carry

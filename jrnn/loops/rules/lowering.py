@@ -23,7 +23,6 @@ from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs import machines, tuned
 from jrnn.loops.costs.tuned import Question
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder
-from jrnn.loops.loop.inlining import inlined
 from jrnn.loops.plans import LoopPlan, Target
 
 
@@ -86,7 +85,7 @@ def _planned(
     if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
-        program = inlined(scan.jaxpr)
+        program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
         loop, values = scan.loop(program), program.consts
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
@@ -114,7 +113,7 @@ def _target(platform: str, ctx: Any) -> Target:
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
     scans = [ScanParams.of(e.params) for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive is scan_p]
-    return [scan.loop(inlined(scan.jaxpr)) for scan in scans]
+    return [scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)) for scan in scans]
 
 
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:

@@ -14,9 +14,8 @@ from typing import Any
 import jax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Program, Var
-from jrnn.loops.loop import Loop, inlining, mark
-from jrnn.loops.loop.inlining import Names, inlined, named, placed
+from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, named, opened, placed
+from jrnn.loops.loop import Loop, mark
 from jrnn.loops.passes.arithmetic import draws, factors, orders, products
 
 RULES: dict[str, Callable[..., Sequence[Any] | None]] = {
@@ -55,7 +54,7 @@ def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
 
 def rewritten(closed: Any, fits: Fits) -> Any:
     """Returns a closed jaxpr with what `fits` written as arithmetic."""
-    return inlining.closed(_with_rules(inlined(closed), fits))
+    return _with_rules(opened(closed, LOWERED_CALLS), fits).closed()
 
 
 def _with_rules(program: Program, fits: Fits) -> Program:
@@ -81,7 +80,7 @@ def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fi
             counts = eqn.params["const_lengths"]
             first = counts.matvec + counts.vecmat
             held = given[first : first + counts.solve] + given[sum(counts) :]
-            solver = _with_rules(inlined(eqn.params["jaxprs"].solve), fits)
+            solver = _with_rules(opened(eqn.params["jaxprs"].solve, LOWERED_CALLS), fits)
             yield from placed(solver, held, eqn, names)
         elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
             inner = {key: _each(eqn.params[key], fits) for key in _INNER[name]}
@@ -125,7 +124,7 @@ def _traced(call: _Traced) -> Program | None:
         return [given[0] if v is None else v for v in values] if applies else []
 
     with eqn.ctx.manager, mark.unmarked():
-        program = inlined(jax.make_jaxpr(run)(*(a.aval for a in eqn.invars)))
+        program = jaxprs.trace(run, [a.aval for a in eqn.invars], LOWERED_CALLS)
     if not applies or program.constvars:  # such as the counters of JAX's older way to draw
         return None
     return _with_rules(program, lambda e: e.primitive.name in draws.ROUNDS)
