@@ -268,10 +268,9 @@ class TrainedModel:
         found = self.language_model or self.package()
         with new_folder(folder, ConfigError, replaces=found.FILES) as new:
             found.save(new)
-            if self.language_model is not None:
-                kept = self.origin.kept
-                texts = {name: text for name, text in kept.get(BESIDE, {}).items() if name in FILES}
-                texts[TOKENIZER] = kept_value(kept, "tokenizer", str)
+            if isinstance(found, LanguageModel):
+                texts = {name: text for name, text in self.origin.kept.get(BESIDE, {}).items() if name in FILES}
+                texts[TOKENIZER] = kept_value(self.origin.kept, "tokenizer", str)
                 for name, text in texts.items():
                     write_whole(new / name, text.encode(), ConfigError)
 
@@ -283,10 +282,10 @@ class TrainedModel:
         Args:
             path: ends in ".onnx", for onnxruntime, which needs the extra `onnx`; or in ".jax", for `jax.export.deserialize`.
             step: write `(x, state) -> (y, state)` for one step, instead of `inputs -> outputs` for whole sequences.
-            batch, time: sizes of the inputs; None leaves them open.
+            batch, time: sizes of the inputs; None leaves them open. Of a step that remembers all tokens, `time` is how many.
 
         Raises:
-            ConfigError: for another ending, `step` of a model without a state, or an open time of a net.
+            ConfigError: for another ending, `step` of a model without a state, or an open time of a net or of such a step.
             ConversionError: if the model has an operation that ONNX lacks.
 
         >>> model.export("model.onnx")  # doctest: +SKIP
@@ -304,6 +303,8 @@ class TrainedModel:
             state = self.initial_state(n, t)
             if not state:
                 self.step(jnp.zeros((n, *features), kind))  # says why there is none
+            if time is None and any(x.shape != state[k].shape for k, x in self.initial_state(n, t + 1).items()):
+                raise ConfigError(f"{self.name}: the state remembers all tokens: give time=, how many it has room for")
             names = f"{batch or 'batch'}, ..."
             write(self.step, (jnp.zeros((n, *features), kind), state), names, path)
             return

@@ -13,6 +13,8 @@ from jrnn import models
 from jrnn.corpus import tokenize
 from jrnn.errors import CheckpointError, ConfigError
 from jrnn.train import Config, load_run, train
+from jrnn.train.models.pretrained import PretrainedConfig, PretrainedModel
+from jrnn.train.serving import Origin, TrainedModel
 from jrnn.train.tasks.task import BESIDE
 from jrnn.train.toml_codec import decode
 
@@ -194,6 +196,27 @@ def test_it_is_exported(runs, name, tmp_path):
     session = ort.InferenceSession(str(tmp_path / "whole.onnx"))
     (found,) = session.run(None, {session.get_inputs()[0].name: x})
     np.testing.assert_allclose(found, y, atol=2e-5)
+
+
+def test_the_step_of_a_model_that_attends_to_all_tokens_is_exported_with_its_room(tmp_path):
+    sizes = {
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "intermediate_size": 4,
+        "layer_types": ["full_attention"],
+    }
+    config = PRETRAINED | {"model_type": "lfm2"} | sizes
+    models.create({k: v for k, v in config.items() if k != "state_size"}, jax.random.key(0)).save(tmp_path / "model")
+    table = PretrainedConfig(pretrained=str(tmp_path / "model"))
+    origin = Origin(tmp_path, None, {}, PretrainedModel.of(table, "float32", None))
+    model = TrainedModel(models.load(tmp_path / "model").params, origin)
+    with pytest.raises(ConfigError, match="the state remembers all tokens: give time="):
+        model.export(tmp_path / "step.jax", step=True)
+    model.export(tmp_path / "step.jax", step=True, time=5)
+    step, state = jax.export.deserialize((tmp_path / "step.jax").read_bytes()), model.initial_state(1, 5)
+    for token in (3, 1, 4, 1, 5):
+        y, state = step.call(np.array([token], np.int32), state)
+    np.testing.assert_allclose(y, model(np.array([[3, 1, 4, 1, 5]]))[0][:, -1], atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["characters", "tokens", "pretrained", "forecast"])
