@@ -95,11 +95,11 @@ OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")  # options of `jrn
 def sample_command(args: argparse.Namespace) -> int:
     if is_model(args.run_dir):
         return _sample_model(args)
+    model = load_run(args.run_dir)
     if args.stop or any(getattr(args, name) is not None for name in OF_MODELS):
         options = ", ".join(f"--{name.replace('_', '-')}" for name in OF_MODELS)
         raise UsageError(f"{options} and --stop are for folders of pretrained models")
     names = ("prompt", "length", "temperature", "beam", "attention")
-    model = load_run(args.run_dir)
     print(model.sample(args.seed, **{name: getattr(args, name) for name in names}))
     return 0
 

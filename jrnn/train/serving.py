@@ -27,10 +27,10 @@ from jrnn.train.config import Config
 from jrnn.train.exports import EXPORTS
 from jrnn.train.models.model import CARRY_AXIS, Model, Params, Signature
 from jrnn.train.models.net import NetModel
-from jrnn.train.models.pretrained import PretrainedModel
+from jrnn.train.models.pretrained import FILES, PretrainedModel
 from jrnn.train.run_dir import RunDir
 from jrnn.train.step import Steps, abstract_state
-from jrnn.train.tasks.task import Trained, kept_value
+from jrnn.train.tasks.task import BESIDE, Trained, kept_value
 
 State = dict[str, jax.Array]
 
@@ -259,6 +259,9 @@ class TrainedModel:
     def save(self, folder: str | Path) -> None:
         """Writes `package`, or the folder of a pretrained model with the tokenizer of its corpus, in one step.
 
+        Of a pretrained model it has generation_config.json too and, if the corpus was made with the model's tokenizer, that
+        tokenizer's other files, such as its chat template.
+
         Raises:
             ConfigError: for a model of another kind, or a folder that cannot be written.
         """
@@ -266,7 +269,11 @@ class TrainedModel:
         with new_folder(folder, ConfigError, replaces=found.FILES) as new:
             found.save(new)
             if self.language_model is not None:
-                write_whole(new / TOKENIZER, kept_value(self.origin.kept, "tokenizer", str).encode(), ConfigError)
+                kept = self.origin.kept
+                texts = {name: text for name, text in kept.get(BESIDE, {}).items() if name in FILES}
+                texts[TOKENIZER] = kept_value(kept, "tokenizer", str)
+                for name, text in texts.items():
+                    write_whole(new / name, text.encode(), ConfigError)
 
     def export(
         self, path: str | Path, *, step: bool = False, batch: int | None = None, time: int | None = None

@@ -192,7 +192,7 @@ def every(bits):
 @pytest.mark.exhaustive
 @built
 @pytest.mark.parametrize("level", SETS)
-def test_functions_are_within_units_in_the_last_place(level, request):
+def test_functions_are_within_two_units_in_the_last_place(level, request):
     x = every(0 if request.config.getoption("--exhaustive") and level == 0 else 9)
 
     def step(c, x):
@@ -211,11 +211,11 @@ def test_functions_are_within_units_in_the_last_place(level, request):
             made = [np.asarray(v).ravel() for v in compiled(part[None, :, None])]
             number = ~np.isnan(part)
             assert np.array_equal(np.signbit(made[0][number]), np.signbit(part[number]))
-            for ours, theirs, most in zip(made, exact, (2.6, 2.6, 2)):
+            for ours, theirs in zip(made, exact):
                 tiny = np.abs(theirs) < np.finfo(np.float32).tiny  # XLA may flush these to 0
                 finite = number & ~tiny & (np.abs(theirs) <= np.finfo(np.float32).max)
                 assert np.array_equal(np.isnan(ours), ~number)
-                assert ulps(ours[finite], theirs[finite]).max() <= most
+                assert ulps(ours[finite], theirs[finite]).max() <= 2
                 assert np.abs(ours[tiny]).max(initial=0) <= np.finfo(np.float32).tiny
                 assert np.all(np.isposinf(ours[theirs > 3.41e38]))
 

@@ -170,6 +170,8 @@ def test_the_command_writes_tokens(tmp_path, capsys):
     assert main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", *limits, "--seed", "1"]) == 0
     assert main(["sample", str(tmp_path), "--prompt", "three"]) == 2
     assert "the folder has no tokenizer.json: give numbers of tokens" in capsys.readouterr().err
+    assert main(["sample", str(tmp_path / "missing"), "--stop", "x"]) == 2
+    assert capsys.readouterr().err.endswith("missing: is not a run directory: there is no such folder\n")
 
 
 def test_the_command_writes_text_with_a_tokenizer(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The task `tokens`: rows of a corpus in random order, resets where documents begin, and pretrained models."""
 
 import itertools
+import json
 import shutil
 
 import jax
@@ -14,6 +15,7 @@ from jrnn.corpus import Corpus, tokenize
 from jrnn.errors import ConfigError, DataError
 from jrnn.train import Config, load_run, train
 from jrnn.train.models import Signature, TokenNnConfig, nn_model
+from jrnn.train.tasks.task import BESIDE
 from jrnn.train.tasks.tokens import Rows, permuted
 from jrnn.train.text import Chunk
 from jrnn.train.toml_codec import decode
@@ -181,6 +183,36 @@ def test_low_rank_parts_are_trained_and_merged(corpus, pretrained, tmp_path, qui
         np.testing.assert_allclose(change, 2 * b @ a, atol=0.02 * float(abs(value).max()))  # rounded to bfloat16
     with pytest.raises(ConfigError, match="model.lora_targets: no matrix has a name like 'x'; such as rwkv"):
         (wrong := tables(corpus, model=lora | {"lora_targets": ["x"]})).kind.load(wrong)
+
+
+def test_a_run_keeps_the_files_beside_the_weights(corpus, tmp_path, quiet):
+    folder, run, out = tmp_path / "model", tmp_path / "run", tmp_path / "out"
+    models.create(CONFIG | {"hidden_size": 4, "num_hidden_layers": 1}, jax.random.key(0)).save(folder)
+    texts = {"generation_config.json": '{"eos_token_id": [1, 2]}', "chat_template.jinja": "{{ messages }} \u00e9"}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    config = fine_tuning(corpus, folder)
+    config = decode(Config, {**_tables_of(config), "train": {"steps": 1}}, "one.toml")
+
+    def saved(kept=None):
+        if kept is not None:
+            (run / "data.json").write_text(json.dumps(kept))
+        load_run(run).save(out)
+        return {p.name: p.read_text(encoding="utf-8") for p in out.iterdir() if p.name in texts}
+
+    train(config, run, console=quiet)  # a corpus of another tokenizer, whose template this is not
+    assert saved() == {"generation_config.json": texts["generation_config.json"]}
+    shutil.copy(corpus.folder / "tokenizer.json", folder)
+    train(config, run, resume=True, console=quiet)  # it learns nothing from them, so they may change
+    shutil.rmtree(folder)
+    assert saved() == texts
+    kept = json.loads((run / "data.json").read_text())
+    shutil.rmtree(out)
+    names = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert saved(kept | {BESIDE: {"../outside": "not ours"}}) == {} and {p.name for p in out.iterdir()} == names
+    assert not (tmp_path / "outside").exists()
+    kept.pop(BESIDE)  # as older versions wrote it
+    assert saved(kept) == {}
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -16,12 +17,18 @@ import jax.numpy as jnp
 
 from jrnn import models
 from jrnn.errors import ConfigError
+from jrnn.files import kind_of, read_text
+from jrnn.files.tokenizer import read_tokenizer
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
 from jrnn.train.models.model import Carry, Model, Params, Signature, mean_loss
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
 A, B = "lora_a", "lora_b"  # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
+FILES = (  # beside the weights: what generation does by default, and a tokenizer's files next to tokenizer.json
+    "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,14 @@ class PretrainedModel(Model):
     def kept(self) -> dict[str, Any]:
         """Returns what a run keeps of the model, as plain JSON."""
         return {"config": self.text, "types": dict(self.types)}
+
+    def files(self, tokenizer: str) -> dict[str, str]:
+        """Returns the texts of `FILES` that the folder has; those of its tokenizer only if it is this one."""
+        folder = Path(str(self.config.pretrained))
+        path = folder / "tokenizer.json"
+        same = kind_of(path) == "a file" and read_tokenizer(path).to_str() == tokenizer
+        names = FILES if same else FILES[:1]
+        return {name: read_text(folder / name, ConfigError) for name in names if kind_of(folder / name)}
 
     @cached_property
     def _configured(self) -> LanguageModel:

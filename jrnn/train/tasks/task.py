@@ -22,6 +22,8 @@ from jrnn.errors import CheckpointError, DataError
 from jrnn.files import checked
 from jrnn.train.models import Model, Params
 
+BESIDE = "files beside the weights"  # a key of fingerprints; they may change while a run goes on
+
 
 class Batch(Protocol):
     """A NamedTuple of arrays."""
