@@ -16,8 +16,9 @@ from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
 from jrnn.corpus import tokenize
-from jrnn.errors import UsageError, printable
+from jrnn.errors import CheckpointError, UsageError, printable
 from jrnn.loops import host_devices
+from jrnn.models import load
 from jrnn.models.text import is_model, write_text
 from jrnn.progress import Heartbeat
 from jrnn.train import load_config, load_run, train
@@ -58,10 +59,8 @@ def train_command(args: argparse.Namespace) -> int:
     is_first = jax.process_index() == 0
     console = terminal(quiet=not is_first)
     console.print(printable(f"run directory: {out}"), markup=False, highlight=False, soft_wrap=True)
-    tune = None
-    if args.tune is not None:
-        shown = console if console.is_terminal else None  # the run's own heartbeat says what goes on
-        tune = functools.partial(tuning.into_file, seconds=args.tune, console=shown)
+    shown = console if console.is_terminal else None  # else the run's own heartbeat says what goes on
+    tune = None if args.tune is None else functools.partial(tuning.into_file, seconds=args.tune, console=shown)
     result = train(config, out, resume=args.resume, profile=args.profile, tune=tune, console=console)
     if not is_first:
         return INTERRUPTED if result.interrupted else 0
@@ -93,9 +92,14 @@ OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")  # options of `jrn
 
 
 def sample_command(args: argparse.Namespace) -> int:
-    if is_model(args.run_dir) or not Path(args.run_dir).parent.exists():  # a name of the hub, or no run either
+    if is_model(args.run_dir):
         return _sample_model(args)
-    model = load_run(args.run_dir)
+    try:
+        model = load_run(args.run_dir)
+    except CheckpointError:
+        if not Path(args.run_dir).parent.exists():
+            load(args.run_dir)  # raises, and says how to download a model of the hub
+        raise
     if args.stop or any(getattr(args, name) is not None for name in OF_MODELS):
         options = ", ".join(f"--{name.replace('_', '-')}" for name in OF_MODELS)
         raise UsageError(f"{options} and --stop are for folders of pretrained models")
@@ -108,10 +112,8 @@ def _sample_model(args: argparse.Namespace) -> int:
     if args.beam is not None or args.attention is not None:
         raise UsageError("--beam and --attention are for runs of the task seq2seq")
     length = 100 if args.length is None else args.length
-    temperature = 1.0 if args.temperature is None else args.temperature
-    given = {name: getattr(args, name) for name in OF_MODELS}
-    options = {"temperature": temperature, "seed": args.seed} | {n: v for n, v in given.items() if v is not None}
-    for piece in write_text(args.run_dir, args.prompt or "", length, stop=args.stop, **options):
+    options = {name: getattr(args, name) for name in ("temperature", *OF_MODELS) if getattr(args, name) is not None}
+    for piece in write_text(args.run_dir, args.prompt or "", length, stop=args.stop, seed=args.seed, **options):
         print(piece, end="", flush=True)
     print()
     return 0
