@@ -62,6 +62,8 @@ def runs(tmp_path_factory, words):
     models.create(PRETRAINED, jax.random.key(0), jnp.bfloat16).save(folder / "model")
     rows = "\n".join(f"{k},{k % 7},{(k * k) % 11}" for k in range(30))
     (folder / "rows.csv").write_text("hour,load,heat\n" + rows)
+    rng = np.random.default_rng(0)
+    np.savez(folder / "rows.npz", inputs=rng.standard_normal((20, 5, 2), dtype=np.float32), targets=np.arange(20) % 3)
     text, tokens = (
         {"path": str(folder / "text.txt"), **TEXT},
         {"path": str(folder / "corpus"), "batch": 2, "chunk": 8, "validation": 1},
@@ -83,14 +85,21 @@ def runs(tmp_path_factory, words):
         "forecast": {"data": series, "model": {"kind": "nn", "cell": "gru", "hidden": 4}},
         "both ways": {"task": "adding", "data": ROWS, "model": {"kind": "nn", "bidirectional": True, "hidden": 4}},
         "own": {"task": "adding", "data": ROWS, "model": {"kind": f"{folder}/own.py:OWN"}},
+        "words": {"data": text, "model": {"embedding": 3, "hidden": 4}},
+        "classification": {"data": {"path": str(folder / "rows.npz"), "batch": 4}, "model": {"hidden": 4}},
+        "net": {"task": "adding", "data": ROWS, "model": {"net": str(folder / "net" / "predict_net.pb")}},
         "seq2seq": {"data": {"batch": 2, "validation": 2}, "model": {"embedding": 2, "encoder": 3, "decoder": 3}},
     }  # fmt: skip
 
     def run(name):
         out = folder / name.replace(" ", "_")
         if not out.exists():
+            if name == "net":
+                load_run(run("adding")).save(folder / "net")
             given = {"task": name, "train": QUICK} | tables[name]
-            given["sample"] = {"length": 4} if "data" in given and given["task"] in ("characters", "tokens") else {}
+            given["sample"] = (
+                {"length": 4} if "data" in given and given["task"] in ("characters", "words", "tokens") else {}
+            )
             config = decode(Config, {k: v for k, v in given.items() if v}, f"{name}.toml")
             train(config, out, console=Console(quiet=True))
         return out
@@ -98,11 +107,13 @@ def runs(tmp_path_factory, words):
     return run
 
 
-TOKENS = ["characters", "characters nn", "tokens", "pretrained"]
-FEATURES = ["adding", "forecast"]
+TOKENS = ["characters", "characters nn", "words", "tokens", "pretrained"]
+FEATURES = ["adding", "forecast", "classification"]
+WHOLE = ["both ways", "own", "net"]  # without a state
+OF_CELLS = ("characters", "words", "adding", "classification", "net")  # exported as nets
 
 
-@pytest.mark.exhaustive("characters nn")
+@pytest.mark.exhaustive("characters nn", "words")
 @pytest.mark.parametrize("name", TOKENS)
 def test_a_model_of_tokens_is_called_streamed_and_sampled_from(runs, name):
     model = load_run(runs(name))
@@ -121,13 +132,14 @@ def test_a_model_of_tokens_is_called_streamed_and_sampled_from(runs, name):
     assert [t.tolist() for t in model.stream(tokens, 3, temperature=0)] == new.T.tolist()
     assert new[:, 0].tolist() == logits[:, -1].argmax(-1).tolist()
     assert len(model.sample(prompt="the ", temperature=0.0)) >= 4
-    if name != "characters":  # a net of cells has no lengths unless it was trained with them
+    if name not in OF_CELLS:  # a net of cells has no lengths unless it was trained with them
         short, _ = model(tokens, lengths=[4, 2])
         np.testing.assert_allclose(short[0], logits[0], atol=2e-5)
         ragged, _ = model.generate(tokens, 2, temperature=0, lengths=[4, 2])
         assert ragged[1].tolist() == model.generate(tokens[1:, :2], 2, temperature=0)[0][0].tolist()
 
 
+@pytest.mark.exhaustive("classification")
 @pytest.mark.parametrize("name", FEATURES)
 def test_a_model_of_features_is_called_and_streamed(runs, name):
     model = load_run(runs(name))
@@ -151,7 +163,8 @@ def test_forecasts_have_the_units_of_the_file(runs):
     np.testing.assert_allclose(y[0], written, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["both ways", "own"])
+@pytest.mark.exhaustive("net")
+@pytest.mark.parametrize("name", WHOLE)
 def test_a_model_without_a_state_is_called(runs, name):
     model = load_run(runs(name))
     y, state = model(jnp.ones((3, 5, 2)))
@@ -168,8 +181,8 @@ def test_an_encoder_decoder_is_sampled_from(runs):
         model(jnp.zeros((1, 3), int))
 
 
-@pytest.mark.exhaustive("characters nn", "tokens", "both ways", "own")
-@pytest.mark.parametrize("name", [*TOKENS, *FEATURES, "both ways", "own"])
+@pytest.mark.exhaustive("characters nn", "words", "tokens", "classification", "net", "both ways", "own")
+@pytest.mark.parametrize("name", [*TOKENS, *FEATURES, *WHOLE])
 def test_it_is_exported(runs, name, tmp_path):
     model = load_run(runs(name))
     if name in TOKENS:
@@ -178,7 +191,7 @@ def test_it_is_exported(runs, name, tmp_path):
         x = np.asarray(jax.random.normal(jax.random.key(0), (1, 5, model.origin.signature.inputs)))
     y, state = model(x)
     sizes = {}
-    if name in ("characters", "adding"):
+    if name in OF_CELLS:
         with pytest.raises(ConfigError, match="a net is exported for one number of steps"):
             model.export(tmp_path / "whole.jax")
         sizes = {"time": 5}
