@@ -36,7 +36,7 @@ from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
 from jrnn.train.optimizers import follows_the_run
 from jrnn.train.tasks import Task
-from jrnn.train.tasks.task import BESIDE
+from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.toml_codec import encode
 
 PATHS = {"data": ("path",), "model": ("net", "init_net", "pretrained")}  # the keys, by table, that name files
@@ -122,8 +122,8 @@ class RunDir:
         done = max(steps_in(self.checkpoints), default=0)
         if now < done:
             raise ConfigError(f"{self.path}: has {done} steps already, and train.steps is {now}; give more steps")
-        found = json.loads(json.dumps(task.fingerprint()))
-        if self.load_fingerprint() | {BESIDE: None} != found | {BESIDE: None}:
+        fingerprint = json.loads(json.dumps(task.fingerprint()))
+        if self.load_fingerprint() | {COMPANIONS: None} != fingerprint | {COMPANIONS: None}:
             raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
 
     def _check_not_edited(self, config: Config) -> None:

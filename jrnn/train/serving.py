@@ -30,7 +30,7 @@ from jrnn.train.models.net import NetModel
 from jrnn.train.models.pretrained import FILES, PretrainedModel
 from jrnn.train.run_dir import RunDir
 from jrnn.train.step import Steps, abstract_state
-from jrnn.train.tasks.task import BESIDE, Trained, kept_value
+from jrnn.train.tasks.task import COMPANIONS, Trained, kept_value
 
 State = dict[str, jax.Array]
 
@@ -265,11 +265,11 @@ class TrainedModel:
         Raises:
             ConfigError: for a model of another kind, or a folder that cannot be written.
         """
-        found = self.language_model or self.package()
-        with new_folder(folder, ConfigError, replaces=found.FILES) as new:
-            found.save(new)
-            if isinstance(found, LanguageModel):
-                texts = {name: text for name, text in self.origin.kept.get(BESIDE, {}).items() if name in FILES}
+        saved = self.language_model or self.package()
+        with new_folder(folder, ConfigError, replaces=saved.FILES) as new:
+            saved.save(new)
+            if isinstance(saved, LanguageModel):
+                texts = {name: text for name, text in self.origin.kept.get(COMPANIONS, {}).items() if name in FILES}
                 texts[TOKENIZER] = kept_value(self.origin.kept, "tokenizer", str)
                 for name, text in texts.items():
                     write_whole(new / name, text.encode(), ConfigError)

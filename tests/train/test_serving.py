@@ -15,7 +15,7 @@ from jrnn.errors import CheckpointError, ConfigError
 from jrnn.train import Config, load_run, train
 from jrnn.train.models.pretrained import PretrainedConfig, PretrainedModel
 from jrnn.train.serving import Origin, TrainedModel
-from jrnn.train.tasks.task import BESIDE
+from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.toml_codec import decode
 
 QUICK = {"steps": 1, "steps_per_call": 1, "validate_every": 1}
@@ -244,7 +244,7 @@ def test_what_a_task_kept_is_checked(runs, name, tmp_path):
 
     for key in kept.keys() - {"sha256", "bytes"}:
         without = {k: v for k, v in kept.items() if k != ("vocabulary" if key == "pretrained" else key)}
-        needed = () if key == BESIDE else (without,)
+        needed = () if key == COMPANIONS else (without,)
         for other in (*needed, kept | {key: 1.5}, {"__float__": "NaN"}):
             (folder / "data.json").write_text(json.dumps(other))
             with pytest.raises(CheckpointError, match=r"data\.json"):

@@ -15,7 +15,7 @@ from jrnn.corpus import Corpus, tokenize
 from jrnn.errors import ConfigError, DataError
 from jrnn.train import Config, load_run, train
 from jrnn.train.models import Signature, TokenNnConfig, nn_model
-from jrnn.train.tasks.task import BESIDE
+from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.tasks.tokens import Rows, permuted
 from jrnn.train.text import Chunk
 from jrnn.train.toml_codec import decode
@@ -185,7 +185,7 @@ def test_low_rank_parts_are_trained_and_merged(corpus, pretrained, tmp_path, qui
         (wrong := tables(corpus, model=lora | {"lora_targets": ["x"]})).kind.load(wrong)
 
 
-def test_a_run_keeps_the_files_beside_the_weights(corpus, tmp_path, quiet):
+def test_a_run_keeps_the_companion_files_of_its_model(corpus, tmp_path, quiet):
     folder, run, out = tmp_path / "model", tmp_path / "run", tmp_path / "out"
     models.create(CONFIG | {"hidden_size": 4, "num_hidden_layers": 1}, jax.random.key(0)).save(folder)
     texts = {"generation_config.json": '{"eos_token_id": [1, 2]}', "chat_template.jinja": "{{ messages }} \u00e9"}
@@ -209,9 +209,9 @@ def test_a_run_keeps_the_files_beside_the_weights(corpus, tmp_path, quiet):
     kept = json.loads((run / "data.json").read_text())
     shutil.rmtree(out)
     names = {"config.json", "model.safetensors", "tokenizer.json"}
-    assert saved(kept | {BESIDE: {"../outside": "not ours"}}) == {} and {p.name for p in out.iterdir()} == names
+    assert saved(kept | {COMPANIONS: {"../outside": "not ours"}}) == {} and {p.name for p in out.iterdir()} == names
     assert not (tmp_path / "outside").exists()
-    kept.pop(BESIDE)  # as older versions wrote it
+    kept.pop(COMPANIONS)  # as older versions wrote it
     assert saved(kept) == {}
 
 

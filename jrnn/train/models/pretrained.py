@@ -25,7 +25,7 @@ from jrnn.train.models.model import Carry, Model, Params, Signature, mean_loss
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
 A, B = "lora_a", "lora_b"  # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
-FILES = (  # beside the weights: what generation does by default, and a tokenizer's files next to tokenizer.json
+FILES = (  # next to the weights: the defaults of generation, and the files of a tokenizer besides tokenizer.json
     "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
 )  # fmt: skip

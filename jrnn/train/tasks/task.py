@@ -22,7 +22,7 @@ from jrnn.errors import CheckpointError, DataError
 from jrnn.files import checked
 from jrnn.train.models import Model, Params
 
-BESIDE = "files beside the weights"  # a key of fingerprints; they may change while a run goes on
+COMPANIONS = "companion files"  # a key of fingerprints: texts of files next to the weights; they may change
 
 
 class Batch(Protocol):

@@ -18,7 +18,7 @@ from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.model import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.tasks.language import SampleConfig, build_language_model, written
-from jrnn.train.tasks.task import BESIDE, TaskKind, Trained, kept_value
+from jrnn.train.tasks.task import COMPANIONS, TaskKind, Trained, kept_value
 from jrnn.train.text import Chunk
 from jrnn.train.toml_codec import Positive, check_bounds, require
 
@@ -133,7 +133,7 @@ class TokensTask:
         tokenizer = read_text(corpus.folder / TOKENIZER, DataError)
         kept = {"sha256": corpus.sha256, "vocabulary": corpus.vocabulary, "tokenizer": tokenizer}
         if isinstance(self.model, PretrainedModel):
-            kept |= {"pretrained": self.model.kept(), BESIDE: self.model.files(tokenizer)}
+            kept |= {"pretrained": self.model.kept(), COMPANIONS: self.model.files(tokenizer)}
         return kept
 
 
@@ -174,7 +174,7 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     pretrained = kept_value(kept, "pretrained", dict) if "pretrained" in kept else None
     if pretrained is not None:
         pretrained = {key: kept_value(pretrained, key, kind) for key, kind in (("config", str), ("types", dict))}
-        kept_value({BESIDE: {}, **kept}, BESIDE, dict[str, str])  # older versions kept none
+        kept_value({COMPANIONS: {}, **kept}, COMPANIONS, dict[str, str])  # older versions kept none
     return _build(config, kept_value(kept, "vocabulary", int), pretrained)
 
 
