@@ -310,6 +310,8 @@ def default(judged, monkeypatch):
 def test_the_default_is_the_kernel_where_it_is_estimated_to_win(default):
     p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(400, 8, 64), h0=(8, 64), c0=(8, 64))
     assert default(p) == ["native"] * 3
+    few = weights(wx=(256, 1024), wh=(256, 1024), b=(1, 1024), x=(20, 16, 256), h0=(16, 256), c0=(16, 256))
+    assert default(few)[0] == "native", "matrices of 2 MB, packed for 20 steps"
     assert "native" not in default(p, executor="scan")
     assert "native" not in default(weights(x=(2, N, D))), "a call for two steps"
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)

@@ -84,6 +84,8 @@ MARGIN, ELEMENTWISE_MARGIN = 0.08, 0.12
 # library copies before a product differ between processors and versions of XLA. What a plan saves must exceed what it may
 # be off, so that a plan that trades one uncertain part for another has to promise more.
 DOUBTS = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
+# Of two plans that may both replace the reference, the one that changes more must save this part of what it may be off.
+BETWEEN = 0.5
 # The bound of memory: `_FACTOR` times the memory of the reference, and `SMALL` bytes. A plan that is estimated to run in
 # `_MUCH_FASTER` of the reference's time may use `_FACTOR_MUCH_FASTER` times. A reverse loop is judged with its forward loop.
 _FACTOR, SMALL = 1.1, 1_000_000
@@ -154,7 +156,7 @@ def choose(
             reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
         elif ratio > 1 - margin or saved_seconds < doubt(estimate, reference.estimate):
             reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
-        elif best.estimate.seconds - estimate.seconds > doubt(estimate, best.estimate):
+        elif best.estimate.seconds - estimate.seconds > BETWEEN * doubt(estimate, best.estimate):
             reasons[best.name] = "slower"
             best = candidate
         else:

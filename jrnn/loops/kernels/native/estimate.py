@@ -14,7 +14,7 @@ from jrnn.loops.kernels.native.views import View
 
 _RATE = 1.15  # products run so many times as fast as those of XLA, whose weights are packed at each call
 _FAR = 4  # packed matrices larger than so many caches of a core are not read while products run
-_PACKING = 5  # packing takes so many times as long as reading
+_PACKING = 2  # packing takes so many times as long as reading from memory
 _CALL = 100  # a call takes as long as so many kernels of XLA: decoding, memory and threads
 _STAGE, _INSTRUCTION = 0.6, 0.15  # the same of a stage and of an instruction
 _ROW = 0.1  # the same of a reduction of one row, and of a row of a product whose last panel is not full
