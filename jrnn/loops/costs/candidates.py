@@ -157,10 +157,7 @@ def choose(
         elif ratio > 1 - margin or saved_seconds < doubt(estimate, reference.estimate):
             reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
         elif best.estimate.seconds - estimate.seconds > BETWEEN * doubt(estimate, best.estimate):
-            reasons[best.name] = "slower"
             best = candidate
-        else:
-            reasons[candidate.name] = "slower"
     return Choice(best, tuple((c, reasons.get(c.name, "slower")) for c in candidates if c is not best))
 
 
