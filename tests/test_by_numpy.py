@@ -1,5 +1,8 @@
 """What numpy makes of a traced function is what XLA makes of it."""
 
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +60,19 @@ def movements(x, y):
     return [grown, placed, taken, *products, narrow, *joined, *sums]
 
 
+def matrices(x, y):
+    square = x[:, :3] + 3 * jnp.eye(3)
+    batch = jnp.stack([square @ square.T, square.T @ square])
+    found = [jnp.linalg.cholesky(batch), *jnp.linalg.qr(x.T), *jnp.linalg.qr(jax.lax.stop_gradient(x.T), "complete")]
+    for options in itertools.product((0, 1), (0, 1, 2), (False, True)):
+        lower, trans, unit = options
+        found.append(jax.scipy.linalg.solve_triangular(square, y[:, :3], trans, lower, unit))
+    solve = functools.partial(jax.lax.linalg.triangular_solve, jnp.stack([square, y[:, 1:]]) * (1 + 0.5j))
+    found += [solve(batch * 1j, left_side=left, lower=left, conjugate_a=True).real for left in (False, True)]
+    u, values, v = jnp.linalg.svd(x, full_matrices=False)
+    return [*found, values, jnp.linalg.svd(x, compute_uv=False), u @ jnp.diag(values) @ v]
+
+
 def control(x, y):
     def step(h, x):
         h = jnp.tanh(h + jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x))
@@ -71,7 +87,7 @@ def control(x, y):
 
 
 @pytest.mark.sample("arithmetic")
-@pytest.mark.parametrize("fn", [arithmetic, movements, control])
+@pytest.mark.parametrize("fn", [arithmetic, movements, matrices, control])
 def test_values_and_gradients_are_xlas(fn, x64):
     def both(x, y):
         def smooth(x, y):
@@ -89,7 +105,7 @@ def test_values_and_gradients_are_xlas(fn, x64):
 
 def test_this_file_has_every_primitive_of_the_tables(x64):
     made = set()
-    for fn in (arithmetic, movements, control):
+    for fn in (arithmetic, movements, matrices, control):
         value = lambda x, y, fn=fn: jax.tree.leaves(fn(x, y))[0].sum()  # noqa: E731
         for traced in (fn, jax.grad(value, (0, 1))):
             made |= {eqn.primitive.name for eqn in all_equations(jax.make_jaxpr(traced)(X, X + 1).jaxpr)}
@@ -107,6 +123,27 @@ def test_this_file_has_every_primitive_of_the_tables(x64):
         "checked_linear_map",  # in the gradient of a loop in chunks: tests/loops/test_derived.py
     }
     assert {*MATHS, *MOVES, *LOOPS} - made <= other_versions | elsewhere
+
+
+def test_a_matrix_that_is_not_positive_definite_has_a_factor_of_nan(x64):
+    two = np.stack([np.eye(2), -np.eye(2)])
+    np.testing.assert_array_equal(by_numpy(jnp.linalg.cholesky)(two), COMPILED(jnp.linalg.cholesky)(two))
+
+
+def test_updates_are_computed_in_wide_numbers():
+    """The sum in the parameters of a scatter has the types of the jaxpr."""
+
+    def placed(x, y):
+        at = jnp.array([2, 0, 2])
+        added = x.at[at].add(y), x.at[at].set(y[:1]), x.at[0, at].multiply(y[0, :3]), x.at[at].min(y), x.at[at].max(y)
+        return [*added, jax.grad(lambda x: jnp.sum(x[at] * y))(x)]
+
+    args = X.astype(np.float32), np.cos(X, dtype=np.float32)
+    closed = jax.make_jaxpr(placed)(*args)
+    found = evaluate(closed.jaxpr, closed.consts, args, wide=True)
+    for ours, theirs in zip(found, COMPILED(placed)(*args), strict=True):
+        assert ours.dtype == np.float64
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def test_a_call_of_jit_is_evaluated_unless_something_else_happens_in_it():

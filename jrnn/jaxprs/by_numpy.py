@@ -5,6 +5,7 @@ XLA takes about a second to compile the gradient of a small loop; numpy runs a f
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -80,9 +81,14 @@ def _are_wide(eqn: Eqn) -> bool:
 
 
 def _by_jax(eqn: Eqn, given: Sequence[Any], wide: bool) -> Any:
+    name, params = eqn.primitive.name, eqn.params
     with jax.ensure_compile_time_eval():
-        if wide and eqn.primitive.name not in ("convert_element_type", "iota"):
+        if wide and name not in ("convert_element_type", "iota"):
             with jax.enable_x64(True):
+                if name.startswith("scatter"):  # its own sum has the types of the jaxpr
+                    kept = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+                    scatter = getattr(jax.lax, name.replace("-", "_"))
+                    return [jax.device_get(scatter(*given, **{key: params[key] for key in kept}))]
                 return jax.device_get(bind(eqn, *given))
         return bind(eqn, *given)
 
@@ -194,6 +200,50 @@ def running(accumulate):
     return of
 
 
+def factors(of):
+    """Factors by numpy's LAPACK, in float64 and where it does not raise."""
+
+    def run(x, **params):
+        with contextlib.suppress(np.linalg.LinAlgError):
+            return of(x, **params) if x.dtype.itemsize >= 8 and x.size else None
+
+    return run
+
+
+def cholesky(x, **_):
+    """A matrix that is not positive definite has factors of NaN."""
+    factors = np.full_like(x, np.nan)
+    for at in np.ndindex(x.shape[:-2]):
+        with contextlib.suppress(np.linalg.LinAlgError):
+            factors[at] = np.linalg.cholesky(x[at])
+    return factors
+
+
+def qr(x, *, pivoting=False, full_matrices, **_):
+    return None if pivoting else np.linalg.qr(x, "complete" if full_matrices else "reduced")
+
+
+def svd(x, *, compute_uv, full_matrices, **_):
+    if not compute_uv:
+        return [np.linalg.svd(x, compute_uv=False)]
+    u, values, v = np.linalg.svd(x, full_matrices)
+    return values, u, v
+
+
+def triangular_solve(a, b, *, left_side, lower, transpose_a, conjugate_a, unit_diagonal):
+    a, b = (a.conj() if conjugate_a else a), (b if left_side else b.swapaxes(-1, -2))
+    if transpose_a == left_side:
+        a, lower = a.swapaxes(-1, -2), not lower
+    if not lower:
+        a, b = a[..., ::-1, ::-1], b[..., ::-1, :]
+    x = np.empty_like(b)
+    for i in range(a.shape[-1]):
+        rest = b[..., i, :] - (a[..., i : i + 1, :i] @ x[..., :i, :])[..., 0, :]
+        x[..., i, :] = rest if unit_diagonal else rest / a[..., i, i, None]
+    x = x if lower else x[..., ::-1, :]
+    return x if left_side else x.swapaxes(-1, -2)
+
+
 MOVES = {
     "broadcast_in_dim": broadcast_in_dim,
     "dot_general": dot_general,
@@ -213,6 +263,10 @@ MOVES = {
     "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
     "select_n": lambda which, *cases: np.where(which, *cases[::-1]) if which.dtype == bool else None,
     "convert_element_type": convert_element_type,
+    "cholesky": factors(cholesky),
+    "qr": factors(qr),
+    "svd": factors(lambda x, *, subset_by_index=None, **params: svd(x, **params) if subset_by_index is None else None),
+    "triangular_solve": triangular_solve,
     "integer_pow": lambda x, *, y: x**y if x.dtype.kind in FLOAT else None,
     "iota": lambda *, dtype, shape, dimension, **_: np.broadcast_to(
         np.arange(shape[dimension]).reshape([-1 if i == dimension else 1 for i in range(len(shape))]), shape

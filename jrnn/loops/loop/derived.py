@@ -122,8 +122,8 @@ def _work(jaxpr: Any) -> float:
 
 # From constants, initial carries and inputs to last carries and ys.
 Run = Callable[[Flat, Flat, Flat], tuple[Flat, Flat]]
-# From a loop of few steps to the derived program, or None if there is none for so few steps.
-Derive = Callable[[ScanParams], Run | None]
+# From a loop of few steps to the derived program, or from a step to a function of the same arguments; None if there is none.
+Derive = Callable[[ScanParams], Any]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def verdict(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
     """Returns whether a derived program may be used, and what to say about it ("" if it agrees with the loop).
 
     Args:
-        scan: the loop; its length is how many steps to compare.
+        scan: the loop; its length is how many steps to compare. Without a length, the step alone is compared.
         kind: names the derivation.
         derive: derives the program from the loop.
     """
@@ -149,32 +149,35 @@ def verdict(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
         if not isinstance(const, jax.core.Tracer):
             digest.update(np.asarray(const).tobytes())
     text = f"{kind} {scan.n_consts} {scan.n_carry} {scan.length} {scan.reverse} {digest.hexdigest()} {step}"
-    try:
-        agrees, note = _answer(_Question(text, scan, derive))
-    except TooLarge:
-        return True, "not compared with the loop: too large"
-    except Exception as error:
-        return True, f"not compared with the loop, which raises {type(error).__name__} on small arrays"
+    agrees, note = _answer(_Question(text, scan, derive))
     assert agrees or not strict_passes.value, note
     return agrees, note
 
 
 @functools.lru_cache(maxsize=1024)
 def _answer(question: _Question) -> tuple[bool, str]:
-    scan, derive = question.scan, question.derive
-    program = jaxprs.opened(scan.jaxpr)
+    program = jaxprs.opened(question.scan.jaxpr)
     if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in program.invars):
         return True, "not compared with the loop: it reads random keys"
+    try:
+        difference = _smaller(question.scan, question.derive, program)
+    except TooLarge:
+        return True, "not compared with the loop: too large"
+    except Exception as error:
+        return True, f"not compared with the loop, which raises {type(error).__name__} on small arrays"
+    return (True, "") if difference is None else (False, f"on random numbers, {difference} (please report it)")
+
+
+def _smaller(scan: ScanParams, derive: Derive, program: jaxprs.Program) -> str | None:
     try:
         run, avals = resized(program, list(zip(scan.apart(program.invars)[1], program.outvars)))
         with mark.unmarked():
             small = jax.make_jaxpr(run)(*avals)
-        difference = _difference(replace(scan, jaxpr=small), derive, avals)
+        return _difference(replace(scan, jaxpr=small), derive, avals)
     except TooLarge:
         raise
     except Exception:  # it cannot be made smaller
-        difference = _difference(scan, derive, [v.aval for v in program.invars])
-    return (True, "") if difference is None else (False, f"on random numbers, {difference} (please report it)")
+        return _difference(scan, derive, [v.aval for v in program.invars])
 
 
 def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str | None:
@@ -182,13 +185,16 @@ def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str |
         derived = derive(scan)
     if derived is None:
         return None
+    step = jaxpr_as_fun(scan.jaxpr)
+    if scan.length is None:
+        return disagreement(derived, step, avals)
 
     def flat(run: Run) -> Function:
         return scan.flat(lambda consts, init, xs, length: run(consts, init, xs))
 
     consts, init, xs = scan.apart(avals)
     stacks = [jax.ShapeDtypeStruct((scan.length, *a.shape), a.dtype) for a in xs]
-    loop = scanned(jaxpr_as_fun(scan.jaxpr), scan)
+    loop = scanned(step, scan)
     return disagreement(flat(derived), flat(loop), [*consts, *init, *stacks])
 
 

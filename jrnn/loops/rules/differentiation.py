@@ -15,8 +15,6 @@ from jrnn.loops.loop import Options, ScanParams, derived, mark, strict_passes
 from jrnn.loops.rules import residuals
 from jrnn.loops.rules.residuals import Stacks
 
-_COMPARED = 2  # steps for which a derivative rule is compared with the derivative of the step
-
 
 def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
     """Wraps JAX's rule for differentiating a scan: a marked scan gets a step that stores less."""
@@ -28,9 +26,8 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
             return rule(*args, jaxpr=jaxpr, **params)
         scan = ScanParams.of({"jaxpr": jaxpr, **params})
         stacks = Stacks.of(jax.default_backend(), params["length"])
-        step = _step_storing_less(
-            replace(scan, length=_COMPARED, reverse=False), stacks, options.recompute, options.verify
-        )
+        alone = replace(scan, length=None, reverse=False)
+        step = _step_storing_less(alone, stacks, options.recompute, options.verify)
         if options.written is None:
             consts, _, xs = scan.apart(jaxprs.jaxpr_of(jaxpr).invars)
             given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
@@ -78,11 +75,15 @@ def with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
 
 
 @functools.lru_cache(maxsize=256)
-def _step_storing_less(few: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
-    """Returns the step of a loop of few steps with a rule that stores less, or as it is."""
-    jaxpr, avals = few.jaxpr, [v.aval for v in jaxprs.jaxpr_of(few.jaxpr).invars]
+def _step_storing_less(scan: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
+    """Returns the step of a loop, whatever its length, with a rule that stores less, or as it is."""
+    jaxpr, avals = scan.jaxpr, [v.aval for v in jaxprs.jaxpr_of(scan.jaxpr).invars]
+
+    def storing_less(scan: ScanParams) -> Any:
+        return residuals.storing_less(scan, stacks, recompute)
+
     try:
-        step = residuals.storing_less(few, stacks, recompute)
+        step = storing_less(scan)
         if step is None:
             return jaxpr
         with mark.unmarked():
@@ -90,12 +91,7 @@ def _step_storing_less(few: ScanParams, stacks: Stacks, recompute: Any, verify: 
         same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(jaxpr.out_avals)
         if not same or not verify:
             return smooth if same else jaxpr
-
-        def storing_less(scan: ScanParams) -> derived.Run | None:
-            rule = residuals.storing_less(scan, stacks, recompute)
-            return rule and derived.scanned(rule, scan)
-
-        agrees, _ = derived.verdict(few, f"residuals {recompute}", storing_less)
+        agrees, _ = derived.verdict(scan, f"residuals {recompute}", storing_less)
         return smooth if agrees else jaxpr
     except ScanError:
         raise
