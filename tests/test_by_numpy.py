@@ -73,6 +73,29 @@ def matrices(x, y):
     return [*found, values, jnp.linalg.svd(x, compute_uv=False), u @ jnp.diag(values) @ v]
 
 
+def indices(x, y):
+    at, where = jnp.array([2, 0, 2]), jnp.argsort(y, 1)
+    taken = [
+        x[at],
+        x[:, at],
+        x[at, at],
+        x[at[:, None], at],
+        x[1, at],
+        jnp.take_along_axis(x, where, 1),
+        x[where[0, 0] % 3],
+    ]
+    taken += [jax.vmap(lambda a, i: a[i])(x, at), jax.vmap(lambda a, i: a[:, i], (None, 0))(x, where)]
+    put = [
+        x.at[at].add(y),
+        x.at[:, at].add(y[:, :3]),
+        x.at[at[:2]].set(y[:2]),
+        x.at[at[:2], at[:2]].multiply(y[:2, 0], unique_indices=True),
+    ]
+    put += [x.at[at].min(y), x.at[1, at].max(y[0, :3]), x.at[at + 5].add(y), x.at[at + 1, 2].set(1.0)]
+    put += [jax.vmap(lambda a, i, b: a.at[i].add(b))(x, where, y)]
+    return [*taken, *put, jnp.asarray(x, jnp.float32).at[at].add(1), (10 * x).astype(int).at[at].add(3)]
+
+
 def control(x, y):
     def step(h, x):
         h = jnp.tanh(h + jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x))
@@ -87,7 +110,7 @@ def control(x, y):
 
 
 @pytest.mark.sample("arithmetic")
-@pytest.mark.parametrize("fn", [arithmetic, movements, matrices, control])
+@pytest.mark.parametrize("fn", [arithmetic, movements, matrices, indices, control])
 def test_values_and_gradients_are_xlas(fn, x64):
     def both(x, y):
         def smooth(x, y):
@@ -105,7 +128,7 @@ def test_values_and_gradients_are_xlas(fn, x64):
 
 def test_this_file_has_every_primitive_of_the_tables(x64):
     made = set()
-    for fn in (arithmetic, movements, matrices, control):
+    for fn in (arithmetic, movements, matrices, indices, control):
         value = lambda x, y, fn=fn: jax.tree.leaves(fn(x, y))[0].sum()  # noqa: E731
         for traced in (fn, jax.grad(value, (0, 1))):
             made |= {eqn.primitive.name for eqn in all_equations(jax.make_jaxpr(traced)(X, X + 1).jaxpr)}

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jrnn.jaxprs import Eqn, bind, scan_counts
+from jrnn.jaxprs.indexing_by_numpy import INDEXED
 
 
 class Endless(Exception):
@@ -263,6 +264,7 @@ MOVES = {
     "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
     "select_n": lambda which, *cases: np.where(which, *cases[::-1]) if which.dtype == bool else None,
     "convert_element_type": convert_element_type,
+    **INDEXED,
     "cholesky": factors(cholesky),
     "qr": factors(qr),
     "svd": factors(lambda x, *, subset_by_index=None, **params: svd(x, **params) if subset_by_index is None else None),
