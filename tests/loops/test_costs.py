@@ -20,7 +20,7 @@ from jrnn.loops.costs import candidates as costs
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.candidates import Candidate, Estimate
 from jrnn.loops.costs.estimates import Estimator
-from jrnn.loops.explain.explain import plans_of
+from jrnn.loops.explanations.explain import plans_of
 from jrnn.loops.loop import recorder
 from jrnn.loops.plans import Target, search
 from jrnn.loops.rules import lowering, residuals

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -128,8 +128,7 @@ class Moves:
         return len(self.early) + len(self.late) + len(self.summed)
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What all splits of a loop have in common."""
 
     stuck: frozenset[Var]  # the results of equations that are not movable
