@@ -124,8 +124,11 @@ class Moves:
     late: frozenset[Var] = frozenset()
     summed: frozenset[int] = frozenset()
 
-    def __len__(self) -> int:
-        return len(self.early) + len(self.late) + len(self.summed)
+    def in_order(self, loop: Loop) -> list[tuple[str, Any]]:
+        """Returns all moves, with their fields, in the order of the loop. The order of a set differs between processes."""
+        results = [v for eqn in loop.eqns for v in eqn.outvars]
+        summed = [("summed", i) for i in sorted(self.summed)]
+        return summed + [(field, v) for field in ("early", "late") for v in results if v in getattr(self, field)]
 
 
 class Facts(NamedTuple):

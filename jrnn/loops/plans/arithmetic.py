@@ -86,8 +86,7 @@ class Arithmetic:
 
 def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     """Returns the loop as arithmetic, or None if that changes nothing or makes its step too long to compile."""
-    shapes = [v.aval.shape for e in equations(loop.eqns) for v in e.outvars]
-    if not all(jaxprs.is_known(n) for shape in shapes for n in shape):
+    if not all(jaxprs.is_known(n) for e in equations(loop.eqns) for v in e.outvars for n in v.aval.shape):
         return None
     many = sum(e.primitive.name in draws.RULES for e in equations(loop.eqns)) > _DRAWS
     changed = as_arithmetic(loop, lambda eqn: fits(eqn) and not (many and eqn.primitive.name in draws.RULES))
@@ -164,6 +163,4 @@ def _is_within_limit(step: Part) -> bool:
 def _limit() -> float:
     """Returns the bytes that a loop may access at a step to be one kernel: those of `XLA_FLAGS`, or XLA's default."""
     given = _LIMIT.search(os.environ.get("XLA_FLAGS", ""))
-    if given:
-        return float(given[1])
-    return math.inf if ONE_KERNEL else 1_024
+    return float(given[1]) if given else math.inf if ONE_KERNEL else 1_024
