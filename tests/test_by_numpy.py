@@ -153,6 +153,15 @@ def test_a_matrix_that_is_not_positive_definite_has_a_factor_of_nan(x64):
     np.testing.assert_array_equal(by_numpy(jnp.linalg.cholesky)(two), COMPILED(jnp.linalg.cholesky)(two))
 
 
+@pytest.mark.parametrize("planted", [0.0, np.nan])
+def test_zeros_and_nan_spread_through_triangular_solves_as_in_lapack(planted, x64):
+    a = np.tril(np.ones((3, 3))) * (1 + 0.5j)
+    a[1, 1] = planted
+    for matrix in (a, a.real):
+        solve = lambda a: jax.scipy.linalg.solve_triangular(a, np.ones((3, 2)), lower=True)  # noqa: E731
+        np.testing.assert_array_equal(by_numpy(solve)(matrix), COMPILED(solve)(matrix))
+
+
 def test_updates_are_computed_in_wide_numbers():
     """The sum in the parameters of a scatter has the types of the jaxpr."""
 
