@@ -74,7 +74,8 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
         fission = split(replace(loop, unroll=trip), moves=Moves())
         return LoopPlan(target, loop, Split(fission, Steps(fission.core)), "scan", notes, choice)
     node = at_leaf(choice.chosen.node, lambda leaf: _for_xla(leaf, trip))
-    return LoopPlan(target, loop, node, native.NAME if _is_call(node) else "scan", notes, choice)
+    executor = native.NAME if getattr(node, "inner", node).way == native.NAME else "scan"
+    return LoopPlan(target, loop, node, executor, notes, choice)
 
 
 def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate], tuple[int, int]]:
@@ -190,10 +191,6 @@ def _for_xla(leaf: Node, trip: int) -> Node:
         fission = split(slice_apart(core), slices, moves=Moves())
         return Split(fission, Steps(fission.core))
     return by_steps(activate_together(core))
-
-
-def _is_call(node: Node) -> bool:
-    return getattr(node, "inner", node).way == native.NAME
 
 
 def _turning_may_pay(loop: Loop, reference: Candidate, machine: Machine) -> bool:

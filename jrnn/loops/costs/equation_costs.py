@@ -100,11 +100,6 @@ def is_of_one_row(eqn: Eqn) -> bool:
     return any(shape[1 - at[0]] == 1 for shape, at in shapes)
 
 
-def _is_narrow(eqn: Eqn) -> bool:
-    """Returns True if a side of a matrix is shorter than a vector of the processor."""
-    return min(max(a.aval.shape) if 1 in a.aval.shape else min(a.aval.shape) for a in eqn.invars) < _VECTOR
-
-
 def _reads_rows(eqn: Eqn) -> bool:
     """Returns True for a product x W^T, which XLA:CPU computes more slowly than x W."""
     ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
@@ -145,7 +140,8 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     if name == "dot_general":
         apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
         if not together and is_of_one_row(eqn):
-            apart, moved = _is_narrow(eqn), moved / (_NEAR if size <= machine.near else 1)
+            sides = [max(shape) if 1 in shape else min(shape) for shape in shapes]
+            apart, moved = min(sides) < _VECTOR, moved / (_NEAR if size <= machine.near else 1)
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
         return by_rows * max(jaxprs.operations(eqn) / machine.products, moved) + each
