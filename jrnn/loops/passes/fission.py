@@ -61,9 +61,9 @@ class Fission:
     def constants(self, consts: Sequence[Any]) -> Env:
         """Returns the values that are the same at all steps."""
 
-        def rule(eqn: Eqn, value: Any, *_: Any) -> list[Any] | None:
+        def rule(eqn: Eqn, *operands: Any) -> list[Any] | None:
             turns = eqn.primitive.name == "transpose" and tuple(eqn.params["permutation"]) == (1, 0)
-            return [transposed(value)] if turns and eqn.outvars[0] in self.core.consts else None  # XLA folds others
+            return [transposed(*operands)] if turns and eqn.outvars[0] in self.core.consts else None  # XLA folds others
 
         return jaxprs.evaluate(self.once, dict(zip(self.loop.consts, consts)), rule)
 

@@ -21,8 +21,7 @@ from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.loop import Loop
 
 Order = tuple[int, ...]
-# Variables that are transpositions: the transposed value, and the order of its axes.
-Turned = dict[Var, tuple[Any, Order]]
+Turned = dict[Var, tuple[Any, Order]]  # transpositions: the transposed value, and the order of its axes
 
 # The parameter that holds the axis of primitives that join or cut arrays along one.
 _AXES = {"concatenate": "dimension", "split": "axis"}
@@ -89,9 +88,8 @@ def transposed(matrix: Any) -> Any:
 def reads_rows(loop: Loop) -> list[Eqn]:
     """Returns the products `x W^T` with a constant matrix."""
     products = [eqn for eqn in loop.eqns if eqn.primitive.name == "dot_general" and _reads_rows(eqn)]
-    constant = set(loop.consts) if products else ()
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs)) if products else ()
-    return [eqn for eqn in products if jaxprs.is_in(eqn.invars[1], constant) and jaxprs.is_in(eqn.invars[0], moving)]
+    return [eqn for eqn in products if jaxprs.is_in(eqn.invars[1], loop.consts) and jaxprs.is_in(eqn.invars[0], moving)]
 
 
 def _reads_rows(eqn: Eqn) -> bool:
