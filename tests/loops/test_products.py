@@ -66,3 +66,21 @@ def test_nothing_is_transposed_in_the_loops_or_stacked_twice(cell, size):
     assert [item.type for item in forward.hoisted] == [f"float32[{N},{3 * H}]"]
     assert all(item.type.startswith(f"float32[{N},") for item in reverse.stacked)
     assert sum(item.bytes for item in reverse.stacked) <= T * N * size * 4
+
+
+@pytest.mark.parametrize("rows", [16, 9])
+def test_a_matrix_that_the_loop_reads_transposed_is_copied_once(rows):
+    """XLA:CPU since jaxlib 0.12 copies a transposition over two axes twice: as it is, then in the other order."""
+
+    def forward(run, w, xs):
+        def step(h, x):
+            h = jnp.tanh(jax.lax.dot_general(h[:, :D] + x, w, (((1,), (1,)), ((), ()))))
+            return h, h
+
+        return run(step, jnp.zeros((1, rows)), xs)[1]
+
+    w, xs = (jnp.asarray(v, jnp.float32) for v in draw(12, w=(rows, D), xs=(T, 1, D)).values())
+    program = jax.jit(functools.partial(forward, scan)).lower(w, xs).compile()
+    if rows % 2 == 0:
+        assert f"f32[{D},{rows}]{{0,1}}" not in program.as_text()
+    np.testing.assert_allclose(program(w, xs), forward(jax.lax.scan, w, xs), rtol=1e-5, atol=1e-6)

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.bench.linear_layers import LAYERS, problem
 from jrnn.bench.peers import Program, on_processor
-from jrnn.bench.sizes import MODES
+from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, Options
 from jrnn.loops import scan
 from jrnn.loops.explanations.explain import plans_of
@@ -75,6 +76,32 @@ def lstm(p: dict[str, Any], state: Any, x: Any) -> tuple[Any, Any]:
     return (h, c), h
 
 
+def hyper_convolution(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    kernel, image = (x[0] @ p["kernel"]).reshape(3, 3, 4, 4), x[1]
+    layout = ("NHWC", "HWIO", "NHWC")
+    h = jnp.tanh(jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", dimension_numbers=layout) + h)
+    return h, h
+
+
+def outer_features(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    h = jnp.tanh((x[:, :, None] * x[:, None, :]).reshape(len(x), -1) @ p["features"] + h @ p["own"])
+    return h, h
+
+
+def rotation(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
+    c, s = jnp.cos(x * p["speed"]), jnp.sin(x * p["speed"])
+    h = 0.99 * jnp.stack([jnp.stack([c, -s]), jnp.stack([s, c])]) @ h + x
+    return h, h
+
+
+def matrix_states(name: str, p: dict[str, Any], s: Any, x: Any) -> tuple[Any, Any]:
+    return LAYERS[name].step(s, {**x, "v": x["v"] * p["scale"]})
+
+
+def of_layer(name: str, size: str) -> tuple[Callable, dict[str, tuple[int, ...]], Any, Any]:
+    return (functools.partial(matrix_states, name), dict(scale=()), *problem(name, Size.parse(size)))
+
+
 H = 64
 # Step, shapes of the weights, initial carry, and xs.
 LOOPS: dict[str, tuple[Callable, dict[str, tuple[int, ...]], Any, Any]] = {
@@ -87,6 +114,13 @@ LOOPS: dict[str, tuple[Callable, dict[str, tuple[int, ...]], Any, Any]] = {
     "small_products": (small_products, dict(a=(16, 16), b=(16, 16), c=(16, 16)), draw(4, 16), draw(200, 4, 16)),
     "elementwise": (elementwise, dict(scale=()), draw(16), draw(500, 16)),
     "scalars": (scalars, dict(scale=()), tuple(draw(12)), draw(300)),
+    "hyper_convolution": (
+        hyper_convolution, dict(kernel=(8, 144)), draw(1, 8, 8, 4), (draw(100, 8), draw(100, 1, 8, 8, 4)),
+    ),
+    "outer_features": (outer_features, dict(features=(1024, 32), own=(32, 32)), draw(8, 32), draw(400, 8, 32)),
+    "rotation": (rotation, dict(speed=()), draw(2), draw(1000)),
+    "mlstm": of_layer("mlstm", "256x4x32x32"),
+    "small_matrix_states": of_layer("rwkv7", "512x8x16x16"),
     "lstm": (lstm, {"in": (H, 4 * H), "gates": (H, 4 * H)}, (draw(8, H), draw(8, H)), draw(200, 8, H)),
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ def compared(chunked: Any, memory: int | float | None, machine: Machine) -> Choi
     """
     estimator = Estimator(chunked.loop, machine)
     forward, stack = estimator.whole(), jaxprs.extent(chunked.loop.length) * chunked.stored
-    moved = machine.writing(stack, stack) + machine.reading(stack, stack)
+    moved = stack / machine.written + machine.reading(stack, stack)  # new memory in each run, however small
     by_steps = _BY_STEPS * forward.seconds
     terms = (("steps", by_steps), ("stacks of states", moved))
     by_jax = Estimate(by_steps + moved, stack + forward.memory, terms)
@@ -93,6 +93,6 @@ def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int) -> Es
         boundaries += 4 * count * steps * batch * kept
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
     calls = count * (_KERNELS * machine.call + machine.trip)
-    moved = machine.writing(boundaries, boundaries) + machine.reading(boundaries, boundaries)
+    moved = boundaries / machine.written + machine.reading(boundaries, boundaries)
     terms = (("products", products), ("decays", blocks), ("calls", calls), ("stacks of states", moved))
     return Estimate(sum(seconds for _, seconds in terms), boundaries + inside, terms)

@@ -92,17 +92,17 @@ def is_by_vector(eqn: Eqn) -> bool:
 
 
 def is_of_one_row(eqn: Eqn) -> bool:
-    """Returns True for a matrix of one row by a matrix, since jaxlib 0.12. XLA before makes several kernels of its loop."""
-    axes, batch = eqn.params["dimension_numbers"]
-    shapes = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes)]
-    if not ONE_KERNEL or batch[0] or any(len(shape) != 2 or len(at) != 1 for shape, at in shapes):
-        return False
-    return any(shape[1 - at[0]] == 1 for shape, at in shapes)
+    """Returns True for matrices of one row by matrices, since jaxlib 0.12. XLA before calls them."""
+    return ONE_KERNEL and all(a.aval.ndim > 1 for a in eqn.invars) and min(_sides(eqn))[0] == 1
 
 
-def _is_narrow(eqn: Eqn) -> bool:
-    """Returns True if a side of a matrix is shorter than a vector of the processor."""
-    return min(max(a.aval.shape) if 1 in a.aval.shape else min(a.aval.shape) for a in eqn.invars) < _VECTOR
+def _sides(eqn: Eqn) -> list[tuple[int, int]]:
+    """Returns the rows of each operand of a product, and the elements of a row that are multiplied and summed."""
+    sides = []
+    for atom, summed, batch in zip(eqn.invars, *eqn.params["dimension_numbers"]):
+        rest = [n for axis, n in enumerate(atom.aval.shape) if axis not in (*summed, *batch)]
+        sides.append((jaxprs.elements(rest), jaxprs.elements([atom.aval.shape[axis] for axis in summed])))
+    return sides
 
 
 def _reads_rows(eqn: Eqn) -> bool:
@@ -145,14 +145,16 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     if name == "dot_general":
         apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
         if not together and is_of_one_row(eqn):
-            apart, moved = _is_narrow(eqn), moved / (_NEAR if size <= machine.near else 1)
+            apart = any(summed < _VECTOR or 1 < rows < _VECTOR for rows, summed in _sides(eqn))
+            moved /= _NEAR if size <= machine.near else 1
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
         return by_rows * max(jaxprs.operations(eqn) / machine.products, moved) + each
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
-        return max(_CONVOLVING * 2 * count * taps / machine.products, moved)
+        calls = together and all(map(is_read, eqn.invars))  # a group for each step
+        return max(_CONVOLVING * 2 * count * taps / machine.products, moved) + calls * _CONVOLUTION * machine.call
     if name in _SOLVERS:
         n = jaxprs.extent(shapes[0][-1])
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
@@ -196,11 +198,5 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
     count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)
     if name in _FUNCTIONS:
         return count * machine.function * _FUNCTIONS[name]
-    return count * machine.element * _slower(eqn)
-
-
-def _slower(eqn: Eqn) -> float:
-    """Returns the factor of a reduction's time: XLA:CPU vectorizes those over other axes than the last one."""
-    if eqn.primitive.name not in REDUCTIONS:
-        return 1.0
-    return 4.0 if eqn.invars[0].aval.ndim - 1 in eqn.params["axes"] else 1.5
+    last = name in REDUCTIONS and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]  # XLA:CPU vectorizes others
+    return count * machine.element * (4.0 if last else 1.5 if name in REDUCTIONS else 1.0)

@@ -19,6 +19,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.loop import Loop, Results, strict_passes
 from jrnn.loops.passes import sums
+from jrnn.loops.passes.products import transposed
 from jrnn.loops.passes.sums import Contract, as_written
 
 Vars = Collection[Var]
@@ -59,7 +60,12 @@ class Fission:
 
     def constants(self, consts: Sequence[Any]) -> Env:
         """Returns the values that are the same at all steps."""
-        return jaxprs.evaluate(self.once, dict(zip(self.loop.consts, consts)))
+
+        def rule(eqn: Eqn, *operands: Any) -> list[Any] | None:
+            turns = eqn.primitive.name == "transpose" and tuple(eqn.params["permutation"]) == (1, 0)
+            return [transposed(*operands)] if turns and eqn.outvars[0] in self.core.consts else None  # XLA folds others
+
+        return jaxprs.evaluate(self.once, dict(zip(self.loop.consts, consts)), rule)
 
     def run_with(
         self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None

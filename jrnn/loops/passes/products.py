@@ -9,6 +9,7 @@ is transposed once, before the loop (`columns`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +21,11 @@ from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.loop import Loop
 
 Order = tuple[int, ...]
-Turned = dict[
-    Var, tuple[Any, Order]
-]  # variables that are transpositions: the transposed value, and the order of its axes
+Turned = dict[Var, tuple[Any, Order]]  # transpositions: the transposed value, and the order of its axes
 
 # The parameter that holds the axis of primitives that join or cut arrays along one.
 _AXES = {"concatenate": "dimension", "split": "axis"}
+_PART = 8  # adjacent columns of the result, which are read from as many rows at a time
 
 
 def batch_first(loop: Loop) -> Loop:
@@ -78,20 +78,23 @@ def columns(loop: Loop) -> Loop:
     return loop.replaced(rule)
 
 
+def transposed(matrix: Any) -> Any:
+    """Returns `matrix.T`, written over three axes: XLA:CPU since jaxlib 0.12 copies a transposition over two axes twice."""
+    rows, columns = matrix.shape
+    part = math.gcd(rows, _PART) if jaxprs.is_known(rows) else 1
+    return matrix.reshape(rows // part, part, columns).transpose(2, 0, 1).reshape(columns, rows)
+
+
 def reads_rows(loop: Loop) -> list[Eqn]:
     """Returns the products `x W^T` with a constant matrix."""
-    products = [*filter(_reads_rows, loop.eqns)]
-    if not products:
-        return []
-    constant, moving = set(loop.consts), jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    return [eqn for eqn in products if eqn.invars[1] in constant and eqn.invars[0] in moving]
+    products = [eqn for eqn in loop.eqns if eqn.primitive.name == "dot_general" and _reads_rows(eqn)]
+    moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs)) if products else ()
+    return [eqn for eqn in products if jaxprs.is_in(eqn.invars[1], loop.consts) and jaxprs.is_in(eqn.invars[0], moving)]
 
 
 def _reads_rows(eqn: Eqn) -> bool:
-    if eqn.primitive.name != "dot_general" or any(map(jaxprs.is_literal, eqn.invars)):
-        return False
-    (_, of_matrix), (_, batch) = eqn.params["dimension_numbers"]
-    return eqn.invars[1].aval.ndim == 2 and (tuple(of_matrix), tuple(batch)) == ((1,), ())
+    ((_, of_matrix), (_, batch)), matrix = eqn.params["dimension_numbers"], eqn.invars[1].aval
+    return (matrix.ndim, tuple(of_matrix), tuple(batch)) == (2, (1,), ())
 
 
 def _is_plain_product(eqn: Eqn) -> bool:
@@ -109,11 +112,9 @@ def _matrix_first(eqn: Eqn, constant: set[Var]) -> bool:
 
 def _turned(eqn: Eqn, env: Env, turned: Turned, swap: bool) -> tuple[Sequence[Any], Order] | None:
     """Returns an equation's results as transpositions of other values, or None if that gains nothing."""
-    if eqn.primitive.name == "transpose" and eqn.invars[0] in turned:
-        value, order = turned[eqn.invars[0]]
+    if eqn.primitive.name == "transpose" and not jaxprs.is_literal(v := eqn.invars[0]):
+        value, order = turned.get(v, (env[v], tuple(range(v.aval.ndim))))
         return [value], tuple(order[i] for i in eqn.params["permutation"])
-    if eqn.primitive.name == "transpose" and not jaxprs.is_literal(eqn.invars[0]):
-        return [env[eqn.invars[0]]], tuple(eqn.params["permutation"])
     if _is_plain_product(eqn) and (swap or any(v in turned for v in eqn.invars)):
         return _product(eqn, env, turned, swap)
     return _alike(eqn, env, turned)
