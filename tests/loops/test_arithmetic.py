@@ -301,6 +301,7 @@ def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(judged, monkeypa
     assert [stays(rows, False) for rows in (12, 13)] == [False, True]
     assert [stays(rows, True) for rows in (8, 9)] == [False, True]
     assert [stays(rows, False, lambda a: linalg.lu(a)[0]) for rows in (10, 11)] == [False, True]
+    assert stays(9, False, lambda a: jnp.linalg.cholesky(a) * jnp.linalg.svd(a[:3, :3])[1][0])
     monkeypatch.setattr(choice, "_limit", lambda: 1024.0)
     assert [stays(rows, False) for rows in (8, 9)] == [False, True]
 

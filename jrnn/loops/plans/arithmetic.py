@@ -24,17 +24,15 @@ from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.loop.description import Description, described
 from jrnn.loops.passes.arithmetic import draws
-from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
+from jrnn.loops.passes.arithmetic.rewrite import RULES, as_arithmetic, equations
 
 _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
-_LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
+_LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elements to sort, or places of a scatter
 _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
 _DRAWN, _DRAWS = 1 << 14, 4  # random numbers, and draws in a step; each compiles for a tenth of a second
-_ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in a loop of one kernel, and of several
-_PLACES = 16  # elements to sort, or places of a scatter
+_ORDER, _ORDER_IN_PARTS, _SMALL_LOOP = 12, 8, 1_024  # rows in one kernel, and in several; bytes a step of one kernel
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
-_SMALL_LOOP = 1_024  # bytes that a loop may access at a step to be one kernel, by default before jaxlib 0.12
 _SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 LARGE_PRODUCT = 2 * _SUMMED  # operations of a product that stays a call
 _CALLS = frozenset((
@@ -91,10 +89,10 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     given = [*equations(loop.eqns)]
     if not all(jaxprs.is_known(n) for e in given for v in e.outvars for n in v.aval.shape):
         return None
-    many = sum(e.primitive.name in draws.RULES for e in given) > _DRAWS
-    in_parts = _limit() <= _SMALL_LOOP or any(_is_in_the_way(e) and not fits(e) for e in given)
-    order = _ORDER_IN_PARTS if in_parts else _ORDER
-    changed = as_arithmetic(loop, lambda eqn: fits(eqn, order) and not (many and eqn.primitive.name in draws.RULES))
+    drawn = draws.RULES if sum(e.primitive.name in draws.RULES for e in given) > _DRAWS else ()
+    stays = any(_is_in_the_way(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
+    order = _ORDER_IN_PARTS if stays or _limit() <= _SMALL_LOOP else _ORDER
+    changed = as_arithmetic(loop, lambda e: e.primitive.name not in drawn and fits(e, order))
     found = [*equations(changed.eqns)]
     if changed is loop or len(found) > _EQUATIONS:
         return None
