@@ -32,8 +32,8 @@ __all__ = [
 
 LONGEST = 3000  # characters of an error's text; a name in a file can have millions
 # Control characters, marks that reorder or hide text, separators of lines, surrogates, and what XML forbids.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff-\uffff]")
-_UNSAFE_IN_LINES = re.compile(_UNSAFE.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+_UNSAFE = "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff-\uffff]"
+_UNSAFE_IN_LINES = _UNSAFE.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f")
 
 
 class JrnnError(Exception):
@@ -158,4 +158,4 @@ def printable(text: str, *, lines: bool = False) -> str:
     >>> printable("w\x1b[2J\n"), printable("a\tb\n", lines=True)
     ('w\\x1b[2J\\n', 'a\tb\n')
     """
-    return (_UNSAFE_IN_LINES if lines else _UNSAFE).sub(lambda found: ascii(found[0])[1:-1], text)
+    return re.sub(_UNSAFE_IN_LINES if lines else _UNSAFE, lambda found: ascii(found[0])[1:-1], text)

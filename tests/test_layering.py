@@ -122,6 +122,11 @@ LATE = {  # jax.experimental.rnn, which loads much and is for CUDA alone; Pallas
     ("loops/kernels/native/__init__.py", "jrnn.loops.kernels.native.runner.native_of"),
     ("loops/backends/cpu.py", "jrnn.loops.kernels.native.runner.called"),
     ("loops/backends/tpu.py", "jrnn.loops.kernels.persistent.runner.kernel_of"),
+    ("loops/backends/gpu.py", "jrnn.loops.passes.one_kernel.one_kernel_a_stage"),
+    ("loops/backends/gpu.py", "jrnn.loops.passes.packed.pack_stacks"),
+    ("loops/backends/accelerator.py", "jrnn.loops.loop.derived"),
+    *(("loops/rules/differentiation.py", f"jrnn.loops.rules.residuals.{name}")
+      for name in ("Stacks", "step_storing_less")),
     ("train/exports.py", "jrnn.onnx.to_onnx"),  # an extra
 }
 OPTIONAL = {

@@ -93,11 +93,7 @@ def placed(program: Program, given: Sequence[Atom], eqn: Eqn, names: Names) -> I
 
 
 def _opened(
-    eqns: Iterable[Eqn],
-    names: Names,
-    consts: Env,
-    calls: Mapping[str, str],
-    source: Callable[[Eqn], Any] | None = None,
+    eqns: Iterable[Eqn], names: Names, consts: Env, calls: Mapping[str, str], source: Callable[[Eqn], Any] | None = None
 ) -> Iterator[Eqn]:
     """Yields equations with the calls in them opened. Copies go, and casts of scalars that are known, as in a trace.
 
@@ -198,12 +194,7 @@ def is_explicit(aval: Any) -> bool:
     return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
-def evaluate(
-    eqns: Iterable[Eqn],
-    env: Env,
-    rule: Rule | None = None,
-    lift: Callable[[Any], Any] | None = None,
-) -> Env:
+def evaluate(eqns: Iterable[Eqn], env: Env, rule: Rule | None = None, lift: Callable[[Any], Any] | None = None) -> Env:
     """Evaluates equations, adds their results to `env`, and returns it.
 
     Args:

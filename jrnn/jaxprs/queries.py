@@ -6,9 +6,12 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax.extend.core as jex
 import numpy as np
 
 from jrnn.jaxprs.programs import Atom, Eqn, Var, is_in, is_literal, jaxpr_of, variables
+
+_JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)
 
 # Sizes ---------------------------------------------------------------------------------------------------------------
 
@@ -19,7 +22,7 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
     """Yields the jaxprs in an equation's parameters."""
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
-            if hasattr(jaxpr_of(item), "eqns"):
+            if isinstance(item, _JAXPRS):
                 yield jaxpr_of(item)
 
 

@@ -6,30 +6,32 @@ What a plain scan does not need loads when it is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jrnn.loops.explain.explain import Explanation, ProgramExplanation, explain, explain_scan
-from jrnn.loops.explain.report import LoopReport, Report, report
 from jrnn.loops.newton import Newton, ScanStatistics
 from jrnn.loops.scan.executors import EXECUTORS
-from jrnn.loops.scan.optimize import optimize_scans, plain_scans
 from jrnn.loops.scan.scan import scan
-from jrnn.loops.while_loops.while_loop import while_loop
 
 if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.loops import host_devices, host_memory
+    from jrnn.loops.explanations.explain import Explanation, ProgramExplanation, explain, explain_scan
+    from jrnn.loops.explanations.report import LoopReport, Report, report
     from jrnn.loops.newton.api import scan_statistics
     from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
     from jrnn.loops.scan.cudnn import LstmStep
+    from jrnn.loops.scan.optimize import optimize_scans, plain_scans
     from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
+    from jrnn.loops.while_loops.while_loop import while_loop
 
-_HOMES = {
-    "LstmStep": "scan.cudnn",
-    "scan_statistics": "newton.api",
-    "OnlineGradient": "online",
-    "OnlineState": "online",
-    "online_gradient": "online",
-    "CHECKPOINTED": "while_loops.trips",
-    "Trips": "while_loops.trips",
+_HOMES = {  # module -> the names in it that load lazily
+    "explanations.explain": ("Explanation", "ProgramExplanation", "explain", "explain_scan"),
+    "explanations.report": ("LoopReport", "Report", "report"),
+    "newton.api": ("scan_statistics",),
+    "online": ("OnlineGradient", "OnlineState", "online_gradient"),
+    "scan.cudnn": ("LstmStep",),
+    "scan.optimize": ("optimize_scans", "plain_scans"),
+    "while_loops.trips": ("CHECKPOINTED", "Trips"),
+    "while_loops.while_loop": ("while_loop",),
 }
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Explanation",
@@ -59,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("host_devices", "host_memory"):
         return import_module(f"jrnn.loops.{name}")
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'jrnn.loops' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"jrnn.loops.{_HOMES[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"jrnn.loops.{_MODULE_OF[name]}"), name)
     return value

@@ -72,14 +72,15 @@ def problem(seed):
 def fault(seed):
     """What is wrong with a result, or None; and how many steps ran one after the other."""
     step, first, xs, options = problem(seed)
-    theirs = jax.jit(lambda h, x: jax.lax.scan(step, h, x))(first, xs)
+    loop = jax.jit(lambda h, x: jax.lax.scan(step, h, x))
+    theirs = loop(first, xs)
     try:
         ours, found = jax.jit(lambda h, x: scan_statistics(step, h, x, executor=options))(first, xs)
     except Exception as error:
         return f"raises {type(error).__name__}: {error}", 0
     kind, near = ("certified and wrong", theirs) if found.sequential_steps == 0 else ("wrong", None)
     if near is None:  # a chaotic loop compiled in another place is another trajectory
-        near = jax.jit(lambda h, x: jax.lax.scan(step, h, x))(jax.tree.map(lambda v: v * (1 + 4e-16), first), xs)
+        near = loop(jax.tree.map(lambda v: v * (1 + 4e-16), first), xs)
     every = jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), jax.tree.leaves(near)
     for (path, a), b, c in zip(*every, strict=True):
         a, b, c = map(np.asarray, (a, b, c))

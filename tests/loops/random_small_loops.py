@@ -57,6 +57,11 @@ def _picked(rng: Rng) -> Step:
     )
 
 
+def _sorted(rng: Rng) -> Step:
+    axis = int(rng.integers(2))  # drawn once: a step is traced several times
+    return lambda a, b: jnp.sort(a.real, axis=axis).astype(a.dtype) + b
+
+
 OPERATIONS: dict[str, Callable[[Rng], Step]] = {
     "product": lambda rng: lambda a, b: a @ b,
     "product of a transpose": lambda rng: lambda a, b: a.T @ b,
@@ -76,7 +81,7 @@ OPERATIONS: dict[str, Callable[[Rng], Step]] = {
     "r": lambda rng: lambda a, b: jnp.linalg.qr(jnp.concatenate([a, jnp.eye(a.shape[0]), b]))[1],
     "eigenvalues": lambda rng: lambda a, b: b * jnp.tanh(jnp.linalg.eigvalsh(positive(a[:3, :3]))).sum(),
     "eigenvectors": lambda rng: lambda a, b: b * jnp.tanh(jnp.linalg.eigh(positive(a[:2, :2]))[1].real).sum(),
-    "sort": lambda rng: lambda a, b: jnp.sort(a.real, axis=int(rng.integers(2))).astype(a.dtype) + b,
+    "sort": _sorted,
     "argsort": lambda rng: lambda a, b: b[jnp.argsort(a[0].real)],
     "median": lambda rng: lambda a, b: b * jnp.median(a.real, axis=0),
     "largest": lambda rng: lambda a, b: b * jax.lax.top_k(a[0].real, min(2, a.shape[0]))[0].sum(),

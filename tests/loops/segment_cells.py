@@ -10,6 +10,7 @@ import chunk_layers
 import jax
 import jax.numpy as jnp
 import numpy as np
+from by_numpy import by_numpy
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -73,7 +74,7 @@ def with_smooth(tree, leaves):
     return jax.tree.map(lambda leaf: next(left) if is_smooth(leaf) else leaf, tree)
 
 
-def everything(run, name, steps, of=None):
+def everything(run, name, steps, of=None, jit=jax.jit):
     """Values and gradients with respect to weights, the first carry and inputs; or what `of(loss)` makes of them."""
     step, w, first, xs = example(name, steps)
 
@@ -84,8 +85,8 @@ def everything(run, name, steps, of=None):
 
     args = w, smooth(first), smooth(xs)
     if of is not None:
-        return jax.jit(lambda *args: of(lambda *args: loss(*args)[0], args))(*args)
-    (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*args)
+        return jit(lambda *args: of(lambda *args: loss(*args)[0], args))(*args)
+    (_, out), gradients = jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*args)
     return jax.tree.map(
         lambda v: v if not jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else jax.random.key_data(v), out
     ), (gradients)
@@ -149,7 +150,7 @@ def main():
     jax.config.update("jax_disable_most_optimizations", True)
     places = {"linear": (four, False), "gla": (eight, True), "gated_delta": (four, True), "min_gru": (eight, False)}
     for name, (mesh, check) in {**places, "rnn": (four, True)}.items():
-        wanted = everything(functools.partial(whole, **masks), name, steps)
+        wanted = everything(functools.partial(whole, **masks), name, steps, jit=by_numpy)
         found[name] = off(everything(sharded(mesh, check, **masks), name, steps), wanted)
     complex_case = turning, jnp.ones(3), jnp.zeros((B, 3), complex), jnp.ones((steps, B, 3), complex)
     found["complex literals"] = off(sharded(four, True)(*complex_case), whole(*complex_case))

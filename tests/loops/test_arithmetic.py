@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.lax import linalg
-from random_small_loops import fault
+from random_small_loops import OPERATIONS, fault
 
 import jrnn
 from jrnn.jaxprs import by_numpy
@@ -23,6 +23,7 @@ from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
 from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
 from jrnn.loops.plans import arithmetic as choice
+from jrnn.loops.plans.search import Search
 
 RNG = np.random.default_rng(0)
 
@@ -241,6 +242,19 @@ def test_a_filter_is_one_kernel(judged, monkeypatch):
     found = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
     assert found.choice.chosen.name == "as arithmetic"
     assert "small linear algebra is written as arithmetic: one kernel" in str(found)
+    assert [c.name for c, _ in found.choice.others] == ["lax.scan"]  # no split is searched where none can be as fast
+    monkeypatch.setattr(Search, "settles", lambda *args: False)
+    again = plan(lambda *args: kalman(*args), (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
+    assert again.choice.chosen == found.choice.chosen and len(again.choice.others) > 1
+
+
+def test_an_operation_of_a_random_program_draws_nothing_while_it_is_traced():
+    """Programs are traced several times to be compared, and would differ."""
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        step = OPERATIONS["sort"](rng)
+        one, other = (str(jax.make_jaxpr(lambda a, step=step: step(a, a))(jnp.ones((3, 3)))) for _ in range(2))
+        assert one == other
 
 
 def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monkeypatch):

@@ -11,7 +11,7 @@ from cases import CASES, T, lstm_step
 from eager import eager_passes
 
 from jrnn.loops import scan
-from jrnn.loops.explain.explain import plans_of
+from jrnn.loops.explanations.explain import plans_of
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from jrnn.loops.costs import candidates as costs
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.candidates import Candidate, Estimate
 from jrnn.loops.costs.estimates import Estimator
-from jrnn.loops.explain.explain import plans_of
+from jrnn.loops.explanations.explain import plans_of
 from jrnn.loops.loop import recorder
+from jrnn.loops.passes import movable, split
 from jrnn.loops.plans import Target, search
 from jrnn.loops.rules import lowering, residuals
 from jrnn.loops.rules.residuals import min_cut
@@ -193,6 +194,37 @@ def gru_plans(steps, rows, width, of_weights=True):
 def test_a_gru_is_changed_for_a_small_gain():
     _, reverse = gru_plans(50, 64, 256)
     assert reverse.choice.chosen.name == "a selection", str(reverse.choice)
+
+
+def test_moves_are_tried_in_the_order_of_the_loop():
+    """The order of a set of variables differs between processes, and so would the plan."""
+    _, reverse = gru_plans(50, 64, 256)
+    moves = movable(split(reverse.loop), floating_sums=True)
+    place = {v: i for i, eqn in enumerate(reverse.loop.eqns) for v in eqn.outvars}
+    for field in ("summed", "early", "late"):
+        tried = [v if field == "summed" else place[v] for name, v in moves.in_order(reverse.loop) if name == field]
+        assert tried == sorted(tried) and len(tried) == len(getattr(moves, field))
+    assert len(moves.summed) > 1
+
+
+def test_no_split_is_estimated_twice(monkeypatch):
+    estimated, estimate = [], search.Search._candidate
+    monkeypatch.setattr(search.Search, "_candidate", lambda *args: estimated.append(args[::2]) or estimate(*args))
+    _, reverse = gru_plans(50, 64, 256)
+    assert reverse.choice.chosen.name == "a selection" and len(set(estimated)) == len(estimated)
+
+
+def test_no_selection_is_searched_where_what_stays_takes_the_time(monkeypatch):
+    tried = []
+    monkeypatch.setattr(search.Search, "_improved", lambda *args: tried.append(args) or [])
+
+    def chosen(width):
+        step = lambda h, x: (jnp.tanh(h @ jnp.ones((256, 256)) + x[:, :width] @ jnp.ones((width, 256))),) * 2  # noqa: E731
+        (forward,) = plans_of(lambda xs: jrnn.scan(step, jnp.ones((64, 256)), xs), jnp.ones((100, 64, 256)))
+        return forward.choice.chosen.name
+
+    assert chosen(8) == "lax.scan" and not tried
+    assert chosen(256) and tried
 
 
 def test_few_rows_are_worth_a_product_for_all_steps():

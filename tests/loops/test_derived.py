@@ -18,7 +18,7 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.jaxprs.by_numpy import evaluate
 from jrnn.jaxprs.resized import resized
-from jrnn.loops.loop import derived
+from jrnn.loops.loop import ScanParams, derived
 
 HERE = Path(__file__).parent
 
@@ -73,6 +73,22 @@ def test_a_scan_with_verify_false_compares_nothing(monkeypatch):
     assert not asked
     slope()
     assert asked
+
+
+def test_a_loop_that_cannot_be_compared_is_tried_once():
+    step = jax.make_jaxpr(lambda c, x: (c * x + 0.125, c))(1.0, 1.0)
+    tried = []
+
+    def derive(scan):
+        tried.append(scan)
+        raise ValueError
+
+    counts = []
+    for _ in range(2):
+        agrees, note = derived.verdict(ScanParams(step, 0, 1, 2, False), "none", derive)
+        assert agrees and "raises ValueError" in note
+        counts.append(len(tried))
+    assert counts[1] == counts[0] > 0
 
 
 def test_a_step_is_the_same_over_smaller_arrays():

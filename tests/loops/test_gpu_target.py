@@ -21,7 +21,8 @@ from jrnn.jaxprs import primitives
 from jrnn.loops import backends, scan
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.loop import Loop
-from jrnn.loops.passes import one_kernel_a_stage, pack_stacks
+from jrnn.loops.passes.one_kernel import one_kernel_a_stage
+from jrnn.loops.passes.packed import pack_stacks
 from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 

@@ -14,7 +14,7 @@ from cases import D, H, N, T, draw, lstm_step
 from jrnn.errors import ScanError
 from jrnn.loops import backends, explain_scan, scan
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.explain.explain import plans_of
+from jrnn.loops.explanations.explain import plans_of
 from jrnn.loops.loop import recorder, strict_passes
 from jrnn.loops.rules import lowering
 

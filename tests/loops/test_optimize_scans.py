@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import jrnn
-from jrnn.loops.explain.explain import plans_of
+from jrnn.loops.explanations.explain import plans_of
 
 T, N, D, H = 5, 2, 3, 4
 XS = jnp.linspace(-1, 1, N * T * D).reshape(N, T, D)

@@ -21,7 +21,7 @@ from jrnn.bench.peers import Program, on_processor
 from jrnn.bench.sizes import MODES
 from jrnn.bench.suites import Job, Options
 from jrnn.loops import scan
-from jrnn.loops.explain.explain import plans_of
+from jrnn.loops.explanations.explain import plans_of
 
 OURS = ("jrnn",)
 TAKES = ("cells", "modes")

@@ -6,10 +6,12 @@ rounds without being asked, and only their sums leave the loop.
 
 from __future__ import annotations
 
+from typing import Any
+
 from jrnn import jaxprs
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.loop import Loop, Options, ScanParams, derived
+from jrnn.loops.loop import Loop, Options, ScanParams
 from jrnn.loops.passes import concatenate_cotangents, direct_views, distinct, movable, split
 from jrnn.loops.plans import LoopPlan, Solved, Split, Target, by_steps
 
@@ -49,13 +51,15 @@ def _not_solved(core: Loop, options: Options) -> str | None:
     if why is None and options.executor != "associative" and not associative.is_bounded(core):
         return "its factors are not provably at most 1, so products of them could overflow"
     if why is None and options.verify:
+        from jrnn.loops.loop import derived
+
         few = ScanParams(core.closed(), len(core.consts), len(core.carry), _COMPARED, core.reverse)
         agrees, note = derived.verdict(few, "in rounds", _in_rounds)
         return None if agrees else note
     return why
 
 
-def _in_rounds(scan: ScanParams) -> derived.Run | None:
+def _in_rounds(scan: ScanParams) -> Any:
     program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
     loop = scan.loop(program)
     if associative.refusal(loop) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from jrnn import jaxprs
 from jrnn.loops.costs import tuned
@@ -14,8 +14,7 @@ from jrnn.loops.plans import LoopPlan, Node, Target
 PLANNED = "as planned"  # the way that a backend chose, where it compares no candidates
 
 
-@dataclass(frozen=True)
-class Backend:
+class Backend(NamedTuple):
     """How loops are planned for some platforms.
 
     Attributes:

@@ -74,7 +74,8 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
         fission = split(replace(loop, unroll=trip), moves=Moves())
         return LoopPlan(target, loop, Split(fission, Steps(fission.core)), "scan", notes, choice)
     node = at_leaf(choice.chosen.node, lambda leaf: _for_xla(leaf, trip))
-    return LoopPlan(target, loop, node, native.NAME if _is_call(node) else "scan", notes, choice)
+    executor = native.NAME if getattr(node, "inner", node).way == native.NAME else "scan"
+    return LoopPlan(target, loop, node, executor, notes, choice)
 
 
 def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate], tuple[int, int]]:
@@ -89,8 +90,7 @@ def _reference(loop: Loop, target: Target) -> Candidate:
 
 def _is_brief(reference: Candidate) -> bool:
     """Returns True for a loop that gains less than its lowering takes: `x W^T` takes 1.2 to 1.4 times as long as `x W`."""
-    loop = reference.node.loop
-    return reference.estimate.seconds < _BRIEF and not reads_rows(loop)
+    return reference.estimate.seconds < _BRIEF and not reads_rows(reference.node.loop)
 
 
 def _searched(reference: Candidate, target: Target, options: Options) -> Search:
@@ -112,8 +112,11 @@ def _choice(search: Search, target: Target, options: Options, take: str | None) 
         if asked:
             chosen = min(asked, key=lambda candidate: candidate.estimate.seconds)
             return Choice(chosen, tuple((other, "slower") for other in asked if other is not chosen)), refusal
-    candidates = [*search.candidates(), *_others(search, target)] if take is None else _everything(search, target)
-    return search.choose(candidates, take), refusal
+    if take is not None:
+        return search.choose(_everything(search, target), take), refusal
+    others = _others(search, target)
+    splits = [search.reference] if any(map(search.settles, others)) else search.candidates()
+    return search.choose([*splits, *others]), refusal
 
 
 def _everything(search: Search, target: Target) -> list[Candidate]:
@@ -138,9 +141,8 @@ def _others(search: Search, target: Target) -> list[Candidate]:
 
 def _is_for_native(eqn: Eqn) -> bool:
     """Returns True for a product that XLA:CPU calls, or that is long."""
-    if eqn.primitive.name != "dot_general" or is_outer(eqn):
-        return False
-    return not is_by_vector(eqn) or jaxprs.operations(eqn) >= LARGE_PRODUCT
+    is_product = eqn.primitive.name == "dot_general" and not is_outer(eqn)
+    return is_product and (not is_by_vector(eqn) or jaxprs.operations(eqn) >= LARGE_PRODUCT)
 
 
 def _as_arithmetic(search: Search) -> list[Candidate]:
@@ -175,9 +177,8 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
         except Refused as why:
             refusal = str(why)
             continue
-        if search.options.executor == "auto" and not kernel.is_worth_a_call(search.machine):
-            continue
-        candidates[moves] = search.candidate(name, Split(fission, kernel))
+        if search.options.executor != "auto" or kernel.is_worth_a_call(search.machine):
+            candidates[moves] = search.candidate(name, Split(fission, kernel))
     return [*candidates.values()], refusal
 
 
@@ -190,10 +191,6 @@ def _for_xla(leaf: Node, trip: int) -> Node:
         fission = split(slice_apart(core), slices, moves=Moves())
         return Split(fission, Steps(fission.core))
     return by_steps(activate_together(core))
-
-
-def _is_call(node: Node) -> bool:
-    return getattr(node, "inner", node).way == native.NAME
 
 
 def _turning_may_pay(loop: Loop, reference: Candidate, machine: Machine) -> bool:

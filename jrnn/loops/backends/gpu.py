@@ -12,7 +12,7 @@ from jrnn import jaxprs
 from jrnn.loops.backends import accelerator
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.loop import Loop, Options
-from jrnn.loops.passes import one_kernel_a_stage, pack_stacks, split
+from jrnn.loops.passes import split
 from jrnn.loops.plans import Converted, LoopPlan, Split, Target, by_steps
 
 _STEPS = 4  # steps per trip of the loop: they share the kernels that count the trips and write the stacks
@@ -32,6 +32,9 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
 
 def _few_kernels(core: Loop, target: Target) -> Converted:
     """Returns a loop in stages. What the stages need from constants is computed before the loop."""
+    from jrnn.loops.passes.one_kernel import one_kernel_a_stage
+    from jrnn.loops.passes.packed import pack_stacks
+
     alone = target.devices == 1  # parts of arrays that are divided among devices would move to be joined
     staged, held = one_kernel_a_stage(core, stack=alone)
     prepared = split(staged)

@@ -16,7 +16,7 @@ KERNEL = "persistent"
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """Returns the plan of a loop on a TPU; or on any platform, if the caller chose the executor "persistent"."""
     by_name = options.executor == KERNEL
-    by_steps = accelerator.plan(loop, target, replace(options, executor="scan") if by_name else options)
+    by_steps = accelerator.plan(loop, target, options._replace(executor="scan") if by_name else options)
     if by_steps.executor != "scan" or options.executor == "scan":
         return by_steps
     try:

@@ -15,13 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 REFERENCE = "lax.scan"  # the loop as JAX lowers it
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What a candidate costs.
 
     Attributes:
@@ -60,8 +59,7 @@ class Candidate:
     node: Any = field(repr=False, compare=False)
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The chosen candidate, and each of the others with the reason why it was not chosen."""
 
     chosen: Candidate

@@ -9,8 +9,7 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
@@ -44,8 +43,7 @@ def estimate(terms: Terms, memory: int) -> Estimate:
     return Estimate(sum(terms.values()), memory, tuple(terms.items()))
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What equations cost, evaluated once for some steps together.
 
     Attributes:
@@ -260,8 +258,7 @@ class Estimator:
         return Part(dots + others, reductions, calls=calls, kernels=len(eqns), peak=max(copied, default=0))
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     """What is known of an equation: see `Estimator._facts_of`. It keeps the equation alive, whose id is the key."""
 
     eqn: Eqn

@@ -11,8 +11,8 @@ import functools
 import os
 import platform
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from jrnn.errors import ScanError
 from jrnn.files import read_text
@@ -21,8 +21,7 @@ from jrnn.files import read_text
 ONE_KERNEL_FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """The constants of the model. Times are seconds of one core of a CPU, or of a whole accelerator.
 
     Attributes:

@@ -16,7 +16,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from jrnn.version import __version__
 
 VARIABLE = "JRNN_PLANS"
 NOTE = "chosen by measurement: "  # before the way, in the notes of a plan
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}")
+_ADDRESS = r" at 0x[0-9a-f]+|0x[0-9a-f]{6,}"
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,6 @@ def ask(question: Question) -> None:
         _asked.value.append(question)
 
 
-_TRIP = re.compile(r"(.*), (\d+) steps a trip")
-
-
 def unrolled(way: str, steps: int) -> str:
     """Returns a way with several steps a trip of the loop.
 
@@ -145,7 +142,7 @@ def runs_steps(way: str) -> bool:
 
 def parted(way: str) -> tuple[str, int]:
     """Returns a way without the number of steps a trip, and that number."""
-    parts = _TRIP.fullmatch(way)
+    parts = re.fullmatch(r"(.*), (\d+) steps a trip", way)
     return (parts[1], int(parts[2])) if parts else (way, 1)
 
 
@@ -223,7 +220,7 @@ def key_of(kind: str, params: Mapping[str, Any], avals: Sequence[Any], options: 
         options: the mark.
         device: names the platform, the kind of the devices and their number.
     """
-    about = {name: value for name, value in asdict(options).items() if name not in ("strict", "verify")}
+    about = {name: value for name, value in options._asdict().items() if name not in ("strict", "verify")}
     counts = [params[name] for name in ("length", "reverse", "unroll")]
     types = [(str(a.shape), str(a.dtype)) for a in avals]
     text = repr([kind, device, versions(), about, jaxprs.scan_counts(params), counts, types])
@@ -259,7 +256,7 @@ def _param(value: Any) -> str:
         return f"({', '.join(map(_param, value))})"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype}{value.shape}"
-    return type(value).__name__ if callable(value) else _ADDRESS.sub("", repr(value))
+    return type(value).__name__ if callable(value) else re.sub(_ADDRESS, "", repr(value))
 
 
 def versions() -> tuple[str, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
@@ -13,8 +12,7 @@ from jrnn.loops.loop import recorder
 from jrnn.loops.loop.record import Loop
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One value of a step: its primitive, its place in the user's code, its type, and its bytes over all steps."""
 
     what: str
@@ -49,8 +47,7 @@ def _user_line(eqn: Eqn) -> str:
     return "" if where.startswith(recorder.OURS) else recorder.short(where)
 
 
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """What a node does with a loop.
 
     Attributes:

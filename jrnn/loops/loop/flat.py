@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,7 @@ from jax import lax
 from jrnn.loops.loop import mark
 
 
-@dataclass(frozen=True)
-class FlatScan:
+class FlatScan(NamedTuple):
     """A scan of flat lists.
 
     Attributes:

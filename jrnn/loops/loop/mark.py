@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -17,8 +16,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jrnn.jaxprs import MARK
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The options of a scan.
 
     Attributes:
@@ -61,7 +59,7 @@ def marked(options: Options) -> AbstractContextManager[None]:
 
 def metadata(options: Options) -> dict[str, str]:
     """Returns the mark."""
-    return {MARK: json.dumps(asdict(options))}
+    return {MARK: json.dumps(options._asdict())}
 
 
 def unmarked() -> AbstractContextManager[None]:

@@ -2,8 +2,6 @@
 
 from jrnn.loops.passes.fission import Fission, Moves, movable, split
 from jrnn.loops.passes.gates import activate_together, slice_apart
-from jrnn.loops.passes.one_kernel import Staged, one_kernel_a_stage
-from jrnn.loops.passes.packed import Packed, pack_stacks
 from jrnn.loops.passes.products import batch_first, columns, reads_rows
 from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
 from jrnn.loops.passes.sums import WideSums, widen_sums
@@ -11,8 +9,6 @@ from jrnn.loops.passes.sums import WideSums, widen_sums
 __all__ = [
     "Fission",
     "Moves",
-    "Packed",
-    "Staged",
     "WideSums",
     "activate_together",
     "batch_first",
@@ -21,8 +17,6 @@ __all__ = [
     "direct_views",
     "distinct",
     "movable",
-    "one_kernel_a_stage",
-    "pack_stacks",
     "reads_rows",
     "slice_apart",
     "split",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -124,12 +124,14 @@ class Moves:
     late: frozenset[Var] = frozenset()
     summed: frozenset[int] = frozenset()
 
-    def __len__(self) -> int:
-        return len(self.early) + len(self.late) + len(self.summed)
+    def in_order(self, loop: Loop) -> list[tuple[str, Any]]:
+        """Returns all moves, with their fields, in the order of the loop. The order of a set differs between processes."""
+        results = [v for eqn in loop.eqns for v in eqn.outvars]
+        summed = [("summed", i) for i in sorted(self.summed)]
+        return summed + [(field, v) for field in ("early", "late") for v in results if v in getattr(self, field)]
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What all splits of a loop have in common."""
 
     stuck: frozenset[Var]  # the results of equations that are not movable

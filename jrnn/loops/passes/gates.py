@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -62,8 +62,7 @@ def slice_apart(loop: Loop) -> Loop:
     return loop.replaced(rule)
 
 
-@dataclass(frozen=True)
-class _Cut:
+class _Cut(NamedTuple):
     """A slice `of[lo:hi]` along `axis`, of a variable or of the result of a joined equation."""
 
     of: Var | _Joined

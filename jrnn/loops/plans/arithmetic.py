@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,7 @@ class _Estimator(Estimator):
 
 def quiet(machine: Machine) -> Machine:
     """Returns the machine inside of a kernel, where nothing is called."""
-    return replace(machine, call=0.0, kernel=0.0, trip=machine.elementwise_trip)
+    return machine._replace(call=0.0, kernel=0.0, trip=machine.elementwise_trip)
 
 
 def fits(eqn: Eqn, order: int = _ORDER) -> bool:

@@ -90,7 +90,7 @@ class Converted:
 
     def describe(self) -> Description:
         inner = self.inner.describe()
-        return replace(inner, remarks=(*self.remarks, *inner.remarks))
+        return inner._replace(remarks=(*self.remarks, *inner.remarks))
 
     @property
     def way(self) -> str:
@@ -179,7 +179,7 @@ class InChunks:
     def describe(self) -> Description:
         inner = self.inner.describe()
         remark = f"run {self.size} steps at a time, so that these arrays stay small"
-        return replace(inner, chunk=self.size, remarks=(remark, *inner.remarks))
+        return inner._replace(chunk=self.size, remarks=(remark, *inner.remarks))
 
     @property
     def way(self) -> str:

@@ -26,6 +26,7 @@ from jrnn.loops.plans.split_costs import SplitCosts
 
 _CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
 _SHARE = 0.5  # of a loop's own arrays, which a plan may use besides if the states are small
+_CLEARLY = 3  # a candidate that takes less than a third of another one's time replaces it, whatever `costs.doubt` is
 _EFFORT = 2_000  # equations that may be estimated in the search: bounds the time of lowering
 
 
@@ -48,30 +49,37 @@ class Search:
         # The forward loop has half of the products of its reverse loop.
         self.besides = options.of_gradient(loop.reverse) * reference.estimate.seconds / 2
         self.small = _allowance(loop)
+        self.margin = costs.MARGIN if any(map(is_call, loop.eqns)) else costs.ELEMENTWISE_MARGIN
         self.left = _EFFORT
         self._facts, self._splits = Facts.of(loop), {}
 
     def candidates(self) -> list[Candidate]:
         """Returns the reference, and splits of the loop: of one kind, of all kinds, and the best selection that is found."""
         most = self.movable
-        tried = {Moves(): self._candidate("simplify", Moves())}
-        for name, field in (("hoist", "early"), ("sink", "late"), ("sum after the loop", "summed")):
-            moves = Moves(**{field: getattr(most, field)})
+        named = {"simplify": Moves(), "hoist": Moves(early=most.early), "sink": Moves(late=most.late)}
+        named |= {"sum after the loop": Moves(summed=most.summed), "all of these": most}
+        tried: dict[Moves, Candidate] = {}
+        for name, moves in named.items():
             if moves not in tried:
                 tried[moves] = self._candidate(name, moves)
-        if most not in tried:
-            tried[most] = self._candidate("all of these", most)
-        start = min(tried, key=lambda moves: self._rank(tried[moves]))
-        return [self.reference, *tried.values(), *self._improved(start, tried[start], most)]
+        candidates = [self.reference, *tried.values()]
+        best = self.choose(candidates).chosen.estimate.seconds
+        enough = min(best, (1 - self.margin) * self.reference.estimate.seconds)
+        return candidates if self._least >= enough else [*candidates, *self._improved(tried, most)]
 
     def choose(self, candidates: Sequence[Candidate], take: str | None = None) -> Choice:
         """Returns the way `take` if it is among the candidates, or else the cheapest candidate that fits."""
         taken = next((c for c in candidates if take is not None and c.node.way == take), None)
         if taken is not None:
-            others = (c for c in candidates if c is not taken)
-            return Choice(taken, tuple((c, "not the fastest that was measured") for c in others))
-        margin = costs.MARGIN if any(map(is_call, self.loop.eqns)) else costs.ELEMENTWISE_MARGIN
-        return costs.choose(candidates, self.options.memory, self.held, self.saved, margin, self.besides, self.small)
+            return Choice(taken, tuple((c, "not the fastest that was measured") for c in candidates if c is not taken))
+        bound = self.options.memory, self.held, self.saved, self.margin, self.besides, self.small
+        return costs.choose(candidates, *bound)
+
+    @functools.cached_property
+    def _least(self) -> float:
+        """The seconds of what stays in the loop in each split, without its stacks."""
+        stays = Steps(self.split(None).core).estimate(self.estimator)
+        return stays.seconds - dict(stays.terms)["stacks"]
 
     @functools.cached_property
     def movable(self) -> Moves:
@@ -89,6 +97,11 @@ class Search:
             self._splits[key] = split(self.loop, moves=moves, facts=self._facts, **given)
         return self._splits[key]
 
+    def settles(self, candidate: Candidate) -> bool:
+        """Returns True if a candidate is chosen before any split of the loop, because of what stays in all of them."""
+        clearly = _CLEARLY * candidate.estimate.seconds < self._least
+        return clearly and self.choose([self.reference, candidate]).chosen is candidate
+
     def candidate(self, name: str, node: Node) -> Candidate:
         """Returns a candidate for a node that runs the loop after the passes."""
         return Candidate(name, node.estimate(self.estimator), node)
@@ -102,9 +115,7 @@ class Search:
             Candidate(name, parts.at_once(n), node if n is None else InChunks(node, n)) for n in self._chunks(parts)
         ]
         fitting = list(filter(self._fits, every))
-        if fitting:
-            return min(fitting, key=lambda candidate: candidate.estimate.seconds)
-        return min(every, key=lambda candidate: candidate.estimate.memory)
+        return min(fitting or every, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory)
 
     def _bound(self, ratio: float = 1.0) -> float:
         theirs = self.reference.estimate.memory + self.held + self.saved
@@ -127,20 +138,23 @@ class Search:
                 # A divisor of the length leaves no shorter last chunk, whose results would be copied.
                 yield next((m for m in range(n, n // 2, -1) if length % m == 0), n)
 
-    def _improved(self, start: Moves, best: Candidate, most: Moves) -> list[Candidate]:
+    def _improved(self, tried: dict[Moves, Candidate], most: Moves) -> list[Candidate]:
         """Adds and removes moves one at a time as long as that gains. Returns the better candidate, if there is one."""
-        at, changed = start, True
-        units = [(field, v) for field in ("summed", "early", "late") for v in getattr(most, field)]
+        start = at = min(tried, key=lambda moves: self._rank(tried[moves]))
+        changed, units = True, most.in_order(self.loop)
         while changed and len(units) > 1:
             changed = False
             for field, v in units:
                 if self.left < 0:
                     break
                 moved = replace(at, **{field: getattr(at, field) ^ {v}})
-                selection = self._candidate("a selection", moved)
-                if self._rank(selection) < self._rank(best):
-                    best, at, changed = selection, moved, True
-        return [best] if at != start else []
+                if moved in tried:  # no better than the best
+                    self.left -= len(self.loop.eqns)
+                    continue
+                tried[moved] = self._candidate("a selection", moved)
+                if self._rank(tried[moved]) < self._rank(tried[at]):
+                    at, changed = moved, True
+        return [tried[at]] if at != start else []
 
     def _rank(self, candidate: Candidate) -> tuple[bool, float]:
         return not self._fits(candidate), candidate.estimate.seconds

@@ -6,7 +6,6 @@ Shapes: T time.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.loops.costs.candidates import Estimate
@@ -60,7 +59,7 @@ class SplitCosts:
         again = times > 1
         size = n * max(self.per_step(again), 1)
         terms = [p.terms(machine, steps, size, times) for p in (self.before, self.after)]
-        sums = replace(self.sums, read=self.operands).terms(machine, steps, size, times)
+        sums = self.sums._replace(read=self.operands).terms(machine, steps, size, times)
         results = times * (machine.writing(self.results, self.results) * (1 + 2 * again))
         copies = steps * (machine.reading(2 * again * self.given, size) + machine.writing(self.shifted, size))
         copies += n * self.stacks * _TOUCHING / machine.written

@@ -10,10 +10,7 @@ from typing import Any
 import jax
 
 from jrnn import jaxprs
-from jrnn.errors import ScanError
-from jrnn.loops.loop import Options, ScanParams, derived, mark, strict_passes
-from jrnn.loops.rules import residuals
-from jrnn.loops.rules.residuals import Stacks
+from jrnn.loops.loop import Options, ScanParams, mark
 
 
 def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
@@ -24,16 +21,18 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
         options = mark.options_in(current_metadata())
         if options is None:
             return rule(*args, jaxpr=jaxpr, **params)
+        from jrnn.loops.rules.residuals import Stacks, step_storing_less
+
         scan = ScanParams.of({"jaxpr": jaxpr, **params})
         stacks = Stacks.of(jax.default_backend(), params["length"])
         alone = replace(scan, length=None, reverse=False)
-        step = _step_storing_less(alone, stacks, options.recompute, options.verify)
+        step = step_storing_less(alone, stacks, options.recompute, options.verify)
         if options.written is None:
             consts, _, xs = scan.apart(jaxprs.jaxpr_of(jaxpr).invars)
             given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
             gradients = sum(map(jaxprs.nbytes, _differentiated(consts, args)))
-            options = replace(options, written=scan.reverse, given=given, gradients=gradients)
-        options = replace(options, stores_less=step is not jaxpr)
+            options = options._replace(written=scan.reverse, given=given, gradients=gradients)
+        options = options._replace(stores_less=step is not jaxpr)
         with mark.marked(options):
             return _marking(rule(*args, jaxpr=step, **params), options)
 
@@ -72,30 +71,3 @@ def with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
         return rule(cts, *args, jaxpr=jaxpr, **params)
 
     return transpose
-
-
-@functools.lru_cache(maxsize=256)
-def _step_storing_less(scan: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
-    """Returns the step of a loop, whatever its length, with a rule that stores less, or as it is."""
-    jaxpr, avals = scan.jaxpr, [v.aval for v in jaxprs.jaxpr_of(scan.jaxpr).invars]
-
-    def storing_less(scan: ScanParams) -> Any:
-        return residuals.storing_less(scan, stacks, recompute)
-
-    try:
-        step = storing_less(scan)
-        if step is None:
-            return jaxpr
-        with mark.unmarked():
-            smooth = jax.make_jaxpr(step)(*avals)
-        same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(jaxpr.out_avals)
-        if not same or not verify:
-            return smooth if same else jaxpr
-        agrees, _ = derived.verdict(scan, f"residuals {recompute}", storing_less)
-        return smooth if agrees else jaxpr
-    except ScanError:
-        raise
-    except Exception:
-        if strict_passes.value:
-            raise
-        return jaxpr

@@ -26,11 +26,12 @@ with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
     from jax._src import config as private_config
 
 from jrnn import jaxprs
+from jrnn.errors import ScanError
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.tangents import Linearized, pushed, with_derivative
 from jrnn.loops.costs import equation_costs, machines
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.loop import ScanParams
+from jrnn.loops.loop import ScanParams, derived, mark, strict_passes
 from jrnn.loops.wrappers import recompute
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
@@ -55,6 +56,33 @@ class Stacks:
         machine = machines.of(platform)
         near = NEAR * machine.near / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
         return Stacks(near, machine)
+
+
+@functools.lru_cache(maxsize=256)
+def step_storing_less(scan: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
+    """Returns the step of a loop, whatever its length, with a rule that stores less, or as it is."""
+    jaxpr, avals = scan.jaxpr, [v.aval for v in jaxprs.jaxpr_of(scan.jaxpr).invars]
+
+    def derive(scan: ScanParams) -> Any:
+        return storing_less(scan, stacks, recompute)
+
+    try:
+        step = derive(scan)
+        if step is None:
+            return jaxpr
+        with mark.unmarked():
+            smooth = jax.make_jaxpr(step)(*avals)
+        same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(jaxpr.out_avals)
+        if not same or not verify:
+            return smooth if same else jaxpr
+        agrees, _ = derived.verdict(scan, f"residuals {recompute}", derive)
+        return smooth if agrees else jaxpr
+    except ScanError:
+        raise
+    except Exception:
+        if strict_passes.value:
+            raise
+        return jaxpr
 
 
 def storing_less(scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...] | None) -> Callable[..., Flat] | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jrnn.errors import ScanError, near
 from jrnn.loops.affine import associative
@@ -19,8 +18,7 @@ _AT_ONCE = {"until": "computes all steps at once, and until stops between them"}
 _CUDNN = {"skip": "has no skip", "axis_name": "runs on one device, and axis_name divides time among devices"}
 
 
-@dataclass(frozen=True)
-class Executor:
+class Executor(NamedTuple):
     """One row of the table.
 
     Attributes:
@@ -33,7 +31,7 @@ class Executor:
 
     name: str
     refusal: Callable[[Loop], str | None] | None = None
-    excludes: Mapping[str, str] = field(default_factory=dict)
+    excludes: Mapping[str, str] = {}
     on_marked_loops: bool = True
 
     def check_options(self, given: Mapping[str, Any]) -> None:

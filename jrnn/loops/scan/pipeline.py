@@ -9,7 +9,6 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -49,7 +48,7 @@ def _masked(call: Call, rest: Rest) -> Results:
         return rest(call)
     first = call.init if call.reset_state is None else call.reset_state
     step, xs = masked(call.step, first, call.xs, call.steps, lengths, call.resets, call.skip)
-    return rest(replace(call, step=step, xs=xs, lengths=None, resets=None, reset_state=None, skip=None))
+    return rest(call._replace(step=step, xs=xs, lengths=None, resets=None, reset_state=None, skip=None))
 
 
 def _over_devices(call: Call, rest: Rest) -> Results:
@@ -63,13 +62,13 @@ def _over_devices(call: Call, rest: Rest) -> Results:
         if call.strict:
             raise ScanError(f"scan: strict=True, but {why}")
         recorder.note(f"{why}: each device runs its segment as a loop")
-        call = replace(call, executor=executors.find("auto"), newton=None)
+        call = call._replace(executor=executors.find("auto"), newton=None)
 
     def on_one_device(step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
-        own = replace(call, step=step, init=carry, xs=xs, length=steps, place=None)
+        own = call._replace(step=step, init=carry, xs=xs, length=steps, place=None)
         if linear:  # the loop that makes the transition of a segment
             row = call.executor if same and call.executor.name == "associative" else executors.find("auto")
-            own = replace(own, executor=row, newton=None, recompute=None, strict=False, unroll=1)
+            own = own._replace(executor=row, newton=None, recompute=None, strict=False, unroll=1)
         return rest(own)
 
     return segments.scan(

@@ -25,12 +25,7 @@ _BASE = 16  # the number of segments of a segment, and of steps of the shortest
 
 @tracing.api_boundary
 def while_loop(
-    cond: Callable[[Any], Any],
-    body: Callable[[Any], Any],
-    init: Any,
-    *,
-    max_steps: int,
-    checkpoints: int | None = None,
+    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, *, max_steps: int, checkpoints: int | None = None
 ) -> Any:
     """Runs `state = body(state)` while `cond(state)`, at most `max_steps` times, with a reverse-mode gradient.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,7 @@ import jax.numpy as jnp
 Results = tuple[Any, Any]
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A call of `scan`: a loop and its options, which are those of `scan` after the checks.
 
     Attributes:

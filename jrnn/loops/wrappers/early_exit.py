@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -149,7 +148,7 @@ def stopped(call: Call, rest: Rest) -> Results:
     _check_until(jax.eval_shape(until, init), (last, y))
 
     def bounded(step: Callable, carry: Any, xs: Any) -> Results:
-        return rest(replace(call, step=step, init=carry, xs=xs, until=None))
+        return rest(call._replace(step=step, init=carry, xs=xs, until=None))
 
     return run(lambda carry: ~until(carry), call.step, init, call.xs, y, call.steps, call.reverse, bounded)
 

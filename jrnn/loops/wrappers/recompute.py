@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import jax
@@ -104,7 +103,7 @@ def with_checkpoints(call: Call, rest: Rest) -> Results:
         return rest(call)
 
     def run(carry: Any, xs: Any, steps: Any) -> Results:
-        return rest(replace(call, init=carry, xs=xs, length=steps, recompute=None))
+        return rest(call._replace(init=carry, xs=xs, length=steps, recompute=None))
 
     if steps is not None and not jaxprs.is_known(steps):
         raise ScanError(

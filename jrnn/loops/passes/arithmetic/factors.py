@@ -256,10 +256,4 @@ def _three(diagonal: list[Any], off: list[Any]) -> list[Any]:
     return values
 
 
-RULES = {
-    "cholesky": cholesky,
-    "eigh": eigh,
-    "lu": lu,
-    "lu_pivots_to_permutation": lu_pivots_to_permutation,
-    "qr": qr,
-}
+RULES = {"cholesky": cholesky, "eigh": eigh, "lu": lu, "lu_pivots_to_permutation": lu_pivots_to_permutation, "qr": qr}

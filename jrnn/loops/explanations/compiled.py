@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import jaxlib.version
 
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
-from jrnn.loops.explain import instructions
-from jrnn.loops.explain.instructions import Computation
+from jrnn.loops.explanations import instructions
+from jrnn.loops.explanations.instructions import Computation
 
 _FREE = frozenset(("bitcast", "constant", "get-tuple-element", "parameter", "tuple"))
 _CALLS = frozenset(("custom-call", "dot", "fft", "scatter", "sort"))  # each stops a loop from being one kernel, or may

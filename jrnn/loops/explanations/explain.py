@@ -17,8 +17,8 @@ from jrnn.jaxprs import primitives
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops import newton
 from jrnn.loops.costs import candidates as costs
-from jrnn.loops.explain import compiled
-from jrnn.loops.explain.compiled import CompiledLoop
+from jrnn.loops.explanations import compiled
+from jrnn.loops.explanations.compiled import CompiledLoop
 from jrnn.loops.loop import recorder
 from jrnn.loops.plans import LoopPlan, Target
 from jrnn.loops.rules import lowering
