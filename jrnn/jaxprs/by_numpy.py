@@ -202,11 +202,11 @@ def running(accumulate):
 
 
 def factors(of):
-    """Factors by numpy's LAPACK, in float64 and where it does not raise."""
+    """Factors by numpy's LAPACK, in float64, of finite numbers and where it does not raise."""
 
     def run(x, **params):
         with contextlib.suppress(np.linalg.LinAlgError):
-            return of(x, **params) if x.dtype.itemsize >= 8 and x.size else None
+            return of(x, **params) if x.dtype.itemsize >= 8 and x.size and np.isfinite(x).all() else None
 
     return run
 
@@ -232,8 +232,9 @@ def svd(x, *, compute_uv, full_matrices, **_):
 
 
 def triangular_solve(a, b, *, left_side, lower, transpose_a, conjugate_a, unit_diagonal):
-    if np.iscomplexobj(a) and not (unit_diagonal or np.diagonal(a, axis1=-2, axis2=-1).all()):
-        return None  # LAPACK has NaN where numpy has infinity
+    divisors = 1 if unit_diagonal else a.diagonal(axis1=-2, axis2=-1)
+    if not (np.isfinite(a).all() and np.isfinite(b).all() and np.all(divisors)):
+        return None  # LAPACK has rules of its own
     a, b = (a.conj() if conjugate_a else a), (b if left_side else b.swapaxes(-1, -2))
     if transpose_a == left_side:
         a, lower = a.swapaxes(-1, -2), not lower
