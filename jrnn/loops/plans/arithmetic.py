@@ -24,14 +24,14 @@ from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.loop.description import Description, described
 from jrnn.loops.passes.arithmetic import draws
-from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic, equations
+from jrnn.loops.passes.arithmetic.rewrite import RULES, as_arithmetic, equations
 
 _LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
-_LARGEST = 1 << 15  # operations of a factorization or sort; larger ones gain nothing
-_EIGEN = 3  # rows of a symmetric matrix whose eigenvalues are computed
+_LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elements to sort, or places of a scatter
+_ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
 _DRAWN, _DRAWS = 1 << 14, 4  # random numbers, and draws in a step; each compiles for a tenth of a second
-_ORDER = 16  # rows of a matrix to factorize, elements to sort, or places of a scatter
+_ORDER, _ORDER_IN_PARTS, _SMALL_LOOP = 12, 8, 1_024  # rows in one kernel, and in several; bytes a step of one kernel
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 _SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 LARGE_PRODUCT = 2 * _SUMMED  # operations of a product that stays a call
@@ -86,10 +86,13 @@ class Arithmetic:
 
 def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     """Returns the loop as arithmetic, or None if that changes nothing or makes its step too long to compile."""
-    if not all(jaxprs.is_known(n) for e in equations(loop.eqns) for v in e.outvars for n in v.aval.shape):
+    given = [*equations(loop.eqns)]
+    if not all(jaxprs.is_known(n) for e in given for v in e.outvars for n in v.aval.shape):
         return None
-    many = sum(e.primitive.name in draws.RULES for e in equations(loop.eqns)) > _DRAWS
-    changed = as_arithmetic(loop, lambda eqn: fits(eqn) and not (many and eqn.primitive.name in draws.RULES))
+    drawn = draws.RULES if sum(e.primitive.name in draws.RULES for e in given) > _DRAWS else ()
+    stays = any(_is_in_the_way(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
+    order = _ORDER_IN_PARTS if stays or _limit() <= _SMALL_LOOP else _ORDER
+    changed = as_arithmetic(loop, lambda e: e.primitive.name not in drawn and fits(e, order))
     found = [*equations(changed.eqns)]
     if changed is loop or len(found) > _EQUATIONS:
         return None
@@ -127,8 +130,8 @@ def quiet(machine: Machine) -> Machine:
     return machine._replace(call=0.0, kernel=0.0, trip=machine.elementwise_trip)
 
 
-def fits(eqn: Eqn) -> bool:
-    """Returns True for an equation that is so small that it is faster as arithmetic than as a call."""
+def fits(eqn: Eqn, order: int = _ORDER) -> bool:
+    """Returns True if an equation is faster as arithmetic than as a call. A matrix to factorize has at most `order` rows."""
     name = eqn.primitive.name
     if name in draws.RULES:
         return sum(jaxprs.elements(v.aval.shape) for v in eqn.outvars) <= _DRAWN
@@ -137,11 +140,11 @@ def fits(eqn: Eqn) -> bool:
         matrices = not is_by_vector(eqn) or is_of_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
         return jaxprs.operations(eqn) < LARGE_PRODUCT and matrices and not is_outer(eqn)
     if name.startswith("scatter"):
-        return 1 < jaxprs.elements(eqn.invars[1].aval.shape[:-1]) <= _ORDER
+        return 1 < jaxprs.elements(eqn.invars[1].aval.shape[:-1]) <= _PLACES
     if name in ("sort", "top_k"):
         axis = eqn.params.get("dimension", eqn.params.get("axis", -1))
-        return shape[axis] <= _ORDER and math.prod(shape) * shape[axis] <= _LARGEST
-    return max(shape[-2:]) <= (_EIGEN if name == "eigh" else _ORDER) and math.prod(shape) * shape[-1] <= _LARGEST
+        return shape[axis] <= _PLACES and math.prod(shape) * shape[axis] <= _LARGEST
+    return max(shape[-2:]) <= min(order, _ROWS.get(name, order)) and math.prod(shape) * shape[-1] <= _LARGEST
 
 
 def _is_in_the_way(eqn: Eqn) -> bool:
@@ -163,4 +166,4 @@ def _is_within_limit(step: Part) -> bool:
 def _limit() -> float:
     """Returns the bytes that a loop may access at a step to be one kernel: those of `XLA_FLAGS`, or XLA's default."""
     given = _LIMIT.search(os.environ.get("XLA_FLAGS", ""))
-    return float(given[1]) if given else math.inf if ONE_KERNEL else 1_024
+    return float(given[1]) if given else math.inf if ONE_KERNEL else _SMALL_LOOP
