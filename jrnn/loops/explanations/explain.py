@@ -88,7 +88,8 @@ def explain_scan(
 
     >>> import jax.numpy as jnp
     >>> w = jnp.ones((80, 80))
-    >>> explained = explain_scan(lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((2, 80)), jnp.ones((20, 2, 80)))
+    >>> step, xs = lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w), jnp.ones((20, 2, 80))
+    >>> explained = explain_scan(step, jnp.ones((2, 80)), xs, executor="scan")
     >>> print(explained.forward[0])  # doctest: +ELLIPSIS
     forward loop of 20 steps on cpu: scan
       computed for all steps before the loop (12,800 bytes):

@@ -103,6 +103,7 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     if not within_limit and not in_the_way:
         made = _Estimator(changed, estimator.machine)
         inside = made.part(changed.eqns, changed.outputs)
+        inside = inside._replace(calls=inside.calls + estimator.machine.kernel)  # it runs kernel by kernel
     memory = estimator.part(loop.eqns, loop.outputs).peak  # of the loop as it was
     return Arithmetic(changed, estimate(made.trips(changed, inside), memory), in_the_way, within_limit)
 
