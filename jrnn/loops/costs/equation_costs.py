@@ -46,7 +46,7 @@ _VECTOR = 8  # elements
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
 _PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
 _RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
-_CONVOLVING, _CONVOLUTION = 4, 20  # an operation of a small convolution, compared with products; and its call
+_CONVOLVING, _CONVOLUTION = 4, 6  # an operation of a small convolution, compared with products; and its call
 _BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
