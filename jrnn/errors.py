@@ -158,4 +158,4 @@ def printable(text: str, *, lines: bool = False) -> str:
     >>> printable("w\x1b[2J\n"), printable("a\tb\n", lines=True)
     ('w\\x1b[2J\\n', 'a\tb\n')
     """
-    return re.sub(_UNSAFE_IN_LINES if lines else _UNSAFE, lambda found: ascii(found[0])[1:-1], text)
+    return re.sub(_UNSAFE_IN_LINES if lines else _UNSAFE, lambda match: ascii(match[0])[1:-1], text)

@@ -213,11 +213,11 @@ def factors(of):
 
 def cholesky(x, **_):
     """A matrix that is not positive definite has factors of NaN."""
-    factors = np.full_like(x, np.nan)
+    lower = np.full_like(x, np.nan)
     for at in np.ndindex(x.shape[:-2]):
         with contextlib.suppress(np.linalg.LinAlgError):
-            factors[at] = np.linalg.cholesky(x[at])
-    return factors
+            lower[at] = np.linalg.cholesky(x[at])
+    return lower
 
 
 def qr(x, *, pivoting=False, full_matrices, **_):

@@ -160,7 +160,7 @@ def _answer(question: _Question) -> tuple[bool, str]:
     if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in program.invars):
         return True, "not compared with the loop: it reads random keys"
     try:
-        difference = _smaller(question.scan, question.derive, program)
+        difference = _difference_when_small(question.scan, question.derive, program)
     except TooLarge:
         return True, "not compared with the loop: too large"
     except Exception as error:
@@ -168,7 +168,7 @@ def _answer(question: _Question) -> tuple[bool, str]:
     return (True, "") if difference is None else (False, f"on random numbers, {difference} (please report it)")
 
 
-def _smaller(scan: ScanParams, derive: Derive, program: jaxprs.Program) -> str | None:
+def _difference_when_small(scan: ScanParams, derive: Derive, program: jaxprs.Program) -> str | None:
     try:
         run, avals = resized(program, list(zip(scan.apart(program.invars)[1], program.outvars)))
         with mark.unmarked():
