@@ -108,6 +108,14 @@ def test_a_step_is_the_same_over_smaller_arrays():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("fn", [lambda p, v, s: jnp.linalg.cholesky(p), lambda p, v, s: jnp.sqrt(s - v @ p @ v)])
+def test_numbers_are_found_for_which_results_are_finite(fn):
+    """NaN agrees with NaN: a comparison of covariances that are not positive definite would find nothing."""
+    avals = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 4), (4,), ())]
+    assert derived.disagreement(lambda *args: [fn(*args)], lambda *args: [fn(*args)], avals) is None
+    assert derived.disagreement(lambda *args: [2 * fn(*args)], lambda *args: [fn(*args)], avals) is not None
+
+
 def test_functions_that_differ_in_a_tangent_only_disagree():
     @jax.custom_jvp
     def sine(x):
