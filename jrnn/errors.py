@@ -56,9 +56,9 @@ class JrnnError(Exception):
 
     def at(self, where: str, outputs: tuple[str, ...] = ()) -> JrnnError:
         """The same error with `where` before its text. Each enclosing net adds its place as the error leaves it."""
-        made = type(self)(f"{where}: {self}")
-        made.outputs = self.outputs or outputs
-        return made
+        error = type(self)(f"{where}: {self}")
+        error.outputs = self.outputs or outputs
+        return error
 
 
 class FormatError(JrnnError, ValueError):
@@ -127,8 +127,8 @@ def near(name: str, known: Iterable[str]) -> str:
     >>> near("Sigmiod", ["Sigmoid", "Tanh"])
     "; did you mean 'Sigmoid'?"
     """
-    found = difflib.get_close_matches(name, list(known), n=3)
-    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+    names = difflib.get_close_matches(name, list(known), n=3)
+    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
 
 
 def describe_op(index: int, type: str, outputs: Iterable[str], net_name: str) -> str:

@@ -229,10 +229,10 @@ class Clock:
 
     def table(self, *once: str) -> str:
         """Returns a line for each name, with its share of the time; the names `once` do not count for shares."""
-        found = self.seconds()
-        total = sum(spent for name, spent in found.items() if name not in once)
+        seconds = self.seconds()
+        total = sum(spent for name, spent in seconds.items() if name not in once)
         rows = []
-        for name, spent in found.items():
+        for name, spent in seconds.items():
             share = "" if name in once or not total else f"{spent / total:8.2%}"
             rows.append(f"  {name:28} {spent:8.2f} s{share}")
         return "\n".join(rows)

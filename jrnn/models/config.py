@@ -69,20 +69,20 @@ def read_config(family: Any, given: Mapping[str, Any], where: str, by_hand: bool
             raise ConfigError(f"{where}: no computation reads the key {name!r}{hint}")
     if spare:
         logging.getLogger("jrnn.models").debug("%s: no computation reads the keys %s", where, ", ".join(spare))
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, field in known.items():
         if keys.get(name) is not None:
-            found[name] = value = checked(hints[name], _plain(keys[name]), f"{where}: {name}", ConfigError)
+            settings[name] = value = checked(hints[name], _plain(keys[name]), f"{where}: {name}", ConfigError)
             least, most = LEAST.get(name, 1), LIMITS.get(name, 2**32)
             if type(value) is int and not least <= value <= most:
                 raise ConfigError(f"{where}: {name} must be at least {least} and at most {most}, is {value}")
         elif name in keys and types.NoneType in typing.get_args(hints[name]):
-            found[name] = None
+            settings[name] = None
         elif name in family.defaults:
-            found[name] = family.defaults[name]
+            settings[name] = family.defaults[name]
         elif field.default is MISSING:
             raise ConfigError(f"{where}: lacks the key {name!r}")
-    config = family.config(**found)
+    config = family.config(**settings)
     for name in ("hidden_act", "mamba_hidden_act"):
         if name in known and (activation := getattr(config, name)) not in ACTIVATIONS:
             raise ConfigError(f"{where}: {name} is {activation!r}; there are {', '.join(ACTIVATIONS)}")
@@ -137,20 +137,20 @@ class Rope(NamedTuple):
         share = checked(Annotated[float, AtLeast(0, 1)], share, "partial_rotary_factor", ConfigError)
         size = int(head * share)
         if size % 2 or size > head:
-            found = f"partial_rotary_factor {share} of {head} features is {size}"
-            raise ConfigError(f"{found}; it must be even and at most {head}")
+            problem = f"partial_rotary_factor {share} of {head} features is {size}"
+            raise ConfigError(f"{problem}; it must be even and at most {head}")
         return cls(float(base), size)
 
 
 def layer_types(given: tuple[str, ...], count: int, known: Iterable[str]) -> list[str]:
     """The type of each layer, with old names replaced."""
-    found = [LEGACY.get(kind, kind) for kind in given]
-    if len(found) != count:
-        raise ConfigError(f"layer_types has {len(found)} entries for {count} layers")
-    for kind in found:
+    kinds = [LEGACY.get(kind, kind) for kind in given]
+    if len(kinds) != count:
+        raise ConfigError(f"layer_types has {len(kinds)} entries for {count} layers")
+    for kind in kinds:
         if kind not in known:
             raise ConfigError(f"layer_types has {kind!r}; there are {', '.join(known)}")
-    return found
+    return kinds
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,14 @@ class Tensors:
         for name, shape in shapes.items():
             if name not in self.places:
                 raise FormatError(f"{self.folder}: lacks the tensor {name!r} {list(shape)}{near(name, self.places)}")
-            found, wanted = self.places[name].shape, shape
+            stored, wanted = self.places[name].shape, shape
             if name in joined and all(
                 part in self.places and self.places[part].shape[1:] == shape[1:] for part in joined[name]
             ):
-                found = (sum(self.places[part].shape[0] for part in joined[name]), *shape[1:])
+                stored = (sum(self.places[part].shape[0] for part in joined[name]), *shape[1:])
                 wanted = (sum(shapes[part][0] for part in joined[name]), *shape[1:])
-            if found != wanted:
-                raise FormatError(f"{self.folder}: {name} is {list(found)} but config.json makes it {list(wanted)}")
+            if stored != wanted:
+                raise FormatError(f"{self.folder}: {name} is {list(stored)} but config.json makes it {list(wanted)}")
             if (dtype := self.places[name].dtype) not in _TYPES:
                 raise FormatError(f"{self.folder}: {name} is {dtype}; it must be one of {', '.join(_TYPES)}")
         for name in self.places:

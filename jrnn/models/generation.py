@@ -41,8 +41,8 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
         raise LayerError(f"{where}: tokens are {given}; they must be integers [{', '.join(axes)}]")
     known = concrete(tokens)
     if known is not None and known.size and not (known.min() >= 0 and known.max() < vocabulary):
-        found = f"tokens lie between {known.min()} and {known.max()}"
-        raise LayerError(f"{where}: {found}; the vocabulary has those from 0 to {vocabulary - 1}")
+        problem = f"tokens lie between {known.min()} and {known.max()}"
+        raise LayerError(f"{where}: {problem}; the vocabulary has those from 0 to {vocabulary - 1}")
     return jnp.asarray(tokens, jnp.int32)
 
 
@@ -71,8 +71,8 @@ def from_the_left(
         raise LayerError(f"{where}: both lengths and attention_mask are given; one of them says where texts end")
     mask = check_array(where, "attention_mask", mask)
     if mask.shape != tokens.shape:
-        found = f"attention_mask is {list(mask.shape)}; it must be {list(tokens.shape)}, as the tokens are"
-        raise LayerError(f"{where}: {found}")
+        problem = f"attention_mask is {list(mask.shape)}; it must be {list(tokens.shape)}, as the tokens are"
+        raise LayerError(f"{where}: {problem}")
     mask = mask.astype(bool)
     known = concrete(mask)
     if known is not None and (np.diff(known.astype(int), axis=1, prepend=0) == 1).sum(axis=1).max(initial=0) > 1:
@@ -227,8 +227,8 @@ class Prompt:
         length = check_integer(f"{where}: length", length, 0)
         batch, steps = tokens.shape
         if not steps:
-            found = "the prompt has no tokens; give at least one, such as the token of the beginning"
-            raise LayerError(f"{where}: {found}")
+            problem = "the prompt has no tokens; give at least one, such as the token of the beginning"
+            raise LayerError(f"{where}: {problem}")
         _, lengths, (tokens,) = from_the_left(where, attention_mask, lengths, tokens)
         known = None if lengths is None else concrete(lengths)
         if known is not None and (known < 1).any():

@@ -172,11 +172,11 @@ class LanguageModel:
         remembers = self.decoder.remembers
         rooms = [leaf.shape[1] for name, leaf in state.items() if remembers and name.endswith(".places")]
         wanted = jax.eval_shape(lambda: self.initial_state(batch, max(rooms, default=0)))
-        found = {name: jnp.shape(leaf) for name, leaf in state.items()}
+        present = {name: jnp.shape(leaf) for name, leaf in state.items()}
         expected = {name: leaf.shape for name, leaf in wanted.items()}
-        if found != expected:
-            wrong = min(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-            given, needed = (list(shapes.get(wrong, ())) for shapes in (found, expected))
+        if present != expected:
+            wrong = min(name for name in {*present, *expected} if present.get(name) != expected.get(name))
+            given, needed = (list(shapes.get(wrong, ())) for shapes in (present, expected))
             message = f"the state has {wrong!r} {given} but must have {needed}, as initial_state({batch}) has"
             raise LayerError(f"{self.name}: {message}")
         position = concrete(state["position"]) if remembers else None

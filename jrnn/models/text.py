@@ -60,8 +60,8 @@ def write_text(
             break
         tokens.append(int(token[0]))
         whole = decode(tokens)
-        if found := [at for text in stop if (at := whole.find(text, start)) >= 0]:
-            whole = whole[: min(found)]
+        if stops := [at for text in stop if (at := whole.find(text, start)) >= 0]:
+            whole = whole[: min(stops)]
             break
         # A piece of a character is shown when the character is complete.
         if not whole.endswith("\N{REPLACEMENT CHARACTER}") and (end := len(whole) - held) > shown:
@@ -73,8 +73,8 @@ def write_text(
 def _tokenizer(folder: Path) -> tuple[Any, Any]:
     if not kind_of(path := folder / "tokenizer.json"):
         return _numbers, lambda tokens: " ".join(map(str, tokens))
-    found = read_tokenizer(path)
-    return lambda text: found.encode(text).ids, found.decode
+    tokenizer = read_tokenizer(path)
+    return lambda text: tokenizer.encode(text).ids, tokenizer.decode
 
 
 def _numbers(text: str) -> list[int]:

@@ -54,12 +54,12 @@ def check_integer(what: str, value: Any, least: int) -> int:
     jrnn.errors.LayerError: bucket: length is -1; it must be an integer of at least 0
     """
     try:
-        found = None if isinstance(value, bool) else operator.index(value)
+        integer = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        found = None
-    if found is None or found < least:
+        integer = None
+    if integer is None or integer < least:
         raise LayerError(f"{what} is {value!r}; it must be an integer of at least {least}")
-    return found
+    return integer
 
 
 def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array:

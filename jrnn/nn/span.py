@@ -96,16 +96,16 @@ class Span:
     def positions(self, start: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The positions [T, N] of the steps, counted from `start` [N] or from the last reset, and the next start."""
         steps = jnp.arange(self.steps, dtype=start.dtype)[:, None]
-        found = start[None] + steps
+        positions = start[None] + steps
         if self.resets is not None:
             latest = jax.lax.cummax(jnp.where(self.resets, steps, -1), axis=0)
-            found = jnp.where(latest >= 0, steps - latest, found)
+            positions = jnp.where(latest >= 0, steps - latest, positions)
         if not self.steps:
-            return found, start
+            return positions, start
         if self.lengths is None:
-            return found, found[-1] + 1
-        last = jnp.take_along_axis(found, jnp.maximum(self.lengths, 1)[None] - 1, axis=0)[0] + 1
-        return found, jnp.where(self.lengths > 0, last, start).astype(start.dtype)
+            return positions, positions[-1] + 1
+        last = jnp.take_along_axis(positions, jnp.maximum(self.lengths, 1)[None] - 1, axis=0)[0] + 1
+        return positions, jnp.where(self.lengths > 0, last, start).astype(start.dtype)
 
 
 def along_last(values: jax.Array, like: jax.Array) -> jax.Array:

@@ -131,8 +131,8 @@ def _run_layers(
             for k in range(width):
                 key, own = jax.random.split(key)
                 layer[k] = layer[k]._replace(key=own)
-        found, x = run_layer(shared, layer, x)
-        last += found
+        last_of_layer, x = run_layer(shared, layer, x)
+        last += last_of_layer
     return x, tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
 
 

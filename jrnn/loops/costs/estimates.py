@@ -34,9 +34,9 @@ _SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeez
 Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
 
 
-def total(*found: Terms) -> Terms:
+def total(*estimates: Terms) -> Terms:
     """Returns sums of times, by name."""
-    return {name: sum(terms.get(name, 0.0) for terms in found) for name in DOUBTS}
+    return {name: sum(terms.get(name, 0.0) for terms in estimates) for name in DOUBTS}
 
 
 def estimate(terms: Terms, memory: int) -> Estimate:
@@ -88,11 +88,11 @@ class Estimator:
         self.moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
         self.carried = {*loop.carry}
         # XLA adds updates of zeros to what they are added to, in place.
-        made = jaxprs.producers(loop.eqns)
+        producers = jaxprs.producers(loop.eqns)
         self.updates = {
             e.outvars[0]: e.invars[0]
             for e in loop.eqns
-            if e.primitive.name == "scatter-add" and jaxprs.is_zero(e.invars[0], made)
+            if e.primitive.name == "scatter-add" and jaxprs.is_zero(e.invars[0], producers)
         }
         added = [e for e in loop.eqns if e.primitive.name in primitives.ADDITIONS]
         self.free = {
@@ -109,13 +109,13 @@ class Estimator:
         return estimate(self.trips(self.loop, inside), inside.peak)
 
     def size(self, v: Var) -> int:
-        found = self._size.get(v)
-        if found is None:
-            found = self._size[v] = jaxprs.nbytes(v)
-        return found
+        size = self._size.get(v)
+        if size is None:
+            size = self._size[v] = jaxprs.nbytes(v)
+        return size
 
-    def sizes(self, found: Iterable[Var]) -> int:
-        return sum(map(self.size, found))
+    def sizes(self, variables: Iterable[Var]) -> int:
+        return sum(map(self.size, variables))
 
     def part(self, eqns: Sequence[Eqn], outs: Iterable[Atom], together: bool = False) -> Part:
         """Returns what equations cost, evaluated for one step, or for many steps together.
@@ -127,18 +127,18 @@ class Estimator:
         """
         facts = [self._facts_of(e) for e in eqns]
         wanted = set(jaxprs.variables(outs))
-        made = {v for e in eqns for v in e.outvars}
-        arrays = {v for v in wanted if v in made}
+        computed = {v for e in eqns for v in e.outvars}
+        arrays = {v for v in wanted if v in computed}
         for eqn, fact in zip(eqns, facts):
             if fact.call:
                 arrays.update(eqn.outvars)
-                arrays.update(v for v in fact.inputs if v in made)
+                arrays.update(v for v in fact.inputs if v in computed)
             elif fact.reduces:
                 arrays.update(eqn.outvars)
         for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
             if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
-                arrays.update(v for v in jaxprs.inputs(eqn) if v in made)
+                arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
         sources: dict[Var, frozenset[Var]] = {}  # the arrays that a value that is not an array is computed from
         products = elements = calls = packing = 0.0
         read = written = kernels = made_bytes = 0
@@ -182,10 +182,10 @@ class Estimator:
         return sum(self.size(a) for a, axes in stacks if tuple(axes) != (a.aval.ndim - 1,))
 
     def _facts_of(self, eqn: Eqn) -> _Facts:
-        found = self._facts.get(id(eqn))
-        if found is None:
+        facts = self._facts.get(id(eqn))
+        if facts is None:
             call = is_call(eqn)
-            found = self._facts[id(eqn)] = _Facts(
+            facts = self._facts[id(eqn)] = _Facts(
                 eqn,
                 jaxprs.inputs(eqn),
                 self.sizes(eqn.outvars),
@@ -197,7 +197,7 @@ class Estimator:
                 call_seconds(eqn, self.machine, True) if call else 0.0,
                 packing_seconds(eqn, self.moving, self.loop.xs, self.machine) if call else 0.0,
             )
-        return found
+        return facts
 
     def _own_seconds(self, eqn: Eqn, call: bool) -> float:
         return self._seconds(eqn, False) if call else element_seconds(eqn, self.machine)
@@ -236,8 +236,8 @@ class Estimator:
         work = inside.terms(machine, steps, inside.total, steps if inside.calls else 0)
         trips = steps * (machine.trip if inside.calls else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack.
-        made = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
-        trips += steps * machine.kernel * sum(v in made for v in jaxprs.variables(loop.ys))
+        called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
+        trips += steps * machine.kernel * sum(v in called for v in jaxprs.variables(loop.ys))
         return total(work, dict(calls=trips, stacks=stacks))
 
     def sums(self, eqns: Sequence[Eqn]) -> Part:

@@ -136,15 +136,15 @@ def vector_bytes(flags: str = "") -> int:
 
 def _caches() -> dict[int, int]:
     """Returns the bytes of the caches of the first core by level, as Linux reports them, without those of instructions."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
             level, kind, size = (read_text(path / name, ScanError).strip() for name in ("level", "type", "size"))
             if kind != "Instruction":
-                found[int(level)] = int(size.removesuffix("K")) << 10
+                sizes[int(level)] = int(size.removesuffix("K")) << 10
         except ValueError:  # a ScanError, or no number
             continue
-    return found
+    return sizes
 
 
 # Accelerators -----------------------------------------------------------------------------------------------------------

@@ -243,9 +243,9 @@ def _lines(jaxpr: Any) -> Iterator[str]:
 
     yield " ".join(map(named, (*jaxpr.constvars, *jaxpr.invars)))
     for eqn in jaxpr.eqns:
-        made, given = (" ".join(map(named, atoms)) for atoms in (eqn.outvars, eqn.invars))
+        outs, given = (" ".join(map(named, atoms)) for atoms in (eqn.outvars, eqn.invars))
         values = [f"{name}={_param(value)}" for name, value in sorted(eqn.params.items())]
-        yield f"{made} = {eqn.primitive.name} {given} {' '.join(values)}"
+        yield f"{outs} = {eqn.primitive.name} {given} {' '.join(values)}"
     yield " ".join(map(named, jaxpr.outvars))
 
 

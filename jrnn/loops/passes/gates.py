@@ -41,11 +41,11 @@ def activate_together(loop: Loop) -> Loop:
 def slice_apart(loop: Loop) -> Loop:
     """Rewrites `slice(a + b)` as `slice(a) + slice(b)`, so that slices of xs can be hoisted."""
     cuts = cuts_of(loop.eqns)
-    made = jaxprs.producers(loop.eqns)
+    producers = jaxprs.producers(loop.eqns)
 
     def piece(atom: Atom, cut: _Cut, env: Env, depth: int = 0) -> Any:
         """Returns `atom[cut.lo:cut.hi]`; `atom` may have size one along the axis."""
-        eqn = None if jaxprs.is_literal(atom) or depth == _DEEPEST_SUM else made.get(atom)
+        eqn = None if jaxprs.is_literal(atom) or depth == _DEEPEST_SUM else producers.get(atom)
         if eqn is not None and eqn.primitive.name in ("add", "sub"):
             with jaxprs.in_scope(eqn):
                 return jaxprs.bind(eqn, *(piece(a, cut, env, depth + 1) for a in eqn.invars))[0]
@@ -92,19 +92,19 @@ def _take(cut: _Cut, env: dict[Any, Any]) -> Any:
 
 def cuts_of(eqns: Sequence[Eqn]) -> dict[Var, _Cut]:
     """Returns the variables that are slices of others along one axis."""
-    found: dict[Var, _Cut] = {}
+    cuts: dict[Var, _Cut] = {}
     for eqn in eqns:
         if eqn.primitive.name == "slice" and not jaxprs.is_literal(eqn.invars[0]):
             operand, (out,) = eqn.invars[0], eqn.outvars
             lows, highs, strides = (eqn.params[k] for k in ("start_indices", "limit_indices", "strides"))
             axes = [a for a, (n, lo, hi) in enumerate(zip(operand.aval.shape, lows, highs)) if (lo, hi) != (0, n)]
             if len(axes) == 1 and (strides is None or set(strides) == {1}):
-                found[out] = _Cut(operand, axes[0], lows[axes[0]], highs[axes[0]])
+                cuts[out] = _Cut(operand, axes[0], lows[axes[0]], highs[axes[0]])
         elif eqn.primitive.name == "split" and not jaxprs.is_literal(eqn.invars[0]):
             ends = np.cumsum(eqn.params["sizes"]).tolist()
             for out, lo, hi in zip(eqn.outvars, [0, *ends], ends):
-                found[out] = _Cut(eqn.invars[0], eqn.params["axis"], lo, hi)
-    return found
+                cuts[out] = _Cut(eqn.invars[0], eqn.params["axis"], lo, hi)
+    return cuts
 
 
 def _join(eqns: Sequence[Eqn], cuts: dict[Var, _Cut]) -> None:
@@ -158,7 +158,7 @@ def better_apart(loop: Loop) -> bool:
         if cut is not None and isinstance(cut.of, _Joined):
             ends.setdefault(cut.of, set()).update(_first_results(eqn.outvars[0], loop.eqns, results))
     if ends:
-        return any(len(found) == 1 for found in ends.values())
+        return any(len(parts) == 1 for parts in ends.values())
     sums = {e.outvars[0] for e in loop.eqns if e.primitive.name in ("add", "sub")}
     sliced = jaxprs.depends(loop.eqns, [v for v, cut in cuts.items() if cut.of in sums])
     vectorized = all(e.primitive.name in ("logistic", "tanh") for e in activations)
@@ -167,9 +167,9 @@ def better_apart(loop: Loop) -> bool:
 
 def _first_results(v: Var, eqns: Sequence[Eqn], results: Collection[Var]) -> set[Var]:
     """Returns the results of the step that are computed from `v` with no other result in between."""
-    reached, found = {v}, set()
+    reached, first = {v}, set()
     for eqn in eqns:
         if any(u in reached for u in jaxprs.inputs(eqn)):
             for out in eqn.outvars:
-                (found if out in results else reached).add(out)
-    return found
+                (first if out in results else reached).add(out)
+    return first

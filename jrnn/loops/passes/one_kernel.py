@@ -40,20 +40,20 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
         The loop, and how it holds its carries.
     """
     stages = _stages(loop)
-    results = {level: found for level in range(stages.last + 1) if (found := stages.results(level))}
+    results = {level: of_level for level in range(stages.last + 1) if (of_level := stages.results(level))}
     if any(eqn.effects for eqn in loop.eqns):
         results, stack = {}, False  # the order of the effects would change
     if stages.last and 0 in results:
         results.pop(stages.last, None)  # leave them to the first stage of the next step, which reads them
-    results = {level: found for level, found in results.items() if len(found) > 1}
+    results = {level: of_level for level, of_level in results.items() if len(of_level) > 1}
     matrix_products = [eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, set(loop.consts))]
     products = _products(matrix_products, loop, stages, results)
     orders = {level - 1: product.order for level, product in products.items()}
     halves = {id(eqn) for eqn in matrix_products if _is_cut(eqn)}
     position = {out: i for i, out in reversed(list(enumerate(loop.carry_out))) if not jaxprs.is_literal(out)}
     places = {level: tuple(map(position.get, order)) for level, order in orders.items()}
-    places = {level: found for level, found in places.items() if any(i is not None for i in found)}
-    inside = {i: (level, g) for level, found in places.items() for g, i in enumerate(found) if i is not None}
+    places = {level: of_level for level, of_level in places.items() if any(i is not None for i in of_level)}
+    inside = {i: (level, g) for level, of_level in places.items() for g, i in enumerate(of_level) if i is not None}
     kept = tuple(i for i in range(len(loop.carry)) if i not in inside)
 
     def step(*args: Any) -> list[Any]:
@@ -118,12 +118,12 @@ def _fenced(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:
     """Puts the results behind a barrier. Makes one stack of those in `order`, and returns it."""
     others = [v for v in results if v not in order]
     stack = [jnp.stack([env[v] for v in order])] if order else []
-    *made, rest = jax.lax.optimization_barrier((*stack, [env[v] for v in others]))
+    *values, rest = jax.lax.optimization_barrier((*stack, [env[v] for v in others]))
     env.update(zip(others, rest))
     if not order:
         return None
-    env.update((v, made[0][g]) for g, v in enumerate(order))
-    return made[0]
+    env.update((v, values[0][g]) for g, v in enumerate(order))
+    return values[0]
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ class _Stages:
             plain = v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
             return v in self.moving and (v in self.written or v in self.crossing) and plain
 
-        made = [eqn for eqn in self.eqns(level, late=False) if primitives.is_cheap(eqn) and not _is_view(eqn)]
-        found = [v for eqn in made for v in eqn.outvars if is_result(v)]
-        return found if any(v in self.written for v in found) else []
+        computed = [eqn for eqn in self.eqns(level, late=False) if primitives.is_cheap(eqn) and not _is_view(eqn)]
+        results = [v for eqn in computed for v in eqn.outvars if is_result(v)]
+        return results if any(v in self.written for v in results) else []
 
 
 def _stages(loop: Loop) -> _Stages:
@@ -253,22 +253,22 @@ def _products(
     eqns: Sequence[Eqn], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]
 ) -> dict[int, _Product]:
     """Returns the matrix products to compute part by part, at most one per level, by their levels."""
-    made = jaxprs.producers(loop.eqns)
-    found: dict[int, _Product] = {}
+    producers = jaxprs.producers(loop.eqns)
+    products: dict[int, _Product] = {}
     for eqn in eqns:
         level = stages.level[eqn.outvars[0]]
-        parts = _joined(eqn, made, results.get(level - 1, ()))
-        if parts is None or level in found:
+        parts = _joined(eqn, producers, results.get(level - 1, ()))
+        if parts is None or level in products:
             continue
         alike = [v for v in results[level - 1] if _type(v) == _type(parts[0]) and v not in parts]
         if len(alike) <= len(parts):  # otherwise most of the product would multiply zeros
-            found[level] = _Product(eqn, (*parts, *alike), len(parts))
-    return found
+            products[level] = _Product(eqn, (*parts, *alike), len(parts))
+    return products
 
 
-def _joined(eqn: Eqn, made: Mapping[Var, Any], results: Sequence[Var]) -> tuple[Var, ...] | None:
+def _joined(eqn: Eqn, producers: Mapping[Var, Any], results: Sequence[Var]) -> tuple[Var, ...] | None:
     """Returns the results of a stage that are concatenated along the contracted axis of a matrix product, or None."""
-    join = made.get(eqn.invars[0])
+    join = producers.get(eqn.invars[0])
     if join is None or join.primitive.name != "concatenate" or join.params["dimension"] != eqn.invars[0].aval.ndim - 1:
         return None
     parts: tuple[Atom, ...] = tuple(join.invars)

@@ -43,10 +43,10 @@ def batch_first(loop: Loop) -> Loop:
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         with jaxprs.in_scope(eqn):
-            found = _turned(eqn, env, turned, id(eqn) in swapped)
-        if found is None:
+            moved = _turned(eqn, env, turned, id(eqn) in swapped)
+        if moved is None:
             return None
-        values, order = found
+        values, order = moved
         if order == tuple(range(len(order))):
             return values
         turned.update((out, (value, order)) for out, value in zip(eqn.outvars, values))

@@ -29,8 +29,8 @@ def direct_views(loop: Loop) -> Loop:
 
     Invariant: every value is unchanged.
     """
-    made = jaxprs.producers(loop.eqns)
-    if not any(_is_indirect(eqn, made) for eqn in loop.eqns):
+    producers = jaxprs.producers(loop.eqns)
+    if not any(_is_indirect(eqn, producers) for eqn in loop.eqns):
         return loop
     same: dict[Var, Var] = {}
 
@@ -43,14 +43,14 @@ def direct_views(loop: Loop) -> Loop:
         if _reshapes(eqn):
             (out,) = eqn.outvars
             base = source(eqn.invars[0])
-            while base in made and _reshapes(made[base]):
-                base = source(made[base].invars[0])
+            while base in producers and _reshapes(producers[base]):
+                base = source(producers[base].invars[0])
             if base.aval.shape != out.aval.shape:
                 return [jax.lax.reshape(env[base], out.aval.shape)]
             same[out] = base
             return [env[base]]
         cuts = cuts_of([eqn])
-        parts = [_part(source(c.of), c.axis, c.lo, c.hi, made) for c in cuts.values()]
+        parts = [_part(source(c.of), c.axis, c.lo, c.hi, producers) for c in cuts.values()]
         if not cuts or None in parts:
             return None
         values = []
@@ -75,17 +75,17 @@ def _reshapes(eqn: Eqn) -> bool:
     return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
 
 
-def _is_indirect(eqn: Eqn, made: Mapping[Var, Any]) -> bool:
+def _is_indirect(eqn: Eqn, producers: Mapping[Var, Any]) -> bool:
     """Returns True for a view of a view, a view that changes nothing, and a slice of a concatenation."""
-    source = None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else made.get(eqn.invars[0])
+    source = None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else producers.get(eqn.invars[0])
     if _reshapes(eqn):
         return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape or (source is not None and _reshapes(source))
     return source is not None and source.primitive.name == "concatenate" and bool(cuts_of([eqn]))
 
 
-def _part(of: Var, axis: int, lo: int, hi: int, made: Mapping[Var, Any]) -> tuple[Var, int, int, int] | None:
+def _part(of: Var, axis: int, lo: int, hi: int, producers: Mapping[Var, Any]) -> tuple[Var, int, int, int] | None:
     """Returns the part of a concatenation that contains `of[lo:hi]`, the axis, and the range within that part."""
-    eqn = made.get(of)
+    eqn = producers.get(of)
     if eqn is None or eqn.primitive.name != "concatenate" or eqn.params["dimension"] != axis:
         return None
     ends = np.cumsum([0, *(a.aval.shape[axis] for a in eqn.invars)]).tolist()
@@ -118,8 +118,8 @@ def distinct(loop: Loop) -> Loop:
 
     left = [e for e in loop.eqns if not e.outvars or not all(v in same for v in e.outvars)]
     eqns = tuple(e.replace(invars=[*map(named, e.invars)]) for e in left)
-    made = replace(loop, eqns=eqns, carry_out=tuple(map(named, loop.carry_out)), ys=tuple(map(named, loop.ys)))
-    return made.verify() if strict_passes.value else made
+    smaller = replace(loop, eqns=eqns, carry_out=tuple(map(named, loop.carry_out)), ys=tuple(map(named, loop.ys)))
+    return smaller.verify() if strict_passes.value else smaller
 
 
 def _key(eqn: Eqn, same: dict[Var, Var]) -> Any:
@@ -153,10 +153,10 @@ def concatenate_cotangents(loop: Loop) -> Loop:
     """
     if not any(eqn.primitive.name == "pad" for eqn in loop.eqns):
         return loop
-    made = jaxprs.producers(loop.eqns)
+    producers = jaxprs.producers(loop.eqns)
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        pieces = _pieces(eqn.outvars[0], made) if eqn.primitive.name == "add_any" else None
+        pieces = _pieces(eqn.outvars[0], producers) if eqn.primitive.name == "add_any" else None
         if pieces is None:
             return None
         axis, placed = pieces
@@ -175,14 +175,14 @@ def concatenate_cotangents(loop: Loop) -> Loop:
     return loop.replaced(rule)
 
 
-def _pieces(v: Var, made: Mapping[Var, Any]) -> tuple[int, list[tuple[int, int, Atom]]] | None:
+def _pieces(v: Var, producers: Mapping[Var, Any]) -> tuple[int, list[tuple[int, int, Atom]]] | None:
     """For a sum of zero-padded arrays that do not overlap, returns the axis, and `(lo, hi, array)` in order."""
-    found: list[tuple[int, int, int, Atom]] = []
+    pieces: list[tuple[int, int, int, Atom]] = []
     queue: list[Atom] = [v]
     met: set[Var] = set()
     while queue:
         atom = queue.pop()
-        eqn = None if jaxprs.is_literal(atom) else made.get(atom)
+        eqn = None if jaxprs.is_literal(atom) else producers.get(atom)
         if eqn is None or atom in met:  # an array that is not padded, or one that is added twice
             return None
         if eqn.primitive.name == "add_any":
@@ -198,9 +198,9 @@ def _pieces(v: Var, made: Mapping[Var, Any]) -> tuple[int, list[tuple[int, int, 
         if not (plain and len(axes) == 1 and jaxprs.is_literal(fill) and fill.val == 0):
             return None
         low = config[axes[0]][0]
-        found.append((axes[0], low, low + operand.aval.shape[axes[0]], operand))
-    found.sort(key=lambda piece: piece[:3])
-    apart = all(a[2] <= b[1] for a, b in itertools.pairwise(found))
-    if len({piece[0] for piece in found}) != 1 or not apart:
+        pieces.append((axes[0], low, low + operand.aval.shape[axes[0]], operand))
+    pieces.sort(key=lambda piece: piece[:3])
+    apart = all(a[2] <= b[1] for a, b in itertools.pairwise(pieces))
+    if len({piece[0] for piece in pieces}) != 1 or not apart:
         return None
-    return found[0][0], [piece[1:] for piece in found]
+    return pieces[0][0], [piece[1:] for piece in pieces]

@@ -93,19 +93,19 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     stays = any(_is_in_the_way(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
     order = _ORDER_IN_PARTS if stays or _limit() <= _SMALL_LOOP else _ORDER
     changed = as_arithmetic(loop, lambda e: e.primitive.name not in drawn and fits(e, order))
-    found = [*equations(changed.eqns)]
-    if changed is loop or len(found) > _EQUATIONS:
+    rewritten = [*equations(changed.eqns)]
+    if changed is loop or len(rewritten) > _EQUATIONS:
         return None
-    in_the_way = tuple(dict.fromkeys(e.primitive.name for e in found if _is_in_the_way(e)))
-    made = _Estimator(changed, estimator.machine if in_the_way else quiet(estimator.machine))
-    inside = made.part(changed.eqns, changed.outputs)
+    in_the_way = tuple(dict.fromkeys(e.primitive.name for e in rewritten if _is_in_the_way(e)))
+    costs = _Estimator(changed, estimator.machine if in_the_way else quiet(estimator.machine))
+    inside = costs.part(changed.eqns, changed.outputs)
     within_limit = _is_within_limit(inside)
     if not within_limit and not in_the_way:
-        made = _Estimator(changed, estimator.machine)
-        inside = made.part(changed.eqns, changed.outputs)
+        costs = _Estimator(changed, estimator.machine)
+        inside = costs.part(changed.eqns, changed.outputs)
         inside = inside._replace(calls=inside.calls + estimator.machine.kernel)  # it runs kernel by kernel
     memory = estimator.part(loop.eqns, loop.outputs).peak  # of the loop as it was
-    return Arithmetic(changed, estimate(made.trips(changed, inside), memory), in_the_way, within_limit)
+    return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), in_the_way, within_limit)
 
 
 class _Estimator(Estimator):

@@ -310,10 +310,10 @@ class Indexer:
         best = jax.lax.top_k(jnp.where(complete, scores, -jnp.inf), min(self.pools, count))[1]
         chosen = complete & jnp.put_along_axis(jnp.zeros_like(seen), best, True, axis=2, inplace=False)
         ends = jnp.arange(count)[None] + size - 1 - places % size  # of the pool of each token, [N, S]
-        found = jnp.take_along_axis(chosen, jnp.minimum(ends, count - 1)[:, None], axis=2) & (ends < count)[:, None]
+        covered = jnp.take_along_axis(chosen, jnp.minimum(ends, count - 1)[:, None], axis=2) & (ends < count)[:, None]
         if self.tail:
-            found |= places[:, None] >= ((at.positions.T + 1) // size * size)[..., None]
-        return seen & found
+            covered |= places[:, None] >= ((at.positions.T + 1) // size * size)[..., None]
+        return seen & covered
 
 
 @dataclass(frozen=True)

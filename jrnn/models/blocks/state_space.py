@@ -104,8 +104,8 @@ class Mamba2(Part):
         """With the sizes and options of a config."""
         size = divides("mamba_n_heads", c.mamba_n_heads, "the inner size", c.inner)
         if c.mamba_d_head not in ("auto", size):
-            found = f"mamba_d_head is {c.mamba_d_head!r}; the inner size {c.inner} and mamba_n_heads make it {size}"
-            raise ConfigError(found)
+            problem = f"mamba_d_head is {c.mamba_d_head!r}; the inner size {c.inner} and mamba_n_heads make it {size}"
+            raise ConfigError(problem)
         sizes = (c.hidden_size, c.mamba_n_heads, size, c.mamba_d_state, c.mamba_n_groups, c.mamba_d_conv)
         given = {"bias": c.mamba_proj_bias, "conv_bias": c.mamba_conv_bias, "act": c.hidden_act}
         return cls(*sizes, **given | {"limit": c.time_step_limit, "epsilon": c.rms_norm_eps} | more)

@@ -9,7 +9,7 @@ from jrnn.models.families import hybrids, linear_attention, mamba, recurrent_gem
 from jrnn.models.family import Family
 
 _FILES = (hybrids, linear_attention, mamba, recurrent_gemma, rwkv, xlstm)
-_ALL = (found for file in _FILES for found in vars(file).values() if isinstance(found, Family))
+_ALL = (value for file in _FILES for value in vars(file).values() if isinstance(value, Family))
 FAMILIES: dict[str, Family] = {family.name: family for family in sorted(_ALL, key=lambda family: family.name)}
 
 

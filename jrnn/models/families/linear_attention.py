@@ -255,10 +255,10 @@ class Glm5Config(LatentConfig):
         """Whether each layer has an indexer, if it attends."""
         since, every = 1 - self.index_skip_topk_offset, self.index_topk_freq
         otherwise = ["SF"[max(k + since, 0) % every == 0] for k in range(self.num_hidden_layers)]
-        found = self.indexer_types or self.index_topk_pattern or otherwise
-        if len(found) != self.num_hidden_layers or set(found) - {"full", "shared", "F", "S"}:
-            raise ConfigError(f"indexer_types is {found!r:.80}; it must have 'full' or 'shared' for each layer")
-        return [kind in ("full", "F") for kind in found]
+        kinds = self.indexer_types or self.index_topk_pattern or otherwise
+        if len(kinds) != self.num_hidden_layers or set(kinds) - {"full", "shared", "F", "S"}:
+            raise ConfigError(f"indexer_types is {kinds!r:.80}; it must have 'full' or 'shared' for each layer")
+        return [kind in ("full", "F") for kind in kinds]
 
 
 def glm5_next(c: Glm5Config) -> Decoder:

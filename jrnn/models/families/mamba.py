@@ -70,8 +70,8 @@ def mamba1(c: MambaConfig) -> Decoder:
 def mamba2(c: Mamba2Config) -> Decoder:
     inner = int(c.expand * c.hidden_size)
     if inner != c.num_heads * c.head_dim:
-        found = f"expand times hidden_size is {inner}, but num_heads times head_dim is {c.num_heads * c.head_dim}"
-        raise ConfigError(f"{found}; they must be equal")
+        problem = f"expand times hidden_size is {inner}, but num_heads times head_dim is {c.num_heads * c.head_dim}"
+        raise ConfigError(f"{problem}; they must be equal")
     sizes = (c.hidden_size, c.num_heads, c.head_dim, c.state_size, c.n_groups, c.conv_kernel)
     options = (c.use_bias, None, c.use_conv_bias, c.hidden_act, c.time_step_limit, c.layer_norm_epsilon)
     return _blocks(c, Mamba2(*sizes, *options))

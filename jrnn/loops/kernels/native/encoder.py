@@ -192,7 +192,7 @@ class Encoder:
     def _elements(self, number: int, stage: Sequence[Operation]) -> None:
         width = stage[0].width
         inside: dict[Array, int] = {}  # the virtual register that holds an array
-        made: list[tuple[str, Any, list[Any]]] = []  # operands: ("ref", n), ("literal", n) or a virtual register
+        copies: list[tuple[str, Any, list[Any]]] = []  # operands: ("ref", n), ("literal", n) or a virtual register
         loaded: dict[Any, int] = {}
         flat, virtual = True, 0
         for o in stage:
@@ -211,7 +211,7 @@ class Encoder:
                 if spread or value.array.root[0].dtype != "float":
                     if (ref, spread) not in loaded:
                         loaded[ref, spread] = virtual
-                        made.append(("spread" if spread else "copy", virtual, [("ref", ref)]))
+                        copies.append(("spread" if spread else "copy", virtual, [("ref", ref)]))
                         virtual += 1
                     operands.append(loaded[ref, spread])
                 else:
@@ -224,9 +224,9 @@ class Encoder:
                 ref = self._ref(o.out, o.axis, width)
                 flat &= self._stride(ref) == width
                 out = ("ref", ref)
-            made.append((o.kind, out, operands))
+            copies.append((o.kind, out, operands))
         first = len(self.instructions)
-        self._allocated(made)
+        self._allocated(copies)
         self.stages.append(
             [0, first, len(self.instructions) - first, int(flat), width, -1, -1, -1, -1, 0, 0, *[0] * 12]
         )
@@ -234,13 +234,13 @@ class Encoder:
     def _stride(self, ref: int) -> int:
         return list(self.refs)[ref][3]
 
-    def _allocated(self, made: Sequence[tuple[str, Any, list[Any]]]) -> None:
+    def _allocated(self, operations: Sequence[tuple[str, Any, list[Any]]]) -> None:
         """Adds instructions, with a register for each virtual one while it is needed."""
-        last = {v: i for i, (_, out, operands) in enumerate(made) for v in (out, *operands) if isinstance(v, int)}
+        last = {v: i for i, (_, out, operands) in enumerate(operations) for v in (out, *operands) if isinstance(v, int)}
         free: list[int] = []
         held: dict[int, int] = {}
-        for i, (kind, out, operands) in enumerate(made):
-            found = [self._operand(v, held) for v in operands]
+        for i, (kind, out, operands) in enumerate(operations):
+            registers = [self._operand(v, held) for v in operands]
             ends = {v for v in operands if isinstance(v, int) and last[v] == i}
             free += [held.pop(v) for v in ends]
             if isinstance(out, int):
@@ -249,7 +249,7 @@ class Encoder:
                     self.registers += 1
                 held[out] = free.pop()
             target = self._operand(out, held)
-            self.instructions.append((_OPCODES[kind], target, *found, *[found[0]] * (3 - len(found))))
+            self.instructions.append((_OPCODES[kind], target, *registers, *[registers[0]] * (3 - len(registers))))
             if isinstance(out, int) and last[out] == i:
                 free.append(held.pop(out))
 

@@ -31,8 +31,8 @@ def matrix_bytes(program: Program) -> int:
 
 
 def _bytes(products: list[Operation], program: Program) -> int:
-    found = {(o.matrix.array, o.matrix.offset): o.width * o.matrix.dims[0][0] for o in products}
-    return sum(found.values()) * program.dtype.itemsize
+    sizes = {(o.matrix.array, o.matrix.offset): o.width * o.matrix.dims[0][0] for o in products}
+    return sum(sizes.values()) * program.dtype.itemsize
 
 
 def terms(program: Program, machine: Machine, instructions: str) -> dict[str, float]:

@@ -107,9 +107,9 @@ def _parts(loop: Loop, eqns: Sequence[Eqn], early: set[Var], late: set[Var]) -> 
     after = jaxprs.depends(eqns, late)
     last = tuple(e for e in eqns if any(v in after for v in e.outvars))
     inner = [e for e in eqns if not any(v in after for v in e.outvars)]
-    made = {v for e in inner for v in e.outvars} | set(loop.carry)
+    computed = {v for e in inner for v in e.outvars} | set(loop.carry)
     ys = [y for y in loop.ys if not jaxprs.is_in(y, after)]
-    ys += [v for v in jaxprs.free_variables(last) if v in made and v not in early]
+    ys += [v for v in jaxprs.free_variables(last) if v in computed and v not in early]
     kept = list(dict.fromkeys(jaxprs.variables(ys))) + [y for y in ys if jaxprs.is_literal(y)]
     available = {*loop.inputs, *early}
     body, _ = jaxprs.needed(inner, [*loop.carry_out, *kept], available)
@@ -128,10 +128,10 @@ def _dtype(loop: Loop, given: Sequence[Var]) -> Any:
             if not all(map(jaxprs.is_known, v.aval.shape)) or 0 in v.aval.shape:
                 raise Refused(f"a value of the step has the shape {list(v.aval.shape)}")
     atoms = [*given, *loop.carry, *loop.xs, *jaxprs.variables(loop.outputs), *(v for e in loop.eqns for v in e.outvars)]
-    found = {v.aval.dtype for v in atoms} - {jnp.dtype(jnp.bool_)}
-    for dtype in found:
+    dtypes = {v.aval.dtype for v in atoms} - {jnp.dtype(jnp.bool_)}
+    for dtype in dtypes:
         if dtype not in (jnp.float32, jnp.float64, jnp.bfloat16):
             raise Refused(f"the kernel has no {dtype}")
-    if jnp.dtype(jnp.float64) in found and len(found) > 1:
-        raise Refused(f"the step computes with {' and '.join(sorted(map(str, found)))}")
-    return jnp.dtype(jnp.float64 if jnp.dtype(jnp.float64) in found else jnp.float32)
+    if jnp.dtype(jnp.float64) in dtypes and len(dtypes) > 1:
+        raise Refused(f"the step computes with {' and '.join(sorted(map(str, dtypes)))}")
+    return jnp.dtype(jnp.float64 if jnp.dtype(jnp.float64) in dtypes else jnp.float32)

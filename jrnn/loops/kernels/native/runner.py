@@ -47,15 +47,15 @@ class Native:
         assert length == loop.length
         env = jaxprs.evaluate(program.before, dict(zip(loop.consts, consts)))
         stacked = dict(zip(loop.xs, xs))
-        made = {v for e in program.early for v in e.outvars}
-        over_time(program.early, [*made], env, stacked)
+        computed = {v for e in program.early for v in e.outvars}
+        over_time(program.early, [*computed], env, stacked)
         operands = [
             *(env[v] for v in program.given),
             *(jnp.asarray(v).astype(program.dtype) for v in init),
             *(stacked[v] for v in core.xs),
         ]
         # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
-        axes = max((jax.typeof(v).manual_axis_type for v in operands), key=lambda found: len(found.varying))
+        axes = max((jax.typeof(v).manual_axis_type for v in operands), key=lambda kind: len(kind.varying))
         typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
         types = [typed(v.aval.shape, program.dtype) for v in core.carry]
         types += [typed((length, *y.aval.shape), y.aval.dtype) for y in core.ys]
@@ -118,9 +118,9 @@ class Native:
 
 def native_of(loop: Loop) -> Native:
     """Returns the runner of a loop. Raises `Refused` with the reason if there is none."""
-    found = library.found()
-    if found.reason:
-        raise Refused(f"the kernel for CPUs is not there: {found.reason}")
+    kernel = library.found()
+    if kernel.reason:
+        raise Refused(f"the kernel for CPUs is not there: {kernel.reason}")
     return Native(program_of(loop))
 
 

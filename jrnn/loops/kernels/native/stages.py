@@ -21,10 +21,10 @@ def add_in_products(operations: Sequence[Operation]) -> list[Operation]:
 
     def product_of(view: View) -> Operation | None:
         """Returns the product that computes all of a value, if the value is read once."""
-        made = [o for o in writers[view.array] if o not in dropped]
-        if len(made) != 1 or made[0].kind != "product" or uses[view.array] != 1 or view.array.inside is not None:
+        makers = [o for o in writers[view.array] if o not in dropped]
+        if len(makers) != 1 or makers[0].kind != "product" or uses[view.array] != 1 or view.array.inside is not None:
             return None
-        return made[0] if made[0].out.is_whole and view.is_whole else None
+        return makers[0] if makers[0].out.is_whole and view.is_whole else None
 
     def start_from(product: Operation, value: View, axis: int | None, rows: int) -> bool:
         if len(product.read) == 1:
@@ -66,11 +66,11 @@ def _first(view: View, axis: int | None) -> int | None:
 
 def _writers(operations: Sequence[Operation]) -> dict[Array, list[Operation]]:
     """Returns the operations that write each array, or a part of it."""
-    found: dict[Array, list[Operation]] = defaultdict(list)
+    writers: dict[Array, list[Operation]] = defaultdict(list)
     for operation in operations:
         for array in operation.out.array.chain:
-            found[array].append(operation)
-    return found
+            writers[array].append(operation)
+    return writers
 
 
 def in_stages(operations: Sequence[Operation], carries: Collection[Array]) -> list[list[Operation]]:

@@ -72,10 +72,10 @@ class Step:
                 raise Refused(f"{name} computes {v.aval.dtype}")
         read = [self.value(a) for a in eqn.invars]
         if name in _RULES:
-            made = _RULES[name](self, eqn, *read)
+            values = _RULES[name](self, eqn, *read)
         else:
-            made = [self._elementwise(eqn, name, read, out[0])]
-        for v, value in zip(eqn.outvars, made):
+            values = [self._elementwise(eqn, name, read, out[0])]
+        for v, value in zip(eqn.outvars, values):
             if v.aval.dtype == jnp.bfloat16 and name in _ROUNDS:
                 value = self.apply("to_bfloat16", [value], v.aval.shape)
             self.values[v] = value
@@ -135,13 +135,13 @@ class Step:
     def _rows_of(self, values: Sequence[Value], shape: Sequence[int]) -> int | None:
         """Returns the axis of a result of `shape` that holds the rows."""
         views = [v for v in values if isinstance(v, View)]
-        found = {v.row for v in views if v.row is not None}
-        if len(found) > 1:
+        sources = {v.row for v in views if v.row is not None}
+        if len(sources) > 1:
             raise Refused("two values of the step have their rows in different axes")
-        if found or self.rows == 1:
-            return found.pop() if found else None
-        made = [v for v in views if v.array.in_rows]  # the same for all rows
-        first = bool(shape) and shape[0] == self.rows and all(v.dims[0][0] == 1 or v.dims[0][1] == 0 for v in made)
+        if sources or self.rows == 1:
+            return sources.pop() if sources else None
+        whole = [v for v in views if v.array.in_rows]  # the same for all rows
+        first = bool(shape) and shape[0] == self.rows and all(v.dims[0][0] == 1 or v.dims[0][1] == 0 for v in whole)
         return 0 if first else None
 
     def new(self, shape: Sequence[int], axis: int | None) -> View:
@@ -222,7 +222,7 @@ class Step:
             )
             first = 0 if axis is None else 1
             place = {a: first + i for i, a in enumerate(order)} | ({} if axis is None else {axis: 0})
-            heads, free, sums = ([place[a] for a in found] for found in (heads, free, sums))
+            heads, free, sums = ([place[a] for a in axes] for axes in (heads, free, sums))
             axis, inner = (None if axis is None else 0), rows.dims
         depth, width = collapsed([matrix.dims[a] for a in down]), collapsed([matrix.dims[a] for a in columns])
         if len(depth) > 1 or len(width) > 1 or not sums or math.prod(inner[a][0] for a in sums) < 2:
@@ -310,12 +310,12 @@ def _slice(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
 
 def _split(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     axis, shape = eqn.params["axis"], value.shape
-    found = []
+    parts = []
     for a, b in itertools.pairwise(itertools.accumulate(eqn.params["sizes"], initial=0)):
         starts, ends = [0] * len(shape), list(shape)
         starts[axis], ends[axis] = a, b
-        found.append(_cut(value, starts, ends, [1] * len(shape)))
-    return found
+        parts.append(_cut(value, starts, ends, [1] * len(shape)))
+    return parts
 
 
 def _concatenate(step: Step, eqn: jaxprs.Eqn, *values: Value) -> list[Value]:

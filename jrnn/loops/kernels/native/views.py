@@ -130,15 +130,15 @@ def collapsed(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     >>> collapsed([(2, 12), (1, 0), (3, 4), (4, 1)])
     [(24, 1)]
     """
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for n, stride in dims:
         if n == 1:
             continue
-        if found and found[-1][1] == n * stride:
-            found[-1] = (found[-1][0] * n, stride)
+        if merged and merged[-1][1] == n * stride:
+            merged[-1] = (merged[-1][0] * n, stride)
         else:
-            found.append((n, stride))
-    return found
+            merged.append((n, stride))
+    return merged
 
 
 def dense(shape: Sequence[int]) -> Dims:
@@ -152,7 +152,7 @@ def dense(shape: Sequence[int]) -> Dims:
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
     """Returns the smallest ranges of axes of two shapes that hold the same elements."""
-    found, i, j = [], 0, 0
+    groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         first, second = i, j
         sizes = [1, 1]
@@ -171,5 +171,5 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]
                 j += 1
             else:
                 break
-        found.append((range(first, i), range(second, j)))
-    return found
+        groups.append((range(first, i), range(second, j)))
+    return groups

@@ -70,8 +70,8 @@ def to_memory(value: Any, shape: Sequence[int], form: Form) -> Any:
 
 def from_memory(tiles: Any, aval: Any) -> Any:
     """Converts tiles that a kernel wrote, [..., R, C], to the value or the stack of it."""
-    made = jnp.reshape(tiles, (*tiles.shape[:-2], *aval.shape))
-    return made != 0 if aval.dtype == jnp.bool_ else made
+    value = jnp.reshape(tiles, (*tiles.shape[:-2], *aval.shape))
+    return value != 0 if aval.dtype == jnp.bool_ else value
 
 
 def encoded(tile: Any) -> Any:
@@ -97,8 +97,8 @@ def turned(tile: Any) -> Any:
     rows, columns = (lax.broadcasted_iota(jnp.int32, (n, n), axis) for axis in (0, 1))
     square = widened(spread(encoded(tile), (n, n)))
     kept = lax.select(rows == columns, square, jnp.zeros_like(square))
-    made = jnp.sum(kept, axis=0 if tile.shape[1] == 1 else 1, keepdims=True, dtype=kept.dtype)
-    return decoded(made, jnp.bool_) if tile.dtype == jnp.bool_ else made.astype(tile.dtype)
+    sums = jnp.sum(kept, axis=0 if tile.shape[1] == 1 else 1, keepdims=True, dtype=kept.dtype)
+    return decoded(sums, jnp.bool_) if tile.dtype == jnp.bool_ else sums.astype(tile.dtype)
 
 
 def widened(tile: Any) -> Any:

@@ -127,7 +127,7 @@ def run(
         return pl.BlockSpec((block, *array.shape[-2:]), lambda t: (time_of(t), zero, zero))
 
     # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
-    axes = max((jax.typeof(v).manual_axis_type for v in (*consts, *init, *xs)), key=lambda found: len(found.varying))
+    axes = max((jax.typeof(v).manual_axis_type for v in (*consts, *init, *xs)), key=lambda kind: len(kind.varying))
     typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
     stacks = [typed((steps, *y.shape), y.dtype) for y in written]
     # On a TPU, no value of the kernel has 64 bits, and Mosaic does not lower loops with 64-bit counters.

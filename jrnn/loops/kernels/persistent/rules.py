@@ -103,8 +103,8 @@ def _elementwise(eqn: Eqn, form: Form, reader: Reader) -> Any:
         else spread(_operand(a, out.shape, form, reader), shape)
         for a in eqn.invars
     ]
-    made = _applied(eqn, [widened(tile) for tile in operands], out.dtype)
-    return made if made.dtype == out.dtype else made.astype(out.dtype)
+    value = _applied(eqn, [widened(tile) for tile in operands], out.dtype)
+    return value if value.dtype == out.dtype else value.astype(out.dtype)
 
 
 def _applied(eqn: Eqn, operands: list[Any], dtype: Any) -> Any:
@@ -187,7 +187,7 @@ def _pieces(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
             raise Refused("the kernel has no slices with steps")
         ranges = [list(zip(params["start_indices"], params["limit_indices"]))]
     is_vector = len(long_axes(operand.aval.shape)) == 1
-    found = []
+    pieces = []
     for out, limits in zip(eqn.outvars, ranges):
         stays = len(long_axes(out.aval.shape)) == 1
         own = form if stays else reader.form(operand)
@@ -198,8 +198,8 @@ def _pieces(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
         elif not at:
             at = [(0, 1), (0, 1)]
         piece = decoded(lax.slice(encoded(tile), [int(a) for a, _ in at], [int(b) for _, b in at]), tile.dtype)
-        found.append(turned(piece) if stays and piece.shape != tile_shape(out.aval.shape, form) else piece)
-    return found
+        pieces.append(turned(piece) if stays and piece.shape != tile_shape(out.aval.shape, form) else piece)
+    return pieces
 
 
 def _joined(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
@@ -216,16 +216,16 @@ def _joined(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
         placed = [[a + (a >= at) for a in long_axes(v.aval.shape)] for v in operands]
         tiles = [reader.tile(v, _placed(axes, out.shape, form)) for v, axes in zip(operands, placed)]
         return [_concatenated(tiles, into, at, form)]
-    made, filling = _operand(operands[0], out.shape, form, reader), reader.tile(operands[1], WHOLE)
+    middle, filling = _operand(operands[0], out.shape, form, reader), reader.tile(operands[1], WHOLE)
     for axis, (low, high, inner) in enumerate(eqn.params["padding_config"]):
         if low < 0 or high < 0 or inner:
             raise Refused("the kernel only pads at the ends")
         if low or high:
-            rows, columns = made.shape
+            rows, columns = middle.shape
             sizes = [(n, columns) if _tile_axis(into, axis, form) == 0 else (rows, n) for n in (low, high)]
             before, after = ([spread(filling, size)] if n else [] for n, size in zip((low, high), sizes))
-            made = _concatenated([*before, made, *after], into, axis, form)
-    return [spread(made, shape)]
+            middle = _concatenated([*before, middle, *after], into, axis, form)
+    return [spread(middle, shape)]
 
 
 def _tile_axis(into: Sequence[int], axis: int, form: Form) -> int:
@@ -268,8 +268,8 @@ def _reduction(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     long = long_axes(operand.aval.shape)
     axes = [_tile_axis(long, a, own) for a in long if a in eqn.params["axes"]]
     if axes:
-        made = _REDUCE[eqn.primitive.name](widened(encoded(tile)), axis=tuple(axes), keepdims=True)
-        tile = decoded(made, jnp.bool_) if tile.dtype == jnp.bool_ else made.astype(tile.dtype)
+        reduced = _REDUCE[eqn.primitive.name](widened(encoded(tile)), axis=tuple(axes), keepdims=True)
+        tile = decoded(reduced, jnp.bool_) if tile.dtype == jnp.bool_ else reduced.astype(tile.dtype)
     return [tile if tile.shape == tile_shape(out.shape, form) else turned(tile)]
 
 
@@ -295,14 +295,14 @@ def _product(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
         return [(a * b).astype(out.dtype)]
     if ranks == [1, 1]:
         own = reader.form(left)
-        made = jnp.sum(widened(reader.tile(left, own)) * widened(reader.tile(right, own)), keepdims=True)
-        return [made.astype(out.dtype)]
+        product = jnp.sum(widened(reader.tile(left, own)) * widened(reader.tile(right, own)), keepdims=True)
+        return [product.astype(out.dtype)]
     if ranks[1] == 1:  # put the matrix on the right
         left, right, ranks, first = right, left, ranks[::-1], first[::-1]
     a = reader.tile(left, FLAT).astype(dtype) if ranks[0] == 1 else reader.factor(left, first[0], dtype)
     b = reader.factor(right, not first[1], dtype)
-    made = jnp.dot(a, b, precision=precision, preferred_element_type=wide).astype(out.dtype)
-    return [made if made.shape == tile_shape(out.shape, form) else turned(made)]
+    product = jnp.dot(a, b, precision=precision, preferred_element_type=wide).astype(out.dtype)
+    return [product if product.shape == tile_shape(out.shape, form) else turned(product)]
 
 
 def _precision(eqn: Eqn, on_tpu: bool) -> tuple[Any, Any]:

@@ -127,16 +127,16 @@ def kernel_of(loop: Loop, chip: str, interpret: bool) -> Persistent:
     for dtype in dict.fromkeys(v.aval.dtype for v in atoms):
         if not (dtype.name in _TPU_TYPES or (interpret and jnp.issubdtype(dtype, jnp.number))):
             raise Refused(f"the kernel has no {dtype.name}")
-    made = Persistent(tiled(loop, not interpret), chip)
+    kernel = Persistent(tiled(loop, not interpret), chip)
     most = int(mosaic.vmem_bytes(chip) * _SHARE)
-    if not interpret and made.needed > most:
+    if not interpret and kernel.needed > most:
         raise Refused(
-            f"it needs {made.needed:,} bytes of VMEM, {made.constants:,} for constants; "
+            f"it needs {kernel.needed:,} bytes of VMEM, {kernel.constants:,} for constants; "
             f"{chip or 'a TPU of unknown kind'} has {most:,} for it"
         )
-    if not interpret and made.computed > _LARGEST_STEP:
-        raise Refused(f"a step computes {made.computed:,} bytes, more than the {_LARGEST_STEP:,} of a kernel")
-    return made
+    if not interpret and kernel.computed > _LARGEST_STEP:
+        raise Refused(f"a step computes {kernel.computed:,} bytes, more than the {_LARGEST_STEP:,} of a kernel")
+    return kernel
 
 
 def _bytes(pairs: Sequence[tuple[Atom, Form]]) -> int:

@@ -65,8 +65,8 @@ class Tiled:
 
     def values(self) -> list[tuple[tuple[int, int], Any]]:
         """Returns the shape and dtype of every tile that a step computes."""
-        made = [(v, form) for eqn in self.loop.eqns for v in eqn.outvars for form in self.forms.get(v, ())]
-        return [memory_type(v, form) for v, form in made]
+        stored = [(v, form) for eqn in self.loop.eqns for v in eqn.outvars for form in self.forms.get(v, ())]
+        return [memory_type(v, form) for v, form in stored]
 
 
 def memory_type(atom: Atom, form: Form) -> tuple[tuple[int, int], Any]:
@@ -107,7 +107,7 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
     return Tiled(
         loop,
         reader,
-        {v: tuple(found) for v, found in forms.items()},
+        {v: tuple(of) for v, of in forms.items()},
         tuple((v, form) for v in loop.consts for form in forms.get(v, ())),
         tuple((i, form) for i, v in enumerate(loop.carry) for form in forms.get(v) or [reader.form(v)]),
         tuple((v, form) for v in loop.xs for form in forms.get(v, ())),
@@ -121,29 +121,29 @@ def _forms_of(eqn: Eqn, forms: Mapping[Var, Any]) -> list[Form]:
 
 def _natural_forms(loop: Loop) -> dict[Var, Form]:
     """Returns the form of each vector that costs least, if it is known."""
-    found: dict[Var, Form] = {}
+    forms: dict[Var, Form] = {}
     for v in loop.inputs:
-        _set_by_shape(v, found)
+        _set_by_shape(v, forms)
     for eqn in loop.eqns:
         first = long_axes(eqn.invars[0].aval.shape) if eqn.invars else ()
         for v in eqn.outvars:
             if len(long_axes(v.aval.shape)) != 1:
                 continue
-            known = next((found[a] for a in eqn.invars if jaxprs.is_in(a, found)), None)
+            known = next((forms[a] for a in eqn.invars if jaxprs.is_in(a, forms)), None)
             if len(first) == 2 and eqn.primitive.name.startswith("reduce"):
-                found[v] = FLAT if first[0] in eqn.params["axes"] else UPRIGHT
+                forms[v] = FLAT if first[0] in eqn.params["axes"] else UPRIGHT
             elif len(first) == 2 and eqn.primitive.name in ("slice", "split"):
-                found[v] = UPRIGHT if long_axes(v.aval.shape)[0] == first[0] else FLAT
+                forms[v] = UPRIGHT if long_axes(v.aval.shape)[0] == first[0] else FLAT
             elif eqn.primitive.name == "dot_general":
-                found[v] = FLAT
+                forms[v] = FLAT
             elif known is not None:
-                found[v] = known
+                forms[v] = known
             else:
-                _set_by_shape(v, found)
-    return found
+                _set_by_shape(v, forms)
+    return forms
 
 
-def _set_by_shape(v: Var, found: dict[Var, Form]) -> None:
+def _set_by_shape(v: Var, forms: dict[Var, Form]) -> None:
     axes = long_axes(v.aval.shape)
     if v.aval.ndim > 1 and len(axes) == 1:
-        found[v] = FLAT if axes[0] == v.aval.ndim - 1 else UPRIGHT
+        forms[v] = FLAT if axes[0] == v.aval.ndim - 1 else UPRIGHT
