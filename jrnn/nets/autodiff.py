@@ -122,13 +122,13 @@ class _Pass:
     def fresh(self, name: str) -> str:
         """`name`, or `name_k` if a forward blob or another gradient has that name."""
         k = self.numbers.get(name, 0)
-        found = name if k == 0 else f"{name}_{k - 1}"
-        while found in self.taken or self.holders.get(found):
-            if found in self.taken and self.numbers.get(name, 0) == k:
+        free = name if k == 0 else f"{name}_{k - 1}"
+        while free in self.taken or self.holders.get(free):
+            if free in self.taken and self.numbers.get(name, 0) == k:
                 self.numbers[name] = k + 1  # it stays taken, other than a name that a gradient holds
-            found, k = f"{name}_{k}", k + 1
-        self.taken.add(found)
-        return found
+            free, k = f"{name}_{k}", k + 1
+        self.taken.add(free)
+        return free
 
     def emit(self, op: Op) -> None:
         """Appends a gradient operator."""
@@ -366,12 +366,12 @@ def backward_pass(
             state.accumulate(index)
         except JrnnError as e:
             raise e.at(describe_op(index, op.type, op.outputs, net_name), op.outputs) from e.__cause__
-    found: dict[str, Gradient] = {}
+    gradients: dict[str, Gradient] = {}
     for v in sorted(state.gradients, key=lambda v: -v.number):  # the first version of a blob comes last and stays
         overwrites_external = v.number > 0 and state.values[Version(v.name, 0)].writer is None
         if not overwrites_external:
-            found[v.name] = state.gradients[v]
-    return BackwardPass(state.forward_with_saves(), tuple(state.ops), found)
+            gradients[v.name] = state.gradients[v]
+    return BackwardPass(state.forward_with_saves(), tuple(state.ops), gradients)
 
 
 def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -> tuple[Net, dict[str, Gradient]]:

@@ -91,11 +91,11 @@ class NetBuilder:
     def fresh(self, prefix: str) -> str:
         """A name that is not used yet: `prefix`, `prefix_1`, ... prefixed with the open scopes."""
         base = self.scoped(prefix)
-        found = base
-        while self.defines(found) or found in self._made:
+        free = base
+        while self.defines(free) or free in self._made:
             self._counts[base] = self._counts.get(base, 0) + 1
-            found = f"{base}_{self._counts[base]}"
-        return found
+            free = f"{base}_{self._counts[base]}"
+        return free
 
     def defines(self, name: str) -> bool:
         """Whether the blob is defined here or in the parent: written, declared as an input, or a parameter."""
@@ -174,8 +174,8 @@ class NetBuilder:
             names = [self.fresh(prefix) for prefix in prefixes]
         else:
             names = [self.scoped(n) for n in ([outputs] if isinstance(outputs, str) else outputs)]
-        made = self.add(Op.of(type, inputs, names, **args))
-        return made[0] if len(made) == 1 else made
+        outs = self.add(Op.of(type, inputs, names, **args))
+        return outs[0] if len(outs) == 1 else outs
 
     def __getattr__(self, type: str) -> Callable[..., Any]:
         """`b.FC([x, w, b], "y")` is `b.op("FC", [x, w, b], "y")`, for every registered operator."""

@@ -105,11 +105,11 @@ class GradientMaker:
             zero = self.temporary(name + "_grad_zero")
             self.emit(registry.SEED, [self.output(k)], [zero], copy_args=False, value=0.0)
             self._grad_outputs[k] = zero
-        found = self._grad_outputs[k]
-        assert found is not None
-        if isinstance(found, GradientSlice):
+        gradient = self._grad_outputs[k]
+        assert gradient is not None
+        if isinstance(gradient, GradientSlice):
             raise GradientError(f"the gradient of output {name!r} is sparse; the gradient operator needs a dense one")
-        return found
+        return gradient
 
     def grad_output_slice(self, k: int) -> Gradient | None:
         """The gradient that arrives at output `k`, dense or sparse, or None."""
@@ -134,9 +134,9 @@ class GradientMaker:
     def grad_input_slice(self, k: int) -> GradientSlice:
         """Declares that input `k` has a sparse gradient. Returns the blobs to write its indices and values to."""
         name = self.op.inputs[k]
-        found = GradientSlice(Token(f"{name}_grad_indices", k), Token(f"{name}_grad_values", k))
-        self.answers[k] = found
-        return found
+        gradient = GradientSlice(Token(f"{name}_grad_indices", k), Token(f"{name}_grad_values", k))
+        self.answers[k] = gradient
+        return gradient
 
     def set_grad(self, k: int, gradient: Gradient) -> None:
         """Declares that an existing gradient is that of input `k`."""
@@ -155,7 +155,7 @@ class GradientMaker:
         self, type: str, inputs: Iterable[str], outputs: Iterable[str], /, *, copy_args: bool = True, **args: Any
     ) -> None:
         """Adds a gradient operator, with the forward operator's device, engine and (if `copy_args`) arguments."""
-        made = Op.of(type, inputs, outputs, **args)
+        op = Op.of(type, inputs, outputs, **args)
         copied = tuple(a for a in self.op.args if copy_args and a.name not in args)
-        made = replace(made, args=made.args + copied, is_gradient=True)
-        self.emitted.append(replace(made, engine=self.op.engine, device_option=self.op.device_option))
+        op = replace(op, args=op.args + copied, is_gradient=True)
+        self.emitted.append(replace(op, engine=self.op.engine, device_option=self.op.device_option))

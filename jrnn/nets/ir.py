@@ -36,8 +36,8 @@ class Numbers(Sequence[Any]):
         return self._values.size
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._values[index]
-        return tuple(found.tolist()) if isinstance(index, slice) else found.item()
+        numbers = self._values[index]
+        return tuple(numbers.tolist()) if isinstance(index, slice) else numbers.item()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values.tolist())
@@ -181,25 +181,25 @@ class Op:
         >>> Op.of("FC", ["x", "w", "b"], ["y"], axis=2).arg("axis")
         2
         """
-        made = tuple(Arg.of(k, v) for k, v in args.items() if v is not None)
-        return cls(type, tuple(inputs), tuple(outputs), made)
+        given = tuple(Arg.of(k, v) for k, v in args.items() if v is not None)
+        return cls(type, tuple(inputs), tuple(outputs), given)
 
     def arg(self, name: str, default: Any = None) -> Any:
         """The value of an argument, or `default` if it is absent. Strings are bytes, as on the wire."""
-        found = _find(self.args, name)
-        return default if found is None else found.value
+        arg = _find(self.args, name)
+        return default if arg is None else arg.value
 
     def names(self, name: str) -> tuple[str, ...]:
         """The names of blobs in an argument, or none if it is absent; see `Arg.names`."""
-        found = _find(self.args, name)
-        return () if found is None else found.names()
+        arg = _find(self.args, name)
+        return () if arg is None else arg.names()
 
     def integers(self, name: str) -> tuple[int, ...]:
         """The integers in an argument. Like Caffe2, returns none if it is absent or not a list of integers."""
-        found = _find(self.args, name)
-        if found is None or found.kind != "ints" or not isinstance(found.value, (Numbers, tuple)):
+        arg = _find(self.args, name)
+        if arg is None or arg.kind != "ints" or not isinstance(arg.value, (Numbers, tuple)):
             return ()
-        return tuple(found.value)
+        return tuple(arg.value)
 
     def with_args(self, changes: Mapping[str, Any]) -> Op:
         """The same operator with arguments replaced in place or appended. Those whose new value is None are removed."""
@@ -242,5 +242,5 @@ class Net:
 
     def arg(self, name: str, default: Any = None) -> Any:
         """The value of an argument of the net, or `default` if it is absent."""
-        found = _find(self.args, name)
-        return default if found is None else found.value
+        arg = _find(self.args, name)
+        return default if arg is None else arg.value

@@ -84,9 +84,9 @@ def check_call(fn: Callable[[], Any], names: Iterable[str], limit: int, held: in
         traced = jax.make_jaxpr(fn)().jaxpr
     except Exception:  # the call itself raises it, or needs values and not only shapes
         return 0
-    made = [v.aval for eqn in traced.eqns for v in eqn.outvars]
+    avals = [v.aval for eqn in traced.eqns for v in eqn.outvars]
     names = list(names)
     check_results([v.aval for v in traced.outvars], names, limit, held)
-    for x in made:
+    for x in avals:
         check_results([x], names[:1] or ["(no output)"], limit, held)
-    return max(map(size_of, made), default=0)
+    return max(map(size_of, avals), default=0)

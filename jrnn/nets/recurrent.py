@@ -154,7 +154,7 @@ def unrolled_net(
     }
     written = dict.fromkeys(o for op in step_net.ops for o in op.outputs)
     now = {s.previous: s.initial for s in wires.states}  # the blobs that hold the states before step t
-    made: dict[str, list[str]] = {s.new: [] for s in wires.states}
+    blobs_of: dict[str, list[str]] = {s.new: [] for s in wires.states}
     for t in range(steps):
         names = {name: f"timestep_{t}/{name}" for name in written} | now
         names |= {inner: blobs[t] for inner, blobs in slices.items()}
@@ -165,10 +165,10 @@ def unrolled_net(
             b.add(rename_in_op(op, names, names))
         now = {s.previous: names[s.new] for s in wires.states}
         for s in wires.states:
-            made[s.new].append(names[s.new])
+            blobs_of[s.new].append(names[s.new])
     states = [
         RecurrentState(b.add(Op.of("Concat", blobs, [f"{new}_concat", f"{new}_concat_info"], axis=0))[0], blobs[-1])
-        for new, blobs in made.items()
+        for new, blobs in blobs_of.items()
     ]
     for k, name in enumerate(name for s in states for name in (s.all, s.last)):
         if outputs_with_grads is not None and k not in outputs_with_grads:
@@ -197,12 +197,12 @@ def retrieve_step_blobs(
         Op.of(FETCHER, [op.outputs[-1]], [f"{prefix}_{k}"], prefix=prefix) for k, op in enumerate(networks, 1)
     )
     got = run_net(replace(net, ops=net.ops + fetchers), blobs, key=key)
-    found: dict[str, np.ndarray] = {}
+    values: dict[str, np.ndarray] = {}
     for op in networks:
         workspaces = got[op.outputs[-1]]
         if isinstance(workspaces, StepWorkspaces):  # networks of old wire versions have none
-            found |= {f"{prefix}_{name}": np.asarray(value) for name, value in workspaces.steps()}
-    return found
+            values |= {f"{prefix}_{name}": np.asarray(value) for name, value in workspaces.steps()}
+    return values
 
 
 class _State(NamedTuple):
@@ -273,15 +273,15 @@ class _Wires:
     def references(self, timestep: str | None) -> tuple[str, ...]:
         """External inputs of the step net that are blobs of the outer net."""
         own = {*dict(self.inputs), *(s.previous for s in self.states), timestep}
-        found = [n for n in self.step_net.external_inputs if n not in own]
+        read = [n for n in self.step_net.external_inputs if n not in own]
         others = {*dict(self.inputs).values(), *(s.initial for s in self.states)}
-        clash = [n for n in found if n in others]
+        clash = [n for n in read if n in others]
         if clash:
             raise NetError(
                 f"the step net {self.step_net.name!r} reads the outer blob {clash[0]!r}, which is also a sequence or an "
                 "initial state of the recurrent network; give the step net a copy of it under another name"
             )
-        return tuple(found)
+        return tuple(read)
 
 
 def _backward_args(
@@ -316,13 +316,13 @@ def _backward_args(
     written = dict.fromkeys(o for op in step.ops for o in op.outputs)
     stored = [n for n in written if n in undefined and n not in own and n not in step.external_outputs]
     external = (*stored, *(n + "_grad" for n in wires.seeds), *step.external_inputs, *step.external_outputs)
-    made = {o for op in ops for o in op.outputs}
+    computed = {o for op in ops for o in op.outputs}
     links = []
     for s in wires.states:
         if s.previous not in wires.stopped:
             # If nothing reads a state, nothing writes its gradient. The gradient is zero, and its link has no effect.
             usual = s.previous + "_grad"
-            gradient = usual if usual in made else gradients.get(s.previous, usual)
+            gradient = usual if usual in computed else gradients.get(s.previous, usual)
             links += [(s.new + "_grad", s.slots + "_grad", 1), (gradient, s.slots + "_grad", 0)]
     for inner, sequence in wires.inputs:
         if inner not in wires.stopped:

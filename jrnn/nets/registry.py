@@ -117,7 +117,7 @@ class OpDef:
         Raises:
             OpError: if an argument has the wrong type, or a required one is absent.
         """
-        found = {}
+        values = {}
         given: dict[str, Any] = {}
         for a in op.args:
             if given.setdefault(a.name, a) != a:
@@ -125,10 +125,10 @@ class OpDef:
         for spec in self.args:
             value = op.arg(spec.name)
             if value is not None:
-                found[spec.name] = _decode(spec, value)
+                values[spec.name] = _decode(spec, value)
             elif spec.required:
                 raise OpError(f"argument {spec.name!r} ({_type_name(spec.annotation)}) is required")
-        return found
+        return values
 
 
 def _type_name(annotation: Any) -> str:
@@ -139,9 +139,9 @@ def _decode(spec: ArgSpec, value: Any) -> Any:
     """A value on the wire as the type that the annotation names."""
     is_union = typing.get_origin(spec.annotation) in (typing.Union, types.UnionType)
     for kind in typing.get_args(spec.annotation) if is_union else (spec.annotation,):
-        found = _decode_as(kind, value)
-        if found is not None:
-            return found
+        decoded = _decode_as(kind, value)
+        if decoded is not None:
+            return decoded
     raise OpError(f"argument {spec.name!r} must be {_type_name(spec.annotation)}, is {value!r:.80}")
 
 
@@ -280,10 +280,10 @@ def gradient(*op_types: str) -> Callable[[F], F]:
 
 def lookup(type: str) -> OpDef:
     """The definition of an operator type. Raises UnknownOperatorError, with near names, if there is none."""
-    found = names().get(type)
-    if found is None:
+    row = names().get(type)
+    if row is None:
         raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}")
-    return found
+    return row
 
 
 def names() -> Mapping[str, OpDef]:
@@ -295,8 +295,8 @@ def names() -> Mapping[str, OpDef]:
 def gradient_maker(type: str) -> Callable[..., Any] | None:
     """The registered gradient maker of an operator type, or None."""
     _fill()
-    found = _GRADIENTS.get(type)
-    return found and found[0]
+    makers = _GRADIENTS.get(type)
+    return makers and makers[0]
 
 
 def registered() -> Iterator[OpDef]:

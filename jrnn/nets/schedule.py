@@ -86,9 +86,9 @@ def _with_updates(net: Net) -> Net:
 def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, ...]:
     """The steps, each with the outputs that neither a later step nor `read_outside` reads."""
     needed = set(read_outside)
-    found = []
+    backwards = []
     for step in reversed(steps):
-        found.append(replace(step, unread=frozenset(step.op.outputs) - needed))
+        backwards.append(replace(step, unread=frozenset(step.op.outputs) - needed))
         needed -= set(step.op.outputs)
         needed.update(step.op.inputs, free_names(step.op))
-    return tuple(reversed(found))
+    return tuple(reversed(backwards))

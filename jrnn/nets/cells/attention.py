@@ -76,10 +76,10 @@ class AttentionCell(Cell):
         k = self.output_index
         of_decoder[k] = replace(of_decoder[k], previous="hidden_t_external_prev", new="hidden_t_external")
         context = "attention_weighted_encoder_context"
-        found = [*of_decoder, StateSpec(context + "_t_prev", context, "initial_" + context, self.encoder.size)]
+        specs = [*of_decoder, StateSpec(context + "_t_prev", context, "initial_" + context, self.encoder.size)]
         if self.kind == "coverage":
-            found.append(StateSpec("coverage_t_prev", "coverage_t", "initial_coverage", 0))
-        return tuple(found)
+            specs.append(StateSpec("coverage_t_prev", "coverage_t", "initial_coverage", 0))
+        return tuple(specs)
 
     @property
     def output_index(self) -> int:
@@ -165,8 +165,8 @@ class AttentionCell(Cell):
 
     def _query(self, b: NetBuilder, blob: str, name: str, size: int) -> str:
         """W blob, [N, E]."""
-        found = fully_connected(b, blob, name, size, self.encoder.size)
-        return b.op("Squeeze", [found], name, dims=[0])
+        projected = fully_connected(b, blob, name, size, self.encoder.size)
+        return b.op("Squeeze", [projected], name, dims=[0])
 
     @property
     def _hidden_size(self) -> int:

@@ -239,8 +239,8 @@ def joined(b: NetBuilder, at: StepInputs, hidden: str, size: int, name: str = "g
         return hidden, size
     name += "_concatenated_input_t"
     blobs = [hidden, *(blob for blob, _ in at.extra)]
-    found, _ = b.op("Concat", blobs, [name, f"_{name}_concat_dims"], axis=2)
-    return found, size + sum(e for _, e in at.extra)
+    joined, _ = b.op("Concat", blobs, [name, f"_{name}_concat_dims"], axis=2)
+    return joined, size + sum(e for _, e in at.extra)
 
 
 def before_end(at: StepInputs, name: str) -> str:
@@ -261,18 +261,18 @@ def ended(
     if drop_states:
         return [b.op("Mul", [blob, valid], name, broadcast=1, axis=1) for blob, name in zip(new, names)]
     invalid = _mask(b, "LE", at, "invalid")
-    found = []
+    states = []
     for before, blob, name in zip(previous, new, names):
         alive = b.op("Mul", [blob, valid], name + "_valid", broadcast=1, axis=1)
         held = b.op("Mul", [before, invalid], name + "_invalid", broadcast=1, axis=1)
-        found.append(b.op("Add", [alive, held], name))
-    return found
+        states.append(b.op("Add", [alive, held], name))
+    return states
 
 
 def _mask(b: NetBuilder, comparison: str, at: StepInputs, name: str) -> str:
     """1.0 where the comparison of the lengths with the timestep holds, else 0.0: float [N]."""
-    found = b.op(comparison, [at.lengths, at.timestep], name + "_b", broadcast=1)
-    return b.op("StopGradient", [b.op("Cast", [found], name, to="float")], name)
+    mask = b.op(comparison, [at.lengths, at.timestep], name + "_b", broadcast=1)
+    return b.op("StopGradient", [b.op("Cast", [mask], name, to="float")], name)
 
 
 def refuse_products(at: StepInputs, cell: str) -> None:

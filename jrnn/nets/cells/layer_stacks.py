@@ -187,9 +187,9 @@ class Layers(Generic[Outputs]):
             options=options.run_options(len(cells), 2 * count),
         )
         layers = tuple(self.layer(*_blobs(run.states[k : k + count])) for k in range(0, len(run.states), count))
-        made = {"layers": layers, "output": run.output}
+        whole = {"layers": layers, "output": run.output}
         return self.outputs(
-            **asdict(layers[-1]), **{f.name: made[f.name] for f in fields(self.outputs) if f.name in made}
+            **asdict(layers[-1]), **{f.name: whole[f.name] for f in fields(self.outputs) if f.name in whole}
         )
 
 

@@ -66,13 +66,13 @@ class StackedCell(Cell):
             with b.scope(f"layer_{i}"):
                 if below:
                     at = replace(at, input=cell.prepare_input(b, below), extra=())
-                made = cell.step(b, at, previous[len(new) : len(new) + len(cell.states)])
+                states = cell.step(b, at, previous[len(new) : len(new) + len(cell.states)])
                 if i < len(self.cells) - 1:
-                    output = cell.output(b, made)
+                    output = cell.output(b, states)
                     if i in self.residual:
                         output = b.op("Sum", [output, below], f"residual_output_{i}")
                     below = output
-            new += made
+            new += states
         return new
 
     def output(self, b: NetBuilder, new: Sequence[str]) -> str:

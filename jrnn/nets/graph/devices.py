@@ -76,9 +76,9 @@ def infer_output_devices(net: Net, input_devices: Sequence[str] | Mapping[str, s
     >>> infer_output_devices(net, ["cuda"])
     ['cpu']
     """
-    found = infer_device_type(net, _input_devices(net, input_devices), "pytorch")
+    devices = infer_device_type(net, _input_devices(net, input_devices), "pytorch")
     _, versions = get_accesses(net)
-    return [found[name, versions.get(name, 0)] for name in net.external_outputs]
+    return [devices[name, versions.get(name, 0)] for name in net.external_outputs]
 
 
 def _set_devices(net: Net, devices: Mapping[Versioned, str]) -> Net:
@@ -105,13 +105,13 @@ def assign_device_option(
     Returns:
         The new `(predict_net, init_net)`.
     """
-    found = infer_device_type(predict_net, _input_devices(predict_net, input_devices))
+    devices = infer_device_type(predict_net, _input_devices(predict_net, input_devices))
     _, versions = get_accesses(init_net)
     for name in init_net.external_outputs:
-        if (name, 0) not in found:
+        if (name, 0) not in devices:
             raise NetError(f"net {init_net.name!r} gives {name!r}, which net {predict_net.name!r} does not read")
-    wanted = {(name, versions.get(name, 0)): found[name, 0] for name in init_net.external_outputs}
-    return _set_devices(predict_net, found), _set_devices(init_net, infer_device_type(init_net, wanted))
+    wanted = {(name, versions.get(name, 0)): devices[name, 0] for name in init_net.external_outputs}
+    return _set_devices(predict_net, devices), _set_devices(init_net, infer_device_type(init_net, wanted))
 
 
 def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:

@@ -96,16 +96,16 @@ def _origins(net: Net) -> list[list[tuple[int, int]]]:
     """Returns the origin of each operator's inputs: (operator, output), or (-1, k) for the k-th blob from outside."""
     origin: dict[str, tuple[int, int]] = {}
     outside = 0
-    found = []
+    origins = []
     for i, op in enumerate(net.ops):
         read = (*op.inputs, *free_names(op))
         for name in read:
             if name not in origin:
                 origin[name] = (-1, outside)
                 outside += 1
-        found.append([origin[name] for name in read])
+        origins.append([origin[name] for name in read])
         origin.update((name, (i, k)) for k, name in enumerate(op.outputs))
-    return found
+    return origins
 
 
 def verify_graph_equality(net_a: Net, net_b: Net) -> bool:

@@ -271,14 +271,14 @@ def rename_op_input(
     if old == new_name:
         return net, init_net
     _check_fresh(new_name, [net, init_net])
-    made, start = get_accesses(init_net)
+    initial, start = get_accesses(init_net)
     accesses, _ = get_accesses(net, start)
     version = accesses[op_id].reads[old]
     others = [i for i, a in enumerate(accesses) if i != op_id and a.reads.get(old) == version]
     if others and not from_producer:
         reader = describe_op(others[0], net.ops[others[0]].type, net.ops[others[0]].outputs, net.name)
         raise NetError(f"{where}: its input {old!r} is read by {reader} too; pass from_producer=True to rename both")
-    versions = _tied_versions((old, version), {**_ties(made), **_ties(accesses)})
+    versions = _tied_versions((old, version), {**_ties(initial), **_ties(accesses)})
 
     def choose(name: str, at: int) -> str:
         return new_name if name == old and at in versions else name
@@ -315,14 +315,14 @@ def ssa_rewrite(net: Net, *, number_all: bool = False) -> Net:
         version = ties.get((name, version), version)
         if not number_all and (version == 0 or len(seen.get(name, ())) <= 1):
             return name
-        found = chosen.get((name, version))
-        if found is None:
-            found = f"{name}_{version}"
-            while found in kept:
-                found += "_"
-            kept.add(found)
-            chosen[name, version] = found
-        return found
+        unique = chosen.get((name, version))
+        if unique is None:
+            unique = f"{name}_{version}"
+            while unique in kept:
+                unique += "_"
+            kept.add(unique)
+            chosen[name, version] = unique
+        return unique
 
     return _rename_versions(net, {}, choose)
 

@@ -28,12 +28,12 @@ def identify_reshape_sub_graph(net: Net) -> list[list[int]]:
 
 
 def _reshape_groups(net: Net, flow: Flow) -> list[list[int]]:
-    found = []
+    groups = []
     for i, op in enumerate(net.ops):
         if op.type == RESHAPE:
             data, *shape = ((name, flow.accesses[i].reads[name]) for name in op.inputs)
-            found.append([*(_chain(flow, data, shape[0]) if shape else []), i])
-    return found
+            groups.append([*(_chain(flow, data, shape[0]) if shape else []), i])
+    return groups
 
 
 def _chain(flow: Flow, source: Versioned, target: Versioned) -> list[int]:

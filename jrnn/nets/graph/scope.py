@@ -93,8 +93,8 @@ def step_reads(op: Op) -> list[str]:
     local = set(bound_names(op))
     for net, names in zip(nets, read):
         local.update({o for inner in net.ops for o in inner.outputs}.difference(names))
-    found = (name for net, names in zip(nets, read) for name in (*names, *net.external_inputs))
-    return list(dict.fromkeys(name for name in found if name not in local))
+    names_read = (name for net, names in zip(nets, read) for name in (*names, *net.external_inputs))
+    return list(dict.fromkeys(name for name in names_read if name not in local))
 
 
 def free_names(op: Op) -> list[str]:
@@ -125,11 +125,11 @@ def free_names(op: Op) -> list[str]:
 def reads(net: Net) -> list[str]:
     """Returns the blobs that operators of `net` read before one of them writes it, each once, in order."""
     written: set[str] = set()
-    found: dict[str, None] = {}
+    first: dict[str, None] = {}
     for op in net.ops:
-        found.update((name, None) for name in (*op.inputs, *free_names(op)) if name not in written)
+        first.update((name, None) for name in (*op.inputs, *free_names(op)) if name not in written)
         written.update(op.outputs)
-    return list(found)
+    return list(first)
 
 
 def all_names(net: Net) -> Iterator[str]:
@@ -147,13 +147,13 @@ def all_names(net: Net) -> Iterator[str]:
 
 def workspace_names(net: Net) -> list[str]:
     """Returns every name of a blob in the workspace that `net` runs in, each once, in order of appearance."""
-    found = list(net.external_inputs)
+    blobs = list(net.external_inputs)
     for op in net.ops:
-        found += (*op.inputs, *free_names(op))
+        blobs += (*op.inputs, *free_names(op))
         if workspace_of(op) is Workspace.SHARED:
-            found += [name for _, sub in op.sub_nets() for name in workspace_names(sub)]
-        found += (*op.outputs, *outer_names(op))
-    return list(dict.fromkeys((*found, *net.external_outputs)))
+            blobs += [name for _, sub in op.sub_nets() for name in workspace_names(sub)]
+        blobs += (*op.outputs, *outer_names(op))
+    return list(dict.fromkeys((*blobs, *net.external_outputs)))
 
 
 def binds(op: Op, read: str, written: str) -> bool:

@@ -47,8 +47,8 @@ def _op(op: Op, shapes: Mapping[str, Any]) -> str:
     notes += f" after=({', '.join(op.control_inputs)})" if op.control_inputs else ""
     free = free_names(op)
     notes += f" outer=({', '.join(free)})" if free else ""
-    made = f"{outputs} = " if outputs else ""
-    return f"{made}{op.type}({', '.join(op.inputs)}){args}{notes}{_device(op.device_option)}"
+    head = f"{outputs} = " if outputs else ""
+    return f"{head}{op.type}({', '.join(op.inputs)}){args}{notes}{_device(op.device_option)}"
 
 
 def _blob(name: str, shapes: Mapping[str, Any]) -> str:

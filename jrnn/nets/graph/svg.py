@@ -87,12 +87,12 @@ def _drawn(net: Net, marks: Mapping[str, tuple[str, str]]) -> tuple[str, float, 
             labels["blob", name, versions[name]] = name
             edges.append((here, ("blob", name, versions[name])))
     labels, edges = _without_far_edges(labels, edges)
-    found = layout({n: len(text) * _LETTER + _PADDING for n, text in labels.items()}, edges)
-    parts = [_edge(points) for points in found.edges.values()]
+    plan = layout({n: len(text) * _LETTER + _PADDING for n, text in labels.items()}, edges)
+    parts = [_edge(points) for points in plan.edges.values()]
     for n, text in labels.items():
-        x, layer = found.places[n]
+        x, layer = plan.places[n]
         parts.append(_box(n, text, x, layer * _LAYER + _BOX / 2, _filled(net, n, versions, labels, marks)))
-    return "".join(parts), found.width, (found.layers - 1) * _LAYER + _BOX
+    return "".join(parts), plan.width, (plan.layers - 1) * _LAYER + _BOX
 
 
 def _without_far_edges(
@@ -100,16 +100,16 @@ def _without_far_edges(
 ) -> tuple[dict[Node, str], list[tuple[Node, Node]]]:
     """Gives the readers of a blob that is many layers above them a box of their own for it."""
     layer = _layers(list(labels), edges)
-    found: dict[Node, dict[Node, str]] = {n: {} for n in labels}
+    stubs: dict[Node, dict[Node, str]] = {n: {} for n in labels}
     kept = []
     for u, v in edges:
         if layer[v] - layer[u] > _FAR:
             again = (*u, v[1])
-            found[v][again] = labels[u]
+            stubs[v][again] = labels[u]
             kept.append((again, v))
         else:
             kept.append((u, v))
-    return {n: text for v, more in found.items() for n, text in (*more.items(), (v, labels[v]))}, kept
+    return {n: text for v, more in stubs.items() for n, text in (*more.items(), (v, labels[v]))}, kept
 
 
 def _filled(

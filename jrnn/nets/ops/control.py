@@ -111,8 +111,8 @@ def do(*blobs, net: Net, reuse_workspace: bool = False, op, context):
 
 
 def _written(net: Net, names: Iterable[str]) -> list[str]:
-    made = {o for op in net.ops for o in op.outputs}
-    return [n for n in dict.fromkeys(names) if n in made]
+    written = {o for op in net.ops for o in op.outputs}
+    return [n for n in dict.fromkeys(names) if n in written]
 
 
 @op("If", outputs=(0, None))
@@ -122,13 +122,13 @@ def if_(condition, *blobs, then_net: Net, else_net: Net | None = None, op, conte
     if context.eager or isinstance(condition, np.ndarray):
         net = branches[0] if _truth(condition) else branches[1]
         env = _run_shared(net, context.outer, wanted, context)
-        found = {n: env.get(n, context.outer.get(n)) for n in wanted}
+        values = {n: env.get(n, context.outer.get(n)) for n in wanted}
     else:
-        found = _both_branches(condition, branches, wanted, context)
+        values = _both_branches(condition, branches, wanted, context)
     for n in wanted:
-        if found[n] is None:
+        if values[n] is None:
             raise OpError(f"output {n!r} is not written by the branch taken, and had no value before; write it in both")
-    return tuple(found.get(n) for n in op.outputs)
+    return tuple(values.get(n) for n in op.outputs)
 
 
 def _wanted(op: Op, context: Context) -> list[str]:
@@ -159,8 +159,8 @@ def _both_branches(condition: Any, branches, wanted: list[str], context: Context
     def branch(which: int):
         def run():
             env = _run_shared(branches[which], context.outer, wanted, replace(context, in_branch=True))
-            found = {n: env.get(n, context.outer.get(n)) for n in wanted}
-            return _without_constants({n: v for n, v in found.items() if v is not None})
+            values = {n: env.get(n, context.outer.get(n)) for n in wanted}
+            return _without_constants({n: v for n, v in values.items() if v is not None})
 
         return run
 
@@ -169,14 +169,14 @@ def _both_branches(condition: Any, branches, wanted: list[str], context: Context
 
     def filled(which: int):
         def run():
-            found, _ = branch(which)()
-            return {n: _fill(found.get(n), both[n]) for n in both}
+            values, _ = branch(which)()
+            return {n: _fill(values.get(n), both[n]) for n in both}
 
         return run
 
     out = lax.cond(jnp.reshape(condition, ()).astype(bool), filled(0), filled(1))
-    for found in constants:
-        for (n, depth), blobs in found.frames.items():
+    for of_branch in constants:
+        for (n, depth), blobs in of_branch.frames.items():
             frames = list(out[n].frames)
             frames[depth] = {**frames[depth], **blobs}
             out[n] = WorkspaceStack(tuple(frames))
@@ -191,10 +191,10 @@ class _Constants:
     frames: Mapping[tuple[str, int], Mapping[str, np.ndarray]]
 
 
-def _without_constants(found: Mapping[str, Any]) -> tuple[dict[str, Any], _Constants]:
+def _without_constants(values: Mapping[str, Any]) -> tuple[dict[str, Any], _Constants]:
     """The blobs with workspaces that hold no constants, and the constants."""
-    constants, rest = {}, dict(found)
-    for name, value in found.items():
+    constants, rest = {}, dict(values)
+    for name, value in values.items():
         if isinstance(value, WorkspaceStack):
             frames = []
             for depth, frame in enumerate(value.frames):

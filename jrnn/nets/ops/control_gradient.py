@@ -24,13 +24,13 @@ def _gradient_outputs(g: GradientMaker) -> dict[str, str]:
     return {name: g.grad_output(k) for k, name in enumerate(g.op.outputs) if g.has_grad_output(k)}
 
 
-def _dense(found, name: str) -> str | None:
-    if isinstance(found, GradientSlice):
+def _dense(gradient, name: str) -> str | None:
+    if isinstance(gradient, GradientSlice):
         raise GradientError(
             f"the gradient of {name!r} is sparse, which cannot leave its net; give the operator that reads {name!r} "
             "dense_gradient=1"
         )
-    return found
+    return gradient
 
 
 @gradient("Do")
@@ -51,11 +51,11 @@ def do_gradient_maker(g):
     g.replace_op(g.op.with_args({"net": replace(net, ops=result.forward)}))
     ops, inner, outer_inputs, outer_outputs = list(result.ops), [], [], []
     for k, outer in enumerate(names):
-        found = _dense(result.gradients.get(inner_of.get(outer)), outer)
-        if outer not in inner_of or found is None or k in g.answers:
+        inner_gradient = _dense(result.gradients.get(inner_of.get(outer)), outer)
+        if outer not in inner_of or inner_gradient is None or k in g.answers:
             continue
         copy = inner_of[outer] + FOUND
-        ops.append(Op.of(SAVE, [found], [copy]))
+        ops.append(Op.of(SAVE, [inner_gradient], [copy]))
         inner.append(copy)
         outer_outputs.append(g.grad_input(k))
     if not outer_outputs:
@@ -88,13 +88,13 @@ def do_gradient_maker(g):
 
 def _outer_values(g: GradientMaker, ops: Iterable[Op]) -> dict[str, str]:
     """Blobs of the forward operator that gradient operators read -> the blobs that hold their values."""
-    found = {}
+    values = {}
     for name in reads(Net("", tuple(ops))):
         if name in g.op.outputs:
-            found[name] = g.output(g.op.outputs.index(name))
+            values[name] = g.output(g.op.outputs.index(name))
         elif name in g.op.inputs:
-            found[name] = g.input(g.op.inputs.index(name))
-    return found
+            values[name] = g.input(g.op.inputs.index(name))
+    return values
 
 
 def _renamed(op: Op, names: Mapping[str, str]) -> Op:
@@ -115,14 +115,14 @@ def _branch_gradient(net: Net, arriving: Mapping[str, str], external: Iterable[s
 def _apart(g: GradientMaker, ops: Iterable[Op], keep: set[str]) -> list[Op]:
     """Renames the local blobs of a branch or body, which share the outer workspace."""
     names: dict[str, str] = {}
-    found = []
+    renamed = []
     for op in ops:
         inputs = tuple(names.get(n, n) for n in op.inputs)  # before the first write a name refers to the outer blob
         for o in op.outputs:
             if o not in keep and o not in names:
                 names[o] = g.temporary(o + "_inside")
-        found.append(replace(op, inputs=inputs, outputs=tuple(names.get(n, n) for n in op.outputs)))
-    return found
+        renamed.append(replace(op, inputs=inputs, outputs=tuple(names.get(n, n) for n in op.outputs)))
+    return renamed
 
 
 @gradient("If")
@@ -141,24 +141,24 @@ def if_gradient_maker(g):
         )
     )
     nets = [list(result.ops) for result, _ in parts]
-    made = [{o for op in ops for o in op.outputs} for ops in nets]
+    of_branch = [{o for op in ops for o in op.outputs} for ops in nets]
     taken: list[set[str]] = [set(), set()]
     targets = []
     for k, name in enumerate(names):
         if name in names[:k]:
             continue
-        found = [_dense(result.gradients.get(name), name) for result, _ in parts]
+        gradients = [_dense(result.gradients.get(name), name) for result, _ in parts]
         for which, (_, written) in enumerate(parts):
-            if found[which] is None and name in arriving and name not in written:
-                found[which] = arriving[name]
-        if found == [None, None]:
+            if gradients[which] is None and name in arriving and name not in written:
+                gradients[which] = arriving[name]
+        if gradients == [None, None]:
             continue
         target = g.grad_input(k)
         targets.append(target)
-        for which, part in enumerate(found):
+        for which, part in enumerate(gradients):
             if part is None:
                 nets[which].append(Op.of(SEED, [name], [target], value=0.0))
-            elif part in made[which] and part not in taken[which]:
+            elif part in of_branch[which] and part not in taken[which]:
                 nets[which] = [_renamed(op, {part: target}) for op in nets[which]]
                 taken[which].add(part)
             else:
@@ -208,11 +208,11 @@ def while_gradient_maker(g):
     body = list(result.ops)
     after = {n: g.temporary(n + "_grad_after") for n in loop_carried}
     for n in loop_carried:
-        found = _dense(result.gradients.get(n), n)
-        if found is None:
+        kept = _dense(result.gradients.get(n), n)
+        if kept is None:
             body.append(Op.of(SEED, [total[n]], [after[n]], value=0.0))
         else:
-            body.append(Op.of(SAVE, [found], [after[n]]))
+            body.append(Op.of(SAVE, [kept], [after[n]]))
     body += [Op.of(ACCUMULATE, [total[n], _dense(result.gradients[n], n)], [total[n]]) for n in invariant]
     body += [Op.of(SAVE, [after[n]], [total[n]]) for n in loop_carried]
 

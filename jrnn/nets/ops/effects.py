@@ -49,10 +49,10 @@ def _within(context: Context, path: str) -> Path:
             "the command line --files DIR), or feed its outputs"
         )
     root = Path(context.options.files).resolve()
-    found = (root / path).resolve()
-    if not found.is_relative_to(root):
+    file = (root / path).resolve()
+    if not file.is_relative_to(root):
         raise OpError(f"names the file {path!r}, which is not within the folder {root} that the net may reach")
-    return found
+    return file
 
 
 def _check_eager(context: Context) -> None:
@@ -125,12 +125,12 @@ def load(
         if not source_blob_names:
             name = add_prefix + _without(strip_prefix, name)
         chunks.setdefault(name, []).append(value)
-    found = []
+    blobs = []
     for name in source_blob_names or op.outputs:
         if name not in chunks:
             raise OpError(f"{reader.path} has no blob {name!r}; it has {', '.join(map(repr, list(chunks)[:8]))}")
-        found.append(blob_to_numpy(*chunks[name])[1])
-    return tuple(found)
+        blobs.append(blob_to_numpy(*chunks[name])[1])
+    return tuple(blobs)
 
 
 @op("Save", outputs=0, gradient="forbidden")

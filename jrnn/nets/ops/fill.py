@@ -98,18 +98,18 @@ def _given(values: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     if np.prod(shape) != len(values):
         raise OpError(f"values has {len(values)} elements, and shape {list(shape)} needs {int(np.prod(shape))}")
     if dtype is object:
-        found = np.empty(len(values), object)  # numpy's own byte strings would lose NULs at the end
-        found[:] = values
-        return found.reshape(shape)
-    found = np.asarray(values).astype(dtype).reshape(shape)
-    return found if found.dtype.kind in "iub" else jnp.asarray(found)
+        array = np.empty(len(values), object)  # numpy's own byte strings would lose NULs at the end
+        array[:] = values
+        return array.reshape(shape)
+    array = np.asarray(values).astype(dtype).reshape(shape)
+    return array if array.dtype.kind in "iub" else jnp.asarray(array)
 
 
 @op("GivenTensorFill", gradient="stops")
 @takes_shape
 def given_tensor_fill(x=None, *, shape_for, values: tuple[bytes, ...] | np.ndarray = (), dtype: int = 1):
-    made = shape_for(x)
-    return _given(values, made, object if dtype == STRING else dtype_of(dtype))
+    dims = shape_for(x)
+    return _given(values, dims, object if dtype == STRING else dtype_of(dtype))
 
 
 def _register_given(type: str, dtype: Any) -> None:
@@ -131,28 +131,28 @@ _register_given("GivenTensorStringFill", object)
 @op("GivenTensorByteStringToUInt8Fill", gradient="stops")
 @takes_shape
 def given_byte_string(x=None, *, shape_for, values: tuple[bytes, ...]):
-    made = shape_for(x)
-    data = b"".join(values)[: int(np.prod(made))]  # compat: bytes beyond the shape are dropped
-    return _given(np.frombuffer(data, np.uint8), made, np.uint8)
+    dims = shape_for(x)
+    data = b"".join(values)[: int(np.prod(dims))]  # compat: bytes beyond the shape are dropped
+    return _given(np.frombuffer(data, np.uint8), dims, np.uint8)
 
 
 @op("DiagonalFill", gradient="stops")
 @takes_shape
 def diagonal_fill(x=None, *, shape_for, value: int | float = 0.0, dtype: int | None = None, op):
     filled = _value_type(dtype, op.arg("value", 0.0))
-    made = shape_for(x, filled)
-    if len(made) < 2 or (len(made) > 2 and len(set(made)) > 1):
-        raise OpError(f"shape {list(made)} has no diagonal; it must be a matrix, or have equal dimensions")
-    found = np.zeros(made, filled)
-    found[(np.arange(min(made)),) * len(made)] = value
-    return found if found.dtype.kind in "iub" else jnp.asarray(found)
+    dims = shape_for(x, filled)
+    if len(dims) < 2 or (len(dims) > 2 and len(set(dims)) > 1):
+        raise OpError(f"shape {list(dims)} has no diagonal; it must be a matrix, or have equal dimensions")
+    diagonal = np.zeros(dims, filled)
+    diagonal[(np.arange(min(dims)),) * len(dims)] = value
+    return diagonal if diagonal.dtype.kind in "iub" else jnp.asarray(diagonal)
 
 
 @op("RangeFill", gradient="stops")
 @takes_shape
 def range_fill(x=None, *, shape_for):
-    made = shape_for(x)
-    return jnp.arange(int(np.prod(made)), dtype=jnp.float32).reshape(made)
+    dims = shape_for(x)
+    return jnp.arange(int(np.prod(dims)), dtype=jnp.float32).reshape(dims)
 
 
 @op("Range", gradient="stops", dynamic=True)
@@ -172,8 +172,8 @@ def range_(start_or_stop, stop=None, step=None):
         count += count * step_size < way  # compat: also for negative steps, which may thus stop a step early
     count = max(0, count)
     check_size((count,), given[0].dtype)
-    found = (start + np.arange(count) * by).astype(given[0].dtype)
-    return found if found.dtype.kind in "iu" else jnp.asarray(found)
+    numbers = (start + np.arange(count) * by).astype(given[0].dtype)
+    return numbers if numbers.dtype.kind in "iu" else jnp.asarray(numbers)
 
 
 def _fan(shape: tuple[int, ...], axis: int) -> int:
@@ -186,24 +186,24 @@ def _fan(shape: tuple[int, ...], axis: int) -> int:
 @op("XavierFill", gradient="stops", random=True)
 @takes_shape
 def xavier_fill(x=None, *, shape_for, key):
-    made = shape_for(x)
-    bound = (3 / _fan(made, 0)) ** 0.5
-    return jax.random.uniform(need_key(key), made, jnp.float32, -bound, bound)
+    dims = shape_for(x)
+    bound = (3 / _fan(dims, 0)) ** 0.5
+    return jax.random.uniform(need_key(key), dims, jnp.float32, -bound, bound)
 
 
 @op("MSRAFill", gradient="stops", random=True)
 @takes_shape
 def msra_fill(x=None, *, shape_for, key):
-    made = shape_for(x)
-    return jax.random.normal(need_key(key), made, jnp.float32) * (2 / _fan(made, 1)) ** 0.5
+    dims = shape_for(x)
+    return jax.random.normal(need_key(key), dims, jnp.float32) * (2 / _fan(dims, 1)) ** 0.5
 
 
 @op("GaussianFill", gradient="stops", random=True)
 @takes_shape
 def gaussian_fill(x=None, *, shape_for, mean: float = 0.0, std: float = 1.0, key):
     raise_if(std < 0, f"std is {std}; it must not be negative")
-    made = shape_for(x)
-    return jax.random.normal(need_key(key), made, jnp.float32) * std + mean
+    dims = shape_for(x)
+    return jax.random.normal(need_key(key), dims, jnp.float32) * std + mean
 
 
 def _bounds(low: Any, high: Any, low_blob: Any, high_blob: Any, defaults: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -224,8 +224,8 @@ def uniform_fill(
     x=None, min_blob=None, max_blob=None, *, shape_for, min: float | None = None, max: float | None = None, key
 ):
     low, high = _bounds(min, max, min_blob, max_blob, (0.0, 1.0))
-    made = shape_for(x)
-    return jax.random.uniform(need_key(key), made, jnp.float32, low, high)
+    dims = shape_for(x)
+    return jax.random.uniform(need_key(key), dims, jnp.float32, low, high)
 
 
 @op("UniformIntFill", gradient="stops", random=True)
@@ -234,8 +234,8 @@ def uniform_int_fill(
     x=None, min_blob=None, max_blob=None, *, shape_for, min: int | None = None, max: int | None = None, key
 ):
     low, high = _bounds(min, max, min_blob, max_blob, (0, 1))
-    made = shape_for(x)
-    return jax.random.randint(need_key(key), made, low, high + 1, jnp.int32)  # max is among the numbers drawn
+    dims = shape_for(x)
+    return jax.random.randint(need_key(key), dims, low, high + 1, jnp.int32)  # max is among the numbers drawn
 
 
 @op("UniqueUniformFill", gradient="stops", random=True)
@@ -243,12 +243,12 @@ def uniform_int_fill(
 def unique_uniform_fill(x=None, avoid=None, *, shape_for, min: int, max: int, dtype: int = 2, key):
     raise_if(dtype not in (2, 10), f"dtype is {dtype}; it must be 2 (INT32) or 10 (INT64)")
     filled = dtype_of(dtype)
-    made = shape_for(x, filled)
-    count = int(np.prod(made))
+    dims = shape_for(x, filled)
+    count = int(np.prod(dims))
     raise_if(min > max, f"min {min} must not be above max {max}")
     check_size((max - min + 1,), filled)
     free = np.arange(min, max + 1, dtype=np.int64)
     if avoid is not None:
         free = np.setdiff1d(free, np.asarray(avoid))
     raise_if(count > free.size, f"{count} different numbers are asked for, and [{min}, {max}] has {free.size} to give")
-    return jax.random.choice(need_key(key), jnp.asarray(free, filled), made, replace=False)
+    return jax.random.choice(need_key(key), jnp.asarray(free, filled), dims, replace=False)

@@ -228,8 +228,8 @@ def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
     rest = [link for link in w.links if link.external in blobs and link.internal not in plain]
 
     def views(xs: Mapping[str, Any], t: Any) -> dict[str, Any]:
-        found = {n: x[None] for n, x in xs.items()} | {k.internal: slots(blobs[k.external], k, t) for k in rest}
-        return {**found, w.timestep: t[None]}
+        slices = {n: x[None] for n, x in xs.items()} | {k.internal: slots(blobs[k.external], k, t) for k in rest}
+        return {**slices, w.timestep: t[None]}
 
     return plain, views
 

@@ -110,9 +110,9 @@ class _Backward:
         net = w.backward_step_net
         backward, missing, unprovided = None, [], ()
         if net is not None:
-            made = {o for step_op in net.ops for o in step_op.outputs}
+            written = {o for step_op in net.ops for o in step_op.outputs}
             results = [*param_grads, *(k.internal for k in w.backward_links if k not in reads)]
-            backward = schedule(net, [n for n in dict.fromkeys(results) if n in made])
+            backward = schedule(net, [n for n in dict.fromkeys(results) if n in written])
             local = {o for step_op in w.step_net.ops for o in step_op.outputs}
             linked = {k.internal for k in w.links}
             at_hand = {*workspaces.stacked, *workspaces.constant, *linked}

@@ -88,8 +88,8 @@ def lstm_unit_gradient(
     )
     dgates = jnp.concatenate(parts, axis=-1)
     ended_h, ended_c = (jnp.zeros_like(dh), jnp.zeros_like(dc)) if drop_states else (dh, dc)
-    found = (jnp.zeros_like(dh), ended_h), (through * f, ended_c), (dgates, 0)
-    return tuple(_masked(valid, new, ended)[None] for new, ended in found)
+    gradients = (jnp.zeros_like(dh), ended_h), (through * f, ended_c), (dgates, 0)
+    return tuple(_masked(valid, new, ended)[None] for new, ended in gradients)
 
 
 @op("GRUUnit", gradient="GRUUnitGradient(*, y, dy) -> hidden, gates")
@@ -168,8 +168,8 @@ def inference_lstm(
         outputs: list = []
         for direction in range(directions):
             k = layer * directions + direction
-            found = _run(x, hidden[k], cell[k], weights[each * k : each * (k + 1)], reverse=direction == 1)
-            for made, value in zip((outputs, last_hidden, last_cell), found):
-                made.append(value)
+            values = _run(x, hidden[k], cell[k], weights[each * k : each * (k + 1)], reverse=direction == 1)
+            for gathered, value in zip((outputs, last_hidden, last_cell), values):
+                gathered.append(value)
         x = jnp.concatenate(outputs, axis=-1)
     return (jnp.swapaxes(x, 0, 1) if batch_first else x), jnp.stack(last_hidden), jnp.stack(last_cell)

@@ -206,14 +206,14 @@ def add_padding(
     counts = _counts(data, lengths)
     padded = counts + start + end
     at_start, at_data, at_end = _padding_rows(padded, start, end)
-    made = jnp.zeros((int(padded.sum()), *data.shape[1:]), data.dtype).at[at_data].set(data)
+    rows = jnp.zeros((int(padded.sum()), *data.shape[1:]), data.dtype).at[at_data].set(data)
     if start_padding is not None:
         end_padding = start_padding if end_padding is None else end_padding
         for name, places, row in (("start_padding", at_start, start_padding), ("end_padding", at_end, end_padding)):
             if row.size != np.prod(data.shape[1:], dtype=int):
                 raise OpError(f"{name} is {describe(row)} and data is {describe(data)}; it must be as large as a row")
-            made = made.at[places].set(row.reshape(1, *data.shape[1:]))
-    return made, padded.astype(np.int32)
+            rows = rows.at[places].set(row.reshape(1, *data.shape[1:]))
+    return rows, padded.astype(np.int32)
 
 
 @op("RemovePadding", outputs=(1, 2), gradient="AddPadding(dy, y1)")
@@ -248,14 +248,14 @@ def pad_empty_samples(lengths, *features):
     counts = known_lengths(lengths)
     padded = np.maximum(counts, 1)
     places = rows_from(np.cumsum(padded) - padded, counts)
-    made: list = []
+    filled: list = []
     for k, feature in enumerate(features):
         if feature.shape[:1] != (counts.sum(),):
             raise OpError(f"feature {k} is {describe(feature)}; it must have the {counts.sum()} rows of lengths")
         shape = (int(padded.sum()), *feature.shape[1:])
         if feature.dtype.kind in STRINGS:
-            made.append(np.full(shape, b"", feature.dtype))
-            made[-1][places] = feature
+            filled.append(np.full(shape, b"", feature.dtype))
+            filled[-1][places] = feature
         else:
-            made.append(jnp.zeros(shape, feature.dtype).at[places].set(feature))
-    return padded.astype(np.int32), *made
+            filled.append(jnp.zeros(shape, feature.dtype).at[places].set(feature))
+    return padded.astype(np.int32), *filled

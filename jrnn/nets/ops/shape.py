@@ -22,17 +22,17 @@ def reshape(x, new_shape=None, *, shape: tuple[int, ...] | None = None):
     wanted = shape or () if new_shape is None else tuple(int(d) for d in np.asarray(new_shape).reshape(-1))
     size = math.prod(x.shape)
     # in an empty array 0 is an ordinary size, so that a gradient can get its old shape back
-    made = [x.shape[k] if d == 0 and size and k < x.ndim else d for k, d in enumerate(wanted)]
-    if made.count(-1) == 1:
-        rest = math.prod(d for d in made if d != -1)
-        made[made.index(-1)] = size // rest if rest > 0 else 0
-    if min(made, default=0) < 0 or math.prod(made) != size:
+    sizes = [x.shape[k] if d == 0 and size and k < x.ndim else d for k, d in enumerate(wanted)]
+    if sizes.count(-1) == 1:
+        rest = math.prod(d for d in sizes if d != -1)
+        sizes[sizes.index(-1)] = size // rest if rest > 0 else 0
+    if min(sizes, default=0) < 0 or math.prod(sizes) != size:
         raise OpError(
             f"x is {describe(x)}, {size} elements, which do not take shape {list(wanted)}; its product must be {size}, and "
             "one dimension may be -1"
         )
     old = np.array(x.shape, np.int32 if new_shape is not None and new_shape.dtype == np.int32 else np.int64)
-    return jnp.reshape(x, made), old
+    return jnp.reshape(x, sizes), old
 
 
 @gradient("Reshape")
@@ -49,19 +49,19 @@ def _dims(dims):
 
 @op("Squeeze", inplace={0: 0}, gradient="ExpandDims(dy)")
 def squeeze(x, *, dims: tuple[int, ...]):
-    found = _dims(dims)
-    if found[-1] >= x.ndim or any(x.shape[d] != 1 for d in found):
-        raise OpError(f"x is {describe(x)}; it must have size 1 in each of the dimensions {found}")
-    return jnp.squeeze(x, tuple(found))
+    axes = _dims(dims)
+    if axes[-1] >= x.ndim or any(x.shape[d] != 1 for d in axes):
+        raise OpError(f"x is {describe(x)}; it must have size 1 in each of the dimensions {axes}")
+    return jnp.squeeze(x, tuple(axes))
 
 
 @op("ExpandDims", inplace={0: 0}, gradient="Squeeze(dy)")
 def expand_dims(x, *, dims: tuple[int, ...]):
     """x with dimensions of size 1 inserted at `dims` of the result."""
-    found = _dims(dims)
-    if found[-1] >= x.ndim + len(found):
-        raise OpError(f"x is {describe(x)}; with {len(found)} more dimensions it has no dimension {found[-1]}")
-    return jnp.expand_dims(x, tuple(found))
+    axes = _dims(dims)
+    if axes[-1] >= x.ndim + len(axes):
+        raise OpError(f"x is {describe(x)}; with {len(axes)} more dimensions it has no dimension {axes[-1]}")
+    return jnp.expand_dims(x, tuple(axes))
 
 
 @op("Transpose")

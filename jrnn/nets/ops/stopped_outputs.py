@@ -25,13 +25,13 @@ def stop_outputs(values: Sequence[Any], passes: Sequence[bool], warning: str) ->
         warning: the text of the warning, given while tracing, if gradients arrive only at outputs that stop them.
     """
     smooth = [k for k, v in enumerate(values) if jnp.issubdtype(jnp.result_type(v), jnp.inexact)]
-    found = list(values)
+    stopped = list(values)
     if all(passes[k] for k in smooth):
-        return found
-    kept = _stop(tuple(passes[k] for k in smooth), warning, *(found[k] for k in smooth))
+        return stopped
+    kept = _stop(tuple(passes[k] for k in smooth), warning, *(stopped[k] for k in smooth))
     for k, value in zip(smooth, kept):
-        found[k] = value
-    return found
+        stopped[k] = value
+    return stopped
 
 
 def warn_of_stopped(warning: str) -> None:

@@ -78,8 +78,8 @@ def check_indices(indices: Any, size: int, name: str = "indices") -> None:
     """
     check_integers(indices, name)
     if is_concrete(indices):
-        found = np.asarray(indices)
-        wrong = found[(found < 0) | (found >= size)]
+        numbers = np.asarray(indices)
+        wrong = numbers[(numbers < 0) | (numbers >= size)]
         if wrong.size:
             raise OpError(f"{name} holds {wrong.flat[0]}, which is out of range; it must be in [0, {size})")
 

@@ -168,13 +168,13 @@ def _as_part(member: Net | Part) -> Part:
 
 def _gathered(where: str, parts: Sequence[Part], nets: Sequence[Net] = ()) -> tuple[Net, ...]:
     """Returns every net of some parts, each once."""
-    found: dict[str, Net] = {}
+    distinct: dict[str, Net] = {}
     for net in (*nets, *(n for p in parts for n in p.nets)):
         if not net.name:
             raise PlanError(f"{where!r}: a net without a name cannot be part of a plan; name it")
-        if found.setdefault(net.name, net) != net:
+        if distinct.setdefault(net.name, net) != net:
             raise PlanError(f"{where!r}: two different nets are named {net.name!r}; rename one")
-    return tuple(found.values())
+    return tuple(distinct.values())
 
 
 def net_of_plan(plan: Plan, name: str | None = None) -> tuple[Net, tuple[Net, ...]]:

@@ -40,20 +40,20 @@ def _read_lmdb(path: Path, limits: Limits) -> Records:
     except ImportError:
         raise FormatError(f"{path}: an LMDB is read with the package lmdb: pip install 'jrnn[lmdb]'") from None
     open_file(path / "data.mdb" if path.is_dir() else path, FormatError, None).close()
-    found: Records = []
+    records: Records = []
     size = 0
     try:
         with lmdb.open(str(path), readonly=True, lock=False, subdir=path.is_dir()) as env, env.begin() as transaction:
             for key, value in transaction.cursor():
                 size += len(key) + len(value)
-                if size > limits.bytes or len(found) >= limits.messages:
+                if size > limits.bytes or len(records) >= limits.messages:
                     raise FormatError(
                         f"{path}: is larger than the limit of {limits.bytes} bytes or {limits.messages} records"
                     )
-                found.append((bytes(key), bytes(value)))
+                records.append((bytes(key), bytes(value)))
     except lmdb.Error as e:
         raise FormatError(f"{path}: is not an LMDB: {e}") from None
-    return found
+    return records
 
 
 def parse_minidb(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Records:
@@ -62,10 +62,10 @@ def parse_minidb(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Records:
     >>> parse_minidb(format_minidb([(b"k", b"value")]))
     [(b'k', b'value')]
     """
-    found: Records = []
+    records: Records = []
     pos = 0
     while pos < len(data):
-        if len(found) >= limits.messages:
+        if len(records) >= limits.messages:
             raise FormatError(f"minidb: more than the limit of {limits.messages} records")
         if len(data) - pos < _SIZES.size:
             raise FormatError(f"minidb: truncated: {len(data) - pos} bytes remain at byte {pos}, sizes take 8")
@@ -77,8 +77,8 @@ def parse_minidb(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Records:
                 f"{len(data) - start} bytes remain"
             )
         split, pos = start + key_size, start + key_size + value_size
-        found.append((data[start:split], data[split:pos]))
-    return found
+        records.append((data[start:split], data[split:pos]))
+    return records
 
 
 def format_minidb(records: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -91,8 +91,8 @@ def message_class(name: str) -> type[Message]:
     except KeyError:
         known = _pool().FindFileByName("caffe2.proto").message_types_by_name
         raise KeyError(f"no message {name!r} in Caffe2's schema{near(name, known)}") from None
-    made: type[Any] = message_factory.GetMessageClass(descriptor)
-    return made
+    kind: type[Any] = message_factory.GetMessageClass(descriptor)
+    return kind
 
 
 def check_size(size: int, limit: int, what: str) -> None:
@@ -191,8 +191,8 @@ class _Walk:
                     self.elements(field, pos, pos + size, path)
                 pos += size
             elif field is not None and wire == _WIRE_TYPES.get(field.type, VARINT) and self.data[start] == tag:
-                pos, found = self.run(start, end, tag, wire, path)
-                self.count("numbers", found, path)
+                pos, run = self.run(start, end, tag, wire, path)
+                self.count("numbers", run, path)
             else:
                 if wire == VARINT:
                     _, pos = self.varint(pos, end, path)
@@ -235,11 +235,11 @@ class _Walk:
         if wire != VARINT:
             size = 5 if wire == FIXED32 else 9
             tags = self.array[pos:end:size] == tag
-            found = int(tags.size if tags.all() else tags.argmin())
-            if pos + found * size > end:
+            length = int(tags.size if tags.all() else tags.argmin())
+            if pos + length * size > end:
                 raise _error(path, f"truncated at byte {end}")
-            return pos + found * size, found
-        found = 0
+            return pos + length * size, length
+        length = 0
         while pos < end and self.data[pos] == tag:
             # In (tag, varint) pairs, the bytes below 0x80 alternate between a tag and the last byte of a varint.
             low = np.flatnonzero(self.array[pos : min(pos + _CHUNK, end)] < 0x80)
@@ -250,8 +250,8 @@ class _Walk:
             if here == 0:
                 self.varint(pos + 1, end, path)  # raises
                 raise AssertionError("a run of numbers without damage continues")
-            pos, found = pos + int(lasts[here - 1]) + 1, found + here
-        return pos, found
+            pos, length = pos + int(lasts[here - 1]) + 1, length + here
+        return pos, length
 
 
 def format_message(message: Message) -> str:
@@ -266,7 +266,7 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
         raise FormatError(f"text holds more than the limit of {limits.messages} messages")
     message = message_class(name)()
     if _LONG_RUN in text:  # protobuf's time to read such a run is quadratic; the octal form of a backslash ends it
-        text = _ESCAPE.sub(lambda found: "\\134" if found[1] == "\\" else found[0], text)
+        text = _ESCAPE.sub(lambda match: "\\134" if match[1] == "\\" else match[0], text)
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as e:
@@ -277,20 +277,20 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
     except ValueError as e:
         raise FormatError(f"not a {name} as text: {_shortened(str(e))}") from None
     at = 0
-    while found := _UNKNOWN.match(text, at):
-        at = found.end()
-        _add_unknown(message, found[1], bytes.fromhex(found[2]) if len(found[2]) % 2 == 0 else b"")
+    while match := _UNKNOWN.match(text, at):
+        at = match.end()
+        _add_unknown(message, match[1], bytes.fromhex(match[2]) if len(match[2]) % 2 == 0 else b"")
     return message
 
 
 def _cause(error: str, name: str) -> str:
     """Returns the likely cause of a field that a message in a message `name` does not have, or ""."""
-    if not (found := _NO_FIELD.search(error)):
+    if not (match := _NO_FIELD.search(error)):
         return ""
-    fields = message_class(found[1]).DESCRIPTOR.fields_by_name
-    if found[2] in message_class(name).DESCRIPTOR.fields_by_name:
+    fields = message_class(match[1]).DESCRIPTOR.fields_by_name
+    if match[2] in message_class(name).DESCRIPTOR.fields_by_name:
         return "; is a brace } missing before it?"
-    return near(found[2], fields)
+    return near(match[2], fields)
 
 
 def _shortened(text: str) -> str:

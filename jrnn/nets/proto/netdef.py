@@ -117,9 +117,9 @@ class Reader:
             return None
         m = holder.device_option
         values = {k: _take_set(m, k) for k in _DEVICE_FIELDS}
-        made = DeviceOption(**values, extra_info=_take_all(m, "extra_info"), extra=_rest(m))
+        device = DeviceOption(**values, extra_info=_take_all(m, "extra_info"), extra=_rest(m))
         holder.ClearField("device_option")
-        return made
+        return device
 
 
 def _carried(m: Any) -> Message:

@@ -73,18 +73,18 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
     reader = Reader(limits)
     nets = {_text(n.key): n.value for n in meta.nets}
     blobs = {_text(b.key): tuple(_text(v) for v in b.value) for b in meta.blobs}
-    found = {field: _of_kind(blobs, kind, ()) for field, kind in _LISTS.items()}
-    for name in found["parameters"]:
+    parts = {field: _of_kind(blobs, kind, ()) for field, kind in _LISTS.items()}
+    for name in parts["parameters"]:
         if name.encode() not in records:
             raise FormatError(f"minidb: has no record for the parameter {name!r}")
-    found["parameters"] = {
-        name: blob_to_numpy(*records[name.encode()], limits=limits)[1] for name in found["parameters"]
+    parts["parameters"] = {
+        name: blob_to_numpy(*records[name.encode()], limits=limits)[1] for name in parts["parameters"]
     }
     for field, kind in _NETS.items():
-        found[field] = reader.net(_of_kind(nets, kind, message_class("NetDef")()), 1)
-    if not found["predict_net"].ops:
+        parts[field] = reader.net(_of_kind(nets, kind, message_class("NetDef")()), 1)
+    if not parts["predict_net"].ops:
         raise FormatError("its MetaNetDef has no PREDICT_NET_TYPE, or an empty one")
-    return PredictorFile(**found)
+    return PredictorFile(**parts)
 
 
 def _content(holder: Any) -> bytes:
@@ -94,12 +94,12 @@ def _content(holder: Any) -> bytes:
     return bytes(holder.content)
 
 
-def _of_kind(found: Mapping[str, Any], kind: str, default: Any) -> Any:
+def _of_kind(blobs: Mapping[str, Any], kind: str, default: Any) -> Any:
     """Returns the entry under `kind`, or under `kind_NAME` if the model has a name."""
-    keys = [k for k in found if k == kind or k.startswith(kind + "_")]
+    keys = [k for k in blobs if k == kind or k.startswith(kind + "_")]
     if len(keys) > 1:
         raise FormatError(f"its MetaNetDef holds several models: {', '.join(keys[:8])}; a file must hold one")
-    return found[keys[0]] if keys else default
+    return blobs[keys[0]] if keys else default
 
 
 def _text(value: Any) -> str:

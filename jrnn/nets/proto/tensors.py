@@ -94,23 +94,23 @@ def _join(tensors: list[Any]) -> np.ndarray:
     if len(dims) > _MAX_RANK or any(d < 0 for d in dims):
         raise FormatError(f"dims {dims[:8]} must be at most {_MAX_RANK} numbers, none negative")
     total = math.prod(dims)
-    found = []
+    segments = []
     for t in tensors:
         if tuple(t.dims) != dims or t.data_type != data_type:
             raise FormatError("chunks of one tensor must have the same dims and data type")
         begin, end = (t.segment.begin, t.segment.end) if t.HasField("segment") else (0, total)
         if not 0 <= begin <= end <= total:
             raise FormatError(f"segment {begin}..{end} lies outside the {total} elements of dims {dims}")
-        found.append((begin, end, t))
-    found.sort(key=lambda part: part[:2])
+        segments.append((begin, end, t))
+    segments.sort(key=lambda part: part[:2])
     covered = 0
-    for begin, end, _ in found:
+    for begin, end, _ in segments:
         if begin != covered:
             raise FormatError(f"segments must cover all elements in order: {covered} comes before {begin}..{end}")
         covered = end
     if covered != total:
         raise FormatError(f"elements {covered}..{total} of dims {dims} are in other chunks, which are missing")
-    parts = [_elements(t, end - begin) for begin, end, t in found]
+    parts = [_elements(t, end - begin) for begin, end, t in segments]
     flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
     try:
         return flat.reshape(dims)
@@ -156,9 +156,9 @@ def _from_bytes(t: Any, field: str, dtype: np.dtype, count: int) -> np.ndarray:
     return np.frombuffer(held, dtype.newbyteorder("<")).astype(dtype)
 
 
-def _check_count(t: Any, field: str, found: float, count: int) -> None:
-    if found != count:
-        raise FormatError(f"tensor {t.name!r}: dims {tuple(t.dims)} need {count} elements, {field} has {found:g}")
+def _check_count(t: Any, field: str, given: float, count: int) -> None:
+    if given != count:
+        raise FormatError(f"tensor {t.name!r}: dims {tuple(t.dims)} need {count} elements, {field} has {given:g}")
 
 
 def _value_name(t: Any, field: str) -> str:

@@ -50,8 +50,8 @@ def _over(fn: Callable) -> Callable:
 
 def _spread(root: bool) -> Callable:
     def call(x, *, dim=None, unbiased=1, keepdim=0):
-        found = jnp.var(x, axis=dim, keepdims=bool(keepdim), ddof=int(bool(unbiased)))
-        return jnp.sqrt(found) if root else found
+        variance = jnp.var(x, axis=dim, keepdims=bool(keepdim), ddof=int(bool(unbiased)))
+        return jnp.sqrt(variance) if root else variance
 
     return call
 
@@ -71,8 +71,8 @@ def _extreme(reduce: Callable, position: Callable, pair: Callable) -> Callable:
             return pair(*jnp.broadcast_arrays(x, y))
         if dim is None:
             return reduce(x)
-        found = (reduce(x, axis=dim, keepdims=bool(keepdim)), position(x, axis=dim, keepdims=bool(keepdim)))
-        return found[0], found[1].astype(int64())
+        extreme = (reduce(x, axis=dim, keepdims=bool(keepdim)), position(x, axis=dim, keepdims=bool(keepdim)))
+        return extreme[0], extreme[1].astype(int64())
 
     return call
 
@@ -123,8 +123,8 @@ def _layer_norm(x, weight=None, bias=None, *, normalized_shape, eps=1e-5, cudnn_
 
 def _scaled_product(product: Callable) -> Callable:
     def call(c, a, b, *, beta=1, alpha=1):
-        found = product(a, b)
-        return beta * jnp.broadcast_to(c, found.shape) + alpha * found
+        product_ab = product(a, b)
+        return beta * jnp.broadcast_to(c, product_ab.shape) + alpha * product_ab
 
     return call
 

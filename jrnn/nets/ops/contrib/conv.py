@@ -190,14 +190,14 @@ def _extra(*, adj: int | None = None, adj_h: int | None = None, adj_w: int | Non
     def extra(w: Window) -> tuple[int, ...]:
         rank = len(w.kernel)
         if adj is not None:
-            found = (adj,) * rank
+            sizes = (adj,) * rank
         elif adj_h is not None and adj_w is not None:
-            found = (adj_h, adj_w)
+            sizes = (adj_h, adj_w)
         else:
-            found = adjs or (0,) * rank
-        if len(found) != rank or any(not 0 <= e <= s for e, s in zip(found, w.stride)):
-            raise OpError(f"adjs {list(found)} must be {rank} numbers between 0 and the strides {list(w.stride)}")
-        return found
+            sizes = adjs or (0,) * rank
+        if len(sizes) != rank or any(not 0 <= e <= s for e, s in zip(sizes, w.stride)):
+            raise OpError(f"adjs {list(sizes)} must be {rank} numbers between 0 and the strides {list(w.stride)}")
+        return sizes
 
     return extra
 

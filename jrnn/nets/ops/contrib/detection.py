@@ -20,10 +20,10 @@ _LARGEST_GROWTH = np.float32(math.log(1000.0 / 16.0))  # of a box's logarithmic 
 
 def _floats(**blobs: Any) -> Iterator[np.ndarray]:
     for name, value in blobs.items():
-        found = np.asarray(value)
-        if found.dtype != np.float32:
-            raise OpError(f"{name} is {describe(found)}; it must be float32")
-        yield found
+        array = np.asarray(value)
+        if array.dtype != np.float32:
+            raise OpError(f"{name} is {describe(array)}; it must be float32")
+        yield array
 
 
 def _moved(
@@ -60,9 +60,9 @@ def _clipped(boxes: np.ndarray, height: float, width: float, plus: np.float32, u
     center, half = boxes[near, :2], (boxes[near, 2:4] - plus) / np.float32(2)
     low = np.maximum(np.minimum(center - half, limits[:2]), 0)
     high = np.maximum(np.minimum(center + half, limits[:2]), 0)
-    found = boxes.copy()
-    found[near, :4] = np.concatenate([(low + high) / np.float32(2), high - low + plus], 1)
-    return found
+    clipped = boxes.copy()
+    clipped[near, :4] = np.concatenate([(low + high) / np.float32(2), high - low + plus], 1)
+    return clipped
 
 
 def _overlaps(boxes: np.ndarray, k: int, others: np.ndarray, plus: np.float32) -> np.ndarray:
@@ -146,15 +146,15 @@ def _generate_proposals(
         order = descending(flat, pre_nms_topN if pre_nms_topN > 0 else None)
         moves = deltas[k].reshape(a, size, h * w).transpose(0, 2, 1).reshape(-1, size)[order]
         height, width, scale = im_info[k]
-        found = adjusted(placed[order], moves, np.ones(4, np.float32), height, width)
+        proposals = adjusted(placed[order], moves, np.ones(4, np.float32), height, width)
         if size == 4:
-            sides = found[:, 2:] - found[:, :2] + plus
-            center = found[:, :2] + sides / np.float32(2)
+            sides = proposals[:, 2:] - proposals[:, :2] + plus
+            center = proposals[:, :2] + sides / np.float32(2)
         else:
-            center, sides = found[:, :2], found[:, 2:4]
+            center, sides = proposals[:, :2], proposals[:, 2:4]
         large = (sides >= np.float32(min_size * scale)).all(1) & (center[:, 0] < width) & (center[:, 1] < height)
-        kept = _without_overlaps(found, np.flatnonzero(large), nms_thresh, post_nms_topN or -1, plus)
-        boxes.append(np.concatenate([np.full((len(kept), 1), k, np.float32), found[kept]], 1))
+        kept = _without_overlaps(proposals, np.flatnonzero(large), nms_thresh, post_nms_topN or -1, plus)
+        boxes.append(np.concatenate([np.full((len(kept), 1), k, np.float32), proposals[kept]], 1))
         probabilities.append(flat[order][kept])
     return np.concatenate(boxes), np.concatenate(probabilities)
 
@@ -202,10 +202,10 @@ def bbox_transform(
         boxes[:, :4] /= scale
         height, width = int(height / scale + 0.5), int(width / scale + 0.5)
         for c in range(0, deltas.shape[1], size):
-            found = adjusted(boxes, deltas[rows, c : c + size], np.asarray(weights, np.float32), height, width)
+            moved_boxes = adjusted(boxes, deltas[rows, c : c + size], np.asarray(weights, np.float32), height, width)
             if apply_scale:
-                found[:, :4] *= scale
-            moved[rows, c : c + size] = found
+                moved_boxes[:, :4] *= scale
+            moved[rows, c : c + size] = moved_boxes
     return moved, np.bincount(image, minlength=len(im_info)).astype(np.float32)
 
 
@@ -244,7 +244,7 @@ def box_with_nms_limit(
     unknown = soft_nms_enabled and soft_nms_method not in _SOFT_METHODS
     raise_if(unknown, f"soft_nms_method {soft_nms_method!r} must be one of {', '.join(_SOFT_METHODS)}")
     plus = np.float32(legacy_plus_one)
-    found: list[list[np.ndarray]] = [[] for _ in range(6)]
+    columns: list[list[np.ndarray]] = [[] for _ in range(6)]
     for rows in _rows_of_images(batch_splits, len(scores)):
         s, b = scores[rows].copy(), boxes[rows]
         if not input_boxes_include_bg_cls:
@@ -264,15 +264,15 @@ def box_with_nms_limit(
         if 0 < detections_per_im < sum(map(len, kept)):
             kept = _best(kept, s, detections_per_im)
         for j in range(1, classes):
-            found[0].append(s[kept[j], j])
-            found[1].append(of_class[j][kept[j]])
-            found[2].append(np.full(len(kept[j]), j - (not output_classes_include_bg_cls), np.float32))
-            found[4].append(kept[j].astype(np.int32))
-        found[3].append(np.array([sum(map(len, kept))], np.float32))
-        found[5].append(np.array([[len(r) for r in kept]], np.int32))
+            columns[0].append(s[kept[j], j])
+            columns[1].append(of_class[j][kept[j]])
+            columns[2].append(np.full(len(kept[j]), j - (not output_classes_include_bg_cls), np.float32))
+            columns[4].append(kept[j].astype(np.int32))
+        columns[3].append(np.array([sum(map(len, kept))], np.float32))
+        columns[5].append(np.array([[len(r) for r in kept]], np.int32))
     empty = (np.zeros(0, np.float32), np.zeros((0, size), np.float32), *[np.zeros(0, np.float32)] * 2)
     empty += (np.zeros(0, np.int32), np.zeros((0, classes), np.int32))
-    return tuple(np.concatenate([e, *parts]) for e, parts in zip(empty, found))
+    return tuple(np.concatenate([e, *parts]) for e, parts in zip(empty, columns))
 
 
 def _rows_of_images(batch_splits: Any, count: int) -> list[np.ndarray]:

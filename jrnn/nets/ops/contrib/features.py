@@ -74,8 +74,8 @@ def batch_sparse_to_dense(
         columns = shape.shape[1]
     raise_if(columns < 1, f"dense_last_dim {dense_last_dim} must be at least 1, or a fourth input must have the shape")
     rows = _places(lengths, indices, columns)
-    made = check_size((lengths.size, columns), np.float32)
-    return jnp.full(made, default_value, values.dtype).at[rows, indices].set(values)
+    whole = check_size((lengths.size, columns), np.float32)
+    return jnp.full(whole, default_value, values.dtype).at[rows, indices].set(values)
 
 
 @op("BatchDenseToSparse", gradient="BatchSparseToDense(lengths, indices, dy, dense) -> dense")
@@ -92,11 +92,11 @@ def gather_ranges(data, ranges):
     check_rank(data, 1, "data")
     check_rank(ranges, 3, "ranges")
     check_integers(ranges, "ranges")
-    found = np.asarray(ranges).astype(np.int64)
-    if found.shape[2] != 2 or (found < 0).any() or (found.sum(2) > data.shape[0]).any():
+    spans = np.asarray(ranges).astype(np.int64)
+    if spans.shape[2] != 2 or (spans < 0).any() or (spans.sum(2) > data.shape[0]).any():
         raise OpError(f"ranges is {describe(ranges)}; its pairs (start, length) must be within {describe(data)}")
-    check_size((int(found[..., 1].sum()),), np.float64)
-    return data[rows_from(*found.reshape(-1, 2).T)], found[..., 1].sum(1).astype(np.int32)
+    check_size((int(spans[..., 1].sum()),), np.float64)
+    return data[rows_from(*spans.reshape(-1, 2).T)], spans[..., 1].sum(1).astype(np.int32)
 
 
 @op("SparseLabelSplit", outputs=(2, None), gradient="forbidden", dynamic=True)
@@ -232,11 +232,11 @@ def lengths_partition(lengths, keys, *inputs, pack_first_input: bool = False, op
     check_lengths(lengths, keys.size)
     segments = np.repeat(np.arange(lengths.size), np.asarray(lengths))
     parts = _parts(keys, (segments, *inputs), len(op.outputs), pack_first_input)
-    found = []
+    outs = []
     for own_keys, own_segments, *blobs in parts:
         counts = np.bincount(np.asarray(own_segments), minlength=lengths.size)
-        found += [counts.astype(lengths.dtype), own_keys, *blobs]
-    return tuple(found)
+        outs += [counts.astype(lengths.dtype), own_keys, *blobs]
+    return tuple(outs)
 
 
 @op("GatherByKey")

@@ -38,14 +38,14 @@ def _pads(x: Any, window: Window, mode: str) -> dict[int, tuple[int, int]]:
 def _sources(size: int, before: int, after: int, mode: str) -> np.ndarray:
     """The source of each element of a padded line, for the modes that repeat the image."""
     check_size((before + size + after,), np.int64)
-    found = np.arange(-before, size + after)
+    indices = np.arange(-before, size + after)
     if mode == "edge":
-        return np.clip(found, 0, size - 1)
-    found = np.abs(found)
-    found = np.minimum(found, 2 * size - found - 2)
-    if found.min() < 0:
+        return np.clip(indices, 0, size - 1)
+    indices = np.abs(indices)
+    indices = np.minimum(indices, 2 * size - indices - 2)
+    if indices.min() < 0:
         raise OpError(f"reflects {before} and {after} elements of a line of {size}; give smaller pads or another mode")
-    return found
+    return indices
 
 
 @op("PadImage", gradient="PadImageGradient(dy)")

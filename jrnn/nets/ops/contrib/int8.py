@@ -172,9 +172,9 @@ def softmax(x, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
     flat = jnp.asarray(x.stored).reshape(x.shape[0], -1).astype(jnp.int32)
     largest = min((2**32 - 1) / flat.shape[1], 2.0**23 - 1)  # so that the sum of a row fits in 32 bits
     table = np.rint(largest * np.exp((np.arange(256) - 255) * np.float64(np.float32(x.scale)))).astype(np.uint32)
-    found = jnp.asarray(table)[flat - flat.max(1, keepdims=True) + 255]
-    total = found.sum(1, keepdims=True, dtype=jnp.uint32)
-    stored = jnp.minimum((found * np.uint32(256) + total // np.uint32(2)) // total, 255)
+    exponentials = jnp.asarray(table)[flat - flat.max(1, keepdims=True) + 255]
+    total = exponentials.sum(1, keepdims=True, dtype=jnp.uint32)
+    stored = jnp.minimum((exponentials * np.uint32(256) + total // np.uint32(2)) // total, 255)
     return Int8Tensor(stored.astype(jnp.uint8).reshape(x.shape), Y_scale, 0)
 
 

@@ -161,7 +161,7 @@ def _composite(i: Any, base_lr: float, sub_policy_num_iters: tuple[int, ...], op
     """Policies in sequence, each for its number of iterations, the last one without end; all count from 0."""
     raise_if(not sub_policy_num_iters, "policy 'composite' needs argument 'sub_policy_num_iters'")
     wire = {a.name: a.value for a in op.args}
-    found: Any = None
+    rate: Any = None
     end = sum(sub_policy_num_iters)
     for k in reversed(range(len(sub_policy_num_iters))):
         prefix = f"sub_policy_{k}_"
@@ -169,9 +169,9 @@ def _composite(i: Any, base_lr: float, sub_policy_num_iters: tuple[int, ...], op
         raise_if("policy" not in args, f"policy 'composite' needs argument '{prefix}policy'")
         factor = args.get("lr_scale", 1.0) * _factor(args["policy"].decode(), i, base_lr, args)
         # compat: iteration 1 is the first of the first policy
-        found = factor if found is None else jnp.where(i <= end, factor, found)
+        rate = factor if rate is None else jnp.where(i <= end, factor, rate)
         end -= sub_policy_num_iters[k]
-    return found
+    return rate
 
 
 def learning_rate(iteration, *, base_lr: float, policy: str, sub_policy_num_iters: tuple[int, ...] = (), op, **args):

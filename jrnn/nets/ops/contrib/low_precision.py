@@ -104,7 +104,7 @@ for _bits in (8, 4, 2):
 def _register_apart(kind: str, mean: bool) -> None:
     """Bags over rows of 8 bits a number whose scales and biases are a blob of their own, [M, 2]."""
 
-    def found(data, weights, indices, lengths, scale_bias):
+    def lookup(data, weights, indices, lengths, scale_bias):
         _check_bytes(data)
         check_shape(scale_bias, (data.shape[0], 2), "scale_bias")
         rows = dequantize_8_bits(gathered(jnp.asarray(data), indices), gathered(jnp.asarray(scale_bias), indices))
@@ -112,9 +112,9 @@ def _register_apart(kind: str, mean: bool) -> None:
 
     @op(f"SparseLengths{kind}8BitsRowwise", gradient="forbidden")
     def plain(data, indices, lengths, scale_bias):
-        return found(data, None, indices, lengths, scale_bias)
+        return lookup(data, None, indices, lengths, scale_bias)
 
-    op(f"SparseLengthsWeighted{kind}8BitsRowwise", gradient="forbidden")(found)
+    op(f"SparseLengthsWeighted{kind}8BitsRowwise", gradient="forbidden")(lookup)
 
 
 _register_apart("Sum", False)

@@ -76,10 +76,10 @@ def _by_rows(step: Callable, indices: Any, grad: Any, param: Any, **tables: Any)
 
     def round(state):
         k, result, tables = state
-        found, *new = step(rows, *(t[indices] for t in tables))
+        updated, *new = step(rows, *(t[indices] for t in tables))
         target = jnp.where(turn == k, indices, param.shape[0])  # past the end is dropped
         tables = [t.at[target].set(r, mode="drop") for t, r in zip(tables, new)]
-        return k + 1, jnp.where((turn == k)[:, None], found, result), tables
+        return k + 1, jnp.where((turn == k)[:, None], updated, result), tables
 
     start = (jnp.zeros_like(rounds), jnp.zeros_like(rows), shaped)
     _, result, tables = lax.while_loop(lambda state: state[0] < rounds, round, start)

@@ -85,12 +85,12 @@ def _counts(x: Any, w: Window, include_pad: bool) -> Any:
     if include_pad:
         return np.asarray(w.volume, x.dtype)
     sizes = spatial_sizes(x, w.channels_last)
-    found = np.ones((1,) * x.ndim)
+    counts = np.ones((1,) * x.ndim)
     for k, a in enumerate(spatial_axes(x.ndim, w.channels_last)):
         starts = np.arange(w.output_sizes(sizes)[k]) * w.stride[k] - w.padding(sizes)[k][0]
         inside = np.minimum(starts + w.kernel[k], sizes[k]) - np.maximum(starts, 0)
-        found = found * inside.reshape([-1 if d == a else 1 for d in range(x.ndim)])
-    return found.astype(x.dtype)
+        counts = counts * inside.reshape([-1 if d == a else 1 for d in range(x.ndim)])
+    return counts.astype(x.dtype)
 
 
 def _average(x: Any, w: Window, include_pad: bool) -> Any:

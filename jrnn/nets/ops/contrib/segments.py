@@ -115,9 +115,9 @@ def _(g):
 
 
 def _check_sorted(ids: Any) -> None:
-    found = np.asarray(ids)
-    if found.size and (found[0] != 0 or not np.isin(np.diff(found), (0, 1)).all()):
-        raise OpError(f"segment_ids are {found.tolist()[:8]}; they must be sorted, begin at 0 and have no gaps")
+    numbers = np.asarray(ids)
+    if numbers.size and (numbers[0] != 0 or not np.isin(np.diff(numbers), (0, 1)).all()):
+        raise OpError(f"segment_ids are {numbers.tolist()[:8]}; they must be sorted, begin at 0 and have no gaps")
 
 
 def _count(ids: Any, rows: int, is_sorted: bool, num_segments: int = -1) -> int:

@@ -115,7 +115,7 @@ class Window:
 
     def output_sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """How many windows fit in each dimension; OpError where none does."""
-        found = []
+        lengths = []
         for k, (size, (head, tail)) in enumerate(zip(sizes, self.padding(sizes))):
             room = size + head + tail - self.extent(k)
             if room < 0:
@@ -123,8 +123,8 @@ class Window:
                     f"kernel of {self.extent(k)} elements (with dilation) is larger than the image of {size} with padding "
                     f"{head} and {tail} in spatial dimension {k}"
                 )
-            found.append(room // self.stride[k] + 1)
-        return tuple(found)
+            lengths.append(room // self.stride[k] + 1)
+        return tuple(lengths)
 
     def pad(self, x: Any, fill: float) -> Any:
         """x with its padding filled with `fill`."""
