@@ -79,12 +79,12 @@ class Emitter:
 
     def claim(self, name: str) -> str:
         """Returns a name that no net uses yet: `name`, else `name_1`, ..."""
-        found = name
-        while found in self._used:
+        free = name
+        while free in self._used:
             self._counts[name] = self._counts.get(name, 0) + 1
-            found = f"{name}_{self._counts[name]}"
-        self._used.add(found)
-        return found
+            free = f"{name}_{self._counts[name]}"
+        self._used.add(free)
+        return free
 
     # inputs, weights, constants
 
@@ -127,10 +127,10 @@ class Emitter:
             outputs: (shape, dtype) of each output; None for an output that is not used, which is not returned.
         """
         names = [i if isinstance(i, str) else self.blob(i).name for i in inputs]
-        made = [self.claim(type if o else f"{type}_unused") for o in outputs]
-        self.b.add(Op.of(type, names, made, **args))
-        self.origins.update(dict.fromkeys(made, f"{self._node_name} ({self._source})"))
-        return [Blob.of(name, *o) for name, o in zip(made, outputs) if o]
+        blobs = [self.claim(type if o else f"{type}_unused") for o in outputs]
+        self.b.add(Op.of(type, names, blobs, **args))
+        self.origins.update(dict.fromkeys(blobs, f"{self._node_name} ({self._source})"))
+        return [Blob.of(name, *o) for name, o in zip(blobs, outputs) if o]
 
     def op(self, type: str, inputs: Sequence[str | Value], shape: Sequence[int], dtype: Any, /, **args: Any) -> Blob:
         """Appends an operator with one output."""
@@ -152,12 +152,12 @@ class Emitter:
         if blob.dtype == BOOL:  # Tile has no booleans
             return self.cast(self._spread(self.cast(blob, INT32)), BOOL)
         held = (1,) * (len(blob.shape) - len(blob.held)) + blob.held
-        found = self.reshaped(replace(blob, shape=blob.held), held)
+        spread = self.reshaped(replace(blob, shape=blob.held), held)
         for axis, (have, want) in enumerate(zip(held, blob.shape)):
             if have != want:
-                shape = (*found.shape[:axis], want, *found.shape[axis + 1 :])
-                found = self.op("Tile", [found], shape, blob.dtype, tiles=want, axis=axis)
-        return found
+                shape = (*spread.shape[:axis], want, *spread.shape[axis + 1 :])
+                spread = self.op("Tile", [spread], shape, blob.dtype, tiles=want, axis=axis)
+        return spread
 
     def reshaped(self, value: Value, shape: Sequence[int]) -> Value:
         """The value with another shape of the same size."""
@@ -172,9 +172,9 @@ class Emitter:
             return value
         if 0 in shape:
             raise ConversionError(f"an array of shape {list(shape)} has no elements; Caffe2 cannot reshape to it")
-        (made,) = self.ops("Reshape", [value.name], [(shape, value.dtype), None], shape=list(shape))
-        self._reshapes[made.name] = value
-        return made
+        (view,) = self.ops("Reshape", [value.name], [(shape, value.dtype), None], shape=list(shape))
+        self._reshapes[view.name] = value
+        return view
 
     def cast(self, value: Value, dtype: Any) -> Blob:
         dtype = np.dtype(dtype)
@@ -183,9 +183,9 @@ class Emitter:
         if value.dtype == dtype:
             return value
         codes = {"to": TYPE_CODES[dtype], "from_type": TYPE_CODES[value.dtype]}
-        made = self.op("Cast", [value.name], value.held, dtype, **codes)
-        self._casts[made.name] = value
-        return replace(made, shape=value.shape)
+        converted = self.op("Cast", [value.name], value.held, dtype, **codes)
+        self._casts[converted.name] = value
+        return replace(converted, shape=value.shape)
 
     def was_bool(self, blob: Blob) -> Blob | None:
         """The boolean that a blob is a Cast of, or None."""
@@ -230,10 +230,10 @@ class Emitter:
 
         def call(node: Node, inputs: list[Value]) -> Sequence[Value]:
             self.read = tuple(v in used for v in node.outputs)
-            found = self._node(node, inputs)
+            outs = self._node(node, inputs)
             if self.b is self.root:
-                self.trail += [(node, v, x) for v, x in zip(node.outputs, found) if isinstance(x, Blob)]
-            return found
+                self.trail += [(node, v, x) for v, x in zip(node.outputs, outs) if isinstance(x, Blob)]
+            return outs
 
         return read(evaluate(graph, values, call), graph.outputs)
 
@@ -242,8 +242,8 @@ class Emitter:
         specs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
         with jax.numpy_rank_promotion("allow"):
             graph = flatten(jax.make_jaxpr(fn)(*specs))
-        found = self.graph(replace(graph, nodes=tuple(replace(n, source=self._source) for n in graph.nodes)), values)
-        return found[0] if len(found) == 1 else tuple(found)
+        outs = self.graph(replace(graph, nodes=tuple(replace(n, source=self._source) for n in graph.nodes)), values)
+        return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _captured(self, value: Any) -> Blob:
         """An array that the function closes over, as a weight."""
@@ -267,7 +267,7 @@ class Emitter:
         known, self._source = len(self.problems), node.source
         self._node_name = node.name
         try:
-            found = RULES[node.name](self, node, *values)
+            outs = RULES[node.name](self, node, *values)
         except ConversionError as e:
             self.problems.append(f"{e} ({node.source})" if node.source not in str(e) else str(e))
             return placeholders
@@ -275,7 +275,7 @@ class Emitter:
             if len(self.problems) > known:  # something within it was refused, so it could not be completed
                 return placeholders
             raise e.at(f"{node.name} ({node.source})") from None
-        return found if isinstance(found, (tuple, list)) else (found,)
+        return outs if isinstance(outs, (tuple, list)) else (outs,)
 
     def _note_type(self, var: Var, what: str) -> bool:
         if var.dtype in TYPE_CODES:

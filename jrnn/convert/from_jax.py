@@ -136,21 +136,21 @@ def from_factory(target: str) -> Package:
     """
     factory = load_function(target)
     try:
-        made = factory()
+        example = factory()
     except Exception as e:  # whatever the user's code raises
         raise ConversionError(f"{target} raised {type(e).__name__}: {str(e).partition(chr(10))[0]:.300}") from e
-    fn, args, params = example_of(target, made)
+    fn, args, params = example_of(target, example)
     return from_jax(fn, *args, params=params)
 
 
-def example_of(target: str, found: Any) -> tuple[Any, tuple[Any, ...], Any]:
+def example_of(target: str, example: Any) -> tuple[Any, tuple[Any, ...], Any]:
     """What a factory returned, as (fn, args, params). Raises ConversionError for anything else."""
-    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[1], (tuple, list)):
+    if not isinstance(example, tuple) or len(example) not in (2, 3) or not isinstance(example[1], (tuple, list)):
         raise ConversionError(
-            f"{target} returns a {type(found).__name__}; it must return (fn, args) or (fn, args, params), where args is a "
+            f"{target} returns a {type(example).__name__}; it must return (fn, args) or (fn, args, params), where args is a "
             "tuple of example arrays"
         )
-    fn, args, params = (*found, None)[:3]
+    fn, args, params = (*example, None)[:3]
     return fn, tuple(args), params
 
 
@@ -160,7 +160,7 @@ def load_function(target: str) -> Callable[..., Any]:
     Raises:
         ConversionError: for a module or function that does not exist.
     """
-    found = load_named(target, ConversionError, "FUNCTION")
-    if not callable(found):
-        raise ConversionError(f"{target} is a {type(found).__name__}, not a function")
-    return found
+    fn = load_named(target, ConversionError, "FUNCTION")
+    if not callable(fn):
+        raise ConversionError(f"{target} is a {type(fn).__name__}, not a function")
+    return fn

@@ -32,17 +32,17 @@ def recognize(graph: Graph) -> Graph:
     for node in reversed(graph.nodes):
         for name, reference, shapes in _candidates(node, makers):
             sought = pattern(reference, shapes)
-            found = find(sought, node.outputs[-1], makers)
-            if found is None or not all(v in found for v in (*sought.inputs, *sought.outputs[:-1])):
+            match = find(sought, node.outputs[-1], makers)
+            if match is None or not all(v in match for v in (*sought.inputs, *sought.outputs[:-1])):
                 continue
-            inputs = tuple(found[v] for v in sought.inputs)
-            outputs = (*(found[v] for v in sought.outputs[:-1]), node.outputs[-1])
+            inputs = tuple(match[v] for v in sought.inputs)
+            outputs = (*(match[v] for v in sought.outputs[:-1]), node.outputs[-1])
             if any(makers[v] in replaced for v in outputs) or _depends(inputs, outputs[:-1], makers):
                 continue
             before = _GATES_BEFORE.get(name)
             if before is not None and (source := _whole(inputs[1:], makers, before)) is not None:
                 inputs = (inputs[0], source)
-            group = Node(name, {"number": found.get(ANY)}, inputs, outputs, node.source, _runner(reference))
+            group = Node(name, {"number": match.get(ANY)}, inputs, outputs, node.source, _runner(reference))
             replaced.update((makers[v], group) for v in outputs)
             break
     if not replaced:
@@ -69,8 +69,8 @@ def _depends(inputs: Iterable[Atom], outputs: Sequence[Var], makers: Makers) -> 
 
 def _runner(reference: Callable) -> Callable:
     def run(*args):
-        found = reference(*args)
-        return found if isinstance(found, tuple) else [found]
+        outs = reference(*args)
+        return outs if isinstance(outs, tuple) else [outs]
 
     return run
 
@@ -137,8 +137,8 @@ def _(e: Emitter, node: Node, x):
     shape = node.outputs[0].shape
     rows = shape if len(shape) > 1 else (1, *shape)
     axis = len(rows) - 1
-    made = e.op("Softmax", [e.reshaped(x, rows)], rows, FLOAT, axis=None if axis == 1 else axis)
-    return e.reshaped(made, shape)
+    softmax = e.op("Softmax", [e.reshaped(x, rows)], rows, FLOAT, axis=None if axis == 1 else axis)
+    return e.reshaped(softmax, shape)
 
 
 _fast_gelu, _gelu = (partial(jax.nn.gelu, approximate=approximate) for approximate in (True, False))
@@ -287,5 +287,5 @@ def _(e: Emitter, node: Node, h, *gates):
     hidden, parts = _rows(e, h), [_rows(e, x) for x in gates]
     # GRUUnit does not read the reset gate, so any numbers will do in its place
     joined = join(e, [parts[0], *parts], 2) if len(parts) > 1 else parts[0]
-    made = e.op("GRUUnit", [hidden, joined, np.zeros(1, np.int32)], hidden.shape, FLOAT, sequence_lengths=0)
-    return e.reshaped(made, h.shape)
+    unit = e.op("GRUUnit", [hidden, joined, np.zeros(1, np.int32)], hidden.shape, FLOAT, sequence_lengths=0)
+    return e.reshaped(unit, h.shape)

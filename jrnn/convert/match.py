@@ -15,7 +15,7 @@ from jrnn.convert.emit import shrink
 from jrnn.jaxprs.flat import Atom, Graph, Node, Var, flatten
 
 ANY = 0.1234567  # in a pattern: any number, the same in all places
-Found = Mapping[Any, Any]  # variable of a pattern -> atom of the graph; ANY -> its number
+Match = Mapping[Any, Any]  # variable of a pattern -> atom of the graph; ANY -> its number
 
 _COMMUTATIVE = ("add", "mul", "max", "min")
 _VIEWS = ("reshape", "broadcast_in_dim", "squeeze")
@@ -29,32 +29,32 @@ def pattern(fn: Callable, shapes: tuple[tuple[int, ...], ...]) -> Graph:
     return flatten(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes)))
 
 
-def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Found | None:
+def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Match | None:
     """The match of a pattern whose last output is `target`, or None."""
     pattern_makers = reference.makers()
 
-    def unify(a: Atom, b: Atom, found: Found) -> Found | None:
+    def unify(a: Atom, b: Atom, match: Match) -> Match | None:
         a, b = _through(a, pattern_makers), _through(b, makers)
         if not isinstance(a, Var):
-            return _same_number(a, b, found)
-        if a in found:
-            return found if found[a] is b else None
+            return _same_number(a, b, match)
+        if a in match:
+            return match if match[a] is b else None
         if a.shape != tuple(b.shape):
             return None
         if a not in pattern_makers:
-            return {**found, a: b}
+            return {**match, a: b}
         if not isinstance(b, Var) or b not in makers:
             return None
-        after = same(pattern_makers[a], makers[b], a, b, found)
+        after = same(pattern_makers[a], makers[b], a, b, match)
         return None if after is None else {**after, a: b}
 
-    def same(p: Node, t: Node, a: Var, b: Var, found: Found) -> Found | None:
+    def same(p: Node, t: Node, a: Var, b: Var, match: Match) -> Match | None:
         if is_view(p) and is_view(t):
-            return unify(_base(p, pattern_makers), _base(t, makers), found)
+            return unify(_base(p, pattern_makers), _base(t, makers), match)
         if not _alike(p, t) or p.outputs.index(a) != t.outputs.index(b) or len(p.inputs) != len(t.inputs):
             return None
         for inputs in [t.inputs, t.inputs[::-1]] if p.name in _COMMUTATIVE else [t.inputs]:
-            now: Found | None = found
+            now: Match | None = match
             for x, y in zip(p.inputs, inputs):
                 now = None if now is None else unify(x, y, now)
             if now is not None:
@@ -91,14 +91,14 @@ def _next_to_neutral(node: Node) -> Atom | None:
     return None
 
 
-def _same_number(a: np.ndarray, b: Atom, found: Found) -> Found | None:
+def _same_number(a: np.ndarray, b: Atom, match: Match) -> Match | None:
     if isinstance(b, Var):
         return None
     a, b = shrink(np.asarray(a)), shrink(np.asarray(b))
     if a.ndim == 0 and a.dtype == np.float32 and a == np.float32(ANY):
-        same = b.ndim == 0 and found.get(ANY) in (None, float(b))
-        return {**found, ANY: float(b)} if same else None
-    return found if a.shape == b.shape and np.array_equal(a, b) else None
+        same = b.ndim == 0 and match.get(ANY) in (None, float(b))
+        return {**match, ANY: float(b)} if same else None
+    return match if a.shape == b.shape and np.array_equal(a, b) else None
 
 
 def _base(node: Node, makers: Mapping[Var, Node]) -> Atom:

@@ -98,8 +98,8 @@ class Package:
         """
         placeholders = self._placeholders()
         read = dict.fromkeys((*self.predict_net.external_inputs, *reads(self.predict_net)))
-        found = {n: _PLACEHOLDER if n in placeholders else _NOT_FILLED for n in self._required(read)}
-        return found or self._suggested(read)
+        reasons = {n: _PLACEHOLDER if n in placeholders else _NOT_FILLED for n in self._required(read)}
+        return reasons or self._suggested(read)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -113,13 +113,13 @@ class Package:
 
     def weights(self, *, key: Any = None) -> dict[str, Any]:
         """The weights as numpy arrays, by name; `key` is for init nets that draw random numbers."""
-        found = self.filled(key=key)
-        return {n: found[n] for n in self.weight_names}
+        blobs = self.filled(key=key)
+        return {n: blobs[n] for n in self.weight_names}
 
     def filled(self, *, key: Any = None) -> dict[str, Any]:
         """All that the init net fills but placeholders: the weights, and the examples that serve as default inputs."""
-        made, placeholders = run_net(self.init_net, {}, key=key), self._placeholders()
-        return {n: v for n, v in made.items() if n not in placeholders}
+        blobs, placeholders = run_net(self.init_net, {}, key=key), self._placeholders()
+        return {n: v for n, v in blobs.items() if n not in placeholders}
 
     def check_known(self, given: Iterable[str]) -> None:
         """Raises ConversionError for a blob that the predict net does not read."""
@@ -140,8 +140,8 @@ class Package:
         return {o: op for op in self.init_net.ops for o in op.outputs}
 
     def _required(self, names: Iterable[str]) -> list[str]:
-        made, placeholders = self._made(), self._placeholders()
-        return [n for n in names if n not in made or n in placeholders]
+        fills, placeholders = self._made(), self._placeholders()
+        return [n for n in names if n not in fills or n in placeholders]
 
     def _placeholders(self) -> tuple[str, ...]:
         """The longest prefix of the predict net's inputs for which the init net ends in placeholders."""
@@ -154,15 +154,15 @@ class Package:
 
     def _suggested(self, read: Iterable[str]) -> dict[str, str]:
         """Inputs of a package whose init net fills every blob: leading single numbers, and the first operator's input."""
-        made = self._made()
-        single = takewhile(lambda n: _fills_one_number(made[n]), read)
-        found = dict.fromkeys(single, "the init net fills it with a single number, before the first weight")
+        fills = self._made()
+        single = takewhile(lambda n: _fills_one_number(fills[n]), read)
+        reasons = dict.fromkeys(single, "the init net fills it with a single number, before the first weight")
         first = next((op for op in self.predict_net.ops if op.inputs), None)
-        if first is not None and first.inputs[0] in made:
-            found.setdefault(
+        if first is not None and first.inputs[0] in fills:
+            reasons.setdefault(
                 first.inputs[0], f"the first operator, {first.type}, reads it first; the init net fills it"
             )
-        return found
+        return reasons
 
     def to_jax(self) -> Callable[..., dict[str, Any]]:
         """The function `fn(inputs, weights=None) -> outputs` of dicts of arrays. The weights default to the init net's.
@@ -206,11 +206,11 @@ class Package:
 
 def _read_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of inputs in a file such as `{"x": [1, [2, 3]]}`; none if there is no file."""
-    found = read_json(path, FormatError, most=_LONGEST) if kind_of(path) else {}
+    shapes = read_json(path, FormatError, most=_LONGEST) if kind_of(path) else {}
     try:
         return {
             n: jax.ShapeDtypeStruct(checked(tuple[Size, ...], shape, n, FormatError), DTYPES[code])
-            for n, (code, shape) in found.items()
+            for n, (code, shape) in shapes.items()
         }
     except (KeyError, TypeError, ValueError) as e:
         raise FormatError(f'{path}: must map inputs to [data type, sizes], as {{"x": [1, [2, 3]]}}: {e}') from e
@@ -270,5 +270,5 @@ class Predictor:
                 raise ConversionError(f"input {name!r} is given twice, by position and by name")
         given |= named
         self.package.check_inputs(given)
-        found = self._run(self._weights, {n: np.asarray(v) if isinstance(v, list) else v for n, v in given.items()})
-        return {n: np.asarray(found[n]) for n in self.output_names}
+        outs = self._run(self._weights, {n: np.asarray(v) if isinstance(v, list) else v for n, v in given.items()})
+        return {n: np.asarray(outs[n]) for n in self.output_names}

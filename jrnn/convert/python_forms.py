@@ -89,9 +89,9 @@ def literal(text: str) -> str:
     >>> print(literal("''';import os"), literal("\n"))
     "''';import os" '\n'
     """
-    found = repr(str(text))
-    assert ast.literal_eval(found) == text
-    return found
+    quoted = repr(str(text))
+    assert ast.literal_eval(quoted) == text
+    return quoted
 
 
 def show(value: Any) -> str:
@@ -295,14 +295,14 @@ def live_lines(lines: Iterable[Line], wanted: set[str]) -> tuple[list[Line], set
 
 def uses_of(lines: Iterable[Line]) -> Counter[str]:
     """How often each name is read; a read in a nested function counts twice, so that it is not inlined there."""
-    found: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     for line in lines:
-        found.update(x for x in line.operands if isinstance(x, str))
+        uses.update(x for x in line.operands if isinstance(x, str))
         if line.body is not None:
             inner = uses_of(line.body)
-            made = {t for at in line.body for t in at.targets}
-            found.update({n: count + (n not in made) for n, count in inner.items()})
-    return found
+            targets = {t for at in line.body for t in at.targets}
+            uses.update({n: count + (n not in targets) for n, count in inner.items()})
+    return uses
 
 
 def render(lines: Iterable[Line], uses: Mapping[str, int], depth: int) -> Iterator[str]:
@@ -328,11 +328,11 @@ def render(lines: Iterable[Line], uses: Mapping[str, int], depth: int) -> Iterat
 def _shown(operand: Operand, pending: Mapping[str, str], text: str) -> str:
     if isinstance(operand, Constant):
         return typed(operand.value, operand.dtype)
-    found = pending.get(operand, operand)
+    text_of = pending.get(operand, operand)
     binds = text.startswith(("{0}", "-", "~")) or "({0}.reshape" in text
-    if binds and _is_loose(found):
-        return f"({found})"
-    return re.sub(r"\.reshape\(\([\d, ]*\)\)$", "", found) if "{0}.reshape(" in text else found
+    if binds and _is_loose(text_of):
+        return f"({text_of})"
+    return re.sub(r"\.reshape\(\([\d, ]*\)\)$", "", text_of) if "{0}.reshape(" in text else text_of
 
 
 def _is_loose(text: str) -> bool:

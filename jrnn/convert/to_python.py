@@ -138,9 +138,9 @@ def _module_of(
     """The parts of the module's source, and its weights; raises as `to_python`."""
     filled = package.filled(key=jax.random.key(seed))
     specs = _specs(package, examples or {}, filled)
-    made = {n: np.asarray(v) for n, v in filled.items() if n not in specs}
+    arrays = {n: np.asarray(v) for n, v in filled.items() if n not in specs}
     weights = {
-        n: v.astype(jax.dtypes.canonicalize_dtype(v.dtype)) if v.dtype.kind in "iuf" else v for n, v in made.items()
+        n: v.astype(jax.dtypes.canonicalize_dtype(v.dtype)) if v.dtype.kind in "iuf" else v for n, v in arrays.items()
     }
     try:
         closed, names, fixed = _traced(package, specs, weights, ())
@@ -148,9 +148,9 @@ def _module_of(
         closed, names, fixed = _traced(package, specs, weights, [n for n, v in weights.items() if v.dtype.kind in "iu"])
     printer = _Printer()
     reads = [printer.fresh(n) for n in names]
-    found = printer.walk(closed, [*reads, "key"])
+    results = printer.walk(closed, [*reads, "key"])
     outputs = ", ".join(f"{show(n)}: {{{k}}}" for k, n in enumerate(package.output_names))
-    lines, free = live_lines([*printer.lines, Line((), f"return {{{{{outputs}}}}}", tuple(found))], set())
+    lines, free = live_lines([*printer.lines, Line((), f"return {{{{{outputs}}}}}", tuple(results))], set())
     named = {**dict(zip(names, reads)), **{n: n for n in printer.arrays}}
     read = (
         Line((v,), f"blobs[{show(n)}]", shown="" if _PLAIN.fullmatch(n) else v) for n, v in named.items() if v in free
@@ -200,8 +200,8 @@ def write_python(
     with jax.default_matmul_precision("highest"):
         run = to_jax(package.predict_net, package.output_names)
         wanted = jax.jit(lambda given, key: run({**weights, **given}, key=key))(given, key)
-        found = jax.jit(module["predict"])(arrays, given, *more)
-    bad = [n for n in package.output_names if not close(found[n], wanted[n])]
+        outs = jax.jit(module["predict"])(arrays, given, *more)
+    bad = [n for n in package.output_names if not close(outs[n], wanted[n])]
     if bad:
         raise ConversionError(f"the Python file computes other numbers than the net for {', '.join(map(repr, bad))}")
     put_module(path, source.encode(), data, ending)
@@ -212,18 +212,18 @@ def _specs(package: Package, examples: Mapping[str, Any], filled: Mapping[str, A
     inputs = package.inputs
     examples = {**{n: filled[n] for n in inputs if np.size(filled.get(n, 0)) > 1}, **examples}
     package.check_known(examples)
-    found = {}
+    types = {}
     for name in dict.fromkeys((*inputs, *examples)):
         if name in examples:
             array = examples[name] if hasattr(examples[name], "dtype") else np.asarray(examples[name])
-            found[name] = jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+            types[name] = jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
         elif name in package.shapes:
-            found[name] = package.shapes[name]
+            types[name] = package.shapes[name]
         else:
             raise ConversionError(
                 f"the shape of input {name!r} is not known; give an example of it, as in --feed {name}=normal[2,3]"
             )
-    return found
+    return types
 
 
 def _traced(
@@ -235,8 +235,8 @@ def _traced(
     run, names = to_jax(package.predict_net, package.output_names), list(free)
 
     def fn(*args: Any) -> list[Any]:
-        found = run({**fixed, **dict(zip(names, args))}, key=args[-1])
-        return [found[n] for n in package.output_names]
+        blobs = run({**fixed, **dict(zip(names, args))}, key=args[-1])
+        return [blobs[n] for n in package.output_names]
 
     closed = jax.make_jaxpr(fn)(*free.values(), jax.random.key(0))
     return closed, names, set(fixed)
@@ -337,10 +337,10 @@ class _Printer:
         """
         name = self.fresh(hint)
         before, self.lines = self.lines, [Line(tuple(g), p, (), names_tuple(g)) for p, g in groups.items() if g]
-        found = self.walk(closed, [*outer, *(n for g in groups.values() for n in g)])
-        carried = len(groups["carry"]) if "xs" in groups else len(found)
-        text = operands_tuple(0, carried) + (f", {operands_tuple(carried, len(found))}" if "xs" in groups else "")
-        lines = (*self.lines, Line((), f"return {'{0}' if hint == 'condition' else text}", tuple(found)))
+        results = self.walk(closed, [*outer, *(n for g in groups.values() for n in g)])
+        carried = len(groups["carry"]) if "xs" in groups else len(results)
+        text = operands_tuple(0, carried) + (f", {operands_tuple(carried, len(results))}" if "xs" in groups else "")
+        lines = (*self.lines, Line((), f"return {'{0}' if hint == 'condition' else text}", tuple(results)))
         self.lines = [*before, Line((name,), f"def {name}({', '.join(groups)}):", (), body=lines)]
         return name
 

@@ -49,8 +49,8 @@ def verify(
         inputs = {n: jnp.asarray(x) for n, x in zip(names, args[first:])}
         with jax.default_matmul_precision("highest"):
             wanted = expected(args)
-            found = run(inputs)
-            bad = [n for n, want in zip(package.output_names, wanted) if not close(found[n], want)]
+            outs = run(inputs)
+            bad = [n for n, want in zip(package.output_names, wanted) if not close(outs[n], want)]
             if bad:
                 raise ConversionError(_explain(package, graph, args, inputs, trail, bad))
 
@@ -62,10 +62,10 @@ def _explain(package: Package, graph: Graph, args, inputs, trail, bad) -> str:
     env = evaluate(graph, args)
     blobs = run_net(net, {**package.weights(), **inputs})
     for node, var, blob in trail:
-        found = blobs.get(blob.name)
-        if found is None or var not in env:
+        value = blobs.get(blob.name)
+        if value is None or var not in env:
             continue
-        if not close(np.broadcast_to(found, blob.shape) if found.shape == blob.held else found, env[var]):
+        if not close(np.broadcast_to(value, blob.shape) if value.shape == blob.held else value, env[var]):
             index, op = next((k, op) for k, op in enumerate(net.ops) if blob.name in op.outputs)
             return (
                 f"{head}; the first blob that differs is {blob.name!r}, made from {node.name} ({node.source}) by "

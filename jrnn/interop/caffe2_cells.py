@@ -57,9 +57,9 @@ def from_caffe2(
     params: Params = {}
     for layer in range(num_layers):
         names = _names(kind, scope, layer, num_layers)
-        found = [_find(blobs, name, kind) for name in names]
-        half = len(found) // 2
-        (weight_ih, *hidden), (bias_ih, *biases) = found[:half], found[half:]
+        arrays = [_find(blobs, name, kind) for name in names]
+        half = len(arrays) // 2
+        (weight_ih, *hidden), (bias_ih, *biases) = arrays[:half], arrays[half:]
         weight_hh = np.concatenate(hidden)
         if forget_bias:
             if kind != "LSTM":
@@ -79,16 +79,16 @@ def to_caffe2(kind: str, params: Mapping[str, Any], scope: str) -> Params:
     Raises:
         ConversionError: for a reverse direction, a projection or layer normalization, which these cells lack.
     """
-    found = one_direction("caffe2", kind, params)
+    suffixes = one_direction("caffe2", kind, params)
     blobs: Params = {}
-    for layer, suffix in enumerate(found):
+    for layer, suffix in enumerate(suffixes):
         cell = to_system("caffe2", kind, params, suffix)
         bias_ih, bias_hh = cell.biases
         hidden = [(cell.weight_hh, bias_hh)]
         if kind == "GRU":
             hidden = list(zip(np.split(cell.weight_hh, 3), np.split(bias_hh, 3), strict=True))
         arrays = [cell.weight_ih, *(w for w, _ in hidden), bias_ih, *(b for _, b in hidden)]
-        blobs |= dict(zip(_names(kind, scope, layer, len(found)), arrays, strict=True))
+        blobs |= dict(zip(_names(kind, scope, layer, len(suffixes)), arrays, strict=True))
     return blobs
 
 

@@ -115,28 +115,28 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
 
 def suffixes(params: Mapping[str, Any]) -> list[str]:
     """Returns the suffix of every direction of every layer: `_l0`, `_l0_reverse`, `_l1`, ..."""
-    found = [name.removeprefix("weight_ih") for name in params if name.startswith("weight_ih")]
-    if not found:
+    endings = [name.removeprefix("weight_ih") for name in params if name.startswith("weight_ih")]
+    if not endings:
         raise ConversionError(f"these are not a recurrent stack's parameters: no weight_ih_l0 in {sorted(params)}")
-    return sorted(found, key=lambda suffix: (int(suffix.removesuffix("_reverse").removeprefix("_l")), suffix))
+    return sorted(endings, key=lambda suffix: (int(suffix.removesuffix("_reverse").removeprefix("_l")), suffix))
 
 
 def suffixes_of_layer(system: str, kind: str, params: Mapping[str, Any], layer: int) -> list[str]:
     """Returns the suffix of each direction of one layer; raises ConversionError if there is no such layer."""
-    found = [suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"]
-    if not found:
+    of_layer = [suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"]
+    if not of_layer:
         raise ConversionError(f"{system} {kind}: the parameters have no layer {layer}; they are {sorted(params)}")
-    return found
+    return of_layer
 
 
 def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str]:
     """Returns the suffix of every layer; raises ConversionError for a reverse direction, which the system lacks."""
-    found = suffixes(params)
-    if any(suffix.endswith("_reverse") for suffix in found):
+    endings = suffixes(params)
+    if any(suffix.endswith("_reverse") for suffix in endings):
         raise ConversionError(
             f"{system} {kind}: its cells have one direction, the parameters two; convert each separately"
         )
-    return found
+    return endings
 
 
 def _check(system: str, kind: str, cell: CellArrays, gates: int, transposed: bool) -> None:

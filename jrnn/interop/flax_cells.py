@@ -82,8 +82,8 @@ def _kind(cell: Any) -> str:
     for role, usual in (("gate_fn", ("sigmoid",)), ("activation_fn", ("tanh", "relu") if kind == "RNN" else ("tanh",))):
         given = getattr(cell, role, None)
         if given is not None and not any(np.allclose(given(probe), getattr(jax.nn, f)(probe)) for f in usual):
-            found = getattr(given, "__name__", given)
-            raise ConversionError(f"flax {name}: its {role} is {found}, but jrnn.nn has {' or '.join(usual)} there")
+            theirs = getattr(given, "__name__", given)
+            raise ConversionError(f"flax {name}: its {role} is {theirs}, but jrnn.nn has {' or '.join(usual)} there")
     if getattr(cell, "residual", False):
         raise ConversionError(f"flax {name}: it adds its state to the new one (residual=True), which jrnn.nn does not")
     return kind

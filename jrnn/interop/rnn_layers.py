@@ -136,8 +136,8 @@ def to_arraymancer(params: Mapping[str, Any]) -> Weights:
     Raises:
         ConversionError: for a reverse direction, which the stacked GRU lacks.
     """
-    found = one_direction("arraymancer", "GRU", params)
-    cells = [to_system("arraymancer", "GRU", params, suffix) for suffix in found]
+    suffixes = one_direction("arraymancer", "GRU", params)
+    cells = [to_system("arraymancer", "GRU", params, suffix) for suffix in suffixes]
     biases_ih, biases_hh = zip(*(cell.biases for cell in cells), strict=True)
     rest = [cell.weight_ih for cell in cells[1:]]
     return Weights(

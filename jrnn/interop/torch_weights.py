@@ -56,13 +56,13 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
     prefix += "." if any(name.startswith(f"{prefix}.") for name in entries) else ""
     taken = {name: value for name, value in entries.items() if name.startswith(prefix)}
     if inner := [name for name, value in taken.items() if isinstance(value, Mapping)]:
-        found = max(
+        key = max(
             inner,
             key=lambda name: sum(hasattr(value, "dtype") or hasattr(value, "detach") for value in taken[name].values()),
         )
         raise ConversionError(
-            f"{where}: {found} is a dict of {sorted(map(str, taken[found]))[:8]}; give the state dict within a checkpoint, "
-            f"as in load_state_dict(torch.load(path, weights_only=True)[{found!r}])"
+            f"{where}: {key} is a dict of {sorted(map(str, taken[key]))[:8]}; give the state dict within a checkpoint, "
+            f"as in load_state_dict(torch.load(path, weights_only=True)[{key!r}])"
         )
     params = {name.removeprefix(prefix): _array(where, name, v) for name, v in taken.items()}
     if not params:
@@ -96,15 +96,15 @@ def _read_by_torch(path: Path) -> dict[str, Any]:
             "If the file is a checkpoint, save the state dict in it: torch.load(...)['state_dict']"
         ) from None
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        file = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever torch, pickle or zipfile raises for a file that is damaged or holds objects
         raise ConversionError(
             f"{path}: torch reads no state dict from it: {str(error).strip().partition('.')[0]}; in PyTorch, save one with "
             "torch.save(model.state_dict(), path)"
         ) from error
-    if not isinstance(found, Mapping):
-        raise ConversionError(f"{path}: holds a {type(found).__name__}; it must hold a state dict, names to tensors")
-    return {str(name): value for name, value in found.items()}
+    if not isinstance(file, Mapping):
+        raise ConversionError(f"{path}: holds a {type(file).__name__}; it must hold a state dict, names to tensors")
+    return {str(name): value for name, value in file.items()}
 
 
 def _array(where: str, name: str, value: Any) -> np.ndarray:

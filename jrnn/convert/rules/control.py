@@ -67,11 +67,11 @@ def _(e: Emitter, node: Node, *values):
     with e.b.while_():
         with e.b.condition():
             e.copy(e.blob(e.graph(test, [*values[:first], *state])[0]))
-        found = e.graph(body, [*values[first:after], *state])
-        made = [(e.blob(value), s.name) for value, s, changes in zip(found, state, changing) if changes]
+        results = e.graph(body, [*values[first:after], *state])
+        changed = [(e.blob(value), s.name) for value, s, changes in zip(results, state, changing) if changes]
         # all new values are known before the first old one is overwritten
-        made = [(e.copy(m) if m.name in names else m, name) for m, name in made]
-        for m, name in made:
+        changed = [(e.copy(m) if m.name in names else m, name) for m, name in changed]
+        for m, name in changed:
             e.copy(m, name)
     return tuple(state)
 
@@ -193,12 +193,12 @@ def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int
         env.update(_sequences(e, clock, xs, floats, input_t, batch))
         env.update((roles.carried[k], _unfold(e, name, s, batch)) for k, s, name in zip(roles.held, states, previous))
         given = [env.get(v, np.zeros(v.shape, v.dtype) if v.dtype else None) for v in body.inputs]
-        made: list[str] = []
+        new: list[str] = []
         for value in e.graph(replace(body, outputs=tuple(s.new for s in states)), given):
             blob = _fold(e, value, batch)
             written = any(blob.name in op.outputs for op in builder.ops)
-            made.append((blob if written and blob.name not in made else e.copy(blob)).name)
-    return _Step(builder, input_t, timestep, previous, made)
+            new.append((blob if written and blob.name not in new else e.copy(blob)).name)
+    return _Step(builder, input_t, timestep, previous, new)
 
 
 @rule("scan")
@@ -241,11 +241,11 @@ def scan_rule(e: Emitter, node: Node, *values):
         )
 
     try:
-        found = append(forward_only=not with_grads)
+        outputs = append(forward_only=not with_grads)
     except GradientError as error:  # an operator of the step has no gradient
         where = next((e.origins[o] for o in error.outputs if o in e.origins), "scan")
         e.without_gradient.append(f"{where}: {error}")
-        found = append(forward_only=True)
+        outputs = append(forward_only=True)
 
     results: list[Value] = []
     for k, value in enumerate(values[first : first + count]):
@@ -253,11 +253,11 @@ def scan_rule(e: Emitter, node: Node, *values):
             value = binary(e, "Add", value, np.asarray(roles.counters[k] * steps, value.dtype))
         elif k in roles.held:
             i = roles.held.index(k)
-            value = _unfold(e, found[i].last, states[i], batch) if read[k] else None
+            value = _unfold(e, outputs[i].last, states[i], batch) if read[k] else None
         results.append(value)
     for k in range(len(node.outputs) - count):
         i = roles.place.get(k)
-        y = None if i is None else _unfold(e, found[i].all, states[i], batch, (steps,))
+        y = None if i is None else _unfold(e, outputs[i].all, states[i], batch, (steps,))
         results.append(y if i is None or not p["reverse"] else reverse(e, y, 0))
     return tuple(results)
 

@@ -31,8 +31,8 @@ def binary(e: Emitter, type: str, a: Value, b: Value, dtype: Any = None) -> Valu
     if type in _FOLDED and is_static(a, b):
         return np.asarray(_FOLDED[type](a, b))
     a, b = e.loose(a), e.loose(b)
-    made = e.op(type, [a.name, b.name], np.broadcast_shapes(a.held, b.held), a.dtype if dtype is None else dtype)
-    return replace(made, shape=np.broadcast_shapes(a.shape, b.shape))
+    out = e.op(type, [a.name, b.name], np.broadcast_shapes(a.held, b.held), a.dtype if dtype is None else dtype)
+    return replace(out, shape=np.broadcast_shapes(a.shape, b.shape))
 
 
 def unary(e: Emitter, type: str, x: Blob, **args: Any) -> Blob:
@@ -75,8 +75,8 @@ def _(e: Emitter, node: Node, x):
     if y in (2, 3, -1):
         return unary(e, {2: "Sqr", 3: "Cube", -1: "Reciprocal"}[y], x)
     even = unary(e, "Pow", unary(e, "Sqr", x), exponent=float(abs(y) // 2))
-    found = binary(e, "Mul", even, x) if y % 2 else even
-    return unary(e, "Reciprocal", found) if y < 0 else found
+    power = binary(e, "Mul", even, x) if y % 2 else even
+    return unary(e, "Reciprocal", power) if y < 0 else power
 
 
 @rule("pow")
@@ -264,10 +264,10 @@ def _(e: Emitter, node: Node, which, *cases):
     shape = np.broadcast_shapes(which.shape, cases[0].shape)
     if len(cases) == 2:
         return where(e, which if which.dtype == BOOL else e.cast(which, BOOL), cases[1], cases[0], shape)
-    found = cases[-1]
+    chosen = cases[-1]
     for k in reversed(range(len(cases) - 1)):
-        found = where(e, binary(e, "LE", which, np.asarray(k, which.dtype), BOOL), cases[k], found, shape)
-    return found
+        chosen = where(e, binary(e, "LE", which, np.asarray(k, which.dtype), BOOL), cases[k], chosen, shape)
+    return chosen
 
 
 # Casts and copies ------------------------------------------------------------------------------------------------------

@@ -135,16 +135,16 @@ def gather_rule(e: Emitter, node: Node, x, indices):
         front, axis = [], 0
         moved = transpose(e, x, [*places.axes, *rest])
         moved = e.reshaped(moved, (math.prod(x.shape[k] for k in places.axes), *(x.shape[k] for k in rest)))
-    found = pick(e, moved, axis, places.vector(e))
+    picked = pick(e, moved, axis, places.vector(e))
     back = [k for k in rest if k not in front]
     outer = [f"outer {k}" for k in range(len(places.outer))]
     have = [*front, *outer, *places.windows, *back]
-    found = e.reshaped(found, (*(x.shape[k] for k in front), *places.flat.shape, *(x.shape[k] for k in back)))
+    picked = e.reshaped(picked, (*(x.shape[k] for k in front), *places.flat.shape, *(x.shape[k] for k in back)))
     shown = iter(k for k in range(len(x.shape)) if k not in (*d.collapsed_slice_dims, *d.operand_batching_dims))
     others = iter(outer)
     shape = node.outputs[0].shape
     wanted = [next(shown) if k in d.offset_dims else next(others) for k in range(len(shape))]
-    return e.reshaped(_reordered(e, found, have, wanted), shape)
+    return e.reshaped(_reordered(e, picked, have, wanted), shape)
 
 
 @rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
@@ -176,11 +176,11 @@ def scatter_rule(e: Emitter, node: Node, x, indices, updates):
     if not how and is_static(places.flat) and _is_range(places.flat, data.shape[0]):
         first = int(places.flat.min())
         parts = (cut(e, data, 0, 0, first), rows, cut(e, data, 0, first + places.amount, data.shape[0]))
-        found = join(e, [part for part in parts if part.shape[0]], 0)
+        written = join(e, [part for part in parts if part.shape[0]], 0)
     else:
         unique = node.params["unique_indices"] or places.amount == 1
-        found = _written(e, how, data, e.blob(places.vector(e)), rows, unique)
-    return transpose(e, e.reshaped(found, moved.shape), np.argsort(order))
+        written = _written(e, how, data, e.blob(places.vector(e)), rows, unique)
+    return transpose(e, e.reshaped(written, moved.shape), np.argsort(order))
 
 
 def _is_range(places: np.ndarray, size: int) -> bool:
@@ -202,6 +202,6 @@ def _written(e: Emitter, how: str, data: Blob, at: Blob, rows: Blob, unique: boo
         rows = binary(e, "Mul", before, rows) if how == "mul" else extreme(e, how.capitalize(), before, rows)
     if data.dtype == BOOL:  # ScatterAssign has no booleans
         return e.cast(_written(e, "", e.cast(data, INT32), at, e.cast(rows, INT32), unique), BOOL)
-    made = e.copy(data)
-    e.b.op("ScatterAssign", [made.name, at.name, e.blob(rows).name], [made.name])
-    return made
+    copy = e.copy(data)
+    e.b.op("ScatterAssign", [copy.name, at.name, e.blob(rows).name], [copy.name])
+    return copy

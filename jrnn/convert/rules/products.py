@@ -53,8 +53,8 @@ def fully_connected(e: Emitter, x: Value, w: Value, bias: Value, *, out_first: b
     row = e.reshaped(x, (1, *x.shape)) if len(x.shape) == 1 else x
     shape, axis = (*row.shape[:-1], *bias.shape), len(row.shape) - 1
     type = "FC" if out_first else "FCTransposed"
-    made = e.op(type, [row, w, bias], shape, FLOAT, axis=None if axis == 1 else axis)
-    return e.reshaped(made, (*x.shape[:-1], *bias.shape))
+    product = e.op(type, [row, w, bias], shape, FLOAT, axis=None if axis == 1 else axis)
+    return e.reshaped(product, (*x.shape[:-1], *bias.shape))
 
 
 # Convolutions ----------------------------------------------------------------------------------------------------------
@@ -86,15 +86,15 @@ def convolution_rule(e: Emitter, node: Node, x, w):
     x, w = (e.reshaped(v, _image(v.shape)) for v in (x, w))
     out = _image(shape)
     kernels = [w.shape[k] for k in ((1, 2) if last else range(2, len(w.shape)))]
-    made = _transposed(e, x, w, out, kernels, pads, strides, dilations, stretch, group) if dilated else None
-    if made is None:
+    image = _transposed(e, x, w, out, kernels, pads, strides, dilations, stretch, group) if dilated else None
+    if image is None:
         if dilated or any(n < 0 for pair in pads for n in pair):
             around = [(low, high, n - 1) for (low, high), n in zip(pads, stretch)]
             config = [(0, 0, 0), *around, (0, 0, 0)] if last else [(0, 0, 0), (0, 0, 0), *around]
             x, pads = padded(e, x, np.zeros((), np.float32), config), [(0, 0)] * len(kernels)
         args = {"kernels": kernels, "strides": strides, "dilations": dilations, "group": group, "pads": _pads(pads)}
-        made = e.op("Conv", [x, w], out, FLOAT, **args, order="NHWC" if last else None)
-    return transpose(e, e.reshaped(made, shape), np.argsort([numbers.out_spec[k] for k in order]))
+        image = e.op("Conv", [x, w], out, FLOAT, **args, order="NHWC" if last else None)
+    return transpose(e, e.reshaped(image, shape), np.argsort([numbers.out_spec[k] for k in order]))
 
 
 def _image(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -164,10 +164,10 @@ def window_rule(e: Emitter, node: Node, x):
     args: dict[str, Any] = {"strides": _two([p["window_strides"][k] for k in axes], 1), "kernels": kernels}
     args["pads"] = _pads(_two([p["padding"][k] for k in axes], (0, 0)))
     if node.name == "reduce_window_max":
-        made = e.op("MaxPool", [image], shape, FLOAT, **args)
+        pooled = e.op("MaxPool", [image], shape, FLOAT, **args)
     elif node.name == "reduce_window_min":
-        made = unary(e, "Negative", e.op("MaxPool", [unary(e, "Negative", image)], shape, FLOAT, **args))
+        pooled = unary(e, "Negative", e.op("MaxPool", [unary(e, "Negative", image)], shape, FLOAT, **args))
     else:
         mean = e.op("AveragePool", [image], shape, FLOAT, count_include_pad=1, **args)
-        made = binary(e, "Mul", mean, np.asarray(math.prod(kernels), np.float32))
-    return transpose(e, e.reshaped(made, out), np.argsort(order))
+        pooled = binary(e, "Mul", mean, np.asarray(math.prod(kernels), np.float32))
+    return transpose(e, e.reshaped(pooled, out), np.argsort(order))

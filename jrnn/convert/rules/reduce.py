@@ -132,8 +132,8 @@ def _ranked(e: Emitter, keys: Sequence[Blob], k: int, ascending: bool) -> Blob:
             key = e.reshaped(_at(e, key, places), key.shape)
         key = unary(e, "Negative", key) if ascending else key
         shape = (*key.shape[:-1], count)
-        found = e.ops("TopK", [key], [(shape, FLOAT), (shape, INT64), ((math.prod(shape),), INT64)], k=count)[2]
-        places = found if places is None else _at(e, places, found)
+        largest = e.ops("TopK", [key], [(shape, FLOAT), (shape, INT64), ((math.prod(shape),), INT64)], k=count)[2]
+        places = largest if places is None else _at(e, places, largest)
     return places
 
 
@@ -147,8 +147,8 @@ def _(e: Emitter, node: Node, *xs):
     rows = [e.blob(transpose(e, x, order)) for x in xs]
     keys = [key for x in reversed(rows[: node.params["num_keys"]]) for key in _keys(e, x)]
     places = _ranked(e, keys, rows[0].shape[-1], ascending=True)
-    found = [e.reshaped(_at(e, x, places), x.shape) for x in rows]
-    return tuple(transpose(e, x, np.argsort(order)) for x in found)
+    ordered = [e.reshaped(_at(e, x, places), x.shape) for x in rows]
+    return tuple(transpose(e, x, np.argsort(order)) for x in ordered)
 
 
 @rule("top_k")
