@@ -75,14 +75,14 @@ def packages() -> list[Installed]:
         lines = [*project["dependencies"], *(f'{line}; extra == "{e}"' for e, more in extras for line in more)]
     else:
         lines = importlib.metadata.requires("jrnn") or []
-    found: dict[str, Installed] = {}
+    known: dict[str, Installed] = {}
     for line in lines:
         match = re.match(r"([\w.-]+)(?:\[.*\])?(?:[^;]*?>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
         assert match is not None, line
         name, wanted, extra = match.groups(default="")
         if name != "jrnn" and extra not in FOR_CONTRIBUTORS:  # an extra may list jrnn itself, with other extras
-            found.setdefault(name, Installed(name, wanted or "0", version_of(name), extra))
-    return list(found.values())
+            known.setdefault(name, Installed(name, wanted or "0", version_of(name), extra))
+    return list(known.values())
 
 
 def _devices() -> list[str]:
@@ -103,8 +103,8 @@ def _devices() -> list[str]:
 
 def examine(out: Any = None) -> bool:
     """Prints a report to the file `out`, or to the standard output. Returns whether jrnn can work."""
-    found = packages()
-    needed, optional = ([p for p in found if bool(p.extra) == is_extra] for is_extra in (False, True))
+    every = packages()
+    needed, optional = ([p for p in every if bool(p.extra) == is_extra] for is_extra in (False, True))
 
     def section(title: str, lines: Iterable[str]) -> None:
         print(f"{title}\n" + "\n".join(f"  {line}" for line in lines), file=out)
@@ -116,14 +116,14 @@ def examine(out: Any = None) -> bool:
     section("optional packages", (f"{n}  {version_of(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
     section("devices", _devices())
     section("kernel for CPUs (executor 'native')", [str(library.found())])
-    missing = {p.extra or p.name: p.remedy for p in found if p.remedy}
+    missing = {p.extra or p.name: p.remedy for p in every if p.remedy}
     section("missing" if missing else "nothing is missing", (f"{name}: {remedy}" for name, remedy in missing.items()))
     return all(p.is_satisfied for p in needed)
 
 
-def _rows(found: list[Installed]) -> list[str]:
-    width = max((len(p.name) for p in found), default=0)
+def _rows(installed: list[Installed]) -> list[str]:
+    width = max((len(p.name) for p in installed), default=0)
     return [
         f"{p.name:{width}}  {p.installed or 'absent':10} (>= {p.wanted}){f'  {p.extra}' if p.extra else ''}"
-        for p in found
+        for p in installed
     ]

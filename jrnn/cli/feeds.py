@@ -48,12 +48,12 @@ def _feed_value(feed: str, name: str, text: str, rng: np.random.Generator) -> np
             return np.asarray(rng.standard_normal(shape), np.float32)
         wide = np.asarray(value)
         with np.errstate(over="ignore"):
-            found = wide.astype(dtypes[wide.dtype.kind])
+            given = wide.astype(dtypes[wide.dtype.kind])
     except OpError as e:
         raise e.at(f"--feed {feed}") from None
     except (ValueError, KeyError, OverflowError, RecursionError):
         raise UsageError(rule) from None
-    lost = (found != wide) if found.dtype == np.int32 else np.isinf(found) & np.isfinite(wide)
+    lost = (given != wide) if given.dtype == np.int32 else np.isinf(given) & np.isfinite(wide)
     if lost.any():
-        raise UsageError(f"--feed {feed}: {wide[lost][0]} does not fit {found.dtype}; give a .npy file of a wider type")
-    return found
+        raise UsageError(f"--feed {feed}: {wide[lost][0]} does not fit {given.dtype}; give a .npy file of a wider type")
+    return given

@@ -50,39 +50,39 @@ def run_command(args: argparse.Namespace) -> int:
             raise UsageError(f"--fetch {name}: {_no_blob(model, name, [*written, *blobs], 'writes', written)}")
     options = {"key": jax.random.key(args.seed), "max_iterations": args.max_iterations, "files": args.files}
     if isinstance(model, Plan):
-        found = run_plan(model, blobs, **options)
-        wanted = args.fetch or [n for n in written if isinstance(found.get(n), np.ndarray)]
+        values = run_plan(model, blobs, **options)
+        wanted = args.fetch or [n for n in written if isinstance(values.get(n), np.ndarray)]
     else:
         try:
-            found = {**blobs, **run_net(model, blobs, **options)}
+            values = {**blobs, **run_net(model, blobs, **options)}
         except NetError as e:
             if hint := _not_given(e, model, blobs, args):
                 raise NetError(f"{e}; {hint}") from None
             raise
         wanted = args.fetch or list(model.external_outputs) or list(written)
     for name in wanted:
-        if name not in found and isinstance(model, Plan):
+        if name not in values and isinstance(model, Plan):
             raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
-        if name not in found:
+        if name not in values:
             raise NetError(unwritten_output(model, name))
     files = _files_of(Path(args.save), wanted) if args.save else {}
     for name in wanted:
-        print(f"{name} {describe_value(found[name])}\n{found[name]}")
+        print(f"{name} {describe_value(values[name])}\n{values[name]}")
         if args.save:
-            _save(files[name], name, found[name])
+            _save(files[name], name, values[name])
     return 0
 
 
 def _files_of(folder: Path, names: Iterable[str]) -> dict[str, Path]:
     """Returns the file of each blob that --save writes."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for name in dict.fromkeys(names):
         path = folder / (name.replace("/", ".") + ".npy")
-        other = next((n for n, p in found.items() if p == path), None)
+        other = next((n for n, p in files.items() if p == path), None)
         if other is not None:
             raise UsageError(f"--save: blobs {other!r} and {name!r} would both be {path}; choose one with --fetch")
-        found[name] = path
-    return found
+        files[name] = path
+    return files
 
 
 def _save(path: Path, name: str, value: Any) -> None:
@@ -151,8 +151,8 @@ def _not_given(error: JrnnError, net: Net, blobs: Mapping[str, Any], args: argpa
         return ""
     path = Path(args.net)
     init = path.with_name(path.name.replace("predict_net", "init_net"))
-    found = init if init != path and init.is_file() else "INIT_NET"
-    parameters = "" if args.init else f", and parameters with --init {found}"
+    init_net = init if init != path and init.is_file() else "INIT_NET"
+    parameters = "" if args.init else f", and parameters with --init {init_net}"
     return f"missing: {_listed(missing)}; give inputs with --feed BLOB=VALUE{parameters}"
 
 

@@ -23,10 +23,10 @@ def wide_console() -> Console:
 
 def ops_command(args: argparse.Namespace) -> int:
     known = catalog.entries()
-    found = [e for e in known if args.pattern.lower() in e.type.lower()]
-    if not found:
+    matching = [e for e in known if args.pattern.lower() in e.type.lower()]
+    if not matching:
         raise UsageError(f"no operator's name contains {args.pattern!r}{near(args.pattern, [e.type for e in known])}")
-    for e in found:
+    for e in matching:
         arguments = f"  {e.arguments}" if e.arguments else ""
         print(f"{e.type}({e.inputs}) -> {e.outputs}{arguments}  gradient: {e.gradient}")
     return 0

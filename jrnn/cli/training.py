@@ -126,11 +126,11 @@ def plot_command(args: argparse.Namespace) -> int:
 
 
 def runs_command(args: argparse.Namespace) -> int:
-    found = [summarize(run) for run in find_runs(args.folder)]
+    summaries = [summarize(run) for run in find_runs(args.folder)]
     if args.json:
-        print(json.dumps([asdict(run) for run in found], indent=1))
+        print(json.dumps([asdict(run) for run in summaries], indent=1))
     else:
-        wide_console().print(*runs_tables(found))
+        wide_console().print(*runs_tables(summaries))
     return 0
 
 

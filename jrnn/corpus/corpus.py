@@ -94,11 +94,11 @@ class Corpus:
             raise DataError(f"{path}: shards must have different names of digits, and there must be one")
         if index.end is not None and index.end >= index.vocabulary:
             raise DataError(f"{path}: end must be less than the vocabulary of {index.vocabulary}, is {index.end}")
-        found = cls(folder, index.vocabulary, index.end, tuple(index.shards), hashlib.sha256(data).hexdigest())
-        for shard in found.shards:
+        corpus = cls(folder, index.vocabulary, index.end, tuple(index.shards), hashlib.sha256(data).hexdigest())
+        for shard in corpus.shards:
             for kind in ("tokens", "begins"):
-                found._opened(shard, kind).close()
-        return found
+                corpus._opened(shard, kind).close()
+        return corpus
 
     def verify(self) -> None:
         """Reads all files, and compares them with their checksums.
@@ -159,15 +159,15 @@ class Corpus:
         parts = [np.zeros(0, np.int32)]
         for shard, first, last in self._within(start, stop):
             with self._opened(shard, "tokens") as file:
-                found = _numbers(file, self._type, first, last)
-                self._check_tokens(found, file.name)
-            parts.append(found.astype(np.int32))
+                numbers = _numbers(file, self._type, first, last)
+                self._check_tokens(numbers, file.name)
+            parts.append(numbers.astype(np.int32))
         return np.concatenate(parts)
 
     def begins(self, start: int, stop: int) -> np.ndarray:
         """Returns whether a document begins with each token from `start` to `stop`, bool; raises as `tokens`."""
-        found = np.zeros(stop - start, bool)
-        at = 0  # in `found`
+        opens = np.zeros(stop - start, bool)
+        at = 0  # in `opens`
         for shard, first, last in self._within(start, stop):
             with self._opened(shard, "begins") as file:
                 count, begin = shard.documents, lambda k, file=file: _numbers(file, BEGINS, k, k + 1)[0]
@@ -175,19 +175,19 @@ class Corpus:
                 high = bisect_left(range(count), last, low, min(low + last - first, count), key=begin)
                 begins = _numbers(file, BEGINS, low, high)
                 self._check_begins(begins, first - 1, last, file.name)
-            found[at + begins - first] = True
+            opens[at + begins - first] = True
             at += last - first
-        return found
+        return opens
 
     def _within(self, start: int, stop: int) -> list[tuple[Shard, int, int]]:
         """Returns the shards that a range touches, each with the range in it."""
-        found, before = [], 0
+        parts, before = [], 0
         for shard in self.shards:
             first, last = max(start - before, 0), min(stop - before, shard.tokens)
             if first < last:
-                found.append((shard, first, last))
+                parts.append((shard, first, last))
             before += shard.tokens
-        return found
+        return parts
 
     def tokenizer(self) -> Any:
         """Returns the tokenizer, a `tokenizers.Tokenizer`; see `read_tokenizer`."""

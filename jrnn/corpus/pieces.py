@@ -120,11 +120,11 @@ def _end(f: Any, path: str, at: int, size: int, mark: bytes, anywhere: bool) -> 
     f.seek(at - len(mark))
     searched = b""
     while len(searched) < LONGEST and (block := f.read(BLOCK)):
-        found = searched + block
-        place = found.find(mark, max(len(searched) - len(mark) + 1, 0))
+        joined = searched + block
+        place = joined.find(mark, max(len(searched) - len(mark) + 1, 0))
         if place >= 0:
             return at + place
-        searched = found
+        searched = joined
     if at + len(searched) >= size:
         return size
     if anywhere and not _is_json(path):

@@ -113,8 +113,8 @@ def tokenize(
     done = 0
     for k, piece in enumerate(pieces):
         name, made_from = f"{k:05}", {**piece.record(), **rules}
-        made = _made(out, name, made_from, dtype_of(size))
-        shards.append(made or _write_shard(out, name, made_from, piece, documents, known, dtype_of(size), end_token))
+        already = _made(out, name, made_from, dtype_of(size))
+        shards.append(already or _write_shard(out, name, made_from, piece, documents, known, dtype_of(size), end_token))
         done += piece.stop - piece.start
         say(f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {sum(s.tokens for s in shards):,} tokens")
     index = {"format": FORMAT, "vocabulary": size, "end": end_token, "shards": [asdict(shard) for shard in shards]}
@@ -133,16 +133,16 @@ def _tokenizer(
     path = out / TOKENIZER
     if given is not None:
         source = Path(given) / TOKENIZER if kind_of(given) == "a folder" else Path(given)
-        found = read_tokenizer(source)
-        if kind_of(path) and read_tokenizer(path).to_str() != found.to_str():
+        tokenizer = read_tokenizer(source)
+        if kind_of(path) and read_tokenizer(path).to_str() != tokenizer.to_str():
             raise DataError(f"{out}: holds a corpus of another tokenizer; give another --out")
     elif kind_of(path):
         return read_tokenizer(path)
     else:
         say(f"training a tokenizer of {vocabulary:,} tokens")
-        found = train_tokenizer(_sample(pieces, documents), vocabulary)
-    write_whole(path, found.to_str().encode(), DataError)
-    return found
+        tokenizer = train_tokenizer(_sample(pieces, documents), vocabulary)
+    write_whole(path, tokenizer.to_str().encode(), DataError)
+    return tokenizer
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
@@ -156,15 +156,15 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
             f"a vocabulary of bytes has at least 257 tokens and at most {LARGEST_VOCABULARY:,}, is {vocabulary}"
         )
     package = tokenizers_package()
-    found = package.Tokenizer(package.models.BPE())
-    found.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = package.decoders.ByteLevel()
+    tokenizer = package.Tokenizer(package.models.BPE())
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = package.decoders.ByteLevel()
     alphabet = package.pre_tokenizers.ByteLevel.alphabet()
     trainer = package.trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=[ENDS[0]], initial_alphabet=alphabet, show_progress=False
     )
-    found.train_from_iterator(texts, trainer)
-    return found
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def _sample(pieces: list[Piece], documents: Documents) -> Iterator[str]:
@@ -177,9 +177,9 @@ def _sample(pieces: list[Piece], documents: Documents) -> Iterator[str]:
 
 def _end_token(known: Any, end: str | None) -> int | None:
     if end is not None:
-        if (found := known.token_to_id(end)) is None:
+        if (number := known.token_to_id(end)) is None:
             raise DataError(f"the tokenizer has no token {end!r}")
-        return int(found)
+        return int(number)
     return next((int(t) for t in map(known.token_to_id, ENDS) if t is not None), None)
 
 
@@ -187,10 +187,10 @@ def _made(out: Path, name: str, made_from: dict[str, Any], dtype: np.dtype) -> S
     """Returns a shard that an earlier call has written from the same piece; None if there is none, or it is damaged."""
     path = out / f"{name}.json"
     try:
-        found = record(_Written, read_json(path, DataError), str(path), DataError)
+        written = record(_Written, read_json(path, DataError), str(path), DataError)
     except DataError:
         return None
-    before, shard = found.record, found.shard
+    before, shard = written.record, written.shard
     for key, value in made_from.items():
         if before.get(key) != value:
             raise DataError(
@@ -237,8 +237,8 @@ def _encoded(known: Any, texts: Iterable[tuple[str, bool, bool]]) -> Iterator[tu
     batch: list[tuple[str, bool, bool]] = []
 
     def encode() -> Iterator[tuple[list[int], bool, bool]]:
-        found = known.encode_batch_fast([text for text, _, _ in batch], add_special_tokens=False)
-        for encoding, (_, opens, closes) in zip(found, batch):
+        encodings = known.encode_batch_fast([text for text, _, _ in batch], add_special_tokens=False)
+        for encoding, (_, opens, closes) in zip(encodings, batch):
             yield encoding.ids, opens, closes
 
     room = BATCH

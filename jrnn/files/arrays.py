@@ -37,17 +37,17 @@ def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
             total, most = sum(m.file_size for m in members), free()
             if total > most:
                 raise ValueError(f"its arrays need {total:,} bytes, and {most:,} are free")
-            found = {}
+            arrays = {}
             for m in members:
                 with archive.open(m) as opened:
                     name = m.filename.removesuffix(".npy")
-                    if name in found:
+                    if name in arrays:
                         raise ValueError(f"it holds two arrays {name!r}")
                     try:
-                        found[name] = _array(opened, m.file_size)
+                        arrays[name] = _array(opened, m.file_size)
                     except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file
                         raise ValueError(f"array {name!r}: {_reason(e)}") from None
-            return found
+            return arrays
     except error:
         raise
     except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file

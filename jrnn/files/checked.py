@@ -54,8 +54,8 @@ def parse_json(text: str | bytes, where: str, error: type[JrnnError], *, finite:
     try:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
         number = _finite if finite else float
-        found = json.loads(text, object_pairs_hook=_once, parse_float=number, parse_constant=number)
-        level = [found]
+        value = json.loads(text, object_pairs_hook=_once, parse_float=number, parse_constant=number)
+        level = [value]
         for _ in range(DEEPEST):
             level = [
                 part for x in level if isinstance(x, (dict, list)) for part in (x.values() if type(x) is dict else x)
@@ -63,7 +63,7 @@ def parse_json(text: str | bytes, where: str, error: type[JrnnError], *, finite:
         if level:
             raise RecursionError
         if "\\u" in text:
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise error(
             f"{where}: is not JSON that is read: lists and objects are nested more than {DEEPEST} deep"
@@ -72,15 +72,15 @@ def parse_json(text: str | bytes, where: str, error: type[JrnnError], *, finite:
         raise error(f"{where}: is not JSON: a string has half of a surrogate pair") from None
     except ValueError as e:  # json's own error, bytes that are not UTF-8, or a number of thousands of digits
         raise error(f"{where}: is not JSON: {e}") from None
-    return found
+    return value
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    keys = dict(pairs)
+    if len(keys) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"an object has the key {next(n for n in found if names.count(n) > 1)!r:.80} twice")
-    return found
+        raise ValueError(f"an object has the key {next(n for n in keys if names.count(n) > 1)!r:.80} twice")
+    return keys
 
 
 def _finite(text: str) -> float:
@@ -93,10 +93,10 @@ def read_json(
     path: str | os.PathLike[str], error: type[JrnnError], *, finite: bool = True, most: int = LARGEST
 ) -> dict[str, Any]:
     """Returns the object of a JSON file; raises `error` as `open_file` and `parse_json` do, and for another value."""
-    found = parse_json(read_text(path, error, most), str(path), error, finite=finite)
-    if not isinstance(found, dict):
-        raise error(f"{path}: must hold a JSON object, holds {_described(found)}")
-    return found
+    value = parse_json(read_text(path, error, most), str(path), error, finite=finite)
+    if not isinstance(value, dict):
+        raise error(f"{path}: must hold a JSON object, holds {_described(value)}")
+    return value
 
 
 def record(cls: type[T], given: Any, where: str, error: type[JrnnError]) -> T:

@@ -19,7 +19,7 @@ def available() -> int:
 
 def free() -> int:
     """Returns how many bytes of the machine's memory are free, at most what a container may use."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    bounds = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/proc/meminfo", *_LIMITS):
         try:
             text = read_text(path, ValueError)
@@ -27,7 +27,7 @@ def free() -> int:
             continue
         if path == "/proc/meminfo":
             lines = (line.split() for line in text.splitlines() if line.startswith("MemAvailable:"))
-            found += [int(words[1]) * 1024 for words in lines]
+            bounds += [int(words[1]) * 1024 for words in lines]
         elif text.strip().isdigit():
-            found.append(int(text))
-    return min(found)
+            bounds.append(int(text))
+    return min(bounds)

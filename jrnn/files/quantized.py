@@ -31,16 +31,16 @@ def layouts(names: Iterable[str]) -> dict[str, str]:
     {'a.weight': 'SCB', 'b.weight': '_scale_inv', 'c.bias': ''}
     """
     there = dict.fromkeys(names)
-    found, spare = {}, set()
+    ends, spare = {}, set()
     for name in there:
         module = name.removesuffix("weight")
         if module != name and f"{module}SCB" in there:
-            found[name] = "SCB"
+            ends[name] = "SCB"
             spare |= {f"{module}SCB", f"{module}weight_format"}
         elif end := next((end for end in (*_STATES, *_SCALES) if name + end in there), ""):
-            found[name] = end
+            ends[name] = end
             spare |= {name + end for end in (*_PARTS, *_SCALES)}
-    return {name: found.get(name, "") for name in there if name not in spare}
+    return {name: ends.get(name, "") for name in there if name not in spare}
 
 
 class Dequantized:

@@ -30,11 +30,11 @@ def open_file(path: str | os.PathLike[str], error: type[JrnnError], most: int | 
         raise error(f"{where}: is a folder, not a file") from None
     except (OSError, ValueError) as e:  # ValueError: a zero byte, or a surrogate that stands for no byte
         raise error(f"{where}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
-    found = os.fstat(opened.fileno())
-    if not stat.S_ISREG(found.st_mode):
-        wrong = f"is {_KINDS.get(stat.S_IFMT(found.st_mode), 'a device')}, not a file"
-    elif most is not None and found.st_size > most:
-        wrong = f"has {found.st_size:,} bytes; at most {most:,} are read"
+    status = os.fstat(opened.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        wrong = f"is {_KINDS.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file"
+    elif most is not None and status.st_size > most:
+        wrong = f"has {status.st_size:,} bytes; at most {most:,} are read"
     else:
         return opened
     opened.close()
@@ -58,11 +58,11 @@ def read_file(path: str | os.PathLike[str], error: type[JrnnError], most: int | 
 
 def digest_of(path: str | os.PathLike[str], error: type[JrnnError]) -> str:
     """Returns the SHA-256 of a file of any size, in hexadecimal digits; raises `error` as `open_file` does."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open_file(path, error, None) as opened:
         for block in blocks(opened, path, error):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def blocks(opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[bytes]:
@@ -76,12 +76,12 @@ def blocks(opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError
 
 def read_rest(opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError], most: int | None) -> bytes:
     """Returns what follows in an open file, at most so many bytes."""
-    found = []
+    read = []
     for block in blocks(opened, path, error):
-        found.append(block)
+        read.append(block)
         if most is not None and (most := most - len(block)) < 0:
             raise error(f"{path}: grows while it is read")
-    return b"".join(found)
+    return b"".join(read)
 
 
 def read_text(

@@ -65,8 +65,8 @@ def read_aligned(read: Callable[[tuple[slice, ...]], np.ndarray], shape: tuple[i
     size = int(np.prod(shape)) * first.itemsize
     room = np.empty(size + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
-    found = room[start : start + size].view(first.dtype).reshape(shape)
+    array = room[start : start + size].view(first.dtype).reshape(shape)
     rows = max(BLOCK // max(first.nbytes, 1), 1)
     for k in range(0, shape[0], rows):
-        found[k : k + rows] = read((slice(k, min(k + rows, shape[0])),))
-    return found
+        array[k : k + rows] = read((slice(k, min(k + rows, shape[0])),))
+    return array

@@ -22,12 +22,12 @@ def parse_tokenizer(text: str, where: str) -> Any:
     """Returns the tokenizer of the text of a tokenizer.json; raises DataError if it is none."""
     package = tokenizers_package()
     try:
-        found = package.Tokenizer.from_str(text)
+        tokenizer = package.Tokenizer.from_str(text)
     except Exception as e:  # the package raises Exception itself
         raise DataError(f"{where}: is not a tokenizer of the package tokenizers: {e}") from None
-    found.no_truncation()  # files have the lengths of some batch that was encoded last
-    found.no_padding()
-    return found
+    tokenizer.no_truncation()  # files have the lengths of some batch that was encoded last
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def read_tokenizer(path: str | PathLike[str]) -> Any:

@@ -44,15 +44,15 @@ _TAILS = (
 
 def _polynomial(x: Any, *coefficients: Any) -> Any:
     """The last coefficient is that of the highest power."""
-    return reduce(lambda found, coefficient: found * x + coefficient, reversed(coefficients))
+    return reduce(lambda total, coefficient: total * x + coefficient, reversed(coefficients))
 
 
 def _erf_inv(x: Any) -> Any:
     if x.dtype == np.float64:
         raise ConversionError("the inverse of erf is supported in float32, float16 and bfloat16")
     w = -jnp.log((1 - x) * (1 + x))
-    found = jnp.where(w < 5, _polynomial(w - 2.5, *_CENTER), _polynomial(w**0.5 - 3, *_TAILS))
-    return x * jnp.where(jnp.abs(x) == 1, np.inf, found)
+    ratio = jnp.where(w < 5, _polynomial(w - 2.5, *_CENTER), _polynomial(w**0.5 - 3, *_TAILS))
+    return x * jnp.where(jnp.abs(x) == 1, np.inf, ratio)
 
 
 _DEFINITIONS: dict[str, Callable] = {
@@ -72,5 +72,5 @@ def _(e: Emitter, node: Node, *xs: Value):
     shapes = [jax.ShapeDtypeStruct(x.shape, wide) for x in xs]
     with jax.enable_x64(wide == np.float64):
         graph = flatten(jax.make_jaxpr(_DEFINITIONS[node.name])(*shapes))
-    (found,) = e.run(graph, [e.cast(x, wide) for x in xs])
-    return e.cast(found, dtype)
+    (result,) = e.run(graph, [e.cast(x, wide) for x in xs])
+    return e.cast(result, dtype)

@@ -141,8 +141,8 @@ class Emitter:
             return np.dtype(np.float32) if np.dtype(dtype) == BFLOAT16 else dtype
 
         given = [None if v is None else self.cast(v, wide(v.dtype)) for v in inputs]
-        found = self.ops(type, given, [(shape, wide(dtype)) for shape, dtype in types], **attributes)
-        return tuple(self.cast(ref, np.dtype(dtype)) for ref, (_, dtype) in zip(found, types, strict=True))
+        refs = self.ops(type, given, [(shape, wide(dtype)) for shape, dtype in types], **attributes)
+        return tuple(self.cast(ref, np.dtype(dtype)) for ref, (_, dtype) in zip(refs, types, strict=True))
 
     # Sizes
 
@@ -160,8 +160,8 @@ class Emitter:
             return np.asarray(tree.value, np.int64)
         if isinstance(tree, ast.Name):
             name, axis = self.symbols[tree.id]
-            found = self.op("Shape", [Ref(name, (), np.float32)], (1,), np.int64, start=axis, end=axis + 1)
-            return self.op("Squeeze", [found, ints(0)], (), np.int64)
+            size = self.op("Shape", [Ref(name, (), np.float32)], (1,), np.int64, start=axis, end=axis + 1)
+            return self.op("Squeeze", [size, ints(0)], (), np.int64)
         if isinstance(tree, ast.UnaryOp):
             return self.op("Neg", [self._expression(tree.operand)], (), np.int64)
         if isinstance(tree, ast.BinOp):
@@ -258,8 +258,8 @@ class Emitter:
         graph = replace(graph, consts={v: np.asarray(value) for v, value in graph.consts.items()})
 
         def call(node: Node, args: list[Value]) -> Sequence[Value]:
-            found = self._folded(node, args)
-            return self._by_rule(node, args) if found is None else found
+            constant = self._folded(node, args)
+            return self._by_rule(node, args) if constant is None else constant
 
         return read(evaluate(graph, values, call), graph.outputs)
 
@@ -283,10 +283,10 @@ class Emitter:
                 f"{node.source}: the primitive {node.name!r} has no rule for ONNX{near(node.name, RULES)}"
             )
         try:
-            found = RULES[node.name](self, node, *args)
+            refs = RULES[node.name](self, node, *args)
         except ConversionError as error:
             raise ConversionError(f"{node.source}: {node.name}: {error}") from None
-        return found if isinstance(found, tuple) else (found,)
+        return refs if isinstance(refs, tuple) else (refs,)
 
     def inner(self, name: str, inputs: Sequence[tuple], body: Callable[[Emitter, Sequence[Ref]], Sequence[Value]]):
         """An inner graph with the nodes of `body(emitter, inputs) -> outputs`, and its outputs."""
@@ -297,12 +297,12 @@ class Emitter:
 
     def owned(self, values: Sequence[Value]) -> list[Ref]:
         """Values as outputs of this graph, which must be made by its nodes, each by another output."""
-        found: list[Ref] = []
+        refs: list[Ref] = []
         for value in values:
-            if not isinstance(value, Ref) or value.name not in self.made or any(value.name == r.name for r in found):
+            if not isinstance(value, Ref) or value.name not in self.made or any(value.name == r.name for r in refs):
                 value = self.op("Identity", [value], value.shape, value.dtype)
-            found.append(value)
-        return found
+            refs.append(value)
+        return refs
 
 
 def type_code(dtype: Any) -> int:

@@ -103,8 +103,8 @@ class OnnxNode:
         """Integers that newer operator sets pass as an input and older ones as an attribute; None if both are absent."""
         if given is not None:
             return tuple(int(v) for v in np.atleast_1d(self.known(given, name)).tolist())
-        found = self.get(name)
-        return None if found is None else tuple(int(v) for v in np.atleast_1d(found).tolist())
+        values = self.get(name)
+        return None if values is None else tuple(int(v) for v in np.atleast_1d(values).tolist())
 
     def known(self, value: Any, what: str) -> np.ndarray:
         """A value that must be known while the graph is traced."""
@@ -120,7 +120,7 @@ class OnnxNode:
 
 def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[OnnxGraph, dict[str, np.ndarray]]:
     """The graph of a GraphProto, and the parameters in it and in the graphs inside it."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
 
     def read(proto: onnx.GraphProto, path: str, depth: int) -> OnnxGraph:
         if depth > DEPTH:
@@ -131,7 +131,7 @@ def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[OnnxGraph, dict[str,
         def put(name: str, value: np.ndarray) -> None:
             if is_param(value):
                 params[name] = path + name
-                found[path + name] = value
+                arrays[path + name] = value
             else:
                 consts[name] = value
 
@@ -160,7 +160,7 @@ def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[OnnxGraph, dict[str,
         inputs = tuple(i.name for i in proto.input if depth or i.name not in {*consts, *params})
         return OnnxGraph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params)
 
-    return read(proto, "", 0), found
+    return read(proto, "", 0), arrays
 
 
 def _attribute(a: onnx.AttributeProto) -> Any:
@@ -255,18 +255,18 @@ def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max
             check_call(
                 lambda: [v for v in _outputs(run(node, *values)) if hasattr(v, "dtype")], node.outputs, max_bytes
             )
-        found = _outputs(run(node, *values))
-        check_results(found, node.outputs, max_bytes)
+        results = _outputs(run(node, *values))
+        check_results(results, node.outputs, max_bytes)
     except JrnnError as error:
         raise error if str(error).startswith("node") else error.at(str(node)) from None
     except _MISTAKES as error:
         shapes = ", ".join(map(_shown, values))
         raise OpError(f"{node}: cannot be run on ({shapes}): {error}") from error
-    return found
+    return results
 
 
-def _outputs(found: Any) -> tuple[Any, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _outputs(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _shown(value: Any) -> str:

@@ -78,10 +78,10 @@ class OnnxModel:
             if name not in (known := [s.name for s in self.inputs]):
                 raise OpError(f"no input is called {name!r}{near(name, known)}; the inputs are {known}")
         values = [_checked(spec, inputs) for spec in self.inputs]
-        found = evaluate(self.graph, values, {}, {**own, **(params or {})}, available())
+        results = evaluate(self.graph, values, {}, {**own, **(params or {})}, available())
         return {
             spec.name: v if isinstance(v, list) else as_jax(v, f"the output {spec.name!r}")
-            for spec, v in zip(self.outputs, found)
+            for spec, v in zip(self.outputs, results)
         }
 
     def save(self, path: str | os.PathLike[str], params: Mapping[str, Any] | None = None) -> None:
@@ -176,12 +176,12 @@ def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy for the checker, which requires a field that runtimes do without: the shapes of inputs and outputs."""
     if all(v.type.tensor_type.HasField("shape") for v in (*proto.graph.input, *proto.graph.output)):
         return proto
-    found = onnx.ModelProto()
-    found.CopyFrom(proto)
-    for value in (*found.graph.input, *found.graph.output):
+    shaped = onnx.ModelProto()
+    shaped.CopyFrom(proto)
+    for value in (*shaped.graph.input, *shaped.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
-    return found
+    return shaped
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

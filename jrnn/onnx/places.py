@@ -46,12 +46,12 @@ def _linear(
             first[axis] = jnp.clip(first[axis], 0, spans[axis])
         else:
             inside &= (first[axis] >= 0) & (first[axis] <= spans[axis])
-    found, step = jnp.zeros((*where, *window), jnp.int32), 1
+    linear, step = jnp.zeros((*where, *window), jnp.int32), 1
     for axis in reversed(range(rank)):
-        along = lax.broadcasted_iota(jnp.int32, found.shape, len(where) + axis)
-        found += (along + first[axis].reshape((*where, *[1] * rank))) * jnp.int32(step)
+        along = lax.broadcasted_iota(jnp.int32, linear.shape, len(where) + axis)
+        linear += (along + first[axis].reshape((*where, *[1] * rank))) * jnp.int32(step)
         step = shape[axis] * step
-    return jnp.where(inside.reshape((*where, *[1] * rank)), found, jnp.int32(step))
+    return jnp.where(inside.reshape((*where, *[1] * rank)), linear, jnp.int32(step))
 
 
 def _padded(e: Emitter, x: Value, value: Any) -> Value:
@@ -69,13 +69,13 @@ def gathered(e: Emitter, node: Node, x: Value, indices: Value) -> Value:
     dropped = (*d.collapsed_slice_dims, *d.operand_batching_dims)
     kept = [n for axis, n in enumerate(sizes) if axis not in dropped]
     places = e.reshape(places, (*indices.shape[:-1], *kept))
-    found = e.op("Gather", [_padded(e, x, filling(node, x)), places], places.shape, x.dtype, axis=0)
+    picked = e.op("Gather", [_padded(e, x, filling(node, x)), places], places.shape, x.dtype, axis=0)
     order = [0] * len(out.shape)
     others = [k for k in range(len(out.shape)) if k not in d.offset_dims]
     for k, axis in enumerate([*others, *d.offset_dims]):
         order[axis] = k
     assert len(others) == rank
-    return e.transpose(found, order)
+    return e.transpose(picked, order)
 
 
 def filling(node: Node, x: Value) -> Any:
@@ -110,9 +110,9 @@ def scatter_rule(e: Emitter, node: Node, x, indices, updates):
     updates = e.transpose(updates, [*others, *d.update_window_dims])
     count, flat = math.prod(updates.shape), _padded(e, x, 0)
     inputs = [flat, e.reshape(places, (count,)), e.reshape(updates, (count,))]
-    found = e.op("ScatterElements", inputs, flat.shape, x.dtype, axis=0, reduction=way)
-    found = e.op("Slice", [found, ints(0), ints(-1), ints(0)], (flat.shape[0] - 1,), x.dtype)
-    return e.reshape(found, x.shape)
+    written = e.op("ScatterElements", inputs, flat.shape, x.dtype, axis=0, reduction=way)
+    written = e.op("Slice", [written, ints(0), ints(-1), ints(0)], (flat.shape[0] - 1,), x.dtype)
+    return e.reshape(written, x.shape)
 
 
 def _largest(e: Emitter, x: Value, axis: int, count: Any, largest: int) -> tuple[Value, Value]:
@@ -120,8 +120,8 @@ def _largest(e: Emitter, x: Value, axis: int, count: Any, largest: int) -> tuple
     dtype, x = x.dtype, e.cast(x, np.int32) if x.dtype == bool else x
     shape = [count if k == axis else size for k, size in enumerate(x.shape)]
     wanted = e.reshape(e.size(count), (1,))
-    found, index = e.ops("TopK", [x, wanted], [(shape, x.dtype), (shape, np.int64)], axis=axis, largest=largest)
-    return e.cast(found, dtype), index
+    values, index = e.ops("TopK", [x, wanted], [(shape, x.dtype), (shape, np.int64)], axis=axis, largest=largest)
+    return e.cast(values, dtype), index
 
 
 @rule("sort")
@@ -139,8 +139,8 @@ def _(e: Emitter, node: Node, *values):
 
 @rule("top_k")
 def _(e: Emitter, node: Node, x):
-    found, index = _largest(e, x, node.params.get("axis", len(x.shape) - 1), node.params["k"], 1)
-    return found, e.cast(index, node.outputs[1].dtype)
+    largest, index = _largest(e, x, node.params.get("axis", len(x.shape) - 1), node.params["k"], 1)
+    return largest, e.cast(index, node.outputs[1].dtype)
 
 
 _RUNNING: dict[str, tuple[Callable, Any]] = {

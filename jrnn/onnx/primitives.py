@@ -116,13 +116,13 @@ def _(e, node, x):
 def _(e, node, which, *cases):
     dtype, shape = node.outputs[0].dtype, node.outputs[0].shape
     kept = np.dtype(np.int32) if np.issubdtype(dtype, np.bool_) else dtype  # onnxruntime has no Where of booleans
-    found, *others = (e.cast(case, kept) for case in cases)
+    chosen, *others = (e.cast(case, kept) for case in cases)
     for k, case in enumerate(others, 1):
         later = (
             which if which.dtype == bool else e.op("Less", [np.asarray(k - 1, which.dtype), which], which.shape, bool)
         )
-        found = e.op("Where", [later, case, found], shape, kept)
-    return e.cast(found, dtype)
+        chosen = e.op("Where", [later, case, chosen], shape, kept)
+    return e.cast(chosen, dtype)
 
 
 # Shapes and types
@@ -210,14 +210,14 @@ def _(e, node, x, indices):
     shape, dtype = node.outputs[0].shape, indices.dtype
     indices = e.reshape(indices, indices.shape[:-1])
     inside = e.clip(indices, np.zeros((), dtype), e.cast(e.size(x.shape[axis] - 1), dtype))
-    found = e.op("Gather", [x, inside], shape, x.dtype, axis=axis)
+    picked = e.op("Gather", [x, inside], shape, x.dtype, axis=axis)
     if mode != jax.lax.GatherScatterMode.FILL_OR_DROP:
-        return found
+        return picked
     if known(inside, indices) and (inside == indices).all():
-        return found
+        return picked
     right = e.op("Equal", [inside, indices], indices.shape, np.bool_)
     right = e.reshape(right, [*indices.shape, *[1] * (len(shape) - axis - rank)])
-    return e.op("Where", [right, found, np.asarray(filling(node, x), x.dtype)], shape, x.dtype)
+    return e.op("Where", [right, picked, np.asarray(filling(node, x), x.dtype)], shape, x.dtype)
 
 
 # Reductions and products
@@ -229,17 +229,17 @@ def _(e, node, x):
     type = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "and": "Min", "or": "Max"}[node.name[7:]]
     x = e.cast(x, np.int32) if np.issubdtype(dtype, np.bool_) else x
     if type == "Sum" or e.root.opset >= 18:
-        found = e.op(f"Reduce{type}", [x, ints(*axes)], node.outputs[0].shape, x.dtype, keepdims=0)
+        reduced = e.op(f"Reduce{type}", [x, ints(*axes)], node.outputs[0].shape, x.dtype, keepdims=0)
     else:
-        found = e.op(f"Reduce{type}", [x], node.outputs[0].shape, x.dtype, keepdims=0, axes=list(axes))
-    return e.cast(found, dtype)
+        reduced = e.op(f"Reduce{type}", [x], node.outputs[0].shape, x.dtype, keepdims=0, axes=list(axes))
+    return e.cast(reduced, dtype)
 
 
 @rule("argmax", "argmin")
 def _(e, node, x):
     type = {"argmax": "ArgMax", "argmin": "ArgMin"}[node.name]
-    found = e.op(type, [x], node.outputs[0].shape, np.int64, axis=node.params["axes"][0], keepdims=0)
-    return e.cast(found, node.outputs[0].dtype)
+    place = e.op(type, [x], node.outputs[0].shape, np.int64, axis=node.params["axes"][0], keepdims=0)
+    return e.cast(place, node.outputs[0].dtype)
 
 
 @rule("cumsum")

@@ -73,8 +73,8 @@ def convolution_rule(e: Emitter, node: Node, x, kernel):
         options, kind = {"strides": strides}, "Conv"
     options |= {"pads": [int(n) for n in (*(a for a, _ in pads), *(b for _, b in pads))]}
     options |= {"dilations": dilations, "group": groups, "kernel_shape": list(kernel.shape[2:])}
-    found = e.op(kind, [x, kernel], out, dtype, **options)
-    return e.transpose(found, np.argsort(d.out_spec))
+    convolved = e.op(kind, [x, kernel], out, dtype, **options)
+    return e.transpose(convolved, np.argsort(d.out_spec))
 
 
 @rule("reduce_window_max", "reduce_window_sum", "reduce_window_min")
@@ -103,8 +103,8 @@ def pooling_rule(e: Emitter, node: Node, x):
         if any(n != 1 for n in dilations):
             raise ConversionError("a sum over windows with gaps is not supported")
         mean = e.op("AveragePool", [flat], shape, x.dtype, count_include_pad=1, **options)
-        found: Value = e.op("Mul", [mean, np.asarray(math.prod(options["kernel_shape"]), x.dtype)], shape, x.dtype)
+        pooled: Value = e.op("Mul", [mean, np.asarray(math.prod(options["kernel_shape"]), x.dtype)], shape, x.dtype)
     else:
-        found = e.op("MaxPool", [flat], shape, x.dtype, dilations=dilations, **options)
-        found = e.op("Neg", [found], shape, x.dtype) if sign else found
-    return e.transpose(e.reshape(found, [out[k] for k in order]), np.argsort(order))
+        pooled = e.op("MaxPool", [flat], shape, x.dtype, dilations=dilations, **options)
+        pooled = e.op("Neg", [pooled], shape, x.dtype) if sign else pooled
+    return e.transpose(e.reshape(pooled, [out[k] for k in order]), np.argsort(order))

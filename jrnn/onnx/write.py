@@ -157,25 +157,25 @@ def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
 
 def _resized(call: Call, specs: Sequence[Any], sizes: dict[str, int]) -> list[Any]:
     """The examples, with their values repeated to other sizes where those are open."""
-    found = []
+    leaves = []
     for leaf, spec in zip(call.leaves, specs, strict=True):
         if leaf.is_param:
-            found.append(leaf.value)
+            leaves.append(leaf.value)
             continue
         if isinstance(leaf.value, jax.ShapeDtypeStruct):
             value = np.random.default_rng(0).uniform(0, 1, leaf.value.shape).astype(leaf.value.dtype)
         else:
             value = np.asarray(leaf.value, spec.dtype)
         shape = [sizes.get(str(size), given) for size, given in zip(spec.shape, value.shape, strict=True)]
-        found.append(np.resize(value, shape))
-    return found
+        leaves.append(np.resize(value, shape))
+    return leaves
 
 
 def _feedable(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that takes and returns float32 for bfloat16, for which onnxruntime has no arrays."""
-    found = onnx.ModelProto()
-    found.CopyFrom(model)
-    graph = found.graph
+    feedable = onnx.ModelProto()
+    feedable.CopyFrom(model)
+    graph = feedable.graph
     before: list[onnx.NodeProto] = []
     after: list[onnx.NodeProto] = []
     for values, is_input in ((graph.input, True), (graph.output, False)):
@@ -191,7 +191,7 @@ def _feedable(model: onnx.ModelProto) -> onnx.ModelProto:
     nodes = [*before, *graph.node, *after]
     del graph.node[:]
     graph.node.extend(nodes)
-    return found
+    return feedable
 
 
 def _verify(model: onnx.ModelProto, call: Call, args: Sequence[Any], out_names: Sequence[str]) -> None:
@@ -208,11 +208,11 @@ def _verify(model: onnx.ModelProto, call: Call, args: Sequence[Any], out_names: 
     options.log_severity_level = 4
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        found = session.run(None, feeds)
+        computed = session.run(None, feeds)
     except Exception as error:  # onnxruntime's own have no common base
         raise ConversionError(f"{call.name}: onnxruntime does not run the model: {error}") from error
     expected = jax.tree.leaves(jax.jit(call.run)(args))
-    for key, ours, theirs in zip(out_names, expected, found, strict=True):
+    for key, ours, theirs in zip(out_names, expected, computed, strict=True):
         if not close(theirs, ours):
             same = np.shape(ours) == np.shape(theirs)
             by = np.abs(np.asarray(theirs, float) - np.asarray(ours, float)).max() if same else "its shape"

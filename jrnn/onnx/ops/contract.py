@@ -24,13 +24,13 @@ op("MatMul")(lambda node, a, b: jnp.matmul(a, b, precision=precision()))
 def _(node, a, b, c=None):
     a = a.T if node.get("transA") else a
     b = b.T if node.get("transB") else b
-    found = jnp.matmul(a, b, precision=precision())
+    product = jnp.matmul(a, b, precision=precision())
     if node.get("alpha", 1.0) != 1.0:
-        found = found * jnp.asarray(node.get("alpha"), found.dtype)
+        product = product * jnp.asarray(node.get("alpha"), product.dtype)
     if c is None:
-        return found
-    found, c = spread(found, c)
-    return found + (c if node.get("beta", 1.0) == 1.0 else c * jnp.asarray(node.get("beta"), c.dtype))
+        return product
+    product, c = spread(product, c)
+    return product + (c if node.get("beta", 1.0) == 1.0 else c * jnp.asarray(node.get("beta"), c.dtype))
 
 
 _REDUCE = {
@@ -82,10 +82,10 @@ def _(node, x):
     flat = x.reshape((math.prod(x.shape[:axis]), -1)) if node.opset < 13 else x  # once over all axes from `axis`
     axis = 1 if node.opset < 13 else axis
     if node.type == "Hardmax":
-        found = jax.nn.one_hot(jnp.argmax(flat, axis), flat.shape[axis], dtype=x.dtype, axis=axis)
+        out = jax.nn.one_hot(jnp.argmax(flat, axis), flat.shape[axis], dtype=x.dtype, axis=axis)
     else:
-        found = (jax.nn.softmax if node.type == "Softmax" else jax.nn.log_softmax)(flat, axis=axis)
-    return found.reshape(x.shape)
+        out = (jax.nn.softmax if node.type == "Softmax" else jax.nn.log_softmax)(flat, axis=axis)
+    return out.reshape(x.shape)
 
 
 def _normal(node, x, axes):
@@ -99,8 +99,8 @@ def _normal(node, x, axes):
 @op("LayerNormalization")
 def _(node, x, scale, bias=None):
     normal, mean, inverse = _normal(node, x, tuple(range(x.ndim))[node.get("axis", -1) :])
-    found = normal * spread(normal, scale)[1]
-    return (found if bias is None else found + spread(found, bias)[1]), mean, inverse
+    scaled = normal * spread(normal, scale)[1]
+    return (scaled if bias is None else scaled + spread(scaled, bias)[1]), mean, inverse
 
 
 @op("InstanceNormalization")

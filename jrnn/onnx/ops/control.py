@@ -42,8 +42,8 @@ def _(node, count, condition, *carried):
     goes_on = _goes_on(body)
     if goes_on and count is not None and not is_traced(count) and (condition is None or not is_traced(condition)):
         steps = int(np.asarray(count).reshape(())) if condition is None or np.asarray(condition).all() else 0
-        if all(hasattr(v, "dtype") for v in carried) and (found := _scanned(node, body, steps, carried)) is not None:
-            return found
+        if all(hasattr(v, "dtype") for v in carried) and (scanned := _scanned(node, body, steps, carried)) is not None:
+            return scanned
     elif len(body.outputs) == 1 + width and all(hasattr(v, "dtype") for v in carried):
         return _while(node, body, count, condition, carried)
     return _unrolled(node, body, count, condition, list(carried))
@@ -63,8 +63,8 @@ def _scanned(node, body, steps: int, carried):
     true = np.asarray(True)
 
     def step(state, k):
-        _, *found = node.run(body, [k, true, *state])
-        return _arrays(found[: len(state)]), _arrays(found[len(state) :])
+        _, *outs = node.run(body, [k, true, *state])
+        return _arrays(outs[: len(state)]), _arrays(outs[len(state) :])
 
     try:
         types = jax.eval_shape(step, start, jnp.zeros((), jnp.int32))[0]
@@ -111,9 +111,9 @@ def _unrolled(node, body, count, condition, state):
     on, k, width = True if condition is None else condition, 0, len(state)
     outputs: list[list[Any]] = [[] for _ in body.outputs[1 + width :]]
     while k < steps and bool(node.known(on if is_traced(on) else np.asarray(on), "the condition").all()):
-        on, *found = node.run(body, [np.asarray(k, np.int64), np.asarray(on), *state])
-        state, k = found[:width], k + 1
-        for values, value in zip(outputs, found[width:], strict=True):
+        on, *outs = node.run(body, [np.asarray(k, np.int64), np.asarray(on), *state])
+        state, k = outs[:width], k + 1
+        for values, value in zip(outputs, outs[width:], strict=True):
             values.append(value)
     if not k and outputs:
         return (*state, *_none(node, body, state))
@@ -145,9 +145,9 @@ def scan_node(node, *values):
     out_axes = node.get("scan_output_axes", [int(batched)] * outputs)
 
     def step(state, x):
-        found = node.run(body, [*state, *x])
-        new = tuple(v.astype(s.dtype).reshape(s.shape) for v, s in zip(_arrays(found[:width]), state, strict=True))
-        return new, _arrays(found[width:])
+        outs = node.run(body, [*state, *x])
+        new = tuple(v.astype(s.dtype).reshape(s.shape) for v, s in zip(_arrays(outs[:width]), state, strict=True))
+        return new, _arrays(outs[width:])
 
     xs = (jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, in_axes, strict=True))
     xs = tuple(jnp.flip(x, 0) if way != reverse else x for x, way in zip(xs, in_ways, strict=True))

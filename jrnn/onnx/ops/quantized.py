@@ -49,10 +49,10 @@ def _power_of_two(x, dtype, saturate: bool, rounding: str):
     }
     if rounding not in more:
         raise ConversionError(f"round_mode is {rounding!r}; it must be up, down or nearest")
-    found = exponent + more[rounding]
-    found = jnp.minimum(found, 254) if saturate else found
-    found = jnp.where(exponent == 255, 255, found).astype(jnp.uint8)
-    return lax.bitcast_convert_type(found, dtype)
+    power = exponent + more[rounding]
+    power = jnp.minimum(power, 254) if saturate else power
+    power = jnp.where(exponent == 255, 255, power).astype(jnp.uint8)
+    return lax.bitcast_convert_type(power, dtype)
 
 
 def _dtype(node, code) -> np.dtype:
@@ -91,8 +91,8 @@ def rounded(x, zero, dtype):
     """Numbers of a quantized type: x, which is in units of the scale, rounded to even and moved by the zero point."""
     bounds = jnp.iinfo(dtype)
     # Clipped as float32: these bounds, and their sums with a zero point, are exact in it.
-    found = jnp.round(x) + (0 if zero is None else zero.astype(x.dtype))
-    return jnp.clip(found, bounds.min, bounds.max).astype(jnp.int32).astype(dtype)
+    shifted = jnp.round(x) + (0 if zero is None else zero.astype(x.dtype))
+    return jnp.clip(shifted, bounds.min, bounds.max).astype(jnp.int32).astype(dtype)
 
 
 @op("QuantizeLinear")
@@ -114,12 +114,12 @@ def _(node, x, scale, zero=None):
 def _(node, x, scale, zero=None):
     x = jnp.asarray(x)
     wide = jnp.int32 if jnp.issubdtype(x.dtype, jnp.integer) else jnp.float32
-    found = x.astype(wide)
+    steps = x.astype(wide)
     if zero is not None:
-        found = found - _along(node, zero, x).astype(wide)
+        steps = steps - _along(node, zero, x).astype(wide)
     code = node.get("output_dtype", 0)
     scale = _along(node, scale, x)
-    return (found.astype(jnp.float32) * scale.astype(jnp.float32)).astype(_dtype(node, code) if code else scale.dtype)
+    return (steps.astype(jnp.float32) * scale.astype(jnp.float32)).astype(_dtype(node, code) if code else scale.dtype)
 
 
 def dynamic(x, dtype=jnp.uint8):

@@ -37,7 +37,7 @@ def _activations(node, kind: str, directions: int) -> list[list[Activation]]:
         raise ConversionError(f"{node}: {len(names)} activations are given; it has {directions * len(defaults)}")
     lists = {"alpha": list(node.get("activation_alpha", [])), "beta": list(node.get("activation_beta", []))}
     known = {name.lower(): name for name in ACTIVATIONS}
-    found = []
+    functions = []
     for name in names:
         if name.lower() not in known:
             raise ConversionError(f"{node}: no activation is called {name!r}{near(name, ACTIVATIONS)}")
@@ -45,8 +45,8 @@ def _activations(node, kind: str, directions: int) -> list[list[Activation]]:
         for k, which in enumerate(("alpha", "beta")):
             if values[k] is not None and lists[which]:
                 values[k] = lists[which].pop(0)
-        found.append(lambda x, function=function, values=values: function(x, *values))
-    return [found[k * len(defaults) : (k + 1) * len(defaults)] for k in range(directions)]
+        functions.append(lambda x, function=function, values=values: function(x, *values))
+    return [functions[k * len(defaults) : (k + 1) * len(defaults)] for k in range(directions)]
 
 
 def _step(node, kind: str, functions: Sequence[Activation], into: Projection, back: Projection, wb, rb, p) -> Callable:
@@ -133,10 +133,10 @@ def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> 
         state, y = scan(step, tuple(s[k] for s in states), xs, reverse=reverse, lengths=lengths)
         outputs.append(y)
         last.append(state)
-    found = (jnp.stack(outputs, 1), *(jnp.stack(leaves) for leaves in zip(*last, strict=True)))
+    stacked = (jnp.stack(outputs, 1), *(jnp.stack(leaves) for leaves in zip(*last, strict=True)))
     if not batch_first:
-        return found
-    return (jnp.transpose(found[0], (2, 0, 1, 3)), *(jnp.swapaxes(s, 0, 1) for s in found[1:]))
+        return stacked
+    return (jnp.transpose(stacked[0], (2, 0, 1, 3)), *(jnp.swapaxes(s, 0, 1) for s in stacked[1:]))
 
 
 def _product(weight) -> Projection:

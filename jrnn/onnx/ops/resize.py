@@ -72,10 +72,10 @@ def _weights(node, mode: str, places: np.ndarray, size: int, scale: float) -> np
         values = np.where((taps < 0) | (taps >= size), 0.0, values)
     if node.get("antialias", 0) or node.get("exclude_outside", 0):
         values = values / values.sum(1, keepdims=True)
-    found = np.zeros((len(places), size))
+    matrix = np.zeros((len(places), size))
     taps = np.clip(taps, 0, size - 1).astype(int)
-    np.add.at(found, (np.arange(len(places))[:, None], taps), values)
-    return found
+    np.add.at(matrix, (np.arange(len(places))[:, None], taps), values)
+    return matrix
 
 
 @op("Resize", "Upsample")
@@ -108,7 +108,7 @@ def resize_node(node, x, *given):
         region = [float(v) for v in node.known(roi, "roi")]
     x = jnp.asarray(x)
     dtype, is_float = x.dtype, jnp.issubdtype(x.dtype, jnp.floating)
-    found = x if is_float or mode == "nearest" else x.astype(jnp.float32)
+    image = x if is_float or mode == "nearest" else x.astype(jnp.float32)
     for k, (axis, factor, count) in enumerate(zip(axes, factors, counts, strict=True)):
         size, part = x.shape[axis], (region[k], region[len(axes) + k])
         if count == size and factor == 1 and part == (0, 1):
@@ -117,16 +117,16 @@ def resize_node(node, x, *given):
         places = _places(where, size, count, factor, part)
         weights = _weights(node, mode, places, size, factor)
         if mode == "nearest":
-            found = jnp.take(found, weights.argmax(1), axis=axis)
+            image = jnp.take(image, weights.argmax(1), axis=axis)
         else:
-            product = jnp.tensordot(jnp.asarray(weights, found.dtype), found, (1, axis), precision=precision())
-            found = jnp.moveaxis(product, 0, axis)
+            product = jnp.tensordot(jnp.asarray(weights, image.dtype), image, (1, axis), precision=precision())
+            image = jnp.moveaxis(product, 0, axis)
         outside = (places < 0) | (places > size - 1)
         if where == "tf_crop_and_resize" and outside.any():
             row = [count if a == axis else 1 for a in range(x.ndim)]
-            value = jnp.asarray(node.get("extrapolation_value", 0.0), found.dtype)
-            found = jnp.where(outside.reshape(row), value, found)
-    if found.dtype != dtype:
+            value = jnp.asarray(node.get("extrapolation_value", 0.0), image.dtype)
+            image = jnp.where(outside.reshape(row), value, image)
+    if image.dtype != dtype:
         bounds = jnp.iinfo(dtype)
-        found = jnp.clip(jnp.round(found), bounds.min, bounds.max)
-    return found.astype(dtype)
+        image = jnp.clip(jnp.round(image), bounds.min, bounds.max)
+    return image.astype(dtype)

@@ -204,17 +204,17 @@ def _(node, x, lengths):
     moved = jnp.moveaxis(jnp.asarray(x), (batch, time), (0, 1))
     steps, lengths = jnp.arange(moved.shape[1]), jnp.asarray(lengths)[:, None]
     index = jnp.where(steps[None] < lengths, lengths - 1 - steps[None], steps[None])
-    found = jax.vmap(lambda row, k: row[k])(moved, index)
-    return jnp.moveaxis(found, (0, 1), (batch, time))
+    rows = jax.vmap(lambda row, k: row[k])(moved, index)
+    return jnp.moveaxis(rows, (0, 1), (batch, time))
 
 
 @op("CumSum")
 def _(node, x, axis):
     axis = int(node.known(axis, "axis").item())
     x = jnp.flip(x, axis) if node.get("reverse") else jnp.asarray(x)
-    found = lax.cumsum(x, axis % x.ndim)
-    found = found - x if node.get("exclusive") else found
-    return jnp.flip(found, axis) if node.get("reverse") else found
+    sums = lax.cumsum(x, axis % x.ndim)
+    sums = sums - x if node.get("exclusive") else sums
+    return jnp.flip(sums, axis) if node.get("reverse") else sums
 
 
 @op("TopK")

@@ -39,7 +39,7 @@ class Window:
 def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[Window]:
     rank, auto = len(kernel), node.get("auto_pad", "NOTSET")
     pads = np.reshape(node.get("pads") or [0] * 2 * rank, (2, rank)).T.tolist()
-    found = []
+    windows = []
     for axis, (size, k) in enumerate(zip(shape, kernel, strict=True)):
         stride, dilation = ((node.get(name) or [1] * rank)[axis] for name in ("strides", "dilations"))
         reach, (low, high), outside = (k - 1) * dilation + 1, pads[axis], 0
@@ -53,8 +53,8 @@ def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[Window]:
             count = math.ceil((size + low + high - reach) / stride) + 1
             count -= (count - 1) * stride >= size + low  # a window may not begin in the padding at the end
             outside = (count - 1) * stride + reach - (size + low + high)
-        found.append(Window(size, k, stride, dilation, low, high, outside))
-    return found
+        windows.append(Window(size, k, stride, dilation, low, high, outside))
+    return windows
 
 
 def convolve(node, x, weight, **options):
