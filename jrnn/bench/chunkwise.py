@@ -68,8 +68,8 @@ def _steps(x: Any) -> Any:
 
 def _inverse(n: Any) -> Any:
     """Inverts `I - n`, for n below the diagonal: `(I + n)(I + n^2)(I + n^4)...`, as n^C is 0."""
-    made, power = jnp.broadcast_to(jnp.eye(C, dtype=n.dtype), n.shape) + n, n
+    inverse, power = jnp.broadcast_to(jnp.eye(C, dtype=n.dtype), n.shape) + n, n
     for _ in range(C.bit_length() - 2):
         power = power @ power
-        made = made + made @ power
-    return made
+        inverse = inverse + inverse @ power
+    return inverse

@@ -181,12 +181,12 @@ def run(target: str, options: Options) -> list[Row]:
 
 def compile_for(device: Any, peer: str, cell: str, size: Size, mode: str) -> Any:
     """Compiles the program of a peer for a device; returns None if the peer has no such cell."""
-    found = FUNCTIONS[peer](cell, size)
-    if found is None:
+    program = FUNCTIONS[peer](cell, size)
+    if program is None:
         return None
     there = SingleDeviceSharding(device)
-    given = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=there), (found.weights, found.x))
-    return jax.jit(in_mode(found.forward, mode)).lower(*given).compile()
+    given = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=there), (program.weights, program.x))
+    return jax.jit(in_mode(program.forward, mode)).lower(*given).compile()
 
 
 def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Size, mode: str) -> Row:

@@ -206,17 +206,17 @@ def run(target: str, feeds: Mapping[str, Any], options: Options) -> StepReport:
         jax.eval_shape(own.by(JAX), own.init, own.xs)
     except Exception as error:  # whatever the user's step raises
         raise UsageError(f"bench: jax.lax.scan cannot run {target}: {type(error).__name__}: {error}") from error
-    found = _measured(own, options)
-    found.print(options.console)
+    measured = _measured(own, options)
+    measured.print(options.console)
     if old is not None:
-        options.console.print(report.comparison_table(old, found.records))
+        options.console.print(report.comparison_table(old, measured.records))
     if options.json:
-        missing = [{"mode": mode, "executor": name, "reason": why} for (mode, name), why in found.missing.items()]
+        missing = [{"mode": mode, "executor": name, "reason": why} for (mode, name), why in measured.missing.items()]
         conditions = measure.conditions(0.0, options.turns) | {"step": target, "not_measured": missing}
-        report.save(options.json, conditions, "records", found.records)
+        report.save(options.json, conditions, "records", measured.records)
     if options.plot:
-        report.plot(options.plot, found.records)
-    return found
+        report.plot(options.plot, measured.records)
+    return measured
 
 
 def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
@@ -241,13 +241,13 @@ def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
     if feeds:
         raise UsageError(f"bench: {target} has no arguments, so --feed {next(iter(feeds))} means nothing for it")
     try:
-        made = function()
+        parts = function()
     except Exception as error:  # whatever the user's code raises
         raise UsageError(f"bench: {target} raised {type(error).__name__}: {error}") from error
-    if not isinstance(made, tuple) or len(made) not in (3, 4) or not callable(made[0]):
-        what = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"an object of type {type(made).__name__}"
+    if not isinstance(parts, tuple) or len(parts) not in (3, 4) or not callable(parts[0]):
+        what = f"a tuple of {len(parts)}" if isinstance(parts, tuple) else f"an object of type {type(parts).__name__}"
         raise UsageError(f"bench: {target} must return {_FORM}, but returned {what}")
-    return OwnStep(target, *made)
+    return OwnStep(target, *parts)
 
 
 def _measured(own: OwnStep, options: Options) -> StepReport:
@@ -331,14 +331,14 @@ def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any]
     return jax.value_and_grad(loss), tuple([v for v, m in zip(args, moves) if m == which] for which in (True, False))
 
 
-def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:
+def difference(computed: Sequence[Any], wanted: Sequence[Any]) -> float:
     """Returns the largest difference of arrays, relative to the largest element of the same array.
 
     >>> difference([np.array([1.0, 2.0])], [np.array([1.0, 4.0])])
     0.5
     """
     largest = 0.0
-    for ours, theirs in zip(found, wanted):
+    for ours, theirs in zip(computed, wanted):
         if not jnp.issubdtype(ours.dtype, jnp.number) or not ours.size:
             continue  # booleans and random keys
         kind = np.complex128 if jnp.issubdtype(ours.dtype, jnp.complexfloating) else np.float64

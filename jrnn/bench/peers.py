@@ -136,8 +136,8 @@ def _compiled(function: Callable[[str, Size], Function | None]) -> Peer:
     """Returns the peer that compiles a function of JAX."""
 
     def build(cell: str, size: Size, mode: str) -> Program | None:
-        found = function(cell, size)
-        return None if found is None else compiled(*found, mode)
+        program = function(cell, size)
+        return None if program is None else compiled(*program, mode)
 
     return build
 
@@ -279,18 +279,18 @@ class _Process:
 
 def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     """Returns the peers that can run here, by name: first jrnn, then jrnn on `devices` devices if these are several."""
-    found: dict[str, Peer] = {"jrnn": _compiled(FUNCTIONS["jrnn"])}
+    peers: dict[str, Peer] = {"jrnn": _compiled(FUNCTIONS["jrnn"])}
     if devices > 1:
-        found[f"jrnn x{devices}"] = functools.partial(divided, devices)
-    found |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "lax.scan", "flax")}
+        peers[f"jrnn x{devices}"] = functools.partial(divided, devices)
+    peers |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "lax.scan", "flax")}
     if _HAS_TORCH:
-        found["torch"] = torch_rnn
+        peers["torch"] = torch_rnn
     if jax.default_backend() == "gpu":
-        found["cudnn"] = cudnn
+        peers["cudnn"] = cudnn
     if caffe2_python:
-        found["caffe2"] = functools.partial(caffe2, caffe2_python)
+        peers["caffe2"] = functools.partial(caffe2, caffe2_python)
     kernel = () if library.found().reason else ("native",)
-    return found | {name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)}
+    return peers | {name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)}
 
 
 def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
@@ -304,11 +304,11 @@ def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    found |= {module.__name__: module.__version__ for module in (jax, flax, np)}
+    versions = {"python": platform.python_version()}
+    versions |= {module.__name__: module.__version__ for module in (jax, flax, np)}
     if _HAS_TORCH:
-        found["torch"] = importlib.metadata.version("torch")
-    return found
+        versions["torch"] = importlib.metadata.version("torch")
+    return versions
 
 
 def divided_here(devices: int, cell: str, size: Size, mode: str) -> Program:

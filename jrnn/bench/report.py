@@ -53,11 +53,11 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
     """Returns `{(cell, mode, size): {peer: our time over the peer's}}`."""
     records = list(records)
     mine = {r.job: r.median for r in records if r.peer == ours}
-    found: dict[tuple[str, str, str], dict[str, float]] = {}
+    ratios: dict[tuple[str, str, str], dict[str, float]] = {}
     for r in records:
         if r.peer != ours and r.job in mine:
-            found.setdefault(r.job, {})[r.peer] = mine[r.job] / r.median
-    return found
+            ratios.setdefault(r.job, {})[r.peer] = mine[r.job] / r.median
+    return ratios
 
 
 def pairs(records: Iterable[Record], mode: str) -> list[tuple[Record, Record]]:
@@ -104,11 +104,11 @@ def times_table(records: Sequence[Record], gemm: float) -> Table:
 
 def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
     """Returns a table of the time of `ours` over each peer's, with geometric means over each set of sizes."""
-    found = ratios(records, ours)
-    peers = list(dict.fromkeys(peer for row in found.values() for peer in row))
+    of_jobs = ratios(records, ours)
+    peers = list(dict.fromkeys(peer for row in of_jobs.values() for peer in row))
     shown: dict[tuple[str, str, str], dict[str, float]] = {}
-    for cell, mode in dict.fromkeys(job[:2] for job in found):
-        rows = {size: row for (c, m, size), row in found.items() if (c, m) == (cell, mode)}
+    for cell, mode in dict.fromkeys(job[:2] for job in of_jobs):
+        rows = {size: row for (c, m, size), row in of_jobs.items() if (c, m) == (cell, mode)}
         shown |= {(cell, mode, size): row for size, row in rows.items()}
         for what, sizes in _sets(list(rows)):
             measured = {peer: [rows[s][peer] for s in sizes if peer in rows[s]] for peer in peers}
@@ -124,29 +124,29 @@ def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
     >>> _sets(["100x1x128x128", "3x2x1x1"])
     [('geometric mean of six (1 of 6)', ['100x1x128x128']), ('geometric mean', ['3x2x1x1'])]
     """
-    found, rest = [], list(sizes)
+    sets, rest = [], list(sizes)
     for name, members in SETS.items():
         here = [str(size) for size in members if str(size) in sizes]
         rest = [size for size in rest if size not in here]
         if here:
             part = "" if len(here) == len(members) else f" ({len(here)} of {len(members)})"
-            found.append((f"geometric mean of {name}{part}", here))
-    return [*found, *([("geometric mean", rest)] if rest else [])]
+            sets.append((f"geometric mean of {name}{part}", here))
+    return [*sets, *([("geometric mean", rest)] if rest else [])]
 
 
-def save(path: Path, conditions: dict[str, Any], name: str, found: Sequence[Any]) -> None:
+def save(path: Path, conditions: dict[str, Any], name: str, records: Sequence[Any]) -> None:
     """Writes dataclasses as JSON under a name, with their conditions."""
-    text = json.dumps({"conditions": conditions, name: [asdict(r) for r in found]}, indent=1) + "\n"
+    text = json.dumps({"conditions": conditions, name: [asdict(r) for r in records]}, indent=1) + "\n"
     write_whole(path, text.encode(), DataError, True)
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
     """Returns the conditions and records that `save` wrote; raises DataError for any other file."""
     try:
-        found = record(Saved, read_json(path, DataError), str(path), DataError)
+        saved = record(Saved, read_json(path, DataError), str(path), DataError)
     except DataError as e:
         raise DataError(f"{e}; `jrnn bench --json` writes such a file") from None
-    return found.conditions, found.records
+    return saved.conditions, saved.records
 
 
 def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:

@@ -55,19 +55,19 @@ def parse_sizes(texts: Sequence[str]) -> tuple[Size, ...]:
     >>> len(parse_sizes(["six", "20x1x16x16"]))
     7
     """
-    found: list[Size] = []
+    sizes: list[Size] = []
     for text in texts:
         if text in SETS:
-            found += SETS[text]
+            sizes += SETS[text]
             continue
         try:
-            found.append(Size.parse(text))
+            sizes.append(Size.parse(text))
         except (TypeError, ValueError):
             raise ConfigError(
                 f"bench: the size {text!r} must be written TxNxDxH, as in 100x32x128x128, or be a set of sizes: "
                 f"{', '.join(SETS)}{near(text, SETS)}"
             ) from None
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(sizes))
 
 
 def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None:

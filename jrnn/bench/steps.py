@@ -45,8 +45,8 @@ def inputs(cell: str, size: Size, seed: int = 0) -> tuple[Weights, Any]:
         return jnp.asarray(rng.randn(*shape).astype("float32"))
 
     weights = {
-        name: draw(found) / math.sqrt(size.hidden) if isinstance(found, tuple) else jnp.asarray(found, jnp.float32)
-        for name, found in STEPS[cell].weights(size).items()
+        name: draw(given) / math.sqrt(size.hidden) if isinstance(given, tuple) else jnp.asarray(given, jnp.float32)
+        for name, given in STEPS[cell].weights(size).items()
     }
     return weights, draw((size.steps, size.batch, size.features))
 

@@ -85,9 +85,9 @@ def _subject(
     if isinstance(cell, Net):
         return subject_of_net(cell, carry, loss, key=key)
     if isinstance(cell, Cell):
-        made = CellNet.of(cell, carry, xs)
-        blobs = made.blobs(xs, _lengths(lengths, *np.shape(xs)[:2]))
-        return subject_of_net(made.net, blobs, key=key)
+        net = CellNet.of(cell, carry, xs)
+        blobs = net.blobs(xs, _lengths(lengths, *np.shape(xs)[:2]))
+        return subject_of_net(net.net, blobs, key=key)
     if lengths is None and not isinstance(cell, Layer):
         return subject_of_function(over_time(cell), (carry, xs), params, surrogates)
     layer = layer_of(cell, carry, xs, params)
@@ -200,9 +200,9 @@ def assert_executors_agree(
     else:
         ways = _ways_of_step(cell, carry, xs, params, lengths)
     (first, wanted), *others = ways
-    for name, found in others:
+    for name, computed in others:
         limit = unrolled_tolerance if name == "unrolled" else tolerance
-        wrong = one_differs(found, wanted, limit)
+        wrong = one_differs(computed, wanted, limit)
         assert wrong is None, f"{name}, and {first}: {wrong}, by more than {limit:g}"
 
 
@@ -211,9 +211,9 @@ def _ways_of_cell(cell: Cell, carry: Any, xs: Any, lengths: Any, key: Any) -> It
     for name, unrolled in (("as a recurrent network", False), ("unrolled", True)):
         layer = CellNet.of(cell, carry, xs, unrolled=unrolled).layer(xs, key)
         yield name, dict(zip(RESULTS, jax.jit(layer.call)(layer.params, xs, layer.state, ends)))
-    made = CellNet.of(cell, carry, xs)
-    got = run_net(made.net, made.blobs(xs, ends), key=key)
-    yield "operator by operator", dict(zip(RESULTS, (got[made.output], tuple(got[n][0] for n in made.last))))
+    net = CellNet.of(cell, carry, xs)
+    got = run_net(net.net, net.blobs(xs, ends), key=key)
+    yield "operator by operator", dict(zip(RESULTS, (got[net.output], tuple(got[n][0] for n in net.last))))
 
 
 def _ways_of_step(

@@ -103,8 +103,8 @@ def check_layer(
     >>> report.holds
     ('jit',)
     """
-    made = recurrent_layer(layer, x, state, params=params, **options)
-    return _report(PROPERTIES, made, only, tolerance, _smallest)
+    adapted = recurrent_layer(layer, x, state, params=params, **options)
+    return _report(PROPERTIES, adapted, only, tolerance, _smallest)
 
 
 def check_model(
@@ -145,17 +145,17 @@ def check_model(
 (2, 2, 4) tokens, logits[0, 4, 3] is 0, not 1
     not checked: left padding, because the model takes no attention_mask
     """
-    made = language_model(model, tokens, **options)
+    adapted = language_model(model, tokens, **options)
 
-    def finding(name: str, made: Any, tolerance: float, wrong: str) -> Finding:
-        return Finding(name, MODEL_PROPERTIES[name].rule, wrong, *made.size)
+    def finding(name: str, adapted: Any, tolerance: float, wrong: str) -> Finding:
+        return Finding(name, MODEL_PROPERTIES[name].rule, wrong, *adapted.size)
 
-    return _report(MODEL_PROPERTIES, made, only, tolerance, finding)
+    return _report(MODEL_PROPERTIES, adapted, only, tolerance, finding)
 
 
 def _report(
     table: Mapping[str, Property],
-    made: Any,
+    adapted: Any,
     only: Collection[str] | None,
     tolerance: float,
     finding: Callable[[str, Any, float, str], Finding],
@@ -172,14 +172,14 @@ def _report(
             skipped[name] = f"{failed.pop()} does not hold"
             continue
         try:
-            wrong = _wrong(table[name], made, tolerance)
+            wrong = _wrong(table[name], adapted, tolerance)
         except NotApplicable as e:
             skipped[name] = str(e)
             continue
         if wrong is None:
             holds.append(name)
         else:
-            findings.append(finding(name, made, tolerance, wrong))
+            findings.append(finding(name, adapted, tolerance, wrong))
     _show("")
     return Report(tuple(holds), tuple(findings), skipped)
 
@@ -196,10 +196,10 @@ def _show(text: str) -> None:
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _wrong(property: Property, made: Any, tolerance: float) -> str | None:
+def _wrong(property: Property, adapted: Any, tolerance: float) -> str | None:
     try:
         with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-            return property.check(made, tolerance)
+            return property.check(adapted, tolerance)
     except NotApplicable:
         raise
     except Exception as e:  # what any library raises is a finding
@@ -211,9 +211,9 @@ def _smallest(name: str, layer: Layer, tolerance: float, wrong: str) -> Finding:
     steps, batch = layer.size
     for t in [steps] if name == "long" else range(1, steps + 1):
         for n in range(1, batch + 1):
-            found = wrong if (t, n) == (steps, batch) else _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
-            if found is not None and found.startswith("raises ") == wrong.startswith("raises "):
-                return Finding(name, PROPERTIES[name].rule, found, properties.LONG if name == "long" else t, n)
+            fault = wrong if (t, n) == (steps, batch) else _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
+            if fault is not None and fault.startswith("raises ") == wrong.startswith("raises "):
+                return Finding(name, PROPERTIES[name].rule, fault, properties.LONG if name == "long" else t, n)
     raise AssertionError("the whole layer is the last one tried")
 
 
@@ -264,13 +264,13 @@ def _tests(
     import pytest
 
     _known(skip, table)
-    made: list[Any] = []
+    layers: list[Any] = []
 
     @pytest.mark.parametrize("property", [name for name in table if name not in skip])
     def test_layer(property: str) -> None:
-        if not made:
-            made.append(make())
-        report = check(made[0], only=[property], tolerance=tolerance)
+        if not layers:
+            layers.append(make())
+        report = check(layers[0], only=[property], tolerance=tolerance)
         for why in report.skipped.values():
             pytest.skip(why)
         assert not report.findings, str(report.findings[0])

@@ -22,15 +22,15 @@ def named(what: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
         yield what + keystr(path), np.asarray(leaf)
 
 
-def differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None:
+def differs(what: str, computed: Any, wanted: Any, tolerance: float) -> str | None:
     """The first element in which two trees differ, in words; a NaN equals a NaN, and with tolerance 0 all bits count.
 
     The tolerance is relative to the largest element that is wanted, if that is above 1; integers must be equal.
     """
     others = list(named(what, wanted))
-    pairs = list(zip(named(what, found), others))
-    if len(pairs) != len(others) or len(jax.tree.leaves(found)) != len(others):
-        return f"{what} has {len(jax.tree.leaves(found))} arrays, not {len(others)}"
+    pairs = list(zip(named(what, computed), others))
+    if len(pairs) != len(others) or len(jax.tree.leaves(computed)) != len(others):
+        return f"{what} has {len(jax.tree.leaves(computed))} arrays, not {len(others)}"
     for (name, a), (_, b) in pairs:
         if a.shape != b.shape:
             return f"{name} has shape {list(a.shape)}, not {list(b.shape)}"
@@ -49,9 +49,9 @@ def differs(what: str, found: Any, wanted: Any, tolerance: float) -> str | None:
     return None
 
 
-def one_differs(found: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float) -> str | None:
+def one_differs(computed: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float) -> str | None:
     """As `differs`, for the first of several trees by name."""
-    return next((wrong for what in wanted if (wrong := differs(what, found[what], wanted[what], tolerance))), None)
+    return next((wrong for what in wanted if (wrong := differs(what, computed[what], wanted[what], tolerance))), None)
 
 
 def floats(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:

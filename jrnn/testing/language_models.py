@@ -131,12 +131,12 @@ def _of_jrnn(model: Any) -> AdaptedModel:
     kinds = {name: _OF_LEAVES.get(name.rpartition(".")[2], "state") for name in fresh}
 
     def leaves(state: Any) -> dict[str, tuple[str, Any]]:
-        found = {name: (kind, np.asarray(state[name])) for name, kind in kinds.items()}
-        for name, (kind, leaf) in found.items():
+        leaves = {name: (kind, np.asarray(state[name])) for name, kind in kinds.items()}
+        for name, (kind, leaf) in leaves.items():
             if kind == "attention":  # without the slots that nothing attends to
                 live = np.asarray(state[f"{name.rpartition('.')[0]}.places"]) >= 0
-                found[name] = kind, leaf * live.reshape(live.shape + (1,) * (leaf.ndim - 2))
-        return found
+                leaves[name] = kind, leaf * live.reshape(live.shape + (1,) * (leaf.ndim - 2))
+        return leaves
 
     def call(tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None) -> tuple[Any, Any]:
         if attention_mask is not None and attention_mask[:, 0].all():

@@ -40,11 +40,11 @@ def _logits(model: AdaptedModel, tokens: Any, state: Any = None, **options: Any)
 
 
 def _in_pieces(model: AdaptedModel, tokens: Any, sizes: Sequence[int], state: Any = None, one: bool = False) -> Any:
-    found = []
+    pieces = []
     for part in np.split(tokens, np.cumsum(sizes)[:-1], axis=1):
         logits, state = _run(model, part, state, one)
-        found.append(logits)
-    return np.concatenate(found, axis=1)
+        pieces.append(logits)
+    return np.concatenate(pieces, axis=1)
 
 
 def _halves(model: AdaptedModel) -> tuple[Any, Any]:
@@ -82,10 +82,10 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
     if wrong := differs("logits", _in_pieces(model, model.tokens, (1,) * model.size[0], one=True), whole, tolerance):
         return f"token by token from the first on, {wrong}"
     prompt, rest = _halves(model)
-    found = _in_pieces(model, rest, (1,) * rest.shape[1], _run(model, prompt)[1], one=True)
-    if differs("logits", found, _logits(model, rest, _run(model, prompt)[1]), tolerance) is None:
+    computed = _in_pieces(model, rest, (1,) * rest.shape[1], _run(model, prompt)[1], one=True)
+    if differs("logits", computed, _logits(model, rest, _run(model, prompt)[1]), tolerance) is None:
         return None  # the state after the prompt may be wrong, which "pieces" finds
-    wrong = differs("logits", found, whole[:, -rest.shape[1] :], tolerance)
+    wrong = differs("logits", computed, whole[:, -rest.shape[1] :], tolerance)
     return wrong and f"token by token after a prompt of {prompt.shape[1]} tokens, {wrong}"
 
 
@@ -209,14 +209,14 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
     if wrong := differs("logits", flagged(model.tokens, half, 0)[1:], whole[1:], tolerance):
         return f"with a reset in sequence 0 before step {half}, in the others {wrong}"
     tokens = np.concatenate([model.tokens[:, :half], np.tile(model.tokens[:1, half:], (model.size[1], 1))], axis=1)
-    found, alone = flagged(tokens, half)[:, half:], _logits(model, tokens[:, half:])
-    if (leaks := _differ(found, tolerance)) is None and (wrong := differs("logits", found, alone, tolerance)):
+    computed, alone = flagged(tokens, half)[:, half:], _logits(model, tokens[:, half:])
+    if (leaks := _differ(computed, tolerance)) is None and (wrong := differs("logits", computed, alone, tolerance)):
         return f"with a reset before step {half}, {wrong} as of the sequence alone"
     if leaks is None and (wrong := _differ(flagged(tokens, steps - 1)[:, -1:], tolerance)):
         return f"with a reset before the last step, it depends on those before: {wrong}"
     if model.resets_of_states:
         _, state = _run(model, tokens[:, :half])
-        if wrong := differs("logits", flagged(tokens[:, half:], 0, state=state), found, tolerance):
+        if wrong := differs("logits", flagged(tokens[:, half:], 0, state=state), computed, tolerance):
             return f"with a reset before the first step of a second call, {wrong} as with a reset inside a call"
     return None
 
@@ -241,13 +241,13 @@ def _padding(model: AdaptedModel, tolerance: float, left: bool) -> str | None:
     later = _in_pieces(model, more, (1, 1), state, one=True)
     for fill in (0, model.vocabulary - 1):
         what = f"with {rest.shape[1]} tokens {fill} as padding"
-        found, state = _run(model, np.where(mask == 1, tokens, fill), attention_mask=mask)
-        found = found[:, -real.shape[1] :] if left else found[:, : real.shape[1]]
-        if wrong := differs("logits", found, wanted, tolerance):
+        computed, state = _run(model, np.where(mask == 1, tokens, fill), attention_mask=mask)
+        computed = computed[:, -real.shape[1] :] if left else computed[:, : real.shape[1]]
+        if wrong := differs("logits", computed, wanted, tolerance):
             return f"{what}, {wrong}"
         if left or model.ends:
-            found = _in_pieces(model, more, (1, 1), state, one=True)
-            if wrong := differs("logits", found, later, tolerance):
+            computed = _in_pieces(model, more, (1, 1), state, one=True)
+            if wrong := differs("logits", computed, later, tolerance):
                 return f"{what}, in the steps after it, {wrong}"
     return None
 
@@ -278,15 +278,15 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 
         def read(rows: slice, tokens: Any = tokens, mask: Any = mask, left: bool = left) -> Any:
             """The logits of the tokens that are real, and of one more token where the state is that after them."""
-            found, state = _run(model, tokens[rows], attention_mask=mask[rows])
-            found = np.where(mask[rows, :, None] == 1, found, 0)
+            computed, state = _run(model, tokens[rows], attention_mask=mask[rows])
+            computed = np.where(mask[rows, :, None] == 1, computed, 0)
             if not (left or model.ends):
-                return found
-            return np.concatenate([found, _run(model, model.tokens[rows, :1], state, one=True)[0]], axis=1)
+                return computed
+            return np.concatenate([computed, _run(model, model.tokens[rows, :1], state, one=True)[0]], axis=1)
 
-        found = read(slice(None))
+        together = read(slice(None))
         for n in range(2):
-            if wrong := differs("logits", found[n : n + 1], read(slice(n, n + 1)), tolerance):
+            if wrong := differs("logits", together[n : n + 1], read(slice(n, n + 1)), tolerance):
                 side = "left" if left else "right"
                 return f"with padding on the {side} of every second sequence, for sequence {n}, {wrong} alone"
     return None
@@ -302,8 +302,8 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
     count = jax.device_count()
     need(count > 1, "there is only one device")
     tokens = np.resize(model.tokens, (model.size[1], count * -(-model.size[0] // count)))
-    found = np.asarray(model.over_devices(tokens)).astype(np.float64)
-    wrong = differs("logits", found, _logits(model, tokens), tolerance)
+    computed = np.asarray(model.over_devices(tokens)).astype(np.float64)
+    wrong = differs("logits", computed, _logits(model, tokens), tolerance)
     return wrong and f"over {count} devices, {wrong}"
 
 

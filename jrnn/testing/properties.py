@@ -75,8 +75,8 @@ def smaller(layer: Layer, steps: int, batch: int) -> Layer:
 
 
 def _run(layer: Layer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
-    found = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
-    return jax.tree.map(np.asarray, found)
+    results = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
+    return jax.tree.map(np.asarray, results)
 
 
 def need(has: bool, what: str) -> None:
@@ -99,8 +99,8 @@ def _(layer: Layer, tolerance: float) -> str | None:
     for t in range(1, len(layer.x)):
         x = np.array(layer.x)
         x[t:] = x[t:][::-1] * 1.5 + 1
-        found, _ = _run(layer, x, layer.state)
-        if wrong := differs("y", found[:t], whole[:t], tolerance):
+        start, _ = _run(layer, x, layer.state)
+        if wrong := differs("y", start[:t], whole[:t], tolerance):
             return f"with other inputs from step {t} on, {wrong}"
     return None
 
@@ -112,15 +112,15 @@ def _(layer: Layer, tolerance: float) -> str | None:
     for changed, seen in ((0, len(layer.x) - 1), (len(layer.x) - 1, 0)):
         x = np.array(layer.x)
         x[changed] = x[changed] * 1.5 + 1
-        found, _ = _run(layer, x, None)
-        if differs("y", found[seen], whole[seen], 0.0) is None:
+        computed, _ = _run(layer, x, None)
+        if differs("y", computed[seen], whole[seen], 0.0) is None:
             return f"the output of step {seen} does not depend on the input of step {changed}"
     if layer.swap is None:
         return None
-    found, _ = _run(replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None)
+    computed, _ = _run(replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None)
     half = whole.shape[-1] // 2
     wanted = np.concatenate([whole[..., half:], whole[..., :half]], -1)[::-1]
-    wrong = differs("y", found, wanted, tolerance)
+    wrong = differs("y", computed, wanted, tolerance)
     return wrong and f"of reversed inputs, with the directions' weights exchanged, {wrong}"
 
 
@@ -167,9 +167,9 @@ def _(layer: Layer, tolerance: float) -> str | None:
     return None
 
 
-def _wrong(found: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float) -> str | None:
+def _wrong(computed: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float) -> str | None:
     names = ("y", "the last state")
-    return one_differs(dict(zip(names, found)), dict(zip(names, wanted)), tolerance)
+    return one_differs(dict(zip(names, computed)), dict(zip(names, wanted)), tolerance)
 
 
 # The batch, padding, resets ------------------------------------------------------------------------------------------------
@@ -193,12 +193,12 @@ def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> str | No
         state = state_rows(layer, layer.state, row)
         if length:
             wanted = _run(layer, layer.x[:length, row], state)
-            found = y[:length, row], state_rows(layer, last, row)
+            computed = y[:length, row], state_rows(layer, last, row)
         elif state is not None:
-            wanted, found = (None, state), (None, state_rows(layer, last, row))
+            wanted, computed = (None, state), (None, state_rows(layer, last, row))
         else:
             continue
-        if wrong := _wrong(found, wanted, tolerance):
+        if wrong := _wrong(computed, wanted, tolerance):
             return (
                 f"with lengths {lengths.tolist()}, for sequence {n}, {wrong} as of the sequence alone without padding"
             )
@@ -229,7 +229,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
             x = np.array(layer.x)
             x[behind] = fill
             y, last = _run(layer, x, layer.state, lengths=lengths)
-            found = {"y": np.where(behind[(...,) + (None,) * (y.ndim - 2)], 0, y), "the last state": last}
+            results = {"y": np.where(behind[(...,) + (None,) * (y.ndim - 2)], 0, y), "the last state": last}
             if layer.in_jax:
                 mask = jnp.asarray(inside)
 
@@ -240,8 +240,8 @@ def _(layer: Layer, tolerance: float) -> str | None:
 
                 smooth, join = floats(layer.params)
                 of_params, of_x = jax.grad(lambda p, x: loss(join(p), x), (0, 1))(smooth, jnp.asarray(x))
-                found |= {"the gradient of params": of_params, "the gradient of x": np.where(inside, of_x, 0)}
-            return found
+                results |= {"the gradient of params": of_params, "the gradient of x": np.where(inside, of_x, 0)}
+            return results
 
         if wrong := depends_on_padding(results, lengths, FILLS, tolerance):
             return wrong
@@ -268,8 +268,8 @@ def _(layer: Layer, tolerance: float) -> str | None:
                     state = state_rows(layer, anew, row) if flags[start, n] else state
                     part, state = _run(layer, layer.x[start:end, row], None if both else state)
                     parts.append(part)
-            found = y[:, row], None if both else state_rows(layer, last, row)
-            if wrong := _wrong(found, (np.concatenate(parts), None if both else state), tolerance):
+            computed = y[:, row], None if both else state_rows(layer, last, row)
+            if wrong := _wrong(computed, (np.concatenate(parts), None if both else state), tolerance):
                 when = f"with resets of sequence 0 before steps {list(where)}"
                 return f"{when}, for sequence {n}, {wrong} as of separate sequences"
     return None
@@ -331,14 +331,14 @@ def _(layer: Layer, tolerance: float) -> str | None:
             return f"y is {y.dtype} for float64 inputs, weights and states"
         dy = rng.standard_normal(y.shape)
         if layer.in_jax:
-            found = jax.jit(jax.grad(lambda p: jnp.sum(call(p) * dy), allow_int=True))(point)
+            gradients = jax.jit(jax.grad(lambda p: jnp.sum(call(p) * dy), allow_int=True))(point)
             value = jax.jit(lambda p: jnp.sum(call(p) * dy))
         else:
-            found = dict(zip(("x", "state"), _gradients(layer, point["x"], point["state"], dy)))
+            gradients = dict(zip(("x", "state"), _gradients(layer, point["x"], point["state"], dy)))
             value = lambda p: np.sum(call(p) * dy)  # noqa: E731
         leaves, structure = jax.tree.flatten(point)
         names = [name for name, _ in named("", point)]
-        for k, gradient in enumerate(jax.tree.leaves(found)):
+        for k, gradient in enumerate(jax.tree.leaves(gradients)):
             if leaves[k].dtype != np.float64:
                 continue
             d = rng.standard_normal(leaves[k].shape)

@@ -50,8 +50,8 @@ def recurrent_layer(
         if applies(layer):
             time_axis = axis(layer) if time_axis is None else time_axis
             x = x if time_axis == 0 else np.swapaxes(x, 0, 1)
-            made = adapt(layer, x, state, params, time_axis)
-            return replace(made, **options)
+            adapted = adapt(layer, x, state, params, time_axis)
+            return replace(adapted, **options)
     raise LayerError(
         f"check_layer does not know layers of type {type(layer).__module__}.{type(layer).__name__}; write a function "
         "(params, x, state) -> (y, state) that calls it"
@@ -93,8 +93,8 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     def first(shape: tuple[int, ...]) -> Any:
         again = nnx.merge(graph, held)
         parts = [again.forward_rnn, again.backward_rnn] if len(cells) == 2 else [again]
-        made = [r.cell.initialize_carry(shape, nnx.Rngs(0)) for r in parts]
-        return tuple(made) if len(cells) == 2 else made[0]
+        carries = [r.cell.initialize_carry(shape, nnx.Rngs(0)) for r in parts]
+        return tuple(carries) if len(cells) == 2 else carries[0]
 
     def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
         module = nnx.merge(graph, jax.tree.map(lambda v: v, params))  # flax's variables belong to one trace
@@ -120,8 +120,8 @@ def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
 
     if state is None:
         shape = (x.shape[1], *x.shape[2:])
-        made = [jax.eval_shape(lambda c=c: c.initialize_carry(jax.random.key(0), shape)) for c in cells]
-        state = _drawn(tuple(made) if both else made[0])
+        carries = [jax.eval_shape(lambda c=c: c.initialize_carry(jax.random.key(0), shape)) for c in cells]
+        state = _drawn(tuple(carries) if both else carries[0])
     if params is None:
         params = layer.init(jax.random.key(0), _turned(x, time_axis), time_major=time_axis == 0)
     return Layer(call, params, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, params))
@@ -132,7 +132,7 @@ def _swap_of_flax(layer: Any, params: Any) -> Callable[[Any], Any] | None:
     names = {"forward_rnn": "backward_rnn", "backward_rnn": "forward_rnn"}
     if not hasattr(layer, "merge_fn") or np.shape(layer.merge_fn(np.zeros((1, 1, 1)), np.ones((1, 1, 1)))) != (1, 1, 2):
         return None
-    swap = _swap(lambda path: re.sub("forward_rnn|backward_rnn", lambda found: names[found[0]], path))
+    swap = _swap(lambda path: re.sub("forward_rnn|backward_rnn", lambda match: names[match[0]], path))
     return swap if _fits(swap, params) else None
 
 
@@ -174,7 +174,7 @@ def _fits(swap: Callable[[Any], Any], params: Any) -> bool:
 
 def _of_other_direction(path: str) -> str:
     """`weight_ih_l0` -> `weight_ih_l0_reverse`, and back: the names of torch and of `jrnn.nn`."""
-    return re.sub(r"(_l\d+)(_reverse)?", lambda found: found[1] + ("" if found[2] else "_reverse"), path)
+    return re.sub(r"(_l\d+)(_reverse)?", lambda match: match[1] + ("" if match[2] else "_reverse"), path)
 
 
 _swap_of_torch = _swap(_of_other_direction, r"weight_ih_l[1-9]")
@@ -271,16 +271,16 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
     def casting_to(dtype: str) -> Any:
         """Returns the layer with this dtype. A Keras layer casts inputs and weights to its own dtype."""
         if dtype not in of_dtype:
-            made = type(layer).from_config(_with_dtype(layer.get_config(), dtype))
-            made.build((x.shape[1], x.shape[0], *x.shape[2:]))
-            of_dtype[dtype] = made
+            cast = type(layer).from_config(_with_dtype(layer.get_config(), dtype))
+            cast.build((x.shape[1], x.shape[0], *x.shape[2:]))
+            of_dtype[dtype] = cast
         return of_dtype[dtype]
 
     def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
         mask = None if lengths is None else jnp.arange(x.shape[0])[None] < jnp.asarray(lengths)[:, None]
         run = casting_to(jnp.result_type(x).name).stateless_call
-        found, _ = run(params, fixed, jnp.swapaxes(x, 0, 1), initial_state=state, mask=mask)
-        y, *last = found
+        results, _ = run(params, fixed, jnp.swapaxes(x, 0, 1), initial_state=state, mask=mask)
+        y, *last = results
         return jnp.swapaxes(y, 0, 1), last
 
     if state is None:
@@ -319,8 +319,8 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
 
     def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
         with torch.no_grad():
-            found = run(params, tensors(x), tensors(state), lengths)
-        return jax.tree.map(lambda v: v.numpy(), found)
+            results = run(params, tensors(x), tensors(state), lengths)
+        return jax.tree.map(lambda v: v.numpy(), results)
 
     def gradients(params: Any, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
         x, state = tensors(x).requires_grad_(), jax.tree.map(lambda v: v.requires_grad_(), tensors(state))

@@ -100,8 +100,8 @@ class CellNet:
         fn = to_jax(self.net, [self.output, *self.last])
 
         def call(weights: Any, xs: Any, state: Any, lengths: Any) -> tuple[Any, Any]:
-            found = fn({**weights, **dict(zip(self.state_names, state)), X: xs, LENGTHS: lengths}, key=key)
-            return found[self.output], tuple(found[n][0] for n in self.last)
+            blobs = fn({**weights, **dict(zip(self.state_names, state)), X: xs, LENGTHS: lengths}, key=key)
+            return blobs[self.output], tuple(blobs[n][0] for n in self.last)
 
         return Layer(call, self.weights, xs, self.state, lengths=True)
 

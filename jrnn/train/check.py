@@ -118,16 +118,16 @@ def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:
     """
     for what, tree in (("parameter", state.params), ("carried state", state.carry), (MEMBER, batch)):
         for path, value in jax.tree.leaves_with_path(tree):
-            if found := _not_finite(value):
-                return f"{what} {jax.tree_util.keystr(path, simple=True, separator='.')!r} {found}"
+            if problem := _not_finite(value):
+                return f"{what} {jax.tree_util.keystr(path, simple=True, separator='.')!r} {problem}"
     if isinstance(model, NetModel):
         written = _of_net(model, state, batch, key)
     else:
         written = _of_function(model, state, batch, key)
     greatest, holder = 0.0, "nothing"
     for name, value in written:
-        if found := _not_finite(value):
-            return f"{name} {found}"
+        if problem := _not_finite(value):
+            return f"{name} {problem}"
         array = np.asarray(value)
         if array.dtype.kind == "f" and array.size and (size := float(np.max(np.abs(array)))) > greatest:
             greatest, holder = size, name

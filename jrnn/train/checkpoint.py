@@ -116,7 +116,7 @@ class Checkpoints:
             try:
                 _check_match(where, _shapes(self._manager.item_metadata(number)), _shapes(flat))
                 abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, flat)
-                found = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
+                leaves = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
             except CheckpointError:
                 raise
             except Exception as e:  # whatever orbax, tensorstore or a parser raises for damaged files
@@ -130,7 +130,7 @@ class Checkpoints:
                 )
             skipped = [n for n in numbers if n > number and not is_sealed(self.folder / str(n))]
             warnings += [f"{self.folder / str(n)}: is not sealed; {used}" for n in skipped if is_sealed(where)]
-            return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in flat]), warnings
+            return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flat]), warnings
         raise CheckpointError("; ".join(damaged) + "; no checkpoint is left to continue from")
 
     def __enter__(self) -> Checkpoints:
@@ -175,10 +175,10 @@ def broken_seal(folder: Path) -> str | None:
     if not is_sealed(folder):
         return None
     try:
-        sealed, found = read_json(folder / SEAL, CheckpointError), _digests(folder)
+        sealed, digests = read_json(folder / SEAL, CheckpointError), _digests(folder)
     except CheckpointError as e:
         return _first_line(e)
-    return next((f"{name} is not what was written" for name in sealed if found.get(name) != sealed[name]), None)
+    return next((f"{name} is not what was written" for name in sealed if digests.get(name) != sealed[name]), None)
 
 
 def _as_dict(state: Any) -> dict[str, Any]:

@@ -128,13 +128,13 @@ class Config:
 
     def metrics(self) -> dict[str, Callable[..., float]]:
         """Returns the functions of `train.metrics` by their names."""
-        found = {}
+        functions = {}
         for name in self.train.metrics:
             function = load_named(name, ConfigError, "FUNCTION")
             if not callable(function):
                 raise ConfigError(f"train.metrics: {name} is a {type(function).__name__}; it must be a function")
-            found[name.rpartition(":")[2]] = function
-        return found
+            functions[name.rpartition(":")[2]] = function
+        return functions
 
     @staticmethod
     def choose(given: Mapping[str, Any]) -> dict[str, type | None]:

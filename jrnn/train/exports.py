@@ -22,8 +22,8 @@ def _write_onnx(fn: Callable[..., Any], examples: tuple[Any, ...], dims: str, pa
 
 def _write_jax(fn: Callable[..., Any], examples: tuple[Any, ...], dims: str, path: Path) -> None:
     specs = jax.export.symbolic_args_specs(examples, dims)
-    found = jax.export.export(jax.jit(fn), platforms=("cpu", "cuda", "tpu"))(*specs)
-    write_whole(path, bytes(found.serialize()), ConversionError)
+    exported = jax.export.export(jax.jit(fn), platforms=("cpu", "cuda", "tpu"))(*specs)
+    write_whole(path, bytes(exported.serialize()), ConversionError)
 
 
 EXPORTS = {".onnx": _write_onnx, ".jax": _write_jax}

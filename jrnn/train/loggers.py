@@ -103,7 +103,7 @@ def open_loggers(run: Path, config: Any, resume_at: int | None) -> list[Logger]:
     Raises:
         ConfigError: if there is no such logger, or it lacks `write` or `close`.
     """
-    found: list[Logger] = []
+    loggers: list[Logger] = []
     for name in config.train.loggers:
         if ":" not in name and name not in LOGGERS:
             raise ConfigError(
@@ -116,5 +116,5 @@ def open_loggers(run: Path, config: Any, resume_at: int | None) -> list[Logger]:
             raise ConfigError(
                 f"train.loggers: {name} returned a {type(logger).__name__} without {' and '.join(missing)}"
             )
-        found.append(logger)
-    return found
+        loggers.append(logger)
+    return loggers

@@ -179,8 +179,8 @@ class _Training:
             self.beat.say(f"gradients: JAX's and those of the {self.check_gradients.other} agree on the first batch")
         done = int(self.state.step)
         before = read_metrics(run.metrics) if resume else []
-        found = [m.get("validation_loss") for m in before if m["step"] <= done]
-        losses = [loss for loss in found if isinstance(loss, (int, float))]
+        recorded = [m.get("validation_loss") for m in before if m["step"] <= done]
+        losses = [loss for loss in recorded if isinstance(loss, (int, float))]
         self.patience = Patience.after(train.patience, losses)
         if train.patience:
             self.best = files.enter_context(Checkpoints(run.best, 1))
@@ -202,8 +202,8 @@ class _Training:
             return
         step = int(self.state.step)
         with self.beat.during("measuring the loops"):
-            found = tuner(self.run.plans, self.call, (self.state, self._batches(step, 1), step, 1), {})
-        self.beat.say(str(found))
+            gains = tuner(self.run.plans, self.call, (self.state, self._batches(step, 1), step, 1), {})
+        self.beat.say(str(gains))
         tuned.write(self.run.plans, {})  # also where nothing was gained, so that it is not measured again
 
     def _batches(self, step: int, n: int) -> Any:

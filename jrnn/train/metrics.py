@@ -69,14 +69,14 @@ def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     for line in read_file(path, DataError, free()).decode("utf-8", "replace").split("\n"):
         try:
-            found = parse_json(line, "", DataError, finite=False)
-            checked(Step, found["step"], "", DataError)
+            values = parse_json(line, "", DataError, finite=False)
+            checked(Step, values["step"], "", DataError)
         except (DataError, LookupError, TypeError):
             continue
-        yield line, found
+        yield line, values
 
 
-def own(found: Any, where: str) -> dict[str, float]:
+def own(values: Any, where: str) -> dict[str, float]:
     """Returns the metrics that a function of a user returned, as Python numbers.
 
     Raises:
@@ -85,14 +85,14 @@ def own(found: Any, where: str) -> dict[str, float]:
     >>> own({"accuracy": np.float32(0.5)}, "mine")
     {'accuracy': 0.5}
     """
-    if not isinstance(found, Mapping):
-        raise DataError(f"{where}: returned a {type(found).__name__}; it must return a dict of numbers by name")
-    for name, value in found.items():
+    if not isinstance(values, Mapping):
+        raise DataError(f"{where}: returned a {type(values).__name__}; it must return a dict of numbers by name")
+    for name, value in values.items():
         if not isinstance(name, str) or name in _OF_TRAINING:
             raise DataError(f"{where}: a metric cannot be named {name!r}; give it a str that is not in {_OF_TRAINING}")
         if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf":
             raise DataError(f"{where}: the metric {name!r} is {describe_value(value)}; it must be one number")
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in values.items()}
 
 
 def describe(loss: float, unit: str, metrics: Mapping[str, float]) -> str:

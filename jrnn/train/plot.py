@@ -52,11 +52,11 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     [2.0, 2.0, 2.0]
     """
     decay = 0.5 ** (1 / max(len(values) / 50, 1))
-    found, total, weight = np.empty(len(values)), 0.0, 0.0
+    smooth, total, weight = np.empty(len(values)), 0.0, 0.0
     for k, value in enumerate(values):
         total, weight = decay * total + value, decay * weight + 1
-        found[k] = total / weight
-    return found
+        smooth[k] = total / weight
+    return smooth
 
 
 def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) -> None:

@@ -141,8 +141,8 @@ class RunDir:
     def _kept_configs(self) -> list[str]:
         """Returns the configurations that the run wrote last, the newest first; none in runs of older versions."""
         try:
-            found = read_json(self.path / "run.json", CheckpointError).get("configs")
-            return [text for text in checked(list[str], found, "", CheckpointError) if _tables(text)]
+            configs = read_json(self.path / "run.json", CheckpointError).get("configs")
+            return [text for text in checked(list[str], configs, "", CheckpointError) if _tables(text)]
         except (ValueError, RecursionError):  # a CheckpointError, or no TOML
             return []
 
@@ -178,9 +178,9 @@ def _resolved(config: Config) -> Config:
     """Returns the configuration with absolute paths."""
     tables = {}
     for table, keys in PATHS.items():
-        found = getattr(config, table)
-        named = {key: value for key in keys if isinstance(value := getattr(found, key, None), str)}
-        tables[table] = replace(found, **{key: str(Path(value).absolute()) for key, value in named.items()})
+        settings = getattr(config, table)
+        named = {key: value for key in keys if isinstance(value := getattr(settings, key, None), str)}
+        tables[table] = replace(settings, **{key: str(Path(value).absolute()) for key, value in named.items()})
     if isinstance(kind := getattr(tables["model"], "kind", None), str) and ":" in kind:
         tables["model"] = replace(tables["model"], kind=from_the_root(kind))
     functions = {key: [from_the_root(name) for name in getattr(config.train, key)] for key in ("metrics", "loggers")}
@@ -190,11 +190,11 @@ def _resolved(config: Config) -> Config:
 
 def _identity(config: Config) -> dict[str, Any]:
     """Returns the keys that must not change between a run and its continuation, by name."""
-    found = {"task": config.task, "seed": config.seed}
-    found |= {f"model.{key}": value for key, value in vars(config.model).items()}
+    identity = {"task": config.task, "seed": config.seed}
+    identity |= {f"model.{key}": value for key, value in vars(config.model).items()}
     # The files of the data may move: the fingerprint says whether they have changed.
     moving = ("source", *PATHS["data"])
-    return found | {f"data.{key}": value for key, value in vars(config.data).items() if key not in moving}
+    return identity | {f"data.{key}": value for key, value in vars(config.data).items() if key not in moving}
 
 
 def provenance() -> dict[str, Any]:
@@ -236,4 +236,4 @@ def _git_state() -> dict[str, Any] | None:
 def first_free(folder: Path, name: str) -> Path:
     """Returns `folder/name`, or the first free one of `folder/name-2`, `folder/name-3`, ..."""
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    return next(folder / found for found in names if not (folder / found).exists())
+    return next(folder / free for free in names if not (folder / free).exists())

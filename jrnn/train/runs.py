@@ -56,10 +56,10 @@ def find_runs(folder: str | Path) -> list[Path]:
     """
     folder = Path(folder)
     configs = folder.rglob("config.toml") if kind_of(folder) == "a folder" else ()
-    found = sorted(p.parent for p in configs if kind_of(p.parent / "run.json"))
-    if not found:
+    folders = sorted(p.parent for p in configs if kind_of(p.parent / "run.json"))
+    if not folders:
         raise DataError(f"{folder}: holds no run directory; `jrnn train` makes them in runs/")
-    return found
+    return folders
 
 
 def summarize(run: Path) -> RunSummary:
@@ -124,7 +124,7 @@ def runs_tables(runs: Sequence[RunSummary]) -> list[Table]:
     groups: dict[tuple[str, str], list[RunSummary]] = {}
     for r in runs:
         groups.setdefault((str(r.config.get("task", "")), str(r.config.get("model.kind", ""))), []).append(r)
-    return [_table(", ".join(filter(None, names)), found) for names, found in groups.items()]
+    return [_table(", ".join(filter(None, names)), rows) for names, rows in groups.items()]
 
 
 def _table(title: str, runs: Sequence[RunSummary]) -> Table:
@@ -165,13 +165,13 @@ def curves(run: Path) -> tuple[Curve, Curve]:
         DataError: if nothing was measured.
     """
     lines = read_metrics(run / "metrics.jsonl")
-    found = []
+    curves = []
     for name in ("loss", "validation_loss"):
         points = np.array([(m["step"], m[name]) for m in lines if _is_number(m.get(name))], float).reshape(-1, 2)
-        found.append((points[:, 0], points[:, 1]))
-    if not any(len(steps) for steps, _ in found):
+        curves.append((points[:, 0], points[:, 1]))
+    if not any(len(steps) for steps, _ in curves):
         raise DataError(f"{run}: has no losses in metrics.jsonl yet")
-    return found[0], found[1]
+    return curves[0], curves[1]
 
 
 def labels(runs: Sequence[RunSummary]) -> list[str]:

@@ -65,13 +65,13 @@ class Origin:
     @property
     def signature(self) -> Signature:
         """The inputs and outputs. Raises ConfigError for a model that has others, such as an encoder-decoder."""
-        found = getattr(self.model, "signature", None)
-        if not isinstance(found, Signature):
+        signature = getattr(self.model, "signature", None)
+        if not isinstance(signature, Signature):
             raise ConfigError(
                 f"{self.path}: a {type(self.model).__name__} of task {self.config.task!r} does not map one sequence to "
                 "outputs; use model.sample(...), or its own functions: model.origin.model and model.params"
             )
-        return found
+        return signature
 
     def variant(self, **changes: Any) -> Model:
         """The model for a changed signature, with the same parameters. Raises ConfigError if it has none."""
@@ -96,8 +96,8 @@ class Origin:
     @cached_property
     def units(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         """What inputs and outputs go through, between the data's units and the model's."""
-        found = self.config.kind.units
-        return (lambda x: x, lambda y: y) if found is None else found(self.config, self.kept)
+        convert = self.config.kind.units
+        return (lambda x: x, lambda y: y) if convert is None else convert(self.config, self.kept)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["origin"])
@@ -349,9 +349,9 @@ class TrainedModel:
         model = origin.variant(carried=origin.carried, **dict.fromkeys(given, True))
         start = self.initial_state(inputs.shape[0])
         state = state or start
-        found, wanted = ({name: jnp.shape(leaf) for name, leaf in s.items()} for s in (state, start))
-        if found != wanted:
-            raise LayerError(f"{self.name}: the state has {found}, but must have {wanted}, as initial_state has")
+        shapes, wanted = ({name: jnp.shape(leaf) for name, leaf in s.items()} for s in (state, start))
+        if shapes != wanted:
+            raise LayerError(f"{self.name}: the state has {shapes}, but must have {wanted}, as initial_state has")
         carry = {name: jnp.moveaxis(jnp.asarray(leaf), 0, CARRY_AXIS) for name, leaf in state.items()}
         member, x = ("tokens", inputs) if origin.signature.tokens else ("inputs", origin.units[0](inputs))
         y, carry = model.predict(self.params, carry, Asked(**{member: jnp.swapaxes(x, 0, 1)}, **given))

@@ -136,10 +136,10 @@ def make_train_call(
         def body(k: Any, loop: tuple[State, Measured]) -> tuple[State, Measured]:
             state, measured = loop
             going = state.step == step + k
-            new, found = one_step(state, jax.tree.map(lambda a: a[k], batches))
+            new, metrics = one_step(state, jax.tree.map(lambda a: a[k], batches))
             where = jnp.where(going, k, size)  # out of bounds: dropped
             return _choose(going, new, state), jax.tree.map(
-                lambda all, one: all.at[where].set(one, mode="drop"), measured, found
+                lambda all, one: all.at[where].set(one, mode="drop"), measured, metrics
             )
 
         size = len(batches.fresh)

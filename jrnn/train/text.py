@@ -240,12 +240,12 @@ class TextData:
             tokens = vocabulary.encode(text)
             border = round(len(tokens) * (1 - data.validation))
         streams = []
-        for part, found, draws in (
+        for part, part_tokens, draws in (
             ("training part", tokens[:border], seed),
             (f"validation part (data.validation = {data.validation})", tokens[border:], 0),
         ):
             try:
-                streams.append(Streams.of(found, data.batch, data.chunk, draws, f"{vocabulary.item}s"))
+                streams.append(Streams.of(part_tokens, data.batch, data.chunk, draws, f"{vocabulary.item}s"))
             except DataError as e:
                 raise e.at(f"{where}, {part}") from None
         return cls(vocabulary, *streams, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())

@@ -49,8 +49,8 @@ def check_bounds(table: str, config: Any) -> None:
 @functools.cache
 def _bounds(cls: type) -> dict[str, int]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    found = ((name, bound) for name, hint in hints.items() for bound in getattr(hint, "__metadata__", ()))
-    return {name: bound.least for name, bound in found if isinstance(bound, AtLeast)}
+    bounds = ((name, bound) for name, hint in hints.items() for bound in getattr(hint, "__metadata__", ()))
+    return {name: bound.least for name, bound in bounds if isinstance(bound, AtLeast)}
 
 
 def imply_file(config: Any, what: str) -> None:

@@ -49,9 +49,9 @@ def _step(run: Callable, parameters: Any, xs: jax.Array, optimized: bool) -> Pro
 
 
 def flax_nnx(cell: str, xs: jax.Array, hidden: int) -> Layer:
-    found = flax_rnn(cell, Size(*xs.shape, hidden))
-    assert found is not None
-    return found.forward, found.weights
+    layer = flax_rnn(cell, Size(*xs.shape, hidden))
+    assert layer is not None
+    return layer.forward, layer.weights
 
 
 def flax_linen(cell: str, xs: jax.Array, hidden: int) -> Layer:

@@ -152,7 +152,7 @@ def summary(records: Sequence[Any]) -> str:
     """Returns the rank correlation of the predicted and the measured times of `jrnn.scan`."""
     measured = {(r.cell, r.mode): r.median for r in records if r.peer == "jrnn"}
     keys = [k for k in _PREDICTED if k in measured]
-    pairs = [[found[k] for k in keys] for found in (_PREDICTED, measured)]
+    pairs = [[counts[k] for k in keys] for counts in (_PREDICTED, measured)]
     ranks = [np.argsort(np.argsort(values)) for values in pairs]
     lines = [
         f"{cell} {mode}: predicted {p * 1e3:.3g} ms, measured {m * 1e3:.3g} ms"

@@ -136,8 +136,8 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
 
     k = _bisect(len(s.net.ops), is_wrong)
     op, at = s.net.ops[k], _suffix(s, k)
-    found, _ = compare.agreements(at, replace(effort, second=False))
-    wrong = [b for b in found if not b.agrees] or found
+    compared, _ = compare.agreements(at, replace(effort, second=False))
+    wrong = [b for b in compared if not b.agrees] or compared
     b = max(
         [b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error or 0.0, b.difference_error)
     )
@@ -176,9 +176,9 @@ def _fault_in_step(op: Op, at: Subject, effort: Effort) -> Fault | str | None:
     """The fault in the gradient of a recurrent network's step: an operator of it, or its backward step net."""
     w = parse(op, op.inputs, op.outputs)
     step = _step_of(w, at)
-    found, _ = compare.agreements(step, effort)
-    if not all(b.agrees for b in found):
-        return first_fault(step, effort, found)
+    blobs, _ = compare.agreements(step, effort)
+    if not all(b.agrees for b in blobs):
+        return first_fault(step, effort, blobs)
     if w.backward_step_net is None:
         return None
     mine = compare.by_jax(step)
@@ -250,8 +250,8 @@ def _fault_in_equations(
     mine = compare.by_jax(at)
     where = {n: compare.chosen(np.abs(np.asarray(mine[n])), effort.max_elements) for n in at.wrt}
     differences = compare.element_differences(at, where)
-    found = [compare.agreement(at, n, mine[n], None, where[n], differences[n]) for n in at.wrt]
-    b = max(found, key=lambda b: b.difference_error)
+    blobs = [compare.agreement(at, n, mine[n], None, where[n], differences[n]) for n in at.wrt]
+    b = max(blobs, key=lambda b: b.difference_error)
     inside = None
     if eqn.primitive.name == "scan":
         env = _before(program, args, k)

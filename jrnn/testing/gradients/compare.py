@@ -89,9 +89,9 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
             twice = second_errors(s)
         except (NotImplementedError, TypeError, ValueError) as e:  # what JAX raises where a rule is missing
             notes.append(f"second derivatives were not compared: {str(e).splitlines()[0]}")
-    found = [agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt]
-    found = [replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in found]
-    return [replace(b, agrees=effort.agrees(b)) for b in found], notes
+    blobs = [agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt]
+    blobs = [replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in blobs]
+    return [replace(b, agrees=effort.agrees(b)) for b in blobs], notes
 
 
 def chosen(off: np.ndarray, most: int) -> np.ndarray:
@@ -179,8 +179,8 @@ def _pushed(s: Subject, point: Mapping[str, Any]) -> Gradients:
 def by_net(s: Subject) -> Gradients:
     """The gradient of each blob by the operators that `add_gradients` appends; zeros if they compute none."""
     arriving = _arriving(s)
-    full, found = add_gradients(s.net, arriving)
-    reached = {n: found[n] for n in s.wrt if n in found}
+    full, gradients = add_gradients(s.net, arriving)
+    reached = {n: gradients[n] for n in s.wrt if n in gradients}
     blobs = [b for g in reached.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
     wanted = dict.fromkeys(b for b in blobs if b not in arriving.values())  # one may be passed through
     fn = to_jax(full, wanted, wide=True)
@@ -208,8 +208,8 @@ def _may_loop(s: Subject) -> bool:
 
 def without_gradient(s: Subject) -> list[str]:
     """The blobs that the backward net has no gradient of."""
-    _, found = add_gradients(s.net, dict.fromkeys(s.seeds))
-    return [n for n in s.wrt if n not in found]
+    _, gradients = add_gradients(s.net, dict.fromkeys(s.seeds))
+    return [n for n in s.wrt if n not in gradients]
 
 
 def _each(gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[str, Any]) -> Gradients:
@@ -223,10 +223,10 @@ def _each(gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[st
 def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any:
     if gradient is None:
         return jnp.zeros(like.shape)
-    found = jnp.asarray(dense(gradient, blobs, like))
-    if found.shape != like.shape:
-        raise GradientError(f"gradient of {name!r}: JAX's is {list(like.shape)}, the net's {list(found.shape)}")
-    return found
+    array = jnp.asarray(dense(gradient, blobs, like))
+    if array.shape != like.shape:
+        raise GradientError(f"gradient of {name!r}: JAX's is {list(like.shape)}, the net's {list(array.shape)}")
+    return array
 
 
 def weighted(s: Subject) -> Callable[[Mapping[str, Any]], Any]:
@@ -262,9 +262,9 @@ def element_differences(
         doing(f"computing central differences, {done // 2:,} of {len(at):,} elements done")
         values.append(np.asarray(run(flat, *(e[done : done + 8] for e in every))))
     ahead, behind = np.split(np.concatenate(values)[: len(moves)], 2)
-    found = (ahead - behind) / (2 * steps[:, None])
+    slopes = (ahead - behind) / (2 * steps[:, None])
     ends = np.cumsum([len(where[n]) for n in names])[:-1]
-    return dict(zip(names, np.split(found.T, ends, axis=1)))
+    return dict(zip(names, np.split(slopes.T, ends, axis=1)))
 
 
 def direction_errors(s: Subject, gradients: Gradients, names: list[str], count: int) -> dict[str, float]:
@@ -276,7 +276,7 @@ def direction_errors(s: Subject, gradients: Gradients, names: list[str], count: 
     value = jax.jit(weighted(s))
     rng = np.random.default_rng(0)
     point = s.point
-    found = {}
+    largest = {}
     for n in names:
         errors = [0.0]
         for _ in range(count):
@@ -286,8 +286,8 @@ def direction_errors(s: Subject, gradients: Gradients, names: list[str], count: 
             difference = central_difference(value, point, {**dict.fromkeys(point), n: d}, STEP)
             size = max(1.0, float(np.linalg.norm(gradients[n])) / np.sqrt(d.size))
             errors.append(float(np.max(np.abs(difference - slope))) / size)
-        found[n] = float(np.max(errors))
-    return found
+        largest[n] = float(np.max(errors))
+    return largest
 
 
 def second_errors(s: Subject) -> dict[str, float]:
@@ -305,8 +305,8 @@ def second_errors(s: Subject) -> dict[str, float]:
     slope = jax.grad(lambda p: jnp.sum(value(p) * rows))
 
     def along(p: Mapping[str, Any]) -> tuple[Any, Any]:
-        found = slope(p)
-        return sum(jnp.sum(found[n] * towards[n]) for n in found), found
+        gradients = slope(p)
+        return sum(jnp.sum(gradients[n] * towards[n]) for n in gradients), gradients
 
     both = jax.jit(jax.grad(along, has_aux=True))  # one program gives the second derivative and the gradient
     second, _ = both(point)
@@ -341,8 +341,8 @@ def inner_errors(s: Subject) -> dict[str, float]:
 
     by_jax = jax.jit(jax.grad(loss))({g: jnp.zeros(shapes[g].shape) for g in shifts.values()})
     arriving = _arriving(s)
-    full, found = add_gradients(s.net, arriving)
-    dense = {n: found[n] for n in first if n in found and not isinstance(found[n], GradientSlice)}
+    full, gradients = add_gradients(s.net, arriving)
+    dense = {n: gradients[n] for n in first if n in gradients and not isinstance(gradients[n], GradientSlice)}
     fn = to_jax(full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()), wide=True)
     given = {**s.blobs, **{arriving[y]: seeds[0] for y, seeds in s.seeds.items()}}
     floats = {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}

@@ -33,9 +33,9 @@ def holding(function: Callable, base: Mapping[str, Any], surrogates: Collection[
     outputs: list[str] = []
 
     def flat(*moved: Any) -> list[Any]:
-        found = function(dict(zip(names, moved)))
-        outputs[:] = found
-        return list(found.values())
+        results = function(dict(zip(names, moved)))
+        outputs[:] = results
+        return list(results.values())
 
     program = trace(flat, values)
     if not any(_stops(eqn, surrogates) for eqn in program.eqns):
@@ -52,8 +52,8 @@ def holding(function: Callable, base: Mapping[str, Any], surrogates: Collection[
 def stopping_lines(function: Callable, base: Mapping[str, Any]) -> list[str]:
     """The user's lines at which a function stops gradients."""
     jaxpr = jax.make_jaxpr(function)(base)
-    found = (source_of(eqn) for eqn in all_equations(jaxpr.jaxpr) if eqn.primitive.name == STOP)
-    return list(dict.fromkeys(line for line in found if line))
+    lines = (source_of(eqn) for eqn in all_equations(jaxpr.jaxpr) if eqn.primitive.name == STOP)
+    return list(dict.fromkeys(line for line in lines if line))
 
 
 def rule_name(eqn: Eqn) -> str:
@@ -104,8 +104,8 @@ def _scan(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair
     fixed, carry, xs = pairs[:first], pairs[first : first + count], pairs[first + count :]
 
     def step(carry: list[Pair], xs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
-        found = _called(p["jaxpr"], [*fixed, *carry, *xs], surrogates)
-        return found[:count], found[count:]
+        outs = _called(p["jaxpr"], [*fixed, *carry, *xs], surrogates)
+        return outs[:count], outs[count:]
 
     last, ys = jax.lax.scan(step, carry, xs, length=p["length"], reverse=p["reverse"])
     return [*last, *ys]

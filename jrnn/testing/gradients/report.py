@@ -153,9 +153,9 @@ class GradientReport:
     def strain(self, b: BlobAgreement) -> float:
         """The largest error of a blob relative to its tolerance; above 1 it disagrees."""
         errors = (b.difference_error, b.direction_error, b.second_error)
-        found = [e / self.difference_tolerance for e in errors if e is not None]
-        found += [] if b.net_error is None else [b.net_error / self.tolerance]
-        return math.inf if any(math.isnan(e) for e in found) else max(found)
+        shares = [e / self.difference_tolerance for e in errors if e is not None]
+        shares += [] if b.net_error is None else [b.net_error / self.tolerance]
+        return math.inf if any(math.isnan(e) for e in shares) else max(shares)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values of JSON; numbers that are not finite become text."""
@@ -170,9 +170,9 @@ class GradientReport:
         heads = ["blob", "shape", *errors, "jax", "net", "difference", "at", *([] if self.agrees else ["verdict"])]
         rows = []
         for b in self.worst:
-            found = [getattr(b, name) for name in errors.values()]
+            errors_of = [getattr(b, name) for name in errors.values()]
             at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
-            row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in found)]
+            row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in errors_of)]
             row += [*("-" if v is None else f"{v:.6g}" for v in b.values), at, "agrees" if b.agrees else "DISAGREES"]
             rows.append(row[: len(heads)])
         return heads, rows

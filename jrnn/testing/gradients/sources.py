@@ -65,9 +65,9 @@ def subject_of_function(
 
     def function(point: Mapping[str, Any]) -> dict[str, Any]:
         given = {**{n: jnp.asarray(v) for n, v in fixed.items()}, **point}
-        found = call.run([_joined(n, given) for n in names])
-        ends = results or _distinct([path_of("output", path) for path, _ in tree_flatten_with_path(found)[0]])
-        return {n: v for n, leaf in zip(ends, jax.tree.leaves(found), strict=True) for n, v in _parts(n, leaf)}
+        results_of = call.run([_joined(n, given) for n in names])
+        ends = results or _distinct([path_of("output", path) for path, _ in tree_flatten_with_path(results_of)[0]])
+        return {n: v for n, leaf in zip(ends, jax.tree.leaves(results_of), strict=True) for n, v in _parts(n, leaf)}
 
     try:
         shapes = jax.eval_shape(function, point)
@@ -122,11 +122,11 @@ def _missing_gradient(converted: Converted, seeds: Mapping[str, Any]) -> str | N
 def _distinct(names: Sequence[str]) -> list[str]:
     """The names, with a number behind those that were used before."""
     seen: Counter[str] = Counter()
-    found = []
+    distinct = []
     for name in names:
-        found.append(f"{name}_{seen[name]}" if seen[name] else name)
+        distinct.append(f"{name}_{seen[name]}" if seen[name] else name)
         seen[name] += 1
-    return found
+    return distinct
 
 
 def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
@@ -142,8 +142,8 @@ def _joined(name: str, values: Mapping[str, Any]) -> Any:
 
 def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
     """The net without the operators that fill floats, and the float32 values that these fill."""
-    found = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
-    floats = {n: v for n, v in found.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
+    constants = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
+    floats = {n: v for n, v in constants.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
     return replace(net, ops=tuple(op for op in net.ops if op.inputs or not floats.keys() >= set(op.outputs))), floats
 
 
@@ -201,16 +201,16 @@ def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -
     """
     params = None
     with jax.enable_x64(False):  # the user's module makes arrays of JAX's default types
-        found = load_function(target)
-        if required(found):
-            args = tuple(arguments_of(found, feeds))
+        fn = load_function(target)
+        if required(fn):
+            args = tuple(arguments_of(fn, feeds))
         elif feeds:
             raise GradientError(
                 f"{target} takes no arguments: what it returns is checked; it was given {', '.join(feeds)}"
             )
         else:
-            found, args, params = example_of(target, found())
-    return subject_of_function(over_time(found) if scanned else found, args, params)
+            fn, args, params = example_of(target, fn())
+    return subject_of_function(over_time(fn) if scanned else fn, args, params)
 
 
 def over_time(step: Callable) -> Callable:

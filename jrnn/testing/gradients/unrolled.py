@@ -56,6 +56,6 @@ def _step_by_step(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
     order = range(p["length"])[::-1] if p["reverse"] else range(p["length"])
     rows: dict[int, list[Any]] = {}
     for t in order:
-        found = _evaluated(p["jaxpr"], [*consts, *carry, *(stack[t] for stack in stacks)])
-        carry, rows[t] = found[:count], found[count:]
+        outs = _evaluated(p["jaxpr"], [*consts, *carry, *(stack[t] for stack in stacks)])
+        carry, rows[t] = outs[:count], outs[count:]
     return [*carry, *(jnp.stack(parts) for parts in zip(*(rows[t] for t in range(p["length"]))))]

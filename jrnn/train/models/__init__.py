@@ -65,14 +65,14 @@ def load_kind(key: str, target: str, cls: type[T], table: str, field: str) -> T:
     Raises:
         ConfigError: if there is no such object, or it breaks a rule.
     """
-    found = load_named(target, ConfigError)
-    if not isinstance(found, cls):
-        kind = "type" if isinstance(found, type) else type(found).__name__
+    loaded = load_named(target, ConfigError)
+    if not isinstance(loaded, cls):
+        kind = "type" if isinstance(loaded, type) else type(loaded).__name__
         raise ConfigError(f"{key}: {target} is a {kind}; it must be a jrnn.train.{cls.__name__}")
-    given = getattr(found, table)
+    given = getattr(loaded, table)
     if not is_dataclass(given) or field not in {f.name for f in fields(given)}:
         raise ConfigError(f"{key}: the `{table}` of {target} must be a dataclass with a field `{field}`")
-    return found
+    return loaded
 
 
 def build_model(config: Any, signature: Signature) -> Model:

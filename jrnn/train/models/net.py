@@ -59,8 +59,8 @@ class NetModel(Model):
         return self.rebuild(signature)
 
     def init(self, key: Any) -> Params:
-        made = to_jax(self.init_net)({}, key=key)
-        return {name: made[name] for name in self._trained}
+        blobs = to_jax(self.init_net)({}, key=key)
+        return {name: blobs[name] for name in self._trained}
 
     def initial_carry(self, examples: int) -> Carry:
         return {name: jnp.zeros((1, examples, size)) for name, (_, size) in self.states.items()}
@@ -103,8 +103,8 @@ class NetModel(Model):
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         if self.compute.gradient == "jax":
             return super().gradients(params, carry, batch, key)
-        net, found = add_gradients(self._net(key), [self.loss_blob])
-        names = {p: found[p] for p in self._trained}
+        net, grads = add_gradients(self._net(key), [self.loss_blob])
+        names = {p: grads[p] for p in self._trained}
         wanted = [b for g in names.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
         backward = to_jax(net, [self.loss_blob, *self._last_states, *dict.fromkeys(wanted)])
         blobs = backward(self._blobs(params, carry, batch), key=key)

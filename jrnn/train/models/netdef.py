@@ -137,14 +137,14 @@ def _output(config: NetDefConfig, net: Net) -> str:
 
 def _last_states(net: Net, inputs: list[str]) -> dict[str, str]:
     """Returns the blob of the last state for each input of the net that is a recurrent network's first state."""
-    found = {}
+    states = {}
     for op in net.ops:
         if op.type == RECURRENT:
             aliases = zip(op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
             last = {source: name for source, name, offset in aliases if offset == -1}
             firsts = [op.inputs[k] for k in op.integers("initial_recurrent_state_ids")]
-            found |= {f: last[s] for f, s in zip(firsts, op.names("recurrent_states")) if f in inputs and s in last}
-    return found
+            states |= {f: last[s] for f, s in zip(firsts, op.names("recurrent_states")) if f in inputs and s in last}
+    return states
 
 
 def _feeds(config: NetDefConfig, signature: Signature, left: list[str]) -> dict[str, str]:
@@ -180,7 +180,7 @@ def _shapes(
 
     It tries the sizes of the weights: with the right one, the states keep their shape.
     """
-    made = {
+    arrays = {
         "tokens": jnp.zeros((2, 3), jnp.int32),
         "inputs": jnp.zeros((2, 3, s.inputs)),
         "lengths": jnp.full(3, 2, jnp.int32),
@@ -190,14 +190,14 @@ def _shapes(
     sizes = sorted({n for w in weights.values() for n in np.shape(w)}) if last else [0]
     problem: JrnnError | None = None
     for size in sizes:
-        given = {**{b: made[what] for b, what in feeds.items()}, **{b: jnp.zeros((1, 3, size)) for b in last}}
+        given = {**{b: arrays[what] for b, what in feeds.items()}, **{b: jnp.zeros((1, 3, size)) for b in last}}
         try:
-            found = jax.eval_shape(lambda given=given: run({**weights, **given}))
+            shapes = jax.eval_shape(lambda given=given: run({**weights, **given}))
         except JrnnError as e:
             problem = e
             continue
-        if all(found[name].shape == (1, 3, size) for name in last.values()):
-            return dict.fromkeys(last, size), found[output].shape
+        if all(shapes[name].shape == (1, 3, size) for name in last.values()):
+            return dict.fromkeys(last, size), shapes[output].shape
     raise ConfigError(f"does not fit the data, or its states have several sizes: {problem}") from problem
 
 

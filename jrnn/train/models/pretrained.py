@@ -123,12 +123,12 @@ class PretrainedModel(Model):
         return replace(self._configured, params={name: p.astype(self.types[name]) for name, p in merged.items()})
 
     def _merged(self, params: Params) -> Params:
-        found = {name: p for name, p in params.items() if not name.endswith((f".{A}", f".{B}"))}
+        merged = {name: p for name, p in params.items() if not name.endswith((f".{A}", f".{B}"))}
         for name in self.targets:
-            found[name] += (
+            merged[name] += (
                 self.config.lora_alpha / self.config.lora_rank * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
             )
-        return found
+        return merged
 
     def shapes(self) -> Params:
         shapes = shapes_of(self._configured)

@@ -249,8 +249,8 @@ class Seq2SeqTask(Task):
     def exact_match(self, params: Params, pairs: Sequence[tuple[str, str]]) -> float:
         batch = self.train.of(pairs)
         steps = len(batch.targets)
-        found = self.model.search(params, batch.inputs, batch.input_lengths, end=END, steps=steps, **GREEDY)
-        right = np.asarray(found.tokens)[:, 0] == batch.targets.T  # both hold END from their end on
+        best = self.model.search(params, batch.inputs, batch.input_lengths, end=END, steps=steps, **GREEDY)
+        right = np.asarray(best.tokens)[:, 0] == batch.targets.T  # both hold END from their end on
         return float(np.mean(right.all(axis=1)))
 
     def fingerprint(self) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _write(trained: Trained, seed: int) -> str:
     settings, model = trained.config.sample, trained.model
     assert isinstance(model, Seq2SeqModel)
     asked = encode([(settings.prompt, "")])
-    found = model.search(
+    best = model.search(
         trained.params,
         asked.inputs,
         asked.input_lengths,
@@ -284,13 +284,13 @@ def _write(trained: Trained, seed: int) -> str:
         width=settings.beam,
         normalization=settings.normalization,
     )
-    lengths, finished = np.asarray(found.lengths)[0], np.asarray(found.finished)[0]
-    answers = [VOCABULARY.decode(tokens[: n - done]) for tokens, n, done in zip(found.tokens[0], lengths, finished)]
+    lengths, finished = np.asarray(best.lengths)[0], np.asarray(best.finished)[0]
+    answers = [VOCABULARY.decode(tokens[: n - done]) for tokens, n, done in zip(best.tokens[0], lengths, finished)]
     if settings.attention is not None:
         of_best = encode([(settings.prompt, answers[0])])
         weights = model.attention(trained.params, of_best)[: len(answers[0]), 0]
         draw_attention(Path(settings.attention), settings.prompt, answers[0], weights)
-    shares = np.exp(np.asarray(found.log_probability)[0])
+    shares = np.exp(np.asarray(best.log_probability)[0])
     width = max(map(len, answers))
     return "\n".join(f"{text:{width}}  {share:.4f}" for text, share in zip(answers, shares) if share > 0)
 

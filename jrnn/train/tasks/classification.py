@@ -81,8 +81,8 @@ def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
         lengths = lengths.astype(np.int32)
     by_step = np.moveaxis(inputs[..., None] if inputs.ndim == 2 else inputs, 0, 1)
     with np.errstate(over="ignore"):
-        found = Examples(by_step.astype(np.float32), targets.astype(np.int32), lengths=lengths)
-    bad = ~np.isfinite(found.inputs)
+        examples = Examples(by_step.astype(np.float32), targets.astype(np.int32), lengths=lengths)
+    bad = ~np.isfinite(examples.inputs)
     if lengths is not None:
         bad &= (np.arange(len(by_step))[:, None] < lengths)[..., None]
     if bad.any():
@@ -91,7 +91,7 @@ def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
             f"'inputs' of example {example} is {by_step[step, example, feature]} at step {step}, feature {feature}; it must "
             "be finite in float32"
         )
-    return found
+    return examples
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class ClassificationTask(HeldOutTask):
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         """Returns `accuracy`, the share of held-out examples whose class is predicted as the most probable."""
-        found = self.predicted(params).argmax(axis=-1)
-        return {"accuracy": float(np.mean(found == self.held_out.targets))}
+        classes = self.predicted(params).argmax(axis=-1)
+        return {"accuracy": float(np.mean(classes == self.held_out.targets))}
 
 
 def _valid_steps(examples: Examples) -> np.ndarray:

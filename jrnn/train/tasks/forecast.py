@@ -80,7 +80,7 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
     """
     text = read_text(path, DataError, free(), "; data.path must name a CSV file")
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)  # a quote that is not closed is an error
-    found = []
+    numbers = []
     try:
         header = [name.strip() for name in next(rows, [])]
         places = [_place(path, name, header) for name in names]
@@ -88,10 +88,10 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
             if any(cell.strip() for cell in row[len(header) :]):
                 raise DataError(f"{path}, line {rows.line_num}: has {len(row)} cells, and the first line {len(header)}")
             if row:  # not an empty line
-                found.append([_number(path, rows.line_num, name, row, place) for name, place in zip(names, places)])
+                numbers.append([_number(path, rows.line_num, name, row, place) for name, place in zip(names, places)])
     except csv.Error as e:
         raise DataError(f"{path}, line {rows.line_num}: {e}; is a quote not closed?") from None
-    return np.asarray(found, np.float64).reshape(len(found), len(names))
+    return np.asarray(numbers, np.float64).reshape(len(numbers), len(names))
 
 
 def _place(path: str | Path, name: str, header: list[str]) -> int:
@@ -156,9 +156,9 @@ class ForecastTask(HeldOutTask):
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         """Returns the root of the mean squared error of each column, in its own units."""
-        found = _unscaled(self.data, self.kept, self.predicted(params))
+        predicted = _unscaled(self.data, self.kept, self.predicted(params))
         truth = _unscaled(self.data, self.kept, self.held_out.targets)
-        errors = np.sqrt(np.mean(np.square(found - truth), axis=(0, 1)))
+        errors = np.sqrt(np.mean(np.square(predicted - truth), axis=(0, 1)))
         return {f"rmse_{name}": float(error) for name, error in zip(self.data.targets, errors)}
 
 
@@ -181,9 +181,9 @@ def _write(trained: Trained, seed: int) -> str:
     if len(rows) < data.window:
         raise DataError(f"{path}: has {len(rows)} rows; a forecast is made from data.window = {data.window}")
     last = Examples(rows[-data.window :, None], None)
-    found = _unscaled(data, kept, predictor(trained.model)(trained.params, [last]))[0]
+    predicted = _unscaled(data, kept, predictor(trained.model)(trained.params, [last]))[0]
     lines = [",".join(["step", *data.targets])]
-    lines += [",".join([str(k + 1), *(f"{value:.6g}" for value in row)]) for k, row in enumerate(found)]
+    lines += [",".join([str(k + 1), *(f"{value:.6g}" for value in row)]) for k, row in enumerate(predicted)]
     return "\n".join(lines)
 
 

@@ -94,8 +94,8 @@ def check_task(config: Any, task: Any) -> None:
         )
     if signature.loss == "cross_entropy":
         everything = getattr(task.train, "all", None)
-        found = [members.get("targets"), *(getattr(b, "targets", None) for b in (everything, *task.validation()))]
-        for targets in found:
+        every = [members.get("targets"), *(getattr(b, "targets", None) for b in (everything, *task.validation()))]
+        for targets in every:
             if targets is not None:
                 _check_classes(f"task {config.task!r}", np.asarray(targets), signature.outputs)
 
@@ -194,11 +194,11 @@ class Shuffled:
         """Returns the batch of a step, counted from 0 through all passes; a pass leaves out an incomplete last batch."""
         number, index = divmod(step, len(self.all.targets) // self.batch)
         order = _order(self.seed, number, len(self.all.targets))
-        found = take(self.all, order[index * self.batch : (index + 1) * self.batch])
+        batch = take(self.all, order[index * self.batch : (index + 1) * self.batch])
         if not self.noise:
-            return found
-        drawn = np.random.default_rng((self.seed, step, 1)).standard_normal(found.inputs.shape, np.float32)
-        return found._replace(inputs=found.inputs + np.float32(self.noise) * drawn)
+            return batch
+        drawn = np.random.default_rng((self.seed, step, 1)).standard_normal(batch.inputs.shape, np.float32)
+        return batch._replace(inputs=batch.inputs + np.float32(self.noise) * drawn)
 
 
 @lru_cache(maxsize=4)

@@ -74,9 +74,9 @@ class Rows:
 
     def cut(self, starts: np.ndarray) -> Chunk:
         """Returns the rows that begin at the tokens `starts`, [B]."""
-        found = np.stack([self.corpus.tokens(at, at + self.chunk + 1) for at in starts.tolist()], 1)  # [T + 1, B]
+        tokens = np.stack([self.corpus.tokens(at, at + self.chunk + 1) for at in starts.tolist()], 1)  # [T + 1, B]
         resets = np.stack([self.corpus.begins(at, at + self.chunk) for at in starts.tolist()], 1)
-        return Chunk(found[:-1], found[1:], np.asarray(True), resets)
+        return Chunk(tokens[:-1], tokens[1:], np.asarray(True), resets)
 
 
 def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
@@ -99,10 +99,10 @@ def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
             low, high = high ^ (mixed >> np.uint64(32)) & mask, low
         return (high << half) | low
 
-    found = rounds(np.asarray(places, np.uint64))
-    while (outside := found >= size).any():
-        found[outside] = rounds(found[outside])
-    return found.astype(np.int64)
+    shuffled = rounds(np.asarray(places, np.uint64))
+    while (outside := shuffled >= size).any():
+        shuffled[outside] = rounds(shuffled[outside])
+    return shuffled.astype(np.int64)
 
 
 @dataclass(frozen=True)
