@@ -140,20 +140,20 @@ def compare(folder):
         (y, g), (wanted, gradients) = (f(folder, tokens, dtype, with_gradient) for f in (ours, theirs))
         results[dtype] = y, wanted, g, by_parameter(model, gradients) if gradients else {}
     y, wanted, exact, expected = results["float64"]
-    found = {"logits": abs(y - wanted).max() / abs(wanted).max()}
+    actual = {"logits": abs(y - wanted).max() / abs(wanted).max()}
     if with_gradient:
-        found["gradients"], name = difference(exact, expected)
-        found["jrnn"], _ = difference(results["float32"][2], {n: exact[n] for n in expected})
-        found["transformers"], _ = difference(results["float32"][3], expected)
-        print(f"{folder.name}: {found}, worst {name}", file=sys.stderr, flush=True)
+        actual["gradients"], name = difference(exact, expected)
+        actual["jrnn"], _ = difference(results["float32"][2], {n: exact[n] for n in expected})
+        actual["transformers"], _ = difference(results["float32"][3], expected)
+        print(f"{folder.name}: {actual}, worst {name}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as saved:
         model.save(saved)
         again, report = read(saved)
         missing = {name for name in report.pop("missing_keys", ()) if not name.endswith(model.family.unused or (" ",))}
         with torch.no_grad():
             same = np.array_equal(again(tokens, use_cache=False).logits.numpy(), logits_of(folder, tokens))
-    found["reload"] = "equal" if same and not report and not missing else f"NOT EQUAL {missing} {report}"
-    return found
+    actual["reload"] = "equal" if same and not report and not missing else f"NOT EQUAL {missing} {report}"
+    return actual
 
 
 def logits_of(folder, tokens):

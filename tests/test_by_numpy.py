@@ -119,8 +119,8 @@ def test_values_and_gradients_are_xlas(fn, x64):
         return fn(x, y), jax.grad(smooth, (0, 1))(x, y)
 
     args = X, np.cos(X)
-    found, expected = jax.tree.leaves(by_numpy(both)(*args)), jax.tree.leaves(COMPILED(both)(*args))
-    for ours, theirs in zip(found, expected, strict=True):
+    actual, expected = jax.tree.leaves(by_numpy(both)(*args)), jax.tree.leaves(COMPILED(both)(*args))
+    for ours, theirs in zip(actual, expected, strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         rough = 1e-2 if ours.dtype == np.float32 else 1e-8  # XLA keeps some narrow numbers wide
         np.testing.assert_allclose(ours, theirs, rtol=rough, atol=1e-12)
@@ -172,8 +172,8 @@ def test_updates_are_computed_in_wide_numbers():
 
     args = X.astype(np.float32), np.cos(X, dtype=np.float32)
     closed = jax.make_jaxpr(placed)(*args)
-    found = evaluate(closed.jaxpr, closed.consts, args, wide=True)
-    for ours, theirs in zip(found, COMPILED(placed)(*args), strict=True):
+    actual = evaluate(closed.jaxpr, closed.consts, args, wide=True)
+    for ours, theirs in zip(actual, COMPILED(placed)(*args), strict=True):
         assert ours.dtype == np.float64
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 

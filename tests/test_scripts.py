@@ -73,9 +73,9 @@ def test_notebooks_hold_the_whole_programs_and_what_they_print(tmp_path, monkeyp
         code = ast.parse("\n".join("".join(cell["source"]) for cell in cells))
         wanted = ast.parse(path.read_text(encoding="utf-8"))
         main = wanted.body[-1].body
-        found = [ast.dump(node) for node in code.body]
-        assert found[: len(wanted.body) - 2] == [ast.dump(node) for node in wanted.body[1:-1]]
-        assert found[-len(main) :] == [ast.dump(node) for node in main]
+        actual = [ast.dump(node) for node in code.body]
+        assert actual[: len(wanted.body) - 2] == [ast.dump(node) for node in wanted.body[1:-1]]
+        assert actual[-len(main) :] == [ast.dump(node) for node in main]
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     program = tmp_path / "small.py"
     body = "import sys\n\nX = 2\n\n\ndef f():\n    return X\n\n\n"

@@ -304,11 +304,11 @@ def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
 
 
 def versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    versions |= {module.__name__: module.__version__ for module in (jax, flax, np)}
+    numbers = {"python": platform.python_version()}
+    numbers |= {module.__name__: module.__version__ for module in (jax, flax, np)}
     if _HAS_TORCH:
-        versions["torch"] = importlib.metadata.version("torch")
-    return versions
+        numbers["torch"] = importlib.metadata.version("torch")
+    return numbers
 
 
 def divided_here(devices: int, cell: str, size: Size, mode: str) -> Program:

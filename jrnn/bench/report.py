@@ -53,11 +53,11 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
     """Returns `{(cell, mode, size): {peer: our time over the peer's}}`."""
     records = list(records)
     mine = {r.job: r.median for r in records if r.peer == ours}
-    ratios: dict[tuple[str, str, str], dict[str, float]] = {}
+    over_peers: dict[tuple[str, str, str], dict[str, float]] = {}
     for r in records:
         if r.peer != ours and r.job in mine:
-            ratios.setdefault(r.job, {})[r.peer] = mine[r.job] / r.median
-    return ratios
+            over_peers.setdefault(r.job, {})[r.peer] = mine[r.job] / r.median
+    return over_peers
 
 
 def pairs(records: Iterable[Record], mode: str) -> list[tuple[Record, Record]]:
@@ -155,15 +155,15 @@ def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:
     The load of the machine also differs between two runs, so compare each ratio with those of the same job's peers.
     """
     before = {(*r.job, r.peer): r.median for r in old}
-    pairs = [(r, before[*r.job, r.peer]) for r in new if (*r.job, r.peer) in before]
+    shared = [(r, before[*r.job, r.peer]) for r in new if (*r.job, r.peer) in before]
     columns = {
-        "cell": [r.cell for r, _ in pairs],
-        "mode": [r.mode for r, _ in pairs],
-        _head(new): [r.size for r, _ in pairs],
-        "peer": [r.peer for r, _ in pairs],
-        "old ms": [f"{was * 1e3:.2f}" for _, was in pairs],
-        "new ms": [f"{r.median * 1e3:.2f}" for r, _ in pairs],
-        "new / old": [f"{r.median / was:.2f}" for r, was in pairs],
+        "cell": [r.cell for r, _ in shared],
+        "mode": [r.mode for r, _ in shared],
+        _head(new): [r.size for r, _ in shared],
+        "peer": [r.peer for r, _ in shared],
+        "old ms": [f"{was * 1e3:.2f}" for _, was in shared],
+        "new ms": [f"{r.median * 1e3:.2f}" for r, _ in shared],
+        "new / old": [f"{r.median / was:.2f}" for r, was in shared],
     }
     return table_of("new time over old", columns)
 

@@ -86,7 +86,7 @@ class Package:
     @property
     def weight_names(self) -> tuple[str, ...]:
         """The blobs that the init net fills, without the inputs."""
-        return tuple(n for n in self._made() if n not in self.inputs)
+        return tuple(n for n in self._filled() if n not in self.inputs)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -136,11 +136,11 @@ class Package:
             if name not in given:
                 raise ConversionError(f"the package needs {', '.join(map(repr, inputs))}; {name!r} is missing")
 
-    def _made(self) -> dict[str, Op]:
+    def _filled(self) -> dict[str, Op]:
         return {o: op for op in self.init_net.ops for o in op.outputs}
 
     def _required(self, names: Iterable[str]) -> list[str]:
-        fills, placeholders = self._made(), self._placeholders()
+        fills, placeholders = self._filled(), self._placeholders()
         return [n for n in names if n not in fills or n in placeholders]
 
     def _placeholders(self) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ class Package:
 
     def _suggested(self, read: Iterable[str]) -> dict[str, str]:
         """Inputs of a package whose init net fills every blob: leading single numbers, and the first operator's input."""
-        fills = self._made()
+        fills = self._filled()
         single = takewhile(lambda n: _fills_one_number(fills[n]), read)
         reasons = dict.fromkeys(single, "the init net fills it with a single number, before the first weight")
         first = next((op for op in self.predict_net.ops if op.inputs), None)

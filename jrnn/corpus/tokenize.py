@@ -113,7 +113,7 @@ def tokenize(
     done = 0
     for k, piece in enumerate(pieces):
         name, made_from = f"{k:05}", {**piece.record(), **rules}
-        already = _made(out, name, made_from, dtype_of(size))
+        already = _already_written(out, name, made_from, dtype_of(size))
         shards.append(already or _write_shard(out, name, made_from, piece, documents, known, dtype_of(size), end_token))
         done += piece.stop - piece.start
         say(f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {sum(s.tokens for s in shards):,} tokens")
@@ -183,7 +183,7 @@ def _end_token(known: Any, end: str | None) -> int | None:
     return next((int(t) for t in map(known.token_to_id, ENDS) if t is not None), None)
 
 
-def _made(out: Path, name: str, made_from: dict[str, Any], dtype: np.dtype) -> Shard | None:
+def _already_written(out: Path, name: str, made_from: dict[str, Any], dtype: np.dtype) -> Shard | None:
     """Returns a shard that an earlier call has written from the same piece; None if there is none, or it is damaged."""
     path = out / f"{name}.json"
     try:

@@ -67,7 +67,7 @@ class NetBuilder:
         self._ops: list[Op] = []
         self._inputs: dict[str, None] = {}
         self._written: dict[str, None] = {}
-        self._made: set[str] = set()  # every name ever written, including those local to a block
+        self._ever_written: set[str] = set()  # every name ever written, including those local to a block
         self._params: dict[str, Param] = parent._params if parent else {}
         self._counts: dict[str, int] = {}
         self._loop: _OpenLoop | None = None  # while the innermost open block is a while block
@@ -92,7 +92,7 @@ class NetBuilder:
         """A name that is not used yet: `prefix`, `prefix_1`, ... prefixed with the open scopes."""
         base = self.scoped(prefix)
         free = base
-        while self.defines(free) or free in self._made:
+        while self.defines(free) or free in self._ever_written:
             self._counts[base] = self._counts.get(base, 0) + 1
             free = f"{base}_{self._counts[base]}"
         return free
@@ -148,7 +148,7 @@ class NetBuilder:
             self._inputs[name] = None
         self._ops.append(op)
         self._written.update(dict.fromkeys(op.outputs))
-        self._made.update(op.outputs)
+        self._ever_written.update(op.outputs)
         return op.outputs
 
     def op(

@@ -86,9 +86,9 @@ def _with_updates(net: Net) -> Net:
 def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, ...]:
     """The steps, each with the outputs that neither a later step nor `read_outside` reads."""
     needed = set(read_outside)
-    backwards = []
+    last_first = []
     for step in reversed(steps):
-        backwards.append(replace(step, unread=frozenset(step.op.outputs) - needed))
+        last_first.append(replace(step, unread=frozenset(step.op.outputs) - needed))
         needed -= set(step.op.outputs)
         needed.update(step.op.inputs, free_names(step.op))
-    return tuple(reversed(backwards))
+    return tuple(reversed(last_first))

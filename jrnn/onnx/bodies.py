@@ -86,12 +86,12 @@ def recurrent_layer_rule(e: Emitter, node, x, *rest):
 
     def packed(name: str, *kinds: int) -> Value:
         """A parameter of all directions, in ONNX's order of gates, [K, ...]."""
-        of_directions = []
+        per_direction = []
         for k in range(directions):
             parts = [weights[k * per + kind] for kind in kinds]
             rows = [x[order] if known(x) else e.op("Gather", [x, order], x.shape, x.dtype, axis=0) for x in parts]
-            of_directions.append(e.concat(rows, 0))
-        return e.hinted(e.stack(of_directions, 0), f"{unit.name}_{name}")
+            per_direction.append(e.concat(rows, 0))
+        return e.hinted(e.stack(per_direction, 0), f"{unit.name}_{name}")
 
     initial = [first[s :: unit.states] for s in range(unit.states)]
     zero = not any(isinstance(s, Ref) or np.any(s.value if isinstance(s, Fill) else s) for s in first)

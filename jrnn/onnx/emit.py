@@ -77,7 +77,7 @@ class Emitter:
     def __init__(self, parent: Emitter | None = None, opset: int = 0, symbols: Mapping[str, tuple] | None = None):
         self.root: Emitter = self if parent is None else parent.root
         self.nodes: list[onnx.NodeProto] = []
-        self.made: set[str] = set()
+        self.written: set[str] = set()
         if parent is None:
             self.opset, self.symbols = opset, dict(symbols or {})
             self.taken: set[str] = set()
@@ -129,7 +129,7 @@ class Emitter:
         refs = tuple(Ref(self.claim(type), tuple(shape), np.dtype(dtype)) for shape, dtype in types)
         names = [self.name(v) for v in inputs]
         self.nodes.append(helper.make_node(type, names, [r.name for r in refs], name=refs[0].name, **attributes))
-        self.made.update(r.name for r in refs)
+        self.written.update(r.name for r in refs)
         return refs
 
     def _in_float32(
@@ -299,7 +299,7 @@ class Emitter:
         """Values as outputs of this graph, which must be made by its nodes, each by another output."""
         refs: list[Ref] = []
         for value in values:
-            if not isinstance(value, Ref) or value.name not in self.made or any(value.name == r.name for r in refs):
+            if not isinstance(value, Ref) or value.name not in self.written or any(value.name == r.name for r in refs):
                 value = self.op("Identity", [value], value.shape, value.dtype)
             refs.append(value)
         return refs

@@ -90,7 +90,7 @@ def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
     defaults: dict[str, Any] = {p: 0.0 for p in ("init_value",) if p in known}
     defaults |= dict.fromkeys([p for p in _GREATEST if p in known][:1], rate)
     defaults |= {p: steps for p in _LENGTHS if p in known}
-    return _made("optimizer.schedule_options", make, options, known, defaults)
+    return _created("optimizer.schedule_options", make, options, known, defaults)
 
 
 def _by_step(value: Any) -> Any:
@@ -116,7 +116,7 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
         extra[mask] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     if "key" in known:
         extra["key"] = jax.random.key(0)  # of the noise that the optimizer adds
-    optimizer = _made("optimizer.options", make, config.options, known, extra)
+    optimizer = _created("optimizer.options", make, config.options, known, extra)
     clip = [optax.clip_by_global_norm(config.clip)] if config.clip else []
     whole = optax.chain(*clip, optimizer)
     if config.only:  # the others have no moments, and do not decay
@@ -150,7 +150,7 @@ def _choose(where: str, what: str, name: str, known: Mapping[str, Any], shown: I
     return known[name]
 
 
-def _made(where: str, make: Callable, options: Mapping, known: Iterable[str], defaults: Mapping[str, Any]) -> Any:
+def _created(where: str, make: Callable, options: Mapping, known: Iterable[str], defaults: Mapping[str, Any]) -> Any:
     """Calls a function of optax with the options of a table, all of which must be `known`, and defaults of others."""
     for option in options:
         if option not in known:

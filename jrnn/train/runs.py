@@ -165,13 +165,13 @@ def curves(run: Path) -> tuple[Curve, Curve]:
         DataError: if nothing was measured.
     """
     lines = read_metrics(run / "metrics.jsonl")
-    curves = []
+    drawn = []
     for name in ("loss", "validation_loss"):
         points = np.array([(m["step"], m[name]) for m in lines if _is_number(m.get(name))], float).reshape(-1, 2)
-        curves.append((points[:, 0], points[:, 1]))
-    if not any(len(steps) for steps, _ in curves):
+        drawn.append((points[:, 0], points[:, 1]))
+    if not any(len(steps) for steps, _ in drawn):
         raise DataError(f"{run}: has no losses in metrics.jsonl yet")
-    return curves[0], curves[1]
+    return drawn[0], curves[1]
 
 
 def labels(runs: Sequence[RunSummary]) -> list[str]:

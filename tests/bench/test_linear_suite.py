@@ -19,8 +19,8 @@ from jrnn.errors import ConfigError
 def test_chunkwise_forms_by_hand_are_the_recurrence(name, x64):
     given = problem(name, Size(64, 2, 4, 3), np.float64)
     by_hand, steps = (linear.train(linear.programs(name)[peer]) for peer in ("by hand", "lax.scan"))
-    made, expected = jax.jit(lambda *given: (by_hand(*given), steps(*given)))(*given)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), made, expected)
+    actual, expected = jax.jit(lambda *given: (by_hand(*given), steps(*given)))(*given)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), actual, expected)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -122,8 +122,8 @@ def test_every_way_gives_the_results_of_the_plain_loop():
     expected = jax.lax.scan(step, jnp.zeros((2, 4)), XS)
     for name in names:
         with tuned.using(Table.of({question.key: name})):
-            made = jax.jit(run)(XS)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), made, expected)
+            actual = jax.jit(run)(XS)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, expected)
 
 
 def test_gradients_over_matrix_states_have_lengths_of_chunks(tmp_path):

@@ -55,9 +55,9 @@ def test_parts_are_those_of_the_complex_numbers(fn, x64):
         return [a for out in fn(*args) for a in ([out.real, out.imag] if jnp.iscomplexobj(out) else [out])]
 
     closed = jax.make_jaxpr(parts)(*args)
-    found = real_jaxpr(closed, "f")
-    assert has_complex(closed.jaxpr) and not has_complex(found.jaxpr)
-    for ours, theirs in zip(jax.jit(jax.extend.core.jaxpr_as_fun(found))(*args), jax.jit(parts)(*args), strict=True):
+    actual = real_jaxpr(closed, "f")
+    assert has_complex(closed.jaxpr) and not has_complex(actual.jaxpr)
+    for ours, theirs in zip(jax.jit(jax.extend.core.jaxpr_as_fun(actual))(*args), jax.jit(parts)(*args), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-13, atol=1e-13)
 
 

@@ -43,9 +43,9 @@ def call(model, args, params):
     return jax.tree.leaves(model.fn(*args))
 
 
-def assert_close(found, wanted):
+def assert_close(actual, wanted):
     scale = max(1.0, float(np.max(np.abs(wanted), initial=0)))
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE * scale)
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=TOLERANCE * scale)
 
 
 def is_float(x):
@@ -84,10 +84,10 @@ def test_round_trip(name, tmp_path):
     floats = [x for x in leaves if is_float(x)]
     given = {n: jnp.asarray(v) for n, v in {**inputs, **weights}.items() if is_float(v)}
     if name in NO_FLOATS | OF_TESTED_PARTS | LOOPS:
-        (_, wanted), (_, found) = jax.jit(direct)(floats), jax.jit(by_net)(given)
+        (_, wanted), (_, actual) = jax.jit(direct)(floats), jax.jit(by_net)(given)
     else:
         (_, wanted), wanted_gradients = jax.jit(jax.value_and_grad(direct, has_aux=True))(floats)
-        (_, found), gradients = jax.jit(jax.value_and_grad(by_net, has_aux=True))(given)
+        (_, actual), gradients = jax.jit(jax.value_and_grad(by_net, has_aux=True))(given)
         rest = iter(wanted_gradients)
         of_args, of_params = jax.tree.unflatten(structure, [next(rest) if is_float(x) else x for x in leaves])
         for blob, want in zip(again.input_names, jax.tree.leaves(of_args)):
@@ -98,7 +98,7 @@ def test_round_trip(name, tmp_path):
             blob = blob.removesuffix("/value") if own or not blob.startswith("params") else blob
             if is_float(want) and blob in weights:
                 assert_close(gradients[blob], want)
-    for have, want in zip(found, wanted, strict=True):
+    for have, want in zip(actual, wanted, strict=True):
         assert have.dtype == want.dtype
         assert_close(have, want)
 
@@ -124,9 +124,9 @@ def test_gradients_of_loops(name):
     direction = jax.tree.map(jnp.cos, floats)
     _, wanted = jax.jvp(direct, (floats,), (direction,))
     gradients = jax.jit(jax.grad(around))(floats)
-    found = sum(jnp.vdot(gradients[n], direction[n]) for n in floats)
+    actual = sum(jnp.vdot(gradients[n], direction[n]) for n in floats)
     assert abs(float(wanted)) > 0.1
-    assert_close(found, wanted)
+    assert_close(actual, wanted)
 
 
 @pytest.mark.sample("mlp", "nn_lstm_lengths", "nn_lstm_cell")

@@ -39,8 +39,8 @@ def test_case(name):
     fn, args = CASES[name]
     package = jrnn.from_jax(fn, *args)  # which compares the numbers
     wanted = jax.tree.leaves(jax.eval_shape(fn, *args))
-    found = jax.eval_shape(package.to_jax(), dict(zip(package.input_names, args, strict=True))).values()
-    assert [(v.shape, v.dtype) for v in found] == [(v.shape, v.dtype) for v in wanted]
+    actual = jax.eval_shape(package.to_jax(), dict(zip(package.input_names, args, strict=True))).values()
+    assert [(v.shape, v.dtype) for v in actual] == [(v.shape, v.dtype) for v in wanted]
 
 
 @pytest.mark.grid(every=8)

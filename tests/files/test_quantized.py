@@ -27,9 +27,9 @@ def read(path, name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_layout_is_read_as_numbers(kind):
     with open_tensors(GOLDEN, DataError) as opened:
-        wanted, found = opened.get_tensor(f"want.{kind}.weight"), layouts(opened.keys())
-    assert found[f"{kind}.weight"] == KINDS[kind]
-    assert not [name for name in found if name.startswith(kind) and name not in (f"{kind}.weight", f"{kind}.bias")]
+        wanted, actual = opened.get_tensor(f"want.{kind}.weight"), layouts(opened.keys())
+    assert actual[f"{kind}.weight"] == KINDS[kind]
+    assert not [name for name in actual if name.startswith(kind) and name not in (f"{kind}.weight", f"{kind}.bias")]
     shape, dtype, values = read(GOLDEN, f"{kind}.weight")
     assert shape == list(wanted.shape) and values.dtype == wanted.dtype
     assert dtype == ("BF16" if wanted.dtype == ml_dtypes.bfloat16 else "F32")

@@ -29,10 +29,10 @@ def numpy_params(module):
     return {name: np.asarray(value) for name, value in module.params().items()}
 
 
-def assert_same(found, expected):
-    assert found.keys() == expected.keys()
+def assert_same(actual, expected):
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(value), err_msg=name)
+        np.testing.assert_array_equal(np.asarray(actual[name]), np.asarray(value), err_msg=name)
 
 
 def test_the_table_agrees_with_the_units():
@@ -269,8 +269,8 @@ def test_keras_layers_compute_the_same(kind, theirs):
     module = stack(kind)
     module.load(interop.from_keras(kind, weights))
     np.testing.assert_allclose(module(x)[0], theirs(x, *weights), atol=1e-5)
-    for found, expected in zip(interop.to_keras(kind, module.params()), weights, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(interop.to_keras(kind, module.params()), weights, strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.sample("True-LSTM")

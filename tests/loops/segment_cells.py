@@ -144,20 +144,20 @@ def main():
     kinds = (AxisType.Auto,)
     eight = jax.make_mesh((8,), ("time",), axis_types=kinds)
     four = jax.make_mesh((4, 2), ("time", "batch"), axis_types=kinds * 2)
-    steps, found = 16, {}
+    steps, actual = 16, {}
     resets = jnp.asarray(np.random.default_rng(2).random((steps, B)) < 0.2)
     masks = dict(lengths=jnp.array([16, 9]), resets=resets)
     jax.config.update("jax_disable_most_optimizations", True)
     places = {"linear": (four, False), "gla": (eight, True), "gated_delta": (four, True), "min_gru": (eight, False)}
     for name, (mesh, check) in {**places, "rnn": (four, True)}.items():
         wanted = everything(functools.partial(whole, **masks), name, steps, jit=by_numpy)
-        found[name] = off(everything(sharded(mesh, check, **masks), name, steps), wanted)
+        actual[name] = off(everything(sharded(mesh, check, **masks), name, steps), wanted)
     complex_case = turning, jnp.ones(3), jnp.zeros((B, 3), complex), jnp.ones((steps, B, 3), complex)
-    found["complex literals"] = off(sharded(four, True)(*complex_case), whole(*complex_case))
+    actual["complex literals"] = off(sharded(four, True)(*complex_case), whole(*complex_case))
     jax.config.update("jax_disable_most_optimizations", False)
     sizes = ("gated_delta", sharded(eight, False)), ("min_gru", sharded(eight, True))
-    found["sent"] = [[sent(run, name, steps) for steps in (16, 64)] for name, run in sizes]
-    print(json.dumps(found))
+    actual["sent"] = [[sent(run, name, steps) for steps in (16, 64)] for name, run in sizes]
+    print(json.dumps(actual))
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def compare(fn, *args, tolerance=1e-10):
     changed = rewritten(closed, lambda eqn: True)
     left = [e for e in equations(changed.eqns) if e.primitive.name in RULES]
     assert all("scatter" in e.primitive.name and e.invars[1].aval.size <= 2 for e in left), left
-    found, wanted = (by_numpy.evaluate(c.jaxpr, c.consts, args) for c in (changed, closed))
-    for a, b in zip(found, wanted, strict=True):
+    actual, wanted = (by_numpy.evaluate(c.jaxpr, c.consts, args) for c in (changed, closed))
+    for a, b in zip(actual, wanted, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         a, b = (v.astype(float) if v.dtype == jnp.bfloat16 else v for v in (a, b))
         scale = np.max(np.abs(b[np.isfinite(b)]), initial=1e-30)
@@ -240,13 +240,15 @@ def plan(step, *args):
 
 def test_a_filter_is_one_kernel(judged, monkeypatch):
     monkeypatch.setattr(choice, "_limit", lambda: float("inf"))
-    found = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
-    assert found.choice.chosen.name == "as arithmetic"
-    assert "small linear algebra is written as arithmetic: one kernel" in str(found)
-    assert [c.name for c, _ in found.choice.others] == ["lax.scan"]  # no split is searched where none can be as fast
+    explained = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
+    assert explained.choice.chosen.name == "as arithmetic"
+    assert "small linear algebra is written as arithmetic: one kernel" in str(explained)
+    assert [c.name for c, _ in explained.choice.others] == [
+        "lax.scan"
+    ]  # no split is searched where none can be as fast
     monkeypatch.setattr(Search, "settles", lambda *args: False)
     again = plan(lambda *args: kalman(*args), (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
-    assert again.choice.chosen == found.choice.chosen and len(again.choice.others) > 1
+    assert again.choice.chosen == explained.choice.chosen and len(again.choice.others) > 1
 
 
 def test_an_operation_of_a_random_program_draws_nothing_while_it_is_traced():
@@ -266,8 +268,8 @@ def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monke
     monkeypatch.setattr(choice, "_limit", lambda: float("inf"))
     assert "no single kernel, because of svd" in str(plan(partial(step, True), h, xs))
     monkeypatch.setattr(choice, "_limit", lambda: 64.0)
-    found = plan(partial(step, False), h, xs)
-    assert f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}" in str(found)
+    explained = plan(partial(step, False), h, xs)
+    assert f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}" in str(explained)
 
 
 def test_compiled_programs_are_read():
@@ -287,15 +289,15 @@ def test_compiled_programs_are_read():
     h = jnp.eye(2, dtype=jnp.float32)
     (quick,) = jrnn.explain(lambda h: run(h, False), h, compile=True).compiled
     assert str(quick) == "a loop of 99 steps: one kernel"
-    found = jrnn.explain(lambda h: run(h, True), h, compile=True)
-    (slow,) = found.compiled
+    explained = jrnn.explain(lambda h: run(h, True), h, compile=True)
+    (slow,) = explained.compiled
     assert slow.kernels > 1 and any("gesdd" in name for name in slow.in_the_way), slow
-    assert f"compiled, {slow}" in str(found)
+    assert f"compiled, {slow}" in str(explained)
 
 
 def test_a_large_product_stays_a_call(judged):
-    found = plan(lambda h, x: (jnp.tanh(h @ x), None), jnp.ones((64, 64)), jnp.ones((100, 64, 64)))
-    assert "as arithmetic" not in found.choice.chosen.name and found.contractions == 1
+    explained = plan(lambda h, x: (jnp.tanh(h @ x), None), jnp.ones((64, 64)), jnp.ones((100, 64, 64)))
+    assert "as arithmetic" not in explained.choice.chosen.name and explained.contractions == 1
 
 
 def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(judged, monkeypatch):

@@ -36,8 +36,8 @@ def lowered(fn, *args):
     return jax.jit(fn).lower(*args).as_text()
 
 
-def close(found, wanted):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, wanted)
+def close(actual, wanted):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, wanted)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -60,8 +60,8 @@ def test_a_cumulative_sum_is_no_loop(step, reverse):
     assert "cumsum" in text and "while" not in text
     assert "while" in lowered(run(jax.lax.scan), INIT, XS)
     close(run(jrnn.scan)(INIT, XS), run(jax.lax.scan)(INIT, XS))
-    found = jrnn.explain_scan(step, INIT, XS, reverse=reverse)
-    assert found.executor == toy_backend.NAME and "all steps run as one jnp.cumsum" in str(found)
+    explained = jrnn.explain_scan(step, INIT, XS, reverse=reverse)
+    assert explained.executor == toy_backend.NAME and "all steps run as one jnp.cumsum" in str(explained)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -100,8 +100,8 @@ def test_another_loop_is_left_with_a_reason(why, step, init):
     xs = XS.astype(dtype) if dtype != np.int32 else np.arange(36, dtype=dtype).reshape(12, 3)
     assert "while" in lowered(lambda *args: jrnn.scan(step, *args), init, xs)
     close(jrnn.scan(step, init, xs), jax.lax.scan(step, init, xs))
-    found = jrnn.explain_scan(step, init, xs)
-    assert found.executor == "lax.scan" and f"not cumsum: {why}" in str(found)
+    explained = jrnn.explain_scan(step, init, xs)
+    assert explained.executor == "lax.scan" and f"not cumsum: {why}" in str(explained)
 
 
 def test_a_loop_of_symbolic_length_is_left_with_a_reason():

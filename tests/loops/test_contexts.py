@@ -116,9 +116,9 @@ def test_explain_shows_every_loop_of_a_train_step():
 
         return w - rate * jax.grad(loss)(w)
 
-    found = jrnn.explain(train_step, jnp.eye(3), XS, rate=0.1)
-    assert [plan.loop.reverse for plan in found.loops] == [False, False, True, True]
-    text = str(found)
+    explained = jrnn.explain(train_step, jnp.eye(3), XS, rate=0.1)
+    assert [plan.loop.reverse for plan in explained.loops] == [False, False, True, True]
+    text = str(explained)
     assert "loop 1 of 4: forward loop of 4 steps" in text and "loop 4 of 4: reverse loop" in text
     assert "no loop" in str(jrnn.explain(jnp.sin, 1.0))
     with pytest.raises(TypeError, match="must be a function"):
@@ -242,9 +242,9 @@ def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
 
     monkeypatch.setitem(backends.BY_PLATFORM, "cpu", Backend(planned))
     with jrnn.loops.loop.strict_passes(False):
-        (found,) = jrnn.explain(lambda xs: scan(bent, H0, xs)[0], XS).loops
-    assert found.executor == "scan"
-    assert [why for note in found.notes for why in ("zeroth", "first", "second") if f": {why}" in note] == [
+        (explained,) = jrnn.explain(lambda xs: scan(bent, H0, xs)[0], XS).loops
+    assert explained.executor == "scan"
+    assert [why for note in explained.notes for why in ("zeroth", "first", "second") if f": {why}" in note] == [
         "second",
         "first",
         "zeroth",

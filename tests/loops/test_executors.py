@@ -142,9 +142,9 @@ def test_associative_solves_one_layer_after_the_other(x64):
         upper = upper * gate + lower
         return (upper, lower), upper
 
-    found = scan(step, (p["h0"], p["h0"] * 2), p["x"], executor="associative")
+    actual = scan(step, (p["h0"], p["h0"] * 2), p["x"], executor="associative")
     expected = by_numpy(lambda h: jax.lax.scan(step, (h, h * 2), p["x"]))(p["h0"])
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), found, expected)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected)
 
 
 def test_associative_refuses_carries_that_multiply_or_count_or_are_too_many():

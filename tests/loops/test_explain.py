@@ -19,10 +19,10 @@ def step(h, x):
 
 def test_the_text_of_an_lstm_with_lengths_has_at_most_15_lines():
     p = dict(wx=jnp.ones((32, 256)), wh=jnp.ones((64, 256)), b=jnp.ones((1, 256)))
-    found = jrnn.explain_scan(
+    explained = jrnn.explain_scan(
         lstm_step(p), (jnp.zeros((16, 64)),) * 2, jnp.ones((100, 16, 32)), lengths=jnp.full(16, 50)
     )
-    lines = str(found).splitlines()
+    lines = str(explained).splitlines()
     assert len(lines) <= 15
     assert lines[0].startswith("without a gradient: estimated ") and lines[0].endswith("as lax.scan")
     assert sum(line.startswith("  forward loop") for line in lines) == 2
@@ -44,17 +44,17 @@ def test_the_loops_inside_of_a_loop_in_chunks_are_not_printed():
         k, v = x
         return S + jnp.outer(k, v - k @ S), k @ S
 
-    found = jrnn.explain_scan(delta, jnp.zeros((64, 64)), (jnp.ones((512, 64)),) * 2)
-    assert len(found.training) > 1 and found.training[0].executor == "chunks"
-    text = str(found)
+    explained = jrnn.explain_scan(delta, jnp.zeros((64, 64)), (jnp.ones((512, 64)),) * 2)
+    assert len(explained.training) > 1 and explained.training[0].executor == "chunks"
+    text = str(explained)
     assert text.count(" loop of ") == 2 and ".training[1:] are loops inside of that" in text
     assert "(...).training[0])" in text
 
 
 def test_contractions_in_branches_count():
     w = jnp.ones((4, 4))
-    found = jrnn.explain_scan(lambda h, x: (jnp.tanh(h @ w + x), h), H0, XS, until=lambda h: jnp.any(h > 9))
-    assert str(found).startswith("without a gradient: a while loop") and found.training[0].contractions == 1
+    explained = jrnn.explain_scan(lambda h, x: (jnp.tanh(h @ w + x), h), H0, XS, until=lambda h: jnp.any(h > 9))
+    assert str(explained).startswith("without a gradient: a while loop") and explained.training[0].contractions == 1
 
 
 def test_lines_of_libraries_are_relative_to_site_packages():
@@ -64,9 +64,9 @@ def test_lines_of_libraries_are_relative_to_site_packages():
     def train(model, xs):
         return jnp.sum(model(xs))
 
-    found = jrnn.explain(train, nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))), jnp.ones((2, 5, 3)))
-    assert " at flax/nnx/" in str(found.loops[0])
-    text = str(found)
+    explained = jrnn.explain(train, nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))), jnp.ones((2, 5, 3)))
+    assert " at flax/nnx/" in str(explained.loops[0])
+    text = str(explained)
     assert text.startswith("loop 1 of 2: forward loop of 5 steps") and text.endswith(
         "details: print(explain(...).loops[1])"
     )
@@ -106,5 +106,5 @@ def test_a_mistake_in_an_option_says_what_to_give(options, message):
 @pytest.mark.parametrize("form", [jnp.asarray, list], ids=["array", "list"])
 def test_lengths_that_are_not_known_are_cut(form):
     run = jax.jit(lambda lengths: jrnn.scan(step, H0, XS, lengths=form(lengths)))
-    found, expected = run(jnp.array([9, -2])), run(jnp.array([5, 0]))
-    assert all((a == b).all() for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected)))
+    actual, expected = run(jnp.array([9, -2])), run(jnp.array([5, 0]))
+    assert all((a == b).all() for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)))

@@ -67,9 +67,9 @@ def for_cuda(monkeypatch):
 def test_values_and_gradients_are_those_of_the_loop(cell, for_cuda):
     weights, x = steps.inputs(cell, SIZE)
     ours, theirs = (jax.value_and_grad(loss_of(which, cell), argnums=(0, 1)) for which in (scan, jax.lax.scan))
-    found, wanted = jax.jit(ours)(weights, x), by_numpy(theirs)(weights, x)
+    actual, wanted = jax.jit(ours)(weights, x), by_numpy(theirs)(weights, x)
     assert len(for_cuda) == 2, "the loops were planned for CUDA"
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), actual, wanted)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -133,9 +133,9 @@ def test_a_long_contraction_that_xla_would_cut_and_pad_is_cut_in_two(for_cuda):
     (product,) = [e for e in given_to_xla(forward).eqns if primitives.is_contraction(e)]
     assert product.outvars[0].aval.shape == (2, 2, 3 * 522)
     weights, x = steps.inputs("gru", size)
-    found = jax.jit(loss_of(scan, "gru", size))(weights, x)
+    actual = jax.jit(loss_of(scan, "gru", size))(weights, x)
     wanted = by_numpy(loss_of(jax.lax.scan, "gru", size))(weights, x)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(actual, wanted, rtol=1e-5)
 
 
 def _loop(fn, *avals, n_carry):
@@ -154,11 +154,11 @@ def test_packed_stacks_are_taken_apart_by_type_and_shape():
     packed, packs = pack_stacks(loop, 1 << 20)
     assert [len(pack) for pack in packs.packs] == [2, 1, 1, 1]
     given = [jnp.ones((2, 3))], [jnp.arange(10.0).reshape(5, 2, 1), jnp.arange(5.0)]
-    for found, wanted in zip(
+    for actual, wanted in zip(
         jax.tree.leaves(packs.after(*packed.run([], *given, 5))), jax.tree.leaves(loop.run([], *given, 5))
     ):
-        assert found.dtype == wanted.dtype
-        np.testing.assert_array_equal(found, wanted)
+        assert actual.dtype == wanted.dtype
+        np.testing.assert_array_equal(actual, wanted)
     assert pack_stacks(loop, 10) == (loop, None), "nothing fits"
 
 

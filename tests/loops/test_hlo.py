@@ -132,9 +132,9 @@ def test_a_step_that_stacks_and_tiles_stores_no_more_than_one_that_does_not():
 
 def test_explain_scan_shows_the_same_loops():
     p, x = parameters(4)
-    found = explain_scan(lstm_step(p), (jnp.zeros((N, H)),) * 2, x)
-    assert found.executor == "scan"
-    forward, reverse = found.training
+    explained = explain_scan(lstm_step(p), (jnp.zeros((N, H)),) * 2, x)
+    assert explained.executor == "scan"
+    forward, reverse = explained.training
     assert (forward.contractions, reverse.contractions) == (1, 1)
     assert [item.type for item in forward.hoisted] == ["float32[3,28]"]
     assert sum(item.bytes for item in forward.stacked) == T * N * H * 4 * 6  # h, c, three sigmoids, one tanh

@@ -67,10 +67,10 @@ def test_gradients_with_the_second_implementation_of_checkpoint(wrapped):
 
     jax.config.update("jax_remat3", True)
     try:
-        found, expected = (jax.grad(functools.partial(loss, s))(jnp.eye(3)) for s in (scan, jax.lax.scan))
+        actual, expected = (jax.grad(functools.partial(loss, s))(jnp.eye(3)) for s in (scan, jax.lax.scan))
     finally:
         jax.config.update("jax_remat3", False)
-    assert jnp.allclose(found, expected, rtol=1e-6)
+    assert jnp.allclose(actual, expected, rtol=1e-6)
 
 
 def test_a_policy_around_the_loop_offloads_what_it_names_and_nothing_else():

@@ -164,14 +164,14 @@ def test_a_weight_behind_a_relu_is_hoisted():
 
 def test_plans_under_named_axes():
     """A collective stays in the loop, and what surrounds it does not."""
-    found = []
+    explained = []
 
     def one(xs):
-        found.append(explain_scan(lambda h, x: ((y := jnp.tanh(h @ W + jax.lax.pmean(x @ W, "i"))), y), H0, xs))
+        explained.append(explain_scan(lambda h, x: ((y := jnp.tanh(h @ W + jax.lax.pmean(x @ W, "i"))), y), H0, xs))
         return xs
 
     jax.vmap(one, axis_name="i")(XS[None])
-    plan = found[0].forward[0]
+    plan = explained[0].forward[0]
     assert plan.executor == "scan" and plan.contractions == 1 and "psum" in str(plan)
 
 

@@ -48,9 +48,9 @@ def in_chunks_and_not(step, init, xs, transform=None, reference=by_numpy):
 
 
 def assert_close(pair, tolerance):
-    made, expected = map(jax.tree.leaves, pair)
-    assert len(made) == len(expected)
-    for a, b in zip(made, expected):
+    actual, expected = map(jax.tree.leaves, pair)
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected):
         if a.dtype != jax.dtypes.float0:
             scale = np.max(np.abs(b), initial=1e-3) if np.all(np.isfinite(b)) else 1.0
             np.testing.assert_allclose(
@@ -103,11 +103,11 @@ def test_reverse_lengths_and_resets(x64):
 
     slope = jax.grad(lambda x: loss(jrnn.scan, layers.gated_delta, init, x, **given)[0], allow_int=True)
     with recorder.recorded() as plans:
-        made = jax.jit(slope)(xs)
+        actual = jax.jit(slope)(xs)
     assert "chunks" in [p.executor for p in plans], plans.notes
     with jrnn.plain_scans():
         expected = by_numpy(slope)(xs)
-    assert_close((made, expected), 1e-10)
+    assert_close((actual, expected), 1e-10)
 
 
 @pytest.mark.exhaustive
@@ -146,9 +146,9 @@ def test_what_is_not_finite_stays_where_the_recurrence_has_it():
     init, xs = problem(layers.gla, 20, jnp.float32)
     xs["v"][12, 0, 0, 1] = np.inf
     xs["k"][15, 0, 1, 2] = np.nan
-    (made, _), (expected, _) = jax.device_get(in_chunks_and_not(layers.gla, init, xs))
-    np.testing.assert_array_equal(np.isfinite(made[1][1]), np.isfinite(expected[1][1]))
-    assert np.isfinite(made[1][1])[:12].all()
+    (actual, _), (expected, _) = jax.device_get(in_chunks_and_not(layers.gla, init, xs))
+    np.testing.assert_array_equal(np.isfinite(actual[1][1]), np.isfinite(expected[1][1]))
+    assert np.isfinite(actual[1][1])[:12].all()
 
 
 @pytest.mark.exhaustive
@@ -158,8 +158,8 @@ def test_a_product_that_the_recurrence_does_not_have_may_overflow():
         xs[n] * np.where(np.arange(20) % 2 == i, np.float32(3e30), 0)[:, None, None, None] for i, n in enumerate("qk")
     )
     xs["v"], init = xs["v"] * np.float32(1e-38), init * 1e-38
-    made, expected = in_chunks_and_not(layers.linear, init, xs, reference=jax.jit)  # XLA rounds 1e-39 to 0
-    np.testing.assert_allclose(made[0][1][1], expected[0][1][1], rtol=1e-5)
+    actual, expected = in_chunks_and_not(layers.linear, init, xs, reference=jax.jit)  # XLA rounds 1e-39 to 0
+    np.testing.assert_allclose(actual[0][1][1], expected[0][1][1], rtol=1e-5)
 
 
 def test_products_of_cotangents_that_the_recurrence_does_not_have_may_overflow():
@@ -175,11 +175,11 @@ def test_products_of_cotangents_that_the_recurrence_does_not_have_may_overflow()
 
         return jax.jit(jax.grad(of))
 
-    made, expected = (jax.device_get(weighted(scan)(given)) for scan in (jrnn.scan, jax.lax.scan))
+    actual, expected = (jax.device_get(weighted(scan)(given)) for scan in (jrnn.scan, jax.lax.scan))
     assert all(np.all(np.isfinite(v)) for v in expected.values())
     for name, theirs in expected.items():
         scale = np.max(np.abs(theirs), axis=tuple(range(1, theirs.ndim)), keepdims=True)
-        np.testing.assert_allclose(made[name] / scale, theirs / scale, atol=1e-3)
+        np.testing.assert_allclose(actual[name] / scale, theirs / scale, atol=1e-3)
 
 
 @pytest.mark.exhaustive
@@ -191,9 +191,9 @@ def test_bfloat16_inputs_with_a_float32_state():
         S, y = layers.gated_delta(S, {n: v.astype(jnp.float32) for n, v in x.items()})
         return S, y.astype(jnp.bfloat16)
 
-    made, expected = in_chunks_and_not(step, init, narrow)
-    assert made[0][1][0].dtype == jnp.float32
-    np.testing.assert_allclose(made[0][1][0], expected[0][1][0], rtol=1e-4, atol=1e-4)
+    actual, expected = in_chunks_and_not(step, init, narrow)
+    assert actual[0][1][0].dtype == jnp.float32
+    np.testing.assert_allclose(actual[0][1][0], expected[0][1][0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -253,11 +253,11 @@ def test_the_reverse_pass_keeps_states_of_chunk_boundaries_only():
 def test_steps_of_other_forms_run_as_before_and_say_why(step, reason):
     init, xs = problem(layers.linear, 20, jnp.float32)
     with recorder.recorded() as plans:
-        made = jax.grad(lambda xs: loss(jrnn.scan, step, init, xs)[0], allow_int=True)(xs)
+        actual = jax.grad(lambda xs: loss(jrnn.scan, step, init, xs)[0], allow_int=True)(xs)
     assert not [p for p in plans if p.executor == "chunks"]
     assert any(reason in note for note in plans.notes), plans.notes
     expected = jax.grad(lambda xs: loss(jax.lax.scan, step, init, xs)[0], allow_int=True)(xs)
-    assert_close((made, expected), 1e-5)
+    assert_close((actual, expected), 1e-5)
 
 
 @pytest.mark.parametrize("given, expected", [("highest", jax.lax.Precision.HIGHEST), (None, None)])

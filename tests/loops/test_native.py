@@ -208,10 +208,10 @@ def test_functions_are_within_two_units_in_the_last_place(level, request):
             part = np.resize(x[start : start + size], size)
             wide = part.astype(np.float64)
             exact = np.tanh(wide), 1 / (1 + np.exp(-wide)), np.exp(wide)
-            made = [np.asarray(v).ravel() for v in compiled(part[None, :, None])]
+            actual = [np.asarray(v).ravel() for v in compiled(part[None, :, None])]
             number = ~np.isnan(part)
-            assert np.array_equal(np.signbit(made[0][number]), np.signbit(part[number]))
-            for ours, theirs in zip(made, exact):
+            assert np.array_equal(np.signbit(actual[0][number]), np.signbit(part[number]))
+            for ours, theirs in zip(actual, exact):
                 tiny = np.abs(theirs) < np.finfo(np.float32).tiny  # XLA may flush these to 0
                 finite = number & ~tiny & (np.abs(theirs) <= np.finfo(np.float32).max)
                 assert np.array_equal(np.isnan(ours), ~number)
@@ -372,9 +372,9 @@ def test_sums_of_outer_products(rows, m, w, dtype, x64):
     rng = np.random.RandomState(0)
     a, b = (jnp.asarray(rng.randn(2, rows, n), dtype) for n in (m, w))
     exact = np.einsum("tri,trj->ij", *(np.asarray(v, np.float64) for v in (a, b)))
-    found = jax.jit(lambda a, b: contract(a, b, ((0, 1), (0, 1)), None, None))
-    assert "jrnn_sum" in found.lower(a, b).as_text()
-    np.testing.assert_allclose(found(a, b), exact, atol=1e-3 if dtype == "float32" else 1e-10)
+    actual = jax.jit(lambda a, b: contract(a, b, ((0, 1), (0, 1)), None, None))
+    assert "jrnn_sum" in actual.lower(a, b).as_text()
+    np.testing.assert_allclose(actual(a, b), exact, atol=1e-3 if dtype == "float32" else 1e-10)
 
 
 @built

@@ -76,8 +76,8 @@ def test_the_last_update_is_made(x64):
     make, *given = example("ctrnn", 64)
     expected = by_numpy(lambda p, carry, xs: jax.lax.scan(make(p), carry, xs)[1])(*given)
     single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), given)
-    found = jax.jit(lambda p, carry, xs: scan(make(p), carry, xs, executor="newton")[1])(*single)
-    assert abs(found - expected).max() < 3e-7 * abs(expected).max()
+    actual = jax.jit(lambda p, carry, xs: scan(make(p), carry, xs, executor="newton")[1])(*single)
+    assert abs(actual - expected).max() < 3e-7 * abs(expected).max()
 
 
 @pytest.mark.exhaustive

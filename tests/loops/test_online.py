@@ -76,7 +76,7 @@ def test_dense_jacobians_are_refused_or_approximated(x64):
         jrnn.online_gradient(wide).init(p, h, xs[0])
     learner = jrnn.online_gradient(wide, approximate="diagonal")
     _, gradients = jax.jit(functools.partial(streamed, learner))(p, h, xs)
-    found = gradients["v"].sum(axis=0)
+    actual = gradients["v"].sum(axis=0)
 
     def diagonal_only(v):
         """Products with the carry's past pass their derivative along the diagonal alone, before the step of the loss."""
@@ -86,9 +86,9 @@ def test_dense_jacobians_are_refused_or_approximated(x64):
             past = jnp.tanh(jax.lax.stop_gradient(past) @ off + past * jnp.diag(v)[None] + x)
         return total
 
-    close(found, by_numpy(jax.grad(diagonal_only))(p["v"]))
+    close(actual, by_numpy(jax.grad(diagonal_only))(p["v"]))
     exact = by_numpy(jax.grad(lambda p: jax.lax.scan(functools.partial(wide, p), h, xs)[1].sum()))(p)["v"]
-    assert np.abs(found - exact).max() > 1e-3
+    assert np.abs(actual - exact).max() > 1e-3
 
 
 def test_the_state_does_not_grow_and_shares_columns():

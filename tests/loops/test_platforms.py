@@ -65,8 +65,8 @@ def exported(fn, *args):
     assert program.platforms == ALL and {plan.target.platform for plan in plans} == set(ALL)
     assert all(plan.node is not None for plan in plans), "no loop is left to jax.lax.scan"
     if jax.default_backend() == "cpu":
-        for found, wanted in zip(jax.tree.leaves(program.call(*args)), jax.tree.leaves(fn(*args)), strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        for actual, wanted in zip(jax.tree.leaves(program.call(*args)), jax.tree.leaves(fn(*args)), strict=True):
+            np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
     return plans
 
 

@@ -59,10 +59,10 @@ def test_values_and_gradients(cell, reverse, x64):
 @pytest.mark.parametrize("cell, size", [(gates, 3 * H), (gates_apart, 10 * H)])
 def test_nothing_is_transposed_in_the_loops_or_stacked_twice(cell, size):
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(11, **SHAPES))
-    found = explain_scan(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"])
-    for plan in (*found.forward, *found.training):
+    explained = explain_scan(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"])
+    for plan in (*explained.forward, *explained.training):
         assert "transpose" not in {eqn.primitive.name for eqn in plan.node.fission.core.eqns}
-    forward, reverse = found.training
+    forward, reverse = explained.training
     assert [item.type for item in forward.hoisted] == [f"float32[{N},{3 * H}]"]
     assert all(item.type.startswith(f"float32[{N},") for item in reverse.stacked)
     assert sum(item.bytes for item in reverse.stacked) <= T * N * size * 4

@@ -73,9 +73,9 @@ def stages_of(monkeypatch):
 def test_values_and_gradients(name, options, kinds, monkeypatch):
     found = stages_of(monkeypatch)
     alone = {k: v for k, v in options.items() if k not in ("executor", "recompute")}
-    made = everything(functools.partial(divided, **options), name, T)
+    actual = everything(functools.partial(divided, **options), name, T)
     wanted = everything(functools.partial(whole, **alone), name, T, jit=by_numpy)
-    assert off(made, wanted) < 1e-12
+    assert off(actual, wanted) < 1e-12
     assert all(f == kinds for f in found) and found
 
 
@@ -86,8 +86,8 @@ def test_second_derivatives_and_forward_mode(name):
         gradient = jax.grad(loss, (0, 1, 2))
         return jax.jvp(gradient, args, args), jax.jvp(loss, args, args)
 
-    made, wanted = (everything(run, name, 4, of) for run in (functools.partial(divided, devices=2), whole))
-    assert off(made, wanted) < 1e-12
+    actual, wanted = (everything(run, name, 4, of) for run in (functools.partial(divided, devices=2), whole))
+    assert off(actual, wanted) < 1e-12
 
 
 @pytest.mark.exhaustive
@@ -100,23 +100,23 @@ def test_products_that_overflow_are_not_used():
         last, ys = run(lambda w, h, x: ((h := w * x[0] * h + x[1]), h), w, jnp.zeros(2), (factors, inputs))
         return jnp.sum(ys) + jnp.sum(last), ys
 
-    made, wanted = (jax.value_and_grad(functools.partial(loss, run), has_aux=True)(1.0) for run in (divided, whole))
-    assert np.isfinite(wanted[0][1]).all() and off(made[0], wanted[0]) < 1e-12
+    actual, wanted = (jax.value_and_grad(functools.partial(loss, run), has_aux=True)(1.0) for run in (divided, whole))
+    assert np.isfinite(wanted[0][1]).all() and off(actual[0], wanted[0]) < 1e-12
 
 
 def test_large_summaries_go_from_device_to_device(monkeypatch):
     monkeypatch.setattr("jrnn.loops.segments.place._GATHERED", 0)
     step, w, first, xs = example("gated_delta", T)
-    made, wanted = (jax.jit(functools.partial(run, step))(w, first, xs) for run in (divided, whole))
-    assert off(made, wanted) < 1e-12
+    actual, wanted = (jax.jit(functools.partial(run, step))(w, first, xs) for run in (divided, whole))
+    assert off(actual, wanted) < 1e-12
 
 
 @pytest.mark.exhaustive
 def test_one_device_and_under_vmap_and_without_inputs():
     step, w, first, xs = example("min_gru", T)
     two = jnp.stack([w, 2 * w])
-    made, wanted = (jax.vmap(lambda w, run=run: run(step, w, first, xs))(two) for run in (divided, whole))
-    assert off(made, wanted) < 1e-12
+    actual, wanted = (jax.vmap(lambda w, run=run: run(step, w, first, xs))(two) for run in (divided, whole))
+    assert off(actual, wanted) < 1e-12
     assert off(divided(step, w, first, xs, devices=1), whole(step, w, first, xs)) < 1e-12
 
     def count(h, _):

@@ -49,10 +49,10 @@ def test_results_and_gradients_stay(step):
         last, ys = run(step, h, xs)
         return jnp.sum(jnp.sin(last)) + jnp.sum(jnp.cos(ys) * jnp.arange(ys.size).reshape(ys.shape))
 
-    for found, wanted in zip(jax.tree.leaves(scan(step, H0, XS)), jax.tree.leaves(jax.lax.scan(step, H0, XS))):
-        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
-    found, wanted = (jax.grad(loss, (1, 2))(run, H0, XS) for run in (scan, jax.lax.scan))
-    for one, two in zip(found, wanted):
+    for actual, wanted in zip(jax.tree.leaves(scan(step, H0, XS)), jax.tree.leaves(jax.lax.scan(step, H0, XS))):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-6, atol=1e-6)
+    actual, wanted = (jax.grad(loss, (1, 2))(run, H0, XS) for run in (scan, jax.lax.scan))
+    for one, two in zip(actual, wanted):
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-5)
 
 

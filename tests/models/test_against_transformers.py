@@ -37,8 +37,8 @@ def test_there_are_two_recordings_of_each_family():
 )
 def test_logits_decoding_ragged_batches_and_resets(case):
     """The whole, with lengths and resets, and step by step: transformers' logits of the whole, and its own decoding."""
-    model, found = case
-    tokens, expected, short = found["tokens"], found["logits"], found["short"]
+    model, actual = case
+    tokens, expected, short = actual["tokens"], actual["logits"], actual["short"]
     scale, size = abs(expected).max(), len(short)
 
     def close(logits, wanted, tolerance=1e-5):
@@ -58,8 +58,8 @@ def test_logits_decoding_ragged_batches_and_resets(case):
     for t in range(tokens.shape[1]):
         logits, state = model.step(tokens[:, t], state)
         close(logits, expected[:, t], 2e-5)
-        if "decoded" in found and t >= PROMPT - 1:
-            close(logits, found["decoded"][:, t - PROMPT + 1], 2e-5)
+        if "decoded" in actual and t >= PROMPT - 1:
+            close(logits, actual["decoded"][:, t - PROMPT + 1], 2e-5)
     for t in range(size, size + 2):  # the state at the end of a short sequence
         logits, end = model.step(tokens[:, t], end)
         close(logits[1], expected[1, t], 2e-5)
@@ -67,18 +67,18 @@ def test_logits_decoding_ragged_batches_and_resets(case):
 
 @pytest.mark.sample("lfm2_moe_0", "mamba_1", "olmo_hybrid_0")
 def test_gradients_of_the_loss(case):
-    model, found = case
-    if "loss" not in found:
+    model, actual = case
+    if "loss" not in actual:
         pytest.skip("transformers computes no gradient, or it is too large to keep")
-    tokens = jnp.asarray(found["tokens"])
+    tokens = jnp.asarray(actual["tokens"])
 
     def loss(model):
         chances = jax.nn.log_softmax(model(tokens)[0][:, :-1])
         return -jnp.take_along_axis(chances, tokens[:, 1:, None], axis=-1).mean()
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(model)
-    np.testing.assert_allclose(value, found["loss"], rtol=1e-5)
-    expected = {name.removeprefix("gradient."): g for name, g in found.items() if name.startswith("gradient.")}
+    np.testing.assert_allclose(value, actual["loss"], rtol=1e-5)
+    expected = {name.removeprefix("gradient."): g for name, g in actual.items() if name.startswith("gradient.")}
     greatest = max(abs(g).max() for g in expected.values())
     for name, merge in model.decoder.parameters().items():
         if name.endswith(("e_score_correction_bias", "expert_bias")):  # it chooses experts, and has no gradient

@@ -23,9 +23,9 @@ def _gradients(b, blobs, loss="loss"):
 
 
 def _agree(b, blobs, reached):
-    found, want = _gradients(b, blobs)
-    assert set(found) == set(reached)
-    for name, (net, by_jax) in found.items():
+    actual, want = _gradients(b, blobs)
+    assert set(actual) == set(reached)
+    for name, (net, by_jax) in actual.items():
         np.testing.assert_allclose(net, by_jax, rtol=1e-10, atol=1e-12, err_msg=name)
         assert by_jax.any(), name
     assert not any(v.any() for n, v in want.items() if n not in reached)

@@ -76,5 +76,5 @@ KINDS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_scalars_are_alike(name):
     wanted = CALLS[name](int, float, True)
-    for kind, made in KINDS.items():
-        assert CALLS[name](*made) == wanted, kind
+    for kind, actual in KINDS.items():
+        assert CALLS[name](*actual) == wanted, kind

@@ -51,11 +51,11 @@ def results(run, params, x, states, seeds):
     }
 
 
-def compare(found, recorded, tolerance):
-    assert found.keys() == recorded.keys()
+def compare(actual, recorded, tolerance):
+    assert actual.keys() == recorded.keys()
     for name, expected in recorded.items():
         scale = max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(np.asarray(found[name]), expected, rtol=0, atol=tolerance * scale, err_msg=name)
+        np.testing.assert_allclose(np.asarray(actual[name]), expected, rtol=0, atol=tolerance * scale, err_msg=name)
 
 
 @pytest.mark.sample("rnn_relu-1-uni-nobias")

@@ -83,16 +83,16 @@ def test_a_sequence_is_that_of_its_pieces(case, x64):
         return jax.value_and_grad(weighed, argnums=(0, 1, 2, 3), has_aux=True)
 
     args = (params, normal(5, T, 3, D), hx, reset_state)
-    found = jax.jit(loss(in_one))(*args)
+    actual = jax.jit(loss(in_one))(*args)
     with jrnn.plain_scans():
         expected = by_numpy(loss(lambda *args: apart(call, *args, layout.directions)))(*args)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12, rtol=1e-12), found, expected)
-    assert jax.tree.leaves(found)[0].dtype == "float64"
-    assert all(np.any(gradient) for gradient in jax.tree.leaves(found[1][3]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12, rtol=1e-12), actual, expected)
+    assert jax.tree.leaves(actual)[0].dtype == "float64"
+    assert all(np.any(gradient) for gradient in jax.tree.leaves(actual[1][3]))
 
 
-def close(found, expected):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, expected)
+def close(actual, expected):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), actual, expected)
 
 
 @pytest.mark.exhaustive

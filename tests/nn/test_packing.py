@@ -57,8 +57,8 @@ def test_a_list_may_be_differentiated():
     sequences = [jnp.array([1.0, 2.0, 3.0]), jnp.zeros(0), jnp.array([4.0])]
     packed, pull = jax.vjp(lambda s: nn.pack_sequence(s, enforce_sorted=False).data, sequences)
     np.testing.assert_array_equal(packed, nn.pack_sequence(sequences, enforce_sorted=False).data)
-    for found, expected in zip(pull(jnp.arange(1.0, 10.0))[0], ([1, 3, 4], [], [2]), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(pull(jnp.arange(1.0, 10.0))[0], ([1, 3, 4], [], [2]), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.exhaustive

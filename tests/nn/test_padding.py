@@ -79,8 +79,8 @@ def test_a_sequence_without_a_batch_is_that_of_a_batch(kind):
     n, length = 0, LENGTHS[0]
     alone, alone_last = function(params, x[:length, n], jax.tree.map(lambda leaf: leaf[:, n], hx))
     np.testing.assert_allclose(output[:length, n], alone, atol=1e-6)
-    for found, expected in zip(jax.tree.leaves(last), jax.tree.leaves(alone_last), strict=True):
-        np.testing.assert_allclose(found[:, n], expected, atol=1e-6)
+    for actual, expected in zip(jax.tree.leaves(last), jax.tree.leaves(alone_last), strict=True):
+        np.testing.assert_allclose(actual[:, n], expected, atol=1e-6)
 
 
 def test_one_program_serves_all_lengths():

@@ -111,8 +111,8 @@ def runs(request):
     return layer, x, found
 
 
-def close(found, expected, **tolerance):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def close(actual, expected, **tolerance):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, **{"rtol": 2e-5, "atol": 2e-5} | tolerance)
 
 
@@ -122,12 +122,12 @@ def at(tree, n):
 
 @pytest.mark.sample("IndRNN")
 def test_it_computes_the_formula(runs):
-    layer, x, found = runs
+    layer, x, actual = runs
     params = {name: np.asarray(value, np.float64) for name, value in layer.params().items()}
     expected = [
         getattr(written_out, type(layer).__name__.lower())(layer, params, np.float64(x[:, n])) for n in range(N)
     ]
-    np.testing.assert_allclose(found["whole"][0], np.stack(expected, 1), rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(actual["whole"][0], np.stack(expected, 1), rtol=2e-4, atol=2e-5)
 
 
 def test_steps_and_chunks_are_the_whole(runs):

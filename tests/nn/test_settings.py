@@ -174,16 +174,16 @@ def test_layer_normalization_acts_on_each_product(kind, x64):
     zx = normalize(x @ params["weight_ih"].T, params["norm_ih"]) + params["bias_ih"]
     zh = normalize(h @ params["weight_hh"].T, params["norm_hh"]) + params["bias_hh"]
     if kind == "rnn":
-        found, expected = functional.rnn_cell(params, x, h), np.tanh(zx + zh)
+        actual, expected = functional.rnn_cell(params, x, h), np.tanh(zx + zh)
     elif kind == "lstm":
         i, f, g, o = np.split(zx + zh, 4, axis=1)
         new_c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-        found, expected = functional.lstm_cell(params, x, (h, c))[0], np.tanh(new_c) / (1 + np.exp(-o))
+        actual, expected = functional.lstm_cell(params, x, (h, c))[0], np.tanh(new_c) / (1 + np.exp(-o))
     else:
         (xr, xz, xn), (hr, hz, hn) = np.split(zx, 3, axis=1), np.split(zh, 3, axis=1)
         n, z = np.tanh(xn + hn / (1 + np.exp(-xr - hr))), 1 / (1 + np.exp(-xz - hz))
-        found, expected = functional.gru_cell(params, x, h), (1 - z) * n + z * h
-    np.testing.assert_allclose(found, expected, atol=1e-10)
+        actual, expected = functional.gru_cell(params, x, h), (1 - z) * n + z * h
+    np.testing.assert_allclose(actual, expected, atol=1e-10)
 
 
 def products(jaxpr):

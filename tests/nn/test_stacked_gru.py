@@ -27,9 +27,9 @@ def make(layers):
     )
 
 
-def close(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def close(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
@@ -45,9 +45,9 @@ def test_cell_gradient_equals_jax(x64):
         same, pull = jax.vjp(lambda x, h, *w: gru.gru_cell_inference(x, *w, h), x, h, W3, U3, bW3, bU3)
         return new, same, found, gru.CellGradients(*pull(d))
 
-    new, same, found, expected = runs()
+    new, same, actual, expected = runs()
     np.testing.assert_array_equal(same, new)
-    close(found, expected)
+    close(actual, expected)
 
 
 @pytest.mark.exhaustive("3")

@@ -15,8 +15,8 @@ KINDS = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
 X = np.random.RandomState(0).standard_normal((10, 3, 2)).astype(np.float32)
 
 
-def close(found, expected):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def close(actual, expected):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -53,12 +53,12 @@ def test_chunks_cut_gradients_and_nothing_else():
         return total
 
     hx = jax.tree.map(jnp.ones_like, module.initial_state(3))
-    found = jax.jit(jax.grad(by_chunks, argnums=(0, 1)))(graph[1], hx)
+    actual = jax.jit(jax.grad(by_chunks, argnums=(0, 1)))(graph[1], hx)
     expected = by_numpy(jax.grad(by_hand, argnums=(0, 1)))(graph[1], hx)
-    close(found, expected)
-    assert all(np.any(g) for g in found[1])
+    close(actual, expected)
+    assert all(np.any(g) for g in actual[1])
     whole = by_numpy(jax.grad(lambda params: jnp.sum(nnx.merge(graph[0], params)(x, hx)[0] * weigh)))(graph[1])
-    assert float(jnp.abs(whole.weight_hh_l0[...] - found[0].weight_hh_l0[...]).max()) > 1e-3
+    assert float(jnp.abs(whole.weight_hh_l0[...] - actual[0].weight_hh_l0[...]).max()) > 1e-3
 
 
 def test_what_cannot_go_in_chunks_is_named():

@@ -302,9 +302,9 @@ def test_node(name):
     case = NODE_CASES[name]
     model = jrnn.from_onnx(case.model)
     for inputs, expected in case.data_sets:
-        found = model({spec.name: value for spec, value in zip(model.inputs, inputs, strict=True)})
-        assert len(found) == len(expected)
-        for value, other in zip(found.values(), expected, strict=True):
+        actual = model({spec.name: value for spec, value in zip(model.inputs, inputs, strict=True)})
+        assert len(actual) == len(expected)
+        for value, other in zip(actual.values(), expected, strict=True):
             same(value, other, case.rtol)
 
 

@@ -63,8 +63,8 @@ def test_node(family, x64, subtests, pytestconfig):
 def assert_node(case):
     model = jrnn.from_onnx(case.model)
     for inputs, expected in case.data_sets:
-        found = model({spec.name: array(value) for spec, value in zip(model.inputs, inputs, strict=True)})
-        for value, other in zip(found.values(), map(array, expected), strict=True):
+        actual = model({spec.name: array(value) for spec, value in zip(model.inputs, inputs, strict=True)})
+        for value, other in zip(actual.values(), map(array, expected), strict=True):
             assert (value.shape, value.dtype) == (other.shape, other.dtype)
             value, other = (np.asarray(v).astype(np.float64) for v in (value, other))
             np.testing.assert_allclose(value, other, rtol=max(case.rtol, 1e-6), atol=1e-6)
@@ -126,8 +126,8 @@ def test_against_onnxruntime(name):
         model.graph.node.append(helper.make_node("Cast", ["o0"], ["wide"], to=TensorProto.FLOAT))
         model.graph.output[0].CopyFrom(helper.make_tensor_value_info("wide", TensorProto.FLOAT, [None]))
     expected = onnxruntime_of(model, {"i0": inputs[0]})
-    found = jax.jit(jrnn.from_onnx(model))({"i0": jnp.asarray(inputs[0])})
-    for value, other in zip(found.values(), expected, strict=True):
+    actual = jax.jit(jrnn.from_onnx(model))({"i0": jnp.asarray(inputs[0])})
+    for value, other in zip(actual.values(), expected, strict=True):
         assert value.shape == other.shape
         np.testing.assert_allclose(np.asarray(value, np.float64), other, atol=3e-6)
 

@@ -90,8 +90,8 @@ def test_against_onnxruntime(case):
     ):  # of a length 0 the last state is the first; there, 0
         if given in feeds and "lengths" in feeds:
             state[:, feeds["lengths"] == 0] = feeds[given][:, feeds["lengths"] == 0]
-    found = jrnn.from_onnx(model)(feeds)
-    for value, other in zip(found.values(), expected, strict=True):
+    actual = jrnn.from_onnx(model)(feeds)
+    for value, other in zip(actual.values(), expected, strict=True):
         np.testing.assert_allclose(value, other, atol=2e-6)
 
 

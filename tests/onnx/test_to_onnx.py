@@ -46,8 +46,8 @@ def test_layers_that_are_steps_become_scans_with_open_sizes(kind):
     assert types(model)["Scan"]
     longer = jax.random.normal(jax.random.key(2), (5, 1, 16))
     parts = jax.tree.map(lambda a: {"real": a.real, "imag": a.imag} if jnp.iscomplexobj(a) else a, layer(longer))
-    for found, expected in zip(run(model, longer), jax.tree.leaves(parts), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(run(model, longer), jax.tree.leaves(parts), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.exhaustive
@@ -65,8 +65,8 @@ def test_layers_are_native_nodes_with_open_sizes(kind, options):
     assert attributes["direction"] == (b"bidirectional" if options.get("bidirectional") else b"forward")
     x = jax.random.normal(jax.random.key(1), (6, 4, 2) if batch else (4, 6, 2))
     lengths = jnp.array([6, 1, 0, 3])
-    found = jrnn.from_onnx(model)({"x": x, "lengths": lengths})
-    for ours, back, theirs in zip(jax.tree.leaves(module(x, lengths=lengths)), found.values(), run(model, x, lengths)):
+    actual = jrnn.from_onnx(model)({"x": x, "lengths": lengths})
+    for ours, back, theirs in zip(jax.tree.leaves(module(x, lengths=lengths)), actual.values(), run(model, x, lengths)):
         np.testing.assert_allclose(back, ours, atol=1e-5)
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
 

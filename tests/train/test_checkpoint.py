@@ -24,12 +24,12 @@ def state(value, shape=(3, 2)):
     return Pair(params, (jnp.int32(value), {"z": jnp.full(2, float(value))}))
 
 
-def assert_same(found, expected):
-    assert isinstance(found, Pair)
+def assert_same(actual, expected):
+    assert isinstance(actual, Pair)
     for name, value in expected.params.items():
-        np.testing.assert_array_equal(found.params[name], value)
-    assert int(found.rest[0]) == int(expected.rest[0])
-    np.testing.assert_array_equal(found.rest[1]["z"], expected.rest[1]["z"])
+        np.testing.assert_array_equal(actual.params[name], value)
+    assert int(actual.rest[0]) == int(expected.rest[0])
+    np.testing.assert_array_equal(actual.rest[1]["z"], expected.rest[1]["z"])
 
 
 @pytest.fixture(scope="module")

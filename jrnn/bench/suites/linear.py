@@ -28,11 +28,11 @@ BY_HAND = {"gla": chunkwise.gla, "gated_delta_rule": chunkwise.gated_delta_rule}
 def programs(name: str) -> dict[str, Callable[[Any, Any], Any]]:
     """Returns the functions `(carry, xs) -> (carry, outputs)` of a layer."""
     step = LAYERS[name].step
-    programs = {
+    by_name = {
         "jrnn": lambda carry, xs: scan(step, carry, xs),
         "lax.scan": lambda carry, xs: jax.lax.scan(step, carry, xs),
     }
-    return programs | ({"by hand": BY_HAND[name]} if name in BY_HAND else {})
+    return by_name | ({"by hand": BY_HAND[name]} if name in BY_HAND else {})
 
 
 def train(forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

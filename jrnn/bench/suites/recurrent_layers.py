@@ -40,10 +40,10 @@ def programs(cell: str, size: Size, mode: str) -> dict[str, Program]:
     layer = CELLS[cell](size.hidden, rngs=nnx.Rngs(0), **heads)
     shape = (size.steps, size.batch, size.hidden)
     x = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
-    programs = {}
+    by_name = {}
     for name, loops in LOOPS.items():
         with loops():
-            programs[name] = compiled(lambda params, x: layer.apply(params, x)[0], layer.params(), x, mode)
+            by_name[name] = compiled(lambda params, x: layer.apply(params, x)[0], layer.params(), x, mode)
     for name, (run, parameters) in layer_peers.of(cell, size, HEADS).items():
-        programs[name] = compiled(run, parameters, x, mode)
-    return programs
+        by_name[name] = compiled(run, parameters, x, mode)
+    return by_name

@@ -168,12 +168,12 @@ class _Step:
     input_t: str
     timestep: str
     previous: list[str]
-    made: list[str]
+    next: list[str]
 
     @property
     def net(self) -> Net:
-        net = self.builder.build(outputs=self.made)
-        return replace(net, ops=tuple(net.ops[k] for k in live_ops(net, self.made)))
+        net = self.builder.build(outputs=self.next)
+        return replace(net, ops=tuple(net.ops[k] for k in live_ops(net, self.next)))
 
 
 def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int) -> _Step:
@@ -233,7 +233,7 @@ def scan_rule(e: Emitter, node: Node, *values):
             net,
             [(step.input_t, sequence.name)],
             [(name, start.name) for name, start in zip(step.previous, starts)],
-            dict(zip(step.previous, step.made)),
+            dict(zip(step.previous, step.next)),
             timestep=step.timestep,
             scope=prefix,
             outputs_with_grads=sorted(with_grads),

@@ -239,8 +239,8 @@ def joined(b: NetBuilder, at: StepInputs, hidden: str, size: int, name: str = "g
         return hidden, size
     name += "_concatenated_input_t"
     blobs = [hidden, *(blob for blob, _ in at.extra)]
-    joined, _ = b.op("Concat", blobs, [name, f"_{name}_concat_dims"], axis=2)
-    return joined, size + sum(e for _, e in at.extra)
+    blob, _ = b.op("Concat", blobs, [name, f"_{name}_concat_dims"], axis=2)
+    return blob, size + sum(e for _, e in at.extra)
 
 
 def before_end(at: StepInputs, name: str) -> str:

@@ -175,8 +175,8 @@ def _both_branches(condition: Any, branches, wanted: list[str], context: Context
         return run
 
     out = lax.cond(jnp.reshape(condition, ()).astype(bool), filled(0), filled(1))
-    for of_branch in constants:
-        for (n, depth), blobs in of_branch.frames.items():
+    for stack in constants:
+        for (n, depth), blobs in stack.frames.items():
             frames = list(out[n].frames)
             frames[depth] = {**frames[depth], **blobs}
             out[n] = WorkspaceStack(tuple(frames))

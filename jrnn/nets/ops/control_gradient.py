@@ -141,7 +141,7 @@ def if_gradient_maker(g):
         )
     )
     nets = [list(result.ops) for result, _ in parts]
-    of_branch = [{o for op in ops for o in op.outputs} for ops in nets]
+    written_in = [{o for op in ops for o in op.outputs} for ops in nets]
     taken: list[set[str]] = [set(), set()]
     targets = []
     for k, name in enumerate(names):
@@ -158,7 +158,7 @@ def if_gradient_maker(g):
         for which, part in enumerate(gradients):
             if part is None:
                 nets[which].append(Op.of(SEED, [name], [target], value=0.0))
-            elif part in of_branch[which] and part not in taken[which]:
+            elif part in written_in[which] and part not in taken[which]:
                 nets[which] = [_renamed(op, {part: target}) for op in nets[which]]
                 taken[which].add(part)
             else:

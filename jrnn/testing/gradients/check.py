@@ -205,8 +205,8 @@ def _step_of(w: Wiring, at: Subject) -> Subject:
     smooth = {k.internal: None for k in w.links if k.external in w.smooth_states and k.internal in written}
     ends = (*smooth, *w.collected.values())
     net = replace(w.step_net, external_outputs=ends)
-    read = set(reads(net))
-    return _suffix(subject_of_net(net, {n: v for n, v in blobs.items() if n in read}, key=at.key), 0)
+    needed = set(reads(net))
+    return _suffix(subject_of_net(net, {n: v for n, v in blobs.items() if n in needed}, key=at.key), 0)
 
 
 def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:

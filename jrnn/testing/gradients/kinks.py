@@ -27,13 +27,13 @@ def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> l
     program = trace(lambda *values: list(function(dict(zip(names, values))).values()), list(point.values()))
     distances: list[tuple[Eqn, float]] = []
     interpreted(program, point.values(), lambda eqn, args: _results(eqn, args, distances))
-    nearest_of: dict[str, float] = {}
+    least: dict[str, float] = {}
     for eqn, distance in distances:
         source = source_of(eqn)
         name = _PAIRS.get(eqn.primitive.name, eqn.primitive.name)
         where = f"{name}{f' ({source})' if source else ''}"
-        nearest_of[where] = min(nearest_of.get(where, np.inf), distance)
-    nearest = sorted((d, where) for where, d in nearest_of.items() if d <= NEAR)[:most]
+        least[where] = min(least.get(where, np.inf), distance)
+    nearest = sorted((d, where) for where, d in least.items() if d <= NEAR)[:most]
     return [
         f"{w.partition(' ')[0]} has an argument {d:.1e} away from its kink{w[len(w.partition(' ')[0]) :]}"
         for d, w in nearest

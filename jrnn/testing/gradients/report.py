@@ -170,9 +170,9 @@ class GradientReport:
         heads = ["blob", "shape", *errors, "jax", "net", "difference", "at", *([] if self.agrees else ["verdict"])]
         rows = []
         for b in self.worst:
-            errors_of = [getattr(b, name) for name in errors.values()]
+            numbers = [getattr(b, name) for name in errors.values()]
             at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
-            row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in errors_of)]
+            row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in numbers)]
             row += [*("-" if v is None else f"{v:.6g}" for v in b.values), at, "agrees" if b.agrees else "DISAGREES"]
             rows.append(row[: len(heads)])
         return heads, rows

@@ -65,9 +65,9 @@ def subject_of_function(
 
     def function(point: Mapping[str, Any]) -> dict[str, Any]:
         given = {**{n: jnp.asarray(v) for n, v in fixed.items()}, **point}
-        results_of = call.run([_joined(n, given) for n in names])
-        ends = results or _distinct([path_of("output", path) for path, _ in tree_flatten_with_path(results_of)[0]])
-        return {n: v for n, leaf in zip(ends, jax.tree.leaves(results_of), strict=True) for n, v in _parts(n, leaf)}
+        tree = call.run([_joined(n, given) for n in names])
+        ends = results or _distinct([path_of("output", path) for path, _ in tree_flatten_with_path(tree)[0]])
+        return {n: v for n, leaf in zip(ends, jax.tree.leaves(tree), strict=True) for n, v in _parts(n, leaf)}
 
     try:
         shapes = jax.eval_shape(function, point)

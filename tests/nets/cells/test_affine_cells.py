@@ -94,17 +94,17 @@ def test_the_executor_solves_them_and_agrees_with_the_loop(name, monkeypatch, x6
     full, gradients = jrnn.add_gradients(b.build(), ["loss"])
     smooth = {n: v for n, v in p.items() if n != "lengths"}
     wanted = [*outs, *(str(gradients[n]) for n in smooth)]
-    found = []
+    explained = []
 
     def chosen(step, carry, xs, **keywords):
-        found.append(explain_scan(step, carry, xs, **keywords, executor="associative").executor)
+        explained.append(explain_scan(step, carry, xs, **keywords, executor="associative").executor)
         assert explain_scan(step, carry, xs, **keywords).executor != "associative"  # on a CPU, sums keep their order
         return scan(step, carry, xs, **keywords, executor="associative")
 
     monkeypatch.setattr(recurrent_network, "scan", chosen)
     monkeypatch.setattr(recurrent_network_gradient, "scan", chosen)
     got = jax.jit(lambda q: jrnn.to_jax(full, wanted)({**q, "lengths": LENGTHS}))(smooth)
-    assert found == ["associative", "associative"]  # the backward step net is affine too
+    assert explained == ["associative", "associative"]  # the backward step net is affine too
 
     monkeypatch.setattr(recurrent_network, "scan", functools.partial(scan, executor="scan"))
 

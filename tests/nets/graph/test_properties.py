@@ -115,8 +115,8 @@ def test_renaming_an_input_with_the_init_net(net):
     assert renamed.ops[at].inputs[k] == "fresh"
     given_blobs = {**feeds(net), "fresh": feeds(net).get(net.ops[at].inputs[k])}
     expected = run(joined, feeds(net))
-    found = run(append_net(new_init, renamed), given_blobs)
-    assert [found[n] for n in renamed.external_outputs] == [expected[n] for n in net.external_outputs]
+    actual = run(append_net(new_init, renamed), given_blobs)
+    assert [actual[n] for n in renamed.external_outputs] == [expected[n] for n in net.external_outputs]
 
 
 @over_nets

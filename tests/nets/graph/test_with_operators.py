@@ -53,10 +53,10 @@ def lstm():
 
 
 def check_same(net, blobs, names, expected):
-    found = jrnn.run_net(net, blobs)
+    actual = jrnn.run_net(net, blobs)
     assert len(net.external_outputs) == len(names)
     for new, old in zip(net.external_outputs, names):
-        np.testing.assert_array_equal(found[new], expected[old])
+        np.testing.assert_array_equal(actual[new], expected[old])
 
 
 @pytest.mark.exhaustive
@@ -103,8 +103,8 @@ def test_a_part_of_a_recurrent_net_runs(lstm):
 
 def test_a_net_pruned_by_to_jax_gives_the_same(lstm):
     net, blobs, expected = lstm
-    found = jax.jit(jrnn.to_jax(net, ["loss"]))(blobs)
-    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-6)
+    actual = jax.jit(jrnn.to_jax(net, ["loss"]))(blobs)
+    np.testing.assert_allclose(actual["loss"], expected["loss"], rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", [11, 12])

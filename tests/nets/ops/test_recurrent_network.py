@@ -100,9 +100,9 @@ def test_step_of_operators_that_only_pass_gradients_through(x64):
     b.Copy(out[0].all, "all")
     rng = np.random.default_rng(0)
     blobs = {"x": rng.standard_normal((4, 2, 3)), "h0": rng.standard_normal((2, 3))}
-    found = _loss_gradients(b.build(), blobs, rng.standard_normal((4, 2, 3)))
-    assert set(found) == {"x", "h0"}
-    for name, (got, want) in found.items():
+    actual = _loss_gradients(b.build(), blobs, rng.standard_normal((4, 2, 3)))
+    assert set(actual) == {"x", "h0"}
+    for name, (got, want) in actual.items():
         np.testing.assert_allclose(got, want, rtol=1e-10, err_msg=name)
 
 
@@ -118,9 +118,9 @@ def test_reference_in_the_first_sum(x64):
     b.Copy(out[0].all, "all")
     rng = np.random.default_rng(0)
     blobs = {n: rng.standard_normal(s) for n, s in (("x", (4, 2, 3)), ("h0", (2, 3)), ("bias", (1, 2, 3)))}
-    found = _loss_gradients(b.build(), blobs, rng.standard_normal((4, 2, 3)))
-    assert set(found) == {"x", "h0", "bias"}
-    for name, (got, want) in found.items():
+    actual = _loss_gradients(b.build(), blobs, rng.standard_normal((4, 2, 3)))
+    assert set(actual) == {"x", "h0", "bias"}
+    for name, (got, want) in actual.items():
         np.testing.assert_allclose(got, want, rtol=1e-10, err_msg=name)
 
 

@@ -225,9 +225,9 @@ def test_gradient_net_is_caffe2s(cases):
     for c in cases:
         with told(c):
             full, gradients = jrnn.add_gradients(c.forward, c.gradient["seeds"])
-            made = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in full.ops[1:]]
+            actual = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in full.ops[1:]]
             wanted = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in c.net.ops[1:]]
-            assert made == wanted
+            assert actual == wanted
             names = {k: list(g) if isinstance(g, GradientSlice) else g for k, g in gradients.items()}
             assert {k: names.get(k) for k in c.gradient["gradients"]} == c.gradient["gradients"]
 

@@ -61,8 +61,8 @@ def test_exported_image_net_predicts_as_caffe2_does():
     weights = jrnn.run_net(jrnn.read_net(golden["init_net"].tobytes()), {})
     assert len(net.ops) >= 30
     wanted = entries(golden, "out")
-    found = jax.jit(jrnn.to_jax(net, list(wanted)))({**weights, "data": golden["data"]})
+    actual = jax.jit(jrnn.to_jax(net, list(wanted)))({**weights, "data": golden["data"]})
     for name, want in wanted.items():
-        np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(actual[name], want, rtol=1e-4, atol=1e-4, err_msg=name)
     eager = jrnn.run_net(net, {**weights, "data": golden["data"]})
     np.testing.assert_allclose(eager["prob"], wanted["prob"], rtol=1e-4, atol=1e-5)

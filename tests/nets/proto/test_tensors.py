@@ -32,14 +32,14 @@ def blob_from_numpy(name, array):
 def test_blobs_that_caffe2_serialized(recorded, name):
     data, want = recorded[f"{name}|blob"].tobytes(), recorded[f"{name}|value"]
     want = want.astype(object) if name == "string" else want
-    found_name, found = blob_to_numpy(data)
-    assert (found_name, found.dtype, found.shape) == (name, want.dtype, want.shape)
-    np.testing.assert_array_equal(found, want)
+    found_name, actual = blob_to_numpy(data)
+    assert (found_name, actual.dtype, actual.shape) == (name, want.dtype, want.shape)
+    np.testing.assert_array_equal(actual, want)
     # What jrnn writes differs only in the fields that say where the tensor was and that it is whole.
     blob = BlobProto.FromString(data)
     blob.tensor.ClearField("segment")
     blob.tensor.ClearField("device_detail")
-    assert BlobProto.FromString(blob_from_numpy(name, found)) == blob
+    assert BlobProto.FromString(blob_from_numpy(name, actual)) == blob
 
 
 def test_every_recorded_blob_has_a_case(recorded):

@@ -123,8 +123,8 @@ def _layer_norm(x, weight=None, bias=None, *, normalized_shape, eps=1e-5, cudnn_
 
 def _scaled_product(product: Callable) -> Callable:
     def call(c, a, b, *, beta=1, alpha=1):
-        product_ab = product(a, b)
-        return beta * jnp.broadcast_to(c, product_ab.shape) + alpha * product_ab
+        matrix = product(a, b)
+        return beta * jnp.broadcast_to(c, matrix.shape) + alpha * matrix
 
     return call
 
