@@ -10,10 +10,10 @@
 
 A line for each suite: tests that pass plain and marked, those that newly fail, ratios of marked over plain in processor time
 of the tests, of lowering and of compilation, and what became of the loops; then the sums. Each test runs twice in turn,
-plain first or marked first, so that the load of the machine does not decide the ratios. A test that fails marked and passes
-plain runs alone once more, both ways. It exits with 1 if one fails again. With --json FOLDER, each suite has a record there:
-its outcomes, and the reasons for each loop. --rewrite tests harder: it rewrites short loops too, and writes all
-small linear algebra as arithmetic, whatever that costs.
+plain first or marked first and without compiled functions, so that neither the load of the machine nor what ran before
+decides the ratios. A test that fails marked and passes plain runs alone once more, both ways. It exits with 1 if one fails
+again. With --json FOLDER, each suite has a record there: its outcomes, and the reasons for each loop. --rewrite tests
+harder: it rewrites short loops too, and writes all small linear algebra as arithmetic, whatever that costs.
 """
 
 from __future__ import annotations
@@ -131,12 +131,14 @@ class Pairs:
             self.errors.append(f"{report.nodeid}: {str(report.longrepr)[-600:]}")
 
     def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> bool:
+        import jax
         from _pytest.runner import runtestprotocol
 
         import jrnn
 
         case: dict[str, Any] = {}
         for mode in MODES if len(self.cases) % 2 else MODES[::-1]:
+            jax.clear_caches()  # else what the module or the other run has compiled and traced is there for one of the two
             self.mode, start = mode, time.process_time()
             if hasattr(item, "_request"):
                 item._initrequest()
