@@ -57,5 +57,6 @@ from jrnn.jaxprs.queries import nbytes as nbytes
 from jrnn.jaxprs.queries import needed as needed
 from jrnn.jaxprs.queries import operations as operations
 from jrnn.jaxprs.queries import producers as producers
+from jrnn.jaxprs.queries import run_jaxprs as run_jaxprs
 from jrnn.jaxprs.queries import scan_counts as scan_counts
 from jrnn.jaxprs.queries import sub_jaxprs as sub_jaxprs

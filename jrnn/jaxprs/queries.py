@@ -26,6 +26,14 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
                 yield jaxpr_of(item)
 
 
+def run_jaxprs(eqn: Eqn) -> Iterator[Any]:
+    """Yields the jaxprs that an equation runs: of a linear solve its solver, the others are for its gradient."""
+    if eqn.primitive.name == "custom_linear_solve":
+        yield jaxpr_of(eqn.params["jaxprs"].solve)
+    else:
+        yield from sub_jaxprs(eqn)
+
+
 def all_equations(jaxpr: Any) -> Iterator[Any]:
     """Yields the equations of a jaxpr and of the jaxprs inside it."""
     for eqn in jaxpr.eqns:

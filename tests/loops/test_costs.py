@@ -19,8 +19,8 @@ from jrnn.errors import ScanError
 from jrnn.loops.costs import candidates as costs
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.candidates import Candidate, Estimate
-from jrnn.loops.costs.equation_costs import ONE_KERNEL
 from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.machines import ONE_KERNEL
 from jrnn.loops.explanations.explain import plans_of
 from jrnn.loops.loop import recorder
 from jrnn.loops.passes import movable, split

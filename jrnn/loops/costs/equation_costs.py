@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-import jaxlib.version
-
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.costs.machines import CPU, Machine
-
-ONE_KERNEL = jaxlib.version.__version_info__ >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
+from jrnn.loops.costs.machines import CPU, ONE_KERNEL, Machine
 
 # Times of functions, compared with one such as tanh.
 _FUNCTIONS = {

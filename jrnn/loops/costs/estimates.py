@@ -67,6 +67,10 @@ class Part(NamedTuple):
     peak: int = 0
     total: int = 0
 
+    def is_small(self, machine: Machine) -> bool:
+        """Returns True if XLA makes one kernel of a loop of these equations, none of which is a call."""
+        return 2 * (self.read + self.written) < machine.small_loop
+
     def terms(self, machine: Machine, steps: int, size: float, times: int) -> Terms:
         """Returns the time for arrays of `steps` steps, `size` bytes in all, which are computed `times` times."""
         moved = machine.reading(self.read, size) + machine.writing(self.written, size)
@@ -221,7 +225,7 @@ class Estimator:
     def _inner_seconds(self, eqn: Eqn) -> float:
         """Returns the time of a call, an inner loop, or the longest branch."""
         name, machine, times = eqn.primitive.name, self.machine, [0.0]
-        for inner in jaxprs.sub_jaxprs(eqn):
+        for inner in jaxprs.run_jaxprs(eqn):
             part = self.inside(inner)
             times.append(sum(part.terms(machine, 1, part.total, 1).values()))
         if name == "cond":
@@ -233,8 +237,9 @@ class Estimator:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
-        work = inside.terms(machine, steps, inside.total, steps if inside.calls else 0)
-        trips = steps * (machine.trip if inside.calls else machine.elementwise_trip)
+        apart = inside.calls or not inside.is_small(machine)  # it runs kernel by kernel
+        work = inside.terms(machine, steps, inside.total, steps if apart else 0)
+        trips = steps * (machine.trip if apart else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack.
         called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
         trips += steps * machine.kernel * sum(v in called for v in jaxprs.variables(loop.ys))

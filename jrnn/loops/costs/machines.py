@@ -8,15 +8,19 @@ their makers' documents.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+import jaxlib.version
+
 from jrnn.errors import ScanError
 from jrnn.files import read_text
 
+ONE_KERNEL = jaxlib.version.__version_info__ >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
 # With it, XLA:CPU before jaxlib 0.12 makes one kernel of larger loops, as later versions do.
 ONE_KERNEL_FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
 
@@ -39,6 +43,7 @@ class Machine(NamedTuple):
         read, written: bytes a second of larger arrays.
         cache: bytes.
         near: the bytes of a cache of one core.
+        small_loop: the bytes that one trip of a loop of elementwise equations may access, if the loop is to be one kernel.
     """
 
     products: float
@@ -56,6 +61,7 @@ class Machine(NamedTuple):
     written: float
     cache: int
     near: int = 1 << 20
+    small_loop: float = math.inf
 
     def reading(self, size: float, of: float) -> float:
         """Returns the time to read `size` bytes of arrays of `of` bytes in all."""
@@ -80,13 +86,14 @@ _KERNEL = 0.1e-6  # of XLA's CPU runtime: 0.05 to 0.2 us a kernel
 _FROM_CACHE, _FROM_MEMORY, _TO_MEMORY = 16, 5, 5 / 3
 
 
-def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Machine:
+def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20, small_loop: float = math.inf) -> Machine:
     """Returns the constants of a CPU.
 
     Args:
         vector: the bytes of a vector.
         near: the bytes of the cache of one core.
         last: the bytes of the last cache, which cores share; half of it is counted.
+        small_loop: see `Machine`.
     """
     lanes = min(vector, 32) / 4
     products = _SHARE * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
@@ -107,6 +114,7 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Ma
         written=_TO_MEMORY * _CLOCK,
         cache=max(near, last // 2),
         near=near,
+        small_loop=small_loop,
     )
 
 
@@ -117,8 +125,14 @@ CPU = processor()  # a processor of which nothing is known
 def this_processor() -> Machine:
     """Returns the constants of the CPU that runs this process, from what the system reports."""
     sizes = {level: size for level, size in _caches().items() if 1 << 15 <= size <= 1 << 30}
-    near = sizes.get(2, CPU.near)
-    return processor(vector_bytes(os.environ.get("XLA_FLAGS", "")), near, sizes.get(3, max(4 * near, 8 << 20)))
+    near, flags = sizes.get(2, CPU.near), os.environ.get("XLA_FLAGS", "")
+    return processor(vector_bytes(flags), near, sizes.get(3, max(4 * near, 8 << 20)), small_loop_bytes(flags))
+
+
+def small_loop_bytes(flags: str = "") -> float:
+    """Returns what a trip of a loop may access for XLA:CPU to make one kernel of it: the bytes of `flags`, or its own."""
+    given = re.findall(r"xla_cpu_small_while_loop_byte_threshold=(\d+)", flags)
+    return float(given[-1]) if given else math.inf if ONE_KERNEL else 1_024.0
 
 
 def vector_bytes(flags: str = "") -> int:

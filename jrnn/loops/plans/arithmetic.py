@@ -7,8 +7,6 @@ and if one trip accesses fewer bytes than a limit. Before jaxlib 0.12 the limit 
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +16,19 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.equation_costs import ONE_KERNEL, REDUCTIONS, is_by_vector, is_of_one_row, is_outer
-from jrnn.loops.costs.estimates import Estimator, Part, estimate
+from jrnn.loops.costs.equation_costs import REDUCTIONS, is_by_vector, is_of_one_row, is_outer
+from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.loop.description import Description, described
 from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, as_arithmetic, equations
 
-_LIMIT = re.compile(r"xla_cpu_small_while_loop_byte_threshold=(\d+)")
 _LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elements to sort, or places of a scatter
 _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
 _DRAWN, _DRAWS = 1 << 14, 4  # random numbers, and draws in a step; each compiles for a tenth of a second
-_ORDER, _ORDER_IN_PARTS, _SMALL_LOOP = 12, 8, 1_024  # rows in one kernel, and in several; bytes a step of one kernel
+_ORDER, _ORDER_IN_PARTS, _SMALL_LOOP = 12, 8, 1_024  # rows in one kernel, and in several; bytes a step of small ones
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 _SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 LARGE_PRODUCT = 2 * _SUMMED  # operations of a product that stays a call
@@ -91,7 +88,7 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
         return None
     drawn = draws.RULES if sum(e.primitive.name in draws.RULES for e in given) > _DRAWS else ()
     stays = any(_is_in_the_way(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
-    order = _ORDER_IN_PARTS if stays or _limit() <= _SMALL_LOOP else _ORDER
+    order = _ORDER_IN_PARTS if stays or estimator.machine.small_loop <= _SMALL_LOOP else _ORDER
     changed = as_arithmetic(loop, lambda e: e.primitive.name not in drawn and fits(e, order))
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:
@@ -99,11 +96,10 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     in_the_way = tuple(dict.fromkeys(e.primitive.name for e in rewritten if _is_in_the_way(e)))
     costs = _Estimator(changed, estimator.machine if in_the_way else quiet(estimator.machine))
     inside = costs.part(changed.eqns, changed.outputs)
-    within_limit = _is_within_limit(inside)
+    within_limit = inside.is_small(costs.machine)
     if not within_limit and not in_the_way:
         costs = _Estimator(changed, estimator.machine)
         inside = costs.part(changed.eqns, changed.outputs)
-        inside = inside._replace(calls=inside.calls + estimator.machine.kernel)  # it runs kernel by kernel
     memory = estimator.part(loop.eqns, loop.outputs).peak  # of the loop as it was
     return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), in_the_way, within_limit)
 
@@ -116,8 +112,8 @@ class _Estimator(Estimator):
         return (_WORDS if words else 1.0) * super()._own_seconds(eqn, call)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
-        outer, held = self.machine, [*jaxprs.sub_jaxprs(eqn)]
-        within_limit = all(_is_within_limit(self.inside(jaxpr)) for jaxpr in held)
+        outer, held = self.machine, [*jaxprs.run_jaxprs(eqn)]
+        within_limit = all(self.inside(jaxpr).is_small(outer) for jaxpr in held)
         if within_limit and not any(map(_is_in_the_way, equations([eqn]))):
             self.machine = quiet(outer)
         try:
@@ -157,14 +153,3 @@ def _is_in_the_way(eqn: Eqn) -> bool:
     if name in REDUCTIONS:
         return jaxprs.elements(eqn.invars[0].aval.shape) >= _SUMMED
     return name in _CALLS or bool(eqn.effects)
-
-
-def _is_within_limit(step: Part) -> bool:
-    """Returns True if a step accesses so few bytes that XLA:CPU makes one kernel of its loop."""
-    return 2 * (step.read + step.written) < _limit()
-
-
-def _limit() -> float:
-    """Returns the bytes that a loop may access at a step to be one kernel: those of `XLA_FLAGS`, or XLA's default."""
-    given = _LIMIT.search(os.environ.get("XLA_FLAGS", ""))
-    return float(given[1]) if given else math.inf if ONE_KERNEL else _SMALL_LOOP

@@ -44,11 +44,10 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
 
 
 def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
-    """Yields equations and those inside of them; of a linear solve those of its solver."""
+    """Yields equations and those that they run."""
     for eqn in eqns:
         yield eqn
-        inner = [eqn.params["jaxprs"].solve.jaxpr] if eqn.primitive.name == _SOLVE else jaxprs.sub_jaxprs(eqn)
-        for jaxpr in inner:
+        for jaxpr in jaxprs.run_jaxprs(eqn):
             yield from equations(jaxpr.eqns)
 
 
