@@ -265,7 +265,7 @@ def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monke
 
     h, xs = jnp.eye(4), jnp.ones((99, 4, 4))
     assert "no single kernel, because of svd" in str(plan(partial(step, True), h, xs))
-    monkeypatch.setattr(machines, "this_processor", lambda: machines.processor(small_loop=64))
+    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU._replace(small_loop=64))
     explained = plan(partial(step, False), h, xs)
     assert f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}" in str(explained)
 
@@ -316,14 +316,14 @@ def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(judged):
     assert [stays(rows, True) for rows in (8, 9)] == [False, True]
     assert [stays(rows, False, lambda a: linalg.lu(a)[0]) for rows in (10, 11)] == [False, True]
     assert stays(9, False, lambda a: jnp.linalg.cholesky(a) * jnp.linalg.svd(a[:3, :3])[1][0])
-    limited = machines.processor(small_loop=1024)
+    limited = machines.CPU._replace(small_loop=1024)
     assert [stays(rows, False, machine=limited) for rows in (8, 9)] == [False, True]
 
 
 def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(judged):
     """Small products took 1.4 times `jax.lax.scan`'s time with jax 0.10.2, because their kernels were not counted."""
     loop = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2))).loop
-    estimators = [Estimator(loop, machines.processor(small_loop=limit)) for limit in (math.inf, 16)]
+    estimators = [Estimator(loop, machines.CPU._replace(small_loop=limit)) for limit in (math.inf, 16)]
     calls = [dict(choice.arithmetic(loop, estimator).cost.terms)["calls"] for estimator in estimators]
     assert calls[1] - calls[0] > 1000 * 5 * machines.CPU.kernel, calls
 
@@ -331,7 +331,7 @@ def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(judged):
 def test_a_loop_of_elementwise_steps_above_the_limit_is_counted_so_too(judged):
     """Estimates were a tenth of the time of five bodies that attract each other with jax 0.10.2."""
     loop = plan(lambda h, x: (jnp.sin(h) * jnp.sum(h) + x, None), jnp.ones(4), jnp.ones((1000, 4))).loop
-    seconds = [Estimator(loop, machines.processor(small_loop=limit)).whole().seconds for limit in (math.inf, 16)]
+    seconds = [Estimator(loop, machines.CPU._replace(small_loop=limit)).whole().seconds for limit in (math.inf, 16)]
     assert seconds[1] - seconds[0] > 1000 * 2 * machines.CPU.kernel, seconds
 
 

@@ -24,7 +24,7 @@ from jrnn.loops.costs.machines import ONE_KERNEL
 from jrnn.loops.explanations.explain import plans_of
 from jrnn.loops.loop import recorder
 from jrnn.loops.passes import movable, split
-from jrnn.loops.plans import Target, search
+from jrnn.loops.plans import Split, Steps, Target, search
 from jrnn.loops.rules import lowering, residuals
 from jrnn.loops.rules.residuals import min_cut
 
@@ -627,3 +627,33 @@ def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
         return search._allowance(loop)
 
     assert most(4) == (2 * 9 + 1) * 8 * 4 * 4 / 2 and most(64) == costs.SMALL
+
+
+def test_an_array_is_written_over_one_that_nothing_reads_later():
+    def peak(fn):
+        (loop,) = lowering.steps_of(
+            lambda c, xs: jax.lax.scan(lambda c, x: (c, fn(x)), c, xs), 0.0, jnp.ones((9, 8, 64))
+        )
+        outs = jaxprs.variables(loop.ys)
+        return Estimator(loop, machines.CPU).part(loop.eqns, outs, together=True).peak
+
+    w, v, size = jnp.ones((64, 64)), jnp.eye(64), 4 * 8 * 64
+    assert peak(lambda x: x @ w) == 0, "the result itself is not counted"
+    assert peak(lambda x: x @ w + 1) == peak(lambda x: x + x @ w) == 0
+    assert peak(lambda x: x @ w + x @ v) == size, "of two, one is left"
+    assert peak(lambda x: (x @ w).sum(-1)) == size, "the result has another shape"
+
+
+def test_matrices_that_are_transposed_for_a_loop_are_counted():
+    """Weights of 25 MB were transposed in twice the time of the loop; the kernel packs them as they are."""
+    w, c, xs = jnp.ones((600, 600)), jnp.ones((4, 600)), jnp.ones((9, 4, 600))
+
+    def packing(moves, size=None):
+        step = lambda c, x: (jnp.tanh(x @ w.T + c @ w.T), None)  # noqa: E731
+        (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(step, c, xs), c, xs)
+        fission = split(loop, moves=moves)
+        parts = Split(fission, Steps(fission.core)).costs(Estimator(loop, machines.CPU))
+        return dict(parts.at_once(size).terms)["packing"]
+
+    whole, some = packing(None), packing(None, 3)
+    assert whole > w.nbytes / machines.CPU.written and some > whole

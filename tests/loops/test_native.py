@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import draw, lstm_step
+from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jrnn import nn
 from jrnn.errors import ScanError
 from jrnn.loops import backends, explain_scan, scan
 from jrnn.loops.kernels import Refused
@@ -345,6 +347,37 @@ def test_without_a_kernel_the_default_is_silent(default, monkeypatch):
     p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(100, 8, 64), h0=(8, 64), c0=(8, 64))
     plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"])
     assert "native" not in str(plans) and "native" not in {plan.executor for plan in (*plans.forward, *plans.training)}
+
+
+@pytest.mark.sample("70-37-float32")
+@built
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("width, depth", [(70, 37), (64, 16), (150, 70), (3, 5)])
+def test_matrices_are_packed_from_either_layout(width, depth, dtype, x64):
+    """Squares of vectors are transposed in registers; what is left of rows and columns is not."""
+    w = jnp.asarray(np.random.RandomState(0).randn(width, depth), dtype)
+    h, x = jnp.ones((3, depth), dtype), jnp.asarray(np.random.RandomState(1).randn(T, 3, depth), dtype)
+
+    def ran(turned, matrix, level):
+        step = lambda h, x: (h + x, (h + x) @ (matrix.T if turned else matrix))  # noqa: E731
+        (loop,) = lowering.steps_of(lambda h, x: jax.lax.scan(step, h, x), h, x)
+        runner = replace(native_of(loop), level=level)
+        return jax.jit(functools.partial(runner.run, length=T))([matrix], [h], [x])
+
+    for level in SETS:
+        ours, theirs = ran(True, w, level), ran(False, jnp.array(w.T), level)
+        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@built
+@pytest.mark.parametrize("rows", [1, 20])
+def test_transposed_matrices_are_packed_as_they_are(rows, default):
+    """XLA copied PyTorch's weights, transposed, and the kernel packed the copies."""
+    layer = nn.LSTM(8, 300, rngs=nnx.Rngs(0))
+    x = jnp.ones((50, rows, 8))
+    graph, state = nnx.split(layer)
+    text = jax.jit(lambda s, x: nnx.merge(graph, s)(x)[0]).lower(state, x).compile().as_text()
+    assert "jrnn_loop" in text and not re.findall(r"= f32\[300,1200\]", text)
 
 
 @built

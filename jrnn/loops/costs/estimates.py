@@ -143,12 +143,13 @@ class Estimator:
             if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
                 arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
-        sources: dict[Var, frozenset[Var]] = {}  # the arrays that a value that is not an array is computed from
+        sources: dict[Var, tuple[Var, ...]] = {}  # the arrays that a value that is not an array is computed from
         products = elements = calls = packing = 0.0
         read = written = kernels = made_bytes = 0
         last_use: dict[Var, int] = {}
+        results: list[tuple[int, Var, tuple[Var, ...]]] = []  # of kernels
         for i, (eqn, fact) in enumerate(zip(eqns, facts)):
-            union = frozenset(u for v in fact.inputs for u in sources.get(v, (v,)))
+            union = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
             if fact.call:
                 products += fact.together if together else fact.seconds
                 calls += fact.calling_together if together else fact.calling
@@ -159,6 +160,8 @@ class Estimator:
                     kernels += 1
                     written += fact.out
                     read += self.sizes(union)
+                    if eqn.outvars[0] in wanted and not fact.reduces:
+                        results.append((i, eqn.outvars[0], union))
             for v in eqn.outvars:
                 if v in arrays:
                     made_bytes += self.size(v)
@@ -166,6 +169,9 @@ class Estimator:
                     sources[v] = union
             last_use.update(dict.fromkeys(union, i))
         temporary = {v for v in arrays if v not in wanted}
+        for i, v, union in results:  # it is written over an array that nothing reads later
+            same = (u for u in union if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
+            temporary.discard(next((u for u in same if u in temporary and last_use[u] == i), None))
         ends: dict[int, int] = {}
         for v, at in last_use.items():
             if v in temporary:

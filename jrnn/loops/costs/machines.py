@@ -86,14 +86,13 @@ _KERNEL = 0.1e-6  # of XLA's CPU runtime: 0.05 to 0.2 us a kernel
 _FROM_CACHE, _FROM_MEMORY, _TO_MEMORY = 16, 5, 5 / 3
 
 
-def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20, small_loop: float = math.inf) -> Machine:
+def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Machine:
     """Returns the constants of a CPU.
 
     Args:
         vector: the bytes of a vector.
         near: the bytes of the cache of one core.
         last: the bytes of the last cache, which cores share; half of it is counted.
-        small_loop: see `Machine`.
     """
     lanes = min(vector, 32) / 4
     products = _SHARE * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
@@ -114,7 +113,6 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20, small
         written=_TO_MEMORY * _CLOCK,
         cache=max(near, last // 2),
         near=near,
-        small_loop=small_loop,
     )
 
 
@@ -126,7 +124,8 @@ def this_processor() -> Machine:
     """Returns the constants of the CPU that runs this process, from what the system reports."""
     sizes = {level: size for level, size in _caches().items() if 1 << 15 <= size <= 1 << 30}
     near, flags = sizes.get(2, CPU.near), os.environ.get("XLA_FLAGS", "")
-    return processor(vector_bytes(flags), near, sizes.get(3, max(4 * near, 8 << 20)), small_loop_bytes(flags))
+    machine = processor(vector_bytes(flags), near, sizes.get(3, max(4 * near, 8 << 20)))
+    return machine._replace(small_loop=small_loop_bytes(flags))
 
 
 def small_loop_bytes(flags: str = "") -> float:

@@ -13,6 +13,7 @@ from jrnn.loops.costs.estimates import Estimator, estimate, total
 from jrnn.loops.passes import Fission
 
 _TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it
+_TURNING = 3  # a matrix in a cache is transposed in so many times the time of reading it
 
 
 class SplitCosts:
@@ -24,6 +25,8 @@ class SplitCosts:
         stacks: bytes a step of the arrays that the original loop would not make.
         shifted: bytes a step of copies that are shifted by a step.
         given: bytes a step of the loop's own inputs and outputs.
+        turned: bytes of constants that are transposed for the loop that stays.
+        all_turned: the same with those for products of some steps at a time.
     """
 
     def __init__(self, estimator: Estimator, fission: Fission, inside: Estimate):
@@ -43,6 +46,9 @@ class SplitCosts:
         self.shifted = estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys)
         self.given = estimator.sizes(given)
         self.results = estimator.sizes(loop.carry[i] for i in fission.summed)
+        turned = {v for e in fission.once if e.primitive.name == "transpose" for v in e.outvars}
+        self.turned = estimator.sizes(turned.intersection(core.consts))
+        self.all_turned = estimator.sizes(turned)
 
     def per_step(self, in_chunks: bool) -> int:
         """Returns the bytes of temporary arrays that each step of a chunk adds."""
@@ -63,6 +69,9 @@ class SplitCosts:
         results = times * (machine.writing(self.results, self.results) * (1 + 2 * again))
         copies = steps * (machine.reading(2 * again * self.given, size) + machine.writing(self.shifted, size))
         copies += n * self.stacks * _TOUCHING / machine.written
-        more = dict(calls=again * times * 2 * machine.trip, stacks=copies + results)
+        turned = self.all_turned if again else self.turned
+        near = turned <= machine.near
+        turning = _TURNING * turned / machine.cached if near else turned / machine.read + turned / machine.written
+        more = dict(calls=again * times * 2 * machine.trip, packing=turning, stacks=copies + results)
         memory = n * self.per_step(again) + self.inside.memory + again * 2 * self.results
         return estimate(total(dict(self.inside.terms), *terms, sums, more), memory)

@@ -65,8 +65,11 @@ def program_of(loop: Loop) -> Program:
     if len(eqns) > _LONGEST:
         raise Refused(f"the step has {len(eqns)} equations, more than the {_LONGEST} of a kernel")
     moving = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
-    before = tuple(e for e in eqns if not any(v in moving for v in e.outvars))
-    eqns = [e for e in eqns if any(v in moving for v in e.outvars)]
+    fixed = [e for e in eqns if moving.isdisjoint(e.outvars)]
+    read = {v for e in fixed for v in jaxprs.inputs(e)}
+    views = [e for e in fixed if e.primitive.name == "transpose" and e.outvars[0] not in read]
+    before = tuple(e for e in fixed if e not in views)
+    eqns = [*views, *(e for e in eqns if e not in fixed)]
     sizes = {v.aval.shape[0] if v.aval.shape else 1 for v in loop.carry}
     hypotheses = [*(n for n in sizes if len(sizes) == 1 and jaxprs.is_known(n) and n > 1), 1]
     for rows in hypotheses:

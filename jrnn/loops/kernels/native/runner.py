@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -85,7 +85,7 @@ class Native:
         something. Packed matrices and the values of one step are not counted.
         """
         program, loop, machine = self.program, self.program.loop, estimator.machine
-        inside = estimator.part(loop.eqns, loop.outputs)
+        inside = estimator.part([e for e in loop.eqns if not estimator.moving.isdisjoint(e.outvars)], loop.outputs)
         given = {"stacks": estimator.trips(loop, inside)["stacks"]}
         others = {*loop.xs, *jaxprs.variables(loop.ys)}
         early = [v for v in program.core.xs if v not in others]
@@ -127,4 +127,9 @@ def native_of(loop: Loop) -> Native:
 def called(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
     """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
     fission = split(contract)
+    core = fission.core
+    turns = [e for e in fission.once if e.primitive.name == "transpose" and e.outvars[0] in core.consts]
+    turned = {e.outvars[0] for e in turns}  # in the loop, where they cost nothing: the kernel packs a matrix either way
+    consts = tuple(dict.fromkeys(v for v in (*core.consts, *(e.invars[0] for e in turns)) if v not in turned))
+    fission = replace(fission, core=replace(core, consts=consts, eqns=(*turns, *core.eqns)))
     return fission, native_of(fission.core)

@@ -1,5 +1,9 @@
 // Products of rows with constant matrices, which are packed into panels of columns.
 #pragma once
+#include <stddef.h>
+
+#include <utility>
+
 #include "elements.h"
 
 namespace {
@@ -14,6 +18,61 @@ constexpr int kVectors = 4, kRows = 6;  // 32 registers
 template <class F>
 constexpr int64_t kPanel = kVectors * kLanes<F>;
 
+// What of a panel is packed already.
+struct Square {
+  int64_t rows, columns;
+};
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define JRNN_TURNS 1
+#endif
+#endif
+
+#ifdef JRNN_TURNS
+// Exchanges the lanes of `a` that have the bit D with those of `b` that have not.
+template <class F, int D, size_t... Lane>
+JRNN_INLINE void exchange(Vec<F>& a, Vec<F>& b, std::index_sequence<Lane...>) {
+  constexpr int n = kLanes<F>;
+  const Vec<F> first = __builtin_shufflevector(a, b, (Lane & D ? n + int(Lane) - D : int(Lane))...);
+  b = __builtin_shufflevector(a, b, (Lane & D ? n + int(Lane) : int(Lane) + D)...);
+  a = first;
+}
+
+// Transposes a square of vectors.
+template <class F, int D = kLanes<F> / 2>
+JRNN_INLINE void turn(Vec<F>* rows) {
+  if constexpr (D > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes<F>; i++)
+      if (!(i & D)) exchange<F, D>(rows[i], rows[i + D], std::make_index_sequence<kLanes<F>>{});
+    turn<F, D / 2>(rows);
+  }
+}
+
+// Packs squares of vectors of a matrix whose columns are contiguous.
+template <class F>
+Square pack_squares(const F* from, int64_t stride, int64_t depth, int64_t columns, F* out) {
+  constexpr int n = kLanes<F>;
+  const int64_t down = depth / n * n, across = columns / n * n;
+  for (int64_t j = 0; j < across; j += n)
+    for (int64_t k = 0; k < down; k += n) {
+      Vec<F> rows[n];
+#pragma GCC unroll 16
+      for (int i = 0; i < n; i++) rows[i] = load<F>(from + (j + i) * stride + k);
+      turn<F>(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < n; i++) store<F>(out + (k + i) * kPanel<F> + j, rows[i]);
+    }
+  return {down, across};
+}
+#else
+template <class F>
+Square pack_squares(const F*, int64_t, int64_t, int64_t, F*) {
+  return {0, 0};
+}
+#endif
+
 template <class F>
 void pack_panels(const Pack& pack, const void* matrix, void* packed, int64_t first, int64_t last) {
   const int64_t size = bytes_of(pack.dtype, sizeof(F));
@@ -22,6 +81,9 @@ void pack_panels(const Pack& pack, const void* matrix, void* packed, int64_t fir
     F* out = static_cast<F*>(packed) + panel * kPanel<F> * pack.depth;
     const int64_t start = panel * kPanel<F>;
     const int64_t columns = pack.width - start < kPanel<F> ? pack.width - start : kPanel<F>;
+    const bool turns = pack.dtype == kFloat && pack.depth_stride == 1 && pack.width_stride != 1;
+    const F* column = reinterpret_cast<const F*>(from) + start * pack.width_stride;
+    const Square done = turns ? pack_squares<F>(column, pack.width_stride, pack.depth, columns, out) : Square{0, 0};
     constexpr int64_t block = 16;  // rows that are copied together, so that transposing reads whole lines
     for (int64_t k0 = 0; k0 < pack.depth; k0 += block) {
       const int64_t end = k0 + block < pack.depth ? k0 + block : pack.depth;
@@ -32,13 +94,9 @@ void pack_panels(const Pack& pack, const void* matrix, void* packed, int64_t fir
             store<F>(out + k * kPanel<F> + v * kLanes<F>, load<F>(at + k * pack.depth_stride + v * kLanes<F>));
       } else if (pack.width_stride == 1) {
         for (int64_t k = k0; k < end; k++) read_row<F>(out + k * kPanel<F>, from + (k * pack.depth_stride + start) * size, pack.dtype, columns);
-      } else if (pack.dtype == kFloat) {
-        const F* at = reinterpret_cast<const F*>(from) + start * pack.width_stride;
-        for (int64_t j = 0; j < columns; j++)
-          for (int64_t k = k0; k < end; k++) out[k * kPanel<F> + j] = at[k * pack.depth_stride + j * pack.width_stride];
       } else {
-        for (int64_t j = 0; j < columns; j++)
-          for (int64_t k = k0; k < end; k++)
+        for (int64_t j = end <= done.rows ? done.columns : 0; j < columns; j++)
+          for (int64_t k = j < done.columns && k0 < done.rows ? done.rows : k0; k < end; k++)
             read_row<F>(out + k * kPanel<F> + j, from + (k * pack.depth_stride + (start + j) * pack.width_stride) * size, pack.dtype, 1);
       }
       for (int64_t k = k0; k < end; k++)
