@@ -176,33 +176,39 @@ void product(const F* a, int64_t a_stride, const F* packed, int64_t depth, int64
   }
 }
 
-// The same for one row and a matrix as it is: packing it would take as long as the product.
-template <class F>
-void row_by_matrix(const F* a, const Pack& matrix, const F* b, const F* init, F* out) {
-  constexpr int64_t kWide = 8;  // vectors of a block of columns
-  const int64_t depth = matrix.depth, width = matrix.width, down = matrix.depth_stride;
+// out = first + a @ rows, for one row and R rows of a matrix, each of which is read from its start to its end.
+template <class F, int R>
+void add_rows(const F* a, const F* rows, int64_t down, int64_t width, const F* first, F* out) {
+  constexpr int64_t kSome = 4;  // vectors of a block of columns
   int64_t start = 0;
-  for (; start + kWide * kLanes<F> <= width; start += kWide * kLanes<F>) {
-    Vec<F> sums[kWide];
+  for (; start + kSome * kLanes<F> <= width; start += kSome * kLanes<F>) {
+    Vec<F> sums[kSome];
 #pragma GCC unroll 8
-    for (int v = 0; v < kWide; v++) sums[v] = init == nullptr ? Vec<F>{} : load<F>(init + start + v * kLanes<F>);
-    for (int64_t k = 0; k < depth; k++) {
-      const F value = a[k];
+    for (int v = 0; v < kSome; v++) sums[v] = first == nullptr ? Vec<F>{} : load<F>(first + start + v * kLanes<F>);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-      for (int v = 0; v < kWide; v++) sums[v] += value * load<F>(b + k * down + start + v * kLanes<F>);
-    }
+      for (int v = 0; v < kSome; v++) sums[v] += a[r] * load<F>(rows + r * down + start + v * kLanes<F>);
 #pragma GCC unroll 8
-    for (int v = 0; v < kWide; v++) store<F>(out + start + v * kLanes<F>, sums[v]);
+    for (int v = 0; v < kSome; v++) store<F>(out + start + v * kLanes<F>, sums[v]);
   }
   for (; start < width; start += kLanes<F>) {
     const int64_t rest = width - start < kLanes<F> ? width - start : kLanes<F>;
-    Vec<F> sum = init == nullptr ? Vec<F>{} : load_some<F>(init + start, rest);
-    if (rest == kLanes<F>)
-      for (int64_t k = 0; k < depth; k++) sum += a[k] * load<F>(b + k * down + start);
-    else
-      for (int64_t k = 0; k < depth; k++) sum += a[k] * load_some<F>(b + k * down + start, rest);
+    Vec<F> sum = first == nullptr ? Vec<F>{} : load_some<F>(first + start, rest);
+    for (int r = 0; r < R; r++) sum += a[r] * load_some<F>(rows + r * down + start, rest);
     store_some<F>(out + start, sum, rest);
   }
+}
+
+// The same for a whole matrix as it is: packing it would take as long as the product.
+template <class F>
+void row_by_matrix(const F* a, const Pack& matrix, const F* b, const F* init, F* out) {
+  constexpr int64_t kDeep = 8;
+  const int64_t down = matrix.depth_stride;
+  const F* first = init;
+  int64_t k = 0;
+  for (; k + kDeep <= matrix.depth; k += kDeep, first = out) add_rows<F, kDeep>(a + k, b + k * down, down, matrix.width, first, out);
+  for (; k < matrix.depth; k++, first = out) add_rows<F, 1>(a + k, b + k * down, down, matrix.width, first, out);
 }
 
 }  // namespace
