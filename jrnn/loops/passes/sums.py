@@ -9,7 +9,6 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -288,17 +287,16 @@ def smaller_first(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_elem
 
     For a product A^T B, XLA:CPU first copies A, transposed. If A is larger than B, this computes B^T A and transposes the
     result, which is small. XLA would merge a transposition of the result, this one or the caller's, with the product again.
-    A cast to the type that the result already has prevents that.
+    A barrier prevents that. Of few rows, a copy of A is smaller than one of the result.
     """
-    result = preferred_element_type or jnp.result_type(lhs, rhs)
-    if not jnp.issubdtype(result, jnp.floating):
+    sizes = (jaxprs.elements(lhs.shape), jaxprs.elements(rhs.shape))
+    rows = jaxprs.elements([lhs.shape[axis] for axis in axes[0]])
+    if 2 * rows**2 < min(sizes):
         return as_written(lhs, rhs, axes, precision, preferred_element_type)
-    kind = jnp.finfo(result)
-    rounded = functools.partial(jax.lax.reduce_precision, exponent_bits=kind.nexp, mantissa_bits=kind.nmant)
-    if jaxprs.elements(lhs.shape) <= jaxprs.elements(rhs.shape):
-        return rounded(as_written(lhs, rhs, axes, precision, preferred_element_type))
+    if sizes[0] <= sizes[1]:
+        return jax.lax.optimization_barrier(as_written(lhs, rhs, axes, precision, preferred_element_type))
     exchanged = precision[::-1] if isinstance(precision, tuple) else precision
-    product = rounded(as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type))
+    product = jax.lax.optimization_barrier(as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type))
     own = rhs.ndim - len(axes[1])
     return jnp.transpose(product, (*range(own, product.ndim), *range(own)))
 
