@@ -58,8 +58,8 @@ def marked(options: Options) -> AbstractContextManager[None]:
 
 
 def metadata(options: Options) -> dict[str, str]:
-    """Returns the mark."""
-    return {MARK: json.dumps(options._asdict())}
+    """Returns the mark, which is short, for JAX writes it at each equation: the options that differ from their defaults."""
+    return {MARK: json.dumps({k: v for k, v in options._asdict().items() if v != Options._field_defaults[k]})}
 
 
 def unmarked() -> AbstractContextManager[None]:
@@ -77,6 +77,5 @@ def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
     text = (metadata or {}).get(MARK)
     if text is None or text == _PLAIN:
         return None
-    options = json.loads(text)
-    recompute = options["recompute"]
-    return Options(**{**options, "recompute": tuple(recompute) if isinstance(recompute, list) else recompute})
+    options = Options(**json.loads(text))
+    return options._replace(recompute=tuple(options.recompute)) if isinstance(options.recompute, list) else options
