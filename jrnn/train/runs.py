@@ -171,7 +171,7 @@ def curves(run: Path) -> tuple[Curve, Curve]:
         drawn.append((points[:, 0], points[:, 1]))
     if not any(len(steps) for steps, _ in drawn):
         raise DataError(f"{run}: has no losses in metrics.jsonl yet")
-    return drawn[0], curves[1]
+    return drawn[0], drawn[1]
 
 
 def labels(runs: Sequence[RunSummary]) -> list[str]:
