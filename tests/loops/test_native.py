@@ -381,6 +381,16 @@ def test_transposed_matrices_are_packed_as_they_are(rows, default):
 
 
 @built
+def test_a_transposed_matrix_that_is_no_product_is_transposed_once():
+    p = weights(h0=(N, H), x=(T, N, H), m=(H, N))
+    (loop,) = lowering.steps_of(
+        lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p
+    )
+    program = native_of(loop).program
+    assert [e.primitive.name for e in program.before] == ["transpose"] and not program.early
+
+
+@built
 @pytest.mark.parametrize("width", [5, 40, 300])
 def test_one_row_reads_matrices_as_they_are(width):
     """In both layouts, with columns that fill no vector or several."""

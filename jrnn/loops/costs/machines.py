@@ -21,6 +21,7 @@ from jrnn.errors import ScanError
 from jrnn.files import read_text
 
 ONE_KERNEL = jaxlib.version.__version_info__ >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
+SMALL_LOOP = 1_024  # the bytes that a trip may access for earlier ones to do so
 # With it, XLA:CPU before jaxlib 0.12 makes one kernel of larger loops, as later versions do.
 ONE_KERNEL_FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
 
@@ -131,7 +132,7 @@ def this_processor() -> Machine:
 def small_loop_bytes(flags: str = "") -> float:
     """Returns what a trip of a loop may access for XLA:CPU to make one kernel of it: the bytes of `flags`, or its own."""
     given = re.findall(r"xla_cpu_small_while_loop_byte_threshold=(\d+)", flags)
-    return float(given[-1]) if given else math.inf if ONE_KERNEL else 1_024.0
+    return float(given[-1]) if given else math.inf if ONE_KERNEL else SMALL_LOOP
 
 
 def vector_bytes(flags: str = "") -> int:

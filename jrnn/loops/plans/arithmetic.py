@@ -1,7 +1,7 @@
 """The choice: what of a step is worth writing as arithmetic, and what the loop costs then.
 
 XLA:CPU outlines a while loop as one kernel if nothing in it is a custom call, sort, scatter, transform or library fusion,
-and if one trip accesses fewer bytes than a limit. Before jaxlib 0.12 the limit is 1,024 bytes.
+and if one trip accesses fewer bytes than a limit. Before jaxlib 0.12 there is one by default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jrnn.jaxprs import Eqn
 from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.equation_costs import REDUCTIONS, is_by_vector, is_of_one_row, is_outer
 from jrnn.loops.costs.estimates import Estimator, estimate
-from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, Machine
+from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.loop.description import Description, described
 from jrnn.loops.passes.arithmetic import draws
@@ -28,7 +28,7 @@ _LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elemen
 _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
 _DRAWN, _DRAWS = 1 << 14, 4  # random numbers, and draws in a step; each compiles for a tenth of a second
-_ORDER, _ORDER_IN_PARTS, _SMALL_LOOP = 12, 8, 1_024  # rows in one kernel, and in several; bytes a step of small ones
+_ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in one kernel, and in several
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 _SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 LARGE_PRODUCT = 2 * _SUMMED  # operations of a product that stays a call
@@ -88,7 +88,7 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
         return None
     drawn = draws.RULES if sum(e.primitive.name in draws.RULES for e in given) > _DRAWS else ()
     stays = any(_is_in_the_way(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
-    order = _ORDER_IN_PARTS if stays or estimator.machine.small_loop <= _SMALL_LOOP else _ORDER
+    order = _ORDER_IN_PARTS if stays or estimator.machine.small_loop <= SMALL_LOOP else _ORDER
     changed = as_arithmetic(loop, lambda e: e.primitive.name not in drawn and fits(e, order))
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:

@@ -66,10 +66,9 @@ def program_of(loop: Loop) -> Program:
         raise Refused(f"the step has {len(eqns)} equations, more than the {_LONGEST} of a kernel")
     moving = jaxprs.depends(eqns, (*loop.carry, *loop.xs))
     fixed = [e for e in eqns if moving.isdisjoint(e.outvars)]
-    read = {v for e in fixed for v in jaxprs.inputs(e)}
-    views = [e for e in fixed if e.primitive.name == "transpose" and e.outvars[0] not in read]
+    views = turned_matrices(fixed, loop)
     before = tuple(e for e in fixed if e not in views)
-    eqns = [*views, *(e for e in eqns if e not in fixed)]
+    eqns = [*views, *(e for e in eqns if not moving.isdisjoint(e.outvars))]
     sizes = {v.aval.shape[0] if v.aval.shape else 1 for v in loop.carry}
     hypotheses = [*(n for n in sizes if len(sizes) == 1 and jaxprs.is_known(n) and n > 1), 1]
     for rows in hypotheses:
@@ -79,6 +78,15 @@ def program_of(loop: Loop) -> Program:
             if rows == hypotheses[-1] or len(loop.carry[0].aval.shape) > 1:
                 raise
     raise AssertionError
+
+
+def turned_matrices(eqns: Sequence[Eqn], loop: Loop) -> list[Eqn]:
+    """Returns the transpositions whose results only products of a loop read: the kernel packs a matrix either way."""
+    turns = [e for e in eqns if e.primitive.name == "transpose"]
+    readers = (e for e in (*eqns, *loop.eqns) if e.primitive.name != "dot_general")
+    others = {*(v for e in readers for v in jaxprs.inputs(e)), *jaxprs.variables(loop.outputs)}
+    products = {v for e in loop.eqns if e.primitive.name == "dot_general" for v in jaxprs.inputs(e)} - others
+    return [e for e in turns if e.outvars[0] in products]
 
 
 def _with_rows(loop: Loop, before: tuple[Any, ...], eqns: Sequence[Eqn], rows: int) -> Program:

@@ -22,7 +22,7 @@ from jrnn.loops.costs.machines import Machine
 from jrnn.loops.kernels import Refused
 from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
-from jrnn.loops.kernels.native.program import Program, program_of
+from jrnn.loops.kernels.native.program import Program, program_of, turned_matrices
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.loop.description import Description, described
@@ -128,8 +128,8 @@ def called(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
     """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
     fission = split(contract)
     core = fission.core
-    turns = [e for e in fission.once if e.primitive.name == "transpose" and e.outvars[0] in core.consts]
-    turned = {e.outvars[0] for e in turns}  # in the loop, where they cost nothing: the kernel packs a matrix either way
+    turns = turned_matrices(fission.once, core)  # in the loop, where they cost nothing
+    turned = {e.outvars[0] for e in turns}
     consts = tuple(dict.fromkeys(v for v in (*core.consts, *(e.invars[0] for e in turns)) if v not in turned))
     fission = replace(fission, core=replace(core, consts=consts, eqns=(*turns, *core.eqns)))
     return fission, native_of(fission.core)
