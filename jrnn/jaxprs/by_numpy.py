@@ -212,8 +212,8 @@ def factors(of):
 
 
 def cholesky(x, **_):
-    """A matrix that is not positive definite has factors of NaN."""
-    lower = np.full_like(x, np.nan)
+    """A matrix that is not positive definite has factors of NaN; if it is complex, both parts are."""
+    lower = np.full_like(x, complex(np.nan, np.nan) if x.dtype.kind == "c" else np.nan)
     for at in np.ndindex(x.shape[:-2]):
         with contextlib.suppress(np.linalg.LinAlgError):
             lower[at] = np.linalg.cholesky(x[at])
