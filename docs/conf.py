@@ -148,9 +148,9 @@ def comments(table):
     """What the comment of each field of a dataclass says."""
     source = textwrap.dedent(inspect.getsource(table))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    found = {t.start[0]: t.string.strip("# ") for t in tokens if t.type == tokenize.COMMENT and "fmt:" not in t.string}
+    texts = {t.start[0]: t.string.strip("# ") for t in tokens if t.type == tokenize.COMMENT and "fmt:" not in t.string}
     fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
-    return {f.target.id: " ".join(t for k, t in found.items() if f.lineno <= k <= f.end_lineno) for f in fields}
+    return {f.target.id: " ".join(t for k, t in texts.items() if f.lineno <= k <= f.end_lineno) for f in fields}
 
 
 def keys(block):
@@ -204,8 +204,8 @@ BLOCKS = {
 
 
 def expand(app, docname, source):
-    for pattern, made in BLOCKS.items():
-        source[0] = re.sub(pattern, made, source[0], flags=re.M | re.S)
+    for pattern, replacement in BLOCKS.items():
+        source[0] = re.sub(pattern, replacement, source[0], flags=re.M | re.S)
 
 
 def setup(app):

@@ -44,14 +44,14 @@ def ratios():
 
 def cpu_six():
     names = {"jrnn": "`jrnn.scan`", "jrnn.nn": "`jrnn.nn`", "torch": "torch"}
-    found = ratios()
-    sizes = [size.rpartition("x")[0] for size in next(iter(found.values()))]
+    by_program = ratios()
+    sizes = [size.rpartition("x")[0] for size in next(iter(by_program.values()))]
     rows = [
         [f"{cell.upper()} {mode}, {name}", *(f"{x:.2f}" for x in (mean(by_size.values()), *by_size.values()))]
         for cell in ("lstm", "gru")
         for mode in ("forward", "train")
         for peer, name in names.items()
-        for by_size in [found[cell, mode, peer]]
+        for by_size in [by_program[cell, mode, peer]]
     ]
     return {"head": ["", "mean of six", *sizes], "rows": rows}
 

@@ -85,13 +85,13 @@ def main(folder=None, steps=75):
     last = f"layers.{pretrained.config.num_hidden_layers - 1}."
     only_last, first = train(pretrained, False, steps, lambda name: last in name)
     every, second = train(only_last, False, steps, seed=1)
-    found = [first[0], np.mean(first[-10:]), np.mean(second[-10:])]  # each before the step on its texts
-    for what, value in zip(("before", "last layer", "all parameters"), found):
+    means = [first[0], np.mean(first[-10:]), np.mean(second[-10:])]  # each before the step on its texts
+    for what, value in zip(("before", "last layer", "all parameters"), means):
         print(f"sums in digits, {what}: loss {value:.3f}")
     written = write(every, "2+3=", 2)
     print(f"it writes: {written}")
     every.save(tempfile.mkdtemp())  # transformers and jrnn.models.load read it
-    return found, written
+    return means, written
 
 
 if __name__ == "__main__":

@@ -64,9 +64,9 @@ def scores(step, params, keys, values):
 
 def loss(params, step, keys, values, last):
     """The cross-entropy where the key is not new, and how often the best score is right there."""
-    found = scores(step, params, keys, values)
-    each = optax.softmax_cross_entropy_with_integer_labels(found, jnp.maximum(last, 0))
-    right = found.argmax(-1) == last
+    logits = scores(step, params, keys, values)
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(last, 0))
+    right = logits.argmax(-1) == last
     return each.mean(where=last >= 0), right.mean(where=last >= 0)
 
 
@@ -95,13 +95,13 @@ def loops(step):
 
 
 def main(steps=100):
-    found = {}
+    by_step = {}
     for step in (linear_attention, delta_rule):
         _, rights = train(step, steps)
-        found[step.__name__] = rights
+        by_step[step.__name__] = rights
         print(f"{step.__name__}: right {rights[0]:.0%} -> {np.mean(rights[-10:]):.0%}")
     print(loops(delta_rule).loops[0])
-    return found
+    return by_step
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def files(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "config.toml").write_text("")
     os.mkfifo(folder / "pipe.pb")
-    made = {
+    contents = {
         "empty": b"",
         "zeros": b"\0" * 300,
         "noise": random.Random(0).randbytes(300),
@@ -130,7 +130,7 @@ def files(folder: Path) -> None:
         "unknown": b'op { type: "Sigmiod" input: "x" output: "y" }',
         "long": b'op { type: "' + b"x" * 100_000 + b'" output: "y" }',
     }
-    for name, data in made.items():
+    for name, data in contents.items():
         for suffix in ("pb", "npy", "npz", "toml", "csv", "onnx"):
             (folder / f"{name}.{suffix}").write_bytes(data)
     header = io.BytesIO()
@@ -460,18 +460,18 @@ def interrupts(count: int, failures: list[str]) -> int:
     def of(name: str) -> list[str]:
         rng = random.Random(name)
         whole, wrong = interrupted(name, None)
-        found = [f"interrupts: {name}, not interrupted: {wrong}"] if wrong else []
+        failures = [f"interrupts: {name}, not interrupted: {wrong}"] if wrong else []
         left = count
         while left:
             after = rng.uniform(0.05, 1.0) * whole
             _, wrong = interrupted(name, after)
             left -= wrong is not None
-            found += [f"interrupts: {name} after {after:.1f} s of {whole:.1f}: {wrong}"] if wrong else []
-        return found
+            failures += [f"interrupts: {name} after {after:.1f} s of {whole:.1f}: {wrong}"] if wrong else []
+        return failures
 
     with ThreadPoolExecutor(min(len(INTERRUPTED), os.cpu_count() or 1)) as pool:
-        for found in pool.map(of, INTERRUPTED):
-            failures += found
+        for failed in pool.map(of, INTERRUPTED):
+            failures += failed
     return count * len(INTERRUPTED)
 
 
@@ -487,18 +487,18 @@ def main() -> int:
         work(args.worker, args.first, args.long)
         return 0
     attacks: dict[str, Callable[[list[str]], int]] = {
-        **{kind: (lambda found, kind=kind: watch(kind, args.long, found)) for kind in kinds},
-        "readers": lambda found: readers(1_000 if args.long else 100, found),
-        "interrupts": lambda found: interrupts(50 if args.long else 2, found),
+        **{kind: (lambda failures, kind=kind: watch(kind, args.long, failures)) for kind in kinds},
+        "readers": lambda failures: readers(1_000 if args.long else 100, failures),
+        "interrupts": lambda failures: interrupts(50 if args.long else 2, failures),
     }
     print("| attack | tried | held |\n|---|---|---|")
     failures: list[str] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each attack is a process of its own
-        found: dict[str, list[str]] = {name: [] for name in attacks if args.only is None or name in args.only}
-        tried = {name: pool.submit(attacks[name], found[name]) for name in found}
+        by_attack: dict[str, list[str]] = {name: [] for name in attacks if args.only is None or name in args.only}
+        tried = {name: pool.submit(attacks[name], by_attack[name]) for name in by_attack}
         for name, count in tried.items():
-            print(f"| {name} | {count.result()} | {count.result() - len(found[name])} |", flush=True)
-            failures += found[name]
+            print(f"| {name} | {count.result()} | {count.result() - len(by_attack[name])} |", flush=True)
+            failures += by_attack[name]
     print("\n".join(failures))
     return 1 if failures else 0
 

@@ -92,12 +92,12 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
 
 def _complete(name: str, folder: Path) -> dict[str, bytes]:
     """What of a folder counts: of a corpus that is not finished, nothing; of weights, those that their module reads."""
-    found = tree(folder)
+    contents = tree(folder)
     if name == "tokens":
-        return found if "corpus.json" in found else {}
+        return contents if "corpus.json" in contents else {}
     if name == "write_python":
-        return {k: v for k, v in found.items() if k == "o.py" or k[1:].encode() in found["o.py"]}
-    return found
+        return {k: v for k, v in contents.items() if k == "o.py" or k[1:].encode() in contents["o.py"]}
+    return contents
 
 
 def _faulty(name: str, fault: Callable[[int], None]) -> str:
@@ -109,10 +109,10 @@ def _faulty(name: str, fault: Callable[[int], None]) -> str:
         write_old(folders[1])
         old, new = _complete(name, folders[1]), _complete(name, folders[0])
         status = _children(write_new, fault, folders[1])
-        found = _complete(name, folders[1])
-        if found not in (old, new) or (status == 0 and found != new):
-            wrong = [k for k in {*found, *old, *new} if found.get(k) not in (old.get(k), new.get(k))]
-            return f"ended with {status}: a mixture of {sorted(found)}, {wrong}"
+        contents = _complete(name, folders[1])
+        if contents not in (old, new) or (status == 0 and contents != new):
+            wrong = [k for k in {*contents, *old, *new} if contents.get(k) not in (old.get(k), new.get(k))]
+            return f"ended with {status}: a mixture of {sorted(contents)}, {wrong}"
         write_new(folders[1])
         if left := [p.name for p in Path(base).rglob(".*.part")]:
             return f"the same call leaves {left}"
@@ -185,15 +185,15 @@ def trainings(count: int) -> Iterator[Attack]:
         wrong = [(step, broken_seal(folder / str(step))) for step in steps_in(folder)]
         return "; ".join(f"{step}: {why}" for step, why in wrong if why)
 
-    found: dict[str, dict[str, np.ndarray]] = {}
+    weights: dict[str, dict[str, np.ndarray]] = {}
 
     def ended(name: str) -> str:
         fork = begin(name, "--resume", "--set", "train.checkpoint_every=1000").wait()
         if fork.status:
             return f"ended with {fork.status}: {fork.err[-300:]}"
         with Checkpoints(Path(name) / "checkpoints") as checkpoints:
-            found[name] = {k: np.asarray(v) for k, v in checkpoints._manager.restore(STEPS).items()}
-        same = all(np.array_equal(found["once"][k], v) for k, v in found[name].items())
+            weights[name] = {k: np.asarray(v) for k, v in checkpoints._manager.restore(STEPS).items()}
+        same = all(np.array_equal(weights["once"][k], v) for k, v in weights[name].items())
         return "" if same else "other numbers than a run that was not killed"
 
     yield "a run that is not killed", lambda: ended("once")

@@ -101,12 +101,12 @@ def read_corpus(folder: Path) -> None:
     """Reads all of a corpus; raises AssertionError if it has other tokens than the one that was written."""
     from jrnn.corpus import Corpus
 
-    found = Corpus.open(folder)
-    found.verify()
-    found.tokenizer()
+    opened = Corpus.open(folder)
+    opened.verify()
+    opened.tokenizer()
     whole = Corpus.open(corpus())
     for name in ("tokens", "begins"):
-        if not np.array_equal(getattr(found, name)(0, len(found)), getattr(whole, name)(0, len(whole))):
+        if not np.array_equal(getattr(opened, name)(0, len(opened)), getattr(whole, name)(0, len(whole))):
             raise AssertionError(f"other {name}")
 
 
@@ -141,9 +141,9 @@ def corpora(count: int) -> Iterator[Attack]:
         from jrnn.corpus import Corpus
 
         with copied(corpus()) as folder:
-            found = Corpus.open(folder)
+            opened = Corpus.open(folder)
             act(folder)
-            return refused(lambda: [found.tokens(0, len(found)), found.begins(0, len(found))])
+            return refused(lambda: [opened.tokens(0, len(opened)), opened.begins(0, len(opened))])
 
     for file in ("00000.tokens", "00001.begins"):
         yield f"{file} is gone during a run", lambda file=file: gone(lambda d: (d / file).unlink())
@@ -166,9 +166,9 @@ def corpora(count: int) -> Iterator[Attack]:
         place, bit = rng.random(), 1 << rng.randrange(8)
 
         def flip(data: bytes, place=place, bit=bit) -> bytes:
-            found = bytearray(data)
-            found[int(place * len(data))] ^= bit
-            return bytes(found)
+            flipped = bytearray(data)
+            flipped[int(place * len(data))] ^= bit
+            return bytes(flipped)
 
         yield f"bit {bit} of {file} at {place:.3f}", lambda file=file, flip=flip: changed(file, flip, True)
         yield f"corpus.json, bit {bit} at {place:.3f}", lambda flip=flip: changed("corpus.json", flip)

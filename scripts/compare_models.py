@@ -70,7 +70,7 @@ def read(folder):
     """The model of transformers, and what it reports while reading."""
     model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     model.config._experts_implementation = "eager"
-    return model.eval(), {name: found for name, found in report.items() if found}
+    return model.eval(), {name: names for name, names in report.items() if names}
 
 
 def theirs(folder, tokens, dtype, with_gradient):
@@ -114,19 +114,19 @@ def ours(folder, tokens, dtype, with_gradient):
 
 def by_parameter(model, gradients):
     """Gradients of tensors as those of the parameters that jrnn makes of them."""
-    found = {}
+    tensors = {}
     for name, merge in model.decoder.parameters().items():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             continue
         parts = [gradients[part] for part in (merge.names if merge else (name,))]
-        found[name] = parts[0] if merge is None else np.stack(parts) if merge.stacks else np.concatenate(parts)
-    return found
+        tensors[name] = parts[0] if merge is None else np.stack(parts) if merge.stacks else np.concatenate(parts)
+    return tensors
 
 
-def difference(found, wanted):
+def difference(actual, wanted):
     """The greatest of all tensors, and whose it is."""
     least = 1e-6 * max(abs(value).max() for value in wanted.values())
-    errors = {name: abs(found[name] - value).max() / max(abs(value).max(), least) for name, value in wanted.items()}
+    errors = {name: abs(actual[name] - value).max() / max(abs(value).max(), least) for name, value in wanted.items()}
     worst = max(errors, key=errors.get)
     return errors[worst], worst
 
@@ -169,12 +169,12 @@ def main():
             rows.setdefault(folder.name.rpartition("_")[0], []).append(compare(folder))
     print("| | logits | gradients | jrnn in float32 | transformers in float32 | reload |")
     print("|---|---:|---:|---:|---:|---|")
-    for name, found in rows.items():
+    for name, results in rows.items():
         cells = [
-            f"{max(row[key] for row in found):.1e}" if all(key in row for row in found) else ""
+            f"{max(row[key] for row in results):.1e}" if all(key in row for row in results) else ""
             for key in ("logits", "gradients", "jrnn", "transformers")
         ]
-        print(f"| `{name}` | {' | '.join(cells)} | {', '.join(sorted({row['reload'] for row in found}))} |")
+        print(f"| `{name}` | {' | '.join(cells)} | {', '.join(sorted({row['reload'] for row in results}))} |")
 
 
 if __name__ == "__main__":

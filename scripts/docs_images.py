@@ -147,8 +147,8 @@ def conformance():
 
 def _over_scan(name, column):
     """Loop and mode -> jrnn's number over that of lax.scan."""
-    found = tables.column(name, column)
-    return {key[:2]: value / found[*key[:2], "lax.scan", key[3]] for key, value in found.items() if key[2] == "jrnn"}
+    times = tables.column(name, column)
+    return {key[:2]: value / times[*key[:2], "lax.scan", key[3]] for key, value in times.items() if key[2] == "jrnn"}
 
 
 def linear():
@@ -307,8 +307,8 @@ def examples():
     draw(
         "time_series", "step", "value", {"series": values[: n + time_series.AHEAD, 0], "forecast": (ahead, forecast[0])}
     )
-    found, _ = finetune_pretrained.main()
-    draw("finetune_pretrained", "", "loss", {"": (["before", "last layer", "all parameters"], found)})
+    means, _ = finetune_pretrained.main()
+    draw("finetune_pretrained", "", "loss", {"": (["before", "last layer", "all parameters"], means)})
     draw("linear_attention", "step", "right answers", linear_attention.main())
     losses = {name: equinox_lstm.train(150, optimized=name == "jrnn")[0] for name in ("jrnn", "lax.scan")}
     draw("equinox_lstm", "step", "loss", losses)

@@ -38,10 +38,10 @@ def main(argv: list[str]) -> int:
     if not argv:
         sys.exit(__doc__)
     failed = 0
-    made = MODELS | {f"rule {name}": partial(Model, *case) for name, case in CASES.items()}
-    for name in argv[1:] or made:
+    models = MODELS | {f"rule {name}": partial(Model, *case) for name, case in CASES.items()}
+    for name in argv[1:] or models:
         try:
-            export(made[name](), Path(argv[0], name))
+            export(models[name](), Path(argv[0], name))
         except JrnnError as e:
             failed += 1
             traceback.print_exc(limit=-2)

@@ -55,12 +55,12 @@ SECONDS = 5  # of processor time for one case
 
 
 def _written(write: Callable, *values) -> list[bytes]:
-    found = []
+    texts = []
     for value in values:
-        made = io.BytesIO()
-        write(made, value)
-        found.append(made.getvalue())
-    return found
+        buffer = io.BytesIO()
+        write(buffer, value)
+        texts.append(buffer.getvalue())
+    return texts
 
 
 def _examples() -> list[bytes]:
@@ -97,13 +97,13 @@ def _piece(data: bytes, rng: random.Random, size: int = 3000) -> bytes:
 
 def _parts(nets: Sequence[bytes]) -> list[bytes]:
     """Nets with two operators each: whole ones take protobuf 100 ms, as text."""
-    found = []
+    messages = []
     for data in nets:
         for k in range(0, len(message_class("NetDef").FromString(data).op), 2):
             part = message_class("NetDef").FromString(data)
             del part.op[k + 2 :], part.op[:k]
-            found.append(part.SerializeToString())
-    return found
+            messages.append(part.SerializeToString())
+    return messages
 
 
 class Cases:
@@ -209,7 +209,7 @@ def watch(args: argparse.Namespace) -> int:
     until = time.time() + args.minutes * 60 if args.minutes else float("inf")
     known: set[str] = set()  # one case of a kind is enough
     first, last = args.first, args.first + args.cases if not args.minutes else sys.maxsize
-    cases, found = Cases(args.seed, args.reader or READERS), 0
+    cases, findings = Cases(args.seed, args.reader or READERS), 0
     begun = time.time()
     while first < last and time.time() < until:
         command = [sys.executable, SCRIPT, "--worker", f"--seed={args.seed}", f"--first={first}", f"--until={until}"]
@@ -227,17 +227,17 @@ def watch(args: argparse.Namespace) -> int:
             kind = wrong.partition(": ")[0]
             if wrong and kind not in known:
                 known.add(kind)
-                found += _record(cases, number, wrong)
+                findings += _record(cases, number, wrong)
         _, err = worker.communicate()
         first = number + 1
         if ended:
             break
         what = f"ended the process ({signal.strsignal(-worker.returncode) if worker.returncode < 0 else err[-300:]})"
-        found += _record(cases, number, what)
+        findings += _record(cases, number, what)
         if worker.returncode > 0:
-            return found
-    print(f"{first - args.first} cases in {time.time() - begun:.0f} s, {found} findings")
-    return found
+            return findings
+    print(f"{first - args.first} cases in {time.time() - begun:.0f} s, {findings} findings")
+    return findings
 
 
 def _record(cases: Cases, number: int, wrong: str) -> int:

@@ -121,7 +121,7 @@ def mutate_minidb(data: bytes, pool: Sequence[bytes], rng: random.Random) -> byt
 
 def mutate_zip(data: bytes, rng: random.Random) -> bytes:
     """Changes, drops, repeats or renames members of a zip file, whose check sums then agree."""
-    made = io.BytesIO()
+    buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old:
         members = [(name, old.read(name)) for name in old.namelist()]
     at, change = rng.randrange(len(members)), rng.randrange(6)
@@ -134,10 +134,10 @@ def mutate_zip(data: bytes, rng: random.Random) -> bytes:
         members[at] = (rng.choice(("../x.npy", "x", "/x.npy", "lengths.npy", name * 20)), content)
     else:
         members[at] = (name, mutate_bytes(content, rng))
-    with zipfile.ZipFile(made, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as new:
+    with zipfile.ZipFile(buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as new:
         for name in dict(members):
             new.writestr(name, dict(members)[name])
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 def mutate_safetensors(data: bytes, rng: random.Random) -> bytes:
@@ -151,7 +151,7 @@ def mutate_safetensors(data: bytes, rng: random.Random) -> bytes:
 
 def parse(data: bytes, descriptor: Descriptor) -> list[Field]:
     """Returns the fields of a message, inner messages as lists; it drops bytes that cannot be parsed."""
-    found: list[Field] = []
+    parsed: list[Field] = []
     pos = 0
     try:
         while pos < len(data):
@@ -159,22 +159,22 @@ def parse(data: bytes, descriptor: Descriptor) -> list[Field]:
             number, wire = tag >> 3, tag & 7
             if wire == VARINT:
                 value, pos = _varint(data, pos)
-                found.append((number, wire, value))
+                parsed.append((number, wire, value))
             elif wire in (FIXED64, FIXED32):
                 size = 8 if wire == FIXED64 else 4
-                found.append((number, wire, data[pos : pos + size]))
+                parsed.append((number, wire, data[pos : pos + size]))
                 pos += size
             elif wire == LENGTH:
                 size, pos = _varint(data, pos)
                 piece, pos = data[pos : pos + size], pos + size
                 field = descriptor.fields_by_number.get(number)
                 inner = field.message_type if field is not None else None
-                found.append((number, wire, piece if inner is None else parse(piece, inner)))
+                parsed.append((number, wire, piece if inner is None else parse(piece, inner)))
             else:
                 break
     except FormatError:
         pass
-    return found
+    return parsed
 
 
 def build(fields: Sequence[Field]) -> bytes:
@@ -192,12 +192,12 @@ def build(fields: Sequence[Field]) -> bytes:
 
 def _lists(fields: list[Field], kind: Descriptor) -> list[tuple[list[Field], Descriptor]]:
     """Yields every list of fields in a message, with the message's type."""
-    found = [(fields, kind)]
+    lists = [(fields, kind)]
     for number, _, value in fields:
         field = kind.fields_by_number.get(number)
         if isinstance(value, list) and field is not None and field.message_type is not None:
-            found += _lists(value, field.message_type)
-    return found
+            lists += _lists(value, field.message_type)
+    return lists
 
 
 def _new_field(kind: Descriptor, rng: random.Random) -> Field:

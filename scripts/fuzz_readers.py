@@ -54,15 +54,15 @@ def net_of_text(data: bytes) -> None:
     _check_net(read_net(data.decode("utf-8", "surrogateescape")))
 
 
-def _check_net(found) -> None:
-    text = format_net(found)
+def _check_net(original) -> None:
+    text = format_net(original)
     if " nan" not in text:  # nan does not equal itself, and text has only one kind of it
-        for again in (read_net(serialize_net(found)), read_net(text.encode())):
-            if again != found:
+        for again in (read_net(serialize_net(original)), read_net(text.encode())):
+            if again != original:
                 raise AssertionError("a net changes when it is written and read")
-    show(found)
-    to_dot(found)
-    upgrade(found)
+    show(original)
+    to_dot(original)
+    upgrade(original)
 
 
 def net_or_plan(data: bytes) -> None:
@@ -71,8 +71,8 @@ def net_or_plan(data: bytes) -> None:
 
 
 def plan(data: bytes) -> None:
-    found = read_plan(data)
-    if "nan" not in repr(found) and read_plan(serialize_plan(found)) != found:
+    plan_read = read_plan(data)
+    if "nan" not in repr(plan_read) and read_plan(serialize_plan(plan_read)) != plan_read:
         raise AssertionError("a plan changes when it is written and read")
 
 
@@ -98,9 +98,9 @@ def predictor_file(data: bytes) -> None:
 
 def config(data: bytes) -> None:
     with _file(data, "config.toml") as path:
-        found = load_config(path)
-        path.write_text(encode(found), encoding="utf-8")
-        if "nan" not in repr(found) and load_config(path) != found:
+        loaded = load_config(path)
+        path.write_text(encode(loaded), encoding="utf-8")
+        if "nan" not in repr(loaded) and load_config(path) != loaded:
             raise AssertionError("a config changes when it is written and read")
 
 
@@ -160,12 +160,12 @@ def corpus(data: bytes) -> None:
         (path.parent / "00000.begins").write_bytes(data[: len(data) // 8 * 8])
         shard = {"name": "00000", "tokens": len(tokens), "documents": len(data) // 8, "sha256": ""}
         path.write_text(json.dumps({"format": FORMAT, "vocabulary": 2**16, "end": None, "shards": [shard]}))
-        found = Corpus.open(path.parent)
-        for start in range(0, len(found), 97):
+        opened = Corpus.open(path.parent)
+        for start in range(0, len(opened), 97):
             with suppress(JrnnError):
-                found.begins(start, min(start + 97, len(found)))
-        found.tokens(0, len(found))
-        found.verify()
+                opened.begins(start, min(start + 97, len(opened)))
+        opened.tokens(0, len(opened))
+        opened.verify()
 
 
 def jsonl(data: bytes) -> None:

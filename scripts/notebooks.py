@@ -88,9 +88,9 @@ def main() -> int:
     parser.add_argument("--in-place", type=Path, help=argparse.SUPPRESS)  # a notebook that this process runs
     args = parser.parse_args()
     if args.in_place:
-        found = json.loads(args.in_place.read_text(encoding="utf-8"))
-        run(found["cells"])
-        args.in_place.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        stored = json.loads(args.in_place.read_text(encoding="utf-8"))
+        run(stored["cells"])
+        args.in_place.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         return 0
     args.folder.mkdir(parents=True, exist_ok=True)
     failed = 0

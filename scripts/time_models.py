@@ -83,23 +83,23 @@ def least(*actions):
     """The least processor time of each action in seconds, in turns, after one call that compiles."""
     for action in actions:
         action()
-    found = [math.inf] * len(actions)
+    shortest = [math.inf] * len(actions)
     for _ in range(ROUNDS):
         for k, action in enumerate(actions):
             start = time.process_time()
             action()
-            found[k] = min(found[k], time.process_time() - start)
-    return found
+            shortest[k] = min(shortest[k], time.process_time() - start)
+    return shortest
 
 
 def lines_of(model):
     """The lines of what only families need: the config, the decoder, and the parts and helpers that it names."""
-    waiting, found = [model.family.config, model.family.decoder], {}
+    waiting, lengths = [model.family.config, model.family.decoder], {}
     while waiting:
         one = waiting.pop()
-        if not getattr(one, "__module__", "").startswith("jrnn.models.families") or one in found:
+        if not getattr(one, "__module__", "").startswith("jrnn.models.families") or one in lengths:
             continue
-        found[one] = len(inspect.getsource(one).splitlines())
+        lengths[one] = len(inspect.getsource(one).splitlines())
         if inspect.isclass(one):
             functions = [f for f in vars(one).values() if inspect.isfunction(f)]
             waiting += one.__bases__
@@ -111,7 +111,7 @@ def lines_of(model):
                 codes += [const for const in code.co_consts if inspect.iscode(const)]
                 named = (function.__globals__.get(name) for name in code.co_names)
                 waiting += [f for f in named if inspect.isfunction(f) or inspect.isclass(f)]
-    return sum(found.values())
+    return sum(lengths.values())
 
 
 def times(family):
@@ -144,14 +144,14 @@ def times(family):
         theirs.zero_grad()
         theirs(tokens[:, :128], labels=tokens[:, :128], use_cache=False).loss.backward()
 
-    found = {
+    actions = {
         "prefill": (256, least(lambda: forward(ours, mine[:1]).block_until_ready(), read)),
         "decode": (32, least(lambda: ours.generate(mine[:1, :8], 32, temperature=0)[0].block_until_ready(), write)),
     }
     if family != "rwkv":  # of which transformers computes no gradient
         pair = least(lambda: jax.block_until_ready(gradient(ours, mine[:, :128])), train)
-        found["train"] = 256, pair
-    return sum(math.prod(p.shape) for p in ours.params.values()), lines_of(ours), found
+        actions["train"] = 256, pair
+    return sum(math.prod(p.shape) for p in ours.params.values()), lines_of(ours), actions
 
 
 def main():
@@ -160,16 +160,16 @@ def main():
     print("|---|---:|---:|---:|---:|---:|")
     for family in sys.argv[1:] or OWN:
         try:
-            count, lines, found = times(family)
+            count, lines, actions = times(family)
         except Exception as error:
             print(f"{family}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             continue
         cells = []
         for name, log in logs.items():
-            if name not in found:
+            if name not in actions:
                 cells.append("")
                 continue
-            tokens, (own, other) = found[name]
+            tokens, (own, other) = actions[name]
             log.append(math.log(own / other))
             cells.append(f"{tokens / own:,.0f} ({tokens / other:,.0f})")
         print(f"| `{family}` | {count / 1e6:.1f} M | {lines} | {' | '.join(cells)} |", flush=True)

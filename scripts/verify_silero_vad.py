@@ -39,8 +39,8 @@ def main(model_path, wave_path=None):
     for k in range(CHUNKS):
         x = samples[None, k * CHUNK : (k + 1) * CHUNK + CONTEXT]
         begin = time.perf_counter()
-        found = step(x, ours)
-        ours = jax.block_until_ready(found["stateN"])
+        outputs = step(x, ours)
+        ours = jax.block_until_ready(outputs["stateN"])
         seconds.append(time.perf_counter() - begin)
         expected = dict(
             zip(("output", "stateN"), session.run(None, {"input": x, "state": theirs, "sr": rate}), strict=True)
@@ -49,7 +49,7 @@ def main(model_path, wave_path=None):
         probabilities.append(expected["output"].item())
         for name, value in expected.items():
             scale = max(1.0, np.abs(value).max())
-            worst[name] = max(worst[name], float(np.abs(np.asarray(found[name]) - value).max() / scale))
+            worst[name] = max(worst[name], float(np.abs(np.asarray(outputs[name]) - value).max() / scale))
     print(f"{CHUNKS} chunks, speech in {np.mean(np.asarray(probabilities) > 0.5):.0%} of them")
     print(f"largest difference: probability {worst['output']:.1e}, state {worst['stateN']:.1e} (relative above 1)")
     print(f"jrnn: {np.median(seconds) * 1e6:.0f} microseconds a chunk")

@@ -25,18 +25,18 @@ def load(path):
     return net
 
 
-def difference(found, wanted):
-    if found.shape != wanted.shape:
+def difference(actual, wanted):
+    if actual.shape != wanted.shape:
         return float("inf")
-    if found.dtype == bool or wanted.dtype == bool:
-        return float((found != wanted).any())
+    if actual.dtype == bool or wanted.dtype == bool:
+        return float((actual != wanted).any())
     if not wanted.size:
         return 0.0
     finite = wanted[np.isfinite(wanted)]
     scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
-    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
     with np.errstate(invalid="ignore"):
-        return float(np.nan_to_num(np.where(same, 0, np.abs(found - wanted)), nan=np.inf).max()) / scale
+        return float(np.nan_to_num(np.where(same, 0, np.abs(actual - wanted)), nan=np.inf).max()) / scale
 
 
 def run(folder):

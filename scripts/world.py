@@ -41,13 +41,13 @@ def lowered(fn: Callable, args: Any, mark: bool) -> tuple[Any, float]:
     jax.clear_caches()
     again = jrnn.optimize_scans(lambda args: fn(args)) if mark else lambda args: fn(args)
     start = time.process_time()
-    made = jax.jit(again).lower(args)
-    return made, time.process_time() - start
+    program = jax.jit(again).lower(args)
+    return program, time.process_time() - start
 
 
-def compiled(made: Any) -> tuple[Any, float]:
+def compiled(program: Any) -> tuple[Any, float]:
     start = time.process_time()
-    return made.compile(), time.process_time() - start
+    return program.compile(), time.process_time() - start
 
 
 def seconds(call: Callable, args: Any, count: int) -> float:
@@ -77,11 +77,11 @@ def measured(fn: Callable, args: Any) -> dict[str, Any]:
     lowering = [np.inf, np.inf]
     for mark in (0, 1, 1, 0):
         with jrnn.report() as heard:
-            made, spent = lowered(fn, args, bool(mark))
+            program, spent = lowered(fn, args, bool(mark))
         lowering[mark] = min(lowering[mark], spent)
         if mark:
-            marked, loops = made, heard.loops
-    (plain, plain_seconds), (marked, marked_seconds) = compiled(made), compiled(marked)
+            marked, loops = program, heard.loops
+    (plain, plain_seconds), (marked, marked_seconds) = compiled(program), compiled(marked)
     both = plain, marked
     outs = [call(args) for call in both]
     count = max(1, round(_TURN / max(seconds(plain, args, 2), 1e-6)))

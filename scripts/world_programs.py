@@ -45,8 +45,8 @@ def dynamax_smoother():
     _, params, _, ys = linear_gaussian()
 
     def total(params: Any) -> Any:
-        found = lgssm_smoother(params, ys)
-        return jnp.sum(found.smoothed_means) + jnp.sum(found.smoothed_covariances)
+        posterior = lgssm_smoother(params, ys)
+        return jnp.sum(posterior.smoothed_means) + jnp.sum(posterior.smoothed_covariances)
 
     return total, params
 
@@ -56,8 +56,8 @@ def dynamax_em():
     model, params, props, ys = linear_gaussian()
 
     def likelihood(params: Any) -> Any:
-        found, likelihoods = jax.vmap(lambda y: model.e_step(params, y))(ys[None])
-        params, _ = model.m_step(params, props, found, model.initialize_m_step_state(params, props))
+        posterior, likelihoods = jax.vmap(lambda y: model.e_step(params, y))(ys[None])
+        params, _ = model.m_step(params, props, posterior, model.initialize_m_step_state(params, props))
         return jnp.sum(likelihoods) + sum(jnp.sum(v) for v in jax.tree.leaves(params))
 
     return likelihood, params
@@ -243,8 +243,8 @@ def cuthbert_filter():
     built, params = square_root_filter()
 
     def likelihood(p: Any) -> Any:
-        made = built(p)
-        states = cuthbert.filter(made, jnp.arange(1, 301), made.init_prepare())
+        model = built(p)
+        states = cuthbert.filter(model, jnp.arange(1, 301), model.init_prepare())
         return states.log_normalizing_constant[-1]
 
     return likelihood, params
@@ -258,9 +258,9 @@ def cuthbert_smoother():
     built, params = square_root_filter()
 
     def total(p: Any) -> Any:
-        made = built(p)
+        model = built(p)
         smoother = kalman.build_smoother(lambda t: (p["transition"], jnp.zeros(4), p["noise"] * jnp.eye(4)))
-        states = cuthbert.filter(made, jnp.arange(1, 301), made.init_prepare())
+        states = cuthbert.filter(model, jnp.arange(1, 301), model.init_prepare())
         return jnp.sum(cuthbert.smoother(smoother, states, None).mean ** 2)
 
     return total, params

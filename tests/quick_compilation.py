@@ -82,10 +82,10 @@ def accepts(chosen):
 
 def _read(cache):
     try:
-        found = json.loads(cache.read_text())
+        cached = json.loads(cache.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return cached if isinstance(cached, dict) else {}
 
 
 def _write(cache, known):

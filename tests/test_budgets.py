@@ -56,10 +56,10 @@ def lines():
 
 @pytest.fixture(scope="module")
 def raised():
-    found = dict.fromkeys(ROOMS, 0)
+    added = dict.fromkeys(ROOMS, 0)
     for name, more in RAISED.findall(PAGE.read_text(encoding="utf-8")):
-        found[name] += int(more.replace(",", ""))
-    return found
+        added[name] += int(more.replace(",", ""))
+    return added
 
 
 def test_each_room_is_within_its_budget(lines, raised):

@@ -32,13 +32,13 @@ def offences(source):
 
 
 def test_no_test_uses_a_clock():
-    found = [
+    uses = [
         f"{path.relative_to(TESTS)}:{line}"
         for path in sorted(TESTS.rglob("*.py"))
         if path != Path(__file__)
         for line in offences(path.read_text(encoding="utf-8"))
     ]
-    assert not found, "give the code under test a clock of the test's own"
+    assert not uses, "give the code under test a clock of the test's own"
 
 
 @pytest.mark.parametrize(

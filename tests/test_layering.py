@@ -176,7 +176,7 @@ def _imports(path: Path):
 
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_imports_what_it_may(name):
-    found = {}
+    imported = {}
     for path in FILES:
         if room(path) != name:
             continue
@@ -190,12 +190,12 @@ def test_a_room_imports_what_it_may(name):
                 continue
             late = (str(path.relative_to(ROOT)), ".".join(["jrnn", *target])) in LATE
             assert not local or late, f"{where}: imports from jrnn inside a function"
-            found.setdefault(room(_file(target)), where)
-    found.pop(name, None)
+            imported.setdefault(room(_file(target)), where)
+    imported.pop(name, None)
     allowed = ROOMS[name].imports.split()
-    for there, where in found.items():
+    for there, where in imported.items():
         assert there in allowed, f"{where}: {name} may not import {there}; what it may is in ROOMS, here"
-    assert not set(allowed) - set(found), "allowed here, but no longer imported"
+    assert not set(allowed) - set(imported), "allowed here, but no longer imported"
 
 
 def test_every_file_has_a_room_and_every_room_a_floor():
@@ -281,7 +281,7 @@ def test_no_jax_at_the_bottom(name):
 
 def test_no_cycles_between_files():
     edges = {
-        path: {found for _, target, _, _ in imports(path) if target is not None and (found := _file(target)) != path}
+        path: {file for _, target, _, _ in imports(path) if target is not None and (file := _file(target)) != path}
         for path in FILES
     }
     done, under_way = set(), []

@@ -73,12 +73,12 @@ def test_the_layers():
         for first, states, _ in rows("recurrent_network.md", "function")
         for name in re.findall(r"`(\w+)`", first)
     }
-    kinds = {name: found for name, found in vars(cells).items() if isinstance(found, (Layers, AttentionLayer))}
+    kinds = {name: layer for name, layer in vars(cells).items() if isinstance(layer, (Layers, AttentionLayer))}
     assert set(table) == set(kinds)
     for name, layers in kinds.items():
         if isinstance(layers, Layers):
-            found = [state.previous.partition("_")[0] for state in layers.cell(3, 4).states]
-            assert table[name].split(", ") == found
+            layer = [state.previous.partition("_")[0] for state in layers.cell(3, 4).states]
+            assert table[name].split(", ") == layer
 
 
 def options():
@@ -91,7 +91,7 @@ def options():
 def commands(page):
     """The commands in a page's blocks, with what follows them."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGES[page], re.M | re.S)
-    return [found for block in blocks for found in re.findall(r"^jrnn (\w+)(.*)$", block, re.M)]
+    return [command for block in blocks for command in re.findall(r"^jrnn (\w+)(.*)$", block, re.M)]
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))

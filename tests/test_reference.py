@@ -36,15 +36,15 @@ def resolve(name):
 
 def public_names():
     """Every public name, once: what two modules export stands under the first."""
-    found = {f"jrnn.{name}": getattr(jrnn, name) for name in jrnn.__all__ if name != "__version__"}
+    names_to_values = {f"jrnn.{name}": getattr(jrnn, name) for name in jrnn.__all__ if name != "__version__"}
     for module in map("jrnn.{}".format, MODULES):
         loaded = resolve(module)
         names = getattr(loaded, "__all__", None) or [
             n for n in vars(loaded) if n[0].islower() and defined_in(loaded, n)
         ]
-        found |= {f"{module}.{name}": getattr(loaded, name) for name in names}
+        names_to_values |= {f"{module}.{name}": getattr(loaded, name) for name in names}
     seen, once = set(), []
-    for name, value in found.items():
+    for name, value in names_to_values.items():
         if not inspect.ismodule(value) and id(value) not in seen:
             seen.add(id(value))
             once.append(name)

@@ -43,19 +43,19 @@ def choose(tmp_path):
     ],
 )
 def test_the_newest_python_that_works_is_chosen(choose, pythons, chosen):
-    found = choose(pythons)
-    assert (found.returncode, Path(found.stdout.strip()).name) == (0, chosen)
+    choice = choose(pythons)
+    assert (choice.returncode, Path(choice.stdout.strip()).name) == (0, chosen)
 
 
 def test_pythons_of_pyenv_are_found(choose, tmp_path):
-    found = choose({".pyenv/versions/9.9.1/bin/python9.9": "9.9", "python3": "9.8"})
-    assert found.stdout.strip() == f"{tmp_path}/.pyenv/versions/9.9.1/bin/python9.9"
+    choice = choose({".pyenv/versions/9.9.1/bin/python9.9": "9.9", "python3": "9.8"})
+    assert choice.stdout.strip() == f"{tmp_path}/.pyenv/versions/9.9.1/bin/python9.9"
 
 
 def test_without_a_python_the_remedy_is_named(choose):
-    found = choose({"python3": "9.7"})
-    assert (found.returncode, found.stdout) == (2, "")
-    assert "jrnn needs Python 9.9 or 9.8 with venv" in found.stderr and "PYTHON=/path/to/python" in found.stderr
+    choice = choose({"python3": "9.7"})
+    assert (choice.returncode, choice.stdout) == (2, "")
+    assert "jrnn needs Python 9.9 or 9.8 with venv" in choice.stderr and "PYTHON=/path/to/python" in choice.stderr
 
 
 def test_the_python_that_is_asked_for_is_taken_or_refused(choose):

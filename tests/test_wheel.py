@@ -33,8 +33,8 @@ def wheel(tmp_path_factory):
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
     without_kernel = {**os.environ, "JRNN_BUILD_KERNEL": "0"}  # compiling it takes longer than all else here
     subprocess.run(pip, check=True, cwd=folder, env=without_kernel)
-    (found,) = folder.glob("jrnn-*.whl")
-    return found
+    (path,) = folder.glob("jrnn-*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,8 @@ def installed(wheel, tmp_path_factory):
         return ran.stdout
 
     code = "import importlib.util; print(importlib.util.find_spec('jrnn').origin)"
-    found = subprocess.run([python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
-    assert Path(found.stdout.strip()) == packages / "jrnn" / "__init__.py"
+    process = subprocess.run([python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert Path(process.stdout.strip()) == packages / "jrnn" / "__init__.py"
     run.folder = folder
     return run
 

@@ -175,9 +175,9 @@ def bench_step(
 
     >>> import jax.numpy as jnp
     >>> w = jnp.eye(4) / 2
-    >>> found = bench_step(lambda h, x: (jnp.tanh(h @ w + x), h), jnp.zeros((2, 4)), jnp.ones((9, 2, 4)),
-    ...                    executors=["lax.scan", "auto"], modes=["forward"], turns=1)
-    >>> [record.peer for record in found.records], found.of("forward", "auto").difference < 1e-6
+    >>> results = bench_step(lambda h, x: (jnp.tanh(h @ w + x), h), jnp.zeros((2, 4)), jnp.ones((9, 2, 4)),
+    ...                      executors=["lax.scan", "auto"], modes=["forward"], turns=1)
+    >>> [record.peer for record in results.records], results.of("forward", "auto").difference < 1e-6
     (['lax.scan', 'auto'], True)
     """
     own = OwnStep(getattr(step, "__name__", "step").strip("<>"), step, init, xs, length)

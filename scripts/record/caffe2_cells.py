@@ -55,8 +55,8 @@ def record(seed, make, states, layers, settings):
 def main():
     arrays = {}
     for seed, (case, settings) in enumerate(CASES.items()):
-        found = record(seed, *settings)
-        arrays.update({f"{case}|{name}": value for name, value in found.items()})
+        recorded = record(seed, *settings)
+        arrays.update({f"{case}|{name}": value for name, value in recorded.items()})
     path = GOLDEN / "caffe2_cells.npz"
     np.savez_compressed(str(path), **arrays)
     print(path.name, len(arrays), "arrays", path.stat().st_size, "bytes")

@@ -165,9 +165,9 @@ def partials(proto, most=4):
     versions = sorted({blob for read, written in ssa for blob in read + written})
     written = sorted({o for operator in proto.op for o in operator.output})
     single = [name for name, _ in versions if len([1 for other, _ in versions if other == name]) == 1]
-    found = [partial(proto, [i], [o]) for i in single for o in written if i != o]
-    found = [part for part in found if part and any(part["inputs"][0] in read for _, read, _ in part["ops"])]
-    return sorted(found, key=lambda part: (-len(part["ops"]), part["inputs"], part["outputs"]))[:most]
+    parts = [partial(proto, [i], [o]) for i in single for o in written if i != o]
+    parts = [part for part in parts if part and any(part["inputs"][0] in read for _, read, _ in part["ops"])]
+    return sorted(parts, key=lambda part: (-len(part["ops"]), part["inputs"], part["outputs"]))[:most]
 
 
 def comparisons(proto):
@@ -203,14 +203,14 @@ def chain_net():
 def main():
     nets = {proto.name: proto for proto in (random_net(seed) for seed in range(6))}
     nets["chain"] = chain_net()
-    made = {"lstm_forward": lstm_net(True), "lstm_train": lstm_net(False), "branch": branch_net()}
-    nets.update((name, net.Proto()) for name, net in made.items())
+    by_name = {"lstm_forward": lstm_net(True), "lstm_train": lstm_net(False), "branch": branch_net()}
+    nets.update((name, net.Proto()) for name, net in by_name.items())
     answers = {name: ask(proto) for name, proto in nets.items()}
-    for name, net in made.items():
+    for name, net in by_name.items():
         answers[name]["clone"] = clones(net)
     answers["chain"]["equality"] = comparisons(nets["chain"])
     for name, proto in nets.items():
-        if name not in made and (parts := partials(proto)):
+        if name not in by_name and (parts := partials(proto)):
             answers[name]["partial"] = parts
     answers["chain"]["append"] = appended(nets["random_1"], nets["lstm_forward"])
     TARGET.parent.mkdir(parents=True, exist_ok=True)

@@ -54,9 +54,9 @@ def record(case):
             value = rng.standard_normal(np.shape(output)).astype("f2" if output.dtype == np.float16 else "f4")
             feed(grad, value)
             entries["in|" + grad] = value
-        found = net.AddGradientOperators(seeds)
+        gradient_blobs = net.AddGradientOperators(seeds)
         gradients = {k: [str(v.indices), str(v.values)] if isinstance(v, core.GradientSlice) else str(v)
-                     for k, v in sorted((str(k), v) for k, v in found.items()) if v is not None}  # fmt: skip
+                     for k, v in sorted((str(k), v) for k, v in gradient_blobs.items()) if v is not None}  # fmt: skip
         entries["gradient"] = np.array(json.dumps({"seeds": seeds, "gradients": gradients}))
         net.Proto().external_input.extend(seeds.values())
         run(net, len(case.before) + 1 + len(case.after))
@@ -95,10 +95,10 @@ def write(family):
     cases = importlib.import_module("caffe2_cases." + family).CASES
     for k, case in enumerate(cases):
         try:
-            found = record(case)
+            recorded = record(case)
         except Exception as e:
             raise SystemExit(f"{family} case {k}, {case.type}: {e}") from e
-        entries.update({f"{k}|{key}": value for key, value in found.items()})
+        entries.update({f"{k}|{key}": value for key, value in recorded.items()})
     buffer = io.BytesIO()
     np.savez(buffer, **entries)
     data = lzma.compress(buffer.getvalue(), preset=9)

@@ -52,14 +52,14 @@ def reached_five():
 
 
 def step(**fields):
-    made = caffe2_pb2.ExecutionStep()
+    proto = caffe2_pb2.ExecutionStep()
     substeps = fields.pop("substep", [])
     networks = fields.pop("network", [])
     for name, value in fields.items():
-        setattr(made, name, value)
-    made.substep.extend(substeps)
-    made.network.extend(networks)
-    return made
+        setattr(proto, name, value)
+    proto.substep.extend(substeps)
+    proto.network.extend(networks)
+    return proto
 
 
 def raw_plan(name, nets, steps):
@@ -190,7 +190,7 @@ def export():
     workspace.FeedBlob("x", x)
     workspace.RunNetOnce(net)
     init, predict = mobile_exporter.Export(workspace, net, sorted(params))
-    found = {"init": init.SerializeToString(), "predict": predict.SerializeToString()}
+    files = {"init": init.SerializeToString(), "predict": predict.SerializeToString()}
     outputs = ["y", "shift_copy", "count_copy"]
     meta = predictor_exporter.PredictorExportMeta(
         predict_net=net.Proto(), parameters=sorted(params), inputs=["x"], outputs=outputs
@@ -198,8 +198,8 @@ def export():
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.minidb")
         predictor_exporter.save_to_db("minidb", path, meta)
-        found["minidb"] = Path(path).read_bytes()
-    arrays = {k: np.frombuffer(v, np.uint8) for k, v in found.items()}
+        files["minidb"] = Path(path).read_bytes()
+    arrays = {k: np.frombuffer(v, np.uint8) for k, v in files.items()}
     for name, value in params.items():
         arrays[name] = value.astype("S") if value.dtype == object else value
     return {"export|" + k: v for k, v in {**arrays, "x": x, "y": workspace.FetchBlob("y")}.items()}

@@ -112,12 +112,12 @@ def chunks_of(name, array):
         save = core.CreateOperator("Save", [name], [], absolute_path=1, db=path, db_type="minidb", chunk_size=3)
         workspace.RunOperatorOnce(save)
         data = Path(path).read_bytes()
-    found, at = [], 0
+    chunks, at = [], 0
     while at < len(data):
         key, value = struct.unpack_from("<ii", data, at)
-        found.append(data[at + 8 + key : at + 8 + key + value])
+        chunks.append(data[at + 8 + key : at + 8 + key + value])
         at += 8 + key + value
-    return found
+    return chunks
 
 
 def main():

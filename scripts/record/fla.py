@@ -66,11 +66,11 @@ def inputs() -> Inputs:
     def unit(x: torch.Tensor) -> torch.Tensor:
         return functional.normalize(x, dim=-1)
 
-    found = {name: of_steps(K) for name in "q"} | {name: unit(of_steps(K)) for name in ("k", "k2", "a", "p")}
-    found |= {name: of_steps(V) for name in ("v", "v2")} | {name: of_steps() for name in ("i", "f")}
-    found |= {"g": -functional.softplus(of_steps()), "gk": -functional.softplus(3 * of_steps(K)), "raw": of_steps(K)}
-    found |= {name: 2 * torch.sigmoid(of_steps()) for name in ("b", "b2")} | {"u": normal(H, K)}
-    return found | {
+    drawn = {name: of_steps(K) for name in "q"} | {name: unit(of_steps(K)) for name in ("k", "k2", "a", "p")}
+    drawn |= {name: of_steps(V) for name in ("v", "v2")} | {name: of_steps() for name in ("i", "f")}
+    drawn |= {"g": -functional.softplus(of_steps()), "gk": -functional.softplus(3 * of_steps(K)), "raw": of_steps(K)}
+    drawn |= {name: 2 * torch.sigmoid(of_steps()) for name in ("b", "b2")} | {"u": normal(H, K)}
+    return drawn | {
         "S": 0.5 * normal(B, H, K, V),
         "n": normal(B, H, K),
         "w": of_steps(V),
@@ -183,10 +183,10 @@ def main() -> None:
         out, state = run(dict(x))
         loss = (out * shared["w"]).sum() + (0 if state is None else (state * shared["w_state"]).sum())
         grads = torch.autograd.grad(loss, list(x.values()))
-        found = {"out": out} | ({} if state is None else {"state": state})
-        found |= {f"grad_{key}": grad for key, grad in zip(x, grads)}
-        assert all(v.dtype == torch.float64 for v in found.values()), name
-        arrays |= {f"{name}|{key}": v.detach().numpy() for key, v in found.items()}
+        recorded = {"out": out} | ({} if state is None else {"state": state})
+        recorded |= {f"grad_{key}": grad for key, grad in zip(x, grads)}
+        assert all(v.dtype == torch.float64 for v in recorded.values()), name
+        arrays |= {f"{name}|{key}": v.detach().numpy() for key, v in recorded.items()}
     commit = subprocess.run(
         ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
     ).stdout.strip()

@@ -119,9 +119,9 @@ def record(folder, configuration, kind, options):
     logits = model(tokens).logits
     loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    found = {"tokens": tokens, "logits": logits, "loss": loss, "short": model(tokens[-1:, :LENGTH]).logits[0]}
-    found |= {f"gradient.{n}": torch.zeros_like(p) if p.grad is None else p.grad for n, p in names.items()}
-    save_file({n: v.detach().contiguous().clone() for n, v in found.items()}, folder / "oracle.safetensors")
+    arrays = {"tokens": tokens, "logits": logits, "loss": loss, "short": model(tokens[-1:, :LENGTH]).logits[0]}
+    arrays |= {f"gradient.{n}": torch.zeros_like(p) if p.grad is None else p.grad for n, p in names.items()}
+    save_file({n: v.detach().contiguous().clone() for n, v in arrays.items()}, folder / "oracle.safetensors")
     print(folder.name, "logits up to", logits.abs().max().item())
 
 

@@ -124,8 +124,8 @@ def main() -> None:
             versions.append(f"{package} {importlib.metadata.version(package)}")
         for name, check in LIBRARIES[library]():
             report = check()
-            found = {f.property: f for f in report.findings}
-            marks = ["yes" if p in report.holds else "**no**" if p in found else "-" for p in PROPERTIES]
+            findings = {f.property: f for f in report.findings}
+            marks = ["yes" if p in report.holds else "**no**" if p in findings else "-" for p in PROPERTIES]
             rows.append((name, marks))
             for f in report.findings:
                 notes.add(package, name, f.property, f"for T={f.steps}, N={f.batch}, {f.counterexample}")
@@ -144,13 +144,13 @@ class Notes:
         self.found.setdefault((library, property), []).append((name, text))
 
     def lines(self) -> list[str]:
-        found = []
+        texts = []
         for (_, property), cases in self.found.items():
             name, text = cases[0]
             others = ", ".join(dict.fromkeys(n for n, _ in cases if n != name))
             shown = text.replace("<", "&lt;").replace("*", "\\*")
-            found.append(f"- {property}: {name}, {shown}" + (f"; likewise {others}" if others else ""))
-        return found
+            texts.append(f"- {property}: {name}, {shown}" + (f"; likewise {others}" if others else ""))
+        return texts
 
 
 def write(name: str, versions: list[str], head: list[str], rows: list[tuple[str, list[str]]], notes: Notes) -> None:

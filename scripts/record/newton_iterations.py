@@ -73,8 +73,8 @@ def program(run: Any, make: Any) -> Any:
     """Values, statistics and gradients."""
 
     def loss(p, carry, xs):
-        found, statistics = run(make(p), carry, xs)
-        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(found)), (found, statistics)
+        results, statistics = run(make(p), carry, xs)
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(results)), (results, statistics)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
 
@@ -94,9 +94,9 @@ def row(name: str) -> list[str]:
         programs, worst = [program(run, make) for run in (newton, plain)], 0.0
         for weights in sets:
             given = jax.tree.map(lambda v: jnp.asarray(v, dtype), (weights, carry, xs))  # noqa: B023
-            ((_, (ours, found)), slope), ((_, (theirs, _)), expected) = (run(*given) for run in programs)
-            iterations.append(str(int(found.iterations)))
-            by_loop = max(by_loop, int(found.sequential_steps))
+            ((_, (ours, statistics)), slope), ((_, (theirs, _)), expected) = (run(*given) for run in programs)
+            iterations.append(str(int(statistics.iterations)))
+            by_loop = max(by_loop, int(statistics.sequential_steps))
             worst = max(worst, error((ours, slope), (theirs, expected)))
         iterations += ["-"] * (2 - len(sets))
         errors.append(f"{worst:.0e}")

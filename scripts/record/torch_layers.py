@@ -44,19 +44,19 @@ def run(module, x, states, cotangents, packed: bool) -> dict[str, torch.Tensor]:
         leaf.requires_grad_(True)
     module.zero_grad()
     hx = states[0] if len(states) == 1 else tuple(states)
-    found = {}
+    results = {}
     if packed:
         output, last = module(pack_padded_sequence(x, LENGTHS, enforce_sorted=False), hx)
-        found["packed"] = output.data
+        results["packed"] = output.data
         output, _ = pad_packed_sequence(output, total_length=STEPS)
     else:
         output, last = module(x, hx)
     last = last if isinstance(last, tuple) else (last,)
     sum((a * w).sum() for a, w in zip((output, *last), cotangents)).backward()
-    found |= {"output": output, **{f"last_{name}": s for name, s in zip("hc", last)}}
-    found |= {"grad_x": x.grad, **{f"grad_{name}": s.grad for name, s in zip("hc", states)}}
-    found |= {f"grad_{name}": p.grad for name, p in module.named_parameters()}
-    return {name: value.detach().clone() for name, value in found.items()}
+    results |= {"output": output, **{f"last_{name}": s for name, s in zip("hc", last)}}
+    results |= {"grad_x": x.grad, **{f"grad_{name}": s.grad for name, s in zip("hc", states)}}
+    results |= {f"grad_{name}": p.grad for name, p in module.named_parameters()}
+    return {name: value.detach().clone() for name, value in results.items()}
 
 
 def record(seed: int, kind: str, layers: int, bidirectional: bool, bias: bool) -> dict[str, np.ndarray]:
@@ -80,8 +80,8 @@ def record(seed: int, kind: str, layers: int, bidirectional: bool, bias: bool) -
     inputs |= parameters
     stored = {f"{case}|in|{name}": value.detach().numpy().astype(np.float32) for name, value in inputs.items()}
     for name, packed in (("full", False), ("ragged", True)):
-        found = run(module, x, states, cotangents, packed)
-        stored |= {f"{case}|{name}|{key}": value.numpy() for key, value in found.items()}
+        results = run(module, x, states, cotangents, packed)
+        stored |= {f"{case}|{name}|{key}": value.numpy() for key, value in results.items()}
 
     turned = make(INPUT, HIDDEN, batch_first=True, **settings)
     turned.load_state_dict(module.state_dict())

@@ -359,18 +359,18 @@ def decode(model, family, tokens):
     if family == "recurrent_gemma":  # its output has no cache, so that the caller brings one
         model.model._setup_cache(model.config, len(tokens), "cpu", torch.float32)
         past = {"past_key_values": transformers.DynamicCache(config=model.config)}
-    found = []
+    steps = []
     with torch.no_grad():
         logits, past = cached(model, family, tokens[:, :PROMPT], past)
-        found.append(logits[:, -1:])
+        steps.append(logits[:, -1:])
         for t in range(PROMPT, tokens.shape[1]):
             # Where a model does not count its positions itself, the caller does.
             counts = family in ("recurrent_gemma", "bamba")
             extra = {"position_ids": torch.full((len(tokens) if family == "bamba" else 1, 1), t)} if counts else {}
             logits, past = cached(model, family, tokens[:, t : t + 1], past | extra)
             past.pop("position_ids", None)
-            found.append(logits)
-    return torch.cat(found, 1)
+            steps.append(logits)
+    return torch.cat(steps, 1)
 
 
 def gradients(model, tokens):
@@ -381,8 +381,8 @@ def gradients(model, tokens):
         for parameter in model.parameters():
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
         model.save_pretrained(folder)
-        found = load_file(Path(folder) / "model.safetensors")
-    return {"loss": loss.detach()} | {f"gradient.{n}": g for n, g in found.items() if not n.endswith(FIXED)}
+        tensors = load_file(Path(folder) / "model.safetensors")
+    return {"loss": loss.detach()} | {f"gradient.{n}": g for n, g in tensors.items() if not n.endswith(FIXED)}
 
 
 def record(folder, family, options):
@@ -404,23 +404,23 @@ def record(folder, family, options):
     model.save_pretrained(folder, max_shard_size=5000 if sharded else "1GB")
     (folder / "generation_config.json").unlink(missing_ok=True)
     tokens = torch.randint(0, config.vocab_size, (2, 9))
-    found = {"tokens": tokens, "short": None}
+    arrays = {"tokens": tokens, "short": None}
     with torch.no_grad():
-        found["logits"] = model(tokens, use_cache=False).logits
-        found["short"] = model(tokens[-1:, :LENGTH], use_cache=False).logits[0]
+        arrays["logits"] = model(tokens, use_cache=False).logits
+        arrays["short"] = model(tokens[-1:, :LENGTH], use_cache=False).logits[0]
     if family != "xlstm" or config.hidden_size % 64 == 0:  # its cache has sizes rounded to 64
         # A step of transformers' rwkv mixes the sequences of a batch, so that each is decoded alone.
         parts = tokens.split(1) if family == "rwkv" else [tokens]
-        found["decoded"] = torch.cat([decode(model, family, part) for part in parts])
-    drift = (found["decoded"] - found["logits"][:, PROMPT - 1 :]).abs().max().item() if "decoded" in found else None
+        arrays["decoded"] = torch.cat([decode(model, family, part) for part in parts])
+    drift = (arrays["decoded"] - arrays["logits"][:, PROMPT - 1 :]).abs().max().item() if "decoded" in arrays else None
     if config.to_dict().get("time_step_limit", [0.0])[0] or family in ("nemotron_h", "zamba2"):
-        found.pop("decoded", None)  # a step of transformers' Mamba-2 ignores the limit of the time step
+        arrays.pop("decoded", None)  # a step of transformers' Mamba-2 ignores the limit of the time step
     if family == "minimax" and config.layer_types[0] == "linear_attention":
-        found.pop("decoded")  # its cache counts the positions by the first layer, which has none
+        arrays.pop("decoded")  # its cache counts the positions by the first layer, which has none
     if family not in ("rwkv",) and not (family == "xlstm" and config.hidden_size == 64):
-        found |= gradients(model, tokens)
-    save_file({n: v.contiguous().clone() for n, v in found.items()}, folder / "oracle.safetensors")
-    print(folder.name, "decoding differs from the whole by", drift, "logits up to", found["logits"].abs().max().item())
+        arrays |= gradients(model, tokens)
+    save_file({n: v.contiguous().clone() for n, v in arrays.items()}, folder / "oracle.safetensors")
+    print(folder.name, "decoding differs from the whole by", drift, "logits up to", arrays["logits"].abs().max().item())
 
 
 def keys(family):

@@ -26,8 +26,8 @@ TINY = Size(3, 2, 3, 4)
 
 def quiet(**options):
     text = io.StringIO()
-    found = Options(devices=1, sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options)
-    return found, text
+    chosen = Options(devices=1, sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options)
+    return chosen, text
 
 
 def test_records_tables_json_plot_and_comparison(tmp_path):

@@ -13,14 +13,14 @@ from jrnn.bench.suites import Options, filters
 @pytest.mark.parametrize("name", filters.LOOPS)
 def test_loops_have_steps_and_a_gradient(name):
     fn, args = filters.program(name, "train", "lax.scan")
-    found = jax.eval_shape(fn, *args)
-    assert jax.tree.map(lambda v: v.shape, found) == jax.tree.map(lambda v: v.shape, args)
+    shapes = jax.eval_shape(fn, *args)
+    assert jax.tree.map(lambda v: v.shape, shapes) == jax.tree.map(lambda v: v.shape, args)
 
 
 def test_jobs_name_loops_and_peers(monkeypatch):
     monkeypatch.setattr(filters, "on_processor", lambda fn, args: Program(lambda: 0.0))
-    found = [*filters.jobs(Options(suite="filters", cells=["orbit"], modes=["forward"]))]
-    assert [(job.cell, job.mode, job.size, list(job.programs)) for job in found] == [
+    jobs = [*filters.jobs(Options(suite="filters", cells=["orbit"], modes=["forward"]))]
+    assert [(job.cell, job.mode, job.size, list(job.programs)) for job in jobs] == [
         ("orbit", "forward", "1000", ["jrnn", "lax.scan"])
     ]
 

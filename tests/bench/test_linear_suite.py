@@ -34,8 +34,8 @@ def test_layers_have_the_shapes_of_their_size(name):
 def test_jobs_name_sizes_and_peers(monkeypatch):
     monkeypatch.setattr(linear, "on_processor", lambda fn, given: Program(lambda: 0.0))
     chosen = Options(suite="linear", cells=["gla", "kda"], modes=["train"], sizes=["32x1x2x3", "40x1x2x3"])
-    found = [(job.cell, job.mode, job.size, list(job.programs)) for job in linear.jobs(chosen)]
-    assert found == [
+    jobs = [(job.cell, job.mode, job.size, list(job.programs)) for job in linear.jobs(chosen)]
+    assert jobs == [
         ("gla", "train", "32x1x2x3", ["jrnn", "lax.scan", "by hand"]),
         ("gla", "train", "40x1x2x3", ["jrnn", "lax.scan"]),  # T is no multiple of the chunk of the form by hand
         ("kda", "train", "32x1x2x3", ["jrnn", "lax.scan"]),

@@ -55,14 +55,15 @@ def quiet(**options):
 
 
 def test_an_affine_step_by_all_executors():
-    found = jrnn.bench_step(lambda c, x: (0.5 * c + x, c), jnp.zeros(4), jnp.ones((6, 4)), turns=1)
-    assert [r.mode for r in found.records] == sorted(r.mode for r in found.records)
-    assert {"lax.scan", "auto", "scan", "associative"} <= {r.peer for r in found.records}
-    assert all(0 < r.least <= r.median and r.compile_seconds > 0 and r.difference < 1e-5 for r in found.records)
-    assert {name for _, name in found.missing} >= {"cudnn", "newton"} and "LstmStep" in found.missing["train", "cudnn"]
-    text = str(found)
+    results = jrnn.bench_step(lambda c, x: (0.5 * c + x, c), jnp.zeros(4), jnp.ones((6, 4)), turns=1)
+    assert [r.mode for r in results.records] == sorted(r.mode for r in results.records)
+    assert {"lax.scan", "auto", "scan", "associative"} <= {r.peer for r in results.records}
+    assert all(0 < r.least <= r.median and r.compile_seconds > 0 and r.difference < 1e-5 for r in results.records)
+    assert {name for _, name in results.missing} >= {"cudnn", "newton"}
+    assert "LstmStep" in results.missing["train", "cudnn"]
+    text = str(results)
     assert "not cudnn: executor 'cudnn' cannot run this step" in text and text.count("not newton") == 1
-    assert found.of("train", "associative").ran == "associative, associative" and found.of("train", "cudnn") is None
+    assert results.of("train", "associative").ran == "associative, associative" and results.of("train", "cudnn") is None
 
 
 def test_what_the_step_closes_over_is_an_argument_and_has_a_gradient():
@@ -80,7 +81,7 @@ def test_what_the_step_closes_over_is_an_argument_and_has_a_gradient():
 
 def test_a_chosen_executor_is_measured_next_to_jax():
     keys = jax.random.split(jax.random.key(0), 3)
-    found = jrnn.bench_step(
+    results = jrnn.bench_step(
         lambda c, key: (c + jax.random.bits(key), None),
         jnp.uint32(0),
         keys,
@@ -88,7 +89,7 @@ def test_a_chosen_executor_is_measured_next_to_jax():
         modes=["forward"],
         turns=1,
     )
-    assert [r.peer for r in found.records] == ["lax.scan", "scan"] and not found.missing
+    assert [r.peer for r in results.records] == ["lax.scan", "scan"] and not results.missing
     with pytest.raises(ConfigError, match="no executor 'natve'.*did you mean 'native'"):
         jrnn.bench_step(lambda c, x: (c, x), 0.0, jnp.ones(3), executors=["natve"])
     with pytest.raises(TypeError, match="pair"):
@@ -97,15 +98,15 @@ def test_a_chosen_executor_is_measured_next_to_jax():
 
 def test_a_factory_a_step_with_feeds_and_files(cells, tmp_path):
     options = quiet(peers=["auto"], modes=["forward"], json=tmp_path / "a.json", plot=tmp_path / "a.svg")
-    found = own_step.run(f"{cells}:make", {}, options)
-    assert [r.size for r in found.records] == ["T = 5", "T = 5"] and (tmp_path / "a.svg").stat().st_size > 1000
+    results = own_step.run(f"{cells}:make", {}, options)
+    assert [r.size for r in results.records] == ["T = 5", "T = 5"] and (tmp_path / "a.svg").stat().st_size > 1000
     data = json.loads((tmp_path / "a.json").read_text())
     assert data["conditions"]["step"] == f"{cells}:make" and {"ran", "least", "difference"} <= set(data["records"][0])
     options = quiet(peers=["auto"], modes=["forward"], compare=tmp_path / "a.json")
     own_step.run(f"{cells}:make", {}, options)
     assert "new time over old" in options.console.file.getvalue()
-    found = own_step.run(f"{cells}:counted", {}, quiet(peers=["auto"]))
-    assert [(r.mode, r.size) for r in found.records] == [(m, "T = 4") for m in ("forward", "train") for _ in range(2)]
+    results = own_step.run(f"{cells}:counted", {}, quiet(peers=["auto"]))
+    assert [(r.mode, r.size) for r in results.records] == [(m, "T = 4") for m in ("forward", "train") for _ in range(2)]
     feeds = dict(w=np.float32(0.5), carry=np.zeros(2, np.float32), x=np.ones((3, 2), np.float32))
     assert own_step.run(f"{cells}:weighted", feeds, quiet(peers=["auto"], modes=["train"])).records[0].size == "T = 3"
 

@@ -69,9 +69,9 @@ def test_the_fastest_way_is_kept_and_taken_by_later_programs(tmp_path, monkeypat
     path = tmp_path / "plans.json"
     (question,) = questions_of(loss, W, XS)
     way = next(name for name in question.ways[1:] if name != "lax.scan")
-    found = tuned_by(prefers(way), loss, W, XS, path=path)
-    assert [loop.taken for loop in found.loops] == [way] and found.ratio == 0.9 and found.path == path
-    text = str(found)
+    result = tuned_by(prefers(way), loss, W, XS, path=path)
+    assert [loop.taken for loop in result.loops] == [way] and result.ratio == 0.9 and result.path == path
+    text = str(result)
     assert f"0.50 of its time by: {way}" in text and "the whole program takes 0.90 of its time before" in text
     ((key, entry),) = json.loads(path.read_text())["plans"].items()
     assert (key, entry["take"], entry["ratio"]) == (question.key, way, 0.5)
@@ -163,12 +163,12 @@ def test_what_wins_must_win_by_more_than_the_noise_and_again():
 def test_a_program_that_is_slower_as_a_whole_keeps_nothing(tmp_path):
     path = tmp_path / "plans.json"
     (question,) = questions_of(loss, W, XS)
-    found = tuned_by(prefers(*question.ways[1:], whole=1.02), loss, W, XS, path=path)
-    assert found.path is None and found.ratio == 1.02 and not path.exists()
-    assert "nothing was gained" in str(found) and not tuned.current().taken
+    result = tuned_by(prefers(*question.ways[1:], whole=1.02), loss, W, XS, path=path)
+    assert result.path is None and result.ratio == 1.02 and not path.exists()
+    assert "nothing was gained" in str(result) and not tuned.current().taken
     shapes = jax.ShapeDtypeStruct(XS.shape, XS.dtype)
-    found = tuned_by(prefers(*question.ways[1:]), jax.jit(loss), W, shapes, path=path)
-    assert np.isnan(found.ratio) and found.path == path, "of shapes alone, the loops are measured"
+    result = tuned_by(prefers(*question.ways[1:]), jax.jit(loss), W, shapes, path=path)
+    assert np.isnan(result.ratio) and result.path == path, "of shapes alone, the loops are measured"
 
 
 @pytest.mark.exhaustive
@@ -178,8 +178,8 @@ def test_arguments_that_a_program_consumes_are_copied(tmp_path):
 
     w = jnp.array(W)
     reverse = questions_of(update, w, XS)[1]
-    found = tuned_by(prefers(*reverse.ways[1:]), jax.jit(update, donate_argnums=0), w, XS, path=tmp_path / "p.json")
-    assert found.ratio == 0.9 and not w.is_deleted()
+    result = tuned_by(prefers(*reverse.ways[1:]), jax.jit(update, donate_argnums=0), w, XS, path=tmp_path / "p.json")
+    assert result.ratio == 0.9 and not w.is_deleted()
 
 
 def test_what_cannot_be_measured_stays_as_it_is(tmp_path):
@@ -188,8 +188,8 @@ def test_what_cannot_be_measured_stays_as_it_is(tmp_path):
         return jrnn.scan(step, jnp.zeros((2, 4)), xs)[0]
 
     path = tmp_path / "plans.json"
-    found = tuned_by(prefers("lax.scan"), inner, XS, path=path)
-    assert "not measured: a while loop is in its step" in str(found) and not path.exists()
+    result = tuned_by(prefers("lax.scan"), inner, XS, path=path)
+    assert "not measured: a while loop is in its step" in str(result) and not path.exists()
     late = tuned_by(prefers("lax.scan"), loss, W, XS, path=path, seconds=1e-9)
     assert "not measured: the time is over" in str(late)
     assert "nothing to tune" in str(tuned_by(prefers(), jnp.sin, 1.0, path=path))
@@ -249,6 +249,6 @@ def test_drawn_numbers():
         jax.typeof(v)
         for v in (jnp.ones(3), jnp.ones(2, int), jnp.ones(2, bool), jax.random.key(0), jnp.ones(2, complex))
     ]
-    made = loop_ways.drawn(avals, 0.5)
-    assert [jax.typeof(v).str_short() for v in made] == [a.str_short() for a in avals]
+    values = loop_ways.drawn(avals, 0.5)
+    assert [jax.typeof(v).str_short() for v in values] == [a.str_short() for a in avals]
     assert tuning.FILE.endswith(".json")

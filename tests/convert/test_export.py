@@ -81,8 +81,8 @@ def test_a_mobile_package_is_written_as_python(tmp_path):
     (tmp_path / "model-best.npz").write_text("mine")
     other = export_package(NET, {**PARAMS, "b": PARAMS["b"] + 1}, ["x"], ["y"])
     write_python(other, tmp_path / "model.py", {"x": X})
-    found = runpy.run_path(str(tmp_path / "model.py"))["load_weights"]()
-    np.testing.assert_array_equal(found["b"], PARAMS["b"] + 1)
+    loaded = runpy.run_path(str(tmp_path / "model.py"))["load_weights"]()
+    np.testing.assert_array_equal(loaded["b"], PARAMS["b"] + 1)
     assert not old.exists() and len(list(tmp_path.iterdir())) == 3
     (tmp_path / "folder").mkdir()
     with pytest.raises(jrnn.JrnnError, match="folder: cannot be written"):

@@ -111,18 +111,18 @@ CASES += [{f: "".join(RANDOM.choices("\"'\\\n\r{}[]();#$ \0ax\x1b", k=12)) + " "
 @pytest.mark.exhaustive
 def test_no_name_becomes_python():
     for names in CASES:
-        found = source(names)
-        assert structure(found) == structure(source({f: harmless(n) for f, n in names.items()})), names
-        texts = {node.value for node in ast.walk(ast.parse(found)) if isinstance(node, ast.Constant)}
+        code = source(names)
+        assert structure(code) == structure(source({f: harmless(n) for f, n in names.items()})), names
+        texts = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
         assert {n for f, n in names.items() if f in ("x", "y")} <= texts
 
 
 @pytest.mark.exhaustive
 def test_no_name_of_an_onnx_model_becomes_python():
     for names in CASES:
-        found = source_of_onnx(names)
-        assert structure(found) == structure(source_of_onnx({f: harmless(n) for f, n in names.items()})), names
-        texts = {node.value for node in ast.walk(ast.parse(found)) if isinstance(node, ast.Constant)}
+        code = source_of_onnx(names)
+        assert structure(code) == structure(source_of_onnx({f: harmless(n) for f, n in names.items()})), names
+        texts = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
         assert any(isinstance(t, str) and names.get("x", "x") in t for t in texts)
 
 
@@ -191,9 +191,9 @@ def test_no_name_becomes_markup_or_a_command_to_the_terminal():
 def test_no_name_becomes_markup_of_the_page():
     def tags(names):
         name, blob, text = (names.get(f, f) for f in ("net", "x", "text"))
-        found = BlobAgreement(blob, (1,), 1.0, 1.0, 1, (0,), (1.0, 2.0, 3.0), False, text)
+        agreement = BlobAgreement(blob, (1,), 1.0, 1.0, 1, (0,), (1.0, 2.0, 3.0), False, text)
         fault = Fault(name, text, blob, (0,), (1.0, 2.0, 3.0))
-        report = GradientReport(1.0, (found,), 1e-9, 1e-6, name, (name,), {blob: 1.0}, fault, (text,))
+        report = GradientReport(1.0, (agreement,), 1e-9, 1e-6, name, (name,), {blob: 1.0}, fault, (text,))
         html = page(report, Net("n"))
         assert not unsafe(html)
         return Tags(html).found

@@ -100,10 +100,10 @@ def test_a_call_that_was_stopped_goes_on(tmp_path, text, small_pieces):
         Corpus.open(tmp_path / "out")
     os.utime(tmp_path / "out" / "00002.tokens", ns=(0, 0))
     (tmp_path / "out" / "00001.tokens").write_bytes(b"half")
-    found = tokenize([text], tmp_path / "out", **options)
+    continued = tokenize([text], tmp_path / "out", **options)
     assert (tmp_path / "out" / "00002.tokens").stat().st_mtime_ns == 0  # not written again
     whole = tokenize([text], tmp_path / "whole", **options)
-    assert found.sha256 == whole.sha256 and documents_of(found) == documents_of(whole)
+    assert continued.sha256 == whole.sha256 and documents_of(continued) == documents_of(whole)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ METHODS = {"read_text", "read_bytes", "write_text", "write_bytes"}  # of any pat
 
 def test_nothing_else_opens_files():
     lasts = {opener.rpartition(".")[2] for opener in OPENERS}
-    found = []
+    calls = []
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
         text = path.read_text(encoding="utf-8")
@@ -89,8 +89,8 @@ def test_nothing_else_opens_files():
             opener = last if last in METHODS and owner else called
             is_path = last == "open" and owner and called not in OPENERS and _is_path(node)
             if (is_path or (opener in OPENERS and called not in METHODS)) and name not in OPENERS.get(opener, {}):
-                found.append(f"{name}:{node.lineno}: {called}")
-    assert not found, "files are opened by jrnn.files only"
+                calls.append(f"{name}:{node.lineno}: {called}")
+    assert not calls, "files are opened by jrnn.files only"
 
 
 def _is_path(node: ast.Call) -> bool:
@@ -168,7 +168,7 @@ class Outer:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "found"),
+    ("kind", "value", "expected"),
     [
         (float, 3, 3.0),
         (int | None, None, None),
@@ -180,8 +180,8 @@ class Outer:
         (list[Inner], [{"size": 3, "color": 1}], [Inner(3)]),
     ],
 )
-def test_values_of_a_kind(kind, value, found):
-    assert checked(kind, value, "x", DataError) == found
+def test_values_of_a_kind(kind, value, expected):
+    assert checked(kind, value, "x", DataError) == expected
 
 
 @pytest.mark.parametrize(
@@ -312,9 +312,9 @@ while True:
 def test_a_folder_is_the_old_or_the_new_wherever_its_writer_is_killed(tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=True)
     old, new = {"config": "1", "model-2": "1", "notes": "1"}, {"config": "2", "model-1": "2", "notes": "1"}
-    found = [contents(tmp_path / str(at)) for at in range(len(os.listdir(tmp_path)))]
-    assert found[0] == old and found[-1] == new and len(found) > 9
-    assert all(one in (old, new) for one in found)  # and a writer has removed what the killed ones left
+    states = [contents(tmp_path / str(at)) for at in range(len(os.listdir(tmp_path)))]
+    assert states[0] == old and states[-1] == new and len(states) > 9
+    assert all(one in (old, new) for one in states)  # and a writer has removed what the killed ones left
 
 
 def test_a_writer_leaves_what_another_is_writing(tmp_path):

@@ -103,8 +103,8 @@ class Tensor:
 def test_a_dict_of_tensors_or_arrays_is_a_state_dict(dtype):
     value = np.linspace(-2, 2, 12).astype(dtype).reshape(4, 3)
     for given in (Tensor(value), value, jnp.asarray(value) if dtype != np.float64 else value):
-        found = interop.load_state_dict({"rnn.w": given, "steps": 3}, prefix="rnn.")
-        assert list(found) == ["w"] and found["w"].dtype == dtype and found["w"].tobytes() == value.tobytes()
+        loaded = interop.load_state_dict({"rnn.w": given, "steps": 3}, prefix="rnn.")
+        assert list(loaded) == ["w"] and loaded["w"].dtype == dtype and loaded["w"].tobytes() == value.tobytes()
 
 
 def test_a_file_of_torch_is_read_by_torch_without_its_code(tmp_path, monkeypatch):

@@ -75,10 +75,10 @@ def fault(seed):
     loop = jax.jit(lambda h, x: jax.lax.scan(step, h, x))
     theirs = loop(first, xs)
     try:
-        ours, found = jax.jit(lambda h, x: scan_statistics(step, h, x, executor=options))(first, xs)
+        ours, statistics = jax.jit(lambda h, x: scan_statistics(step, h, x, executor=options))(first, xs)
     except Exception as error:
         return f"raises {type(error).__name__}: {error}", 0
-    kind, near = ("certified and wrong", theirs) if found.sequential_steps == 0 else ("wrong", None)
+    kind, near = ("certified and wrong", theirs) if statistics.sequential_steps == 0 else ("wrong", None)
     if near is None:  # a chaotic loop compiled in another place is another trajectory
         near = loop(jax.tree.map(lambda v: v * (1 + 4e-16), first), xs)
     every = jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), jax.tree.leaves(near)
@@ -90,7 +90,7 @@ def fault(seed):
             same = (np.abs(a - b) <= 1e-6 * np.abs(b) + 1e-9 * largest + 100 * sensitive) & np.isfinite(b) | (a == b)
         if not np.all(same | (np.isnan(a) & np.isnan(b))):
             return f"{kind}: {jax.tree_util.keystr(path)} is off by {np.nanmax(np.abs(a - b)):.1e}", 0
-    return None, int(found.sequential_steps)
+    return None, int(statistics.sequential_steps)
 
 
 def _magnitudes(v):

@@ -206,8 +206,8 @@ def program(seed: int) -> tuple[Callable, list[Any], str]:
     """Returns a function of the leaves of the carry and the inputs, these, and what it is."""
     rng = np.random.default_rng(seed)
     kind = complex if rng.random() < 0.15 else float
-    made = composed if rng.random() < 0.6 else STEPS[rng.integers(len(STEPS))]
-    step, carry, xs = made(rng, int(rng.integers(1, 6)), kind)
+    family = composed if rng.random() < 0.6 else STEPS[rng.integers(len(STEPS))]
+    step, carry, xs = family(rng, int(rng.integers(1, 6)), kind)
     leaves, tree = jax.tree.flatten((carry, xs))
     leaves = [np.asarray(leaf) for leaf in leaves]
     if rng.random() < 0.1:
@@ -231,7 +231,7 @@ def program(seed: int) -> tuple[Callable, list[Any], str]:
     if mapped:
         leaves = [np.stack([leaf, 0.5 * leaf]) for leaf in leaves]
         whole = jax.vmap(whole)
-    return whole, leaves, f"{made.__name__} {order}{' mapped' * mapped}{' reverse' * reverse} {kind.__name__}"
+    return whole, leaves, f"{family.__name__} {order}{' mapped' * mapped}{' reverse' * reverse} {kind.__name__}"
 
 
 def fault(seed: int, compiled: bool = False) -> str | None:

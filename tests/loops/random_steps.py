@@ -129,8 +129,8 @@ def loop_of(program: Program, run: Run, p: dict[str, Any], tell: Callable) -> An
 
     def step(carry: Any, x: Any) -> Any:
         q = {**p, "x": x["x"]}
-        made = [INPUTS[name](q, x[name]) for name in program.inputs]
-        values = [v for v in (x["x"], p["h"], *made) if v is not None]
+        inputs = [INPUTS[name](q, x[name]) for name in program.inputs]
+        values = [v for v in (x["x"], p["h"], *inputs) if v is not None]
         # Carries give their values first, and are given theirs at the end.
         held = [CARRIES[name][1](q, c, values[0])[1] for (name, _), c in zip(program.carries, carry)]
         values = [v for v in held if v is not None] + values

@@ -130,8 +130,8 @@ def test_eigenvalues_and_vectors_are_those_of_lapack(lower):
         size = np.max(np.abs(a), (1, 2), where=np.isfinite(a), initial=1e-300)[:, None]
 
         def scaled(a, vectors=vectors, size=size):
-            found, values = linalg.eigh(a, lower=lower, symmetrize_input=False)
-            return values / size, *([found] if vectors else [])
+            vectors_of_a, values = linalg.eigh(a, lower=lower, symmetrize_input=False)
+            return values / size, *([vectors_of_a] if vectors else [])
 
         compare(scaled, jnp.asarray(a), tolerance=1e-12)
 
@@ -367,5 +367,5 @@ def test_stacks_stay_in_place_inside_of_one_kernel(judged):
     whole = [line for line in lines if "= f32[977,4,4]" in line]
     written = [line for line in whole if " dynamic-update-slice(" in line]
     passed_on = ("parameter", "get-tuple-element", "fusion", "broadcast")  # zeros are broadcast before the loop
-    made = [line for line in whole if not any(f" {op}(" in line for op in passed_on)]
-    assert written and made == written, made
+    others = [line for line in whole if not any(f" {op}(" in line for op in passed_on)]
+    assert written and others == written, others

@@ -142,10 +142,10 @@ def test_equal_steps_of_which_the_first_is_gone():
     second = Decay(0.5)
     assert tracing.unmarked_step(second) == unmarked and hash(tracing.unmarked_step(second)) == hash(unmarked)
     assert tracing.unmarked_step(Decay(0.25)) != unmarked
-    made = tracing.unmarked_step(second)
+    unmarked_second = tracing.unmarked_step(second)
     del first
-    assert made.__wrapped__ is second and made(1.0, 2.0) == (2.5, 1.0)
-    assert made != unmarked, "the step of the other is gone"
+    assert unmarked_second.__wrapped__ is second and unmarked_second(1.0, 2.0) == (2.5, 1.0)
+    assert unmarked_second != unmarked, "the step of the other is gone"
     entries = len(tracing._unmarked_steps)
     del second
     assert len(tracing._unmarked_steps) == entries - 1
@@ -236,9 +236,9 @@ def test_plans_are_tried_in_order_and_all_reasons_are_kept(monkeypatch):
             return Description()
 
     def planned(loop, target, options):
-        found = own.planned(loop, target, options)
+        plan = own.planned(loop, target, options)
         broken = [LoopPlan(target, loop, Broken(why), "persistent") for why in ("first", "second")]
-        return LoopPlan(target, loop, Broken("zeroth"), "persistent", otherwise=(*broken, found))
+        return LoopPlan(target, loop, Broken("zeroth"), "persistent", otherwise=(*broken, plan))
 
     monkeypatch.setitem(backends.BY_PLATFORM, "cpu", Backend(planned))
     with jrnn.loops.loop.strict_passes(False):
@@ -273,6 +273,6 @@ def test_calls_are_opened_by_renaming(calls):
     results = [v for eqn in program.eqns for v in eqn.outvars]
     assert len({*results}) == len(results), "each time with other variables"
     assert all("outside" in str(eqn.source_info.name_stack) for eqn in program.eqns if eqn.primitive.name == "sin")
-    for found in (program.run(weights), jax.extend.core.jaxpr_as_fun(program.closed())(weights)):
-        for a, b in zip(found, fn(weights), strict=True):
+    for values in (program.run(weights), jax.extend.core.jaxpr_as_fun(program.closed())(weights)):
+        for a, b in zip(values, fn(weights), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)

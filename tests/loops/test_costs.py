@@ -462,8 +462,8 @@ def test_cosines_are_stored_and_not_computed_again():
             h = jnp.tanh(h * w + jnp.sin(h + x))
         return h, None
 
-    found = residuals_of(step, jrnn.scan, jnp.ones(64), jnp.ones(64), jnp.ones((4000, 64)))
-    assert found >= 16 * 4000 * 64 * 4
+    stored = residuals_of(step, jrnn.scan, jnp.ones(64), jnp.ones(64), jnp.ones((4000, 64)))
+    assert stored >= 16 * 4000 * 64 * 4
 
 
 def test_a_lookup_in_a_table_larger_than_the_cache_takes_longer():
@@ -479,7 +479,7 @@ def test_a_lookup_in_a_table_larger_than_the_cache_takes_longer():
 
 
 def rows_of_one(shape, *extents):
-    return {name: jnp.ones(found) for name, found in zip("abcdef", (shape, *extents))}
+    return {name: jnp.ones(extent) for name, extent in zip("abcdef", (shape, *extents))}
 
 
 def mlstm(p, carry, x):

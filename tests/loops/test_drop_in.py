@@ -203,8 +203,8 @@ def test_the_reverse_loop_makes_no_comparison_again(recompute):
         return h, (jnp.floor(h * x) * h, jnp.max(h * x, axis=-1))
 
     forward, reverse = explain_scan(step, H0, XS, recompute=recompute).training
-    made = {eqn.primitive.name for eqn in reverse.loop.eqns}
-    assert made and not made & {"eq", "gt", "floor"}
+    primitives = {eqn.primitive.name for eqn in reverse.loop.eqns}
+    assert primitives and not primitives & {"eq", "gt", "floor"}
 
 
 @pytest.mark.exhaustive

@@ -290,8 +290,8 @@ def test_plain_scans_stop_cudnn(monkeypatch):
 )
 def test_cudnn_takes_the_precisions_that_it_has(precision, why):
     with jax.default_matmul_precision(precision):
-        found = cudnn.refusal(*lstm_step(), False, None, "cuda")
-    assert found is None if why is None else why in found
+        refusal = cudnn.refusal(*lstm_step(), False, None, "cuda")
+    assert refusal is None if why is None else why in refusal
 
 
 @pytest.mark.parametrize("lowered", ["cuda", "rocm", "cpu"])

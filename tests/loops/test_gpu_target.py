@@ -116,8 +116,8 @@ def test_the_cpu_is_given_none_of_it():
 def test_divided_programs_join_nothing():
     """Arrays that are divided among devices along the joined axis would have to move."""
     for staged in loops_for(Target("cuda", devices=8), "lstm"):
-        made = {e.primitive.name for e in staged.inner.fission.loop.eqns}
-        assert "concatenate" not in made or staged.conversion.stacked == ()
+        names = {e.primitive.name for e in staged.inner.fission.loop.eqns}
+        assert "concatenate" not in names or staged.conversion.stacked == ()
         assert len(given_to_xla(staged).ys) == len(staged.inner.fission.core.ys)
 
 

@@ -61,8 +61,8 @@ def test_a_literal_is_told_from_a_variable():
 def test_an_equation_knows_its_line():
     (eqn,) = jax.make_jaxpr(lambda x: jnp.negative(x))(1.0).eqns
     line = (lambda: 0).__code__.co_firstlineno - 1
-    found = jax_names.source_line(eqn)
-    assert f"{Path(__file__).name}:{line}" in found and "<lambda>" in found
+    place = jax_names.source_line(eqn)
+    assert f"{Path(__file__).name}:{line}" in place and "<lambda>" in place
 
 
 def test_a_jaxpr_runs_with_other_constants():

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
 
 def problem(step, T, dtype, strong=False, K=4, V=4):
-    made = layers.data(T, 1, 2, K, V, strong=strong)
-    xs = {n: x if x.dtype == bool else x.astype(np.dtype(dtype)) for n, x in made.items()}
+    inputs = layers.data(T, 1, 2, K, V, strong=strong)
+    xs = {n: x if x.dtype == bool else x.astype(np.dtype(dtype)) for n, x in inputs.items()}
     return layers.first_carry(step, 1, 2, K, V, dtype), xs
 
 
@@ -210,9 +210,9 @@ def test_states_without_products_to_gain_are_stored_at_boundaries(x64, reverse):
         return jax.value_and_grad(lambda *a: loss(scan, step, *a, reverse=reverse), (0, 1), has_aux=True)
 
     with recorder.recorded() as plans:
-        made = jax.jit(both(jrnn.scan))(init, xs)
+        run = jax.jit(both(jrnn.scan))(init, xs)
     assert "float64[5,4] stored at 3 boundaries of chunks of 64" in str(plans)
-    assert_close((made, by_numpy(both(jax.lax.scan))(init, xs)), 1e-10)
+    assert_close((run, by_numpy(both(jax.lax.scan))(init, xs)), 1e-10)
 
 
 @pytest.mark.exhaustive("q-True")
@@ -331,6 +331,6 @@ def test_the_variables_of_terms_are_read_in_their_order():
     read = jax.make_jaxpr(lambda *xs: sum(xs))(*[jnp.float32(0)] * 40).jaxpr.invars
     nested = Factor((Factor(read[5], ()), Factor(read[1], ())), ())
     terms = [Term(None, tuple(Factor(v, ()) for v in pair)) for pair in zip(read[10:30], read[20:40])]
-    found = variables([Term(None, (nested,)), *terms])
+    names = variables([Term(None, (nested,)), *terms])
     ordered = dict.fromkeys([read[5], read[1], *(v for pair in zip(read[10:30], read[20:40]) for v in pair)])
-    assert found == list(ordered)
+    assert names == list(ordered)

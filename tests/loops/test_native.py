@@ -116,12 +116,12 @@ def both(make, p, init, dtype=jnp.float32, **options):
         out = run(make, p, init(p), executor, **options)
         return sum(jnp.sum(jnp.sin(v.astype(jnp.float32))) for v in jax.tree.leaves(out)), out
 
-    found = []
+    results = []
     for executor in ("native", "scan"):
         with recorder.recorded() as plans:
-            found.append(jax.jit(jax.value_and_grad(functools.partial(value, executor=executor), has_aux=True))(p))
+            results.append(jax.jit(jax.value_and_grad(functools.partial(value, executor=executor), has_aux=True))(p))
         assert {plan.executor for plan in plans} == {executor} or executor == "scan", [plan.notes for plan in plans]
-    return found
+    return results
 
 
 @pytest.mark.sample("heads-True")
@@ -179,9 +179,9 @@ def test_every_instruction_set_and_number_of_threads_computes_the_same_rows(rows
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), ran[0], loop.run(*args, T))
 
 
-def ulps(found, exact):
-    spacing = np.spacing(np.abs(exact).astype(found.dtype)).astype(np.float64)
-    return np.abs(found.astype(np.float64) - exact) / spacing
+def ulps(actual, exact):
+    spacing = np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.float64)
+    return np.abs(actual.astype(np.float64) - exact) / spacing
 
 
 def every(bits):
@@ -253,8 +253,8 @@ def test_under_vmap_and_in_threads_and_in_shard_map():
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
     one = jax.jit(functools.partial(forward, executor="native"))
     with ThreadPoolExecutor(4) as pool:  # programs that run at once
-        for made in pool.map(one, [p["x"]] * 8):
-            np.testing.assert_array_equal(made, one(p["x"]))
+        for result in pool.map(one, [p["x"]] * 8):
+            np.testing.assert_array_equal(result, one(p["x"]))
     mesh = Mesh(np.array(jax.devices("cpu")[:1]), ("d",))
     part = jax.shard_map(functools.partial(forward, executor="native"), mesh=mesh, in_specs=P(), out_specs=P())
     np.testing.assert_allclose(jax.jit(part)(p["x"]), one(p["x"]), rtol=2e-5, atol=2e-6)
@@ -428,9 +428,9 @@ def test_sums_of_concatenations_read_their_parts(w, called):
     exact = np.einsum("tri,trj->ij", *(np.asarray(v, np.float64) for v in (a, np.concatenate(parts, -1))))
     axes = ((0, 1), (0, 1))
     for left, right, result in ((a, parts, exact), (parts, a, exact.T)):
-        found = jax.jit(lambda left, right: contract(left, right, axes, None, None))
-        assert ("concatenate" not in found.lower(left, right).as_text()) == called
-        np.testing.assert_allclose(found(left, right), result, atol=1e-3)
+        compiled = jax.jit(lambda left, right: contract(left, right, axes, None, None))
+        assert ("concatenate" not in compiled.lower(left, right).as_text()) == called
+        np.testing.assert_allclose(compiled(left, right), result, atol=1e-3)
 
 
 def gru_step(p):
@@ -454,8 +454,8 @@ def test_the_reverse_loop_of_a_gru_stacks_common_parts_once(x64):
     grads = jax.jit(jax.grad(loss), static_argnums=1)
     text = grads.lower(p, "native").as_text()
     assert [call.count("%") for call in re.findall(r"@jrnn_sum\((.*?)\)", text)] == [4, 4]
-    made = re.findall(r"@jrnn_loop\(.*-> \((.*?)\)", text)[-1]
-    assert made.count("tensor<7x8x64xf64>") == 4  # the gradient of x is computed from them after the loop
+    stacks = re.findall(r"@jrnn_loop\(.*-> \((.*?)\)", text)[-1]
+    assert stacks.count("tensor<7x8x64xf64>") == 4  # the gradient of x is computed from them after the loop
     for ours, theirs in zip(jax.tree.leaves(grads(p, "native")), jax.tree.leaves(grads(p, "scan"))):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
 

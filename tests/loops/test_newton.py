@@ -54,20 +54,20 @@ def test_values_and_gradients_are_those_of_the_loop(name, x64):
 @pytest.mark.parametrize("name", ["gru", "elman_dense"])
 def test_in_float32(name):
     make, *args = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32) if hasattr(v, "shape") else v, example(name, T))
-    (got, found) = jax.jit(lambda p, c, xs: scan_statistics(make(p), c, xs))(*args)
+    (got, stats) = jax.jit(lambda p, c, xs: scan_statistics(make(p), c, xs))(*args)
     expected = by_numpy(lambda p, c, xs: jax.lax.scan(make(p), c, xs))(*args)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, expected)
-    assert found.sequential_steps == 0 and found.iterations < 12
+    assert stats.sequential_steps == 0 and stats.iterations < 12
 
 
 @pytest.mark.parametrize("name, block", [(name, row[4]) for name, row in CELLS.items()])
 def test_the_structure_of_the_jacobian_is_found(name, block):
     make, p, carry, xs = example(name, 2)
     closed = jax.make_jaxpr(lambda c, x: make(p)(c, x))(carry, xs[0])
-    found = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), len(jax.tree.leaves(carry)))
+    groups = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), len(jax.tree.leaves(carry)))
     if name == "slstm":  # m reads h, and h reads m: all four are one group
-        assert len(found) == 1
-    assert max(group.block for group in found) == block
+        assert len(groups) == 1
+    assert max(group.block for group in groups) == block
 
 
 @pytest.mark.exhaustive
@@ -91,8 +91,8 @@ def test_layers_are_solved_one_after_the_other(x64):
         return (upper, lower), (upper, y)
 
     closed = jax.make_jaxpr(step)((carry, carry), xs[0])
-    found = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 2)
-    assert [(group.carries, group.block) for group in found] == [((1,), 1), ((0,), 1)]
+    groups = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 2)
+    assert [(group.carries, group.block) for group in groups] == [((1,), 1), ((0,), 1)]
     ours, theirs = (
         lambda c, xs, run=run: run(step, (c, c), xs)
         for run in (functools.partial(scan, executor="newton"), jax.lax.scan)
@@ -175,11 +175,11 @@ def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
     p = {key: jnp.atleast_2d(golden[key]) for key in names}
 
     def value(p, x, first):
-        (_, ys), found = scan_statistics(make(p), first, x.swapaxes(0, 1))
-        return jnp.sum(ys.swapaxes(0, 1) * golden["w"]), (ys, found)
+        (_, ys), stats = scan_statistics(make(p), first, x.swapaxes(0, 1))
+        return jnp.sum(ys.swapaxes(0, 1) * golden["w"]), (ys, stats)
 
     run = jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))
-    (_, (ys, found)), gradients = run(p, jnp.asarray(golden["x"]), jnp.asarray(golden["first"]))
+    (_, (ys, stats)), gradients = run(p, jnp.asarray(golden["x"]), jnp.asarray(golden["first"]))
     close(ys.swapaxes(0, 1), golden["states"])
     near = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)  # the package sums gradients in float32
     jax.tree.map(
@@ -187,7 +187,7 @@ def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
         gradients,
         ({key: np.atleast_2d(golden[f"grad_{key}"]) for key in p}, golden["grad_x"], golden["grad_first"]),
     )
-    assert found.sequential_steps == 0 and found.iterations <= golden["iterations"] + 1
+    assert stats.sequential_steps == 0 and stats.iterations <= golden["iterations"] + 1
 
 
 # The certificate ------------------------------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
 def test_a_chaotic_loop_ends_in_the_loop(x64):
     """Its residuals can be small where the trajectory is another one."""
     make, p, carry, xs = example("lorenz", 1500)
-    (last, ys), found = jax.jit(lambda c: scan_statistics(make(p), c, xs, executor=Newton(iterations=8)))(carry)
-    assert found.sequential_steps == 1500 and found.iterations == 8
+    (last, ys), stats = jax.jit(lambda c: scan_statistics(make(p), c, xs, executor=Newton(iterations=8)))(carry)
+    assert stats.sequential_steps == 1500 and stats.iterations == 8
     np.testing.assert_array_equal(ys, jax.jit(lambda c: jax.lax.scan(make(p), c, xs)[1])(carry))
     random = np.random.RandomState(0)
     w, xs = jnp.asarray(random.randn(10, 10) * 3 / np.sqrt(10)), jnp.asarray(random.randn(400, 1, 10) * 0.01)
     step = lambda h, x: ((h := jnp.tanh(h @ w + x)), h)  # noqa: E731
-    (_, ys), found = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=8)))(jnp.zeros((1, 10)))
-    assert found.sequential_steps > 0
+    (_, ys), stats = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=8)))(jnp.zeros((1, 10)))
+    assert stats.sequential_steps > 0
     close(ys, jax.jit(lambda h: jax.lax.scan(step, h, xs)[1])(jnp.zeros((1, 10))))
 
 
@@ -243,8 +243,8 @@ def test_a_step_that_is_not_enclosed_runs_as_the_loop_or_is_exact(x64):
         return h, h
 
     xs = jnp.asarray(np.random.RandomState(0).randn(30))
-    (_, ys), found = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=2)))(jnp.float64(0.5))
-    assert found.sequential_steps > 0
+    (_, ys), stats = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=2)))(jnp.float64(0.5))
+    assert stats.sequential_steps > 0
     close(ys, jax.lax.scan(step, jnp.float64(0.5), xs)[1])
 
 
@@ -287,9 +287,9 @@ def test_a_huge_state_is_not_taken_for_the_scale(dtype, x64):
         return h, h
 
     huge = jnp.zeros((9, 2), dtype).at[4, 0].set(0.98 * np.finfo(dtype).max)
-    (_, ys), found = COMPILED(lambda h: scan_statistics(step, h, xs, executor=Newton(guess=huge)))(h)
+    (_, ys), stats = COMPILED(lambda h: scan_statistics(step, h, xs, executor=Newton(guess=huge)))(h)
     np.testing.assert_allclose(ys, by_numpy(lambda h: jax.lax.scan(step, h, xs)[1])(h), rtol=1e-5)
-    assert found.iterations > 1 and found.residual < 1e-4
+    assert stats.iterations > 1 and stats.residual < 1e-4
 
 
 @pytest.mark.exhaustive
@@ -303,11 +303,11 @@ def test_guesses_quasi_newton_and_damping(x64):
         Newton(jacobian="diagonal", iterations=100),
         Newton(damping=0.3),
     ):
-        got, found = jax.jit(lambda c, options=options: scan_statistics(make(p), c, xs, executor=options))(carry)
+        got, stats = jax.jit(lambda c, options=options: scan_statistics(make(p), c, xs, executor=options))(carry)
         close(got, expected)
-        assert found.sequential_steps == 0, options
+        assert stats.sequential_steps == 0, options
         if not isinstance(options.guess, str):
-            assert found.iterations == 0 and plain.iterations > 2
+            assert stats.iterations == 0 and plain.iterations > 2
     quasi = functools.partial(scan, executor=Newton(jacobian="diagonal", iterations=100))
     close(jax.jit(everything(quasi, make))(p, carry, xs), by_numpy(everything(jax.lax.scan, make))(p, carry, xs))
 

@@ -49,9 +49,9 @@ def test_the_sum_is_the_gradient_of_a_scan(name, x64):
     def losses(p):
         return jax.lax.scan(functools.partial(step, p), carry, xs)[1]
 
-    found, gradients = jax.jit(functools.partial(streamed, jrnn.online_gradient(step)))(p, carry, xs)
+    total, gradients = jax.jit(functools.partial(streamed, jrnn.online_gradient(step)))(p, carry, xs)
     gradients = jax.device_get(gradients)
-    close(found, by_numpy(losses)(p))
+    close(total, by_numpy(losses)(p))
     close(jax.tree.map(lambda g: g.sum(axis=0), gradients), by_numpy(jax.grad(lambda p: losses(p).sum()))(p))
     close(jax.tree.map(lambda g: g[4], gradients), by_numpy(jax.grad(lambda p: losses(p)[4]))(p))
 

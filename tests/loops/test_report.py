@@ -45,54 +45,54 @@ def test_a_report_of_a_library_says_where_its_loops_are_and_why_they_are_so():
     def gradient(parameters, xs):
         return jax.grad(lambda p: jnp.sum(nnx.merge(graph, p, rest)(xs, initial_carry=jnp.zeros((N, H)))))(parameters)
 
-    with jrnn.report() as found, jrnn.optimize_scans():
+    with jrnn.report() as report, jrnn.optimize_scans():
         in_a_thread(lambda: None)
         gradient(parameters, jnp.ones((N, 100, D)))
-    forward, reverse = found.loops
+    forward, reverse = report.loops
     assert forward.where == reverse.where and forward.where.startswith("flax/nnx/"), "the library's line"
     assert forward.called_from.startswith(os.path.join("tests", "loops", "test_report.py")), "ours"
     assert "gradient" in forward.called_from
     assert (forward.loop, reverse.loop) == ("forward loop of 100 steps on cpu", "reverse loop of 100 steps on cpu")
     assert reverse.executor != "lax.scan" and "estimated " in reverse.reason and ", lax.scan " in reverse.reason
-    text = str(found)
+    text = str(report)
     assert (
         text.startswith("2 loops: ") and text.count("flax/nnx/") == 1 and "reverse loop of 100 steps on cpu: " in text
     )
 
 
 def test_the_reasons_of_loops_that_are_left_as_they_are():
-    with jrnn.report() as found:
+    with jrnn.report() as report:
         for xs in (jnp.ones((0, 2)), jnp.ones((1, 2)), jnp.ones((3, 2)), jnp.ones((9000, 2))):
             jax.jit(lambda xs: jrnn.scan(lambda c, x: (c + x, None), jnp.zeros(2), xs)[0])(xs)
-    assert [row.executor for row in found.loops] == ["lax.scan"] * 4
-    short, others = [row.reason for row in found.loops[:3]], found.loops[3].reason
+    assert [row.executor for row in report.loops] == ["lax.scan"] * 4
+    short, others = [row.reason for row in report.loops[:3]], report.loops[3].reason
     assert short == ["it has no steps", "it has one step", "it takes less time than planning it"]
     assert others.startswith("no other way is estimated to")
-    with jrnn.report() as found, jrnn.optimize_scans(executor="associative"):
+    with jrnn.report() as report, jrnn.optimize_scans(executor="associative"):
         jax.jit(total).lower(XS)
-    assert "not associative: " in found.loops[0].reason
+    assert "not associative: " in report.loops[0].reason
 
 
 def test_a_loop_over_matrix_states_has_the_reason_why_it_is_not_in_chunks():
     def loss(S, ks):
         return jnp.sum(jax.lax.scan(lambda S, k: (0.9 * S + jnp.outer(k, jnp.tanh(k @ S)), k @ S), S, ks)[1])
 
-    with jrnn.report() as found, jrnn.optimize_scans():
+    with jrnn.report() as report, jrnn.optimize_scans():
         jax.jit(jax.grad(loss)).lower(jnp.zeros((64, 64)), jnp.ones((256, 64)))
-    assert found.loops and all("not in chunks: " in row.reason for row in found.loops)
+    assert report.loops and all("not in chunks: " in row.reason for row in report.loops)
 
 
 def test_equal_loops_are_counted_and_a_closed_report_hears_nothing():
-    with jrnn.report() as found, jrnn.optimize_scans():
+    with jrnn.report() as report, jrnn.optimize_scans():
         for k in (1.0, 2.0):
             jax.jit(lambda xs, k=k: jax.lax.scan(lambda c, x: (c * k + x, None), 0.0, xs)[0]).lower(jnp.ones(3))
-    assert [row.count for row in found.loops] == [2] and ", 2 times: " in str(found)
+    assert [row.count for row in report.loops] == [2] and ", 2 times: " in str(report)
     listening = len(recorder.listeners)
-    found.close()
+    report.close()
     assert len(recorder.listeners) == listening, "closed once"
     with jrnn.optimize_scans():
         jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0]).lower(jnp.ones(4))
-    assert len(found.loops) == 1
+    assert len(report.loops) == 1
     with jrnn.report() as empty:
         loops_of(total, XS)
     assert empty.loops == () and "optimize_scans(everywhere=True)" in str(empty)

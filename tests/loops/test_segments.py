@@ -47,12 +47,12 @@ def divided(step, w, first, xs, devices=D, **options):
 
 def stages_of(monkeypatch):
     """A list that gets the kinds of the stages of the scans that are traced."""
-    found = []
+    recorded = []
     tell = api._tell
     monkeypatch.setattr(
-        api, "_tell", lambda stages, *args: (found.append([s.kind for s in stages]), tell(stages, *args))
+        api, "_tell", lambda stages, *args: (recorded.append([s.kind for s in stages]), tell(stages, *args))
     )
-    return found
+    return recorded
 
 
 @pytest.mark.sample("linear-options0-kinds0")
@@ -71,12 +71,12 @@ def stages_of(monkeypatch):
     ],
 )
 def test_values_and_gradients(name, options, kinds, monkeypatch):
-    found = stages_of(monkeypatch)
+    stages = stages_of(monkeypatch)
     alone = {k: v for k, v in options.items() if k not in ("executor", "recompute")}
     actual = everything(functools.partial(divided, **options), name, T)
     wanted = everything(functools.partial(whole, **alone), name, T, jit=by_numpy)
     assert off(actual, wanted) < 1e-12
-    assert all(f == kinds for f in found) and found
+    assert all(f == kinds for f in stages) and stages
 
 
 @pytest.mark.exhaustive
@@ -143,8 +143,8 @@ def eight():
 
 def test_on_eight_devices(eight):
     """Values and gradients with lengths and resets, on meshes of 8 and of 4 x 2, with and without checked types."""
-    found = {name: size for name, size in eight.items() if name != "sent"}
-    assert len(found) == 6 and max(found.values()) < 1e-12, found
+    sizes = {name: size for name, size in eight.items() if name != "sent"}
+    assert len(sizes) == 6 and max(sizes.values()) < 1e-12, sizes
 
 
 def test_bytes_that_are_sent_do_not_depend_on_the_number_of_steps(eight):

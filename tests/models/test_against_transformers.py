@@ -107,7 +107,7 @@ def test_it_is_saved_as_transformers_reads_it(case, tmp_path, request):
     assert set(ours) == set(theirs)
     joined = [m.names for m in model.decoder.parameters().values() if m and not m.stacks]
     for names in joined:  # transformers cuts them into equal parts, whatever their sizes
-        whole = [np.concatenate([found.pop(n) for n in names]) for found in (ours, theirs)]
+        whole = [np.concatenate([weights.pop(n) for n in names]) for weights in (ours, theirs)]
         np.testing.assert_array_equal(*whole)
     for tensor, value in theirs.items():
         np.testing.assert_array_equal(ours[tensor], value)
@@ -136,8 +136,8 @@ def test_the_language_model_of_a_model_of_texts_and_images(name, tmp_path):
     renamed = {f"model.language_{n}" if n.startswith("model.") else n: v for n, v in tensors.items()}
     save_file(renamed | {"model.visual.patch_embed.proj.bias": np.zeros(3)}, tmp_path / "model.safetensors")
     model = models.load(tmp_path)
-    found = load_file(folder / "oracle.safetensors")
-    np.testing.assert_array_equal(model(found["tokens"])[0], models.load(folder)(found["tokens"])[0])
+    recorded = load_file(folder / "oracle.safetensors")
+    np.testing.assert_array_equal(model(recorded["tokens"])[0], models.load(folder)(recorded["tokens"])[0])
     model.save(tmp_path / "alone")
     assert json.loads((tmp_path / "alone" / "config.json").read_text())["model_type"] == f"{name}_text"
     assert set(load_file(tmp_path / "alone" / "model.safetensors")) == set(tensors)

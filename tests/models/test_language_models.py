@@ -152,11 +152,11 @@ def test_a_memory_that_is_full_shows_in_traced_steps():
     model = made("qwen3_next")
     step = jax.jit(lambda token, state: model.step(token, state))
     state = model.initial_state(1, 2)
-    found = []
+    refusals = []
     for token in (3, 1, 4):
         logits, state = step(jnp.array([token]), state)
-        found.append(bool(jnp.isnan(logits).any()))
-    assert found == [False, False, True]
+        refusals.append(bool(jnp.isnan(logits).any()))
+    assert refusals == [False, False, True]
 
 
 def test_the_command_writes_tokens(tmp_path, capsys):

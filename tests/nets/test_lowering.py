@@ -121,8 +121,8 @@ def test_shapes_computed_by_operators_are_static_inside_jit():
 def test_known_integers_keep_64_bits(recwarn):
     net = Net("n", (Op.of("Mod", ["x"], ["y"], divisor=7),))  # jnp.fmod is a jit, whose trace JAX keeps
     x = np.array([-3, 2**40 + 5, 9])
-    found = jrnn.to_jax(net)({"x": x})["y"]
-    assert found.dtype == np.int64 and found.tolist() == np.fmod(x, 7).tolist()
+    y = jrnn.to_jax(net)({"x": x})["y"]
+    assert y.dtype == np.int64 and y.tolist() == np.fmod(x, 7).tolist()
     assert not recwarn.list
 
 

@@ -110,10 +110,10 @@ def test_no_steps():
     jrnn.recurrent_net(b, step.build(), *arguments, outputs=["y"], outputs_with_grads=(0, 1))
     b.Sum([b.SumElements(name) for name in ("y_all", "h_all", "h_last")], "loss")
     blobs = {"x": np.zeros((0, N, D), np.float32), "h0": np.ones((N, D), np.float32)}
-    found, _ = _gradients(b, blobs)
-    for net, by_jax in found.values():
+    both, _ = _gradients(b, blobs)
+    for net, by_jax in both.values():
         np.testing.assert_array_equal(net, by_jax)
-    np.testing.assert_array_equal(found["h0"][0], np.ones((N, D)))
+    np.testing.assert_array_equal(both["h0"][0], np.ones((N, D)))
     assert jrnn.run_net(b.build(), blobs)["y_all"].shape == (0, N, D)
 
 
@@ -139,12 +139,12 @@ def test_every_blob_of_every_step():
     rng = np.random.default_rng(0)
     blobs = {n: rng.standard_normal(p.shape).astype(np.float32) for n, p in b.params.items()}
     blobs["x"] = rng.standard_normal((T, N, D)).astype(np.float32)
-    found = jrnn.retrieve_step_blobs(b.build(), blobs)
-    assert sorted(n for n in found if n.startswith("rnn_lstm/gates_t")) == [f"rnn_lstm/gates_t{t}" for t in range(T)]
-    assert found["rnn_lstm/gates_t0"].shape == (1, N, 8)
+    blobs_of = jrnn.retrieve_step_blobs(b.build(), blobs)
+    assert sorted(n for n in blobs_of if n.startswith("rnn_lstm/gates_t")) == [f"rnn_lstm/gates_t{t}" for t in range(T)]
+    assert blobs_of["rnn_lstm/gates_t0"].shape == (1, N, 8)
     every = jrnn.run_net(b.build(), blobs)[out.hidden_all]
     for t in range(T):
-        np.testing.assert_allclose(found[f"rnn_lstm/hidden_state{t}"][0], every[t], atol=1e-7)
+        np.testing.assert_allclose(blobs_of[f"rnn_lstm/hidden_state{t}"][0], every[t], atol=1e-7)
 
 
 def test_mistakes_are_explained():

@@ -78,13 +78,13 @@ def test_float64_full_and_packed(case, recording, x64):
             "rows": function(params, sequence, states if len(states) == 2 else states[0])[0].data,
         }
 
-    found = all_runs(params, x, states, jnp.array(file.facts["lengths"]))
+    actual = all_runs(params, x, states, jnp.array(file.facts["lengths"]))
     full, ragged = file.get(case, "full"), file.get(case, "ragged")
     rows = ragged.pop("packed")
-    compare(found["full"], full, 1e-10)
-    compare(found["packed"], ragged, 1e-10)
-    np.testing.assert_allclose(found["rows"][: len(rows)], rows, rtol=0, atol=1e-10)
-    assert not found["rows"][len(rows) :].any()
+    compare(actual["full"], full, 1e-10)
+    compare(actual["packed"], ragged, 1e-10)
+    np.testing.assert_allclose(actual["rows"][: len(rows)], rows, rtol=0, atol=1e-10)
+    assert not actual["rows"][len(rows) :].any()
 
 
 @pytest.mark.sample("rnn_tanh-1-uni-bias")
@@ -104,8 +104,8 @@ def test_float32_full_and_ragged_batch_first(case, recording):
             "ragged": results(lambda p, a, s: run(p, a, s, lengths), params, x, states, seeds),
         }
 
-    found = all_runs(params, np.swapaxes(x, 0, 1), states, jnp.array(file.facts["lengths"]))
-    for name, run in found.items():
+    actual = all_runs(params, np.swapaxes(x, 0, 1), states, jnp.array(file.facts["lengths"]))
+    for name, run in actual.items():
         recorded = file.get(case, name)
         recorded.pop("packed", None)
         recorded |= {turned: np.swapaxes(recorded[turned], 0, 1) for turned in ("output", "grad_x")}

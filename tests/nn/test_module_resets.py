@@ -53,10 +53,10 @@ def apart(call, params, x, hx, reset_state, directions):
     for k, (n, start, end) in enumerate(PIECES):
         whole = whole.at[start:end, n].set(output[: end - start, k])
 
-    def end_of(found, start):
-        for row in range(len(found)):
+    def end_of(states, start):
+        for row in range(len(states)):
             piece = {0: 0, 2: 3} if directions == 2 and row % 2 else {0: 2, 2: 4}
-            yield jnp.stack([found[row, piece[0]], start[row, 1], found[row, piece[2]]])
+            yield jnp.stack([states[row, piece[0]], start[row, 1], states[row, piece[2]]])
 
     return whole, jax.tree.map(lambda *leaves: jnp.stack(list(end_of(*leaves))), last, hx)
 
@@ -77,8 +77,8 @@ def test_a_sequence_is_that_of_its_pieces(case, x64):
 
     def loss(run):
         def weighed(*args):
-            found = run(*args)
-            return sum(jnp.sum(leaf * normal(k, *leaf.shape)) for k, leaf in enumerate(jax.tree.leaves(found))), found
+            out = run(*args)
+            return sum(jnp.sum(leaf * normal(k, *leaf.shape)) for k, leaf in enumerate(jax.tree.leaves(out))), out
 
         return jax.value_and_grad(weighed, argnums=(0, 1, 2, 3), has_aux=True)
 

@@ -216,8 +216,8 @@ def test_help_shows_every_argument(name):
     for option in taken:
         given = {n: v for n, v in sizes.items() if n in taken}
         given.setdefault(option, one_each.get(option, taken[option].default))
-        made = getattr(nn, name)(**given)
-        assert type(made) is getattr(nn, name)
+        module = getattr(nn, name)(**given)
+        assert type(module) is getattr(nn, name)
     assert ("proj_size" in taken) == (name == "LSTM") and ("executor" in taken) == (not name.endswith("Cell"))
     assert {"batch_first", "dropout", "key"} < set(inspect.signature(nn.functional.gru).parameters)
 

@@ -29,8 +29,8 @@ def test_packing_and_padding(lengths):
     np.testing.assert_array_equal(packed.data[: len(rows)], rows)
     assert not packed.data[len(rows) :].any()
     np.testing.assert_array_equal(packed.batch_sizes, [sum(t < length for length in lengths) for t in range(4)])
-    back, found = nn.pad_packed_sequence(packed, batch_first=True, padding_value=-1.0, total_length=6)
-    np.testing.assert_array_equal(found, lengths)
+    back, unpacked_lengths = nn.pad_packed_sequence(packed, batch_first=True, padding_value=-1.0, total_length=6)
+    np.testing.assert_array_equal(unpacked_lengths, lengths)
     expected = np.full((6, len(lengths), 2), -1, np.float32)
     for n, length in enumerate(lengths):
         expected[:length, n] = x[:length, n]
@@ -69,9 +69,9 @@ def test_modules_take_and_give_packed_sequences():
     packed = nn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False, capacity=nn.bucket(7))
     output, (h, c) = jax.jit(lambda packed: module(packed))(packed)
     assert isinstance(output, nn.PackedSequence) and output.data.shape == (8, 6)
-    padded, found = nn.pad_packed_sequence(output, batch_first=True)
+    padded, unpacked_lengths = nn.pad_packed_sequence(output, batch_first=True)
     expected, (h_expected, c_expected) = jax.jit(lambda x: module(x, lengths=lengths))(x)
-    np.testing.assert_array_equal(found, lengths)
+    np.testing.assert_array_equal(unpacked_lengths, lengths)
     np.testing.assert_array_equal(padded, expected)
     np.testing.assert_array_equal(h, h_expected)
     np.testing.assert_array_equal(c, c_expected)

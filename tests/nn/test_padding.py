@@ -38,8 +38,8 @@ def padded(value, lengths=LENGTHS):
 @pytest.mark.parametrize("extras", EXTRAS)
 @pytest.mark.parametrize("kind", UNITS)
 def test_padding_shows_nowhere(kind, extras):
-    made, settings = EXTRAS[extras]
-    function, params, hx = make(kind, **made)
+    options, settings = EXTRAS[extras]
+    function, params, hx = make(kind, **options)
     key = jax.random.key(3) if settings else None
 
     def call(params, x, hx, lengths):

@@ -97,7 +97,7 @@ def runs(request):
         steps.append(y)
     first, middle = run(x[:2], start, 2)
     second, last = run(x[2:], middle, T - 2)
-    found = {
+    results = {
         "whole": host(call(x, start, np.full(N, T), none)[1]),
         "steps": (np.stack(steps), state),
         "chunks": (np.concatenate([first, second]), last),
@@ -108,7 +108,7 @@ def runs(request):
         "reset": run(x, middle, T, LENGTHS, resets),
         "after": run(x[2:], start, T - 2),
     }
-    return layer, x, found
+    return layer, x, results
 
 
 def close(actual, expected, **tolerance):
@@ -131,40 +131,40 @@ def test_it_computes_the_formula(runs):
 
 
 def test_steps_and_chunks_are_the_whole(runs):
-    _, _, found = runs
-    close(found["steps"], found["whole"])
-    close(found["chunks"], found["whole"])
+    _, _, results = runs
+    close(results["steps"], results["whole"])
+    close(results["chunks"], results["whole"])
 
 
 def test_lengths_end_sequences(runs):
-    _, _, found = runs
-    y, end = found["ragged"]
-    short, short_end = found["prefix"]
+    _, _, results = runs
+    y, end = results["ragged"]
+    short, short_end = results["prefix"]
     close((y[:4, 2], at(end, 2)), (short[:, 2], at(short_end, 2)))
     assert not np.asarray(y[4:, 2]).any() and not np.asarray(y[:, 1]).any()
-    close(at(end, 1), at(found["middle"], 1), rtol=0, atol=0)
+    close(at(end, 1), at(results["middle"], 1), rtol=0, atol=0)
     assert np.isfinite(y).all()
 
 
 def test_resets_start_anew(runs):
-    _, _, found = runs
-    y, end = found["reset"]
-    after, after_end = found["after"]
+    _, _, results = runs
+    y, end = results["reset"]
+    after, after_end = results["after"]
     close((y[2:, 0], at(end, 0)), (after[:, 0], at(after_end, 0)))
-    whole, _ = found["whole"]
+    whole, _ = results["whole"]
     close(y[:3, 2], whole[:3, 2])  # a reset at the first step forgets the given state
     assert not np.allclose(y[:2, 0], whole[:2, 0], atol=1e-4)  # before it, the given state counts
 
 
 def test_gradients_are_finite(runs):
-    _, _, found = runs
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found["gradient"]))
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(found["gradient"])), "a parameter has no gradient"
+    _, _, results = runs
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results["gradient"]))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(results["gradient"])), "a parameter has no gradient"
 
 
 @pytest.mark.sample("MinGRU", "LRU")
 def test_gradients_are_those_of_lax_scan(runs, monkeypatch):
-    layer, x, found = runs
+    layer, x, results = runs
 
     def lax_scan(step, state, xs, lengths, recompute, executor):
         def held(state, at):
@@ -178,9 +178,9 @@ def test_gradients_are_those_of_lax_scan(runs, monkeypatch):
 
     monkeypatch.setattr(span, "scan", lax_scan)
     differentiate = by_numpy.by_numpy(
-        jax.grad(lambda p, x: loss(layer, p, x, found["middle"], LENGTHS, None)[0], (0, 1))
+        jax.grad(lambda p, x: loss(layer, p, x, results["middle"], LENGTHS, None)[0], (0, 1))
     )
-    ours, expected = found["gradient"], host(differentiate(host(layer.params()), ragged(x, 0)))
+    ours, expected = results["gradient"], host(differentiate(host(layer.params()), ragged(x, 0)))
     for name in ours[0]:
         scale = float(np.abs(expected[0][name]).max())
         np.testing.assert_allclose(ours[0][name], expected[0][name], rtol=1e-3, atol=2e-4 * scale, err_msg=name)

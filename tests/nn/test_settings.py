@@ -210,8 +210,8 @@ def test_16_bit_products_accumulate_in_float32(kind):
     np.testing.assert_allclose(output.astype(jnp.float32), exact, atol=0.02)
     for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(exact_last), strict=True):
         np.testing.assert_allclose(a, b, atol=0.02)
-    found = list(products(jax.make_jaxpr(lambda x: function(params, x, dtype=jnp.bfloat16))(X).jaxpr))
-    assert len(found) == 2 and all(pair == ({"bfloat16"}, "float32") for pair in found)
+    dtypes = list(products(jax.make_jaxpr(lambda x: function(params, x, dtype=jnp.bfloat16))(X).jaxpr))
+    assert len(dtypes) == 2 and all(pair == ({"bfloat16"}, "float32") for pair in dtypes)
 
     def loss(params, dtype):
         return jnp.sum(function(params, X, dtype=dtype)[0].astype(jnp.float32) ** 2)

@@ -41,9 +41,9 @@ def test_cell_gradient_equals_jax(x64):
     @by_numpy
     def runs():
         new, gates = gru.gru_cell_forward(x, W3, U3, bW3, bU3, h)
-        found = gru.gru_cell_backward(d, x, h, W3, U3, gates)
+        gradients = gru.gru_cell_backward(d, x, h, W3, U3, gates)
         same, pull = jax.vjp(lambda x, h, *w: gru.gru_cell_inference(x, *w, h), x, h, W3, U3, bW3, bU3)
-        return new, same, found, gru.CellGradients(*pull(d))
+        return new, same, gradients, gru.CellGradients(*pull(d))
 
     new, same, actual, expected = runs()
     np.testing.assert_array_equal(same, new)

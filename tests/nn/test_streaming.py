@@ -27,10 +27,10 @@ def test_chunks_compute_what_the_whole_does(kind, size):
     @nnx.jit
     def pairs(module):
         _, hx = module(X)
-        found = [(nn.chunked(module, X, size=size), module(X))]
+        compared = [(nn.chunked(module, X, size=size), module(X))]
         for lengths in (None, jnp.array([10, 0, 4])):
-            found.append((nn.chunked(module, X, hx, size=size, lengths=lengths), module(X, hx, lengths=lengths)))
-        return found
+            compared.append((nn.chunked(module, X, hx, size=size, lengths=lengths), module(X, hx, lengths=lengths)))
+        return compared
 
     close(*zip(*pairs(KINDS[kind](2, 4, num_layers=2, rngs=nnx.Rngs(0)))))
 
@@ -95,8 +95,8 @@ def test_all_states_are_those_after_every_step(kind):
         _, hx = module(X)
         return hx, [module(X, hx, lengths=lengths, return_states=which) for which in ("last", "all", "all+initial")]
 
-    hx, found = runs(KINDS[kind](2, 4, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0)))
-    (plain, last), (output, states), (_, more) = found
+    hx, results = runs(KINDS[kind](2, 4, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0)))
+    (plain, last), (output, states), (_, more) = results
     close(output, plain)
     for all_, with_initial, final, start in zip(*map(jax.tree.leaves, (states, more, last, hx)), strict=True):
         assert all_.shape == (10, 4, 3, 4) and with_initial.shape == (11, 4, 3, 4)
@@ -156,6 +156,6 @@ def test_recurrent_masks_are_for_a_sequence_or_for_a_step():
 def test_many_series_with_weights_of_their_own_are_one_vmap():
     modules = [nn.GRU(2, 4, rngs=nnx.Rngs(k)) for k in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(m.params() for m in modules))
-    found = jax.vmap(functional.gru)(stacked, jnp.swapaxes(X, 0, 1))[0]
+    outputs = jax.vmap(functional.gru)(stacked, jnp.swapaxes(X, 0, 1))[0]
     for k, module in enumerate(modules):
-        close(found[k], module(X[:, k])[0])
+        close(outputs[k], module(X[:, k])[0])

@@ -115,13 +115,13 @@ def mlstm(layer, p, x):
     for v in x:
         q, key, value = ((p[f"W_{name}"] @ v).reshape(k, -1) for name in "qkv")
         i, f = np.exp(p["w_i"] @ v + p["b_i"]), sigmoid(p["w_f"] @ v + p["b_f"])
-        found = []
+        outputs = []
         for j in range(k):
             S[j] = f[j] * S[j] + i[j] * np.outer(key[j], value[j]) / np.sqrt(width)
             n[j] = f[j] * n[j] + i[j] * key[j] / np.sqrt(width)
-            found.append(normed(S[j].T @ q[j] / max(abs(n[j] @ q[j]), 1)))
+            outputs.append(normed(S[j].T @ q[j] / max(abs(n[j] @ q[j]), 1)))
         o = sigmoid(p["W_o"] @ v + p["b_o"])
-        ys.append(p["weight_out"] @ (o * np.concatenate(found) * p["norm"]))
+        ys.append(p["weight_out"] @ (o * np.concatenate(outputs) * p["norm"]))
     return ys
 
 
@@ -130,10 +130,10 @@ def mamba(layer, p, x):
     both = x @ p["in_proj"].T
     u, h, ys = convolved(both[:, :i], p["conv_weight"], p["conv_bias"]), np.zeros((i, s)), []
     for v, gate in zip(u, both[:, i:]):
-        found = p["x_proj"] @ v
-        dt = softplus(p["dt_proj"] @ found[:rank] + p["dt_bias"])
-        h = np.exp(dt[:, None] * -np.exp(p["A_log"])) * h + np.outer(dt * v, found[rank : rank + s])
-        ys.append(p["out_proj"] @ ((h @ found[rank + s :] + p["D"] * v) * silu(gate)))
+        projected = p["x_proj"] @ v
+        dt = softplus(p["dt_proj"] @ projected[:rank] + p["dt_bias"])
+        h = np.exp(dt[:, None] * -np.exp(p["A_log"])) * h + np.outer(dt * v, projected[rank : rank + s])
+        ys.append(p["out_proj"] @ ((h @ projected[rank + s :] + p["D"] * v) * silu(gate)))
     return ys
 
 
@@ -144,11 +144,11 @@ def mamba2(layer, p, x):
     S, ys = np.zeros((k, s, i // k)), []
     for gate, v, dt in zip(gates, convolved(xbc, p["conv_weight"], p["conv_bias"]), dts):
         u, b, c = v[:i].reshape(k, -1), v[i : i + s], v[i + s :]
-        dt, found = softplus(dt + p["dt_bias"]), []
+        dt, outputs = softplus(dt + p["dt_bias"]), []
         for j in range(k):
             S[j] = np.exp(-dt[j] * np.exp(p["A_log"][j])) * S[j] + dt[j] * np.outer(b, u[j])
-            found.append(S[j].T @ c + p["D"][j] * u[j])
-        ys.append(p["out_proj"] @ (rms(np.concatenate(found) * silu(gate)) * p["norm"]))
+            outputs.append(S[j].T @ c + p["D"][j] * u[j])
+        ys.append(p["out_proj"] @ (rms(np.concatenate(outputs) * silu(gate)) * p["norm"]))
     return ys
 
 
@@ -164,11 +164,11 @@ def retnet(layer, p, x):
     for t, v in enumerate(x):
         q, k, value = _projections(layer, p, v)
         q, k = ((z[:, :half] + 1j * z[:, half:]) * np.exp(1j * t * turn) for z in (q, k))
-        found = []
+        outputs = []
         for j in range(heads):
             S[j] = (1 - 2.0 ** (-5 - j)) * S[j] + np.outer(k[j], value[j]) / np.sqrt(2 * half)
-            found.append(normed((S[j].T @ q[j].conj()).real))
-        ys.append(p["W_o"] @ (silu(p["W_g"] @ v) * np.concatenate(found)))
+            outputs.append(normed((S[j].T @ q[j].conj()).real))
+        ys.append(p["W_o"] @ (silu(p["W_g"] @ v) * np.concatenate(outputs)))
     return ys
 
 
@@ -178,11 +178,11 @@ def gla(layer, p, x):
     for v in x:
         q, k, value = _projections(layer, p, v)
         a = (sigmoid(p["W_a2"] @ (p["W_a1"] @ v) + p["b_a"]) ** (1 / 16)).reshape(heads, -1)
-        found = []
+        outputs = []
         for j in range(heads):
             S[j] = np.diag(a[j]) @ S[j] + np.outer(k[j], value[j])
-            found.append(rms(S[j].T @ q[j] / np.sqrt(q.shape[1])) * p["norm"])
-        ys.append(p["W_o"] @ (silu(p["W_r"] @ v + p["b_r"]) * np.concatenate(found)))
+            outputs.append(rms(S[j].T @ q[j] / np.sqrt(q.shape[1])) * p["norm"])
+        ys.append(p["W_o"] @ (silu(p["W_r"] @ v + p["b_r"]) * np.concatenate(outputs)))
     return ys
 
 
@@ -192,14 +192,14 @@ def deltanet(layer, p, x, gated=False):
     S = np.zeros((heads, layer.key_size // heads, layer.value_size // heads))
     for v, all_ in zip(x, qkv):
         q, k, value = (z.reshape(heads, -1) for z in np.split(all_, [layer.key_size, 2 * layer.key_size]))
-        beta, found = sigmoid(p["W_beta"] @ v), []
+        beta, outputs = sigmoid(p["W_beta"] @ v), []
         for j in range(heads):
             if gated:
                 S[j] *= np.exp(-np.exp(p["A_log"][j]) * softplus((p["W_a"] @ v)[j] + p["dt_bias"][j]))
             kj = unit(k[j])
             S[j] = (np.eye(len(kj)) - beta[j] * np.outer(kj, kj)) @ S[j] + beta[j] * np.outer(kj, value[j])
-            found.append(rms(S[j].T @ unit(q[j]) / np.sqrt(len(kj))) * p["norm"])
-        ys.append(p["W_o"] @ (np.concatenate(found) * (silu(p["W_g"] @ v) if gated else 1)))
+            outputs.append(rms(S[j].T @ unit(q[j]) / np.sqrt(len(kj))) * p["norm"])
+        ys.append(p["W_o"] @ (np.concatenate(outputs) * (silu(p["W_g"] @ v) if gated else 1)))
     return ys
 
 
@@ -219,12 +219,12 @@ def rwkv7(layer, p, x):
         a = sigmoid(p["lambda_a"] + p["B_a"] @ (p["A_a"] @ m["a"]))
         g = p["B_g"] @ sigmoid(p["A_g"] @ m["g"])
         kk, k = k * p["xi"], k * (1 + (a - 1) * p["alpha"])
-        found = []
+        outputs = []
         for j in range(heads):
             at = slice(j * width, (j + 1) * width)
             unit_kk = unit(kk[at], 1e-12)
             S[j] = S[j] @ (np.diag(w[at]) - np.outer(unit_kk, unit_kk * a[at])) + np.outer(value[at], k[at])
             y = normed(S[j] @ r[at], 64e-5) * p["norm"][at] + p["norm_bias"][at]
-            found.append(y + (r[at] * k[at] * p["rho"][at]).sum() * value[at])
-        ys.append(p["W_o"] @ (g * np.concatenate(found)))
+            outputs.append(y + (r[at] * k[at] * p["rho"][at]).sum() * value[at])
+        ys.append(p["W_o"] @ (g * np.concatenate(outputs)))
     return ys

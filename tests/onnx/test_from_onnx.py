@@ -153,8 +153,8 @@ def test_layout_1_is_layout_0_transposed():
     batched.graph.node[0].attribute.append(helper.make_attribute("layout", 1))
     batched.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.array([2]), "one"))
     x = jax.random.normal(jax.random.key(0), (5, 2, 3))
-    found = jrnn.from_onnx(batched)({"x": jnp.swapaxes(x, 0, 1)})["out"]
-    np.testing.assert_allclose(jnp.swapaxes(found, 0, 1), jrnn.from_onnx(proto)({"x": x})["out"], atol=1e-6)
+    out = jrnn.from_onnx(batched)({"x": jnp.swapaxes(x, 0, 1)})["out"]
+    np.testing.assert_allclose(jnp.swapaxes(out, 0, 1), jrnn.from_onnx(proto)({"x": x})["out"], atol=1e-6)
 
 
 def test_external_and_sparse_tensors_are_read(tmp_path):
@@ -209,8 +209,8 @@ def test_what_cannot_be_computed_is_no_number(op, rule, where):
 def test_indices_that_are_traced_and_out_of_range_pick_nan():
     model = read("n (float[3,2] x, int64[3,1] i) => (float[a, b, c] y) { y = Gather <axis = 0> (x, i) }")
     x, indices = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([[0], [3], [-1]], np.int32)
-    found = jax.jit(lambda i: model({"x": x, "i": i})["y"])(indices)
-    np.testing.assert_array_equal(found, [[[0, 1]], [[np.nan, np.nan]], [[4, 5]]])
+    y = jax.jit(lambda i: model({"x": x, "i": i})["y"])(indices)
+    np.testing.assert_array_equal(y, [[[0, 1]], [[np.nan, np.nan]], [[4, 5]]])
 
 
 def test_a_hidden_size_that_contradicts_the_weights_is_named():
@@ -229,8 +229,8 @@ def test_a_file_of_pytorch_0_3_is_read():
     bias = numpy_helper.from_array(np.float32([10, 20]), "b")
     graph = helper.make_graph([node], "old", [infos["x"], infos["b"]], [infos["y"]], [bias])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 2)], ir_version=2)
-    found = jrnn.from_onnx(model)({"x": given})["y"]
-    np.testing.assert_array_equal(found, given + np.float32([[10], [20]]))
+    y = jrnn.from_onnx(model)({"x": given})["y"]
+    np.testing.assert_array_equal(y, given + np.float32([[10], [20]]))
     assert model.ir_version == 2
 
 
@@ -323,9 +323,9 @@ def same(value, other, rtol):
 def test_export(case):
     model = jrnn.from_onnx(GOLDEN[f"{case}|file"].tobytes())
     (tokens,) = model.inputs
-    found = jax.jit(lambda x: model({tokens.name: x}))(GOLDEN[f"{case}|tokens"])
+    outputs = jax.jit(lambda x: model({tokens.name: x}))(GOLDEN[f"{case}|tokens"])
     for k, spec in enumerate(model.outputs):
-        np.testing.assert_allclose(found[spec.name], GOLDEN[f"{case}|output{k}"], atol=1e-6)
+        np.testing.assert_allclose(outputs[spec.name], GOLDEN[f"{case}|output{k}"], atol=1e-6)
 
 
 def test_every_exporter_and_kind_was_recorded():

@@ -53,9 +53,9 @@ def node_cases(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_node(family, x64, subtests, pytestconfig):
     """All cases of a family if exhaustive, else its first and every seventh of the others."""
-    found = node_cases(family)
-    assert found
-    for case in found if pytestconfig.getoption("--exhaustive") else found[::7]:
+    family_cases = node_cases(family)
+    assert family_cases
+    for case in family_cases if pytestconfig.getoption("--exhaustive") else family_cases[::7]:
         with subtests.test(case.name):
             assert_node(case)
 
@@ -151,9 +151,9 @@ def test_a_quantized_lstm_equals_onnxruntime(direction, tmp_path):
     assert [node.op_type for node in quantized.graph.node] == ["DynamicQuantizeLSTM"]
     x = rng.standard_normal((steps, batch, size)).astype(np.float32)
     model = jrnn.from_onnx(quantized)
-    found = jax.jit(model)({"x": x})
+    outputs = jax.jit(model)({"x": x})
     for name, other in zip(("y", "h"), onnxruntime_of(quantized, {"x": x}), strict=True):
-        np.testing.assert_allclose(found[name], other, atol=1e-6)
+        np.testing.assert_allclose(outputs[name], other, atol=1e-6)
     quantized.graph.node[0].op_type = "Attention"
     with pytest.raises(UnknownOperatorError, match="this operator of the domain 'com.microsoft' is not read"):
         jrnn.from_onnx(quantized)

@@ -259,8 +259,8 @@ def test_what_is_written_computes_the_same(name):
     model = jrnn.to_onnx(fn, x, dims=dims)
     assert types(model)[expected]
     with jax.enable_x64(True):  # shifts are made in 64 bits
-        found = jrnn.from_onnx(model)({"x": x}).values()
-    for value, other in zip(jax.tree.leaves(fn(x)), found, strict=True):
+        outputs = jrnn.from_onnx(model)({"x": x}).values()
+    for value, other in zip(jax.tree.leaves(fn(x)), outputs, strict=True):
         assert value.dtype == other.dtype
         tolerance = 0.06 if value.dtype.itemsize == 2 else 1e-4
         np.testing.assert_allclose(np.asarray(other, float), np.asarray(value, float), atol=tolerance)

@@ -88,11 +88,11 @@ class Hybrid:
 
     def over_devices(self, tokens):
         """In two parts, with the state handed from one to the other."""
-        state, found = None, []
+        state, pieces = None, []
         for part in np.split(tokens, 2, axis=1):
             logits, state = self.call(part, state)
-            found.append(logits)
-        return np.concatenate(found, axis=1)
+            pieces.append(logits)
+        return np.concatenate(pieces, axis=1)
 
 
 class AsTransformers(Hybrid):

@@ -263,10 +263,10 @@ def test_directions_of_libraries_are_exchanged():
         (nn.Bidirectional(nn.RNN(nn.SimpleCell(H)), nn.RNN(nn.SimpleCell(H))), turned),
         (jrnn.nn.RNN(D, H, num_layers=2, bidirectional=True, rngs=nnx.Rngs(0)), X),
     ):
-        made = recurrent_layer(layer, x)
-        assert made.swap is not None
-        assert check_layer(made, only=["directions"]).holds == ("directions",)
-        (finding,) = check_layer(made, only=["directions"], swap=lambda params: params).findings
+        adapted = recurrent_layer(layer, x)
+        assert adapted.swap is not None
+        assert check_layer(adapted, only=["directions"]).holds == ("directions",)
+        (finding,) = check_layer(adapted, only=["directions"], swap=lambda params: params).findings
         assert "with the directions' weights exchanged" in finding.counterexample
     both = nn.Bidirectional(nn.RNN(nn.SimpleCell(H)), nn.RNN(nn.GRUCell(H)))
     assert recurrent_layer(both, turned).swap is None
@@ -320,5 +320,5 @@ def test_a_test_of_a_property_fails(pytester):
 
 
 def test_a_record_may_be_given():
-    made = Layer(lambda params, x, state, **_: (x + state[None], state), None, X, STATE)
-    assert check_layer(made, only=["causality"]).holds == ("causality",)
+    record = Layer(lambda params, x, state, **_: (x + state[None], state), None, X, STATE)
+    assert check_layer(record, only=["causality"]).holds == ("causality",)

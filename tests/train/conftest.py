@@ -72,6 +72,6 @@ def a_full_disk():
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory):
-    made = Forks(tmp_path_factory.mktemp("forks"))
-    yield made
-    made.close()
+    server = Forks(tmp_path_factory.mktemp("forks"))
+    yield server
+    server.close()

@@ -34,13 +34,13 @@ def search():
 
 def log_probability(n, sequence):
     """Of one sequence of example n, in float64 and by itself."""
-    state, last, found = FIRST[0, n].astype(np.float64), END, 0.0
+    state, last, total = FIRST[0, n].astype(np.float64), END, 0.0
     for token in sequence:
         state = np.tanh(state @ HIDDEN + IN[last])
         logits = state @ OUT
-        found += logits[token] - np.log(np.exp(logits).sum())
+        total += logits[token] - np.log(np.exp(logits).sum())
         last = token
-    return found
+    return total
 
 
 def hypotheses(beams, n):

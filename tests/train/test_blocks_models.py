@@ -46,11 +46,11 @@ def test_the_last_valid_step_is_read():
     model = nn_model(NnConfig(cell="min_gru", hidden=H), CLASSIFY, Compute(precision="bfloat16"))
     params = model.init(jax.random.key(0))
     predict = jax.jit(model.predict)
-    found, carry = predict(params, {}, Examples(inputs, None, lengths=lengths))
-    assert found.shape == (B, CLASSES) and carry == {}
+    logits, carry = predict(params, {}, Examples(inputs, None, lengths=lengths))
+    assert logits.shape == (B, CLASSES) and carry == {}
     for n, length in enumerate(lengths):
         alone, _ = predict(params, {}, Examples(inputs[:length, n : n + 1], None, lengths=lengths[n : n + 1]))
-        np.testing.assert_allclose(found[n], alone[0], atol=0.05)
+        np.testing.assert_allclose(logits[n], alone[0], atol=0.05)
 
 
 def test_keys_that_do_not_fit_are_named():

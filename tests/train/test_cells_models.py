@@ -92,8 +92,8 @@ def test_the_loss_of_values_is_the_mean_squared_error(rng):
 
 def dropouts(net):
     """The outputs of the operators that drop something in training, in the net and in its step nets."""
-    found = [op.outputs[0] for op in net.ops if op.arg("ratio") and not op.arg("is_test")]
-    return found + [o for op in net.ops for name, inner in op.sub_nets() if name == "step_net" for o in dropouts(inner)]
+    masks = [op.outputs[0] for op in net.ops if op.arg("ratio") and not op.arg("is_test")]
+    return masks + [o for op in net.ops for name, inner in op.sub_nets() if name == "step_net" for o in dropouts(inner)]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_bfloat16_is_for_products_and_activations(rng):
     for name, value in wide.gradients.items():
         error = float(jnp.linalg.norm(outcome.gradients[name] - value) / jnp.linalg.norm(value))
         assert error < 0.05, name
-    found = set(products(jax.make_jaxpr(narrow.loss)(params, carry, batch, None).jaxpr))
-    assert found == {("bfloat16", "bfloat16")}
+    dtypes = set(products(jax.make_jaxpr(narrow.loss)(params, carry, batch, None).jaxpr))
+    assert dtypes == {("bfloat16", "bfloat16")}
 
 
 def test_bfloat16_needs_the_gradient_of_jax():

@@ -54,8 +54,8 @@ def restore(folder, like):
 
 
 def test_the_newest_is_restored(folder):
-    found, warnings = restore(folder, state(0))
-    assert_same(found, state(2))
+    restored, warnings = restore(folder, state(0))
+    assert_same(restored, state(2))
     assert warnings == []
     shutil.rmtree(folder / "2")
     assert_same(restore(folder, state(0))[0], state(1))
@@ -86,8 +86,8 @@ def test_no_damage_gives_wrong_numbers(folder, tmp_path, damage):
     for number, file in enumerate(files):
         copy = shutil.copytree(folder, tmp_path / f"{damage}{number}")
         _damage(copy / file, damage)
-        found, warnings = restore(copy, state(0))
-        assert_same(found, state(1))
+        restored, warnings = restore(copy, state(0))
+        assert_same(restored, state(1))
         lost = damage == "delete" and file.name == SEAL  # as where the process was killed just before
         what = "is not sealed; step 1 is used" if lost else "is damaged ("
         assert len(warnings) == 1 and warnings[0].startswith(f"{copy / '2'}: {what}")
@@ -108,8 +108,8 @@ def test_the_warnings_of_libraries_do_not_show(folder, caplog):
     (folder / "2" / "_CHECKPOINT_METADATA").unlink()
     (folder / "2" / SEAL).unlink()
     (folder / "1" / SEAL).unlink()
-    found, warnings = restore(folder, state(0))
-    assert_same(found, state(2))
+    restored, warnings = restore(folder, state(0))
+    assert_same(restored, state(2))
     assert len(warnings) == 1 and "is not sealed, so damage cannot be detected; step 2 is used" in warnings[0]
     assert caplog.records == []
 
@@ -119,8 +119,8 @@ def test_a_checkpoint_without_a_seal_is_written_again(folder):
     (folder / "2" / SEAL).unlink()
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(2, state(7))
-    found, warnings = restore(folder, state(0))
-    assert_same(found, state(7))
+    restored, warnings = restore(folder, state(0))
+    assert_same(restored, state(7))
     assert warnings == []
 
 
@@ -197,8 +197,8 @@ def test_a_pipe_in_a_checkpoint_is_named(folder, file):
         with pytest.raises(CheckpointError, match=f"{file}: is a pipe, not a file"):
             restore(folder, state(0))
     else:
-        found, warnings = restore(folder, state(0))
-        assert_same(found, state(1))
+        restored, warnings = restore(folder, state(0))
+        assert_same(restored, state(1))
         assert f"{file}: is a pipe, not a file; step 1 is used" in warnings[0]
 
 

@@ -168,10 +168,10 @@ def test_two_processes_train_as_one_and_stop_together(eight, forks, folder):
     port = free_port_of_slurm()
     (folder / "metric.py").write_text(STOP)
 
-    def start(process, *found, **variables):
+    def start(process, *options, **variables):
         changes = ["train.steps=1000000", f'train.metrics=["{folder / "metric.py"}:stop"]']
         words = ["train", str(folder / "shared.toml"), *(f"--set={change}" for change in changes)]
-        return forks.start(*words, "--out", str(folder / f"process_{process}"), *found, environment=variables)
+        return forks.start(*words, "--out", str(folder / f"process_{process}"), *options, environment=variables)
 
     processes = [
         start(0, "--coordinator", f"localhost:{port}", "--processes", "2", "--process", "0"),

@@ -42,9 +42,9 @@ def whole(finished, make_config, quiet, text_file):
 
 @pytest.mark.exhaustive
 def test_a_run_learns_and_says_where_it_comes_from(whole):
-    found = losses(whole)
-    assert list(found) == list(range(1, 25))
-    assert found[24][0] < found[1][0] - 0.3
+    recorded = losses(whole)
+    assert list(recorded) == list(range(1, 25))
+    assert recorded[24][0] < recorded[1][0] - 0.3
     validation = [m for m in read_metrics(whole / "metrics.jsonl") if "validation_loss" in m]
     assert [m["step"] for m in validation] == [12, 24]
     assert validation[1]["validation_loss"] < validation[0]["validation_loss"]
@@ -295,10 +295,10 @@ def test_a_tuned_run_and_its_continuation_take_the_same_plans(make_config, tmp_p
     train(short, out, tune=tuner, console=console)
     written = json.loads((out / "plans.json").read_text())["plans"]
     assert len(written) >= 2 and "loops" in text.getvalue()
-    with jrnn.report() as found:
+    with jrnn.report() as report:
         train(long, out, resume=True, tune=tuner, console=console)
     assert calls == [out / "plans.json"] and "without that file they are measured again" in text.getvalue()
-    assert sum("chosen by measurement" in row.reason for row in found.loops) >= 2
+    assert sum("chosen by measurement" in row.reason for row in report.loops) >= 2
     assert json.loads((out / "plans.json").read_text())["plans"] == written
 
     monkeypatch.setenv(tuned.VARIABLE, str(out / "plans.json"))

@@ -36,9 +36,9 @@ def folder(tmp_path_factory):
     logits = b.FC([last, b.param("w", [CLASSES, H]), b.param("b", [CLASSES], "ConstantFill", value=0.0)], "scores")
     b.Softmax([logits], "probabilities")
     weights = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
-    made = export_package(b.build(), weights, ["data", "hidden_init", "cell_init"], ["probabilities"])
+    package = export_package(b.build(), weights, ["data", "hidden_init", "cell_init"], ["probabilities"])
     folder = tmp_path_factory.mktemp("old")
-    made.save(folder)
+    package.save(folder)
     return folder
 
 

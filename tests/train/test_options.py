@@ -37,8 +37,8 @@ def model():
 @pytest.fixture(scope="module")
 def batches():
     rng = np.random.default_rng(0)
-    made = [rng.integers(0, V, (T + 1, B)).astype(np.int32) for _ in range(3)]
-    return stack_batches([Chunk(t[:-1], t[1:], np.asarray(k == 0)) for k, t in enumerate(made)], 3)
+    texts = [rng.integers(0, V, (T + 1, B)).astype(np.int32) for _ in range(3)]
+    return stack_batches([Chunk(t[:-1], t[1:], np.asarray(k == 0)) for k, t in enumerate(texts)], 3)
 
 
 def steps_of(**options):
@@ -151,8 +151,8 @@ def test_a_model_that_is_no_net_is_checked_by_differences(model, batches, monkey
     gradients = NnModel.gradients
 
     def wrong(self, *args):
-        found = gradients(self, *args)
-        return found._replace(gradients={**found.gradients, "output_b": 1.001 * found.gradients["output_b"]})
+        step = gradients(self, *args)
+        return step._replace(gradients={**step.gradients, "output_b": 1.001 * step.gradients["output_b"]})
 
     monkeypatch.setattr(NnModel, "gradients", wrong)
     with pytest.raises(GradientError, match=r"that of the differences disagree\n(.*\n)*  output_b .*<-"):

@@ -208,23 +208,23 @@ def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path)
 
 def _columns(path):
     """{name: {step: value}} of metrics.csv."""
-    found = {}
+    columns = {}
     for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
-        found.setdefault(row["name"], {})[int(row["step"])] = float(row["value"])
-    return found
+        columns.setdefault(row["name"], {})[int(row["step"])] = float(row["value"])
+    return columns
 
 
 def _scalars(folder):
     """{name: {step: value}} of TensorBoard's events."""
-    found = {}
+    scalars = {}
     for path in sorted(folder.iterdir()):
         raw = path.read_bytes()
         while raw:  # records: 8 bytes of size, 4 of checksum, the event, 4 of checksum
             size = int.from_bytes(raw[:8], "little")
             event, raw = Event.FromString(raw[12 : 12 + size]), raw[16 + size :]
             for value in event.summary.value:
-                found.setdefault(value.tag, {})[event.step] = value.simple_value
-    return found
+                scalars.setdefault(value.tag, {})[event.step] = value.simple_value
+    return scalars
 
 
 def test_without_tensorboardx_it_is_said(monkeypatch, tmp_path):

@@ -39,9 +39,9 @@ def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path
         assert {k: v for k, v in one.items() if k != "items_per_second"} == {
             k: v for k, v in other.items() if k != "items_per_second"
         }
-    found = json.loads((tmp_path / "first" / "run.json").read_text())
-    assert found["versions"]["jax"] and (found["seed"], found["processes"]) == (0, 1)
-    assert "commit" in (found["git"] or {"commit": None})
+    facts = json.loads((tmp_path / "first" / "run.json").read_text())
+    assert facts["versions"]["jax"] and (facts["seed"], facts["processes"]) == (0, 1)
+    assert "commit" in (facts["git"] or {"commit": None})
     assert RunDir(tmp_path / "first").load_config().seed == 0
     capsys.readouterr()
 

@@ -39,9 +39,9 @@ def runs(tmp_path):
 
 
 def test_a_run_in_figures(runs):
-    found = summarize(runs / "a")
-    assert (found.state, found.step, found.steps, found.best_loss, found.best_step) == ("finished", 6, 6, 2.5, 4)
-    assert found.speed == 350
+    run = summarize(runs / "a")
+    assert (run.state, run.step, run.steps, run.best_loss, run.best_step) == ("finished", 6, 6, 2.5, 4)
+    assert run.speed == 350
     assert summarize(runs / "deep" / "b").state == "stopped"
     with (runs / "deep" / "b" / "metrics.jsonl").open("a") as file:
         file.write('\n{"step": 5, "refused": "the loss is nan"}\n')
@@ -80,9 +80,9 @@ def test_the_command_lists_what_differs(runs, capsys):
         assert text in out
     assert "seed" not in out
     assert main(["runs", str(runs), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [Path(r["path"]).name for r in found] == ["a", "b"]
-    assert found[0]["config"] == {"seed": 0, "model.hidden": 8, "train.steps": 6}
+    rows = json.loads(capsys.readouterr().out)
+    assert [Path(r["path"]).name for r in rows] == ["a", "b"]
+    assert rows[0]["config"] == {"seed": 0, "model.hidden": 8, "train.steps": 6}
     assert main(["runs", str(runs / "none")]) == 2
     assert "none: holds no run directory; `jrnn train` makes them" in capsys.readouterr().err
     assert find_runs(runs / "a") == [runs / "a"]

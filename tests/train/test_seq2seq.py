@@ -74,15 +74,15 @@ def test_decoding_step_by_step_is_what_the_whole_net_says(attention):
     params = random_params(model, scale=2.0)
     params["logits_b"][END] = -2.0  # so that answers differ, and have some length
     inputs = batch().inputs
-    found = model.search(params, inputs, INPUT_LENGTHS, end=END, steps=T, width=2, normalization=0.0)
-    best = np.asarray(found.tokens)[:, 0].T  # [T, N]
+    searched = model.search(params, inputs, INPUT_LENGTHS, end=END, steps=T, width=2, normalization=0.0)
+    best = np.asarray(searched.tokens)[:, 0].T  # [T, N]
     assert len(set(map(tuple, best.T))) > 1
     fed = np.concatenate([np.full((1, N), END, np.int32), best[:-1]])
-    whole = batch()._replace(decoder_inputs=fed, targets=best, target_lengths=np.asarray(found.lengths)[:, 0])
+    whole = batch()._replace(decoder_inputs=fed, targets=best, target_lengths=np.asarray(searched.lengths)[:, 0])
     logits, _ = model.predict(params, {}, whole)
     of_tokens = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), best[..., None], axis=-1)[..., 0]
     within = np.arange(T)[:, None] < whole.target_lengths
-    np.testing.assert_allclose((of_tokens * within).sum(0), found.log_probability[:, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose((of_tokens * within).sum(0), searched.log_probability[:, 0], rtol=1e-4, atol=1e-5)
 
 
 class Guess:

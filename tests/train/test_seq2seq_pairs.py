@@ -31,7 +31,7 @@ def test_a_spelling_means_its_date(spelling):
     written = spelling.format(**FORMATS)
     for day in DAYS:
         text = re.sub(r"(\d)(st|nd|rd|th)\b", r"\1", spell(day, spelling))
-        text = re.sub(r"\b[IVX]+\b", lambda found: str(ROMAN.index(found[0]) + 1), text)
+        text = re.sub(r"\b[IVX]+\b", lambda numeral: str(ROMAN.index(numeral[0]) + 1), text)
         assert datetime.strptime(text, written).date() == day
 
 
@@ -75,8 +75,8 @@ def test_reversals_and_dates_come_in_their_shares():
 @pytest.mark.parametrize("longest", [3, 40])
 def test_arrays_have_one_shape_whatever_is_drawn(longest):
     pairs = Pairs(reversals=0.5, longest=longest)
-    found = [encode(pairs.draw(k, 50), pairs.input_steps, pairs.target_steps) for k in range(10)]
-    assert {(e.inputs.shape, e.targets.shape) for e in found} == {((pairs.input_steps, 50), (pairs.target_steps, 50))}
+    encoded = [encode(pairs.draw(k, 50), pairs.input_steps, pairs.target_steps) for k in range(10)]
+    assert {(e.inputs.shape, e.targets.shape) for e in encoded} == {((pairs.input_steps, 50), (pairs.target_steps, 50))}
 
 
 def test_encoded_pairs_can_be_read_back():

@@ -207,8 +207,8 @@ def test_it_is_exported(runs, name, tmp_path):
     ort = pytest.importorskip("onnxruntime")
     model.export(tmp_path / "whole.onnx", **sizes)
     session = ort.InferenceSession(str(tmp_path / "whole.onnx"))
-    (found,) = session.run(None, {session.get_inputs()[0].name: x})
-    np.testing.assert_allclose(found, y, atol=2e-5)
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(outputs, y, atol=2e-5)
 
 
 def test_the_step_of_a_model_that_attends_to_all_tokens_is_exported_with_its_room(tmp_path):

@@ -52,9 +52,9 @@ def test_padding_may_hold_anything(tmp_path):
 
 
 def header(shape):
-    made = io.BytesIO()
-    np.lib.format.write_array_header_1_0(made, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    return made.getvalue() + b"\0" * 64
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue() + b"\0" * 64
 
 
 def test_headers_that_promise_more_than_there_is(tmp_path):

@@ -77,15 +77,15 @@ def test_the_adding_problem_asks_for_the_sum_of_the_marked():
 
 def write_npz(path, **arrays):
     rng = np.random.default_rng(0)
-    made = {"inputs": rng.standard_normal((30, 5, 2)), "targets": np.arange(30) % 3, **arrays}
-    np.savez(path, **{name: value for name, value in made.items() if value is not None})
+    fields = {"inputs": rng.standard_normal((30, 5, 2)), "targets": np.arange(30) % 3, **arrays}
+    np.savez(path, **{name: value for name, value in fields.items() if value is not None})
     return ClassificationData(path=str(path))
 
 
 def test_arrays_from_a_file(tmp_path):
-    found = read_examples(write_npz(tmp_path / "a.npz", lengths=np.full(30, 5)))
-    assert found.inputs.shape == (5, 30, 2)
-    assert (found.inputs.dtype, found.targets.dtype, found.lengths.dtype) == (np.float32, np.int32, np.int32)
+    read = read_examples(write_npz(tmp_path / "a.npz", lengths=np.full(30, 5)))
+    assert read.inputs.shape == (5, 30, 2)
+    assert (read.inputs.dtype, read.targets.dtype, read.lengths.dtype) == (np.float32, np.int32, np.int32)
     assert read_examples(write_npz(tmp_path / "b.npz", inputs=np.zeros((30, 5), np.uint8))).inputs.shape == (5, 30, 1)
 
 
@@ -106,9 +106,9 @@ def test_arrays_that_do_not_fit(tmp_path, arrays, message):
 
 @pytest.mark.exhaustive
 def test_digits_are_read_pixel_by_pixel():
-    found = read_examples(ClassificationData())
-    assert found.inputs.shape == (64, 1797, 1) and set(found.targets) == set(range(10))
-    assert found.inputs[:8, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]  # the first row of the first digit
+    digits = read_examples(ClassificationData())
+    assert digits.inputs.shape == (64, 1797, 1) and set(digits.targets) == set(range(10))
+    assert digits.inputs[:8, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]  # the first row of the first digit
 
 
 def test_without_scikit_learn_there_are_no_digits(monkeypatch):
@@ -148,9 +148,9 @@ def test_columns_by_name(tmp_path):
 
 def test_windows_and_what_follows_them():
     rows = np.arange(6.0)[:, None]
-    found = windows(rows, np.concatenate([rows, rows * 10], axis=1), window=3, horizon=2)
-    np.testing.assert_array_equal(found.inputs[..., 0].T, [[0, 1, 2], [1, 2, 3]])
-    np.testing.assert_array_equal(found.targets, [[3, 30, 4, 40], [4, 40, 5, 50]])
+    series = windows(rows, np.concatenate([rows, rows * 10], axis=1), window=3, horizon=2)
+    np.testing.assert_array_equal(series.inputs[..., 0].T, [[0, 1, 2], [1, 2, 3]])
+    np.testing.assert_array_equal(series.targets, [[3, 30, 4, 40], [4, 40, 5, 50]])
     with pytest.raises(DataError, match=r"4 rows are too few for data\.window = 3 and data\.horizon = 2"):
         windows(rows[:4], rows[:4], 3, 2)
 

@@ -33,7 +33,7 @@ def corpus(tmp_path_factory):
 
 
 def tables(corpus, **changes):
-    found = {
+    settings = {
         "task": "tokens",
         "data": {"path": str(corpus.folder), "batch": 2, "chunk": T, "validation": 2},
         "model": {"cell": "gru", "embedding": 4, "hidden": 8},
@@ -41,15 +41,15 @@ def tables(corpus, **changes):
         "train": {"steps": 8, "steps_per_call": 4, "validate_every": 8, "checkpoint_every": 4},
         "sample": {"length": 5, "prompt": "the"},
     }
-    return decode(Config, found | changes, "tokens.toml")
+    return decode(Config, settings | changes, "tokens.toml")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 64, 1000])
 def test_a_permutation_is_computed_piece_by_piece(size):
-    found = permuted(np.arange(size), size, 5)
-    assert sorted(found.tolist()) == list(range(size))
-    np.testing.assert_array_equal(found[size // 2 :], permuted(np.arange(size // 2, size), size, 5))
-    assert size < 10 or ((found != np.arange(size)).any() and (found != permuted(np.arange(size), size, 6)).any())
+    order = permuted(np.arange(size), size, 5)
+    assert sorted(order.tolist()) == list(range(size))
+    np.testing.assert_array_equal(order[size // 2 :], permuted(np.arange(size // 2, size), size, 5))
+    assert size < 10 or ((order != np.arange(size)).any() and (order != permuted(np.arange(size), size, 6)).any())
 
 
 def test_a_pass_reads_every_row_once(corpus):

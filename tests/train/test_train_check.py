@@ -62,7 +62,7 @@ def diagnose(inputs, w, model=MODEL):
 
 
 @pytest.mark.parametrize(
-    "inputs, w, found",
+    "inputs, w, message",
     [
         ([1, 2, 3], [1, np.nan, 1], "parameter 'w' holds nan: 1 of 3 numbers, the first at [1]"),
         ([1, np.inf, 3], [1, 1, 1], "member of the batch 'inputs' holds inf: 1 of 3 numbers, the first at [1]"),
@@ -74,8 +74,8 @@ def diagnose(inputs, w, model=MODEL):
          "all numbers of the model are finite; the greatest, 73421.6, is in blob 'w_grad'"),
     ],
 )  # fmt: skip
-def test_of_a_net_the_blob_and_its_operator_are_named(inputs, w, found):
-    assert diagnose(inputs, w).startswith(found)
+def test_of_a_net_the_blob_and_its_operator_are_named(inputs, w, message):
+    assert diagnose(inputs, w).startswith(message)
 
 
 def test_an_operator_of_the_backward_net_is_named():

@@ -22,16 +22,16 @@ DOC = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 def tables():
     """The dataclass of each table by the heading that it stands under: `[data]` of `words`."""
-    found = {"[optimizer]": OptimizerConfig, "[gradient]": GradientConfig, "[train]": TrainConfig}
-    found |= {f"[model] of kind {name}": cls for name, cls in TOKEN_MODELS.items()}
+    records = {"[optimizer]": OptimizerConfig, "[gradient]": GradientConfig, "[train]": TrainConfig}
+    records |= {f"[model] of kind {name}": cls for name, cls in TOKEN_MODELS.items()}
     for name, kind in KINDS.items():
-        found[f"[data] of {name}"] = kind.data
+        records[f"[data] of {name}"] = kind.data
         if kind.sample is not None:
-            found[f"[sample] of {name}"] = kind.sample
+            records[f"[sample] of {name}"] = kind.sample
         for cls in kind.models.values():
             if not any(issubclass(known, cls) for known in TOKEN_MODELS.values()):
-                found[f"[model] of {name}"] = cls
-    return found
+                records[f"[model] of {name}"] = cls
+    return records
 
 
 def documented(title):
@@ -43,8 +43,8 @@ def documented(title):
         names = names.removeprefix("kind ").split(" and ") if of else [""]
         wanted, _, name = title.partition(" of ")
         if what == wanted and name.removeprefix("kind ") in names and ("kind" in title) == ("kind" in heading):
-            (found,) = re.findall(r"^```{keys} ([\w.]+)$", text, flags=re.M)  # docs/conf.py makes a table of it
-            return operator.attrgetter(found)(jrnn.train)
+            (path,) = re.findall(r"^```{keys} ([\w.]+)$", text, flags=re.M)  # docs/conf.py makes a table of it
+            return operator.attrgetter(path)(jrnn.train)
     return None
 
 

@@ -135,8 +135,8 @@ def choose(
         small: bytes that are allowed besides a factor.
 
     >>> way = lambda name, ms, mb: Candidate(name, Estimate(ms * 1e-3, int(mb * 1e6)), None)
-    >>> found = choose([way("lax.scan", 4, 0), way("hoist", 2, 30), way("in chunks", 3, 1)])
-    >>> print(found)
+    >>> choice = choose([way("lax.scan", 4, 0), way("hoist", 2, 30), way("in chunks", 3, 1)])
+    >>> print(choice)
     in chunks: 3 ms, 1.00 MB
       not lax.scan, 4 ms, 0.00 MB: slower
       not hoist, 2 ms, 30.00 MB: more than 1.00 MB

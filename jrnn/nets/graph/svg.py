@@ -167,8 +167,8 @@ def layout(widths: Mapping[Node, float], edges: Sequence[tuple[Node, Node]]) -> 
     """Places the nodes of an acyclic graph; `widths` lists them in an order in which all edges point forward.
 
     >>> a, b, c = ("a",), ("b",), ("c",)
-    >>> found = layout({a: 10, b: 10, c: 10}, [(a, c), (b, c)])
-    >>> [found.places[n] for n in (a, b, c)]
+    >>> drawing = layout({a: 10, b: 10, c: 10}, [(a, c), (b, c)])
+    >>> [drawing.places[n] for n in (a, b, c)]
     [(5.0, 0), (29.0, 0), (17.0, 1)]
     """
     edges = list(dict.fromkeys(edges))

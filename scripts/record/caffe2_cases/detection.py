@@ -27,9 +27,9 @@ def with_image(rows, first):
 
 
 def rotated(rows, first=None):
-    found = np.concatenate([60 * positive(rows, 2), 20 * positive(rows, 2), 80 * normal(rows, 1)], 1)
-    found[0, 4] = 0.5
-    return found
+    rows_of_boxes = np.concatenate([60 * positive(rows, 2), 20 * positive(rows, 2), 80 * normal(rows, 1)], 1)
+    rows_of_boxes[0, 4] = 0.5
+    return rows_of_boxes
 
 
 def limited(rows=14, classes=4, splits=None, block=None, values=None, **args):

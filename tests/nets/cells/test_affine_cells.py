@@ -109,8 +109,8 @@ def test_the_executor_solves_them_and_agrees_with_the_loop(name, monkeypatch, x6
     monkeypatch.setattr(recurrent_network, "scan", functools.partial(scan, executor="scan"))
 
     def loss(q):
-        made = jrnn.to_jax(full, [*outs, "loss"])({**q, "lengths": LENGTHS})
-        return made.pop("loss").reshape(()), made
+        blobs = jrnn.to_jax(full, [*outs, "loss"])({**q, "lengths": LENGTHS})
+        return blobs.pop("loss").reshape(()), blobs
 
     expected, states = jax.jit(jax.grad(loss, has_aux=True))(smooth)
     for blob, want in (states | {str(gradients[n]): v for n, v in expected.items()}).items():

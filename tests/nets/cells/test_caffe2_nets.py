@@ -58,8 +58,8 @@ def _attention(kind, lengths="encoder_lengths", size=H, **options):
     return run
 
 
-def _stack(*made, **options):
-    return lambda: cells.StackedCell(made, **options)
+def _stack(*layers, **options):
+    return lambda: cells.StackedCell(layers, **options)
 
 
 def _lstm(d):

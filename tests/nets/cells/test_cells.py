@@ -15,8 +15,8 @@ LENGTHS = np.array([0, 1, 3, T], np.int32)
 def _blobs(b, **given):
     rng = np.random.default_rng(0)
     shapes = {"x": (T, N, D)}
-    found = {n: rng.standard_normal(b.params[n].shape if n in b.params else shapes[n]) for n in _floats(b, given)}
-    return {n: v.astype(np.float32) for n, v in found.items()} | given
+    drawn = {n: rng.standard_normal(b.params[n].shape if n in b.params else shapes[n]) for n in _floats(b, given)}
+    return {n: v.astype(np.float32) for n, v in drawn.items()} | given
 
 
 def _floats(b, given):
@@ -219,7 +219,7 @@ def test_a_loss_on_the_last_state_has_the_gradient_that_differences_have():
     b = jrnn.NetBuilder("net")
     b.SumElements(b.Tanh(cells.LSTM(b, b.input("x"), None, None, D, H, "cell").hidden_last), "loss")
     report = jrnn.check_gradients(b.build(), _blobs(b), "loss", max_elements=3)
-    assert report.agrees and all(any(found.values) for found in report.blobs)
+    assert report.agrees and all(any(blob.values) for blob in report.blobs)
     rnn = next(op for op in b.ops if op.type == "RecurrentNetwork")
     assert registry.lookup(rnn.type).cuts(rnn) is None
 

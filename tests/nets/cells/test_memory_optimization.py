@@ -25,14 +25,14 @@ LAYERS = {
 @pytest.fixture
 def told(monkeypatch):
     """What every scan of a net is, as it is traced."""
-    found = []
+    explained = []
 
     def scanned(step, carry, xs, **keywords):
-        found.append(explain_scan(step, carry, xs, **keywords))
+        explained.append(explain_scan(step, carry, xs, **keywords))
         return scan(step, carry, xs, **keywords)
 
     monkeypatch.setattr(recurrent_network, "scan", scanned)
-    return found
+    return explained
 
 
 def gradient(name, optimize):

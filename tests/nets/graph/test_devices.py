@@ -49,9 +49,9 @@ def test_any_status_spreads_forwards_and_backwards():
     net = Net(
         "n", (relu("x", "a"), Op.of("Transpose", ["a"], ["b"]), Op.of("Add", ["b", "c"], ["b"])), ("x", "c"), ("b",)
     )
-    found = infer_status(net, layout, {("a", 1): "NHWC"})
-    assert found == {("a", 1): "NHWC", ("x", 0): "NHWC", ("b", 1): "NCHW", ("c", 0): "NCHW", ("b", 2): "NCHW"}
-    assert infer_status(net, layout, {("b", 2): "NCHW"}) == found
+    statuses = infer_status(net, layout, {("a", 1): "NHWC"})
+    assert statuses == {("a", 1): "NHWC", ("x", 0): "NHWC", ("b", 1): "NCHW", ("c", 0): "NCHW", ("b", 2): "NCHW"}
+    assert infer_status(net, layout, {("b", 2): "NCHW"}) == statuses
 
 
 def test_statuses_that_conflict_or_do_not_follow():
@@ -75,8 +75,8 @@ def test_the_blobs_that_sub_nets_read_have_a_status():
 
 
 def test_devices_change_at_copies():
-    found = infer_device_type(MIXED, {("x", 0): "cpu"})
-    assert {n: d for (n, _), d in found.items()} == {
+    devices = infer_device_type(MIXED, {("x", 0): "cpu"})
+    assert {n: d for (n, _), d in devices.items()} == {
         "x": "cpu",
         "h": "cpu",
         "g": "gpu",
@@ -99,10 +99,10 @@ def test_device_options_follow_in_both_nets():
     step = recurrent(step_net(relu("h", "h_new")))
     net = Net("predict", (relu("a", "p"), up("p", "x"), step), ("a", "h0", "w"), ("h_all",))
     init = Net("init", (Op.of("ConstantFill", [], ["w"]), Op.of("ConstantFill", [], ["h0"])), (), ("w", "h0"))
-    predict, made = assign_device_option(net, init, {"a": "cpu"})
+    predict, assigned = assign_device_option(net, init, {"a": "cpu"})
     assert [op.device_option for op in predict.ops] == [None, CUDA, CUDA]
     assert predict.ops[2].arg("step_net").ops[0].device_option == CUDA
-    assert [op.device_option for op in made.ops] == [CUDA, CUDA]
+    assert [op.device_option for op in assigned.ops] == [CUDA, CUDA]
     assert net.ops[1].device_option is None
     with pytest.raises(NetError, match="net 'init' gives 'v', which net 'predict' does not read"):
         assign_device_option(net, Net("init", (Op.of("ConstantFill", [], ["v"]),), (), ("v",)), {"a": "cpu"})

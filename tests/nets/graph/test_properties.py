@@ -145,8 +145,8 @@ def test_fusing_copies(net):
 
 
 def test_fusing_copies_finds_some():
-    made = [random_net(seed) for seed in range(20)]
-    assert sum(len(net.ops) - len(fuse_copy_between_cpu_and_gpu(net).ops) for net in made) > 20
+    nets = [random_net(seed) for seed in range(20)]
+    assert sum(len(net.ops) - len(fuse_copy_between_cpu_and_gpu(net).ops) for net in nets) > 20
 
 
 @pytest.mark.exhaustive

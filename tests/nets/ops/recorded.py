@@ -66,11 +66,11 @@ def _cases():
             cases: dict[int, dict] = {}
             for key in z.files:
                 number, kind, *name = key.split("|", 2)
-                found = cases.setdefault(int(number), {"in": {}, "out": {}})
+                case = cases.setdefault(int(number), {"in": {}, "out": {}})
                 if name:
-                    found[kind][name[0]] = z[key]
+                    case[kind][name[0]] = z[key]
                 else:
-                    found[kind] = z[key]
+                    case[kind] = z[key]
         for k, c in sorted(cases.items()):
             net = jrnn.read_net(c["net"].tobytes())
             name = f"{path.name.split('.')[0]}-{k}-{net.ops[0].type}"

@@ -190,10 +190,10 @@ def test_what_only_a_later_branch_reads_is_kept():
         Net("branch", (Op.of(*words),)) for words in (("Sum", ["x", "x"], ["h"]), ("Mul", ["h", "h"], ["y"]))
     )
     ops = (Op.of("If", ["c", "x"], ["h"], then_net=double), Op.of("If", ["c"], ["y"], then_net=square))
-    found = jax.jit(jrnn.to_jax(Net("n", ops), ["y"]))(
+    outputs = jax.jit(jrnn.to_jax(Net("n", ops), ["y"]))(
         {"c": np.array([True]), "x": np.ones(2), "h": np.ones(2), "y": np.ones(2)}
     )
-    np.testing.assert_array_equal(found["y"], [4, 4])
+    np.testing.assert_array_equal(outputs["y"], [4, 4])
 
 
 def test_if_inside_a_step_net():

@@ -148,6 +148,6 @@ def test_records_of_an_lmdb(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "lmdb", types.SimpleNamespace(open=open_, Error=OSError))
     (tmp_path / "data.mdb").touch()
-    found = read_database(tmp_path, "lmdb")
-    assert found == records and [t.shape for t in tensors_of(found[0][1])] == [(2, 3), (), (), (4,)]
+    pairs = read_database(tmp_path, "lmdb")
+    assert pairs == records and [t.shape for t in tensors_of(pairs[0][1])] == [(2, 3), (), (), (4,)]
     assert asked == {"path": str(tmp_path), "readonly": True, "lock": False, "subdir": True}

@@ -87,12 +87,12 @@ def of_recurrent_network():
 
 def by_gradient_operator():
     """For each operator type that gradient makers emit, the nets in whose backward pass it stands."""
-    found: dict[str, list[Known]] = {}
+    known_by_type: dict[str, list[Known]] = {}
     for known in (*recorded(), of_recurrent_network()):
         full, _ = jrnn.add_gradients(known.net, {y: y + "_arriving" for y in known.seeds})
         for type in dict.fromkeys(op.type for op in full.ops[len(known.net.ops) :] if op.is_gradient):
-            found.setdefault(type, []).append(known)
-    return dict(sorted(found.items()))
+            known_by_type.setdefault(type, []).append(known)
+    return dict(sorted(known_by_type.items()))
 
 
 KNOWN = by_gradient_operator()
@@ -165,8 +165,8 @@ def agreements(type, known, monkeypatch):
         mine, theirs = jax.device_get(run(mix))
         right = theirs if right is None else right
         changes = any((right[n] != theirs[n]).any() for n in s.wrt)
-        found = [agreement(s, n, mine[n], theirs[n], nowhere, np.zeros((1, 0))) for n in s.wrt]
-        yield name, all(Effort().agrees(b) for b in found), changes
+        compared = [agreement(s, n, mine[n], theirs[n], nowhere, np.zeros((1, 0))) for n in s.wrt]
+        yield name, all(Effort().agrees(b) for b in compared), changes
 
 
 def tried(type, monkeypatch):

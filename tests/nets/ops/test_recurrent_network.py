@@ -51,12 +51,12 @@ def test_gradient_of_a_state_that_looks_two_steps_back(x64):
     net, blobs, _ = _case("window_of_states")
     blobs = {k: v.astype(np.float64) for k, v in blobs.items()}
     op = net.ops[0]
-    made = autodiff.backward_pass(op.arg("step_net").ops, {"h": "h_grad"})
-    backward = jrnn.Net("backward", made.ops)
+    gradient_pass = autodiff.backward_pass(op.arg("step_net").ops, {"h": "h_grad"})
+    backward = jrnn.Net("backward", gradient_pass.ops)
     op = op.with_args(
         {
             "backward_step_net": backward,
-            "backward_link_internal": ["h_grad", made.gradients["before"], made.gradients["x_t"]],
+            "backward_link_internal": ["h_grad", gradient_pass.gradients["before"], gradient_pass.gradients["x_t"]],
             "backward_link_external": ["states_grad", "states_grad", "x_grad"],
             "backward_link_offset": [2, 0, 0],
             "backward_link_window": [1, 2, 1],
@@ -136,8 +136,8 @@ def test_gradient_of_an_output_that_is_not_listed_stops():
     x = jnp.asarray(blobs["x"])
 
     def loss(x, *names):
-        found = fn({**blobs, "x": x})
-        return sum((found[n] ** 2).sum() for n in names)
+        outputs = fn({**blobs, "x": x})
+        return sum((outputs[n] ** 2).sum() for n in names)
 
     slope = jax.jit(jax.grad(loss), static_argnums=(1, 2))
     by_last = slope(x, out[0].last)

@@ -198,13 +198,13 @@ def test_equals_recorded(cases, pytestconfig):
 def test_equals_recorded_operator_by_operator(cases):
     """Not compiled as a whole, also what random operators draw; of the first case."""
     with told(cases[0]):
-        found = jrnn.run_net(cases[0].net, cases[0].inputs, key=KEY)
-        assert_recorded(cases[0], found)
+        outputs = jrnn.run_net(cases[0].net, cases[0].inputs, key=KEY)
+        assert_recorded(cases[0], outputs)
         if cases[0].random:
             with jax.enable_x64(True):
                 run, given = traced(cases[0])
                 for name, value in jax.jit(run)(given).items():
-                    assert_equal(found[name], np.asarray(value))
+                    assert_equal(outputs[name], np.asarray(value))
 
 
 @by_type([c for c in CASES if TYPES[c.op.type].dynamic and not c.has_strings])
@@ -257,12 +257,12 @@ def gradients_of(case):
         return sum(jnp.sum(p) for p in parts)
 
     def run(params):
-        found = {**fixed, **params, **backward({**fixed, **params}, key=KEY)}
+        values = {**fixed, **params, **backward({**fixed, **params}, key=KEY)}
         value, by_jax = jax.value_and_grad(loss)(params)
         by_net = {}
         for n, g in wanted.items():
             sparse = isinstance(g, GradientSlice)
-            by_net[n] = jnp.zeros_like(params[n]).at[found[g.indices]].add(found[g.values]) if sparse else found[g]
+            by_net[n] = jnp.zeros_like(params[n]).at[values[g.indices]].add(values[g.values]) if sparse else values[g]
         return value, by_jax, by_net
 
     return run, params
@@ -345,12 +345,12 @@ def test_is_written_as_python(cases):
 
 
 def test_entries_tell_inputs_arguments_and_gradients():
-    found = {e.type: e for e in catalog.entries()}
-    assert set(found) == {d.type for d in registry.registered()}
+    rows = {e.type: e for e in catalog.entries()}
+    assert set(rows) == {d.type for d in registry.registered()}
     assert "| And, EQ, GE, GT, LE, LT, NE, Or | `a, b` |" in catalog.render()
-    assert found["LayerNorm"].inputs == "x, [gamma], [beta]"
-    assert found["LayerNorm"].arguments == "axis: int = 1, epsilon: float = 1e-05, elementwise_affine: bool = 0"
-    assert found["Squeeze"].arguments == "dims: ints"
-    assert (found["Sum"].inputs, found["Split"].outputs) == ("x, *xs", "1 or more")
-    assert [found[t].gradient for t in ("FC", "StopGradient", "EQ")] == ["yes", "stops", "none"]
-    assert (found["Dropout"].notes, found["Dropout"].outputs) == ("random, in place: output 0 over input 0", "1 to 2")
+    assert rows["LayerNorm"].inputs == "x, [gamma], [beta]"
+    assert rows["LayerNorm"].arguments == "axis: int = 1, epsilon: float = 1e-05, elementwise_affine: bool = 0"
+    assert rows["Squeeze"].arguments == "dims: ints"
+    assert (rows["Sum"].inputs, rows["Split"].outputs) == ("x, *xs", "1 or more")
+    assert [rows[t].gradient for t in ("FC", "StopGradient", "EQ")] == ["yes", "stops", "none"]
+    assert (rows["Dropout"].notes, rows["Dropout"].outputs) == ("random, in place: output 0 over input 0", "1 to 2")

@@ -66,11 +66,11 @@ def test_gathers_of_one_table_join_their_slices():
     )
     blobs = {"table": normal(4, 2).astype(F), "i": np.array([3, 1]), "j": np.array([1, 1, 0]), "n": np.array([2, 1])}
     full, gradients = jrnn.add_gradients(net, ["loss"])
-    found = gradients["table"]
-    assert isinstance(found, GradientSlice)
+    gradient = gradients["table"]
+    assert isinstance(gradient, GradientSlice)
     got = jrnn.run_net(full, blobs)
     dense = np.zeros((4, 2), F)
-    np.add.at(dense, got[found.indices], got[found.values])
+    np.add.at(dense, got[gradient.indices], got[gradient.values])
     np.testing.assert_array_equal(dense, [[1, 1], [3, 3], [0, 0], [1, 1]])
 
 

@@ -60,8 +60,8 @@ START = {"i": 0, "ran": 0, "one": 1, "five": 5, "yes": np.array([True]), "no": n
 
 def counts(*parts, **blobs):
     """How far the two counting nets came."""
-    found = run_plan(make_plan("p", *parts), {**START, **blobs}, max_iterations=50)
-    return int(found["i"]), int(found["ran"])
+    state = run_plan(make_plan("p", *parts), {**START, **blobs}, max_iterations=50)
+    return int(state["i"]), int(state["ran"])
 
 
 def clears(name, blob):

@@ -279,9 +279,9 @@ def test_a_million_numbers_are_read_at_once():
     net = Net("init", (Op.of("GivenTensorFill", (), ("w",), shape=[1000, 1000], values=values),))
     data = serialize_net(net)
     start = os.times().user
-    found = read_net(data)
+    read = read_net(data)
     assert os.times().user - start < 1.0
-    np.testing.assert_array_equal(np.asarray(found.ops[0].arg("values")), values)
+    np.testing.assert_array_equal(np.asarray(read.ops[0].arg("values")), values)
 
 
 # ---- Values that no field can hold ----

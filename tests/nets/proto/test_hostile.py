@@ -185,10 +185,10 @@ def test_counts_are_exact():
                 count(v)
 
     count(message_class("NetDef").FromString(data))
-    for kind, found in counts.items():
-        assert found > 20
-        read_net(data, limits=Limits(**{kind: found}))
-        refused(data, f"limit of {found - 1} {kind}", Limits(**{kind: found - 1}))
+    for kind, exact in counts.items():
+        assert exact > 20
+        read_net(data, limits=Limits(**{kind: exact}))
+        refused(data, f"limit of {exact - 1} {kind}", Limits(**{kind: exact - 1}))
 
 
 def test_a_long_run_of_numbers_is_counted_in_pieces():

@@ -21,7 +21,7 @@ LINE = re.compile(
 
 def declared(source):
     """What a .proto declares: {field: (number, label, type, packed, default)} and {enum value: number}, by full name."""
-    found, scope = {}, []
+    fields, scope = {}, []
     for line in source.splitlines():
         line = line.split("//")[0].strip()
         if not line or line.startswith(("syntax", "package")):
@@ -34,28 +34,28 @@ def declared(source):
             option = dict([m["option"].split(" = ")]) if m["option"] else {}
             default = option.get("default", "").strip('"')
             said = (int(m["number"]), m["label"], m["type"].split(".")[-1], option.get("packed") == "true", default)
-            found[".".join([*scope, m["field"]])] = said
+            fields[".".join([*scope, m["field"]])] = said
         elif m["value"]:
-            found[".".join([*scope, m["value"]])] = int(m["at"])
+            fields[".".join([*scope, m["value"]])] = int(m["at"])
         else:
             scope.pop()
     assert not scope
-    return found
+    return fields
 
 
 def described(messages, enums, scope=()):
     """The same of a descriptor."""
-    found = {}
+    fields = {}
     for e in enums:
-        found.update({".".join([*scope, e.name, v.name]): v.number for v in e.value})
+        fields.update({".".join([*scope, e.name, v.name]): v.number for v in e.value})
     for m in messages:
         inner = (*scope, m.name)
         for f in m.field:
             label = Field.Label.Name(f.label).removeprefix("LABEL_").lower()
             kind = f.type_name.split(".")[-1] or Field.Type.Name(f.type).removeprefix("TYPE_").lower()
-            found[".".join([*inner, f.name])] = (f.number, label, kind, f.options.packed, f.default_value)
-        found.update(described(m.nested_type, m.enum_type, inner))
-    return found
+            fields[".".join([*inner, f.name])] = (f.number, label, kind, f.options.packed, f.default_value)
+        fields.update(described(m.nested_type, m.enum_type, inner))
+    return fields
 
 
 def test_descriptor_is_made_from_the_proto():

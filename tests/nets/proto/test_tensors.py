@@ -14,8 +14,8 @@ NAMES += ["int8", "int16", "int32", "int64", "uint8", "uint16"]
 
 @pytest.fixture
 def recorded(golden):
-    with np.load(golden / "blobs.npz") as found:
-        return dict(found)
+    with np.load(golden / "blobs.npz") as arrays:
+        return dict(arrays)
 
 
 def read(**fields):
@@ -50,9 +50,9 @@ def test_chunks_that_caffe2_saved(recorded):
     chunks = [v.tobytes() for k, v in recorded.items() if k.startswith("chunked|blob")]
     assert len(chunks) == 3
     for order in (chunks, chunks[::-1]):
-        name, found = blob_to_numpy(*order)
+        name, value = blob_to_numpy(*order)
         assert name == "chunked"
-        np.testing.assert_array_equal(found, recorded["chunked|value"])
+        np.testing.assert_array_equal(value, recorded["chunked|value"])
     with pytest.raises(FormatError, match=r"blob 'chunked': segments must .*: 3 comes before 6\.\.8"):
         blob_to_numpy(chunks[0], chunks[2])
     with pytest.raises(FormatError, match=r"elements 6\.\.8 of dims \(2, 4\) are in other chunks"):
@@ -71,15 +71,15 @@ def test_arrays_survive(dtype, shape):
         bits[:48] & 1 if dtype == "?" else bits[:48], (int(np.prod(shape)) or 1) * np.dtype(dtype).itemsize
     )
     array = array.view(dtype)[: int(np.prod(shape))].reshape(shape)
-    found = tensor_to_numpy(tensor_from_numpy(array, "t"))
-    assert found.dtype == np.dtype(dtype).newbyteorder("=")
-    np.testing.assert_array_equal(found, array)
+    back = tensor_to_numpy(tensor_from_numpy(array, "t"))
+    assert back.dtype == np.dtype(dtype).newbyteorder("=")
+    np.testing.assert_array_equal(back, array)
 
 
 def test_strings_survive():
     array = np.array([[b"a", "é"], [b"\xff\x00", ""]], object)
-    found = tensor_to_numpy(tensor_from_numpy(array))
-    assert found.tolist() == [[b"a", "é".encode()], [b"\xff\x00", b""]]
+    back = tensor_to_numpy(tensor_from_numpy(array))
+    assert back.tolist() == [[b"a", "é".encode()], [b"\xff\x00", b""]]
     assert tensor_to_numpy(tensor_from_numpy(np.array(["x", "yz"]))).tolist() == [b"x", b"yz"]
     assert tensor_to_numpy(tensor_from_numpy(np.array([b"x", b"yz"]))).tolist() == [b"x", b"yz"]
 
@@ -88,9 +88,9 @@ def test_strings_survive():
 def test_small_elements_held_as_bytes(dtype):
     array = np.array([0, 1, 1], dtype)
     kind = TensorProto.FromString(tensor_from_numpy(array).data).data_type
-    found = read(dims=[3], data_type=kind, byte_data=array.tobytes())
-    assert found.dtype == array.dtype
-    np.testing.assert_array_equal(found, array)
+    back = read(dims=[3], data_type=kind, byte_data=array.tobytes())
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)
     with pytest.raises(FormatError, match="need 4 elements, byte_data has 3"):
         read(dims=[4], data_type=kind, byte_data=array.tobytes())
 
@@ -98,9 +98,9 @@ def test_small_elements_held_as_bytes(dtype):
 def test_bytes_and_raw_data():
     np.testing.assert_array_equal(read(dims=[2], data_type=TensorProto.BYTE, byte_data=b"a\xff"), np.uint8([97, 255]))
     raw = np.array([[1.5, -2.0]], "<f8")
-    found = read(dims=[1, 2], data_type=TensorProto.DOUBLE, storage_type=TensorProto.RAW, raw_data=raw.tobytes())
-    np.testing.assert_array_equal(found, raw)
-    found += 1  # is the reader's own, not a view of the message
+    back = read(dims=[1, 2], data_type=TensorProto.DOUBLE, storage_type=TensorProto.RAW, raw_data=raw.tobytes())
+    np.testing.assert_array_equal(back, raw)
+    back += 1  # is the reader's own, not a view of the message
     with pytest.raises(FormatError, match="raw_data has 1.5"):
         read(dims=[2], storage_type=TensorProto.RAW, raw_data=b"123456")
 

@@ -45,9 +45,9 @@ def cell(weights: dict[str, tuple[int, ...]], carry: Any, x: tuple[int, ...] = (
     def register(step: Callable) -> Callable:
         rng = np.random.default_rng(len(CELLS))
         is_shape = lambda v: isinstance(v, tuple) and all(isinstance(n, int) for n in v)  # noqa: E731
-        made = {n: 0.5 * normal(rng, *s) for n, s in weights.items()}
+        params = {n: 0.5 * normal(rng, *s) for n, s in weights.items()}
         first = jax.tree.map(lambda s: 0.5 * normal(rng, *s), carry, is_leaf=is_shape)
-        CELLS[step.__name__] = Case(step, made, first, normal(rng, 2, *x), **options)
+        CELLS[step.__name__] = Case(step, params, first, normal(rng, 2, *x), **options)
         return step
 
     return register

@@ -145,8 +145,8 @@ def test_directions_see_every_element(x64):
     s = subject_of_net(net, {"x": x}, "loss")
     wrong = 2 * x
     wrong[100] *= 1.01
-    found = [direction_errors(s, {"x": g[None]}, ["x"], 2)["x"] for g in (2 * x, wrong)]
-    assert found[0] < 1e-8 and found[1] > 1e-5
+    errors = [direction_errors(s, {"x": g[None]}, ["x"], 2)["x"] for g in (2 * x, wrong)]
+    assert errors[0] < 1e-8 and errors[1] > 1e-5
 
 
 def test_second_derivatives():
@@ -195,8 +195,8 @@ def test_colors_of_blobs_within(x64):
     s = subject_of_net(net, blobs, "loss")
     report = check(s, Effort(), inner=True)
     assert set(report.inner) == {"h", "looked", "y", "sines", "loss"}
-    found = marks(replace(report, inner={**report.inner, "y": 3e-11, "h": float("nan")}))
-    assert {n: words.split(",")[0] for n, (_, words) in found.items()} == {
+    colors = marks(replace(report, inner={**report.inner, "y": 3e-11, "h": float("nan")}))
+    assert {n: words.split(",")[0] for n, (_, words) in colors.items()} == {
         **dict.fromkeys(("x", "table", "looked", "sines", "loss"), "agrees"),
         "y": "near",
         "h": "disagrees",

@@ -111,16 +111,16 @@ def test_packages(files, capsys):
     package.save("folder")
     jrnn.convert.write_predictor(package, "file.minidb", {"x": np.zeros((2, 3), np.float32)})
     for path in ("folder", "file.minidb"):
-        found = report_of(capsys, path, "--feed", "x=normal[2,3]")
-        assert found["agrees"] and found["outputs"] == ["h"] and found["loss"] is None
-        assert {b["name"]: b["of"][:2] for b in found["blobs"]} == dict.fromkeys("xwb", "h[")  # a Jacobian
+        report = report_of(capsys, path, "--feed", "x=normal[2,3]")
+        assert report["agrees"] and report["outputs"] == ["h"] and report["loss"] is None
+        assert {b["name"]: b["of"][:2] for b in report["blobs"]} == dict.fromkeys("xwb", "h[")  # a Jacobian
 
 
 @pytest.mark.exhaustive
 def test_functions(files, capsys):
     carry = ["--feed", "carry/0=normal[2,3]", "--feed", "carry/1=normal[2,3]"]
-    found = report_of(capsys, "steps.py:step", *carry, "--feed", "x=normal[4,2,3]", "--scan")
-    assert found["agrees"] and {b["name"] for b in found["blobs"]} == {"carry/0", "carry/1", "x"}
+    report = report_of(capsys, "steps.py:step", *carry, "--feed", "x=normal[4,2,3]", "--scan")
+    assert report["agrees"] and {b["name"] for b in report["blobs"]} == {"carry/0", "carry/1", "x"}
     assert {b["name"] for b in report_of(capsys, "steps.py:make")["blobs"]} == {"w", "x"}
 
 

@@ -79,8 +79,8 @@ def test_a_where_is_chosen_not_multiplied():
     net = jrnn.Net("n", (jrnn.Op.of("Where", ["c", "x", "y"], ["z"]),), ("c", "x", "y"), ("z",))
     full, gradients = jrnn.add_gradients(net, {"z": "dz"})
     blobs = {"c": np.array([True, False]), "x": np.ones(2), "y": np.array([np.nan, 1.0]), "dz": np.array([np.inf, 2.0])}
-    found = jrnn.run_net(full, blobs)
-    assert found[gradients["x"]].tolist() == [np.inf, 0] and found[gradients["y"]].tolist() == [0, 2]
+    outputs = jrnn.run_net(full, blobs)
+    assert outputs[gradients["x"]].tolist() == [np.inf, 0] and outputs[gradients["y"]].tolist() == [0, 2]
 
 
 def test_writes_at_indices():

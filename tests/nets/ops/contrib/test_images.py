@@ -180,8 +180,8 @@ def test_lp_pool_of_zeros_has_a_gradient_of_zeros():
     fn = jrnn.to_jax(net, ["out0"])
     assert not np.any(jax.grad(lambda x: fn({"in0": x})["out0"].sum())(blobs["in0"]))
     full, gradients = jrnn.add_gradients(net, {"out0": "seed"})
-    found = jrnn.run_net(full, {**blobs, "seed": np.ones((1, 1, 3, 3), np.float32)})
-    assert not np.any(found[gradients["in0"]])
+    blobs_after = jrnn.run_net(full, {**blobs, "seed": np.ones((1, 1, 3, 3), np.float32)})
+    assert not np.any(blobs_after[gradients["in0"]])
 
 
 def test_position_zero_has_waves_that_begin():
