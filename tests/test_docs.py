@@ -10,6 +10,7 @@ import pytest
 from pages import blocks_of, commands, run_blocks
 
 from jrnn.cli.parser import make_parser
+from jrnn.loops.costs import machines
 from jrnn.train import load_config
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -42,6 +43,7 @@ TABLES = runpy.run_path(str(DOCS / "tables.py"))
     ],
 )
 def test_page(page, examples, tmp_path, monkeypatch):
+    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU)  # what pages print follows from its caches
     monkeypatch.chdir(tmp_path)
     failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False, encoding="utf-8")
     assert failed == 0 and attempted > examples
