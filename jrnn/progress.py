@@ -134,7 +134,7 @@ class Bar:
         self._bar.stop()
 
 
-class Report:
+class RunProgress:
     """The progress line of a run, and the lines that stay above it."""
 
     def __init__(self, beat: Heartbeat, steps: int, done: int):
@@ -160,7 +160,7 @@ class Report:
         )
         self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="-")
 
-    def __enter__(self) -> Report:
+    def __enter__(self) -> RunProgress:
         self._beat.doing(self._status)
         self._progress.start()
         return self

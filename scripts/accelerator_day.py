@@ -48,7 +48,7 @@ NEWTON = """
 import json, sys, jax, jax.numpy as jnp, jrnn
 from functools import partial
 from jrnn.bench.measure import in_turns
-from jrnn.bench.peers import Program, clocked
+from jrnn.bench.peers import Timed, clocked
 
 def step(w, h, x):
     z, r, n = jnp.split(x, 3, -1)
@@ -69,7 +69,7 @@ for size in sys.argv[2:]:
     for mode, change in {"forward": lambda f: f, "train": lambda f: jax.value_and_grad(f)}.items():
         runs = {"jrnn": partial(jrnn.scan, executor="newton"), "lax.scan": jax.lax.scan}
         runs = {name: jax.jit(change(partial(loss, scan))) for name, scan in runs.items()}
-        programs = {n: Program(clocked(lambda r=r: jax.block_until_ready(r(w, h, x)))) for n, r in runs.items()}
+        programs = {n: Timed(clocked(lambda r=r: jax.block_until_ready(r(w, h, x)))) for n, r in runs.items()}
         for peer, timing in in_turns(programs, 7, 5.0).items():
             records.append({"cell": "gru", "mode": mode, "size": size, "peer": peer, "median": timing.median})
     found = jax.jit(lambda: jrnn.scan_statistics(partial(step, w), h, x @ w["w"])[1])()

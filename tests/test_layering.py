@@ -309,6 +309,17 @@ def _file(target: list[str]) -> Path:
     return ROOT / "__init__.py"
 
 
+def test_the_name_of_a_class_has_one_meaning():
+    """Two wings have an LSTM's cell, a GRU's and a Mamba-2 each. Every other name is defined once."""
+    places = {}
+    for name, path in NAMES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    several = {cls: where for cls, where in places.items() if len(where) > 1}
+    assert several.keys() == {"GRUCell", "LSTMCell", "Mamba2"}, several
+
+
 def test_mechanisms_name_no_operator():
     """Operators' names stand in content alone; what autodiff emits itself is a constant of the registry."""
     types = {d.type for d in registry.registered()}

@@ -21,7 +21,7 @@ from jrnn.bench import report
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.peers import FUNCTIONS, in_mode, versions
 from jrnn.bench.sizes import CELLS, MODES, Size, check_names, flops
-from jrnn.bench.suites import Options
+from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError
 from jrnn.jaxprs.names import topologies
 
@@ -128,7 +128,7 @@ def _is_installed(module: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Row:
+class CompiledRow:
     """One peer on one cell, size and mode, compiled for a device.
 
     Attributes:
@@ -154,7 +154,7 @@ class Row:
         return self.cell, self.mode, self.size
 
 
-def run(target: str, options: Options) -> list[Row]:
+def run(target: str, options: SuiteOptions) -> list[CompiledRow]:
     """Compiles each peer on each cell, mode and size; prints a table and writes it.
 
     Raises:
@@ -189,14 +189,14 @@ def compile_for(device: Any, peer: str, cell: str, size: Size, mode: str) -> Any
     return jax.jit(in_mode(program.forward, mode)).lower(*given).compile()
 
 
-def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Size, mode: str) -> Row:
+def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Size, mode: str) -> CompiledRow:
     module = Module(compiled.as_text())
     launches = module.costs()
     loops = [loop for loop in module.loops() if loop.trips > 1]
     counted = sum(launches, Cost()).flops
     operations = flops(cell, size, mode) if module.has_opaque_calls() else counted
     rest = [Cost(0, 0, operations - counted)] if operations > counted else []
-    return Row(
+    return CompiledRow(
         cell,
         mode,
         str(size),
@@ -209,7 +209,7 @@ def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Si
     )
 
 
-def table(rows: Sequence[Row], accelerator: Accelerator) -> Table:
+def table(rows: Sequence[CompiledRow], accelerator: Accelerator) -> Table:
     """Returns a table of the rows with a section for each cell, mode and size."""
     columns = {
         "cell": [r.cell for r in rows],

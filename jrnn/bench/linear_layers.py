@@ -107,7 +107,7 @@ def titans_momentum(carry: Any, x: Any) -> Any:
     return (M, P), read(M, x["q"])
 
 
-class Layer(NamedTuple):
+class LayerStep(NamedTuple):
     """A step, the names of its inputs, and how many matrices and other arrays it carries."""
 
     step: Callable[[Any, Any], tuple[Any, Any]]
@@ -115,21 +115,21 @@ class Layer(NamedTuple):
     kind: str = "S"
 
 
-LAYERS: Mapping[str, Layer] = {
-    "linear_attention": Layer(linear_attention, "q k v"),
-    "retention": Layer(retention, "q k v"),
-    "mamba2": Layer(mamba2, "q k v v2 g i"),
-    "gla": Layer(gla, "q k v gk"),
-    "hgrn2": Layer(hgrn2, "q v i_k"),
-    "rwkv6": Layer(rwkv6, "q k v gk"),
-    "delta_rule": Layer(delta_rule, "q k v b"),
-    "gated_delta_rule": Layer(gated_delta_rule, "q k v b g"),
-    "kda": Layer(kda, "q k v b gk"),
-    "mlstm": Layer(mlstm, "q k v i i2", "S n m"),
-    "rwkv7": Layer(rwkv7, "q k k2 v b i_k", "S.T"),
-    "gated_delta_product": Layer(gated_delta_product, "q k v b k2 v2 b2 g"),
-    "dplr": Layer(dplr, "q k v a b gk"),
-    "titans_momentum": Layer(titans_momentum, "q k v b b2 g", "M P"),
+LAYERS: Mapping[str, LayerStep] = {
+    "linear_attention": LayerStep(linear_attention, "q k v"),
+    "retention": LayerStep(retention, "q k v"),
+    "mamba2": LayerStep(mamba2, "q k v v2 g i"),
+    "gla": LayerStep(gla, "q k v gk"),
+    "hgrn2": LayerStep(hgrn2, "q v i_k"),
+    "rwkv6": LayerStep(rwkv6, "q k v gk"),
+    "delta_rule": LayerStep(delta_rule, "q k v b"),
+    "gated_delta_rule": LayerStep(gated_delta_rule, "q k v b g"),
+    "kda": LayerStep(kda, "q k v b gk"),
+    "mlstm": LayerStep(mlstm, "q k v i i2", "S n m"),
+    "rwkv7": LayerStep(rwkv7, "q k k2 v b i_k", "S.T"),
+    "gated_delta_product": LayerStep(gated_delta_product, "q k v b k2 v2 b2 g"),
+    "dplr": LayerStep(dplr, "q k v a b gk"),
+    "titans_momentum": LayerStep(titans_momentum, "q k v b b2 g", "M P"),
 }
 
 

@@ -106,7 +106,7 @@ class TunedLoop:
         return f"{self.loop}: {what}; {self.plain:.2f} of the plain loop, {self.tried} way{'s' * (self.tried > 1)} measured"
 
 
-class Measured:
+class WayTimer:
     """Measures the ways of one loop.
 
     Args:

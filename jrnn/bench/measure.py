@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.bench import peers, report
-from jrnn.bench.peers import Program
-from jrnn.bench.suites import Options, suite_of
+from jrnn.bench.peers import Timed
+from jrnn.bench.suites import SuiteOptions, suite_of
 from jrnn.loops import host_memory
 from jrnn.loops.costs import tuned
 
@@ -49,7 +49,7 @@ class Timing:
 
 
 def in_turns(
-    programs: Mapping[str, Program],
+    programs: Mapping[str, Timed],
     turns: int,
     seconds: float = math.inf,
     begins: Callable[[int], object] = lambda turn: None,
@@ -95,7 +95,7 @@ def gemm_flops(seconds: float = 0.3, sides: Sequence[int] = (384, 512, 1024)) ->
     return best
 
 
-def run(options: Options) -> list[report.Record]:
+def run(options: SuiteOptions) -> list[report.Record]:
     """Runs a suite of the benchmark, prints its tables and writes its files.
 
     Raises:

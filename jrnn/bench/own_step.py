@@ -19,10 +19,10 @@ from rich.table import Table
 
 from jrnn import jaxprs
 from jrnn.bench import measure, report
-from jrnn.bench.peers import Program, clocked
+from jrnn.bench.peers import Timed, clocked
 from jrnn.bench.report import Record
 from jrnn.bench.sizes import MODES, check_names
-from jrnn.bench.suites import Options
+from jrnn.bench.suites import SuiteOptions
 from jrnn.convert.named import load_named
 from jrnn.errors import ScanError, UsageError
 from jrnn.jaxprs.arguments import arguments_of, required
@@ -182,10 +182,10 @@ def bench_step(
     """
     own = OwnStep(getattr(step, "__name__", "step").strip("<>"), step, init, xs, length)
     shown = console or Console(quiet=True)
-    return _measured(own, Options(peers=executors, modes=modes, turns=turns, seconds=seconds, console=shown))
+    return _measured(own, SuiteOptions(peers=executors, modes=modes, turns=turns, seconds=seconds, console=shown))
 
 
-def run(target: str, feeds: Mapping[str, Any], options: Options) -> StepReport:
+def run(target: str, feeds: Mapping[str, Any], options: SuiteOptions) -> StepReport:
     """Measures the step that FILE:STEP or MODULE:STEP names, prints the table, and writes the files of the options.
 
     Args:
@@ -250,7 +250,7 @@ def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
     return OwnStep(target, *parts)
 
 
-def _measured(own: OwnStep, options: Options) -> StepReport:
+def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
     executors, modes = options.peers, options.chosen("modes", MODES)
     check_names("executor", executors or (), [JAX, *EXECUTORS])
     names = dict.fromkeys([JAX, *(EXECUTORS if executors is None else executors)])
@@ -286,7 +286,7 @@ def _check_that_it_is_meant(executor: str) -> None:
 class _Built:
     """The compiled program of an executor, its results, what ran its loops, and how far its results are from others."""
 
-    program: Program
+    program: Timed
     results: list[Any]
     ran: str
     difference: float
@@ -305,7 +305,7 @@ class _Built:
         results = jax.tree.leaves(compiled(*args))
         apart = difference(results, results if reference is None else reference.results)
         kept = results if reference is None else []
-        return _Built(Program(run, seconds, size), kept, "chunks" if "chunks" in ran else ", ".join(ran), apart)
+        return _Built(Timed(run, seconds, size), kept, "chunks" if "chunks" in ran else ", ".join(ran), apart)
 
 
 def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -348,7 +348,9 @@ def difference(computed: Sequence[Any], wanted: Sequence[Any]) -> float:
     return largest
 
 
-def _in_turns(own: OwnStep, mode: str, built: Mapping[str, _Built], options: Options, bar: Bar) -> list[StepRecord]:
+def _in_turns(
+    own: OwnStep, mode: str, built: Mapping[str, _Built], options: SuiteOptions, bar: Bar
+) -> list[StepRecord]:
     def begins(turn: int) -> None:
         bar.doing(f"{mode}: turn {turn} of {options.turns}")
         bar.advance()

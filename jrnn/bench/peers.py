@@ -48,7 +48,7 @@ _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it 
 
 
 @dataclass(frozen=True)
-class Program:
+class Timed:
     """Something to time; `of` compiles a function of JAX.
 
     Attributes:
@@ -64,17 +64,17 @@ class Program:
     close: Callable[[], None] = lambda: None
 
     @staticmethod
-    def of(fn: Callable[..., Any], *args: Any, timed: Callable[[Callable], Callable] | None = None) -> Program:
+    def of(fn: Callable[..., Any], *args: Any, timed: Callable[[Callable], Callable] | None = None) -> Timed:
         """Compiles a function of JAX for these arguments. `timed` makes a call of it one that returns seconds."""
         start = time.perf_counter()
         call = jax.jit(fn).lower(*args).compile()
         seconds = time.perf_counter() - start
         memory = call.memory_analysis()
         size = None if memory is None else int(memory.temp_size_in_bytes)
-        return Program((timed or clocked)(lambda: jax.block_until_ready(call(*args))), seconds, size)
+        return Timed((timed or clocked)(lambda: jax.block_until_ready(call(*args))), seconds, size)
 
 
-Peer = Callable[[str, Size, str], Program | None]
+Peer = Callable[[str, Size, str], Timed | None]
 
 
 def by_processor() -> bool:
@@ -93,10 +93,10 @@ def clocked(fn: Callable[[], Any], clock: Callable[[], float] | None = None) -> 
     return run
 
 
-def on_processor(fn: Callable[..., Any], args: Sequence[Any]) -> Program:
+def on_processor(fn: Callable[..., Any], args: Sequence[Any]) -> Timed:
     """Returns a function in JAX as a program that is timed by the processor time of its runs."""
 
-    return Program.of(fn, *args, timed=_mean_on_processor)
+    return Timed.of(fn, *args, timed=_mean_on_processor)
 
 
 def _mean_on_processor(call: Callable[[], Any]) -> Callable[[], float]:
@@ -127,15 +127,15 @@ def in_mode(forward: Callable[[Any, Any], Any], mode: str) -> Callable[[Any, Any
     return jax.grad(loss, argnums=(0, 1)) if mode == "train" else forward
 
 
-def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Program:
+def compiled(forward: Callable[[Any, Any], Any], weights: Any, x: Any, mode: str) -> Timed:
     """Compiles a function `(weights, x) -> outputs`, or its gradients."""
-    return Program.of(in_mode(forward, mode), weights, x)
+    return Timed.of(in_mode(forward, mode), weights, x)
 
 
 def _compiled(function: Callable[[str, Size], Function | None]) -> Peer:
     """Returns the peer that compiles a function of JAX."""
 
-    def build(cell: str, size: Size, mode: str) -> Program | None:
+    def build(cell: str, size: Size, mode: str) -> Timed | None:
         program = function(cell, size)
         return None if program is None else compiled(*program, mode)
 
@@ -178,7 +178,7 @@ FUNCTIONS: dict[str, Callable[[str, Size], Function | None]] = {
 }
 
 
-def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
+def torch_rnn(cell: str, size: Size, mode: str) -> Timed | None:
     """`torch.nn.LSTM` or `GRU`, on CUDA (cuDNN) if there is a GPU."""
     import torch
 
@@ -188,7 +188,7 @@ def torch_rnn(cell: str, size: Size, mode: str) -> Program | None:
     return torch_program(cells[cell](size.features, size.hidden), steps.inputs(cell, size)[1], mode)
 
 
-def torch_program(module: Any, x: Any, mode: str) -> Program:
+def torch_program(module: Any, x: Any, mode: str) -> Timed:
     """A recurrent module of torch, time first."""
     import torch
 
@@ -207,10 +207,10 @@ def torch_program(module: Any, x: Any, mode: str) -> Program:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return Program(clocked(run))
+    return Timed(clocked(run))
 
 
-def cudnn(cell: str, size: Size, mode: str) -> Program | None:
+def cudnn(cell: str, size: Size, mode: str) -> Timed | None:
     """NVIDIA's LSTM kernel through JAX; through torch it is what `torch_rnn` runs on CUDA."""
     if cell != "lstm":
         return None
@@ -220,7 +220,7 @@ def cudnn(cell: str, size: Size, mode: str) -> Program | None:
     return compiled(lambda p, x: scan(LstmStep(**p), carry, x, executor="cudnn")[1], rows, x, mode)
 
 
-def caffe2(python: str, cell: str, size: Size, mode: str) -> Program | None:
+def caffe2(python: str, cell: str, size: Size, mode: str) -> Timed | None:
     """Caffe2 itself, in a process of its own."""
     if cell != "lstm":
         return None
@@ -230,7 +230,7 @@ def caffe2(python: str, cell: str, size: Size, mode: str) -> Program | None:
     ).program()
 
 
-def divided(devices: int, cell: str, size: Size, mode: str) -> Program | None:
+def divided(devices: int, cell: str, size: Size, mode: str) -> Timed | None:
     """`jrnn.scan` with the batch divided over `devices` devices of the CPU, in a process of its own."""
     if size.batch % devices:
         return None
@@ -273,8 +273,8 @@ class _Process:
         self._popen.wait(timeout=30)
         self._back.close()
 
-    def program(self, *costs: Any) -> Program:
-        return Program(self.ask, *costs, close=self.close)
+    def program(self, *costs: Any) -> Timed:
+        return Timed(self.ask, *costs, close=self.close)
 
 
 def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
@@ -293,7 +293,7 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     return peers | {name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)}
 
 
-def _by_executor(name: str, cell: str, size: Size, mode: str) -> Program | None:
+def _by_executor(name: str, cell: str, size: Size, mode: str) -> Timed | None:
     """`jrnn.scan` by one executor, for the steps that it can run; by others than the kernel for cells that have two."""
     if name != "native" and cell not in AFFINE:
         return None
@@ -311,7 +311,7 @@ def versions() -> dict[str, str]:
     return numbers
 
 
-def divided_here(devices: int, cell: str, size: Size, mode: str) -> Program:
+def divided_here(devices: int, cell: str, size: Size, mode: str) -> Timed:
     """Compiles `jrnn.scan` with input, carries and outputs divided over the devices of this process."""
     mesh = jax.make_mesh((devices,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from jrnn.bench.loop_ways import Measure, Measured, TunedLoop, by_clock, refusal
+from jrnn.bench.loop_ways import Measure, TunedLoop, WayTimer, by_clock, refusal
 from jrnn.errors import ScanError
 from jrnn.files import kind_of
 from jrnn.loops.costs import tuned
@@ -224,7 +224,7 @@ class _Work:
         why = refusal(question) or ("the time is over" if share <= 0 else "")
         if why:
             return TunedLoop(question.title, default, default, why=why)
-        loop = Measured(question, self.taken, share, self.measure, self.now).best()
+        loop = WayTimer(question, self.taken, share, self.measure, self.now).best()
         if loop.taken != default:
             self.found[question.key] = loop
         return loop

@@ -9,7 +9,7 @@ from dataclasses import fields
 from rich.console import Console
 
 from jrnn.bench import compile_for, measure, own_step
-from jrnn.bench.suites import Options
+from jrnn.bench.suites import SuiteOptions
 from jrnn.cli import doctor
 from jrnn.cli.feeds import parse_feeds
 from jrnn.cli.output import terminal
@@ -37,8 +37,8 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    chosen = {f.name: getattr(args, f.name) for f in fields(Options) if f.name != "console"}
-    options = Options(**chosen, console=wide_console())
+    chosen = {f.name: getattr(args, f.name) for f in fields(SuiteOptions) if f.name != "console"}
+    options = SuiteOptions(**chosen, console=wide_console())
     if args.step is not None:
         given = {"--suite": args.suite != "scan", "--compile-for": args.compile_for is not None}
         for option, is_given in given.items():

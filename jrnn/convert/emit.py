@@ -18,7 +18,7 @@ import numpy as np
 
 from jrnn.convert.package import fill
 from jrnn.errors import ConversionError, JrnnError
-from jrnn.jaxprs.flat import Graph, Node, Var, evaluate, flatten, read
+from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate, flatten, read
 from jrnn.jaxprs.primitives import registering
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.ir import Op
@@ -63,7 +63,7 @@ class Emitter:
         self.fills: list[Op] = []  # of the init net
         self.prelude: list[Op] = []  # fills of constants, at the start of the net
         self.problems: list[str] = []
-        self.trail: list[tuple[Node, Var, Blob]] = []
+        self.trail: list[tuple[FlatEquation, Var, Blob]] = []
         self.read: tuple[bool, ...] = ()  # which outputs of the current node are read
         self.origins: dict[str, str] = {}  # blob -> the primitive and the line that it comes from
         self.without_gradient: list[str] = []  # why a scan was written without a backward net
@@ -228,7 +228,7 @@ class Emitter:
         graph = self._recognize(replace(graph, consts=consts))
         used = graph.used()
 
-        def call(node: Node, inputs: list[Value]) -> Sequence[Value]:
+        def call(node: FlatEquation, inputs: list[Value]) -> Sequence[Value]:
             self.read = tuple(v in used for v in node.outputs)
             outs = self._node(node, inputs)
             if self.b is self.root:
@@ -252,7 +252,7 @@ class Emitter:
             self._weights[id(value)] = value, self.weight(names[0] if names else "constant", value)
         return self._weights[id(value)][1]
 
-    def _node(self, node: Node, values: list[Value]) -> Sequence[Value]:
+    def _node(self, node: FlatEquation, values: list[Value]) -> Sequence[Value]:
         if (values and all(isinstance(v, np.ndarray) for v in values)) or node.name == "iota":
             with jax.ensure_compile_time_eval():
                 return [np.asarray(v) for v in node.run(*values)]

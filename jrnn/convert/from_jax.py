@@ -53,7 +53,7 @@ def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | N
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedPackage:
     """A package, and what is known about how it was made.
 
     Attributes:
@@ -66,7 +66,7 @@ class Converted:
     without_gradient: tuple[str, ...]
 
 
-def convert(call: Call) -> Converted:
+def convert(call: Call) -> ConvertedPackage:
     """Converts the call of a function, as `from_jax` does."""
     leaves = call.leaves
     graph, out_names = call.trace([leaf.spec for leaf in leaves])
@@ -87,7 +87,7 @@ def convert(call: Call) -> Converted:
     trail = [(node, var, replace(blob, name=renamed.get(blob.name, blob.name))) for node, var, blob in e.trail]
     verify(package, graph, [leaf.value for leaf in leaves], e.given, trail)
     origins = {renamed.get(name, name): where for name, where in e.origins.items()}
-    return Converted(package, origins, tuple(e.without_gradient))
+    return ConvertedPackage(package, origins, tuple(e.without_gradient))
 
 
 def _declare(e: Emitter, graph: Graph, leaves: Sequence[Leaf], used: Collection[Var]) -> list[Any]:

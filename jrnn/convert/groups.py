@@ -18,17 +18,17 @@ from jrnn.convert.emit import FLOAT, Emitter, Value, rule
 from jrnn.convert.match import ANY, find, is_view, maker_of, ordered, pattern
 from jrnn.convert.rules.products import fully_connected
 from jrnn.convert.rules.shapes import join
-from jrnn.jaxprs.flat import Atom, Graph, Node, Var
+from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var
 
 Shape = tuple[int, ...]
 Candidate = tuple[str, Callable, tuple[Shape, ...]]  # name of the group, reference, shapes of its arguments
-Makers = Mapping[Var, Node]
+Makers = Mapping[Var, FlatEquation]
 
 
 def recognize(graph: Graph) -> Graph:
     """Replaces groups by single nodes. Nodes of a group that others read are kept as well."""
     makers = graph.makers()
-    replaced: dict[Node, Node] = {}
+    replaced: dict[FlatEquation, FlatEquation] = {}
     for node in reversed(graph.nodes):
         for name, reference, shapes in _candidates(node, makers):
             sought = pattern(reference, shapes)
@@ -42,7 +42,7 @@ def recognize(graph: Graph) -> Graph:
             before = _GATES_BEFORE.get(name)
             if before is not None and (source := _whole(inputs[1:], makers, before)) is not None:
                 inputs = (inputs[0], source)
-            group = Node(name, {"number": match.get(ANY)}, inputs, outputs, node.source, _runner(reference))
+            group = FlatEquation(name, {"number": match.get(ANY)}, inputs, outputs, node.source, _runner(reference))
             replaced.update((makers[v], group) for v in outputs)
             break
     if not replaced:
@@ -75,7 +75,7 @@ def _runner(reference: Callable) -> Callable:
     return run
 
 
-def _candidates(node: Node, makers: Makers) -> Iterator[Candidate]:
+def _candidates(node: FlatEquation, makers: Makers) -> Iterator[Candidate]:
     shape = node.outputs[0].shape
     if not shape or node.outputs[0].dtype != FLOAT:
         return
@@ -117,7 +117,7 @@ def _softmax_in_views(shape: Shape) -> Callable:
     return softmax
 
 
-def _before_views(node: Node, makers: Makers) -> Shape | None:
+def _before_views(node: FlatEquation, makers: Makers) -> Shape | None:
     """The shape of x, where a quotient is exp(view of x - ...) / ... and the view changes the shape."""
     atom = node.inputs[0]
     for name in ("exp", "sub"):
@@ -133,7 +133,7 @@ def _before_views(node: Node, makers: Makers) -> Shape | None:
 
 
 @rule("group_softmax")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     shape = node.outputs[0].shape
     rows = shape if len(shape) > 1 else (1, *shape)
     axis = len(rows) - 1
@@ -149,7 +149,7 @@ def _erf_gelu(x):
 
 
 @rule("group_fast_gelu", "group_gelu")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     return e.op("Gelu", [x], x.shape, FLOAT, fast_gelu=1 if node.name == "group_fast_gelu" else None)
 
 
@@ -168,7 +168,7 @@ def _contract(axis_of_w: int, transposed: bool) -> Callable:
 _FC, _FC_TRANSPOSE, _FC_TRANSPOSED = _contract(1, False), _contract(0, True), _contract(0, False)
 
 
-def _products(node: Node, makers: Makers) -> Iterator[Candidate]:
+def _products(node: FlatEquation, makers: Makers) -> Iterator[Candidate]:
     for atom in node.inputs:
         maker = maker_of(atom, makers)
         if maker is None or maker.name != "dot_general" or len(maker.inputs[1].shape) != 2:
@@ -215,7 +215,7 @@ _NORMS = (_norm_of_squares, _norm_by(lambda d, v: d / jnp.sqrt(v)), _norm_by(lam
 
 
 @rule("group_layer_norm")
-def _(e: Emitter, node: Node, x, gamma, beta):
+def _(e: Emitter, node: FlatEquation, x, gamma, beta):
     args = {"axis": len(x.shape) - 1, "epsilon": node.params["number"], "elementwise_affine": 1}
     return e.ops("LayerNorm", [x, gamma, beta], [(x.shape, FLOAT), None, None], **args)
 
@@ -273,7 +273,7 @@ def _rows(e: Emitter, x: Value) -> Value:
 
 
 @rule("group_lstm_unit")
-def _(e: Emitter, node: Node, c, *gates):
+def _(e: Emitter, node: FlatEquation, c, *gates):
     cell = e.blob(_rows(e, c))
     joined = join(e, [_rows(e, x) for x in gates], 2)
     # LSTMUnit reads the hidden state only where sequences end, so any blob of that shape will do
@@ -283,7 +283,7 @@ def _(e: Emitter, node: Node, c, *gates):
 
 
 @rule("group_gru_unit")
-def _(e: Emitter, node: Node, h, *gates):
+def _(e: Emitter, node: FlatEquation, h, *gates):
     hidden, parts = _rows(e, h), [_rows(e, x) for x in gates]
     # GRUUnit does not read the reset gate, so any numbers will do in its place
     joined = join(e, [parts[0], *parts], 2) if len(parts) > 1 else parts[0]

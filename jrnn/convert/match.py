@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jrnn.convert.emit import shrink
-from jrnn.jaxprs.flat import Atom, Graph, Node, Var, flatten
+from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var, flatten
 
 ANY = 0.1234567  # in a pattern: any number, the same in all places
 Match = Mapping[Any, Any]  # variable of a pattern -> atom of the graph; ANY -> its number
@@ -29,7 +29,7 @@ def pattern(fn: Callable, shapes: tuple[tuple[int, ...], ...]) -> Graph:
     return flatten(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(s, np.float32) for s in shapes)))
 
 
-def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Match | None:
+def find(reference: Graph, target: Var, makers: Mapping[Var, FlatEquation]) -> Match | None:
     """The match of a pattern whose last output is `target`, or None."""
     pattern_makers = reference.makers()
 
@@ -48,7 +48,7 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Match | N
         after = same(pattern_makers[a], makers[b], a, b, match)
         return None if after is None else {**after, a: b}
 
-    def same(p: Node, t: Node, a: Var, b: Var, match: Match) -> Match | None:
+    def same(p: FlatEquation, t: FlatEquation, a: Var, b: Var, match: Match) -> Match | None:
         if is_view(p) and is_view(t):
             return unify(_base(p, pattern_makers), _base(t, makers), match)
         if not _alike(p, t) or p.outputs.index(a) != t.outputs.index(b) or len(p.inputs) != len(t.inputs):
@@ -64,11 +64,11 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, Node]) -> Match | N
     return unify(reference.outputs[-1], target, {})
 
 
-def maker_of(atom: Atom, makers: Mapping[Var, Node]) -> Node | None:
+def maker_of(atom: Atom, makers: Mapping[Var, FlatEquation]) -> FlatEquation | None:
     return makers.get(atom) if isinstance(atom, Var) else None
 
 
-def _through(atom: Atom, makers: Mapping[Var, Node]) -> Atom:
+def _through(atom: Atom, makers: Mapping[Var, FlatEquation]) -> Atom:
     """The atom that `atom` is a copy of."""
     while (node := maker_of(atom, makers)) is not None:
         is_copy = node.name in _VIEWS and tuple(node.inputs[0].shape) == node.outputs[0].shape
@@ -81,7 +81,7 @@ def _through(atom: Atom, makers: Mapping[Var, Node]) -> Atom:
     return atom
 
 
-def _next_to_neutral(node: Node) -> Atom | None:
+def _next_to_neutral(node: FlatEquation) -> Atom | None:
     """The operand that a node returns unchanged, because the other one is neutral."""
     if node.name not in _NEUTRAL:
         return None
@@ -101,7 +101,7 @@ def _same_number(a: np.ndarray, b: Atom, match: Match) -> Match | None:
     return match if a.shape == b.shape and np.array_equal(a, b) else None
 
 
-def _base(node: Node, makers: Mapping[Var, Node]) -> Atom:
+def _base(node: FlatEquation, makers: Mapping[Var, FlatEquation]) -> Atom:
     """The atom at the end of a chain of views."""
     while True:
         atom = _through(node.inputs[0], makers)
@@ -111,7 +111,7 @@ def _base(node: Node, makers: Mapping[Var, Node]) -> Atom:
         node = maker
 
 
-def is_view(node: Node) -> bool:
+def is_view(node: FlatEquation) -> bool:
     """Whether a node gives its operand's elements in the same order in another shape, as a reshape does."""
     if node.name == "transpose":
         kept = [k for k in node.params["permutation"] if node.inputs[0].shape[k] != 1]
@@ -119,7 +119,7 @@ def is_view(node: Node) -> bool:
     return node.name in _VIEWS and math.prod(node.inputs[0].shape) == math.prod(node.outputs[0].shape)
 
 
-def _alike(p: Node, t: Node) -> bool:
+def _alike(p: FlatEquation, t: FlatEquation) -> bool:
     keys = {*p.params, *t.params}.difference(_IGNORED)
     return p.name == t.name and all(_equal(p.params.get(k), t.params.get(k)) for k in keys)
 
@@ -131,12 +131,12 @@ def _equal(a: Any, b: Any) -> bool:
         return False
 
 
-def ordered(nodes: Sequence[Node], outputs: Sequence[Atom]) -> tuple[Node, ...]:
+def ordered(nodes: Sequence[FlatEquation], outputs: Sequence[Atom]) -> tuple[FlatEquation, ...]:
     """The nodes that outputs need, each after the nodes that it reads."""
     makers = {v: node for node in nodes for v in node.outputs}
-    done: dict[Node, None] = {}
+    done: dict[FlatEquation, None] = {}
 
-    def before(atoms: Sequence[Atom]) -> list[tuple[Node, bool]]:
+    def before(atoms: Sequence[Atom]) -> list[tuple[FlatEquation, bool]]:
         return [(node, False) for v in reversed(atoms) if (node := maker_of(v, makers)) is not None]
 
     stack = before(outputs)

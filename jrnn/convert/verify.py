@@ -10,7 +10,7 @@ import numpy as np
 from jrnn.convert.emit import Blob
 from jrnn.convert.package import Package
 from jrnn.errors import ConversionError, describe_op
-from jrnn.jaxprs.flat import Graph, Node, Var, evaluate, read
+from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate, read
 from jrnn.jaxprs.trials import TRIPS, close, drawn, ends
 from jrnn.nets.lowering import run_net
 
@@ -20,7 +20,7 @@ def verify(
     graph: Graph,
     examples: Sequence[Any],
     given: Iterable[str],
-    trail: Sequence[tuple[Node, Var, Blob]],
+    trail: Sequence[tuple[FlatEquation, Var, Blob]],
 ) -> None:
     """Raises ConversionError if package and graph differ, on the examples or on random numbers.
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jrnn.errors import ConversionError
 from jrnn.interop.cells import CellArrays, Params, from_system, one_direction, other_gru, suffixes_of_layer, to_system
-from jrnn.nn.stacked_gru import Weights
+from jrnn.nn.stacked_gru import StackWeights
 
 
 def from_keras(
@@ -115,7 +115,7 @@ def to_onnx_arrays(
     return np.stack([cell.weight_ih for cell in cells]), np.stack([cell.weight_hh for cell in cells]), biases
 
 
-def from_arraymancer(weights: Weights) -> Params:
+def from_arraymancer(weights: StackWeights) -> Params:
     """Converts a stacked GRU to PyTorch's parameters.
 
     >>> shapes = Weights((6, 3), (1, 6, 2), (2, 6, 2), (2, 1, 6), (2, 1, 6))
@@ -130,7 +130,7 @@ def from_arraymancer(weights: Weights) -> Params:
     return params
 
 
-def to_arraymancer(params: Mapping[str, Any]) -> Weights:
+def to_arraymancer(params: Mapping[str, Any]) -> StackWeights:
     """Converts PyTorch's parameters to a stacked GRU's weights; missing biases become zeros.
 
     Raises:
@@ -140,7 +140,7 @@ def to_arraymancer(params: Mapping[str, Any]) -> Weights:
     cells = [to_system("arraymancer", "GRU", params, suffix) for suffix in suffixes]
     biases_ih, biases_hh = zip(*(cell.biases for cell in cells), strict=True)
     rest = [cell.weight_ih for cell in cells[1:]]
-    return Weights(
+    return StackWeights(
         W3s0=cells[0].weight_ih,
         W3sN=np.stack(rest) if rest else np.zeros_like(cells[0].weight_hh, shape=(0, *cells[0].weight_hh.shape)),
         U3s=np.stack([cell.weight_hh for cell in cells]),

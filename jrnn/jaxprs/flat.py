@@ -34,7 +34,7 @@ Atom = Any  # Var | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
-class Node:
+class FlatEquation:
     """One equation: `run` computes the outputs from values of the inputs. `source` is the user's line, for errors."""
 
     name: str
@@ -51,7 +51,7 @@ class Graph:
 
     inputs: tuple[Var, ...]
     consts: Mapping[Var, Any]
-    nodes: tuple[Node, ...]
+    nodes: tuple[FlatEquation, ...]
     outputs: tuple[Atom, ...]
 
     def used(self) -> set[Var]:
@@ -59,7 +59,7 @@ class Graph:
         atoms = [*self.outputs, *(a for node in self.nodes for a in node.inputs)]
         return {a for a in atoms if isinstance(a, Var)}
 
-    def makers(self) -> dict[Var, Node]:
+    def makers(self) -> dict[Var, FlatEquation]:
         """The node that makes each variable."""
         return {v: node for node in self.nodes for v in node.outputs}
 
@@ -72,7 +72,7 @@ def flatten(closed: Any) -> Graph:
     >>> [node.name for node in graph.nodes]
     ['cos']
     """
-    nodes: list[Node] = []
+    nodes: list[FlatEquation] = []
     consts: dict[Var, Any] = {}
 
     def add(body: Any, args: Sequence[Atom], caller: str) -> tuple[Atom, ...]:
@@ -90,7 +90,7 @@ def flatten(closed: Any) -> Graph:
                 outputs = add(called, inputs, source)
             else:
                 outputs = tuple(map(_new, eqn.outvars))
-                nodes.append(Node(name, eqn.params, inputs, outputs, source, partial(jaxprs.bind, eqn)))
+                nodes.append(FlatEquation(name, eqn.params, inputs, outputs, source, partial(jaxprs.bind, eqn)))
             env.update(zip(eqn.outvars, outputs))
         return tuple(_atom(env, v) for v in jaxpr.outvars)
 
@@ -109,7 +109,7 @@ def body_of(eqn: jaxprs.Eqn) -> Any | None:
     return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # of `eval_jaxpr` from jax 0.12 on
 
 
-def live(nodes: Sequence[Node], outputs: Iterable[Atom]) -> tuple[Node, ...]:
+def live(nodes: Sequence[FlatEquation], outputs: Iterable[Atom]) -> tuple[FlatEquation, ...]:
     """The nodes that `outputs` need."""
     wanted = {v for v in outputs if isinstance(v, Var)}
     kept = []
@@ -142,7 +142,7 @@ def _line_of(eqn: jaxprs.Eqn) -> str:
 def evaluate(
     graph: Graph,
     args: Sequence[Any],
-    call: Callable[[Node, list[Any]], Sequence[Any]] = lambda node, values: node.run(*values),
+    call: Callable[[FlatEquation, list[Any]], Sequence[Any]] = lambda node, values: node.run(*values),
 ) -> dict[Var, Any]:
     """The value of every variable of a graph. `call` computes the outputs of a node from the values of its inputs."""
     env: dict[Var, Any] = {**graph.consts, **dict(zip(graph.inputs, args, strict=True))}

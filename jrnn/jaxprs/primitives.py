@@ -59,6 +59,7 @@ _DISCONTINUOUS = frozenset((
     "ceil", "eq", "floor", "ge", "gt", "is_finite", "le", "lt", "ne", "rem", "round", "sign",
 ))  # fmt: skip
 ADDITIONS = frozenset(("add", "add_any"))
+COPIES = frozenset(("copy", "copy_p", "name"))  # of the operand
 # They communicate over devices or mapped axes, and stay in the loop.
 COLLECTIVES = frozenset((
     "all_gather", "all_to_all", "axis_index", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "pvary",

@@ -10,7 +10,7 @@ import numpy as np
 
 from jrnn.jaxprs import all_equations, by_numpy, sub_jaxprs
 from jrnn.jaxprs.by_numpy import LOOPS, Endless
-from jrnn.jaxprs.flat import Graph, Node, evaluate
+from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate
 from jrnn.jaxprs.tangents import is_smooth
 
 TRIPS = 10_000
@@ -23,7 +23,7 @@ def ends(graph: Graph, args: Sequence[Any]) -> bool:
     Random numbers may keep a loop going that ends for the caller's numbers.
     """
 
-    def call(node: Node, values: list[Any]) -> Sequence[Any]:
+    def call(node: FlatEquation, values: list[Any]) -> Sequence[Any]:
         loop = LOOPS.get(node.name)
         if loop is None:
             return node.run(*values)

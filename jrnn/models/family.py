@@ -27,7 +27,7 @@ NOTHING = -1e30  # the greatest exponent of a mean over nothing
 FIRST = {"places": EMPTY, "top": NOTHING}  # what is in the arrays of a state before the first token, if not zeros
 
 
-class Weights(NamedTuple):
+class Scoped(NamedTuple):
     """The parameters whose names begin with a prefix, by the rest of their names."""
 
     params: Mapping[str, jax.Array]
@@ -39,8 +39,8 @@ class Weights(NamedTuple):
     def get(self, name: str) -> jax.Array | None:
         return self.params.get(self.prefix + name)
 
-    def at(self, more: str) -> Weights:
-        return Weights(self.params, f"{self.prefix}{more}." if more else self.prefix)
+    def at(self, more: str) -> Scoped:
+        return Scoped(self.params, f"{self.prefix}{more}." if more else self.prefix)
 
     def linear(self, span: Span, name: str, x: jax.Array) -> jax.Array:
         """x weight^T + bias, where the bias is optional."""
@@ -81,7 +81,7 @@ class Merge(NamedTuple):
         return (len(self.names), rows, *rest) if self.stacks else (sum(shapes[name][0] for name in self.names), *rest)
 
 
-class Part(abc.ABC):
+class Block(abc.ABC):
     """A part of a layer, a frozen dataclass of its sizes. It needs `tensors` and `run`, and `holds` for its state."""
 
     places: bool = False  # whether it asks for positions
@@ -99,7 +99,7 @@ class Part(abc.ABC):
         return {}
 
     @abc.abstractmethod
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         """[T, N, D] -> [T, N, D] and the next state."""
 
 
@@ -109,7 +109,7 @@ def linear(name: str, rows: int, *columns: int, bias: bool = False) -> Shapes:
 
 
 def convolution(name: str, channels: int, taps: int, bias: bool = False) -> Shapes:
-    """The tensors of `Weights.convolve`."""
+    """The tensors of `Scoped.convolve`."""
     return linear(name, channels, 1, taps, bias=bias)
 
 
@@ -124,7 +124,7 @@ def under(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Norm(Part):
+class Norm(Block):
     """x / rms(x) times a gain; `centered`: a layer norm; `offset`: the gain is 1 + weight; `bias`: a bias is added."""
 
     size: int
@@ -136,13 +136,13 @@ class Norm(Part):
     def tensors(self) -> Shapes:
         return {"weight": (self.size,)} | ({"bias": (self.size,)} if self.bias else {})
 
-    def __call__(self, w: Weights, x: jax.Array) -> jax.Array:
+    def __call__(self, w: Scoped, x: jax.Array) -> jax.Array:
         gain = w["weight"].astype(x.dtype)
         gain = 1.0 + gain if self.offset else gain
         y = layer_norm(x, gain, epsilon=self.epsilon) if self.centered else rms_norm(x, gain, self.epsilon)
         return y + w["bias"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)) if self.bias else y
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         return self(w, x), {}
 
 
@@ -160,7 +160,7 @@ class Branch:
     """
 
     name: str
-    part: Part
+    part: Block
     before: str | None = None
     after: str | None = None
     norm: Norm | None = None
@@ -169,11 +169,11 @@ class Branch:
     of_normed: bool = False
 
 
-Mixers = dict[str, tuple[str, Part]]  # the name in a layer, and the part, of each type of layer
+Mixers = dict[str, tuple[str, Block]]  # the name in a layer, and the part, of each type of layer
 
 
 def pairs(
-    mixers: Iterable[tuple[str, Part]], name: str, feeds: Iterable[Part],
+    mixers: Iterable[tuple[str, Block]], name: str, feeds: Iterable[Block],
     before: str = "input_layernorm", between: str = "post_attention_layernorm",
 ) -> Iterator[tuple[Branch, ...]]:  # fmt: skip
     """Layers of a mixer and a feed-forward part of that name, each after a norm."""
@@ -221,7 +221,7 @@ class Decoder:
         norm = norm or Norm(c.hidden_size, c.rms_norm_eps)
         return cls(c.hidden_size, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, **more)
 
-    def _parts(self) -> Iterator[tuple[str, Part]]:
+    def _parts(self) -> Iterator[tuple[str, Block]]:
         """The parts and norms of all layers, by their names in the files."""
         for k, layer in enumerate(self.layers):
             for branch in layer:
@@ -263,7 +263,7 @@ class Decoder:
                 state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
         return state
 
-    def run(self, w: Weights, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
         """Embedded tokens [T, N, D] -> hidden values [T, N, D] after the last norm, and the next state."""
         x, after = self.embed(x), dict(state)
         positions = None
@@ -280,7 +280,7 @@ class Decoder:
         return self.norm(w.at(self.names.norm), x), after
 
 
-def _run(branch: Branch, norm: Norm, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+def _run(branch: Branch, norm: Norm, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
     y = x if branch.before is None else norm(w.at(branch.before), x)
     kept = y if branch.of_normed else x
     y, state = branch.part.run(w.at(branch.name), y, state, at)

@@ -29,7 +29,7 @@ NESTED = (  # what a language model's tensors begin with in a model of texts and
 )  # fmt: skip
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor is: a file, the name in it, its shape, safetensors' name of its type, and how it is quantized."""
 
     file: Path
@@ -58,7 +58,7 @@ class Tensors:
             files = sorted(set(index.values()))
         else:
             files = [WEIGHTS]
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, TensorPlace] = {}
         for file in files:
             with open_tensors(folder / file, FormatError) as opened:
                 for stored, layout in layouts(opened.keys()).items():
@@ -68,7 +68,7 @@ class Tensors:
                     if name in self.places:
                         first = self.places[name].file.name
                         raise FormatError(f"{folder}: the tensor {name!r} is twice, in {first} and {file}")
-                    view = (place := Place(folder / file, stored, (), "", layout)).view(opened)
+                    view = (place := TensorPlace(folder / file, stored, (), "", layout)).view(opened)
                     self.places[name] = place._replace(shape=tuple(view.get_shape()), dtype=view.get_dtype())
         inside = {name for name, place in self.places.items() if "language_model." in place.stored}
         if inside:  # the others are of images

@@ -93,7 +93,7 @@ LIMITS = ("likeliest", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
 
 @partial(jax.tree_util.register_dataclass, data_fields=["temperature"], meta_fields=LIMITS)
 @dataclass(frozen=True)
-class Choice:
+class Sampler:
     """How tokens are chosen, as `LanguageModel.generate` says; all but the temperature makes a program of its own."""
 
     temperature: Any
@@ -108,7 +108,7 @@ class Choice:
     def checked(
         cls, where: str, vocabulary: int, temperature: float, *, top_k: int | None = None, top_p: float | None = None,
         min_p: float | None = None, repetition_penalty: float = 1.0, stop: int | Sequence[int] | None = None,
-    ) -> Choice:  # fmt: skip
+    ) -> Sampler:  # fmt: skip
         """The choice of these options. Raises a LayerError for a value that cannot be used."""
         named = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
         for name, value in named.items():
@@ -137,7 +137,7 @@ class Choice:
         return jnp.isin(token, jnp.array(self.stop, jnp.int32)) if self.stop else jnp.zeros(token.shape, bool)
 
 
-def sample(logits: jax.Array, key: jax.Array, choice: Choice, seen: jax.Array | None = None) -> jax.Array:
+def sample(logits: jax.Array, key: jax.Array, choice: Sampler, seen: jax.Array | None = None) -> jax.Array:
     """Draws a token of each sequence, [N, V] -> [N]; a sequence's token does not depend on the others'.
 
     The limits act in the order of transformers: penalty, temperature, top_k, top_p, min_p.
@@ -174,7 +174,7 @@ def sample(logits: jax.Array, key: jax.Array, choice: Choice, seen: jax.Array | 
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 
 
-class Reader(Protocol):
+class TokenModel(Protocol):
     """What a model has: it is a pytree, so that it goes through `jax.jit`."""
 
     @property
@@ -196,7 +196,7 @@ class Reader(Protocol):
         ...
 
 
-class Written(NamedTuple):
+class Prefix(NamedTuple):
     """What a sequence goes on from."""
 
     logits: jax.Array  # [N, V], of the next token
@@ -215,12 +215,12 @@ class Prompt:
     lengths: jax.Array | None
     state: State
     keys: jax.Array
-    choice: Choice
+    choice: Sampler
 
     @classmethod
     def checked(
-        cls, model: Reader, what: str, tokens: Any, length: int, *, temperature: float = 1.0, key: jax.Array | None = None,
-        state: State | None = None, lengths: Any = None, attention_mask: Any = None, **options: Any,
+        cls, model: TokenModel, what: str, tokens: Any, length: int, *, temperature: float = 1.0, lengths: Any = None,
+        key: jax.Array | None = None, state: State | None = None, attention_mask: Any = None, **options: Any,
     ) -> Prompt:  # fmt: skip
         where = f"{model.name}: {what}"
         tokens = check_tokens(where, tokens, ("N", "T"), model.vocabulary)
@@ -233,24 +233,24 @@ class Prompt:
         known = None if lengths is None else concrete(lengths)
         if known is not None and (known < 1).any():
             raise LayerError(f"{where}: a length is 0; a prompt needs at least one token")
-        choice = Choice.checked(where, model.vocabulary, temperature, **options)
+        choice = Sampler.checked(where, model.vocabulary, temperature, **options)
         if temperature and key is None:
             raise LayerError(f"{where}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0")
         keys = jax.random.split(jax.random.key(0) if key is None else key, length)
         return cls(tokens, lengths, model.with_room(state, batch, steps + length), keys, choice)
 
 
-def generate(model: Reader, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
+def generate(model: TokenModel, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
     """The tokens [N, length] after prompts [N, T], and the state; see `LanguageModel.generate`."""
     return _generate(model, Prompt.checked(model, "generate", tokens, length, **options))
 
 
-def stream(model: Reader, tokens: Any, length: int, *, states: bool = False, **options: Any) -> Iterator[Any]:
+def stream(model: TokenModel, tokens: Any, length: int, *, states: bool = False, **options: Any) -> Iterator[Any]:
     """As `generate`, but an iterator of tokens [N]; see `LanguageModel.stream`."""
     return _stream(model, Prompt.checked(model, "stream", tokens, length, **options), states)
 
 
-def _stream(model: Reader, prompt: Prompt, states: bool) -> Iterator[Any]:
+def _stream(model: TokenModel, prompt: Prompt, states: bool) -> Iterator[Any]:
     written = _begin(model, prompt)
     for key in prompt.keys:
         written, token = _draw(model, written, key, prompt.choice)
@@ -260,7 +260,7 @@ def _stream(model: Reader, prompt: Prompt, states: bool) -> Iterator[Any]:
 
 
 @jax.jit
-def _begin(model: Reader, prompt: Prompt) -> Written:
+def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
     """Reads the prompts, in pieces of the same length after the first one, so that memory is bounded."""
     tokens, lengths = prompt.tokens, prompt.lengths
     batch, steps = tokens.shape
@@ -285,11 +285,11 @@ def _begin(model: Reader, prompt: Prompt) -> Written:
         live = jnp.arange(steps)[None] < (steps if lengths is None else lengths[:, None])
         rows = jnp.arange(batch)[:, None]
         seen = jnp.zeros(last.shape, bool).at[rows, jnp.where(live, tokens, last.shape[1])].set(True, mode="drop")
-    return Written(last, state, jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32), seen)
+    return Prefix(last, state, jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32), seen)
 
 
 @jax.jit
-def _draw(model: Reader, written: Written, key: jax.Array, choice: Choice) -> tuple[Written, jax.Array]:
+def _draw(model: TokenModel, written: Prefix, key: jax.Array, choice: Sampler) -> tuple[Prefix, jax.Array]:
     """Draws a token of each sequence that has not ended, and reads it."""
     logits, state, done, last, seen = written
     token = jnp.where(done, last, sample(logits, key, choice, seen))
@@ -301,12 +301,12 @@ def _draw(model: Reader, written: Written, key: jax.Array, choice: Choice) -> tu
     after = jax.tree.map(kept, state, after) if choice.stop else after
     if seen is not None:
         seen = seen.at[jnp.arange(len(token)), token].set(True)
-    return Written(logits, after, done | choice.ends(token), token, seen), token
+    return Prefix(logits, after, done | choice.ends(token), token, seen), token
 
 
 @jax.jit
-def _generate(model: Reader, prompt: Prompt) -> tuple[jax.Array, State]:
-    def draw(written: Written, key: jax.Array) -> tuple[Written, jax.Array]:
+def _generate(model: TokenModel, prompt: Prompt) -> tuple[jax.Array, State]:
+    def draw(written: Prefix, key: jax.Array) -> tuple[Prefix, jax.Array]:
         return _draw(model, written, key, prompt.choice)
 
     written, drawn = jax.lax.scan(draw, _begin(model, prompt), prompt.keys)

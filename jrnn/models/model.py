@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError
 from jrnn.models import generation
-from jrnn.models.family import EMPTY, Decoder, Family, State, Weights, decoder_of
+from jrnn.models.family import EMPTY, Decoder, Family, Scoped, State, decoder_of
 from jrnn.models.files import FILES, write
 from jrnn.models.generation import check_tokens, from_the_left, rotated
 from jrnn.nn.checks import check_resets, concrete
@@ -200,7 +200,7 @@ def grown(state: State, room: int) -> State:
 def _call(
     model: LanguageModel, tokens: jax.Array, state: State, lengths: Any, resets: Any, in_a_step: bool
 ) -> tuple[jax.Array, State]:
-    decoder, w = model.decoder, Weights(model.params)
+    decoder, w = model.decoder, Scoped(model.params)
     names = decoder.names
     dtype = w[names.embedding].dtype
     live = None if lengths is None else jnp.arange(tokens.shape[1])[None] < lengths[:, None]

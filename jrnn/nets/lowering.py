@@ -29,7 +29,7 @@ from jrnn.nets.blobs import as_blob, as_numpy, as_static, is_static, widened
 from jrnn.nets.graph.scope import Workspace, workspace_of
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.memory import LARGEST_FILL, check_call, check_results, size_of
-from jrnn.nets.schedule import Schedule, Step, schedule
+from jrnn.nets.schedule import Schedule, ScheduledOp, schedule
 
 Blobs = dict[str, Any]
 _FEW = 64  # elements; values of so many integers are compared
@@ -37,7 +37,7 @@ RECOMPUTED = "computed again"  # the name that `checkpoint_name` gives to the bl
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class LoweringOptions:
     """The options of a run, which are the same for all its nets.
 
     Attributes:
@@ -73,7 +73,7 @@ class Context:
         held: how many bytes the blobs of the enclosing nets use.
     """
 
-    options: RunOptions = field(default_factory=RunOptions)
+    options: LoweringOptions = field(default_factory=LoweringOptions)
     key: Any = None
     eager: bool = False
     outer: Mapping[str, Any] = field(default_factory=dict)
@@ -151,7 +151,7 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
     return env
 
 
-def _call(step: Step, inputs: list[Any], env: Blobs, context: Context, held: int) -> tuple[Any, ...]:
+def _call(step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, held: int) -> tuple[Any, ...]:
     offered: dict[str, Callable[[], Any]] = {
         "key": lambda: context.op_key(step.op),
         "op": lambda: step.op,
@@ -185,7 +185,7 @@ def _call(step: Step, inputs: list[Any], env: Blobs, context: Context, held: int
 
 
 def _check_memory(
-    step: Step,
+    step: ScheduledOp,
     inputs: list[Any],
     kwargs: Mapping[str, Any],
     forward: Callable[[], Any],
@@ -267,7 +267,7 @@ def run_net(
     if not isinstance(blobs, Mapping):
         raise NetError(f"net {net.name!r}: the blobs are a {type(blobs).__name__}; give a dict of arrays by name")
     most = available() if max_bytes is None else max_bytes
-    options = RunOptions(max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
+    options = LoweringOptions(max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
     with jax.enable_x64(True):
         given = {name: as_blob(name, value) for name, value in blobs.items()}
         net = without_sources(net, given if fed is None else fed)
@@ -315,7 +315,7 @@ def to_jax(
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         given = {name: as_blob(name, value) for name, value in blobs.items()}
         most = available() if max_bytes is None else max_bytes
-        env = execute(scheduled, given, Context(RunOptions(trips, wide=wide, max_bytes=most), key))
+        env = execute(scheduled, given, Context(LoweringOptions(trips, wide=wide, max_bytes=most), key))
         for name in wanted:
             if name not in env:
                 raise NetError(unwritten_output(net, name))
@@ -366,7 +366,7 @@ def infer_shapes(
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
 
     def run(given: Blobs) -> Blobs:
-        env = execute(scheduled, {**concrete, **given}, Context(RunOptions(wide=wide), key))
+        env = execute(scheduled, {**concrete, **given}, Context(LoweringOptions(wide=wide), key))
         return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
 
     with jax.enable_x64(True):

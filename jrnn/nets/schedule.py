@@ -18,7 +18,7 @@ from jrnn.nets.ir import Net, Op
 
 
 @dataclass(frozen=True)
-class Step:
+class ScheduledOp:
     """One operator of a schedule: its position in the net, its definition, its decoded arguments, and unread outputs."""
 
     index: int
@@ -33,7 +33,7 @@ class Step:
 class Schedule:
     """A checked net: the operators to run, in order, and the inputs that none of them writes before they are read."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduledOp, ...]
     required: tuple[str, ...]
 
 
@@ -53,7 +53,7 @@ def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: It
             if name not in known:
                 raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")
         keep = live_ops(_with_updates(net), outputs)
-    steps: list[Step] = []
+    steps: list[ScheduledOp] = []
     written: set[str] = set()
     required: dict[str, None] = {}
     for index in keep:
@@ -65,7 +65,7 @@ def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: It
             for k, name in enumerate(op.outputs):
                 if name in op.outputs[:k]:
                     raise NetError(f"writes blob {name!r} twice; give each output its own name")
-            steps.append(Step(index, op, definition, definition.decode(op), where))
+            steps.append(ScheduledOp(index, op, definition, definition.decode(op), where))
         except JrnnError as e:
             raise e.at(where) from None
         required.update((name, None) for name in op.inputs if name not in written)
@@ -83,7 +83,7 @@ def _with_updates(net: Net) -> Net:
     return replace(net, ops=tuple(replace(op, outputs=op.outputs + updated(op)) for op in net.ops))
 
 
-def _with_unread(steps: list[Step], read_outside: Iterable[str]) -> tuple[Step, ...]:
+def _with_unread(steps: list[ScheduledOp], read_outside: Iterable[str]) -> tuple[ScheduledOp, ...]:
     """The steps, each with the outputs that neither a later step nor `read_outside` reads."""
     needed = set(read_outside)
     last_first = []

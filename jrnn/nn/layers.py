@@ -56,7 +56,7 @@ class Restart(NamedTuple):
     state: State
 
 
-class Shared(NamedTuple):
+class Common(NamedTuple):
     """What all layers and directions of a run have in common.
 
     Attributes:
@@ -205,7 +205,7 @@ def plain_lstm(unit: Unit, weights: Weights, settings: Settings, dtype) -> LstmS
     return LstmStep(weights.weight_ih, weights.weight_hh, bias)
 
 
-def run_layer(shared: Shared, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
+def run_layer(shared: Common, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
     """All directions of a layer over a whole sequence, [T, N, D] -> the states of each direction and y [T, N, K P].
 
     `x` must be finite past the lengths; the values there do not matter.
@@ -222,7 +222,7 @@ def run_layer(shared: Shared, directions: Sequence[Direction], x: jax.Array) -> 
 
 
 def _run_direction(
-    shared: Shared, direction: Direction, x: jax.Array, reverse: bool = False
+    shared: Common, direction: Direction, x: jax.Array, reverse: bool = False
 ) -> tuple[State, jax.Array]:
     """One direction of a layer, [T, N, D] -> states and y [T, N, P]. In reverse a sequence starts at its last step."""
     unit, settings, dtype, lengths, return_states = shared
@@ -249,7 +249,7 @@ def _run_direction(
     return run(step, state, xs)
 
 
-def _run_both(shared: Shared, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
+def _run_both(shared: Common, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
     """Both directions of a layer without noise, in one loop with batched products."""
     steps, lengths = x.shape[0], shared.lengths
 
@@ -294,7 +294,7 @@ def _(x, *rest, unit, directions, **_):
     return [x.update(shape=(*x.shape[:2], directions * states[0].shape[-1])), *states]
 
 
-def _run_whole(shared: Shared, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
+def _run_whole(shared: Common, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
     """All directions of a layer as one equation."""
     unit, weights = shared.unit, [one.weights for one in directions]
     bias = weights[0].bias_ih is not None

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jrnn.errors import LayerError
 from jrnn.loops.scan import cudnn
 from jrnn.nn.checks import check_choice, check_features, check_key, check_state
-from jrnn.nn.layers import Direction, Noise, Restart, Shared, accumulator, make_step, mask, plain_lstm, run_layer
+from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, plain_lstm, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.sequences import Sequences, compute_type, step_input, where_live
@@ -81,7 +81,7 @@ def run_stack(
         fresh = stack_state(where, layout, reset_state, batch, dtype, "reset_state")
         restarts = _restarts(layout, sequences.resets, fresh, lengths)
     key = key if settings.random else None
-    shared = Shared(unit, settings, dtype, lengths, return_states)
+    shared = Common(unit, settings, dtype, lengths, return_states)
     starts = restarts or [None] * (layout.num_layers * layout.directions)
     directions = [
         Direction(weights, tuple(s[k] for s in states), starts[k]) for k, weights in enumerate(layout.split(params))
@@ -106,7 +106,7 @@ def _restarts(layout: Layout, resets: jax.Array, fresh: State, lengths: jax.Arra
 
 
 def _run_layers(
-    shared: Shared, width: int, directions: list[Direction], x: jax.Array, key: jax.Array | None
+    shared: Common, width: int, directions: list[Direction], x: jax.Array, key: jax.Array | None
 ) -> tuple[jax.Array, State]:
     """All layers over [T, N, D], each of `width` directions."""
     settings, dtype, lengths = shared.settings, shared.dtype, shared.lengths

@@ -7,7 +7,7 @@ Shapes: T time, N batch, D input, H hidden, L layers. Gates are in the order r, 
     n    = tanh(W_n x + bW_n + r Uh)
     h'   = (1 - z) n + z h
 
-`Weights` are the weights of a stack. A cell takes one layer of them: W3 [3H, D or H], U3 [3H, H], bW3 [1, 3H], bU3 [1, 3H].
+`StackWeights` has the weights. A cell takes one layer of them: W3 [3H, D or H], U3 [3H, H], bW3 [1, 3H], bU3 [1, 3H].
 The layers of `jrnn.nn.GRU` compute the same; `jrnn.interop.from_arraymancer` converts the weights.
 """
 
@@ -23,7 +23,7 @@ from jrnn.errors import LayerError
 from jrnn.loops import scan
 
 
-class Weights(NamedTuple):
+class StackWeights(NamedTuple):
     """A stack's weights, or their gradients.
 
     Attributes:
@@ -143,13 +143,13 @@ def _retreat(dnext: jax.Array, h: jax.Array, U3: jax.Array, gates: Gates) -> tup
     return dnext * z + duh @ U3, dwx, duh
 
 
-def gru_inference(x: jax.Array, weights: Weights, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+def gru_inference(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Runs a stack over a sequence, x [T, N, D], hidden [L, N, H] -> output [T, N, H] and the last hidden [L, N, H]."""
     output, last, _ = gru_forward(x, weights, hidden)
     return output, last
 
 
-def gru_forward(x: jax.Array, weights: Weights, hidden: jax.Array) -> tuple[jax.Array, jax.Array, Cache]:
+def gru_forward(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> tuple[jax.Array, jax.Array, Cache]:
     """As `gru_inference`, but also returns what `gru_backward` needs.
 
     Raises:
@@ -173,8 +173,8 @@ def gru_forward(x: jax.Array, weights: Weights, hidden: jax.Array) -> tuple[jax.
 
 
 def gru_backward(
-    d_output: jax.Array, d_hidden: jax.Array, weights: Weights, cache: Cache
-) -> tuple[jax.Array, jax.Array, Weights]:
+    d_output: jax.Array, d_hidden: jax.Array, weights: StackWeights, cache: Cache
+) -> tuple[jax.Array, jax.Array, StackWeights]:
     """The gradient of a stack over a sequence.
 
     Args:
@@ -214,7 +214,7 @@ def gru_backward(
         starts.append(start)
         d_output = dwx @ W3
     dW3s, dU3s, dbW3s, dbU3s = zip(*reversed(grads), strict=True)
-    d_weights = Weights(
+    d_weights = StackWeights(
         W3s0=dW3s[0],
         W3sN=jnp.stack(dW3s[1:]) if len(dW3s) > 1 else jnp.zeros_like(weights.W3sN),
         U3s=jnp.stack(dU3s),
@@ -224,14 +224,14 @@ def gru_backward(
     return d_output, jnp.stack(starts[::-1]), d_weights
 
 
-def _check(x: jax.Array, weights: Weights, hidden: jax.Array) -> None:
+def _check(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> None:
     if jnp.ndim(x) != 3 or jnp.ndim(hidden) != 3:
         raise LayerError(
             f"stacked_gru: x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}; they must be [T, N, D] and "
             "[L, N, H]"
         )
     (_, batch, features), (layers, _, size) = x.shape, hidden.shape
-    wanted = Weights(
+    wanted = StackWeights(
         W3s0=(3 * size, features),
         W3sN=(layers - 1, 3 * size, size),
         U3s=(layers, 3 * size, size),

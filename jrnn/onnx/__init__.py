@@ -8,7 +8,7 @@ from jrnn.onnx import (
     primitives,
     windows,
 )  # these fill the tables of operators and of rules
-from jrnn.onnx.model import OnnxModel, Spec, from_onnx
+from jrnn.onnx.read import OnnxModel, Spec, from_onnx
 from jrnn.onnx.write import to_onnx
 
 __all__ = ["OnnxModel", "Spec", "from_onnx", "to_onnx"]

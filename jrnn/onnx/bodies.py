@@ -11,7 +11,7 @@ from jrnn.jaxprs import scan_counts
 from jrnn.jaxprs.flat import flatten
 from jrnn.nn.conventions import convention, reorder
 from jrnn.nn.units import RNN_RELU
-from jrnn.onnx.emit import Emitter, Fill, Ref, Value, known, rule
+from jrnn.onnx.emit import Fill, GraphEmitter, Ref, Value, known, rule
 
 
 def _types(values: Sequence) -> list[tuple]:
@@ -19,7 +19,7 @@ def _types(values: Sequence) -> list[tuple]:
 
 
 @rule("scan")
-def _(e: Emitter, node, *values):
+def _(e: GraphEmitter, node, *values):
     p, body = node.params, flatten(node.params["jaxpr"])
     constants, count = scan_counts(p)
     carried, sequences = values[constants : constants + count], list(values[constants + count :])
@@ -28,7 +28,7 @@ def _(e: Emitter, node, *values):
         sequences = [e.expand(np.zeros((1,), np.int32), (p["length"],))]
         inner.append(((), np.int32))
 
-    def step(e: Emitter, refs):
+    def step(e: GraphEmitter, refs):
         return e.run(body, [*values[:constants], *refs[: len(body.inputs) - constants]])
 
     graph, outputs = e.inner("step", inner, step)
@@ -41,13 +41,13 @@ def _(e: Emitter, node, *values):
 
 
 @rule("while")
-def _(e: Emitter, node, *values):
+def _(e: GraphEmitter, node, *values):
     p = node.params
     go, step = flatten(p["cond_jaxpr"]), flatten(p["body_jaxpr"])
     a, b = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     start = list(values[b:])
 
-    def body(e: Emitter, refs):
+    def body(e: GraphEmitter, refs):
         new = e.run(step, [*values[a:b], *refs[2:]])
         return [*e.run(go, [*values[:a], *new]), *new]
 
@@ -57,10 +57,10 @@ def _(e: Emitter, node, *values):
 
 
 @rule("cond")
-def _(e: Emitter, node, index, *values):
+def _(e: GraphEmitter, node, index, *values):
     branches = [flatten(b) for b in node.params["branches"]]
 
-    def choose(e: Emitter, k: int) -> Sequence[Value]:
+    def choose(e: GraphEmitter, k: int) -> Sequence[Value]:
         """Branch k or one after it."""
         if k == len(branches) - 1:
             return e.run(branches[k], values)
@@ -73,7 +73,7 @@ def _(e: Emitter, node, index, *values):
 
 
 @rule("recurrent_layer")
-def recurrent_layer_rule(e: Emitter, node, x, *rest):
+def recurrent_layer_rule(e: GraphEmitter, node, x, *rest):
     """y [T, N, K H] and the last states, by one node for all directions."""
     unit, directions = node.params["unit"], node.params["directions"]
     steps, batch, _ = x.shape

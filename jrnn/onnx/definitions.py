@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node, flatten
-from jrnn.onnx.emit import Emitter, Value, rule
+from jrnn.jaxprs.flat import FlatEquation, flatten
+from jrnn.onnx.emit import GraphEmitter, Value, rule
 
 
 def _is_negative(x: Any) -> Any:
@@ -65,7 +65,7 @@ _DEFINITIONS: dict[str, Callable] = {
 
 
 @rule(*_DEFINITIONS)
-def _(e: Emitter, node: Node, *xs: Value):
+def _(e: GraphEmitter, node: FlatEquation, *xs: Value):
     """16-bit types are computed in float32."""
     dtype = np.dtype(node.outputs[0].dtype)
     wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype

@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from jrnn.errors import ConversionError, near
-from jrnn.jaxprs.flat import Graph, Node, evaluate, read
+from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate, read
 from jrnn.jaxprs.primitives import registering
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -71,11 +71,11 @@ _OPERATORS: dict[Any, str] = {
 }  # fmt: skip
 
 
-class Emitter:
+class GraphEmitter:
     """A graph under construction. Constants and sizes are in the outermost graph, where all inner graphs see them."""
 
-    def __init__(self, parent: Emitter | None = None, opset: int = 0, symbols: Mapping[str, tuple] | None = None):
-        self.root: Emitter = self if parent is None else parent.root
+    def __init__(self, parent: GraphEmitter | None = None, opset: int = 0, symbols: Mapping[str, tuple] | None = None):
+        self.root: GraphEmitter = self if parent is None else parent.root
         self.nodes: list[onnx.NodeProto] = []
         self.written: set[str] = set()
         if parent is None:
@@ -257,13 +257,13 @@ class Emitter:
         """Emits a flattened jaxpr; returns the values of its outputs."""
         graph = replace(graph, consts={v: np.asarray(value) for v, value in graph.consts.items()})
 
-        def call(node: Node, args: list[Value]) -> Sequence[Value]:
+        def call(node: FlatEquation, args: list[Value]) -> Sequence[Value]:
             constant = self._folded(node, args)
             return self._by_rule(node, args) if constant is None else constant
 
         return read(evaluate(graph, values, call), graph.outputs)
 
-    def _folded(self, node: Node, args: Sequence[Value]) -> Any:
+    def _folded(self, node: FlatEquation, args: Sequence[Value]) -> Any:
         """The outputs of a node whose inputs are all known, unless they are much larger; else None."""
         moved = args[: 1 if node.name == "gather" else None]
         if node.name in MOVES and moved and all(isinstance(a, Fill) and a.value == moved[0].value for a in moved):
@@ -277,7 +277,7 @@ class Emitter:
             return None
         return [np.asarray(v) for v in node.run(*args)]
 
-    def _by_rule(self, node: Node, args: Sequence[Value]) -> Sequence[Value]:
+    def _by_rule(self, node: FlatEquation, args: Sequence[Value]) -> Sequence[Value]:
         if node.name not in RULES:
             raise ConversionError(
                 f"{node.source}: the primitive {node.name!r} has no rule for ONNX{near(node.name, RULES)}"
@@ -288,9 +288,9 @@ class Emitter:
             raise ConversionError(f"{node.source}: {node.name}: {error}") from None
         return refs if isinstance(refs, tuple) else (refs,)
 
-    def inner(self, name: str, inputs: Sequence[tuple], body: Callable[[Emitter, Sequence[Ref]], Sequence[Value]]):
+    def inner(self, name: str, inputs: Sequence[tuple], body: Callable[[GraphEmitter, Sequence[Ref]], Sequence[Value]]):
         """An inner graph with the nodes of `body(emitter, inputs) -> outputs`, and its outputs."""
-        e = Emitter(self)
+        e = GraphEmitter(self)
         refs = [Ref(self.claim("in"), tuple(shape), np.dtype(dtype)) for shape, dtype in inputs]
         outputs = e.owned(body(e, refs))
         return helper.make_graph(e.nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))), outputs

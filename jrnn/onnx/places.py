@@ -14,11 +14,11 @@ from jax import lax
 from jax.lax import GatherScatterMode as Mode
 
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node, flatten
-from jrnn.onnx.emit import Emitter, Value, ints, rule
+from jrnn.jaxprs.flat import FlatEquation, flatten
+from jrnn.onnx.emit import GraphEmitter, Value, ints, rule
 
 
-def traced(e: Emitter, fn: Callable[..., Any], *values: Value) -> list[Value]:
+def traced(e: GraphEmitter, fn: Callable[..., Any], *values: Value) -> list[Value]:
     """Emits the nodes of a JAX function of values."""
     return e.run(flatten(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values))), values)
 
@@ -54,12 +54,12 @@ def _linear(
     return jnp.where(inside.reshape((*where, *[1] * rank)), linear, jnp.int32(step))
 
 
-def _padded(e: Emitter, x: Value, value: Any) -> Value:
+def _padded(e: GraphEmitter, x: Value, value: Any) -> Value:
     """x as a flat array, with one more element at the end, where places outside lead."""
     return e.concat([e.reshape(x, (math.prod(x.shape),)), np.full((1,), value, x.dtype)], 0)
 
 
-def gathered(e: Emitter, node: Node, x: Value, indices: Value) -> Value:
+def gathered(e: GraphEmitter, node: FlatEquation, x: Value, indices: Value) -> Value:
     """A gather of any windows, element by element."""
     d, sizes, mode = (node.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     batch = list(zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True))
@@ -78,7 +78,7 @@ def gathered(e: Emitter, node: Node, x: Value, indices: Value) -> Value:
     return e.transpose(picked, order)
 
 
-def filling(node: Node, x: Value) -> Any:
+def filling(node: FlatEquation, x: Value) -> Any:
     """The value of places outside."""
     fill = node.params["fill_value"]
     if fill is not None:
@@ -94,7 +94,7 @@ _SCATTERS = {"scatter": "none", "scatter-add": "add", "scatter-mul": "mul", "sca
 
 
 @rule(*_SCATTERS, "scatter-sub")
-def scatter_rule(e: Emitter, node: Node, x, indices, updates):
+def scatter_rule(e: GraphEmitter, node: FlatEquation, x, indices, updates):
     d, mode = node.params["dimension_numbers"], node.params["mode"]
     way = "add" if node.name == "scatter-sub" else _SCATTERS[node.name]
     if way in ("min", "max") and e.root.opset < 18:
@@ -115,7 +115,7 @@ def scatter_rule(e: Emitter, node: Node, x, indices, updates):
     return e.reshape(written, x.shape)
 
 
-def _largest(e: Emitter, x: Value, axis: int, count: Any, largest: int) -> tuple[Value, Value]:
+def _largest(e: GraphEmitter, x: Value, axis: int, count: Any, largest: int) -> tuple[Value, Value]:
     """The first `count` values along an axis in order, and their indices; equal values stay in order."""
     dtype, x = x.dtype, e.cast(x, np.int32) if x.dtype == bool else x
     shape = [count if k == axis else size for k, size in enumerate(x.shape)]
@@ -125,7 +125,7 @@ def _largest(e: Emitter, x: Value, axis: int, count: Any, largest: int) -> tuple
 
 
 @rule("sort")
-def _(e: Emitter, node: Node, *values):
+def _(e: GraphEmitter, node: FlatEquation, *values):
     """By each key, the last one first: equal ones stay in order."""
     axis, order = node.params["dimension"], None
     for key in reversed(values[: node.params["num_keys"]]):
@@ -138,7 +138,7 @@ def _(e: Emitter, node: Node, *values):
 
 
 @rule("top_k")
-def _(e: Emitter, node: Node, x):
+def _(e: GraphEmitter, node: FlatEquation, x):
     largest, index = _largest(e, x, node.params.get("axis", len(x.shape) - 1), node.params["k"], 1)
     return largest, e.cast(index, node.outputs[1].dtype)
 
@@ -152,7 +152,7 @@ _RUNNING: dict[str, tuple[Callable, Any]] = {
 
 
 @rule(*_RUNNING)
-def _(e: Emitter, node: Node, x):
+def _(e: GraphEmitter, node: FlatEquation, x):
     """A Scan along the axis."""
     function, start = _RUNNING[node.name]
     axis, reverse = node.params["axis"], int(node.params["reverse"])
@@ -160,7 +160,7 @@ def _(e: Emitter, node: Node, x):
         start = np.iinfo(x.dtype).min if start < 0 else np.iinfo(x.dtype).max
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])
 
-    def body(e: Emitter, refs: Sequence[Value]) -> list[Value]:
+    def body(e: GraphEmitter, refs: Sequence[Value]) -> list[Value]:
         (new,) = traced(e, function, *refs)
         return [new, new]
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node
-from jrnn.onnx.emit import Emitter, Value, ints, is_static, known, rule
+from jrnn.jaxprs.flat import FlatEquation
+from jrnn.onnx.emit import GraphEmitter, Value, ints, is_static, known, rule
 from jrnn.onnx.places import filling, gathered
 
 _UNARY = {
@@ -26,12 +26,12 @@ _BINARY = {
 }  # fmt: skip
 
 
-def same(e: Emitter, node: Node, type: str, *inputs: Value, **attributes: Any) -> Value:
+def same(e: GraphEmitter, node: FlatEquation, type: str, *inputs: Value, **attributes: Any) -> Value:
     """A node of the type and shape of the equation's output."""
     return e.op(type, inputs, node.outputs[0].shape, node.outputs[0].dtype, **attributes)
 
 
-def _bitwise(e: Emitter, node: Node, x: Value) -> str:
+def _bitwise(e: GraphEmitter, node: FlatEquation, x: Value) -> str:
     """The operator of booleans, or of the bits of integers."""
     type = {**_UNARY, **_BINARY}[node.name]
     if x.dtype == bool:
@@ -173,7 +173,7 @@ def _(e, node):
     return e.expand(e.reshape(numbers, [size if k == axis else 1 for k, size in enumerate(shape)]), shape)
 
 
-def _starts(e: Emitter, x: Value, starts, sizes) -> Value:
+def _starts(e: GraphEmitter, x: Value, starts, sizes) -> Value:
     """The start of a window of `sizes`, clipped so that the window is inside x, as an int64 vector."""
     zero = np.zeros((), np.int64)
     places = zip(starts, sizes, x.shape, strict=True)

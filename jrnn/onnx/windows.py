@@ -5,11 +5,11 @@ import math
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node
-from jrnn.onnx.emit import Emitter, Value, ints, is_static, rule
+from jrnn.jaxprs.flat import FlatEquation
+from jrnn.onnx.emit import GraphEmitter, Value, ints, is_static, rule
 
 
-def padded(e: Emitter, x: Value, config: list[tuple[int, int, int]], value: Value) -> Value:
+def padded(e: GraphEmitter, x: Value, config: list[tuple[int, int, int]], value: Value) -> Value:
     """x with `low` and `high` values around each axis, or as many elements less, and `inner` between its elements."""
     for axis, (_, _, inner) in enumerate(config):
         size = x.shape[axis]
@@ -34,7 +34,7 @@ rule("pad")(lambda e, node, x, value: padded(e, x, node.params["padding_config"]
 
 
 @rule("conv_general_dilated")
-def convolution_rule(e: Emitter, node: Node, x, kernel):
+def convolution_rule(e: GraphEmitter, node: FlatEquation, x, kernel):
     p, d = node.params, node.params["dimension_numbers"]
     if p["batch_group_count"] != 1:
         raise ConversionError(
@@ -78,7 +78,7 @@ def convolution_rule(e: Emitter, node: Node, x, kernel):
 
 
 @rule("reduce_window_max", "reduce_window_sum", "reduce_window_min")
-def pooling_rule(e: Emitter, node: Node, x):
+def pooling_rule(e: GraphEmitter, node: FlatEquation, x):
     """Pooling: the axes with windows come last, the others are one channel each."""
     p, out = node.params, node.outputs[0].shape
     sizes, strides, pads = (p[k] for k in ("window_dimensions", "window_strides", "padding"))

@@ -17,8 +17,8 @@ from jrnn.jaxprs.arguments import Call, call_of
 from jrnn.jaxprs.flat import Graph
 from jrnn.jaxprs.trials import TRIPS, close, ends, has_while
 from jrnn.nn.layers import whole_layers
-from jrnn.onnx.emit import Emitter, Ref, info, tensor
-from jrnn.onnx.model import save_model
+from jrnn.onnx.emit import GraphEmitter, Ref, info, tensor
+from jrnn.onnx.read import save_model
 
 OPSETS = range(17, 23)
 
@@ -78,7 +78,7 @@ def to_onnx(
         for axis, size in enumerate(spec.shape)
         if not isinstance(size, int) and str(size).isidentifier()
     }
-    model = _model(Emitter(opset=opset, symbols=symbols), graph, call, out_names)
+    model = _model(GraphEmitter(opset=opset, symbols=symbols), graph, call, out_names)
     try:
         checker.check_model(model, full_check=True)
     except (checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -115,7 +115,7 @@ def _specs(call: Call, examples: Sequence[Any], dims: Any) -> list[jax.ShapeDtyp
         raise ConversionError(f"{call.name}: dims {dims!r} do not fit the examples: {error}") from error
 
 
-def _model(e: Emitter, graph: Graph, call: Call, out_names: Sequence[str]) -> onnx.ModelProto:
+def _model(e: GraphEmitter, graph: Graph, call: Call, out_names: Sequence[str]) -> onnx.ModelProto:
     used = graph.used()
     values: list[Any] = []
     for leaf, var in zip(call.leaves, graph.inputs, strict=True):

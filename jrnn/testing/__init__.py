@@ -13,7 +13,7 @@ from jrnn.testing.asserts import (
     assert_gradients_agree,
     assert_padding_invariant,
 )
-from jrnn.testing.conformance import Finding, Report, check_layer, check_model, layer_tests, model_tests
+from jrnn.testing.conformance import ConformanceReport, Finding, check_layer, check_model, layer_tests, model_tests
 from jrnn.testing.language_models import AdaptedModel, language_model
 from jrnn.testing.recurrent_layers import recurrent_layer
 from jrnn.testing.strategies import lengths, nets
@@ -21,9 +21,9 @@ from jrnn.testing.subjects import Layer
 
 __all__ = [
     "AdaptedModel",
+    "ConformanceReport",
     "Finding",
     "Layer",
-    "Report",
     "assert_batch_invariant",
     "assert_executors_agree",
     "assert_gradients_agree",

@@ -42,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class ConformanceReport:
     """The result of `check_layer` and `check_model`.
 
     Attributes:
@@ -69,7 +69,7 @@ def check_layer(
     only: Collection[str] | None = None,
     tolerance: float = TOLERANCE,
     **options: Any,
-) -> Report:
+) -> ConformanceReport:
     """Checks a recurrent layer of any library, and finds the smallest counterexample of what it does wrong.
 
     It compiles the layer for each of many sizes, which may take a minute; a terminal shows the property under way.
@@ -114,7 +114,7 @@ def check_model(
     only: Collection[str] | None = None,
     tolerance: float = TOLERANCE,
     **options: Any,
-) -> Report:
+) -> ConformanceReport:
     """Checks a language model of any library: documents in one row, pieces, decoding, states, padding, batches, files.
 
     It compiles the model for about 20 sizes, which may take a minute; a terminal shows the property under way.
@@ -159,7 +159,7 @@ def _report(
     only: Collection[str] | None,
     tolerance: float,
     finding: Callable[[str, Any, float, str], Finding],
-) -> Report:
+) -> ConformanceReport:
     """Checks the properties of a table; `finding` makes a finding of what is wrong."""
     names = list(table if only is None else only)
     _known(names, table)
@@ -181,7 +181,7 @@ def _report(
         else:
             findings.append(finding(name, adapted, tolerance, wrong))
     _show("")
-    return Report(tuple(holds), tuple(findings), skipped)
+    return ConformanceReport(tuple(holds), tuple(findings), skipped)
 
 
 def _known(names: Collection[str], table: Mapping[str, Property]) -> None:

@@ -21,7 +21,7 @@ from jrnn.nets.ir import Op
 from jrnn.nets.lowering import Context, execute
 from jrnn.nets.ops.recurrent_network import StepWorkspaces
 from jrnn.nets.schedule import schedule
-from jrnn.train.models.model import Compute, Model, Params
+from jrnn.train.models.interface import Compute, Model, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.step import State
 from jrnn.train.tasks import Batch

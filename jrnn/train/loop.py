@@ -21,7 +21,7 @@ from rich.console import Console
 from jrnn.errors import ConfigError, GradientError, TrainError
 from jrnn.files import kind_of
 from jrnn.loops.costs import tuned
-from jrnn.progress import Clock, Heartbeat, Report, Trace
+from jrnn.progress import Clock, Heartbeat, RunProgress, Trace
 from jrnn.train import plans
 from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
@@ -31,7 +31,7 @@ from jrnn.train.loggers import open_loggers
 from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, own, read_metrics
 from jrnn.train.run_dir import RunDir
 from jrnn.train.serving import TrainedModel, load_run
-from jrnn.train.step import Steps, initial_state, make_train_call, make_validation, restart, stack_batches, step_key
+from jrnn.train.step import Recipe, initial_state, make_train_call, make_validation, restart, stack_batches, step_key
 from jrnn.train.tasks import Task
 from jrnn.train.tasks.task import check_task
 
@@ -144,7 +144,7 @@ class _Training:
         self.devices = devices
         self.beat = beat
         check_task(config, task)
-        steps = Steps.of(config, task.axes)
+        steps = Recipe.of(config, task.axes)
         self.state = initial_state(task.model, steps)
         self.call = make_train_call(task.model, steps, (devices.state_sharding, devices.result_sharding))
         self.validate = make_validation(task, lambda batches: devices.put_batches(batches, task.axes))
@@ -187,7 +187,7 @@ class _Training:
         resume_at = done if resume else None
         loggers = open_loggers(run.path, self.config, resume_at)
         self.file = files.enter_context(MetricsFile(run.metrics, resume_at, loggers))
-        self.report = files.enter_context(Report(self.beat, train.steps, done))
+        self.report = files.enter_context(RunProgress(self.beat, train.steps, done))
 
     def share(self) -> None:
         """Gives the state and the patience of the first process to all processes."""

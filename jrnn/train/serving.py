@@ -25,11 +25,11 @@ from jrnn.nn.checks import check_array, check_features, check_lengths, check_res
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.exports import EXPORTS
-from jrnn.train.models.model import CARRY_AXIS, Model, Params, Signature
+from jrnn.train.models.interface import CARRY_AXIS, Model, Params, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.models.pretrained import FILES, PretrainedModel
 from jrnn.train.run_dir import RunDir
-from jrnn.train.step import Steps, abstract_state
+from jrnn.train.step import Recipe, abstract_state
 from jrnn.train.tasks.task import COMPANIONS, Trained, kept_value
 
 State = dict[str, jax.Array]
@@ -383,7 +383,7 @@ def load_run(folder: str | Path) -> TrainedModel:
         )
     kept = run.load_fingerprint()
     model = config.kind.model(config, kept)
-    state = abstract_state(model, Steps.of(config, {}))
+    state = abstract_state(model, Recipe.of(config, {}))
     notes: list[str] = []
     params = None
     if config.train.patience and run.best.is_dir():

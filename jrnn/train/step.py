@@ -17,7 +17,7 @@ import optax
 
 from jrnn.errors import ConfigError
 from jrnn.train.config import Config
-from jrnn.train.models.model import CARRY_AXIS, Carry, Model, Outcome, Params
+from jrnn.train.models.interface import CARRY_AXIS, Carry, Model, Outcome, Params
 from jrnn.train.optimizers import make_optimizer, name_of, trained
 from jrnn.train.tasks import Batch, Task
 from jrnn.train.toml_codec import hint
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
     bad: Any  # bool: the loss, the gradient or the update was not finite, or the loss above its limit
 
 
-class Steps(NamedTuple):
+class Recipe(NamedTuple):
     """What a step needs besides its model.
 
     Attributes:
@@ -60,25 +60,25 @@ class Steps(NamedTuple):
     axes: Mapping[str, int] = {}
 
     @classmethod
-    def of(cls, config: Config, axes: Mapping[str, int]) -> Steps:
+    def of(cls, config: Config, axes: Mapping[str, int]) -> Recipe:
         return cls(make_optimizer(config.optimizer, config.train.steps), config, axes)
 
 
-def initial_state(model: Model, steps: Steps) -> State:
+def initial_state(model: Model, steps: Recipe) -> State:
     """Returns the state before the first step; the parameters are a function of the seed."""
     key = jax.random.key(steps.config.seed)
     # The parameters of a model that tells their shapes are read from files, and are no part of a compiled program.
     return state_of(model, steps, model.init(key) if hasattr(model, "shapes") else jax.jit(model.init)(key))
 
 
-def abstract_state(model: Model, steps: Steps) -> State:
+def abstract_state(model: Model, steps: Recipe) -> State:
     """Returns the shapes and types of a run's state."""
     key = jax.random.key(steps.config.seed)
     shapes = model.shapes() if hasattr(model, "shapes") else jax.eval_shape(model.init, key)
     return jax.eval_shape(partial(state_of, model, steps), shapes)
 
 
-def state_of(model: Model, steps: Steps, params: Params) -> State:
+def state_of(model: Model, steps: Recipe, params: Params) -> State:
     """Returns the state before the first step, of these parameters; raises ConfigError if none of them is trained."""
     optimizer = steps.config.optimizer
     only = optimizer.only
@@ -99,7 +99,7 @@ def stack_batches(batches: Sequence[Batch], size: int) -> Batch:
 
 
 def make_train_call(
-    model: Model, steps: Steps, out_shardings: Any = None
+    model: Model, steps: Recipe, out_shardings: Any = None
 ) -> Callable[[State, Batch, Any, Any], tuple[State, Measured]]:
     """Returns the compiled function `(state, batches [K, ...], step, n) -> (state, measured [K])`.
 
@@ -158,7 +158,7 @@ def _choose(true: Any, one: State, other: State) -> State:
     return jax.tree.map(lambda a, b: jnp.where(true, a, b), one, other)
 
 
-def _gradients(model: Model, steps: Steps, params: Params, carry: Carry, batch: Batch, key: Any) -> Outcome:
+def _gradients(model: Model, steps: Recipe, params: Params, carry: Carry, batch: Batch, key: Any) -> Outcome:
     """Returns the gradients of a batch that is read whole, or in parts whose outcomes are averaged."""
     parts = steps.config.optimizer.accumulate
     if parts == 1:

@@ -151,7 +151,7 @@ class WordVocabulary:
         return re.sub(r" ([.,;:!?)\]])", r"\1", re.sub(r" ?\n ?", "\n", text))
 
 
-class Chunk(NamedTuple):
+class TextChunk(NamedTuple):
     """One step's data: tokens and the next ones, int32 [T, B]; `fresh` says whether the state starts anew.
 
     `resets` are bool [T, B], where documents begin; None where the state never starts anew within a chunk.
@@ -191,7 +191,7 @@ class Streams:
         """Chunks in one pass over the text: as many as fit after any offset."""
         return max((self.streams.shape[1] - self.chunk) // self.chunk, 1)
 
-    def at(self, step: int) -> Chunk:
+    def at(self, step: int) -> TextChunk:
         """Returns the data of a step, counted from 0 through all passes."""
         number, index = divmod(step, self.per_pass)
         offset = 0
@@ -200,14 +200,14 @@ class Streams:
             offset = int(np.random.default_rng((self.seed, number)).integers(offsets))
         return self._cut(offset + index * self.chunk, index == 0)
 
-    def one_pass(self) -> Iterator[Chunk]:
+    def one_pass(self) -> Iterator[TextChunk]:
         """Yields the chunks of one pass without an offset, for validation."""
         for index in range((self.streams.shape[1] - 1) // self.chunk):
             yield self._cut(index * self.chunk, index == 0)
 
-    def _cut(self, start: int, fresh: bool) -> Chunk:
+    def _cut(self, start: int, fresh: bool) -> TextChunk:
         window = np.ascontiguousarray(self.streams[:, start : start + self.chunk + 1].T)  # [T + 1, B]
-        return Chunk(window[:-1], window[1:], np.asarray(fresh))
+        return TextChunk(window[:-1], window[1:], np.asarray(fresh))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 
 import tables
 
-from jrnn.testing import Report, check_layer
+from jrnn.testing import ConformanceReport, check_layer
 from jrnn.testing.properties import PROPERTIES
 
 T, N, D, H = 3, 2, 2, 3
@@ -33,7 +33,7 @@ X = np.random.default_rng(0).standard_normal((T, N, D)).astype(np.float32)
 ROWS = X.swapaxes(0, 1)  # [N, T, D]
 
 
-def of_jrnn() -> Iterator[tuple[str, Callable[[], Report]]]:
+def of_jrnn() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     nnx = importlib.import_module("flax.nnx")
     nn = importlib.import_module("jrnn.nn")
     for name in ("RNN", "LSTM", "GRU"):
@@ -41,7 +41,7 @@ def of_jrnn() -> Iterator[tuple[str, Callable[[], Report]]]:
     yield "`jrnn.nn.GRU`, bidirectional", lambda: check_layer(nn.GRU(D, H, bidirectional=True, rngs=nnx.Rngs(0)), X)
 
 
-def of_nnx() -> Iterator[tuple[str, Callable[[], Report]]]:
+def of_nnx() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     nnx = importlib.import_module("flax.nnx")
 
     def rnn(kind: str, seed: int = 0) -> Any:
@@ -52,7 +52,7 @@ def of_nnx() -> Iterator[tuple[str, Callable[[], Report]]]:
     yield "`flax.nnx.Bidirectional`", lambda: check_layer(nnx.Bidirectional(rnn("GRUCell"), rnn("GRUCell", 1)), ROWS)
 
 
-def of_linen() -> Iterator[tuple[str, Callable[[], Report]]]:
+def of_linen() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     nn = importlib.import_module("flax.linen")
     for kind in ("LSTMCell", "GRUCell"):
         yield f"`flax.linen.RNN({kind})`", lambda kind=kind: check_layer(nn.RNN(getattr(nn, kind)(H)), ROWS)
@@ -60,14 +60,14 @@ def of_linen() -> Iterator[tuple[str, Callable[[], Report]]]:
     yield "`flax.linen.Bidirectional`", lambda: check_layer(both(), ROWS)
 
 
-def of_equinox() -> Iterator[tuple[str, Callable[[], Report]]]:
+def of_equinox() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     eqx = importlib.import_module("equinox")
     for kind in ("LSTMCell", "GRUCell"):
         cell = getattr(eqx.nn, kind)
         yield f"`equinox.nn.{kind}`", lambda cell=cell: check_layer(cell(D, H, key=jax.random.key(0)), X)
 
 
-def of_haiku() -> Iterator[tuple[str, Callable[[], Report]]]:
+def of_haiku() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     hk = importlib.import_module("haiku")
     for kind in ("LSTM", "GRU"):
 
@@ -82,7 +82,7 @@ def of_haiku() -> Iterator[tuple[str, Callable[[], Report]]]:
 
         yield f"`haiku.{kind}`", lambda unrolled=unrolled: check_layer(hk.transform(unrolled), X)
 
-        def with_resets(reset: Any = reset) -> Report:
+        def with_resets(reset: Any = reset) -> ConformanceReport:
             pair = hk.without_apply_rng(hk.transform(reset))
             params = pair.init(jax.random.key(0), X, None, None)
             state = jax.tree.map(lambda v: v + 0.5, pair.apply(params, X, None, None)[1])
@@ -91,7 +91,7 @@ def of_haiku() -> Iterator[tuple[str, Callable[[], Report]]]:
         yield f"`haiku.ResetCore({kind})`", with_resets
 
 
-def of_keras() -> Iterator[tuple[str, Callable[[], Report]]]:
+def of_keras() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     keras = importlib.import_module("keras")
     options = {"return_sequences": True, "return_state": True}
     for kind in ("LSTM", "GRU", "SimpleRNN"):
@@ -101,7 +101,7 @@ def of_keras() -> Iterator[tuple[str, Callable[[], Report]]]:
     yield "`keras.layers.Bidirectional(GRU)`", lambda: check_layer(both(), ROWS)
 
 
-def of_torch() -> Iterator[tuple[str, Callable[[], Report]]]:
+def of_torch() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     torch = importlib.import_module("torch")
     for kind in ("RNN", "LSTM", "GRU"):
         yield f"`torch.nn.{kind}`", lambda kind=kind: check_layer(getattr(torch.nn, kind)(D, H), X)

@@ -18,7 +18,7 @@ import jax
 from layer_conformance import Notes, write
 
 from jrnn import models
-from jrnn.testing import Report, check_model
+from jrnn.testing import ConformanceReport, check_model
 from jrnn.testing.model_properties import MODEL_PROPERTIES
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "models"
@@ -37,7 +37,7 @@ def theirs(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
 
 
-def mark(reports: list[Report], property: str) -> str:
+def mark(reports: list[ConformanceReport], property: str) -> str:
     if any(property in {f.property for f in report.findings} for report in reports):
         return "**no**"
     return "yes" if any(property in report.holds for report in reports) else "-"

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from jrnn.bench import measure, peers, report, steps
 from jrnn.bench.measure import run
-from jrnn.bench.peers import Program
+from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
-from jrnn.bench.suites import Options, layer_peers, libraries
+from jrnn.bench.suites import SuiteOptions, layer_peers, libraries
 from jrnn.errors import ConfigError, DataError, UsageError
 from jrnn.loops.kernels.native import library
 
@@ -26,7 +26,7 @@ TINY = Size(3, 2, 3, 4)
 
 def quiet(**options):
     text = io.StringIO()
-    chosen = Options(devices=1, sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options)
+    chosen = SuiteOptions(devices=1, sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options)
     return chosen, text
 
 
@@ -57,7 +57,7 @@ def test_records_tables_json_plot_and_comparison(tmp_path):
 
 def run_suite(suite, **chosen):
     text = io.StringIO()
-    return run(Options(suite=suite, turns=1, console=Console(file=text, width=200), **chosen)), text.getvalue()
+    return run(SuiteOptions(suite=suite, turns=1, console=Console(file=text, width=200), **chosen)), text.getvalue()
 
 
 def test_other_suites(monkeypatch):
@@ -108,7 +108,7 @@ def test_programs_take_turns_in_changing_orders_and_follow_themselves():
     order = []
 
     def program(name, seconds):
-        return Program(lambda: order.append(name) or seconds)
+        return Timed(lambda: order.append(name) or seconds)
 
     timings = measure.in_turns({"a": program("a", 1.0), "b": program("b", 0.004)}, 8)
     assert (timings["a"].median, timings["b"].median, timings["a"].turns) == (1.0, 0.004, 8)
@@ -119,7 +119,7 @@ def test_programs_take_turns_in_changing_orders_and_follow_themselves():
 
 
 def test_large_programs_take_fewer_turns():
-    program = Program(lambda: 1.0)
+    program = Timed(lambda: 1.0)
     assert measure.in_turns({"a": program}, 8, seconds=0.0)["a"].turns == 3
     assert measure.in_turns({"a": program}, 2, seconds=0.0)["a"].turns == 2
 

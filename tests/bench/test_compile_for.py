@@ -12,7 +12,7 @@ from rich.console import Console
 from jrnn.bench import compile_for
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.sizes import Size, flops
-from jrnn.bench.suites import Options
+from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError
 
 TINY = Size(3, 2, 3, 4)
@@ -93,7 +93,7 @@ def test_the_estimate_is_the_sum_over_kernels_of_what_takes_longest():
 
 
 def tiny(text=None, **options):
-    return Options(sizes=[str(TINY)], console=Console(file=text or io.StringIO(), width=200), **options)
+    return SuiteOptions(sizes=[str(TINY)], console=Console(file=text or io.StringIO(), width=200), **options)
 
 
 @pytest.fixture

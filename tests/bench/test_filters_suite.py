@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import pytest
 
-from jrnn.bench.peers import Program
+from jrnn.bench.peers import Timed
 from jrnn.bench.report import Record
-from jrnn.bench.suites import Options, filters
+from jrnn.bench.suites import SuiteOptions, filters
 
 
 @pytest.mark.parametrize("name", filters.LOOPS)
@@ -18,8 +18,8 @@ def test_loops_have_steps_and_a_gradient(name):
 
 
 def test_jobs_name_loops_and_peers(monkeypatch):
-    monkeypatch.setattr(filters, "on_processor", lambda fn, args: Program(lambda: 0.0))
-    jobs = [*filters.jobs(Options(suite="filters", cells=["orbit"], modes=["forward"]))]
+    monkeypatch.setattr(filters, "on_processor", lambda fn, args: Timed(lambda: 0.0))
+    jobs = [*filters.jobs(SuiteOptions(suite="filters", cells=["orbit"], modes=["forward"]))]
     assert [(job.cell, job.mode, job.size, list(job.programs)) for job in jobs] == [
         ("orbit", "forward", "1000", ["jrnn", "lax.scan"])
     ]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jrnn.bench.linear_layers import LAYERS, problem
-from jrnn.bench.peers import Program
+from jrnn.bench.peers import Timed
 from jrnn.bench.report import Record
 from jrnn.bench.sizes import Size
-from jrnn.bench.suites import Options, linear
+from jrnn.bench.suites import SuiteOptions, linear
 from jrnn.errors import ConfigError
 
 
@@ -32,8 +32,8 @@ def test_layers_have_the_shapes_of_their_size(name):
 
 
 def test_jobs_name_sizes_and_peers(monkeypatch):
-    monkeypatch.setattr(linear, "on_processor", lambda fn, given: Program(lambda: 0.0))
-    chosen = Options(suite="linear", cells=["gla", "kda"], modes=["train"], sizes=["32x1x2x3", "40x1x2x3"])
+    monkeypatch.setattr(linear, "on_processor", lambda fn, given: Timed(lambda: 0.0))
+    chosen = SuiteOptions(suite="linear", cells=["gla", "kda"], modes=["train"], sizes=["32x1x2x3", "40x1x2x3"])
     jobs = [(job.cell, job.mode, job.size, list(job.programs)) for job in linear.jobs(chosen)]
     assert jobs == [
         ("gla", "train", "32x1x2x3", ["jrnn", "lax.scan", "by hand"]),
@@ -42,7 +42,7 @@ def test_jobs_name_sizes_and_peers(monkeypatch):
         ("kda", "train", "40x1x2x3", ["jrnn", "lax.scan"]),
     ]
     with pytest.raises(ConfigError, match="did you mean 'kda'"):
-        list(linear.jobs(Options(suite="linear", cells=["kdo"])))
+        list(linear.jobs(SuiteOptions(suite="linear", cells=["kdo"])))
 
 
 def test_the_summary_has_geometric_means():

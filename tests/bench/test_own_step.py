@@ -11,7 +11,7 @@ from rich.console import Console
 
 import jrnn
 from jrnn.bench import own_step
-from jrnn.bench.suites import Options
+from jrnn.bench.suites import SuiteOptions
 from jrnn.cli import main
 from jrnn.errors import ConfigError, UsageError
 
@@ -51,7 +51,7 @@ def cells(tmp_path):
 
 
 def quiet(**options):
-    return Options(turns=1, console=Console(file=io.StringIO(), width=200), **options)
+    return SuiteOptions(turns=1, console=Console(file=io.StringIO(), width=200), **options)
 
 
 def test_an_affine_step_by_all_executors():

@@ -155,7 +155,7 @@ def test_what_wins_must_win_by_more_than_the_noise_and_again():
         fast = other if len(calls) < 3 else default
         return {name: [0.5 if name == fast else 1.0] * turns for name in programs}
 
-    loop = loop_ways.Measured(question, {}, 1e6, lucky, lambda: 0.0).best()
+    loop = loop_ways.WayTimer(question, {}, 1e6, lucky, lambda: 0.0).best()
     assert loop.taken == loop.before == default and loop.ratio == 1.0 and len(calls) == 3
     assert set(calls[2]) == {default, "lax.scan", other}
 
@@ -194,18 +194,18 @@ def test_what_cannot_be_measured_stays_as_it_is(tmp_path):
     assert "not measured: the time is over" in str(late)
     assert "nothing to tune" in str(tuned_by(prefers(), jnp.sin, 1.0, path=path))
     (question,) = questions_of(loss, W, XS)
-    broken = loop_ways.Measured(question, {}, 1e6, prefers(), lambda: 0.0)
+    broken = loop_ways.WayTimer(question, {}, 1e6, prefers(), lambda: 0.0)
     broken.program = lambda: lambda *args: 1 / 0
     assert "cannot be compiled alone" in str(broken.best())
 
 
 def test_ways_that_differ_or_need_too_much_memory_are_left_out(monkeypatch):
     (question,) = questions_of(loss, W, XS)
-    measured = loop_ways.Measured(question, {}, 1e6, prefers(), lambda: 0.0)
+    measured = loop_ways.WayTimer(question, {}, 1e6, prefers(), lambda: 0.0)
     for name in question.ways:
         measured.compile(name)
     assert set(measured.programs) == set(question.ways)
-    measured = loop_ways.Measured(question, {}, 1e6, prefers(), lambda: 0.0)
+    measured = loop_ways.WayTimer(question, {}, 1e6, prefers(), lambda: 0.0)
     measured.compile("lax.scan")
     monkeypatch.setattr(loop_ways, "difference", lambda ours, theirs: 0.1)
     other = next(name for name in question.ways[1:] if name != "lax.scan")

@@ -58,7 +58,7 @@ OPENERS = {
     },
     "tomllib.load": {},
     "onnx.load": {},
-    "onnx.save": {"onnx/model.py": "a path of new_file"},
+    "onnx.save": {"onnx/read.py": "a path of new_file"},
     "torch.load": {"interop/torch_weights.py": "a file that open_file has opened"},
     "lmdb.open": {"nets/proto/database.py": "a file that open_file has opened"},
     "archive.open": {"arrays.py": "of a zip file", "convert/export.py": "in memory"},

@@ -13,8 +13,8 @@ from jrnn.cli import main
 from jrnn.errors import ConfigError, FormatError, LayerError
 from jrnn.models import generation
 from jrnn.models.blocks import Experts, Mlp, Router
-from jrnn.models.family import Weights
-from jrnn.models.generation import Choice, sample
+from jrnn.models.family import Scoped
+from jrnn.models.generation import Sampler, sample
 from jrnn.nn.span import Span
 
 SMALL = {"vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1}
@@ -80,7 +80,7 @@ def test_experts_with_room_for_their_tokens_are_those_of_all_tokens(spread):
 
     def run(compute):
         def value(params, tokens, weights):
-            return jnp.mean(jnp.sin(compute(Weights(params), tokens, weights, chosen, Span(1, jnp.float32))))
+            return jnp.mean(jnp.sin(compute(Scoped(params), tokens, weights, chosen, Span(1, jnp.float32))))
 
         return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2)))(params, tokens, weights)
 
@@ -120,17 +120,17 @@ def test_draws_follow_the_probabilities_and_the_limits():
     logits = jnp.broadcast_to(jnp.log(chances), (4000, 4))
 
     def shares(**options):
-        drawn = sample(logits, jax.random.key(0), Choice(1.0, **options))
+        drawn = sample(logits, jax.random.key(0), Sampler(1.0, **options))
         return np.bincount(drawn, minlength=4) / len(logits)
 
     np.testing.assert_allclose(shares(), chances, atol=0.03)
     np.testing.assert_allclose(shares(top_k=2), [0.625, 0.375, 0, 0], atol=0.03)
     np.testing.assert_allclose(shares(top_p=0.8), [0.625, 0.375, 0, 0], atol=0.03)
     np.testing.assert_allclose(shares(top_p=0.81), np.array([0.5, 0.3, 0.15, 0]) / 0.95, atol=0.03)
-    cold = sample(logits, jax.random.key(0), Choice(0.1))
+    cold = sample(logits, jax.random.key(0), Sampler(0.1))
     assert np.mean(np.asarray(cold) == 0) > 0.98
-    alone = sample(logits[:3], jax.random.key(0), Choice(1.0))
-    assert (alone == sample(logits, jax.random.key(0), Choice(1.0))[:3]).all()
+    alone = sample(logits[:3], jax.random.key(0), Sampler(1.0))
+    assert (alone == sample(logits, jax.random.key(0), Sampler(1.0))[:3]).all()
 
 
 def test_types_are_kept_and_parameters_are_shared_by_devices(tmp_path):
@@ -368,9 +368,9 @@ def test_padding_on_either_side_changes_nothing():
 def test_penalties_limits_and_several_stops():
     logits = jnp.log(jnp.array([[0.4, 0.35, 0.2, 0.05]])) + 3
     seen = jnp.array([[True, False, False, False]])
-    assert int(sample(logits, None, Choice(0.0, True, repetition_penalty=1.5), seen)[0]) == 1
+    assert int(sample(logits, None, Sampler(0.0, True, repetition_penalty=1.5), seen)[0]) == 1
     rows = jnp.broadcast_to(logits, (500, 4))
-    drawn = sample(rows, jax.random.key(0), Choice(1.0, min_p=0.6))
+    drawn = sample(rows, jax.random.key(0), Sampler(1.0, min_p=0.6))
     assert set(np.asarray(drawn).tolist()) == {0, 1}
     model = made("mamba")
     free, _ = model.generate(PROMPT[:1], 6, temperature=0, repetition_penalty=1.3)

@@ -18,7 +18,7 @@ def normal(seed, *shape):
 
 
 def make(layers):
-    return gru.Weights(
+    return gru.StackWeights(
         normal(0, 3 * H, D),
         normal(1, layers - 1, 3 * H, H),
         normal(2, layers, 3 * H, H),
@@ -91,14 +91,14 @@ def test_equals_the_module_on_the_same_weights(layers, x64):
         return (output, last), gru.gru_backward(jnp.ones_like(output), 2 * last, weights, cache)
 
     results, (d_params, d_x, d_hidden) = by_module(params, x, hidden)
-    d_weights = gru.Weights(*map(jnp.asarray, interop.to_arraymancer(d_params)))
+    d_weights = gru.StackWeights(*map(jnp.asarray, interop.to_arraymancer(d_params)))
     close(by_hand(weights, x, hidden), (results, (d_x, d_hidden, d_weights)))
 
 
 def test_sizes_that_do_not_fit_are_named():
     x, hidden = jnp.zeros((T, N, D)), jnp.zeros((2, N, H))
     shapes = [(3 * H, D), (1, 3 * H, H), (2, 3 * H, H), (2, 1, 3 * H), (2, 1, 3 * H)]
-    weights = gru.Weights(*map(jnp.zeros, shapes))
+    weights = gru.StackWeights(*map(jnp.zeros, shapes))
     assert gru.gru_inference(x, weights, hidden)[0].shape == (T, N, H)
     with pytest.raises(LayerError, match=r"W3s0 is \[15, 2\] but must be \[15, 3\]"):
         gru.gru_inference(jnp.zeros((T, N, 3)), weights, hidden)

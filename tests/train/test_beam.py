@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrnn.train.seq2seq.model import beam_search
+from jrnn.train.seq2seq.encoder_decoder import beam_search
 
 N, H, V, T, END = 3, 4, 3, 4, 0
 RNG = np.random.default_rng(5)

@@ -10,7 +10,7 @@ from jrnn.train.models import Compute, Signature
 from jrnn.train.models.blocks import CELLS, BlocksModel
 from jrnn.train.models.nn import NnConfig, TokenNnConfig, nn_model
 from jrnn.train.tasks.task import Examples
-from jrnn.train.text import Chunk
+from jrnn.train.text import TextChunk
 
 T, B, D, CLASSES, H = 4, 3, 2, 5, 4
 LANGUAGE = Signature(True, CLASSES, CLASSES, every_step=True, loss="cross_entropy", carried=True)
@@ -25,16 +25,16 @@ def test_the_state_is_carried_from_chunk_to_chunk(cell):
     model = nn_model(TokenNnConfig(cell=cell, embedding=3, hidden=H, layers=2, heads=2), LANGUAGE)
     params, start = jax.jit(model.init)(jax.random.key(0)), model.initial_carry(B)
     predict = jax.jit(model.predict)
-    logits, end = predict(params, start, Chunk(tokens[:-1], None, True))
-    first, between = predict(params, start, Chunk(tokens[:2], None, True))
-    second, last = predict(params, between, Chunk(tokens[2:4], None, False))
+    logits, end = predict(params, start, TextChunk(tokens[:-1], None, True))
+    first, between = predict(params, start, TextChunk(tokens[:2], None, True))
+    second, last = predict(params, between, TextChunk(tokens[2:4], None, False))
     np.testing.assert_allclose(jnp.concatenate([first, second]), logits, atol=1e-5)
     assert {name: leaf.shape for name, leaf in last.items()} == {name: leaf.shape for name, leaf in start.items()}
     assert all(leaf.shape[1] == B for leaf in start.values())
     for name, leaf in last.items():
         np.testing.assert_allclose(leaf, end[name], atol=1e-5)
     loss, _, gradients = jax.jit(model.gradients)(
-        params, start, Chunk(tokens[:-1], tokens[1:], True), jax.random.key(1)
+        params, start, TextChunk(tokens[:-1], tokens[1:], True), jax.random.key(1)
     )
     assert np.isfinite(loss) and all(np.isfinite(leaf).all() for leaf in gradients.values())
 

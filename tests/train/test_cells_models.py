@@ -15,7 +15,7 @@ from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import AFFINE, LSTMS, OTHERS, CellsConfig, TokenCellsConfig, cells_model
 from jrnn.train.models.net import for_evaluation
 from jrnn.train.tasks.task import Examples
-from jrnn.train.text import Chunk
+from jrnn.train.text import TextChunk
 from jrnn.train.toml_codec import decode
 
 T, B, D, CLASSES = 4, 3, 2, 5
@@ -36,7 +36,7 @@ def classified(rng, lengths=(4, 1, 2)):
 
 def text(rng):
     tokens = rng.integers(0, CLASSES, (T + 1, B)).astype(np.int32)
-    return Chunk(tokens[:-1], tokens[1:], np.asarray(True))
+    return TextChunk(tokens[:-1], tokens[1:], np.asarray(True))
 
 
 @pytest.mark.parametrize("cell", [*LSTMS, *OTHERS])
@@ -179,7 +179,7 @@ LOOKED_UP = replace(EMBEDDING_FIRST, tokens_of_a_batch=T * B)
 @pytest.fixture
 def batch():
     tokens = np.random.default_rng(0).integers(0, V, (T + 1, B)).astype(np.int32)
-    return Chunk(tokens[:-1], tokens[1:], np.asarray(True))
+    return TextChunk(tokens[:-1], tokens[1:], np.asarray(True))
 
 
 def has_lookup(model):

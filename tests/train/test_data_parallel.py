@@ -19,7 +19,7 @@ from jrnn.errors import ConfigError, TrainError
 from jrnn.train.config import load_config
 from jrnn.train.devices import Devices
 from jrnn.train.metrics import read_metrics
-from jrnn.train.step import State, Steps, initial_state, stack_batches
+from jrnn.train.step import Recipe, State, initial_state, stack_batches
 from jrnn.train.toml_codec import encode
 
 EIGHT = """
@@ -30,7 +30,7 @@ from rich.console import Console
 from jrnn.errors import JrnnError
 from jrnn.train import load_config, train
 from jrnn.train.devices import Devices
-from jrnn.train.step import Steps, initial_state, stack_batches
+from jrnn.train.step import Recipe, initial_state, stack_batches
 
 folder, quiet = Path(sys.argv[1]), Console(quiet=True)
 
@@ -43,7 +43,7 @@ train(config(), folder / "eight", resume=True, console=quiet)
 
 eight = config("train.devices=8")
 devices, task = Devices.of(eight), eight.kind.load(eight)
-state = devices.put_state(jax.device_get(initial_state(task.model, Steps.of(eight, task.axes))))
+state = devices.put_state(jax.device_get(initial_state(task.model, Recipe.of(eight, task.axes))))
 batches = devices.put_batches(stack_batches([task.train.at(0)], 2), task.axes)
 smaller = devices.put_batches(jax.tree.map(lambda a: a[..., :6], batches), task.axes)
 refused = []
@@ -239,7 +239,7 @@ def test_processes_that_do_not_find_each_other(capsys):
 def test_one_device_changes_nothing(folder):
     config = load_config(folder / "shared.toml")
     devices, task = Devices.of(config), config.kind.load(config)
-    state = jax.device_get(initial_state(task.model, Steps.of(config, task.axes)))
+    state = jax.device_get(initial_state(task.model, Recipe.of(config, task.axes)))
     again = devices.get(devices.put_state(state))
     assert isinstance(again, State)
     jax.tree.map(np.testing.assert_array_equal, again, state)

@@ -12,7 +12,7 @@ from jrnn.nets import registry
 from jrnn.train.check import GradientCheck
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
-from jrnn.train.text import Chunk
+from jrnn.train.text import TextChunk
 
 CHARACTERS = 7
 LANGUAGE = Signature(True, CHARACTERS, CHARACTERS, every_step=True, loss="cross_entropy", carried=True)
@@ -25,7 +25,7 @@ def model():
 
 def chunk(steps, streams, seed=0):
     tokens = np.random.default_rng(seed).integers(0, CHARACTERS, (steps + 1, streams)).astype(np.int32)
-    return Chunk(tokens[:-1], tokens[1:], np.asarray(True))
+    return TextChunk(tokens[:-1], tokens[1:], np.asarray(True))
 
 
 @pytest.mark.exhaustive
@@ -69,7 +69,7 @@ def test_a_wrong_gradient_operator_is_caught(model, monkeypatch):
 def test_carried_state_makes_two_chunks_one(model):
     params = model.init(jax.random.key(0))
     whole = chunk(8, 3)
-    halves = [Chunk(whole.tokens[s], whole.targets[s], whole.fresh) for s in (slice(4), slice(4, 8))]
+    halves = [TextChunk(whole.tokens[s], whole.targets[s], whole.fresh) for s in (slice(4), slice(4, 8))]
     start = model.initial_carry(3)
     loss, end = model.loss(params, start, whole, None)
     first, between = model.loss(params, start, halves[0], None)
@@ -83,7 +83,7 @@ def test_carried_state_makes_two_chunks_one(model):
 def test_predictions_explain_the_loss(model):
     params = model.init(jax.random.key(1))
     data = chunk(5, 2)
-    logits, carry = model.predict(params, model.initial_carry(2), Chunk(data.tokens, None, data.fresh))
+    logits, carry = model.predict(params, model.initial_carry(2), TextChunk(data.tokens, None, data.fresh))
     assert logits.shape == (5, 2, CHARACTERS)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), data.targets[..., None], axis=-1)
     loss, carry_again = model.loss(params, model.initial_carry(2), data, None)

@@ -18,7 +18,7 @@ from jrnn.train.models import Compute, Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.models.netdef import NetDefConfig, netdef_model
 from jrnn.train.tasks.task import Examples
-from jrnn.train.text import Chunk
+from jrnn.train.text import TextChunk
 from jrnn.train.toml_codec import decode
 
 T, B, D, H, CLASSES = 4, 3, 2, 5, 3
@@ -92,7 +92,7 @@ def test_a_net_whose_steps_and_examples_are_joined(tmp_path):
     export_package(b.build(), weights, ["tokens", "h", "c"], ["p"]).save(tmp_path)
     model = netdef_model(config(tmp_path), LANGUAGE, Compute())
     text = np.random.default_rng(0).integers(0, 6, (T + 1, B)).astype(np.int32)
-    chunk = Chunk(text[:-1], text[1:], np.asarray(True))
+    chunk = TextChunk(text[:-1], text[1:], np.asarray(True))
     params, carry = model.init(jax.random.key(0)), model.initial_carry(B)
     logits, after = model.predict(params, carry, chunk)
     assert logits.shape == (T, B, 6) and set(after) == {"h", "c"}

@@ -13,7 +13,7 @@ from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
 from jrnn.train.models.nn import NnConfig, NnModel, TokenNnConfig
 from jrnn.train.tasks.task import Examples
-from jrnn.train.text import Chunk
+from jrnn.train.text import TextChunk
 from jrnn.train.toml_codec import decode
 
 T, B, D, CLASSES, H = 4, 3, 2, 5, 4
@@ -30,7 +30,7 @@ def batch():
 @pytest.fixture
 def chunk():
     tokens = np.random.default_rng(0).integers(0, CLASSES, (T + 1, B)).astype(np.int32)
-    return Chunk(tokens[:-1], tokens[1:], np.asarray(True))
+    return TextChunk(tokens[:-1], tokens[1:], np.asarray(True))
 
 
 @pytest.mark.exhaustive
@@ -57,8 +57,8 @@ def test_carried_state_makes_two_chunks_one(cell, chunk):
     params, start = model.init(jax.random.key(0)), model.initial_carry(B)
     of = jax.jit(model.loss)  # which gives the carry its names in alphabetical order
     loss, end = of(params, start, chunk, None)
-    first, between = of(params, start, Chunk(chunk.tokens[:2], chunk.targets[:2], True), None)
-    second, end_again = of(params, between, Chunk(chunk.tokens[2:], chunk.targets[2:], False), None)
+    first, between = of(params, start, TextChunk(chunk.tokens[:2], chunk.targets[:2], True), None)
+    second, end_again = of(params, between, TextChunk(chunk.tokens[2:], chunk.targets[2:], False), None)
     np.testing.assert_allclose((first + second) / 2, loss, rtol=1e-6)
     assert set(end) == ({"h", "c"} if cell == "lstm" else {"h"})
     for name in end:

@@ -14,14 +14,14 @@ from jrnn.train.metrics import Patience, read_metrics
 from jrnn.train.models import FunctionModel, Signature
 from jrnn.train.models.nn import NnModel, TokenNnConfig
 from jrnn.train.step import (
-    Steps,
+    Recipe,
     abstract_state,
     initial_state,
     make_train_call,
     make_validation,
     stack_batches,
 )
-from jrnn.train.text import Chunk, TextConfig
+from jrnn.train.text import TextChunk, TextConfig
 
 B, T, V = 4, 3, 5
 AXES = {"tokens": 1, "targets": 1}
@@ -38,12 +38,12 @@ def model():
 def batches():
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, V, (T + 1, B)).astype(np.int32) for _ in range(3)]
-    return stack_batches([Chunk(t[:-1], t[1:], np.asarray(k == 0)) for k, t in enumerate(texts)], 3)
+    return stack_batches([TextChunk(t[:-1], t[1:], np.asarray(k == 0)) for k, t in enumerate(texts)], 3)
 
 
 def steps_of(**options):
     config = Config(data=TextConfig(batch=B), optimizer=OptimizerConfig(**options))
-    return Steps(optax.with_extra_args_support(optax.adam(0.01)), config, AXES)
+    return Recipe(optax.with_extra_args_support(optax.adam(0.01)), config, AXES)
 
 
 def three_steps(model, batches, **options):
@@ -98,7 +98,7 @@ def test_the_running_mean_is_what_is_validated_and_used_later(make_config, quiet
 
 def restored(config, task, run):
     with Checkpoints(run / "checkpoints") as checkpoints:
-        return checkpoints.restore(abstract_state(task.model, Steps.of(config, {})))[0]
+        return checkpoints.restore(abstract_state(task.model, Recipe.of(config, {})))[0]
 
 
 def test_patience_counts_what_is_not_better():

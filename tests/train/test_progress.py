@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from jrnn import progress
 from jrnn.errors import ConfigError
-from jrnn.progress import Clock, Heartbeat, Report
+from jrnn.progress import Clock, Heartbeat, RunProgress
 from jrnn.train import train
 from jrnn.train.loggers import TensorBoard
 from jrnn.train.metrics import read_metrics
@@ -120,7 +120,7 @@ def test_a_heartbeat_checks_until_its_block_ends(monkeypatch, said):
 @pytest.mark.exhaustive
 def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, monkeypatch, clock, said):
     """Whatever a run does takes 8 seconds here, and its steps take 1 second a call."""
-    doing, update = Heartbeat.doing, Report.update
+    doing, update = Heartbeat.doing, RunProgress.update
 
     def slowly(self, what):
         doing(self, what)
@@ -133,7 +133,7 @@ def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, mo
         update(self, *args)
 
     monkeypatch.setattr(Heartbeat, "doing", slowly)
-    monkeypatch.setattr(Report, "update", slow_steps)
+    monkeypatch.setattr(RunProgress, "update", slow_steps)
     console, printed = said
     train(make_config(), tmp_path / "run", console=console)
     lines = printed().splitlines()

@@ -13,8 +13,8 @@ from jrnn.train.config import Config, OptimizerConfig, TrainConfig
 from jrnn.train.models import Signature
 from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.optimizers import make_optimizer
-from jrnn.train.step import Steps, initial_state, make_train_call, make_validation, restart, stack_batches
-from jrnn.train.text import Chunk, Streams, TextConfig
+from jrnn.train.step import Recipe, initial_state, make_train_call, make_validation, restart, stack_batches
+from jrnn.train.text import Streams, TextChunk, TextConfig
 
 STREAMS, PER_CALL = 3, 4
 config = functools.partial(Config, data=TextConfig(batch=STREAMS))
@@ -32,7 +32,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def steps():
-    return Steps(make_optimizer(OptimizerConfig(learning_rate=0.01), 12), config(seed=3))
+    return Recipe(make_optimizer(OptimizerConfig(learning_rate=0.01), 12), config(seed=3))
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +101,9 @@ def test_validation_reads_the_text_as_one(model, steps, data):
 def test_a_smaller_last_batch_has_less_weight(model, steps, data):
     """Independent examples: the mean over batches of 3, 3 and 2 is that over all 8."""
     params = initial_state(model, steps).params
-    batches = [Chunk(*data.at(step)[:2], np.asarray(True)) for step in range(3)]
-    batches[-1] = Chunk(batches[-1].tokens[:, :2], batches[-1].targets[:, :2], batches[-1].fresh)
-    whole = Chunk(*(np.concatenate(parts, axis=1) for parts in zip(*(b[:2] for b in batches))), np.asarray(True))
+    batches = [TextChunk(*data.at(step)[:2], np.asarray(True)) for step in range(3)]
+    batches[-1] = TextChunk(batches[-1].tokens[:, :2], batches[-1].targets[:, :2], batches[-1].fresh)
+    whole = TextChunk(*(np.concatenate(parts, axis=1) for parts in zip(*(b[:2] for b in batches))), np.asarray(True))
     expected, _ = model.loss(params, model.initial_carry(8), whole, None)
     np.testing.assert_allclose(make_validation(Task(model, batches))(params), expected, rtol=1e-6)
 
@@ -113,7 +113,7 @@ def test_a_smaller_last_batch_has_less_weight(model, steps, data):
 def test_a_step_that_is_not_finite_changes_nothing(model, data, on_nan):
     """A learning rate that is infinite at the third step: the parameters of the second stay."""
     optimizer = optax.sgd(lambda step: jnp.where(step == 2, jnp.inf, 0.1))
-    steps = Steps(optax.with_extra_args_support(optimizer), config(seed=3, train=TrainConfig(on_nan=on_nan)))
+    steps = Recipe(optax.with_extra_args_support(optimizer), config(seed=3, train=TrainConfig(on_nan=on_nan)))
     call = make_train_call(model, steps)
     two, _ = call(initial_state(model, steps), stack_batches([data.at(0), data.at(1)], PER_CALL), 0, 2)
     two = jax.device_get(two)

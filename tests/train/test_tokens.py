@@ -17,7 +17,7 @@ from jrnn.train import Config, load_run, train
 from jrnn.train.models import Signature, TokenNnConfig, nn_model
 from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.tasks.tokens import Rows, permuted
-from jrnn.train.text import Chunk
+from jrnn.train.text import TextChunk
 from jrnn.train.toml_codec import decode
 
 V, T = 260, 8
@@ -85,10 +85,11 @@ def test_the_state_starts_anew_with_a_document(cell):
     params, start = model.init(jax.random.key(0)), model.initial_carry(1)
     tokens = np.array([[1], [2], [3], [4]], np.int32)
     resets = np.array([[False], [False], [True], [False]])
-    whole, _ = model.predict(params, start, Chunk(tokens, None, True, resets))
-    second, _ = model.predict(params, start, Chunk(tokens[2:], None, True, resets[:2]))
+    whole, _ = model.predict(params, start, TextChunk(tokens, None, True, resets))
+    second, _ = model.predict(params, start, TextChunk(tokens[2:], None, True, resets[:2]))
     np.testing.assert_allclose(whole[2:], second, atol=1e-6)
-    assert abs(whole - model.predict(params, start, Chunk(tokens, None, True, ~resets & resets))[0])[2:].max() > 1e-3
+    never = model.predict(params, start, TextChunk(tokens, None, True, ~resets & resets))[0]
+    assert abs(whole - never)[2:].max() > 1e-3
 
 
 @pytest.mark.exhaustive

@@ -15,7 +15,7 @@ from jrnn.testing.gradients import Effort, check
 from jrnn.train import load_config
 from jrnn.train.check import first_not_finite
 from jrnn.train.models.cells import CellsConfig, cells_model
-from jrnn.train.models.model import Outcome, Signature
+from jrnn.train.models.interface import Outcome, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.step import State
 

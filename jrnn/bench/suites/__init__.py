@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jrnn.bench.peers import Program
+from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import Size, check_names, parse_sizes
 from jrnn.errors import DataError, UsageError
 
@@ -34,7 +34,7 @@ SUITES = {
 
 
 @dataclass(frozen=True)
-class Options:
+class SuiteOptions:
     """What to run.
 
     Attributes:
@@ -80,11 +80,11 @@ class Job:
     cell: str
     mode: str
     size: str
-    programs: Mapping[str, Program | None]
+    programs: Mapping[str, Timed | None]
     flops: float = 0.0
 
 
-def suite_of(options: Options) -> Any:
+def suite_of(options: SuiteOptions) -> Any:
     """Returns the module of a suite.
 
     Raises:

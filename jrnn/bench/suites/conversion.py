@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jrnn.bench.peers import Program, clocked
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.peers import Timed, clocked
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.convert import from_jax
 
 OURS = ("round trip",)
@@ -42,7 +42,7 @@ MODELS: dict[str, Callable[[nnx.Rngs], tuple[Any, Any]]] = {
 }
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     for name in options.chosen("cells", MODELS):
         fn, x = MODELS[name](nnx.Rngs(0))
         package = from_jax(fn, x)
@@ -55,5 +55,5 @@ def jobs(options: Options) -> Iterator[Job]:
             name,
             "forward",
             "x".join(map(str, x.shape)),
-            {n: Program(clocked(lambda f=f, x=x: jax.block_until_ready(f(x)))) for n, f in pairs.items()},
+            {n: Timed(clocked(lambda f=f, x=x: jax.block_until_ready(f(x)))) for n, f in pairs.items()},
         )

@@ -16,7 +16,7 @@ from jrnn.bench import report
 from jrnn.bench.peers import on_processor
 from jrnn.bench.sizes import MODES
 from jrnn.bench.small_states import LOOPS
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan
 
 OURS = ("jrnn",)
@@ -36,7 +36,7 @@ def program(name: str, mode: str, peer: str) -> tuple[Callable[[Any, Any], Any],
     return loss if mode == "forward" else jax.grad(loss, (0, 1), allow_int=True), (carry, xs)
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     peers = options.chosen("peers", PEERS)
     for name in options.chosen("cells", LOOPS):
         for mode in options.chosen("modes", MODES):

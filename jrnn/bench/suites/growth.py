@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jrnn.bench.peers import Program, clocked
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.peers import Timed, clocked
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.nets import graph
 from jrnn.nets.autodiff import add_gradients
 from jrnn.nets.ir import Net, Op
@@ -53,7 +53,7 @@ def in_place(size: int) -> Net:
 NETS: Mapping[str, Callable[[int], Net]] = {"chain": chain, "fan": fan, "shared": shared, "in place": in_place}
 
 
-class Stage(NamedTuple):
+class GrowthStage(NamedTuple):
     """A stage: what is made of a net first, and what is measured on that; `most`: the largest net."""
 
     prepare: Callable[[Net], Any]
@@ -69,25 +69,25 @@ def _blobs() -> dict[str, np.ndarray]:
     return {"x": np.full(4, 0.5, np.float32), "w": np.full(4, 0.5, np.float32)}
 
 
-STAGES: Mapping[str, Stage] = {
-    "read": Stage(serialize_net, lambda data: read_net(data, limits=LIMITS), MOST),
-    "read text": Stage(format_net, lambda text: read_net(text, limits=LIMITS)),
-    "serialize": Stage(_same, serialize_net),
-    "ssa": Stage(_same, graph.get_ssa, MOST),
-    "infer_shapes": Stage(_same, lambda net: infer_shapes(net, _blobs())),
-    "to_jax": Stage(_same, to_jax),
-    "add_gradients": Stage(_same, lambda net: add_gradients(net, net.external_outputs)),
-    "run": Stage(_same, lambda net: run_net(net, _blobs())),
-    "to_svg": Stage(_same, graph.to_svg),
+STAGES: Mapping[str, GrowthStage] = {
+    "read": GrowthStage(serialize_net, lambda data: read_net(data, limits=LIMITS), MOST),
+    "read text": GrowthStage(format_net, lambda text: read_net(text, limits=LIMITS)),
+    "serialize": GrowthStage(_same, serialize_net),
+    "ssa": GrowthStage(_same, graph.get_ssa, MOST),
+    "infer_shapes": GrowthStage(_same, lambda net: infer_shapes(net, _blobs())),
+    "to_jax": GrowthStage(_same, to_jax),
+    "add_gradients": GrowthStage(_same, lambda net: add_gradients(net, net.external_outputs)),
+    "run": GrowthStage(_same, lambda net: run_net(net, _blobs())),
+    "to_svg": GrowthStage(_same, graph.to_svg),
 }
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     for name in options.chosen("cells", STAGES):
         stage = STAGES[name]
         for kind in options.chosen("modes", NETS):
             sizes = [*SIZES, *([MOST] if stage.most == MOST else [])]
             given = {size: stage.prepare(NETS[kind](size)) for size in sizes}
             runs = {size: clocked(lambda x=x, s=stage: s.run(x), time.process_time) for size, x in given.items()}
-            programs = {f"{size} operators": Program(run) for size, run in runs.items()}
+            programs = {f"{size} operators": Timed(run) for size, run in runs.items()}
             yield Job(name, kind, "", programs)

@@ -14,9 +14,9 @@ import flax.linen as linen
 import jax
 import jax.numpy as jnp
 
-from jrnn.bench.peers import Program, clocked, flax_rnn
+from jrnn.bench.peers import Timed, clocked, flax_rnn
 from jrnn.bench.sizes import Size
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import optimize_scans
 
 OURS = ("optimize_scans",)
@@ -27,7 +27,7 @@ SIZES = ("100x32x128x128", "50x64x256x256", "500x8x64x64")
 Layer = tuple[Callable[[Any, jax.Array], jax.Array], Any]
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     for cell in options.chosen("cells", ("lstm", "gru")):
         for size in options.chosen_sizes(SIZES):
             xs = jax.random.normal(jax.random.key(1), (size.steps, size.batch, size.features))
@@ -40,12 +40,12 @@ def jobs(options: Options) -> Iterator[Job]:
                 yield Job(f"{cell}, {name}", "train", str(size), programs)
 
 
-def _step(run: Callable, parameters: Any, xs: jax.Array, optimized: bool) -> Program:
+def _step(run: Callable, parameters: Any, xs: jax.Array, optimized: bool) -> Timed:
     def loss(parameters: Any, xs: jax.Array) -> jax.Array:
         return jnp.mean(run(parameters, xs) ** 2)
 
     fn = jax.jit(jax.value_and_grad(optimize_scans()(loss) if optimized else loss))
-    return Program(clocked(lambda: jax.block_until_ready(fn(parameters, xs))))
+    return Timed(clocked(lambda: jax.block_until_ready(fn(parameters, xs))))
 
 
 def flax_nnx(cell: str, xs: jax.Array, hidden: int) -> Layer:

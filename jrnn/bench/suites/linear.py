@@ -17,7 +17,7 @@ from jrnn.bench import chunkwise, report
 from jrnn.bench.linear_layers import LAYERS, problem
 from jrnn.bench.peers import on_processor
 from jrnn.bench.sizes import MODES, Size
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan
 
 OURS = ("jrnn",)
@@ -44,7 +44,7 @@ def train(forward: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return jax.value_and_grad(loss, (0, 1))
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     peers = options.chosen("peers", ("jrnn", "lax.scan", "by hand"))
     for name in options.chosen("cells", LAYERS):
         for mode in options.chosen("modes", MODES):

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.bench.linear_layers import LAYERS, problem
-from jrnn.bench.peers import Program, on_processor
+from jrnn.bench.peers import Timed, on_processor
 from jrnn.bench.sizes import MODES, Size
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan
 from jrnn.loops.explanations.explain import plans_of
 
@@ -139,7 +139,7 @@ def programs(name: str, scan: Callable) -> tuple[Callable, Callable, tuple[Any, 
     return forward, jax.value_and_grad(loss), (weights, carry, xs)
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     _PREDICTED.clear()
     for name in options.chosen("cells", LOOPS):
         for mode in options.chosen("modes", MODES):
@@ -170,6 +170,6 @@ def predicted(name: str, mode: str) -> float:
     return sum(plan.choice.chosen.estimate.seconds for plan in plans if plan.choice is not None)
 
 
-def _program(name: str, mode: str, which: Callable) -> Program:
+def _program(name: str, mode: str, which: Callable) -> Timed:
     forward, train, args = programs(name, which)
     return on_processor(forward if mode == "forward" else train, args)

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jrnn.bench.peers import Program, compiled
+from jrnn.bench.peers import Timed, compiled
 from jrnn.bench.sizes import MODES, Size
-from jrnn.bench.suites import Job, Options, layer_peers
+from jrnn.bench.suites import Job, SuiteOptions, layer_peers
 from jrnn.loops import plain_scans
 from jrnn.nn.families import CELLS
 
@@ -29,13 +29,13 @@ HEADS = 4
 LOOPS = {"jrnn": nullcontext, "lax.scan": plain_scans}
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     cells, modes = options.chosen("cells", CELLS), options.chosen("modes", MODES)
     for cell, mode, size in product(cells, modes, options.chosen_sizes(SIZES)):
         yield Job(cell, mode, str(size), programs(cell, size, mode))
 
 
-def programs(cell: str, size: Size, mode: str) -> dict[str, Program]:
+def programs(cell: str, size: Size, mode: str) -> dict[str, Timed]:
     heads = {"num_heads": HEADS} if "num_heads" in inspect.signature(CELLS[cell]).parameters else {}
     layer = CELLS[cell](size.hidden, rngs=nnx.Rngs(0), **heads)
     shape = (size.steps, size.batch, size.hidden)

@@ -15,9 +15,9 @@ import numpy as np
 from flax import nnx
 
 from jrnn import nn
-from jrnn.bench.peers import Program, clocked, in_mode
+from jrnn.bench.peers import Timed, clocked, in_mode
 from jrnn.bench.sizes import MODES
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.nn import functional
 from jrnn.onnx import to_onnx
 
@@ -27,7 +27,7 @@ NEEDS = {"torch": "torch", "onnxruntime": "'jrnn[onnx]'"}
 HIDDEN, SERIES, CALLS = (64, 128, 256), (10, 100, 1000), 200
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     import torch
 
     threads = torch.get_num_threads()
@@ -40,7 +40,7 @@ def jobs(options: Options) -> Iterator[Job]:
             yield Job("GRU series", mode, f"{count} of 100x1x1x8", series(count, mode))
 
 
-def carried(step: Callable, state: object) -> Program:
+def carried(step: Callable, state: object) -> Timed:
     """Times the mean of CALLS calls, each of which continues from the state of the one before."""
 
     def call() -> None:
@@ -50,10 +50,10 @@ def carried(step: Callable, state: object) -> Program:
             np.asarray(y)
 
     run = clocked(call)
-    return Program(lambda: run() / CALLS)
+    return Timed(lambda: run() / CALLS)
 
 
-def frames(hidden: int) -> dict[str, Program]:
+def frames(hidden: int) -> dict[str, Timed]:
     import onnxruntime
     import torch
 
@@ -90,7 +90,7 @@ def frames(hidden: int) -> dict[str, Program]:
     }
 
 
-def series(count: int, mode: str) -> dict[str, Program]:
+def series(count: int, mode: str) -> dict[str, Timed]:
     rng = np.random.default_rng(0)
     shapes = nn.GRU(1, 8, rngs=nnx.Rngs(0)).layout.shapes()
     params = {name: jnp.asarray(rng.uniform(-0.3, 0.3, (count, *s)), jnp.float32) for name, s in shapes.items()}
@@ -100,6 +100,6 @@ def series(count: int, mode: str) -> dict[str, Program]:
     together, alone = jax.jit(jax.vmap(fn)), jax.jit(fn)
     one = clocked(lambda: jax.block_until_ready(alone(single, x[0])))
     return {
-        "vmap": Program(clocked(lambda: jax.block_until_ready(together(params, x)))),
-        "one after the other": Program(lambda: one() * count),
+        "vmap": Timed(clocked(lambda: jax.block_until_ready(together(params, x)))),
+        "one after the other": Timed(lambda: one() * count),
     }

@@ -14,9 +14,9 @@ from pathlib import Path
 import jax
 
 from jrnn.bench import peers
-from jrnn.bench.peers import Program, compiled, in_mode, scanned
+from jrnn.bench.peers import Timed, compiled, in_mode, scanned
 from jrnn.bench.sizes import CELLS, MODES, Size
-from jrnn.bench.suites import Job, Options
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.bench.tuning import into_file
 from jrnn.errors import ScanError
 from jrnn.loops import scan
@@ -27,7 +27,7 @@ TAKES = ("cells", "modes", "sizes", "peers")
 EXECUTORS = ("auto", "scan", "associative", "native")
 
 
-def jobs(options: Options) -> Iterator[Job]:
+def jobs(options: SuiteOptions) -> Iterator[Job]:
     known = ["tuned", "lax.scan", *EXECUTORS]
     chosen = options.chosen("peers", known)
     sizes = options.chosen_sizes(["50x8x64x64"])
@@ -36,7 +36,7 @@ def jobs(options: Options) -> Iterator[Job]:
         yield Job(cell, mode, str(size), built)
 
 
-def _program(name: str, cell: str, size: Size, mode: str, options: Options) -> Program | None:
+def _program(name: str, cell: str, size: Size, mode: str, options: SuiteOptions) -> Timed | None:
     if name == "tuned":
         return _tuned(cell, size, mode, options)
     which = jax.lax.scan if name == "lax.scan" else functools.partial(scan, executor=name)
@@ -46,7 +46,7 @@ def _program(name: str, cell: str, size: Size, mode: str, options: Options) -> P
         return None
 
 
-def _tuned(cell: str, size: Size, mode: str, options: Options) -> Program:
+def _tuned(cell: str, size: Size, mode: str, options: SuiteOptions) -> Timed:
     function = peers.scanned(scan, cell, size)
     with tempfile.TemporaryDirectory() as folder:
         args = function.weights, function.x

@@ -18,7 +18,7 @@ from jrnn.convert.rules.reduce import from_halves, halves
 from jrnn.convert.rules.shapes import cut, join, pick, reverse
 from jrnn.errors import ConversionError, GradientError
 from jrnn.jaxprs import scan_counts
-from jrnn.jaxprs.flat import Graph, Node, Var, flatten, live
+from jrnn.jaxprs.flat import FlatEquation, Graph, Var, flatten, live
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.graph import live_ops
 from jrnn.nets.ir import Net
@@ -26,7 +26,7 @@ from jrnn.nets.recurrent import RecurrentState, recurrent_net
 
 
 @rule("cond")
-def cond_rule(e: Emitter, node: Node, index, *values):
+def cond_rule(e: Emitter, node: FlatEquation, index, *values):
     branches = [flatten(b) for b in node.params["branches"]]
     if is_static(index):
         return tuple(e.graph(branches[min(max(int(index), 0), len(branches) - 1)], values))
@@ -53,7 +53,7 @@ def cond_rule(e: Emitter, node: Node, index, *values):
 
 
 @rule("while")
-def _(e: Emitter, node: Node, *values):
+def _(e: Emitter, node: FlatEquation, *values):
     p = node.params
     test, body = flatten(p["cond_jaxpr"]), flatten(p["body_jaxpr"])
     first, after = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
@@ -80,7 +80,7 @@ def _(e: Emitter, node: Node, *values):
 
 
 @dataclass(frozen=True)
-class _State:
+class _HeldValue:
     """A carry or an output that the recurrent network holds: its new value in the step, and how it is folded."""
 
     new: Var | np.ndarray
@@ -98,7 +98,7 @@ def _fold(e: Emitter, value: Value, batch: int) -> Blob:
     return e.reshaped(e.cast(e.blob(value), FLOAT), (1, batch, math.prod(value.shape) // batch))
 
 
-def _unfold(e: Emitter, name: str, state: _State, batch: int, lead: tuple[int, ...] = ()) -> Value:
+def _unfold(e: Emitter, name: str, state: _HeldValue, batch: int, lead: tuple[int, ...] = ()) -> Value:
     """The blob `name` of folded floats [1 or T, N, D] as values of a state, [*lead, ...]."""
     blob = Blob.of(name, (*(lead or (1,)), batch, state.width(batch)), FLOAT)
     if state.dtype == INT32:
@@ -129,11 +129,11 @@ class _Roles:
     constants: set[int]
     counters: dict[int, int]
     held: list[int]
-    states: list[_State]
+    states: list[_HeldValue]
     place: dict[int, int]
 
 
-def _roles(node: Node, read: Sequence[bool]) -> _Roles:
+def _roles(node: FlatEquation, read: Sequence[bool]) -> _Roles:
     body = flatten(node.params["jaxpr"])
     first, count = scan_counts(node.params)
     carried = body.inputs[first : first + count]
@@ -142,14 +142,14 @@ def _roles(node: Node, read: Sequence[bool]) -> _Roles:
     counters = {k: n for k, v in enumerate(carried) if (n := _growth(body, v, new[k])) is not None}
     kept, nodes = _needed(body, carried, read, {*constants, *counters})
     held = [k for k in kept if k not in constants and k not in counters]
-    states = [_State(new[k], carried[k].shape, np.dtype(carried[k].dtype)) for k in held]
+    states = [_HeldValue(new[k], carried[k].shape, np.dtype(carried[k].dtype)) for k in held]
     place: dict[int, int] = {}
     for k, v in enumerate(outs):
         if not read[count + k]:
             continue
         place[k] = next((i for i, s in enumerate(states) if s.new is v), len(states))
         if place[k] == len(states):
-            states.append(_State(v, node.outputs[count + k].shape[1:], np.dtype(v.dtype)))
+            states.append(_HeldValue(v, node.outputs[count + k].shape[1:], np.dtype(v.dtype)))
     for s in states:
         if s.dtype not in (FLOAT, BOOL, INT32) or not math.prod(s.shape):
             raise ConversionError(
@@ -161,7 +161,7 @@ def _roles(node: Node, read: Sequence[bool]) -> _Roles:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StepNet:
     """The step net of a scan: its builder, its inputs, and the names of its states, old and new."""
 
     builder: NetBuilder
@@ -176,7 +176,7 @@ class _Step:
         return replace(net, ops=tuple(net.ops[k] for k in live_ops(net, self.next)))
 
 
-def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int) -> _Step:
+def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int) -> _StepNet:
     """Emits the step: `values` are those of the scan, `xs` its sequences, and `floats` those of them that are floats."""
     body, states, first = roles.body, roles.states, len(roles.consts)
     used = body.used()
@@ -198,11 +198,11 @@ def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int
             blob = _fold(e, value, batch)
             written = any(blob.name in op.outputs for op in builder.ops)
             new.append((blob if written and blob.name not in new else e.copy(blob)).name)
-    return _Step(builder, input_t, timestep, previous, new)
+    return _StepNet(builder, input_t, timestep, previous, new)
 
 
 @rule("scan")
-def scan_rule(e: Emitter, node: Node, *values):
+def scan_rule(e: Emitter, node: FlatEquation, *values):
     p = node.params
     steps, read = p["length"], list(e.read)
     if steps == 0:
@@ -325,7 +325,7 @@ def _sequence(e: Emitter, floats: list[Blob], steps: int, batch: int, taken: set
     return e.copy(sequence) if sequence.name in taken else sequence
 
 
-def _start(e: Emitter, value: Value, state: _State, batch: int, taken: set[str]) -> Blob:
+def _start(e: Emitter, value: Value, state: _HeldValue, batch: int, taken: set[str]) -> Blob:
     """The initial state, in a blob that the step net does not read by name."""
     if is_static(value) and not value.any():
         return e.zeros((1, batch, state.width(batch)), FLOAT, "initial")

@@ -14,7 +14,7 @@ from jax import lax
 
 from jrnn.convert.emit import BOOL, FLOAT, Blob, Emitter, Value, rule
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node
+from jrnn.jaxprs.flat import FlatEquation
 
 _FOLDED = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum, "And": np.logical_and,
@@ -53,7 +53,7 @@ _UNARY = {
 
 
 @rule(*_UNARY)
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     if x.dtype != FLOAT and node.name == "neg":
         return binary(e, "Sub", np.zeros((), x.dtype), x)
     if x.dtype != FLOAT and node.name == "square":
@@ -68,7 +68,7 @@ def _(e: Emitter, node: Node, x):
 
 
 @rule("integer_pow")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     y = node.params["y"]
     if x.dtype != FLOAT:
         return e.call(lambda x: math.prod([x] * y, start=jnp.ones_like(x)), x)  # JAX has y >= 0 for integers
@@ -80,7 +80,7 @@ def _(e: Emitter, node: Node, x):
 
 
 @rule("pow")
-def _(e: Emitter, node: Node, x, y):
+def _(e: Emitter, node: FlatEquation, x, y):
     need_float(x, "a power")
     if is_static(y) and np.ptp(y) == 0:
         return unary(e, "Pow", x, exponent=float(y.flat[0]))
@@ -163,7 +163,7 @@ _SHIFTS = {
 
 
 @rule(*_SHIFTS)
-def _(e: Emitter, node: Node, x, amount):
+def _(e: Emitter, node: FlatEquation, x, amount):
     if x.dtype == BOOL:
         raise ConversionError(f"{node.name} of booleans: convert to int32 first")
     bits = x.dtype.itemsize * 8
@@ -177,7 +177,7 @@ _BINARY = {"add": "Add", "add_any": "Add", "sub": "Sub", "mul": "Mul", "div": "D
 
 
 @rule(*_BINARY)
-def _(e: Emitter, node: Node, a, b):
+def _(e: Emitter, node: FlatEquation, a, b):
     neutral, shape = 0 if _BINARY[node.name] in ("Add", "Sub") else 1, node.outputs[0].shape
     if is_static(b) and a.shape == shape and (b == neutral).all():
         return a
@@ -187,7 +187,7 @@ def _(e: Emitter, node: Node, a, b):
 
 
 @rule("max", "min")
-def _(e: Emitter, node: Node, a, b):
+def _(e: Emitter, node: FlatEquation, a, b):
     if a.dtype == BOOL:
         return binary(e, "Or" if node.name == "max" else "And", a, b)
     if is_static(a):
@@ -221,7 +221,7 @@ def where(e: Emitter, which: Value, yes: Value, no: Value, shape: tuple[int, ...
 
 
 @rule("clamp")
-def _(e: Emitter, node: Node, low, x, high):
+def _(e: Emitter, node: FlatEquation, low, x, high):
     known = is_static(low, high) and all(v.size and np.ptp(v) == 0 for v in (low, high))
     if known and x.dtype == FLOAT:
         return unary(e, "Clip", x, min=float(low.flat[0]), max=float(high.flat[0]))
@@ -238,7 +238,7 @@ _OF_BOOLEANS = {
 
 
 @rule(*_COMPARISONS)
-def _(e: Emitter, node: Node, a, b):
+def _(e: Emitter, node: FlatEquation, a, b):
     if a.dtype == BOOL and node.name == "ne":
         return binary(e, "Xor", a, b)
     if a.dtype == BOOL and node.name in _OF_BOOLEANS:
@@ -247,20 +247,20 @@ def _(e: Emitter, node: Node, a, b):
 
 
 @rule("and", "or", "xor")
-def _(e: Emitter, node: Node, a, b):
+def _(e: Emitter, node: FlatEquation, a, b):
     type = node.name.capitalize()
     return binary(e, type if a.dtype == BOOL else "Bitwise" + type, a, b)
 
 
 @rule("not")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     if x.dtype != BOOL:  # two's complement
         return binary(e, "Sub", np.asarray(-1, x.dtype), x)
     return unary(e, "Not", x)
 
 
 @rule("select_n")
-def _(e: Emitter, node: Node, which, *cases):
+def _(e: Emitter, node: FlatEquation, which, *cases):
     shape = np.broadcast_shapes(which.shape, cases[0].shape)
     if len(cases) == 2:
         return where(e, which if which.dtype == BOOL else e.cast(which, BOOL), cases[1], cases[0], shape)
@@ -274,7 +274,7 @@ def _(e: Emitter, node: Node, which, *cases):
 
 
 @rule("reduce_precision")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     p = node.params
     if p["exponent_bits"] < 8 or p["mantissa_bits"] < 23:
         raise ConversionError(

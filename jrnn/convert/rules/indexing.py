@@ -15,7 +15,7 @@ from jrnn.convert.emit import BOOL, INT32, Blob, Emitter, Value, rule
 from jrnn.convert.rules.elementwise import binary, extreme, is_static, spread_to, where
 from jrnn.convert.rules.shapes import cut, join, pick, transpose
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node
+from jrnn.jaxprs.flat import FlatEquation
 
 
 def _clip(e: Emitter, x: Value, low: int, high: int) -> Value:
@@ -23,7 +23,7 @@ def _clip(e: Emitter, x: Value, low: int, high: int) -> Value:
 
 
 @rule("dynamic_slice")
-def _(e: Emitter, node: Node, x, *starts):
+def _(e: Emitter, node: FlatEquation, x, *starts):
     for axis, (start, size) in enumerate(zip(starts, node.params["slice_sizes"])):
         most = x.shape[axis]
         if size == most:
@@ -37,7 +37,7 @@ def _(e: Emitter, node: Node, x, *starts):
 
 
 @rule("dynamic_update_slice")
-def _(e: Emitter, node: Node, x, update, *starts):
+def _(e: Emitter, node: FlatEquation, x, update, *starts):
     shape = x.shape
     inside: Value = None  # whether each element is replaced
     for axis, (start, size) in enumerate(zip(starts, update.shape)):
@@ -76,7 +76,7 @@ class _Places:
 
 def _places(
     e: Emitter,
-    node: Node,
+    node: FlatEquation,
     indices: Value,
     axes: Sequence[int],
     batch: Mapping[int, int],
@@ -119,7 +119,7 @@ def _reordered(e: Emitter, x: Value, have: Sequence[Any], wanted: Sequence[Any])
 
 
 @rule("gather")
-def gather_rule(e: Emitter, node: Node, x, indices):
+def gather_rule(e: Emitter, node: FlatEquation, x, indices):
     """One Gather along the indexed axes, which are merged into one if there are several."""
     d, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
     batch = dict(zip(d.operand_batching_dims, d.start_indices_batching_dims))
@@ -148,7 +148,7 @@ def gather_rule(e: Emitter, node: Node, x, indices):
 
 
 @rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
-def scatter_rule(e: Emitter, node: Node, x, indices, updates):
+def scatter_rule(e: Emitter, node: FlatEquation, x, indices, updates):
     d = node.params["dimension_numbers"]
     if not x.shape:
         raise ConversionError("a write at indices of a scalar; compute the new value instead")

@@ -11,11 +11,11 @@ from jrnn.convert.rules.elementwise import binary, unary
 from jrnn.convert.rules.reduce import reduce
 from jrnn.convert.rules.shapes import padded, reverse, transpose
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node
+from jrnn.jaxprs.flat import FlatEquation
 
 
 @rule("dot_general")
-def _(e: Emitter, node: Node, x, y):
+def _(e: Emitter, node: FlatEquation, x, y):
     (over_x, over_y), (batch_x, batch_y) = node.params["dimension_numbers"]
     free_x = [k for k in range(len(x.shape)) if k not in (*over_x, *batch_x)]
     free_y = [k for k in range(len(y.shape)) if k not in (*over_y, *batch_y)]
@@ -61,7 +61,7 @@ def fully_connected(e: Emitter, x: Value, w: Value, bias: Value, *, out_first: b
 
 
 @rule("conv_general_dilated")
-def convolution_rule(e: Emitter, node: Node, x, w):
+def convolution_rule(e: Emitter, node: FlatEquation, x, w):
     p = node.params
     spatial = len(x.shape) - 2
     if not 1 <= spatial <= 3 or x.dtype != FLOAT:
@@ -142,7 +142,7 @@ _LEAST = {"reduce_window_max": -np.inf, "reduce_window_min": np.inf, "reduce_win
 
 
 @rule(*_LEAST)
-def window_rule(e: Emitter, node: Node, x):
+def window_rule(e: Emitter, node: FlatEquation, x):
     p = node.params
     window = p["window_dimensions"]
     if any(n != 1 for n in p["window_dilation"]) or x.dtype != FLOAT:

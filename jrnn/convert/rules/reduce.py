@@ -13,7 +13,7 @@ from jrnn.convert.emit import BOOL, FLOAT, INT32, INT64, Blob, Emitter, Value, r
 from jrnn.convert.rules.elementwise import binary, unary
 from jrnn.convert.rules.shapes import transpose
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node
+from jrnn.jaxprs.flat import FlatEquation
 
 _HALF = 2**16  # the high and low half of an int32 are below this, so that float32 holds them exactly
 _TYPES = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
@@ -44,7 +44,7 @@ _HALVED = {
 
 
 @rule(*_HALVED)
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     axes = node.params["axes"]
     if x.dtype == BOOL and node.name in ("reduce_or", "reduce_and"):
         type = "ReduceMax" if node.name == "reduce_or" else "ReduceMin"
@@ -53,7 +53,7 @@ def _(e: Emitter, node: Node, x):
 
 
 @rule("argmax", "argmin")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     (axis,) = node.params["axes"]
     x = e.cast(x, INT32) if x.dtype == BOOL else x
     type = "ArgMax" if node.name == "argmax" else "ArgMin"
@@ -82,7 +82,7 @@ _RUNNING = {
 
 
 @rule(*_RUNNING)
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     axis, reverse = node.params["axis"], node.params["reverse"]
     if node.name != "cumsum" or x.dtype != FLOAT:
         return e.call(partial(_running, _RUNNING[node.name], axis, reverse), x)
@@ -142,7 +142,7 @@ def _at(e: Emitter, x: Blob, places: Blob) -> Blob:
 
 
 @rule("sort")
-def _(e: Emitter, node: Node, *xs):
+def _(e: Emitter, node: FlatEquation, *xs):
     order = _last(xs[0], node.params["dimension"])
     rows = [e.blob(transpose(e, x, order)) for x in xs]
     keys = [key for x in reversed(rows[: node.params["num_keys"]]) for key in _keys(e, x)]
@@ -152,7 +152,7 @@ def _(e: Emitter, node: Node, *xs):
 
 
 @rule("top_k")
-def _(e: Emitter, node: Node, x: Value):
+def _(e: Emitter, node: FlatEquation, x: Value):
     rank, k = len(x.shape), node.params["k"]
     order = _last(x, node.params.get("axis", rank - 1) % rank)
     rows = e.blob(transpose(e, x, order))

@@ -10,11 +10,11 @@ import numpy as np
 from jrnn.convert.emit import BOOL, FLOAT, INT32, Blob, Emitter, Value, rule
 from jrnn.convert.rules.elementwise import is_static, spread_to
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.flat import Node
+from jrnn.jaxprs.flat import FlatEquation
 
 
 @rule("reshape", "squeeze")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     order = node.params.get("dimensions") if node.name == "reshape" else None
     if order is not None:
         x = transpose(e, x, order)
@@ -22,7 +22,7 @@ def _(e: Emitter, node: Node, x):
 
 
 @rule("broadcast_in_dim")
-def _(e: Emitter, node: Node, x, *sizes):
+def _(e: Emitter, node: FlatEquation, x, *sizes):
     if sizes:
         raise ConversionError("a broadcast to a size that is only known when the function runs")
     shape, at = node.params["shape"], node.params["broadcast_dimensions"]
@@ -64,7 +64,7 @@ def cut(e: Emitter, x: Value, axis: int, start: int, end: int) -> Value:
 
 
 @rule("slice")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     p = node.params
     strides = p["strides"] or (1,) * len(x.shape)
     for axis, (start, end, stride) in enumerate(zip(p["start_indices"], p["limit_indices"], strides)):
@@ -76,7 +76,7 @@ def _(e: Emitter, node: Node, x):
 
 
 @rule("split")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     axis, sizes = node.params["axis"], node.params["sizes"]
     if x.dtype == FLOAT:
         return e.ops("Split", [x], [(v.shape, v.dtype) for v in node.outputs], axis=axis, split=sizes)
@@ -98,14 +98,14 @@ def reverse(e: Emitter, x: Value, axis: int) -> Value:
 
 
 @rule("rev")
-def _(e: Emitter, node: Node, x):
+def _(e: Emitter, node: FlatEquation, x):
     for axis in node.params["dimensions"]:
         x = reverse(e, x, axis)
     return x
 
 
 @rule("stack")
-def _(e: Emitter, node: Node, *xs):
+def _(e: Emitter, node: FlatEquation, *xs):
     axis, shape = node.params["axis"], node.outputs[0].shape
     return join(e, [e.reshaped(x, (*shape[:axis], 1, *shape[axis + 1 :])) for x in xs], axis)
 

@@ -17,9 +17,9 @@ from jrnn.jaxprs.axes import aligned
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.terms import Axes, Factor, Labels, Row, Term, Value
 
-_SAME = ("copy", "copy_p", "name", "reduce_precision")
+_SAME = (*primitives.COPIES, "reduce_precision")
 _VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
-_SUMS = ("add", "add_any", "sub")
+_SUMS = (*primitives.ADDITIONS, "sub")
 
 
 class Forms(Axes):

@@ -30,7 +30,7 @@ from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.loop import Loop
 
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
-_SAME = frozenset(("copy", "copy_p", "name", "stop_gradient", "reshape", "squeeze", "expand_dims"))
+_SAME = frozenset((*primitives.COPIES, "stop_gradient", "reshape", "squeeze", "expand_dims"))
 Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
 
 
@@ -43,7 +43,7 @@ def estimate(terms: Terms, memory: int) -> Estimate:
     return Estimate(sum(terms.values()), memory, tuple(terms.items()))
 
 
-class Part(NamedTuple):
+class Costs(NamedTuple):
     """What equations cost, evaluated once for some steps together.
 
     Attributes:
@@ -104,7 +104,7 @@ class Estimator:
             *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
         }
         self._facts: dict[int, _Facts] = {}
-        self._inside: dict[int, Part] = {}  # of jaxprs, which the facts of their equations keep alive
+        self._inside: dict[int, Costs] = {}  # of jaxprs, which the facts of their equations keep alive
         self._size: dict[Var, int] = {}
 
     def whole(self) -> Estimate:
@@ -121,7 +121,7 @@ class Estimator:
     def sizes(self, variables: Iterable[Var]) -> int:
         return sum(map(self.size, variables))
 
-    def part(self, eqns: Sequence[Eqn], outs: Iterable[Atom], together: bool = False) -> Part:
+    def part(self, eqns: Sequence[Eqn], outs: Iterable[Atom], together: bool = False) -> Costs:
         """Returns what equations cost, evaluated for one step, or for many steps together.
 
         Args:
@@ -181,7 +181,7 @@ class Estimator:
             live += sum(self.size(v) for v in eqn.outvars if v in temporary)
             peak = max(peak, live + (self._copied(eqn) if together else 0))
             live -= ends.get(i, 0)
-        return Part(products, elements, read, written, calls, packing, kernels, peak, made_bytes)
+        return Costs(products, elements, read, written, calls, packing, kernels, peak, made_bytes)
 
     def _copied(self, eqn: Eqn) -> int:
         """Returns the bytes of stacks that XLA:CPU transposes before a product: those not contracted over the last axis."""
@@ -222,7 +222,7 @@ class Estimator:
             return self._inner_seconds(eqn)
         return product_seconds(eqn, self.moving if together else None, self.machine)
 
-    def inside(self, jaxpr: Any) -> Part:
+    def inside(self, jaxpr: Any) -> Costs:
         """Returns what the equations of an inner loop or branch cost, once."""
         if id(jaxpr) not in self._inside:
             self._inside[id(jaxpr)] = self.part(jaxpr.eqns, jaxpr.outvars)
@@ -239,7 +239,7 @@ class Estimator:
         trips = jaxprs.extent(eqn.params["length"]) if name == "scan" else _WHILE if name == "while" else 1
         return trips * (sum(times) + machine.elementwise_trip)
 
-    def trips(self, loop: Loop, inside: Part) -> Terms:
+    def trips(self, loop: Loop, inside: Costs) -> Terms:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
@@ -251,7 +251,7 @@ class Estimator:
         trips += steps * machine.kernel * sum(v in called for v in jaxprs.variables(loop.ys))
         return total(work, dict(calls=trips, stacks=stacks))
 
-    def sums(self, eqns: Sequence[Eqn]) -> Part:
+    def sums(self, eqns: Sequence[Eqn]) -> Costs:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
         facts = [self._facts_of(e) for e in eqns]
         dots = sum(jaxprs.operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
@@ -266,7 +266,7 @@ class Estimator:
                 inner = [a for a, axes in zip(f.eqn.invars, contracted) if sorted(axes) != [*range(len(axes))]]
                 copied.append(sum(map(self.size, jaxprs.variables(inner))))
         calls = sum(f.calling_together for f in facts)
-        return Part(dots + others, reductions, calls=calls, kernels=len(eqns), peak=max(copied, default=0))
+        return Costs(dots + others, reductions, calls=calls, kernels=len(eqns), peak=max(copied, default=0))
 
 
 class _Facts(NamedTuple):

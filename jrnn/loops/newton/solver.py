@@ -83,7 +83,7 @@ def run(
         blocks = structure[number]
         given = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
         diagonal = options.jacobian == "diagonal" and blocks.block > 1
-        states, report = _solve(_Step(part, blocks, first, diagonal), given, length, options, by_steps)
+        states, report = _solve(_StackedStep(part, blocks, first, diagonal), given, length, options, by_steps)
         reports.append(report)
         return states
 
@@ -114,7 +114,7 @@ def _check_sizes(structure: Sequence[Blocks], init: Sequence[Any], length: int, 
 
 
 @dataclass(frozen=True)
-class _Step:
+class _StackedStep:
     """The step of a group of carries, at all times.
 
     Attributes:
@@ -129,7 +129,7 @@ class _Step:
     init: list[Any]
     diagonal: bool
 
-    def at(self, consts: list[Any], stacks: list[Any], init: list[Any]) -> _Step:
+    def at(self, consts: list[Any], stacks: list[Any], init: list[Any]) -> _StackedStep:
         return replace(self, part=replace(self.part, consts=consts, stacks=stacks), init=init)
 
     def old(self, states: Values) -> list[Any]:
@@ -195,7 +195,7 @@ class _Step:
         return states, (jnp.int32(0), zero, zero, jnp.asarray(True))
 
 
-def _solve(step: _Step, guess: Any, length: int, options: Newton, by_steps: bool) -> tuple[list[Any], Any]:
+def _solve(step: _StackedStep, guess: Any, length: int, options: Newton, by_steps: bool) -> tuple[list[Any], Any]:
     """Returns the states of a group, with derivatives, and what was done."""
 
     @jax.custom_jvp
@@ -225,7 +225,7 @@ def _solve(step: _Step, guess: Any, length: int, options: Newton, by_steps: bool
 class _Iteration:
     """The iteration for a group of carries, and its certificate."""
 
-    def __init__(self, step: _Step, options: Newton):
+    def __init__(self, step: _StackedStep, options: Newton):
         self.step, self.options = step, options
         self.eps = max(float(jnp.finfo(h.dtype).eps) for h in step.init)
         self.dtype = jnp.result_type(jnp.float32, *step.init)

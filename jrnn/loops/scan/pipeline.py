@@ -19,18 +19,18 @@ from jrnn.loops.rules import lowering, tracing
 from jrnn.loops.scan import executors
 from jrnn.loops.wrappers import early_exit
 from jrnn.loops.wrappers import recompute as recomputation
-from jrnn.loops.wrappers.call import Call, Rest, Results
+from jrnn.loops.wrappers.call import Rest, Results, ScanCall
 from jrnn.loops.wrappers.masking import masked
 
 
-def run(call: Call, number: int = 0) -> Results:
+def run(call: ScanCall, number: int = 0) -> Results:
     """Runs a loop by the stages from a number on."""
     if number == len(STAGES):
         return _by_jax(call)
     return STAGES[number](call, lambda call: run(call, number + 1))
 
 
-def _by_cudnn(call: Call, rest: Rest) -> Results:
+def _by_cudnn(call: ScanCall, rest: Rest) -> Results:
     if call.executor.name != "cudnn" or mark.plain.value:
         return rest(call)
     from jrnn.loops.scan import cudnn
@@ -41,7 +41,7 @@ def _by_cudnn(call: Call, rest: Rest) -> Results:
     return cudnn.scan(call.step, call.init, call.xs, call.reverse, call.lengths, call.resets)
 
 
-def _masked(call: Call, rest: Rest) -> Results:
+def _masked(call: ScanCall, rest: Rest) -> Results:
     """Puts `lengths`, `resets` and `skip` into the step."""
     lengths = call.lengths if call.place is None else call.place.lengths(call.lengths, call.steps)
     if lengths is None and call.resets is None and call.skip is None:
@@ -51,7 +51,7 @@ def _masked(call: Call, rest: Rest) -> Results:
     return rest(call._replace(step=step, xs=xs, lengths=None, resets=None, reset_state=None, skip=None))
 
 
-def _over_devices(call: Call, rest: Rest) -> Results:
+def _over_devices(call: ScanCall, rest: Rest) -> Results:
     """Divides time among devices; each runs its segment."""
     if call.place is None:
         return rest(call)
@@ -76,7 +76,7 @@ def _over_devices(call: Call, rest: Rest) -> Results:
     )
 
 
-def _by_newton(call: Call, rest: Rest) -> Results:
+def _by_newton(call: ScanCall, rest: Rest) -> Results:
     if call.newton is None or mark.plain.value:
         return rest(call)
     from jrnn.loops.newton.api import solve
@@ -84,7 +84,7 @@ def _by_newton(call: Call, rest: Rest) -> Results:
     return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton, call.verify)[0]
 
 
-def _by_jax(call: Call) -> Results:
+def _by_jax(call: ScanCall) -> Results:
     """Calls `jax.lax.scan`, with the mark."""
     names = call.recompute
     names = tuple(sorted(names)) if isinstance(names, (list, tuple, set, frozenset)) else names
@@ -98,7 +98,7 @@ def _by_jax(call: Call) -> Results:
         return jax.lax.scan(step, *given, call.unroll)
 
 
-def _check(call: Call, step: Callable, recompute: Any) -> None:
+def _check(call: ScanCall, step: Callable, recompute: Any) -> None:
     """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
     if call.executor.refusal is None and not isinstance(recompute, tuple):
         return

@@ -27,7 +27,7 @@ from jrnn.loops.newton import Newton
 from jrnn.loops.rules import tracing
 from jrnn.loops.scan import executors, pipeline
 from jrnn.loops.wrappers import recompute as recomputation
-from jrnn.loops.wrappers.call import Call
+from jrnn.loops.wrappers.call import ScanCall
 from jrnn.loops.wrappers.masking import checked_reset_state
 from jrnn.loops.wrappers.recompute import Recompute
 
@@ -144,5 +144,5 @@ def scan(
         reset_state = checked_reset_state(reset_state, init, resets)
     masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, skip=skip, until=until)
     options = dict(recompute=recompute, strict=strict, memory=memory, place=place, verify=verify)
-    call = Call(f, init, xs, length, reverse, unroll, row, newton.options_of(executor), **masks, **options)
+    call = ScanCall(f, init, xs, length, reverse, unroll, row, newton.options_of(executor), **masks, **options)
     return pipeline.run(call)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 Results = tuple[Any, Any]
 
 
-class Call(NamedTuple):
+class ScanCall(NamedTuple):
     """A call of `scan`: a loop and its options, which are those of `scan` after the checks.
 
     Attributes:
@@ -46,4 +46,4 @@ class Call(NamedTuple):
         return next((jnp.shape(leaf)[0] for leaf in leaves if jnp.ndim(leaf)), self.length)
 
 
-Rest = Callable[[Call], Results]  # the stages that follow
+Rest = Callable[[ScanCall], Results]  # the stages that follow

@@ -20,7 +20,7 @@ from jax import lax
 from jrnn.errors import ScanError
 from jrnn.jaxprs import without_closure
 from jrnn.loops.loop import promoted
-from jrnn.loops.wrappers.call import Call, Rest, Results
+from jrnn.loops.wrappers.call import Rest, Results, ScanCall
 
 # `(predicate, state, x) -> (state, y)` and `(alive, new, old) -> chosen`, for pytrees.
 Body = Callable[[Any, Any], tuple[Any, Any]]
@@ -135,7 +135,7 @@ def _run_while(keeps_on: Callable, body: Body, zeros: Any, state: Any, xs: Any, 
     return state, ys
 
 
-def stopped(call: Call, rest: Rest) -> Results:
+def stopped(call: ScanCall, rest: Rest) -> Results:
     """The stage that stops a loop where `until` says so."""
     until = call.until
     if until is None or not call.steps:

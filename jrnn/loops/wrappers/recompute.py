@@ -17,7 +17,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.wrappers.call import Call, Rest, Results
+from jrnn.loops.wrappers.call import Rest, Results, ScanCall
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
@@ -96,7 +96,7 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had
     return unstored
 
 
-def with_checkpoints(call: Call, rest: Rest) -> Results:
+def with_checkpoints(call: ScanCall, rest: Rest) -> Results:
     """The stage that runs a loop in pieces. Only the carries between them are kept for the reverse pass."""
     recompute, steps = call.recompute, call.steps
     if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):

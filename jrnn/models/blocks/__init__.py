@@ -3,10 +3,10 @@
 from jrnn.models.blocks.attention import Attention, Indexed, Indexer, Latent
 from jrnn.models.blocks.delta import Delta, Kda, Lightning
 from jrnn.models.blocks.feed_forward import Experts, Mlp, Router
-from jrnn.models.blocks.small import Both, ChannelMixing, MatrixMixing, MeanNorm, ShortConv, Side, Streams
+from jrnn.models.blocks.small import Both, ChannelMixing, HyperStreams, MatrixMixing, MeanNorm, ShortConv, Side
 from jrnn.models.blocks.state_space import Mamba1, Mamba2
 
 __all__ = [
-    "Attention", "Both", "ChannelMixing", "Delta", "Experts", "Indexed", "Indexer", "Kda", "Latent", "Lightning", "Mamba1",
-    "Mamba2", "MatrixMixing", "MeanNorm", "Mlp", "Router", "ShortConv", "Side", "Streams",
+    "Attention", "Both", "ChannelMixing", "Delta", "Experts", "HyperStreams", "Indexed", "Indexer", "Kda", "Latent",
+    "Lightning", "Mamba1", "Mamba2", "MatrixMixing", "MeanNorm", "Mlp", "Router", "ShortConv", "Side",
 ]  # fmt: skip

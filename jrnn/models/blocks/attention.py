@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.config import DecoderKeys, Rope, divides
-from jrnn.models.family import EMPTY, At, Norm, Part, Shapes, State, Weights, linear, products, under
+from jrnn.models.family import EMPTY, At, Block, Norm, Scoped, Shapes, State, linear, products, under
 from jrnn.nn.span import Span, heads
 
 
@@ -97,7 +97,7 @@ def attend(
 
 
 @dataclass(frozen=True)
-class Attention(Part):
+class Attention(Block):
     """Softmax attention with grouped keys.
 
     Attributes:
@@ -151,13 +151,11 @@ class Attention(Part):
     def holds(self, room: int) -> Shapes:
         return memory(room if self.window is None else self.window - 1, self.key_heads, self.size)
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         q, k, v = (w.linear(at.span, f"{name}_proj", x) for name in "qkv")
         return self.mix(w, q, k, v, state, at)
 
-    def mix(
-        self, w: Weights, q: jax.Array, k: jax.Array, v: jax.Array, state: State, at: At
-    ) -> tuple[jax.Array, State]:
+    def mix(self, w: Scoped, q: jax.Array, k: jax.Array, v: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         """From the projections q [T, N, Q C] or [T, N, 2 Q C], k and v [T, N, K C] to the output."""
         gate = None
         if self.gated:
@@ -170,7 +168,7 @@ class Attention(Part):
         y = y if gate is None else y * jax.nn.sigmoid(gate)
         return w.linear(at.span, self.out, y.reshape(*y.shape[:2], -1)), after
 
-    def _normed(self, w: Weights, name: str, x: jax.Array, count: int) -> jax.Array:
+    def _normed(self, w: Scoped, name: str, x: jax.Array, count: int) -> jax.Array:
         """[T, N, heads C] -> [T, N, heads, C]."""
         if self.norm is None:
             return heads(x, count)
@@ -179,7 +177,7 @@ class Attention(Part):
 
 
 @dataclass(frozen=True)
-class Latent(Part):
+class Latent(Block):
     """Latent attention (DeepSeek-V2): keys and values come from one product of low rank.
 
     Attributes:
@@ -230,7 +228,7 @@ class Latent(Part):
     def holds(self, room: int) -> Shapes:
         return memory(room, self.heads, self.size)
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         if self.query_rank is None:
             query, q = x, w.linear(span, "q_proj", x)
@@ -254,7 +252,7 @@ class Latent(Part):
         y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(span, self.gate, x))[..., None]
         return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), after
 
-    def choice(self, w: Weights, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
+    def choice(self, w: Scoped, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
         """The last arguments of `attend`; `query`: the queries before their last product."""
         return {}
 
@@ -289,13 +287,13 @@ class Indexer:
         own = {"ape": (self.pool, self.size), "gate": (self.size, self.width)}
         return shapes | {f"index_kpool_compress_{name}": shape for name, shape in own.items()}
 
-    def index(self, w: Weights, x: jax.Array, at: At) -> jax.Array:
+    def index(self, w: Scoped, x: jax.Array, at: At) -> jax.Array:
         """What is remembered of each token: its key, and its weights in the key of its pool, [T, N, 2 C]."""
         key = Norm(self.size, 1e-6, centered=True, bias=True)(w.at("k_norm"), w.linear(at.span, "wk", x))
         return jnp.concatenate([key, at.span.linear(x, w["index_kpool_compress_gate"])], axis=-1)
 
     def choose(
-        self, w: Weights, x: jax.Array, query: jax.Array, at: At, index: jax.Array, places: jax.Array, seen: jax.Array
+        self, w: Scoped, x: jax.Array, query: jax.Array, at: At, index: jax.Array, places: jax.Array, seen: jax.Array
     ) -> jax.Array:
         """As `attend` wants it. A pool is named by the slot of its last token."""
         size, count = self.pool, index.shape[1]
@@ -328,7 +326,7 @@ class Indexed(Latent):
     def holds(self, room: int) -> Shapes:
         return super().holds(room) | ({"index": (room, 2 * self.indexer.size)} if self.indexer else {})
 
-    def choice(self, w: Weights, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
+    def choice(self, w: Scoped, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
         if (indexer := self.indexer) is None:
             return {"choose": lambda *_: at.shared["seen"]}
         w = w.at("indexer")

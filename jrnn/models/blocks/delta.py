@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.models.config import ACTIVATIONS, divides
-from jrnn.models.family import At, Merge, Norm, Part, Shapes, State, Weights, convolution, linear, products
+from jrnn.models.family import At, Block, Merge, Norm, Scoped, Shapes, State, convolution, linear, products
 from jrnn.nn.families.linear_attention import delta, gated_delta
 from jrnn.nn.families.mamba import state_space
 from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length
@@ -22,7 +22,7 @@ CONVOLUTIONS = Merge(("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"), 
 
 
 @dataclass(frozen=True)
-class Delta(Part):
+class Delta(Block):
     """The gated delta rule after a short convolution, with a gated norm.
 
     Attributes:
@@ -75,7 +75,7 @@ class Delta(Part):
         k, v = self._sizes
         return {"conv": (self.taps - 1, 2 * k + v), "S": (self.value_heads, self.key, self.value)}
 
-    def _projected(self, w: Weights, x: jax.Array, span: Span) -> tuple[jax.Array, ...]:
+    def _projected(self, w: Scoped, x: jax.Array, span: Span) -> tuple[jax.Array, ...]:
         """qkv [T, N, 2 K C + H V], z [T, N, H V], and b and a [T, N, H]."""
         if self.products == "each":
             qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
@@ -89,7 +89,7 @@ class Delta(Part):
         b, a = jnp.split(heads(w.linear(span, "in_proj_ba", x), self.key_heads), 2, axis=-1)
         return jnp.concatenate([q, k, v], axis=-1), z, b.reshape(flat), a.reshape(flat)
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span, (size, _) = at.span, self._sizes
         qkv, z, b, a = self._projected(w, x, span)
         qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
@@ -112,7 +112,7 @@ def channel_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
 
 
 @dataclass(frozen=True)
-class Kda(Part):
+class Kda(Block):
     """Kimi delta attention: the delta rule with a decay of each feature of the keys.
 
     Attributes:
@@ -153,7 +153,7 @@ class Kda(Part):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, 3 * self.heads * self.size), "S": (self.heads, self.size, self.size)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
         qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
@@ -176,7 +176,7 @@ class Kda(Part):
 
 
 @dataclass(frozen=True)
-class Lightning(Part):
+class Lightning(Block):
     """Lightning attention (MiniMax): S' = exp(-rate) S + k v^T, y = S'^T q, with a fixed rate in each head.
 
     Attributes:
@@ -199,7 +199,7 @@ class Lightning(Part):
     def holds(self, room: int) -> Shapes:
         return {"S": (self.heads, self.size, self.size)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         qkv = heads(ACTIVATIONS[self.act](w.linear(span, "qkv_proj", x)), self.heads)
         q, k, v = jnp.split(qkv, 3, axis=-1)

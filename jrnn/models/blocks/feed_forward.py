@@ -15,12 +15,12 @@ import jax.numpy as jnp
 
 from jrnn.errors import ConfigError
 from jrnn.models.config import ACTIVATIONS, ScoreKeys
-from jrnn.models.family import At, Merge, Part, Shapes, State, Weights, linear, products
+from jrnn.models.family import At, Block, Merge, Scoped, Shapes, State, linear, products
 from jrnn.nn.span import Span, along_last
 
 
 @dataclass(frozen=True)
-class Mlp(Part):
+class Mlp(Block):
     """down(act(gate x) * up x), or down(act(up x)) without a gate.
 
     Attributes:
@@ -45,17 +45,17 @@ class Mlp(Part):
         rows = {up: self.inner} if not gate else {gate: self.inner, up: 2 * self.inner if gate == up else self.inner}
         return products(rows, self.width, self.bias) | linear(down, self.width, self.inner, bias=self.bias)
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         return self(w, x, at.span), {}
 
-    def __call__(self, w: Weights, x: jax.Array, span: Span) -> jax.Array:
+    def __call__(self, w: Scoped, x: jax.Array, span: Span) -> jax.Array:
         gate, up, down = self.names
         u = w.linear(span, up, x)
         if gate == up:
             return self.after(w, u, span)
         return w.linear(span, down, self.inside(w.linear(span, gate, x) if gate else None, u))
 
-    def after(self, w: Weights, both: jax.Array, span: Span) -> jax.Array:
+    def after(self, w: Scoped, both: jax.Array, span: Span) -> jax.Array:
         """The output from gate and up [.., 2 I]."""
         return w.linear(span, self.names[2], self.inside(*jnp.split(both, 2, axis=-1)))
 
@@ -107,7 +107,7 @@ class Router:
     def tensors(self, width: int) -> Shapes:
         return linear(self.name, self.count, width) | ({} if self.bias is None else {self.bias: (self.count,)})
 
-    def __call__(self, w: Weights, tokens: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, w: Scoped, tokens: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         """Tokens [M, D] -> weights and experts [M, chosen]."""
         scores = span.linear(tokens, w[f"{self.name}.weight"])
         scores = jax.nn.softmax(scores, axis=-1) if self.score == "softmax" else jax.nn.sigmoid(scores)
@@ -127,7 +127,7 @@ class Router:
 
 
 @dataclass(frozen=True)
-class Experts(Part):
+class Experts(Block):
     """The chosen experts of each token, weighted.
 
     Attributes:
@@ -169,21 +169,21 @@ class Experts(Part):
             f"experts.{n}": Merge(tuple(f"experts.{e}.{n}.weight" for e in range(self.router.count))) for n in names
         }
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span, tokens = at.span, x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(w, tokens, span)
         given = tokens if self.latent is None else w.linear(span, "fc1_latent_proj", tokens)
         y = self._sum(w, given, weights, chosen, span)
         return (y if self.latent is None else w.linear(span, "fc2_latent_proj", y)).reshape(x.shape), {}
 
-    def _sum(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
+    def _sum(self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
         """The weighted sum of the outputs of the chosen experts, [M, D]."""
         if chosen.size <= self.router.count:  # a step: fewer matrices are read than there are
             return self._sorted(w, tokens, weights, chosen, span)
         run = partial(self._sorted, w, span=span), partial(self._in_rooms, w, span=span)
         return jax.lax.platform_dependent(tokens, weights, chosen, default=run[0], cpu=run[1])
 
-    def _in_rooms(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
+    def _in_rooms(self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
         """A CPU computes products of groups as those of all groups with all rows: groups get the same room instead."""
         mean = chosen.size / self.router.count
         room = -(-int(mean + 4 * math.sqrt(mean)) // 16) * 16
@@ -201,7 +201,7 @@ class Experts(Part):
             return self.one.inside(product(x, gate) if gate else None, product(x, up)), down
         return self.one.inside(*jnp.split(product(x, self.stacked[0]), 2, axis=-1)), self.stacked[1]
 
-    def _dense(self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
+    def _dense(self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
         """All experts of all tokens."""
 
         def product(x: jax.Array, name: str) -> jax.Array:
@@ -214,7 +214,7 @@ class Experts(Part):
         return jnp.einsum("mei,edi->md", y, last, preferred_element_type=tokens.dtype)
 
     def _sorted(
-        self, w: Weights, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span, room: int | None = None
+        self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span, room: int | None = None
     ) -> jax.Array:
         """The tokens of each expert one after the other; `room`: for how many each has room, which must be enough."""
         each, count = chosen.shape[1], self.router.count

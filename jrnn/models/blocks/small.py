@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.models.config import ACTIVATIONS
-from jrnn.models.family import At, Merge, Norm, Part, Shapes, State, Weights, convolution, linear, products, under
+from jrnn.models.family import At, Block, Merge, Norm, Scoped, Shapes, State, convolution, linear, products, under
 from jrnn.nn.span import along_last, heads, rms_norm
 
 
 @dataclass(frozen=True)
-class ShortConv(Part):
+class ShortConv(Block):
     """c * convolve(b * x) between two products (LFM2)."""
 
     width: int
@@ -33,14 +33,14 @@ class ShortConv(Part):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.width)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         b, c, u = jnp.split(w.linear(at.span, "in_proj", x), 3, axis=-1)
         u, conv = w.convolve(at.span, "conv", b * u, state["conv"])
         return w.linear(at.span, "out_proj", c * u), {"conv": conv}
 
 
 @dataclass(frozen=True)
-class MatrixMixing(Part):
+class MatrixMixing(Block):
     """What the time mixings with a matrix in each head share; `key`, `value`: features of all heads."""
 
     width: int
@@ -57,7 +57,7 @@ class MatrixMixing(Part):
 
 
 @dataclass(frozen=True)
-class ChannelMixing(Part):
+class ChannelMixing(Block):
     """A feed-forward part of mixtures of the token and the one before it.
 
     Attributes:
@@ -81,7 +81,7 @@ class ChannelMixing(Part):
     def holds(self, room: int) -> Shapes:
         return {"channel": (1, self.width)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         (earlier, now), window = at.span.taps(x, state["channel"])
         a, b = (earlier, now) if len(self.shape) == 3 else (now, earlier)
 
@@ -96,14 +96,14 @@ class Side(NamedTuple):
     """A part of `Both`: its name, factors of its input and output, and the name and columns of a product that gates it."""
 
     name: str
-    part: Part
+    part: Block
     into: float = 1.0
     out: float = 1.0
     gate: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
-class Both(Part):
+class Both(Block):
     """The sum of parts of the same input."""
 
     sides: tuple[Side, ...]
@@ -129,7 +129,7 @@ class Both(Part):
     def holds(self, room: int) -> Shapes:
         return {key: shape for side in self.sides for key, shape in side.part.holds(room).items()}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         outputs, after = [], {}
         for side in self.sides:
             y, own = side.part.run(w.at(side.name), x if side.into == 1 else x * side.into, state, at)
@@ -140,7 +140,7 @@ class Both(Part):
 
 
 @dataclass(frozen=True)
-class Streams(Both):
+class HyperStreams(Both):
     """S residual streams, [T, N, S D] (manifold-constrained hyper-connections, Xie et al., 2026).
 
     A part reads a mean of them, and its output is added to them.
@@ -161,7 +161,7 @@ class Streams(Both):
         own = {"fn": ((2 + s) * s, s * norm.tensors()["weight"][0]), "base": ((2 + s) * s,), "scale": (3,)}
         return super().tensors() | {f"hc_{self.name}_{key}": shape for key, shape in own.items()}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         s, streams, (norm, part) = self.count, heads(x, self.count), self.sides
         weights, base, scale = (w[f"hc_{self.name}_{key}"] for key in ("fn", "base", "scale"))
         z = at.span.linear(rms_norm(x, None, norm.part.epsilon), weights)
@@ -187,5 +187,5 @@ class Streams(Both):
 class MeanNorm(Norm):
     """The norm of the mean of the streams."""
 
-    def __call__(self, w: Weights, x: jax.Array) -> jax.Array:
+    def __call__(self, w: Scoped, x: jax.Array) -> jax.Array:
         return super().__call__(w, jnp.mean(x.reshape(*x.shape[:2], -1, self.size), axis=2))

@@ -14,13 +14,13 @@ import numpy as np
 
 from jrnn.errors import ConfigError
 from jrnn.models.config import ACTIVATIONS, Mamba2Keys, divides
-from jrnn.models.family import At, Part, Shapes, State, Weights, convolution, linear
+from jrnn.models.family import At, Block, Scoped, Shapes, State, convolution, linear
 from jrnn.nn.families.mamba import selective, state_space
 from jrnn.nn.span import along_last, heads, rms_norm
 
 
 @dataclass(frozen=True)
-class Mamba1(Part):
+class Mamba1(Block):
     """Mamba's mixer.
 
     Attributes:
@@ -53,7 +53,7 @@ class Mamba1(Part):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.inner), "ssm": (self.inner, self.states)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         u, gate = jnp.split(w.linear(span, "in_proj", x), 2, axis=-1)
         u, conv = w.convolve(span, "conv1d", u, state["conv"])
@@ -71,7 +71,7 @@ class Mamba1(Part):
 
 
 @dataclass(frozen=True)
-class Mamba2(Part):
+class Mamba2(Block):
     """Mamba-2's mixer.
 
     Attributes:
@@ -132,7 +132,7 @@ class Mamba2(Part):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.channels), "ssm": (self.heads, self.states, self.size)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span, inner, rows = at.span, self.inner, self.groups * self.states
         z = w.linear(span, "in_proj", x)
         if self.factors is not None:
@@ -148,7 +148,7 @@ class Mamba2(Part):
         y = (y + w["D"][None, None, :, None] * u).reshape(gate.shape)
         return w.linear(span, "out_proj", self._gated(w, y, gate)), {"conv": conv, "ssm": S}
 
-    def _gated(self, w: Weights, y: jax.Array, gate: jax.Array) -> jax.Array:
+    def _gated(self, w: Scoped, y: jax.Array, gate: jax.Array) -> jax.Array:
         gate = jax.nn.silu(gate)
         if self.norm is None:
             return y * gate

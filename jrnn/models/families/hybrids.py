@@ -12,7 +12,7 @@ from typing import Literal
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Both, Experts, Mamba1, Mamba2, Mlp, Router, ShortConv, Side
 from jrnn.models.config import DecoderKeys, Mamba2Keys, MambaKeys, Rope, ScoreKeys, layer_types
-from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part, pairs
+from jrnn.models.family import Block, Branch, Decoder, Family, Mixers, Names, Norm, pairs
 
 NAMES = Names(norm="model.final_layernorm")
 
@@ -85,7 +85,7 @@ def granite(c: GraniteConfig) -> Decoder:
     attention = Attention.of(c, c.attention_bias, rope=rope, scale=c.attention_multiplier)
     mixers: Mixers = {"linear_attention": ("mamba", Mamba2.of(c)), "full_attention": ("self_attn", attention)}
     fused = ("input_linear", "input_linear", "output_linear")
-    feed: Part = Mlp(d, c.shared_intermediate_size, c.hidden_act, fused)
+    feed: Block = Mlp(d, c.shared_intermediate_size, c.hidden_act, fused)
     sides = [Side("shared_mlp", feed)]
     if c.num_local_experts:
         router = Router(c.num_local_experts, c.num_experts_per_tok, "router.layer", normalize=0.0)
@@ -172,7 +172,7 @@ def nemotron(c: NemotronHConfig) -> Decoder:
     experts = Experts(plain(c.moe_intermediate_size), Router.of_scores(c), latent=c.moe_latent_size)
     sides = (Side("", experts), Side("shared_experts", plain(c.moe_shared_expert_intermediate_size)))
     parts = (mamba, Both(sides), Attention.of(c), plain(c.intermediate_size))
-    mixers: dict[str, Part] = dict(zip(PATTERN.values(), parts))
+    mixers: dict[str, Block] = dict(zip(PATTERN.values(), parts))
     kinds = layer_types(given, len(given), mixers)
     layers = tuple((Branch("mixer", mixers[kind], "norm"),) for kind in kinds)
     named = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
@@ -234,7 +234,7 @@ def lfm2(c: Lfm2Config) -> Decoder:
     mixers: Mixers = {"conv": ("conv", conv), "full_attention": ("self_attn", attention)}
     attends = range(c.num_hidden_layers) if c.full_attn_idxs is None else c.full_attn_idxs
     kinds = c.kinds(mixers, lambda k: "full_attention" if k in attends else "conv")
-    mlp: Part = Mlp(d, c.inner, names=LFM2_NAMES)
+    mlp: Block = Mlp(d, c.inner, names=LFM2_NAMES)
     feeds = [mlp] * len(kinds)
     if isinstance(c, Lfm2MoeConfig):
         bias, normalize = "expert_bias" if c.use_expert_bias else None, 1e-6 if c.norm_topk_prob else None

@@ -17,6 +17,7 @@ from jrnn.models.blocks import (
     Both,
     Delta,
     Experts,
+    HyperStreams,
     Indexed,
     Indexer,
     Kda,
@@ -26,10 +27,9 @@ from jrnn.models.blocks import (
     Mlp,
     Router,
     Side,
-    Streams,
 )  # fmt: skip
 from jrnn.models.config import DecoderKeys, Rope, ScoreKeys, divides
-from jrnn.models.family import Branch, Decoder, Family, Mixers, Names, Norm, Part, pairs
+from jrnn.models.family import Block, Branch, Decoder, Family, Mixers, Names, Norm, pairs
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _experts(c: MoeConfig, normalize: bool) -> Both:
     return Both((Side("", Experts(one, router)), gated))
 
 
-def _decoder(c: QwenConfig, products: str, feed_forward: Callable[[int], Part]) -> Decoder:
+def _decoder(c: QwenConfig, products: str, feed_forward: Callable[[int], Block]) -> Decoder:
     """`feed_forward` gives the part of each layer."""
     sizes = (c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim)
     delta = Delta(c.hidden_size, *sizes, c.linear_conv_kernel_dim, c.hidden_act, c.rms_norm_eps, products)
@@ -177,14 +177,14 @@ def delta_of(c: LatentConfig, **more: Any) -> Kda:
 
 
 def latent_layers(
-    c: LatentConfig, mixers: dict[str, Part], attends: Container[int], one: Mlp, bias: str, names: tuple[str, str]
+    c: LatentConfig, mixers: dict[str, Block], attends: Container[int], one: Mlp, bias: str, names: tuple[str, str]
 ) -> Iterator[tuple[Branch, ...]]:
     """`one`: an expert; `bias`: the name of the router's; `names`: of the mixer and the feed-forward part."""
     d, count = c.hidden_size, c.num_hidden_layers
     kinds = c.kinds(mixers, lambda k: "full_attention" if k in attends else "linear_attention")
     shared = Mlp(d, c.moe_intermediate_size * c.n_shared_experts, c.hidden_act, limit=one.limit)
     experts = Both((Side("", Experts(one, Router.of_scores(c, bias))), Side("shared_experts", shared)))
-    feeds: dict[str, Part] = {"dense": replace(shared, inner=c.intermediate_size), "sparse": experts}
+    feeds: dict[str, Block] = {"dense": replace(shared, inner=c.intermediate_size), "sparse": experts}
     chosen = c.mlp_layer_types or ["dense" if k < c.first_k_dense_replace else "sparse" for k in range(count)]
     if len(chosen) != count or set(chosen) - set(feeds):
         raise ConfigError(f"mlp_layer_types is {chosen!r:.80}; it must have 'dense' or 'sparse' for each layer")
@@ -196,7 +196,7 @@ def kimi(c: LatentConfig) -> Decoder:
     given = own.get("full_attn_layers")
     attends = range(4, c.num_hidden_layers, 4) if given is None else [k - 1 for k in given]
     one = Mlp(d, c.moe_intermediate_size, c.hidden_act, ("w1", "w3", "w2"))
-    mixers: dict[str, Part] = {"linear_attention": delta_of(c), "full_attention": latent(c)}
+    mixers: dict[str, Block] = {"linear_attention": delta_of(c), "full_attention": latent(c)}
     names = ("self_attn", "block_sparse_moe")
     layers = latent_layers(c, mixers, attends, one, "gate.e_score_correction_bias", names)
     return Decoder(d, c.vocab_size, tuple(layers), Norm(d, c.rms_norm_eps))
@@ -210,7 +210,7 @@ def bailing(c: BailingConfig) -> Decoder:
     attention = latent(c, rope=Rope.of(c, c.qk_rope_head_dim, theta=6e6), gate="g_proj", out="dense")
     attends = range(c.layer_group_size - 1, c.num_hidden_layers, c.layer_group_size)
     one = Mlp(d, c.moe_intermediate_size, c.hidden_act)
-    mixers: dict[str, Part] = {"linear_attention": kda, "full_attention": attention}
+    mixers: dict[str, Block] = {"linear_attention": kda, "full_attention": attention}
     layers = latent_layers(c, mixers, attends, one, "gate.expert_bias", ("attention", "mlp"))
     names = Names("model.word_embeddings.weight")
     return Decoder(d, c.vocab_size, tuple(layers), Norm(d, c.rms_norm_eps), names=names)
@@ -271,7 +271,7 @@ def glm5_next(c: Glm5Config) -> Decoder:
     attention = latent(c, Indexed, epsilon=c.rms_norm_eps, indexer=Indexer(d, c.q_lora_rank, *given))
     bound = own.get("gate_lower_bound", c.linear_lower_bound)
     bound = -5.0 if bound is None and own and own.get("safe_gate", True) else bound
-    mixers: dict[str, Part] = {"linear_attention": delta_of(c, flat=True, bound=bound), "full_attention": attention}
+    mixers: dict[str, Block] = {"linear_attention": delta_of(c, flat=True, bound=bound), "full_attention": attention}
     one = Mlp(d, c.moe_intermediate_size, limit=c.swiglu_limit)
     attends, bias = range(3, c.num_hidden_layers, 4), "gate.e_score_correction_bias"
     layers, indexed = [], False
@@ -284,7 +284,7 @@ def glm5_next(c: Glm5Config) -> Decoder:
                     raise ConfigError("indexer_types has 'shared' for a layer that follows none with an indexer")
                 part = replace(attention, indexer=None)
             sides = (Side(branch.before, norm), Side(branch.name, part))
-            streams.append(Branch("", Streams(sides, name, c.hc_mult, c.hc_sinkhorn_iters, c.hc_eps), keep=0.0))
+            streams.append(Branch("", HyperStreams(sides, name, c.hc_mult, c.hc_sinkhorn_iters, c.hc_eps), keep=0.0))
         indexed = branches[0].part is attention and own_indexer
         layers.append(tuple(streams))
     return Decoder.of(c, layers, MeanNorm(d, c.rms_norm_eps), embed=lambda x: jnp.tile(x, c.hc_mult))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jrnn.errors import ConfigError
 from jrnn.models.blocks import Attention, Mamba1, Mamba2, Mlp
 from jrnn.models.config import Limit, Mamba2Keys, Rope, divides
-from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear, under
+from jrnn.models.family import At, Block, Branch, Decoder, Family, Names, Norm, Scoped, Shapes, State, linear, under
 
 NAMES = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
 RENAMED = (("backbone.embedding.", "backbone.embeddings."),)  # in the files of the first releases
@@ -54,7 +54,7 @@ class Mamba2Config(Keys):
     time_step_limit: Limit = (0.0, float("inf"))
 
 
-def _blocks(c: Keys, mixer: Part) -> Decoder:
+def _blocks(c: Keys, mixer: Block) -> Decoder:
     layers = ((Branch("mixer", mixer, before="norm"),),) * c.num_hidden_layers
     norm = Norm(c.hidden_size, c.layer_norm_epsilon)
     return Decoder(c.hidden_size, c.vocab_size, layers, norm, c.tie_word_embeddings, NAMES)
@@ -95,7 +95,7 @@ class Zamba2Config(Mamba2Keys):
 
 
 @dataclass(frozen=True)
-class Shared(Part):
+class SharedTransformer(Block):
     """A layer with a shared transformer: Mamba-2 of x + linear(transformer(x, embedded tokens)).
 
     Attributes:
@@ -139,8 +139,8 @@ class Shared(Part):
     def holds(self, room: int) -> Shapes:
         return self.mamba.holds(room) | self.attention.holds(room)
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
-        span, shared = at.span, Weights(w.params, self.home)
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+        span, shared = at.span, Scoped(w.params, self.home)
 
         def adapted(part: str, name: str, adapter: str | None, given: jax.Array) -> jax.Array:
             y = shared.linear(span, f"{part}.{name}", given)
@@ -182,7 +182,7 @@ def zamba2(c: Zamba2Config) -> Decoder:
         block = number % c.num_mem_blocks
         own = tuple(range(block, len(hybrids), c.num_mem_blocks))
         home = f"model.layers.{hybrids[block]}.shared_transformer."
-        part = Shared(
+        part = SharedTransformer(
             mamba, attention, mlp, norm, home, number < c.num_mem_blocks, number, own, c.adapter_rank,
             c.use_shared_attention_adapter,
         )  # fmt: skip

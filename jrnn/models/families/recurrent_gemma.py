@@ -16,14 +16,14 @@ from jrnn.models.blocks import Attention, Mlp
 from jrnn.models.config import ACTIVATIONS, DecoderKeys, Rope, divides
 from jrnn.models.family import (
     At,
+    Block,
     Decoder,
     Family,
     Names,
     Norm,
-    Part,
+    Scoped,
     Shapes,
     State,
-    Weights,
     convolution,
     linear,
     pairs,
@@ -43,7 +43,7 @@ class RecurrentGemmaConfig(DecoderKeys):
 
 
 @dataclass(frozen=True)
-class Griffin(Part):
+class Griffin(Block):
     """A gated RG-LRU after a short convolution."""
 
     width: int
@@ -66,7 +66,7 @@ class Griffin(Part):
     def holds(self, room: int) -> Shapes:
         return {"conv": (self.taps - 1, self.inner), "lru": (self.inner,)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         y = ACTIVATIONS[self.act](w.linear(span, "linear_y", x))
         u, conv = w.convolve(span, "conv_1d", w.linear(span, "linear_x", x), state["conv"])
@@ -103,7 +103,7 @@ def decoder(c: RecurrentGemmaConfig) -> Decoder:
     window, rope = c.attention_window_size, Rope.of(c, size, 0.5)
     attention = Attention(d, count, c.key_heads, size, c.attention_bias, True, rope, window=window)
     griffin = Griffin(d, c.lru_width or d, count, c.conv1d_width, c.hidden_act)
-    mixers: dict[str, Part] = {"recurrent": griffin, "attention": attention}
+    mixers: dict[str, Block] = {"recurrent": griffin, "attention": attention}
     mlp = Mlp(d, c.intermediate_size // 2, c.hidden_act, bias=True)
     kinds = (c.block_types[k % len(c.block_types)] for k in range(c.num_hidden_layers))
     names = ("temporal_pre_norm", "channel_pre_norm")

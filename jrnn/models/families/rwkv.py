@@ -20,15 +20,15 @@ from jrnn.models.config import divides
 from jrnn.models.family import (
     NOTHING,
     At,
+    Block,
     Branch,
     Decoder,
     Family,
     Names,
     Norm,
-    Part,
+    Scoped,
     Shapes,
     State,
-    Weights,
     linear,
     products,
 )
@@ -87,7 +87,7 @@ class Rwkv7Config(MatrixConfig):
 
 
 @dataclass(frozen=True)
-class TimeMixing(Part):
+class TimeMixing(Block):
     """A weighted mean over the past, gated: version 4."""
 
     width: int
@@ -101,7 +101,7 @@ class TimeMixing(Part):
     def holds(self, room: int) -> Shapes:
         return {"sum": (self.inner,), "weight": (self.inner,), "time": (1, self.width), "top": (self.inner,)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         names = ("key", "value", "receptance")
@@ -153,7 +153,7 @@ class Time6(MatrixMixing):
         shapes |= self.low_rank("w_proj.linear", k, self.gate_rank) | linear("o_proj", d, v)
         return shapes | linear("g_norm", v, bias=True)
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         delta = earlier - now
@@ -187,7 +187,7 @@ class Time7(MatrixMixing):
         shapes |= self.low_rank("w_lora", d, w) | self.low_rank("a_lora", d, a) | self.low_rank("g_lora", d, g, False)
         return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         mixed = {name: now + (earlier - now) * w[f"x_{name}"].astype(x.dtype) for name in "rwkvag"}
@@ -229,7 +229,7 @@ def rwkv4(c: RwkvConfig) -> Decoder:
     return Decoder(d, c.vocab_size, tuple(layers), norm(1e-5, c.num_hidden_layers), c.tie_word_embeddings, named)
 
 
-def _decoder(c: MatrixConfig, time: Callable[[int], Part], ratio: float, *products: Any) -> Decoder:
+def _decoder(c: MatrixConfig, time: Callable[[int], Block], ratio: float, *products: Any) -> Decoder:
     """`time` gives the time mixing of each layer; `products`: those of the channel mixing."""
     d, norm = c.hidden_size, Norm(c.hidden_size, c.norm_eps, centered=True, bias=c.norm_bias)
     inner = c.intermediate_size or -(-int(d * (c.hidden_ratio or ratio)) // 32) * 32

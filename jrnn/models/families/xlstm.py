@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jrnn.models.blocks import Mlp
 from jrnn.models.config import DecoderKeys, divides
-from jrnn.models.family import At, Branch, Decoder, Family, Names, Norm, Part, Shapes, State, Weights, linear
+from jrnn.models.family import At, Block, Branch, Decoder, Family, Names, Norm, Scoped, Shapes, State, linear
 from jrnn.nn.families.xlstm import mlstm
 from jrnn.nn.span import heads, layer_norm
 
@@ -39,7 +39,7 @@ class XLSTMConfig(DecoderKeys):
 
 
 @dataclass(frozen=True)
-class Mlstm(Part):
+class Mlstm(Block):
     """The mLSTM, with a norm of each head and a gate of the output; `fused`: fewer, larger products in the files."""
 
     width: int
@@ -70,7 +70,7 @@ class Mlstm(Part):
         k, c, v = self.heads, self.keys // self.heads, self.values // self.heads
         return {"S": (k, c, v), "n": (k, c), "m": (k,)}
 
-    def run(self, w: Weights, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         if self.fused:
             ends = [self.keys, 2 * self.keys, 2 * self.keys + self.values]

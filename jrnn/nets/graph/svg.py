@@ -154,7 +154,7 @@ def _edge(points: list[tuple[float, int]]) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Drawing:
     """The center of each node, as distance and layer; the points of each edge; the total width; the number of layers."""
 
     places: Mapping[Node, tuple[float, int]]
@@ -163,7 +163,7 @@ class Layout:
     layers: int
 
 
-def layout(widths: Mapping[Node, float], edges: Sequence[tuple[Node, Node]]) -> Layout:
+def layout(widths: Mapping[Node, float], edges: Sequence[tuple[Node, Node]]) -> Drawing:
     """Places the nodes of an acyclic graph; `widths` lists them in an order in which all edges point forward.
 
     >>> a, b, c = ("a",), ("b",), ("c",)
@@ -195,7 +195,7 @@ def layout(widths: Mapping[Node, float], edges: Sequence[tuple[Node, Node]]) -> 
     right = max((x[n] + sizes[n] / 2 for n in x), default=0.0)
     at = {n: (x[n] - left, layer[n]) for n in x}
     lines = {edge: [at[n] for n in chain] for edge, chain in chains.items()}
-    return Layout({n: at[n] for n in widths}, lines, right - left, len(rows))
+    return Drawing({n: at[n] for n in widths}, lines, right - left, len(rows))
 
 
 def _layers(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> dict[Node, int]:

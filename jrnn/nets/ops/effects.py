@@ -22,7 +22,7 @@ from jrnn.nets.registry import op
 _SMALLEST_ARRAY = 128  # bytes that an array takes, however small
 
 
-class Reader:
+class DatabaseReader:
     """A database with a position, which advances with each record and returns to the start after the last."""
 
     def __init__(self, path: Path, db_type: str):
@@ -72,14 +72,14 @@ def create_db(
     """A reader of a database, minidb or lmdb."""
     if num_shards != 1 or shard_id:
         raise OpError(f"num_shards {num_shards} and shard_id {shard_id} divide a database, which is not offered here")
-    return Reader(_within(context, db), db_type)
+    return DatabaseReader(_within(context, db), db_type)
 
 
 @op("TensorProtosDBInput", outputs=(1, None), gradient="stops", updates=(0,), source=True)
 def tensor_protos_db_input(reader, *, batch_size: int = 0, op, context):
     """The tensors of the next record, or those of the next `batch_size` records stacked, [N, ...]."""
     _check_eager(context)
-    if not isinstance(reader, Reader):
+    if not isinstance(reader, DatabaseReader):
         raise OpError(f"its input must be a database, made by CreateDB; it is {type(reader).__name__}")
     raise_if(batch_size < 0, f"batch_size is {batch_size}; it must be at least 0")
     rows = []
@@ -115,7 +115,7 @@ def load(
     if load_all or allow_incomplete:
         raise OpError("load_all and allow_incomplete are not offered: outputs must be named, and each be in the file")
     if reader is None:
-        reader = Reader(_within(context, db), db_type)
+        reader = DatabaseReader(_within(context, db), db_type)
     _check_eager(context)
     if source_blob_names and len(source_blob_names) != len(op.outputs):
         raise OpError(f"source_blob_names has {len(source_blob_names)} names, and there are {len(op.outputs)} outputs")

@@ -26,7 +26,7 @@ from jrnn.nets.proto.messages import (
     message_class,
     parse_binary,
 )
-from jrnn.nets.proto.netdef import Reader, to_message
+from jrnn.nets.proto.netdef import MessageReader, to_message
 
 T = TypeVar("T")
 _STEP_FIELDS = [f.name for f in dataclasses.fields(ExecutionStep) if f.name not in ("name", "substeps", "networks")]
@@ -48,7 +48,7 @@ def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _read_bytes(bytes(source), limits)
     if isinstance(source, str) and not _exists(source) and (not source or re.search(r"[\n{:]", source)):
-        return Reader(limits).text(source, 1)
+        return MessageReader(limits).text(source, 1)
     return read_source(source, limits, _read_bytes)
 
 
@@ -126,7 +126,7 @@ def read_source(source: bytes | str | os.PathLike[str], limits: Limits, parse: C
 
 def _read_bytes(data: bytes, limits: Limits) -> Net:
     check_size(len(data), limits.bytes, "message")
-    reader = Reader(limits)
+    reader = MessageReader(limits)
     if not data or _LOOKS_BINARY.search(data):
         return reader.net(parse_binary(data, "NetDef", limits), 1)
     # All bytes are printable. This is almost surely text, but a message of one long name may look like it.
@@ -159,7 +159,7 @@ def read_plan(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAUL
 
 def _read_plan_bytes(data: bytes, limits: Limits) -> Plan:
     check_size(len(data), limits.bytes, "message")
-    reader = Reader(limits)
+    reader = MessageReader(limits)
     is_binary = _LOOKS_BINARY.search(data)
     m: Any = parse_binary(data, "PlanDef", limits) if is_binary else reader.parsed(data, "PlanDef")
     steps = tuple(_to_step(s) for s in m.execution_step)

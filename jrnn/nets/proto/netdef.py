@@ -17,7 +17,7 @@ _SCALAR_KINDS = ("f", "i", "s", "n", "t")
 _LIST_KINDS = tuple(k for k in ARG_KINDS if k not in _SCALAR_KINDS)
 
 
-class Reader:
+class MessageReader:
     """Turns messages into nets. It removes fields from each message; the rest at the end is its `extra`."""
 
     def __init__(self, limits: Limits):

@@ -14,7 +14,7 @@ from jrnn.nets.ir import Net
 from jrnn.nets.proto.codec import read_source
 from jrnn.nets.proto.database import format_minidb, parse_minidb
 from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary, refuse_onnx
-from jrnn.nets.proto.netdef import Reader, to_message
+from jrnn.nets.proto.netdef import MessageReader, to_message
 from jrnn.nets.proto.tensors import blob_to_numpy, tensor_from_numpy
 
 DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
@@ -70,7 +70,7 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
         raise FormatError(f"minidb: has no record {_META.decode()}, with which a predictor file begins")
     holder: Any = parse_binary(records[_META][0], "BlobProto", limits)
     meta: Any = parse_binary(_content(holder), "MetaNetDef", limits)
-    reader = Reader(limits)
+    reader = MessageReader(limits)
     nets = {_text(n.key): n.value for n in meta.nets}
     blobs = {_text(b.key): tuple(_text(v) for v in b.value) for b in meta.blobs}
     parts = {field: _of_kind(blobs, kind, ()) for field, kind in _LISTS.items()}

@@ -17,7 +17,7 @@ from jrnn.onnx.ops.contract import precision
 
 
 @dataclass(frozen=True)
-class Window:
+class AxisWindow:
     """The windows along one spatial axis. `outside` is the padding that `ceil_mode` adds, which no average counts."""
 
     size: int
@@ -36,7 +36,7 @@ class Window:
         return first[:, None] + np.arange(self.kernel)[None] * self.dilation
 
 
-def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[Window]:
+def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[AxisWindow]:
     rank, auto = len(kernel), node.get("auto_pad", "NOTSET")
     pads = np.reshape(node.get("pads") or [0] * 2 * rank, (2, rank)).T.tolist()
     windows = []
@@ -53,7 +53,7 @@ def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[Window]:
             count = math.ceil((size + low + high - reach) / stride) + 1
             count -= (count - 1) * stride >= size + low  # a window may not begin in the padding at the end
             outside = (count - 1) * stride + reach - (size + low + high)
-        windows.append(Window(size, k, stride, dilation, low, high, outside))
+        windows.append(AxisWindow(size, k, stride, dilation, low, high, outside))
     return windows
 
 
@@ -109,7 +109,7 @@ def conv_transpose_node(node, x, weight, bias=None):
     return add_bias(lax.conv_general_dilated(x, weight, [1] * rank, padding, precision=precision(), **options), bias)
 
 
-def _reduced(x, windows: Sequence[Window], initial, function):
+def _reduced(x, windows: Sequence[AxisWindow], initial, function):
     sizes, strides, dilations = (
         (1, 1, *(getattr(w, name) for w in windows)) for name in ("kernel", "stride", "dilation")
     )

@@ -15,7 +15,7 @@ import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
 from jrnn.convert import example_of, load_function, load_package
-from jrnn.convert.from_jax import Converted, convert
+from jrnn.convert.from_jax import ConvertedPackage, convert
 from jrnn.errors import ConversionError, FormatError, GradientError
 from jrnn.jaxprs.arguments import Call, arguments_of, call_of, path_of, required
 from jrnn.nets.autodiff import add_gradients
@@ -48,7 +48,7 @@ def subject_of_function(
     with jax.enable_x64(False):
         args, params = jax.tree.map(_as_float32, (tuple(args), params))
         call = call_of(fn, args, params)
-        converted: Converted | str
+        converted: ConvertedPackage | str
         if surrogates:
             converted = f"a net has the derivative of {', '.join(surrogates)}, not the surrogate gradient"
         else:
@@ -95,7 +95,7 @@ def subject_of_function(
     return replace(s, net=net, blobs=blobs)
 
 
-def _converted(call: Call) -> Converted | str:
+def _converted(call: Call) -> ConvertedPackage | str:
     """The conversion of a function, or in one line why there is none."""
     try:
         return convert(call)
@@ -105,7 +105,7 @@ def _converted(call: Call) -> Converted | str:
         return (reasons[0] if reasons else first) + more
 
 
-def _missing_gradient(converted: Converted, seeds: Mapping[str, Any]) -> str | None:
+def _missing_gradient(converted: ConvertedPackage, seeds: Mapping[str, Any]) -> str | None:
     """Why the net has no backward pass, in one line; None if it has one."""
     if converted.without_gradient:
         return converted.without_gradient[0]

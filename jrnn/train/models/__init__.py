@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from jrnn.convert.named import load_named
 from jrnn.errors import ConfigError
 from jrnn.train.models.cells import CellsConfig, TokenCellsConfig, cells_model
-from jrnn.train.models.model import Carry, Compute, FunctionModel, Model, Outcome, Params, Signature
+from jrnn.train.models.interface import Carry, Compute, FunctionModel, Model, Outcome, Params, Signature
 from jrnn.train.models.netdef import NetDefConfig, netdef_model
 from jrnn.train.models.nn import NnConfig, TokenNnConfig, nn_model
 from jrnn.train.models.pretrained import PretrainedConfig

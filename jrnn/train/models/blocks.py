@@ -17,7 +17,7 @@ from flax import nnx
 from jrnn import nn
 from jrnn.nn.families import CELLS
 from jrnn.nn.span import rms_norm
-from jrnn.train.models.model import Carry, LayersModel, Params, dropout
+from jrnn.train.models.interface import Carry, LayersModel, Params, dropout
 
 
 @dataclass(frozen=True)

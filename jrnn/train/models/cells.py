@@ -11,7 +11,7 @@ from typing import Literal
 from jrnn.nets import cells
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells.wrappers import WrappedCell
-from jrnn.train.models.model import DEFAULT, Compute, Embedding, LayersConfig, Signature
+from jrnn.train.models.interface import DEFAULT, Compute, Embedding, LayersConfig, Signature
 from jrnn.train.models.net import NetModel
 from jrnn.train.toml_codec import require
 

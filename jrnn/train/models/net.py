@@ -20,7 +20,7 @@ from jrnn.nets.blobs import dense
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax
-from jrnn.train.models.model import DEFAULT, Carry, Compute, Model, Outcome, Params, Signature
+from jrnn.train.models.interface import DEFAULT, Carry, Compute, Model, Outcome, Params, Signature
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from jrnn.nets.graph import extract_sub_net, upgrade
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import to_jax
 from jrnn.nets.proto import read_net
-from jrnn.train.models.model import Carry, Compute, Params, Signature
+from jrnn.train.models.interface import Carry, Compute, Params, Signature
 from jrnn.train.models.net import NetModel, for_evaluation
 
 RECURRENT = "RecurrentNetwork"

@@ -16,7 +16,7 @@ from jrnn.errors import ConfigError
 from jrnn.nn import Layout, functional
 from jrnn.nn.units import GRU, LSTM, RNN_TANH
 from jrnn.train.models.blocks import BlocksModel
-from jrnn.train.models.model import (
+from jrnn.train.models.interface import (
     DEFAULT,
     Carry,
     Compute,

@@ -21,7 +21,7 @@ from jrnn.files import kind_of, read_text
 from jrnn.files.tokenizer import read_tokenizer
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
-from jrnn.train.models.model import Carry, Model, Params, Signature, mean_loss
+from jrnn.train.models.interface import Carry, Model, Params, Signature, mean_loss
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
 A, B = "lora_a", "lora_b"  # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]

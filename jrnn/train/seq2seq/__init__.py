@@ -1,6 +1,6 @@
 """The recipe `seq2seq`: pairs of strings, an encoder-decoder with attention as one net, and beam search."""
 
-from jrnn.train.seq2seq.model import Beams, Seq2SeqConfig, Seq2SeqModel, beam_search, seq2seq
+from jrnn.train.seq2seq.encoder_decoder import Beams, Seq2SeqConfig, Seq2SeqModel, beam_search, seq2seq
 from jrnn.train.seq2seq.task import Pairs, encode, is_held_out
 
 __all__ = ["Beams", "Pairs", "Seq2SeqConfig", "Seq2SeqModel", "beam_search", "encode", "is_held_out", "seq2seq"]

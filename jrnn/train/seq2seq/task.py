@@ -19,9 +19,9 @@ import numpy as np
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.files import AtLeast
-from jrnn.train.models.model import Compute, Params
+from jrnn.train.models.interface import Compute, Params
 from jrnn.train.plot import draw_attention
-from jrnn.train.seq2seq.model import Seq2SeqConfig, Seq2SeqModel, seq2seq
+from jrnn.train.seq2seq.encoder_decoder import Seq2SeqConfig, Seq2SeqModel, seq2seq
 from jrnn.train.tasks.task import Task, TaskKind, Trained, kept_value
 from jrnn.train.text import Vocabulary
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require

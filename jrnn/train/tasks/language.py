@@ -13,7 +13,7 @@ import numpy as np
 from jrnn.errors import DataError
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import TaskKind, Trained, kept_value
-from jrnn.train.text import Chunk, Streams, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary
+from jrnn.train.text import Streams, TextChunk, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
 
@@ -39,7 +39,7 @@ class LanguageTask:
     def items(self) -> int:
         return len(self.train.streams) * self.train.chunk
 
-    def validation(self) -> Sequence[Chunk]:
+    def validation(self) -> Sequence[TextChunk]:
         return list(self.text.validation.one_pass())
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:

@@ -15,11 +15,11 @@ from jrnn.errors import ConfigError, DataError
 from jrnn.files import read_text
 from jrnn.files.tokenizer import parse_tokenizer
 from jrnn.train.models import PretrainedConfig, TokenNnConfig
-from jrnn.train.models.model import Model, Params
+from jrnn.train.models.interface import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
 from jrnn.train.tasks.language import SampleConfig, build_language_model, written
 from jrnn.train.tasks.task import COMPANIONS, TaskKind, Trained, kept_value
-from jrnn.train.text import Chunk
+from jrnn.train.text import TextChunk
 from jrnn.train.toml_codec import Positive, check_bounds, require
 
 
@@ -59,7 +59,7 @@ class Rows:
         """Batches in one pass: as many as fit after any offset."""
         return max((self.stop - self.start - self.chunk) // self.chunk // self.batch, 1)
 
-    def at(self, step: int) -> Chunk:
+    def at(self, step: int) -> TextChunk:
         number, index = divmod(step, self.per_pass)
         rows = self.per_pass * self.batch
         offset = int(np.random.default_rng((self.seed, number)).integers(self.chunk)) if number else 0
@@ -67,16 +67,16 @@ class Rows:
         places = permuted(np.arange(index * self.batch, (index + 1) * self.batch), rows, (self.seed, number))
         return self.cut(self.start + offset + places * self.chunk)
 
-    def in_order(self) -> list[Chunk]:
+    def in_order(self) -> list[TextChunk]:
         """Returns all batches in the order of the corpus, for validation."""
         rows = np.arange(self.per_pass * self.batch).reshape(self.per_pass, self.batch)
         return [self.cut(self.start + places * self.chunk) for places in rows]
 
-    def cut(self, starts: np.ndarray) -> Chunk:
+    def cut(self, starts: np.ndarray) -> TextChunk:
         """Returns the rows that begin at the tokens `starts`, [B]."""
         tokens = np.stack([self.corpus.tokens(at, at + self.chunk + 1) for at in starts.tolist()], 1)  # [T + 1, B]
         resets = np.stack([self.corpus.begins(at, at + self.chunk) for at in starts.tolist()], 1)
-        return Chunk(tokens[:-1], tokens[1:], np.asarray(True), resets)
+        return TextChunk(tokens[:-1], tokens[1:], np.asarray(True), resets)
 
 
 def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
@@ -121,7 +121,7 @@ class TokensTask:
     def items(self) -> int:
         return self.train.batch * self.train.chunk
 
-    def validation(self) -> Sequence[Chunk]:
+    def validation(self) -> Sequence[TextChunk]:
         return self.held_out.in_order()
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:

@@ -15,9 +15,9 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
-from jrnn.loops.kernels.native.operations import Constant, Operation
+from jrnn.loops.kernels.native.operations import Operation, Uniform
 from jrnn.loops.kernels.native.stages import add_in_products, in_stages
-from jrnn.loops.kernels.native.steps import Step
+from jrnn.loops.kernels.native.steps import Collector
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
 from jrnn.loops.kernels.refused import Refused
 from jrnn.loops.loop import Loop
@@ -52,7 +52,7 @@ def kept_dtype(aval: Any) -> str:
 
 
 @dataclass
-class Encoder:
+class CallEncoder:
     """Encodes the steps of a loop for N rows. The arrays of the call are: constants, first carry, xs; last carry, ys."""
 
     loop: Loop
@@ -81,7 +81,7 @@ class Encoder:
             size = jaxprs.elements(v.aval.shape)
             stacked = size if i >= first_x else 0
             values[v] = View(Array(size, i, stacked, dtype, in_rows=False), dense(v.aval.shape))
-        step = Step(rows, values, frozenset(values[v].array for v in self.given))
+        step = Collector(rows, values, frozenset(values[v].array for v in self.given))
         starts = []
         for i, v in enumerate(loop.carry):
             state = step.new(v.aval.shape, 0 if rows > 1 else None)
@@ -129,7 +129,7 @@ class Encoder:
         literals = np.array([float.fromhex(text) for text in self.literals], np.float64)
         return np.array(encoded, np.int64), literals, tuple(map(tuple, stages))
 
-    def _write(self, step: Step, dtypes: list[str]) -> None:
+    def _write(self, step: Collector, dtypes: list[str]) -> None:
         """Adds the operations that write the outputs and the carry."""
         loop, rows = self.loop, self.rows
         first_y = len(dtypes)
@@ -198,7 +198,7 @@ class Encoder:
         for o in stage:
             operands: list[Any] = []
             for value in o.read:
-                if isinstance(value, Constant):
+                if isinstance(value, Uniform):
                     operands.append(("literal", self.literals.setdefault(value.value.hex(), len(self.literals))))
                     continue
                 if value.array in inside:

@@ -9,7 +9,7 @@ import math
 
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.kernels.native.operations import Operation
-from jrnn.loops.kernels.native.program import Program
+from jrnn.loops.kernels.native.program import KernelProgram
 from jrnn.loops.kernels.native.views import View
 
 _RATE = 1.15  # products run so many times as fast as those of XLA, whose weights are packed at each call
@@ -26,16 +26,16 @@ _SCALARS = frozenset(("cos", "erf", "sin"))
 _REDUCTIONS = frozenset(("least", "most", "sum"))
 
 
-def matrix_bytes(program: Program) -> int:
+def matrix_bytes(program: KernelProgram) -> int:
     return _bytes(_products(program), program)
 
 
-def _bytes(products: list[Operation], program: Program) -> int:
+def _bytes(products: list[Operation], program: KernelProgram) -> int:
     sizes = {(o.matrix.array, o.matrix.offset): o.width * o.matrix.dims[0][0] for o in products}
     return sum(sizes.values()) * program.dtype.itemsize
 
 
-def terms(program: Program, machine: Machine, instructions: str) -> dict[str, float]:
+def terms(program: KernelProgram, machine: Machine, instructions: str) -> dict[str, float]:
     """Returns the time of all steps on one core with a set of instructions, by the names of `loops/costs/candidates.py`."""
     size = matrix_bytes(program)
     wide, steps = program.dtype.itemsize / 4, program.loop.length
@@ -58,7 +58,7 @@ def terms(program: Program, machine: Machine, instructions: str) -> dict[str, fl
     }
 
 
-def _products(program: Program) -> list[Operation]:
+def _products(program: KernelProgram) -> list[Operation]:
     return [o for stage in program.stages for o in stage if o.matrix is not None]
 
 

@@ -10,7 +10,7 @@ from jrnn.loops.kernels.native.views import View
 
 
 @dataclass(frozen=True)
-class Constant:
+class Uniform:
     """The same number in all places."""
 
     value: float

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.kernels.native.encoder import CannotRun, Encoder
+from jrnn.loops.kernels.native.encoder import CallEncoder, CannotRun
 from jrnn.loops.kernels.native.operations import Operation
 from jrnn.loops.kernels.refused import Refused
 from jrnn.loops.loop import Loop
@@ -23,7 +23,7 @@ _LONGEST = 2000  # equations of a step
 
 
 @dataclass(frozen=True)
-class Program:
+class KernelProgram:
     """A loop for the kernel.
 
     Attributes:
@@ -52,7 +52,7 @@ class Program:
     stages: tuple[tuple[Operation, ...], ...]
 
 
-def program_of(loop: Loop) -> Program:
+def program_of(loop: Loop) -> KernelProgram:
     """Returns the program of a loop. Raises `Refused` with the reason if there is none."""
     if not jaxprs.is_known(loop.length):
         raise Refused("the number of steps is symbolic")
@@ -89,7 +89,7 @@ def turned_matrices(eqns: Sequence[Eqn], loop: Loop) -> list[Eqn]:
     return [e for e in turns if e.outvars[0] in products]
 
 
-def _with_rows(loop: Loop, before: tuple[Any, ...], eqns: Sequence[Eqn], rows: int) -> Program:
+def _with_rows(loop: Loop, before: tuple[Any, ...], eqns: Sequence[Eqn], rows: int) -> KernelProgram:
     """Moves what the kernel cannot run out of the loop, as long as there is something."""
     from_carry = jaxprs.depends(eqns, loop.carry)
     to_carry = {id(e) for e in jaxprs.needed(eqns, loop.carry_out, {*loop.inputs})[0]}
@@ -101,8 +101,8 @@ def _with_rows(loop: Loop, before: tuple[Any, ...], eqns: Sequence[Eqn], rows: i
         ends = [*jaxprs.free_variables(core.eqns), *jaxprs.variables(core.outputs)]
         given = tuple(dict.fromkeys(v for v in ends if v not in moving))
         try:
-            encoder = Encoder(core, given, rows, _dtype(core, given))
-            return Program(loop, core, before, first, last, given, encoder.dtype, rows, *encoder.result())
+            encoder = CallEncoder(core, given, rows, _dtype(core, given))
+            return KernelProgram(loop, core, before, first, last, given, encoder.dtype, rows, *encoder.result())
         except CannotRun as why:
             movable = primitives.is_movable(why.eqn)
             if movable and not any(v in from_carry for v in why.eqn.outvars):

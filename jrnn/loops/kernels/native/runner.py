@@ -22,7 +22,7 @@ from jrnn.loops.costs.machines import Machine
 from jrnn.loops.kernels import Refused
 from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
-from jrnn.loops.kernels.native.program import Program, program_of, turned_matrices
+from jrnn.loops.kernels.native.program import KernelProgram, program_of, turned_matrices
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.loop.description import Description, described
@@ -37,7 +37,7 @@ _WORK = 3e6  # the fewest floating-point operations of a thread, about 50 micros
 class Native:
     """Runs a loop by the kernel. `level` is the place of the instruction set in `library.found()`; `threads` bounds them."""
 
-    program: Program
+    program: KernelProgram
     level: int = 0
     threads: int | None = None
     way = "native"

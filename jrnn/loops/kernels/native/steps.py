@@ -1,6 +1,6 @@
 """The step of a loop as operations on views: elementwise work, products with constant matrices, reductions and moves.
 
-`Step` goes through the equations in order. Views, slices and transpositions cost nothing; a part of a concatenation is
+`Collector` goes through the equations in order. Views, slices and transpositions cost nothing; a part of a concatenation is
 written where it belongs. A primitive without a rule raises `Refused`.
 
 Shapes: N rows.
@@ -19,8 +19,9 @@ import numpy as np
 from jax import lax
 
 from jrnn import jaxprs
+from jrnn.jaxprs import primitives
 from jrnn.loops.kernels import Refused
-from jrnn.loops.kernels.native.operations import Constant, Operation, Value
+from jrnn.loops.kernels.native.operations import Operation, Uniform, Value
 from jrnn.loops.kernels.native.views import Array, Dims, View, collapsed, dense
 
 _MOST_PRODUCTS = 64  # that one equation becomes: one for each head of a product in heads
@@ -39,7 +40,7 @@ _SAME |= {
 }
 _OF_BOOLEANS = {"and": "min", "or": "max", "xor": "not_equal", "not": "not"}
 _SWAPPED = {"gt": "less", "ge": "less_equal"}
-_NOTHING = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
+_NOTHING = (*primitives.COPIES, "optimization_barrier", "pvary", "stop_gradient")
 _REDUCTIONS = {
     "reduce_sum": "sum",
     "reduce_max": "most",
@@ -51,7 +52,7 @@ _LARGEST_POWER = 8
 
 
 @dataclass
-class Step:
+class Collector:
     """Collects the operations of a step; `rows` is N, and `constants` are the variables that do not change."""
 
     rows: int
@@ -61,7 +62,7 @@ class Step:
 
     def value(self, atom: Any) -> Value:
         if jaxprs.is_literal(atom):
-            return Constant(float(np.asarray(atom.val)), atom.aval.shape)
+            return Uniform(float(np.asarray(atom.val)), atom.aval.shape)
         return self.values[atom]
 
     def run(self, eqn: jaxprs.Eqn) -> None:
@@ -98,7 +99,7 @@ class Step:
             return self.apply("round", read, out.shape)
         if name == "convert_element_type":
             if out.dtype == jnp.bool_ and eqn.invars[0].aval.dtype != jnp.bool_:
-                return self.apply("not_equal", [read[0], Constant(0.0)], out.shape)
+                return self.apply("not_equal", [read[0], Uniform(0.0)], out.shape)
             narrows = out.dtype == jnp.bfloat16 and eqn.invars[0].aval.dtype != jnp.bool_
             return self.apply("to_bfloat16", read, out.shape) if narrows else read[0]
         if name == "integer_pow" and 0 < abs(eqn.params["y"]) <= _LARGEST_POWER:
@@ -109,7 +110,7 @@ class Step:
 
     def _power(self, x: Value, y: int, shape: Sequence[int]) -> Value:
         if y < 0:
-            return self.apply("div", [Constant(1.0), self._power(x, -y, shape)], shape)
+            return self.apply("div", [Uniform(1.0), self._power(x, -y, shape)], shape)
         if y == 1:
             return x
         half = self._power(x, y // 2, shape)
@@ -128,7 +129,7 @@ class Step:
 
     @staticmethod
     def _spread(value: Value, shape: Sequence[int]) -> Value:
-        if isinstance(value, Constant) or value.shape == shape:
+        if isinstance(value, Uniform) or value.shape == shape:
             return value
         return value.broadcast(shape, range(len(shape)) if len(value.dims) == len(shape) else ())
 
@@ -200,7 +201,7 @@ class Step:
         (contracted, batch), shape = eqn.params["dimension_numbers"], eqn.outvars[0].aval.shape
         sides = [(left, contracted[0], batch[0]), (right, contracted[1], batch[1])]
         is_matrix = [isinstance(v, View) and v.array in self.constants for v, *_ in sides]
-        if not any(is_matrix) or isinstance(left, Constant) or isinstance(right, Constant):
+        if not any(is_matrix) or isinstance(left, Uniform) or isinstance(right, Uniform):
             raise Refused("it multiplies two values that both change from step to step")
         if eqn.params.get("preferred_element_type") not in (None, eqn.outvars[0].aval.dtype):
             raise Refused("a product accumulates in another type")
@@ -254,7 +255,7 @@ class Step:
 
     def reduction(self, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
         axes, kind = eqn.params["axes"], _REDUCTIONS[eqn.primitive.name]
-        if isinstance(value, Constant):
+        if isinstance(value, Uniform):
             raise Refused("it reduces a constant")
         value = self.floats(value)
         axis = value.row
@@ -276,39 +277,39 @@ class Step:
 # Views and pieces -----------------------------------------------------------------------------------------------------
 
 
-def _reshape(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _reshape(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     shape = eqn.outvars[0].aval.shape
-    if isinstance(value, Constant):
-        return [Constant(value.value, shape)]
+    if isinstance(value, Uniform):
+        return [Uniform(value.value, shape)]
     try:
         return [value.reshaped(shape)]
     except Refused:
         return [step.copied(value, step._rows_of([value], value.shape)).reshaped(shape)]
 
 
-def _broadcast(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _broadcast(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     shape = eqn.outvars[0].aval.shape
-    if isinstance(value, Constant):
-        return [Constant(value.value, shape)]
+    if isinstance(value, Uniform):
+        return [Uniform(value.value, shape)]
     return [value.broadcast(shape, eqn.params["broadcast_dimensions"])]
 
 
-def _transpose(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
-    return [value if isinstance(value, Constant) else value.transposed(eqn.params["permutation"])]
+def _transpose(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+    return [value if isinstance(value, Uniform) else value.transposed(eqn.params["permutation"])]
 
 
 def _cut(value: Value, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> Value:
-    if isinstance(value, Constant):
-        return Constant(value.value, tuple(-(-(b - a) // s) for a, b, s in zip(starts, ends, steps)))
+    if isinstance(value, Uniform):
+        return Uniform(value.value, tuple(-(-(b - a) // s) for a, b, s in zip(starts, ends, steps)))
     return value.sliced(starts, ends, steps)
 
 
-def _slice(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _slice(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     starts, ends, strides = (eqn.params[k] for k in ("start_indices", "limit_indices", "strides"))
     return [_cut(value, starts, ends, strides or [1] * len(starts))]
 
 
-def _split(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _split(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     axis, shape = eqn.params["axis"], value.shape
     parts = []
     for a, b in itertools.pairwise(itertools.accumulate(eqn.params["sizes"], initial=0)):
@@ -318,11 +319,11 @@ def _split(step: Step, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     return parts
 
 
-def _concatenate(step: Step, eqn: jaxprs.Eqn, *values: Value) -> list[Value]:
+def _concatenate(step: Collector, eqn: jaxprs.Eqn, *values: Value) -> list[Value]:
     return [_joined(step, values, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
 
 
-def _joined(step: Step, values: Sequence[Value], dimension: int, shape: Sequence[int]) -> View:
+def _joined(step: Collector, values: Sequence[Value], dimension: int, shape: Sequence[int]) -> View:
     rows = step._rows_of(values, shape)
     if rows == dimension:
         raise Refused("it concatenates rows")
@@ -335,8 +336,8 @@ def _joined(step: Step, values: Sequence[Value], dimension: int, shape: Sequence
     return out
 
 
-def _pad(step: Step, eqn: jaxprs.Eqn, value: Value, filling: Value) -> list[Value]:
-    if not isinstance(filling, Constant):
+def _pad(step: Collector, eqn: jaxprs.Eqn, value: Value, filling: Value) -> list[Value]:
+    if not isinstance(filling, Uniform):
         raise Refused("it pads with a value that changes")
     for axis, (low, high, inner) in enumerate(eqn.params["padding_config"]):
         if low < 0 or high < 0 or inner:
@@ -344,7 +345,7 @@ def _pad(step: Step, eqn: jaxprs.Eqn, value: Value, filling: Value) -> list[Valu
         if low or high:
             shape = list(value.shape)
             sizes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in (low, high)]
-            ends = [Constant(filling.value, tuple(size)) for size in sizes]
+            ends = [Uniform(filling.value, tuple(size)) for size in sizes]
             shape[axis] += low + high
             value = _joined(step, [v for v in (ends[0], value, ends[1]) if v.shape[axis]], axis, shape)
     return [value]
@@ -352,10 +353,10 @@ def _pad(step: Step, eqn: jaxprs.Eqn, value: Value, filling: Value) -> list[Valu
 
 _RULES: dict[str, Callable[..., list[Value]]] = {
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
-    **dict.fromkeys(_REDUCTIONS, Step.reduction),
+    **dict.fromkeys(_REDUCTIONS, Collector.reduction),
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
-    "dot_general": Step.product,
+    "dot_general": Collector.product,
     "pad": _pad,
     "slice": _slice,
     "split": _split,

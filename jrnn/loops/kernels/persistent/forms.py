@@ -25,7 +25,7 @@ FLAT, UPRIGHT, WHOLE = "flat", "upright", "whole"  # a vector as [1, n] or as [n
 
 
 @dataclass(frozen=True)
-class Factor:
+class MatrixForm:
     """The form of a constant matrix that is an operand of a product."""
 
     transposed: bool
@@ -48,7 +48,7 @@ def tile_shape(shape: Sequence[int], form: Form) -> tuple[int, int]:
     if len(dims) > 2:
         raise Refused(f"a value of the step is {list(shape)}, which has more than two axes")
     if len(dims) == 2:
-        return (dims[1], dims[0]) if isinstance(form, Factor) and form.transposed else (dims[0], dims[1])
+        return (dims[1], dims[0]) if isinstance(form, MatrixForm) and form.transposed else (dims[0], dims[1])
     n = dims[0] if dims else 1
     return (n, 1) if form == UPRIGHT else (1, n)
 
@@ -62,7 +62,7 @@ def to_memory(value: Any, shape: Sequence[int], form: Form) -> Any:
     """Converts a value, or a stack of it, [..., *shape], to the tiles that a kernel reads, [..., R, C]."""
     value = jnp.asarray(value)
     lead = value.shape[: value.ndim - len(shape)]
-    if isinstance(form, Factor):
+    if isinstance(form, MatrixForm):
         tile = jnp.reshape(value, (*lead, *tile_shape(shape, WHOLE))).astype(form.dtype)
         return jnp.swapaxes(tile, -1, -2) if form.transposed else tile
     return jnp.reshape(value, (*lead, *tile_shape(shape, form))).astype(memory_dtype(value.dtype))

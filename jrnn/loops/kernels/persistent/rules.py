@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Eqn, Var
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.axes import aligned
 from jrnn.loops.kernels.persistent.forms import (
     FLAT,
     UPRIGHT,
     WHOLE,
-    Factor,
     Form,
+    MatrixForm,
     decoded,
     encoded,
     long_axes,
@@ -34,7 +34,7 @@ from jrnn.loops.kernels.refused import Refused
 
 
 @dataclass(frozen=True)
-class Reader:
+class TileReader:
     """Gives rules the tiles of their operands.
 
     Attributes:
@@ -51,7 +51,7 @@ class Reader:
 
     def tile(self, atom: Atom, form: Form) -> Any:
         """Returns the tile of an operand; matrices and scalars have only the form `WHOLE`."""
-        if len(long_axes(atom.aval.shape)) != 1 and not isinstance(form, Factor):
+        if len(long_axes(atom.aval.shape)) != 1 and not isinstance(form, MatrixForm):
             form = WHOLE
         if jaxprs.is_literal(atom):
             return lax.full(tile_shape(atom.aval.shape, form), atom.val, atom.aval.dtype)
@@ -66,12 +66,12 @@ class Reader:
     def factor(self, atom: Atom, transposed: bool, dtype: Any) -> Any:
         """Returns a matrix as an operand of a product; constants are converted before the loop."""
         if jaxprs.is_in(atom, self.consts):
-            return self.read(atom, Factor(transposed, jnp.dtype(dtype)))
+            return self.read(atom, MatrixForm(transposed, jnp.dtype(dtype)))
         tile = self.tile(atom, WHOLE).astype(dtype)
         return jnp.transpose(tile) if transposed else tile
 
 
-def computed(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
+def computed(eqn: Eqn, form: Form, reader: TileReader) -> list[Any]:
     """Returns the tiles of an equation's results."""
     name = eqn.primitive.name
     if name in _ELEMENTWISE:
@@ -83,7 +83,7 @@ def computed(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
 
 # Elementwise ----------------------------------------------------------------------------------------------------------
 
-_SAME = frozenset(("copy", "copy_p", "name", "pvary", "stop_gradient"))
+_SAME = frozenset((*primitives.COPIES, "pvary", "stop_gradient"))
 _COMPARISONS = frozenset(("eq", "ge", "gt", "le", "lt", "ne"))
 # fmt: off
 _ELEMENTWISE = _SAME | _COMPARISONS | frozenset((
@@ -94,7 +94,7 @@ _ELEMENTWISE = _SAME | _COMPARISONS | frozenset((
 # fmt: on
 
 
-def _elementwise(eqn: Eqn, form: Form, reader: Reader) -> Any:
+def _elementwise(eqn: Eqn, form: Form, reader: TileReader) -> Any:
     out = eqn.outvars[0].aval
     shape = tile_shape(out.shape, form)
     operands = [
@@ -140,7 +140,7 @@ def _applied(eqn: Eqn, operands: list[Any], dtype: Any) -> Any:
 # Views and pieces -----------------------------------------------------------------------------------------------------
 
 
-def _view(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
+def _view(eqn: Eqn, form: Form, reader: TileReader) -> list[Any]:
     """Views: broadcasts, reshapes and transpositions."""
     operand, out = eqn.invars[0], eqn.outvars[0].aval
     shape = tile_shape(out.shape, form)
@@ -170,12 +170,12 @@ def _placed(axes: Sequence[int], shape: Sequence[int], form: Form) -> Form:
     return form
 
 
-def _operand(atom: Atom, shape: Sequence[int], form: Form, reader: Reader) -> Any:
+def _operand(atom: Atom, shape: Sequence[int], form: Form, reader: TileReader) -> Any:
     """Returns the tile of an operand that has the axes of a result of `shape`, possibly of length 1."""
     return reader.tile(atom, _placed(long_axes(atom.aval.shape), shape, form))
 
 
-def _pieces(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
+def _pieces(eqn: Eqn, form: Form, reader: TileReader) -> list[Any]:
     """Slices and splits."""
     operand, params = eqn.invars[0], eqn.params
     if eqn.primitive.name == "split":
@@ -202,7 +202,7 @@ def _pieces(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     return pieces
 
 
-def _joined(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
+def _joined(eqn: Eqn, form: Form, reader: TileReader) -> list[Any]:
     """Concatenations, stacks, and pads, which concatenate the filling."""
     out, operands = eqn.outvars[0].aval, list(eqn.invars)
     into = long_axes(out.shape)
@@ -241,7 +241,7 @@ def _concatenated(tiles: Sequence[Any], into: Sequence[int], axis: int, form: Fo
     return decoded(lax.concatenate([encoded(t) for t in tiles], _tile_axis(into, axis, form)), tiles[0].dtype)
 
 
-def _iota(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
+def _iota(eqn: Eqn, form: Form, reader: TileReader) -> list[Any]:
     out, axis = eqn.outvars[0].aval, eqn.params["dimension"]
     shape, into = tile_shape(out.shape, form), long_axes(out.shape)
     if axis not in into:
@@ -261,7 +261,7 @@ _REDUCE: dict[str, Callable] = {
 }
 
 
-def _reduction(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
+def _reduction(eqn: Eqn, form: Form, reader: TileReader) -> list[Any]:
     operand, out = eqn.invars[0], eqn.outvars[0].aval
     own = reader.form(operand)
     tile = reader.tile(operand, own)
@@ -273,7 +273,7 @@ def _reduction(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
     return [tile if tile.shape == tile_shape(out.shape, form) else turned(tile)]
 
 
-def _product(eqn: Eqn, form: Form, reader: Reader) -> list[Any]:
+def _product(eqn: Eqn, form: Form, reader: TileReader) -> list[Any]:
     """A product of matrices, vectors or both, over one axis."""
     left, right = eqn.invars
     axes, batch = eqn.params["dimension_numbers"]
@@ -325,7 +325,7 @@ def _precision(eqn: Eqn, on_tpu: bool) -> tuple[Any, Any]:
     raise Refused(f"the kernel has no products of precision {given}")
 
 
-_RULES: dict[str, Callable[[Any, Form, Reader], list[Any]]] = {
+_RULES: dict[str, Callable[[Any, Form, TileReader], list[Any]]] = {
     **dict.fromkeys(("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose"), _view),
     **dict.fromkeys(("slice", "split"), _pieces),
     **dict.fromkeys(("concatenate", "pad", "stack"), _joined),

@@ -18,15 +18,15 @@ from jrnn.jaxprs import Atom, Eqn, Var
 from jrnn.loops.kernels.persistent.forms import (
     FLAT,
     UPRIGHT,
-    Factor,
     Form,
+    MatrixForm,
     decoded,
     encoded,
     long_axes,
     memory_dtype,
     tile_shape,
 )
-from jrnn.loops.kernels.persistent.rules import Reader, computed
+from jrnn.loops.kernels.persistent.rules import TileReader, computed
 from jrnn.loops.kernels.refused import Refused
 from jrnn.loops.loop import Loop
 
@@ -43,7 +43,7 @@ class Tiled:
     """
 
     loop: Loop
-    reader: Reader
+    reader: TileReader
     forms: Mapping[Var, Sequence[Form]]
     consts: tuple[tuple[Var, Form], ...]
     carry: tuple[tuple[int, Form], ...]
@@ -71,7 +71,7 @@ class Tiled:
 
 def memory_type(atom: Atom, form: Form) -> tuple[tuple[int, int], Any]:
     """Returns the shape and dtype of a value's tile in memory."""
-    dtype = form.dtype if isinstance(form, Factor) else memory_dtype(atom.aval.dtype)
+    dtype = form.dtype if isinstance(form, MatrixForm) else memory_dtype(atom.aval.dtype)
     return tile_shape(atom.aval.shape, form), dtype
 
 
@@ -85,9 +85,9 @@ def tiled(loop: Loop, on_tpu: bool) -> Tiled:
 
     def ask(v: Var, form: Form) -> Any:
         forms.setdefault(v, {})[form] = None
-        return jnp.zeros(tile_shape(v.aval.shape, form), form.dtype if isinstance(form, Factor) else v.aval.dtype)
+        return jnp.zeros(tile_shape(v.aval.shape, form), form.dtype if isinstance(form, MatrixForm) else v.aval.dtype)
 
-    reader = Reader(ask, _natural_forms(loop), frozenset(loop.consts), on_tpu)
+    reader = TileReader(ask, _natural_forms(loop), frozenset(loop.consts), on_tpu)
     ys = tuple((y, reader.form(y)) for y in loop.ys)
 
     def go_back() -> list[Any]:
