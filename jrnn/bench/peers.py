@@ -289,7 +289,7 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
         peers["cudnn"] = cudnn
     if caffe2_python:
         peers["caffe2"] = functools.partial(caffe2, caffe2_python)
-    kernel = () if library.found().reason else ("native",)
+    kernel = () if library.loaded().reason else ("native",)
     return peers | {name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)}
 
 

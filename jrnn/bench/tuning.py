@@ -142,10 +142,10 @@ def into_file(
         tuned.read(path)  # a mistake is reported before the work
     work = _Work(fn, (args, keywords), seconds, measure, console or Console(quiet=True))
     loops = work.loops()
-    ratio = work.together() if work.found else math.nan
-    if work.found or kind_of(path):
+    ratio = work.together() if work.gains else math.nan
+    if work.gains or kind_of(path):
         tuned.write(path, {key: work.entry(key) for key in work.done})
-    return Tuning(path if work.found else None, loops, ratio, work.found, frozenset(work.done))
+    return Tuning(path if work.gains else None, loops, ratio, work.gains, frozenset(work.done))
 
 
 def _runnable(lowered: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> Callable[[], Any] | None:
@@ -184,11 +184,11 @@ class _Work:
         self.end = self.now() + seconds
         self.for_loops = self.end - _SHARE * seconds
         self.done: dict[str, TunedLoop] = {}
-        self.found: dict[str, TunedLoop] = {}
+        self.gains: dict[str, TunedLoop] = {}
 
     @property
     def taken(self) -> dict[str, str]:
-        return {key: loop.taken for key, loop in self.found.items()}
+        return {key: loop.taken for key, loop in self.gains.items()}
 
     def questions(self) -> Questions:
         """Returns the questions that are asked where the program is lowered with what was found."""
@@ -215,7 +215,7 @@ class _Work:
 
     def entry(self, key: str) -> dict[str, Any] | None:
         """Returns what is written about a loop, or None if it takes the way that it would take without."""
-        loop = self.found.get(key)
+        loop = self.gains.get(key)
         about = {"device": f"{jax.devices()[0].platform} {tuned.processor()}", "versions": tuned.versions()}
         return None if loop is None else {"take": loop.taken, **asdict(loop), **about}
 
@@ -226,7 +226,7 @@ class _Work:
             return TunedLoop(question.title, default, default, why=why)
         loop = WayTimer(question, self.taken, share, self.measure, self.now).best()
         if loop.taken != default:
-            self.found[question.key] = loop
+            self.gains[question.key] = loop
         return loop
 
     def together(self) -> float:
@@ -241,5 +241,5 @@ class _Work:
         times = self.measure(runs, _TURNS, max(self.end - self.now(), 0.0))
         ratio = min(times["tuned"]) / min(times["before"])
         if ratio > 1:
-            self.found.clear()
+            self.gains.clear()
         return ratio

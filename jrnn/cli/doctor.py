@@ -115,7 +115,7 @@ def examine(out: Any = None) -> bool:
     section("packages of extras", _rows(optional))
     section("optional packages", (f"{n}  {version_of(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
     section("devices", _devices())
-    section("kernel for CPUs (executor 'native')", [str(library.found())])
+    section("kernel for CPUs (executor 'native')", [str(library.loaded())])
     missing = {p.extra or p.name: p.remedy for p in every if p.remedy}
     section("missing" if missing else "nothing is missing", (f"{name}: {remedy}" for name, remedy in missing.items()))
     return all(p.is_satisfied for p in needed)

@@ -138,14 +138,14 @@ class Notes:
     """What does not hold: one line for each property of a library, with its first counterexample."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        self.failures: dict[tuple[str, str], list[tuple[str, str]]] = {}
 
     def add(self, library: str, name: str, property: str, text: str) -> None:
-        self.found.setdefault((library, property), []).append((name, text))
+        self.failures.setdefault((library, property), []).append((name, text))
 
     def lines(self) -> list[str]:
         texts = []
-        for (_, property), cases in self.found.items():
+        for (_, property), cases in self.failures.items():
             name, text = cases[0]
             others = ", ".join(dict.fromkeys(n for n, _ in cases if n != name))
             shown = text.replace("<", "&lt;").replace("*", "\\*")

@@ -214,7 +214,7 @@ def test_a_worker_process_is_timed_and_told_to_stop(tmp_path):
     assert peers.caffe2(str(stand_in), "gru", TINY, "train") is None
 
 
-@pytest.mark.skipif(bool(library.found().reason), reason="the kernel for CPUs was not built")
+@pytest.mark.skipif(bool(library.loaded().reason), reason="the kernel for CPUs was not built")
 def test_the_kernel_for_cpus_is_measured_where_it_runs_a_step():
     native = peers.available(None, 1)["native"]
     assert native("lstm", TINY, "train").run() > 0

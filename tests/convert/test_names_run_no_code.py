@@ -160,11 +160,11 @@ def test_weights_may_have_the_names_of_numpys_parameters(tmp_path):
 class Tags(HTMLParser):
     def __init__(self, text):
         super().__init__()
-        self.found = []
+        self.tags = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, sorted(name for name, _ in attrs)))
+        self.tags.append((tag, sorted(name for name, _ in attrs)))
 
 
 def unsafe(text):
@@ -179,7 +179,7 @@ def test_no_name_becomes_markup_or_a_command_to_the_terminal():
         assert [e.tag for e in ElementTree.fromstring(image).iter()] == [
             e.tag for e in ElementTree.fromstring(wanted).iter()
         ]
-        assert Tags(image).found == Tags(wanted).found
+        assert Tags(image).tags == Tags(wanted).tags
         plan = Plan(names.get("net", "p"), (), (ExecutionStep(names.get("op", "s"), (), (names.get("net", "n"),)),))
         for text, lines in ((show(net), len(show(plain).split("\n"))), (show_steps(plan), 2), (to_dot(net), None)):
             assert not unsafe(text)
@@ -196,7 +196,7 @@ def test_no_name_becomes_markup_of_the_page():
         report = GradientReport(1.0, (agreement,), 1e-9, 1e-6, name, (name,), {blob: 1.0}, fault, (text,))
         html = page(report, Net("n"))
         assert not unsafe(html)
-        return Tags(html).found
+        return Tags(html).tags
 
     assert all(tags(names) == tags({}) for names in CASES)
 

@@ -28,7 +28,7 @@ def verified(monkeypatch):
 def judged(verified, monkeypatch):
     """Plans are chosen by what they cost, as they are for users whose installation has no kernel for CPUs."""
     monkeypatch.setattr(residuals, "NEAR", NEAR)
-    monkeypatch.setattr(library, "found", lambda: library.Found(reason="a test has none"))
+    monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="a test has none"))
     with eager_passes(None):
         yield
 

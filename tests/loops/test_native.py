@@ -34,11 +34,11 @@ from jrnn.loops.loop import Options, recorder
 from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
 
-FOUND = library.found  # a fixture replaces it
-built = pytest.mark.skipif(bool(library.found().reason), reason=f"no kernel: {library.found().reason}")
+LOADED = library.loaded  # a fixture replaces it
+built = pytest.mark.skipif(bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}")
 T, N, D, H = 7, 5, 3, 19
 WEIGHTS = dict(wx=(D, 4 * H), wh=(H, 4 * H), b=(1, 4 * H), x=(T, N, D), h0=(N, H), c0=(N, H))
-SETS = range(len(library.found().instruction_sets))
+SETS = range(len(library.loaded().instruction_sets))
 
 
 def weights(dtype=jnp.float32, **shapes):
@@ -299,7 +299,7 @@ def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faste
 @pytest.fixture
 def default(judged, monkeypatch):
     """Returns the executors of the loops of a function and its gradient, as users get them who have the kernel."""
-    monkeypatch.setattr(library, "found", FOUND)
+    monkeypatch.setattr(library, "loaded", LOADED)
 
     def executors(p, **options):
         plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], **options)
@@ -343,7 +343,7 @@ def test_the_default_counts_what_a_call_writes_out(default):
 
 @built
 def test_without_a_kernel_the_default_is_silent(default, monkeypatch):
-    monkeypatch.setattr(library, "found", lambda: library.Found(reason="there was no compiler"))
+    monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="there was no compiler"))
     p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(100, 8, 64), h0=(8, 64), c0=(8, 64))
     plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"])
     assert "native" not in str(plans) and "native" not in {plan.executor for plan in (*plans.forward, *plans.training)}
@@ -469,7 +469,7 @@ def test_other_sums_are_those_of_xla():
 
 
 def test_without_the_object_the_reason_is_given(monkeypatch):
-    monkeypatch.setattr(library, "found", lambda: library.Found(reason="there was no compiler"))
+    monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="there was no compiler"))
     p = weights()
     with pytest.raises(ScanError, match="'native' cannot run this step .*there was no compiler"):
         run(lstm_step, p, (p["h0"], p["c0"]), "native")
@@ -478,9 +478,7 @@ def test_without_the_object_the_reason_is_given(monkeypatch):
 
 @pytest.mark.exhaustive
 def test_importing_jrnn_does_not_load_it():
-    code = (
-        "import sys, jrnn; from jrnn.loops.kernels.native import library; sys.exit(library.found.cache_info().currsize)"
-    )
+    code = "import sys, jrnn; from jrnn.loops.kernels.native import library; sys.exit(library.loaded.cache_info().currsize)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

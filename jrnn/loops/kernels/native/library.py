@@ -22,7 +22,7 @@ PATH = Path(os.environ.get("JRNN_KERNEL", _BUILT))  # scripts/sanitize.sh gives 
 
 
 @dataclass(frozen=True)
-class Found:
+class Library:
     """The object: the instruction sets that it can use here, the best one first; or the reason why there is none."""
 
     instruction_sets: tuple[str, ...] = ()
@@ -33,27 +33,27 @@ class Found:
 
 
 @functools.cache
-def found() -> Found:
+def loaded() -> Library:
     """Loads the object and registers its custom call with JAX."""
     if not PATH.exists():
-        return Found(reason=f"it was not built when jrnn was installed ({PATH} is missing); that needs GCC or clang")
+        return Library(reason=f"it was not built when jrnn was installed ({PATH} is missing); that needs GCC or clang")
     try:
         library = ctypes.CDLL(str(PATH))
         for name in ("jrnn_format", "jrnn_api"):
             getattr(library, name).restype = ctypes.c_int64
         library.jrnn_instruction_sets.restype = ctypes.c_char_p
         if library.jrnn_format() != FORMAT:
-            return Found(reason=f"{PATH} is of another version of jrnn; install jrnn again")
+            return Library(reason=f"{PATH} is of another version of jrnn; install jrnn again")
         # JAX's CPU backend does not start with a custom call that is newer than its interface.
         built, ours = library.jrnn_api(), _interface()
         if built // 1000 != ours // 1000 or built > ours:
-            return Found(reason=f"{PATH} was built for a newer jaxlib; install jrnn again")
+            return Library(reason=f"{PATH} was built for a newer jaxlib; install jrnn again")
         names = tuple(library.jrnn_instruction_sets().decode().split(","))
         for name in (TARGET, SUM):
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     except Exception as error:
-        return Found(reason=f"{PATH} cannot be loaded: {error}")
-    return Found(names)
+        return Library(reason=f"{PATH} cannot be loaded: {error}")
+    return Library(names)
 
 
 def _interface() -> int:

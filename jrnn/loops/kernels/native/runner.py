@@ -35,7 +35,7 @@ _WORK = 3e6  # the fewest floating-point operations of a thread, about 50 micros
 
 @dataclass(frozen=True)
 class Native:
-    """Runs a loop by the kernel. `level` is the place of the instruction set in `library.found()`; `threads` bounds them."""
+    """Runs a loop by the kernel. `level` is the place of its instructions in `library.loaded()`; `threads` bounds them."""
 
     program: KernelProgram
     level: int = 0
@@ -95,7 +95,7 @@ class Native:
         more = loop.length * (stacks + max(part.peak for part in bulk))
         moved = machine.writing(loop.length * stacks, more) + machine.reading(loop.length * stacks, more)
         terms = [part.terms(machine, loop.length, more, 1) for part in bulk]
-        own = {**costs.terms(program, machine, library.found().instruction_sets[self.level]), "stacks": moved}
+        own = {**costs.terms(program, machine, library.loaded().instruction_sets[self.level]), "stacks": moved}
         return estimates.estimate(estimates.total(given, own, *terms), inside.peak + more)
 
     @property
@@ -109,7 +109,7 @@ class Native:
 
     def __str__(self) -> str:
         products = sum(o.kind == "product" for stage in self.program.stages for o in stage)
-        sets = library.found().instruction_sets[self.level]
+        sets = library.loaded().instruction_sets[self.level]
         return (
             f"one call of the kernel for CPUs ({sets}): {len(self.program.stages)} stages a step, {products} products, "
             f"{self.program.rows} rows on at most {self.useful_threads()} threads"
@@ -118,7 +118,7 @@ class Native:
 
 def native_of(loop: Loop) -> Native:
     """Returns the runner of a loop. Raises `Refused` with the reason if there is none."""
-    kernel = library.found()
+    kernel = library.loaded()
     if kernel.reason:
         raise Refused(f"the kernel for CPUs is not there: {kernel.reason}")
     return Native(program_of(loop))
