@@ -118,8 +118,8 @@ def to_onnx_arrays(
 def from_arraymancer(weights: StackWeights) -> Params:
     """Converts a stacked GRU to PyTorch's parameters.
 
-    >>> shapes = Weights((6, 3), (1, 6, 2), (2, 6, 2), (2, 1, 6), (2, 1, 6))
-    >>> params = from_arraymancer(Weights(*map(np.ones, shapes)))
+    >>> shapes = StackWeights((6, 3), (1, 6, 2), (2, 6, 2), (2, 1, 6), (2, 1, 6))
+    >>> params = from_arraymancer(StackWeights(*map(np.ones, shapes)))
     >>> params["weight_ih_l0"].shape, params["weight_ih_l1"].shape, params["bias_hh_l1"].shape
     ((6, 3), (6, 2), (6,))
     """

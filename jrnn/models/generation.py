@@ -149,7 +149,7 @@ def sample(logits: jax.Array, key: jax.Array, choice: Sampler, seen: jax.Array |
         seen: booleans [N, V], the tokens that the penalty is for; None if there is no penalty.
 
     >>> logits = jnp.log(jnp.array([[0.1, 0.6, 0.3]]))
-    >>> int(sample(logits, jax.random.key(0), Choice(1.0, top_p=0.5))[0])
+    >>> int(sample(logits, jax.random.key(0), Sampler(1.0, top_p=0.5))[0])
     1
     """
     if seen is not None and choice.repetition_penalty != 1:
