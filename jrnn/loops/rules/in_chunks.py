@@ -56,7 +56,7 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
             moved = linear(*(ad.instantiate_zeros(tangents[i]) for i in places))
             return [_tangent(o, t) for o, t in zip(outs, moved)]
 
-        structured = () if jax.__version_info__ < (0, 12) else (None,)
+        structured = () if jax.__version_info__ < (0, 11, 1) else (None,)
         return outs, list(map(is_smooth, outs)), jax.tree.leaves(linear), *structured, linearized
 
     return differentiate
