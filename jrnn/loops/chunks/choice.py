@@ -65,6 +65,11 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
     return sum(jaxprs.nbytes(v) for v in set(parts.wanted) if v in follow and jaxprs.nbytes(v) >= most)
 
 
+def prepares_at_once(target: Target) -> bool:
+    """Returns True for platforms on which the number of kernels determines the time of a chunk."""
+    return target.platform != "cpu"
+
+
 @functools.lru_cache(maxsize=256)
 def plan(
     scan: ScanParams, target: Target, options: Options, moves: tuple[bool, ...], take: str | None
@@ -105,7 +110,8 @@ def _plan(
     stored = stored_states(loop, [*(False for _ in program.consts), *consts, *parts.each(carry), *xs])
     if not stored:
         return LoopPlan.left(target, loop, "this gradient reads no state"), ()
-    node = replace(chunked(loop, dict(zip(loop.consts, program.consts)), _names(scan, parts)), stored=stored)
+    values, at_once = dict(zip(loop.consts, program.consts)), prepares_at_once(target)
+    node = replace(chunked(loop, values, _names(scan, parts), at_once), stored=stored)
     choice = compared(node, options.memory, target.machine)
     if take == BY_STEPS:
         return LoopPlan.left(target, loop, f"{tuned.NOTE}{take}", choice=choice), ()
@@ -116,7 +122,8 @@ def _plan(
         (other, reason), at = choice.others[0], choice.chosen.estimate
         return LoopPlan.left(target, loop, f"{reason}: {other.estimate} in chunks, {at} step by step"), ()
     if options.verify and node.stages:
-        agrees, note = derived.verdict(replace(scan, length=_COMPARED, unroll=1), "chunks", _small)
+        few, kind = replace(scan, length=_COMPARED, unroll=1), "chunks at once" if at_once else "chunks"
+        agrees, note = derived.verdict(few, kind, functools.partial(_small, at_once))
         if not agrees:
             return LoopPlan.left(target, loop, note), ()
         notes = (*notes, note) if note else notes
@@ -136,8 +143,8 @@ def _read(scan: ScanParams) -> tuple[jaxprs.Program, Loop, Parts]:
     return program, *in_parts(scan.loop(program))
 
 
-def _small(scan: ScanParams) -> derived.Run:
+def _small(at_once: bool, scan: ScanParams) -> derived.Run:
     """Returns the loop of a step in chunks of few steps."""
     program, loop, parts = _read(scan)
-    node = replace(chunked(loop, dict(zip(loop.consts, program.consts))), size=_COMPARED_CHUNK)
+    node = replace(chunked(loop, dict(zip(loop.consts, program.consts)), at_once=at_once), size=_COMPARED_CHUNK)
     return lambda consts, init, xs: Converted(node, parts).run([*program.consts, *consts], init, xs, scan.length)

@@ -20,6 +20,7 @@ from jrnn.jaxprs import Atom, Env, Var, primitives
 from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, part_of, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks import estimate
+from jrnn.loops.chunks.batched import AllChunks
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.program import Body
 from jrnn.loops.costs.candidates import Estimate
@@ -31,9 +32,18 @@ from jrnn.loops.wrappers.recompute import in_chunks
 _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
 
 
-def chunk_length(length: int) -> int:
-    """Returns C, a power of two. With 64 steps, layers of every kind took 1.1 to 1.4 times as long as with 32."""
-    return max(2, min(32, 1 << (length - 1).bit_length()))
+# The most steps of a chunk. On a CPU layers of every kind took 1.1 to 1.4 times as long with 64 as with 32.
+_LONGEST, _LONGEST_AT_ONCE = 32, 32
+
+
+def chunk_length(length: int, at_once: bool = False) -> int:
+    """Returns C, a power of two.
+
+    Args:
+        length: T.
+        at_once: all chunks are prepared at once.
+    """
+    return max(2, min(_LONGEST_AT_ONCE if at_once else _LONGEST, 1 << (length - 1).bit_length()))
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class Chunked:
         notes: what runs in chunks, and why other carries do not.
         size: C.
         stored: the bytes a step of states that JAX's derivative of the loop would store.
+        at_once: all chunks are prepared at once, which is for accelerators (`batched.py`).
     """
 
     loop: Loop
@@ -53,6 +64,7 @@ class Chunked:
     notes: tuple[str, ...]
     size: int
     stored: int = 0
+    at_once: bool = False
 
     @property
     def way(self) -> str:
@@ -62,7 +74,7 @@ class Chunked:
         """Returns what a train step costs."""
         forms = [form for stage in self.stages for form in stage.forms]
         if forms:
-            return estimate.in_products(estimator, forms, self.size)
+            return estimate.in_products(estimator, forms, self.size, self.at_once)
         return estimate.again(estimator, self.stored, self.size)
 
     def describe(self) -> Description:
@@ -80,7 +92,7 @@ class Chunked:
             if stage.forms:
                 later = self.stages[number + 1 :]
                 outs = [v for form in stage.forms for v in form.cuts] if later else jaxprs.variables(loop.ys)
-                final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length, self.size)
+                final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length, self.size, self.at_once)
                 steps.update(zip(outs, stacks))
             elif stage.kind == "kept":
                 (i,), (value,) = stage.carry, first
@@ -103,13 +115,14 @@ def check(loop: Loop) -> None:
         raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
 
 
-def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = ()) -> Chunked:
+def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at_once: bool = False) -> Chunked:
     """Returns the loop in chunks.
 
     Args:
         loop: the loop.
         constants: values of variables that are known now.
         names: what the user calls the carries, or nothing.
+        at_once: prepares all chunks at once.
 
     Raises:
         NotAffine: if no carry runs in chunks, with the reasons.
@@ -117,7 +130,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = ()) ->
     check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    pending, notes, size = Pending(loop), [], chunk_length(loop.length)
+    pending, notes, size = Pending(loop), [], chunk_length(loop.length, at_once)
     plain: set[Group] = set()  # groups without an affine form
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
     while pending.groups:
@@ -155,7 +168,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = ()) ->
         return Chunked(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), size)
     if not any(stage.forms for stage in pending.stages):
         raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
-    return Chunked(loop, tuple(pending.stages), tuple(notes), size)
+    return Chunked(loop, tuple(pending.stages), tuple(notes), size, at_once=at_once)
 
 
 def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group) -> Affine:
@@ -207,7 +220,15 @@ def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Se
 
 
 def _in_chunks(
-    loop: Loop, stage: Stage, outs: Sequence[Atom], first: Sequence[Any], env: Env, steps: Env, length: int, size: int
+    loop: Loop,
+    stage: Stage,
+    outs: Sequence[Atom],
+    first: Sequence[Any],
+    env: Env,
+    steps: Env,
+    length: int,
+    size: int,
+    at_once: bool,
 ) -> Results:
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
     # A form may read the operands of a product that is computed before the loop.
@@ -235,7 +256,13 @@ def _in_chunks(
         return results[: len(states)], [turn(v) for v in results[len(states) :]]
 
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
-    last, stacks = jax.lax.scan(chunk, wide, (valid, given), reverse=loop.reverse)
+    if at_once:
+        turn = (lambda x: x[::-1, ::-1]) if loop.reverse else (lambda x: x)
+        given, valid = [turn(x) for x in given], None if valid is None else turn(valid)
+        last, stacks = AllChunks(body, count).run(wide, fixed, given, valid)
+        stacks = [turn(s) for s in stacks]
+    else:
+        last, stacks = jax.lax.scan(chunk, wide, (valid, given), reverse=loop.reverse)
     stacks = [s.reshape(count * size, *s.shape[2:]) for s in stacks]
     stacks = [s[extra:] if loop.reverse else s[:length] for s in stacks]
     return [s.astype(v.aval.dtype) for s, v in zip(last, carry)], stacks

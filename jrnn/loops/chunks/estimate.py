@@ -22,6 +22,8 @@ _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice 
 _BY_STEPS = 3  # a step, and its derivative
 _MARGIN = 0.25  # the part of the time that chunks must save: their program takes several times as long to compile
 _KERNELS = 60  # of the forward and the reverse pass of a chunk
+# The same if all chunks are prepared at once, and those of the preparation: counted for a gated delta rule on an H100.
+_AT_ONCE_KERNELS, _PREPARATION = 23, 139
 
 
 def compared(chunked: Any, memory: int | float | None, machine: Machine) -> Choice:
@@ -61,13 +63,14 @@ def again(estimator: Estimator, stored: int, steps: int) -> Estimate:
     return Estimate(by_steps + forward.seconds + near, some + forward.memory, terms)
 
 
-def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int) -> Estimate:
+def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int, at_once: bool) -> Estimate:
     """Returns what a train step in chunks costs.
 
     Args:
         estimator: of the loop.
         forms: of its carries that run in chunks.
         steps: C.
+        at_once: all chunks are prepared at once.
     """
     loop, machine = estimator.loop, estimator.machine
     count = math.ceil(jaxprs.extent(loop.length) / steps)
@@ -92,7 +95,8 @@ def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int) -> Es
         kept = readers * writers * steps + solved * (v + solved * steps)
         boundaries += 4 * count * steps * batch * kept
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
-    calls = count * (_KERNELS * machine.call + machine.trip)
+    kernels = _PREPARATION + count * _AT_ONCE_KERNELS if at_once else count * _KERNELS
+    calls = kernels * machine.call + count * machine.trip
     moved = boundaries / machine.written + machine.reading(boundaries, boundaries)
     terms = (("products", products), ("decays", blocks), ("calls", calls), ("stacks of states", moved))
     return Estimate(sum(seconds for _, seconds in terms), boundaries + inside, terms)

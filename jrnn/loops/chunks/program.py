@@ -70,7 +70,7 @@ class Body:
 
             def unpacked(flat: Sequence[Any]) -> tuple[Any, Any, Any]:
                 moving, values = iter(flat[end:]), flat[: len(args)]
-                tangents = [next(moving) if i in places else _no_tangent(v) for i, v in enumerate(values)]
+                tangents = [next(moving) if i in places else no_tangent(v) for i, v in enumerate(values)]
                 return tree.unflatten(values), flat[len(args) : end], tree.unflatten(tangents)
 
             def of_products(*flat: Any) -> list[Any]:
@@ -140,5 +140,5 @@ class Body:
         return [*moved, *outs]
 
 
-def _no_tangent(x: Any) -> Any:
+def no_tangent(x: Any) -> Any:
     return jnp.zeros_like(x) if is_smooth(x) else np.zeros(x.shape, jax.dtypes.float0)

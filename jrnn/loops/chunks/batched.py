@@ -1,0 +1,170 @@
+"""The chunk program for accelerators: all chunks are prepared at once, and a loop over chunks carries only S.
+
+On a GPU the number of kernels determines the time of a chunk. What does not depend on S (scores, inverses, decays) is
+computed for all chunks in batched products before the loop, and what S does not depend on (outputs) after it. JAX
+differentiates this program, so its reverse pass has the same form.
+
+One check decides for all chunks: where a result is not finite, all steps run one by one, as `program.py` says. A check for
+each chunk would make the host wait for the device at each chunk.
+
+Shapes: T time, C steps of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from jrnn import jaxprs
+from jrnn.jaxprs.tangents import is_smooth, with_derivative
+from jrnn.loops.affine.rounds import all_finite
+from jrnn.loops.chunks.guarded import linear_map
+from jrnn.loops.chunks.program import Body, no_tangent
+from jrnn.loops.chunks.solve import Kept
+from jrnn.loops.loop import Loop, Results, ScanParams
+
+Flat = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class AllChunks:
+    """The steps of all chunks.
+
+    Attributes:
+        body: the steps of one chunk.
+        count: the number of chunks.
+    """
+
+    body: Body
+    count: int
+
+    def run(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> Results:
+        """Returns the last states and the outputs [T / C, C, ...].
+
+        Args:
+            states, consts: values of the variables.
+            xs: values of the inputs, [T / C, C, ...].
+            valid: [T / C, C] booleans, or None if all steps are valid.
+        """
+        flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
+        n_states, n_args = len(states), len(flat)
+
+        def by_products(*args: Any) -> tuple[list[Any], list[Any]]:
+            return self.by_products(*tree.unflatten(args))
+
+        def checked(results: Flat, before: Flat, args: Flat) -> tuple[Flat, Flat, Any]:
+            good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
+            by_steps = lambda _, args: self.by_steps(*tree.unflatten(args))  # noqa: E731
+            return *jax.lax.cond(good, lambda given, _: given, by_steps, (results, before), args), good
+
+        def rule(args: Flat, places: Sequence[int], moving: Flat) -> tuple[Flat, Flat]:
+            def of_moving(*moving: Any) -> tuple[list[Any], list[Any]]:
+                return by_products(*jaxprs.replaced(args, places, moving))
+
+            results, linear, before = jax.linearize(of_moving, *(args[i] for i in places), has_aux=True)
+            residuals, of_linear = jax.tree.flatten(linear)
+            primal, before, good = checked(results, before, args)
+            smooth = list(map(is_smooth, primal))
+
+            def of_products(*given: Any) -> list[Any]:
+                moved = given[-len(moving) :]
+                tangents = of_linear.unflatten(given[: len(residuals)])(*moved)
+                return [t for t, s in zip(tangents, smooth) if s]
+
+            def of_steps(*given: Any) -> list[Any]:
+                before, args, moved = given[len(residuals) :][:n_states], given[-len(moving) - n_args :][:n_args], given
+                tangents = [None] * n_args
+                for place, tangent in zip(places, moved[-len(moving) :]):
+                    tangents[place] = tangent
+                each = self.tangents_by_steps(before, tree.unflatten(args), tangents)
+                return [t for t, s in zip(each, smooth) if s]
+
+            given = [*residuals, *before, *args]
+            tangents = iter(linear_map(of_products, of_steps, good, given, moving))
+            return primal, [next(tangents) if s else None for s in smooth]
+
+        results = with_derivative(lambda *args: checked(*by_products(*args), args)[0], rule)(*flat)
+        return results[:n_states], results[n_states:]
+
+    def by_products(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], list[Any]]:
+        """Returns the last states and the outputs; and the states before each chunk."""
+        n_states, n_consts = len(states), len(consts)
+        every = list(xs) if valid is None else [*xs, valid]
+
+        def chunk(*args: Any) -> list[Any]:
+            consts, states, xs = args[:n_consts], args[n_consts:][:n_states], args[n_consts + n_states :]
+            here = None if valid is None else xs[-1]
+            results = self.body.in_products(states, consts, xs[: len(self.body.loop.xs)], here, Kept())
+            return [*results, *states]
+
+        each = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in every)
+        program = jaxprs.trace(chunk, [*map(jax.typeof, consts), *map(jax.typeof, states), *each])
+        loop = ScanParams(None, n_consts, n_states, self.count, False).loop(program)
+        last, ys = _around_states(loop, [*program.consts, *consts], list(states), every)
+        n_outs = len(ys) - n_states
+        return [*last, *ys[:n_outs]], ys[n_outs:]
+
+    def by_steps(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], list[Any]]:
+        """Returns what `by_products` returns, from the steps one by one."""
+        n_states = len(states)
+
+        def chunk(states: Any, given: Any) -> Any:
+            results = self.body.by_steps(states, consts, *given)
+            return results[:n_states], (results[n_states:], states)
+
+        last, (outs, before) = jax.lax.scan(chunk, list(states), (list(xs), valid), self.count)
+        return [*last, *outs], before
+
+    def tangents_by_steps(self, before: Flat, args: Any, tangents: Sequence[Any]) -> list[Any]:
+        """Returns the tangents of the results of `by_steps`.
+
+        Args:
+            before: the states before each chunk.
+            args: the arguments of `by_steps`.
+            tangents: of their leaves, or None for those that have none.
+        """
+        states, consts, xs, valid = args
+        given = iter(tangents)
+        moved, moved_consts = ([_tangent(next(given), v) for v in values] for values in (states, consts))
+        moved_xs = [next(given) for _ in xs]
+
+        def chunk(moved: Any, given: Any) -> Any:
+            start, x, here, moved_x = given
+            moved_x = [_tangent(t, v) for t, v in zip(moved_x, x)]
+            at, along = (start, consts, x, here), (moved, moved_consts, moved_x, None)
+            results = self.body.tangents_by_steps(at, along)
+            return results[: len(start)], results[len(start) :]
+
+        last, outs = jax.lax.scan(chunk, moved, (list(before), list(xs), valid, moved_xs), self.count)
+        return [*last, *outs]
+
+
+def _around_states(loop: Loop, consts: Flat, init: Flat, xs: Flat) -> Results:
+    """Runs a loop of movable equations, of which only those between the old and the new carry stay in it."""
+    moving = jaxprs.depends(loop.eqns, loop.carry)
+    env, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
+    # A value that only spreads another is spread where it is used.
+    spread = {v for e in loop.eqns if e.primitive.name == "broadcast_in_dim" for v in e.outvars}
+    early = {*env, *stacked, *(v for e in loop.eqns for v in e.outvars if v not in moving and v not in spread)}
+    core, reads = jaxprs.needed(loop.eqns, loop.carry_out, {*early, *loop.carry})
+    inside = {*loop.carry, *(v for e in core for v in e.outvars)}
+    _, after = jaxprs.needed(loop.eqns, loop.ys, early | inside)
+    reads = [v for v in reads if v in early]
+    jaxprs.over_time(loop.eqns, reads, env, stacked)
+    part = replace(
+        loop,
+        eqns=tuple(core),
+        consts=tuple(v for v in reads if v in env),
+        xs=tuple(v for v in reads if v in stacked),
+        ys=tuple(v for v in after if v in inside),
+    )
+    last, ys = part.run([env[v] for v in part.consts], init, [stacked[v] for v in part.xs], loop.length)
+    stacked.update(zip(part.ys, ys))
+    return last, jaxprs.stacks(loop.eqns, loop.ys, env, stacked, loop.length)
+
+
+def _tangent(tangent: Any, value: Any) -> Any:
+    return no_tangent(value) if tangent is None else tangent

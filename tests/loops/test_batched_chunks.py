@@ -1,0 +1,69 @@
+"""Loops with matrix states in chunks that are prepared at once, as on accelerators: the properties of those that are not."""
+
+import chunk_layers as layers
+import jax
+import jax.numpy as jnp
+import pytest
+from test_matrix_states import (  # noqa: F401
+    loss,
+    problem,
+    test_a_product_that_the_recurrence_does_not_have_may_overflow,
+    test_a_step_trains_in_chunks_as_step_by_step,
+    test_bfloat16_inputs_with_a_float32_state,
+    test_few_steps,
+    test_float32_with_strong_and_weak_decay,
+    test_jvp_and_second_derivatives,
+    test_products_of_cotangents_that_the_recurrence_does_not_have_may_overflow,
+    test_reverse_lengths_and_resets,
+    test_vmap_of_the_gradient,
+    test_what_is_not_finite_stays_where_the_recurrence_has_it,
+)
+
+import jrnn
+from jrnn import jaxprs
+from jrnn.loops.chunks import batched, choice
+from jrnn.loops.plans import Target
+
+pytestmark = pytest.mark.usefixtures("at_once")
+
+
+@pytest.fixture
+def at_once(in_chunks_always, monkeypatch):
+    """Chunks are prepared at once on this platform, too. Returns the chunks that were."""
+    seen, run = [], batched.AllChunks.run
+    monkeypatch.setattr(choice, "prepares_at_once", lambda target: True)
+    monkeypatch.setattr(batched.AllChunks, "run", lambda self, *args: seen.append(self) or run(self, *args))
+    return seen
+
+
+def test_accelerators_prepare_chunks_at_once(monkeypatch):
+    monkeypatch.undo()
+    platforms = ("cpu", "cuda", "rocm", "tpu")
+    assert [choice.prepares_at_once(Target(platform)) for platform in platforms] == [False, True, True, True]
+
+
+def program_of(step):
+    """The jaxpr of a training step of 8 chunks."""
+    init, xs = problem(step, 256, jnp.float32)
+    given = {n: xs[n] for n in ("q", "k", "v")}
+    return jax.make_jaxpr(jax.grad(lambda given: loss(jrnn.scan, step, init, {**xs, **given})[0]))(given).jaxpr
+
+
+def over_chunks(jaxpr):
+    """The bodies of the loops over chunks, with all their equations."""
+    loops = [e for e in jaxpr.eqns if e.primitive.name == "scan" and e.params["length"] == 8]
+    return [list(jaxprs.all_equations(loop.params["jaxpr"].jaxpr)) for loop in loops]
+
+
+@pytest.mark.parametrize("step, products", [(layers.gla, [0]), (layers.gated_delta, [3])], ids=["gla", "gated_delta"])
+def test_only_products_that_lead_to_the_next_state_stay_in_the_loop(step, products, at_once):
+    loops = over_chunks(program_of(step))
+    assert [sum(e.primitive.name == "dot_general" for e in body) for body in loops] == products
+    assert at_once
+
+
+def test_one_condition_decides_for_all_chunks(at_once):
+    jaxpr = program_of(layers.gated_delta)
+    assert sum(e.primitive.name == "cond" for e in jaxpr.eqns) == 1
+    assert not [e for body in over_chunks(jaxpr) for e in body if e.primitive.name == "cond"]
+    assert at_once
