@@ -50,7 +50,7 @@ def forget() -> None:
 
 def chunks_of(size: int) -> Any:
     """Patches the length of chunks."""
-    return constants(chunked, chunk_length=lambda length: size)
+    return constants(chunked, chunk_length=lambda length, at_once: size)
 
 
 def lowered(day: Day, job: Job) -> list[Job]:
