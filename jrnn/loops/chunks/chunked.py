@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,7 +102,8 @@ class Chunked:
             else:
                 carry = [loop.carry[i] for i in stage.carry]
                 part = part_of(loop, stage.carry, carry, env, steps)  # its outputs are the carries before each step
-                final, before = part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
+                with mark.marked(mark.Options()) if self.at_once else nullcontext():  # few kernels for its steps, too
+                    final, before = part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
                 steps.update(zip(carry, before))
             last.update(zip(stage.carry, final))
         return [last[i] for i in range(len(init))], jaxprs.stacks(loop.eqns, loop.ys, env, steps, length)
