@@ -2,9 +2,9 @@
 
     python scripts/accelerator_day.py OUT SECONDS [PART...]
 
-PART is a part, or a group of parts: A (correctness and headline ratios) or B (tries of constants); all by default. OUT gets
-results.jsonl (a line for each result, flushed at once), summary.md, day.log and programs.tar.gz. SECONDS end the process.
-On a machine without a GPU all parts run in small sizes, to show that they run.
+PART is a part, or a group of parts: A (correctness and headline ratios) or B (tries of constants); all by default. OUT
+gets results.jsonl (a line for each result, flushed at once), summary.md, day.log and programs.tar.gz. The process ends
+after SECONDS, whatever is left to do. On a machine without a GPU all parts run in small sizes, to show that they run.
 """
 
 from __future__ import annotations

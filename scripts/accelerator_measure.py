@@ -9,6 +9,7 @@ import io
 import json
 import os
 import statistics
+import sys
 import tarfile
 import threading
 import time
@@ -38,8 +39,8 @@ class Job:
 
     Attributes:
         name, peer: of the result.
-        fn: a function of JAX, a program that is lowered already, or a function without arguments that is not JAX's, which runs
-            to its end.
+        fn: a function of JAX, a program that is lowered already, or a function without arguments that is not JAX's and
+            returns when all is computed.
         args: of `fn`; None if it is not JAX's.
         steps: T.
         precision: of float32 products, as in `jax_default_matmul_precision`; torch's peers use the same.
@@ -154,7 +155,7 @@ class Day:
         os._exit(0)
 
     def each(self, tasks: Mapping[Any, Callable[[], Any]], named: Callable[[Any], dict[str, Any]]) -> Iterator[Any]:
-        """Runs tasks side by side and yields `(key, result)` as they end. Failures are results, with the fields of `named`."""
+        """Runs tasks side by side and yields `(key, result)` as they end. A failure is said with the fields of `named`."""
         pool = ThreadPoolExecutor(12 if GPU else 2)
         futures = {pool.submit(task): key for key, task in tasks.items()}
         try:
@@ -235,9 +236,7 @@ def strategies(plans: Any) -> str:
 
 
 def with_tf32(precision: str | None) -> None:
-    """Lets torch use TF32 where JAX does, which is everywhere but at the precision "highest". Without torch it does nothing."""
-    import sys
-
+    """Lets torch use TF32 where JAX does: everywhere but at the precision "highest". It does nothing without torch."""
     if torch := sys.modules.get("torch"):
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision != "highest"
 

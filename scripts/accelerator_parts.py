@@ -337,8 +337,8 @@ def kernels_of(folder: Path) -> dict[str, Any]:
     begins, ends = [], []
     for path in folder.rglob("*.xplane.pb"):
         for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
-            for line in plane.lines if plane.name.startswith("/device:GPU") else ():
-                for event in line.events if "Stream" in line.name else ():
+            for line in plane.lines if plane.name.startswith("/device:GPU" if GPU else "/host:CPU") else ():
+                for event in line.events if "Stream" in line.name or not GPU else ():
                     spent[event.name].append(event.duration_ns / 1e3)
                     begins.append(event.start_ns)
                     ends.append(event.start_ns + event.duration_ns)

@@ -1,5 +1,6 @@
-"""The parts of `accelerator_day.py` that try constants of jrnn. Programs are lowered with patched constants, one after the other,
-and then compiled side by side.
+"""The parts of `accelerator_day.py` that try constants of jrnn.
+
+Programs are lowered with patched constants one after the other, and then compiled side by side.
 
 Shapes: T time, N batch or heads, D input or keys, H hidden or values.
 """
@@ -95,7 +96,6 @@ def stages(day: Day) -> None:
         "default": {},
         "no stages, no packs": dict(_few_kernels=plain),
         "no packs": dict(_PACKED=0),
-        "all packed": dict(_PACKED=64 << 20),
     }
     jobs = []
     for cell in ("lstm", "gru"):
@@ -111,7 +111,7 @@ def buffers(day: Day) -> None:
         "default": None,
         "no command buffers": {"xla_gpu_enable_command_buffer": ""},
         "all command buffers": {
-            "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,WHILE,CONDITIONAL"
+            "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
         },
     }
     jobs = []

@@ -1,77 +1,121 @@
-"""The accelerator day in smoke mode: what a machine without a GPU runs of it, in a few of its steps."""
+"""The accelerator day on a machine without a GPU: its files, and what a part or a peer that fails leaves to the others."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import os
-import subprocess
 import sys
+import tarfile
 from pathlib import Path
+from unittest import mock
 
+import jax.numpy as jnp
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "accelerator_day.sh"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(scope="module")
-def day():
-    spec = importlib.util.spec_from_file_location("accelerator_day", SCRIPT.with_suffix(".py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["accelerator_day"] = module  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+def modules():
+    """The script's modules, which Python looks for next to the script."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPTS)
+        patch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")  # restored after the script has set it
+        names = ("day", "measure", "parts", "tries")
+        yield {name: importlib.import_module(f"accelerator_{name}") for name in names}
+        for name in names:
+            sys.modules.pop(f"accelerator_{name}", None)
 
 
-@pytest.mark.exhaustive
-def test_steps_on_a_cpu_leave_their_files_and_a_summary(tmp_path):
-    command = [SCRIPT, str(tmp_path / "out"), "command-buffers-off", "profile", "newton"]
-    environment = {**os.environ, "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    page = (tmp_path / "out" / "summary.md").read_text()
-    assert "| platform | cpu |" in page and "| profile | ok, " in page
-    assert "## command-buffers-off, on cpu" in page and "| lstm train 5x2x3x4 | " in page
-    assert list((tmp_path / "out" / "profile").rglob("*.xplane.pb")), "a profile of a train step"
-    assert "## newton, on cpu" in page and "| gru train 5x2x3x4 | " in page
-    records = json.loads((tmp_path / "out" / "command-buffers-off.json").read_text())["records"]
-    assert {"jrnn", "jrnn.nn", "lax.scan", "flax"} <= {record["peer"] for record in records}
+def results_in(out):
+    return [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
 
 
-def test_every_step_is_there_on_both_kinds_of_machine(day, tmp_path):
-    names = [step.name for step in day.steps(tmp_path, True)]
-    assert names == [step.name for step in day.steps(tmp_path, False)] and len(set(names)) == len(names)
-    assert {f"bench-{cell}-{name}" for cell in day.CELLS for name in day.PRECISIONS} <= set(names)
-    files = (*day.EXECUTOR_TESTS, *day.CONFORMANCE_TESTS, *day.SMOKE_TESTS)
-    assert all((ROOT / name).exists() for name in files)
-    assert day.BUDGET < 9 * 60
+def run_parts(modules, out, monkeypatch, **parts):
+    parts = {name: (part, "what it measures") for name, part in parts.items()}
+    monkeypatch.setattr(modules["day"], "PARTS", parts)
+    monkeypatch.setattr(modules["day"], "GROUPS", {"A": parts})
+    assert modules["day"].main([str(out), "100"]) == 0
+    return results_in(out)
 
 
-def test_a_step_that_fails_or_hangs_costs_no_other(day, tmp_path, monkeypatch):
-    def steps(out, on_gpu):
-        run = [sys.executable, "-c"]
-        return [
-            day.Step("fails", [*run, "print('why'); raise SystemExit(3)"], 30),
-            day.Step("hangs", ["a program that hangs"], 20),
-            day.Step("works", [*run, "import os; print(os.environ['GIVEN'])"], 30, {"GIVEN": "yes"}),
-        ]
+def test_a_part_or_a_peer_that_fails_stops_no_other(modules, tmp_path, monkeypatch):
+    Job = modules["measure"].Job
+    x = jnp.ones(3)
 
-    def run(command, *, timeout=None, original=subprocess.run, **options):
-        if command == ["a program that hangs"]:
-            raise subprocess.TimeoutExpired(command, timeout)
-        return original(command, **options)
+    def fails(day):
+        raise ValueError("this part fails")
 
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(day, "steps", steps)
-    monkeypatch.setattr(day, "PLATFORM", "print('gpu')")
-    assert day.main([str(tmp_path)]) == 1
+    def peers(day):
+        def refuses(x):
+            raise TypeError("this peer fails to compile")
+
+        def breaks():
+            raise RuntimeError("this peer fails to run")
+
+        works = Job("a job", "works", lambda x: x + 1, [x], 10)
+        others = [Job("a job", "refuses", refuses, [x], 10), Job("a job", "breaks", breaks, None, 10)]
+        day.timed([works, *others, Job("a job", "works too", jnp.sin, [x], 10)], 0.0, keep="job")
+
+    results = run_parts(modules, tmp_path, monkeypatch, fails=fails, peers=peers)
+    failed = {(r["part"], r.get("peer")): r["failed"] for r in results if "failed" in r}
+    assert failed == {
+        ("fails", None): "ValueError: this part fails",
+        ("peers", "refuses"): "TypeError: this peer fails to compile",
+        ("peers", "breaks"): "RuntimeError: this peer fails to run",
+    }
+    timed = {r["peer"]: r for r in results if "seconds" in r}
+    assert timed.keys() == {"works", "works too"} and all(r["runs"] >= 2 for r in timed.values())
+    assert timed["works"]["us_a_step"] == pytest.approx(timed["works"]["seconds"] / 10 * 1e6, abs=1e-3)
     page = (tmp_path / "summary.md").read_text()
-    assert (
-        "| fails | FAILED with status 3" in page and "| hangs | STOPPED after 20 s" in page and "| works | ok" in page
-    )
-    assert (tmp_path / "fails.log").read_text() == "why\n" and (tmp_path / "works.log").read_text() == "yes\n"
-    assert day.main([str(tmp_path), "wroks"]) == 2
-    monkeypatch.setattr(day, "BUDGET", 0.0)
-    day.main([str(tmp_path), "works"])
-    assert "| works | SKIPPED: out of time |" in (tmp_path / "summary.md").read_text()
+    assert "- failed ValueError: this part fails" in page and "| a job | works | " in page and "| 1.000 |" in page
+    with tarfile.open(tmp_path / "programs.tar.gz") as archive:
+        assert set(archive.getnames()) == {"peers_a_job_works.txt", "peers_a_job_works_too.txt"}
+        assert b"HloModule" in archive.extractfile("peers_a_job_works.txt").read()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "day.log",
+        "programs.tar.gz",
+        "results.jsonl",
+        "summary.md",
+    ]
+    assert "Traceback" in (tmp_path / "day.log").read_text()
+
+
+def test_default_programs_are_compared_with_float64(modules, tmp_path, monkeypatch):
+    parts = modules["parts"]
+
+    def right(day):
+        cases = dict(parts.cells(names=["lstm"]))
+        wrong = parts.Case(lambda w, x: 1.001 * x, *[([jnp.ones(3)], jnp.ones(3))], lambda w, x: x)
+        parts._check(day, cases, "highest")
+        parts._check(day, {"wrong": wrong}, None)
+
+    results = run_parts(modules, tmp_path, monkeypatch, right=right)
+    lstm, wrong = (next(r for r in results if r.get("job") == name) for name in ("lstm", "wrong"))
+    assert lstm["error"] < 1e-5 and lstm["gradient_error"] < 1e-5 and lstm["repeats"] is True
+    assert len(lstm["strategies"].split()) == 2 and lstm["precision"] == "highest"
+    assert wrong["error"] == pytest.approx(1e-3, rel=1e-3) and wrong["lax_scan"] == 0
+    assert "| wrong | 1.0e-03 | 0.0e+00 | " in (tmp_path / "summary.md").read_text()
+
+
+def test_constants_are_patched_while_a_program_is_lowered(modules):
+    from jrnn.loops.chunks import chunked
+
+    tries, default = modules["tries"], chunked.chunk_length(4096)
+    with tries.chunks_of(2 * default):
+        assert chunked.chunk_length(4096) == 2 * default
+    assert chunked.chunk_length(4096) == default
+
+
+def test_nothing_begins_when_the_time_is_over(modules, tmp_path, monkeypatch):
+    monkeypatch.setattr(modules["measure"].Day, "left", lambda self: 0.0)
+    monkeypatch.setattr(modules["measure"].threading, "Timer", mock.Mock())
+    results = run_parts(modules, tmp_path, monkeypatch, first=lambda day: pytest.fail("it began"))
+    assert [r.get("skipped") for r in results] == [None, "out of time"]
+
+
+def test_names_of_parts_and_groups(modules, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        modules["day"].main([str(tmp_path), "1", "unrol"])
+    assert "there is no part unrol; there are A, B, launch" in capsys.readouterr().err
+    assert not (tmp_path / "results.jsonl").exists()
