@@ -85,7 +85,6 @@ class Day:
     def __init__(self, out: Path, seconds: float):
         out.mkdir(parents=True, exist_ok=True)
         self.out, self._end, self._start = out, time.monotonic() + seconds, time.monotonic()
-        self._lines, self._log = (out / "results.jsonl").open("a"), (out / "day.log").open("a")
         self._lock = threading.RLock()
         self._texts: dict[str, str] = {}
         self.part = ""
@@ -97,26 +96,25 @@ class Day:
         """Writes a result."""
         line = json.dumps({"part": self.part, **fields, "at": round(time.monotonic() - self._start, 1)}, default=str)
         with self._lock:
-            self._lines.write(line + "\n")
-            self._lines.flush()
-            self._log_line(line)
+            self._append("results.jsonl", line)
+            self._append("day.log", line)
+            print(line[:400], flush=True)
 
     def failed(self, error: BaseException, **fields: Any) -> None:
         """Writes a failure: its first line is a result, the traceback is in the log."""
-        self._log_line("".join(traceback.format_exception(error)))
+        with self._lock:
+            self._append("day.log", "".join(traceback.format_exception(error)))
         self.say(**fields, failed=f"{type(error).__name__}: {error}"[:600])
 
-    def _log_line(self, line: str) -> None:
-        with self._lock:
-            print(line[:400], flush=True)
-            self._log.write(line + "\n")
-            self._log.flush()
+    def _append(self, name: str, line: str) -> None:
+        with (self.out / name).open("a") as file:
+            file.write(line + "\n")
 
     def attach(self, name: str, text: str) -> None:
         """Adds a text to programs.tar.gz, which is written at the end of each part."""
         self._texts[name] = text
 
-    def close(self) -> None:
+    def save(self) -> None:
         """Writes the summary and the archive of what is finished."""
         with self._lock:
             results = [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
@@ -146,12 +144,12 @@ class Day:
             except Exception as error:
                 self.failed(error)
             self.say(ended=True, **_memory())
-            self.close()
+            self.save()
         watch.cancel()
 
     def _out_of_time(self) -> None:
         self.say(stopped="out of time")
-        self.close()
+        self.save()
         os._exit(0)
 
     def each(self, tasks: Mapping[Any, Callable[[], Any]], named: Callable[[Any], dict[str, Any]]) -> Iterator[Any]:
@@ -186,7 +184,7 @@ class Day:
         """
         ready = self.compiled(jobs)
         for entry in ready if keep else ():
-            if entry.job.name.endswith(keep):
+            if entry.job.args is not None and entry.job.name.endswith(keep):
                 self.attach(f"{self.part}_{entry.job.name}_{entry.job.peer}.txt".replace(" ", "_"), entry.text())
         for name in dict.fromkeys(entry.job.name for entry in ready):
             if self.left() < _RESERVE:

@@ -191,12 +191,18 @@ def cell_job(name: str, peer: str, which: Callable, cell: str, size: Size, mode:
     return Job(name, peer, in_mode(fn, mode), args, size.steps, **more)
 
 
+@functools.cache
+def of_layer(layer: str) -> tuple[Any, dict[str, Any]]:
+    """Returns the first carry and the inputs of a layer of MATRIX_SIZE."""
+    return problem(layer, MATRIX_SIZE)
+
+
 def matrix(day: Day) -> None:
     jobs = []
     runs = [("train", None), ("forward", None), ("train", "highest")]
     for mode, precision in runs:
         for layer in MATRIX_LAYERS:
-            given = problem(layer, MATRIX_SIZE)
+            given = of_layer(layer)
             fns = {"jrnn": functools.partial(scan, LAYERS[layer].step)}
             fns |= {"by hand": BY_HAND[layer]} if layer in BY_HAND else {}
             fns["lax.scan"] = functools.partial(jax.lax.scan, LAYERS[layer].step)
@@ -217,9 +223,8 @@ def lstm(day: Day) -> None:
 def lstm_peers(day: Day, cell: str, size: Size, mode: str, precision: str | None) -> list[Job]:
     """Returns a cell in all peers: of JAX, and torch's, which is cuDNN on a GPU."""
     name = f"{cell} {mode} {size}{' highest' if precision else ''}"
-    programs = {peer: function(cell, size) for peer, function in peers.FUNCTIONS.items()}
-    if mode == "forward":
-        del programs["jrnn.nn"], programs["flax"]  # less to compile
+    wanted = peers.FUNCTIONS if (str(size), mode) == (LSTM_SIZES[0], "train") else SCANS  # less to compile
+    programs = {peer: peers.FUNCTIONS[peer](cell, size) for peer in wanted}
     if GPU and cell == "lstm":
         carry = steps.initial(cell, size)
         call = lambda rows, x: scan(LstmStep(**rows), carry, x, executor="cudnn")[1]  # noqa: E731
@@ -315,7 +320,7 @@ def profile(day: Day) -> None:
     size = Size.parse(LSTM_SIZES[0])
     jobs = [cell_job(f"lstm train {size}", peer, which, "lstm", size) for peer, which in SCANS.items()]
     layer = MATRIX_LAYERS[0]
-    given = problem(layer, MATRIX_SIZE)
+    given = of_layer(layer)
     fns = {"jrnn": functools.partial(scan, LAYERS[layer].step), "by hand": BY_HAND[layer]}
     name = f"{layer} train {MATRIX_SIZE}"
     jobs += [Job(name, peer, in_mode(fn, "train"), given, MATRIX_SIZE.steps) for peer, fn in fns.items()]

@@ -16,10 +16,10 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 from accelerator_measure import GPU, Day, Job
-from accelerator_parts import BY_HAND, MATRIX_LAYERS, MATRIX_SIZE, SCANS, cell_job, in_mode
+from accelerator_parts import BY_HAND, MATRIX_LAYERS, MATRIX_SIZE, SCANS, cell_job, in_mode, of_layer
 
 from jrnn.bench import chunkwise, steps
-from jrnn.bench.linear_layers import LAYERS, problem
+from jrnn.bench.linear_layers import LAYERS
 from jrnn.bench.sizes import Size
 from jrnn.loops import scan
 from jrnn.loops.backends import gpu
@@ -66,7 +66,7 @@ def lowered(day: Day, job: Job) -> list[Job]:
 def chunks(day: Day) -> None:
     jobs = []
     for layer in MATRIX_LAYERS:
-        given = problem(layer, MATRIX_SIZE)
+        given = of_layer(layer)
         name = f"{layer} train {MATRIX_SIZE}"
         for size in (32, 64, 128):
             fn = in_mode(functools.partial(scan, LAYERS[layer].step), "train")
