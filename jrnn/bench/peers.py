@@ -93,19 +93,24 @@ def clocked(fn: Callable[[], Any], clock: Callable[[], float] | None = None) -> 
     return run
 
 
-def on_processor(fn: Callable[..., Any], args: Sequence[Any]) -> Timed:
-    """Returns a function in JAX as a program that is timed by the processor time of its runs."""
+def averaged(fn: Callable[..., Any], args: Sequence[Any]) -> Timed:
+    """Returns a function in JAX as a program that is timed by the mean of some runs.
 
-    return Timed.of(fn, *args, timed=_mean_on_processor)
+    On a CPU it is their processor time. On an accelerator, where the processor only waits, it is the time of the clock.
+    """
+
+    return Timed.of(fn, *args, timed=_mean)
 
 
-def _mean_on_processor(call: Callable[[], Any]) -> Callable[[], float]:
+def _mean(call: Callable[[], Any]) -> Callable[[], float]:
+    clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
+
     def run() -> float:
-        start, runs = time.process_time(), 0
-        while not runs or time.process_time() - start < 0.02:  # threads report their time late
+        start, runs = clock(), 0
+        while not runs or clock() - start < 0.02:  # threads report their time late
             call()
             runs += 1
-        return (time.process_time() - start) / runs
+        return (clock() - start) / runs
 
     return run
 

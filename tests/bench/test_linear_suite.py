@@ -32,7 +32,7 @@ def test_layers_have_the_shapes_of_their_size(name):
 
 
 def test_jobs_name_sizes_and_peers(monkeypatch):
-    monkeypatch.setattr(linear, "on_processor", lambda fn, given: Timed(lambda: 0.0))
+    monkeypatch.setattr(linear, "averaged", lambda fn, given: Timed(lambda: 0.0))
     chosen = SuiteOptions(suite="linear", cells=["gla", "kda"], modes=["train"], sizes=["32x1x2x3", "40x1x2x3"])
     jobs = [(job.cell, job.mode, job.size, list(job.programs)) for job in linear.jobs(chosen)]
     assert jobs == [

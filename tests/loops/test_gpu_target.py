@@ -18,9 +18,10 @@ from jrnn import jaxprs, nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
+from jrnn.jaxprs.names import platform_of
 from jrnn.loops import backends, scan
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.loop import Loop
+from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes.one_kernel import one_kernel_a_stage
 from jrnn.loops.passes.packed import pack_stacks
 from jrnn.loops.plans import Target
@@ -55,10 +56,10 @@ def given_to_xla(node):
 
 @pytest.fixture
 def for_cuda(monkeypatch):
-    """Plans for CUDA, lowered for this machine's processor."""
-    seen = []
-    planning = Backend(lambda loop, _, options: seen.append(loop) or backends.plan(loop, CUDA, options))
-    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", planning)
+    """Plans for CUDA, lowered for this machine's default device."""
+    seen, cuda = [], backends.of(CUDA, Options())
+    planning = Backend(lambda loop, _, options: seen.append(loop) or cuda.planned(loop, CUDA, options))
+    monkeypatch.setitem(backends.BY_PLATFORM, platform_of(jax.devices()[0].client), planning)
     return seen
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.bench import report
-from jrnn.bench.peers import on_processor
+from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES
 from jrnn.bench.small_states import LOOPS
 from jrnn.bench.suites import Job, SuiteOptions
@@ -40,7 +40,7 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
     peers = options.chosen("peers", PEERS)
     for name in options.chosen("cells", LOOPS):
         for mode in options.chosen("modes", MODES):
-            yield Job(name, mode, str(STEPS), {peer: on_processor(*program(name, mode, peer)) for peer in peers})
+            yield Job(name, mode, str(STEPS), {peer: averaged(*program(name, mode, peer)) for peer in peers})
 
 
 def summary(records: Sequence[Any]) -> str:

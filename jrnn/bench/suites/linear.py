@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jrnn.bench import chunkwise, report
 from jrnn.bench.linear_layers import LAYERS, problem
-from jrnn.bench.peers import on_processor
+from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan
@@ -55,7 +55,7 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
 def of(name: str, mode: str, size: Size, peers: Sequence[str]) -> dict[str, Any]:
     given = problem(name, size)
     return {
-        peer: on_processor(forward if mode == "forward" else train(forward), given)
+        peer: averaged(forward if mode == "forward" else train(forward), given)
         for peer, forward in programs(name).items()
         if peer in peers and (peer != "by hand" or size.steps % chunkwise.C == 0)
     }

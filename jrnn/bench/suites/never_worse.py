@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.bench.linear_layers import LAYERS, problem
-from jrnn.bench.peers import Timed, on_processor
+from jrnn.bench.peers import Timed, averaged
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan
@@ -172,4 +172,4 @@ def predicted(name: str, mode: str) -> float:
 
 def _program(name: str, mode: str, which: Callable) -> Timed:
     forward, train, args = programs(name, which)
-    return on_processor(forward if mode == "forward" else train, args)
+    return averaged(forward if mode == "forward" else train, args)
