@@ -24,6 +24,11 @@ def by_numpy(fn):
 COMPILED = jax.jit
 
 
+def suffices(exhaustive):
+    """Whether numpy computes in the place of compiled programs: not in an exhaustive run, and not for an accelerator."""
+    return not exhaustive and jax.default_backend() == "cpu"
+
+
 class Traced:
     """What `jit(fn)` returns: as that of `jax.jit`, but a call is evaluated by numpy, unless it is part of another trace."""
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from by_numpy import COMPILED, by_numpy, jit
+from by_numpy import COMPILED, by_numpy, jit, suffices
 
 from jrnn.jaxprs import all_equations
 from jrnn.jaxprs.by_numpy import LOOPS, MATHS, MOVES, evaluate
@@ -200,3 +200,10 @@ def test_a_primitive_that_is_not_in_the_table_is_run_by_jax():
     closed = jax.make_jaxpr(jnp.sort)(np.array([3.0, 1.0, 2.0]))
     (result,) = evaluate(closed.jaxpr, closed.consts, [np.array([3.0, 1.0, 2.0])])
     assert result.tolist() == [1, 2, 3]
+
+
+def test_programs_are_compiled_in_exhaustive_runs_and_for_accelerators(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert suffices(False) and not suffices(True)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not suffices(False)

@@ -63,6 +63,13 @@ def for_cuda(monkeypatch):
     return seen
 
 
+def test_on_a_gpu_its_own_plans_are_the_ones_that_are_seen(monkeypatch, request):
+    monkeypatch.setitem(globals(), "platform_of", lambda client: "cuda")
+    cpu, seen = backends.BY_PLATFORM["cpu"], request.getfixturevalue("for_cuda")
+    loops_for(CUDA, "gru", Size(9, 2, 3, 5))
+    assert len(seen) == 2 and backends.BY_PLATFORM["cpu"] is cpu
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "layer_norm_lstm", "peephole_lstm", "relu_mlp", "memory"])
 def test_values_and_gradients_are_those_of_the_loop(cell, for_cuda):
