@@ -103,7 +103,7 @@ def test_constants_are_patched_while_a_program_is_lowered(modules):
 
     tries, default = modules["tries"], chunked.chunk_length(4096)
     with tries.chunks_of(2 * default):
-        assert chunked.chunk_length(4096) == 2 * default
+        assert chunked.chunk_length(4096, False) == chunked.chunk_length(4096, True) == 2 * default
     assert chunked.chunk_length(4096) == default
 
 
