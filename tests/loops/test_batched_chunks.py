@@ -1,8 +1,11 @@
 """Loops with matrix states in chunks that are prepared at once, as on accelerators: the properties of those that are not."""
 
+import functools
+
 import chunk_layers as layers
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from test_matrix_states import (  # noqa: F401
     loss,
@@ -44,7 +47,7 @@ def test_accelerators_prepare_chunks_at_once(monkeypatch):
 
 def program_of(step):
     """The jaxpr of a training step of 8 chunks."""
-    init, xs = problem(step, 256, jnp.float32)
+    init, xs = problem(step, 512, jnp.float32)
     given = {n: xs[n] for n in ("q", "k", "v")}
     return jax.make_jaxpr(jax.grad(lambda given: loss(jrnn.scan, step, init, {**xs, **given})[0]))(given).jaxpr
 
@@ -67,3 +70,18 @@ def test_one_condition_decides_for_all_chunks(at_once):
     assert sum(e.primitive.name == "cond" for e in jaxpr.eqns) == 1
     assert not [e for body in over_chunks(jaxpr) for e in body if e.primitive.name == "cond"]
     assert at_once
+
+
+@pytest.mark.parametrize("growth, by_steps", [(0.0, False), (0.2, True)])
+def test_growing_decays_run_step_by_step(growth, by_steps, at_once):
+    init, xs = problem(layers.gated_delta, 128, jnp.float32)
+    xs["g"] = np.full_like(xs["g"], growth)
+    ours, theirs = (jax.jit(functools.partial(scan, layers.gated_delta))(init, xs) for scan in (chunked, jax.lax.scan))
+    equal = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs))]
+    assert all(equal) == by_steps
+    assert at_once
+
+
+def chunked(step, init, xs):
+    """The values of a loop that is being differentiated."""
+    return jax.jvp(lambda k: jrnn.scan(step, init, {**xs, "k": k}), (xs["k"],), (xs["k"],))[0]

@@ -1,39 +1,57 @@
-"""What GPUs and TPUs have in common: a loop is solved in rounds, or stays a loop.
+"""What GPUs and TPUs have in common: a loop runs in chunks, is solved in rounds, or stays a loop.
 
-Values of a loop that the caller wrote keep the order of sums of `jax.lax.scan`. So only the loops of gradients are solved in
-rounds without being asked, and only their sums leave the loop.
+Loops over matrix states run in chunks, with a gradient or without. Values of other loops that the caller wrote keep the
+order of sums of `jax.lax.scan`. So only the loops of gradients are solved in rounds without being asked, and only their sums
+leave the loop.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from jrnn import jaxprs
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
+from jrnn.loops.chunks import choice
 from jrnn.loops.loop import Loop, Options, ScanParams
-from jrnn.loops.passes import concatenate_cotangents, direct_views, distinct, movable, split
+from jrnn.loops.passes import Fission, concatenate_cotangents, direct_views, distinct, movable, split
 from jrnn.loops.plans import LoopPlan, Solved, Split, Target, by_steps
 
 PASSES = (direct_views, distinct, concatenate_cotangents)
 
 _COMPARED = 5  # steps for which a solution in rounds is compared with the loop
+# A loop may stack so many times the bytes of its inputs and outputs to do work after it. Reading a matrix state after the
+# loop would stack the state of each step: 4.3 GB where `jax.lax.scan` takes none (2048 x 64 x 64 x 64).
+_MOST_STACKED = 8
 _SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an estimate, not measured
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """Returns the plan of a loop on a GPU or a TPU."""
+    in_chunks = choice.forward(loop, target, options)
+    if in_chunks is not None:
+        return in_chunks
     original = loop
     for rewrite in PASSES:
         loop = rewrite(loop)
     fission = split(loop)
-    if fission.summed and _keeps_order(loop, options):
-        fission = split(loop, moves=movable(fission, floating_sums=False))
+    moves = movable(fission, floating_sums=not _keeps_order(loop, options))
+    if _stacks_much(fission):
+        moves = replace(moves, late=frozenset())
+    fission = split(loop, moves=moves)
     why = _not_solved(fission.core, options)
     if why is None:
         return LoopPlan(target, original, Split(fission, Solved(fission.core)), "associative")
     node = Split(fission, by_steps(fission.core))
     return LoopPlan(target, original, node, "scan", notes=(f"not associative: {why}",))
+
+
+def _stacks_much(fission: Fission) -> bool:
+    """Returns True if a loop stacks many more bytes for the work after it than it reads and writes."""
+    whole, core = fission.loop, fission.core
+    stacked = sum(jaxprs.nbytes(v) for v in core.ys if v not in whole.ys)
+    return stacked > _MOST_STACKED * sum(map(jaxprs.nbytes, (*whole.xs, *whole.ys)))
 
 
 def _keeps_order(loop: Loop, options: Options) -> bool:

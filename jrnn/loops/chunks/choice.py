@@ -65,6 +65,18 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
     return sum(jaxprs.nbytes(v) for v in set(parts.wanted) if v in follow and jaxprs.nbytes(v) >= most)
 
 
+def forward(loop: Loop, target: Target, options: Options) -> LoopPlan | None:
+    """Returns the plan of a loop that is not differentiated, in chunks, as if it were; or None.
+
+    Without a gradient a loop gains about what it gains with one, and has the same values.
+    """
+    if options.executor != "auto" or options.written is not None:
+        return None
+    scan = ScanParams(loop.closed(), len(loop.consts), len(loop.carry), loop.length, loop.reverse, loop.unroll)
+    planned = plan(scan, target, options, tuple(is_smooth(v.aval) for v in loop.inputs), None)
+    return planned[0] if planned is not None and planned[0].node is not None else None
+
+
 def prepares_at_once(target: Target) -> bool:
     """Returns True for platforms on which the number of kernels determines the time of a chunk."""
     return target.platform != "cpu"

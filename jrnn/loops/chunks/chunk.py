@@ -81,6 +81,7 @@ class Chunk:
         start = Labeled(jnp.stack(states), (MIXED[0], *axes)) if self._several else Labeled(states[0], axes)
         start = Labeled(start.array.reshape([self._size[l] for l in start.labels]), start.labels)
         decays = self._decays()
+        self.keep.growth += [decays.rows.largest, decays.columns.largest]
         written = Written(
             [(self._writer(inside, 1, t.into), self._timed(value)) for t, inside, value in self._apart(form.known)]
         )

@@ -20,7 +20,7 @@ from jrnn.jaxprs import Atom, Env, Var, primitives
 from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, part_of, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks import estimate
-from jrnn.loops.chunks.batched import AllChunks
+from jrnn.loops.chunks.batched import PRECISION, AllChunks
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.program import Body
 from jrnn.loops.costs.candidates import Estimate
@@ -33,7 +33,7 @@ _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 t
 
 
 # The most steps of a chunk. On a CPU layers of every kind took 1.1 to 1.4 times as long with 64 as with 32.
-_LONGEST, _LONGEST_AT_ONCE = 32, 32
+_LONGEST, _LONGEST_AT_ONCE = 32, 64
 
 
 def chunk_length(length: int, at_once: bool = False) -> int:
@@ -234,7 +234,8 @@ def _in_chunks(
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
     # A form may read the operands of a product that is computed before the loop.
     operands = [v for form in stage.forms for v in variables(form.terms)]
-    body = Body(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size)
+    precision = PRECISION if at_once else None
+    body = Body(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size, precision)
     carry = body.loop.carry
     count = -(-length // size)
     extra = count * size - length

@@ -8,6 +8,7 @@ Shapes: C steps of a chunk, K the contracted axis of S.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +45,11 @@ class Decay:
     total: Labeled | None = None
     between: Labeled | None = None
     levels: tuple[Labeled, Labeled] | None = None
+
+    def largest(self) -> Any:
+        """Returns the largest magnitude of a product of decays, at least 1."""
+        products = [p for p in (self.pre, self.suf, self.between, *(self.levels or ())) if p is not None]
+        return functools.reduce(jnp.maximum, [jnp.max(jnp.abs(p.array)) for p in products], jnp.ones(()))
 
     def reader(self, a: Labeled) -> Labeled:
         """Prepares a vector a_t, with the labels T and K, for `scores`."""

@@ -40,11 +40,13 @@ class Body:
         forms: of the carries.
         loop: the loop of these carries, whose ys are what is wanted at each step.
         steps: C.
+        precision: of products for which the step gives none.
     """
 
     forms: tuple[Affine, ...]
     loop: Loop
     steps: int
+    precision: Any = None
 
     def run(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
         """Returns the new states and the outputs [C, ...]. If they are not all finite, they are those of `by_steps`.
@@ -97,7 +99,8 @@ class Body:
         left = iter(states)
         for form in self.forms:
             forms, own = form.forms, [next(left) for _ in form.positions]
-            factors = Factors(env, steps, forms.find, own[0].dtype, forms.size[forms.contracted], form.precision)
+            contracted, precision = forms.size[forms.contracted], form.precision or self.precision
+            factors = Factors(env, steps, forms.find, own[0].dtype, contracted, precision)
             values, after = Chunk(form, factors, self.steps, valid, keep).run(own)
             cuts.update(values)
             new += after

@@ -21,6 +21,7 @@ class Kept:
 
     def __init__(self, values: Sequence[Any] | None = None):
         self.values = list(values or [])
+        self.growth: list[Callable[[], Any]] = []  # return the largest products of decays
         self._left = None if values is None else iter(values)
 
     def __call__(self, make: Callable[[], Any]) -> Any:
