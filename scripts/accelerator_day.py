@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         "--no-torch", action="store_true", help="leave torch out, where it cannot share a process with JAX"
     )
     asked = parser.parse_args(arguments)
-    unknown = set(asked.part) - {*PARTS, *GROUPS}
+    unknown = {part.partition(":")[0] for part in asked.part} - {*PARTS, *GROUPS}
     if unknown:
         parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join((*GROUPS, *PARTS))}")
     chosen = [name for part in asked.part or GROUPS for name in GROUPS.get(part, (part,))]
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     device = jax.devices()[0]
     versions = dict(jax=jax.__version__, jaxlib=jaxlib.__version__, runtime=device.client.platform_version)
     day.say(device=device.device_kind, python=sys.version.split()[0], **versions, flags=os.environ.get("XLA_FLAGS"))
-    day.run({name: PARTS[name][0] for name in dict.fromkeys(chosen)})
+    day.run({name: PARTS[name.partition(":")[0]][0] for name in dict.fromkeys(chosen)})
     return 0
 
 

@@ -87,7 +87,7 @@ class Day:
         self.out, self._end, self._start = out, time.monotonic() + seconds, time.monotonic()
         self._lock = threading.RLock()
         self._texts: dict[str, str] = {}
-        self.part = ""
+        self.part = self.only = ""
 
     def left(self) -> float:
         return self._end - time.monotonic()
@@ -130,12 +130,12 @@ class Day:
             aside.replace(self.out / "programs.tar.gz")
 
     def run(self, parts: Mapping[str, Callable[[Day], None]]) -> None:
-        """Runs parts one after the other. A part that fails stops no other; at the deadline the process ends."""
+        """Runs parts, PART or PART:TEXT, in order. A part that fails stops no other; at the deadline the process ends."""
         watch = threading.Timer(self.left(), self._out_of_time)
         watch.daemon = True
         watch.start()
         for name, part in parts.items():
-            self.part = name
+            self.part, _, self.only = name.partition(":")
             if self.left() < _RESERVE:
                 self.say(skipped="out of time")
                 continue
@@ -182,7 +182,7 @@ class Day:
             seconds: for each peer of a job; five runs at least, or two of slow programs.
             keep: compiled programs of jobs whose names end with this text are added to programs.tar.gz.
         """
-        ready = self.compiled(jobs)
+        ready = self.compiled([job for job in jobs if self.only in job.name])
         for entry in ready if keep else ():
             if entry.job.args is not None and entry.job.name.endswith(keep):
                 self.attach(f"{self.part}_{entry.job.name}_{entry.job.peer}.txt".replace(" ", "_"), entry.text())
