@@ -101,7 +101,73 @@ def programs():
     return {"head": ["program", "what it is", "seconds", "notebook"], "rows": rows}
 
 
+def on_h200(part, *calls):
+    """The timed programs of a part of the accelerator day: job -> peer -> record."""
+    jobs = {}
+    for record in read("h200")["records"]:
+        if record["part"] == part and "seconds" in record and record["call"] in calls:
+            jobs.setdefault(record["job"], {})[record["peer"]] = record
+    return jobs
+
+
+def h200_cells():
+    peers = {"lax.scan": "`lax.scan`", "flax": "flax", "torch": "torch (cuDNN)"}
+    rows = []
+    for job, times in on_h200("lstm", 1).items():
+        cell, mode, size, *precision = job.split()
+        over = (f"{times['jrnn']['seconds'] / times[p]['seconds']:.2f}" if p in times else "-" for p in peers)
+        name = f"{cell.upper()} {mode}, {size}{', float32' if precision else ''}"
+        rows.append([name, f"{times['jrnn']['us_a_step']:.1f}", *over])
+    return {"head": ["program", "jrnn, us a step", *(f"over {name}" for name in peers.values())], "rows": rows}
+
+
+def h200_layers():
+    runs = on_h200("matrix", 2) | {job: t for job, t in on_h200("matrix", 1).items() if job.endswith("highest")}
+    rows = []
+    for job, times in runs.items():
+        layer, mode, *_ = job.split()
+        ours, theirs = times["jrnn"], times["lax.scan"]
+        by_hand = times.get("by hand")
+        rows.append([
+            f"`{layer}` {mode}",
+            *(f"{1e3 * t['seconds']:.2f}" for t in (ours, theirs)),
+            f"{ours['seconds'] / theirs['seconds']:.3f}",
+            f"{ours['seconds'] / by_hand['seconds']:.2f}" if by_hand else "-",
+            f"{ours['temporary'] / 1e6:.0f} / {theirs['temporary'] / 1e6:.0f}",
+        ])  # fmt: skip
+    head = ["layer", "jrnn, ms", "`lax.scan`, ms", "over `lax.scan`", "over chunks by hand", "temporary MB"]
+    return {"head": head, "rows": rows}
+
+
+def h200_chunks():
+    rows = []
+    for job, times in on_h200("chunks", 2).items():
+        for peer, label in (("chunks of ", "jrnn"), ("by hand, ", "by hand, TF32")):
+            each = [
+                f"{1e3 * times[f'{peer}{size}']['seconds']:.2f}" for size in (32, 64, 128) if f"{peer}{size}" in times
+            ]
+            rows += [[f"`{job.split()[0]}` train, {label}", *each]] if each else []
+    return {"head": ["layer", "32 steps, ms", "64 steps, ms", "128 steps, ms"], "rows": rows}
+
+
+def h200_errors():
+    """The largest errors of jrnn on the device, next to those of `lax.scan` there."""
+    groups = {"matrix states": "matrix ", "`jrnn.nn`": "nn ", "cells": ""}
+    of_group = {name: [] for name in groups}
+    for r in read("h200")["records"]:
+        if "error" in r and "cudnn" not in r["job"]:
+            of_group[next(name for name, start in groups.items() if r["job"].startswith(start))].append(r)
+    columns = ("error", "lax_scan", "gradient_error", "lax_scan_gradient")
+    rows = [
+        [name, str(len({r["job"] for r in records})), *(f"{max(r[c] for r in records):.1e}" for c in columns)]
+        for name, records in of_group.items()
+    ]
+    head = ["programs", "number", "values, jrnn", "values, `lax.scan`", "gradients, jrnn", "gradients, `lax.scan`"]
+    return {"head": head, "rows": rows}
+
+
 MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters, "world": world, "programs": programs}
+MADE |= {made.__name__: made for made in (h200_cells, h200_layers, h200_chunks, h200_errors)}
 
 
 def render(name):

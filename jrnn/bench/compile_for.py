@@ -86,7 +86,7 @@ DEVICES = {
         ("H100", {"target_config": _H100, "topology": "1x1x1"}),
         ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"),
         "aot-cuda",
-        2.5e-6,
+        1e-6,
         3.352e12,
         495e12,
     ),

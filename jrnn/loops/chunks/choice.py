@@ -70,8 +70,8 @@ def forward(loop: Loop, target: Target, options: Options) -> LoopPlan | None:
 
     Without a gradient a loop gains about what it gains with one, and has the same values.
     """
-    if options.executor != "auto" or options.written is not None:
-        return None
+    if options.executor != "auto" or options.written is not None or options.memory is not None:
+        return None  # step by step it needs less memory
     scan = ScanParams(loop.closed(), len(loop.consts), len(loop.carry), loop.length, loop.reverse, loop.unroll)
     planned = plan(scan, target, options, tuple(is_smooth(v.aval) for v in loop.inputs), None)
     return planned[0] if planned is not None and planned[0].node is not None else None
