@@ -152,11 +152,17 @@ def h200_chunks():
 
 def h200_errors():
     """The largest errors of jrnn on the device, next to those of `lax.scan` there."""
-    groups = {"matrix states": "matrix ", "`jrnn.nn`": "nn ", "cells": ""}
+    groups = {
+        "matrix states": "matrix ",
+        "`jrnn.nn`": "nn ",
+        'a cell by `executor="associative"`': "associative",
+        'a cell by `executor="newton"`': "newton",
+        "other cells": "",
+    }
     of_group = {name: [] for name in groups}
     for r in read("h200")["records"]:
         if "error" in r and "cudnn" not in r["job"]:
-            of_group[next(name for name, start in groups.items() if r["job"].startswith(start))].append(r)
+            of_group[next(name for name, text in groups.items() if text in r["job"])].append(r)
     columns = ("error", "lax_scan", "gradient_error", "lax_scan_gradient")
     rows = [
         [name, str(len({r["job"] for r in records})), *(f"{max(r[c] for r in records):.1e}" for c in columns)]

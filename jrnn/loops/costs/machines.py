@@ -164,8 +164,8 @@ def _caches() -> dict[int, int]:
 # Accelerators -----------------------------------------------------------------------------------------------------------
 
 # Bandwidth, operations and caches are those of `jrnn bench --compile-for h100` (`bench/compile_for.py`). A kernel in a loop
-# was measured on an H200 (docs/benchmarks/h200.json): 8 a trip took 7.8 us. From the same description: 132 multiprocessors of
-# 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
+# was measured on an H200 (docs/benchmarks/h200.json): 8 a trip took 7.8 us. From the same description: 132 multiprocessors
+# of 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
 # Instructions", 16 results a clock and multiprocessor. L2 is 2.5 times as fast as memory: XLA's `kL2CacheSpeedup`.
 _LAUNCH, _BANDWIDTH, _LANES = 1e-6, 3.352e12, 132 * 128 * 1.98e9
 H100 = Machine(
