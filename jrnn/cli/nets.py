@@ -59,7 +59,7 @@ def run_command(args: argparse.Namespace) -> int:
             if hint := _not_given(e, model, blobs, args):
                 raise NetError(f"{e}; {hint}") from None
             raise
-        wanted = args.fetch or list(model.external_outputs) or list(written)
+        wanted = args.fetch or list(model.external_outputs) or [n for n in written if n in values]
     for name in wanted:
         if name not in values and isinstance(model, Plan):
             raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
