@@ -189,7 +189,7 @@ def check_command(args: argparse.Namespace) -> int:
     for line in (*report.notes, *(() if report.fault is None else (f"first fault: {report.fault}",))):
         print(line)
     print(report.verdict())
-    print("the gradients agree" if report.agrees else "the gradients DISAGREE")
+    print(report.conclusion())
     return 0 if report.agrees else 1
 
 
