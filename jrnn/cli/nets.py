@@ -59,7 +59,7 @@ def run_command(args: argparse.Namespace) -> int:
             if hint := _not_given(e, model, blobs, args):
                 raise NetError(f"{e}; {hint}") from None
             raise
-        wanted = args.fetch or list(model.external_outputs) or list(written)
+        wanted = args.fetch or list(model.external_outputs) or [n for n in written if n in values]
     for name in wanted:
         if name not in values and isinstance(model, Plan):
             raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
@@ -189,7 +189,7 @@ def check_command(args: argparse.Namespace) -> int:
     for line in (*report.notes, *(() if report.fault is None else (f"first fault: {report.fault}",))):
         print(line)
     print(report.verdict())
-    print("the gradients agree" if report.agrees else "the gradients DISAGREE")
+    print(report.conclusion())
     return 0 if report.agrees else 1
 
 

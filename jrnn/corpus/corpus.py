@@ -16,6 +16,7 @@ import os
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
@@ -136,11 +137,13 @@ class Corpus:
 
     def _check_tokens(self, tokens: np.ndarray, where: str) -> None:
         if len(tokens) and (most := tokens.max()) >= self.vocabulary:
-            raise DataError(f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}")
+            raise DataError(
+                f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}; {AGAIN}"
+            )
 
     def _check_begins(self, begins: np.ndarray, after: int, before: int, where: str) -> None:
         if len(begins) and (begins[0] <= after or begins[-1] >= before or (begins[1:] <= begins[:-1]).any()):
-            raise DataError(f"{where}: is damaged: documents do not begin one after another within the shard")
+            raise DataError(f"{where}: is damaged: documents do not begin one after another within the shard; {AGAIN}")
 
     def __len__(self) -> int:
         """The number of tokens."""
@@ -154,7 +157,8 @@ class Corpus:
         """Returns the tokens from `start` to `stop`, int32 [stop - start]; those past the end are missing.
 
         Raises:
-            DataError: if a file is gone or was cut off since the corpus was opened, or has tokens that cannot be.
+            DataError: if `start` is below 0 or above `stop`; if a file is gone or was cut off since the corpus was opened,
+                or has tokens that cannot be.
         """
         parts = [np.zeros(0, np.int32)]
         for shard, first, last in self._within(start, stop):
@@ -165,22 +169,26 @@ class Corpus:
         return np.concatenate(parts)
 
     def begins(self, start: int, stop: int) -> np.ndarray:
-        """Returns whether a document begins with each token from `start` to `stop`, bool; raises as `tokens`."""
-        opens = np.zeros(stop - start, bool)
-        at = 0  # in `opens`
+        """Returns whether a document begins with each token from `start` to `stop`, bool [stop - start]; see `tokens`."""
+        parts = [np.zeros(0, bool)]
         for shard, first, last in self._within(start, stop):
             with self._opened(shard, "begins") as file:
-                count, begin = shard.documents, lambda k, file=file: _numbers(file, BEGINS, k, k + 1)[0]
+                count, begin = shard.documents, partial(_begin, file, shard)
+                for k in (0, count - 1) if count else ():
+                    begin(k)  # the others lie between them, if they are in order
                 low = bisect_left(range(count), first, key=begin)
                 high = bisect_left(range(count), last, low, min(low + last - first, count), key=begin)
                 begins = _numbers(file, BEGINS, low, high)
                 self._check_begins(begins, first - 1, last, file.name)
-            opens[at + begins - first] = True
-            at += last - first
-        return opens
+            opens = np.zeros(last - first, bool)
+            opens[begins - first] = True
+            parts.append(opens)
+        return np.concatenate(parts)
 
     def _within(self, start: int, stop: int) -> list[tuple[Shard, int, int]]:
         """Returns the shards that a range touches, each with the range in it."""
+        if not 0 <= start <= stop:
+            raise DataError(f"{self.folder}: tokens are read from 0 on and forward, not from {start} to {stop}")
         parts, before = [], 0
         for shard in self.shards:
             first, last = max(start - before, 0), min(stop - before, shard.tokens)
@@ -192,6 +200,16 @@ class Corpus:
     def tokenizer(self) -> Any:
         """Returns the tokenizer, a `tokenizers.Tokenizer`; see `read_tokenizer`."""
         return read_tokenizer(self.folder / TOKENIZER)
+
+
+def _begin(file: BinaryIO, shard: Shard, k: int) -> int:
+    """Returns where document k of a shard begins; raises DataError for a place outside of the shard."""
+    begin = int(_numbers(file, BEGINS, k, k + 1)[0])
+    if not 0 <= begin < shard.tokens:
+        raise DataError(
+            f"{file.name}: is damaged: document {k} begins with token {begin}, and the shard has {shard.tokens}; {AGAIN}"
+        )
+    return begin
 
 
 def _numbers(file: BinaryIO, dtype: np.dtype, first: int, last: int) -> np.ndarray:

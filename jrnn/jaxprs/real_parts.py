@@ -16,13 +16,13 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.names import source_line
+from jrnn.jaxprs.names import expanded, source_line
 
 # Linear in every complex operand; other operands, such as indices, are given to both parts.
 _LINEAR = {
     "add", "add_any", "broadcast_in_dim", "concatenate", "copy", "copy_p", "cumsum", "dynamic_slice",
-    "dynamic_update_slice", "expand_dims", "gather", "neg", "pad", "reduce_sum", "reshape", "rev", "scatter",
-    "scatter-add", "select_n", "slice", "split", "squeeze", "sub", "transpose",
+    "dynamic_update_slice", "expand_dims", "gather", "name", "neg", "pad", "reduce_sum", "reshape", "rev", "scatter",
+    "scatter-add", "select_n", "slice", "split", "squeeze", "stop_gradient", "sub", "transpose",
 }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     if plain and not any(has_complex(inner) for inner in jaxprs.sub_jaxprs(eqn)):
         return jaxprs.bind(eqn, *operands)
     kind = eqn.primitive.name
-    body = jaxprs.called(eqn, jaxprs.LOWERED_CALLS)
+    body = jaxprs.called(eqn, jaxprs.LOWERED_CALLS) or expanded(eqn)
     if body is not None:
         return _run(body, operands, name)
     if kind in _LINEAR:

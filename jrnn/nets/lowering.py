@@ -36,6 +36,14 @@ _FEW = 64  # elements; values of so many integers are compared
 RECOMPUTED = "computed again"  # the name that `checkpoint_name` gives to the blobs in Context.recompute
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Freed:
+    """What a blob holds after an operator has freed it, which no other operator may read. `by` names that operator."""
+
+    by: str
+
+
 @dataclass(frozen=True)
 class LoweringOptions:
     """The options of a run, which are the same for all its nets.
@@ -130,6 +138,7 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
     for step in scheduled.steps:
         inputs = [env[n] if n in env else context.outer[n] for n in step.op.inputs]
         try:
+            _check_not_freed(step, inputs)
             results = _call(step, inputs, env, context, held)
         except JrnnError as e:
             raise e.at(step.where) from e.__cause__
@@ -149,6 +158,12 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
             recompute = name in context.recompute and isinstance(result, jax.Array)
             env[name] = checkpoint_name(result, RECOMPUTED) if recompute else result
     return env
+
+
+def _check_not_freed(step: ScheduledOp, inputs: Iterable[Any]) -> None:
+    for name, value in zip(step.op.inputs, inputs):
+        if isinstance(value, Freed) and not step.definition.frees:
+            raise NetError(f"reads blob {name!r}, which {value.by} has freed; free it after its last reader")
 
 
 def _call(step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, held: int) -> tuple[Any, ...]:
@@ -253,7 +268,7 @@ def run_net(
             would need more is an error, before it runs.
 
     Returns:
-        Every blob that the net wrote, by name, as numpy arrays.
+        Every blob that the net wrote and did not free, by name, as numpy arrays.
 
     Raises:
         NetError: for a blob that is neither given nor written, an unknown operator, or operators out of order.
@@ -273,7 +288,7 @@ def run_net(
         net = without_sources(net, given if fed is None else fed)
         env = execute(schedule(net), given, Context(options, key, eager=True))
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
-        return {name: jax.tree.map(as_numpy, env[name]) for name in written}
+        return {name: jax.tree.map(as_numpy, env[name]) for name in written if not isinstance(env[name], Freed)}
 
 
 def to_jax(
@@ -288,8 +303,8 @@ def to_jax(
 
     Args:
         net: the net.
-        outputs: the blobs to return. None: the net's external outputs, or every written blob if it declares none.
-            Operators on which no output depends do not run.
+        outputs: the blobs to return. None: the net's external outputs, or if it declares none, every blob that it writes
+            and does not free. Operators on which no output depends do not run.
         trips: how to differentiate While loops in reverse, see `Trips`. If the condition depends only on integer numpy
             blobs, the number of trips is known and the loop becomes a scan instead.
         wide: as for `run_net`. The function must then be traced with JAX's 64-bit types enabled.
@@ -307,6 +322,7 @@ def to_jax(
     >>> float(jax.grad(lambda x: fn({"x": x})["y"])(3.0))
     6.0
     """
+    everything = outputs is None and not net.external_outputs
     if outputs is None:
         outputs = net.external_outputs or dict.fromkeys(o for op in net.ops for o in op.outputs)
     wanted = tuple(outputs)
@@ -316,10 +332,11 @@ def to_jax(
         given = {name: as_blob(name, value) for name, value in blobs.items()}
         most = available() if max_bytes is None else max_bytes
         env = execute(scheduled, given, Context(LoweringOptions(trips, wide=wide, max_bytes=most), key))
+        results = {name: env[name] for name in wanted if name in env and not isinstance(env[name], Freed)}
         for name in wanted:
-            if name not in env:
+            if name not in results and not (everything and name in env):
                 raise NetError(unwritten_output(net, name))
-        return {name: env[name] for name in wanted}
+        return results
 
     fn.__name__ = fn.__qualname__ = net.name or "net"
     return fn
@@ -339,7 +356,9 @@ def without_sources(net: Net, fed: Iterable[str]) -> Net:
 
 def unwritten_output(net: Net, name: str) -> str:
     """The error message for a declared output that has no value."""
-    written = dict.fromkeys(o for op in net.ops for o in op.outputs)
+    written = {o: op for op in net.ops for o in op.outputs}
+    if name in written:
+        return f"net {net.name!r} has the output {name!r}, which {written[name].type} has freed; fetch another blob"
     return (
         f"net {net.name!r} declares the output {name!r}, which no operator writes and which was not given"
         f"{near(name, written)}; it writes {', '.join(map(repr, written)) or 'nothing'}"
@@ -356,18 +375,20 @@ def infer_shapes(
         blobs: arrays, or their shapes and dtypes as `jax.ShapeDtypeStruct`.
 
     Returns:
-        The shape and dtype of every blob, by name, except for blobs of strings.
+        The shape and dtype of every blob of numbers or booleans, by name.
 
     Raises:
         NetError, OpError: as `run_net` does.
     """
-    scheduled = schedule(without_sources(net, blobs))
+    net = without_sources(net, blobs)  # and without operators that free blobs, which had shapes
+    scheduled = schedule(replace(net, ops=tuple(op for op in net.ops if not registry.frees(op.type))))
     concrete = {n: v for n, v in blobs.items() if is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
 
     def run(given: Blobs) -> Blobs:
         env = execute(scheduled, {**concrete, **given}, Context(LoweringOptions(wide=wide), key))
-        return {n: v for n, v in env.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
+        arrays = {n: v for n, v in env.items() if hasattr(v, "dtype")}
+        return {n: v for n, v in arrays.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
 
     with jax.enable_x64(True):
         shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(run, abstract)

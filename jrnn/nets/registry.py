@@ -75,6 +75,7 @@ class OpDef:
         source: its outputs come from outside the net, such as a file; the caller may give their values instead.
         dynamic: the shapes of its outputs depend on the values of its inputs.
         updates: the inputs that it changes in place.
+        frees: its outputs have no value after it; it may read blobs that were freed before.
         cuts: a function of an `Op` that describes the gradients that the arguments of the `Op` stop, or returns None.
     """
 
@@ -94,6 +95,7 @@ class OpDef:
     source: bool = False
     dynamic: bool = False
     updates: tuple[int, ...] = ()
+    frees: bool = False
     cuts: Callable[[Op], str | None] | None = None
 
     def check_arity(self, op: Op) -> None:
@@ -284,6 +286,12 @@ def lookup(type: str) -> OpDef:
     if row is None:
         raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}")
     return row
+
+
+def frees(type: str) -> bool:
+    """Whether operators of a type free their outputs; False for an unknown type."""
+    row = names().get(type)
+    return row is not None and row.frees
 
 
 def names() -> Mapping[str, OpDef]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError
@@ -52,6 +53,26 @@ def _(e, node, a, b):
         a, b = e.cast(a, np.int32), e.cast(b, np.int32)
         return e.cast(e.op(_BINARY[node.name], [a, b], node.outputs[0].shape, np.int32), node.outputs[0].dtype)
     return same(e, node, _BINARY[node.name], a, b)
+
+
+_IN_ORDER = {"lt_to": "Less", "le_to": "LessOrEqual", "eq_to": "Equal"}
+
+
+@rule(*_IN_ORDER)
+def _(e, node, a, b):
+    """Comparisons in the order of `sort`, as `jnp.searchsorted` makes them: NaN is above all other numbers, and equals NaN.
+
+    JAX has removed the signs of zeros and of NaN before; in this order they would count.
+    """
+    if a.dtype == bool:
+        a, b = e.cast(a, np.int32), e.cast(b, np.int32)
+    compared = same(e, node, _IN_ORDER[node.name], a, b)
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return compared
+    a_is_nan, last = (e.op("IsNaN", [x], x.shape, bool) for x in (a, b))
+    if node.name != "le_to":
+        last = same(e, node, "And", a_is_nan if node.name == "eq_to" else e.op("Not", [a_is_nan], a.shape, bool), last)
+    return same(e, node, "Or", compared, last)
 
 
 # Of `op(type, *inputs)`, which makes a node of the type and shape of the equation's output.

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import jrnn
 from jrnn.errors import ConversionError
@@ -35,7 +36,8 @@ def shaped(x, y):
     z, m = lax.complex(x, y), jnp.asarray(np.array([[1 + 2j, 0.5], [-1j, 2]], np.complex128))
     joined = jnp.concatenate([z, z[::-1] * 2j], axis=0).reshape(2, -1)
     taken = jnp.cumsum(joined, axis=1)[:, jnp.array([0, 2, 1])]
-    return z @ m, joined.T, taken, jnp.sum(z, axis=0), jnp.pad(z, ((0, 1), (1, 0))), z == z, z != joined[:, :1]
+    stopped = checkpoint_name(lax.stop_gradient(z), "stopped")
+    return z @ m, joined.T, taken, jnp.sum(z, axis=0), jnp.pad(z, ((0, 1), (1, 0))), z == z, z != joined[:, :1], stopped
 
 
 def loops(x, y):

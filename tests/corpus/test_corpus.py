@@ -213,11 +213,42 @@ def test_a_corpus_is_verified(tmp_path, text, small_pieces):
     (out / "00000.tokens").write_bytes(b"\xff\xff" + tokens[2:])
     with pytest.raises(DataError, match="it has the token 65535, and the vocabulary 270"):
         corpus.tokens(0, 3)
-    begins = np.fromfile(out / "00001.begins", "<i8")
-    begins[:2] = [2**62, -(2**62)]
-    begins.tofile(out / "00001.begins")
-    with pytest.raises(DataError, match="do not begin one after another"):
-        corpus._check_begins(begins, -1, 10, "00001.begins")
+
+
+@pytest.mark.parametrize("place", [0, 2, -1])
+@pytest.mark.parametrize("begin", [-1, -(2**62), "the end", 2**62])
+def test_documents_that_begin_outside_of_their_shard(tmp_path, text, place, begin):
+    """Reading any part names the document and its place, and tokenizing again restores the corpus."""
+    out, options = tmp_path / "out", {"vocabulary": VOCABULARY, "separator": "the"}
+    corpus = tokenize([text], out, **options)
+    whole = corpus.begins(0, len(corpus))
+    begins = np.fromfile(out / "00000.begins", "<i8")
+    begins[place] = begin = len(corpus) if begin == "the end" else begin
+    begins.tofile(out / "00000.begins")
+    ends = ((0, 1), (len(corpus) - 1, len(corpus))) if place in (0, -1) else ()
+    outside = f"document \\d+ begins with token {begin}, and the shard has {len(corpus)}"
+    for start, stop in ((0, len(corpus)), *ends):
+        with pytest.raises(
+            DataError, match=f"00000.begins: is damaged: ({outside}|documents do not begin).*; run the same"
+        ):
+            corpus.begins(start, stop)
+    with pytest.raises(DataError, match="one after another within the shard; run the same `jrnn tokens` again"):
+        corpus.verify()
+    np.testing.assert_array_equal(tokenize([text], out, **options).begins(0, len(corpus)), whole)
+
+
+def test_ranges_outside_of_a_corpus(tmp_path, text):
+    """What is past the end is missing; before the start and backward there is nothing."""
+    corpus = tokenize([text], tmp_path / "out", vocabulary=VOCABULARY)
+    n = len(corpus)
+    for read in (corpus.tokens, corpus.begins):
+        np.testing.assert_array_equal(read(n - 2, n + 5), read(n - 2, n))
+        assert read(n + 1, n + 3).shape == read(3, 3).shape == (0,)
+        for start, stop in ((-1, 3), (-5, -2), (4, 3)):
+            with pytest.raises(
+                DataError, match=rf"out: tokens are read from 0 on and forward, not from {start} to {stop}"
+            ):
+                read(start, stop)
 
 
 def test_files_that_go_during_a_run_are_named(tmp_path, text):

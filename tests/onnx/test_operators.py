@@ -189,6 +189,50 @@ def test_a_loop_of_no_steps_has_outputs_without_rows():
         assert rows.shape == (len(expected[1]), 2)
 
 
+COUNTERS = {  # Loops that compute with their counter, and what their inputs are
+    "its square at every step": (
+        """agraph (int64 n) => (int64[K] all) {
+            go = Constant <value = bool {1}> ()
+            all = Loop (n, go) <body = body (int64 i, bool c) => (bool d, int64 s) { d = Identity(c)  s = Mul(i, i) }>
+        }""",
+        {"n": 46342},
+    ),
+    "a carry that is set to it": (
+        """agraph (int64 n, int64 z) => (int64 y) {
+            go = Constant <value = bool {1}> ()
+            y = Loop (n, go, z) <body = body (int64 i, bool c, int64 a) => (bool d, int64 b)
+                { d = Identity(c)  b = Identity(i) }>
+        }""",
+        {"n": 2000, "z": 0},
+    ),
+    "a carry that ends it": (
+        """agraph (int64 n, int64 z) => (int64 y) {
+            top = Constant <value = int64 {3000000000}> ()  go = Constant <value = bool {1}> ()
+            y = Loop (n, go, z) <body = body (int64 i, bool c, int64 a) => (bool d, int64 b)
+                { b = Mul(i, i)  d = Less(b, top) }>
+        }""",
+        {"n": (1 << 63) - 1, "z": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_the_counter_of_a_loop_is_an_int64_as_in_onnxruntime(name, x64):
+    model, feeds = parsed(COUNTERS[name][0]), {key: np.int64(value) for key, value in COUNTERS[name][1].items()}
+    (expected,), run = onnxruntime_of(model, feeds), jrnn.from_onnx(model)
+    traced = jax.make_jaxpr(lambda: run(feeds))()
+    assert any(f"{loop}[" in str(traced) for loop in ("scan", "while"))  # and not each of its steps
+    (actual,) = run(feeds).values()
+    assert actual.dtype == expected.dtype == np.int64
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_loop_with_32_bit_types_runs_to_a_limit_that_only_64_bits_hold():
+    text, feeds = COUNTERS["a carry that ends it"]
+    model = jrnn.from_onnx(parsed(text.replace("3000000000", "1000")))
+    assert model({key: np.int64(value) for key, value in feeds.items()})["y"] == 1024
+
+
 def test_integers_that_do_not_fit_32_bits_warn():
     proto = parsed("agraph (int64[N] x) => (int64[N] y) { y = Mul(x, x) }")
     square = jrnn.from_onnx(proto)

@@ -50,6 +50,33 @@ def test_layers_that_are_steps_become_scans_with_open_sizes(kind):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["LRU", "S5"])
+def test_layers_with_complex_states_have_lengths(kind):
+    layer = getattr(nn, kind)(4, rngs=nnx.Rngs(0))
+
+    def call(x, lengths):
+        return layer(x, lengths=lengths)[0]
+
+    x = jax.random.normal(jax.random.key(1), (3, 2, 4))
+    model = jrnn.to_onnx(call, x, jnp.array([3, 1]), dims=("T, N, ...", "N"))
+    args = jax.random.normal(jax.random.key(2), (5, 3, 4)), jnp.array([2, 0, 5])
+    np.testing.assert_allclose(run(model, *args)[0], call(*args), rtol=1e-5, atol=1e-5)
+
+
+def test_packed_sequences():
+    layer = nn.LSTM(2, 5, rngs=nnx.Rngs(0))
+
+    def call(x, lengths):
+        packed, state = layer(nn.pack_padded_sequence(x, lengths, enforce_sorted=False))
+        return nn.pad_packed_sequence(packed), state
+
+    model = jrnn.to_onnx(call, X, jnp.array([4, 2, 1]))
+    for lengths in ([4, 2, 1], [1, 4, 4], [3, 0, 2]):
+        args = X[::-1], jnp.array(lengths)
+        for ours, theirs in zip(jax.tree.leaves(call(*args)), run(model, *args), strict=True):
+            np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -289,6 +316,34 @@ def test_functions_that_onnx_lacks_are_equal_over_their_whole_range(fn, inputs):
     assert np.isnan(expected).any() and (np.isinf(expected).any() or fn is jnp.arctan2)
     np.testing.assert_allclose(run(model, *inputs)[0], expected, rtol=4e-6)
     jrnn.to_onnx(fn, *(jnp.full(3, 0.3, jnp.bfloat16) for _ in inputs))
+
+
+IN_ORDER = np.float32([-np.inf, -2, -0.0, 0, 0, 1, 1, 3, np.inf, np.nan, np.nan])
+SEARCHED = np.float32([np.nan, np.inf, -np.inf, -0.0, 0, 1, 2, -5, 7])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("method", ["scan", "compare_all"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool"])
+def test_a_search_in_a_sorted_array(side, method, dtype):
+    def search(ordered, x):
+        return jnp.searchsorted(ordered, x, side=side, method=method)
+
+    ordered, x = (v if "float" in dtype else np.nan_to_num(v, posinf=9, neginf=-9) for v in (IN_ORDER, SEARCHED))
+    ordered, x = np.sort(ordered.astype(dtype)), x.astype(dtype)
+    model = jrnn.to_onnx(search, ordered, x, dims=("...", "N"))
+    if dtype != "bfloat16":  # of which onnxruntime has no arrays; `to_onnx` has compared it in float32
+        np.testing.assert_array_equal(run(model, ordered, x[::2])[0], search(ordered, x[::2]))
+
+
+def test_a_search_among_complex_numbers():
+    def search(re, im, x):
+        return jnp.searchsorted(jax.lax.complex(re, im), jax.lax.complex(x, -x))
+
+    re, im = np.float32([0, 1, 1, 2]), np.float32([0, -2, -1, 5])
+    model = jrnn.to_onnx(search, re, im, np.float32([1, 2, -1]))
+    x = np.float32([2, 1, 0])
+    assert run(model, re, im, x)[0].tolist() == search(re, im, x).tolist() == [3, 2, 0]
 
 
 def test_the_inverse_of_erf_in_float64_is_refused():

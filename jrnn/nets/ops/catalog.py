@@ -36,7 +36,7 @@ def entry(definition: OpDef) -> Entry:
     least, most = definition.outputs
     several = f"{least} or more" if most is None else f"{least} to {most}"
     stops = "stops" if definition.gradient == "stops" else "none"
-    notes = [name for name in ("random", "dynamic") if getattr(definition, name)]
+    notes = [name for name in ("random", "dynamic", "frees") if getattr(definition, name)]
     notes += [f"in place: output {o} over input {i}" for o, i in definition.inplace.items()]
     return Entry(
         type=definition.type,

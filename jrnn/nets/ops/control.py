@@ -16,16 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.errors import OpError, describe_value
+from jrnn.errors import NetError, OpError, describe_value
 from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.graph.ssa import writers
 from jrnn.nets.ir import Net, Op
-from jrnn.nets.lowering import Context, execute
+from jrnn.nets.lowering import Context, Freed, execute
 from jrnn.nets.memory import size_of
 from jrnn.nets.ops.values import raise_if
-from jrnn.nets.registry import op
+from jrnn.nets.registry import frees, op
 from jrnn.nets.schedule import schedule
 
 
@@ -207,6 +207,8 @@ def _without_constants(values: Mapping[str, Any]) -> tuple[dict[str, Any], _Cons
 
 def _common(name: str, one: Any, two: Any) -> Any:
     """The shape of a blob after an If, from its shapes in the two branches."""
+    if isinstance(one, Freed) or isinstance(two, Freed):
+        return one if isinstance(one, Freed) else two
     if isinstance(one if one is not None else two, WorkspaceStack):
         frames = [v.frames if v is not None else () for v in (one, two)]
         return WorkspaceStack(max(frames, key=len))
@@ -219,6 +221,8 @@ def _common(name: str, one: Any, two: Any) -> Any:
 
 def _fill(value: Any, like: Any) -> Any:
     """`value`, with zeros for the frames that only `like` has: the branch that made `value` never reads them."""
+    if isinstance(like, Freed):
+        return like
     if isinstance(like, WorkspaceStack):
         frames = value.frames if value is not None else ()
         missing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), like.frames[len(frames) :])
@@ -268,10 +272,15 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
     context = replace(context, in_branch=True)
     outer = context.outer
     written = {o for net in (cond_net, loop_net) for op in net.ops for o in op.outputs}
-    carried = [
-        n for n in dict.fromkeys([*outputs, condition]) if n in written and not isinstance(outer.get(n), WorkspaceStack)
-    ]
     read = dict.fromkeys([*reads(cond_net), *reads(loop_net)])
+    freed = _freed_by_trip(cond_net, loop_net)
+    for n in read:
+        if n in freed:
+            raise NetError(
+                f"reads blob {n!r}, which {freed[n].by} has freed in the trip before; free it after the loop"
+            )
+    stays = {n for n in written if n in freed or isinstance(outer.get(n), WorkspaceStack)}
+    carried = [n for n in dict.fromkeys([*outputs, condition]) if n in written - stays]
     constants = {n: outer[n] for n in read if n in outer and n not in carried and isinstance(outer[n], jax.Array)}
     fixed = {n: v for n, v in outer.items() if n not in constants and n not in carried}
 
@@ -301,8 +310,16 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
         return after
 
     if trips is not None:
-        return scan(lambda s, _: (body(constants, s), None), state, None, length=trips)[0]
-    return run_trips(lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.options.trips)
+        return freed | scan(lambda s, _: (body(constants, s), None), state, None, length=trips)[0]
+    return freed | run_trips(
+        lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.options.trips
+    )
+
+
+def _freed_by_trip(cond_net: Net, loop_net: Net) -> dict[str, Freed]:
+    """The blobs without a value after a trip, which ends with the condition."""
+    last = {o: op for net in (loop_net, cond_net) for op in net.ops for o in op.outputs}
+    return {n: Freed(f"{op.type} -> {n!r}") for n, op in last.items() if frees(op.type)}
 
 
 def _count_trips(

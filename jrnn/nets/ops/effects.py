@@ -1,4 +1,4 @@
-"""Operators with effects outside the net's values: counters, databases, Load, Save and Print.
+"""Operators with effects outside the net's values: Free, counters, timers, databases, Load, Save and Print.
 
 A net reads and writes files only in the folder that the caller allows (`files`). A database is opened when its first record
 is read. Effects cannot happen in a traced loop or branch.
@@ -6,12 +6,14 @@ is read. Effects cannot happen in a traced loop or branch.
 
 import functools
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
+import jax
 import numpy as np
 
-from jrnn.errors import OpError, printable
-from jrnn.nets.lowering import Context
+from jrnn.errors import OpError, describe_value, printable
+from jrnn.nets.lowering import Context, Freed
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import raise_if
 from jrnn.nets.proto.database import Records, read_database, tensors_of
@@ -22,6 +24,7 @@ from jrnn.nets.registry import op
 _SMALLEST_ARRAY = 128  # bytes that an array takes, however small
 
 
+@jax.tree_util.register_static
 class DatabaseReader:
     """A database with a position, which advances with each record and returns to the start after the last."""
 
@@ -170,6 +173,14 @@ def print_(x, *, to_file: bool = False, limit: int = 0, every_n: int = 1, op, co
     return ()
 
 
+@op("Free", outputs=(1, None), gradient="forbidden", frees=True)
+def free(x, *xs, op):
+    """Frees blobs in place, with which Caffe2's memory optimizer follows their last readers."""
+    raise_if(op.outputs != op.inputs, f"its outputs are {list(op.outputs)}; they must be its inputs, which it frees")
+    return tuple(Freed(f"{op.type} -> {', '.join(map(repr, op.outputs))}") for _ in op.outputs)
+
+
+@jax.tree_util.register_static
 class Counter:
     """An integer that operators change in place; Caffe2's is 64 bits wide."""
 
@@ -217,3 +228,64 @@ def count_up(counter, *, context):
 @op("RetrieveCount", gradient="forbidden")
 def retrieve_count(counter, *, context):
     return np.asarray(_checked(counter, context).count, np.int64)
+
+
+@jax.tree_util.register_static
+class Timer:
+    """The time since it began, in nanoseconds, until it ends."""
+
+    def __init__(self) -> None:
+        self.began: int | None = perf_counter_ns()
+
+    def read(self) -> int:
+        raise_if(self.began is None, "the timer has ended; read it before")
+        return perf_counter_ns() - self.began
+
+    def end(self) -> None:
+        raise_if(self.began is None, "the timer has ended; end it once")
+        self.began = None
+
+
+def _timer(value) -> Timer:
+    if not isinstance(value, Timer):
+        raise OpError(f"its input must be a timer, made by TimerBegin; it is {describe_value(value)}")
+    return value
+
+
+def _nanoseconds(timer, op, context) -> int:
+    if context.eager and not context.in_branch:
+        return _timer(timer).read()
+    if op.outputs[0] in context.unread:
+        return 0
+    raise OpError(
+        "measures time while the net runs, which a traced function cannot; run the net with run_net, ask for other outputs "
+        f"than {op.outputs[0]!r}, or give its value"
+    )
+
+
+@op("TimerBegin", gradient="forbidden", source=True)
+def timer_begin():
+    """A timer that runs. Caffe2's argument `counter_name` names it in a table of statistics, which is not offered here."""
+    return Timer()
+
+
+@op("TimerEnd", outputs=0, gradient="forbidden", updates=(0,))
+def timer_end(timer, *, context):
+    """Does nothing while traced."""
+    if context.eager and not context.in_branch:
+        _timer(timer).end()
+    return ()
+
+
+@op("TimerGet", gradient="forbidden", source=True)
+def timer_get(timer, *, op, context):
+    """Nanoseconds since the timer began, []."""
+    return np.asarray(_nanoseconds(timer, op, context), np.int64)
+
+
+@op("TimerGetAndEnd", gradient="forbidden", updates=(0,), source=True)
+def timer_get_and_end(timer, *, op, context):
+    """Nanoseconds since the timer began, [1]."""
+    nanoseconds = np.asarray([_nanoseconds(timer, op, context)], np.int64)
+    timer_end(timer, context=context)
+    return nanoseconds

@@ -15,7 +15,7 @@ from jrnn.errors import JrnnError, PlanError, near
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.graph.scope import reads
 from jrnn.nets.ir import Net
-from jrnn.nets.lowering import run_net, without_sources
+from jrnn.nets.lowering import Freed, run_net, without_sources
 
 
 class _Workspace(ChainMap[str, Any]):
@@ -66,7 +66,7 @@ def run_plan(
     top = _Workspace(written | given)
     for step in plan.steps:
         run.step(step, top)
-    return {name: value for name, value in top.items() if value is not None}
+    return {name: value for name, value in top.items() if value is not None and not isinstance(value, Freed)}
 
 
 class _Execution:
@@ -135,8 +135,8 @@ class _Execution:
             )
         except JrnnError as e:
             raise e.at(f"step {step.name!r}") from e.__cause__
-        for blob, value in written.items():
-            ws[blob] = value
+        for blob in (o for op in self.nets[name].ops for o in op.outputs):
+            ws[blob] = written.get(blob, Freed(f"net {name!r}"))
 
 
 def _stops(step: ExecutionStep, ws: _Workspace) -> bool:

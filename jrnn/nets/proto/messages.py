@@ -27,6 +27,8 @@ from jrnn.files import read_file
 
 _UNKNOWN = re.compile(r"# unknown fields of (\S+): ([0-9a-f]+)\n")
 _NO_FIELD = re.compile(r'Message type "caffe2\.(\w+)" has no field named "(\w+)"')
+# compat: before October 2018, DeviceOption called its field `device_id` so. A string or a comment may hold the name, too.
+_OLD_DEVICE_ID = re.compile(r"""("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|\#.*)|\bcuda_gpu_id\b""")
 _LONG_RUN = "\\" * 64
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _STEP = re.compile(r"\.(\w+)(?:\[(\d+)\])?")
@@ -267,6 +269,8 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
     message = message_class(name)()
     if _LONG_RUN in text:  # protobuf's time to read such a run is quadratic; the octal form of a backslash ends it
         text = _ESCAPE.sub(lambda match: "\\134" if match[1] == "\\" else match[0], text)
+    if "cuda_gpu_id" in text:
+        text = _OLD_DEVICE_ID.sub(lambda match: match[1] or "device_id", text)
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as e:

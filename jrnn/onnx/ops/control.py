@@ -12,6 +12,7 @@ from jrnn.jaxprs.names import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.onnx.graph import op
+from jrnn.onnx.ops.elementwise import bound
 
 
 def _arrays(values) -> tuple[jax.Array, ...]:
@@ -67,12 +68,12 @@ def _scanned(node, body, steps: int, carried):
         return _arrays(outs[: len(state)]), _arrays(outs[len(state) :])
 
     try:
-        types = jax.eval_shape(step, start, jnp.zeros((), jnp.int32))[0]
+        types = jax.eval_shape(step, start, jnp.zeros((), int))[0]
     except (ConversionError, TypeError):  # the body needs the counter's value, or holds sequences
         return None
     if [(t.shape, t.dtype) for t in types] != [(s.shape, s.dtype) for s in start]:
         return None
-    last, outputs = scan(step, start, jnp.arange(steps, dtype=jnp.int32))
+    last, outputs = scan(step, start, jnp.arange(steps))
     return (*last, *outputs)
 
 
@@ -80,14 +81,14 @@ def _while(node, body, count, condition, carried):
     """A loop whose number of steps depends on computed values; it has no outputs of every step."""
 
     def go(k, on, *_):
-        return on if count is None else on & (k < jnp.asarray(count).reshape(()).astype(k.dtype))
+        return on if count is None else on & (k < bound(k, count))
 
     def step(k, on, *rest):
         on, *rest = node.run(body, [k, on, *rest])
         return (k + 1, jnp.asarray(on).reshape(()), *_arrays(rest))
 
     on = jnp.asarray(True if condition is None else condition).reshape(())
-    start = (jnp.zeros((), jnp.int32), on, *_arrays(carried))
+    start = (jnp.zeros((), int), on, *_arrays(carried))
     (go_flat, go_values), (step_flat, step_values) = _without_closure(go, start), _without_closure(step, start)
     return tuple(
         run_trips(

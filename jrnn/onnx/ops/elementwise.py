@@ -71,12 +71,12 @@ def _(node, x, ratio=None, training=None):
 @op("Clip")
 def _(node, x, low=None, high=None):
     low, high = (node.get(name) if v is None else v for name, v in (("min", low), ("max", high)))
-    bounds = [None if v is None else _bound(x, v) for v in (low, high)]
+    bounds = [None if v is None else bound(x, v) for v in (low, high)]
     given = [v for v in bounds if v is not None]
     return xp(x, *given).clip(x, *bounds) if given else x
 
 
-def _bound(x, value):
+def bound(x, value):
     """A bound in the type of x; a known integer that this cannot hold is its largest or smallest."""
     value = np.asarray(value) if not isinstance(value, jax.Array) else value
     if known(value) and jnp.issubdtype(x.dtype, jnp.integer):

@@ -71,13 +71,17 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradientWarning)  # the fault says what stops a gradient
         blobs, notes = compare.agreements(s, effort)
+        stopped: list[str] = []
+        lines = [] if s.exact else stopping_lines(s.function, s.point)
         if not s.exact and s.held is None and not _differences_agree(blobs, effort):
             held = holding(s.function, s.point)
             if held is not None:
+                stopped = [b.name for b in blobs if not effort.agrees(replace(b, net_error=None, second_error=None))]
                 s = replace(s, held=held)
                 blobs, notes = compare.agreements(s, effort)
-                lines = ", ".join(stopping_lines(s.function, s.point)) or "in a library"
-                notes.append(f"central differences hold the values that stop_gradient stops ({lines})")
+                at = ", ".join(lines) or "in a library"
+                notes.append(f"central differences hold the values that stop_gradient stops ({at})")
+                lines = _that_matter(s, lines, stopped, effort)
         fault = None
         if not _differences_agree(blobs, effort):
             effort.doing("looking for kinks near the point")
@@ -102,7 +106,23 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
             inner=compare.inner_errors(s) if inner else {},
             fault=fault,
             notes=tuple(notes),
+            stopped=tuple(stopped),
+            stops=tuple(lines),
         )
+
+
+def _that_matter(s: Subject, lines: list[str], names: list[str], effort: Effort) -> list[str]:
+    """Those of the lines of `stop_gradient` that change the gradients of `names`; all if none does so alone."""
+    if len(lines) < 2:
+        return lines
+    mine = compare.by_jax(s)
+
+    def matters(line: str) -> bool:
+        moving = replace(s, held=holding(s.function, s.point, moves=line))
+        errors = compare.direction_errors(moving, mine, names, max(2, effort.directions))
+        return not all(e <= effort.difference_tolerance for e in errors.values())
+
+    return [line for line in lines if matters(line)] or lines
 
 
 def _differences_agree(blobs: Sequence[BlobAgreement], effort: Effort) -> bool:

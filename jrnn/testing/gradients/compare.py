@@ -133,7 +133,9 @@ def agreement(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray
     row, k = (int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
     worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
     values = (float(mine[row, k]), None if by_net is None else float(theirs[row, k]), float(differences[row, k]))
-    return BlobAgreement(name, shape, *errors, len(where), worst, values, False, s.row_name(row))
+    return BlobAgreement(
+        name, shape, *errors, len(where), worst, values, False, s.row_name(row), is_zero=not np.any(by_jax)
+    )
 
 
 def disagree(s: Subject, effort: Effort, kind: str) -> bool:

@@ -8,7 +8,7 @@ base's at both. Of a function with a surrogate gradient, the moved value is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,23 @@ STOP = "stop_gradient"
 RULES = ("custom_jvp_call", "custom_vjp_call")
 
 
-def holding(function: Callable, base: Mapping[str, Any], surrogates: Collection[str] = ()) -> Callable | None:
+class HeldValues(NamedTuple):
+    """What is held: the values that `stop_gradient` stops, but for those of the line `moves`; and surrogates."""
+
+    surrogates: Collection[str] = ()
+    moves: str | None = None
+
+    def stops(self, eqn: Eqn) -> bool:
+        """Whether an equation itself stops a gradient."""
+        return eqn.primitive.name == STOP and (self.moves is None or source_of(eqn) != self.moves)
+
+
+def holding(
+    function: Callable, base: Mapping[str, Any], surrogates: Collection[str] = (), moves: str | None = None
+) -> Callable | None:
     """The function of a point with what it stops held at `base`; None if it stops nothing and has none of `surrogates`.
+
+    What is stopped at the line `moves`, one of `stopping_lines`, is not held.
 
     >>> import jax.numpy as jnp
     >>> rounded = lambda p: {"y": p["x"] + jax.lax.stop_gradient(jnp.round(p["x"]) - p["x"])}
@@ -38,13 +53,14 @@ def holding(function: Callable, base: Mapping[str, Any], surrogates: Collection[
         return list(results.values())
 
     program = trace(flat, values)
-    if not any(_stops(eqn, surrogates) for eqn in program.eqns):
+    what = HeldValues(surrogates, moves)
+    if not any(_stops(eqn, what) for eqn in program.eqns):
         return None
     known = list(outputs)
 
     def held(point: Mapping[str, Any]) -> dict[str, Any]:
         pairs = zip(values, (point[n] for n in names))
-        return dict(zip(known, (moved for _, moved in _called(program, pairs, surrogates))))
+        return dict(zip(known, (moved for _, moved in _called(program, pairs, what))))
 
     return held
 
@@ -65,46 +81,46 @@ def rule_name(eqn: Eqn) -> str:
     return str(getattr(debug, "func_name", "") or eqn.params.get("name", ""))
 
 
-def _stops(eqn: Eqn, surrogates: Collection[str]) -> bool:
-    if eqn.primitive.name == STOP or rule_name(eqn) in surrogates:
+def _stops(eqn: Eqn, held: HeldValues) -> bool:
+    if held.stops(eqn) or rule_name(eqn) in held.surrogates:
         return True
-    return any(_stops(inner, surrogates) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns)
+    return any(_stops(inner, held) for jaxpr in sub_jaxprs(eqn) for inner in jaxpr.eqns)
 
 
 Pair = tuple[Any, Any]  # a value at the base, and at the moved point
 
 
-def _called(program: Any, pairs: Iterable[Pair], surrogates: Collection[str]) -> list[Pair]:
-    return interpreted(program, pairs, lambda eqn, pairs: _results(eqn, pairs, surrogates), lambda v: (v, v))
+def _called(program: Any, pairs: Iterable[Pair], held: HeldValues) -> list[Pair]:
+    return interpreted(program, pairs, lambda eqn, pairs: _results(eqn, pairs, held), lambda v: (v, v))
 
 
-def _results(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
+def _results(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
     base, moved = [b for b, _ in pairs], [m for _, m in pairs]
-    if eqn.primitive.name == STOP:
+    if held.stops(eqn):
         return [(b, b) for b in base]
-    if rule_name(eqn) in surrogates:
+    if rule_name(eqn) in held.surrogates:
         return _along_rule(eqn, base, moved)
-    if not _stops(eqn, surrogates):
+    if not _stops(eqn, held):
         return list(zip(bind(eqn, *base), bind(eqn, *moved)))
     if eqn.primitive.name == "scan":
-        return _scan(eqn, pairs, surrogates)
+        return _scan(eqn, pairs, held)
     if eqn.primitive.name == "cond":
         index = pairs[0][1]
-        branches = [lambda *rest, b=b: _called(b, list(rest), surrogates) for b in eqn.params["branches"]]
+        branches = [lambda *rest, b=b: _called(b, list(rest), held) for b in eqn.params["branches"]]
         return jax.lax.switch(index, branches, *pairs[1:])
     body = body_of(eqn)
     if body is None:  # a loop of unknown length: what it stops moves
         return list(zip(bind(eqn, *base), bind(eqn, *moved)))
-    return _called(body, pairs, surrogates)
+    return _called(body, pairs, held)
 
 
-def _scan(eqn: Eqn, pairs: list[Pair], surrogates: Collection[str]) -> list[Pair]:
+def _scan(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
     p = eqn.params
     first, count = scan_counts(p)
     fixed, carry, xs = pairs[:first], pairs[first : first + count], pairs[first + count :]
 
     def step(carry: list[Pair], xs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
-        outs = _called(p["jaxpr"], [*fixed, *carry, *xs], surrogates)
+        outs = _called(p["jaxpr"], [*fixed, *carry, *xs], held)
         return outs[:count], outs[count:]
 
     last, ys = jax.lax.scan(step, carry, xs, length=p["length"], reverse=p["reverse"])

@@ -47,6 +47,7 @@ class BlobAgreement:
             None if it was not requested or does not exist.
         worst: the index where the net or differences are farthest from JAX. `values` are the three gradients there. `of`
             names the element of an output that is differentiated, if the whole Jacobian was compared.
+        is_zero: whether JAX's gradient is zero for all elements.
     """
 
     name: str
@@ -60,6 +61,7 @@ class BlobAgreement:
     of: str = ""
     direction_error: float | None = None
     second_error: float | None = None
+    is_zero: bool = False
 
 
 _UNSAFE = "JAX's is not finite: give the branch that jnp.where does not take a safe argument"
@@ -129,6 +131,8 @@ class GradientReport:
         inner: the agreement of JAX's and the net's gradient at blobs within the net, by name, where asked for.
         fault: where gradients differ, if they do.
         notes: what could not be checked, and why.
+        stopped: the blobs of which differences are others where what `stop_gradient` stops is not held.
+        stops: the lines at which it does so; if `stopped` is empty, all lines at which it is called.
     """
 
     loss: float | None
@@ -140,6 +144,8 @@ class GradientReport:
     inner: Mapping[str, float] = field(default_factory=dict)
     fault: Fault | None = None
     notes: tuple[str, ...] = ()
+    stopped: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -159,7 +165,7 @@ class GradientReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values of JSON; numbers that are not finite become text."""
-        fields = {**asdict(self), "agrees": self.agrees, "verdict": self.verdict()}
+        fields = {**asdict(self), "agrees": self.agrees, "verdict": self.verdict(), "conclusion": self.conclusion()}
         return {name: _plain(value) for name, value in fields.items()}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -176,6 +182,27 @@ class GradientReport:
             row += [*("-" if v is None else f"{v:.6g}" for v in b.values), at, "agrees" if b.agrees else "DISAGREES"]
             rows.append(row[: len(heads)])
         return heads, rows
+
+    def conclusion(self) -> str:
+        """Whether the gradients agree, and if so, what `cautions` says."""
+        if not self.agrees:
+            return "the gradients DISAGREE"
+        cautions = self.cautions()
+        return f"the gradients agree, but {', and '.join(cautions)}" if cautions else "the gradients agree"
+
+    def cautions(self) -> list[str]:
+        """Which gradients `stop_gradient` cuts off or changes, and which others are zero for all elements."""
+        zero = [b.name for b in self.blobs if b.is_zero]
+        cut = ", ".join(n for n in zero if n in self.stopped)
+        changed = ", ".join(n for n in self.stopped if n not in zero)
+        alone = ", ".join(n for n in zero if n not in self.stopped)
+        at = f"stop_gradient ({', '.join(self.stops) or 'in a library'})"
+        said = [f"cuts off the gradient of {cut}"] * bool(cut) + [f"changes the gradient of {changed}"] * bool(changed)
+        cautions = [f"{at} {' and '.join(said)}"] * bool(said)
+        if alone:
+            there = f" (stop_gradient is called at {', '.join(self.stops)})" if self.stops and not said else ""
+            cautions.append(f"the gradient of {alone} is zero for all elements{there}")
+        return cautions
 
     def verdict(self) -> str:
         """Which of the three gradients agree, as in `JAX's gradient and the net's agree; central differences do not`."""
@@ -205,7 +232,8 @@ class GradientReport:
         widths = [max(map(len, column)) for column in zip(heads, *rows)]
         lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in (heads, *rows)]
         fault = [] if self.fault is None else [f"first fault: {self.fault}"]
-        return "\n".join([*lines, *self.notes, self.verdict(), *fault])
+        conclusion = [self.conclusion()] if self.agrees and self.cautions() else []
+        return "\n".join([*lines, *self.notes, self.verdict(), *conclusion, *fault])
 
 
 def table_of(report: GradientReport) -> Table:
@@ -247,7 +275,7 @@ def page(report: GradientReport, net: Net) -> str:
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}: {verdict}</title>',
         f"<style>{_STYLE}</style></head><body>",
         f"<h1>Gradients of {name}</h1>",
-        f'<p class="verdict {"agrees" if report.agrees else "disagrees"}" id="verdict">{verdict}</p>',
+        f'<p class="verdict {"agrees" if report.agrees else "disagrees"}" id="verdict">{escape(report.conclusion())}</p>',
         *fault,
         f"<p>{escape(report.verdict())}</p>",
         *(f"<p>{escape(note)}</p>" for note in report.notes),

@@ -11,6 +11,7 @@ import jrnn
 from jrnn import Net, Op
 from jrnn.errors import GradientError, JrnnError, NetError, OpError
 from jrnn.loops.while_loops.trips import Trips, run_trips
+from jrnn.nets.ops import effects
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
 
@@ -234,6 +235,46 @@ def test_counters():
     assert [bool(got[k]) for k in ("first", "second", "third")] == [False, False, True]
     assert [int(got[k]) for k in ("before", "up", "now")] == [-1, 5, 6]
     assert int(jrnn.to_jax(Net("n", ops), ["now"])({})["now"]) == 6  # what only changes the counter is not left out
+
+
+def test_timers(monkeypatch):
+    now = iter((100, 107, 120, 300, 350))
+    monkeypatch.setattr(effects, "perf_counter_ns", lambda: next(now))
+    ops = (
+        Op.of("TimerBegin", [], ["first"], counter_name="work"),
+        Op.of("TimerGet", ["first"], ["so_far"]),
+        Op.of("TimerGetAndEnd", ["first"], ["in_all"]),
+        Op.of("TimerBegin", [], ["second"]),
+        Op.of("TimerGet", ["second"], ["other"]),
+        Op.of("TimerEnd", ["second"], []),
+    )
+    got = jrnn.run_net(Net("n", ops), {})
+    for name, value in (("so_far", 7), ("in_all", [20]), ("other", 50)):
+        assert got[name].dtype == np.int64 and got[name].tolist() == value
+
+
+@pytest.mark.parametrize("read", ["TimerGet", "TimerGetAndEnd"])
+def test_timers_of_a_traced_net(read):
+    """Nothing reads them, so the net is traced without; what reads them is refused."""
+    begin, get = Op.of("TimerBegin", [], ["t"]), Op.of(read, ["t"], ["ns"])
+    ops = (begin, Op.of("Sqr", ["x"], ["y"]), get)
+    x = np.ones(2, np.float32)
+    assert jax.jit(jrnn.to_jax(Net("n", ops), ["y"]))({"x": x})["y"].tolist() == [1, 1]
+    assert jrnn.infer_shapes(Net("n", ops), {"x": x})["ns"].dtype == np.int64
+    with pytest.raises(OpError, match="measures time .* ask for other outputs than 'ns', or give its value"):
+        jrnn.to_jax(Net("n", ops), ["ns"])({"x": x})
+    with pytest.raises(OpError, match="must be a timer, made by TimerBegin; it is float32"):
+        jrnn.run_net(Net("n", (Op.of(read, ["x"], ["ns"]),)), {"x": x})
+    for last in (get, Op.of("TimerEnd", ["t"], [])):
+        with pytest.raises(OpError, match="the timer has ended"):
+            jrnn.run_net(Net("n", (begin, Op.of("TimerEnd", ["t"], []), last)), {})
+
+
+def test_counters_and_timers_are_no_arrays():
+    ops = (Op.of("CreateCounter", [], ["c"]), Op.of("TimerBegin", [], ["t"]), Op.of("Sqr", ["x"], ["y"]))
+    net = Net("n", ops, ("x",), ("y", "c", "t"))
+    assert jrnn.infer_shapes(net, {"x": np.ones(2, np.float32)}).keys() == {"x", "y"}
+    assert jrnn.check_gradients(net, {"x": np.ones(2, np.float32)}).agrees
 
 
 def test_endless_loop_is_stopped():

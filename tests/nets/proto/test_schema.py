@@ -1,5 +1,6 @@
-"""The checked-in descriptor says what the .proto says, and lives in a pool of its own."""
+"""The checked-in descriptor says what the .proto says, and lives in a pool of its own; an old name of a field is read."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
 
 from jrnn.nets import proto
-from jrnn.nets.proto import message_class
+from jrnn.nets.ir import DeviceOption, Net, Op
+from jrnn.nets.proto import format_net, message_class, read_net, serialize_net
 
 FOLDER = Path(proto.__file__).parent
 LINE = re.compile(
@@ -104,3 +106,19 @@ def test_plans_and_meta_nets_are_in_the_schema():
     meta = message_class("MetaNetDef")()
     meta.plans.add(key="TRAIN").value.CopyFrom(plan)
     assert message_class("MetaNetDef").FromString(meta.SerializeToString()) == meta
+
+
+def test_text_from_before_device_id():
+    """Old text has `cuda_gpu_id`. Strings and comments that hold this word stay as they are."""
+    text = """name: "cuda_gpu_id: 3" # cuda_gpu_id: 4
+        op { type: "Relu" input: 'a \\' cuda_gpu_id: 5' output: "y" device_option { device_type: 1 cuda_gpu_id: 2 } }
+        device_option { device_type: 1 cuda_gpu_id : 1 }"""
+    net = read_net(text)
+    assert (net.name, net.ops[0].inputs) == ("cuda_gpu_id: 3", ("a ' cuda_gpu_id: 5",))
+    assert (net.device_option, net.ops[0].device_option) == (DeviceOption(1, 1), DeviceOption(1, 2))
+    assert read_net(format_net(net)) == read_net(serialize_net(net)) == net
+    step = Net("step", (Op("Relu", ("x",), ("y",), device_option=DeviceOption(1, 2)),))
+    old = format_net(step).replace("device_id", "cuda_gpu_id")
+    outer = read_net(f'op {{ type: "RecurrentNetwork" arg {{ name: "step_net" s: {json.dumps(old)} }} }}')
+    assert outer.ops[0].arg("step_net") == step
+    assert b"cuda_gpu_id" in serialize_net(outer)  # it is written back as it was

@@ -55,6 +55,35 @@ def wrong(carry, x):
     return h, h
 
 
+def cut(h, x):
+    h = jnp.tanh(jax.lax.stop_gradient(h) @ w + x)
+    return h, h
+
+
+def rounded(h, x):
+    x = jnp.sin(x)
+    h = jnp.tanh(h @ w + x + jax.lax.stop_gradient(jnp.round(x) - x))
+    return h, h
+
+
+def several(h, x):
+    largest = jax.lax.stop_gradient(jnp.max(x))
+    x = jnp.log(jnp.sum(jnp.exp(x - largest))) + largest
+    h = jnp.tanh(jax.lax.stop_gradient(h) @ w + x)
+    return h, h
+
+
+def unused(h, x):
+    h = jnp.tanh(0 * jax.lax.stop_gradient(h) + x)
+    return h, h
+
+
+def shifted(h, x):
+    largest = jax.lax.stop_gradient(jnp.max(x))
+    h = jnp.tanh(h @ w + jnp.log(jnp.sum(jnp.exp(x - largest))) + largest)
+    return h, h
+
+
 def make():
     return lambda p, x: jnp.sin(x @ p["w"]), (jnp.ones((2, 3)),), {"w": jnp.ones((3, 3))}
 """
@@ -131,6 +160,26 @@ def test_a_wrong_rule_of_a_function_is_named(files, capsys):
     assert fault["type"] == "scan"
     assert re.match(r"custom_vjp_call of twice \(steps.py:\d+:\d+ \(wrong\)\)", fault["inside"]["operator"])
     assert fault["inside"]["values"][0] == pytest.approx(1.5 * fault["inside"]["values"][2], rel=1e-6)
+
+
+STOPS = {  # a step, the line of it that stops what, and what is said of its gradients
+    "cut": (1, "stop_gradient ({line}) cuts off the gradient of h and changes the gradient of x"),
+    "rounded": (2, "stop_gradient ({line}) changes the gradient of x"),
+    "several": (3, "stop_gradient ({line}) cuts off the gradient of h and changes the gradient of x"),
+    "unused": (1, "the gradient of h is zero for all elements (stop_gradient is called at {line})"),
+    "shifted": (1, ""),
+}
+
+
+@pytest.mark.parametrize("name", STOPS)
+def test_what_stop_gradient_cuts_off_or_changes_is_in_the_conclusion(name, files, capsys):
+    """It changes nothing in `shifted`. Of the two in `several`, only that which matters is named."""
+    after, said = STOPS[name]
+    line = STEPS[: STEPS.index(f"def {name}(")].count("\n") + 1 + after
+    feeds = ["--scan", "--feed", "h=normal[2,3]", "--feed", "x=normal[2,2,3]", "--elements", "4"]
+    assert main(["check", f"steps.py:{name}", *feeds]) == 0
+    last = re.sub(r":\d+ ", " ", capsys.readouterr().out.splitlines()[-1])  # without the column
+    assert last == "the gradients agree" + f", but {said}".format(line=f"steps.py:{line} ({name})") * bool(said)
 
 
 def test_mistakes(files, capsys):
