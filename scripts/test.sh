@@ -7,4 +7,5 @@ make_venv test
 
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
+.venv/bin/lint-imports --no-logo --cache-dir .cache/imports
 exec .venv/bin/python -m pytest -n 2 "$@"
