@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_matrix_states import (  # noqa: F401
+    assert_close,
     loss,
     problem,
     test_a_product_that_the_recurrence_does_not_have_may_overflow,
@@ -26,6 +27,7 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.loops.chunks import batched, choice
 from jrnn.loops.plans import Target
+from jrnn.loops.rules import lowering
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
@@ -85,3 +87,33 @@ def test_growing_decays_run_step_by_step(growth, by_steps, at_once):
 def chunked(step, init, xs):
     """The values of a loop that is being differentiated."""
     return jax.jvp(lambda k: jrnn.scan(step, init, {**xs, "k": k}), (xs["k"],), (xs["k"],))[0]
+
+
+def plans_on_a_gpu(step, init, xs, **options):
+    closed = jax.make_jaxpr(functools.partial(jrnn.scan, step, **options))(init, xs)
+    return lowering.plans_in(closed.jaxpr, Target("cuda"))
+
+
+def test_loops_without_a_gradient_run_in_chunks_too(in_chunks_always):
+    init, xs = problem(layers.gated_delta, 256, jnp.float32)
+    (plan,) = plans_on_a_gpu(layers.gated_delta, init, xs)
+    assert plan.executor == "chunks"
+    run = jax.jit(lambda init, xs: plan.node.run([], jax.tree.leaves(init), jax.tree.leaves(xs), 256))
+    expected = jax.lax.scan(layers.gated_delta, init, xs)
+    assert_close((run(init, xs), expected), 1e-5)
+
+
+@pytest.mark.parametrize("options", [{"memory": 2.0}, {"executor": "scan"}], ids=["memory", "executor"])
+def test_a_bound_of_memory_or_an_executor_keeps_loops_without_a_gradient_step_by_step(options, in_chunks_always):
+    (plan,) = plans_on_a_gpu(layers.gated_delta, *problem(layers.gated_delta, 256, jnp.float32), **options)
+    assert plan.executor == "scan"
+
+
+@pytest.mark.parametrize("width, reads_after", [(4, True), (64, False)])
+def test_a_loop_does_not_stack_states_to_read_them_after_it(width, reads_after):
+    def step(S, x):
+        S = jnp.tanh(S + jnp.outer(x, x))
+        return S, S @ x
+
+    (plan,) = plans_on_a_gpu(step, jnp.ones((width, width)), jnp.ones((32, width)), executor="scan")
+    assert bool(plan.sunk) == reads_after
