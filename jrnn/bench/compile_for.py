@@ -20,7 +20,7 @@ from rich.table import Table
 from jrnn.bench import report
 from jrnn.bench.hlo import Cost, Module
 from jrnn.bench.peers import FUNCTIONS, in_mode, versions
-from jrnn.bench.sizes import CELLS, MODES, Size, check_names, flops
+from jrnn.bench.sizes import CELLS, MODES, Size, check_names
 from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError
 from jrnn.jaxprs.names import topologies
@@ -193,9 +193,6 @@ def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Si
     module = Module(compiled.as_text())
     launches = module.costs()
     loops = [loop for loop in module.loops() if loop.trips > 1]
-    counted = sum(launches, Cost()).flops
-    operations = flops(cell, size, mode) if module.has_opaque_calls() else counted
-    rest = [Cost(0, 0, operations - counted)] if operations > counted else []
     return CompiledRow(
         cell,
         mode,
@@ -204,8 +201,8 @@ def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Si
         tuple(loop.body.kernels * loop.trips / size.steps for loop in loops),
         sum(loop.body.bytes * loop.trips for loop in loops) // size.steps,
         int(compiled.memory_analysis().temp_size_in_bytes),
-        operations,
-        accelerator.estimate([*launches, *rest]),
+        sum(launches, Cost()).flops,
+        accelerator.estimate(launches),
     )
 
 

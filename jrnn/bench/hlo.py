@@ -101,11 +101,6 @@ class Module:
             total += sum(map(self._sent, i.runs)) * self._trips(i)
         return total
 
-    def has_opaque_calls(self) -> bool:
-        """Returns whether there are kernels whose operations are not counted."""
-        every = (i for instructions in self._computations.values() for i in instructions.values())
-        return any(i.opcode == "custom-call" and "tpu_custom_call" in i.attributes for i in every)
-
     def _loops(self, computation: str) -> Iterator[LoopCost]:
         for i in self._computations[computation].values():
             if i.opcode == "while":

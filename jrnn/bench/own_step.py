@@ -276,8 +276,6 @@ def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
 
 def _check_that_it_is_meant(executor: str) -> None:
     """Raises a ScanError for an executor that is measured only if it is asked for."""
-    if executor == "persistent" and jax.default_backend() != "tpu":
-        raise ScanError("it is for TPUs, and interpreted elsewhere")
     if executor == "newton":
         raise ScanError("it may take hundreds of times as long where it has nothing to gain; ask for it by name")
 

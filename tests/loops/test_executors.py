@@ -221,8 +221,8 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
     assert associative.is_bounded(split(loop).core) == bounded
     of_a_gradient = mark.Options(written=not loop.reverse)
-    assert backends.plan(loop, Target("tpu"), mark.Options()).executor == "persistent"
-    assert backends.plan(loop, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "persistent")
+    assert backends.plan(loop, Target("tpu"), mark.Options()).executor == "scan"
+    assert backends.plan(loop, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "scan")
 
 
 def test_unknown_executor_and_the_choice():

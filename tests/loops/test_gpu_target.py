@@ -21,7 +21,7 @@ from jrnn.jaxprs import primitives
 from jrnn.jaxprs.names import platform_of
 from jrnn.loops import backends, scan
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.loop import Loop, Options
+from jrnn.loops.loop import Loop
 from jrnn.loops.passes.one_kernel import one_kernel_a_stage
 from jrnn.loops.passes.packed import pack_stacks
 from jrnn.loops.plans import Target
@@ -57,7 +57,7 @@ def given_to_xla(node):
 @pytest.fixture
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's default device."""
-    seen, cuda = [], backends.of(CUDA, Options())
+    seen, cuda = [], backends.of(CUDA)
     planning = Backend(lambda loop, _, options: seen.append(loop) or cuda.planned(loop, CUDA, options))
     monkeypatch.setitem(backends.BY_PLATFORM, platform_of(jax.devices()[0].client), planning)
     return seen

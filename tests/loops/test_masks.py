@@ -19,7 +19,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import ScanError
 from jrnn.loops import EXECUTORS, scan
-from jrnn.loops.backends import tpu
 from jrnn.loops.loop import recorder
 
 T, N, H = 6, 3, 4
@@ -147,7 +146,7 @@ def test_chunks(names, x64, in_chunks_always):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
-@pytest.mark.parametrize("executor, make", [("auto", matrix), ("scan", bent), (tpu.KERNEL, bent)])
+@pytest.mark.parametrize("executor, make", [("auto", matrix), ("scan", bent)])
 def test_every_form_of_recompute_with_every_executor(executor, make, recompute, x64, in_chunks_always):
     agrees(make, "all", executor == "scan", executor=executor, recompute=recompute)
 

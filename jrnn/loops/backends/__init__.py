@@ -11,23 +11,23 @@ from jrnn.loops.loop import Loop, Options
 from jrnn.loops.plans import LoopPlan, Target
 
 
-def _table(which: str) -> dict[str, Backend]:
+def _table() -> dict[str, Backend]:
     files = (
         import_module(f"{__name__}.{name}") for name in sorted(file.name for file in pkgutil.iter_modules(__path__))
     )
     backends = [file.BACKEND for file in files if hasattr(file, "BACKEND")]
-    rows = [(name, backend) for backend in backends for name in getattr(backend, which)]
+    rows = [(name, backend) for backend in backends for name in backend.platforms]
     assert len(dict(rows)) == len(rows), f"two backends serve one of {[name for name, _ in rows]}"
     return dict(rows)
 
 
-BY_PLATFORM, BY_EXECUTOR = _table("platforms"), _table("executors")
+BY_PLATFORM = _table()
 
 
-def of(target: Target, options: Options) -> Backend:
-    """Returns the backend that plans a loop."""
-    return BY_EXECUTOR.get(options.executor) or BY_PLATFORM.get(target.platform, accelerator.ANY)
+def of(target: Target) -> Backend:
+    """Returns the backend that plans the loops of a platform; an accelerator without a file is planned as a TPU is."""
+    return BY_PLATFORM.get(target.platform, accelerator.BACKEND)
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    return of(target, options).planned(loop, target, options)
+    return of(target).planned(loop, target, options)

@@ -1,4 +1,4 @@
-"""What GPUs and TPUs have in common: a loop runs in chunks, is solved in rounds, or stays a loop.
+"""What GPUs and TPUs have in common, and the TPU backend: a loop runs in chunks, is solved in rounds, or stays a loop.
 
 Loops over matrix states run in chunks, with a gradient or without. Values of other loops that the caller wrote keep the
 order of sums of `jax.lax.scan`. So only the loops of gradients are solved in rounds without being asked, and only their sums
@@ -85,4 +85,4 @@ def _in_rounds(scan: ScanParams) -> Any:
     return lambda consts, init, xs: Solved(loop).run([*program.consts, *consts], init, xs, scan.length)
 
 
-ANY = Backend(plan)  # for platforms without a file
+BACKEND = Backend(plan, ("tpu",))

@@ -22,13 +22,11 @@ class Backend(NamedTuple):
             left to `jax.lax.scan`, or to a `LoopPlan`, which says more. With `ways`, also from the way to take, or None for
             the one that is estimated to be best.
         platforms: the platforms of JAX.
-        executors: the executors that choose this backend on every platform.
         ways: returns all ways to run a loop, and `Question.held`; None if the backend compares no candidates.
     """
 
     plan: Callable[..., Node | str | LoopPlan]
     platforms: tuple[str, ...] = ()
-    executors: tuple[str, ...] = ()
     ways: Callable[[Loop, Target, Options], tuple[list[Candidate], tuple[int, int]]] | None = None
 
     def planned(self, loop: Loop, target: Target, options: Options, take: str | None = None) -> LoopPlan:

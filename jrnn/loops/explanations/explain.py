@@ -43,7 +43,7 @@ class Explanation:
 
     @property
     def executor(self) -> str:
-        """What runs the forward loop: "scan", "associative", "persistent", or "lax.scan" if it is not rewritten."""
+        """What runs the forward loop: "scan", "associative", "native", or "lax.scan" if it is not rewritten."""
         return self.forward[0].executor if self.forward else "lax.scan"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Kernels that run a whole loop: `persistent` for TPUs, in tiles, and `native` for CPUs, in C++."""
+"""Kernels that run a whole loop: `native` for CPUs, in C++."""
 
 from jrnn.loops.kernels.refused import Refused
 

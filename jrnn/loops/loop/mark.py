@@ -20,7 +20,7 @@ class Options(NamedTuple):
     """The options of a scan.
 
     Attributes:
-        executor: "auto", "scan", "associative", "persistent" or "native".
+        executor: "auto", "scan", "associative" or "native".
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
         strict: raise if the loop would fall back to `jax.lax.scan`.
         memory: the most bytes of temporary arrays of a loop, or a factor of what `jax.lax.scan` needs, or None.

@@ -27,7 +27,7 @@ class Target:
     Attributes:
         platform: "cpu", "cuda", "rocm" or "tpu".
         devices: the number of devices that the program is divided among.
-        kind: the kind of the devices, such as "TPU v5 lite", or "" if unknown.
+        kind: the kind of the devices, such as "NVIDIA H100 80GB HBM3", or "" if unknown.
         exported: it will run elsewhere, where custom calls of this process are unknown.
         machine: the constants of the cost model.
     """
@@ -53,10 +53,9 @@ class LoopPlan:
         target: what it is lowered for.
         loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
         node: runs it, or None if `jax.lax.scan` lowers it.
-        executor: "lax.scan", "scan", "associative", "persistent", "native", or "chunks" for a loop and its gradient.
+        executor: "lax.scan", "scan", "associative", "native", or "chunks" for a loop and its gradient.
         notes: reasons for what was not done.
         choice: the candidates that were compared, or None if the loop could not be planned.
-        otherwise: the plans to lower instead, in order, if this one cannot be lowered; after them, `jax.lax.scan`.
     """
 
     target: Target
@@ -65,7 +64,6 @@ class LoopPlan:
     executor: str
     notes: tuple[str, ...] = ()
     choice: Choice | None = None
-    otherwise: tuple[LoopPlan, ...] = ()
 
     @staticmethod
     def left(target: Target, loop: Loop | None, *why: str, choice: Choice | None = None) -> LoopPlan:

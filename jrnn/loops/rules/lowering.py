@@ -33,27 +33,20 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         return default(ctx, *args, **params)
     scan = ScanParams.of(params)
     with mark.unmarked():  # a loop in the step has the mark with which it was traced
-        planned, values = _chosen(params, ctx.avals_in, _target(platform, ctx), options)
-    reasons: tuple[str, ...] = ()
-    for plan in (planned, *planned.otherwise):
-        plan = replace(plan, notes=(*plan.notes, *reasons))
-        if plan.node is None:
-            break
+        plan, values = _chosen(params, ctx.avals_in, _target(platform, ctx), options)
+    if plan.node is not None:
         try:
             with mark.unmarked():
                 lowered = mlir.lower_fun(scan.flat(plan.node.run, values), multiple_results=True)(ctx, *args)
         except Exception as error:
             plan = _left_by(error, plan.target, plan.loop)
-            reasons = (*plan.notes, *reasons)
-            continue
-        recorder.record(plan)
+    recorder.record(plan)
+    if plan.node is not None:
         if options.strict and options.executor not in ("auto", plan.executor):
             raise ScanError(
                 f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}"
             )
         return lowered
-    plan = replace(plan, notes=reasons or plan.notes)
-    recorder.record(plan)
     if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
     with mark.unmarked():
@@ -64,7 +57,7 @@ def _chosen(
     params: dict[str, Any], avals: Sequence[Any], target: Target, options: Options
 ) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan that was chosen by measurement, or else the one that is estimated to be best."""
-    backend = backends.of(target, options)
+    backend = backends.of(target)
     if options.executor != "auto" or target.devices > 1 or target.exported:
         return _planned(backend, target, options, None, ScanParams.of(params))
     device = functools.partial(tuned.device, target.platform, target.kind)
@@ -120,4 +113,4 @@ def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the marked loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     marked = [(ScanParams.of(e.params), mark.options_in(e.ctx.xla_metadata)) for e in scans]
-    return [_planned(backends.of(target, o), target, o, None, scan)[0] for scan, o in marked if o is not None]
+    return [_planned(backends.of(target), target, o, None, scan)[0] for scan, o in marked if o is not None]

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from jrnn.errors import ScanError, near
 from jrnn.loops.affine import associative
-from jrnn.loops.backends import tpu
 from jrnn.loops.kernels import native
 from jrnn.loops.loop import Loop
 from jrnn.loops.newton import Newton
@@ -51,7 +50,6 @@ _ROWS = (
     Executor("auto"),
     Executor("scan"),
     Executor("associative", associative.refusal, _KEEPS | _AT_ONCE),
-    Executor(tpu.KERNEL, tpu.refusal, _AT_ONCE),
     Executor(native.NAME, native.refusal, _AT_ONCE),
     Executor("cudnn", None, _KEEPS | _AT_ONCE | _CUDNN, on_marked_loops=False),
     Executor("newton", None, _KEEPS | _AT_ONCE, on_marked_loops=False),

@@ -5,9 +5,9 @@ It checks the options. `pipeline.py` wraps the step for `lengths`, `resets` and 
 XLA metadata on the loop's equation that holds its `Options` (`loop/mark.py`). The rewriting happens when JAX differentiates
 or lowers the marked equation (`rules/`).
 
-The executor "associative" solves affine steps in parallel over time (`affine/associative.py`). "persistent" is one kernel
-for the whole loop (`kernels/persistent/`). "native" is one call of a compiled kernel for CPUs (`kernels/native/`). "cudnn"
-is NVIDIA's kernel for LSTM layers (`cudnn.py`). "newton" solves all steps of a nonlinear loop at once (`newton/`).
+The executor "associative" solves affine steps in parallel over time (`affine/associative.py`). "native" is one call of a
+compiled kernel for CPUs (`kernels/native/`). "cudnn" is NVIDIA's kernel for LSTM layers (`cudnn.py`). "newton" solves all
+steps of a nonlinear loop at once (`newton/`).
 
 With `axis_name` the devices of a mesh share the steps (`segments/`).
 
@@ -87,13 +87,11 @@ def scan(
             names: also the values with these names, what leads to them, and what follows from them cheaply. A number:
             everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
         executor: "scan"; "associative" (for steps that are affine in the carry with a diagonal Jacobian, and whose
-            carries stay finite); "persistent" (one kernel for TPUs, which keeps constants and state on the chip; it is
-            interpreted on other platforms, which is slow); "native" (one call of a compiled kernel on a CPU, if it was
-            built, for steps of products with constants, elementwise operations and reductions); "cudnn" (for an `LstmStep`
-            in float32 on CUDA); "newton", or an object of `Newton` with its options (all steps at once by Newton's method,
-            for steps with floating-point carries; it falls back to the loop where it does not converge, and ignores
-            `unroll`); or "auto", which takes
-            none of the last three, and never reassociates products that could overflow.
+            carries stay finite); "native" (one call of a compiled kernel on a CPU, if it was built, for steps of products
+            with constants, elementwise operations and reductions); "cudnn" (for an `LstmStep` in float32 on CUDA);
+            "newton", or an object of `Newton` with its options (all steps at once by Newton's method, for steps with
+            floating-point carries; it falls back to the loop where it does not converge, and ignores `unroll`); or "auto",
+            which takes neither of the last two, and never reassociates products that could overflow.
         strict: raise if the loop cannot be planned and would fall back to `jax.lax.scan`, for tests of speed.
         memory: on a CPU, the most bytes of temporary arrays that a faster loop may use, or, as a float, the most times the
             memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much
