@@ -13,7 +13,6 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.chunks import choice
 from jrnn.loops.loop import Loop, Options, ScanParams
 from jrnn.loops.passes import Fission, concatenate_cotangents, direct_views, distinct, movable, split
 from jrnn.loops.plans import LoopPlan, Solved, Split, Target, by_steps
@@ -29,6 +28,8 @@ _SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """Returns the plan of a loop on a GPU or a TPU."""
+    from jrnn.loops.chunks import choice
+
     in_chunks = choice.forward(loop, target, options)
     if in_chunks is not None:
         return in_chunks
