@@ -33,7 +33,7 @@ A = {
     "launch": (parts.launch, "time of a launch, of a kernel in a loop; rates of products and of memory"),
     "right": (parts.right, "default programs next to float64 step by step: values, gradients, repeatability"),
     "matrix": (parts.matrix, "layers with matrix states: jrnn, chunks by hand, lax.scan"),
-    "lstm": (parts.lstm, "LSTM and GRU: jrnn, jrnn.nn, lax.scan, flax, torch's cuDNN, executor='cudnn'"),
+    "lstm": (parts.lstm, "LSTM and GRU: jrnn, jrnn.nn, lax.scan, flax, torch's cuDNN"),
     "loose": (parts.loose, "the errors of `right` at the default precision (TF32)"),
     "profile": (parts.profile, "kernels of one train step: count, busy time, gaps"),
     "affine": (parts.affine, "executor='associative' over T"),

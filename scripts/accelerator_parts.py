@@ -24,7 +24,7 @@ from jrnn import nn
 from jrnn.bench import chunkwise, peers, steps
 from jrnn.bench.linear_layers import LAYERS, problem
 from jrnn.bench.sizes import AFFINE, CELLS, Size
-from jrnn.loops import LstmStep, scan
+from jrnn.loops import scan
 from jrnn.loops.loop import recorder
 
 use_torch = True
@@ -127,39 +127,22 @@ def matrices(names: Sequence[str] = tuple(LAYERS)) -> Iterator[tuple[str, Case]]
         yield f"matrix {layer}", Case(functools.partial(scan, LAYERS[layer].step), problem(layer, size))
 
 
-def modules(executor: str = "auto", kinds: Sequence[str] = ("LSTM", "GRU", "RNN_TANH")) -> Iterator[tuple[str, Case]]:
+def modules() -> Iterator[tuple[str, Case]]:
     """Two layers of `jrnn.nn` in one and in both directions, with lengths, of which one is 0."""
     lengths = [70, 1, 33, 0]
-    for kind in kinds:
+    for kind in ("LSTM", "GRU", "RNN_TANH"):
         for both in (False, True):
             run = getattr(nn.functional, kind.partition("_")[0].lower())
             layout = nn.Layout(getattr(nn.units, kind), 16, 32, num_layers=2, bidirectional=both)
             args = layout.init(jax.random.key(0)), jax.random.normal(jax.random.key(1), (70, 4, 16))
-            fn = functools.partial(run, lengths=lengths)
-            name = f"nn {kind}{' both directions' if both else ''}{'' if executor == 'auto' else ' ' + executor}"
-            yield name, Case(functools.partial(fn, executor=executor), args, fn)
-
-
-def by_cudnn() -> Iterator[tuple[str, Case]]:
-    size = Size(70, 4, 16, 32)
-    args = lstm_rows(size)
-
-    def run(rows: Any, x: Any, executor: str, lengths: Any) -> Any:
-        carry = steps.initial("lstm", size)
-        return scan(LstmStep(**rows), carry, x, executor=executor, lengths=lengths)
-
-    for lengths in (None, (70, 1, 33, 0)):
-        given = None if lengths is None else np.array(lengths)
-        fn, exact = (functools.partial(run, executor=name, lengths=given) for name in ("cudnn", "scan"))
-        yield f"LstmStep cudnn{'' if lengths is None else ' lengths'}", Case(fn, args, exact)
-    yield from modules("cudnn", ("LSTM",))
+            yield f"nn {kind}{' both directions' if both else ''}", Case(functools.partial(run, lengths=lengths), args)
 
 
 def right(day: Day) -> None:
     cases = dict([*matrices(), *cells(), *modules(), *cells("associative", AFFINE)])
     fn, args = diagonal_gru("newton", Size(130, 4, 16, 32))
     cases["diagonal GRU newton"] = Case(fn, args, diagonal_gru("auto", Size(130, 4, 16, 32))[0])
-    _check(day, cases | (dict(by_cudnn()) if GPU else {}), "highest")
+    _check(day, cases, "highest")
 
 
 def loose(day: Day) -> None:
@@ -175,12 +158,6 @@ def _check(day: Day, cases: dict[str, Case], precision: str | None) -> None:
 
 
 # Times -----------------------------------------------------------------------------------------------------------------
-
-
-def lstm_rows(size: Size) -> tuple[dict[str, Any], Any]:
-    """Returns the weights of the cell "lstm" as an LstmStep's, and x."""
-    w, x = steps.inputs("lstm", size)
-    return {"w_x": w["wx"].T, "w_h": w["wh"].T, "b": w["b"][0]}, x
 
 
 def in_mode(fn: Callable[..., Any], mode: str) -> Callable[..., Any]:
@@ -232,10 +209,6 @@ def lstm_peers(day: Day, cell: str, size: Size, mode: str, precision: str | None
     name = f"{cell} {mode} {size}{' highest' if precision else ''}"
     wanted = peers.FUNCTIONS if (str(size), mode) == (LSTM_SIZES[0], "train") else SCANS  # less to compile
     programs = {peer: peers.FUNCTIONS[peer](cell, size) for peer in wanted}
-    if GPU and cell == "lstm":
-        carry = steps.initial(cell, size)
-        call = lambda rows, x: scan(LstmStep(**rows), carry, x, executor="cudnn")[1]  # noqa: E731
-        programs["cudnn"] = peers.Function(call, *lstm_rows(size))
     jobs = [Job(name, peer, in_mode(fn, mode), args, size.steps, precision) for peer, (fn, *args) in programs.items()]
     if not use_torch or importlib.util.find_spec("torch") is None:
         day.say(job=name, peer="torch", skipped="torch is left out" if not use_torch else "torch is not installed")

@@ -40,7 +40,7 @@ from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError, ScanError
-from jrnn.loops import LstmStep, host_devices, host_memory, scan
+from jrnn.loops import host_devices, host_memory, scan
 from jrnn.loops.costs import tuned
 from jrnn.loops.kernels.native import library
 
@@ -215,16 +215,6 @@ def torch_program(module: Any, x: Any, mode: str) -> Timed:
     return Timed(clocked(run))
 
 
-def cudnn(cell: str, size: Size, mode: str) -> Timed | None:
-    """NVIDIA's LSTM kernel through JAX; through torch it is what `torch_rnn` runs on CUDA."""
-    if cell != "lstm":
-        return None
-    weights, x = steps.inputs(cell, size)
-    carry = steps.initial(cell, size)
-    rows = {"w_x": weights["wx"].T, "w_h": weights["wh"].T, "b": weights["b"][0]}
-    return compiled(lambda p, x: scan(LstmStep(**p), carry, x, executor="cudnn")[1], rows, x, mode)
-
-
 def caffe2(python: str, cell: str, size: Size, mode: str) -> Timed | None:
     """Caffe2 itself, in a process of its own."""
     if cell != "lstm":
@@ -290,8 +280,6 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     peers |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "lax.scan", "flax")}
     if _HAS_TORCH:
         peers["torch"] = torch_rnn
-    if jax.default_backend() == "gpu":
-        peers["cudnn"] = cudnn
     if caffe2_python:
         peers["caffe2"] = functools.partial(caffe2, caffe2_python)
     kernel = () if library.loaded().reason else ("native",)

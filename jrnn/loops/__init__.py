@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.loops.explanations.report import LoopReport, Report, report
     from jrnn.loops.newton.api import scan_statistics
     from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
-    from jrnn.loops.scan.cudnn import LstmStep
     from jrnn.loops.scan.optimize import optimize_scans, plain_scans
     from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
     from jrnn.loops.while_loops.while_loop import while_loop
@@ -26,7 +25,6 @@ _HOMES = {  # module -> the names in it that load lazily
     "explanations.report": ("LoopReport", "Report", "report"),
     "newton.api": ("scan_statistics",),
     "online": ("OnlineGradient", "OnlineState", "online_gradient"),
-    "scan.cudnn": ("LstmStep",),
     "scan.optimize": ("optimize_scans", "plain_scans"),
     "while_loops.trips": ("CHECKPOINTED", "Trips"),
     "while_loops.while_loop": ("while_loop",),
@@ -36,7 +34,6 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 __all__ = [
     "Explanation",
     "LoopReport",
-    "LstmStep",
     "Newton",
     "OnlineGradient",
     "OnlineState",

@@ -15,11 +15,11 @@ from jax import lax
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.names import Primitive
-from jrnn.loops import LstmStep, scan
+from jrnn.loops import scan
 from jrnn.loops.wrappers.masking import with_resets
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
-from jrnn.nn.units import LSTM, State, Unit
+from jrnn.nn.units import State, Unit
 
 EPSILON = 1e-5  # of layer normalization, as in PyTorch's LayerNorm
 
@@ -196,15 +196,6 @@ def _is_plain(unit: Unit, weights: Weights, settings: Settings) -> bool:
     return all(part is None for part in more) and not any(zoneout_rates(settings, unit.states))
 
 
-def plain_lstm(unit: Unit, weights: Weights, settings: Settings, dtype) -> LstmStep | None:
-    """The step of a plain LSTM layer for cuDNN, or None for other layers."""
-    if unit is not LSTM or not _is_plain(unit, weights, settings):
-        return None
-    biases = [b for b in (weights.bias_ih, weights.bias_hh) if b is not None]
-    bias = sum(biases) if biases else jnp.zeros(weights.weight_ih.shape[:1], dtype)
-    return LstmStep(weights.weight_ih, weights.weight_hh, bias)
-
-
 def run_layer(shared: Common, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
     """All directions of a layer over a whole sequence, [T, N, D] -> the states of each direction and y [T, N, K P].
 
@@ -243,9 +234,6 @@ def _run_direction(
     )
     if return_states != "last":
         return _all_states(run, step, state, xs, lengths, reverse, return_states)
-    if settings.executor == "cudnn" and all(part is None for part in noise):
-        known = plain_lstm(unit, weights, settings, dtype)
-        step, xs = (step, xs) if known is None else (known, x)
     return run(step, state, xs)
 
 

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError
-from jrnn.loops.scan import cudnn
 from jrnn.nn.checks import check_choice, check_features, check_key, check_state
-from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, plain_lstm, run_layer
+from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.sequences import Sequences, compute_type, step_input, where_live
@@ -63,8 +62,6 @@ def run_stack(
     check_choice(f"{where}: ", "return_states", return_states, ("last", "all", "all+initial"))
     if reset_state is not None and resets is None:
         raise LayerError(f"{where}: reset_state is given without resets; give resets too")
-    if resets is not None and settings.executor == "cudnn":
-        raise LayerError(f"{where}: executor 'cudnn' does not support resets; use 'auto' or 'scan'")
     size, batch_first = layout.input_size, settings.batch_first
     given = x
     if isinstance(given, PackedSequence):
@@ -113,13 +110,6 @@ def _run_layers(
     x = x.astype(dtype)
     if lengths is not None:
         x = where_live(jnp.arange(x.shape[0])[:, None] < lengths[None], x)
-    plain = shared.return_states == "last" and directions[0].restart is None and key is None
-    if settings.executor == "cudnn" and plain:
-        known = [plain_lstm(shared.unit, one.weights, settings, dtype) for one in directions]
-        if None not in known:
-            states = tuple(jnp.stack(leaves) for leaves in zip(*(one.state for one in directions), strict=True))
-            cudnn.check(known[0], states, x)
-            return cudnn.run(known, states, x, lengths, width == 2)
     last: list[State] = []
     for start in range(0, len(directions), width):
         if start and settings.dropout and key is not None:

@@ -183,18 +183,6 @@ def test_operations_are_counted():
     assert len(SIZES) == 6 and Size.parse(str(TINY)) == TINY
 
 
-def test_on_cuda_there_is_cudnn_through_jax(monkeypatch):
-    """What it would run is an LSTM of the same size; here without the kernel."""
-    assert "cudnn" not in peers.available(None, 1)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    built = peers.available(None, 1)["cudnn"]
-    monkeypatch.undo()
-    asked = []
-    monkeypatch.setattr(peers, "scan", lambda *args, executor: asked.append(executor) or jax.lax.scan(*args))
-    assert built("lstm", TINY, "train").run() > 0 and asked == ["cudnn"]
-    assert built("gru", TINY, "train") is None
-
-
 def test_a_worker_process_is_timed_and_told_to_stop(tmp_path):
     """The protocol with Caffe2's process, played by a stand-in interpreter."""
     log = tmp_path / "log"

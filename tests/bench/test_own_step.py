@@ -59,11 +59,10 @@ def test_an_affine_step_by_all_executors():
     assert [r.mode for r in results.records] == sorted(r.mode for r in results.records)
     assert {"lax.scan", "auto", "scan", "associative"} <= {r.peer for r in results.records}
     assert all(0 < r.least <= r.median and r.compile_seconds > 0 and r.difference < 1e-5 for r in results.records)
-    assert {name for _, name in results.missing} >= {"cudnn", "newton"}
-    assert "LstmStep" in results.missing["train", "cudnn"]
+    assert "newton" in {name for _, name in results.missing}
     text = str(results)
-    assert "not cudnn: executor 'cudnn' cannot run this step" in text and text.count("not newton") == 1
-    assert results.of("train", "associative").ran == "associative, associative" and results.of("train", "cudnn") is None
+    assert text.count("not newton") == 1 and results.of("train", "newton") is None
+    assert results.of("train", "associative").ran == "associative, associative"
 
 
 def test_what_the_step_closes_over_is_an_argument_and_has_a_gradient():

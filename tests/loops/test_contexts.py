@@ -61,7 +61,7 @@ def test_a_context_takes_the_options_of_a_scan():
     "options, message",
     [
         (dict(executor="asociative"), "did you mean 'associative'"),
-        (dict(executor="cudnn"), "for jrnn.scan alone"),
+        (dict(executor="newton"), "for jrnn.scan alone"),
         (dict(memory=0), "memory must be None, a positive"),
         (dict(memory="1GB"), "memory must be None, a positive"),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,18 +10,16 @@ import numpy as np
 import pytest
 from by_numpy import by_numpy
 from cases import D, H, N, T, draw
-from jax.experimental import rnn
 
 from jrnn import plain_scans
 from jrnn.errors import ScanError
-from jrnn.loops import LstmStep, backends, explain_scan, scan
+from jrnn.loops import backends, explain_scan, scan
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.loop import mark
 from jrnn.loops.passes import split
 from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
-from jrnn.loops.scan import cudnn
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
 
@@ -232,32 +229,6 @@ def test_unknown_executor_and_the_choice():
     assert told.executor == "associative"
 
 
-# cuDNN ----------------------------------------------------------------------------------------------------------------
-
-
-def lstm_step(seed=0):
-    p = draw(seed, w_x=(4 * H, D), w_h=(4 * H, H), b=(4 * H,), h0=(N, H), c0=(N, H), x=(T, N, D))
-    p = {name: jnp.asarray(v, jnp.float32) for name, v in p.items()}
-    return LstmStep(p["w_x"], p["w_h"], p["b"]), (p["h0"], p["c0"]), p["x"]
-
-
-def test_cudnn_takes_what_it_can():
-    step, carry, xs = lstm_step()
-    assert cudnn.refusal(step, carry, xs, False, None, "cuda") is None
-    assert "no CUDA device" in cudnn.refusal(step, carry, xs, False, None, "cpu")
-    assert "backwards" in cudnn.refusal(step, carry, xs, True, None, "cuda")
-    assert "float32 only" in cudnn.refusal(step, carry, xs.astype(jnp.bfloat16), False, None, "cuda")
-    assert "not an LstmStep" in cudnn.refusal(lambda c, x: (c, x), carry, xs, False, None, "cuda")
-    assert "resets" in cudnn.refusal(step, carry, xs, False, jnp.zeros((T, N), bool), "cuda")
-    assert "[T, N, D]" in cudnn.refusal(step, carry, xs[:, :, :, None], False, None, "cuda")
-
-
-def test_cudnn_is_refused_by_name_where_it_cannot_run():
-    if jax.default_backend() == "cpu":
-        with pytest.raises(ScanError, match="cudnn.*no CUDA device"):
-            scan(*lstm_step(), executor="cudnn")
-
-
 @pytest.mark.parametrize(
     "options, error, message",
     [
@@ -269,29 +240,12 @@ def test_cudnn_is_refused_by_name_where_it_cannot_run():
         (dict(memory=-1), ScanError, "memory must be"),
     ],
 )
-@pytest.mark.parametrize("executor", ["auto", "cudnn", "newton"])
+@pytest.mark.parametrize("executor", ["auto", "newton"])
 def test_options_are_checked_whatever_the_executor(executor, options, error, message):
     if executor == "newton" and "unroll" in options:
         pytest.skip("it ignores unroll")
     with pytest.raises(error, match=message):
-        scan(*lstm_step(), executor=executor, **options)
-
-
-def test_plain_scans_stop_cudnn(monkeypatch):
-    monkeypatch.setattr(cudnn, "scan", None)
-    step, carry, xs = lstm_step()
-    with plain_scans():
-        jaxpr = jax.make_jaxpr(lambda xs: scan(step, carry, xs, executor="cudnn"))(xs)
-    assert [eqn.primitive.name for eqn in jaxpr.eqns].count("scan") == 1
-
-
-@pytest.mark.parametrize(
-    "precision, why", [("bfloat16", "float32 and TF32"), ("highest", None), ("tensorfloat32", None)]
-)
-def test_cudnn_takes_the_precisions_that_it_has(precision, why):
-    with jax.default_matmul_precision(precision):
-        refusal = cudnn.refusal(*lstm_step(), False, None, "cuda")
-    assert refusal is None if why is None else why in refusal
+        scan(lambda h, x: (jnp.tanh(h + x), h), jnp.ones(3), jnp.ones((T, 3)), executor=executor, **options)
 
 
 @pytest.mark.parametrize("lowered", ["cuda", "rocm", "cpu"])
@@ -305,96 +259,3 @@ def test_loops_are_planned_for_the_platform_that_they_are_lowered_for(monkeypatc
 
     monkeypatch.setattr(jax, "devices", lambda: [Device])
     assert Target.here().platform == lowered
-    why = cudnn.refusal(*lstm_step(), False, None, Target.here().platform)
-    assert why is None if lowered == "cuda" else {"rocm": "AMD", "cpu": "no CUDA"}[lowered] in why
-
-
-@pytest.fixture
-def reference(monkeypatch):
-    """JAX's own unpacking and reference LSTM in the place of the kernels; it knows no lengths. The lengths are recorded."""
-    given = []
-
-    def forward(x, h, c, weights, lengths, features, hidden, layers, dropout, both, precision):
-        parts = rnn.unpack_lstm_weights(weights, features, hidden, layers, both)
-        return rnn.lstm_ref(x, h, c, *parts, lengths, features, hidden, layers, dropout, both)
-
-    def lstm_fwd(x, h, c, weights, lengths, *sizes):
-        given.append(lengths)
-        out = forward(x, h, c, weights, lengths, *sizes)
-        return out, (x, h, c, weights, lengths, out[0], jnp.zeros(3))
-
-    def lstm_bwd(*asked):
-        *sizes, (x, h, c, weights, lengths, y, reserve), cotangents = asked
-        return *jax.vjp(lambda *v: forward(*v, lengths, *sizes), x, h, c, weights)[1](tuple(cotangents)), None
-
-    monkeypatch.setattr(rnn, "lstm_fwd", lstm_fwd)
-    monkeypatch.setattr(rnn, "lstm_bwd", lstm_bwd)
-    return given
-
-
-def lstm_layers(layers, both):
-    count = 2 if both else 1
-    steps, size = [], D
-    for layer in range(layers):
-        for k in range(count):
-            p = draw(10 * layer + k, w_x=(4 * H, size), w_h=(4 * H, H), b=(4 * H,))
-            steps.append(LstmStep(*(jnp.asarray(v, jnp.float32) for v in p.values())))
-        size = count * H
-    p = draw(5, h=(layers * count, N, H), c=(layers * count, N, H), x=(T, N, D))
-    h, c, xs = (jnp.asarray(v, jnp.float32) for v in p.values())
-    return tuple(steps), (h, c), xs
-
-
-@pytest.mark.grid(every=2)
-@pytest.mark.parametrize("layers, both", [(2, True), (1, False)])
-def test_what_cudnn_is_given_means_the_same_network(layers, both, reference):
-    """In one call for all layers and directions; with its gradient, and the gradient of that by the loop."""
-    steps, states, xs = lstm_layers(layers, both)
-
-    def loss(which, given):
-        ys, last = which(given)
-        return jnp.sum(jnp.sin(ys)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last))
-
-    def by_kernel(given):
-        return cudnn.run(given[0], given[1:3], given[3], bidirectional=both)
-
-    def by_loop(given):
-        ys, *last = cudnn._loop(given, jnp.full(N, T), both)
-        return ys, tuple(last)
-
-    def squared(which, given):
-        return sum(jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(functools.partial(loss, which))(given)))
-
-    check = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
-    given = (steps, *states, xs)
-    for of in (loss, squared) if layers == 1 else (loss,):
-        ours, theirs = (jax.value_and_grad(functools.partial(of, which)) for which in (by_kernel, by_loop))
-        with plain_scans():
-            expected = by_numpy(theirs)(given)
-        jax.tree.map(check, by_numpy(ours)(given), expected)
-    assert reference, "the kernel was called"
-
-
-@pytest.mark.exhaustive
-def test_cudnn_is_given_lengths_as_it_wants_them(reference):
-    steps, states, xs = lstm_layers(1, False)
-    cudnn.run(steps, states, xs, lengths=np.array([T + 3, -1]))
-    cudnn.run(steps, states, xs)  # all of them
-    assert [v.tolist() for v in reference] == [[T, 0], [T, T]] and all(v.dtype == jnp.int32 for v in reference)
-    step, carry = steps[0], tuple(v[0] for v in states)
-    wanted = scan(step, carry, xs, lengths=jnp.array([2, T]))
-    ys, h, c = cudnn._loop((steps, *states, xs), jnp.array([2, T]), False)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ((h[0], c[0]), ys), wanted)
-
-
-def test_vmap_calls_a_kernel_without_a_rule_for_each(reference, monkeypatch):
-    """Tried with a sort, as the kernels are known on CUDA only; theirs are given this rule at their first call."""
-    steps, states, xs = lstm_layers(1, False)
-    rules = {}
-    monkeypatch.setattr(cudnn, "batching", SimpleNamespace(primitive_batchers=rules))
-    cudnn.run(steps, states, xs)
-    assert rules[rnn.rnn_fwd_p].args == (rnn.rnn_fwd_p,) and rules[rnn.rnn_bwd_p].args == (rnn.rnn_bwd_p,)
-    keys, values = jnp.array([[3, 1, 2], [1, 2, 3]]), jnp.arange(3)
-    params = dict(dimension=0, is_stable=True, num_keys=1)
-    outs, axes = cudnn._one_by_one(jax.lax.sort_p, [keys.T, values], [1, None], **params)
-    assert axes == [0, 0] and [v.tolist() for v in outs] == [[[1, 2, 3], [1, 2, 3]], [[1, 2, 0], [0, 1, 2]]]

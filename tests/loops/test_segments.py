@@ -23,7 +23,7 @@ from segment_cells import everything, example, off, whole
 import jrnn
 from jrnn import scan
 from jrnn.errors import ScanError
-from jrnn.loops import LstmStep, Newton
+from jrnn.loops import Newton
 from jrnn.loops.segments import api
 
 D, T = 4, 8
@@ -169,7 +169,6 @@ def test_errors():
         return str(caught.value)
 
     assert "until" in refusal(plain, until=lambda h: jnp.sum(h) > 0)
-    assert "runs on one device" in refusal(LstmStep(w, w, w[0]), executor="cudnn")
     assert "one after the other" in refusal(plain, strict=True)
     assert "a collective over 'time'" in refusal(lambda h, x: (jax.lax.psum(h, "time"), h))
 

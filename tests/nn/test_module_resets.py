@@ -162,8 +162,3 @@ def test_a_state_goes_back_to_zeros_where_none_is_given():
 def test_what_does_not_fit_is_named(given, message):
     with pytest.raises(LayerError, match=message):
         nn.GRU(D, H, rngs=nnx.Rngs(0))(normal(0, T, 3, D), **given)
-
-
-def test_cudnn_knows_no_resets():
-    with pytest.raises(LayerError, match="LSTM: executor 'cudnn' does not support resets; use 'auto' or 'scan'"):
-        nn.LSTM(D, H, executor="cudnn", rngs=nnx.Rngs(0))(normal(0, T, 3, D), resets=RESETS)

@@ -11,9 +11,7 @@ from flax import nnx
 
 import jrnn
 from jrnn import nn
-from jrnn.errors import LayerError, ScanError
-from jrnn.loops import LstmStep
-from jrnn.loops.scan import cudnn
+from jrnn.errors import LayerError
 from jrnn.nn import functional, units
 from jrnn.nn.layers import draw
 from jrnn.nn.settings import Settings
@@ -228,32 +226,6 @@ def test_a_bfloat16_module_works_in_bfloat16():
     module = nn.GRU(D, H, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     output, h_n = module(X.astype(jnp.bfloat16))
     assert module.weight_ih_l0.dtype == output.dtype == jnp.bfloat16 and h_n.dtype == jnp.float32
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_plain_lstm_is_offered_to_cudnn(bias, monkeypatch):
-    """What the kernel is given, in one call, computes the stack; a layer that is more than an LSTM raises an error."""
-    params = params_of(units.LSTM, num_layers=2, bias=bias, bidirectional=True)
-    with pytest.raises(ScanError, match="no CUDA device"):
-        functional.lstm(params, X, executor="cudnn")
-    given = []
-
-    def kernel(steps, states, xs, lengths, bidirectional):
-        given.append(len(steps))
-        ys, *last = cudnn._loop((steps, *states, xs), lengths, bidirectional)
-        return ys, tuple(last)
-
-    monkeypatch.setattr(cudnn, "run", kernel)
-    monkeypatch.setattr(cudnn, "refusal", lambda step, *rest: None if isinstance(step, LstmStep) else "no LstmStep")
-    lengths = np.array([T, 0, 2])
-    output, states = by_numpy(lambda x: functional.lstm(params, x, lengths=lengths, executor="cudnn"))(X)
-    assert given == [4]
-    plain_output, plain_states = by_numpy(lambda x: functional.lstm(params, x, lengths=lengths))(X)
-    np.testing.assert_allclose(output, plain_output, atol=1e-6)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), states, plain_states)
-    for more in (dict(zoneout=0.1), dict(recurrent_dropout=0.5, key=jax.random.key(0))):
-        with pytest.raises(ScanError, match="no LstmStep"):
-            functional.lstm(params, X, executor="cudnn", **more)
 
 
 def test_settings_that_cannot_be_are_errors():

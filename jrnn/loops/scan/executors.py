@@ -14,7 +14,6 @@ from jrnn.loops.passes import split
 
 _KEEPS = {"recompute": "keeps all states, which recompute forbids"}
 _AT_ONCE = {"until": "computes all steps at once, and until stops between them"}
-_CUDNN = {"skip": "has no skip", "axis_name": "runs on one device, and axis_name divides time among devices"}
 
 
 class Executor(NamedTuple):
@@ -51,7 +50,6 @@ _ROWS = (
     Executor("scan"),
     Executor("associative", associative.refusal, _KEEPS | _AT_ONCE),
     Executor(native.NAME, native.refusal, _AT_ONCE),
-    Executor("cudnn", None, _KEEPS | _AT_ONCE | _CUDNN, on_marked_loops=False),
     Executor("newton", None, _KEEPS | _AT_ONCE, on_marked_loops=False),
 )
 EXECUTORS = {row.name: row for row in _ROWS}

@@ -52,7 +52,7 @@ def optimize_scans(
 
     Args:
         fn: a function to decorate, or None for a context.
-        executor: as in `scan`; a loop that it cannot run stays a loop. "cudnn" and "newton" are for `scan` alone.
+        executor: as in `scan`; a loop that it cannot run stays a loop. "newton" is for `scan` alone.
         strict: raise if a loop would fall back to `jax.lax.scan`, or if the chosen executor cannot run it.
         memory: as in `scan`, for each loop.
         everywhere: mark the loops of the whole process, in all threads, from this call on. A `with` block around it ends

@@ -30,17 +30,6 @@ def run(call: ScanCall, number: int = 0) -> Results:
     return STAGES[number](call, lambda call: run(call, number + 1))
 
 
-def _by_cudnn(call: ScanCall, rest: Rest) -> Results:
-    if call.executor.name != "cudnn" or mark.plain.value:
-        return rest(call)
-    from jrnn.loops.scan import cudnn
-
-    jax.eval_shape(  # raises the errors of `jax.lax.scan`
-        lambda init, xs: jax.lax.scan(call.step, init, xs, call.length, call.reverse, call.unroll), call.init, call.xs
-    )
-    return cudnn.scan(call.step, call.init, call.xs, call.reverse, call.lengths, call.resets)
-
-
 def _masked(call: ScanCall, rest: Rest) -> Results:
     """Puts `lengths`, `resets` and `skip` into the step."""
     lengths = call.lengths if call.place is None else call.place.lengths(call.lengths, call.steps)
@@ -112,4 +101,4 @@ def _check(call: ScanCall, step: Callable, recompute: Any) -> None:
         call.executor.check(each)
 
 
-STAGES = (_by_cudnn, _masked, _over_devices, _by_newton, early_exit.stopped, recomputation.with_checkpoints)
+STAGES = (_masked, _over_devices, _by_newton, early_exit.stopped, recomputation.with_checkpoints)

@@ -6,8 +6,7 @@ XLA metadata on the loop's equation that holds its `Options` (`loop/mark.py`). T
 or lowers the marked equation (`rules/`).
 
 The executor "associative" solves affine steps in parallel over time (`affine/associative.py`). "native" is one call of a
-compiled kernel for CPUs (`kernels/native/`). "cudnn" is NVIDIA's kernel for LSTM layers (`cudnn.py`). "newton" solves all
-steps of a nonlinear loop at once (`newton/`).
+compiled kernel for CPUs (`kernels/native/`). "newton" solves all steps of a nonlinear loop at once (`newton/`).
 
 With `axis_name` the devices of a mesh share the steps (`segments/`).
 
@@ -88,10 +87,10 @@ def scan(
             everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
         executor: "scan"; "associative" (for steps that are affine in the carry with a diagonal Jacobian, and whose
             carries stay finite); "native" (one call of a compiled kernel on a CPU, if it was built, for steps of products
-            with constants, elementwise operations and reductions); "cudnn" (for an `LstmStep` in float32 on CUDA);
-            "newton", or an object of `Newton` with its options (all steps at once by Newton's method, for steps with
-            floating-point carries; it falls back to the loop where it does not converge, and ignores `unroll`); or "auto",
-            which takes neither of the last two, and never reassociates products that could overflow.
+            with constants, elementwise operations and reductions); "newton", or an object of `Newton` with its options (all
+            steps at once by Newton's method, for steps with floating-point carries; it falls back to the loop where it does
+            not converge, and ignores `unroll`); or "auto", which may run all of these but "newton", and never reassociates
+            products that could overflow.
         strict: raise if the loop cannot be planned and would fall back to `jax.lax.scan`, for tests of speed.
         memory: on a CPU, the most bytes of temporary arrays that a faster loop may use, or, as a float, the most times the
             memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much
@@ -130,7 +129,7 @@ def scan(
             raise ScanError(f"scan: {name} must be True or False, but is {flag!r}")
     if until is not None and not callable(until):
         raise ScanError(f"scan: until must be a function of the carry that returns booleans, but is {until!r}")
-    row.check_options(dict(recompute=recompute, until=until, skip=skip, axis_name=axis_name))
+    row.check_options(dict(recompute=recompute, until=until))
     place = None
     if axis_name is not None:
         from jrnn.loops import segments
