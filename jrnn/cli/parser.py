@@ -127,10 +127,10 @@ def _sample(p: _Options) -> None:
     what = "below 1 more predictable, above 1 more random, 0 always the most probable character"
     p.option("--temperature", None, what, float)
     p.option("--top-k", "K", "for pretrained models, draw from the K likeliest tokens only", _count(1))
-    p.option("--top-p", "P", "for pretrained models, draw from the likeliest tokens of this share only", float)
-    what = "for pretrained models, draw from tokens of this share of the greatest probability only"
+    p.option("--top-p", "P", "for pretrained models, nucleus sampling: the smallest set of tokens with this total probability", float)
+    what = "for pretrained models, min-p sampling: tokens with at least this share of the greatest probability"
     p.option("--min-p", "P", what, float)
-    what = "for pretrained models, make tokens that the text has less likely (1: as likely)"
+    what = "for pretrained models, penalize repeated tokens (1: off)"
     p.option("--repetition-penalty", "FACTOR", what, float)
     p.several("--stop", "TEXT", "for pretrained models, end before TEXT")
     p.seed("the seed of the random choices")
@@ -250,7 +250,7 @@ COMMANDS: tuple[tuple[Any, str, str, Callable[[_Options], None]], ...] = (
     (training.configs_command, "configs", "list the configs that ship with jrnn, for `jrnn train`", _nothing),
     (nets.run_command, "run", "run a net operator by operator, or a plan net by net", _run),
     (nets.show_command, "show", "list the operators, shapes and parameters of a net or a plan", _show),
-    (nets.convert_command, "convert", "convert functions to nets, nets to Python, old nets to new ones", _convert),
+    (nets.convert_command, "convert", "export a run, net or function to ONNX, JAX, Caffe2 or Python", _convert),
     (nets.check_command, "check", "compare gradients of three kinds; check a pretrained model", _check),
     (tools.ops_command, "ops", "list the operators", _ops),
     (tools.doctor_command, "doctor", "print packages and devices, and how to install what is missing", _nothing),

@@ -71,7 +71,8 @@ def train_command(args: argparse.Namespace) -> int:
     if writes and not args.no_sample:
         with Heartbeat(console, "writing a sample"):
             text = result.model.sample()
-        print(f"--- what it writes:\n{text}\n---")
+        title = "forecast" if config.kind.name == "forecast" else "sample"
+        print(f"{title}:\n{text}")
     print(f"{result}; more: jrnn sample {out}" if writes else result)
     return 0
 

@@ -133,7 +133,7 @@ def _table(title: str, runs: Sequence[RunSummary]) -> Table:
     table = Table(title=Text(printable(title)), title_justify="left")
     for name in ("run", *(keys if in_columns else ["config"])):
         table.add_column(name, overflow="fold")
-    for name in ("steps", "best loss", "at step", "a second", "state"):
+    for name in ("steps", "best validation loss", "best step", "examples/s", "state"):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for r in runs:
         if in_columns:

@@ -80,7 +80,7 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
                 s = replace(s, held=held)
                 blobs, notes = compare.agreements(s, effort)
                 at = ", ".join(lines) or "in a library"
-                notes.append(f"central differences hold the values that stop_gradient stops ({at})")
+                notes.append(f"central differences treat values under stop_gradient as constants ({at})")
                 lines = _that_matter(s, lines, stopped, effort)
         fault = None
         if not _differences_agree(blobs, effort):
@@ -92,7 +92,7 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
                 fault = first_fault(s, effort, blobs)
             if fault is None and not s.exact:
                 if s.no_net is None:
-                    notes.append("the net that the function converts to agrees with itself: the function is at fault")
+                    notes.append("the net that the function converts to has the right gradient: the fault is in your function's derivative rule")
                 fault = fault_in_function(s, effort)
         effort.doing("computing the loss and the blobs within the net" if inner else "computing the loss")
         single = sum(v[0].size for v in s.seeds.values()) == 1

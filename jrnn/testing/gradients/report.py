@@ -109,7 +109,7 @@ class Fault:
         if by_net is None:
             if not math.isfinite(by_jax) and math.isfinite(difference):
                 return _UNSAFE
-            return "a derivative rule that is not the derivative, or a kink within a step of here"
+            return "a custom gradient is wrong, or the function is not differentiable near this point"
         if not math.isfinite(by_jax) and math.isfinite(difference):
             return _UNSAFE
         jax_agrees, net_agrees = (_near(v, difference, self.values) for v in (by_jax, by_net))
@@ -170,8 +170,8 @@ class GradientReport:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns, and a row of cells for each blob, the worst first; see `docs/checking.md`."""
-        errors = {"jax - net": "net_error", "jax - diff": "difference_error"}
-        more = {"along": "direction_error", "second": "second_error"}
+        errors = {"|JAX - net|": "net_error", "|JAX - differences|": "difference_error"}
+        more = {"directional": "direction_error", "2nd derivative": "second_error"}
         errors |= {head: name for head, name in more.items() if any(getattr(b, name) is not None for b in self.blobs)}
         heads = ["blob", "shape", *errors, "jax", "net", "difference", "at", *([] if self.agrees else ["verdict"])]
         rows = []

@@ -135,7 +135,7 @@ class ForecastTask(HeldOutTask):
 
     data: ForecastData
 
-    unit: ClassVar[str] = "mean squared error of the scaled values"
+    unit: ClassVar[str] = "MSE, scaled"
 
     @classmethod
     def load(cls, config: Any) -> ForecastTask:

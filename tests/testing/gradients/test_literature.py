@@ -153,7 +153,7 @@ def test_a_fault_next_to_a_stopped_gradient_is_found():
         return twice(h), h
 
     with pytest.raises(
-        AssertionError, match=r"(?s)hold the values that stop_gradient stops \(test_literature.py.*twice"
+        AssertionError, match=r"(?s)treat values under stop_gradient as constants \(test_literature.py.*twice"
     ):
         assert_gradients_agree(step, normal(2, 3), normal(2, 2, 3), max_elements=4)
 
