@@ -184,12 +184,11 @@ def check_command(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report.to_dict(), indent=2, allow_nan=False))
         return 0 if report.agrees else 1
-    console = wide_console()
-    console.print(gradients.table_of(report))
+    print(report.conclusion())
+    wide_console().print(gradients.table_of(report))
     for line in (*report.notes, *(() if report.fault is None else (f"first fault: {report.fault}",))):
         print(line)
     print(report.verdict())
-    print(report.conclusion())
     return 0 if report.agrees else 1
 
 

@@ -127,7 +127,8 @@ def _sample(p: _Options) -> None:
     what = "below 1 more predictable, above 1 more random, 0 always the most probable character"
     p.option("--temperature", None, what, float)
     p.option("--top-k", "K", "for pretrained models, draw from the K likeliest tokens only", _count(1))
-    p.option("--top-p", "P", "for pretrained models, nucleus sampling: the smallest set of tokens with this total probability", float)
+    what = "for pretrained models, nucleus sampling: the smallest set of tokens with this total probability"
+    p.option("--top-p", "P", what, float)
     what = "for pretrained models, min-p sampling: tokens with at least this share of the greatest probability"
     p.option("--min-p", "P", what, float)
     what = "for pretrained models, penalize repeated tokens (1: off)"

@@ -92,7 +92,7 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
                 fault = first_fault(s, effort, blobs)
             if fault is None and not s.exact:
                 if s.no_net is None:
-                    notes.append("the net that the function converts to has the right gradient: the fault is in your function's derivative rule")
+                    notes.append("the net has the right gradient: the fault is in your function's derivative rule")
                 fault = fault_in_function(s, effort)
         effort.doing("computing the loss and the blobs within the net" if inner else "computing the loss")
         single = sum(v[0].size for v in s.seeds.values()) == 1

@@ -232,8 +232,7 @@ class GradientReport:
         widths = [max(map(len, column)) for column in zip(heads, *rows)]
         lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in (heads, *rows)]
         fault = [] if self.fault is None else [f"first fault: {self.fault}"]
-        conclusion = [self.conclusion()] if self.agrees and self.cautions() else []
-        return "\n".join([*lines, *self.notes, self.verdict(), *conclusion, *fault])
+        return "\n".join([self.conclusion(), *lines, *self.notes, self.verdict(), *fault])
 
 
 def table_of(report: GradientReport) -> Table:

@@ -178,8 +178,8 @@ def test_what_stop_gradient_cuts_off_or_changes_is_in_the_conclusion(name, files
     line = STEPS[: STEPS.index(f"def {name}(")].count("\n") + 1 + after
     feeds = ["--scan", "--feed", "h=normal[2,3]", "--feed", "x=normal[2,2,3]", "--elements", "4"]
     assert main(["check", f"steps.py:{name}", *feeds]) == 0
-    last = re.sub(r":\d+ ", " ", capsys.readouterr().out.splitlines()[-1])  # without the column
-    assert last == "the gradients agree" + f", but {said}".format(line=f"steps.py:{line} ({name})") * bool(said)
+    first = re.sub(r":\d+ ", " ", capsys.readouterr().out.splitlines()[0])  # without the column
+    assert first == "the gradients agree" + f", but {said}".format(line=f"steps.py:{line} ({name})") * bool(said)
 
 
 def test_mistakes(files, capsys):
