@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.mesh_axes import like
 from jrnn.nn.checks import check_array, check_integer, check_lengths, concrete
 
 State = dict[str, jax.Array]
@@ -285,7 +286,8 @@ def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
         live = jnp.arange(steps)[None] < (steps if lengths is None else lengths[:, None])
         rows = jnp.arange(batch)[:, None]
         seen = jnp.zeros(last.shape, bool).at[rows, jnp.where(live, tokens, last.shape[1])].set(True, mode="drop")
-    return Prefix(last, state, jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32), seen)
+    done, none = like((jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32)), last)
+    return Prefix(last, state, done, none, seen)
 
 
 @jax.jit

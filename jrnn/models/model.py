@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.mesh_axes import alike
 from jrnn.models import generation
 from jrnn.models.family import EMPTY, Decoder, Family, Scoped, State, decoder_of
 from jrnn.models.files import FILES, write
@@ -200,6 +201,7 @@ def grown(state: State, room: int) -> State:
 def _call(
     model: LanguageModel, tokens: jax.Array, state: State, lengths: Any, resets: Any, in_a_step: bool
 ) -> tuple[jax.Array, State]:
+    model, tokens, state, lengths, resets = alike((model, tokens, state, lengths, resets))
     decoder, w = model.decoder, Scoped(model.params)
     names = decoder.names
     dtype = w[names.embedding].dtype

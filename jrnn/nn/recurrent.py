@@ -20,6 +20,7 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.mesh_axes import alike, like
 from jrnn.loops.wrappers.recompute import Recompute
 from jrnn.nn.checks import check_floating, check_integer
 from jrnn.nn.layers import accumulator
@@ -138,6 +139,8 @@ class RecurrentLayer(Parameters):
         else:
             state = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state) if single else state
             state = self._checked_state(state, fresh)
+        params, x, state, lengths, resets = alike((params, x, state, span.lengths, span.resets))
+        span = replace(span, lengths=lengths, resets=resets)
         x, live = x.astype(span.dtype), None
         if span.lengths is not None:
             live = jnp.arange(span.steps)[:, None] < span.lengths[None]
@@ -223,5 +226,10 @@ class Recurrent(RecurrentLayer):
 
     def _run(self, params: Any, x: jax.Array, state: Any, span: Span) -> tuple[Any, Any]:
         fresh = self._fresh(x.shape[1], span.dtype)
-        state, y = span.scan(lambda carry, x: self._step(params, carry, x), state, x, fresh)
+
+        def step(carry: Any, x: Any) -> tuple[Any, Any]:
+            new, y = self._step(params, carry, x)
+            return like(new, carry), y
+
+        state, y = span.scan(step, state, x, fresh)
         return y, state

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.mesh_axes import alike
 from jrnn.nn.checks import check_choice, check_features, check_key, check_state
 from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
@@ -106,8 +107,9 @@ def _run_layers(
     shared: Common, width: int, directions: list[Direction], x: jax.Array, key: jax.Array | None
 ) -> tuple[jax.Array, State]:
     """All layers over [T, N, D], each of `width` directions."""
-    settings, dtype, lengths = shared.settings, shared.dtype, shared.lengths
-    x = x.astype(dtype)
+    lengths, directions, x, key = alike((shared.lengths, directions, x.astype(shared.dtype), key))
+    shared = shared._replace(lengths=lengths)
+    settings, dtype = shared.settings, shared.dtype
     if lengths is not None:
         x = where_live(jnp.arange(x.shape[0])[:, None] < lengths[None], x)
     last: list[State] = []

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
+from jrnn.jaxprs.mesh_axes import alike
 from jrnn.nn.checks import check_integer
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
 from jrnn.nn.recurrent import RecurrentLayer
@@ -97,7 +98,8 @@ def chunked(
         return padded.reshape(count, size, *leaf.shape[1:])
 
     pieces = jax.tree.map(in_pieces, (x, given.resets))
-    state, outputs = lax.scan(run, state, (jnp.arange(count), pieces, lengths, keys))
+    params, reset_state, state, xs = alike((params, reset_state, state, (pieces, lengths, keys)))
+    state, outputs = lax.scan(run, state, (jnp.arange(count), *xs))
     return given.given_back(outputs.reshape(count * size, batch, -1)[:steps]), as_given(state)
 
 

@@ -141,6 +141,24 @@ def test_vmap_of_the_gradient(x64):
     assert_close(in_chunks_and_not(layers.delta, init, xs, batched), 1e-10)
 
 
+@pytest.mark.sample("gated_delta", "mlstm")
+@pytest.mark.parametrize("step", layers.STEPS, ids=lambda step: step.__name__)
+def test_inside_shard_map_with_checked_types(x64, step):
+    """What is made inside, such as the identity that an inverse starts from, varies over the mesh as the inputs do."""
+    init, xs = problem(step, 20, jnp.float64)
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    specs = {"in_specs": (spec("batch"), spec(None, "batch")), "out_specs": spec()}
+
+    def inside(f):
+        part = jax.shard_map(lambda *a: jax.lax.psum(f(*a)[0], "batch"), mesh=mesh, **specs)
+        return jax.value_and_grad(part, (0, 1), allow_int=True)
+
+    ours, _ = compiled(step, init, xs, inside, reference=lambda _: None)
+    expected = by_numpy(jax.value_and_grad(lambda *a: loss(jax.lax.scan, step, *a)[0], (0, 1), allow_int=True))
+    assert_close((ours(init, xs), expected(init, xs)), 1e-10)
+
+
 @pytest.mark.exhaustive
 def test_what_is_not_finite_stays_where_the_recurrence_has_it():
     init, xs = problem(layers.gla, 20, jnp.float32)

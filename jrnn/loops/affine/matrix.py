@@ -202,8 +202,7 @@ def rows_of(terms: Iterable[Term], rows: dict[Row, None] | None = None) -> dict[
 
 def is_evaluable(eqn: Eqn) -> bool:
     """Returns True if an equation may be evaluated for all steps of a chunk at once, and differentiated again."""
-    name = eqn.primitive.name
-    inner = [e for body in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(body)]
-    if name == "custom_jvp_call":
-        return all(primitives.is_movable(e) or e.primitive.name in jaxprs.CALLS for e in inner)
-    return primitives.is_movable(eqn)
+    if eqn.primitive.name == "custom_jvp_call":
+        inner = [e for body in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(body)]
+        return all(is_evaluable(e) or e.primitive.name in jaxprs.CALLS for e in inner)
+    return primitives.is_movable(eqn) or eqn.primitive.name == "pvary"  # of a constant, in `jax.shard_map`

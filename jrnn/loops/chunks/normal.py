@@ -25,7 +25,7 @@ _LONGEST = 8  # steps of an inner loop that is unrolled; slices of a carry
 # If their operands are finite, so are their derivatives: a branch that is not taken adds 0 to a gradient, and no NaN.
 _SAFE = frozenset((
     "add", "add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "dot_general", "mul",
-    "neg", "reduce_sum", "reshape", "select_n", "slice", "squeeze", "sub", "transpose",
+    "neg", "pvary", "reduce_sum", "reshape", "select_n", "slice", "squeeze", "sub", "transpose",
 ))  # fmt: skip
 
 
@@ -110,10 +110,6 @@ class Held:
     def is_whole(self) -> bool:
         return self.parts == 1 and self.shape == self.whole
 
-    @property
-    def shape_of_part(self) -> tuple[int, ...]:
-        return tuple(n // self.parts if axis == self.axis else n for axis, n in enumerate(self.shape))
-
     def apart(self, value: Any) -> list[Any]:
         value = jnp.reshape(value, self.shape)
         return [value] if self.parts == 1 else list(jnp.split(value, self.parts, self.axis))
@@ -167,8 +163,7 @@ def in_parts(loop: Loop) -> tuple[Loop, Parts]:
             new += [jaxprs.value(env, a) for a in ([out] if held.is_whole else last[out].invars)]
         return [*new, *(jaxprs.value(env, y) for y in loop.ys)]
 
-    held_and_carry = zip(parts.each(parts.held), parts.each(loop.carry))
-    avals = [jax.ShapeDtypeStruct(held.shape_of_part, v.aval.dtype) for held, v in held_and_carry]
+    avals = [v.aval for v in jax.make_jaxpr(parts.before)([v.aval for v in loop.carry]).jaxpr.outvars]
     program = jaxprs.trace(step, [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)])
     if program.constvars:  # such as arrays that are literals of the step
         return loop, whole

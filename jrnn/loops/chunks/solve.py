@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.jaxprs.mesh_axes import like
+
 _SHORT = 16  # rows of the blocks that a loop inverts
 
 
@@ -119,7 +121,8 @@ def _inverse(a: Any, times: Any) -> Any:
     def round_of(blocks: Any, apart: Any) -> tuple[Any, None]:
         return blocks - times(times(blocks, jnp.where(apart, diagonal, 0)), blocks), None
 
-    blocks, _ = jax.lax.scan(round_of, jnp.broadcast_to(jnp.eye(h, dtype=a.dtype), diagonal.shape), neighbors(h))
+    ones = like(jnp.broadcast_to(jnp.eye(h, dtype=a.dtype), diagonal.shape), diagonal)
+    blocks, _ = jax.lax.scan(round_of, ones, neighbors(h))
     while h < size:
         blocks = blocks.reshape(*lead, -1, 2, h, h)
         first, second = blocks[..., 0, :, :], blocks[..., 1, :, :]

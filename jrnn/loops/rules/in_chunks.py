@@ -94,7 +94,7 @@ def _in_chunks(
 
     try:
         return transform(run, [primals[i] for i in places])
-    except Exception as error:  # such as for types of `jax.shard_map`
+    except Exception as error:
         recorder.note(f"not in chunks: {recorder.unexpected(error)}")
         return None
 

@@ -14,11 +14,12 @@ from jax.custom_derivatives import SymbolicZero
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
+from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.jaxprs.names import is_traced
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.carries import Stage
 from jrnn.loops.loop import FlatScan, Loop, ScanParams, derived, recorder
-from jrnn.loops.segments.place import Place, Values, cast, like
+from jrnn.loops.segments.place import Place, Values
 from jrnn.loops.segments.starts import Segment, Solver, applied, stages
 
 _COMPARED = 4  # steps for which the summary of a segment is compared with the loop
@@ -141,7 +142,7 @@ def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Va
         if any(True for _ in jaxprs.sub_jaxprs(eqn)) or eqn.primitive.name in primitives.COLLECTIVES:
             return None
         # Values that did not vary may now, and literals next to them do not.
-        axes = set().union(*(jax.typeof(v).manual_axis_type.varying for v in operands))
+        axes = varying_axes(operands)
         return jaxprs.bind(eqn, *(cast(v, axes) for v in operands))
 
     def step(*args: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
+from jrnn.jaxprs.mesh_axes import cast, varying_axes
 from jrnn.loops.loop import mark
 
 _GATHERED = 2**20  # bytes of the summaries of all devices up to which every device gets them all
@@ -60,7 +61,7 @@ class Place:
 
     @property
     def _axes(self) -> Any:
-        return jax.typeof(lax.axis_index(self.axis)).manual_axis_type.varying
+        return varying_axes(lax.axis_index(self.axis))
 
     @property
     def is_checked(self) -> bool:
@@ -132,15 +133,6 @@ class Place:
         with mark.unmarked():
             starts = lax.scan(step, list(first), jax.tree.map(gathered, (a, b)))[1]
         return [lax.dynamic_index_in_dim(s, self.position, keepdims=False) for s in starts]
-
-
-def cast(value: Any, axes: Any) -> Any:
-    missing = tuple(sorted(set(axes) - jax.typeof(value).manual_axis_type.varying, key=str))
-    return lax.pcast(value, missing, to="varying") if missing else jnp.asarray(value)
-
-
-def like(value: Any, other: Any) -> Any:
-    return cast(value, jax.typeof(other).manual_axis_type.varying)
 
 
 def _sent(value: Any, send: Callable[[Any], Any]) -> Any:

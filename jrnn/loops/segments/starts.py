@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn import jaxprs
+from jrnn.jaxprs.mesh_axes import like
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
 from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept, part_of
 from jrnn.loops.affine.matrix import matrix_form
 from jrnn.loops.loop import Loop, recorder
-from jrnn.loops.segments.place import Place, Values, like
+from jrnn.loops.segments.place import Place, Values
 
 _RUNS = 4  # runs of a basis that are worth it for any number of devices
 
