@@ -103,17 +103,21 @@ def chunked(
     return given.given_back(outputs.reshape(count * size, batch, -1)[:steps]), as_given(state)
 
 
-def compiled_step(module: RNN | LSTM | GRU | RecurrentLayer) -> Callable[..., tuple[jax.Array, Any]]:
-    """Compiles a module's `step` for serving, with the module's current parameters.
+def compiled_step(module: Any) -> Callable[..., tuple[jax.Array, Any]]:
+    """Compiles a module's or a model's `step` for serving, with its current parameters.
 
     A call only dispatches one program, while `nnx.jit` also flattens the module.
 
     Args:
-        module: a module without a reverse direction; any layer of `jrnn.nn` has this interface.
+        module: a layer of `jrnn.nn` without a reverse direction, or another pytree with a method `step`, as a model of
+            `jrnn.models`, of `jrnn.load_run`, or a `flax.nnx.Module` of your own.
 
     Returns:
         The function `(x, hx) -> (y, hx)`, [N, D] -> [N, P], or [D] -> [P] for one sequence. `module.initial_state` returns
-        the first hx.
+        the first hx. A language model takes tokens [N].
+
+    Raises:
+        LayerError: if there is no `step`.
 
     >>> from flax import nnx
     >>> gru = GRU(3, 4, rngs=nnx.Rngs(0))
@@ -126,12 +130,19 @@ def compiled_step(module: RNN | LSTM | GRU | RecurrentLayer) -> Callable[..., tu
     """
     if isinstance(module, RecurrentLayer):
         return jax.jit(partial(module.apply_step, module.params()))
+    if not isinstance(module, (RNN, LSTM, GRU)):
+        step = getattr(type(module), "step", None)
+        if not callable(step) or jax.tree_util.all_leaves([module]):
+            name = module.__name__ if isinstance(module, type) else type(module).__name__
+            rule = "takes a layer of jrnn.nn, or a model: a pytree with a method step(x, state) -> (y, state)"
+            raise LayerError(f"compiled_step {rule}; {name} is neither")
+        return partial(jax.jit(step), module)  # its parameters are arguments: large ones make slow constants
     if module.layout.bidirectional:
         raise LayerError(f"{module.layout.unit.name}: a bidirectional stack needs the whole sequence; it has no step")
     unit, params, settings = module.layout.unit, module.params(), module.settings
 
-    def step(x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
+    def of_stack(x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
         y, states = step_stack(unit, f"{unit.name}.step", params, x, hx, settings)
         return y, as_given(states)
 
-    return jax.jit(step)
+    return jax.jit(of_stack)

@@ -7,7 +7,7 @@ import pytest
 from by_numpy import by_numpy
 from flax import nnx
 
-from jrnn import nn
+from jrnn import models, nn
 from jrnn.errors import LayerError
 from jrnn.nn import functional
 
@@ -83,6 +83,27 @@ def test_a_compiled_step_streams():
     close(y, by_numpy(lambda x: module(x))(X[:1, 0])[0][0])
     with pytest.raises(LayerError, match="it has no step"):
         nn.compiled_step(nn.LSTM(2, 4, bidirectional=True, rngs=nnx.Rngs(0)))
+
+
+class Tagger(nnx.Module):
+    def __init__(self):
+        self.rnn, self.head = nn.GRU(2, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+
+    def step(self, x, state=None):
+        y, state = self.rnn.step(x, state)
+        return self.head(y), state
+
+
+def test_a_compiled_step_of_a_model_streams():
+    config = {"model_type": "mamba", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 2}
+    language, tagger, token = models.create(config, jax.random.key(0)), Tagger(), jnp.array([3])
+    for model, x, first in ((language, token, language.initial_state(1)), (tagger, X[0], None)):
+        step = nn.compiled_step(model)
+        y, state = step(x, first)
+        close(step(x, state), model.step(x, model.step(x, first)[1]))
+    for neither in (nn.LSTMCell(2, 4, rngs=nnx.Rngs(0)), nn.GRU, {"step": 1}, None):
+        with pytest.raises(LayerError, match="compiled_step takes a layer of jrnn.nn, or a model"):
+            nn.compiled_step(neither)
 
 
 @pytest.mark.exhaustive
