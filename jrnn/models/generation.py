@@ -20,6 +20,7 @@ from jrnn.jaxprs.mesh_axes import like
 from jrnn.nn.checks import check_array, check_integer, check_lengths, concrete
 
 State = dict[str, jax.Array]
+HISTORY = ("logits", "counts")  # what a state has of the text that it has read
 PIECE = 512  # tokens of a prompt that are read at once
 
 
@@ -87,6 +88,50 @@ def rotated(array: jax.Array, by: jax.Array) -> jax.Array:
     """[N, T, ...] with row n rotated to the left by `by[n]` steps."""
     places = (jnp.arange(array.shape[1])[None] + by[:, None]) % array.shape[1]
     return jnp.take_along_axis(array, places.reshape(places.shape + (1,) * (array.ndim - 2)), axis=1)
+
+
+def history(batch: int, vocabulary: int, dtype: Any = jnp.float32) -> State:
+    """The history of N texts without a token: the logits of the next token, and how often each was read, [N, V]."""
+    return {"logits": jnp.zeros((batch, vocabulary), dtype), "counts": jnp.zeros((batch, vocabulary), jnp.int32)}
+
+
+def apart(state: State) -> tuple[State, State]:
+    """A state without the history of its texts, and the history, of which a state may have less or nothing."""
+    past = {name: leaf for name, leaf in state.items() if name in HISTORY}
+    return {name: leaf for name, leaf in state.items() if name not in past}, past
+
+
+def remembered(past: State, tokens: jax.Array, logits: jax.Array, lengths: Any = None, resets: Any = None) -> State:
+    """The history after further tokens.
+
+    Args:
+        past: the history before them.
+        tokens: [N, T].
+        logits: [N, T, V], of the tokens that follow each.
+        lengths: [N] or None, where the tokens end.
+        resets: booleans [N, T] or None, where a new text begins.
+
+    >>> past = remembered(history(1, 3), jnp.array([[2, 0, 2]]), jnp.ones((1, 3, 3)))
+    >>> past["counts"].tolist(), past["logits"].tolist()
+    ([[1, 0, 2]], [[1.0, 1.0, 1.0]])
+    """
+    batch, steps = tokens.shape
+    if not past or not steps:
+        return past
+    ends = jnp.full(batch, steps) if lengths is None else lengths
+    after = dict(past)
+    if "logits" in past:
+        last = jnp.take_along_axis(logits, jnp.maximum(ends, 1)[:, None, None] - 1, axis=1)[:, 0]
+        after["logits"] = jnp.where(ends[:, None] > 0, last, past["logits"]).astype(past["logits"].dtype)
+    if "counts" in past:
+        counts, live = past["counts"], jnp.arange(steps)[None] < ends[:, None]
+        if resets is not None:
+            resets = resets & live
+            live &= jnp.flip(jnp.cumsum(jnp.flip(resets, 1), axis=1), 1) - resets == 0  # no reset after the token
+            counts = jnp.where(resets.any(axis=1, keepdims=True), 0, counts)
+        places = jnp.where(live, tokens, counts.shape[1])
+        after["counts"] = counts.at[jnp.arange(batch)[:, None], places].add(1, mode="drop")
+    return after
 
 
 LIMITS = ("likeliest", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
@@ -193,18 +238,16 @@ class TokenModel(Protocol):
     def step(self, token: Any, state: State | None = None) -> tuple[jax.Array, State]: ...
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
-        """The state, checked, with room for so many further tokens; the initial one for None."""
+        """The state, checked, with room for so many further tokens; the initial one with its history for None."""
         ...
 
 
 class Prefix(NamedTuple):
     """What a sequence goes on from."""
 
-    logits: jax.Array  # [N, V], of the next token
-    state: State
+    state: State  # with the logits of the next token
     done: jax.Array  # [N], whether a sequence has ended
     last: jax.Array  # [N], its last token
-    seen: jax.Array | None  # [N, V], the tokens that it has; None without a penalty for them
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["tokens", "lengths", "state", "keys", "choice"], meta_fields=[])
@@ -228,17 +271,39 @@ class Prompt:
         length = check_integer(f"{where}: length", length, 0)
         batch, steps = tokens.shape
         if not steps:
-            problem = "the prompt has no tokens; give at least one, such as the token of the beginning"
-            raise LayerError(f"{where}: {problem}")
-        _, lengths, (tokens,) = from_the_left(where, attention_mask, lengths, tokens)
-        known = None if lengths is None else concrete(lengths)
-        if known is not None and (known < 1).any():
-            raise LayerError(f"{where}: a length is 0; a prompt needs at least one token")
+            lengths = None
+        else:
+            _, lengths, (tokens,) = from_the_left(where, attention_mask, lengths, tokens)
         choice = Sampler.checked(where, model.vocabulary, temperature, **options)
         if temperature and key is None:
             raise LayerError(f"{where}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0")
+        _check_history(where, state, choice, steps, lengths)
         keys = jax.random.split(jax.random.key(0) if key is None else key, length)
-        return cls(tokens, lengths, model.with_room(state, batch, steps + length), keys, choice)
+        state = model.with_room(state, batch, steps + length)
+        if "logits" not in state:
+            state |= {"logits": history(batch, model.vocabulary)["logits"]}
+        return cls(tokens, lengths, state, keys, choice)
+
+
+def _check_history(where: str, state: State | None, choice: Sampler, steps: int, lengths: Any) -> None:
+    """Raises a LayerError if there is nothing to go on from, or if tokens were read that the penalty does not know."""
+    past = {} if state is None else apart(state)[1]
+    known = None if lengths is None else concrete(lengths)
+    counts = concrete(past["counts"]) if "counts" in past else None
+    unread = "logits" not in past or (counts is not None and not counts.any(axis=1).all())
+    if unread and not steps:
+        problem = "the prompt has no tokens; give at least one, such as the token of the beginning"
+        raise LayerError(f"{where}: {problem}, or the state of a text to go on with")
+    if unread and known is not None and (known < 1).any():
+        raise LayerError(
+            f"{where}: a length is 0; a prompt needs at least one token, or the state of a text to go on with"
+        )
+    if state is not None and choice.repetition_penalty != 1 and "counts" not in past:
+        raise LayerError(
+            f"{where}: repetition_penalty needs the tokens that the state has read, and the state has no counts of them; "
+            "give one that generate, stream or a call without a state returned, or that began with "
+            "initial_state(N, history=True)"
+        )
 
 
 def generate(model: TokenModel, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
@@ -267,43 +332,34 @@ def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
     batch, steps = tokens.shape
     first = (steps - 1) % PIECE + 1
 
-    def read(carry: tuple[Any, State], piece: tuple[jax.Array, Any]) -> tuple[tuple[jax.Array, State], None]:
-        """The logits of the last token of each sequence until now, [N, V], and the state."""
-        (last, state), (tokens, start) = carry, piece
+    def read(state: State, piece: tuple[jax.Array, Any]) -> tuple[State, None]:
+        tokens, start = piece
         own = None if lengths is None else jnp.clip(lengths - start, 0, tokens.shape[1])
-        logits, state = model(tokens, state, lengths=own)
-        if own is None:
-            return (logits[:, -1], state), None
-        latest = jnp.take_along_axis(logits, jnp.maximum(own, 1)[:, None, None] - 1, axis=1)[:, 0]
-        return (jnp.where(own[:, None] > 0, latest, last), state), None
+        return model(tokens, state, lengths=own)[1], None
 
-    (last, state), _ = read((0.0, prompt.state), (tokens[:, :first], 0))
+    state = prompt.state
+    if steps:
+        state, _ = read(state, (tokens[:, :first], 0))
     if first < steps:
         pieces = jnp.swapaxes(tokens[:, first:].reshape(batch, -1, PIECE), 0, 1)
-        (last, state), _ = jax.lax.scan(read, (last, state), (pieces, first + PIECE * jnp.arange(len(pieces))))
-    seen = None
-    if prompt.choice.repetition_penalty != 1:
-        live = jnp.arange(steps)[None] < (steps if lengths is None else lengths[:, None])
-        rows = jnp.arange(batch)[:, None]
-        seen = jnp.zeros(last.shape, bool).at[rows, jnp.where(live, tokens, last.shape[1])].set(True, mode="drop")
-    done, none = like((jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32)), last)
-    return Prefix(last, state, done, none, seen)
+        state, _ = jax.lax.scan(read, state, (pieces, first + PIECE * jnp.arange(len(pieces))))
+    done, none = like((jnp.zeros(batch, bool), jnp.zeros(batch, jnp.int32)), state)
+    return Prefix(state, done, none)
 
 
 @jax.jit
 def _draw(model: TokenModel, written: Prefix, key: jax.Array, choice: Sampler) -> tuple[Prefix, jax.Array]:
     """Draws a token of each sequence that has not ended, and reads it."""
-    logits, state, done, last, seen = written
-    token = jnp.where(done, last, sample(logits, key, choice, seen))
-    logits, after = model.step(token, state)
+    state, done, last = written
+    seen = state["counts"] > 0 if choice.repetition_penalty != 1 else None
+    token = jnp.where(done, last, sample(state["logits"], key, choice, seen))
+    _, after = model.step(token, state)
 
     def kept(old: jax.Array, new: jax.Array) -> jax.Array:
         return jnp.where(done.reshape(done.shape + (1,) * (old.ndim - 1)), old, new)
 
     after = jax.tree.map(kept, state, after) if choice.stop else after
-    if seen is not None:
-        seen = seen.at[jnp.arange(len(token)), token].set(True)
-    return Prefix(logits, after, done | choice.ends(token), token, seen), token
+    return Prefix(after, done | choice.ends(token), token), token
 
 
 @jax.jit

@@ -20,7 +20,7 @@ from jrnn.jaxprs.mesh_axes import alike
 from jrnn.models import generation
 from jrnn.models.family import EMPTY, Decoder, Family, Scoped, State, decoder_of
 from jrnn.models.files import FILES, write
-from jrnn.models.generation import check_tokens, from_the_left, rotated
+from jrnn.models.generation import apart, check_tokens, from_the_left, remembered, rotated
 from jrnn.nn.checks import check_resets, concrete
 from jrnn.nn.layers import accumulator
 from jrnn.nn.span import Span
@@ -86,7 +86,7 @@ class LanguageModel:
 
         Args:
             tokens: integers from 0 to V - 1.
-            state: the state after earlier tokens; None is `initial_state`.
+            state: the state after earlier tokens; None is `initial_state` with its history.
             lengths: [N] integers from 0 to T, where the sequences end; past the end logits are 0, and tokens are ignored.
             resets: booleans [N, T]; where True, a new text begins with this token.
             attention_mask: [N, T] as in transformers, instead of lengths: 0 where a row is padded, on the left or the right.
@@ -112,34 +112,39 @@ class LanguageModel:
         logits, state = _call(self, token[:, None], self.with_room(state, token.shape[0], 1), None, None, True)
         return logits[:, 0], state
 
-    def initial_state(self, batch: int, room: int = 0) -> State:
+    def initial_state(self, batch: int, room: int = 0, history: bool = False) -> State:
         """The state of `batch` sequences before their first token, a flat dict of arrays [N, ...].
 
         Its size does not depend on the number of tokens, except in families that attend to all of them: `room` is the number
-        of tokens that these remember. Outside of jit they get more room when they need it.
+        of tokens that these remember. Outside of jit they get more room when they need it. With `history` it has what
+        `generate` goes on from, and calls and steps keep it up to date: `logits` [N, V] of the next token, and `counts`
+        [N, V], how often each token was read, for penalties.
         """
         dtype = accumulator(self.params[self.decoder.names.embedding].dtype)
-        return self.decoder.fresh(batch, dtype, room)
+        past = generation.history(batch, self.vocabulary, dtype) if history else {}
+        return self.decoder.fresh(batch, dtype, room) | past
 
     def generate(self, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
         """Writes `length` tokens after a prompt, in one compiled program.
 
         Args:
-            tokens: [N, T], the prompts; T is at least 1.
+            tokens: [N, T], the prompts. T is at least 1, or 0 to go on with the text of a state.
             length: how many tokens follow.
             temperature: divides the logits; 1 by default; 0 takes the likeliest token.
             top_k: draws from that many likeliest tokens only.
             top_p: draws from the likeliest tokens only, as few as have this share of the probability.
             min_p: draws only from tokens with at least this share of the greatest probability.
-            repetition_penalty: divides the logits of tokens that the prompt or the text has, or multiplies negative ones.
+            repetition_penalty: divides the logits of tokens that the state has read, or that the prompt or the text has, or
+                multiplies negative ones.
             key: a key of `jax.random`; needed unless temperature is 0.
             state: the state after earlier tokens, such as the one that an earlier call returned.
-            lengths: [N], the lengths of the prompts, each at least 1.
+            lengths: [N], the lengths of the prompts, each at least 1, or 0 to go on with the text of a state.
             attention_mask: [N, T] as in transformers, instead of lengths; padding may stand on either side.
             stop: a token, or several, that end a sequence, which then repeats it.
 
         Returns:
-            The tokens [N, length], and the state after the last of them, or after the first that ends a sequence.
+            The tokens [N, length], and the state after the last of them, or after the first that ends a sequence. It has the
+            logits of the next token and the counts of all tokens read, so that another call goes on exactly.
 
         Raises:
             LayerError: if the arguments do not fit.
@@ -169,10 +174,11 @@ class LanguageModel:
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
         """The state, checked, with room for `steps` further tokens where that can be known; the initial one for None."""
         if state is None:
-            return self.initial_state(batch, steps)
+            return self.initial_state(batch, steps, history=True)
         remembers = self.decoder.remembers
         rooms = [leaf.shape[1] for name, leaf in state.items() if remembers and name.endswith(".places")]
-        wanted = jax.eval_shape(lambda: self.initial_state(batch, max(rooms, default=0)))
+        wanted = jax.eval_shape(lambda: self.initial_state(batch, max(rooms, default=0), history=True))
+        wanted = {name: leaf for name, leaf in wanted.items() if name in state or name not in generation.HISTORY}
         present = {name: jnp.shape(leaf) for name, leaf in state.items()}
         expected = {name: leaf.shape for name, leaf in wanted.items()}
         if present != expected:
@@ -203,7 +209,7 @@ def _call(
 ) -> tuple[jax.Array, State]:
     model, tokens, state, lengths, resets = alike((model, tokens, state, lengths, resets))
     decoder, w = model.decoder, Scoped(model.params)
-    names = decoder.names
+    (state, past), names = apart(state), decoder.names
     dtype = w[names.embedding].dtype
     live = None if lengths is None else jnp.arange(tokens.shape[1])[None] < lengths[:, None]
     if live is not None:
@@ -215,4 +221,5 @@ def _call(
     logits = jnp.swapaxes(decoder.logits(span.linear(x, head)), 0, 1)
     if live is not None:
         logits = jnp.where(live[..., None], logits, 0)
-    return logits, {name: after[name].astype(leaf.dtype) for name, leaf in state.items()}
+    state = {name: after[name].astype(leaf.dtype) for name, leaf in state.items()}
+    return logits, state | remembered(past, tokens, logits, lengths, resets)

@@ -187,13 +187,18 @@ class TrainedModel:
         y, state = self(x[:, None], state)
         return (y[:, 0] if self.origin.signature.every_step else y), state
 
-    def initial_state(self, batch: int, room: int = 0) -> State:
-        """The state of `batch` sequences before their first step; `room`: as in `LanguageModel.initial_state`."""
+    def initial_state(self, batch: int, room: int = 0, history: bool = False) -> State:
+        """The state of `batch` sequences before their first step; `room`, `history`: as in `LanguageModel.initial_state`.
+
+        Models of features, or without a state, have no history.
+        """
         if self.language_model is not None:
-            return self.language_model.initial_state(batch, room)
+            return self.language_model.initial_state(batch, room, history)
         if not self.origin.carried:
             return {}
-        return _batch_first(self.origin.variant(carried=True).initial_carry(batch))
+        start = _batch_first(self.origin.variant(carried=True).initial_carry(batch))
+        writes = history and self._reads_tokens and self.origin.signature.every_step
+        return start | (generation.history(batch, self.vocabulary) if writes else {})
 
     @property
     def language_model(self) -> LanguageModel | None:
@@ -323,7 +328,7 @@ class TrainedModel:
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
         """The state, or the initial one for None; for `generate`."""
-        return self.initial_state(batch) if state is None else state
+        return self.initial_state(batch, history=True) if state is None else state
 
     def _writer(self, what: str) -> Any:
         if not self._reads_tokens:
@@ -347,15 +352,20 @@ class TrainedModel:
     def _run(self, inputs: jax.Array, state: State | None, given: Mapping[str, Any]) -> tuple[jax.Array, State]:
         origin = self.origin
         model = origin.variant(carried=origin.carried, **dict.fromkeys(given, True))
-        start = self.initial_state(inputs.shape[0])
-        state = state or start
+        start = self.initial_state(inputs.shape[0], history=not state)
+        state, past = generation.apart(state or start)
+        start, _ = generation.apart(start)
         shapes, wanted = ({name: jnp.shape(leaf) for name, leaf in s.items()} for s in (state, start))
         if shapes != wanted:
             raise LayerError(f"{self.name}: the state has {shapes}, but must have {wanted}, as initial_state has")
         carry = {name: jnp.moveaxis(jnp.asarray(leaf), 0, CARRY_AXIS) for name, leaf in state.items()}
         member, x = ("tokens", inputs) if origin.signature.tokens else ("inputs", origin.units[0](inputs))
         y, carry = model.predict(self.params, carry, Asked(**{member: jnp.swapaxes(x, 0, 1)}, **given))
-        return origin.units[1](jnp.swapaxes(y, 0, 1) if origin.signature.every_step else y), _batch_first(carry)
+        y, state = jnp.swapaxes(y, 0, 1) if origin.signature.every_step else y, _batch_first(carry)
+        if past:
+            resets = given["resets"].T if "resets" in given else None
+            state |= generation.remembered(past, inputs, y, given.get("lengths"), resets)
+        return origin.units[1](y), state
 
 
 def _batch_first(carry: Mapping[str, Any]) -> State:

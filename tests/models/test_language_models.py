@@ -99,6 +99,54 @@ def test_a_conversation_is_saved_and_continued(model, tmp_path):
     assert (whole[:, :3] == first).all()
 
 
+@pytest.mark.parametrize("name", ["mamba", pytest.param("qwen3_next", marks=pytest.mark.exhaustive)])
+def test_two_calls_write_what_one_does(name, tmp_path):
+    """The state has the logits of the next token and the counts of what was read: in memory, from a file and by stream."""
+    model, options = made(name), dict(temperature=0, repetition_penalty=4.0)
+    whole, _ = model.generate(PROMPT, 6, lengths=[4, 2], **options)
+    first, state = model.generate(PROMPT, 3, lengths=[4, 2], **options)
+    assert state["counts"].sum(axis=1).tolist() == [7, 5]
+    models.save_state(tmp_path / "state.safetensors", state)
+    for again in (state, models.load_state(tmp_path / "state.safetensors")):
+        second, end = model.generate(PROMPT[:, :0], 3, state=again, **options)
+        assert jnp.concatenate([first, second], 1).tolist() == whole.tolist()
+        assert np.array(list(model.stream(PROMPT[:, :0], 3, state=again, **options))).T.tolist() == second.tolist()
+    assert end["counts"].sum(axis=1).tolist() == [10, 8]
+    prompts = jnp.array([[5, 9], [8, 0]])  # of which the second text gets one token, and then none
+    longer = jnp.concatenate([PROMPT[:1], first[:1], prompts[:1]], 1)
+    for lengths, tokens in (([2, 1], longer), ([2, 0], longer)):
+        further, _ = model.generate(prompts, 2, state=state, lengths=lengths, **options)
+        assert further[0].tolist() == model.generate(tokens, 2, **options)[0][0].tolist()
+    assert further[1].tolist() == whole[1, 3:5].tolist()
+
+
+def test_calls_and_steps_keep_the_history_that_a_state_has():
+    model, options = made("mamba"), dict(temperature=0, repetition_penalty=4.0)
+    whole, _ = model.generate(PROMPT[:1], 4, **options)
+    for history in (True, False):
+        _, state = model(PROMPT[:1, :2], model.initial_state(1, history=history))
+        for token in PROMPT[0, 2:]:
+            logits, state = model.step(token[None], state)
+        if history:
+            np.testing.assert_array_equal(state["logits"], logits)
+            assert model.generate(PROMPT[:1, :0], 4, state=state, **options)[0].tolist() == whole.tolist()
+            continue
+        with pytest.raises(LayerError, match="repetition_penalty needs the tokens that the state has read"):
+            model.generate(PROMPT[:1], 2, state=state, **options)
+        with pytest.raises(LayerError, match="the prompt has no tokens; .* or the state of a text to go on with"):
+            model.generate(PROMPT[:1, :0], 2, state=state, temperature=0)
+        new, state = model.generate(
+            PROMPT[:1], 2, state=state, temperature=0
+        )  # its logits are known then, counts are not
+        assert "logits" in state and "counts" not in state
+    with pytest.raises(LayerError, match="the prompt has no tokens"):
+        model.generate(PROMPT[:, :0], 2, state=model.initial_state(2, history=True), temperature=0)
+    resets = jnp.zeros((2, 4), bool).at[0, 2].set(True).at[1, 3].set(True)
+    _, state = model(PROMPT, lengths=[4, 2], resets=resets)  # the reset of the second text is past its end
+    assert [np.flatnonzero(row).tolist() for row in state["counts"]] == [[1, 4], [2, 7]]
+    assert state["counts"].sum(axis=1).tolist() == [2, 2]
+
+
 @pytest.mark.exhaustive
 def test_sequences_stop():
     model = made("mamba")
