@@ -248,6 +248,32 @@ def test_a_step_that_is_not_enclosed_runs_as_the_loop_or_is_exact(x64):
     close(ys, jax.lax.scan(step, jnp.float64(0.5), xs)[1])
 
 
+def test_outputs_are_certified_or_those_of_the_loop(x64):
+    """An output that divides by a small norm is as far off as its bound says; of others there is no bound."""
+    xs = jnp.asarray(np.random.RandomState(0).randn(64))
+    outputs = {
+        "steep": lambda h: h / (1e-3 + jnp.abs(h)),
+        "too steep": lambda h: jnp.sin(1e8 * h),
+        "jumps": lambda h: jnp.sign(jnp.sin(1e14 * h)),
+        "an integer": lambda h: (1e14 * h).astype(int),
+        "not enclosed": lambda h: jax.lax.cond(h > 0, jnp.sin, jnp.cos, h),
+    }
+    for name, of in outputs.items():
+
+        def step(h, x, of=of):
+            h = 0.9 * jnp.tanh(h) + 1e-3 * x
+            return h, of(h)
+
+        def run(which, step=step):
+            return jax.jit(lambda h: which(step, h, xs))(jnp.float64(0.5))
+
+        # The residuals of the states are 1e-13 after four updates.
+        (_, ys), stats = run(functools.partial(scan_statistics, executor=Newton(iterations=4, tolerance=1e-7)))
+        wanted = run(jax.lax.scan)[1]
+        assert np.all(np.abs(ys - wanted) <= float(stats.error) * (1 + np.abs(wanted))), name
+        assert stats.sequential_steps == (0 if name == "steep" else 64), name
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_damping_has_the_type_of_the_carry(dtype, x64):
     step = lambda h, x: ((h := jnp.tanh(h) / 2 + x), h)  # noqa: E731

@@ -10,6 +10,9 @@ where A bounds the absolute value of the Jacobian over the box h[t-1] +- e[t-1].
 before, in the scale of each element. So e is a bound, by induction over the steps, as far as it stays below that radius and
 no step jumps in its box. `enclosure.py` computes A, u and the jumps from the equations of the step.
 
+What the step makes of these states, its outputs, is enclosed too: from boxes h[t-1] +- e[t-1] and h[t] +- e[t]. A slope of
+1,000 between a state and an output makes the output's error 1,000 times as large.
+
 If all residuals are exactly 0, the states are those of the loop without any further reason. docs/notes/newton.md says more.
 
 Shapes: T time, A the batch axes of the Jacobian, M the size of its blocks.
@@ -111,6 +114,40 @@ class Enclosures:
     def _column(self, args: Values, radii: Values, k: Any) -> Any:
         boxes, _ = self._boxes(args, radii, self.group.basis(k, args[self.fixed :]))
         return self.group.join([box.size + box.spread for box in boxes])
+
+
+def of_outputs(
+    step: Program, old: Values, new: Values, xs: Values, before: Values, after: Values
+) -> list[tuple[Any, Any]]:
+    """Returns how far each output of a step may be off, and what rounding may change of it, at all times.
+
+    Args:
+        step: from carries and inputs to new carries and outputs, with all calls opened.
+        old, new: the carries before and after each step, [T, ...].
+        xs: the inputs, [T, ...].
+        before, after: bounds of the errors of these carries.
+
+    Raises:
+        NotEnclosed: if an equation of an output has no enclosure.
+    """
+    carry, inputs = step.invars[: len(old)], step.invars[len(old) :]
+    outs, ys = step.outvars[: len(old)], step.outvars[len(old) :]
+
+    def at_one_time(old: Values, new: Values, xs: Values, before: Values, after: Values) -> list[tuple[Any, Any]]:
+        def boxes(before: Values, after: Values) -> tuple[list[Box], Any]:
+            env = {v: Box(n, r) for v, n, r in zip(outs, new, after) if not jaxprs.is_literal(v)}
+            env |= zip(step.constvars, map(Box, step.consts))
+            env |= zip(inputs, map(Box, xs))
+            env |= zip(carry, map(Box, old, before))
+            env, jumps = enclosed(jaxprs.needed(step.eqns, ys, set(env))[0], env)
+            return [Box(jaxprs.value({}, y)) if jaxprs.is_literal(y) else env[y] for y in ys], jumps
+
+        off, jumps = boxes(before, after)
+        rounded, _ = boxes(*(list(map(jnp.zeros_like, radii)) for radii in (before, after)))
+        moves = [box.radius is not None for box in off]
+        return [(jnp.where(jumps & m, jnp.inf, box.spread), exact.spread) for box, exact, m in zip(off, rounded, moves)]
+
+    return jax.vmap(at_one_time)(*map(list, (old, new, xs, before, after)))
 
 
 def bounds(slopes: Any, jumps: Any, added: Any) -> Any:

@@ -82,7 +82,8 @@ class ScanStatistics:
     Attributes:
         iterations: the number of updates; of several groups of carries that are solved one after the other, the most.
         residual: the largest `|h[t] - f(h[t-1], x[t])|` of any element, in units of its scale at that step.
-        error: a bound of the distance from the result of the loop, in the same units; 0 if the loop was run.
+        error: a bound of the distance from the result of the loop: of carries in the same units, of outputs in units of the
+            largest element of each, at any step; 0 if the loop was run.
         sequential_steps: how many steps were run one after the other: T, or 0 if the certificate held.
         states: the carries after every step, a pytree with leaves [T, ...].
     """

@@ -28,7 +28,8 @@ from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
 from jrnn.loops.affine.carries import GroupStep, Values, in_order
 from jrnn.loops.loop import ScanParams
-from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii
+from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii, of_outputs
+from jrnn.loops.newton.enclosure import NotEnclosed
 from jrnn.loops.newton.options import Newton
 
 _ULPS = 32  # the default tolerance, in units of the last place
@@ -43,7 +44,7 @@ class Solution:
     carry: list[Any]
     ys: list[Any]
     states: list[Any]
-    reports: list[Any]  # (iterations, residual, error, whether the states are certified)
+    reports: list[Any]  # (iterations, residual, error, whether it is certified), and the same of the outputs
 
 
 def run(
@@ -71,25 +72,31 @@ def run(
     why = why_no_jacobian(closed, init)
     if why is not None:
         raise ScanError(_REFUSED.format(why))
-    structure = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), len(init))
+    lowered = jaxprs.opened(closed, jaxprs.LOWERED_CALLS)
+    structure = blocks_of(lowered, len(init))
     _check_sizes(structure, init, length, options)
     program = jaxprs.opened(closed)
     guess = options.guess
     if reverse:
         xs, guess = [x[::-1] for x in xs], guess if isinstance(guess, str) else [g[::-1] for g in guess]
-    reports = []
+    reports, errors = [], {}
 
     def solve(number: int, part: GroupStep, first: list[Any]) -> list[Any]:
         blocks = structure[number]
         given = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
         diagonal = options.jacobian == "diagonal" and blocks.block > 1
         states, report = _solve(_StackedStep(part, blocks, first, diagonal), given, length, options, by_steps)
-        reports.append(report)
+        reports.append(report[:4])
+        errors.update(zip(blocks.carries, blocks.part(report[4], 1)) if not by_steps else ())
         return states
 
     groups = [blocks.carries for blocks in structure]
     loop = ScanParams(closed, 0, len(init), length, False).loop(program)
     (last, ys), states = in_order(loop, groups, solve, program.consts, init, xs, length)
+    if ys and not by_steps:
+        given = lowered.consts, list(init), states, list(xs), ys, [errors[i] for i in range(len(init))]
+        consts, *given = jax.tree.map(lax.stop_gradient, given)
+        reports.append(_outputs_report(replace(lowered, consts=consts), *given, options=options))
     if reverse:
         ys, states = [y[::-1] for y in ys], [state[::-1] for state in states]
     return Solution(last, ys, states, reports)
@@ -192,7 +199,7 @@ class _StackedStep:
 
         zero = jnp.zeros(())
         states = lax.scan(step, self.init, self.part.stacks, length)[1]
-        return states, (jnp.int32(0), zero, zero, jnp.asarray(True))
+        return states, (jnp.int32(0), zero, zero, jnp.asarray(True), zero)
 
 
 def _solve(step: _StackedStep, guess: Any, length: int, options: Newton, by_steps: bool) -> tuple[list[Any], Any]:
@@ -239,7 +246,7 @@ class _Iteration:
         return self.step.each(lambda consts, stack, old, *more: fn([*consts, *stack, *old], *more), old, *more)
 
     def run(self, guess: Any, length: int) -> tuple[list[Any], Any]:
-        """Returns the states, and (iterations, residual, error, whether the states are certified)."""
+        """Returns the states, and (iterations, residual, error, whether the states are certified, e [T, A, M])."""
         step, options = self.step, self.options
         if guess is not None:
             states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, step.init)]
@@ -260,7 +267,7 @@ class _Iteration:
             else:
                 error = bounds(*self.enclosed(self.enclosures.slopes, old, before), added)
         error = jnp.where(jnp.any(~(r == 0)), error, 0)
-        return states, (k, _largest(r / scale), _largest(error / scale), jnp.all(error <= radius))
+        return states, (k, _largest(r / scale), _largest(error / scale), jnp.all(error <= radius), error)
 
     def residuals(self, states: Values) -> tuple[list[Any], Any, Any, Any, Any]:
         """Returns the new carries, the residual, what rounding may change, the Jacobian or its diagonal, and scales.
@@ -320,6 +327,39 @@ class _Iteration:
         k = k + (moves & ~done)
         phase = jnp.where(moves & ~done & (k < self.options.iterations), 0, phase + 1)
         return k, phase, states, residual, damping, error, (r, rounding, scale)
+
+
+# Outputs ------------------------------------------------------------------------------------------------------------
+
+
+def _outputs_report(
+    step: jaxprs.Program, init: Values, states: Values, xs: Values, ys: Values, errors: Values, options: Newton
+) -> tuple[Any, Any, Any, Any]:
+    """Returns (0, 0, error, whether the outputs are certified), from bounds of the errors of the states.
+
+    The error of an output is measured in units of its largest element at any step, beyond what rounding alone may change. An
+    output that is no floating-point number must be exact.
+    """
+    eps = max(float(jnp.finfo(h.dtype).eps) for h in init)
+    old = [jaxprs.shifted(s, h, False) for s, h in zip(states, init)]
+    before = [jaxprs.shifted(e, jnp.zeros(e.shape[1:], e.dtype), False) for e in errors]
+    exact = jnp.all(jnp.stack([jnp.all(e == 0) for e in errors]))
+    error, certified, none = jnp.zeros(()), jnp.asarray(True), jnp.zeros(())
+    try:
+        bounded = of_outputs(step, old, states, xs, before, errors)
+    except NotEnclosed:
+        bounded = [(jnp.full(y.shape, jnp.inf), jnp.zeros(y.shape)) for y in ys]
+    for y, (off, rounding) in zip(ys, bounded):
+        if jnp.issubdtype(y.dtype, jnp.floating):
+            own = max(eps, float(jnp.finfo(y.dtype).eps))
+            most = max(_ULPS * own if options.tolerance is None else options.tolerance, own**0.5)
+            size = jnp.max(jnp.where(jnp.isfinite(y), jnp.abs(y), 0), initial=jnp.finfo(y.dtype).tiny)
+            off = jnp.where(off == 0, 0, off / (size.astype(off.dtype) + _ULPS * rounding / most))
+        else:
+            off, most = jnp.where(off == 0, 0, jnp.inf), 0.0
+        off = jnp.where(exact, 0, _largest(off))
+        error, certified = jnp.maximum(error, off), certified & (off <= most)
+    return jnp.int32(0), none, error, certified
 
 
 def _largest(v: jax.Array) -> jax.Array:
