@@ -85,3 +85,93 @@ def test_notebooks_hold_the_whole_programs_and_what_they_print(tmp_path, monkeyp
     make["run"](cells)
     assert cells[-1]["outputs"][0]["text"] == ["2 ['small.py']\n"]
     assert json.loads(json.dumps(cells)) == cells
+
+
+# The tests on older JAX ------------------------------------------------------------------------------------------------
+
+PYTHON = r"""#!/usr/bin/env bash
+# In the place of a Python: makes environments that are copies of itself, and writes down which tests would run on which JAX.
+here=$(cd "$(dirname "$0")" && pwd)
+case "$*" in
+*"-m venv "*) mkdir -p "${!#}/bin" && cp "$0" "${!#}/bin/python" && cp "$here/version" "${!#}/bin/version" ;;
+*"-m pip install "*)
+    minor=$(grep -o "jax==[0-9.]*[0-9]" <<<"$*" | head -n 1)
+    if [ "$(cat "$here/version")" = 3.11 ] && [ "$minor" != jax==0.10 ]; then
+        echo "ERROR: No matching distribution found for ${minor/==/ }" >&2
+        exit 1
+    fi
+    echo "${minor#jax==}.7" >"$here/jax"
+    ;;
+*"-m pytest "*)
+    echo "$(cat "$here/version") $(cat "$here/jax") $*" >>ran
+    [ "$(cat "$here/jax")" != "${FAILS:-}" ]
+    ;;
+*'version("jax")'*) cat "$here/jax" ;;
+*tomllib*) printf 'flax>=0.12\nnumpy>=2\n' ;;
+*ElementTree*) echo 3 0 ;;
+*"%d.%d"*) cat "$here/version" ;;
+esac
+"""
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    """Runs `matrix.sh --quick` in a folder with the scripts, on a machine with these Pythons; returns what ran, too."""
+
+    def program(folder, name, version):
+        folder.mkdir(parents=True)
+        (folder / name).write_text(PYTHON)
+        (folder / name).chmod(0o755)
+        (folder / "version").write_text(version)
+
+    def run(*versions, own="", **environment):
+        (tmp_path / "scripts").mkdir()
+        for name in ("matrix.sh", "venv.sh"):
+            (tmp_path / "scripts" / name).write_text((ROOT / "scripts" / name).read_text())
+        for version in versions:
+            program(tmp_path / "programs" / version, f"python{version}", version)
+        if own:
+            program(tmp_path / ".venv" / "bin", "python", versions[0])
+            (tmp_path / ".venv" / "bin" / "jax").write_text(own)
+        path = ":".join(str(tmp_path / "programs" / version) for version in versions)
+        done = subprocess.run(
+            ["bash", "scripts/matrix.sh", "--quick"], cwd=tmp_path, capture_output=True, text=True,
+            env={"PATH": f"{path}:/usr/bin:/bin", "HOME": str(tmp_path), **environment},
+        )  # fmt: skip
+        log = tmp_path / "ran"
+        return done, log.read_text().splitlines() if log.exists() else []
+
+    return run
+
+
+def test_a_quick_matrix_has_the_newest_release_of_each_minor_but_that_of_the_whole_run(matrix):
+    done, ran = matrix("3.13", "3.11", own="0.12.7")
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" -m ")[0] for line in ran] == ["3.13 0.10.7", "3.13 0.11.7"]
+    for part in ("as_users", "test_tiny.py", "loops/test_jax_names.py", "loops/test_matrix_states.py"):
+        assert (ROOT / "tests" / part).exists() and all(f"tests/{part}" in line for line in ran)
+    assert "0.12.7" in done.stdout and "is tested whole in .venv" in done.stdout
+
+
+def test_a_quick_matrix_fails_where_a_test_fails_and_says_what_a_python_lacks(matrix):
+    done, ran = matrix("3.11", FAILS="0.10.7")
+    assert done.returncode == 1 and [line.split(" -m ")[0] for line in ran] == ["3.11 0.10.7"]
+    assert done.stdout.count("not made for this Python") == 2
+
+
+def test_continuous_integration_runs_all_tests_and_those_on_older_jax(tmp_path):
+    for folder in (".ci", "scripts"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
+    for name, status in (("test.sh", 1), ("matrix.sh", 0)):
+        (tmp_path / "scripts" / name).write_text(f'echo "{name} $*"; exit {status}\n')
+    (tmp_path / "chromium").write_text("#!/bin/sh\n")
+    (tmp_path / "chromium").chmod(0o755)
+
+    def run(*arguments):
+        command, path = ["bash", ".ci/run", *arguments], {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True)
+
+    whole, part = run(), run("-k", "scan")
+    assert whole.stdout.splitlines() == ["test.sh ", "matrix.sh --quick"] and whole.returncode == 1
+    assert part.stdout.splitlines() == ["test.sh -k scan"]
