@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn import testing as testing
     from jrnn import train as train
     from jrnn.bench.own_step import bench_step as bench_step
-    from jrnn.bench.tuning import tune as tune
     from jrnn.convert import Package as Package
     from jrnn.convert import Predictor as Predictor
     from jrnn.convert import export_package as export_package
@@ -80,7 +79,6 @@ _HOMES = {  # name -> module, for the names that load lazily
     for module, names in {
         "nets.autodiff": ["add_gradients"],
         "bench.own_step": ["bench_step"],
-        "bench.tuning": ["tune"],
         "nets.builder": ["NetBuilder"],
         "convert": ["Package", "Predictor", "export_package", "load_package", "write_predictor", "write_python"],
         "convert.from_jax": ["from_jax"],

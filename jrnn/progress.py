@@ -118,10 +118,6 @@ class Bar:
         """Counts parts that are done."""
         self._bar.advance(self._task, parts)
 
-    def extend(self, parts: int) -> None:
-        """Adds parts that are to be done."""
-        self._bar.update(self._task, total=self._bar.tasks[0].total + parts)
-
     def __enter__(self) -> Bar:
         self._bar.start()
         if self._beat is not None:

@@ -183,9 +183,9 @@ def always_rewrite() -> None:
 
     choose = cpu.Search.choose
 
-    def chosen(search: Any, candidates: Any, take: str | None = None) -> Choice:
+    def chosen(search: Any, candidates: Any) -> Choice:
         rewritten = [c for c in candidates if c.name.startswith("as arithmetic")]
-        return Choice(rewritten[0]) if rewritten else choose(search, candidates, take)
+        return Choice(rewritten[0]) if rewritten else choose(search, candidates)
 
     cpu._BRIEF, cpu.Search.choose = 0.0, chosen
 

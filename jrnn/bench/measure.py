@@ -22,7 +22,6 @@ from jrnn.bench import peers, report
 from jrnn.bench.peers import Timed
 from jrnn.bench.suites import SuiteOptions, suite_of
 from jrnn.loops import host_memory
-from jrnn.loops.costs import tuned
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
 _TURNS = 3  # the least number of turns for a median
@@ -144,8 +143,8 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
     return {
         "device": f"{device.platform} {device.device_kind}",
         "devices": len(jax.devices()),
-        "processor": tuned.processor(),
-        "cores": tuned.cores(),
+        "processor": peers.processor(),
+        "cores": peers.cores(),
         "processor_time": peers.by_processor(),
         "system": platform.platform(),
         "versions": peers.versions(),

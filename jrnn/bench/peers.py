@@ -40,8 +40,8 @@ from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError, ScanError
+from jrnn.files import read_text
 from jrnn.loops import host_devices, host_memory, scan
-from jrnn.loops.costs import tuned
 from jrnn.loops.kernels.native import library
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
@@ -79,7 +79,7 @@ Peer = Callable[[str, Size, str], Timed | None]
 
 def by_processor() -> bool:
     """Returns whether runs are timed by the time of the processor: on one core, where work of others should not count."""
-    return tuned.cores() == 1 and jax.default_backend() == "cpu"
+    return cores() == 1 and jax.default_backend() == "cpu"
 
 
 def clocked(fn: Callable[[], Any], clock: Callable[[], float] | None = None) -> Callable[[], float]:
@@ -294,6 +294,21 @@ def _by_executor(name: str, cell: str, size: Size, mode: str) -> Timed | None:
         return compiled(*scanned(functools.partial(scan, executor=name), cell, size), mode)
     except ScanError:
         return None
+
+
+def cores() -> int:
+    """Returns the number of the processor's cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Returns the model of this machine's processor."""
+    try:
+        lines = read_text("/proc/cpuinfo", ScanError).splitlines()
+    except ScanError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:

@@ -95,11 +95,6 @@ def _train(p: _Options) -> None:
     p.option("--devices", "N", what, _count(0, 4096))
     p.flag("--tensorboard", "also write events for TensorBoard (adds to train.loggers)")
     p.flag("--profile", "trace a few steps, and print where the time went")
-    what = (
-        "measure how each loop runs fastest on this machine before the first step, for at most SECONDS (default: "
-        "%(const)s); the run and its continuation use plans.json of the run directory"
-    )
-    p.option("--tune", "SECONDS", what, _seconds, nargs="?", const=60.0)
     p = p.group("several processes that train together, each started with this command (docs/scaling.md)")
     p.flag("--distributed", "find the others by SLURM, Open MPI or Kubernetes")
     p.option("--coordinator", "HOST:PORT", "where process 0 listens for the others")
@@ -212,7 +207,7 @@ def _bench(p: _Options) -> None:
         "growth: how the time for a net grows with its size; "
         "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame; "
         "never-worse: jrnn.scan and lax.scan on loops of many kinds; linear: layers with matrix states; "
-        "filters: filters and simulators; tuned: loops that were chosen by measurement, next to each executor"
+        "filters: filters and simulators"
     )
     p.option("--suite", None, what, default="scan", choices=SUITES)
     what = f"some of {', '.join(CELLS)} (default: the first {len(GATES)}; with --compile-for, lstm,gru)"

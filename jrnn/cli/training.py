@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
 from dataclasses import asdict, replace
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import jax
 
-from jrnn.bench import tuning
 from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
@@ -59,9 +57,7 @@ def train_command(args: argparse.Namespace) -> int:
     is_first = jax.process_index() == 0
     console = terminal(quiet=not is_first)
     console.print(printable(f"run directory: {out}"), markup=False, highlight=False, soft_wrap=True)
-    shown = console if console.is_terminal else None  # else the run's own heartbeat says what goes on
-    tune = None if args.tune is None else functools.partial(tuning.into_file, seconds=args.tune, console=shown)
-    result = train(config, out, resume=args.resume, profile=args.profile, tune=tune, console=console)
+    result = train(config, out, resume=args.resume, profile=args.profile, console=console)
     if not is_first:
         return INTERRUPTED if result.interrupted else 0
     if result.interrupted:

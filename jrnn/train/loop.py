@@ -19,10 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from jrnn.errors import ConfigError, GradientError, TrainError
-from jrnn.files import kind_of
-from jrnn.loops.costs import tuned
 from jrnn.progress import Clock, Heartbeat, RunProgress, Trace
-from jrnn.train import plans
 from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
@@ -77,7 +74,6 @@ def train(
     *,
     resume: bool = False,
     profile: bool = False,
-    tune: plans.Tuner | None = None,
     console: Console | None = None,
 ) -> Result:
     """Trains as `config` says, in the run directory `out`.
@@ -88,8 +84,6 @@ def train(
         resume: continue from the newest checkpoint in `out`, or start if there is none yet. On the same machine and
             version, the result equals the result of the uninterrupted run to the bit.
         profile: write a trace of a few steps to the folder `profile` of `out`, and print where the time went.
-        tune: measures the loops before the first step, and writes how they run to plans.json of `out`, which a run that
-            continues uses too; `jrnn train --tune` gives one. A run that has that file is not measured again.
         console: where to report; the terminal by default.
 
     Returns:
@@ -103,8 +97,6 @@ def train(
     with ExitStack() as files:
         beat = files.enter_context(Heartbeat(console or Console(), "reading the data and making the model"))
         devices = Devices.of(config)
-        if tune is not None:
-            plans.check(devices.count)
         with devices.together():
             if devices.is_first:
                 files.enter_context(run)
@@ -118,9 +110,6 @@ def train(
         files.enter_context(devices.in_touch())
         loop.share()
         stop = files.enter_context(_stop_on_signal())
-        if tune is not None:
-            loop.tune(tune)
-        files.enter_context(tuned.using(plans.table_of(run.plans, int(loop.state.step), devices.count)))
         with Trace(run.path / "profile" if profile and devices.is_first else None) as trace:
             result = loop.go(stop, trace)
         if trace.folder is not None:
@@ -194,17 +183,6 @@ class _Training:
         self.state = self.devices.put_state(self.devices.from_first(jax.device_get(self.state)))
         seen = self.devices.from_first(np.array([self.patience.best, self.patience.since], np.float32))
         self.patience.best, self.patience.since = float(seen[0]), int(seen[1])
-
-    def tune(self, tuner: plans.Tuner) -> None:
-        """Measures the loops of a step, unless the run has plans already."""
-        if kind_of(self.run.plans):
-            self.beat.say(f"the loops run as {self.run.plans} says; without that file they are measured again")
-            return
-        step = int(self.state.step)
-        with self.beat.during("measuring the loops"):
-            gains = tuner(self.run.plans, self.call, (self.state, self._batches(step, 1), step, 1), {})
-        self.beat.say(str(gains))
-        tuned.write(self.run.plans, {})  # also where nothing was gained, so that it is not measured again
 
     def _batches(self, step: int, n: int) -> Any:
         """Returns the batches of the `n` steps after `step`, on the devices."""

@@ -4,7 +4,6 @@ config.toml    the resolved configuration, from which the run can be repeated
 run.json       seed, versions, machine, git state, and when it was started
 data.json      what the task keeps of its data: a vocabulary, a scaling, a checksum
 metrics.jsonl  one JSON object a line
-plans.json     how its loops run, if that was chosen by measurement
 checkpoints/   one folder a step
 best/          with train.patience, the parameters of the best validation
 lock           held by the process that trains
@@ -50,7 +49,6 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.best = self.path / "best"
         self.metrics = self.path / "metrics.jsonl"
-        self.plans = self.path / "plans.json"
         self._lock = -1
 
     def __enter__(self) -> RunDir:

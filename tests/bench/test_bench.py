@@ -69,9 +69,6 @@ def test_other_suites(monkeypatch):
     assert {r.peer for r in records} == {"jrnn", "lax.scan", "json"} and "temporary MB" in text
     plain.__name__ = "no_such_library"
     assert not layer_peers.of("gla", Size(3, 2, 16, 16), 4) and not layer_peers.of("rwkv7", Size(3, 2, 16, 16), 4)
-    few = dict(cells=["min_gru"], modes=["forward"], sizes=["3x2x3x4"], peers=["tuned", "lax.scan"], seconds=0.1)
-    records, text = run_suite("tuned", **few)
-    assert [r.peer for r in records] == few["peers"] and "forward loop of 3 steps" in text
     records, text = run_suite("convert", cells=["mlp"])
     assert [r.peer for r in records] == ["round trip", "function"] and "512x256" in text
     assert "time of round trip over the peer's" in text

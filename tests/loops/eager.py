@@ -28,8 +28,8 @@ def _everything(search):
     return [search.candidate("everything", InChunks(node, eager_passes.value) if eager_passes.value else node)]
 
 
-def _first(search, candidates, take=None):
-    return _choose(search, candidates, take) if eager_passes.value is None else Choice(candidates[0])
+def _first(search, candidates):
+    return _choose(search, candidates) if eager_passes.value is None else Choice(candidates[0])
 
 
 cpu._is_brief = lambda *args: eager_passes.value is None and _brief(*args)

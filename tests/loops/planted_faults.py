@@ -87,7 +87,7 @@ def main(kind):
 
         loop = ScanParams(step, 0, 2, 128, False).loop(jaxprs.opened(step))
         options = mark.Options("associative")
-        print(*backends.plan(loop, Target("cuda", 1, "", False, machines.of("cuda")), options).notes)
+        print(*backends.plan(loop, Target("cuda", 1, False, machines.of("cuda")), options).notes)
 
 
 if __name__ == "__main__":

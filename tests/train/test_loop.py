@@ -13,10 +13,8 @@ import orbax.checkpoint as ocp
 import pytest
 from rich.console import Console
 
-import jrnn
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
-from jrnn.loops.costs import tuned
-from jrnn.train import load_run, metrics, plans, train
+from jrnn.train import load_run, metrics, train
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.metrics import MetricsFile, read_metrics
 from jrnn.train.run_dir import RunDir, first_free
@@ -270,50 +268,3 @@ def test_free_names(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a-2").mkdir()
     assert first_free(tmp_path, "a") == tmp_path / "a-3"
-
-
-def kept(calls):
-    """A tuner that keeps the last way of each loop, without measuring."""
-
-    def tuner(path, fn, args, keywords):
-        calls.append(path)
-        asked = tuned.Questions()
-        with tuned.collecting(asked):
-            fn.lower(*args, **keywords)
-        tuned.write(path, {q.key: {"take": q.ways[-1]} for q in asked})
-        return f"{len(asked)} loops"
-
-    return tuner
-
-
-@pytest.mark.exhaustive
-def test_a_tuned_run_and_its_continuation_take_the_same_plans(make_config, tmp_path, monkeypatch):
-    calls, text = [], io.StringIO()
-    tuner, out = kept(calls), tmp_path / "run"
-    console = Console(file=text, width=200)
-    short, long = (make_config(train={"steps": n}, optimizer={"schedule_steps": 16}) for n in (8, 16))
-    train(short, out, tune=tuner, console=console)
-    written = json.loads((out / "plans.json").read_text())["plans"]
-    assert len(written) >= 2 and "loops" in text.getvalue()
-    with jrnn.report() as report:
-        train(long, out, resume=True, tune=tuner, console=console)
-    assert calls == [out / "plans.json"] and "without that file they are measured again" in text.getvalue()
-    assert sum("chosen by measurement" in row.reason for row in report.loops) >= 2
-    assert json.loads((out / "plans.json").read_text())["plans"] == written
-
-    monkeypatch.setenv(tuned.VARIABLE, str(out / "plans.json"))
-    tuned._of_environment.cache_clear()
-    train(short, tmp_path / "copy", console=console)
-    assert set(json.loads((tmp_path / "copy" / "plans.json").read_text())["plans"]) == set(written)
-    monkeypatch.delenv(tuned.VARIABLE)
-    assert tuned.current() == tuned.Table()
-
-
-def test_loops_are_measured_on_one_device(make_config, tmp_path, quiet):
-    with pytest.raises(ConfigError, match="measured on one device, and this run has 2"):
-        plans.check(2)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "plans.json").write_text("[]")
-    with pytest.raises(jrnn.JrnnError, match=r"plans\.json: must hold a JSON object"):
-        train(make_config(), tmp_path / "run", console=quiet)
-    assert plans.table_of(tmp_path / "run" / "plans.json", 0, 2) == tuned.Table()

@@ -29,7 +29,6 @@ SUITES = {
     "never-worse": "never_worse",
     "linear": "linear",
     "filters": "filters",
-    "tuned": "tuned",
 }
 
 

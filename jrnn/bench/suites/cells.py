@@ -10,14 +10,13 @@ import jax
 from jrnn.bench import peers
 from jrnn.bench.sizes import CELLS, GATES, MODES, SETS, flops
 from jrnn.bench.suites import Job, SuiteOptions
-from jrnn.loops.costs import tuned
 
 OURS = ("jrnn",)
 TAKES = ("cells", "modes", "sizes", "peers", "devices", "caffe2_python")
 
 
 def jobs(options: SuiteOptions) -> Iterator[Job]:
-    devices = tuned.cores() if options.devices is None else options.devices
+    devices = peers.cores() if options.devices is None else options.devices
     known = peers.available(options.caffe2_python, devices if jax.default_backend() == "cpu" else 1)
     cells = options.chosen("cells", CELLS) if options.cells else list(GATES)
     modes, chosen = options.chosen("modes", MODES), options.chosen("peers", known)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.costs import tuned
 from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice
 from jrnn.loops.costs.equation_costs import is_by_vector, is_outer, product_seconds
 from jrnn.loops.costs.estimates import Estimator
@@ -41,17 +39,16 @@ _BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
 
 
-def plan(loop: Loop, target: Target, options: Options, take: str | None = None) -> LoopPlan:
+def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """Returns the plan of a loop on a CPU.
 
     Args:
         loop: the loop as JAX made it.
         target: what it is lowered for.
         options: the caller's.
-        take: the way to use, if there is such a one, or None for the one that is estimated to be best.
     """
     reference = _reference(loop, target)
-    if take is None and options.executor == "auto" and _is_brief(reference):
+    if options.executor == "auto" and _is_brief(reference):
         return LoopPlan.left(target, loop, "it takes less time than planning it", choice=Choice(reference))
     search = _searched(reference, target, options)
     notes: tuple[str, ...] = ()
@@ -63,25 +60,13 @@ def plan(loop: Loop, target: Target, options: Options, take: str | None = None) 
             fission = split(search.loop, computation, contract=smaller_first)
             return LoopPlan(target, loop, Split(fission, by_steps(fission.core)), "associative")
         notes = (f"not associative: {why}",)
-    way, trip = (None, 1) if take is None else tuned.parted(take)
-    choice, refusal = _choice(search, target, options, way)
-    taken = choice.chosen.node.way == way
-    notes = (tuned.NOTE + str(take),) if taken else notes
+    choice, refusal = _choice(search, target, options)
     notes = (f"not native: {refusal}",) if refusal and options.executor == native.NAME else notes
     if choice.chosen is search.reference:
-        if trip == 1:
-            return LoopPlan.left(target, loop, *notes, *(() if taken else (NOTHING,)), choice=choice)
-        fission = split(replace(loop, unroll=trip), moves=Moves())
-        return LoopPlan(target, loop, Split(fission, Steps(fission.core)), "scan", notes, choice)
-    node = at_leaf(choice.chosen.node, lambda leaf: _for_xla(leaf, trip))
+        return LoopPlan.left(target, loop, *notes, NOTHING, choice=choice)
+    node = at_leaf(choice.chosen.node, _for_xla)
     executor = native.NAME if getattr(node, "inner", node).way == native.NAME else "scan"
     return LoopPlan(target, loop, node, executor, notes, choice)
-
-
-def ways(loop: Loop, target: Target, options: Options) -> tuple[list[Candidate], tuple[int, int]]:
-    """Returns all ways to run a loop, also those that "auto" does not compare; and `Question.held`."""
-    search = _searched(_reference(loop, target), target, options)
-    return _everything(search, target), (search.held, search.saved)
 
 
 def _reference(loop: Loop, target: Target) -> Candidate:
@@ -104,7 +89,7 @@ def _searched(reference: Candidate, target: Target, options: Options) -> Search:
     return Search(reference, loop, options, target.machine, smaller_first)
 
 
-def _choice(search: Search, target: Target, options: Options, take: str | None) -> tuple[Choice, str]:
+def _choice(search: Search, target: Target, options: Options) -> tuple[Choice, str]:
     """Returns the chosen candidate, and the reason why no candidate is a call of the native kernel, or ""."""
     refusal = ""
     if options.executor == native.NAME:
@@ -112,20 +97,9 @@ def _choice(search: Search, target: Target, options: Options, take: str | None) 
         if asked:
             chosen = min(asked, key=lambda candidate: candidate.estimate.seconds)
             return Choice(chosen, tuple((other, "slower") for other in asked if other is not chosen)), refusal
-    if take is not None:
-        return search.choose(_everything(search, target), take), refusal
     others = _others(search, target)
     splits = [search.reference] if any(map(search.settles, others)) else search.candidates()
     return search.choose([*splits, *others]), refusal
-
-
-def _everything(search: Search, target: Target) -> list[Candidate]:
-    """Returns the candidates, and ways that are not compared by what they cost, because they seldom gain."""
-    candidates = [*search.candidates(), *_others(search, target), *calls(search, target)[0]]
-    if associative.refusal(split(search.loop).core) is None:
-        fission = split(search.loop, computation, contract=smaller_first)
-        candidates.append(search.candidate("coefficients", Split(fission, Steps(fission.core), coefficients=True)))
-    return list({candidate.node.way: candidate for candidate in reversed(candidates)}.values())[::-1]
 
 
 def _others(search: Search, target: Target) -> list[Candidate]:
@@ -182,11 +156,11 @@ def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:
     return [*candidates.values()], refusal
 
 
-def _for_xla(leaf: Node, trip: int) -> Node:
-    """Returns the loop that stays as XLA:CPU compiles it best, with at least `trip` steps a trip."""
+def _for_xla(leaf: Node) -> Node:
+    """Returns the loop that stays as XLA:CPU compiles it best."""
     if not isinstance(leaf, Steps):
         return leaf
-    core = replace(leaf.loop, unroll=max(leaf.loop.unroll, trip))
+    core = leaf.loop
     if gates.better_apart(core):
         fission = split(slice_apart(core), slices, moves=Moves())
         return Split(fission, Steps(fission.core))
@@ -208,4 +182,4 @@ def _turning_pays(loop: Loop, turned: Loop, machine: Machine) -> bool:
     return after < (1 - _LEAST_GAIN) * before
 
 
-BACKEND = Backend(plan, ("cpu",), ways=ways)
+BACKEND = Backend(plan, ("cpu",))

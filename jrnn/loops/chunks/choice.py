@@ -16,17 +16,12 @@ from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.chunks.chunked import Chunked, check, chunked
 from jrnn.loops.chunks.estimate import compared
 from jrnn.loops.chunks.normal import Parts, in_parts, opened
-from jrnn.loops.costs import tuned
 from jrnn.loops.loop import Loop, Options, ScanParams, derived, mark, recorder
 from jrnn.loops.plans import Converted, LoopPlan, Target
 
 # A program in chunks is compared with its loop for three chunks of this length, of which the last is not full.
 _COMPARED_CHUNK = 4
 _COMPARED = 11
-
-BY_STEPS = "step by step"
-_SIZES = (32, 16, 64, 128)
-WAYS = (BY_STEPS, *(f"in chunks of {size}" for size in _SIZES))
 
 # Elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96.
 _LEAST = 2048
@@ -73,7 +68,7 @@ def forward(loop: Loop, target: Target, options: Options) -> LoopPlan | None:
     if options.executor != "auto" or options.written is not None or options.memory is not None:
         return None  # step by step it needs less memory
     scan = ScanParams(loop.closed(), len(loop.consts), len(loop.carry), loop.length, loop.reverse, loop.unroll)
-    planned = plan(scan, target, options, tuple(is_smooth(v.aval) for v in loop.inputs), None)
+    planned = plan(scan, target, options, tuple(is_smooth(v.aval) for v in loop.inputs))
     return planned[0] if planned is not None and planned[0].node is not None else None
 
 
@@ -84,7 +79,7 @@ def prepares_at_once(target: Target) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def plan(
-    scan: ScanParams, target: Target, options: Options, moves: tuple[bool, ...], take: str | None
+    scan: ScanParams, target: Target, options: Options, moves: tuple[bool, ...]
 ) -> tuple[LoopPlan, Sequence[Any]] | None:
     """Returns the plan of a loop and the values of its constants. The plan leaves the loop to JAX with the reason.
 
@@ -93,7 +88,6 @@ def plan(
         target: what it is lowered for.
         options: the caller's.
         moves: which of its inputs have tangents.
-        take: the way to use, if there is such a one, or None for the one that is estimated to be best.
 
     Returns:
         The plan and values; None for loops that need not be tried.
@@ -105,7 +99,7 @@ def plan(
         return None
     try:
         with mark.unmarked():
-            return _plan(scan, target, options, moves, take)
+            return _plan(scan, target, options, moves)
     except NotAffine as reason:
         why = str(reason) if reason.eqn is None else reason.explained()  # several have their remedies
     except Exception as error:
@@ -113,9 +107,7 @@ def plan(
     return LoopPlan.left(target, None, why), ()
 
 
-def _plan(
-    scan: ScanParams, target: Target, options: Options, moves: Sequence[bool], take: str | None
-) -> tuple[LoopPlan, Sequence[Any]]:
+def _plan(scan: ScanParams, target: Target, options: Options, moves: Sequence[bool]) -> tuple[LoopPlan, Sequence[Any]]:
     program, loop, parts = _read(scan)
     check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
     consts, carry, xs = scan.apart(moves)
@@ -125,12 +117,8 @@ def _plan(
     values, at_once = dict(zip(loop.consts, program.consts)), prepares_at_once(target)
     node = replace(chunked(loop, values, _names(scan, parts), at_once), stored=stored)
     choice = compared(node, options.memory, target.machine)
-    if take == BY_STEPS:
-        return LoopPlan.left(target, loop, f"{tuned.NOTE}{take}", choice=choice), ()
     notes = node.notes
-    if take in WAYS:
-        node, notes = replace(node, size=_SIZES[WAYS.index(take) - 1]), (*notes, f"{tuned.NOTE}{take}")
-    elif not isinstance(choice.chosen.node, Chunked):
+    if not isinstance(choice.chosen.node, Chunked):
         (other, reason), at = choice.others[0], choice.chosen.estimate
         return LoopPlan.left(target, loop, f"{reason}: {other.estimate} in chunks, {at} step by step"), ()
     if options.verify and node.stages:

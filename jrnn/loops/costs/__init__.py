@@ -1,1 +1,1 @@
-"""The cost model: what a processor is, what equations and loops cost, the choice among ways, and what was measured."""
+"""The cost model: what a processor is, what equations and loops cost, and the choice among ways."""

@@ -25,15 +25,14 @@ _recorder = jax.make_user_context(None)
 listeners: list[Callable[[Any], None]] = []
 
 
-class Collected(list):
-    """A list that is hashed and compared by identity, because JAX uses it in keys of its caches."""
+class Plans(list):
+    """Plans, and notes: reasons why loops were differentiated step by step.
+
+    It is hashed and compared by identity, because JAX uses it in keys of its caches.
+    """
 
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
-
-
-class Plans(Collected):
-    """Plans, and notes: reasons why loops were differentiated step by step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,12 +87,6 @@ def places() -> tuple[str, str]:
     where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
     own = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""
     return short(where), short(own)
-
-
-def titled(what: str) -> str:
-    """Returns a text with the place of the loop that JAX works on."""
-    where, _ = places()
-    return f"{what} at {where}" if where else what
 
 
 def short(frame: str) -> str:

@@ -18,7 +18,7 @@ from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.loop import Loop, Results
 from jrnn.loops.loop.description import Description, contractions, described, items
-from jrnn.loops.passes import Fission, movable, widen_sums
+from jrnn.loops.passes import Fission, widen_sums
 from jrnn.loops.plans.split_costs import SplitCosts
 from jrnn.loops.wrappers.recompute import in_chunks
 
@@ -40,7 +40,7 @@ class Node(Protocol):
 
     @property
     def way(self) -> str:
-        """A text that names this way among all ways to run the loop. It is the same in every process."""
+        """What runs the loop that stays: "steps", or the name of a kernel or a solver."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +110,10 @@ class Split:
     Attributes:
         fission: the parts.
         inner: runs the loop that stays.
-        coefficients: all that needs no carry is computed before the loop.
     """
 
     fission: Fission
     inner: Node
-    coefficients: bool = False
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.fission.run(consts, init, xs, length, self.inner.run)
@@ -145,16 +143,7 @@ class Split:
 
     @property
     def way(self) -> str:
-        """Names what leaves the loop by the numbers of its equations and carries."""
-        moves = movable(self.fission, floating_sums=True)
-        place = {v: i for i, eqn in enumerate(self.fission.loop.eqns) for v in eqn.outvars}
-        numbers = {
-            "early": [place[v] for v in moves.early],
-            "late": [place[v] for v in moves.late],
-            "summed": list(moves.summed),
-        }
-        parts = [f"{key} {' '.join(map(str, sorted(at)))}" for key, at in numbers.items() if at]
-        return "; ".join([*parts, *["coefficients before the loop"] * self.coefficients, self.inner.way])
+        return self.inner.way
 
 
 @dataclass(frozen=True)
@@ -183,7 +172,7 @@ class InChunks:
 
     @property
     def way(self) -> str:
-        return f"{self.size} at a time; {self.inner.way}"
+        return self.inner.way
 
 
 @dataclass(frozen=True)

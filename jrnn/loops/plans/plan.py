@@ -27,14 +27,12 @@ class Target:
     Attributes:
         platform: "cpu", "cuda", "rocm" or "tpu".
         devices: the number of devices that the program is divided among.
-        kind: the kind of the devices, such as "NVIDIA H100 80GB HBM3", or "" if unknown.
         exported: it will run elsewhere, where custom calls of this process are unknown.
         machine: the constants of the cost model.
     """
 
     platform: str
     devices: int = 1
-    kind: str = ""
     exported: bool = False
     machine: Machine = CPU
 

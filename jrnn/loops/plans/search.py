@@ -1,7 +1,6 @@
 """The search among ways to run a loop: what leaves the loop, and how many steps run at a time.
 
-A backend gives it a loop, and takes the cheapest candidate that fits the bound of memory (`costs/candidates.py`). The
-way of a candidate's node is a text that is the same in every process, so that a choice can be written down and taken again.
+A backend gives it a loop, and takes the cheapest candidate that fits the bound of memory (`costs/candidates.py`).
 """
 
 from __future__ import annotations
@@ -67,11 +66,8 @@ class Search:
         enough = min(best, (1 - self.margin) * self.reference.estimate.seconds)
         return candidates if self._least >= enough else [*candidates, *self._improved(tried, most)]
 
-    def choose(self, candidates: Sequence[Candidate], take: str | None = None) -> Choice:
-        """Returns the way `take` if it is among the candidates, or else the cheapest candidate that fits."""
-        taken = next((c for c in candidates if take is not None and c.node.way == take), None)
-        if taken is not None:
-            return Choice(taken, tuple((c, "not the fastest that was measured") for c in candidates if c is not taken))
+    def choose(self, candidates: Sequence[Candidate]) -> Choice:
+        """Returns the cheapest candidate that fits."""
         bound = self.options.memory, self.held, self.saved, self.margin, self.besides, self.small
         return costs.choose(candidates, *bound)
 

@@ -18,10 +18,8 @@ with suppress(ImportError):  # `installation` reports missing names
 
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.costs import tuned
-from jrnn.loops.costs.tuned import Question
-from jrnn.loops.loop import Options, ScanParams, mark, recorder
-from jrnn.loops.plans import LoopPlan, Target
+from jrnn.loops.loop import ScanParams, mark, recorder
+from jrnn.loops.plans import Target
 
 
 def jvp(rule: Callable, current_metadata: Callable) -> Callable:
@@ -77,8 +75,10 @@ def _in_chunks(
     options = mark.options_in(metadata)
     if not places or options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
         return None
+    from jrnn.loops.chunks import choice
+
     scan, moves = ScanParams.of(params), tuple(i in places for i in range(len(primals)))
-    planned = _planned(scan, params, tuple(map(jax.typeof, primals)), moves, options)
+    planned = choice.plan(scan, Target.here(), options, moves)
     if planned is None:
         return None
     plan, values = planned
@@ -101,25 +101,3 @@ def _in_chunks(
 
 def _tangent(out: Any, tangent: Any) -> Any:
     return tangent if is_smooth(out) else ad.Zero(jax.typeof(out).to_tangent_aval())
-
-
-def _planned(
-    scan: ScanParams, params: dict[str, Any], avals: tuple[Any, ...], moves: tuple[bool, ...], options: Options
-) -> tuple[LoopPlan, Sequence[Any]] | None:
-    """Returns the plan that was chosen by measurement, or else the one that is estimated to be best."""
-    from jrnn.loops.chunks import choice
-
-    target = Target.here()
-    device = functools.partial(tuned.device, target.platform, target.kind)
-    key = functools.cache(lambda: tuned.key_of(f"gradient {list(moves)}", params, avals, options, device()))
-    planned = choice.plan(scan, target, options, moves, tuned.taken(key))
-    if tuned.is_asked() and _runs(choice.plan(scan, target, options, moves, choice.WAYS[1])):
-        chosen = planned[0].node.way if _runs(planned) else choice.BY_STEPS
-        title = recorder.titled(f"gradient of a loop of {scan.length} steps over matrix states on {target.platform}")
-        tuned.ask(Question(key(), params, avals, options, moves, tuple(dict.fromkeys([chosen, *choice.WAYS])), title))
-    return planned
-
-
-def _runs(planned: tuple[LoopPlan, Sequence[Any]] | None) -> bool:
-    """Returns True if a plan runs the loop, and does not leave it to JAX."""
-    return planned is not None and planned[0].node is not None

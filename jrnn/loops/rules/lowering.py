@@ -7,7 +7,7 @@ leaves the loop to JAX."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,9 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs.names import platform_of
 from jrnn.loops import backends
 from jrnn.loops.backends.backend import Backend
-from jrnn.loops.costs import machines, tuned
-from jrnn.loops.costs.tuned import Question
+from jrnn.loops.costs import machines
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder
 from jrnn.loops.plans import LoopPlan, Target
 
@@ -33,7 +31,8 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         return default(ctx, *args, **params)
     scan = ScanParams.of(params)
     with mark.unmarked():  # a loop in the step has the mark with which it was traced
-        plan, values = _chosen(params, ctx.avals_in, _target(platform, ctx), options)
+        target = _target(platform, ctx)
+        plan, values = _planned(backends.of(target), target, options, scan)
     if plan.node is not None:
         try:
             with mark.unmarked():
@@ -53,26 +52,8 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         return default(ctx, *args, **params)
 
 
-def _chosen(
-    params: dict[str, Any], avals: Sequence[Any], target: Target, options: Options
-) -> tuple[LoopPlan, tuple[Any, ...]]:
-    """Returns the plan that was chosen by measurement, or else the one that is estimated to be best."""
-    backend = backends.of(target)
-    if options.executor != "auto" or target.devices > 1 or target.exported:
-        return _planned(backend, target, options, None, ScanParams.of(params))
-    device = functools.partial(tuned.device, target.platform, target.kind)
-    key = functools.cache(lambda: tuned.key_of("loop", params, avals, options, device()))
-    planned = _planned(backend, target, options, tuned.taken(key), ScanParams.of(params))
-    if tuned.is_asked() and planned[0].loop is not None:
-        (ways, held), title = backend.ways_of(planned[0], options), recorder.titled(planned[0].title)
-        tuned.ask(Question(key(), params, tuple(avals), options, (), ways, title, held))
-    return planned
-
-
 @functools.lru_cache(maxsize=256)
-def _planned(
-    backend: Backend, target: Target, options: Options, take: str | None, scan: ScanParams
-) -> tuple[LoopPlan, tuple[Any, ...]]:
+def _planned(backend: Backend, target: Target, options: Options, scan: ScanParams) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan of an equation, and the values of its jaxpr's constants."""
     loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
     if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
@@ -82,7 +63,7 @@ def _planned(
         loop, values = scan.loop(program), program.consts
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
-        return backend.planned(loop, target, options, take), values
+        return backend.planned(loop, target, options), values
     except Exception as error:
         return _left_by(error, target, loop), ()
 
@@ -96,11 +77,8 @@ def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
 
 def _target(platform: str, ctx: Any) -> Target:
     devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
-    backend = ctx.module_context.backend  # in `jax.export` another platform's, or None
-    known = backend is not None and platform_of(backend) == platform
-    kind = backend.devices()[0].device_kind if known else ""
     exported = ctx.module_context.lowering_parameters.for_export
-    return Target(platform, devices, kind, exported, machines.of(platform))
+    return Target(platform, devices, exported, machines.of(platform))
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
@@ -113,4 +91,4 @@ def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the marked loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     marked = [(ScanParams.of(e.params), mark.options_in(e.ctx.xla_metadata)) for e in scans]
-    return [_planned(backends.of(target), target, o, None, scan)[0] for scan, o in marked if o is not None]
+    return [_planned(backends.of(target), target, o, scan)[0] for scan, o in marked if o is not None]
