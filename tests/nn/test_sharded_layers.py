@@ -13,6 +13,8 @@ import pytest
 import jrnn
 
 QUICK = ("GatedDeltaNet", "LSTM", "gru", "Recurrent")  # whose values are compared in every run
+STACKS = ("rnn", "lstm", "gru")  # XLA of jaxlib 0.11 crashes compiling them over devices: docs/notes/xla_faults.md
+CRASHES = STACKS if (0, 11) <= jax.__version_info__ < (0, 12) else ()
 
 
 @pytest.mark.parametrize("name", layers_over_devices.CASES)
@@ -27,7 +29,7 @@ def test_types_agree(name):
 def errors(request):
     folder = Path(__file__).parent
     everything = request.config.getoption("--exhaustive")
-    names = layers_over_devices.CASES if everything else QUICK
+    names = [name for name in (layers_over_devices.CASES if everything else QUICK) if name not in CRASHES]
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     path = os.pathsep.join([str(folder), str(folder.parent), str(Path(jrnn.__file__).parents[1])])
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
@@ -40,4 +42,6 @@ def errors(request):
 @pytest.mark.sample(*QUICK)
 @pytest.mark.parametrize("name", layers_over_devices.CASES)
 def test_values_and_gradients_on_four_devices_are_those_of_one(errors, name):
+    if name in CRASHES:
+        pytest.skip("XLA crashes")
     assert errors[name] < 1e-5
