@@ -7,6 +7,7 @@ L layers, K directions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
+from jrnn.loops.wrappers.programs import compiled_once
+from jrnn.loops.wrappers.recompute import hashable
 from jrnn.nn.checks import check_choice, check_features, check_key, check_state
 from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
@@ -79,12 +82,14 @@ def run_stack(
         fresh = stack_state(where, layout, reset_state, batch, dtype, "reset_state")
         restarts = _restarts(layout, sequences.resets, fresh, lengths)
     key = key if settings.random else None
-    shared = Common(unit, settings, dtype, lengths, return_states)
+    settings = replace(settings, recompute=hashable(settings.recompute))
+    shared = Common(unit, settings, dtype, None, return_states)
     starts = restarts or [None] * (layout.num_layers * layout.directions)
     directions = [
         Direction(weights, tuple(s[k] for s in states), starts[k]) for k, weights in enumerate(layout.split(params))
     ]
-    output, states = _run_layers(shared, layout.directions, directions, x, key)
+    arrays = lengths, directions, x, key
+    output, states = compiled_once(_run_layers, (), (shared, layout.directions), arrays)
     if isinstance(given, PackedSequence):
         repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=given.data.shape[0])
         return given._replace(data=repacked.data), states
@@ -103,13 +108,11 @@ def _restarts(layout: Layout, resets: jax.Array, fresh: State, lengths: jax.Arra
     return [Restart(both[k % layout.directions], tuple(s[k] for s in fresh)) for k in rows]
 
 
-def _run_layers(
-    shared: Common, width: int, directions: list[Direction], x: jax.Array, key: jax.Array | None
-) -> tuple[jax.Array, State]:
-    """All layers over [T, N, D], each of `width` directions."""
-    lengths, directions, x, key = alike((shared.lengths, directions, x.astype(shared.dtype), key))
-    shared = shared._replace(lengths=lengths)
-    settings, dtype = shared.settings, shared.dtype
+def _run_layers(functions: tuple[()], options: tuple[Common, int], arrays: Any) -> tuple[jax.Array, State]:
+    """All layers over [T, N, D], each of so many directions."""
+    (shared, width), (lengths, directions, x, key) = options, arrays
+    lengths, directions, x, key = alike((lengths, directions, x.astype(shared.dtype), key))
+    settings, dtype, shared = shared.settings, shared.dtype, shared._replace(lengths=lengths)
     if lengths is not None:
         x = where_live(jnp.arange(x.shape[0])[:, None] < lengths[None], x)
     last: list[State] = []

@@ -16,8 +16,9 @@ from jrnn.jaxprs.names import jaxpr_as_fun
 from jrnn.loops.loop import FlatScan, ScanParams, derived, mark, recorder
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
-from jrnn.loops.wrappers import early_exit
-from jrnn.loops.wrappers.masking import masked
+from jrnn.loops.wrappers.decided import some
+from jrnn.loops.wrappers.masking import checked_masks, masked
+from jrnn.loops.wrappers.programs import compiled_once
 
 _COMPARED = 3  # steps for which derivatives are compared with those of the loop
 
@@ -57,9 +58,17 @@ def scan_statistics(
     if options is None:
         raise ScanError(f"scan_statistics: the executor must be 'newton' or an object of Newton, but is {executor!r}")
     steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
-    if lengths is not None or resets is not None or skip is not None:
-        f, xs = masked(f, init, xs, steps, lengths, resets, skip)
-    return solve(f, init, xs, length, bool(reverse), options, verify)
+    masks = checked_masks(lengths, resets, skip, steps)
+    options, guess = options.apart()
+    return compiled_once(_statistics, [f], (length, bool(reverse), options, verify), (init, xs, masks, guess))
+
+
+def _statistics(functions: Sequence[Callable], options: Any, arrays: Any) -> tuple[tuple[Any, Any], ScanStatistics]:
+    (step,), (length, reverse, newton, verify), (init, xs, masks, guess) = functions, options, arrays
+    if any(mask is not None for mask in masks):
+        steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
+        step, xs = masked(step, init, xs, steps, *masks)
+    return solve(step, init, xs, length, reverse, newton.starting_from(guess), verify)
 
 
 def solve(
@@ -91,7 +100,7 @@ def solve(
         solution = run(flat.step, flat.init, flat.xs, int(steps), reverse, options)
         iterations, residual, error, certified = (jnp.stack(part) for part in zip(*solution.reports))
         # Of any example under `vmap`: a condition of each would run both ways.
-        failed = early_exit.some(~jnp.all(certified))
+        failed = some(~jnp.all(certified))
         by_newton = solution.carry, solution.ys, solution.states
         results = jax.lax.cond(failed, lambda _: by_loop(), lambda solution: solution, by_newton)
         iterations, residual, error = iterations.max(), residual.max(), jnp.where(failed, 0, error.max())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ _JACOBIANS = ("exact", "diagonal")
 _GUESSES = ("zeros", "sweep")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Newton:
     """The options of `executor="newton"`; give an object of this class as the executor.
 
@@ -65,6 +65,14 @@ class Newton:
             raise ScanError(f"Newton: tolerance must be positive, but is {self.tolerance}")
         if self.damping is not None and not 0 <= self.damping <= 1:
             raise ScanError(f"Newton: damping must be from 0 to 1, but is {self.damping}")
+
+    def apart(self) -> tuple[Newton, Any]:
+        """Returns options that can be hashed, and the carries to start from, or None."""
+        return (self, None) if isinstance(self.guess, str) else (replace(self, guess="zeros"), self.guess)
+
+    def starting_from(self, guess: Any) -> Newton:
+        """The inverse of `apart`."""
+        return self if guess is None else replace(self, guess=guess)
 
 
 def options_of(executor: Any) -> Newton | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -71,3 +72,55 @@ def with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
         return rule(cts, *args, jaxpr=jaxpr, **params)
 
     return transpose
+
+
+def with_inputs_as_residuals(rule: Callable, partial_eval: Callable) -> Callable:
+    """Fixes the rule of JAX 0.10 and 0.11 for partial evaluation of a `cond` with residuals that are inputs of a branch.
+
+    The rule makes them results of the `cond`, so that a loop around it stores them for each step, even a weight. Later
+    versions read the inputs.
+
+    Args:
+        rule: JAX's rule.
+        partial_eval: JAX's function that evaluates a jaxpr in part.
+    """
+
+    @functools.wraps(rule)
+    def evaluate(trace: Any, index: Any, *tracers: Any, branches: Sequence[Any], **params: Any) -> list[Any]:
+        outs = rule(trace, index, *tracers, branches=branches, **params)
+        unknown = [t for t in outs if getattr(t, "recipe", None) is not None]
+        if not index.pval.is_known() or not unknown:
+            return outs
+        are_unknown = [any(t is u for u in unknown) for t in outs]
+        are_inputs = [not t.pval.is_known() for t in tracers]
+        known = [t.pval.get_known() for t in tracers if t.pval.is_known()]
+        halves = [partial_eval(branch, are_inputs, instantiate=are_unknown)[::3] for branch in branches]
+        given = list(unknown[0].recipe.in_tracers)
+        for k, inputs in enumerate(_inputs_of_residuals(halves)):
+            if len(inputs) == 1 and None not in inputs:
+                given[1 + k] = trace.new_instantiated_const(known[inputs.pop()])
+        recipe = unknown[0].recipe._replace(in_tracers=given)
+        for tracer in unknown:
+            tracer.recipe = recipe
+        return outs
+
+    return evaluate
+
+
+def _inputs_of_residuals(halves: Sequence[tuple[Any, Sequence[Any]]]) -> list[set[int | None]]:
+    """Returns for each residual of a `cond` which known inputs of its branches it is, or None for other values.
+
+    JAX numbers the residuals of each type in each branch; equal numbers share a place.
+
+    Args:
+        halves: the known part of each branch, and the types of its residuals, which are its last results.
+    """
+    inputs: dict[Any, set[int | None]] = {}
+    for closed, avals in halves:
+        jaxpr, counts = jaxprs.jaxpr_of(closed), Counter[Any]()
+        places = {v: i for i, v in enumerate(jaxpr.invars)}
+        for v, aval in zip(jaxpr.outvars[len(jaxpr.outvars) - len(avals) :], avals):
+            place = None if jaxprs.is_literal(v) else places.get(v)
+            inputs.setdefault((aval, counts[aval]), set()).add(place)
+            counts[aval] += 1
+    return list(inputs.values())

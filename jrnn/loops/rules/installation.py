@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import jax
-from jax.extend.core.primitives import scan_p
+from jax.extend.core.primitives import cond_p, scan_p
 from jax.interpreters import mlir
 
 with suppress(ImportError):  # `install` reports missing names
-    from jax._src.interpreters import ad
+    from jax._src.interpreters import ad, partial_eval
     from jax._src.interpreters import mlir as private_mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
 
@@ -41,3 +41,6 @@ def install() -> None:
         table[scan_p] = chunks(rule, current_xla_metadata)
     if jax.__version_info__ < (0, 11):
         ad.fancy_transposes[scan_p] = differentiation.with_zeros_of_a_step(transpose, ad.Zero)
+    if jax.__version_info__ < (0, 12):
+        table, parts = partial_eval.custom_partial_eval_rules, partial_eval.partial_eval_jaxpr_nounits
+        table[cond_p] = differentiation.with_inputs_as_residuals(table[cond_p], parts)

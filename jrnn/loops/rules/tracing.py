@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Callable
@@ -74,11 +75,11 @@ class _UnmarkedStep:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)  # JAX's messages show the name of the step
 
-    def __call__(self, carry: Any, x: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         state = private_config.xla_metadata_context_manager
         marked = state.swap_local(self._metadata)
         try:
-            return self.__wrapped__(carry, x)
+            return self.__wrapped__(*args)
         finally:
             state.set_local(marked)
 
@@ -100,6 +101,11 @@ class _Identity(weakref.ref):
 _unmarked_steps: dict[_Identity, dict[Any, _UnmarkedStep]] = {}
 
 
+def _forget(steps: dict[_Identity, Any], gone: Any) -> None:
+    """Is called at exit too, when the names of this module are gone."""
+    steps.pop(gone, None)
+
+
 def unmarked_step(step: Callable) -> Callable:
     """Returns a function that traces `step` without the mark, for a loop that is about to be marked.
 
@@ -111,7 +117,8 @@ def unmarked_step(step: Callable) -> Callable:
     except (NameError, AttributeError):  # a version of JAX without this name: functions may be traced twice
         return step
     try:
-        by_metadata = _unmarked_steps.setdefault(_Identity(step, lambda gone: _unmarked_steps.pop(gone, None)), {})
+        forget = functools.partial(_forget, _unmarked_steps)
+        by_metadata = _unmarked_steps.setdefault(_Identity(step, forget), {})
         return by_metadata.setdefault(metadata, _UnmarkedStep(step, metadata))
     except TypeError:  # not hashable: `jax.lax.scan` raises
         return step

@@ -8,19 +8,20 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jrnn.errors import ScanError
 from jrnn.loops.loop import Options, mark, recorder
 from jrnn.loops.rules import lowering, tracing
 from jrnn.loops.scan import executors
-from jrnn.loops.wrappers import early_exit
+from jrnn.loops.wrappers import early_exit, programs
 from jrnn.loops.wrappers import recompute as recomputation
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
-from jrnn.loops.wrappers.masking import masked
+from jrnn.loops.wrappers.masking import checked_masks, masked
 
 
 def run(call: ScanCall, number: int = 0) -> Results:
@@ -28,6 +29,30 @@ def run(call: ScanCall, number: int = 0) -> Results:
     if number == len(STAGES):
         return _by_jax(call)
     return STAGES[number](call, lambda call: run(call, number + 1))
+
+
+def _compiled_once(call: ScanCall, rest: Rest) -> Results:
+    """Compiles a call outside of `jax.jit` once, where a wrapped step would be a new one in each call."""
+    if call.place is not None or not all(map(jnp.ndim, jax.tree.leaves(call.xs))):
+        return rest(call)  # `jax.lax.scan` reports inputs without steps
+    newton, guess = (None, None) if call.newton is None else call.newton.apart()
+    functions = [call.step] if call.until is None else [call.step, call.until]
+    masks = checked_masks(call.lengths, call.resets, call.skip, call.steps)
+    without = dict.fromkeys(("step", "init", "xs", "lengths", "resets", "reset_state", "skip", "until"))
+    recompute = recomputation.hashable(call.recompute)
+    options = call._replace(**without, executor=call.executor.name, newton=newton, recompute=recompute)
+    arrays = call.init, call.xs, masks, call.reset_state, guess
+    return programs.compiled_once(_run_parts, functions, options, arrays)
+
+
+def _run_parts(functions: Sequence[Callable], options: ScanCall, arrays: Any) -> Results:
+    """Runs a call from its functions, options and arrays."""
+    init, xs, (lengths, resets, skip), reset_state, guess = arrays
+    step, until = (*functions, None)[:2]
+    newton = None if options.newton is None else options.newton.starting_from(guess)
+    masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, skip=skip, until=until)
+    executor = executors.find(options.executor)
+    return run(options._replace(step=step, init=init, xs=xs, executor=executor, newton=newton, **masks), 1)
 
 
 def _masked(call: ScanCall, rest: Rest) -> Results:
@@ -75,8 +100,7 @@ def _by_newton(call: ScanCall, rest: Rest) -> Results:
 
 def _by_jax(call: ScanCall) -> Results:
     """Calls `jax.lax.scan`, with the mark."""
-    names = call.recompute
-    names = tuple(sorted(names)) if isinstance(names, (list, tuple, set, frozenset)) else names
+    names = recomputation.hashable(call.recompute)
     given = call.init, call.xs, call.length, call.reverse
     if mark.plain.value:
         _check(call, call.step, names)
@@ -101,4 +125,11 @@ def _check(call: ScanCall, step: Callable, recompute: Any) -> None:
         call.executor.check(each)
 
 
-STAGES = (_masked, _over_devices, _by_newton, early_exit.stopped, recomputation.with_checkpoints)
+STAGES = (
+    _compiled_once,
+    _masked,
+    _over_devices,
+    _by_newton,
+    early_exit.stopped,
+    recomputation.with_checkpoints,
+)

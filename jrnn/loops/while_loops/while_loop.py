@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,8 +17,11 @@ from jax import lax
 from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.names import is_traced
+from jrnn.loops.loop import promoted
 from jrnn.loops.rules import tracing
 from jrnn.loops.wrappers import early_exit
+from jrnn.loops.wrappers.decided import some
+from jrnn.loops.wrappers.programs import compiled_once
 
 _BASE = 16  # the number of segments of a segment, and of steps of the shortest
 
@@ -59,9 +62,14 @@ def while_loop(
     steps = _count("max_steps", max_steps)
     if checkpoints is not None:
         checkpoints = _count("checkpoints", checkpoints)
+    return compiled_once(_run, [cond, body], (steps, checkpoints), init)
+
+
+def _run(functions: Sequence[Callable], options: tuple[int, int | None], init: Any) -> Any:
+    (cond, body), (steps, checkpoints) = functions, options
     last = jax.eval_shape(lambda state: lax.while_loop(cond, body, state), init)  # raises JAX's errors
     bounded = functools.partial(_bounded, steps, checkpoints)
-    state = early_exit.promoted(init, last)
+    state = promoted(init, last)
     return early_exit.run(cond, lambda state, _: (body(state), None), state, None, None, steps, False, bounded)[0]
 
 
@@ -88,7 +96,7 @@ def _bounded(steps: int, checkpoints: int | None, step: Callable, carried: Any, 
         inner = jax.checkpoint(functools.partial(segment, pieces[0], pieces[1:]), prevent_cse=False)
 
         def one(counted: Any, _: Any) -> tuple[Any, None]:
-            return lax.cond(early_exit.some(counted[1][0]), inner, lambda counted: counted, counted), None
+            return lax.cond(some(counted[1][0]), inner, lambda counted: counted, counted), None
 
         return lax.scan(one, counted, None, length=-(-size // pieces[0]))[0]
 

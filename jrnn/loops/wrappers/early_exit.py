@@ -2,8 +2,8 @@
 
 Evaluated without a derivative, such a loop is one `jax.lax.while_loop`. Its derivatives are those of a scan of the bounded
 length, in which one `jax.lax.cond` a step skips what comes after the stop. Under `vmap` both go on until every example has
-stopped: `some` joins the predicates of the examples. Examples that have stopped keep their state. For them the body is
-evaluated with arguments of its last step that counted, so that no derivative of what comes after the stop, such as that of
+stopped: `some` joins the predicates of the examples. Examples that have stopped keep their state (`decided.py`). For them
+the body is evaluated with arguments of its first step, so that no derivative of what comes after the stop, such as that of
 1 / 0, reaches a gradient.
 """
 
@@ -21,48 +21,29 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import without_closure
 from jrnn.loops.loop import promoted
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
+from jrnn.loops.wrappers.decided import choose, some
 
-# `(predicate, state, x) -> (state, y)` and `(alive, new, old) -> chosen`, for pytrees.
+# `(state, x) -> (state, y)`, for pytrees.
 Body = Callable[[Any, Any], tuple[Any, Any]]
 
 
-@jax.custom_batching.custom_vmap
-def some(flag: Any) -> Any:
-    """Returns the flag; under `vmap`, whether that of any example is True, as one value for all examples."""
-    return flag
-
-
-@some.def_vmap
-def _(axis_size: int, batched: list[bool], flag: Any) -> tuple[Any, bool]:
-    return (some(jnp.any(flag, axis=0)) if batched[0] else some(flag)), False
-
-
-def choose(alive: Any, then: Any, otherwise: Any) -> Any:
-    """Selects leaves of two pytrees. The shape of `alive` is the beginning of the shape of every leaf."""
-
-    def leaf(a: Any, b: Any) -> Any:
-        spread = jnp.reshape(alive, jnp.shape(alive) + (1,) * (jnp.ndim(a) - jnp.ndim(alive)))
-        return jnp.where(spread, a, b)
-
-    return jax.tree.map(leaf, then, otherwise)
-
-
-def stopping(keeps_on: Callable, body: Body, zeros: Any) -> Callable:
-    """Returns a step `((alive, state, spare), x) -> (the same, y)` of a scan that stops early.
+def stopping(keeps_on: Callable, body: Body, spare: Any, zeros: Any) -> Callable:
+    """Returns a step `((alive, state), x) -> (the same, y)` of a scan that stops early.
 
     Args:
         keeps_on: state -> booleans, whether the next step is run.
         body: `(state, x) -> (state, y)`.
+        spare: a state and an x, with which the body is evaluated where a sequence has stopped.
         zeros: the y of a step after the stop.
     """
+    spare = lax.stop_gradient(spare)
 
     def step(carried: Any, x: Any) -> tuple[Any, Any]:
         def go(carried: Any, x: Any) -> tuple[Any, Any]:
-            alive, state, spare = carried
-            live = choose(alive, (state, x), spare)
-            new, y = body(*live)
+            alive, state = carried
+            new, y = body(*choose(alive, (state, x), spare))
             new = choose(alive, new, state)
-            return (alive & keeps_on(new), new, live), choose(alive, y, zeros)
+            return (alive & keeps_on(new), new), choose(alive, y, zeros)
 
         def stay(carried: Any, x: Any) -> tuple[Any, Any]:
             return carried, zeros
@@ -105,8 +86,8 @@ def run(
     def _(primals: Any, tangents: Any) -> Any:
         def scanned(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
             keeps_on, body, zeros = parts(of_cond, of_body)
-            carried = keeps_on(state), state, (state, first(xs))
-            (_, state, _), ys = bounded(stopping(keeps_on, body, zeros), carried, xs)
+            step = stopping(keeps_on, body, (state, first(xs)), zeros)
+            (_, state), ys = bounded(step, (keeps_on(state), state), xs)
             return state, ys
 
         return jax.jvp(scanned, primals, tangents)

@@ -5,6 +5,7 @@ Shapes: T time, N batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,14 @@ import numpy as np
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import is_traced
+from jrnn.loops.loop import recorder
+from jrnn.loops.wrappers import in_place
+from jrnn.loops.wrappers.decided import choose, some
+
+_CALLED = (
+    "the step has side effects: they happen at each step at which a sequence is not masked, and see made-up inputs of "
+    "those that are"
+)
 
 
 def checked_reset_state(given: Any, init: Any, resets: Any) -> Any:
@@ -57,10 +66,9 @@ def masked(
     """
     if steps is None:
         return f, xs  # `jax.lax.scan` reports it
-    lengths = None if lengths is None else _checked_lengths(lengths, steps)
-    resets = None if resets is None else _checked(resets, "resets", bool, "booleans")
+    lengths, resets, skip = checked_masks(lengths, resets, skip, steps)
     if skip is not None:
-        alive = ~_of_all_steps(_checked(skip, "skip", bool, "booleans"), "skip", steps)
+        alive = ~_of_all_steps(skip, "skip", steps)
         if lengths is not None:
             alive, before_the_end = _aligned(alive, jax.vmap(lambda t: t < lengths)(jnp.arange(steps)))
             alive = alive & before_the_end
@@ -73,6 +81,15 @@ def masked(
     if lengths is not None and skip is None:
         f, xs = with_lengths(f, lengths, xs), (jnp.arange(steps), xs)
     return f, xs
+
+
+def checked_masks(lengths: Any, resets: Any, skip: Any, steps: Any) -> tuple[Any, Any, Any]:
+    """Returns masks as arrays, each of which may be None; raises ScanError. Lengths whose values are known are checked."""
+    return (
+        None if lengths is None else _checked_lengths(lengths, steps),
+        None if resets is None else _checked(resets, "resets", bool, "booleans"),
+        None if skip is None else _checked(skip, "skip", bool, "booleans"),
+    )
 
 
 def _of_all_steps(values: jax.Array, name: str, steps: Any) -> jax.Array:
@@ -156,15 +173,31 @@ def with_skip(step: Callable, alive: jax.Array, xs: Any) -> Callable:
 def _held(step: Callable, spares: list[Any], given: str) -> Callable:
     """Returns a step `(carry, alive, x) -> (carry, y)`: where not alive, x is a spare one, and nothing changes."""
 
-    def held_step(carry: Any, alive: jax.Array, x: Any) -> tuple[Any, Any]:
+    def chosen(alive: jax.Array, carry: Any, x: Any, where: Callable) -> tuple[Any, Any]:
         leaves, tree = jax.tree.flatten(x)
-        live = [v if spare is None else _where(alive, v, spare, "input", given) for v, spare in zip(leaves, spares)]
+        live = [v if spare is None else where(alive, v, spare, "input", given) for v, spare in zip(leaves, spares)]
         out = step(carry, jax.tree.unflatten(tree, live))
         if not _fits(out, carry):
             return out  # `jax.lax.scan` reports it
         new_carry, y = out
-        held = jax.tree.map(lambda new, old: _where(alive, new, old, "carry", given), new_carry, carry)
-        return held, jax.tree.map(lambda leaf: _where(alive, leaf, jnp.zeros_like(leaf), "output", given), y)
+        held = jax.tree.map(lambda new, old: where(alive, new, old, "carry", given), new_carry, carry)
+        return held, jax.tree.map(lambda leaf: where(alive, leaf, jnp.zeros_like(leaf), "output", given), y)
+
+    def held_step(carry: Any, alive: jax.Array, x: Any) -> tuple[Any, Any]:
+        traced = in_place.Traced.of(step, carry, x)
+        branches = traced is not None and _fits(traced.out, carry, promotes=False)
+        if not branches or not in_place.runs_in_branch(traced, alive, carry):
+            return chosen(alive, carry, x, _where)
+        if traced.has_effects and alive.ndim:
+            recorder.note(_CALLED)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), traced.out[1])
+        return jax.lax.cond(
+            some(jnp.any(alive)),
+            lambda carry, x: chosen(alive, carry, x, functools.partial(_where, decided=True)),
+            lambda carry, x: (carry, zeros),
+            carry,
+            x,
+        )
 
     return held_step
 
@@ -184,23 +217,32 @@ def with_resets(step: Callable, first: Any, resets: jax.Array, steps: Any, xs: A
     def resetting_step(carry: Any, reset_and_x: tuple[jax.Array, Any]) -> tuple[Any, Any]:
         reset, x = reset_and_x
 
-        def fresh(first: Any, old: Any) -> Any:
+        def fresh(first: Any, old: Any, where: Callable = _where) -> Any:
             if first is None:
                 return old
             typed = first if jax.typeof(old).weak_type else jnp.asarray(first, jnp.result_type(old))
-            return _where(reset, typed, old, "carry", "resets[0]")
+            return where(reset, typed, old, "carry", "resets[0]")
 
-        return step(jax.tree.map(fresh, first, carry, is_leaf=lambda leaf: leaf is None), x)
+        def all_fresh(carry: Any, where: Callable = _where) -> Any:
+            return jax.tree.map(functools.partial(fresh, where=where), first, carry, is_leaf=lambda leaf: leaf is None)
+
+        if not in_place.resets_in_branch(step, reset, carry, x):
+            return step(all_fresh(carry), x)
+        where = functools.partial(_where, decided=True)
+        return step(jax.lax.cond(some(reset), lambda c: all_fresh(c, where), lambda c: c, carry), x)
 
     return resetting_step, (resets, xs)
 
 
-def _fits(out: Any, carry: Any) -> bool:
-    """Returns True if a step returned a pair, and its carry has the old carry's types, or replaces weak ones."""
+def _fits(out: Any, carry: Any, promotes: bool = True) -> bool:
+    """Returns True if a step returned a pair, and its carry has the old carry's types, or `promotes` weak ones."""
     if not (isinstance(out, tuple) and len(out) == 2 and jax.tree.structure(out[0]) == jax.tree.structure(carry)):
         return False
-    pairs = [(jax.typeof(new), jax.typeof(old)) for new, old in zip(jax.tree.leaves(out[0]), jax.tree.leaves(carry))]
-    return all(new.shape == old.shape and (new.dtype == old.dtype or old.weak_type) for new, old in pairs)
+    pairs = [(new, jax.typeof(old)) for new, old in zip(jax.tree.leaves(out[0]), jax.tree.leaves(carry))]
+    return all(
+        jnp.shape(new) == old.shape and (jnp.result_type(new) == old.dtype or (promotes and old.weak_type))
+        for new, old in pairs
+    )
 
 
 def _spare(lives: jax.Array, stack: Any, pick: Callable, given: str) -> jax.Array | None:
@@ -213,12 +255,16 @@ def _spare(lives: jax.Array, stack: Any, pick: Callable, given: str) -> jax.Arra
     return jax.lax.stop_gradient(_where(lives, picked, jnp.ones_like(picked), "input", given))
 
 
-def _where(chosen: jax.Array, then: Any, otherwise: Any, what: str, given: str = "lengths") -> jax.Array:
+def _where(
+    chosen: jax.Array, then: Any, otherwise: Any, what: str, given: str = "lengths", decided: bool = False
+) -> jax.Array:
     shape = jnp.shape(then)
     if shape[: chosen.ndim] != chosen.shape:
         raise ScanError(
             f"scan: with {given} of shape {list(chosen.shape)} every leaf of the {what} must begin with that shape, "
             f"but one is {list(shape)}; put the batch first, or reshape {given}"
         )
+    if decided:
+        return choose(chosen, then, otherwise)
     spread = chosen.reshape(chosen.shape + (1,) * (len(shape) - chosen.ndim))
     return jnp.where(spread, then, otherwise)

@@ -40,6 +40,11 @@ def check(recompute: Any) -> None:
     )
 
 
+def hashable(recompute: Any) -> Any:
+    """Returns names as a tuple, and other values as they are."""
+    return tuple(sorted(recompute)) if isinstance(recompute, (list, tuple, set, frozenset)) else recompute
+
+
 _FEWEST_BYTES = 64  # a smaller integer is a factor by mistake
 
 

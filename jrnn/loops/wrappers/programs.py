@@ -1,0 +1,95 @@
+"""Programs of calls outside of `jax.jit`: compiled once for each step, options and shapes, as `jax.lax.scan` is.
+
+JAX compiles a loop again when it meets a new step, and a wrapped step is new in every call. So a call is traced as a whole:
+its arrays, such as `lengths`, are arguments of the program, and what the step closes over is passed to it too. JAX's cache
+of traces has the entry, which lives as long as the user's functions, and which `jax.clear_caches` removes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from jrnn import jaxprs
+from jrnn.jaxprs.names import is_traced
+from jrnn.loops.rules import tracing
+
+# `(functions, options, arrays) -> a pytree of arrays`
+Run = Callable[[Sequence[Callable], Any, Any], Any]
+
+_MOST = 64  # programs of the same functions with different options
+_compiled: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()  # by jaxpr
+
+
+class _Call:
+    """A call without its arrays, which JAX caches traces by. It holds the functions by weak references."""
+
+    def __init__(self, run: Run, functions: Sequence[Callable], options: Hashable):
+        self._run, self._options = run, options
+        self._functions = [weakref.ref(function) for function in functions]
+
+    def __call__(self, arrays: Any) -> Any:
+        functions = [function() for function in self._functions]
+        assert None not in functions, "the caller holds the functions"
+        return self._run([tracing.unmarked_step(f) for f in functions], self._options, arrays)
+
+
+class _Calls:
+    """The calls of the same functions: a tree with a level for each function, so that each frees what it is part of."""
+
+    def __init__(self) -> None:
+        self.of_function: weakref.WeakKeyDictionary[Callable, _Calls] = weakref.WeakKeyDictionary()
+        self.of_options: OrderedDict[Hashable, _Call] = OrderedDict()
+
+
+_calls = _Calls()
+
+
+def _call_of(run: Run, functions: Sequence[Callable], options: Hashable) -> _Call:
+    """Raises TypeError if a function or an option cannot be a key."""
+    node = _calls
+    for function in (run, *functions):
+        node = node.of_function.setdefault(function, _Calls())
+    call = node.of_options.pop(options, None) or _Call(run, functions, options)
+    node.of_options[options] = call
+    if len(node.of_options) > _MOST:
+        node.of_options.popitem(last=False)
+    return call
+
+
+def compiled_once(run: Run, functions: Sequence[Callable], options: Any, arrays: Any) -> Any:
+    """Returns `run(functions, options, arrays)`; outside of `jax.jit`, by a program that is compiled once.
+
+    Args:
+        run: a function of a module, which reads nothing else. It gets functions that hold the given ones by weak references.
+        functions: the user's functions. As of those of `jax.lax.scan`, what they close over is read at the first call.
+        options: what else the program depends on. If it cannot be hashed, nothing is cached.
+        arrays: a pytree of arrays.
+    """
+    if jax.config.jax_disable_jit or is_traced(jax.numpy.zeros(())):
+        return run(functions, options, arrays)
+    try:
+        call = _call_of(run, functions, options)
+        leaves = jax.tree.leaves(arrays)
+        for leaf in leaves:
+            jax.typeof(leaf)
+    except TypeError:  # `jax.lax.scan` reports what is no function or no array
+        return run(functions, options, arrays)
+    closed, shape = jax.make_jaxpr(call, return_shape=True)(arrays)
+    program = _compiled.get(closed.jaxpr)
+    if program is None:
+        program = _compiled[closed.jaxpr] = jax.jit(_evaluation(closed))
+    return jax.tree.unflatten(jax.tree.structure(shape), program(closed.consts, leaves))
+
+
+def _evaluation(closed: Any) -> Callable:
+    kind, jaxpr = type(closed), weakref.ref(closed.jaxpr)
+
+    def scan(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        return jaxprs.names.jaxpr_as_fun(kind(jaxpr(), consts))(*leaves)
+
+    return scan
