@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,8 @@ from jax.nn.initializers import Initializer
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike, like
-from jrnn.loops.wrappers.recompute import Recompute
+from jrnn.loops.wrappers.programs import compiled_once
+from jrnn.loops.wrappers.recompute import Recompute, hashable
 from jrnn.nn.checks import check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters
@@ -110,9 +111,21 @@ class RecurrentLayer(Parameters):
         """As a call, but a pure function of `params`, a dict as `params()` returns it."""
         given = Sequences.of(self._name(), x, lengths, resets, self.input_size, self.batch_first)
         dtype = compute_type(params, given.x, self.dtype)
-        span = Span(given.x.shape[0], dtype, given.lengths, given.resets, self.recompute, self.executor)
-        y, state = self._called(params, given.x, state, span, given.single)
+        span = Span(given.x.shape[0], dtype, None, None, hashable(self.recompute), self.executor)
+        functions, settings = self._apart()
+        options = type(self), tuple(functions), settings, span, given.single
+        arrays = params, given.x, state, given.lengths, given.resets
+        y, state = compiled_once(_run_parts, tuple(functions.values()), options, arrays)
         return given.given_back(y), state
+
+    def _apart(self) -> tuple[dict[str, Callable], Any]:
+        """The functions among the attributes, and the others but for parameters; the layer itself if they cannot be a key."""
+        shapes, attributes = self._shapes(), sorted(vars(self).items())  # flax orders the attributes of its copies
+        own = {k: v for k, v in attributes if not (k.startswith("_pytree__") or k in shapes)}
+        functions = {k: v for k, v in own.items() if callable(v) and not isinstance(v, (type, nnx.Module))}
+        others = tuple((k, v) for k, v in own.items() if k not in functions)
+        plain = all(isinstance(v, (int, float, str, tuple, type, jnp.dtype, type(None))) for _, v in others)
+        return (functions, others) if plain else ({}, [self])
 
     def step(self, x: Any, state: Any = None) -> tuple[jax.Array, Any]:
         """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes."""
@@ -165,6 +178,17 @@ class RecurrentLayer(Parameters):
         return jax.tree.unflatten(tree, [jnp.asarray(a, b.dtype) for a, b in zip(leaves, wanted)])
 
 
+def _run_parts(functions: Sequence[Callable], options: Any, arrays: Any) -> tuple[Any, Any]:
+    """Runs a layer from its functions and settings."""
+    (kind, names, settings, span, single), (params, x, state, lengths, resets) = options, arrays
+    if isinstance(settings, list):
+        (layer,) = settings
+    else:
+        layer = object.__new__(kind)
+        vars(layer).update(settings, **dict(zip(names, functions)))
+    return layer._called(params, x, state, replace(span, lengths=lengths, resets=resets), single)
+
+
 def uniform(rows: int, columns: int) -> Parameter:
     """A weight [rows, columns], uniform in [-1/sqrt(columns), 1/sqrt(columns)], as PyTorch's linear layers."""
     bound = 1.0 / math.sqrt(columns)
@@ -212,14 +236,14 @@ class Recurrent(RecurrentLayer):
         given = params(rngs.params()) if callable(params) else params
         self._given = nnx.data({name: jnp.asarray(value) for name, value in given.items()})
         super().__init__(input_size, input_size, rngs=rngs, **options)
-        self._known = {name: value.shape for name, value in self._given.items()}
+        self._known = tuple((name, value.shape) for name, value in self._given.items())
         del self._given, self.output_size
 
     def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
         return dict(self._given)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._known
+        return dict(self._known)
 
     def _fresh(self, batch: int, dtype: Any) -> Any:
         return jax.tree.map(jnp.asarray, self._start(batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops import explain_scan, scan
 
@@ -276,6 +278,28 @@ def test_padding_is_nothing_to_divide_by(x64):
 def test_impossible_requests_say_what_is_wrong(keywords, message):
     with pytest.raises(ScanError, match=message):
         scan(lambda h, x: (h * x, h), H0, XS, **keywords)
+
+
+@pytest.mark.parametrize("value", [1, 0.0, "yes", None, np.int32(1)])
+def test_reverse_is_a_boolean(value):
+    with pytest.raises(ScanError, match="reverse must be True or False, but is"):
+        scan(lambda h, x: (h * x, h), H0, XS, reverse=value)
+    last, _ = scan(lambda h, x: (h - x, h), jnp.float32(0), jnp.arange(3.0), reverse=np.bool_(True))
+    assert last == -3
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_parameter_for_transposition_is_passed_on(plain, monkeypatch):
+    given, original = [], jax.lax.scan
+
+    def run(*args, **options):
+        given.append(args)
+        return original(*args, **options)
+
+    monkeypatch.setattr(jax.lax, "scan", run)
+    with jrnn.plain_scans() if plain else contextlib.nullcontext():
+        scan(lambda h, x: (h * x, h), jnp.float32(1), jnp.arange(3.0), _split_transpose=True)
+    assert given[0][6] is True
 
 
 @pytest.mark.parametrize("name", ["length", "reverse", "unroll"])

@@ -123,6 +123,25 @@ def test_the_mark_of_a_process_holds_in_its_threads():
     assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 0
 
 
+def test_marks_of_a_process_end_in_any_order():
+    def memory():
+        (eqn,) = [eqn for eqn in jax.make_jaxpr(total)(XS).eqns if eqn.primitive.name == "scan"]
+        options = jrnn.loops.loop.mark.options_in(eqn.ctx.xla_metadata)
+        return options and options.memory
+
+    outer, inner = (jrnn.optimize_scans(everywhere=True, memory=factor) for factor in (2.5, 3.5))
+    assert memory() == 3.5
+    outer.close()
+    assert memory() == 3.5, "the inner one has not ended"
+    inner.close()
+    assert memory() is None
+    outer, inner = (jrnn.optimize_scans(everywhere=True, memory=factor) for factor in (2.5, 3.5))
+    inner.close()
+    assert memory() == 2.5
+    outer.close()
+    assert memory() is None
+
+
 def test_mistakes_and_other_versions_of_jax(monkeypatch):
     with pytest.raises(TypeError, match="everywhere=True is for a process"):
         jrnn.optimize_scans(total, everywhere=True)

@@ -12,10 +12,17 @@ from typing import Any
 with suppress(ImportError):  # without these names tracebacks are longer, and functions may be traced twice
     from jax._src import config as private_config
     from jax._src import traceback_util
+with suppress(ImportError):  # without these names an operation finds out whether JAX computes
+    from jax._src import core as private_core
+    from jax._src.interpreters import ad as private_ad
+    from jax._src.interpreters import batching as private_batching
 with suppress(ImportError):  # without this name, no mark holds for all threads
     from jax._src import xla_metadata_lib
 
+import jax.numpy as jnp
+
 from jrnn.errors import ScanError
+from jrnn.jaxprs.names import is_traced
 
 
 def api_boundary(fn: Callable) -> Callable:
@@ -28,22 +35,48 @@ def api_boundary(fn: Callable) -> Callable:
     return boundary(fn)
 
 
+def is_staged() -> bool:
+    """Returns whether JAX only traces here, as inside of `jax.jit`. Inside of `jax.grad` and `jax.vmap` alone it computes."""
+    try:
+        computing = private_ad.JVPTrace, private_ad.LinearizeTrace, private_batching.BatchTrace
+        trace = private_core.trace_ctx.trace
+        while isinstance(trace, computing):
+            trace = trace.parent_trace
+        return not isinstance(trace, private_core.EvalTrace)
+    except (NameError, AttributeError):
+        return is_traced(jnp.zeros(()))
+
+
+_everywhere: list[Any] = []  # the metadata of all threads without marks, then with each mark; the last holds
+
+
 def mark_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
     """Adds to the XLA metadata of all threads that have no metadata of their own. Returns a function that undoes it.
+
+    Of several, the last one that began holds, whichever is undone first.
 
     Raises:
         ScanError: if this version of JAX lacks a name that it needs.
     """
     try:
         state = private_config.xla_metadata_context_manager
-        before = state.get_global()
-        state.set_global(xla_metadata_lib.update_metadata(before, metadata))
+        before = _everywhere or [state.get_global()]
+        own = xla_metadata_lib.update_metadata(before[-1], metadata)
+        state.set_global(own)
     except (NameError, AttributeError) as error:
         raise ScanError(
             f"optimize_scans: everywhere=True cannot be had with this version of JAX, which lacks a name ({error}); leave "
             "it out, and use the context in each thread"
         ) from error
-    return lambda: state.set_global(before)
+    _everywhere[:] = [*before, own]
+
+    def undo() -> None:
+        _everywhere[:] = [other for other in _everywhere if other is not own]
+        state.set_global(_everywhere[-1])
+        if len(_everywhere) == 1:
+            _everywhere.clear()
+
+    return undo
 
 
 class _UnmarkedStep:

@@ -56,8 +56,8 @@ def optimize_scans(
         strict: raise if a loop would fall back to `jax.lax.scan`, or if the chosen executor cannot run it.
         memory: as in `scan`, for each loop.
         everywhere: mark the loops of the whole process, in all threads, from this call on. A `with` block around it ends
-            that; without one it holds until the process ends. Of several, the last one that began must end first. A thread
-            inside of `jax.experimental.xla_metadata.set_xla_metadata` is not reached.
+            that; without one it holds until the process ends. Of several, the last one that began holds, whichever ends
+            first. A thread inside of `jax.experimental.xla_metadata.set_xla_metadata` is not reached.
 
     Returns:
         A context that is a decorator too; or the decorated function, if `fn` is given. With `everywhere`, a context only.

@@ -101,14 +101,14 @@ def _by_newton(call: ScanCall, rest: Rest) -> Results:
 def _by_jax(call: ScanCall) -> Results:
     """Calls `jax.lax.scan`, with the mark."""
     names = recomputation.hashable(call.recompute)
-    given = call.init, call.xs, call.length, call.reverse
+    given = call.init, call.xs, call.length, call.reverse, call.unroll, call.split_transpose
     if mark.plain.value:
         _check(call, call.step, names)
-        return jax.lax.scan(call.step, *given, call.unroll)
+        return jax.lax.scan(call.step, *given)
     step = tracing.unmarked_step(call.step)  # the mark is for this loop only, not for loops inside the step
     _check(call, step, names)
     with mark.marked(Options(call.executor.name, names, call.strict, call.memory, verify=call.verify)):
-        return jax.lax.scan(step, *given, call.unroll)
+        return jax.lax.scan(step, *given)
 
 
 def _check(call: ScanCall, step: Callable, recompute: Any) -> None:

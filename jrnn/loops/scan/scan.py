@@ -65,7 +65,7 @@ def scan(
         xs: a pytree with leaves [T, ...], or None with `length`.
         length: T, needed only if xs is None.
         reverse: run from the last step to the first.
-        unroll: as in `jax.lax.scan`.
+        unroll, _split_transpose: as in `jax.lax.scan`.
         lengths: integers, usually [N]. After its length a sequence keeps its carry, and its outputs are zero. The shape of
             every leaf of the carry and of the outputs must begin with the shape of `lengths`. They lie between 0 and T;
             inside jit, where they are not known, one below 0 counts as 0, and one above T as T.
@@ -124,8 +124,8 @@ def scan(
     row = executors.find(executor)
     recomputation.check(recompute)
     recomputation.check_memory(memory)
-    for name, flag in {"strict": strict, "verify": verify}.items():
-        if not isinstance(flag, bool):
+    for name, flag in {"reverse": reverse, "strict": strict, "verify": verify}.items():
+        if not isinstance(flag, bool) and not (name == "reverse" and is_traced(flag)):
             raise ScanError(f"scan: {name} must be True or False, but is {flag!r}")
     if until is not None and not callable(until):
         raise ScanError(f"scan: until must be a function of the carry that returns booleans, but is {until!r}")
@@ -134,12 +134,13 @@ def scan(
     if axis_name is not None:
         from jrnn.loops import segments
 
-        place = segments.Place.here(axis_name, bool(reverse))
+        place = segments.Place.here(axis_name, reverse)
         if until is not None:
             raise ScanError("scan: until cannot be given with axis_name; leave one of them out")
     if reset_state is not None:
         reset_state = checked_reset_state(reset_state, init, resets)
     masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, skip=skip, until=until)
     options = dict(recompute=recompute, strict=strict, memory=memory, place=place, verify=verify)
+    options["split_transpose"] = _split_transpose
     call = ScanCall(f, init, xs, length, reverse, unroll, row, newton.options_of(executor), **masks, **options)
     return pipeline.run(call)

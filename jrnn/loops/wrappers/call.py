@@ -38,6 +38,7 @@ class ScanCall(NamedTuple):
     memory: int | float | None = None
     place: Any = None
     verify: bool = True
+    split_transpose: bool = False
 
     @property
     def steps(self) -> Any:

@@ -14,8 +14,7 @@ from typing import Any
 
 import jax
 
-from jrnn import jaxprs
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.names import jaxpr_as_fun
 from jrnn.loops.rules import tracing
 
 # `(functions, options, arrays) -> a pytree of arrays`
@@ -70,7 +69,7 @@ def compiled_once(run: Run, functions: Sequence[Callable], options: Any, arrays:
         options: what else the program depends on. If it cannot be hashed, nothing is cached.
         arrays: a pytree of arrays.
     """
-    if jax.config.jax_disable_jit or is_traced(jax.numpy.zeros(())):
+    if jax.config.jax_disable_jit or tracing.is_staged():
         return run(functions, options, arrays)
     try:
         call = _call_of(run, functions, options)
@@ -90,6 +89,6 @@ def _evaluation(closed: Any) -> Callable:
     kind, jaxpr = type(closed), weakref.ref(closed.jaxpr)
 
     def scan(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        return jaxprs.names.jaxpr_as_fun(kind(jaxpr(), consts))(*leaves)
+        return jaxpr_as_fun(kind(jaxpr(), consts))(*leaves)
 
     return scan

@@ -1,0 +1,210 @@
+"""Calls outside of `jax.jit`: compiled once for each step, options and shapes, with gradients, and freed with the step."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compilations import compilations
+
+import jrnn
+from jrnn.errors import ScanError
+from jrnn.loops import Newton, scan
+from jrnn.loops.rules import tracing
+from jrnn.loops.wrappers import programs
+
+T, N, H = 6, 3, 4
+XS = jnp.sin(jnp.arange(T * N * H, dtype=jnp.float32)).reshape(T, N, H)
+H0 = jnp.full((N, H), 0.1)
+W = jnp.linspace(-0.5, 0.5, H * H).reshape(H, H)
+LENGTHS, RESETS = np.array([4, 6, 1]), np.arange(T * N).reshape(T, N) % 5 == 0
+
+
+def rnn(w, h, x):
+    h = jnp.tanh(h @ w + x)
+    return h, h
+
+
+step = functools.partial(rnn, W)
+
+
+def is_far(h):
+    return jnp.all(h > 10)
+
+
+def is_near(s):
+    return jnp.all(s < 100)
+
+
+def double(s):
+    return 2 * s
+
+
+OPTIONS = {
+    "plain": {},
+    "lengths": dict(lengths=LENGTHS),
+    "a list of lengths": dict(lengths=LENGTHS.tolist()),
+    "resets": dict(resets=RESETS),
+    "skip": dict(skip=RESETS),
+    "until": dict(until=is_far),
+    "sqrt": dict(recompute="sqrt"),
+    "a number": dict(recompute=3),
+    "all": dict(lengths=LENGTHS, resets=RESETS, skip=RESETS, reverse=True),
+    "newton": dict(executor="newton"),
+    "an object of Newton": dict(executor=Newton(iterations=7)),
+}
+CALLS = {name: functools.partial(scan, step, **options) for name, options in OPTIONS.items()}
+CALLS["while_loop"] = lambda h, xs: jrnn.while_loop(is_near, double, h + xs[0], max_steps=20)
+CALLS["scan_statistics"] = lambda h, xs: jrnn.scan_statistics(step, h, xs, lengths=LENGTHS)[0]
+
+
+def loss(run, h, xs):
+    return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(run(h, xs)))
+
+
+TRANSFORMATIONS = {
+    "value": lambda run: run,
+    "gradient": lambda run: jax.grad(functools.partial(loss, run), argnums=(0, 1)),
+    "vmap": lambda run: lambda h, xs: jax.vmap(lambda h: run(h, xs))(jnp.stack([h, h])),
+}
+FEW = {("value", "lengths"), ("gradient", "until"), ("value", "while_loop"), ("gradient", "lengths")}
+
+
+@pytest.mark.sample(*(f"{how}-{name}" for how, name in FEW))
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("how", TRANSFORMATIONS)
+def test_one_compilation_for_a_shape(how, name):
+    def run():
+        return TRANSFORMATIONS[how](CALLS[name])(H0, XS)
+
+    first, expected = run(), jax.jit(run)()
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, first, expected)
+    with compilations() as compiled:
+        again = run()
+    assert not compiled
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+
+
+def test_a_new_shape_compiles_one_program_and_other_lengths_none():
+    lengths, fewer = jnp.asarray(LENGTHS), jnp.asarray(LENGTHS - 1)
+    scan(step, H0, XS, lengths=lengths)
+    shorter = XS[:2] + 0
+    ends = jnp.minimum(lengths, 2)
+    with compilations() as compiled:
+        _, ys = scan(step, H0, XS, lengths=fewer)
+    assert not compiled and (ys[3, 0] == 0).all() and (ys[2, 0] != 0).all()
+    with compilations() as compiled:
+        scan(step, H0, shorter, lengths=ends)
+    assert len(compiled) == 1
+
+
+def test_lengths_are_checked_in_every_call():
+    for _ in range(2):
+        with pytest.raises(ScanError, match="must lie between 0 and T = 6, but one is 7"):
+            scan(step, H0, XS, lengths=[7, 1, 1])
+    scan(step, H0, XS, lengths=[6, 1, 1])
+    with pytest.raises(ScanError, match="but one is 7"):
+        scan(step, H0, XS, lengths=[7, 1, 1])
+
+
+def test_a_guess_is_an_argument():
+    (_, ys), statistics = jrnn.scan_statistics(step, H0, XS)
+    guesses = [Newton(guess=guess) for guess in (statistics.states, statistics.states * 0)]
+    with compilations() as compiled:
+        results = [jrnn.scan_statistics(step, H0, XS, executor=guess) for guess in guesses]
+    assert len(compiled) == 1
+    assert results[0][1].iterations < results[1][1].iterations
+    for (_, outputs), _ in results:
+        np.testing.assert_allclose(outputs, ys, atol=1e-6)
+
+
+def test_contexts_are_part_of_the_key():
+    lengths = jnp.asarray(LENGTHS)
+
+    def count():
+        with compilations() as compiled:
+            scan(step, H0, XS, lengths=lengths)
+        return len(compiled)
+
+    count()
+    with jrnn.plain_scans():
+        assert count() == 1
+    with jax.default_matmul_precision("highest"):
+        assert count() == 1
+    assert count() == 0
+
+
+def test_values_are_computed_except_inside_of_jit():
+    seen = []
+
+    def see(x):
+        seen.append(tracing.is_staged())
+        return x
+
+    for transform in (lambda f: f, jax.grad, lambda f: jax.vmap(f, axis_size=2, in_axes=None)):
+        transform(see)(1.0)
+        jax.jit(lambda x, transform=transform: transform(see)(x))(1.0)
+    jax.lax.scan(lambda c, _: (see(c), None), 1.0, None, length=2)
+    assert seen == [False, True] * 3 + [True]
+
+
+def test_what_a_step_closes_over_is_no_constant_of_the_program():
+    large = jnp.ones((500, 1000)) + H0[0, 0]
+
+    def reads(h, x):
+        return jnp.tanh(h + x) * large[0, 0], None
+
+    def differentiated(large):
+        return scan(lambda h, x: (jnp.tanh(h + x) * large[0, 0], None), H0, XS, lengths=LENGTHS)[0].sum()
+
+    scan(reads, H0, XS, lengths=LENGTHS)
+    held = [v for v in jax.live_arrays() if v.shape == large.shape]
+    assert len(held) == 1
+    gradient = jax.grad(differentiated)(large)
+    np.testing.assert_allclose(gradient, jax.jit(jax.grad(differentiated))(large), rtol=1e-5)
+
+
+@pytest.mark.parametrize("transform", ["value", "gradient"])
+def test_a_program_is_freed_with_its_step_and_with_the_condition(transform):
+    def run(until=None):
+        weights = W + 0
+
+        def own(h, x):
+            return rnn(weights, h, x)
+
+        def stops(h):
+            return jnp.all(h > weights.sum() + 9)
+
+        TRANSFORMATIONS[transform](functools.partial(scan, own, lengths=LENGTHS))(H0, XS)
+        TRANSFORMATIONS[transform](functools.partial(scan, own, until=stops))(H0, XS)
+        TRANSFORMATIONS[transform](functools.partial(scan, step, until=stops))(H0, XS)
+        return weakref.ref(own), weakref.ref(stops), weakref.ref(weights)
+
+    references = run()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 3
+
+
+def test_clear_caches_frees_the_programs():
+    scan(step, H0, XS, lengths=LENGTHS)
+    assert len(programs._compiled)
+    jax.clear_caches()
+    gc.collect()
+    assert not len(programs._compiled)
+
+
+def test_steps_that_cannot_be_keys_run():
+    class Step:
+        __hash__ = None
+
+        def __call__(self, h, x):
+            return rnn(W, h, x)
+
+    ours, expected = (scan(each, H0, XS, lengths=LENGTHS) for each in (Step(), step))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), ours, expected)
