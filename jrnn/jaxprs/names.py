@@ -38,6 +38,31 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+class _Staged(Exception):
+    """Is raised where JAX asks for types instead of a value."""
+
+
+_value_p = Primitive("value")
+_value_p.def_impl(lambda: False)
+
+
+@_value_p.def_abstract_eval
+def _() -> Any:
+    raise _Staged
+
+
+def is_staged() -> bool:
+    """Whether JAX only traces here, as inside of `jax.jit`; inside of `jax.grad` and `jax.vmap` alone it computes.
+
+    >>> is_staged(), jax.grad(lambda x: x * is_staged())(1.0).item(), jax.jit(lambda: is_staged())().item()
+    (False, 0.0, True)
+    """
+    try:
+        return bool(_value_p.bind())
+    except _Staged:
+        return True
+
+
 def expanded(eqn: Any) -> Any | None:
     """The jaxpr to which JAX expands an equation when it lowers it, or None if it lowers the equation itself.
 

@@ -119,7 +119,7 @@ class RecurrentLayer(Parameters):
         return given.given_back(y), state
 
     def _apart(self) -> tuple[dict[str, Callable], Any]:
-        """The functions among the attributes, and the others but for parameters; the layer itself if they cannot be a key."""
+        """The functions among the attributes, and the others except parameters; or the layer, if they cannot be a key."""
         shapes, attributes = self._shapes(), sorted(vars(self).items())  # flax orders the attributes of its copies
         own = {k: v for k, v in attributes if not (k.startswith("_pytree__") or k in shapes)}
         functions = {k: v for k, v in own.items() if callable(v) and not isinstance(v, (type, nnx.Module))}

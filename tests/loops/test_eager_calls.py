@@ -15,7 +15,6 @@ from compilations import compilations
 import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops import Newton, scan
-from jrnn.loops.rules import tracing
 from jrnn.loops.wrappers import programs
 
 T, N, H = 6, 3, 4
@@ -138,20 +137,6 @@ def test_contexts_are_part_of_the_key():
     with jax.default_matmul_precision("highest"):
         assert count() == 1
     assert count() == 0
-
-
-def test_values_are_computed_except_inside_of_jit():
-    seen = []
-
-    def see(x):
-        seen.append(tracing.is_staged())
-        return x
-
-    for transform in (lambda f: f, jax.grad, lambda f: jax.vmap(f, axis_size=2, in_axes=None)):
-        transform(see)(1.0)
-        jax.jit(lambda x, transform=transform: transform(see)(x))(1.0)
-    jax.lax.scan(lambda c, _: (see(c), None), 1.0, None, length=2)
-    assert seen == [False, True] * 3 + [True]
 
 
 def test_what_a_step_closes_over_is_no_constant_of_the_program():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jrnn
 from jrnn.jaxprs import LOWERED_CALLS, all_equations, is_literal
@@ -92,6 +93,23 @@ def test_only_what_is_traced_is_traced():
     jax.grad(lambda x: seen.append(jax_names.is_traced(x)) or x)(1.0)
     assert seen == [True, True]
     assert not any(map(jax_names.is_traced, (1.0, np.ones(2), jnp.ones(2))))
+
+
+def test_values_are_computed_except_inside_of_jit():
+    seen = []
+
+    def see(x):
+        seen.append(jax_names.is_staged())
+        return x
+
+    for transform in (lambda f: f, jax.grad, lambda f: jax.vmap(f, axis_size=2, in_axes=None)):
+        transform(see)(1.0)
+        jax.jit(lambda x, transform=transform: transform(see)(x))(1.0)
+    jax.lax.scan(lambda c, _: (see(c), None), 1.0, None, length=2)
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    jax.shard_map(see, mesh=mesh, in_specs=P("a"), out_specs=P("a"))(jnp.ones(1))
+    assert seen == [False, True] * 3 + [True, True]
+    assert not jax.make_jaxpr(lambda x: x if jax_names.is_staged() else -x)(1.0).eqns
 
 
 def test_one_process_gathers_from_itself():

@@ -12,17 +12,10 @@ from typing import Any
 with suppress(ImportError):  # without these names tracebacks are longer, and functions may be traced twice
     from jax._src import config as private_config
     from jax._src import traceback_util
-with suppress(ImportError):  # without these names an operation finds out whether JAX computes
-    from jax._src import core as private_core
-    from jax._src.interpreters import ad as private_ad
-    from jax._src.interpreters import batching as private_batching
 with suppress(ImportError):  # without this name, no mark holds for all threads
     from jax._src import xla_metadata_lib
 
-import jax.numpy as jnp
-
 from jrnn.errors import ScanError
-from jrnn.jaxprs.names import is_traced
 
 
 def api_boundary(fn: Callable) -> Callable:
@@ -33,18 +26,6 @@ def api_boundary(fn: Callable) -> Callable:
         return fn
     exclude(os.path.dirname(os.path.dirname(__file__)))
     return boundary(fn)
-
-
-def is_staged() -> bool:
-    """Returns whether JAX only traces here, as inside of `jax.jit`. Inside of `jax.grad` and `jax.vmap` alone it computes."""
-    try:
-        computing = private_ad.JVPTrace, private_ad.LinearizeTrace, private_batching.BatchTrace
-        trace = private_core.trace_ctx.trace
-        while isinstance(trace, computing):
-            trace = trace.parent_trace
-        return not isinstance(trace, private_core.EvalTrace)
-    except (NameError, AttributeError):
-        return is_traced(jnp.zeros(()))
 
 
 _everywhere: list[Any] = []  # the metadata of all threads without marks, then with each mark; the last holds
@@ -108,11 +89,11 @@ class _UnmarkedStep:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)  # JAX's messages show the name of the step
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, carry: Any, x: Any) -> Any:
         state = private_config.xla_metadata_context_manager
         marked = state.swap_local(self._metadata)
         try:
-            return self.__wrapped__(*args)
+            return self.__wrapped__(carry, x)
         finally:
             state.set_local(marked)
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import jax
 
-from jrnn.jaxprs.names import jaxpr_as_fun
-from jrnn.loops.rules import tracing
+from jrnn.jaxprs.names import is_staged, jaxpr_as_fun
 
 # `(functions, options, arrays) -> a pytree of arrays`
 Run = Callable[[Sequence[Callable], Any, Any], Any]
@@ -24,17 +23,33 @@ _MOST = 64  # programs of the same functions with different options
 _compiled: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()  # by jaxpr
 
 
+class _Weak:
+    """A function of the caller, held by a weak reference."""
+
+    def __init__(self, function: Callable):
+        self._function = weakref.ref(function)
+
+    @property
+    def __wrapped__(self) -> Callable:
+        function = self._function()
+        assert function is not None, "the caller holds the function"
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)  # JAX's messages show the name of the function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.__wrapped__(*args)
+
+
 class _Call:
-    """A call without its arrays, which JAX caches traces by. It holds the functions by weak references."""
+    """A call without its arrays: the function by which JAX caches its traces."""
 
     def __init__(self, run: Run, functions: Sequence[Callable], options: Hashable):
-        self._run, self._options = run, options
-        self._functions = [weakref.ref(function) for function in functions]
+        self._run, self._functions, self._options = run, [_Weak(f) for f in functions], options
 
     def __call__(self, arrays: Any) -> Any:
-        functions = [function() for function in self._functions]
-        assert None not in functions, "the caller holds the functions"
-        return self._run([tracing.unmarked_step(f) for f in functions], self._options, arrays)
+        return self._run(self._functions, self._options, arrays)
 
 
 class _Calls:
@@ -69,7 +84,7 @@ def compiled_once(run: Run, functions: Sequence[Callable], options: Any, arrays:
         options: what else the program depends on. If it cannot be hashed, nothing is cached.
         arrays: a pytree of arrays.
     """
-    if jax.config.jax_disable_jit or tracing.is_staged():
+    if jax.config.jax_disable_jit or is_staged():
         return run(functions, options, arrays)
     try:
         call = _call_of(run, functions, options)
