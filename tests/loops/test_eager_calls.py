@@ -139,6 +139,14 @@ def test_contexts_are_part_of_the_key():
     assert count() == 0
 
 
+def test_equal_options_of_other_types_are_others():
+    lengths = jnp.asarray(LENGTHS)
+    scan(step, H0, XS, lengths=lengths, unroll=1)
+    with compilations() as compiled:
+        scan(step, H0, XS, lengths=lengths, unroll=True)  # unrolls all steps
+    assert len(compiled) == 1
+
+
 def test_what_a_step_closes_over_is_no_constant_of_the_program():
     large = jnp.ones((500, 1000)) + H0[0, 0]
 

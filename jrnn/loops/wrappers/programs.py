@@ -68,8 +68,9 @@ def _call_of(run: Run, functions: Sequence[Callable], options: Hashable) -> _Cal
     node = _calls
     for function in (run, *functions):
         node = node.of_function.setdefault(function, _Calls())
-    call = node.of_options.pop(options, None) or _Call(run, functions, options)
-    node.of_options[options] = call
+    key = options, repr(options)  # 1, 1.0 and True are equal
+    call = node.of_options.pop(key, None) or _Call(run, functions, options)
+    node.of_options[key] = call
     if len(node.of_options) > _MOST:
         node.of_options.popitem(last=False)
     return call
