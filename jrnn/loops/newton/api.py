@@ -16,7 +16,7 @@ from jrnn.jaxprs.names import jaxpr_as_fun
 from jrnn.loops.loop import FlatScan, ScanParams, derived, mark, recorder
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
-from jrnn.loops.wrappers.decided import some
+from jrnn.loops.wrappers.branches import some
 from jrnn.loops.wrappers.masking import checked_masks, masked
 from jrnn.loops.wrappers.programs import compiled_once
 

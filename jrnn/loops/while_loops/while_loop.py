@@ -20,7 +20,7 @@ from jrnn.jaxprs.names import is_traced
 from jrnn.loops.loop import promoted
 from jrnn.loops.rules import tracing
 from jrnn.loops.wrappers import early_exit
-from jrnn.loops.wrappers.decided import some
+from jrnn.loops.wrappers.branches import some
 from jrnn.loops.wrappers.programs import compiled_once
 
 _BASE = 16  # the number of segments of a segment, and of steps of the shortest

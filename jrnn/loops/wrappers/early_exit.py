@@ -2,7 +2,7 @@
 
 Evaluated without a derivative, such a loop is one `jax.lax.while_loop`. Its derivatives are those of a scan of the bounded
 length, in which one `jax.lax.cond` a step skips what comes after the stop. Under `vmap` both go on until every example has
-stopped: `some` joins the predicates of the examples. Examples that have stopped keep their state (`decided.py`). For them
+stopped: `some` joins the predicates of the examples. Examples that have stopped keep their state (`branches.py`). For them
 the body is evaluated with arguments of its first step, so that no derivative of what comes after the stop, such as that of
 1 / 0, reaches a gradient.
 """
@@ -20,8 +20,8 @@ from jax import lax
 from jrnn.errors import ScanError
 from jrnn.jaxprs import without_closure
 from jrnn.loops.loop import promoted
+from jrnn.loops.wrappers.branches import choose, some
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
-from jrnn.loops.wrappers.decided import choose, some
 
 # `(state, x) -> (state, y)`, for pytrees.
 Body = Callable[[Any, Any], tuple[Any, Any]]

@@ -16,8 +16,8 @@ import numpy as np
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import is_traced
 from jrnn.loops.loop import recorder
-from jrnn.loops.wrappers import in_place
-from jrnn.loops.wrappers.decided import choose, some
+from jrnn.loops.wrappers import branches
+from jrnn.loops.wrappers.branches import choose, some
 
 _CALLED = (
     "the step has side effects: they happen at each step at which a sequence is not masked, and see made-up inputs of "
@@ -184,9 +184,9 @@ def _held(step: Callable, spares: list[Any], given: str) -> Callable:
         return held, jax.tree.map(lambda leaf: where(alive, leaf, jnp.zeros_like(leaf), "output", given), y)
 
     def held_step(carry: Any, alive: jax.Array, x: Any) -> tuple[Any, Any]:
-        traced = in_place.Traced.of(step, carry, x)
-        branches = traced is not None and _fits(traced.out, carry, promotes=False)
-        if not branches or not in_place.runs_in_branch(traced, alive, carry):
+        traced = branches.Traced.of(step, carry, x)
+        fits = traced is not None and _fits(traced.out, carry, promotes=False)
+        if not fits or not branches.runs_in_branch(traced, alive, carry):
             return chosen(alive, carry, x, _where)
         if traced.has_effects and alive.ndim:
             recorder.note(_CALLED)
@@ -226,7 +226,7 @@ def with_resets(step: Callable, first: Any, resets: jax.Array, steps: Any, xs: A
         def all_fresh(carry: Any, where: Callable = _where) -> Any:
             return jax.tree.map(functools.partial(fresh, where=where), first, carry, is_leaf=lambda leaf: leaf is None)
 
-        if not in_place.resets_in_branch(step, reset, carry, x):
+        if not branches.resets_in_branch(step, reset, carry, x):
             return step(all_fresh(carry), x)
         where = functools.partial(_where, decided=True)
         return step(jax.lax.cond(some(reset), lambda c: all_fresh(c, where), lambda c: c, carry), x)

@@ -1,0 +1,161 @@
+"""Branches in place of selections: masked and stopped steps that are not run, and selections that a branch has decided.
+
+A `select` copies a carry that the step updates in place, and the step's side effects happen before it. `runs_in_branch`
+returns which steps have a branch. Nothing is selected in it, because it runs only if a sequence is alive. Under `vmap` it
+runs if any example is alive, and then selects for each example. So the selection is a primitive, `decided`, which is no
+operation until its predicate is batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var
+from jrnn.jaxprs.names import Primitive, ad, batching, mlir
+
+# A branch takes about as long as selecting so many bytes: 2 microseconds.
+_BYTES = 1 << 16
+_SLICES = {"dynamic_update_slice"}  # XLA selects the slice alone
+_OTHERS = {"scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "while", "cond", "scan"}
+
+
+@jax.custom_batching.custom_vmap
+def some(flag: Any) -> Any:
+    """Returns the flag; under `vmap`, whether that of any example is True, as one value for all examples."""
+    return flag
+
+
+@some.def_vmap
+def _(axis_size: int, batched: list[bool], flag: Any) -> tuple[Any, bool]:
+    return (some(jnp.any(flag, axis=0)) if batched[0] else some(flag)), False
+
+
+decided_p = Primitive("decided")
+
+
+def choose(alive: Any, then: Any, otherwise: Any) -> Any:
+    """Selects leaves of two pytrees in a branch that runs only if any of `alive` holds.
+
+    The shape of `alive` is the beginning of the shape of every leaf. A scalar is True there, so nothing is selected.
+    """
+    return jax.tree.map(lambda a, b: _chosen(alive, a, b), then, otherwise)
+
+
+def _chosen(alive: Any, a: Any, b: Any) -> Any:
+    kinds = [getattr(jax.typeof(v), "manual_axis_type", None) for v in (alive, a, b)]
+    if jnp.ndim(alive) or jnp.result_type(a) != jnp.result_type(b) or kinds.count(kinds[0]) < len(kinds):
+        return jnp.where(_spread(alive, a), a, b)
+    return decided_p.bind(alive, a, jnp.broadcast_to(b, jnp.shape(a)))
+
+
+def _spread(alive: Any, like: Any) -> Any:
+    return jnp.reshape(alive, jnp.shape(alive) + (1,) * (jnp.ndim(like) - jnp.ndim(alive)))
+
+
+@decided_p.def_impl
+def _impl(alive: Any, a: Any, b: Any) -> Any:
+    return a
+
+
+decided_p.def_abstract_eval(lambda alive, a, b: a)
+mlir.register_lowering(decided_p, mlir.lower_fun(_impl, multiple_results=False))
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    alive, *values = primals
+    result = decided_p.bind(alive, *values)
+    if all(type(t) is ad.Zero for t in tangents[1:]):
+        return result, tangents[1]
+    return result, decided_p.bind(alive, *map(ad.instantiate_zeros, tangents[1:]))
+
+
+def _transpose(cotangent: Any, alive: Any, a: Any, b: Any) -> list[Any]:
+    if type(cotangent) is ad.Zero:
+        return [None, cotangent, cotangent]
+    nothing = jnp.zeros_like(cotangent)
+    return [None, decided_p.bind(alive, cotangent, nothing), decided_p.bind(alive, nothing, cotangent)]
+
+
+def _batched(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
+    size = next(v.shape[axis] for v, axis in zip(args, axes) if axis is not None)
+    alive, of_alive = args[0], axes[0]
+    a, b = (batching.bdim_at_front(v, axis, size) for v, axis in zip(args[1:], axes[1:]))
+    if of_alive is None:
+        return decided_p.bind(alive, a, b), 0
+    return jnp.where(_spread(alive, a), a, b), 0
+
+
+ad.primitive_jvps[decided_p] = _jvp
+ad.primitive_transposes[decided_p] = _transpose
+batching.primitive_batchers[decided_p] = _batched
+
+
+class Traced(NamedTuple):
+    """A step, traced with the types of a carry and an x.
+
+    Attributes:
+        closed: its jaxpr.
+        out: the types of what it returns.
+    """
+
+    closed: Any
+    out: Any
+
+    @classmethod
+    def of(cls, step: Callable, carry: Any, x: Any) -> Traced | None:
+        """Returns None if the step raises, which `jax.lax.scan` reports."""
+        try:
+            return cls(*jax.make_jaxpr(step, return_shape=True)(carry, x))
+        except Exception:
+            return None
+
+    @property
+    def has_effects(self) -> bool:
+        return bool(self.closed.effects)
+
+    def updates_in_place(self, carry: Any, primitives: set[str]) -> bool:
+        """Returns whether a large leaf of the carry is updated in place, by one of these primitives among others."""
+        program = jaxprs.opened(self.closed)
+        producers = jaxprs.producers(program.eqns)
+        pairs = zip(jax.tree.leaves(carry), program.outvars, program.invars)
+        return any(_is_large(leaf) and primitives & _updates(new, old, producers) for leaf, new, old in pairs)
+
+
+def runs_in_branch(traced: Traced, mask: Any, carry: Any) -> bool:
+    """Returns whether a mask decides in a branch whether the step runs. Then nothing moves out of the loop."""
+    if traced.has_effects:
+        return True
+    return (
+        not jnp.ndim(mask) and any(map(_is_large, jax.tree.leaves(carry))) and traced.updates_in_place(carry, _OTHERS)
+    )
+
+
+def resets_in_branch(step: Callable, mask: Any, carry: Any, x: Any) -> bool:
+    """Returns whether a mask decides in a branch what carry the step gets."""
+    if jnp.ndim(mask) or not any(map(_is_large, jax.tree.leaves(carry))):
+        return False
+    traced = Traced.of(step, carry, x)
+    return traced is not None and traced.updates_in_place(carry, _SLICES | _OTHERS)
+
+
+def _is_large(leaf: Any) -> bool:
+    return jnp.size(leaf) * jnp.result_type(leaf).itemsize >= _BYTES
+
+
+def _updates(new: Any, old: Var, producers: dict[Var, Eqn]) -> set[str]:
+    """Returns the primitives that make a new carry from the old one in place; none if something else does."""
+    names = set()
+    while new is not old:
+        eqn = None if jaxprs.is_literal(new) else producers.get(new)
+        if eqn is None or eqn.primitive.name not in _SLICES | _OTHERS:
+            return set()
+        names.add(eqn.primitive.name)
+        if eqn.primitive.name in ("while", "cond", "scan"):
+            return names if any(v is old for v in eqn.invars) else set()
+        new = eqn.invars[0]
+    return names
