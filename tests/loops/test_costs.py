@@ -23,7 +23,7 @@ from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL
 from jrnn.loops.explanations.explain import plans_of
 from jrnn.loops.loop import recorder
-from jrnn.loops.passes import movable, split
+from jrnn.loops.passes import Moves, movable, split
 from jrnn.loops.plans import Split, Steps, Target, search
 from jrnn.loops.rules import lowering, residuals
 from jrnn.loops.rules.residuals import min_cut
@@ -45,6 +45,9 @@ CHOSEN = {
     "hyper_convolution": ("lax.scan", None),
     "outer_features": ("lax.scan", None),
     "rotation": ("lax.scan", "lax.scan"),
+    "noise": ("as arithmetic", None),
+    "dropout": ("as arithmetic", None),
+    "resampling": ("as arithmetic", None),
     "mlstm": ("lax.scan", None),
     "small_matrix_states": ("lax.scan" if ONE_KERNEL else "as arithmetic", None),  # a row for each head: in the kernel
     "lstm": ("lax.scan", "moved"),
@@ -616,6 +619,35 @@ def test_random_numbers_stay_in_loops_of_few_steps():
     inside, outside = (estimator.part(generators, outs, together) for together in (False, True))
     assert len(generators) == 10 and inside.calls == 0
     assert 50 * outside.products > 50 * inside.products and outside.calls > 5e-6 * 10
+
+
+def test_a_draw_is_counted_with_its_inner_loop_where_that_is_no_part_of_the_steps_kernel():
+    def calls(words, machine):
+        draw = lambda c, key: (c + jax.random.bits(key, (words,)), None)  # noqa: E731
+        keys = jax.random.split(jax.random.PRNGKey(0), 9)
+        (loop,) = lowering.steps_of(lambda c: jax.lax.scan(draw, c, keys), jnp.zeros(words, jnp.uint32))
+        assert "random_wrap" in [e.primitive.name for e in loop.eqns]  # a key as words costs nothing more
+        return Estimator(loop, machine).part(loop.eqns, loop.outputs).calls / machine.kernel
+
+    older = machines.CPU._replace(small_loop=machines.SMALL_LOOP)
+    assert [calls(words, machines.CPU) for words in (128, 160)] == [0, 0]
+    assert 0 < 4 * calls(128, older) < calls(160, older)
+
+
+def test_what_a_loop_draws_is_not_drawn_again_for_all_steps():
+    """A mask that the loop writes follows from its inputs alone."""
+
+    def step(h, key):
+        mask = jax.random.bernoulli(key, 0.9, h.shape)
+        return jnp.where(mask, jnp.tanh(h), 0), mask
+
+    (loop,) = lowering.steps_of(
+        lambda h, keys: jax.lax.scan(step, h, keys), jnp.ones((8, 8)), jax.random.split(jax.random.key(0), 9)
+    )
+    for moves in (Moves(), movable(split(loop), False)):
+        fission = split(loop, moves=moves)
+        parts = (fission.hoisted, fission.core.eqns, fission.sunk)
+        assert [e.primitive.name for part in parts for e in part].count("random_bits") == 1
 
 
 def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn
+from jrnn.jaxprs import Eqn, primitives
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice
@@ -122,7 +123,7 @@ def _is_for_native(eqn: Eqn) -> bool:
 def _as_arithmetic(search: Search) -> list[Candidate]:
     """Returns the candidates with small linear algebra as arithmetic; one if nothing is in the way of one kernel."""
     candidates = []
-    for moves in dict.fromkeys((Moves(), search.movable)):
+    for moves in dict.fromkeys((Moves(), _with_draws_inside(search))):
         fission = search.split(moves)
         rewritten = arithmetic(fission.core, search.estimator)
         if rewritten is not None:
@@ -131,6 +132,18 @@ def _as_arithmetic(search: Search) -> list[Candidate]:
             if not rewritten.in_the_way:
                 break
     return candidates
+
+
+def _with_draws_inside(search: Search) -> Moves:
+    """Returns all that may leave a loop but draws of random numbers, except those that something else before the loop reads.
+
+    As arithmetic a draw takes less time in the loop than for all steps before it, where JAX's own rounds are a loop over
+    arrays of all steps.
+    """
+    loop, moves = search.loop, search.movable
+    draws = {v for e in loop.eqns if e.primitive.name in primitives.GENERATORS for v in e.outvars}
+    read = {v for e in jaxprs.needed(loop.eqns, moves.early - draws, set(loop.inputs))[0] for v in e.outvars}
+    return replace(moves, early=moves.early - (draws - read))
 
 
 def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:

@@ -23,8 +23,13 @@ _PLACING = 0.5
 _ROW, _ROW_FOR_ALL = 3, 30  # of one index, at one step and for all steps together, which XLA:CPU does not vectorize
 # A draw of random bits is elementwise work: the time of one element, and the fewest elements that a draw costs as much as,
 # at one step and for all steps together.
-_GENERATORS = frozenset(("random_bits", "random_fold_in", "random_split", "threefry2x32"))
-_DRAWING, _DRAWING_FOR_ALL, _ROUNDS = (4, 32), (6, 8), 70
+_GENERATORS = primitives.GENERATORS | {"threefry2x32"}
+_DRAWING, _DRAWING_FOR_ALL = (4, 32), (6, 8)
+# The kernels of a draw for all steps together; and at one step, if its rounds are one kernel (jax 0.10.2: 0.6 us for 4 to
+# 128 words) or several (2.9 us for 160 to 1,024 words).
+_ROUNDS, _ROUNDS_OF_ONE_STEP = 70, (6, 29)
+_GAMMA = 300  # functions, of one number, which is drawn by rejection: 200 ns with jax 0.12
+_KEYS = frozenset(("random_unwrap", "random_wrap"))  # of typed keys, whose words are the same array
 _RUNNING_RESULTS = frozenset(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"))
 LOOKUPS = frozenset(("dynamic_slice", "gather"))
 UPDATES = frozenset((
@@ -51,7 +56,7 @@ def is_call(eqn: Eqn) -> bool:
     name = eqn.primitive.name
     if name == "dot_general":
         return not is_outer(eqn)
-    return primitives.is_heavy(eqn) or (not primitives.is_cheap(eqn) and name not in REDUCTIONS)
+    return primitives.is_heavy(eqn) or not (primitives.is_cheap(eqn) or name in REDUCTIONS or name in _KEYS)
 
 
 def is_outer(eqn: Eqn) -> bool:
@@ -67,13 +72,21 @@ def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
             return machine.at_once
         in_the_loop = is_by_vector(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
         return 0.0 if in_the_loop else machine.kernel + _tiny_seconds(eqn, machine)
-    if eqn.primitive.name in _GENERATORS:  # part of a kernel at one step; for all steps its rounds are inner loops
-        return _ROUNDS * machine.kernel if together else 0.0
+    if eqn.primitive.name in _GENERATORS:
+        return (_ROUNDS if together else _rounds(eqn, machine)) * machine.kernel
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     if eqn.primitive.name == "conv_general_dilated":
         return _CONVOLUTION * machine.call
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
+
+
+def _rounds(eqn: Eqn, machine: Machine) -> int:
+    """Returns the kernels of a draw at one step, whose rounds are an inner loop: none if it is part of the step's kernel."""
+    if machine.small_loop == math.inf:
+        return 0
+    one_kernel, several = _ROUNDS_OF_ONE_STEP
+    return one_kernel if 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.small_loop else several
 
 
 def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
@@ -156,12 +169,16 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
         slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
         return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.products)
+    if name == "optimization_barrier":
+        return moved
     of_first = jaxprs.elements(shapes[0]) if shapes else count
     if name == "sort":
         n = jaxprs.extent(shapes[0][-1])
         return _SORTING * of_first * math.log2(n + 1) * machine.function
     if name in ("top_k", "approx_top_k"):
         return _SELECTING * of_first * machine.function
+    if name == "random_gamma":
+        return _GAMMA * count * machine.function
     if name in _GENERATORS:
         drawing, least = _DRAWING_FOR_ALL if together else _DRAWING
         return moved + drawing * max(count, least) * machine.function
@@ -188,7 +205,7 @@ def indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine)
 def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
     """Returns the time of the operations of an elementwise equation, a view or a reduction."""
     name = eqn.primitive.name
-    if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy"):
+    if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy", *_KEYS):
         return 0.0
     of = eqn.invars if name in REDUCTIONS else eqn.outvars
     count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)

@@ -27,7 +27,6 @@ from jrnn.loops.passes.arithmetic.rewrite import RULES, as_arithmetic, equations
 _LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elements to sort, or places of a scatter
 _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
-_DRAWN, _DRAWS = 1 << 14, 4  # random numbers, and draws in a step; each compiles for a tenth of a second
 _ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in one kernel, and in several
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 _SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
@@ -86,10 +85,9 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     given = [*equations(loop.eqns)]
     if not all(jaxprs.is_known(n) for e in given for v in e.outvars for n in v.aval.shape):
         return None
-    drawn = draws.RULES if sum(e.primitive.name in draws.RULES for e in given) > _DRAWS else ()
     stays = any(_is_in_the_way(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
     order = _ORDER_IN_PARTS if stays or estimator.machine.small_loop <= SMALL_LOOP else _ORDER
-    changed = as_arithmetic(loop, lambda e: e.primitive.name not in drawn and fits(e, order))
+    changed = as_arithmetic(loop, lambda e: fits(e, order))
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:
         return None
@@ -131,7 +129,7 @@ def fits(eqn: Eqn, order: int = _ORDER) -> bool:
     """Returns True if an equation is faster as arithmetic than as a call. A matrix to factorize has at most `order` rows."""
     name = eqn.primitive.name
     if name in draws.RULES:
-        return sum(jaxprs.elements(v.aval.shape) for v in eqn.outvars) <= _DRAWN
+        return True
     shape = eqn.invars[0].aval.shape
     if name == "dot_general":
         matrices = not is_by_vector(eqn) or is_of_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
