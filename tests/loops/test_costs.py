@@ -676,6 +676,40 @@ def test_an_array_is_written_over_one_that_nothing_reads_later():
     assert peak(lambda x: (x @ w).sum(-1)) == size, "the result has another shape"
 
 
+def probabilities(w, h, label):
+    h = jnp.tanh(h @ w["own"])
+    logits = h @ w["vocabulary"]
+    scaled = jnp.exp(logits - jnp.max(logits, -1, keepdims=True))
+    return h, (scaled, jnp.log(jnp.sum(scaled, -1)))
+
+
+def loss_of_one_hot(w, h, label):
+    h = jnp.tanh(h @ w["own"])
+    logits = h @ w["vocabulary"]
+    return h, jax.nn.logsumexp(logits, -1) - jnp.sum(jax.nn.one_hot(label, 1_000) * logits, -1)
+
+
+def drawn_features(w, h, label):
+    bits = jax.random.bits(jax.random.fold_in(w["key"], label[0]), (*h.shape, 16))
+    return jnp.tanh(h @ w["own"] + jnp.sum(bits * h[..., None], -1)), None
+
+
+@pytest.mark.parametrize("step", [probabilities, loss_of_one_hot, drawn_features])
+@pytest.mark.parametrize("everything", [False, True])
+def test_no_split_needs_more_memory_than_it_claims(step, everything):
+    w = {"own": jnp.ones((64, 64)), "vocabulary": jnp.ones((64, 1_000)), "key": jax.random.key(0)}
+    h, labels = jnp.ones((16, 64)), jnp.zeros((16, 16), jnp.int32)
+    (loop,) = lowering.steps_of(lambda w, h, xs: jax.lax.scan(functools.partial(step, w), h, xs), w, h, labels)
+    fission = split(loop, moves=movable(split(loop), False) if everything else Moves())
+    node = Split(fission, Steps(fission.core))
+    stacks = [jax.ShapeDtypeStruct((16, *v.aval.shape), v.aval.dtype) for v in loop.xs]
+    avals = [v.aval for v in loop.consts], [v.aval for v in loop.carry], stacks
+    compiled = jax.jit(lambda *args: node.run(*args, 16)).lower(*avals).compile()
+    measured = compiled.memory_analysis().temp_size_in_bytes
+    claimed = node.estimate(Estimator(loop, machines.CPU)).memory
+    assert measured <= 1.25 * claimed + 20_000, (claimed, measured)
+
+
 def test_matrices_that_are_transposed_for_a_loop_are_counted():
     """Weights of 25 MB were transposed in twice the time of the loop; the kernel packs them as they are."""
     w, c, xs = jnp.ones((600, 600)), jnp.ones((4, 600)), jnp.ones((9, 4, 600))

@@ -38,6 +38,7 @@ UPDATES = frozenset((
 REDUCTIONS = frozenset((
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
 ))  # fmt: skip
+SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 _LEAST = 24  # arrays with fewer elements cost as much as with so many
 _SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
@@ -63,6 +64,18 @@ def is_outer(eqn: Eqn) -> bool:
     """Returns True for a product that sums nothing, which XLA computes as a multiplication of elements."""
     (axes, _), _ = eqn.params["dimension_numbers"]
     return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
+
+
+def is_by_library(eqn: Eqn) -> bool:
+    """Returns True for a reduction that XLA:CPU gives to a library, which computes the operand but for what `selects`."""
+    large = jaxprs.elements(eqn.invars[0].aval.shape) >= SUMMED
+    return large and eqn.primitive.name in ("reduce_max", "reduce_min", "reduce_sum")
+
+
+def selects(eqn: Eqn) -> bool:
+    """Returns True for a select, and for a truth value as a number, whose product XLA writes as a select."""
+    of_truth = eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
+    return of_truth or eqn.primitive.name == "select_n"
 
 
 def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:

@@ -8,7 +8,8 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jrnn import jaxprs
@@ -21,10 +22,12 @@ from jrnn.loops.costs.equation_costs import (
     call_seconds,
     element_seconds,
     indexing_seconds,
+    is_by_library,
     is_call,
     is_outer,
     packing_seconds,
     product_seconds,
+    selects,
 )
 from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.loop import Loop
@@ -132,22 +135,13 @@ class Estimator:
         facts = [self._facts_of(e) for e in eqns]
         wanted = set(jaxprs.variables(outs))
         computed = {v for e in eqns for v in e.outvars}
-        arrays = {v for v in wanted if v in computed}
-        for eqn, fact in zip(eqns, facts):
-            if fact.call:
-                arrays.update(eqn.outvars)
-                arrays.update(v for v in fact.inputs if v in computed)
-            elif fact.reduces:
-                arrays.update(eqn.outvars)
-        for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
-            if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
-                arrays.discard(eqn.outvars[0])
-                arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
+        arrays = self._arrays(eqns, facts, wanted, computed)
         sources: dict[Var, tuple[Var, ...]] = {}  # the arrays that a value that is not an array is computed from
         products = elements = calls = packing = 0.0
         read = written = kernels = made_bytes = 0
         last_use: dict[Var, int] = {}
-        results: list[tuple[int, Var, tuple[Var, ...]]] = []  # of kernels
+        readers: Counter[Var] = Counter()  # calls and kernels
+        results: list[tuple[Var, tuple[Var, ...]]] = []  # of kernels
         for i, (eqn, fact) in enumerate(zip(eqns, facts)):
             union = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
             if fact.call:
@@ -161,17 +155,19 @@ class Estimator:
                     written += fact.out
                     read += self.sizes(union)
                     if eqn.outvars[0] in wanted and not fact.reduces:
-                        results.append((i, eqn.outvars[0], union))
+                        results.append((eqn.outvars[0], union))
             for v in eqn.outvars:
                 if v in arrays:
                     made_bytes += self.size(v)
                 else:
                     sources[v] = union
             last_use.update(dict.fromkeys(union, i))
+            if fact.call or any(v in arrays for v in eqn.outvars):
+                readers.update(union)
         temporary = {v for v in arrays if v not in wanted}
-        for i, v, union in results:  # it is written over an array that nothing reads later
+        for v, union in results:  # it is written over an array that nothing else reads: XLA may run others later
             same = (u for u in union if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
-            temporary.discard(next((u for u in same if u in temporary and last_use[u] == i), None))
+            temporary.discard(next((u for u in same if u in temporary and readers[u] == 1), None))
         ends: dict[int, int] = {}
         for v, at in last_use.items():
             if v in temporary:
@@ -179,13 +175,42 @@ class Estimator:
         live = peak = 0
         for i, eqn in enumerate(eqns):
             live += sum(self.size(v) for v in eqn.outvars if v in temporary)
-            peak = max(peak, live + (self._copied(eqn) if together else 0))
+            peak = max(peak, live + self._copied(eqn, together))
             live -= ends.get(i, 0)
         return Costs(products, elements, read, written, calls, packing, kernels, peak, made_bytes)
 
-    def _copied(self, eqn: Eqn) -> int:
-        """Returns the bytes of stacks that XLA:CPU transposes before a product: those not contracted over the last axis."""
-        if eqn.primitive.name != "dot_general" or is_outer(eqn):
+    def _arrays(
+        self, eqns: Sequence[Eqn], facts: Sequence[_Facts], wanted: Collection[Var], computed: Collection[Var]
+    ) -> set[Var]:
+        """Returns the results of equations that are written to memory."""
+        arrays = {v for v in wanted if v in computed}
+        for eqn, fact in zip(eqns, facts):
+            if fact.call:
+                arrays.update(eqn.outvars)
+                arrays.update(v for v in fact.inputs if v in computed)
+            elif fact.reduces:
+                arrays.update(eqn.outvars)
+        selected: set[Var] = set()  # what XLA computes by selects, if it is no array
+        for eqn, fact in zip(eqns, facts):
+            if fact.reduces and is_by_library(eqn):
+                arrays.update(v for v in fact.inputs if v in selected)
+            elif not fact.call and (selects(eqn) or not selected.isdisjoint(fact.inputs)):
+                selected.update(v for v in eqn.outvars if v not in arrays)
+        for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
+            if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
+                arrays.discard(eqn.outvars[0])
+                arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
+        return arrays
+
+    def _copied(self, eqn: Eqn, together: bool) -> int:
+        """Returns the bytes of what XLA:CPU makes besides the results.
+
+        These are the words that the rounds of a draw turn into others, which an inner loop copies. For many steps together they
+        are stacks that it transposes before a product: those not contracted over the last axis.
+        """
+        if eqn.primitive.name in primitives.GENERATORS:
+            return (2 if together else 5) * self.sizes(eqn.outvars)
+        if not together or eqn.primitive.name != "dot_general" or is_outer(eqn):
             return 0
         contracted, _ = eqn.params["dimension_numbers"]
         stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, self.moving)]

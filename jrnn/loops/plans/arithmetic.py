@@ -16,7 +16,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.equation_costs import REDUCTIONS, is_by_vector, is_of_one_row, is_outer
+from jrnn.loops.costs.equation_costs import REDUCTIONS, SUMMED, is_by_vector, is_of_one_row, is_outer
 from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
 from jrnn.loops.loop import Loop, Results
@@ -29,8 +29,7 @@ _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or 
 _WORDS = 0.4  # operations of a generator on words stay in registers
 _ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in one kernel, and in several
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
-_SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
-LARGE_PRODUCT = 2 * _SUMMED  # operations of a product that stays a call
+LARGE_PRODUCT = 2 * SUMMED  # operations of a product that stays a call
 _CALLS = frozenset((
     "all_gather", "all_to_all", "approx_top_k", "cholesky", "cholesky_update", "conv_general_dilated",
     "custom_partitioning", "debug_callback", "debug_print", "eig", "eigh", "fft", "ffi_call", "geqp3", "geqrf",
@@ -149,5 +148,5 @@ def _is_in_the_way(eqn: Eqn) -> bool:
     if name.startswith("scatter"):
         return jaxprs.elements(eqn.invars[1].aval.shape[:-1]) > 1
     if name in REDUCTIONS:
-        return jaxprs.elements(eqn.invars[0].aval.shape) >= _SUMMED
+        return jaxprs.elements(eqn.invars[0].aval.shape) >= SUMMED
     return name in _CALLS or bool(eqn.effects)
