@@ -634,6 +634,26 @@ def test_a_draw_is_counted_with_its_inner_loop_where_that_is_no_part_of_the_step
     assert 0 < 4 * calls(128, older) < calls(160, older)
 
 
+def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypatch):
+    """XLA:CPU before jaxlib 0.12 counts every value that goes from step to step."""
+
+    def plan(scalars):
+        def step(h, x):
+            return [jnp.tanh(v * p[i] + 0.3 * p[i - 1] * h[i - 1] + x) for i, v in enumerate(h)], h[0]
+
+        p = jnp.linspace(0.1, 1.0, scalars)
+        return jrnn.explain_scan(step, [jnp.float32(0)] * scalars, jnp.ones(1_000)).forward[0]
+
+    older = machines.CPU._replace(small_loop=machines.SMALL_LOOP)
+    monkeypatch.setattr(machines, "this_processor", lambda: older)
+    explained = plan(20)
+    assert explained.choice.chosen.name == "lax.scan", explained.choice
+    loop = explained.loop
+    estimator, fission = Estimator(loop, older), split(loop, moves=Moves())
+    small = [estimator.is_small(of, estimator.part(of.eqns, of.outputs)) for of in (loop, fission.core)]
+    assert small == [True, False] and len(fission.core.consts) == 40
+
+
 def test_what_a_loop_draws_is_not_drawn_again_for_all_steps():
     """A mask that the loop writes follows from its inputs alone."""
 

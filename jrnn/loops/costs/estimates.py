@@ -8,6 +8,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -32,6 +33,9 @@ from jrnn.loops.costs.equation_costs import (
 from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.loop import Loop
 
+# What XLA:CPU counts of a trip besides its kernels: a pointer for each value, and the counter and its comparison. With 160,
+# loops of 16 to 26 scalars with jax 0.10.2 are one kernel where they are estimated to be.
+_POINTER, _CONTROL = 8, 160
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
 _SAME = frozenset((*primitives.COPIES, "stop_gradient", "reshape", "squeeze", "expand_dims"))
 Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
@@ -56,6 +60,7 @@ class Costs(NamedTuple):
         calls: seconds of calling products, lookups and solvers.
         packing: seconds in which products copy their large constant operands into another order.
         kernels: the number of other kernels.
+        touched: bytes that these kernels access, where a slice that is no array is read in place of its operand.
         peak: bytes of the arrays made, at the most at one time, without the results.
         total: bytes of all arrays made.
     """
@@ -67,6 +72,7 @@ class Costs(NamedTuple):
     calls: float = 0.0
     packing: float = 0.0
     kernels: int = 0
+    touched: int = 0
     peak: int = 0
     total: int = 0
 
@@ -137,13 +143,15 @@ class Estimator:
         computed = {v for e in eqns for v in e.outvars}
         arrays = self._arrays(eqns, facts, wanted, computed)
         sources: dict[Var, tuple[Var, ...]] = {}  # the arrays that a value that is not an array is computed from
+        views: dict[Var, tuple[Var, ...]] = {}  # the same, or slices of them
         products = elements = calls = packing = 0.0
-        read = written = kernels = made_bytes = 0
+        read = written = kernels = touched = made_bytes = 0
         last_use: dict[Var, int] = {}
         readers: Counter[Var] = Counter()  # calls and kernels
         results: list[tuple[Var, tuple[Var, ...]]] = []  # of kernels
         for i, (eqn, fact) in enumerate(zip(eqns, facts)):
             union = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
+            viewed = tuple(dict.fromkeys(u for v in fact.inputs for u in views.get(v, (v,))))
             if fact.call:
                 products += fact.together if together else fact.seconds
                 calls += fact.calling_together if together else fact.calling
@@ -154,13 +162,14 @@ class Estimator:
                     kernels += 1
                     written += fact.out
                     read += self.sizes(union)
+                    touched += fact.out + self.sizes(viewed)
                     if eqn.outvars[0] in wanted and not fact.reduces:
                         results.append((eqn.outvars[0], union))
             for v in eqn.outvars:
                 if v in arrays:
                     made_bytes += self.size(v)
                 else:
-                    sources[v] = union
+                    sources[v], views[v] = union, (v,) if eqn.primitive.name == "slice" else viewed
             last_use.update(dict.fromkeys(union, i))
             if fact.call or any(v in arrays for v in eqn.outvars):
                 readers.update(union)
@@ -177,7 +186,7 @@ class Estimator:
             live += sum(self.size(v) for v in eqn.outvars if v in temporary)
             peak = max(peak, live + self._copied(eqn, together))
             live -= ends.get(i, 0)
-        return Costs(products, elements, read, written, calls, packing, kernels, peak, made_bytes)
+        return Costs(products, elements, read, written, calls, packing, kernels, touched, peak, made_bytes)
 
     def _arrays(
         self, eqns: Sequence[Eqn], facts: Sequence[_Facts], wanted: Collection[Var], computed: Collection[Var]
@@ -205,8 +214,8 @@ class Estimator:
     def _copied(self, eqn: Eqn, together: bool) -> int:
         """Returns the bytes of what XLA:CPU makes besides the results.
 
-        These are the words that the rounds of a draw turn into others, which an inner loop copies. For many steps together they
-        are stacks that it transposes before a product: those not contracted over the last axis.
+        These are the words that the rounds of a draw turn into others, which an inner loop copies. For many steps together,
+        they are stacks that it transposes before a product: those not contracted over the last axis.
         """
         if eqn.primitive.name in primitives.GENERATORS:
             return (2 if together else 5) * self.sizes(eqn.outvars)
@@ -264,11 +273,24 @@ class Estimator:
         trips = jaxprs.extent(eqn.params["length"]) if name == "scan" else _WHILE if name == "while" else 1
         return trips * (sum(times) + machine.elementwise_trip)
 
+    def is_small(self, loop: Loop, inside: Costs) -> bool:
+        """Returns True if XLA makes one kernel of a loop without calls, whose equations cost `inside`.
+
+        Besides what its kernels access it counts the values that go from trip to trip, which a plan that hoists adds to, and
+        copies of carries that two equations read, one of which may run after the new carry is written.
+        """
+        if self.machine.small_loop == math.inf:
+            return True
+        readers = Counter(v for e in loop.eqns for v in set(jaxprs.inputs(e)))
+        copies = 2 * self.sizes(v for v in loop.carry if readers[v] > 1)
+        values = len({*loop.inputs, *jaxprs.variables(loop.ys)})
+        return inside.touched + copies + _POINTER * values + _CONTROL < self.machine.small_loop
+
     def trips(self, loop: Loop, inside: Costs) -> Terms:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
-        apart = inside.calls or not inside.is_small(machine)  # it runs kernel by kernel
+        apart = inside.calls or not self.is_small(loop, inside)  # it runs kernel by kernel
         work = inside.terms(machine, steps, inside.total, steps if apart else 0)
         trips = steps * (machine.trip if apart else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack.
