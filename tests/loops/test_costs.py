@@ -654,6 +654,27 @@ def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypa
     assert small == [True, False] and len(fission.core.consts) == 40
 
 
+INSIDE = {
+    "nothing": lambda run, h: run(h),
+    "while_loop": lambda run, h: jax.lax.while_loop(lambda h: jnp.sum(h) < 9, run, h),
+    "fori_loop": lambda run, h: jax.lax.fori_loop(0, 9, lambda _, h: run(h), h),
+    "scan": lambda run, h: jax.lax.scan(lambda h, _: (jax.jit(run)(h), None), h, None, 9)[0],
+}
+
+
+@pytest.mark.parametrize("outer", INSIDE)
+def test_a_short_loop_is_planned_in_the_body_of_another(outer):
+    w = jnp.ones((2, 4, 4))
+
+    def run(h):
+        return jrnn.scan(lambda h, _: (jnp.tanh(jnp.tanh(h @ w[0]) @ w[1]), None), h, length=8)[0]
+
+    *_, plan = plans_of(functools.partial(INSIDE[outer], run), jnp.ones((4, 4)))
+    brief = "it takes less time than planning it" in plan.notes
+    assert plan.loop.length == 8 and brief == (outer == "nothing")
+    assert plan.target.repeated == (outer != "nothing")
+
+
 def test_what_a_loop_draws_is_not_drawn_again_for_all_steps():
     """A mask that the loop writes follows from its inputs alone."""
 

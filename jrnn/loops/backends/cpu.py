@@ -37,6 +37,7 @@ from jrnn.loops.plans.search import Search
 PASSES = (direct_views, distinct, concatenate_cotangents)
 _LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
 _BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
+_MANY = 1_000  # runs of a loop that is in another one, whose number is not known
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
 
 
@@ -49,7 +50,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
         options: the caller's.
     """
     reference = _reference(loop, target)
-    if options.executor == "auto" and _is_brief(reference):
+    if options.executor == "auto" and _is_brief(reference, target):
         return LoopPlan.left(target, loop, "it takes less time than planning it", choice=Choice(reference))
     search = _searched(reference, target, options)
     notes: tuple[str, ...] = ()
@@ -74,9 +75,10 @@ def _reference(loop: Loop, target: Target) -> Candidate:
     return Candidate(REFERENCE, Estimator(loop, target.machine).whole(), Steps(loop, REFERENCE))
 
 
-def _is_brief(reference: Candidate) -> bool:
+def _is_brief(reference: Candidate, target: Target) -> bool:
     """Returns True for a loop that gains less than its lowering takes: `x W^T` takes 1.2 to 1.4 times as long as `x W`."""
-    return reference.estimate.seconds < _BRIEF and not reads_rows(reference.node.loop)
+    runs = _MANY if target.repeated else 1
+    return runs * reference.estimate.seconds < _BRIEF and not reads_rows(reference.node.loop)
 
 
 def _searched(reference: Candidate, target: Target, options: Options) -> Search:
