@@ -675,6 +675,21 @@ def test_a_short_loop_is_planned_in_the_body_of_another(outer):
     assert plan.target.repeated == (outer != "nothing")
 
 
+def test_large_products_of_bfloat16_run_at_the_rate_of_their_instructions():
+    """The kernel for CPUs has none of these, and is not called where XLA has."""
+
+    def seconds(rows, dtype, machine):
+        w = jnp.ones((128, 512), dtype)
+        dot = lambda h, _: (h, jnp.tanh(h @ w))  # noqa: E731
+        (loop,) = lowering.steps_of(lambda h: jax.lax.scan(dot, h, None, 9), jnp.ones((rows, 128), dtype))
+        return Estimator(loop, machine).part(loop.eqns, loop.outputs).products
+
+    narrow = machines.CPU._replace(bfloat16=2.0)
+    for rows, dtype, factor in ((32, jnp.bfloat16, 2), (1, jnp.bfloat16, 1), (32, jnp.float32, 1)):
+        assert seconds(rows, dtype, machines.CPU) == pytest.approx(factor * seconds(rows, dtype, narrow))
+    assert machines.this_processor().bfloat16 in (1.0, 2.0)
+
+
 def test_what_a_loop_draws_is_not_drawn_again_for_all_steps():
     """A mask that the loop writes follows from its inputs alone."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+import jax.numpy as jnp
+
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.loops.costs.machines import CPU, ONE_KERNEL, Machine
@@ -42,6 +44,7 @@ SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 _LEAST = 24  # arrays with fewer elements cost as much as with so many
 _SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
+_LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
 _NEAR = 2  # a core reads its own cache so many times as fast as one that cores share
 _VECTOR = 8  # elements
@@ -153,6 +156,12 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], mach
     return max(size - _RESULTS * results, 0) / (machine.read if size > machine.near else _NEAR * machine.cached)
 
 
+def operation_seconds(eqn: Eqn, machine: Machine) -> float:
+    """Returns the time of the operations of a product."""
+    operations, narrow = jaxprs.operations(eqn), all(a.aval.dtype == jnp.bfloat16 for a in eqn.invars)
+    return operations / machine.products / (machine.bfloat16 if narrow and operations >= _LARGE else 1.0)
+
+
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
     def is_read(atom: Atom) -> bool:
         return moving is None or jaxprs.is_in(atom, moving)
@@ -171,7 +180,7 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
             moved /= _NEAR if size <= machine.near else 1
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
-        return by_rows * max(jaxprs.operations(eqn) / machine.products, moved) + each
+        return by_rows * max(operation_seconds(eqn, machine), moved) + each
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)

@@ -26,6 +26,7 @@ from jrnn.loops.costs.equation_costs import (
     is_by_library,
     is_call,
     is_outer,
+    operation_seconds,
     packing_seconds,
     product_seconds,
     selects,
@@ -301,7 +302,7 @@ class Estimator:
     def sums(self, eqns: Sequence[Eqn]) -> Costs:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
         facts = [self._facts_of(e) for e in eqns]
-        dots = sum(jaxprs.operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
+        dots = sum(operation_seconds(e, self.machine) for e in eqns if e.primitive.name == "dot_general")
         others = sum(f.seconds for f in facts if f.call and f.eqn.primitive.name != "dot_general")
         reductions = sum(f.seconds for f in facts if f.reduces)
         # XLA copies the first operand of a product over time, transposed; the smaller one is put first. It also copies
