@@ -605,6 +605,28 @@ def test_stored_states_are_new_memory_for_each_run(monkeypatch):
     assert "chunks" in [plan.executor for plan in plans]
 
 
+@pytest.mark.parametrize("batch, size, executors", [(32, 22, []), (4, 64, ["chunks"])])
+def test_scores_of_small_states_are_counted(batch, size, executors, monkeypatch):
+    """Of 32 mLSTMs with states of 16 x 16, chunks save 0.15 of the time, and take five times as long to compile."""
+    monkeypatch.setattr(machines, "this_processor", lambda: machines.processor(vector=64))
+
+    def step(carry, x):
+        (c, n, m), (q, k, v, gate, forget) = carry, x
+        decay = jax.nn.log_sigmoid(forget)
+        most = jnp.maximum(decay + m, gate)
+        kept, new = jnp.exp(decay + m - most), jnp.exp(gate - most)
+        c = kept[..., None] * c + new[..., None] * (k[..., :, None] @ v[..., None, :])
+        n = kept * n + new * k
+        norm = jnp.maximum(jnp.abs((q[..., None, :] @ n[..., :, None])[..., 0]), jnp.exp(-most))
+        return (c, n, most), (q[..., None, :] @ c)[..., 0, :] / norm
+
+    vectors, gates = [jnp.ones((128, 1, batch, size))] * 3, [jnp.ones((128, 1, batch, 1))] * 2
+    carry = tuple(map(jnp.zeros, ((1, batch, size, size), (1, batch, size), (1, batch, 1))))
+    with recorder.recorded() as plans:
+        jax.make_jaxpr(jax.grad(lambda xs: jnp.sum(jrnn.scan(step, carry, xs)[1])))([*vectors, *gates])
+    assert [plan.executor for plan in plans if plan.executor == "chunks"] == executors
+
+
 def test_random_numbers_stay_in_loops_of_few_steps():
     """For all steps at once, the rounds of each generator are an inner loop with the same work."""
 
