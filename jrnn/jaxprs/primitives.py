@@ -35,17 +35,17 @@ _CHEAP = ELEMENTWISE | VIEWS | frozenset((
     "rev", "stack",
 ))
 _CONTRACTIONS = frozenset(("conv_general_dilated", "dot_general", "ragged_dot_general"))
-# Contractions, lookups and solvers.
-_HEAVY = _CONTRACTIONS | frozenset((
+GENERATORS = frozenset(("random_bits", "random_fold_in", "random_split"))  # of random numbers
+# Contractions, lookups, solvers and draws.
+_HEAVY = _CONTRACTIONS | GENERATORS | frozenset((
     "cholesky", "eig", "eigh", "fft", "gather", "lu", "qr", "svd", "triangular_solve",
 ))
 _PURE = frozenset((
     "approx_top_k", "argmax", "argmin", "bessel_i0e", "bessel_i1e", "cumlogsumexp", "cummax", "cummin", "cumprod",
     "cumsum", "dynamic_slice", "dynamic_update_slice", "igamma", "igamma_grad_a", "igammac", "polygamma",
-    "random_bits", "random_fold_in", "random_split", "random_unwrap", "random_wrap", "reduce_prod",
-    "reduce_window_max", "reduce_window_min", "reduce_window_sum", "regularized_incomplete_beta", "scatter",
-    "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "select_and_gather_add", "select_and_scatter_add",
-    "sort", "threefry2x32", "top_k", "zeta",
+    "random_unwrap", "random_wrap", "reduce_prod", "reduce_window_max", "reduce_window_min", "reduce_window_sum",
+    "regularized_incomplete_beta", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul",
+    "select_and_gather_add", "select_and_scatter_add", "sort", "threefry2x32", "top_k", "zeta",
 ))
 # fmt: on
 # Functions that cost many instructions per value: worth computing for several slices at once.
@@ -94,7 +94,7 @@ def draws_differently_under_vmap(eqn: jaxprs.Eqn) -> bool:
 
 
 def is_heavy(eqn: jaxprs.Eqn) -> bool:
-    """Returns True for contractions, lookups and solvers, which are worth moving out of a loop."""
+    """Returns True for contractions, lookups, solvers and draws. A split names those that leave a loop, and repeats none."""
     return eqn.primitive.name in _HEAVY
 
 

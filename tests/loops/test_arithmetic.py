@@ -19,10 +19,11 @@ from jax.lax import linalg
 from random_small_loops import OPERATIONS, fault
 
 import jrnn
-from jrnn.jaxprs import by_numpy
+from jrnn.jaxprs import by_numpy, primitives
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
+from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
 from jrnn.loops.plans import arithmetic as choice
 from jrnn.loops.plans.search import Search
@@ -149,11 +150,25 @@ def test_random_numbers_are_those_of_jax():
             jax.random.fold_in(first, x), (2, 2)
         )
 
-    args = jax.random.split(jax.random.key(3), 4), 5
-    closed = jax.make_jaxpr(drawn)(*args)
+    keys = jax.random.split(jax.random.key(3), 4)
+    assert_drawn_alike(drawn, keys, 5)
+    with jax.numpy_rank_promotion("allow"):
+        assert_drawn_alike(jax.vmap(jax.random.fold_in, (None, 0)), keys[0], jnp.arange(5))
+        assert_drawn_alike(jax.vmap(jax.random.fold_in, (0, None)), keys, 5)
+    assert_drawn_alike(lambda keys: jax.vmap(jax.random.bits)(keys[:0]), keys)
+
+
+def assert_drawn_alike(fn, *args):
+    """Asserts that the rounds of all draws are arithmetic, whose results are materialized, and give the same words."""
+    closed = jax.make_jaxpr(lambda *args: jax.tree.leaves(fn(*args)))(*args)
     changed = rewritten(closed, choice.fits)
-    assert not [e for e in equations(changed.eqns) if e.primitive.name in RULES]
-    for a, b in zip(jax.jit(jex.jaxpr_as_fun(changed))(*args), drawn(*args), strict=True):
+    names = [e.primitive.name for e in equations(changed.eqns)]
+    assert not RULES.keys() & names
+    count = sum(e.primitive.name in primitives.GENERATORS and e.outvars[0].aval.size > 0 for e in closed.eqns)
+    assert names.count("optimization_barrier" if draws.KEEPS_BARRIERS else "cond") >= count
+    results = jax.jit(jex.jaxpr_as_fun(changed))(*args)
+    for a, b in zip(results, jax.tree.leaves(fn(*args)), strict=True):
+        a, b = (jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v for v in (a, b))
         np.testing.assert_array_equal(a, b)
 
 
@@ -291,6 +306,33 @@ def test_compiled_programs_are_read():
     (slow,) = explained.compiled
     assert slow.kernels > 1 and any("gesdd" in name for name in slow.in_the_way), slow
     assert f"compiled, {slow}" in str(explained)
+
+
+def noisy(draws, h, key):
+    return h + sum(jax.random.normal(k, h.shape, h.dtype) for k in jax.random.split(key, draws)), None
+
+
+@pytest.mark.parametrize("draws, size", [(1, 0), (1, 64), (1, 256), (12, 8), (1, 1 << 15)])
+def test_draws_of_all_sizes_are_arithmetic(judged, draws, size):
+    h = jnp.zeros((size,) if size else (), jnp.float32)
+    explained = plan(partial(noisy, draws), h, jax.random.split(jax.random.key(0), 500))
+    assert "as arithmetic" in explained.choice.chosen.name, explained
+
+
+def test_a_product_leaves_the_loop_of_a_draw(judged):
+    """The draw that its operand needs leaves with it, and the other one stays."""
+
+    def step(w, h, x):
+        keys = jax.random.split(x[1])
+        x = jnp.where(jax.random.bernoulli(keys[0], 0.5, x[0].shape), x[0], 0)
+        return jnp.tanh(h + x @ w) + jax.random.uniform(keys[1], h.shape, h.dtype), None
+
+    w, h, x = jnp.ones((64, 64), jnp.float32), jnp.zeros((16, 64), jnp.float32), jnp.ones((100, 16, 64), jnp.float32)
+    explained = plan(partial(step, w), h, (x, jax.random.split(jax.random.key(0), 100)))
+    candidates = {candidate.name: candidate for candidate, _ in explained.choice.others}
+    fission = candidates["as arithmetic, all else outside"].node.fission
+    drawn = [[e.primitive.name for e in part].count("random_bits") for part in (fission.hoisted, fission.core.eqns)]
+    assert drawn == [1, 1]
 
 
 def test_a_large_product_stays_a_call(judged):

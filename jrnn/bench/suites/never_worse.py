@@ -94,6 +94,21 @@ def rotation(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
     return h, h
 
 
+def noise(p: dict[str, Any], h: Any, key: Any) -> tuple[Any, Any]:
+    return h * p["scale"] + 0.1 * jax.random.normal(key, h.shape), None
+
+
+def dropout(p: dict[str, Any], h: Any, key: Any) -> tuple[Any, Any]:
+    h = jnp.where(jax.random.bernoulli(key, 0.9, h.shape), jnp.tanh(h * p["scale"]) / 0.9, 0)
+    return h, h
+
+
+def resampling(p: dict[str, Any], h: Any, key: Any) -> tuple[Any, Any]:
+    moving, choosing = jax.random.split(key)
+    h = h * p["scale"] + 0.1 * jax.random.normal(moving, h.shape)
+    return h[jax.random.categorical(choosing, -jnp.sum(h * h, -1), shape=(len(h),))], None
+
+
 def matrix_states(name: str, p: dict[str, Any], s: Any, x: Any) -> tuple[Any, Any]:
     return LAYERS[name].step(s, {**x, "v": x["v"] * p["scale"]})
 
@@ -119,6 +134,9 @@ LOOPS: dict[str, tuple[Callable, dict[str, tuple[int, ...]], Any, Any]] = {
     ),
     "outer_features": (outer_features, dict(features=(1024, 32), own=(32, 32)), draw(8, 32), draw(400, 8, 32)),
     "rotation": (rotation, dict(speed=()), draw(2), draw(1000)),
+    "noise": (noise, dict(scale=()), draw(200, 2), jax.random.split(jax.random.key(0), 300)),
+    "dropout": (dropout, dict(scale=()), draw(32, 64), jax.random.split(jax.random.key(0), 100)),
+    "resampling": (resampling, dict(scale=()), draw(50, 4), jax.random.split(jax.random.key(0), 100)),
     "mlstm": of_layer("mlstm", "256x4x32x32"),
     "small_matrix_states": of_layer("rwkv7", "512x8x16x16"),
     "lstm": (lstm, {"in": (H, 4 * H), "gates": (H, 4 * H)}, (draw(8, H), draw(8, H)), draw(200, 8, H)),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn
+from jrnn.jaxprs import Eqn, primitives
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice
@@ -36,6 +37,7 @@ from jrnn.loops.plans.search import Search
 PASSES = (direct_views, distinct, concatenate_cotangents)
 _LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
 _BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
+_MANY = 1_000  # runs of a loop that is in another one, whose number is not known
 _LEAST_GAIN = 0.03  # the part of a loop's time that another layout must save
 
 
@@ -48,7 +50,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
         options: the caller's.
     """
     reference = _reference(loop, target)
-    if options.executor == "auto" and _is_brief(reference):
+    if options.executor == "auto" and _is_brief(reference, target):
         return LoopPlan.left(target, loop, "it takes less time than planning it", choice=Choice(reference))
     search = _searched(reference, target, options)
     notes: tuple[str, ...] = ()
@@ -73,9 +75,10 @@ def _reference(loop: Loop, target: Target) -> Candidate:
     return Candidate(REFERENCE, Estimator(loop, target.machine).whole(), Steps(loop, REFERENCE))
 
 
-def _is_brief(reference: Candidate) -> bool:
+def _is_brief(reference: Candidate, target: Target) -> bool:
     """Returns True for a loop that gains less than its lowering takes: `x W^T` takes 1.2 to 1.4 times as long as `x W`."""
-    return reference.estimate.seconds < _BRIEF and not reads_rows(reference.node.loop)
+    runs = _MANY if target.repeated else 1
+    return runs * reference.estimate.seconds < _BRIEF and not reads_rows(reference.node.loop)
 
 
 def _searched(reference: Candidate, target: Target, options: Options) -> Search:
@@ -122,7 +125,7 @@ def _is_for_native(eqn: Eqn) -> bool:
 def _as_arithmetic(search: Search) -> list[Candidate]:
     """Returns the candidates with small linear algebra as arithmetic; one if nothing is in the way of one kernel."""
     candidates = []
-    for moves in dict.fromkeys((Moves(), search.movable)):
+    for moves in dict.fromkeys((Moves(), _with_draws_inside(search))):
         fission = search.split(moves)
         rewritten = arithmetic(fission.core, search.estimator)
         if rewritten is not None:
@@ -131,6 +134,18 @@ def _as_arithmetic(search: Search) -> list[Candidate]:
             if not rewritten.in_the_way:
                 break
     return candidates
+
+
+def _with_draws_inside(search: Search) -> Moves:
+    """Returns all that may leave a loop but draws of random numbers, except those that something else before the loop reads.
+
+    As arithmetic a draw takes less time in the loop than for all steps before it, where JAX's own rounds are a loop over
+    arrays of all steps.
+    """
+    loop, moves = search.loop, search.movable
+    draws = {v for e in loop.eqns if e.primitive.name in primitives.GENERATORS for v in e.outvars}
+    read = {v for e in jaxprs.needed(loop.eqns, moves.early - draws, set(loop.inputs))[0] for v in e.outvars}
+    return replace(moves, early=moves.early - (draws - read))
 
 
 def calls(search: Search, target: Target) -> tuple[list[Candidate], str]:

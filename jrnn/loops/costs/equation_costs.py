@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+import jax.numpy as jnp
+
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.loops.costs.machines import CPU, ONE_KERNEL, Machine
@@ -23,8 +25,13 @@ _PLACING = 0.5
 _ROW, _ROW_FOR_ALL = 3, 30  # of one index, at one step and for all steps together, which XLA:CPU does not vectorize
 # A draw of random bits is elementwise work: the time of one element, and the fewest elements that a draw costs as much as,
 # at one step and for all steps together.
-_GENERATORS = frozenset(("random_bits", "random_fold_in", "random_split", "threefry2x32"))
-_DRAWING, _DRAWING_FOR_ALL, _ROUNDS = (4, 32), (6, 8), 70
+_GENERATORS = primitives.GENERATORS | {"threefry2x32"}
+_DRAWING, _DRAWING_FOR_ALL = (4, 32), (6, 8)
+# The kernels of a draw for all steps together; and at one step, if its rounds are one kernel (jax 0.10.2: 0.6 us for 4 to
+# 128 words) or several (2.9 us for 160 to 1,024 words).
+_ROUNDS, _ROUNDS_OF_ONE_STEP = 70, (6, 29)
+_GAMMA = 300  # functions, of one number, which is drawn by rejection: 200 ns with jax 0.12
+_KEYS = frozenset(("random_unwrap", "random_wrap"))  # of typed keys, whose words are the same array
 _RUNNING_RESULTS = frozenset(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"))
 LOOKUPS = frozenset(("dynamic_slice", "gather"))
 UPDATES = frozenset((
@@ -33,9 +40,11 @@ UPDATES = frozenset((
 REDUCTIONS = frozenset((
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
 ))  # fmt: skip
+SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 _LEAST = 24  # arrays with fewer elements cost as much as with so many
 _SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
+_LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
 _NEAR = 2  # a core reads its own cache so many times as fast as one that cores share
 _VECTOR = 8  # elements
@@ -51,13 +60,25 @@ def is_call(eqn: Eqn) -> bool:
     name = eqn.primitive.name
     if name == "dot_general":
         return not is_outer(eqn)
-    return primitives.is_heavy(eqn) or (not primitives.is_cheap(eqn) and name not in REDUCTIONS)
+    return primitives.is_heavy(eqn) or not (primitives.is_cheap(eqn) or name in REDUCTIONS or name in _KEYS)
 
 
 def is_outer(eqn: Eqn) -> bool:
     """Returns True for a product that sums nothing, which XLA computes as a multiplication of elements."""
     (axes, _), _ = eqn.params["dimension_numbers"]
     return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
+
+
+def is_by_library(eqn: Eqn) -> bool:
+    """Returns True for a reduction that XLA:CPU gives to a library, which computes the operand but for what `selects`."""
+    large = jaxprs.elements(eqn.invars[0].aval.shape) >= SUMMED
+    return large and eqn.primitive.name in ("reduce_max", "reduce_min", "reduce_sum")
+
+
+def selects(eqn: Eqn) -> bool:
+    """Returns True for a select, and for a truth value as a number, whose product XLA writes as a select."""
+    of_truth = eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
+    return of_truth or eqn.primitive.name == "select_n"
 
 
 def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
@@ -67,13 +88,21 @@ def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
             return machine.at_once
         in_the_loop = is_by_vector(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
         return 0.0 if in_the_loop else machine.kernel + _tiny_seconds(eqn, machine)
-    if eqn.primitive.name in _GENERATORS:  # part of a kernel at one step; for all steps its rounds are inner loops
-        return _ROUNDS * machine.kernel if together else 0.0
+    if eqn.primitive.name in _GENERATORS:
+        return (_ROUNDS if together else _rounds(eqn, machine)) * machine.kernel
     if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     if eqn.primitive.name == "conv_general_dilated":
         return _CONVOLUTION * machine.call
     return machine.call if primitives.is_contraction(eqn) else machine.kernel
+
+
+def _rounds(eqn: Eqn, machine: Machine) -> int:
+    """Returns the kernels of a draw at one step, whose rounds are an inner loop: none if it is part of the step's kernel."""
+    if machine.small_loop == math.inf:
+        return 0
+    one_kernel, several = _ROUNDS_OF_ONE_STEP
+    return one_kernel if 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.small_loop else several
 
 
 def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
@@ -127,6 +156,12 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], mach
     return max(size - _RESULTS * results, 0) / (machine.read if size > machine.near else _NEAR * machine.cached)
 
 
+def operation_seconds(eqn: Eqn, machine: Machine) -> float:
+    """Returns the time of the operations of a product."""
+    operations, narrow = jaxprs.operations(eqn), all(a.aval.dtype == jnp.bfloat16 for a in eqn.invars)
+    return operations / machine.products / (machine.bfloat16 if narrow and operations >= _LARGE else 1.0)
+
+
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
     def is_read(atom: Atom) -> bool:
         return moving is None or jaxprs.is_in(atom, moving)
@@ -145,7 +180,7 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
             moved /= _NEAR if size <= machine.near else 1
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
-        return by_rows * max(jaxprs.operations(eqn) / machine.products, moved) + each
+        return by_rows * max(operation_seconds(eqn, machine), moved) + each
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
@@ -156,12 +191,16 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
         slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
         return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.products)
+    if name == "optimization_barrier":
+        return moved
     of_first = jaxprs.elements(shapes[0]) if shapes else count
     if name == "sort":
         n = jaxprs.extent(shapes[0][-1])
         return _SORTING * of_first * math.log2(n + 1) * machine.function
     if name in ("top_k", "approx_top_k"):
         return _SELECTING * of_first * machine.function
+    if name == "random_gamma":
+        return _GAMMA * count * machine.function
     if name in _GENERATORS:
         drawing, least = _DRAWING_FOR_ALL if together else _DRAWING
         return moved + drawing * max(count, least) * machine.function
@@ -188,7 +227,7 @@ def indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine)
 def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
     """Returns the time of the operations of an elementwise equation, a view or a reduction."""
     name = eqn.primitive.name
-    if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy"):
+    if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy", *_KEYS):
         return 0.0
     of = eqn.invars if name in REDUCTIONS else eqn.outvars
     count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)

@@ -8,7 +8,9 @@ Shapes: T time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jrnn import jaxprs
@@ -21,14 +23,20 @@ from jrnn.loops.costs.equation_costs import (
     call_seconds,
     element_seconds,
     indexing_seconds,
+    is_by_library,
     is_call,
     is_outer,
+    operation_seconds,
     packing_seconds,
     product_seconds,
+    selects,
 )
 from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.loop import Loop
 
+# What XLA:CPU counts of a trip besides its kernels: a pointer for each value, and the counter and its comparison. With 160,
+# loops of 16 to 26 scalars with jax 0.10.2 are one kernel where they are estimated to be.
+_POINTER, _CONTROL = 8, 160
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
 _SAME = frozenset((*primitives.COPIES, "stop_gradient", "reshape", "squeeze", "expand_dims"))
 Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
@@ -53,6 +61,7 @@ class Costs(NamedTuple):
         calls: seconds of calling products, lookups and solvers.
         packing: seconds in which products copy their large constant operands into another order.
         kernels: the number of other kernels.
+        touched: bytes that these kernels access, where a slice that is no array is read in place of its operand.
         peak: bytes of the arrays made, at the most at one time, without the results.
         total: bytes of all arrays made.
     """
@@ -64,6 +73,7 @@ class Costs(NamedTuple):
     calls: float = 0.0
     packing: float = 0.0
     kernels: int = 0
+    touched: int = 0
     peak: int = 0
     total: int = 0
 
@@ -132,24 +142,17 @@ class Estimator:
         facts = [self._facts_of(e) for e in eqns]
         wanted = set(jaxprs.variables(outs))
         computed = {v for e in eqns for v in e.outvars}
-        arrays = {v for v in wanted if v in computed}
-        for eqn, fact in zip(eqns, facts):
-            if fact.call:
-                arrays.update(eqn.outvars)
-                arrays.update(v for v in fact.inputs if v in computed)
-            elif fact.reduces:
-                arrays.update(eqn.outvars)
-        for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
-            if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
-                arrays.discard(eqn.outvars[0])
-                arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
+        arrays = self._arrays(eqns, facts, wanted, computed)
         sources: dict[Var, tuple[Var, ...]] = {}  # the arrays that a value that is not an array is computed from
+        views: dict[Var, tuple[Var, ...]] = {}  # the same, or slices of them
         products = elements = calls = packing = 0.0
-        read = written = kernels = made_bytes = 0
+        read = written = kernels = touched = made_bytes = 0
         last_use: dict[Var, int] = {}
-        results: list[tuple[int, Var, tuple[Var, ...]]] = []  # of kernels
+        readers: Counter[Var] = Counter()  # calls and kernels
+        results: list[tuple[Var, tuple[Var, ...]]] = []  # of kernels
         for i, (eqn, fact) in enumerate(zip(eqns, facts)):
             union = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
+            viewed = tuple(dict.fromkeys(u for v in fact.inputs for u in views.get(v, (v,))))
             if fact.call:
                 products += fact.together if together else fact.seconds
                 calls += fact.calling_together if together else fact.calling
@@ -160,18 +163,21 @@ class Estimator:
                     kernels += 1
                     written += fact.out
                     read += self.sizes(union)
+                    touched += fact.out + self.sizes(viewed)
                     if eqn.outvars[0] in wanted and not fact.reduces:
-                        results.append((i, eqn.outvars[0], union))
+                        results.append((eqn.outvars[0], union))
             for v in eqn.outvars:
                 if v in arrays:
                     made_bytes += self.size(v)
                 else:
-                    sources[v] = union
+                    sources[v], views[v] = union, (v,) if eqn.primitive.name == "slice" else viewed
             last_use.update(dict.fromkeys(union, i))
+            if fact.call or any(v in arrays for v in eqn.outvars):
+                readers.update(union)
         temporary = {v for v in arrays if v not in wanted}
-        for i, v, union in results:  # it is written over an array that nothing reads later
+        for v, union in results:  # it is written over an array that nothing else reads: XLA may run others later
             same = (u for u in union if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
-            temporary.discard(next((u for u in same if u in temporary and last_use[u] == i), None))
+            temporary.discard(next((u for u in same if u in temporary and readers[u] == 1), None))
         ends: dict[int, int] = {}
         for v, at in last_use.items():
             if v in temporary:
@@ -179,13 +185,42 @@ class Estimator:
         live = peak = 0
         for i, eqn in enumerate(eqns):
             live += sum(self.size(v) for v in eqn.outvars if v in temporary)
-            peak = max(peak, live + (self._copied(eqn) if together else 0))
+            peak = max(peak, live + self._copied(eqn, together))
             live -= ends.get(i, 0)
-        return Costs(products, elements, read, written, calls, packing, kernels, peak, made_bytes)
+        return Costs(products, elements, read, written, calls, packing, kernels, touched, peak, made_bytes)
 
-    def _copied(self, eqn: Eqn) -> int:
-        """Returns the bytes of stacks that XLA:CPU transposes before a product: those not contracted over the last axis."""
-        if eqn.primitive.name != "dot_general" or is_outer(eqn):
+    def _arrays(
+        self, eqns: Sequence[Eqn], facts: Sequence[_Facts], wanted: Collection[Var], computed: Collection[Var]
+    ) -> set[Var]:
+        """Returns the results of equations that are written to memory."""
+        arrays = {v for v in wanted if v in computed}
+        for eqn, fact in zip(eqns, facts):
+            if fact.call:
+                arrays.update(eqn.outvars)
+                arrays.update(v for v in fact.inputs if v in computed)
+            elif fact.reduces:
+                arrays.update(eqn.outvars)
+        selected: set[Var] = set()  # what XLA computes by selects, if it is no array
+        for eqn, fact in zip(eqns, facts):
+            if fact.reduces and is_by_library(eqn):
+                arrays.update(v for v in fact.inputs if v in selected)
+            elif not fact.call and (selects(eqn) or not selected.isdisjoint(fact.inputs)):
+                selected.update(v for v in eqn.outvars if v not in arrays)
+        for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
+            if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
+                arrays.discard(eqn.outvars[0])
+                arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
+        return arrays
+
+    def _copied(self, eqn: Eqn, together: bool) -> int:
+        """Returns the bytes of what XLA:CPU makes besides the results.
+
+        These are the words that the rounds of a draw turn into others, which an inner loop copies. For many steps together,
+        they are stacks that it transposes before a product: those not contracted over the last axis.
+        """
+        if eqn.primitive.name in primitives.GENERATORS:
+            return (2 if together else 5) * self.sizes(eqn.outvars)
+        if not together or eqn.primitive.name != "dot_general" or is_outer(eqn):
             return 0
         contracted, _ = eqn.params["dimension_numbers"]
         stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, self.moving)]
@@ -239,11 +274,24 @@ class Estimator:
         trips = jaxprs.extent(eqn.params["length"]) if name == "scan" else _WHILE if name == "while" else 1
         return trips * (sum(times) + machine.elementwise_trip)
 
+    def is_small(self, loop: Loop, inside: Costs) -> bool:
+        """Returns True if XLA makes one kernel of a loop without calls, whose equations cost `inside`.
+
+        Besides what its kernels access it counts the values that go from trip to trip, which a plan that hoists adds to, and
+        copies of carries that two equations read, one of which may run after the new carry is written.
+        """
+        if self.machine.small_loop == math.inf:
+            return True
+        readers = Counter(v for e in loop.eqns for v in set(jaxprs.inputs(e)))
+        copies = 2 * self.sizes(v for v in loop.carry if readers[v] > 1)
+        values = len({*loop.inputs, *jaxprs.variables(loop.ys)})
+        return inside.touched + copies + _POINTER * values + _CONTROL < self.machine.small_loop
+
     def trips(self, loop: Loop, inside: Costs) -> Terms:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
-        apart = inside.calls or not inside.is_small(machine)  # it runs kernel by kernel
+        apart = inside.calls or not self.is_small(loop, inside)  # it runs kernel by kernel
         work = inside.terms(machine, steps, inside.total, steps if apart else 0)
         trips = steps * (machine.trip if apart else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack.
@@ -254,7 +302,7 @@ class Estimator:
     def sums(self, eqns: Sequence[Eqn]) -> Costs:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
         facts = [self._facts_of(e) for e in eqns]
-        dots = sum(jaxprs.operations(e) / self.machine.products for e in eqns if e.primitive.name == "dot_general")
+        dots = sum(operation_seconds(e, self.machine) for e in eqns if e.primitive.name == "dot_general")
         others = sum(f.seconds for f in facts if f.call and f.eqn.primitive.name != "dot_general")
         reductions = sum(f.seconds for f in facts if f.reduces)
         # XLA copies the first operand of a product over time, transposed; the smaller one is put first. It also copies

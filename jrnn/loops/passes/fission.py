@@ -118,7 +118,7 @@ def slices(eqn: Eqn) -> bool:
 
 @dataclass(frozen=True)
 class Moves:
-    """What may leave a loop. Contractions, lookups and solvers are named by their first result.
+    """What may leave a loop. Contractions, lookups, solvers and draws are named by their first result.
 
     Attributes:
         early: those computed for all steps before the loop.
@@ -145,7 +145,7 @@ class Facts(NamedTuple):
     varying: frozenset[Var]  # depends on any of these or on the inputs
     once: tuple[Eqn, ...]  # the equations of constants
     known: frozenset[Var]  # the constants, and what is computed once
-    heavy: tuple[tuple[Var, ...], ...]  # the results of each contraction, lookup and solver that varies
+    heavy: tuple[tuple[Var, ...], ...]  # the results of each contraction, lookup, solver and draw that varies
     producers: Mapping[Var, Eqn]
 
     @staticmethod

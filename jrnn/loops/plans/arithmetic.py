@@ -16,7 +16,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
 from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.equation_costs import REDUCTIONS, is_by_vector, is_of_one_row, is_outer
+from jrnn.loops.costs.equation_costs import REDUCTIONS, SUMMED, is_by_vector, is_of_one_row, is_outer
 from jrnn.loops.costs.estimates import Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
 from jrnn.loops.loop import Loop, Results
@@ -27,11 +27,9 @@ from jrnn.loops.passes.arithmetic.rewrite import RULES, as_arithmetic, equations
 _LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elements to sort, or places of a scatter
 _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
-_DRAWN, _DRAWS = 1 << 14, 4  # random numbers, and draws in a step; each compiles for a tenth of a second
 _ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in one kernel, and in several
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
-_SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
-LARGE_PRODUCT = 2 * _SUMMED  # operations of a product that stays a call
+LARGE_PRODUCT = 2 * SUMMED  # operations of a product that stays a call
 _CALLS = frozenset((
     "all_gather", "all_to_all", "approx_top_k", "cholesky", "cholesky_update", "conv_general_dilated",
     "custom_partitioning", "debug_callback", "debug_print", "eig", "eigh", "fft", "ffi_call", "geqp3", "geqrf",
@@ -86,10 +84,9 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     given = [*equations(loop.eqns)]
     if not all(jaxprs.is_known(n) for e in given for v in e.outvars for n in v.aval.shape):
         return None
-    drawn = draws.RULES if sum(e.primitive.name in draws.RULES for e in given) > _DRAWS else ()
     stays = any(_is_in_the_way(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
     order = _ORDER_IN_PARTS if stays or estimator.machine.small_loop <= SMALL_LOOP else _ORDER
-    changed = as_arithmetic(loop, lambda e: e.primitive.name not in drawn and fits(e, order))
+    changed = as_arithmetic(loop, lambda e: fits(e, order))
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:
         return None
@@ -131,7 +128,7 @@ def fits(eqn: Eqn, order: int = _ORDER) -> bool:
     """Returns True if an equation is faster as arithmetic than as a call. A matrix to factorize has at most `order` rows."""
     name = eqn.primitive.name
     if name in draws.RULES:
-        return sum(jaxprs.elements(v.aval.shape) for v in eqn.outvars) <= _DRAWN
+        return True
     shape = eqn.invars[0].aval.shape
     if name == "dot_general":
         matrices = not is_by_vector(eqn) or is_of_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
@@ -151,5 +148,5 @@ def _is_in_the_way(eqn: Eqn) -> bool:
     if name.startswith("scatter"):
         return jaxprs.elements(eqn.invars[1].aval.shape[:-1]) > 1
     if name in REDUCTIONS:
-        return jaxprs.elements(eqn.invars[0].aval.shape) >= _SUMMED
+        return jaxprs.elements(eqn.invars[0].aval.shape) >= SUMMED
     return name in _CALLS or bool(eqn.effects)

@@ -29,12 +29,14 @@ class Target:
         devices: the number of devices that the program is divided among.
         exported: it will run elsewhere, where custom calls of this process are unknown.
         machine: the constants of the cost model.
+        repeated: it is in the body of another loop.
     """
 
     platform: str
     devices: int = 1
     exported: bool = False
     machine: Machine = CPU
+    repeated: bool = False
 
     @staticmethod
     def here() -> Target:

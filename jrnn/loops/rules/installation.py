@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import jax
-from jax.extend.core.primitives import cond_p, scan_p
+from jax.extend.core.primitives import cond_p, scan_p, while_p
 from jax.interpreters import mlir
 
 with suppress(ImportError):  # `install` reports missing names
@@ -22,7 +22,7 @@ from jrnn.loops.rules import differentiation, in_chunks, lowering
 
 def install() -> None:
     try:
-        default = private_mlir._lowerings[scan_p].rule
+        default, of_while = (private_mlir._lowerings[loop].rule for loop in (scan_p, while_p))
         tables: Sequence[dict] = (ad.primitive_jvps, ad.primitive_linearizations)
         rules = [table[scan_p] for table in tables]
         transpose = ad.fancy_transposes[scan_p]
@@ -36,6 +36,7 @@ def install() -> None:
     for platform in backends.BY_PLATFORM:
         with suppress(NotImplementedError):  # a platform that this installation has not
             mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
+            mlir.register_lowering(while_p, lowering.repeating(of_while), platform=platform)
     for table, rule, chunks in zip(tables, rules, (in_chunks.jvp, in_chunks.linearize)):
         rule = differentiation.storing_less(rule, current_xla_metadata)
         table[scan_p] = chunks(rule, current_xla_metadata)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +24,26 @@ from jrnn.loops.costs import machines
 from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder
 from jrnn.loops.plans import LoopPlan, Target
 
+_repeated = ContextVar("repeated", default=False)  # the body of a loop is lowered
+
+
+def repeating(lower: Callable) -> Callable:
+    """Returns the lowering rule of a loop. Those of loops in its body know then that they run many times."""
+
+    @functools.wraps(lower)
+    def rule(*args: Any, **params: Any) -> Any:
+        token = _repeated.set(True)
+        try:
+            return lower(*args, **params)
+        finally:
+            _repeated.reset(token)
+
+    return rule
+
 
 def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any) -> Any:
     """The lowering rule of scans on one platform."""
+    default = repeating(default)
     options = mark.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
     if options is None:
         return default(ctx, *args, **params)
@@ -36,7 +54,7 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
     if plan.node is not None:
         try:
             with mark.unmarked():
-                lowered = mlir.lower_fun(scan.flat(plan.node.run, values), multiple_results=True)(ctx, *args)
+                lowered = repeating(mlir.lower_fun(scan.flat(plan.node.run, values), multiple_results=True))(ctx, *args)
         except Exception as error:
             plan = _left_by(error, plan.target, plan.loop)
     recorder.record(plan)
@@ -78,7 +96,7 @@ def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
 def _target(platform: str, ctx: Any) -> Target:
     devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
     exported = ctx.module_context.lowering_parameters.for_export
-    return Target(platform, devices, exported, machines.of(platform))
+    return Target(platform, devices, exported, machines.of(platform), _repeated.get())
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 from jax import lax
 from jax.extend import random
 
@@ -20,6 +21,7 @@ from jrnn.loops.passes.arithmetic.products import Values
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 _JAX = random.threefry_prng_impl
+KEEPS_BARRIERS = jaxlib.version.__version_info__ >= (0, 11)  # earlier XLA:CPU drops them before it fuses
 
 
 def threefry2x32(eqn: Eqn, first: Any, second: Any, x: Any, y: Any) -> Values:
@@ -49,7 +51,8 @@ def random_split(eqn: Eqn, keys: Any) -> Values:
 
 
 def random_fold_in(eqn: Eqn, keys: Any, data: Any) -> Values:
-    words = _of_each(keys, _JAX.fold_in, data)
+    shape = eqn.outvars[0].aval.shape  # a key and many data, many keys and one, or as many
+    words = _of_each(jnp.broadcast_to(keys, shape), _JAX.fold_in, jnp.broadcast_to(data, shape))
     return words and [jax.random.wrap_key_data(words[0], impl=_JAX.name)]
 
 
@@ -59,7 +62,21 @@ def _of_each(keys: Any, fn: Callable[..., Any], *args: Any) -> Values:
         return None
     for _ in range(keys.ndim):
         fn = jax.vmap(fn)
-    return [fn(jax.random.key_data(keys), *args)]
+    return [_materialized(fn, jax.random.key_data(keys), *args)]
+
+
+def _materialized(fn: Callable[..., Any], words: Any, *args: Any) -> Any:
+    """Returns `fn(words, *args)` as an array that XLA:CPU writes before it computes anything from it.
+
+    XLA does not vectorize rounds that it fuses with a logarithm, a lookup or a reduction, and repeats them for each reader.
+    """
+    if KEEPS_BARRIERS:
+        return lax.optimization_barrier(fn(words, *args))
+    result = jax.eval_shape(fn, words, *args)
+    if not result.size:
+        return fn(words, *args)
+    is_word = lax.reshape(words, (words.size,))[0] | jnp.uint32(1) != 0  # always, which XLA does not find out
+    return lax.cond(is_word, fn, lambda *_: jnp.zeros(result.shape, result.dtype), words, *args)
 
 
 ROUNDS = {"iota_2x32_shape": iota_2x32_shape, "threefry2x32": threefry2x32}  # of which the other rules are made
