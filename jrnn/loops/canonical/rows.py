@@ -62,9 +62,10 @@ class Rows:
         return [a for root in self._order for of, a in roots if of == root]
 
     def _one_row(self, v: Var) -> list[int]:
-        """Returns the first axis of size 1 of a matrix, if the loop has no rows: products with one row are no calls."""
+        """Returns an axis of size 1 of a vector, if it has one and the loop has no rows: it is a matrix of one row."""
         shape = v.aval.shape
-        return [] if self._order or len(shape) < 2 else [a for a, n in enumerate(shape) if is_unit(n)][:1]
+        units = [a for a, n in enumerate(shape) if is_unit(n)]
+        return units[:1] if not self._order and len(shape) - len(units) == 1 else []
 
     def groups(self, v: Any) -> Groups:
         """Returns the layout of a value in the canonical form: the rows, then the other axes in their order.
