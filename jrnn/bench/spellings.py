@@ -40,18 +40,21 @@ class Operations(NamedTuple):
     axis: int = -1
     apart: bool = False
 
-    def gates(self, values: Sequence[Any], weights: Sequence[Any], b: Any, count: int) -> Sequence[Any]:
-        """Returns the gates of the sum of products of values and weights, and of a bias [gates * H]."""
+    def of_input(self, x: Any, w: Any, b: Any, count: int) -> Any:
+        """Returns what the input adds to some gates: `x w + b`, or that of each gate."""
         if self.apart:
-            parts = zip(*(jnp.split(w, count, -1) for w in (*weights, b)))
-            return [self._sum(values, own, bias) for *own, bias in parts]
-        return jnp.split(self._sum(values, weights, b), count, self.axis)
-
-    def _sum(self, values: Sequence[Any], weights: Sequence[Any], b: Any) -> Any:
-        z = sum(map(self.product, values, weights))
+            whole = self._replace(apart=False)
+            return [whole.of_input(x, *parts, 1) for parts in zip(jnp.split(w, count, -1), jnp.split(b, count))]
+        z = self.product(x, w)
         shape = [1] * z.ndim
         shape[self.axis] = len(b)
         return z + b.reshape(shape)
+
+    def gates(self, z: Any, h: Any, w: Any, count: int) -> Sequence[Any]:
+        """Returns the gates `z + h w`, for the sums `z` of `of_input`."""
+        if self.apart:
+            return [of_x + self.product(h, part) for of_x, part in zip(z, jnp.split(w, count, -1))]
+        return jnp.split(z + self.product(h, w), count, self.axis)
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------
@@ -61,44 +64,51 @@ class SpelledCell(NamedTuple):
     """A cell of `states` states, of which the first is the output.
 
     Attributes:
-        step: `(operations, weights, states, x) -> states`.
+        inputs: `(operations, weights, x) -> what the input adds to the gates`.
+        step: `(operations, weights, states, these) -> states`.
         shapes: the shapes of the weights for D and H.
         states: their number.
     """
 
+    inputs: Callable[[Operations, Weights, Any], Any]
     step: Callable[[Operations, Weights, States, Any], States]
     shapes: Callable[[int, int], dict[str, tuple[int, ...]]]
     states: int
 
 
-def lstm(o: Operations, p: Weights, state: States, x: Any) -> States:
+def lstm(o: Operations, p: Weights, state: States, z: Any) -> States:
     """Gates in Caffe2's order: input, forget, output, update."""
     h, c = state
-    i, f, out, g = o.gates((x, h), (p["wx"], p["wh"]), p["b"], 4)
+    i, f, out, g = o.gates(z, h, p["wh"], 4)
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(out) * jnp.tanh(c), c
 
 
-def gru(o: Operations, p: Weights, state: States, x: Any) -> States:
+def gru(o: Operations, p: Weights, state: States, z: Any) -> States:
     """Caffe2's: the reset gate is applied before the product."""
-    (h,) = state
-    r, u = o.gates((x, h), (p["wx"], p["wh"]), p["b"], 2)
-    (n,) = o.gates((x, jax.nn.sigmoid(r) * h), (p["wxn"], p["whn"]), p["bn"], 1)
+    (h,), (gates, candidate) = state, z
+    r, u = o.gates(gates, h, p["wh"], 2)
+    (n,) = o.gates(candidate, jax.nn.sigmoid(r) * h, p["whn"], 1)
     u = jax.nn.sigmoid(u)
     return (u * h + (1 - u) * jnp.tanh(n),)
 
 
-def gated(o: Operations, p: Weights, state: States, x: Any) -> States:
+def gated(o: Operations, p: Weights, state: States, z: Any) -> States:
     """A gated unit without a product of the state."""
     (h,) = state
-    f, n = o.gates((x,), (p["wx"],), p["b"], 2)
+    f, n = z if o.apart else jnp.split(z, 2, o.axis)
     f = jax.nn.sigmoid(f + h)
     return (f * h + (1 - f) * jnp.tanh(n),)
 
 
+def _of_gates(count: int) -> Callable[[Operations, Weights, Any], Any]:
+    return lambda o, p, x: o.of_input(x, p["wx"], p["b"], count)
+
+
 CELLS = {
-    "lstm": SpelledCell(lstm, lambda d, h: {"wx": (d, 4 * h), "wh": (h, 4 * h), "b": (4 * h,)}, 2),
+    "lstm": SpelledCell(_of_gates(4), lstm, lambda d, h: {"wx": (d, 4 * h), "wh": (h, 4 * h), "b": (4 * h,)}, 2),
     "gru": SpelledCell(
+        lambda o, p, x: (_of_gates(2)(o, p, x), o.of_input(x, p["wxn"], p["bn"], 1)),
         gru,
         lambda d, h: {
             **{"wx": (d, 2 * h), "wh": (h, 2 * h), "b": (2 * h,)},
@@ -106,7 +116,7 @@ CELLS = {
         },
         1,
     ),
-    "gated": SpelledCell(gated, lambda d, h: {"wx": (d, 2 * h), "b": (2 * h,)}, 1),
+    "gated": SpelledCell(_of_gates(2), gated, lambda d, h: {"wx": (d, 2 * h), "b": (2 * h,)}, 1),
 }
 
 
@@ -137,6 +147,7 @@ class Spelling(NamedTuple):
         around: makes another loop `(weights, x) -> outputs` of one, or None.
         step: makes another step `(carry, x) -> (carry, y)` of one.
         reverse: the loop runs backward over reversed inputs.
+        looped: the loop, if it is not `_loop`.
     """
 
     operations: Operations = Operations()
@@ -150,6 +161,10 @@ class Spelling(NamedTuple):
     reverse: bool = False
     looped: Callable[..., Any] | None = None
 
+    def states(self, cell: SpelledCell, p: Weights, state: States, x: Any) -> States:
+        """Returns the new states of a step."""
+        return cell.step(self.operations, p, state, cell.inputs(self.operations, p, x))
+
     def run(self, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
         """Returns the outputs of all steps, [T, N, H], for x [T, N, D]."""
         return self.around(functools.partial(self.looped or _loop, self, cell, scan))(self.weights(p), x)
@@ -162,7 +177,7 @@ class Spelling(NamedTuple):
 
 def _loop(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
-        new = cell.step(s.operations, p, s.unpack(carry), x)
+        new = s.states(cell, p, s.unpack(carry), x)
         return s.pack(new), new[0]
 
     xs = jnp.flip(x, 0) if s.reverse else x
@@ -171,12 +186,22 @@ def _loop(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any
     return jnp.flip(ys, 0) if s.reverse else ys
 
 
+def _inputs_first(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
+    """What the inputs add to the gates is computed for all steps before the loop."""
+
+    def step(state: States, z: Any) -> tuple[States, Any]:
+        new = cell.step(s.operations, p, state, z)
+        return new, new[0]
+
+    return scan(step, tuple(s.start(cell, p, x)), cell.inputs(s.operations, p, x))[1]
+
+
 def _counting(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
     """The loop reads its inputs at a counter that it carries."""
 
     def step(carry: Any, _: None) -> tuple[Any, Any]:
         t, state = carry
-        new = cell.step(s.operations, p, state, x[t])
+        new = s.states(cell, p, state, x[t])
         return (t + 1, new), new[0]
 
     return scan(step, (jnp.int32(0), tuple(s.start(cell, p, x))), None, length=len(x))[1]
@@ -185,7 +210,7 @@ def _counting(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) ->
 def _carrying_weights(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         p, state = carry
-        new = cell.step(s.operations, p, state, x)
+        new = s.states(cell, p, state, x)
         return (p, new), new[0]
 
     return scan(step, (p, tuple(s.start(cell, p, x))), x)[1]
@@ -193,7 +218,7 @@ def _carrying_weights(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x:
 
 def _by_index(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
     def step(state: Any, t: Any) -> tuple[Any, Any]:
-        new = cell.step(s.operations, p, state, x[t])
+        new = s.states(cell, p, state, x[t])
         return new, new[0]
 
     return scan(step, tuple(s.start(cell, p, x)), jnp.arange(len(x)))[1]
@@ -248,6 +273,7 @@ SPELLINGS: dict[str, Spelling] = {
     "a counter in the carry": Spelling(looped=_counting),
     "weights in the carry": Spelling(looped=_carrying_weights),
     "indices": Spelling(looped=_by_index),
+    "inputs multiplied first": Spelling(looped=_inputs_first),
     "a product for each gate": Spelling(Operations(apart=True)),
     "einsum": Spelling(Operations(lambda x, w: jnp.einsum("...d,dh->...h", x, w))),
     "tensordot": Spelling(Operations(lambda x, w: jnp.tensordot(x, w, 1))),

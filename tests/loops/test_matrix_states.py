@@ -10,11 +10,11 @@ from by_numpy import by_numpy
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.terms import Factor, Term
+from jrnn.loops.canonical import with_plain_carries
 from jrnn.loops.chunks import choice
 from jrnn.loops.chunks.choice import compared, pays
 from jrnn.loops.chunks.chunked import chunked
 from jrnn.loops.chunks.labeled import variables
-from jrnn.loops.canonical import with_plain_carries
 from jrnn.loops.chunks.normal import opened
 from jrnn.loops.loop import Loop, ScanParams, recorder
 

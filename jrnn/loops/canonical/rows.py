@@ -15,7 +15,7 @@ from jrnn.loops.canonical.layouts import Groups, is_unit, natural
 from jrnn.loops.loop import Loop
 
 
-class Rows:
+class RowAxes:
     """The rows of a loop.
 
     Attributes:

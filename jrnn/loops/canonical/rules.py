@@ -195,14 +195,10 @@ def _concatenate(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred, axis:
     return [Laid(jax.lax.concatenate(arrays, groups.index((axis,))), out.aval.shape, groups)]
 
 
-def _stack(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid] | None:
-    axis = eqn.params["axis"]
-    if len(operands) == 1:
-        return None
-    shape = operands[0].shape
-    shape = (*shape[:axis], 1, *shape[axis:])
-    moved = [_renamed(o, shape, lambda a: a + (a >= axis)) for o in operands]
-    return _concatenate(eqn, moved, preferred, axis)
+def _stack(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+    axis, shape = eqn.params["axis"], operands[0].shape
+    moved = [_renamed(o, (*shape[:axis], 1, *shape[axis:]), lambda a: a + (a >= axis)) for o in operands]
+    return _concatenate(eqn, moved, preferred, axis) if len(moved) > 1 else moved
 
 
 def _renamed(x: Laid, shape: Sequence[Any], name: Callable[[int], int]) -> Laid:
@@ -246,10 +242,10 @@ def _split(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Lai
     return results
 
 
-def _unstack(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid] | None:
+def _unstack(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
     (x,), axis = operands, eqn.params["axis"]
     if is_unit(x.shape[axis]):
-        return None
+        return [_renamed(x.bare(), eqn.outvars[0].aval.shape, lambda a: a - (a > axis))]
     x = x.split([axis])
     parts = [_cut(x, {axis: (i, i + 1, 1)}, (*x.shape[:axis], 1, *x.shape[axis + 1 :])) for i in range(x.shape[axis])]
     return [_renamed(part.bare(), v.aval.shape, lambda a: a - (a > axis)) for part, v in zip(parts, eqn.outvars)]

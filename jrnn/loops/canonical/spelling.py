@@ -13,7 +13,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env
 from jrnn.jaxprs.programs import is_explicit
 from jrnn.loops.canonical.layouts import Laid, Placement
-from jrnn.loops.canonical.rows import Rows
+from jrnn.loops.canonical.rows import RowAxes
 from jrnn.loops.canonical.rules import evaluated
 from jrnn.loops.loop import Loop, Results, RunLoop
 from jrnn.loops.passes.sums import added_to_carries
@@ -50,7 +50,7 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
     """
     if any(is_explicit(v.aval) for v in loop.inputs):
         return loop, None
-    rows = Rows(loop, merge)
+    rows = RowAxes(loop, merge)
 
     def placement(atom: Atom) -> Placement:
         return Placement(atom.aval.shape, rows.groups(atom))

@@ -42,8 +42,9 @@ def direct_views(loop: Loop) -> Loop:
         return atom
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        if _is_neutral(eqn):
-            same[eqn.outvars[0]] = base = source(eqn.invars[0])
+        unchanged = _unchanged(eqn)
+        if unchanged is not None:
+            same[eqn.outvars[0]] = base = source(unchanged)
             return [env[base]]
         if _reshapes(eqn):
             (out,) = eqn.outvars
@@ -80,19 +81,22 @@ def _reshapes(eqn: Eqn) -> bool:
     return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
 
 
-def _is_neutral(eqn: Eqn) -> bool:
-    """Returns True if an equation adds 0 to its first operand, or multiplies it by 1."""
+def _unchanged(eqn: Eqn) -> Var | None:
+    """Returns the operand to which an equation adds 0, or which it multiplies by 1."""
     neutral = _NEUTRAL.get(eqn.primitive.name)
-    if neutral is None or jaxprs.is_literal(eqn.invars[0]) or not jaxprs.is_literal(eqn.invars[1]):
-        return False
-    x, out = eqn.invars[0].aval, eqn.outvars[0].aval
-    same = (x.shape, x.dtype, x.weak_type) == (out.shape, out.dtype, out.weak_type)
-    return same and not np.ndim(eqn.invars[1].val) and eqn.invars[1].val == neutral
+    if neutral is None:
+        return None
+    (out,) = eqn.outvars
+    for x, other in (eqn.invars, eqn.invars[::-1])[: 2 if eqn.primitive.name in ("add", "mul") else 1]:
+        same = not jaxprs.is_literal(x) and x.aval.strip_weak_type() == out.aval.strip_weak_type()
+        if same and jaxprs.is_literal(other) and not np.ndim(other.val) and other.val == neutral:
+            return x
+    return None
 
 
 def _is_indirect(eqn: Eqn, producers: Mapping[Var, Any]) -> bool:
     """Returns True for a view of a view, a view or operation that changes nothing, and a slice of a concatenation."""
-    if _is_neutral(eqn):
+    if _unchanged(eqn) is not None:
         return True
     source = None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else producers.get(eqn.invars[0])
     if _reshapes(eqn):
