@@ -19,7 +19,6 @@ from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import (
     Moves,
     activate_together,
-    batch_first,
     columns,
     gates,
     reads_rows,
@@ -81,7 +80,7 @@ def _searched(reference: Candidate, target: Target, options: Options) -> tuple[S
     """Returns the search among ways to run the canonical form of a loop, and the conversions to it."""
     loop, conversions = canonical(reference.node.loop, target.devices)
     if _turning_may_pay(loop, reference, target.machine):
-        turned = columns(batch_first(loop))
+        turned = columns(loop)
         loop = turned if _turning_pays(loop, turned, target.machine) else loop
     return Search(reference, loop, options, target.machine, smaller_first), conversions
 

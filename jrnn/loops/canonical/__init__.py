@@ -47,9 +47,9 @@ def _in_stages(loop: Loop, *stages: Callable[[Loop], tuple[Loop, Any]]) -> tuple
         loop = rewrite(loop)
     if any(jaxprs.is_literal(a) and np.ndim(a.val) for eqn in loop.eqns for a in eqn.invars):
         return loop, ()  # arrays in a step would become constants when it is traced
-    conversions = []
+    form, conversions = loop, []
     for stage in stages:
-        loop, conversion = stage(loop)
+        form, conversion = stage(form)
         if conversion is not None:
             conversions.append(conversion)
-    return (direct_views(loop) if conversions else loop), conversions
+    return (loop if form is loop else direct_views(form)), conversions

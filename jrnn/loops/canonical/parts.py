@@ -85,7 +85,7 @@ def in_parts(loop: Loop) -> tuple[Loop, Parts | None]:
     Invariant: every value is unchanged.
     """
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs), effects=True)
-    loop = replace(loop, eqns=tuple(eqns))
+    loop = loop if len(eqns) == len(loop.eqns) else replace(loop, eqns=tuple(eqns))
     readers: dict[Var, list[Eqn]] = {}
     for eqn in loop.eqns:
         for v in jaxprs.inputs(eqn):

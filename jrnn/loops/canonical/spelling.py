@@ -40,7 +40,7 @@ class Placed:
 
 
 def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
-    """Returns the loop with its values laid out in one way, and how; None for a loop that stays as it is.
+    """Returns the loop with its values laid out in one way, and how; None if what goes in and out stays as it is.
 
     Invariant: every value is unchanged.
 
@@ -58,7 +58,8 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
     form = Placed(*(tuple(map(placement, of)) for of in (loop.consts, loop.carry, loop.xs, loop.ys)))
     # A loop is not rewritten for what it only adds up, or for its constants.
     read = [p for i, p in enumerate(form.carry) if i not in added_to_carries(loop)]
-    if all(p.is_same for p in (*read, *form.xs, *form.ys)):
+    same = all(p.is_same for p in (*read, *form.xs, *form.ys))
+    if same and not rows.turned:
         return loop, None
     given = list(zip(loop.inputs, (*form.consts, *form.carry, *form.xs)))
 
@@ -72,7 +73,8 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
         return [_output(a, env).laid(p.groups).array for a, p in outs]
 
     avals = [p.aval(v.aval) for v, p in given]
-    return loop.traced(step, avals, len(loop.carry)), form
+    every = (*form.consts, *form.carry, *form.xs, *form.ys)
+    return loop.traced(step, avals, len(loop.carry)), None if all(p.is_same for p in every) else form
 
 
 def _value(env: Env, atom: Atom) -> Laid:
