@@ -4,7 +4,7 @@ from pathlib import Path
 
 import jrnn
 
-LINES = 66_932
+LINES = 68_250
 
 
 def test_the_package_does_not_grow():

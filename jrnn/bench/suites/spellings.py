@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jrnn.bench.peers import in_mode, averaged
+from jrnn.bench.peers import averaged, in_mode
 from jrnn.bench.sizes import MODES
 from jrnn.bench.spellings import CELLS, problem, programs
 from jrnn.bench.suites import Job, SuiteOptions
