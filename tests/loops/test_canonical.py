@@ -225,6 +225,18 @@ def test_a_state_that_is_read_whole_stays_whole(step, shapes):
     assert [v.aval.shape for v in form_of(step, W, jnp.ones((3,))).carry] == shapes
 
 
+def test_a_sum_of_joined_values_stays_whole():
+    """The gradient of the bias of one sequence is a sum of joined cotangents of gates, which leaves the loop as it is."""
+
+    def step(carry, x):
+        total, h = carry
+        h = jnp.tanh(h @ W + x)
+        return (total + jnp.concatenate([h, x], 1), h), None
+
+    form = form_of(step, (jnp.zeros((1, 2 * H)), jnp.ones((1, H))), jnp.ones((3, 1, H)))
+    assert [v.aval.shape for v in form.carry] == [(1, 2 * H), (1, H)]
+
+
 def test_a_plain_loop_stays_as_it_is():
     """Whose bias, as most are, has an axis of size 1."""
     for cell in CELLS:

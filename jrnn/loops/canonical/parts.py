@@ -18,6 +18,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.loop import Loop, Results, RunLoop
+from jrnn.loops.passes.sums import added_to_carries
 
 T = TypeVar("T")
 
@@ -91,7 +92,13 @@ def in_parts(loop: Loop) -> tuple[Loop, Parts | None]:
         for v in jaxprs.inputs(eqn):
             readers.setdefault(v, []).append(eqn)
     reading = _Reading(loop, readers)
-    parts = Parts(tuple(reading.held(v, out) for v, out in zip(loop.carry, loop.carry_out)))
+    sums = added_to_carries(loop)  # which nothing reads
+    parts = Parts(
+        tuple(
+            Held(v.aval.shape, v.aval.shape) if i in sums else reading.held(v, out)
+            for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out))
+        )
+    )
     if all(held.is_whole for held in parts.held):
         return loop, None
     step = _Step(loop, parts, reading)
