@@ -204,10 +204,9 @@ def _bench(p: _Options) -> None:
     p.seed("the seed of normal[...]")
     what = (
         "scan: cells (default); layers: layers of today, from minGRU to RWKV-7; convert: conversions to nets and back; "
-        "growth: how the time for a net grows with its size; "
-        "libraries: optimize_scans around layers of other libraries; streaming: inference frame by frame; "
+        "growth: how the time for a net grows; libraries: optimize_scans around layers of others; streaming: one frame; "
         "never-worse: jrnn.scan and lax.scan on loops of many kinds; linear: layers with matrix states; "
-        "filters: filters and simulators"
+        "filters: filters and simulators; spellings: one computation in all the ways to write it"
     )
     p.option("--suite", None, what, default="scan", choices=SUITES)
     what = f"some of {', '.join(CELLS)} (default: the first {len(GATES)}; with --compile-for, lstm,gru)"

@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jrnn.jaxprs import primitives
-from jrnn.jaxprs.programs import Eqn, Var
+from jrnn.jaxprs.programs import Atom, Eqn, Var, is_literal
 
 Follow = dict[int, int]  # an axis of an operand -> the axis of a result
+Axis = tuple[Any, int]  # a variable, and the position of an axis
 
 _RUNNING = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
+
+
+class Classes:
+    """Classes of axes that belong together, by union and find. Those in `fixed` have a property that their class gets."""
+
+    def __init__(self) -> None:
+        self._above: dict[Axis, Axis] = {}
+        self.fixed: set[Axis] = set()
+
+    def root(self, axis: Axis) -> Axis:
+        while axis in self._above:
+            axis = self._above[axis]
+        return axis
+
+    def join(self, a: Atom, i: int, b: Atom, j: int) -> None:
+        if is_literal(a) or is_literal(b):
+            self.fix(a, [i])
+            self.fix(b, [j])
+        elif (mine := self.root((a, i))) != (theirs := self.root((b, j))):
+            self._above[mine] = theirs
+            if mine in self.fixed:
+                self.fixed.add(theirs)
+
+    def fix(self, atom: Atom, which: Iterable[int]) -> None:
+        if not is_literal(atom):
+            self.fixed.update(self.root((atom, d)) for d in which)
 
 
 def is_followed(eqn: Eqn) -> bool:
@@ -39,6 +66,13 @@ def aligned(eqn: Eqn, place: int, out: Var) -> Follow:
     return {} if rule is None else rule(eqn, place, out)
 
 
+def summed(eqn: Eqn, place: int) -> set[int]:
+    """Returns the axes of an operand that a reduction or a product removes, whatever size they have."""
+    if eqn.primitive.name in REDUCTIONS:
+        return {*eqn.params["axes"]}
+    return {*eqn.params["dimension_numbers"][0][place]} if eqn.primitive.name == "dot_general" else set()
+
+
 def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
     """Returns `aligned` with axes along which elements are mixed, but whose size is that of an axis of the result."""
     if eqn.primitive.name in ("rev", *_RUNNING):
@@ -47,8 +81,8 @@ def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
 
 
 def _elementwise(eqn: Eqn, place: int, out: Any) -> Follow:
-    same = eqn.invars[place].aval.shape == out.aval.shape
-    return {k: k for k in range(out.aval.ndim)} if same else {}
+    mine, whole = eqn.invars[place].aval.shape, out.aval.shape  # an axis of size 1 may stand for a longer one
+    return {k: k for k, n in enumerate(whole) if mine[k] == n} if len(mine) == len(whole) else {}
 
 
 def _broadcast(eqn: Eqn, place: int, out: Any) -> Follow:
@@ -99,6 +133,35 @@ def _product(eqn: Eqn, place: int, out: Any) -> Follow:
     follow = {k: axis for axis, k in enumerate(batch[place])}
     start = len(batch[0]) + (len(free[0]) if place else 0)
     return {**follow, **{k: start + axis for axis, k in enumerate(free[place])}}
+
+
+def blocks(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+    """Returns the smallest ranges of axes of two shapes that hold the same elements, without 0 among their sizes.
+
+    >>> blocks((1, 32, 256), (32, 4, 64))
+    [(range(0, 2), range(0, 1)), (range(2, 3), range(1, 3))]
+    """
+    groups, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        first, second = i, j
+        sizes = [1, 1]
+        while True:
+            if i == first and i < len(old):
+                sizes[0] *= old[i]
+                i += 1
+            elif j == second and j < len(new):
+                sizes[1] *= new[j]
+                j += 1
+            elif sizes[0] < sizes[1] and i < len(old):
+                sizes[0] *= old[i]
+                i += 1
+            elif sizes[1] < sizes[0] and j < len(new):
+                sizes[1] *= new[j]
+                j += 1
+            else:
+                break
+        groups.append((range(first, i), range(second, j)))
+    return groups
 
 
 _RULES: dict[str, Callable[..., Follow]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,35 +15,7 @@ import jax
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Program, axes
 
-Axis = tuple[Any, int]  # a variable, and the position of an axis
-
 SMALL = 12  # larger axes have 9 to 12 elements; some forms depend on whether an axis has up to 8
-
-
-class _Classes:
-    """Axes that have the same size, by union and find; `fixed` are those that keep their size."""
-
-    def __init__(self) -> None:
-        self._above: dict[Axis, Axis] = {}
-        self.fixed: set[Axis] = set()
-
-    def root(self, axis: Axis) -> Axis:
-        while axis in self._above:
-            axis = self._above[axis]
-        return axis
-
-    def join(self, a: Atom, i: int, b: Atom, j: int) -> None:
-        if jaxprs.is_literal(a) or jaxprs.is_literal(b):
-            self.fix(a, [i])
-            self.fix(b, [j])
-        elif (mine := self.root((a, i))) != (theirs := self.root((b, j))):
-            self._above[mine] = theirs
-            if mine in self.fixed:
-                self.fixed.add(theirs)
-
-    def fix(self, atom: Atom, which: Iterable[int]) -> None:
-        if not jaxprs.is_literal(atom):
-            self.fixed.update(self.root((atom, d)) for d in which)
 
 
 def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[Callable[..., list[Any]], list[Any]]:
@@ -53,7 +25,7 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
         program: the program.
         alike: pairs of values of one type, such as a carry and its new value.
     """
-    classes = _Classes()
+    classes = axes.Classes()
     for a, b in alike:
         for d in range(a.aval.ndim):
             classes.join(a, d, b, d)
@@ -64,7 +36,7 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
     every = (*program.invars, *(v for eqn in program.eqns for v in eqn.outvars))
     roots = dict.fromkeys(classes.root((v, d)) for v in every for d in range(v.aval.ndim))
     number = itertools.count()
-    size: dict[Axis, int] = {}
+    size: dict[axes.Axis, int] = {}
     for root in roots:
         n = root[0].aval.shape[root[1]]
         keeps = root in classes.fixed or not jaxprs.is_known(n) or n <= SMALL
@@ -86,7 +58,7 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
 # Which axes have one size -----------------------------------------------------------------------------------------------
 
 
-def _classify(eqn: Eqn, classes: _Classes) -> None:
+def _classify(eqn: Eqn, classes: axes.Classes) -> None:
     """Joins the axes that an equation needs to have one size, and fixes those that it compares with numbers."""
     name = eqn.primitive.name
     if not axes.is_followed(eqn) or eqn.params.get("out_sharding") is not None:
@@ -95,7 +67,7 @@ def _classify(eqn: Eqn, classes: _Classes) -> None:
         return
     reached: dict[Any, set[int]] = {v: set() for v in eqn.outvars}
     for place, atom in enumerate(eqn.invars):
-        left = {*range(atom.aval.ndim)} - _summed(eqn, place)
+        left = {*range(atom.aval.ndim)} - axes.summed(eqn, place)
         for v in eqn.outvars:
             follow = axes.of_one_size(eqn, place, v)
             for d, to in follow.items():
@@ -110,13 +82,6 @@ def _classify(eqn: Eqn, classes: _Classes) -> None:
         (a, b), (contracted, batch) = eqn.invars, eqn.params["dimension_numbers"]
         for i, j in (*zip(*contracted), *zip(*batch)):
             classes.join(a, i, b, j)
-
-
-def _summed(eqn: Eqn, place: int) -> set[int]:
-    """Returns the axes of an operand that a reduction or a product removes, whatever size they have."""
-    if eqn.primitive.name in axes.REDUCTIONS:
-        return {*eqn.params["axes"]}
-    return {*eqn.params["dimension_numbers"][0][place]} if eqn.primitive.name == "dot_general" else set()
 
 
 def _sliced(eqn: Eqn, shape: Callable[[Atom], Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import textwrap
 from dataclasses import replace
@@ -14,11 +15,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jrnn.bench import measure, peers, report, steps
+from jrnn.bench import measure, peers, report, spellings, steps
 from jrnn.bench.measure import run
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
-from jrnn.bench.suites import SuiteOptions, layer_peers, libraries
+from jrnn.bench.suites import SuiteOptions, layer_peers, libraries, suite_of
 from jrnn.errors import ConfigError, DataError, UsageError
 from jrnn.loops.kernels.native import library
 
@@ -239,3 +240,11 @@ def test_suites_time_the_processor_on_a_cpu_and_the_clock_on_an_accelerator(back
     program = peers.averaged(jnp.sin, [jnp.ones(3)])
     assert program.run() == pytest.approx(mean)
     assert len(waited) == {"cpu": 5, "gpu": 2}[backend] and waited[0].shape == (3,)
+
+
+def test_the_suite_of_spellings_has_all_of_a_cell_and_its_net():
+    options = SuiteOptions("spellings", cells=["gated"], modes=["forward"], sizes=[str(TINY)])
+    (job,) = itertools.islice(suite_of(options).jobs(options), 1)
+    assert job.cell == "gated, plain" and set(job.programs) == {"jrnn", "lax.scan", "plain"}
+    assert all(program.run() > 0 for program in job.programs.values())
+    assert set(spellings.programs("gru", TINY, jax.lax.scan)) == {*spellings.SPELLINGS, "a net"} - {"joined states"}

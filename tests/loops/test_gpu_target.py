@@ -163,7 +163,7 @@ def test_packed_stacks_are_taken_apart_by_type_and_shape():
     assert [len(pack) for pack in packs.packs] == [2, 1, 1, 1]
     given = [jnp.ones((2, 3))], [jnp.arange(10.0).reshape(5, 2, 1), jnp.arange(5.0)]
     for actual, wanted in zip(
-        jax.tree.leaves(packs.after(*packed.run([], *given, 5))), jax.tree.leaves(loop.run([], *given, 5))
+        jax.tree.leaves(packs.around(packed.run, [], *given, 5)), jax.tree.leaves(loop.run([], *given, 5))
     ):
         assert actual.dtype == wanted.dtype
         np.testing.assert_array_equal(actual, wanted)
@@ -183,5 +183,5 @@ def test_a_result_that_is_two_carries_is_in_the_stack_once():
     staged, held = one_kernel_a_stage(loop.verify())
     assert held.stacked == ((0, None),) and held.kept == (1, 2)
     init, xs = [jnp.full((3, 2), float(i + 1)) for i in range(3)], [jnp.ones((5, 3, 2))]
-    results = held.after(*staged.verify().run([matrix], held.before(init), xs, 5))
+    results = held.around(staged.verify().run, [matrix], init, xs, 5)
     jax.tree.map(np.testing.assert_array_equal, results, tuple(loop.run([matrix], init, xs, 5)))

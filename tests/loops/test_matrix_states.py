@@ -10,11 +10,12 @@ from by_numpy import by_numpy
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.terms import Factor, Term
+from jrnn.loops.canonical import with_plain_carries
 from jrnn.loops.chunks import choice
 from jrnn.loops.chunks.choice import compared, pays
 from jrnn.loops.chunks.chunked import chunked
 from jrnn.loops.chunks.labeled import variables
-from jrnn.loops.chunks.normal import in_parts, opened
+from jrnn.loops.chunks.normal import opened
 from jrnn.loops.loop import Loop, ScanParams, recorder
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
@@ -73,7 +74,7 @@ def test_a_step_is_recognized_however_it_is_written(step):
     program = opened(jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*given))
     inputs, outs, consts = program.invars, program.outvars, program.constvars
     parts = inputs[:count], inputs[count:], outs[:count], outs[count:]
-    loop, _ = in_parts(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))
+    loop, _ = with_plain_carries(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))
     node = chunked(loop, dict(zip(loop.consts, program.consts)))
     assert [stage for stage in node.stages if stage.forms]
 

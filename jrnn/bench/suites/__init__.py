@@ -29,6 +29,7 @@ SUITES = {
     "never-worse": "never_worse",
     "linear": "linear",
     "filters": "filters",
+    "spellings": "spellings",
 }
 
 

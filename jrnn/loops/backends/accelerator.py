@@ -7,17 +7,17 @@ leave the loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from jrnn import jaxprs
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
+from jrnn.loops.canonical import canonical
 from jrnn.loops.loop import Loop, Options, ScanParams
-from jrnn.loops.passes import Fission, concatenate_cotangents, direct_views, distinct, movable, split
-from jrnn.loops.plans import LoopPlan, Solved, Split, Target, by_steps
-
-PASSES = (direct_views, distinct, concatenate_cotangents)
+from jrnn.loops.passes import Fission, movable, split
+from jrnn.loops.plans import LoopPlan, Solved, Split, Target, by_steps, converted
 
 _COMPARED = 5  # steps for which a solution in rounds is compared with the loop
 # A loop may stack so many times the bytes of its inputs and outputs to do work after it. Reading a matrix state after the
@@ -27,15 +27,12 @@ _SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an
 
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
-    """Returns the plan of a loop on a GPU or a TPU."""
+    """Returns the plan of the canonical form of a loop on a GPU or a TPU."""
     from jrnn.loops.chunks import choice
 
     in_chunks = choice.forward(loop, target, options)
     if in_chunks is not None:
         return in_chunks
-    original = loop
-    for rewrite in PASSES:
-        loop = rewrite(loop)
     fission = split(loop)
     moves = movable(fission, floating_sums=not _keeps_order(loop, options))
     if _stacks_much(fission):
@@ -43,9 +40,9 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     fission = split(loop, moves=moves)
     why = _not_solved(fission.core, options)
     if why is None:
-        return LoopPlan(target, original, Split(fission, Solved(fission.core)), "associative")
+        return LoopPlan(target, loop, Split(fission, Solved(fission.core)), "associative")
     node = Split(fission, by_steps(fission.core))
-    return LoopPlan(target, original, node, "scan", notes=(f"not associative: {why}",))
+    return LoopPlan(target, loop, node, "scan", notes=(f"not associative: {why}",))
 
 
 def _stacks_much(fission: Fission) -> bool:
@@ -86,4 +83,15 @@ def _in_rounds(scan: ScanParams) -> Any:
     return lambda consts, init, xs: Solved(loop).run([*program.consts, *consts], init, xs, scan.length)
 
 
-BACKEND = Backend(plan, ("tpu",))
+def on_canonical(plan: Callable[[Loop, Target, Options], LoopPlan]) -> Callable[[Loop, Target, Options], LoopPlan]:
+    """Returns a planner of any loop, from one of canonical loops."""
+
+    def planned(loop: Loop, target: Target, options: Options) -> LoopPlan:
+        form, conversions = canonical(loop, target.devices)
+        of_form = plan(form, target, options)
+        return replace(of_form, loop=loop, node=None if of_form.node is None else converted(of_form.node, conversions))
+
+    return planned
+
+
+BACKEND = Backend(on_canonical(plan), ("tpu",))

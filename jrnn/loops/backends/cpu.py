@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
 from jrnn.loops.affine import associative
 from jrnn.loops.backends.backend import Backend
+from jrnn.loops.canonical import canonical
 from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice
 from jrnn.loops.costs.equation_costs import is_by_vector, is_outer, product_seconds
 from jrnn.loops.costs.estimates import Estimator
@@ -18,11 +20,7 @@ from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import (
     Moves,
     activate_together,
-    batch_first,
     columns,
-    concatenate_cotangents,
-    direct_views,
-    distinct,
     gates,
     reads_rows,
     slice_apart,
@@ -30,11 +28,10 @@ from jrnn.loops.passes import (
 )
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plans import NOTHING, LoopPlan, Node, Split, Steps, Target, at_leaf, by_steps
+from jrnn.loops.plans import NOTHING, Conversion, LoopPlan, Node, Split, Steps, Target, at_leaf, by_steps, converted
 from jrnn.loops.plans.arithmetic import LARGE_PRODUCT, arithmetic
 from jrnn.loops.plans.search import Search
 
-PASSES = (direct_views, distinct, concatenate_cotangents)
 _LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
 _BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
 _MANY = 1_000  # runs of a loop that is in another one, whose number is not known
@@ -52,7 +49,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     reference = _reference(loop, target)
     if options.executor == "auto" and _is_brief(reference, target):
         return LoopPlan.left(target, loop, "it takes less time than planning it", choice=Choice(reference))
-    search = _searched(reference, target, options)
+    search, conversions = _searched(reference, target, options)
     notes: tuple[str, ...] = ()
     if options.executor == "associative":
         # On a CPU rounds cost more than they save. Only the coefficients are computed for all steps before the loop. The
@@ -60,7 +57,8 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
         why = associative.refusal(split(search.loop).core)
         if why is None:
             fission = split(search.loop, computation, contract=smaller_first)
-            return LoopPlan(target, loop, Split(fission, by_steps(fission.core)), "associative")
+            node = converted(Split(fission, by_steps(fission.core)), conversions)
+            return LoopPlan(target, loop, node, "associative")
         notes = (f"not associative: {why}",)
     choice, refusal = _choice(search, target, options)
     notes = (f"not native: {refusal}",) if refusal and options.executor == native.NAME else notes
@@ -68,7 +66,7 @@ def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
         return LoopPlan.left(target, loop, *notes, NOTHING, choice=choice)
     node = at_leaf(choice.chosen.node, _for_xla)
     executor = native.NAME if getattr(node, "inner", node).way == native.NAME else "scan"
-    return LoopPlan(target, loop, node, executor, notes, choice)
+    return LoopPlan(target, loop, converted(node, conversions), executor, notes, choice)
 
 
 def _reference(loop: Loop, target: Target) -> Candidate:
@@ -81,15 +79,13 @@ def _is_brief(reference: Candidate, target: Target) -> bool:
     return runs * reference.estimate.seconds < _BRIEF and not reads_rows(reference.node.loop)
 
 
-def _searched(reference: Candidate, target: Target, options: Options) -> Search:
-    """Returns the search among ways to run a loop, after the passes."""
-    loop = reference.node.loop
-    for rewrite in PASSES:
-        loop = rewrite(loop)
+def _searched(reference: Candidate, target: Target, options: Options) -> tuple[Search, Sequence[Conversion]]:
+    """Returns the search among ways to run the canonical form of a loop, and the conversions to it."""
+    loop, conversions = canonical(reference.node.loop, target.devices)
     if _turning_may_pay(loop, reference, target.machine):
-        turned = columns(batch_first(loop))
+        turned = columns(loop)
         loop = turned if _turning_pays(loop, turned, target.machine) else loop
-    return Search(reference, loop, options, target.machine, smaller_first)
+    return Search(reference, loop, options, target.machine, smaller_first), conversions
 
 
 def _choice(search: Search, target: Target, options: Options) -> tuple[Choice, str]:

@@ -49,4 +49,4 @@ def _few_kernels(core: Loop, target: Target) -> Converted:
     return Converted(Split(prepared, inner), held, (remark,))
 
 
-BACKEND = Backend(plan, ("cuda", "rocm"))
+BACKEND = Backend(accelerator.on_canonical(plan), ("cuda", "rocm"))

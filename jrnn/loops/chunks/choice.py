@@ -13,11 +13,12 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import Linearized, is_smooth
 from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.canonical import with_plain_carries
 from jrnn.loops.chunks.chunked import Chunked, check, chunked
 from jrnn.loops.chunks.estimate import compared
-from jrnn.loops.chunks.normal import Parts, in_parts, opened
+from jrnn.loops.chunks.normal import opened
 from jrnn.loops.loop import Loop, Options, ScanParams, derived, mark, recorder
-from jrnn.loops.plans import Converted, LoopPlan, Target
+from jrnn.loops.plans import LoopPlan, Target, converted
 
 # A program in chunks is compared with its loop for three chunks of this length, of which the last is not full.
 _COMPARED_CHUNK = 4
@@ -108,14 +109,17 @@ def plan(
 
 
 def _plan(scan: ScanParams, target: Target, options: Options, moves: Sequence[bool]) -> tuple[LoopPlan, Sequence[Any]]:
-    program, loop, parts = _read(scan)
+    program, loop, conversions = _read(scan)
     check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
     consts, carry, xs = scan.apart(moves)
-    stored = stored_states(loop, [*(False for _ in program.consts), *consts, *parts.each(carry), *xs])
+    said = [[*(False for _ in program.consts), *consts], carry, xs]
+    for conversion in conversions:
+        said = conversion.said_of(*said)
+    stored = stored_states(loop, [moves for of in said for moves in of])
     if not stored:
         return LoopPlan.left(target, loop, "this gradient reads no state"), ()
     values, at_once = dict(zip(loop.consts, program.consts)), prepares_at_once(target)
-    node = replace(chunked(loop, values, _names(scan, parts), at_once), stored=stored)
+    node = replace(chunked(loop, values, _names(scan, conversions), at_once), stored=stored)
     choice = compared(node, options.memory, target.machine)
     notes = node.notes
     if not isinstance(choice.chosen.node, Chunked):
@@ -127,24 +131,28 @@ def _plan(scan: ScanParams, target: Target, options: Options, moves: Sequence[bo
         if not agrees:
             return LoopPlan.left(target, loop, note), ()
         notes = (*notes, note) if note else notes
-    return LoopPlan(target, node.loop, Converted(node, parts), "chunks", notes, choice), program.consts
+    return LoopPlan(target, node.loop, converted(node, conversions), "chunks", notes, choice), program.consts
 
 
-def _names(scan: ScanParams, parts: Parts) -> list[str]:
+def _names(scan: ScanParams, conversions: Sequence[Any]) -> list[str]:
     """Returns what the user calls each carry of a loop, which holds parts of each of the step's; or nothing."""
     debug_info = getattr(jaxprs.jaxpr_of(scan.jaxpr), "debug_info", None)
     names = list(getattr(debug_info, "arg_names", None) or ())[scan.n_consts :][: scan.n_carry]
-    return parts.each(names) if len(names) == scan.n_carry and all(names) else []
+    if len(names) < scan.n_carry or not all(names):
+        return []
+    for conversion in conversions:
+        _, names, _ = conversion.said_of((), names, ())
+    return names
 
 
-def _read(scan: ScanParams) -> tuple[jaxprs.Program, Loop, Parts]:
-    """Returns the program of a step, its loop, and how the loop holds the carries."""
+def _read(scan: ScanParams) -> tuple[jaxprs.Program, Loop, Sequence[Any]]:
+    """Returns the program of a step, the canonical form of its loop, and the conversions to it."""
     program = opened(scan.jaxpr)
-    return program, *in_parts(scan.loop(program))
+    return program, *with_plain_carries(scan.loop(program))
 
 
 def _small(at_once: bool, scan: ScanParams) -> derived.Run:
     """Returns the loop of a step in chunks of few steps."""
-    program, loop, parts = _read(scan)
+    program, loop, conversions = _read(scan)
     node = replace(chunked(loop, dict(zip(loop.consts, program.consts)), at_once=at_once), size=_COMPARED_CHUNK)
-    return lambda consts, init, xs: Converted(node, parts).run([*program.consts, *consts], init, xs, scan.length)
+    return lambda consts, init, xs: converted(node, conversions).run([*program.consts, *consts], init, xs, scan.length)

@@ -1,14 +1,12 @@
-"""A step in the form that is read for affine states: control flow is opened, and carries are cut apart.
+"""A step in the form that is read for affine states: control flow is opened.
 
-A short inner loop is unrolled. A condition whose branches are affine in what they read becomes a selection. A carry that the
-step only reads in slices, or in another shape, is held as these slices, or in this shape.
+A short inner loop is unrolled. A condition whose branches are affine in what they read becomes a selection.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var
-from jrnn.loops.loop import Loop, Results, ScanParams
+from jrnn.jaxprs import Eqn
+from jrnn.loops.loop import ScanParams
 
-_LONGEST = 8  # steps of an inner loop that is unrolled; slices of a carry
+_LONGEST = 8  # steps of an inner loop that is unrolled, and branches of a condition
 
 # If their operands are finite, so are their derivatives: a branch that is not taken adds 0 to a gradient, and no NaN.
 _SAFE = frozenset((
@@ -92,102 +90,3 @@ def _stack(*xs: Any, axis: int) -> list[Any]:
 
 # They are slices and a concatenation to the rules of forms.
 _PARTS: dict[str, Callable[..., list[Any]]] = {"split": _split, "unstack": _unstack, "stack": _stack}
-
-
-# Carries that are held in parts ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Held:
-    """How a carry is held: in a shape, and cut into slices along an axis of it, if `parts` is not 1."""
-
-    whole: tuple[int, ...]
-    shape: tuple[int, ...]
-    axis: int = 0
-    parts: int = 1
-
-    @property
-    def is_whole(self) -> bool:
-        return self.parts == 1 and self.shape == self.whole
-
-    def apart(self, value: Any) -> list[Any]:
-        value = jnp.reshape(value, self.shape)
-        return [value] if self.parts == 1 else list(jnp.split(value, self.parts, self.axis))
-
-    def together(self, parts: Sequence[Any]) -> Any:
-        return jnp.reshape(jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0], self.whole)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """How a loop holds the carries of the loop that it was made from: a `Conversion` of plans."""
-
-    held: tuple[Held, ...]
-
-    def before(self, init: Sequence[Any]) -> list[Any]:
-        return [part for held, value in zip(self.held, init) for part in held.apart(value)]
-
-    def after(self, last: Sequence[Any], ys: Sequence[Any]) -> Results:
-        parts = iter(last)
-        return [held.together([next(parts) for _ in range(held.parts)]) for held in self.held], list(ys)
-
-    def each(self, values: Iterable[Any]) -> list[Any]:
-        """Returns what is said of each carry for each of its parts."""
-        return [value for held, value in zip(self.held, values) for _ in range(held.parts)]
-
-
-def in_parts(loop: Loop) -> tuple[Loop, Parts]:
-    """Returns the loop with carries in other shapes and in slices, and how each is held."""
-    eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
-    loop = replace(loop, eqns=tuple(eqns))
-    whole = Parts(tuple(Held(v.aval.shape, v.aval.shape) for v in loop.carry))
-    parts = Parts(tuple(_held(loop, v, out) for v, out in zip(loop.carry, loop.carry_out)))
-    if parts == whole:
-        return loop, whole
-    last = jaxprs.producers(loop.eqns)
-
-    def step(*args: Any) -> list[Any]:
-        given = iter(args)
-        env = {v: next(given) for v in loop.consts}
-        for v, held in zip(loop.carry, parts.held):
-            values = [next(given) for _ in range(held.parts)]
-            if held.is_whole:
-                env[v] = values[0]
-                continue
-            for eqn in (e for e in loop.eqns if v in jaxprs.inputs(e)):
-                env[eqn.outvars[0]] = values[eqn.params["start_indices"][held.axis] if held.parts > 1 else 0]
-        env.update((v, next(given)) for v in loop.xs)
-        jaxprs.evaluate([e for e in loop.eqns if not any(v in env for v in e.outvars)], env)
-        new: list[Any] = []
-        for out, held in zip(loop.carry_out, parts.held):
-            new += [jaxprs.value(env, a) for a in ([out] if held.is_whole else last[out].invars)]
-        return [*new, *(jaxprs.value(env, y) for y in loop.ys)]
-
-    avals = [v.aval for v in jax.make_jaxpr(parts.before)([v.aval for v in loop.carry]).jaxpr.outvars]
-    program = jaxprs.trace(step, [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)])
-    if program.constvars:  # such as arrays that are literals of the step
-        return loop, whole
-    scan = ScanParams(None, len(loop.consts), len(avals), loop.length, loop.reverse, loop.unroll)
-    return scan.loop(program), parts
-
-
-def _held(loop: Loop, v: Var, out: Any) -> Held:
-    shape = v.aval.shape
-    whole = Held(shape, shape)
-    reads = [e for e in loop.eqns if v in jaxprs.inputs(e)]
-    last = jaxprs.producers(loop.eqns).get(out) if not jaxprs.is_literal(out) else None
-    if not reads or last is None or v in loop.carry_out or v in loop.ys:
-        return whole
-    if all(e.primitive.name == "reshape" for e in reads) and last.primitive.name == "reshape":
-        shapes = {e.outvars[0].aval.shape for e in reads} | {last.invars[0].aval.shape}
-        return Held(shape, *shapes) if len(shapes) == 1 else whole
-    if (
-        all(e.primitive.name == "slice" and {*(e.params["strides"] or (1,))} == {1} for e in reads)
-        and last.primitive.name == "concatenate"
-    ):
-        axis = last.params["dimension"]
-        of_one = [a.aval.shape[axis] == 1 for a in last.invars]
-        one = (*shape[:axis], 1, *shape[axis + 1 :])
-        if all(of_one) and 1 < shape[axis] <= _LONGEST and all(e.outvars[0].aval.shape == one for e in reads):
-            return Held(shape, shape, axis, shape[axis])
-    return whole

@@ -2,6 +2,6 @@
 
 from jrnn.loops.loop.flat import FlatScan, promoted
 from jrnn.loops.loop.mark import Options
-from jrnn.loops.loop.record import Loop, Results, ScanParams, strict_passes
+from jrnn.loops.loop.record import Loop, Results, RunLoop, ScanParams, strict_passes
 
-__all__ = ["FlatScan", "Loop", "Options", "Results", "ScanParams", "promoted", "strict_passes"]
+__all__ = ["FlatScan", "Loop", "Options", "Results", "RunLoop", "ScanParams", "promoted", "strict_passes"]

@@ -22,6 +22,8 @@ from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named
 
 Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
+# From constants, initial carries, inputs and the length.
+RunLoop = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Results]
 
 # Tests set this to verify every loop that a pass returns, and to raise errors inside passes.
 strict_passes = jax.make_user_context(False)

@@ -2,7 +2,7 @@
 
 from jrnn.loops.passes.fission import Fission, Moves, movable, split
 from jrnn.loops.passes.gates import activate_together, slice_apart
-from jrnn.loops.passes.products import batch_first, columns, reads_rows
+from jrnn.loops.passes.products import columns, reads_rows
 from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
 from jrnn.loops.passes.sums import WideSums, widen_sums
 
@@ -11,7 +11,6 @@ __all__ = [
     "Moves",
     "WideSums",
     "activate_together",
-    "batch_first",
     "columns",
     "concatenate_cotangents",
     "direct_views",

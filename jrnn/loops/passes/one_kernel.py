@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop import Loop, Results, RunLoop
 from jrnn.loops.passes.sums import accumulator
 
 _CUT_ABOVE = 512  # the contracted size above which XLA:GPU cuts products of few rows; found by compiling for an H100
@@ -100,14 +100,14 @@ class Staged:
     stacked: tuple[tuple[int | None, ...], ...]
     carries: int
 
-    def before(self, init: Sequence[Any]) -> list[Any]:
+    def around(
+        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
         stacks = []
         for places in self.stacked:
             unread = jnp.zeros_like(init[next(i for i in places if i is not None)])
             stacks.append(jnp.stack([unread if i is None else init[i] for i in places]))
-        return [*(init[i] for i in self.kept), *stacks]
-
-    def after(self, last: Sequence[Any], ys: Sequence[Any]) -> Results:
+        last, ys = run(consts, [*(init[i] for i in self.kept), *stacks], xs, length)
         carry = dict(zip(self.kept, last))
         for places, stack in zip(self.stacked, last[len(self.kept) :]):
             carry |= {i: stack[g] for g, i in enumerate(places) if i is not None}

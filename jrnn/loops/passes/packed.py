@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop import Loop, Results, RunLoop
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Packed:
     packs: tuple[tuple[tuple[int, int], ...], ...]
     stacks: int
 
-    def before(self, init: Sequence[Any]) -> list[Any]:
-        return list(init)
-
-    def after(self, last: Sequence[Any], packed: Sequence[Any]) -> Results:
+    def around(
+        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
+        last, packed = run(consts, init, xs, length)
         ys: list[Any] = [None] * self.stacks
         for pack, value in zip(self.packs, packed):
             at = 0

@@ -19,15 +19,17 @@ from jrnn.loops.passes.gates import cuts_of
 # Views of views -------------------------------------------------------------------------------------------------------
 
 _VIEWS = ("reshape", "squeeze", "broadcast_in_dim")
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 
 
 def direct_views(loop: Loop) -> Loop:
     """Takes every view directly from its source: a reshape of a reshape, or a slice within one part of a concatenation.
 
     Nets reshape and join arrays for their operators, which slice and reshape them again. Passes that look for slices of one
-    array then miss them, and XLA:CPU makes slower kernels where one kernel reads an array in two shapes.
+    array then miss them, and XLA:CPU makes slower kernels where one kernel reads an array in two shapes. Additions of 0 and
+    multiplications by 1 go, as XLA removes them too.
 
-    Invariant: every value is unchanged.
+    Invariant: every value is unchanged, except for the sign of zero where 0 is added.
     """
     producers = jaxprs.producers(loop.eqns)
     if not any(_is_indirect(eqn, producers) for eqn in loop.eqns):
@@ -40,6 +42,10 @@ def direct_views(loop: Loop) -> Loop:
         return atom
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
+        unchanged = _unchanged(eqn)
+        if unchanged is not None:
+            same[eqn.outvars[0]] = base = source(unchanged)
+            return [env[base]]
         if _reshapes(eqn):
             (out,) = eqn.outvars
             base = source(eqn.invars[0])
@@ -75,8 +81,23 @@ def _reshapes(eqn: Eqn) -> bool:
     return math.prod(eqn.invars[0].aval.shape) == math.prod(eqn.outvars[0].aval.shape)
 
 
+def _unchanged(eqn: Eqn) -> Var | None:
+    """Returns the operand to which an equation adds 0, or which it multiplies by 1."""
+    neutral = _NEUTRAL.get(eqn.primitive.name)
+    if neutral is None:
+        return None
+    (out,) = eqn.outvars
+    for x, other in (eqn.invars, eqn.invars[::-1])[: 2 if eqn.primitive.name in ("add", "mul") else 1]:
+        same = not jaxprs.is_literal(x) and x.aval.strip_weak_type() == out.aval.strip_weak_type()
+        if same and jaxprs.is_literal(other) and not np.ndim(other.val) and other.val == neutral:
+            return x
+    return None
+
+
 def _is_indirect(eqn: Eqn, producers: Mapping[Var, Any]) -> bool:
-    """Returns True for a view of a view, a view that changes nothing, and a slice of a concatenation."""
+    """Returns True for a view of a view, a view or operation that changes nothing, and a slice of a concatenation."""
+    if _unchanged(eqn) is not None:
+        return True
     source = None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else producers.get(eqn.invars[0])
     if _reshapes(eqn):
         return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape or (source is not None and _reshapes(source))

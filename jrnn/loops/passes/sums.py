@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop import Loop, Results, RunLoop
 
 # A value that is not a contraction or a reduction is stacked only if it has at most these bytes: otherwise adding in place
 # is better.
@@ -311,10 +311,10 @@ class WideSums:
     wide: tuple[Any, ...]
     narrow: tuple[Any, ...]
 
-    def before(self, init: Sequence[Any]) -> list[Any]:
-        return [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)]
-
-    def after(self, last: Sequence[Any], ys: Sequence[Any]) -> Results:
+    def around(
+        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
+        last, ys = run(consts, [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)], xs, length)
         return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], list(ys)
 
 

@@ -7,6 +7,7 @@ it from their descriptions (`loop/description.py`).
 from jrnn.loops.loop.description import Description as Description
 from jrnn.loops.loop.description import Item as Item
 from jrnn.loops.plans.arithmetic import Arithmetic as Arithmetic
+from jrnn.loops.plans.nodes import Conversion as Conversion
 from jrnn.loops.plans.nodes import Converted as Converted
 from jrnn.loops.plans.nodes import InChunks as InChunks
 from jrnn.loops.plans.nodes import Node as Node
@@ -15,6 +16,7 @@ from jrnn.loops.plans.nodes import Split as Split
 from jrnn.loops.plans.nodes import Steps as Steps
 from jrnn.loops.plans.nodes import at_leaf as at_leaf
 from jrnn.loops.plans.nodes import by_steps as by_steps
+from jrnn.loops.plans.nodes import converted as converted
 from jrnn.loops.plans.plan import NOTHING as NOTHING
 from jrnn.loops.plans.plan import LoopPlan as LoopPlan
 from jrnn.loops.plans.plan import Target as Target

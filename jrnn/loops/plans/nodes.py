@@ -16,7 +16,7 @@ from jrnn.jaxprs import primitives
 from jrnn.loops.affine import associative
 from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.estimates import Estimator, estimate
-from jrnn.loops.loop import Loop, Results
+from jrnn.loops.loop import Loop, Results, RunLoop
 from jrnn.loops.loop.description import Description, contractions, described, items
 from jrnn.loops.passes import Fission, widen_sums
 from jrnn.loops.plans.split_costs import SplitCosts
@@ -62,22 +62,19 @@ class Steps:
 
 
 class Conversion(Protocol):
-    """How a rewritten loop holds the carries and the outputs of the loop that it was made from."""
+    """How a rewritten loop holds the constants, carries, inputs and outputs of the loop that it was made from."""
 
-    def before(self, init: Values) -> list[Any]:
-        """Returns the first carry of the rewritten loop."""
-
-    def after(self, last: Values, ys: Values) -> Results:
-        """Returns the last carry and the outputs of the original loop."""
+    def around(self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+        """Runs the original loop by `run`, which runs the rewritten one."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """Runs a loop whose carries or outputs are held in another way, such as wide sums, packs or stacks.
+    """Runs a loop whose arrays are held in another way, such as wide sums, packs or stacks.
 
     Attributes:
         inner: runs the rewritten loop.
-        conversion: from the original carries to the rewritten ones, and back.
+        conversion: from the arrays of the original loop to those of the rewritten one, and back.
         remarks: what there is to say about it.
     """
 
@@ -86,7 +83,7 @@ class Converted:
     remarks: tuple[str, ...] = ()
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return self.conversion.after(*self.inner.run(consts, self.conversion.before(init), xs, length))
+        return self.conversion.around(self.inner.run, consts, init, xs, length)
 
     def describe(self) -> Description:
         inner = self.inner.describe()
@@ -95,6 +92,13 @@ class Converted:
     @property
     def way(self) -> str:
         return self.inner.way
+
+
+def converted(node: Node, conversions: Sequence[Conversion]) -> Node:
+    """Returns a node that runs a loop which was rewritten in stages; the first conversion is that of the first stage."""
+    for conversion in reversed(conversions):
+        node = Converted(node, conversion)
+    return node
 
 
 def by_steps(loop: Loop) -> Node:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from jrnn.jaxprs.axes import blocks
 from jrnn.loops.kernels import Refused
 
 Dims = tuple[tuple[int, int], ...]  # size and stride in elements
@@ -91,7 +92,7 @@ class View:
 
     def reshaped(self, shape: Sequence[int]) -> View:
         """Returns the view with other axes; raises `Refused` where rows would be joined or elements would have to move."""
-        groups = _groups(self.shape, shape)
+        groups = blocks(self.shape, shape)
         dims: list[tuple[int, int]] = []
         row = None
         for old, new in groups:
@@ -148,28 +149,3 @@ def dense(shape: Sequence[int]) -> Dims:
     ((2, 3), (3, 1))
     """
     return tuple((n, math.prod(shape[a + 1 :])) for a, n in enumerate(shape))
-
-
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
-    """Returns the smallest ranges of axes of two shapes that hold the same elements."""
-    groups, i, j = [], 0, 0
-    while i < len(old) or j < len(new):
-        first, second = i, j
-        sizes = [1, 1]
-        while True:
-            if i == first and i < len(old):
-                sizes[0] *= old[i]
-                i += 1
-            elif j == second and j < len(new):
-                sizes[1] *= new[j]
-                j += 1
-            elif sizes[0] < sizes[1] and i < len(old):
-                sizes[0] *= old[i]
-                i += 1
-            elif sizes[1] < sizes[0] and j < len(new):
-                sizes[1] *= new[j]
-                j += 1
-            else:
-                break
-        groups.append((range(first, i), range(second, j)))
-    return groups

@@ -1,0 +1,41 @@
+"""One computation in all spellings (`bench/spellings.py`): `jrnn.scan`, `jax.lax.scan`, and the plain spelling.
+
+A row is a spelling of a cell. "plain" is `jrnn.scan` in the plain spelling, so that its column says what a spelling costs.
+"a net" is the net of a cell by `to_jax`, next to the same step by hand with the products of the inputs before the loop, as
+the net has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import jax
+
+from jrnn.bench.peers import averaged, in_mode
+from jrnn.bench.sizes import MODES
+from jrnn.bench.spellings import CELLS, problem, programs
+from jrnn.bench.suites import Job, SuiteOptions
+from jrnn.loops import scan
+
+OURS = ("jrnn",)
+TAKES = ("cells", "modes", "sizes")
+SIZES = ("64x32x64x256", "100x8x64x128")
+AS_A_NET = "inputs multiplied first"  # the spelling that a net has
+
+
+def jobs(options: SuiteOptions) -> Iterator[Job]:
+    cells, modes = options.chosen("cells", CELLS), options.chosen("modes", MODES)
+    for cell, mode, size in product(cells, modes, options.chosen_sizes(SIZES)):
+        given = problem(cell, size)
+
+        def timed(run: Callable[..., Any], mode: str = mode, given: Any = given) -> Any:
+            return averaged(in_mode(run, mode), given)
+
+        ours, theirs = programs(cell, size, scan), programs(cell, size, jax.lax.scan)
+        for name, run in ours.items():
+            of_net = name == "a net"
+            peers = {"jrnn": run, "lax.scan": theirs[AS_A_NET if of_net else name]}
+            peers["plain"] = ours[AS_A_NET if of_net else "plain"]
+            yield Job(f"{cell}, {name}", mode, str(size), {peer: timed(of) for peer, of in peers.items()})

@@ -1,0 +1,55 @@
+"""The canonical form of a loop: the first stage of every plan, so that all that follows sees one spelling of a step.
+
+Its stages are passes from a loop to a loop, each with a conversion of what goes in and out (`plans.Conversion`):
+
+- `constant_carries.py`: carries whose value is known become constants and inputs.
+- `parts.py`: joined carries are taken apart.
+- `spelling.py`: axes of size 1 leave the loop, and rows come first. `rows.py` finds the rows, and `rules.py` evaluates
+  equations on values in the layouts of `layouts.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jrnn import jaxprs
+from jrnn.loops.canonical.constant_carries import settled
+from jrnn.loops.canonical.parts import in_parts
+from jrnn.loops.canonical.spelling import placed
+from jrnn.loops.loop import Loop
+from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
+
+_PASSES = (direct_views, distinct, concatenate_cotangents)
+
+
+def canonical(loop: Loop, devices: int = 1) -> tuple[Loop, Sequence[Any]]:
+    """Returns the canonical form of a loop, and the conversions to it, that of the first stage first.
+
+    Args:
+        loop: the loop.
+        devices: the number of devices that its arrays are divided among. If there are several, no axes are merged, one of
+            which may be divided.
+    """
+    return _in_stages(loop, settled, in_parts, functools.partial(placed, merge=devices == 1))
+
+
+def with_plain_carries(loop: Loop) -> tuple[Loop, Sequence[Any]]:
+    """Returns a loop without the last stage of the canonical form: values keep their axes."""
+    return _in_stages(loop, settled, in_parts)
+
+
+def _in_stages(loop: Loop, *stages: Callable[[Loop], tuple[Loop, Any]]) -> tuple[Loop, Sequence[Any]]:
+    for rewrite in _PASSES:
+        loop = rewrite(loop)
+    if any(jaxprs.is_literal(a) and np.ndim(a.val) for eqn in loop.eqns for a in eqn.invars):
+        return loop, ()  # arrays in a step would become constants when it is traced
+    form, conversions = loop, []
+    for stage in stages:
+        form, conversion = stage(form)
+        if conversion is not None:
+            conversions.append(conversion)
+    return (loop if form is loop else direct_views(form)), conversions

@@ -1,0 +1,127 @@
+"""Which axes of a step are rows: axes that every equation carries along, such as a batch.
+
+Each row of a result depends on the same row of what the step carries and reads, and on constants. Sums over rows are
+gradients of constants. Rows come first in the canonical form, and are merged into one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var, axes
+from jrnn.loops.canonical.layouts import Groups, is_unit, natural
+from jrnn.loops.loop import Loop
+
+
+class RowAxes:
+    """The rows of a loop.
+
+    Attributes:
+        merged: whether all axes of rows become one.
+        turned: whether a product reads or makes rows that are not first, as `W x` does with a constant matrix W.
+    """
+
+    def __init__(self, loop: Loop, merge: bool):
+        self._classes = axes.Classes()
+        for old, new in zip(loop.carry, loop.carry_out):
+            for a in range(old.aval.ndim):
+                self._classes.join(old, a, new, a)
+        moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+        # Axes of what constant matrices are multiplied with, and axes along which there is a matrix for each place.
+        products, batches = list[axes.Axis](), list[axes.Axis]()
+        for eqn in loop.eqns:
+            _classify(eqn, self._classes)
+            if eqn.primitive.name == "dot_general":
+                _of_product(eqn, moving, self._classes, products, batches)
+        broken = {self._classes.root(axis) for axis in self._classes.fixed}
+        carried = [self._classes.root((v, a)) for v in loop.carry for (a,) in natural(v.aval.shape)]
+        multiplied = {self._classes.root(axis) for axis in products} - broken
+        self._order = [root for root in dict.fromkeys(carried) if root in multiplied]
+        self._beside = {self._classes.root(axis) for axis in batches}.difference(self._order)
+        every = (*loop.inputs, *(v for eqn in loop.eqns for v in eqn.outvars))
+        present = [self._of(v) for v in every]
+        self.merged = (
+            merge
+            and len(self._order) > 1
+            and not self._beside
+            and all(
+                not of or ([self._root(v, a) for a in of] == self._order and all(map(jaxprs.is_known, v.aval.shape)))
+                for v, of in zip(every, present)
+            )
+        )
+        of_products = [
+            v for e in loop.eqns if e.primitive.name == "dot_general" for v in (*jaxprs.inputs(e), *e.outvars)
+        ]
+        self.turned = any(self._of(v) and self.groups(v) != natural(v.aval.shape) for v in of_products)
+
+    def _root(self, v: Var, axis: int) -> axes.Axis:
+        return self._classes.root((v, axis))
+
+    def _of(self, v: Var) -> list[int]:
+        """Returns the axes of a value that are rows, in the order of all rows."""
+        if not hasattr(v.aval, "shape"):
+            return []
+        roots = [(self._root(v, a), a) for (a,) in natural(v.aval.shape)]
+        return [a for root in self._order for of, a in roots if of == root]
+
+    def _one_row(self, v: Var) -> list[int]:
+        """Returns an axis of size 1 of a vector, if it has one and the loop has no rows: it is a matrix of one row."""
+        shape = v.aval.shape
+        units = [a for a, n in enumerate(shape) if is_unit(n)]
+        return units[:1] if not self._order and len(shape) - len(units) == 1 else []
+
+    def groups(self, v: Any) -> Groups:
+        """Returns the layout of a value in the canonical form: the rows, then the other axes in their order.
+
+        Axes with a matrix for each place, such as the directions of a layer, stay where they are next to the rows.
+        """
+        rows = [] if jaxprs.is_literal(v) else self._of(v) or self._one_row(v)
+        merged = [tuple(rows)] if self.merged and rows else []
+        if rows and not merged and self._order:
+            rows = sorted([*rows, *(a for (a,) in natural(v.aval.shape) if self._root(v, a) in self._beside)])
+        rest = [g for g in natural(v.aval.shape) if g[0] not in rows]
+        return (*(merged or [(a,) for a in rows]), *rest)
+
+
+def _classify(eqn: Eqn, classes: axes.Classes) -> None:
+    """Joins aligned axes, and fixes those along which an equation mixes elements, or that it cuts or joins."""
+    if not axes.is_followed(eqn) or eqn.params.get("out_sharding") is not None:
+        for atom in (*eqn.invars, *eqn.outvars):
+            classes.fix(atom, range(getattr(atom.aval, "ndim", 0)))
+        return
+    reached: dict[Var, set[int]] = {v: set() for v in eqn.outvars}
+    for place, atom in enumerate(eqn.invars):
+        left = {*range(atom.aval.ndim)} - axes.summed(eqn, place)
+        for v in eqn.outvars:
+            follow = axes.aligned(eqn, place, v)
+            for a, to in follow.items():
+                if not jaxprs.is_literal(atom):
+                    classes.join(atom, a, v, to)
+            left -= follow.keys()
+            reached[v].update(follow.values())
+        classes.fix(atom, [a for a in left if not is_unit(atom.aval.shape[a])])
+    if eqn.primitive.name != "broadcast_in_dim":
+        for v in eqn.outvars:
+            classes.fix(v, {*range(v.aval.ndim)} - reached[v])
+
+
+def _of_product(
+    eqn: Eqn, moving: Collection[Var], classes: axes.Classes, products: list[axes.Axis], batches: list[axes.Axis]
+) -> None:
+    """Joins the axes that a product sums together, and adds the axes of what a constant matrix is multiplied with.
+
+    The axes of the matrix are no rows.
+    """
+    contracted, batch = eqn.params["dimension_numbers"]
+    for i, j in zip(*contracted):
+        classes.join(eqn.invars[0], i, eqn.invars[1], j)
+    moves = [jaxprs.is_in(a, moving) for a in eqn.invars]
+    if all(moves) or not any(moves):
+        return
+    fixed, other = moves.index(False), moves.index(True)
+    classes.fix(eqn.invars[fixed], [a for a in range(eqn.invars[fixed].aval.ndim) if a not in batch[fixed]])
+    x = eqn.invars[other]
+    products += [(x, a) for a in range(x.aval.ndim) if a not in (*contracted[other], *batch[other])]
+    batches += [(x, a) for a in batch[other]]
