@@ -28,7 +28,6 @@ for name in unneeded:
 jrnn.scan(lambda c, x: (c + x, c), 0.0, np.ones(3))
 loaded = {name for name in sys.modules if name.partition('.')[0] == 'jrnn'}
 assert not unneeded & loaded, unneeded & loaded
-assert len(loaded) <= 77, len(loaded)
 """
 
 ALL = """
