@@ -83,6 +83,23 @@ def test_a_spelling_has_the_loops_of_the_plain_one(cell, name):
         assert carries == plain_carries
 
 
+@pytest.mark.parametrize("cell, name", [("lstm", "a net"), ("gru", "unit axis first")])
+def test_arrays_in_a_mesh_change_no_form(cell, name):
+    """With several modes of sharding, JAX writes the mesh at equations. In automatic mode that places nothing."""
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    there = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    weights, x = jax.device_put(problem(cell, SIZE), there)
+    closed = jax.make_jaxpr(jax.grad(loss(cell, name), (0, 1)))(weights, x)
+    loops = [plan.loop for plan in lowering.plans_in(closed.jaxpr, CPU)]
+    names = [
+        [Counter(e.primitive.name for e in canonical(loop)[0].eqns) for loop in each]
+        for each in (loops, loops_of(cell, name))
+    ]
+    for ours, theirs in zip(*names, strict=True):
+        ours.pop("reshard", None)
+        assert ours == theirs
+
+
 @pytest.mark.grid(every=3)
 @pytest.mark.parametrize("cell, name", EVERY, ids=lambda value: value.replace(" ", "_"))
 def test_the_form_of_a_spelling_computes_what_its_loops_do(cell, name):

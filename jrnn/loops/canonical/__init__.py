@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
 
 from jrnn import jaxprs
 from jrnn.loops.canonical.constant_carries import settled
@@ -42,8 +44,21 @@ def with_plain_carries(loop: Loop) -> tuple[Loop, Sequence[Any]]:
     return _in_stages(loop, settled, in_parts)
 
 
+def _unplaced(loop: Loop) -> Loop:
+    """Returns a loop whose equations do not repeat that a mesh without explicit axes places their results."""
+
+    def says_nothing(value: Any) -> bool:
+        return isinstance(value, NamedSharding) and {*value.mesh.axis_types} <= {AxisType.Auto}
+
+    def unplaced(eqn: Any) -> Any:
+        gone = {name: None for name in ("sharding", "out_sharding") if says_nothing(eqn.params.get(name))}
+        return eqn.replace(params={**eqn.params, **gone}) if gone else eqn
+
+    return replace(loop, eqns=tuple(map(unplaced, loop.eqns)))
+
+
 def _in_stages(loop: Loop, *stages: Callable[[Loop], tuple[Loop, Any]]) -> tuple[Loop, Sequence[Any]]:
-    for rewrite in _PASSES:
+    for rewrite in (_unplaced, *_PASSES):
         loop = rewrite(loop)
     if any(jaxprs.is_literal(a) and np.ndim(a.val) for eqn in loop.eqns for a in eqn.invars):
         return loop, ()  # arrays in a step would become constants when it is traced
