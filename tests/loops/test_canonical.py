@@ -91,13 +91,11 @@ def test_arrays_in_a_mesh_change_no_form(cell, name):
     weights, x = jax.device_put(problem(cell, SIZE), there)
     closed = jax.make_jaxpr(jax.grad(loss(cell, name), (0, 1)))(weights, x)
     loops = [plan.loop for plan in lowering.plans_in(closed.jaxpr, CPU)]
-    names = [
-        [Counter(e.primitive.name for e in canonical(loop)[0].eqns) for loop in each]
-        for each in (loops, loops_of(cell, name))
-    ]
-    for ours, theirs in zip(*names, strict=True):
-        ours.pop("reshard", None)
-        assert ours == theirs
+    moves = ("dot_general", "reduce_sum", "reshape", "transpose", "broadcast_in_dim")
+    for ours, theirs in zip(loops, loops_of(cell, name), strict=True):
+        forms = (canonical(loop)[0].eqns for loop in (ours, theirs))
+        counts = [Counter(e.primitive.name for e in eqns if e.primitive.name in moves) for eqns in forms]
+        assert counts[0] == counts[1]
 
 
 @pytest.mark.grid(every=3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import weakref
 
 import jax
@@ -201,3 +202,15 @@ def test_steps_that_cannot_be_keys_run():
 
     ours, expected = (scan(each, H0, XS, lengths=LENGTHS) for each in (Step(), step))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), ours, expected)
+
+
+def test_refs_that_are_given_twice_are_named_as_by_lax_scan():
+    ref = jax.new_ref(0.0)
+    cases = {
+        "c[0] and c[1]": (lambda c, _: (None, None), (ref, ref)),
+        "argument y": (lambda y, _: (ref[...], None), ref),
+    }
+    for place, (step, init) in cases.items():
+        for scan in (jrnn.scan, jax.lax.scan):
+            with pytest.raises(ValueError, match=re.escape(place)):
+                scan(step, init, None, length=1)

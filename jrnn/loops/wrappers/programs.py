@@ -90,9 +90,10 @@ def compiled_once(run: Run, functions: Sequence[Callable], options: Any, arrays:
     try:
         call = _call_of(run, functions, options)
         leaves = jax.tree.leaves(arrays)
-        for leaf in leaves:
-            jax.typeof(leaf)
+        types = {type(jax.typeof(leaf)).__name__ for leaf in leaves}
     except TypeError:  # `jax.lax.scan` reports what is no function or no array
+        return run(functions, options, arrays)
+    if types - {"ShapedArray"}:  # such as Refs, of whose misuse `jax.lax.scan` says where they are
         return run(functions, options, arrays)
     closed, shape = jax.make_jaxpr(call, return_shape=True)(arrays)
     program = _compiled.get(closed.jaxpr)
