@@ -211,6 +211,6 @@ def test_refs_that_are_given_twice_are_named_as_by_lax_scan():
         "argument y": (lambda y, _: (ref[...], None), ref),
     }
     for place, (step, init) in cases.items():
-        for scan in (jrnn.scan, jax.lax.scan):
+        for which in (jrnn.scan, jax.lax.scan):
             with pytest.raises(ValueError, match=re.escape(place)):
-                scan(step, init, None, length=1)
+                which(step, init, None, length=1)
