@@ -80,6 +80,45 @@ def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
     return aligned(eqn, place, out)
 
 
+def join_followed(
+    eqn: Eqn,
+    classes: Classes,
+    follow: Callable[[Eqn, int, Var], Follow],
+    fills: Sequence[str],
+    any_size: Callable[[Any], bool] = lambda size: False,
+) -> bool:
+    """Joins the axes of operands with those of results that follow from them, and fixes all others.
+
+    Args:
+        eqn: the equation.
+        classes: of axes.
+        follow: `aligned`, or `of_one_size`.
+        fills: names of primitives whose results may have axes that follow from none.
+        any_size: from the size of an axis of an operand, whether it stays free although nothing follows from it.
+
+    Returns:
+        False if axes are not followed through the equation, so that all are fixed.
+    """
+    if not is_followed(eqn) or eqn.params.get("out_sharding") is not None:
+        for atom in (*eqn.invars, *eqn.outvars):
+            classes.fix(atom, range(getattr(atom.aval, "ndim", 0)))
+        return False
+    reached: dict[Any, set[int]] = {v: set() for v in eqn.outvars}
+    for place, atom in enumerate(eqn.invars):
+        left = {*range(atom.aval.ndim)} - summed(eqn, place)
+        for v in eqn.outvars:
+            followed = follow(eqn, place, v)
+            for axis, to in followed.items():
+                classes.join(atom, axis, v, to)
+            left -= followed.keys()
+            reached[v].update(followed.values())
+        classes.fix(atom, [axis for axis in left if not any_size(atom.aval.shape[axis])])
+    if eqn.primitive.name not in fills:
+        for v in eqn.outvars:
+            classes.fix(v, {*range(v.aval.ndim)} - reached[v])
+    return True
+
+
 def _elementwise(eqn: Eqn, place: int, out: Any) -> Follow:
     mine, whole = eqn.invars[place].aval.shape, out.aval.shape  # an axis of size 1 may stand for a longer one
     return {k: k for k, n in enumerate(whole) if mine[k] == n} if len(mine) == len(whole) else {}

@@ -60,25 +60,8 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
 
 def _classify(eqn: Eqn, classes: axes.Classes) -> None:
     """Joins the axes that an equation needs to have one size, and fixes those that it compares with numbers."""
-    name = eqn.primitive.name
-    if not axes.is_followed(eqn) or eqn.params.get("out_sharding") is not None:
-        for atom in (*eqn.invars, *eqn.outvars):
-            classes.fix(atom, range(atom.aval.ndim))
-        return
-    reached: dict[Any, set[int]] = {v: set() for v in eqn.outvars}
-    for place, atom in enumerate(eqn.invars):
-        left = {*range(atom.aval.ndim)} - axes.summed(eqn, place)
-        for v in eqn.outvars:
-            follow = axes.of_one_size(eqn, place, v)
-            for d, to in follow.items():
-                classes.join(atom, d, v, to)
-            left -= follow.keys()
-            reached[v].update(follow.values())
-        classes.fix(atom, left)
-    for v in eqn.outvars:
-        if name not in ("broadcast_in_dim", "iota"):
-            classes.fix(v, {*range(v.aval.ndim)} - reached[v])
-    if name == "dot_general":
+    followed = axes.join_followed(eqn, classes, axes.of_one_size, ("broadcast_in_dim", "iota"))
+    if followed and eqn.primitive.name == "dot_general":
         (a, b), (contracted, batch) = eqn.invars, eqn.params["dimension_numbers"]
         for i, j in (*zip(*contracted), *zip(*batch)):
             classes.join(a, i, b, j)

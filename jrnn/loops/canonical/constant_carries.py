@@ -41,8 +41,8 @@ class Settled:
         steps = jnp.arange(length)
         steps = length - 1 - steps if self.reverse else steps
         counts = [_counted(init[i], by, steps) for i, by in self.counters]
-        gone = {*self.constants, *(i for i, _ in self.counters)}
-        carry = [v for i, v in enumerate(init) if i not in gone]
+        eliminated = {*self.constants, *(i for i, _ in self.counters)}
+        carry = [v for i, v in enumerate(init) if i not in eliminated]
         last, ys = run([*consts, *(init[i] for i in self.constants)], carry, [*xs, *counts], length)
         known = {i: init[i] for i in self.constants}
         known |= {i: _counted(init[i], by, jnp.asarray(length)) for i, by in self.counters}
@@ -78,14 +78,14 @@ def settled(loop: Loop) -> tuple[Loop, Settled | None]:
     if not constants and not counters:
         return loop, None
     form = Settled(constants, tuple(counters), loop.reverse)
-    gone = {*constants, *(i for i, _ in counters)}
-    stays = [i for i in range(len(loop.carry)) if i not in gone]
+    eliminated = {*constants, *(i for i, _ in counters)}
+    remaining = [i for i in range(len(loop.carry)) if i not in eliminated]
     smaller = replace(
         loop,
         consts=(*loop.consts, *(loop.carry[i] for i in constants)),
-        carry=tuple(loop.carry[i] for i in stays),
+        carry=tuple(loop.carry[i] for i in remaining),
         xs=(*loop.xs, *(loop.carry[i] for i, _ in counters)),
-        carry_out=tuple(loop.carry_out[i] for i in stays),
+        carry_out=tuple(loop.carry_out[i] for i in remaining),
     )
     return smaller.of(smaller.eqns, smaller.outputs), form
 

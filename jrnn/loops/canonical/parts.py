@@ -1,7 +1,7 @@
 """The stage that takes joined carries apart: a carry that is only read in slices, and written by joining arrays.
 
 Such are `[2, N, H]` and `[N, 2H]` with the two states of an LSTM, and their cotangents. A carry that is always read in
-another shape is held in this shape.
+another shape gets this shape.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _JOINS = {"concatenate": "dimension", "stack": "axis"}
 
 
 @dataclass(frozen=True)
-class Held:
-    """How a carry is held: in a shape, and cut along an axis of it before each of the places in `cuts`."""
+class Division:
+    """How a carry is divided: its shape, and the places in `cuts` along an axis of it before which it is cut."""
 
     whole: tuple[int, ...]
     shape: tuple[int, ...]
@@ -63,25 +63,27 @@ class Held:
 
 @dataclass(frozen=True)
 class Parts:
-    """How a loop holds the carries of the loop that it was made from."""
+    """How the carries of a loop divide those of the loop that it was made from."""
 
-    held: tuple[Held, ...]
+    divisions: tuple[Division, ...]
 
     def around(
         self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
     ) -> Results:
-        parts = [part for held, value in zip(self.held, init) for part in held.apart(value)]
+        parts = [part for division, value in zip(self.divisions, init) for part in division.apart(value)]
         last, ys = run(consts, parts, xs, length)
         given = iter(last)
-        return [held.together([next(given) for _ in range(held.parts)]) for held in self.held], list(ys)
+        return [division.together([next(given) for _ in range(division.parts)]) for division in self.divisions], list(
+            ys
+        )
 
     def said_of(self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]) -> list[Sequence[T]]:
         """Returns what is said of each constant, carry and input of the original loop for those of the rewritten one."""
-        return [consts, [value for held, value in zip(self.held, carry) for _ in range(held.parts)], xs]
+        return [consts, [value for division, value in zip(self.divisions, carry) for _ in range(division.parts)], xs]
 
 
 def in_parts(loop: Loop) -> tuple[Loop, Parts | None]:
-    """Returns the loop with carries in other shapes and in parts, and how each is held; None if all stay whole.
+    """Returns the loop with carries in other shapes and in parts, and how each is divided; None if all stay whole.
 
     Invariant: every value is unchanged.
     """
@@ -95,15 +97,15 @@ def in_parts(loop: Loop) -> tuple[Loop, Parts | None]:
     sums = added_to_carries(loop)  # which nothing reads
     parts = Parts(
         tuple(
-            Held(v.aval.shape, v.aval.shape) if i in sums else reading.held(v, out)
+            Division(v.aval.shape, v.aval.shape) if i in sums else reading.division(v, out)
             for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out))
         )
     )
-    if all(held.is_whole for held in parts.held):
+    if all(division.is_whole for division in parts.divisions):
         return loop, None
     step = _Step(loop, parts, reading)
-    types = [(v.aval, held, shape) for v, held in zip(loop.carry, parts.held) for shape in held.shapes]
-    avals = [aval if held.is_whole else aval.update(shape=shape) for aval, held, shape in types]
+    types = [(v.aval, division, shape) for v, division in zip(loop.carry, parts.divisions) for shape in division.shapes]
+    avals = [aval if division.is_whole else aval.update(shape=shape) for aval, division, shape in types]
     given = [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)]
     return loop.traced(step.run, given, len(avals)), parts
 
@@ -112,36 +114,36 @@ class _Reading:
     """What reads and writes the carries of a loop.
 
     Attributes:
-        apart: values other than carries that are computed in parts, with how they are held.
+        apart: values other than carries that are computed in parts, with their divisions.
     """
 
     def __init__(self, loop: Loop, readers: Mapping[Var, Sequence[Eqn]]):
         self.loop, self.readers = loop, readers
         self.producers = jaxprs.producers(loop.eqns)
         self.inputs = {*loop.consts, *loop.xs}
-        self.apart: dict[Var, Held] = {}
+        self.apart: dict[Var, Division] = {}
 
-    def held(self, v: Var, out: Atom) -> Held:
-        """Returns how a carry with a new value is held."""
+    def division(self, v: Var, out: Atom) -> Division:
+        """Returns the division of a carry with a new value."""
         shape = v.aval.shape
-        whole, last = Held(shape, shape), None if jaxprs.is_literal(out) else self.producers.get(out)
+        whole, last = Division(shape, shape), None if jaxprs.is_literal(out) else self.producers.get(out)
         if not shape or last is None or not all(map(jaxprs.is_known, shape)):
             return whole
         reads = self.readers.get(v, ())
         if last.primitive.name == "reshape" and reads and all(e.primitive.name == "reshape" for e in reads):
             shapes = {e.outvars[0].aval.shape for e in reads} | {last.invars[0].aval.shape}
             outside = v in self.loop.carry_out or v in self.loop.ys
-            return Held(shape, *shapes) if len(shapes) == 1 and not outside else whole
+            return Division(shape, *shapes) if len(shapes) == 1 and not outside else whole
         for axis in range(len(shape)):
             chain: dict[Var, None] = {}
             joined = self._joined(out, v, axis, chain)
             cuts = None if not joined else self._read(v, v, axis, chain)
             if cuts is None:
                 continue
-            held = Held(shape, shape, axis, tuple(sorted((joined | cuts) - {0, shape[axis]})))
-            if 1 < held.parts <= _MOST_PARTS:
-                self.apart.update(dict.fromkeys(chain, held))
-                return held
+            division = Division(shape, shape, axis, tuple(sorted((joined | cuts) - {0, shape[axis]})))
+            if 1 < division.parts <= _MOST_PARTS:
+                self.apart.update(dict.fromkeys(chain, division))
+                return division
         return whole
 
     def _joined(self, atom: Atom, carry: Var, axis: int, chain: dict[Var, None]) -> set[int] | None:
@@ -200,88 +202,94 @@ def _cuts(eqn: Eqn, axis: int) -> set[int] | None:
 
 
 class _Step:
-    """Evaluates a step whose carries are held in parts."""
+    """Evaluates a step whose carries are divided."""
 
     def __init__(self, loop: Loop, parts: Parts, reading: _Reading):
         self.loop, self.parts, self.reading = loop, parts, reading
-        self.of_carry = {v: held for v, held in zip(loop.carry, parts.held) if not held.is_whole}
+        self.of_carry = {v: division for v, division in zip(loop.carry, parts.divisions) if not division.is_whole}
 
     def run(self, *args: Any) -> list[Any]:
         given, loop = iter(args), self.loop
         env: Env = {v: next(given) for v in loop.consts}
         apart: dict[Var, list[Any]] = {}
-        for v, held in zip(loop.carry, self.parts.held):
-            values = [next(given) for _ in range(held.parts)]
-            if held.is_whole:
+        for v, division in zip(loop.carry, self.parts.divisions):
+            values = [next(given) for _ in range(division.parts)]
+            if division.is_whole:
                 env[v] = values[0]
             else:
                 apart[v] = values
         env.update((v, next(given)) for v in loop.xs)
-        held_of = {**self.of_carry, **self.reading.apart}
+        division_of = {**self.of_carry, **self.reading.apart}
         for eqn in loop.eqns:
             with jaxprs.in_scope(eqn):
-                self._evaluate(eqn, env, apart, held_of)
+                self._evaluate(eqn, env, apart, division_of)
         new: list[Any] = []
-        for out, held in zip(loop.carry_out, self.parts.held):
-            new += [jaxprs.value(env, out)] if held.is_whole else self._parts(out, held, env, apart)
-        return [*new, *(jnp.asarray(self._whole(y, env, apart, held_of), y.aval.dtype) for y in loop.ys)]
+        for out, division in zip(loop.carry_out, self.parts.divisions):
+            new += [jaxprs.value(env, out)] if division.is_whole else self._parts(out, division, env, apart)
+        return [*new, *(jnp.asarray(self._whole(y, env, apart, division_of), y.aval.dtype) for y in loop.ys)]
 
-    def _evaluate(self, eqn: Eqn, env: Env, apart: dict[Var, list[Any]], held_of: Mapping[Var, Held]) -> None:
+    def _evaluate(self, eqn: Eqn, env: Env, apart: dict[Var, list[Any]], division_of: Mapping[Var, Division]) -> None:
         out = eqn.outvars[0] if eqn.outvars else None
         source = eqn.invars[0] if eqn.invars else None
         if out in self.reading.apart:
-            held = self.reading.apart[out]
+            division = self.reading.apart[out]
             if eqn.primitive.name in _JOINS:
-                apart[out] = self._of_join(eqn, held, env, apart, held_of)
+                apart[out] = self._of_join(eqn, division, env, apart, division_of)
             else:
-                each = zip(*(self._parts(a, held, env, apart) for a in eqn.invars))
+                each = zip(*(self._parts(a, division, env, apart) for a in eqn.invars))
                 apart[out] = [jaxprs.bind(eqn, *operands)[0] for operands in each]
-        elif jaxprs.is_in(source, apart) and held_of[source].cuts and _cuts(eqn, held_of[source].axis) is not None:
-            self._take(eqn, held_of[source], env, apart)
-        elif jaxprs.is_in(source, apart) and not held_of[source].cuts and eqn.primitive.name == "reshape":
+        elif (
+            jaxprs.is_in(source, apart)
+            and division_of[source].cuts
+            and _cuts(eqn, division_of[source].axis) is not None
+        ):
+            self._take(eqn, division_of[source], env, apart)
+        elif jaxprs.is_in(source, apart) and not division_of[source].cuts and eqn.primitive.name == "reshape":
             env[out] = apart[source][0]
         else:
-            operands = [self._whole(a, env, apart, held_of) for a in eqn.invars]
+            operands = [self._whole(a, env, apart, division_of) for a in eqn.invars]
             env.update(zip(eqn.outvars, jaxprs.bind(eqn, *operands)))
 
-    def _of_join(self, eqn: Eqn, held: Held, env: Env, apart: dict, held_of: Mapping[Var, Held]) -> list[Any]:
-        values = [self._whole(a, env, apart, held_of) for a in eqn.invars]
+    def _of_join(
+        self, eqn: Eqn, division: Division, env: Env, apart: dict, division_of: Mapping[Var, Division]
+    ) -> list[Any]:
+        values = [self._whole(a, env, apart, division_of) for a in eqn.invars]
         if eqn.primitive.name == "stack":
-            values = [jax.lax.expand_dims(v, [held.axis]) for v in values]
+            values = [jax.lax.expand_dims(v, [division.axis]) for v in values]
         parts, at = [], 0
         for value in values:
-            end = at + value.shape[held.axis]
-            inside = [(lo - at, hi - at) for lo, hi in held.bounds if at <= lo and hi <= end]
-            parts += [_sliced(value, lo, hi, held.axis) for lo, hi in inside]
+            end = at + value.shape[division.axis]
+            inside = [(lo - at, hi - at) for lo, hi in division.bounds if at <= lo and hi <= end]
+            parts += [_sliced(value, lo, hi, division.axis) for lo, hi in inside]
             at = end
         return parts
 
-    def _take(self, eqn: Eqn, held: Held, env: Env, apart: dict[Var, list[Any]]) -> None:
-        """Evaluates slices of a value that is held in parts."""
-        parts, bounds = apart[eqn.invars[0]], held.bounds
+    def _take(self, eqn: Eqn, division: Division, env: Env, apart: dict[Var, list[Any]]) -> None:
+        """Evaluates slices of a value that is divided."""
+        parts, bounds = apart[eqn.invars[0]], division.bounds
         if eqn.primitive.name == "slice":
-            ranges = [(eqn.params["start_indices"][held.axis], eqn.params["limit_indices"][held.axis])]
+            ranges = [(eqn.params["start_indices"][division.axis], eqn.params["limit_indices"][division.axis])]
         else:
             sizes = eqn.params["sizes"] if eqn.primitive.name == "split" else [1] * len(eqn.outvars)
             ranges = list(pairwise([0, *map(int, np.cumsum(sizes))]))
         for v, (lo, hi) in zip(eqn.outvars, ranges):
             inside = [part for part, (first, end) in zip(parts, bounds) if lo <= first and end <= hi]
-            value = jax.lax.concatenate(inside, held.axis) if len(inside) > 1 else inside[0]
-            env[v] = jax.lax.squeeze(value, [held.axis]) if eqn.primitive.name == "unstack" else value
+            value = jax.lax.concatenate(inside, division.axis) if len(inside) > 1 else inside[0]
+            env[v] = jax.lax.squeeze(value, [division.axis]) if eqn.primitive.name == "unstack" else value
 
-    def _parts(self, atom: Atom, held: Held, env: Env, apart: Mapping[Var, list[Any]]) -> list[Any]:
+    def _parts(self, atom: Atom, division: Division, env: Env, apart: Mapping[Var, list[Any]]) -> list[Any]:
         """Returns the parts of a value."""
         if jaxprs.is_in(atom, apart):
             return apart[atom]
         value = jaxprs.read(env, atom)
-        if not held.cuts:
-            return [jax.lax.reshape(value, held.shape)]
-        if len(atom.aval.shape) <= held.axis or atom.aval.shape[held.axis] == 1:
-            return [value] * held.parts
-        return [_sliced(value, lo, hi, held.axis) for lo, hi in held.bounds]
+        if not division.cuts:
+            return [jax.lax.reshape(value, division.shape)]
+        if len(atom.aval.shape) <= division.axis or atom.aval.shape[division.axis] == 1:
+            return [value] * division.parts
+        return [_sliced(value, lo, hi, division.axis) for lo, hi in division.bounds]
 
-    def _whole(self, atom: Atom, env: Env, apart: Mapping[Var, list[Any]], held_of: Mapping[Var, Held]) -> Any:
-        return held_of[atom].together(apart[atom]) if jaxprs.is_in(atom, apart) else jaxprs.read(env, atom)
+    def _whole(self, atom: Atom, env: Env, apart: Mapping[Var, list[Any]], division_of: Mapping[Var, Division]) -> Any:
+        return division_of[atom].together(apart[atom]) if jaxprs.is_in(atom, apart) else jaxprs.read(env, atom)
 
 
 def _sliced(value: Any, lo: int, hi: int, axis: int) -> Any:

@@ -32,7 +32,7 @@ class RowAxes:
         # Axes of what constant matrices are multiplied with, and axes along which there is a matrix for each place.
         products, batches = list[axes.Axis](), list[axes.Axis]()
         for eqn in loop.eqns:
-            _classify(eqn, self._classes)
+            axes.join_followed(eqn, self._classes, axes.aligned, ("broadcast_in_dim",), is_unit)
             if eqn.primitive.name == "dot_general":
                 _of_product(eqn, moving, self._classes, products, batches)
         broken = {self._classes.root(axis) for axis in self._classes.fixed}
@@ -83,28 +83,6 @@ class RowAxes:
             rows = sorted([*rows, *(a for (a,) in natural(v.aval.shape) if self._root(v, a) in self._beside)])
         rest = [g for g in natural(v.aval.shape) if g[0] not in rows]
         return (*(merged or [(a,) for a in rows]), *rest)
-
-
-def _classify(eqn: Eqn, classes: axes.Classes) -> None:
-    """Joins aligned axes, and fixes those along which an equation mixes elements, or that it cuts or joins."""
-    if not axes.is_followed(eqn) or eqn.params.get("out_sharding") is not None:
-        for atom in (*eqn.invars, *eqn.outvars):
-            classes.fix(atom, range(getattr(atom.aval, "ndim", 0)))
-        return
-    reached: dict[Var, set[int]] = {v: set() for v in eqn.outvars}
-    for place, atom in enumerate(eqn.invars):
-        left = {*range(atom.aval.ndim)} - axes.summed(eqn, place)
-        for v in eqn.outvars:
-            follow = axes.aligned(eqn, place, v)
-            for a, to in follow.items():
-                if not jaxprs.is_literal(atom):
-                    classes.join(atom, a, v, to)
-            left -= follow.keys()
-            reached[v].update(follow.values())
-        classes.fix(atom, [a for a in left if not is_unit(atom.aval.shape[a])])
-    if eqn.primitive.name != "broadcast_in_dim":
-        for v in eqn.outvars:
-            classes.fix(v, {*range(v.aval.ndim)} - reached[v])
 
 
 def _of_product(

@@ -255,7 +255,7 @@ def test_timers(monkeypatch):
 
 @pytest.mark.parametrize("read", ["TimerGet", "TimerGetAndEnd"])
 def test_timers_of_a_traced_net(read):
-    """Nothing reads them, so the net is traced without; what reads them is refused."""
+    """Nothing reads them, so the net is traced without them. An operator that reads one raises an error."""
     begin, get = Op.of("TimerBegin", [], ["t"]), Op.of(read, ["t"], ["ns"])
     ops = (begin, Op.of("Sqr", ["x"], ["y"]), get)
     x = np.ones(2, np.float32)

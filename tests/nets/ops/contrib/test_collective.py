@@ -1,4 +1,4 @@
-"""Collective operators on one process: what a data-parallel net of several replicas computes, and what is refused."""
+"""Collective operators on one process: what a data-parallel net of several replicas computes, and the errors."""
 
 import jax
 import numpy as np
