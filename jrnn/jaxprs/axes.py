@@ -113,9 +113,8 @@ def join_followed(
             left -= followed.keys()
             reached[v].update(followed.values())
         classes.fix(atom, [axis for axis in left if not any_size(atom.aval.shape[axis])])
-    if eqn.primitive.name not in fills:
-        for v in eqn.outvars:
-            classes.fix(v, {*range(v.aval.ndim)} - reached[v])
+    for v in eqn.outvars if eqn.primitive.name not in fills else ():
+        classes.fix(v, {*range(v.aval.ndim)} - reached[v])
     return True
 
 

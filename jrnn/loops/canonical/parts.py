@@ -73,9 +73,8 @@ class Parts:
         parts = [part for division, value in zip(self.divisions, init) for part in division.apart(value)]
         last, ys = run(consts, parts, xs, length)
         given = iter(last)
-        return [division.together([next(given) for _ in range(division.parts)]) for division in self.divisions], list(
-            ys
-        )
+        whole = [division.together([next(given) for _ in range(division.parts)]) for division in self.divisions]
+        return whole, list(ys)
 
     def said_of(self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]) -> list[Sequence[T]]:
         """Returns what is said of each constant, carry and input of the original loop for those of the rewritten one."""
@@ -206,7 +205,8 @@ class _Step:
 
     def __init__(self, loop: Loop, parts: Parts, reading: _Reading):
         self.loop, self.parts, self.reading = loop, parts, reading
-        self.of_carry = {v: division for v, division in zip(loop.carry, parts.divisions) if not division.is_whole}
+        of_carry = {v: division for v, division in zip(loop.carry, parts.divisions) if not division.is_whole}
+        self.division_of = {**of_carry, **reading.apart}
 
     def run(self, *args: Any) -> list[Any]:
         given, loop = iter(args), self.loop
@@ -219,41 +219,34 @@ class _Step:
             else:
                 apart[v] = values
         env.update((v, next(given)) for v in loop.xs)
-        division_of = {**self.of_carry, **self.reading.apart}
         for eqn in loop.eqns:
             with jaxprs.in_scope(eqn):
-                self._evaluate(eqn, env, apart, division_of)
+                self._evaluate(eqn, env, apart)
         new: list[Any] = []
         for out, division in zip(loop.carry_out, self.parts.divisions):
             new += [jaxprs.value(env, out)] if division.is_whole else self._parts(out, division, env, apart)
-        return [*new, *(jnp.asarray(self._whole(y, env, apart, division_of), y.aval.dtype) for y in loop.ys)]
+        return [*new, *(jnp.asarray(self._whole(y, env, apart), y.aval.dtype) for y in loop.ys)]
 
-    def _evaluate(self, eqn: Eqn, env: Env, apart: dict[Var, list[Any]], division_of: Mapping[Var, Division]) -> None:
-        out = eqn.outvars[0] if eqn.outvars else None
-        source = eqn.invars[0] if eqn.invars else None
+    def _evaluate(self, eqn: Eqn, env: Env, apart: dict[Var, list[Any]]) -> None:
+        out, source = (atoms[0] if atoms else None for atoms in (eqn.outvars, eqn.invars))
+        of_source = self.division_of[source] if jaxprs.is_in(source, apart) else None
         if out in self.reading.apart:
             division = self.reading.apart[out]
             if eqn.primitive.name in _JOINS:
-                apart[out] = self._of_join(eqn, division, env, apart, division_of)
+                apart[out] = self._of_join(eqn, division, env, apart)
             else:
                 each = zip(*(self._parts(a, division, env, apart) for a in eqn.invars))
                 apart[out] = [jaxprs.bind(eqn, *operands)[0] for operands in each]
-        elif (
-            jaxprs.is_in(source, apart)
-            and division_of[source].cuts
-            and _cuts(eqn, division_of[source].axis) is not None
-        ):
-            self._take(eqn, division_of[source], env, apart)
-        elif jaxprs.is_in(source, apart) and not division_of[source].cuts and eqn.primitive.name == "reshape":
+        elif of_source is not None and of_source.cuts and _cuts(eqn, of_source.axis) is not None:
+            self._take(eqn, of_source, env, apart)
+        elif of_source is not None and not of_source.cuts and eqn.primitive.name == "reshape":
             env[out] = apart[source][0]
         else:
-            operands = [self._whole(a, env, apart, division_of) for a in eqn.invars]
+            operands = [self._whole(a, env, apart) for a in eqn.invars]
             env.update(zip(eqn.outvars, jaxprs.bind(eqn, *operands)))
 
-    def _of_join(
-        self, eqn: Eqn, division: Division, env: Env, apart: dict, division_of: Mapping[Var, Division]
-    ) -> list[Any]:
-        values = [self._whole(a, env, apart, division_of) for a in eqn.invars]
+    def _of_join(self, eqn: Eqn, division: Division, env: Env, apart: dict[Var, list[Any]]) -> list[Any]:
+        values = [self._whole(a, env, apart) for a in eqn.invars]
         if eqn.primitive.name == "stack":
             values = [jax.lax.expand_dims(v, [division.axis]) for v in values]
         parts, at = [], 0
@@ -288,8 +281,8 @@ class _Step:
             return [value] * division.parts
         return [_sliced(value, lo, hi, division.axis) for lo, hi in division.bounds]
 
-    def _whole(self, atom: Atom, env: Env, apart: Mapping[Var, list[Any]], division_of: Mapping[Var, Division]) -> Any:
-        return division_of[atom].together(apart[atom]) if jaxprs.is_in(atom, apart) else jaxprs.read(env, atom)
+    def _whole(self, atom: Atom, env: Env, apart: Mapping[Var, list[Any]]) -> Any:
+        return self.division_of[atom].together(apart[atom]) if jaxprs.is_in(atom, apart) else jaxprs.read(env, atom)
 
 
 def _sliced(value: Any, lo: int, hi: int, axis: int) -> Any:
