@@ -1,7 +1,7 @@
 """Tables of recorded figures, which scripts/docs.sh puts where a page has a block ```{measured} NAME```.
 
-Each is made from docs/benchmarks/NAME.json: the records of `jrnn bench --json`, or a head and rows that a script of
-scripts/record wrote, or that were copied from what a command printed.
+Each is made from docs/benchmarks/NAME.json: the records of `jrnn bench --json` or `scripts/benchmarks`, or a head and rows
+that a script of scripts/record wrote, or that were copied from what a command printed.
 """
 
 import ast

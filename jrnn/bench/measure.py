@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 
 from jrnn.bench import peers, report
 from jrnn.bench.peers import Timed
-from jrnn.bench.suites import SuiteOptions, suite_of
+from jrnn.bench.suites import SuiteOptions, check_options
 from jrnn.loops import host_memory
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
@@ -94,15 +95,15 @@ def gemm_flops(seconds: float = 0.3, sides: Sequence[int] = (384, 512, 1024)) ->
     return best
 
 
-def run(options: SuiteOptions) -> list[report.Record]:
+def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
     """Runs a suite of the benchmark, prints its tables and writes its files.
 
     Raises:
         ConfigError: for an unknown cell, mode or peer.
-        DataError: for a file to compare with that is not a benchmark's, or a library that is not installed.
+        DataError: for a file to compare with that is not a benchmark's.
         UsageError: for an option that means nothing for the suite.
     """
-    suite = suite_of(options)
+    check_options(options, suite)
     old = report.load(options.compare)[1] if options.compare else None
     gemm = 0.0  # the best rate of all jobs
     records: list[report.Record] = []

@@ -26,7 +26,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax
@@ -215,26 +214,16 @@ def torch_program(module: Any, x: Any, mode: str) -> Timed:
     return Timed(clocked(run))
 
 
-def caffe2(python: str, cell: str, size: Size, mode: str) -> Timed | None:
-    """Caffe2 itself, in a process of its own."""
-    if cell != "lstm":
-        return None
-    script = Path(__file__).with_name("caffe2_worker.py")
-    return _Process(
-        [python, str(script), str(size.steps), str(size.batch), str(size.features), str(size.hidden), mode]
-    ).program()
-
-
 def divided(devices: int, cell: str, size: Size, mode: str) -> Timed | None:
     """`jrnn.scan` with the batch divided over `devices` devices of the CPU, in a process of its own."""
     if size.batch % devices:
         return None
     asked = dict(devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host_memory.kept)
-    process = _Process([sys.executable, "-m", "jrnn.bench.peers", json.dumps(asked)])
+    process = Process([sys.executable, "-m", "jrnn.bench.peers", json.dumps(asked)])
     return process.program(*process.ask())
 
 
-class _Process:
+class Process:
     """A process that answers each line of its input with a line of JSON."""
 
     def __init__(self, command: Sequence[str]):
@@ -272,7 +261,7 @@ class _Process:
         return Timed(self.ask, *costs, close=self.close)
 
 
-def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
+def available(devices: int) -> dict[str, Peer]:
     """Returns the peers that can run here, by name: first jrnn, then jrnn on `devices` devices if these are several."""
     peers: dict[str, Peer] = {"jrnn": _compiled(FUNCTIONS["jrnn"])}
     if devices > 1:
@@ -280,8 +269,6 @@ def available(caffe2_python: str | None, devices: int) -> dict[str, Peer]:
     peers |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "lax.scan", "flax")}
     if _HAS_TORCH:
         peers["torch"] = torch_rnn
-    if caffe2_python:
-        peers["caffe2"] = functools.partial(caffe2, caffe2_python)
     kernel = () if library.loaded().reason else ("native",)
     return peers | {name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)}
 

@@ -202,12 +202,7 @@ def _bench(p: _Options) -> None:
         "an argument of your step: FILE.npy, JSON, or normal[2,3]; name/0, name/1 for parts; the last one for all steps"
     )
     p.seed("the seed of normal[...]")
-    what = (
-        "scan: cells (default); layers: layers of today, from minGRU to RWKV-7; convert: conversions to nets and back; "
-        "growth: how the time for a net grows; libraries: optimize_scans around layers of others; streaming: one frame; "
-        "never-worse: jrnn.scan and lax.scan on loops of many kinds; linear: layers with matrix states; "
-        "filters: filters and simulators; spellings: one computation in all the ways to write it"
-    )
+    what = "scan: cells (default); spellings: one computation in all the ways to write it"
     p.option("--suite", None, what, default="scan", choices=SUITES)
     what = f"some of {', '.join(CELLS)} (default: the first {len(GATES)}; with --compile-for, lstm,gru)"
     p.option("--cells", "A,B", what, _names)
@@ -229,7 +224,6 @@ def _bench(p: _Options) -> None:
     p.option("--devices", "N", what, _count(0, 4096))
     what = "h100 or v5e: compile for an accelerator without having one; count kernels and bytes instead of measuring"
     p.option("--compile-for", "DEVICE", what)
-    p.option("--caffe2-python", "PYTHON", "a Python that has Caffe2, to measure it too")
     p.option("--json", "FILE", "write the figures and their conditions", _file)
     p.option("--plot", "FILE", "draw the figures (needs the extra `plot`)", _file)
     p.option("--compare", "FILE", "a JSON file of an earlier run to compare with", _file)

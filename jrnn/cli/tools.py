@@ -9,7 +9,7 @@ from dataclasses import fields
 from rich.console import Console
 
 from jrnn.bench import compile_for, measure, own_step
-from jrnn.bench.suites import SuiteOptions
+from jrnn.bench.suites import SuiteOptions, suite_of
 from jrnn.cli import doctor
 from jrnn.cli.feeds import parse_feeds
 from jrnn.cli.output import terminal
@@ -53,5 +53,5 @@ def bench_command(args: argparse.Namespace) -> int:
             raise UsageError(f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}")
         compile_for.run(args.compile_for, options)
     else:
-        measure.run(options)
+        measure.run(options, suite_of(options))
     return 0

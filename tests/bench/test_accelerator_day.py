@@ -6,20 +6,16 @@ import importlib
 import json
 import sys
 import tarfile
-from pathlib import Path
 from unittest import mock
 
 import jax.numpy as jnp
 import pytest
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(scope="module")
 def modules():
     """The script's modules, which Python looks for next to the script."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPTS)
         patch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")  # restored after the script has set it
         names = ("day", "measure", "parts", "tries")
         yield {name: importlib.import_module(f"accelerator_{name}") for name in names}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import json
-import textwrap
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,14 +15,17 @@ import pytest
 from rich.console import Console
 
 from jrnn.bench import measure, peers, report, spellings, steps
-from jrnn.bench.measure import run
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
-from jrnn.bench.suites import SuiteOptions, layer_peers, libraries, suite_of
+from jrnn.bench.suites import SuiteOptions, cells, suite_of
 from jrnn.errors import ConfigError, DataError, UsageError
 from jrnn.loops.kernels.native import library
 
 TINY = Size(3, 2, 3, 4)
+
+
+def run(options):
+    return measure.run(options, cells)
 
 
 def quiet(**options):
@@ -57,34 +59,6 @@ def test_records_tables_json_plot_and_comparison(tmp_path):
     assert "new time over old" in text.getvalue()
 
 
-def run_suite(suite, **chosen):
-    text = io.StringIO()
-    return run(SuiteOptions(suite=suite, turns=1, console=Console(file=text, width=200), **chosen)), text.getvalue()
-
-
-def test_other_suites(monkeypatch):
-    plain = lambda size, heads: (lambda w, x: w * x, jnp.float32(heads))  # noqa: E731
-    plain.__name__ = "json"  # stands for an installed library that has the layer
-    monkeypatch.setattr(layer_peers, "PEERS", {"gla": plain})
-    records, text = run_suite("layers", cells=["gla"], modes=["forward"], sizes=["3x2x16x16"])
-    assert {r.peer for r in records} == {"jrnn", "lax.scan", "json"} and "temporary MB" in text
-    plain.__name__ = "no_such_library"
-    assert not layer_peers.of("gla", Size(3, 2, 16, 16), 4) and not layer_peers.of("rwkv7", Size(3, 2, 16, 16), 4)
-    records, text = run_suite("convert", cells=["mlp"])
-    assert [r.peer for r in records] == ["round trip", "function"] and "512x256" in text
-    assert "time of round trip over the peer's" in text
-
-
-def test_a_suite_names_what_it_does_not_take_and_what_it_lacks(monkeypatch):
-    with pytest.raises(UsageError, match="--sizes means nothing for the suite 'convert'"):
-        run_suite("convert", sizes=["3x2x3x4"])
-    with pytest.raises(ConfigError, match="there is no cell 'mpl'; .*did you mean 'mlp'"):
-        run_suite("convert", cells=["mpl"])
-    monkeypatch.setattr(libraries, "NEEDS", {"no_such_library": "its-package"})
-    with pytest.raises(DataError, match="the suite 'libraries' needs no_such_library: pip install its-package"):
-        run_suite("libraries")
-
-
 def test_mistakes_name_the_near_word(tmp_path):
     for wrong in (dict(cells=["lstn"]), dict(modes=["trane"]), dict(peers=["lax.scam"])):
         with pytest.raises(ConfigError, match="did you mean"):
@@ -92,6 +66,8 @@ def test_mistakes_name_the_near_word(tmp_path):
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(DataError, match="lacks .conditions.; `jrnn bench --json` writes"):
         run(quiet(compare=tmp_path / "x.json")[0])
+    with pytest.raises(UsageError, match="--peers means nothing for the suite 'spellings'"):
+        measure.run(SuiteOptions("spellings", peers=["jrnn"]), suite_of(SuiteOptions("spellings")))
 
 
 def test_the_same_step_gives_the_same_result_through_every_scan():
@@ -181,29 +157,9 @@ def test_operations_are_counted():
     assert len(SIZES) == 6 and Size.parse(str(TINY)) == TINY
 
 
-def test_a_worker_process_is_timed_and_told_to_stop(tmp_path):
-    """The protocol with Caffe2's process, played by a stand-in interpreter."""
-    log = tmp_path / "log"
-    stand_in = tmp_path / "python"
-    stand_in.write_text(
-        textwrap.dedent(f"""\
-        #!/bin/sh
-        echo "$2 $3 $4 $5 $6" > {log}
-        while read line; do echo 0.25; done
-        echo stopped >> {log}
-        """)
-    )
-    stand_in.chmod(0o755)
-    program = peers.caffe2(str(stand_in), "lstm", TINY, "train")
-    assert program.run() == program.run() == 0.25
-    program.close()
-    assert log.read_text() == "3 2 3 4 train\nstopped\n"
-    assert peers.caffe2(str(stand_in), "gru", TINY, "train") is None
-
-
 @pytest.mark.skipif(bool(library.loaded().reason), reason="the kernel for CPUs was not built")
 def test_the_kernel_for_cpus_is_measured_where_it_runs_a_step():
-    native = peers.available(None, 1)["native"]
+    native = peers.available(1)["native"]
     assert native("lstm", TINY, "train").run() > 0
     assert native("automaton", TINY, "forward") is None
 
@@ -219,14 +175,7 @@ def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
         program.close()
     one = peers.divided_here(1, "gru", TINY, "train")
     assert one.run() > 0
-    assert "jrnn x2" in peers.available(None, 2) and "jrnn x1" not in peers.available(None, 1)
-
-
-def test_a_worker_that_dies_is_reported(tmp_path):
-    program = peers.caffe2("/bin/false", "lstm", TINY, "train")
-    with pytest.raises(DataError, match="ended with status 1"):
-        program.run()
-    program.close()
+    assert "jrnn x2" in peers.available(2) and "jrnn x1" not in peers.available(1)
 
 
 @pytest.mark.parametrize(("backend", "mean"), [("cpu", 0.004), ("gpu", 0.012)])

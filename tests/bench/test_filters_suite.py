@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import filters
 import jax
 import pytest
 
 from jrnn.bench.peers import Timed
 from jrnn.bench.report import Record
-from jrnn.bench.suites import SuiteOptions, filters
+from jrnn.bench.suites import SuiteOptions
 
 
 @pytest.mark.parametrize("name", filters.LOOPS)

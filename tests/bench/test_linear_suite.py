@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import linear
 import numpy as np
 import pytest
+from linear_layers import LAYERS, problem
 
-from jrnn.bench.linear_layers import LAYERS, problem
 from jrnn.bench.peers import Timed
 from jrnn.bench.report import Record
 from jrnn.bench.sizes import Size
-from jrnn.bench.suites import SuiteOptions, linear
+from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError
 
 

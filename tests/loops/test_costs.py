@@ -11,10 +11,10 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
+from never_worse import LOOPS, H, of_layer, programs
 
 import jrnn
 from jrnn import jaxprs
-from jrnn.bench.suites.never_worse import LOOPS, H, of_layer, programs
 from jrnn.errors import ScanError
 from jrnn.loops.costs import candidates as costs
 from jrnn.loops.costs import machines

@@ -5,9 +5,9 @@ import sys
 import jax
 import numpy as np
 import pytest
+from growth import NETS, STAGES
 
 import jrnn
-from jrnn.bench.suites.growth import NETS, STAGES
 from jrnn.nets.graph import to_svg
 from jrnn.nets.ir import Arg, Net, Op
 

@@ -1,7 +1,7 @@
 """The suites of `jrnn bench --suite NAME`: a module for each, whose `jobs(options)` yields the programs to compare.
 
-A suite's module is imported on demand. Its `OURS` are the programs whose times are divided by those of the others, `TAKES`
-the options that choose what is measured, `NEEDS` the optional libraries that it needs, and their packages.
+A suite's `OURS` are the programs whose times are divided by those of the others, and `TAKES` the options that choose what is
+measured. A suite may have `summary(records)`, a text below the tables. scripts/benchmarks of the repository has more suites.
 """
 
 from __future__ import annotations
@@ -9,28 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
 
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import Size, check_names, parse_sizes
-from jrnn.errors import DataError, UsageError
+from jrnn.errors import UsageError
 
-SUITES = {
-    "scan": "cells",
-    "layers": "recurrent_layers",
-    "convert": "conversion",
-    "growth": "growth",
-    "libraries": "libraries",
-    "streaming": "streaming",
-    "never-worse": "never_worse",
-    "linear": "linear",
-    "filters": "filters",
-    "spellings": "spellings",
-}
+SUITES = {"scan": "cells", "spellings": "spellings"}
 
 
 @dataclass(frozen=True)
@@ -38,13 +27,12 @@ class SuiteOptions:
     """What to run.
 
     Attributes:
-        suite: a name of SUITES.
+        suite: the name of the suite.
         cells, modes, sizes, peers: names to measure; None for all that the suite has and can run here.
         turns: measured runs of each program, at most.
         seconds: after these, no more turns of a job begin, except for the first three.
         devices: the number of devices into which a CPU is divided for another row of jrnn; None for its cores, 1 for no
             such row.
-        caffe2_python: a Python interpreter that has Caffe2, to measure it too.
         json, plot: files to write.
         compare: a JSON file of an earlier run to compare with.
     """
@@ -57,7 +45,6 @@ class SuiteOptions:
     turns: int = 15
     seconds: float = 20.0
     devices: int | None = None
-    caffe2_python: str | None = None
     json: Path | None = None
     plot: Path | None = None
     compare: Path | None = None
@@ -84,18 +71,13 @@ class Job:
     flops: float = 0.0
 
 
-def suite_of(options: SuiteOptions) -> Any:
-    """Returns the module of a suite.
+def suite_of(options: SuiteOptions) -> ModuleType:
+    """Returns the module of a suite of SUITES, which is imported on demand."""
+    return import_module(f"{__name__}.{SUITES[options.suite]}")
 
-    Raises:
-        UsageError: for an option that means nothing for it. DataError: if a library that it needs is missing.
-    """
-    module = import_module(f"{__name__}.{SUITES[options.suite]}")
-    for library, package in getattr(module, "NEEDS", {}).items():
-        if find_spec(library) is None:
-            raise DataError(f"bench: the suite {options.suite!r} needs {library}: pip install {package}")
-    for name in ("cells", "modes", "sizes", "peers", "devices", "caffe2_python"):
-        if getattr(options, name) is not None and name not in module.TAKES:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} means nothing for the suite {options.suite!r}")
-    return module
+
+def check_options(options: SuiteOptions, suite: ModuleType) -> None:
+    """Raises UsageError for an option that means nothing for the suite."""
+    for name in ("cells", "modes", "sizes", "peers", "devices"):
+        if getattr(options, name) is not None and name not in suite.TAKES:
+            raise UsageError(f"--{name} means nothing for the suite {options.suite!r}")

@@ -12,12 +12,12 @@ from jrnn.bench.sizes import CELLS, GATES, MODES, SETS, flops
 from jrnn.bench.suites import Job, SuiteOptions
 
 OURS = ("jrnn",)
-TAKES = ("cells", "modes", "sizes", "peers", "devices", "caffe2_python")
+TAKES = ("cells", "modes", "sizes", "peers", "devices")
 
 
 def jobs(options: SuiteOptions) -> Iterator[Job]:
     devices = peers.cores() if options.devices is None else options.devices
-    known = peers.available(options.caffe2_python, devices if jax.default_backend() == "cpu" else 1)
+    known = peers.available(devices if jax.default_backend() == "cpu" else 1)
     cells = options.chosen("cells", CELLS) if options.cells else list(GATES)
     modes, chosen = options.chosen("modes", MODES), options.chosen("peers", known)
     sizes = options.chosen_sizes(list(SETS))

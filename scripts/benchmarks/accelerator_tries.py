@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+import chunkwise
 import jax
 import jax.numpy as jnp
 from accelerator_measure import GPU, Day, Job
 from accelerator_parts import BY_HAND, MATRIX_LAYERS, MATRIX_SIZE, SCANS, cell_job, in_mode, of_layer
+from linear_layers import LAYERS
 
-from jrnn.bench import chunkwise, steps
-from jrnn.bench.linear_layers import LAYERS
+from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.loops import scan
 from jrnn.loops.backends import gpu

@@ -14,15 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import chunkwise
 import jax
 import jax.numpy as jnp
 import numpy as np
 from accelerator_measure import GPU, ON_CPU, Day, Job, strategies, with_tf32
+from linear_layers import LAYERS, problem
 
 import jrnn
 from jrnn import nn
-from jrnn.bench import chunkwise, peers, steps
-from jrnn.bench.linear_layers import LAYERS, problem
+from jrnn.bench import peers, steps
 from jrnn.bench.sizes import AFFINE, CELLS, Size
 from jrnn.loops import scan
 from jrnn.loops.loop import recorder

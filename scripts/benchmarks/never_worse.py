@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from linear_layers import LAYERS, problem
 
-from jrnn.bench.linear_layers import LAYERS, problem
 from jrnn.bench.peers import Timed, averaged
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions

@@ -1,4 +1,4 @@
-"""Steps over small states, for `jrnn bench --suite filters`: filters, smoothers, integrators, neurons and policies.
+"""Steps over small states, for the suite `filters`: filters, smoothers, integrators, neurons and policies.
 
 `LOOPS` has functions that return `(step, carry, xs)` for a number of steps.
 

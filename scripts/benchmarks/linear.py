@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+import chunkwise
 import jax
 import jax.numpy as jnp
+from linear_layers import LAYERS, problem
 
-from jrnn.bench import chunkwise, report
-from jrnn.bench.linear_layers import LAYERS, problem
+from jrnn.bench import report
 from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions

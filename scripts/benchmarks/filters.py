@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from small_states import LOOPS
 
 from jrnn.bench import report
 from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES
-from jrnn.bench.small_states import LOOPS
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan
 

@@ -1,4 +1,4 @@
-"""Steps of layers with matrix states, for `jrnn bench --suite linear`, and their inputs.
+"""Steps of layers with matrix states, for `jrnn scripts/benchmarks linear`, and their inputs.
 
 Each is the recurrence of its paper for one token, `(S, x) -> (S, output)`, with x a dict of this token's vectors.
 

@@ -1,6 +1,6 @@
 """What to run on a machine with an accelerator, in one process, in minutes and without a network.
 
-    python scripts/accelerator_day.py OUT SECONDS [PART...]
+    python scripts/benchmarks/accelerator_day.py OUT SECONDS [PART...]
 
 PART is a part, or a group of parts: A (correctness and headline ratios) or B (tries of constants); all by default. OUT
 gets results.jsonl (a line for each result, flushed at once), summary.md, day.log and programs.tar.gz. The process ends
@@ -21,7 +21,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir(
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if os.environ.get("JAX_PLATFORMS") in ("cuda", "gpu"):
     os.environ["JAX_PLATFORMS"] += ",cpu"  # float64 runs there
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import accelerator_parts as parts
 import accelerator_tries as tries

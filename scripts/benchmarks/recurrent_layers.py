@@ -13,12 +13,13 @@ from contextlib import nullcontext
 from itertools import product
 
 import jax.numpy as jnp
+import layer_peers
 import numpy as np
 from flax import nnx
 
 from jrnn.bench.peers import Timed, compiled
 from jrnn.bench.sizes import MODES, Size
-from jrnn.bench.suites import Job, SuiteOptions, layer_peers
+from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import plain_scans
 from jrnn.nn.families import CELLS
 
