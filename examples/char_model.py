@@ -96,6 +96,6 @@ def sample(params, characters, prompt="The ", length=200, temperature=0.7, seed=
 
 
 if __name__ == "__main__":
-    jrnn.loops.host_memory.keep()  # the process keeps freed memory: training is faster
+    jrnn.loops.host.retain_memory()  # the process keeps freed memory: training is faster
     params, characters, _ = train(int(sys.argv[1]) if len(sys.argv) > 1 else 300)
     print(sample(params, characters))

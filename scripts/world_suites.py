@@ -178,8 +178,8 @@ class Pairs:
 
 def always_rewrite() -> None:
     """Makes the choice take arithmetic wherever it is a candidate, also in loops that are too short to gain."""
-    from jrnn.loops.backends import cpu
-    from jrnn.loops.costs.candidates import Choice
+    from jrnn.loops.strategies import cpu
+    from jrnn.loops.strategies.candidates import Choice
 
     choose = cpu.Search.choose
 

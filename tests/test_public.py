@@ -19,8 +19,8 @@ jrnn.scan
 import numpy as np
 assert not {'flax', 'google', 'jrnn.nets.ops', 'jrnn.nets.lowering'} & set(sys.modules)
 unneeded = {f'jrnn.{name}' for name in (
-    'jaxprs.by_numpy', 'jaxprs.resized', 'loops.chunks', 'loops.explanations', 'loops.host_devices', 'loops.host_memory',
-    'loops.kernels.native.runner', 'loops.loop.derived', 'loops.newton.api',
+    'jaxprs.by_numpy', 'jaxprs.resized', 'loops.chunks', 'loops.explanations', 'loops.host',
+    'loops.kernels.native.runner', 'loops.ir.derived', 'loops.newton.api',
     'loops.online', 'loops.passes.one_kernel', 'loops.passes.packed', 'loops.rules.residuals',
     'loops.scan.optimize', 'loops.segments', 'loops.while_loops')}  # that a plain scan does not need
 for name in unneeded:

@@ -22,7 +22,7 @@ import numpy as np
 from jrnn.bench import peers, report
 from jrnn.bench.peers import Timed
 from jrnn.bench.suites import SuiteOptions, check_options
-from jrnn.loops import host_memory
+from jrnn.loops import host
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
 _TURNS = 3  # the least number of turns for a median
@@ -152,6 +152,6 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "flags": {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ},
         "matmul_precision": jax.config.jax_default_matmul_precision,
         "gemm_flops_per_second": gemm,
-        "keeps_memory": host_memory.kept,
+        "keeps_memory": host.retains_memory,
         "turns": turns,
     }

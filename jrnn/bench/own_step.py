@@ -27,7 +27,7 @@ from jrnn.convert.named import load_named
 from jrnn.errors import ScanError, UsageError
 from jrnn.jaxprs.arguments import arguments_of, required
 from jrnn.loops import EXECUTORS, scan
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 from jrnn.progress import Bar
 
 JAX = "lax.scan"
@@ -293,7 +293,7 @@ class _Built:
     def of(own: OwnStep, executor: str, mode: str, reference: _Built | None) -> _Built:
         begun = time.perf_counter()
         fn, args = _program(own, executor, mode)
-        with recorder.recorded() as plans:
+        with observers.collected() as plans:
             compiled = jax.jit(fn).lower(*args).compile()
         seconds = time.perf_counter() - begun
         memory = compiled.memory_analysis()

@@ -40,7 +40,7 @@ from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
 from jrnn.errors import DataError, ScanError
 from jrnn.files import read_text
-from jrnn.loops import host_devices, host_memory, scan
+from jrnn.loops import host, scan
 from jrnn.loops.kernels.native import library
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
@@ -218,7 +218,7 @@ def divided(devices: int, cell: str, size: Size, mode: str) -> Timed | None:
     """`jrnn.scan` with the batch divided over `devices` devices of the CPU, in a process of its own."""
     if size.batch % devices:
         return None
-    asked = dict(devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host_memory.kept)
+    asked = dict(devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host.retains_memory)
     process = Process([sys.executable, "-m", "jrnn.bench.peers", json.dumps(asked)])
     return process.program(*process.ask())
 
@@ -325,8 +325,8 @@ def divided_here(devices: int, cell: str, size: Size, mode: str) -> Timed:
 def main() -> None:
     asked = json.loads(sys.argv[1])
     if asked.pop("keep_memory"):
-        host_memory.keep()
-    host_devices.divide(asked["devices"])
+        host.retain_memory()
+    host.divide_cpu(asked["devices"])
     program = divided_here(**{**asked, "size": Size.parse(asked["size"])})
     sys.stdin.readline()
     print(json.dumps([program.compile_seconds, program.peak_bytes]), flush=True)

@@ -20,14 +20,14 @@ from jrnn.cli.output import BUG, INTERRUPTED, MISTAKE, PIPE_CLOSED, OutputError,
 from jrnn.cli.parser import make_parser
 from jrnn.convert.named import described, is_own
 from jrnn.errors import JrnnError
-from jrnn.loops import host_memory
+from jrnn.loops import host
 
 
 def run(argv: Sequence[str] | None) -> int:
     """Runs a command line, by default that of the process; see `jrnn.cli.main`."""
     interrupts: list[int] = []
     if argv is None:  # the process is ours
-        host_memory.keep()
+        host.retain_memory()
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             interrupts.append(number)

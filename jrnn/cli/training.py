@@ -15,7 +15,7 @@ from jrnn.cli.output import INTERRUPTED, terminal
 from jrnn.cli.tools import wide_console
 from jrnn.corpus import tokenize
 from jrnn.errors import CheckpointError, UsageError, printable
-from jrnn.loops import host_devices
+from jrnn.loops import host
 from jrnn.models import load
 from jrnn.models.text import is_model, write_text
 from jrnn.progress import Heartbeat
@@ -46,7 +46,7 @@ def train_command(args: argparse.Namespace) -> int:
         loggers = [*config.train.loggers, "tensorboard"]
         config = replace(config, train=replace(config.train, loggers=loggers))
     if config.train.devices > 1 and not args.distributed and args.coordinator is None:
-        host_devices.divide(config.train.devices)
+        host.divide_cpu(config.train.devices)
     if args.out is not None:
         out = Path(args.out)
     elif given.is_dir() and args.resume:

@@ -32,7 +32,7 @@ CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
 CALLS_AND_CHECKPOINTS = {**CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
 # Rules for derivatives matter to transformations only: in a program that is being lowered, they are calls too.
 LOWERED_CALLS = {**CALLS_AND_CHECKPOINTS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
-MARK = "jrnn_scan"  # the key of XLA metadata that marks a scan, and not what is evaluated for it
+TAG = "jrnn_scan"  # the key of XLA metadata that tags a scan, and not what is evaluated for it
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping
 
 
 def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
-    """Returns the program of a closed jaxpr with the calls inside it opened. Only scans keep the mark.
+    """Returns the program of a closed jaxpr with the calls inside it opened. Only scans keep the tag.
 
     Args:
         closed: the closed jaxpr.
@@ -123,7 +123,7 @@ def _opened(
             if source is not None:
                 outs = [jex.Var(v.aval) for v in outs]
                 names.update(zip(eqn.outvars, outs))
-            ctx = _unmarked(eqn.ctx) if _is_marked(eqn) else eqn.ctx
+            ctx = _untagged(eqn.ctx) if _is_tagged(eqn) else eqn.ctx
             yield eqn.replace(invars=given, outvars=outs, source_info=info, ctx=ctx)
 
 
@@ -137,14 +137,14 @@ def _within(scope: Any, eqn: Eqn) -> Any:
     return eqn.source_info.replace(name_stack=scope + eqn.source_info.name_stack)
 
 
-def _is_marked(eqn: Eqn) -> bool:
-    return MARK in (eqn.ctx.xla_metadata or {}) and eqn.primitive.name != "scan"
+def _is_tagged(eqn: Eqn) -> bool:
+    return TAG in (eqn.ctx.xla_metadata or {}) and eqn.primitive.name != "scan"
 
 
 @functools.lru_cache(maxsize=256)
-def _unmarked(ctx: Any) -> Any:
-    """Returns the context of an equation without the mark."""
-    with ctx.manager, set_xla_metadata(**{MARK: None}):
+def _untagged(ctx: Any) -> Any:
+    """Returns the context of an equation without the tag."""
+    with ctx.manager, set_xla_metadata(**{TAG: None}):
         return jax.make_jaxpr(jax.lax.neg)(0.0).jaxpr.eqns[0].ctx
 
 
@@ -264,13 +264,13 @@ def without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
 
 
 def in_scope(eqn: Eqn) -> ExitStack:
-    """Enters an equation's context: its source lines, its `jax.named_scope`, and `eqn.ctx` without the mark."""
+    """Enters an equation's context: its source lines, its `jax.named_scope`, and `eqn.ctx` without the tag."""
     stack = ExitStack()
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
     stack.enter_context(eqn.ctx.manager)
-    if _is_marked(eqn):
-        stack.enter_context(set_xla_metadata(**{MARK: None}))
+    if _is_tagged(eqn):
+        stack.enter_context(set_xla_metadata(**{TAG: None}))
     return stack
 
 

@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jrnn.loops.newton import Newton, ScanStatistics
-from jrnn.loops.scan.executors import EXECUTORS
 from jrnn.loops.scan.scan import scan
+from jrnn.loops.strategies.executors import EXECUTORS
 
 if TYPE_CHECKING:  # the names of _HOMES for type checkers
-    from jrnn.loops import host_devices, host_memory
+    from jrnn.loops import host
     from jrnn.loops.explanations.explain import Explanation, ProgramExplanation, explain, explain_scan
     from jrnn.loops.explanations.report import LoopReport, Report, report
     from jrnn.loops.newton.api import scan_statistics
@@ -43,8 +43,7 @@ __all__ = [
     "Trips",
     "explain",
     "explain_scan",
-    "host_devices",
-    "host_memory",
+    "host",
     "online_gradient",
     "optimize_scans",
     "plain_scans",
@@ -56,8 +55,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("host_devices", "host_memory"):
-        return import_module(f"jrnn.loops.{name}")
+    if name == "host":
+        return import_module("jrnn.loops.host")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'jrnn.loops' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"jrnn.loops.{_MODULE_OF[name]}"), name)

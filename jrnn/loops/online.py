@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.loops.affine.blocks import Axes, Blocks, block_of, reads_of, why_no_jacobian
-from jrnn.loops.loop import promoted
+from jrnn.loops.ir import promoted
 
 _MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
 

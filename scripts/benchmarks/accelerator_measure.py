@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 
 GPU = jax.default_backend() == "gpu"
 ON_CPU = {
@@ -59,7 +59,7 @@ class Job:
 
     def lowered(self) -> Job:
         """Returns the job with its program lowered now: by constants that are patched only now."""
-        with jax.default_matmul_precision(self.precision), recorder.recorded() as plans:
+        with jax.default_matmul_precision(self.precision), observers.collected() as plans:
             program = jax.jit(self.fn).lower(*self.args)
         return replace(self, fn=program, strategies=strategies(plans))
 

@@ -26,7 +26,7 @@ from jrnn import nn
 from jrnn.bench import peers, steps
 from jrnn.bench.sizes import AFFINE, CELLS, Size
 from jrnn.loops import scan
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 
 use_torch = True
 LSTM_SIZES = (
@@ -88,7 +88,7 @@ def checked(case: Case, precision: str | None) -> dict[str, Any]:
     options = None if GPU else ON_CPU
     exact = case.exact or case.fn
     with jax.default_matmul_precision(precision):
-        with recorder.recorded() as plans:
+        with observers.collected() as plans:
             program = jax.jit(with_gradients(case.fn)).lower(*case.args)
         call = program.compile(compiler_options=options)
         with jrnn.plain_scans():

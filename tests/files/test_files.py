@@ -51,7 +51,7 @@ OPENERS = {
     "json.load": {},
     "json.loads": {
         "bench/peers.py": "of our own process",
-        "loops/loop/mark.py": "a mark of our own",
+        "loops/ir/tag.py": "a mark of our own",
         "train/run_dir.py": "of our own text",
         "train/toml_codec.py": "of our own text",
         "cli/feeds.py": "of the command line",

@@ -7,13 +7,14 @@ Tests that read what the cost model chooses use the fixture `judged`.
 import pytest
 from eager import eager_passes
 
-from jrnn.loops.chunks import choice
 from jrnn.loops.costs import machines
-from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
+from jrnn.loops.costs.estimates import Estimate
+from jrnn.loops.ir import strict_passes
 from jrnn.loops.kernels.native import library
-from jrnn.loops.loop import strict_passes
 from jrnn.loops.rules import residuals
 from jrnn.loops.rules.residuals import NEAR
+from jrnn.loops.strategies import chunks as choice
+from jrnn.loops.strategies.candidates import Candidate, Choice
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import jax
 
-from jrnn.loops.backends import accelerator, backend, cpu
-from jrnn.loops.costs.candidates import Choice
-from jrnn.loops.plans import InChunks, Split, Steps
-from jrnn.loops.plans.search import Search
+from jrnn.loops.strategies import InChunks, Split, Steps, accelerator, backend, cpu
+from jrnn.loops.strategies.candidates import Choice
+from jrnn.loops.strategies.search import Search
 
 # A number of steps to run at a time, 0 for all, or None.
 eager_passes = jax.make_user_context(None)

@@ -18,13 +18,13 @@ def main(kind):
     import jax.numpy as jnp
 
     import jrnn
-    from jrnn.loops import backends
-    from jrnn.loops.chunks import choice
     from jrnn.loops.costs import machines
-    from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
-    from jrnn.loops.loop import ScanParams, mark, recorder
-    from jrnn.loops.plans import Target
+    from jrnn.loops.costs.estimates import Estimate
+    from jrnn.loops.ir import ScanParams, observers, tag
     from jrnn.loops.rules.residuals import Stacks, step_storing_less
+    from jrnn.loops.strategies import Target, platforms
+    from jrnn.loops.strategies import chunks as choice
+    from jrnn.loops.strategies.candidates import Candidate, Choice
 
     if kind == "newton":
 
@@ -38,7 +38,7 @@ def main(kind):
             return (jnp.tanh(carry[0] + 0.5 * carry[1]), jnp.sin(carry[1] - 0.1 * carry[0] + x)), carry
 
         for step, init in ((turned, jnp.ones(3)), (turned_first, jnp.ones(3)), (pair, (jnp.ones(3), jnp.ones(3)))):
-            with recorder.recorded() as plans:
+            with observers.collected() as plans:
                 jax.make_jaxpr(lambda x, step=step, init=init: jrnn.scan(step, init, x, executor="newton"))(
                     jnp.ones((9, 3))
                 )
@@ -55,7 +55,7 @@ def main(kind):
             def loss(xs, step=step, init=init):
                 return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(jrnn.scan(step, init, xs)))
 
-            with recorder.recorded() as plans:
+            with observers.collected() as plans:
                 jax.make_jaxpr(jax.grad(loss, allow_int=True))(xs)
             print(*plans.notes)
     if kind == "residuals":
@@ -78,7 +78,7 @@ def main(kind):
                 lambda init, xs, step=step: jrnn.scan(step, init, xs, axis_name="time"),
                 mesh=mesh, in_specs=(spec(), time), out_specs=(spec(), time),
             )  # fmt: skip
-            with recorder.recorded() as plans:
+            with observers.collected() as plans:
                 jax.make_jaxpr(in_time)(init, xs)
             print(*plans.notes)
     if kind == "rounds":
@@ -86,8 +86,8 @@ def main(kind):
         from jrnn import jaxprs
 
         loop = ScanParams(step, 0, 2, 128, False).loop(jaxprs.opened(step))
-        options = mark.Options("associative")
-        print(*backends.plan(loop, Target("cuda", 1, False, machines.of("cuda")), options).notes)
+        options = tag.Options("associative")
+        print(*platforms.plan(loop, Target("cuda", 1, False, machines.of("cuda")), options).notes)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from quick_compilation import OPTIONS
 
 import jrnn
 from jrnn.jaxprs.by_numpy import evaluate
-from jrnn.loops.chunks import choice
-from jrnn.loops.costs.candidates import Choice
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
+from jrnn.loops.strategies import chunks as choice
+from jrnn.loops.strategies.candidates import Choice
 
 ROUNDINGS = 16
 ein = jnp.einsum
@@ -206,7 +206,7 @@ def fault(seed, by_numpy):
 
     narrow = typed(dtype)
     theirs = run(layer, jax.lax.scan, narrow, by_numpy)
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         try:
             ours = run(layer, jrnn.scan, narrow, by_numpy)
         except Exception as error:

@@ -35,7 +35,7 @@ from step_ingredients import CARRIES, INPUTS, OPERATIONS, OUTPUTS, params
 
 import jrnn
 from jrnn.loops import scan
-from jrnn.loops.loop import strict_passes
+from jrnn.loops.ir import strict_passes
 
 Run = Callable[..., tuple[Any, Any]]
 

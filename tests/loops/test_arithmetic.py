@@ -25,8 +25,8 @@ from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
 from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
-from jrnn.loops.plans import arithmetic as choice
-from jrnn.loops.plans.search import Search
+from jrnn.loops.strategies import arithmetic as choice
+from jrnn.loops.strategies.search import Search
 
 RNG = np.random.default_rng(0)
 

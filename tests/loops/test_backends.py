@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -15,7 +12,7 @@ import toy_backend
 
 import jrnn
 from jrnn.errors import ScanError
-from jrnn.loops import backends
+from jrnn.loops.strategies import platforms
 
 XS = np.random.RandomState(0).randn(12, 3).astype(np.float32)
 INIT = np.random.RandomState(1).randn(3).astype(np.float32)
@@ -24,7 +21,7 @@ INIT = np.random.RandomState(1).randn(3).astype(np.float32)
 @pytest.fixture(autouse=True)
 def toy(monkeypatch):
     """The toy backend in place of the CPU's."""
-    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", toy_backend.BACKEND)
+    monkeypatch.setitem(platforms.BY_PLATFORM, "cpu", toy_backend.BACKEND)
 
 
 def cumulative(carry, x):
@@ -123,15 +120,6 @@ def test_batches_of_marked_loops_of_jax():
     assert "while" not in lowered(fn, INIT, XS)
     assert [plan.executor for plan in jrnn.explain(fn, INIT, XS).loops] == [toy_backend.NAME]
     close(fn(INIT, XS), batched(INIT, XS))
-
-
-def test_a_file_in_the_folder_is_a_backend(tmp_path):
-    package = Path(jrnn.__file__).parent
-    shutil.copytree(package, tmp_path / "jrnn", ignore=shutil.ignore_patterns("__pycache__", "src"))
-    shutil.copy(toy_backend.__file__, tmp_path / "jrnn/loops/backends/toy.py")
-    program = "from jrnn.loops import backends; print(*backends.BY_PLATFORM)"
-    shown = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, text=True, capture_output=True, check=True)
-    assert shown.stdout.split() == ["tpu", "cpu", "cuda", "rocm", "toy"]
 
 
 def test_a_toy_is_short():

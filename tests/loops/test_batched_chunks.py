@@ -26,8 +26,8 @@ from test_matrix_states import (  # noqa: F401
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.chunks import batched, choice
-from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
+from jrnn.loops.strategies import Target
 
 pytestmark = pytest.mark.usefixtures("at_once")
 

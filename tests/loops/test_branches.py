@@ -14,7 +14,7 @@ from jax.experimental import io_callback
 import jrnn
 from jrnn.jaxprs import all_equations
 from jrnn.loops import scan
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 
 T, SIZE = 5, 1 << 15
 LARGE = jnp.zeros(SIZE)
@@ -176,7 +176,7 @@ def test_the_host_is_not_called_at_masked_steps(masks, steps, options, calls):
 def test_the_host_is_called_while_a_sequence_of_the_batch_goes_on(calls):
     step, seen = calls
     xs = jnp.stack([XS, XS * 10], axis=1)
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         last, _ = scan(step, jnp.zeros(2), xs, lengths=jnp.array([3, 1]))
     jax.effects_barrier()
     assert last.tolist() == [6, 10] and seen == [[1, 10], [2, 10], [3, 10]]

@@ -14,10 +14,10 @@ from jrnn import jaxprs
 from jrnn.bench.sizes import Size
 from jrnn.bench.spellings import CELLS, NETS, problem, programs, spellings
 from jrnn.loops import scan
-from jrnn.loops.canonical import canonical
 from jrnn.loops.passes import split
-from jrnn.loops.plans import Steps, Target, converted
+from jrnn.loops.passes.canonical import canonical
 from jrnn.loops.rules import lowering
+from jrnn.loops.strategies import Steps, Target, converted
 
 CPU = Target("cpu")
 SIZE = Size(3, 4, 5, 6)

@@ -14,9 +14,10 @@ from jax.extend.core.primitives import scan_p
 import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import backends, scan
-from jrnn.loops.backends.backend import Backend
+from jrnn.loops import scan
 from jrnn.loops.rules import tracing
+from jrnn.loops.strategies import platforms
+from jrnn.loops.strategies.backend import Backend
 
 XS, H0 = jnp.linspace(-1, 1, 24).reshape(4, 2, 3), jnp.ones((2, 3))
 
@@ -54,7 +55,7 @@ def test_a_context_takes_the_options_of_a_scan():
     with jrnn.optimize_scans(memory=2.5):
         closed = jax.make_jaxpr(lax(bent))(XS)
     (eqn,) = [e for e in jaxprs.all_equations(closed.jaxpr) if e.primitive is scan_p]
-    assert jrnn.loops.loop.mark.options_in(eqn.ctx.xla_metadata).memory == 2.5
+    assert jrnn.loops.ir.tag.options_in(eqn.ctx.xla_metadata).memory == 2.5
 
 
 @pytest.mark.parametrize(
@@ -137,17 +138,17 @@ class Decay:
 
 def test_equal_steps_of_which_the_first_is_gone():
     first = Decay(0.5)
-    unmarked = tracing.unmarked_step(first)
+    untagged = tracing.untagged_step(first)
     second = Decay(0.5)
-    assert tracing.unmarked_step(second) == unmarked and hash(tracing.unmarked_step(second)) == hash(unmarked)
-    assert tracing.unmarked_step(Decay(0.25)) != unmarked
-    unmarked_second = tracing.unmarked_step(second)
+    assert tracing.untagged_step(second) == untagged and hash(tracing.untagged_step(second)) == hash(untagged)
+    assert tracing.untagged_step(Decay(0.25)) != untagged
+    untagged_second = tracing.untagged_step(second)
     del first
-    assert unmarked_second.__wrapped__ is second and unmarked_second(1.0, 2.0) == (2.5, 1.0)
-    assert unmarked_second != unmarked, "the step of the other is gone"
-    entries = len(tracing._unmarked_steps)
+    assert untagged_second.__wrapped__ is second and untagged_second(1.0, 2.0) == (2.5, 1.0)
+    assert untagged_second != untagged, "the step of the other is gone"
+    entries = len(tracing._untagged_steps)
     del second
-    assert len(tracing._unmarked_steps) == entries - 1
+    assert len(tracing._untagged_steps) == entries - 1
 
 
 def test_an_equal_step_is_not_traced_again():
@@ -228,9 +229,9 @@ def test_a_plan_that_cannot_be_lowered_leaves_the_loop_with_the_reason(monkeypat
         def run(self, *args):
             raise NotImplementedError("no such operation")
 
-    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", Backend(lambda loop, target, options: Broken()))
+    monkeypatch.setitem(platforms.BY_PLATFORM, "cpu", Backend(lambda loop, target, options: Broken()))
     fn = jax.jit(lambda xs: scan(bent, H0, xs)[0])
-    with jrnn.loops.loop.strict_passes(False):
+    with jrnn.loops.ir.strict_passes(False):
         (explained,) = jrnn.explain(fn, XS).loops
         np.testing.assert_array_equal(fn(XS), jax.lax.scan(bent, H0, XS)[0])
     assert explained.executor == "lax.scan"

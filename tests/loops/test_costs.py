@@ -16,17 +16,17 @@ from never_worse import LOOPS, H, of_layer, programs
 import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops.costs import candidates as costs
 from jrnn.loops.costs import machines
-from jrnn.loops.costs.candidates import Candidate, Estimate
-from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL
 from jrnn.loops.explanations.explain import plans_of
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 from jrnn.loops.passes import Moves, movable, split
-from jrnn.loops.plans import Split, Steps, Target, search
 from jrnn.loops.rules import lowering, residuals
 from jrnn.loops.rules.residuals import min_cut
+from jrnn.loops.strategies import Split, Steps, Target, search
+from jrnn.loops.strategies import candidates as costs
+from jrnn.loops.strategies.candidates import Candidate
 
 SYSTEM = machines.this_processor  # the fixtures replace it
 
@@ -439,7 +439,7 @@ def test_accelerators_run_small_matrix_states_in_chunks(machine, chunks, monkeyp
     def loss(s, xs):
         return jnp.sum(jnp.sin(jrnn.scan(step, s, xs)[1]))
 
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(jnp.ones((2, 4, 32, 32)), (jnp.ones((200, 2, 4, 32)),) * 3)
     assert [plan.executor for plan in plans] == ["chunks"] * chunks
     assert bool(plans.notes) != chunks
@@ -564,7 +564,7 @@ def test_only_states_that_gain_run_in_chunks(side, chunks):
     def loss(s, xs):
         return jnp.sum(jnp.sin(jrnn.scan(step, s, xs)[1]))
 
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         xs = (jnp.ones((512, 4, 2, side)),) * 3
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(jnp.ones((4, 2, side, side)), xs)
     assert ("chunks" in [plan.executor for plan in plans]) == chunks
@@ -598,7 +598,7 @@ def test_stored_states_are_new_memory_for_each_run(monkeypatch):
     def loss(p, carry, xs):
         return sum(map(jnp.sum, jax.tree.leaves(jrnn.scan(functools.partial(step, p), carry, xs))))
 
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))({"scale": jnp.float32(1)}, carry, xs)
     assert "chunks" in [plan.executor for plan in plans]
 
@@ -620,7 +620,7 @@ def test_scores_of_small_states_are_counted(batch, size, executors, monkeypatch)
 
     vectors, gates = [jnp.ones((128, 1, batch, size))] * 3, [jnp.ones((128, 1, batch, 1))] * 2
     carry = tuple(map(jnp.zeros, ((1, batch, size, size), (1, batch, size), (1, batch, 1))))
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         jax.make_jaxpr(jax.grad(lambda xs: jnp.sum(jrnn.scan(step, carry, xs)[1])))([*vectors, *gates])
     assert [plan.executor for plan in plans if plan.executor == "chunks"] == executors
 

@@ -18,7 +18,7 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.jaxprs.by_numpy import evaluate
 from jrnn.jaxprs.resized import resized
-from jrnn.loops.loop import ScanParams, derived
+from jrnn.loops.ir import ScanParams, derived
 
 HERE = Path(__file__).parent
 

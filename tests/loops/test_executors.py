@@ -13,13 +13,13 @@ from cases import D, H, N, T, draw
 
 from jrnn import plain_scans
 from jrnn.errors import ScanError
-from jrnn.loops import backends, explain_scan, scan
+from jrnn.loops import explain_scan, scan
 from jrnn.loops.affine import associative
-from jrnn.loops.backends.backend import Backend
-from jrnn.loops.loop import mark
+from jrnn.loops.ir import tag
 from jrnn.loops.passes import split
-from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
+from jrnn.loops.strategies import Target, platforms
+from jrnn.loops.strategies.backend import Backend
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
 
@@ -36,9 +36,9 @@ def mingru_step(p):
 @pytest.fixture(params=["cpu", "tpu"])
 def solver(request, monkeypatch):
     """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
-    own = backends.BY_PLATFORM[request.param]
+    own = platforms.BY_PLATFORM[request.param]
     planning = Backend(lambda loop, _, options: own.planned(loop, Target(request.param), options))
-    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", planning)
+    monkeypatch.setitem(platforms.BY_PLATFORM, "cpu", planning)
 
 
 @pytest.mark.exhaustive("cpu-False")
@@ -217,9 +217,9 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     xs = jnp.ones((100, N, H))
     (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
     assert associative.is_bounded(split(loop).core) == bounded
-    of_a_gradient = mark.Options(written=not loop.reverse)
-    assert backends.plan(loop, Target("tpu"), mark.Options()).executor == "scan"
-    assert backends.plan(loop, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "scan")
+    of_a_gradient = tag.Options(written=not loop.reverse)
+    assert platforms.plan(loop, Target("tpu"), tag.Options()).executor == "scan"
+    assert platforms.plan(loop, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "scan")
 
 
 def test_unknown_executor_and_the_choice():

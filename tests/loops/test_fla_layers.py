@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
@@ -139,7 +139,7 @@ def test_a_step_is_the_layer_of_its_authors(x64, step):
         results = {"out": out, "state": jax.tree.leaves(last)[0]}
         return jnp.sum(out * w) + ("state" in expected) * jnp.sum(results["state"] * w_state), results
 
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         (_, results), grads = jax.jit(jax.value_and_grad(run, has_aux=True))(given)
     assert [p for p in plans if p.executor == "chunks"], plans.notes
     results |= {f"grad_{key}": v for key, v in grads.items()}

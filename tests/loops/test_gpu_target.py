@@ -19,13 +19,13 @@ from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.names import platform_of
-from jrnn.loops import backends, scan
-from jrnn.loops.backends.backend import Backend
-from jrnn.loops.loop import Loop
+from jrnn.loops import scan
+from jrnn.loops.ir import Loop
 from jrnn.loops.passes.one_kernel import one_kernel_a_stage
 from jrnn.loops.passes.packed import pack_stacks
-from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
+from jrnn.loops.strategies import Target, platforms
+from jrnn.loops.strategies.backend import Backend
 
 SIZE = Size(7, 2, 3, 4)  # no multiple of the steps of a trip
 CUDA = Target("cuda")
@@ -57,17 +57,17 @@ def given_to_xla(node):
 @pytest.fixture
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's default device."""
-    seen, cuda = [], backends.of(CUDA)
+    seen, cuda = [], platforms.of(CUDA)
     planning = Backend(lambda loop, _, options: seen.append(loop) or cuda.planned(loop, CUDA, options))
-    monkeypatch.setitem(backends.BY_PLATFORM, platform_of(jax.devices()[0].client), planning)
+    monkeypatch.setitem(platforms.BY_PLATFORM, platform_of(jax.devices()[0].client), planning)
     return seen
 
 
 def test_on_a_gpu_its_own_plans_are_the_ones_that_are_seen(monkeypatch, request):
     monkeypatch.setitem(globals(), "platform_of", lambda client: "cuda")
-    cpu, seen = backends.BY_PLATFORM["cpu"], request.getfixturevalue("for_cuda")
+    cpu, seen = platforms.BY_PLATFORM["cpu"], request.getfixturevalue("for_cuda")
     loops_for(CUDA, "gru", Size(9, 2, 3, 5))
-    assert len(seen) == 2 and backends.BY_PLATFORM["cpu"] is cpu
+    assert len(seen) == 2 and platforms.BY_PLATFORM["cpu"] is cpu
 
 
 @pytest.mark.exhaustive

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from pages import blocks_of
 
-from jrnn.loops import host_devices, host_memory
+from jrnn.loops import host
 
 DIVIDE = """
 import json, sys, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jrnn import scan
-from jrnn.loops import host_devices
+from jrnn.loops import host
 
-divided = host_devices.divide(2)
+divided = host.divide_cpu(2)
 weights = jnp.asarray(np.random.RandomState(0).randn(2, 3, 3), jnp.float32)
 x = np.random.RandomState(1).randn(5, 4, 3).astype(np.float32)
 
@@ -34,7 +34,7 @@ for count in (1, jax.device_count()):
     put = lambda value, *spec: jax.device_put(value, NamedSharding(mesh, P(*spec)))
     found.append(np.asarray(gradient(put(weights), put(x, None, "batch"), put(np.zeros((4, 3), np.float32), "batch"))))
 np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
-print(json.dumps([divided, jax.device_count(), host_devices.divide(3), jax.device_count()]))
+print(json.dumps([divided, jax.device_count(), host.divide_cpu(3), jax.device_count()]))
 """
 TELL = """
 import json
@@ -45,7 +45,7 @@ HEAP = """
 import sys, numpy as np
 if sys.argv[1:]:
     import runpy
-    assert runpy.run_path(sys.argv[1])["keep"]()
+    assert runpy.run_path(sys.argv[1])["retain_memory"]()
 
 def size():
     found = [line.split()[0].split("-") for line in open("/proc/self/maps") if line.rstrip().endswith("[heap]")]
@@ -59,7 +59,7 @@ print(allocated > 80_000_000, size() > 80_000_000)
 
 
 def run(program, devices=""):
-    flags = f"--{host_devices._FLAG}={devices}" if devices else ""
+    flags = f"--{host._FLAG}={devices}" if devices else ""
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -87,5 +87,5 @@ def test_memory_is_kept():
     def found(*args):
         return subprocess.check_output([sys.executable, "-c", HEAP, *args], text=True).split()
 
-    assert found(host_memory.__file__) == ["True", "True"]
+    assert found(host.__file__) == ["True", "True"]
     assert found() == ["False", "False"]

@@ -118,14 +118,14 @@ def test_the_mark_is_of_the_loop_and_not_of_those_in_its_step():
             jnp.ones((3, 4))
         ).jaxpr
         marks = [
-            lowering.mark.options_in(e.ctx.xla_metadata)
+            lowering.tag.options_in(e.ctx.xla_metadata)
             for e in lowering.jaxprs.all_equations(jaxpr)
             if e.primitive.name == "scan"
         ]
         return [mark is not None for mark in marks]
 
     assert loops(scan) == [True, False]
-    with lowering.mark.marked(lowering.Options()):  # as `optimize_scans` does
+    with lowering.tag.tagged(lowering.Options()):  # as `optimize_scans` does
         assert loops(jax.lax.scan) == loops(scan) == [True, True]
 
 

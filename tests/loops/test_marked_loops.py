@@ -12,11 +12,12 @@ import pytest
 from cases import D, H, N, T, draw, lstm_step
 
 from jrnn.errors import ScanError
-from jrnn.loops import backends, explain_scan, scan
-from jrnn.loops.backends.backend import Backend
+from jrnn.loops import explain_scan, scan
 from jrnn.loops.explanations.explain import plans_of
-from jrnn.loops.loop import recorder, strict_passes
+from jrnn.loops.ir import observers, strict_passes
 from jrnn.loops.rules import lowering
+from jrnn.loops.strategies import platforms
+from jrnn.loops.strategies.backend import Backend
 
 XS, H0 = jnp.linspace(-1, 1, T * N * H).reshape(T, N, H), jnp.ones((N, H))
 W = jnp.linspace(-0.5, 0.5, H * H).reshape(H, H)
@@ -56,14 +57,14 @@ def test_the_forward_and_the_reverse_loop_are_planned():
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 def test_the_target_is_the_platform_that_is_lowered_for(platform):
     """Whatever the platform that this process runs on."""
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         jax.jit(lambda xs: scan(rnn, H0, xs)).trace(XS).lower(lowering_platforms=(platform,))
     assert [plan.target.platform for plan in plans] == [platform]
 
 
 def test_one_export_for_several_platforms():
     """Each platform gets the loop of its own target; the CPU's runs here."""
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         exported = jax.export.export(jax.jit(lambda xs: scan(rnn, H0, xs)), platforms=("cpu", "cuda", "tpu"))(XS)
     assert {plan.target.platform for plan in plans} == {"cpu", "cuda", "tpu"}
     if jax.default_backend() == "cpu":
@@ -75,7 +76,7 @@ def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch):
     def broken(loop, target, options):
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setitem(backends.BY_PLATFORM, "cpu", Backend(broken))
+    monkeypatch.setitem(platforms.BY_PLATFORM, "cpu", Backend(broken))
     with strict_passes(False):
         plan = explain_scan(rnn, H0, XS[:3]).forward[0]
         assert plan.executor == "lax.scan" and "a mistake of ours" in str(plan)

@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import ScanError
 from jrnn.loops import EXECUTORS, scan
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 
 T, N, H = 6, 3, 4
 LENGTHS = np.array([4, 6, 0])
@@ -139,7 +139,7 @@ def test_every_form_of_recompute(recompute, names, x64):
 @pytest.mark.sample("resets")
 @pytest.mark.parametrize("names", MASKS)
 def test_chunks(names, x64, in_chunks_always):
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         agrees(matrix, names, names == "all")
     assert "chunks" in [plan.executor for plan in plans], plans.notes
 

@@ -10,13 +10,13 @@ from by_numpy import by_numpy
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.terms import Factor, Term
-from jrnn.loops.canonical import with_plain_carries
-from jrnn.loops.chunks import choice
-from jrnn.loops.chunks.choice import compared, pays
 from jrnn.loops.chunks.chunked import chunked
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import opened
-from jrnn.loops.loop import Loop, ScanParams, recorder
+from jrnn.loops.ir import Loop, ScanParams, observers
+from jrnn.loops.passes.canonical import with_plain_carries
+from jrnn.loops.strategies import chunks as choice
+from jrnn.loops.strategies.chunks import compared, pays
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
@@ -36,7 +36,7 @@ def compiled(step, init, xs, transform=None, reference=by_numpy):
     """Returns `jrnn.scan`, compiled, and `lax.scan`, by numpy, after checking that the first runs in chunks."""
     transform = transform or (lambda f: jax.value_and_grad(f, (0, 1), has_aux=True, allow_int=True))
     ours, theirs = (transform(lambda *a, run=run: loss(run, step, *a)) for run in (jrnn.scan, jax.lax.scan))
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         ours = jax.jit(ours).lower(init, xs).compile()
     assert [p.executor for p in plans if p.executor == "chunks"], plans.notes
     return ours, reference(theirs)
@@ -103,7 +103,7 @@ def test_reverse_lengths_and_resets(x64):
     given = {"reverse": True, "lengths": np.array([20]), "resets": np.arange(37)[:, None] == 9}
 
     slope = jax.grad(lambda x: loss(jrnn.scan, layers.gated_delta, init, x, **given)[0], allow_int=True)
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         actual = jax.jit(slope)(xs)
     assert "chunks" in [p.executor for p in plans], plans.notes
     with jrnn.plain_scans():
@@ -228,7 +228,7 @@ def test_states_without_products_to_gain_are_stored_at_boundaries(x64, reverse):
     def both(scan):
         return jax.value_and_grad(lambda *a: loss(scan, step, *a, reverse=reverse), (0, 1), has_aux=True)
 
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         run = jax.jit(both(jrnn.scan))(init, xs)
     assert "float64[5,4] stored at 3 boundaries of chunks of 64" in str(plans)
     assert_close((run, by_numpy(both(jax.lax.scan))(init, xs)), 1e-10)
@@ -242,7 +242,7 @@ def test_a_gradient_that_reads_no_state_is_computed_step_by_step(name, reads):
     def of_one(v):
         return loss(jrnn.scan, layers.linear, init, {**xs, name: v})[0]
 
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         jax.jit(jax.grad(of_one)).lower(xs[name])
     assert (plans[0].executor == "chunks") == reads, plans[0]
     assert plans.notes == ([] if reads else ["not in chunks: this gradient reads no state"])
@@ -271,7 +271,7 @@ def test_the_reverse_pass_keeps_states_of_chunk_boundaries_only():
 )  # fmt: skip
 def test_steps_of_other_forms_run_as_before_and_say_why(step, reason):
     init, xs = problem(layers.linear, 20, jnp.float32)
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         actual = jax.grad(lambda xs: loss(jrnn.scan, step, init, xs)[0], allow_int=True)(xs)
     assert not [p for p in plans if p.executor == "chunks"]
     assert any(reason in note for note in plans.notes), plans.notes
@@ -326,7 +326,7 @@ def chosen(T, K, **options):
     def train(xs):
         return jnp.sum(jrnn.scan(layers.delta, jnp.zeros((1, 8, K, K)), xs, **options)[1] ** 2)
 
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         jax.make_jaxpr(jax.grad(train))(xs)
     return next((p for p in plans if p.executor == "chunks"), None), plans.notes
 

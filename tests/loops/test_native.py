@@ -23,16 +23,16 @@ from jax.sharding import PartitionSpec as P
 
 from jrnn import nn
 from jrnn.errors import ScanError
-from jrnn.loops import backends, explain_scan, scan
+from jrnn.loops import explain_scan, scan
+from jrnn.loops.ir import Options, observers
 from jrnn.loops.kernels import Refused
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native import program as programs
 from jrnn.loops.kernels.native.runner import native_of
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
-from jrnn.loops.loop import Options, recorder
-from jrnn.loops.plans import Target
 from jrnn.loops.rules import lowering
+from jrnn.loops.strategies import Target, platforms
 
 LOADED = library.loaded  # a fixture replaces it
 built = pytest.mark.skipif(bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}")
@@ -118,7 +118,7 @@ def both(make, p, init, dtype=jnp.float32, **options):
 
     results = []
     for executor in ("native", "scan"):
-        with recorder.recorded() as plans:
+        with observers.collected() as plans:
             results.append(jax.jit(jax.value_and_grad(functools.partial(value, executor=executor), has_aux=True))(p))
         assert {plan.executor for plan in plans} == {executor} or executor == "scan", [plan.notes for plan in plans]
     return results
@@ -318,7 +318,7 @@ def test_the_default_is_the_kernel_where_it_is_estimated_to_win(default):
     assert "native" not in default(weights(x=(2, N, D))), "a call for two steps"
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
     for options, executor in (({}, "native"), ({"devices": 2}, "lax.scan"), ({"exported": True}, "lax.scan")):
-        assert backends.plan(loop, Target("cpu", **options), Options()).executor == executor
+        assert platforms.plan(loop, Target("cpu", **options), Options()).executor == executor
 
 
 @built

@@ -15,7 +15,7 @@ from flax import nnx
 
 import jrnn
 from jrnn import nn
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 
 ALL = ("cpu", "cuda", "tpu")
 DIVIDED = """
@@ -24,7 +24,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jrnn import scan
 from eager import eager_passes
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 
 assert jax.device_count() == 8
 weights = [jnp.asarray(np.random.RandomState(seed).randn(4, 4), jnp.float32) for seed in (0, 1)]
@@ -36,7 +36,7 @@ def loss(weights, x):
     return jnp.sum(scan(step, jnp.zeros_like(x[0]), x)[1] ** 2)
 
 def seen(fn, *args):
-    with recorder.recorded() as plans, eager_passes(0):
+    with observers.collected() as plans, eager_passes(0):
         gradient = jax.jit(fn)(*args)
     summary = [[p.executor, p.loop.reverse, p.contractions, len(p.hoisted), len(p.summed), p.target.devices] for p in plans]
     return summary, [np.asarray(g) for g in gradient]
@@ -60,7 +60,7 @@ print(json.dumps([alone, in_map, explicit]))
 
 def exported(fn, *args):
     """The plans of one export of a function for all platforms, which is called here."""
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         program = jax.export.export(jax.jit(fn), platforms=ALL)(*args)
     assert program.platforms == ALL and {plan.target.platform for plan in plans} == set(ALL)
     assert all(plan.node is not None for plan in plans), "no loop is left to jax.lax.scan"

@@ -6,7 +6,7 @@ import pytest
 import random_compositions
 from random_compositions import fault
 
-from jrnn.loops.chunks import choice
+from jrnn.loops.strategies import chunks as choice
 
 
 @pytest.mark.sample("0")

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import jrnn
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 from jrnn.loops.rules import tracing
 
 pytestmark = pytest.mark.usefixtures("judged")
@@ -87,9 +87,9 @@ def test_equal_loops_are_counted_and_a_closed_report_hears_nothing():
         for k in (1.0, 2.0):
             jax.jit(lambda xs, k=k: jax.lax.scan(lambda c, x: (c * k + x, None), 0.0, xs)[0]).lower(jnp.ones(3))
     assert [row.count for row in report.loops] == [2] and ", 2 times: " in str(report)
-    listening = len(recorder.listeners)
+    listening = len(observers.listeners)
     report.close()
-    assert len(recorder.listeners) == listening, "closed once"
+    assert len(observers.listeners) == listening, "closed once"
     with jrnn.optimize_scans():
         jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0]).lower(jnp.ones(4))
     assert len(report.loops) == 1
@@ -119,14 +119,14 @@ def test_the_mark_of_a_process_holds_in_its_threads():
         with jrnn.optimize_scans(everywhere=True, executor="scan"), jrnn.plain_scans():
             assert loops_of(total, XS) == 0
         options = [eqn.ctx.xla_metadata for eqn in jax.make_jaxpr(total)(XS).eqns if eqn.primitive.name == "scan"]
-        assert jrnn.loops.loop.mark.options_in(options[0]).memory == 2.5, "that of the outer block again"
+        assert jrnn.loops.ir.tag.options_in(options[0]).memory == 2.5, "that of the outer block again"
     assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 0
 
 
 def test_marks_of_a_process_end_in_any_order():
     def memory():
         (eqn,) = [eqn for eqn in jax.make_jaxpr(total)(XS).eqns if eqn.primitive.name == "scan"]
-        options = jrnn.loops.loop.mark.options_in(eqn.ctx.xla_metadata)
+        options = jrnn.loops.ir.tag.options_in(eqn.ctx.xla_metadata)
         return options and options.memory
 
     outer, inner = (jrnn.optimize_scans(everywhere=True, memory=factor) for factor in (2.5, 3.5))

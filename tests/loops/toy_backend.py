@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
-from jrnn.loops.backends.backend import Backend
-from jrnn.loops.loop import Loop, Options, Results
+from jrnn.loops.ir import Loop, Options, Results
 from jrnn.loops.passes import distinct
-from jrnn.loops.plans import Description, Target
+from jrnn.loops.strategies import Description, Target
+from jrnn.loops.strategies.backend import Backend
 
 NAME = "cumsum"
 

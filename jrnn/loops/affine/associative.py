@@ -24,7 +24,7 @@ from jrnn.jaxprs import primitives
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.carries import MOST_TOGETHER, GroupStep, NotAffine, check_diagonal, in_order
-from jrnn.loops.loop import Loop, Results
+from jrnn.loops.ir import Loop, Results
 
 
 def solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:

@@ -15,7 +15,7 @@ from jax.extend import source_info_util
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.loop import Loop, Results
+from jrnn.loops.ir import Loop, Results
 
 Values = Sequence[Any]
 Kind = Literal["kept", "affine", "opaque"]

@@ -15,7 +15,7 @@ from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.equations import Forms
 from jrnn.loops.affine.terms import Row, Term, Value
-from jrnn.loops.loop import Loop
+from jrnn.loops.ir import Loop
 
 _MOST = 3  # carries that read each other as wholes
 

@@ -1,7 +1,7 @@
 """Loops over matrix states in chunks: a step for one token is trained in the chunkwise parallel form.
 
-`choice.py` plans a loop that is about to be differentiated. `normal.py` opens control flow. `affine/` reads the form of a
-step off its equations. `chunked.py` decides in which order the carries are computed, and has the node that runs the loop.
+`normal.py` opens control flow. `affine/` reads the form of a step off its equations. `chunked.py` decides in which order the
+carries are computed, and has the node that runs the loop.
 `estimate.py` estimates what it costs. `labeled.py`, `decay.py`, `solve.py`, `chunk.py`, `program.py` and `guarded.py` are
 the program of one chunk.
 """

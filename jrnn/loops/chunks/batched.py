@@ -29,7 +29,7 @@ from jrnn.loops.affine.rounds import all_finite
 from jrnn.loops.chunks.guarded import linear_map
 from jrnn.loops.chunks.program import Body, no_tangent
 from jrnn.loops.chunks.solve import Kept
-from jrnn.loops.loop import Loop, Results, ScanParams
+from jrnn.loops.ir import Loop, Results, ScanParams
 
 Flat = Sequence[Any]
 PRECISION = jax.lax.Precision.HIGHEST

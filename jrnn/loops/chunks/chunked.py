@@ -23,11 +23,9 @@ from jrnn.loops.chunks import estimate
 from jrnn.loops.chunks.batched import PRECISION, AllChunks
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.program import Body
-from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.estimates import Estimator
-from jrnn.loops.loop import Loop, Results, mark
-from jrnn.loops.loop.description import Description, contractions
-from jrnn.loops.wrappers.recompute import in_chunks
+from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.ir import Loop, Results, in_chunks, tag
+from jrnn.loops.ir.description import Description, contractions
 
 _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
 
@@ -103,7 +101,7 @@ class Chunked:
             else:
                 carry = [loop.carry[i] for i in stage.carry]
                 part = part_of(loop, stage.carry, carry, env, steps)  # its outputs are the carries before each step
-                with mark.marked(mark.Options()) if self.at_once else nullcontext():  # few kernels for its steps, too
+                with tag.tagged(tag.Options()) if self.at_once else nullcontext():  # few kernels for its steps, too
                     final, before = part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
                 steps.update(zip(carry, before))
             last.update(zip(stage.carry, final))
@@ -212,7 +210,7 @@ def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Se
     """Runs all steps one by one. The reverse pass keeps the carries at chunk boundaries, and runs each chunk again."""
 
     def some(carry: Any, xs: Any, steps: Any) -> Results:
-        with mark.marked(mark.Options()):  # the passes of other loops apply
+        with tag.tagged(tag.Options()):  # the passes of other loops apply
             carry, ys = loop.run(consts, carry, xs, steps)
         return list(carry), list(ys)
 

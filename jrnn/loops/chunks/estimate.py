@@ -1,4 +1,4 @@
-"""What a train step of a loop costs step by step and in chunks, for the cost model (`loops/costs/candidates.py`).
+"""What a train step of a loop costs in chunks.
 
 Shapes: T time, C steps of a chunk.
 """
@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from jrnn import jaxprs
 from jrnn.loops.affine.matrix import Affine
-from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice, Estimate, bound, choose
-from jrnn.loops.costs.estimates import Estimator
-from jrnn.loops.costs.machines import Machine
-from jrnn.loops.plans import Steps
+from jrnn.loops.costs.estimates import Estimate, Estimator
 
 _SIDE = 62  # products of so many rows and columns run at half of the rate of large ones
 _PASSES = 24  # a decay along K moves a vector so often, for each doubling of the blocks of a chunk, forward and reverse
@@ -22,33 +18,10 @@ _PASSES = 24  # a decay along K moves a vector so often, for each doubling of th
 # With 2, mLSTMs of states of 16 x 16 and 32 x 32 take 1.0 to 1.3 of the estimated part of the time of their steps.
 _SCORE = 2
 _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice as much for its derivative
-_BY_STEPS = 3  # a step, and its derivative
-_MARGIN = 0.25  # the part of the time that chunks must save: their program takes several times as long to compile
+BY_STEPS = 3  # a step, and its derivative
 _KERNELS = 60  # of the forward and the reverse pass of a chunk
 # The same if all chunks are prepared at once, and those of the preparation: counted for a gated delta rule on an H100.
 _AT_ONCE_KERNELS, _PREPARATION = 23, 139
-
-
-def compared(chunked: Any, memory: int | float | None, machine: Machine) -> Choice:
-    """Compares a train step that stores states at every step with one in chunks.
-
-    Args:
-        chunked: the node `Chunked`.
-        memory: the option `memory`.
-        machine: the constants.
-    """
-    estimator = Estimator(chunked.loop, machine)
-    forward, stack = estimator.whole(), jaxprs.extent(chunked.loop.length) * chunked.stored
-    moved = stack / machine.written + machine.reading(stack, stack)  # new memory in each run, however small
-    by_steps = _BY_STEPS * forward.seconds
-    terms = (("steps", by_steps), ("stacks of states", moved))
-    by_jax = Estimate(by_steps + moved, stack + forward.memory, terms)
-    reference = Candidate(REFERENCE, by_jax, Steps(chunked.loop))
-    chunks = Candidate("in chunks", chunked.estimate(estimator), chunked)
-    theirs, ours = reference.estimate.memory, chunks.estimate.memory
-    if memory is not None and ours < theirs and bound(memory, theirs) < theirs:
-        return Choice(chunks, ((reference, "more memory than allowed"),))
-    return choose([reference, chunks], memory, margin=_MARGIN if chunked.stages else 0.0)
 
 
 def again(estimator: Estimator, stored: int, steps: int) -> Estimate:
@@ -60,7 +33,7 @@ def again(estimator: Estimator, stored: int, steps: int) -> Estimate:
         steps: C.
     """
     machine, forward, length = estimator.machine, estimator.whole(), jaxprs.extent(estimator.loop.length)
-    by_steps, some = _BY_STEPS * forward.seconds, steps * stored + math.ceil(length / steps) * stored
+    by_steps, some = BY_STEPS * forward.seconds, steps * stored + math.ceil(length / steps) * stored
     near = length / steps * (machine.writing(steps * stored, some) + machine.reading(steps * stored, some))
     terms = (("steps", by_steps), ("steps again", forward.seconds), ("states of a chunk", near))
     return Estimate(by_steps + forward.seconds + near, some + forward.memory, terms)

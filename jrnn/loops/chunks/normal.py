@@ -16,7 +16,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
-from jrnn.loops.loop import ScanParams
+from jrnn.loops.ir import ScanParams
 
 _LONGEST = 8  # steps of an inner loop that is unrolled, and branches of a condition
 

@@ -29,7 +29,7 @@ from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.guarded import linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.solve import Kept
-from jrnn.loops.loop import Loop
+from jrnn.loops.ir import Loop
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,9 @@
 """Estimates of loops: from equations and their shapes to time and temporary memory (`machines.py` has the constants).
 
+The model knows few things. Products run at one rate, or at the rate at which their operands are read. Elementwise equations
+are fused: only what a product, a reduction or the loop itself reads becomes an array. Arrays that fit a cache are read and
+written faster than others. A call of a product, a kernel and a trip of the loop cost a constant.
+
 Invariant: an estimate of a loop split into parts and one of the whole loop count the same equations in the same way, so that
 their difference is what the split changes.
 
@@ -15,7 +19,6 @@ from typing import Any, NamedTuple
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.costs.candidates import DOUBTS, Estimate
 from jrnn.loops.costs.equation_costs import (
     LOOKUPS,
     REDUCTIONS,
@@ -32,7 +35,7 @@ from jrnn.loops.costs.equation_costs import (
     selects,
 )
 from jrnn.loops.costs.machines import CPU, Machine
-from jrnn.loops.loop import Loop
+from jrnn.loops.ir import Loop
 
 # What XLA:CPU counts of a trip besides its kernels: a pointer for each value, and the counter and its comparison. With 160,
 # loops of 16 to 26 scalars with jax 0.10.2 are one kernel where they are estimated to be.
@@ -40,6 +43,46 @@ _POINTER, _CONTROL = 8, 160
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
 _SAME = frozenset((*primitives.COPIES, "stop_gradient", "reshape", "squeeze", "expand_dims"))
 Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
+
+
+# How far each part of an estimate may be off, as a part of it: operations are counted, while bandwidths, calls, and what a
+# library copies before a product differ between processors and versions of XLA. What a plan saves must exceed what it may
+# be off, so that a plan that trades one uncertain part for another has to promise more.
+DOUBTS = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
+
+
+class Estimate(NamedTuple):
+    """What a candidate costs.
+
+    Attributes:
+        seconds: the time of all steps on one core.
+        memory: the bytes of temporary arrays at the peak, without the loop's own inputs and outputs.
+        terms: parts of the time, by name.
+    """
+
+    seconds: float
+    memory: int
+    terms: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        parts = ", ".join(
+            f"{name} {in_words(seconds)}" for name, seconds in self.terms if seconds >= 0.01 * self.seconds
+        )
+        return self.brief() + (f" ({parts})" if parts else "")
+
+    def brief(self) -> str:
+        """Returns the time and the memory alone."""
+        return f"{in_words(self.seconds)}, {size_in_words(self.memory)}"
+
+
+def in_words(seconds: float) -> str:
+    """Returns a time as text."""
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def size_in_words(size: float) -> str:
+    """Returns a number of bytes as text."""
+    return f"{size / 1e6:,.2f} MB"
 
 
 def total(*estimates: Terms) -> Terms:

@@ -16,13 +16,13 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops import newton
-from jrnn.loops.costs import candidates as costs
+from jrnn.loops.costs import estimates as costs
 from jrnn.loops.explanations import compiled
 from jrnn.loops.explanations.compiled import CompiledLoop
-from jrnn.loops.loop import recorder
-from jrnn.loops.plans import LoopPlan, Target
+from jrnn.loops.ir import observers
 from jrnn.loops.rules import lowering
 from jrnn.loops.scan.scan import scan
+from jrnn.loops.strategies import LoopPlan, Target
 
 _TITLES = {"forward": "without a gradient", "training": "with a gradient"}
 _NONE = {"forward": "a while loop, which is left as it is", "training": "nothing has one"}
@@ -120,7 +120,7 @@ def explain_scan(
 
 @dataclass(frozen=True)
 class ProgramExplanation:
-    """The plans of all marked loops of a program. It prints their summaries; a plan prints all that was decided.
+    """The plans of all tagged loops of a program. It prints their summaries; a plan prints all that was decided.
 
     Attributes:
         loops: one plan for each loop that is lowered, in this order.
@@ -143,7 +143,7 @@ class ProgramExplanation:
 
 
 def explain(fn: Callable, *args: Any, compile: bool = False, **keywords: Any) -> ProgramExplanation:
-    """Returns the plans of all marked loops of a program, such as a jitted train step. Nothing is run.
+    """Returns the plans of all tagged loops of a program, such as a jitted train step. Nothing is run.
 
     Marked loops are those of `scan`, of jrnn's layers, and those that are traced in `optimize_scans`. A loop of a jitted
     function that is called several times is lowered, and explained, once.
@@ -173,7 +173,7 @@ def explain(fn: Callable, *args: Any, compile: bool = False, **keywords: Any) ->
     if not callable(fn):
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
     lowered = fn if hasattr(fn, "lower") else jax.jit(fn)
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         program = lowered.lower(*args, **keywords)
     return ProgramExplanation(tuple(plans), compiled.loops_of(program.compile().as_text()) if compile else None)
 
@@ -186,12 +186,12 @@ def _train(run: Callable, init: Any, xs: Any) -> Any:
 
 
 def plans_of(fn: Callable, *args: Any) -> list[LoopPlan]:
-    """Returns the plans of the marked loops of a function, in the order in which they are lowered.
+    """Returns the plans of the tagged loops of a function, in the order in which they are lowered.
 
     A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
     platform.
     """
-    with recorder.recorded() as plans:
+    with observers.collected() as plans:
         traced = jax.jit(fn).trace(*args)
         notes = tuple(plans.notes)  # of loops that were differentiated
         if any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)):

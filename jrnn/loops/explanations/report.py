@@ -10,9 +10,9 @@ import logging
 import threading
 from dataclasses import dataclass, replace
 
-from jrnn.loops.costs import candidates as costs
-from jrnn.loops.loop import recorder
-from jrnn.loops.plans import NOTHING, LoopPlan
+from jrnn.loops.costs import estimates as costs
+from jrnn.loops.ir import observers
+from jrnn.loops.strategies import NOTHING, LoopPlan
 
 LOG = logging.getLogger("jrnn.loops")
 
@@ -58,10 +58,10 @@ class Report:
         self._rows: dict[LoopReport, int] = {}
         self._notes: dict[tuple[str, str], list[str]] = {}  # why loops were not in chunks, and the like, by place
         self._lock = threading.Lock()
-        recorder.listeners.append(self._hear)
+        observers.listeners.append(self._hear)
 
     def _hear(self, what: LoopPlan | str) -> None:
-        place = recorder.places()
+        place = observers.places()
         with self._lock:
             if isinstance(what, str):
                 notes = self._notes.setdefault(place, [])
@@ -81,8 +81,8 @@ class Report:
 
     def close(self) -> None:
         """Ends the report, which keeps what it has."""
-        if self._hear in recorder.listeners:
-            recorder.listeners.remove(self._hear)
+        if self._hear in observers.listeners:
+            observers.listeners.remove(self._hear)
 
     def __enter__(self) -> Report:
         return self
@@ -95,7 +95,7 @@ class Report:
         if not loops:
             return (
                 "no loop of jrnn.scan or optimize_scans() was lowered since this report began; a function that was compiled "
-                "before is not lowered again. jrnn.optimize_scans(everywhere=True) marks the loops of a whole program"
+                "before is not lowered again. jrnn.optimize_scans(everywhere=True) tags the loops of a whole program"
             )
         left = sum(row.executor == "lax.scan" for row in loops)
         lines = [f"{len(loops)} loop{'s' * (len(loops) > 1)}: {len(loops) - left} rewritten, {left} left to lax.scan"]
@@ -109,7 +109,7 @@ class Report:
 def report() -> Report:
     """Begins a report of the loops of this process: what became of each one, where it is, and why.
 
-    It hears of the marked loops that are lowered from now on, in all threads: those of `scan`, of jrnn's layers, and those
+    It hears of the tagged loops that are lowered from now on, in all threads: those of `scan`, of jrnn's layers, and those
     under `optimize_scans`. Nothing is lowered or compiled a second time for it. The log `jrnn.loops` has the same lines at
     the level DEBUG, as they come.
 
@@ -158,9 +158,9 @@ def _nothing(plan: LoopPlan) -> str:
 
 def _log(what: LoopPlan | str) -> None:
     if LOG.isEnabledFor(logging.DEBUG):
-        where, caller = recorder.places()
+        where, caller = observers.places()
         text = what if isinstance(what, str) else f"{what.title}: {what.executor}: {reason(what)}"
         LOG.debug("%s%s: %s", where or _INSIDE, f", from {caller}" if caller else "", text)
 
 
-recorder.listeners.append(_log)
+observers.listeners.append(_log)

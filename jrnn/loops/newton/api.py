@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import jaxpr_as_fun
-from jrnn.loops.loop import FlatScan, ScanParams, derived, mark, recorder
+from jrnn.loops.ir import FlatScan, ScanParams, derived, observers, tag
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
 from jrnn.loops.wrappers.branches import some
@@ -89,7 +89,7 @@ def solve(
             outs = flat.step(carry, x)
             return outs[:count], outs
 
-        with mark.unmarked():
+        with tag.untagged():
             last, outs = jax.lax.scan(kept, flat.init, flat.xs, steps, reverse)
         return last, outs[count:], outs[:count]
 
@@ -124,7 +124,7 @@ def _agrees(flat: FlatScan) -> bool:
     few = derived.lifted(jaxprs.opened(flat.closed()), len(flat.init), _COMPARED, False)
     agrees, why = derived.verdict(few, "newton", by_blocks)
     if why:
-        recorder.note(f"newton: {why}")
+        observers.note(f"newton: {why}")
     return agrees
 
 

@@ -27,7 +27,7 @@ from jrnn.errors import ScanError
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
 from jrnn.loops.affine.carries import GroupStep, Values, in_order
-from jrnn.loops.loop import ScanParams
+from jrnn.loops.ir import ScanParams
 from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii, of_outputs
 from jrnn.loops.newton.enclosure import NotEnclosed
 from jrnn.loops.newton.options import Newton

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.loop import Loop, Results, strict_passes
+from jrnn.loops.ir import Loop, Results, strict_passes
 from jrnn.loops.passes import sums
 from jrnn.loops.passes.products import transposed
 from jrnn.loops.passes.sums import Contract, as_written

@@ -18,7 +18,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.loop import Loop
+from jrnn.loops.ir import Loop
 
 _DEEPEST_SUM = 4  # the number of additions that a slice is moved through at most
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.loop import Loop, Results, RunLoop
+from jrnn.loops.ir import Loop, Results, RunLoop
 from jrnn.loops.passes.sums import accumulator
 
 _CUT_ABOVE = 512  # the contracted size above which XLA:GPU cuts products of few rows; found by compiling for an H100

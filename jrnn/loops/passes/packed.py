@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.loops.loop import Loop, Results, RunLoop
+from jrnn.loops.ir import Loop, Results, RunLoop
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn
-from jrnn.loops.loop import Loop
+from jrnn.loops.ir import Loop
 
 _PART = 8  # adjacent columns of the result, which are read from as many rows at a time
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var
-from jrnn.loops.loop import Loop, strict_passes
+from jrnn.loops.ir import Loop, strict_passes
 from jrnn.loops.passes.gates import cuts_of
 
 # Views of views -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.loop import Loop, Results, RunLoop
+from jrnn.loops.ir import Loop, Results, RunLoop
 
 # A value that is not a contraction or a reduction is stacked only if it has at most these bytes: otherwise adding in place
 # is better.

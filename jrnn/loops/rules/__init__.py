@@ -1,8 +1,8 @@
-"""The rules that JAX calls when it traces, differentiates or lowers a marked loop, one file a phase.
+"""The rules that JAX calls when it traces, differentiates or lowers a tagged loop, one file a phase.
 
-`jrnn.scan` is `jax.lax.scan` with a mark (`loop/mark.py`). `tracing` traces its step. When JAX differentiates a marked loop,
-the rule of `differentiation` replaces its step by one that stores less. When JAX lowers a marked loop, forward or reverse,
-the rule of `lowering` plans it for the platform (`backends/`). A loop that cannot be planned falls back to JAX's own rule.
+`jrnn.scan` is `jax.lax.scan` with a tag (`ir/tag.py`). `tracing` traces its step. When JAX differentiates a tagged loop,
+the rule of `differentiation` replaces its step by one that stores less. When JAX lowers a tagged loop, forward or reverse,
+the rule of `lowering` plans it for the platform (`strategies/`). A loop that cannot be planned falls back to JAX's own rule.
 `installation` puts these rules in the place of JAX's.
 
 Only these files use private names of JAX. `tests/loops/test_inside_jax.py` and `test_marked_loops.py` check them. If one is

@@ -1,4 +1,4 @@
-"""Differentiation of a marked loop: its step is replaced by one that stores less (`loops/rules/residuals.py`)."""
+"""Differentiation of a tagged loop: its step is replaced by one that stores less (`loops/rules/residuals.py`)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import jax
 
 from jrnn import jaxprs
-from jrnn.loops.loop import Options, ScanParams, mark
+from jrnn.loops.ir import Options, ScanParams, tag
 
 
 def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
-    """Wraps JAX's rule for differentiating a scan: a marked scan gets a step that stores less."""
+    """Wraps JAX's rule for differentiating a scan: a tagged scan gets a step that stores less."""
 
     @functools.wraps(rule)
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
-        options = mark.options_in(current_metadata())
+        options = tag.options_in(current_metadata())
         if options is None:
             return rule(*args, jaxpr=jaxpr, **params)
         from jrnn.loops.rules.residuals import Stacks, step_storing_less
@@ -34,7 +34,7 @@ def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
             gradients = sum(map(jaxprs.nbytes, _differentiated(consts, args)))
             options = options._replace(written=scan.reverse, given=given, gradients=gradients)
         options = options._replace(stores_less=step is not jaxpr)
-        with mark.marked(options):
+        with tag.tagged(options):
             return _marking(rule(*args, jaxpr=step, **params), options)
 
     return differentiate
@@ -47,13 +47,13 @@ def _differentiated(constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
 
 
 def _marking(result: Any, options: Options) -> Any:
-    """Wraps the function that a rule for linearization returns, so that the loop that it makes has the mark."""
+    """Wraps the function that a rule for linearization returns, so that the loop that it makes has the tag."""
     if not (isinstance(result, tuple) and result and callable(result[-1])):
         return result
 
     @functools.wraps(result[-1])
     def linear(*args: Any) -> Any:
-        with mark.marked(options):
+        with tag.tagged(options):
             return result[-1](*args)
 
     return (*result[:-1], linear)

@@ -1,4 +1,4 @@
-"""Differentiation of a marked loop with matrix states: the chunk program (`loops/chunks/`) is differentiated in its place.
+"""Differentiation of a tagged loop with matrix states: the chunk program (`loops/chunks/`) is differentiated in its place.
 
 JAX's rules would store the state at every step. This has to happen before them: once a loop is differentiated, its states
 are among the residuals.
@@ -18,8 +18,8 @@ with suppress(ImportError):  # `installation` reports missing names
 
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.loop import ScanParams, mark, recorder
-from jrnn.loops.plans import Target
+from jrnn.loops.ir import ScanParams, observers, tag
+from jrnn.loops.strategies import Target
 
 
 def jvp(rule: Callable, current_metadata: Callable) -> Callable:
@@ -66,16 +66,16 @@ def _in_chunks(
     """Returns what a transformation makes of the program in chunks, or None to leave the scan to JAX's rule.
 
     Args:
-        metadata: the mark.
+        metadata: the tag.
         params: those of the equation.
         primals: its arguments.
         places: of the arguments that have tangents.
         transform: of a function of these arguments, and their values.
     """
-    options = mark.options_in(metadata)
+    options = tag.options_in(metadata)
     if not places or options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
         return None
-    from jrnn.loops.chunks import choice
+    from jrnn.loops.strategies import chunks as choice
 
     scan, moves = ScanParams.of(params), tuple(i in places for i in range(len(primals)))
     planned = choice.plan(scan, Target.here(), options, moves)
@@ -83,19 +83,19 @@ def _in_chunks(
         return None
     plan, values = planned
     if plan.node is None:
-        recorder.note(f"not in chunks: {plan.notes[0]}")
+        observers.note(f"not in chunks: {plan.notes[0]}")
         return None
-    recorder.record(plan)
+    observers.notify(plan)
     whole = scan.flat(plan.node.run, values)
 
     def run(*moving: Any) -> list[Any]:
-        with mark.unmarked():
+        with tag.untagged():
             return whole(*jaxprs.replaced(primals, places, moving))
 
     try:
         return transform(run, [primals[i] for i in places])
     except Exception as error:
-        recorder.note(f"not in chunks: {recorder.unexpected(error)}")
+        observers.note(f"not in chunks: {observers.unexpected(error)}")
         return None
 
 

@@ -1,4 +1,4 @@
-"""Installation: puts the rules for marked loops in the place of JAX's own, which they call for loops without a mark."""
+"""Installation: puts the rules for tagged loops in the place of JAX's own, which they call for loops without a tag."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ with suppress(ImportError):  # `install` reports missing names
     from jax._src.interpreters import mlir as private_mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
 
-from jrnn.loops import backends
 from jrnn.loops.rules import differentiation, in_chunks, lowering
+from jrnn.loops.strategies import platforms
 
 
 def install() -> None:
@@ -33,7 +33,7 @@ def install() -> None:
             stacklevel=2,
         )
         return
-    for platform in backends.BY_PLATFORM:
+    for platform in platforms.BY_PLATFORM:
         with suppress(NotImplementedError):  # a platform that this installation has not
             mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
             mlir.register_lowering(while_p, lowering.repeating(of_while), platform=platform)

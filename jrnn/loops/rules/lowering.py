@@ -1,7 +1,7 @@
-"""Lowering of a marked loop, forward or reverse: it is planned for the platform, and the plan is lowered.
+"""Lowering of a tagged loop, forward or reverse: it is planned for the platform, and the plan is lowered.
 
-To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`loop/record.py`) and gets its
-`LoopPlan` (`plans/plan.py`) from its backend. The plan's node is traced in place of the loop. A plan without a node
+To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`ir/loop.py`) and gets its
+`LoopPlan` (`strategies/plan.py`) from its backend. The plan's node is traced in place of the loop. A plan without a node
 leaves the loop to JAX."""
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.loops import backends
-from jrnn.loops.backends.backend import Backend
 from jrnn.loops.costs import machines
-from jrnn.loops.loop import Loop, Options, ScanParams, mark, recorder
-from jrnn.loops.plans import LoopPlan, Target
+from jrnn.loops.ir import Loop, Options, ScanParams, observers, tag
+from jrnn.loops.strategies import LoopPlan, Target, platforms
+from jrnn.loops.strategies.backend import Backend
 
 _repeated = ContextVar("repeated", default=False)  # the body of a loop is lowered
 
@@ -44,20 +43,20 @@ def repeating(lower: Callable) -> Callable:
 def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any) -> Any:
     """The lowering rule of scans on one platform."""
     default = repeating(default)
-    options = mark.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
+    options = tag.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
     if options is None:
         return default(ctx, *args, **params)
     scan = ScanParams.of(params)
-    with mark.unmarked():  # a loop in the step has the mark with which it was traced
+    with tag.untagged():  # a loop in the step has the tag with which it was traced
         target = _target(platform, ctx)
-        plan, values = _planned(backends.of(target), target, options, scan)
+        plan, values = _planned(platforms.of(target), target, options, scan)
     if plan.node is not None:
         try:
-            with mark.unmarked():
+            with tag.untagged():
                 lowered = repeating(mlir.lower_fun(scan.flat(plan.node.run, values), multiple_results=True))(ctx, *args)
         except Exception as error:
             plan = _left_by(error, plan.target, plan.loop)
-    recorder.record(plan)
+    observers.notify(plan)
     if plan.node is not None:
         if options.strict and options.executor not in ("auto", plan.executor):
             raise ScanError(
@@ -66,7 +65,7 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
         return lowered
     if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
-    with mark.unmarked():
+    with tag.untagged():
         return default(ctx, *args, **params)
 
 
@@ -90,7 +89,7 @@ def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
     """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
     if isinstance(error, ScanError):
         raise error
-    return LoopPlan.left(target, loop, recorder.unexpected(error, " in a pass"))
+    return LoopPlan.left(target, loop, observers.unexpected(error, " in a pass"))
 
 
 def _target(platform: str, ctx: Any) -> Target:
@@ -106,7 +105,7 @@ def steps_of(fn: Callable, *args: Any) -> list[Loop]:
 
 
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
-    """Returns the plans of the marked loops in a jaxpr, without lowering it."""
+    """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
-    marked = [(ScanParams.of(e.params), mark.options_in(e.ctx.xla_metadata)) for e in scans]
-    return [_planned(backends.of(target), target, o, scan)[0] for scan, o in marked if o is not None]
+    tagged = [(ScanParams.of(e.params), tag.options_in(e.ctx.xla_metadata)) for e in scans]
+    return [_planned(platforms.of(target), target, o, scan)[0] for scan, o in tagged if o is not None]

@@ -31,7 +31,7 @@ from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.tangents import Linearized, pushed, with_derivative
 from jrnn.loops.costs import equation_costs, machines
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.loop import ScanParams, derived, mark, strict_passes
+from jrnn.loops.ir import ScanParams, derived, strict_passes, tag
 from jrnn.loops.wrappers import recompute
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
@@ -70,7 +70,7 @@ def step_storing_less(scan: ScanParams, stacks: Stacks, recompute: Any, verify: 
         step = derive(scan)
         if step is None:
             return jaxpr
-        with mark.unmarked():
+        with tag.untagged():
             smooth = jax.make_jaxpr(step)(*avals)
         same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(jaxpr.out_avals)
         if not same or not verify:

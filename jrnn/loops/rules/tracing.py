@@ -1,4 +1,4 @@
-"""Tracing a marked loop: tracebacks without jrnn's frames, and a step without the mark."""
+"""Tracing a tagged loop: tracebacks without jrnn's frames, and a step without the tag."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 with suppress(ImportError):  # without these names tracebacks are longer, and functions may be traced twice
     from jax._src import config as private_config
     from jax._src import traceback_util
-with suppress(ImportError):  # without this name, no mark holds for all threads
+with suppress(ImportError):  # without this name, no tag holds for all threads
     from jax._src import xla_metadata_lib
 
 from jrnn.errors import ScanError
@@ -28,10 +28,10 @@ def api_boundary(fn: Callable) -> Callable:
     return boundary(fn)
 
 
-_everywhere: list[Any] = []  # the metadata of all threads without marks, then with each mark; the last holds
+_everywhere: list[Any] = []  # the metadata of all threads without tags, then with each tag; the last holds
 
 
-def mark_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
+def tag_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
     """Adds to the XLA metadata of all threads that have no metadata of their own. Returns a function that undoes it.
 
     Of several, the last one that began holds, whichever is undone first.
@@ -60,8 +60,8 @@ def mark_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
     return undo
 
 
-class _UnmarkedStep:
-    """A step that is traced with the XLA metadata from before its loop was marked. It holds the step by a weak reference.
+class _UntaggedStep:
+    """A step that is traced with the XLA metadata from before its loop was tagged. It holds the step by a weak reference.
 
     Those of equal steps are equal, so that JAX finds the trace of one for the other, as it does for the steps themselves.
     """
@@ -81,7 +81,7 @@ class _UnmarkedStep:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if self is other or not isinstance(other, _UnmarkedStep):
+        if self is other or not isinstance(other, _UntaggedStep):
             return self is other
         mine, theirs = self._step(), other._step()
         return mine is not None and theirs is not None and self._metadata == other._metadata and bool(mine == theirs)
@@ -91,11 +91,11 @@ class _UnmarkedStep:
 
     def __call__(self, carry: Any, x: Any) -> Any:
         state = private_config.xla_metadata_context_manager
-        marked = state.swap_local(self._metadata)
+        tagged = state.swap_local(self._metadata)
         try:
             return self.__wrapped__(carry, x)
         finally:
-            state.set_local(marked)
+            state.set_local(tagged)
 
 
 class _Identity(weakref.ref):
@@ -112,7 +112,7 @@ class _Identity(weakref.ref):
         return self is other or (self() is not None and isinstance(other, weakref.ref) and self() is other())
 
 
-_unmarked_steps: dict[_Identity, dict[Any, _UnmarkedStep]] = {}
+_untagged_steps: dict[_Identity, dict[Any, _UntaggedStep]] = {}
 
 
 def _forget(steps: dict[_Identity, Any], gone: Any) -> None:
@@ -120,10 +120,10 @@ def _forget(steps: dict[_Identity, Any], gone: Any) -> None:
     steps.pop(gone, None)
 
 
-def unmarked_step(step: Callable) -> Callable:
-    """Returns a function that traces `step` without the mark, for a loop that is about to be marked.
+def untagged_step(step: Callable) -> Callable:
+    """Returns a function that traces `step` without the tag, for a loop that is about to be tagged.
 
-    JAX caches traces by function and by context, which includes the mark. Without it, a jitted function is traced once for
+    JAX caches traces by function and by context, which includes the tag. Without it, a jitted function is traced once for
     calls inside and outside of a step. The result lives as long as the step, and the caller must keep the step alive.
     """
     try:
@@ -131,8 +131,8 @@ def unmarked_step(step: Callable) -> Callable:
     except (NameError, AttributeError):  # a version of JAX without this name: functions may be traced twice
         return step
     try:
-        forget = functools.partial(_forget, _unmarked_steps)
-        by_metadata = _unmarked_steps.setdefault(_Identity(step, forget), {})
-        return by_metadata.setdefault(metadata, _UnmarkedStep(step, metadata))
+        forget = functools.partial(_forget, _untagged_steps)
+        by_metadata = _untagged_steps.setdefault(_Identity(step, forget), {})
+        return by_metadata.setdefault(metadata, _UntaggedStep(step, metadata))
     except TypeError:  # not hashable: `jax.lax.scan` raises
         return step

@@ -1,4 +1,4 @@
-"""`optimize_scans` and `plain_scans`: contexts that mark every loop that is traced in them, or none."""
+"""`optimize_scans` and `plain_scans`: contexts that tag every loop that is traced in them, or none."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from typing import Any
 
 from jrnn.errors import ScanError
-from jrnn.loops.loop import Options, mark
+from jrnn.loops.ir import Options, tag
 from jrnn.loops.rules import tracing
-from jrnn.loops.scan import executors
+from jrnn.loops.strategies import executors
 from jrnn.loops.wrappers import recompute
 
 
@@ -44,7 +44,7 @@ def optimize_scans(
     memory: int | float | None = None,
     everywhere: bool = False,
 ) -> Any:
-    """Marks every `jax.lax.scan` that is traced in this context, so that it is lowered as `scan` is.
+    """Tags every `jax.lax.scan` that is traced in this context, so that it is lowered as `scan` is.
 
     With it, loops of other libraries (flax, Haiku, Equinox) train faster unchanged. It is also a decorator, with or
     without arguments. The context must be active while JAX traces: put it inside `jax.jit`, or around the first call.
@@ -55,7 +55,7 @@ def optimize_scans(
         executor: as in `scan`; a loop that it cannot run stays a loop. "newton" is for `scan` alone.
         strict: raise if a loop would fall back to `jax.lax.scan`, or if the chosen executor cannot run it.
         memory: as in `scan`, for each loop.
-        everywhere: mark the loops of the whole process, in all threads, from this call on. A `with` block around it ends
+        everywhere: tag the loops of the whole process, in all threads, from this call on. A `with` block around it ends
             that; without one it holds until the process ends. Of several, the last one that began holds, whichever ends
             first. A thread inside of `jax.experimental.xla_metadata.set_xla_metadata` is not reached.
 
@@ -85,7 +85,7 @@ def optimize_scans(
             f"optimize_scans: the positional argument must be the function to decorate, but is {fn!r}; "
             "give options by name, as in optimize_scans(executor='scan')"
         )
-    if not executors.find(executor).on_marked_loops:
+    if not executors.find(executor).on_tagged_loops:
         raise ScanError(f"optimize_scans: executor {executor!r} is for jrnn.scan alone; use 'auto'")
     recompute.check_memory(memory)
     options = Options(executor, None, bool(strict), memory)
@@ -93,9 +93,9 @@ def optimize_scans(
         if fn is not None:
             raise TypeError("optimize_scans: everywhere=True is for a process, not for a function; call it without one")
         process = ExitStack()
-        process.callback(tracing.mark_everywhere(mark.metadata(options)))
+        process.callback(tracing.tag_everywhere(tag.metadata(options)))
         return process
-    context = _Context(lambda: mark.marked(options), lambda: mark.plain(False))
+    context = _Context(lambda: tag.tagged(options), lambda: tag.plain(False))
     return context if fn is None else context(fn)
 
 
@@ -123,5 +123,5 @@ def plain_scans(fn: Callable | None = None) -> Any:
     """
     if fn is not None and not callable(fn):
         raise TypeError(f"plain_scans: the argument must be the function to decorate, but is {fn!r}")
-    context = _Context(mark.left_to_jax, lambda: mark.plain(True))
+    context = _Context(tag.left_to_jax, lambda: tag.plain(True))
     return context if fn is None else context(fn)

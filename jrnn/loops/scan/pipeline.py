@@ -1,4 +1,4 @@
-"""What `scan` does with a call: stages in order, and at the end the mark on JAX's own loop.
+"""What `scan` does with a call: stages in order, and at the end the tag on JAX's own loop.
 
 A stage gets the call and the rest of the pipeline. It changes the call and passes it on, or runs the loop in pieces, each
 by the rest of the pipeline. `STAGES` is the order.
@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ScanError
-from jrnn.loops.loop import Options, mark, recorder
+from jrnn.loops.ir import Options, observers, tag
 from jrnn.loops.rules import lowering, tracing
-from jrnn.loops.scan import executors
+from jrnn.loops.strategies import executors
 from jrnn.loops.wrappers import early_exit, programs
 from jrnn.loops.wrappers import recompute as recomputation
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
@@ -75,7 +75,7 @@ def _over_devices(call: ScanCall, rest: Rest) -> Results:
         why = "executor 'newton' needs jax.shard_map(..., check_vma=False)"
         if call.strict:
             raise ScanError(f"scan: strict=True, but {why}")
-        recorder.note(f"{why}: each device runs its segment as a loop")
+        observers.note(f"{why}: each device runs its segment as a loop")
         call = call._replace(executor=executors.find("auto"), newton=None)
 
     def on_one_device(step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
@@ -91,7 +91,7 @@ def _over_devices(call: ScanCall, rest: Rest) -> Results:
 
 
 def _by_newton(call: ScanCall, rest: Rest) -> Results:
-    if call.newton is None or mark.plain.value:
+    if call.newton is None or tag.plain.value:
         return rest(call)
     from jrnn.loops.newton.api import solve
 
@@ -99,15 +99,15 @@ def _by_newton(call: ScanCall, rest: Rest) -> Results:
 
 
 def _by_jax(call: ScanCall) -> Results:
-    """Calls `jax.lax.scan`, with the mark."""
+    """Calls `jax.lax.scan`, with the tag."""
     names = recomputation.hashable(call.recompute)
     given = call.init, call.xs, call.length, call.reverse, call.unroll, call.split_transpose
-    if mark.plain.value:
+    if tag.plain.value:
         _check(call, call.step, names)
         return jax.lax.scan(call.step, *given)
-    step = tracing.unmarked_step(call.step)  # the mark is for this loop only, not for loops inside the step
+    step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
     _check(call, step, names)
-    with mark.marked(Options(call.executor.name, names, call.strict, call.memory, verify=call.verify)):
+    with tag.tagged(Options(call.executor.name, names, call.strict, call.memory, verify=call.verify)):
         return jax.lax.scan(step, *given)
 
 

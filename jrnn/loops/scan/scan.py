@@ -1,9 +1,9 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
 It checks the options. `pipeline.py` wraps the step for `lengths`, `resets` and `skip` (`wrappers/masking.py`) and `until`
-(`wrappers/early_exit.py`), cuts the loop for checkpoints (`wrappers/recompute.py`), and calls `jax.lax.scan` with a mark:
-XLA metadata on the loop's equation that holds its `Options` (`loop/mark.py`). The rewriting happens when JAX differentiates
-or lowers the marked equation (`rules/`).
+(`wrappers/early_exit.py`), cuts the loop for checkpoints (`wrappers/recompute.py`), and calls `jax.lax.scan` with a tag:
+XLA metadata on the loop's equation that holds its `Options` (`ir/tag.py`). The rewriting happens when JAX differentiates
+or lowers the tagged equation (`rules/`).
 
 The executor "associative" solves affine steps in parallel over time (`affine/associative.py`). "native" is one call of a
 compiled kernel for CPUs (`kernels/native/`). "newton" solves all steps of a nonlinear loop at once (`newton/`).
@@ -24,7 +24,8 @@ from jrnn.jaxprs.names import is_traced
 from jrnn.loops import newton
 from jrnn.loops.newton import Newton
 from jrnn.loops.rules import tracing
-from jrnn.loops.scan import executors, pipeline
+from jrnn.loops.scan import pipeline
+from jrnn.loops.strategies import executors
 from jrnn.loops.wrappers import recompute as recomputation
 from jrnn.loops.wrappers.call import ScanCall
 from jrnn.loops.wrappers.masking import checked_reset_state

@@ -18,7 +18,7 @@ from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.jaxprs.names import is_traced
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.carries import Stage
-from jrnn.loops.loop import FlatScan, Loop, ScanParams, derived, recorder
+from jrnn.loops.ir import FlatScan, Loop, ScanParams, derived, observers
 from jrnn.loops.segments.place import Place, Values
 from jrnn.loops.segments.starts import Segment, Solver, applied, stages
 
@@ -195,7 +195,7 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
     few = derived.lifted(jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, place.reverse)
     agrees, note = derived.verdict(few, f"over {place.count} devices", summarized)
     if note:
-        recorder.note(note)
+        observers.note(note)
     return list(in_order) if agrees else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]
 
 
@@ -211,7 +211,7 @@ def _tell(in_order: Sequence[Stage], place: Place, strict: bool) -> None:
         else:
             notes.append(f"{carries}: one device after the other ({stage.why})")
     for note in notes:
-        recorder.note(note)
+        observers.note(note)
     if strict and place.count > 1 and not any(stage.kind == "affine" for stage in in_order):
         why = "; ".join(stage.why for stage in in_order if stage.kind == "opaque")
         if why:

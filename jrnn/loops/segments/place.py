@@ -16,7 +16,7 @@ from jax import lax
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.mesh_axes import cast, varying_axes
-from jrnn.loops.loop import mark
+from jrnn.loops.ir import tag
 
 _GATHERED = 2**20  # bytes of the summaries of all devices up to which every device gets them all
 
@@ -109,7 +109,7 @@ class Place:
                 end_of_turn = end(start)
             return self.at(number, self.passed(end_of_turn), start), None
 
-        with mark.unmarked():
+        with tag.untagged():
             return lax.scan(turn, list(first), jnp.arange(1, self.count))[0]
 
     def chained(self, first: Values, a: Any, b: Values, apply: Callable[[Any, Values, Values], Values]) -> Values:
@@ -130,7 +130,7 @@ class Place:
         def step(start: Values, summary: Any) -> tuple[Values, Values]:
             return apply(summary[0], start, summary[1]), start
 
-        with mark.unmarked():
+        with tag.untagged():
             starts = lax.scan(step, list(first), jax.tree.map(gathered, (a, b)))[1]
         return [lax.dynamic_index_in_dim(s, self.position, keepdims=False) for s in starts]
 

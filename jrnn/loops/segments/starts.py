@@ -19,7 +19,7 @@ from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
 from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept, part_of
 from jrnn.loops.affine.matrix import matrix_form
-from jrnn.loops.loop import Loop, recorder
+from jrnn.loops.ir import Loop, observers
 from jrnn.loops.segments.place import Place, Values
 
 _RUNS = 4  # runs of a basis that are worth it for any number of devices
@@ -233,7 +233,7 @@ def _kind(loop: Loop, group: Group, pending: Pending, constants: dict[Any, Any],
     except NotAffine as why:
         return "opaque", why.explained()
     except Exception as error:
-        return "opaque", recorder.unexpected(error)
+        return "opaque", observers.unexpected(error)
     if transition.runs > max(_RUNS, count):
         return "opaque", f"its transition takes {transition.runs} runs of the loop, and there are {count} devices"
     return "affine", transition

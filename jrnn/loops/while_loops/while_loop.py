@@ -17,7 +17,7 @@ from jax import lax
 from jrnn.errors import ScanError
 from jrnn.files import plain
 from jrnn.jaxprs.names import is_traced
-from jrnn.loops.loop import promoted
+from jrnn.loops.ir import promoted
 from jrnn.loops.rules import tracing
 from jrnn.loops.wrappers import early_exit
 from jrnn.loops.wrappers.branches import some

@@ -19,7 +19,7 @@ from jax import lax
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs import without_closure
-from jrnn.loops.loop import promoted
+from jrnn.loops.ir import promoted
 from jrnn.loops.wrappers.branches import choose, some
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs.names import is_traced
-from jrnn.loops.loop import recorder
+from jrnn.loops.ir import observers
 from jrnn.loops.wrappers import branches
 from jrnn.loops.wrappers.branches import choose, some
 
@@ -189,7 +189,7 @@ def _held(step: Callable, spares: list[Any], given: str) -> Callable:
         if not fits or not branches.runs_in_branch(traced, alive, carry):
             return chosen(alive, carry, x, _where)
         if traced.has_effects and alive.ndim:
-            recorder.note(_CALLED)
+            observers.note(_CALLED)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), traced.out[1])
         return jax.lax.cond(
             some(jnp.any(alive)),

@@ -1,4 +1,4 @@
-"""The option `recompute`: what the reverse pass computes again instead of storing it; and loops over chunks of steps.
+"""The option `recompute`: what the reverse pass computes again instead of storing it.
 
 Shapes: T time.
 """
@@ -11,18 +11,16 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.loops.ir import in_chunks
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
-# `(carry, xs, steps) -> (carry, ys)` over some of the steps.
-RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def check(recompute: Any) -> None:
@@ -90,8 +88,8 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had
         return set()
     if recompute == "contractions":
         return {v for e in step if primitives.is_cheap(e) for v in e.outvars}
-    marks = [e for e in step if e.primitive.name == "name" and e.params["name"] in recompute]
-    unstored = {v for e in marks for v in (*e.outvars, *jaxprs.inputs(e))}
+    named = [e for e in step if e.primitive.name == "name" and e.params["name"] in recompute]
+    unstored = {v for e in named for v in (*e.outvars, *jaxprs.inputs(e))}
     for eqn in reversed(step):
         if any(v in unstored for v in eqn.outvars):
             unstored.update(v for v in jaxprs.inputs(eqn) if v not in had)
@@ -125,41 +123,3 @@ def with_checkpoints(call: ScanCall, rest: Rest) -> Results:
     # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
     wrap: Callable = functools.partial(jax.checkpoint, prevent_cse=False)
     return in_chunks(run, call.init, call.xs, steps, size, call.reverse, wrap)
-
-
-def in_chunks(
-    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool, wrap: Callable = lambda f: f
-) -> tuple[Any, Any]:
-    """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
-
-    Args:
-        run: runs some of the steps.
-        carry, xs: the inputs of the whole loop, pytrees.
-        steps: T.
-        size: the number of steps in a chunk; the last chunk may have fewer.
-        reverse: whether time runs backwards.
-        wrap: wraps the function that runs one chunk, such as `jax.checkpoint`.
-
-    Returns:
-        The last carry, and the stacked outputs.
-    """
-    whole = steps // size
-    head = jax.tree.map(lambda x: jnp.reshape(x[: whole * size], (whole, size, *x.shape[1:])), xs)
-    tail = jax.tree.map(lambda x: x[whole * size :], xs)
-
-    def run_head(carry: Any) -> tuple[Any, Any]:
-        body = wrap(lambda carry, chunk: run(carry, chunk, size))
-        carry, ys = jax.lax.scan(body, carry, head, length=whole, reverse=reverse)
-        return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
-
-    rest = steps - whole * size
-    if not rest:
-        return run_head(carry)
-    run_tail = wrap(lambda carry, chunk: run(carry, chunk, rest))
-    if reverse:
-        carry, late = run_tail(carry, tail)
-        carry, early = run_head(carry)
-    else:
-        carry, early = run_head(carry)
-        carry, late = run_tail(carry, tail)
-    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), early, late)

@@ -1,4 +1,4 @@
-"""What a call of the kernel costs, in the terms of the cost model (`loops/costs/candidates.py`): times of one core.
+"""What a call of the kernel costs, in the terms of the cost model (`loops/strategies/candidates.py`): times of one core.
 
 Ratios to the constants of the machine, measured on AMD EPYCs with AVX-512 and with AVX2 (docs/notes/native_kernel.md).
 """
@@ -36,7 +36,7 @@ def _bytes(products: list[Operation], program: KernelProgram) -> int:
 
 
 def terms(program: KernelProgram, machine: Machine, instructions: str) -> dict[str, float]:
-    """Returns the time of all steps on one core with a set of instructions, by the names of `loops/costs/candidates.py`."""
+    """Returns the time of all steps on one core with a set of instructions, by the names of `costs/estimates.py`."""
     size = matrix_bytes(program)
     wide, steps = program.dtype.itemsize / 4, program.loop.length
     panel = _PANELS[instructions] // program.dtype.itemsize if program.rows > 1 else 1

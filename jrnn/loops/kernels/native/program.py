@@ -14,10 +14,10 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.loops.ir import Loop
 from jrnn.loops.kernels.native.encoder import CallEncoder, CannotRun
 from jrnn.loops.kernels.native.operations import Operation
 from jrnn.loops.kernels.refused import Refused
-from jrnn.loops.loop import Loop
 
 _LONGEST = 2000  # equations of a step
 

@@ -16,16 +16,15 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.loops.costs import estimates
-from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
+from jrnn.loops.ir import Loop, Results
+from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels import Refused
 from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.program import KernelProgram, program_of, turned_matrices
 from jrnn.loops.kernels.native.sums import contract
-from jrnn.loops.loop import Loop, Results
-from jrnn.loops.loop.description import Description, described
 from jrnn.loops.passes.fission import Fission, over_time
 from jrnn.loops.passes.sums import Contract
 

@@ -4,5 +4,5 @@ XLA:CPU makes one kernel of a loop whose step has only elementwise operations, r
 A product of small matrices, a factorization, a sort or a scatter is a call, and keeps the whole loop out of that.
 
 `rewrite` applies the rules to a step and to what is inside of it. `products`, `factors` and `orders` hold the rules.
-What fits, and what the loop costs then, is in `plans/arithmetic.py`.
+What fits, and what the loop costs then, is in `strategies/arithmetic.py`.
 """

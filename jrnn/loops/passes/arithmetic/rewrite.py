@@ -15,7 +15,7 @@ import jax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, named, opened, placed
-from jrnn.loops.loop import Loop, mark
+from jrnn.loops.ir import Loop, tag
 from jrnn.loops.passes.arithmetic import draws, factors, orders, products
 
 RULES: dict[str, Callable[..., Sequence[Any] | None]] = {
@@ -116,7 +116,7 @@ def _traced(call: _Traced) -> Program | None:
         applies = values is not None and not any(v is None and w for v, w in zip(values, wanted))
         return [given[0] if v is None else v for v in values] if applies else []
 
-    with eqn.ctx.manager, mark.unmarked():
+    with eqn.ctx.manager, tag.untagged():
         program = jaxprs.trace(run, [a.aval for a in eqn.invars], LOWERED_CALLS)
     if not applies or program.constvars:  # such as the counters of JAX's older way to draw
         return None

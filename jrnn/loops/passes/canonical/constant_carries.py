@@ -16,7 +16,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.loop import Loop, Results, RunLoop
+from jrnn.loops.ir import Loop, Results, RunLoop
 
 T = TypeVar("T")
 

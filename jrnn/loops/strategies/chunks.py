@@ -13,12 +13,16 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import Linearized, is_smooth
 from jrnn.loops.affine.carries import NotAffine
-from jrnn.loops.canonical import with_plain_carries
 from jrnn.loops.chunks.chunked import Chunked, check, chunked
-from jrnn.loops.chunks.estimate import compared
+from jrnn.loops.chunks.estimate import BY_STEPS
 from jrnn.loops.chunks.normal import opened
-from jrnn.loops.loop import Loop, Options, ScanParams, derived, mark, recorder
-from jrnn.loops.plans import LoopPlan, Target, converted
+from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.machines import Machine
+from jrnn.loops.ir import Loop, Options, ScanParams, derived, observers, tag
+from jrnn.loops.passes.canonical import with_plain_carries
+from jrnn.loops.strategies.candidates import REFERENCE, Candidate, Choice, bound, choose
+from jrnn.loops.strategies.nodes import Steps, converted
+from jrnn.loops.strategies.plan import LoopPlan, Target
 
 # A program in chunks is compared with its loop for three chunks of this length, of which the last is not full.
 _COMPARED_CHUNK = 4
@@ -26,6 +30,8 @@ _COMPARED = 11
 
 # Elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96.
 _LEAST = 2048
+
+_MARGIN = 0.25  # the part of the time that chunks must save: their program takes several times as long to compile
 
 
 def pays(scan: ScanParams) -> bool:
@@ -99,13 +105,35 @@ def plan(
     if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not pays(scan):
         return None
     try:
-        with mark.unmarked():
+        with tag.untagged():
             return _plan(scan, target, options, moves)
     except NotAffine as reason:
         why = str(reason) if reason.eqn is None else reason.explained()  # several have their remedies
     except Exception as error:
-        why = recorder.unexpected(error)
+        why = observers.unexpected(error)
     return LoopPlan.left(target, None, why), ()
+
+
+def compared(chunked: Any, memory: int | float | None, machine: Machine) -> Choice:
+    """Compares a train step that stores states at every step with one in chunks.
+
+    Args:
+        chunked: the node `Chunked`.
+        memory: the option `memory`.
+        machine: the constants.
+    """
+    estimator = Estimator(chunked.loop, machine)
+    forward, stack = estimator.whole(), jaxprs.extent(chunked.loop.length) * chunked.stored
+    moved = stack / machine.written + machine.reading(stack, stack)  # new memory in each run, however small
+    by_steps = BY_STEPS * forward.seconds
+    terms = (("steps", by_steps), ("stacks of states", moved))
+    by_jax = Estimate(by_steps + moved, stack + forward.memory, terms)
+    reference = Candidate(REFERENCE, by_jax, Steps(chunked.loop))
+    chunks = Candidate("in chunks", chunked.estimate(estimator), chunked)
+    theirs, ours = reference.estimate.memory, chunks.estimate.memory
+    if memory is not None and ours < theirs and bound(memory, theirs) < theirs:
+        return Choice(chunks, ((reference, "more memory than allowed"),))
+    return choose([reference, chunks], memory, margin=_MARGIN if chunked.stages else 0.0)
 
 
 def _plan(scan: ScanParams, target: Target, options: Options, moves: Sequence[bool]) -> tuple[LoopPlan, Sequence[Any]]:

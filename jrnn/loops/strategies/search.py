@@ -1,6 +1,6 @@
 """The search among ways to run a loop: what leaves the loop, and how many steps run at a time.
 
-A backend gives it a loop, and takes the cheapest candidate that fits the bound of memory (`costs/candidates.py`).
+A backend gives it a loop, and takes the cheapest candidate that fits the bound of memory (`strategies/candidates.py`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from jrnn import jaxprs
-from jrnn.loops.costs import candidates as costs
-from jrnn.loops.costs.candidates import Candidate, Choice, Estimate
 from jrnn.loops.costs.equation_costs import is_call
-from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.loop import Loop, Options
+from jrnn.loops.ir import Loop, Options
 from jrnn.loops.passes import Fission, Moves, movable, split
 from jrnn.loops.passes.fission import Facts
 from jrnn.loops.passes.sums import Contract
-from jrnn.loops.plans.arithmetic import LARGE_PRODUCT
-from jrnn.loops.plans.nodes import InChunks, Node, Split, Steps
-from jrnn.loops.plans.split_costs import SplitCosts
+from jrnn.loops.strategies import candidates as costs
+from jrnn.loops.strategies.arithmetic import LARGE_PRODUCT
+from jrnn.loops.strategies.candidates import Candidate, Choice
+from jrnn.loops.strategies.nodes import InChunks, Node, Split, Steps
+from jrnn.loops.strategies.split_costs import SplitCosts
 
 _CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
 _SHARE = 0.5  # of a loop's own arrays, which a plan may use besides if the states are small

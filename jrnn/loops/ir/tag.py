@@ -1,4 +1,4 @@
-"""The mark on a loop: XLA metadata that JAX carries through every transformation of the equation.
+"""The tag on a loop: XLA metadata that JAX carries through every transformation of the equation.
 
 `jrnn.scan` and `optimize_scans` set it, and `rules` read it. It holds the caller's options.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from jrnn.jaxprs import MARK
+from jrnn.jaxprs import TAG
 
 
 class Options(NamedTuple):
@@ -46,35 +46,35 @@ class Options(NamedTuple):
         return self.written is not None and self.written != reverse
 
 
-_PLAIN = "plain"  # the mark of what `plain_scans` leaves to JAX
+_PLAIN = "plain"  # the tag of what `plain_scans` leaves to JAX
 
 # True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
 plain = jax.make_user_context(False)
 
 
-def marked(options: Options) -> AbstractContextManager[None]:
-    """Marks every scan that is traced in this context."""
+def tagged(options: Options) -> AbstractContextManager[None]:
+    """Tags every scan that is traced in this context."""
     return set_xla_metadata(**metadata(options))
 
 
 def metadata(options: Options) -> dict[str, str]:
-    """Returns the mark, which is short, for JAX writes it at each equation: the options that differ from their defaults."""
-    return {MARK: json.dumps({k: v for k, v in options._asdict().items() if v != Options._field_defaults[k]})}
+    """Returns the tag, which is short, for JAX writes it at each equation: the options that differ from their defaults."""
+    return {TAG: json.dumps({k: v for k, v in options._asdict().items() if v != Options._field_defaults[k]})}
 
 
-def unmarked() -> AbstractContextManager[None]:
-    """Leaves what is traced in this context unmarked."""
-    return set_xla_metadata(**{MARK: None})
+def untagged() -> AbstractContextManager[None]:
+    """Leaves what is traced in this context untagged."""
+    return set_xla_metadata(**{TAG: None})
 
 
 def left_to_jax() -> AbstractContextManager[None]:
-    """Marks what is traced in this context as plain: a mark around it, such as one around its gradient, does not hold."""
-    return set_xla_metadata(**{MARK: _PLAIN})
+    """Tags what is traced in this context as plain: a tag around it, such as one around its gradient, does not hold."""
+    return set_xla_metadata(**{TAG: _PLAIN})
 
 
 def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
-    """Returns the options in an equation's metadata, or None if it has no mark."""
-    text = (metadata or {}).get(MARK)
+    """Returns the options in an equation's metadata, or None if it has no tag."""
+    text = (metadata or {}).get(TAG)
     if text is None or text == _PLAIN:
         return None
     options = Options(**json.loads(text))

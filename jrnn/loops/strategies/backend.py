@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from jrnn import jaxprs
-from jrnn.loops.loop import Loop, Options
-from jrnn.loops.plans import LoopPlan, Node, Target
+from jrnn.loops.ir import Loop, Options
+from jrnn.loops.strategies import LoopPlan, Node, Target
 
 
 class Backend(NamedTuple):

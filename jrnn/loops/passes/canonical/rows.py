@@ -11,8 +11,8 @@ from typing import Any
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, axes
-from jrnn.loops.canonical.layouts import Groups, is_unit, natural
-from jrnn.loops.loop import Loop
+from jrnn.loops.ir import Loop
+from jrnn.loops.passes.canonical.layouts import Groups, is_unit, natural
 
 
 class RowAxes:

@@ -13,11 +13,11 @@ from typing import Any
 
 from jrnn import jaxprs
 from jrnn.loops.affine import associative
-from jrnn.loops.backends.backend import Backend
-from jrnn.loops.canonical import canonical
-from jrnn.loops.loop import Loop, Options, ScanParams
+from jrnn.loops.ir import Loop, Options, ScanParams
 from jrnn.loops.passes import Fission, movable, split
-from jrnn.loops.plans import LoopPlan, Solved, Split, Target, by_steps, converted
+from jrnn.loops.passes.canonical import canonical
+from jrnn.loops.strategies import LoopPlan, Solved, Split, Target, by_steps, converted
+from jrnn.loops.strategies.backend import Backend
 
 _COMPARED = 5  # steps for which a solution in rounds is compared with the loop
 # A loop may stack so many times the bytes of its inputs and outputs to do work after it. Reading a matrix state after the
@@ -28,7 +28,7 @@ _SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an
 
 def plan(loop: Loop, target: Target, options: Options) -> LoopPlan:
     """Returns the plan of the canonical form of a loop on a GPU or a TPU."""
-    from jrnn.loops.chunks import choice
+    from jrnn.loops.strategies import chunks as choice
 
     in_chunks = choice.forward(loop, target, options)
     if in_chunks is not None:
@@ -67,7 +67,7 @@ def _not_solved(core: Loop, options: Options) -> str | None:
     if why is None and options.executor != "associative" and not associative.is_bounded(core):
         return "its factors are not provably at most 1, so products of them could overflow"
     if why is None and options.verify:
-        from jrnn.loops.loop import derived
+        from jrnn.loops.ir import derived
 
         few = ScanParams(core.closed(), len(core.consts), len(core.carry), _COMPARED, core.reverse)
         agrees, note = derived.verdict(few, "in rounds", _in_rounds)

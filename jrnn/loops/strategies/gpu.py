@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jrnn import jaxprs
-from jrnn.loops.backends import accelerator
-from jrnn.loops.backends.backend import Backend
-from jrnn.loops.loop import Loop, Options
+from jrnn.loops.ir import Loop, Options
 from jrnn.loops.passes import split
-from jrnn.loops.plans import Converted, LoopPlan, Split, Target, by_steps
+from jrnn.loops.strategies import Converted, LoopPlan, Split, Target, accelerator, by_steps
+from jrnn.loops.strategies.backend import Backend
 
 # Steps per trip of the loop: they share the kernels that count the trips and write the stacks. On an H200 an LSTM trained in
 # 1.38, 1.12, 1, 0.98 and 0.96 of the time with 1, 2, 4, 8 and 16 steps; more take longer to compile.

@@ -1,4 +1,7 @@
-"""A scan of pytrees as one of flat lists."""
+"""Scans of pytrees: as scans of flat lists, and as loops over chunks of steps.
+
+Shapes: T time.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jrnn.loops.loop import mark
+from jrnn.loops.ir import tag
+
+# `(carry, xs, steps) -> (carry, ys)` over some of the steps.
+RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class FlatScan(NamedTuple):
     """A scan of flat lists.
 
     Attributes:
-        step: `(carry, x) -> [*carry, *y]`, without the mark.
+        step: `(carry, x) -> [*carry, *y]`, without the tag.
         init, xs: the leaves of the initial carry and of the inputs.
         length: T.
         carry, ys: the structures of the carry and of the outputs.
@@ -37,7 +43,7 @@ class FlatScan(NamedTuple):
         stacks, of_x = jax.tree.flatten(jax.tree.map(jnp.asarray, xs))
 
         def step(carry: Any, x: Any) -> list[Any]:
-            with mark.unmarked():
+            with tag.untagged():
                 new, y = f(jax.tree.unflatten(tree, carry), jax.tree.unflatten(of_x, x))
             typed = (jnp.asarray(v).astype(h.dtype) for v, h in zip(jax.tree.leaves(new), leaves))
             return [*typed, *jax.tree.leaves(y)]
@@ -59,3 +65,41 @@ def promoted(init: Any, last: Any) -> Any:
         return jnp.asarray(x) if same else lax.convert_element_type(x, a.dtype)
 
     return jax.tree.map(leaf, init, last)
+
+
+def in_chunks(
+    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool, wrap: Callable = lambda f: f
+) -> tuple[Any, Any]:
+    """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
+
+    Args:
+        run: runs some of the steps.
+        carry, xs: the inputs of the whole loop, pytrees.
+        steps: T.
+        size: the number of steps in a chunk; the last chunk may have fewer.
+        reverse: whether time runs backwards.
+        wrap: wraps the function that runs one chunk, such as `jax.checkpoint`.
+
+    Returns:
+        The last carry, and the stacked outputs.
+    """
+    whole = steps // size
+    head = jax.tree.map(lambda x: jnp.reshape(x[: whole * size], (whole, size, *x.shape[1:])), xs)
+    tail = jax.tree.map(lambda x: x[whole * size :], xs)
+
+    def run_head(carry: Any) -> tuple[Any, Any]:
+        body = wrap(lambda carry, chunk: run(carry, chunk, size))
+        carry, ys = jax.lax.scan(body, carry, head, length=whole, reverse=reverse)
+        return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
+
+    rest = steps - whole * size
+    if not rest:
+        return run_head(carry)
+    run_tail = wrap(lambda carry, chunk: run(carry, chunk, rest))
+    if reverse:
+        carry, late = run_tail(carry, tail)
+        carry, early = run_head(carry)
+    else:
+        carry, early = run_head(carry)
+        carry, late = run_tail(carry, tail)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), early, late)

@@ -10,11 +10,11 @@ import jax
 
 from jrnn.jaxprs.names import platform_of
 from jrnn.loops.costs import machines
-from jrnn.loops.costs.candidates import Choice
 from jrnn.loops.costs.machines import CPU, Machine
-from jrnn.loops.loop import Loop
-from jrnn.loops.loop.description import Description, Item, contractions, described
-from jrnn.loops.plans.nodes import Node
+from jrnn.loops.ir import Loop
+from jrnn.loops.ir.description import Description, Item, contractions, described
+from jrnn.loops.strategies.candidates import Choice
+from jrnn.loops.strategies.nodes import Node
 
 NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
 _SHOWN = 2  # the most values of each kind that are printed

@@ -22,8 +22,8 @@ from jrnn import jaxprs
 from jrnn.jaxprs.by_numpy import evaluate
 from jrnn.jaxprs.resized import resized
 from jrnn.jaxprs.tangents import is_smooth, pushed
-from jrnn.loops.loop import mark
-from jrnn.loops.loop.record import ScanParams, strict_passes
+from jrnn.loops.ir import tag
+from jrnn.loops.ir.loop import ScanParams, strict_passes
 
 TOLERANCE = 1e-9  # in units of the largest element of each result; two right programs differ by 1e-13
 _SCALE = 0.4  # of random numbers: carries that grow by their square stay small
@@ -61,7 +61,7 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
             values, tangents = pushed(lambda *args: list(fn(*args)), args[: len(avals)], places, args[len(avals) :])
             return [*values, *tangents]
 
-        with mark.unmarked():
+        with tag.untagged():
             closed = jax.make_jaxpr(with_tangents)(*avals, *(avals[i] for i in places))
         if _work(closed.jaxpr) > _MOST:
             raise TooLarge
@@ -186,7 +186,7 @@ def _answer(question: _Question) -> tuple[bool, str]:
 def _difference_when_small(scan: ScanParams, derive: Derive, program: jaxprs.Program) -> str | None:
     try:
         run, avals = resized(program, list(zip(scan.apart(program.invars)[1], program.outvars)))
-        with mark.unmarked():
+        with tag.untagged():
             small = jax.make_jaxpr(run)(*avals)
         return _difference(replace(scan, jaxpr=small), derive, avals)
     except TooLarge:
@@ -196,7 +196,7 @@ def _difference_when_small(scan: ScanParams, derive: Derive, program: jaxprs.Pro
 
 
 def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str | None:
-    with mark.unmarked():
+    with tag.untagged():
         derived = derive(scan)
     if derived is None:
         return None
@@ -222,7 +222,7 @@ def lifted(program: jaxprs.Program, n_carry: int, length: int, reverse: bool) ->
         consts = jaxprs.replaced(program.consts, traced, args)
         return replace(program, consts=consts).run(*args[len(traced) :])
 
-    with mark.unmarked():
+    with tag.untagged():
         closed = jax.make_jaxpr(step)(*(v.aval for v in names))
     return ScanParams(closed, len(traced), n_carry, length, reverse)
 

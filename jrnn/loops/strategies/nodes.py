@@ -14,13 +14,11 @@ from typing import Any, Protocol
 
 from jrnn.jaxprs import primitives
 from jrnn.loops.affine import associative
-from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.estimates import Estimator, estimate
-from jrnn.loops.loop import Loop, Results, RunLoop
-from jrnn.loops.loop.description import Description, contractions, described, items
+from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
+from jrnn.loops.ir import Loop, Results, RunLoop, in_chunks
+from jrnn.loops.ir.description import Description, contractions, described, items
 from jrnn.loops.passes import Fission, widen_sums
-from jrnn.loops.plans.split_costs import SplitCosts
-from jrnn.loops.wrappers.recompute import in_chunks
+from jrnn.loops.strategies.split_costs import SplitCosts
 
 Values = Sequence[Any]
 

@@ -12,10 +12,10 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env
 from jrnn.jaxprs.programs import is_explicit
-from jrnn.loops.canonical.layouts import Laid, Placement
-from jrnn.loops.canonical.rows import RowAxes
-from jrnn.loops.canonical.rules import evaluated
-from jrnn.loops.loop import Loop, Results, RunLoop
+from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.passes.canonical.layouts import Laid, Placement
+from jrnn.loops.passes.canonical.rows import RowAxes
+from jrnn.loops.passes.canonical.rules import evaluated
 from jrnn.loops.passes.sums import added_to_carries
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from jrnn.errors import ScanError, near
 from jrnn.loops.affine import associative
+from jrnn.loops.ir import Loop
 from jrnn.loops.kernels import native
-from jrnn.loops.loop import Loop
 from jrnn.loops.newton import Newton
 from jrnn.loops.passes import split
 
@@ -24,13 +24,13 @@ class Executor(NamedTuple):
         refusal: returns the reason why it cannot run a core (the loop that stays when contractions have moved out), or None;
             None for an executor that runs every loop.
         excludes: the options that cannot be given with it, with the reason.
-        on_marked_loops: it runs marked loops, so that `optimize_scans` can choose it.
+        on_tagged_loops: it runs tagged loops, so that `optimize_scans` can choose it.
     """
 
     name: str
     refusal: Callable[[Loop], str | None] | None = None
     excludes: Mapping[str, str] = {}
-    on_marked_loops: bool = True
+    on_tagged_loops: bool = True
 
     def check_options(self, given: Mapping[str, Any]) -> None:
         """Raises a ScanError if an option is given, and is not None, that cannot be combined with it."""
@@ -50,7 +50,7 @@ _ROWS = (
     Executor("scan"),
     Executor("associative", associative.refusal, _KEEPS | _AT_ONCE),
     Executor(native.NAME, native.refusal, _AT_ONCE),
-    Executor("newton", None, _KEEPS | _AT_ONCE, on_marked_loops=False),
+    Executor("newton", None, _KEEPS | _AT_ONCE, on_tagged_loops=False),
 )
 EXECUTORS = {row.name: row for row in _ROWS}
 

@@ -15,12 +15,11 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
-from jrnn.loops.costs.candidates import Estimate
 from jrnn.loops.costs.equation_costs import REDUCTIONS, SUMMED, is_by_vector, is_of_one_row, is_outer
-from jrnn.loops.costs.estimates import Estimator, estimate
+from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
-from jrnn.loops.loop import Loop, Results
-from jrnn.loops.loop.description import Description, described
+from jrnn.loops.ir import Loop, Results
+from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, as_arithmetic, equations
 

@@ -1,4 +1,4 @@
-"""What is heard of the loops that are lowered: the plans that `explain` collects, and what reports and the log are told."""
+"""Observers of lowered loops: `explain` collects their plans, and `report` and the log subscribe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 
-from jrnn.loops.loop.record import strict_passes
+from jrnn.loops.ir.loop import strict_passes
 
 OURS = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = os.sep + "site-packages" + os.sep
@@ -19,7 +19,7 @@ source_info_util.register_exclusion(str(Path(__file__).parents[1]))  # plans sho
 _FRAMES = 200  # of a traceback, from the loop outwards
 
 # The list that collects the plans of lowered loops, or None.
-_recorder = jax.make_user_context(None)
+_collector = jax.make_user_context(None)
 
 # Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
 listeners: list[Callable[[Any], None]] = []
@@ -40,27 +40,27 @@ class Plans(list):
 
 
 @contextmanager
-def recorded() -> Iterator[Plans]:
+def collected() -> Iterator[Plans]:
     """Collects the plans of the loops that are lowered in this context. Listeners do not hear of these."""
     plans = Plans()
-    with _recorder(plans):
+    with _collector(plans):
         yield plans
 
 
-def record(plan: Any) -> None:
+def notify(plan: Any) -> None:
     """Adds the plan of a loop that is lowered."""
-    if _recorder.value is not None:
-        _recorder.value.append(plan)
+    if _collector.value is not None:
+        _collector.value.append(plan)
     else:
         _tell(plan)
 
 
 def note(text: str) -> None:
     """Adds a note, unless it was made before."""
-    if _recorder.value is None:
+    if _collector.value is None:
         _tell(text)
-    elif text not in _recorder.value.notes:
-        _recorder.value.notes.append(text)
+    elif text not in _collector.value.notes:
+        _collector.value.notes.append(text)
 
 
 def unexpected(error: Exception, where: str = "") -> str:

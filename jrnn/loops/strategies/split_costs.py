@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 
 from jrnn import jaxprs
-from jrnn.loops.costs.candidates import Estimate
-from jrnn.loops.costs.estimates import Estimator, estimate, total
+from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.passes import Fission
 
 _TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it

@@ -19,10 +19,10 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from jrnn import jaxprs
-from jrnn.loops.canonical.constant_carries import settled
-from jrnn.loops.canonical.parts import in_parts
-from jrnn.loops.canonical.spelling import placed
-from jrnn.loops.loop import Loop
+from jrnn.loops.ir import Loop
+from jrnn.loops.passes.canonical.constant_carries import settled
+from jrnn.loops.passes.canonical.parts import in_parts
+from jrnn.loops.passes.canonical.spelling import placed
 from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
 
 _PASSES = (direct_views, distinct, concatenate_cotangents)

@@ -9,14 +9,11 @@ from dataclasses import replace
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
 from jrnn.loops.affine import associative
-from jrnn.loops.backends.backend import Backend
-from jrnn.loops.canonical import canonical
-from jrnn.loops.costs.candidates import REFERENCE, Candidate, Choice
 from jrnn.loops.costs.equation_costs import is_by_vector, is_outer, product_seconds
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import Machine
+from jrnn.loops.ir import Loop, Options
 from jrnn.loops.kernels import Refused, native
-from jrnn.loops.loop import Loop, Options
 from jrnn.loops.passes import (
     Moves,
     activate_together,
@@ -26,11 +23,25 @@ from jrnn.loops.passes import (
     slice_apart,
     split,
 )
+from jrnn.loops.passes.canonical import canonical
 from jrnn.loops.passes.fission import computation, slices
 from jrnn.loops.passes.sums import smaller_first
-from jrnn.loops.plans import NOTHING, Conversion, LoopPlan, Node, Split, Steps, Target, at_leaf, by_steps, converted
-from jrnn.loops.plans.arithmetic import LARGE_PRODUCT, arithmetic
-from jrnn.loops.plans.search import Search
+from jrnn.loops.strategies import (
+    NOTHING,
+    Conversion,
+    LoopPlan,
+    Node,
+    Split,
+    Steps,
+    Target,
+    at_leaf,
+    by_steps,
+    converted,
+)
+from jrnn.loops.strategies.arithmetic import LARGE_PRODUCT, arithmetic
+from jrnn.loops.strategies.backend import Backend
+from jrnn.loops.strategies.candidates import REFERENCE, Candidate, Choice
+from jrnn.loops.strategies.search import Search
 
 _LONGEST_CALLED = 400  # equations of a step for which the native kernel is tried
 _BRIEF = 3e-5  # seconds of all steps of a loop that is left alone

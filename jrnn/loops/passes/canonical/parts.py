@@ -17,7 +17,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
-from jrnn.loops.loop import Loop, Results, RunLoop
+from jrnn.loops.ir import Loop, Results, RunLoop
 from jrnn.loops.passes.sums import added_to_carries
 
 T = TypeVar("T")

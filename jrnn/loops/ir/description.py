@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.names import source_line
-from jrnn.loops.loop import recorder
-from jrnn.loops.loop.record import Loop
+from jrnn.loops.ir import observers
+from jrnn.loops.ir.loop import Loop
 
 
 class Item(NamedTuple):
@@ -44,7 +44,7 @@ def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Ite
 def _user_line(eqn: Eqn) -> str:
     """Returns the line of the user's code that made an equation."""
     where = source_line(eqn)
-    return "" if where.startswith(recorder.OURS) else recorder.short(where)
+    return "" if where.startswith(observers.OURS) else observers.short(where)
 
 
 class Description(NamedTuple):

@@ -3,10 +3,6 @@
 A `Candidate` is one way to run a loop: a name, an `Estimate`, and what to run. Whoever knows a way proposes a candidate, and
 `choose` takes the fastest one that fits a bound of memory. The first candidate is the reference: the loop as it is.
 
-The model knows few things. Products run at one rate, or at the rate at which their operands are read. Elementwise equations
-are fused: only what a product, a reduction or the loop itself reads becomes an array. Arrays that fit a cache are read and
-written faster than others. A call of a product, a kernel and a trip of the loop cost a constant.
-
 Shapes: T time.
 """
 
@@ -17,31 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from jrnn.loops.costs.estimates import DOUBTS, Estimate, size_in_words
+
 REFERENCE = "lax.scan"  # the loop as JAX lowers it
-
-
-class Estimate(NamedTuple):
-    """What a candidate costs.
-
-    Attributes:
-        seconds: the time of all steps on one core.
-        memory: the bytes of temporary arrays at the peak, without the loop's own inputs and outputs.
-        terms: parts of the time, by name.
-    """
-
-    seconds: float
-    memory: int
-    terms: tuple[tuple[str, float], ...] = ()
-
-    def __str__(self) -> str:
-        parts = ", ".join(
-            f"{name} {in_words(seconds)}" for name, seconds in self.terms if seconds >= 0.01 * self.seconds
-        )
-        return self.brief() + (f" ({parts})" if parts else "")
-
-    def brief(self) -> str:
-        """Returns the time and the memory alone."""
-        return f"{in_words(self.seconds)}, {_size(self.memory)}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +25,7 @@ class Candidate:
     Attributes:
         name: what it does, in a few words for `explain`.
         estimate: what it costs.
-        node: what to run if it is chosen (`plans/nodes.py`). Its `way` names it in files.
+        node: what to run if it is chosen (`strategies/nodes.py`). Its `way` names it in files.
     """
 
     name: str
@@ -78,10 +52,6 @@ class Choice(NamedTuple):
 # What another plan must save of the estimated time to replace the reference: the model is not exact, least of all for loops
 # without products, which XLA fuses in its own way.
 MARGIN, ELEMENTWISE_MARGIN = 0.08, 0.12
-# How far each part of an estimate may be off, as a part of it: operations are counted, while bandwidths, calls, and what a
-# library copies before a product differ between processors and versions of XLA. What a plan saves must exceed what it may
-# be off, so that a plan that trades one uncertain part for another has to promise more.
-DOUBTS = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
 # Of two plans that may both replace the reference, the one that changes more must save this part of what it may be off.
 BETWEEN = 0.5
 # The bound of memory: `_FACTOR` times the memory of the reference, and `SMALL` bytes. A plan that is estimated to run in
@@ -151,18 +121,9 @@ def choose(
         both = (estimate.seconds + besides) / max(reference.estimate.seconds + besides, 1e-12)
         most = bound(memory, theirs, both, small)
         if estimate.memory + held > most:
-            reasons[candidate.name] = f"more than {_size(max(most - held, 0))}"
+            reasons[candidate.name] = f"more than {size_in_words(max(most - held, 0))}"
         elif ratio > 1 - margin or saved_seconds < doubt(estimate, reference.estimate):
             reasons[candidate.name] = "gains too little" if ratio < 1 else "slower"
         elif best.estimate.seconds - estimate.seconds > BETWEEN * doubt(estimate, best.estimate):
             best = candidate
     return Choice(best, tuple((c, reasons.get(c.name, "slower")) for c in candidates if c is not best))
-
-
-def in_words(seconds: float) -> str:
-    """Returns a time as text."""
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
-
-
-def _size(size: float) -> str:
-    return f"{size / 1e6:,.2f} MB"

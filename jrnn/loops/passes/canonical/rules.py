@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, axes, primitives
-from jrnn.loops.canonical.layouts import Groups, Laid, is_unit, natural, sizes
+from jrnn.loops.passes.canonical.layouts import Groups, Laid, is_unit, natural, sizes
 
 Preferred = Callable[[Var], Groups]  # the layout of a value that the canonical form has
 
