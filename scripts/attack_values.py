@@ -95,7 +95,7 @@ def options(count: int) -> Iterator[Attack]:
     for name in (
         "lengths",
         "resets",
-        "skip",
+        "mask",
         "until",
         "recompute",
         "strict",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from jrnn.loops.newton import Newton, ScanStatistics
 from jrnn.loops.scan.scan import scan
 from jrnn.loops.strategies.executors import EXECUTORS
+from jrnn.loops.wrappers.programs import compiled_once
+from jrnn.loops.wrappers.recompute import Recompute, hashable
 
 if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.loops import host

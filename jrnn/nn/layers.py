@@ -16,7 +16,6 @@ from jax import lax
 from jrnn.errors import LayerError
 from jrnn.jaxprs.names import Primitive
 from jrnn.loops import scan
-from jrnn.loops.wrappers.masking import with_resets
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
@@ -222,10 +221,10 @@ def _run_direction(
     variational = noise.recurrent if settings.recurrent_dropout_mask == "sequence" else None
     step = make_step(unit, weights, settings, dtype, variational)
     xs: Any = (x, Noise(noise.recurrent if variational is None else None, noise.keep))
-    if restart is not None:
-        step, xs = with_resets(step, restart.state, restart.resets, x.shape[0], xs)
+    restarts = {} if restart is None else dict(resets=restart.resets, reset_state=restart.state)
     run = partial(
         scan,
+        **restarts,
         reverse=reverse,
         unroll=settings.unroll,
         lengths=lengths,

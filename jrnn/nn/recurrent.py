@@ -21,8 +21,7 @@ from jax.nn.initializers import Initializer
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike, like
-from jrnn.loops.wrappers.programs import compiled_once
-from jrnn.loops.wrappers.recompute import Recompute, hashable
+from jrnn.loops import Recompute, compiled_once, hashable
 from jrnn.nn.checks import check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters

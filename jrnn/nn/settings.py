@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 
 from jrnn.errors import LayerError, near
-from jrnn.loops.wrappers.recompute import Recompute
+from jrnn.loops import Recompute
 from jrnn.nn.checks import check_bools, check_choice, check_floating
 
 

@@ -14,9 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.loops import scan
-from jrnn.loops.wrappers.masking import with_resets
-from jrnn.loops.wrappers.recompute import Recompute
+from jrnn.loops import Recompute, scan
 from jrnn.nn.layers import contract
 
 
@@ -51,10 +49,10 @@ class Span:
         if self.in_a_step:
             state, y = step(state, jax.tree.map(lambda leaf: leaf[0], xs))
             return state, jax.tree.map(lambda leaf: leaf[None], y)
+        options = dict(lengths=self.lengths, recompute=self.recompute, executor=self.executor)
         if self.resets is not None:
-            fresh = jax.tree.map(jnp.zeros_like, state) if fresh is None else fresh
-            step, xs = with_resets(step, fresh, self.resets, self.steps, xs)
-        return scan(step, state, xs, lengths=self.lengths, recompute=self.recompute, executor=self.executor)
+            options["reset_state"] = jax.tree.map(jnp.zeros_like, state) if fresh is None else fresh
+        return scan(step, state, xs, resets=self.resets, **options)
 
     def taps(self, x: jax.Array, window: jax.Array) -> tuple[list[jax.Array], jax.Array]:
         """The K - 1 values before each step and the step's own, oldest first, and the next window.

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
-from jrnn.loops.wrappers.programs import compiled_once
-from jrnn.loops.wrappers.recompute import hashable
+from jrnn.loops import compiled_once, hashable
 from jrnn.nn.checks import check_choice, check_features, check_key, check_state
 from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence

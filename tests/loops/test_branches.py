@@ -44,7 +44,7 @@ def computed(c, x):
 
 MASKS = {
     "lengths": dict(lengths=jnp.int32(3)),
-    "skip": dict(skip=jnp.array([False, True, False, False, True])),
+    "mask": dict(mask=jnp.array([True, False, True, True, False])),
     "resets": dict(resets=jnp.array([False, False, True, False, True])),
     "until": dict(until=lambda c: c[0] >= 3),
 }
@@ -66,19 +66,19 @@ def test_a_large_carry_that_is_updated_in_place_is_not_selected(step, masks):
 
 
 def test_other_carries_are_selected_so_that_their_steps_stay_open():
-    for masks in ("lengths", "skip"):
+    for masks in ("lengths", "mask"):
         assert not selected_bytes(computed, LARGE, **MASKS[masks])[1]
         assert not selected_bytes(scattered, LARGE[:100], **MASKS[masks])[1]
         assert not selected_bytes(sliced, LARGE, **MASKS[masks])[1], "XLA selects the slice alone"
     assert selected_bytes(sliced, LARGE, **MASKS["resets"])[1]
 
 
-def by_hand(step, held, xs, lengths=T, skip=(), resets=(), until=None):
+def by_hand(step, held, xs, lengths=T, mask=(), resets=(), until=None):
     first = c = (0, held)
     ys = []
     for t in range(T):
         c = first if t < len(resets) and resets[t] else c
-        out = t >= lengths or (t < len(skip) and skip[t]) or (until is not None and until(c))
+        out = t >= lengths or (t < len(mask) and not mask[t]) or (until is not None and until(c))
         c, y = (c, jnp.zeros(())) if out else step(c, xs[t])
         ys.append(y)
     return c, jnp.stack(ys)
@@ -109,7 +109,7 @@ def test_examples_are_masked_each_for_itself(step, x64):
     held, xs = jnp.cos(jnp.arange(float(SIZE))), jnp.asarray(XS, float)
     cases = {
         "lengths": (jnp.array([0, 2, 5]), lambda v: dict(lengths=v)),
-        "skip": (jnp.arange(3 * T).reshape(3, T) % 4 == 0, lambda v: dict(skip=v)),
+        "mask": (jnp.arange(3 * T).reshape(3, T) % 4 != 0, lambda v: dict(mask=v)),
         "until": (jnp.array([0, 2, 9]), lambda v: dict(until=lambda c: c[0] >= v)),
     }
 
@@ -160,7 +160,7 @@ def calls():
 
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"recompute": 2}], ids=str)
 @pytest.mark.parametrize(
-    "masks, steps", [({"lengths": 3}, [0, 1, 2]), ({"skip": jnp.array([0, 1, 0, 0, 1], bool)}, [0, 2, 3])]
+    "masks, steps", [({"lengths": 3}, [0, 1, 2]), ({"mask": jnp.array([1, 0, 1, 1, 0], bool)}, [0, 2, 3])]
 )
 def test_the_host_is_not_called_at_masked_steps(masks, steps, options, calls):
     step, seen = calls

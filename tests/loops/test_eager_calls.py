@@ -50,11 +50,11 @@ OPTIONS = {
     "lengths": dict(lengths=LENGTHS),
     "a list of lengths": dict(lengths=LENGTHS.tolist()),
     "resets": dict(resets=RESETS),
-    "skip": dict(skip=RESETS),
+    "mask": dict(mask=~RESETS),
     "until": dict(until=is_far),
     "sqrt": dict(recompute="sqrt"),
     "a number": dict(recompute=3),
-    "all": dict(lengths=LENGTHS, resets=RESETS, skip=RESETS, reverse=True),
+    "all": dict(lengths=LENGTHS, resets=RESETS, mask=~RESETS, reverse=True),
     "newton": dict(executor="newton"),
     "an object of Newton": dict(executor=Newton(iterations=7)),
 }

@@ -92,7 +92,7 @@ def test_a_mistake_raises_what_lax_scan_raises(arguments):
     [
         (dict(lengths=jnp.array([3, 9])), "lengths must lie between 0 and T = 5, but one is 9"),
         (dict(lengths=[-1, 3]), "but one is -1"),
-        (dict(lengths=jnp.ones((5, 2), bool)), "give a mask .T, N. as skip=~mask"),
+        (dict(lengths=jnp.ones((5, 2), bool)), "give booleans .T, N. as mask="),
         (dict(until=True), "until must be a function of the carry"),
         (dict(memory=2), "give 2.0 for a factor"),
     ],

@@ -1,4 +1,4 @@
-"""`skip`, `lengths` and `resets` with every executor and every form of `recompute`: like masked loops written by hand.
+"""`mask`, `lengths` and `resets` with every executor and every form of `recompute`: like masked loops written by hand.
 
 What is masked holds NaN, which reaches neither values nor gradients.
 
@@ -23,15 +23,15 @@ from jrnn.loops.ir import observers
 
 T, N, H = 6, 3, 4
 LENGTHS = np.array([4, 6, 0])
-SKIP = np.zeros((T, N), bool)
-SKIP[[0, 1, 5], 1] = SKIP[2, 0] = SKIP[:, 2] = True
+MASK = np.ones((T, N), bool)
+MASK[[0, 1, 5], 1] = MASK[2, 0] = MASK[:, 2] = False
 RESETS = np.zeros((T, N), bool)
 RESETS[[1, 5], 0] = RESETS[[0, 3], 1] = True
 MASKS = {
     "lengths": dict(lengths=LENGTHS),
     "resets": dict(resets=RESETS),
-    "skip": dict(skip=SKIP),
-    "all": dict(lengths=LENGTHS, resets=RESETS, skip=SKIP),
+    "mask": dict(mask=MASK),
+    "all": dict(lengths=LENGTHS, resets=RESETS, mask=MASK),
 }
 SHAPES = dict(w=(H, H), u=(H, H), h0=(N, H), s0=(N, H, H), x=(T, N, H))
 
@@ -70,7 +70,7 @@ def first(make, p):
     return p["s0" if make is matrix else "h0"]
 
 
-def by_hand(make, p, reverse=False, lengths=(T,) * N, resets=None, skip=None):
+def by_hand(make, p, reverse=False, lengths=(T,) * N, resets=None, mask=None):
     """Each sequence by itself, step by step: what is masked is never read."""
     step, start, carries, outs = make(p), first(make, p), [], []
     for n in range(N):
@@ -79,7 +79,7 @@ def by_hand(make, p, reverse=False, lengths=(T,) * N, resets=None, skip=None):
             if t >= lengths[n]:
                 continue
             h = start[n : n + 1] if resets is not None and resets[t, n] else h
-            if skip is None or not skip[t, n]:
+            if mask is None or mask[t, n]:
                 h, ys[t] = step(h, p["x"][t, n : n + 1])
         carries.append(h)
         outs.append(jnp.stack(ys))
@@ -104,7 +104,7 @@ def both(run):
 
 
 def spoiled(x, masks):
-    dead = masks.get("skip", np.zeros((T, N), bool)) | (np.arange(T)[:, None] >= masks.get("lengths", np.full(N, T)))
+    dead = ~masks.get("mask", np.ones((T, N), bool)) | (np.arange(T)[:, None] >= masks.get("lengths", np.full(N, T)))
     return jnp.where(dead[:, :, None], jnp.nan, x)
 
 
@@ -122,7 +122,7 @@ def agrees(make, names, reverse, **options):
 BY_LOOP = [(name, bent) for name in EXECUTORS if name != "associative"] + [("associative", affine)]
 
 
-@pytest.mark.sample("scan-skip")
+@pytest.mark.sample("scan-mask")
 @pytest.mark.parametrize("names", MASKS)
 @pytest.mark.parametrize("executor, make", BY_LOOP, ids=[name for name, _ in BY_LOOP])
 def test_every_executor(executor, make, names, x64):
@@ -133,7 +133,7 @@ def test_every_executor(executor, make, names, x64):
 @pytest.mark.parametrize("names", MASKS)
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
 def test_every_form_of_recompute(recompute, names, x64):
-    agrees(bent, names, names == "skip", recompute=recompute)
+    agrees(bent, names, names == "mask", recompute=recompute)
 
 
 @pytest.mark.sample("resets")
@@ -152,20 +152,20 @@ def test_every_form_of_recompute_with_every_executor(executor, make, recompute, 
 
 
 def test_a_mask_for_a_carry_without_a_batch():
-    last, ys = scan(lambda c, x: (c + x, c + x), 0, np.arange(5), skip=np.arange(5) % 2 == 0)
+    last, ys = scan(lambda c, x: (c + x, c + x), 0, np.arange(5), mask=np.arange(5) % 2 == 1)
     assert int(last) == 4 and ys.tolist() == [0, 1, 0, 4, 0]
-    last, ys = scan(lambda c, x: (c + x, c), 0, jnp.zeros(0, int), skip=jnp.zeros(0, bool))
+    last, ys = scan(lambda c, x: (c + x, c), 0, jnp.zeros(0, int), mask=jnp.zeros(0, bool))
     assert int(last) == 0 and ys.shape == (0,)
 
 
 @pytest.mark.parametrize(
-    "skip, message",
+    "mask, message",
     [
-        (SKIP.astype(int), r"skip must be booleans, but are int\d+; give skip.astype\(bool\)"),
-        (SKIP.T, r"skip must be \[T, ...\] with T = 6, but are \[3, 6\]; put time first"),
-        (np.zeros((T, 4), bool), r"with skip\[0\] of shape \[4\] every leaf of the carry must begin with that shape"),
+        (MASK.astype(int), r"mask must be booleans, but are int\d+; give mask.astype\(bool\)"),
+        (MASK.T, r"mask must be \[T, ...\] with T = 6, but are \[3, 6\]; put time first"),
+        (np.zeros((T, 4), bool), r"with mask\[0\] of shape \[4\] every leaf of the carry must begin with that shape"),
     ],
 )
-def test_skip_must_fit(skip, message):
+def test_mask_must_fit(mask, message):
     with pytest.raises(ScanError, match=message):
-        scan(lambda h, x: (h + x, h), jnp.zeros((N, H)), jnp.ones((T, N, H)), skip=skip)
+        scan(lambda h, x: (h + x, h), jnp.zeros((N, H)), jnp.ones((T, N, H)), mask=mask)

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("x64", "little_optimization")
 
 
 def divided(step, w, first, xs, devices=D, **options):
-    """The scan over the copies of a `vmap`, each with a part of the inputs, `resets` and `skip`."""
-    parts = {k: options.pop(k) for k in ("resets", "skip") if k in options}
+    """The scan over the copies of a `vmap`, each with a part of the inputs, `resets` and `mask`."""
+    parts = {k: options.pop(k) for k in ("resets", "mask") if k in options}
     cut = jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), (xs, parts))
 
     def one(xs, parts):
@@ -63,7 +63,7 @@ def stages_of(monkeypatch):
         ("gla", MASKS, ["affine"]),
         ("gated_delta", {**MASKS, "reverse": True}, ["affine"]),
         ("mlstm", {"recompute": "sqrt"}, ["opaque", "affine"]),
-        ("min_gru", {"executor": "associative", "skip": RESETS}, ["affine"]),
+        ("min_gru", {"executor": "associative", "mask": ~RESETS}, ["affine"]),
         ("rotation", MASKS, ["affine"]),
         ("rnn", {**MASKS, "reverse": True}, ["opaque"]),
         ("rnn", {"executor": Newton(), "resets": RESETS}, ["opaque"]),

@@ -272,10 +272,10 @@ def test_until_is_a_loop_that_breaks(reverse, mapped, x64):
 @pytest.mark.sample("contractions")
 @pytest.mark.parametrize("recompute", [None, "contractions", "sqrt"])
 def test_sequences_of_a_batch_stop_each_at_its_step(recompute, x64):
-    """With lengths and skipped steps. NaN after the stop reaches neither values nor gradients."""
+    """With lengths and a mask. NaN after the stop reaches neither values nor gradients."""
     w, h0 = jnp.asarray(W), jnp.zeros((2, 3))
     stops = lambda h: jnp.max(jnp.abs(h), axis=-1) > 1.3  # noqa: E731
-    masks = dict(lengths=jnp.array([6, 4]), skip=jnp.zeros((6, 2), bool).at[1, 0].set(True))
+    masks = dict(lengths=jnp.array([6, 4]), mask=jnp.ones((6, 2), bool).at[1, 0].set(False))
 
     def run(w, xs):
         return jrnn.scan(rnn(w), h0, xs, until=stops, recompute=recompute, **masks)

@@ -166,7 +166,9 @@ def test_gradients_are_finite(runs):
 def test_gradients_are_those_of_lax_scan(runs, monkeypatch):
     layer, x, results = runs
 
-    def lax_scan(step, state, xs, lengths, recompute, executor):
+    def lax_scan(step, state, xs, lengths, resets, recompute, executor):
+        assert resets is None
+
         def held(state, at):
             t, x = at
             new, y = step(state, x)

@@ -32,14 +32,14 @@ def scan_statistics(
     *,
     lengths: Any = None,
     resets: Any = None,
-    skip: Any = None,
+    mask: Any = None,
     executor: Newton | str = "newton",
     verify: bool = True,
 ) -> tuple[tuple[Any, Any], ScanStatistics]:
     """Runs `scan` with the executor "newton", and returns what the executor did too.
 
     Args:
-        f, init, xs, length, reverse, lengths, resets, skip, verify: as in `scan`.
+        f, init, xs, length, reverse, lengths, resets, mask, verify: as in `scan`.
         executor: "newton", or an object of `Newton`.
 
     Returns:
@@ -58,7 +58,7 @@ def scan_statistics(
     if options is None:
         raise ScanError(f"scan_statistics: the executor must be 'newton' or an object of Newton, but is {executor!r}")
     steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
-    masks = checked_masks(lengths, resets, skip, steps)
+    masks = checked_masks(lengths, resets, mask, steps)
     options, guess = options.apart()
     return compiled_once(_statistics, [f], (length, bool(reverse), options, verify), (init, xs, masks, guess))
 

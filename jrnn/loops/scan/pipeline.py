@@ -37,8 +37,8 @@ def _compiled_once(call: ScanCall, rest: Rest) -> Results:
         return rest(call)  # `jax.lax.scan` reports inputs without steps
     newton, guess = (None, None) if call.newton is None else call.newton.apart()
     functions = [call.step] if call.until is None else [call.step, call.until]
-    masks = checked_masks(call.lengths, call.resets, call.skip, call.steps)
-    without = dict.fromkeys(("step", "init", "xs", "lengths", "resets", "reset_state", "skip", "until"))
+    masks = checked_masks(call.lengths, call.resets, call.mask, call.steps)
+    without = dict.fromkeys(("step", "init", "xs", "lengths", "resets", "reset_state", "mask", "until"))
     recompute = recomputation.hashable(call.recompute)
     options = call._replace(**without, executor=call.executor.name, newton=newton, recompute=recompute)
     arrays = call.init, call.xs, masks, call.reset_state, guess
@@ -47,22 +47,22 @@ def _compiled_once(call: ScanCall, rest: Rest) -> Results:
 
 def _run_parts(functions: Sequence[Callable], options: ScanCall, arrays: Any) -> Results:
     """Runs a call from its functions, options and arrays."""
-    init, xs, (lengths, resets, skip), reset_state, guess = arrays
+    init, xs, (lengths, resets, mask), reset_state, guess = arrays
     step, until = (*functions, None)[:2]
     newton = None if options.newton is None else options.newton.starting_from(guess)
-    masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, skip=skip, until=until)
+    masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
     executor = executors.find(options.executor)
     return run(options._replace(step=step, init=init, xs=xs, executor=executor, newton=newton, **masks), 1)
 
 
 def _masked(call: ScanCall, rest: Rest) -> Results:
-    """Puts `lengths`, `resets` and `skip` into the step."""
+    """Puts `lengths`, `resets` and `mask` into the step."""
     lengths = call.lengths if call.place is None else call.place.lengths(call.lengths, call.steps)
-    if lengths is None and call.resets is None and call.skip is None:
+    if lengths is None and call.resets is None and call.mask is None:
         return rest(call)
     first = call.init if call.reset_state is None else call.reset_state
-    step, xs = masked(call.step, first, call.xs, call.steps, lengths, call.resets, call.skip)
-    return rest(call._replace(step=step, xs=xs, lengths=None, resets=None, reset_state=None, skip=None))
+    step, xs = masked(call.step, first, call.xs, call.steps, lengths, call.resets, call.mask)
+    return rest(call._replace(step=step, xs=xs, lengths=None, resets=None, reset_state=None, mask=None))
 
 
 def _over_devices(call: ScanCall, rest: Rest) -> Results:

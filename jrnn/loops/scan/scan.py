@@ -1,6 +1,6 @@
 """`scan`: a drop-in for `jax.lax.scan` that makes recurrent steps train faster.
 
-It checks the options. `pipeline.py` wraps the step for `lengths`, `resets` and `skip` (`wrappers/masking.py`) and `until`
+It checks the options. `pipeline.py` wraps the step for `lengths`, `resets` and `mask` (`wrappers/masking.py`) and `until`
 (`wrappers/early_exit.py`), cuts the loop for checkpoints (`wrappers/recompute.py`), and calls `jax.lax.scan` with a tag:
 XLA metadata on the loop's equation that holds its `Options` (`ir/tag.py`). The rewriting happens when JAX differentiates
 or lowers the tagged equation (`rules/`).
@@ -45,7 +45,7 @@ def scan(
     lengths: Any = None,
     resets: Any = None,
     reset_state: Any = None,
-    skip: Any = None,
+    mask: Any = None,
     until: Callable[[Any], Any] | None = None,
     recompute: Recompute = None,
     executor: str | Newton = "auto",
@@ -73,10 +73,11 @@ def scan(
         resets: booleans, usually [T, N]. Where True, the carry goes back to `reset_state` before that step. The shape of
             every leaf of the carry that goes back must begin with the shape of `resets[0]`.
         reset_state: the carry after resets, a pytree as `init` whose leaves are broadcast to its shapes. A leaf may be None:
-            this part of the carry, such as a counter or a key, is left alone. None: `init`.
-        skip: booleans, usually [T, N]. Where True, the step is left out: the carry is kept, and the outputs are zero. A
-            reset at a skipped step still holds. The shape of every leaf of the carry and of the outputs must begin with the
-            shape of `skip[0]`.
+            this part of the carry, such as a counter or a key, is left alone. None: `init`, as a step has no empty state
+            of its own. Layers have one, zeros, and go back to it.
+        mask: booleans, usually [T, N], True where the step counts. Where False, the carry stays, and the outputs are zero. A
+            reset at a step that does not count still acts. The shape of every leaf of the carry and of the outputs must
+            begin with the shape of `mask[0]`.
         until: carry -> booleans, evaluated before each step. Where True, the sequence has stopped: it keeps its carry, and
             its outputs are zero. The shape of every leaf of the carry and of the outputs must begin with that of the
             booleans, usually that of a scalar. When all sequences have stopped, also those of `jax.vmap`, the work stops.
@@ -97,7 +98,7 @@ def scan(
             memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much
             faster.
         axis_name: inside `jax.shard_map`, the mesh axis among whose devices time is divided. `xs`, `length`, `resets` and
-            `skip` are those of this device's segment, and so are the outputs; segments are equally long, in the order of
+            `mask` are those of this device's segment, and so are the outputs; segments are equally long, in the order of
             the devices. `init` is the carry before the whole sequence, the same on every device, and `lengths` count the
             steps of the whole sequence. The last carry is that of the whole sequence, on every device. Affine and matrix
             carries are computed on all devices at the same time; other carries are handed from device to device.
@@ -108,7 +109,7 @@ def scan(
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
 
     Raises:
-        ScanError: if lengths, resets, skip or until do not fit, the executor is unknown or cannot run the step, or
+        ScanError: if lengths, resets, mask or until do not fit, the executor is unknown or cannot run the step, or
             `recompute` or `memory` is invalid; if `axis_name` is no axis here, or the step has side effects or communicates
             over it. Other errors are those of `jax.lax.scan`.
 
@@ -140,7 +141,7 @@ def scan(
             raise ScanError("scan: until cannot be given with axis_name; leave one of them out")
     if reset_state is not None:
         reset_state = checked_reset_state(reset_state, init, resets)
-    masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, skip=skip, until=until)
+    masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
     options = dict(recompute=recompute, strict=strict, memory=memory, place=place, verify=verify)
     options["split_transpose"] = _split_transpose
     call = ScanCall(f, init, xs, length, reverse, unroll, row, newton.options_of(executor), **masks, **options)

@@ -31,7 +31,7 @@ class ScanCall(NamedTuple):
     lengths: Any = None
     resets: Any = None
     reset_state: Any = None
-    skip: Any = None
+    mask: Any = None
     until: Callable | None = None
     recompute: Any = None
     strict: bool = False

@@ -1,4 +1,4 @@
-"""`lengths`, `resets` and `skip`: sequences in one batch that end, start again, or leave out steps, each for itself.
+"""`lengths`, `resets` and `mask`: sequences in one batch that end, start again, or leave out steps, each for itself.
 
 Shapes: T time, N batch.
 """
@@ -58,37 +58,37 @@ def _rank(dtype: Any) -> int:
 
 
 def masked(
-    f: Callable, first: Any, xs: Any, steps: Any, lengths: Any, resets: Any, skip: Any = None
+    f: Callable, first: Any, xs: Any, steps: Any, lengths: Any, resets: Any, mask: Any = None
 ) -> tuple[Callable, Any]:
-    """Returns the step and the inputs with lengths, resets and skipped steps.
+    """Returns the step and the inputs with lengths, resets and a mask of the steps that count.
 
     `first` is the carry after resets, in which None leaves a leaf alone. `steps` is T, or None if it is unknown.
     """
     if steps is None:
         return f, xs  # `jax.lax.scan` reports it
-    lengths, resets, skip = checked_masks(lengths, resets, skip, steps)
-    if skip is not None:
-        alive = ~_of_all_steps(skip, "skip", steps)
+    lengths, resets, mask = checked_masks(lengths, resets, mask, steps)
+    if mask is not None:
+        alive = _of_all_steps(mask, "mask", steps)
         if lengths is not None:
             alive, before_the_end = _aligned(alive, jax.vmap(lambda t: t < lengths)(jnp.arange(steps)))
             alive = alive & before_the_end
             if resets is not None:
                 resets, before_the_end = _aligned(_of_all_steps(resets, "resets", steps), before_the_end)
                 resets = resets & before_the_end
-        f, xs = with_skip(f, alive, xs), (alive, xs)
+        f, xs = with_mask(f, alive, xs), (alive, xs)
     if resets is not None:
         f, xs = with_resets(f, first, resets, steps, xs)
-    if lengths is not None and skip is None:
+    if lengths is not None and mask is None:
         f, xs = with_lengths(f, lengths, xs), (jnp.arange(steps), xs)
     return f, xs
 
 
-def checked_masks(lengths: Any, resets: Any, skip: Any, steps: Any) -> tuple[Any, Any, Any]:
+def checked_masks(lengths: Any, resets: Any, mask: Any, steps: Any) -> tuple[Any, Any, Any]:
     """Returns masks as arrays, each of which may be None; raises ScanError. Lengths whose values are known are checked."""
     return (
         None if lengths is None else _checked_lengths(lengths, steps),
         None if resets is None else _checked(resets, "resets", bool, "booleans"),
-        None if skip is None else _checked(skip, "skip", bool, "booleans"),
+        None if mask is None else _checked(mask, "mask", bool, "booleans"),
     )
 
 
@@ -107,7 +107,7 @@ def _aligned(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _checked_lengths(lengths: Any, steps: Any) -> Any:
     given, lengths = lengths, _array(lengths, "lengths")
     if lengths.dtype == bool:
-        raise ScanError("scan: lengths must be integers, but are bool; give a mask [T, N] as skip=~mask")
+        raise ScanError("scan: lengths must be integers, but are bool; give booleans [T, N] as mask=")
     lengths = _checked(lengths, "lengths", int, "integers")
     known = not any(map(is_traced, jax.tree.leaves(given))) and getattr(given, "is_fully_addressable", True)
     if isinstance(steps, int) and known:
@@ -147,7 +147,7 @@ def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
     return lambda carry, timed: held(carry, timed[0] < lengths, timed[1])
 
 
-def with_skip(step: Callable, alive: jax.Array, xs: Any) -> Callable:
+def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
     """Returns a step `(carry, (alive, x)) -> (carry, y)` that keeps the carry, with outputs of zero, where not alive.
 
     There the step is evaluated with the first x of the sequence that counts, for the reason given in `with_lengths`.
@@ -165,8 +165,8 @@ def with_skip(step: Callable, alive: jax.Array, xs: Any) -> Callable:
         place = first.reshape(1, *first.shape, *[1] * (stack.ndim - 1 - first.ndim))
         return jnp.take_along_axis(stack, place, axis=0)[0]
 
-    spares = [_spare(jnp.any(alive, axis=0), stack, at_first, "skip") for stack in jax.tree.leaves(xs)]
-    held = _held(step, spares, "skip[0]")
+    spares = [_spare(jnp.any(alive, axis=0), stack, at_first, "mask") for stack in jax.tree.leaves(xs)]
+    held = _held(step, spares, "mask[0]")
     return lambda carry, masked_x: held(carry, *masked_x)
 
 
