@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
 
 import jax
 from rich.console import Console
@@ -247,18 +246,17 @@ class Trace:
         self._calls = 0
         self._runs = False
 
-    def after_call(self, result: Any) -> bool:
-        """Counts a call that computes `result`; returns whether it waited for the result."""
+    def is_due(self) -> bool:
+        """Counts a call; returns whether the trace begins or ends after it: wait for its result, then `begin_or_end`."""
         self._calls += 1
-        if self.folder is None or self._calls not in (self.BEGIN, self.END):
-            return False
-        jax.block_until_ready(result)
-        if self._calls == self.BEGIN:
+        return self.folder is not None and self._calls in (self.BEGIN, self.END)
+
+    def begin_or_end(self) -> None:
+        if self._runs:
+            self._stop()
+        else:
             jax.profiler.start_trace(str(self.folder))
             self._runs = True
-        else:
-            self._stop()
-        return True
 
     def _stop(self) -> None:
         if self._runs:

@@ -208,9 +208,11 @@ class _Training:
                     if step == begun + n:
                         recorder.flush()
                         self.clock.claim(SETUP)
-                with self.clock(TRACING):
-                    if trace.after_call(measured):
-                        recorder.restart_clock()
+                if trace.is_due():
+                    recorder.flush()
+                    with self.clock(TRACING):
+                        trace.begin_or_end()
+                    recorder.restart_clock()
                 acts = (
                     (self._validate, step % train.validate_every == 0 or step == train.steps),
                     (self._check_gradients, gradient.check_every and step % gradient.check_every == 0),
