@@ -1,20 +1,14 @@
 """Sphinx: pages in Markdown (MyST), the API reference from docstrings in Google's style. scripts/docs.sh builds it."""
 
 import argparse
-import ast
 import functools
 import importlib
 import inspect
-import io
 import json
 import re
 import runpy
 import sys
-import textwrap
-import tokenize
 import tomllib
-import typing
-from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,6 +19,7 @@ import jrnn
 from jrnn.cli.parser import make_parser
 from jrnn.nets.ops import catalog
 from jrnn.train.config import config_names, describe_config
+from jrnn.train.keys import keys_of
 from jrnn.version import __version__
 
 project = "jrnn"
@@ -144,28 +139,13 @@ def entries(block):
     return "\n".join([*lines, "", "```"])
 
 
-def comments(table):
-    """What the comment of each field of a dataclass says."""
-    source = textwrap.dedent(inspect.getsource(table))
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts = {t.start[0]: t.string.strip("# ") for t in tokens if t.type == tokenize.COMMENT and "fmt:" not in t.string}
-    fields = [node for node in ast.parse(source).body[0].body if isinstance(node, ast.AnnAssign)]
-    return {f.target.id: " ".join(t for k, t in texts.items() if f.lineno <= k <= f.end_lineno) for f in fields}
-
-
 def keys(block):
     """The keys of a table of a configuration: the fields of the dataclass that a block of docs/training.md names."""
     module, _, name = block[1].rpartition(".")
-    table = getattr(importlib.import_module(f"jrnn.train.{module}"), name)
-    said = {k: text for kind in table.__mro__ if is_dataclass(kind) for k, text in comments(kind).items() if text}
-    types, rows = typing.get_type_hints(table), ["| key | default | |", "|---|---|---|"]
-    for field in fields(table):
-        kind = types[field.name]
-        choices = [f"`{c}`" for c in typing.get_args(kind)] if typing.get_origin(kind) is typing.Literal else []
-        if field.name != "kind":
-            default = field.default if field.default is not MISSING else field.default_factory()
-            text = "; ".join(filter(None, [", ".join(choices), said.get(field.name)]))
-            rows.append(f"| `{field.name}` | {'none' if default is None else f'`{json.dumps(default)}`'} | {text} |")
+    rows = ["| key | default | |", "|---|---|---|"]
+    for key in keys_of(getattr(importlib.import_module(f"jrnn.train.{module}"), name)):
+        text = "; ".join(filter(None, [", ".join(f"`{c}`" for c in key.choices), key.meaning]))
+        rows.append(f"| `{key.name}` | {'none' if key.default is None else f'`{key.default}`'} | {text} |")
     return "\n".join(rows)
 
 

@@ -172,7 +172,7 @@ def bad_calls() -> Iterator[list[str]]:
     for net in nets:
         yield ["run", net, "--feed", "q=1"]
         yield ["check", net]
-        yield ["convert", net, "out.py", "--to", "py"]
+        yield ["convert", net, "out.py"]
         yield ["convert", net, "/nonexist/out.pb"]
         yield ["run", "net.pbtxt", "--init", net]
     for net in odd:
@@ -205,12 +205,12 @@ def bad_calls() -> Iterator[list[str]]:
     ]  # fmt: skip
     for feed in feeds:
         yield ["run", "net.pbtxt", "--feed", feed]
-        yield ["convert", "net.pbtxt", "o.py", "--to", "py", "--feed", feed]
+        yield ["convert", "net.pbtxt", "o.py", "--feed", feed]
     for out in ("/nonexist/o.py", "/dev/full", "folder", "", "a\0b.py", "x" * 300 + ".py"):
-        yield ["convert", "net.pbtxt", out, "--to", "py", *FEEDS]
-        yield ["show", "net.pbtxt", "--svg", out]
-        yield ["show", "net.pbtxt", "--dot", out]
-        yield ["check", "net.pbtxt", *FEEDS, "--html", out]
+        yield ["convert", "net.pbtxt", out, *FEEDS]
+        yield ["show", "net.pbtxt", "--out", out]
+        yield ["show", "net.pbtxt", "--out", out]
+        yield ["check", "net.pbtxt", *FEEDS, "--out", out]
     for config in [f"{name}.toml" for name in ("zeros", "noise", "text", "deep", "utf16")] + [
         "ts.tml",
         "folder",
@@ -247,7 +247,7 @@ def bad_calls() -> Iterator[list[str]]:
     for run in ("run", "folder", "nope", "good.toml", "\x1b[1m"):
         yield ["sample", run]
         yield ["plot", run]
-        yield ["convert", f"{run}/", "out.pb"]
+        yield ["export", f"{run}/", "out.pb"]
         yield ["train", run, "--resume", "--set", "nothing=1"]
     yield from (
         ["ops", "nosuchoperator"],
@@ -414,9 +414,9 @@ def readers(count: int, failures: list[str]) -> int:
 
 INTERRUPTED = {
     "train": ["train", "good.toml", "--set", "train.steps=40", "--out", "runs/r"],
-    "convert": ["convert", "net.pbtxt", "out/o.py", "--to", "py", *FEEDS],
+    "convert": ["convert", "net.pbtxt", "out/o.py", *FEEDS],
     "bench": ["bench", "--cells", "lstm", "--sizes", "8x2x4x4", "--turns", "1", "--json", "out/b.json"],
-    "check": ["check", "net.pbtxt", *FEEDS, "--html", "out/c.html"],
+    "check": ["check", "net.pbtxt", *FEEDS, "--out", "out/c.html"],
 }
 
 

@@ -59,8 +59,8 @@ def test_page(page, examples, tmp_path, monkeypatch):
         ("corpora.md", {"tokens", "train", "sample"}),
         ("filters.md", set()),
         ("linear_attention.md", set()),
-        ("new_cell.md", {"train", "convert"}),
-        ("serving.md", {"train", "convert"}),
+        ("new_cell.md", {"train", "export"}),
+        ("serving.md", {"train", "export"}),
         ("train_from_config.md", {"train", "runs", "plot"}),
     ],
 )

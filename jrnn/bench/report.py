@@ -134,10 +134,13 @@ def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
     return [*sets, *([("geometric mean", rest)] if rest else [])]
 
 
-def save(path: Path, conditions: dict[str, Any], name: str, records: Sequence[Any]) -> None:
-    """Writes dataclasses as JSON under a name, with their conditions."""
-    text = json.dumps({"conditions": conditions, name: [asdict(r) for r in records]}, indent=1) + "\n"
-    write_whole(path, text.encode(), DataError, True)
+def save(path: str, conditions: dict[str, Any], name: str, records: Sequence[Any]) -> None:
+    """Writes dataclasses as JSON under a name, with their conditions; "-" is the standard output."""
+    text = json.dumps({"conditions": conditions, name: [asdict(r) for r in records]}, indent=1)
+    if path == "-":
+        print(text)
+    else:
+        write_whole(Path(path), f"{text}\n".encode(), DataError, True)
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Record]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ import jax
 import numpy as np
 
 from jrnn.cli.feeds import parse_feeds
-from jrnn.cli.output import terminal
+from jrnn.cli.output import terminal, write_json
 from jrnn.cli.subjects import subject_of_config
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
@@ -33,10 +32,10 @@ from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.progress import Heartbeat
 from jrnn.testing import check_model, gradients
-from jrnn.train import load_config, load_run
+from jrnn.train import load_config
 from jrnn.train.config import find_config
-from jrnn.train.exports import EXPORTS
 
+_DRAWINGS = {".svg": to_svg, ".dot": to_dot}
 _SHOWN = 200  # characters of an argument in an error
 _NAMES = 8  # blobs in an error
 
@@ -65,22 +64,22 @@ def run_command(args: argparse.Namespace) -> int:
             raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
         if name not in values:
             raise NetError(unwritten_output(model, name))
-    files = _files_of(Path(args.save), wanted) if args.save else {}
+    files = _files_of(Path(args.out), wanted) if args.out else {}
     for name in wanted:
         print(f"{name} {describe_value(values[name])}\n{values[name]}")
-        if args.save:
+        if args.out:
             _save(files[name], name, values[name])
     return 0
 
 
 def _files_of(folder: Path, names: Iterable[str]) -> dict[str, Path]:
-    """Returns the file of each blob that --save writes."""
+    """Returns the file of each blob that --out writes."""
     files: dict[str, Path] = {}
     for name in dict.fromkeys(names):
         path = folder / (name.replace("/", ".") + ".npy")
         other = next((n for n, p in files.items() if p == path), None)
         if other is not None:
-            raise UsageError(f"--save: blobs {other!r} and {name!r} would both be {path}; choose one with --fetch")
+            raise UsageError(f"--out: blobs {other!r} and {name!r} would both be {path}; choose one with --fetch")
         files[name] = path
     return files
 
@@ -90,7 +89,7 @@ def _save(path: Path, name: str, value: Any) -> None:
     if array.dtype.kind == "O":
         items = array.reshape(-1).tolist()
         if not all(isinstance(v, bytes) and not v.endswith(b"\0") for v in items):
-            raise UsageError(f"--save: blob {name!r} holds {describe_value(value)}, which a .npy file cannot hold")
+            raise UsageError(f"--out: blob {name!r} holds {describe_value(value)}, which a .npy file cannot hold")
         array = np.asarray(items, np.bytes_).reshape(array.shape)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,25 +97,24 @@ def _save(path: Path, name: str, value: Any) -> None:
         np.save(written, array, allow_pickle=False)
         write_whole(path, written.getvalue(), FormatError)
     except (OSError, ValueError) as e:
-        raise UsageError(f"--save: {path}: {getattr(e, 'strerror', None) or e}") from None
+        raise UsageError(f"--out: {path}: {getattr(e, 'strerror', None) or e}") from None
 
 
 def show_command(args: argparse.Namespace) -> int:
     model, blobs = _opened(args)
-    if isinstance(model, Plan) and args.network is None and not (args.dot or args.svg):
+    draw = None if args.out is None else _DRAWINGS.get(args.out.suffix)
+    if args.out and not draw:
+        raise UsageError(f"--out {args.out}: must end in {' or '.join(_DRAWINGS)}, which says what is drawn")
+    if isinstance(model, Plan) and args.network is None and not draw:
         print(show_steps(model))
         for net in model.networks:
             print(show(net))
         return 0
-    if args.svg and args.svg.suffix != ".svg":
-        raise UsageError(f"--svg {args.svg}: the file holds SVG; give it a name that ends in .svg")
     net, before = _one_net(model, args.network)
     blobs = _run_before(before, blobs, args.seed)
-    if args.dot or args.svg:
-        for path, draw in ((args.dot, to_dot), (args.svg, to_svg)):
-            if path is not None:
-                _write(path, draw(net))
-                print(f"wrote {path}")
+    if draw:
+        _write(args.out, draw(net))
+        print(f"wrote {args.out}")
         return 0
     try:
         shapes = infer_shapes(net, blobs, key=jax.random.key(args.seed))
@@ -178,11 +176,12 @@ def check_command(args: argparse.Namespace) -> int:
         subject = _subject(args)
         tolerance = gradients.TOLERANCE if subject.exact else gradients.INEXACT
         effort = gradients.Effort(tolerance, max_elements=args.elements, directions=2, second=True, doing=beat.doing)
-        report = gradients.check(subject, effort, inner=args.html is not None)
-    if args.html:
-        _write(args.html, gradients.page(report, subject.net))
+        report = gradients.check(subject, effort, inner=args.out is not None)
+    if args.out:
+        _write(args.out, gradients.page(report, subject.net))
     if args.json:
-        print(json.dumps(report.to_dict(), indent=2, allow_nan=False))
+        write_json(args.json, report.to_dict())
+    if args.json == "-":
         return 0 if report.agrees else 1
     print(report.conclusion())
     wide_console().print(gradients.table_of(report))
@@ -193,7 +192,7 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _check_model(args: argparse.Namespace) -> int:
-    if given := [n for n in ("init", "feed", "network", "loss", "scan", "set", "json", "html") if getattr(args, n)]:
+    if given := [n for n in ("init", "feed", "network", "loss", "scan", "set", "json", "out") if getattr(args, n)]:
         raise UsageError(f"--{given[0]} is for gradients; {args.net} is a pretrained model")
     print(report := check_model(load(args.net)))
     return int(bool(report.findings))
@@ -231,35 +230,33 @@ def _subject(args: argparse.Namespace) -> gradients.Subject:
 
 
 def convert_command(args: argparse.Namespace) -> int:
-    source, out = Path(args.source), Path(args.out)
-    if out.suffix == ".onnx" and not _is_run(source):
-        raise UsageError(
-            f"{out}: jrnn convert writes runs as ONNX; in Python, jrnn.to_onnx writes ONNX files of other models"
-        )
-    if args.to == "py":
-        if _is_run(source):
-            package = load_run(source).package()
-        else:
-            package = from_factory(args.source) if _is_factory(source) else _read_nets(source, args.init, args.network)
-        examples = parse_feeds(args.feed, seed=0)
-        write_python(replace(package, predict_net=upgrade(package.predict_net)), out, examples)
-        for name, why in package.inputs.items():
-            print(f"input {name!r}: {why}")
+    source, out = Path(args.source), args.out
+    if (source / "config.toml").is_file():
+        raise UsageError(f"{source}: is a run directory, which jrnn export writes: jrnn export {source} {out}")
+    if out.suffix == ".onnx":
+        raise UsageError(f"{out}: jrnn export writes runs as ONNX; in Python, jrnn.to_onnx writes other functions")
+    if out.suffix == ".py":
+        package = from_factory(args.source) if _is_factory(source) else _read_nets(source, args.init, args.network)
+        package_to_python(package, out, parse_feeds(args.feed, seed=0))
     elif args.init is not None or args.feed:
-        raise UsageError("--init and --feed mean nothing without --to py, which alone writes weights and shapes")
+        raise UsageError("--init and --feed are for FILE.py, which alone has weights and shapes")
     elif _is_factory(source):
         from_factory(args.source).save(out)
-    elif _is_run(source):
-        model = load_run(source)
-        model.export(out) if out.suffix in EXPORTS else model.save(out)
     else:
         model = read_net_or_plan(source)
         if isinstance(model, Plan) and args.network is None:
             write_plan(replace(model, networks=tuple(map(upgrade, model.networks))), out)
         else:
             write_net(upgrade(_one_net(model, args.network)[0]), out)
-    print(f"wrote {args.out}")
+    print(f"wrote {out}")
     return 0
+
+
+def package_to_python(package: Package, out: Path, examples: Mapping[str, Any]) -> None:
+    """Writes the current version of a package as Python, and prints what its inputs are."""
+    write_python(replace(package, predict_net=upgrade(package.predict_net)), out, examples)
+    for name, why in package.inputs.items():
+        print(f"input {name!r}: {why}")
 
 
 def _read_nets(source: Path, init: str | None, network: str | None) -> Package:
@@ -282,10 +279,6 @@ def _plan_of(path: Path) -> Plan | None:
     except FormatError:
         return None
     return model if isinstance(model, Plan) else None
-
-
-def _is_run(source: Path) -> bool:
-    return (source / "config.toml").is_file()
 
 
 def _is_factory(source: Path) -> bool:

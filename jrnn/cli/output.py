@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from jrnn.errors import printable
+from jrnn.errors import UsageError, printable
+from jrnn.files import write_whole
 
 # Exit statuses.
 MISTAKE = 2
@@ -59,6 +62,15 @@ class SafeStream:
         """Lets the flush at the end of Python succeed, although nothing can be written."""
         with contextlib.suppress(AttributeError, OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+
+def write_json(path: str, values: Any) -> None:
+    """Writes what `--json` asks for to a file, or to the standard output if the path is "-"."""
+    text = json.dumps(values, indent=1, allow_nan=False)
+    if path == "-":
+        print(text)
+    else:
+        write_whole(Path(path), f"{text}\n".encode(), UsageError)
 
 
 class OutputError(Exception):

@@ -18,16 +18,30 @@ NET_OR_PACKAGE = "a NetDef or PlanDef file, binary or text, or a folder with ini
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jrnn", description="Trains, runs, converts and checks recurrent networks.")
+    parser = argparse.ArgumentParser(
+        prog="jrnn",
+        usage="jrnn [-h] [--version] COMMAND ...",
+        description="Trains, runs, converts and checks recurrent networks.",
+        epilog=_listed() + "\n\njrnn COMMAND --help describes a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"jrnn {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for function, name, summary, add_options in COMMANDS:
-        p = commands.add_parser(name, help=summary, description=summary)
+    commands = parser.add_subparsers(dest="command", prog="jrnn", metavar="COMMAND", help=argparse.SUPPRESS)
+    for function, name, summary, add_options in (command for group in COMMANDS.values() for command in group):
+        p = commands.add_parser(name, description=f"{summary[0].upper()}{summary[1:]}.")
         p.set_defaults(function=function)
         options = _Options(p)
         options.flag("--debug", "show the traceback of an error")
         add_options(options)
     return parser
+
+
+def _listed() -> str:
+    """Returns the commands in groups, a line each."""
+    lines = []
+    for title, group in COMMANDS.items():
+        lines += ["", f"{title}:", *(f"  {name:10}{summary}" for _, name, summary, _ in group)]
+    return "\n".join(lines[1:])
 
 
 class _Options:
@@ -48,7 +62,7 @@ class _Options:
     def option(
         self,
         name: str,
-        metavar: str | None,
+        metavar: str,
         help: str,
         type: Callable[[str], Any] = str,
         default: Any = None,
@@ -61,8 +75,14 @@ class _Options:
         given = None if default is None else list(default)
         self._to.add_argument(name, action="append", metavar=metavar, help=help, default=given)
 
+    def json(self, what: str) -> None:
+        self.option("--json", "FILE", f"write {what} as JSON (-: to the terminal, in place of tables)", _path)
+
+    def set(self, where: str) -> None:
+        self.several("--set", "KEY=VALUE", f"change one key of {where}, as in train.steps=100; may be repeated")
+
     def seed(self, help: str) -> None:
-        self.option("--seed", None, f"{help} (default: %(default)s)", _count(0, 2**32 - 1), 0)
+        self.option("--seed", "N", f"{help} (default: %(default)s)", _count(0, 2**32 - 1), 0)
 
     def network(self) -> None:
         self.option("--network", "NAME", "which net of a plan to use")
@@ -70,8 +90,8 @@ class _Options:
     def feed(self, help: str) -> None:
         self.several("--feed", "BLOB=VALUE", help)
 
-    def net(self, help: str) -> None:
-        self.argument("net", help, _path)
+    def net(self, help: str, name: str = "NET") -> None:
+        self.argument("net", help, _path, metavar=name)
         self.option("--init", "NET", "a net to run first, which fills the parameters", _path)
         self.feed("a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape")
         self.seed("the seed of random operators and of normal[...]")
@@ -87,7 +107,8 @@ def _train(p: _Options) -> None:
         "a TOML file, the name of a config that ships with jrnn, or a run directory, whose config is used",
         _path,
     )
-    p.several("--set", "KEY=VALUE", "change one key of the config, as in train.steps=100; may be repeated")
+    p.set("the config")
+    p.several("--sweep", "KEY=A,B,C", "run the config with each of these values; two options run all combinations")
     p.option("--out", "DIR", "the run directory (default: runs/NAME, where NAME is the config's)", _path)
     p.flag("--resume", "continue from the newest checkpoint of the run, if there is one")
     p.flag("--no-sample", "do not write text when training ends")
@@ -116,11 +137,11 @@ def _tokens(p: _Options) -> None:
 
 
 def _sample(p: _Options) -> None:
-    p.argument("run_dir", "a run directory, or a folder with config.json and safetensors", _path)
-    p.option("--prompt", None, "the beginning of the text; for task seq2seq, the sequence to answer")
-    p.option("--length", None, "characters, words or tokens to write after the prompt", _count(1))
+    p.argument("run", "a run directory, or a folder with config.json and weights", _path, metavar="RUN")
+    p.option("--prompt", "TEXT", "the beginning of the text; for task seq2seq, the sequence to answer")
+    p.option("--length", "N", "characters, words or tokens to write after the prompt", _count(1))
     what = "below 1 more predictable, above 1 more random, 0 always the most probable character"
-    p.option("--temperature", None, what, float)
+    p.option("--temperature", "X", what, float)
     p.option("--top-k", "K", "for pretrained models, draw from the K likeliest tokens only", _count(1))
     what = "for pretrained models, nucleus sampling: the smallest set of tokens with this total probability"
     p.option("--top-p", "P", what, float)
@@ -141,14 +162,38 @@ def _plot(p: _Options) -> None:
 
 def _runs(p: _Options) -> None:
     what = "a folder of runs; its sub-folders are searched too (default: %(default)s)"
-    p.argument("folder", what, nargs="?", default="runs")
-    p.flag("--json", "print JSON, with whole configs")
+    p.argument("folder", what, nargs="?", default="runs", metavar="FOLDER")
+    p.json("the runs with whole configs")
+
+
+def _predict(p: _Options) -> None:
+    p.argument("run", "a run directory of the task forecast or classification", _path, metavar="RUN")
+    what = "for forecast a CSV file with the columns that it reads; for classification a .npz file with `inputs`"
+    p.argument("file", f"{what} (default: the file of the config)", _path, nargs="?", metavar="FILE")
+    p.option("--out", "FILE", "the CSV file to write (default: the terminal)", _file)
+
+
+def _export(p: _Options) -> None:
+    p.argument("run", "a run directory", _path, metavar="RUN")
+    what = (
+        "FILE.onnx for onnxruntime, FILE.jax for jax.export, FILE.py for plain JAX; another name is a folder "
+        "with Caffe2's init_net.pb and predict_net.pb, or with a pretrained model"
+    )
+    p.argument("out", what, _file, metavar="OUT")
+    p.flag("--step", "write (x, state) -> (y, state) for one step, to .onnx and .jax files")
+    p.option("--batch", "N", "the number of sequences (default: left open)", _count(1))
+    p.option("--time", "T", "the number of steps (default: left open)", _count(1))
+
+
+def _configs(p: _Options) -> None:
+    p.argument("name", "print this config (default: list all)", nargs="?", metavar="NAME")
+    p.flag("--keys", "print the keys of the config, or of all tasks, with their defaults and meanings")
 
 
 def _run(p: _Options) -> None:
     p.net(NET_OR_PACKAGE)
     p.several("--fetch", "BLOB", "a blob to print; may be repeated (default: the net's external outputs)", None)
-    p.option("--save", "DIR", "write each fetched blob to DIR/BLOB.npy", _path)
+    p.option("--out", "DIR", "write each fetched blob to DIR/BLOB.npy", _path)
     p.option("--files", "DIR", "allow the net to read and write files in DIR; without it, it may not", _path)
     what = "stop with an error when a loop runs longer than N iterations (default: %(default)s)"
     p.option("--max-iterations", "N", what, _count(1), 1_000_000)
@@ -157,44 +202,42 @@ def _run(p: _Options) -> None:
 def _show(p: _Options) -> None:
     p.net(NET_OR_PACKAGE)
     p.network()
-    p.option("--dot", "FILE", "write the graph in the DOT language instead of listing it", _file)
-    p.option("--svg", "FILE", "draw the graph instead of listing it", _file)
+    p.option("--out", "FILE", "draw the graph instead of listing it: FILE.svg, or FILE.dot for Graphviz", _file)
 
 
 def _convert(p: _Options) -> None:
-    what = "a NetDef file, a folder with init_net.pb and predict_net.pb, MODULE:FACTORY, or a run directory"
-    p.argument("source", what, _path)
     what = (
-        "the NetDef file to write (text if its name ends in .pbtxt), the folder of a package, a .py file; "
-        "for a run a .onnx or .jax file too"
+        "a NetDef file, a folder with init_net.pb and predict_net.pb, or FILE:NAME of a function that returns a package"
     )
-    p.argument("out", what, _path)
+    p.argument("source", what, _path, metavar="SOURCE")
+    what = "FILE.py for plain JAX, FILE.pbtxt for a net as text; else the NetDef file, or the folder of a package"
+    p.argument("out", what, _file, metavar="OUT")
     p.network()
-    p.option("--to", None, "what to write (default: net)", default="net", choices=("net", "py"))
-    p.option("--init", "NET", "with --to py, the net that fills the weights of a NetDef file", _path)
-    p.feed("with --to py, an example of an input whose shape the net does not define: FILE.npy, JSON, or normal[2,3]")
+    p.option("--init", "NET", "for a .py file, the net that fills the weights of a NetDef file", _path)
+    p.feed("for a .py file, an example of an input whose shape the net does not define: FILE.npy, JSON, or normal[2,3]")
 
 
 def _check(p: _Options) -> None:
-    p.net("a NetDef file, a package, a config, MODULE:FUNCTION of a JAX function, or a pretrained model's folder")
+    what = "a NetDef file, a package, a config, FILE:NAME of a JAX function, or a pretrained model's folder"
+    p.net(what, "TARGET")
     p.network()
     what = "the blob to differentiate, which has one element (default: the blob `loss`, else all outputs)"
-    p.option("--loss", None, what)
+    p.option("--loss", "BLOB", what)
     p.flag("--scan", "the function is a step (carry, x) -> (carry, y): run it over time")
-    p.several("--set", "KEY=VALUE", "change one key of a config")
+    p.set("a config")
     what = "how many elements of a blob are compared one by one (default: %(default)s)"
     p.option("--elements", "N", what, _count(1), 200)
-    p.flag("--json", "print the report as JSON instead of a table")
-    p.option("--html", "FILE", "write the report as a page, with the net drawn", _file)
+    p.json("the report")
+    p.option("--out", "FILE", "write the report as a page, FILE.html, with the net drawn", _file)
 
 
 def _ops(p: _Options) -> None:
-    p.argument("pattern", "list only operators whose name contains this", nargs="?", default="")
+    p.argument("pattern", "list only operators whose name contains this", nargs="?", default="", metavar="PATTERN")
 
 
 def _bench(p: _Options) -> None:
     what = (
-        "your own step, in a file or a module: a function without arguments that returns (step, init, xs), or the step "
+        "your own step, in FILE.py or a module: a function without arguments that returns (step, init, xs), or the step "
         "itself, with --feed; it runs by lax.scan and by each executor that can run it (default: the cells of a suite)"
     )
     p.argument("step", what, _path, nargs="?", metavar="FILE:STEP")
@@ -203,7 +246,7 @@ def _bench(p: _Options) -> None:
     )
     p.seed("the seed of normal[...]")
     what = "scan: cells (default); spellings: one computation in all the ways to write it"
-    p.option("--suite", None, what, default="scan", choices=SUITES)
+    p.option("--suite", "NAME", what, default="scan", choices=SUITES)
     what = f"some of {', '.join(CELLS)} (default: the first {len(GATES)}; with --compile-for, lstm,gru)"
     p.option("--cells", "A,B", what, _names)
     p.option("--modes", "A,B", f"some of {', '.join(MODES)} (default: all)", _names)
@@ -217,34 +260,47 @@ def _bench(p: _Options) -> None:
         f"{', '.join(EXECUTORS)}"
     )
     p.option("--peers", "A,B", what, _names)
-    p.option("--turns", None, "measured runs of each program, at most (default: %(default)s)", _count(1), 15)
+    p.option("--turns", "N", "measured runs of each program, at most (default: %(default)s)", _count(1), 15)
     what = "time for one size; after it no turn begins but the first three (default: %(default)s)"
-    p.option("--seconds", None, what, _seconds, 20.0)
+    p.option("--seconds", "S", what, _seconds, 20.0)
     what = "also measure jrnn with the CPU divided into N devices (default: the number of cores)"
     p.option("--devices", "N", what, _count(0, 4096))
     what = "h100 or v5e: compile for an accelerator without having one; count kernels and bytes instead of measuring"
     p.option("--compile-for", "DEVICE", what)
-    p.option("--json", "FILE", "write the figures and their conditions", _file)
-    p.option("--plot", "FILE", "draw the figures (needs the extra `plot`)", _file)
+    p.json("the figures and their conditions")
+    p.option("--out", "FILE", "draw the figures: FILE.png, .svg or .pdf (needs the extra `plot`)", _file, dest="plot")
     p.option("--compare", "FILE", "a JSON file of an earlier run to compare with", _file)
 
 
-# The function, the name, the summary and the arguments of each command.
-COMMANDS: tuple[tuple[Any, str, str, Callable[[_Options], None]], ...] = (
-    (training.train_command, "train", "train the model that a configuration describes", _train),
-    (training.tokens_command, "tokens", "write texts as a corpus of tokens, for the task `tokens`", _tokens),
-    (training.sample_command, "sample", "write text from a trained or a pretrained model", _sample),
-    (training.plot_command, "plot", "draw the losses of runs", _plot),
-    (training.runs_command, "runs", "list runs: state, best loss, speed, how their configs differ", _runs),
-    (training.configs_command, "configs", "list the configs that ship with jrnn, for `jrnn train`", _nothing),
-    (nets.run_command, "run", "run a net operator by operator, or a plan net by net", _run),
-    (nets.show_command, "show", "list the operators, shapes and parameters of a net or a plan", _show),
-    (nets.convert_command, "convert", "export a run, net or function to ONNX, JAX, Caffe2 or Python", _convert),
-    (nets.check_command, "check", "compare gradients of three kinds; check a pretrained model", _check),
-    (tools.ops_command, "ops", "list the operators", _ops),
-    (tools.doctor_command, "doctor", "print packages and devices, and how to install what is missing", _nothing),
-    (tools.bench_command, "bench", "measure your own step, or cells next to other libraries", _bench),
-)
+# Groups of commands: the function, the name, the summary and the arguments of each.
+COMMANDS: dict[str, tuple[tuple[Any, str, str, Callable[[_Options], None]], ...]] = {
+    "train and use models": (
+        (training.train_command, "train", "train the model that a configuration describes", _train),
+        (training.configs_command, "configs", "list the configs that ship with jrnn, print one, or its keys", _configs),
+        (training.tokens_command, "tokens", "write texts as a corpus of tokens, for the task `tokens`", _tokens),
+        (training.sample_command, "sample", "write text from a trained or a pretrained model", _sample),
+        (
+            training.predict_command,
+            "predict",
+            "forecast, or classify, the data of a file with a trained model",
+            _predict,
+        ),
+        (training.export_command, "export", "write a trained model for ONNX, JAX, Caffe2 or Python", _export),
+        (training.runs_command, "runs", "list runs by loss: state, metrics, speed, how their configs differ", _runs),
+        (training.plot_command, "plot", "draw the losses of runs", _plot),
+    ),
+    "nets": (
+        (nets.run_command, "run", "run a net operator by operator, or a plan net by net", _run),
+        (nets.show_command, "show", "list the operators, shapes and parameters of a net or a plan", _show),
+        (nets.convert_command, "convert", "convert nets and functions to Caffe2's files or Python", _convert),
+        (tools.ops_command, "ops", "list the operators", _ops),
+    ),
+    "measure and check": (
+        (nets.check_command, "check", "compare gradients of three kinds; check a pretrained model", _check),
+        (tools.bench_command, "bench", "measure your own step, or cells next to other libraries", _bench),
+        (tools.doctor_command, "doctor", "print packages and devices, and how to install what is missing", _nothing),
+    ),
+}
 
 
 def _count(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:

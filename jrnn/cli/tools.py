@@ -38,7 +38,8 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 def bench_command(args: argparse.Namespace) -> int:
     chosen = {f.name: getattr(args, f.name) for f in fields(SuiteOptions) if f.name != "console"}
-    options = SuiteOptions(**chosen, console=wide_console())
+    console = wide_console() if args.json != "-" else terminal(sys.stderr)
+    options = SuiteOptions(**chosen, console=console)
     if args.step is not None:
         given = {"--suite": args.suite != "scan", "--compile-for": args.compile_for is not None}
         for option, is_given in given.items():

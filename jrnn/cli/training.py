@@ -1,27 +1,32 @@
-"""The commands about training: train, sample, plot, runs, configs."""
+"""The commands about models: train, configs, tokens, sample, predict, export, runs, plot."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
 
 from jrnn.cli.lost import end_in_one_line
-from jrnn.cli.output import INTERRUPTED, terminal
+from jrnn.cli.nets import package_to_python
+from jrnn.cli.output import INTERRUPTED, MISTAKE, terminal, write_json
 from jrnn.cli.tools import wide_console
 from jrnn.corpus import tokenize
-from jrnn.errors import CheckpointError, UsageError, printable
+from jrnn.errors import CheckpointError, ConfigError, TrainError, UsageError, printable
+from jrnn.files import read_text, write_whole
 from jrnn.loops import host
 from jrnn.models import load
 from jrnn.models.text import is_model, write_text
 from jrnn.progress import Heartbeat
 from jrnn.train import load_config, load_run, train
-from jrnn.train.config import config_names, describe_config
+from jrnn.train.config import Config, config_names, describe_config, find_config
 from jrnn.train.devices import join
+from jrnn.train.exports import EXPORTS
+from jrnn.train.keys import reference_of_keys
 from jrnn.train.run_dir import RunDir, first_free
 from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
 
@@ -41,12 +46,13 @@ def train_command(args: argparse.Namespace) -> int:
             f"{given}: is not a run directory: it has no config.toml; a run that was stopped before it wrote one is started "
             f"again with its config: jrnn train CONFIG --out {given}"
         )
-    config = load_config(given / "config.toml" if given.is_dir() else given, changes)
-    if args.tensorboard and "tensorboard" not in config.train.loggers:
-        loggers = [*config.train.loggers, "tensorboard"]
-        config = replace(config, train=replace(config.train, loggers=loggers))
-    if config.train.devices > 1 and not args.distributed and args.coordinator is None:
-        host.divide_cpu(config.train.devices)
+    values = list(_combinations(args.sweep))
+    file = given / "config.toml" if given.is_dir() else given
+    configs = [load_config(file, [*changes, *some]) for some in values]  # all, before the first run
+    if args.tensorboard:
+        configs = [_with_tensorboard(config) for config in configs]
+    if configs[0].train.devices > 1 and not args.distributed and args.coordinator is None:
+        host.divide_cpu(configs[0].train.devices)
     if args.out is not None:
         out = Path(args.out)
     elif given.is_dir() and args.resume:
@@ -54,6 +60,44 @@ def train_command(args: argparse.Namespace) -> int:
     else:
         name = given.resolve().name if given.is_dir() else given.stem
         out = Path("runs", name) if args.resume else first_free(Path("runs"), name)
+    if not args.sweep:
+        return _train_one(configs[0], out, args)
+    return _sweep(configs, [out / ",".join(some) for some in values], args)
+
+
+def _combinations(sweeps: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yields the assignments of each run of a sweep, such as ("model.hidden=32", "seed=1")."""
+    choices = []
+    for sweep in sweeps:
+        key, equals, values = sweep.partition("=")
+        if not equals or not all(value.strip() for value in values.split(",")):
+            raise UsageError(f"--sweep {sweep}: must be written KEY=A,B,C, as in model.hidden=32,64")
+        choices.append([f"{key}={value.strip()}" for value in values.split(",")])
+    yield from itertools.product(*choices)
+
+
+def _with_tensorboard(config: Config) -> Config:
+    loggers = list(dict.fromkeys([*config.train.loggers, "tensorboard"]))
+    return replace(config, train=replace(config.train, loggers=loggers))
+
+
+def _sweep(configs: Sequence[Config], folders: Sequence[Path], args: argparse.Namespace) -> int:
+    """Trains one config after the other. A run that fails does not end the sweep; an interrupt does."""
+    args.no_sample = True
+    failed = False
+    for config, folder in zip(configs, folders):
+        try:
+            if _train_one(config, folder, args) == INTERRUPTED:
+                return INTERRUPTED
+        except TrainError as e:
+            print(f"{folder}: {e}", file=sys.stderr)
+            failed = True
+    if jax.process_index() == 0:
+        wide_console().print(*runs_tables([summarize(folder) for folder in folders]))
+    return MISTAKE if failed else 0
+
+
+def _train_one(config: Config, out: Path, args: argparse.Namespace) -> int:
     is_first = jax.process_index() == 0
     console = terminal(quiet=not is_first)
     console.print(printable(f"run directory: {out}"), markup=False, highlight=False, soft_wrap=True)
@@ -67,9 +111,9 @@ def train_command(args: argparse.Namespace) -> int:
     if writes and not args.no_sample:
         with Heartbeat(console, "writing a sample"):
             text = result.model.sample()
-        title = "forecast" if config.kind.name == "forecast" else "sample"
-        print(f"{title}:\n{text}")
-    print(f"{result}; more: jrnn sample {out}" if writes else result)
+        print(f"sample:\n{text}")
+    more = "sample" if writes else "predict" if config.kind.predict is not None else ""
+    print(f"{result}; more: jrnn {more} {out}" if more else result)
     return 0
 
 
@@ -89,13 +133,13 @@ OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")  # options of `jrn
 
 
 def sample_command(args: argparse.Namespace) -> int:
-    if is_model(args.run_dir):
+    if is_model(args.run):
         return _sample_model(args)
     try:
-        model = load_run(args.run_dir)
+        model = load_run(args.run)
     except CheckpointError:
-        if not Path(args.run_dir).parent.exists():
-            load(args.run_dir)  # raises, and says how to download a model of the hub
+        if not Path(args.run).parent.exists():
+            load(args.run)  # raises, and says how to download a model of the hub
         raise
     if args.stop or any(getattr(args, name) is not None for name in OF_MODELS):
         options = ", ".join(f"--{name.replace('_', '-')}" for name in OF_MODELS)
@@ -110,9 +154,33 @@ def _sample_model(args: argparse.Namespace) -> int:
         raise UsageError("--beam and --attention are for runs of the task seq2seq")
     length = 100 if args.length is None else args.length
     options = {name: getattr(args, name) for name in ("temperature", *OF_MODELS) if getattr(args, name) is not None}
-    for piece in write_text(args.run_dir, args.prompt or "", length, stop=args.stop, seed=args.seed, **options):
+    for piece in write_text(args.run, args.prompt or "", length, stop=args.stop, seed=args.seed, **options):
         print(piece, end="", flush=True)
     print()
+    return 0
+
+
+def predict_command(args: argparse.Namespace) -> int:
+    text = load_run(args.run).predict(args.file)
+    if args.out is None:
+        print(text, end="")
+    else:
+        write_whole(args.out, text.encode(), UsageError)
+        print(f"wrote {args.out}")
+    return 0
+
+
+def export_command(args: argparse.Namespace) -> int:
+    model = load_run(args.run)
+    if args.out.suffix in EXPORTS:
+        model.export(args.out, step=args.step, batch=args.batch, time=args.time)
+    elif args.step or args.batch is not None or args.time is not None:
+        raise UsageError(f"--step, --batch and --time are for files that end in {' or '.join(EXPORTS)}")
+    elif args.out.suffix == ".py":
+        package_to_python(model.package(), args.out, {})
+    else:
+        model.save(args.out)
+    print(f"wrote {args.out}")
     return 0
 
 
@@ -125,13 +193,18 @@ def plot_command(args: argparse.Namespace) -> int:
 def runs_command(args: argparse.Namespace) -> int:
     summaries = [summarize(run) for run in find_runs(args.folder)]
     if args.json:
-        print(json.dumps([asdict(run) for run in summaries], indent=1))
-    else:
+        write_json(args.json, [asdict(run) for run in summaries])
+    if args.json != "-":
         wide_console().print(*runs_tables(summaries))
     return 0
 
 
 def configs_command(args: argparse.Namespace) -> int:
-    for name in config_names():
-        print(f"{name}\n    {describe_config(name)}")
+    if args.keys:
+        print(reference_of_keys(None if args.name is None else load_config(args.name)))
+    elif args.name is not None:
+        print(read_text(find_config(args.name), ConfigError), end="")
+    else:
+        for name in config_names():
+            print(f"{name}\n    {describe_config(name)}")
     return 0

@@ -107,6 +107,23 @@ def _imported(name: str, target: str, error: type[JrnnError]) -> ModuleType:
         raise error(f"{target}: cannot be loaded: {described(e)}") from e
 
 
+def beside(target: str, folder: Path) -> str:
+    """Returns the target with the path of a Python file in `folder` if MODULE is there, and not in the working directory.
+
+    Other targets, such as the names of installed modules, are returned as they are.
+    """
+    module, colon, name = target.rpartition(":")
+    if not colon or not module:
+        return target
+    is_file = module.endswith(".py")
+    path = Path(module) if is_file else Path(*module.split(".")).with_suffix(".py")
+    if path.exists() or not (folder / path).is_file():
+        return target
+    if not is_file and importlib.util.find_spec(module.partition(".")[0]) is not None:
+        return target
+    return f"{folder / path}:{name}"
+
+
 def from_the_root(target: str) -> str:
     """The same target with an absolute path if MODULE is a Python file, so that it is valid in any working directory.
 

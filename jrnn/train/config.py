@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from jrnn.convert.named import load_named
+from jrnn.convert.named import beside, load_named
 from jrnn.errors import ConfigError, near
 from jrnn.files import read_text
 from jrnn.train.models import MAKERS, ModelKind, load_kind
@@ -193,8 +193,25 @@ def describe_config(name: str) -> str:
     return " ".join(line.removeprefix("# ") for line in lines[1:end])
 
 
+def _with_code_of(folder: Path, tables: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tables of a file in `folder`; FILE:NAME and MODULE:NAME in them are looked up there, too."""
+
+    def located(value: Any) -> Any:
+        if isinstance(value, list):
+            return [located(item) for item in value]
+        return beside(value, folder) if isinstance(value, str) else value
+
+    for table, keys in (("", ("task",)), ("model", ("kind",)), ("train", ("metrics", "loggers"))):
+        values = tables.get(table) if table else tables
+        if isinstance(values, dict):
+            values |= {key: located(values[key]) for key in keys if key in values}
+    return tables
+
+
 def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
     """Loads the configuration of a TOML file, or one that ships, by its name, with `a.b=value` assignments applied.
+
+    Code that the file names, as FILE.py:NAME or MODULE:NAME, is looked up in the working directory, then beside the file.
 
     >>> load_config("char_lstm", ["train.steps=20"]).train.steps
     20
@@ -205,7 +222,7 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
     path = find_config(path)
     there = path.parent.glob("*.toml") if path.parent.is_dir() else ()
     meant = near(path.name, [p.name for p in there if near(path.stem, [p.stem])]) or near(path.stem, config_names())
-    tables = read_toml(path, meant or "; `jrnn configs` lists the configs that ship")
+    tables = _with_code_of(path.parent, read_toml(path, meant or "; `jrnn configs` lists the configs that ship"))
     config = decode(Config, tables, str(path))  # first, so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)
     if not assignments:

@@ -18,9 +18,11 @@ import itertools
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from jrnn.convert.named import from_the_root
-from jrnn.errors import CheckpointError, ConfigError, DataError
+from jrnn.errors import CheckpointError, ConfigError, DataError, JrnnError
 from jrnn.files import checked, kind_of, read_json, write_whole
 from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
@@ -50,12 +52,14 @@ class RunDir:
         self.best = self.path / "best"
         self.metrics = self.path / "metrics.jsonl"
         self._lock = -1
+        self._new: list[Path] = []  # folders that this object made, the innermost first
 
     def __enter__(self) -> RunDir:
         try:
             str(
                 self.path.resolve()
             ).encode()  # surrogates stand for bytes that are not UTF-8; orbax cannot write such paths
+            self._new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except UnicodeEncodeError:
@@ -81,7 +85,13 @@ class RunDir:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Ends the lock. A run that an error of its config or data prevented leaves no folder behind."""
         os.close(self._lock)
+        if self._new and isinstance(exc[1] if len(exc) > 1 else None, JrnnError) and not self.has_checkpoint():
+            shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):  # others may have put something there meanwhile
+                for folder in self._new[1:]:
+                    folder.rmdir()
 
     def is_begun(self) -> bool:
         """Returns whether the configuration was written, which is the last file written before the first step."""

@@ -35,6 +35,7 @@ class RunSummary:
             if a loss or gradient ended it; else "stopped".
         step, steps: done, and asked for.
         best_loss, best_step: the least validation loss and its step; None if there was no validation.
+        metrics: what else that validation measured, such as accuracy.
         speed: tokens or examples a second, the median of the latest measurements; None if there are none.
     """
 
@@ -45,6 +46,7 @@ class RunSummary:
     steps: int
     best_loss: float | None
     best_step: int | None
+    metrics: Mapping[str, float]
     speed: float | None
 
 
@@ -69,12 +71,12 @@ def summarize(run: Path) -> RunSummary:
     except ConfigError as e:
         raise DataError(f"{run}: is not a run directory: {e}") from None
     lines = read_metrics(run / "metrics.jsonl")
-    validations = [(m["validation_loss"], m["step"]) for m in lines if _is_number(m.get("validation_loss"))]
+    validations = [m for m in lines if _is_number(m.get("validation_loss"))]
     speeds = [m["items_per_second"] for m in lines if _is_number(m.get("items_per_second"))]
-    best_loss, best_step = min(validations, default=(None, None))
+    best = min(validations, key=lambda m: m["validation_loss"], default={})
     step = max((m["step"] for m in lines), default=0)
     steps, patience = (v if isinstance(v := config.get(k), int) else 0 for k in ("train.steps", "train.patience"))
-    is_over = Patience.after(patience, (loss for loss, _ in validations)).is_over
+    is_over = Patience.after(patience, (m["validation_loss"] for m in validations)).is_over
     if _is_locked(run / "lock"):
         state = "running"
     elif step >= steps or is_over:
@@ -87,8 +89,9 @@ def summarize(run: Path) -> RunSummary:
         state=state,
         step=step,
         steps=steps,
-        best_loss=best_loss,
-        best_step=best_step,
+        best_loss=best.get("validation_loss"),
+        best_step=best.get("step"),
+        metrics={name: v for name, v in best.items() if _is_number(v) and name not in ("step", "validation_loss")},
         speed=statistics.median(speeds[-LATEST:]) if speeds else None,
     )
 
@@ -120,9 +123,12 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def runs_tables(runs: Sequence[RunSummary]) -> list[Table]:
-    """Returns a table for each task and kind of model: a row for each run, with the keys in which the rows differ."""
+    """Returns a table for each task and kind of model: a row for each run, the least loss first.
+
+    Its columns are the keys in which the configs of the rows differ, and what validations measure.
+    """
     groups: dict[tuple[str, str], list[RunSummary]] = {}
-    for r in runs:
+    for r in sorted(runs, key=lambda r: math.inf if r.best_loss is None else r.best_loss):
         groups.setdefault((str(r.config.get("task", "")), str(r.config.get("model.kind", ""))), []).append(r)
     return [_table(", ".join(filter(None, names)), rows) for names, rows in groups.items()]
 
@@ -133,17 +139,26 @@ def _table(title: str, runs: Sequence[RunSummary]) -> Table:
     table = Table(title=Text(printable(title)), title_justify="left")
     for name in ("run", *(keys if in_columns else ["config"])):
         table.add_column(name, overflow="fold")
-    for name in ("steps", "best validation loss", "best step", "examples/s", "state"):
+    metrics = list(dict.fromkeys(name for r in runs for name in r.metrics))
+    shown = [name.replace("_", " ") for name in metrics]
+    for name in ("steps", "best validation loss", *shown, "best step", "examples/s", "state"):
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     for r in runs:
         if in_columns:
             values = [str(r.config.get(k, "-")) for k in keys]
         else:
             values = ["\n".join(f"{k} = {r.config[k]}" for k in keys if k in r.config)]
-        best = ("-", "-") if r.best_loss is None else (f"{r.best_loss:.4f}", str(r.best_step))
+        measured = [f"{r.metrics[name]:.4g}" if name in r.metrics else "-" for name in metrics]
+        loss, at = ("-", "-") if r.best_loss is None else (f"{r.best_loss:.4f}", str(r.best_step))
         speed = "-" if r.speed is None else f"{r.speed:,.0f}"
         table.add_row(
-            *(Text(printable(v, lines=True)) for v in (r.path, *values)), f"{r.step}/{r.steps}", *best, speed, r.state
+            *(Text(printable(v, lines=True)) for v in (r.path, *values)),
+            f"{r.step}/{r.steps}",
+            loss,
+            *measured,
+            at,
+            speed,
+            r.state,
         )
     return table
 

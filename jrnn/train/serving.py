@@ -132,7 +132,8 @@ class TrainedModel:
     origin: Origin
 
     def __repr__(self) -> str:
-        return f"TrainedModel({self.origin.path}, {len(self.params)} parameters, {self.origin.config.model})"
+        numbers = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        return f"TrainedModel({self.origin.path}, {numbers:,} parameters, {self.origin.config.model})"
 
     def __call__(
         self, inputs: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None
@@ -219,7 +220,7 @@ class TrainedModel:
         return generation.stream(self._writer("stream"), tokens, length, **options)
 
     def sample(self, seed: int = 0, **changes: Any) -> str:
-        """Returns text that the model writes, or a forecast; what `jrnn sample` prints.
+        """Returns text that the model writes; what `jrnn sample` prints.
 
         Args:
             seed: the seed of the random draws.
@@ -232,9 +233,8 @@ class TrainedModel:
         """
         path, config = self.origin.path, self.origin.config
         if config.kind.write is None:
-            raise ConfigError(
-                f"{path}: a model of task {config.task!r} writes nothing; see {RunDir(path).metrics}, or call the model"
-            )
+            other = f"jrnn predict {path}" if config.kind.predict is not None else "call the model"
+            raise ConfigError(f"{path}: a model of task {config.task!r} writes no text; {other}")
         given = {name: value for name, value in changes.items() if value is not None}
         known = [f.name for f in fields(config.sample)]
         for name in given:
@@ -243,6 +243,22 @@ class TrainedModel:
         config = replace(config, sample=replace(config.sample, **given))
         origin = self.origin
         return config.kind.write(Trained(config, origin.kept, origin.model, self.params, self.generate), seed)
+
+    def predict(self, path: str | Path | None = None) -> str:
+        """Returns what the model predicts from a file of data, as CSV; what `jrnn predict` prints.
+
+        Args:
+            path: for the task forecast, a CSV file with the columns that the model reads: what follows its last rows is
+                predicted; for classification, a .npz file with `inputs`. None: the file of the config.
+
+        Raises:
+            ConfigError: for a run of another task. DataError: if the file cannot be used.
+        """
+        config = self.origin.config
+        if config.kind.predict is None:
+            other = "use sample" if config.kind.write is not None else "call the model"
+            raise ConfigError(f"{self.name}: a model of task {config.task!r} predicts no file; {other}")
+        return config.kind.predict(Trained(config, self.origin.kept, self.origin.model, self.params), path)
 
     def package(self) -> Package:
         """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.

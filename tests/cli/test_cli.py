@@ -12,6 +12,7 @@ import pytest
 from jrnn import Net, Op, progress, read_net, write_net
 from jrnn.cli import main
 from jrnn.nets.proto import read_plan, write_plan
+from jrnn.train import load_config
 
 NET = """
 name: "tiny"
@@ -63,7 +64,7 @@ def test_a_package_is_run_and_shown_by_its_folder(files, capsys):
 
 def test_run_prints_and_saves_what_is_fetched(files, capsys):
     feeds = ["--feed", "x=x.npy", "--feed", "w=[[1, 2, 3], [0.5, 0, 0]]", "--feed", "b=[0, 10]"]
-    assert main(["run", "net.pbtxt", *feeds, "--save", "out"]) == 0
+    assert main(["run", "net.pbtxt", *feeds, "--out", "out"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("y float32[2,2]\n[[ 6.  10.5]")
     np.testing.assert_array_equal(np.load(files / "out" / "y.npy"), [[6, 10.5], [6, 10.5]])
@@ -87,7 +88,7 @@ execution_step { name: "loop" network: "count" should_stop_blob: "done" }
 
 def test_run_of_a_plan(files, capsys):
     write_plan(read_plan(PLAN.encode()), files / "plan.pb")
-    assert main(["run", "plan.pb", "--fetch", "i", "--save", "out"]) == 0
+    assert main(["run", "plan.pb", "--fetch", "i", "--out", "out"]) == 0
     assert capsys.readouterr().out == "i int64[]\n5\n"
     assert np.load(files / "out" / "i.npy") == 5
     assert main(["run", "plan.pb"]) == 0
@@ -147,15 +148,15 @@ def test_run_of_a_net_with_an_endless_loop(files, capsys):
 
 
 def test_show_draws(files, capsys):
-    assert main(["show", "net.pbtxt", "--dot", "net.dot"]) == 0
+    assert main(["show", "net.pbtxt", "--out", "net.dot"]) == 0
     assert capsys.readouterr().out == "wrote net.dot\n"
     graph = (files / "net.dot").read_text()
     assert graph.startswith('digraph "tiny" {') and '[label="FC"' in graph
-    assert main(["show", "net.pbtxt", "--svg", "net.svg"]) == 0
+    assert main(["show", "net.pbtxt", "--out", "net.svg"]) == 0
     image = ElementTree.parse(files / "net.svg").getroot()
     words = [e.text for e in image.iter("{http://www.w3.org/2000/svg}text")]
     assert words == ["x", "w", "b", "FC", "y", "AveragedLoss", "loss"]
-    assert "No such file" in fails(capsys, "show", "net.pbtxt", "--dot", "none/net.dot")
+    assert "No such file" in fails(capsys, "show", "net.pbtxt", "--out", "none/net.dot")
 
 
 def test_run_with_an_init_net_is_a_function_of_the_seed(files, capsys):
@@ -210,8 +211,39 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
     changes = ["train.steps=1", "model.hidden=2", "data.batch=2", "model.memory=0", "train.steps_per_call=1"]
     assert main(["train", "forecast", *(f"--set={change}" for change in changes)]) == 0
     assert "run directory: runs/forecast\n" in capsys.readouterr().out
-    assert main(["sample", "runs/forecast"]) == 0
-    assert capsys.readouterr().out.startswith("step,demand\n1,")
+    assert main(["predict", "runs/forecast"]) == 0
+    assert (forecast := capsys.readouterr().out).startswith("step,demand\n1,")
+    assert main(["predict", "runs/forecast", "--out", "next.csv"]) == 0
+    assert (files / "next.csv").read_text() == forecast
+    assert "writes no text; jrnn predict runs/forecast" in fails(capsys, "sample", "runs/forecast")
+
+
+def test_configs_prints_a_config_and_keys(files, capsys):
+    assert main(["configs", "forecast"]) == 0
+    (files / "own.toml").write_text(capsys.readouterr().out)
+    assert load_config(files / "own.toml") == load_config("forecast")
+    assert main(["configs", "forecast", "--keys"]) == 0
+    out = capsys.readouterr().out
+    assert "[data]" in out and "\n  horizon = 1  # rows after them that it predicts\n" in out and "chunk" not in out
+    assert main(["configs", "--keys"]) == 0
+    out = capsys.readouterr().out
+    assert "[data] of forecast" in out and "[data] of characters" in out and "[train]" in out
+
+
+def test_a_sweep_trains_each_combination(files, capsys):
+    changes = ["train.steps=2", "data.batch=2", "model.memory=0", "train.steps_per_call=1", "train.validate_every=1"]
+    options = [*(f"--set={change}" for change in changes), "--sweep", "model.hidden=2,3", "--sweep", "seed=1,2"]
+    assert main(["train", "forecast", *options, "--out", "sweep"]) == 0
+    names = sorted(path.name for path in (files / "sweep").iterdir())
+    assert names == [f"model.hidden={hidden},seed={seed}" for hidden in (2, 3) for seed in (1, 2)]
+    out = capsys.readouterr().out
+    table = out[out.index("forecast, nn") :]
+    assert "rmse demand" in table and all(name in table for name in names)
+    assert "--sweep model.hidden: must be written KEY=A,B,C" in fails(
+        capsys, "train", "forecast", "--sweep", "model.hidden"
+    )
+    assert "model.hiden" in fails(capsys, "train", "forecast", "--out", "bad", "--sweep", "model.hiden=1,2")
+    assert not (files / "bad").exists()
 
 
 @pytest.mark.parametrize(
@@ -226,8 +258,11 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
         ),
         (["run", "net.pbtxt", "--fetch", "zzzz"], "no such blob; it writes 'y', 'loss'"),
         (["show", "net.pbtxt", "--feed", "zzzz=1"], "no such blob; it reads 'x', 'w', 'b'"),
-        (["show", "net.pbtxt", "--svg", "net.png"], "--svg net.png: the file holds SVG"),
-        (["convert", "net.pbtxt", "net.onnx"], "in Python, jrnn.to_onnx writes ONNX files"),
+        (
+            ["show", "net.pbtxt", "--out", "net.png"],
+            "--out net.png: must end in .svg or .dot, which says what is drawn",
+        ),
+        (["convert", "net.pbtxt", "net.onnx"], "in Python, jrnn.to_onnx writes other functions"),
         (["run", "net.pbtxt", "--feed", "xx=1"], "--feed xx: net 'tiny' has no such blob"),
         (["show", "net.pbtxt", "--feed", "xx=1"], "--feed xx: net 'tiny' has no such blob"),
         (["run", "net.pbtxt", "--feed", "x=nope.npy"], "--feed x=nope.npy: no such file"),
@@ -244,7 +279,7 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
             ["run", "lost.pbtxt"],
             "run: error: net '' declares the output 'y', which no operator writes and which was not",
         ),
-        (["convert", "lost.pbtxt", "lost.py", "--to", "py"], "net '' has no blob 'y' to fetch"),
+        (["convert", "lost.pbtxt", "lost.py"], "net '' has no blob 'y' to fetch"),
         (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
         (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
@@ -307,7 +342,7 @@ def test_check_says_what_it_does_on_the_standard_error(files, monkeypatch, capsy
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])
     monkeypatch.setattr(progress.Heartbeat, "doing", slowly)
     feeds = [f"--feed={name}=normal{shape}" for name, shape in (("x", [5, 3]), ("w", [4, 3]), ("b", [4]))]
-    assert main(["check", "net.pbtxt", "--json", "--elements", "1", *feeds]) == 0
+    assert main(["check", "net.pbtxt", "--json", "-", "--elements", "1", *feeds]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["agrees"]
     assert err.splitlines() == [
@@ -322,18 +357,6 @@ def test_check_says_what_it_does_on_the_standard_error(files, monkeypatch, capsy
             "computing the loss",
         )
     ]
-
-
-def test_without_a_command_the_commands_are_listed(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([]) == 2
-    out, err = capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert (out, end.value.code) == ("", 0) and capsys.readouterr().out == err
-    listed = [line.split(maxsplit=1) for line in err.splitlines() if line.startswith("    ") and line.strip()]
-    assert all(len(words) == 2 for words in listed)
-    assert [name for name, _ in listed[:3]] == ["train", "tokens", "sample"] and len(listed) == 13
 
 
 @pytest.mark.parametrize("argv", [["trian"], ["run"]])

@@ -37,7 +37,7 @@ def test_from_a_factory_to_nets_to_python(here, capsys):
     assert main(["convert", "little_model.py:make", "out"]) == 0
     package = jrnn.Package.load("out")
     assert [op.type for op in package.predict_net.ops] == ["FC", "Relu"]
-    assert main(["convert", "out", "model.py", "--to", "py"]) == 0
+    assert main(["convert", "out", "model.py"]) == 0
     code = (
         "import sys; sys.modules['jrnn'] = None\n"
         "import jax.numpy as jnp, model\n"
@@ -71,7 +71,7 @@ def test_written_files_run_where_there_is_no_jrnn(here):
         fn, args, params = model(name)
         package = jrnn.from_jax(fn, *args, params=params)
         package.save(name)
-        assert main(["convert", name, f"{name}.py", "--to", "py"]) == 0
+        assert main(["convert", name, f"{name}.py"]) == 0
         inputs = dict(zip(package.input_names, jax.tree.leaves(args), strict=True))
         outputs = jax.jit(package.to_jax())(inputs)
         np.savez(
@@ -86,5 +86,5 @@ def test_written_files_run_where_there_is_no_jrnn(here):
 def test_mistakes_are_one_line(here, capsys):
     assert main(["convert", "little_model.py:made", "out"]) == 2
     assert "did you mean 'make'" in capsys.readouterr().err
-    assert main(["convert", "out", "model.py", "--to", "py"]) == 2
+    assert main(["convert", "out", "model.py"]) == 2
     assert "error: " in capsys.readouterr().err

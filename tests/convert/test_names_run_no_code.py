@@ -134,7 +134,7 @@ def test_the_command_of_the_report_runs_nothing(tmp_path, monkeypatch, capsys):
         jrnn.write_net(net, tmp_path / "evil.pbtxt")
         feeds = [f"--feed={n}=normal[2]" for n in net.external_inputs if "=" not in n]
         out = f"e{k}\udcff.py"  # a name of a file need not be UTF-8
-        assert main(["convert", "evil.pbtxt", out, "--to", "py", *feeds]) == 0, capsys.readouterr().err
+        assert main(["convert", "evil.pbtxt", out, *feeds]) == 0, capsys.readouterr().err
     assert not (tmp_path / "pwned").exists()
 
 

@@ -120,7 +120,7 @@ def test_a_fine_tuning_from_files_to_files(folder, tmp_path, monkeypatch, capsys
     )
     assert main(["train", "tune.toml", "--out", "run"]) == 0
     assert "accuracy" in capsys.readouterr().out
-    assert main(["convert", "run", "tuned"]) == 0
+    assert main(["export", "run", "tuned"]) == 0
     old, new = Package.load(folder), Package.load(tmp_path / "tuned")
     assert new.output_names[0] == "probabilities"
     before, after = old.weights(), new.weights()

@@ -39,6 +39,18 @@ def test_a_run_goes_on_from_another_folder(folder, monkeypatch, capsys):
     assert last["step"] == 3 and 0.5 <= last["confidence"] <= 1 and "accuracy" in last
 
 
+@pytest.mark.parametrize("module", ["beside.py", "next_to_the_config"])
+def test_code_beside_the_config_is_known_in_any_folder(folder, monkeypatch, module):
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    file = folder / f"{module.removesuffix('.py')}.py"
+    os.rename(folder / "parity.py", file)
+    (folder / "c.toml").write_text(TASK.replace("parity.py", module))
+    config = load_config("../c.toml", ["train.steps=3"])
+    assert config.kind.name == "parity" and config.train.steps == 3
+    assert Path(config.task.rpartition(":")[0]).samefile(file)
+
+
 def test_a_module_that_can_be_imported(folder, monkeypatch):
     os.rename("parity.py", "parity_of_a_package.py")
     monkeypatch.syspath_prepend(str(folder))

@@ -97,6 +97,15 @@ def test_a_read_only_directory(make_config, tmp_path, quiet):
         train(make_config(), tmp_path / "run", console=quiet)
 
 
+def test_an_error_of_the_config_leaves_no_folder(tmp_path, make_config, quiet):
+    unknown = make_config(train={"loggers": ["nowhere.py:Logger"]})
+    (tmp_path / "mine").mkdir()
+    for out in (tmp_path / "new" / "run", tmp_path / "mine"):
+        with pytest.raises(ConfigError, match="nowhere.py"):
+            train(unknown, out, console=quiet)
+    assert not (tmp_path / "new").exists() and (tmp_path / "mine").is_dir()  # which was there before
+
+
 def test_the_lock_names_its_holder(tmp_path):
     (tmp_path / "lock").write_text("pid 123456789012345")
     with RunDir(tmp_path), pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()}\) is training"):

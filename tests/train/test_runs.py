@@ -79,13 +79,24 @@ def test_the_command_lists_what_differs(runs, capsys):
     for text in ("model.hidden", "model.cell", "gru", "6/6", "4/6", "2.5000", "350", "finished", "stopped"):
         assert text in out
     assert "seed" not in out
-    assert main(["runs", str(runs), "--json"]) == 0
+    assert main(["runs", str(runs), "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [Path(r["path"]).name for r in rows] == ["a", "b"]
     assert rows[0]["config"] == {"seed": 0, "model.hidden": 8, "train.steps": 6}
     assert main(["runs", str(runs / "none")]) == 2
     assert "none: holds no run directory; `jrnn train` makes them" in capsys.readouterr().err
     assert find_runs(runs / "a") == [runs / "a"]
+
+
+def test_the_best_run_is_the_first_with_what_it_measured(runs, capsys):
+    for name, loss, accuracy in (("a", 2.5, 0.25), ("deep/b", 1.5, 0.75)):
+        line = {"step": 6, "validation_loss": loss, "accuracy": accuracy}
+        (runs / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    best = summarize(runs / "deep" / "b")
+    assert (best.best_loss, best.metrics) == (1.5, {"accuracy": 0.75})
+    assert main(["runs", str(runs)]) == 0
+    out = capsys.readouterr().out
+    assert "accuracy" in out and out.index("0.75") < out.index("0.25")
 
 
 def test_runs_of_one_kind_stand_together(runs, capsys):

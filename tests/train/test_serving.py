@@ -159,7 +159,7 @@ def test_forecasts_have_the_units_of_the_file(runs):
     column = [(k * k) % 11 for k in range(30)]
     y, _ = model(jnp.array(column[-4:], jnp.float32)[None, :, None])
     assert y.shape == (1, 2, 2)
-    written = [list(map(float, line.split(",")[1:])) for line in model.sample().splitlines()[1:]]
+    written = [list(map(float, line.split(",")[1:])) for line in model.predict().splitlines()[1:]]
     np.testing.assert_allclose(y[0], written, rtol=1e-4)
 
 

@@ -178,11 +178,24 @@ def test_a_classifier_learns(tmp_path, quiet):
     )
     assert result.metrics["accuracy"] > 0.9
     assert result.unit == "nats"
-    with pytest.raises(ConfigError, match="a model of task 'classification' writes nothing"):
-        load_run(tmp_path / "r").sample()
+    model = load_run(tmp_path / "r")
+    with pytest.raises(ConfigError, match="a model of task 'classification' writes no text; jrnn predict"):
+        model.sample()
+    rows = [line.split(",") for line in model.predict().splitlines()]
+    assert rows[0] == ["example", "class", "probability"] and len(rows) == 201
+    predicted = np.array([int(row[1]) for row in rows[1:]])
+    assert np.mean(predicted == targets) > 0.9 and all(0.5 <= float(row[2]) <= 1 for row in rows[1:])
+    write_npz(tmp_path / "new.npz", inputs=inputs[:3], lengths=np.array([4, 6, 4]))  # no targets are needed
+    assert [line.split(",")[1] for line in model.predict(tmp_path / "new.npz").splitlines()[1:]] == list(
+        map(str, predicted[:3])
+    )
+    write_npz(tmp_path / "wide.npz", inputs=np.ones((3, 6, 2)))
+    with pytest.raises(
+        DataError, match="wide.npz: has 2 features and no lengths; the model was trained with 1 feature"
+    ):
+        model.predict(tmp_path / "wide.npz")
 
 
-@pytest.mark.exhaustive
 def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
     """The scaling is that of the first part: the jump in the last rows does not show in it."""
     rows = 1000 + 100 * np.sin(np.arange(120) / 5)
@@ -194,11 +207,12 @@ def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
     np.testing.assert_allclose(
         result.metrics["rmse_value"], result.validation_loss**0.5 * scaling.deviation[0], rtol=1e-5
     )
-    told = list(csv.reader(io.StringIO(load_run(tmp_path / "r").sample())))
+    told = list(csv.reader(io.StringIO(load_run(tmp_path / "r").predict())))
     assert [row[0] for row in told] == ["step", "1", "2", "3"]
     assert all(800 < float(row[1]) < 1800 for row in told[1:])
-    with pytest.raises(ConfigError, match="task 'forecast' has no sample.length; it has path"):
-        load_run(tmp_path / "r").sample(length=3)
+    (tmp_path / "later.csv").write_text("value\n" + "1700\n" * 8)
+    later = load_run(tmp_path / "r").predict(tmp_path / "later.csv")
+    assert later.startswith("step,value\n1,") and later != load_run(tmp_path / "r").predict()
 
 
 @pytest.mark.parametrize(

@@ -147,14 +147,14 @@ def test_a_pretrained_model_is_trained_further_and_written_back(corpus, pretrain
         assert same == (not name.startswith("rwkv.blocks.1.")), name
     shutil.rmtree(folder)  # the run does without it
     assert load_run(tmp_path / "run").sample().startswith("the")
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
     written, exported = models.load(tmp_path / "out"), load_run(tmp_path / "run").language_model
     assert written.params["rwkv.embeddings.weight"].dtype == jnp.bfloat16
     tokens = jnp.array([[3, 1, 4]])
     np.testing.assert_array_equal(written(tokens)[0], exported(tokens)[0])
     assert (tmp_path / "out" / "tokenizer.json").read_text() == corpus.tokenizer().to_str()
     capsys.readouterr()
-    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.py"), "--to", "py"]) == 2
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out.py")]) == 2
     assert "is not a net" in capsys.readouterr().err
 
 

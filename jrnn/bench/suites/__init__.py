@@ -33,7 +33,7 @@ class SuiteOptions:
         seconds: after these, no more turns of a job begin, except for the first three.
         devices: the number of devices into which a CPU is divided for another row of jrnn; None for its cores, 1 for no
             such row.
-        json, plot: files to write.
+        json, plot: files to write; json "-" is the standard output.
         compare: a JSON file of an earlier run to compare with.
     """
 
@@ -45,7 +45,7 @@ class SuiteOptions:
     turns: int = 15
     seconds: float = 20.0
     devices: int | None = None
-    json: Path | None = None
+    json: str | None = None
     plot: Path | None = None
     compare: Path | None = None
     console: Console = field(default_factory=Console)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -14,7 +15,19 @@ import numpy as np
 from jrnn.errors import DataError
 from jrnn.files.arrays import load_npz
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.task import Examples, HeldOutTask, Scaling, Shuffled, TaskKind, checksum, kept_value, split
+from jrnn.train.tasks.task import (
+    Examples,
+    HeldOutTask,
+    Scaling,
+    Shuffled,
+    TaskKind,
+    Trained,
+    checksum,
+    in_batches,
+    kept_value,
+    predictor,
+    split,
+)
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, imply_file, require
 
 _MOST_CLASSES = 1 << 24  # a greater number is a mistake, and would need gigabytes of weights
@@ -136,6 +149,31 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     return build_model(config, signature)
 
 
+def _predict(trained: Trained, path: str | Path | None) -> str:
+    """Returns the most probable class of each example of a file, and its probability, as CSV."""
+    kept, data = trained.fingerprint, trained.config.data
+    if path is None:
+        examples = read_examples(data)
+    else:
+        arrays = load_npz(path, DataError)
+        unknown = np.zeros(len(arrays.get("inputs", ())), np.int32)
+        try:
+            examples = _examples({"targets": unknown, **arrays})
+        except DataError as e:
+            raise e.at(path) from None
+    features, with_lengths = kept_value(kept, "features", int), kept_value(kept, "lengths", bool)
+    if examples.inputs.shape[2] != features or (examples.lengths is not None) != with_lengths:
+        here = f"{examples.inputs.shape[2]} features and {'no ' if examples.lengths is None else ''}lengths"
+        there = f"{features} features and {'' if with_lengths else 'no '}lengths"
+        raise DataError(f"{path}: has {here}; the model was trained with {there}")
+    scale, _ = _units(trained.config, kept)
+    scaled = examples._replace(inputs=np.asarray(scale(examples.inputs)))
+    logits = predictor(trained.model)(trained.params, in_batches(scaled, data.batch))
+    shares = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
+    rows = [f"{k},{share.argmax()},{share.max():.6g}" for k, share in enumerate(shares)]
+    return "\n".join(["example,class,probability", *rows]) + "\n"
+
+
 def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     return Scaling(
         *(kept_value(kept, name, list[float]) for name in ("mean", "deviation"))
@@ -143,5 +181,11 @@ def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], 
 
 
 CLASSIFICATION = TaskKind(
-    "classification", ClassificationData, FEATURE_MODELS, ClassificationTask.load, _model, units=_units
+    "classification",
+    ClassificationData,
+    FEATURE_MODELS,
+    ClassificationTask.load,
+    _model,
+    predict=_predict,
+    units=_units,
 )

@@ -65,13 +65,6 @@ class ForecastData:
         return self.inputs or self.targets
 
 
-@dataclass(frozen=True)
-class ForecastSample:
-    """A trained model predicts the rows after the last ones of a file."""
-
-    path: str | None = None  # a CSV file with the same columns; by default the one that was trained on
-
-
 def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
     """Returns columns of a CSV file by name, float64 [R, len(names)].
 
@@ -173,10 +166,10 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     return build_model(config, signature)
 
 
-def _write(trained: Trained, seed: int) -> str:
-    """Returns the forecast as CSV; it does not depend on the seed."""
+def _predict(trained: Trained, path: str | Path | None) -> str:
+    """Returns the forecast of the rows after the last ones of a file as CSV."""
     data, kept = trained.config.data, trained.fingerprint
-    path = trained.config.sample.path or data.file
+    path = path or data.file
     rows = kept_value(kept, "inputs", Scaling).apply(read_columns(path, data.read))
     if len(rows) < data.window:
         raise DataError(f"{path}: has {len(rows)} rows; a forecast is made from data.window = {data.window}")
@@ -184,7 +177,7 @@ def _write(trained: Trained, seed: int) -> str:
     predicted = _unscaled(data, kept, predictor(trained.model)(trained.params, [last]))[0]
     lines = [",".join(["step", *data.targets])]
     lines += [",".join([str(k + 1), *(f"{value:.6g}" for value in row)]) for k, row in enumerate(predicted)]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -197,4 +190,4 @@ def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], 
     return kept_value(kept, "inputs", Scaling).scaled, after
 
 
-FORECAST = TaskKind("forecast", ForecastData, FEATURE_MODELS, ForecastTask.load, _model, ForecastSample, _write, _units)
+FORECAST = TaskKind("forecast", ForecastData, FEATURE_MODELS, ForecastTask.load, _model, predict=_predict, units=_units)

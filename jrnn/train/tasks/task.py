@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
@@ -133,6 +134,8 @@ class TaskKind:
         sample: the dataclass of its table [sample]; None if its models write nothing.
         write: returns the text that a trained model writes, as the table [sample] of its config says, from a seed. Raises
             DataError for values of [sample] that cannot be used.
+        predict: returns what a trained model predicts from a file of data, by default the one that it was trained on, as
+            CSV: what `jrnn predict` prints. Raises DataError for a file that cannot be used.
         units: of a task that scales its data, two functions, made from the `Config` and the fingerprint: from inputs in the
             data's units to the model's, and from the model's outputs to the data's units; `jrnn.load_run` applies them.
     """
@@ -144,6 +147,7 @@ class TaskKind:
     model: Callable[[Any, Mapping[str, Any]], Model]
     sample: type | None = None
     write: Callable[[Trained, int], str] | None = None
+    predict: Callable[[Trained, str | Path | None], str] | None = None
     units: Callable[[Any, Mapping[str, Any]], tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None = None
 
 

@@ -107,7 +107,7 @@ def wrong_tanh(monkeypatch):
 
 
 def report_of(capsys, *argv, status=0):
-    assert main(["check", *argv, "--json"]) == status
+    assert main(["check", *argv, "--json", "-"]) == status
     return json.loads(capsys.readouterr().out)
 
 
@@ -210,7 +210,7 @@ def test_the_page_in_a_browser(files, capsys, wrong_tanh):
     browser = next((path for name in names if (path := shutil.which(name))), None)
     if browser is None:
         pytest.skip(f"none of {', '.join(names)} is installed")
-    assert main(["check", "net.pbtxt", *FEEDS, "--html", "page.html"]) == 1
+    assert main(["check", "net.pbtxt", *FEEDS, "--out", "page.html"]) == 1
     text = (files / "page.html").read_text()
     assert not re.search(r"""(src|href)=|url\(|@import|<script""", text)  # it needs nothing beside it
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={files / 'profile'}", "--dump-dom"]
