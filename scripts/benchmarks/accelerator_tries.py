@@ -23,8 +23,9 @@ from linear_layers import LAYERS
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.loops import scan
+from jrnn.loops.chunks import chunked
 from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import by_steps, chunked, gpu
+from jrnn.loops.strategies import by_steps, gpu
 from jrnn.loops.strategies import chunks as choice
 
 SIZES = [Size.parse(text) for text in (("100x32x512x512", "100x1x128x128") if GPU else ("8x2x3x4", "5x1x3x4"))]

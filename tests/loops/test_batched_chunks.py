@@ -25,9 +25,10 @@ from test_matrix_states import (  # noqa: F401
 
 import jrnn
 from jrnn import jaxprs
-from jrnn.loops.chunks import batched, choice
+from jrnn.loops.chunks import batched
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Target
+from jrnn.loops.strategies import chunks as choice
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
