@@ -22,8 +22,7 @@ from jrnn.loops.strategies import Steps, Target, converted
 CPU = Target("cpu")
 SIZE = Size(3, 4, 5, 6)
 EVERY = [(cell, name) for cell in CELLS for name in [*spellings(cell), *(["a net"] if cell in NETS else [])]]
-# Spellings whose reverse loop differs: it computes the step again, or adds to all inputs at each step.
-OTHER_REVERSE = ("a checkpointed step", "a counter in the carry", "indices")
+OTHER_REVERSE = ("a checkpointed step",)  # it computes the step again
 JOINED = ("a net", "a product for each gate")  # other products than those of the plain spelling, of the same size
 
 

@@ -16,7 +16,7 @@ with suppress(ImportError):  # `install` reports missing names
     from jax._src.interpreters import mlir as private_mlir
     from jax._src.xla_metadata_lib import current_xla_metadata
 
-from jrnn.loops.rules import differentiation, in_chunks, lowering
+from jrnn.loops.rules import differentiation, lowering, programs, replacement
 from jrnn.loops.strategies import platforms
 
 
@@ -37,9 +37,11 @@ def install() -> None:
         with suppress(NotImplementedError):  # a platform that this installation has not
             mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
             mlir.register_lowering(while_p, lowering.repeating(of_while), platform=platform)
-    for table, rule, chunks in zip(tables, rules, (in_chunks.jvp, in_chunks.linearize)):
+    for table, rule, replacing in zip(tables, rules, (replacement.jvp, replacement.linearize)):
         rule = differentiation.storing_less(rule, current_xla_metadata)
-        table[scan_p] = chunks(rule, current_xla_metadata)
+        for program in (programs.in_chunks, programs.with_inputs):  # the last one first
+            rule = replacing(rule, current_xla_metadata, program)
+        table[scan_p] = rule
     if jax.__version_info__ < (0, 11):
         ad.fancy_transposes[scan_p] = differentiation.with_zeros_of_a_step(transpose, ad.Zero)
     if jax.__version_info__ < (0, 12):

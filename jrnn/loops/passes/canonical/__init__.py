@@ -4,6 +4,7 @@ Its stages are passes from a loop to a loop, each with a conversion of what goes
 
 - `constant_carries.py`: carries whose value is known become constants and inputs.
 - `parts.py`: joined carries are taken apart.
+- `lookups.py`: lookups of constants become inputs, in a loop that is about to be differentiated.
 - `spelling.py`: axes of size 1 leave the loop, and rows come first. `rows.py` finds the rows, and `rules.py` evaluates
   equations on values in the layouts of `layouts.py`.
 """
@@ -11,7 +12,7 @@ Its stages are passes from a loop to a loop, each with a conversion of what goes
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,10 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from jrnn import jaxprs
+from jrnn.jaxprs import Var
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.canonical.constant_carries import settled
+from jrnn.loops.passes.canonical.lookups import read_in_order
 from jrnn.loops.passes.canonical.parts import in_parts
 from jrnn.loops.passes.canonical.spelling import placed
 from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
@@ -42,6 +45,18 @@ def canonical(loop: Loop, devices: int = 1) -> tuple[Loop, Sequence[Any]]:
 def with_plain_carries(loop: Loop) -> tuple[Loop, Sequence[Any]]:
     """Returns a loop without the last stage of the canonical form: values keep their axes."""
     return _in_stages(loop, settled, in_parts)
+
+
+def with_inputs(loop: Loop, moving: Iterable[Var]) -> tuple[Loop, Sequence[Any]]:
+    """Returns a loop with inputs in the place of lookups of constants, and the conversions to it; none if it has no such.
+
+    Args:
+        loop: a loop that is differentiated.
+        moving: those of its inputs that have tangents.
+    """
+    form, of_carries = settled(loop)
+    form, of_lookups = read_in_order(form, {*moving}.intersection(form.consts))
+    return (loop, ()) if of_lookups is None else (form, [c for c in (of_carries, of_lookups) if c is not None])
 
 
 def _unplaced(loop: Loop) -> Loop:

@@ -1,7 +1,7 @@
-"""Differentiation of a tagged loop with matrix states: the chunk program (`loops/chunks/`) is differentiated in its place.
+"""Differentiation of another program in the place of a tagged loop.
 
-JAX's rules would store the state at every step. This has to happen before them: once a loop is differentiated, its states
-are among the residuals.
+Once a loop is differentiated, what its step reads is among the residuals. So a program that is cheaper to differentiate
+has to replace the loop before that.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ with suppress(ImportError):  # `installation` reports missing names
 
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.ir import ScanParams, observers, tag
-from jrnn.loops.strategies import Target
+from jrnn.loops.ir import Options, ScanParams, observers, tag
+
+# `(options, loop, places of the arguments that have tangents) -> the program`, which takes all arguments, or None.
+Program = Callable[[Options, ScanParams, Sequence[int]], Callable[..., Sequence[Any]] | None]
 
 
-def jvp(rule: Callable, current_metadata: Callable) -> Callable:
+def jvp(rule: Callable, current_metadata: Callable, program: Program) -> Callable:
     """Wraps JAX's rule for the forward mode of a scan."""
 
     @functools.wraps(rule)
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         places = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
         moving = [tangents[i] for i in places]
-        results = _in_chunks(current_metadata(), params, primals, places, lambda of, at: jax.jvp(of, at, moving))
+        results = _replaced(program, current_metadata(), params, primals, places, lambda f, at: jax.jvp(f, at, moving))
         if results is None:
             return rule(primals, tangents, **params)
         outs, moved = results
@@ -38,13 +40,13 @@ def jvp(rule: Callable, current_metadata: Callable) -> Callable:
     return differentiate
 
 
-def linearize(rule: Callable, current_metadata: Callable) -> Callable:
+def linearize(rule: Callable, current_metadata: Callable, program: Program) -> Callable:
     """Wraps JAX's rule for the reverse mode of a scan."""
 
     @functools.wraps(rule)
     def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
         places = [i for i, (p, nonzero) in enumerate(zip(primals, nonzeros)) if nonzero and is_smooth(p)]
-        results = _in_chunks(current_metadata(), params, primals, places, lambda of, at: jax.linearize(of, *at))
+        results = _replaced(program, current_metadata(), params, primals, places, lambda f, at: jax.linearize(f, *at))
         if results is None:
             return rule(is_vjp, nonzeros, *primals, **params)
         outs, linear = results
@@ -60,12 +62,18 @@ def linearize(rule: Callable, current_metadata: Callable) -> Callable:
     return differentiate
 
 
-def _in_chunks(
-    metadata: Any, params: dict[str, Any], primals: Sequence[Any], places: Sequence[int], transform: Callable
+def _replaced(
+    program: Program,
+    metadata: Any,
+    params: dict[str, Any],
+    primals: Sequence[Any],
+    places: Sequence[int],
+    transform: Callable,
 ) -> Any:
-    """Returns what a transformation makes of the program in chunks, or None to leave the scan to JAX's rule.
+    """Returns what a transformation makes of a program, or None to leave the scan to JAX's rule.
 
     Args:
+        program: returns the program.
         metadata: the tag.
         params: those of the equation.
         primals: its arguments.
@@ -73,29 +81,15 @@ def _in_chunks(
         transform: of a function of these arguments, and their values.
     """
     options = tag.options_in(metadata)
-    if not places or options is None or options.executor != "auto" or isinstance(options.recompute, tuple):
+    if not places or options is None:
         return None
-    from jrnn.loops.strategies import chunks as choice
-
-    scan, moves = ScanParams.of(params), tuple(i in places for i in range(len(primals)))
-    planned = choice.plan(scan, Target.here(), options, moves)
-    if planned is None:
+    run = program(options, ScanParams.of(params), places)
+    if run is None:
         return None
-    plan, values = planned
-    if plan.node is None:
-        observers.note(f"not in chunks: {plan.notes[0]}")
-        return None
-    observers.notify(plan)
-    whole = scan.flat(plan.node.run, values)
-
-    def run(*moving: Any) -> list[Any]:
-        with tag.untagged():
-            return whole(*jaxprs.replaced(primals, places, moving))
-
     try:
-        return transform(run, [primals[i] for i in places])
+        return transform(lambda *moving: run(*jaxprs.replaced(primals, places, moving)), [primals[i] for i in places])
     except Exception as error:
-        observers.note(f"not in chunks: {observers.unexpected(error)}")
+        observers.note(f"differentiated as it is: {observers.unexpected(error)}")
         return None
 
 

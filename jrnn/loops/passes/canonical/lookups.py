@@ -1,0 +1,107 @@
+"""The stage that makes inputs of lookups: `x[t]`, of a constant x at an index that depends on inputs alone.
+
+Only a loop that is differentiated needs it, because the gradient of a lookup adds to the whole constant at each step.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Env, Eqn, Var
+from jrnn.loops.ir import Loop, Results, RunLoop
+from jrnn.loops.passes.fission import Facts
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """An equation that reads one place of a constant along an axis, and everything along the others."""
+
+    eqn: Eqn
+    index: Var
+    axis: int
+
+    def over_time(self, eqns: Sequence[Eqn], env: Env, stacked: Env, length: int) -> Any:
+        """Returns what it reads at each step, [T, ...]: a slice, if its places follow each other."""
+        x, out = env[self.eqn.invars[0]], self.eqn.outvars[0]
+        index = stacked[self.index].reshape(length)
+        first, last = index[0], index[-1]
+        steps = jnp.arange(length, dtype=index.dtype)
+        inside = (jnp.minimum(first, last) >= 0) & (jnp.maximum(first, last) < x.shape[self.axis])
+        forward, backward = jnp.all(index == first + steps), jnp.all(index == first - steps)
+
+        def in_any_order() -> Any:
+            at_steps = dict(stacked)
+            jaxprs.over_time(eqns, [out], dict(env), at_steps)
+            return at_steps[out]
+
+        def in_order(start: Any) -> Any:
+            part = jax.lax.dynamic_slice_in_dim(x, start, length, self.axis)
+            return jnp.moveaxis(part, self.axis, 0).reshape(length, *out.aval.shape)
+
+        orders = [in_any_order, lambda: in_order(first), lambda: jnp.flip(in_order(last), 0)]
+        return jax.lax.switch(jnp.where(inside, jnp.where(forward, 1, jnp.where(backward, 2, 0)), 0), orders)
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Which lookups of the original loop are the last inputs of the rewritten one."""
+
+    loop: Loop
+    lookups: tuple[Lookup, ...]
+
+    def around(
+        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
+        env, stacked = dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
+        jaxprs.over_time(self.loop.eqns, [lookup.index for lookup in self.lookups], env, stacked)
+        given = [lookup.over_time(self.loop.eqns, env, stacked, length) for lookup in self.lookups]
+        return run(consts, init, [*xs, *given], length)
+
+
+def read_in_order(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Lookups | None]:
+    """Returns the loop with lookups of some of its constants as inputs, and which they are; None if there is none.
+
+    The inputs are no larger than the constants. Invariant: every value is unchanged.
+    """
+    facts = Facts.of(loop)
+    every = (_lookup(eqn) for eqn in loop.eqns if jaxprs.is_in(eqn.invars[0] if eqn.invars else None, constants))
+    lookups = tuple(
+        lookup
+        for lookup in every
+        if lookup is not None
+        and lookup.index in facts.varying - facts.inner
+        and jaxprs.is_known(loop.length)
+        and 1 < loop.length <= lookup.eqn.invars[0].aval.shape[lookup.axis]
+    )
+    if not lookups:
+        return loop, None
+    results = tuple(lookup.eqn.outvars[0] for lookup in lookups)
+    rest = [eqn for eqn in loop.eqns if not any(v in results for v in eqn.outvars)]
+    return replace(loop, xs=(*loop.xs, *results)).of(rest, loop.outputs), Lookups(loop, lookups)
+
+
+def _lookup(eqn: Eqn) -> Lookup | None:
+    """Returns what an equation looks up, or None if it does something else."""
+    shape, name, p = eqn.invars[0].aval.shape, eqn.primitive.name, eqn.params
+    if name not in ("dynamic_slice", "gather") or not all(map(jaxprs.is_known, shape)):
+        return None
+    axes = [a for a, (n, size) in enumerate(zip(shape, p["slice_sizes"])) if size != n]
+    if len(axes) != 1 or p["slice_sizes"][axes[0]] != 1:
+        return None
+    if name == "dynamic_slice":
+        index = eqn.invars[1 + axes[0]]
+    else:
+        index, numbers = eqn.invars[1], p["dimension_numbers"]
+        in_order = numbers.offset_dims == tuple(range(len(shape) - 1))
+        of_one_axis = numbers.collapsed_slice_dims == numbers.start_index_map == (axes[0],)
+        if index.aval.shape != (1,) or not in_order or not of_one_axis:
+            return None
+    return None if jaxprs.is_literal(index) else Lookup(eqn, index, axes[0])

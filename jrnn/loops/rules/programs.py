@@ -1,0 +1,58 @@
+"""What is differentiated in the place of a tagged loop (`replacement.py`), each as a function of the loop's arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.loops.ir import Options, ScanParams, observers, tag
+from jrnn.loops.passes import canonical
+from jrnn.loops.strategies import Steps, Target, converted
+
+
+def in_chunks(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+    """Returns the program in chunks (`loops/chunks/`) of a loop over matrix states, of which JAX would store every state."""
+    if options.executor != "auto" or isinstance(options.recompute, tuple):
+        return None
+    from jrnn.loops.strategies import chunks
+
+    planned = chunks.plan(scan, Target.here(), options, _moves(scan, places))
+    if planned is None:
+        return None
+    plan, values = planned
+    if plan.node is None:
+        observers.note(f"not in chunks: {plan.notes[0]}")
+        return None
+    observers.notify(plan)
+    return _within(tag.untagged, scan.flat(plan.node.run, values))
+
+
+def with_inputs(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+    """Returns a loop with inputs in the place of lookups of constants that have tangents."""
+    rewritten = _with_inputs(scan, _moves(scan, places))
+    return None if rewritten is None else _within(lambda: tag.tagged(options), scan.flat(*rewritten))
+
+
+def _within(context: Callable[[], Any], run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    def program(*args: Any) -> Sequence[Any]:
+        with context():
+            return run(*args)
+
+    return program
+
+
+def _moves(scan: ScanParams, places: Sequence[int]) -> tuple[bool, ...]:
+    return tuple(i in places for i in range(len(jaxprs.jaxpr_of(scan.jaxpr).invars)))
+
+
+@functools.lru_cache(maxsize=256)
+def _with_inputs(scan: ScanParams, moves: Sequence[bool]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """Returns what runs such a loop, and the values of its constants."""
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    if body.effects or not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
+        return None
+    program = jaxprs.opened(scan.jaxpr)
+    loop, conversions = canonical.with_inputs(scan.loop(program), [v for v, m in zip(program.invars, moves) if m])
+    return (converted(Steps(loop), conversions).run, program.consts) if conversions else None
