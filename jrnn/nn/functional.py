@@ -47,6 +47,7 @@ def rnn(
     reset_state: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
+    embedding: Any = None,
     **settings: Any,
 ) -> tuple[Any, jax.Array]:
     """A stack of plain recurrent layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P].
@@ -67,13 +68,15 @@ def rnn(
         key: a PRNG key for dropout and zoneout; without it nothing is random.
         return_states: "last"; "all", the states after every step, [T, L K, N, P], which do not change past the end of a
             sequence; or "all+initial", [T + 1, L K, N, P], with the initial state first, or last for a reverse direction.
+        embedding: [V, D], whose rows x names by integers: [T, N], [N, T] with batch_first, or [T]. Same values as those of
+            `x = embedding[x]`, and on a CPU less work if there are fewer rows than integers.
         settings: see `jrnn.nn.Settings`.
 
     Returns:
         `(output, h_n)`; output is packed if x is.
 
     Raises:
-        LayerError: if parameters, x, hx, lengths, resets or reset_state do not fit together.
+        LayerError: if parameters, x, hx, lengths, resets, reset_state or embedding do not fit together.
 
     >>> import jax.numpy as jnp
     >>> from jrnn.nn import Layout
@@ -84,10 +87,24 @@ def rnn(
     >>> output, _ = rnn(params, jnp.ones((5, 3)), resets=jnp.array([False, False, False, True, False]))
     >>> bool(jnp.allclose(output[3:], output[:2]))
     True
+    >>> table, tokens = jnp.eye(3), jnp.array([2, 0, 2, 1])
+    >>> bool(jnp.allclose(rnn(params, tokens, embedding=table)[0], rnn(params, table[tokens])[0]))
+    True
     """
     chosen = _settings("rnn", params, settings)
     output, states = run_stack(
-        rnn_unit(nonlinearity), "rnn", params, x, hx, lengths, key, chosen, return_states, resets, reset_state
+        rnn_unit(nonlinearity),
+        "rnn",
+        params,
+        x,
+        hx,
+        lengths,
+        key,
+        chosen,
+        return_states,
+        resets,
+        reset_state,
+        embedding,
     )
     return output, states[0]
 
@@ -103,6 +120,7 @@ def lstm(
     reset_state: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
+    embedding: Any = None,
     **settings: Any,
 ) -> tuple[Any, tuple[jax.Array, jax.Array]]:
     """A stack of LSTM layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P], [L K, N, H].
@@ -120,7 +138,9 @@ def lstm(
     ((2, 5, 4), (4, 2, 2), (4, 2, 4))
     """
     chosen = _settings("lstm", params, settings)
-    output, (h, c) = run_stack(LSTM, "lstm", params, x, hx, lengths, key, chosen, return_states, resets, reset_state)
+    output, (h, c) = run_stack(
+        LSTM, "lstm", params, x, hx, lengths, key, chosen, return_states, resets, reset_state, embedding
+    )
     return output, (h, c)
 
 
@@ -135,6 +155,7 @@ def gru(
     reset_state: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
+    embedding: Any = None,
     **settings: Any,
 ) -> tuple[Any, jax.Array]:
     """A stack of GRU layers, [T, N, D] -> [T, N, K H] and the last states [L K, N, H]; arguments as in `rnn`.
@@ -147,7 +168,9 @@ def gru(
     True
     """
     chosen = _settings("gru", params, settings)
-    output, states = run_stack(GRU, "gru", params, x, hx, lengths, key, chosen, return_states, resets, reset_state)
+    output, states = run_stack(
+        GRU, "gru", params, x, hx, lengths, key, chosen, return_states, resets, reset_state, embedding
+    )
     return output, states[0]
 
 

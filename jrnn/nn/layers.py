@@ -162,6 +162,7 @@ def make_step(
     """The step `(state, (x, noise)) -> (state, y)` of one direction of one layer.
 
     Args:
+        weights: without weight_ih, x is its product with the input already, [N, G H].
         variational: the mask `Noise.recurrent` of the whole sequence, or None. `noise` holds the masks of one step.
     """
     # Computed outside the step, so that its gradient does not repeat them at each step.
@@ -172,7 +173,8 @@ def make_step(
         x, (recurrent, keep) = inputs
         recurrent = variational if recurrent is None else recurrent
         h = state[0] if recurrent is None else state[0] * recurrent
-        zx, zh = contract(x, weights.weight_ih, dtype), contract(h, weights.weight_hh, dtype)
+        zx = x if weights.weight_ih is None else contract(x, weights.weight_ih, dtype)
+        zh = contract(h, weights.weight_hh, dtype)
         if weights.norm_ih is not None:
             zx, zh = _normalize(zx, weights.norm_ih), _normalize(zh, weights.norm_hh)
         if bias is not None:
@@ -187,6 +189,18 @@ def make_step(
         return new, new[0].astype(dtype)
 
     return step
+
+
+def read_rows(first: Sequence[Direction], table: jax.Array, tokens: jax.Array, dtype) -> tuple[list[Direction], Any]:
+    """The directions of the first layer, and their input, of rows of an embedding [V, D] by tokens [T, N].
+
+    With fewer rows than tokens, the product with weight_ih is made once for each row, and looked up.
+    """
+    table = table.astype(dtype)
+    if len(first) > 1 or whole_layers.value or table.shape[0] >= tokens.size or jax.default_backend() != "cpu":
+        return list(first), table[tokens]
+    products = contract(table, first[0].weights.weight_ih, dtype)
+    return [first[0]._replace(weights=first[0].weights._replace(weight_ih=None))], products[tokens]
 
 
 def _is_plain(unit: Unit, weights: Weights, settings: Settings) -> bool:

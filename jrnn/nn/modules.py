@@ -136,6 +136,7 @@ class _Stack(Parameters):
         reset_state: Any = None,
         rngs: Rngs | None = None,
         return_states: str = "last",
+        embedding: Any = None,
     ) -> tuple[Any, Any]:
         """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], or for an LSTM (h_n, c_n [L K, N, H]).
 
@@ -143,7 +144,7 @@ class _Stack(Parameters):
         """
         unit, key, params = self.layout.unit, self._key(rngs), self.params()
         output, states = run_stack(
-            unit, unit.name, params, x, hx, lengths, key, self.settings, return_states, resets, reset_state
+            unit, unit.name, params, x, hx, lengths, key, self.settings, return_states, resets, reset_state, embedding
         )
         return output, as_given(states)
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
 from jrnn.loops import compiled_once, hashable
-from jrnn.nn.checks import check_choice, check_features, check_key, check_state
-from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, run_layer
+from jrnn.nn.checks import check_array, check_choice, check_features, check_key, check_state
+from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, read_rows, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.sequences import Sequences, compute_type, step_input, where_live
@@ -51,6 +51,7 @@ def run_stack(
     return_states: str = "last",
     resets: Any = None,
     reset_state: Any = None,
+    embedding: Any = None,
 ) -> tuple[Any, State]:
     """Runs a stack over whole sequences of any kind.
 
@@ -66,7 +67,9 @@ def run_stack(
     if reset_state is not None and resets is None:
         raise LayerError(f"{where}: reset_state is given without resets; give resets too")
     size, batch_first = layout.input_size, settings.batch_first
-    given = x
+    given, table = x, None
+    if embedding is not None:
+        x, table, size = _tokens_and_rows(where, x, embedding, size), jnp.asarray(embedding), 1
     if isinstance(given, PackedSequence):
         if lengths is not None:
             raise LayerError(f"{where}: a PackedSequence has its own lengths; do not give lengths")
@@ -74,7 +77,8 @@ def run_stack(
         x, lengths = pad_packed_sequence(given, batch_first)
     sequences = Sequences.of(where, x, lengths, resets, size, batch_first)
     x, lengths = sequences.x, sequences.lengths
-    batch, dtype = None if sequences.single else x.shape[1], compute_type(params, x, settings.dtype)
+    batch = None if sequences.single else x.shape[1]
+    dtype = compute_type(params, x if table is None else table, settings.dtype)
     states = stack_state(where, layout, hx, batch, dtype)
     restarts = None
     if sequences.resets is not None:
@@ -87,7 +91,7 @@ def run_stack(
     directions = [
         Direction(weights, tuple(s[k] for s in states), starts[k]) for k, weights in enumerate(layout.split(params))
     ]
-    arrays = lengths, directions, x, key
+    arrays = lengths, directions, x, key, table
     output, states = compiled_once(_run_layers, (), (shared, layout.directions), arrays)
     if isinstance(given, PackedSequence):
         repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=given.data.shape[0])
@@ -95,6 +99,18 @@ def run_stack(
     if sequences.single:
         states = tuple(state[..., 0, :] for state in states)
     return sequences.given_back(output), states
+
+
+def _tokens_and_rows(where: str, x: Any, table: Any, size: int) -> jax.Array:
+    """Tokens [..., T] of rows of an embedding [V, D], as input with one feature."""
+    if isinstance(x, PackedSequence):
+        raise LayerError(f"{where}: embedding is given with a PackedSequence; give padded tokens [T, N] and lengths")
+    x, table = check_array(where, "x", x), check_array(where, "embedding", table)
+    if table.ndim != 2 or table.shape[1] != size:
+        raise LayerError(f"{where}: embedding is {list(table.shape)} but must be [V, {size}]")
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise LayerError(f"{where}: x is {x.dtype}{list(x.shape)}; with embedding it must be integers, rows of it")
+    return x[..., None]
 
 
 def _restarts(layout: Layout, resets: jax.Array, fresh: State, lengths: jax.Array | None) -> list[Restart]:
@@ -109,11 +125,14 @@ def _restarts(layout: Layout, resets: jax.Array, fresh: State, lengths: jax.Arra
 
 def _run_layers(functions: tuple[()], options: tuple[Common, int], arrays: Any) -> tuple[jax.Array, State]:
     """All layers over [T, N, D], each of so many directions."""
-    (shared, width), (lengths, directions, x, key) = options, arrays
-    lengths, directions, x, key = alike((lengths, directions, x.astype(shared.dtype), key))
+    (shared, width), (lengths, directions, x, key, table) = options, arrays
+    x = x if table is not None else x.astype(shared.dtype)
+    lengths, directions, x, key, table = alike((lengths, directions, x, key, table))
     settings, dtype, shared = shared.settings, shared.dtype, shared._replace(lengths=lengths)
     if lengths is not None:
         x = where_live(jnp.arange(x.shape[0])[:, None] < lengths[None], x)
+    if table is not None:
+        directions[:width], x = read_rows(directions[:width], table, x[..., 0], dtype)
     last: list[State] = []
     for start in range(0, len(directions), width):
         if start and settings.dropout and key is not None:

@@ -115,10 +115,12 @@ class NnModel(LayersModel):
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         c, dtype = self.config, self._dtype
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
-        x = self._embedded(params, batch, keys[0])
+        looks_up = isinstance(c, Embedding) and (keys[0] is None or not c.embedding_dropout)
+        x = batch.tokens if looks_up else self._embedded(params, batch, keys[0])
         of_layers = {name: params[name] for name in self._layout.shapes()}
         _, run = UNITS[c.cell]
         options = {"key": keys[1], "dropout": c.layer_dropout, "dtype": dtype}
+        options["embedding"] = params["embedding"] if looks_up else None
         y, states = run(of_layers, x, _state(carry), **self._ragged(batch), **options)
         states = states if isinstance(states, tuple) else (states,)
         read = y if self.signature.every_step else _last(states[0], self._layout.directions)

@@ -1,0 +1,105 @@
+"""Layers that look up the rows of an embedding: the values and gradients of `x = embedding[tokens]`."""
+
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import numpy as np
+import pytest
+from flax import nnx
+
+from jrnn import nn
+from jrnn.errors import LayerError
+from jrnn.nn import functional
+
+T, N, V, D, H = 7, 3, 5, 4, 6
+
+
+def layer(kind, **options):
+    return kind(D, H, num_layers=2, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.fixture
+def table():
+    return jax.random.normal(jax.random.key(1), (V, D))
+
+
+@pytest.fixture
+def tokens():
+    return jax.random.randint(jax.random.key(2), (T, N), 0, V)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("options", [{}, {"layer_norm": True}, {"bidirectional": True}])
+def test_values_and_gradients_are_those_of_the_rows(kind, options, table, tokens):
+    module, lengths = layer(kind, **options), jnp.array([7, 0, 4])
+
+    def loss(table, looks_up):
+        if looks_up:
+            y, last = module(tokens, lengths=lengths, embedding=table)
+        else:
+            y, last = module(table[tokens], lengths=lengths)
+        return jnp.sum(y * jnp.cos(y)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last))
+
+    (value, gradient), (other, wanted) = (jax.value_and_grad(loss)(table, b) for b in (True, False))
+    np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=2e-5)  # float32
+
+
+def products(fn, *arguments):
+    """The shapes of all products of a function."""
+    text = jax.jit(fn).lower(*arguments).as_text()
+    return [line.rpartition("-> ")[2].strip() for line in text.splitlines() if "dot_general" in line]
+
+
+def test_the_product_with_the_input_is_made_once_for_each_row(table, tokens):
+    """On CPUs, as these tests run: the loop and what precedes it have no product of all tokens."""
+    gates = 4 * H
+    lstm = nn.LSTM(D, H, rngs=nnx.Rngs(0))
+    of_rows = products(lambda x, table: lstm(x, embedding=table)[0], tokens, table)
+    assert any(f"tensor<{V}x{gates}xf32>" in shape for shape in of_rows)
+    assert not any(
+        f"tensor<{T}x{N}x{gates}xf32>" in shape or f"tensor<{T * N}x{gates}xf32>" in shape for shape in of_rows
+    )
+    many = jnp.ones((T * N, D))  # as many rows as tokens: nothing is saved
+    assert not any(f"tensor<{T * N}x{gates}xf32>" in shape for shape in of_rows)
+    assert products(lambda x, table: lstm(x, embedding=table)[0], tokens, many) == products(
+        lambda x, table: lstm(table[x])[0], tokens, many
+    )
+
+
+def test_batch_first_and_one_sequence(table, tokens):
+    lstm = nn.LSTM(D, H, batch_first=True, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(lstm(tokens.T, embedding=table)[0], lstm(table[tokens.T])[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        lstm(tokens[:, 0], embedding=table)[0], lstm(table[tokens[:, 0]])[0], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_gradient_in_float64():
+    """Against central differences, whose error is about 1e-9 here."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        params = nn.Layout(functional.LSTM, D, H).init(jax.random.key(0), jnp.float64)
+        tokens, table = jnp.asarray(rng.integers(0, 2, (3, 2))), jnp.asarray(rng.normal(size=(2, D)))
+        jax.test_util.check_grads(
+            lambda params, table: functional.lstm(params, tokens, embedding=table)[0],
+            (params, table),
+            1,
+            ["rev"],
+            1e-7,
+            1e-7,
+        )
+
+
+@pytest.mark.parametrize(
+    ("x", "rows", "message"),
+    [
+        (jnp.zeros((T, N, D)), jnp.zeros((V, D)), r"x is float32\[7, 3, 4\]; with embedding it must be integers"),
+        (jnp.zeros((T, N), int), jnp.zeros((V, D + 1)), r"embedding is \[5, 5\] but must be \[V, 4\]"),
+        (jnp.zeros((T, N), int), "rows", "embedding is of type str; it must be an array"),
+        (nn.pack_padded_sequence(jnp.zeros((T, N, D)), [7, 5, 2]), jnp.zeros((V, D)), "give padded tokens"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(x, rows, message):
+    with pytest.raises(LayerError, match=message):
+        layer(nn.GRU)(x, embedding=rows)
