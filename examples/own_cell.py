@@ -1,4 +1,4 @@
-"""A cell of one's own: written as a formula, proved by `jrnn.testing`, inspected by `jrnn.explain_scan`, and trained.
+"""A cell of one's own: written as a formula, proved by `jrnn.testing`, inspected by `jrnn.explain`, and trained.
 
     python examples/own_cell.py
 
@@ -89,7 +89,5 @@ if __name__ == "__main__":
     prove()
     print("the gradients agree, in three ways")
     params = init(jax.random.key(0))
-    print(
-        jrnn.explain_scan(partial(cell, params), jnp.zeros((BATCH, HIDDEN)), jnp.zeros((LENGTH, BATCH, 2))).training[1]
-    )
+    print(jrnn.explain(jax.grad(loss), params, *batch(np.random.default_rng(0))))
     train(int(sys.argv[1]) if len(sys.argv) > 1 else 1000)

@@ -40,11 +40,9 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.loops import ScanStatistics as ScanStatistics
     from jrnn.loops import Trips as Trips
     from jrnn.loops import explain as explain
-    from jrnn.loops import explain_scan as explain_scan
     from jrnn.loops import online_gradient as online_gradient
     from jrnn.loops import optimize_scans as optimize_scans
     from jrnn.loops import plain_scans as plain_scans
-    from jrnn.loops import report as report
     from jrnn.loops import scan as scan
     from jrnn.loops import scan_statistics as scan_statistics
     from jrnn.loops import while_loop as while_loop
@@ -88,11 +86,9 @@ _HOMES = {  # name -> module, for the names that load lazily
             "ScanStatistics",
             "Trips",
             "explain",
-            "explain_scan",
             "online_gradient",
             "optimize_scans",
             "plain_scans",
-            "report",
             "scan",
             "scan_statistics",
             "while_loop",

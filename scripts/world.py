@@ -5,7 +5,7 @@
     world/bin/pip install --no-deps keras namex optree dm-haiku jmp tabulate distrax gymnax gymnasium farama-notifications
     taskset -c 0 world/bin/python scripts/world.py [NAME ...]
 
-A line for each program, forward and with the gradient, and the reasons of `jrnn.report()` for loops that are left as they
+A line for each program, forward and with the gradient, and the reasons of `jrnn.explain()` for loops that are left as they
 are. Times are processor time, the least of some runs in turns; lowering is the least of two. A library that is not installed
 is left out. It exits with 1 if a program differs by more than 1e-3 of its largest element, or takes more than 1.15 of
 the plain time. `--json docs/benchmarks/world.json` updates the record that the site's tables are made from.
@@ -76,7 +76,7 @@ def measured(fn: Callable, args: Any) -> dict[str, Any]:
     """Returns the record of a program: seconds plain and marked, and ratios of marked over plain."""
     lowering = [np.inf, np.inf]
     for mark in (0, 1, 1, 0):
-        with jrnn.report() as heard:
+        with jrnn.explain() as heard:
             program, spent = lowered(fn, args, bool(mark))
         lowering[mark] = min(lowering[mark], spent)
         if mark:
@@ -97,8 +97,8 @@ def measured(fn: Callable, args: Any) -> dict[str, Any]:
         "compilation": round(marked_seconds / plain_seconds, 2),
         "memory": round(memory[1] / memory[0], 2),
         "difference": difference(*outs),
-        "rewritten": sum(row.executor != "lax.scan" for row in loops),
-        "left": [f"{row.loop}: {row.reason}" for row in loops if row.executor == "lax.scan"],
+        "rewritten": sum(plan.executor != "lax.scan" for plan in loops),
+        "left": [plan.text() for plan in loops if plan.executor == "lax.scan"],
     }
 
 

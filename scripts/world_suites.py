@@ -96,18 +96,22 @@ class Pairs:
         self.cost: dict[str, collections.Counter] = {mode: collections.Counter() for mode in ("", *MODES)}
         self.mode = ""  # outside of tests, as in a module that is imported
         self.errors: list[str] = []
+        self.loops: collections.Counter = collections.Counter()  # by place, title, executor and reasons
 
     def pytest_configure(self) -> None:
         import jax._src.compiler as compiler
         from jax._src.interpreters import mlir
 
-        import jrnn
+        from jrnn.loops.ir import observers
 
-        self.report = jrnn.report()
+        observers.listeners.append(lambda what: isinstance(what, str) or self._count(what, observers.places()[0]))
         if self.rewrite:
             always_rewrite()
         self._time(mlir, "lower_jaxpr_to_module", "lower")
         self._time(compiler, "compile_or_get_cached", "compile")
+
+    def _count(self, plan: Any, where: str) -> None:
+        self.loops[where, plan.title, plan.executor, "; ".join(plan.notes)] += 1
 
     def _time(self, module: Any, name: str, key: str) -> None:
         """Adds the processor time of calls of a private function of JAX."""
@@ -168,7 +172,7 @@ class Pairs:
         return True
 
     def save(self) -> None:
-        loops = [[row.where, row.loop, row.executor, row.reason, row.count] for row in self.report.loops]
+        loops = [[*loop, count] for loop, count in self.loops.items()]
         record = {"cases": self.cases, "cost": self.cost, "loops": loops, "errors": self.errors}
         Path(self.out).write_text(json.dumps(record, indent=1), encoding="utf-8")
 

@@ -14,8 +14,7 @@ from jrnn.loops.wrappers.recompute import Recompute, hashable
 
 if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.loops import host
-    from jrnn.loops.explanations.explain import Explanation, ProgramExplanation, explain, explain_scan
-    from jrnn.loops.explanations.report import LoopReport, Report, report
+    from jrnn.loops.explanations.explain import Explanation, explain
     from jrnn.loops.newton.api import scan_statistics
     from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
     from jrnn.loops.scan.optimize import optimize_scans, plain_scans
@@ -23,8 +22,7 @@ if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.loops.while_loops.while_loop import while_loop
 
 _HOMES = {  # module -> the names in it that load lazily
-    "explanations.explain": ("Explanation", "ProgramExplanation", "explain", "explain_scan"),
-    "explanations.report": ("LoopReport", "Report", "report"),
+    "explanations.explain": ("Explanation", "explain"),
     "newton.api": ("scan_statistics",),
     "online": ("OnlineGradient", "OnlineState", "online_gradient"),
     "scan.optimize": ("optimize_scans", "plain_scans"),
@@ -35,21 +33,16 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 
 __all__ = [
     "Explanation",
-    "LoopReport",
     "Newton",
     "OnlineGradient",
     "OnlineState",
-    "ProgramExplanation",
-    "Report",
     "ScanStatistics",
     "Trips",
     "explain",
-    "explain_scan",
     "host",
     "online_gradient",
     "optimize_scans",
     "plain_scans",
-    "report",
     "scan",
     "scan_statistics",
     "while_loop",

@@ -21,8 +21,7 @@ from linear_layers import LAYERS, problem
 from jrnn.bench.peers import Timed, averaged
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
-from jrnn.loops import scan
-from jrnn.loops.explanations.explain import plans_of
+from jrnn.loops import explain, scan
 
 OURS = ("jrnn",)
 TAKES = ("cells", "modes")
@@ -184,7 +183,7 @@ def summary(records: Sequence[Any]) -> str:
 def predicted(name: str, mode: str) -> float:
     """Returns the estimated seconds of the loops of `jrnn.scan`."""
     forward, train, args = programs(name, scan)
-    plans = plans_of(forward if mode == "forward" else train, *args)
+    plans = explain(forward if mode == "forward" else train, *args).loops
     return sum(plan.choice.chosen.estimate.seconds for plan in plans if plan.choice is not None)
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.lax import linalg
+from plans_of import scan_plans
 from random_small_loops import OPERATIONS, fault
 
 import jrnn
@@ -251,7 +252,7 @@ def kalman(belief, y):
 
 
 def plan(step, *args):
-    return jrnn.explain_scan(step, *args).forward[0]
+    return scan_plans(step, *args).forward[0]
 
 
 def test_a_filter_is_one_kernel(judged, monkeypatch):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_backend
+from plans_of import scan_plans
 
 import jrnn
 from jrnn.errors import ScanError
@@ -57,7 +58,7 @@ def test_a_cumulative_sum_is_no_loop(step, reverse):
     assert "cumsum" in text and "while" not in text
     assert "while" in lowered(run(jax.lax.scan), INIT, XS)
     close(run(jrnn.scan)(INIT, XS), run(jax.lax.scan)(INIT, XS))
-    explained = jrnn.explain_scan(step, INIT, XS, reverse=reverse)
+    explained = scan_plans(step, INIT, XS, reverse=reverse)
     assert explained.executor == toy_backend.NAME and "all steps run as one jnp.cumsum" in str(explained)
 
 
@@ -72,7 +73,7 @@ def test_the_loop_of_its_gradient_is_a_cumulative_sum_too(reverse):
 
     assert "while" not in lowered(gradient(jrnn.scan), INIT, XS)
     close(jax.jit(gradient(jrnn.scan))(INIT, XS), gradient(jax.lax.scan)(INIT, XS))
-    plans = jrnn.explain_scan(cumulative, INIT, XS, reverse=reverse).training
+    plans = scan_plans(cumulative, INIT, XS, reverse=reverse).training
     assert [(plan.executor, plan.loop.reverse) for plan in plans] == [("cumsum", reverse), ("cumsum", not reverse)]
 
 
@@ -97,7 +98,7 @@ def test_another_loop_is_left_with_a_reason(why, step, init):
     xs = XS.astype(dtype) if dtype != np.int32 else np.arange(36, dtype=dtype).reshape(12, 3)
     assert "while" in lowered(lambda *args: jrnn.scan(step, *args), init, xs)
     close(jrnn.scan(step, init, xs), jax.lax.scan(step, init, xs))
-    explained = jrnn.explain_scan(step, init, xs)
+    explained = scan_plans(step, init, xs)
     assert explained.executor == "lax.scan" and f"not cumsum: {why}" in str(explained)
 
 
@@ -106,7 +107,7 @@ def test_a_loop_of_symbolic_length_is_left_with_a_reason():
     xs = jax.ShapeDtypeStruct((steps, 3), np.float32)
     program = jax.export.export(jax.jit(lambda xs: jrnn.scan(cumulative, INIT, xs)))(xs)
     close(program.call(XS), jax.lax.scan(cumulative, INIT, XS))
-    assert "not cumsum: the number of steps is symbolic" in str(jrnn.explain_scan(cumulative, INIT, xs))
+    assert "not cumsum: the number of steps is symbolic" in str(scan_plans(cumulative, INIT, xs))
 
 
 def test_strict_reports_the_reason():

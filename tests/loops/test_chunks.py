@@ -9,9 +9,9 @@ import pytest
 from by_numpy import by_numpy
 from cases import CASES, T, lstm_step
 from eager import eager_passes
+from plans_of import plans_of
 
 from jrnn.loops import scan
-from jrnn.loops.explanations.explain import plans_of
 
 
 @pytest.fixture

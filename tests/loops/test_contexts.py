@@ -119,7 +119,7 @@ def test_explain_shows_every_loop_of_a_train_step():
     explained = jrnn.explain(train_step, jnp.eye(3), XS, rate=0.1)
     assert [plan.loop.reverse for plan in explained.loops] == [False, False, True, True]
     text = str(explained)
-    assert "loop 1 of 4: forward loop of 4 steps" in text and "loop 4 of 4: reverse loop" in text
+    assert text.startswith("4 loops: ") and text.count("  reverse loop of 4 steps") == 2
     assert "no loop" in str(jrnn.explain(jnp.sin, 1.0))
     with pytest.raises(TypeError, match="must be a function"):
         jrnn.explain(XS)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from never_worse import LOOPS, H, of_layer, programs
+from plans_of import plans_of, scan_plans
 
 import jrnn
 from jrnn import jaxprs
@@ -19,7 +20,6 @@ from jrnn.errors import ScanError
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL
-from jrnn.loops.explanations.explain import plans_of
 from jrnn.loops.ir import observers
 from jrnn.loops.passes import Moves, movable, split
 from jrnn.loops.rules import lowering, residuals
@@ -586,7 +586,7 @@ def test_convolutions_of_inputs_stay_in_a_loop_of_convolutions(monkeypatch):
     def step(h, x):
         return (h := jnp.tanh(convolved(h, jnp.ones((3, 3, 8, 8))) + convolved(x, jnp.ones((3, 3, 4, 8))))), h
 
-    (plan,) = jrnn.explain_scan(step, jnp.ones((4, 12, 12, 8)), jnp.ones((30, 4, 12, 12, 4))).forward
+    (plan,) = scan_plans(step, jnp.ones((4, 12, 12, 8)), jnp.ones((30, 4, 12, 12, 4))).forward
     assert plan.choice.chosen.name == "lax.scan", str(plan)
 
 
@@ -662,7 +662,7 @@ def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypa
             return [jnp.tanh(v * p[i] + 0.3 * p[i - 1] * h[i - 1] + x) for i, v in enumerate(h)], h[0]
 
         p = jnp.linspace(0.1, 1.0, scalars)
-        return jrnn.explain_scan(step, [jnp.float32(0)] * scalars, jnp.ones(1_000)).forward[0]
+        return scan_plans(step, [jnp.float32(0)] * scalars, jnp.ones(1_000)).forward[0]
 
     older = machines.CPU._replace(small_loop=machines.SMALL_LOOP)
     monkeypatch.setattr(machines, "this_processor", lambda: older)

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plans_of import scan_plans
 
 import jrnn
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import scan
 
 T, N, H = 5, 2, 3
 XS, H0 = jnp.linspace(-1, 1, T * N * H).reshape(T, N, H), jnp.ones((N, H))
@@ -176,7 +177,7 @@ def test_derivative_rules_with_side_effects():
     (ours, calls), (theirs, expected) = gradient(scan), gradient(jax.lax.scan)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     assert calls == expected and len(calls) == T
-    assert "side effects" in str(explain_scan(step_of(W), H0, XS))
+    assert "side effects" in str(scan_plans(step_of(W), H0, XS))
 
 
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt"])
@@ -204,7 +205,7 @@ def test_the_reverse_loop_makes_no_comparison_again(recompute):
         h = jnp.maximum(h * 0.9 + x * x, jnp.sin(h) * x)
         return h, (jnp.floor(h * x) * h, jnp.max(h * x, axis=-1))
 
-    forward, reverse = explain_scan(step, H0, XS, recompute=recompute).training
+    forward, reverse = scan_plans(step, H0, XS, recompute=recompute).training
     primitives = {eqn.primitive.name for eqn in reverse.loop.eqns}
     assert primitives and not primitives & {"eq", "gt", "floor"}
 

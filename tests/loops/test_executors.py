@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from by_numpy import by_numpy
 from cases import D, H, N, T, draw
+from plans_of import scan_plans
 
 from jrnn import plain_scans
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import scan
 from jrnn.loops.affine import associative
 from jrnn.loops.ir import tag
 from jrnn.loops.passes import split
@@ -225,7 +226,7 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
 def test_unknown_executor_and_the_choice():
     with pytest.raises(ScanError, match="did you mean 'associative'"):
         scan(lambda c, x: (c, x), 0.0, jnp.ones(3), executor="asociative")
-    told = explain_scan(lambda c, x: (c * x, c), jnp.float32(1), jnp.ones(3), executor="associative")
+    told = scan_plans(lambda c, x: (c * x, c), jnp.float32(1), jnp.ones(3), executor="associative")
     assert told.executor == "associative"
 
 

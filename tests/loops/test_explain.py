@@ -1,4 +1,7 @@
-"""What `explain_scan` and `explain` print, and the errors of mistakes in their arguments."""
+"""What `explain` prints, and the errors of mistakes in its arguments."""
+
+import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -19,42 +22,75 @@ def step(h, x):
 
 def test_the_text_of_an_lstm_with_lengths_has_at_most_15_lines():
     p = dict(wx=jnp.ones((32, 256)), wh=jnp.ones((64, 256)), b=jnp.ones((1, 256)))
-    explained = jrnn.explain_scan(
-        lstm_step(p), (jnp.zeros((16, 64)),) * 2, jnp.ones((100, 16, 32)), lengths=jnp.full(16, 50)
-    )
-    lines = str(explained).splitlines()
+
+    def loss(p, xs):
+        return jnp.sum(jrnn.scan(lstm_step(p), (jnp.zeros((16, 64)),) * 2, xs, lengths=jnp.full(16, 50))[1])
+
+    lines = str(jrnn.explain(jax.grad(loss, (0, 1)), p, jnp.ones((100, 16, 32)))).splitlines()
     assert len(lines) <= 15
-    assert lines[0].startswith("without a gradient: estimated ") and lines[0].endswith("as lax.scan")
-    assert sum(line.startswith("  forward loop") for line in lines) == 2
-    assert any(line.startswith("with a gradient: estimated ") and ", lax.scan " in line for line in lines)
+    assert lines[0] == "2 loops: 1 rewritten, 1 left to lax.scan"
+    assert lines[1].startswith(os.path.join("tests", "loops", "test_explain.py:")) and ".loss)" in lines[1]
+    assert "  forward loop of 100 steps on cpu: lax.scan" in lines and any(
+        "; nothing to gain" in line for line in lines
+    )
     assert "    summed after the loop instead of carried: 3 values, 99,328 bytes" in lines
     assert "    contractions in the loop: 1 (lax.scan: 4)" in lines, "of the reverse loop"
-    assert lines[-1] == "details: print(explain_scan(...).training[1])"
+    assert lines[-1] == "details: print(explained.loops[1])"
 
 
-def test_a_loop_that_is_left_as_it_is_has_one_estimate():
-    lines = str(jrnn.explain_scan(step, H0, XS)).splitlines()
-    assert lines[0].endswith("on one core, as lax.scan") and not any("(lax.scan" in line for line in lines)
-    whole = str(jrnn.explain_scan(lambda h, x: (h + x, h), jnp.zeros(2, int), jnp.ones((3, 2), int)))
-    assert "with a gradient: nothing has one" in whole and "(...).forward[0])" in whole
+def test_the_arguments_of_a_scan_are_explained_as_they_are():
+    lines = str(jrnn.explain(jrnn.scan, step, H0, XS, None, True, executor="scan", unroll=1)).splitlines()
+    assert lines[0] == "1 loop: 0 rewritten, 1 left to lax.scan"
+    assert "test_explain.py:" in lines[1] and "(test_the_arguments_of_a_scan" in lines[1]
+    assert lines[2] == "  reverse loop of 5 steps on cpu: lax.scan" and not any("(lax.scan" in line for line in lines)
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (H0, XS)]
+    assert len(jrnn.explain(jrnn.scan, step, *shapes).loops) == 1
 
 
-def test_the_loops_inside_of_a_loop_in_chunks_are_not_printed():
-    def delta(S, x):
-        k, v = x
-        return S + jnp.outer(k, v - k @ S), k @ S
+def test_a_plan_prints_what_its_summary_leaves_out():
+    w = jnp.ones((80, 80))
+    (plan,) = jrnn.explain(
+        jrnn.scan,
+        lambda h, x: (jnp.tanh(h @ w + x @ w), h @ w),
+        jnp.ones((2, 80)),
+        jnp.ones((20, 2, 80)),
+        executor="scan",
+    ).loops
+    details = str(plan).splitlines()
+    assert [line for line in plan.text().splitlines() if line in details] == plan.text().splitlines()
+    assert any("dot_general float32[2,80], 12,800 bytes at " in line for line in details)
+    assert any("written by the loop at each step" in line for line in details)
+    assert any("    not lax.scan, " in line for line in details)
 
-    explained = jrnn.explain_scan(delta, jnp.zeros((64, 64)), (jnp.ones((512, 64)),) * 2)
-    assert len(explained.training) > 1 and explained.training[0].executor == "chunks"
-    text = str(explained)
-    assert text.count(" loop of ") == 2 and ".training[1:] are loops inside of that" in text
-    assert "(...).training[0])" in text
+
+def test_an_effect_under_a_mask_is_explained():
+    """A step that is called at masked steps sees made-up inputs: whoever asks how the loop runs is told."""
+
+    def printing(c, x):
+        jax.debug.print("{}", x)
+        return c + x, c
+
+    masks = {"lengths": jnp.array([5, 3]), "mask": jnp.ones((5, 2), bool)}
+    for name, mask in masks.items():
+        explained = jrnn.explain(
+            lambda xs, n=name, m=mask: jrnn.scan(printing, jnp.zeros(2), xs, **{n: m}), XS[:, :, 0]
+        )
+        assert "see made-up inputs" in str(explained) and "see made-up inputs" in str(explained.loops[0])
+
+
+def test_newton_makes_no_loop_to_explain():
+    text = str(jrnn.explain(jrnn.scan, step, H0, XS, executor="newton"))
+    assert text.startswith("0 loops") and "scan_statistics reports what it does" in text
 
 
 def test_contractions_in_branches_count():
     w = jnp.ones((4, 4))
-    explained = jrnn.explain_scan(lambda h, x: (jnp.tanh(h @ w + x), h), H0, XS, until=lambda h: jnp.any(h > 9))
-    assert str(explained).startswith("without a gradient: a while loop") and explained.training[0].contractions == 1
+
+    def last(xs):
+        return jrnn.scan(lambda h, x: (jnp.tanh(h @ w + x), h), H0, xs, until=lambda h: jnp.any(h > 9))[0]
+
+    assert jrnn.explain(last, XS).loops == ()
+    assert jrnn.explain(jax.grad(lambda xs: jnp.sum(last(xs))), XS).loops[0].contractions == 1
 
 
 def test_lines_of_libraries_are_relative_to_site_packages():
@@ -67,8 +103,10 @@ def test_lines_of_libraries_are_relative_to_site_packages():
     explained = jrnn.explain(train, nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))), jnp.ones((2, 5, 3)))
     assert " at flax/nnx/" in str(explained.loops[0])
     text = str(explained)
-    assert text.startswith("loop 1 of 2: forward loop of 5 steps") and text.endswith(
-        "details: print(explain(...).loops[1])"
+    assert (
+        text.startswith("2 loops: ")
+        and "  forward loop of 5 steps" in text
+        and "\ndetails: print(explained.loops[" in text
     )
     assert "jrnn.optimize_scans()" in str(jrnn.explain(jnp.sin, 1.0)), "what to do"
 
@@ -81,7 +119,7 @@ def test_lines_of_libraries_are_relative_to_site_packages():
 def test_a_mistake_raises_what_lax_scan_raises(arguments):
     with pytest.raises((TypeError, ValueError)) as theirs:
         jax.lax.scan(*arguments)
-    for function in (jrnn.scan, jrnn.explain_scan):
+    for function in (jrnn.scan, functools.partial(jrnn.explain, jrnn.scan)):
         with pytest.raises(theirs.type) as ours:
             function(*arguments)
         assert str(ours.value) == str(theirs.value)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from cases import gru_step, lstm_step
+from plans_of import scan_plans
 
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import scan
 
 T, N, D, H = 11, 3, 5, 7
 
@@ -125,14 +126,14 @@ def test_a_step_that_stacks_and_tiles_stores_no_more_than_one_that_does_not():
     def apart(h, x):
         return jnp.tanh(jnp.tanh(h) * jnp.tanh(x) + jnp.broadcast_to(x[:, :1], (N, H))), None
 
-    loops = [explain_scan(step, jnp.ones((N, H)), jnp.ones((T, N, H))).training for step in (joined, apart)]
+    loops = [scan_plans(step, jnp.ones((N, H)), jnp.ones((T, N, H))).training for step in (joined, apart)]
     of_joined, of_apart = (sum(item.bytes for item in forward.stacked) for forward, _ in loops)
     assert of_joined <= of_apart
 
 
-def test_explain_scan_shows_the_same_loops():
+def test_explain_shows_the_same_loops():
     p, x = parameters(4)
-    explained = explain_scan(lstm_step(p), (jnp.zeros((N, H)),) * 2, x)
+    explained = scan_plans(lstm_step(p), (jnp.zeros((N, H)),) * 2, x)
     assert explained.executor == "scan"
     forward, reverse = explained.training
     assert (forward.contractions, reverse.contractions) == (1, 1)

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import D, H, N, T, draw, lstm_step
+from plans_of import plans_of, scan_plans
 
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, scan
-from jrnn.loops.explanations.explain import plans_of
+from jrnn.loops import scan
 from jrnn.loops.ir import observers, strict_passes
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import platforms
@@ -78,7 +78,7 @@ def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch):
 
     monkeypatch.setitem(platforms.BY_PLATFORM, "cpu", Backend(broken))
     with strict_passes(False):
-        plan = explain_scan(rnn, H0, XS[:3]).forward[0]
+        plan = scan_plans(rnn, H0, XS[:3]).forward[0]
         assert plan.executor == "lax.scan" and "a mistake of ours" in str(plan)
         np.testing.assert_allclose(scan(rnn, H0, XS[:2])[1], jax.lax.scan(rnn, H0, XS[:2])[1], rtol=1e-6)
         with pytest.raises(ScanError, match="left as jax.lax.scan lowers it.*a mistake of ours"):
@@ -121,7 +121,7 @@ def test_a_second_eager_call_does_not_trace_the_step_again():
 
 def test_frames_of_users_are_shown_as_the_source():
     closed = jax.make_jaxpr(lambda xs: scan(rnn, H0, xs))(XS)
-    assert "test_marked_loops.py" in str(explain_scan(rnn, H0, XS).forward[0])
+    assert "test_marked_loops.py" in str(scan_plans(rnn, H0, XS).forward[0])
     assert [e.primitive.name for e in closed.jaxpr.eqns][-1] == "scan", "to JAX it is a scan"
 
 
@@ -159,7 +159,7 @@ def test_weights_that_are_used_several_times_are_summed_after_the_loop():
 
 
 def test_a_weight_behind_a_relu_is_hoisted():
-    plan = explain_scan(lambda h, x: ((y := jnp.tanh(jax.nn.relu(x @ W) @ W + h @ W)), y), H0, XS).forward[0]
+    plan = scan_plans(lambda h, x: ((y := jnp.tanh(jax.nn.relu(x @ W) @ W + h @ W)), y), H0, XS).forward[0]
     assert plan.contractions == 1
 
 
@@ -168,7 +168,7 @@ def test_plans_under_named_axes():
     explained = []
 
     def one(xs):
-        explained.append(explain_scan(lambda h, x: ((y := jnp.tanh(h @ W + jax.lax.pmean(x @ W, "i"))), y), H0, xs))
+        explained.append(scan_plans(lambda h, x: ((y := jnp.tanh(h @ W + jax.lax.pmean(x @ W, "i"))), y), H0, xs))
         return xs
 
     jax.vmap(one, axis_name="i")(XS[None])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from by_numpy import by_numpy
+from plans_of import scan_plans
 
 import jrnn
 from jrnn import jaxprs
@@ -294,9 +295,9 @@ def test_products_have_the_precision_of_the_step(given, expected):
 
 
 @pytest.mark.exhaustive
-def test_explain_scan_says_how_a_loop_is_solved():
+def test_explain_says_how_a_loop_is_solved():
     init, xs = problem(layers.kda, 64, jnp.float32)
-    plan = jrnn.explain_scan(layers.kda, init, xs).training[0]
+    plan = scan_plans(layers.kda, init, xs).training[0]
     assert (
         "solved in chunks of 32: S[1,2,4,4] with decay per row, 1 transition of rank one, stored at 2 boundaries"
         in str(plan)

@@ -20,10 +20,11 @@ from cases import draw, lstm_step
 from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from plans_of import scan_plans
 
 from jrnn import nn
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import scan
 from jrnn.loops.ir import Options, observers
 from jrnn.loops.kernels import Refused
 from jrnn.loops.kernels.native import library
@@ -292,7 +293,7 @@ def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faste
     few = weights(wx=(128, 512), wh=(128, 512), b=(1, 512), x=(50, 32, 128), h0=(32, 128), c0=(32, 128))
     one = {**few, "x": few["x"][:, :1], "h0": few["h0"][:1], "c0": few["c0"][:1]}
     for p, count in ((few, 2), (one, 1)):
-        (plan,) = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], executor="native").forward
+        (plan,) = scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"], executor="native").forward
         assert plan.executor == "native" and plan.contractions == count, str(plan)
 
 
@@ -302,7 +303,7 @@ def default(judged, monkeypatch):
     monkeypatch.setattr(library, "loaded", LOADED)
 
     def executors(p, **options):
-        plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], **options)
+        plans = scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"], **options)
         return [plan.executor for plan in (*plans.forward, *plans.training)]
 
     return executors
@@ -337,7 +338,7 @@ def test_the_default_counts_what_a_call_writes_out(default):
 
     for step in (sorting, spreading):
         for memory in (None, 1.0):
-            (plan,) = explain_scan(step, (p["h0"], p["c0"]), p["x"], memory=memory).forward
+            (plan,) = scan_plans(step, (p["h0"], p["c0"]), p["x"], memory=memory).forward
             assert plan.executor != "native", str(plan)
 
 
@@ -345,7 +346,7 @@ def test_the_default_counts_what_a_call_writes_out(default):
 def test_without_a_kernel_the_default_is_silent(default, monkeypatch):
     monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="there was no compiler"))
     p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(100, 8, 64), h0=(8, 64), c0=(8, 64))
-    plans = explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"])
+    plans = scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"])
     assert "native" not in str(plans) and "native" not in {plan.executor for plan in (*plans.forward, *plans.training)}
 
 
@@ -473,7 +474,7 @@ def test_without_the_object_the_reason_is_given(monkeypatch):
     p = weights()
     with pytest.raises(ScanError, match="'native' cannot run this step .*there was no compiler"):
         run(lstm_step, p, (p["h0"], p["c0"]), "native")
-    assert explain_scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]).executor != "native"
+    assert scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"]).executor != "native"
 
 
 @pytest.mark.exhaustive

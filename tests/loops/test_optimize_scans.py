@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from plans_of import plans_of
 
 import jrnn
-from jrnn.loops.explanations.explain import plans_of
 
 T, N, D, H = 5, 2, 3, 4
 XS = jnp.linspace(-1, 1, N * T * D).reshape(N, T, D)

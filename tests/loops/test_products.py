@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import D, H, N, T, draw
+from plans_of import scan_plans
 
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import scan
 from jrnn.loops.passes.sums import smaller_first
 
 SHAPES = dict(wx=(3 * H, D), wh=(3 * H, H), b=(3 * H,), h0=(N, H), x=(T, N, D))
@@ -61,7 +62,7 @@ def test_values_and_gradients(cell, reverse, x64):
 @pytest.mark.parametrize("cell, size", [(gates, 3 * H), (gates_apart, 10 * H)])
 def test_nothing_is_transposed_in_the_loops_or_stacked_twice(cell, size):
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(11, **SHAPES))
-    explained = explain_scan(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"])
+    explained = scan_plans(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"])
     for plan in (*explained.forward, *explained.training):
         node = plan.node if hasattr(plan.node, "fission") else plan.node.inner  # of the canonical form
         assert "transpose" not in {eqn.primitive.name for eqn in node.fission.core.eqns}

@@ -11,10 +11,11 @@ import pytest
 from by_numpy import by_numpy
 from cases import GRU, LSTM, draw, lstm_step
 from jax.ad_checkpoint import checkpoint_name
+from plans_of import scan_plans
 
 from jrnn import plain_scans
 from jrnn.errors import ScanError
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import scan
 
 
 def named_step(p):
@@ -63,7 +64,7 @@ def test_named_values_are_not_stored():
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(0, **GRU))
 
     def loops(**keywords):
-        forward, reverse = explain_scan(named_step(p), p["h0"], p["x"], **keywords).training
+        forward, reverse = scan_plans(named_step(p), p["h0"], p["x"], **keywords).training
         return [item.what.rsplit("/")[-1] for item in forward.stacked], forward, reverse
 
     stored, forward, reverse = loops()
@@ -84,7 +85,7 @@ def test_contractions_never_store_more_than_none():
         return h + f(h + 0.1 * a), None
 
     def stored(recompute):
-        forward, _ = explain_scan(step, jnp.ones((4, 8)), jnp.ones((6, 4, 32)), recompute=recompute).training
+        forward, _ = scan_plans(step, jnp.ones((4, 8)), jnp.ones((6, 4, 32)), recompute=recompute).training
         return sum(item.bytes for item in forward.stacked)
 
     assert stored("contractions") <= stored(None)
@@ -106,7 +107,7 @@ def test_steps_with_control_flow_keep_to_what_was_asked(recompute, x64):
     ours = jax.jit(jax.grad(functools.partial(loss, scan, recompute=recompute)))(p["h0"])
     np.testing.assert_allclose(ours, by_numpy(jax.grad(functools.partial(loss, jax.lax.scan)))(p["h0"]), rtol=1e-11)
     stacks = [
-        sum(item.bytes for item in explain_scan(step, p["h0"], p["x"], recompute=r).training[0].stacked)
+        sum(item.bytes for item in scan_plans(step, p["h0"], p["x"], recompute=r).training[0].stacked)
         for r in (recompute, None)
     ]
     assert stacks[0] < stacks[1]

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import segment_cells
 from by_numpy import by_numpy
+from plans_of import scan_plans
 from segment_cells import everything, example, off, whole
 
 import jrnn
@@ -186,7 +187,7 @@ def test_explanation():
     told = []
 
     def one(xs):
-        told.append(str(jrnn.explain_scan(functools.partial(step, w), first, xs, axis_name="time")))
+        told.append(str(scan_plans(functools.partial(step, w), first, xs, axis_name="time")))
         return 0
 
     jax.vmap(one, axis_name="time", axis_size=T, in_axes=None)(xs)

@@ -1,8 +1,10 @@
-"""Observers of lowered loops: `explain` collects their plans, and `report` and the log subscribe."""
+"""Observers of lowered loops: `explain` collects their plans or subscribes to them, and the log `jrnn.loops` subscribes."""
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +23,21 @@ _FRAMES = 200  # of a traceback, from the loop outwards
 # The list that collects the plans of lowered loops, or None.
 _collector = jax.make_user_context(None)
 
-# Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
-listeners: list[Callable[[Any], None]] = []
+LOG = logging.getLogger("jrnn.loops")
+_INSIDE = "inside of JAX, such as the rounds of jax.random"
+
+Place = tuple[str, str]  # see `places`
+_NOWHERE = ("", "")  # of a note from a step: it is of the loop that is lowered next
 
 
 class Plans(list):
-    """Plans, and notes: reasons why loops were differentiated step by step.
+    """Plans of lowered loops.
 
     It is hashed and compared by identity, because JAX uses it in keys of its caches.
+
+    Attributes:
+        places: where each loop is.
+        notes_at: by place, reasons why loops were differentiated step by step, and the like.
     """
 
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -36,7 +45,37 @@ class Plans(list):
 
     def __init__(self) -> None:
         super().__init__()
-        self.notes: list[str] = []
+        self.caller: Place = _NOWHERE  # the place of loops that are called by nobody's code
+        self.places: list[Place] = []
+        self.notes_at: dict[Place, list[str]] = {}
+        self.lock = threading.Lock()
+
+    @property
+    def notes(self) -> list[str]:
+        """All notes, each once."""
+        return list(dict.fromkeys(note for notes in self.notes_at.values() for note in notes))
+
+    def hear(self, what: Any) -> None:
+        """Adds a plan or a note, where JAX's source information is the loop's."""
+        place = places()
+        with self.lock:
+            if not isinstance(what, str):
+                place = place if any(place) else self.caller
+                self.append(what)
+                self.places.append(place)
+                unplaced = self.notes_at.pop(_NOWHERE, [])
+                self.notes_at.setdefault(place, []).extend(unplaced)
+            elif what not in self.notes_at.setdefault(place, []):
+                self.notes_at[place].append(what)
+
+
+def _log(what: Any) -> None:
+    if LOG.isEnabledFor(logging.DEBUG):
+        LOG.debug("%s: %s", in_words(places()), what if isinstance(what, str) else what.text())
+
+
+# Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
+listeners: list[Callable[[Any], None]] = [_log]
 
 
 @contextmanager
@@ -47,20 +86,11 @@ def collected() -> Iterator[Plans]:
         yield plans
 
 
-def notify(plan: Any) -> None:
-    """Adds the plan of a loop that is lowered."""
-    if _collector.value is not None:
-        _collector.value.append(plan)
-    else:
-        _tell(plan)
-
-
-def note(text: str) -> None:
-    """Adds a note, unless it was made before."""
-    if _collector.value is None:
-        _tell(text)
-    elif text not in _collector.value.notes:
-        _collector.value.notes.append(text)
+def notify(what: Any) -> None:
+    """Adds the plan of a loop that is lowered, or a note."""
+    plans = _collector.value
+    for listener in tuple(listeners) if plans is None else (plans.hear,):
+        listener(what)
 
 
 def unexpected(error: Exception, where: str = "") -> str:
@@ -70,12 +100,13 @@ def unexpected(error: Exception, where: str = "") -> str:
     return f"{type(error).__name__}{where} (please report it): {error}"
 
 
-def _tell(what: Any) -> None:
-    for listener in tuple(listeners):
-        listener(what)
+def in_words(place: Place) -> str:
+    """Returns a place as text."""
+    where, caller = place
+    return f"{where or _INSIDE}{f', from {caller}' if caller else ''}"
 
 
-def places() -> tuple[str, str]:
+def places() -> Place:
     """Returns where the loop is that JAX works on, and the line of the user's own code that led there, if that is elsewhere.
 
     A loop in an installed package has both; for a loop in the user's own code the second is "".

@@ -124,7 +124,7 @@ def _agrees(flat: FlatScan) -> bool:
     few = derived.lifted(jaxprs.opened(flat.closed()), len(flat.init), _COMPARED, False)
     agrees, why = derived.verdict(few, "newton", by_blocks)
     if why:
-        observers.note(f"newton: {why}")
+        observers.notify(f"newton: {why}")
     return agrees
 
 

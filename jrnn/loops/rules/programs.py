@@ -23,7 +23,7 @@ def in_chunks(options: Options, scan: ScanParams, places: Sequence[int]) -> Call
         return None
     plan, values = planned
     if plan.node is None:
-        observers.note(f"not in chunks: {plan.notes[0]}")
+        observers.notify(f"not in chunks: {plan.notes[0]}")
         return None
     observers.notify(plan)
     return _within(tag.untagged, scan.flat(plan.node.run, values))

@@ -89,7 +89,7 @@ def _replaced(
     try:
         return transform(lambda *moving: run(*jaxprs.replaced(primals, places, moving)), [primals[i] for i in places])
     except Exception as error:
-        observers.note(f"differentiated as it is: {observers.unexpected(error)}")
+        observers.notify(f"differentiated as it is: {observers.unexpected(error)}")
         return None
 
 

@@ -75,7 +75,7 @@ def _over_devices(call: ScanCall, rest: Rest) -> Results:
         why = "executor 'newton' needs jax.shard_map(..., check_vma=False)"
         if call.strict:
             raise ScanError(f"scan: strict=True, but {why}")
-        observers.note(f"{why}: each device runs its segment as a loop")
+        observers.notify(f"{why}: each device runs its segment as a loop")
         call = call._replace(executor=executors.find("auto"), newton=None)
 
     def on_one_device(step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
@@ -95,6 +95,7 @@ def _by_newton(call: ScanCall, rest: Rest) -> Results:
         return rest(call)
     from jrnn.loops.newton.api import solve
 
+    observers.notify("newton: all steps at once, so there is no loop to explain; scan_statistics reports what it does")
     return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton, call.verify)[0]
 
 

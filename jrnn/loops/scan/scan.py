@@ -58,7 +58,7 @@ def scan(
 
     When JAX lowers the loop and the loop of its gradient, contractions that do not need the carry move out of the loop, the
     gradients of weights become one contraction after the reverse loop, and few values are stored for it. What cannot be
-    rewritten runs as in `jax.lax.scan`. `explain_scan` shows what was done.
+    rewritten runs as in `jax.lax.scan`. `explain` shows what was done.
 
     Args:
         f: the step, `(carry, x) -> (carry, y)`.

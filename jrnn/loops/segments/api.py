@@ -195,12 +195,12 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
     few = derived.lifted(jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, place.reverse)
     agrees, note = derived.verdict(few, f"over {place.count} devices", summarized)
     if note:
-        observers.note(note)
+        observers.notify(note)
     return list(in_order) if agrees else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]
 
 
 def _tell(in_order: Sequence[Stage], place: Place, strict: bool) -> None:
-    """Notes how the loop is divided, for `explain_scan`."""
+    """Notes how the loop is divided, for `explain`."""
     notes = [f"time over {place.count} devices along {place.axis!r}"]
     for stage in in_order:
         carries = f"carry {', '.join(map(str, stage.carry))}"
@@ -211,7 +211,7 @@ def _tell(in_order: Sequence[Stage], place: Place, strict: bool) -> None:
         else:
             notes.append(f"{carries}: one device after the other ({stage.why})")
     for note in notes:
-        observers.note(note)
+        observers.notify(note)
     if strict and place.count > 1 and not any(stage.kind == "affine" for stage in in_order):
         why = "; ".join(stage.why for stage in in_order if stage.kind == "opaque")
         if why:

@@ -1,4 +1,4 @@
-"""LoopPlan: what was decided for a loop. It is run, cached, and printed by `explain_scan`."""
+"""LoopPlan: what was decided for a loop. It is run, cached, and printed by `explain`."""
 
 from __future__ import annotations
 
@@ -103,25 +103,22 @@ class LoopPlan:
         return self.description.contractions
 
     def __str__(self) -> str:
-        lines = [f"{self.title}: {self.executor}"]
-        for title, items in (*self.description.moved.items(), ("written by the loop at each step", self.stacked)):
-            if items:
-                shown = [f"    {item}" for item in items[:_SHOWN]]
-                more = [f"    and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
-                lines += [f"  {title} ({sum(i.bytes for i in items):,} bytes):", *shown, *more]
-        if self.loop is not None:
-            lines.append(f"  contractions in the loop: {self.contractions}")
-        if self.choice is not None:
-            lines += textwrap.indent(str(self.choice), "  ").splitlines()
-        return "\n".join([*lines, *self._remarks()])
+        return self.text(details=True)
 
-    def summary(self) -> str:
-        """Returns a shorter text than `str`: how many values moved, what is left, and the estimate next to `lax.scan`'s."""
+    def text(self, details: bool = False) -> str:
+        """Returns how the loop runs: what moved, what is left in it, and the estimate next to `lax.scan`'s.
+
+        Args:
+            details: also what the loop writes at each step, values with their lines of code, and the other candidates.
+        """
         lines = [f"{self.title}: {self.executor}"]
-        for title, items in self.description.moved.items():
+        written = {"written by the loop at each step": self.stacked} if details else {}
+        for title, items in (self.description.moved | written).items():
             if items:
                 values = "1 value" if len(items) == 1 else f"{len(items)} values"
                 lines.append(f"  {title}: {values}, {sum(i.bytes for i in items):,} bytes")
+                lines += [f"    {item}" for item in items[:_SHOWN]] if details else []
+                lines += [f"    and {len(items) - _SHOWN} more"] if details and len(items) > _SHOWN else []
         if self.loop is not None and self.executor != "chunks":
             before = contractions(self.loop.eqns)
             of = f" (lax.scan: {before})" if before != self.contractions else ""
@@ -131,7 +128,9 @@ class LoopPlan:
             other = "" if reference in (None, self.choice.chosen.estimate) else f" (lax.scan: {reference.brief()})"
             end = f"; {NOTHING}" if NOTHING in self.notes else other
             lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
-        return "\n".join([*lines, *(remark for remark in self._remarks() if remark.strip() != NOTHING)])
+            lines += textwrap.indent(str(self.choice), "    ").splitlines() if details else []
+        remarks = (*self.notes, *self.description.remarks, *self.description.stays)
+        return "\n".join([*lines, *(f"  {remark}" for remark in remarks if remark != NOTHING)])
 
     @property
     def title(self) -> str:
@@ -139,6 +138,3 @@ class LoopPlan:
         direction = "reverse" if self.loop is not None and self.loop.reverse else "forward"
         steps = "" if self.loop is None else f" of {self.loop.length} steps"
         return f"{direction} loop{steps} on {self.target.platform}"
-
-    def _remarks(self) -> list[str]:
-        return [f"  {remark}" for remark in (*self.notes, *self.description.remarks, *self.description.stays)]

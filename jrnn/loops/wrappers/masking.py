@@ -189,7 +189,7 @@ def _held(step: Callable, spares: list[Any], given: str) -> Callable:
         if not fits or not branches.runs_in_branch(traced, alive, carry):
             return chosen(alive, carry, x, _where)
         if traced.has_effects and alive.ndim:
-            observers.note(_CALLED)
+            observers.notify(_CALLED)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), traced.out[1])
         return jax.lax.cond(
             some(jnp.any(alive)),

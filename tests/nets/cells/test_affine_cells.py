@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plans_of import scan_plans
 
 import jrnn
 from jrnn.errors import NetError
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import scan
 from jrnn.nets import cells
 from jrnn.nets.ops import recurrent_network, recurrent_network_gradient
 
@@ -97,8 +98,8 @@ def test_the_executor_solves_them_and_agrees_with_the_loop(name, monkeypatch, x6
     explained = []
 
     def chosen(step, carry, xs, **keywords):
-        explained.append(explain_scan(step, carry, xs, **keywords, executor="associative").executor)
-        assert explain_scan(step, carry, xs, **keywords).executor != "associative"  # on a CPU, sums keep their order
+        explained.append(scan_plans(step, carry, xs, **keywords, executor="associative").executor)
+        assert scan_plans(step, carry, xs, **keywords).executor != "associative"  # on a CPU, sums keep their order
         return scan(step, carry, xs, **keywords, executor="associative")
 
     monkeypatch.setattr(recurrent_network, "scan", chosen)

@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from plans_of import scan_plans
 
 import jrnn
-from jrnn.loops import explain_scan, scan
+from jrnn.loops import scan
 from jrnn.nets import cells
 from jrnn.nets.ops import recurrent_network
 
@@ -28,7 +29,7 @@ def told(monkeypatch):
     explained = []
 
     def scanned(step, carry, xs, **keywords):
-        explained.append(explain_scan(step, carry, xs, **keywords))
+        explained.append(scan_plans(step, carry, xs, **keywords))
         return scan(step, carry, xs, **keywords)
 
     monkeypatch.setattr(recurrent_network, "scan", scanned)

@@ -1,4 +1,4 @@
-"""`report` and the log `jrnn.loops`, `optimize_scans(everywhere=True)`, and contexts that are entered and never left."""
+"""`explain` as a context, the log `jrnn.loops`, `optimize_scans(everywhere=True)`, and contexts that are never left."""
 
 import logging
 import os
@@ -13,7 +13,6 @@ import pytest
 from flax import nnx
 
 import jrnn
-from jrnn.loops.ir import observers
 from jrnn.loops.rules import tracing
 
 pytestmark = pytest.mark.usefixtures("judged")
@@ -38,64 +37,64 @@ def loops_of(fn, *args):
     return len(jrnn.explain(fn, *args).loops)
 
 
-def test_a_report_of_a_library_says_where_its_loops_are_and_why_they_are_so():
+def test_the_loops_of_a_library_say_where_they_are_and_why_they_are_so():
     graph, parameters, rest = nnx.split(nnx.RNN(nnx.GRUCell(D, H, rngs=nnx.Rngs(0))), nnx.Param, ...)
 
     @jax.jit
     def gradient(parameters, xs):
         return jax.grad(lambda p: jnp.sum(nnx.merge(graph, p, rest)(xs, initial_carry=jnp.zeros((N, H)))))(parameters)
 
-    with jrnn.report() as report, jrnn.optimize_scans():
+    with jrnn.explain() as explained, jrnn.optimize_scans():
         in_a_thread(lambda: None)
         gradient(parameters, jnp.ones((N, 100, D)))
-    forward, reverse = report.loops
-    assert forward.where == reverse.where and forward.where.startswith("flax/nnx/"), "the library's line"
-    assert forward.called_from.startswith(os.path.join("tests", "loops", "test_report.py")), "ours"
-    assert "gradient" in forward.called_from
-    assert (forward.loop, reverse.loop) == ("forward loop of 100 steps on cpu", "reverse loop of 100 steps on cpu")
-    assert reverse.executor != "lax.scan" and "estimated " in reverse.reason and ", lax.scan " in reverse.reason
-    text = str(report)
-    assert (
-        text.startswith("2 loops: ") and text.count("flax/nnx/") == 1 and "reverse loop of 100 steps on cpu: " in text
+    forward, reverse = explained.loops
+    assert (forward.title, reverse.title) == ("forward loop of 100 steps on cpu", "reverse loop of 100 steps on cpu")
+    assert reverse.executor != "lax.scan"
+    lines = str(explained).splitlines()
+    assert lines[0].startswith("2 loops: ") and lines[1].startswith("flax/nnx/"), "the library's line"
+    assert f", from {os.path.join('tests', 'loops', Path(__file__).name)}" in lines[1] and "gradient" in lines[1], (
+        "ours"
     )
+    assert f"  reverse loop of 100 steps on cpu: {reverse.executor}" in lines
+    assert any("estimated: " in line and "(lax.scan: " in line for line in lines)
 
 
 def test_the_reasons_of_loops_that_are_left_as_they_are():
-    with jrnn.report() as report:
+    with jrnn.explain() as explained:
         for xs in (jnp.ones((0, 2)), jnp.ones((1, 2)), jnp.ones((3, 2)), jnp.ones((9000, 2))):
             jax.jit(lambda xs: jrnn.scan(lambda c, x: (c + x, None), jnp.zeros(2), xs)[0])(xs)
-    assert [row.executor for row in report.loops] == ["lax.scan"] * 4
-    short, others = [row.reason for row in report.loops[:3]], report.loops[3].reason
-    assert short == ["it has no steps", "it has one step", "it takes less time than planning it"]
-    assert others.startswith("no other way is estimated to")
-    with jrnn.report() as report, jrnn.optimize_scans(executor="associative"):
+    assert [plan.executor for plan in explained.loops] == ["lax.scan"] * 4
+    *short, others = [plan.notes for plan in explained.loops]
+    assert short == [("it has no steps",), ("it has one step",), ("it takes less time than planning it",)]
+    assert others == ("nothing to gain",) and "; nothing to gain" in explained.loops[3].text()
+    with jrnn.explain() as explained, jrnn.optimize_scans(executor="associative"):
         jax.jit(total).lower(XS)
-    assert "not associative: " in report.loops[0].reason
+    assert "not associative: " in explained.loops[0].text()
 
 
 def test_a_loop_over_matrix_states_has_the_reason_why_it_is_not_in_chunks():
     def loss(S, ks):
         return jnp.sum(jax.lax.scan(lambda S, k: (0.9 * S + jnp.outer(k, jnp.tanh(k @ S)), k @ S), S, ks)[1])
 
-    with jrnn.report() as report, jrnn.optimize_scans():
+    with jrnn.explain() as explained, jrnn.optimize_scans():
         jax.jit(jax.grad(loss)).lower(jnp.zeros((64, 64)), jnp.ones((256, 64)))
-    assert report.loops and all("not in chunks: " in row.reason for row in report.loops)
+    assert explained.loops and all("not in chunks: " in plan.text() for plan in explained.loops)
 
 
-def test_equal_loops_are_counted_and_a_closed_report_hears_nothing():
-    with jrnn.report() as report, jrnn.optimize_scans():
+def test_equal_loops_are_counted_and_a_context_that_was_left_hears_nothing():
+    with jrnn.explain() as explained, jrnn.optimize_scans():
         for k in (1.0, 2.0):
             jax.jit(lambda xs, k=k: jax.lax.scan(lambda c, x: (c * k + x, None), 0.0, xs)[0]).lower(jnp.ones(3))
-    assert [row.count for row in report.loops] == [2] and ", 2 times: " in str(report)
-    listening = len(observers.listeners)
-    report.close()
-    assert len(observers.listeners) == listening, "closed once"
+    assert len(explained.loops) == 2 and str(explained).count("forward loop") == 1
+    assert "  forward loop of 3 steps on cpu: lax.scan, 2 times" in str(explained).splitlines()
     with jrnn.optimize_scans():
         jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0]).lower(jnp.ones(4))
-    assert len(report.loops) == 1
-    with jrnn.report() as empty:
+    assert len(explained.loops) == 2
+    with jrnn.explain() as empty:
         loops_of(total, XS)
     assert empty.loops == () and "optimize_scans(everywhere=True)" in str(empty)
+    with pytest.raises(TypeError, match="as a context it has no arguments"):
+        jrnn.explain(compile=True)
 
 
 def test_the_log(caplog):
@@ -103,7 +102,8 @@ def test_the_log(caplog):
         jax.jit(lambda xs: jax.lax.scan(lambda c, x: (c - x, None), 0.0, xs)[0]).lower(jnp.ones(3))
         assert loops_of(total, XS) == 1
     (line,) = caplog.messages  # `explain` lowers what does not run
-    assert "test_report.py:" in line and ": forward loop of 3 steps on cpu: lax.scan: it takes less time" in line
+    assert Path(__file__).name in line and ": forward loop of 3 steps on cpu: lax.scan\n" in line
+    assert "\n  it takes less time" in line
 
 
 def test_the_mark_of_a_process_holds_in_its_threads():
@@ -161,7 +161,7 @@ def test_a_context_can_be_entered_again_and_decorates_each_call():
 
 PROGRAM = """
 import jax, jax.numpy as jnp, jrnn
-contexts = [jrnn.optimize_scans(), jrnn.plain_scans(), jrnn.optimize_scans(everywhere=True), jrnn.report()]
+contexts = [jrnn.optimize_scans(), jrnn.plain_scans(), jrnn.optimize_scans(everywhere=True), jrnn.explain()]
 for context in contexts:
     context.__enter__()
 print(jax.eval_shape(lambda xs: jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs)[0], jnp.ones(3)))
