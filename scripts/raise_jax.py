@@ -3,6 +3,7 @@
 python scripts/raise_jax.py VERSION
 
 Prints the new bound, or nothing if the version is admitted already. tests/test_release.py then names the pages to change.
+The version is also noted as tested in jrnn/jaxprs/jax_internals.py.
 """
 
 import re
@@ -10,15 +11,26 @@ import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+INTERNALS = PROJECT.parent / "jrnn" / "jaxprs" / "jax_internals.py"
 
 
 def main(version: str) -> None:
-    minor = int(re.match(r"0\.(\d+)", version)[1])
+    minor, patch = map(int, re.match(r"0\.(\d+)\.(\d+)", version).groups())
     text = PROJECT.read_text(encoding="utf-8")
     changed = re.sub(r"(jax[^\"]*>=0\.\d+,<0\.)(\d+)", lambda m: m[1] + str(max(int(m[2]), minor + 1)), text)
     if changed != text:
         PROJECT.write_text(changed, encoding="utf-8")
         print(f"jax<0.{minor + 1}")
+    text = INTERNALS.read_text(encoding="utf-8")
+    INTERNALS.write_text(with_tested(text, minor, patch), encoding="utf-8")
+
+
+def with_tested(text: str, minor: int, patch: int) -> str:
+    """Returns the source of jax_internals.py with a release of JAX as the newest of its minor that was tested."""
+    line = re.search(r"_TESTED = \{(.*)\}", text)
+    newest = {int(m): int(p) for m, p in re.findall(r"\(0, (\d+)\): (\d+)", line[1])}
+    newest[minor] = max(patch, newest.get(minor, 0))
+    return text.replace(line[1], ", ".join(f"(0, {m}): {p}" for m, p in sorted(newest.items())))
 
 
 if __name__ == "__main__":

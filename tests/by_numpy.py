@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 from jrnn.jaxprs.by_numpy import evaluate
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.jax_internals import is_traced
 
 
 def by_numpy(fn):

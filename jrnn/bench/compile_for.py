@@ -23,7 +23,7 @@ from jrnn.bench.peers import FUNCTIONS, in_mode, versions
 from jrnn.bench.sizes import CELLS, MODES, Size, check_names
 from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError
-from jrnn.jaxprs.names import topologies
+from jrnn.jaxprs.jax_internals import topologies
 
 _H100 = """
 gpu_device_info {

@@ -45,6 +45,7 @@ from jrnn.convert.python_forms import (
 from jrnn.errors import ConversionError, OpError, printable
 from jrnn.jaxprs import Eqn, is_literal, scan_counts
 from jrnn.jaxprs.flat import body_of
+from jrnn.jaxprs.jax_internals import function_name, scopes
 from jrnn.jaxprs.trials import close, drawn
 from jrnn.nets.lowering import to_jax
 
@@ -273,7 +274,7 @@ class _Printer:
 
         for eqn in jaxpr.eqns:
             scope = self._scope
-            self._scope = re.sub(r"\W", "_", str(eqn.source_info.name_stack).rpartition("/")[2]).lower() or scope
+            self._scope = re.sub(r"\W", "_", (scopes(eqn) or [""])[-1]).lower() or scope
             env.update(zip(eqn.outvars, self._equation(eqn, [read(a) for a in eqn.invars])))
             self._scope = scope
         return [read(a) for a in jaxpr.outvars]
@@ -307,7 +308,7 @@ class _Printer:
         if name == "convert_element_type" and eqn.params["new_dtype"] == eqn.invars[0].aval.dtype:
             return operands
         if (body := body_of(eqn)) is not None:
-            function = str(getattr(body, "jaxpr", body).debug_info.func_name)
+            function = function_name(getattr(body, "jaxpr", body))
             text = _NAMED.get(function) if name == "custom_jvp_call" else None
             return [self._add(text, operands, hint)] if text else self.walk(body, operands)
         if name in ("scan", "while", "cond"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs.names import expanded, source_line
+from jrnn.jaxprs.jax_internals import expanded, source_line
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 

@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrnn.jaxprs import jax_internals
+
 
 def varying_axes(tree: Any) -> frozenset[Any]:
     """Returns the axes over which any array of a tree varies; none outside of `jax.shard_map`, or without `check_vma`."""
-    return frozenset().union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in jax.tree.leaves(tree)))
+    return frozenset().union(*(jax_internals.varying_axes(leaf) for leaf in jax.tree.leaves(tree)))
 
 
 def cast(tree: Any, axes: Any) -> Any:

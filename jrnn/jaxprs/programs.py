@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.xla_metadata import set_xla_metadata
-from jax.extend import source_info_util
 
-Var = jex.Var
-Eqn = jex.JaxprEqn
+from jrnn.jaxprs import jax_internals
+from jrnn.jaxprs.jax_internals import JaxprEqn, Literal, set_xla_metadata
+from jrnn.jaxprs.jax_internals import Var as Var
+
+Eqn = JaxprEqn
 Atom = Any  # Var | Literal
 Env = dict[Var, Any]
 Names = dict[Var, Atom]  # what stands for a variable
@@ -53,10 +53,7 @@ class Program:
 
     def closed(self) -> Any:
         """Returns the program as a closed jaxpr."""
-        effects = {effect for eqn in self.eqns for effect in eqn.effects}
-        info = jex.DebugInfo("scan", "step", ("",) * len(self.invars), ("",) * len(self.outvars))
-        parts = self.constvars, self.invars, self.outvars, self.eqns
-        return jex.ClosedJaxpr(jex.Jaxpr(*map(list, parts), effects, info), self.consts)
+        return jax_internals.closed_jaxpr(self.invars, self.eqns, self.outvars, dict(zip(self.constvars, self.consts)))
 
 
 def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS) -> Program:
@@ -110,20 +107,20 @@ def _opened(
         info = eqn.source_info if source is None else source(eqn)
         if body is not None:
             jaxpr = jaxpr_of(body)
-            inside, held = dict(zip(jaxpr.invars, given, strict=True)), {v: jex.Var(v.aval) for v in jaxpr.constvars}
+            inside, held = dict(zip(jaxpr.invars, given, strict=True)), {v: Var(v.aval) for v in jaxpr.constvars}
             consts.update(zip(held.values(), getattr(body, "consts", ())))
             inside.update(held)
-            yield from _opened(jaxpr.eqns, inside, consts, calls, functools.partial(_within, info.name_stack))
+            yield from _opened(jaxpr.eqns, inside, consts, calls, functools.partial(jax_internals.within, info))
             names.update(zip(outs, [named(inside, a) for a in jaxpr.outvars]))
         elif name in ("copy", "copy_p"):
             names.update(zip(outs, given))
         elif name == "convert_element_type" and is_literal(given[0]) and not given[0].aval.shape:
-            names[outs[0]] = jex.Literal(np.asarray(given[0].val).astype(outs[0].aval.dtype), outs[0].aval)
+            names[outs[0]] = Literal(np.asarray(given[0].val).astype(outs[0].aval.dtype), outs[0].aval)
         else:
             if source is not None:
-                outs = [jex.Var(v.aval) for v in outs]
+                outs = [Var(v.aval) for v in outs]
                 names.update(zip(eqn.outvars, outs))
-            ctx = _untagged(eqn.ctx) if _is_tagged(eqn) else eqn.ctx
+            ctx = jax_internals.context_of(eqn, without=TAG if _is_tagged(eqn) else None)
             yield eqn.replace(invars=given, outvars=outs, source_info=info, ctx=ctx)
 
 
@@ -132,20 +129,8 @@ def named(names: Names, atom: Atom) -> Atom:
     return atom if is_literal(atom) else names.get(atom, atom)
 
 
-def _within(scope: Any, eqn: Eqn) -> Any:
-    """Returns the source information of an equation that is called in a scope."""
-    return eqn.source_info.replace(name_stack=scope + eqn.source_info.name_stack)
-
-
 def _is_tagged(eqn: Eqn) -> bool:
-    return TAG in (eqn.ctx.xla_metadata or {}) and eqn.primitive.name != "scan"
-
-
-@functools.lru_cache(maxsize=256)
-def _untagged(ctx: Any) -> Any:
-    """Returns the context of an equation without the tag."""
-    with ctx.manager, set_xla_metadata(**{TAG: None}):
-        return jax.make_jaxpr(jax.lax.neg)(0.0).jaxpr.eqns[0].ctx
+    return TAG in (jax_internals.metadata_of(eqn) or {}) and eqn.primitive.name != "scan"
 
 
 def jaxpr_of(closed: Any) -> Any:
@@ -258,17 +243,14 @@ def without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
     def flat(values: Any, *args: Any) -> Any:
         leaves = jax.tree.leaves(args)
         typed = [jax.lax.convert_element_type(x, a.dtype) for x, a in zip(leaves, closed.in_avals)]
-        return jax.tree.unflatten(tree, jex.jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed))
+        return jax.tree.unflatten(tree, jax_internals.jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed))
 
     return flat, list(closed.consts)
 
 
 def in_scope(eqn: Eqn) -> ExitStack:
-    """Enters an equation's context: its source lines, its `jax.named_scope`, and `eqn.ctx` without the tag."""
-    stack = ExitStack()
-    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
-    stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
-    stack.enter_context(eqn.ctx.manager)
+    """Enters an equation's context: its source lines, its `jax.named_scope`, and its options without the tag."""
+    stack = jax_internals.in_scope(eqn)
     if _is_tagged(eqn):
         stack.enter_context(set_xla_metadata(**{TAG: None}))
     return stack
@@ -279,7 +261,6 @@ def called(eqn: Eqn, calls: Mapping[str, str]) -> Any | None:
     parameter = calls.get(eqn.primitive.name)
     if parameter is None or eqn.effects:
         return None
-    placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-    if any(type(s).__name__ != "UnspecifiedValue" for s in placed):
+    if jax_internals.has_own_shardings(eqn):
         return None
     return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # the name in `eval_jaxpr` since jax 0.12

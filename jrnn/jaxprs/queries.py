@@ -6,12 +6,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.extend.core as jex
 import numpy as np
 
+from jrnn.jaxprs.jax_internals import ClosedJaxpr, Jaxpr
+from jrnn.jaxprs.jax_internals import scan_counts as scan_counts
 from jrnn.jaxprs.programs import Atom, Eqn, Var, is_in, is_literal, jaxpr_of, variables
 
-_JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)
+_JAXPRS = (Jaxpr, ClosedJaxpr)
 
 # Sizes ---------------------------------------------------------------------------------------------------------------
 
@@ -40,14 +41,6 @@ def all_equations(jaxpr: Any) -> Iterator[Any]:
         yield eqn
         for inner in sub_jaxprs(eqn):
             yield from all_equations(inner)
-
-
-def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
-    """Returns the numbers of constants and carries of a scan's equation."""
-    if "ft_in" in params:  # jax 0.12
-        consts, carry, _ = params["ft_in"].unpack()
-        return len(list(consts)), len(list(carry))
-    return params["num_consts"], params["num_carry"]
 
 
 def is_known(dimension: Any) -> bool:

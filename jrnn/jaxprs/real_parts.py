@@ -16,7 +16,7 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.names import expanded, source_line
+from jrnn.jaxprs.jax_internals import expanded, source_line
 
 # Linear in every complex operand; other operands, such as indices, are given to both parts.
 _LINEAR = {

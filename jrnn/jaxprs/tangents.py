@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from jrnn.jaxprs.programs import Atom, Eqn, Program, Var, replaced, trace, variables
+from jrnn.jaxprs.jax_internals import without_outer_scope
+from jrnn.jaxprs.programs import Atom, Program, Var, replaced, trace, variables
 from jrnn.jaxprs.queries import depends, free_variables, is_zero, needed, producers
 
 Flat = Sequence[Any]
@@ -75,7 +76,8 @@ class Linearized:
             return [*outs, *(t for s, t in zip(smooth, tangents) if s)]
 
         program = trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
-        program = replace(program, eqns=tuple(map(_named_as_in_step, program.eqns)))
+        # Without the `jax.jvp` of `pushed`, the scopes are those of the step.
+        program = replace(program, eqns=tuple(map(without_outer_scope, program.eqns)))
         later, eqn_of = depends(program.eqns, program.invars[n_in:]), producers(program.eqns)
         tangents = iter(program.outvars[len(smooth) :])
         given = (next(tangents) if s else None for s in smooth)
@@ -93,8 +95,3 @@ class Linearized:
 def pushed(fn: Callable[..., Flat], args: Flat, places: Sequence[int], tangents: Flat) -> tuple[Flat, Flat]:
     """Returns the results of a function and their tangents, from tangents of the arguments at some places."""
     return jax.jvp(lambda *moving: fn(*replaced(args, places, moving)), [args[i] for i in places], list(tangents))
-
-
-def _named_as_in_step(eqn: Eqn) -> Any:
-    """The equation without the outermost transformation in its name stack, which is the `jax.jvp` of `pushed`."""
-    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError, near
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.jax_internals import is_traced
 
 
 def concrete(array: Any) -> np.ndarray | None:

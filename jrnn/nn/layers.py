@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import LayerError
-from jrnn.jaxprs.names import Primitive
+from jrnn.jaxprs.jax_internals import Primitive
 from jrnn.loops import scan
 from jrnn.nn.params import Weights
 from jrnn.nn.settings import Settings

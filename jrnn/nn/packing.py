@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import LayerError
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.nn.checks import check_integer, check_lengths, concrete
 
 

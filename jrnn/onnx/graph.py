@@ -18,7 +18,7 @@ import onnx
 from onnx import AttributeProto, helper, numpy_helper
 
 from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, UnknownOperatorError, near
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.jaxprs.primitives import registering
 from jrnn.nets.memory import check_call, check_results, check_size
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jrnn.errors import ConfigError, JrnnError, TrainError
-from jrnn.jaxprs.names import broadcast_one_to_all, process_allgather
+from jrnn.jaxprs.jax_internals import broadcast_one_to_all, process_allgather
 from jrnn.train.config import Config
 from jrnn.train.models.interface import CARRY_AXIS
 from jrnn.train.step import State

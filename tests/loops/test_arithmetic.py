@@ -20,11 +20,10 @@ from plans_of import scan_plans
 from random_small_loops import OPERATIONS, fault
 
 import jrnn
-from jrnn.jaxprs import by_numpy, primitives
+from jrnn.jaxprs import by_numpy, jax_internals, primitives
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
-from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
 from jrnn.loops.strategies import arithmetic as choice
 from jrnn.loops.strategies.search import Search
@@ -166,7 +165,7 @@ def assert_drawn_alike(fn, *args):
     names = [e.primitive.name for e in equations(changed.eqns)]
     assert not RULES.keys() & names
     count = sum(e.primitive.name in primitives.GENERATORS and e.outvars[0].aval.size > 0 for e in closed.eqns)
-    assert names.count("optimization_barrier" if draws.KEEPS_BARRIERS else "cond") >= count
+    assert names.count("optimization_barrier" if jax_internals.XLA_KEEPS_BARRIERS else "cond") >= count
     results = jax.jit(jex.jaxpr_as_fun(changed))(*args)
     for a, b in zip(results, jax.tree.leaves(fn(*args)), strict=True):
         a, b = (jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v for v in (a, b))
@@ -396,7 +395,7 @@ def test_of_a_linear_solve_its_solver_counts(judged):
 
 def test_the_limit_is_that_of_the_flag():
     assert machines.small_loop_bytes(ONE_KERNEL_FLAG) == 1e8
-    assert machines.small_loop_bytes() == (math.inf if machines.ONE_KERNEL else 1024)
+    assert machines.small_loop_bytes() == (math.inf if jax_internals.XLA_MAKES_ONE_KERNEL else 1024)
 
 
 def test_stacks_stay_in_place_inside_of_one_kernel(judged):

@@ -17,9 +17,9 @@ from plans_of import plans_of, scan_plans
 import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
+from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimate, Estimator
-from jrnn.loops.costs.machines import ONE_KERNEL
 from jrnn.loops.ir import observers
 from jrnn.loops.passes import Moves, movable, split
 from jrnn.loops.rules import lowering, residuals
@@ -49,7 +49,8 @@ CHOSEN = {
     "dropout": ("as arithmetic", None),
     "resampling": ("as arithmetic", None),
     "mlstm": ("lax.scan", None),
-    "small_matrix_states": ("lax.scan" if ONE_KERNEL else "as arithmetic", None),  # a row for each head: in the kernel
+    # a row for each head: in the kernel
+    "small_matrix_states": ("lax.scan" if XLA_MAKES_ONE_KERNEL else "as arithmetic", None),
     "lstm": ("lax.scan", "moved"),
 }
 

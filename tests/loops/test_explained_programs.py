@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import jrnn
-from jrnn.loops.rules import tracing
+from jrnn.jaxprs import jax_internals
 
 pytestmark = pytest.mark.usefixtures("judged")
 T, N, D, H = 5, 2, 3, 4
@@ -145,7 +145,7 @@ def test_marks_of_a_process_end_in_any_order():
 def test_mistakes_and_other_versions_of_jax(monkeypatch):
     with pytest.raises(TypeError, match="everywhere=True is for a process"):
         jrnn.optimize_scans(total, everywhere=True)
-    monkeypatch.delattr(tracing, "xla_metadata_lib")
+    monkeypatch.setattr(jax_internals, "_updated_metadata", None)
     with pytest.raises(jrnn.JrnnError, match="leave it out, and use the context in each thread"):
         jrnn.optimize_scans(everywhere=True)
 

@@ -18,7 +18,7 @@ from jrnn import jaxprs, nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
-from jrnn.jaxprs.names import platform_of
+from jrnn.jaxprs.jax_internals import platform_of
 from jrnn.loops import scan
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.one_kernel import one_kernel_a_stage

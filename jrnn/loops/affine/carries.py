@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jax.extend import source_info_util
-
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
+from jrnn.jaxprs.jax_internals import source_line
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.ir import Loop, Results
 
@@ -34,7 +33,7 @@ class NotAffine(Exception):
 
     def explained(self, names: Sequence[str] = ()) -> str:
         """Returns the reason with the names of the carries, the place in the user's code, and what to do about it."""
-        where = f" at {source_info_util.summarize(self.eqn.source_info)}" if self.eqn is not None else ""
+        where = f" at {source_line(self.eqn)}" if self.eqn is not None else ""
         remedy = next((f"; {text}" for part, text in _REMEDIES.items() if part in str(self)), "")
         return f"{with_names(str(self), names)}{where}{remedy}"
 

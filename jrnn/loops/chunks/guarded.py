@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.jaxprs.names import Primitive, ad, batching, jaxpr_as_fun, mlir
+from jrnn.jaxprs.jax_internals import Primitive, ad, batching, jaxpr_as_fun, mlir
 from jrnn.jaxprs.tangents import pushed
 from jrnn.loops.affine.rounds import all_finite
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
+from jrnn.jaxprs.jax_internals import jaxpr_as_fun
 from jrnn.loops.ir import ScanParams
 
 _LONGEST = 8  # steps of an inner loop that is unrolled, and branches of a condition
@@ -57,7 +57,7 @@ def _expansion(eqn: Eqn) -> Callable[..., list[Any]] | None:
 
 
 def _selected(branches: Sequence[Any], which: Any, *given: Any) -> list[Any]:
-    *first, results = [jex.jaxpr_as_fun(b)(*given) for b in branches]
+    *first, results = [jaxpr_as_fun(b)(*given) for b in branches]
     for i, case in reversed(list(enumerate(first))):
         results = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, results)]
     return results
@@ -68,7 +68,7 @@ def _unrolled(params: dict[str, Any], *args: Any) -> list[Any]:
     consts, carry, xs = scan.apart(args)
     count = range(scan.length)
     for t in reversed(count) if scan.reverse else count:
-        results = jex.jaxpr_as_fun(scan.jaxpr)(*consts, *carry, *(x[t] for x in xs))
+        results = jaxpr_as_fun(scan.jaxpr)(*consts, *carry, *(x[t] for x in xs))
         carry = results[: scan.n_carry]
         stacks.append(results[scan.n_carry :])
     stacks = stacks[::-1] if scan.reverse else stacks

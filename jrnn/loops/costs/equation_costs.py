@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.loops.costs.machines import CPU, ONE_KERNEL, Machine
+from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
+from jrnn.loops.costs.machines import CPU, Machine
 
 # Times of functions, compared with one such as tanh.
 _FUNCTIONS = {
@@ -118,7 +119,7 @@ def is_by_vector(eqn: Eqn) -> bool:
 
 def is_of_one_row(eqn: Eqn) -> bool:
     """Returns True for matrices of one row by matrices, since jaxlib 0.12. XLA before calls them."""
-    return ONE_KERNEL and all(a.aval.ndim > 1 for a in eqn.invars) and min(_sides(eqn))[0] == 1
+    return XLA_MAKES_ONE_KERNEL and all(a.aval.ndim > 1 for a in eqn.invars) and min(_sides(eqn))[0] == 1
 
 
 def _sides(eqn: Eqn) -> list[tuple[int, int]]:

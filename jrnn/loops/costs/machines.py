@@ -15,14 +15,13 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import jaxlib.version
-
 from jrnn.errors import ScanError
 from jrnn.files import read_text
+from jrnn.jaxprs.jax_internals import XLA_HAS_BFLOAT16_PRODUCTS, XLA_MAKES_ONE_KERNEL
 
-ONE_KERNEL = jaxlib.version.__version_info__ >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
-SMALL_LOOP = 1_024  # the bytes that a trip may access for earlier ones to do so
-# With it, XLA:CPU before jaxlib 0.12 makes one kernel of larger loops, as later versions do.
+# XLA:CPU before jaxlib 0.12 makes one kernel of a loop if a trip accesses no more bytes; later versions make one of any loop
+# without calls, and with this flag so do earlier ones.
+SMALL_LOOP = 1_024
 ONE_KERNEL_FLAG = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=100000000"
 
 
@@ -85,7 +84,7 @@ _TINY = 7.5  # so many times slower are products of less than a vector's work (d
 _FUNCTION = 23  # `tanh` takes as long as so many additions: XLA's polynomial, a division and the reading of both
 # Products of bfloat16 since jaxlib 0.11, where the processor has instructions for them: 1.4 to 4.4 times the rate of float32
 # for 2^19 to 2^28 operations on an Intel Xeon with AMX; with jax 0.10.2 1.0 times.
-_BFLOAT16, _HAS_BFLOAT16 = 2.0, jaxlib.version.__version_info__ >= (0, 11)
+_BFLOAT16 = 2.0
 _KERNEL = 0.1e-6  # of XLA's CPU runtime: 0.05 to 0.2 us a kernel
 # A core reads 16 bytes a clock from a cache. Memory gives one core a third of that, and takes a third again where pages are
 # written for the first time.
@@ -131,14 +130,14 @@ def this_processor() -> Machine:
     sizes = {level: size for level, size in _caches().items() if 1 << 15 <= size <= 1 << 30}
     near, flags = sizes.get(2, CPU.near), os.environ.get("XLA_FLAGS", "")
     machine = processor(vector_bytes(flags), near, sizes.get(3, max(4 * near, 8 << 20)))
-    narrow = _BFLOAT16 if _HAS_BFLOAT16 and {"amx_bf16", "avx512_bf16"} & instructions() else 1.0
+    narrow = _BFLOAT16 if XLA_HAS_BFLOAT16_PRODUCTS and {"amx_bf16", "avx512_bf16"} & instructions() else 1.0
     return machine._replace(small_loop=small_loop_bytes(flags), bfloat16=narrow)
 
 
 def small_loop_bytes(flags: str = "") -> float:
     """Returns what a trip of a loop may access for XLA:CPU to make one kernel of it: the bytes of `flags`, or its own."""
     given = re.findall(r"xla_cpu_small_while_loop_byte_threshold=(\d+)", flags)
-    return float(given[-1]) if given else math.inf if ONE_KERNEL else SMALL_LOOP
+    return float(given[-1]) if given else math.inf if XLA_MAKES_ONE_KERNEL else SMALL_LOOP
 
 
 def vector_bytes(flags: str = "") -> int:

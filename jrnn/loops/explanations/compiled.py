@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import jaxlib.version
-
+from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
 from jrnn.loops.explanations import instructions
 from jrnn.loops.explanations.instructions import Computation
@@ -42,7 +41,7 @@ class CompiledLoop:
         text = f"{of}: {self.kernels} kernels a step"
         if self.in_the_way:
             return f"{text}; in the way of one kernel: {', '.join(self.in_the_way)}"
-        if jaxlib.version.__version_info__ < (0, 12):
+        if not XLA_MAKES_ONE_KERNEL:
             return f"{text}; XLA may make one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}"
         return text
 

@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
 from jrnn import jaxprs
 from jrnn.jaxprs.by_numpy import evaluate
+from jrnn.jaxprs.jax_internals import is_traced, jaxpr_as_fun
 from jrnn.jaxprs.resized import resized
 from jrnn.jaxprs.tangents import is_smooth, pushed
 from jrnn.loops.ir import tag
@@ -161,7 +161,7 @@ def verdict(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
     digest, step = hashlib.sha256(), scan.jaxpr
     for const in getattr(step, "consts", ()):
         digest.update(repr((jnp.shape(const), jax.typeof(const).dtype)).encode())
-        if not isinstance(const, jax.core.Tracer):
+        if not is_traced(const):
             digest.update(np.asarray(const).tobytes())
     text = f"{kind} {scan.n_consts} {scan.n_carry} {scan.length} {scan.reverse} {digest.hexdigest()} {step}"
     agrees, note = _answer(_Question(text, scan, derive))
@@ -215,7 +215,7 @@ def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str |
 
 def lifted(program: jaxprs.Program, n_carry: int, length: int, reverse: bool) -> ScanParams:
     """Returns a loop whose constants are those of a program of the step that are traced."""
-    traced = [i for i, c in enumerate(program.consts) if isinstance(c, jax.core.Tracer)]
+    traced = [i for i, c in enumerate(program.consts) if is_traced(c)]
     names = (*(program.constvars[i] for i in traced), *program.invars)
 
     def step(*args: Any) -> Flat:

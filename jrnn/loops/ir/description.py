@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.jaxprs.names import source_line
+from jrnn.jaxprs.jax_internals import scopes, source_line
 from jrnn.loops.ir import observers
 from jrnn.loops.ir.loop import Loop
 
@@ -32,9 +32,7 @@ def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Ite
     def item(v: Var) -> Item:
         what, where, eqn = "carry", "", producers.get(v)
         if eqn is not None:
-            # Values that are computed again are in the scope `rematted_computation`.
-            scopes = [name for name in str(eqn.source_info.name_stack).split("/") if name != "rematted_computation"]
-            what = "/".join(filter(None, (*scopes, eqn.primitive.name)))
+            what = "/".join(filter(None, (*scopes(eqn), eqn.primitive.name)))
             where = _user_line(eqn)
         return Item(what, where, v.aval.str_short(), jaxprs.nbytes(v) * count)
 

@@ -8,18 +8,16 @@ Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or liter
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.extend.core.primitives import closed_call_p
 
 from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Env, Eqn, Names, Program, Var, named
+from jrnn.jaxprs.jax_internals import are_arrays, calling
 
 Results = tuple[list[Any], list[Any]]  # the last carry, and the stacked ys
 # From constants, initial carries, inputs and the length.
@@ -84,10 +82,7 @@ class Loop:
             outs = call(*consts, *carry, *x[: len(self.xs)])
             return outs[: len(carry)], outs[len(carry) :]
 
-        if getattr(closed_call_p, "call_primitive", False):  # before JAX 0.12: its equations are evaluated
-            call = jex.jaxpr_as_fun(self.closed())
-        else:
-            call = functools.partial(closed_call_p.bind, call_jaxpr=self.closed())
+        call = calling(self.closed())
         if not xs and not jaxprs.is_known(length):  # `jax.lax.scan` takes a symbolic length only from xs
             xs = [jnp.arange(length)]
         steps = None if xs else length
@@ -100,7 +95,7 @@ class Loop:
             rule: `(eqn, env)` returns new values for an equation's results, or None to keep it.
         """
         every = (*self.inputs, *(v for eqn in self.eqns for v in eqn.outvars))
-        variables = [v for v in every if isinstance(v.aval, jax.core.ShapedArray)]
+        variables = [v for v in every if are_arrays([v.aval])]
         changed: list[Eqn] = []
 
         def values(*args: Any) -> list[Any]:

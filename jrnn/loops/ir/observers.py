@@ -5,25 +5,29 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.extend import source_info_util
 
+from jrnn.errors import ScanError
+from jrnn.jaxprs.jax_internals import current_lines, hide_lines_of
 from jrnn.loops.ir.loop import strict_passes
 
 OURS = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = os.sep + "site-packages" + os.sep
-source_info_util.register_exclusion(str(Path(__file__).parents[1]))  # plans show the user's lines instead
+hide_lines_of(str(Path(__file__).parents[1]))  # plans show the user's lines instead
 _FRAMES = 200  # of a traceback, from the loop outwards
+
+LOG = logging.getLogger("jrnn.loops")
+_logged: set[Hashable] = set()  # the kinds of reasons that were warnings
 
 # The list that collects the plans of lowered loops, or None.
 _collector = jax.make_user_context(None)
 
-LOG = logging.getLogger("jrnn.loops")
 _INSIDE = "inside of JAX, such as the rounds of jax.random"
 
 Place = tuple[str, str]  # see `places`
@@ -93,11 +97,35 @@ def notify(what: Any) -> None:
         listener(what)
 
 
+def attempted(where: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """Returns what a function of ours returns, or None if it raises what it should not. A ScanError is for the caller."""
+    try:
+        return fn(*args)
+    except ScanError:
+        raise
+    except Exception as error:
+        unexpected(error, where)
+        return None
+
+
 def unexpected(error: Exception, where: str = "") -> str:
-    """Returns an error of ours as the reason why a loop is left to JAX. Raises it in tests."""
+    """Returns an error of ours as the reason why a loop is left to JAX. Raises it in tests.
+
+    The first of its kind is a warning in the log `jrnn.loops`: a version of JAX that jrnn does not know may make it slow.
+    """
     if strict_passes.value:
         raise error
-    return f"{type(error).__name__}{where} (please report it): {error}"
+    reason = f"{type(error).__name__}{where} (please report it): {error}"
+    frame = traceback.extract_tb(error.__traceback__)[-1:]
+    warn_once((type(error), *((f.filename, f.lineno) for f in frame)), reason)
+    return reason
+
+
+def warn_once(kind: Hashable, reason: str) -> None:
+    """Logs why a loop is left to JAX, if that was not foreseen, unless it was logged for another loop."""
+    if kind not in _logged:
+        _logged.add(kind)
+        LOG.warning("%s: a loop is left to jax.lax.scan (jax %s): %s", in_words(places()), jax.__version__, reason)
 
 
 def in_words(place: Place) -> str:
@@ -111,9 +139,7 @@ def places() -> Place:
 
     A loop in an installed package has both; for a loop in the user's own code the second is "".
     """
-    # As FILE:LINE (FUNCTION), the outermost first.
-    text = source_info_util.summarize(source_info_util.current(), _FRAMES)
-    inwards = text.splitlines()[::-1]
+    inwards = current_lines(_FRAMES)
     frames = [frame for frame in inwards if not frame.startswith(OURS)]
     where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
     own = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from jrnn.jaxprs import TAG
+from jrnn.jaxprs.jax_internals import set_xla_metadata
 
 
 class Options(NamedTuple):
@@ -48,6 +48,9 @@ class Options(NamedTuple):
 
 _PLAIN = "plain"  # the tag of what `plain_scans` leaves to JAX
 
+# False where JAX lacks names that the rules need: tagged loops are those of `jax.lax.scan`.
+are_read = True
+
 # True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
 plain = jax.make_user_context(False)
 
@@ -73,9 +76,9 @@ def left_to_jax() -> AbstractContextManager[None]:
 
 
 def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
-    """Returns the options in an equation's metadata, or None if it has no tag."""
+    """Returns the options in an equation's metadata, or None if it has no tag, or if tags are not read."""
     text = (metadata or {}).get(TAG)
-    if text is None or text == _PLAIN:
+    if text is None or text == _PLAIN or not are_read:
         return None
     options = Options(**json.loads(text))
     return options._replace(recompute=tuple(options.recompute)) if isinstance(options.recompute, list) else options

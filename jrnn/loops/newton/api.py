@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs.names import jaxpr_as_fun
+from jrnn.jaxprs.jax_internals import jaxpr_as_fun
 from jrnn.loops.ir import FlatScan, ScanParams, derived, observers, tag
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run

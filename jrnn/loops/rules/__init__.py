@@ -5,10 +5,11 @@ the rule of `differentiation` replaces its step by one that stores less. When JA
 the rule of `lowering` plans it for the platform (`strategies/`). A loop that cannot be planned falls back to JAX's own rule.
 `installation` puts these rules in the place of JAX's.
 
-Only these files use private names of JAX. `tests/loops/test_inside_jax.py` and `test_marked_loops.py` check them. If one is
-missing, `jrnn.scan` warns once and is `jax.lax.scan`.
+They get JAX's private names from `jaxprs/jax_internals.py`. If one is missing, jrnn warns once, and `jrnn.scan` is
+`jax.lax.scan`. If a rule raises what it should not, JAX's own runs, and the log `jrnn.loops` has a warning.
 """
 
+from jrnn.loops.rules.installation import check as check
 from jrnn.loops.rules.installation import install
 
 install()

@@ -11,33 +11,42 @@ from typing import Any
 import jax
 
 from jrnn import jaxprs
-from jrnn.loops.ir import Options, ScanParams, tag
+from jrnn.jaxprs.jax_internals import LINEARIZATION_PARTS, ad, current_metadata
+from jrnn.loops.ir import Options, ScanParams, observers, tag
 
 
-def storing_less(rule: Callable, current_metadata: Callable) -> Callable:
+def storing_less(rule: Callable) -> Callable:
     """Wraps JAX's rule for differentiating a scan: a tagged scan gets a step that stores less."""
 
     @functools.wraps(rule)
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
-        options = tag.options_in(current_metadata())
-        if options is None:
+        changed = observers.attempted(" where a loop is differentiated", _changed, args, jaxpr, params)
+        if changed is None:
             return rule(*args, jaxpr=jaxpr, **params)
-        from jrnn.loops.rules.residuals import Stacks, step_storing_less
-
-        scan = ScanParams.of({"jaxpr": jaxpr, **params})
-        stacks = Stacks.of(jax.default_backend(), params["length"])
-        alone = replace(scan, length=None, reverse=False)
-        step = step_storing_less(alone, stacks, options.recompute, options.verify)
-        if options.written is None:
-            consts, _, xs = scan.apart(jaxprs.jaxpr_of(jaxpr).invars)
-            given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
-            gradients = sum(map(jaxprs.nbytes, _differentiated(consts, args)))
-            options = options._replace(written=scan.reverse, given=given, gradients=gradients)
-        options = options._replace(stores_less=step is not jaxpr)
+        step, options = changed
         with tag.tagged(options):
             return _marking(rule(*args, jaxpr=step, **params), options)
 
     return differentiate
+
+
+def _changed(args: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> tuple[Any, Options] | None:
+    """Returns the step and the options for JAX's rule; None for a loop without a tag."""
+    options = tag.options_in(current_metadata())
+    if options is None:
+        return None
+    from jrnn.loops.rules.residuals import Stacks, step_storing_less
+
+    scan = ScanParams.of({"jaxpr": jaxpr, **params})
+    stacks = Stacks.of(jax.default_backend(), params["length"])
+    alone = replace(scan, length=None, reverse=False)
+    step = step_storing_less(alone, stacks, options.recompute, options.verify)
+    if options.written is None:
+        consts, _, xs = scan.apart(jaxprs.jaxpr_of(jaxpr).invars)
+        given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
+        gradients = sum(map(jaxprs.nbytes, _differentiated(consts, args)))
+        options = options._replace(written=scan.reverse, given=given, gradients=gradients)
+    return step, options._replace(stores_less=step is not jaxpr)
 
 
 def _differentiated(constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -50,6 +59,8 @@ def _marking(result: Any, options: Options) -> Any:
     """Wraps the function that a rule for linearization returns, so that the loop that it makes has the tag."""
     if not (isinstance(result, tuple) and result and callable(result[-1])):
         return result
+    if len(result) != LINEARIZATION_PARTS:
+        observers.unexpected(TypeError(f"a rule of JAX for linearization returns {len(result)} values"))
 
     @functools.wraps(result[-1])
     def linear(*args: Any) -> Any:
@@ -59,7 +70,7 @@ def _marking(result: Any, options: Options) -> Any:
     return (*result[:-1], linear)
 
 
-def with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
+def with_zeros_of_a_step(rule: Callable) -> Callable:
     """Fixes JAX 0.10's rule for transposing a scan with outputs whose cotangent is a symbolic zero.
 
     The rule passes a zero with the type of all steps to the transposition of one step, which raises. Later versions do not.
@@ -68,7 +79,7 @@ def with_zeros_of_a_step(rule: Callable, zero: type) -> Callable:
     @functools.wraps(rule)
     def transpose(cts: Sequence[Any], *args: Any, jaxpr: Any, **params: Any) -> Any:
         avals = [a.to_ct_aval() for a in jaxpr.out_avals]
-        cts = [zero(a) if type(ct) is zero else ct for ct, a in zip(cts, avals)]
+        cts = [ad.Zero(a) if type(ct) is ad.Zero else ct for ct, a in zip(cts, avals)]
         return rule(cts, *args, jaxpr=jaxpr, **params)
 
     return transpose

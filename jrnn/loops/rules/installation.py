@@ -4,46 +4,66 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
-from jax.extend.core.primitives import cond_p, scan_p, while_p
-from jax.interpreters import mlir
+import jax.numpy as jnp
 
-with suppress(ImportError):  # `install` reports missing names
-    from jax._src.interpreters import ad, partial_eval
-    from jax._src.interpreters import mlir as private_mlir
-    from jax._src.xla_metadata_lib import current_xla_metadata
-
+from jrnn.jaxprs import jax_internals
+from jrnn.jaxprs.jax_internals import LoopRules
+from jrnn.loops.ir import Options, observers, strict_passes, tag
 from jrnn.loops.rules import differentiation, lowering, programs, replacement
 from jrnn.loops.strategies import platforms
 
 
 def install() -> None:
-    try:
-        default, of_while = (private_mlir._lowerings[loop].rule for loop in (scan_p, while_p))
-        tables: Sequence[dict] = (ad.primitive_jvps, ad.primitive_linearizations)
-        rules = [table[scan_p] for table in tables]
-        transpose = ad.fancy_transposes[scan_p]
-    except (NameError, AttributeError, KeyError) as error:
-        warnings.warn(
-            f"jrnn.scan is jax.lax.scan here: this version of JAX ({jax.__version__}) lacks a name that jrnn needs "
-            f"({error}). Install a supported version: see pyproject.toml.",
-            stacklevel=2,
-        )
-        return
-    for platform in platforms.BY_PLATFORM:
-        with suppress(NotImplementedError):  # a platform that this installation has not
-            mlir.register_lowering(scan_p, functools.partial(lowering.lower, platform, default), platform=platform)
-            mlir.register_lowering(while_p, lowering.repeating(of_while), platform=platform)
-    for table, rule, replacing in zip(tables, rules, (replacement.jvp, replacement.linearize)):
-        rule = differentiation.storing_less(rule, current_xla_metadata)
+    """Installs the rules, and warns once of all names that this version of JAX lacks."""
+    of_jax = jax_internals.loop_rules()
+    if of_jax is None:
+        tag.are_read = False
+    else:
+        jvp, linearize = (differentiation.storing_less(rule) for rule in (of_jax.jvp, of_jax.linearize))
         for program in (programs.in_chunks, programs.with_inputs):  # the last one first
-            rule = replacing(rule, current_xla_metadata, program)
-        table[scan_p] = rule
-    if jax.__version_info__ < (0, 11):
-        ad.fancy_transposes[scan_p] = differentiation.with_zeros_of_a_step(transpose, ad.Zero)
-    if jax.__version_info__ < (0, 12):
-        table, parts = partial_eval.custom_partial_eval_rules, partial_eval.partial_eval_jaxpr_nounits
-        table[cond_p] = differentiation.with_inputs_as_residuals(table[cond_p], parts)
+            jvp, linearize = replacement.jvp(jvp, program), replacement.linearize(linearize, program)
+        rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)
+        lower = functools.partial(lowering.lower, of_jax.lower_scan)
+        jax_internals.replace_rules(rules, {p: functools.partial(lower, p) for p in platforms.BY_PLATFORM})
+        jax_internals.fix_rules(differentiation.with_zeros_of_a_step, differentiation.with_inputs_as_residuals)
+    if jax_internals.missing:
+        lacks = "; ".join(f"{name} (without it, {without})" for name, without in jax_internals.missing.items())
+        _warn(f"which lacks names that jrnn needs: {lacks}")
+
+
+@functools.cache
+def check() -> None:
+    """Checks once that a version of JAX that is newer than all tested ones calls the rules. If not, `scan` is JAX's own."""
+    if not tag.are_read or not jax_internals.is_untested:
+        return
+    try:
+        with ThreadPoolExecutor(1) as thread:  # without the contexts of this one, such as a mesh
+            thread.submit(_check).result()
+    except Exception as error:
+        tag.are_read = False
+        _warn(f"with which the loops of jrnn are those of jax.lax.scan: {type(error).__name__}: {error}")
+
+
+def _check() -> None:
+    """Marks, differentiates and lowers a loop of three steps, which takes 20 ms. Raises if it is not planned."""
+
+    def loss(carry: jax.Array) -> jax.Array:
+        with tag.tagged(Options(recompute=())):
+            return jax.lax.scan(lambda c, _: (jnp.sin(jnp.sin(c)), None), carry, None, length=3)[0]
+
+    with observers.collected() as plans, strict_passes(True):
+        jax.jit(jax.grad(loss)).trace(1.0).lower(lowering_platforms=("cpu",))
+    loops = [plan.loop for plan in plans if plan.choice is not None]
+    assert [loop.reverse for loop in loops] == [False, True], "it does not call jrnn's rules for loops"
+    assert any(map(jax_internals.is_recomputed, loops[1].eqns)), "what jax.checkpoint computes again has no scope"
+
+
+def _warn(text: str) -> None:
+    warnings.warn(
+        f"jrnn does not know this version of JAX ({jax.__version__}), {text}. Values are right, and loops may be slow. "
+        "Install a supported version: see pyproject.toml.",
+        stacklevel=3,
+    )

@@ -13,11 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-from jax.extend.core.primitives import scan_p
-from jax.interpreters import mlir
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
+from jrnn.jaxprs.jax_internals import are_arrays, lowered_for, lowered_metadata, metadata_of, mlir, scan_p
 from jrnn.loops.costs import machines
 from jrnn.loops.ir import Loop, Options, ScanParams, observers, tag
 from jrnn.loops.strategies import LoopPlan, Target, platforms
@@ -40,15 +39,14 @@ def repeating(lower: Callable) -> Callable:
     return rule
 
 
-def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any) -> Any:
+def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any) -> Any:
     """The lowering rule of scans on one platform."""
     default = repeating(default)
-    options = tag.options_in(ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None)
-    if options is None:
+    tagged = observers.attempted(" where a loop is lowered", _tagged, platform, ctx, params)
+    if tagged is None:
         return default(ctx, *args, **params)
-    scan = ScanParams.of(params)
+    options, scan, target = tagged
     with tag.untagged():  # a loop in the step has the tag with which it was traced
-        target = _target(platform, ctx)
         plan, values = _planned(platforms.of(target), target, options, scan)
     if plan.node is not None:
         try:
@@ -73,7 +71,7 @@ def lower(platform: str, default: Callable, ctx: Any, *args: Any, **params: Any)
 def _planned(backend: Backend, target: Target, options: Options, scan: ScanParams) -> tuple[LoopPlan, tuple[Any, ...]]:
     """Returns the plan of an equation, and the values of its jaxpr's constants."""
     loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
-    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
+    if not are_arrays([v.aval for v in body.invars]):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
     try:
         program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
@@ -92,10 +90,13 @@ def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
     return LoopPlan.left(target, loop, observers.unexpected(error, " in a pass"))
 
 
-def _target(platform: str, ctx: Any) -> Target:
-    devices = getattr(ctx.module_context.axis_context, "num_devices", None) or 1
-    exported = ctx.module_context.lowering_parameters.for_export
-    return Target(platform, devices, exported, machines.of(platform), _repeated.get())
+def _tagged(platform: str, ctx: Any, params: dict[str, Any]) -> tuple[Options, ScanParams, Target] | None:
+    """Returns the options of a loop, the loop, and what it is lowered for; None if it has no tag."""
+    options = tag.options_in(lowered_metadata(ctx)) if tag.are_read else None
+    if options is None:
+        return None
+    devices, exported = lowered_for(ctx)
+    return options, ScanParams.of(params), Target(platform, devices, exported, machines.of(platform), _repeated.get())
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
@@ -107,5 +108,5 @@ def steps_of(fn: Callable, *args: Any) -> list[Loop]:
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
-    tagged = [(ScanParams.of(e.params), tag.options_in(e.ctx.xla_metadata)) for e in scans]
+    tagged = [(ScanParams.of(e.params), tag.options_in(metadata_of(e))) for e in scans]
     return [_planned(platforms.of(target), target, o, scan)[0] for scan, o in tagged if o is not None]

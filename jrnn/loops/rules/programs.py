@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import are_arrays
 from jrnn.loops.ir import Options, ScanParams, observers, tag
 from jrnn.loops.passes import canonical
 from jrnn.loops.strategies import Steps, Target, converted
@@ -51,7 +52,7 @@ def _moves(scan: ScanParams, places: Sequence[int]) -> tuple[bool, ...]:
 def _with_inputs(scan: ScanParams, moves: Sequence[bool]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """Returns what runs such a loop, and the values of its constants."""
     body = jaxprs.jaxpr_of(scan.jaxpr)
-    if body.effects or not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars):
+    if body.effects or not are_arrays([v.aval for v in body.invars]):
         return None
     program = jaxprs.opened(scan.jaxpr)
     loop, conversions = canonical.with_inputs(scan.loop(program), [v for v, m in zip(program.invars, moves) if m])

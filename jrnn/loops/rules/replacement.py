@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import jax
 
-with suppress(ImportError):  # `installation` reports missing names
-    from jax._src.interpreters import ad
-
 from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import LINEARIZATION_PARTS, ad, current_metadata
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.ir import Options, ScanParams, observers, tag
 
@@ -24,14 +21,14 @@ from jrnn.loops.ir import Options, ScanParams, observers, tag
 Program = Callable[[Options, ScanParams, Sequence[int]], Callable[..., Sequence[Any]] | None]
 
 
-def jvp(rule: Callable, current_metadata: Callable, program: Program) -> Callable:
+def jvp(rule: Callable, program: Program) -> Callable:
     """Wraps JAX's rule for the forward mode of a scan."""
 
     @functools.wraps(rule)
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         places = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
         moving = [tangents[i] for i in places]
-        results = _replaced(program, current_metadata(), params, primals, places, lambda f, at: jax.jvp(f, at, moving))
+        results = _replaced(program, params, primals, places, lambda f, at: jax.jvp(f, at, moving))
         if results is None:
             return rule(primals, tangents, **params)
         outs, moved = results
@@ -40,13 +37,13 @@ def jvp(rule: Callable, current_metadata: Callable, program: Program) -> Callabl
     return differentiate
 
 
-def linearize(rule: Callable, current_metadata: Callable, program: Program) -> Callable:
+def linearize(rule: Callable, program: Program) -> Callable:
     """Wraps JAX's rule for the reverse mode of a scan."""
 
     @functools.wraps(rule)
     def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
         places = [i for i, (p, nonzero) in enumerate(zip(primals, nonzeros)) if nonzero and is_smooth(p)]
-        results = _replaced(program, current_metadata(), params, primals, places, lambda f, at: jax.linearize(f, *at))
+        results = _replaced(program, params, primals, places, lambda f, at: jax.linearize(f, *at))
         if results is None:
             return rule(is_vjp, nonzeros, *primals, **params)
         outs, linear = results
@@ -56,34 +53,25 @@ def linearize(rule: Callable, current_metadata: Callable, program: Program) -> C
             moved = linear(*(ad.instantiate_zeros(tangents[i]) for i in places))
             return [_tangent(o, t) for o, t in zip(outs, moved)]
 
-        structured = () if jax.__version_info__ < (0, 11, 1) else (None,)
-        return outs, list(map(is_smooth, outs)), jax.tree.leaves(linear), *structured, linearized
+        others = [None] * (LINEARIZATION_PARTS - 4)
+        return outs, list(map(is_smooth, outs)), jax.tree.leaves(linear), *others, linearized
 
     return differentiate
 
 
 def _replaced(
-    program: Program,
-    metadata: Any,
-    params: dict[str, Any],
-    primals: Sequence[Any],
-    places: Sequence[int],
-    transform: Callable,
+    program: Program, params: dict[str, Any], primals: Sequence[Any], places: Sequence[int], transform: Callable
 ) -> Any:
     """Returns what a transformation makes of a program, or None to leave the scan to JAX's rule.
 
     Args:
         program: returns the program.
-        metadata: the tag.
         params: those of the equation.
         primals: its arguments.
         places: of the arguments that have tangents.
         transform: of a function of these arguments, and their values.
     """
-    options = tag.options_in(metadata)
-    if not places or options is None:
-        return None
-    run = program(options, ScanParams.of(params), places)
+    run = observers.attempted(" where a loop is differentiated", _program, program, params, places)
     if run is None:
         return None
     try:
@@ -91,6 +79,11 @@ def _replaced(
     except Exception as error:
         observers.notify(f"differentiated as it is: {observers.unexpected(error)}")
         return None
+
+
+def _program(program: Program, params: dict[str, Any], places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+    options = tag.options_in(current_metadata())
+    return program(options, ScanParams.of(params), places) if places and options is not None else None
 
 
 def _tangent(out: Any, tangent: Any) -> Any:

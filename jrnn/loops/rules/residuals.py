@@ -13,25 +13,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
-
-with suppress(ImportError):  # without this name, JAX has no option `jax_remat3`
-    from jax._src import config as private_config
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs.jax_internals import jaxpr_as_fun, without_remat3
 from jrnn.jaxprs.tangents import Linearized, pushed, with_derivative
 from jrnn.loops.costs import equation_costs, machines
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import ScanParams, derived, strict_passes, tag
+from jrnn.loops.ir import ScanParams, derived, observers, tag
 from jrnn.loops.wrappers import recompute
 
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
@@ -79,9 +75,8 @@ def step_storing_less(scan: ScanParams, stacks: Stacks, recompute: Any, verify: 
         return smooth if agrees else jaxpr
     except ScanError:
         raise
-    except Exception:
-        if strict_passes.value:
-            raise
+    except Exception as error:
+        observers.unexpected(error, " where a step is differentiated")
         return jaxpr
 
 
@@ -102,7 +97,7 @@ def storing_less(scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...]
             return None
         policies = jax.checkpoint_policies
         policy = policies.dots_saveable if option == "contractions" else policies.nothing_saveable
-        return jax.checkpoint(jax.extend.core.jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False)
+        return jax.checkpoint(jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False)
     program = jaxprs.opened(jaxpr)
     if option is None and any(eqn.primitive.name == "name" for eqn in program.eqns):
         return None  # a policy of `jax.checkpoint` around the loop chooses values by these names
@@ -183,8 +178,7 @@ def _checkpoint(fn: Callable) -> Callable:
 
     @functools.wraps(fn)
     def checkpointed(*args: Any) -> Any:
-        option = getattr(private_config, "remat3", None)
-        with nullcontext() if option is None else option(False):
+        with without_remat3():
             return jax.checkpoint(fn, prevent_cse=False)(*args)
 
     return checkpointed

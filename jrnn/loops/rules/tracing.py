@@ -6,26 +6,15 @@ import functools
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-with suppress(ImportError):  # without these names tracebacks are longer, and functions may be traced twice
-    from jax._src import config as private_config
-    from jax._src import traceback_util
-with suppress(ImportError):  # without this name, no tag holds for all threads
-    from jax._src import xla_metadata_lib
-
 from jrnn.errors import ScanError
+from jrnn.jaxprs import jax_internals
 
 
 def api_boundary(fn: Callable) -> Callable:
     """The function with tracebacks that show the user's frames only, as those of `jax.lax.scan` do."""
-    try:
-        exclude, boundary = traceback_util.register_exclusion, traceback_util.api_boundary
-    except (NameError, AttributeError):  # a version of JAX without these names: tracebacks are longer
-        return fn
-    exclude(os.path.dirname(os.path.dirname(__file__)))
-    return boundary(fn)
+    return jax_internals.api_boundary(fn, os.path.dirname(os.path.dirname(__file__)))
 
 
 _everywhere: list[Any] = []  # the metadata of all threads without tags, then with each tag; the last holds
@@ -40,20 +29,19 @@ def tag_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
         ScanError: if this version of JAX lacks a name that it needs.
     """
     try:
-        state = private_config.xla_metadata_context_manager
-        before = _everywhere or [state.get_global()]
-        own = xla_metadata_lib.update_metadata(before[-1], metadata)
-        state.set_global(own)
-    except (NameError, AttributeError) as error:
+        before = _everywhere or [jax_internals.global_metadata()]
+    except NotImplementedError as error:
         raise ScanError(
             f"optimize_scans: everywhere=True cannot be had with this version of JAX, which lacks a name ({error}); leave "
             "it out, and use the context in each thread"
         ) from error
+    own = jax_internals.updated_metadata(before[-1], metadata)
+    jax_internals.set_global_metadata(own)
     _everywhere[:] = [*before, own]
 
     def undo() -> None:
         _everywhere[:] = [other for other in _everywhere if other is not own]
-        state.set_global(_everywhere[-1])
+        jax_internals.set_global_metadata(_everywhere[-1])
         if len(_everywhere) == 1:
             _everywhere.clear()
 
@@ -90,12 +78,11 @@ class _UntaggedStep:
         return getattr(self.__wrapped__, name)  # JAX's messages show the name of the step
 
     def __call__(self, carry: Any, x: Any) -> Any:
-        state = private_config.xla_metadata_context_manager
-        tagged = state.swap_local(self._metadata)
+        tagged = jax_internals.swap_thread_metadata(self._metadata)
         try:
             return self.__wrapped__(carry, x)
         finally:
-            state.set_local(tagged)
+            jax_internals.set_thread_metadata(tagged)
 
 
 class _Identity(weakref.ref):
@@ -126,10 +113,9 @@ def untagged_step(step: Callable) -> Callable:
     JAX caches traces by function and by context, which includes the tag. Without it, a jitted function is traced once for
     calls inside and outside of a step. The result lives as long as the step, and the caller must keep the step alive.
     """
-    try:
-        metadata = private_config.xla_metadata_context_manager.get_local()
-    except (NameError, AttributeError):  # a version of JAX without this name: functions may be traced twice
+    if not jax_internals.can_change_metadata():
         return step
+    metadata = jax_internals.thread_metadata()
     try:
         forget = functools.partial(_forget, _untagged_steps)
         by_metadata = _untagged_steps.setdefault(_Identity(step, forget), {})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from typing import Any
 
 from jrnn.errors import ScanError
 from jrnn.loops.ir import Options, tag
-from jrnn.loops.rules import tracing
+from jrnn.loops.rules import check, tracing
 from jrnn.loops.strategies import executors
 from jrnn.loops.wrappers import recompute
 
@@ -95,7 +95,7 @@ def optimize_scans(
         process = ExitStack()
         process.callback(tracing.tag_everywhere(tag.metadata(options)))
         return process
-    context = _Context(lambda: tag.tagged(options), lambda: tag.plain(False))
+    context = _Context(lambda: nullcontext(check()), lambda: tag.tagged(options), lambda: tag.plain(False))
     return context if fn is None else context(fn)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import ScanError
 from jrnn.loops.ir import Options, observers, tag
-from jrnn.loops.rules import lowering, tracing
+from jrnn.loops.rules import check, lowering, tracing
 from jrnn.loops.strategies import executors
 from jrnn.loops.wrappers import early_exit, programs
 from jrnn.loops.wrappers import recompute as recomputation
@@ -106,6 +106,9 @@ def _by_jax(call: ScanCall) -> Results:
     if tag.plain.value:
         _check(call, call.step, names)
         return jax.lax.scan(call.step, *given)
+    check()
+    if call.strict and not tag.are_read:
+        raise ScanError(f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})")
     step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
     _check(call, step, names)
     with tag.tagged(Options(call.executor.name, names, call.strict, call.memory, verify=call.verify)):

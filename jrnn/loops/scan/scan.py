@@ -20,7 +20,7 @@ from typing import Any
 
 from jrnn.errors import ScanError
 from jrnn.files import plain
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops import newton
 from jrnn.loops.newton import Newton
 from jrnn.loops.rules import tracing

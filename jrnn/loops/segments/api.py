@@ -14,8 +14,8 @@ from jax.custom_derivatives import SymbolicZero
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import primitives
+from jrnn.jaxprs.jax_internals import is_traced, named_axis
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
-from jrnn.jaxprs.names import is_traced
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.carries import Stage
 from jrnn.loops.ir import FlatScan, Loop, ScanParams, derived, observers
@@ -105,12 +105,12 @@ def _typed(f: Callable) -> Callable:
 def _communicates(closed: Any, place: Place) -> bool:
     """Returns whether the step has collectives. Raises a ScanError if it may not run on one device alone, or twice."""
     effects = closed.jaxpr.effects
-    named = {e.name for e in effects if type(e).__name__ == "NamedAxisEffect"}
+    named = {named_axis(e) for e in effects} - {None}
     if named.intersection(place.axis if isinstance(place.axis, tuple) else (place.axis,)):
         raise ScanError(
             f"scan: the step has a collective over {place.axis!r}, the axis of time; a step is on one device"
         )
-    others = [str(e) for e in effects if type(e).__name__ != "NamedAxisEffect"]
+    others = [str(e) for e in effects if named_axis(e) is None]
     if others:
         raise ScanError(
             "scan: with axis_name the step must have no side effects, because a device may run it more than once; "

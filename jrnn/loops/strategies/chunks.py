@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import are_arrays, argument_names
 from jrnn.jaxprs.tangents import Linearized, is_smooth
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.chunks.chunked import Chunked, check, chunked
@@ -102,7 +103,7 @@ def plan(
     body = jaxprs.jaxpr_of(scan.jaxpr)
     if not jaxprs.is_known(scan.length) or body.effects:
         return None
-    if not all(type(v.aval).__name__ == "ShapedArray" for v in body.invars) or not pays(scan):
+    if not are_arrays([v.aval for v in body.invars]) or not pays(scan):
         return None
     try:
         with tag.untagged():
@@ -164,8 +165,7 @@ def _plan(scan: ScanParams, target: Target, options: Options, moves: Sequence[bo
 
 def _names(scan: ScanParams, conversions: Sequence[Any]) -> list[str]:
     """Returns what the user calls each carry of a loop, which holds parts of each of the step's; or nothing."""
-    debug_info = getattr(jaxprs.jaxpr_of(scan.jaxpr), "debug_info", None)
-    names = list(getattr(debug_info, "arg_names", None) or ())[scan.n_consts :][: scan.n_carry]
+    names = argument_names(jaxprs.jaxpr_of(scan.jaxpr))[scan.n_consts :][: scan.n_carry]
     if len(names) < scan.n_carry or not all(names):
         return []
     for conversion in conversions:

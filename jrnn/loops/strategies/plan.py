@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jrnn.jaxprs.names import platform_of
+from jrnn.jaxprs.jax_internals import platform_of
 from jrnn.loops.costs import machines
 from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.ir import Loop

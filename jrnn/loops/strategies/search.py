@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import is_recomputed
 from jrnn.loops.costs.equation_costs import is_call
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
@@ -178,7 +179,7 @@ def _besides(loop: Loop, options: Options, reference: Estimate) -> tuple[int, in
     if not options.stores_less or options.recompute is not None:
         return held, 0
     # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
-    again = [e for e in loop.eqns if "rematted_computation" in str(e.source_info.name_stack)]
+    again = list(filter(is_recomputed, loop.eqns))
     repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
     rest = {v for e in loop.eqns if not any(v in repeated for v in e.outvars) for v in jaxprs.inputs(e)}
     read = {v for e in again for v in jaxprs.inputs(e)}

@@ -16,7 +16,7 @@ from jax import lax
 
 from jrnn.errors import ScanError
 from jrnn.files import plain
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops.ir import promoted
 from jrnn.loops.rules import tracing
 from jrnn.loops.wrappers import early_exit

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
-from jrnn.jaxprs.names import Primitive, ad, batching, mlir
+from jrnn.jaxprs.jax_internals import Primitive, ad, batching, mesh_axes_type, mlir
 
 # A branch takes about as long as selecting so many bytes: 2 microseconds.
 _BYTES = 1 << 16
@@ -47,7 +47,7 @@ def choose(alive: Any, then: Any, otherwise: Any) -> Any:
 
 
 def _chosen(alive: Any, a: Any, b: Any) -> Any:
-    kinds = [getattr(jax.typeof(v), "manual_axis_type", None) for v in (alive, a, b)]
+    kinds = [mesh_axes_type(v) for v in (alive, a, b)]
     if jnp.ndim(alive) or jnp.result_type(a) != jnp.result_type(b) or kinds.count(kinds[0]) < len(kinds):
         return jnp.where(_spread(alive, a), a, b)
     return decided_p.bind(alive, a, jnp.broadcast_to(b, jnp.shape(a)))

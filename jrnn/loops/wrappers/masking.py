@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ScanError
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops.ir import observers
 from jrnn.loops.wrappers import branches
 from jrnn.loops.wrappers.branches import choose, some

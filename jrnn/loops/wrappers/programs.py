@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jrnn.jaxprs.names import is_staged, jaxpr_as_fun
+from jrnn.jaxprs.jax_internals import are_arrays, is_staged, jaxpr_as_fun
 
 # `(functions, options, arrays) -> a pytree of arrays`
 Run = Callable[[Sequence[Callable], Any, Any], Any]
@@ -90,10 +90,10 @@ def compiled_once(run: Run, functions: Sequence[Callable], options: Any, arrays:
     try:
         call = _call_of(run, functions, options)
         leaves = jax.tree.leaves(arrays)
-        types = {type(jax.typeof(leaf)).__name__ for leaf in leaves}
+        arrays_alone = are_arrays([jax.typeof(leaf) for leaf in leaves])
     except TypeError:  # `jax.lax.scan` reports what is no function or no array
         return run(functions, options, arrays)
-    if types - {"ShapedArray"}:  # such as Refs, of whose misuse `jax.lax.scan` says where they are
+    if not arrays_alone:  # such as Refs, of whose misuse `jax.lax.scan` says where they are
         return run(functions, options, arrays)
     closed, shape = jax.make_jaxpr(call, return_shape=True)(arrays)
     program = _compiled.get(closed.jaxpr)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import GradientWarning
-from jrnn.jaxprs.names import Primitive, ad, batching, mlir
+from jrnn.jaxprs.jax_internals import Primitive, ad, batching, mlir
 
 
 def stop_outputs(values: Sequence[Any], passes: Sequence[bool], warning: str) -> list[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.errors import describe_value as describe
-from jrnn.jaxprs.names import is_traced
+from jrnn.jaxprs.jax_internals import is_traced
 
 # TensorProto.DataType: the numbers that arguments such as `dtype` hold. STRING has no dtype.
 STRING = 4

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import ConversionError
-from jrnn.jaxprs.names import ClosedJaxpr, is_traced, jaxpr_as_fun
+from jrnn.jaxprs.jax_internals import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
 from jrnn.onnx.graph import op

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jrnn.jaxprs import Eqn, all_equations, bind, interpreted, jaxpr_of, scan_counts, sub_jaxprs, trace
 from jrnn.jaxprs.flat import body_of, source_of
+from jrnn.jaxprs.jax_internals import function_name
 
 STOP = "stop_gradient"
 RULES = ("custom_jvp_call", "custom_vjp_call")
@@ -77,8 +78,7 @@ def rule_name(eqn: Eqn) -> str:
     if eqn.primitive.name not in RULES:
         return ""
     call = eqn.params.get("call_jaxpr")
-    debug = getattr(jaxpr_of(call), "debug_info", None)
-    return str(getattr(debug, "func_name", "") or eqn.params.get("name", ""))
+    return (function_name(jaxpr_of(call)) if call is not None else "") or str(eqn.params.get("name", ""))
 
 
 def _stops(eqn: Eqn, held: HeldValues) -> bool:

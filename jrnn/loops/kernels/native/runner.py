@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.costs import estimates
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
@@ -54,7 +55,7 @@ class Native:
             *(stacked[v] for v in core.xs),
         ]
         # Inside `jax.shard_map`, types have the mesh axes over which a value varies. The results vary as the operands do.
-        axes = max((jax.typeof(v).manual_axis_type for v in operands), key=lambda kind: len(kind.varying))
+        axes = mesh_axes_type(*operands)
         typed = functools.partial(jax.ShapeDtypeStruct, manual_axis_type=axes)
         types = [typed(v.aval.shape, program.dtype) for v in core.carry]
         types += [typed((length, *y.aval.shape), y.aval.dtype) for y in core.ys]

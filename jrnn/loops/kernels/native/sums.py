@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.kernels.native import library
 from jrnn.loops.passes.sums import Axes, smaller_first
 
@@ -44,7 +45,7 @@ def contract(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_t
         rhs = parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
         return smaller_first(lhs, rhs, axes, precision, preferred_element_type)
     operands = [lhs.reshape(rows, m), *(part.reshape(rows, w) for part in parts)]
-    vary = max((jax.typeof(v).manual_axis_type for v in operands), key=lambda kind: len(kind.varying))
+    vary = mesh_axes_type(*operands)
     product = jax.ffi.ffi_call(library.SUM, jax.ShapeDtypeStruct((m, w * len(parts)), dtype, manual_axis_type=vary))(
         *operands, level=np.int64(0), threads=np.int64(max(1, work // _WORK))
     )

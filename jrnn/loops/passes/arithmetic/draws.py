@@ -11,17 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib.version
 from jax import lax
-from jax.extend import random
 
 from jrnn.jaxprs import Eqn
+from jrnn.jaxprs.jax_internals import THREEFRY, XLA_KEEPS_BARRIERS
 from jrnn.loops.passes.arithmetic.products import Values
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
-_JAX = random.threefry_prng_impl
-KEEPS_BARRIERS = jaxlib.version.__version_info__ >= (0, 11)  # earlier XLA:CPU drops them before it fuses
 
 
 def threefry2x32(eqn: Eqn, first: Any, second: Any, x: Any, y: Any) -> Values:
@@ -42,23 +39,23 @@ def iota_2x32_shape(eqn: Eqn) -> Values:
 
 def random_bits(eqn: Eqn, keys: Any) -> Values:
     given = eqn.params
-    return _of_each(keys, lambda key: _JAX.random_bits(key, given["bit_width"], given["shape"]))
+    return _of_each(keys, lambda key: THREEFRY.random_bits(key, given["bit_width"], given["shape"]))
 
 
 def random_split(eqn: Eqn, keys: Any) -> Values:
-    words = _of_each(keys, lambda key: _JAX.split(key, eqn.params["shape"]))
-    return words and [jax.random.wrap_key_data(words[0], impl=_JAX.name)]
+    words = _of_each(keys, lambda key: THREEFRY.split(key, eqn.params["shape"]))
+    return words and [jax.random.wrap_key_data(words[0], impl=THREEFRY.name)]
 
 
 def random_fold_in(eqn: Eqn, keys: Any, data: Any) -> Values:
     shape = eqn.outvars[0].aval.shape  # a key and many data, many keys and one, or as many
-    words = _of_each(jnp.broadcast_to(keys, shape), _JAX.fold_in, jnp.broadcast_to(data, shape))
-    return words and [jax.random.wrap_key_data(words[0], impl=_JAX.name)]
+    words = _of_each(jnp.broadcast_to(keys, shape), THREEFRY.fold_in, jnp.broadcast_to(data, shape))
+    return words and [jax.random.wrap_key_data(words[0], impl=THREEFRY.name)]
 
 
 def _of_each(keys: Any, fn: Callable[..., Any], *args: Any) -> Values:
     """Returns what a function gives of the words of each key, or None if they are keys of another generator."""
-    if str(keys.dtype) != f"key<{_JAX.tag}>":
+    if str(keys.dtype) != f"key<{THREEFRY.tag}>":
         return None
     for _ in range(keys.ndim):
         fn = jax.vmap(fn)
@@ -70,7 +67,7 @@ def _materialized(fn: Callable[..., Any], words: Any, *args: Any) -> Any:
 
     XLA does not vectorize rounds that it fuses with a logarithm, a lookup or a reduction, and repeats them for each reader.
     """
-    if KEEPS_BARRIERS:
+    if XLA_KEEPS_BARRIERS:
         return lax.optimization_barrier(fn(words, *args))
     result = jax.eval_shape(fn, words, *args)
     if not result.size:

@@ -15,6 +15,7 @@ import jax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, named, opened, placed
+from jrnn.jaxprs.jax_internals import context_of, in_context
 from jrnn.loops.ir import Loop, tag
 from jrnn.loops.passes.arithmetic import draws, factors, orders, products
 
@@ -99,7 +100,7 @@ class _Traced:
 def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
     """Returns what the rule for an equation computes, or None if it does not apply where `read` is read."""
     wanted, avals = tuple(v in read for v in eqn.outvars), tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
-    key = wanted, avals, eqn.primitive, tuple(sorted(eqn.params.items())), eqn.ctx, jax.config.jax_enable_x64
+    key = wanted, avals, eqn.primitive, tuple(sorted(eqn.params.items())), context_of(eqn), jax.config.jax_enable_x64
     try:
         return _traced(_Traced(key, eqn))
     except TypeError:  # a parameter without a hash
@@ -116,7 +117,7 @@ def _traced(call: _Traced) -> Program | None:
         applies = values is not None and not any(v is None and w for v, w in zip(values, wanted))
         return [given[0] if v is None else v for v in values] if applies else []
 
-    with eqn.ctx.manager, tag.untagged():
+    with in_context(eqn), tag.untagged():
         program = jaxprs.trace(run, [a.aval for a in eqn.invars], LOWERED_CALLS)
     if not applies or program.constvars:  # such as the counters of JAX's older way to draw
         return None

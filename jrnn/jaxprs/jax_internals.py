@@ -1,0 +1,389 @@
+"""What jrnn knows of JAX beyond its stable interface: names that move, the shapes of internals, and differences of versions.
+
+`jax.core`, `jax.extend`, `jax.experimental`, `jax.interpreters` and `jax._src` may change with every release of JAX. Then
+this is the file to edit: no other one imports from them or compares versions. `missing` has the private names that the
+installed JAX lacks, of which `loops/rules/installation.py` warns. tests/loops/test_jax_names.py checks what jrnn expects.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import jax
+import jaxlib.version
+from jax.core import ShapedArray as ShapedArray
+from jax.core import Tracer
+from jax.experimental import topologies as topologies
+from jax.experimental.multihost_utils import broadcast_one_to_all as broadcast_one_to_all
+from jax.experimental.multihost_utils import process_allgather as process_allgather
+from jax.experimental.xla_metadata import set_xla_metadata as set_xla_metadata
+from jax.extend import random, source_info_util
+from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
+from jax.extend.core import DebugInfo
+from jax.extend.core import Jaxpr as Jaxpr
+from jax.extend.core import JaxprEqn as JaxprEqn
+from jax.extend.core import Literal as Literal
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import Var as Var
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
+from jax.extend.core.primitives import closed_call_p, cond_p, while_p
+from jax.extend.core.primitives import scan_p as scan_p
+from jax.interpreters import ad as ad
+from jax.interpreters import batching as batching
+from jax.interpreters import mlir as mlir
+
+# Versions ------------------------------------------------------------------------------------------------------------
+
+_JAX, _JAXLIB = jax.__version_info__, jaxlib.version.__version_info__
+_TESTED = {(0, 10): 2, (0, 11): 2, (0, 12): 0}  # by minor release: the newest patch with which the tests passed
+
+is_untested = _JAX[2] > _TESTED.get(_JAX[:2], -1)  # whether this version of JAX is newer than what was tested
+XLA_MAKES_ONE_KERNEL = _JAXLIB >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
+XLA_HAS_BFLOAT16_PRODUCTS = _JAXLIB >= (0, 11)  # on CPUs with instructions for them
+XLA_KEEPS_BARRIERS = _JAXLIB >= (0, 11)  # earlier XLA:CPU drops them before it fuses
+LINEARIZATION_PARTS = 4 + (_JAX >= (0, 11, 1))  # the results of a rule for linearization
+_FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.loops.rules.differentiation.with_zeros_of_a_step`
+_FIXES_RESIDUALS = _JAX < (0, 12)  # `jrnn.loops.rules.differentiation.with_inputs_as_residuals`
+
+# Private names -------------------------------------------------------------------------------------------------------
+
+missing: dict[str, str] = {}  # the private names that this JAX lacks, and what happens without each
+_LEFT = "jrnn.scan is jax.lax.scan"
+_TRACED_TWICE = "a function that is called inside and outside of a step is traced twice"
+_NOT_EVERYWHERE = "optimize_scans(everywhere=True) raises"
+
+
+def _private(module: str, name: str, without: str) -> Any:
+    """Returns a private name of JAX, or None if this version lacks it: then `missing` says what happens `without` it."""
+    try:
+        return attrgetter(name)(import_module(f"jax._src.{module}"))
+    except (ImportError, AttributeError):
+        missing[f"jax._src.{module}.{name}"] = without
+        return None
+
+
+_lowerings = _private("interpreters.mlir", "_lowerings", _LEFT)
+_jvps = _private("interpreters.ad", "primitive_jvps", _LEFT)
+_linearizations = _private("interpreters.ad", "primitive_linearizations", _LEFT)
+current_metadata: Callable[[], Any] = _private("xla_metadata_lib", "current_xla_metadata", _LEFT)
+
+thread_metadata: Callable[[], Any] = _private("config", "xla_metadata_context_manager.get_local", _TRACED_TWICE)
+swap_thread_metadata: Callable[[Any], Any] = _private(
+    "config", "xla_metadata_context_manager.swap_local", _TRACED_TWICE
+)
+set_thread_metadata: Callable[[Any], None] = _private("config", "xla_metadata_context_manager.set_local", _TRACED_TWICE)
+_global_metadata = _private("config", "xla_metadata_context_manager.get_global", _NOT_EVERYWHERE)
+_set_global_metadata = _private("config", "xla_metadata_context_manager.set_global", _NOT_EVERYWHERE)
+_updated_metadata = _private("xla_metadata_lib", "update_metadata", _NOT_EVERYWHERE)
+
+_without_frames_in = _private("traceback_util", "register_exclusion", "tracebacks show the frames of jrnn")
+_api_boundary = _private("traceback_util", "api_boundary", "tracebacks show the frames of jrnn")
+_remat3 = _private("config", "remat3", "gradients of jrnn.scan raise where the option jax_remat3 is set")
+_unspecified = _private("sharding_impls", "UNSPECIFIED", "jitted functions in a step are not opened")
+_named_axis_effect = _private("core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives")
+_private("core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise")
+_transposes = _partial_evals = _partial_eval = None
+if _FIXES_ZEROS:
+    _transposes = _private("interpreters.ad", "fancy_transposes", "gradients of unused outputs raise")
+if _FIXES_RESIDUALS:
+    _stores_inputs = "a loop around jax.lax.cond stores the inputs of its branches at each step"
+    _partial_evals = _private("interpreters.partial_eval", "custom_partial_eval_rules", _stores_inputs)
+    _partial_eval = _private("interpreters.partial_eval", "partial_eval_jaxpr_nounits", _stores_inputs)
+
+
+class LoopRules(NamedTuple):
+    """JAX's own rules for loops."""
+
+    lower_scan: Callable[..., Any]
+    lower_while: Callable[..., Any]
+    jvp: Callable[..., Any]
+    linearize: Callable[..., Any]
+
+
+def loop_rules() -> LoopRules | None:
+    """Returns JAX's rules for loops, or None if this version of JAX has not all that jrnn wraps: `missing` says what."""
+    if _LEFT in missing.values():
+        return None
+    try:
+        lowerings = [_lowerings[loop].rule for loop in (scan_p, while_p)]
+        return LoopRules(*lowerings, _jvps[scan_p], _linearizations[scan_p])
+    except (KeyError, AttributeError, TypeError) as error:
+        missing[f"a rule for {error}"] = _LEFT
+        return None
+
+
+def replace_rules(rules: LoopRules, platforms: Mapping[str, Callable[..., Any]]) -> None:
+    """Puts rules for scans and while loops in the place of JAX's.
+
+    Args:
+        rules: the new rules; `lower_scan` is not read.
+        platforms: the rule that lowers a scan for each platform.
+    """
+    for platform, lower in platforms.items():
+        try:
+            mlir.register_lowering(scan_p, lower, platform=platform)
+            mlir.register_lowering(while_p, rules.lower_while, platform=platform)
+        except NotImplementedError:  # a platform that this installation has not
+            continue
+    _jvps[scan_p], _linearizations[scan_p] = rules.jvp, rules.linearize
+
+
+def fix_rules(with_zeros_of_a_step: Callable[..., Any], with_inputs_as_residuals: Callable[..., Any]) -> None:
+    """Wraps those rules of older versions of JAX that have faults."""
+    if _transposes is not None:
+        _transposes[scan_p] = with_zeros_of_a_step(_transposes[scan_p])
+    if _partial_evals is not None and _partial_eval is not None:
+        _partial_evals[cond_p] = with_inputs_as_residuals(_partial_evals[cond_p], _partial_eval)
+
+
+def api_boundary(fn: Callable[..., Any], folder: str) -> Callable[..., Any]:
+    """Returns a function with tracebacks that show no frames of the files in a folder, as those of `jax.lax.scan` do."""
+    if _api_boundary is None or _without_frames_in is None:
+        return fn
+    _without_frames_in(folder)
+    return _api_boundary(fn)
+
+
+def without_remat3() -> AbstractContextManager[Any]:
+    """Turns the option `jax_remat3` off, whose equations cannot be transposed."""
+    return nullcontext() if _remat3 is None else _remat3(False)
+
+
+# XLA metadata --------------------------------------------------------------------------------------------------------
+
+
+def can_change_metadata() -> bool:
+    """Whether `thread_metadata` returns the XLA metadata of this thread, and the other two functions change it."""
+    return None not in (thread_metadata, swap_thread_metadata, set_thread_metadata)
+
+
+def global_metadata() -> Any:
+    """Returns the XLA metadata of threads without metadata of their own. Raises NotImplementedError if JAX lacks names."""
+    if None in (_global_metadata, _set_global_metadata, _updated_metadata):
+        raise NotImplementedError(", ".join(name for name, without in missing.items() if without == _NOT_EVERYWHERE))
+    return _global_metadata()
+
+
+def updated_metadata(metadata: Any, new: Mapping[str, str]) -> Any:
+    return _updated_metadata(metadata, new)
+
+
+def set_global_metadata(metadata: Any) -> None:
+    _set_global_metadata(metadata)
+
+
+def metadata_of(eqn: Any) -> Mapping[str, Any] | None:
+    """Returns the XLA metadata of an equation."""
+    return eqn.ctx.xla_metadata
+
+
+def context_of(eqn: Any, without: str | None = None) -> Any:
+    """Returns the context in which an equation was traced, a key of dicts; without one entry of its XLA metadata."""
+    return eqn.ctx if without is None else _context_without(eqn.ctx, without)
+
+
+@functools.lru_cache(maxsize=256)
+def _context_without(ctx: Any, key: str) -> Any:
+    with ctx.manager, set_xla_metadata(**{key: None}):
+        return jax.make_jaxpr(jax.lax.neg)(0.0).jaxpr.eqns[0].ctx
+
+
+def in_context(eqn: Any) -> AbstractContextManager[Any]:
+    """Enters the context in which an equation was traced."""
+    return eqn.ctx.manager  # type: ignore[no-any-return]
+
+
+def lowered_metadata(ctx: Any) -> Mapping[str, Any] | None:
+    """Returns the XLA metadata of the equation that is lowered in the context of a lowering rule."""
+    return ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None
+
+
+# Programs ------------------------------------------------------------------------------------------------------------
+
+
+def platform_of(backend: Any) -> str:
+    """Returns the platform that programs of a backend are lowered for, such as "cuda" where `backend.platform` is "gpu".
+
+    Args:
+        backend: `device.client` of a device.
+    """
+    return backend._raw_platform if backend.platform == "gpu" else backend.platform
+
+
+def lowered_for(ctx: Any) -> tuple[int, bool]:
+    """Returns how many devices a lowered program is divided among, and whether it is exported.
+
+    Args:
+        ctx: the context of a lowering rule.
+    """
+    devices, module = ctx.module_context.axis_context, ctx.module_context
+    inside_of_one = hasattr(devices, "mesh") or hasattr(devices, "axis_env")  # the body of `jax.shard_map` or `pmap`
+    return 1 if inside_of_one else devices.num_devices, module.lowering_parameters.for_export
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is a tracer, whose elements cannot be read.
+
+    >>> is_traced(1.0)
+    False
+    """
+    return isinstance(value, Tracer)
+
+
+class _Staged(Exception):
+    """Is raised where JAX asks for types instead of a value."""
+
+
+_value_p = Primitive("value")
+_value_p.def_impl(lambda: False)
+
+
+@_value_p.def_abstract_eval
+def _() -> Any:
+    raise _Staged
+
+
+def is_staged() -> bool:
+    """Whether JAX only traces here, as inside of `jax.jit`; inside of `jax.grad` and `jax.vmap` alone it computes.
+
+    >>> is_staged(), jax.grad(lambda x: x * is_staged())(1.0).item(), jax.jit(lambda: is_staged())().item()
+    (False, 0.0, True)
+    """
+    try:
+        return bool(_value_p.bind())
+    except _Staged:
+        return True
+
+
+def are_arrays(avals: Sequence[Any]) -> bool:
+    """Returns True if abstract values are those of arrays: no Refs, tokens or other types."""
+    return all(type(aval) is ShapedArray for aval in avals)
+
+
+def mesh_axes_type(*values: Any) -> Any:
+    """Returns the part of the type of arrays that says over which mesh axes they vary: of several, the largest."""
+    kinds = [getattr(jax.typeof(value), "manual_axis_type", None) for value in values]  # None for Refs and keys
+    return max(kinds, key=lambda kind: len(_varying(kind)))
+
+
+def varying_axes(value: Any) -> frozenset[Any]:
+    """Returns the mesh axes over which an array varies; none outside of `jax.shard_map`, or without `check_vma`."""
+    return _varying(mesh_axes_type(value))
+
+
+def _varying(kind: Any) -> frozenset[Any]:
+    return frozenset() if kind is None else kind.varying
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the numbers of constants and carries of a scan's equation."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # since jax 0.11
+    return len(list(consts)), len(list(carry))
+
+
+def closed_jaxpr(invars: Sequence[Var], eqns: Sequence[Any], outvars: Sequence[Any], consts: Mapping[Var, Any]) -> Any:
+    """Returns the closed jaxpr of equations. `consts` has the values of its constants."""
+    effects = {effect for eqn in eqns for effect in eqn.effects}
+    info = DebugInfo("scan", "step", ("",) * len(invars), ("",) * len(outvars))
+    parts = consts, invars, outvars, eqns
+    return ClosedJaxpr(Jaxpr(*map(list, parts), effects, info), tuple(consts.values()))
+
+
+def calling(closed: Any) -> Callable[..., Any]:
+    """Returns a function that calls a closed jaxpr by one equation if JAX has an equation that is not a trace of it."""
+    if getattr(closed_call_p, "call_primitive", False):  # before JAX 0.12: its equations are evaluated
+        return jaxpr_as_fun(closed)
+    return functools.partial(closed_call_p.bind, call_jaxpr=closed)
+
+
+def expanded(eqn: Any) -> Any | None:
+    """The jaxpr to which JAX expands an equation when it lowers it, or None if it lowers the equation itself.
+
+    In jax 0.12, `jnp.searchsorted` is such an equation.
+    """
+    if eqn.primitive.name != "call_hi_primitive" or eqn.effects:
+        return None
+    primitive = eqn.params["_prim"]
+    return jax.make_jaxpr(lambda *args: jax.tree.leaves(primitive.expand(*args)))(*(v.aval for v in eqn.invars))
+
+
+def has_own_shardings(eqn: Any) -> bool:
+    """Returns True for a `jit` with shardings of its arguments or results."""
+    placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return any(sharding is not _unspecified for sharding in placed)
+
+
+def named_axis(effect: Any) -> Any | None:
+    """Returns the axis of the effect of a collective, or None for other effects."""
+    return effect.name if _named_axis_effect is not None and isinstance(effect, _named_axis_effect) else None
+
+
+def argument_names(jaxpr: Any) -> list[str]:
+    """Returns what the traced function calls its arguments, or an empty list if that is not known."""
+    return list(getattr(jaxpr.debug_info, "arg_names", None) or ())
+
+
+def function_name(jaxpr: Any) -> str:
+    """Returns the name of the traced function, or ""."""
+    return str(getattr(jaxpr.debug_info, "func_name", "") or "")
+
+
+# Where equations come from -------------------------------------------------------------------------------------------
+
+_RECOMPUTED = "rematted_computation"  # the scope of what `jax.checkpoint` computes again
+
+
+def source_line(eqn: Any) -> str:
+    """The line of the user's code that an equation of a jaxpr comes from, as "/path/file.py:3:4 (function)"."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def current_lines(most: int) -> list[str]:
+    """Returns the lines of the user's code that led to what JAX works on, the innermost first."""
+    return source_info_util.summarize(source_info_util.current(), most).splitlines()[::-1]
+
+
+def hide_lines_of(folder: str) -> None:
+    """Leaves the files of a folder out of the lines that `source_line` returns."""
+    source_info_util.register_exclusion(folder)
+
+
+def scopes(eqn: Any) -> list[str]:
+    """Returns the scopes of an equation, the outermost first, without that of what is computed again."""
+    return [scope for scope in str(eqn.source_info.name_stack).split("/") if scope != _RECOMPUTED]
+
+
+def is_recomputed(eqn: Any) -> bool:
+    """Returns True for an equation that `jax.checkpoint` computes again in the reverse pass."""
+    return _RECOMPUTED in str(eqn.source_info.name_stack)
+
+
+def without_outer_scope(eqn: Any) -> Any:
+    """Returns an equation without the outermost scope or transformation of its name stack."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))
+
+
+def within(outer: Any, eqn: Any) -> Any:
+    """Returns the source information of an equation that is called at that of another."""
+    return eqn.source_info.replace(name_stack=outer.name_stack + eqn.source_info.name_stack)
+
+
+def in_scope(eqn: Any) -> ExitStack:
+    """Enters an equation's context: its source lines, its `jax.named_scope`, and its options."""
+    stack = ExitStack()
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    stack.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=names))
+    stack.enter_context(in_context(eqn))
+    return stack
+
+
+# Random keys ---------------------------------------------------------------------------------------------------------
+
+THREEFRY = random.threefry_prng_impl  # JAX's default generator
