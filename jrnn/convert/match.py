@@ -12,15 +12,13 @@ import jax
 import numpy as np
 
 from jrnn.convert.emit import shrink
+from jrnn.jaxprs import primitives
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var, flatten
 
 ANY = 0.1234567  # in a pattern: any number, the same in all places
 Match = Mapping[Any, Any]  # variable of a pattern -> atom of the graph; ANY -> its number
 
-_COMMUTATIVE = ("add", "mul", "max", "min")
-_VIEWS = ("reshape", "broadcast_in_dim", "squeeze")
 _IGNORED = ("sharding", "out_sharding", "weak_type", "preferred_element_type", "precision", "accuracy")
-_NEUTRAL = {"max": -np.inf, "add": 0.0}
 
 
 @cache
@@ -53,7 +51,7 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, FlatEquation]) -> M
             return unify(_base(p, pattern_makers), _base(t, makers), match)
         if not _alike(p, t) or p.outputs.index(a) != t.outputs.index(b) or len(p.inputs) != len(t.inputs):
             return None
-        for inputs in [t.inputs, t.inputs[::-1]] if p.name in _COMMUTATIVE else [t.inputs]:
+        for inputs in [t.inputs, t.inputs[::-1]] if primitives.named(p.name).commutes else [t.inputs]:
             now: Match | None = match
             for x, y in zip(p.inputs, inputs):
                 now = None if now is None else unify(x, y, now)
@@ -71,8 +69,9 @@ def maker_of(atom: Atom, makers: Mapping[Var, FlatEquation]) -> FlatEquation | N
 def _through(atom: Atom, makers: Mapping[Var, FlatEquation]) -> Atom:
     """The atom that `atom` is a copy of."""
     while (node := maker_of(atom, makers)) is not None:
-        is_copy = node.name in _VIEWS and tuple(node.inputs[0].shape) == node.outputs[0].shape
-        if is_copy or node.name in ("stop_gradient", "copy"):
+        row = primitives.named(node.name)
+        is_copy = row.reshapes and tuple(node.inputs[0].shape) == node.outputs[0].shape
+        if is_copy or row.copies:
             atom = node.inputs[0]
         elif (other := _next_to_neutral(node)) is not None:
             atom = other
@@ -83,11 +82,13 @@ def _through(atom: Atom, makers: Mapping[Var, FlatEquation]) -> Atom:
 
 def _next_to_neutral(node: FlatEquation) -> Atom | None:
     """The operand that a node returns unchanged, because the other one is neutral."""
-    if node.name not in _NEUTRAL:
+    row = primitives.named(node.name)
+    if row.neutral is None:
         return None
-    for x, y in (node.inputs, node.inputs[::-1]):
-        if not isinstance(x, Var) and x.size and np.all(x == _NEUTRAL[node.name]) and y.shape == node.outputs[0].shape:
-            return y
+    for x, other in (node.inputs, node.inputs[::-1])[: 2 if row.commutes else 1]:
+        known = not isinstance(other, Var) and other.size and np.all(other == row.neutral)
+        if known and x.shape == node.outputs[0].shape:
+            return x
     return None
 
 
@@ -116,7 +117,7 @@ def is_view(node: FlatEquation) -> bool:
     if node.name == "transpose":
         kept = [k for k in node.params["permutation"] if node.inputs[0].shape[k] != 1]
         return kept == sorted(kept)
-    return node.name in _VIEWS and math.prod(node.inputs[0].shape) == math.prod(node.outputs[0].shape)
+    return primitives.named(node.name).reshapes and math.prod(node.inputs[0].shape) == math.prod(node.outputs[0].shape)
 
 
 def _alike(p: FlatEquation, t: FlatEquation) -> bool:

@@ -21,7 +21,7 @@ from jax import lax
 
 from jrnn.errors import ConversionError
 from jrnn.jaxprs import Eqn
-from jrnn.jaxprs.primitives import ELEMENTWISE
+from jrnn.jaxprs.primitives import is_kind, where
 
 INFIX = {
     "add": "+", "add_any": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
@@ -40,7 +40,7 @@ _AS_IN_LAX = {
 # fmt: on
 _REDUCTIONS = {"sum": "sum", "prod": "prod", "max": "max", "min": "min", "and": "all", "or": "any"}
 _HOMES = {"lax": lax, "lax.linalg": lax.linalg}
-IDENTITIES = {"copy", "copy_p", "name", "optimization_barrier", "pvary"}
+IDENTITIES = where(lambda row: row.copies and not row.stops)
 
 
 def form_of(eqn: Eqn) -> str:
@@ -64,7 +64,7 @@ def form_of(eqn: Eqn) -> str:
         known = inspect.signature(getattr(lax, function)).parameters
         given = [f"{k}={show(v)}" for k, v in p.items() if k in known and v is not None]
         return f"lax.{function}({', '.join([*operands, *given])})"
-    if name in ELEMENTWISE and hasattr(lax, name) and all(v is None for v in p.values()):
+    if is_kind(eqn, "elementwise") and hasattr(lax, name) and all(v is None for v in p.values()):
         return f"lax.{name}({', '.join(operands)})"
     home = next((h for h in _HOMES if hasattr(_HOMES[h], f"{name}_p")), None)
     if home is None:
@@ -222,7 +222,6 @@ _FORMS: Mapping[str, str | Callable[[Any], str | None]] = {
     "dynamic_update_slice": "lax.dynamic_update_slice({0}, {1}, {from_2})",
     "empty": "jnp.zeros({result_shape}, {result_dtype})",
     "empty2": "jnp.zeros({result_shape}, {result_dtype})",
-    "expand_dims": _RESHAPE,
     "integer_pow": "{0} ** {y}",
     "iota": "lax.broadcasted_iota({dtype}, {shape}, {dimension})",
     "logistic": lambda eqn: "jax.nn.sigmoid({0})" if eqn.params.get("accuracy") is None else None,

@@ -12,9 +12,6 @@ from jrnn.jaxprs.programs import Atom, Eqn, Var, is_literal
 Follow = dict[int, int]  # an axis of an operand -> the axis of a result
 Axis = tuple[Any, int]  # a variable, and the position of an axis
 
-_RUNNING = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin")
-
 
 class Classes:
     """Classes of axes that belong together, by union and find. Those in `fixed` have a property that their class gets."""
@@ -44,7 +41,7 @@ class Classes:
 
 def is_followed(eqn: Eqn) -> bool:
     """Returns True if axes are followed through the primitive of an equation."""
-    return eqn.primitive.name in _RULES
+    return primitives.rule_of(eqn, _RULES) is not None
 
 
 def aligned(eqn: Eqn, place: int, out: Var) -> Follow:
@@ -62,20 +59,20 @@ def aligned(eqn: Eqn, place: int, out: Var) -> Follow:
     >>> [aligned(eqn, place, eqn.outvars[0]) for place in (0, 1)]
     [{0: 0}, {1: 1}]
     """
-    rule = _RULES.get(eqn.primitive.name)
+    rule = primitives.rule_of(eqn, _RULES)
     return {} if rule is None else rule(eqn, place, out)
 
 
 def summed(eqn: Eqn, place: int) -> set[int]:
     """Returns the axes of an operand that a reduction or a product removes, whatever size they have."""
-    if eqn.primitive.name in REDUCTIONS:
+    if primitives.is_kind(eqn, "reduction"):
         return {*eqn.params["axes"]}
     return {*eqn.params["dimension_numbers"][0][place]} if eqn.primitive.name == "dot_general" else set()
 
 
 def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
     """Returns `aligned` with axes along which elements are mixed, but whose size is that of an axis of the result."""
-    if eqn.primitive.name in ("rev", *_RUNNING):
+    if eqn.primitive.name == "rev" or primitives.is_kind(eqn, "running"):
         return {k: k for k in range(out.aval.ndim)}
     return aligned(eqn, place, out)
 
@@ -202,12 +199,12 @@ def blocks(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
     return groups
 
 
-_RULES: dict[str, Callable[..., Follow]] = {
-    **dict.fromkeys((*primitives.ELEMENTWISE, "optimization_barrier", "pcast", "pvary"), _elementwise),
+_RULES: dict[str, Callable[..., Follow]] = {  # by primitive or kind
+    **dict.fromkeys(("elementwise", "special", "barrier", "pvary"), _elementwise),
     "broadcast_in_dim": _broadcast,
-    **dict.fromkeys(("expand_dims", "reshape"), _reshape),
+    "reshape": _reshape,
     "squeeze": _without(lambda eqn: eqn.params["dimensions"]),
-    **dict.fromkeys(REDUCTIONS, _without(lambda eqn: eqn.params["axes"])),
+    "reduction": _without(lambda eqn: eqn.params["axes"]),
     "transpose": lambda eqn, place, out: {k: axis for axis, k in enumerate(eqn.params["permutation"])},
     "slice": _except(_cut),
     "split": _except(lambda eqn: [eqn.params["axis"]]),
@@ -221,7 +218,7 @@ _RULES: dict[str, Callable[..., Follow]] = {
     "pad": lambda eqn, place, out: (
         {k: k for k, padding in enumerate(eqn.params["padding_config"]) if padding == (0, 0, 0)} if place == 0 else {}
     ),
-    **dict.fromkeys(_RUNNING, _except(lambda eqn: [eqn.params["axis"]])),
+    "running": _except(lambda eqn: [eqn.params["axis"]]),
     "dot_general": _product,
     "iota": lambda eqn, place, out: {},
 }

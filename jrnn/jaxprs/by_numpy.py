@@ -6,6 +6,8 @@ XLA takes about a second to compile the gradient of a small loop; numpy runs a f
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.jaxprs import Eqn, bind, scan_counts
+from jrnn.jaxprs import Eqn, bind, primitives, scan_counts
 from jrnn.jaxprs.indexing_by_numpy import INDEXED
+from jrnn.jaxprs.primitives.table import FLOAT
 
 
 class Endless(Exception):
@@ -59,8 +62,8 @@ def evaluate(
                 outs = given
             elif name in LOOPS:
                 outs = LOOPS[name](partial(evaluate, wide=wide, trips=trips), given, **eqn.params)
-            elif name in MATHS and all(v.dtype.kind in MATHS[name][0] for v in given):
-                outs = [MATHS[name][1](*given)]
+            elif (own := _of_elements(eqn, given)) is not None:
+                outs = [own(*given)]
             elif name in MOVES and (out := MOVES[name](*given, **eqn.params)) is not None:
                 outs = out if eqn.primitive.multiple_results else [out]
             else:
@@ -68,6 +71,17 @@ def evaluate(
         for var, value in zip(eqn.outvars, outs, strict=True):
             write(var, value)
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _of_elements(eqn: Eqn, given: Sequence[Any]) -> Callable[..., Any] | None:
+    """Returns numpy's function of elements for an equation, or None if there is none for the types of its operands."""
+    row = primitives.row_of(eqn)
+    if row.copies:
+        return lambda x: x
+    if row.numpy is None:
+        return None
+    kinds, function = _parsed(eqn.primitive.name, row.numpy) if isinstance(row.numpy, str) else row.numpy
+    return function if all(v.dtype.kind in kinds for v in given) else None
 
 
 def _widened(dtype: Any) -> Any:
@@ -94,42 +108,12 @@ def _by_jax(eqn: Eqn, given: Sequence[Any], wide: bool) -> Any:
         return bind(eqn, *given)
 
 
-# Functions of elements, and the kinds of the types for which numpy and XLA define them alike; V is bfloat16.
-
-ANY, REAL, FLOAT = "biufcV", "iufcV", "fcV"
-_SAME = {  # kinds: functions of numpy, as "JAX's name=numpy's name" where these differ
-    ANY: "eq=equal ne=not_equal lt=less le=less_equal gt=greater ge=greater_equal",
-    REAL: "abs add add_any=add sub=subtract mul=multiply neg=negative square",
-    FLOAT: "cos cosh div=divide exp expm1 log log1p sin sinh sqrt tan tanh",
-    "fc": "pow=power",
-    "f": "atan2=arctan2 cbrt exp2 rem=fmod",
-    "c": "conj imag real",
-    "b": "and=logical_and not=logical_not or=logical_or",
-    "iufV": "max=maximum min=minimum",
-    "fV": "ceil floor is_finite=isfinite",
-    "if": "sign",
-}
-_BY_SCIPY = {"erf": "erf", "erfc": "erfc", "lgamma": "gammaln", "digamma": "digamma"}
-
-
-def _by_scipy(name: str, x: Any) -> Any:
-    from scipy import special  # it takes as long to load as JAX
-
-    return getattr(special, _BY_SCIPY[name])(x)
-
-
-MATHS = {
-    name: (kinds, getattr(np, theirs or name))
-    for kinds, names in _SAME.items()
-    for name, _, theirs in (entry.partition("=") for entry in names.split())
-} | {
-    **{name: ("f", partial(_by_scipy, name)) for name in _BY_SCIPY},
-    "one_minus_square": (FLOAT, lambda x: 1 - x * x),
-    "rsqrt": (FLOAT, lambda x: 1 / np.sqrt(x)),
-    "clamp": ("iufV", lambda low, x, high: np.minimum(np.maximum(x, low), high)),
-    "logistic": (FLOAT, lambda x: 1 / (1 + np.exp(-x))),
-    "complex": ("f", lambda x, y: x + 1j * y),
-}
+@functools.cache
+def _parsed(name: str, column: str) -> tuple[str, Callable[..., Any]]:
+    """Returns the kinds of types and the function of numpy that the table has for a primitive."""
+    kinds, _, theirs = column.partition(" ")
+    home, _, function = (theirs or name).rpartition(".")  # scipy takes as long to load as JAX
+    return kinds, getattr(importlib.import_module(home) if home else np, function)
 
 
 # Operations with parameters. None: not this case.
@@ -286,10 +270,6 @@ MOVES = {
     "argmin": lambda x, *, axes, **_: x.argmin(axes[0]) if np.isfinite(x).all() else None,
     "cumsum": running(np.cumsum),
     "cumprod": running(np.cumprod),
-    "stop_gradient": lambda x: x,
-    "copy": lambda x: x,
-    "copy_p": lambda x: x,
-    "name": lambda x, **_: x,
 }
 
 

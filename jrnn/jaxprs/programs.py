@@ -112,7 +112,7 @@ def _opened(
             inside.update(held)
             yield from _opened(jaxpr.eqns, inside, consts, calls, functools.partial(jax_internals.within, info))
             names.update(zip(outs, [named(inside, a) for a in jaxpr.outvars]))
-        elif name in ("copy", "copy_p"):
+        elif name == "copy":
             names.update(zip(outs, given))
         elif name == "convert_element_type" and is_literal(given[0]) and not given[0].aval.shape:
             names[outs[0]] = Literal(np.asarray(given[0].val).astype(outs[0].aval.dtype), outs[0].aval)
@@ -204,7 +204,7 @@ def _lifted(env: Env, atom: Atom, lift: Callable[[Any], Any] | None) -> Any:
 
 def uncast(eqn: Eqn, *operands: Any) -> Sequence[Any] | None:
     """The rule of casts of types that exist inside `jax.shard_map` only: the numbers are those of one device."""
-    return operands if eqn.primitive.name in ("pcast", "pvary") else None
+    return operands if eqn.primitive.name == "pvary" else None
 
 
 def bind(eqn: Eqn, *args: Any, **changed: Any) -> Sequence[Any]:

@@ -16,14 +16,8 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.errors import ConversionError
+from jrnn.jaxprs import primitives
 from jrnn.jaxprs.jax_internals import expanded, source_line
-
-# Linear in every complex operand; other operands, such as indices, are given to both parts.
-_LINEAR = {
-    "add", "add_any", "broadcast_in_dim", "concatenate", "copy", "copy_p", "cumsum", "dynamic_slice",
-    "dynamic_update_slice", "expand_dims", "gather", "name", "neg", "pad", "reduce_sum", "reshape", "rev", "scatter",
-    "scatter-add", "select_n", "slice", "split", "squeeze", "stop_gradient", "sub", "transpose",
-}  # fmt: skip
 
 
 class Pair(NamedTuple):
@@ -83,7 +77,7 @@ def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     body = jaxprs.called(eqn, jaxprs.LOWERED_CALLS) or expanded(eqn)
     if body is not None:
         return _run(body, operands, name)
-    if kind in _LINEAR:
+    if primitives.row_of(eqn).linear == "jointly":  # other operands, such as indices, are given to both parts
         parts = [jaxprs.bind(eqn, *(v[k] if isinstance(v, Pair) else v for v in operands)) for k in (0, 1)]
         return [Pair(*both) for both in zip(*parts)]
     if kind in _CONTROL:

@@ -150,7 +150,7 @@ def _(e, node, which, *cases):
 
 rule("concatenate")(lambda e, node, *values: e.concat(values, node.params["dimension"]))
 rule("convert_element_type")(lambda e, node, x: e.cast(x, node.outputs[0].dtype))
-rule("copy", "copy_p", "name", "optimization_barrier", "reduce_precision", "stop_gradient")(lambda e, node, *xs: xs)
+rule("copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient")(lambda e, node, *xs: xs)
 rule("dim_as_value")(lambda e, node: e.cast(e.size(node.params["dim"]), node.outputs[0].dtype))
 rule("expand_dims")(lambda e, node, x: same(e, node, "Unsqueeze", x, ints(*node.params["dimensions"])))
 rule("reshape")(lambda e, node, x, *_: e.reshape(x, node.outputs[0].shape))

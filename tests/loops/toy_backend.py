@@ -53,7 +53,7 @@ def refusal(loop: Loop) -> str | None:
     if not len(loop.carry) == len(loop.xs) == len(loop.eqns) == 1 <= len(loop.ys):
         return "a cumulative sum has one carry, one input, one equation and an output"
     (add,), carry, x = loop.eqns, loop.carry[0], loop.xs[0]
-    if add.primitive.name not in primitives.ADDITIONS or {*jaxprs.inputs(add)} != {carry, x}:
+    if not primitives.is_addition(add) or {*jaxprs.inputs(add)} != {carry, x}:
         return "its step is not carry + x"
     if any(out is not add.outvars[0] for out in loop.outputs):
         return "the sum is not both the new carry and the output"

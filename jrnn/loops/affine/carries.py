@@ -21,7 +21,6 @@ Kind = Literal["kept", "affine", "opaque"]
 Group = tuple[int, ...]  # the positions of carries that read each other
 
 MOST_TOGETHER = 4  # two steps of K carries compose with K^3 products
-_SUMS = frozenset((*primitives.COPIES, *primitives.ADDITIONS, "sub", "neg"))
 
 
 class NotAffine(Exception):
@@ -149,7 +148,7 @@ def check_diagonal(loop: Loop, group: Group) -> None:
 
 def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
     name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
-    sums = name in _SUMS or primitives.is_retyping(eqn)
+    sums = primitives.is_sum(eqn) or primitives.is_retyping(eqn)
     if not sums and name not in ("mul", "div", "select_n"):
         raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
     if any(m and a.aval.shape != shape for a, m in zip(eqn.invars, moves)):

@@ -17,10 +17,6 @@ from jrnn.jaxprs.axes import aligned
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.terms import Axes, Factor, Labels, Row, Term, Value
 
-_SAME = (*primitives.COPIES, "reduce_precision")
-_VIEWS = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
-_SUMS = (*primitives.ADDITIONS, "sub")
-
 
 class Forms(Axes):
     """The forms of the values of a step that depend on one carry, or on several that read each other.
@@ -79,11 +75,14 @@ class Forms(Axes):
         moves = [jaxprs.is_in(a, self.values) for a in ins]
         if len(eqn.outvars) > 1 or any(self.values[a].sums for a, m in zip(ins, moves) if m):
             raise NotAffine("")
-        if name in _SAME or (name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating)):
+        rounds = name == "reduce_precision" or (
+            name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating)
+        )
+        if rounds or primitives.is_copy(eqn):
             return self._form(ins[0])
         if name == "neg":
             return self._form(ins[0]).scaled(sign=-1)
-        if name in _SUMS:
+        if primitives.is_sum(eqn):
             a, b = map(self._form, ins)
             return self.sum(a, b.scaled(sign=-1) if name == "sub" else b)
         if name == "mul" and not all(moves):
@@ -94,7 +93,7 @@ class Forms(Axes):
         if name == "select_n" and not moves[0] and len(ins) == 3:
             hows = "unless", "eye" if self._is_identity(ins[0]) else "where"
             return self.sum(*(self._times(a, self._whole(ins[0], how), ins[0]) for a, how in zip(ins[1:], hows)))
-        if name in _VIEWS:
+        if primitives.is_whole_view(eqn):
             value = self._form(ins[0])
             return replace(value, labels=tuple(None if s is None else value.labels[s] for s in _sources_of(eqn)))
         if name == "slice" and any(moves):
@@ -328,11 +327,11 @@ def _varying_axes(eqn: Eqn, of: Callable[[Atom], set[int]]) -> list[set[int]]:
         of: the axes along which an operand may vary.
     """
     name, every = eqn.primitive.name, [_long_axes(v) for v in eqn.outvars]
-    if name in _VIEWS:
+    if primitives.is_whole_view(eqn):
         with suppress(NotAffine):
             sources, inner = _sources_of(eqn), of(eqn.invars[0])
             return [{d for d in every[0] if sources[d] in inner}]
-    if name in primitives.ELEMENTWISE:
+    if primitives.is_kind(eqn, "elementwise"):
         return [set().union(*map(of, eqn.invars)) & e for e in every]
     return [{eqn.params["dimension"]} & every[0]] if name == "iota" else every
 

@@ -14,17 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn
+from jrnn.jaxprs import Eqn, primitives
 from jrnn.jaxprs.jax_internals import jaxpr_as_fun
 from jrnn.loops.ir import ScanParams
 
 _LONGEST = 8  # steps of an inner loop that is unrolled, and branches of a condition
-
-# If their operands are finite, so are their derivatives: a branch that is not taken adds 0 to a gradient, and no NaN.
-_SAFE = frozenset((
-    "add", "add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "copy_p", "dot_general", "mul",
-    "neg", "pvary", "reduce_sum", "reshape", "select_n", "slice", "squeeze", "sub", "transpose",
-))  # fmt: skip
 
 
 def opened(closed: Any) -> jaxprs.Program:
@@ -51,9 +45,18 @@ def _expansion(eqn: Eqn) -> Callable[..., list[Any]] | None:
         return functools.partial(_unrolled, params)
     if name == "cond" and len(params["branches"]) <= _LONGEST:
         bodies = [jaxprs.opened(b, jaxprs.CALLS_AND_CHECKPOINTS) for b in params["branches"]]
-        if all(e.primitive.name in _SAFE for body in bodies for e in body.eqns):
+        if all(_is_safe(e) for body in bodies for e in body.eqns):
             return functools.partial(_selected, params["branches"])
     return None
+
+
+def _is_safe(eqn: Eqn) -> bool:
+    """Returns True if finite operands make finite derivatives: a branch that is not taken adds 0 to a gradient, and no NaN.
+
+    Lookups may fill with NaN.
+    """
+    row = primitives.row_of(eqn)
+    return eqn.primitive.name == "convert_element_type" or (row.linear != "" and row.kind not in ("lookup", "update"))
 
 
 def _selected(branches: Sequence[Any], which: Any, *given: Any) -> list[Any]:

@@ -12,38 +12,19 @@ from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs.machines import CPU, Machine
 
-# Times of functions, compared with one such as tanh.
-_FUNCTIONS = {
-    **dict.fromkeys((*primitives.ACTIVATIONS, "log", "log2", "exp2", "cbrt"), 1.0),
-    **dict.fromkeys(("sin", "cos"), 3.5),
-    **dict.fromkeys(("atan2", "acos", "asin", "lgamma", "digamma"), 16.0),
-    **dict.fromkeys(("div", "sqrt", "rsqrt"), 0.3),
-    **{"erf_inv": 4.0, "pow": 8.0, "tan": 7.0},
-}
 # Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
 _SORTING, _SELECTING, _RUNNING = 8, 7, 7
 _PLACING = 0.5
 _ROW, _ROW_FOR_ALL = 3, 30  # of one index, at one step and for all steps together, which XLA:CPU does not vectorize
 # A draw of random bits is elementwise work: the time of one element, and the fewest elements that a draw costs as much as,
 # at one step and for all steps together.
-_GENERATORS = primitives.GENERATORS | {"threefry2x32"}
 _DRAWING, _DRAWING_FOR_ALL = (4, 32), (6, 8)
 # The kernels of a draw for all steps together; and at one step, if its rounds are one kernel (jax 0.10.2: 0.6 us for 4 to
 # 128 words) or several (2.9 us for 160 to 1,024 words).
 _ROUNDS, _ROUNDS_OF_ONE_STEP = 70, (6, 29)
 _GAMMA = 300  # functions, of one number, which is drawn by rejection: 200 ns with jax 0.12
-_KEYS = frozenset(("random_unwrap", "random_wrap"))  # of typed keys, whose words are the same array
-_RUNNING_RESULTS = frozenset(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"))
-LOOKUPS = frozenset(("dynamic_slice", "gather"))
-UPDATES = frozenset((
-    "dynamic_update_slice", "scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul",
-))  # fmt: skip
-REDUCTIONS = frozenset((
-    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum", "reduce_xor",
-))  # fmt: skip
 SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 _LEAST = 24  # arrays with fewer elements cost as much as with so many
-_SOLVERS = frozenset(("cholesky", "eig", "eigh", "lu", "qr", "svd", "triangular_solve"))
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
@@ -61,7 +42,7 @@ def is_call(eqn: Eqn) -> bool:
     name = eqn.primitive.name
     if name == "dot_general":
         return not is_outer(eqn)
-    return primitives.is_heavy(eqn) or not (primitives.is_cheap(eqn) or name in REDUCTIONS or name in _KEYS)
+    return primitives.is_heavy(eqn) or not (primitives.is_cheap(eqn) or primitives.is_kind(eqn, "reduction", "key"))
 
 
 def is_outer(eqn: Eqn) -> bool:
@@ -89,9 +70,9 @@ def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
             return machine.at_once
         in_the_loop = is_by_vector(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
         return 0.0 if in_the_loop else machine.kernel + _tiny_seconds(eqn, machine)
-    if eqn.primitive.name in _GENERATORS:
+    if primitives.is_kind(eqn, "draw"):
         return (_ROUNDS if together else _rounds(eqn, machine)) * machine.kernel
-    if eqn.primitive.name in LOOKUPS or eqn.primitive.name == "dynamic_update_slice":
+    if primitives.is_kind(eqn, "lookup") or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     if eqn.primitive.name == "conv_general_dilated":
         return _CONVOLUTION * machine.call
@@ -187,7 +168,7 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
         calls = together and all(map(is_read, eqn.invars))  # a group for each step
         return max(_CONVOLVING * 2 * count * taps / machine.products, moved) + calls * _CONVOLUTION * machine.call
-    if name in _SOLVERS:
+    if primitives.is_kind(eqn, "solver"):
         n = jaxprs.extent(shapes[0][-1])
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
         slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
@@ -202,10 +183,10 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         return _SELECTING * of_first * machine.function
     if name == "random_gamma":
         return _GAMMA * count * machine.function
-    if name in _GENERATORS:
+    if primitives.is_kind(eqn, "draw"):
         drawing, least = _DRAWING_FOR_ALL if together else _DRAWING
         return moved + drawing * max(count, least) * machine.function
-    slower = _RUNNING if name in _RUNNING_RESULTS else 1
+    slower = _RUNNING if primitives.is_kind(eqn, "running") else 1
     return moved + slower * count * machine.function
 
 
@@ -215,7 +196,7 @@ def indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine)
     at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
     rows = 1 if at is None else jaxprs.elements(eqn.invars[at].aval.shape[:-1])
     table = 0
-    if name in LOOKUPS:
+    if primitives.is_kind(eqn, "lookup"):
         placed, whole, table = eqn.outvars[0], 0, jaxprs.nbytes(eqn.invars[0])
     else:
         placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
@@ -227,12 +208,12 @@ def indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine)
 
 def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
     """Returns the time of the operations of an elementwise equation, a view or a reduction."""
-    name = eqn.primitive.name
-    if primitives.is_view(eqn) or name in ("iota", "concatenate", "pad", "rev", "copy", *_KEYS):
+    cost, reduces = primitives.row_of(eqn).cost, primitives.is_kind(eqn, "reduction")
+    if cost == 0.0:
         return 0.0
-    of = eqn.invars if name in REDUCTIONS else eqn.outvars
+    of = eqn.invars if reduces else eqn.outvars
     count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)
-    if name in _FUNCTIONS:
-        return count * machine.function * _FUNCTIONS[name]
-    last = name in REDUCTIONS and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]  # XLA:CPU vectorizes others
-    return count * machine.element * (4.0 if last else 1.5 if name in REDUCTIONS else 1.0)
+    if cost is not None:
+        return count * machine.function * cost
+    last = reduces and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]  # XLA:CPU vectorizes others
+    return count * machine.element * (4.0 if last else 1.5 if reduces else 1.0)

@@ -20,9 +20,6 @@ from typing import Any, NamedTuple
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.loops.costs.equation_costs import (
-    LOOKUPS,
-    REDUCTIONS,
-    UPDATES,
     call_seconds,
     element_seconds,
     indexing_seconds,
@@ -41,7 +38,6 @@ from jrnn.loops.ir import Loop
 # loops of 16 to 26 scalars with jax 0.10.2 are one kernel where they are estimated to be.
 _POINTER, _CONTROL = 8, 160
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
-_SAME = frozenset((*primitives.COPIES, "stop_gradient", "reshape", "squeeze", "expand_dims"))
 Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
 
 
@@ -151,7 +147,7 @@ class Estimator:
             for e in loop.eqns
             if e.primitive.name == "scatter-add" and jaxprs.is_zero(e.invars[0], producers)
         }
-        added = [e for e in loop.eqns if e.primitive.name in primitives.ADDITIONS]
+        added = [e for e in loop.eqns if primitives.is_addition(e)]
         self.free = {
             *self.updates.values(),
             *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
@@ -250,7 +246,7 @@ class Estimator:
             elif not fact.call and (selects(eqn) or not selected.isdisjoint(fact.inputs)):
                 selected.update(v for v in eqn.outvars if v not in arrays)
         for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
-            if eqn.primitive.name in _SAME and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
+            if primitives.is_renaming(eqn) and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
                 arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
         return arrays
@@ -261,7 +257,7 @@ class Estimator:
         These are the words that the rounds of a draw turn into others, which an inner loop copies. For many steps together,
         they are stacks that it transposes before a product: those not contracted over the last axis.
         """
-        if eqn.primitive.name in primitives.GENERATORS:
+        if primitives.is_kind(eqn, "draw"):
             return (2 if together else 5) * self.sizes(eqn.outvars)
         if not together or eqn.primitive.name != "dot_general" or is_outer(eqn):
             return 0
@@ -278,7 +274,7 @@ class Estimator:
                 jaxprs.inputs(eqn),
                 self.sizes(eqn.outvars),
                 call,
-                eqn.primitive.name in REDUCTIONS,
+                primitives.is_kind(eqn, "reduction"),
                 self._own_seconds(eqn, call),
                 self._seconds(eqn, True) if call else 0.0,
                 call_seconds(eqn, self.machine) if call else 0.0,
@@ -292,8 +288,7 @@ class Estimator:
 
     def _seconds(self, eqn: Eqn, together: bool) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
-        name = eqn.primitive.name
-        if name in LOOKUPS or name in UPDATES:
+        if primitives.is_kind(eqn, "lookup", "update"):
             in_place = not together and (jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates)
             return indexing_seconds(eqn, together, in_place, self.machine)
         if any(True for _ in jaxprs.sub_jaxprs(eqn)):

@@ -147,7 +147,7 @@ def _lowered(fn: Callable, args: Any, keywords: Any, plans: Plans) -> Any:
         return fn(*args, **keywords)
 
     traced = jax.jit(run).trace(*(leaves[k] for k in places))
-    if not any(eqn.primitive.name in primitives.COLLECTIVES for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)):
+    if not any(primitives.is_kind(eqn, "collective") for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)):
         return traced.lower()
     for plan in lowering.plans_in(traced.jaxpr.jaxpr, Target.here()):
         plans.hear(plan)

@@ -274,7 +274,7 @@ _RULES: dict[str, Rule] = {
     "mul": _smooth(lambda eqn, a, b: a.size * b.spread + a.spread * (b.size + b.spread)),
     "div": _smooth(_quotient, 2),
     "pow": _smooth(_pow, _ULPS),
-    **dict.fromkeys(("abs", "neg", "copy", "copy_p", "name", "stop_gradient"), _SAME),
+    **dict.fromkeys(("abs", "neg", "copy", "name", "stop_gradient"), _SAME),
     "reduce_precision": _smooth(lambda eqn, a: a.spread + 2.0 ** -eqn.params["mantissa_bits"] * a.size),
     **dict.fromkeys(("max", "min", "clamp", "and", "or", "xor", "not"), _smooth(_greatest, 0)),
     "is_finite": lambda eqn, given, centers: ([jnp.zeros(centers[0].shape, jnp.float32)], False),

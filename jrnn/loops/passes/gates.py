@@ -135,7 +135,7 @@ def _join(eqns: Sequence[Eqn], cuts: dict[Var, _Cut]) -> None:
 
 def _joined_cuts(loop: Loop) -> dict[Var, _Cut]:
     cuts = cuts_of(loop.eqns)
-    activations = [e for e in loop.eqns if e.primitive.name in primitives.ACTIVATIONS]
+    activations = [e for e in loop.eqns if primitives.is_activation(e)]
     activated = {e.invars[0] for e in activations}
     _join([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
     _join(activations, cuts)
@@ -152,7 +152,7 @@ def better_apart(loop: Loop) -> bool:
     cuts = _joined_cuts(loop)
     results = set(jaxprs.variables(loop.outputs))
     ends: dict[_Joined, set[Var]] = {}
-    activations = [e for e in loop.eqns if e.primitive.name in primitives.ACTIVATIONS]
+    activations = [e for e in loop.eqns if primitives.is_activation(e)]
     for eqn in activations:
         cut = cuts.get(eqn.outvars[0])
         if cut is not None and isinstance(cut.of, _Joined):

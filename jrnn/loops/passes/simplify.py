@@ -12,14 +12,11 @@ import jax
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Var
+from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, strict_passes
 from jrnn.loops.passes.gates import cuts_of
 
 # Views of views -------------------------------------------------------------------------------------------------------
-
-_VIEWS = ("reshape", "squeeze", "broadcast_in_dim")
-_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1}
 
 
 def direct_views(loop: Loop) -> Loop:
@@ -74,7 +71,7 @@ def direct_views(loop: Loop) -> Loop:
 
 def _reshapes(eqn: Eqn) -> bool:
     """Returns True if an equation gives its operand's elements in another shape, in the same order."""
-    if eqn.primitive.name not in _VIEWS or len(eqn.invars) != 1 or jaxprs.is_literal(eqn.invars[0]):
+    if not primitives.row_of(eqn).reshapes or len(eqn.invars) != 1 or jaxprs.is_literal(eqn.invars[0]):
         return False
     if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return False
@@ -82,14 +79,14 @@ def _reshapes(eqn: Eqn) -> bool:
 
 
 def _unchanged(eqn: Eqn) -> Var | None:
-    """Returns the operand to which an equation adds 0, or which it multiplies by 1."""
-    neutral = _NEUTRAL.get(eqn.primitive.name)
-    if neutral is None:
+    """Returns the operand that an equation returns, such as one to which it adds 0 or which it multiplies by 1."""
+    row = primitives.row_of(eqn)
+    if row.neutral is None:
         return None
     (out,) = eqn.outvars
-    for x, other in (eqn.invars, eqn.invars[::-1])[: 2 if eqn.primitive.name in ("add", "mul") else 1]:
+    for x, other in (eqn.invars, eqn.invars[::-1])[: 2 if row.commutes else 1]:
         same = not jaxprs.is_literal(x) and x.aval.strip_weak_type() == out.aval.strip_weak_type()
-        if same and jaxprs.is_literal(other) and not np.ndim(other.val) and other.val == neutral:
+        if same and jaxprs.is_literal(other) and not np.ndim(other.val) and other.val == row.neutral:
             return x
     return None
 

@@ -39,7 +39,7 @@ def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
     uses.update(jaxprs.variables(loop.outputs))
     follows: dict[Var, Any] = {}  # the only addition that reads a variable
     for eqn in loop.eqns:
-        if eqn.primitive.name in primitives.ADDITIONS:
+        if primitives.is_addition(eqn):
             follows.update((v, eqn) for v in jaxprs.inputs(eqn) if uses[v] == 1)
     additions: dict[int, tuple[Atom, ...]] = {}
     for i, (old, new) in enumerate(zip(loop.carry, loop.carry_out)):

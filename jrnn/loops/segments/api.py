@@ -139,7 +139,7 @@ def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Va
         operands = [jaxprs.value({}, a) if jaxprs.is_literal(a) else v for a, v in zip(eqn.invars, given)]
         if eqn.primitive.name == "pvary":
             return [cast(operands[0], eqn.params["axes"])]
-        if any(True for _ in jaxprs.sub_jaxprs(eqn)) or eqn.primitive.name in primitives.COLLECTIVES:
+        if any(True for _ in jaxprs.sub_jaxprs(eqn)) or primitives.is_kind(eqn, "collective"):
             return None
         # Values that did not vary may now, and literals next to them do not.
         axes = varying_axes(operands)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn
-from jrnn.loops.costs.equation_costs import REDUCTIONS, SUMMED, is_by_vector, is_of_one_row, is_outer
+from jrnn.jaxprs import Eqn, primitives
+from jrnn.loops.costs.equation_costs import SUMMED, is_by_vector, is_of_one_row, is_outer
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
 from jrnn.loops.ir import Loop, Results
@@ -29,13 +29,6 @@ _WORDS = 0.4  # operations of a generator on words stay in registers
 _ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in one kernel, and in several
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 LARGE_PRODUCT = 2 * SUMMED  # operations of a product that stays a call
-_CALLS = frozenset((
-    "all_gather", "all_to_all", "approx_top_k", "cholesky", "cholesky_update", "conv_general_dilated",
-    "custom_partitioning", "debug_callback", "debug_print", "eig", "eigh", "fft", "ffi_call", "geqp3", "geqrf",
-    "hessenberg", "householder_product", "io_callback", "lu", "ormqr", "pmax", "pmin", "ppermute", "psum",
-    "psum_invariant", "pure_callback", "qr", "ragged_dot_general", "schur", "sort", "svd", "symmetric_product",
-    "top_k", "triangular_solve", "tridiagonal", "tridiagonal_solve",
-))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -146,6 +139,6 @@ def _is_in_the_way(eqn: Eqn) -> bool:
         return not is_by_vector(eqn) and not is_outer(eqn)
     if name.startswith("scatter"):
         return jaxprs.elements(eqn.invars[1].aval.shape[:-1]) > 1
-    if name in REDUCTIONS:
+    if primitives.is_kind(eqn, "reduction"):
         return jaxprs.elements(eqn.invars[0].aval.shape) >= SUMMED
-    return name in _CALLS or bool(eqn.effects)
+    return primitives.is_library_call(eqn) or bool(eqn.effects)

@@ -150,7 +150,7 @@ def _with_draws_inside(search: Search) -> Moves:
     arrays of all steps.
     """
     loop, moves = search.loop, search.movable
-    draws = {v for e in loop.eqns if e.primitive.name in primitives.GENERATORS for v in e.outvars}
+    draws = {v for e in loop.eqns if primitives.is_kind(e, "draw") for v in e.outvars}
     read = {v for e in jaxprs.needed(loop.eqns, moves.early - draws, set(loop.inputs))[0] for v in e.outvars}
     return replace(moves, early=moves.early - (draws - read))
 

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var
+from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import Primitive, ad, batching, mesh_axes_type, mlir
 
 # A branch takes about as long as selecting so many bytes: 2 microseconds.
 _BYTES = 1 << 16
-_SLICES = {"dynamic_update_slice"}  # XLA selects the slice alone
-_OTHERS = {"scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "while", "cond", "scan"}
+_UPDATES = primitives.with_kind("update", "control")
+_WHOLE = _UPDATES - {"dynamic_update_slice"}  # of that one, XLA selects the slice alone
 
 
 @jax.custom_batching.custom_vmap
@@ -118,21 +118,19 @@ class Traced(NamedTuple):
     def has_effects(self) -> bool:
         return bool(self.closed.effects)
 
-    def updates_in_place(self, carry: Any, primitives: set[str]) -> bool:
+    def updates_in_place(self, carry: Any, names: frozenset[str]) -> bool:
         """Returns whether a large leaf of the carry is updated in place, by one of these primitives among others."""
         program = jaxprs.opened(self.closed)
         producers = jaxprs.producers(program.eqns)
         pairs = zip(jax.tree.leaves(carry), program.outvars, program.invars)
-        return any(_is_large(leaf) and primitives & _updates(new, old, producers) for leaf, new, old in pairs)
+        return any(_is_large(leaf) and names & _updates(new, old, producers) for leaf, new, old in pairs)
 
 
 def runs_in_branch(traced: Traced, mask: Any, carry: Any) -> bool:
     """Returns whether a mask decides in a branch whether the step runs. Then nothing moves out of the loop."""
     if traced.has_effects:
         return True
-    return (
-        not jnp.ndim(mask) and any(map(_is_large, jax.tree.leaves(carry))) and traced.updates_in_place(carry, _OTHERS)
-    )
+    return not jnp.ndim(mask) and any(map(_is_large, jax.tree.leaves(carry))) and traced.updates_in_place(carry, _WHOLE)
 
 
 def resets_in_branch(step: Callable, mask: Any, carry: Any, x: Any) -> bool:
@@ -140,7 +138,7 @@ def resets_in_branch(step: Callable, mask: Any, carry: Any, x: Any) -> bool:
     if jnp.ndim(mask) or not any(map(_is_large, jax.tree.leaves(carry))):
         return False
     traced = Traced.of(step, carry, x)
-    return traced is not None and traced.updates_in_place(carry, _SLICES | _OTHERS)
+    return traced is not None and traced.updates_in_place(carry, _UPDATES)
 
 
 def _is_large(leaf: Any) -> bool:
@@ -152,10 +150,10 @@ def _updates(new: Any, old: Var, producers: dict[Var, Eqn]) -> set[str]:
     names = set()
     while new is not old:
         eqn = None if jaxprs.is_literal(new) else producers.get(new)
-        if eqn is None or eqn.primitive.name not in _SLICES | _OTHERS:
+        if eqn is None or not primitives.is_kind(eqn, "update", "control"):
             return set()
         names.add(eqn.primitive.name)
-        if eqn.primitive.name in ("while", "cond", "scan"):
+        if primitives.is_kind(eqn, "control"):
             return names if any(v is old for v in eqn.invars) else set()
         new = eqn.invars[0]
     return names

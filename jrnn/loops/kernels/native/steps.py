@@ -40,7 +40,6 @@ _SAME |= {
 }
 _OF_BOOLEANS = {"and": "min", "or": "max", "xor": "not_equal", "not": "not"}
 _SWAPPED = {"gt": "less", "ge": "less_equal"}
-_NOTHING = (*primitives.COPIES, "optimization_barrier", "pvary", "stop_gradient")
 _REDUCTIONS = {
     "reduce_sum": "sum",
     "reduce_max": "most",
@@ -104,7 +103,7 @@ class Collector:
             return self.apply("to_bfloat16", read, out.shape) if narrows else read[0]
         if name == "integer_pow" and 0 < abs(eqn.params["y"]) <= _LARGEST_POWER:
             return self._power(read[0], eqn.params["y"], out.shape)
-        if name in _NOTHING:
+        if primitives.row_of(eqn).copies:
             return read[0]
         raise Refused(f"the kernel has no {name}")
 
@@ -352,7 +351,7 @@ def _pad(step: Collector, eqn: jaxprs.Eqn, value: Value, filling: Value) -> list
 
 
 _RULES: dict[str, Callable[..., list[Value]]] = {
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
+    **dict.fromkeys(("reshape", "squeeze"), _reshape),
     **dict.fromkeys(_REDUCTIONS, Collector.reduction),
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,

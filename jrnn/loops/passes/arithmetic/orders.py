@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn
+from jrnn.jaxprs import Eqn, primitives
 from jrnn.loops.passes.arithmetic.products import Values, where
 
 
@@ -80,5 +80,8 @@ def scatter(eqn: Eqn, operand: Any, indices: Any, updates: Any) -> Values:
     return [operand]
 
 
-_SCATTERS = ("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
-RULES = {"sort": sort, "top_k": top_k, **dict.fromkeys(_SCATTERS, scatter)}
+RULES = {
+    "sort": sort,
+    "top_k": top_k,
+    **dict.fromkeys(primitives.with_kind("update") - {"dynamic_update_slice"}, scatter),
+}

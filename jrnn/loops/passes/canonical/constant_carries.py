@@ -92,7 +92,7 @@ def settled(loop: Loop) -> tuple[Loop, Settled | None]:
 
 def _step_of(v: Var, eqn: Eqn | None) -> int | None:
     """Returns the number that an equation adds to a carry of integers, or None."""
-    if eqn is None or eqn.primitive.name not in primitives.ADDITIONS or not jnp.issubdtype(v.aval.dtype, jnp.integer):
+    if eqn is None or not primitives.is_addition(eqn) or not jnp.issubdtype(v.aval.dtype, jnp.integer):
         return None
     literals = [a for a in eqn.invars if jaxprs.is_literal(a) and not np.ndim(a.val)]
     return int(np.asarray(literals[0].val)) if v in jaxprs.inputs(eqn) and len(literals) == 1 else None

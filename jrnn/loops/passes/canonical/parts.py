@@ -159,7 +159,7 @@ class _Reading:
             sizes = [1] * len(eqn.invars) if name == "stack" else [a.aval.shape[axis] for a in eqn.invars]
             chain[atom] = None
             return {int(end) for end in np.cumsum([0, *sizes])}
-        if name not in primitives.ELEMENTWISE:
+        if not primitives.is_kind(eqn, "elementwise"):
             return None
         places: set[int] = set()
         for a in eqn.invars:
@@ -175,7 +175,7 @@ class _Reading:
         places: set[int] = set()
         for eqn in self.readers.get(v, ()):
             own = _cuts(eqn, axis)
-            if own is None and eqn.primitive.name in primitives.ELEMENTWISE:
+            if own is None and primitives.is_kind(eqn, "elementwise"):
                 out = eqn.outvars[0]
                 rest = [a for a in eqn.invars if a is not v]
                 if out not in chain and any(self._joined(a, carry, axis, {}) is None for a in rest):

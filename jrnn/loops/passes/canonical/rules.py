@@ -21,7 +21,7 @@ Preferred = Callable[[Var], Groups]  # the layout of a value that the canonical 
 
 def evaluated(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
     """Returns the results of an equation for operands in any layout."""
-    rule = _RULES.get(eqn.primitive.name)
+    rule = primitives.rule_of(eqn, _RULES)
     if rule is not None and eqn.params.get("out_sharding") is None and eqn.params.get("sharding") is None:
         results = rule(eqn, operands, preferred)
         if results is not None:
@@ -115,7 +115,9 @@ def _present(group: tuple[int, ...], x: Laid) -> list[tuple[int, ...]]:
     return [group] if group in x.groups else [(a,) for a in group if a in x.axes]
 
 
-def _reduce(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def _reduce(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid] | None:
+    if eqn.primitive.name in ("argmax", "argmin"):  # a place along an axis, which must be there
+        return None
     over, (x,) = {*eqn.params["axes"]}, operands
     x = x.bare().split([a for group in x.groups if not over.issuperset(group) for a in over.intersection(group)])
     kept = [a for a in range(len(x.shape)) if a not in over]
@@ -264,11 +266,11 @@ def _pad(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]
     return [Laid(array, shape, tuple(g for i, g in enumerate(groups) if i not in gone))]
 
 
-_RULES: dict[str, Callable[..., list[Laid] | None]] = {
-    **dict.fromkeys(primitives.ELEMENTWISE, _elementwise),
-    **dict.fromkeys(("optimization_barrier", "pcast", "pvary"), _each),
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
-    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"), _reduce),
+_RULES: dict[str, Callable[..., list[Laid] | None]] = {  # by primitive or kind
+    **dict.fromkeys(("elementwise", "special"), _elementwise),
+    **dict.fromkeys(("barrier", "pvary"), _each),
+    **dict.fromkeys(("reshape", "squeeze"), _reshape),
+    "reduction": _reduce,
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
     "dot_general": _product,

@@ -1,0 +1,103 @@
+"""A new primitive is one row of `jrnn/jaxprs/primitives/table.py`: everything that reads the table then knows it."""
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.interpreters import ad, batching, mlir
+
+from jrnn.jaxprs import by_numpy as numpy_evaluator
+from jrnn.jaxprs import primitives, trace
+from jrnn.jaxprs.axes import aligned
+from jrnn.jaxprs.primitives.table import TABLE, Row
+from jrnn.jaxprs.ranges import largest_size
+from jrnn.loops import scan
+from jrnn.loops.costs.equation_costs import element_seconds, is_call
+from jrnn.loops.explanations.explain import explain
+from jrnn.loops.passes.canonical import canonical
+
+T, N, H = 6, 4, 16
+
+
+def softsign(x):
+    return x / (1 + abs(x))
+
+
+toy_p = jex.Primitive("toy_softsign")
+toy_p.def_impl(softsign)
+toy_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(toy_p, mlir.lower_fun(softsign, multiple_results=False))
+batching.defvectorized(toy_p)
+ad.defjvp(toy_p, lambda g, x: g / (1 + abs(x)) ** 2)
+
+
+@pytest.fixture
+def row(monkeypatch):
+    row = Row(
+        "elementwise", moves=True, cheap=True, cost=2.0, image=(-1.0, 1.0), numpy=("f", lambda x: x / (1 + np.abs(x)))
+    )
+    monkeypatch.setitem(TABLE, "toy_softsign", row)
+
+
+def equation():
+    (eqn,) = trace(lambda x: [toy_p.bind(x)], [jax.typeof(jnp.ones((N, H)))]).eqns
+    return eqn
+
+
+def test_a_primitive_without_a_row_stays_and_is_a_call():
+    eqn = equation()
+    assert not primitives.is_movable(eqn) and not primitives.is_cheap(eqn) and is_call(eqn)
+    assert primitives.why_it_stays(eqn) == "jrnn does not know this primitive"
+    assert aligned(eqn, 0, eqn.outvars[0]) == {}
+
+
+def test_a_row_is_all_that_moving_costs_axes_and_ranges_need(row):
+    eqn = equation()
+    tanh = trace(lambda x: [jnp.tanh(x)], [jax.typeof(jnp.ones((N, H)))]).eqns[0]
+    assert primitives.is_movable(eqn) and primitives.is_cheap(eqn) and not is_call(eqn)
+    assert element_seconds(eqn) == 2 * element_seconds(tanh)
+    assert aligned(eqn, 0, eqn.outvars[0]) == {0: 0, 1: 1}
+    assert largest_size(jax.make_jaxpr(lambda x: toy_p.bind(x))(jnp.ones(3))) == [1.0]
+
+
+def test_numpy_evaluates_it(row, monkeypatch):
+    x = np.linspace(-2, 2, 5, dtype=np.float32)
+    closed = jax.make_jaxpr(toy_p.bind)(x)
+    monkeypatch.setattr(numpy_evaluator, "_by_jax", None)
+    np.testing.assert_allclose(numpy_evaluator.evaluate(closed.jaxpr, closed.consts, [x])[0], softsign(x))
+
+
+def loop(shape, run=scan):
+    def step(h, x):
+        h = jnp.tanh(toy_p.bind(x) @ w + h)
+        return h, h
+
+    w = jnp.full((H, H), 0.1)
+    return lambda h, xs: run(step, h, xs), jnp.ones(shape), jnp.ones((T, *shape))
+
+
+def test_without_a_row_what_reads_it_stays_too():
+    run, *args = loop((N, H))
+    (plan,) = explain(run, *args).loops
+    assert plan.contractions == 1 and "toy_softsign stays in the loop" in str(plan)
+
+
+def test_it_leaves_a_loop_and_its_axes_get_their_canonical_form(row):
+    (plain,) = explain(*loop((N, H))).loops
+    assert plain.contractions == 0
+    for shape in ((1, N, H), (N, 1, H)):
+        run, *args = loop(shape)
+        (plan,) = explain(run, *args).loops
+        assert plan.contractions == 0
+        forms = [[str(eqn.outvars[0].aval.shape) for eqn in canonical(p.loop)[0].eqns] for p in (plan, plain)]
+        assert forms[0] == forms[1] == 4 * [str((N, H))]
+        for ours, theirs in zip(run(*args), loop(shape, jax.lax.scan)[0](*args)):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_every_row_is_a_primitive_of_jax():
+    lowered = {p.name for p in mlir._lowerings}
+    of_platforms = {p.name for rules in mlir._platform_specific_lowerings.values() for p in rules}
+    since_jax_0_12 = {"log2", "one_minus_square", "polynomial"}
+    assert {*TABLE} - lowered - of_platforms <= since_jax_0_12
