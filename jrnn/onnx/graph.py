@@ -7,7 +7,8 @@ them), else a JAX array; a list for a sequence; or None for an input that is lef
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,11 +22,15 @@ from jrnn.errors import ConversionError, FormatError, JrnnError, OpError, Unknow
 from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.jaxprs.primitives import registering
 from jrnn.nets.memory import check_call, check_results, check_size
+from jrnn.onnx.expand import STANDARD
 
-STANDARD = ("", "ai.onnx")
 DEPTH = 32  # of graphs inside graphs
 OPERATORS: dict[str, Callable[..., Any]] = {}  # type -> `(node, *inputs) -> output or tuple of outputs`
 op = registering(OPERATORS)
+KEY, IN_LOOP = (
+    "\0key",
+    "\0loop",
+)  # the name of the call's key among the values, which no value of a file has; its value in loops
 
 
 def known(*values: Any) -> bool:
@@ -81,7 +86,7 @@ class OnnxGraph:
 
 @dataclass(frozen=True, eq=False)
 class OnnxNode:
-    """One node. `run(graph, args)` evaluates a graph that the node holds, in the scope of the node."""
+    """One node. `run(graph, args)` evaluates a graph that the node holds, in its scope. `key` is that of the call."""
 
     type: str
     name: str
@@ -90,6 +95,7 @@ class OnnxNode:
     attributes: Mapping[str, Any]
     opset: int
     run: Any = field(default=None, repr=False)
+    key: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
         named = f" {self.name!r}" if self.name else ""
@@ -106,6 +112,17 @@ class OnnxNode:
         values = self.get(name)
         return None if values is None else tuple(int(v) for v in np.atleast_1d(values).tolist())
 
+    def random(self) -> jax.Array:
+        """The key of the numbers that this node draws."""
+        if isinstance(self.key, jax.Array):
+            return jax.random.fold_in(self.key, zlib.crc32(self.outputs[0].encode()))
+        if self.key is None and "seed" in self.attributes:
+            return jax.random.key(np.float32(self.attributes["seed"]).view(np.int32))
+        rule = (
+            "it is in a loop, where each step would draw the same numbers" if self.key == IN_LOOP else "pass one: key="
+        )
+        raise ConversionError(f"{self}: it draws random numbers and has no key; {rule}")
+
     def known(self, value: Any, what: str) -> np.ndarray:
         """A value that must be known while the graph is traced."""
         if isinstance(value, jax.Array) and not is_traced(value):
@@ -118,8 +135,15 @@ class OnnxNode:
         return np.asarray(value)
 
 
-def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[OnnxGraph, dict[str, np.ndarray]]:
-    """The graph of a GraphProto, and the parameters in it and in the graphs inside it."""
+# Of domains whose operators depend on the machine.
+_LEVELS = {
+    "com.microsoft.nchwc": ": its weights are in an order of one kind of processor; let onnxruntime write the file at the "
+    "level ORT_ENABLE_EXTENDED"
+}
+
+
+def read_graph(proto: onnx.GraphProto, opset: int, own: Container[str]) -> tuple[OnnxGraph, dict[str, np.ndarray]]:
+    """The graph of a GraphProto, and the parameters in it and in the graphs inside it, which are among the values `own`."""
     arrays: dict[str, np.ndarray] = {}
 
     def read(proto: onnx.GraphProto, path: str, depth: int) -> OnnxGraph:
@@ -129,7 +153,7 @@ def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[OnnxGraph, dict[str,
         params: dict[str, str] = {}
 
         def put(name: str, value: np.ndarray) -> None:
-            if is_param(value):
+            if is_param(value) and name in own:
                 params[name] = path + name
                 arrays[path + name] = value
             else:
@@ -146,7 +170,9 @@ def read_graph(proto: onnx.GraphProto, opset: int) -> tuple[OnnxGraph, dict[str,
             node = OnnxNode(kind, n.name, tuple(n.input), tuple(n.output), {}, opset)
             if kind not in (*OPERATORS, "Constant"):
                 if n.domain not in STANDARD:
-                    raise UnknownOperatorError(f"{node}: this operator of the domain {n.domain!r} is not read")
+                    raise UnknownOperatorError(
+                        f"{node}: this operator of the domain {n.domain!r} is not read{_LEVELS.get(n.domain, '')}"
+                    )
                 hint = near(n.op_type, OPERATORS)
                 raise UnknownOperatorError(f"{node}: jrnn has no operator {n.op_type!r} of ONNX{hint}")
             attributes = {
@@ -243,10 +269,10 @@ def _look_up(env: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int) -> Sequence[Any]:
-    run = OPERATORS[node.type]
+    run, node = OPERATORS[node.type], replace(node, key=env.get(KEY))
     values = [_look_up(env, name, str(node)) for name in node.inputs]
     if any(isinstance(v, OnnxGraph) for v in node.attributes.values()):
-        scope = dict(env)
+        scope = {**env, KEY: env.get(KEY) if node.type == "If" else IN_LOOP}
         node = replace(node, run=lambda graph, args: evaluate(graph, args, scope, params, max_bytes))
     try:
         if known(*values):  # numpy computes these while they are traced, before anything can be bounded by their types

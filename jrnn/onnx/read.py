@@ -19,7 +19,8 @@ from jrnn.files import new_file
 from jrnn.files.memory import available
 from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
-from jrnn.onnx.graph import STANDARD, OnnxGraph, as_jax, evaluate, read_graph
+from jrnn.onnx.expand import STANDARD, constants_of, expanded, nodes_of, opset_of, schema_of
+from jrnn.onnx.graph import KEY, OPERATORS, OnnxGraph, as_jax, evaluate, read_graph
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,21 @@ class OnnxModel:
     graph: OnnxGraph = field(repr=False)
     proto: onnx.ModelProto = field(repr=False)
 
-    def __call__(self, inputs: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def __call__(
+        self, inputs: Mapping[str, Any], params: Mapping[str, Any] | None = None, key: jax.Array | None = None
+    ) -> dict[str, Any]:
         """The outputs by name.
 
         Args:
             inputs: arrays by name. Integers and booleans that are numpy arrays or Python numbers are known while the
                 function is traced, so shapes, branches and numbers of steps may depend on them.
             params: values that replace some or all of the model's own.
+            key: of `jax.random.key`, for models that draw random numbers. Without it, nodes with a seed draw by that.
 
         Raises:
             OpError: inputs that are no dict, or are missing, unknown, or of another type or shape.
-            ConversionError: a shape, branch or number of steps that depends on values that are not known.
+            ConversionError: a shape, branch or number of steps that depends on values that are not known; or random numbers
+                without a key or a seed.
 
         Warns:
             UserWarning: a known integer does not fit 32 bits, and `jax_enable_x64` is not set.
@@ -78,7 +83,7 @@ class OnnxModel:
             if name not in (known := [s.name for s in self.inputs]):
                 raise OpError(f"no input is called {name!r}{near(name, known)}; the inputs are {known}")
         values = [_checked(spec, inputs) for spec in self.inputs]
-        results = evaluate(self.graph, values, {}, {**own, **(params or {})}, available())
+        results = evaluate(self.graph, values, {KEY: key}, {**own, **(params or {})}, available())
         return {
             spec.name: v if isinstance(v, list) else as_jax(v, f"the output {spec.name!r}")
             for spec, v in zip(self.outputs, results)
@@ -127,14 +132,14 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
         proto.CopyFrom(old)
         proto.ir_version = 3
     try:
-        checker.check_model(_with_shapes(proto))
+        checker.check_model(_checkable(proto))
         if proto.functions:
             proto = inliner.inline_local_functions(proto)
         proto = shape_inference.infer_shapes(proto)
+        whole = expanded(proto, {*OPERATORS, "Constant"})
     except (checker.ValidationError, shape_inference.InferenceError, ValueError, RuntimeError, DecodeError) as error:
         raise FormatError(f"not a valid ONNX model: {str(error).strip()}") from error
-    opset = max((o.version for o in proto.opset_import if o.domain in STANDARD), default=0)
-    graph, params = read_graph(proto.graph, opset)
+    graph, params = read_graph(whole.graph, opset_of(proto), constants_of(proto.graph))
     names = {i.name: i for i in proto.graph.input}
     return OnnxModel(
         {name: jnp.asarray(value) for name, value in params.items()},
@@ -172,16 +177,23 @@ def save_model(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> None:
         onnx.save(proto, str(half), _format(Path(path)))
 
 
-def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy for the checker, which requires a field that runtimes do without: the shapes of inputs and outputs."""
-    if all(v.type.tensor_type.HasField("shape") for v in (*proto.graph.input, *proto.graph.output)):
-        return proto
-    shaped = onnx.ModelProto()
-    shaped.CopyFrom(proto)
-    for value in (*shaped.graph.input, *shaped.graph.output):
+def _checkable(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy for the checker, which requires what runtimes do without: the shapes of inputs and outputs, and valid schemas.
+
+    onnxruntime adds operators to the standard domain, and torch writes GroupNormalization of a set where it is deprecated.
+    """
+    opset, copy = opset_of(proto), onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for value in (*copy.graph.input, *copy.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
-    return shaped
+    for node in nodes_of(copy.graph):
+        schema = schema_of(node.op_type, opset) if node.domain in STANDARD else None
+        is_added = schema is None and node.op_type in OPERATORS
+        if is_added or (schema is not None and schema.deprecated):
+            node.domain = "jrnn"
+    copy.opset_import.append(helper.make_opsetid("jrnn", 1))
+    return copy
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

@@ -88,17 +88,17 @@ def _(node, x):
     return out.reshape(x.shape)
 
 
-def _normal(node, x, axes):
-    """x normalized over axes, its mean, and the inverse of its standard deviation."""
-    mean = jnp.mean(x, axes, keepdims=True)
+def normalized(node, x, axes, epsilon: float = 1e-5, centers: bool = True):
+    """x normalized over axes, its mean, and the inverse of its standard deviation, or of the root of its mean square."""
+    mean = jnp.mean(x, axes, keepdims=True) if centers else jnp.zeros((1,) * x.ndim, x.dtype)
     variance = jnp.mean(jnp.square(x - mean), axes, keepdims=True)
-    inverse = lax.rsqrt(variance + np.asarray(node.get("epsilon", 1e-5), x.dtype))
+    inverse = lax.rsqrt(variance + np.asarray(node.get("epsilon", epsilon), x.dtype))
     return (x - mean) * inverse, mean, inverse
 
 
 @op("LayerNormalization")
 def _(node, x, scale, bias=None):
-    normal, mean, inverse = _normal(node, x, tuple(range(x.ndim))[node.get("axis", -1) :])
+    normal, mean, inverse = normalized(node, x, tuple(range(x.ndim))[node.get("axis", -1) :])
     scaled = normal * spread(normal, scale)[1]
     return (scaled if bias is None else scaled + spread(scaled, bias)[1]), mean, inverse
 
@@ -106,7 +106,7 @@ def _(node, x, scale, bias=None):
 @op("InstanceNormalization")
 def _(node, x, scale, bias):
     row = (1, -1) + (1,) * (x.ndim - 2)
-    return _normal(node, x, tuple(range(2, x.ndim)))[0] * scale.reshape(row) + bias.reshape(row)
+    return normalized(node, x, tuple(range(2, x.ndim)))[0] * scale.reshape(row) + bias.reshape(row)
 
 
 @op("BatchNormalization")

@@ -46,6 +46,14 @@ op("Relu")(lambda node, x: np.maximum(x, x.dtype.type(0)) if known(x) else jax.n
 op("Where")(lambda node, condition, a, b: xp(condition, a, b).where(*spread(condition, a, b)))
 
 
+@op("BitShift")
+def _(node, x, by):
+    shifts = {"LEFT": lax.shift_left, "RIGHT": lax.shift_right_arithmetic}
+    if jnp.issubdtype(x.dtype, jnp.unsignedinteger):
+        shifts["RIGHT"] = lax.shift_right_logical
+    return shifts[node.get("direction")](*jnp.broadcast_arrays(*spread(x, by)))
+
+
 @op("Div")
 def _(node, a, b):
     a, b = spread(a, b)

@@ -66,7 +66,13 @@ def _cast(node, x, dtype):
 
 
 op("Cast")(lambda node, x: _cast(node, x, _dtype(node, node.get("to"))))
+op("BitCast")(lambda node, x: _bits(jnp.asarray(x), _dtype(node, node.get("to"))))
 op("CastLike")(lambda node, x, like: _cast(node, x, like.dtype))
+
+
+def _bits(x, dtype):
+    """The bits of x as another type; a boolean is one byte."""
+    return x.astype(dtype) if bool in (x.dtype, dtype) else lax.bitcast_convert_type(x, dtype)
 
 
 def _along(node, value, x):

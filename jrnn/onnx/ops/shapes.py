@@ -208,13 +208,50 @@ def _(node, x, lengths):
     return jnp.moveaxis(rows, (0, 1), (batch, time))
 
 
-@op("CumSum")
+@op("CumSum", "CumProd")
 def _(node, x, axis):
-    axis = int(node.known(axis, "axis").item())
+    axis, running = int(node.known(axis, "axis").item()) % x.ndim, lax.cumsum if node.type == "CumSum" else lax.cumprod
     x = jnp.flip(x, axis) if node.get("reverse") else jnp.asarray(x)
-    sums = lax.cumsum(x, axis % x.ndim)
-    sums = sums - x if node.get("exclusive") else sums
-    return jnp.flip(sums, axis) if node.get("reverse") else sums
+    total = running(x, axis)
+    if node.get("exclusive"):  # the neutral element comes first
+        total = lax.slice_in_dim(total, 0, max(x.shape[axis] - 1, 0), axis=axis)
+        first = min(x.shape[axis], 1)
+        total = jnp.pad(
+            total,
+            [(first * (k == axis), 0) for k in range(x.ndim)],
+            constant_values=node.type == "CumProd",
+        )
+    return jnp.flip(total, axis) if node.get("reverse") else total
+
+
+@op("Compress")
+def _(node, x, condition):
+    axis = node.get("axis")
+    x = x.reshape(-1) if axis is None else x
+    return xp(x).compress(node.known(condition, "condition"), x, axis=0 if axis is None else axis)
+
+
+@op("Unique")
+def _(node, x):
+    x, axis = node.known(x, "its input"), node.get("axis")
+    values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+    if not node.get("sorted", 1):
+        order = np.argsort(first)
+        places = np.argsort(order)
+        values, first, counts = np.take(values, order, axis or 0), first[order], counts[order]
+        inverse = places[inverse]
+    return (values, *(v.reshape(-1).astype(np.int64) for v in (first, inverse, counts)))
+
+
+@op("TensorScatter")
+def _(node, cache, update, starts=None):
+    """Each row of the batch gets its update from its start on."""
+    axis = node.get("axis", -2) % cache.ndim
+    starts = jnp.zeros(cache.shape[:1], int) if starts is None else jnp.asarray(starts)
+    at = starts[:, None] + np.arange(update.shape[axis])[None]
+    at = at % cache.shape[axis] if node.get("mode", "linear") == "circular" else at
+    moved, new = (jnp.moveaxis(jnp.asarray(v), axis, 1) for v in (cache, update))
+    return jnp.moveaxis(moved.at[np.arange(cache.shape[0])[:, None], at].set(new), 1, axis)
 
 
 @op("TopK")
