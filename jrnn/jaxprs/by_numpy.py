@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.jaxprs import Eqn, bind, primitives, scan_counts
+from jrnn.jaxprs import LOWERED_CALLS, Eqn, bind, primitives, scan_counts
 from jrnn.jaxprs.indexing_by_numpy import INDEXED
 from jrnn.jaxprs.primitives.table import FLOAT
 
@@ -337,8 +337,7 @@ def _linear_solve(of: Callable, given: Values, *, const_lengths: Any, jaxprs: An
 
 
 LOOPS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"), _call),
-    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), _call),
+    **dict.fromkeys(LOWERED_CALLS, _call),
     "custom_vmap_call": lambda of, given, *, call, **_: _closed(of, call, given),
     "optimization_barrier": lambda of, given, **_: given,
     "checked_linear_map": _checked,

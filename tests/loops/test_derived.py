@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from planted_faults import FAULTS
 
 import jrnn
-from jrnn import jaxprs
+from jrnn import jaxprs, nn
 from jrnn.jaxprs.by_numpy import evaluate
 from jrnn.jaxprs.resized import resized
-from jrnn.loops.ir import ScanParams, derived
+from jrnn.loops.ir import ScanParams, derived, observers
 
 HERE = Path(__file__).parent
 
@@ -73,6 +74,16 @@ def test_a_scan_with_verify_false_compares_nothing(monkeypatch):
     assert not asked
     slope()
     assert asked
+
+
+def test_chunks_of_a_layer_that_carries_a_maximum_are_compared(in_chunks_always):
+    layer = nn.MLSTM(8, num_heads=2, rngs=nnx.Rngs(0))
+    loss = lambda params, x: jnp.sum(layer.apply(params, x)[0])  # noqa: E731
+    with observers.collected() as plans:
+        jax.jit(jax.grad(loss)).lower(layer.params(), jnp.ones((64, 2, 8)))
+    notes = [note for plan in plans for note in plan.notes]
+    assert any("solved in chunks" in note for note in notes)
+    assert not any("not compared" in note for note in notes)
 
 
 def test_a_loop_that_cannot_be_compared_is_tried_once():
