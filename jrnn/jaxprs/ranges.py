@@ -19,15 +19,17 @@ _ANY = (-math.inf, math.inf)
 
 def largest_size(closed: Any) -> list[float]:
     """Returns a bound of the absolute value of each result of a jaxpr; infinity if none is known."""
-    jaxpr = closed.jaxpr
-    known: dict[Any, Range] = dict(zip(jaxpr.constvars, map(_of_value, closed.consts)))
-    for eqn in jaxpr.eqns:
-        known.update(dict.fromkeys(eqn.outvars, _range(eqn, [_read(known, a) for a in eqn.invars])))
-    return [_size(_read(known, a)) for a in jaxpr.outvars]
+
+    def apply(eqn: jaxprs.Eqn, operands: list[Range]) -> list[Range]:
+        result = _range(eqn, operands)
+        return [_of_type(v.aval) if result == _ANY else result for v in eqn.outvars]
+
+    inputs = [_of_type(v.aval) for v in closed.jaxpr.invars]
+    return [_size(a) for a in jaxprs.interpreted(closed, inputs, apply, _of_value)]
 
 
 def _range(eqn: jaxprs.Eqn, operands: list[Range]) -> Range:
-    """Returns the range of the results of an equation."""
+    """Returns a range of all results of an equation."""
     row, rule = primitives.row_of(eqn), _RULES.get(eqn.primitive.name)
     if rule is not None and eqn.params.get("y", 2) == 2:  # of `integer_pow`, only the square
         return rule(*operands)
@@ -37,11 +39,8 @@ def _range(eqn: jaxprs.Eqn, operands: list[Range]) -> Range:
     return row.image or _ANY
 
 
-def _read(known: dict[Any, Range], atom: Any) -> Range:
-    if jaxprs.is_literal(atom):
-        return _of_value(atom.val)
-    boolean = jnp.issubdtype(atom.aval.dtype, jnp.bool_)
-    return (0.0, 1.0) if boolean else known.get(atom, _ANY)
+def _of_type(aval: Any) -> Range:
+    return (0.0, 1.0) if jnp.issubdtype(aval.dtype, jnp.bool_) else _ANY
 
 
 def _of_value(value: Any) -> Range:

@@ -124,3 +124,15 @@ def test_an_equation_without_a_rule_is_named():
     assert "sort" not in _RULES
     (box,), _ = boxed(lambda x, y: jnp.sort(y), [jnp.ones(3), None], jnp.ones(3), jnp.ones(3))
     assert box.radius is None
+
+
+def test_no_result_lies_outside_of_what_a_function_returns():
+    """The table of primitives says between which numbers: so a wide box of a gate is no wider than that."""
+    program = jaxprs.trace(lambda x: [jax.nn.sigmoid(x), jnp.tanh(x), x * 2], [jax.ShapeDtypeStruct((3,), jnp.float32)])
+    box = Box(jnp.array([-1.0, 0.0, 2.0]), jnp.full(3, jnp.inf))
+    env, _ = enclosed(program.eqns, {program.invars[0]: box})
+    gate, bounded, free = (env[v] for v in program.outvars)
+    for result, lo, hi in ((gate, 0, 1), (bounded, -1, 1)):
+        farthest = np.maximum(hi - result.center, result.center - lo)
+        np.testing.assert_allclose(result.radius, farthest, rtol=1e-5)
+    assert np.isinf(free.radius).all()

@@ -201,8 +201,8 @@ enter("sort top_k approx_top_k", "order")
 
 # Lookups and updates.
 enter("gather", "lookup", linear="jointly", positions=(1,))
-enter("dynamic_slice", "lookup", linear="jointly", positions=_AFTER_FIRST, heavy=False)  # no more than a copy
-enter("dynamic_update_slice", "update", linear="jointly", positions=_AFTER_SECOND)
+enter("dynamic_slice", "lookup", linear="jointly", positions=_AFTER_FIRST, picks=True, heavy=False)  # a copy
+enter("dynamic_update_slice", "update", linear="jointly", positions=_AFTER_SECOND, picks=True)
 enter("scatter scatter-add scatter-sub", "update", linear="jointly", positions=(1,))
 enter("scatter-max scatter-min scatter-mul", "update", positions=(1,))
 

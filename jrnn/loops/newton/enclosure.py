@@ -10,7 +10,7 @@ Source: Moore, Kearfott and Cloud, "Introduction to Interval Analysis", 2009, wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var
+from jrnn.jaxprs import Eqn, Var, primitives
 
 _ULPS = 4  # of a function such as tanh, as XLA computes it
 
@@ -70,20 +70,21 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
     Raises:
         NotEnclosed: for an equation without a rule.
     """
-    jumps: Any = jnp.asarray(False)
-    for eqn in eqns:
-        given = [Box(jaxprs.value({}, a)) if jaxprs.is_literal(a) else env[a] for a in eqn.invars]
+    jumps: list[Any] = []
+
+    def boxes(eqn: Eqn, *given: Box) -> list[Box]:
         centers = jaxprs.bind(eqn, *(box.center for box in given))
-        radii: Sequence[Any] = [None] * len(centers)
-        if any(box.radius is not None for box in given):
-            rule = _RULES.get(eqn.primitive.name)
-            if rule is None or any(jnp.iscomplexobj(v) for v in centers):
-                raise NotEnclosed(eqn.primitive.name)
-            radii, jump = rule(eqn, given, centers)
-            radii = [jnp.where(jnp.isnan(r), jnp.inf, r) for r in radii]
-            jumps = jumps | jnp.any(jump)
-        env.update((v, Box(c, r)) for v, c, r in zip(eqn.outvars, centers, radii))
-    return env, jumps
+        if all(box.radius is None for box in given):
+            return [Box(center) for center in centers]
+        rule = primitives.rule_of(eqn, _RULES)
+        if rule is None or any(jnp.iscomplexobj(v) for v in centers):
+            raise NotEnclosed(eqn.primitive.name)
+        radii, jump = rule(eqn, given, centers)
+        jumps.append(jnp.any(jump))
+        return [Box(c, jnp.where(jnp.isnan(r), jnp.inf, r)) for c, r in zip(centers, radii)]
+
+    jaxprs.evaluate(eqns, env, boxes, Box)
+    return env, reduce(jnp.logical_or, jumps, jnp.asarray(False))
 
 
 # Rules: the radii of the results, and where they may jump ----------------------------------------------------------------
@@ -96,7 +97,12 @@ def _smooth(of: Callable[..., Any], ulps: float = 1) -> Rule:
 
     def rule(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         (center,) = centers
-        return [of(eqn, *given) + ulps * _eps(center) * Box(center).size], False
+        radius, image = of(eqn, *given), primitives.row_of(eqn).image
+        if image is not None:
+            wide = center.astype(_wide(center))
+            within = jnp.maximum(image[1] - wide, wide - image[0])  # no result lies further away
+            radius = jnp.where(radius <= within, radius, within)
+        return [radius + ulps * _eps(center) * Box(center).size], False
 
     return rule
 
@@ -173,19 +179,16 @@ def _greatest(eqn: Eqn, *given: Box) -> Any:
     return reduce(jnp.maximum, [box.spread for box in given])
 
 
-def _linear(exact: Collection[int] = ()) -> Rule:
-    """The rule of primitives that pick, move or add elements; the operands at `exact` are indices."""
-
-    def rule(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-        if any(box.radius is not None for i, box in enumerate(given) if i in exact):
-            raise NotEnclosed(eqn.primitive.name)
-        dtype = jnp.result_type(*(box.spread for i, box in enumerate(given) if i not in exact))
-        if "update_jaxpr" in eqn.params and dtype != centers[0].dtype:
-            raise NotEnclosed(eqn.primitive.name)
-        operands = [box.center if i in exact else box.spread.astype(dtype) for i, box in enumerate(given)]
-        return _alike(eqn, operands), False
-
-    return rule
+def _picked(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """The rule of primitives that pick, move or add elements."""
+    exact = primitives.row_of(eqn).positions
+    if any(box.radius is not None for i, box in enumerate(given) if i in exact):
+        raise NotEnclosed(eqn.primitive.name)
+    dtype = jnp.result_type(*(box.spread for i, box in enumerate(given) if i not in exact))
+    if "update_jaxpr" in eqn.params and dtype != centers[0].dtype:
+        raise NotEnclosed(eqn.primitive.name)
+    operands = [box.center if i in exact else box.spread.astype(dtype) for i, box in enumerate(given)]
+    return _alike(eqn, operands), False
 
 
 def _alike(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
@@ -262,13 +265,9 @@ def _converted(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[
     return _stepped(jnp.trunc, 1)(eqn, given, centers)
 
 
-_PICKING = (
-    "broadcast_in_dim", "concatenate", "expand_dims", "optimization_barrier", "pad", "reshape", "rev", "slice", "split",
-    "squeeze", "stack", "tile", "transpose", "unstack",
-)  # fmt: skip
 _ADDED = _smooth(lambda eqn, a, b: a.spread + b.spread)
 _SAME = _smooth(lambda eqn, a: a.spread, 0)
-_RULES: dict[str, Rule] = {
+_RULES: dict[str, Rule] = {  # by primitive or kind
     **{name: _sloped(slope) for name, slope in _SLOPES.items()},
     **dict.fromkeys(("add", "add_any", "sub"), _ADDED),
     "mul": _smooth(lambda eqn, a, b: a.size * b.spread + a.spread * (b.size + b.spread)),
@@ -285,10 +284,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     "select_n": _selected,
     "convert_element_type": _converted,
-    **dict.fromkeys(_PICKING, _linear()),
-    "dynamic_slice": _linear(range(1, 99)),
-    "dynamic_update_slice": _linear(range(2, 99)),
-    **dict.fromkeys(("gather", "scatter", "scatter-add"), _linear((1,))),
+    **dict.fromkeys(("view", "placement", "barrier", "lookup", "pvary"), _picked),
+    **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter-add"), _picked),
     **dict.fromkeys(
         ("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
         lambda eqn, given, centers: ([jnp.max(given[0].spread, eqn.params["axes"])], False),
