@@ -47,6 +47,14 @@ def test_the_newest_python_that_works_is_chosen(choose, pythons, chosen):
     assert (choice.returncode, Path(choice.stdout.strip()).name) == (0, chosen)
 
 
+def test_a_release_of_jax_that_passed_is_noted_as_tested():
+    with_tested = runpy.run_path(str(ROOT / "scripts" / "raise_jax.py"))["with_tested"]
+    text = (ROOT / "jrnn" / "jaxprs" / "jax_internals.py").read_text("utf-8")
+    assert "(0, 12): 0, (0, 99): 7}" in with_tested(text, 99, 7)
+    assert "(0, 11): 5, (0, 12): 0}" in with_tested(text, 11, 5)
+    assert with_tested(text, 11, 1) == text
+
+
 def test_pythons_of_pyenv_are_found(choose, tmp_path):
     choice = choose({".pyenv/versions/9.9.1/bin/python9.9": "9.9", "python3": "9.8"})
     assert choice.stdout.strip() == f"{tmp_path}/.pyenv/versions/9.9.1/bin/python9.9"

@@ -110,8 +110,8 @@ def loop_rules() -> LoopRules | None:
     if _LEFT in missing.values():
         return None
     try:
-        lowerings = [_lowerings[loop].rule for loop in (scan_p, while_p)]
-        return LoopRules(*lowerings, _jvps[scan_p], _linearizations[scan_p])
+        lower_scan, lower_while = (_lowerings[loop].rule for loop in (scan_p, while_p))
+        return LoopRules(lower_scan, lower_while, _jvps[scan_p], _linearizations[scan_p])
     except (KeyError, AttributeError, TypeError) as error:
         missing[f"a rule for {error}"] = _LEFT
         return None
@@ -146,7 +146,8 @@ def api_boundary(fn: Callable[..., Any], folder: str) -> Callable[..., Any]:
     if _api_boundary is None or _without_frames_in is None:
         return fn
     _without_frames_in(folder)
-    return _api_boundary(fn)
+    bounded: Callable[..., Any] = _api_boundary(fn)
+    return bounded
 
 
 def without_remat3() -> AbstractContextManager[Any]:
@@ -177,8 +178,8 @@ def set_global_metadata(metadata: Any) -> None:
     _set_global_metadata(metadata)
 
 
-def metadata_of(eqn: Any) -> Mapping[str, Any] | None:
-    """Returns the XLA metadata of an equation."""
+def metadata_of(eqn: Any) -> Any:
+    """Returns the XLA metadata of an equation, a mapping or None."""
     return eqn.ctx.xla_metadata
 
 
@@ -198,8 +199,8 @@ def in_context(eqn: Any) -> AbstractContextManager[Any]:
     return eqn.ctx.manager  # type: ignore[no-any-return]
 
 
-def lowered_metadata(ctx: Any) -> Mapping[str, Any] | None:
-    """Returns the XLA metadata of the equation that is lowered in the context of a lowering rule."""
+def lowered_metadata(ctx: Any) -> Any:
+    """Returns the XLA metadata of the equation that is lowered in the context of a lowering rule, a mapping or None."""
     return ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None
 
 
@@ -212,7 +213,7 @@ def platform_of(backend: Any) -> str:
     Args:
         backend: `device.client` of a device.
     """
-    return backend._raw_platform if backend.platform == "gpu" else backend.platform
+    return str(backend._raw_platform if backend.platform == "gpu" else backend.platform)
 
 
 def lowered_for(ctx: Any) -> tuple[int, bool]:
@@ -243,7 +244,7 @@ _value_p = Primitive("value")
 _value_p.def_impl(lambda: False)
 
 
-@_value_p.def_abstract_eval
+@_value_p.def_abstract_eval  # type: ignore[untyped-decorator, unused-ignore]
 def _() -> Any:
     raise _Staged
 
@@ -292,14 +293,14 @@ def closed_jaxpr(invars: Sequence[Var], eqns: Sequence[Any], outvars: Sequence[A
     """Returns the closed jaxpr of equations. `consts` has the values of its constants."""
     effects = {effect for eqn in eqns for effect in eqn.effects}
     info = DebugInfo("scan", "step", ("",) * len(invars), ("",) * len(outvars))
-    parts = consts, invars, outvars, eqns
-    return ClosedJaxpr(Jaxpr(*map(list, parts), effects, info), tuple(consts.values()))
+    jaxpr = Jaxpr(list(consts), list(invars), list(outvars), list(eqns), effects, info)
+    return ClosedJaxpr(jaxpr, tuple(consts.values()))
 
 
 def calling(closed: Any) -> Callable[..., Any]:
     """Returns a function that calls a closed jaxpr by one equation if JAX has an equation that is not a trace of it."""
     if getattr(closed_call_p, "call_primitive", False):  # before JAX 0.12: its equations are evaluated
-        return jaxpr_as_fun(closed)
+        return jaxpr_as_fun(closed)  # type: ignore[no-any-return, unused-ignore]
     return functools.partial(closed_call_p.bind, call_jaxpr=closed)
 
 

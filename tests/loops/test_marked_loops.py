@@ -72,7 +72,10 @@ def test_one_export_for_several_platforms():
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, theirs)
 
 
-def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch):
+def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch, caplog):
+    """It is one warning, however many loops it is of."""
+    monkeypatch.setattr(observers, "_logged", set())
+
     def broken(loop, target, options):
         raise KeyError("a mistake of ours")
 
@@ -85,6 +88,26 @@ def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch):
             scan(rnn, H0, XS[:1], strict=True)
     with pytest.raises(KeyError):
         scan(rnn, H0, XS[:4])
+    (warning,) = caplog.messages
+    assert "a mistake of ours" in warning and "plans_of.py" in warning and jax.__version__ in warning
+
+
+def test_a_refusal_that_is_foreseen_is_no_warning(caplog):
+    """Of a step with a Ref, one whose operations jrnn does not know, and a loop with nothing to gain."""
+
+    def counted(xs):
+        ref = jax.new_ref(jnp.zeros(()))
+
+        def step(h, x):
+            ref[...] += 1.0
+            return h + x, None
+
+        return scan(step, H0, xs)
+
+    steps = [rnn, lambda h, x: (jnp.fft.fft(h).real + x, h), lambda h, x: (h, None)]
+    for run in [counted, *(functools.partial(scan, step, H0) for step in steps)]:
+        jax.jit(run)(XS)
+    assert not caplog.messages
 
 
 def test_strict_raises_where_nothing_can_be_done():

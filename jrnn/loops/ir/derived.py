@@ -22,7 +22,7 @@ from jrnn.jaxprs.by_numpy import evaluate
 from jrnn.jaxprs.jax_internals import is_traced, jaxpr_as_fun
 from jrnn.jaxprs.resized import resized
 from jrnn.jaxprs.tangents import is_smooth, pushed
-from jrnn.loops.ir import tag
+from jrnn.loops.ir import observers, tag
 from jrnn.loops.ir.loop import ScanParams, strict_passes
 
 TOLERANCE = 1e-9  # in units of the largest element of each result; two right programs differ by 1e-13
@@ -146,6 +146,7 @@ class _Question:
     """A loop and how to derive a program; equal questions have the same text."""
 
     text: str
+    kind: str
     scan: ScanParams = field(compare=False)
     derive: Derive = field(compare=False)
 
@@ -164,7 +165,7 @@ def verdict(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
         if not is_traced(const):
             digest.update(np.asarray(const).tobytes())
     text = f"{kind} {scan.n_consts} {scan.n_carry} {scan.length} {scan.reverse} {digest.hexdigest()} {step}"
-    agrees, note = _answer(_Question(text, scan, derive))
+    agrees, note = _answer(_Question(text, kind, scan, derive))
     assert agrees or not strict_passes.value, note
     return agrees, note
 
@@ -180,7 +181,11 @@ def _answer(question: _Question) -> tuple[bool, str]:
         return True, "not compared with the loop: too large"
     except Exception as error:
         return True, f"not compared with the loop, which raises {type(error).__name__} on small arrays"
-    return (True, "") if difference is None else (False, f"on random numbers, {difference} (please report it)")
+    if difference is None:
+        return True, ""
+    note = f"on random numbers, {difference} (please report it)"
+    observers.warn_once(("derived", question.kind), f"{question.kind}: {note}")
+    return False, note
 
 
 def _difference_when_small(scan: ScanParams, derive: Derive, program: jaxprs.Program) -> str | None:

@@ -122,10 +122,10 @@ def unexpected(error: Exception, where: str = "") -> str:
 
 
 def warn_once(kind: Hashable, reason: str) -> None:
-    """Logs why a loop is left to JAX, if that was not foreseen, unless it was logged for another loop."""
+    """Logs why a loop falls back to what JAX does, where that was not foreseen, unless it was logged for another loop."""
     if kind not in _logged:
         _logged.add(kind)
-        LOG.warning("%s: a loop is left to jax.lax.scan (jax %s): %s", in_words(places()), jax.__version__, reason)
+        LOG.warning("%s: a loop falls back to what JAX does (jax %s): %s", in_words(places()), jax.__version__, reason)
 
 
 def in_words(place: Place) -> str:

@@ -14,6 +14,7 @@ import jax
 
 from jrnn.errors import ScanError
 from jrnn.files import read_text
+from jrnn.loops.ir import observers
 from jrnn.loops.kernels.native.encoder import FORMAT
 
 TARGET, SUM = "jrnn_loop", "jrnn_sum"  # custom calls
@@ -52,7 +53,9 @@ def loaded() -> Library:
         for name in (TARGET, SUM):
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     except Exception as error:
-        return Library(reason=f"{PATH} cannot be loaded: {error}")
+        reason = f"{PATH} cannot be loaded: {error}"
+        observers.warn_once(PATH, reason)
+        return Library(reason=reason)
     return Library(names)
 
 
