@@ -30,7 +30,7 @@ def old_package(folder, hidden=8):
     last = b.Squeeze(lstm.hidden_last, "last", dims=[0])
     b.FC([last, b.param("out_w", [1, hidden]), b.param("out_b", [1], "ConstantFill", value=0.0)], "y")
     params = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
-    jrnn.export_package(b.build(), params, inputs=["x"], outputs=["y"]).save(folder)
+    jrnn.convert.export_package(b.build(), params, inputs=["x"], outputs=["y"]).save(folder)
 
 
 def windows(steps=400):
@@ -43,7 +43,7 @@ def windows(steps=400):
 
 def finetune(folder, out, steps=200, report_every=50):
     """Returns the mean squared error before and after, and the package that was written to `out`."""
-    package = jrnn.load_package(folder)
+    package = jrnn.convert.load_package(folder)
     predict = package.to_jax()  # {blob: array} -> {blob: array}; weights may be among the inputs
     weights = jax.tree.map(jnp.asarray, package.weights())
     x, y = windows()
@@ -64,9 +64,11 @@ def finetune(folder, out, steps=200, report_every=50):
         weights, state, value = update(weights, state)
         if (k + 1) % report_every == 0:
             print(f"step {k + 1}: mean squared error {float(value):.4f}")
-    tuned = jrnn.export_package(package.predict_net, jax.tree.map(np.asarray, weights), inputs=["x"], outputs=["y"])
+    tuned = jrnn.convert.export_package(
+        package.predict_net, jax.tree.map(np.asarray, weights), inputs=["x"], outputs=["y"]
+    )
     tuned.save(out)
-    served = jrnn.Predictor(jrnn.load_package(out))  # what was written, read again
+    served = jrnn.convert.Predictor(jrnn.convert.load_package(out))  # what was written, read again
     after = float(np.mean((served(x=x)["y"] - y) ** 2))
     return before, after, tuned
 

@@ -336,9 +336,9 @@ def memory(count: int) -> Iterator[tuple[str, Callable[[], str]]]:
             blobs = {f"in{k}": x for k, x in enumerate(inputs)}
             try:
                 jrnn.run_net(
-                    jrnn.Net("n", (jrnn.Op.of(type, list(blobs), ["y"], **args),)), blobs, key=jax.random.key(0)
+                    jrnn.Net("n", (jrnn.nets.Op.of(type, list(blobs), ["y"], **args),)), blobs, key=jax.random.key(0)
                 )
-            except jrnn.JrnnError:
+            except jrnn.errors.JrnnError:
                 return ""
             return "it ran"
 

@@ -237,7 +237,7 @@ def net():
     lstm = cells.LSTM(b, b.input("x"), None, None, 1, 8, "lstm")
     last = b.Squeeze(lstm.layers[-1].hidden_last, "last", dims=[0])
     b.FC([last, b.param("out_w", [1, 8]), b.param("out_b", [1], "ConstantFill", value=0.0)], "y")
-    (IMAGES / "net.svg").write_text(jrnn.graph.to_svg(b.build()), encoding="utf-8")
+    (IMAGES / "net.svg").write_text(jrnn.nets.graph.to_svg(b.build()), encoding="utf-8")
 
 
 def losses():

@@ -72,7 +72,7 @@ def test_a_caffe2_net_is_tuned_and_exported(tmp_path):
     example.old_package(tmp_path / "old", hidden=4)
     before, after, tuned = example.finetune(tmp_path / "old", tmp_path / "tuned", steps=40)
     assert after < 0.2 * before
-    assert jrnn.load_package(tmp_path / "tuned").predict_net == tuned.predict_net
+    assert jrnn.convert.load_package(tmp_path / "tuned").predict_net == tuned.predict_net
 
 
 @pytest.mark.exhaustive

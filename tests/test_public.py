@@ -38,7 +38,7 @@ traced = jax.make_jaxpr(lambda x: jrnn.to_jax(net, ['y'])({'x': x})['y'])(1.0)
 assert [str(e.primitive) for e in traced.eqns] == ['tanh'], traced
 
 jrnn.nn.LSTM, jrnn.train.load_config, jrnn.interop.from_flax, jrnn.testing.Layer, jrnn.onnx.Spec
-jrnn.errors.ScanError, jrnn.graph.show, jrnn.cells.LSTM
+jrnn.errors.ScanError, jrnn.nets.graph.show, jrnn.nets.cells.LSTM
 """
 
 
@@ -53,9 +53,11 @@ def test_import_jrnn_is_enough():
     subprocess.run([sys.executable, "-c", ALL], check=True)
 
 
-def test_no_lazy_name_of_loops_is_a_module():
+def test_no_lazy_name_is_a_module():
     """Importing a module of that name would set the attribute to the module."""
-    assert not {file.stem for file in (ROOT / "loops").iterdir()} & set(jrnn.loops._MODULE_OF)
+    for package in (jrnn, jrnn.loops, jrnn.nets):
+        files = {file.stem for file in Path(package.__file__).parent.iterdir()}
+        assert not files & {name for names in package._HOMES.values() for name in names}
 
 
 @pytest.mark.parametrize("name", jrnn.__all__)
@@ -68,8 +70,16 @@ def test_type_checkers_see_what_is_there():
     tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     shown = {alias.asname: f"{node.module}.{alias.name}" for node in block.body for alias in node.names}
-    assert shown == {**{name: f"{home}.{name}" for name, home in jrnn._HOMES.items()}, **jrnn._MODULES}
+    names = {name: f"jrnn.{home}.{name}" for home, names in jrnn._HOMES.items() for name in names}
+    assert shown == names | {name: f"jrnn.{name}" for name in jrnn._MODULES}
     assert set(jrnn.__all__) == {*shown, "__version__"}
+
+
+def test_the_face_is_small_and_shows_no_imports():
+    """What is not listed lives in its module, which loads when it is first used."""
+    assert len(jrnn.__all__) <= 32
+    assert {name for name in dir(jrnn) if not name.startswith("_")} <= set(jrnn.__all__)
+    assert jrnn.loops.scan_statistics.__module__ == "jrnn.loops.newton.api" and jrnn.nets.Op is jrnn.nets.ir.Op
 
 
 def test_an_unknown_name_is_an_attribute_error():

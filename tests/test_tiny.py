@@ -12,7 +12,7 @@ def test_one_lstm(tmp_path):
     # build: a recurrent network from a step net, and the net that makes its parameters
     b = jrnn.NetBuilder("tiny")
     x, lengths = b.input("x"), b.input("lengths")
-    lstm = jrnn.cells.LSTM(b, x, lengths, None, D, H, "lstm")
+    lstm = jrnn.nets.cells.LSTM(b, x, lengths, None, D, H, "lstm")
     b.AveragedLoss(b.Sqr(lstm.hidden_all), "loss")
     net = b.build(outputs=["loss"])
 

@@ -8,14 +8,9 @@ from jrnn.convert.to_python import to_python, write_python
 __all__ = [
     "Package",
     "Predictor",
-    "example_of",
     "export_package",
-    "from_factory",
     "from_jax",
-    "load_function",
     "load_package",
-    "read_nets",
-    "to_python",
     "write_predictor",
     "write_python",
 ]

@@ -3,9 +3,9 @@
 What a plain scan does not need loads when it is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from jrnn.lazy import attributes
 from jrnn.loops.newton import Newton, ScanStatistics
 from jrnn.loops.scan.scan import scan
 from jrnn.loops.strategies.executors import EXECUTORS
@@ -29,7 +29,7 @@ _HOMES = {  # module -> the names in it that load lazily
     "while_loops.trips": ("CHECKPOINTED", "Trips"),
     "while_loops.while_loop": ("while_loop",),
 }
-_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+__getattr__, __dir__ = attributes(__name__, _HOMES)
 
 __all__ = [
     "Explanation",
@@ -47,12 +47,3 @@ __all__ = [
     "scan_statistics",
     "while_loop",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "host":
-        return import_module("jrnn.loops.host")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'jrnn.loops' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"jrnn.loops.{_MODULE_OF[name]}"), name)
-    return value

@@ -1,7 +1,7 @@
 """Assertions about recurrent cells, for tests of your own, and hypothesis strategies for nets and lengths.
 
 A cell is a step of JAX, `(carry, x) -> (carry, y)`, or with weights `(params, carry, x) -> (carry, y)`; a
-`jrnn.cells.Cell`; or a whole `Layer`. Each assertion raises AssertionError with the difference that it found.
+`jrnn.nets.cells.Cell`; or a whole `Layer`. Each assertion raises AssertionError with the difference that it found.
 
 `check_layer` checks a recurrent layer of any library, and `check_model` a whole language model; `layer_tests` and
 `model_tests` make pytests of them.

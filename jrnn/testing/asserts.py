@@ -53,8 +53,8 @@ def assert_gradients_agree(
     What `jax.lax.stop_gradient` stops is a constant to JAX, so differences hold it.
 
     Args:
-        cell: a step, which is differentiated over time with respect to all its arguments; a `jrnn.cells.Cell`; a `Layer`;
-            or a `Net`.
+        cell: a step, which is differentiated over time with respect to all its arguments; a `jrnn.nets.cells.Cell`; a
+            `Layer`; or a `Net`.
         carry: the first carry, a pytree [N, ...]; for a `Cell` a tuple, random if None; for a `Net` its blobs.
         xs: sequences [T, N, ...].
         params: weights that the step takes before the carry.
@@ -187,7 +187,7 @@ def assert_executors_agree(
     """Asserts that every way to run a cell over time gives the same results, and for steps the same gradients.
 
     A step is run by `jax.lax.scan`, unrolled, by each executor of `jrnn.scan` that can run it, and with recomputation in the
-    reverse pass. A `jrnn.cells.Cell` is run as a recurrent network, unrolled, and operator by operator.
+    reverse pass. A `jrnn.nets.cells.Cell` is run as a recurrent network, unrolled, and operator by operator.
 
     Args:
         cell, carry, xs, params, key: see `assert_gradients_agree`; not for a `Layer`, which hides how it is run.

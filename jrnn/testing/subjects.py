@@ -64,7 +64,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class CellNet:
-    """A `jrnn.cells.Cell` as a net over a sequence, with values for all its inputs."""
+    """A `jrnn.nets.cells.Cell` as a net over a sequence, with values for all its inputs."""
 
     net: Net
     weights: dict[str, Any]
@@ -113,7 +113,7 @@ def layer_of(cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None
     if isinstance(cell, Cell):
         return CellNet.of(cell, carry, xs).layer(xs, key)
     if not callable(cell):
-        raise LayerError(f"a cell is a function, a jrnn.cells.Cell or a Layer, was given a {type(cell).__name__}")
+        raise LayerError(f"a cell is a function, a jrnn.nets.cells.Cell or a Layer, was given a {type(cell).__name__}")
 
     def call(weights: Any, xs: Any, state: Any, lengths: Any) -> tuple[Any, Any]:
         def step(carry: Any, x: Any) -> Any:

@@ -62,7 +62,7 @@ def trained(name: str, steps: int = 150) -> Any:
 
 
 def newton(step, carry, xs):
-    return jrnn.scan_statistics(step, carry, xs)
+    return jrnn.loops.scan_statistics(step, carry, xs)
 
 
 def plain(step, carry, xs):

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from jrnn import Net, Op, progress, read_net, write_net
+from jrnn import Net, progress, read_net, write_net
 from jrnn.cli import main
+from jrnn.nets import Op
 from jrnn.nets.proto import read_plan, write_plan
 from jrnn.train import load_config
 

@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.exhaustive
 def test_from_a_factory_to_nets_to_python(here, capsys):
     assert main(["convert", "little_model.py:make", "out"]) == 0
-    package = jrnn.Package.load("out")
+    package = jrnn.convert.Package.load("out")
     assert [op.type for op in package.predict_net.ops] == ["FC", "Relu"]
     assert main(["convert", "out", "model.py"]) == 0
     code = (

@@ -159,7 +159,7 @@ def test_loops_that_do_not_end_on_random_numbers():
 
 def test_packages_that_are_not_there(tmp_path):
     with pytest.raises(ConversionError, match=r"has no init_net\.pb"):
-        jrnn.Package.load(tmp_path)
+        jrnn.convert.Package.load(tmp_path)
     with pytest.raises(ConversionError, match=r"MODULE:FUNCTION"):
         from_factory("nothing")
     with pytest.raises(ConversionError, match=r"install the module"):
@@ -183,7 +183,9 @@ def test_factories(tmp_path):
         from_factory(f"{path}:mak")
 
 
-UNIQUE = jrnn.Package(jrnn.Net("init"), jrnn.Net("n", (jrnn.Op.of("Unique", ["i"], ["u"]),), ("i",), ("u",)))
+UNIQUE = jrnn.convert.Package(
+    jrnn.Net("init"), jrnn.Net("n", (jrnn.nets.Op.of("Unique", ["i"], ["u"]),), ("i",), ("u",))
+)
 
 
 def test_what_cannot_be_written_as_python():

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.convert import Package, Predictor, export_package, load_package, write_predictor, write_python
 from jrnn.convert import package as package_module
 from jrnn.errors import ConversionError, FormatError, NetError, OpError
+from jrnn.nets import Op
 from jrnn.nets.proto import Limits, message_class
 from jrnn.nets.proto.database import format_minidb, parse_minidb
 from jrnn.nets.proto.predictor_file import read_predictor_file
@@ -85,7 +86,7 @@ def test_a_mobile_package_is_written_as_python(tmp_path):
     np.testing.assert_array_equal(loaded["b"], PARAMS["b"] + 1)
     assert not old.exists() and len(list(tmp_path.iterdir())) == 3
     (tmp_path / "folder").mkdir()
-    with pytest.raises(jrnn.JrnnError, match="folder: cannot be written"):
+    with pytest.raises(jrnn.errors.JrnnError, match="folder: cannot be written"):
         write_python(package, tmp_path / "folder", {"x": X})
     assert len(list(tmp_path.iterdir())) == 4
 
@@ -133,7 +134,7 @@ def test_big_parameters_travel_in_chunks(tmp_path):
 
 def test_an_lstm_is_exported_and_served(tmp_path):
     b = jrnn.NetBuilder("lstm")
-    lstm = jrnn.cells.LSTM(b, b.input("x"), b.input("lengths"), None, 3, 4, "rnn")
+    lstm = jrnn.nets.cells.LSTM(b, b.input("x"), b.input("lengths"), None, 3, 4, "rnn")
     net = b.build(outputs=[lstm.hidden_all])
     params = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
     data = {"x": np.ones((5, 2, 3), np.float32), "lengths": np.array([5, 3], np.int32)}
@@ -303,4 +304,4 @@ def test_inputs_that_nothing_fills_come_alone():
 def test_the_text_of_a_package_is_short():
     package = jrnn.from_jax(lambda x: x @ np.arange(9000, dtype=np.float32).reshape(3, 3000), np.ones(3, np.float32))
     assert len(repr(package)) < 200 and "inputs ['x'], outputs ['output']" in repr(package)
-    assert repr(jrnn.Predictor(package)) == f"Predictor({package!r})"
+    assert repr(jrnn.convert.Predictor(package)) == f"Predictor({package!r})"

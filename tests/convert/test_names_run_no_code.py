@@ -12,9 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import jrnn
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.cli import main
 from jrnn.convert import Package, to_python
+from jrnn.nets import Op
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.graph import show, to_dot, to_svg
 from jrnn.nets.ir import Arg, DeviceOption
@@ -144,7 +145,7 @@ def test_weights_may_have_the_names_of_numpys_parameters(tmp_path):
         "n", tuple(Op.of("Relu", [n], [f"{n}_out"]) for n in names), tuple(names), tuple(f"{n}_out" for n in names)
     )
     fills = [Op.of("GivenTensorFill", [], [n], shape=[2], values=[k, 2.0 * k]) for k, n in enumerate(names)]
-    jrnn.write_python(Package(Net("init", tuple(fills)), net), tmp_path / "model.py")
+    jrnn.convert.write_python(Package(Net("init", tuple(fills)), net), tmp_path / "model.py")
     module = {"__file__": str(tmp_path / "model.py"), "__name__": "model"}
     exec(compile((tmp_path / "model.py").read_text(encoding="utf-8"), "model.py", "exec"), module)
     weights = module["load_weights"]()
@@ -152,8 +153,8 @@ def test_weights_may_have_the_names_of_numpys_parameters(tmp_path):
     for bad in ("a.npy", "x" * 100_000, "n\0"):  # of which two files would be one, and two cannot be stored
         renamed = replace(net, ops=(*net.ops, Op.of("Relu", [bad], ["z"])), external_outputs=("z", "a_out"))
         init = Net("init", (*fills, Op.of("GivenTensorFill", [], [bad], shape=[2], values=[1.0, 2.0])))
-        with pytest.raises(jrnn.JrnnError, match=r"cannot be stored in a \.npz"):
-            jrnn.write_python(Package(init, renamed), tmp_path / "bad.py")
+        with pytest.raises(jrnn.errors.JrnnError, match=r"cannot be stored in a \.npz"):
+            jrnn.convert.write_python(Package(init, renamed), tmp_path / "bad.py")
         assert not (tmp_path / "bad.py").exists()
 
 

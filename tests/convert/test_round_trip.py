@@ -58,7 +58,7 @@ def test_round_trip(name, tmp_path):
     """A saved and loaded package is the same, and gives the values and gradients of the function."""
     model, package = converted(name)
     package.save(tmp_path)
-    again = jrnn.Package.load(tmp_path)
+    again = jrnn.convert.Package.load(tmp_path)
     assert again == package
     own = model.params is None and not jax.tree_util.treedef_is_leaf(jax.tree.structure(model.fn))
     if own:

@@ -341,20 +341,20 @@ def _layer(layer: Callable, **options: Any) -> Callable[[], Model]:
 
 def _attention() -> Model:
     def build(b, x, n):
-        encoder = jrnn.cells.Encoder(jrnn.cells.LSTM(b, x, n, None, 3, 4, "encoder").hidden_all, 4, n)
-        out = jrnn.cells.LSTMWithAttention(b, x, n, None, 3, 4, encoder, "decoder")
+        encoder = jrnn.nets.cells.Encoder(jrnn.nets.cells.LSTM(b, x, n, None, 3, 4, "encoder").hidden_all, 4, n)
+        out = jrnn.nets.cells.LSTMWithAttention(b, x, n, None, 3, 4, encoder, "decoder")
         return list(dict.fromkeys(v for v in vars(out).values() if isinstance(v, str)))
 
     return _cell(build)
 
 
 CELLS = {
-    "cell_lstm_stacked": lambda: _cell(lambda b, x, n: list(jrnn.cells.LSTM(b, x, n, None, 3, [4, 4], "rnn"))),
-    "cell_layer_norm_lstm": _layer(jrnn.cells.LayerNormLSTM),
-    "cell_milstm": _layer(jrnn.cells.MILSTM),
-    "cell_layer_norm_milstm": _layer(jrnn.cells.LayerNormMILSTM),
-    "cell_gru": _layer(jrnn.cells.GRU),
-    "cell_basic_rnn": _layer(jrnn.cells.BasicRNN),
+    "cell_lstm_stacked": lambda: _cell(lambda b, x, n: list(jrnn.nets.cells.LSTM(b, x, n, None, 3, [4, 4], "rnn"))),
+    "cell_layer_norm_lstm": _layer(jrnn.nets.cells.LayerNormLSTM),
+    "cell_milstm": _layer(jrnn.nets.cells.MILSTM),
+    "cell_layer_norm_milstm": _layer(jrnn.nets.cells.LayerNormMILSTM),
+    "cell_gru": _layer(jrnn.nets.cells.GRU),
+    "cell_basic_rnn": _layer(jrnn.nets.cells.BasicRNN),
     "cell_lstm_with_attention": _attention,
 }
 

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn import Newton, scan_statistics
+from jrnn import Newton
+from jrnn.loops import scan_statistics
 
 WIDTH = 3
 ELEMENTWISE = (

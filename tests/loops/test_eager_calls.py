@@ -60,7 +60,7 @@ OPTIONS = {
 }
 CALLS = {name: functools.partial(scan, step, **options) for name, options in OPTIONS.items()}
 CALLS["while_loop"] = lambda h, xs: jrnn.while_loop(is_near, double, h + xs[0], max_steps=20)
-CALLS["scan_statistics"] = lambda h, xs: jrnn.scan_statistics(step, h, xs, lengths=LENGTHS)[0]
+CALLS["scan_statistics"] = lambda h, xs: jrnn.loops.scan_statistics(step, h, xs, lengths=LENGTHS)[0]
 
 
 def loss(run, h, xs):
@@ -114,10 +114,10 @@ def test_lengths_are_checked_in_every_call():
 
 
 def test_a_guess_is_an_argument():
-    (_, ys), statistics = jrnn.scan_statistics(step, H0, XS)
+    (_, ys), statistics = jrnn.loops.scan_statistics(step, H0, XS)
     guesses = [Newton(guess=guess) for guess in (statistics.states, statistics.states * 0)]
     with compilations() as compiled:
-        results = [jrnn.scan_statistics(step, H0, XS, executor=guess) for guess in guesses]
+        results = [jrnn.loops.scan_statistics(step, H0, XS, executor=guess) for guess in guesses]
     assert len(compiled) == 1
     assert results[0][1].iterations < results[1][1].iterations
     for (_, outputs), _ in results:

@@ -146,7 +146,7 @@ def test_mistakes_and_other_versions_of_jax(monkeypatch):
     with pytest.raises(TypeError, match="everywhere=True is for a process"):
         jrnn.optimize_scans(total, everywhere=True)
     monkeypatch.setattr(jax_internals, "_updated_metadata", None)
-    with pytest.raises(jrnn.JrnnError, match="leave it out, and use the context in each thread"):
+    with pytest.raises(jrnn.errors.JrnnError, match="leave it out, and use the context in each thread"):
         jrnn.optimize_scans(everywhere=True)
 
 

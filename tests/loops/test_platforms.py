@@ -88,7 +88,7 @@ def test_a_module_and_its_gradient_in_one_export():
 def test_a_net_in_one_export():
     b = jrnn.NetBuilder("net")
     x, lengths = b.input("x"), b.input("lengths")
-    jrnn.cells.LSTM(b, x, lengths, None, 3, 4, "lstm")
+    jrnn.nets.cells.LSTM(b, x, lengths, None, 3, 4, "lstm")
     params = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
     data = {"x": jnp.ones((5, 2, 3)), "lengths": jnp.array([5, 2], jnp.int32)}
     plans = exported(jrnn.to_jax(b.build()), {**params, **data})

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import GradientSlice, Net, Op
+from jrnn import Net
+from jrnn.nets import GradientSlice, Op
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "gradients.npz")
 NAMES = sorted({k.split("|")[0] for k in GOLDEN.files})
@@ -179,7 +180,7 @@ def test_stop_gradient_ends_the_path():
 def test_same_program_twice_gives_the_same_net():
     ops = tuple(Op.of("Mul", [f"x{k}", f"x{k + 1}"], [f"x{k + 2}"]) for k in range(20))
     first, second = (jrnn.add_gradients(Net("n", ops), ["x21"])[0] for _ in range(2))
-    assert jrnn.serialize_net(first) == jrnn.serialize_net(second)
+    assert jrnn.nets.serialize_net(first) == jrnn.nets.serialize_net(second)
 
 
 def test_unknown_blob_is_named_with_its_neighbors():

@@ -68,7 +68,7 @@ def test_text_in_text_in_text():
     net = Net("z\\\\\x01\\u0041\\x4\n'\"é")
     for _ in range(14):
         net = Net("", (Op("Do", args=(Arg("step_net", net, "s"),)),))
-    assert jrnn.read_net(jrnn.format_net(net)) == net
+    assert jrnn.read_net(jrnn.nets.format_net(net)) == net
 
 
 def test_equal_calls_are_checked_once(monkeypatch):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.errors import NetError, OpError, UnknownOperatorError
+from jrnn.nets import Op
 from jrnn.nets.ir import DeviceOption
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -161,5 +162,5 @@ def test_random_operator_without_key_says_how_to_give_one():
 def test_infer_shapes_computes_nothing():
     net = Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]), Op.of("Softmax", ["y"], ["p"])))
     shapes = {"x": (8, 3), "w": (5, 3), "b": (5,)}
-    got = jrnn.infer_shapes(net, {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()})
+    got = jrnn.nets.infer_shapes(net, {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()})
     assert got["p"].shape == (8, 5) and got["p"].dtype == jnp.float32

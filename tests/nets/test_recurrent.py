@@ -59,7 +59,7 @@ def test_several_sequences_and_outputs_that_are_no_states(x64):
     got = jrnn.run_net(b.build(), blobs)
     assert got["y_all"].shape == (T, N, 5)
     np.testing.assert_array_equal(got["choice_all"], got["y_all"].argmax(-1))
-    assert jrnn.read_net(jrnn.serialize_net(b.build())) == b.build()
+    assert jrnn.read_net(jrnn.nets.serialize_net(b.build())) == b.build()
 
 
 def test_an_output_without_gradient_stops_it(x64):
@@ -135,11 +135,13 @@ def test_two_states_that_feed_each_other_and_an_unused_part(x64):
 
 def test_every_blob_of_every_step():
     b = jrnn.NetBuilder("net")
-    out = jrnn.cells.LSTM(b, b.input("x"), None, None, D, 2, "lstm", jrnn.cells.LSTMOptions(forward_only=True))
+    out = jrnn.nets.cells.LSTM(
+        b, b.input("x"), None, None, D, 2, "lstm", jrnn.nets.cells.LSTMOptions(forward_only=True)
+    )
     rng = np.random.default_rng(0)
     blobs = {n: rng.standard_normal(p.shape).astype(np.float32) for n, p in b.params.items()}
     blobs["x"] = rng.standard_normal((T, N, D)).astype(np.float32)
-    blobs_of = jrnn.retrieve_step_blobs(b.build(), blobs)
+    blobs_of = jrnn.nets.retrieve_step_blobs(b.build(), blobs)
     assert sorted(n for n in blobs_of if n.startswith("rnn_lstm/gates_t")) == [f"rnn_lstm/gates_t{t}" for t in range(T)]
     assert blobs_of["rnn_lstm/gates_t0"].shape == (1, N, 8)
     every = jrnn.run_net(b.build(), blobs)[out.hidden_all]

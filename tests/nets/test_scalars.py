@@ -25,7 +25,7 @@ def layer(make):
 
 
 def filled(shape, value, trips):
-    net = jrnn.Net("n", (jrnn.Op.of("ConstantFill", [], ["y"], shape=shape, value=value),))
+    net = jrnn.Net("n", (jrnn.nets.Op.of("ConstantFill", [], ["y"], shape=shape, value=value),))
     return jrnn.run_net(net, {}, max_iterations=trips)["y"].tolist()
 
 
@@ -36,7 +36,7 @@ CALLS = {
     "scan unroll": lambda i, f, t: scanned(unroll=i(2)),
     "scan recompute": lambda i, f, t: scanned(recompute=i(2)),
     "scan strict": lambda i, f, t: scanned(strict=t),
-    "Op.of": lambda i, f, t: jrnn.Op.of("T", axis=i(2), scale=f(0.5), flag=t, dims=[i(1), i(2)], pads=[f(0.5)]),
+    "Op.of": lambda i, f, t: jrnn.nets.Op.of("T", axis=i(2), scale=f(0.5), flag=t, dims=[i(1), i(2)], pads=[f(0.5)]),
     "run_net": lambda i, f, t: filled([i(2)], f(0.5), i(4)),
     "NetBuilder.param": lambda i, f, t: layer(
         lambda b, x, lengths: b.param("w", [i(2), i(3)], "ConstantFill", value=f(0.5))

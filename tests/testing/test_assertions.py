@@ -110,7 +110,7 @@ def test_an_executor_that_differs_is_found(monkeypatch):
 
 
 def test_mistakes():
-    with pytest.raises(LayerError, match="a cell is a function, a jrnn.cells.Cell or a Layer, was given a str"):
+    with pytest.raises(LayerError, match="a cell is a function, a jrnn.nets.cells.Cell or a Layer, was given a str"):
         testing.assert_batch_invariant("lstm", CARRY, XS)
     with pytest.raises(LayerError, match="the cell has 2 states, was given 1"):
         testing.assert_batch_invariant(cells.LSTMCell(D, H), (CARRY,), XS)

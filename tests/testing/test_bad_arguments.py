@@ -16,7 +16,7 @@ from jrnn.train import Examples, load_config
 from jrnn.train.metrics import own
 from jrnn.train.tasks.task import check_task
 
-NET = jrnn.Net("n", (jrnn.Op.of("Relu", ["w"], ["y"]),), ("w",))
+NET = jrnn.Net("n", (jrnn.nets.Op.of("Relu", ["w"], ["y"]),), ("w",))
 
 
 class Tensor:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.cli.subjects import subject_of_config
+from jrnn.nets import Op
 from jrnn.testing.gradients import Effort, check
 from jrnn.train import load_config
 from jrnn.train.check import first_not_finite

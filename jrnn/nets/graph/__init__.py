@@ -1,6 +1,6 @@
 """Utilities over nets: each takes a Net and returns a new Net, or facts about it. None runs an operator.
 
-For shapes and types of blobs, which need operators, see `jrnn.infer_shapes`.
+For shapes and types of blobs, which need operators, see `jrnn.nets.infer_shapes`.
 """
 
 from jrnn.nets.graph.devices import (

@@ -159,8 +159,8 @@ def optimize_memory(
     that sub-nets see by name. The nets inside operators do not change. Idempotent.
 
     Args:
-        shapes: arrays, or anything with `.shape` and `.dtype`, by blob, such as `jrnn.infer_shapes` gives. A blob that is
-            not an array has no known shape.
+        shapes: arrays, or anything with `.shape` and `.dtype`, by blob, such as `jrnn.nets.infer_shapes` gives. A blob that
+            is not an array has no known shape.
         static_blobs: further blobs that keep their names.
 
     >>> from jrnn.nets.ir import Op

@@ -1,4 +1,4 @@
-"""Models whose recurrent layers come from `jrnn.cells`: one net from the input to the loss.
+"""Models whose recurrent layers come from `jrnn.nets.cells`: one net from the input to the loss.
 
 Shapes: T steps, B examples side by side, E embedding, H hidden.
 """
@@ -28,7 +28,7 @@ OTHERS = {"gru": cells.GRUCell, "basic_rnn": cells.BasicRNNCell, **AFFINE}
 
 @dataclass(frozen=True)
 class CellsConfig(LayersConfig):
-    """Recurrent layers of `jrnn.cells` and an output layer: all of them operators of one net."""
+    """Recurrent layers of `jrnn.nets.cells` and an output layer: all of them operators of one net."""
 
     kind: Literal["cells"] = "cells"
     cell: Literal[
@@ -46,7 +46,7 @@ class CellsConfig(LayersConfig):
 
 @dataclass(frozen=True)
 class TokenCellsConfig(CellsConfig, Embedding):
-    """Embedding -> recurrent layers of `jrnn.cells` -> output layer: all of them operators of one net."""
+    """Embedding -> recurrent layers of `jrnn.nets.cells` -> output layer: all of them operators of one net."""
 
 
 def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DEFAULT) -> NetModel:

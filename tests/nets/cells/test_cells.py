@@ -150,7 +150,7 @@ def test_without_noise_states_have_their_expected_values(noisy):
     plain = jrnn.NetBuilder("net")
     out = cells.BasicRNN(plain, plain.input("x"), None, None, D, 40, "recurrent")
     np.testing.assert_allclose(jrnn.run_net(plain.build(), blobs)[out.hidden_all], got[recurrent], atol=1e-6)
-    first = jrnn.retrieve_step_blobs(net, blobs)
+    first = jrnn.nets.retrieve_step_blobs(net, blobs)
     np.testing.assert_allclose(
         got[state][0], 0.6 * first["rnn_zoneout/hidden_t0"][0], atol=1e-6
     )  # from a state of zeros

@@ -40,7 +40,7 @@ def _names_for_gradients(op: Op) -> Op:
     net = op.arg("backward_step_net")
     outside = [op.inputs[k] + "_grad" for k in op.arg("param")]
     renamed = {g.decode(): f"inner_{g.decode()}" for g in op.arg("param_grads")}
-    net = jrnn.graph.rename_blobs(net, renamed)
+    net = jrnn.nets.graph.rename_blobs(net, renamed)
     aliases = tuple(Op.of("Alias", [renamed[g.decode()]], [o]) for g, o in zip(op.arg("param_grads"), outside))
     return op.with_args({"backward_step_net": dataclasses.replace(net, ops=net.ops + aliases), "param_grads": None})
 
@@ -122,11 +122,11 @@ def results():
 @pytest.mark.parametrize("version", VERSIONS)
 def test_old_versions_agree_with_the_current_one(version, results):
     old = Net("net", (VERSIONS[version](),))
-    wire = jrnn.serialize_net(old)
+    wire = jrnn.nets.serialize_net(old)
     assert b'type: "rnn"' in wire  # step nets really travel as text
     read = jrnn.read_net(wire)
     want, want_jax = results(_current())
-    for op in (read.ops[0], jrnn.read_net(jrnn.serialize_net(jrnn.graph.upgrade(read))).ops[0]):
+    for op in (read.ops[0], jrnn.read_net(jrnn.nets.serialize_net(jrnn.nets.graph.upgrade(read))).ops[0]):
         got, got_jax = results(op)
         for name in want:
             np.testing.assert_array_equal(got[name], want[name], err_msg=name)
@@ -136,17 +136,17 @@ def test_old_versions_agree_with_the_current_one(version, results):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_upgraded_nets_have_the_arguments_of_the_current_version(version):
-    new = jrnn.graph.upgrade(Net("net", (VERSIONS[version](),))).ops[0]
+    new = jrnn.nets.graph.upgrade(Net("net", (VERSIONS[version](),))).ops[0]
     extra = {"recompute_blobs_on_backward"}  # empty where it is
     assert {a.name for a in new.args} | extra == {a.name for a in _current().args}
     assert [a.kind for a in new.args if a.name.endswith("step_net")] == ["n", "n"]
     assert len(new.outputs) == 3
-    assert jrnn.graph.upgrade(Net("net", (new,))).ops[0] == new
+    assert jrnn.nets.graph.upgrade(Net("net", (new,))).ops[0] == new
 
 
 def test_current_nets_are_left_as_they_are():
     net = Net("net", (_current(), Op.of("Tanh", ["h_all"], ["y"])))
-    assert jrnn.graph.upgrade(net) == net
+    assert jrnn.nets.graph.upgrade(net) == net
 
 
 def test_gradient_operators_of_version_3_run_as_they_are():
@@ -155,18 +155,18 @@ def test_gradient_operators_of_version_3_run_as_they_are():
     rng = np.random.default_rng(1)
     shapes = {"x": (T, N, D), "h0": (N, D), "w": (D, D), "bias": (D,), "given": (T, N, D)}
     blobs = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
-    one, two = (jrnn.run_net(n, blobs) for n in (full, jrnn.graph.upgrade(full)))
+    one, two = (jrnn.run_net(n, blobs) for n in (full, jrnn.nets.graph.upgrade(full)))
     np.testing.assert_array_equal(one[gradients["w"]], two[gradients["w"]])
 
 
 def test_errors_say_what_is_wrong():
     op = version_1().with_args({"param": ["nowhere"]})
     with pytest.raises(NetError, match=r"op #0 RecurrentNetwork.*'param' names 'nowhere', which is no input"):
-        jrnn.graph.upgrade(Net("net", (op,)))
+        jrnn.nets.graph.upgrade(Net("net", (op,)))
     with pytest.raises(OpError, match="'param' names 'nowhere'"):
         jrnn.run_net(Net("net", (op,)), {n: np.zeros((1, 1, 1), np.float32) for n in op.inputs})
     old = dataclasses.replace(version_1(), type="RecurrentNetworkGradient")
     with pytest.raises(NetError, match="before 2017-03; remove it"):
-        jrnn.graph.upgrade(Net("net", (old,)))
+        jrnn.nets.graph.upgrade(Net("net", (old,)))
     with pytest.raises(OpError, match="before 2017-03; remove it"):
         jrnn.run_net(Net("net", (old,)), {n: np.zeros((1, 1, 1), np.float32) for n in old.inputs})

@@ -83,12 +83,12 @@ def test_a_recurrent_net_renamed_and_cleaned_keeps_its_gradients(lstm):
 def test_memory_with_derived_shapes(lstm):
     net, blobs, expected = lstm
     small = replace(net, external_outputs=("lstm/gates_t_w_grad",))
-    optimized, report = graph.optimize_memory(small, jrnn.infer_shapes(small, blobs))
+    optimized, report = graph.optimize_memory(small, jrnn.nets.infer_shapes(small, blobs))
     check_same(optimized, blobs, small.external_outputs, expected)
     assert report.saved_bytes >= 0
     chain = recorded("chain")
     given = {"x0": drawn((5, 5))}
-    optimized, report = graph.optimize_memory(chain, jrnn.infer_shapes(chain, given))
+    optimized, report = graph.optimize_memory(chain, jrnn.nets.infer_shapes(chain, given))
     check_same(optimized, given, chain.external_outputs, jrnn.run_net(chain, given))
     assert report.saved_bytes == 9 * 100
 
@@ -112,7 +112,7 @@ def test_random_nets_of_real_operators(seed):
     net = simple(seed)
     blobs = {name: drawn((2, 3)) + k for k, name in enumerate(net.external_inputs)}
     names, expected = net.external_outputs, jrnn.run_net(net, blobs)
-    shapes = jrnn.infer_shapes(net, blobs)
+    shapes = jrnn.nets.infer_shapes(net, blobs)
     check_same(graph.ssa_rewrite(net), blobs, names, expected)
     check_same(graph.remove_dead_end_ops(net), blobs, names, expected)
     check_same(graph.fuse_copy_between_cpu_and_gpu(net), blobs, names, expected)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.errors import GradientError, JrnnError, NetError, OpError
 from jrnn.loops.while_loops.trips import Trips, run_trips
+from jrnn.nets import Op
 from jrnn.nets.ops import effects
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
@@ -260,7 +261,7 @@ def test_timers_of_a_traced_net(read):
     ops = (begin, Op.of("Sqr", ["x"], ["y"]), get)
     x = np.ones(2, np.float32)
     assert jax.jit(jrnn.to_jax(Net("n", ops), ["y"]))({"x": x})["y"].tolist() == [1, 1]
-    assert jrnn.infer_shapes(Net("n", ops), {"x": x})["ns"].dtype == np.int64
+    assert jrnn.nets.infer_shapes(Net("n", ops), {"x": x})["ns"].dtype == np.int64
     with pytest.raises(OpError, match="measures time .* ask for other outputs than 'ns', or give its value"):
         jrnn.to_jax(Net("n", ops), ["ns"])({"x": x})
     with pytest.raises(OpError, match="must be a timer, made by TimerBegin; it is float32"):
@@ -273,7 +274,7 @@ def test_timers_of_a_traced_net(read):
 def test_counters_and_timers_are_no_arrays():
     ops = (Op.of("CreateCounter", [], ["c"]), Op.of("TimerBegin", [], ["t"]), Op.of("Sqr", ["x"], ["y"]))
     net = Net("n", ops, ("x",), ("y", "c", "t"))
-    assert jrnn.infer_shapes(net, {"x": np.ones(2, np.float32)}).keys() == {"x", "y"}
+    assert jrnn.nets.infer_shapes(net, {"x": np.ones(2, np.float32)}).keys() == {"x", "y"}
     assert jrnn.check_gradients(net, {"x": np.ones(2, np.float32)}).agrees
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.errors import FormatError, OpError
+from jrnn.nets import Op
 from jrnn.nets.plans import execution_step, make_plan, run_plan
 from jrnn.nets.proto import blob_to_numpy, message_class, tensor_from_numpy
 from jrnn.nets.proto.database import format_minidb, parse_minidb, read_database, tensors_of

@@ -14,7 +14,7 @@ KEY = jax.random.key(7)
 
 
 def one(type, inputs, outputs, **args):
-    return jrnn.Net(type, (jrnn.Op.of(type, inputs, outputs, **args),))
+    return jrnn.Net(type, (jrnn.nets.Op.of(type, inputs, outputs, **args),))
 
 
 def i32(*values):
@@ -44,7 +44,7 @@ def test_dropout_is_a_function_of_the_key(dropped):
 
 
 def test_dropouts_of_one_net_draw_different_masks():
-    ops = tuple(jrnn.Op.of("Dropout", ["x"], [f"y{k}", f"mask{k}"], is_test=0) for k in range(2))
+    ops = tuple(jrnn.nets.Op.of("Dropout", ["x"], [f"y{k}", f"mask{k}"], is_test=0) for k in range(2))
     got = jrnn.run_net(jrnn.Net("two", ops), {"x": np.ones(64, np.float32)}, key=KEY)
     assert (got["mask0"] != got["mask1"]).any()
 
@@ -67,7 +67,7 @@ def test_matmul_gradient_with_axes(x64):
 
 
 def test_negate_gradient_negates_both_gradients():
-    net = jrnn.Net("n", (jrnn.Op.of("NegateGradient", ["x"], ["h"]), jrnn.Op.of("Mul", ["h", "x"], ["y"])))
+    net = jrnn.Net("n", (jrnn.nets.Op.of("NegateGradient", ["x"], ["h"]), jrnn.nets.Op.of("Mul", ["h", "x"], ["y"])))
     x = np.array([2.0, 5.0], np.float32)
     fn = jrnn.to_jax(net, ["y"])
     np.testing.assert_array_equal(jax.grad(lambda x: fn({"x": x})["y"].sum())(x), [0, 0])  # x - x
@@ -76,7 +76,7 @@ def test_negate_gradient_negates_both_gradients():
 
 
 def test_ensure_dense_makes_a_sparse_gradient_dense():
-    ops = (jrnn.Op.of("EnsureDense", ["table"], ["dense"]), jrnn.Op.of("Gather", ["dense", "rows"], ["y"]))
+    ops = (jrnn.nets.Op.of("EnsureDense", ["table"], ["dense"]), jrnn.nets.Op.of("Gather", ["dense", "rows"], ["y"]))
     full, gradients = jrnn.add_gradients(jrnn.Net("n", ops), {"y": "dy"})
     assert isinstance(gradients["dense"], GradientSlice)
     dy = np.ones((3, 2), np.float32)
@@ -93,10 +93,10 @@ def test_a_missing_gradient_of_an_output_is_zero():
 def test_shapes_stay_static_under_jit():
     """x [2, 3, 4] -> [2, 12], by operators on its shape."""
     ops = (
-        jrnn.Op.of("Shape", ["x"], ["shape"]),
-        jrnn.Op.of("Slice", ["shape"], ["batch"], starts=[0], ends=[1]),
-        jrnn.Op.of("Concat", ["batch", "rest"], ["wanted", "sizes"], axis=0),
-        jrnn.Op.of("Reshape", ["x", "wanted"], ["y", "old"]),
+        jrnn.nets.Op.of("Shape", ["x"], ["shape"]),
+        jrnn.nets.Op.of("Slice", ["shape"], ["batch"], starts=[0], ends=[1]),
+        jrnn.nets.Op.of("Concat", ["batch", "rest"], ["wanted", "sizes"], axis=0),
+        jrnn.nets.Op.of("Reshape", ["x", "wanted"], ["y", "old"]),
     )
     fn = jrnn.to_jax(jrnn.Net("flatten", ops), ["y", "old"])
     got = jax.jit(lambda x: fn({"x": x, "rest": np.array([-1], np.int64)}))(np.ones((2, 3, 4), np.float32))

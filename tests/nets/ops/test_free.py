@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.cli import main
 from jrnn.errors import GradientError, NetError, OpError
+from jrnn.nets import Op
 from jrnn.nets.plans import execution_step, make_plan, run_plan
 
 X = np.float32([1, 2, -3])
@@ -27,7 +28,7 @@ def test_a_net_that_frees_runs_as_one_that_does_not():
     for results in (jrnn.run_net(net, {"x": X}), traced(net, {"x": X})):
         assert results.keys() == {"y"}
         np.testing.assert_array_equal(results["y"], jrnn.run_net(plain, {"x": X})["y"])
-    assert jrnn.infer_shapes(net, {"x": X}) == jrnn.infer_shapes(plain, {"x": X})  # of freed blobs, too
+    assert jrnn.nets.infer_shapes(net, {"x": X}) == jrnn.nets.infer_shapes(plain, {"x": X})  # of freed blobs, too
     again = Net("n", (*HIDDEN, FREE, FREE, HIDDEN[0], READ))
     assert jrnn.run_net(again, {"x": X})["z"].tolist() == [-1, -2, 0]
 

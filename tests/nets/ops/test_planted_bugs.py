@@ -75,8 +75,8 @@ def recorded():
 
 def of_recurrent_network():
     b = jrnn.NetBuilder("net")
-    out = jrnn.cells.BasicRNN(
-        b, b.input("x"), None, None, 2, 2, "rnn", jrnn.cells.BasicRNNOptions(outputs_with_grads=(0, 1))
+    out = jrnn.nets.cells.BasicRNN(
+        b, b.input("x"), None, None, 2, 2, "rnn", jrnn.nets.cells.BasicRNNOptions(outputs_with_grads=(0, 1))
     )
     net = b.build()
     rng = np.random.default_rng(0)

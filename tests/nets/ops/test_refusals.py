@@ -253,23 +253,23 @@ REFUSED = [
 )
 def test_refused(type, inputs, outputs, args, says):
     names = [f"in{k}" for k in range(len(inputs))]
-    net = jrnn.Net("refused", (jrnn.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args),))
+    net = jrnn.Net("refused", (jrnn.nets.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args),))
     with pytest.raises(OpError, match=rf"(?s)op #0 {type} -> .* in net 'refused': .*{says}"):
         jrnn.run_net(net, dict(zip(names, inputs)))
 
 
 def test_wrong_arity_names_the_inputs():
     with pytest.raises(OpError, match=r"FC .*takes 3 inputs \(x, w, b\), was given 2: \['x', 'w'\]"):
-        jrnn.to_jax(jrnn.Net("bad", (jrnn.Op.of("FC", ["x", "w"], ["y"]),)))
+        jrnn.to_jax(jrnn.Net("bad", (jrnn.nets.Op.of("FC", ["x", "w"], ["y"]),)))
 
 
 @pytest.mark.parametrize(
     "op, seeds, says",
     [
-        (jrnn.Op.of("BatchMatMul", ["a", "b"], ["y"], broadcast=1), ["y"], "broadcast=1 has no gradient"),
-        (jrnn.Op.of("Cast", ["x"], ["y"], to=1), ["y"], "needs argument 'from_type'"),
-        (jrnn.Op.of("LayerNorm", ["x"], ["y", "m", "s"]), ["m"], "output 'm', which LayerNorm does not differentiate"),
-        (jrnn.Op.of("EQ", ["a", "b"], ["y"]), ["y"], "EQ has no gradient, and one arrives here; put a StopGradient"),
+        (jrnn.nets.Op.of("BatchMatMul", ["a", "b"], ["y"], broadcast=1), ["y"], "broadcast=1 has no gradient"),
+        (jrnn.nets.Op.of("Cast", ["x"], ["y"], to=1), ["y"], "needs argument 'from_type'"),
+        (jrnn.nets.Op.of("LayerNorm", ["x"], ["y", "m", "s"]), ["m"], "output 'm', which LayerNorm does not differentiate"),
+        (jrnn.nets.Op.of("EQ", ["a", "b"], ["y"]), ["y"], "EQ has no gradient, and one arrives here; put a StopGradient"),
     ],
 )  # fmt: skip
 def test_refused_gradients(op, seeds, says):
@@ -280,6 +280,6 @@ def test_refused_gradients(op, seeds, says):
 @pytest.mark.parametrize("type", ["ArgMax", "Unique", "ReplaceNaN", "Accuracy", "BitwiseOr"])
 def test_gradients_that_do_not_exist(type):
     reads = {"Accuracy": "xk", "BitwiseOr": "xy"}.get(type, "x")
-    net = jrnn.Net("none", (jrnn.Op.of(type, list(reads), ["out"]),))
+    net = jrnn.Net("none", (jrnn.nets.Op.of(type, list(reads), ["out"]),))
     with pytest.raises(GradientError, match=f"{type} has no gradient"):
         jrnn.add_gradients(net, ["out"])

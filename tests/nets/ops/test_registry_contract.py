@@ -205,7 +205,7 @@ def test_equals_recorded(cases, pytestconfig):
             assert_recorded(c, results[c.name] if c.name in results else jrnn.run_net(c.net, c.inputs, key=KEY))
     for c in cases:
         with told(c):
-            shapes = {} if c.dynamic else jrnn.infer_shapes(c.net, c.inputs, key=KEY)
+            shapes = {} if c.dynamic else jrnn.nets.infer_shapes(c.net, c.inputs, key=KEY)
             for name in set(shapes) & set(c.outputs):
                 assert (shapes[name].shape, shapes[name].dtype) == (c.outputs[name].shape, c.outputs[name].dtype), name
 
@@ -353,11 +353,11 @@ def test_is_written_as_python(cases):
     )
     net = dataclasses.replace(case.net, external_inputs=tuple(case.inputs), external_outputs=tuple(case.outputs))
     try:
-        source, _ = to_python(jrnn.Package(jrnn.Net("init"), net), case.inputs)
+        source, _ = to_python(jrnn.convert.Package(jrnn.Net("init"), net), case.inputs)
     except OpError:  # shapes may stand in integers, which the init net must fill then
         weights = {n: v for n, v in case.inputs.items() if v.dtype.kind != "f"}
         examples = {n: v for n, v in case.inputs.items() if n not in weights}
-        package = jrnn.Package(export_package(net, weights, examples, case.outputs).init_net, net)
+        package = jrnn.convert.Package(export_package(net, weights, examples, case.outputs).init_net, net)
         if set(package.inputs) != set(examples):
             return
         source, _ = to_python(package, examples)

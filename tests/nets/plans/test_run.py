@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.errors import FormatError, NetError, OpError, PlanError
+from jrnn.nets import Op
 from jrnn.nets.plans import (
     Do,
     DoParallel,

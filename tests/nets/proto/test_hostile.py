@@ -261,7 +261,7 @@ def test_any_message_of_the_schema_can_be_parsed_under_limits():
         parse_binary(plan.SerializeToString()[:3] + field(OP, b"\x0a\x05"), "PlanDef")
 
 
-@pytest.mark.parametrize("read", [jrnn.read_net, jrnn.load_package, proto.read_plan, proto.read_net_or_plan])
+@pytest.mark.parametrize("read", [jrnn.read_net, jrnn.convert.load_package, proto.read_plan, proto.read_net_or_plan])
 def test_an_onnx_model_is_said_to_be_one(read, tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"\x08\x02\x12\x07pytorch\x1a\x030.3:\x02\n\x00")  # as PyTorch wrote them

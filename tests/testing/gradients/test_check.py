@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import Op
 from jrnn.jaxprs.flat import source_of
-from jrnn.nets import cells, registry
+from jrnn.nets import Op, cells, registry
 from jrnn.testing.gradients import Effort, Fault, GradientReport, check, over_time, subject_of_function, subject_of_net
 from jrnn.testing.gradients.compare import direction_errors
 from jrnn.testing.gradients.report import marks
@@ -135,12 +134,12 @@ def test_the_whole_jacobian_or_one_gradient(monkeypatch):
         2 * report.worst[0].values[0]
     )
     with jax.enable_x64(True):
-        large = subject_of_net(jrnn.Net("n", (jrnn.Op.of("Tanh", ["x"], ["y"]),)), {"x": np.zeros((70, 1))})
+        large = subject_of_net(jrnn.Net("n", (jrnn.nets.Op.of("Tanh", ["x"], ["y"]),)), {"x": np.zeros((70, 1))})
     assert large.rows == 1 and large.seeds["y"].shape == (1, 70, 1)
 
 
 def test_directions_see_every_element(x64):
-    net = jrnn.Net("n", (jrnn.Op.of("Sqr", ["x"], ["y"]), jrnn.Op.of("SumElements", ["y"], ["loss"])))
+    net = jrnn.Net("n", (jrnn.nets.Op.of("Sqr", ["x"], ["y"]), jrnn.nets.Op.of("SumElements", ["y"], ["loss"])))
     x = RNG.uniform(0.5, 1.0, 300)
     s = subject_of_net(net, {"x": x}, "loss")
     wrong = 2 * x
@@ -210,7 +209,7 @@ def test_json_has_no_numbers_that_json_lacks():
 
 def test_inputs_without_a_gradient_are_told():
     net = jrnn.Net(
-        "n", (jrnn.Op.of("SpatialBN", ["x", "scale", "shift", "mean", "var"], ["y"], is_test=1, order="NCHW"),)
+        "n", (jrnn.nets.Op.of("SpatialBN", ["x", "scale", "shift", "mean", "var"], ["y"], is_test=1, order="NCHW"),)
     )
     shapes = {"x": (1, 2, 2, 1), "scale": (2,), "shift": (2,), "mean": (2,), "var": (2,)}
     blobs = {n: RNG.uniform(0.5, 1.0, shape) for n, shape in shapes.items()}

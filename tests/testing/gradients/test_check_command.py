@@ -136,7 +136,7 @@ def test_a_wrong_gradient_is_named_and_has_status_1(files, capsys, wrong_tanh):
 def test_packages(files, capsys):
     net = jrnn.read_net(files / "net.pbtxt")
     params = {"w": np.ones((4, 3), np.float32), "b": np.zeros(4, np.float32)}
-    package = jrnn.export_package(net, params, ["x"], ["h"])
+    package = jrnn.convert.export_package(net, params, ["x"], ["h"])
     package.save("folder")
     jrnn.convert.write_predictor(package, "file.minidb", {"x": np.zeros((2, 3), np.float32)})
     for path in ("folder", "file.minidb"):

@@ -76,7 +76,7 @@ def test_a_where_is_chosen_not_multiplied():
 
     report = report_of(step, normal(1, 2), normal(2, 1, 2))
     assert report.agrees and report.blobs[0].net_error < 1e-12, report
-    net = jrnn.Net("n", (jrnn.Op.of("Where", ["c", "x", "y"], ["z"]),), ("c", "x", "y"), ("z",))
+    net = jrnn.Net("n", (jrnn.nets.Op.of("Where", ["c", "x", "y"], ["z"]),), ("c", "x", "y"), ("z",))
     full, gradients = jrnn.add_gradients(net, {"z": "dz"})
     blobs = {"c": np.array([True, False]), "x": np.ones(2), "y": np.array([np.nan, 1.0]), "dz": np.array([np.inf, 2.0])}
     outputs = jrnn.run_net(full, blobs)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import jrnn
-from jrnn import Net, Op
+from jrnn import Net
 from jrnn.errors import GradientError, NetError, OpError
+from jrnn.nets import Op
 
 A, B = np.float32([[1, 2], [3, 4]]), np.float32([[10, 20], [30, 40]])
 WORLD = Op.of("CreateCommonWorld", ["store"], ["world"], size=1, rank=0)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("little_compilation")
 
 
 def run(type, blobs, outputs=("y",), **args):
-    return jrnn.run_net(jrnn.Net("n", (jrnn.Op.of(type, list(blobs), list(outputs), **args),)), blobs)
+    return jrnn.run_net(jrnn.Net("n", (jrnn.nets.Op.of(type, list(blobs), list(outputs), **args),)), blobs)
 
 
 def test_log1p_is_exact_near_zero():
@@ -87,18 +87,18 @@ def test_refusals(type, blobs, args, message):
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (1, 4, 4, 3), np.uint8)
 LAYER = (
-    jrnn.Op.of(
+    jrnn.nets.Op.of(
         "Int8GivenTensorFill", [], ["x"], shape=IMAGE.shape, values=IMAGE.tobytes(), Y_scale=0.02, Y_zero_point=99
     ),
-    jrnn.Op.of(
+    jrnn.nets.Op.of(
         "Int8GivenTensorFill", [], ["w"], shape=[2, 2, 2, 3], values=bytes(range(24)), Y_scale=0.1, Y_zero_point=9
     ),
-    jrnn.Op.of("Int8GivenIntTensorFill", [], ["b"], shape=[2], values=[50, -700], Y_scale=0.002),
+    jrnn.nets.Op.of("Int8GivenIntTensorFill", [], ["b"], shape=[2], values=[50, -700], Y_scale=0.002),
 )
 
 
 def layer(type, blobs=(), **args):
-    op = jrnn.Op.of(type, ["x", "w", "b"], ["y"], Y_scale=0.05, Y_zero_point=70, **args)
+    op = jrnn.nets.Op.of(type, ["x", "w", "b"], ["y"], Y_scale=0.05, Y_zero_point=70, **args)
     return jrnn.run_net(jrnn.Net("n", (*(o for o in LAYER if o.outputs[0] not in blobs), op)), dict(blobs))["y"]
 
 
@@ -126,7 +126,7 @@ def test_a_fully_connected_layer_that_gives_floats():
 
 
 def test_quantized_tensors_pass_through_jit():
-    fn = jax.jit(jrnn.to_jax(jrnn.Net("n", (*LAYER, jrnn.Op.of("Int8Dequantize", ["x"], ["y"]))), ["x", "y"]))
+    fn = jax.jit(jrnn.to_jax(jrnn.Net("n", (*LAYER, jrnn.nets.Op.of("Int8Dequantize", ["x"], ["y"]))), ["x", "y"]))
     got = fn({})
     assert got["x"].zero_point == 99 and got["x"].shape == (1, 4, 4, 3)
     np.testing.assert_array_equal(got["y"], np.asarray(got["x"]))

@@ -120,7 +120,7 @@ REFUSED = [
 
 def net_of(type, inputs, outputs, args):
     names = [f"in{k}" for k in range(len(inputs))]
-    op = jrnn.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args)
+    op = jrnn.nets.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args)
     return jrnn.Net("net", (op,)), dict(zip(names, inputs))
 
 
