@@ -536,7 +536,7 @@ SMALL = {
 @pytest.mark.parametrize(
     "step, right",
     [
-        (mlstm, lambda plan: not plan.sunk and len(plan.hoisted) in (0, 5)),
+        (mlstm, lambda plan: not plan.sunk and len(plan.hoisted) in (0, 2)),
         (hyper_convolution, lambda plan: plan.executor == "lax.scan"),
         (outer_features, lambda plan: plan.executor == "lax.scan"),
         (rotation, lambda plan: plan.executor == "lax.scan"),

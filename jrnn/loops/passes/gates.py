@@ -43,7 +43,7 @@ def slice_apart(loop: Loop) -> Loop:
     cuts = cuts_of(loop.eqns)
     producers = jaxprs.producers(loop.eqns)
 
-    def piece(atom: Atom, cut: _Cut, env: Env, depth: int = 0) -> Any:
+    def piece(atom: Atom, cut: Cut, env: Env, depth: int = 0) -> Any:
         """Returns `atom[cut.lo:cut.hi]`; `atom` may have size one along the axis."""
         eqn = None if jaxprs.is_literal(atom) or depth == _DEEPEST_SUM else producers.get(atom)
         if eqn is not None and eqn.primitive.name in ("add", "sub"):
@@ -62,7 +62,7 @@ def slice_apart(loop: Loop) -> Loop:
     return loop.replaced(rule)
 
 
-class _Cut(NamedTuple):
+class Cut(NamedTuple):
     """A slice `of[lo:hi]` along `axis`, of a variable or of the result of a joined equation."""
 
     of: Var | _Joined
@@ -76,7 +76,7 @@ class _Joined:
     """An elementwise equation over neighboring slices, computed once for all of them."""
 
     eqn: Eqn
-    operands: tuple[_Cut, ...]
+    operands: tuple[Cut, ...]
 
     def value(self, env: dict[Any, Any]) -> Any:
         if self not in env:
@@ -85,29 +85,29 @@ class _Joined:
         return env[self]
 
 
-def _take(cut: _Cut, env: dict[Any, Any]) -> Any:
+def _take(cut: Cut, env: dict[Any, Any]) -> Any:
     whole = cut.of.value(env) if isinstance(cut.of, _Joined) else env[cut.of]
     return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
 
 
-def cuts_of(eqns: Sequence[Eqn]) -> dict[Var, _Cut]:
+def cuts_of(eqns: Sequence[Eqn]) -> dict[Var, Cut]:
     """Returns the variables that are slices of others along one axis."""
-    cuts: dict[Var, _Cut] = {}
+    cuts: dict[Var, Cut] = {}
     for eqn in eqns:
         if eqn.primitive.name == "slice" and not jaxprs.is_literal(eqn.invars[0]):
             operand, (out,) = eqn.invars[0], eqn.outvars
             lows, highs, strides = (eqn.params[k] for k in ("start_indices", "limit_indices", "strides"))
             axes = [a for a, (n, lo, hi) in enumerate(zip(operand.aval.shape, lows, highs)) if (lo, hi) != (0, n)]
             if len(axes) == 1 and (strides is None or set(strides) == {1}):
-                cuts[out] = _Cut(operand, axes[0], lows[axes[0]], highs[axes[0]])
+                cuts[out] = Cut(operand, axes[0], lows[axes[0]], highs[axes[0]])
         elif eqn.primitive.name == "split" and not jaxprs.is_literal(eqn.invars[0]):
             ends = np.cumsum(eqn.params["sizes"]).tolist()
             for out, lo, hi in zip(eqn.outvars, [0, *ends], ends):
-                cuts[out] = _Cut(eqn.invars[0], eqn.params["axis"], lo, hi)
+                cuts[out] = Cut(eqn.invars[0], eqn.params["axis"], lo, hi)
     return cuts
 
 
-def _join(eqns: Sequence[Eqn], cuts: dict[Var, _Cut]) -> None:
+def _join(eqns: Sequence[Eqn], cuts: dict[Var, Cut]) -> None:
     """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`."""
     groups: dict[Any, list[Any]] = {}
     for eqn in eqns:
@@ -126,14 +126,14 @@ def _join(eqns: Sequence[Eqn], cuts: dict[Var, _Cut]) -> None:
         for run in runs:
             if len(run) > 1:
                 first, last = ([cuts[a] for a in eqn.invars] for eqn in (run[0], run[-1]))
-                joined = _Joined(run[0], tuple(_Cut(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
+                joined = _Joined(run[0], tuple(Cut(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
                 start = first[0].lo
                 for eqn in run:
                     own = cuts[eqn.invars[0]]
-                    cuts[eqn.outvars[0]] = _Cut(joined, own.axis, own.lo - start, own.hi - start)
+                    cuts[eqn.outvars[0]] = Cut(joined, own.axis, own.lo - start, own.hi - start)
 
 
-def _joined_cuts(loop: Loop) -> dict[Var, _Cut]:
+def _joined_cuts(loop: Loop) -> dict[Var, Cut]:
     cuts = cuts_of(loop.eqns)
     activations = [e for e in loop.eqns if primitives.is_activation(e)]
     activated = {e.invars[0] for e in activations}

@@ -23,7 +23,7 @@ def install() -> None:
         tag.are_read = False
     else:
         jvp, linearize = (differentiation.storing_less(rule) for rule in (of_jax.jvp, of_jax.linearize))
-        for program in (programs.in_chunks, programs.with_inputs):  # the last one first
+        for program in (programs.in_chunks, programs.rewritten):  # the last one first
             jvp, linearize = replacement.jvp(jvp, program), replacement.linearize(linearize, program)
         rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)
         lower = functools.partial(lowering.lower, of_jax.lower_scan)

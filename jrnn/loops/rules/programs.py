@@ -30,10 +30,10 @@ def in_chunks(options: Options, scan: ScanParams, places: Sequence[int]) -> Call
     return _within(tag.untagged, scan.flat(plan.node.run, values))
 
 
-def with_inputs(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
-    """Returns a loop with inputs in the place of lookups of constants that have tangents."""
-    rewritten = _with_inputs(scan, _moves(scan, places))
-    return None if rewritten is None else _within(lambda: tag.tagged(options), scan.flat(*rewritten))
+def rewritten(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+    """Returns a loop whose derivative is cheaper (`passes/canonical/`)."""
+    loop = _rewritten(scan, _moves(scan, places))
+    return None if loop is None else _within(lambda: tag.tagged(options), scan.flat(*loop))
 
 
 def _within(context: Callable[[], Any], run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
@@ -49,11 +49,11 @@ def _moves(scan: ScanParams, places: Sequence[int]) -> tuple[bool, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _with_inputs(scan: ScanParams, moves: Sequence[bool]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+def _rewritten(scan: ScanParams, moves: Sequence[bool]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """Returns what runs such a loop, and the values of its constants."""
     body = jaxprs.jaxpr_of(scan.jaxpr)
     if body.effects or not are_arrays([v.aval for v in body.invars]):
         return None
     program = jaxprs.opened(scan.jaxpr)
-    loop, conversions = canonical.with_inputs(scan.loop(program), [v for v, m in zip(program.invars, moves) if m])
+    loop, conversions = canonical.for_derivatives(scan.loop(program), [v for v, m in zip(program.invars, moves) if m])
     return (converted(Steps(loop), conversions).run, program.consts) if conversions else None

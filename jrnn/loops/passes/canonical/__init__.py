@@ -4,7 +4,9 @@ Its stages are passes from a loop to a loop, each with a conversion of what goes
 
 - `constant_carries.py`: carries whose value is known become constants and inputs.
 - `parts.py`: joined carries are taken apart.
-- `lookups.py`: lookups of constants become inputs, in a loop that is about to be differentiated.
+- `shared_operands.py`: products of one value with several constant matrices become one.
+- `lookups.py`, `invariants.py`: lookups of constants become inputs, and what is computed from constants becomes constant, in
+  a loop that is about to be differentiated.
 - `spelling.py`: axes of size 1 leave the loop, and rows come first. `rows.py` finds the rows, and `rules.py` evaluates
   equations on values in the layouts of `layouts.py`.
 """
@@ -23,12 +25,14 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Var
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.canonical.constant_carries import settled
+from jrnn.loops.passes.canonical.invariants import invariants_first
 from jrnn.loops.passes.canonical.lookups import read_in_order
 from jrnn.loops.passes.canonical.parts import in_parts
+from jrnn.loops.passes.canonical.shared_operands import join_products
 from jrnn.loops.passes.canonical.spelling import placed
 from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
 
-_PASSES = (direct_views, distinct, concatenate_cotangents)
+_PASSES = (direct_views, distinct, concatenate_cotangents, join_products)
 
 
 def canonical(loop: Loop, devices: int = 1) -> tuple[Loop, Sequence[Any]]:
@@ -47,16 +51,19 @@ def with_plain_carries(loop: Loop) -> tuple[Loop, Sequence[Any]]:
     return _in_stages(loop, settled, in_parts)
 
 
-def with_inputs(loop: Loop, moving: Iterable[Var]) -> tuple[Loop, Sequence[Any]]:
-    """Returns a loop with inputs in the place of lookups of constants, and the conversions to it; none if it has no such.
+def for_derivatives(loop: Loop, moving: Iterable[Var]) -> tuple[Loop, Sequence[Any]]:
+    """Returns a loop whose derivative is cheaper, and the conversions to it; none if it stays as it is.
 
     Args:
-        loop: a loop that is differentiated.
+        loop: a loop that is about to be differentiated.
         moving: those of its inputs that have tangents.
     """
     form, of_carries = settled(loop)
     form, of_lookups = read_in_order(form, {*moving}.intersection(form.consts))
-    return (loop, ()) if of_lookups is None else (form, [c for c in (of_carries, of_lookups) if c is not None])
+    form, of_constants = invariants_first(join_products(form))
+    if of_lookups is None and of_constants is None:
+        return loop, ()
+    return form, [c for c in (of_carries, of_lookups, of_constants) if c is not None]
 
 
 def _unplaced(loop: Loop) -> Loop:

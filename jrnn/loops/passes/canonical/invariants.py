@@ -1,0 +1,59 @@
+"""The stage that computes what does not change before the loop, such as a matrix that is transposed in the step.
+
+Only a loop that is differentiated needs it: other splits of a loop do the same (`fission.py`), but the derivative of what a
+step computes from constants is computed at each step, where once suffices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs.tangents import is_smooth
+from jrnn.loops.ir import Loop, Results, RunLoop
+
+
+@dataclass(frozen=True)
+class Invariants:
+    """The constants of the rewritten loop: some of those of the original one, and values that are computed from them."""
+
+    loop: Loop
+    consts: tuple[Var, ...]
+
+    def around(
+        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
+        env = dict(zip(self.loop.consts, consts))
+        jaxprs.evaluate(jaxprs.needed(self.loop.eqns, self.consts, {*self.loop.consts})[0], env)
+        return run([env[v] for v in self.consts], init, xs, length)
+
+
+def invariants_first(loop: Loop) -> tuple[Loop, Invariants | None]:
+    """Returns the loop with constants in the place of what it computes from constants, and which; None if it does nothing.
+
+    Invariant: every value is unchanged.
+    """
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    stays = {v for e in loop.eqns if not _is_computed_once(e) for v in e.outvars}
+    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(varying, jaxprs.depends(loop.eqns, stays))
+    computed = [e for e in loop.eqns if not of_constants.isdisjoint(e.outvars)]
+    if all(map(primitives.is_view, computed)):
+        return loop, None
+    rest = [e for e in loop.eqns if of_constants.isdisjoint(e.outvars)]
+    read = dict.fromkeys([*jaxprs.free_variables(rest), *jaxprs.variables(loop.outputs)])
+    consts = tuple(v for v in read if v in of_constants)
+    return replace(loop, consts=consts).of(rest, loop.outputs), Invariants(loop, consts)
+
+
+def _is_computed_once(eqn: Eqn) -> bool:
+    """Returns False for an equation whose derivative must be computed at each step, and for one that only spreads a value.
+
+    A rule of `jax.custom_vjp` may not be linear. Gradients of what is cast to fewer bits would be added up in these.
+    """
+    if eqn.primitive.name == "convert_element_type" and is_smooth(eqn.outvars[0].aval):
+        return jaxprs.nbytes(eqn.outvars[0]) >= jaxprs.nbytes(eqn.invars[0])
+    spreads = eqn.primitive.name == "broadcast_in_dim"
+    return eqn.primitive.name == "custom_jvp_call" or (primitives.is_movable(eqn) and not spreads)
