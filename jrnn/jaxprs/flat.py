@@ -72,31 +72,26 @@ def flatten(closed: Any) -> Graph:
     >>> [node.name for node in graph.nodes]
     ['cos']
     """
-    nodes: list[FlatEquation] = []
-    consts: dict[Var, Any] = {}
+    program = jaxprs.opened(closed, body_of, _info_of)
+    eqns, _ = jaxprs.needed(program.eqns, program.outvars, ())
+    known = (*program.constvars, *program.invars, *(v for eqn in eqns for v in eqn.outvars))
+    env = {v: Var(tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None)) for v in known}
 
-    def add(body: Any, args: Sequence[Atom], caller: str) -> tuple[Atom, ...]:
-        """Appends the nodes of a jaxpr and returns its outputs."""
-        jaxpr = getattr(body, "jaxpr", body)
-        env: dict[Any, Atom] = dict(zip(jaxpr.invars, args))
-        for v, value in zip(jaxpr.constvars, getattr(body, "consts", ())):
-            env[v] = _new(v)
-            consts[env[v]] = value
-        for eqn in jaxpr.eqns:
-            # inside functions of JAX and jrnn, the line that calls them
-            source = source_of(eqn) or caller or _line_of(eqn)
-            name, inputs = eqn.primitive.name, tuple(_atom(env, v) for v in eqn.invars)
-            if (called := body_of(eqn)) is not None:
-                outputs = add(called, inputs, source)
-            else:
-                outputs = tuple(map(_new, eqn.outvars))
-                nodes.append(FlatEquation(name, eqn.params, inputs, outputs, source, partial(jaxprs.bind, eqn)))
-            env.update(zip(eqn.outvars, outputs))
-        return tuple(_atom(env, v) for v in jaxpr.outvars)
+    def atom(a: jaxprs.Atom) -> Atom:
+        return np.asarray(a.val, getattr(a.aval, "dtype", None)) if jaxprs.is_literal(a) else env[a]
 
-    inputs = tuple(map(_new, closed.jaxpr.invars))
-    outputs = add(closed, inputs, "")
-    return Graph(inputs, consts, live(nodes, outputs), outputs)
+    nodes = []
+    for eqn in eqns:
+        inputs, outputs = tuple(map(atom, eqn.invars)), tuple(map(atom, eqn.outvars))
+        run = partial(jaxprs.bind, eqn)
+        nodes.append(FlatEquation(eqn.primitive.name, eqn.params, inputs, outputs, _line_of(eqn.source_info), run))
+    consts = {env[v]: value for v, value in zip(program.constvars, program.consts)}
+    return Graph(tuple(env[v] for v in program.invars), consts, tuple(nodes), tuple(map(atom, program.outvars)))
+
+
+def _info_of(call: Any, eqn: jaxprs.Eqn) -> Any:
+    """Inside functions of JAX and jrnn, the source information of the line that calls them."""
+    return call if not _source_of(eqn.source_info) and _line_of(call) else eqn.source_info
 
 
 def body_of(eqn: jaxprs.Eqn) -> Any | None:
@@ -120,23 +115,17 @@ def live(nodes: Sequence[FlatEquation], outputs: Iterable[Atom]) -> tuple[FlatEq
     return tuple(reversed(kept))
 
 
-def _new(v: Any) -> Var:
-    return Var(tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None))
-
-
-def _atom(env: Mapping[Any, Atom], atom: Any) -> Atom:
-    if jaxprs.is_literal(atom):
-        return np.asarray(atom.val, getattr(atom.aval, "dtype", None))
-    return env[atom]
-
-
 def source_of(eqn: jaxprs.Eqn) -> str:
     """The user's line that an equation comes from, as `model.py:12 (forward)`; "" for a line of jrnn itself."""
-    return "" if source_line(eqn).startswith(_PACKAGE) else _line_of(eqn)
+    return _source_of(eqn.source_info)
 
 
-def _line_of(eqn: jaxprs.Eqn) -> str:
-    return re.sub(r"^.*/", "", source_line(eqn))
+def _source_of(info: Any) -> str:
+    return "" if source_line(info).startswith(_PACKAGE) else _line_of(info)
+
+
+def _line_of(info: Any) -> str:
+    return re.sub(r"^.*/", "", source_line(info))
 
 
 def evaluate(

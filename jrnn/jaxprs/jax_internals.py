@@ -342,8 +342,8 @@ _RECOMPUTED = "rematted_computation"  # the scope of what `jax.checkpoint` compu
 
 
 def source_line(eqn: Any) -> str:
-    """The line of the user's code that an equation of a jaxpr comes from, as "/path/file.py:3:4 (function)"."""
-    return source_info_util.summarize(eqn.source_info)
+    """The line of the user's code that an equation comes from, or its source info, as "/path/file.py:3:4 (function)"."""
+    return source_info_util.summarize(getattr(eqn, "source_info", eqn))
 
 
 def current_lines(most: int) -> list[str]:

@@ -6,7 +6,6 @@ renaming variables, without a trace. Other rewrites trace an evaluation again.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ Eqn = JaxprEqn
 Atom = Any  # Var | Literal
 Env = dict[Var, Any]
 Names = dict[Var, Atom]  # what stands for a variable
+Calls = Mapping[str, str] | Callable[[Eqn], Any]
 Rule = Callable[..., Sequence[Any] | None]  # `(eqn, *operands) -> results`, or None for an equation without a rule
 
 # Primitives that only call a jaxpr, with the parameter that holds it.
@@ -61,16 +61,18 @@ def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping
     return opened(jax.make_jaxpr(fn)(*avals), calls)
 
 
-def opened(closed: Any, calls: Mapping[str, str] = CALLS) -> Program:
+def opened(closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any] = jax_internals.within) -> Program:
     """Returns the program of a closed jaxpr with the calls inside it opened. Only scans keep the tag.
 
     Args:
         closed: the closed jaxpr.
-        calls: the primitives to open, with the parameter that holds the jaxpr of each.
+        calls: the primitives to open, with the parameter that holds the jaxpr of each; or a function of equations that
+            returns their jaxprs, and None for what is not opened.
+        within: returns the source information of an equation in a call from that of the call.
     """
     jaxpr, names = jaxpr_of(closed), Names()
     consts = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
-    eqns = tuple(_opened(jaxpr.eqns, names, consts, calls))
+    eqns = tuple(_opened(jaxpr.eqns, names, consts, calls, within))
     outs = tuple(named(names, a) for a in jaxpr.outvars)
     return Program(tuple(consts), tuple(consts.values()), tuple(jaxpr.invars), eqns, outs)
 
@@ -85,12 +87,13 @@ def placed(program: Program, given: Sequence[Atom], eqn: Eqn, names: Names) -> I
         names: gets what stands for the results of the equation.
     """
     inside = dict(zip(program.invars, given, strict=True))
-    yield from _opened(program.eqns, inside, {}, LOWERED_CALLS, lambda _: eqn.source_info)
+    info = eqn.source_info
+    yield from _opened(program.eqns, inside, {}, LOWERED_CALLS, lambda call, _: info, info)
     names.update(zip(eqn.outvars, [named(inside, a) for a in program.outvars], strict=True))
 
 
 def _opened(
-    eqns: Iterable[Eqn], names: Names, consts: Env, calls: Mapping[str, str], source: Callable[[Eqn], Any] | None = None
+    eqns: Iterable[Eqn], names: Names, consts: Env, calls: Calls, within: Callable[[Any, Eqn], Any], call: Any = None
 ) -> Iterator[Eqn]:
     """Yields equations with the calls in them opened. Copies go, and casts of scalars that are known, as in a trace.
 
@@ -98,26 +101,26 @@ def _opened(
         eqns: the equations.
         names: what stands for the variables that they read; gets what stands for their results.
         consts: gets the constants of the calls.
-        calls: as in `opened`.
-        source: returns the source information of equations that are in a call, and then have other variables.
+        calls, within: as in `opened`.
+        call: the source information of the call that they are in, where they have other variables.
     """
     for eqn in eqns:
         given, outs = [named(names, a) for a in eqn.invars], eqn.outvars
-        body, name = called(eqn, calls), eqn.primitive.name
-        info = eqn.source_info if source is None else source(eqn)
+        body, name = calls(eqn) if callable(calls) else called(eqn, calls), eqn.primitive.name
+        info = eqn.source_info if call is None else within(call, eqn)
         if body is not None:
             jaxpr = jaxpr_of(body)
             inside, held = dict(zip(jaxpr.invars, given, strict=True)), {v: Var(v.aval) for v in jaxpr.constvars}
             consts.update(zip(held.values(), getattr(body, "consts", ())))
             inside.update(held)
-            yield from _opened(jaxpr.eqns, inside, consts, calls, functools.partial(jax_internals.within, info))
+            yield from _opened(jaxpr.eqns, inside, consts, calls, within, info)
             names.update(zip(outs, [named(inside, a) for a in jaxpr.outvars]))
         elif name == "copy":
             names.update(zip(outs, given))
         elif name == "convert_element_type" and is_literal(given[0]) and not given[0].aval.shape:
             names[outs[0]] = Literal(np.asarray(given[0].val).astype(outs[0].aval.dtype), outs[0].aval)
         else:
-            if source is not None:
+            if call is not None:
                 outs = [Var(v.aval) for v in outs]
                 names.update(zip(eqn.outvars, outs))
             ctx = jax_internals.context_of(eqn, without=TAG if _is_tagged(eqn) else None)
