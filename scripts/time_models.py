@@ -1,4 +1,4 @@
-"""Times jrnn.models next to transformers in torch, on one core in turns; prints the rows of docs/benchmarks/pretrained.json.
+"""Times jrnn.models next to transformers in torch, on one core, interleaved; prints the rows of docs/benchmarks/pretrained.json.
 
     VENV/bin/pip install torch transformers safetensors jax flax optax
     PYTHONPATH=. taskset -c 0 VENV/bin/python scripts/time_models.py [FAMILY ...]
@@ -80,7 +80,7 @@ OWN = {
 
 
 def least(*actions):
-    """The least processor time of each action in seconds, in turns, after one call that compiles."""
+    """The minimum of the processor time of each action in seconds, interleaved, after one call that compiles."""
     for action in actions:
         action()
     shortest = [math.inf] * len(actions)

@@ -9,7 +9,7 @@
     world/bin/python scripts/world_suites.py libraries [NAME ...]
 
 A line for each suite: tests that pass plain and marked, those that newly fail, ratios of marked over plain in processor time
-of the tests, of lowering and of compilation, and what became of the loops; then the sums. Each test runs twice in turn,
+of the tests, of lowering and of compilation, and how each loop ran; then the sums. Each test runs twice in turn,
 plain first or marked first and without compiled functions, so that neither the load of the machine nor what ran before
 decides the ratios. A test that fails marked and passes plain runs alone once more, both ways. It exits with 1 if one fails
 again. With --json FOLDER, each suite has a record there: its outcomes, and the reasons for each loop. --rewrite tests

@@ -1,1 +1,1 @@
-"""Benchmarks: `jrnn.scan` next to its peers, in the same process and in turns."""
+"""Benchmarks: `jrnn.scan` next to its peers, in the same process, interleaved."""

@@ -1,6 +1,6 @@
-"""`jrnn bench`: runs the jobs of a suite, times their programs in turns, prints tables and writes files.
+"""`jrnn bench`: runs the jobs of a suite, times their programs interleaved, prints tables and writes files.
 
-In turns, noise of the machine affects all programs alike.
+Interleaved, the noise of the machine affects all programs alike.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def in_turns(
     seconds: float = math.inf,
     begins: Callable[[int], object] = lambda turn: None,
 ) -> dict[str, Timing]:
-    """Runs all programs in turns, each turn in another random order. It calls `begins` with the number of each turn.
+    """Runs all programs interleaved, each turn in another random order. It calls `begins` with the number of each turn.
 
     After `seconds` no more turns begin, except for the first three. Each program first runs unmeasured, because in a
     training loop it follows itself: another program leaves its data in the caches, and its threads (OpenMP's, for some

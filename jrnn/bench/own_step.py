@@ -99,7 +99,7 @@ class StepReport:
 
     def table(self) -> Table:
         """Returns the table that `str` prints."""
-        title = f"{self.records[0].cell}, {self.records[0].size}: each program in turns" if self.records else ""
+        title = f"{self.records[0].cell}, {self.records[0].size}: programs interleaved" if self.records else ""
         table = Table(title=title)
         for name in (*_WORDS, *_NUMBERS):
             table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
@@ -150,7 +150,7 @@ def bench_step(
     seconds: float = 20.0,
     console: Console | None = None,
 ) -> StepReport:
-    """Measures a step by `jax.lax.scan` and by each executor of `jrnn.scan` that can run it, in turns.
+    """Measures a step by `jax.lax.scan` and by each executor of `jrnn.scan` that can run it, interleaved.
 
     "forward" runs the loop. "train" also computes the gradients of the sum of squares of its results, with respect to the
     carry, the inputs, and the arrays that the step closes over. Those are arguments of the compiled program, as the weights

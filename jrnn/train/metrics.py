@@ -31,7 +31,7 @@ class MetricsFile:
     """Appends one JSON object a line; each has its step. `loggers` get the same numbers."""
 
     def __init__(self, path: Path, resume_at: int | None = None, loggers: Sequence[Logger] = ()):
-        """Starts anew, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
+        """Starts a new file, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
         self._loggers = loggers
         kept = [] if resume_at is None else [line for line, m in _whole_lines(path) if m["step"] <= resume_at]
         write_whole(path, "".join(line + "\n" for line in kept).encode(), TrainError)

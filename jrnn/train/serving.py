@@ -144,7 +144,7 @@ class TrainedModel:
             inputs: features, or integers if the model reads tokens.
             state: the state after earlier steps; None: the initial one.
             lengths: [N], where the sequences end.
-            resets: booleans [N, T], the steps before which the state starts anew.
+            resets: booleans [N, T], the steps before which the state restarts.
 
         Returns:
             Outputs [N, T, O], or [N, O] of a model that has one output for a sequence; and the state, which is empty for a

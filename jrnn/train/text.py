@@ -152,9 +152,9 @@ class WordVocabulary:
 
 
 class TextChunk(NamedTuple):
-    """One step's data: tokens and the next ones, int32 [T, B]; `fresh` says whether the state starts anew.
+    """One step's data: tokens and the next ones, int32 [T, B]; `fresh` says whether the state restarts.
 
-    `resets` are bool [T, B], where documents begin; None where the state never starts anew within a chunk.
+    `resets` are bool [T, B], where documents begin; None where the state never restarts within a chunk.
     """
 
     tokens: np.ndarray

@@ -62,7 +62,7 @@ class SuiteOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """Programs that do the same work, to be run in turns; `flops`: its floating-point operations, or 0."""
+    """Programs that do the same work, to be run interleaved; `flops`: its floating-point operations, or 0."""
 
     cell: str
     mode: str

@@ -35,7 +35,7 @@ class Signature:
         loss: the mean of -log softmax(outputs)[target] or of (output - target)^2, against the member `targets`.
         carried: whether the state is carried from batch to batch, or every batch starts with the initial state.
         lengths: whether a batch has a member `lengths`, int32 [B], the number of valid steps of each sequence.
-        resets: whether a batch has a member `resets`, bool [T, B], the steps before which the state starts anew.
+        resets: whether a batch has a member `resets`, bool [T, B], the steps before which the state restarts.
         tokens_of_a_batch: T B if it is known, else 0.
     """
 

@@ -1,7 +1,7 @@
 """The interface of tasks, which join data, a model and metrics; and the shared part of tasks of independent examples.
 
 A batch is a NamedTuple of arrays, of the same shapes at every step. Its member `fresh`, bool [], says whether the state that
-is carried from batch to batch starts anew. Tasks of independent examples carry no state, and `fresh` is true.
+is carried from batch to batch restarts. Tasks of independent examples carry no state, and `fresh` is true.
 
 Shapes: T steps, B examples in a batch, D features.
 """

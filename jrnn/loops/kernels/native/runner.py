@@ -110,9 +110,13 @@ class Native:
     def __str__(self) -> str:
         products = sum(o.kind == "product" for stage in self.program.stages for o in stage)
         sets = library.loaded().instruction_sets[self.level]
+        rows = self.program.rows
+        shared = f"{rows} batch rows on up to {self.useful_threads()} threads"
+        if rows == 1:
+            shared = "one batch row, so one thread and products of a matrix and a vector"
         return (
-            f"one call of the kernel for CPUs ({sets}): {len(self.program.stages)} stages a step, {products} products, "
-            f"{self.program.rows} rows on at most {self.useful_threads()} threads"
+            f"one call of the kernel for CPUs ({sets}): {len(self.program.stages)} stages and {products} products a step, "
+            f"{shared}"
         )
 
 
