@@ -1,4 +1,4 @@
-"""Times jrnn.models next to transformers in torch, on one core, interleaved; prints the rows of docs/benchmarks/pretrained.json.
+"""Times jrnn.models next to transformers in torch, on one core, interleaved; prints rows of docs/benchmarks/pretrained.json.
 
     VENV/bin/pip install torch transformers safetensors jax flax optax
     PYTHONPATH=. taskset -c 0 VENV/bin/python scripts/time_models.py [FAMILY ...]

@@ -13,7 +13,7 @@ import jrnn
 
 ROOT = Path(__file__).parents[1]
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
-PAGES = [*API, ROOT / "docs" / "troubleshooting.md"]
+PAGES = [*API, ROOT / "docs" / "errors.md"]
 RUN_ELSEWHERE = [
     "README.md",
     "docs/own_tasks.md",
