@@ -7,8 +7,8 @@
 
 A line for each program, forward and with the gradient, and the reasons of `jrnn.explain()` for loops that are left as they
 are. Times are processor time, interleaved, minimum of some runs; lowering is the minimum of two. A library that is not
-installed is left out. It exits with 1 if a program differs by more than 1e-3 of its largest element, or takes more than 1.15 of
-the plain time. `--json docs/benchmarks/world.json` updates the record that the site's tables are made from.
+installed is left out. It exits with 1 if a program differs by more than 1e-3 of its largest element, or takes more than
+1.15 of the plain time. `--json docs/benchmarks/world.json` updates the record that the site's tables are made from.
 scripts/world_suites.py runs the tests of such libraries.
 """
 

@@ -119,7 +119,9 @@ class Fault:
             return "all three differ"
         if self.cut:
             return f"differences stand alone, because {self.cut}"
-        return "differences stand alone: a custom gradient is wrong, or the function is not differentiable near this point"
+        return (
+            "differences stand alone: a custom gradient is wrong, or the function is not differentiable near this point"
+        )
 
 
 @dataclass(frozen=True)
