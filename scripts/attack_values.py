@@ -77,7 +77,6 @@ def options(count: int) -> Iterator[Attack]:
     def own(name: str, value: Any) -> str:
         fits = {
             "strict": [True],
-            "verify": [True],
             "recompute": [[], ()],
             "memory": [2.5, 2**40, 10**30],
             "lengths": [0],
@@ -101,7 +100,6 @@ def options(count: int) -> Iterator[Attack]:
         "strict",
         "memory",
         "axis_name",
-        "verify",
         "reset_state",
     ):
         attacks += [(f"scan: {name} is {v!r:.40}", lambda n=name, v=v: own(n, v)) for v in values]

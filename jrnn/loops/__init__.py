@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the names of _HOMES for type checkers
     from jrnn.loops.explanations.explain import Explanation, explain
     from jrnn.loops.newton.api import scan_statistics
     from jrnn.loops.online import OnlineGradient, OnlineState, online_gradient
-    from jrnn.loops.scan.optimize import optimize_scans, plain_scans
+    from jrnn.loops.scan.optimize import optimize_scans, plain_scans, unverified
     from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
     from jrnn.loops.while_loops.while_loop import while_loop
 
@@ -25,7 +25,7 @@ _HOMES = {  # module -> the names in it that load lazily
     "explanations.explain": ("Explanation", "explain"),
     "newton.api": ("scan_statistics",),
     "online": ("OnlineGradient", "OnlineState", "online_gradient"),
-    "scan.optimize": ("optimize_scans", "plain_scans"),
+    "scan.optimize": ("optimize_scans", "plain_scans", "unverified"),
     "while_loops.trips": ("CHECKPOINTED", "Trips"),
     "while_loops.while_loop": ("while_loop",),
 }
@@ -45,5 +45,6 @@ __all__ = [
     "plain_scans",
     "scan",
     "scan_statistics",
+    "unverified",
     "while_loop",
 ]

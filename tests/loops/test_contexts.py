@@ -63,8 +63,8 @@ def test_a_context_takes_the_options_of_a_scan():
     [
         (dict(executor="asociative"), "did you mean 'associative'"),
         (dict(executor="newton"), "for jrnn.scan alone"),
-        (dict(memory=0), "memory must be None, a positive"),
-        (dict(memory="1GB"), "memory must be None, a positive"),
+        (dict(memory=0), "memory must be None or a positive"),
+        (dict(memory="1GB"), "memory must be None or a positive"),
     ],
 )
 def test_a_context_checks_its_options(options, message):

@@ -234,7 +234,6 @@ def test_unknown_executor_and_the_choice():
     "options, error, message",
     [
         (dict(strict="x"), ScanError, "strict must be True or False"),
-        (dict(verify=1), ScanError, "verify must be True or False"),
         (dict(axis_name="no such axis"), ScanError, "runs on one device|is no axis here"),
         (dict(unroll=-3), ValueError, "unroll"),
         (dict(length=99), ValueError, "length"),

@@ -132,7 +132,7 @@ def test_a_mistake_raises_what_lax_scan_raises(arguments):
         (dict(lengths=[-1, 3]), "but one is -1"),
         (dict(lengths=jnp.ones((5, 2), bool)), "give booleans .T, N. as mask="),
         (dict(until=True), "until must be a function of the carry"),
-        (dict(memory=2), "give 2.0 for a factor"),
+        (dict(memory=-2), "memory must be None or a positive factor"),
     ],
     ids=["too long", "negative", "mask", "until", "memory"],
 )

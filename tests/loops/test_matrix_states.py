@@ -343,7 +343,7 @@ def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):
     assert plan is None
     assert notes[0].startswith("not in chunks: "), notes
     assert notes[0].endswith("step by step"), notes
-    assert chosen(256, 16, memory=1_000_000)[0] is not None  # step by step, the states of all steps take 4 MB
+    assert chosen(256, 16, memory=0.01)[0] is not None  # step by step, the states of all steps take 4 MB
 
 
 def test_the_variables_of_terms_are_read_in_their_order():

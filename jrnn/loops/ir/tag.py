@@ -23,7 +23,7 @@ class Options(NamedTuple):
         executor: "auto", "scan", "associative" or "native".
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
         strict: raise if the loop would fall back to `jax.lax.scan`.
-        memory: the most bytes of temporary arrays of a loop, or a factor of what `jax.lax.scan` needs, or None.
+        memory: how many times the temporary memory of `jax.lax.scan` the loop may need, or None.
         written: for a loop that JAX differentiated, the direction in which the caller wrote it (`reverse`), or None.
         given: the bytes of that loop's xs, which are not temporary.
         gradients: the bytes of gradients of constants that JAX's reverse loop makes at each step.
@@ -34,7 +34,7 @@ class Options(NamedTuple):
     executor: str = "auto"
     recompute: str | tuple[str, ...] | None = None
     strict: bool = False
-    memory: int | float | None = None
+    memory: float | None = None
     written: bool | None = None
     stores_less: bool = False
     given: int = 0
@@ -55,9 +55,13 @@ are_read = True
 plain = jax.make_user_context(False)
 
 
+# False where `unverified` leaves out the comparison of derived programs with their loops.
+verified = jax.make_user_context(True)
+
+
 def tagged(options: Options) -> AbstractContextManager[None]:
     """Tags every scan that is traced in this context."""
-    return set_xla_metadata(**metadata(options))
+    return set_xla_metadata(**metadata(options._replace(verify=verified.value)))
 
 
 def metadata(options: Options) -> dict[str, str]:

@@ -34,12 +34,11 @@ def scan_statistics(
     resets: Any = None,
     mask: Any = None,
     executor: Newton | str = "newton",
-    verify: bool = True,
 ) -> tuple[tuple[Any, Any], ScanStatistics]:
     """Runs `scan` with the executor "newton", and returns what the executor did too.
 
     Args:
-        f, init, xs, length, reverse, lengths, resets, mask, verify: as in `scan`.
+        f, init, xs, length, reverse, lengths, resets, mask: as in `scan`.
         executor: "newton", or an object of `Newton`.
 
     Returns:
@@ -60,19 +59,19 @@ def scan_statistics(
     steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
     masks = checked_masks(lengths, resets, mask, steps)
     options, guess = options.apart()
-    return compiled_once(_statistics, [f], (length, bool(reverse), options, verify), (init, xs, masks, guess))
+    return compiled_once(_statistics, [f], (length, bool(reverse), options), (init, xs, masks, guess))
 
 
 def _statistics(functions: Sequence[Callable], options: Any, arrays: Any) -> tuple[tuple[Any, Any], ScanStatistics]:
-    (step,), (length, reverse, newton, verify), (init, xs, masks, guess) = functions, options, arrays
+    (step,), (length, reverse, newton), (init, xs, masks, guess) = functions, options, arrays
     if any(mask is not None for mask in masks):
         steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
         step, xs = masked(step, init, xs, steps, *masks)
-    return solve(step, init, xs, length, reverse, newton.starting_from(guess), verify)
+    return solve(step, init, xs, length, reverse, newton.starting_from(guess))
 
 
 def solve(
-    f: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Newton, verify: bool
+    f: Callable, init: Any, xs: Any, length: Any, reverse: bool, options: Newton
 ) -> tuple[tuple[Any, Any], ScanStatistics]:
     """Runs a scan of pytrees: `((carry, ys), statistics)`."""
     flat = FlatScan.of(f, init, xs, length, reverse)
@@ -93,7 +92,7 @@ def solve(
             last, outs = jax.lax.scan(kept, flat.init, flat.xs, steps, reverse)
         return last, outs[count:], outs[:count]
 
-    if not steps or (verify and not _agrees(flat)):
+    if not steps or (tag.verified.value and not _agrees(flat)):
         results, zero = by_loop(), jnp.zeros(())
         iterations, residual, error, sequential = jnp.int32(0), zero, zero, jnp.int32(steps)
     else:

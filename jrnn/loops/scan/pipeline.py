@@ -85,9 +85,7 @@ def _over_devices(call: ScanCall, rest: Rest) -> Results:
             own = own._replace(executor=row, newton=None, recompute=None, strict=False, unroll=1)
         return rest(own)
 
-    return segments.scan(
-        on_one_device, call.step, call.init, call.xs, call.length, call.place, call.strict, call.verify
-    )
+    return segments.scan(on_one_device, call.step, call.init, call.xs, call.length, call.place, call.strict)
 
 
 def _by_newton(call: ScanCall, rest: Rest) -> Results:
@@ -96,7 +94,7 @@ def _by_newton(call: ScanCall, rest: Rest) -> Results:
     from jrnn.loops.newton.api import solve
 
     observers.notify("newton: all steps at once, so there is no loop to explain; scan_statistics reports what it does")
-    return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton, call.verify)[0]
+    return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton)[0]
 
 
 def _by_jax(call: ScanCall) -> Results:
@@ -111,7 +109,7 @@ def _by_jax(call: ScanCall) -> Results:
         raise ScanError(f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})")
     step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
     _check(call, step, names)
-    with tag.tagged(Options(call.executor.name, names, call.strict, call.memory, verify=call.verify)):
+    with tag.tagged(Options(call.executor.name, names, call.strict, call.memory)):
         return jax.lax.scan(step, *given)
 
 

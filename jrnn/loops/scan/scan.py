@@ -50,9 +50,8 @@ def scan(
     recompute: Recompute = None,
     executor: str | Newton = "auto",
     strict: bool = False,
-    memory: int | float | None = None,
+    memory: float | None = None,
     axis_name: Any = None,
-    verify: bool = True,
 ) -> tuple[Any, Any]:
     """Runs `f` over the leading axis of `xs`, as `jax.lax.scan` does, with faster loops.
 
@@ -91,19 +90,17 @@ def scan(
             carries stay finite); "native" (one call of a compiled kernel on a CPU, if it was built, for steps of products
             with constants, elementwise operations and reductions); "newton", or an object of `Newton` with its options (all
             steps at once by Newton's method, for steps with floating-point carries; it falls back to the loop where it does
-            not converge, and ignores `unroll`); or "auto", which may run all of these but "newton", and never reassociates
-            products that could overflow.
+            not converge, and ignores `unroll`); or "auto": whichever of "scan", "associative", "native" and further
+            strategies that are not chosen by name is estimated to be fastest. It never reassociates products that could
+            overflow.
         strict: raise if the loop cannot be planned and would fall back to `jax.lax.scan`, for tests of speed.
-        memory: on a CPU, the most bytes of temporary arrays that a faster loop may use, or, as a float, the most times the
-            memory of `jax.lax.scan`, plus 1 MB. None: 1.1 times, or 1.4 times for a loop that is estimated to be much
-            faster.
+        memory: on a CPU, how many times the temporary memory of `jax.lax.scan` a faster loop may need, besides 1 MB. None:
+            1.1 times, or 1.4 times for a loop that is estimated to be much faster.
         axis_name: inside `jax.shard_map`, the mesh axis among whose devices time is divided. `xs`, `length`, `resets` and
             `mask` are those of this device's segment, and so are the outputs; segments are equally long, in the order of
             the devices. `init` is the carry before the whole sequence, the same on every device, and `lengths` count the
             steps of the whole sequence. The last carry is that of the whole sequence, on every device. Affine and matrix
             carries are computed on all devices at the same time; other carries are handed from device to device.
-        verify: compare each derived program (chunks, solutions in rounds) with the loop, on small random numbers, before
-            its first use; one that disagrees is not used. It takes up to 0.3 s for each structure of a step.
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
@@ -121,12 +118,12 @@ def scan(
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
     # `jax.lax.scan` reports an option that is traced.
-    given = length, reverse, unroll, recompute, strict, memory, verify
-    length, reverse, unroll, recompute, strict, memory, verify = (v if is_traced(v) else plain(v) for v in given)
+    given = length, reverse, unroll, recompute, strict, memory
+    length, reverse, unroll, recompute, strict, memory = (v if is_traced(v) else plain(v) for v in given)
     row = executors.find(executor)
     recomputation.check(recompute)
     recomputation.check_memory(memory)
-    for name, flag in {"reverse": reverse, "strict": strict, "verify": verify}.items():
+    for name, flag in {"reverse": reverse, "strict": strict}.items():
         if not isinstance(flag, bool) and not (name == "reverse" and is_traced(flag)):
             raise ScanError(f"scan: {name} must be True or False, but is {flag!r}")
     if until is not None and not callable(until):
@@ -142,7 +139,7 @@ def scan(
     if reset_state is not None:
         reset_state = checked_reset_state(reset_state, init, resets)
     masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
-    options = dict(recompute=recompute, strict=strict, memory=memory, place=place, verify=verify)
+    options = dict(recompute=recompute, strict=strict, memory=memory, place=place)
     options["split_transpose"] = _split_transpose
     call = ScanCall(f, init, xs, length, reverse, unroll, row, newton.options_of(executor), **masks, **options)
     return pipeline.run(call)

@@ -18,7 +18,7 @@ from jrnn.jaxprs.jax_internals import is_traced, named_axis
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.carries import Stage
-from jrnn.loops.ir import FlatScan, Loop, ScanParams, derived, observers
+from jrnn.loops.ir import FlatScan, Loop, ScanParams, derived, observers, tag
 from jrnn.loops.segments.place import Place, Values
 from jrnn.loops.segments.starts import Segment, Solver, applied, stages
 
@@ -26,7 +26,7 @@ _COMPARED = 4  # steps for which the summary of a segment is compared with the l
 
 
 def scan(
-    run: Callable[..., Any], f: Callable, init: Any, xs: Any, length: Any, place: Place, strict: bool, verify: bool
+    run: Callable[..., Any], f: Callable, init: Any, xs: Any, length: Any, place: Place, strict: bool
 ) -> tuple[Any, Any]:
     """Runs a scan whose time axis is divided among devices.
 
@@ -36,7 +36,6 @@ def scan(
         xs, length: this device's part.
         place: where its segment stands.
         strict: raise if all carries are handed from device to device.
-        verify: compare summaries of segments with the loop on random numbers.
     """
     init = jax.tree.map(lambda v: place.varying(jnp.asarray(v)), init)
     flat = FlatScan.of(_typed(f), init, xs, length, place.reverse)
@@ -44,7 +43,7 @@ def scan(
     communicates = _communicates(closed, place)
     loop, consts = _loop(closed, n_carry, flat.length, place)
     in_order = stages(*_analyzed(closed, n_carry, flat.length, place.reverse), place.count)
-    if verify:
+    if tag.verified.value:
         in_order = _verified(in_order, closed, n_carry, place)
     _tell(in_order, place, strict)
     segment = Segment(loop, run)

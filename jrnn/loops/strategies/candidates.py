@@ -60,19 +60,17 @@ _FACTOR, SMALL = 1.1, 1_000_000
 _MUCH_FASTER, _FACTOR_MUCH_FASTER = 0.7, 1.4
 
 
-def bound(memory: int | float | None, reference: int, ratio: float = 1.0, small: float = SMALL) -> float:
+def bound(memory: float | None, reference: int, ratio: float = 1.0, small: float = SMALL) -> float:
     """Returns the most bytes that a candidate may use.
 
     Args:
-        memory: the caller's option: bytes, a factor of `jax.lax.scan`'s memory, or None.
+        memory: the caller's option: a factor of `jax.lax.scan`'s memory, or None.
         reference: the bytes that `jax.lax.scan` uses.
         ratio: the estimated time of the candidate over that of `jax.lax.scan`.
         small: bytes that are allowed besides.
     """
-    if isinstance(memory, float):
-        return memory * reference + small
     if memory is not None:
-        return memory
+        return memory * reference + small
     return max(_FACTOR * reference + small, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER))
 
 
@@ -84,7 +82,7 @@ def doubt(estimate: Estimate, reference: Estimate) -> float:
 
 def choose(
     candidates: Sequence[Candidate],
-    memory: int | float | None = None,
+    memory: float | None = None,
     held: int = 0,
     saved: int = 0,
     margin: float = MARGIN,
@@ -97,7 +95,7 @@ def choose(
 
     Args:
         candidates: the reference, and others.
-        memory: the option `memory`: bytes, a factor of what the reference needs, or None.
+        memory: the option `memory`: a factor of what the reference needs, or None.
         held: bytes of temporary arrays that exist besides, whatever is chosen.
         saved: bytes that `jax.lax.scan` would hold besides these.
         margin: the part of the reference's time that another candidate must save.

@@ -115,7 +115,7 @@ def plan(
     return LoopPlan.left(target, None, why), ()
 
 
-def compared(chunked: Any, memory: int | float | None, machine: Machine) -> Choice:
+def compared(chunked: Any, memory: float | None, machine: Machine) -> Choice:
     """Compares a train step that stores states at every step with one in chunks.
 
     Args:

@@ -35,9 +35,8 @@ class ScanCall(NamedTuple):
     until: Callable | None = None
     recompute: Any = None
     strict: bool = False
-    memory: int | float | None = None
+    memory: float | None = None
     place: Any = None
-    verify: bool = True
     split_transpose: bool = False
 
     @property

@@ -43,20 +43,12 @@ def hashable(recompute: Any) -> Any:
     return tuple(sorted(recompute)) if isinstance(recompute, (list, tuple, set, frozenset)) else recompute
 
 
-_FEWEST_BYTES = 64  # a smaller integer is a factor by mistake
-
-
 def check_memory(memory: Any) -> None:
-    """Raises a ScanError if `memory` is not None, a positive number of bytes or a positive factor."""
+    """Raises a ScanError if `memory` is not None or a positive factor."""
     number = isinstance(memory, (int, float)) and not isinstance(memory, bool)
     if memory is not None and not (number and memory > 0):
         raise ScanError(
-            f"scan: memory must be None, a positive number of bytes (an integer), or a positive factor of what "
-            f"jax.lax.scan needs (a float), but is {memory!r}"
-        )
-    if isinstance(memory, int) and memory < _FEWEST_BYTES:
-        raise ScanError(
-            f"scan: memory={memory} is a number of bytes; give {memory}.0 for a factor of what jax.lax.scan needs"
+            f"scan: memory must be None or a positive factor of what jax.lax.scan needs, such as 2.0, but is {memory!r}"
         )
 
 
