@@ -55,14 +55,14 @@ def run_plan(
         NetError, OpError: see `run_net`.
 
     >>> from jrnn.nets.ir import Op
-    >>> from jrnn.nets.plans import execution_step, make_plan
     >>> double = Net("double", (Op.of("Add", ["x", "x"], ["x"]),), ("x",))
-    >>> run_plan(make_plan("p", execution_step("s", double, num_iter=3)), {"x": np.float32(1)})["x"]
+    >>> plan = Plan("p", (double,), (ExecutionStep("s", networks=("double",), num_iter=3),))
+    >>> run_plan(plan, {"x": np.float32(1)})["x"]
     array(8., dtype=float32)
     """
     given = dict(blobs or {})
     run = _Execution(plan, given, key, max_iterations, files)
-    written: dict[str, Any] = dict.fromkeys(n for s in plan.steps for n in run.written(s))
+    written: dict[str, Any] = dict.fromkeys(n for s in plan.steps if not s.create_workspace for n in run.written(s))
     top = _Workspace(written | given)
     for step in plan.steps:
         run.step(step, top)
@@ -79,19 +79,15 @@ class _Execution:
         self.nets_run = 0
 
     def written(self, step: ExecutionStep) -> Iterator[str]:
-        """Yields the blobs that a step makes in its outer workspace."""
-        if not step.create_workspace:
-            yield from self.written_within(step)
-
-    def written_within(self, step: ExecutionStep) -> Iterator[str]:
+        """Yields the blobs that a step makes in its workspace; a substep may have one of its own."""
         for name in (*step.networks, *([step.report_net] if step.report_net else ())):
             yield from (o for op in self.nets[name].ops for o in op.outputs)
         for substep in step.substeps:
-            yield from self.written(substep)
+            yield from () if substep.create_workspace else self.written(substep)
 
     def step(self, step: ExecutionStep, ws: _Workspace) -> None:
         if step.create_workspace:
-            ws = ws.new_child(dict.fromkeys(n for n in self.written_within(step) if n not in ws))
+            ws = ws.new_child(dict.fromkeys(n for n in self.written(step) if n not in ws))
         for rounds in count():
             if step.num_iter is not None and rounds >= step.num_iter:
                 break
@@ -114,16 +110,12 @@ class _Execution:
             self.net(name, step, ws)
             if _stops(step, ws):
                 return True
-        substeps = [s for s in step.substeps if not s.run_every_ms]
-        if step.side_by_side:
-            for substep in substeps * (step.num_concurrent_instances or 1):
-                self.step(substep, ws)
-            return _stops(step, ws)
-        for substep in substeps:
+        at_once, copies = step.side_by_side, max(step.num_concurrent_instances or 1, 1)
+        for substep in [s for s in step.substeps if not s.run_every_ms] * copies:
             self.step(substep, ws)
-            if _stops(step, ws):
+            if not at_once and _stops(step, ws):
                 return True
-        return False
+        return at_once and _stops(step, ws)
 
     def net(self, name: str, step: ExecutionStep, ws: _Workspace) -> None:
         self.nets_run += 1

@@ -7,12 +7,13 @@ import types
 
 import numpy as np
 import pytest
+from build_plans import execution_step, make_plan
 
 import jrnn
 from jrnn import Net
 from jrnn.errors import FormatError, OpError
 from jrnn.nets import Op
-from jrnn.nets.plans import execution_step, make_plan, run_plan
+from jrnn.nets.plans import run_plan
 from jrnn.nets.proto import blob_to_numpy, message_class, tensor_from_numpy
 from jrnn.nets.proto.database import format_minidb, parse_minidb, read_database, tensors_of
 

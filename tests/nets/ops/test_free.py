@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from build_plans import execution_step, make_plan
 
 import jrnn
 from jrnn import Net
 from jrnn.cli import main
 from jrnn.errors import GradientError, NetError, OpError
 from jrnn.nets import Op
-from jrnn.nets.plans import execution_step, make_plan, run_plan
+from jrnn.nets.plans import run_plan
 
 X = np.float32([1, 2, -3])
 HIDDEN = (Op.of("Relu", ["x"], ["h"]), Op.of("Sqr", ["h"], ["y"]))

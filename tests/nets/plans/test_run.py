@@ -6,28 +6,26 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-
-from jrnn import Net
-from jrnn.errors import FormatError, NetError, OpError, PlanError
-from jrnn.nets import Op
-from jrnn.nets.plans import (
+from build_plans import (
     Do,
     DoParallel,
     DoUntil,
     DoWhile,
-    ExecutionStep,
     For,
     If,
     IfNot,
-    Plan,
     Switch,
     SwitchNot,
     Until,
     While,
     execution_step,
     make_plan,
-    run_plan,
 )
+
+from jrnn import Net
+from jrnn.errors import FormatError, NetError, OpError, PlanError
+from jrnn.nets import Op
+from jrnn.nets.plans import ExecutionStep, Plan, run_plan
 from jrnn.nets.proto import read_net_or_plan, read_plan, serialize_net, serialize_plan, write_net, write_plan
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / "golden" / "plans.npz")

@@ -4,8 +4,6 @@ A *body* is a Net, a Part, or a list of them, run in order. A *condition* is the
 Net whose last external output is such a blob; such a net runs each time the condition is checked.
 
 Blobs and nets that a function makes are named after its first argument; two parts of one plan need different names.
-
-`net_of_plan` selects a net of a plan, and `show_steps` lists its steps.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from jrnn.errors import PlanError, near, printable
+from jrnn.errors import PlanError
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.ir import Net, Op
 
@@ -40,11 +38,7 @@ def make_plan(name: str, *parts: Net | Part) -> Plan:
 
 
 def execution_step(name: str, body: Body, **fields: Any) -> Part:
-    """Returns a step that runs nets or parts, by default once; `fields` are those of ExecutionStep.
-
-    >>> execution_step("s", Net("n"), num_iter=3).step.networks
-    ('n',)
-    """
+    """Returns a step that runs nets or parts, by default once; `fields` are those of ExecutionStep."""
     members = _members(body)
     if "should_stop_blob" not in fields:
         fields.setdefault("num_iter", 1)
@@ -66,13 +60,7 @@ def DoParallel(name: str, *body: Net | Part) -> Part:
 
 
 def For(name: str, body: Body, iterations: int) -> Part:
-    """Runs a body `iterations` times. The counter is a blob, so that a For within a loop starts from 0 each time.
-
-    >>> from jrnn.nets.plans import run_plan
-    >>> add = Net("add", (Op.of("Add", ["x", "x"], ["x"]),), ("x",))
-    >>> float(run_plan(make_plan("p", For("f", add, 4)), {"x": 1.0})["x"])
-    16.0
-    """
+    """Runs a body `iterations` times. The counter is a blob, so that a For within a loop starts from 0 each time."""
     counter, done = f"{name}/counter", f"{name}/done"
     start = Net(f"{name}/start", (Op.of("CreateCounter", [], [counter], init_count=iterations),), (), (counter,))
     ask = Net(f"{name}/ask", (Op.of("CountDown", [counter], [done]),), (counter,), (done,))
@@ -175,56 +163,3 @@ def _gathered(where: str, parts: Sequence[Part], nets: Sequence[Net] = ()) -> tu
         if distinct.setdefault(net.name, net) != net:
             raise PlanError(f"{where!r}: two different nets are named {net.name!r}; rename one")
     return tuple(distinct.values())
-
-
-def net_of_plan(plan: Plan, name: str | None = None) -> tuple[Net, tuple[Net, ...]]:
-    """Returns a net of a plan, and the nets that its steps run before it, each once, which make its parameters.
-
-    Args:
-        plan: the plan.
-        name: the net's name; by default, the only net of the plan that has operators.
-
-    Raises:
-        PlanError: for a name that the plan lacks, or if no name is given and there are several nets.
-
-    >>> plan = make_plan("p", Net("init"), execution_step("loop", Net("train"), num_iter=9))
-    >>> net, before = net_of_plan(plan, "train")
-    >>> net.name, [n.name for n in before]
-    ('train', ['init'])
-    """
-    nets = {net.name: net for net in plan.networks}
-    order = tuple(dict.fromkeys(n for step in plan.steps for n in step.network_names() if n in nets))
-    if name is None:
-        used = [n for n in nets if nets[n].ops]
-        if len(used) != 1:
-            raise PlanError(
-                f"plan {plan.name!r} has {len(used)} nets: {', '.join(used)}; choose one with --network NAME"
-            )
-        name = used[0]
-    if name not in nets:
-        raise PlanError(f"plan {plan.name!r} has no net {name!r}{near(name, nets)}; it has {', '.join(nets)}")
-    before = order[: order.index(name)] if name in order else ()
-    return nets[name], tuple(nets[n] for n in before)
-
-
-def show_steps(plan: Plan) -> str:
-    """Lists the steps of a plan, one line each; substeps are indented.
-
-    >>> print(show_steps(make_plan("p", execution_step("loop", Net("train"), num_iter=9))))
-    plan p
-      step loop num_iter=9: train
-    """
-    lines = [f"plan {plan.name}".rstrip()]
-
-    def add(step: ExecutionStep, depth: int) -> None:
-        fields = ["num_iter", "should_stop_blob", "only_once", "concurrent_substeps", "num_concurrent_instances"]
-        fields += ["create_workspace", "run_every_ms", "report_net", "report_interval"]
-        shown = "".join(f" {f}={v}" for f in fields if (v := getattr(step, f)) is not None)
-        nets = f": {', '.join(step.networks)}" if step.networks else ""
-        lines.append(f"{'  ' * depth}step {step.name}{shown}{nets}")
-        for substep in step.substeps:
-            add(substep, depth + 1)
-
-    for step in plan.steps:
-        add(step, 1)
-    return "\n".join(map(printable, lines))
