@@ -80,7 +80,9 @@ def __dir__() -> list[str]:
 
 
 def _needs(name: str) -> str:
-    return f"jrnn.{name} needs the extra 'onnx': pip install 'jrnn[onnx]'"
+    from jrnn.errors import needs_extra
+
+    return needs_extra(f"jrnn.{name}", "onnx")
 
 
 def _placeholder(name: str) -> type:

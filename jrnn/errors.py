@@ -148,6 +148,15 @@ def describe_value(x: Any) -> str:
     return type(x).__name__
 
 
+def needs_extra(what: str, extra: str) -> str:
+    """The message for a package that is not installed, by the extra of jrnn that installs it.
+
+    >>> needs_extra("a picture", "plot")
+    "a picture needs the extra 'plot': pip install 'jrnn[plot]'"
+    """
+    return f"{what} needs the extra '{extra}': pip install 'jrnn[{extra}]'"
+
+
 def printable(text: str, *, lines: bool = False) -> str:
     r"""The text of a file or a user with an escape in place of each character that is not shown as itself.
 

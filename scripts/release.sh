@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds and checks a release:
-#   scripts/release.sh --check     builds dist/, checks its metadata, installs the wheel on every supported Python that this machine
-#                                  has, and runs the tiny test, the command and one training there; runs the notebooks
+#   scripts/release.sh --check     builds dist/ without a network, checks its metadata, version and license, installs the wheel on every
+#                                  supported Python that this machine has, and runs the tiny test, the command and one training there;
+#                                  runs the notebooks
 #   scripts/release.sh VERSION     the same after it has set the version and the date in the changelog; then commits and tags
 # Pushing the tag publishes: .github/workflows/publish.yml.
 set -euo pipefail
@@ -22,14 +23,19 @@ if [ "$version" != --check ]; then
     grep -q "^## $version (not released)" CHANGELOG.md || stop "CHANGELOG.md has no heading '## $version (not released)'"
     sed -i "s/^## $version (not released)/## $version ($(date +%F))/" CHANGELOG.md
     sed -i "s/^__version__ = .*/__version__ = \"$version\"/" jrnn/version.py
+    sed -i "s/^version: .*/version: $version/" CITATION.cff
 fi
 
 make_venv test .venv-release
-.venv-release/bin/python -m pip install --quiet --disable-pip-version-check "build>=1.2" "twine>=6"
+.venv-release/bin/python -m pip install --quiet --disable-pip-version-check "build>=1.2" "twine>=6" "setuptools>=77"
 rm -rf dist build/lib
-.venv-release/bin/python -m build --outdir dist . >build.log || { cat build.log; exit 1; }
+# With its build requirements at hand, nothing else is needed of a network: the build has none, where the system allows that.
+apart=()
+unshare --user --net true 2>/dev/null && apart=(unshare --user --net)
+PIP_NO_INDEX=1 "${apart[@]}" .venv-release/bin/python -m build --no-isolation --outdir dist . >build.log 2>&1 || { cat build.log; exit 1; }
 rm -f build.log
 .venv-release/bin/python -m twine check --strict dist/*
+.venv-release/bin/python scripts/packaging/check_dist.py dist
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

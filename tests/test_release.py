@@ -5,8 +5,10 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import types
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -73,4 +75,24 @@ def test_documents_name_the_versions_of_the_metadata():
     for page in ("docs/releases.md", "docs/start.md", "docs/troubleshooting.md", "README.md"):
         named = re.search(r"JAX ((?:0\.\d+, )*0\.\d+ (?:and|or) 0\.\d+)", (ROOT / page).read_text(encoding="utf-8"))
         assert named is not None and re.split(", | and | or ", named[1]) == [*others, newest], page
-    assert f"## {jrnn.__version__} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_a_release_is_checked(tmp_path):
+    """The archives that a build makes, here written by hand, and the documents that name the version."""
+    faults = runpy.run_path(str(ROOT / "scripts" / "packaging" / "check_dist.py"))["faults"]
+    name = f"jrnn-{jrnn.__version__}"
+
+    def archives(license, extra):
+        with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl", "w") as wheel:
+            for file in (*license, "jrnn/version.py"):
+                wheel.writestr(file, "")
+        with tarfile.open(tmp_path / f"{name}.tar.gz", "w:gz") as sdist:
+            for file in ("LICENSE", *extra):
+                sdist.add(ROOT / "LICENSE", f"{name}/{file}")
+
+    archives(["jrnn.dist-info/licenses/LICENSE"], [])
+    assert faults(tmp_path) == []
+    archives([], [".cache/x"])
+    assert faults(tmp_path) == [f"{name}-py3-none-any.whl: has no LICENSE", f"{name}.tar.gz: has {name}/.cache/x"]
+    (tmp_path / f"{name}.tar.gz").unlink()
+    assert "must hold one wheel and one sdist" in faults(tmp_path)[0]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jrnn.errors import UsageError
+from jrnn.errors import UsageError, needs_extra
 from jrnn.files.writing import write_whole
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -24,7 +24,7 @@ def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError(f"{path}: a picture needs matplotlib: pip install 'jrnn[plot]'") from None
+        raise UsageError(needs_extra(f"{path}: a picture", "plot")) from None
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path}: the name of a picture must end in one of {', '.join(SUFFIXES)}")
     figure = Figure(figsize=size, layout="constrained")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Any
 
-from jrnn.errors import DataError
+from jrnn.errors import DataError, needs_extra
 from jrnn.files.reading import read_text
 
 
@@ -14,7 +14,7 @@ def tokenizers_package() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise DataError("tokens of a text need the extra 'text': pip install 'jrnn[text]'") from None
+        raise DataError(needs_extra("a tokenizer", "text")) from None
     return tokenizers
 
 

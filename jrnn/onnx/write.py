@@ -12,7 +12,7 @@ import onnx
 from jax.export import symbolic_args_specs
 from onnx import checker, helper
 
-from jrnn.errors import ConversionError
+from jrnn.errors import ConversionError, needs_extra
 from jrnn.jaxprs.arguments import Call, call_of
 from jrnn.jaxprs.flat import Graph
 from jrnn.jaxprs.trials import TRIPS, close, ends, has_while
@@ -199,7 +199,7 @@ def _verify(model: onnx.ModelProto, call: Call, args: Sequence[Any], out_names: 
     try:
         import onnxruntime
     except ImportError as error:
-        raise ConversionError("models are verified with onnxruntime: pip install 'jrnn[onnx]'") from error
+        raise ConversionError(needs_extra("the check of an ONNX model", "onnx")) from error
     model = _feedable(model)
     kinds = {i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type) for i in model.graph.input}
     feeds = {leaf.name: arg for leaf, arg in zip(call.leaves, args, strict=True) if leaf.name in kinds}

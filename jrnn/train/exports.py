@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jrnn.errors import ConfigError, ConversionError
+from jrnn.errors import ConfigError, ConversionError, needs_extra
 from jrnn.files import write_whole
 
 
@@ -16,7 +16,7 @@ def _write_onnx(fn: Callable[..., Any], examples: tuple[Any, ...], dims: str, pa
     try:
         from jrnn.onnx import to_onnx
     except ImportError:
-        raise ConfigError(f"{path}: ONNX needs the extra 'onnx': pip install 'jrnn[onnx]'") from None
+        raise ConfigError(needs_extra(f"{path}: ONNX", "onnx")) from None
     to_onnx(fn, *examples, dims=dims, path=path)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jrnn.convert.named import load_named
-from jrnn.errors import ConfigError, TrainError, printable
+from jrnn.errors import ConfigError, TrainError, needs_extra, printable
 from jrnn.files import append_to, kind_of, read_file, write_whole
 from jrnn.files.memory import free
 
@@ -46,9 +46,7 @@ class TensorBoard:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise ConfigError(
-                "train.loggers: tensorboard needs tensorboardX: pip install 'jrnn[tensorboard]'"
-            ) from None
+            raise ConfigError(needs_extra("train.loggers: tensorboard", "tensorboard")) from None
         purge = None if resume_at is None else resume_at + 1
         self._writer = SummaryWriter(str(run / "tensorboard"), purge_step=purge)
 

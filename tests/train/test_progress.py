@@ -240,5 +240,5 @@ def test_without_tensorboardx_it_is_said(monkeypatch, tmp_path):
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"needs tensorboardX: pip install 'jrnn\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"needs the extra 'tensorboard': pip install 'jrnn\[tensorboard\]'"):
         TensorBoard(tmp_path, None, None)

@@ -113,7 +113,7 @@ def test_digits_are_read_pixel_by_pixel():
 
 def test_without_scikit_learn_there_are_no_digits(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"needs scikit-learn: pip install 'jrnn\[data\]'"):
+    with pytest.raises(DataError, match=r"needs the extra 'data': pip install 'jrnn\[data\]'"):
         read_examples(ClassificationData())
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.errors import FormatError
+from jrnn.errors import FormatError, needs_extra
 from jrnn.files import open_file
 from jrnn.nets.proto.codec import read_source
 from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, parse_binary
@@ -38,7 +38,7 @@ def _read_lmdb(path: Path, limits: Limits) -> Records:
     try:
         import lmdb
     except ImportError:
-        raise FormatError(f"{path}: an LMDB is read with the package lmdb: pip install 'jrnn[lmdb]'") from None
+        raise FormatError(needs_extra(f"{path}: an LMDB", "lmdb")) from None
     open_file(path / "data.mdb" if path.is_dir() else path, FormatError, None).close()
     records: Records = []
     size = 0

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jrnn.errors import DataError
+from jrnn.errors import DataError, needs_extra
 from jrnn.files.arrays import load_npz
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import (
@@ -63,7 +63,7 @@ def read_examples(data: ClassificationData) -> Examples:
         try:
             from sklearn.datasets import load_digits  # optional: the extra `data`
         except ImportError:
-            raise DataError("data.source = 'digits' needs scikit-learn: pip install 'jrnn[data]'") from None
+            raise DataError(needs_extra("data.source = 'digits'", "data")) from None
         digits = load_digits()
         return Examples(digits.data.T[..., None].astype(np.float32), digits.target.astype(np.int32))
     assert data.path is not None

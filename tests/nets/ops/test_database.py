@@ -134,7 +134,7 @@ def test_records_that_do_not_go_together(folder):
 
 def test_an_lmdb_needs_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(FormatError, match=r"an LMDB is read with the package lmdb: pip install 'jrnn\[lmdb\]'"):
+    with pytest.raises(FormatError, match=r"an LMDB needs the extra 'lmdb': pip install 'jrnn\[lmdb\]'"):
         read_database(tmp_path, "lmdb")
 
 
