@@ -182,16 +182,16 @@ class Pairs:
 
 def always_rewrite() -> None:
     """Makes the choice take arithmetic wherever it is a candidate, also in loops that are too short to gain."""
-    from jrnn.loops.strategies import cpu
+    from jrnn.loops.strategies import chooser
     from jrnn.loops.strategies.candidates import Choice
 
-    choose = cpu.Search.choose
+    cheapest = chooser.cheapest
 
-    def chosen(search: Any, candidates: Any) -> Choice:
-        rewritten = [c for c in candidates if c.name.startswith("as arithmetic")]
-        return Choice(rewritten[0]) if rewritten else choose(search, candidates)
+    def chosen(candidates: Any, bounds: Any) -> Choice:
+        rewritten = [c for c in candidates if c.strategy == "arithmetic"]
+        return Choice(rewritten[0]) if rewritten else cheapest(candidates, bounds)
 
-    cpu._BRIEF, cpu.Search.choose = 0.0, chosen
+    chooser._BRIEF, chooser.cheapest = 0.0, chosen
 
 
 def child(every: int, offset: int, limit: float, rewrite: bool, out: str, args: list[str]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jrnn.lazy import attributes
 from jrnn.loops.newton import Newton, ScanStatistics
 from jrnn.loops.scan.scan import scan
-from jrnn.loops.strategies.executors import EXECUTORS
+from jrnn.loops.strategies.table import EXECUTORS
 from jrnn.loops.wrappers.programs import compiled_once
 from jrnn.loops.wrappers.recompute import Recompute, hashable
 

@@ -4,6 +4,8 @@ count as larger than a cache.
 Tests that read what the cost model chooses use the fixture `judged`.
 """
 
+from dataclasses import replace
+
 import pytest
 from eager import eager_passes
 
@@ -13,8 +15,7 @@ from jrnn.loops.ir import strict_passes
 from jrnn.loops.kernels.native import library
 from jrnn.loops.rules import residuals
 from jrnn.loops.rules.residuals import NEAR
-from jrnn.loops.strategies import chunks as choice
-from jrnn.loops.strategies.candidates import Candidate, Choice
+from jrnn.loops.strategies import chooser, chunks
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +38,10 @@ def judged(verified, monkeypatch):
 @pytest.fixture
 def in_chunks_always(monkeypatch):
     """Loops over small matrix states and of few steps run in chunks too, so that their tests are quick."""
-    monkeypatch.setattr(choice, "pays", lambda *args: True)
-    monkeypatch.setattr(choice, "compared", lambda node, *args: Choice(Candidate("in chunks", Estimate(0.0, 0), node)))
-    choice.plan.cache_clear()
+    propose = chunks.propose
+    free = Estimate(0.0, 0)
+    monkeypatch.setattr(chunks, "may_pay", lambda *args: True)
+    monkeypatch.setattr(chunks, "propose", lambda problem: [replace(c, estimate=free) for c in propose(problem)])
+    chooser._differentiated.cache_clear()
     yield
-    choice.plan.cache_clear()
+    chooser._differentiated.cache_clear()

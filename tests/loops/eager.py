@@ -5,36 +5,53 @@ Importing it patches the choice of plans. Outside of the context `eager_passes` 
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import jax
 
-from jrnn.loops.strategies import InChunks, Split, Steps, accelerator, backend, cpu
+from jrnn.loops.passes import movable
+from jrnn.loops.strategies import InChunks, Problem, Split, Steps, chooser, problem, splits
 from jrnn.loops.strategies.candidates import Choice
-from jrnn.loops.strategies.search import Search
+from jrnn.loops.strategies.table import STRATEGIES
 
 # A number of steps to run at a time, 0 for all, or None.
 eager_passes = jax.make_user_context(None)
 
-_brief, _one, _may = cpu._is_brief, backend._has_one_step, cpu._turning_may_pay
-_pays, _keeps, _others = cpu._turning_pays, accelerator._keeps_order, cpu._others
-_candidates, _choose = Search.candidates, Search.choose
+_brief, _one, _cheapest, _propose = chooser._is_brief, chooser._has_one_step, chooser.cheapest, splits.propose
+_may, _pays = problem._transposing_may_pay, problem._transposing_pays
 
 
-def _everything(search):
+def _everything(problem):
     if eager_passes.value is None:
-        return _candidates(search)
-    fission = search.split(None)
+        return _propose(problem)
+    fission = problem.split(None)
     node = Split(fission, Steps(fission.core))
-    return [search.candidate("everything", InChunks(node, eager_passes.value) if eager_passes.value else node)]
+    return [problem.candidate(InChunks(node, eager_passes.value) if eager_passes.value else node, "everything")]
 
 
-def _first(search, candidates):
-    return _choose(search, candidates) if eager_passes.value is None else Choice(candidates[0])
+def _chosen(candidates, bounds):
+    everything = [candidate for candidate in candidates if candidate.label == "everything"]
+    return Choice(everything[0]) if everything else _cheapest(candidates, bounds)
 
 
-cpu._is_brief = lambda *args: eager_passes.value is None and _brief(*args)
-backend._has_one_step = lambda *args: eager_passes.value is None and _one(*args)
-cpu._turning_may_pay = lambda *args: eager_passes.value is not None or _may(*args)
-cpu._turning_pays = lambda *args: eager_passes.value is not None or _pays(*args)
-cpu._others = lambda *args: _others(*args) if eager_passes.value is None else []
-accelerator._keeps_order = lambda *args: eager_passes.value is None and _keeps(*args)
-Search.candidates, Search.choose = _everything, _first
+def _movable(problem):
+    also_sums = eager_passes.value is not None and not problem.is_estimated
+    return movable(problem.split(None), also_sums or problem.options.of_gradient(problem.loop.reverse))
+
+
+def _unless_eager(row):
+    def propose(problem):
+        return () if eager_passes.value is not None and problem.options.executor == "auto" else row.propose(problem)
+
+    return replace(row, propose=propose)
+
+
+chooser._is_brief = lambda *args: eager_passes.value is None and _brief(*args)
+chooser._has_one_step = lambda *args: eager_passes.value is None and _one(*args)
+problem._transposing_may_pay = lambda *args: eager_passes.value is not None or _may(*args)
+problem._transposing_pays = lambda *args: eager_passes.value is not None or _pays(*args)
+chooser.cheapest, splits.propose = _chosen, _everything
+Problem.movable = functools.cached_property(_movable)
+Problem.movable.__set_name__(Problem, "movable")
+STRATEGIES |= {name: _unless_eager(STRATEGIES[name]) for name in ("arithmetic", "native")}

@@ -13,6 +13,8 @@ FAULTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def main(kind):
+    from dataclasses import replace
+
     import chunk_layers as layers
     import jax
     import jax.numpy as jnp
@@ -22,9 +24,7 @@ def main(kind):
     from jrnn.loops.costs.estimates import Estimate
     from jrnn.loops.ir import ScanParams, observers, tag
     from jrnn.loops.rules.residuals import Stacks, step_storing_less
-    from jrnn.loops.strategies import Target, platforms
-    from jrnn.loops.strategies import chunks as choice
-    from jrnn.loops.strategies.candidates import Candidate, Choice
+    from jrnn.loops.strategies import Target, chooser, chunks
 
     if kind == "newton":
 
@@ -44,8 +44,10 @@ def main(kind):
                 )
             print(*plans.notes)
     if kind in ("chunks", "residuals"):
-        choice.pays = lambda *args: kind == "chunks"
-        choice.compared = lambda node, *args: Choice(Candidate("in chunks", Estimate(0.0, 0), node))
+        propose = chunks.propose
+        free = Estimate(0.0, 0)
+        chunks.may_pay = lambda *args: kind == "chunks"
+        chunks.propose = lambda problem: [replace(c, estimate=free) for c in propose(problem)]
         names = "delta_product_as_matrices gated_delta kda gla mlstm resetting linear decay_per_row_and_column momentum"
         for name in names.split():
             step = getattr(layers, name)
@@ -87,7 +89,8 @@ def main(kind):
 
         loop = ScanParams(step, 0, 2, 128, False).loop(jaxprs.opened(step))
         options = tag.Options("associative")
-        print(*platforms.plan(loop, Target("cuda", 1, False, machines.of("cuda")), options).notes)
+        target = Target("cuda", 1, False, machines.of("cuda"))
+        print(*chooser.lowered(ScanParams.of_loop(loop), target, options).notes)
 
 
 if __name__ == "__main__":

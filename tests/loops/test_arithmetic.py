@@ -26,7 +26,7 @@ from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
 from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
 from jrnn.loops.strategies import arithmetic as choice
-from jrnn.loops.strategies.search import Search
+from jrnn.loops.strategies.splits import Search
 
 RNG = np.random.default_rng(0)
 
@@ -256,11 +256,11 @@ def plan(step, *args):
 
 def test_a_filter_is_one_kernel(judged, monkeypatch):
     explained = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
-    assert explained.choice.chosen.name == "as arithmetic"
+    assert explained.choice.chosen.label == "as arithmetic"
     assert "small linear algebra is written as arithmetic: one kernel" in str(explained)
-    others = [candidate.name for candidate, _ in explained.choice.others]
+    others = [candidate.label for candidate, _ in explained.choice.others]
     assert others == ["lax.scan"]  # no split is searched where none can be as fast
-    monkeypatch.setattr(Search, "settles", lambda *args: False)
+    monkeypatch.setattr(Search, "beats_every_split", lambda *args: False)
     again = plan(lambda *args: kalman(*args), (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
     assert again.choice.chosen == explained.choice.chosen and len(again.choice.others) > 1
 
@@ -316,7 +316,7 @@ def noisy(draws, h, key):
 def test_draws_of_all_sizes_are_arithmetic(judged, draws, size):
     h = jnp.zeros((size,) if size else (), jnp.float32)
     explained = plan(partial(noisy, draws), h, jax.random.split(jax.random.key(0), 500))
-    assert "as arithmetic" in explained.choice.chosen.name, explained
+    assert "as arithmetic" in explained.choice.chosen.label, explained
 
 
 def test_a_product_leaves_the_loop_of_a_draw(judged):
@@ -329,7 +329,7 @@ def test_a_product_leaves_the_loop_of_a_draw(judged):
 
     w, h, x = jnp.ones((64, 64), jnp.float32), jnp.zeros((16, 64), jnp.float32), jnp.ones((100, 16, 64), jnp.float32)
     explained = plan(partial(step, w), h, (x, jax.random.split(jax.random.key(0), 100)))
-    candidates = {candidate.name: candidate for candidate, _ in explained.choice.others}
+    candidates = {candidate.label: candidate for candidate, _ in explained.choice.others}
     fission = candidates["as arithmetic, all else outside"].node.fission
     drawn = [[e.primitive.name for e in part].count("random_bits") for part in (fission.hoisted, fission.core.eqns)]
     assert drawn == [1, 1]
@@ -337,7 +337,7 @@ def test_a_product_leaves_the_loop_of_a_draw(judged):
 
 def test_a_large_product_stays_a_call(judged):
     explained = plan(lambda h, x: (jnp.tanh(h @ x), None), jnp.ones((64, 64)), jnp.ones((100, 64, 64)))
-    assert "as arithmetic" not in explained.choice.chosen.name and explained.contractions == 1
+    assert "as arithmetic" not in explained.choice.chosen.label and explained.contractions == 1
 
 
 def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(judged):
@@ -403,7 +403,7 @@ def test_stacks_stay_in_place_inside_of_one_kernel(judged):
     with jax.enable_x64(False):
         args = (jnp.zeros(4), jnp.eye(4)), jnp.ones((977, 2))
         step = lambda c, x: (new := kalman(c, x)[0], new[1])  # noqa: E731
-        assert plan(step, *args).choice.chosen.name == "as arithmetic"
+        assert plan(step, *args).choice.chosen.label == "as arithmetic"
         text = jax.jit(lambda c, xs: jrnn.scan(step, c, xs)).lower(*args).compile().as_text()
     lines = [line.split(", metadata")[0] for line in text.split("\nENTRY")[0].splitlines()]
     whole = [line for line in lines if "= f32[977,4,4]" in line]

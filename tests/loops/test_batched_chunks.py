@@ -27,8 +27,7 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.loops.chunks import batched
 from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target
-from jrnn.loops.strategies import chunks as choice
+from jrnn.loops.strategies import Target, chunks
 
 pytestmark = pytest.mark.usefixtures("at_once")
 
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("at_once")
 def at_once(in_chunks_always, monkeypatch):
     """Chunks are prepared at once on this platform, too. Returns the chunks that were."""
     seen, run = [], batched.AllChunks.run
-    monkeypatch.setattr(choice, "prepares_at_once", lambda target: True)
+    monkeypatch.setattr(chunks, "prepares_at_once", lambda target: True)
     monkeypatch.setattr(batched.AllChunks, "run", lambda self, *args: seen.append(self) or run(self, *args))
     return seen
 
@@ -45,7 +44,7 @@ def at_once(in_chunks_always, monkeypatch):
 def test_accelerators_prepare_chunks_at_once(monkeypatch):
     monkeypatch.undo()
     platforms = ("cpu", "cuda", "rocm", "tpu")
-    assert [choice.prepares_at_once(Target(platform)) for platform in platforms] == [False, True, True, True]
+    assert [chunks.prepares_at_once(Target(platform)) for platform in platforms] == [False, True, True, True]
 
 
 def program_of(step):

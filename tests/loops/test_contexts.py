@@ -15,9 +15,10 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.loops import scan
+from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.rules import tracing
-from jrnn.loops.strategies import platforms
-from jrnn.loops.strategies.backend import Backend
+from jrnn.loops.strategies import Candidate, Strategy
+from jrnn.loops.strategies.table import STRATEGIES
 
 XS, H0 = jnp.linspace(-1, 1, 24).reshape(4, 2, 3), jnp.ones((2, 3))
 
@@ -224,12 +225,11 @@ def test_gradients_have_the_weak_types_of_lax_scan(step):
 
 def test_a_plan_that_cannot_be_lowered_leaves_the_loop_with_the_reason(monkeypatch):
     class Broken:
-        way = "broken"
-
         def run(self, *args):
             raise NotImplementedError("no such operation")
 
-    monkeypatch.setitem(platforms.BY_PLATFORM, "cpu", Backend(lambda loop, target, options: Broken()))
+    broken = Strategy("scan", lambda problem: [Candidate("everything", Estimate(0.0, 0), Broken())])
+    monkeypatch.setitem(STRATEGIES, "scan", broken)
     fn = jax.jit(lambda xs: scan(bent, H0, xs)[0])
     with jrnn.loops.ir.strict_passes(False):
         (explained,) = jrnn.explain(fn, XS).loops

@@ -24,9 +24,8 @@ from jrnn.loops.ir import observers
 from jrnn.loops.passes import Moves, movable, split
 from jrnn.loops.rules import lowering, residuals
 from jrnn.loops.rules.residuals import min_cut
-from jrnn.loops.strategies import Split, Steps, Target, search
-from jrnn.loops.strategies import candidates as costs
-from jrnn.loops.strategies.candidates import Candidate
+from jrnn.loops.strategies import Split, Steps, Target, candidates, problem, splits
+from jrnn.loops.strategies.candidates import Bounds, Candidate, cheapest, memory_bound
 
 SYSTEM = machines.this_processor  # the fixtures replace it
 
@@ -61,8 +60,8 @@ def test_the_chosen_candidates(name):
     forward, train, args = programs(name, jrnn.scan)
     expected, reverse = CHOSEN[name]
     (plan,) = plans_of(forward, *args)
-    assert plan.choice.chosen.name == expected, str(plan)
-    last = plans_of(train, *args)[-1].choice.chosen.name
+    assert plan.choice.chosen.label == expected, str(plan)
+    last = plans_of(train, *args)[-1].choice.chosen.label
     assert reverse is None or (last != "lax.scan") == (reverse == "moved"), last
 
 
@@ -72,7 +71,7 @@ def test_no_loop_needs_more_memory_than_the_bound(name):
     for ours, theirs, train in zip(programs(name, jrnn.scan)[:2], programs(name, jax.lax.scan)[:2], (False, True)):
         args = programs(name, jrnn.scan)[2]
         mine, base = (jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes for f in (ours, theirs))
-        most = costs.bound(None, base, 0.5 if train else 1.0)
+        most = memory_bound(None, base, 0.5 if train else 1.0)
         assert mine <= most, f"{mine:,} bytes, but jax.lax.scan needs {base:,}"
 
 
@@ -205,7 +204,7 @@ def gru_plans(steps, rows, width, of_weights=True):
 
 def test_a_gru_is_changed_for_a_small_gain():
     _, reverse = gru_plans(50, 64, 256)
-    assert reverse.choice.chosen.name == "a selection", str(reverse.choice)
+    assert reverse.choice.chosen.label == "a selection", str(reverse.choice)
 
 
 def test_moves_are_tried_in_the_order_of_the_loop():
@@ -220,20 +219,20 @@ def test_moves_are_tried_in_the_order_of_the_loop():
 
 
 def test_no_split_is_estimated_twice(monkeypatch):
-    estimated, estimate = [], search.Search._candidate
-    monkeypatch.setattr(search.Search, "_candidate", lambda *args: estimated.append(args[::2]) or estimate(*args))
+    estimated, estimate = [], splits.Search._candidate
+    monkeypatch.setattr(splits.Search, "_candidate", lambda *args: estimated.append(args[::2]) or estimate(*args))
     _, reverse = gru_plans(50, 64, 256)
-    assert reverse.choice.chosen.name == "a selection" and len(set(estimated)) == len(estimated)
+    assert reverse.choice.chosen.label == "a selection" and len(set(estimated)) == len(estimated)
 
 
 def test_no_selection_is_searched_where_what_stays_takes_the_time(monkeypatch):
     tried = []
-    monkeypatch.setattr(search.Search, "_improved", lambda *args: tried.append(args) or [])
+    monkeypatch.setattr(splits.Search, "_improved", lambda *args: tried.append(args) or [])
 
     def chosen(width):
         step = lambda h, x: (jnp.tanh(h @ jnp.ones((256, 256)) + x[:, :width] @ jnp.ones((width, 256))),) * 2  # noqa: E731
         (forward,) = plans_of(lambda xs: jrnn.scan(step, jnp.ones((64, 256)), xs), jnp.ones((100, 64, 256)))
-        return forward.choice.chosen.name
+        return forward.choice.chosen.label
 
     assert chosen(8) == "lax.scan" and not tried
     assert chosen(256) and tried
@@ -242,9 +241,9 @@ def test_no_selection_is_searched_where_what_stays_takes_the_time(monkeypatch):
 def test_few_rows_are_worth_a_product_for_all_steps():
     """The loop packs large weights at each step. The forward loop may hold as much as the gradients of the weights need."""
     forward, _ = gru_plans(35, 20, 650)
-    assert forward.choice.chosen.name == "hoist" and forward.description.chunk is None, str(forward.choice)
+    assert forward.choice.chosen.label == "hoist" and forward.description.chunk is None, str(forward.choice)
     forward, _ = gru_plans(35, 20, 650, of_weights=False)
-    assert forward.choice.chosen.name != "hoist" or forward.description.chunk is not None, str(forward.choice)
+    assert forward.choice.chosen.label != "hoist" or forward.description.chunk is not None, str(forward.choice)
 
 
 def test_small_weights_are_not_packed():
@@ -257,7 +256,7 @@ def test_small_weights_are_not_packed():
 
     p, xs = jnp.ones((64, 192)), jnp.ones((256, 8, 64))
     (forward,) = plans_of(lambda p: jrnn.scan(functools.partial(step, p), jnp.zeros((8, 64, 64)), xs), p)
-    assert forward.choice.chosen.name == "lax.scan", str(forward.choice)
+    assert forward.choice.chosen.label == "lax.scan", str(forward.choice)
 
 
 def test_large_operands_are_not_made_for_several_steps(monkeypatch):
@@ -265,12 +264,12 @@ def test_large_operands_are_not_made_for_several_steps(monkeypatch):
     monkeypatch.setattr(machines, "this_processor", lambda: machines.processor(64))
     forward, _, arguments = programs("lookup_by_one_hot", jrnn.scan)
     (plan,) = plans_of(forward, *arguments)
-    assert plan.choice.chosen.name == "lax.scan", str(plan.choice)
+    assert plan.choice.chosen.label == "lax.scan", str(plan.choice)
 
 
 @pytest.mark.parametrize("margin, changed", [(0.0, True), (1.0, False)])
 def test_loops_without_products_have_a_margin_of_their_own(margin, changed, monkeypatch):
-    monkeypatch.setattr(costs, "ELEMENTWISE_MARGIN", margin)
+    monkeypatch.setattr(problem, "ELEMENTWISE_MIN_GAIN", margin)
 
     def step(p, h, x):
         h = list(h)
@@ -281,7 +280,7 @@ def test_loops_without_products_have_a_margin_of_their_own(margin, changed, monk
     carry, xs = (jnp.float32(0),) * 24, jnp.ones(1000)
     loss = jax.grad(lambda p: jnp.sum(jrnn.scan(functools.partial(step, p), carry, xs)[1]))
     _, reverse = plans_of(loss, jnp.ones(24))
-    assert (reverse.choice.chosen.name != "lax.scan") == changed
+    assert (reverse.choice.chosen.label != "lax.scan") == changed
 
 
 def test_an_explanation_of_an_lstm_is_short():
@@ -300,34 +299,37 @@ def test_strict_accepts_a_loop_that_gains_nothing():
 
 
 def test_a_candidate_must_gain_and_fit():
-    def way(name, milliseconds, megabytes):
-        return Candidate(name, Estimate(milliseconds * 1e-3, int(megabytes * 1e6)), None)
+    def candidate(label, milliseconds, megabytes):
+        return Candidate(label, Estimate(milliseconds * 1e-3, int(megabytes * 1e6)), None)
 
-    reference = way("lax.scan", 10, 1)
-    assert costs.choose([reference, way("a", 9.5, 1)]).chosen is reference
-    assert costs.choose([reference, way("a", 5, 30)]).chosen is reference
-    assert costs.choose([reference, way("a", 5, 30)], memory=40).chosen.name == "a"
-    assert costs.choose([reference, way("a", 8, 2), way("b", 7, 2)]).chosen.name == "b"
+    reference = candidate("lax.scan", 10, 1)
+    assert cheapest([reference, candidate("a", 9.5, 1)]).chosen is reference
+    assert cheapest([reference, candidate("a", 5, 30)]).chosen is reference
+    assert cheapest([reference, candidate("a", 5, 30)], Bounds(memory=40)).chosen.label == "a"
+    assert cheapest([reference, candidate("a", 8, 2), candidate("b", 7, 2)]).chosen.label == "b"
     # Much faster: 1.4 times the memory, here with 10 MB that are held anyway.
-    assert costs.choose([reference, way("a", 5, 4)], held=10_000_000).chosen.name == "a"
-    assert costs.choose([reference, way("a", 8, 4)], held=10_000_000).chosen is reference
+    assert cheapest([reference, candidate("a", 5, 4)], Bounds(live_bytes=10_000_000)).chosen.label == "a"
+    assert cheapest([reference, candidate("a", 8, 4)], Bounds(live_bytes=10_000_000)).chosen is reference
     # With its forward loop, whose time stays, the train step is not much faster.
-    assert costs.choose([reference, way("a", 5, 4)], held=10_000_000, besides=20e-3).chosen is reference
+    assert (
+        cheapest([reference, candidate("a", 5, 4)], Bounds(live_bytes=10_000_000, forward_seconds=20e-3)).chosen
+        is reference
+    )
 
 
 def test_what_a_plan_saves_must_exceed_the_doubt_about_it():
     """10 ms of operations and 10 ms of packing: a plan that packs nothing and writes a stack."""
 
-    def way(name, packing, stacks):
+    def candidate(label, packing, stacks):
         terms = {"products": 10e-3, "packing": packing * 1e-3, "stacks": stacks * 1e-3}
-        return Candidate(name, Estimate(sum(terms.values()), 0, tuple(terms.items())), None)
+        return Candidate(label, Estimate(sum(terms.values()), 0, tuple(terms.items())), None)
 
-    reference = way("lax.scan", 10, 0)
-    assert costs.choose([reference, way("a", 0, 1)]).chosen.name == "a"
-    assert costs.choose([reference, way("a", 0, 4)]).chosen is reference, "a gain of 30 % that may be none"
+    reference = candidate("lax.scan", 10, 0)
+    assert cheapest([reference, candidate("a", 0, 1)]).chosen.label == "a"
+    assert cheapest([reference, candidate("a", 0, 4)]).chosen is reference, "a gain of 30 % that may be none"
     # Between two plans that may replace it half of the doubt counts: 1.1 ms saved, which may be 1.6 ms off; 0.7 of 1.6 ms.
-    assert costs.choose([reference, way("a", 3, 0), way("b", 1, 0.9)]).chosen.name == "b"
-    assert costs.choose([reference, way("a", 3, 0), way("b", 1, 1.3)]).chosen.name == "a"
+    assert cheapest([reference, candidate("a", 3, 0), candidate("b", 1, 0.9)]).chosen.label == "b"
+    assert cheapest([reference, candidate("a", 3, 0), candidate("b", 1, 1.3)]).chosen.label == "a"
 
 
 @pytest.mark.parametrize(
@@ -588,7 +590,7 @@ def test_convolutions_of_inputs_stay_in_a_loop_of_convolutions(monkeypatch):
         return (h := jnp.tanh(convolved(h, jnp.ones((3, 3, 8, 8))) + convolved(x, jnp.ones((3, 3, 4, 8))))), h
 
     (plan,) = scan_plans(step, jnp.ones((4, 12, 12, 8)), jnp.ones((30, 4, 12, 12, 4))).forward
-    assert plan.choice.chosen.name == "lax.scan", str(plan)
+    assert plan.choice.chosen.label == "lax.scan", str(plan)
 
 
 def test_stored_states_are_new_memory_for_each_run(monkeypatch):
@@ -668,7 +670,7 @@ def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypa
     older = machines.CPU._replace(small_loop=machines.SMALL_LOOP)
     monkeypatch.setattr(machines, "this_processor", lambda: older)
     explained = plan(20)
-    assert explained.choice.chosen.name == "lax.scan", explained.choice
+    assert explained.choice.chosen.label == "lax.scan", explained.choice
     loop = explained.loop
     estimator, fission = Estimator(loop, older), split(loop, moves=Moves())
     small = [estimator.is_small(of, estimator.part(of.eqns, of.outputs)) for of in (loop, fission.core)]
@@ -733,9 +735,9 @@ def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
             return jnp.tanh(c @ jnp.ones((n, n)) + x), c
 
         (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(step, c, xs), jnp.ones((8, n)), jnp.ones((9, 8, n)))
-        return search._allowance(loop)
+        return problem._allowance(loop)
 
-    assert most(4) == (2 * 9 + 1) * 8 * 4 * 4 / 2 and most(64) == costs.SMALL
+    assert most(4) == (2 * 9 + 1) * 8 * 4 * 4 / 2 and most(64) == candidates.SMALL
 
 
 def test_an_array_is_written_over_one_that_nothing_reads_later():

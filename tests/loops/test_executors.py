@@ -16,11 +16,10 @@ from jrnn import plain_scans
 from jrnn.errors import ScanError
 from jrnn.loops import scan
 from jrnn.loops.affine import associative
-from jrnn.loops.ir import tag
+from jrnn.loops.ir import ScanParams, tag
 from jrnn.loops.passes import split
 from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target, platforms
-from jrnn.loops.strategies.backend import Backend
+from jrnn.loops.strategies import Target, chooser
 
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
 
@@ -37,9 +36,8 @@ def mingru_step(p):
 @pytest.fixture(params=["cpu", "tpu"])
 def solver(request, monkeypatch):
     """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
-    own = platforms.BY_PLATFORM[request.param]
-    planning = Backend(lambda loop, _, options: own.planned(loop, Target(request.param), options))
-    monkeypatch.setitem(platforms.BY_PLATFORM, "cpu", planning)
+    lowered = chooser.lowered
+    monkeypatch.setattr(chooser, "lowered", lambda scan, _, options: lowered(scan, Target(request.param), options))
 
 
 @pytest.mark.exhaustive("cpu-False")
@@ -219,8 +217,9 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
     assert associative.is_bounded(split(loop).core) == bounded
     of_a_gradient = tag.Options(written=not loop.reverse)
-    assert platforms.plan(loop, Target("tpu"), tag.Options()).executor == "scan"
-    assert platforms.plan(loop, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "scan")
+    params = ScanParams.of_loop(loop)
+    assert chooser.lowered(params, Target("tpu"), tag.Options()).executor == "scan"
+    assert chooser.lowered(params, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "scan")
 
 
 def test_unknown_executor_and_the_choice():

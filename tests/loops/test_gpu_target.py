@@ -18,14 +18,12 @@ from jrnn import jaxprs, nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
-from jrnn.jaxprs.jax_internals import platform_of
 from jrnn.loops import scan
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.one_kernel import one_kernel_a_stage
 from jrnn.loops.passes.packed import pack_stacks
 from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target, platforms
-from jrnn.loops.strategies.backend import Backend
+from jrnn.loops.strategies import Target, chooser
 
 SIZE = Size(7, 2, 3, 4)  # no multiple of the steps of a trip
 CUDA = Target("cuda")
@@ -57,17 +55,9 @@ def given_to_xla(node):
 @pytest.fixture
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's default device."""
-    seen, cuda = [], platforms.of(CUDA)
-    planning = Backend(lambda loop, _, options: seen.append(loop) or cuda.planned(loop, CUDA, options))
-    monkeypatch.setitem(platforms.BY_PLATFORM, platform_of(jax.devices()[0].client), planning)
+    seen, lowered = [], chooser.lowered
+    monkeypatch.setattr(chooser, "lowered", lambda scan, _, o: seen.append(scan) or lowered(scan, CUDA, o))
     return seen
-
-
-def test_on_a_gpu_its_own_plans_are_the_ones_that_are_seen(monkeypatch, request):
-    monkeypatch.setitem(globals(), "platform_of", lambda client: "cuda")
-    cpu, seen = platforms.BY_PLATFORM["cpu"], request.getfixturevalue("for_cuda")
-    loops_for(CUDA, "gru", Size(9, 2, 3, 5))
-    assert len(seen) == 2 and platforms.BY_PLATFORM["cpu"] is cpu
 
 
 @pytest.mark.exhaustive

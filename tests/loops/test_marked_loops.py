@@ -16,8 +16,8 @@ from jrnn.errors import ScanError
 from jrnn.loops import scan
 from jrnn.loops.ir import observers, strict_passes
 from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import platforms
-from jrnn.loops.strategies.backend import Backend
+from jrnn.loops.strategies import Strategy
+from jrnn.loops.strategies.table import STRATEGIES
 
 XS, H0 = jnp.linspace(-1, 1, T * N * H).reshape(T, N, H), jnp.ones((N, H))
 W = jnp.linspace(-0.5, 0.5, H * H).reshape(H, H)
@@ -76,10 +76,10 @@ def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch, caplog):
     """It is one warning, however many loops it is of."""
     monkeypatch.setattr(observers, "_logged", set())
 
-    def broken(loop, target, options):
+    def broken(problem):
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setitem(platforms.BY_PLATFORM, "cpu", Backend(broken))
+    monkeypatch.setitem(STRATEGIES, "scan", Strategy("scan", broken))
     with strict_passes(False):
         plan = scan_plans(rnn, H0, XS[:3]).forward[0]
         assert plan.executor == "lax.scan" and "a mistake of ours" in str(plan)

@@ -16,8 +16,8 @@ from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.normal import opened
 from jrnn.loops.ir import Loop, ScanParams, observers
 from jrnn.loops.passes.canonical import with_plain_carries
-from jrnn.loops.strategies import chunks as choice
-from jrnn.loops.strategies.chunks import compared, pays
+from jrnn.loops.strategies import chunks
+from jrnn.loops.strategies.chunks import may_pay, propose
 
 pytestmark = pytest.mark.usefixtures("in_chunks_always")
 
@@ -246,7 +246,7 @@ def test_a_gradient_that_reads_no_state_is_computed_step_by_step(name, reads):
     with observers.collected() as plans:
         jax.jit(jax.grad(of_one)).lower(xs[name])
     assert (plans[0].executor == "chunks") == reads, plans[0]
-    assert plans.notes == ([] if reads else ["not in chunks: this gradient reads no state"])
+    assert plans.notes == ([] if reads else ["not chunks: this gradient reads no state"])
 
 
 def test_the_reverse_pass_keeps_states_of_chunk_boundaries_only():
@@ -312,9 +312,9 @@ def test_which_loops_pay():
         )
         return ScanParams(step, 0, 1, T, False)
 
-    assert pays(scan_of(64, 256))
-    assert not pays(scan_of(64, 64))
-    assert not pays(scan_of(16, 256))
+    assert may_pay(scan_of(64, 256))
+    assert not may_pay(scan_of(64, 64))
+    assert not may_pay(scan_of(16, 256))
 
 
 def chosen(T, K, **options):
@@ -333,15 +333,15 @@ def chosen(T, K, **options):
 
 
 def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):
-    monkeypatch.setattr(choice, "compared", compared)
+    monkeypatch.setattr(chunks, "propose", propose)
     plan, _ = chosen(1024, 64)
     (other, reason), mine = plan.choice.others[0], plan.choice.chosen.estimate
-    assert (plan.choice.chosen.name, other.name, reason) == ("in chunks", "lax.scan", "slower")
+    assert (plan.choice.chosen.label, other.label, reason) == ("in chunks", "lax.scan", "slower")
     assert mine.memory < 0.06 * other.estimate.memory
     assert mine.seconds < 0.5 * other.estimate.seconds
     plan, notes = chosen(256, 16)
     assert plan is None
-    assert notes[0].startswith("not in chunks: "), notes
+    assert notes[0].startswith("not chunks: "), notes
     assert notes[0].endswith("step by step"), notes
     assert chosen(256, 16, memory=0.01)[0] is not None  # step by step, the states of all steps take 4 MB
 

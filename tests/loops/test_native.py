@@ -25,15 +25,14 @@ from plans_of import scan_plans
 from jrnn import nn
 from jrnn.errors import ScanError
 from jrnn.loops import scan
-from jrnn.loops.ir import Options, observers
-from jrnn.loops.kernels import Refused
+from jrnn.loops.ir import Options, Refused, ScanParams, observers
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native import program as programs
 from jrnn.loops.kernels.native.runner import native_of
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
 from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import Target, platforms
+from jrnn.loops.strategies import Target, chooser
 
 LOADED = library.loaded  # a fixture replaces it
 built = pytest.mark.skipif(bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}")
@@ -319,7 +318,8 @@ def test_the_default_is_the_kernel_where_it_is_estimated_to_win(default):
     assert "native" not in default(weights(x=(2, N, D))), "a call for two steps"
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
     for options, executor in (({}, "native"), ({"devices": 2}, "lax.scan"), ({"exported": True}, "lax.scan")):
-        assert platforms.plan(loop, Target("cpu", **options), Options()).executor == executor
+        plan = chooser.lowered(ScanParams.of_loop(loop), Target("cpu", **options), Options())
+        assert plan.executor == executor
 
 
 @built

@@ -6,14 +6,14 @@ import pytest
 import random_compositions
 from random_compositions import fault
 
-from jrnn.loops.strategies import chunks as choice
+from jrnn.loops.strategies import chunks
 
 
 @pytest.mark.sample("0")
 @pytest.mark.parametrize("start", range(0, 3000, 60))
 def test_results_and_gradients_are_those_of_the_loop(start, monkeypatch):
-    for name in ("pays", "compared"):
-        monkeypatch.setattr(choice, name, getattr(choice, name))  # they are set again after the test
+    for name in ("may_pay", "propose"):
+        monkeypatch.setattr(chunks, name, getattr(chunks, name))  # they are set again after the test
     random_compositions.often_in_chunks()
     if start == 0:
         assert [fault(seed, True) for seed in (1, 2, 7, 17)] == [(None, True)] * 4  # all run in chunks

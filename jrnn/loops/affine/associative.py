@@ -85,13 +85,11 @@ def is_bounded(loop: Loop) -> bool:
     return all(size <= 1 for size in largest_size(jax.make_jaxpr(factors)(*(v.aval for v in loop.inputs))))
 
 
-def declined(loop: Loop, executor: str, least_steps: int = 0) -> str | None:
-    """Returns the reason why a loop is not solved under the caller's option `executor`, or None."""
+def declined(loop: Loop, least_steps: int) -> str | None:
+    """Returns the reason why a loop is not solved without being asked for, or None."""
     why = refusal(loop)
-    if why is not None or executor == "associative":
+    if why is not None:
         return why
-    if executor == "scan":
-        return "executor='scan' was asked for"
     if jaxprs.extent(loop.length) < least_steps:
         return f"fewer than {least_steps} steps"
     through = sum(map(jaxprs.nbytes, (*loop.carry, *loop.xs, *loop.outputs)))

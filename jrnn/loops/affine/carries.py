@@ -30,6 +30,11 @@ class NotAffine(Exception):
         super().__init__(why)
         self.eqn = eqn
 
+    @property
+    def why(self) -> str:
+        """The reason as a whole. Several reasons in one have their places and remedies already."""
+        return str(self) if self.eqn is None else self.explained()
+
     def explained(self, names: Sequence[str] = ()) -> str:
         """Returns the reason with the names of the carries, the place in the user's code, and what to do about it."""
         where = f" at {source_line(self.eqn)}" if self.eqn is not None else ""

@@ -65,10 +65,6 @@ class Chunked:
     stored: int = 0
     at_once: bool = False
 
-    @property
-    def way(self) -> str:
-        return f"in chunks of {self.size}"
-
     def estimate(self, estimator: Estimator) -> Estimate:
         """Returns what a train step costs."""
         forms = [form for stage in self.stages for form in stage.forms]
@@ -77,7 +73,7 @@ class Chunked:
         return estimate.again(estimator, self.stored, self.size)
 
     def describe(self) -> Description:
-        return Description(contractions=contractions(self.loop.eqns))
+        return Description(contractions=contractions(self.loop.eqns), remarks=self.notes)
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         loop = self.loop

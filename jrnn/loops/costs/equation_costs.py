@@ -24,6 +24,7 @@ _DRAWING, _DRAWING_FOR_ALL = (4, 32), (6, 8)
 _ROUNDS, _ROUNDS_OF_ONE_STEP = 70, (6, 29)
 _GAMMA = 300  # functions, of one number, which is drawn by rejection: 200 ns with jax 0.12
 SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
+LARGE_PRODUCT = 2 * SUMMED  # operations of a product that stays a call
 _LEAST = 24  # arrays with fewer elements cost as much as with so many
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`

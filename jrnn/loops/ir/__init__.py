@@ -1,6 +1,7 @@
 """A loop as data, its tag, the observers of lowered loops, and the check that a derived form of it agrees with it."""
 
 from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, strict_passes
+from jrnn.loops.ir.refused import Refused
 from jrnn.loops.ir.scans import FlatScan, RunSome, in_chunks, promoted
 from jrnn.loops.ir.tag import Options
 
@@ -8,6 +9,7 @@ __all__ = [
     "FlatScan",
     "Loop",
     "Options",
+    "Refused",
     "Results",
     "RunLoop",
     "RunSome",

@@ -186,6 +186,12 @@ class ScanParams:
         counts = jaxprs.scan_counts(params)
         return ScanParams(params["jaxpr"], *counts, *(params[name] for name in ("length", "reverse", "unroll")))
 
+    @staticmethod
+    def of_loop(loop: Loop, length: Any = None) -> ScanParams:
+        """Returns the parameters of an equation that runs a loop, or so many of its steps."""
+        counts = len(loop.consts), len(loop.carry)
+        return ScanParams(loop.closed(), *counts, length or loop.length, loop.reverse, loop.unroll)
+
     def apart(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """Returns the constants, the carries and the inputs of a list of all."""
         end = self.n_consts + self.n_carry

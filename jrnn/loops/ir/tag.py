@@ -20,7 +20,7 @@ class Options(NamedTuple):
     """The options of a scan.
 
     Attributes:
-        executor: "auto", "scan", "associative" or "native".
+        executor: "auto", or the name of a strategy.
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
         strict: raise if the loop would fall back to `jax.lax.scan`.
         memory: how many times the temporary memory of `jax.lax.scan` the loop may need, or None.

@@ -13,7 +13,7 @@ from jrnn.jaxprs import jax_internals
 from jrnn.jaxprs.jax_internals import LoopRules
 from jrnn.loops.ir import Options, observers, strict_passes, tag
 from jrnn.loops.rules import differentiation, lowering, programs, replacement
-from jrnn.loops.strategies import platforms
+from jrnn.loops.strategies.plan import PLATFORMS
 
 
 def install() -> None:
@@ -23,11 +23,11 @@ def install() -> None:
         tag.are_read = False
     else:
         jvp, linearize = (differentiation.storing_less(rule) for rule in (of_jax.jvp, of_jax.linearize))
-        for program in (programs.in_chunks, programs.rewritten):  # the last one first
+        for program in (programs.by_strategy, programs.rewritten):  # the last one first
             jvp, linearize = replacement.jvp(jvp, program), replacement.linearize(linearize, program)
         rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)
         lower = functools.partial(lowering.lower, of_jax.lower_scan)
-        jax_internals.replace_rules(rules, {p: functools.partial(lower, p) for p in platforms.BY_PLATFORM})
+        jax_internals.replace_rules(rules, {p: functools.partial(lower, p) for p in PLATFORMS})
         jax_internals.fix_rules(differentiation.with_zeros_of_a_step, differentiation.with_inputs_as_residuals)
     if jax_internals.missing:
         lacks = "; ".join(f"{name} (without it, {without})" for name, without in jax_internals.missing.items())

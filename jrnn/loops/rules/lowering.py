@@ -1,26 +1,23 @@
 """Lowering of a tagged loop, forward or reverse: it is planned for the platform, and the plan is lowered.
 
-To lower an equation, `lower` calls `_planned`, which reads the equation as a `Loop` (`ir/loop.py`) and gets its
-`LoopPlan` (`strategies/plan.py`) from its backend. The plan's node is traced in place of the loop. A plan without a node
-leaves the loop to JAX."""
+The chooser (`strategies/chooser.py`) reads the equation as a `Loop` (`ir/loop.py`) and makes its `LoopPlan`
+(`strategies/plan.py`). The plan's node is traced in place of the loop. A plan without a node leaves the loop to JAX."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 import jax
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs.jax_internals import are_arrays, lowered_for, lowered_metadata, metadata_of, mlir, scan_p
+from jrnn.jaxprs.jax_internals import lowered_for, lowered_metadata, metadata_of, mlir, scan_p
 from jrnn.loops.costs import machines
 from jrnn.loops.ir import Loop, Options, ScanParams, observers, tag
-from jrnn.loops.strategies import LoopPlan, Target, platforms
-from jrnn.loops.strategies.backend import Backend
+from jrnn.loops.strategies import LoopPlan, Target, chooser
 
 _repeated = ContextVar("repeated", default=False)  # the body of a loop is lowered
 
@@ -47,13 +44,14 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
         return default(ctx, *args, **params)
     options, scan, target = tagged
     with tag.untagged():  # a loop in the step has the tag with which it was traced
-        plan, values = _planned(platforms.of(target), target, options, scan)
+        plan = chooser.lowered(scan, target, options)
     if plan.node is not None:
         try:
             with tag.untagged():
-                lowered = repeating(mlir.lower_fun(scan.flat(plan.node.run, values), multiple_results=True))(ctx, *args)
+                run = scan.flat(plan.node.run, plan.constants)
+                lowered = repeating(mlir.lower_fun(run, multiple_results=True))(ctx, *args)
         except Exception as error:
-            plan = _left_by(error, plan.target, plan.loop)
+            plan = chooser.left_by(error, plan.target, plan.loop)
     observers.notify(plan)
     if plan.node is not None:
         if options.strict and options.executor not in ("auto", plan.executor):
@@ -65,29 +63,6 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
     with tag.untagged():
         return default(ctx, *args, **params)
-
-
-@functools.lru_cache(maxsize=256)
-def _planned(backend: Backend, target: Target, options: Options, scan: ScanParams) -> tuple[LoopPlan, tuple[Any, ...]]:
-    """Returns the plan of an equation, and the values of its jaxpr's constants."""
-    loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
-    if not are_arrays([v.aval for v in body.invars]):
-        return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays"), ()
-    try:
-        program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
-        loop, values = scan.loop(program), program.consts
-        has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
-        loop = replace(loop, recomputes=has_checkpoint and options.recompute is not None)
-        return backend.planned(loop, target, options), values
-    except Exception as error:
-        return _left_by(error, target, loop), ()
-
-
-def _left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
-    """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
-    if isinstance(error, ScanError):
-        raise error
-    return LoopPlan.left(target, loop, observers.unexpected(error, " in a pass"))
 
 
 def _tagged(platform: str, ctx: Any, params: dict[str, Any]) -> tuple[Options, ScanParams, Target] | None:
@@ -109,4 +84,4 @@ def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     tagged = [(ScanParams.of(e.params), tag.options_in(metadata_of(e))) for e in scans]
-    return [_planned(platforms.of(target), target, o, scan)[0] for scan, o in tagged if o is not None]
+    return [chooser.lowered(scan, target, options) for scan, options in tagged if options is not None]

@@ -10,24 +10,20 @@ from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import are_arrays
 from jrnn.loops.ir import Options, ScanParams, observers, tag
 from jrnn.loops.passes import canonical
-from jrnn.loops.strategies import Steps, Target, converted
+from jrnn.loops.strategies import Steps, Target, chooser, converted
 
 
-def in_chunks(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
-    """Returns the program in chunks (`loops/chunks/`) of a loop over matrix states, of which JAX would store every state."""
-    if options.executor != "auto" or isinstance(options.recompute, tuple):
+def by_strategy(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+    """Returns the node of a loop's plan, such as a program in chunks, where JAX would store every state."""
+    if isinstance(options.recompute, tuple):
         return None
-    from jrnn.loops.strategies import chunks
-
-    planned = chunks.plan(scan, Target.here(), options, _moves(scan, places))
-    if planned is None:
-        return None
-    plan, values = planned
-    if plan.node is None:
-        observers.notify(f"not in chunks: {plan.notes[0]}")
+    plan = chooser.differentiated(scan, Target.here(), options, _moves(scan, places))
+    if plan is None or plan.node is None:
+        for note in plan.notes if plan is not None else ():
+            observers.notify(note)
         return None
     observers.notify(plan)
-    return _within(tag.untagged, scan.flat(plan.node.run, values))
+    return _within(tag.untagged, scan.flat(plan.node.run, plan.constants))
 
 
 def rewritten(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:

@@ -9,7 +9,7 @@ from typing import Any
 from jrnn.errors import ScanError
 from jrnn.loops.ir import Options, tag
 from jrnn.loops.rules import check, tracing
-from jrnn.loops.strategies import executors
+from jrnn.loops.strategies import table
 from jrnn.loops.wrappers import recompute
 
 
@@ -85,7 +85,8 @@ def optimize_scans(
             f"optimize_scans: the positional argument must be the function to decorate, but is {fn!r}; "
             "give options by name, as in optimize_scans(executor='scan')"
         )
-    if not executors.find(executor).on_tagged_loops:
+    strategy = table.find(executor)
+    if strategy is not None and strategy.phase == "tracing":
         raise ScanError(f"optimize_scans: executor {executor!r} is for jrnn.scan alone; use 'auto'")
     recompute.check_memory(memory)
     options = Options(executor, None, bool(strict), memory)

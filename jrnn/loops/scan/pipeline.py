@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jrnn.errors import ScanError
 from jrnn.loops.ir import Options, observers, tag
 from jrnn.loops.rules import check, lowering, tracing
-from jrnn.loops.strategies import executors
+from jrnn.loops.strategies import associative, table
 from jrnn.loops.wrappers import early_exit, programs
 from jrnn.loops.wrappers import recompute as recomputation
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
@@ -40,7 +40,7 @@ def _compiled_once(call: ScanCall, rest: Rest) -> Results:
     masks = checked_masks(call.lengths, call.resets, call.mask, call.steps)
     without = dict.fromkeys(("step", "init", "xs", "lengths", "resets", "reset_state", "mask", "until"))
     recompute = recomputation.hashable(call.recompute)
-    options = call._replace(**without, executor=call.executor.name, newton=newton, recompute=recompute)
+    options = call._replace(**without, strategy=call.executor, newton=newton, recompute=recompute)
     arrays = call.init, call.xs, masks, call.reset_state, guess
     return programs.compiled_once(_run_parts, functions, options, arrays)
 
@@ -51,8 +51,8 @@ def _run_parts(functions: Sequence[Callable], options: ScanCall, arrays: Any) ->
     step, until = (*functions, None)[:2]
     newton = None if options.newton is None else options.newton.starting_from(guess)
     masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
-    executor = executors.find(options.executor)
-    return run(options._replace(step=step, init=init, xs=xs, executor=executor, newton=newton, **masks), 1)
+    strategy = table.find(options.strategy)
+    return run(options._replace(step=step, init=init, xs=xs, strategy=strategy, newton=newton, **masks), 1)
 
 
 def _masked(call: ScanCall, rest: Rest) -> Results:
@@ -76,25 +76,23 @@ def _over_devices(call: ScanCall, rest: Rest) -> Results:
         if call.strict:
             raise ScanError(f"scan: strict=True, but {why}")
         observers.notify(f"{why}: each device runs its segment as a loop")
-        call = call._replace(executor=executors.find("auto"), newton=None)
+        call = call._replace(strategy=None, newton=None)
 
     def on_one_device(step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
         own = call._replace(step=step, init=carry, xs=xs, length=steps, place=None)
         if linear:  # the loop that makes the transition of a segment
-            row = call.executor if same and call.executor.name == "associative" else executors.find("auto")
-            own = own._replace(executor=row, newton=None, recompute=None, strict=False, unroll=1)
+            strategy = call.strategy if same and call.executor == associative.NAME else None
+            own = own._replace(strategy=strategy, newton=None, recompute=None, strict=False, unroll=1)
         return rest(own)
 
     return segments.scan(on_one_device, call.step, call.init, call.xs, call.length, call.place, call.strict)
 
 
-def _by_newton(call: ScanCall, rest: Rest) -> Results:
-    if call.newton is None or tag.plain.value:
+def _at_tracing(call: ScanCall, rest: Rest) -> Results:
+    """Runs the strategies that replace a loop when it is traced."""
+    if call.strategy is None or call.strategy.trace is None or tag.plain.value:
         return rest(call)
-    from jrnn.loops.newton.api import solve
-
-    observers.notify("newton: all steps at once, so there is no loop to explain; scan_statistics reports what it does")
-    return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton)[0]
+    return call.strategy.trace(call)
 
 
 def _by_jax(call: ScanCall) -> Results:
@@ -109,13 +107,14 @@ def _by_jax(call: ScanCall) -> Results:
         raise ScanError(f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})")
     step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
     _check(call, step, names)
-    with tag.tagged(Options(call.executor.name, names, call.strict, call.memory)):
+    with tag.tagged(Options(call.executor, names, call.strict, call.memory)):
         return jax.lax.scan(step, *given)
 
 
 def _check(call: ScanCall, step: Callable, recompute: Any) -> None:
     """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
-    if call.executor.refusal is None and not isinstance(recompute, tuple):
+    refusable = call.strategy is not None and call.strategy.refusal is not None
+    if not refusable and not isinstance(recompute, tuple):
         return
 
     def loop(init: Any, xs: Any) -> Results:
@@ -124,14 +123,15 @@ def _check(call: ScanCall, step: Callable, recompute: Any) -> None:
     for each in lowering.steps_of(loop, call.init, call.xs):
         if isinstance(recompute, tuple):
             recomputation.check_names(recompute, each.eqns)
-        call.executor.check(each)
+        if refusable:
+            call.strategy.check(each)
 
 
 STAGES = (
     _compiled_once,
     _masked,
     _over_devices,
-    _by_newton,
+    _at_tracing,
     early_exit.stopped,
     recomputation.with_checkpoints,
 )

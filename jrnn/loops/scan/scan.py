@@ -25,7 +25,7 @@ from jrnn.loops import newton
 from jrnn.loops.newton import Newton
 from jrnn.loops.rules import tracing
 from jrnn.loops.scan import pipeline
-from jrnn.loops.strategies import executors
+from jrnn.loops.strategies import table
 from jrnn.loops.wrappers import recompute as recomputation
 from jrnn.loops.wrappers.call import ScanCall
 from jrnn.loops.wrappers.masking import checked_reset_state
@@ -86,13 +86,13 @@ def scan(
             never more than None. A list of
             names: also the values with these names, what leads to them, and what follows from them cheaply. A number:
             everything, from that many checkpoints of the carry. "sqrt": everything, from sqrt(T) checkpoints.
-        executor: "scan"; "associative" (for steps that are affine in the carry with a diagonal Jacobian, and whose
-            carries stay finite); "native" (one call of a compiled kernel on a CPU, if it was built, for steps of products
-            with constants, elementwise operations and reductions); "newton", or an object of `Newton` with its options (all
-            steps at once by Newton's method, for steps with floating-point carries; it falls back to the loop where it does
-            not converge, and ignores `unroll`); or "auto": whichever of "scan", "associative", "native" and further
-            strategies that are not chosen by name is estimated to be fastest. It never reassociates products that could
-            overflow.
+        executor: the name of a strategy. "scan"; "associative" (for steps that are affine in the carry with a diagonal
+            Jacobian, and whose carries stay finite); "native" (one call of a compiled kernel on a CPU, if it was built, for
+            steps of products with constants, elementwise operations and reductions); "arithmetic" (small linear algebra
+            written as arithmetic, on a CPU); "chunks" (matrix states in chunks of steps, when the loop is differentiated);
+            "newton", or an object of `Newton` with its options (all steps at once by Newton's method, for steps with
+            floating-point carries; it falls back to the loop where it does not converge, and ignores `unroll`); or "auto",
+            which may run all of these but "newton", and never reassociates products that could overflow.
         strict: raise if the loop cannot be planned and would fall back to `jax.lax.scan`, for tests of speed.
         memory: on a CPU, how many times the temporary memory of `jax.lax.scan` a faster loop may need, besides 1 MB. None:
             1.1 times, or 1.4 times for a loop that is estimated to be much faster.
@@ -120,7 +120,7 @@ def scan(
     # `jax.lax.scan` reports an option that is traced.
     given = length, reverse, unroll, recompute, strict, memory
     length, reverse, unroll, recompute, strict, memory = (v if is_traced(v) else plain(v) for v in given)
-    row = executors.find(executor)
+    strategy = table.find(executor)
     recomputation.check(recompute)
     recomputation.check_memory(memory)
     for name, flag in {"reverse": reverse, "strict": strict}.items():
@@ -128,7 +128,8 @@ def scan(
             raise ScanError(f"scan: {name} must be True or False, but is {flag!r}")
     if until is not None and not callable(until):
         raise ScanError(f"scan: until must be a function of the carry that returns booleans, but is {until!r}")
-    row.check_options(dict(recompute=recompute, until=until))
+    if strategy is not None:
+        strategy.check_options(dict(recompute=recompute, until=until))
     place = None
     if axis_name is not None:
         from jrnn.loops import segments
@@ -141,5 +142,5 @@ def scan(
     masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
     options = dict(recompute=recompute, strict=strict, memory=memory, place=place)
     options["split_transpose"] = _split_transpose
-    call = ScanCall(f, init, xs, length, reverse, unroll, row, newton.options_of(executor), **masks, **options)
+    call = ScanCall(f, init, xs, length, reverse, unroll, strategy, newton.options_of(executor), **masks, **options)
     return pipeline.run(call)

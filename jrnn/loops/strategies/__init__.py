@@ -1,12 +1,13 @@
-"""How a loop is run: a plan, whose `node` is a tree.
+"""Strategies: how a loop may be run, what each proposes, and which one runs.
 
-`platforms.py` has what each platform may do. `nodes.py` has the nodes, which run, estimate and describe themselves.
-`plan.py` has the plan of a loop, and prints it from their descriptions (`ir/description.py`).
+In comes an equation of JAX's scan (`ScanParams`) with the target and the caller's options. Out goes a `LoopPlan`, whose node
+runs the loop. Read `table.py` first: a row for each strategy. `problem.py` is what a strategy reads, `nodes.py` has what it
+proposes, `chooser.py` compares the candidates of all strategies and `candidates.py` says which one is cheapest.
 """
 
 from jrnn.loops.ir.description import Description as Description
 from jrnn.loops.ir.description import Item as Item
-from jrnn.loops.strategies.arithmetic import Arithmetic as Arithmetic
+from jrnn.loops.strategies.candidates import Candidate as Candidate
 from jrnn.loops.strategies.nodes import Conversion as Conversion
 from jrnn.loops.strategies.nodes import Converted as Converted
 from jrnn.loops.strategies.nodes import InChunks as InChunks
@@ -20,3 +21,5 @@ from jrnn.loops.strategies.nodes import converted as converted
 from jrnn.loops.strategies.plan import NOTHING as NOTHING
 from jrnn.loops.strategies.plan import LoopPlan as LoopPlan
 from jrnn.loops.strategies.plan import Target as Target
+from jrnn.loops.strategies.problem import Problem as Problem
+from jrnn.loops.strategies.strategy import Strategy as Strategy

@@ -1,4 +1,4 @@
-"""The choice: what of a step is worth writing as arithmetic, and what the loop costs then.
+"""The strategy "arithmetic" on a CPU: small linear algebra is written as arithmetic, if that is estimated to pay.
 
 XLA:CPU outlines a while loop as one kernel if nothing in it is a custom call, sort, scatter, transform or library fusion,
 and if one trip accesses fewer bytes than a limit. Before jaxlib 0.12 there is one by default.
@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
-from jrnn.loops.costs.equation_costs import SUMMED, is_by_vector, is_of_one_row, is_outer
+from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, SUMMED, is_by_vector, is_of_one_row, is_outer
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
 from jrnn.loops.ir import Loop, Results
 from jrnn.loops.ir.description import Description, described
+from jrnn.loops.passes import Moves
 from jrnn.loops.passes.arithmetic import draws
 from jrnn.loops.passes.arithmetic.rewrite import RULES, as_arithmetic, equations
+from jrnn.loops.strategies.candidates import Candidate
+from jrnn.loops.strategies.nodes import Split
+from jrnn.loops.strategies.problem import Problem
 
 _LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elements to sort, or places of a scatter
 _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
 _ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in one kernel, and in several
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
-LARGE_PRODUCT = 2 * SUMMED  # operations of a product that stays a call
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,14 @@ class Arithmetic:
     Attributes:
         loop: the loop as arithmetic.
         cost: of all steps.
-        in_the_way: the primitives that keep it from being one kernel.
-        within_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing is in the way.
+        blockers: the primitives that keep it from being one kernel.
+        within_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing blocks that.
     """
 
     loop: Loop
     cost: Estimate
-    in_the_way: tuple[str, ...]
+    blockers: tuple[str, ...]
     within_limit: bool
-    way = "as arithmetic"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         return self.loop.run(consts, init, xs, length)
@@ -59,11 +61,11 @@ class Arithmetic:
 
     @property
     def is_one_kernel(self) -> bool:
-        return self.within_limit and not self.in_the_way
+        return self.within_limit and not self.blockers
 
     def __str__(self) -> str:
-        if self.in_the_way:
-            how = f"no single kernel, because of {', '.join(self.in_the_way)}"
+        if self.blockers:
+            how = f"no single kernel, because of {', '.join(self.blockers)}"
         elif self.within_limit:
             how = "one kernel"
         else:
@@ -71,26 +73,52 @@ class Arithmetic:
         return f"small linear algebra is written as arithmetic: {how}"
 
 
+def propose(problem: Problem) -> Sequence[Candidate]:
+    """Returns the candidates with small linear algebra as arithmetic; one if nothing keeps it from being one kernel."""
+    candidates = []
+    for moves in dict.fromkeys((Moves(), _with_draws_inside(problem))):
+        fission = problem.split(moves)
+        rewritten = arithmetic(fission.core, problem.estimator)
+        if rewritten is not None:
+            label = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
+            candidates.append(problem.candidate(Split(fission, rewritten), label))
+            if not rewritten.blockers:
+                break
+    return candidates
+
+
+def _with_draws_inside(problem: Problem) -> Moves:
+    """Returns all that may leave a loop but draws of random numbers, except those that something else before the loop reads.
+
+    As arithmetic a draw takes less time in the loop than for all steps before it, where JAX's own rounds are a loop over
+    arrays of all steps.
+    """
+    loop, moves = problem.loop, problem.movable
+    draws = {v for e in loop.eqns if primitives.is_kind(e, "draw") for v in e.outvars}
+    read = {v for e in jaxprs.needed(loop.eqns, moves.early - draws, set(loop.inputs))[0] for v in e.outvars}
+    return replace(moves, early=moves.early - (draws - read))
+
+
 def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     """Returns the loop as arithmetic, or None if that changes nothing or makes its step too long to compile."""
     given = [*equations(loop.eqns)]
     if not all(jaxprs.is_known(n) for e in given for v in e.outvars for n in v.aval.shape):
         return None
-    stays = any(_is_in_the_way(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
+    stays = any(_is_blocker(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
     order = _ORDER_IN_PARTS if stays or estimator.machine.small_loop <= SMALL_LOOP else _ORDER
     changed = as_arithmetic(loop, lambda e: fits(e, order))
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:
         return None
-    in_the_way = tuple(dict.fromkeys(e.primitive.name for e in rewritten if _is_in_the_way(e)))
-    costs = _Estimator(changed, estimator.machine if in_the_way else quiet(estimator.machine))
+    blockers = tuple(dict.fromkeys(e.primitive.name for e in rewritten if _is_blocker(e)))
+    costs = _Estimator(changed, estimator.machine if blockers else quiet(estimator.machine))
     inside = costs.part(changed.eqns, changed.outputs)
     within_limit = inside.is_small(costs.machine)
-    if not within_limit and not in_the_way:
+    if not within_limit and not blockers:
         costs = _Estimator(changed, estimator.machine)
         inside = costs.part(changed.eqns, changed.outputs)
     memory = estimator.part(loop.eqns, loop.outputs).peak  # of the loop as it was
-    return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), in_the_way, within_limit)
+    return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), blockers, within_limit)
 
 
 class _Estimator(Estimator):
@@ -103,7 +131,7 @@ class _Estimator(Estimator):
     def _inner_seconds(self, eqn: Eqn) -> float:
         outer, held = self.machine, [*jaxprs.run_jaxprs(eqn)]
         within_limit = all(self.inside(jaxpr).is_small(outer) for jaxpr in held)
-        if within_limit and not any(map(_is_in_the_way, equations([eqn]))):
+        if within_limit and not any(map(_is_blocker, equations([eqn]))):
             self.machine = quiet(outer)
         try:
             return super()._inner_seconds(eqn)
@@ -133,7 +161,7 @@ def fits(eqn: Eqn, order: int = _ORDER) -> bool:
     return max(shape[-2:]) <= min(order, _ROWS.get(name, order)) and math.prod(shape) * shape[-1] <= _LARGEST
 
 
-def _is_in_the_way(eqn: Eqn) -> bool:
+def _is_blocker(eqn: Eqn) -> bool:
     name = eqn.primitive.name
     if name == "dot_general":
         return not is_by_vector(eqn) and not is_outer(eqn)

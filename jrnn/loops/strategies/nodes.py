@@ -1,7 +1,7 @@
-"""The nodes of a plan: ways to run a loop, which nest.
+"""The nodes of a plan: they run a loop, and nest.
 
 A node runs a loop, estimates what that costs, and describes it. `Steps` is `jax.lax.scan`. `Split` computes a part of the
-step for all steps before or after the loop that stays, which its `inner` node runs. A new way to run a loop is a new node.
+step for all steps before or after the loop that stays, which its `inner` node runs. A new strategy often has a new node.
 
 Shapes: T time.
 """
@@ -24,7 +24,7 @@ Values = Sequence[Any]
 
 
 class Node(Protocol):
-    """A way to run a loop.
+    """Runs a loop.
 
     A node that is compared with others has a method `estimate`. It gets the `Estimator` of the loop that its loop is a part
     of, which knows what the equations cost, and returns the time and the memory of all steps.
@@ -36,17 +36,12 @@ class Node(Protocol):
     def describe(self) -> Description:
         """Returns what it does, for `explain`."""
 
-    @property
-    def way(self) -> str:
-        """What runs the loop that stays: "steps", or the name of a kernel or a solver."""
-
 
 @dataclass(frozen=True)
 class Steps:
     """Runs the steps one by one with `jax.lax.scan`."""
 
     loop: Loop
-    way: str = "steps"
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return self.loop.run(consts, init, xs, length)
@@ -60,7 +55,7 @@ class Steps:
 
 
 class Conversion(Protocol):
-    """How a rewritten loop holds the constants, carries, inputs and outputs of the loop that it was made from."""
+    """From the constants, carries, inputs and outputs of a loop to those of a rewritten one, and back."""
 
     def around(self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         """Runs the original loop by `run`, which runs the rewritten one."""
@@ -68,7 +63,7 @@ class Conversion(Protocol):
 
 @dataclass(frozen=True)
 class Converted:
-    """Runs a loop whose arrays are held in another way, such as wide sums, packs or stacks.
+    """Runs a loop with other arrays, such as wide sums, packs or stacks.
 
     Attributes:
         inner: runs the rewritten loop.
@@ -86,10 +81,6 @@ class Converted:
     def describe(self) -> Description:
         inner = self.inner.describe()
         return inner._replace(remarks=(*self.remarks, *inner.remarks))
-
-    @property
-    def way(self) -> str:
-        return self.inner.way
 
 
 def converted(node: Node, conversions: Sequence[Conversion]) -> Node:
@@ -143,10 +134,6 @@ class Split:
             stays=tuple(stays),
         )
 
-    @property
-    def way(self) -> str:
-        return self.inner.way
-
 
 @dataclass(frozen=True)
 class InChunks:
@@ -172,17 +159,12 @@ class InChunks:
         remark = f"run {self.size} steps at a time, so that these arrays stay small"
         return inner._replace(chunk=self.size, remarks=(remark, *inner.remarks))
 
-    @property
-    def way(self) -> str:
-        return self.inner.way
-
 
 @dataclass(frozen=True)
 class Solved:
     """Solves an affine loop for all steps in log T rounds."""
 
     loop: Loop
-    way = "associative"
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         return associative.solved(self.loop, consts, init, xs, length)

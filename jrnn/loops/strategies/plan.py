@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 
@@ -18,6 +19,9 @@ from jrnn.loops.strategies.nodes import Node
 
 NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
 _SHOWN = 2  # the most values of each kind that are printed
+
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # of JAX
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Target:
     machine: Machine = CPU
     repeated: bool = False
 
+    @property
+    def is_estimated(self) -> bool:
+        """Whether candidates for loops that are lowered are compared by estimates."""
+        return self.platform == "cpu"
+
     @staticmethod
     def here() -> Target:
         """Returns the target of programs of this process, which are not divided."""
@@ -53,9 +62,10 @@ class LoopPlan:
         target: what it is lowered for.
         loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
         node: runs it, or None if `jax.lax.scan` lowers it.
-        executor: "lax.scan", "scan", "associative", "native", or "chunks" for a loop and its gradient.
+        executor: the name of the strategy, or "lax.scan".
         notes: reasons for what was not done.
-        choice: the candidates that were compared, or None if the loop could not be planned.
+        choice: the candidates that were compared, or None.
+        constants: the values of the first of `loop.consts`, which the step closes over.
     """
 
     target: Target
@@ -64,6 +74,7 @@ class LoopPlan:
     executor: str
     notes: tuple[str, ...] = ()
     choice: Choice | None = None
+    constants: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @staticmethod
     def left(target: Target, loop: Loop | None, *why: str, choice: Choice | None = None) -> LoopPlan:
@@ -124,7 +135,7 @@ class LoopPlan:
             of = f" (lax.scan: {before})" if before != self.contractions else ""
             lines.append(f"  contractions in the loop: {self.contractions}{of}")
         if self.choice is not None:
-            reference = self.choice.of("lax.scan")
+            reference = self.choice.reference
             other = "" if reference in (None, self.choice.chosen.estimate) else f" (lax.scan: {reference.brief()})"
             end = f"; {NOTHING}" if NOTHING in self.notes else other
             lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")

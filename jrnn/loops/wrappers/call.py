@@ -15,7 +15,7 @@ class ScanCall(NamedTuple):
     """A call of `scan`: a loop and its options, which are those of `scan` after the checks.
 
     Attributes:
-        executor: its row in the table.
+        strategy: the row of the strategy that the caller asked for, or None.
         newton: the options of the executor "newton", or None for other executors.
         place: where this device's segment stands in time, if time is divided among devices.
     """
@@ -26,7 +26,7 @@ class ScanCall(NamedTuple):
     length: Any
     reverse: Any
     unroll: Any
-    executor: Any
+    strategy: Any
     newton: Any = None
     lengths: Any = None
     resets: Any = None
@@ -38,6 +38,11 @@ class ScanCall(NamedTuple):
     memory: float | None = None
     place: Any = None
     split_transpose: bool = False
+
+    @property
+    def executor(self) -> str:
+        """What the caller asked for, by name."""
+        return "auto" if self.strategy is None else self.strategy.name
 
     @property
     def steps(self) -> Any:

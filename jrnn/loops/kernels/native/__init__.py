@@ -7,8 +7,7 @@ kernel gets. `src/` is the kernel, in C++. `library` finds the object, if it was
 
 from __future__ import annotations
 
-from jrnn.loops.ir import Loop
-from jrnn.loops.kernels import Refused
+from jrnn.loops.ir import Loop, Refused
 
 __all__ = ["NAME", "refusal"]
 

@@ -15,12 +15,11 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
-from jrnn.loops.ir import Loop
+from jrnn.loops.ir import Loop, Refused
 from jrnn.loops.kernels.native.operations import Operation, Uniform
 from jrnn.loops.kernels.native.stages import add_in_products, in_stages
 from jrnn.loops.kernels.native.steps import Collector
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
-from jrnn.loops.kernels.refused import Refused
 
 FORMAT = 3  # decode.h has the same number
 _DTYPES = ("float", "bool", "bfloat16")

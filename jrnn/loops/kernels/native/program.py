@@ -14,10 +14,9 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.ir import Loop
+from jrnn.loops.ir import Loop, Refused
 from jrnn.loops.kernels.native.encoder import CallEncoder, CannotRun
 from jrnn.loops.kernels.native.operations import Operation
-from jrnn.loops.kernels.refused import Refused
 
 _LONGEST = 2000  # equations of a step
 

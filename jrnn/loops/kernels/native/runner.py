@@ -19,9 +19,8 @@ from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.costs import estimates
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import Loop, Results
+from jrnn.loops.ir import Loop, Refused, Results
 from jrnn.loops.ir.description import Description, described
-from jrnn.loops.kernels import Refused
 from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native.program import KernelProgram, program_of, turned_matrices
@@ -40,7 +39,6 @@ class Native:
     program: KernelProgram
     level: int = 0
     threads: int | None = None
-    way = "native"
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         program, loop, core = self.program, self.program.loop, self.program.core

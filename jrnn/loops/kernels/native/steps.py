@@ -20,7 +20,7 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
-from jrnn.loops.kernels import Refused
+from jrnn.loops.ir import Refused
 from jrnn.loops.kernels.native.operations import Operation, Uniform, Value
 from jrnn.loops.kernels.native.views import Array, Dims, View, collapsed, dense
 

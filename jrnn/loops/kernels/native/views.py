@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jrnn.jaxprs.axes import blocks
-from jrnn.loops.kernels import Refused
+from jrnn.loops.ir import Refused
 
 Dims = tuple[tuple[int, int], ...]  # size and stride in elements
 

@@ -1,12 +1,7 @@
-"""A toy backend: cumulative sums of floats run as `jnp.cumsum`, and other loops are left to `jax.lax.scan`.
-
-It shows what a backend defines. The order of its sums may differ from the loop's, which jrnn's own backends keep for
-loops that the caller wrote.
+"""A toy strategy: cumulative sums of floats run as `jnp.cumsum`, whose order of sums may differ from the loop's.
 
 Shapes: T time.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +10,14 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
-from jrnn.loops.ir import Loop, Options, Results
-from jrnn.loops.passes import distinct
-from jrnn.loops.strategies import Description, Target
-from jrnn.loops.strategies.backend import Backend
-
-NAME = "cumsum"
+from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.ir import Loop, Refused, Results
+from jrnn.loops.strategies import Candidate, Description, Problem, Strategy
 
 
 @dataclass(frozen=True)
 class CumulativeSum:
-    """Runs a loop as one cumulative sum over time."""
-
     loop: Loop
-    way = NAME
 
     def run(self, consts: Any, init: Any, xs: Any, length: Any) -> Results:
         (start,), (x,) = init, xs  # x: [T, ...]
@@ -36,18 +25,22 @@ class CumulativeSum:
         sums = start[None] + summed  # with [None]: a user may forbid rank promotion
         return [sums[-1]], [sums[::-1] if self.loop.reverse else sums] * len(self.loop.ys)
 
+    def estimate(self, estimator: Estimator) -> Estimate:
+        stack = self.loop.length * jaxprs.nbytes(self.loop.xs[0])
+        return Estimate(2 * estimator.machine.reading(stack, stack), stack)
+
     def describe(self) -> Description:
         return Description(remarks=("all steps run as one jnp.cumsum",))
 
 
-def plan(loop: Loop, target: Target, options: Options) -> CumulativeSum | str:
-    """Returns the node of a loop, or the reason why it is left as it is."""
-    why = refusal(distinct(loop))
-    return CumulativeSum(loop) if why is None else f"not {NAME}: {why}"
+def propose(problem: Problem) -> list[Candidate]:
+    why = refusal(problem.loop)
+    if why is not None:
+        raise Refused(why)
+    return [problem.candidate(CumulativeSum(problem.loop))]
 
 
 def refusal(loop: Loop) -> str | None:
-    """Returns the reason why a loop is not a cumulative sum of floats, or None."""
     if not jaxprs.is_known(loop.length):
         return "the number of steps is symbolic"
     if not len(loop.carry) == len(loop.xs) == len(loop.eqns) == 1 <= len(loop.ys):
@@ -60,4 +53,4 @@ def refusal(loop: Loop) -> str | None:
     return None if jnp.issubdtype(carry.aval.dtype, jnp.floating) else f"its dtype is {carry.aval.dtype}, not a float"
 
 
-BACKEND = Backend(plan, platforms=("toy",))
+CUMSUM = Strategy("cumsum", propose)

@@ -1,0 +1,178 @@
+"""The chooser: compares what all strategies propose for a loop, and makes its plan.
+
+A loop is planned when it is about to be differentiated, and when it is lowered. Strategies of the phase propose candidates
+for its canonical form, in the order of the table. Where loops are estimated, the cheapest candidate that fits the bound of
+memory runs, or `jax.lax.scan`; elsewhere the first one. A strategy that is asked for by name is not compared.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jrnn import jaxprs
+from jrnn.errors import ScanError
+from jrnn.jaxprs.jax_internals import are_arrays
+from jrnn.jaxprs.tangents import is_smooth
+from jrnn.loops.ir import Loop, Options, Refused, ScanParams, observers, tag
+from jrnn.loops.passes import reads_rows
+from jrnn.loops.strategies.candidates import Candidate, Choice, cheapest
+from jrnn.loops.strategies.nodes import converted
+from jrnn.loops.strategies.plan import NOTHING, LoopPlan, Target
+from jrnn.loops.strategies.problem import Problem, reference_of, to_lower
+from jrnn.loops.strategies.strategy import Strategy
+from jrnn.loops.strategies.table import AUTO, SCAN, STRATEGIES
+
+_BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
+_MANY = 1_000  # runs of a loop that is in another one, whose number is not known
+
+
+def lowered(scan: ScanParams, target: Target, options: Options) -> LoopPlan:
+    """Returns the plan of a loop that is lowered."""
+    return _lowered(tuple(STRATEGIES.values()), scan, target, options)
+
+
+def differentiated(scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]) -> LoopPlan | None:
+    """Returns the plan of a loop that is about to be differentiated, or None if it need not be read.
+
+    A plan without a node leaves it to JAX's rules.
+
+    Args:
+        scan: the loop.
+        target: what it is lowered for.
+        options: the caller's.
+        tangents: which of its inputs have tangents.
+    """
+    return _differentiated(tuple(STRATEGIES.values()), scan, target, options, tangents)
+
+
+def left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
+    """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
+    if isinstance(error, ScanError):
+        raise error
+    return LoopPlan.left(target, loop, observers.unexpected(error, " in a pass"))
+
+
+@functools.lru_cache(maxsize=256)
+def _lowered(rows: Sequence[Strategy], scan: ScanParams, target: Target, options: Options) -> LoopPlan:
+    loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
+    if not are_arrays([v.aval for v in body.invars]):
+        return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays")
+    try:
+        program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
+        has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
+        loop = replace(scan.loop(program), recomputes=has_checkpoint and options.recompute is not None)
+        return replace(_plan(rows, scan, loop, target, options), constants=tuple(program.consts))
+    except Exception as error:
+        return left_by(error, target, loop)
+
+
+def _plan(rows: Sequence[Strategy], scan: ScanParams, loop: Loop, target: Target, options: Options) -> LoopPlan:
+    if jaxprs.is_known(loop.length) and loop.length == 0:
+        return LoopPlan.left(target, loop, "it has no steps")
+    if options.executor == AUTO and not options.strict and _has_one_step(loop):
+        return LoopPlan.left(target, loop, "it has one step")
+    reference = reference_of(loop, target)
+    if options.executor == AUTO and _is_brief(reference, target):
+        return LoopPlan.left(target, loop, "it takes less time than planning it", choice=Choice(reference))
+    problem = to_lower(scan, reference, target, options)
+    return _as_if_differentiated(rows, problem) or _decided(rows, "lowering", problem)
+
+
+def _has_one_step(loop: Loop) -> bool:
+    return jaxprs.is_known(loop.length) and loop.length == 1
+
+
+def _is_brief(reference: Candidate, target: Target) -> bool:
+    """Returns True for a loop that gains less than its lowering takes: `x W^T` takes 1.2 to 1.4 times as long as `x W`."""
+    runs = _MANY if target.repeated else 1
+    is_short = target.is_estimated and runs * reference.estimate.seconds < _BRIEF
+    return is_short and not reads_rows(reference.node.loop)
+
+
+def _as_if_differentiated(rows: Sequence[Strategy], problem: Problem) -> LoopPlan | None:
+    """Returns the plan of a loop that is not differentiated on an accelerator, as if it were; or None.
+
+    Without a gradient a loop gains about what it gains with one, and has the same values. Step by step it needs less memory.
+    """
+    options, loop = problem.options, problem.loop
+    if problem.is_estimated or options.written is not None or options.memory is not None:
+        return None
+    scan = ScanParams.of_loop(loop)
+    plan = _differentiated(rows, scan, problem.target, options, tuple(is_smooth(v.aval) for v in loop.inputs))
+    if plan is None or plan.node is None:
+        return None
+    return replace(plan, loop=problem.original, node=converted(plan.node, problem.conversions))
+
+
+@functools.lru_cache(maxsize=256)
+def _differentiated(
+    rows: Sequence[Strategy], scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]
+) -> LoopPlan | None:
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    if not jaxprs.is_known(scan.length) or body.effects or not are_arrays([v.aval for v in body.invars]):
+        return None
+    rows = [row for row in rows if row.phase == "differentiation" and options.executor in (AUTO, row.name)]
+    rows = [row for row in rows if options.executor == row.name or row.screen is None or row.screen(scan)]
+    if not rows:
+        return None
+    from jrnn.loops.strategies.differentiated import to_differentiate
+
+    loop = None
+    try:
+        with tag.untagged():
+            problem = to_differentiate(scan, target, options, tangents)
+            loop = problem.original
+            consts = tuple(problem.constants[v] for v in problem.loop.consts if v in problem.constants)
+            return replace(_decided(rows, "differentiation", problem), constants=consts)
+    except Refused as why:
+        return LoopPlan.left(target, loop, *(f"not {row.name}: {why}" for row in rows))
+    except Exception as error:
+        return left_by(error, target, loop)
+
+
+def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan:
+    """Returns the plan of a loop by the strategies of a phase."""
+    asked, target, loop = problem.options.executor, problem.target, problem.original
+    notes, groups = [], []
+    for row in rows:
+        if row.phase != phase or (asked not in (AUTO, row.name) and row.name != SCAN):
+            continue
+        try:
+            proposed = _proposed(row, problem)
+        except Refused as why:
+            notes.append(f"not {row.name}: {why}")
+            continue
+        if proposed and (asked == row.name != SCAN or not problem.is_estimated):
+            chosen = min(proposed, key=lambda candidate: candidate.estimate.seconds)
+            others = tuple((candidate, "slower") for candidate in proposed if candidate is not chosen)
+            choice = Choice(chosen, others)
+            break
+        problem.candidates += proposed
+        groups.append(proposed)
+    else:  # candidates that change more come later, and stand earlier in the table
+        candidates = [candidate for group in reversed(groups) for candidate in group]
+        choice = cheapest([problem.reference, *candidates], problem.bounds)
+    if choice.chosen is problem.reference:
+        if phase == "lowering":
+            return LoopPlan.left(target, loop, *notes, NOTHING, choice=choice)
+        at = choice.chosen.estimate
+        reasons = (f"not {c.strategy}: {why}: {c.estimate}, {at} step by step" for c, why in choice.others)
+        return LoopPlan.left(target, loop, *notes, *reasons)
+    row = next(row for row in rows if row.name == choice.chosen.strategy)
+    try:
+        node = row.finish(problem, choice.chosen.node)
+    except Refused as why:
+        return LoopPlan.left(target, loop, f"not {row.name}: {why}")
+    node = converted(node, problem.conversions)
+    return LoopPlan(target, loop, node, row.name, tuple(notes), choice if problem.is_estimated else None)
+
+
+def _proposed(row: Strategy, problem: Problem) -> list[Candidate]:
+    if row.platforms and problem.target.platform not in row.platforms:
+        if problem.options.executor == row.name:
+            raise Refused(f"it runs on {' and '.join(row.platforms)} alone")
+        return []
+    proposed = row.propose(problem)
+    return [replace(c, strategy=row.name, label=c.label or row.name) for c in proposed]

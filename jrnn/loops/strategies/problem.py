@@ -1,0 +1,168 @@
+"""A loop whose strategy is to be chosen, and what the choice depends on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Var
+from jrnn.jaxprs.jax_internals import is_recomputed
+from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seconds
+from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.machines import Machine
+from jrnn.loops.ir import Loop, Options, ScanParams
+from jrnn.loops.passes import Fission, Moves, columns, movable, split
+from jrnn.loops.passes.canonical import canonical
+from jrnn.loops.passes.fission import Facts
+from jrnn.loops.passes.sums import Contract, as_written, smaller_first
+from jrnn.loops.strategies.candidates import ELEMENTWISE_MIN_GAIN, MIN_GAIN, REFERENCE, SMALL, Bounds, Candidate
+from jrnn.loops.strategies.nodes import Conversion, Split, Steps
+from jrnn.loops.strategies.plan import Target
+
+_SHARE = 0.5  # of a loop's own arrays, which a candidate may use if the states are small
+_EFFORT = 2_000  # equations that may be estimated for a loop: bounds the time of lowering
+_LEAST_GAIN = 0.03  # the part of a loop's time that transposed constants must save
+_NO_COST = Estimate(0.0, 0)
+
+
+@dataclass(eq=False)
+class Problem:
+    """A loop whose strategy is to be chosen. Strategies read it and propose candidates.
+
+    Attributes:
+        scan: the parameters of its equation.
+        original: the loop as JAX made it, with its calls inlined.
+        loop: its canonical form, which candidates run.
+        conversions: to the canonical form, that of the first stage first.
+        target: what it is lowered for.
+        options: the caller's.
+        reference: the loop as JAX lowers it, with what that costs.
+        bounds: what candidates may use, and must gain.
+        is_estimated: candidates are compared by estimates. Elsewhere the first strategy of the table that proposes one runs.
+        constants: the values of inputs of `loop` that are known now.
+        stored_bytes: in differentiation, the bytes a step of states that JAX's derivative would store.
+        candidates: what the strategies that stand earlier in the table proposed.
+    """
+
+    scan: ScanParams
+    original: Loop
+    loop: Loop
+    conversions: Sequence[Conversion]
+    target: Target
+    options: Options
+    reference: Candidate
+    bounds: Bounds
+    is_estimated: bool
+    constants: dict[Var, Any] = field(default_factory=dict)
+    stored_bytes: int = 0
+    candidates: list[Candidate] = field(default_factory=list)
+    effort: int = _EFFORT  # how many equations may still be estimated
+    _splits: dict[tuple[Moves | None, Contract | None], Fission] = field(default_factory=dict)
+
+    @functools.cached_property
+    def estimator(self) -> Estimator:
+        """What the equations of the loop cost."""
+        return Estimator(self.loop, self.target.machine)
+
+    @functools.cached_property
+    def _facts(self) -> Facts:
+        return Facts.of(self.loop)
+
+    @functools.cached_property
+    def movable(self) -> Moves:
+        """All that may leave the loop. Only sums of gradients may change their order."""
+        return movable(self.split(None), self.options.of_gradient(self.loop.reverse))
+
+    def split(self, moves: Moves | None, contract: Contract | None = None) -> Fission:
+        """Returns the loop in parts; all that can leave it leaves it if `moves` is None.
+
+        Sums are computed by `contract`, from stacks of parts of concatenations, or else as the platform computes them best.
+        """
+        self.effort -= len(self.loop.eqns)
+        if (key := (moves, contract)) not in self._splits:
+            sums = contract or (smaller_first if self.target.platform == "cpu" else as_written)
+            given = dict(moves=moves, facts=self._facts, contract=sums, parts=contract is not None)
+            self._splits[key] = split(self.loop, **given)
+        return self._splits[key]
+
+    def candidate(self, node: Any, label: str = "", min_gain: float | None = None) -> Candidate:
+        """Returns a candidate for a node that runs `loop`.
+
+        Args:
+            node: runs it.
+            label: what it does, in a few words; by default the name of the strategy.
+            min_gain: the part of the reference's time that it must save, if that is not the bounds'.
+        """
+        cost = node.estimate(self.estimator) if self.is_estimated else _NO_COST
+        return Candidate(label, cost, node, min_gain=min_gain)
+
+
+def reference_of(loop: Loop, target: Target) -> Candidate:
+    """Returns the candidate that leaves a loop to `jax.lax.scan`."""
+    cost = Estimator(loop, target.machine).whole() if target.is_estimated else _NO_COST
+    return Candidate(REFERENCE, cost, Steps(loop))
+
+
+def to_lower(scan: ScanParams, reference: Candidate, target: Target, options: Options) -> Problem:
+    """Returns the problem of a loop that is lowered: its canonical form, and what candidates may use."""
+    original = reference.node.loop
+    loop, conversions = canonical(original, target.devices)
+    bounds = Bounds(options.memory)
+    if target.is_estimated:
+        if _transposing_may_pay(loop, reference, target.machine):
+            transposed = columns(loop)
+            loop = transposed if _transposing_pays(loop, transposed, target.machine) else loop
+        live, avoided = _other_bytes(original, options, reference.estimate)
+        min_gain = MIN_GAIN if any(map(is_call, loop.eqns)) else ELEMENTWISE_MIN_GAIN
+        # The forward loop has half of the products of its reverse loop.
+        forward_seconds = options.of_gradient(loop.reverse) * reference.estimate.seconds / 2
+        bounds = Bounds(options.memory, live, avoided, min_gain, forward_seconds, _allowance(loop))
+    return Problem(scan, original, loop, conversions, target, options, reference, bounds, target.is_estimated)
+
+
+def _transposing_may_pay(loop: Loop, reference: Candidate, machine: Machine) -> bool:
+    """Returns False if all products of a loop take too small a part of its time."""
+    products = sum(product_seconds(e, None, machine) for e in loop.eqns if e.primitive.name == "dot_general")
+    return jaxprs.extent(loop.length) * products > _LEAST_GAIN * reference.estimate.seconds
+
+
+def _transposing_pays(loop: Loop, transposed: Loop, machine: Machine) -> bool:
+    """Returns True if transposed constants save a part of the time of a loop. Tiny products have no layout to gain."""
+    if transposed is loop:
+        return False
+    fissions = (split(either, moves=Moves()) for either in (loop, transposed))
+    before, after = (Split(f, Steps(f.core)).estimate(Estimator(f.loop, machine)).seconds for f in fissions)
+    return after < (1 - _LEAST_GAIN) * before
+
+
+def _allowance(loop: Loop) -> float:
+    """Returns the bytes that a candidate may always use: of a loop over small states, a share of its own arrays."""
+    if any(e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT for e in loop.eqns):
+        return SMALL
+    stacks = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
+    own = jaxprs.extent(loop.length) * stacks + sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
+    return min(SMALL, _SHARE * own)
+
+
+def _other_bytes(loop: Loop, options: Options, reference: Estimate) -> tuple[int, int]:
+    """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would have next to these.
+
+    Next to the same stacks, its reverse loop makes gradients of constants at each step. That is more than its forward loop
+    needs, which sets what ours may need.
+    """
+    if not options.of_gradient(loop.reverse):
+        return 0, max(options.gradients - reference.memory, 0)
+    steps = jaxprs.extent(loop.length)
+    live = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - options.given, 0)
+    if not options.stores_less or options.recompute is not None:
+        return live, 0
+    # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
+    again = list(filter(is_recomputed, loop.eqns))
+    repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
+    rest = {v for e in loop.eqns if not any(v in repeated for v in e.outvars) for v in jaxprs.inputs(e)}
+    read = {v for e in again for v in jaxprs.inputs(e)}
+    instead = sum(jaxprs.nbytes(v) for v in loop.xs if v in read and v not in rest)
+    return live, steps * max(sum(map(jaxprs.nbytes, repeated & rest)) - instead, 0)

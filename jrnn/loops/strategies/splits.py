@@ -1,0 +1,123 @@
+"""The strategy "scan" on a CPU: steps run one by one, and parts of them for all steps before or after the loop.
+
+The search proposes splits of the loop, and how many steps run at a time. docs/notes/cpu_log.md has the measurements behind
+the passes for XLA:CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.loops.passes import Moves, activate_together, gates, slice_apart, split
+from jrnn.loops.passes.fission import slices
+from jrnn.loops.strategies.candidates import Candidate, cheapest
+from jrnn.loops.strategies.nodes import InChunks, Node, Split, Steps, at_leaf, by_steps
+from jrnn.loops.strategies.problem import Problem
+from jrnn.loops.strategies.split_costs import SplitCosts
+
+_CHUNK = 1 << 20  # the bytes of the arrays of one chunk, if they fit the bound of memory
+_CLEARLY = 3  # a candidate that takes less than a third of another one's time replaces it, however uncertain both are
+
+
+def propose(problem: Problem) -> Sequence[Candidate]:
+    """Returns splits of the loop; nothing if a candidate is faster than the part that stays in all of them."""
+    search = Search(problem)
+    return () if any(map(search.beats_every_split, problem.candidates)) else search.candidates()
+
+
+def for_xla(problem: Problem, node: Any) -> Node:
+    """Returns a node whose loop that stays is written as XLA:CPU compiles it best."""
+    return at_leaf(node, _for_xla)
+
+
+def _for_xla(leaf: Node) -> Node:
+    if not isinstance(leaf, Steps):
+        return leaf
+    core = leaf.loop
+    if gates.better_apart(core):
+        fission = split(slice_apart(core), slices, moves=Moves())
+        return Split(fission, Steps(fission.core))
+    return by_steps(activate_together(core))
+
+
+class Search:
+    """The search among splits of a loop."""
+
+    def __init__(self, problem: Problem):
+        self.problem, self.bounds, self.reference = problem, problem.bounds, problem.reference
+
+    def candidates(self) -> list[Candidate]:
+        """Returns splits of the loop: of one kind, of all kinds, and the best selection that the search sees."""
+        most = self.problem.movable
+        named = {"simplify": Moves(), "hoist": Moves(early=most.early), "sink": Moves(late=most.late)}
+        named |= {"sum after the loop": Moves(summed=most.summed), "all of these": most}
+        tried: dict[Moves, Candidate] = {}
+        for name, moves in named.items():
+            if moves not in tried:
+                tried[moves] = self._candidate(name, moves)
+        best = cheapest([self.reference, *tried.values()], self.bounds).chosen.estimate.seconds
+        enough = min(best, (1 - self.bounds.min_gain) * self.reference.estimate.seconds)
+        return [*tried.values(), *(self._improved(tried, most) if self._least < enough else [])]
+
+    @functools.cached_property
+    def _least(self) -> float:
+        """The seconds of what stays in the loop in each split, without its stacks."""
+        stays = Steps(self.problem.split(None).core).estimate(self.problem.estimator)
+        return stays.seconds - dict(stays.terms)["stacks"]
+
+    def beats_every_split(self, candidate: Candidate) -> bool:
+        """Returns True if even the part that no split can move takes `_CLEARLY` times the time of a candidate."""
+        clearly = _CLEARLY * candidate.estimate.seconds < self._least
+        return clearly and cheapest([self.reference, candidate], self.bounds).chosen is candidate
+
+    def _candidate(self, label: str, moves: Moves) -> Candidate:
+        """Returns the fastest way to run a split that fits the bound of memory, or the smallest way if none does."""
+        fission = self.problem.split(moves)
+        node = Split(fission, Steps(fission.core))
+        parts = node.costs(self.problem.estimator)
+        every = [
+            Candidate(label, parts.at_once(n), node if n is None else InChunks(node, n)) for n in self._chunks(parts)
+        ]
+        fitting = list(filter(self._fits, every))
+        return min(fitting or every, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory)
+
+    def _fits(self, candidate: Candidate) -> bool:
+        return candidate.estimate.memory <= self.bounds.most(self.reference.estimate, candidate.estimate)
+
+    def _chunks(self, parts: SplitCosts) -> Iterator[int | None]:
+        """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
+        yield None
+        length = self.problem.loop.length
+        if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2:
+            return
+        least = parts.at_once(1).memory - parts.per_step(True)
+        for most in (_CHUNK, self.bounds.most(self.reference.estimate) - least):
+            n = int(most / parts.per_step(True))
+            if 2 <= n < length:
+                # A divisor of the length leaves no shorter last chunk, whose results would be copied.
+                yield next((m for m in range(n, n // 2, -1) if length % m == 0), n)
+
+    def _improved(self, tried: dict[Moves, Candidate], most: Moves) -> list[Candidate]:
+        """Adds and removes moves one at a time as long as that gains. Returns the better candidate, if there is one."""
+        start = at = min(tried, key=lambda moves: self._rank(tried[moves]))
+        changed, units = True, most.in_order(self.problem.loop)
+        while changed and len(units) > 1:
+            changed = False
+            for field, v in units:
+                if self.problem.effort < 0:
+                    break
+                moved = replace(at, **{field: getattr(at, field) ^ {v}})
+                if moved in tried:  # no better than the best
+                    self.problem.effort -= len(self.problem.loop.eqns)
+                    continue
+                tried[moved] = self._candidate("a selection", moved)
+                if self._rank(tried[moved]) < self._rank(tried[at]):
+                    at, changed = moved, True
+        return [tried[at]] if at != start else []
+
+    def _rank(self, candidate: Candidate) -> tuple[bool, float]:
+        return not self._fits(candidate), candidate.estimate.seconds
