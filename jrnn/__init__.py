@@ -1,5 +1,7 @@
 """jrnn: recurrent networks on JAX, and nets in Caffe2's wire format.
 
+In: functions, arrays and files of the user. Out: results, other programs and files. Read `loops/scan/scan.py` first.
+
 `import jrnn` is enough to use every public name and sub-module. Each loads when it is first used: `import jrnn` alone
 does not even load JAX. What is not here lives in its module, such as `jrnn.nets.Op` or `jrnn.loops.scan_statistics`.
 

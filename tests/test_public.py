@@ -1,6 +1,7 @@
 """The public surface: `import jrnn` is enough, and nothing loads before it is used."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,13 @@ def test_the_face_is_small_and_shows_no_imports():
     assert len(jrnn.__all__) <= 32
     assert {name for name in dir(jrnn) if not name.startswith("_")} <= set(jrnn.__all__)
     assert jrnn.loops.scan_statistics.__module__ == "jrnn.loops.newton.api" and jrnn.nets.Op is jrnn.nets.ir.Op
+
+
+def test_every_folder_says_what_comes_in_what_goes_out_and_which_file_to_read_first():
+    for file in ROOT.rglob("__init__.py"):
+        head = " ".join((ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n\n")[1].split())
+        said = re.fullmatch(r"In: .+\. Out: .+\. Read `([\w/.]+)` first\.", head)
+        assert said and (file.parent / said[1]).exists(), f"{file}: write 'In: ... Out: ... Read `file.py` first.'"
 
 
 def test_an_unknown_name_is_an_attribute_error():

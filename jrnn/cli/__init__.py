@@ -1,4 +1,7 @@
-"""The command line: one sub-command calls one function. A user's mistake is one line and exit status 2."""
+"""The command line: one sub-command calls one function. A user's mistake is one line and exit status 2.
+
+In: the arguments of a command. Out: printed text, files and an exit status. Read `parser.py` first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Corpora: texts as memory-mapped files of tokens, of any size; see docs/corpora.md."""
+"""Corpora: texts as memory-mapped files of tokens, of any size; see docs/corpora.md.
+
+In: folders of texts, and a tokenizer. Out: files of tokens, and batches of them. Read `corpus.py` first.
+"""
 
 from jrnn.corpus.corpus import Corpus
 from jrnn.corpus.tokenize import tokenize

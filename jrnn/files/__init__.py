@@ -1,5 +1,7 @@
 """Files: the one opener, the one reader of JSON, and the one writer, through which jrnn reads and writes all files.
 
+In: paths, bytes and JSON of strangers. Out: checked records and arrays; files that are whole. Read `reading.py` first.
+
 What is read may be a stranger's: `reading` opens regular files of bounded size only, and `checked` reads JSON, each value
 with its type and bounds. What is written, by `writing`, is the old or the new, never a mixture.
 """

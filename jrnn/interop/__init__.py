@@ -1,4 +1,8 @@
-"""Weights of other systems' recurrent layers, to and from PyTorch's names and layout."""
+"""Weights of other systems' recurrent layers, to and from PyTorch's names and layout.
+
+In: parameters of a layer of another system. Out: a state dict with PyTorch's names, and back. Read `torch_weights.py`
+first.
+"""
 
 from jrnn.interop.caffe2_cells import from_caffe2, to_caffe2
 from jrnn.interop.flax_cells import from_flax, to_flax

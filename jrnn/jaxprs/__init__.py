@@ -1,5 +1,7 @@
 """Jaxprs: reading, evaluating and retracing the programs that JAX traces. Of jrnn it imports the errors alone.
 
+In: functions of JAX, and jaxprs. Out: programs, facts about equations, and values. Read `programs.py` first.
+
 `programs` traces, opens and evaluates, `queries` asks what equations read and make, and groups carries, `over_time`
 evaluates for all steps, and `tangents` separates tangents from values. `primitives` is the table of what is known about each
 primitive. `axes` and `ranges` follow axes and bounds through equations, `resized` makes arrays smaller, and `by_numpy`

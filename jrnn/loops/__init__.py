@@ -1,5 +1,7 @@
 """The executor behind `jrnn.scan`. It is pure JAX and does not depend on nets.
 
+In: a step, its carry and its inputs. Out: the results of a loop that runs in another form. Read `scan/scan.py` first.
+
 What a plain scan does not need loads when it is first used.
 """
 

@@ -1,4 +1,8 @@
-"""Pretrained recurrent language models, in the files of the Hugging Face hub; see docs/pretrained.md."""
+"""Pretrained recurrent language models, in the files of the Hugging Face hub; see docs/pretrained.md.
+
+In: a folder of the hub: config.json, weights, tokenizer. Out: a `LanguageModel`, its logits and texts. Read `model.py`
+first.
+"""
 
 from jrnn.models.families import FAMILIES
 from jrnn.models.files import load_state, save_state

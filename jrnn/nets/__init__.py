@@ -1,4 +1,7 @@
-"""Caffe2's nets: records, wire format, operators, building, running and differentiating, cells. `ir.py` has the records."""
+"""Caffe2's nets: records, wire format, operators, building, running and differentiating, cells. `ir.py` has the records.
+
+In: nets: files, records, or calls of a builder. Out: blobs, JAX functions and backward nets. Read `ir.py` first.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,7 @@
-"""Recurrent layers as flax.nnx modules and as pure functions, and packed sequences; see docs/nn.md."""
+"""Recurrent layers as flax.nnx modules and as pure functions, and packed sequences; see docs/nn.md.
+
+In: x [T, N, D], states and parameters. Out: y [T, N, H] and the next states. Read `modules.py` first.
+"""
 
 from jrnn.nn import functional
 from jrnn.nn.families.diagonal import LRU, RGLRU, S5

@@ -1,4 +1,8 @@
-"""ONNX models in and out: `jrnn.from_onnx` and `jrnn.to_onnx`; needs the extra `onnx`, see docs/onnx.md."""
+"""ONNX models in and out: `jrnn.from_onnx` and `jrnn.to_onnx`; needs the extra `onnx`, see docs/onnx.md.
+
+In: a model file; or a JAX function with examples. Out: an `OnnxModel` to call or to train; or a model. Read `read.py`
+first.
+"""
 
 from jrnn.onnx import (
     bodies,

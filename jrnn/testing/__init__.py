@@ -1,5 +1,7 @@
 """Assertions about recurrent cells, for tests of your own, and hypothesis strategies for nets and lengths.
 
+In: a cell, a layer or a model. Out: an AssertionError or a report with the difference. Read `asserts.py` first.
+
 A cell is a step of JAX, `(carry, x) -> (carry, y)`, or with weights `(params, carry, x) -> (carry, y)`; a
 `jrnn.nets.cells.Cell`; or a whole `Layer`. Each assertion raises AssertionError with the difference that it found.
 

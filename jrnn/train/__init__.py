@@ -1,4 +1,7 @@
-"""Training from a configuration: `load_config`, `train`, and what is done with a run; and the parts of users' own tasks."""
+"""Training from a configuration: `load_config`, `train`, and what is done with a run; and the parts of users' own tasks.
+
+In: a config, and data on disk. Out: a run directory with metrics, checkpoints and a model. Read `loop.py` first.
+"""
 
 from jrnn.train.config import Config, load_config
 from jrnn.train.loggers import Logger

@@ -1,5 +1,7 @@
 """The suites of `jrnn bench --suite NAME`: a module for each, whose `jobs(options)` yields the programs to compare.
 
+In: `SuiteOptions`. Out: `Job`s, each with the programs to compare. Read `cells.py` first.
+
 A suite's `OURS` are the programs whose times are divided by those of the others, and `TAKES` the options that choose what is
 measured. A suite may have `summary(records)`, a text below the tables. scripts/benchmarks of the repository has more suites.
 """

@@ -1,5 +1,7 @@
 """What is known of primitives: which may move out of a loop, which are worth moving, linear, or cheap to repeat.
 
+In: an equation. Out: what is known of its primitive. Read `table.py` first.
+
 `table` has one row for each primitive, and this file the questions that passes, costs and evaluators ask.
 """
 

@@ -1,5 +1,8 @@
 """The reader of carries: which are kept, diagonal, matrix-valued or opaque, and in which order they can be computed.
 
+In: the `Loop` of a step. Out: carries in groups, each with its form, or the reason why it has none. Read `carries.py`
+first.
+
 `carries.py` groups carries, finds those that are kept or affine with a diagonal Jacobian, and solves groups in order.
 `matrix.py` reads the form of matrix-valued carries (`terms.py`) off a step (`equations.py`).
 `blocks.py` reads which elements of the old carry the new one reads, whatever the step is, and lays out Jacobians.

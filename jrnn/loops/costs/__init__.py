@@ -1,1 +1,4 @@
-"""The cost model: what a processor is, what equations and loops cost, and the choice among ways."""
+"""The cost model: what a processor is, and what equations and loops cost.
+
+In: equations of a loop, and a machine. Out: an `Estimate` of seconds and bytes. Read `estimates.py` first.
+"""

@@ -1,1 +1,4 @@
-"""What became of loops: `explain` of a program, `report` of a process, and what the compiler made of a loop."""
+"""What became of loops: the plans of a program, and what the compiler made of a loop.
+
+In: a function, or what is lowered in a context. Out: an `Explanation`, which prints plans. Read `explain.py` first.
+"""

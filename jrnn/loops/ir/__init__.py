@@ -1,4 +1,7 @@
-"""A loop as data, its tag, the observers of lowered loops, and the check that a derived form of it agrees with it."""
+"""A loop as data, its tag, the observers of lowered loops, and the check that a derived form of it agrees with it.
+
+In: a scan equation of JAX. Out: a `Loop` with its tag, and what observers hear of it. Read `loop.py` first.
+"""
 
 from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, strict_passes
 from jrnn.loops.ir.refused import Refused

@@ -1,4 +1,7 @@
-"""The passes over a loop. A pass is a pure function of a `Loop`; `fission` splits the result into parts."""
+"""The passes over a loop. A pass is a pure function of a `Loop`; `fission` splits the result into parts.
+
+In: a `Loop`. Out: an equal `Loop` that is cheaper, or its parts before, in and after the loop. Read `fission.py` first.
+"""
 
 from jrnn.loops.passes.fission import Fission, Moves, movable, split
 from jrnn.loops.passes.gates import activate_together, slice_apart

@@ -1,5 +1,7 @@
 """The rules that JAX calls when it traces, differentiates or lowers a tagged loop, one file a phase.
 
+In: tagged scan equations, as JAX transforms them. Out: what JAX puts in their place. Read `lowering.py` first.
+
 `jrnn.scan` is `jax.lax.scan` with a tag (`ir/tag.py`). `tracing` traces its step. When JAX differentiates a tagged loop,
 the rule of `differentiation` replaces its step by one that stores less. When JAX lowers a tagged loop, forward or reverse,
 the rule of `lowering` plans it for the platform (`strategies/`). A loop that cannot be planned falls back to JAX's own rule.

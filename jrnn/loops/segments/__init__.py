@@ -1,5 +1,8 @@
 """The option `axis_name`: a scan whose time axis is divided among the devices of a mesh axis, inside `jax.shard_map`.
 
+In: a step, and this device's part of the inputs. Out: this device's outputs, and the last carry of all. Read `api.py`
+first.
+
 Each device has a segment of the steps. All it needs to run its segment like any other scan is the carry before it, its
 *start*. This folder computes the starts, with few bytes sent, in stages. A stage is a set of carries that read only each
 other and those of earlier stages:

@@ -1,7 +1,9 @@
 """Strategies: how a loop may be run, what each proposes, and which one runs.
 
-In comes an equation of JAX's scan (`ScanParams`) with the target and the caller's options. Out goes a `LoopPlan`, whose node
-runs the loop. Read `table.py` first: a row for each strategy. `problem.py` is what a strategy reads, `nodes.py` has what it
+In: an equation of JAX's scan (`ScanParams`), the target and the caller's options. Out: a `LoopPlan`, whose node runs the
+loop. Read `table.py` first.
+
+`table.py` has a row for each strategy. `problem.py` is what a strategy reads, `nodes.py` has what it
 proposes, `chooser.py` compares the candidates of all strategies and `candidates.py` says which one is cheapest.
 """
 

@@ -1,4 +1,7 @@
-"""The parts that families of models share, one file for each kind of part."""
+"""The parts that families of models share, one file for each kind of part.
+
+In: parameters, activations [N, T, D] and a state. Out: activations and the next state. Read `attention.py` first.
+"""
 
 from jrnn.models.blocks.attention import Attention, Indexed, Indexer, Latent
 from jrnn.models.blocks.delta import Delta, Kda, Lightning

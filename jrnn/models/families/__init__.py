@@ -1,4 +1,7 @@
-"""The families of models, by the `model_type` of config.json: every `Family` of the files of this folder."""
+"""The families of models, by the `model_type` of config.json: every `Family` of the files of this folder.
+
+In: config.json as a mapping. Out: a `Family`: parameters and blocks of the model. Read `mamba.py` first.
+"""
 
 from __future__ import annotations
 

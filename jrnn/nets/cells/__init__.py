@@ -1,4 +1,7 @@
-"""Caffe2's recurrent cells as step nets."""
+"""Caffe2's recurrent cells as step nets.
+
+In: a `NetBuilder`, blobs and options of a cell. Out: blobs of outputs and states, in the net. Read `lstm.py` first.
+"""
 
 from jrnn.nets.cells.affine import LRUCell, MinGRUCell, MinLSTMCell
 from jrnn.nets.cells.attention import AttentionCell, Encoder

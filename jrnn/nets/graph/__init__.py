@@ -1,5 +1,7 @@
 """Utilities over nets: each takes a Net and returns a new Net, or facts about it. None runs an operator.
 
+In: a `Net`. Out: a new `Net`, facts, or a picture. Read `passes.py` first.
+
 For shapes and types of blobs, which need operators, see `jrnn.nets.infer_shapes`.
 """
 

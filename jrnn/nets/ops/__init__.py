@@ -1,4 +1,8 @@
-"""The operators. Importing this package fills the registry; each module holds one family."""
+"""The operators. Importing this package fills the registry; each module holds one family.
+
+In: arrays and Arguments of an operator. Out: arrays; each module adds its operators to the table. Read `elementwise.py`
+first.
+"""
 
 import importlib
 import pkgutil

@@ -1,4 +1,7 @@
-"""Caffe2's PlanDefs: nets that the host runs in steps. `reading.py` chooses a net of a plan, and `run.py` runs one."""
+"""Caffe2's PlanDefs: nets that the host runs in steps. `reading.py` chooses a net of a plan, and `run.py` runs one.
+
+In: a `Plan` and blobs. Out: a net of it, its text, or the blobs after it ran. Read `run.py` first.
+"""
 
 from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.plans.reading import net_of_plan, show_steps

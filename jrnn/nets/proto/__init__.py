@@ -1,4 +1,7 @@
-"""Caffe2's wire format: the only code that knows protobuf."""
+"""Caffe2's wire format: the only code that knows protobuf.
+
+In: bytes or text of a stranger, within `Limits`. Out: records of `nets/ir.py`, and back. Read `codec.py` first.
+"""
 
 from jrnn.nets.proto.codec import (
     format_net,

@@ -1,4 +1,7 @@
-"""Recurrent layers since 2018, one file for each family; `jrnn.nn.recurrent` has their interface."""
+"""Recurrent layers since 2018, one file for each family; `jrnn.nn.recurrent` has their interface.
+
+In: x [T, N, D], a state and a `Span` of steps. Out: y [T, N, D] and the next state. Read `minimal.py` first.
+"""
 
 from jrnn.nn.families.diagonal import LRU, RGLRU, S5
 from jrnn.nn.families.linear_attention import GLA, DeltaNet, GatedDeltaNet, RetNet

@@ -1,5 +1,7 @@
 """Checks of gradients: JAX's, the generated net's, and central differences, compared in float64.
 
+In: a net, a function or a file, as a `Subject`. Out: a `GradientReport`. Read `check.py` first.
+
 The first two are exact and must agree to rounding. Differences are less precise, but detect an error that the first two
 share, such as a wrong forward function.
 """

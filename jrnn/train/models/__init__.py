@@ -1,4 +1,8 @@
-"""Models: pure functions that a task trains. `model.kind` of a config names a kind of model."""
+"""Models: pure functions that a task trains. `model.kind` of a config names a kind of model.
+
+In: a table `model` of a config, and the `Signature` of a task. Out: a `Model`: parameters and a pure function. Read
+`interface.py` first.
+"""
 
 from __future__ import annotations
 

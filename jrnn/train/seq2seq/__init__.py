@@ -1,4 +1,7 @@
-"""The recipe `seq2seq`: pairs of strings, an encoder-decoder with attention as one net, and beam search."""
+"""The recipe `seq2seq`: pairs of strings, an encoder-decoder with attention as one net, and beam search.
+
+In: pairs of strings. Out: an encoder-decoder as a net, and translations. Read `task.py` first.
+"""
 
 from jrnn.train.seq2seq.encoder_decoder import Beams, Seq2SeqConfig, Seq2SeqModel, beam_search, seq2seq
 from jrnn.train.seq2seq.task import Pairs, encode, is_held_out

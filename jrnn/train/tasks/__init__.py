@@ -1,4 +1,7 @@
-"""The kinds of tasks by name. A new kind is one file, and one line here."""
+"""The kinds of tasks by name. A new kind is one file, and one line here.
+
+In: a table `data` of a config. Out: batches, a loss and a measure. Read `task.py` first.
+"""
 
 from jrnn.train.seq2seq.task import SEQ2SEQ
 from jrnn.train.tasks.adding import ADDING

@@ -1,5 +1,7 @@
 """A loop as one call of a compiled kernel for CPUs.
 
+In: a `Loop`. Out: one custom call of XLA with an encoded program. Read `steps.py` first.
+
 It runs steps of products with constant matrices, elementwise operations and reductions, of rows that do not depend on each
 other. `views`, `operations`, `steps` and `stages` turn a step into stages, `encoder` encodes them, and `program` is what the
 kernel gets. `src/` is the kernel, in C++. `library` finds the object, if it was built, and `runner` calls it.

@@ -1,5 +1,8 @@
 """The canonical form of a loop: the first stage of every plan, so that all that follows sees one spelling of a step.
 
+In: a `Loop` in any spelling. Out: the canonical `Loop`, and conversions of arguments and results. Read `spelling.py`
+first.
+
 Its stages are passes from a loop to a loop, each with a conversion of what goes in and out (`plans.Conversion`):
 
 - `constant_carries.py`: carries whose value is known become constants and inputs.
