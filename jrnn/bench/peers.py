@@ -42,7 +42,12 @@ from jrnn.errors import DataError, ScanError
 from jrnn.files import read_text
 from jrnn.loops import host, scan
 from jrnn.loops.kernels.native import library
+from jrnn.nets.builder import NetBuilder
+from jrnn.nets.cells import GRUCell, LayerNormLSTMCell, LSTMCell
+from jrnn.nets.cells.base import run_cell
+from jrnn.nets.lowering import run_net, to_jax
 
+NETS = {"lstm": LSTMCell, "gru": GRUCell, "layer_norm_lstm": LayerNormLSTMCell}
 _HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
 
 
@@ -173,10 +178,23 @@ def jrnn_nn(cell: str, size: Size) -> Function | None:
     return Function(lambda p, x: nnx.merge(graph, p)(x)[0], weights, steps.inputs(cell, size)[1])
 
 
+def caffe2_net(cell: str, size: Size) -> Function | None:
+    """The net of a cell of Caffe2, by `to_jax`. Its GRU applies the reset gate before the product of the candidate."""
+    if cell not in NETS:
+        return None
+    b = NetBuilder("net")
+    run = run_cell(NETS[cell](size.features, size.hidden), b, b.input("x"), None, None, scope="cell")
+    net = b.build(outputs=[run.output])
+    weights = run_net(b.build_init(), {}, key=jax.random.key(0))
+    fn = to_jax(net, [run.output])
+    return Function(lambda p, x: fn({**p, "x": x})[run.output], weights, steps.inputs(cell, size)[1])
+
+
 # The peers that can be compiled for any device.
 FUNCTIONS: dict[str, Callable[[str, Size], Function | None]] = {
     "jrnn": functools.partial(scanned, scan),
     "jrnn.nn": jrnn_nn,
+    "net": caffe2_net,
     "lax.scan": functools.partial(scanned, jax.lax.scan),
     "flax": flax_rnn,
 }
@@ -266,7 +284,7 @@ def available(devices: int) -> dict[str, Peer]:
     peers: dict[str, Peer] = {"jrnn": _compiled(FUNCTIONS["jrnn"])}
     if devices > 1:
         peers[f"jrnn x{devices}"] = functools.partial(divided, devices)
-    peers |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "lax.scan", "flax")}
+    peers |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "net", "lax.scan", "flax")}
     if _HAS_TORCH:
         peers["torch"] = torch_rnn
     kernel = () if library.loaded().reason else ("native",)
