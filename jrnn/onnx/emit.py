@@ -82,6 +82,7 @@ class GraphEmitter:
             self.opset, self.symbols = opset, dict(symbols or {})
             self.taken: set[str] = set()
             self.initializers: dict[str, np.ndarray] = {}
+            self.dtypes: dict[str, Any] = {}  # of all values that nodes make or inner graphs get
             self.hints: dict[int, tuple[np.ndarray, str]] = {}  # names of known arrays, by their identity
             self._constants: dict[tuple, str] = {}
             self._sizes: dict[Any, str] = {}
@@ -130,6 +131,7 @@ class GraphEmitter:
         names = [self.name(v) for v in inputs]
         self.nodes.append(helper.make_node(type, names, [r.name for r in refs], name=refs[0].name, **attributes))
         self.written.update(r.name for r in refs)
+        self.root.dtypes.update((r.name, r.dtype) for r in refs)
         return refs
 
     def _in_float32(
@@ -292,6 +294,7 @@ class GraphEmitter:
         """An inner graph with the nodes of `body(emitter, inputs) -> outputs`, and its outputs."""
         e = GraphEmitter(self)
         refs = [Ref(self.claim("in"), tuple(shape), np.dtype(dtype)) for shape, dtype in inputs]
+        self.root.dtypes.update((r.name, r.dtype) for r in refs)
         outputs = e.owned(body(e, refs))
         return helper.make_graph(e.nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))), outputs
 

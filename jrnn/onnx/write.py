@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import onnx
 from jax.export import symbolic_args_specs
-from onnx import checker, helper
+from onnx import TensorProto, checker, helper
 
 from jrnn.errors import ConversionError, needs_extra
 from jrnn.jaxprs.arguments import Call, call_of
@@ -18,6 +18,7 @@ from jrnn.jaxprs.flat import Graph
 from jrnn.jaxprs.trials import TRIPS, close, ends, has_while
 from jrnn.nn.layers import whole_layers
 from jrnn.onnx.emit import GraphEmitter, Ref, info, tensor
+from jrnn.onnx.integers import rename, retyped, widened
 from jrnn.onnx.read import save_model
 
 OPSETS = range(17, 23)
@@ -48,7 +49,8 @@ def to_onnx(
 
     Returns:
         The model. Inputs are named as in the function's signature and by their path in the pytree. A single output is
-        named "output", several "output/...".
+        named "output", several "output/...". Inputs of int32, such as token ids, are int64, as clients send them, except for
+        those that come back as an output, as a counter in a state does.
 
     Raises:
         ConversionError: a primitive without a rule, with the line that uses it, or a model that computes something else.
@@ -123,36 +125,26 @@ def _model(e: GraphEmitter, graph: Graph, call: Call, out_names: Sequence[str]) 
             values.append(Ref(e.claim(leaf.name), var.shape, np.dtype(var.dtype)))
         else:
             values.append(e.hinted(np.asarray(leaf.value), leaf.name) if var in used else None)
-    names = {id(value): key for key, value in call.closed_over}
+    keys = {id(value): key for key, value in call.closed_over}
     consts = {
-        var: e.hinted(np.asarray(value), names.get(id(value), f"weight_{k}"))
+        var: e.hinted(np.asarray(value), keys.get(id(value), f"weight_{k}"))
         for k, (var, value) in enumerate(graph.consts.items())
         if var in used
     }
     inputs = [info(v) for v in values if isinstance(v, Ref)]
     e.taken.update(out_names)
     results = e.owned(e.run(replace(graph, consts=consts), values))
-    renamed = {r.name: out for r, out in zip(results, out_names, strict=True)}
+    names = {r.name: out for r, out in zip(results, out_names, strict=True)}
     for node in e.nodes:
-        _rename(node, renamed)
-    outputs = [info(replace(r, name=renamed[r.name])) for r in results]
+        rename(node, names)
+    outputs = [info(replace(r, name=names[r.name])) for r in results]
     tensors = [tensor(n, v) for n, v in e.initializers.items()]
     proto = helper.make_graph(e.nodes, re.sub(r"\W", "_", call.name) or "graph", inputs, outputs, tensors)
+    widened(proto, {**e.dtypes, **{names[r.name]: r.dtype for r in results}})
     opsets = [helper.make_opsetid("", e.opset)]
     return helper.make_model(
         proto, producer_name="jrnn", opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets)
     )
-
-
-def _rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    """Renames values, in the graphs inside of a node too."""
-    for field in (node.input, node.output):
-        field[:] = [names.get(n, n) for n in field]
-    for a in node.attribute:
-        for inner in a.g.node:
-            _rename(inner, names)
-        for output in a.g.output:
-            output.name = names.get(output.name, output.name)
 
 
 def _resized(call: Call, specs: Sequence[Any], sizes: dict[str, int]) -> list[Any]:
@@ -173,24 +165,10 @@ def _resized(call: Call, specs: Sequence[Any], sizes: dict[str, int]) -> list[An
 
 def _feedable(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that takes and returns float32 for bfloat16, for which onnxruntime has no arrays."""
-    feedable = onnx.ModelProto()
+    feedable, bfloat16 = onnx.ModelProto(), TensorProto.BFLOAT16
     feedable.CopyFrom(model)
-    graph = feedable.graph
-    before: list[onnx.NodeProto] = []
-    after: list[onnx.NodeProto] = []
-    for values, is_input in ((graph.input, True), (graph.output, False)):
-        for value in values:
-            if value.type.tensor_type.elem_type != onnx.TensorProto.BFLOAT16:
-                continue
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            inner, outer = f"{value.name}/bfloat16", value.name
-            for node in graph.node:
-                _rename(node, {outer: inner})
-            ends, to = ([outer], [inner]), onnx.TensorProto.BFLOAT16 if is_input else onnx.TensorProto.FLOAT
-            (before if is_input else after).append(helper.make_node("Cast", *(ends if is_input else ends[::-1]), to=to))
-    nodes = [*before, *graph.node, *after]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    ends = (*feedable.graph.input, *feedable.graph.output)
+    retyped(feedable.graph, [v for v in ends if v.type.tensor_type.elem_type == bfloat16], TensorProto.FLOAT)
     return feedable
 
 

@@ -20,13 +20,17 @@ OPTIONS = [{}, {"bidirectional": True, "num_layers": 2}, {"batch_first": True}, 
 X = jax.random.normal(jax.random.key(0), (4, 3, 2))
 
 
+INTEGERS_OF = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+
+
 def types(model):
     return collections.Counter(node.op_type for node in model.graph.node)
 
 
 def run(model, *args):
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    return session.run(None, {i.name: np.asarray(a) for i, a in zip(session.get_inputs(), args, strict=True)})
+    inputs = zip(session.get_inputs(), args, strict=True)
+    return session.run(None, {i.name: np.asarray(a, INTEGERS_OF.get(i.type)) for i, a in inputs})
 
 
 LAYERS = {
@@ -180,6 +184,33 @@ def test_loops_branches_and_windows():
 def count_down(x):
     """Ends for whole numbers."""
     return jax.lax.while_loop(lambda s: jnp.sum(s) != 0, lambda s: s - 1, x)
+
+
+def test_token_ids_are_int64_and_counters_are_as_they_come_back():
+    module, table = nn.GRU(2, 5, rngs=nnx.Rngs(0)), jnp.arange(14.0).reshape(7, 2)
+
+    def call(tokens, lengths, count, seen, logits):
+        y, _ = module(table[tokens], lengths=lengths)
+        last = jrnn.scan(
+            lambda s, t: ((s[0] + jnp.take(table, t, axis=0).sum(), s[1] + 1), None),
+            (jnp.float32(0), count),
+            tokens[:, 0],
+        )[0]
+        looped = jax.lax.while_loop(
+            lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + jnp.take(table, seen, axis=0)[0]), (0, y[0, 0, 0])
+        )[1]
+        return y, last, jnp.where(count > 0, jnp.argmax(logits), 0), seen.astype(float) + looped
+
+    args = jnp.array([[1, 2], [6, 0], [3, 3]]), jnp.array([3, 1]), jnp.int32(4), jnp.int32(2), jnp.ones(3)
+    model = jrnn.to_onnx(call, *args, dims=("T, N", "N", "", "", "_"))
+    kinds = {i.name: onnx.TensorProto.DataType.Name(i.type.tensor_type.elem_type) for i in model.graph.input}
+    assert kinds == {"tokens": "INT64", "lengths": "INT64", "count": "INT32", "seen": "INT64", "logits": "FLOAT"}
+    for ours, theirs in zip(jax.tree.leaves(call(*args)), run(model, *args), strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+    assert jrnn.from_onnx(model)(dict(zip(kinds, args)))["output/1/1"] == 7
+    with jax.enable_x64(True):
+        own = jrnn.to_onnx(lambda x: 2 * x, jnp.ones(2, jnp.int32))  # what comes back keeps its type
+    assert own.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.INT32
 
 
 NWC, NHWC = ("NWC", "WIO", "NWC"), ("NHWC", "HWIO", "NHWC")
