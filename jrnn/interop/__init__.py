@@ -15,17 +15,20 @@ from jrnn.interop.rnn_layers import (
     to_onnx_arrays,
 )
 from jrnn.interop.torch_weights import load_state_dict, save_state_dict
+from jrnn.interop.whole_modules import LoadReport, load_module
 from jrnn.nn.conventions import CONVENTIONS, Convention, convention, reorder
 
 __all__ = [
     "CONVENTIONS",
     "Convention",
+    "LoadReport",
     "convention",
     "from_arraymancer",
     "from_caffe2",
     "from_flax",
     "from_keras",
     "from_onnx_arrays",
+    "load_module",
     "load_state_dict",
     "reorder",
     "save_state_dict",

@@ -18,6 +18,7 @@ from jrnn.files import open_file
 from jrnn.files.memory import free
 from jrnn.files.tensors import open_tensors, write_tensors
 from jrnn.interop.cells import Params
+from jrnn.interop.folded import folded
 
 _TYPES = {
     "F64": np.float64,
@@ -37,11 +38,12 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
         prefix: the name of a recurrent module in a larger model, such as "encoder.rnn". The dot after it may be left out.
 
     Returns:
-        numpy arrays of the source's own types and bits; give them to `jrnn.nn.functional` or `jrnn.nn.LSTM(...).load`.
+        numpy arrays of the source's own types and bits; give them to `jrnn.nn.functional` or `jrnn.nn.LSTM(...).load`. A
+        weight that weight_norm, spectral_norm or pruning stores in parts is the weight that PyTorch's layer uses.
 
     Raises:
-        ConversionError: for a missing file, one that needs torch if torch is missing, values that are not floating tensors,
-            or no name with `prefix`.
+        ConversionError: for another parametrization, a missing file, one that needs torch if torch is missing, values that
+            are not floating tensors, or no name with `prefix`.
 
     >>> state = {"rnn.weight_ih_l0": np.ones((4, 3)), "head.weight": np.ones(2)}
     >>> load_state_dict(state, prefix="rnn.")["weight_ih_l0"].shape
@@ -53,6 +55,7 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
         where, entries = "state dict", {str(name): value for name, value in source.items()}
     else:
         where, entries = str(source), _read(Path(source))
+    entries = {name: value for name, value in entries.items() if not name.endswith("num_batches_tracked")}  # an integer
     prefix += "." if any(name.startswith(f"{prefix}.") for name in entries) else ""
     taken = {name: value for name, value in entries.items() if name.startswith(prefix)}
     if inner := [name for name, value in taken.items() if isinstance(value, Mapping)]:
@@ -64,7 +67,7 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
             f"{where}: {key} is a dict of {sorted(map(str, taken[key]))[:8]}; give the state dict within a checkpoint, "
             f"as in load_state_dict(torch.load(path, weights_only=True)[{key!r}])"
         )
-    params = {name.removeprefix(prefix): _array(where, name, v) for name, v in taken.items()}
+    params = folded({name.removeprefix(prefix): _array(where, name, v) for name, v in taken.items()})
     if not params:
         raise ConversionError(
             f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it has {sorted(entries)}"

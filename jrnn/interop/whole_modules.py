@@ -1,0 +1,163 @@
+"""The weights of a whole PyTorch model, into a flax module of the same layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jrnn.errors import ConversionError, near
+from jrnn.interop.cells import Params
+from jrnn.interop.torch_weights import load_state_dict
+
+_Turn = Callable[[np.ndarray], np.ndarray]
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _convolution(x: np.ndarray) -> np.ndarray:
+    """[out, in, *spatial] -> [*spatial, in, out]."""
+    return np.moveaxis(x, (0, 1), (-1, -2))
+
+
+def _transposed_convolution(x: np.ndarray) -> np.ndarray:
+    """[in, out, *spatial] -> [*spatial, in, out], reversed."""
+    return np.moveaxis(np.flip(x, tuple(range(2, x.ndim))), (0, 1), (-2, -1))
+
+
+# By the layer of flax and the name of its variable: the name in PyTorch's layer, and the change of the array. Any other
+# variable, such as those of jrnn.nn's layers, has its own name and layout in PyTorch, too.
+_NORM = {"scale": ("weight", _same), "bias": ("bias", _same)}
+_LAYERS: dict[type, dict[str, tuple[str, _Turn]]] = {
+    nnx.Embed: {"embedding": ("weight", _same)},
+    nnx.Linear: {"kernel": ("weight", np.transpose), "bias": ("bias", _same)},
+    nnx.Conv: {"kernel": ("weight", _convolution), "bias": ("bias", _same)},
+    nnx.ConvTranspose: {"kernel": ("weight", _transposed_convolution), "bias": ("bias", _same)},
+    nnx.LayerNorm: _NORM,
+    nnx.GroupNorm: _NORM,
+    nnx.RMSNorm: _NORM,
+    nnx.BatchNorm: _NORM | {"mean": ("running_mean", _same), "var": ("running_var", _same)},
+}
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What `load_module` did.
+
+    Attributes:
+        loaded: the name of the tensor by the path of the variable that it went to.
+        missing: variables without a tensor, which are as they were.
+        unused: tensors that went nowhere.
+    """
+
+    loaded: dict[str, str]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    def __str__(self) -> str:
+        width = max(map(len, self.loaded), default=0)
+        lines = [f"{path:{width}} <- {name}" for path, name in self.loaded.items()]
+        lines += [f"{path} has no tensor" for path in self.missing]
+        return "\n".join([*lines, *(f"{name} is not used" for name in self.unused)])
+
+
+def load_module(
+    module: nnx.Module,
+    source: Mapping[str, Any] | str | PathLike[str],
+    names: Mapping[str, str] | None = None,
+    *,
+    prefix: str = "",
+    strict: bool = True,
+) -> LoadReport:
+    """Sets all parameters and statistics of a flax module to those of a PyTorch model.
+
+    Layers are those of `jrnn.nn`, and flax's Embed, Linear, Conv, ConvTranspose, and Layer-, Group-, RMS- and BatchNorm.
+    Any other variable gets the tensor of its own path. Values are cast to the types of the variables.
+
+    Args:
+        module: has the same names as the model, as far as `names` does not say otherwise. The layers of `nnx.Sequential` and
+            `nnx.List` are numbered as PyTorch's.
+        source, prefix: as those of `load_state_dict`; such as `model.state_dict()`.
+        names: PyTorch's names by the module's, of layers or variables: {"embed": "embedding", "head": "classifier.2"}.
+        strict: raises if a variable has no tensor, or a tensor has no variable. A tensor that equals one which is used, such
+            as that of a tied layer, needs none.
+
+    Returns:
+        what went where; `print` shows it.
+
+    Raises:
+        ConversionError: as of `load_state_dict`; a tensor of another shape; a name in `names` that the module does not have;
+            or, if `strict`, what is missing or not used. Then the module is as it was.
+
+    >>> model = nnx.Sequential(nnx.Embed(5, 3, rngs=nnx.Rngs(0)), nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    >>> state_dict = {"0.weight": np.ones((5, 3)), "head.weight": np.ones((2, 3)), "head.bias": np.zeros(2)}
+    >>> print(load_module(model, state_dict, names={"1": "head"}))
+    0.embedding <- 0.weight
+    1.kernel    <- head.weight
+    1.bias      <- head.bias
+    """
+    tensors, names = load_state_dict(source, prefix), dict(names or {})
+    variables = list(_variables(module))
+    for given in names:
+        if not any(path == given or path.startswith(f"{given}.") for path, *_ in variables):
+            paths = [path for path, *_ in variables]
+            raise ConversionError(f"names: the module has no {given!r}{near(given, paths)}; it has {sorted(paths)}")
+    loaded, values = {}, []
+    for path, own, turn, variable in variables:
+        name = _renamed(path, own, names)
+        if name in tensors:
+            value = turn(tensors[name])
+            if value.shape != variable.shape:
+                raise ConversionError(
+                    f"{path} is {list(variable.shape)}, but {name} is {list(tensors[name].shape)}; the layers differ"
+                )
+            loaded[path] = name
+            values.append((variable, value))
+    report = LoadReport(
+        loaded,
+        tuple(path for path, *_ in variables if path not in loaded),
+        tuple(name for name in tensors if name not in loaded.values() and not _is_tied(name, tensors, loaded)),
+    )
+    if strict and (report.missing or report.unused):
+        raise ConversionError(_incomplete(report, {p: _renamed(p, own, names) for p, own, *_ in variables}, tensors))
+    for variable, value in values:
+        variable.set_value(jnp.asarray(value, variable.dtype))
+    return report
+
+
+def _variables(module: nnx.Module) -> Iterator[tuple[str, str, _Turn, nnx.Variable[Any]]]:
+    """The path of each variable, its path with PyTorch's name, the change of the array, and the variable."""
+    lists = {(*path, "layers") for path, inner in nnx.iter_modules(module) if isinstance(inner, nnx.Sequential)}
+    for path, inner in nnx.iter_modules(module):
+        rows = next((rows for layer, rows in _LAYERS.items() if type(inner) is layer), {})
+        parts = [str(part) for k, part in enumerate(path) if tuple(path[: k + 1]) not in lists]
+        for name, variable in vars(inner).items():
+            if isinstance(variable, (nnx.Param, nnx.BatchStat)) and variable.get_value() is not None:
+                theirs, turn = rows.get(name, (name, _same))
+                yield ".".join([*parts, name]), ".".join([*parts, theirs]), turn, variable
+
+
+def _renamed(path: str, own: str, names: Mapping[str, str]) -> str:
+    """PyTorch's name of a variable: `names` has it, or that of the innermost layer around it, or it is `own`."""
+    if path in names:
+        return names[path]
+    around = [name for name in names if own.startswith(f"{name}.")]
+    return names[max(around, key=len)] + own.removeprefix(max(around, key=len)) if around else own
+
+
+def _is_tied(name: str, tensors: Params, loaded: Mapping[str, str]) -> bool:
+    value = tensors[name]
+    return any(tensors[other].shape == value.shape and (tensors[other] == value).all() for other in loaded.values())
+
+
+def _incomplete(report: LoadReport, expected: Mapping[str, str], tensors: Params) -> str:
+    lines = [f"{path} needs {expected[path]!r}{near(expected[path], tensors)}" for path in report.missing]
+    lines += [f"{name} {list(tensors[name].shape)} is not used" for name in report.unused]
+    return "; ".join(lines) + "; give names={path of a layer: PyTorch's name}, or strict=False to load the rest"
