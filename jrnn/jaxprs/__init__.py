@@ -53,6 +53,7 @@ from jrnn.jaxprs.queries import elements as elements
 from jrnn.jaxprs.queries import extent as extent
 from jrnn.jaxprs.queries import free_variables as free_variables
 from jrnn.jaxprs.queries import inputs as inputs
+from jrnn.jaxprs.queries import is_by_rows as is_by_rows
 from jrnn.jaxprs.queries import is_known as is_known
 from jrnn.jaxprs.queries import is_zero as is_zero
 from jrnn.jaxprs.queries import nbytes as nbytes

@@ -127,6 +127,12 @@ def operations(eqn: Eqn) -> int:
     return 2 * elements(eqn.outvars[0].aval.shape) * depth
 
 
+def is_by_rows(eqn: Eqn) -> bool:
+    """Returns True for a product x W^T of a matrix W, which XLA:CPU computes more slowly than x W."""
+    ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
+    return right.ndim == 2 and tuple(axes) == (1,) and not tuple(batch)
+
+
 # Groups of carries that read each other: the strongly connected components of the graph of their reads --------------------
 
 Group = tuple[int, ...]

@@ -113,12 +113,6 @@ def _sides(eqn: Eqn) -> list[tuple[int, int]]:
     return sides
 
 
-def _reads_rows(eqn: Eqn) -> bool:
-    """Returns True for a product x W^T, which XLA:CPU computes more slowly than x W."""
-    ((_, axes), (_, batch)), right = eqn.params["dimension_numbers"], eqn.invars[1].aval
-    return right.ndim == 2 and tuple(axes) == (1,) and not batch
-
-
 def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], machine: Machine) -> float:
     """Returns the time in which a product packs a large operand at each call, less what larger arrays would cost.
 
@@ -162,7 +156,7 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
             apart = any(summed < _VECTOR or 1 < rows < _VECTOR for rows, summed in _sides(eqn))
             moved /= _NEAR if size <= machine.near else 1
         each = _tiny_seconds(eqn, machine) if apart else 0.0
-        by_rows = _BY_ROWS if _reads_rows(eqn) and not together else 1.0
+        by_rows = _BY_ROWS if jaxprs.is_by_rows(eqn) and not together else 1.0
         return by_rows * max(operation_seconds(eqn, machine), moved) + each
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]

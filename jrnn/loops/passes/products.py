@@ -51,11 +51,6 @@ def transposed(matrix: Any) -> Any:
 
 def reads_rows(loop: Loop) -> list[Eqn]:
     """Returns the products `x W^T` with a constant matrix."""
-    products = [eqn for eqn in loop.eqns if eqn.primitive.name == "dot_general" and _reads_rows(eqn)]
+    products = [eqn for eqn in loop.eqns if eqn.primitive.name == "dot_general" and jaxprs.is_by_rows(eqn)]
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs)) if products else ()
     return [eqn for eqn in products if jaxprs.is_in(eqn.invars[1], loop.consts) and jaxprs.is_in(eqn.invars[0], moving)]
-
-
-def _reads_rows(eqn: Eqn) -> bool:
-    ((_, of_matrix), (_, batch)), matrix = eqn.params["dimension_numbers"], eqn.invars[1].aval
-    return (matrix.ndim, tuple(of_matrix), tuple(batch)) == (2, (1,), ())
