@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
     from jrnn.loops import online_gradient as online_gradient
     from jrnn.loops import optimize_scans as optimize_scans
     from jrnn.loops import plain_scans as plain_scans
-    from jrnn.loops import scan as scan
+    from jrnn.loops import scan as scan  # type: ignore[no-redef]  # the room that it is in has its name
     from jrnn.loops import while_loop as while_loop
     from jrnn.nets import Net as Net
     from jrnn.nets import NetBuilder as NetBuilder

@@ -7,5 +7,6 @@ make_venv test
 
 .venv/bin/python -m ruff check .
 .venv/bin/python -m ruff format --check .
+.venv/bin/python -m mypy --no-error-summary
 .venv/bin/lint-imports --no-logo --cache-dir .cache/imports
 exec .venv/bin/python -m pytest -n 2 "$@"

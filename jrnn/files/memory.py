@@ -6,6 +6,7 @@ import os
 
 import jax
 
+from jrnn.errors import DataError
 from jrnn.files.reading import read_text
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
@@ -14,7 +15,8 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 def available() -> int:
     """Returns how many bytes of memory are free: of the machine, or of its largest accelerator if that has more."""
     accelerators = (d for d in jax.local_devices() if d.platform != "cpu")
-    return max(free(), *((d.memory_stats() or {}).get("bytes_limit", 0) for d in accelerators), 0)
+    limits: list[int] = [(d.memory_stats() or {}).get("bytes_limit", 0) for d in accelerators]
+    return max(free(), 0, *limits)
 
 
 def free() -> int:
@@ -22,8 +24,8 @@ def free() -> int:
     bounds = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/proc/meminfo", *_LIMITS):
         try:
-            text = read_text(path, ValueError)
-        except ValueError:
+            text = read_text(path, DataError)
+        except DataError:
             continue
         if path == "/proc/meminfo":
             lines = (line.split() for line in text.splitlines() if line.startswith("MemAvailable:"))

@@ -12,30 +12,52 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jaxlib.version
 from jax.core import ShapedArray as ShapedArray
 from jax.core import Tracer
 from jax.experimental import topologies as topologies
+from jax.experimental import xla_metadata
 from jax.experimental.multihost_utils import broadcast_one_to_all as broadcast_one_to_all
 from jax.experimental.multihost_utils import process_allgather as process_allgather
-from jax.experimental.xla_metadata import set_xla_metadata as set_xla_metadata
 from jax.extend import random, source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
 from jax.extend.core import DebugInfo
 from jax.extend.core import Jaxpr as Jaxpr
-from jax.extend.core import JaxprEqn as JaxprEqn
 from jax.extend.core import Literal as Literal
 from jax.extend.core import Primitive as Primitive
-from jax.extend.core import Var as Var
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core.primitives import closed_call_p, cond_p, while_p
 from jax.extend.core.primitives import scan_p as scan_p
 from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
+
+if TYPE_CHECKING:  # by JAX's own annotations, a value of a jaxpr has no shape
+
+    class Var:
+        aval: Any
+
+        def __init__(self, aval: Any) -> None: ...
+
+    class JaxprEqn:
+        primitive: Any
+        params: dict[str, Any]
+        invars: Sequence[Any]
+        outvars: Sequence[Var]
+        effects: Any
+        source_info: Any
+        ctx: Any
+
+        def replace(self, **fields: Any) -> JaxprEqn: ...
+
+else:
+    from jax.extend.core import JaxprEqn as JaxprEqn
+    from jax.extend.core import Var as Var
+
+set_xla_metadata: Callable[..., AbstractContextManager[None]] = xla_metadata.set_xla_metadata
 
 # Versions ------------------------------------------------------------------------------------------------------------
 
@@ -293,7 +315,8 @@ def closed_jaxpr(invars: Sequence[Var], eqns: Sequence[Any], outvars: Sequence[A
     """Returns the closed jaxpr of equations. `consts` has the values of its constants."""
     effects = {effect for eqn in eqns for effect in eqn.effects}
     info = DebugInfo("scan", "step", ("",) * len(invars), ("",) * len(outvars))
-    jaxpr = Jaxpr(list(consts), list(invars), list(outvars), list(eqns), effects, info)
+    names: list[Any] = list(consts)
+    jaxpr = Jaxpr(names, list(invars), list(outvars), list(eqns), effects, info)
     return ClosedJaxpr(jaxpr, tuple(consts.values()))
 
 

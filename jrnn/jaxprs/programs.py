@@ -219,7 +219,7 @@ def bind(eqn: Eqn, *args: Any, **changed: Any) -> Sequence[Any]:
 def interpreted(
     program: Any,
     args: Iterable[Any],
-    apply: Callable[[Eqn, list[Any]], Iterable[Any]] | None = None,
+    apply: Callable[[Eqn, list[Any]], Sequence[Any]] | None = None,
     lift: Callable[[Any], Any] | None = None,
 ) -> list[Any]:
     """Returns the outputs of a program or jaxpr.
@@ -238,7 +238,7 @@ def interpreted(
     return [_lifted(env, atom, lift) for atom in jaxpr.outvars]
 
 
-def without_closure(fn: Callable, *args: Any) -> tuple[Callable, list[Any]]:
+def without_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[Any]]:
     """Returns `(values, *args) -> result` for a function of such arguments, and the values that it closes over."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
     tree = jax.tree.structure(shape)

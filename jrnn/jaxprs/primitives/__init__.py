@@ -17,6 +17,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs.primitives.table import TABLE, UNKNOWN, Kind, Row
 
 T = TypeVar("T")
+Rule = Callable[..., Any]
 
 
 def named(name: str) -> Row:
@@ -156,11 +157,11 @@ def is_linear(eqn: jaxprs.Eqn) -> bool:
     return row.linear == "jointly" and row.moves and len(eqn.invars) == 1
 
 
-def registering(table: dict[str, Callable]) -> Callable[..., Callable[[Callable], Callable]]:
+def registering(table: dict[str, Rule]) -> Callable[..., Callable[[Rule], Rule]]:
     """Returns the decorator `@rule(*names)`, which enters a function into `table` under each of the names."""
 
-    def rule(*names: str) -> Callable[[Callable], Callable]:
-        def register(function: Callable) -> Callable:
+    def rule(*names: str) -> Callable[[Rule], Rule]:
+        def register(function: Rule) -> Rule:
             for name in names:
                 assert name not in table, f"{name} is registered twice"
                 table[name] = function

@@ -85,8 +85,8 @@ TABLE: dict[str, Row] = {}
 
 def enter(names: str, kind: Kind, **columns: Any) -> None:
     """Enters the rows of primitives of a kind, by default with what the kind says of moving, repeating and time."""
-    defaults = {"moves": kind not in _STAY, "cheap": kind in _CHEAP, "heavy": kind in _HEAVY, "picks": kind == "view"}
-    defaults["cost"] = 0.0 if kind in _FREE else None
+    defaults: dict[str, Any] = {"moves": kind not in _STAY, "cheap": kind in _CHEAP, "heavy": kind in _HEAVY}
+    defaults |= {"picks": kind == "view", "cost": 0.0 if kind in _FREE else None}
     row = Row(kind, **{**defaults, **columns})
     for name in names.split():
         assert name not in TABLE, f"{name} has two rows"

@@ -60,7 +60,7 @@ def is_by_library(eqn: Eqn) -> bool:
 
 def selects(eqn: Eqn) -> bool:
     """Returns True for a select, and for a truth value as a number, whose product XLA writes as a select."""
-    of_truth = eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
+    of_truth: bool = eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
     return of_truth or eqn.primitive.name == "select_n"
 
 

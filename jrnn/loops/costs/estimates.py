@@ -229,7 +229,7 @@ class Estimator:
         return Costs(products, elements, read, written, calls, packing, kernels, touched, peak, made_bytes)
 
     def _arrays(
-        self, eqns: Sequence[Eqn], facts: Sequence[_Facts], wanted: Collection[Var], computed: Collection[Var]
+        self, eqns: Sequence[Eqn], facts: Sequence[_Facts], wanted: set[Var], computed: Collection[Var]
     ) -> set[Var]:
         """Returns the results of equations that are written to memory."""
         arrays = {v for v in wanted if v in computed}

@@ -225,7 +225,7 @@ def lifted(program: jaxprs.Program, n_carry: int, length: int, reverse: bool) ->
 
     def step(*args: Any) -> Flat:
         consts = jaxprs.replaced(program.consts, traced, args)
-        return replace(program, consts=consts).run(*args[len(traced) :])
+        return replace(program, consts=tuple(consts)).run(*args[len(traced) :])
 
     with tag.untagged():
         closed = jax.make_jaxpr(step)(*(v.aval for v in names))

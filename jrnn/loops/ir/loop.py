@@ -8,7 +8,7 @@ Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or liter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -197,7 +197,7 @@ class ScanParams:
         end = self.n_consts + self.n_carry
         return values[: self.n_consts], values[self.n_consts : end], values[end:]
 
-    def flat(self, run: Callable[..., Results], values: Sequence[Any] = ()) -> Callable[..., list[Any]]:
+    def flat(self, run: Callable[..., Iterable[Any]], values: Sequence[Any] = ()) -> Callable[..., list[Any]]:
         """Returns a function of a list of all, from one of constants, carries, inputs and the length.
 
         `values` are those of the constants that are not in the list, which come first.
@@ -214,5 +214,5 @@ class ScanParams:
         """Returns the loop of the step as a program. The first of `Loop.consts` are its constants, whose values it has."""
         consts, carry, xs = self.apart(program.invars)
         outs = program.outvars[: self.n_carry], program.outvars[self.n_carry :]
-        given = (*program.constvars, *consts), carry, xs
-        return Loop(program.eqns, *given, *outs, self.length, self.reverse, self.unroll)
+        inputs = (*program.constvars, *consts), tuple(carry), tuple(xs)
+        return Loop(program.eqns, *inputs, *outs, self.length, self.reverse, self.unroll)

@@ -34,7 +34,7 @@ Place = tuple[str, str]  # see `places`
 _NOWHERE = ("", "")  # of a note from a step: it is of the loop that is lowered next
 
 
-class Plans(list):
+class Plans(list[Any]):
     """Plans of lowered loops.
 
     It is hashed and compared by identity, because JAX uses it in keys of its caches.

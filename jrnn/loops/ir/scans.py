@@ -36,7 +36,7 @@ class FlatScan(NamedTuple):
     ys: Any
 
     @staticmethod
-    def of(f: Callable, init: Any, xs: Any, length: Any, reverse: bool) -> FlatScan:
+    def of(f: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool) -> FlatScan:
         """Returns a scan of pytrees as one of lists. Raises the errors of `jax.lax.scan`."""
         last, ys = jax.eval_shape(lambda init, xs: lax.scan(f, init, xs, length, reverse), init, xs)
         leaves, tree = jax.tree.flatten(promoted(init, last))
@@ -68,7 +68,7 @@ def promoted(init: Any, last: Any) -> Any:
 
 
 def in_chunks(
-    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool, wrap: Callable = lambda f: f
+    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool, wrap: Callable[..., Any] = lambda f: f
 ) -> tuple[Any, Any]:
     """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
 

@@ -37,7 +37,7 @@ class _Context(ContextDecorator):
 
 
 def optimize_scans(
-    fn: Callable | None = None,
+    fn: Callable[..., Any] | None = None,
     *,
     executor: str = "auto",
     strict: bool = False,
@@ -100,7 +100,7 @@ def optimize_scans(
     return context if fn is None else context(fn)
 
 
-def plain_scans(fn: Callable | None = None) -> Any:
+def plain_scans(fn: Callable[..., Any] | None = None) -> Any:
     """Leaves every loop that is traced in this context to JAX: those of `jrnn.scan` too, and inside `optimize_scans`.
 
     Use it to exclude one loop, or to find out whether a result depends on what jrnn does. Of `optimize_scans` and
@@ -141,4 +141,5 @@ def unverified() -> AbstractContextManager[None]:
     ...     print(scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0), executor="associative")[0])
     6.0
     """
-    return tag.verified(False)
+    context: AbstractContextManager[None] = tag.verified(False)
+    return context

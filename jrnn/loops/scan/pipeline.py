@@ -38,17 +38,18 @@ def _compiled_once(call: ScanCall, rest: Rest) -> Results:
     newton, guess = (None, None) if call.newton is None else call.newton.apart()
     functions = [call.step] if call.until is None else [call.step, call.until]
     masks = checked_masks(call.lengths, call.resets, call.mask, call.steps)
-    without = dict.fromkeys(("step", "init", "xs", "lengths", "resets", "reset_state", "mask", "until"))
+    without: dict[str, Any] = dict.fromkeys(("step", "init", "xs", "lengths", "resets", "reset_state", "mask", "until"))
     recompute = recomputation.hashable(call.recompute)
     options = call._replace(**without, strategy=call.executor, newton=newton, recompute=recompute)
     arrays = call.init, call.xs, masks, call.reset_state, guess
-    return programs.compiled_once(_run_parts, functions, options, arrays)
+    results: Results = programs.compiled_once(_run_parts, functions, options, arrays)
+    return results
 
 
-def _run_parts(functions: Sequence[Callable], options: ScanCall, arrays: Any) -> Results:
+def _run_parts(functions: Sequence[Callable[..., Any]], options: ScanCall, arrays: Any) -> Results:
     """Runs a call from its functions, options and arrays."""
     init, xs, (lengths, resets, mask), reset_state, guess = arrays
-    step, until = (*functions, None)[:2]
+    step, until = functions[0], next(iter(functions[1:]), None)
     newton = None if options.newton is None else options.newton.starting_from(guess)
     masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
     strategy = table.find(options.strategy)
@@ -78,7 +79,7 @@ def _over_devices(call: ScanCall, rest: Rest) -> Results:
         observers.notify(f"{why}: each device runs its segment as a loop")
         call = call._replace(strategy=None, newton=None)
 
-    def on_one_device(step: Callable, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
+    def on_one_device(step: Any, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
         own = call._replace(step=step, init=carry, xs=xs, length=steps, place=None)
         if linear:  # the loop that makes the transition of a segment
             strategy = call.strategy if same and call.executor == associative.NAME else None
@@ -92,7 +93,8 @@ def _at_tracing(call: ScanCall, rest: Rest) -> Results:
     """Runs the strategies that replace a loop when it is traced."""
     if call.strategy is None or call.strategy.trace is None or tag.plain.value:
         return rest(call)
-    return call.strategy.trace(call)
+    results: Results = call.strategy.trace(call)
+    return results
 
 
 def _by_jax(call: ScanCall) -> Results:
@@ -111,7 +113,7 @@ def _by_jax(call: ScanCall) -> Results:
         return jax.lax.scan(step, *given)
 
 
-def _check(call: ScanCall, step: Callable, recompute: Any) -> None:
+def _check(call: ScanCall, step: Callable[..., Any], recompute: Any) -> None:
     """Raises a ScanError if the executor cannot run the step, or if the step has no value of a given name."""
     refusable = call.strategy is not None and call.strategy.refusal is not None
     if not refusable and not isinstance(recompute, tuple):

@@ -118,7 +118,7 @@ def scan(
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
     # `jax.lax.scan` reports an option that is traced.
-    given = length, reverse, unroll, recompute, strict, memory
+    given: tuple[Any, ...] = length, reverse, unroll, recompute, strict, memory
     length, reverse, unroll, recompute, strict, memory = (v if is_traced(v) else plain(v) for v in given)
     strategy = table.find(executor)
     recomputation.check(recompute)
@@ -139,8 +139,8 @@ def scan(
             raise ScanError("scan: until cannot be given with axis_name; leave one of them out")
     if reset_state is not None:
         reset_state = checked_reset_state(reset_state, init, resets)
-    masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
-    options = dict(recompute=recompute, strict=strict, memory=memory, place=place)
+    masks: dict[str, Any] = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
+    options: dict[str, Any] = dict(recompute=recompute, strict=strict, memory=memory, place=place)
     options["split_transpose"] = _split_transpose
     call = ScanCall(f, init, xs, length, reverse, unroll, strategy, newton.options_of(executor), **masks, **options)
     return pipeline.run(call)

@@ -149,14 +149,14 @@ def fits(eqn: Eqn, order: int = _ORDER) -> bool:
     name = eqn.primitive.name
     if name in draws.RULES:
         return True
-    shape = eqn.invars[0].aval.shape
+    shape: tuple[int, ...] = eqn.invars[0].aval.shape
     if name == "dot_general":
         matrices = not is_by_vector(eqn) or is_of_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
         return jaxprs.operations(eqn) < LARGE_PRODUCT and matrices and not is_outer(eqn)
     if name.startswith("scatter"):
         return 1 < jaxprs.elements(eqn.invars[1].aval.shape[:-1]) <= _PLACES
     if name in ("sort", "top_k"):
-        axis = eqn.params.get("dimension", eqn.params.get("axis", -1))
+        axis: int = eqn.params.get("dimension", eqn.params.get("axis", -1))
         return shape[axis] <= _PLACES and math.prod(shape) * shape[axis] <= _LARGEST
     return max(shape[-2:]) <= min(order, _ROWS.get(name, order)) and math.prod(shape) * shape[-1] <= _LARGEST
 

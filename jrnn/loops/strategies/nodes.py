@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from jrnn.jaxprs import primitives
 from jrnn.loops.affine import associative
@@ -24,17 +24,24 @@ Values = Sequence[Any]
 
 
 class Node(Protocol):
-    """Runs a loop.
-
-    A node that is compared with others has a method `estimate`. It gets the `Estimator` of the loop that its loop is a part
-    of, which knows what the equations cost, and returns the time and the memory of all steps.
-    """
+    """Runs a loop."""
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
         """Runs `length` steps."""
 
     def describe(self) -> Description:
         """Returns what it does, for `explain`."""
+
+
+class EstimatedNode(Node, Protocol):
+    """A node that is compared with others."""
+
+    def estimate(self, estimator: Estimator) -> Estimate:
+        """Returns the time and the memory of all steps.
+
+        Args:
+            estimator: that of the loop that the node's loop is a part of. It knows what the equations cost.
+        """
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ class Split:
         """Returns the costs of all parts."""
         if estimator.loop is not self.fission.loop:
             estimator = Estimator(self.fission.loop, estimator.machine)
-        return SplitCosts(estimator, self.fission, self.inner.estimate(estimator))
+        return SplitCosts(estimator, self.fission, cast(EstimatedNode, self.inner).estimate(estimator))
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.costs(estimator).at_once()
@@ -173,7 +180,8 @@ class Solved:
         return described(self.loop)
 
 
-def at_leaf(node: Any, change: Callable[[Any], Any]) -> Any:
+def at_leaf(node: Any, change: Callable[[Any], Node]) -> Node:
     """Returns a tree whose innermost node is replaced by what `change` returns for it."""
     inner = getattr(node, "inner", None)
-    return change(node) if inner is None else replace(node, inner=at_leaf(inner, change))
+    changed: Node = change(node) if inner is None else replace(node, inner=at_leaf(inner, change))
+    return changed

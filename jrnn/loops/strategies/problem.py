@@ -84,8 +84,8 @@ class Problem:
         self.effort -= len(self.loop.eqns)
         if (key := (moves, contract)) not in self._splits:
             sums = contract or (smaller_first if self.target.platform == "cpu" else as_written)
-            given = dict(moves=moves, facts=self._facts, contract=sums, parts=contract is not None)
-            self._splits[key] = split(self.loop, **given)
+            parts = contract is not None
+            self._splits[key] = split(self.loop, moves=moves, facts=self._facts, contract=sums, parts=parts)
         return self._splits[key]
 
     def candidate(self, node: Any, label: str = "", min_gain: float | None = None) -> Candidate:

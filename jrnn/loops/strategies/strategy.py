@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jrnn.errors import ScanError
-from jrnn.loops.ir import Loop, ScanParams
+from jrnn.loops.ir import Loop, Results, ScanParams
 from jrnn.loops.passes import split
 from jrnn.loops.strategies.candidates import Candidate
 from jrnn.loops.strategies.nodes import Node
@@ -20,7 +20,7 @@ def _nothing(problem: Problem) -> Sequence[Candidate]:
     return ()
 
 
-def _as_it_is(problem: Problem, node: Any) -> Node:
+def _as_it_is(problem: Problem, node: Node) -> Node:
     return node
 
 
@@ -49,8 +49,8 @@ class Strategy:
     excludes: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Loop], str | None] | None = None
     screen: Callable[[ScanParams], bool] | None = None
-    finish: Callable[[Problem, Any], Node] = _as_it_is
-    trace: Callable[[Any], Any] | None = None
+    finish: Callable[[Problem, Node], Node] = _as_it_is
+    trace: Callable[[Any], Results] | None = None
 
     def check_options(self, given: Mapping[str, Any]) -> None:
         """Raises a ScanError if an option is given, and is not None, that cannot be combined with it."""

@@ -41,7 +41,7 @@ def _lazily(module: str, function: str) -> Callable[..., Any]:
 
 
 def _by_steps(problem: Problem) -> Sequence[Candidate]:
-    return (splits if problem.is_estimated else accelerators).propose(problem)
+    return splits.propose(problem) if problem.is_estimated else accelerators.propose(problem)
 
 
 def _finished_steps(problem: Problem, node: Any) -> Any:
