@@ -246,9 +246,12 @@ class Decoder:
         return {name: None for name in self.shapes() if name not in inside} | merged
 
     @cached_property
-    def remembers(self) -> bool:
-        """Whether the state grows with the tokens, because a layer attends to all of them."""
-        return any(branch.part.holds(0) != branch.part.holds(1) for layer in self.layers for branch in layer)
+    def remembers(self) -> str | None:
+        """The name of an array [N, S] of the state that grows with the tokens, if a layer attends to all of them."""
+        for k, layer in enumerate(self.layers):
+            if any(branch.part.holds(0) != branch.part.holds(1) for branch in layer):
+                return f"{k}.places"
+        return None
 
     @cached_property
     def places(self) -> bool:

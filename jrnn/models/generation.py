@@ -17,7 +17,8 @@ import numpy as np
 
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import like
-from jrnn.nn.checks import check_array, check_integer, check_lengths, concrete
+from jrnn.nn.checks import check_flags, check_integer, check_lengths, concrete
+from jrnn.nn.sequences import Compaction
 
 State = dict[str, jax.Array]
 HISTORY = ("logits", "counts")  # what a state has of the text that it has read
@@ -46,48 +47,6 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
         problem = f"tokens lie between {known.min()} and {known.max()}"
         raise LayerError(f"{where}: {problem}; the vocabulary has those from 0 to {vocabulary - 1}")
     return jnp.asarray(tokens, jnp.int32)
-
-
-def from_the_left(
-    where: str, mask: Any, lengths: Any, tokens: jax.Array, *others: jax.Array | None
-) -> tuple[jax.Array | None, jax.Array | None, tuple[Any, ...]]:
-    """Where texts end, by lengths [N] or by an attention mask [N, T] of transformers, which may also say where they begin.
-
-    Args:
-        mask: None, or ones that are next to each other in each row.
-        lengths: None, or checked here.
-        tokens, others: arrays [N, T, ...], or None.
-
-    Returns:
-        Where texts began [N] or None, their lengths [N] or None, and the arrays, rotated so that texts begin with the rows.
-
-    >>> tokens = jnp.array([[0, 7, 8]])
-    >>> starts, lengths, (tokens,) = from_the_left("mamba", [[0, 1, 1]], None, tokens)
-    >>> starts.tolist(), lengths.tolist(), tokens.tolist()
-    ([1], [2], [[7, 8, 0]])
-    """
-    batch, steps = tokens.shape
-    if mask is None:
-        return None, None if lengths is None else check_lengths(where, lengths, steps, batch), (tokens, *others)
-    if lengths is not None:
-        raise LayerError(f"{where}: both lengths and attention_mask are given; one of them says where texts end")
-    mask = check_array(where, "attention_mask", mask)
-    if mask.shape != tokens.shape:
-        problem = f"attention_mask is {list(mask.shape)}; it must be {list(tokens.shape)}, as the tokens are"
-        raise LayerError(f"{where}: {problem}")
-    mask = mask.astype(bool)
-    known = concrete(mask)
-    if known is not None and (np.diff(known.astype(int), axis=1, prepend=0) == 1).sum(axis=1).max(initial=0) > 1:
-        raise LayerError(f"{where}: attention_mask has zeros between ones; padding must stand before or after a text")
-    starts = jnp.argmax(mask, axis=1)
-    moved = (None if array is None else rotated(array, starts) for array in (tokens, *others))
-    return starts, jnp.sum(mask, axis=1, dtype=jnp.int32), tuple(moved)
-
-
-def rotated(array: jax.Array, by: jax.Array) -> jax.Array:
-    """[N, T, ...] with row n rotated to the left by `by[n]` steps."""
-    places = (jnp.arange(array.shape[1])[None] + by[:, None]) % array.shape[1]
-    return jnp.take_along_axis(array, places.reshape(places.shape + (1,) * (array.ndim - 2)), axis=1)
 
 
 def history(batch: int, vocabulary: int, dtype: Any = jnp.float32) -> State:
@@ -235,7 +194,7 @@ class TokenModel(Protocol):
 
     def __call__(self, tokens: Any, state: State | None = None, *, lengths: Any = None) -> tuple[jax.Array, State]: ...
 
-    def step(self, token: Any, state: State | None = None) -> tuple[jax.Array, State]: ...
+    def step(self, token: Any, state: State | None = None, *, mask: Any = None) -> tuple[jax.Array, State]: ...
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
         """The state, checked, with room for so many further tokens; the initial one with its history for None."""
@@ -250,39 +209,43 @@ class Prefix(NamedTuple):
     last: jax.Array  # [N], its last token
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["tokens", "lengths", "state", "keys", "choice"], meta_fields=[])
+DATA = ["tokens", "lengths", "state", "key", "choice"]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=DATA, meta_fields=["length"])
 @dataclass(frozen=True)
 class Prompt:
-    """The arguments of `generate`, checked; `keys`: of the draws."""
+    """The arguments of `generate`, checked."""
 
     tokens: jax.Array
     lengths: jax.Array | None
     state: State
-    keys: jax.Array
+    key: jax.Array
     choice: Sampler
+    length: int
 
     @classmethod
     def checked(
         cls, model: TokenModel, what: str, tokens: Any, length: int, *, temperature: float = 1.0, lengths: Any = None,
-        key: jax.Array | None = None, state: State | None = None, attention_mask: Any = None, **options: Any,
+        key: jax.Array | None = None, state: State | None = None, mask: Any = None, **options: Any,
     ) -> Prompt:  # fmt: skip
         where = f"{model.name}: {what}"
         tokens = check_tokens(where, tokens, ("N", "T"), model.vocabulary)
         length = check_integer(f"{where}: length", length, 0)
         batch, steps = tokens.shape
-        if not steps:
-            lengths = None
-        else:
-            _, lengths, (tokens,) = from_the_left(where, attention_mask, lengths, tokens)
+        lengths = None if lengths is None or not steps else check_lengths(where, lengths, steps, batch)
+        if mask is not None:
+            prompts = Compaction.of(check_flags(where, "mask", mask, tokens.shape).T, lengths)
+            tokens, lengths = prompts.moved(tokens.T).T, prompts.lengths if steps else None
         choice = Sampler.checked(where, model.vocabulary, temperature, **options)
         if temperature and key is None:
             raise LayerError(f"{where}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0")
         _check_history(where, state, choice, steps, lengths)
-        keys = jax.random.split(jax.random.key(0) if key is None else key, length)
+        key = jax.random.key(0) if key is None else key
         state = model.with_room(state, batch, steps + length)
         if "logits" not in state:
             state |= {"logits": history(batch, model.vocabulary)["logits"]}
-        return cls(tokens, lengths, state, keys, choice)
+        return cls(tokens, lengths, state, key, choice, length)
 
 
 def _check_history(where: str, state: State | None, choice: Sampler, steps: int, lengths: Any) -> None:
@@ -296,7 +259,8 @@ def _check_history(where: str, state: State | None, choice: Sampler, steps: int,
         raise LayerError(f"{where}: {problem}, or the state of a text to go on with")
     if unread and known is not None and (known < 1).any():
         raise LayerError(
-            f"{where}: a length is 0; a prompt needs at least one token, or the state of a text to go on with"
+            f"{where}: a prompt has no tokens, by its length or mask; it needs one, "
+            "or the state of a text to go on with"
         )
     if state is not None and choice.repetition_penalty != 1 and "counts" not in past:
         raise LayerError(
@@ -317,11 +281,14 @@ def stream(model: TokenModel, tokens: Any, length: int, *, states: bool = False,
 
 
 def _stream(model: TokenModel, prompt: Prompt, states: bool) -> Iterator[Any]:
-    written = _begin(model, prompt)
-    for key in prompt.keys:
-        written, token = _draw(model, written, key, prompt.choice)
-        yield (np.asarray(token), written.state) if states else np.asarray(token)
-        if bool(written.done.all()):
+    written, draw = _begin(model, prompt), _draw if states else _draw_in_place
+    if not states:  # JAX returns arrays that a program does not change as they are, and these may be the caller's
+        written = jax.tree.map(jnp.copy, written)
+    for count in range(prompt.length):
+        written = draw(model, written, prompt.key, count, prompt.choice)
+        token = np.array(written.last)
+        yield (token, written.state) if states else token
+        if np.asarray(written.done).all():
             return
 
 
@@ -347,25 +314,34 @@ def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
     return Prefix(state, done, none)
 
 
-@jax.jit
-def _draw(model: TokenModel, written: Prefix, key: jax.Array, choice: Sampler) -> tuple[Prefix, jax.Array]:
-    """Draws a token of each sequence that has not ended, and reads it."""
-    state, done, last = written
+def _drawn(model: TokenModel, written: Prefix, key: jax.Array, count: Any, choice: Sampler) -> Prefix:
+    """Draws a token of each sequence that has not ended, and reads it; `count`: of tokens drawn before."""
+    (state, done, last), key = written, jax.random.fold_in(key, count)
     seen = state["counts"] > 0 if choice.repetition_penalty != 1 else None
     token = jnp.where(done, last, sample(state["logits"], key, choice, seen))
-    _, after = model.step(token, state)
+    _, after = model.step(token, state, mask=~done) if choice.stop else model.step(token, state)
+    return Prefix(after, done | choice.ends(token), token)
 
-    def kept(old: jax.Array, new: jax.Array) -> jax.Array:
-        return jnp.where(done.reshape(done.shape + (1,) * (old.ndim - 1)), old, new)
 
-    after = jax.tree.map(kept, state, after) if choice.stop else after
-    return Prefix(after, done | choice.ends(token), token), token
+_draw = jax.jit(_drawn)
+_draw_in_place = jax.jit(_drawn, donate_argnames="written")
 
 
 @jax.jit
 def _generate(model: TokenModel, prompt: Prompt) -> tuple[jax.Array, State]:
-    def draw(written: Prefix, key: jax.Array) -> tuple[Prefix, jax.Array]:
-        return _draw(model, written, key, prompt.choice)
+    """Draws tokens until all sequences have ended; then each repeats its last one."""
 
-    written, drawn = jax.lax.scan(draw, _begin(model, prompt), prompt.keys)
-    return drawn.T, written.state
+    def goes_on(carry: tuple[jax.Array, Prefix, jax.Array]) -> jax.Array:
+        count, written, _ = carry
+        return (count < prompt.length) & ~jnp.all(written.done)
+
+    def draw(carry: tuple[jax.Array, Prefix, jax.Array]) -> tuple[jax.Array, Prefix, jax.Array]:
+        count, written, tokens = carry
+        written = _drawn(model, written, prompt.key, count, prompt.choice)
+        return count + 1, written, tokens.at[count].set(written.last)
+
+    start = _begin(model, prompt)
+    tokens = like(jnp.zeros((prompt.length, *start.last.shape), jnp.int32), start)
+    count, written, tokens = jax.lax.while_loop(goes_on, draw, (jnp.int32(0), start, tokens))
+    unwritten = jnp.arange(prompt.length)[:, None] >= count
+    return jnp.where(unwritten, written.last[None], tokens).T, written.state

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
 from jrnn.models import generation
-from jrnn.models.family import EMPTY, Decoder, Family, Scoped, State, decoder_of
+from jrnn.models.family import Decoder, Family, Scoped, State, decoder_of
 from jrnn.models.files import FILES, write
-from jrnn.models.generation import apart, check_tokens, from_the_left, remembered, rotated
-from jrnn.nn.checks import check_resets, concrete
+from jrnn.models.generation import apart, check_tokens, remembered
+from jrnn.nn.checks import check_flags, check_lengths, concrete
 from jrnn.nn.layers import accumulator
+from jrnn.nn.sequences import Compaction, in_rows
 from jrnn.nn.span import Span
 
 
@@ -79,9 +80,8 @@ class LanguageModel:
         return f"LanguageModel({count:,} numbers in {len(self.params)} arrays of {', '.join(types)}; {self.config})"
 
     def __call__(
-        self, tokens: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None,
-        attention_mask: Any = None,
-    ) -> tuple[jax.Array, State]:  # fmt: skip
+        self, tokens: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None, mask: Any = None
+    ) -> tuple[jax.Array, State]:
         """Tokens [N, T] -> the logits [N, T, V] of the tokens that follow each, and the state after the last.
 
         Args:
@@ -89,28 +89,40 @@ class LanguageModel:
             state: the state after earlier tokens; None is `initial_state` with its history.
             lengths: [N] integers from 0 to T, where the sequences end; past the end logits are 0, and tokens are ignored.
             resets: booleans [N, T]; where True, a new text begins with this token.
-            attention_mask: [N, T] as in transformers, instead of lengths: 0 where a row is padded, on the left or the right.
+            mask: booleans [N, T], True where a token counts, as the attention mask of transformers: padding may be anywhere.
 
         Raises:
-            LayerError: if tokens, state, lengths or resets do not fit together.
+            LayerError: if tokens, state, lengths, resets or mask do not fit together.
         """
         tokens = check_tokens(self.name, tokens, ("N", "T"), self.vocabulary)
         batch, steps = tokens.shape
-        if resets is not None:
-            resets = check_resets(self.name, resets, tokens.shape)
-        starts, lengths, (tokens, resets) = from_the_left(self.name, attention_mask, lengths, tokens, resets)
-        logits, state = _call(self, tokens, self.with_room(state, batch, steps), lengths, resets, False)
-        return logits if starts is None else rotated(logits, -starts), state
+        lengths = None if lengths is None else check_lengths(self.name, lengths, steps, batch)
+        return self._called(tokens, state, lengths, resets, mask, False)
 
-    def step(self, token: Any, state: State | None = None) -> tuple[jax.Array, State]:
+    def step(
+        self, token: Any, state: State | None = None, *, resets: Any = None, mask: Any = None
+    ) -> tuple[jax.Array, State]:
         """One token for each sequence, [N] -> the logits [N, V] of the next one, and the state.
+
+        `resets` and `mask`, booleans [N], are those of this token, as in a call.
 
         Under `jax.jit`, a family that remembers all tokens (qwen3_next) needs a state with room for them:
         `initial_state(N, room)`. Its logits are NaN when there is none left.
         """
         token = check_tokens(self.name, token, ("N",), self.vocabulary)
-        logits, state = _call(self, token[:, None], self.with_room(state, token.shape[0], 1), None, None, True)
+        resets, mask = (None if flags is None else jnp.asarray(flags)[:, None] for flags in (resets, mask))
+        logits, state = self._called(token[:, None], state, None, resets, mask, True)
         return logits[:, 0], state
+
+    def _called(
+        self, tokens: jax.Array, state: State | None, lengths: Any, resets: Any, mask: Any, in_a_step: bool
+    ) -> tuple[jax.Array, State]:
+        flags = {"resets": resets, "mask": mask}
+        checked = {
+            name: None if given is None else check_flags(self.name, name, given, tokens.shape)
+            for name, given in flags.items()
+        }
+        return _call(self, tokens, self.with_room(state, *tokens.shape), lengths, *checked.values(), in_a_step)
 
     def initial_state(self, batch: int, room: int = 0, history: bool = False) -> State:
         """The state of `batch` sequences before their first token, a flat dict of arrays [N, ...].
@@ -139,8 +151,8 @@ class LanguageModel:
             key: a key of `jax.random`; needed unless temperature is 0.
             state: the state after earlier tokens, such as the one that an earlier call returned.
             lengths: [N], the lengths of the prompts, each at least 1, or 0 to go on with the text of a state.
-            attention_mask: [N, T] as in transformers, instead of lengths; padding may stand on either side.
-            stop: a token, or several, that end a sequence, which then repeats it.
+            mask: booleans [N, T], the tokens that count, as in a call; padding may be anywhere.
+            stop: a token, or several, that end a sequence, which then repeats it. When all have ended, the work ends.
 
         Returns:
             The tokens [N, length], and the state after the last of them, or after the first that ends a sequence. It has the
@@ -175,9 +187,7 @@ class LanguageModel:
         """The state, checked, with room for `steps` further tokens where that can be known; the initial one for None."""
         if state is None:
             return self.initial_state(batch, steps, history=True)
-        remembers = self.decoder.remembers
-        rooms = [leaf.shape[1] for name, leaf in state.items() if remembers and name.endswith(".places")]
-        wanted = jax.eval_shape(lambda: self.initial_state(batch, max(rooms, default=0), history=True))
+        wanted = jax.eval_shape(lambda: self.fresh_as(state, batch))
         wanted = {name: leaf for name, leaf in wanted.items() if name in state or name not in generation.HISTORY}
         present = {name: jnp.shape(leaf) for name, leaf in state.items()}
         expected = {name: leaf.shape for name, leaf in wanted.items()}
@@ -186,40 +196,53 @@ class LanguageModel:
             given, needed = (list(shapes.get(wrong, ())) for shapes in (present, expected))
             message = f"the state has {wrong!r} {given} but must have {needed}, as initial_state({batch}) has"
             raise LayerError(f"{self.name}: {message}")
-        position = concrete(state["position"]) if remembers else None
+        position = concrete(state["position"]) if self.decoder.remembers else None
         if position is None:
             return state
-        need = int(position.max()) + steps
-        return state if need <= max(rooms, default=need) else grown(state, 2 ** (need - 1).bit_length())
+        need = int(position.max(initial=0)) + steps
+        return state if need <= self._room(state) else self._grown(state, batch, 2 ** (need - 1).bit_length())
 
+    def fresh_as(self, state: State, batch: int) -> State:
+        """The initial state with the room of this one, and with its history."""
+        return self.initial_state(batch, self._room(state), history=True)
 
-def grown(state: State, room: int) -> State:
-    """The state with room for that many tokens: empty slots are put before the others."""
-    after = dict(state)
-    for name, leaf in state.items():
-        if name.rpartition(".")[2] in ("keys", "values", "index", "places"):
-            pad = [(0, 0), (room - leaf.shape[1], 0), *[(0, 0)] * (leaf.ndim - 2)]
-            after[name] = jnp.pad(leaf, pad, constant_values=EMPTY if name.endswith("places") else 0)
-    return after
+    def _room(self, state: State) -> int:
+        """For how many tokens a state has room, if it needs any."""
+        leaf = state.get(self.decoder.remembers or "")
+        return 0 if leaf is None else int(jnp.shape(leaf)[1])
+
+    def _grown(self, state: State, batch: int, room: int) -> State:
+        """The state with room for that many tokens: empty slots follow the others."""
+        fresh = self.initial_state(batch, room, history=True)
+        return {name: fresh[name].at[tuple(map(slice, jnp.shape(leaf)))].set(leaf) for name, leaf in state.items()}
 
 
 @partial(jax.jit, static_argnames="in_a_step")
 def _call(
-    model: LanguageModel, tokens: jax.Array, state: State, lengths: Any, resets: Any, in_a_step: bool
+    model: LanguageModel, tokens: jax.Array, state: State, lengths: Any, resets: Any, mask: Any, in_a_step: bool
 ) -> tuple[jax.Array, State]:
-    model, tokens, state, lengths, resets = alike((model, tokens, state, lengths, resets))
-    decoder, w = model.decoder, Scoped(model.params)
+    model, tokens, state, lengths, resets, mask = alike((model, tokens.T, state, lengths, resets, mask))
+    decoder, w, steps = model.decoder, Scoped(model.params), None
     (state, past), names = apart(state), decoder.names
-    dtype = w[names.embedding].dtype
-    live = None if lengths is None else jnp.arange(tokens.shape[1])[None] < lengths[:, None]
-    if live is not None:
+    dtype, resets = w[names.embedding].dtype, None if resets is None else resets.T
+    if mask is not None:
+        steps = Compaction.of(mask.T, lengths, resets)
+        tokens, lengths, resets = steps.moved(tokens), steps.lengths, steps.resets
+    if lengths is not None:
+        live = jnp.arange(len(tokens))[:, None] < lengths[None]
         tokens, resets = jnp.where(live, tokens, 0), None if resets is None else resets & live
-    span = Span(tokens.shape[1], dtype, lengths, None if resets is None else resets.T, in_a_step=in_a_step)
-    x = w[names.embedding][tokens.T].astype(accumulator(dtype))
-    x, after = decoder.run(w, x, state, span)
+    span = Span(len(tokens), dtype, lengths, resets, in_a_step=in_a_step)
+    x, after = decoder.run(w, w[names.embedding][tokens].astype(accumulator(dtype)), state, span)
     head = w[names.embedding if decoder.tied else names.head]
-    logits = jnp.swapaxes(decoder.logits(span.linear(x, head)), 0, 1)
-    if live is not None:
+    logits = decoder.logits(span.linear(x, head))
+    if lengths is not None:
         logits = jnp.where(live[..., None], logits, 0)
-    state = {name: after[name].astype(leaf.dtype) for name, leaf in state.items()}
-    return logits, state | remembered(past, tokens, logits, lengths, resets)
+    after = {name: after[name].astype(leaf.dtype) for name, leaf in state.items()}
+    of_rows = tokens.T, jnp.swapaxes(logits, 0, 1), lengths, None if resets is None else resets.T
+    after |= remembered(past, *of_rows)
+    if steps is None:
+        return of_rows[1], after
+    if steps.after is not None:
+        fresh = model.fresh_as(after, tokens.shape[1])
+        after = in_rows(steps.after, {name: fresh[name] for name in after}, after)
+    return jnp.swapaxes(steps.put_back(logits), 0, 1), after

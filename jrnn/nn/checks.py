@@ -86,19 +86,36 @@ def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array
     return jnp.asarray(lengths, jnp.int32)
 
 
-def check_resets(where: str, resets: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Resets as an array of this shape.
+def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Booleans, one for each step, as an array of this shape.
 
-    >>> check_resets("gru", jnp.zeros((4, 2)), (4, 2))
+    >>> check_flags("gru", "mask", jnp.zeros((4, 2)), (4, 2))
     Traceback (most recent call last):
-    jrnn.errors.LayerError: gru: resets are float32; they must be booleans
+    jrnn.errors.LayerError: gru: mask is float32; it must be booleans; give mask.astype(bool)
     """
-    resets = check_array(where, "resets", resets)
-    if resets.dtype != jnp.bool_:
-        raise LayerError(f"{where}: resets are {resets.dtype}; they must be booleans")
-    if resets.shape != shape:
-        raise LayerError(f"{where}: resets are {list(resets.shape)}; they must be {list(shape)}, one for each step")
-    return resets
+    flags = check_array(where, name, flags)
+    if flags.dtype != jnp.bool_:
+        raise LayerError(f"{where}: {name} is {flags.dtype}; it must be booleans; give {name}.astype(bool)")
+    if flags.shape != shape:
+        raise LayerError(f"{where}: {name} is {list(flags.shape)}; it must be {list(shape)}, one for each step")
+    return flags
+
+
+def check_dt(where: str, dt: Any, shape: tuple[int, ...], mask: Any = None) -> jax.Array:
+    """Times between steps as an array of this shape; outside jit, none below 0 where the mask, of this shape, is True.
+
+    >>> check_dt("S5", [0.5, -1.0], (2,))
+    Traceback (most recent call last):
+    jrnn.errors.LayerError: S5: dt has a value of -1.0; the time since the last step is at least 0
+    """
+    dt = check_array(where, "dt", dt)
+    if dt.shape != shape or not (jnp.issubdtype(dt.dtype, jnp.floating) or jnp.issubdtype(dt.dtype, jnp.integer)):
+        given = f"{dt.dtype}{list(dt.shape)}"
+        raise LayerError(f"{where}: dt is {given}; it must be numbers {list(shape)}, one for each step")
+    known, live = concrete(dt), True if mask is None else concrete(mask)
+    if known is not None and live is not None and (below := known[(known < 0) & live]).size:
+        raise LayerError(f"{where}: dt has a value of {below[0]}; the time since the last step is at least 0")
+    return dt
 
 
 def check_features(where: str, x: jax.Array, size: int, ranks: dict[int, str]) -> None:

@@ -45,6 +45,7 @@ def rnn(
     lengths: Any = None,
     resets: Any = None,
     reset_state: Any = None,
+    mask: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
     embedding: Any = None,
@@ -65,6 +66,8 @@ def rnn(
             its reset at t acts before step t - 1. Resets past the end of a sequence have no effect.
         reset_state: the states after resets, of the shapes of hx. None is zeros, not hx, which may come from an earlier
             piece of the sequence.
+        mask: booleans, with the layouts of `resets`: True where a step counts. Where False, the states stay, outputs are 0,
+            and the values of x are ignored, even NaN, in both directions. A reset there still holds.
         key: a PRNG key for dropout and zoneout; without it nothing is random.
         return_states: "last"; "all", the states after every step, [T, L K, N, P], which do not change past the end of a
             sequence; or "all+initial", [T + 1, L K, N, P], with the initial state first, or last for a reverse direction.
@@ -93,19 +96,9 @@ def rnn(
     """
     chosen = _settings("rnn", params, settings)
     output, states = run_stack(
-        rnn_unit(nonlinearity),
-        "rnn",
-        params,
-        x,
-        hx,
-        lengths,
-        key,
-        chosen,
-        return_states,
-        resets,
-        reset_state,
-        embedding,
-    )
+        rnn_unit(nonlinearity), "rnn", params, x, hx, chosen, lengths=lengths, resets=resets, reset_state=reset_state,
+        mask=mask, key=key, return_states=return_states, embedding=embedding,
+    )  # fmt: skip
     return output, states[0]
 
 
@@ -118,6 +111,7 @@ def lstm(
     lengths: Any = None,
     resets: Any = None,
     reset_state: Any = None,
+    mask: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
     embedding: Any = None,
@@ -139,8 +133,9 @@ def lstm(
     """
     chosen = _settings("lstm", params, settings)
     output, (h, c) = run_stack(
-        LSTM, "lstm", params, x, hx, lengths, key, chosen, return_states, resets, reset_state, embedding
-    )
+        LSTM, "lstm", params, x, hx, chosen, lengths=lengths, resets=resets, reset_state=reset_state,
+        mask=mask, key=key, return_states=return_states, embedding=embedding,
+    )  # fmt: skip
     return output, (h, c)
 
 
@@ -153,6 +148,7 @@ def gru(
     lengths: Any = None,
     resets: Any = None,
     reset_state: Any = None,
+    mask: Any = None,
     key: jax.Array | None = None,
     return_states: str = "last",
     embedding: Any = None,
@@ -169,22 +165,41 @@ def gru(
     """
     chosen = _settings("gru", params, settings)
     output, states = run_stack(
-        GRU, "gru", params, x, hx, lengths, key, chosen, return_states, resets, reset_state, embedding
-    )
+        GRU, "gru", params, x, hx, chosen, lengths=lengths, resets=resets, reset_state=reset_state,
+        mask=mask, key=key, return_states=return_states, embedding=embedding,
+    )  # fmt: skip
     return output, states[0]
 
 
 @spelled_out()
 def rnn_step(
-    params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **settings: Any
+    params: Params,
+    x: Any,
+    hx: Any = None,
+    *,
+    nonlinearity: str = "tanh",
+    resets: Any = None,
+    reset_state: Any = None,
+    mask: Any = None,
+    **settings: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """One step through a stack of plain layers; see `lstm_step`. The states are one array [L, N, P]."""
-    y, states = step_stack(rnn_unit(nonlinearity), "rnn_step", params, x, hx, read("rnn_step", settings))
+    masks = {"resets": resets, "reset_state": reset_state, "mask": mask}
+    y, states = step_stack(rnn_unit(nonlinearity), "rnn_step", params, x, hx, read("rnn_step", settings), **masks)
     return y, states[0]
 
 
 @spelled_out()
-def lstm_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def lstm_step(
+    params: Params,
+    x: Any,
+    hx: Any = None,
+    *,
+    resets: Any = None,
+    reset_state: Any = None,
+    mask: Any = None,
+    **settings: Any,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One step through a stack of LSTM layers, for streaming. Takes and returns the state.
 
     Step by step, the outputs of a sequence are those of `lstm` without dropout.
@@ -193,6 +208,9 @@ def lstm_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[
         params: parameters of a stack without a reverse direction.
         x: [N, D], or [D] for one sequence.
         hx: the states as `lstm` takes and returns them; None is zeros.
+        resets, mask: booleans [N], or one for one sequence: where to replace the state by `reset_state` before the step, and
+            which sequences have this step. The states of others stay, and their outputs are 0.
+        reset_state: as in `lstm`.
         settings: see `jrnn.nn.Settings`; zoneout computes its expectation.
 
     Returns:
@@ -211,14 +229,25 @@ def lstm_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[
     >>> bool(jnp.allclose(y, lstm(params, xs)[0][-1], atol=1e-6))
     True
     """
-    y, (h, c) = step_stack(LSTM, "lstm_step", params, x, hx, read("lstm_step", settings))
+    masks = {"resets": resets, "reset_state": reset_state, "mask": mask}
+    y, (h, c) = step_stack(LSTM, "lstm_step", params, x, hx, read("lstm_step", settings), **masks)
     return y, (h, c)
 
 
 @spelled_out()
-def gru_step(params: Params, x: Any, hx: Any = None, **settings: Any) -> tuple[jax.Array, jax.Array]:
+def gru_step(
+    params: Params,
+    x: Any,
+    hx: Any = None,
+    *,
+    resets: Any = None,
+    reset_state: Any = None,
+    mask: Any = None,
+    **settings: Any,
+) -> tuple[jax.Array, jax.Array]:
     """One step through a stack of GRU layers; see `lstm_step`. The states are one array [L, N, H]."""
-    y, states = step_stack(GRU, "gru_step", params, x, hx, read("gru_step", settings))
+    masks = {"resets": resets, "reset_state": reset_state, "mask": mask}
+    y, states = step_stack(GRU, "gru_step", params, x, hx, read("gru_step", settings), **masks)
     return y, states[0]
 
 

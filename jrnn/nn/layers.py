@@ -97,7 +97,7 @@ def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) ->
     recurrent = keep = None
     if settings.recurrent_dropout:
         lead = (steps,) if settings.recurrent_dropout_mask == "step" else ()
-        recurrent = mask(recurrent_key, settings.recurrent_dropout, (*lead, *state[0].shape), state[0].dtype)
+        recurrent = dropout_mask(recurrent_key, settings.recurrent_dropout, (*lead, *state[0].shape), state[0].dtype)
     rates = zoneout_rates(settings, len(state))
     if any(rates):
         keep = tuple(
@@ -106,7 +106,7 @@ def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) ->
     return Noise(recurrent, keep)
 
 
-def mask(key: jax.Array, rate: float, shape: tuple[int, ...], dtype) -> jax.Array:
+def dropout_mask(key: jax.Array, rate: float, shape: tuple[int, ...], dtype) -> jax.Array:
     """Zeros with probability `rate`, else 1 / (1 - rate)."""
     scale = 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)
     return jnp.where(jax.random.bernoulli(key, 1.0 - rate, shape), jnp.asarray(scale, dtype), jnp.zeros((), dtype))

@@ -134,6 +134,7 @@ class _Stack(Parameters):
         lengths: Any = None,
         resets: Any = None,
         reset_state: Any = None,
+        mask: Any = None,
         rngs: Rngs | None = None,
         return_states: str = "last",
         embedding: Any = None,
@@ -144,8 +145,9 @@ class _Stack(Parameters):
         """
         unit, key, params = self.layout.unit, self._key(rngs), self.params()
         output, states = run_stack(
-            unit, unit.name, params, x, hx, lengths, key, self.settings, return_states, resets, reset_state, embedding
-        )
+            unit, unit.name, params, x, hx, self.settings, lengths=lengths, resets=resets, reset_state=reset_state,
+            mask=mask, key=key, return_states=return_states, embedding=embedding,
+        )  # fmt: skip
         return output, as_given(states)
 
     def initial_state(self, batch: int) -> Any:
@@ -153,10 +155,11 @@ class _Stack(Parameters):
         dtype = jnp.result_type(*self.params().values()) if self.settings.dtype is None else self.settings.dtype
         return as_given(stack_state(self.layout.unit.name, self.layout, None, batch, dtype))
 
-    def step(self, x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
+    @spelled_out(step_stack)
+    def step(self, x: Any, hx: Any = None, **masks: Any) -> tuple[jax.Array, Any]:
         """One step, [N, D] -> y [N, P] and the states, which the next step takes; see `jrnn.nn.functional.lstm_step`."""
         unit = self.layout.unit
-        y, states = step_stack(unit, f"{unit.name}.step", self.params(), x, hx, self.settings)
+        y, states = step_stack(unit, f"{unit.name}.step", self.params(), x, hx, self.settings, **masks)
         return y, as_given(states)
 
 

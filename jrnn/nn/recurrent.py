@@ -8,6 +8,7 @@ Shapes: T time, N batch, D input, P output.
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from jrnn.loops import Recompute, compiled_once, hashable
 from jrnn.nn.checks import check_floating, check_integer
 from jrnn.nn.layers import accumulator
 from jrnn.nn.modules import Parameters
-from jrnn.nn.sequences import Sequences, compute_type, step_input, where_live
+from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
 from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span
 
@@ -65,6 +66,8 @@ class RecurrentLayer(Parameters):
         self.batch_first, self.dtype, self.recompute, self.executor = batch_first, dtype, recompute, executor
         self._create(rngs, param_dtype)
 
+    _timed = False  # whether the formula reads `Span.dt`
+
     def _name(self) -> str:
         return type(self).__name__
 
@@ -88,7 +91,9 @@ class RecurrentLayer(Parameters):
         keys = jax.random.split(key, max(len(wanted), 1))
         return {name: start(keys[k], shape, dtype) for k, (name, (start, shape)) in enumerate(wanted.items())}
 
-    def __call__(self, x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None) -> tuple[jax.Array, Any]:
+    def __call__(
+        self, x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None, mask: Any = None, dt: Any = None
+    ) -> tuple[jax.Array, Any]:
         """[T, N, D] -> y [T, N, P] and the state after the last step.
 
         Args:
@@ -98,24 +103,34 @@ class RecurrentLayer(Parameters):
                 ignored, even NaN. The state is the one at the end.
             resets: booleans, [T, N], [N, T] with batch_first, or [T]. Where True, the state is `initial_state` before that
                 step.
+            mask: booleans as `resets`: True where a step counts. Where False, the state stays, outputs are 0, and the values
+                of x and dt are ignored, even NaN: results are those of the steps that count alone. Resets there still hold.
+            dt: numbers as `resets`, at least 0: the time since the last step that counts, in units of the layer's own step.
+                Only of layers in continuous time: LRU, S5, Mamba, Mamba2, and a Recurrent whose step takes it.
 
         Raises:
-            LayerError: if parameters, x, state, lengths or resets do not fit together.
+            LayerError: if parameters, x, state, lengths, resets, mask or dt do not fit together.
         """
-        return self.apply(self.params(), x, state, lengths=lengths, resets=resets)
+        return self.apply(self.params(), x, state, lengths=lengths, resets=resets, mask=mask, dt=dt)
 
-    def apply(
-        self, params: Mapping[str, Any], x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None
-    ) -> tuple[jax.Array, Any]:
+    def apply(self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any) -> tuple[jax.Array, Any]:
         """As a call, but a pure function of `params`, a dict as `params()` returns it."""
-        given = Sequences.of(self._name(), x, lengths, resets, self.input_size, self.batch_first)
+        given = Sequences.of(self._name(), x, self.input_size, self.batch_first, **options)
+        self._check_timed(given.dt)
         dtype = compute_type(params, given.x, self.dtype)
-        span = Span(given.x.shape[0], dtype, None, None, hashable(self.recompute), self.executor)
+        span = Span(given.x.shape[0], dtype, recompute=hashable(self.recompute), executor=self.executor)
         functions, settings = self._apart()
-        options = type(self), tuple(functions), settings, span, given.single
-        arrays = params, given.x, state, given.lengths, given.resets
-        y, state = compiled_once(_run_parts, tuple(functions.values()), options, arrays)
+        kind = type(self), tuple(functions), settings, span, given.single
+        arrays = params, given.x, state, (given.lengths, given.resets, given.mask, given.dt)
+        y, state = compiled_once(_run_parts, tuple(functions.values()), kind, arrays)
         return given.given_back(y), state
+
+    def _check_timed(self, dt: jax.Array | None) -> None:
+        if dt is not None and not self._timed:
+            raise LayerError(
+                f"{self._name()}: dt is given, but this layer has no time between steps; give LRU, S5, Mamba, Mamba2, or a "
+                "Recurrent whose step takes it; or make it a feature of x"
+            )
 
     def _apart(self) -> tuple[dict[str, Callable], Any]:
         """The functions among the attributes, and the others except parameters; or the layer, if they cannot be a key."""
@@ -126,43 +141,59 @@ class RecurrentLayer(Parameters):
         plain = all(isinstance(v, (int, float, str, tuple, type, jnp.dtype, type(None))) for _, v in others)
         return (functions, others) if plain else ({}, [self])
 
-    def step(self, x: Any, state: Any = None) -> tuple[jax.Array, Any]:
-        """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes."""
-        return self.apply_step(self.params(), x, state)
+    def step(
+        self, x: Any, state: Any = None, *, resets: Any = None, mask: Any = None, dt: Any = None
+    ) -> tuple[jax.Array, Any]:
+        """One step, [N, D] or [D] -> y [N, P] or [P] and the state, which the next step takes.
 
-    def apply_step(self, params: Mapping[str, Any], x: Any, state: Any = None) -> tuple[jax.Array, Any]:
+        `resets`, `mask` and `dt`, [N] or numbers, are those of this step, as in a call.
+        """
+        return self.apply_step(self.params(), x, state, resets=resets, mask=mask, dt=dt)
+
+    def apply_step(self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any) -> tuple[jax.Array, Any]:
         """As `step`, but a pure function of `params`."""
-        x = step_input(self._name(), x, self.input_size)
-        single = x.ndim == 1
-        x = x[None, None] if single else x[None]
-        y, state = self._called(params, x, state, Span(1, compute_type(params, x, self.dtype), in_a_step=True), single)
-        return jax.tree.map(lambda leaf: leaf[0, 0] if single else leaf[0], y), state
+        given = Steps.of(self._name(), x, self.input_size, **options)
+        self._check_timed(given.dt)
+        span = Span(1, compute_type(params, given.x, self.dtype), in_a_step=True)
+        more = jax.tree.map(lambda leaf: leaf[None], (given.resets, given.mask, given.dt))
+        y, state = self._called(params, given.x[None], state, (None, *more), span, given.single)
+        return jax.tree.map(lambda leaf: leaf[0, 0] if given.single else leaf[0], y), state
 
     def initial_state(self, batch: int) -> Any:
         """The state of `batch` sequences before their first step: a tree of arrays [N, ...]."""
         params = self.params()
         return self._fresh(batch, accumulator(compute_type(params, jnp.zeros((), jnp.float16), self.dtype)))
 
-    def _called(self, params: Any, x: jax.Array, state: Any, span: Span, single: bool) -> tuple[Any, Any]:
-        """Runs the formula on [T, N, D] whatever padding holds."""
+    def _called(self, params: Any, x: jax.Array, state: Any, more: Any, span: Span, single: bool) -> tuple[Any, Any]:
+        """Runs the formula on [T, N, D] whatever padding holds; `more`: lengths [N], resets, mask and dt [T, N], or None."""
         fresh = self._fresh(x.shape[1], accumulator(span.dtype))
         if state is None:
             state = fresh
         else:
             state = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state) if single else state
             state = self._checked_state(state, fresh)
-        params, x, state, lengths, resets = alike((params, x, state, span.lengths, span.resets))
-        span = replace(span, lengths=lengths, resets=resets)
-        x, live = x.astype(span.dtype), None
-        if span.lengths is not None:
-            live = jnp.arange(span.steps)[:, None] < span.lengths[None]
-            x = where_live(live, x)
-            if span.resets is not None:
-                span = replace(span, resets=span.resets & live)
-        y, state = self._run(params, x, state, span)
+        params, x, state, (lengths, resets, mask, dt) = alike((params, x, state, more))
+        x, dt = x.astype(span.dtype), None if dt is None else dt.astype(accumulator(span.dtype))
+        steps = live = None
+        if mask is not None:
+            steps = Compaction.of(mask, lengths, resets)
+            x, dt, lengths, resets = (
+                steps.moved(x),
+                None if dt is None else steps.moved(dt),
+                steps.lengths,
+                steps.resets,
+            )
+        if lengths is not None:
+            live = jnp.arange(span.steps)[:, None] < lengths[None]
+            x, dt = where_live(live, x), None if dt is None else where_live(live, dt)
+            resets = None if resets is None else resets & live
+        y, state = self._run(params, x, state, replace(span, lengths=lengths, resets=resets, dt=dt))
         y = jax.tree.map(lambda leaf: leaf.astype(span.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, y)
         if live is not None:
             y = jax.tree.map(lambda leaf: where_live(live, leaf), y)
+        if steps is not None:
+            y = jax.tree.map(steps.put_back, y)
+            state = state if steps.after is None else in_rows(steps.after, fresh, state)
         return y, jax.tree.map(lambda leaf: leaf[0], state) if single else state
 
     def _checked_state(self, state: Any, fresh: Any) -> Any:
@@ -179,13 +210,13 @@ class RecurrentLayer(Parameters):
 
 def _run_parts(functions: Sequence[Callable], options: Any, arrays: Any) -> tuple[Any, Any]:
     """Runs a layer from its functions and settings."""
-    (kind, names, settings, span, single), (params, x, state, lengths, resets) = options, arrays
+    (kind, names, settings, span, single), (params, x, state, more) = options, arrays
     if isinstance(settings, list):
         (layer,) = settings
     else:
         layer = object.__new__(kind)
         vars(layer).update(settings, **dict(zip(names, functions)))
-    return layer._called(params, x, state, replace(span, lengths=lengths, resets=resets), single)
+    return layer._called(params, x, state, more, span, single)
 
 
 def uniform(rows: int, columns: int) -> Parameter:
@@ -200,10 +231,11 @@ def constant(value: float, *shape: int) -> Parameter:
 
 
 class Recurrent(RecurrentLayer):
-    """A layer of a step of one's own, with lengths, resets, streaming and a fast loop.
+    """A layer of a step of one's own, with lengths, resets, masks, streaming and a fast loop.
 
     Args:
-        step: `(params, state, x) -> (state, y)`, for x [N, D]; leaves of the state and of y are [N, ...].
+        step: `(params, state, x) -> (state, y)`, for x [N, D]; leaves of the state and of y are [N, ...]. With a fourth
+            parameter it also gets dt [N], if a call has it.
         input_size: features of the input, D.
         initial_state: `batch -> state`, the state before the first step and after resets.
         params: a flat dict of arrays, the initial parameters, or a function that makes it from a key.
@@ -247,12 +279,17 @@ class Recurrent(RecurrentLayer):
     def _fresh(self, batch: int, dtype: Any) -> Any:
         return jax.tree.map(jnp.asarray, self._start(batch))
 
+    @property
+    def _timed(self) -> bool:  # type: ignore[override]
+        parameters = inspect.signature(self._step).parameters.values()
+        return any(p.kind is p.VAR_POSITIONAL for p in parameters) or len(parameters) > 3
+
     def _run(self, params: Any, x: jax.Array, state: Any, span: Span) -> tuple[Any, Any]:
         fresh = self._fresh(x.shape[1], span.dtype)
 
-        def step(carry: Any, x: Any) -> tuple[Any, Any]:
-            new, y = self._step(params, carry, x)
+        def step(carry: Any, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
+            new, y = self._step(params, carry, *inputs)
             return like(new, carry), y
 
-        state, y = span.scan(step, state, x, fresh)
+        state, y = span.scan(step, state, (x,) if span.dt is None else (x, span.dt), fresh)
         return y, state

@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets
+from jrnn.nn.checks import check_array, check_dt, check_features, check_flags, check_lengths
 
 
 def compute_type(params: Mapping[str, Any], x: jax.Array, dtype: Any) -> Any:
     """The type of the products with weights: `dtype`, or that of the input and the parameters."""
     return jnp.result_type(x, *params.values()) if dtype is None else jnp.dtype(dtype)
-
-
-def step_input(where: str, x: Any, size: int) -> jax.Array:
-    """The input of one step, [N, D] or [D]."""
-    x = check_array(where, "x", x)
-    check_features(where, x, size, {1: f"[{size}]", 2: f"[N, {size}]"})
-    return x
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,8 @@ class Sequences:
     Attributes:
         x: [T, N, D].
         lengths: int32 [N], or None.
-        resets: bool [T, N], or None.
+        resets, mask: bool [T, N], or None.
+        dt: [T, N], or None.
         single: whether the caller has one sequence, [T, D].
         batch_first: whether the caller has [N, T, D].
     """
@@ -42,27 +36,34 @@ class Sequences:
     x: jax.Array
     lengths: jax.Array | None
     resets: jax.Array | None
+    mask: jax.Array | None
+    dt: jax.Array | None
     single: bool
     batch_first: bool
 
     @classmethod
     def of(
-        cls, where: str, x: Any, lengths: Any, resets: Any, size: int, batch_first: bool, batched: bool = False
-    ) -> Sequences:
+        cls, where: str, x: Any, size: int, batch_first: bool, *, lengths: Any = None, resets: Any = None,
+        mask: Any = None, dt: Any = None, batched: bool = False,
+    ) -> Sequences:  # fmt: skip
         """Checks x [T, N, D], [N, T, D] with `batch_first`, or [T, D] unless `batched`, and what belongs to it."""
         x, ranks = check_array(where, "x", x), {} if batched else {2: f"[T, {size}]"}
         check_features(where, x, size, {**ranks, 3: f"[N, T, {size}]" if batch_first else f"[T, N, {size}]"})
-        single = x.ndim == 2
-        if resets is not None:
-            resets = check_resets(where, resets, x.shape[:-1])
-        if single:
-            x, resets = x[:, None], None if resets is None else resets[:, None]
-            lengths = None if lengths is None else jnp.reshape(jnp.asarray(lengths), (-1,))
-        elif batch_first:
-            x, resets = jnp.swapaxes(x, 0, 1), None if resets is None else resets.T
+        single, shape = x.ndim == 2, x.shape[:-1]
+        swap = batch_first and not single
+
+        def time_first(array: jax.Array) -> jax.Array:
+            return array[:, None] if single else jnp.swapaxes(array, 0, 1) if swap else array
+
+        flags = {"resets": resets, "mask": mask}
+        flags = {n: None if v is None else time_first(check_flags(where, n, v, shape)) for n, v in flags.items()}
+        dt = None if dt is None else time_first(check_dt(where, dt, shape, mask))
+        x = time_first(x)
+        if single and lengths is not None:
+            lengths = jnp.reshape(jnp.asarray(lengths), (-1,))
         if lengths is not None:
             lengths = check_lengths(where, lengths, *x.shape[:2])
-        return cls(x, lengths, resets, single, batch_first)
+        return cls(x, lengths, flags["resets"], flags["mask"], dt, single, batch_first)
 
     def given_back(self, y: Any) -> Any:
         """A tree of arrays [T, N, ...] in the caller's form."""
@@ -71,9 +72,112 @@ class Sequences:
         return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), y) if self.batch_first else y
 
 
+@dataclass(frozen=True)
+class Steps:
+    """The arguments of one step.
+
+    Attributes:
+        x: [N, D].
+        resets, mask: bool [N], or None.
+        dt: [N], or None.
+        single: whether the caller has one sequence, [D].
+    """
+
+    x: jax.Array
+    resets: jax.Array | None
+    mask: jax.Array | None
+    dt: jax.Array | None
+    single: bool
+
+    @classmethod
+    def of(cls, where: str, x: Any, size: int, *, resets: Any = None, mask: Any = None, dt: Any = None) -> Steps:
+        """Checks x [N, D] or [D], and what belongs to it."""
+        x = check_array(where, "x", x)
+        check_features(where, x, size, {1: f"[{size}]", 2: f"[N, {size}]"})
+        flags = {"resets": resets, "mask": mask}
+        checked = {n: None if v is None else check_flags(where, n, v, x.shape[:-1]) for n, v in flags.items()}
+        dt = None if dt is None else check_dt(where, dt, x.shape[:-1], mask)
+        given = x, checked["resets"], checked["mask"], dt
+        if x.ndim == 1:
+            given = jax.tree.map(lambda leaf: leaf[None], given)
+        return cls(*given, single=x.ndim == 1)
+
+
 def where_live(live: jax.Array, x: jax.Array) -> jax.Array:
     """x [T, N, ...] where `live` [T, N], and 0 elsewhere.
 
     Padding may hold NaN. It is replaced before any product, so that it reaches neither values nor gradients.
     """
-    return jnp.where(live.reshape(live.shape + (1,) * (x.ndim - 2)), x, jnp.zeros((), x.dtype))
+    return jnp.where(live.reshape(live.shape + (1,) * (x.ndim - live.ndim)), x, jnp.zeros((), x.dtype))
+
+
+def in_rows(rows: jax.Array, then: Any, otherwise: Any, axis: int = 0) -> Any:
+    """The arrays of one tree in these rows [N] of an axis, and those of another tree in the other rows."""
+
+    def of(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(rows.reshape((1,) * axis + rows.shape + (1,) * (jnp.ndim(b) - axis - 1)), a, b)
+
+    return jax.tree.map(of, then, otherwise)
+
+
+class Compaction(NamedTuple):
+    """The steps that count, moved to the beginning of their sequences: a mask becomes lengths.
+
+    A reset at a step that does not count acts before the next one that does.
+
+    Attributes:
+        mask: bool [T, N], the steps that count.
+        order: [T, N], these steps in their order, and then the others.
+        lengths: [N], how many they are.
+        resets: bool [T, N] of the moved steps, or None.
+        before, after: bool [N], whether there are resets before the first, or after the last step that counts; or None.
+            `before` leaves out a reset at step 0, which means nothing to a reverse direction.
+    """
+
+    mask: jax.Array
+    order: jax.Array
+    lengths: jax.Array
+    resets: jax.Array | None = None
+    before: jax.Array | None = None
+    after: jax.Array | None = None
+
+    @classmethod
+    def of(cls, mask: jax.Array, lengths: jax.Array | None = None, resets: jax.Array | None = None) -> Compaction:
+        """From a mask [T, N], lengths [N] or None, and resets [T, N] or None, which end with the lengths.
+
+        >>> moved = Compaction.of(jnp.array([[False], [True], [False], [True]]))
+        >>> moved.lengths.tolist(), moved.moved(jnp.arange(4)[:, None]).T.tolist()
+        ([2], [[1, 3, 0, 2]])
+        >>> moved.put_back(jnp.array([[5], [6], [7], [8]])).T.tolist()
+        [[0, 5, 0, 6]]
+        """
+        if lengths is not None:
+            live = jnp.arange(len(mask))[:, None] < lengths[None]
+            mask, resets = mask & live, None if resets is None else resets & live
+        order = jnp.argsort(~mask, axis=0, stable=True).astype(jnp.int32)
+        compaction = cls(mask, order, jnp.sum(mask, axis=0, dtype=jnp.int32))
+        if resets is None or not len(mask):
+            return compaction._replace(resets=resets)
+        pieces = jnp.cumsum(resets, axis=0, dtype=jnp.int32)  # which piece between resets a step belongs to
+        own, end = compaction.moved(pieces), pieces[-1]
+        earlier = jnp.concatenate([jnp.zeros_like(own[:1]), own[:-1]])
+        any_left = compaction.lengths > 0
+        last = jnp.take_along_axis(own, jnp.maximum(compaction.lengths, 1)[None] - 1, axis=0)[0]
+        return compaction._replace(
+            resets=(own > earlier) & (jnp.arange(len(mask))[:, None] < compaction.lengths[None]),
+            before=jnp.where(any_left, own[0], end) > resets[0],
+            after=end > jnp.where(any_left, last, 0),
+        )
+
+    def moved(self, leaf: jax.Array) -> jax.Array:
+        """The steps [T, N, ...] that count first."""
+        return jnp.take_along_axis(leaf, self.order.reshape(self.order.shape + (1,) * (leaf.ndim - 2)), axis=0)
+
+    def put_back(self, leaf: jax.Array) -> jax.Array:
+        """Moved steps [T, N, ...] where they were, and zeros at steps that do not count."""
+        if not len(self.mask):
+            return leaf
+        place = jnp.maximum(jnp.cumsum(self.mask, axis=0, dtype=jnp.int32) - 1, 0)
+        return where_live(
+            self.mask, jnp.take_along_axis(leaf, place.reshape(place.shape + (1,) * (leaf.ndim - 2)), axis=0)
+        )

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jrnn.loops import Recompute, scan
 from jrnn.nn.layers import contract
+from jrnn.nn.sequences import in_rows
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Span:
         dtype: the type of the products with weights; they accumulate in float32 or wider.
         lengths: [N] integers or None, where sequences end.
         resets: [T, N] booleans or None, where they start again.
+        dt: [T, N] or None, the time since the last step.
         recompute, executor: as in `jrnn.scan`.
         in_a_step: whether this is `layer.step`, with T = 1, which needs no loop.
     """
@@ -35,6 +37,7 @@ class Span:
     dtype: Any
     lengths: jax.Array | None = None
     resets: jax.Array | None = None
+    dt: jax.Array | None = None
     recompute: Recompute = None
     executor: str = "auto"
     in_a_step: bool = False
@@ -46,12 +49,16 @@ class Span:
 
     def scan(self, step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Any, fresh: Any = None) -> Any:
         """Runs the step over leaves [T, N, ...] from the state [N, ...]; a reset goes back to `fresh`, or to zeros."""
+        if self.resets is not None:
+            fresh = jax.tree.map(jnp.zeros_like, state) if fresh is None else fresh
         if self.in_a_step:
-            state, y = step(state, jax.tree.map(lambda leaf: leaf[0], xs))
+            old = state if self.resets is None else in_rows(self.resets[0], fresh, state)
+            state, y = step(old, jax.tree.map(lambda leaf: leaf[0], xs))
+            state = state if self.lengths is None else in_rows(self.lengths > 0, state, old)
             return state, jax.tree.map(lambda leaf: leaf[None], y)
         options = dict(lengths=self.lengths, recompute=self.recompute, executor=self.executor)
         if self.resets is not None:
-            options["reset_state"] = jax.tree.map(jnp.zeros_like, state) if fresh is None else fresh
+            options["reset_state"] = fresh
         return scan(step, state, xs, resets=self.resets, **options)
 
     def taps(self, x: jax.Array, window: jax.Array) -> tuple[list[jax.Array], jax.Array]:

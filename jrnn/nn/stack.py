@@ -17,10 +17,10 @@ from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
 from jrnn.loops import compiled_once, hashable
 from jrnn.nn.checks import check_array, check_choice, check_features, check_key, check_state
-from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, make_step, mask, read_rows, run_layer
+from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, dropout_mask, make_step, read_rows, run_layer
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
-from jrnn.nn.sequences import Sequences, compute_type, step_input, where_live
+from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
 from jrnn.nn.settings import Settings
 from jrnn.nn.units import State, Unit
 
@@ -40,19 +40,10 @@ def stack_state(where: str, layout: Layout, hx: Any, batch: int | None, dtype: A
 
 
 def run_stack(
-    unit: Unit,
-    where: str,
-    params: Params,
-    x: Any,
-    hx: Any,
-    lengths: Any,
-    key: jax.Array | None,
-    settings: Settings,
-    return_states: str = "last",
-    resets: Any = None,
-    reset_state: Any = None,
+    unit: Unit, where: str, params: Params, x: Any, hx: Any, settings: Settings, *, lengths: Any = None, resets: Any = None,
+    reset_state: Any = None, mask: Any = None, key: jax.Array | None = None, return_states: str = "last",
     embedding: Any = None,
-) -> tuple[Any, State]:
+) -> tuple[Any, State]:  # fmt: skip
     """Runs a stack over whole sequences of any kind.
 
     Args:
@@ -64,8 +55,8 @@ def run_stack(
     layout = layout_of(unit, params)
     check_key(where, key)
     check_choice(f"{where}: ", "return_states", return_states, ("last", "all", "all+initial"))
-    if reset_state is not None and resets is None:
-        raise LayerError(f"{where}: reset_state is given without resets; give resets too")
+    if mask is not None and return_states != "last":
+        raise LayerError(f"{where}: return_states is {return_states!r}; with a mask only the last states are known")
     size, batch_first = layout.input_size, settings.batch_first
     given, table = x, None
     if embedding is not None:
@@ -75,23 +66,16 @@ def run_stack(
             raise LayerError(f"{where}: a PackedSequence has its own lengths; do not give lengths")
         check_features(where, given.data, size, {2: f"PackedSequence.data [C, {size}]"})
         x, lengths = pad_packed_sequence(given, batch_first)
-    sequences = Sequences.of(where, x, lengths, resets, size, batch_first)
+    sequences = Sequences.of(where, x, size, batch_first, lengths=lengths, resets=resets, mask=mask)
     x, lengths = sequences.x, sequences.lengths
     batch = None if sequences.single else x.shape[1]
     dtype = compute_type(params, x if table is None else table, settings.dtype)
     states = stack_state(where, layout, hx, batch, dtype)
-    restarts = None
-    if sequences.resets is not None:
-        fresh = stack_state(where, layout, reset_state, batch, dtype, "reset_state")
-        restarts = _restarts(layout, sequences.resets, fresh, lengths)
+    fresh = _fresh_state(where, layout, resets, reset_state, batch, dtype)
     key = key if settings.random else None
     settings = replace(settings, recompute=hashable(settings.recompute))
     shared = Common(unit, settings, dtype, None, return_states)
-    starts = restarts or [None] * (layout.num_layers * layout.directions)
-    directions = [
-        Direction(weights, tuple(s[k] for s in states), starts[k]) for k, weights in enumerate(layout.split(params))
-    ]
-    arrays = lengths, directions, x, key, table
+    arrays = layout.split(params), states, fresh, (lengths, sequences.resets, sequences.mask), x, key, table
     output, states = compiled_once(_run_layers, (), (shared, layout.directions), arrays)
     if isinstance(given, PackedSequence):
         repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=given.data.shape[0])
@@ -113,32 +97,41 @@ def _tokens_and_rows(where: str, x: Any, table: Any, size: int) -> jax.Array:
     return x[..., None]
 
 
-def _restarts(layout: Layout, resets: jax.Array, fresh: State, lengths: jax.Array | None) -> list[Restart]:
-    """The resets of each direction of each layer, in the order of the states."""
-    if lengths is not None:
-        resets &= jnp.arange(resets.shape[0])[:, None] < lengths[None]
-    # The reverse direction runs step t before step t - 1, so a reset at t acts before step t - 1.
-    both = (resets, jax.lax.pad(resets, False, ((-1, 1, 0), (0, 0, 0))))
-    rows = range(layout.num_layers * layout.directions)
-    return [Restart(both[k % layout.directions], tuple(s[k] for s in fresh)) for k in rows]
+def _fresh_state(
+    where: str, layout: Layout, resets: Any, reset_state: Any, batch: int | None, dtype: Any
+) -> State | None:
+    """The states after resets, or None without resets."""
+    if resets is not None:
+        return stack_state(where, layout, reset_state, batch, dtype, "reset_state")
+    if reset_state is not None:
+        raise LayerError(f"{where}: reset_state is given without resets; give resets too")
+    return None
 
 
 def _run_layers(functions: tuple[()], options: tuple[Common, int], arrays: Any) -> tuple[jax.Array, State]:
     """All layers over [T, N, D], each of so many directions."""
-    (shared, width), (lengths, directions, x, key, table) = options, arrays
-    x = x if table is not None else x.astype(shared.dtype)
-    lengths, directions, x, key, table = alike((lengths, directions, x, key, table))
-    settings, dtype, shared = shared.settings, shared.dtype, shared._replace(lengths=lengths)
+    shared, width = options
+    weights, states, fresh, (lengths, resets, mask), x, key, table = alike(arrays)
+    settings, dtype, steps = shared.settings, shared.dtype, None
+    x = x if table is not None else x.astype(dtype)
+    if mask is not None:
+        steps = Compaction.of(mask, lengths, resets)
+        x, lengths, resets = steps.moved(x), steps.lengths, steps.resets
+        if steps.after is not None and width == 2:  # a reverse direction begins with the resets after the last step
+            states = _in_direction(1, width, steps.after, fresh, states)
     if lengths is not None:
-        x = where_live(jnp.arange(x.shape[0])[:, None] < lengths[None], x)
+        live = jnp.arange(x.shape[0])[:, None] < lengths[None]
+        x, resets = where_live(live, x), None if resets is None else resets & live
+    starts = [None] * len(weights) if resets is None else _restarts(resets, fresh, width)
+    directions = [Direction(own, tuple(s[k] for s in states), starts[k]) for k, own in enumerate(weights)]
     if table is not None:
         directions[:width], x = read_rows(directions[:width], table, x[..., 0], dtype)
-    last: list[State] = []
+    shared, last = shared._replace(lengths=lengths), []
     for start in range(0, len(directions), width):
         if start and settings.dropout and key is not None:
             key, dropout_key = jax.random.split(key)
             shape = x.shape if settings.dropout_mask == "step" else (1, *x.shape[1:])
-            x = x * mask(dropout_key, settings.dropout, shape, dtype)
+            x = x * dropout_mask(dropout_key, settings.dropout, shape, dtype)
         layer = directions[start : start + width]
         if key is not None:
             for k in range(width):
@@ -146,39 +139,66 @@ def _run_layers(functions: tuple[()], options: tuple[Common, int], arrays: Any) 
                 layer[k] = layer[k]._replace(key=own)
         last_of_layer, x = run_layer(shared, layer, x)
         last += last_of_layer
-    return x, tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
+    states = tuple(jnp.stack(leaves, -3) for leaves in zip(*last, strict=True))
+    if steps is None:
+        return x, states
+    for direction, rows in enumerate((steps.after, steps.before)[:width]):
+        states = states if rows is None else _in_direction(direction, width, rows, fresh, states)
+    return steps.put_back(x), states
 
 
-def step_stack(unit: Unit, where: str, params: Params, x: Any, hx: Any, settings: Settings) -> tuple[jax.Array, State]:
-    """One step through a stack without a reverse direction, [N, D] or [D]."""
+def _in_direction(direction: int, width: int, rows: jax.Array, then: State, otherwise: State) -> State:
+    """The states [L K, N, ...], of which those of one direction and of these rows [N] are others."""
+    own = jnp.arange(otherwise[0].shape[0])[:, None] % width == direction
+    chosen = (own & rows[None])[..., None]
+    return tuple(jnp.where(chosen, a, b) for a, b in zip(then, otherwise, strict=True))
+
+
+def _restarts(resets: jax.Array, fresh: State, width: int) -> list[Restart]:
+    """The resets of each direction of each layer, in the order of the states."""
+    # The reverse direction runs step t before step t - 1, so a reset at t acts before step t - 1.
+    both = (resets, jax.lax.pad(resets, False, ((-1, 1, 0), (0, 0, 0))))
+    return [Restart(both[k % width], tuple(s[k] for s in fresh)) for k in range(fresh[0].shape[0])]
+
+
+def step_stack(
+    unit: Unit, where: str, params: Params, x: Any, hx: Any, settings: Settings, *, resets: Any = None,
+    reset_state: Any = None, mask: Any = None,
+) -> tuple[jax.Array, State]:  # fmt: skip
+    """One step through a stack without a reverse direction, [N, D] or [D]; see `jrnn.nn.functional.lstm_step`."""
     layout = layout_of(unit, params)
     if layout.bidirectional:
         raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go step by step")
     if isinstance(x, PackedSequence):
         raise LayerError(f"{where}: a step takes x of one step, [N, {layout.input_size}], not a PackedSequence")
-    x = step_input(where, x, layout.input_size)
-    single = x.ndim == 1
+    given = Steps.of(where, x, layout.input_size, resets=resets, mask=mask)
+    x, batch = given.x, None if given.single else given.x.shape[0]
     dtype = compute_type(params, x, settings.dtype)
-    states = stack_state(where, layout, hx, None if single else x.shape[0], dtype)
-    x = x[None] if single else x
+    old = stack_state(where, layout, hx, batch, dtype)
+    fresh = _fresh_state(where, layout, resets, reset_state, batch, dtype)
+    if given.resets is not None:
+        old = in_rows(given.resets, fresh, old, axis=1)
+    if given.mask is not None:
+        x = where_live(given.mask, x)
     last = []
     for k, weights in enumerate(layout.split(params)):
-        state, x = make_step(unit, weights, settings, dtype)(tuple(s[k] for s in states), (x, Noise()))
+        state, x = make_step(unit, weights, settings, dtype)(tuple(s[k] for s in old), (x, Noise()))
         last.append(state)
     new = tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
-    return (x[0], tuple(s[:, 0] for s in new)) if single else (x, new)
+    if given.mask is not None:
+        x, new = where_live(given.mask, x), in_rows(given.mask, new, old, axis=1)
+    return (x[0], tuple(s[:, 0] for s in new)) if given.single else (x, new)
 
 
 def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: Any) -> State:
     """One step of one cell, [N, D] or [D]."""
     layout = cell_layout_of(unit, params)
-    x = step_input(where, x, layout.input_size)
+    given = Steps.of(where, x, layout.input_size)
+    x, single = given.x, given.single
     dtype = compute_type(params, x, dtype)
-    shape = (*x.shape[:-1], layout.hidden_size)
+    shape = (layout.hidden_size,) if single else (x.shape[0], layout.hidden_size)
     state = check_state(where, hx, (shape,) * unit.states, accumulator(dtype))
-    single = x.ndim == 1
-    if single:
-        x, state = x[None], tuple(s[None] for s in state)
+    state = tuple(s[None] for s in state) if single else state
     weights = Weights(**{name: jnp.asarray(value) for name, value in params.items()})
     new, _ = make_step(unit, weights, Settings(), dtype)(state, (x, Noise()))
     return tuple(s[0] for s in new) if single else new

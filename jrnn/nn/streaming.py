@@ -20,7 +20,7 @@ from jrnn.nn.checks import check_integer
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
 from jrnn.nn.recurrent import RecurrentLayer
 from jrnn.nn.sequences import Sequences, compute_type
-from jrnn.nn.stack import run_stack, stack_state, step_stack
+from jrnn.nn.stack import run_stack, stack_state
 from jrnn.nn.units import State
 
 
@@ -33,6 +33,7 @@ def chunked(
     lengths: Any = None,
     resets: Any = None,
     reset_state: Any = None,
+    mask: Any = None,
     rngs: Any = None,
 ) -> tuple[jax.Array, Any]:
     """Calls a module on a sequence in chunks of `size` steps, between which gradients stop.
@@ -45,7 +46,7 @@ def chunked(
         x: [T, N, D], or [N, T, D] with batch_first.
         hx: the initial states; they get gradients from the first chunk.
         size: S, the number of steps of a chunk; the last chunk may be shorter.
-        lengths, resets, reset_state, rngs: as in a call of the module.
+        lengths, resets, reset_state, mask, rngs: as in a call of the module.
 
     Returns:
         `(output, states)`, as the module returns them.
@@ -73,7 +74,7 @@ def chunked(
         raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go chunk by chunk")
     size = check_integer(f"{where}: size", size, 1)
     features, batch_first = module.layout.input_size, module.settings.batch_first
-    given = Sequences.of(where, x, lengths, resets, features, batch_first, batched=True)
+    given = Sequences.of(where, x, features, batch_first, lengths=lengths, resets=resets, mask=mask, batched=True)
     x, lengths = given.x, given.lengths
     steps, batch, _ = x.shape
     count = -(-steps // size)
@@ -87,23 +88,23 @@ def chunked(
     state = stack_state(where, layout, hx, batch, compute_type(params, x, settings.dtype))
 
     def run(state: State, inputs: tuple[Any, ...]) -> tuple[State, jax.Array]:
-        k, (piece, resets), lengths, key = inputs
+        k, (piece, resets, mask), lengths, key = inputs
         hx = as_given(tuple(jnp.where(k == 0, s, lax.stop_gradient(s)) for s in state))
-        options = {"resets": resets, "reset_state": reset_state}
-        output, state = run_stack(layout.unit, where, params, piece, hx, lengths, key, settings, **options)
+        options = {"resets": resets, "reset_state": reset_state, "mask": mask}
+        output, state = run_stack(layout.unit, where, params, piece, hx, settings, lengths=lengths, key=key, **options)
         return state, output
 
     def in_pieces(leaf: jax.Array) -> jax.Array:
         padded = jnp.pad(leaf, ((0, count * size - steps), *((0, 0),) * (leaf.ndim - 1)))
         return padded.reshape(count, size, *leaf.shape[1:])
 
-    pieces = jax.tree.map(in_pieces, (x, given.resets))
+    pieces = jax.tree.map(in_pieces, (x, given.resets, given.mask))
     params, reset_state, state, xs = alike((params, reset_state, state, (pieces, lengths, keys)))
     state, outputs = lax.scan(run, state, (jnp.arange(count), *xs))
     return given.given_back(outputs.reshape(count * size, batch, -1)[:steps]), as_given(state)
 
 
-def compiled_step(module: Any) -> Callable[..., tuple[jax.Array, Any]]:
+def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[jax.Array, Any]]:
     """Compiles a module's or a model's `step` for serving, with its current parameters.
 
     A call only dispatches one program, while `nnx.jit` also flattens the module.
@@ -111,10 +112,12 @@ def compiled_step(module: Any) -> Callable[..., tuple[jax.Array, Any]]:
     Args:
         module: a layer of `jrnn.nn` without a reverse direction, or another pytree with a method `step`, as a model of
             `jrnn.models`, of `jrnn.load_run`, or a `flax.nnx.Module` of your own.
+        donate: whether a call may write over the hx that it gets, which cannot be used again then. A model with attention
+            otherwise copies its memory at each step.
 
     Returns:
-        The function `(x, hx) -> (y, hx)`, [N, D] -> [N, P], or [D] -> [P] for one sequence. `module.initial_state` returns
-        the first hx. A language model takes tokens [N].
+        The function `(x, hx) -> (y, hx)`, [N, D] -> [N, P], or [D] -> [P] for one sequence, with the options of the step,
+        such as `resets=`. `module.initial_state` returns the first hx. A language model takes tokens [N].
 
     Raises:
         LayerError: if there is no `step`.
@@ -128,21 +131,16 @@ def compiled_step(module: Any) -> Callable[..., tuple[jax.Array, Any]]:
     >>> bool(jnp.allclose(y, gru(x)[0][-1], atol=1e-6))
     True
     """
-    if isinstance(module, RecurrentLayer):
-        return jax.jit(partial(module.apply_step, module.params()))
-    if not isinstance(module, (RNN, LSTM, GRU)):
-        step = getattr(type(module), "step", None)
-        if not callable(step) or jax.tree_util.all_leaves([module]):
-            name = module.__name__ if isinstance(module, type) else type(module).__name__
-            rule = "takes a layer of jrnn.nn, or a model: a pytree with a method step(x, state) -> (y, state)"
-            raise LayerError(f"compiled_step {rule}; {name} is neither")
-        return partial(jax.jit(step), module)  # its parameters are arguments: large ones make slow constants
-    if module.layout.bidirectional:
+    step = getattr(type(module), "step", None)
+    if not callable(step) or jax.tree_util.all_leaves([module]):
+        name = module.__name__ if isinstance(module, type) else type(module).__name__
+        rule = "takes a layer of jrnn.nn, or a model: a pytree with a method step(x, state) -> (y, state)"
+        raise LayerError(f"compiled_step {rule}; {name} is neither")
+    if isinstance(module, (RNN, LSTM, GRU)) and module.layout.bidirectional:
         raise LayerError(f"{module.layout.unit.name}: a bidirectional stack needs the whole sequence; it has no step")
-    unit, params, settings = module.layout.unit, module.params(), module.settings
+    leaves, tree = jax.tree.flatten(module)  # arguments: large parameters make slow constants
 
-    def of_stack(x: Any, hx: Any = None) -> tuple[jax.Array, Any]:
-        y, states = step_stack(unit, f"{unit.name}.step", params, x, hx, settings)
-        return y, as_given(states)
+    def of_leaves(leaves: list[Any], x: Any, hx: Any = None, **options: Any) -> tuple[jax.Array, Any]:
+        return step(tree.unflatten(leaves), x, hx, **options)
 
-    return jax.jit(of_stack)
+    return partial(jax.jit(of_leaves, donate_argnames="hx" if donate else None), leaves)

@@ -131,7 +131,8 @@ def assert_padding_invariant(
         for what, tree in results(0.0).items():
             for name, leaf in named(what, tree):
                 assert np.isfinite(leaf).all(), f"{name} is not finite, with zeros behind the lengths {ends.tolist()}"
-        wrong = depends_on_padding(results, ends, fills, 0.0)
+        where = f"with lengths {ends.tolist()} and {{}} instead of 0 behind them"
+        wrong = depends_on_padding(results, where, fills, 0.0)
         assert wrong is None, wrong
 
 

@@ -75,7 +75,7 @@ def check_layer(
     It compiles the layer for each of many sizes, which may take a minute; a terminal shows the property under way.
 
     Args:
-        layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
+        layer: a function `(params, x, state, *, lengths=None, resets=None, mask=None) -> (y, state)`, whose last arguments
             are optional and checked if it has them; a layer of flax.nnx, linen, Equinox, Haiku, Keras, torch or `jrnn.nn`;
             or a `Layer`. See `jrnn.testing.recurrent_layer`.
         x: sequences in the layer's layout, float32 [T, N, ...] or [N, T, ...]; T = 4 and N = 3 are enough.

@@ -103,11 +103,16 @@ def depends_on_batch(layer: Layer, run: Run, tolerance: float, orders: Iterable[
 
 
 def depends_on_padding(
-    results: Callable[[float], Mapping[str, Any]], lengths: np.ndarray, fills: Iterable[float], tolerance: float
+    results: Callable[[float], Mapping[str, Any]], where: str, fills: Iterable[float], tolerance: float
 ) -> str | None:
-    """What changes with the padding, in words, or None; `results(fill)` are trees by name, with `fill` as padding."""
+    """What changes with the padding, in words, or None.
+
+    Args:
+        results: from a number as padding to trees by name.
+        where: text about the padding, with "{}" for the number.
+    """
     wanted = results(0.0)
     for fill in fills:
         if wrong := one_differs(results(fill), wanted, tolerance):
-            return f"with lengths {lengths.tolist()} and {fill} instead of 0 behind them, {wrong}"
+            return f"{where.format(fill)}, {wrong}"
     return None

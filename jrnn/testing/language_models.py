@@ -139,9 +139,10 @@ def _of_jrnn(model: Any) -> AdaptedModel:
         return leaves
 
     def call(tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None) -> tuple[Any, Any]:
-        if attention_mask is not None and attention_mask[:, 0].all():
-            return model(tokens, state, lengths=attention_mask.sum(axis=1), resets=resets)
-        return model(tokens, state, attention_mask=attention_mask, resets=resets)
+        mask = None if attention_mask is None else attention_mask.astype(bool)
+        if mask is not None and mask[:, 0].all():
+            return model(tokens, state, lengths=mask.sum(axis=1), resets=resets)
+        return model(tokens, state, mask=mask, resets=resets)
 
     def step(tokens: Any, state: Any) -> tuple[Any, Any]:
         logits, state = model.step(tokens[:, 0], state)

@@ -218,32 +218,65 @@ def _(layer: Layer, tolerance: float) -> str | None:
     return _of_lengths(layer, np.resize([0, layer.size[0]], layer.size[1]).astype(np.int32), tolerance)
 
 
+def _of_filler(layer: Layer, inside: np.ndarray, **options: Any) -> Callable[[float], dict[str, Any]]:
+    """The results where steps count, `inside` [T, N], and their gradients, by what other steps hold."""
+
+    def counted(array: Any, xp: Any = np) -> Any:
+        return xp.where(inside.reshape(inside.shape + (1,) * (array.ndim - 2)), array, 0)
+
+    def results(fill: float) -> dict[str, Any]:
+        x = np.array(layer.x)
+        x[~inside] = fill
+        y, last = _run(layer, x, layer.state, **options)
+        results = {"y": counted(y), "the last state": last}
+        if layer.in_jax:
+
+            def loss(params: Any, x: Any) -> Any:
+                y, last = layer.call(params, x, layer.state, **options)
+                return jnp.sum(counted(y, jnp)) + sum(jnp.sum(v.real + v.imag) for v in jax.tree.leaves(last))
+
+            smooth, join = floats(layer.params)
+            of_params, of_x = jax.grad(lambda p, x: loss(join(p), x), (0, 1))(smooth, jnp.asarray(x))
+            results |= {"the gradient of params": of_params, "the gradient of x": counted(of_x)}
+        return results
+
+    return results
+
+
 @_property("padding", "what padding holds, NaN too, changes no output, state or gradient")
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.lengths, "the layer takes no lengths")
     for lengths in _some_lengths(layer):
-        behind = np.arange(layer.size[0])[:, None] >= lengths[None]
-        inside = np.expand_dims(~behind, tuple(range(2, layer.x.ndim)))
+        results = _of_filler(layer, np.arange(layer.size[0])[:, None] < lengths[None], lengths=lengths)
+        where = f"with lengths {lengths.tolist()} and {{}} instead of 0 behind them"
+        if wrong := depends_on_padding(results, where, FILLS, tolerance):
+            return wrong
+    return None
 
-        def results(fill: float, behind=behind, inside=inside, lengths=lengths) -> dict[str, Any]:
-            x = np.array(layer.x)
-            x[behind] = fill
-            y, last = _run(layer, x, layer.state, lengths=lengths)
-            results = {"y": np.where(behind[(...,) + (None,) * (y.ndim - 2)], 0, y), "the last state": last}
-            if layer.in_jax:
-                mask = jnp.asarray(inside)
 
-                def loss(params: Any, x: Any) -> Any:
-                    y, last = layer.call(params, x, layer.state, lengths=lengths)
-                    kept = jnp.where(mask.reshape(mask.shape[:2] + (1,) * (y.ndim - 2)), y, 0)
-                    return jnp.sum(kept) + sum(jnp.sum(v.real + v.imag) for v in jax.tree.leaves(last))
-
-                smooth, join = floats(layer.params)
-                of_params, of_x = jax.grad(lambda p, x: loss(join(p), x), (0, 1))(smooth, jnp.asarray(x))
-                results |= {"the gradient of params": of_params, "the gradient of x": np.where(inside, of_x, 0)}
-            return results
-
-        if wrong := depends_on_padding(results, lengths, FILLS, tolerance):
+@_property(
+    "mask", "with a mask, steps that count give what they give alone, and what others hold, NaN too, changes nothing"
+)
+def _(layer: Layer, tolerance: float) -> str | None:
+    need(layer.mask, "the layer takes no mask")
+    steps, batch = layer.size
+    for hole in (0, steps // 2, steps - 1):  # padding on the left, a hole, padding on the right
+        mask = np.ones((steps, batch), bool)
+        mask[hole, ::2] = False
+        y, last = _run(layer, layer.x, layer.state, mask=mask)
+        where = f"with a mask without step {hole} of sequence 0"
+        if np.any(y[~mask]):
+            return f"{where}, its output is not 0"
+        for n in range(min(batch, 2)):  # the one with the hole, and one without
+            row = slice(n, n + 1)
+            state = state_rows(layer, layer.state, row)
+            if not mask[:, n].any():
+                continue
+            wanted = _run(layer, layer.x[mask[:, n], row], state)
+            if wrong := _wrong((y[mask[:, n], row], state_rows(layer, last, row)), wanted, tolerance):
+                return f"{where}, for sequence {n}, {wrong} as of the other steps alone"
+        results = _of_filler(layer, mask, mask=mask)
+        if wrong := depends_on_padding(results, f"{where} and {{}} instead of 0 in its input", FILLS, tolerance):
             return wrong
     return None
 

@@ -27,7 +27,7 @@ def recurrent_layer(
     """Returns a layer of any library as a `Layer`.
 
     Args:
-        layer: a function `(params, x, state, *, lengths=None, resets=None) -> (y, state)`, of which the last two arguments
+        layer: a function `(params, x, state, *, lengths=None, resets=None, mask=None) -> (y, state)`, whose last arguments
             are optional; a `flax.nnx.RNN` or a layer of `jrnn.nn`; a `flax.linen.RNN`; an Equinox cell; a Haiku core inside
             `hk.transform`'s `(init, apply)`; a `keras.layers.RNN`; a `torch.nn.RNNBase`; or a `Layer`.
         x: sequences in the layer's own layout, such as [N, T, D] of flax and Keras.
@@ -72,10 +72,13 @@ def _turned(array: Any, time_axis: int) -> Any:
 
 def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     takes = inspect.signature(fn).parameters
-    has = {n: n in takes for n in ("lengths", "resets")}
+    has = {n: n in takes for n in ("lengths", "resets", "mask")}
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
-        given = {"lengths": lengths, "resets": resets if resets is None else _turned(resets, time_axis)}
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
+    ) -> tuple[Any, Any]:
+        flags = {"resets": resets, "mask": mask}
+        given = {"lengths": lengths} | {n: v if v is None else _turned(v, time_axis) for n, v in flags.items()}
         y, last = fn(params, _turned(x, time_axis), state, **{n: v for n, v in given.items() if has[n]})
         return _turned(y, time_axis), last
 
@@ -193,9 +196,11 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
-        resets = resets if resets is None else _turned(resets, time_axis)
-        y, last = nnx.merge(graph, params)(_turned(x, time_axis), state, lengths=lengths, resets=resets)
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
+    ) -> tuple[Any, Any]:
+        resets, mask = (v if v is None else _turned(v, time_axis) for v in (resets, mask))
+        y, last = nnx.merge(graph, params)(_turned(x, time_axis), state, lengths=lengths, resets=resets, mask=mask)
         return _turned(y, time_axis), last
 
     stacked = hasattr(layer, "layout")  # PyTorch's layers; states of others are [N, ...], and may have to be reachable
@@ -203,7 +208,8 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
         last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None)[1]) if stacked else None
         state = _drawn(last) if stacked else jax.device_get(call(held, jnp.asarray(x), None)[1])
     both = stacked and bool(layer.layout.bidirectional)
-    fields = {"state_axis": int(stacked), "lengths": True, "resets": True, "swap": _swap_of_torch if both else None}
+    fields = {"state_axis": int(stacked), "swap": _swap_of_torch if both else None}
+    fields |= dict.fromkeys(("lengths", "resets", "mask"), True)
     if not stacked:
         fields |= {"reset_to": "own", "wide_states": True}
     return Layer(call, held, x, state, bidirectional=both, **fields)

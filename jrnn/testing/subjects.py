@@ -28,12 +28,12 @@ class Layer:
     """A recurrent layer as a function, with arguments to run it on.
 
     Attributes:
-        call: `call(params, x, state, lengths=None, resets=None) -> (y, state)`. x and y are [T, N, ...], lengths int32 [N],
-            resets bool [T, N]. If state is None, the layer begins in its own initial state.
+        call: `call(params, x, state, lengths=None, resets=None, mask=None) -> (y, state)`. x and y are [T, N, ...], lengths
+            int32 [N], resets and mask bool [T, N]. If state is None, the layer begins in its own initial state.
         params: a pytree of weights.
         x: sequences [T, N, ...] of floating-point numbers; for the assertions a pytree of these.
         state: a first state, a pytree with N along `state_axis`; None if no state can be given.
-        lengths, resets: whether the layer takes them; the assertions give it lengths.
+        lengths, resets, mask: whether the layer takes them; the assertions give it lengths.
         bidirectional: whether outputs may depend on later inputs; the last axis of y then holds both directions.
         swap: a function of the params that exchanges both directions' weights, for the check of time reversal.
         reset_to: what a reset puts the state back to: "zeros", the "initial" state that was given, or the layer's "own".
@@ -49,6 +49,7 @@ class Layer:
     state_axis: int = 0
     lengths: bool = False
     resets: bool = False
+    mask: bool = False
     bidirectional: bool = False
     swap: Callable[[Any], Any] | None = None
     reset_to: str = "zeros"

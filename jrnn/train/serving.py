@@ -21,7 +21,8 @@ from jrnn.errors import CheckpointError, ConfigError, LayerError
 from jrnn.files import new_folder, write_whole
 from jrnn.models import LanguageModel, generation
 from jrnn.models.generation import check_tokens
-from jrnn.nn.checks import check_array, check_features, check_lengths, check_resets
+from jrnn.nn.checks import check_array, check_features, check_flags, check_lengths
+from jrnn.nn.sequences import in_rows
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.exports import EXPORTS
@@ -166,27 +167,33 @@ class TrainedModel:
             given["lengths"] = jnp.full(batch, steps, jnp.int32)
         if resets is not None or self.origin.signature.resets:
             none = jnp.zeros((batch, steps), bool)
-            given["resets"] = (none if resets is None else check_resets(where, resets, (batch, steps))).T
+            given["resets"] = (none if resets is None else check_flags(where, "resets", resets, (batch, steps))).T
         return self._run(inputs, state, given)
 
-    def step(self, x: Any, state: State | None = None) -> tuple[jax.Array, State]:
+    def step(self, x: Any, state: State | None = None, *, mask: Any = None) -> tuple[jax.Array, State]:
         """One step of each sequence, [N, D] or tokens [N] -> outputs [N, O] and the state.
 
-        Of a model that has one output for a sequence, it is the output for the steps so far.
+        Of a model that has one output for a sequence, it is the output for the steps so far. `mask`, booleans [N]: which
+        sequences have this step; the states of others stay, and their outputs are 0.
 
         Raises:
             ConfigError: if the model has no state to go on from.
         """
         if self.language_model is not None:
-            return self.language_model.step(x, state)
+            return self.language_model.step(x, state, mask=mask)
         if not self.origin.carried:
             raise ConfigError(
                 f"{self.name}: step: the model has no state to go on from, because it reads whole sequences; call it with "
                 "all steps"
             )
         x = self._checked(x, ("N",))
-        y, state = self(x[:, None], state)
-        return (y[:, 0] if self.origin.signature.every_step else y), state
+        old = self.initial_state(len(x), history=True) if state is None else state
+        y, state = self(x[:, None], old)
+        y = y[:, 0] if self.origin.signature.every_step else y
+        if mask is None:
+            return y, state
+        mask = check_flags(self.name, "mask", mask, x.shape[:1])
+        return in_rows(mask, (y, state), (jnp.zeros_like(y), old))
 
     def initial_state(self, batch: int, room: int = 0, history: bool = False) -> State:
         """The state of `batch` sequences before their first step; `room`, `history`: as in `LanguageModel.initial_state`.

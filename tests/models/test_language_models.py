@@ -1,6 +1,8 @@
 """Generation, states, files and errors of models, with a tiny random model of each kind of state."""
 
 import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,12 +29,17 @@ CONFIGS = {
         "shared_expert_intermediate_size": 4, "num_experts": 2, "num_experts_per_tok": 1, "full_attention_interval": 2,
     },
 }  # fmt: skip
+WINDOWED = SMALL | {
+    "num_hidden_layers": 2, "block_types": ["recurrent", "attention"], "attention_window_size": 3, "head_dim": 4,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 12, "lru_width": 8,
+}  # fmt: skip
 PROMPT = jnp.array([[3, 1, 4, 1], [2, 7, 0, 0]])
 pytestmark = pytest.mark.usefixtures("little_optimization")
 
 
 def made(name, **more):
-    return models.create({"model_type": name} | CONFIGS[name] | more, jax.random.key(0))
+    config = WINDOWED if name == "recurrent_gemma" else CONFIGS[name]
+    return models.create({"model_type": name} | config | more, jax.random.key(0))
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -53,6 +60,61 @@ def test_generation_is_the_likeliest_token_step_by_step(model):
             logits, own = model.step(token[None], own)  # outside of jit the state gets room when it needs it
         after, _ = model.step(jnp.array([1, 1]), state)
         np.testing.assert_allclose(after[n], model.step(jnp.array([1]), own)[0][0], atol=1e-5)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Counted:
+    """A model that reports each of its steps."""
+
+    model: models.LanguageModel
+    steps: ClassVar[list] = []
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def __call__(self, *args, **options):
+        return self.model(*args, **options)
+
+    def step(self, *args, **options):
+        jax.debug.callback(lambda: self.steps.append(None))
+        return self.model.step(*args, **options)
+
+
+def test_generation_ends_with_the_last_sequence():
+    model = made("mamba")
+    new = model.generate(PROMPT, 6, temperature=0)[0]
+    stops = [int(new[0, 1]), int(new[1, 3])]
+    ends = [next(k for k, token in enumerate(row.tolist()) if token in stops) for row in new]
+    Counted.steps.clear()
+    tokens, state = generation.generate(Counted(model), PROMPT, 400, temperature=0, stop=stops)
+    jax.effects_barrier()
+    assert len(Counted.steps) == max(ends) + 1
+    for n, end in enumerate(ends):
+        assert tokens[n].tolist() == [*new[n, :end].tolist(), *[int(new[n, end])] * (400 - end)]
+        _, alone = model(jnp.concatenate([PROMPT[n], new[n, : end + 1]])[None])
+        jax.tree.map(lambda a, b, n=n: np.testing.assert_allclose(a[n], b[0], atol=1e-5), state, alone)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "recurrent_gemma"])
+def test_a_step_copies_no_memory(name):
+    slots, more = 4096, {} if name == "qwen3_next" else {"attention_window_size": 4096, "num_attention_heads": 1}
+    model = made(name, hidden_size=32, lru_width=32, **more) if more else made(name, head_dim=32)
+    state = model.initial_state(2, slots)
+    size = next(leaf.nbytes for path, leaf in state.items() if path.endswith("keys"))
+    step = jax.jit(lambda model, token, state: model.step(token, state), donate_argnames="state")
+    compiled = step.lower(model, jnp.array([1, 2]), state).compile()
+    assert compiled.memory_analysis().alias_size_in_bytes > 2 * size
+    assert compiled.memory_analysis().temp_size_in_bytes < size
+
+
+def test_streaming_in_place_leaves_the_callers_state():
+    model = made("qwen3_next")
+    _, state = model.generate(PROMPT, 3, temperature=0)
+    before = jax.device_get(state)
+    first = [token.tolist() for token in model.stream(PROMPT[:, :0], 3, temperature=0, state=state)]
+    assert first == [token.tolist() for token in model.stream(PROMPT[:, :0], 3, temperature=0, state=state)]
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
 
 
 def test_a_long_prompt_is_read_in_pieces(monkeypatch):
@@ -399,18 +461,57 @@ def test_a_tensor_in_two_files_is_named(tmp_path):
         models.load(tmp_path)
 
 
-def test_padding_on_either_side_changes_nothing():
-    model = made("mamba")
-    whole, _ = model(PROMPT[:1, :3])
-    for mask in ([0, 1, 1, 1], [1, 1, 1, 0]):
-        tokens = jnp.zeros((1, 4), int).at[0, jnp.flatnonzero(jnp.array(mask))].set(PROMPT[0, :3])
-        logits, state = model(tokens, attention_mask=[mask])
-        np.testing.assert_allclose(logits[:, mask.index(1) :][:, :3], whole, atol=1e-6)
-        assert not np.asarray(logits)[0, np.array(mask) == 0].any()
-        new, _ = model.generate(tokens, 3, temperature=0, attention_mask=[mask])
+@pytest.mark.parametrize("name", ["mamba", "qwen3_next", "recurrent_gemma"])
+def test_padding_anywhere_changes_nothing(name):
+    model = made(name)
+    whole, last = model(PROMPT[:1, :3])
+    for mask in ([0, 1, 1, 1, 0], [1, 1, 1, 0, 0], [1, 0, 1, 0, 1]):
+        mask = np.array([mask], bool)
+        tokens = np.full((1, 5), 7)
+        tokens[mask] = PROMPT[0, :3]
+        logits, state = model(tokens, mask=mask)
+        np.testing.assert_allclose(np.asarray(logits)[mask], whole[0], atol=1e-6)
+        assert not np.asarray(logits)[~mask].any()
+        more, _ = model.step(jnp.array([4]), state)
+        np.testing.assert_allclose(more, model.step(jnp.array([4]), last)[0], atol=1e-6)
+        new, _ = model.generate(tokens, 3, temperature=0, mask=mask)
         assert new.tolist() == model.generate(PROMPT[:1, :3], 3, temperature=0)[0].tolist()
-    with pytest.raises(LayerError, match="attention_mask has zeros between ones"):
-        model(PROMPT, attention_mask=[[1, 0, 1, 1], [1, 1, 1, 1]])
+    with pytest.raises(LayerError, match=r"mask is int32; it must be booleans; give mask.astype\(bool\)"):
+        model(PROMPT, mask=np.ones(PROMPT.shape, np.int32))
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "recurrent_gemma"])
+def test_a_memory_in_pieces_is_that_of_the_whole(name):
+    """Rows of other lengths, texts that begin anew, and windows that wrap around: whole, in pieces, and token by token."""
+    model, random = made(name), np.random.RandomState(0)
+    tokens, steps = random.randint(0, 16, (3, 11)), 11
+    resets, mask = random.rand(3, steps) < 0.2, random.rand(3, steps) < 0.8
+    whole, last = model(tokens, resets=resets, mask=mask)
+    for size in (1, 2, 5):
+        state, parts = None, []
+        for k in range(0, steps, size):
+            piece = slice(k, k + size)
+            logits, state = model(tokens[:, piece], state, resets=resets[:, piece], mask=mask[:, piece])
+            parts.append(logits)
+        np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=1e-5)
+        assert state["position"].tolist() == last["position"].tolist()
+    state, parts = model.initial_state(3, steps), []
+    for t in range(steps):
+        logits, state = model.step(tokens[:, t], state, resets=resets[:, t], mask=mask[:, t])
+        parts.append(logits)
+    np.testing.assert_allclose(np.stack(parts, 1), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mamba", "qwen3_next", "recurrent_gemma"])
+def test_a_text_begins_anew_at_a_token_that_does_not_count(name):
+    model, tokens = made(name), PROMPT[:1].repeat(2, 0)
+    mask, resets = np.array([[1, 1, 1, 0]] * 2, bool), np.zeros((2, 4), bool)
+    resets[1, 3] = True
+    _, state = model(tokens, mask=mask, resets=resets)
+    logits, _ = model.step(jnp.array([5, 5]), state)
+    np.testing.assert_allclose(logits[0], model(jnp.array([[*tokens[0, :3].tolist(), 5]]))[0][0, -1], atol=1e-6)
+    np.testing.assert_allclose(logits[1], model(jnp.array([[5]]))[0][0, -1], atol=1e-6)
+    assert np.asarray(state["counts"]).sum(axis=1).tolist() == [3, 0]
 
 
 def test_penalties_limits_and_several_stops():

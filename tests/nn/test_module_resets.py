@@ -152,8 +152,8 @@ def test_a_state_goes_back_to_zeros_where_none_is_given():
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"resets": np.zeros((T, 3))}, r"GRU: resets are float\d\d; they must be booleans"),
-        ({"resets": RESETS[:-1]}, r"GRU: resets are \[6, 3\]; they must be \[7, 3\], one for each step"),
+        ({"resets": np.zeros((T, 3))}, r"GRU: resets is float\d\d; it must be booleans"),
+        ({"resets": RESETS[:-1]}, r"GRU: resets is \[6, 3\]; it must be \[7, 3\], one for each step"),
         ({"resets": RESETS, "reset_state": np.zeros((2, 3, H))}, r"the state h of reset_state is \[2, 3, 3\] but must"),
         ({"resets": RESETS, "reset_state": (0, 0)}, r"reset_state must be one array \[1, 3, 3\], but is 2 values"),
         ({"reset_state": np.zeros((1, 3, H))}, "GRU: reset_state is given without resets; give resets too"),

@@ -245,7 +245,7 @@ def test_what_does_not_fit_is_named():
         layer(x[..., :7])
     with pytest.raises(LayerError, match=r"the state has the shapes \[3, 2, 3, 3\] but must have \(\[3, 2, 3, 3\], "):
         layer(x, jnp.zeros((3, 2, 3, 3)))
-    with pytest.raises(LayerError, match="resets are float32"):
+    with pytest.raises(LayerError, match="resets is float32"):
         layer(x, resets=resets * 1.0)
     with pytest.raises(LayerError, match="num_heads is 4, which does not divide hidden_size, 6"):
         nn.MLSTM(D, 6, num_heads=4, rngs=nnx.Rngs(0))

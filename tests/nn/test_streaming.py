@@ -101,6 +101,9 @@ def test_a_compiled_step_of_a_model_streams():
         step = nn.compiled_step(model)
         y, state = step(x, first)
         close(step(x, state), model.step(x, model.step(x, first)[1]))
+    step, first = nn.compiled_step(language, donate=True), language.initial_state(1)
+    _, state = step(token, first)
+    assert all(leaf.is_deleted() for leaf in first.values()) and not any(leaf.is_deleted() for leaf in state.values())
     for neither in (nn.LSTMCell(2, 4, rngs=nnx.Rngs(0)), nn.GRU, {"step": 1}, None):
         with pytest.raises(LayerError, match="compiled_step takes a layer of jrnn.nn, or a model"):
             nn.compiled_step(neither)

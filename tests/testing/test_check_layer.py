@@ -52,7 +52,7 @@ def step(params, h, x, tanh=jnp.tanh):
 def one_direction(fault=""):
     """A gated layer as a loop in Python, with at most one fault."""
 
-    def layer(params, x, state, *, lengths=None, resets=None):
+    def layer(params, x, state, *, lengths=None, resets=None, mask=None):
         h = jnp.zeros((x.shape[1], H), x.dtype) if state is None or fault == "forgets the first state" else state
         if fault == "stops the gradient of the first state":
             h = jax.lax.stop_gradient(h)
@@ -87,7 +87,10 @@ def one_direction(fault=""):
                     now = now * alive
                 elif fault != "selects after the step alone":
                     now = jnp.where(alive, now, 0)
+            if mask is not None and fault != "lets masked steps into gradients":
+                now = jnp.where(mask[t][:, None], now, 0)
             new = step(params, h, now, wrong_tanh if fault == "has a wrong derivative" else jnp.tanh)
+            old = h
             if fault == "grows":
                 new = new + 30 * h
             if lengths is not None and fault != "lets padding into the state":
@@ -95,6 +98,10 @@ def one_direction(fault=""):
             h = new
             if resets is not None and fault == "resets after the step":
                 h = jnp.where(flags, jnp.zeros_like(h), h)
+            if mask is not None:
+                rows = mask[t][:, None]
+                h = h if fault == "advances at masked steps" else jnp.where(rows, h, old)
+                new = new if fault == "gives outputs of masked steps" else jnp.where(rows, new, 0)
             ys.append(2 * new if fault == "returns the output as the state" else new)
         y = jnp.stack(ys)
         if fault == "draws noise":
@@ -135,6 +142,9 @@ FAULTS = {
     "multiplies padding by zero": "padding",
     "selects after the step alone": "padding",
     "takes length 0 for 1": "zero length",
+    "advances at masked steps": "mask",
+    "gives outputs of masked steps": "mask",
+    "lets masked steps into gradients": "mask",
     "has a wrong derivative": "gradients",
     "computes in float32": "dtype",
     "draws noise": "determinism",
@@ -195,8 +205,8 @@ def test_a_planted_fault_is_found(fault):
     assert fault == "grows" or finding.steps * finding.batch < T * N  # smaller than what was given
 
 
-def test_there_are_twenty_five_planted_faults():
-    assert len(FAULTS) + len(FAULTS_OF_TWO) >= 25
+def test_there_are_twenty_eight_planted_faults():
+    assert len(FAULTS) + len(FAULTS_OF_TWO) >= 28
 
 
 def both(fault=""):

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 
 from jrnn.models.config import DecoderKeys, Rope, divides
 from jrnn.models.family import EMPTY, At, Block, Norm, Scoped, Shapes, State, linear, products, under
+from jrnn.nn.layers import accumulator
 from jrnn.nn.span import Span, heads
 
 
 def memory(slots: int, key_heads: int, size: int) -> Shapes:
-    """A memory: keys and values, and the positions of the slots."""
-    return {"keys": (slots, key_heads, size), "values": (slots, key_heads, size), "places": (slots,)}
+    """A memory: keys and values, whose slots are next to each other in each head, and the positions of the slots."""
+    return {"keys": (key_heads, slots, size), "values": (key_heads, slots, size), "places": (slots,)}
 
 
 def turn(x: jax.Array, positions: jax.Array, base: float, size: int) -> jax.Array:
@@ -40,18 +41,19 @@ def attend(
 ) -> tuple[jax.Array, State]:  # fmt: skip
     """Causal attention to the memory and to the steps themselves.
 
-    The memory keeps the latest slots. Without a window, an entry that would be lost makes the outputs NaN: whoever calls
-    gives a memory with enough slots.
+    A token's slot is its position modulo the number of slots, so that a step writes one slot and moves nothing. Without a
+    window, outputs at positions for which there is no slot are NaN: whoever calls gives a memory with enough slots.
 
     Args:
         q, k, v: [T, N, Q, C], [T, N, K, C], [T, N, K, C]; q and k are already turned.
-        state: what `memory` names.
+        state: what `memory` names; with a window it has that many slots.
         positions: [T, N], from `span.positions`.
         window: how many positions a query sees, itself included; None: all.
         scale: of the products of queries and keys; None: C^(-1/2).
         index: [T, N, ...], what is remembered besides, by which `choose` may choose.
-        choose: from the remembered index [N, S + T, ...], the positions [N, S + T] of slots and steps, and the mask
-            [N, T, S + T] of those that a query may see, to the mask of those that it sees. If it sees none, y is 0.
+        choose: from the remembered index [N, S, ...], the positions [N, S] of slots, and maybe of steps after them, and the
+            mask [N, T, S] of those that a query may see, to the mask of those that it sees. Neighbors have neighboring
+            positions. If a query sees none, y is 0.
 
     Returns:
         [T, N, Q, C] and the next memory.
@@ -61,39 +63,93 @@ def attend(
     live = jnp.ones((steps, batch), bool)
     if span.lengths is not None:
         live = jnp.arange(steps)[:, None] < span.lengths[None]
-    pieces = jnp.zeros((steps, batch), jnp.int32)
-    if span.resets is not None:
-        pieces = jnp.cumsum(span.resets, axis=0, dtype=jnp.int32)
-    places = jnp.concatenate([state["places"], jnp.where(live, positions, EMPTY).T], axis=1)  # [N, S + T]
-    of_piece = jnp.concatenate([jnp.zeros((batch, slots), jnp.int32), pieces.T], axis=1)
-    given = {"keys": k, "values": v} | ({} if index is None else {"index": index})
+    given = {"keys": k, "values": v, "places": positions} | ({} if index is None else {"index": index})
     rows = {name: jnp.swapaxes(leaf, 0, 1).astype(state[name].dtype) for name, leaf in given.items()}
-    whole = {name: jnp.concatenate([state[name], leaf], axis=1) for name, leaf in rows.items()}
-    ages = positions.T[..., None] - places[:, None]  # [N, T, S + T]
-    seen = (places[:, None] != EMPTY) & (ages >= 0) & (of_piece[:, None] == pieces.T[..., None])
+    pieces = None if span.resets is None else jnp.cumsum(span.resets & live, axis=0, dtype=jnp.int32).T  # [N, T]
+    after = remember(state, rows, live.T, pieces, window is not None)
+    if steps == 1 or (window is None and pieces is None):
+        whole, seen = after, True  # no step writes what an earlier step still has to see
+    else:
+        old = state if choose is None else in_order(state, positions[0])
+        rows["places"] = jnp.where(live.T, rows["places"], EMPTY)
+        new = {name: jnp.moveaxis(leaf, 1, _axis(name)) for name, leaf in rows.items()}
+        whole = {name: jnp.concatenate([old[name], leaf], axis=_axis(name)) for name, leaf in new.items()}
+        pieces = jnp.zeros((batch, steps), jnp.int32) if pieces is None else pieces
+        of_piece = jnp.concatenate([jnp.zeros((batch, slots), jnp.int32), pieces], axis=1)
+        seen = of_piece[:, None] == pieces[..., None]
+    places = whole["places"]
+    ages = positions.T[..., None] - places[:, None]  # [N, T, S]
+    seen &= (places[:, None] != EMPTY) & (ages >= 0)
     if window is not None:
         seen &= ages < window
     if choose is not None:
         seen = choose(whole.get("index"), places, seen)
-    q = jnp.swapaxes(q, 0, 1).astype(whole["keys"].dtype)
-    y = jax.nn.dot_product_attention(q, whole["keys"], whole["values"], mask=seen[:, None], scale=scale)
+    y = weighted(jnp.swapaxes(q, 0, 1), whole["keys"], whole["values"], seen, scale)
     if choose is not None:
         y = jnp.where(jnp.any(seen, axis=2)[..., None, None], y, 0)
-    ends = jnp.full(batch, steps) if span.lengths is None else span.lengths
-    kept = ends[:, None] + jnp.arange(slots)[None]  # the latest slots
-
-    def latest(leaf: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(leaf, kept.reshape(kept.shape + (1,) * (leaf.ndim - 2)), axis=1)
-
-    last_piece = jnp.zeros((batch, 1), jnp.int32)
-    if span.resets is not None and steps:
-        last_piece = jnp.where(ends > 0, pieces[jnp.maximum(ends, 1) - 1, jnp.arange(batch)], 0)[:, None]
-    left = jnp.where(latest(of_piece) == last_piece, latest(places), EMPTY)
     if window is None:
-        index = jnp.arange(slots + steps)[None]
-        lost = (index < ends[:, None]) & (places != EMPTY) & (of_piece == last_piece)
-        y = jnp.where(jnp.any(lost, axis=1)[:, None, None, None], jnp.nan, y)
-    return jnp.swapaxes(y, 0, 1), {name: latest(leaf) for name, leaf in whole.items()} | {"places": left}
+        y = jnp.where((slots > positions.T)[..., None, None], y, jnp.nan)
+    return jnp.swapaxes(y, 0, 1), after
+
+
+def remember(state: State, rows: State, live: jax.Array, pieces: jax.Array | None, wraps: bool) -> State:
+    """The memory after the rows [N, T, ...] of live steps; of several texts, `pieces` [N, T], those of the last one."""
+    batch, steps = live.shape
+    slots, keep, state = state["places"].shape[1], live, dict(state)
+    if pieces is not None and steps:
+        state["places"] = jnp.where(pieces[:, -1:] > 0, EMPTY, state["places"])
+        keep &= pieces == pieces[:, -1:]
+    if wraps:  # of steps that share a slot, the last one has it
+        last = jnp.max(jnp.where(keep, rows["places"], EMPTY), axis=1, keepdims=True, initial=EMPTY)
+        keep &= rows["places"] > last - slots
+    slot = jnp.where(keep, rows["places"] % slots if wraps else rows["places"], slots)
+    each = jnp.arange(batch, dtype=slot.dtype)[:, None]
+    at = {name: (each, slice(None), slot) if _axis(name) == 2 else (each, slot) for name in rows}
+    after = {name: state[name].at[at[name]].set(leaf, mode="drop") for name, leaf in rows.items()}
+    # Without the barrier, XLA:CPU fuses the update with what reads the memory, and so copies all of it.
+    return jax.lax.optimization_barrier(after)
+
+
+def _axis(name: str) -> int:
+    """The axis of slots of an array of a memory."""
+    return 2 if name in ("keys", "values") else 1
+
+
+def in_order(state: State, position: jax.Array) -> State:
+    """The memory before these positions [N], its slots in the order of their positions, and empty ones first."""
+    slots = state["places"].shape[1]
+    order = (position[:, None] + jnp.arange(slots)[None]) % slots
+
+    def of(name: str, leaf: jax.Array) -> jax.Array:
+        axis = _axis(name)
+        shape = (len(order), *[1] * (axis - 1), slots, *[1] * (leaf.ndim - axis - 1))
+        return jnp.take_along_axis(leaf, order.reshape(shape), axis=axis)
+
+    return {name: of(name, leaf) for name, leaf in state.items()}
+
+
+def weighted(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, scale: float | None = None) -> jax.Array:
+    """The softmax of q k scale over the slots that are seen, times v.
+
+    `jax.nn.dot_product_attention` has slots before heads, for which XLA:CPU transposes all of the memory at each step.
+
+    Args:
+        q, k, v: [N, T, Q, C], [N, K, S, C], [N, K, S, C].
+        seen: booleans [N, T, S].
+
+    Returns:
+        [N, T, Q, C].
+    """
+    batch, steps, count, size = q.shape
+    groups = count // k.shape[1]
+    q = jnp.moveaxis(q.astype(k.dtype).reshape(batch, steps, -1, groups, size), 1, 3)  # [N, K, G, T, C]
+    wide = accumulator(k.dtype)
+    products = jnp.einsum("nkrc,nksc->nkrs", q.reshape(*q.shape[:2], -1, size), k, preferred_element_type=wide)
+    products = products.reshape(*q.shape[:4], -1) * (size**-0.5 if scale is None else scale)
+    products = jnp.where(seen[:, None, None], products, -0.7 * jnp.finfo(wide).max)
+    shares = jax.nn.softmax(products, axis=-1).astype(k.dtype)
+    y = jnp.einsum("nkrs,nksc->nkrc", shares.reshape(*q.shape[:2], groups * steps, -1), v, preferred_element_type=wide)
+    return jnp.moveaxis(y.reshape(q.shape), 3, 1).reshape(batch, steps, count, size)
 
 
 @dataclass(frozen=True)
@@ -149,7 +205,7 @@ class Attention(Block):
         return shapes | linear(self.out, self.out_width or self.width, q, bias=self.out_bias)
 
     def holds(self, room: int) -> Shapes:
-        return memory(room if self.window is None else self.window - 1, self.key_heads, self.size)
+        return memory(room if self.window is None else self.window, self.key_heads, self.size)
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         q, k, v = (w.linear(at.span, f"{name}_proj", x) for name in "qkv")

@@ -35,14 +35,25 @@ def _complex(re: jax.Array, im: jax.Array) -> jax.Array:
     return jax.lax.complex(re.astype(dtype), im.astype(dtype))
 
 
-def _diagonal(h: jax.Array, transition: jax.Array, u: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
-    """h' = transition h + u over time; the states of all steps, and the last one."""
+def _diagonal(h: jax.Array, log_transition: jax.Array, u: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    """h' = exp(log_transition dt) h + u over time; the states of all steps, and the last one.
 
-    def step(h: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        h = transition[None] * h + u
+    `u` [T, N, H] is what an input gives to the state of the next step with dt = 1. An input that stays for dt gives
+    (exp(log_transition dt) - 1)/(exp(log_transition) - 1) times that (a zero-order hold).
+    """
+    if span.dt is None:
+        transition = jnp.exp(log_transition)[None]
+    else:
+        exponent = span.dt[..., None] * log_transition[None, None]
+        transition = jnp.exp(exponent)
+        u = u * (jnp.expm1(exponent) / jnp.expm1(log_transition)[None, None])
+
+    def step(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+        u, own = at
+        h = (transition if own is None else own) * h + u
         return h, h
 
-    h, hs = span.scan(step, h, u)
+    h, hs = span.scan(step, h, (u, None if span.dt is None else transition))
     return hs, h
 
 
@@ -50,6 +61,7 @@ class _ComplexState(RecurrentLayer):
     """A layer with a complex state [N, hidden_size], whose output has the size of its input."""
 
     hidden_size: int
+    _timed = True
 
     def _fresh(self, batch: int, dtype: Any) -> jax.Array:
         return jnp.zeros((batch, self.hidden_size), jnp.result_type(dtype, jnp.complex64))
@@ -112,9 +124,9 @@ class LRU(_ComplexState):
         return super()._initial(key, dtype) | {name: value.astype(dtype) for name, value in drawn.items()}
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
-        transition = jnp.exp(_complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"]))).astype(h.dtype)
+        log_lambda = _complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"])).astype(h.dtype)
         u = _complex_linear(x, p["B_re"], p["B_im"], span)
-        hs, h = _diagonal(h, transition, along_last(jnp.exp(p["gamma_log"]), u) * u, span)
+        hs, h = _diagonal(h, log_lambda, along_last(jnp.exp(p["gamma_log"]), u) * u, span)
         y = span.linear(hs.real, p["C_re"]) - span.linear(hs.imag, p["C_im"])
         return y + along_last(p["D"], x) * x, h
 
@@ -182,9 +194,9 @@ class S5(_ComplexState):
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         poles = _complex(jnp.minimum(p["Lambda_re"], -1e-4), p["Lambda_im"]).astype(h.dtype)
-        transition = jnp.exp(poles * jnp.exp(p["log_step"]))
+        exponent = poles * jnp.exp(p["log_step"])
         u = _complex_linear(x, p["B_re"], p["B_im"], span)
-        hs, h = _diagonal(h, transition, along_last((transition - 1) / poles, u) * u, span)
+        hs, h = _diagonal(h, exponent, along_last((jnp.exp(exponent) - 1) / poles, u) * u, span)
         y = span.linear(hs.real, p["C_re"]) - span.linear(hs.imag, p["C_im"])
         return 2 * y + along_last(p["D"], x) * x, h
 

@@ -27,8 +27,15 @@ def time_steps(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32)
     return jnp.log(jnp.expm1(dt)).astype(dtype)
 
 
+def elapsed(dt: jax.Array, span: Span) -> jax.Array:
+    """The time steps [T, N, C] of a layer, each times the time since the last step, if it is given."""
+    return dt if span.dt is None else dt * span.dt[..., None]
+
+
 class Mamba(RecurrentLayer):
     """h' = exp(dt A) h + dt B x, y = C h + D x, where dt, B and C depend on x; between a convolution and a gate.
+
+    The argument `dt` of a call multiplies the layer's own dt. The convolution counts steps, whatever their times.
 
     Args:
         input_size: features of the input and output, D.
@@ -43,6 +50,8 @@ class Mamba(RecurrentLayer):
     >>> y.shape, window.shape, h.shape
     ((5, 2, 4), (2, 3, 8), (2, 8, 3))
     """
+
+    _timed = True
 
     @spelled_out(RecurrentLayer.__init__)
     def __init__(
@@ -91,7 +100,7 @@ class Mamba(RecurrentLayer):
         x = jax.nn.silu(x)
         rank, s = self.dt_rank, self.state_size
         dt, b, c = jnp.split(span.linear(x, p["x_proj"]), [rank, rank + s], axis=-1)
-        dt = jax.nn.softplus(span.linear(dt, p["dt_proj"], p["dt_bias"]))
+        dt = elapsed(jax.nn.softplus(span.linear(dt, p["dt_proj"], p["dt_bias"])), span)
         h, y = span.scan(selective(-jnp.exp(p["A_log"]).astype(h.dtype)), h, (x, dt, b, c))
         y = (y + along_last(p["D"], x) * x) * jax.nn.silu(gate)
         return span.linear(y, p["out_proj"]), (window, h)
@@ -111,6 +120,8 @@ def selective(A: jax.Array) -> Any:
 class Mamba2(RecurrentLayer):
     """S' = exp(dt A) S + dt B x^T, y = S'^T C + D x in each head, where A and dt are numbers; with convolution and gate.
 
+    The argument `dt` of a call multiplies the layer's own dt. The convolution counts steps, whatever their times.
+
     Args:
         input_size: features of the input and output, D.
         hidden_size: inner features, I; None: 2 D.
@@ -125,6 +136,8 @@ class Mamba2(RecurrentLayer):
     >>> y.shape, window.shape, S.shape
     ((5, 2, 4), (2, 3, 14), (2, 2, 3, 4))
     """
+
+    _timed = True
 
     @spelled_out(RecurrentLayer.__init__)
     def __init__(
@@ -180,7 +193,7 @@ class Mamba2(RecurrentLayer):
         x, b, c = jnp.split(jax.nn.silu(xbc), [i, i + groups * self.state_size], axis=-1)
         x = heads(x, k)
         b, c = (jnp.repeat(heads(part, groups), k // groups, axis=-2) for part in (b, c))
-        dt = jax.nn.softplus(dt + along_last(p["dt_bias"], dt))
+        dt = elapsed(jax.nn.softplus(dt + along_last(p["dt_bias"], dt)), span)
         decay = jnp.exp(-along_last(jnp.exp(p["A_log"]), dt) * dt)
         S, y = span.scan(state_space, S, (c, dt[..., None] * b, x, decay))
         y = (y + p["D"][None, None, :, None] * x).reshape(gate.shape)
