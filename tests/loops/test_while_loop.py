@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -204,6 +209,21 @@ def test_an_ode_with_adaptive_steps(x64):
     assert t == 1.0
     np.testing.assert_allclose(y, 1.5 * np.exp(-2.0), rtol=2e-3)
     np.testing.assert_allclose(gradient, -1.5 * np.exp(-2.0), rtol=5e-3)
+
+
+# Devices --------------------------------------------------------------------------------------------------------------
+
+
+def test_devices_that_stop_at_different_steps():
+    """Inside of `jax.shard_map` with checked types: no device waits for a collective of one that has stopped."""
+    program = Path(__file__).parent / "stops_over_devices.py"
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    path = str(Path(jrnn.__file__).parents[1])
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    errors = json.loads(done.stdout.splitlines()[-1])
+    assert len(errors) == 6 and max(errors.values()) < 1e-12, errors
 
 
 # until ----------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.loops.ir import promoted
 from jrnn.loops.rules import tracing
 from jrnn.loops.wrappers import early_exit
-from jrnn.loops.wrappers.branches import some
+from jrnn.loops.wrappers.branches import any_of_all
 from jrnn.loops.wrappers.programs import compiled_once
 
 _BASE = 16  # the number of segments of a segment, and of steps of the shortest
@@ -96,7 +96,7 @@ def _bounded(steps: int, checkpoints: int | None, step: Callable, carried: Any, 
         inner = jax.checkpoint(functools.partial(segment, pieces[0], pieces[1:]), prevent_cse=False)
 
         def one(counted: Any, _: Any) -> tuple[Any, None]:
-            return lax.cond(some(counted[1][0]), inner, lambda counted: counted, counted), None
+            return lax.cond(any_of_all(counted[1][0]), inner, lambda counted: counted, counted), None
 
         return lax.scan(one, counted, None, length=-(-size // pieces[0]))[0]
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.jaxprs.jax_internals import Primitive, ad, batching, mesh_axes_type, mlir
+from jrnn.jaxprs.jax_internals import Primitive, ad, batching, mesh_axes_type, mlir, varying_axes
 
 # A branch takes about as long as selecting so many bytes: 2 microseconds.
 _BYTES = 1 << 16
@@ -35,20 +35,36 @@ def _(axis_size: int, batched: list[bool], flag: Any) -> tuple[Any, bool]:
     return (some(jnp.any(flag, axis=0)) if batched[0] else some(flag)), False
 
 
+def any_of_all(flags: jax.Array) -> jax.Array:
+    """Returns whether any of some flags is True: of all examples of `vmap`, and of all devices over which they vary.
+
+    Devices have to take the same branch. One that skips a step would miss the collectives in it and in its gradient.
+    """
+    flag = some(jnp.any(flags))
+    axes = varying_axes(flag)
+    return jax.lax.pmax(flag.astype(jnp.int32), tuple(sorted(axes, key=str))) > 0 if axes else flag
+
+
 decided_p = Primitive("decided")
 
 
 def choose(alive: Any, then: Any, otherwise: Any) -> Any:
     """Selects leaves of two pytrees in a branch that runs only if any of `alive` holds.
 
-    The shape of `alive` is the beginning of the shape of every leaf. A scalar is True there, so nothing is selected.
+    The shape of `alive` is the beginning of the shape of every leaf. A scalar that is the same on all devices is True there,
+    so nothing is selected.
     """
     return jax.tree.map(lambda a, b: _chosen(alive, a, b), then, otherwise)
 
 
 def _chosen(alive: Any, a: Any, b: Any) -> Any:
     kinds = [mesh_axes_type(v) for v in (alive, a, b)]
-    if jnp.ndim(alive) or jnp.result_type(a) != jnp.result_type(b) or kinds.count(kinds[0]) < len(kinds):
+    if (
+        jnp.ndim(alive)
+        or varying_axes(alive)
+        or jnp.result_type(a) != jnp.result_type(b)
+        or kinds.count(kinds[0]) < len(kinds)
+    ):
         return jnp.where(_spread(alive, a), a, b)
     return decided_p.bind(alive, a, jnp.broadcast_to(b, jnp.shape(a)))
 

@@ -1,10 +1,10 @@
 """Loops that stop early: a bounded loop whose work ends when its condition says so, with derivatives of every order.
 
 Evaluated without a derivative, such a loop is one `jax.lax.while_loop`. Its derivatives are those of a scan of the bounded
-length, in which one `jax.lax.cond` a step skips what comes after the stop. Under `vmap` both go on until every example has
-stopped: `some` joins the predicates of the examples. Examples that have stopped keep their state (`branches.py`). For them
-the body is evaluated with arguments of its first step, so that no derivative of what comes after the stop, such as that of
-1 / 0, reaches a gradient.
+length, in which one `jax.lax.cond` a step skips what comes after the stop. Under `vmap` and `jax.shard_map` both go on until
+every example on every device has stopped: `any_of_all` joins the predicates. Examples that have stopped keep their state
+(`branches.py`). For them the body is evaluated with arguments of its first step, so that no derivative of what comes after
+the stop, such as that of 1 / 0, reaches a gradient.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from jax import lax
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs import without_closure
+from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.loops.ir import promoted
-from jrnn.loops.wrappers.branches import choose, some
+from jrnn.loops.wrappers.branches import any_of_all, choose
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
 
 # `(state, x) -> (state, y)`, for pytrees.
@@ -48,7 +49,7 @@ def stopping(keeps_on: Callable, body: Body, spare: Any, zeros: Any) -> Callable
         def stay(carried: Any, x: Any) -> tuple[Any, Any]:
             return carried, zeros
 
-        return lax.cond(some(jnp.any(carried[0])), go, stay, carried, x)
+        return lax.cond(any_of_all(carried[0]), go, stay, carried, x)
 
     return step
 
@@ -71,11 +72,14 @@ def run(
     def first(xs: Any) -> Any:
         return jax.tree.map(lambda stack: stack[-1 if reverse else 0], xs)
 
+    # Inside of `jax.shard_map`, devices may stop at different steps: all that is selected then varies from one to another.
+    axes = varying_axes(jax.eval_shape(keeps_on, state))
+    state = cast(state, axes) if axes else state
     asks, of_cond = without_closure(keeps_on, state)
     runs, of_body = without_closure(body, state, first(xs))
 
     def parts(of_cond: Any, of_body: Any) -> tuple[Callable, Callable, Any]:
-        zeros = jax.tree.map(lambda y: jnp.zeros(y.shape, y.dtype), ys)
+        zeros = jax.tree.map(lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), ys)
         return functools.partial(asks, of_cond), functools.partial(runs, of_body), zeros
 
     @jax.custom_jvp
@@ -97,11 +101,11 @@ def run(
 
 def _run_while(keeps_on: Callable, body: Body, zeros: Any, state: Any, xs: Any, steps: Any, reverse: bool) -> Any:
     """Runs a loop that stops early as one while loop, which has no reverse-mode derivative: `(state, ys)`."""
-    ys = jax.tree.map(lambda z: jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), zeros)
+    ys = jax.tree.map(lambda z: like(jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), z), zeros)
 
     def goes(carried: Any) -> Any:
         k, alive, _, _ = carried
-        return some(jnp.any(alive)) & (k < steps)
+        return any_of_all(alive) & (k < steps)
 
     def trip(carried: Any) -> Any:
         k, alive, state, ys = carried

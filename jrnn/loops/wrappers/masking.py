@@ -15,9 +15,10 @@ import numpy as np
 
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import is_traced
+from jrnn.jaxprs.mesh_axes import cast, varying_axes
 from jrnn.loops.ir import observers
 from jrnn.loops.wrappers import branches
-from jrnn.loops.wrappers.branches import choose, some
+from jrnn.loops.wrappers.branches import any_of_all, choose
 
 _CALLED = (
     "the step has side effects: they happen at each step at which a sequence is not masked, and see made-up inputs of "
@@ -190,9 +191,10 @@ def _held(step: Callable, spares: list[Any], given: str) -> Callable:
             return chosen(alive, carry, x, _where)
         if traced.has_effects and alive.ndim:
             observers.notify(_CALLED)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), traced.out[1])
+        axes = varying_axes(alive)
+        zeros = jax.tree.map(lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), traced.out[1])
         return jax.lax.cond(
-            some(jnp.any(alive)),
+            any_of_all(alive),
             lambda carry, x: chosen(alive, carry, x, functools.partial(_where, decided=True)),
             lambda carry, x: (carry, zeros),
             carry,
@@ -229,7 +231,7 @@ def with_resets(step: Callable, first: Any, resets: jax.Array, steps: Any, xs: A
         if not branches.resets_in_branch(step, reset, carry, x):
             return step(all_fresh(carry), x)
         where = functools.partial(_where, decided=True)
-        return step(jax.lax.cond(some(reset), lambda c: all_fresh(c, where), lambda c: c, carry), x)
+        return step(jax.lax.cond(any_of_all(reset), lambda c: all_fresh(c, where), lambda c: c, carry), x)
 
     return resetting_step, (resets, xs)
 
