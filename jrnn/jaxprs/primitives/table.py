@@ -8,8 +8,7 @@ finds the rule of a kind for those without one of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,8 +31,7 @@ _HEAVY: frozenset[Kind] = frozenset(("product", "solver", "transform", "draw", "
 _FREE: frozenset[Kind] = frozenset(("view", "placement", "key"))
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """What is known of a primitive.
 
     Attributes:
