@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from jrnn.errors import ConversionError, near
+from jrnn.jaxprs import primitives
 from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate, read
 from jrnn.jaxprs.primitives import registering
 
@@ -43,11 +44,6 @@ class Fill:
 
 
 Value = Any  # np.ndarray | Ref | Fill
-# fmt: off
-MOVES = {
-    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "gather", "rev", "stack", "concatenate",
-}
-# fmt: on
 RULES: dict[str, Callable[..., Any]] = {}  # primitive -> `(emitter, node, *values) -> value or tuple of values`
 rule = registering(RULES)
 
@@ -267,9 +263,11 @@ class GraphEmitter:
 
     def _folded(self, node: FlatEquation, args: Sequence[Value]) -> Any:
         """The outputs of a node whose inputs are all known, unless they are much larger; else None."""
-        moved = args[: 1 if node.name == "gather" else None]
-        if node.name in MOVES and moved and all(isinstance(a, Fill) and a.value == moved[0].value for a in moved):
-            return [Fill(moved[0].value, node.outputs[0].shape)]
+        row = primitives.named(node.name)
+        moved = [a for i, a in enumerate(args) if i not in row.positions]
+        is_filled = moved and all(isinstance(a, Fill) and a.value == moved[0].value for a in moved)
+        if is_filled and row.kind in ("view", "placement", "lookup"):
+            return [Fill(moved[0].value, v.shape) for v in node.outputs]
         shapes = [v.shape for v in node.outputs]
         if not known(*args) or node.name in ("scan", "while", "cond", "recurrent_layer", "dim_as_value"):
             return None

@@ -152,7 +152,6 @@ rule("concatenate")(lambda e, node, *values: e.concat(values, node.params["dimen
 rule("convert_element_type")(lambda e, node, x: e.cast(x, node.outputs[0].dtype))
 rule("copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient")(lambda e, node, *xs: xs)
 rule("dim_as_value")(lambda e, node: e.cast(e.size(node.params["dim"]), node.outputs[0].dtype))
-rule("expand_dims")(lambda e, node, x: same(e, node, "Unsqueeze", x, ints(*node.params["dimensions"])))
 rule("reshape")(lambda e, node, x, *_: e.reshape(x, node.outputs[0].shape))
 rule("squeeze")(lambda e, node, x: same(e, node, "Squeeze", x, ints(*node.params["dimensions"])))
 rule("stack")(lambda e, node, *values: e.stack(values, node.params["axis"]))
