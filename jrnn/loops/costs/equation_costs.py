@@ -25,7 +25,7 @@ _ROUNDS, _ROUNDS_OF_ONE_STEP = 70, (6, 29)
 _GAMMA = 300  # functions, of one number, which is drawn by rejection: 200 ns with jax 0.12
 SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
 LARGE_PRODUCT = 2 * SUMMED  # operations of a product that stays a call
-_LEAST = 24  # arrays with fewer elements cost as much as with so many
+LEAST = 24  # arrays with fewer elements cost as much as with so many
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
 _BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
@@ -207,7 +207,7 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
     if cost == 0.0:
         return 0.0
     of = eqn.invars if reduces else eqn.outvars
-    count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), _LEAST)
+    count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), LEAST)
     if cost is not None:
         return count * machine.function * cost
     last = reduces and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]  # XLA:CPU vectorizes others

@@ -14,6 +14,7 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.loops.passes import Moves, activate_together, gates, slice_apart, split
 from jrnn.loops.passes.fission import slices
+from jrnn.loops.strategies import unrolled
 from jrnn.loops.strategies.candidates import Candidate, cheapest
 from jrnn.loops.strategies.nodes import InChunks, Node, Split, Steps, at_leaf, by_steps
 from jrnn.loops.strategies.problem import Problem
@@ -31,13 +32,16 @@ def propose(problem: Problem) -> Sequence[Candidate]:
 
 def for_xla(problem: Problem, node: Any) -> Node:
     """Returns a node whose loop that stays is written as XLA:CPU compiles it best."""
-    return at_leaf(node, _for_xla)
+    return at_leaf(node, lambda leaf: _for_xla(problem, leaf))
 
 
-def _for_xla(leaf: Node) -> Node:
+def _for_xla(problem: Problem, leaf: Node) -> Node:
     if not isinstance(leaf, Steps):
         return leaf
     core = leaf.loop
+    tiny = unrolled.of_tiny(problem, core)
+    if tiny is not None:
+        return tiny
     if gates.better_apart(core):
         fission = split(slice_apart(core), slices, moves=Moves())
         return Split(fission, Steps(fission.core))

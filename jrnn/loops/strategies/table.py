@@ -14,7 +14,7 @@ from jrnn.loops.affine import associative as affine
 from jrnn.loops.ir import observers
 from jrnn.loops.kernels import native as kernel
 from jrnn.loops.newton import Newton
-from jrnn.loops.strategies import accelerators, arithmetic, associative, native, splits
+from jrnn.loops.strategies import accelerators, arithmetic, associative, native, splits, unrolled
 from jrnn.loops.strategies.candidates import Candidate
 from jrnn.loops.strategies.problem import Problem
 from jrnn.loops.strategies.strategy import Strategy
@@ -65,6 +65,7 @@ _ROWS = (
     ),
     Strategy("arithmetic", arithmetic.propose, platforms=("cpu",)),
     Strategy("native", native.propose, platforms=("cpu",), excludes=_AT_ONCE, refusal=kernel.refusal),
+    Strategy("unrolled", unrolled.propose, platforms=("cpu",)),
     Strategy(SCAN, _by_steps, finish=_finished_steps),
     Strategy("newton", phase="tracing", excludes=_KEEPS | _AT_ONCE, trace=_solved),
 )

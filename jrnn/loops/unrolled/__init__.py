@@ -1,0 +1,6 @@
+"""Tiny loops on CPUs, whose step takes a few nanoseconds: several steps in one trip.
+
+`steps.py` runs the steps of a trip one after the other. `affine.py` reads steps that are affine in the carry with
+coefficients that no input changes, and `lookahead.py` runs them so that a trip does not wait for the trip before it.
+`trips.py` has the loops over trips, which read and write stacks in place.
+"""

@@ -1,0 +1,224 @@
+"""Several steps of a tiny loop in one trip: values, NaN and infinities are those of `jax.lax.scan`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from plans_of import plans_of
+from tiny_steps import AFFINE, STEPS, arguments, linear, random_system, run, unrolled
+
+import jrnn
+from jrnn import jaxprs
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.rules.lowering import steps_of
+from jrnn.loops.unrolled.affine import affine_step
+from jrnn.loops.unrolled.lookahead import run_ahead
+from jrnn.loops.unrolled.steps import run_unrolled
+
+LENGTHS = [8, 21]  # of a trip and more, or of trips and a rest
+
+
+def loop_of(step, init, xs, reverse=False):
+    (loop,) = steps_of(lambda init, xs: jax.lax.scan(step, init, xs, reverse=reverse), init, xs)
+    return loop
+
+
+def same_bits(actual, wanted):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def close(actual, wanted, tolerance=1e-5):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.max(np.abs(b), initial=1e-30))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", STEPS)
+def test_unrolled_steps_have_the_bits_of_the_loop(name, length, reverse):
+    """Operation by operation: compiled, XLA chooses which products and sums it rounds once."""
+    c, init, xs = arguments(name, length)
+    loop = loop_of(functools.partial(STEPS[name][1], c), init, xs, reverse)
+    with jax.disable_jit():
+        wanted = run(jax.lax.scan, name, c, init, xs, reverse=reverse)
+        carry, ys = run_unrolled(loop, 4, [], list(map(jnp.asarray, init)), [jnp.asarray(xs)], length)
+    same_bits([carry, ys], [list(wanted[0]), jax.tree.leaves(wanted[1])])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("name", STEPS)
+def test_values_and_gradients_are_those_of_the_loop(name, length, reverse):
+    args = arguments(name, length)
+
+    def loss(scan, c, init, xs):
+        carry, ys = run(scan, name, c, init, xs, reverse=reverse)
+        weights = [jnp.cos(jnp.arange(y.size, dtype=jnp.float32)) for y in jax.tree.leaves(ys)]
+        return sum(jnp.sum(v) for v in carry) + sum(jnp.sum(w * y) for w, y in zip(weights, jax.tree.leaves(ys)))
+
+    def both(scan):
+        of = functools.partial(loss, scan)
+        return jax.jit(lambda *args: (run(scan, name, *args, reverse=reverse), jax.grad(of, (0, 1, 2))(*args)))
+
+    close(both(unrolled)(*args), both(jax.lax.scan)(*args), 1e-4)
+
+
+def test_the_loops_of_a_gradient_are_unrolled_without_being_asked(judged):
+    def loss(c, init, xs):
+        return jnp.sum(run(jrnn.scan, "filter", c, init, xs)[1] ** 2)
+
+    plans = plans_of(jax.grad(loss), *arguments("filter", 16_000))
+    assert [plan.loop.reverse for plan in plans] == [False, True]
+    assert all("8 steps in one trip" in str(plan) for plan in plans)
+
+
+def test_an_affine_step_does_not_wait(judged):
+    (plan,) = plans_of(lambda *args: run(jrnn.scan, "filter", *args), *arguments("filter", 16_000))
+    assert "no trip waits for the one before it" in str(plan)
+
+
+@pytest.mark.parametrize("name", sorted(set(STEPS) - set(AFFINE)))
+def test_other_steps_say_why_they_wait(judged, name):
+    (plan,) = plans_of(lambda *args: run(jrnn.scan, name, *args), *arguments(name, 16_000))
+    assert plan.executor == "unrolled"
+    assert "a carry is not affine with coefficients that are the same at all steps" in str(plan)
+
+
+def test_the_users_unroll_is_a_floor(judged):
+    for unroll, size in ((4, 8), (12, 12)):
+        chaos = functools.partial(run, jrnn.scan, "chaos", unroll=unroll)
+        (plan,) = plans_of(chaos, *arguments("chaos", 16_000))
+        assert f"{size} steps in one trip" in str(plan)
+
+
+def printing(c, s, u):
+    jax.debug.callback(lambda h: None, s[0])
+    return STEPS["filter"][1](c, s, u)
+
+
+def branching(c, s, u):
+    return jax.lax.cond(u > 0, lambda: STEPS["filter"][1](c, s, u), lambda: (s, u))
+
+
+def drawing(c, s, u):
+    return (s[0] + jax.random.normal(jax.random.fold_in(jax.random.key(0), u.astype(int))), s[1]), s[0]
+
+
+def wide(c, s, u):
+    return (s[0] * jnp.full(16, 0.5) + u, s[1]), s[0]
+
+
+@pytest.mark.parametrize("step", [printing, branching, drawing, wide], ids=lambda step: step.__name__)
+def test_loops_that_are_not_tiny_stay_as_they_are(judged, step):
+    c, init, xs = arguments("filter", 16_000)
+    init = (jnp.zeros(16), init[1]) if step is wide else init
+    (plan,) = plans_of(lambda init, xs: jrnn.scan(functools.partial(step, c), init, xs), init, xs)
+    assert plan.executor != "unrolled"
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (lambda s, u: (s + u * s, s), "not affine with coefficients that are the same"),
+        (lambda s, u: (s + u.astype(bool).astype(int), s), "not one number in float32"),
+        (lambda s, u: (jnp.abs(s), s), "not affine with coefficients that are the same"),
+    ],
+)
+def test_what_is_not_affine_is_refused_with_the_reason(step, why):
+    init = jnp.int32(0) if "one number" in why else jnp.float32(0.5)
+    with pytest.raises(NotAffine, match=why):
+        affine_step(loop_of(lambda s, u: step(s, u), init, jnp.ones(8)))
+
+
+# Numbers that are not finite, and rounding ---------------------------------------------------------------------------------
+
+
+@functools.cache
+def compiled(n, length, reverse):
+    """Returns compiled functions of a random system: ahead of the carry, and by `jax.lax.scan`."""
+    step = linear(n)
+
+    def plain(c, init, xs):
+        return jax.lax.scan(functools.partial(step, c), init, xs, reverse=reverse)
+
+    a, b = np.zeros((n, n), np.float32), np.zeros(n, np.float32)
+    (loop,) = steps_of(plain, (a, b), (np.float32(0),) * n, np.zeros(length, np.float32))
+
+    def ahead(c, init, xs):
+        carry, ys = run_ahead(affine_step(scalars(loop)), 8, numbers(c), init, [xs], length)
+        return tuple(carry), tuple(ys)
+
+    return jax.jit(ahead), jax.jit(plain)
+
+
+def numbers(c):
+    return [*c[0].reshape(-1), *c[1]]
+
+
+def scalars(loop):
+    """Returns the loop of a system with its coefficients as numbers, as the canonical form of a loop has them."""
+    n = len(loop.carry)
+    step = linear(n)
+
+    def of_numbers(*args):
+        b, s = args[n * n : n * n + n], args[n * n + n : -1]
+        rows = [[args[i * n + j] for j in range(n)] for i in range(n)]
+        carry, ys = step((Rows(rows), b), s, args[-1])
+        return [*carry, *ys]
+
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    count = n * n + n
+    program = jaxprs.trace(of_numbers, [number] * (count + n + 1))
+    consts, carry, xs = program.invars[:count], program.invars[count:-1], program.invars[-1:]
+    outs = program.outvars
+    return replace(loop, eqns=program.eqns, consts=consts, carry=carry, xs=xs, carry_out=outs[:n], ys=outs[n:])
+
+
+class Rows:
+    """A matrix of numbers."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __getitem__(self, at):
+        return self.rows[at[0]][at[1]]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_infinities_and_nan_are_where_the_loop_has_them(pytestconfig, n, reverse):
+    rng = np.random.default_rng(n + 10 * reverse)
+    ahead, plain = compiled(n, 43, reverse)
+    finite = 0
+    for _ in range(340 if pytestconfig.getoption("--exhaustive") else 40):
+        system = random_system(rng, n, 43)
+        ours, theirs = jax.tree.leaves(ahead(*system)), jax.tree.leaves(plain(*system))
+        for a, b in zip(ours, theirs, strict=True):
+            a, b = np.asarray(a, float), np.asarray(b, float)
+            np.testing.assert_array_equal(np.where(np.isfinite(b), 0, b), np.where(np.isfinite(a), 0, a))
+            where = np.isfinite(b)
+            assert np.all(np.abs(a[where] - b[where]) <= 1e-4 * np.max(np.abs(b[where]), initial=0))
+            finite += where.all()
+    assert finite > 10
+
+
+@pytest.mark.parametrize("radius", [0.0, 0.5, 0.99, 0.9999, 1.0])
+def test_rounding_is_that_of_the_loop(pytestconfig, radius):
+    """The largest error against float64 is at most four times that of `jax.lax.scan`, with poles of any size."""
+    length = 65_536 if pytestconfig.getoption("--exhaustive") else 8_192
+    ahead, plain = compiled(2, length, False)
+    rng = np.random.default_rng(0)
+    for angle in (0.0, 0.1, 1.0, 3.0):
+        turn = radius * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        system = (turn.astype("f"), np.float32([1, 0.5])), (np.float32(0.3),) * 2, rng.normal(size=length).astype("f")
+        with jax.enable_x64(True):
+            exact = plain(*jax.tree.map(lambda v: np.asarray(v, np.float64), system))
+        for ours, theirs, e in zip(ahead(*system)[1], plain(*system)[1], exact[1], strict=True):
+            off, most = (np.max(np.abs(np.asarray(v, float) - np.asarray(e))) for v in (ours, theirs))
+            assert off <= 4 * most
