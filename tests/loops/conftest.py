@@ -1,7 +1,7 @@
-"""Loops are verified after every pass, errors inside of passes are raised, all that can leave a loop leaves it, and stacks
-count as larger than a cache.
+"""Loops run as they do for users: each is planned by what it costs, and an error inside of a pass leaves it to JAX.
 
-Tests that read what the cost model chooses use the fixture `judged`.
+Most loops of tests are too small to gain from that. Tests of passes and strategies use the fixture `rewritten`: all that can
+leave a loop leaves it, and loops are verified after every pass. Tests that read which plan is chosen use `without_kernel`.
 """
 
 from dataclasses import replace
@@ -14,24 +14,33 @@ from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.ir import strict_passes
 from jrnn.loops.kernels.native import library
 from jrnn.loops.rules import residuals
-from jrnn.loops.rules.residuals import NEAR
 from jrnn.loops.strategies import chooser, chunks
 
 
 @pytest.fixture(autouse=True)
-def verified(monkeypatch):
+def same_processor(monkeypatch):
+    """The same plans on every processor."""
+    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU)
+
+
+@pytest.fixture
+def rewritten(request, monkeypatch):
+    """Loops are verified after every pass, errors inside of passes are raised, all that can leave a loop leaves it, and
+    stacks count as larger than a cache. In a module that asks for it, a test with `without_kernel` goes without it.
+    """
+    if "without_kernel" in request.fixturenames:
+        yield
+        return
     monkeypatch.setattr(residuals, "NEAR", 0)
-    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU)  # the same plans on every processor
     with strict_passes(True), eager_passes(0):
         yield
 
 
 @pytest.fixture
-def judged(verified, monkeypatch):
-    """Plans are chosen by what they cost, as they are for users whose installation has no kernel for CPUs."""
-    monkeypatch.setattr(residuals, "NEAR", NEAR)
+def without_kernel(monkeypatch):
+    """As for users whose installation has no kernel for CPUs; errors inside of passes are raised."""
     monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="a test has none"))
-    with eager_passes(None):
+    with strict_passes(True):
         yield
 
 

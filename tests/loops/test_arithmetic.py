@@ -28,6 +28,8 @@ from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
 from jrnn.loops.strategies import arithmetic as choice
 from jrnn.loops.strategies.splits import Search
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 RNG = np.random.default_rng(0)
 
 
@@ -254,7 +256,7 @@ def plan(step, *args):
     return scan_plans(step, *args).forward[0]
 
 
-def test_a_filter_is_one_kernel(judged, monkeypatch):
+def test_a_filter_is_one_kernel(without_kernel, monkeypatch):
     explained = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2)))
     assert explained.choice.chosen.label == "as arithmetic"
     assert "small linear algebra is written as arithmetic: one kernel" in str(explained)
@@ -274,7 +276,7 @@ def test_an_operation_of_a_random_program_draws_nothing_while_it_is_traced():
         assert one == other
 
 
-def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(judged, monkeypatch):
+def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(without_kernel, monkeypatch):
     def step(svd, h, x):
         return jnp.tanh(h @ x @ h @ x) * (jnp.linalg.svd(h)[1][0] if svd else 1), None
 
@@ -313,13 +315,13 @@ def noisy(draws, h, key):
 
 
 @pytest.mark.parametrize("draws, size", [(1, 0), (1, 64), (1, 256), (12, 8), (1, 1 << 15)])
-def test_draws_of_all_sizes_are_arithmetic(judged, draws, size):
+def test_draws_of_all_sizes_are_arithmetic(without_kernel, draws, size):
     h = jnp.zeros((size,) if size else (), jnp.float32)
     explained = plan(partial(noisy, draws), h, jax.random.split(jax.random.key(0), 500))
     assert "as arithmetic" in explained.choice.chosen.label, explained
 
 
-def test_a_product_leaves_the_loop_of_a_draw(judged):
+def test_a_product_leaves_the_loop_of_a_draw(without_kernel):
     """The draw that its operand needs leaves with it, and the other one stays."""
 
     def step(w, h, x):
@@ -335,12 +337,12 @@ def test_a_product_leaves_the_loop_of_a_draw(judged):
     assert drawn == [1, 1]
 
 
-def test_a_large_product_stays_a_call(judged):
+def test_a_large_product_stays_a_call(without_kernel):
     explained = plan(lambda h, x: (jnp.tanh(h @ x), None), jnp.ones((64, 64)), jnp.ones((100, 64, 64)))
     assert "as arithmetic" not in explained.choice.chosen.label and explained.contractions == 1
 
 
-def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(judged):
+def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(without_kernel):
     """With more rows, loops took up to 4 times the time of `lax.scan`, and compiled for 6 s more."""
 
     def step(kind, large, carry, x):
@@ -362,7 +364,7 @@ def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(judged):
     assert [stays(rows, False, machine=limited) for rows in (8, 9)] == [False, True]
 
 
-def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(judged):
+def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(without_kernel):
     """Small products took 1.4 times `jax.lax.scan`'s time with jax 0.10.2, because their kernels were not counted."""
     loop = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2))).loop
     estimators = [Estimator(loop, machines.CPU._replace(small_loop=limit)) for limit in (math.inf, 16)]
@@ -370,14 +372,14 @@ def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(judged):
     assert calls[1] - calls[0] > 1000 * 5 * machines.CPU.kernel, calls
 
 
-def test_a_loop_of_elementwise_steps_above_the_limit_is_counted_so_too(judged):
+def test_a_loop_of_elementwise_steps_above_the_limit_is_counted_so_too(without_kernel):
     """Estimates were a tenth of the time of five bodies that attract each other with jax 0.10.2."""
     loop = plan(lambda h, x: (jnp.sin(h) * jnp.sum(h) + x, None), jnp.ones(4), jnp.ones((1000, 4))).loop
     seconds = [Estimator(loop, machines.CPU._replace(small_loop=limit)).whole().seconds for limit in (math.inf, 16)]
     assert seconds[1] - seconds[0] > 1000 * 2 * machines.CPU.kernel, seconds
 
 
-def test_of_a_linear_solve_its_solver_counts(judged):
+def test_of_a_linear_solve_its_solver_counts(without_kernel):
     """The three other functions, which are for its gradient, were counted too."""
 
     def by_parts(a, b):
@@ -398,7 +400,7 @@ def test_the_limit_is_that_of_the_flag():
     assert machines.small_loop_bytes() == (math.inf if jax_internals.XLA_MAKES_ONE_KERNEL else 1024)
 
 
-def test_stacks_stay_in_place_inside_of_one_kernel(judged):
+def test_stacks_stay_in_place_inside_of_one_kernel(without_kernel):
     """No computation inside of the loop copies a stack: each step writes its own slice."""
     with jax.enable_x64(False):
         args = (jnp.zeros(4), jnp.eye(4)), jnp.ones((977, 2))

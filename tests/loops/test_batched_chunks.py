@@ -29,7 +29,7 @@ from jrnn.loops.chunks import batched
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Target, chunks
 
-pytestmark = pytest.mark.usefixtures("at_once")
+pytestmark = pytest.mark.usefixtures("rewritten", "at_once")
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from jrnn.loops.passes.canonical import canonical
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Steps, Target, converted
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 CPU = Target("cpu")
 SIZE = Size(16, 4, 5, 6)
 EVERY = [(cell, name) for cell in CELLS for name in [*spellings(cell), *(["a net"] if cell in NETS else [])]]

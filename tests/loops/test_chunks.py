@@ -13,9 +13,11 @@ from plans_of import plans_of
 
 from jrnn.loops import scan
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 
 @pytest.fixture
-def two_steps_at_once(verified):
+def two_steps_at_once(rewritten):
     with eager_passes(2):
         yield
 
@@ -52,7 +54,7 @@ def temporary(which, step, carry, xs):
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-def test_a_large_scan_needs_little_memory(judged):
+def test_a_large_scan_needs_little_memory(without_kernel):
     """4,000 steps of an LSTM: the projected inputs alone would be 65 MB."""
     h = jnp.zeros((16, 64))
     p = {k: jnp.zeros(s) for k, s in dict(wx=(8, 256), wh=(64, 256), b=(1, 256)).items()}
@@ -61,7 +63,7 @@ def test_a_large_scan_needs_little_memory(judged):
     assert temporary(scan, lstm_step(p), (h, h), x) < 1.1 * theirs + 1e6
 
 
-def test_a_loss_in_the_step_does_not_keep_its_logits_for_all_steps(judged):
+def test_a_loss_in_the_step_does_not_keep_its_logits_for_all_steps(without_kernel):
     """512 steps with 8 x 20,000 logits would be 328 MB."""
     out, own = jnp.ones((64, 20_000)), jnp.eye(64)
 

@@ -40,6 +40,7 @@ def lax(step):
     return lambda xs: jax.lax.scan(step, H0, xs)
 
 
+@pytest.mark.usefixtures("rewritten")
 def test_a_context_takes_the_options_of_a_scan():
     for name in ("scan", "associative"):
         with jrnn.optimize_scans(executor=name):
@@ -73,6 +74,7 @@ def test_a_context_checks_its_options(options, message):
         jrnn.optimize_scans(**options)
 
 
+@pytest.mark.usefixtures("rewritten")
 def test_decorators_with_and_without_arguments():
     @jrnn.optimize_scans
     def bare(xs):
@@ -223,6 +225,7 @@ def test_gradients_have_the_weak_types_of_lax_scan(step):
 # Plans that cannot be lowered -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("rewritten")
 def test_a_plan_that_cannot_be_lowered_leaves_the_loop_with_the_reason(monkeypatch):
     class Broken:
         def run(self, *args):

@@ -29,7 +29,7 @@ from jrnn.loops.strategies.candidates import Bounds, Candidate, cheapest, memory
 
 SYSTEM = machines.this_processor  # the fixtures replace it
 
-pytestmark = pytest.mark.usefixtures("judged")
+pytestmark = pytest.mark.usefixtures("without_kernel")
 
 
 # The candidates: of the loop without a gradient, and of the reverse loop.

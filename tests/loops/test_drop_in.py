@@ -56,6 +56,7 @@ def test_small_integers_wrap_around(dtype):
     same(lambda c, x: (c + dtype(3), None), dtype(1), None, length=300)
 
 
+@pytest.mark.usefixtures("rewritten")
 def test_a_constant_added_often_does_not_overflow_with_the_number_of_times():
     total, _ = scan(lambda c, _: (c + jnp.float16(1e-4), None), jnp.float16(0), None, length=70_000)
     np.testing.assert_allclose(total, 7.0, rtol=1e-2)

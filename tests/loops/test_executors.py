@@ -21,6 +21,8 @@ from jrnn.loops.passes import split
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Target, chooser
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 MINGRU = dict(wz=(D, H), wn=(D, H), h0=(N, H), x=(T, N, D))
 
 
@@ -154,7 +156,7 @@ def test_associative_refuses_carries_that_multiply_or_count_or_are_too_many():
         scan(lambda c, x: ((*c[1:], c[0] * x), x), (ones,) * 5, xs, executor="associative")
 
 
-@pytest.mark.usefixtures("judged")
+@pytest.mark.usefixtures("without_kernel")
 @pytest.mark.parametrize("platform", ["cuda", "tpu", "metal"])
 def test_accelerators_keep_the_order_of_sums_that_the_user_wrote(platform):
     """A gradient of the same loop may be solved in rounds, and its sums may leave the loop."""

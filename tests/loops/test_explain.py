@@ -11,7 +11,7 @@ from flax import nnx
 
 import jrnn
 
-pytestmark = pytest.mark.usefixtures("judged")
+pytestmark = pytest.mark.usefixtures("without_kernel")
 
 H0, XS = jnp.zeros((2, 4)), jnp.ones((5, 2, 4))
 

@@ -11,7 +11,7 @@ import pytest
 import jrnn
 from jrnn.loops.ir import observers
 
-pytestmark = pytest.mark.usefixtures("in_chunks_always")
+pytestmark = pytest.mark.usefixtures("rewritten", "in_chunks_always")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "fla.npz"
 SCALE = 0.5  # 1 / sqrt(K)

@@ -25,6 +25,8 @@ from jrnn.loops.passes.packed import pack_stacks
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Target, chooser
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 SIZE = Size(7, 2, 3, 4)  # no multiple of the steps of a trip
 CUDA = Target("cuda")
 

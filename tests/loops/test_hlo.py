@@ -15,6 +15,8 @@ from plans_of import scan_plans
 
 from jrnn.loops import scan
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 T, N, D, H = 11, 3, 5, 7
 
 

@@ -12,6 +12,8 @@ from jrnn import jaxprs
 from jrnn.loops import scan
 from jrnn.loops.ir import ScanParams
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 T, N, D = 5, 2, 3
 X = jnp.sin(jnp.arange(T * N * D, dtype=jnp.float32)).reshape(T, N, D)
 READS = {

@@ -19,6 +19,8 @@ from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Strategy
 from jrnn.loops.strategies.table import STRATEGIES
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 XS, H0 = jnp.linspace(-1, 1, T * N * H).reshape(T, N, H), jnp.ones((N, H))
 W = jnp.linspace(-0.5, 0.5, H * H).reshape(H, H)
 

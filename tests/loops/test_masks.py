@@ -21,6 +21,8 @@ from jrnn.errors import ScanError
 from jrnn.loops import EXECUTORS, scan
 from jrnn.loops.ir import observers
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 T, N, H = 6, 3, 4
 LENGTHS = np.array([4, 6, 0])
 MASK = np.ones((T, N), bool)

@@ -19,7 +19,7 @@ from jrnn.loops.passes.canonical import with_plain_carries
 from jrnn.loops.strategies import chunks
 from jrnn.loops.strategies.chunks import may_pay, propose
 
-pytestmark = pytest.mark.usefixtures("in_chunks_always")
+pytestmark = pytest.mark.usefixtures("rewritten", "in_chunks_always")
 
 
 def problem(step, T, dtype, strong=False, K=4, V=4):

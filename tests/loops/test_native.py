@@ -34,6 +34,8 @@ from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Target, chooser
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 LOADED = library.loaded  # a fixture replaces it
 built = pytest.mark.skipif(bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}")
 T, N, D, H = 7, 5, 3, 19
@@ -297,7 +299,7 @@ def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faste
 
 
 @pytest.fixture
-def default(judged, monkeypatch):
+def default(without_kernel, monkeypatch):
     """Returns the executors of the loops of a function and its gradient, as users get them who have the kernel."""
     monkeypatch.setattr(library, "loaded", LOADED)
 

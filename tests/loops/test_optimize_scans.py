@@ -15,6 +15,8 @@ from plans_of import plans_of
 
 import jrnn
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 T, N, D, H = 5, 2, 3, 4
 XS = jnp.linspace(-1, 1, N * T * D).reshape(N, T, D)
 

@@ -17,6 +17,8 @@ import jrnn
 from jrnn import nn
 from jrnn.loops.ir import observers
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 ALL = ("cpu", "cuda", "tpu")
 DIVIDED = """
 import json

@@ -17,6 +17,8 @@ from jrnn.loops.costs.equation_costs import element_seconds, is_call
 from jrnn.loops.explanations.explain import explain
 from jrnn.loops.passes.canonical import canonical
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 T, N, H = 6, 4, 16
 
 

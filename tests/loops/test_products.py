@@ -18,6 +18,8 @@ from plans_of import scan_plans
 from jrnn.loops import scan
 from jrnn.loops.passes.sums import smaller_first
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 SHAPES = dict(wx=(3 * H, D), wh=(3 * H, H), b=(3 * H,), h0=(N, H), x=(T, N, D))
 
 

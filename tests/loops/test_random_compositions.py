@@ -8,6 +8,8 @@ from random_compositions import fault
 
 from jrnn.loops.strategies import chunks
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 
 @pytest.mark.sample("0")
 @pytest.mark.parametrize("start", range(0, 3000, 60))

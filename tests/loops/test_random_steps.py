@@ -9,6 +9,8 @@ import pytest
 import random_steps
 from random_steps import Program, difference, drawn, minimized
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 ONE = Program((), (("state", 0), ("sum", 1)), (("tanh", 0, 1), ("ordered_callback", 0, 0)), (("value", 0, 0),))
 
 

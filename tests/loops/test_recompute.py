@@ -17,6 +17,8 @@ from jrnn import plain_scans
 from jrnn.errors import ScanError
 from jrnn.loops import scan
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 
 def named_step(p):
     def step(h, x):

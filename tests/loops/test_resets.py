@@ -18,6 +18,8 @@ from jrnn import plain_scans
 from jrnn.errors import ScanError
 from jrnn.loops import scan
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 RESETS = np.zeros((T, N), bool)
 RESETS[[2, 4], 0] = RESETS[[0, 3], 1] = True
 KEYWORDS = [{}, dict(reverse=True), dict(lengths=np.array([3, 4])), dict(reverse=True, lengths=np.array([4, 3]))]

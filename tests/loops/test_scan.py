@@ -14,6 +14,8 @@ from cases import CASES, GRU, LSTM, D, H, N, T, draw, gru_step, lstm_step
 from jrnn.errors import ScanError
 from jrnn.loops import scan
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 
 def close(ours, theirs, tolerance=1e-11):
     ours, theirs = jax.tree.leaves_with_path(ours), jax.tree.leaves_with_path(theirs)

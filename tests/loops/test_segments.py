@@ -31,7 +31,7 @@ D, T = 4, 8
 RESETS = jnp.asarray(np.random.default_rng(0).random((T, segment_cells.B)) < 0.3)
 MASKS = dict(lengths=jnp.array([8, 5]), resets=RESETS)
 
-pytestmark = pytest.mark.usefixtures("x64", "little_optimization")
+pytestmark = pytest.mark.usefixtures("rewritten", "x64", "little_optimization")
 
 
 def divided(step, w, first, xs, devices=D, **options):

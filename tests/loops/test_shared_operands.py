@@ -13,6 +13,8 @@ from jrnn.loops.passes.canonical import canonical
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Target
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 T, N, H = 16, 2, 3
 A, B, C = (jnp.sin(k + jnp.arange(H * H, dtype=jnp.float32)).reshape(H, H) for k in range(3))
 XS = jnp.cos(jnp.arange(T * N * H, dtype=jnp.float32)).reshape(T, N, H)

@@ -11,6 +11,8 @@ from jrnn.loops import scan
 from jrnn.loops.passes import direct_views
 from jrnn.loops.rules.lowering import steps_of
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 N, H = 2, 3
 H0, XS = jnp.linspace(-1, 1, N * H).reshape(N, H), jnp.linspace(0, 1, 4 * N * H).reshape(4, N, H)
 

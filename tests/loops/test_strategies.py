@@ -16,6 +16,8 @@ import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops.strategies.table import STRATEGIES
 
+pytestmark = pytest.mark.usefixtures("rewritten")
+
 XS = np.random.RandomState(0).randn(12, 3).astype(np.float32)
 INIT = np.random.RandomState(1).randn(3).astype(np.float32)
 
@@ -111,7 +113,7 @@ def test_another_loop_is_left_with_a_reason(why, step, init):
     assert explained.executor == "scan" and f"not cumsum: {why}" in str(explained)
 
 
-@pytest.mark.usefixtures("judged")
+@pytest.mark.usefixtures("without_kernel")
 def test_the_chooser_compares_it_with_other_strategies():
     def chosen(step, steps, columns=64):
         (plan,) = scan_plans(step, jnp.ones(columns), jnp.ones((steps, columns))).forward
