@@ -14,9 +14,8 @@ import ml_dtypes
 import numpy as np
 
 from jrnn.errors import ConversionError, near
-from jrnn.files import open_file
-from jrnn.files.memory import free
 from jrnn.files.tensors import open_tensors, write_tensors
+from jrnn.files.torch_files import as_array, is_of_torch, read_torch
 from jrnn.interop.cells import Params
 from jrnn.interop.folded import folded
 
@@ -26,7 +25,6 @@ _TYPES = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,  # numpy lacks it, and safetensors' numpy reader rejects it
 }
-_SAVED_BY_TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle before torch 1.6
 
 
 def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str = "") -> Params:
@@ -77,53 +75,20 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
 
 def _read(path: Path) -> dict[str, Any]:
     """Returns the contents of a file by name: arrays, or anything else that torch has saved."""
-    with open_file(path, ConversionError, free()) as opened:
-        is_torch = opened.read(4).startswith(_SAVED_BY_TORCH)
-    if is_torch:
-        return _read_by_torch(path)
+    if is_of_torch(path, ConversionError):
+        return read_torch(path, ConversionError)
     with open_tensors(path, ConversionError) as tensors:
         types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - no mapping
         return {name: tensors.get_tensor(name) if kind in _TYPES else kind for name, kind in types.items()}
 
 
-def _read_by_torch(path: Path) -> dict[str, Any]:
-    try:
-        import torch
-    except ImportError:
-        out = str(path.with_suffix(".safetensors"))
-        raise ConversionError(
-            f"{path} is a file of torch.save, which only torch can read, and torch is not installed; with torch, two lines "
-            "convert the file:\n"
-            "    import safetensors.torch, torch\n"
-            f"    safetensors.torch.save_file(torch.load({str(path)!r}, weights_only=True), {out!r})\n"
-            "If the file is a checkpoint, save the state dict in it: torch.load(...)['state_dict']"
-        ) from None
-    try:
-        file = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever torch, pickle or zipfile raises for a file that is damaged or holds objects
-        raise ConversionError(
-            f"{path}: torch reads no state dict from it: {str(error).strip().partition('.')[0]}; in PyTorch, save one with "
-            "torch.save(model.state_dict(), path)"
-        ) from error
-    if not isinstance(file, Mapping):
-        raise ConversionError(f"{path}: holds a {type(file).__name__}; it must hold a state dict, names to tensors")
-    return {str(name): value for name, value in file.items()}
-
-
 def _array(where: str, name: str, value: Any) -> np.ndarray:
     """Returns a floating tensor or array as a numpy array of the same type and bits."""
-    if hasattr(value, "detach"):  # a tensor of torch, whose numpy() rejects bfloat16
+    if hasattr(value, "detach"):
         try:
-            value = value.detach().cpu()
-            is_bfloat16 = str(value.dtype) == "torch.bfloat16"
-            value = value.float().numpy().astype(ml_dtypes.bfloat16) if is_bfloat16 else value.numpy()
-        except (
-            NotImplementedError,
-            RuntimeError,
-            TypeError,
-        ) as error:  # it is quantized, sparse, or without data (meta)
-            reason = str(error).partition("\n")[0]
-            raise ConversionError(f"{where}: {name} is not an ordinary tensor: {reason:.200}") from error
+            value = as_array(value)
+        except ValueError as error:
+            raise ConversionError(f"{where}: {name} is not an ordinary tensor: {error}") from error
     given = value if isinstance(value, str) else getattr(value, "dtype", type(value).__name__)
     if given not in _TYPES.values():
         raise ConversionError(

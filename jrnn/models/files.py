@@ -1,4 +1,4 @@
-"""Models and states in files: config.json and safetensors, one file or several, tensor by tensor."""
+"""Models and states in files: config.json and safetensors or torch's files, one or several, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from jrnn.errors import FormatError, near
 from jrnn.files import new_folder, read_json, write_whole
 from jrnn.files.quantized import Dequantized, layouts
 from jrnn.files.tensors import open_tensors, read_aligned, write_tensors
+from jrnn.files.torch_files import open_torch_tensors
 from jrnn.models.family import Decoder, Family, Merge, State
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FILES = ("config.json", WEIGHTS, "model-*.safetensors", INDEX)  # what `write` replaces
 _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
+
+TORCH = "pytorch_model.bin"
+UNUSED = (".rotary_emb.inv_freq",)  # ends of the names of constants that older files hold
+WRAPPERS = ("module.", "_orig_mod.")  # of models in parallel, and of compiled ones
 
 NESTED = (  # what a language model's tensors begin with in a model of texts and images, and alone
     ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."),
@@ -49,20 +54,23 @@ class Tensors:
 
     def __init__(self, folder: Path, family: Family) -> None:
         self.folder = folder
-        if (folder / INDEX).exists():
-            index = read_json(folder / INDEX, FormatError).get("weight_map")
-            if not isinstance(index, dict) or not all(isinstance(v, str) and Path(v).name == v for v in index.values()):
-                raise FormatError(
-                    f"{folder / INDEX}: weight_map must map names of tensors to names of files in this folder"
-                )
-            files = sorted(set(index.values()))
+        index = next(
+            (folder / name for name in (INDEX, WEIGHTS, f"{TORCH}.index.json", TORCH) if (folder / name).exists()), None
+        )
+        if index is not None and index.suffix == ".json":
+            places = read_json(index, FormatError).get("weight_map")
+            if not isinstance(places, dict) or not all(
+                isinstance(v, str) and Path(v).name == v for v in places.values()
+            ):
+                raise FormatError(f"{index}: weight_map must map names of tensors to names of files in this folder")
+            files = sorted(set(places.values()))
         else:
-            files = [WEIGHTS]
+            files = [WEIGHTS if index is None else index.name]
         self.places: dict[str, TensorPlace] = {}
         for file in files:
-            with open_tensors(folder / file, FormatError) as opened:
+            with _opened(folder / file) as opened:
                 for stored, layout in layouts(opened.keys()).items():
-                    if stored.startswith(family.unused) or stored.endswith(family.unused):
+                    if stored.startswith(family.unused) or stored.endswith((*family.unused, *UNUSED)):
                         continue
                     name = _renamed(stored, family)
                     if name in self.places:
@@ -97,8 +105,15 @@ class Tensors:
                 raise FormatError(f"{self.folder}: the tensor {name!r} has no place in this model{near(name, shapes)}")
 
 
+def _opened(path: Path) -> Any:
+    """The open tensors of a file of safetensors or of torch."""
+    return (open_torch_tensors if path.suffix == ".bin" else open_tensors)(path, FormatError)
+
+
 def _renamed(name: str, family: Family) -> str:
     """The name in newer files; an old name that begins with a dot may stand anywhere."""
+    while name.startswith(WRAPPERS):
+        name = name.partition(".")[2]
     for old, new in (*NESTED, *family.renamed):
         if old.startswith("."):
             name = name.replace(old, new)
@@ -115,7 +130,7 @@ def parameter(tensors: Tensors, name: str, merge: Merge | None, mesh: jax.shardi
     """
     places = [tensors.places[part] for part in (merge.names if merge else (name,))]
     with ExitStack() as files:
-        opened = {f: files.enter_context(open_tensors(f, FormatError)) for f in {place.file for place in places}}
+        opened = {f: files.enter_context(_opened(f)) for f in {place.file for place in places}}
         views = [place.view(opened[place.file]) for place in places]
         if merge is not None and not merge.stacks:
             whole = np.concatenate([view[:] for view in views])

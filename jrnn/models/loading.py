@@ -20,6 +20,7 @@ from jrnn.errors import ConfigError, FormatError
 from jrnn.files import parse_json, read_text
 from jrnn.files.memory import available
 from jrnn.models.families import FAMILIES, family_of
+from jrnn.models.families.mamba import of_mamba_ssm
 from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel
 
@@ -28,13 +29,14 @@ BESIDE_TEXT_CONFIG = ("eos_token_id", "quantization_config", "tie_word_embedding
 
 
 def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) -> LanguageModel:
-    """Reads a model from config.json and safetensors, as `save_pretrained` of transformers writes them.
+    """Reads a model from config.json and weights, as `save_pretrained` of transformers or mamba_ssm writes them.
 
     Tensors are read one after the other and keep their types, so that memory holds little more than the file's bytes.
 
     Args:
-        folder: has config.json and model.safetensors, or several files with model.safetensors.index.json. Of a model with
-            `text_config`, such as qwen3_5, the language model is loaded.
+        folder: has config.json and model.safetensors, or several files with model.safetensors.index.json; or
+            pytorch_model.bin, which torch reads with `weights_only=True` if it is installed. Of a model with `text_config`,
+            such as qwen3_5, the language model is loaded.
         mesh: devices that share the parameters: the longest axis of each that the number of devices divides is divided.
             None: the default device holds all.
 
@@ -71,6 +73,9 @@ def model_of(text: str, where: str) -> LanguageModel:
     """
     config, log = parse_json(text, where, ConfigError, finite=False), logging.getLogger("jrnn.models")
     given = config if isinstance(config, dict) else {}
+    if "model_type" not in given and {"d_model", "n_layer"} <= set(given):
+        config = given = of_mamba_ssm(given, where)
+        text = json.dumps(config, indent=2, sort_keys=True)
     kind = f"{given.get('model_type')}_text"
     inner = given.get("text_config", given | {"model_type": kind} if kind in FAMILIES else None)  # or they stand alone
     if isinstance(inner, dict) and given.get("model_type") not in FAMILIES:

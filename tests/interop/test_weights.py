@@ -116,7 +116,7 @@ def test_a_file_of_torch_is_read_by_torch_without_its_code(tmp_path, monkeypatch
     torch.load = lambda path, **options: asked.append((path, options)) or holds
     monkeypatch.setitem(sys.modules, "torch", torch)
     np.testing.assert_array_equal(interop.load_state_dict(path, prefix="rnn.w")[""], value)
-    assert asked == [(path, {"map_location": "cpu", "weights_only": True})]
+    assert asked == [(path, {"map_location": "cpu", "weights_only": True, "mmap": False})]
     with pytest.raises(ConversionError, match=r"model.pt: rnn.n is int64; weights must be"):
         interop.load_state_dict(path)
     holds = {"epoch": 3, "optimizer": {"state": {}, "groups": []}, "model": {"w": Tensor(value)}}

@@ -1,6 +1,8 @@
 """Generation, states, files and errors of models, with a tiny random model of each kind of state."""
 
 import json
+import sys
+import types
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -537,3 +539,107 @@ def test_tokens_are_taken_back():
     token, state = kept[1]
     again, _ = model.generate(token[:, None], 2, temperature=0, state=kept[0][1])
     assert again[0].tolist() == [int(t[0]) for t, _ in kept[2:]]
+
+
+class TorchTensor:
+    """What of a tensor of torch is used."""
+
+    def __init__(self, value):
+        self.value, self.shape, self.dtype = value, value.shape, f"torch.{value.dtype.name}"
+
+    def __getitem__(self, index):
+        return TorchTensor(self.value[index])
+
+    def detach(self):
+        return self
+
+    cpu = detach
+
+    def numpy(self):
+        return self.value
+
+
+def as_of_mamba_ssm(folder, model, ssm_cfg, save):
+    """Writes a model as mamba_ssm does: `save(tensors, path)` writes the weights."""
+    names = {name.replace("backbone.embeddings.", "backbone.embedding."): leaf for name, leaf in model.params.items()}
+    names["lm_head.weight"] = names["backbone.embedding.weight"]
+    c = model.config
+    config = {
+        "d_model": c.hidden_size,
+        "n_layer": c.num_hidden_layers,
+        "vocab_size": c.vocab_size - 3,
+        "rms_norm": True,
+    }
+    config |= {"ssm_cfg": ssm_cfg, "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    save({f"module.{name}": np.asarray(leaf) for name, leaf in names.items()}, folder / "pytorch_model.bin")
+
+
+SSM = {
+    "mamba": ({"state_size": 2, "expand": 4, "time_step_rank": 3}, {"d_state": 2, "expand": 4, "dt_rank": 3}),
+    "mamba2": (
+        {"state_size": 4, "num_heads": 4, "head_dim": 4, "n_groups": 2, "tie_word_embeddings": True},
+        {"layer": "Mamba2", "d_state": 4, "headdim": 4, "ngroups": 2, "chunk_size": 64},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SSM)
+def test_folders_of_mamba_ssm(name, tmp_path, monkeypatch):
+    written, torch = {}, types.ModuleType("torch")
+    torch.load = lambda path, **options: written[str(path)]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    def save(tensors, path):
+        path.write_bytes(b"PK\x03\x04...")
+        written[str(path)] = {name: TorchTensor(leaf) for name, leaf in tensors.items()}
+
+    keys, ssm_cfg = SSM[name]
+    model = models.create({"model_type": name} | SMALL | keys, jax.random.key(0))
+    as_of_mamba_ssm(tmp_path, model, ssm_cfg, save)
+    loaded = models.load(tmp_path)
+    assert loaded.family is model.family and loaded.config == model.config
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, model.params)
+    loaded.save(tmp_path / "new")
+    assert models.load(tmp_path / "new").config == model.config
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        FormatError, match=r"(?s)pytorch_model.bin is a file of torch.save, .*save_file\(.*model.safetensors"
+    ):
+        models.load(tmp_path)
+
+
+def test_files_of_torch_in_parts(tmp_path):
+    torch = pytest.importorskip("torch")
+    model = made("mamba")
+    half = sorted(model.params)[::2]
+    parts = {
+        "pytorch_model-00001-of-00002.bin": half,
+        "pytorch_model-00002-of-00002.bin": set(model.params) - set(half),
+    }
+    for file, names in parts.items():
+        tensors = {name: torch.tensor(np.array(model.params[name])).to(torch.bfloat16) for name in names}
+        torch.save(tensors | {"x.rotary_emb.inv_freq": torch.ones(2)} if names is half else tensors, tmp_path / file)
+    index = {"weight_map": {name: file for file, names in parts.items() for name in names}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_text(model.text)
+    loaded = models.load(tmp_path)
+    for name, leaf in model.params.items():
+        np.testing.assert_array_equal(loaded.params[name], leaf.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg.layer is 'Mamba3'; only 'Mamba1' and 'Mamba2' are supported"),
+        ({"ssm_cfg": {"layer": "Mamba2", "rmsnorm": False}}, "ssm_cfg.rmsnorm is False; only True is supported"),
+        ({"ssm_cfg": {"d_stat": 2}}, "ssm_cfg has the unknown key 'd_stat'; did you mean 'd_state'"),
+        ({"attn_layer_idx": [1]}, r"attn_layer_idx is \[1\]; only \[\] is supported"),
+        ({"rms_norm": False}, "rms_norm is False; only True is supported"),
+        ({"d_model": "8"}, "d_model must be"),
+    ],
+)
+def test_other_options_of_mamba_ssm_are_errors(change, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"d_model": 8, "n_layer": 1, "vocab_size": 16} | change))
+    with pytest.raises(ConfigError, match=message):
+        models.load(tmp_path)

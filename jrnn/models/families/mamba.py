@@ -7,13 +7,15 @@ Shapes: T time, N batch, D width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jrnn.errors import ConfigError
+from jrnn.errors import ConfigError, near
+from jrnn.files import AtLeast, checked
 from jrnn.models.blocks import Attention, Mamba1, Mamba2, Mlp
 from jrnn.models.config import Limit, Mamba2Keys, Rope, divides
 from jrnn.models.family import At, Block, Branch, Decoder, Family, Names, Norm, Scoped, Shapes, State, linear, under
@@ -82,6 +84,54 @@ SIZES |= {"tie_word_embeddings": False}
 MAMBA = Family("mamba", MambaConfig, mamba1, {"mixer_rms_eps": ""}, renamed=RENAMED)
 FALCON_MAMBA = Family("falcon_mamba", MambaConfig, mamba1, defaults={"mixer_rms_eps": 1e-6})
 MAMBA2 = Family("mamba2", Mamba2Config, mamba2, renamed=RENAMED, defaults=SIZES)
+
+
+# Keys of ssm_cfg in the files of mamba_ssm: their names here, and those that say only how to begin training or to compute.
+SSM_KEYS = {"d_state": "state_size", "d_conv": "conv_kernel", "expand": "expand", "bias": "use_bias"}
+SSM_KEYS |= {"conv_bias": "use_conv_bias"}
+SSM = {
+    "mamba": (SSM_KEYS | {"dt_rank": "time_step_rank"}, {}),
+    "mamba2": (
+        SSM_KEYS | {"headdim": "head_dim", "ngroups": "n_groups", "dt_limit": "time_step_limit"},
+        {"d_state": 128, "headdim": 64, "ngroups": 1},
+    ),
+}
+SSM_TRAINING = ("dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "A_init_range", "conv_init")
+SSM_TRAINING += ("chunk_size", "use_fast_path", "use_mem_eff_path")
+SSM_ONLY = {"d_ssm": None, "D_has_hdim": False, "rmsnorm": True, "norm_before_gate": False, "activation": "swish"}
+
+
+def of_mamba_ssm(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The config of mamba or mamba2 from one of mamba_ssm, which has `d_model`, `n_layer` and `ssm_cfg`.
+
+    Raises:
+        ConfigError: for options that change what is computed and that mamba and mamba2 do not have.
+    """
+    only = {"rms_norm": True, "d_intermediate": 0, "attn_layer_idx": [], "attn_cfg": {}}
+    ssm = dict(checked(dict, given.get("ssm_cfg", {}), f"{where}: ssm_cfg", ConfigError))
+    kind = {"Mamba1": "mamba", "Mamba2": "mamba2"}.get(layer := ssm.pop("layer", "Mamba1"))
+    if kind is None:
+        raise ConfigError(f"{where}: ssm_cfg.layer is {layer!r:.80}; only 'Mamba1' and 'Mamba2' are supported")
+    for name, value in (*only.items(), *((f"ssm_cfg.{name}", value) for name, value in SSM_ONLY.items())):
+        present = (ssm if "." in name else given).get(name.removeprefix("ssm_cfg."), value)
+        if present != value:
+            raise ConfigError(f"{where}: {name} is {present!r:.80}; only {value!r} is supported")
+    keys, defaults = SSM[kind]
+    if unknown := [name for name in ssm if name not in (*keys, *SSM_TRAINING, *SSM_ONLY)]:
+        raise ConfigError(f"{where}: ssm_cfg has the unknown key {unknown[0]!r}{near(unknown[0], keys)}")
+    names = ("d_model", "n_layer", "vocab_size")
+    sizes = {n: checked(Annotated[int, AtLeast(1)], given.get(n), f"{where}: {n}", ConfigError) for n in names}
+    name = "pad_vocab_size_multiple"
+    multiple = checked(Annotated[int, AtLeast(1)], given.get(name, 8), f"{where}: {name}", ConfigError)
+    config = {keys[name]: value for name, value in (defaults | ssm).items() if name in keys}
+    config |= {"model_type": kind, "hidden_size": sizes["d_model"], "num_hidden_layers": sizes["n_layer"]}
+    config |= {"vocab_size": -(-sizes["vocab_size"] // multiple) * multiple}
+    config |= {"tie_word_embeddings": given.get("tie_embeddings", True)}
+    if kind == "mamba2":
+        size = checked(Annotated[int, AtLeast(1)], config["head_dim"], f"{where}: ssm_cfg.headdim", ConfigError)
+        expand = checked(float, config.get("expand", 2), f"{where}: ssm_cfg.expand", ConfigError)
+        config["num_heads"] = int(expand * sizes["d_model"]) // size
+    return config
 
 
 @dataclass(frozen=True)
