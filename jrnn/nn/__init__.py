@@ -4,6 +4,7 @@ In: x [T, N, D], states and parameters. Out: y [T, N, H] and the next states. Re
 """
 
 from jrnn.nn import functional
+from jrnn.nn.families.convolution import CausalConv
 from jrnn.nn.families.diagonal import LRU, RGLRU, S5
 from jrnn.nn.families.linear_attention import GLA, DeltaNet, GatedDeltaNet, RetNet
 from jrnn.nn.families.mamba import Mamba, Mamba2
@@ -22,6 +23,7 @@ from jrnn.nn.packing import (
 )
 from jrnn.nn.params import Layout
 from jrnn.nn.recurrent import Recurrent, RecurrentLayer
+from jrnn.nn.sequential import Sequential
 from jrnn.nn.settings import Settings
 from jrnn.nn.streaming import chunked, compiled_step
 
@@ -36,6 +38,7 @@ __all__ = [
     "RWKV7",
     "S5",
     "SLSTM",
+    "CausalConv",
     "DeltaNet",
     "GRUCell",
     "GatedDeltaNet",
@@ -51,6 +54,7 @@ __all__ = [
     "Recurrent",
     "RecurrentLayer",
     "RetNet",
+    "Sequential",
     "Settings",
     "bucket",
     "bucketed",
