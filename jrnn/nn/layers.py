@@ -22,12 +22,21 @@ from jrnn.nn.units import State, Unit
 
 EPSILON = 1e-5  # of layer normalization, as in PyTorch's LayerNorm
 
-# Within `with whole_layers(True):` each plain layer is one equation `recurrent_layer` of a jaxpr, which can be converted
-# to one operator of another system. The equation cannot run, be differentiated or be batched.
-whole_layers = jax.make_user_context(False)
+# Within `with whole_layers(names):` each plain layer or convolution is one equation of the primitive of this name, which can
+# be converted to one operator of another system. The equation cannot run, be differentiated or be batched.
+whole_layers = jax.make_user_context(frozenset[str]())
 
 recurrent_layer = Primitive("recurrent_layer")
 recurrent_layer.multiple_results = True
+
+causal_convolution = Primitive("causal_convolution")
+causal_convolution.multiple_results = True
+
+
+@causal_convolution.def_abstract_eval
+def _(x, window, weight, *bias):
+    """x [T, N, C], window [N, K - 1, C], weight [C, K], bias [C] -> y like x, and the next window."""
+    return [x, window]
 
 
 class Noise(NamedTuple):
@@ -216,7 +225,12 @@ def run_layer(shared: Common, directions: Sequence[Direction], x: jax.Array) -> 
     """
     first, settings = directions[0], shared.settings
     plain = shared.return_states == "last" and first.restart is None and first.key is None
-    if whole_layers.value and plain and shared.dtype == "float32" and _is_plain(shared.unit, first.weights, settings):
+    if (
+        "recurrent_layer" in whole_layers.value
+        and plain
+        and shared.dtype == "float32"
+        and _is_plain(shared.unit, first.weights, settings)
+    ):
         return _run_whole(shared, directions, x)
     if len(directions) == 2 and shared.return_states == "last" and settings.merges(first.key):
         return _run_both(shared, directions, x)

@@ -5,6 +5,7 @@ first.
 """
 
 from jrnn.onnx import (
+    attention,
     bodies,
     definitions,
     ops,

@@ -11,6 +11,7 @@ from jrnn.jaxprs import scan_counts
 from jrnn.jaxprs.flat import flatten
 from jrnn.nn.conventions import convention, reorder
 from jrnn.nn.units import RNN_RELU
+from jrnn.onnx.attention import OPSET, as_attention
 from jrnn.onnx.emit import Fill, GraphEmitter, Ref, Value, known, rule
 
 
@@ -20,6 +21,8 @@ def _types(values: Sequence) -> list[tuple]:
 
 @rule("scan")
 def _(e: GraphEmitter, node, *values):
+    if e.root.opset >= OPSET and (written := as_attention(e, node, values)) is not None:
+        return tuple(written)
     p, body = node.params, flatten(node.params["jaxpr"])
     constants, count = scan_counts(p)
     carried, sequences = values[constants : constants + count], list(values[constants + count :])

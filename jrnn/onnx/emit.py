@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,6 +79,7 @@ class GraphEmitter:
             self.taken: set[str] = set()
             self.initializers: dict[str, np.ndarray] = {}
             self.dtypes: dict[str, Any] = {}  # of all values that nodes make or inner graphs get
+            self.makers: dict[str, onnx.NodeProto] = {}
             self.hints: dict[int, tuple[np.ndarray, str]] = {}  # names of known arrays, by their identity
             self._constants: dict[tuple, str] = {}
             self._sizes: dict[Any, str] = {}
@@ -128,6 +129,7 @@ class GraphEmitter:
         self.nodes.append(helper.make_node(type, names, [r.name for r in refs], name=refs[0].name, **attributes))
         self.written.update(r.name for r in refs)
         self.root.dtypes.update((r.name, r.dtype) for r in refs)
+        self.root.makers.update((r.name, self.nodes[-1]) for r in refs)
         return refs
 
     def _in_float32(
@@ -294,7 +296,8 @@ class GraphEmitter:
         refs = [Ref(self.claim("in"), tuple(shape), np.dtype(dtype)) for shape, dtype in inputs]
         self.root.dtypes.update((r.name, r.dtype) for r in refs)
         outputs = e.owned(body(e, refs))
-        return helper.make_graph(e.nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))), outputs
+        nodes = live(e.nodes, [r.name for r in outputs])
+        return helper.make_graph(nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))), outputs
 
     def owned(self, values: Sequence[Value]) -> list[Ref]:
         """Values as outputs of this graph, which must be made by its nodes, each by another output."""
@@ -304,6 +307,47 @@ class GraphEmitter:
                 value = self.op("Identity", [value], value.shape, value.dtype)
             refs.append(value)
         return refs
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads, in the graphs inside of it too."""
+    yield from node.input
+    for a in node.attribute:
+        yield from (name for inner in a.g.node for name in reads(inner))
+        yield from (output.name for output in a.g.output)
+
+
+def live(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    """The nodes that outputs need."""
+    wanted, needed = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            needed.append(node)
+            wanted.update(reads(node))
+    return needed[::-1]
+
+
+_POSITIVE = {"Exp", "Sigmoid", "Softplus", "Softmax", "Abs", "Sqrt", "Shape", "Range"}
+_FIRST = {"Reshape", "Transpose", "Expand", "Unsqueeze", "Squeeze", "Slice", "Identity", "Cast", "Gather", "Split"}
+_EVERY = {"Mul", "Add", "Div", "Min", "Concat", "Pow", "ReduceSum", "CumSum"}
+
+
+def is_positive(e: GraphEmitter, value: Value) -> bool:
+    """Whether no element of a value can be negative, as far as its nodes show."""
+    if not isinstance(value, Ref):
+        return bool(np.all((value.value if isinstance(value, Fill) else value) >= 0))
+    pending = [value.name]
+    while pending:
+        name = pending.pop()
+        constant, maker = e.root.initializers.get(name), e.root.makers.get(name)
+        if constant is not None and not (constant >= 0).all():
+            return False
+        if constant is None:
+            if maker is None or maker.op_type not in _POSITIVE | _FIRST | _EVERY:
+                return False
+            if maker.op_type not in _POSITIVE:
+                pending += maker.input[:1] if maker.op_type in _FIRST else maker.input
+    return True
 
 
 def type_code(dtype: Any) -> int:

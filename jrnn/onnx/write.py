@@ -17,11 +17,12 @@ from jrnn.jaxprs.arguments import Call, call_of
 from jrnn.jaxprs.flat import Graph
 from jrnn.jaxprs.trials import TRIPS, close, ends, has_while
 from jrnn.nn.layers import whole_layers
-from jrnn.onnx.emit import GraphEmitter, Ref, info, tensor
+from jrnn.onnx.attention import OPSET
+from jrnn.onnx.emit import GraphEmitter, Ref, info, live, reads, tensor
 from jrnn.onnx.integers import rename, retyped, widened
 from jrnn.onnx.read import save_model
 
-OPSETS = range(17, 23)
+OPSETS = range(17, 28)
 
 
 def to_onnx(
@@ -44,7 +45,7 @@ def to_onnx(
         dims: sizes that stay open, as `jax.export.symbolic_args_specs` takes them: one string for each argument, or one for
             all, such as "T, N, ..." or "batch, _, 3". The model is verified at other sizes too.
         path: a file to write.
-        opset: ONNX's operator set, 17 to 22.
+        opset: ONNX's operator set, 17 to 27. From 27 on, linear attention is one node LinearAttention.
         name: the name of the graph; defaults to the function's.
 
     Returns:
@@ -65,13 +66,17 @@ def to_onnx(
     """
     if opset not in OPSETS:
         raise ConversionError(f"opset is {opset}; operator sets {OPSETS.start} to {OPSETS.stop - 1} can be written")
+    if opset > (newest := onnx.defs.onnx_opset_version()):
+        raise ConversionError(
+            f"opset is {opset}; onnx {onnx.__version__} has operator sets to {newest}: install a newer one"
+        )
     call = call_of(fn, examples, params, name)
     specs = _specs(call, examples, dims)
     try:
-        with whole_layers(True):
+        with whole_layers(frozenset(["recurrent_layer"] + ["causal_convolution"] * (opset >= OPSET))):
             graph, out_names = call.trace(specs)
     except NotImplementedError:  # a gradient or a batch of a layer is written step by step
-        with whole_layers(False):
+        with whole_layers(frozenset()):
             graph, out_names = call.trace(specs)
     symbols = {
         str(size): (leaf.name, axis)
@@ -138,8 +143,10 @@ def _model(e: GraphEmitter, graph: Graph, call: Call, out_names: Sequence[str]) 
     for node in e.nodes:
         rename(node, names)
     outputs = [info(replace(r, name=names[r.name])) for r in results]
-    tensors = [tensor(n, v) for n, v in e.initializers.items()]
-    proto = helper.make_graph(e.nodes, re.sub(r"\W", "_", call.name) or "graph", inputs, outputs, tensors)
+    nodes = live(e.nodes, [v.name for v in outputs])
+    read = {name for node in nodes for name in reads(node)}
+    tensors = [tensor(n, v) for n, v in e.initializers.items() if n in read]
+    proto = helper.make_graph(nodes, re.sub(r"\W", "_", call.name) or "graph", inputs, outputs, tensors)
     widened(proto, {**e.dtypes, **{names[r.name]: r.dtype for r in results}})
     opsets = [helper.make_opsetid("", e.opset)]
     return helper.make_model(

@@ -382,7 +382,7 @@ def test_the_inverse_of_erf_in_float64_is_refused():
         jrnn.to_onnx(jax.scipy.special.erfinv, jnp.ones(2) / 2)
 
 
-def test_what_cannot_be_written_is_named(tmp_path):
+def test_what_cannot_be_written_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConversionError, match=r"test_to_onnx.py:\d+.*the primitive 'lgamma' has no rule for ONNX"):
         jrnn.to_onnx(lambda x: jax.lax.lgamma(x), X)
     with pytest.raises(ConversionError, match="a while loop takes more than 10000 steps on random numbers"):
@@ -391,8 +391,14 @@ def test_what_cannot_be_written_is_named(tmp_path):
         jrnn.to_onnx(lambda x: x.at[0].max(1.0), X, opset=17)
     with pytest.raises(ConversionError, match="draws random numbers"):
         jrnn.to_onnx(nn.LSTM(2, 3, num_layers=2, dropout=0.5, rngs=nnx.Rngs(0)), X)
-    with pytest.raises(ConversionError, match="operator sets 17 to 22 can be written"):
+    with pytest.raises(ConversionError, match="operator sets 17 to 27 can be written"):
         jrnn.to_onnx(jnp.sin, X, opset=16)
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(ConversionError, match="has sets to 20: install a newer one"),
+    ):
+        patched.setattr(onnx.defs, "onnx_opset_version", lambda: 20)
+        jrnn.to_onnx(jnp.sin, X, opset=21)
     with pytest.raises(ConversionError, match="do not fit the examples"):
         jrnn.to_onnx(jnp.sin, X, dims="T, N")
     with pytest.raises(

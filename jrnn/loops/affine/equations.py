@@ -348,7 +348,7 @@ def _constant(atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]) 
         v = pending.pop()
         if jaxprs.is_literal(v) or v in constants:
             continue
-        if v not in producers or len(eqns) > 16:
+        if v not in producers or len(eqns) > 16 or not all(map(jaxprs.is_known, v.aval.shape)):
             return None
         eqns[id(producers[v])] = producers[v]
         pending += producers[v].invars

@@ -1,0 +1,264 @@
+"""Loops that are linear attention, as one operator LinearAttention, and causal convolutions, as CausalConvWithState.
+
+    S' = a S + k v^T                    linear, or gated where there is a decay a
+    S' = a S + b k (v - (a S)^T k)^T    delta, or gated delta
+    y  = S'^T q
+
+Shapes: T time, B batch, H heads, K features of a key, V features of a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jrnn import jaxprs
+from jrnn.jaxprs import primitives
+from jrnn.jaxprs.axes import aligned
+from jrnn.jaxprs.flat import FlatEquation, flatten
+from jrnn.jaxprs.jax_internals import Primitive
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.affine.equations import Forms
+from jrnn.loops.affine.matrix import Affine, matrix_form
+from jrnn.loops.affine.terms import Factor, Row, Term
+from jrnn.loops.chunks.labeled import Factors, variables
+from jrnn.loops.chunks.normal import opened
+from jrnn.loops.ir import Loop, ScanParams
+from jrnn.onnx.emit import GraphEmitter, Value, is_positive, rule
+
+OPSET = 27  # the first with these operators
+
+linear_attention = Primitive("linear_attention")
+linear_attention.multiple_results = True
+
+
+@linear_attention.def_abstract_eval
+def _(q, k, v, state, *gates, **_):
+    """q, k [B, T, H, K], v [B, T, H, V], S [B, H, K, V], a [B, T, H, K or 1], b [B, T, H, 1] -> y [B, T, H, V] and S."""
+    return [v, state]
+
+
+@rule("linear_attention")
+def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
+    heads, name = q.shape[2], node.params["name"]
+    gates = [None, *gates] if name == "delta" else list(gates)
+    if "gated" in name:
+        if not is_positive(e, gates[0]):
+            raise NotAffine("a decay may be negative")
+        tiny = np.asarray(np.finfo(np.float32).tiny, np.float32)  # its logarithm is finite
+        decay = e.op("Max", [gates[0], tiny], gates[0].shape, np.float32)
+        gates[0] = e.op("Log", [decay], decay.shape, np.float32)
+    packed = [x if x is None else e.reshape(x, (*x.shape[:2], heads * x.shape[3])) for x in (q, k, v, *gates)]
+    types = [(packed[2].shape, np.float32), (state.shape, np.float32)]
+    options = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": name, "scale": 1.0}
+    y, last = e.ops("LinearAttention", [*packed[:3], state, *packed[3:]], types, **options)
+    return e.reshape(y, v.shape), last
+
+
+@rule("causal_convolution")
+def _(e: GraphEmitter, node: FlatEquation, x, window, weight, bias=None):
+    """x [T, N, C], window [N, K - 1, C], weight [C, K], bias [C] -> y like x, and the next window."""
+    x, window = e.transpose(x, (1, 2, 0)), e.transpose(window, (0, 2, 1))
+    weight = e.reshape(weight, (weight.shape[0], 1, weight.shape[1]))
+    types = [(x.shape, x.dtype), (window.shape, window.dtype)]
+    y, last = e.ops("CausalConvWithState", [x, weight, bias, window], types)
+    return e.transpose(y, (2, 0, 1)), e.transpose(last, (0, 2, 1))
+
+
+def as_attention(e: GraphEmitter, node: FlatEquation, values: Sequence[Value]) -> Sequence[Value] | None:
+    """Emits a scan as LinearAttention; returns None, and emits nothing that is used, if it is another loop."""
+    try:
+        recurrence = Recurrence.of(ScanParams.of(node.params))
+        types = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+        return e.run(flatten(jax.make_jaxpr(recurrence.run)(*types)), values)
+    except (NotAffine, jax.errors.InconclusiveDimensionOperation):
+        return None
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A loop whose only carry is S, as the products of factors that LinearAttention gets.
+
+    Attributes:
+        scan: the loop; `loop` has its equations, and `consts` are values of the first of its constants.
+        forms: labels of axes; those of S are `batch`, K and V.
+        terms: q, k, v, and the decay and b, where there are.
+        read: the variable y, and the labels of its axes.
+    """
+
+    scan: ScanParams
+    loop: Loop
+    consts: Sequence[Any]
+    forms: Forms
+    batch: tuple[int, ...]
+    name: str
+    terms: tuple[Term, ...]
+    read: tuple[Any, tuple[int, ...]]
+    value_label: int
+
+    @staticmethod
+    def of(scan: ScanParams) -> Recurrence:
+        """Reads a loop; raises NotAffine if it is another recurrence."""
+        program = opened(scan.jaxpr)
+        loop = scan.loop(program)
+        if len(loop.carry) != 1 or loop.carry[0].aval.dtype != np.float32 or loop.carry[0].aval.ndim < 2:
+            raise NotAffine("no single matrix is carried")
+        moving = jaxprs.depends(loop.eqns, loop.carry)
+        known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
+        form = matrix_form(loop, (0,), known, loop.ys, {})
+        labels, k = form.forms.axes, form.forms.contracted
+        if None in labels or len(form.free) != 1 or form.columns or form.matrices:
+            raise NotAffine("another matrix")
+        name, terms = _update(form)
+        q, own, read = _read(loop, known, k, form.free[0])
+        given = [(own, q), *((form.forms, term) for term in terms)]
+        terms = tuple(replace(term, factors=tuple(_rooted(f, x) for x in term.factors)) for f, term in given)
+        if not form.forms.labels_in(terms) <= {*labels}:
+            raise NotAffine("a vector with other axes")
+        batch = tuple(l for l in labels if l not in (k, form.free[0]))
+        return Recurrence(scan, loop, program.consts, form.forms, batch, name, terms, read, form.free[0])
+
+    def run(self, *args: Any) -> list[Any]:
+        """The outputs of the scan."""
+        loop, size = self.loop, {**self.forms.size, "T": self.scan.length}
+        consts, (state,), xs = self.scan.apart(args)
+        env = dict(zip(loop.consts, [*self.consts, *consts]))
+        flip = (lambda x: jnp.flip(x, 0)) if loop.reverse else (lambda x: x)
+        steps = dict(zip(loop.xs, xs))
+        jaxprs.over_time(loop.eqns, variables(self.terms), env, steps)
+        k, v = self.forms.contracted, self.value_label
+        factors = Factors(env, steps, self.forms.find, jnp.float32, size[k], None)
+        sizes = [size[l] for l in self.batch]
+        shape = (math.prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)  # B and H
+
+        def packed(term: Term, last: int | None) -> Any:
+            along = (*self.batch, *(() if last is None else (last,)))
+            array = flip(factors.value(term).full(("T", *along), size))
+            array = array.reshape(self.scan.length, *shape, 1 if last is None else size[last])
+            return jnp.swapaxes(array, 0, 1)
+
+        lasts = [k, k, v, *(k if k in self.forms.labels_in([term]) else None for term in self.terms[3:])]
+        axes = [self.forms.axes.index(l) for l in (*self.batch, k, v)]
+        S = jnp.transpose(state, axes)
+        arrays = [*map(packed, self.terms, lasts)]
+        y, last = linear_attention.bind(*arrays[:3], S.reshape(*shape, size[k], size[v]), *arrays[3:], name=self.name)
+        y = flip(jnp.swapaxes(y, 0, 1).reshape(self.scan.length, *sizes, size[v]))
+        var, order = self.read
+        steps[var] = jnp.transpose(y, (0, *(1 + (*self.batch, v).index(l) for l in order)))
+        last = jnp.transpose(last.reshape(S.shape), np.argsort(axes))
+        return [last, *jaxprs.stacks(loop.eqns, loop.ys, env, steps, self.scan.length)]
+
+
+def _rooted(forms: Forms, factor: Factor) -> Factor:
+    """The factor as the value that it is a view of."""
+    if isinstance(factor.of, tuple):
+        return replace(factor, of=tuple(_rooted(forms, f) for f in factor.of), labels=forms.resolved(factor.labels))
+    of, labels = factor.of, forms.resolved(factor.labels)
+    makers = {v: e for e in forms.eqns for v in e.outvars}
+    while not jaxprs.is_literal(of) and of in makers and primitives.is_whole_view(makers[of]) and not any(factor.index):
+        follow = aligned(makers[of], 0, of)
+        of = makers[of].invars[0]
+        labels = tuple(labels[follow[d]] if d in follow else None for d in range(of.aval.ndim))
+    return replace(factor, of=of, labels=labels)
+
+
+def _key(forms: Forms, factor: Factor) -> Any:
+    """What two equal factors have in common."""
+    factor = _rooted(forms, factor)
+    of = factor.of
+    if isinstance(of, tuple):
+        return frozenset(Counter(_key(forms, f) for f in of).items()), factor.how
+    return float(of.val) if jaxprs.is_literal(of) else of, factor.how, factor.index, factor.labels
+
+
+def _without(forms: Forms, factors: Iterable[Factor], others: Iterable[Factor]) -> tuple[Factor, ...]:
+    """The factors of a product that is divided by others, which must be among them."""
+    left = list(factors)
+    for other in others:
+        equal = next((f for f in left if _key(forms, f) == _key(forms, other)), None)
+        if equal is None:
+            raise NotAffine("another update")
+        left.remove(equal)
+    return tuple(left)
+
+
+def _alone(terms: Sequence[Term]) -> Term:
+    if len(terms) != 1:
+        raise NotAffine("another sum of terms")
+    return terms[0]
+
+
+def _reads(term: Term) -> tuple[list[Term], list[tuple[Term, Term]]]:
+    """The known terms of a term, and its reads of S: the factors of the product that is summed over K, and this product."""
+    if not isinstance(term.of, Row):
+        return [term], []
+    known, reads = [], []
+    for inner in term.of.terms:
+        if inner.of is None or isinstance(inner.of, Row):
+            more_known, more_reads = _reads(inner.times(term.factors, term.sign))
+            known, reads = known + more_known, reads + more_reads
+        else:
+            reads.append((term, inner))
+    return known, reads
+
+
+def _update(form: Affine) -> tuple[str, tuple[Term, ...]]:
+    """The name of an update, and its k, v, decay and b."""
+    forms, k, (free,) = form.forms, form.forms.contracted, form.free
+    parts = [_reads(term) for term in (*form.known, *form.updates)]
+    known, reads = _alone([t for terms, _ in parts for t in terms]), [r for _, terms in parts for r in terms]
+    decay = _alone(form.decay)
+    if decay.sign < 0 or free in forms.labels_in([decay]):
+        raise NotAffine("another decay")
+    gated, gates = "gated_" * bool(decay.factors), [replace(decay, of=None)] * bool(decay.factors)
+    if reads:
+        ((outer, inner),) = reads if len(reads) == 1 else [(None, None)]
+        if outer is None or outer.sign * inner.sign > 0:
+            raise NotAffine("another update")
+        key = _without(forms, inner.factors, decay.factors)
+        beta = Term(None, _without(forms, outer.factors, key))
+        value = _without(forms, known.factors, outer.factors)
+        name, gates = f"{gated}delta", [*gates, beta]
+        if forms.labels_in([beta]) & {k, free}:
+            raise NotAffine("another update")
+    else:
+        key = tuple(f for f in known.factors if k in forms.labels_of(f))
+        value, name = _without(forms, known.factors, key), gated.rstrip("_") or "linear"
+    key, value = Term(None, key), Term(None, value, known.sign)
+    if free in forms.labels_in([key]) or k in forms.labels_in([value]):
+        raise NotAffine("another outer product")
+    return name, (key, value, *gates)
+
+
+def _read(loop: Loop, known: set[Any], k: int, free: int) -> tuple[Term, Forms, tuple[Any, tuple[int, ...]]]:
+    """The vector that the new S is multiplied with, the forms of its labels, the product, and the labels of its axes."""
+    new = loop.carry_out[0]
+    made, _ = jaxprs.needed(loop.eqns, [new], {*known, *loop.carry})
+    rest = [e for e in loop.eqns if not any(e is other for other in made)]
+    forms = Forms((new,), rest, known, {})
+    forms.walk()
+    late, used = jaxprs.needed(rest, loop.ys, {*known, *forms.cuts})
+    given = {*known, *forms.cuts, *(v for e in late for v in e.outvars)}
+    cuts = [v for v in used if v in forms.cuts]
+    if len(cuts) != 1 or forms.contracted != k or not {v for e in late for v in jaxprs.inputs(e)} <= given:
+        raise NotAffine("another read")
+    if not set(jaxprs.variables(loop.ys)) <= given:
+        raise NotAffine("S is an output of every step")
+    (cut,) = cuts
+    value = forms.values[cut]
+    term = _alone(value.terms)
+    if not isinstance(term.of, Row):
+        raise NotAffine("another read")
+    inner = _alone(term.of.terms)
+    q = Term(None, (*inner.factors, *term.factors), inner.sign * term.sign)
+    labels = forms.resolved(value.labels)
+    if inner.of is not new or free in forms.labels_in([q]) or set(labels) != {l for l in forms.axes if l != k}:
+        raise NotAffine("another read")
+    return q, forms, (cut, labels)
