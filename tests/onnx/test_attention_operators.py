@@ -123,7 +123,7 @@ LOOPS = {  # a step, its inputs, the first state, and the rule that it is
 }
 
 
-@pytest.mark.sample("gated delta", "turned")
+@pytest.mark.sample("gated delta-True", "turned-False", "linear-False")
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_recurrence_in_a_loop_is_one_operator(name, reverse):
