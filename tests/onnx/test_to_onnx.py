@@ -395,7 +395,7 @@ def test_what_cannot_be_written_is_named(tmp_path, monkeypatch):
         jrnn.to_onnx(jnp.sin, X, opset=16)
     with (
         monkeypatch.context() as patched,
-        pytest.raises(ConversionError, match="has sets to 20: install a newer one"),
+        pytest.raises(ConversionError, match="operator sets to 20: install a newer one"),
     ):
         patched.setattr(onnx.defs, "onnx_opset_version", lambda: 20)
         jrnn.to_onnx(jnp.sin, X, opset=21)
