@@ -105,6 +105,7 @@ _updated_metadata = _private("xla_metadata_lib", "update_metadata", _NOT_EVERYWH
 
 _without_frames_in = _private("traceback_util", "register_exclusion", "tracebacks show the frames of jrnn")
 _api_boundary = _private("traceback_util", "api_boundary", "tracebacks show the frames of jrnn")
+_register_cache = _private("util", "register_cache", "jax.clear_caches() does not empty the caches of jrnn")
 _remat3 = _private("config", "remat3", "gradients of jrnn.scan raise where the option jax_remat3 is set")
 _unspecified = _private("sharding_impls", "UNSPECIFIED", "jitted functions in a step are not opened")
 _named_axis_effect = _private("core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives")
@@ -175,6 +176,18 @@ def api_boundary(fn: Callable[..., Any], folder: str) -> Callable[..., Any]:
 def without_remat3() -> AbstractContextManager[Any]:
     """Turns the option `jax_remat3` off, whose equations cannot be transposed."""
     return nullcontext() if _remat3 is None else _remat3(False)
+
+
+def cached(maxsize: int) -> Callable[[Callable[..., Any]], Any]:
+    """Returns a decorator that caches so many results of a function, until `jax.clear_caches()` empties the cache."""
+
+    def decorate(fn: Callable[..., Any]) -> Any:
+        cache = functools.lru_cache(maxsize)(fn)
+        if _register_cache is not None:
+            _register_cache(cache, fn.__qualname__)
+        return cache
+
+    return decorate
 
 
 # XLA metadata --------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def _chosen(candidates, bounds):
 
 def _movable(problem):
     also_sums = eager_passes.value is not None and not problem.is_estimated
-    return movable(problem.split(None), also_sums or problem.options.of_gradient(problem.loop.reverse))
+    return movable(problem.split(None), also_sums or problem.provenance.of_gradient(problem.loop.reverse))
 
 
 def _unless_eager(row):

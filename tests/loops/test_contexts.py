@@ -57,7 +57,7 @@ def test_a_context_takes_the_options_of_a_scan():
     with jrnn.optimize_scans(memory=2.5):
         closed = jax.make_jaxpr(lax(bent))(XS)
     (eqn,) = [e for e in jaxprs.all_equations(closed.jaxpr) if e.primitive is scan_p]
-    assert jrnn.loops.ir.tag.options_in(eqn.ctx.xla_metadata).memory == 2.5
+    assert jrnn.loops.ir.tag.tag_in(eqn.ctx.xla_metadata).options.memory == 2.5
 
 
 @pytest.mark.parametrize(

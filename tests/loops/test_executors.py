@@ -39,7 +39,7 @@ def mingru_step(p):
 def solver(request, monkeypatch):
     """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
     lowered = chooser.lowered
-    monkeypatch.setattr(chooser, "lowered", lambda scan, _, options: lowered(scan, Target(request.param), options))
+    monkeypatch.setattr(chooser, "lowered", lambda scan, _, *tag: lowered(scan, Target(request.param), *tag))
 
 
 @pytest.mark.exhaustive("cpu-False")
@@ -218,10 +218,10 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     xs = jnp.ones((100, N, H))
     (loop,) = lowering.steps_of(lambda xs: scan(step, xs[0], xs), xs)
     assert associative.is_bounded(split(loop).core) == bounded
-    of_a_gradient = tag.Options(written=not loop.reverse)
-    params = ScanParams.of_loop(loop)
-    assert chooser.lowered(params, Target("tpu"), tag.Options()).executor == "scan"
-    assert chooser.lowered(params, Target("tpu"), of_a_gradient).executor == ("associative" if bounded else "scan")
+    of_a_gradient = tag.Provenance(written_reverse=not loop.reverse)
+    params, tpu = ScanParams.of_loop(loop), Target("tpu")
+    assert chooser.lowered(params, tpu, tag.Options()).executor == "scan"
+    assert chooser.lowered(params, tpu, tag.Options(), of_a_gradient).executor == ("associative" if bounded else "scan")
 
 
 def test_unknown_executor_and_the_choice():

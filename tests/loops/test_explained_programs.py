@@ -119,15 +119,15 @@ def test_the_mark_of_a_process_holds_in_its_threads():
         with jrnn.optimize_scans(everywhere=True, executor="scan"), jrnn.plain_scans():
             assert loops_of(total, XS) == 0
         options = [eqn.ctx.xla_metadata for eqn in jax.make_jaxpr(total)(XS).eqns if eqn.primitive.name == "scan"]
-        assert jrnn.loops.ir.tag.options_in(options[0]).memory == 2.5, "that of the outer block again"
+        assert jrnn.loops.ir.tag.tag_in(options[0]).options.memory == 2.5, "that of the outer block again"
     assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 0
 
 
 def test_marks_of_a_process_end_in_any_order():
     def memory():
         (eqn,) = [eqn for eqn in jax.make_jaxpr(total)(XS).eqns if eqn.primitive.name == "scan"]
-        options = jrnn.loops.ir.tag.options_in(eqn.ctx.xla_metadata)
-        return options and options.memory
+        of_loop = jrnn.loops.ir.tag.tag_in(eqn.ctx.xla_metadata)
+        return of_loop and of_loop.options.memory
 
     outer, inner = (jrnn.optimize_scans(everywhere=True, memory=factor) for factor in (2.5, 3.5))
     assert memory() == 3.5

@@ -58,7 +58,7 @@ def given_to_xla(node):
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's default device."""
     seen, lowered = [], chooser.lowered
-    monkeypatch.setattr(chooser, "lowered", lambda scan, _, o: seen.append(scan) or lowered(scan, CUDA, o))
+    monkeypatch.setattr(chooser, "lowered", lambda scan, _, *tag: seen.append(scan) or lowered(scan, CUDA, *tag))
     return seen
 
 

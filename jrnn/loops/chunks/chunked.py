@@ -97,7 +97,7 @@ class Chunked:
             else:
                 carry = [loop.carry[i] for i in stage.carry]
                 part = part_of(loop, stage.carry, carry, env, steps)  # its outputs are the carries before each step
-                with tag.tagged(tag.Options()) if self.at_once else nullcontext():  # few kernels for its steps, too
+                with tag.tagged(tag.Tag()) if self.at_once else nullcontext():  # few kernels for its steps, too
                     final, before = part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
                 steps.update(zip(carry, before))
             last.update(zip(stage.carry, final))
@@ -206,7 +206,7 @@ def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Se
     """Runs all steps one by one. The reverse pass keeps the carries at chunk boundaries, and runs each chunk again."""
 
     def some(carry: Any, xs: Any, steps: Any) -> Results:
-        with tag.tagged(tag.Options()):  # the passes of other loops apply
+        with tag.tagged(tag.Tag()):  # the passes of other loops apply
             carry, ys = loop.run(consts, carry, xs, steps)
         return list(carry), list(ys)
 

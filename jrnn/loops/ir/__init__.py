@@ -6,17 +6,19 @@ In: a scan equation of JAX. Out: a `Loop` with its tag, and what observers hear 
 from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, strict_passes
 from jrnn.loops.ir.refused import Refused
 from jrnn.loops.ir.scans import FlatScan, RunSome, in_chunks, promoted
-from jrnn.loops.ir.tag import Options
+from jrnn.loops.ir.tag import Options, Provenance, Tag
 
 __all__ = [
     "FlatScan",
     "Loop",
     "Options",
+    "Provenance",
     "Refused",
     "Results",
     "RunLoop",
     "RunSome",
     "ScanParams",
+    "Tag",
     "in_chunks",
     "promoted",
     "strict_passes",

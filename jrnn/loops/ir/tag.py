@@ -1,6 +1,7 @@
 """The tag on a loop: XLA metadata that JAX carries through every transformation of the equation.
 
-`jrnn.scan` and `optimize_scans` set it, and `rules` read it. It holds the caller's options.
+`jrnn.scan` and `optimize_scans` set it, and `rules` read it. It holds the caller's options, and what one rule
+leaves for another.
 """
 
 from __future__ import annotations
@@ -17,17 +18,13 @@ from jrnn.jaxprs.jax_internals import set_xla_metadata
 
 
 class Options(NamedTuple):
-    """The options of a scan.
+    """The caller's options.
 
     Attributes:
         executor: "auto", or the name of a strategy.
         recompute: None, "contractions", or the names of values that the reverse pass computes again.
         strict: raise if the loop would fall back to `jax.lax.scan`.
         memory: how many times the temporary memory of `jax.lax.scan` the loop may need, or None.
-        written: for a loop that JAX differentiated, the direction in which the caller wrote it (`reverse`), or None.
-        given: the bytes of that loop's xs, which are not temporary.
-        gradients: the bytes of gradients of constants that JAX's reverse loop makes at each step.
-        stores_less: its step has the derivative rule of `rules/residuals.py`.
         verify: compare derived programs with the loop before they are used.
     """
 
@@ -35,15 +32,34 @@ class Options(NamedTuple):
     recompute: str | tuple[str, ...] | None = None
     strict: bool = False
     memory: float | None = None
-    written: bool | None = None
-    stores_less: bool = False
-    given: int = 0
-    gradients: int = 0
     verify: bool = True
+
+
+class Provenance(NamedTuple):
+    """What the rule for differentiation leaves for the lowering of the loops that JAX makes of one loop.
+
+    Attributes:
+        written_reverse: the direction in which the caller wrote the loop, or None for a loop that was not differentiated.
+        stores_less: its step has the derivative rule of `rules/residuals.py`.
+        xs_bytes: the bytes of its xs, which are not temporary.
+        gradient_bytes: the bytes of gradients of constants that JAX's reverse loop makes at each step.
+    """
+
+    written_reverse: bool | None = None
+    stores_less: bool = False
+    xs_bytes: int = 0
+    gradient_bytes: int = 0
 
     def of_gradient(self, reverse: bool) -> bool:
         """Returns True for a loop in direction `reverse` that JAX made by transposition: its sums are gradients."""
-        return self.written is not None and self.written != reverse
+        return self.written_reverse is not None and self.written_reverse != reverse
+
+
+class Tag(NamedTuple):
+    """What a tag holds."""
+
+    options: Options = Options()
+    provenance: Provenance = Provenance()
 
 
 _PLAIN = "plain"  # the tag of what `plain_scans` leaves to JAX
@@ -59,14 +75,15 @@ plain = jax.make_user_context(False)
 verified = jax.make_user_context(True)
 
 
-def tagged(options: Options) -> AbstractContextManager[None]:
+def tagged(tag: Tag) -> AbstractContextManager[None]:
     """Tags every scan that is traced in this context."""
-    return set_xla_metadata(**metadata(options._replace(verify=verified.value)))
+    return set_xla_metadata(**metadata(tag._replace(options=tag.options._replace(verify=verified.value))))
 
 
-def metadata(options: Options) -> dict[str, str]:
-    """Returns the tag, which is short, for JAX writes it at each equation: the options that differ from their defaults."""
-    return {TAG: json.dumps({k: v for k, v in options._asdict().items() if v != Options._field_defaults[k]})}
+def metadata(tag: Tag) -> dict[str, str]:
+    """Returns the tag, which is short, for JAX writes it at each equation: the fields that differ from their defaults."""
+    fields = [(of, name, value) for of in tag for name, value in of._asdict().items()]
+    return {TAG: json.dumps({name: value for of, name, value in fields if value != of._field_defaults[name]})}
 
 
 def untagged() -> AbstractContextManager[None]:
@@ -79,10 +96,13 @@ def left_to_jax() -> AbstractContextManager[None]:
     return set_xla_metadata(**{TAG: _PLAIN})
 
 
-def options_in(metadata: Mapping[str, Any] | None) -> Options | None:
-    """Returns the options in an equation's metadata, or None if it has no tag, or if tags are not read."""
+def tag_in(metadata: Mapping[str, Any] | None) -> Tag | None:
+    """Returns the tag in an equation's metadata, or None if it has none, or if tags are not read."""
     text = (metadata or {}).get(TAG)
     if text is None or text == _PLAIN or not are_read:
         return None
-    options = Options(**json.loads(text))
-    return options._replace(recompute=tuple(options.recompute)) if isinstance(options.recompute, list) else options
+    fields = json.loads(text)
+    if isinstance(fields.get("recompute"), list):
+        fields["recompute"] = tuple(fields["recompute"])
+    parts = ({name: fields[name] for name in kind._fields if name in fields} for kind in (Options, Provenance))
+    return Tag(*(kind(**part) for kind, part in zip((Options, Provenance), parts)))

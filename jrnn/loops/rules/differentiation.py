@@ -12,7 +12,7 @@ import jax
 
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import LINEARIZATION_PARTS, ad, current_metadata
-from jrnn.loops.ir import Options, ScanParams, observers, tag
+from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, tag
 
 
 def storing_less(rule: Callable) -> Callable:
@@ -23,30 +23,31 @@ def storing_less(rule: Callable) -> Callable:
         changed = observers.attempted(" where a loop is differentiated", _changed, args, jaxpr, params)
         if changed is None:
             return rule(*args, jaxpr=jaxpr, **params)
-        step, options = changed
-        with tag.tagged(options):
-            return _marking(rule(*args, jaxpr=step, **params), options)
+        step, left = changed
+        with tag.tagged(left):
+            return _tagging(rule(*args, jaxpr=step, **params), left)
 
     return differentiate
 
 
-def _changed(args: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> tuple[Any, Options] | None:
-    """Returns the step and the options for JAX's rule; None for a loop without a tag."""
-    options = tag.options_in(current_metadata())
-    if options is None:
+def _changed(args: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> tuple[Any, Tag] | None:
+    """Returns the step for JAX's rule and the tag of the loops that it makes; None for a loop without a tag."""
+    before = tag.tag_in(current_metadata())
+    if before is None:
         return None
     from jrnn.loops.rules.residuals import Stacks, step_storing_less
 
     scan = ScanParams.of({"jaxpr": jaxpr, **params})
     stacks = Stacks.of(jax.default_backend(), params["length"])
     alone = replace(scan, length=None, reverse=False)
+    options, provenance = before
     step = step_storing_less(alone, stacks, options.recompute, options.verify)
-    if options.written is None:
+    if provenance.written_reverse is None:
         consts, _, xs = scan.apart(jaxprs.jaxpr_of(jaxpr).invars)
-        given = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
-        gradients = sum(map(jaxprs.nbytes, _differentiated(consts, args)))
-        options = options._replace(written=scan.reverse, given=given, gradients=gradients)
-    return step, options._replace(stores_less=step is not jaxpr)
+        xs_bytes = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
+        gradient_bytes = sum(map(jaxprs.nbytes, _differentiated(consts, args)))
+        provenance = Provenance(scan.reverse, xs_bytes=xs_bytes, gradient_bytes=gradient_bytes)
+    return step, Tag(options, provenance._replace(stores_less=step is not jaxpr))
 
 
 def _differentiated(constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
@@ -55,7 +56,7 @@ def _differentiated(constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     return [v for v, nonzero in zip(constants, args[1]) if nonzero] if is_for_gradients else []
 
 
-def _marking(result: Any, options: Options) -> Any:
+def _tagging(result: Any, left: Tag) -> Any:
     """Wraps the function that a rule for linearization returns, so that the loop that it makes has the tag."""
     if not (isinstance(result, tuple) and result and callable(result[-1])):
         return result
@@ -64,7 +65,7 @@ def _marking(result: Any, options: Options) -> Any:
 
     @functools.wraps(result[-1])
     def linear(*args: Any) -> Any:
-        with tag.tagged(options):
+        with tag.tagged(left):
             return result[-1](*args)
 
     return (*result[:-1], linear)

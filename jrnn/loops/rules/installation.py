@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jrnn.jaxprs import jax_internals
 from jrnn.jaxprs.jax_internals import LoopRules
-from jrnn.loops.ir import Options, observers, strict_passes, tag
+from jrnn.loops.ir import Options, Tag, observers, strict_passes, tag
 from jrnn.loops.rules import differentiation, lowering, programs, replacement
 from jrnn.loops.strategies.plan import PLATFORMS
 
@@ -51,7 +51,7 @@ def _check() -> None:
     """Marks, differentiates and lowers a loop of three steps, which takes 20 ms. Raises if it is not planned."""
 
     def loss(carry: jax.Array) -> jax.Array:
-        with tag.tagged(Options(recompute=())):
+        with tag.tagged(Tag(Options(recompute=()))):
             return jax.lax.scan(lambda c, _: (jnp.sin(jnp.sin(c)), None), carry, None, length=3)[0]
 
     with observers.collected() as plans, strict_passes(True):

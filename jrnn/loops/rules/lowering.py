@@ -16,7 +16,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import lowered_for, lowered_metadata, metadata_of, mlir, scan_p
 from jrnn.loops.costs import machines
-from jrnn.loops.ir import Loop, Options, ScanParams, observers, tag
+from jrnn.loops.ir import Loop, ScanParams, Tag, observers, tag
 from jrnn.loops.strategies import LoopPlan, Target, chooser
 
 _repeated = ContextVar("repeated", default=False)  # the body of a loop is lowered
@@ -42,9 +42,9 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
     tagged = observers.attempted(" where a loop is lowered", _tagged, platform, ctx, params)
     if tagged is None:
         return default(ctx, *args, **params)
-    options, scan, target = tagged
+    (options, provenance), scan, target = tagged
     with tag.untagged():  # a loop in the step has the tag with which it was traced
-        plan = chooser.lowered(scan, target, options)
+        plan = chooser.lowered(scan, target, options, provenance)
     if plan.node is not None:
         try:
             with tag.untagged():
@@ -65,13 +65,13 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
         return default(ctx, *args, **params)
 
 
-def _tagged(platform: str, ctx: Any, params: dict[str, Any]) -> tuple[Options, ScanParams, Target] | None:
-    """Returns the options of a loop, the loop, and what it is lowered for; None if it has no tag."""
-    options = tag.options_in(lowered_metadata(ctx)) if tag.are_read else None
-    if options is None:
+def _tagged(platform: str, ctx: Any, params: dict[str, Any]) -> tuple[Tag, ScanParams, Target] | None:
+    """Returns the tag of a loop, the loop, and what it is lowered for; None if it has no tag."""
+    of_loop = tag.tag_in(lowered_metadata(ctx)) if tag.are_read else None
+    if of_loop is None:
         return None
     devices, exported = lowered_for(ctx)
-    return options, ScanParams.of(params), Target(platform, devices, exported, machines.of(platform), _repeated.get())
+    return of_loop, ScanParams.of(params), Target(platform, devices, exported, machines.of(platform), _repeated.get())
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
@@ -83,5 +83,5 @@ def steps_of(fn: Callable, *args: Any) -> list[Loop]:
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
-    tagged = [(ScanParams.of(e.params), tag.options_in(metadata_of(e))) for e in scans]
-    return [chooser.lowered(scan, target, options) for scan, options in tagged if options is not None]
+    tagged = [(ScanParams.of(e.params), tag.tag_in(metadata_of(e))) for e in scans]
+    return [chooser.lowered(scan, target, *of_loop) for scan, of_loop in tagged if of_loop is not None]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jrnn import jaxprs
-from jrnn.jaxprs.jax_internals import are_arrays
-from jrnn.loops.ir import Options, ScanParams, observers, tag
+from jrnn.jaxprs.jax_internals import are_arrays, cached
+from jrnn.loops.ir import ScanParams, Tag, observers, tag
 from jrnn.loops.passes import canonical
 from jrnn.loops.strategies import Steps, Target, chooser, converted
 
 
-def by_strategy(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+def by_strategy(of_loop: Tag, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
     """Returns the node of a loop's plan, such as a program in chunks, where JAX would store every state."""
-    if isinstance(options.recompute, tuple):
+    if isinstance(of_loop.options.recompute, tuple):
         return None
-    plan = chooser.differentiated(scan, Target.here(), options, _moves(scan, places))
+    plan = chooser.differentiated(scan, Target.here(), of_loop.options, _moves(scan, places))
     if plan is None or plan.node is None:
         for note in plan.notes if plan is not None else ():
             observers.notify(note)
@@ -26,10 +25,10 @@ def by_strategy(options: Options, scan: ScanParams, places: Sequence[int]) -> Ca
     return _within(tag.untagged, scan.flat(plan.node.run, plan.constants))
 
 
-def rewritten(options: Options, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+def rewritten(of_loop: Tag, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
     """Returns a loop whose derivative is cheaper (`passes/canonical/`)."""
     loop = _rewritten(scan, _moves(scan, places))
-    return None if loop is None else _within(lambda: tag.tagged(options), scan.flat(*loop))
+    return None if loop is None else _within(lambda: tag.tagged(of_loop), scan.flat(*loop))
 
 
 def _within(context: Callable[[], Any], run: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
@@ -44,7 +43,7 @@ def _moves(scan: ScanParams, places: Sequence[int]) -> tuple[bool, ...]:
     return tuple(i in places for i in range(len(jaxprs.jaxpr_of(scan.jaxpr).invars)))
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _rewritten(scan: ScanParams, moves: Sequence[bool]) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """Returns what runs such a loop, and the values of its constants."""
     body = jaxprs.jaxpr_of(scan.jaxpr)

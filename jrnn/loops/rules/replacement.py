@@ -15,10 +15,10 @@ import jax
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import LINEARIZATION_PARTS, ad, current_metadata
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.ir import Options, ScanParams, observers, tag
+from jrnn.loops.ir import ScanParams, Tag, observers, tag
 
-# `(options, loop, places of the arguments that have tangents) -> the program`, which takes all arguments, or None.
-Program = Callable[[Options, ScanParams, Sequence[int]], Callable[..., Sequence[Any]] | None]
+# `(tag, loop, places of the arguments that have tangents) -> the program`, which takes all arguments, or None.
+Program = Callable[[Tag, ScanParams, Sequence[int]], Callable[..., Sequence[Any]] | None]
 
 
 def jvp(rule: Callable, program: Program) -> Callable:
@@ -82,8 +82,8 @@ def _replaced(
 
 
 def _program(program: Program, params: dict[str, Any], places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
-    options = tag.options_in(current_metadata())
-    return program(options, ScanParams.of(params), places) if places and options is not None else None
+    of_loop = tag.tag_in(current_metadata())
+    return program(of_loop, ScanParams.of(params), places) if places and of_loop is not None else None
 
 
 def _tangent(out: Any, tangent: Any) -> Any:

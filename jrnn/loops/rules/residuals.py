@@ -23,7 +23,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.jaxprs.jax_internals import jaxpr_as_fun, without_remat3
+from jrnn.jaxprs.jax_internals import cached, jaxpr_as_fun, without_remat3
 from jrnn.jaxprs.tangents import Linearized, pushed, with_derivative
 from jrnn.loops.costs import equation_costs, machines
 from jrnn.loops.costs.machines import Machine
@@ -54,7 +54,7 @@ class Stacks:
         return Stacks(near, machine)
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def step_storing_less(scan: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
     """Returns the step of a loop, whatever its length, with a rule that stores less, or as it is."""
     jaxpr, avals = scan.jaxpr, [v.aval for v in jaxprs.jaxpr_of(scan.jaxpr).invars]

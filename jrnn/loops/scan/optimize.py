@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ContextDecorator, ExitStack, null
 from typing import Any
 
 from jrnn.errors import ScanError
-from jrnn.loops.ir import Options, tag
+from jrnn.loops.ir import Options, Tag, tag
 from jrnn.loops.rules import check, tracing
 from jrnn.loops.strategies import table
 from jrnn.loops.wrappers import recompute
@@ -89,14 +89,14 @@ def optimize_scans(
     if strategy is not None and strategy.phase == "tracing":
         raise ScanError(f"optimize_scans: executor {executor!r} is for jrnn.scan alone; use 'auto'")
     recompute.check_memory(memory)
-    options = Options(executor, None, bool(strict), memory)
+    of_loops = Tag(Options(executor, None, bool(strict), memory))
     if everywhere:
         if fn is not None:
             raise TypeError("optimize_scans: everywhere=True is for a process, not for a function; call it without one")
         process = ExitStack()
-        process.callback(tracing.tag_everywhere(tag.metadata(options)))
+        process.callback(tracing.tag_everywhere(tag.metadata(of_loops)))
         return process
-    context = _Context(lambda: nullcontext(check()), lambda: tag.tagged(options), lambda: tag.plain(False))
+    context = _Context(lambda: nullcontext(check()), lambda: tag.tagged(of_loops), lambda: tag.plain(False))
     return context if fn is None else context(fn)
 
 

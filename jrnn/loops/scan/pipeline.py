@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.errors import ScanError
-from jrnn.loops.ir import Options, observers, tag
+from jrnn.loops.ir import Options, Tag, observers, tag
 from jrnn.loops.rules import check, lowering, tracing
 from jrnn.loops.strategies import associative, table
 from jrnn.loops.wrappers import early_exit, programs
@@ -109,7 +109,7 @@ def _by_jax(call: ScanCall) -> Results:
         raise ScanError(f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})")
     step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
     _check(call, step, names)
-    with tag.tagged(Options(call.executor, names, call.strict, call.memory)):
+    with tag.tagged(Tag(Options(call.executor, names, call.strict, call.memory))):
         return jax.lax.scan(step, *given)
 
 

@@ -49,7 +49,7 @@ def finish(problem: Problem, node: Any) -> Node:
 
 def _not_solved(core: Loop, problem: Problem, is_asked: bool) -> str | None:
     """Returns the reason why a loop is not solved in rounds, or None."""
-    of_gradient = problem.options.of_gradient(core.reverse)
+    of_gradient = problem.provenance.of_gradient(core.reverse)
     if not jaxprs.is_known(core.length):
         return "the number of steps is symbolic"
     why = associative.refusal(core) if is_asked else associative.declined(core, _SOLVING_PAYS)

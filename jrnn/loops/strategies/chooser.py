@@ -7,15 +7,14 @@ memory runs, or `jax.lax.scan`; elsewhere the first one. A strategy that is aske
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs.jax_internals import are_arrays
+from jrnn.jaxprs.jax_internals import are_arrays, cached
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.ir import Loop, Options, Refused, ScanParams, observers, tag
+from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams, observers, tag
 from jrnn.loops.passes import reads_rows
 from jrnn.loops.strategies.candidates import Candidate, Choice, cheapest
 from jrnn.loops.strategies.nodes import converted
@@ -24,13 +23,21 @@ from jrnn.loops.strategies.problem import Problem, reference_of, to_lower
 from jrnn.loops.strategies.strategy import Strategy
 from jrnn.loops.strategies.table import AUTO, SCAN, STRATEGIES
 
+_AS_WRITTEN = Provenance()
 _BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
 _MANY = 1_000  # runs of a loop that is in another one, whose number is not known
 
 
-def lowered(scan: ScanParams, target: Target, options: Options) -> LoopPlan:
-    """Returns the plan of a loop that is lowered."""
-    return _lowered(tuple(STRATEGIES.values()), scan, target, options)
+def lowered(scan: ScanParams, target: Target, options: Options, provenance: Provenance = _AS_WRITTEN) -> LoopPlan:
+    """Returns the plan of a loop that is lowered.
+
+    Args:
+        scan: the loop.
+        target: what it is lowered for.
+        options: the caller's.
+        provenance: what differentiation left, if it was differentiated.
+    """
+    return _lowered(tuple(STRATEGIES.values()), scan, target, options, provenance)
 
 
 def differentiated(scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]) -> LoopPlan | None:
@@ -54,8 +61,10 @@ def left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
     return LoopPlan.left(target, loop, observers.unexpected(error, " in a pass"))
 
 
-@functools.lru_cache(maxsize=256)
-def _lowered(rows: Sequence[Strategy], scan: ScanParams, target: Target, options: Options) -> LoopPlan:
+@cached(256)
+def _lowered(
+    rows: Sequence[Strategy], scan: ScanParams, target: Target, options: Options, provenance: Provenance
+) -> LoopPlan:
     loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
     if not are_arrays([v.aval for v in body.invars]):
         return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays")
@@ -63,12 +72,14 @@ def _lowered(rows: Sequence[Strategy], scan: ScanParams, target: Target, options
         program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(scan.loop(program), recomputes=has_checkpoint and options.recompute is not None)
-        return replace(_plan(rows, scan, loop, target, options), constants=tuple(program.consts))
+        return replace(_plan(rows, scan, loop, target, options, provenance), constants=tuple(program.consts))
     except Exception as error:
         return left_by(error, target, loop)
 
 
-def _plan(rows: Sequence[Strategy], scan: ScanParams, loop: Loop, target: Target, options: Options) -> LoopPlan:
+def _plan(
+    rows: Sequence[Strategy], scan: ScanParams, loop: Loop, target: Target, options: Options, provenance: Provenance
+) -> LoopPlan:
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.left(target, loop, "it has no steps")
     if options.executor == AUTO and not options.strict and _has_one_step(loop):
@@ -76,7 +87,7 @@ def _plan(rows: Sequence[Strategy], scan: ScanParams, loop: Loop, target: Target
     reference = reference_of(loop, target)
     if options.executor == AUTO and _is_brief(reference, target):
         return LoopPlan.left(target, loop, "it takes less time than planning it", choice=Choice(reference))
-    problem = to_lower(scan, reference, target, options)
+    problem = to_lower(scan, reference, target, options, provenance)
     return _as_if_differentiated(rows, problem) or _decided(rows, "lowering", problem)
 
 
@@ -97,7 +108,8 @@ def _as_if_differentiated(rows: Sequence[Strategy], problem: Problem) -> LoopPla
     Without a gradient a loop gains about what it gains with one, and has the same values. Step by step it needs less memory.
     """
     options, loop = problem.options, problem.loop
-    if problem.is_estimated or options.written is not None or options.memory is not None:
+    is_differentiated = problem.provenance.written_reverse is not None
+    if problem.is_estimated or is_differentiated or options.memory is not None:
         return None
     scan = ScanParams.of_loop(loop)
     plan = _differentiated(rows, scan, problem.target, options, tuple(is_smooth(v.aval) for v in loop.inputs))
@@ -106,7 +118,7 @@ def _as_if_differentiated(rows: Sequence[Strategy], problem: Problem) -> LoopPla
     return replace(plan, loop=problem.original, node=converted(plan.node, problem.conversions))
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _differentiated(
     rows: Sequence[Strategy], scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]
 ) -> LoopPlan | None:

@@ -16,7 +16,7 @@ from jrnn.loops.chunks.estimate import BY_STEPS
 from jrnn.loops.chunks.normal import opened
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import Loop, Options, Refused, ScanParams
+from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams
 from jrnn.loops.passes.canonical import with_plain_carries
 from jrnn.loops.strategies.candidates import REFERENCE, Bounds, Candidate
 from jrnn.loops.strategies.nodes import Steps
@@ -55,7 +55,9 @@ def to_differentiate(scan: ScanParams, target: Target, options: Options, tangent
     constants = dict(zip(loop.consts, program.consts))
     bounds = Bounds(options.memory, binds_reference=True)
     reference = Candidate(REFERENCE, _train_step(loop, stored, target.machine), Steps(loop))
-    return Problem(scan, original, loop, conversions, target, options, reference, bounds, True, constants, stored)
+    return Problem(
+        scan, original, loop, conversions, target, options, Provenance(), reference, bounds, True, constants, stored
+    )
 
 
 def stored_states(loop: Loop, moves: Sequence[bool]) -> int:

@@ -13,7 +13,7 @@ from jrnn.jaxprs.jax_internals import is_recomputed
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
-from jrnn.loops.ir import Loop, Options, ScanParams
+from jrnn.loops.ir import Loop, Options, Provenance, ScanParams
 from jrnn.loops.passes import Fission, Moves, columns, movable, split
 from jrnn.loops.passes.canonical import canonical
 from jrnn.loops.passes.fission import Facts
@@ -39,6 +39,7 @@ class Problem:
         conversions: to the canonical form, that of the first stage first.
         target: what it is lowered for.
         options: the caller's.
+        provenance: what differentiation left.
         reference: the loop as JAX lowers it, with what that costs.
         bounds: what candidates may use, and must gain.
         is_estimated: candidates are compared by estimates. Elsewhere the first strategy of the table that proposes one runs.
@@ -53,6 +54,7 @@ class Problem:
     conversions: Sequence[Conversion]
     target: Target
     options: Options
+    provenance: Provenance
     reference: Candidate
     bounds: Bounds
     is_estimated: bool
@@ -74,7 +76,7 @@ class Problem:
     @functools.cached_property
     def movable(self) -> Moves:
         """All that may leave the loop. Only sums of gradients may change their order."""
-        return movable(self.split(None), self.options.of_gradient(self.loop.reverse))
+        return movable(self.split(None), self.provenance.of_gradient(self.loop.reverse))
 
     def split(self, moves: Moves | None, contract: Contract | None = None) -> Fission:
         """Returns the loop in parts; all that can leave it leaves it if `moves` is None.
@@ -106,7 +108,9 @@ def reference_of(loop: Loop, target: Target) -> Candidate:
     return Candidate(REFERENCE, cost, Steps(loop))
 
 
-def to_lower(scan: ScanParams, reference: Candidate, target: Target, options: Options) -> Problem:
+def to_lower(
+    scan: ScanParams, reference: Candidate, target: Target, options: Options, provenance: Provenance
+) -> Problem:
     """Returns the problem of a loop that is lowered: its canonical form, and what candidates may use."""
     original = reference.node.loop
     loop, conversions = canonical(original, target.devices)
@@ -115,12 +119,14 @@ def to_lower(scan: ScanParams, reference: Candidate, target: Target, options: Op
         if _transposing_may_pay(loop, reference, target.machine):
             transposed = columns(loop)
             loop = transposed if _transposing_pays(loop, transposed, target.machine) else loop
-        live, avoided = _other_bytes(original, options, reference.estimate)
+        live, avoided = _other_bytes(original, options, provenance, reference.estimate)
         min_gain = MIN_GAIN if any(map(is_call, loop.eqns)) else ELEMENTWISE_MIN_GAIN
         # The forward loop has half of the products of its reverse loop.
-        forward_seconds = options.of_gradient(loop.reverse) * reference.estimate.seconds / 2
+        forward_seconds = provenance.of_gradient(loop.reverse) * reference.estimate.seconds / 2
         bounds = Bounds(options.memory, live, avoided, min_gain, forward_seconds, _allowance(loop))
-    return Problem(scan, original, loop, conversions, target, options, reference, bounds, target.is_estimated)
+    return Problem(
+        scan, original, loop, conversions, target, options, provenance, reference, bounds, target.is_estimated
+    )
 
 
 def _transposing_may_pay(loop: Loop, reference: Candidate, machine: Machine) -> bool:
@@ -147,17 +153,17 @@ def _allowance(loop: Loop) -> float:
     return min(SMALL, _SHARE * own)
 
 
-def _other_bytes(loop: Loop, options: Options, reference: Estimate) -> tuple[int, int]:
+def _other_bytes(loop: Loop, options: Options, provenance: Provenance, reference: Estimate) -> tuple[int, int]:
     """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would have next to these.
 
     Next to the same stacks, its reverse loop makes gradients of constants at each step. That is more than its forward loop
     needs, which sets what ours may need.
     """
-    if not options.of_gradient(loop.reverse):
-        return 0, max(options.gradients - reference.memory, 0)
+    if not provenance.of_gradient(loop.reverse):
+        return 0, max(provenance.gradient_bytes - reference.memory, 0)
     steps = jaxprs.extent(loop.length)
-    live = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - options.given, 0)
-    if not options.stores_less or options.recompute is not None:
+    live = max(steps * sum(map(jaxprs.nbytes, loop.xs)) - provenance.xs_bytes, 0)
+    if not provenance.stores_less or options.recompute is not None:
         return live, 0
     # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
     again = list(filter(is_recomputed, loop.eqns))

@@ -6,7 +6,6 @@ of an equation, and traces nothing again, since lowering takes as long as what i
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,7 @@ import jax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, named, opened, placed
-from jrnn.jaxprs.jax_internals import context_of, in_context
+from jrnn.jaxprs.jax_internals import cached, context_of, in_context
 from jrnn.loops.ir import Loop, tag
 from jrnn.loops.passes.arithmetic import draws, factors, orders, products
 
@@ -107,7 +106,7 @@ def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
         return _traced.__wrapped__(_Traced(key, eqn))
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def _traced(call: _Traced) -> Program | None:
     eqn, (wanted, *_), applies = call.eqn, call.key, True
 
