@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from importlib import import_module
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import jax
 import jaxlib.version
@@ -178,14 +178,17 @@ def without_remat3() -> AbstractContextManager[Any]:
     return nullcontext() if _remat3 is None else _remat3(False)
 
 
-def cached(maxsize: int) -> Callable[[Callable[..., Any]], Any]:
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def cached(maxsize: int) -> Callable[[_Function], _Function]:
     """Returns a decorator that caches so many results of a function, until `jax.clear_caches()` empties the cache."""
 
-    def decorate(fn: Callable[..., Any]) -> Any:
+    def decorate(fn: _Function) -> _Function:
         cache = functools.lru_cache(maxsize)(fn)
         if _register_cache is not None:
             _register_cache(cache, fn.__qualname__)
-        return cache
+        return cast(_Function, cache)
 
     return decorate
 

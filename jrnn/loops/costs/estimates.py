@@ -38,13 +38,13 @@ from jrnn.loops.ir import Loop
 # loops of 16 to 26 scalars with jax 0.10.2 are one kernel where they are estimated to be.
 _POINTER, _CONTROL = 8, 160
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
-Terms = dict[str, float]  # parts of a time, by the names of `costs.DOUBTS`
+Terms = dict[str, float]  # parts of a time, by the names of `costs.UNCERTAINTIES`
 
 
 # How far each part of an estimate may be off, as a part of it: operations are counted, while bandwidths, calls, and what a
 # library copies before a product differ between processors and versions of XLA. What a plan saves must exceed what it may
 # be off, so that a plan that trades one uncertain part for another has to promise more.
-DOUBTS = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
+UNCERTAINTIES = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
 
 
 class Estimate(NamedTuple):
@@ -83,7 +83,7 @@ def size_in_words(size: float) -> str:
 
 def total(*estimates: Terms) -> Terms:
     """Returns sums of times, by name."""
-    return {name: sum(terms.get(name, 0.0) for terms in estimates) for name in DOUBTS}
+    return {name: sum(terms.get(name, 0.0) for terms in estimates) for name in UNCERTAINTIES}
 
 
 def estimate(terms: Terms, memory: int) -> Estimate:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jrnn.loops.costs.estimates import DOUBTS, Estimate, size_in_words
+from jrnn.loops.costs.estimates import UNCERTAINTIES, Estimate, size_in_words
 
 REFERENCE = "lax.scan"  # the loop as JAX lowers it
 
@@ -108,7 +108,7 @@ def memory_bound(memory: float | None, reference: int, ratio: float = 1.0, allow
 def uncertainty(estimate: Estimate, reference: Estimate) -> float:
     """Returns the seconds by which the difference of two estimates may be off, if their parts are off independently."""
     ours, theirs = dict(estimate.terms), dict(reference.terms)
-    return math.hypot(*(part * (ours.get(name, 0.0) - theirs.get(name, 0.0)) for name, part in DOUBTS.items()))
+    return math.hypot(*(part * (ours.get(name, 0.0) - theirs.get(name, 0.0)) for name, part in UNCERTAINTIES.items()))
 
 
 def cheapest(candidates: Sequence[Candidate], bounds: Bounds | None = None) -> Choice:

@@ -12,7 +12,7 @@ from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.passes import Fission
 
 _TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it
-_TURNING = 3  # a matrix in a cache is transposed in so many times the time of reading it
+_TRANSPOSING = 3  # a matrix in a cache is transposed in so many times the time of reading it
 
 
 class SplitCosts:
@@ -20,19 +20,19 @@ class SplitCosts:
 
     Attributes:
         before, after: what is computed for all steps before and after it.
-        sums: what is summed after it; their operands are `operands` bytes a step, their results `results` bytes.
-        stacks: bytes a step of the arrays that the original loop would not make.
-        shifted: bytes a step of copies that are shifted by a step.
-        given: bytes a step of the loop's own inputs and outputs.
-        turned: bytes of constants that are transposed for the loop that stays.
-        all_turned: the same with those for products of some steps at a time.
+        sums: what is summed after it; their operands are `operand_bytes` a step, their results `result_bytes`.
+        stack_bytes: a step, of the arrays that the original loop would not make.
+        shifted_bytes: a step, of copies that are shifted by a step.
+        own_bytes: a step, of the loop's own inputs and outputs.
+        transposed_bytes: of constants that are transposed for the loop that stays.
+        all_transposed_bytes: the same with those for products of some steps at a time.
     """
 
     def __init__(self, estimator: Estimator, fission: Fission, inside: Estimate):
         loop, core = fission.loop, fission.core
         self.estimator, self.fission, self.inside = estimator, fission, inside
         read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
-        given = {*loop.xs, *jaxprs.variables(loop.ys)}
+        own = {*loop.xs, *jaxprs.variables(loop.ys)}
         totals = {v for e in fission.added for v in e.outvars}
         added = {*jaxprs.free_variables(fission.added)}
         # What is no contraction or reduction is stacked, and the stack is summed.
@@ -40,19 +40,22 @@ class SplitCosts:
         self.before = estimator.part(fission.hoisted, fission.early, together=True)
         self.after = estimator.part(fission.sunk, fission.late, together=True)
         self.sums = estimator.sums(fission.added)
-        self.operands = estimator.sizes(v for v in added if v in estimator.moving)
-        self.stacks = estimator.sizes({*fission.early, *core.ys, *fission.late} - given)
-        self.shifted = estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys)
-        self.given = estimator.sizes(given)
-        self.results = estimator.sizes(loop.carry[i] for i in fission.summed)
-        turned = {v for e in fission.once if e.primitive.name == "transpose" for v in e.outvars}
-        self.turned = estimator.sizes(turned.intersection(core.consts))
-        self.all_turned = estimator.sizes(turned)
+        self.operand_bytes = estimator.sizes(v for v in added if v in estimator.moving)
+        self.stack_bytes = estimator.sizes({*fission.early, *core.ys, *fission.late} - own)
+        self.shifted_bytes = estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys)
+        self.own_bytes = estimator.sizes(own)
+        self.result_bytes = estimator.sizes(loop.carry[i] for i in fission.summed)
+        transposed = {v for e in fission.once if e.primitive.name == "transpose" for v in e.outvars}
+        self.transposed_bytes = estimator.sizes(transposed.intersection(core.consts))
+        self.all_transposed_bytes = estimator.sizes(transposed)
 
     def per_step(self, in_chunks: bool) -> int:
         """Returns the bytes of temporary arrays that each step of a chunk adds."""
         return (
-            self.stacks + self.shifted + in_chunks * self.given + max(self.before.peak, self.after.peak, self.sums.peak)
+            self.stack_bytes
+            + self.shifted_bytes
+            + in_chunks * self.own_bytes
+            + max(self.before.peak, self.after.peak, self.sums.peak)
         )
 
     def at_once(self, chunk: int | None = None) -> Estimate:
@@ -61,16 +64,20 @@ class SplitCosts:
         steps = jaxprs.extent(self.fission.loop.length)
         n = min(chunk or steps, steps)
         times = math.ceil(steps / n)
-        again = times > 1
-        size = n * max(self.per_step(again), 1)
+        in_chunks = times > 1
+        size = n * max(self.per_step(in_chunks), 1)
         terms = [p.terms(machine, steps, size, times) for p in (self.before, self.after)]
-        sums = self.sums._replace(read=self.operands).terms(machine, steps, size, times)
-        results = times * (machine.writing(self.results, self.results) * (1 + 2 * again))
-        copies = steps * (machine.reading(2 * again * self.given, size) + machine.writing(self.shifted, size))
-        copies += n * self.stacks * _TOUCHING / machine.written
-        turned = self.all_turned if again else self.turned
-        near = turned <= machine.near
-        turning = _TURNING * turned / machine.cached if near else turned / machine.read + turned / machine.written
-        more = dict(calls=again * times * 2 * machine.trip, packing=turning, stacks=copies + results)
-        memory = n * self.per_step(again) + self.inside.memory + again * 2 * self.results
+        sums = self.sums._replace(read=self.operand_bytes).terms(machine, steps, size, times)
+        results = times * (machine.writing(self.result_bytes, self.result_bytes) * (1 + 2 * in_chunks))
+        copies = steps * (
+            machine.reading(2 * in_chunks * self.own_bytes, size) + machine.writing(self.shifted_bytes, size)
+        )
+        copies += n * self.stack_bytes * _TOUCHING / machine.written
+        moved = self.all_transposed_bytes if in_chunks else self.transposed_bytes
+        is_near = moved <= machine.near
+        transposing = (
+            _TRANSPOSING * moved / machine.cached if is_near else moved / machine.read + moved / machine.written
+        )
+        more = dict(calls=in_chunks * times * 2 * machine.trip, packing=transposing, stacks=copies + results)
+        memory = n * self.per_step(in_chunks) + self.inside.memory + in_chunks * 2 * self.result_bytes
         return estimate(total(dict(self.inside.terms), *terms, sums, more), memory)
