@@ -61,8 +61,8 @@ def test_the_loops_of_a_library_say_where_they_are_and_why_they_are_so():
 
 def test_the_reasons_of_loops_that_are_left_as_they_are():
     with jrnn.explain() as explained:
-        for xs in (jnp.ones((0, 2)), jnp.ones((1, 2)), jnp.ones((3, 2)), jnp.ones((9000, 2))):
-            jax.jit(lambda xs: jrnn.scan(lambda c, x: (c + x, None), jnp.zeros(2), xs)[0])(xs)
+        for xs in (jnp.ones((0, 2)), jnp.ones((1, 2)), jnp.ones((3, 2)), jnp.ones((500, 64, 64))):
+            jax.jit(lambda xs: jrnn.scan(lambda c, x: (c + x, None), jnp.zeros(xs.shape[1:]), xs)[0])(xs)
     assert [plan.executor for plan in explained.loops] == ["lax.scan"] * 4
     *short, others = [plan.notes for plan in explained.loops]
     assert short == [("it has no steps",), ("it has one step",), ("it takes less time than planning it",)]
