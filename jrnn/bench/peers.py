@@ -103,10 +103,11 @@ def averaged(fn: Callable[..., Any], args: Sequence[Any]) -> Timed:
     On a CPU it is their processor time. On an accelerator, where the processor only waits, it is the time of the clock.
     """
 
-    return Timed.of(fn, *args, timed=_mean)
+    return Timed.of(fn, *args, timed=mean_seconds)
 
 
-def _mean(call: Callable[[], Any]) -> Callable[[], float]:
+def mean_seconds(call: Callable[[], Any]) -> Callable[[], float]:
+    """Returns a function that runs a call for a while, and returns the mean of the seconds."""
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
 
     def run() -> float:

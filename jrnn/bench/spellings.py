@@ -1,7 +1,8 @@
 """The ways to write one computation: a table of spellings, for tests and for `jrnn bench --suite spellings`.
 
-A cell is written once, over `Operations`. A spelling says where features and rows are, how products are written, how states
-are carried, and how the loop is called. All spellings of a cell compute the same function of the same arrays.
+A cell is written once, over `Operations` (`bench/spelled_cells.py`). A spelling says where features and rows are, how
+products are written, how states are carried, and how the loop is called. All spellings of a cell compute the same function
+of the same arrays.
 
 Shapes: T time, N batch, D input, H hidden.
 """
@@ -9,127 +10,19 @@ Shapes: T time, N batch, D input, H hidden.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax.sharding import PartitionSpec
 
 from jrnn.bench.sizes import Size
-from jrnn.nets.builder import NetBuilder
-from jrnn.nets.cells import GRUCell, LSTMCell
-from jrnn.nets.cells.base import run_cell
-from jrnn.nets.lowering import to_jax
+from jrnn.bench.spelled_cells import CELLS, Operations, SpelledCell, States, Weights
+from jrnn.bench.spelled_libraries import LIBRARIES
 
-Weights = dict[str, Any]
-States = tuple[Any, ...]
 Scan = Callable[..., Any]
-
-
-class Operations(NamedTuple):
-    """How a cell computes with weights.
-
-    Attributes:
-        product: `(x, w) -> x w` along the axis of features.
-        axis: of features, from the end.
-        apart: each gate has products of its own.
-    """
-
-    product: Callable[[Any, Any], Any] = jnp.matmul
-    axis: int = -1
-    apart: bool = False
-
-    def of_input(self, x: Any, w: Any, b: Any, count: int) -> Any:
-        """Returns what the input adds to some gates: `x w + b`, or that of each gate."""
-        if self.apart:
-            whole = self._replace(apart=False)
-            return [whole.of_input(x, *parts, 1) for parts in zip(jnp.split(w, count, -1), jnp.split(b, count))]
-        z = self.product(x, w)
-        shape = [1] * z.ndim
-        shape[self.axis] = len(b)
-        return z + b.reshape(shape)
-
-    def gates(self, z: Any, h: Any, w: Any, count: int) -> Sequence[Any]:
-        """Returns the gates `z + h w`, for the sums `z` of `of_input`."""
-        if self.apart:
-            return [of_x + self.product(h, part) for of_x, part in zip(z, jnp.split(w, count, -1))]
-        return jnp.split(z + self.product(h, w), count, self.axis)
-
-
-# Cells ----------------------------------------------------------------------------------------------------------------
-
-
-class SpelledCell(NamedTuple):
-    """A cell of `states` states, of which the first is the output.
-
-    Attributes:
-        inputs: `(operations, weights, x) -> what the input adds to the gates`.
-        step: `(operations, weights, states, these) -> states`.
-        shapes: the shapes of the weights for D and H.
-        states: their number.
-    """
-
-    inputs: Callable[[Operations, Weights, Any], Any]
-    step: Callable[[Operations, Weights, States, Any], States]
-    shapes: Callable[[int, int], dict[str, tuple[int, ...]]]
-    states: int
-
-
-def lstm(o: Operations, p: Weights, state: States, z: Any) -> States:
-    """Gates in Caffe2's order: input, forget, output, update."""
-    h, c = state
-    i, f, out, g = o.gates(z, h, p["wh"], 4)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    return jax.nn.sigmoid(out) * jnp.tanh(c), c
-
-
-def gru(o: Operations, p: Weights, state: States, z: Any) -> States:
-    """Caffe2's: the reset gate is applied before the product."""
-    (h,), (gates, candidate) = state, z
-    r, u = o.gates(gates, h, p["wh"], 2)
-    (n,) = o.gates(candidate, jax.nn.sigmoid(r) * h, p["whn"], 1)
-    u = jax.nn.sigmoid(u)
-    return (u * h + (1 - u) * jnp.tanh(n),)
-
-
-def gated(o: Operations, p: Weights, state: States, z: Any) -> States:
-    """A gated unit without a product of the state."""
-    (h,) = state
-    f, n = z if o.apart else jnp.split(z, 2, o.axis)
-    f = jax.nn.sigmoid(f + h)
-    return (f * h + (1 - f) * jnp.tanh(n),)
-
-
-def _of_gates(count: int) -> Callable[[Operations, Weights, Any], Any]:
-    return lambda o, p, x: o.of_input(x, p["wx"], p["b"], count)
-
-
-CELLS = {
-    "lstm": SpelledCell(_of_gates(4), lstm, lambda d, h: {"wx": (d, 4 * h), "wh": (h, 4 * h), "b": (4 * h,)}, 2),
-    "gru": SpelledCell(
-        lambda o, p, x: (_of_gates(2)(o, p, x), o.of_input(x, p["wxn"], p["bn"], 1)),
-        gru,
-        lambda d, h: {
-            **{"wx": (d, 2 * h), "wh": (h, 2 * h), "b": (2 * h,)},
-            **{"wxn": (d, h), "whn": (h, h), "bn": (h,)},
-        },
-        1,
-    ),
-    "gated": SpelledCell(_of_gates(2), gated, lambda d, h: {"wx": (d, 2 * h), "b": (2 * h,)}, 1),
-}
-
-
-def problem(cell: str, size: Size) -> tuple[Weights, Any]:
-    """Returns random weights, and x [T, N, D]."""
-    rng = np.random.default_rng(0)
-    shapes = CELLS[cell].shapes(size.features, size.hidden)
-    scale = size.hidden**-0.5
-    weights = {name: jnp.asarray(scale * rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
-    return weights, jnp.asarray(rng.normal(size=(size.steps, size.batch, size.features)), jnp.float32)
-
-
-# Spellings ------------------------------------------------------------------------------------------------------------
+Run = Callable[[Weights, Any], Any]  # from weights and x [T, N, D] to outputs
 
 
 def _same(value: Any) -> Any:
@@ -144,10 +37,12 @@ class Spelling(NamedTuple):
         inward, outward: from [..., N, features] to the arrays of the step, and back.
         weights: from the weights to those of the step.
         pack, unpack: from a tuple of states to the carry, and back.
-        around: makes another loop `(weights, x) -> outputs` of one, or None.
+        around: makes another loop `(weights, x) -> outputs` of one.
         step: makes another step `(carry, x) -> (carry, y)` of one.
         reverse: the loop runs backward over reversed inputs.
         looped: the loop, if it is not `_loop`.
+        fits: which cells may be written so, given the shapes of their states.
+        differentiable: it has a gradient in `jax.lax.scan`'s place, too.
     """
 
     operations: Operations = Operations()
@@ -156,44 +51,43 @@ class Spelling(NamedTuple):
     weights: Callable[[Weights], Weights] = _same
     pack: Callable[[States], Any] = _same
     unpack: Callable[[Any], States] = tuple
-    around: Callable[[Callable[[Weights, Any], Any]], Callable[[Weights, Any], Any]] = _same
+    around: Callable[[Run], Run] = _same
     step: Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]] = _same
     reverse: bool = False
     looped: Callable[..., Any] | None = None
+    fits: Callable[[SpelledCell, list[tuple[int, ...]]], bool] = lambda cell, shapes: True
+    differentiable: bool = True
 
-    def states(self, cell: SpelledCell, p: Weights, state: States, x: Any) -> States:
-        """Returns the new states of a step."""
+    def states(self, cell: SpelledCell, p: Weights, state: States, x: Any) -> tuple[States, Any]:
+        """Returns the new states of a step, and its output."""
         return cell.step(self.operations, p, state, cell.inputs(self.operations, p, x))
 
     def run(self, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
-        """Returns the outputs of all steps, [T, N, H], for x [T, N, D]."""
+        """Returns the outputs of all steps, for x [T, N, D]."""
         return self.around(functools.partial(self.looped or _loop, self, cell, scan))(self.weights(p), x)
 
-    def start(self, cell: SpelledCell, p: Weights, x: Any) -> list[Any]:
+    def start(self, cell: SpelledCell, p: Weights, x: Any) -> States:
         """Returns the first states."""
-        hidden = p["b"].shape[0] // (4 if cell is CELLS["lstm"] else 2)
-        return [self.inward(jnp.zeros((*x.shape[1:-1], hidden), x.dtype))] * cell.states
+        return tuple(cell.start(self.operations, p, self.inward, x))
+
+
+# Loops ----------------------------------------------------------------------------------------------------------------
 
 
 def _loop(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
-        new = s.states(cell, p, s.unpack(carry), x)
-        return s.pack(new), new[0]
+        new, out = s.states(cell, p, s.unpack(carry), x)
+        return s.pack(new), out
 
     xs = jnp.flip(x, 0) if s.reverse else x
-    init = s.pack(tuple(s.start(cell, p, x)))
-    ys = s.outward(scan(s.step(step), init, s.inward(xs), reverse=s.reverse)[1])
+    ys = s.outward(scan(s.step(step), s.pack(s.start(cell, p, x)), s.inward(xs), reverse=s.reverse)[1])
     return jnp.flip(ys, 0) if s.reverse else ys
 
 
 def _inputs_first(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
     """What the inputs add to the gates is computed for all steps before the loop."""
-
-    def step(state: States, z: Any) -> tuple[States, Any]:
-        new = cell.step(s.operations, p, state, z)
-        return new, new[0]
-
-    return scan(step, tuple(s.start(cell, p, x)), cell.inputs(s.operations, p, x))[1]
+    step = functools.partial(cell.step, s.operations, p)
+    return scan(step, s.start(cell, p, x), cell.inputs(s.operations, p, x))[1]
 
 
 def _counting(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
@@ -201,37 +95,90 @@ def _counting(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) ->
 
     def step(carry: Any, _: None) -> tuple[Any, Any]:
         t, state = carry
-        new = s.states(cell, p, state, x[t])
-        return (t + 1, new), new[0]
+        new, out = s.states(cell, p, state, x[t])
+        return (t + 1, new), out
 
-    return scan(step, (jnp.int32(0), tuple(s.start(cell, p, x))), None, length=len(x))[1]
+    return scan(step, (jnp.int32(0), s.start(cell, p, x)), None, length=len(x))[1]
 
 
 def _carrying_weights(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
         p, state = carry
-        new = s.states(cell, p, state, x)
-        return (p, new), new[0]
+        new, out = s.states(cell, p, state, x)
+        return (p, new), out
 
-    return scan(step, (p, tuple(s.start(cell, p, x))), x)[1]
+    return scan(step, (p, s.start(cell, p, x)), x)[1]
 
 
 def _by_index(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
+    """The loop reads its inputs at indices, in either direction."""
+    backward = jnp.flip(x, 0)
+
     def step(state: Any, t: Any) -> tuple[Any, Any]:
-        new = s.states(cell, p, state, x[t])
-        return new, new[0]
+        return s.states(cell, p, state, backward[len(x) - 1 - t] if s.reverse else x[t])
 
-    return scan(step, tuple(s.start(cell, p, x)), jnp.arange(len(x)))[1]
-
-
-def _in_a_dict(state: States) -> dict[str, Any]:
-    return {f"state{k}": v for k, v in enumerate(state)}
+    return scan(step, s.start(cell, p, x), jnp.arange(len(x)))[1]
 
 
-def _mapped(parts: int) -> Callable:
+def _in_parts(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
+    """The features come in two arrays."""
+    left, right = jnp.split(x, [x.shape[-1] // 2], -1)
+
+    def step(state: Any, x: dict[str, Any]) -> tuple[Any, Any]:
+        return s.states(cell, p, state, jnp.concatenate([x["left"], x["right"]], -1))
+
+    return scan(step, s.start(cell, p, x), {"left": left, "right": right})[1]
+
+
+def _masked(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
+    """A mask leaves states as they are from the end of each sequence on; all have T steps."""
+    lengths = jnp.full(x.shape[1], len(x))
+
+    def step(state: Any, given: Any) -> tuple[Any, Any]:
+        t, x = given
+        new, out = s.states(cell, p, state, x)
+        alive = t < lengths
+        select = lambda a, b: jnp.where(alive.reshape(-1, *[1] * (a.ndim - 1)), a, b)  # noqa: E731
+        return tuple(map(select, new, state)), select(out, jnp.zeros_like(out))
+
+    return scan(step, s.start(cell, p, x), (jnp.arange(len(x)), x))[1]
+
+
+def _dropped(key: Any, new: Any, out: Any) -> tuple[Any, Any]:
+    """Drops parts of an output, with probability 0."""
+    return new, jnp.where(jax.random.bernoulli(key, 1.0, out.shape), out, 0)
+
+
+def _drawing(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
+    """A dropout mask is drawn at each step."""
+    step = lambda state, given: _dropped(given[0], *s.states(cell, p, state, given[1]))  # noqa: E731
+    return scan(step, s.start(cell, p, x), (jax.random.split(jax.random.key(0), len(x)), x))[1]
+
+
+def _carrying_a_key(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        key, own = jax.random.split(carry[0])
+        new, out = _dropped(own, *s.states(cell, p, carry[1], x))
+        return (key, new), out
+
+    return scan(step, (jax.random.key(0), s.start(cell, p, x)), x)[1]
+
+
+def _nested(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
+    """A loop over parts of the time, with a loop over the steps of each."""
+    parts = next(n for n in range(2, len(x) + 1) if len(x) % n == 0)
+    step = lambda state, x: s.states(cell, p, state, x)  # noqa: E731
+    ys = scan(lambda state, xs: scan(step, state, xs), s.start(cell, p, x), x.reshape(parts, -1, *x.shape[1:]))[1]
+    return ys.reshape(len(x), *ys.shape[2:])
+
+
+# Around loops ---------------------------------------------------------------------------------------------------------
+
+
+def _mapped(parts: int) -> Callable[[Run], Run]:
     """Makes a loop over [parts, T, N / parts, D] of one over [T, N, D], by `jax.vmap`."""
 
-    def around(loop: Callable) -> Callable:
+    def around(loop: Run) -> Run:
         def run(p: Weights, x: Any) -> Any:
             apart = x.reshape(x.shape[0], parts, -1, *x.shape[2:])
             ys = jax.vmap(lambda x: loop(p, x), 1, 1)(apart)
@@ -242,17 +189,49 @@ def _mapped(parts: int) -> Callable:
     return around
 
 
-def _each_row(loop: Callable) -> Callable:
+def _each_row(loop: Run) -> Run:
     return lambda p, x: jax.vmap(lambda x: loop(p, x), 1, 1)(x)
 
 
+def _repeated(loop: Run) -> Run:
+    def run(p: Weights, x: Any) -> Any:
+        """Runs the loop in a `while_loop`, once."""
+        out = jax.eval_shape(loop, p, x)
+        start = 0, jnp.zeros(out.shape, out.dtype)
+        return jax.lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, loop(p, x)), start)[1]
+
+    return run
+
+
+def _on_a_mesh(loop: Run) -> Run:
+    rows = PartitionSpec(None, "rows")
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.shard_map(loop, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False)
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def _in_a_dict(state: States) -> dict[str, Any]:
+    return {f"state{k}": v for k, v in enumerate(state)}
+
+
 def _transposed(p: Weights) -> Weights:
-    return {name: w.T if w.ndim == 2 else w for name, w in p.items()}
+    return {name: w.T if name.startswith("w") else w for name, w in p.items()}
 
 
-_COLUMNS = Operations(lambda x, w: w.T @ x, -2)
-_LAST = Operations(lambda x, w: jnp.einsum("...du,dh->...hu", x, w), -2)
-_FIRST = Operations(lambda x, w: jnp.einsum("...dnu,dh->...hnu", x, w), -3)
+def _have_one_shape(cell: SpelledCell, shapes: list[tuple[int, ...]]) -> bool:
+    return len(set(shapes)) == 1
+
+
+def _adds_products(cell: SpelledCell, shapes: list[tuple[int, ...]]) -> bool:
+    return cell.adds_products
+
+
+_COLUMNS = Operations(lambda x, w: w.T @ x, -2, "{}...")
+_LAST = Operations(lambda x, w: jnp.einsum("...du,dh->...hu", x, w), -2, "...{}u")
+_FIRST = Operations(lambda x, w: jnp.einsum("d...u,dh->h...u", x, w), -3, "{}...u")
+_SAVING_PRODUCTS = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
 
 SPELLINGS: dict[str, Spelling] = {
     "plain": Spelling(),
@@ -267,71 +246,59 @@ SPELLINGS: dict[str, Spelling] = {
     "one vmap": Spelling(around=_mapped(2)),
     "two vmaps": Spelling(around=lambda loop: _mapped(2)(_mapped(2)(loop))),
     "a vmap over rows": Spelling(around=_each_row),
-    "stacked states": Spelling(pack=jnp.stack),
-    "joined states": Spelling(pack=lambda s: jnp.concatenate(s, -1), unpack=lambda c: tuple(jnp.split(c, 2, -1))),
+    "a vmap of the step": Spelling(step=jax.vmap),
+    "stacked states": Spelling(pack=jnp.stack, fits=_have_one_shape),
+    "states stacked last": Spelling(
+        pack=lambda s: jnp.stack(s, -1),
+        unpack=lambda c: tuple(c[..., k] for k in range(c.shape[-1])),
+        fits=_have_one_shape,
+    ),
+    "joined states": Spelling(
+        pack=lambda s: jnp.concatenate(s, -1),
+        unpack=lambda c: tuple(jnp.split(c, 2, -1)),
+        fits=lambda cell, shapes: len(shapes) == 2 and shapes[0] == shapes[1],
+    ),
     "states in a dict": Spelling(pack=_in_a_dict, unpack=lambda c: tuple(c[name] for name in sorted(c))),
     "a counter in the carry": Spelling(looped=_counting),
     "weights in the carry": Spelling(looped=_carrying_weights),
+    "a key in the carry": Spelling(looped=_carrying_a_key),
+    "drawn masks": Spelling(looped=_drawing),
+    "masks by where": Spelling(looped=_masked),
     "indices": Spelling(looped=_by_index),
+    "indices backward": Spelling(looped=_by_index, reverse=True),
+    "inputs in parts": Spelling(looped=_in_parts),
     "inputs multiplied first": Spelling(looped=_inputs_first),
     "a product for each gate": Spelling(Operations(apart=True)),
+    "input and state joined": Spelling(Operations(joined=True), fits=_adds_products),
     "einsum": Spelling(Operations(lambda x, w: jnp.einsum("...d,dh->...h", x, w))),
     "tensordot": Spelling(Operations(lambda x, w: jnp.tensordot(x, w, 1))),
     "transposed weights": Spelling(Operations(lambda x, w: x @ w.T), weights=_transposed),
     "a jitted step": Spelling(step=jax.jit),
     "a checkpointed step": Spelling(step=jax.checkpoint),
+    "a step that stores products": Spelling(step=_SAVING_PRODUCTS),
     "reverse": Spelling(reverse=True),
+    "in a while loop": Spelling(around=_repeated, differentiable=False),
+    "in an outer scan": Spelling(looped=_nested),
+    "in a shard_map": Spelling(around=_on_a_mesh),
 }
 
 
-def spellings(cell: str) -> dict[str, Spelling]:
+def spellings(name: str) -> dict[str, Spelling]:
     """Returns the spellings of a cell."""
-    one = CELLS[cell].states == 1  # joined with itself
-    return {name: s for name, s in SPELLINGS.items() if not (one and name == "joined states")}
+    cell = CELLS[name]
+    weights = jax.eval_shape(lambda: {k: jnp.zeros(shape) for k, shape in cell.shapes(8, 16).items()})
+    shapes = cell.states(weights)
+    return {k: s for k, s in SPELLINGS.items() if s.fits(cell, shapes)}
 
 
-# Nets -----------------------------------------------------------------------------------------------------------------
+def programs(cell: str, size: Size, scan: Scan, mode: str = "forward") -> dict[str, Run]:
+    """Returns each spelling of a cell as a function `(weights, x) -> outputs`; for "train" those with a gradient.
 
-
-def _net(cell: Any, names: Callable[[Weights], Weights]) -> Callable[[Weights, Any], Any]:
-    b = NetBuilder("spelled")
-    run = run_cell(cell, b, b.input("x"), None, None, scope="cell")
-    fn = to_jax(b.build(outputs=[run.output]), [run.output])
-
-    def of(p: Weights, x: Any) -> Any:
-        given = {f"cell/{name}": value for name, value in names(p).items()}
-        return fn({**given, "x": x})[run.output]
-
-    return of
-
-
-def _lstm_net(size: Size) -> Callable[[Weights, Any], Any]:
-    def names(p: Weights) -> Weights:
-        zeros = jnp.zeros(size.hidden)
-        weights = {"i2h_w": p["wx"].T, "i2h_b": p["b"], "gates_t_w": p["wh"].T, "gates_t_b": jnp.zeros_like(p["b"])}
-        return {**weights, "initial_hidden_state": zeros, "initial_cell_state": zeros}
-
-    return _net(LSTMCell(size.features, size.hidden), names)
-
-
-def _gru_net(size: Size) -> Callable[[Weights, Any], Any]:
-    def names(p: Weights) -> Weights:
-        zeros = jnp.zeros(size.hidden)
-        (r, u), n = jnp.split(p["wh"].T, 2), p["whn"].T
-        weights = {"reset_gate_t_w": r, "update_gate_t_w": u, "output_gate_t_w": n}
-        biases = dict.fromkeys(("reset_gate_t_b", "update_gate_t_b", "output_gate_t_b"), zeros)
-        of_input = {"i2h_w": jnp.concatenate([p["wx"], p["wxn"]], 1).T, "i2h_b": jnp.concatenate([p["b"], p["bn"]])}
-        return {**weights, **biases, **of_input, "initial_hidden_state": zeros}
-
-    return _net(GRUCell(size.features, size.hidden), names)
-
-
-NETS = {"lstm": _lstm_net, "gru": _gru_net}
-
-
-def programs(cell: str, size: Size, scan: Scan) -> dict[str, Callable[[Weights, Any], Any]]:
-    """Returns each spelling of a cell as a function `(weights, x) -> outputs`. Nets use `jrnn.scan` whatever is given."""
-    by_name: dict[str, Callable[[Weights, Any], Any]] = {
-        name: functools.partial(s.run, CELLS[cell], scan) for name, s in spellings(cell).items()
+    Nets use `jrnn.scan` whatever is given.
+    """
+    by_name: dict[str, Run] = {
+        name: functools.partial(s.run, CELLS[cell], scan)
+        for name, s in spellings(cell).items()
+        if s.differentiable or mode == "forward"
     }
-    return by_name | ({"a net": NETS[cell](size)} if cell in NETS else {})
+    return by_name | {name: of(size, scan) for name, of in LIBRARIES.get(cell, {}).items()}

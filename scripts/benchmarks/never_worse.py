@@ -1,8 +1,8 @@
 """`jrnn.scan` next to `jax.lax.scan` for loops of many kinds: none may be slower or need more memory.
 
-Times are processor time, so that other work of the machine disturbs less; give XLA one core with
-`XLA_FLAGS=--xla_cpu_multi_thread_eigen=false`. The suite also prints
-how well the cost model predicts the times.
+The mode "eager" calls them outside of `jax.jit`. Times are processor time, so that other work of the machine disturbs less;
+give XLA one core with `XLA_FLAGS=--xla_cpu_multi_thread_eigen=false`. The suite also prints how well the cost model predicts
+the times.
 
 Shapes: T time, N batch, H hidden.
 """
@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from linear_layers import LAYERS, problem
 
-from jrnn.bench.peers import Timed, averaged
+from jrnn.bench.peers import Timed, averaged, mean_seconds
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import explain, scan
 
 OURS = ("jrnn",)
 TAKES = ("cells", "modes")
+EAGER = "eager"  # a call outside of `jax.jit`
 _PREDICTED: dict[tuple[str, str], float] = {}  # seconds, of the loops of the last run
 
 
@@ -108,6 +109,27 @@ def resampling(p: dict[str, Any], h: Any, key: Any) -> tuple[Any, Any]:
     return h[jax.random.categorical(choosing, -jnp.sum(h * h, -1), shape=(len(h),))], None
 
 
+def draws(p: dict[str, Any], h: Any, key: Any) -> tuple[Any, Any]:
+    """Draws of several distributions at one step."""
+    keys = jax.random.split(key, 4)
+    steps = jax.random.exponential(keys[0], h.shape) * jax.random.rademacher(keys[1], h.shape, h.dtype)
+    h = h * p["scale"] + 0.1 * steps + 0.01 * jax.random.uniform(keys[2], h.shape)
+    return h, jax.random.gumbel(keys[3], h.shape[:1])
+
+
+def in_place(p: dict[str, Any], carry: Any, given: Any) -> tuple[Any, Any]:
+    """A large carry of which each step writes one row."""
+    (table, h), (place, x) = carry, given
+    h = jnp.tanh(h * p["scale"] + x + table[place])
+    return (table.at[place].set(h), h), None
+
+
+def nested(p: dict[str, Any], h: Any, x: Any, scan: Callable = jax.lax.scan) -> tuple[Any, Any]:
+    """A solver: each step is a loop."""
+    h = scan(lambda h, bias: (h + 0.1 * jnp.tanh(h @ p["own"] + x + bias), None), h, p["biases"])[0]
+    return h, h
+
+
 def matrix_states(name: str, p: dict[str, Any], s: Any, x: Any) -> tuple[Any, Any]:
     return LAYERS[name].step(s, {**x, "v": x["v"] * p["scale"]})
 
@@ -136,6 +158,12 @@ LOOPS: dict[str, tuple[Callable, dict[str, tuple[int, ...]], Any, Any]] = {
     "noise": (noise, dict(scale=()), draw(200, 2), jax.random.split(jax.random.key(0), 300)),
     "dropout": (dropout, dict(scale=()), draw(32, 64), jax.random.split(jax.random.key(0), 100)),
     "resampling": (resampling, dict(scale=()), draw(50, 4), jax.random.split(jax.random.key(0), 100)),
+    "draws": (draws, dict(scale=()), draw(100), jax.random.split(jax.random.key(0), 200)),
+    "in_place": (
+        in_place, dict(scale=()), (draw(4000, 128), draw(128)), (jnp.arange(100) * 37 % 4000, draw(100, 128)),
+    ),
+    "nested": (nested, dict(own=(32, 32), biases=(20, 1, 32)), draw(8, 32), draw(30, 8, 32)),
+    "unit_axes": (lstm, {"in": (H, 4 * H), "gates": (H, 4 * H)}, (draw(1, 32, H), draw(1, 32, H)), draw(100, 1, 32, H)),
     "mlstm": of_layer("mlstm", "256x4x32x32"),
     "small_matrix_states": of_layer("rwkv7", "512x8x16x16"),
     "lstm": (lstm, {"in": (H, 4 * H), "gates": (H, 4 * H)}, (draw(8, H), draw(8, H)), draw(200, 8, H)),
@@ -145,6 +173,7 @@ LOOPS: dict[str, tuple[Callable, dict[str, tuple[int, ...]], Any, Any]] = {
 def programs(name: str, scan: Callable) -> tuple[Callable, Callable, tuple[Any, Any, Any]]:
     """Returns the function without a gradient and the train step of a loop, and their arguments."""
     step, shapes, carry, xs = LOOPS[name]
+    step = functools.partial(step, scan=scan) if step is nested else step
     weights = {key: draw(*shape) if shape else jnp.float32(0.5) for key, shape in shapes.items()}
 
     def forward(p: Any, carry: Any, xs: Any) -> Any:
@@ -159,9 +188,10 @@ def programs(name: str, scan: Callable) -> tuple[Callable, Callable, tuple[Any, 
 def jobs(options: SuiteOptions) -> Iterator[Job]:
     _PREDICTED.clear()
     for name in options.chosen("cells", LOOPS):
-        for mode in options.chosen("modes", MODES):
+        for mode in options.chosen("modes", (*MODES, EAGER)):
             built = {peer: _program(name, mode, which) for peer, which in (("jrnn", scan), ("lax.scan", jax.lax.scan))}
-            _PREDICTED[name, mode] = predicted(name, mode)
+            if mode != EAGER:
+                _PREDICTED[name, mode] = predicted(name, mode)
             yield Job(name, mode, "", built)
 
 
@@ -189,4 +219,8 @@ def predicted(name: str, mode: str) -> float:
 
 def _program(name: str, mode: str, which: Callable) -> Timed:
     forward, train, args = programs(name, which)
+    if mode == EAGER:
+        weights, *given = args
+        step = functools.partial(LOOPS[name][0], weights)  # one function, which a call outside of jit compiles once
+        return Timed(mean_seconds(lambda: jax.block_until_ready(which(step, *given))))
     return averaged(forward if mode == "forward" else train, args)

@@ -15,14 +15,16 @@ import jax
 
 from jrnn.bench.peers import averaged, in_mode
 from jrnn.bench.sizes import MODES
-from jrnn.bench.spellings import CELLS, problem, programs
+from jrnn.bench.spelled_cells import CELLS, problem
+from jrnn.bench.spelled_libraries import AS_A_NET
+from jrnn.bench.spellings import programs
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan
 
 OURS = ("jrnn",)
 TAKES = ("cells", "modes", "sizes")
 SIZES = ("64x32x64x256", "100x8x64x128")
-AS_A_NET = "inputs multiplied first"  # the spelling that a net has
+OF_A_NET = "inputs multiplied first"  # the spelling that a net has
 
 
 def jobs(options: SuiteOptions) -> Iterator[Job]:
@@ -33,9 +35,9 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
         def timed(run: Callable[..., Any], mode: str = mode, given: Any = given) -> Any:
             return averaged(in_mode(run, mode), given)
 
-        ours, theirs = programs(cell, size, scan), programs(cell, size, jax.lax.scan)
+        ours, theirs = (programs(cell, size, which, mode) for which in (scan, jax.lax.scan))
         for name, run in ours.items():
-            of_net = name == "a net"
-            peers = {"jrnn": run, "lax.scan": theirs[AS_A_NET if of_net else name]}
-            peers["plain"] = ours[AS_A_NET if of_net else "plain"]
+            as_a_net = name == AS_A_NET
+            peers = {"jrnn": run, "lax.scan": theirs[OF_A_NET if as_a_net else name]}
+            peers["plain"] = ours[OF_A_NET if as_a_net else "plain"]
             yield Job(f"{cell}, {name}", mode, str(size), {peer: timed(of) for peer, of in peers.items()})

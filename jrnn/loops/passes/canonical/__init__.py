@@ -73,7 +73,7 @@ def _unplaced(loop: Loop) -> Loop:
     """Returns a loop whose equations do not repeat that a mesh without explicit axes places their results."""
 
     def says_nothing(value: Any) -> bool:
-        return isinstance(value, NamedSharding) and {*value.mesh.axis_types} <= {AxisType.Auto}
+        return isinstance(value, NamedSharding) and {*value.mesh.axis_types} <= {AxisType.Auto, AxisType.Manual}
 
     def unplaced(eqn: Any) -> Any:
         gone = {name: None for name in ("sharding", "out_sharding") if says_nothing(eqn.params.get(name))}

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Eqn, Var, axes
+from jrnn.jaxprs import Eqn, Var, axes, primitives
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.canonical.layouts import Groups, is_unit, natural
 
@@ -32,6 +32,10 @@ class RowAxes:
         # Axes of what constant matrices are multiplied with, and axes along which there is a matrix for each place.
         products, batches = list[axes.Axis](), list[axes.Axis]()
         for eqn in loop.eqns:
+            if primitives.is_kind(eqn, "draw"):  # any axis of drawn bits may be rows
+                for v in jaxprs.inputs(eqn):
+                    self._classes.fix(v, range(v.aval.ndim))
+                continue
             axes.join_followed(eqn, self._classes, axes.aligned, ("broadcast_in_dim",), is_unit)
             if eqn.primitive.name == "dot_general":
                 _of_product(eqn, moving, self._classes, products, batches)
