@@ -1,5 +1,7 @@
 """Loops with matrix states in chunks: equal to `lax.scan` in value and gradient, however the step is written."""
 
+import re
+
 import chunk_layers as layers
 import jax
 import jax.numpy as jnp
@@ -354,3 +356,12 @@ def test_the_variables_of_terms_are_read_in_their_order():
     names = variables([Term(None, (nested,)), *terms])
     ordered = dict.fromkeys([read[5], read[1], *(v for pair in zip(read[10:30], read[20:40]) for v in pair)])
     assert names == list(ordered)
+
+
+@pytest.mark.exhaustive
+def test_no_kernel_computes_all_levels_of_a_decay():
+    """XLA:CPU fused the cotangents of five levels into kernels of over 100 operations, which took a second to compile."""
+    init, xs = problem(layers.gla, 64, jnp.float32)
+    text = compiled(init=init, step=layers.gla, xs=xs)[0].as_text()
+    sizes = [len(body.splitlines()) for body in re.findall(r"^%fused_computation[^\n]*\{\n(.*?)^\}", text, re.M | re.S)]
+    assert 30 < max(sizes) < 80

@@ -64,7 +64,9 @@ class Decay:
         assert self.levels is not None
         labels = tuple(l for l in a.labels if l not in ("T", self.k))
         array = a.along((*labels, "T", self.k))
-        halves = jnp.stack([_half(array, h, which) for h in _blocks(self.steps)], -3)
+        # Each level reads a copy of its own, or XLA:CPU fuses the sums of all levels' cotangents into large kernels.
+        copies = [jax.lax.optimization_barrier(array) for _ in _blocks(self.steps)]
+        halves = jnp.stack([_half(copy, h, which) for copy, h in zip(copies, _blocks(self.steps))], -3)
         return times([Labeled(halves, (*labels, "N", "T", self.k)), self.levels[1 - which]])
 
     def from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
