@@ -111,7 +111,7 @@ def run_ahead(step: AffineStep, size: int, consts: Values, init: Values, xs: Val
     def is_safe(carry: Values) -> Any:
         return reduce(jnp.logical_and, [jnp.abs(carry[i]) <= powers.largest for i in step.carries])
 
-    trip, ys = ahead_trip(step, powers, size, consts), empty_stacks(loop, length)
+    trip, ys = ahead_trip(step, powers, size, consts), empty_stacks(loop, length, (consts, init, xs))
     at, carry, ys = run_trips(trip, init, xs, ys, (0, length - length % size), size, loop.reverse, is_safe)
     _, carry, ys = run_trips(trip_of(loop, consts, 1), carry, xs, ys, (at, length), 1, loop.reverse)
     return carry, ys

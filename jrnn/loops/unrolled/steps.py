@@ -27,7 +27,7 @@ def run_unrolled(
 
     Invariant: each step computes what it does in `Loop.run`, from the same values.
     """
-    whole, carry, ys = length - length % size, list(init), empty_stacks(loop, length)
+    whole, carry, ys = length - length % size, list(init), empty_stacks(loop, length, (consts, init, xs))
     _, carry, ys = run_trips(trip_of(loop, consts, size), carry, xs, ys, (0, whole), size, loop.reverse)
     if whole < length:
         _, carry, ys = run_trips(trip_of(loop, consts, 1), carry, xs, ys, (whole, length), 1, loop.reverse)

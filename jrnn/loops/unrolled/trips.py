@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn import jaxprs
+from jrnn.jaxprs import mesh_axes
 from jrnn.loops.ir import Loop
 
 Values = Sequence[Any]
@@ -19,9 +20,9 @@ Values = Sequence[Any]
 Trip = Callable[[Values, Values], tuple[Values, Values]]
 
 
-def empty_stacks(loop: Loop, length: int) -> list[Any]:
-    """Returns arrays for the outputs of all steps, [T, ...]."""
-    return [jaxprs.zeros_of_shape((length, *a.aval.shape), a.aval) for a in loop.ys]
+def empty_stacks(loop: Loop, length: int, values: Any) -> list[Any]:
+    """Returns arrays for the outputs of all steps, [T, ...], which vary over the mesh axes of the loop's values."""
+    return mesh_axes.like([jaxprs.zeros_of_shape((length, *a.aval.shape), a.aval) for a in loop.ys], values)
 
 
 def run_trips(
