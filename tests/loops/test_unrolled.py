@@ -69,7 +69,7 @@ def test_values_and_gradients_are_those_of_the_loop(name, length, reverse):
     close(both(unrolled)(*args), both(jax.lax.scan)(*args), 1e-4)
 
 
-def test_the_loops_of_a_gradient_are_unrolled_without_being_asked(judged):
+def test_the_loops_of_a_gradient_are_unrolled_without_being_asked():
     def loss(c, init, xs):
         return jnp.sum(run(jrnn.scan, "filter", c, init, xs)[1] ** 2)
 
@@ -78,19 +78,19 @@ def test_the_loops_of_a_gradient_are_unrolled_without_being_asked(judged):
     assert all("8 steps in one trip" in str(plan) for plan in plans)
 
 
-def test_an_affine_step_does_not_wait(judged):
+def test_an_affine_step_does_not_wait():
     (plan,) = plans_of(lambda *args: run(jrnn.scan, "filter", *args), *arguments("filter", 16_000))
     assert "no trip waits for the one before it" in str(plan)
 
 
 @pytest.mark.parametrize("name", sorted(set(STEPS) - set(AFFINE)))
-def test_other_steps_say_why_they_wait(judged, name):
+def test_other_steps_say_why_they_wait(name):
     (plan,) = plans_of(lambda *args: run(jrnn.scan, name, *args), *arguments(name, 16_000))
     assert plan.executor == "unrolled"
     assert "a carry is not affine with coefficients that are the same at all steps" in str(plan)
 
 
-def test_the_users_unroll_is_a_floor(judged):
+def test_the_users_unroll_is_a_floor():
     for unroll, size in ((4, 8), (12, 12)):
         chaos = functools.partial(run, jrnn.scan, "chaos", unroll=unroll)
         (plan,) = plans_of(chaos, *arguments("chaos", 16_000))
@@ -115,7 +115,7 @@ def wide(c, s, u):
 
 
 @pytest.mark.parametrize("step", [printing, branching, drawing, wide], ids=lambda step: step.__name__)
-def test_loops_that_are_not_tiny_stay_as_they_are(judged, step):
+def test_loops_that_are_not_tiny_stay_as_they_are(step):
     c, init, xs = arguments("filter", 16_000)
     init = (jnp.zeros(16), init[1]) if step is wide else init
     (plan,) = plans_of(lambda init, xs: jrnn.scan(functools.partial(step, c), init, xs), init, xs)
