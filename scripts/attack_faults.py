@@ -61,7 +61,7 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
     """By name, what writes the old contents of a folder, and what writes the new ones."""
     import jrnn
     from jrnn.convert.export import put_module
-    from jrnn.corpus import tokenize
+    from jrnn.files.corpus import tokenize
     from jrnn.models import save_state
     from jrnn.nets.ir import Net
     from jrnn.train import load_run

@@ -60,7 +60,7 @@ def _tried(call: Callable[[], Any], must_raise: bool) -> str:
 @functools.cache
 def corpus() -> Path:
     """A corpus of several shards."""
-    from jrnn.corpus import pieces, tokenize
+    from jrnn.files.corpus import pieces, tokenize
 
     pieces.PIECE = 300
     Path("words.txt").write_text("the cat sat on the mat\nand the dog ran away\n" * 20)
@@ -99,7 +99,7 @@ def copied(folder: Path) -> Iterator[Path]:
 
 def read_corpus(folder: Path) -> None:
     """Reads all of a corpus; raises AssertionError if it has other tokens than the one that was written."""
-    from jrnn.corpus import Corpus
+    from jrnn.files.corpus import Corpus
 
     opened = Corpus.open(folder)
     opened.verify()
@@ -138,7 +138,7 @@ def corpora(count: int) -> Iterator[Attack]:
             return (refused if must_raise else ends)(lambda: read_corpus(folder))
 
     def gone(act: Callable[[Path], Any]) -> str:
-        from jrnn.corpus import Corpus
+        from jrnn.files.corpus import Corpus
 
         with copied(corpus()) as folder:
             opened = Corpus.open(folder)

@@ -12,11 +12,11 @@ import numpy as np
 
 from jrnn.bench import report
 from jrnn.convert import Package
-from jrnn.corpus import Corpus
-from jrnn.corpus.corpus import FORMAT
-from jrnn.corpus.pieces import Documents, pieces_of
 from jrnn.errors import DataError, JrnnError
 from jrnn.files.arrays import load_npy
+from jrnn.files.corpus import Corpus
+from jrnn.files.corpus.corpus import FORMAT
+from jrnn.files.corpus.pieces import Documents, pieces_of
 from jrnn.interop import load_state_dict
 from jrnn.models import load, load_state
 from jrnn.models.loading import model_of, shapes_of

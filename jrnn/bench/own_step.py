@@ -25,10 +25,10 @@ from jrnn.bench.sizes import MODES, check_names
 from jrnn.bench.suites import SuiteOptions
 from jrnn.convert.named import load_named
 from jrnn.errors import ScanError, UsageError
+from jrnn.files.progress import Bar
 from jrnn.jaxprs.arguments import arguments_of, required
 from jrnn.loops import EXECUTORS, scan
 from jrnn.loops.ir import observers
-from jrnn.progress import Bar
 
 JAX = "lax.scan"
 _WORDS = ("mode", "executor", "ran")

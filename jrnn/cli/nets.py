@@ -21,6 +21,7 @@ from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.convert.package import INIT, PREDICT
 from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
 from jrnn.files import write_whole
+from jrnn.files.progress import Heartbeat
 from jrnn.models import load
 from jrnn.models.text import is_model
 from jrnn.nets.execution_step import Plan
@@ -30,7 +31,6 @@ from jrnn.nets.ir import Net
 from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
-from jrnn.progress import Heartbeat
 from jrnn.testing import check_model, gradients
 from jrnn.train import load_config
 from jrnn.train.config import find_config

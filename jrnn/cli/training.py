@@ -15,13 +15,13 @@ from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.nets import package_to_python
 from jrnn.cli.output import INTERRUPTED, MISTAKE, terminal, write_json
 from jrnn.cli.tools import wide_console
-from jrnn.corpus import tokenize
 from jrnn.errors import CheckpointError, ConfigError, TrainError, UsageError, printable
 from jrnn.files import read_text, write_whole
+from jrnn.files.corpus import tokenize
+from jrnn.files.progress import Heartbeat
 from jrnn.loops import host
 from jrnn.models import load
 from jrnn.models.text import is_model, write_text
-from jrnn.progress import Heartbeat
 from jrnn.train import load_config, load_run, train
 from jrnn.train.config import Config, config_names, describe_config, find_config
 from jrnn.train.devices import join

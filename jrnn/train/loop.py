@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from jrnn.errors import ConfigError, GradientError, TrainError
-from jrnn.progress import Clock, Heartbeat, RunProgress, Trace
+from jrnn.files.progress import Clock, Heartbeat, RunProgress, Trace
 from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config

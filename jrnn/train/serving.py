@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.convert import Package
-from jrnn.corpus.corpus import TOKENIZER
 from jrnn.errors import CheckpointError, ConfigError, LayerError
 from jrnn.files import new_folder, write_whole
+from jrnn.files.corpus.corpus import TOKENIZER
 from jrnn.models import LanguageModel, generation
 from jrnn.models.generation import check_tokens
 from jrnn.nn.checks import check_array, check_features, check_flags, check_lengths

@@ -15,10 +15,10 @@ from tiny_steps import AFFINE, STEPS, arguments, linear, random_system, run, unr
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.kernels.unrolled.affine import affine_step
+from jrnn.loops.kernels.unrolled.lookahead import run_ahead
+from jrnn.loops.kernels.unrolled.steps import run_unrolled
 from jrnn.loops.rules.lowering import steps_of
-from jrnn.loops.unrolled.affine import affine_step
-from jrnn.loops.unrolled.lookahead import run_ahead
-from jrnn.loops.unrolled.steps import run_unrolled
 
 LENGTHS = [8, 21]  # of a trip and more, or of trips and a rest
 

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 
-from jrnn import progress
 from jrnn.errors import ConfigError
-from jrnn.progress import Clock, Heartbeat, RunProgress
+from jrnn.files import progress
+from jrnn.files.progress import Clock, Heartbeat, RunProgress
 from jrnn.train import train
 from jrnn.train.loggers import TensorBoard
 from jrnn.train.metrics import Recorder, read_metrics

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from jrnn import models
-from jrnn.corpus import tokenize
 from jrnn.errors import CheckpointError, ConfigError
+from jrnn.files.corpus import tokenize
 from jrnn.train import Config, load_run, train
 from jrnn.train.models.pretrained import PretrainedConfig, PretrainedModel
 from jrnn.train.serving import Origin, TrainedModel

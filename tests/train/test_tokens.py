@@ -11,8 +11,8 @@ import pytest
 
 from jrnn import models
 from jrnn.cli import main
-from jrnn.corpus import Corpus, tokenize
 from jrnn.errors import ConfigError, DataError
+from jrnn.files.corpus import Corpus, tokenize
 from jrnn.train import Config, load_run, train
 from jrnn.train.models import Signature, TokenNnConfig, nn_model
 from jrnn.train.tasks.task import COMPANIONS

@@ -1,4 +1,4 @@
-"""Kernels that run a whole loop: `native` for CPUs, in C++.
+"""A loop as one kernel: `native` for CPUs, in C++, and `unrolled`, tiny loops of which XLA makes one kernel.
 
 In: a `Loop`. Out: a node that runs all of it in one call, or the reason why none does. Read `native/steps.py` first.
 """

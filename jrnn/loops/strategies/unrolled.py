@@ -22,13 +22,13 @@ from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import CPU
 from jrnn.loops.ir import Loop, Results
 from jrnn.loops.ir.description import Description, described
+from jrnn.loops.kernels.unrolled.affine import AffineStep, affine_step
+from jrnn.loops.kernels.unrolled.lookahead import run_ahead
+from jrnn.loops.kernels.unrolled.steps import run_unrolled
 from jrnn.loops.passes import Moves
 from jrnn.loops.strategies.candidates import Candidate
 from jrnn.loops.strategies.nodes import Split, Steps
 from jrnn.loops.strategies.problem import Problem
-from jrnn.loops.unrolled.affine import AffineStep, affine_step
-from jrnn.loops.unrolled.lookahead import run_ahead
-from jrnn.loops.unrolled.steps import run_unrolled
 
 _STEPS, _STEPS_WITHIN_LIMIT = 8, 4  # of a trip; the latter where XLA makes one kernel of small trips alone
 _LARGEST = 8  # elements of a value: with 16 a step works on whole vectors, and takes its time for that

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jrnn.corpus import Corpus
-from jrnn.corpus.corpus import TOKENIZER
 from jrnn.errors import ConfigError, DataError
 from jrnn.files import read_text
+from jrnn.files.corpus import Corpus
+from jrnn.files.corpus.corpus import TOKENIZER
 from jrnn.files.tokenizer import parse_tokenizer
 from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.interface import Model, Params

@@ -23,9 +23,9 @@ from jax import lax
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
 from jrnn.loops.ir import Results
-from jrnn.loops.unrolled.affine import AffineStep
-from jrnn.loops.unrolled.steps import trip_of
-from jrnn.loops.unrolled.trips import Trip, empty_stacks, run_trips
+from jrnn.loops.kernels.unrolled.affine import AffineStep
+from jrnn.loops.kernels.unrolled.steps import trip_of
+from jrnn.loops.kernels.unrolled.trips import Trip, empty_stacks, run_trips
 
 Values = Sequence[Any]
 _LARGEST = 1e37  # what a carry may add to any number of a step

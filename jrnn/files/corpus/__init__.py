@@ -3,7 +3,7 @@
 In: folders of texts, and a tokenizer. Out: files of tokens, and batches of them. Read `corpus.py` first.
 """
 
-from jrnn.corpus.corpus import Corpus
-from jrnn.corpus.tokenize import tokenize
+from jrnn.files.corpus.corpus import Corpus
+from jrnn.files.corpus.tokenize import tokenize
 
 __all__ = ["Corpus", "tokenize"]

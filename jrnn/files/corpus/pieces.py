@@ -123,7 +123,7 @@ def _end(f: Any, path: str, at: int, size: int, mark: bytes, anywhere: bool) -> 
         joined = searched + block
         place = joined.find(mark, max(len(searched) - len(mark) + 1, 0))
         if place >= 0:
-            return at + place
+            return int(at + place)
         searched = joined
     if at + len(searched) >= size:
         return size

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jrnn.cli import main
-from jrnn.corpus import Corpus, tokenize
-from jrnn.corpus import pieces as pieces_module
-from jrnn.corpus.corpus import dtype_of
 from jrnn.errors import DataError
+from jrnn.files.corpus import Corpus, tokenize
+from jrnn.files.corpus import pieces as pieces_module
+from jrnn.files.corpus.corpus import dtype_of
 
-tokenize_module = sys.modules["jrnn.corpus.tokenize"]  # the function has the same name
+tokenize_module = sys.modules["jrnn.files.corpus.tokenize"]  # the function has the same name
 VOCABULARY = 270
 
 

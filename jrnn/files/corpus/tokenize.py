@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.corpus.corpus import (
+from jrnn.errors import DataError
+from jrnn.files import kind_of, read_file, read_json, record, write_whole
+from jrnn.files.corpus.corpus import (
     BEGINS,
     FORMAT,
     INDEX,
@@ -25,9 +27,7 @@ from jrnn.corpus.corpus import (
     Shard,
     dtype_of,
 )
-from jrnn.corpus.pieces import Documents, Piece, pieces_of
-from jrnn.errors import DataError
-from jrnn.files import kind_of, read_file, read_json, record, write_whole
+from jrnn.files.corpus.pieces import Documents, Piece, pieces_of
 from jrnn.files.tokenizer import read_tokenizer, tokenizers_package
 
 ENDS = (

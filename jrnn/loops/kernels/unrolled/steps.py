@@ -17,7 +17,7 @@ from jax import lax
 
 from jrnn.jaxprs.jax_internals import calling
 from jrnn.loops.ir import Loop, Results
-from jrnn.loops.unrolled.trips import Trip, empty_stacks, run_trips
+from jrnn.loops.kernels.unrolled.trips import Trip, empty_stacks, run_trips
 
 
 def run_unrolled(
