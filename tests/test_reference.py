@@ -23,7 +23,16 @@ RUN_ELSEWHERE = [
     "docs/plans.md",
     "docs/serving.md",
 ]  # by other tests
-OTHERS = {"convert", "files.corpus", "loops", "nets.cells", "nets.graph", "nets.plans", "nn.functional", "train.seq2seq"}
+OTHERS = {
+    "convert",
+    "files.corpus",
+    "loops",
+    "nets.cells",
+    "nets.graph",
+    "nets.plans",
+    "nn.functional",
+    "train.seq2seq",
+}
 MODULES = sorted({*jrnn._MODULES, *OTHERS})
 ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:function|class|exception|data):: ([\w.]+)", re.M)
 NAMES = re.compile(r"^```\{names\} ([\w.]+)\n(.*?)\n```$", re.M | re.S)  # docs/conf.py makes entries of such blocks
