@@ -13,11 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import operator_tables
 import tables
 
 import jrnn
 from jrnn.cli.parser import make_parser
-from jrnn.nets.ops import catalog
 from jrnn.train.config import config_names, describe_config
 from jrnn.train.keys import keys_of
 from jrnn.version import __version__
@@ -109,7 +109,7 @@ def commands():
 generated = Path(__file__).parent / "_generated"
 generated.mkdir(exist_ok=True)
 (generated / "commands.md").write_text(commands(), encoding="utf-8")
-(generated / "operators.md").write_text(catalog.render(), encoding="utf-8")
+(generated / "operators.md").write_text(operator_tables.render(), encoding="utf-8")
 
 notebooks = (
     generated / "site" / "notebooks"

@@ -95,6 +95,11 @@ def test_the_configuration_of_the_training_guide_loads(tmp_path):
     assert load_config(path, ["model.cell=lstm", "train.steps=10"]).model.cell == "lstm"
 
 
+def test_operators_that_are_alike_share_a_row():
+    text = runpy.run_path(str(DOCS / "operator_tables.py"))["render"]()
+    assert "| And, EQ, GE, GT, LE, LT, NE, Or | `a, b` |" in text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_tables_of_measured_figures_can_be_made(page):
     for name in re.findall(r"^```\{measured\} (\w+)\n```$", page.read_text(encoding="utf-8"), re.M):

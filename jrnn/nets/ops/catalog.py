@@ -1,10 +1,8 @@
-"""Descriptions of the registered operators: the rows of `jrnn ops`, and of docs/operators.md."""
+"""Descriptions of the registered operators: the rows of `jrnn ops`, and of docs/operators.md (`docs/operator_tables.py`)."""
 
-import sys
 import types
 import typing
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jrnn.nets import registry
@@ -68,42 +66,3 @@ def _kind(annotation: Any) -> str:
         return _kind(typing.get_args(annotation)[0]) + "s"
     name = str(annotation.__name__)
     return {"str": "string", "ndarray": "numbers"}.get(name, name.lower())
-
-
-def render() -> str:
-    """A table for each family, contrib's last, as docs/operators.md includes them."""
-    families: dict[str, list[OpDef]] = {}
-    for definition in registry.registered():
-        families.setdefault(definition.forward.__module__, []).append(definition)
-    parts = []
-    for module in sorted(families, key=lambda m: (".contrib." in m, m)):
-        summary = (sys.modules[module].__doc__ or "").splitlines()[0]
-        parts.append(f"## {module.removeprefix('jrnn.nets.ops.')}\n\n{summary}\n")
-        parts.append(_table(_rows(families[module])))
-    total = sum(map(len, families.values()))
-    return "\n".join([*parts, f"{total} operators.\n"])
-
-
-def _rows(family: list[OpDef]) -> Iterable[Entry]:
-    """The entries of a family. A gradient operator stands in the row of its operator."""
-    known = {d.type: entry(d) for d in family}
-    of = {f"{e.type}Gradient": e for e in known.values() if e.gradient == "yes"}
-    for e in known.values():
-        gradient = known.get(f"{e.type}Gradient") if e.gradient == "yes" else None
-        if e.type not in of:
-            yield e if gradient is None else replace(e, gradient=_code(f"({gradient.inputs})"))
-
-
-def _table(rows: Iterable[Entry]) -> str:
-    lines = ["| Operator | Inputs | Outputs | Arguments | Gradient | Notes |", "| --- | --- | --- | --- | --- | --- |"]
-    alike: dict[Entry, list[str]] = {}
-    for e in rows:
-        alike.setdefault(replace(e, type=""), []).append(e.type)
-    for e, names in alike.items():
-        cells = (", ".join(names), _code(e.inputs), e.outputs, _code(e.arguments), e.gradient, e.notes)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
