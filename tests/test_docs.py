@@ -35,7 +35,7 @@ TABLES = runpy.run_path(str(DOCS / "tables.py"))
         ("from_pytorch.md", 10),
         ("index.md", 15),
         ("nn.md", 20),
-        ("plans.md", 13),
+        ("plans.md", 10),
         ("pretrained.md", 20),
         ("recurrent_network.md", 15),
         ("scan.md", 15),
