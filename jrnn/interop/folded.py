@@ -23,7 +23,7 @@ def _normalized(g: np.ndarray, v: np.ndarray) -> np.ndarray:
     """g v / norm(v), with the norm over the axes along which g is constant."""
     axes = tuple(k for k in range(v.ndim) if g.ndim == 0 or g.shape[k] == 1)
     wide = v.astype(np.promote_types(v.dtype, np.float32))
-    return (g * wide / np.sqrt(np.sum(wide * wide, axis=axes, keepdims=True))).astype(v.dtype)
+    return np.asarray(g * wide / np.sqrt(np.sum(wide * wide, axis=axes, keepdims=True)), v.dtype)
 
 
 def _is_normalized(g: np.ndarray, v: np.ndarray) -> bool:
@@ -35,7 +35,7 @@ def _by_largest(weight: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     """W / (u^T W v): u is along the first axis of W, or along the second if W is of a transposed convolution."""
     axes = (axis for axis, size in enumerate(weight.shape) if size == u.size)
     along = (np.moveaxis(weight, axis, 0).reshape(u.size, -1).astype(np.float64) for axis in axes)
-    return (weight / max((u @ rows @ v for rows in along), key=abs)).astype(weight.dtype)
+    return np.asarray(weight / max((u @ rows @ v for rows in along), key=abs), weight.dtype)
 
 
 def _is_spectral(weight: np.ndarray, u: np.ndarray, v: np.ndarray) -> bool:

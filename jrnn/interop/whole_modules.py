@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jrnn import nn
 from jrnn.errors import ConversionError, near
 from jrnn.interop.cells import Params
 from jrnn.interop.torch_weights import load_state_dict
@@ -34,8 +35,9 @@ def _transposed_convolution(x: np.ndarray) -> np.ndarray:
 
 # By the layer of flax and the name of its variable: the name in PyTorch's layer, and the change of the array. Any other
 # variable, such as those of jrnn.nn's layers, has its own name and layout in PyTorch, too.
-_NORM = {"scale": ("weight", _same), "bias": ("bias", _same)}
-_LAYERS: dict[type, dict[str, tuple[str, _Turn]]] = {
+_Rows = dict[str, tuple[str, _Turn]]
+_NORM: _Rows = {"scale": ("weight", _same), "bias": ("bias", _same)}
+_LAYERS: dict[type, _Rows] = {
     nnx.Embed: {"embedding": ("weight", _same)},
     nnx.Linear: {"kernel": ("weight", np.transpose), "bias": ("bias", _same)},
     nnx.Conv: {"kernel": ("weight", _convolution), "bias": ("bias", _same)},
@@ -82,8 +84,8 @@ def load_module(
     Any other variable gets the tensor of its own path. Values are cast to the types of the variables.
 
     Args:
-        module: has the same names as the model, as far as `names` does not say otherwise. The layers of `nnx.Sequential` and
-            `nnx.List` are numbered as PyTorch's.
+        module: has the same names as the model, as far as `names` does not say otherwise. The layers of `nnx.List`,
+            `nnx.Sequential` and `jrnn.nn.Sequential` are numbered as PyTorch's.
         source, prefix: as those of `load_state_dict`; such as `model.state_dict()`.
         names: PyTorch's names by the module's, of layers or variables: {"embed": "embedding", "head": "classifier.2"}.
         strict: raises if a variable has no tensor, or a tensor has no variable. A tensor that equals one which is used, such
@@ -134,8 +136,10 @@ def load_module(
 
 def _variables(module: nnx.Module) -> Iterator[tuple[str, str, _Turn, nnx.Variable[Any]]]:
     """The path of each variable, its path with PyTorch's name, the change of the array, and the variable."""
-    lists = {(*path, "layers") for path, inner in nnx.iter_modules(module) if isinstance(inner, nnx.Sequential)}
-    for path, inner in nnx.iter_modules(module):
+    kinds = ((nnx.Sequential, "layers"), (nn.Sequential, "parts"))  # whose lists have no name in PyTorch
+    every = [*nnx.iter_modules(module)]
+    lists = {(*path, name) for path, inner in every for kind, name in kinds if isinstance(inner, kind)}
+    for path, inner in every:
         rows = next((rows for layer, rows in _LAYERS.items() if type(inner) is layer), {})
         parts = [str(part) for k, part in enumerate(path) if tuple(path[: k + 1]) not in lists]
         for name, variable in vars(inner).items():

@@ -93,6 +93,16 @@ def test_what_does_not_fit_is_named_and_changes_nothing():
     np.testing.assert_array_equal(model.norm.bias[...], weights["norm.bias"])
 
 
+def test_a_stack_of_layers_is_numbered_as_in_pytorch():
+    rngs = nnx.Rngs(0)
+    stack = nn.Sequential(nn.GRU(3, 4, rngs=rngs), nnx.relu, nnx.Linear(4, 2, rngs=rngs))
+    weights = {f"0.{name}": value for name, value in nn.GRU(3, 4, rngs=nnx.Rngs(1)).params().items()}
+    weights |= {"2.weight": normal(2, 4), "2.bias": normal(2)}
+    report = interop.load_module(stack, weights)
+    assert report.loaded["2.kernel"] == "2.weight" and report.loaded["0.bias_hh_l0"] == "0.bias_hh_l0"
+    np.testing.assert_array_equal(stack.parts[2].kernel[...], weights["2.weight"].T)
+
+
 def test_a_tied_tensor_needs_no_variable():
     embed, table = nnx.Embed(4, 2, rngs=nnx.Rngs(0)), normal(4, 2)
     assert interop.load_module(embed, {"weight": table, "head.weight": table}).unused == ()
