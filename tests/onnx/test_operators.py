@@ -20,7 +20,8 @@ FAMILIES = [
     "averagepool", "cast", "castlike", "convinteger", "convtranspose", "dequantizelinear", "dynamicquantizelinear",
     "eyelike", "matmulinteger", "maxpool", "qlinearconv", "qlinearmatmul", "quantizelinear", "reducel1", "reducemax",
     "reducemin", "reducesumsquare", "resize", "upsample",
-    "bitcast", "bitshift", "compress", "cumprod", "cumsum", "dft", "melweightmatrix", "stft", "tensorscatter", "unique",
+    "bitcast", "bitshift", "compress", "cumprod", "cumsum", "dft", "lpnormalization",
+    "melweightmatrix", "stft", "tensorscatter", "unique",
 ]
 # Those that ONNX defines by functions.
 FUNCTIONS = [
@@ -300,6 +301,16 @@ def test_functions_of_onnx_have_no_parameters_of_their_own(opset):
     normal = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5) + 1
     blocks = (2 * (x if opset < 18 else normal)).reshape(2, 2, 2, 1, 3, 3)
     np.testing.assert_allclose(y, blocks.transpose(0, 3, 4, 1, 5, 2).reshape(2, 1, 6, 6), atol=1e-5)
+
+
+def test_onnxruntime_adds_operators_to_older_sets():
+    """It writes LayerNormalization, which is of operator set 17, into files of older ones."""
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 13]>
+        agraph (float[N, 3] x, float[3] s) => (float[N, 3] y) { y = LayerNormalization <epsilon = 0.1> (x, s) }"""
+    )
+    feeds = {"x": X[0, 0, :, :3], "s": np.float32([1, 2, 3])}
+    np.testing.assert_allclose(jrnn.from_onnx(proto)(feeds)["y"], onnxruntime_of(proto, feeds)[0], atol=1e-6)
 
 
 BAD_FRAMES = {

@@ -96,6 +96,13 @@ def normalized(node, x, axes, epsilon: float = 1e-5, centers: bool = True):
     return (x - mean) * inverse, mean, inverse
 
 
+@op("LpNormalization")
+def _(node, x):
+    axis, order = node.get("axis", -1), node.get("p", 2)
+    size = jnp.sqrt(jnp.sum(x * x, axis, keepdims=True)) if order == 2 else jnp.sum(jnp.abs(x), axis, keepdims=True)
+    return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
+
+
 @op("LayerNormalization")
 def _(node, x, scale, bias=None):
     normal, mean, inverse = normalized(node, x, tuple(range(x.ndim))[node.get("axis", -1) :])
