@@ -14,6 +14,8 @@ from plans_of import scan_plans
 
 import jrnn
 from jrnn.errors import ScanError
+from jrnn.loops.rules import lowering
+from jrnn.loops.strategies import Target
 from jrnn.loops.strategies.table import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("rewritten")
@@ -149,3 +151,30 @@ def test_batches_of_marked_loops_of_jax():
 
 def test_a_toy_is_short():
     assert len(Path(toy_strategy.__file__).read_text().splitlines()) < 60
+
+
+def test_any_strategy_can_be_asked_for_by_name():
+    """What is asked for is not compared."""
+
+    def solved(h, x):
+        return jnp.linalg.solve(jnp.eye(2) * 3 + h, x), None
+
+    def delta(S, x):
+        q, k, v = x
+        return (S := S + k[:, None] * (v - k @ S)[None, :]), q @ S
+
+    def executors(step, init, xs, executor):
+        plans = scan_plans(step, init, xs, executor=executor)
+        return [plan.executor for plan in (*plans.forward, *plans.training)]
+
+    pairs, vectors = jnp.ones((9, 2, 2)), (jnp.ones((9, 4)) / 2,) * 3
+    assert executors(solved, jnp.ones((2, 2)), pairs, "arithmetic")[0] == "arithmetic"
+    assert executors(solved, jnp.ones((2, 2)), pairs, "scan")[0] == "scan"
+    assert executors(delta, jnp.zeros((4, 4)), vectors, "chunks")[1] == "chunks"
+    assert "chunks" not in executors(delta, jnp.zeros((4, 4)), vectors, "auto")
+
+
+def test_a_strategy_of_another_platform_says_so():
+    jaxpr = jax.make_jaxpr(lambda xs: jrnn.scan(cumulative, INIT, xs, executor="arithmetic"))(XS).jaxpr
+    (plan,) = lowering.plans_in(jaxpr, Target("cuda"))
+    assert plan.executor == "scan" and plan.notes == ("not arithmetic: it runs on cpu alone",)
