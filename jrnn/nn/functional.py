@@ -20,37 +20,37 @@ but the cell c is not normalized).
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from jrnn.nn.settings import Settings, read, spelled_out, warn_of_dropout
 from jrnn.nn.stack import Params, run_stack, step_cell, step_stack
-from jrnn.nn.units import GRU, LSTM, rnn_unit
+from jrnn.nn.units import GRU, LSTM, State, Unit, rnn_unit
 
 
-def _settings(where: str, params: Params, settings: dict[str, Any]) -> Settings:
-    chosen = read(where, settings)
-    warn_of_dropout(where, chosen.dropout, 2 if "weight_ih_l1" in params else 1)
-    return chosen
+def _apart(where: str, function: Callable[..., Any], options: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """The settings among the options, and the keyword arguments of a function."""
+    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    own = {name: options.pop(name) for name in names if name in options}
+    return read(where, options, names), own
 
 
-@spelled_out()
-def rnn(
-    params: Params,
-    x: Any,
-    hx: Any = None,
-    *,
-    nonlinearity: str = "tanh",
-    lengths: Any = None,
-    resets: Any = None,
-    reset_state: Any = None,
-    mask: Any = None,
-    key: jax.Array | None = None,
-    return_states: str = "last",
-    embedding: Any = None,
-    **settings: Any,
-) -> tuple[Any, jax.Array]:
+def _run(unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]) -> tuple[Any, State]:
+    settings, own = _apart(where, run_stack, options)
+    warn_of_dropout(where, settings.dropout, 2 if "weight_ih_l1" in params else 1)
+    return run_stack(unit, where, params, x, hx, settings, **own)
+
+
+def _step(unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]) -> tuple[jax.Array, State]:
+    settings, own = _apart(where, step_stack, options)
+    return step_stack(unit, where, params, x, hx, settings, **own)
+
+
+@spelled_out(run_stack, Settings)
+def rnn(params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **options: Any) -> tuple[Any, jax.Array]:
     """A stack of plain recurrent layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P].
 
     Args:
@@ -94,29 +94,12 @@ def rnn(
     >>> bool(jnp.allclose(rnn(params, tokens, embedding=table)[0], rnn(params, table[tokens])[0]))
     True
     """
-    chosen = _settings("rnn", params, settings)
-    output, states = run_stack(
-        rnn_unit(nonlinearity), "rnn", params, x, hx, chosen, lengths=lengths, resets=resets, reset_state=reset_state,
-        mask=mask, key=key, return_states=return_states, embedding=embedding,
-    )  # fmt: skip
+    output, states = _run(rnn_unit(nonlinearity), "rnn", params, x, hx, options)
     return output, states[0]
 
 
-@spelled_out()
-def lstm(
-    params: Params,
-    x: Any,
-    hx: Any = None,
-    *,
-    lengths: Any = None,
-    resets: Any = None,
-    reset_state: Any = None,
-    mask: Any = None,
-    key: jax.Array | None = None,
-    return_states: str = "last",
-    embedding: Any = None,
-    **settings: Any,
-) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+@spelled_out(run_stack, Settings)
+def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
     """A stack of LSTM layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P], [L K, N, H].
 
     Arguments are those of `rnn`; hx is a pair (h, c).
@@ -131,29 +114,12 @@ def lstm(
     >>> output.shape, h_n.shape, c_n.shape
     ((2, 5, 4), (4, 2, 2), (4, 2, 4))
     """
-    chosen = _settings("lstm", params, settings)
-    output, (h, c) = run_stack(
-        LSTM, "lstm", params, x, hx, chosen, lengths=lengths, resets=resets, reset_state=reset_state,
-        mask=mask, key=key, return_states=return_states, embedding=embedding,
-    )  # fmt: skip
+    output, (h, c) = _run(LSTM, "lstm", params, x, hx, options)
     return output, (h, c)
 
 
-@spelled_out()
-def gru(
-    params: Params,
-    x: Any,
-    hx: Any = None,
-    *,
-    lengths: Any = None,
-    resets: Any = None,
-    reset_state: Any = None,
-    mask: Any = None,
-    key: jax.Array | None = None,
-    return_states: str = "last",
-    embedding: Any = None,
-    **settings: Any,
-) -> tuple[Any, jax.Array]:
+@spelled_out(run_stack, Settings)
+def gru(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, jax.Array]:
     """A stack of GRU layers, [T, N, D] -> [T, N, K H] and the last states [L K, N, H]; arguments as in `rnn`.
 
     >>> import jax.numpy as jnp
@@ -163,43 +129,21 @@ def gru(
     >>> bool((output[-1] == h_n[0]).all())
     True
     """
-    chosen = _settings("gru", params, settings)
-    output, states = run_stack(
-        GRU, "gru", params, x, hx, chosen, lengths=lengths, resets=resets, reset_state=reset_state,
-        mask=mask, key=key, return_states=return_states, embedding=embedding,
-    )  # fmt: skip
+    output, states = _run(GRU, "gru", params, x, hx, options)
     return output, states[0]
 
 
-@spelled_out()
+@spelled_out(step_stack, Settings)
 def rnn_step(
-    params: Params,
-    x: Any,
-    hx: Any = None,
-    *,
-    nonlinearity: str = "tanh",
-    resets: Any = None,
-    reset_state: Any = None,
-    mask: Any = None,
-    **settings: Any,
+    params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **options: Any
 ) -> tuple[jax.Array, jax.Array]:
     """One step through a stack of plain layers; see `lstm_step`. The states are one array [L, N, P]."""
-    masks = {"resets": resets, "reset_state": reset_state, "mask": mask}
-    y, states = step_stack(rnn_unit(nonlinearity), "rnn_step", params, x, hx, read("rnn_step", settings), **masks)
+    y, states = _step(rnn_unit(nonlinearity), "rnn_step", params, x, hx, options)
     return y, states[0]
 
 
-@spelled_out()
-def lstm_step(
-    params: Params,
-    x: Any,
-    hx: Any = None,
-    *,
-    resets: Any = None,
-    reset_state: Any = None,
-    mask: Any = None,
-    **settings: Any,
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+@spelled_out(step_stack, Settings)
+def lstm_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One step through a stack of LSTM layers, for streaming. Takes and returns the state.
 
     Step by step, the outputs of a sequence are those of `lstm` without dropout.
@@ -229,25 +173,14 @@ def lstm_step(
     >>> bool(jnp.allclose(y, lstm(params, xs)[0][-1], atol=1e-6))
     True
     """
-    masks = {"resets": resets, "reset_state": reset_state, "mask": mask}
-    y, (h, c) = step_stack(LSTM, "lstm_step", params, x, hx, read("lstm_step", settings), **masks)
+    y, (h, c) = _step(LSTM, "lstm_step", params, x, hx, options)
     return y, (h, c)
 
 
-@spelled_out()
-def gru_step(
-    params: Params,
-    x: Any,
-    hx: Any = None,
-    *,
-    resets: Any = None,
-    reset_state: Any = None,
-    mask: Any = None,
-    **settings: Any,
-) -> tuple[jax.Array, jax.Array]:
+@spelled_out(step_stack, Settings)
+def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[jax.Array, jax.Array]:
     """One step through a stack of GRU layers; see `lstm_step`. The states are one array [L, N, H]."""
-    masks = {"resets": resets, "reset_state": reset_state, "mask": mask}
-    y, states = step_stack(GRU, "gru_step", params, x, hx, read("gru_step", settings), **masks)
+    y, states = _step(GRU, "gru_step", params, x, hx, options)
     return y, states[0]
 
 

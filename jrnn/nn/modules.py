@@ -126,28 +126,14 @@ class _Stack(Parameters):
         if deterministic is not None:
             self.deterministic = deterministic
 
-    def __call__(
-        self,
-        x: Any,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
-        reset_state: Any = None,
-        mask: Any = None,
-        rngs: Rngs | None = None,
-        return_states: str = "last",
-        embedding: Any = None,
-    ) -> tuple[Any, Any]:
+    @spelled_out(run_stack, without=["key"])
+    def __call__(self, x: Any, hx: Any = None, *, rngs: Rngs | None = None, **options: Any) -> tuple[Any, Any]:
         """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], or for an LSTM (h_n, c_n [L K, N, H]).
 
         The arguments are those of `jrnn.nn.functional.rnn`. `rngs` replaces the module's own source of random keys.
         """
-        unit, key, params = self.layout.unit, self._key(rngs), self.params()
-        output, states = run_stack(
-            unit, unit.name, params, x, hx, self.settings, lengths=lengths, resets=resets, reset_state=reset_state,
-            mask=mask, key=key, return_states=return_states, embedding=embedding,
-        )  # fmt: skip
+        unit, key = self.layout.unit, self._key(rngs)
+        output, states = run_stack(unit, unit.name, self.params(), x, hx, self.settings, key=key, **options)
         return output, as_given(states)
 
     def initial_state(self, batch: int) -> Any:

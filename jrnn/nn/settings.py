@@ -95,8 +95,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def spelled_out(*others: Callable[..., Any], without: Iterable[str] = ()) -> Callable[[Function], Function]:
     """A decorator that lists in a function's signature the keywords that it takes as `**settings`.
 
-    They are the fields of `Settings`, or the keyword-only parameters of `others`, the functions that get them, except for
-    `without`. `help()` and editors read this signature.
+    They are the fields of `Settings`, or the keyword-only parameters of `others`, the functions that get them (all of
+    `Settings`), except for `without`. `help()` and editors read this signature.
 
     >>> @spelled_out()
     ... def run(x, **settings): ...
@@ -107,12 +107,12 @@ def spelled_out(*others: Callable[..., Any], without: Iterable[str] = ()) -> Cal
     def spell_out(function: Function) -> Function:
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        more = [p for f in others or (Settings,) for p in inspect.signature(f).parameters.values()]
+        more = [(f, p) for f in others or (Settings,) for p in inspect.signature(f).parameters.values()]
         leave_out = {p.name for p in own} | set(without)
         added = {
             p.name: p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for p in more
-            if p.name not in leave_out and (p.kind is inspect.Parameter.KEYWORD_ONLY or not others)
+            for f, p in more
+            if p.name not in leave_out and (p.kind is inspect.Parameter.KEYWORD_ONLY or f is Settings)
         }
         function.__signature__ = signature.replace(parameters=[*own, *added.values()])  # type: ignore[attr-defined]
         return function

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import jrnn
 from jrnn import nn
 from jrnn.errors import LayerError
 
@@ -121,6 +122,17 @@ def test_steps_have_their_own_times(name, x64):
     mask[[1, 4]] = False
     _, holes = layer(x, mask=mask, dt=np.where(mask, dt, np.nan))
     close(holes, layer(x[mask[:, 0]], dt=dt[mask[:, 0]])[1])
+
+
+@pytest.mark.parametrize("name", ["LRU", "S5", "Mamba", "Recurrent"])
+def test_times_are_solved_in_parallel(name, x64):
+    layer, params, x, dt = given(name)
+    parallel = LAYERS[name](rngs=nnx.Rngs(0), executor="associative")
+    parallel.load(params)
+    options = {"dt": dt, "lengths": LENGTHS, "resets": RESETS}
+    close(parallel(x, **options), layer(x, **options))
+    explained = jrnn.explain(lambda x, dt: parallel.apply(params, x, dt=dt), x, dt)
+    assert "on cpu: associative" in str(explained)
 
 
 @pytest.mark.parametrize("name", LAYERS)
