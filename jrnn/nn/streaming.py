@@ -141,6 +141,7 @@ def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[j
     leaves, tree = jax.tree.flatten(module)  # arguments: large parameters make slow constants
 
     def of_leaves(leaves: list[Any], x: Any, hx: Any = None, **options: Any) -> tuple[jax.Array, Any]:
-        return step(tree.unflatten(leaves), x, hx, **options)
+        results: tuple[jax.Array, Any] = step(jax.tree.unflatten(tree, leaves), x, hx, **options)
+        return results
 
     return partial(jax.jit(of_leaves, donate_argnames="hx" if donate else None), leaves)

@@ -150,7 +150,7 @@ class Cycles:
         count = len(step.carries)
         after, values = (sum(map(len, reads)) for reads in (step.reads[:count], step.reads[count:]))
         terms = values + 2 * after / size
-        once = _POWERS / max(self.loop.length, 1)
+        once: float = _POWERS / max(self.loop.length, 1)
         return _ISSUE * self.operations + _TERM * terms + self.around / size + once
 
     def _longest(self, fused: bool) -> float:
