@@ -24,9 +24,8 @@ from jrnn.bench import steps
 from jrnn.bench.sizes import Size
 from jrnn.loops import scan
 from jrnn.loops.chunks import chunked
-from jrnn.loops.rules import lowering
-from jrnn.loops.strategies import by_steps, gpu
-from jrnn.loops.strategies import chunks as choice
+from jrnn.loops.strategies import accelerators, chooser
+from jrnn.loops.strategies.nodes import by_steps
 
 SIZES = [Size.parse(text) for text in (("100x32x512x512", "100x1x128x128") if GPU else ("8x2x3x4", "5x1x3x4"))]
 
@@ -45,9 +44,8 @@ def constants(module: Any, **values: Any) -> Iterator[None]:
 def forget() -> None:
     """Clears the caches of JAX and of plans."""
     jax.clear_caches()
-    for module in (choice, lowering):
-        for value in vars(module).values():
-            getattr(value, "cache_clear", lambda: None)()
+    for value in vars(chooser).values():
+        getattr(value, "cache_clear", lambda: None)()
 
 
 def chunks_of(size: int) -> Any:
@@ -84,13 +82,13 @@ def unroll(day: Day) -> None:
     jobs = []
     for size in SIZES:
         for trips in (4, 1, 2, 8, 16):
-            with constants(gpu, _STEPS=trips):
+            with constants(accelerators, _STEPS=trips):
                 jobs += lowered(day, cell_job(f"lstm train {size}", f"{trips} steps a trip", scan, "lstm", size))
     day.timed(jobs)
 
 
 def stages(day: Day) -> None:
-    def plain(core: Any, target: Any) -> Any:
+    def plain(core: Any, devices: int) -> Any:
         return by_steps(core)
 
     tried: dict[str, dict[str, Any]] = {
@@ -102,7 +100,7 @@ def stages(day: Day) -> None:
     for cell in ("lstm", "gru"):
         for size in SIZES:
             for peer, values in tried.items():
-                with constants(gpu, **values):
+                with constants(accelerators, **values):
                     jobs += lowered(day, cell_job(f"{cell} train {size}", peer, scan, cell, size))
     day.timed(jobs)
 
