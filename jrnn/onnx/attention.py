@@ -88,9 +88,10 @@ class Recurrence:
 
     Attributes:
         scan: the loop; `loop` has its equations, and `consts` are values of the first of its constants.
-        forms: labels of axes; those of S are `batch`, K and V.
+        forms: labels of axes; S has those in `batch`, K and V, and maybe axes of size 1.
+        heads: B and H, the sizes of the axes of S besides K and V: all but the last, and the last.
         terms: q, k, v, and the decay and b, where there are.
-        read: the variable y, and the labels of its axes.
+        read: the variable y, and the labels of its axes, which are None for those of size 1.
     """
 
     scan: ScanParams
@@ -98,6 +99,7 @@ class Recurrence:
     consts: Sequence[Any]
     forms: Forms
     batch: tuple[int, ...]
+    heads: tuple[Any, Any]
     name: str
     terms: tuple[Term, ...]
     read: tuple[Any, tuple[int, ...]]
@@ -114,16 +116,19 @@ class Recurrence:
         known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
         form = matrix_form(loop, (0,), known, loop.ys, {})
         labels, k = form.forms.axes, form.forms.contracted
-        if None in labels or len(form.free) != 1 or form.columns or form.matrices:
+        if len(form.free) != 1 or form.columns or form.matrices:
             raise NotAffine("another matrix")
         name, terms = _update(form)
         q, own, read = _read(loop, known, k, form.free[0])
         given = [(own, q), *((form.forms, term) for term in terms)]
         terms = tuple(replace(term, factors=tuple(_rooted(f, x) for x in term.factors)) for f, term in given)
-        if not form.forms.labels_in(terms) <= {*labels}:
+        if not form.forms.labels_in(terms) <= {*labels}:  # of axes that are summed inside of a factor
             raise NotAffine("a vector with other axes")
-        batch = tuple(l for l in labels if l not in (k, form.free[0]))
-        return Recurrence(scan, loop, program.consts, form.forms, batch, name, terms, read, form.free[0])
+        outer = [l for l in labels if l not in (k, form.free[0])]
+        *sizes, last = [1, *(1 if l is None else form.forms.size[l] for l in outer)]
+        heads = (math.prod(sizes), last) if len(outer) > 1 and jaxprs.is_known(last) else (math.prod([*sizes, last]), 1)
+        batch = tuple(l for l in outer if l is not None)
+        return Recurrence(scan, loop, program.consts, form.forms, batch, heads, name, terms, read, form.free[0])
 
     def run(self, *args: Any) -> list[Any]:
         """The outputs of the scan."""
@@ -135,24 +140,26 @@ class Recurrence:
         jaxprs.over_time(loop.eqns, variables(self.terms), env, steps)
         k, v = self.forms.contracted, self.value_label
         factors = Factors(env, steps, self.forms.find, jnp.float32, size[k], None)
-        sizes = [size[l] for l in self.batch]
-        shape = (math.prod(sizes[:-1]), sizes[-1]) if sizes else (1, 1)  # B and H
 
         def packed(term: Term, last: int | None) -> Any:
             along = (*self.batch, *(() if last is None else (last,)))
             array = flip(factors.value(term).full(("T", *along), size))
-            array = array.reshape(self.scan.length, *shape, 1 if last is None else size[last])
+            array = array.reshape(self.scan.length, *self.heads, 1 if last is None else size[last])
             return jnp.swapaxes(array, 0, 1)
 
         lasts = [k, k, v, *(k if k in self.forms.labels_in([term]) else None for term in self.terms[3:])]
-        axes = [self.forms.axes.index(l) for l in (*self.batch, k, v)]
-        S = jnp.transpose(state, axes)
         arrays = [*map(packed, self.terms, lasts)]
-        y, last = linear_attention.bind(*arrays[:3], S.reshape(*shape, size[k], size[v]), *arrays[3:], name=self.name)
-        y = flip(jnp.swapaxes(y, 0, 1).reshape(self.scan.length, *sizes, size[v]))
-        var, order = self.read
-        steps[var] = jnp.transpose(y, (0, *(1 + (*self.batch, v).index(l) for l in order)))
-        last = jnp.transpose(last.reshape(S.shape), np.argsort(axes))
+        order = (*(i for i, l in enumerate(self.forms.axes) if l not in (k, v)), *map(self.forms.axes.index, (k, v)))
+        S = jnp.transpose(state, order)
+        y, last = linear_attention.bind(
+            *arrays[:3], S.reshape(*self.heads, size[k], size[v]), *arrays[3:], name=self.name
+        )
+        var, labels = self.read
+        along = (*self.batch, v)
+        y = flip(jnp.swapaxes(y, 0, 1)).reshape(self.scan.length, *(size[l] for l in along))
+        y = jnp.transpose(y, (0, *(1 + along.index(l) for l in labels if l is not None)))
+        steps[var] = y.reshape(self.scan.length, *var.aval.shape)
+        last = jnp.transpose(last.reshape(S.shape), np.argsort(order))
         return [last, *jaxprs.stacks(loop.eqns, loop.ys, env, steps, self.scan.length)]
 
 
@@ -259,6 +266,6 @@ def _read(loop: Loop, known: set[Any], k: int, free: int) -> tuple[Term, Forms, 
     inner = _alone(term.of.terms)
     q = Term(None, (*inner.factors, *term.factors), inner.sign * term.sign)
     labels = forms.resolved(value.labels)
-    if inner.of is not new or free in forms.labels_in([q]) or set(labels) != {l for l in forms.axes if l != k}:
+    if inner.of is not new or free in forms.labels_in([q]) or {*labels, None} != {*forms.axes, None} - {k}:
         raise NotAffine("another read")
     return q, forms, (cut, labels)

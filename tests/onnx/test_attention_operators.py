@@ -58,6 +58,17 @@ def test_a_layer_is_one_operator_with_open_sizes(kind):
         np.testing.assert_allclose(back, ours, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_layer_of_one_head_is_one_operator(batch):
+    layer = nn.GatedDeltaNet(8, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (3, batch, 8))
+    model = jrnn.to_onnx(layer, x, dims="T, N, ..." if batch > 1 else "T, ...", opset=OPSET)
+    assert counted(model) == (1, 1, 0)
+    longer = jax.random.normal(jax.random.key(2), (9, batch, 8))
+    for ours, theirs in zip(jax.tree.leaves(layer(longer)), run(model, longer), strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+
 RNG = np.random.default_rng(0)
 T, N, H, K, V = 5, 2, 3, 4, 6
 

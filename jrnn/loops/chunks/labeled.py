@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jrnn import jaxprs
@@ -110,8 +111,9 @@ class Factors:
         moving = jaxprs.is_in(factor.of, self.steps)
         array = self.steps[factor.of] if moving else jaxprs.value(self.env, factor.of)
         index = factor.index or (0,) * len(factor.labels)
-        at = tuple(slice(None) if l is not None else i for l, i in zip(factor.labels, index))
-        array = array[(slice(None), *at) if moving else at] if None in factor.labels else array
+        for axis in reversed(range(len(index))):
+            if factor.labels[axis] is None:
+                array = jax.lax.index_in_dim(array, index[axis], axis + moving, keepdims=False)
         if factor.how in ("unless", "where", "eye"):
             array = array if array.dtype == bool else array != 0
             array = ~array if factor.how == "unless" else array
