@@ -27,18 +27,22 @@ if [ "$version" != --check ]; then
 fi
 
 make_venv test .venv-release
-.venv-release/bin/python -m pip install --quiet --disable-pip-version-check "build>=1.2" "twine>=6" "setuptools>=77"
+.venv-release/bin/python -m pip install --quiet --disable-pip-version-check "twine>=6"
 rm -rf dist build/lib
-# With its build requirements at hand, nothing else is needed of a network: the build has none, where the system allows that.
-apart=()
-unshare --user --net true 2>/dev/null && apart=(unshare --user --net)
-PIP_NO_INDEX=1 "${apart[@]}" .venv-release/bin/python -m build --no-isolation --outdir dist . >build.log 2>&1 || { cat build.log; exit 1; }
-rm -f build.log
-.venv-release/bin/python -m twine check --strict dist/*
-.venv-release/bin/python scripts/packaging/check_dist.py dist
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+# An environment with the build requirements. The build itself has no network, where the system allows that.
+.venv-release/bin/python -m venv "$folder/build"
+builder="$folder/build/bin/python"
+"$builder" -m pip install --quiet --disable-pip-version-check "build>=1.2" "setuptools>=77"
+headers=$(cd scripts/packaging && "$builder" -c 'import backend; print(*backend.HEADERS)')
+"$builder" -m pip install --quiet --disable-pip-version-check $headers
+apart=()
+unshare --user --net true 2>/dev/null && apart=(unshare --user --net)
+PIP_NO_INDEX=1 "${apart[@]}" "$builder" -m build --no-isolation --outdir dist . >"$folder/build.log" 2>&1 || { cat "$folder/build.log"; exit 1; }
+.venv-release/bin/python -m twine check --strict dist/*
+.venv-release/bin/python scripts/packaging/check_dist.py dist
 tar -xzf dist/*.tar.gz -C "$folder"
 .venv-release/bin/python scripts/notebooks.py "$folder/notebooks" --run
 small=()

@@ -34,6 +34,17 @@ def quiet(**options):
     return chosen, text
 
 
+def test_a_net_is_measured_next_to_the_same_cell():
+    """Caffe2's LSTM by `to_jax`, with gradients for its weights and input."""
+    forward, weights, x = peers.caffe2_net("lstm", TINY)
+    assert forward(weights, x).shape == (TINY.steps, TINY.batch, TINY.hidden)
+    of_weights, of_x = peers.in_mode(forward, "train")(weights, x)
+    assert all(bool(jnp.any(leaf != 0)) for leaf in (of_weights["cell/gates_t_w"], of_weights["cell/i2h_w"], of_x))
+    assert peers.caffe2_net("slstm", TINY) is None
+    options, text = quiet(cells=["layer_norm_lstm"], peers=["jrnn", "net"], modes=["forward"])
+    assert [r.peer for r in run(options)] == ["jrnn", "net"]
+
+
 def test_records_tables_json_plot_and_comparison(tmp_path):
     options, text = quiet(
         cells=["min_gru"],
