@@ -43,6 +43,8 @@ class Asked(NamedTuple):
     inputs: Any = None
     lengths: Any = None
     resets: Any = None
+    mask: Any = None
+    dt: Any = None
     targets: None = None
     fresh: Any = False
 
@@ -137,7 +139,14 @@ class TrainedModel:
         return f"TrainedModel({self.origin.path}, {numbers:,} parameters, {self.origin.config.model})"
 
     def __call__(
-        self, inputs: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None
+        self,
+        inputs: Any,
+        state: State | None = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        mask: Any = None,
+        dt: Any = None,
     ) -> tuple[jax.Array, State]:
         """Inputs [N, T, D] or tokens [N, T] -> outputs and the state after the last step.
 
@@ -146,6 +155,9 @@ class TrainedModel:
             state: the state after earlier steps; None: the initial one.
             lengths: [N], where the sequences end.
             resets: booleans [N, T], the steps before which the state restarts.
+            mask: booleans [N, T], True where a step counts; for models of features.
+            dt: numbers [N, T], the time since the last step that counts, over the spacing in training (1:
+                that spacing); for models that were trained on the times of their rows.
 
         Returns:
             Outputs [N, T, O], or [N, O] of a model that has one output for a sequence; and the state, which is empty for a
@@ -153,8 +165,10 @@ class TrainedModel:
 
         Raises:
             LayerError: if the arrays do not fit.
-            ConfigError: if the model has no state, lengths or resets, and one is given.
+            ConfigError: if the model has no state, lengths, resets, mask or times, and one is given.
         """
+        if (mask is not None or dt is not None) and self._reads_tokens:
+            raise ConfigError(f"{self.name}: mask and dt are for models of features; this one reads tokens")
         if self.language_model is not None:
             return self.language_model(inputs, state, lengths=lengths, resets=resets)
         inputs = self._checked(inputs, ("N", "T"))
@@ -168,6 +182,14 @@ class TrainedModel:
         if resets is not None or self.origin.signature.resets:
             none = jnp.zeros((batch, steps), bool)
             given["resets"] = (none if resets is None else check_flags(where, "resets", resets, (batch, steps))).T
+        if mask is not None or self.origin.signature.mask:
+            every = jnp.ones((batch, steps), bool)
+            given["mask"] = (every if mask is None else check_flags(where, "mask", mask, (batch, steps))).T
+        if dt is not None or self.origin.signature.dt:
+            passed = jnp.ones((batch, steps)) if dt is None else check_array(where, "dt", dt)
+            if passed.shape != (batch, steps):
+                raise LayerError(f"{where}: dt is {list(passed.shape)} but must be [{batch}, {steps}]")
+            given["dt"] = passed.T
         return self._run(inputs, state, given)
 
     def step(self, x: Any, state: State | None = None, *, mask: Any = None) -> tuple[jax.Array, State]:

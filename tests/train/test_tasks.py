@@ -4,14 +4,18 @@ import csv
 import io
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jrnn.errors import ConfigError, DataError
+from jrnn.errors import ConfigError, DataError, LayerError
 from jrnn.train import Config, load_run, train
+from jrnn.train.models.interface import Signature, mean_loss
 from jrnn.train.tasks.adding import Adding
 from jrnn.train.tasks.classification import ClassificationData, read_examples
-from jrnn.train.tasks.forecast import read_columns, windows
+from jrnn.train.tasks.forecast import windows
+from jrnn.train.tasks.series import Series, read_columns, read_series
 from jrnn.train.tasks.task import Examples, Scaling, Shuffled, in_batches, split
 from jrnn.train.toml_codec import decode
 
@@ -130,8 +134,8 @@ def test_files_that_are_none(tmp_path):
     [
         ("a,b\n1,2\n", r"has no column 'value'; known are a, b"),
         ("a,valu\n1,2\n", r"has no column 'value'; did you mean 'valu'"),
-        ("a,value\n1,2\n3\n", r"x\.csv, line 3: column 'value' must be a number, is ''"),
-        ("value\n1\nnan\n", r"line 3: column 'value' must be a number, is 'nan'"),
+        ("a,value\n1,2\n3,x\n", r"x\.csv, line 3: column 'value' must be a number, or empty where nothing was"),
+        ("value\n1\ninf\n", r"line 3: column 'value' must be a number, or empty .*, is 'inf'"),
         ("", r"has no column 'value'"),
     ],
 )
@@ -148,11 +152,49 @@ def test_columns_by_name(tmp_path):
 
 def test_windows_and_what_follows_them():
     rows = np.arange(6.0)[:, None]
-    series = windows(rows, np.concatenate([rows, rows * 10], axis=1), window=3, horizon=2)
-    np.testing.assert_array_equal(series.inputs[..., 0].T, [[0, 1, 2], [1, 2, 3]])
-    np.testing.assert_array_equal(series.targets, [[3, 30, 4, 40], [4, 40, 5, 50]])
+    series = Series(rows, np.ones(6, bool))
+    cut = windows(series, np.concatenate([rows, rows * 10], axis=1), window=3, horizon=2)
+    np.testing.assert_array_equal(cut.inputs[..., 0].T, [[0, 1, 2], [1, 2, 3]])
+    np.testing.assert_array_equal(cut.targets, [[3, 30, 4, 40], [4, 40, 5, 50]])
+    assert cut.mask is None and cut.dt is None
     with pytest.raises(DataError, match=r"4 rows are too few for data\.window = 3 and data\.horizon = 2"):
-        windows(rows[:4], rows[:4], 3, 2)
+        windows(series[:4], rows[:4], 3, 2)
+
+
+def test_empty_cells_and_times_of_windows(tmp_path):
+    """A row with an empty cell does not count; times are counted from the last row that does, in the usual spacing."""
+    hours = [0, 1, 2, 4, 5, 6]
+    values = ["1", "", "3", "4", "NA", "6"]
+    rows = "".join(f"2026-11-27T{h:02}:00,{v}\n" for h, v in zip(hours, values))
+    (tmp_path / "x.csv").write_text(f"at,value\n{rows}")
+    series = read_series(tmp_path / "x.csv", ["value"], "at")
+    assert series.spacing == 3600
+    cut = windows(series, series.inputs, window=2, horizon=1)
+    np.testing.assert_array_equal(cut.targets[:, 0], [3, 4, 6])  # two windows end where no target is known
+    np.testing.assert_array_equal(cut.inputs[..., 0].T, [[1, 0], [0, 3], [4, 0]])
+    np.testing.assert_array_equal(cut.mask.T, [[True, False], [False, True], [True, False]])
+    np.testing.assert_array_equal(cut.dt.T, [[1, 1], [1, 2], [2, 1]])
+    np.testing.assert_array_equal(in_batches(cut, 2)[1].dt, cut.dt[:, 2:])
+    (tmp_path / "y.csv").write_text("at,value\n1,1\n2,2\n3,3\n")
+    assert read_series(tmp_path / "y.csv", ["value"], "at").times is None  # equally spaced
+    for text, message in (
+        ("1,1\n3,2\n2,3\n", "column 'at' does not increase at row 3 of the data; sort the rows"),
+        (
+            "monday,1\n",
+            "line 2: column 'at' must be a number or a date, as 2026-11-27 or 2026-11-27T10:30, is 'monday'",
+        ),
+    ):
+        (tmp_path / "y.csv").write_text(f"at,value\n{text}")
+        with pytest.raises(DataError, match=message):
+            read_series(tmp_path / "y.csv", ["value"], "at")
+
+
+def test_targets_that_are_not_known_have_no_loss():
+    signature = Signature(False, 1, 2, loss="squared_error")
+    outputs, targets = jnp.array([[1.0, 2.0], [3.0, 5.0]]), jnp.array([[0.0, jnp.nan], [jnp.nan, 3.0]])
+    loss, gradient = jax.value_and_grad(lambda y: mean_loss(signature, y, targets))(outputs)
+    assert float(loss) == (1 + 4) / 2
+    np.testing.assert_array_equal(gradient, [[1, 0], [0, 2]])
 
 
 # trainings
@@ -213,6 +255,50 @@ def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
     (tmp_path / "later.csv").write_text("value\n" + "1700\n" * 8)
     later = load_run(tmp_path / "r").predict(tmp_path / "later.csv")
     assert later.startswith("step,value\n1,") and later != load_run(tmp_path / "r").predict()
+
+
+def hourly(path, hours, values, name="x.csv"):
+    (path / name).write_text("at,value\n" + "".join(f"{h * 3600},{v}\n" for h, v in zip(hours, values)))
+    return {"path": str(path / name), "targets": ["value"], "window": 6, "horizon": 2, "batch": 16}
+
+
+def test_a_forecast_from_rows_with_holes_is_that_of_the_rows_that_count(tmp_path, quiet):
+    values = [f"{np.sin(k / 3):.6f}" if k % 7 else "" for k in range(80)]
+    data = hourly(tmp_path, range(80), values)
+    result = run({"task": "forecast", "data": data, "model": SMALL}, tmp_path / "r", quiet)
+    assert np.isfinite(result.metrics["rmse_value"])
+    model = load_run(tmp_path / "r")
+    last = np.array([float(v) if v else np.nan for v in values[-6:]])
+    predicted = [float(line.split(",")[1]) for line in model.predict().splitlines()[1:]]
+    some = last[~np.isnan(last)]
+    assert len(some) == 5
+    np.testing.assert_allclose(model(jnp.asarray(some)[None, :, None])[0][0, :, 0], predicted, rtol=1e-4)
+    masked, _ = model(jnp.asarray(last)[None, :, None], mask=~np.isnan(last)[None])
+    np.testing.assert_allclose(masked[0, :, 0], predicted, rtol=1e-4)
+    with pytest.raises(ConfigError, match='use model.kind = "nn"'):
+        run({"task": "forecast", "data": data, "model": {"kind": "cells"}}, tmp_path / "c", quiet)
+
+
+def test_a_forecast_reads_the_times_of_its_rows(tmp_path, quiet):
+    hours = np.cumsum(np.random.default_rng(0).choice([1, 1, 1, 3], 80))
+    data = {**hourly(tmp_path, hours, np.sin(hours / 3)), "time": "at"}
+    with pytest.raises(ConfigError, match='not equally spaced, and model.cell = "gru" reads no times: use "lru"'):
+        run({"task": "forecast", "data": data, "model": SMALL}, tmp_path / "r", quiet)
+    assert not (tmp_path / "r").exists()
+    run({"task": "forecast", "data": data, "model": {**SMALL, "cell": "lru"}}, tmp_path / "r", quiet)
+    model = load_run(tmp_path / "r")
+    hourly(tmp_path, range(6), range(6), "even.csv")
+    hourly(tmp_path, [0, 1, 2, 3, 4, 9], range(6), "late.csv")
+    even, late = (
+        [float(line.split(",")[1]) for line in model.predict(tmp_path / f"{name}.csv").splitlines()[1:]]
+        for name in ("even", "late")
+    )
+    x = jnp.arange(6.0)[None, :, None]
+    np.testing.assert_allclose(model(x)[0][0, :, 0], even, rtol=1e-4)
+    np.testing.assert_allclose(model(x, dt=jnp.ones((1, 6)).at[0, 5].set(5.0))[0][0, :, 0], late, rtol=1e-4)
+    assert even != late
+    with pytest.raises(LayerError, match=r"dt is \[6\] but must be \[1, 6\]"):
+        model(x, dt=jnp.ones(6))
 
 
 @pytest.mark.parametrize(

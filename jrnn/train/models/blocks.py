@@ -6,6 +6,7 @@ Shapes: T steps, B examples side by side, E embedding, H hidden.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,9 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jrnn import nn
+from jrnn.errors import ConfigError
 from jrnn.nn.families import CELLS
 from jrnn.nn.span import rms_norm
-from jrnn.train.models.interface import Carry, LayersModel, Params, dropout
+from jrnn.train.models.interface import Carry, LayersModel, Params, dropout, no_times
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class BlocksModel(LayersModel):
     The parameters of layer k are named `layers.K.NAME`. Carry: the leaves of the layers' states, [1, B, ...] each; empty if
     the signature carries no state.
     """
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.signature.dt and not self._layer._timed:
+            raise ConfigError(no_times(self.config.cell))
 
     @cached_property
     def _layer(self) -> nn.RecurrentLayer:
@@ -76,7 +83,17 @@ class BlocksModel(LayersModel):
             states.append(state)
         x = rms_norm(x, params["norm"])
         if not self.signature.every_step:
-            ends = jnp.full(x.shape[1], x.shape[0]) if ragged["lengths"] is None else ragged["lengths"]
-            x = jnp.take_along_axis(x, jnp.maximum(ends, 1)[None, :, None] - 1, axis=0)[0]
+            x = jnp.take_along_axis(x, _last_step(x.shape, ragged)[None, :, None], axis=0)[0]
         output = self._output(params, dropout(x, c.dropout, keys[-1]))
         return output, {f"state{k}": leaf[None] for k, leaf in enumerate(jax.tree.leaves(states)[: len(carry)])}
+
+
+def _last_step(shape: tuple[int, ...], ragged: Mapping[str, Any]) -> Any:
+    """The last step of each of B sequences that counts, [B]; 0 if there is none."""
+    steps = jnp.arange(shape[0])[:, None]
+    counts = jnp.ones(shape[:2], bool)
+    if "lengths" in ragged:
+        counts &= steps < jnp.asarray(ragged["lengths"])[None]
+    if "mask" in ragged:
+        counts &= ragged["mask"]
+    return jnp.max(jnp.where(counts, steps, 0), axis=0)

@@ -36,6 +36,8 @@ class Signature:
         carried: whether the state is carried from batch to batch, or every batch starts with the initial state.
         lengths: whether a batch has a member `lengths`, int32 [B], the number of valid steps of each sequence.
         resets: whether a batch has a member `resets`, bool [T, B], the steps before which the state restarts.
+        mask: whether a batch has a member `mask`, bool [T, B], True where a step counts.
+        dt: whether a batch has a member `dt`, float [T, B], the time since the last step that counts.
         tokens_of_a_batch: T B if it is known, else 0.
     """
 
@@ -47,6 +49,8 @@ class Signature:
     carried: bool = False
     lengths: bool = False
     resets: bool = False
+    mask: bool = False
+    dt: bool = False
     tokens_of_a_batch: int = 0
 
 
@@ -176,9 +180,9 @@ class LayersModel(Model, ABC):
         return jnp.asarray(batch.inputs)
 
     def _ragged(self, batch: Any) -> dict[str, Any]:
-        """The lengths and resets of a batch, each None if the signature has none."""
-        wanted = {"lengths": self.signature.lengths, "resets": self.signature.resets}
-        return {name: getattr(batch, name) if given else None for name, given in wanted.items()}
+        """The lengths, resets, mask and times of a batch that the signature has."""
+        names = (name for name in ("lengths", "resets", "mask", "dt") if getattr(self.signature, name))
+        return {name: getattr(batch, name) for name in names}
 
     def _output(self, params: Params, x: Any) -> Any:
         """The output layer of x [..., size]; its products are of x's type, its sums of the parameters'."""
@@ -198,10 +202,20 @@ class LayersModel(Model, ABC):
 
 
 def mean_loss(signature: Signature, outputs: Any, targets: Any) -> Any:
-    """Returns the loss [] that `Signature.loss` names."""
+    """Returns the loss [] that `Signature.loss` names. A target value that is NaN is not known, and is left out."""
     if signature.loss == "cross_entropy":
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, targets))
-    return jnp.mean(jnp.square(outputs - targets))
+    known = ~jnp.isnan(targets)
+    errors = jnp.where(known, outputs - jnp.where(known, targets, 0), 0)
+    return jnp.sum(jnp.square(errors)) / jnp.maximum(jnp.sum(known), 1)
+
+
+def no_times(cell: str) -> str:
+    """The message for a cell without time between its steps."""
+    return (
+        f'the rows of data.time are not equally spaced, and model.cell = "{cell}" reads no times: use '
+        '"lru", "s5", "mamba" or "mamba2"; or leave out data.time, and rows count as equally spaced'
+    )
 
 
 def dropout(x: Any, ratio: float, key: Any) -> Any:

@@ -26,6 +26,7 @@ from jrnn.train.models.interface import (
     Params,
     Signature,
     dropout,
+    no_times,
 )
 from jrnn.train.toml_codec import require
 
@@ -75,6 +76,8 @@ class NnModel(LayersModel):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.signature.dt:
+            raise ConfigError(no_times(self.config.cell))
         if self.config.bidirectional and self.signature.carried:
             raise ConfigError("model.bidirectional must be false if the state is carried on from batch to batch")
 

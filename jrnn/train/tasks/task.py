@@ -159,15 +159,19 @@ class Examples(NamedTuple):
         targets: int32 classes [B], or float32 values [B, ...].
         fresh: True: every batch starts with the initial state.
         lengths: int32 [B], the number of valid steps of each example; None if all are valid.
+        mask: bool [T, B], True where a step counts; None if all do.
+        dt: float32 [T, B], the time since the last step that counts; None if steps are equally spaced.
     """
 
     inputs: Any
     targets: Any
     fresh: Any = np.asarray(True)
     lengths: Any = None
+    mask: Any = None
+    dt: Any = None
 
 
-AXES = {"inputs": 1, "targets": 0, "lengths": 0}
+AXES = {"inputs": 1, "targets": 0, "lengths": 0, "mask": 1, "dt": 1}
 
 
 @dataclass(frozen=True)
@@ -212,8 +216,8 @@ def _order(seed: int, number: int, count: int) -> np.ndarray:
 
 def take(examples: Examples, which: Any) -> Examples:
     """Returns the examples of these indices."""
-    lengths = None if examples.lengths is None else examples.lengths[which]
-    return Examples(examples.inputs[:, which], examples.targets[which], examples.fresh, lengths)
+    members = {name: value for name in AXES if (value := getattr(examples, name)) is not None}
+    return examples._replace(**{n: v[which] if AXES[n] == 0 else v[:, which] for n, v in members.items()})
 
 
 def in_batches(examples: Examples, size: int) -> tuple[Examples, ...]:
@@ -246,10 +250,10 @@ class Scaling:
 
     @classmethod
     def fit(cls, values: np.ndarray) -> Scaling:
-        """Fits values [N, D]; a constant feature is only shifted."""
+        """Fits values [N, D], without those that are NaN; a constant feature is only shifted."""
         wide = np.asarray(values, np.float64)
-        deviation = wide.std(axis=0)
-        return cls(wide.mean(axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
+        deviation = np.nanstd(wide, axis=0)
+        return cls(np.nanmean(wide, axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
 
     def scaled(self, values: Any) -> Any:
         """As `apply`, in JAX."""
