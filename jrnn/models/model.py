@@ -229,9 +229,9 @@ def _call(
         steps = Compaction.of(mask.T, lengths, resets)
         tokens, lengths, resets = steps.moved(tokens), steps.lengths, steps.resets
     if lengths is not None:
-        live = jnp.arange(len(tokens))[:, None] < lengths[None]
+        live = jnp.arange(tokens.shape[0])[:, None] < lengths[None]
         tokens, resets = jnp.where(live, tokens, 0), None if resets is None else resets & live
-    span = Span(len(tokens), dtype, lengths, resets, in_a_step=in_a_step)
+    span = Span(tokens.shape[0], dtype, lengths, resets, in_a_step=in_a_step)
     x, after = decoder.run(w, w[names.embedding][tokens].astype(accumulator(dtype)), state, span)
     head = w[names.embedding if decoder.tied else names.head]
     logits = decoder.logits(span.linear(x, head))
