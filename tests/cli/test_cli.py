@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from jrnn import Net, progress, read_net, write_net
+from jrnn import Net, read_net, write_net
 from jrnn.cli import main
+from jrnn.files import progress
 from jrnn.nets import Op
 from jrnn.nets.proto import read_plan, write_plan
 from jrnn.train import load_config
@@ -401,6 +402,7 @@ IGNORED = """
 import os, signal, sys, threading
 import jrnn.cli.training
 from jrnn.cli import main
+from jrnn.files import progress
 
 class Interrupts:
     def __del__(self):
