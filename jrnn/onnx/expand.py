@@ -40,18 +40,19 @@ def schema_of(name: str, opset: int) -> defs.OpSchema | None:
 
 def expanded(proto: onnx.ModelProto, table: Container[str]) -> onnx.ModelProto:
     """A model whose nodes are in the table, as far as ONNX defines the others; functions may call functions."""
-    opset, model = opset_of(proto), proto
+    opset = opset_of(proto)
     for _ in range(_DEPTH):
+        if not any(_is_missing(node, table) for node in nodes_of(proto.graph)):
+            break
         model, functions = onnx.ModelProto(), []
         model.CopyFrom(proto)
         types = _types(model.graph)
         for k, node in enumerate(nodes_of(model.graph)):
-            if node.domain in STANDARD and node.op_type not in table:
-                body = _body(node, types, opset)
-                if body is not None:  # each node is a call of a function of its own, which depends on its types
-                    node.domain = body.domain = "jrnn"
-                    node.op_type = body.name = f"{node.op_type}_{k}"
-                    functions.append(body)
+            body = _body(node, types, opset) if _is_missing(node, table) else None
+            if body is not None:  # each node is a call of a function of its own, which depends on its types
+                node.domain = body.domain = "jrnn"
+                node.op_type = body.name = f"{node.op_type}_{k}"
+                functions.append(body)
         if not functions:
             break
         model.functions.extend(functions)
@@ -61,6 +62,10 @@ def expanded(proto: onnx.ModelProto, table: Container[str]) -> onnx.ModelProto:
         proto.opset_import.extend(model.opset_import[:-1])
         proto = shape_inference.infer_shapes(proto)
     return proto
+
+
+def _is_missing(node: onnx.NodeProto, table: Container[str]) -> bool:
+    return node.domain in STANDARD and node.op_type not in table
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, bytes]:

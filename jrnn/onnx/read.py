@@ -183,17 +183,25 @@ def _checkable(proto: onnx.ModelProto) -> onnx.ModelProto:
     onnxruntime adds operators to the standard domain, and torch writes GroupNormalization of a set where it is deprecated.
     """
     opset, copy = opset_of(proto), onnx.ModelProto()
+    shaped = all(v.type.tensor_type.HasField("shape") for v in (*proto.graph.input, *proto.graph.output))
+    if shaped and not any(_is_odd(node, opset) for node in nodes_of(proto.graph)):
+        return proto
     copy.CopyFrom(proto)
     for value in (*copy.graph.input, *copy.graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
     for node in nodes_of(copy.graph):
-        schema = schema_of(node.op_type, opset) if node.domain in STANDARD else None
-        is_added = schema is None and node.op_type in OPERATORS
-        if is_added or (schema is not None and schema.deprecated):
+        if _is_odd(node, opset):
             node.domain = "jrnn"
     copy.opset_import.append(helper.make_opsetid("jrnn", 1))
     return copy
+
+
+def _is_odd(node: onnx.NodeProto, opset: int) -> bool:
+    """Whether a node of the standard domain has no valid schema and is read nonetheless."""
+    schema = schema_of(node.op_type, opset) if node.domain in STANDARD else None
+    is_added = schema is None and node.domain in STANDARD and node.op_type in OPERATORS
+    return is_added or (schema is not None and schema.deprecated)
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:

@@ -294,6 +294,7 @@ def test_functions_of_onnx_have_no_parameters_of_their_own(opset):
     proto = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>' + text)
     model = jrnn.from_onnx(proto)
     assert list(model.params) == ["w"]
+    assert "DepthToSpace" in {node.op_type for node in model.proto.graph.node}  # what is saved
     per = np.ones(2 if opset < 21 else 4, np.float32)
     x = np.random.default_rng(0).standard_normal((2, 4, 3, 3)).astype(np.float32)
     y = model({"x": x, "scale": per, "bias": per})["y"]
