@@ -152,11 +152,11 @@ class Compaction(NamedTuple):
         [[0, 5, 0, 6]]
         """
         if lengths is not None:
-            live = jnp.arange(len(mask))[:, None] < lengths[None]
+            live = jnp.arange(mask.shape[0])[:, None] < lengths[None]
             mask, resets = mask & live, None if resets is None else resets & live
         order = jnp.argsort(~mask, axis=0, stable=True).astype(jnp.int32)
         compaction = cls(mask, order, jnp.sum(mask, axis=0, dtype=jnp.int32))
-        if resets is None or not len(mask):
+        if resets is None or mask.shape[0] == 0:
             return compaction._replace(resets=resets)
         pieces = jnp.cumsum(resets, axis=0, dtype=jnp.int32)  # which piece between resets a step belongs to
         own, end = compaction.moved(pieces), pieces[-1]
@@ -164,7 +164,7 @@ class Compaction(NamedTuple):
         any_left = compaction.lengths > 0
         last = jnp.take_along_axis(own, jnp.maximum(compaction.lengths, 1)[None] - 1, axis=0)[0]
         return compaction._replace(
-            resets=(own > earlier) & (jnp.arange(len(mask))[:, None] < compaction.lengths[None]),
+            resets=(own > earlier) & (jnp.arange(mask.shape[0])[:, None] < compaction.lengths[None]),
             before=jnp.where(any_left, own[0], end) > resets[0],
             after=end > jnp.where(any_left, last, 0),
         )
@@ -175,7 +175,7 @@ class Compaction(NamedTuple):
 
     def put_back(self, leaf: jax.Array) -> jax.Array:
         """Moved steps [T, N, ...] where they were, and zeros at steps that do not count."""
-        if not len(self.mask):
+        if self.mask.shape[0] == 0:
             return leaf
         place = jnp.maximum(jnp.cumsum(self.mask, axis=0, dtype=jnp.int32) - 1, 0)
         return where_live(

@@ -79,7 +79,7 @@ class Sequential(nnx.Module):
             rows = {name: None if leaf is None else leaf[:, 0] for name, leaf in rows.items()}
         x, live = rows.pop("x"), rows["mask"]
         if given.lengths is not None:
-            within = jnp.arange(len(x))[:, None] < given.lengths[None]
+            within = jnp.arange(x.shape[0])[:, None] < given.lengths[None]
             within = within[:, 0] if given.single else within
             live = within if live is None else live & within
             rows["lengths"] = given.lengths

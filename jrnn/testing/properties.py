@@ -324,7 +324,8 @@ def _(layer: Layer, tolerance: float) -> str | None:
     for k, (name, leaf) in enumerate(named("the initial state", layer.state)):
         if leaf.dtype.kind not in "fc" or np.any(gradients[k]):
             continue
-        moved = jax.tree.unflatten(structure, [*leaves[:k], leaf + np.asarray(0.5, leaf.dtype), *leaves[k + 1 :]])
+        # By little, so that it is not beyond a kink, such as that of a maximum, on whose side the gradient is zero.
+        moved = jax.tree.unflatten(structure, [*leaves[:k], leaf + np.asarray(0.01, leaf.dtype), *leaves[k + 1 :]])
         if differs("y", _run(layer, layer.x, moved)[0], y, tolerance) is not None:
             return f"the gradient of {name} is zero"
     return None

@@ -194,3 +194,11 @@ def test_layouts_and_packed_sequences():
 def test_what_does_not_fit_is_named(given, message):
     with pytest.raises(LayerError, match=message):
         nn.GRU(D, 3, rngs=nnx.Rngs(0))(np.zeros((T, N, D)), **given)
+
+
+@pytest.mark.parametrize("name", ["GRU both", "Mamba2"])
+def test_sizes_may_be_symbols(name):
+    layer, (x, mask) = ALL[name](rngs=nnx.Rngs(0)), (inputs(0.0).astype(np.float32), MASK)
+    specs = jax.export.symbolic_args_specs((x, mask), ("t, n, 8", "t, n"))
+    exported = jax.export.export(jax.jit(lambda x, mask: layer(x, mask=mask)[0]))(*specs)
+    np.testing.assert_allclose(exported.call(x, mask), layer(x, mask=mask)[0], atol=1e-6)

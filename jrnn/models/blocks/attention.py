@@ -122,7 +122,7 @@ def in_order(state: State, position: jax.Array) -> State:
 
     def of(name: str, leaf: jax.Array) -> jax.Array:
         axis = _axis(name)
-        shape = (len(order), *[1] * (axis - 1), slots, *[1] * (leaf.ndim - axis - 1))
+        shape = (order.shape[0], *[1] * (axis - 1), slots, *[1] * (leaf.ndim - axis - 1))
         return jnp.take_along_axis(leaf, order.reshape(shape), axis=axis)
 
     return {name: of(name, leaf) for name, leaf in state.items()}
