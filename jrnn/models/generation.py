@@ -341,6 +341,8 @@ def _generate(model: TokenModel, prompt: Prompt) -> tuple[jax.Array, State]:
         return count + 1, written, tokens.at[count].set(written.last)
 
     start = _begin(model, prompt)
+    if prompt.length == 0:
+        return jnp.zeros((*start.last.shape, 0), jnp.int32), start.state
     tokens = like(jnp.zeros((prompt.length, *start.last.shape), jnp.int32), start)
     count, written, tokens = jax.lax.while_loop(goes_on, draw, (jnp.int32(0), start, tokens))
     unwritten = jnp.arange(prompt.length)[:, None] >= count

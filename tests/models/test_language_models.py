@@ -98,6 +98,13 @@ def test_generation_ends_with_the_last_sequence():
         jax.tree.map(lambda a, b, n=n: np.testing.assert_allclose(a[n], b[0], atol=1e-5), state, alone)
 
 
+def test_no_tokens_may_be_asked_for():
+    model = made("mamba")
+    new, state = model.generate(PROMPT, 0, temperature=0)
+    assert new.shape == (2, 0) and list(model.stream(PROMPT, 0, temperature=0)) == []
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state, model(PROMPT)[1])
+
+
 @pytest.mark.parametrize("name", ["qwen3_next", "recurrent_gemma"])
 def test_a_step_copies_no_memory(name):
     slots, more = 4096, {} if name == "qwen3_next" else {"attention_window_size": 4096, "num_attention_heads": 1}
