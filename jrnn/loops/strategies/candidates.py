@@ -53,8 +53,8 @@ class Choice(NamedTuple):
 
 
 # What another candidate must save of the estimated time to replace the reference: the model is not exact, least of all for
-# loops without products, which XLA fuses in its own way.
-MIN_GAIN, ELEMENTWISE_MIN_GAIN = 0.08, 0.12
+# loops without products, which XLA fuses in its own way, and for steps so short that a stack more takes a part of them.
+MIN_GAIN, ELEMENTWISE_MIN_GAIN, SHORT_MIN_GAIN = 0.08, 0.12, 0.35
 # Of two candidates that may both replace the reference, the one that changes more must save this part of the uncertainty.
 BETWEEN = 0.5
 # The bound of memory: `_FACTOR` times the memory of the reference, and `SMALL` bytes. A candidate that is estimated to take

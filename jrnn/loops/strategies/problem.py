@@ -18,12 +18,21 @@ from jrnn.loops.passes import Fission, Moves, columns, movable, split
 from jrnn.loops.passes.canonical import canonical
 from jrnn.loops.passes.fission import Facts
 from jrnn.loops.passes.sums import Contract, as_written, smaller_first
-from jrnn.loops.strategies.candidates import ELEMENTWISE_MIN_GAIN, MIN_GAIN, REFERENCE, SMALL, Bounds, Candidate
+from jrnn.loops.strategies.candidates import (
+    ELEMENTWISE_MIN_GAIN,
+    MIN_GAIN,
+    REFERENCE,
+    SHORT_MIN_GAIN,
+    SMALL,
+    Bounds,
+    Candidate,
+)
 from jrnn.loops.strategies.nodes import Conversion, Split, Steps
 from jrnn.loops.strategies.plan import Target
 
 _SHARE = 0.5  # of a loop's own arrays, which a candidate may use if the states are small
 _EFFORT = 2_000  # equations that may be estimated for a loop: bounds the time of lowering
+_SHORT = 5e-8  # seconds of a step in which nothing is called
 _LEAST_GAIN = 0.03  # the part of a loop's time that transposed constants must save
 _NO_COST = Estimate(0.0, 0)
 
@@ -121,6 +130,8 @@ def to_lower(
             loop = transposed if _transposing_pays(loop, transposed, target.machine) else loop
         live, avoided = _other_bytes(original, options, provenance, reference.estimate)
         min_gain = MIN_GAIN if any(map(is_call, loop.eqns)) else ELEMENTWISE_MIN_GAIN
+        if reference.estimate.seconds < _SHORT * jaxprs.extent(loop.length):
+            min_gain = SHORT_MIN_GAIN
         # The forward loop has half of the products of its reverse loop.
         forward_seconds = provenance.of_gradient(loop.reverse) * reference.estimate.seconds / 2
         bounds = Bounds(options.memory, live, avoided, min_gain, forward_seconds, _allowance(loop))

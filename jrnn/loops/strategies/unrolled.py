@@ -26,7 +26,7 @@ from jrnn.loops.kernels.unrolled.affine import AffineStep, affine_step
 from jrnn.loops.kernels.unrolled.lookahead import run_ahead
 from jrnn.loops.kernels.unrolled.steps import run_unrolled
 from jrnn.loops.passes import Moves
-from jrnn.loops.strategies.candidates import Candidate
+from jrnn.loops.strategies.candidates import ELEMENTWISE_MIN_GAIN, Candidate
 from jrnn.loops.strategies.nodes import Split, Steps
 from jrnn.loops.strategies.problem import Problem
 
@@ -86,7 +86,7 @@ def propose(problem: Problem) -> Sequence[Candidate]:
         return ()
     fission = problem.split(Moves())
     node = of_tiny(problem, fission.core)
-    return () if node is None else [problem.candidate(Split(fission, node))]
+    return () if node is None else [problem.candidate(Split(fission, node), min_gain=ELEMENTWISE_MIN_GAIN)]
 
 
 def of_tiny(problem: Problem, loop: Loop) -> Unrolled | None:
