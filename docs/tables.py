@@ -79,6 +79,19 @@ def filters():
     return {"head": head, "rows": rows}
 
 
+def tiny():
+    times = column("tiny", "least")
+    rows = []
+    for cell, size in dict.fromkeys((cell, size) for cell, _, _, size in times):
+        row = [f"`{cell}`"]
+        for mode in ("forward", "train"):
+            theirs, ours = (times[cell, mode, peer, size] for peer in ("lax.scan", "jrnn"))
+            row += [f"{1e9 * theirs / int(size):.1f}", f"{1e9 * ours / int(size):.1f}", f"{ours / theirs:.2f}"]
+        rows.append(row)
+    head = [f"{mode}, {what}" for mode in ("forward", "gradient") for what in ("`lax.scan`", "jrnn", "ratio")]
+    return {"head": ["loop", *head], "rows": rows}
+
+
 def world():
     """Programs of other libraries: milliseconds plain and by jrnn, and their ratios, forward and with the gradient."""
     rows = {}
@@ -172,7 +185,7 @@ def h200_errors():
     return {"head": head, "rows": rows}
 
 
-MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters, "world": world, "programs": programs}
+MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters, "tiny": tiny, "world": world, "programs": programs}
 MADE |= {made.__name__: made for made in (h200_cells, h200_layers, h200_chunks, h200_errors)}
 
 

@@ -186,3 +186,20 @@ def test_the_step_of_a_page_streams_what_the_model_computes(tmp_path):
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
     page = (tmp_path / "page" / "index.html").read_text()
     assert all(name in page for name in ("stream.json", "step.onnx", "output/0", "output/1", "stream.expected"))
+
+
+def test_a_filter_is_learned_and_advantages_are_those_of_a_loop(monkeypatch):
+    example = load("filters")
+    monkeypatch.setattr(example, "SAMPLES", 400)
+    _, losses = example.learn(60)
+    assert losses[-1] < 0.3 * losses[0]
+    rng = np.random.default_rng(0)
+    rewards, values, last = rng.normal(size=20), rng.normal(size=20), np.float32(0.7)
+    done = (rng.random(20) < 0.2).astype(np.float32)
+    wanted, later, following = np.zeros(20), 0.0, last
+    for t in reversed(range(20)):
+        goes_on = 0.99 * (1 - done[t])
+        later = rewards[t] + goes_on * following - values[t] + goes_on * 0.95 * later
+        wanted[t], following = later, values[t]
+    ours = example.advantages(*map(jnp.float32, (rewards, values)), last, jnp.float32(done))
+    np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)

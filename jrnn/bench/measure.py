@@ -69,9 +69,9 @@ def in_turns(
             break
         begins(turn + 1)
         for name in orders.sample(list(programs), len(programs)):
-            settled = 0.0
+            settled, begun = 0.0, time.perf_counter()
             while settled < _SETTLED:
-                settled += programs[name].run()
+                settled = max(settled + programs[name].run(), time.perf_counter() - begun)
             took[name].append(programs[name].run())
     return {name: Timing.of(values) for name, values in took.items()}
 

@@ -28,6 +28,7 @@ SUITES = {
     "never-worse": "never_worse",
     "linear": "linear",
     "filters": "filters",
+    "tiny": "tiny_loops",
     "caffe2": "caffe2_cells",
 }
 

@@ -110,11 +110,16 @@ def drawing(c, s, u):
     return (s[0] + jax.random.normal(jax.random.fold_in(jax.random.key(0), u.astype(int))), s[1]), s[0]
 
 
+def choosing(c, s, u):
+    rate = jnp.where(u > s[0], 0.6, 0.9)
+    return (rate * s[0] + (1 - rate) * u, s[1]), s[0]
+
+
 def wide(c, s, u):
     return (s[0] * jnp.full(16, 0.5) + u, s[1]), s[0]
 
 
-@pytest.mark.parametrize("step", [printing, branching, drawing, wide], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", [printing, branching, drawing, choosing, wide], ids=lambda step: step.__name__)
 def test_loops_that_are_not_tiny_stay_as_they_are(step):
     c, init, xs = arguments("filter", 16_000)
     init = (jnp.zeros(16), init[1]) if step is wide else init

@@ -110,7 +110,7 @@ def _size(loop: Loop, estimator: Estimator) -> int:
         return 0
     if any(map(_is_large, (*loop.inputs, *jaxprs.variables(loop.outputs)))):
         return 0
-    if sum(map(_operations, loop.eqns)) > _OPERATIONS:
+    if sum(map(_operations, loop.eqns)) > _OPERATIONS or _has_predicted_branch(loop):
         return 0
     size = max(_STEPS if estimator.machine.small_loop == math.inf else _STEPS_WITHIN_LIMIT, int(loop.unroll))
     inside = estimator.part(loop.eqns, loop.outputs)
@@ -124,6 +124,16 @@ def _is_tiny(eqn: jaxprs.Eqn) -> bool:
 
 def _is_large(v: Var) -> bool:
     return jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) or jaxprs.elements(v.aval.shape) > _LARGEST
+
+
+def _has_predicted_branch(loop: Loop) -> bool:
+    """Returns True if the carry selects among values that do not depend on it.
+
+    XLA:CPU makes a branch of this in a loop of one step a trip. The processor predicts it, and does not wait for the carry.
+    """
+    moving = jaxprs.depends(loop.eqns, loop.carry)
+    selections = [e for e in loop.eqns if e.primitive.name == "select_n" and jaxprs.is_in(e.invars[0], moving)]
+    return any(not any(jaxprs.is_in(a, moving) for a in e.invars[1:]) for e in selections)
 
 
 def _operations(eqn: jaxprs.Eqn) -> float:
