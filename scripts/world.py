@@ -97,8 +97,8 @@ def measured(fn: Callable, args: Any) -> dict[str, Any]:
         "compilation": round(marked_seconds / plain_seconds, 2),
         "memory": round(memory[1] / memory[0], 2),
         "difference": difference(*outs),
-        "rewritten": sum(plan.executor != "lax.scan" for plan in loops),
-        "left": [plan.text() for plan in loops if plan.executor == "lax.scan"],
+        "rewritten": sum(plan.strategy != "lax.scan" for plan in loops),
+        "left": [plan.text() for plan in loops if plan.strategy == "lax.scan"],
     }
 
 

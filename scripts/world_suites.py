@@ -111,7 +111,7 @@ class Pairs:
         self._time(compiler, "compile_or_get_cached", "compile")
 
     def _count(self, plan: Any, where: str) -> None:
-        self.loops[where, plan.title, plan.executor, "; ".join(plan.notes)] += 1
+        self.loops[where, plan.title, plan.strategy, "; ".join(plan.notes)] += 1
 
     def _time(self, module: Any, name: str, key: str) -> None:
         """Adds the processor time of calls of a private function of JAX."""

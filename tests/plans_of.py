@@ -23,8 +23,8 @@ class ScanPlans(NamedTuple):
     training: list[Any]
 
     @property
-    def executor(self):
-        return self.forward[0].executor if self.forward else "lax.scan"
+    def strategy(self):
+        return self.forward[0].strategy if self.forward else "lax.scan"
 
     def __str__(self):
         return "\n".join(map(str, (*self.forward, *self.training)))

@@ -155,7 +155,7 @@ def test_the_delta_rule_recalls_what_linear_attention_mixes_up_and_is_trained_in
     example = load("linear_attention")
     rights = {step.__name__: example.train(step, 50)[1][-1] for step in (example.linear_attention, example.delta_rule)}
     assert rights["delta_rule"] > 0.9 and rights["linear_attention"] < 0.5
-    assert example.loops(example.delta_rule).loops[0].executor == "chunks"
+    assert example.loops(example.delta_rule).loops[0].strategy == "chunks"
     keys, _, last = example.sequences(np.random.default_rng(0))
     assert (last[0] == -1).all() and (last >= 0).mean() > 0.9 and keys.max() == example.KEYS - 1
 

@@ -299,7 +299,7 @@ class _Built:
         memory = compiled.memory_analysis()
         size = None if memory is None else int(memory.temp_size_in_bytes)
         run = clocked(lambda: jax.block_until_ready(compiled(*args)))
-        ran = [plan.executor for plan in plans]
+        ran = [plan.strategy for plan in plans]
         results = jax.tree.leaves(compiled(*args))
         apart = difference(results, results if reference is None else reference.results)
         kept = results if reference is None else []

@@ -230,7 +230,7 @@ def _compiled(job: Job) -> Ready:
 
 def strategies(plans: Any) -> str:
     """Returns how the loops of a program run."""
-    return " ".join(plan.executor or "left" for plan in plans)
+    return " ".join(plan.strategy or "left" for plan in plans)
 
 
 def with_tf32(precision: str | None) -> None:

@@ -231,7 +231,7 @@ def fault(seed, by_numpy):
         off, own, size = (np.max(np.abs(v), initial=0) for v in (mine - true, other - true, true))
         if off > 4 * own + ROUNDINGS * eps * size:
             return f"{name} is off by {off:.1e}, lax.scan by {own:.1e}, of {size:.1e} ({dtype})", True
-    return None, any(plan.executor == "chunks" for plan in plans)
+    return None, any(plan.strategy == "chunks" for plan in plans)
 
 
 def often_in_chunks():

@@ -97,7 +97,7 @@ def plans_on_a_gpu(step, init, xs, **options):
 def test_loops_without_a_gradient_run_in_chunks_too(in_chunks_always):
     init, xs = problem(layers.gated_delta, 256, jnp.float32)
     (plan,) = plans_on_a_gpu(layers.gated_delta, init, xs)
-    assert plan.executor == "chunks"
+    assert plan.strategy == "chunks"
     run = jax.jit(lambda init, xs: plan.node.run([], jax.tree.leaves(init), jax.tree.leaves(xs), 256))
     expected = jax.lax.scan(layers.gated_delta, init, xs)
     assert_close((run(init, xs), expected), 1e-5)
@@ -106,7 +106,7 @@ def test_loops_without_a_gradient_run_in_chunks_too(in_chunks_always):
 @pytest.mark.parametrize("options", [{"memory": 2.0}, {"executor": "scan"}], ids=["memory", "executor"])
 def test_a_bound_of_memory_or_an_executor_keeps_loops_without_a_gradient_step_by_step(options, in_chunks_always):
     (plan,) = plans_on_a_gpu(layers.gated_delta, *problem(layers.gated_delta, 256, jnp.float32), **options)
-    assert plan.executor == "scan"
+    assert plan.strategy == "scan"
 
 
 @pytest.mark.parametrize("width, reads_after", [(4, True), (64, False)])

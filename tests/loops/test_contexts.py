@@ -33,7 +33,7 @@ def bent(h, x):
 
 
 def executors_of(fn, *args):
-    return [plan.executor for plan in jrnn.explain(fn, *args).loops]
+    return [plan.strategy for plan in jrnn.explain(fn, *args).loops]
 
 
 def lax(step):
@@ -237,7 +237,7 @@ def test_a_plan_that_cannot_be_lowered_leaves_the_loop_with_the_reason(monkeypat
     with jrnn.loops.ir.strict_passes(False):
         (explained,) = jrnn.explain(fn, XS).loops
         np.testing.assert_array_equal(fn(XS), jax.lax.scan(bent, H0, XS)[0])
-    assert explained.executor == "lax.scan"
+    assert explained.strategy == "lax.scan"
     assert explained.notes == ("NotImplementedError in a pass (please report it): no such operation",)
     with pytest.raises(NotImplementedError, match="no such operation"):
         jax.jit(lambda xs: scan(bent, H0, xs)[0] * 1).lower(XS)

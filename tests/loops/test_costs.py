@@ -448,7 +448,7 @@ def test_accelerators_run_small_matrix_states_in_chunks(machine, chunks, monkeyp
 
     with observers.collected() as plans:
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(jnp.ones((2, 4, 32, 32)), (jnp.ones((200, 2, 4, 32)),) * 3)
-    assert [plan.executor for plan in plans] == ["chunks"] * chunks
+    assert [plan.strategy for plan in plans] == ["chunks"] * chunks
     assert bool(plans.notes) != chunks
 
 
@@ -543,10 +543,10 @@ SMALL = {
     "step, right",
     [
         (mlstm, lambda plan: not plan.sunk and len(plan.hoisted) in (0, 2)),
-        (hyper_convolution, lambda plan: plan.executor == "lax.scan"),
-        (outer_features, lambda plan: plan.executor == "lax.scan"),
-        (rotation, lambda plan: plan.executor == "lax.scan"),
-        (tiny_gru, lambda plan: plan.executor != "native"),
+        (hyper_convolution, lambda plan: plan.strategy == "lax.scan"),
+        (outer_features, lambda plan: plan.strategy == "lax.scan"),
+        (rotation, lambda plan: plan.strategy == "lax.scan"),
+        (tiny_gru, lambda plan: plan.strategy != "native"),
     ],
 )
 @pytest.mark.parametrize("machine", [machines.CPU, machines.processor(64, 2 << 20, 30 << 20), machines.processor(16)])
@@ -574,7 +574,7 @@ def test_only_states_that_gain_run_in_chunks(side, chunks):
     with observers.collected() as plans:
         xs = (jnp.ones((512, 4, 2, side)),) * 3
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(jnp.ones((4, 2, side, side)), xs)
-    assert ("chunks" in [plan.executor for plan in plans]) == chunks
+    assert ("chunks" in [plan.strategy for plan in plans]) == chunks
 
 
 def test_convolutions_with_a_kernel_for_each_step_are_no_cheaper_for_all_steps():
@@ -607,7 +607,7 @@ def test_stored_states_are_new_memory_for_each_run(monkeypatch):
 
     with observers.collected() as plans:
         jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))({"scale": jnp.float32(1)}, carry, xs)
-    assert "chunks" in [plan.executor for plan in plans]
+    assert "chunks" in [plan.strategy for plan in plans]
 
 
 @pytest.mark.parametrize("batch, size, executors", [(32, 22, []), (4, 64, ["chunks"])])
@@ -629,7 +629,7 @@ def test_scores_of_small_states_are_counted(batch, size, executors, monkeypatch)
     carry = tuple(map(jnp.zeros, ((1, batch, size, size), (1, batch, size), (1, batch, 1))))
     with observers.collected() as plans:
         jax.make_jaxpr(jax.grad(lambda xs: jnp.sum(jrnn.scan(step, carry, xs)[1])))([*vectors, *gates])
-    assert [plan.executor for plan in plans if plan.executor == "chunks"] == executors
+    assert [plan.strategy for plan in plans if plan.strategy == "chunks"] == executors
 
 
 def test_random_numbers_stay_in_loops_of_few_steps():

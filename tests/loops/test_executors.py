@@ -169,11 +169,11 @@ def test_accelerators_keep_the_order_of_sums_that_the_user_wrote(platform):
         return lowering.plans_in(jax.make_jaxpr(fn)(jnp.float32(1), big).jaxpr, Target(platform))
 
     (forward,) = plans(total)
-    assert forward.executor != "associative" and not forward.summed
+    assert forward.strategy != "associative" and not forward.summed
     assert any("order of its sums" in note for note in forward.notes)
     *_, gradient = plans(jax.grad(lambda w, xs: jnp.sum(jnp.sin(total(w, xs)[0][1]))))
     assert gradient.loop.reverse
-    assert gradient.executor == "associative" or gradient.summed
+    assert gradient.strategy == "associative" or gradient.summed
     (counted,) = plans(lambda w, xs: scan(lambda c, x: (c + jnp.sum(x), None), jnp.int32(0), jnp.int32(xs)))
     assert counted.summed, "integers have no order"
 
@@ -185,7 +185,7 @@ def test_accelerators_solve_gradients_of_affine_steps_that_need_no_more_memory_a
     def chosen(step, platform="cuda", **keywords):
         run = functools.partial(scan, step, **keywords)
         closed = jax.make_jaxpr(jax.grad(lambda h, xs: jnp.sum(run(h, jnp.tanh(xs))[0])))(h, xs)
-        forward, *_, reverse = [plan.executor for plan in lowering.plans_in(closed.jaxpr, Target(platform))]
+        forward, *_, reverse = [plan.strategy for plan in lowering.plans_in(closed.jaxpr, Target(platform))]
         return forward, reverse
 
     assert chosen(lambda h, x: (jnp.tanh(x) * h + x, h)) == ("scan", "associative")
@@ -220,15 +220,15 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     assert associative.is_bounded(split(loop).core) == bounded
     of_a_gradient = tag.Provenance(written_reverse=not loop.reverse)
     params, tpu = ScanParams.of_loop(loop), Target("tpu")
-    assert chooser.lowered(params, tpu, tag.Options()).executor == "scan"
-    assert chooser.lowered(params, tpu, tag.Options(), of_a_gradient).executor == ("associative" if bounded else "scan")
+    assert chooser.lowered(params, tpu, tag.Options()).strategy == "scan"
+    assert chooser.lowered(params, tpu, tag.Options(), of_a_gradient).strategy == ("associative" if bounded else "scan")
 
 
 def test_unknown_executor_and_the_choice():
     with pytest.raises(ScanError, match="did you mean 'associative'"):
         scan(lambda c, x: (c, x), 0.0, jnp.ones(3), executor="asociative")
     told = scan_plans(lambda c, x: (c * x, c), jnp.float32(1), jnp.ones(3), executor="associative")
-    assert told.executor == "associative"
+    assert told.strategy == "associative"
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,13 @@ def test_the_loops_of_a_library_say_where_they_are_and_why_they_are_so():
         gradient(parameters, jnp.ones((N, 100, D)))
     forward, reverse = explained.loops
     assert (forward.title, reverse.title) == ("forward loop of 100 steps on cpu", "reverse loop of 100 steps on cpu")
-    assert reverse.executor != "lax.scan"
+    assert reverse.strategy != "lax.scan"
     lines = str(explained).splitlines()
     assert lines[0].startswith("2 loops: ") and lines[1].startswith("flax/nnx/"), "the library's line"
     assert f", from {os.path.join('tests', 'loops', Path(__file__).name)}" in lines[1] and "gradient" in lines[1], (
         "ours"
     )
-    assert f"  reverse loop of 100 steps on cpu: {reverse.executor}" in lines
+    assert f"  reverse loop of 100 steps on cpu: {reverse.strategy}" in lines
     assert any("estimated: " in line and "(lax.scan: " in line for line in lines)
 
 
@@ -63,7 +63,7 @@ def test_the_reasons_of_loops_that_are_left_as_they_are():
     with jrnn.explain() as explained:
         for xs in (jnp.ones((0, 2)), jnp.ones((1, 2)), jnp.ones((3, 2)), jnp.ones((500, 64, 64))):
             jax.jit(lambda xs: jrnn.scan(lambda c, x: (c + x, None), jnp.zeros(xs.shape[1:]), xs)[0])(xs)
-    assert [plan.executor for plan in explained.loops] == ["lax.scan"] * 4
+    assert [plan.strategy for plan in explained.loops] == ["lax.scan"] * 4
     *short, others = [plan.notes for plan in explained.loops]
     assert short == [("it has no steps",), ("it has one step",), ("it takes less time than planning it",)]
     assert others == ("nothing to gain",) and "; nothing to gain" in explained.loops[3].text()

@@ -45,7 +45,7 @@ def loops_for(target, cell, size=SIZE):
     """What runs the forward and the reverse loop of a gradient."""
     closed = jax.make_jaxpr(jax.grad(loss_of(scan, cell, size), argnums=(0, 1)))(*steps.inputs(cell, size))
     plans = lowering.plans_in(closed.jaxpr, target)
-    assert [plan.executor for plan in plans] == ["scan", "scan"]
+    assert [plan.strategy for plan in plans] == ["scan", "scan"]
     return [plan.node.inner for plan in plans]
 
 

@@ -136,7 +136,7 @@ def test_a_step_that_stacks_and_tiles_stores_no_more_than_one_that_does_not():
 def test_explain_shows_the_same_loops():
     p, x = parameters(4)
     explained = scan_plans(lstm_step(p), (jnp.zeros((N, H)),) * 2, x)
-    assert explained.executor == "scan"
+    assert explained.strategy == "scan"
     forward, reverse = explained.training
     assert (forward.contractions, reverse.contractions) == (1, 1)
     assert [item.type for item in forward.hoisted] == ["float32[3,28]"]

@@ -52,7 +52,7 @@ def test_the_rules_are_in_place():
 def test_the_forward_and_the_reverse_loop_are_planned():
     plans = plans_of(jax.grad(functools.partial(train, scan)), W)
     assert [plan.loop.reverse for plan in plans] == [False, True]
-    assert all(plan.executor == "scan" and plan.contractions == 1 for plan in plans)
+    assert all(plan.strategy == "scan" and plan.contractions == 1 for plan in plans)
     assert plans_of(jax.grad(functools.partial(train, jax.lax.scan)), W) == [], "scans without a mark are JAX's own"
 
 
@@ -84,7 +84,7 @@ def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch, caplog):
     monkeypatch.setitem(STRATEGIES, "scan", Strategy("scan", broken))
     with strict_passes(False):
         plan = scan_plans(rnn, H0, XS[:3]).forward[0]
-        assert plan.executor == "lax.scan" and "a mistake of ours" in str(plan)
+        assert plan.strategy == "lax.scan" and "a mistake of ours" in str(plan)
         np.testing.assert_allclose(scan(rnn, H0, XS[:2])[1], jax.lax.scan(rnn, H0, XS[:2])[1], rtol=1e-6)
         with pytest.raises(ScanError, match="left as jax.lax.scan lowers it.*a mistake of ours"):
             scan(rnn, H0, XS[:1], strict=True)
@@ -198,12 +198,12 @@ def test_plans_under_named_axes():
 
     jax.vmap(one, axis_name="i")(XS[None])
     plan = explained[0].forward[0]
-    assert plan.executor == "scan" and plan.contractions == 1 and "psum" in str(plan)
+    assert plan.strategy == "scan" and plan.contractions == 1 and "psum" in str(plan)
 
 
 def test_steps_in_a_checkpoint_are_planned():
     _, reverse = plans_of(jax.grad(lambda w: train(scan, w, jax.checkpoint(rnn_of(w)))), W)
-    assert len(reverse.summed) == 1 and reverse.executor == "scan"
+    assert len(reverse.summed) == 1 and reverse.strategy == "scan"
 
 
 def rnn_of(w):

@@ -143,7 +143,7 @@ def test_every_form_of_recompute(recompute, names, x64):
 def test_chunks(names, x64, in_chunks_always):
     with observers.collected() as plans:
         agrees(matrix, names, names == "all")
-    assert "chunks" in [plan.executor for plan in plans], plans.notes
+    assert "chunks" in [plan.strategy for plan in plans], plans.notes
 
 
 @pytest.mark.exhaustive

@@ -41,7 +41,7 @@ def compiled(step, init, xs, transform=None, reference=by_numpy):
     ours, theirs = (transform(lambda *a, run=run: loss(run, step, *a)) for run in (jrnn.scan, jax.lax.scan))
     with observers.collected() as plans:
         ours = jax.jit(ours).lower(init, xs).compile()
-    assert [p.executor for p in plans if p.executor == "chunks"], plans.notes
+    assert [p.strategy for p in plans if p.strategy == "chunks"], plans.notes
     return ours, reference(theirs)
 
 
@@ -108,7 +108,7 @@ def test_reverse_lengths_and_resets(x64):
     slope = jax.grad(lambda x: loss(jrnn.scan, layers.gated_delta, init, x, **given)[0], allow_int=True)
     with observers.collected() as plans:
         actual = jax.jit(slope)(xs)
-    assert "chunks" in [p.executor for p in plans], plans.notes
+    assert "chunks" in [p.strategy for p in plans], plans.notes
     with jrnn.plain_scans():
         expected = by_numpy(slope)(xs)
     assert_close((actual, expected), 1e-10)
@@ -247,7 +247,7 @@ def test_a_gradient_that_reads_no_state_is_computed_step_by_step(name, reads):
 
     with observers.collected() as plans:
         jax.jit(jax.grad(of_one)).lower(xs[name])
-    assert (plans[0].executor == "chunks") == reads, plans[0]
+    assert (plans[0].strategy == "chunks") == reads, plans[0]
     assert plans.notes == ([] if reads else ["not chunks: this gradient reads no state"])
 
 
@@ -276,7 +276,7 @@ def test_steps_of_other_forms_run_as_before_and_say_why(step, reason):
     init, xs = problem(layers.linear, 20, jnp.float32)
     with observers.collected() as plans:
         actual = jax.grad(lambda xs: loss(jrnn.scan, step, init, xs)[0], allow_int=True)(xs)
-    assert not [p for p in plans if p.executor == "chunks"]
+    assert not [p for p in plans if p.strategy == "chunks"]
     assert any(reason in note for note in plans.notes), plans.notes
     expected = jax.grad(lambda xs: loss(jax.lax.scan, step, init, xs)[0], allow_int=True)(xs)
     assert_close((actual, expected), 1e-5)
@@ -331,7 +331,7 @@ def chosen(T, K, **options):
 
     with observers.collected() as plans:
         jax.make_jaxpr(jax.grad(train))(xs)
-    return next((p for p in plans if p.executor == "chunks"), None), plans.notes
+    return next((p for p in plans if p.strategy == "chunks"), None), plans.notes
 
 
 def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):

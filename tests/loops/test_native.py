@@ -122,7 +122,7 @@ def both(make, p, init, dtype=jnp.float32, **options):
     for executor in ("native", "scan"):
         with observers.collected() as plans:
             results.append(jax.jit(jax.value_and_grad(functools.partial(value, executor=executor), has_aux=True))(p))
-        assert {plan.executor for plan in plans} == {executor} or executor == "scan", [plan.notes for plan in plans]
+        assert {plan.strategy for plan in plans} == {executor} or executor == "scan", [plan.notes for plan in plans]
     return results
 
 
@@ -295,7 +295,7 @@ def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faste
     one = {**few, "x": few["x"][:, :1], "h0": few["h0"][:1], "c0": few["c0"][:1]}
     for p, count in ((few, 2), (one, 1)):
         (plan,) = scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"], executor="native").forward
-        assert plan.executor == "native" and plan.contractions == count, str(plan)
+        assert plan.strategy == "native" and plan.contractions == count, str(plan)
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def default(without_kernel, monkeypatch):
 
     def executors(p, **options):
         plans = scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"], **options)
-        return [plan.executor for plan in (*plans.forward, *plans.training)]
+        return [plan.strategy for plan in (*plans.forward, *plans.training)]
 
     return executors
 
@@ -321,7 +321,7 @@ def test_the_default_is_the_kernel_where_it_is_estimated_to_win(default):
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
     for options, executor in (({}, "native"), ({"devices": 2}, "lax.scan"), ({"exported": True}, "lax.scan")):
         plan = chooser.lowered(ScanParams.of_loop(loop), Target("cpu", **options), Options())
-        assert plan.executor == executor
+        assert plan.strategy == executor
 
 
 @built
@@ -341,7 +341,7 @@ def test_the_default_counts_what_a_call_writes_out(default):
     for step in (sorting, spreading):
         for memory in (None, 1.0):
             (plan,) = scan_plans(step, (p["h0"], p["c0"]), p["x"], memory=memory).forward
-            assert plan.executor != "native", str(plan)
+            assert plan.strategy != "native", str(plan)
 
 
 @built
@@ -349,7 +349,7 @@ def test_without_a_kernel_the_default_is_silent(default, monkeypatch):
     monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="there was no compiler"))
     p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(100, 8, 64), h0=(8, 64), c0=(8, 64))
     plans = scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"])
-    assert "native" not in str(plans) and "native" not in {plan.executor for plan in (*plans.forward, *plans.training)}
+    assert "native" not in str(plans) and "native" not in {plan.strategy for plan in (*plans.forward, *plans.training)}
 
 
 @pytest.mark.sample("70-37-float32")
@@ -476,7 +476,7 @@ def test_without_the_object_the_reason_is_given(monkeypatch):
     p = weights()
     with pytest.raises(ScanError, match="'native' cannot run this step .*there was no compiler"):
         run(lstm_step, p, (p["h0"], p["c0"]), "native")
-    assert scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"]).executor != "native"
+    assert scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"]).strategy != "native"
 
 
 @pytest.mark.exhaustive

@@ -76,7 +76,7 @@ def test_loops_of_flax_are_rewritten(library, optimized):
 
 
 def test_the_mark_does_not_leak_out():
-    assert [plan.executor for plan in plans_of(by_context(total), XS)] == ["scan"]
+    assert [plan.strategy for plan in plans_of(by_context(total), XS)] == ["scan"]
     assert len(plans_of(lambda xs: by_context(total)(xs) + total(xs), XS)) == 1
     assert plans_of(total, XS) == []
     with pytest.raises(RuntimeError, match="inside"), jrnn.optimize_scans():
@@ -100,4 +100,4 @@ def test_options_of_a_scan_hold_in_the_context():
         ours = jrnn.scan(step, jnp.ones((T, D)), xs, executor="associative")[0]
         return ours + jax.lax.scan(step, jnp.ones((T, D)), xs)[0]
 
-    assert sorted(plan.executor for plan in plans_of(by_context(run), XS)) == ["associative", "scan"]
+    assert sorted(plan.strategy for plan in plans_of(by_context(run), XS)) == ["associative", "scan"]

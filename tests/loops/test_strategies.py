@@ -72,7 +72,7 @@ def test_a_cumulative_sum_is_no_loop(step, reverse):
     assert "while" in lowered(run(jax.lax.scan), INIT, XS)
     close(run(by_cumsum)(INIT, XS), run(jax.lax.scan)(INIT, XS))
     explained = scan_plans(step, INIT, XS, reverse=reverse, executor="cumsum")
-    assert explained.executor == "cumsum" and "all steps run as one jnp.cumsum" in str(explained)
+    assert explained.strategy == "cumsum" and "all steps run as one jnp.cumsum" in str(explained)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -87,7 +87,7 @@ def test_the_loop_of_its_gradient_is_a_cumulative_sum_too(reverse):
     assert "while" not in lowered(gradient(by_cumsum), INIT, XS)
     close(jax.jit(gradient(by_cumsum))(INIT, XS), gradient(jax.lax.scan)(INIT, XS))
     plans = scan_plans(cumulative, INIT, XS, reverse=reverse, executor="cumsum").training
-    assert [(plan.executor, plan.loop.reverse) for plan in plans] == [("cumsum", reverse), ("cumsum", not reverse)]
+    assert [(plan.strategy, plan.loop.reverse) for plan in plans] == [("cumsum", reverse), ("cumsum", not reverse)]
 
 
 ONE_OF_EACH = "a cumulative sum has one carry, one input, one equation and an output"
@@ -112,7 +112,7 @@ def test_another_loop_is_left_with_a_reason(why, step, init):
     assert "while" in lowered(lambda *args: by_cumsum(step, *args), init, xs)
     close(by_cumsum(step, init, xs), jax.lax.scan(step, init, xs))
     explained = scan_plans(step, init, xs, executor="cumsum")
-    assert explained.executor == "scan" and f"not cumsum: {why}" in str(explained)
+    assert explained.strategy == "scan" and f"not cumsum: {why}" in str(explained)
 
 
 @pytest.mark.usefixtures("without_kernel")
@@ -122,10 +122,10 @@ def test_the_chooser_compares_it_with_other_strategies():
         return plan
 
     plan = chosen(cumulative, 2000)
-    assert plan.executor == "cumsum" and plan.choice.reference.seconds > plan.choice.chosen.estimate.seconds
+    assert plan.strategy == "cumsum" and plan.choice.reference.seconds > plan.choice.chosen.estimate.seconds
     assert "not cumsum, 53.3 us, 1.28 MB: more than 1.00 MB" in str(chosen(cumulative, 5000))
     assert chosen(lambda c, x: (jnp.sin(c + x), c), 2000).notes[0].startswith(f"not cumsum: {ONE_OF_EACH}")
-    assert chosen(cumulative, 2000, 2).executor == "lax.scan", "it is left alone before a strategy is asked"
+    assert chosen(cumulative, 2000, 2).strategy == "lax.scan", "it is left alone before a strategy is asked"
 
 
 def test_a_loop_of_symbolic_length_is_left_with_a_reason():
@@ -145,7 +145,7 @@ def test_batches_of_marked_loops_of_jax():
     batched = jax.vmap(lambda init, xs: jax.lax.scan(cumulative, init, xs), in_axes=(0, 1))
     fn = jax.jit(jrnn.optimize_scans(executor="cumsum")(batched))
     assert "while" not in lowered(fn, INIT, XS)
-    assert [plan.executor for plan in jrnn.explain(fn, INIT, XS).loops] == ["cumsum"]
+    assert [plan.strategy for plan in jrnn.explain(fn, INIT, XS).loops] == ["cumsum"]
     close(fn(INIT, XS), batched(INIT, XS))
 
 
@@ -165,7 +165,7 @@ def test_any_strategy_can_be_asked_for_by_name():
 
     def executors(step, init, xs, executor):
         plans = scan_plans(step, init, xs, executor=executor)
-        return [plan.executor for plan in (*plans.forward, *plans.training)]
+        return [plan.strategy for plan in (*plans.forward, *plans.training)]
 
     pairs, vectors = jnp.ones((9, 2, 2)), (jnp.ones((9, 4)) / 2,) * 3
     assert executors(solved, jnp.ones((2, 2)), pairs, "arithmetic")[0] == "arithmetic"
@@ -177,4 +177,4 @@ def test_any_strategy_can_be_asked_for_by_name():
 def test_a_strategy_of_another_platform_says_so():
     jaxpr = jax.make_jaxpr(lambda xs: jrnn.scan(cumulative, INIT, xs, executor="arithmetic"))(XS).jaxpr
     (plan,) = lowering.plans_in(jaxpr, Target("cuda"))
-    assert plan.executor == "scan" and plan.notes == ("not arithmetic: it runs on cpu alone",)
+    assert plan.strategy == "scan" and plan.notes == ("not arithmetic: it runs on cpu alone",)

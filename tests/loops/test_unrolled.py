@@ -86,7 +86,7 @@ def test_an_affine_step_does_not_wait():
 @pytest.mark.parametrize("name", sorted(set(STEPS) - set(AFFINE)))
 def test_other_steps_say_why_they_wait(name):
     (plan,) = plans_of(lambda *args: run(jrnn.scan, name, *args), *arguments(name, 16_000))
-    assert plan.executor == "unrolled"
+    assert plan.strategy == "unrolled"
     assert "a carry is not affine with coefficients that are the same at all steps" in str(plan)
 
 
@@ -124,7 +124,7 @@ def test_loops_that_are_not_tiny_stay_as_they_are(step):
     c, init, xs = arguments("filter", 16_000)
     init = (jnp.zeros(16), init[1]) if step is wide else init
     (plan,) = plans_of(lambda init, xs: jrnn.scan(functools.partial(step, c), init, xs), init, xs)
-    assert plan.executor != "unrolled"
+    assert plan.strategy != "unrolled"
 
 
 @pytest.mark.parametrize(

@@ -59,4 +59,4 @@ def test_it_is_trained_in_chunks(family):
     model = models.create(config, jax.random.key(0))
     tokens = jnp.zeros((2, 256), jnp.int32)
     plans = jrnn.explain(jax.grad(lambda model: model(tokens)[0].sum()), model)
-    assert plans.loops[0].executor == "chunks", str(plans)
+    assert plans.loops[0].strategy == "chunks", str(plans)

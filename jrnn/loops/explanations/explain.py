@@ -55,14 +55,14 @@ class Explanation:
 
     def __str__(self) -> str:
         loops, places, notes_at = self.loops, tuple(self._plans.places), self._plans.notes_at
-        left = sum(plan.executor == "lax.scan" for plan in loops)
+        left = sum(plan.strategy == "lax.scan" for plan in loops)
         title = f"{len(loops)} loop{'s' * (len(loops) != 1)}: {len(loops) - left} rewritten, {left} left to lax.scan"
         lines = [title if loops or notes_at else _NONE]
         for place in dict.fromkeys(places or notes_at):
             lines.append(observers.in_words(place))
             lines += _each_once([plan.text() for plan, at in zip(loops, places) if at == place] or notes_at[place])
         lines += [f"compiled, {loop}" for loop in self.compiled or ()]
-        number = max((k for k, plan in enumerate(loops) if plan.executor != "lax.scan"), default=0)
+        number = max((k for k, plan in enumerate(loops) if plan.strategy != "lax.scan"), default=0)
         return "\n".join([*lines, *([f"details: print(explained.loops[{number}])"] if loops else [])])
 
 

@@ -54,7 +54,7 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
             plan = chooser.left_by(error, plan.target, plan.loop)
     observers.notify(plan)
     if plan.node is not None:
-        if options.strict and options.executor not in ("auto", plan.executor):
+        if options.strict and options.executor not in ("auto", plan.strategy):
             raise ScanError(
                 f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}"
             )

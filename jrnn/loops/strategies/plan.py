@@ -62,7 +62,7 @@ class LoopPlan:
         target: what it is lowered for.
         loop: the loop as JAX made it, with its calls inlined, or None if it could not be read.
         node: runs it, or None if `jax.lax.scan` lowers it.
-        executor: the name of the strategy, or "lax.scan".
+        strategy: the name of the strategy, or "lax.scan".
         notes: reasons for what was not done.
         choice: the candidates that were compared, or None.
         constants: the values of the first of `loop.consts`, which the step closes over.
@@ -71,7 +71,7 @@ class LoopPlan:
     target: Target
     loop: Loop | None
     node: Node | None
-    executor: str
+    strategy: str
     notes: tuple[str, ...] = ()
     choice: Choice | None = None
     constants: tuple[Any, ...] = field(default=(), repr=False, compare=False)
@@ -122,7 +122,7 @@ class LoopPlan:
         Args:
             details: also what the loop writes at each step, values with their lines of code, and the other candidates.
         """
-        lines = [f"{self.title}: {self.executor}"]
+        lines = [f"{self.title}: {self.strategy}"]
         written = {"written by the loop at each step": self.stacked} if details else {}
         for title, items in (self.description.moved | written).items():
             if items:
@@ -130,7 +130,7 @@ class LoopPlan:
                 lines.append(f"  {title}: {values}, {sum(i.bytes for i in items):,} bytes")
                 lines += [f"    {item}" for item in items[:_SHOWN]] if details else []
                 lines += [f"    and {len(items) - _SHOWN} more"] if details and len(items) > _SHOWN else []
-        if self.loop is not None and self.executor != "chunks":
+        if self.loop is not None and self.strategy != "chunks":
             before = contractions(self.loop.eqns)
             of = f" (lax.scan: {before})" if before != self.contractions else ""
             lines.append(f"  contractions in the loop: {self.contractions}{of}")

@@ -98,8 +98,8 @@ def test_the_executor_solves_them_and_agrees_with_the_loop(name, monkeypatch, x6
     explained = []
 
     def chosen(step, carry, xs, **keywords):
-        explained.append(scan_plans(step, carry, xs, **keywords, executor="associative").executor)
-        assert scan_plans(step, carry, xs, **keywords).executor != "associative"  # on a CPU, sums keep their order
+        explained.append(scan_plans(step, carry, xs, **keywords, executor="associative").strategy)
+        assert scan_plans(step, carry, xs, **keywords).strategy != "associative"  # on a CPU, sums keep their order
         return scan(step, carry, xs, **keywords, executor="associative")
 
     monkeypatch.setattr(recurrent_network, "scan", chosen)
