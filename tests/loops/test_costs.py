@@ -190,7 +190,7 @@ def test_sums_of_the_user_keep_their_order():
 def test_gradients_of_weights_are_summed_after_the_loop():
     _, train, args = programs("lstm", jrnn.scan)
     forward, reverse = plans_of(train, *args)
-    assert not forward.summed and len(reverse.summed) == 2
+    assert not forward.accumulated and len(reverse.accumulated) == 2
 
 
 def gru_plans(steps, rows, width, of_weights=True):
@@ -216,10 +216,10 @@ def test_moves_are_tried_in_the_order_of_the_loop():
     _, reverse = gru_plans(50, 64, 256)
     moves = movable(split(reverse.loop), floating_sums=True)
     place = {v: i for i, eqn in enumerate(reverse.loop.eqns) for v in eqn.outvars}
-    for field in ("summed", "early", "late"):
-        tried = [v if field == "summed" else place[v] for name, v in moves.in_order(reverse.loop) if name == field]
+    for field in ("accumulate", "hoist", "sink"):
+        tried = [v if field == "accumulate" else place[v] for name, v in moves.in_order(reverse.loop) if name == field]
         assert tried == sorted(tried) and len(tried) == len(getattr(moves, field))
-    assert len(moves.summed) > 1
+    assert len(moves.accumulate) > 1
 
 
 def test_no_split_is_estimated_twice(monkeypatch):
@@ -408,11 +408,11 @@ SHAPES = {
 @pytest.mark.parametrize(
     "step, refused",
     [
-        (experts, lambda plan: plan.summed or plan.sunk),
+        (experts, lambda plan: plan.accumulated or plan.sunk),
         (filtered, lambda plan: plan.sunk),
         (minibatch, lambda plan: any("gather" in item.what for item in plan.hoisted)),
         (accumulate, lambda plan: sum(item.bytes for item in plan.stacked) > 100_000),
-        (branches, lambda plan: plan.summed),
+        (branches, lambda plan: plan.accumulated),
         (windows, lambda plan: plan.sunk and not plan.description.chunk),
     ],
 )
@@ -729,7 +729,7 @@ def test_what_a_loop_draws_is_not_drawn_again_for_all_steps():
     )
     for moves in (Moves(), movable(split(loop), False)):
         fission = split(loop, moves=moves)
-        parts = (fission.hoisted, fission.core.eqns, fission.sunk)
+        parts = (fission.hoisted_eqns, fission.core.eqns, fission.sunk_eqns)
         assert [e.primitive.name for part in parts for e in part].count("random_bits") == 1
 
 

@@ -169,13 +169,13 @@ def test_accelerators_keep_the_order_of_sums_that_the_user_wrote(platform):
         return lowering.plans_in(jax.make_jaxpr(fn)(jnp.float32(1), big).jaxpr, Target(platform))
 
     (forward,) = plans(total)
-    assert forward.strategy != "associative" and not forward.summed
+    assert forward.strategy != "associative" and not forward.accumulated
     assert any("order of its sums" in note for note in forward.notes)
     *_, gradient = plans(jax.grad(lambda w, xs: jnp.sum(jnp.sin(total(w, xs)[0][1]))))
     assert gradient.loop.reverse
-    assert gradient.strategy == "associative" or gradient.summed
+    assert gradient.strategy == "associative" or gradient.accumulated
     (counted,) = plans(lambda w, xs: scan(lambda c, x: (c + jnp.sum(x), None), jnp.int32(0), jnp.int32(xs)))
-    assert counted.summed, "integers have no order"
+    assert counted.accumulated, "integers have no order"
 
 
 def test_accelerators_solve_gradients_of_affine_steps_that_need_no_more_memory_at_once():

@@ -141,6 +141,6 @@ def test_explain_shows_the_same_loops():
     assert (forward.contractions, reverse.contractions) == (1, 1)
     assert [item.type for item in forward.hoisted] == ["float32[3,28]"]
     assert sum(item.bytes for item in forward.stacked) == T * N * H * 4 * 6  # h, c, three sigmoids, one tanh
-    assert {item.type for item in reverse.summed} == {"float32[5,28]", "float32[7,28]", "float32[1,28]"}
+    assert {item.type for item in reverse.accumulated} == {"float32[5,28]", "float32[7,28]", "float32[1,28]"}
     assert forward.loop.length == T and not forward.loop.reverse and reverse.loop.reverse
     assert "cases.py" in str(reverse), "source lines are shown"

@@ -180,7 +180,7 @@ def test_weights_that_are_used_several_times_are_summed_after_the_loop():
         return jnp.sum(scan(step, H0, XS)[1])
 
     _, reverse = plans_of(jax.grad(loss), W)
-    assert len(reverse.summed) == 1 and reverse.contractions == 2, "products of h alone stay"
+    assert len(reverse.accumulated) == 1 and reverse.contractions == 2, "products of h alone stay"
 
 
 def test_a_weight_behind_a_relu_is_hoisted():
@@ -203,7 +203,7 @@ def test_plans_under_named_axes():
 
 def test_steps_in_a_checkpoint_are_planned():
     _, reverse = plans_of(jax.grad(lambda w: train(scan, w, jax.checkpoint(rnn_of(w)))), W)
-    assert len(reverse.summed) == 1 and reverse.strategy == "scan"
+    assert len(reverse.accumulated) == 1 and reverse.strategy == "scan"
 
 
 def rnn_of(w):

@@ -64,7 +64,7 @@ def test_loops_of_flax_are_rewritten(library, optimized):
     plain, ours = (jax.value_and_grad(fn) for fn in (loss, optimized(loss)))
     forward, reverse = plans_of(ours, parameters, XS)
     assert forward.hoisted and not forward.loop.reverse
-    assert reverse.summed and reverse.loop.reverse
+    assert reverse.accumulated and reverse.loop.reverse
     written = [item.type for item in (*reverse.stacked, *reverse.sunk)]
     assert all(kind.startswith(f"float32[{N},") for kind in written), "the gradient of a weight is stacked, not summed"
     assert plans_of(plain, parameters, XS) == []

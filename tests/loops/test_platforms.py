@@ -40,7 +40,9 @@ def loss(weights, x):
 def seen(fn, *args):
     with observers.collected() as plans, eager_passes(0):
         gradient = jax.jit(fn)(*args)
-    summary = [[p.strategy, p.loop.reverse, p.contractions, len(p.hoisted), len(p.summed), p.target.devices] for p in plans]
+    summary = [
+        [p.strategy, p.loop.reverse, p.contractions, len(p.hoisted), len(p.accumulated), p.target.devices] for p in plans
+    ]
     return summary, [np.asarray(g) for g in gradient]
 
 alone, wanted = seen(jax.grad(loss), weights, x)

@@ -50,7 +50,7 @@ def equation():
 def test_a_primitive_without_a_row_stays_and_is_a_call():
     eqn = equation()
     assert not primitives.is_movable(eqn) and not primitives.is_cheap(eqn) and is_call(eqn)
-    assert primitives.why_it_stays(eqn) == "jrnn does not know this primitive"
+    assert primitives.why_immovable(eqn) == "jrnn does not know this primitive"
     assert aligned(eqn, 0, eqn.outvars[0]) == {}
 
 

@@ -53,7 +53,7 @@ def is_movable(eqn: jaxprs.Eqn) -> bool:
     return row_of(eqn).moves and not eqn.effects and not draws_differently_under_vmap(eqn)
 
 
-def why_it_stays(eqn: jaxprs.Eqn) -> str:
+def why_immovable(eqn: jaxprs.Eqn) -> str:
     """Returns the reason why an equation is not movable."""
     if eqn.effects:
         return "it has side effects"

@@ -108,7 +108,7 @@ def check(loop: Loop) -> None:
     """Raises NotAffine if an equation of a loop cannot be evaluated for all steps of a chunk."""
     stuck = next((e for e in loop.eqns if not is_evaluable(e)), None)
     if stuck is not None:
-        raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_it_stays(stuck)}", stuck)
+        raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_immovable(stuck)}", stuck)
 
 
 def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at_once: bool = False) -> Chunked:

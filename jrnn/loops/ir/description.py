@@ -51,22 +51,22 @@ class Description(NamedTuple):
     Attributes:
         hoisted: values that are computed for all steps before the loop.
         sunk: values that are computed for all steps after the loop.
-        summed: values that are summed over all steps after the loop, instead of carried.
+        accumulated: values that are summed over all steps after the loop, instead of carried.
         stacked: values that the loop that stays writes at each step.
         contractions: the contractions that stay in the loop, with those in its branches and inner loops.
         chunk: the number of steps that are run at a time, or None for all.
         remarks: what else there is to say.
-        stays: why equations stay in the loop.
+        obstacles: why equations stay in the loop.
     """
 
     hoisted: tuple[Item, ...] = ()
     sunk: tuple[Item, ...] = ()
-    summed: tuple[Item, ...] = ()
+    accumulated: tuple[Item, ...] = ()
     stacked: tuple[Item, ...] = ()
     contractions: int = 0
     chunk: int | None = None
     remarks: tuple[str, ...] = ()
-    stays: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
 
     @property
     def moved(self) -> dict[str, tuple[Item, ...]]:
@@ -74,7 +74,7 @@ class Description(NamedTuple):
         return {
             "computed for all steps before the loop": self.hoisted,
             "computed for all steps after the loop": self.sunk,
-            "summed after the loop instead of carried": self.summed,
+            "summed after the loop instead of carried": self.accumulated,
         }
 
 

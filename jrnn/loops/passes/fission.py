@@ -33,23 +33,23 @@ class Fission:
     Attributes:
         loop: the whole loop.
         core: the loop that stays; its inputs and ys are variables of `loop`.
-        once: equations of constants, evaluated once.
-        hoisted: equations evaluated for all steps before the core, to compute `early`.
-        sunk: equations evaluated for all steps after the core, to compute `late`.
-        summed: the positions of the carries that became sums, with the values that they add at each step.
-        added: equations of these values that are computed as sums over time, from stacks.
+        constant_eqns: equations of constants, evaluated once.
+        hoisted_eqns: equations evaluated for all steps before the core, to compute `hoisted_vars`.
+        sunk_eqns: equations evaluated for all steps after the core, to compute `sunk_vars`.
+        accumulated: the positions of the carries that became sums, with the values that they add at each step.
+        sum_eqns: equations of these values that are computed as sums over time, from stacks.
         contract: computes the contractions over time of these sums.
     """
 
     loop: Loop
     core: Loop
-    once: tuple[Any, ...]
-    hoisted: tuple[Any, ...]
-    early: tuple[Var, ...]
-    sunk: tuple[Any, ...]
-    late: tuple[Var, ...]
-    summed: dict[int, tuple[Atom, ...]]
-    added: tuple[Any, ...]
+    constant_eqns: tuple[Any, ...]
+    hoisted_eqns: tuple[Any, ...]
+    hoisted_vars: tuple[Var, ...]
+    sunk_eqns: tuple[Any, ...]
+    sunk_vars: tuple[Var, ...]
+    accumulated: dict[int, tuple[Atom, ...]]
+    sum_eqns: tuple[Any, ...]
     contract: Contract
 
     def run(
@@ -62,10 +62,12 @@ class Fission:
         """Returns the values that are the same at all steps."""
 
         def rule(eqn: Eqn, *operands: Any) -> list[Any] | None:
-            turns = eqn.primitive.name == "transpose" and tuple(eqn.params["permutation"]) == (1, 0)
-            return [transposed(*operands)] if turns and eqn.outvars[0] in self.core.consts else None  # XLA folds others
+            is_transpose = eqn.primitive.name == "transpose" and tuple(eqn.params["permutation"]) == (1, 0)
+            return (
+                [transposed(*operands)] if is_transpose and eqn.outvars[0] in self.core.consts else None
+            )  # XLA folds others
 
-        return jaxprs.evaluate(self.once, dict(zip(self.loop.consts, consts)), rule)
+        return jaxprs.evaluate(self.constant_eqns, dict(zip(self.loop.consts, consts)), rule)
 
     def run_with(
         self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
@@ -73,10 +75,10 @@ class Fission:
         """Runs `length` steps with the values of `constants`, which some callers compute once for several runs."""
         loop, env = self.loop, dict(env)
         stacked = dict(zip(loop.xs, xs))
-        over_time(self.hoisted, self.early, env, stacked)
+        over_time(self.hoisted_eqns, self.hoisted_vars, env, stacked)
 
-        kept = [i for i in range(len(loop.carry)) if i not in self.summed]
-        core_init = [init[i] for i in kept]
+        positions = [i for i in range(len(loop.carry)) if i not in self.accumulated]
+        core_init = [init[i] for i in positions]
         last, core_ys = (core or self.core.run)(
             [env[v] for v in self.core.consts], core_init, [stacked[v] for v in self.core.xs], length
         )
@@ -84,16 +86,16 @@ class Fission:
         for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
             if v not in stacked and jaxprs.is_in(out, stacked):
                 stacked[v] = jaxprs.shifted(stacked[out], first, loop.reverse)
-        over_time(self.sunk, self.late, env, stacked)
+        over_time(self.sunk_eqns, self.sunk_vars, env, stacked)
 
-        carry = dict(zip(kept, last))
-        producers = jaxprs.producers(loop.eqns) if self.summed else {}
-        for i, values in self.summed.items():
-            wide = sums.accumulator(loop.carry[i].aval.dtype)
-            grown = jnp.asarray(init[i], wide)
+        carry = dict(zip(positions, last))
+        producers = jaxprs.producers(loop.eqns) if self.accumulated else {}
+        for i, values in self.accumulated.items():
+            wide = sums.accumulator_dtype(loop.carry[i].aval.dtype)
+            accumulator = jnp.asarray(init[i], wide)
             for v in values:
-                grown = grown + sums.total(v, producers, stacked, env, length, wide, self.contract)
-            carry[i] = grown.astype(loop.carry[i].aval.dtype)
+                accumulator = accumulator + sums.total(v, producers, stacked, env, length, wide, self.contract)
+            carry[i] = accumulator.astype(loop.carry[i].aval.dtype)
 
         ys = [jaxprs.stack(atom, env, stacked, length) for atom in loop.ys]
         return [carry[i] for i in range(len(loop.carry))], ys
@@ -121,29 +123,29 @@ class Moves:
     """What may leave a loop. Contractions, lookups, solvers and draws are named by their first result.
 
     Attributes:
-        early: those computed for all steps before the loop.
-        late: those computed for all steps after the loop.
-        summed: the positions of the carries that become sums after the loop.
+        hoist: those computed for all steps before the loop.
+        sink: those computed for all steps after the loop.
+        accumulate: the positions of the carries that become sums after the loop.
     """
 
-    early: frozenset[Var] = frozenset()
-    late: frozenset[Var] = frozenset()
-    summed: frozenset[int] = frozenset()
+    hoist: frozenset[Var] = frozenset()
+    sink: frozenset[Var] = frozenset()
+    accumulate: frozenset[int] = frozenset()
 
     def in_order(self, loop: Loop) -> list[tuple[str, Any]]:
         """Returns all moves, with their fields, in the order of the loop. The order of a set differs between processes."""
         results = [v for eqn in loop.eqns for v in eqn.outvars]
-        summed = [("summed", i) for i in sorted(self.summed)]
-        return summed + [(field, v) for field in ("early", "late") for v in results if v in getattr(self, field)]
+        accumulate = [("accumulate", i) for i in sorted(self.accumulate)]
+        return accumulate + [(field, v) for field in ("hoist", "sink") for v in results if v in getattr(self, field)]
 
 
 class Facts(NamedTuple):
     """What all splits of a loop have in common."""
 
-    stuck: frozenset[Var]  # the results of equations that are not movable
-    inner: frozenset[Var]  # depends on these or on the carry: it cannot be known before the loop
+    immovable: frozenset[Var]  # the results of equations that are not movable
+    sequential: frozenset[Var]  # depends on these or on the carry: it cannot be known before the loop
     varying: frozenset[Var]  # depends on any of these or on the inputs
-    once: tuple[Eqn, ...]  # the equations of constants
+    constant_eqns: tuple[Eqn, ...]  # the equations of constants
     known: frozenset[Var]  # the constants, and what is computed once
     heavy: tuple[tuple[Var, ...], ...]  # the results of each contraction, lookup, solver and draw that varies
     producers: Mapping[Var, Eqn]
@@ -151,13 +153,13 @@ class Facts(NamedTuple):
     @staticmethod
     def of(loop: Loop) -> Facts:
         eqns = loop.eqns
-        stuck = frozenset(v for e in eqns if not primitives.is_movable(e) for v in e.outvars)
-        inner = frozenset(jaxprs.depends(eqns, (*loop.carry, *stuck)))
-        varying = inner | jaxprs.depends(eqns, (*loop.carry, *loop.xs))
+        immovable = frozenset(v for e in eqns if not primitives.is_movable(e) for v in e.outvars)
+        sequential = frozenset(jaxprs.depends(eqns, (*loop.carry, *immovable)))
+        varying = sequential | jaxprs.depends(eqns, (*loop.carry, *loop.xs))
         heavy = tuple(tuple(e.outvars) for e in eqns if primitives.is_heavy(e) and e.outvars[0] in varying)
-        once = tuple(_once(loop, varying))
-        known = frozenset((*loop.consts, *(v for e in once for v in e.outvars)))
-        return Facts(stuck, inner, varying, once, known, heavy, jaxprs.producers(eqns))
+        constant_eqns = tuple(_constant_eqns(loop, varying))
+        known = frozenset((*loop.consts, *(v for e in constant_eqns for v in e.outvars)))
+        return Facts(immovable, sequential, varying, constant_eqns, known, heavy, jaxprs.producers(eqns))
 
 
 def split(
@@ -179,31 +181,33 @@ def split(
         facts: those of the loop, if it is split several times.
     """
     eqns, facts = loop.eqns, facts or Facts.of(loop)
-    inner, known, producers = facts.inner, facts.known, facts.producers
-    if moves is not None:  # what is heavy, and may not leave, is not computed a second time for all steps
-        stays = [v for results in facts.heavy if results[0] not in moves.early | moves.late for v in results]
-        inner = inner.union(jaxprs.depends(eqns, stays)) if stays else inner
-    early = [] if loop.recomputes else _hoisted(loop, facts, inner, also, moves)
-    free = {*known, *loop.xs, *early}
+    sequential, known, producers = facts.sequential, facts.known, facts.producers
+    if moves is not None:  # what is heavy, and may not leave the loop, is not computed a second time for all steps
+        not_moved = [v for results in facts.heavy if results[0] not in moves.hoist | moves.sink for v in results]
+        sequential = sequential.union(jaxprs.depends(eqns, not_moved)) if not_moved else sequential
+    hoisted_vars = [] if loop.recomputes else _vars_to_hoist(loop, facts, sequential, also, moves)
+    free = {*known, *loop.xs, *hoisted_vars}
 
-    summed = sums.summed_carries(loop, free)
+    accumulated = sums.accumulations(loop, free)
     if moves is not None:
-        summed = {i: values for i, values in summed.items() if i in moves.summed}
+        accumulated = {i: values for i, values in accumulated.items() if i in moves.accumulate}
     if loop.recomputes:
-        summed = sums.frugal(summed, loop, {*free, *jaxprs.variables(loop.ys)})
-    kept = [i for i in range(len(loop.carry)) if i not in summed]
-    carry = [loop.carry[i] for i in kept]
-    carry_out = [loop.carry_out[i] for i in kept]
+        accumulated = sums.sums_without_new_stacks(accumulated, loop, {*free, *jaxprs.variables(loop.ys)})
+    positions = [i for i in range(len(loop.carry)) if i not in accumulated]
+    carry = [loop.carry[i] for i in positions]
+    carry_out = [loop.carry_out[i] for i in positions]
     targets = jaxprs.variables(loop.ys)
-    common = sums.common_parts(loop) if parts and summed else sums.WHOLE
-    targets += sums.leaves([v for values in summed.values() for v in values], producers, free | set(targets), common)
+    common = sums.common_parts(loop) if parts and accumulated else sums.WHOLE
+    targets += sums.leaves(
+        [v for values in accumulated.values() for v in values], producers, free | set(targets), common
+    )
     targets = list(dict.fromkeys(targets))
 
-    after = _after(loop, facts, inner, free, carry_out, targets, moves)
-    sunk, read_after = jaxprs.needed(eqns, targets, free | (inner - after))
-    stays = {*targets, *(v for v in read_after if v not in loop.carry)}
-    left = [_left_in_carry(v, loop, known, stays) for v in read_after if v in inner]
-    ys = list(dict.fromkeys(v for v in left if v not in free))
+    after = _vars_to_sink(loop, facts, sequential, free, carry_out, targets, moves)
+    sunk_eqns, read_after = jaxprs.needed(eqns, targets, free | (sequential - after))
+    stacked = {*targets, *(v for v in read_after if v not in loop.carry)}
+    to_stack = [_stacked_instead(v, loop, known, stacked) for v in read_after if v in sequential]
+    ys = list(dict.fromkeys(v for v in to_stack if v not in free))
     body, _ = jaxprs.needed(eqns, [*carry_out, *ys], free | set(carry), effects=True)
     read = dict.fromkeys([*jaxprs.free_variables(body), *jaxprs.variables(carry_out)])
     core = replace(
@@ -217,12 +221,14 @@ def split(
     )
     if strict_passes.value:
         core.verify()
-    early = [v for v in early if v in core.xs or v in read_after]
-    hoisted, _ = jaxprs.needed(eqns, early, known.union(loop.xs))
-    late = [v for v in targets if v not in free and any(v in e.outvars for e in sunk)]
-    added, _ = jaxprs.needed(eqns, [v for values in summed.values() for v in values], {*free, *loop.carry, *targets})
-    parts = (facts.once, tuple(hoisted), tuple(early), tuple(sunk), tuple(late))
-    return Fission(loop, core, *parts, summed, tuple(added), contract)
+    hoisted_vars = [v for v in hoisted_vars if v in core.xs or v in read_after]
+    hoisted_eqns, _ = jaxprs.needed(eqns, hoisted_vars, known.union(loop.xs))
+    sunk_vars = [v for v in targets if v not in free and any(v in e.outvars for e in sunk_eqns)]
+    sum_eqns, _ = jaxprs.needed(
+        eqns, [v for values in accumulated.values() for v in values], {*free, *loop.carry, *targets}
+    )
+    parts = (facts.constant_eqns, tuple(hoisted_eqns), tuple(hoisted_vars), tuple(sunk_eqns), tuple(sunk_vars))
+    return Fission(loop, core, *parts, accumulated, tuple(sum_eqns), contract)
 
 
 def movable(everything: Fission, floating_sums: bool) -> Moves:
@@ -237,11 +243,13 @@ def movable(everything: Fission, floating_sums: bool) -> Moves:
         return frozenset(e.outvars[0] for e in eqns if primitives.is_heavy(e))
 
     carry = everything.loop.carry
-    summed = (i for i in everything.summed if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer))
-    return Moves(heavy(everything.hoisted), heavy(everything.sunk), frozenset(summed))
+    accumulated = (
+        i for i in everything.accumulated if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer)
+    )
+    return Moves(heavy(everything.hoisted_eqns), heavy(everything.sunk_eqns), frozenset(accumulated))
 
 
-def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
+def _constant_eqns(loop: Loop, varying: Collection[Var]) -> list[Any]:
     """Returns the equations of constants, except those that only spread a value, which is cheaper where it is used."""
     constant = [e for e in loop.eqns if not any(v in varying for v in e.outvars)]
     outs = [v for e in constant if e.primitive.name not in ("broadcast_in_dim", "iota") for v in e.outvars]
@@ -249,42 +257,50 @@ def _once(loop: Loop, varying: Collection[Var]) -> list[Any]:
     return jaxprs.needed(constant, outs, set(loop.consts))[0]
 
 
-def _hoisted(loop: Loop, facts: Facts, inner: Vars, also: Callable[[Any], bool], moves: Moves | None) -> list[Var]:
+def _vars_to_hoist(
+    loop: Loop, facts: Facts, sequential: Vars, also: Callable[[Any], bool], moves: Moves | None
+) -> list[Var]:
     """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
     chosen: dict[Var, None] = {}
     for eqn in loop.eqns:
-        if any(v in inner or v in facts.known or v not in facts.varying for v in eqn.outvars):
+        if any(v in sequential or v in facts.known or v not in facts.varying for v in eqn.outvars):
             continue
         grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
         follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not primitives.is_view(eqn)
-        heavy = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.early)
+        heavy = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.hoist)
         if heavy or follows or also(eqn):
             chosen.update(dict.fromkeys(eqn.outvars))
     return list(chosen)
 
 
-def _after(
-    loop: Loop, facts: Facts, inner: Vars, free: Vars, carry_out: Sequence[Atom], targets: Vars, moves: Moves | None
+def _vars_to_sink(
+    loop: Loop,
+    facts: Facts,
+    sequential: Vars,
+    free: Vars,
+    carry_out: Sequence[Atom],
+    targets: Vars,
+    moves: Moves | None,
 ) -> set[Var]:
     """Returns what to compute for all steps after the loop: contractions that feed only outputs, and their neighbors."""
     base = {*free, *loop.carry}
     staying = {v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars}
-    live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if any(v in inner for v in e.outvars)]
+    live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if any(v in sequential for v in e.outvars)]
     users: dict[Var, list[Any]] = {}
     stuck: set[Var] = set()  # read by an equation that cannot move
     for eqn in reversed(live):
         for v in jaxprs.inputs(eqn):
             users.setdefault(v, []).append(eqn)
-        if any(v in facts.stuck or v in stuck for v in eqn.outvars):
+        if any(v in facts.immovable or v in stuck for v in eqn.outvars):
             stuck.update(jaxprs.inputs(eqn))
 
     def can_move(eqn: Eqn) -> bool:
-        return not any(v in staying or v in stuck or v in facts.stuck for v in eqn.outvars)
+        return not any(v in staying or v in stuck or v in facts.immovable for v in eqn.outvars)
 
     after: set[Var] = set()
     for eqn in live:
         follows = any(v in after for v in jaxprs.inputs(eqn))
-        heavy = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.late)
+        heavy = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.sink)
         if can_move(eqn) and (heavy or follows):
             after.update(eqn.outvars)
     # Then move what leads to them, as long as the loop does not have to stack more.
@@ -296,15 +312,15 @@ def _after(
         if not can_move(eqn) or any(v in after for v in eqn.outvars) or primitives.is_discontinuous(eqn):
             continue
         if mine and all(any(o in after for o in u.outvars) for u in mine):
-            reads = {v for v in jaxprs.inputs(eqn) if v in inner and v not in stacked}
+            reads = {v for v in jaxprs.inputs(eqn) if v in sequential and v not in stacked}
             if sum(map(jaxprs.nbytes, reads)) <= sum(map(jaxprs.nbytes, eqn.outvars)):
                 after.update(eqn.outvars)
                 stacked.update(reads)
     return after
 
 
-def _left_in_carry(v: Var, loop: Loop, known: Collection[Var], stacked: Collection[Var]) -> Var:
-    """Returns the variable that a step leaves in the carry `v`, if that is stacked: shifted, it is the stack of `v`."""
+def _stacked_instead(v: Var, loop: Loop, known: Collection[Var], stacked: Collection[Var]) -> Var:
+    """Returns the new value of a carry `v` if that is stacked: shifted by one step, that stack is the stack of `v`."""
     if v in loop.carry:
         out = loop.carry_out[loop.carry.index(v)]
         return out if jaxprs.is_in(out, stacked) and out not in known and out not in loop.carry else v

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Results, RunLoop
-from jrnn.loops.passes.sums import accumulator
+from jrnn.loops.passes.sums import accumulator_dtype
 
 _CUT_ABOVE = 512  # the contracted size above which XLA:GPU cuts products of few rows; found by compiling for an H100
 
@@ -227,7 +227,7 @@ def _by_parts(eqn: Eqn, left: Any, parts: int, env: Env) -> Any:
             matrix,
             (((left.ndim - 1,), (matrix.ndim - 2,)), (lead, lead)),
             precision=eqn.params["precision"],
-            preferred_element_type=accumulator(out.aval.dtype),
+            preferred_element_type=accumulator_dtype(out.aval.dtype),
         )
         return jnp.sum(each[:parts], axis=0).astype(out.aval.dtype)
 

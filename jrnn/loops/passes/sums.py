@@ -55,19 +55,21 @@ def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
     return additions
 
 
-def summed_carries(loop: Loop, free: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
+def accumulations(loop: Loop, free: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
     """Returns the carries that are better summed after the loop. `free` are the variables known before the loop."""
     producers = jaxprs.producers(loop.eqns)
     added = added_to_carries(loop)
     return {i: values for i, values in added.items() if all(_pays(v, producers, free) for v in values)}
 
 
-def frugal(summed: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
+def sums_without_new_stacks(
+    accumulated: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[Var]
+) -> dict[int, tuple[Atom, ...]]:
     """Returns the sums that need no stacks besides `stacked` and the operands of contractions."""
     producers = jaxprs.producers(loop.eqns)
-    every = [v for values in summed.values() for v in values]
+    every = [v for values in accumulated.values() for v in values]
     known = {*stacked, *(leaf for v in every for leaf in _leaves(v, producers, stacked, True))}
-    return {i: values for i, values in summed.items() if known.issuperset(leaves(values, producers, known))}
+    return {i: values for i, values in accumulated.items() if known.issuperset(leaves(values, producers, known))}
 
 
 def common_parts(loop: Loop) -> Parts:
@@ -158,7 +160,7 @@ def total(v: Atom, producers: Producers, stacked: Env, env: Env, length: Any, dt
     return sum_of(v, dtype)
 
 
-def accumulator(dtype: Any) -> Any:
+def accumulator_dtype(dtype: Any) -> Any:
     """Returns the dtype for a long sum of `dtype`: float32 for narrower floats."""
     return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
 
@@ -218,7 +220,7 @@ def _leaves(v: Atom, producers: Producers, stacked: Collection[Var], contraction
 def _repeated(value: Any, length: Any) -> Any:
     """Returns `value * length`. Integers wrap around as sums do; narrow floats are multiplied in float32."""
     dtype = value.dtype
-    wide = accumulator(dtype)
+    wide = accumulator_dtype(dtype)
     return (value.astype(wide) * jnp.asarray(length).astype(wide)).astype(dtype)
 
 
@@ -263,13 +265,13 @@ def _contraction(
         batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
     precision = eqn.params["precision"]
     precision = precision[::-1] if swap and isinstance(precision, tuple) else precision
-    made_in = dtype if dtype != eqn.outvars[0].aval.dtype else eqn.params["preferred_element_type"]
+    accumulate_in = dtype if dtype != eqn.outvars[0].aval.dtype else eqn.params["preferred_element_type"]
     placed = eqn.params.get("out_sharding")
     if fixed or batch[0] or placed is not None:
         return jax.lax.dot_general(
-            *values, (dims, batch), precision=precision, preferred_element_type=made_in, out_sharding=placed
+            *values, (dims, batch), precision=precision, preferred_element_type=accumulate_in, out_sharding=placed
         )
-    return contract(*values, dims, precision, made_in)
+    return contract(*values, dims, precision, accumulate_in)
 
 
 # Contractions over time -----------------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
         The loop, and how it holds its carries; None if nothing is kept wide.
     """
     added = added_to_carries(loop).items()
-    sums = {i: values for i, values in added if accumulator(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype}
+    sums = {i: values for i, values in added if accumulator_dtype(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype}
     if not sums:
         return loop, None
 
@@ -347,6 +349,6 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
     wide = [v.aval for v in loop.inputs]
     first = len(loop.consts)
     for i in sums:
-        wide[first + i] = wide[first + i].update(dtype=accumulator(wide[first + i].dtype), weak_type=False)
+        wide[first + i] = wide[first + i].update(dtype=accumulator_dtype(wide[first + i].dtype), weak_type=False)
     widened = loop.traced(step, wide, len(loop.carry))
     return widened, WideSums(*(tuple(v.aval.dtype for v in carry) for carry in (widened.carry, loop.carry)))

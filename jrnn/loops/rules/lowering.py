@@ -51,7 +51,7 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
                 run = scan.flat(plan.node.run, plan.constants)
                 lowered = repeating(mlir.lower_fun(run, multiple_results=True))(ctx, *args)
         except Exception as error:
-            plan = chooser.left_by(error, plan.target, plan.loop)
+            plan = chooser.fallback_after(error, plan.target, plan.loop)
     observers.notify(plan)
     if plan.node is not None:
         if options.strict and options.executor not in ("auto", plan.strategy):

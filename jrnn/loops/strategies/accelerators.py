@@ -40,7 +40,7 @@ def division(problem: Problem) -> Fission:
     """Returns a loop in parts: what may leave it leaves it, unless the work after it reads large stacks."""
     moves = problem.movable
     if _stacks_much(problem.split(None)):
-        moves = replace(moves, late=frozenset())
+        moves = replace(moves, sink=frozenset())
     return problem.split(moves)
 
 

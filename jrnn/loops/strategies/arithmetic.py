@@ -95,8 +95,8 @@ def _with_draws_inside(problem: Problem) -> Moves:
     """
     loop, moves = problem.loop, problem.movable
     draws = {v for e in loop.eqns if primitives.is_kind(e, "draw") for v in e.outvars}
-    read = {v for e in jaxprs.needed(loop.eqns, moves.early - draws, set(loop.inputs))[0] for v in e.outvars}
-    return replace(moves, early=moves.early - (draws - read))
+    read = {v for e in jaxprs.needed(loop.eqns, moves.hoist - draws, set(loop.inputs))[0] for v in e.outvars}
+    return replace(moves, hoist=moves.hoist - (draws - read))
 
 
 def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:

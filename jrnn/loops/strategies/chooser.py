@@ -54,11 +54,11 @@ def differentiated(scan: ScanParams, target: Target, options: Options, tangents:
     return _differentiated(tuple(STRATEGIES.values()), scan, target, options, tangents)
 
 
-def left_by(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
+def fallback_after(error: Exception, target: Target, loop: Loop | None) -> LoopPlan:
     """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
     if isinstance(error, ScanError):
         raise error
-    return LoopPlan.left(target, loop, observers.unexpected(error, " in a pass"))
+    return LoopPlan.fallback(target, loop, observers.unexpected(error, " in a pass"))
 
 
 @cached(256)
@@ -67,26 +67,26 @@ def _lowered(
 ) -> LoopPlan:
     loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
     if not are_arrays([v.aval for v in body.invars]):
-        return LoopPlan.left(target, None, "it reads or writes Refs, or values of types that are not arrays")
+        return LoopPlan.fallback(target, None, "it reads or writes Refs, or values of types that are not arrays")
     try:
         program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
         has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
         loop = replace(scan.loop(program), recomputes=has_checkpoint and options.recompute is not None)
         return replace(_plan(rows, scan, loop, target, options, provenance), constants=tuple(program.consts))
     except Exception as error:
-        return left_by(error, target, loop)
+        return fallback_after(error, target, loop)
 
 
 def _plan(
     rows: Sequence[Strategy], scan: ScanParams, loop: Loop, target: Target, options: Options, provenance: Provenance
 ) -> LoopPlan:
     if jaxprs.is_known(loop.length) and loop.length == 0:
-        return LoopPlan.left(target, loop, "it has no steps")
+        return LoopPlan.fallback(target, loop, "it has no steps")
     if options.executor == AUTO and not options.strict and _has_one_step(loop):
-        return LoopPlan.left(target, loop, "it has one step")
+        return LoopPlan.fallback(target, loop, "it has one step")
     reference = reference_of(loop, target)
     if options.executor == AUTO and _is_brief(reference, target):
-        return LoopPlan.left(target, loop, "it takes less time than planning it", choice=Choice(reference))
+        return LoopPlan.fallback(target, loop, "it takes less time than planning it", choice=Choice(reference))
     problem = to_lower(scan, reference, target, options, provenance)
     return _as_if_differentiated(rows, problem) or _decided(rows, "lowering", problem)
 
@@ -139,9 +139,9 @@ def _differentiated(
             consts = tuple(problem.constants[v] for v in problem.loop.consts if v in problem.constants)
             return replace(_decided(rows, "differentiation", problem), constants=consts)
     except Refused as why:
-        return LoopPlan.left(target, loop, *(f"not {row.name}: {why}" for row in rows))
+        return LoopPlan.fallback(target, loop, *(f"not {row.name}: {why}" for row in rows))
     except Exception as error:
-        return left_by(error, target, loop)
+        return fallback_after(error, target, loop)
 
 
 def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan:
@@ -168,15 +168,15 @@ def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan
         choice = cheapest([problem.reference, *candidates], problem.bounds)
     if choice.chosen is problem.reference:
         if phase == "lowering":
-            return LoopPlan.left(target, loop, *notes, NOTHING, choice=choice)
+            return LoopPlan.fallback(target, loop, *notes, NOTHING, choice=choice)
         at = choice.chosen.estimate
         reasons = (f"not {c.strategy}: {why}: {c.estimate}, {at} step by step" for c, why in choice.others)
-        return LoopPlan.left(target, loop, *notes, *reasons)
+        return LoopPlan.fallback(target, loop, *notes, *reasons)
     row = next(row for row in rows if row.name == choice.chosen.strategy)
     try:
         node = row.finish(problem, choice.chosen.node)
     except Refused as why:
-        return LoopPlan.left(target, loop, f"not {row.name}: {why}")
+        return LoopPlan.fallback(target, loop, f"not {row.name}: {why}")
     node = converted(node, problem.conversions)
     return LoopPlan(target, loop, node, row.name, tuple(notes), choice if problem.is_estimated else None)
 

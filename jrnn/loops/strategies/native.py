@@ -31,7 +31,7 @@ def propose(problem: Problem) -> Sequence[Candidate]:
     from jrnn.loops.kernels.native.runner import called
 
     candidates, refusal = {}, ""
-    labels = {Moves(summed=most.summed): NAME, most: "native, all else outside"}  # perhaps the same moves
+    labels = {Moves(accumulate=most.accumulate): NAME, most: "native, all else outside"}  # perhaps the same moves
     for moves, label in labels.items():
         try:
             fission, kernel = called(functools.partial(problem.split, moves))

@@ -129,16 +129,16 @@ class Split:
 
     def describe(self) -> Description:
         fission, loop = self.fission, self.fission.loop
-        stuck = {e.primitive.name: e for e in fission.core.eqns if not primitives.is_movable(e)}
-        stays = [f"{name} stays in the loop: {primitives.why_it_stays(eqn)}" for name, eqn in stuck.items()]
+        immovable = {e.primitive.name: e for e in fission.core.eqns if not primitives.is_movable(e)}
+        obstacles = [f"{name} stays in the loop: {primitives.why_immovable(eqn)}" for name, eqn in immovable.items()]
         return Description(
-            hoisted=items(fission.early, loop),
-            sunk=items(fission.late, loop),
-            summed=items([v for values in fission.summed.values() for v in values], loop, per_step=False),
+            hoisted=items(fission.hoisted_vars, loop),
+            sunk=items(fission.sunk_vars, loop),
+            accumulated=items([v for values in fission.accumulated.values() for v in values], loop, per_step=False),
             stacked=items(fission.core.ys, loop),
             contractions=contractions(fission.core.eqns),
             remarks=self.inner.describe().remarks,
-            stays=tuple(stays),
+            obstacles=tuple(obstacles),
         )
 
 

@@ -77,7 +77,7 @@ class LoopPlan:
     constants: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @staticmethod
-    def left(target: Target, loop: Loop | None, *why: str, choice: Choice | None = None) -> LoopPlan:
+    def fallback(target: Target, loop: Loop | None, *why: str, choice: Choice | None = None) -> LoopPlan:
         """Returns a plan that leaves the loop to `jax.lax.scan`, and says why."""
         return LoopPlan(target, loop, None, "lax.scan", why, choice)
 
@@ -99,9 +99,9 @@ class LoopPlan:
         return self.description.sunk
 
     @property
-    def summed(self) -> tuple[Item, ...]:
+    def accumulated(self) -> tuple[Item, ...]:
         """Values that are summed over all steps after the loop, instead of carried."""
-        return self.description.summed
+        return self.description.accumulated
 
     @property
     def stacked(self) -> tuple[Item, ...]:
@@ -140,7 +140,7 @@ class LoopPlan:
             end = f"; {NOTHING}" if NOTHING in self.notes else other
             lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
             lines += textwrap.indent(str(self.choice), "    ").splitlines() if details else []
-        remarks = (*self.notes, *self.description.remarks, *self.description.stays)
+        remarks = (*self.notes, *self.description.remarks, *self.description.obstacles)
         return "\n".join([*lines, *(f"  {remark}" for remark in remarks if remark != NOTHING)])
 
     @property

@@ -31,21 +31,21 @@ class SplitCosts:
     def __init__(self, estimator: Estimator, fission: Fission, inside: Estimate):
         loop, core = fission.loop, fission.core
         self.estimator, self.fission, self.inside = estimator, fission, inside
-        read_after = set(jaxprs.free_variables((*fission.sunk, *fission.added)))
+        read_after = set(jaxprs.free_variables((*fission.sunk_eqns, *fission.sum_eqns)))
         own = {*loop.xs, *jaxprs.variables(loop.ys)}
-        totals = {v for e in fission.added for v in e.outvars}
-        added = {*jaxprs.free_variables(fission.added)}
+        totals = {v for e in fission.sum_eqns for v in e.outvars}
+        added = {*jaxprs.free_variables(fission.sum_eqns)}
         # What is no contraction or reduction is stacked, and the stack is summed.
-        added |= {v for values in fission.summed.values() for v in jaxprs.variables(values) if v not in totals}
-        self.before = estimator.part(fission.hoisted, fission.early, together=True)
-        self.after = estimator.part(fission.sunk, fission.late, together=True)
-        self.sums = estimator.sums(fission.added)
+        added |= {v for values in fission.accumulated.values() for v in jaxprs.variables(values) if v not in totals}
+        self.before = estimator.part(fission.hoisted_eqns, fission.hoisted_vars, together=True)
+        self.after = estimator.part(fission.sunk_eqns, fission.sunk_vars, together=True)
+        self.sums = estimator.sums(fission.sum_eqns)
         self.operand_bytes = estimator.sizes(v for v in added if v in estimator.moving)
-        self.stack_bytes = estimator.sizes({*fission.early, *core.ys, *fission.late} - own)
+        self.stack_bytes = estimator.sizes({*fission.hoisted_vars, *core.ys, *fission.sunk_vars} - own)
         self.shifted_bytes = estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys)
         self.own_bytes = estimator.sizes(own)
-        self.result_bytes = estimator.sizes(loop.carry[i] for i in fission.summed)
-        transposed = {v for e in fission.once if e.primitive.name == "transpose" for v in e.outvars}
+        self.result_bytes = estimator.sizes(loop.carry[i] for i in fission.accumulated)
+        transposed = {v for e in fission.constant_eqns if e.primitive.name == "transpose" for v in e.outvars}
         self.transposed_bytes = estimator.sizes(transposed.intersection(core.consts))
         self.all_transposed_bytes = estimator.sizes(transposed)
 

@@ -57,8 +57,8 @@ class Search:
     def candidates(self) -> list[Candidate]:
         """Returns splits of the loop: of one kind, of all kinds, and the best selection that the search sees."""
         most = self.problem.movable
-        named = {"simplify": Moves(), "hoist": Moves(early=most.early), "sink": Moves(late=most.late)}
-        named |= {"sum after the loop": Moves(summed=most.summed), "all of these": most}
+        named = {"simplify": Moves(), "hoist": Moves(hoist=most.hoist), "sink": Moves(sink=most.sink)}
+        named |= {"sum after the loop": Moves(accumulate=most.accumulate), "all of these": most}
         tried: dict[Moves, Candidate] = {}
         for name, moves in named.items():
             if moves not in tried:

@@ -130,7 +130,7 @@ def called(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
     """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
     fission = split(contract)
     core = fission.core
-    turns = turned_matrices(fission.once, core)  # in the loop, where they cost nothing
+    turns = turned_matrices(fission.constant_eqns, core)  # in the loop, where they cost nothing
     turned = {e.outvars[0] for e in turns}
     consts = tuple(dict.fromkeys(v for v in (*core.consts, *(e.invars[0] for e in turns)) if v not in turned))
     fission = replace(fission, core=replace(core, consts=consts, eqns=(*turns, *core.eqns)))

@@ -77,7 +77,7 @@ def read_in_order(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Lookups
         lookup
         for lookup in every
         if lookup is not None
-        and lookup.index in facts.varying - facts.inner
+        and lookup.index in facts.varying - facts.sequential
         and jaxprs.is_known(loop.length)
         and 1 < loop.length <= lookup.eqn.invars[0].aval.shape[lookup.axis]
     )
