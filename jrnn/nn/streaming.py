@@ -20,6 +20,7 @@ from jrnn.nn.checks import check_integer
 from jrnn.nn.modules import GRU, LSTM, RNN, as_given
 from jrnn.nn.recurrent import RecurrentLayer
 from jrnn.nn.sequences import Sequences, compute_type
+from jrnn.nn.sequential import Sequential
 from jrnn.nn.stack import run_stack, stack_state
 from jrnn.nn.units import State
 
@@ -138,10 +139,13 @@ def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[j
         raise LayerError(f"compiled_step {rule}; {name} is neither")
     if isinstance(module, (RNN, LSTM, GRU)) and module.layout.bidirectional:
         raise LayerError(f"{module.layout.unit.name}: a bidirectional stack needs the whole sequence; it has no step")
-    leaves, tree = jax.tree.flatten(module)  # arguments: large parameters make slow constants
+    leaves, tree = jax.tree.flatten(module)
 
     def of_leaves(leaves: list[Any], x: Any, hx: Any = None, **options: Any) -> tuple[jax.Array, Any]:
         results: tuple[jax.Array, Any] = step(jax.tree.unflatten(tree, leaves), x, hx, **options)
         return results
 
-    return partial(jax.jit(of_leaves, donate_argnames="hx" if donate else None), leaves)
+    donated = "hx" if donate else None
+    if isinstance(module, (RecurrentLayer, RNN, LSTM, GRU, Sequential)):  # constants, which a call does not pass
+        return jax.jit(partial(of_leaves, leaves), donate_argnames=donated)
+    return partial(jax.jit(of_leaves, donate_argnames=donated), leaves)  # large parameters make slow constants
