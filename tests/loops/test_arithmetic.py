@@ -287,7 +287,7 @@ def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(without_kerne
     assert f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}" in str(explained)
 
 
-def test_compiled_programs_are_read():
+def test_compiled_programs_are_read(without_kernel):
     """Kernels a step, and what is in the way, on the JAX that runs."""
 
     def run(h, slow):

@@ -204,8 +204,14 @@ def indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine)
     return machine.reading(size, max(size, table)) + count * machine.function
 
 
-def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
-    """Returns the time of the operations of an elementwise equation, a view or a reduction."""
+def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> float:
+    """Returns the time of the operations of an elementwise equation, a view or a reduction.
+
+    Args:
+        eqn: the equation.
+        machine: the constants.
+        alone: nothing in the loop is a call, so that it is one kernel.
+    """
     cost, reduces = primitives.row_of(eqn).cost, primitives.is_kind(eqn, "reduction")
     if cost == 0.0:
         return 0.0
@@ -213,7 +219,7 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU) -> float:
     count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), LEAST)
     if cost is not None:
         size = jaxprs.elements(eqn.outvars[0].aval.shape)
-        by_itself = size in _BY_THEMSELVES and machine.elementwise_trip < machine.kernel  # as on a CPU
+        by_itself = alone and size in _BY_THEMSELVES and machine.elementwise_trip < machine.kernel  # as on a CPU
         return (_BY_ITSELF * size if by_itself else count) * machine.function * cost
     last = reduces and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]  # XLA:CPU vectorizes others
     return count * machine.element * (4.0 if last else 1.5 if reduces else 1.0)

@@ -199,6 +199,7 @@ def _choose(
     storing = {v: 0 for v in had if v in varying}
     storing.update({v: 0 if v in had else _storing(v, stacks) for v in carry})
     edges, remaking = [], dict.fromkeys(storing, _INFINITE)
+    alone = not any(map(equation_costs.is_call, eqns))
     exact = set(storing)  # never computed again, or computed again without rounding
     for eqn in eqns:
         of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
@@ -217,9 +218,8 @@ def _choose(
             storing[v] = _INFINITE if v in never else _storing(v, stacks)
             if remade:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
-                remaking[v] = (
-                    round(equation_costs.element_seconds(eqn, stacks.machine) * _PICOSECONDS) if option is None else 0
-                )
+                seconds = equation_costs.element_seconds(eqn, stacks.machine, alone) if option is None else 0.0
+                remaking[v] = round(seconds * _PICOSECONDS)
             else:
                 remaking[v] = _INFINITE
     return [v for v in min_cut(storing, edges, remaking, wanted) if v not in had]
