@@ -1,6 +1,11 @@
 """The examples of the documentation run and print what they say."""
 
+import argparse
 import doctest
+import functools
+import importlib
+import importlib.util
+import inspect
 import re
 import runpy
 import sys
@@ -9,11 +14,13 @@ from pathlib import Path
 import pytest
 from pages import blocks_of, commands, run_blocks
 
+import jrnn
 from jrnn.cli.parser import make_parser
 from jrnn.loops.costs import machines
 from jrnn.train import load_config
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 
 
 PAGES = sorted(DOCS.glob("*.md"))
@@ -63,7 +70,7 @@ def test_page(page, examples, tmp_path, monkeypatch):
         ("linear_attention.md", set()),
         ("new_cell.md", {"train", "export"}),
         ("serving.md", {"train", "export"}),
-        ("train_from_config.md", {"train", "runs", "plot"}),
+        ("train_from_config.md", {"train", "runs", "plot", "predict"}),
     ],
 )
 def test_commands_of_a_page(page, wanted, tmp_path, monkeypatch):
@@ -132,6 +139,61 @@ def test_links_between_pages_lead_somewhere():
         prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", prose):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def exists(name):
+    """Whether a dotted name, such as jrnn.nn.GRU or jrnn.loops.scan, is a module or what one holds."""
+    value, path = jrnn, "jrnn"
+    for part in name.split(".")[1:]:
+        path = f"{path}.{part}"
+        if not hasattr(value, part) and (inspect.isclass(value) or importlib.util.find_spec(path) is None):
+            return False
+        value = getattr(value, part) if hasattr(value, part) else importlib.import_module(path)
+    return True
+
+
+@functools.cache
+def files_of_the_project():
+    folders = ("docs", "jrnn", "tests", "scripts", "examples", "configs", ".ci")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*"))
+    return {f"/{path.relative_to(ROOT).as_posix()}" for path in paths}
+
+
+MADE_BY_COMMANDS = ("_generated/", "results/", "examples/NAME.py")  # names of pages that stand for other files
+PROSE = [*DOCS.rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+NAME = re.compile(r"(?<![\w./-])jrnn(?:\.[A-Za-z_]\w*)+(?![\w/])")
+FILE = re.compile(r"(?<![\w./:-])(?:\w[\w.-]*/)+[\w.-]*\.(?:py|sh|md|toml|mjs|json|svg)\b")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+OF_OTHERS = {"--signal", "--logdir"}  # SLURM's, TensorBoard's
+
+
+def test_names_in_prose_exist():
+    """Dotted names of jrnn, and files with their folders; a file may be named from any folder on."""
+    texts = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PROSE}
+    unknown = {(page, name) for page, text in texts.items() for name in set(NAME.findall(text)) if not exists(name)}
+    for page, text in texts.items():
+        for name in {name for name in FILE.findall(text) if not name.startswith(MADE_BY_COMMANDS)}:
+            if not any(path.endswith(f"/{name}") for path in files_of_the_project()):
+                unknown.add((page, name))
+    assert not unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_options_in_prose_exist(page):
+    """Options outside of blocks are those of some command of jrnn, of a script, or of two other programs."""
+    known = {
+        option for parser in [make_parser(), *commands_of(make_parser())] for option in parser._option_string_actions
+    }
+    scripts = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*") if path.suffix in (".py", ".sh")
+    )
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    unknown = [option for option in OPTION.findall(text) if option not in known | OF_OTHERS and option not in scripts]
+    assert not unknown
+
+
+def commands_of(parser):
+    return next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices.values()
 
 
 def test_every_page_is_in_the_index():

@@ -125,13 +125,13 @@ def _train(p: _Options) -> None:
 
 def _tokens(p: _Options) -> None:
     p.argument("texts", "a UTF-8 text, or a .jsonl file", _path, nargs="+", metavar="TEXT")
-    what = "the folder of the corpus; after a call that was stopped, the same call goes on where that one was"
+    what = "the folder of the corpus; the same command continues one that was stopped"
     p.option("--out", "FOLDER", what, _path, required=True)
     what = "a tokenizer.json, or the folder of a model that has one (default: a new one, trained on the texts)"
     p.option("--tokenizer", "FILE", what, _path)
     what = "the number of tokens of a new tokenizer (default: %(default)s)"
     p.option("--vocabulary", "N", what, _count(257, 2**31 - 1), 8_192)
-    p.option("--separator", "TEXT", "what stands between the documents of a text (default: a file is one document)")
+    p.option("--separator", "TEXT", "the separator of the documents of a text (default: a file is one document)")
     p.option("--field", "KEY", "the key of the text in a .jsonl file (default: %(default)s)", default="text")
     p.option("--end", "TOKEN", "the token that ends a document (default: <|endoftext|> or the like, if it is known)")
 
@@ -181,8 +181,8 @@ def _export(p: _Options) -> None:
     )
     p.argument("out", what, _file, metavar="OUT")
     p.flag("--step", "write (x, state) -> (y, state) for one step, to .onnx and .jax files")
-    p.option("--batch", "N", "the number of sequences (default: left open)", _count(1))
-    p.option("--time", "T", "the number of steps (default: left open)", _count(1))
+    p.option("--batch", "N", "the number of sequences (default: left open; a .py file needs it)", _count(1))
+    p.option("--time", "T", "the number of steps (default: left open; a .py file and a net need it)", _count(1))
 
 
 def _configs(p: _Options) -> None:
@@ -245,7 +245,7 @@ def _bench(p: _Options) -> None:
         "an argument of your step: FILE.npy, JSON, or normal[2,3]; name/0, name/1 for parts; the last one for all steps"
     )
     p.seed("the seed of normal[...]")
-    what = "scan: cells (default); spellings: one computation in all the ways to write it"
+    what = "scan: cells (default); spellings: one computation in all its spellings"
     p.option("--suite", "NAME", what, default="scan", choices=SUITES)
     what = f"some of {', '.join(CELLS)} (default: the first {len(GATES)}; with --compile-for, lstm,gru)"
     p.option("--cells", "A,B", what, _names)
@@ -261,7 +261,7 @@ def _bench(p: _Options) -> None:
     )
     p.option("--peers", "A,B", what, _names)
     p.option("--turns", "N", "measured runs of each program, at most (default: %(default)s)", _count(1), 15)
-    what = "time for one size; after it no turn begins but the first three (default: %(default)s)"
+    what = "time for one size, after which no run begins but the first three of each program (default: %(default)s)"
     p.option("--seconds", "S", what, _seconds, 20.0)
     what = "also measure jrnn with the CPU divided into N devices (default: the number of cores)"
     p.option("--devices", "N", what, _count(0, 4096))

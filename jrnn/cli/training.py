@@ -15,7 +15,7 @@ from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.nets import package_to_python
 from jrnn.cli.output import INTERRUPTED, MISTAKE, terminal, write_json
 from jrnn.cli.tools import wide_console
-from jrnn.errors import CheckpointError, ConfigError, TrainError, UsageError, printable
+from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError, UsageError, printable
 from jrnn.files import read_text, write_whole
 from jrnn.files.corpus import tokenize
 from jrnn.files.progress import Heartbeat
@@ -23,7 +23,7 @@ from jrnn.loops import host
 from jrnn.models import load
 from jrnn.models.text import is_model, write_text
 from jrnn.train import load_config, load_run, train
-from jrnn.train.config import Config, config_names, describe_config, find_config
+from jrnn.train.config import Config, config_names, describe_config, find_config, nearest_config
 from jrnn.train.devices import join
 from jrnn.train.exports import EXPORTS
 from jrnn.train.keys import reference_of_keys
@@ -109,9 +109,12 @@ def _train_one(config: Config, out: Path, args: argparse.Namespace) -> int:
         return INTERRUPTED
     writes = config.kind.write is not None
     if writes and not args.no_sample:
-        with Heartbeat(console, "writing a sample"):
-            text = result.model.sample()
-        print(f"sample:\n{text}")
+        try:
+            with Heartbeat(console, "writing a sample"):
+                text = result.model.sample()
+            print(f"sample:\n{text}")
+        except DataError as e:  # the config's prompt has what the text lacks: no fault of the run
+            print(f"no sample: sample.prompt = {config.sample.prompt!r}: {e}; use jrnn sample {out} --prompt TEXT")
     more = "sample" if writes else "predict" if config.kind.predict is not None else ""
     print(f"{result}; more: jrnn {more} {out}" if more else result)
     return 0
@@ -174,10 +177,15 @@ def export_command(args: argparse.Namespace) -> int:
     model = load_run(args.run)
     if args.out.suffix in EXPORTS:
         model.export(args.out, step=args.step, batch=args.batch, time=args.time)
-    elif args.step or args.batch is not None or args.time is not None:
-        raise UsageError(f"--step, --batch and --time are for files that end in {' or '.join(EXPORTS)}")
+    elif args.step:
+        raise UsageError(f"--step is for files that end in {' or '.join(EXPORTS)}")
     elif args.out.suffix == ".py":
-        package_to_python(model.package(), args.out, {})
+        package = model.package(args.batch, args.time)
+        if not package.shapes:
+            raise UsageError(f"{args.out}: Python is written for inputs of one size: give --batch N and --time T")
+        package_to_python(package, args.out, {})
+    elif args.batch is not None or args.time is not None:
+        raise UsageError(f"--batch and --time are for files that end in {', '.join(EXPORTS)} or .py")
     else:
         model.save(args.out)
     print(f"wrote {args.out}")
@@ -203,7 +211,8 @@ def configs_command(args: argparse.Namespace) -> int:
     if args.keys:
         print(reference_of_keys(None if args.name is None else load_config(args.name)))
     elif args.name is not None:
-        print(read_text(find_config(args.name), ConfigError), end="")
+        path = find_config(args.name)
+        print(read_text(path, ConfigError, missing=nearest_config(path)), end="")
     else:
         for name in config_names():
             print(f"{name}\n    {describe_config(name)}")

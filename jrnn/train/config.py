@@ -186,6 +186,13 @@ def find_config(given: str | Path) -> Path:
     return path
 
 
+def nearest_config(path: Path) -> str:
+    """Returns how an error about a missing config ends: with the nearest name, or with where the names are listed."""
+    there = path.parent.glob("*.toml") if path.parent.is_dir() else ()
+    meant = near(path.name, [p.name for p in there if near(path.stem, [p.stem])]) or near(path.stem, config_names())
+    return meant or "; `jrnn configs` lists the configs that ship"
+
+
 def describe_config(name: str) -> str:
     """Returns the comment that opens a shipped config, without its first line, which is the command."""
     lines = read_text(CONFIGS / f"{name}.toml", ConfigError).splitlines()
@@ -220,9 +227,7 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
         ConfigError: for a missing file, a key that does not exist (with the near name), or an impossible value.
     """
     path = find_config(path)
-    there = path.parent.glob("*.toml") if path.parent.is_dir() else ()
-    meant = near(path.name, [p.name for p in there if near(path.stem, [p.stem])]) or near(path.stem, config_names())
-    tables = _with_code_of(path.parent, read_toml(path, meant or "; `jrnn configs` lists the configs that ship"))
+    tables = _with_code_of(path.parent, read_toml(path, nearest_config(path)))
     config = decode(Config, tables, str(path))  # first, so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)
     if not assignments:

@@ -285,12 +285,14 @@ class TrainedModel:
         """
         config = self.origin.config
         if config.kind.predict is None:
-            other = "use sample" if config.kind.write is not None else "call the model"
+            other = f"jrnn sample {self.name}" if config.kind.write is not None else "call the model"
             raise ConfigError(f"{self.name}: a model of task {config.task!r} predicts no file; {other}")
         return config.kind.predict(Trained(config, self.origin.kept, self.origin.model, self.params), path)
 
-    def package(self) -> Package:
+    def package(self, batch: int | None = None, time: int | None = None) -> Package:
         """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.
+
+        With `batch` and `time` the package has the shapes of its inputs, which a Python file of it needs.
 
         Its inputs are those of the model and, if the state is carried, the first states. Its outputs are the logits or
         values of a model of cells, or the outputs of the net on disk that was trained further; and the last states.
@@ -301,10 +303,19 @@ class TrainedModel:
         if not isinstance(self.origin.model, NetModel):
             kind = self.origin.config.model.kind
             raise ConfigError(
-                f'{self.name}: a model of kind "{kind}" is not a net; write it as ONNX (a name that ends in .onnx), or '
-                "convert it for inputs of one size: jrnn.from_jax(jrnn.load_run(RUN), example)"
+                f'{self.name}: a model of kind "{kind}" is not a net; write it for ONNX or JAX (a name that ends in '
+                ".onnx or .jax), or convert it for inputs of one size: jrnn.from_jax(jrnn.load_run(RUN), example)"
             )
-        return self.origin.model.package(jax.device_get(self.params))
+        model = self.origin.model
+        package = model.package(jax.device_get(self.params))
+        if batch is None or time is None:
+            return package
+        kind, features = self._input
+        given = {name: jax.ShapeDtypeStruct((time, batch, *features), kind) for name in ("tokens", "inputs")}
+        given |= {"lengths": jax.ShapeDtypeStruct((batch,), jnp.int32)}
+        shapes = {blob: given[member] for blob, member in model.feeds.items() if member in given}
+        shapes |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in model.initial_carry(batch).items()}
+        return replace(package, shapes={name: shapes[name] for name in package.inputs if name in shapes})
 
     def save(self, folder: str | Path) -> None:
         """Writes `package`, or the folder of a pretrained model with the tokenizer of its corpus, in one step.
@@ -346,8 +357,7 @@ class TrainedModel:
         write = EXPORTS[path.suffix]
         if isinstance(self.origin.model, NetModel) and not step and time is None:
             raise ConfigError(f"{self.name}: a net is exported for one number of steps: give time=")
-        kind = jnp.int32 if self._reads_tokens else jnp.float32
-        features = () if self._reads_tokens else (self.origin.signature.inputs,)
+        kind, features = self._input
         n, t = batch or 2, time or 3
         if step:
             state = self.initial_state(n, t)
@@ -361,6 +371,11 @@ class TrainedModel:
         names = f"{batch or 'batch'}, {time or 'time'}, ..."
         outputs = (lambda tokens: self(tokens)[0]) if self._reads_tokens else (lambda inputs: self(inputs)[0])
         write(outputs, (jnp.zeros((n, t, *features), kind),), names, path)  # an argument has its name in the file
+
+    @property
+    def _input(self) -> tuple[Any, tuple[int, ...]]:
+        """The type of the inputs, and their axes after N and T."""
+        return (jnp.int32, ()) if self._reads_tokens else (jnp.float32, (self.origin.signature.inputs,))
 
     @property
     def _reads_tokens(self) -> bool:

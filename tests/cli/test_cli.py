@@ -289,6 +289,7 @@ def test_a_sweep_trains_each_combination(files, capsys):
         (["bench", "--cells", "lsmt"], "there is no cell 'lsmt';"),
         (["train", "nope.toml"], "nope.toml: no such file; `jrnn configs` lists"),
         (["train", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
+        (["configs", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
         (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),
         (["train", "text.toml"], "missing.txt: no such file"),
         (["train", "text.toml", "--set", "data.path=latin.txt"], "latin.txt: is not UTF-8: byte 3 is 0xe9"),

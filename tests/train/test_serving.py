@@ -1,6 +1,7 @@
 """From a run to a service: a run of each kind of configuration is loaded, called, streamed, sampled from and exported."""
 
 import json
+import runpy
 import shutil
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from jrnn import models
+from jrnn.cli import main
 from jrnn.errors import CheckpointError, ConfigError
 from jrnn.files.corpus import tokenize
 from jrnn.train import Config, load_run, train
@@ -249,3 +251,25 @@ def test_what_a_task_kept_is_checked(runs, name, tmp_path):
             (folder / "data.json").write_text(json.dumps(other))
             with pytest.raises(CheckpointError, match=r"data\.json"):
                 used()
+
+
+def test_a_net_is_written_as_python_for_inputs_of_one_size(runs, tmp_path, capsys):
+    run, out = runs("characters"), tmp_path / "net.py"
+    assert main(["export", str(run), str(out)]) == 2
+    assert "written for inputs of one size: give --batch N and --time T" in capsys.readouterr().err
+    assert main(["export", str(run), str(out), "--batch", "2", "--time", "4"]) == 0
+    module, model = runpy.run_path(str(out)), load_run(run)
+    tokens = jnp.array([[3, 1, 4, 1], [2, 7, 1, 8]])
+    states = {name: jnp.zeros(shape, dtype) for name, (dtype, shape) in module["SHAPES"].items() if shape == (1, 2, 4)}
+    outputs = module["predict"](module["load_weights"](), {"tokens": tokens.T, **states})
+    np.testing.assert_allclose(outputs["logits"].swapaxes(0, 1), model(tokens)[0], atol=2e-5)
+
+
+def test_a_prompt_that_the_text_lacks_is_no_fault_of_the_run(tmp_path, capsys):
+    text, out = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("a text without capitals. " * 20)
+    keys = [f"data.path={text}", "data.batch=2", "data.chunk=8", "model.hidden=2", "train.steps=1"]
+    assert main(["train", "char_lstm", "--out", str(out), *(word for key in keys for word in ("--set", key))]) == 0
+    said = capsys.readouterr().out
+    assert "no sample: sample.prompt = 'The ': the model does not know the character 'T'" in said
+    assert f"use jrnn sample {out} --prompt TEXT" in said

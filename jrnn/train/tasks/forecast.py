@@ -90,7 +90,7 @@ class ForecastTask(HeldOutTask):
 
     data: ForecastData
 
-    unit: ClassVar[str] = "MSE, scaled"
+    unit: ClassVar[str] = "(MSE, scaled)"
 
     @classmethod
     def load(cls, config: Any) -> ForecastTask:

@@ -60,7 +60,7 @@ class SampleConfig:
     """The text that a trained model writes."""
 
     length: Positive = 400  # characters, words or tokens after the prompt
-    temperature: NonNegative = 0.7  # below 1 safer, above 1 wilder, 0 always the likeliest
+    temperature: NonNegative = 0.7  # below 1 more predictable, above 1 more random, 0 always the most probable
     prompt: str = "The "  # how the text begins
 
     def __post_init__(self):
