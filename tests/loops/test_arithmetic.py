@@ -333,7 +333,9 @@ def test_a_product_leaves_the_loop_of_a_draw(without_kernel):
     explained = plan(partial(step, w), h, (x, jax.random.split(jax.random.key(0), 100)))
     candidates = {candidate.label: candidate for candidate, _ in explained.choice.others}
     fission = candidates["as arithmetic, all else outside"].node.fission
-    drawn = [[e.primitive.name for e in part].count("random_bits") for part in (fission.hoisted, fission.core.eqns)]
+    drawn = [
+        [e.primitive.name for e in part].count("random_bits") for part in (fission.hoisted_eqns, fission.core.eqns)
+    ]
     assert drawn == [1, 1]
 
 

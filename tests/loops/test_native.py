@@ -390,7 +390,7 @@ def test_a_transposed_matrix_that_is_no_product_is_transposed_once():
         lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p
     )
     program = native_of(loop).program
-    assert [e.primitive.name for e in program.before] == ["transpose"] and not program.early
+    assert [e.primitive.name for e in program.constant_eqns] == ["transpose"] and not program.hoisted_eqns
 
 
 @built

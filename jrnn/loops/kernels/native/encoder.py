@@ -45,7 +45,7 @@ class CannotRun(Refused):
         self.eqn = eqn
 
 
-def kept_dtype(aval: Any) -> str:
+def stored_dtype(aval: Any) -> str:
     """Returns the type of an array in memory, as the kernel names it."""
     return "bool" if aval.dtype == jnp.bool_ else "bfloat16" if aval.dtype == jnp.bfloat16 else "float"
 
@@ -55,7 +55,7 @@ class CallEncoder:
     """Encodes the steps of a loop for N rows. The arrays of the call are: constants, first carry, xs; last carry, ys."""
 
     loop: Loop
-    given: Sequence[Var]
+    constants: Sequence[Var]
     rows: int
     dtype: Any
     refs: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -70,21 +70,21 @@ class CallEncoder:
 
     def result(self) -> tuple[np.ndarray, np.ndarray, tuple[tuple[Operation, ...], ...]]:
         loop, rows, steps = self.loop, self.rows, self.loop.length
-        inputs = [*self.given, *loop.carry, *loop.xs]
-        first_x, first_carry = len(self.given) + len(loop.carry), len(inputs)
+        inputs = [*self.constants, *loop.carry, *loop.xs]
+        first_x, first_carry = len(self.constants) + len(loop.carry), len(inputs)
         self.sizes = [jaxprs.elements(v.aval.shape) * (steps if i >= first_x else 1) for i, v in enumerate(inputs)]
         itemsize = {"float": self.dtype.itemsize, "bool": 1, "bfloat16": 2}
-        dtypes = ["float" if v in loop.carry else kept_dtype(v.aval) for v in inputs]
+        dtypes = ["float" if v in loop.carry else stored_dtype(v.aval) for v in inputs]
         values: dict[Var, Any] = {}
         for i, (v, dtype) in enumerate(zip(inputs, dtypes)):
             size = jaxprs.elements(v.aval.shape)
             stacked = size if i >= first_x else 0
             values[v] = View(Array(size, i, stacked, dtype, in_rows=False), dense(v.aval.shape))
-        step = Collector(rows, values, frozenset(values[v].array for v in self.given))
+        step = Collector(rows, values, frozenset(values[v].array for v in self.constants))
         starts = []
         for i, v in enumerate(loop.carry):
             state = step.new(v.aval.shape, 0 if rows > 1 else None)
-            state.array.given = first_carry + i
+            state.array.argument = first_carry + i
             starts.append(Operation("copy", state, [values[v]], state.row))
             values[v] = state
             self.sizes.append(jaxprs.elements(v.aval.shape))
@@ -133,7 +133,7 @@ class CallEncoder:
         loop, rows = self.loop, self.rows
         first_y = len(dtypes)
         for i, y in enumerate(loop.ys):
-            shape, dtype = y.aval.shape, kept_dtype(y.aval)
+            shape, dtype = y.aval.shape, stored_dtype(y.aval)
             size = jaxprs.elements(shape)
             value = step.value(y)
             axis = step._rows_of([value], shape)
@@ -149,10 +149,10 @@ class CallEncoder:
             self.sizes.append(size * loop.length)
         states = [step.values[v] for v in loop.carry]
         values = [step.value(a) for a in loop.carry_out]
-        kept = {s.array for s in states}
+        carried = {s.array for s in states}
         values = [
             step.apply("copy", [v], v.shape)
-            if isinstance(v, View) and v.array in kept and v.array is not s.array
+            if isinstance(v, View) and v.array in carried and v.array is not s.array
             else v
             for v, s in zip(values, states)
         ]
@@ -168,8 +168,8 @@ class CallEncoder:
     def _place(self, array: Array) -> tuple[int, int, int]:
         """Returns the base of an array, where it begins, and its stride in time."""
         root, start = array.root
-        if root.given is not None:
-            return root.given, start, root.stacked
+        if root.argument is not None:
+            return root.argument, start, root.stacked
         if root not in self.places:
             self.places[root] = self.scratch
             self.scratch += -(-root.width * self.rows // 16) * 16
@@ -216,7 +216,7 @@ class CallEncoder:
                 else:
                     operands.append(("ref", ref))
             array = o.out.array
-            if array.root[0].given is None and array.inside is None and self.readers[array] <= {number}:
+            if array.root[0].argument is None and array.inside is None and self.readers[array] <= {number}:
                 out = inside[array] = virtual
                 virtual += 1
             else:
@@ -237,24 +237,24 @@ class CallEncoder:
         """Adds instructions, with a register for each virtual one while it is needed."""
         last = {v: i for i, (_, out, operands) in enumerate(operations) for v in (out, *operands) if isinstance(v, int)}
         free: list[int] = []
-        held: dict[int, int] = {}
+        allocated: dict[int, int] = {}
         for i, (kind, out, operands) in enumerate(operations):
-            registers = [self._operand(v, held) for v in operands]
+            registers = [self._operand(v, allocated) for v in operands]
             ends = {v for v in operands if isinstance(v, int) and last[v] == i}
-            free += [held.pop(v) for v in ends]
+            free += [allocated.pop(v) for v in ends]
             if isinstance(out, int):
                 if not free:
                     free.append(self.registers)
                     self.registers += 1
-                held[out] = free.pop()
-            target = self._operand(out, held)
+                allocated[out] = free.pop()
+            target = self._operand(out, allocated)
             self.instructions.append((_OPCODES[kind], target, *registers, *[registers[0]] * (3 - len(registers))))
             if isinstance(out, int) and last[out] == i:
-                free.append(held.pop(out))
+                free.append(allocated.pop(out))
 
-    def _operand(self, value: Any, held: dict[int, int]) -> int:
+    def _operand(self, value: Any, allocated: dict[int, int]) -> int:
         if isinstance(value, int):
-            return -1 - held[value]
+            return -1 - allocated[value]
         kind, number = value
         return number if kind == "ref" else _LITERAL - number
 
@@ -266,9 +266,9 @@ class CallEncoder:
             assert o.matrix is not None
             (depth, down), (_, right) = o.matrix.dims
             source = o.matrix.array
-            key = (source.given, _DTYPES.index(source.dtype), o.matrix.offset, depth, o.width, down, right)
+            key = (source.argument, _DTYPES.index(source.dtype), o.matrix.offset, depth, o.width, down, right)
             last = o.matrix.offset + (depth - 1) * down + (o.width - 1) * right
-            assert source.given is not None and last < self.sizes[source.given]
+            assert source.argument is not None and last < self.sizes[source.argument]
             pack = self.packs.setdefault(key, len(self.packs))
             a, out = self._ref(read, o.axis, depth), self._ref(o.out, o.axis, o.width)
             if len(o.read) > 1:
@@ -284,8 +284,8 @@ class CallEncoder:
         else:
             inner = read.by_rows(o.axis, self.rows)[1]
             count = len(o.out.dims) - (o.axis is not None)
-            kept, reduced = collapsed(inner[:count]), collapsed(inner[count:]) or [(1, 1)]
-            for i, ((n, s), (_, t)) in enumerate(zip(kept, dense([n for n, _ in kept]))):
+            kept_dims, reduced = collapsed(inner[:count]), collapsed(inner[count:]) or [(1, 1)]
+            for i, ((n, s), (_, t)) in enumerate(zip(kept_dims, dense([n for n, _ in kept_dims]))):
                 dims[i], sources[i], targets[i] = n, s, t
             (dims[3], sources[3]), op = reduced[0], _REDUCTIONS[o.kind]
             a, out = self._ref(read, o.axis, _span(dims, sources)), self._ref(o.out, o.axis, _span(dims, targets))

@@ -17,7 +17,7 @@ class Uniform:
     shape: tuple[int, ...] = ()
 
 
-Value = Any  # View | Constant
+NativeOperand = Any  # View | Constant
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ class Operation:
 
     kind: str
     out: View
-    read: list[Value]
+    read: list[NativeOperand]
     axis: int | None
     matrix: View | None = None
 

@@ -23,7 +23,7 @@ from jrnn.loops.ir import Loop, Refused, Results
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels.native import estimate as costs
 from jrnn.loops.kernels.native import library
-from jrnn.loops.kernels.native.program import KernelProgram, program_of, turned_matrices
+from jrnn.loops.kernels.native.program import KernelProgram, program_of, transposed_matrices
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.passes.fission import Fission, over_time
 from jrnn.loops.passes.sums import Contract
@@ -43,12 +43,12 @@ class Native:
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         program, loop, core = self.program, self.program.loop, self.program.core
         assert length == loop.length
-        env = jaxprs.evaluate(program.before, dict(zip(loop.consts, consts)))
+        env = jaxprs.evaluate(program.constant_eqns, dict(zip(loop.consts, consts)))
         stacked = dict(zip(loop.xs, xs))
-        computed = {v for e in program.early for v in e.outvars}
-        over_time(program.early, [*computed], env, stacked)
+        computed = {v for e in program.hoisted_eqns for v in e.outvars}
+        over_time(program.hoisted_eqns, [*computed], env, stacked)
         operands = [
-            *(env[v] for v in program.given),
+            *(env[v] for v in program.constants),
             *(jnp.asarray(v).astype(program.dtype) for v in init),
             *(stacked[v] for v in core.xs),
         ]
@@ -66,7 +66,7 @@ class Native:
         )
         last = [value.astype(v.aval.dtype) for value, v in zip(out, core.carry)]
         stacked.update((y, value) for y, value in zip(core.ys, out[len(last) :]) if not jaxprs.is_literal(y))
-        over_time(program.late, [v for e in program.late for v in e.outvars], env, stacked)
+        over_time(program.sunk_eqns, [v for e in program.sunk_eqns for v in e.outvars], env, stacked)
         return last, [jaxprs.stack(y, env, stacked, length) for y in loop.ys]
 
     def useful_threads(self) -> int:
@@ -84,17 +84,20 @@ class Native:
         """
         program, loop, machine = self.program, self.program.loop, estimator.machine
         inside = estimator.part([e for e in loop.eqns if not estimator.moving.isdisjoint(e.outvars)], loop.outputs)
-        given = {"stacks": estimator.trips(loop, inside)["stacks"]}
+        stacks_seconds = {"stacks": estimator.trips(loop, inside)["stacks"]}
         others = {*loop.xs, *jaxprs.variables(loop.ys)}
-        early = [v for v in program.core.xs if v not in others]
-        late = [v for v in jaxprs.variables(loop.ys) if v not in program.core.ys]
-        bulk = [estimator.part(e, outs, together=True) for e, outs in ((program.early, early), (program.late, late))]
-        stacks = estimator.sizes({*early, *jaxprs.variables(program.core.ys)} - others)
+        hoisted = [v for v in program.core.xs if v not in others]
+        sunk = [v for v in jaxprs.variables(loop.ys) if v not in program.core.ys]
+        bulk = [
+            estimator.part(e, outs, together=True)
+            for e, outs in ((program.hoisted_eqns, hoisted), (program.sunk_eqns, sunk))
+        ]
+        stacks = estimator.sizes({*hoisted, *jaxprs.variables(program.core.ys)} - others)
         more = loop.length * (stacks + max(part.peak for part in bulk))
         moved = machine.writing(loop.length * stacks, more) + machine.reading(loop.length * stacks, more)
         terms = [part.terms(machine, loop.length, more, 1) for part in bulk]
         own = {**costs.terms(program, machine, library.loaded().instruction_sets[self.level]), "stacks": moved}
-        return estimates.estimate(estimates.total(given, own, *terms), inside.peak + more)
+        return estimates.estimate(estimates.total(stacks_seconds, own, *terms), inside.peak + more)
 
     @property
     def flops(self) -> int:
@@ -130,8 +133,8 @@ def called(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
     """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
     fission = split(contract)
     core = fission.core
-    turns = turned_matrices(fission.constant_eqns, core)  # in the loop, where they cost nothing
-    turned = {e.outvars[0] for e in turns}
-    consts = tuple(dict.fromkeys(v for v in (*core.consts, *(e.invars[0] for e in turns)) if v not in turned))
-    fission = replace(fission, core=replace(core, consts=consts, eqns=(*turns, *core.eqns)))
+    transposes = transposed_matrices(fission.constant_eqns, core)  # in the loop, where they cost nothing
+    transposed = {e.outvars[0] for e in transposes}
+    consts = tuple(dict.fromkeys(v for v in (*core.consts, *(e.invars[0] for e in transposes)) if v not in transposed))
+    fission = replace(fission, core=replace(core, consts=consts, eqns=(*transposes, *core.eqns)))
     return fission, native_of(fission.core)

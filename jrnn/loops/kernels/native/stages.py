@@ -92,31 +92,31 @@ def in_stages(operations: Sequence[Operation], carries: Collection[Array]) -> li
                 read = [v for v in reader.views if v.array is operation.out.array]
                 needs += [(reader, v.is_whole and operation.out.is_whole) for v in read if reader is not operation]
         before[operation] = needs
-    left, done, stages = list(operations), set[Operation](), []
-    while left:
-        ready = [o for o in left if all(needed in done for needed, _ in before[o])]
+    pending, done, stages = list(operations), set[Operation](), []
+    while pending:
+        ready = [o for o in pending if all(needed in done for needed, _ in before[o])]
         assert ready, "operations wait for each other"
         first = next((o for o in ready if not o.is_elementwise), ready[0])
         stage = [first]
         if first.is_elementwise:
-            stage = _elementwise_stage(left, before, done, first.width)
+            stage = _elementwise_stage(pending, before, done, first.width)
         stages.append(stage)
         done.update(stage)
-        left = [o for o in left if o not in done]
+        pending = [o for o in pending if o not in done]
     return stages
 
 
 def _elementwise_stage(
-    left: Sequence[Operation],
+    pending: Sequence[Operation],
     before: dict[Operation, list[tuple[Operation, bool]]],
     done: Collection[Operation],
     width: int,
 ) -> list[Operation]:
     stage: dict[Operation, None] = {}
-    for operation in left:
+    for operation in pending:
         if not operation.is_elementwise or operation.width != width:
             continue
-        # What an operation of this stage computes or reads is at hand only in the same places.
+        # What an operation of this stage computes or reads is available only at the same positions.
         if all(needed in done or (together and needed in stage) for needed, together in before[operation]):
             stage[operation] = None
     return list(stage)

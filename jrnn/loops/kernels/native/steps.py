@@ -21,7 +21,7 @@ from jax import lax
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.loops.ir import Refused
-from jrnn.loops.kernels.native.operations import Operation, Uniform, Value
+from jrnn.loops.kernels.native.operations import NativeOperand, Operation, Uniform
 from jrnn.loops.kernels.native.views import Array, Dims, View, collapsed, dense
 
 _MOST_PRODUCTS = 64  # that one equation becomes: one for each head of a product in heads
@@ -55,11 +55,11 @@ class Collector:
     """Collects the operations of a step; `rows` is N, and `constants` are the variables that do not change."""
 
     rows: int
-    values: dict[Any, Value]
+    values: dict[Any, NativeOperand]
     constants: frozenset[Array]
     operations: list[Operation] = field(default_factory=list)
 
-    def value(self, atom: Any) -> Value:
+    def value(self, atom: Any) -> NativeOperand:
         if jaxprs.is_literal(atom):
             return Uniform(float(np.asarray(atom.val)), atom.aval.shape)
         return self.values[atom]
@@ -82,7 +82,7 @@ class Collector:
 
     # Elementwise ------------------------------------------------------------------------------------------------------
 
-    def _elementwise(self, eqn: jaxprs.Eqn, name: str, read: list[Value], out: Any) -> Value:
+    def _elementwise(self, eqn: jaxprs.Eqn, name: str, read: list[NativeOperand], out: Any) -> NativeOperand:
         types = {a.aval.dtype for a in eqn.invars}
         if name in _SAME:
             if name == "select_n" and (len(read) != 3 or eqn.invars[0].aval.dtype != jnp.bool_):
@@ -107,7 +107,7 @@ class Collector:
             return read[0]
         raise Refused(f"the kernel has no {name}")
 
-    def _power(self, x: Value, y: int, shape: Sequence[int]) -> Value:
+    def _power(self, x: NativeOperand, y: int, shape: Sequence[int]) -> NativeOperand:
         if y < 0:
             return self.apply("div", [Uniform(1.0), self._power(x, -y, shape)], shape)
         if y == 1:
@@ -116,7 +116,7 @@ class Collector:
         even = self.apply("square", [half], shape)
         return self.apply("mul", [even, x], shape) if y % 2 else even
 
-    def apply(self, kind: str, read: Sequence[Value], shape: Sequence[int]) -> View:
+    def apply(self, kind: str, read: Sequence[NativeOperand], shape: Sequence[int]) -> View:
         """Adds an elementwise operation, and returns its result."""
         shape = tuple(shape)
         operands = [self._spread(v, shape) for v in read]
@@ -127,12 +127,12 @@ class Collector:
         return out
 
     @staticmethod
-    def _spread(value: Value, shape: Sequence[int]) -> Value:
+    def _spread(value: NativeOperand, shape: Sequence[int]) -> NativeOperand:
         if isinstance(value, Uniform) or value.shape == shape:
             return value
         return value.broadcast(shape, range(len(shape)) if len(value.dims) == len(shape) else ())
 
-    def _rows_of(self, values: Sequence[Value], shape: Sequence[int]) -> int | None:
+    def _rows_of(self, values: Sequence[NativeOperand], shape: Sequence[int]) -> int | None:
         """Returns the axis of a result of `shape` that holds the rows."""
         views = [v for v in values if isinstance(v, View)]
         sources = {v.row for v in views if v.row is not None}
@@ -172,7 +172,7 @@ class Collector:
         """Returns the view in the type that the kernel computes with."""
         return view if view.array.dtype == "float" else self.apply("copy", [view], view.shape)
 
-    def assign(self, to: View, value: Value, axis: int | None) -> None:
+    def assign(self, to: View, value: NativeOperand, axis: int | None) -> None:
         """Writes a value to a view, by an operation or by computing it there."""
         _, into = to.by_rows(axis, self.rows)
         part = collapsed(into)
@@ -181,7 +181,7 @@ class Collector:
             if axis is None and to.array.in_rows and value.row is not None:
                 raise Refused("a value that all rows share depends on a row")
             array = value.array
-            own = array.given is None and array.inside is None and value.is_whole and value.row == axis
+            own = array.argument is None and array.inside is None and value.is_whole and value.row == axis
             whole_rows = to.array.in_rows or self.rows == 1 or axis == 0
             if own and contiguous and whole_rows and to.array.dtype == "float" and array not in to.array.chain:
                 array.inside = (to.array, to.offset)
@@ -196,7 +196,7 @@ class Collector:
 
     # Products and reductions ------------------------------------------------------------------------------------------
 
-    def product(self, eqn: jaxprs.Eqn, left: Value, right: Value) -> list[View]:
+    def product(self, eqn: jaxprs.Eqn, left: NativeOperand, right: NativeOperand) -> list[View]:
         (contracted, batch), shape = eqn.params["dimension_numbers"], eqn.outvars[0].aval.shape
         sides = [(left, contracted[0], batch[0]), (right, contracted[1], batch[1])]
         is_matrix = [isinstance(v, View) and v.array in self.constants for v, *_ in sides]
@@ -252,7 +252,7 @@ class Collector:
         assert out.shape == tuple(shape)
         return [out]
 
-    def reduction(self, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+    def reduction(self, eqn: jaxprs.Eqn, value: NativeOperand) -> list[NativeOperand]:
         axes, kind = eqn.params["axes"], _REDUCTIONS[eqn.primitive.name]
         if isinstance(value, Uniform):
             raise Refused("it reduces a constant")
@@ -262,13 +262,16 @@ class Collector:
             axis = next((a for a, (n, _) in enumerate(value.dims) if n == self.rows and a not in axes), None)
         if axis in axes:
             raise Refused("it reduces over rows")
-        kept = [a for a in range(len(value.dims)) if a not in axes]
-        row = None if axis is None else kept.index(axis)
+        result_axes = [a for a in range(len(value.dims)) if a not in axes]
+        row = None if axis is None else result_axes.index(axis)
         reduced = [value.dims[a] for a in axes]
-        value = value.transposed([*kept, *axes])
-        if len(collapsed(reduced)) > 1 or len(collapsed([value.dims[i] for i in range(len(kept)) if i != row])) > 3:
+        value = value.transposed([*result_axes, *axes])
+        if (
+            len(collapsed(reduced)) > 1
+            or len(collapsed([value.dims[i] for i in range(len(result_axes)) if i != row])) > 3
+        ):
             value = self.copied(value, row)
-        out = self.new([value.dims[i][0] for i in range(len(kept))], row)
+        out = self.new([value.dims[i][0] for i in range(len(result_axes))], row)
         self.operations.append(Operation(kind, out, [value], row))
         return [out]
 
@@ -276,7 +279,7 @@ class Collector:
 # Views and pieces -----------------------------------------------------------------------------------------------------
 
 
-def _reshape(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _reshape(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[NativeOperand]:
     shape = eqn.outvars[0].aval.shape
     if isinstance(value, Uniform):
         return [Uniform(value.value, shape)]
@@ -286,29 +289,29 @@ def _reshape(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
         return [step.copied(value, step._rows_of([value], value.shape)).reshaped(shape)]
 
 
-def _broadcast(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _broadcast(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[NativeOperand]:
     shape = eqn.outvars[0].aval.shape
     if isinstance(value, Uniform):
         return [Uniform(value.value, shape)]
     return [value.broadcast(shape, eqn.params["broadcast_dimensions"])]
 
 
-def _transpose(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _transpose(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[NativeOperand]:
     return [value if isinstance(value, Uniform) else value.transposed(eqn.params["permutation"])]
 
 
-def _cut(value: Value, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> Value:
+def _cut(value: NativeOperand, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> NativeOperand:
     if isinstance(value, Uniform):
         return Uniform(value.value, tuple(-(-(b - a) // s) for a, b, s in zip(starts, ends, steps)))
     return value.sliced(starts, ends, steps)
 
 
-def _slice(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _slice(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[NativeOperand]:
     starts, ends, strides = (eqn.params[k] for k in ("start_indices", "limit_indices", "strides"))
     return [_cut(value, starts, ends, strides or [1] * len(starts))]
 
 
-def _split(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
+def _split(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[NativeOperand]:
     axis, shape = eqn.params["axis"], value.shape
     parts = []
     for a, b in itertools.pairwise(itertools.accumulate(eqn.params["sizes"], initial=0)):
@@ -318,11 +321,11 @@ def _split(step: Collector, eqn: jaxprs.Eqn, value: Value) -> list[Value]:
     return parts
 
 
-def _concatenate(step: Collector, eqn: jaxprs.Eqn, *values: Value) -> list[Value]:
+def _concatenate(step: Collector, eqn: jaxprs.Eqn, *values: NativeOperand) -> list[NativeOperand]:
     return [_joined(step, values, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
 
 
-def _joined(step: Collector, values: Sequence[Value], dimension: int, shape: Sequence[int]) -> View:
+def _joined(step: Collector, values: Sequence[NativeOperand], dimension: int, shape: Sequence[int]) -> View:
     rows = step._rows_of(values, shape)
     if rows == dimension:
         raise Refused("it concatenates rows")
@@ -335,7 +338,7 @@ def _joined(step: Collector, values: Sequence[Value], dimension: int, shape: Seq
     return out
 
 
-def _pad(step: Collector, eqn: jaxprs.Eqn, value: Value, filling: Value) -> list[Value]:
+def _pad(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand, filling: NativeOperand) -> list[NativeOperand]:
     if not isinstance(filling, Uniform):
         raise Refused("it pads with a value that changes")
     for axis, (low, high, inner) in enumerate(eqn.params["padding_config"]):
@@ -350,7 +353,7 @@ def _pad(step: Collector, eqn: jaxprs.Eqn, value: Value, filling: Value) -> list
     return [value]
 
 
-_RULES: dict[str, Callable[..., list[Value]]] = {
+_RULES: dict[str, Callable[..., list[NativeOperand]]] = {
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     **dict.fromkeys(_REDUCTIONS, Collector.reduction),
     "broadcast_in_dim": _broadcast,

@@ -24,8 +24,8 @@ class Array:
     """An array that a kernel reads or writes.
 
     Attributes:
-        width: elements of a row, or of the whole array if `given`.
-        given: it is an argument or a result of the call, by number; or None for scratch memory.
+        width: elements of a row, or of the whole array if it is an argument.
+        argument: the number of an argument or a result of the call; or None for scratch memory.
         stacked: the elements of one step, if it holds all steps, or 0.
         dtype: "float", "bool" or "bfloat16".
         inside: the array that this one is a part of, and where it begins in a row.
@@ -33,7 +33,7 @@ class Array:
     """
 
     width: int
-    given: int | None = None
+    argument: int | None = None
     stacked: int = 0
     dtype: str = "float"
     inside: tuple[Array, int] | None = None
@@ -98,10 +98,10 @@ class View:
         for old, new in groups:
             if self.row is not None and self.row in old:
                 long = [a for a in old if self.dims[a][0] != 1 or a == self.row]
-                kept = [a for a in new if shape[a] == self.dims[self.row][0]]
-                if len(long) != 1 or not kept:
+                row_axes = [a for a in new if shape[a] == self.dims[self.row][0]]
+                if len(long) != 1 or not row_axes:
                     raise Refused("a reshape joins rows with another axis")
-                row = kept[0]
+                row = row_axes[0]
                 dims += [self.dims[self.row] if a == row else (1, 0) for a in new]
                 continue
             joined = collapsed([self.dims[a] for a in old])
