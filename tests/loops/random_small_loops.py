@@ -29,7 +29,7 @@ from quick_compilation import OPTIONS
 import jrnn
 from jrnn.jaxprs import by_numpy
 from jrnn.loops.passes.arithmetic.rewrite import rewritten
-from jrnn.loops.strategies.arithmetic import fits
+from jrnn.loops.strategies.arithmetic import fits_arithmetic
 
 Rng = np.random.Generator
 Step = Callable[..., Any]
@@ -251,7 +251,7 @@ def fault(seed: int, compiled: bool = False) -> str | None:
             theirs, near, ours = (list(map(np.asarray, jax.tree.leaves(v))) for v in (theirs, near, ours))
         else:
             theirs, near = (by_numpy.evaluate(closed.jaxpr, closed.consts, given) for given in (leaves, nearby))
-            changed = rewritten(closed, fits)
+            changed = rewritten(closed, fits_arithmetic)
             ours = by_numpy.evaluate(changed.jaxpr, changed.consts, leaves)
     for a, b, c in zip(ours, theirs, near, strict=True):
         if a.dtype != b.dtype or a.shape != b.shape:

@@ -282,7 +282,7 @@ def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(without_kerne
 
     h, xs = jnp.eye(4), jnp.ones((99, 4, 4))
     assert "no single kernel, because of svd" in str(plan(partial(step, True), h, xs))
-    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU._replace(small_loop=64))
+    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU._replace(one_kernel_bytes=64))
     explained = plan(partial(step, False), h, xs)
     assert f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}" in str(explained)
 
@@ -362,14 +362,14 @@ def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(without_kernel):
     assert [stays(rows, True) for rows in (8, 9)] == [False, True]
     assert [stays(rows, False, lambda a: linalg.lu(a)[0]) for rows in (10, 11)] == [False, True]
     assert stays(9, False, lambda a: jnp.linalg.cholesky(a) * jnp.linalg.svd(a[:3, :3])[1][0])
-    limited = machines.CPU._replace(small_loop=1024)
+    limited = machines.CPU._replace(one_kernel_bytes=1024)
     assert [stays(rows, False, machine=limited) for rows in (8, 9)] == [False, True]
 
 
 def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(without_kernel):
     """Small products took 1.4 times `jax.lax.scan`'s time with jax 0.10.2, because their kernels were not counted."""
     loop = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2))).loop
-    estimators = [Estimator(loop, machines.CPU._replace(small_loop=limit)) for limit in (math.inf, 16)]
+    estimators = [Estimator(loop, machines.CPU._replace(one_kernel_bytes=limit)) for limit in (math.inf, 16)]
     calls = [dict(choice.arithmetic(loop, estimator).cost.terms)["calls"] for estimator in estimators]
     assert calls[1] - calls[0] > 1000 * 5 * machines.CPU.kernel, calls
 
@@ -377,7 +377,9 @@ def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(without_kernel):
 def test_a_loop_of_elementwise_steps_above_the_limit_is_counted_so_too(without_kernel):
     """Estimates were a tenth of the time of five bodies that attract each other with jax 0.10.2."""
     loop = plan(lambda h, x: (jnp.sin(h) * jnp.sum(h) + x, None), jnp.ones(4), jnp.ones((1000, 4))).loop
-    seconds = [Estimator(loop, machines.CPU._replace(small_loop=limit)).whole().seconds for limit in (math.inf, 16)]
+    seconds = [
+        Estimator(loop, machines.CPU._replace(one_kernel_bytes=limit)).whole().seconds for limit in (math.inf, 16)
+    ]
     assert seconds[1] - seconds[0] > 1000 * 2 * machines.CPU.kernel, seconds
 
 
@@ -398,8 +400,8 @@ def test_of_a_linear_solve_its_solver_counts(without_kernel):
 
 
 def test_the_limit_is_that_of_the_flag():
-    assert machines.small_loop_bytes(ONE_KERNEL_FLAG) == 1e8
-    assert machines.small_loop_bytes() == (math.inf if jax_internals.XLA_MAKES_ONE_KERNEL else 1024)
+    assert machines.one_kernel_bytes(ONE_KERNEL_FLAG) == 1e8
+    assert machines.one_kernel_bytes() == (math.inf if jax_internals.XLA_MAKES_ONE_KERNEL else 1024)
 
 
 def test_stacks_stay_in_place_inside_of_one_kernel(without_kernel):

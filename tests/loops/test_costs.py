@@ -350,9 +350,9 @@ def test_the_constants_of_this_processor_are_plausible():
     machine = SYSTEM()
     for name in ("products", "element", "function", "call", "kernel", "trip"):
         assert 0.1 <= getattr(machine, name) / getattr(machines.CPU, name) <= 10, name
-    assert 1 << 15 <= machine.near <= machine.cache <= 1 << 30
+    assert 1 << 15 <= machine.core_cache_bytes <= machine.cache_bytes <= 1 << 30
     wide, unknown = machines.processor(vector=64), machines.processor(near=1 << 18, last=1 << 20)
-    assert wide.products > machines.CPU.products and wide.cached == machines.CPU.cached
+    assert wide.product_rate > machines.CPU.product_rate and wide.cache_rate == machines.CPU.cache_rate
     assert unknown.cache == 1 << 19
 
 
@@ -656,7 +656,7 @@ def test_a_draw_is_counted_with_its_inner_loop_where_that_is_no_part_of_the_step
         assert "random_wrap" in [e.primitive.name for e in loop.eqns]  # a key as words costs nothing more
         return Estimator(loop, machine).part(loop.eqns, loop.outputs).calls / machine.kernel
 
-    older = machines.CPU._replace(small_loop=machines.SMALL_LOOP)
+    older = machines.CPU._replace(one_kernel_bytes=machines.SMALL_LOOP)
     assert [calls(words, machines.CPU) for words in (128, 160)] == [0, 0]
     assert 0 < 4 * calls(128, older) < calls(160, older)
 
@@ -671,7 +671,7 @@ def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypa
         p = jnp.linspace(0.1, 1.0, scalars)
         return scan_plans(step, [jnp.float32(0)] * scalars, jnp.ones(1_000)).forward[0]
 
-    older = machines.CPU._replace(small_loop=machines.SMALL_LOOP)
+    older = machines.CPU._replace(one_kernel_bytes=machines.SMALL_LOOP)
     monkeypatch.setattr(machines, "this_processor", lambda: older)
     explained = plan(20)
     assert explained.choice.chosen.label == "lax.scan", explained.choice
@@ -750,7 +750,7 @@ def test_an_array_is_written_over_one_that_nothing_reads_later():
             lambda c, xs: jax.lax.scan(lambda c, x: (c, fn(x)), c, xs), 0.0, jnp.ones((9, 8, 64))
         )
         outs = jaxprs.variables(loop.ys)
-        return Estimator(loop, machines.CPU).part(loop.eqns, outs, together=True).peak
+        return Estimator(loop, machines.CPU).part(loop.eqns, outs, together=True).peak_bytes
 
     w, v, size = jnp.ones((64, 64)), jnp.eye(64), 4 * 8 * 64
     assert peak(lambda x: x @ w) == 0, "the result itself is not counted"
@@ -805,4 +805,4 @@ def test_matrices_that_are_transposed_for_a_loop_are_counted():
         return dict(parts.at_once(size).terms)["packing"]
 
     whole, some = packing(None), packing(None, 3)
-    assert whole > w.nbytes / machines.CPU.written and some > whole
+    assert whole > w.nbytes / machines.CPU.write_rate and some > whole

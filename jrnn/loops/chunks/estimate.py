@@ -63,12 +63,12 @@ def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int, at_on
         operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (k + v)
         operations += 2 * (solved * steps) ** 2 * v
         side = (steps * k * v) ** (1 / 3)
-        products += _TRAIN * count * batch * operations * (1 + _SIDE / side) / machine.products
+        products += _TRAIN * count * batch * operations * (1 + _SIDE / side) / machine.product_rate
         pairs = readers * writers * steps**2
         scores += on_cpu * _TRAIN * count * batch * pairs * _SCORE * machine.function
         if form.decays_along_k:
             vectors = (readers + writers) * math.log2(steps) * batch * steps * k * state.aval.dtype.itemsize
-            blocks += _PASSES * count * vectors / machine.cached
+            blocks += _PASSES * count * vectors / machine.cache_rate
         boundaries += count * elements * max(state.aval.dtype.itemsize, 4)
         # Of a step and head: scores, rows, and the inverse.
         kept = readers * writers * steps + solved * (v + solved * steps)
@@ -76,7 +76,7 @@ def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int, at_on
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
     kernels = _PREPARATION + count * _AT_ONCE_KERNELS if at_once else count * _KERNELS
     calls = kernels * machine.call + count * machine.trip
-    moved = boundaries / machine.written + machine.reading(boundaries, boundaries)
+    moved = boundaries / machine.write_rate + machine.reading(boundaries, boundaries)
     elementwise = (("decays", blocks), ("scores", scores))
     terms = (("products", products), *elementwise, ("calls", calls), ("stacks of states", moved))
     return Estimate(sum(seconds for _, seconds in terms), boundaries + inside, terms)

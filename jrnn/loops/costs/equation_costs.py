@@ -85,15 +85,15 @@ def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
 
 def _rounds(eqn: Eqn, machine: Machine) -> int:
     """Returns the kernels of a draw at one step, whose rounds are an inner loop: none if it is part of the step's kernel."""
-    if machine.small_loop == math.inf:
+    if machine.one_kernel_bytes == math.inf:
         return 0
     one_kernel, several = _ROUNDS_OF_ONE_STEP
-    return one_kernel if 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.small_loop else several
+    return one_kernel if 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.one_kernel_bytes else several
 
 
 def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
-    """Returns what a product costs besides its operations at the rate of large ones."""
-    return min(machine.call, jaxprs.operations(eqn) * (1 / machine.tiny_products - 1 / machine.products))
+    """Returns what a product costs next to its operations at the rate of large ones."""
+    return min(machine.call, jaxprs.operations(eqn) * (1 / machine.tiny_product_rate - 1 / machine.product_rate))
 
 
 def is_by_vector(eqn: Eqn) -> bool:
@@ -131,15 +131,17 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], mach
     size = sum(jaxprs.nbytes(a) for a in eqn.invars if not jaxprs.is_in(a, moving))
     results = sum(map(jaxprs.nbytes, eqn.outvars))
     results += sum(jaxprs.nbytes(a) for a in eqn.invars if jaxprs.is_in(a, moving) and a not in xs)
-    if size <= _PACKED * machine.near:
+    if size <= _PACKED * machine.core_cache_bytes:
         return 0.0
-    return max(size - _RESULTS * results, 0) / (machine.read if size > machine.near else _NEAR * machine.cached)
+    return max(size - _RESULTS * results, 0) / (
+        machine.read_rate if size > machine.core_cache_bytes else _NEAR * machine.cache_rate
+    )
 
 
 def operation_seconds(eqn: Eqn, machine: Machine) -> float:
     """Returns the time of the operations of a product."""
     operations, narrow = jaxprs.operations(eqn), all(a.aval.dtype == jnp.bfloat16 for a in eqn.invars)
-    return operations / machine.products / (machine.bfloat16 if narrow and operations >= _LARGE else 1.0)
+    return operations / machine.product_rate / (machine.bfloat16 if narrow and operations >= _LARGE else 1.0)
 
 
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
@@ -157,7 +159,7 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
         if not together and is_of_one_row(eqn):
             apart = any(summed < _VECTOR or 1 < rows < _VECTOR for rows, summed in _sides(eqn))
-            moved /= _NEAR if size <= machine.near else 1
+            moved /= _NEAR if size <= machine.core_cache_bytes else 1
         each = _tiny_seconds(eqn, machine) if apart else 0.0
         by_rows = _BY_ROWS if jaxprs.is_by_rows(eqn) and not together else 1.0
         return by_rows * max(operation_seconds(eqn, machine), moved) + each
@@ -165,12 +167,12 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
         calls = together and all(map(is_read, eqn.invars))  # a group for each step
-        return max(_CONVOLVING * 2 * count * taps / machine.products, moved) + calls * _CONVOLUTION * machine.call
+        return max(_CONVOLVING * 2 * count * taps / machine.product_rate, moved) + calls * _CONVOLUTION * machine.call
     if primitives.is_kind(eqn, "solver"):
         n = jaxprs.extent(shapes[0][-1])
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
         slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
-        return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.products)
+        return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.product_rate)
     if name == "optimization_barrier":
         return moved
     of_first = jaxprs.elements(shapes[0]) if shapes else count

@@ -34,7 +34,7 @@ from jrnn.loops.costs.equation_costs import (
 from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.ir import Loop
 
-# What XLA:CPU counts of a trip besides its kernels: a pointer for each value, and the counter and its comparison. With 160,
+# What XLA:CPU counts of a trip, next to its kernels: a pointer for each value, and the counter and its comparison. With 160,
 # loops of 16 to 26 scalars with jax 0.10.2 are one kernel where they are estimated to be.
 _POINTER, _CONTROL = 8, 160
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
@@ -42,8 +42,8 @@ Terms = dict[str, float]  # parts of a time, by the names of `costs.UNCERTAINTIE
 
 
 # How far each part of an estimate may be off, as a part of it: operations are counted, while bandwidths, calls, and what a
-# library copies before a product differ between processors and versions of XLA. What a plan saves must exceed what it may
-# be off, so that a plan that trades one uncertain part for another has to promise more.
+# library copies before a product differ between processors and versions of XLA. What a candidate saves must exceed its
+# uncertainty, so that one that trades one uncertain part for another has to promise more.
 UNCERTAINTIES = {"products": 0.15, "elements": 0.5, "calls": 0.5, "packing": 0.75, "stacks": 1.0}
 
 
@@ -96,40 +96,40 @@ class Costs(NamedTuple):
     Attributes:
         products: seconds of products, lookups and solvers.
         elements: seconds of elementwise operations and reductions.
-        read, written: bytes of arrays that are read and written by kernels that are not products.
+        read_bytes, written_bytes: of arrays that are read and written by kernels that are not products.
         calls: seconds of calling products, lookups and solvers.
         packing: seconds in which products copy their large constant operands into another order.
         kernels: the number of other kernels.
-        touched: bytes that these kernels access, where a slice that is no array is read in place of its operand.
-        peak: bytes of the arrays made, at the most at one time, without the results.
-        total: bytes of all arrays made.
+        touched_bytes: what these kernels access, where a slice that is no array is read in place of its operand.
+        peak_bytes: of the arrays that are written, at the most at one time, without the results.
+        total_bytes: of all arrays that are written.
     """
 
     products: float = 0.0
     elements: float = 0.0
-    read: int = 0
-    written: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
     calls: float = 0.0
     packing: float = 0.0
     kernels: int = 0
-    touched: int = 0
-    peak: int = 0
-    total: int = 0
+    touched_bytes: int = 0
+    peak_bytes: int = 0
+    total_bytes: int = 0
 
     def is_small(self, machine: Machine) -> bool:
         """Returns True if XLA makes one kernel of a loop of these equations, none of which is a call."""
-        return 2 * (self.read + self.written) < machine.small_loop
+        return 2 * (self.read_bytes + self.written_bytes) < machine.one_kernel_bytes
 
     def terms(self, machine: Machine, steps: int, size: float, times: int) -> Terms:
         """Returns the time for arrays of `steps` steps, `size` bytes in all, which are computed `times` times."""
-        moved = machine.reading(self.read, size) + machine.writing(self.written, size)
+        moved = machine.reading(self.read_bytes, size) + machine.writing(self.written_bytes, size)
         calls = times * (self.calls + self.kernels * machine.kernel)
         elements = steps * max(self.elements, moved)
         return dict(products=steps * self.products, elements=elements, calls=calls, packing=times * self.packing)
 
 
 class Estimator:
-    """Estimates the ways to run a loop. What its equations cost is computed once.
+    """Estimates the candidates of a loop. What its equations cost is computed once.
 
     Args:
         loop: the loop after its passes.
@@ -159,7 +159,7 @@ class Estimator:
     def whole(self) -> Estimate:
         """Returns the estimate of the loop as it is."""
         inside = self.part(self.loop.eqns, self.loop.outputs)
-        return estimate(self.trips(self.loop, inside), inside.peak)
+        return estimate(self.trips(self.loop, inside), inside.peak_bytes)
 
     def size(self, v: Var) -> int:
         size = self._size.get(v)
@@ -179,41 +179,41 @@ class Estimator:
             together: for many steps. Constant operands of products are then read once for all, which costs nothing.
         """
         facts = [self._facts_of(e) for e in eqns]
-        wanted = set(jaxprs.variables(outs))
+        outputs = set(jaxprs.variables(outs))
         computed = {v for e in eqns for v in e.outvars}
-        arrays = self._arrays(eqns, facts, wanted, computed)
+        arrays = self._arrays(eqns, facts, outputs, computed)
         sources: dict[Var, tuple[Var, ...]] = {}  # the arrays that a value that is not an array is computed from
         views: dict[Var, tuple[Var, ...]] = {}  # the same, or slices of them
         products = elements = calls = packing = 0.0
-        read = written = kernels = touched = made_bytes = 0
+        read_bytes = written_bytes = kernels = touched_bytes = total_bytes = 0
         last_use: dict[Var, int] = {}
         readers: Counter[Var] = Counter()  # calls and kernels
         results: list[tuple[Var, tuple[Var, ...]]] = []  # of kernels
         for i, (eqn, fact) in enumerate(zip(eqns, facts)):
             union = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
             viewed = tuple(dict.fromkeys(u for v in fact.inputs for u in views.get(v, (v,))))
-            if fact.call:
-                products += fact.together if together else fact.seconds
-                calls += fact.calling_together if together else fact.calling
-                packing += fact.packing
+            if fact.is_call:
+                products += fact.seconds_together if together else fact.seconds
+                calls += fact.call_seconds_together if together else fact.call_seconds
+                packing += fact.packing_seconds
             elif together or eqn.outvars[0] not in self.free:
                 elements += fact.seconds
                 if any(v in arrays for v in eqn.outvars):
                     kernels += 1
-                    written += fact.out
-                    read += self.sizes(union)
-                    touched += fact.out + self.sizes(viewed)
-                    if eqn.outvars[0] in wanted and not fact.reduces:
+                    written_bytes += fact.out_bytes
+                    read_bytes += self.sizes(union)
+                    touched_bytes += fact.out_bytes + self.sizes(viewed)
+                    if eqn.outvars[0] in outputs and not fact.reduces:
                         results.append((eqn.outvars[0], union))
             for v in eqn.outvars:
                 if v in arrays:
-                    made_bytes += self.size(v)
+                    total_bytes += self.size(v)
                 else:
                     sources[v], views[v] = union, (v,) if eqn.primitive.name == "slice" else viewed
             last_use.update(dict.fromkeys(union, i))
-            if fact.call or any(v in arrays for v in eqn.outvars):
+            if fact.is_call or any(v in arrays for v in eqn.outvars):
                 readers.update(union)
-        temporary = {v for v in arrays if v not in wanted}
+        temporary = {v for v in arrays if v not in outputs}
         for v, union in results:  # it is written over an array that nothing else reads: XLA may run others later
             same = (u for u in union if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
             temporary.discard(next((u for u in same if u in temporary and readers[u] == 1), None))
@@ -221,20 +221,31 @@ class Estimator:
         for v, at in last_use.items():
             if v in temporary:
                 ends[at] = ends.get(at, 0) + self.size(v)
-        live = peak = 0
+        live_bytes = peak_bytes = 0
         for i, eqn in enumerate(eqns):
-            live += sum(self.size(v) for v in eqn.outvars if v in temporary)
-            peak = max(peak, live + self._copied(eqn, together))
-            live -= ends.get(i, 0)
-        return Costs(products, elements, read, written, calls, packing, kernels, touched, peak, made_bytes)
+            live_bytes += sum(self.size(v) for v in eqn.outvars if v in temporary)
+            peak_bytes = max(peak_bytes, live_bytes + self._copied(eqn, together))
+            live_bytes -= ends.get(i, 0)
+        return Costs(
+            products,
+            elements,
+            read_bytes,
+            written_bytes,
+            calls,
+            packing,
+            kernels,
+            touched_bytes,
+            peak_bytes,
+            total_bytes,
+        )
 
     def _arrays(
-        self, eqns: Sequence[Eqn], facts: Sequence[_Facts], wanted: set[Var], computed: Collection[Var]
+        self, eqns: Sequence[Eqn], facts: Sequence[_Facts], outputs: set[Var], computed: Collection[Var]
     ) -> set[Var]:
         """Returns the results of equations that are written to memory."""
-        arrays = {v for v in wanted if v in computed}
+        arrays = {v for v in outputs if v in computed}
         for eqn, fact in zip(eqns, facts):
-            if fact.call:
+            if fact.is_call:
                 arrays.update(eqn.outvars)
                 arrays.update(v for v in fact.inputs if v in computed)
             elif fact.reduces:
@@ -243,16 +254,16 @@ class Estimator:
         for eqn, fact in zip(eqns, facts):
             if fact.reduces and is_by_library(eqn):
                 arrays.update(v for v in fact.inputs if v in selected)
-            elif not fact.call and (selects(eqn) or not selected.isdisjoint(fact.inputs)):
+            elif not fact.is_call and (selects(eqn) or not selected.isdisjoint(fact.inputs)):
                 selected.update(v for v in eqn.outvars if v not in arrays)
         for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
-            if primitives.is_renaming(eqn) and eqn.outvars[0] in arrays and not wanted.intersection(eqn.outvars):
+            if primitives.is_renaming(eqn) and eqn.outvars[0] in arrays and not outputs.intersection(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
                 arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
         return arrays
 
     def _copied(self, eqn: Eqn, together: bool) -> int:
-        """Returns the bytes of what XLA:CPU makes besides the results.
+        """Returns the bytes of the arrays that XLA:CPU writes in addition to the results.
 
         These are the words that the rounds of a draw turn into others, which an inner loop copies. For many steps together,
         they are stacks that it transposes before a product: those not contracted over the last axis.
@@ -306,7 +317,7 @@ class Estimator:
         name, machine, times = eqn.primitive.name, self.machine, [0.0]
         for inner in jaxprs.run_jaxprs(eqn):
             part = self.inside(inner)
-            times.append(sum(part.terms(machine, 1, part.total, 1).values()))
+            times.append(sum(part.terms(machine, 1, part.total_bytes, 1).values()))
         if name == "cond":
             return max(times)
         trips = jaxprs.extent(eqn.params["length"]) if name == "scan" else _WHILE if name == "while" else 1
@@ -315,25 +326,25 @@ class Estimator:
     def is_small(self, loop: Loop, inside: Costs) -> bool:
         """Returns True if XLA makes one kernel of a loop without calls, whose equations cost `inside`.
 
-        Besides what its kernels access it counts the values that go from trip to trip, which a plan that hoists adds to, and
+        Next to what its kernels access it counts the values that go from trip to trip, which a plan that hoists adds to, and
         copies of carries that two equations read, one of which may run after the new carry is written.
         """
-        if self.machine.small_loop == math.inf:
+        if self.machine.one_kernel_bytes == math.inf:
             return True
         readers = Counter(v for e in loop.eqns for v in set(jaxprs.inputs(e)))
         copies = 2 * self.sizes(v for v in loop.carry if readers[v] > 1)
         values = len({*loop.inputs, *jaxprs.variables(loop.ys)})
-        return inside.touched + copies + _POINTER * values + _CONTROL < self.machine.small_loop
+        return inside.touched_bytes + copies + _POINTER * values + _CONTROL < self.machine.one_kernel_bytes
 
     def trips(self, loop: Loop, inside: Costs) -> Terms:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
         apart = inside.calls or not self.is_small(loop, inside)  # it runs kernel by kernel
-        work = inside.terms(machine, steps, inside.total, steps if apart else 0)
+        work = inside.terms(machine, steps, inside.total_bytes, steps if apart else 0)
         trips = steps * (machine.trip if apart else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack.
-        called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).calling}
+        called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).call_seconds}
         trips += steps * machine.kernel * sum(v in called for v in jaxprs.variables(loop.ys))
         return total(work, dict(calls=trips, stacks=stacks))
 
@@ -341,18 +352,18 @@ class Estimator:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
         facts = [self._facts_of(e) for e in eqns]
         dots = sum(operation_seconds(e, self.machine) for e in eqns if e.primitive.name == "dot_general")
-        others = sum(f.seconds for f in facts if f.call and f.eqn.primitive.name != "dot_general")
+        others = sum(f.seconds for f in facts if f.is_call and f.eqn.primitive.name != "dot_general")
         reductions = sum(f.seconds for f in facts if f.reduces)
         # XLA copies the first operand of a product over time, transposed; the smaller one is put first. It also copies
         # operands that are contracted over other axes than the first ones.
-        copied = [min(map(self.size, f.inputs)) for f in facts if f.call and len(f.inputs) > 1]
+        copied = [min(map(self.size, f.inputs)) for f in facts if f.is_call and len(f.inputs) > 1]
         for f in facts:
             if f.eqn.primitive.name == "dot_general" and not is_outer(f.eqn):
                 contracted, _ = f.eqn.params["dimension_numbers"]
                 inner = [a for a, axes in zip(f.eqn.invars, contracted) if sorted(axes) != [*range(len(axes))]]
                 copied.append(sum(map(self.size, jaxprs.variables(inner))))
-        calls = sum(f.calling_together for f in facts)
-        return Costs(dots + others, reductions, calls=calls, kernels=len(eqns), peak=max(copied, default=0))
+        calls = sum(f.call_seconds_together for f in facts)
+        return Costs(dots + others, reductions, calls=calls, kernels=len(eqns), peak_bytes=max(copied, default=0))
 
 
 class _Facts(NamedTuple):
@@ -360,11 +371,11 @@ class _Facts(NamedTuple):
 
     eqn: Eqn
     inputs: Sequence[Var]
-    out: int
-    call: bool
+    out_bytes: int
+    is_call: bool
     reduces: bool
     seconds: float
-    together: float
-    calling: float
-    calling_together: float
-    packing: float
+    seconds_together: float
+    call_seconds: float
+    call_seconds_together: float
+    packing_seconds: float

@@ -29,8 +29,8 @@ class Machine(NamedTuple):
     """The constants of the model. Times are seconds of one core of a CPU, or of a whole accelerator.
 
     Attributes:
-        products: floating-point operations of matrix products a second.
-        tiny_products: the same of products so small that they are not worth a call.
+        product_rate: floating-point operations of matrix products a second.
+        tiny_product_rate: the same of products so small that they are not worth a call.
         call: one call of a product or solver.
         at_once: one call of a product for many steps, with the memory of its result.
         kernel: one kernel of elementwise equations, in a loop that also calls products.
@@ -39,16 +39,16 @@ class Machine(NamedTuple):
         array: one more array that a loop stacks at each step.
         element: one elementwise operation on one element.
         function: one value of a function such as tanh.
-        cached: bytes a second, read or written, of arrays that fit `cache` bytes.
-        read, written: bytes a second of larger arrays.
-        cache: bytes.
-        near: the bytes of a cache of one core.
-        small_loop: the bytes that one trip of a loop of elementwise equations may access, if the loop is to be one kernel.
+        cache_rate: bytes a second, read or written, of arrays that fit `cache_bytes`.
+        read_rate, write_rate: bytes a second of larger arrays.
+        cache_bytes: the bytes of the caches of a processor, as far as one program counts on them.
+        core_cache_bytes: the bytes of the cache of one core.
+        one_kernel_bytes: the most bytes that a trip of an elementwise loop may access, if the loop is to be one kernel.
         bfloat16: large products of bfloat16 run so many times as fast as others.
     """
 
-    products: float
-    tiny_products: float
+    product_rate: float
+    tiny_product_rate: float
     call: float
     at_once: float
     kernel: float
@@ -57,21 +57,21 @@ class Machine(NamedTuple):
     array: float
     element: float
     function: float
-    cached: float
-    read: float
-    written: float
-    cache: int
-    near: int = 1 << 20
-    small_loop: float = math.inf
+    cache_rate: float
+    read_rate: float
+    write_rate: float
+    cache_bytes: int
+    core_cache_bytes: int = 1 << 20
+    one_kernel_bytes: float = math.inf
     bfloat16: float = 1.0
 
     def reading(self, size: float, of: float) -> float:
         """Returns the time to read `size` bytes of arrays of `of` bytes in all."""
-        return size / (self.cached if of <= self.cache else self.read)
+        return size / (self.cache_rate if of <= self.cache_bytes else self.read_rate)
 
     def writing(self, size: float, of: float) -> float:
         """Returns the time to write `size` bytes of arrays of `of` bytes in all."""
-        return size / (self.cached if of <= self.cache else self.written)
+        return size / (self.cache_rate if of <= self.cache_bytes else self.write_rate)
 
 
 # CPUs -------------------------------------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Ma
     products = _SHARE * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
     element = 1 / (_CLOCK * lanes) / 1.4  # some are fused into multiply-adds, or run next to each other
     return Machine(
-        products=products,
-        tiny_products=products / _TINY,
+        product_rate=products,
+        tiny_product_rate=products / _TINY,
         call=4 * _KERNEL,
         at_once=30 * _KERNEL,
         kernel=_KERNEL,
@@ -113,11 +113,11 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Ma
         array=_KERNEL / 12,
         element=element,
         function=_FUNCTION * element,
-        cached=_FROM_CACHE * _CLOCK,
-        read=_FROM_MEMORY * _CLOCK,
-        written=_TO_MEMORY * _CLOCK,
-        cache=max(near, last // 2),
-        near=near,
+        cache_rate=_FROM_CACHE * _CLOCK,
+        read_rate=_FROM_MEMORY * _CLOCK,
+        write_rate=_TO_MEMORY * _CLOCK,
+        cache_bytes=max(near, last // 2),
+        core_cache_bytes=near,
     )
 
 
@@ -128,16 +128,16 @@ CPU = processor()  # a processor of which nothing is known
 def this_processor() -> Machine:
     """Returns the constants of the CPU that runs this process, from what the system reports."""
     sizes = {level: size for level, size in _caches().items() if 1 << 15 <= size <= 1 << 30}
-    near, flags = sizes.get(2, CPU.near), os.environ.get("XLA_FLAGS", "")
+    near, flags = sizes.get(2, CPU.core_cache_bytes), os.environ.get("XLA_FLAGS", "")
     machine = processor(vector_bytes(flags), near, sizes.get(3, max(4 * near, 8 << 20)))
     narrow = _BFLOAT16 if XLA_HAS_BFLOAT16_PRODUCTS and {"amx_bf16", "avx512_bf16"} & instructions() else 1.0
-    return machine._replace(small_loop=small_loop_bytes(flags), bfloat16=narrow)
+    return machine._replace(one_kernel_bytes=one_kernel_bytes(flags), bfloat16=narrow)
 
 
-def small_loop_bytes(flags: str = "") -> float:
+def one_kernel_bytes(flags: str = "") -> float:
     """Returns what a trip of a loop may access for XLA:CPU to make one kernel of it: the bytes of `flags`, or its own."""
-    given = re.findall(r"xla_cpu_small_while_loop_byte_threshold=(\d+)", flags)
-    return float(given[-1]) if given else math.inf if XLA_MAKES_ONE_KERNEL else SMALL_LOOP
+    thresholds = re.findall(r"xla_cpu_small_while_loop_byte_threshold=(\d+)", flags)
+    return float(thresholds[-1]) if thresholds else math.inf if XLA_MAKES_ONE_KERNEL else SMALL_LOOP
 
 
 def vector_bytes(flags: str = "") -> int:
@@ -180,8 +180,8 @@ def _caches() -> dict[int, int]:
 # Instructions", 16 results a clock and multiprocessor. L2 is 2.5 times as fast as memory: XLA's `kL2CacheSpeedup`.
 _LAUNCH, _BANDWIDTH, _LANES = 1e-6, 3.352e12, 132 * 128 * 1.98e9
 H100 = Machine(
-    products=495e12,
-    tiny_products=495e12,  # a product is a launch, however small it is
+    product_rate=495e12,
+    tiny_product_rate=495e12,  # a product is a launch, however small it is
     call=_LAUNCH,
     at_once=_LAUNCH,
     kernel=_LAUNCH,
@@ -190,10 +190,10 @@ H100 = Machine(
     array=0.0,
     element=1 / _LANES,
     function=8 / _LANES,
-    cached=2.5 * _BANDWIDTH,
-    read=_BANDWIDTH,
-    written=_BANDWIDTH,
-    cache=52_428_800,
+    cache_rate=2.5 * _BANDWIDTH,
+    read_rate=_BANDWIDTH,
+    write_rate=_BANDWIDTH,
+    cache_bytes=52_428_800,
 )
 
 # Launches, bandwidth and operations are those of `--compile-for v5e`. How To Scale Your Model, "How to Think About TPUs":
@@ -201,8 +201,8 @@ H100 = Machine(
 # ten operations. None was measured on a device.
 _LAUNCH, _BANDWIDTH, _LANES = 0.5e-6, 819e9, 8 * 128 * 4 * 1.5e9
 V5E = Machine(
-    products=197e12,
-    tiny_products=197e12,
+    product_rate=197e12,
+    tiny_product_rate=197e12,
     call=_LAUNCH,
     at_once=_LAUNCH,
     kernel=_LAUNCH,
@@ -211,10 +211,10 @@ V5E = Machine(
     array=_LAUNCH,
     element=1 / _LANES,
     function=10 / _LANES,
-    cached=22 * _BANDWIDTH,
-    read=_BANDWIDTH,
-    written=_BANDWIDTH,
-    cache=128 << 20,
+    cache_rate=22 * _BANDWIDTH,
+    read_rate=_BANDWIDTH,
+    write_rate=_BANDWIDTH,
+    cache_bytes=128 << 20,
 )
 
 

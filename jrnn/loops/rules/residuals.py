@@ -50,7 +50,7 @@ class Stacks:
     @staticmethod
     def of(platform: str, length: Any) -> Stacks:
         machine = machines.of(platform)
-        near = NEAR * machine.near / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
+        near = NEAR * machine.core_cache_bytes / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
         return Stacks(near, machine)
 
 
@@ -233,7 +233,7 @@ def _is_index(eqn: Eqn) -> bool:
 def _storing(v: Var, stacks: Stacks) -> int:
     """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
     machine = stacks.machine
-    each = 3 / machine.cached if stacks.near else 2 / machine.written + 1 / machine.read
+    each = 3 / machine.cache_rate if stacks.near else 2 / machine.write_rate + 1 / machine.read_rate
     return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * each))
 
 

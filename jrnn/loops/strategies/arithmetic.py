@@ -101,12 +101,12 @@ def _with_draws_inside(problem: Problem) -> Moves:
 
 def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     """Returns the loop as arithmetic, or None if that changes nothing or makes its step too long to compile."""
-    given = [*equations(loop.eqns)]
-    if not all(jaxprs.is_known(n) for e in given for v in e.outvars for n in v.aval.shape):
+    eqns = [*equations(loop.eqns)]
+    if not all(jaxprs.is_known(n) for e in eqns for v in e.outvars for n in v.aval.shape):
         return None
-    stays = any(_is_blocker(e) and not (e.primitive.name in RULES and fits(e)) for e in given)
-    order = _ORDER_IN_PARTS if stays or estimator.machine.small_loop <= SMALL_LOOP else _ORDER
-    changed = as_arithmetic(loop, lambda e: fits(e, order))
+    has_blocker = any(_is_blocker(e) and not (e.primitive.name in RULES and fits_arithmetic(e)) for e in eqns)
+    order = _ORDER_IN_PARTS if has_blocker or estimator.machine.one_kernel_bytes <= SMALL_LOOP else _ORDER
+    changed = as_arithmetic(loop, lambda e: fits_arithmetic(e, order))
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:
         return None
@@ -117,7 +117,7 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     if not within_limit and not blockers:
         costs = _Estimator(changed, estimator.machine)
         inside = costs.part(changed.eqns, changed.outputs)
-    memory = estimator.part(loop.eqns, loop.outputs).peak  # of the loop as it was
+    memory = estimator.part(loop.eqns, loop.outputs).peak_bytes  # of the loop as it was
     return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), blockers, within_limit)
 
 
@@ -129,8 +129,8 @@ class _Estimator(Estimator):
         return (_WORDS if words else 1.0) * super()._own_seconds(eqn, call)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
-        outer, held = self.machine, [*jaxprs.run_jaxprs(eqn)]
-        within_limit = all(self.inside(jaxpr).is_small(outer) for jaxpr in held)
+        outer, bodies = self.machine, [*jaxprs.run_jaxprs(eqn)]
+        within_limit = all(self.inside(jaxpr).is_small(outer) for jaxpr in bodies)
         if within_limit and not any(map(_is_blocker, equations([eqn]))):
             self.machine = quiet(outer)
         try:
@@ -144,7 +144,7 @@ def quiet(machine: Machine) -> Machine:
     return machine._replace(call=0.0, kernel=0.0, trip=machine.elementwise_trip)
 
 
-def fits(eqn: Eqn, order: int = _ORDER) -> bool:
+def fits_arithmetic(eqn: Eqn, order: int = _ORDER) -> bool:
     """Returns True if an equation is faster as arithmetic than as a call. A matrix to factorize has at most `order` rows."""
     name = eqn.primitive.name
     if name in draws.RULES:

@@ -28,16 +28,16 @@ _SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an
 
 def propose(problem: Problem) -> Sequence[Candidate]:
     """Returns the loop solved in rounds, or on a CPU with its coefficients computed before it."""
-    is_asked = problem.options.executor == NAME
+    is_requested = problem.options.executor == NAME
     if problem.target.platform == "cpu":
-        if not is_asked:
+        if not is_requested:
             return ()
         if (why := associative.refusal(problem.split(None).core)) is not None:
             raise Refused(why)
         fission = split(problem.loop, computation, contract=smaller_first)
         return [problem.candidate(Split(fission, Steps(fission.core)))]
     fission = division(problem)
-    if (why := _not_solved(fission.core, problem, is_asked)) is not None:
+    if (why := _not_solved(fission.core, problem, is_requested)) is not None:
         raise Refused(why)
     return [problem.candidate(Split(fission, Solved(fission.core)))]
 
@@ -47,15 +47,15 @@ def finish(problem: Problem, node: Any) -> Node:
     return at_leaf(node, lambda leaf: by_steps(leaf.loop) if isinstance(leaf, Steps) else leaf)
 
 
-def _not_solved(core: Loop, problem: Problem, is_asked: bool) -> str | None:
+def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:
     """Returns the reason why a loop is not solved in rounds, or None."""
     of_gradient = problem.provenance.of_gradient(core.reverse)
     if not jaxprs.is_known(core.length):
         return "the number of steps is symbolic"
-    why = associative.refusal(core) if is_asked else associative.declined(core, _SOLVING_PAYS)
-    if why is None and not is_asked and not of_gradient:
+    why = associative.refusal(core) if is_requested else associative.declined(core, _SOLVING_PAYS)
+    if why is None and not is_requested and not of_gradient:
         return "the order of its sums would change; ask for it by executor='associative'"
-    if why is None and not is_asked and not associative.is_bounded(core):
+    if why is None and not is_requested and not associative.is_bounded(core):
         return "its factors are not provably at most 1, so products of them could overflow"
     if why is None and problem.options.verify:
         from jrnn.loops.ir import derived

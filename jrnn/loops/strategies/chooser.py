@@ -146,17 +146,17 @@ def _differentiated(
 
 def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan:
     """Returns the plan of a loop by the strategies of a phase."""
-    asked, target, loop = problem.options.executor, problem.target, problem.original
+    executor, target, loop = problem.options.executor, problem.target, problem.original
     notes, groups = [], []
     for row in rows:
-        if row.phase != phase or (asked not in (AUTO, row.name) and row.name != SCAN):
+        if row.phase != phase or (executor not in (AUTO, row.name) and row.name != SCAN):
             continue
         try:
             proposed = _proposed(row, problem)
         except Refused as why:
             notes.append(f"not {row.name}: {why}")
             continue
-        if proposed and (asked == row.name != SCAN or not problem.is_estimated):
+        if proposed and (executor == row.name != SCAN or not problem.is_estimated):
             chosen = min(proposed, key=lambda candidate: candidate.estimate.seconds)
             others = tuple((candidate, "slower") for candidate in proposed if candidate is not chosen)
             choice = Choice(chosen, others)

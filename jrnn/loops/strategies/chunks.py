@@ -35,9 +35,11 @@ _MIN_GAIN = 0.25  # the part of the time that chunks must save: their program ta
 def may_pay(scan: ScanParams) -> bool:
     """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state."""
     _, carry, xs = scan.apart(jaxprs.jaxpr_of(scan.jaxpr).invars)
-    given = max(map(jaxprs.nbytes, xs), default=0)
+    most_bytes = max(map(jaxprs.nbytes, xs), default=0)
     large = [
-        v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * given and sum(n > 1 for n in v.aval.shape) > 1
+        v
+        for v in carry
+        if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * most_bytes and sum(n > 1 for n in v.aval.shape) > 1
     ]
     return scan.length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
 

@@ -86,6 +86,6 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
 def _train_step(loop: Loop, stored: int, machine: Machine) -> Estimate:
     """Returns what a train step costs that stores `stored` bytes of states at every step."""
     forward, stack = Estimator(loop, machine).whole(), jaxprs.extent(loop.length) * stored
-    moved = stack / machine.written + machine.reading(stack, stack)  # new memory in each run, however small
+    moved = stack / machine.write_rate + machine.reading(stack, stack)  # new memory in each run, however small
     by_steps = BY_STEPS * forward.seconds
     return Estimate(by_steps + moved, stack + forward.memory, (("steps", by_steps), ("stacks of states", moved)))

@@ -21,13 +21,13 @@ _LONGEST = 400  # equations of a step for which the kernel is tried
 
 def propose(problem: Problem) -> Sequence[Candidate]:
     """Returns calls of the kernel, with products of inputs in the loop, or before it."""
-    is_asked = problem.options.executor == NAME
-    if not is_asked and not _may_pay(problem):
+    is_requested = problem.options.executor == NAME
+    if not is_requested and not _may_pay(problem):
         return ()
     target, most = problem.target, problem.movable
     if target.exported or target.devices > 1:
         where = "exported" if target.exported else "divided among devices; put the scan inside of jax.shard_map"
-        return _none(f"the program is {where}", is_asked)
+        return _none(f"the program is {where}", is_requested)
     from jrnn.loops.kernels.native.runner import called
 
     candidates, refusal = {}, ""
@@ -38,13 +38,13 @@ def propose(problem: Problem) -> Sequence[Candidate]:
         except Refused as why:
             refusal = str(why)
             continue
-        if is_asked or kernel.is_worth_a_call(target.machine):
+        if is_requested or kernel.is_worth_a_call(target.machine):
             candidates[moves] = problem.candidate(Split(fission, kernel), label)
-    return [*candidates.values()] or _none(refusal, is_asked)
+    return [*candidates.values()] or _none(refusal, is_requested)
 
 
-def _none(why: str, is_asked: bool) -> Sequence[Candidate]:
-    if is_asked:
+def _none(why: str, is_requested: bool) -> Sequence[Candidate]:
+    if is_requested:
         raise Refused(why)
     return ()
 

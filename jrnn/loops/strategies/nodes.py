@@ -55,7 +55,7 @@ class Steps:
 
     def estimate(self, estimator: Estimator) -> Estimate:
         inside = estimator.part(self.loop.eqns, self.loop.outputs)
-        return estimate(estimator.trips(self.loop, inside), inside.peak)
+        return estimate(estimator.trips(self.loop, inside), inside.peak_bytes)
 
     def describe(self) -> Description:
         return described(self.loop)

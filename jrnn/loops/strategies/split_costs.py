@@ -55,7 +55,7 @@ class SplitCosts:
             self.stack_bytes
             + self.shifted_bytes
             + in_chunks * self.own_bytes
-            + max(self.before.peak, self.after.peak, self.sums.peak)
+            + max(self.before.peak_bytes, self.after.peak_bytes, self.sums.peak_bytes)
         )
 
     def at_once(self, chunk: int | None = None) -> Estimate:
@@ -67,16 +67,18 @@ class SplitCosts:
         in_chunks = times > 1
         size = n * max(self.per_step(in_chunks), 1)
         terms = [p.terms(machine, steps, size, times) for p in (self.before, self.after)]
-        sums = self.sums._replace(read=self.operand_bytes).terms(machine, steps, size, times)
+        sums = self.sums._replace(read_bytes=self.operand_bytes).terms(machine, steps, size, times)
         results = times * (machine.writing(self.result_bytes, self.result_bytes) * (1 + 2 * in_chunks))
         copies = steps * (
             machine.reading(2 * in_chunks * self.own_bytes, size) + machine.writing(self.shifted_bytes, size)
         )
-        copies += n * self.stack_bytes * _TOUCHING / machine.written
+        copies += n * self.stack_bytes * _TOUCHING / machine.write_rate
         moved = self.all_transposed_bytes if in_chunks else self.transposed_bytes
-        is_near = moved <= machine.near
+        is_near = moved <= machine.core_cache_bytes
         transposing = (
-            _TRANSPOSING * moved / machine.cached if is_near else moved / machine.read + moved / machine.written
+            _TRANSPOSING * moved / machine.cache_rate
+            if is_near
+            else moved / machine.read_rate + moved / machine.write_rate
         )
         more = dict(calls=in_chunks * times * 2 * machine.trip, packing=transposing, stacks=copies + results)
         memory = n * self.per_step(in_chunks) + self.inside.memory + in_chunks * 2 * self.result_bytes

@@ -52,10 +52,10 @@ class Strategy:
     finish: Callable[[Problem, Node], Node] = _as_it_is
     trace: Callable[[Any], Results] | None = None
 
-    def check_options(self, given: Mapping[str, Any]) -> None:
+    def check_options(self, values: Mapping[str, Any]) -> None:
         """Raises a ScanError if an option is given, and is not None, that cannot be combined with it."""
         for option, why in self.excludes.items():
-            if given[option] is not None:
+            if values[option] is not None:
                 raise ScanError(f"scan: executor {self.name!r} {why}; use 'auto' or 'scan'")
 
     def check(self, loop: Loop) -> None:

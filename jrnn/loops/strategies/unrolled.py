@@ -99,7 +99,7 @@ def of_tiny(problem: Problem, loop: Loop) -> Unrolled | None:
     except NotAffine as why:
         return Unrolled(loop, size, why=str(why))
     pays = cycles.ahead(step, size) < _CLEARLY * cycles.unrolled(size)
-    if pays and problem.target.machine.small_loop == math.inf:
+    if pays and problem.target.machine.one_kernel_bytes == math.inf:
         return Unrolled(loop, size, step)
     return Unrolled(loop, size, why="that is estimated to be faster")
 
@@ -112,9 +112,9 @@ def _size(loop: Loop, estimator: Estimator) -> int:
         return 0
     if sum(map(_operations, loop.eqns)) > _OPERATIONS or _has_predicted_branch(loop):
         return 0
-    size = max(_STEPS if estimator.machine.small_loop == math.inf else _STEPS_WITHIN_LIMIT, int(loop.unroll))
+    size = max(_STEPS if estimator.machine.one_kernel_bytes == math.inf else _STEPS_WITHIN_LIMIT, int(loop.unroll))
     inside = estimator.part(loop.eqns, loop.outputs)
-    several = inside._replace(touched=size * inside.touched)
+    several = inside._replace(touched_bytes=size * inside.touched_bytes)
     return size if size <= min(2 * _STEPS, loop.length) and estimator.is_small(loop, several) else 0
 
 

@@ -42,8 +42,8 @@ def terms(program: KernelProgram, machine: Machine, instructions: str) -> dict[s
     panel = _PANELS[instructions] // program.dtype.itemsize if program.rows > 1 else 1
     computed = [(-(-o.width // panel) * panel, o) for o in _products(program)]
     operations = sum(2 * program.rows * width * o.matrix.dims[0][0] for width, o in computed) * wide
-    computing, reading = operations / (_RATE * machine.products), size / machine.cached
-    products = computing + reading if size > _FAR * machine.near else max(computing, reading)
+    computing, reading = operations / (_RATE * machine.product_rate), size / machine.cache_rate
+    products = computing + reading if size > _FAR * machine.core_cache_bytes else max(computing, reading)
     work = [o for stage in program.stages for o in stage if o.kind != "product"]
     calls = machine.kernel * (_STAGE * len(program.stages) + _INSTRUCTION * len(work))
     by_row = sum(width > o.width for width, o in computed) + sum(o.kind in _REDUCTIONS for o in work)
@@ -54,7 +54,7 @@ def terms(program: KernelProgram, machine: Machine, instructions: str) -> dict[s
         "products": steps * products,
         "elements": steps * elements,
         "calls": _CALL * machine.kernel + steps * calls,
-        "packing": _PACKING * (size - _bytes(plain, program)) / machine.read,
+        "packing": _PACKING * (size - _bytes(plain, program)) / machine.read_rate,
     }
 
 

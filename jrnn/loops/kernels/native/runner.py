@@ -74,7 +74,7 @@ class Native:
 
     def is_worth_a_call(self, machine: Machine) -> bool:
         """Returns False for one row and small matrices: XLA computes such products in the kernel of the loop."""
-        return self.program.rows > 1 or costs.matrix_bytes(self.program) > machine.near / 8
+        return self.program.rows > 1 or costs.matrix_bytes(self.program) > machine.core_cache_bytes / 8
 
     def estimate(self, estimator: Estimator) -> Estimate:
         """Returns the estimate of the loop.
@@ -93,11 +93,11 @@ class Native:
             for e, outs in ((program.hoisted_eqns, hoisted), (program.sunk_eqns, sunk))
         ]
         stacks = estimator.sizes({*hoisted, *jaxprs.variables(program.core.ys)} - others)
-        more = loop.length * (stacks + max(part.peak for part in bulk))
+        more = loop.length * (stacks + max(part.peak_bytes for part in bulk))
         moved = machine.writing(loop.length * stacks, more) + machine.reading(loop.length * stacks, more)
         terms = [part.terms(machine, loop.length, more, 1) for part in bulk]
         own = {**costs.terms(program, machine, library.loaded().instruction_sets[self.level]), "stacks": moved}
-        return estimates.estimate(estimates.total(stacks_seconds, own, *terms), inside.peak + more)
+        return estimates.estimate(estimates.total(stacks_seconds, own, *terms), inside.peak_bytes + more)
 
     @property
     def flops(self) -> int:
