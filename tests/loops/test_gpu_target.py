@@ -173,7 +173,7 @@ def test_a_result_that_is_two_carries_is_in_the_stack_once():
     inputs, outs = program.invars, program.outvars
     loop = Loop(program.eqns, inputs[:1], inputs[1:4], inputs[4:], outs[:3], outs[3:], 5, False, 1)
     staged, held = one_kernel_a_stage(loop.verify())
-    assert held.stacked == ((0, None),) and held.kept == (1, 2)
+    assert held.stacked == ((0, None),) and held.unstacked == (1, 2)
     init, xs = [jnp.full((3, 2), float(i + 1)) for i in range(3)], [jnp.ones((5, 3, 2))]
     results = held.around(staged.verify().run, [matrix], init, xs, 5)
     jax.tree.map(np.testing.assert_array_equal, results, tuple(loop.run([matrix], init, xs, 5)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jrnn.loops import scan
-from jrnn.loops.passes import direct_views
+from jrnn.loops.passes import compose_views
 from jrnn.loops.rules.lowering import steps_of
 
 pytestmark = pytest.mark.usefixtures("rewritten")
@@ -60,7 +60,7 @@ def test_results_and_gradients_stay(step):
 
 def primitives(step):
     (loop,) = steps_of(lambda h, xs: scan(step, h, xs), H0, XS)
-    return [e.primitive.name for e in direct_views(loop).eqns]
+    return [e.primitive.name for e in compose_views(loop).eqns]
 
 
 def test_joined_gates_are_taken_from_where_they_come():

@@ -5,8 +5,8 @@ In: a `Loop`. Out: an equal `Loop` that is cheaper, or its parts before, in and 
 
 from jrnn.loops.passes.fission import Fission, Moves, movable, split
 from jrnn.loops.passes.gates import activate_together, slice_apart
-from jrnn.loops.passes.products import columns, reads_rows
-from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
+from jrnn.loops.passes.products import reads_rows, transpose_constant_rhs
+from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 from jrnn.loops.passes.sums import WideSums, widen_sums
 
 __all__ = [
@@ -14,13 +14,13 @@ __all__ = [
     "Moves",
     "WideSums",
     "activate_together",
-    "columns",
-    "concatenate_cotangents",
-    "direct_views",
-    "distinct",
+    "common_subexpressions",
+    "compose_views",
     "movable",
+    "pads_to_concatenate",
     "reads_rows",
     "slice_apart",
     "split",
+    "transpose_constant_rhs",
     "widen_sums",
 ]

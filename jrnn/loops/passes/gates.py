@@ -33,7 +33,7 @@ def activate_together(loop: Loop) -> Loop:
         if not (eqn.outvars and all(v in cuts for v in eqn.outvars)):  # also the slices of a `split`
             return None
         with jaxprs.in_scope(eqn):
-            return [_take(cuts[v], env) for v in eqn.outvars]
+            return [_slice_of(cuts[v], env) for v in eqn.outvars]
 
     return loop.replaced(rule)
 
@@ -81,11 +81,11 @@ class _Joined:
     def value(self, env: dict[Any, Any]) -> Any:
         if self not in env:
             with jaxprs.in_scope(self.eqn):
-                (env[self],) = jaxprs.bind(self.eqn, *(_take(c, env) for c in self.operands))
+                (env[self],) = jaxprs.bind(self.eqn, *(_slice_of(c, env) for c in self.operands))
         return env[self]
 
 
-def _take(cut: Cut, env: dict[Any, Any]) -> Any:
+def _slice_of(cut: Cut, env: dict[Any, Any]) -> Any:
     whole = cut.of.value(env) if isinstance(cut.of, _Joined) else env[cut.of]
     return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
 

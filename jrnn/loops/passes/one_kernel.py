@@ -54,17 +54,17 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
     places = {level: tuple(map(position.get, order)) for level, order in orders.items()}
     places = {level: of_level for level, of_level in places.items() if any(i is not None for i in of_level)}
     inside = {i: (level, g) for level, of_level in places.items() for g, i in enumerate(of_level) if i is not None}
-    kept = tuple(i for i in range(len(loop.carry)) if i not in inside)
+    unstacked = tuple(i for i in range(len(loop.carry)) if i not in inside)
 
     def step(*args: Any) -> list[Any]:
-        given = iter(args)
-        env = {v: next(given) for v in (*loop.consts, *(loop.carry[i] for i in kept))}
-        old = {level: next(given) for level in places}
+        values = iter(args)
+        env = {v: next(values) for v in (*loop.consts, *(loop.carry[i] for i in unstacked))}
+        old = {level: next(values) for level in places}
         env |= {loop.carry[i]: old[level][g] for i, (level, g) in inside.items()}
-        env |= dict(zip(loop.xs, given))
+        env |= dict(zip(loop.xs, values))
         stacks: dict[int, Any] = {}
         for level in range(stages.last + 1):
-            for eqn in stages.eqns(level, late=False):
+            for eqn in stages.eqns(level, trailing=False):
                 product = products.get(level)
                 if product is not None and eqn is product.eqn:
                     env[eqn.outvars[0]] = _by_parts(eqn, stacks[level - 1], product.parts, env)
@@ -76,27 +76,32 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
                     jaxprs.evaluate([eqn], env)
             if level in results:
                 stacks[level] = _fenced(results[level], orders.get(level, ()), env)
-            jaxprs.evaluate(stages.eqns(level, late=True), env)
-        carry = [jaxprs.value(env, loop.carry_out[i]) for i in kept]
+            jaxprs.evaluate(stages.eqns(level, trailing=True), env)
+        carry = [jaxprs.value(env, loop.carry_out[i]) for i in unstacked]
         return [*carry, *(stacks[level] for level in places), *(jaxprs.value(env, a) for a in loop.ys)]
 
     types = [v.aval.update(shape=(len(orders[level]), *v.aval.shape)) for level in places for v in orders[level][:1]]
-    avals = [*(v.aval for v in loop.consts), *(loop.carry[i].aval for i in kept), *types, *(v.aval for v in loop.xs)]
-    staged = loop.traced(step, avals, len(kept) + len(places))
-    return staged, Staged(kept, tuple(places.values()), len(loop.carry))
+    avals = [
+        *(v.aval for v in loop.consts),
+        *(loop.carry[i].aval for i in unstacked),
+        *types,
+        *(v.aval for v in loop.xs),
+    ]
+    staged = loop.traced(step, avals, len(unstacked) + len(places))
+    return staged, Staged(unstacked, tuple(places.values()), len(loop.carry))
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The carries of a loop that carries stacks of results: the original ones in `kept`, then the stacks.
+    """The carries of a loop that carries stacks of results: the original ones in `unstacked`, then the stacks.
 
     Attributes:
-        kept: the positions of the original carries that are in no stack.
+        unstacked: the positions of the original carries that are in no stack.
         stacked: for each stack, the position of the original carry that each part is, or None.
         carries: the number of original carries.
     """
 
-    kept: tuple[int, ...]
+    unstacked: tuple[int, ...]
     stacked: tuple[tuple[int | None, ...], ...]
     carries: int
 
@@ -107,9 +112,9 @@ class Staged:
         for places in self.stacked:
             unread = jnp.zeros_like(init[next(i for i in places if i is not None)])
             stacks.append(jnp.stack([unread if i is None else init[i] for i in places]))
-        last, ys = run(consts, [*(init[i] for i in self.kept), *stacks], xs, length)
-        carry = dict(zip(self.kept, last))
-        for places, stack in zip(self.stacked, last[len(self.kept) :]):
+        last, ys = run(consts, [*(init[i] for i in self.unstacked), *stacks], xs, length)
+        carry = dict(zip(self.unstacked, last))
+        for places, stack in zip(self.stacked, last[len(self.unstacked) :]):
             carry |= {i: stack[g] for g, i in enumerate(places) if i is not None}
         return [carry[i] for i in range(self.carries)], list(ys)
 
@@ -133,7 +138,7 @@ class _Stages:
     Attributes:
         loop: the loop.
         level: the level of each variable; inputs have level 0.
-        late: views of a stage's results that are read outside the stage only.
+        trailing: views of a stage's results that are read outside the stage only.
         moving: the variables that depend on the carry.
         written: the variables that a heavy operation reads, and the outputs.
         crossing: the variables that another stage reads.
@@ -141,7 +146,7 @@ class _Stages:
 
     loop: Loop
     level: Mapping[Var, int]
-    late: frozenset[Var]
+    trailing: frozenset[Var]
     moving: frozenset[Var]
     written: frozenset[Var]
     crossing: frozenset[Var]
@@ -150,11 +155,11 @@ class _Stages:
     def last(self) -> int:
         return max(self.level.values(), default=0)
 
-    def eqns(self, level: int, late: bool) -> list[Any]:
+    def eqns(self, level: int, trailing: bool) -> list[Any]:
         def here(eqn: Eqn) -> bool:
             if not eqn.outvars:
-                return level == self.last and late
-            return self.level[eqn.outvars[0]] == level and (eqn.outvars[0] in self.late) == late
+                return level == self.last and trailing
+            return self.level[eqn.outvars[0]] == level and (eqn.outvars[0] in self.trailing) == trailing
 
         return [eqn for eqn in self.loop.eqns if here(eqn)]
 
@@ -165,7 +170,7 @@ class _Stages:
             plain = v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
             return v in self.moving and (v in self.written or v in self.crossing) and plain
 
-        computed = [eqn for eqn in self.eqns(level, late=False) if primitives.is_cheap(eqn) and not _is_view(eqn)]
+        computed = [eqn for eqn in self.eqns(level, trailing=False) if primitives.is_cheap(eqn) and not _is_view(eqn)]
         results = [v for eqn in computed for v in eqn.outvars if is_result(v)]
         return results if any(v in self.written for v in results) else []
 
@@ -177,12 +182,12 @@ def _stages(loop: Loop) -> _Stages:
         level.update((v, at) for v in eqn.outvars)
     here: set[Var] = set()  # read within their own stage
     crossing: set[Var] = set()
-    written, late = set(jaxprs.variables(loop.outputs)), set()
+    written, trailing = set(jaxprs.variables(loop.outputs)), set()
     for eqn in reversed(loop.eqns):
         if eqn.outvars and _is_view(eqn) and not any(v in here for v in eqn.outvars):
-            late.update(eqn.outvars)
+            trailing.update(eqn.outvars)
         heavy = not eqn.outvars or not primitives.is_cheap(eqn)
-        joined = not heavy and eqn.outvars[0] in late
+        joined = not heavy and eqn.outvars[0] in trailing
         for v in jaxprs.inputs(eqn):
             if heavy or (joined and any(out in written for out in eqn.outvars)):
                 written.add(v)
@@ -191,7 +196,7 @@ def _stages(loop: Loop) -> _Stages:
             else:
                 here.add(v)
     moving = jaxprs.depends(loop.eqns, loop.carry)
-    return _Stages(loop, level, *map(frozenset, (late, moving, written, crossing)))
+    return _Stages(loop, level, *map(frozenset, (trailing, moving, written, crossing)))
 
 
 def _is_view(eqn: Eqn) -> bool:

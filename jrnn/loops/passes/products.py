@@ -1,7 +1,7 @@
 """Products with a constant matrix, laid out for XLA:CPU.
 
 XLA:CPU's product of small matrices `x W^T` takes up to half as long again as `x W` (docs/notes/cpu_log.md), so the matrix
-is transposed once, before the loop (`columns`).
+is transposed once, before the loop (`transpose_constant_rhs`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jrnn.loops.ir import Loop
 _PART = 8  # adjacent columns of the result, which are read from as many rows at a time
 
 
-def columns(loop: Loop) -> Loop:
+def transpose_constant_rhs(loop: Loop) -> Loop:
     """Rewrites `x W^T` as `x (W^T)` where W is constant; fission transposes W before the loop.
 
     A product of all steps at once gains nothing from that, and costs nothing: XLA undoes it. Where a few steps run at a

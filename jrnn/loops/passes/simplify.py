@@ -1,4 +1,4 @@
-"""The passes that simplify a step for every target: `direct_views`, `distinct` and `concatenate_cotangents`."""
+"""The passes that simplify a step for every target: `compose_views`, `common_subexpressions` and `pads_to_concatenate`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from jrnn.loops.passes.gates import cuts_of
 # Views of views -------------------------------------------------------------------------------------------------------
 
 
-def direct_views(loop: Loop) -> Loop:
-    """Takes every view directly from its source: a reshape of a reshape, or a slice within one part of a concatenation.
+def compose_views(loop: Loop) -> Loop:
+    """Composes views: a reshape of a reshape, or a slice within one part of a concatenation, reads its source directly.
 
     Nets reshape and join arrays for their operators, which slice and reshape them again. Passes that look for slices of one
     array then miss them, and XLA:CPU makes slower kernels where one kernel reads an array in two shapes. Additions of 0 and
@@ -116,8 +116,8 @@ def _part(of: Var, axis: int, lo: int, hi: int, producers: Mapping[Var, Any]) ->
 # Equal equations ------------------------------------------------------------------------------------------------------
 
 
-def distinct(loop: Loop) -> Loop:
-    """Evaluates equal equations once. Equations with side effects or jaxprs of their own stay.
+def common_subexpressions(loop: Loop) -> Loop:
+    """Eliminates common subexpressions. Equations with side effects or jaxprs of their own stay.
 
     Invariant: every value is unchanged.
     """
@@ -134,8 +134,8 @@ def distinct(loop: Loop) -> Loop:
     def named(atom: Atom) -> Atom:
         return atom if jaxprs.is_literal(atom) else same.get(atom, atom)
 
-    left = [e for e in loop.eqns if not e.outvars or not all(v in same for v in e.outvars)]
-    eqns = tuple(e.replace(invars=[*map(named, e.invars)]) for e in left)
+    remaining = [e for e in loop.eqns if not e.outvars or not all(v in same for v in e.outvars)]
+    eqns = tuple(e.replace(invars=[*map(named, e.invars)]) for e in remaining)
     smaller = replace(loop, eqns=eqns, carry_out=tuple(map(named, loop.carry_out)), ys=tuple(map(named, loop.ys)))
     return smaller.verify() if strict_passes.value else smaller
 
@@ -162,7 +162,7 @@ def _literal_key(atom: Any) -> tuple[str, bytes]:
 # Cotangents of slices -------------------------------------------------------------------------------------------------
 
 
-def concatenate_cotangents(loop: Loop) -> Loop:
+def pads_to_concatenate(loop: Loop) -> Loop:
     """Writes sums of zero-padded arrays that do not overlap, such as cotangents of slices, as concatenations.
 
     Each `pad` would write a whole array of zeros, and XLA:CPU does not vectorize their sum.

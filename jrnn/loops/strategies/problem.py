@@ -14,7 +14,7 @@ from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seco
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import Loop, Options, Provenance, ScanParams
-from jrnn.loops.passes import Fission, Moves, columns, movable, split
+from jrnn.loops.passes import Fission, Moves, movable, split, transpose_constant_rhs
 from jrnn.loops.passes.canonical import canonical
 from jrnn.loops.passes.fission import Facts
 from jrnn.loops.passes.sums import Contract, as_written, smaller_first
@@ -126,7 +126,7 @@ def to_lower(
     bounds = Bounds(options.memory)
     if target.is_estimated:
         if _transposing_may_pay(loop, reference, target.machine):
-            transposed = columns(loop)
+            transposed = transpose_constant_rhs(loop)
             loop = transposed if _transposing_pays(loop, transposed, target.machine) else loop
         live, avoided = _other_bytes(original, options, provenance, reference.estimate)
         min_gain = MIN_GAIN if any(map(is_call, loop.eqns)) else ELEMENTWISE_MIN_GAIN

@@ -38,8 +38,8 @@ def iota_2x32_shape(eqn: Eqn) -> Values:
 
 
 def random_bits(eqn: Eqn, keys: Any) -> Values:
-    given = eqn.params
-    return _of_each(keys, lambda key: THREEFRY.random_bits(key, given["bit_width"], given["shape"]))
+    params = eqn.params
+    return _of_each(keys, lambda key: THREEFRY.random_bits(key, params["bit_width"], params["shape"]))
 
 
 def random_split(eqn: Eqn, keys: Any) -> Values:

@@ -25,11 +25,11 @@ def cholesky(eqn: Eqn, a: Any) -> Values:
 
     def column(j: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         factor, failed = state  # the columns so far are rows here
-        given = _row(across, j)
-        left = given - jnp.sum(factor * conj(_column(factor, j)), -2, keepdims=True)
-        pivot = _column(left, j).real
+        row = _row(across, j)
+        rest = row - jnp.sum(factor * conj(_column(factor, j)), -2, keepdims=True)
+        pivot = _column(rest, j).real
         root = lax.sqrt(pivot).astype(a.dtype)  # on the diagonal LAPACK has no imaginary part, and infinity, not NaN
-        new = where(columns > j, left / root, where(columns == j, root, 0))
+        new = where(columns > j, rest / root, where(columns == j, root, 0))
         return _placed(factor, new, j), failed | (pivot <= 0)  # LAPACK allows NaN
 
     none = jnp.zeros((*a.shape[:-2], 1, 1), bool)
@@ -164,12 +164,12 @@ def qr(eqn: Eqn, a: Any) -> Values:
 
 def eigh(eqn: Eqn, a: Any) -> Values:
     """Eigenvalues in ascending order, and eigenvectors with LAPACK's signs; None for those whose signs rounding decides."""
-    n, given = a.shape[-1], eqn.params
-    if given.get("algorithm") is not None or given["subset_by_index"] is not None or (n == 3 and jnp.iscomplexobj(a)):
+    n, params = a.shape[-1], eqn.params
+    if params.get("algorithm") is not None or params["subset_by_index"] is not None or (n == 3 and jnp.iscomplexobj(a)):
         return None
     diagonal = [_element(a, i, i).real for i in range(n)]
     places = [(1, 0), (2, 1), (2, 0)][: n * (n - 1) // 2]
-    off = [_element(a, *(at if given["lower"] else at[::-1])) for at in places]
+    off = [_element(a, *(at if params["lower"] else at[::-1])) for at in places]
     scale = _scale(functools.reduce(jnp.maximum, map(abs, (*diagonal, *off))))
     diagonal, off = ([v * scale for v in values] for values in (diagonal, off))
     vectors = None
@@ -215,8 +215,8 @@ def _pair(a: Any, c: Any, b: Any) -> tuple[list[Any], Any]:
     ratio = -where(wide, twice, leg) / where(wide, leg, twice)
     unit = 1 / lax.sqrt(1 + ratio * ratio)
     cosine, sine = where(wide, ratio * unit, unit), where(wide, unit, ratio * unit)
-    turned = (both < 0) != (less >= 0)
-    cosine, sine = where(turned, -sine, cosine), where(turned, cosine, sine)
+    is_rotated = (both < 0) != (less >= 0)
+    cosine, sine = where(is_rotated, -sine, cosine), where(is_rotated, cosine, sine)
     first, second = where(apart, a, first), where(apart, c, second)
     cosine, sine = where(apart, 1, cosine), where(apart, 0, sine)
     swapped, n = second < first, a.ndim

@@ -61,7 +61,7 @@ def dot_general(eqn: Eqn, a: Any, b: Any) -> Values:
     if a.dtype == bool or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return None
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    dtype = _summed_in(jnp.promote_types(out.aval.dtype, jnp.result_type(a, b)))
+    dtype = _accumulator_dtype(jnp.promote_types(out.aval.dtype, jnp.result_type(a, b)))
     axes = (a, (*over_a, *batch_a)), (b, (*over_b, *batch_b))
     free_a, free_b = ([d for d in range(v.ndim) if d not in used] for v, used in axes)
     depth = math.prod(a.shape[d] for d in over_a)
@@ -90,7 +90,7 @@ def product(a: Any, b: Any) -> Any:
     return jnp.sum(left * right, -2, dtype=a.dtype)
 
 
-def _summed_in(dtype: Any) -> Any:
+def _accumulator_dtype(dtype: Any) -> Any:
     """Returns the type in which XLA adds products of this type."""
     return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
 
@@ -99,15 +99,15 @@ def _summed_in(dtype: Any) -> Any:
 
 
 def triangular_solve(eqn: Eqn, a: Any, b: Any) -> Values:
-    """A solve by substitution: a row of the solution at a time, which is subtracted from all rows that are left."""
-    given, lower = eqn.params, eqn.params["lower"]
-    if given["transpose_a"] == given["left_side"]:  # x a = b is a^T x^T = b^T
+    """A solve by substitution: a row of the solution at a time, which is subtracted from all rows that remain."""
+    params, lower = eqn.params, eqn.params["lower"]
+    if params["transpose_a"] == params["left_side"]:  # x a = b is a^T x^T = b^T
         a, lower = transposed(a), not lower
-    if given["conjugate_a"]:
+    if params["conjugate_a"]:
         a = conj(a)
-    b = b if given["left_side"] else transposed(b)
-    x = substituted(a, b, lower, given["unit_diagonal"])
-    return [x if given["left_side"] else transposed(x)]
+    b = b if params["left_side"] else transposed(b)
+    x = substituted(a, b, lower, params["unit_diagonal"])
+    return [x if params["left_side"] else transposed(x)]
 
 
 def substituted(a: Any, b: Any, lower: bool, unit: bool) -> Any:
@@ -115,8 +115,10 @@ def substituted(a: Any, b: Any, lower: bool, unit: bool) -> Any:
     columns, rows, rest = apart(a, -1), [], b
     for k in range(n) if lower else reversed(range(n)):
         above, pivot, below = lax.split(columns[k], (k, 1, n - k - 1), axis=axis)
-        left = rest.shape[-2] - 1
-        row, rest = lax.split(rest, (1, left), axis=axis) if lower else lax.split(rest, (left, 1), axis=axis)[::-1]
+        remaining = rest.shape[-2] - 1
+        row, rest = (
+            lax.split(rest, (1, remaining), axis=axis) if lower else lax.split(rest, (remaining, 1), axis=axis)[::-1]
+        )
         row = row if unit else _divided(row, pivot)
         rows.append(row)
         rest = rest - (below if lower else above) * row

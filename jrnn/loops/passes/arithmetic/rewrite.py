@@ -70,22 +70,22 @@ def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fi
     """Yields the equations in the place of others, and adds to `names` what stands for their results."""
     read = {*jaxprs.variables(outs), *(v for eqn in eqns for v in jaxprs.inputs(eqn))}
     for eqn in eqns:
-        given = [named(names, a) for a in eqn.invars]
+        operands = [named(names, a) for a in eqn.invars]
         name = eqn.primitive.name
         program = _rule_of(eqn, read) if name in RULES and fits(eqn) else None
         if program is not None:
-            yield from placed(program, given, eqn, names)
-        elif name == _SOLVE:  # the functions besides its solver are for its gradient
+            yield from placed(program, operands, eqn, names)
+        elif name == _SOLVE:  # the functions other than its solver are for its gradient
             counts = eqn.params["const_lengths"]
             first = counts.matvec + counts.vecmat
-            held = given[first : first + counts.solve] + given[sum(counts) :]
+            solver_operands = operands[first : first + counts.solve] + operands[sum(counts) :]
             solver = _with_rules(opened(eqn.params["jaxprs"].solve, LOWERED_CALLS), fits)
-            yield from placed(solver, held, eqn, names)
+            yield from placed(solver, solver_operands, eqn, names)
         elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
             inner = {key: jax.tree.map(lambda c: rewritten(c, fits), eqn.params[key]) for key in _INNER[name]}
-            yield eqn.replace(invars=given, params={**eqn.params, **inner})
+            yield eqn.replace(invars=operands, params={**eqn.params, **inner})
         else:
-            yield eqn.replace(invars=given)
+            yield eqn.replace(invars=operands)
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class _Traced:
 
 def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
     """Returns what the rule for an equation computes, or None if it does not apply where `read` is read."""
-    wanted, avals = tuple(v in read for v in eqn.outvars), tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
-    key = wanted, avals, eqn.primitive, tuple(sorted(eqn.params.items())), context_of(eqn), jax.config.jax_enable_x64
+    is_read, avals = tuple(v in read for v in eqn.outvars), tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
+    key = is_read, avals, eqn.primitive, tuple(sorted(eqn.params.items())), context_of(eqn), jax.config.jax_enable_x64
     try:
         return _traced(_Traced(key, eqn))
     except TypeError:  # a parameter without a hash
@@ -108,13 +108,13 @@ def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
 
 @cached(1024)
 def _traced(call: _Traced) -> Program | None:
-    eqn, (wanted, *_), applies = call.eqn, call.key, True
+    eqn, (is_read, *_), applies = call.eqn, call.key, True
 
-    def run(*given: Any) -> Sequence[Any]:
+    def run(*operands: Any) -> Sequence[Any]:
         nonlocal applies
-        values = RULES[eqn.primitive.name](eqn, *given)
-        applies = values is not None and not any(v is None and w for v, w in zip(values, wanted))
-        return [given[0] if v is None else v for v in values] if applies else []
+        values = RULES[eqn.primitive.name](eqn, *operands)
+        applies = values is not None and not any(v is None and w for v, w in zip(values, is_read))
+        return [operands[0] if v is None else v for v in values] if applies else []
 
     with in_context(eqn), tag.untagged():
         program = jaxprs.trace(run, [a.aval for a in eqn.invars], LOWERED_CALLS)

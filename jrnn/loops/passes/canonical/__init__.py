@@ -33,9 +33,9 @@ from jrnn.loops.passes.canonical.lookups import read_in_order
 from jrnn.loops.passes.canonical.parts import in_parts
 from jrnn.loops.passes.canonical.shared_operands import join_products
 from jrnn.loops.passes.canonical.spelling import placed
-from jrnn.loops.passes.simplify import concatenate_cotangents, direct_views, distinct
+from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 
-_PASSES = (direct_views, distinct, concatenate_cotangents, join_products)
+_PASSES = (compose_views, common_subexpressions, pads_to_concatenate, join_products)
 
 
 def canonical(loop: Loop, devices: int = 1) -> tuple[Loop, Sequence[Any]]:
@@ -92,4 +92,4 @@ def _in_stages(loop: Loop, *stages: Callable[[Loop], tuple[Loop, Any]]) -> tuple
         form, conversion = stage(form)
         if conversion is not None:
             conversions.append(conversion)
-    return (loop if form is loop else direct_views(form)), conversions
+    return (loop if form is loop else compose_views(form)), conversions
