@@ -348,12 +348,12 @@ def test_the_vectors_that_xla_uses(flags, vector, monkeypatch):
 def test_the_constants_of_this_processor_are_plausible():
     """Whatever the system reports, or does not."""
     machine = SYSTEM()
-    for name in ("products", "element", "function", "call", "kernel", "trip"):
+    for name in ("product_rate", "element", "function", "call", "kernel", "trip"):
         assert 0.1 <= getattr(machine, name) / getattr(machines.CPU, name) <= 10, name
     assert 1 << 15 <= machine.core_cache_bytes <= machine.cache_bytes <= 1 << 30
     wide, unknown = machines.processor(vector=64), machines.processor(near=1 << 18, last=1 << 20)
     assert wide.product_rate > machines.CPU.product_rate and wide.cache_rate == machines.CPU.cache_rate
-    assert unknown.cache == 1 << 19
+    assert unknown.cache_bytes == 1 << 19
 
 
 def minibatch(p, w, rows):
