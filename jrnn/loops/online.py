@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
-from jrnn.loops.affine.blocks import Axes, Blocks, block_of, reads_of, why_no_jacobian
+from jrnn.loops.affine.blocks import AlignedAxes, Blocks, block_of, reads_of, why_no_jacobian
 from jrnn.loops.ir import promoted
 
 _MOST = 16  # the largest blocks of a Jacobian that counts as block-diagonal
@@ -249,7 +249,7 @@ class _Plan:
         return jnp.moveaxis(spread, (1, 0), (-2, -1))
 
 
-def _own(shape: Sequence[int], reads: Sequence[Axes], group: Blocks) -> dict[int, int]:
+def _own(shape: Sequence[int], reads: Sequence[AlignedAxes], group: Blocks) -> dict[int, int]:
     """Returns the axes of a parameter that are aligned with a batch axis of the group, the same one for every carry."""
     aligned = {}
     for k in range(len(shape)):

@@ -369,9 +369,9 @@ def test_linear_recurrences_and_their_adjoints(size, x64):
         gradient = jax.grad(value, argnums=(0, 1))
         return solve(j, b), gradient(j, b), jax.jvp(gradient, (j, b), (j, b))[1]
 
-    close(jax.jit(lambda: derivatives(rounds.solved))(), by_numpy(lambda: derivatives(by_loop))())
+    close(jax.jit(lambda: derivatives(rounds.solve))(), by_numpy(lambda: derivatives(by_loop))())
     huge = jnp.full((9, 1, 1, 1), 1e200)  # products overflow, the solution is 0
-    assert np.isfinite(jax.jit(rounds.solved)(huge, jnp.zeros((9, 1, 1)))).all()
+    assert np.isfinite(jax.jit(rounds.solve)(huge, jnp.zeros((9, 1, 1)))).all()
 
 
 # What it refuses ------------------------------------------------------------------------------------------------------

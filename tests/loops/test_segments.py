@@ -68,7 +68,7 @@ def stages_of(monkeypatch):
         ("rotation", MASKS, ["affine"]),
         ("rnn", {**MASKS, "reverse": True}, ["opaque"]),
         ("rnn", {"executor": Newton(), "resets": RESETS}, ["opaque"]),
-        ("counting", {}, ["kept", "opaque", "affine"]),
+        ("counting", {}, ["overwritten", "opaque", "affine"]),
     ],
 )
 def test_values_and_gradients(name, options, kinds, monkeypatch):

@@ -23,14 +23,14 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.affine import rounds
-from jrnn.loops.affine.carries import MOST_TOGETHER, GroupStep, NotAffine, check_diagonal, in_order
+from jrnn.loops.affine.carries import MOST_TOGETHER, GroupFunction, NotAffine, check_diagonal, in_order
 from jrnn.loops.ir import Loop, Results
 
 
 def solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
     """Solves a loop in rounds instead of running its steps."""
 
-    def solve(number: int, part: GroupStep, first: list[Any]) -> list[Any]:
+    def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
         """Returns all states of `h[t] = a[t] h[t-1] + b[t]` from `h[-1] = first`: K arrays [T, ...]."""
 
         def coefficients(stack: Any) -> tuple[Any, Any]:
@@ -38,10 +38,10 @@ def solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[
 
         a, b = jax.vmap(coefficients, axis_size=length)(part.stacks)
         a, b = jax.tree.map(lambda v: v[::-1], (a, b)) if loop.reverse else (a, b)
-        moved = rounds.applied(jax.tree.map(lambda v: v[0], a), first)
+        moved = rounds.matvec(jax.tree.map(lambda v: v[0], a), first)
         # b[0] becomes h[0], so that a[0] is not used.
         b = [jnp.concatenate([(x[0] + m)[None], x[1:]]) for x, m in zip(b, moved)]
-        h = rounds.in_rounds(a, b)
+        h = rounds.associative_solve(a, b)
         return [x[::-1] for x in h] if loop.reverse else h
 
     return in_order(loop, _groups(loop), solve, consts, init, xs, length)[0]
@@ -78,7 +78,7 @@ def is_bounded(loop: Loop) -> bool:
         env, rows = dict(zip(loop.inputs, values)), []
         for group in _groups(loop):
             mine = {loop.carry[i]: env[loop.carry[i]] for i in group}
-            part = GroupStep.of(loop, group, {v: x for v, x in env.items() if v not in mine}, {})
+            part = GroupFunction.of(loop, group, {v: x for v, x in env.items() if v not in mine}, {})
             rows += _coefficients(functools.partial(part.fn, part.consts, []), list(mine.values()))[0]
         return [a for row in rows for a in row]
 

@@ -27,9 +27,9 @@ from jrnn.loops.affine import rounds
 _UNROLLED = 4  # blocks up to this size are computed column by column, without `vmap`
 
 # For each axis of a carry, the axis of a value that is aligned with it, or None.
-Axes = tuple[int | None, ...]
+AlignedAxes = tuple[int | None, ...]
 # The position of a carry -> its axes, for the carries that a value depends on.
-Reads = dict[int, Axes]
+Reads = dict[int, AlignedAxes]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Blocks:
         """Returns the products of blocks [A, M, M] with carries."""
         vectors = self.join(leaves)
         if not self.same:
-            return self.part(rounds.applied(blocks, vectors))
+            return self.part(rounds.matvec(blocks, vectors))
         return self.part(jnp.einsum("...ij,...cj->...ci", blocks, vectors, precision="highest"))
 
     def __str__(self) -> str:

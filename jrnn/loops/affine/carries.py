@@ -17,7 +17,7 @@ from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.ir import Loop, Results
 
 Values = Sequence[Any]
-Kind = Literal["kept", "affine", "opaque"]
+Kind = Literal["overwritten", "affine", "opaque"]
 Group = tuple[int, ...]  # the positions of carries that read each other
 
 MOST_TOGETHER = 4  # two steps of K carries compose with K^3 products
@@ -69,12 +69,12 @@ def with_names(text: str, names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Stage:
+class CarryStage:
     """Carries that are computed together.
 
     Attributes:
         carry: their positions.
-        kind: kept, if new values do not read the old ones; affine; or opaque, if the step is known only as a whole.
+        kind: overwritten, if new values do not read the old ones; affine; or opaque, if the step is known only as a whole.
         forms: of affine carries.
         reads: the positions of the carries that they read, with their own.
         why: why they are opaque.
@@ -87,26 +87,26 @@ class Stage:
     why: str = ""
 
 
-class Pending:
+class CarrySchedule:
     """The groups of carries of a loop that are still to be computed, and the stages of the others.
 
     Attributes:
         groups: the groups.
         reads: for each carry, the positions of those that it reads, itself among them.
-        stages: what was taken, in order.
+        stages: those of the other carries, in order.
     """
 
     def __init__(self, loop: Loop):
         self.groups, self.reads = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
-        self.stages: list[Stage] = []
+        self.stages: list[CarryStage] = []
         self._loop, self._done = loop, set()
 
     @property
     def ready(self) -> list[Group]:
         """The groups that read no other group that is pending."""
-        return list(filter(self.can_take, self.groups))
+        return list(filter(self.can_follow, self.groups))
 
-    def can_take(self, group: Group) -> bool:
+    def can_follow(self, group: Group) -> bool:
         return self._done.union(group).issuperset(j for i in group for j in self.reads[i])
 
     @property
@@ -116,15 +116,15 @@ class Pending:
         moving = jaxprs.depends(loop.eqns, [v for j, v in enumerate(loop.carry) if j not in self._done])
         return {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
 
-    def take(self, kind: Kind, carry: Sequence[int], forms: Sequence[Any] = (), why: str = "") -> None:
+    def add(self, kind: Kind, carry: Sequence[int], forms: Sequence[Any] = (), why: str = "") -> None:
         """Adds a stage of carries, whose groups are no longer pending."""
         reads = tuple(sorted({*carry}.union(*(self.reads[i] for i in carry))))
-        self.stages.append(Stage(tuple(carry), kind, tuple(forms), reads, why))
+        self.stages.append(CarryStage(tuple(carry), kind, tuple(forms), reads, why))
         self._done.update(carry)
         self.groups = [g for g in self.groups if not self._done.issuperset(g)]
 
 
-def is_kept(loop: Loop, group: Group) -> bool:
+def is_overwritten(loop: Loop, group: Group) -> bool:
     """Returns True for a carry whose new value does not read the old one."""
     reached = jaxprs.depends(loop.eqns, [loop.carry[i] for i in group])
     return len(group) == 1 and not jaxprs.is_in(loop.carry_out[group[0]], reached)
@@ -181,7 +181,7 @@ def part_of(
 
 
 @dataclass(frozen=True)
-class GroupStep:
+class GroupFunction:
     """The part of a step that makes the new carries of a group; what does not need the old ones is computed.
 
     Attributes:
@@ -195,7 +195,7 @@ class GroupStep:
     stacks: list[Any]
 
     @staticmethod
-    def of(loop: Loop, group: Group, known: Env, stacked: Env) -> GroupStep:
+    def of(loop: Loop, group: Group, known: Env, stacked: Env) -> GroupFunction:
         part = part_of(loop, group, (), known, stacked)
         carry, outs, body = part.carry, part.carry_out, part.eqns
         moving = jaxprs.depends(body, carry)
@@ -208,10 +208,10 @@ class GroupStep:
             env = jaxprs.evaluate(inner, dict(zip((*fixed, *varying, *carry), (*consts, *stack, *old))))
             return [jaxprs.value(env, a) for a in outs]
 
-        return GroupStep(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
+        return GroupFunction(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
 
 
-Solve = Callable[[int, GroupStep, list[Any]], Values]
+Solve = Callable[[int, GroupFunction, list[Any]], Values]
 
 
 def in_order(
@@ -228,7 +228,7 @@ def in_order(
     known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
     for number, group in enumerate(groups):
-        part = GroupStep.of(loop, group, known, stacked)
+        part = GroupFunction.of(loop, group, known, stacked)
         for i, state in zip(group, solve(number, part, [init[i] for i in group])):
             states[i], out = state, loop.carry_out[i]
             if not jaxprs.is_literal(out) and out not in known:

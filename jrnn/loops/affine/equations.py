@@ -15,10 +15,10 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
 from jrnn.jaxprs.axes import aligned
 from jrnn.loops.affine.carries import NotAffine
-from jrnn.loops.affine.terms import Axes, Factor, Labels, Row, Term, Value
+from jrnn.loops.affine.terms import AffineSum, AxisLabels, Factor, Labels, Row, Term
 
 
-class Forms(Axes):
+class Forms(AxisLabels):
     """The forms of the values of a step that depend on one carry, or on several that read each other.
 
     Attributes:
@@ -37,7 +37,7 @@ class Forms(Axes):
         self._varying: dict[Var, set[int]] = {}
         for eqn in eqns:
             self._varying.update(zip(eqn.outvars, _varying_axes(eqn, self._axes_of)))
-        self.values = {v: Value(self.axes, (Term(v),)) for v in states}
+        self.values = {v: AffineSum(self.axes, (Term(v),)) for v in states}
         self.cuts: dict[Var, Any] = {}
         self.products: list[Any] = []
 
@@ -69,7 +69,7 @@ class Forms(Axes):
                     raise NotAffine(f"{eqn.primitive.name} of S" + f": {why}" * bool(str(why)), eqn) from None
                 later.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
 
-    def _rule(self, eqn: Eqn) -> Value:
+    def _rule(self, eqn: Eqn) -> AffineSum:
         """Returns the form of the result of an equation; raises NotAffine if there is none."""
         name, ins, out = eqn.primitive.name, eqn.invars, eqn.outvars[0].aval
         moves = [jaxprs.is_in(a, self.values) for a in ins]
@@ -99,12 +99,12 @@ class Forms(Axes):
         if name == "slice" and any(moves):
             return self._sliced(eqn, self.values[ins[0]])
         if name == "reduce_sum" and any(moves):
-            return self._summed(eqn, self.values[ins[0]])
+            return self._reduce_sum(eqn, self.values[ins[0]])
         if name == "dot_general" and not all(moves):
             return self._dot(eqn, moves.index(True) if any(moves) else 0, any(moves))
         raise NotAffine("")
 
-    def _sliced(self, eqn: Eqn, value: Value) -> Value:
+    def _sliced(self, eqn: Eqn, value: AffineSum) -> AffineSum:
         """Takes one index of a short axis, as where several vectors read S in one product."""
         whole = eqn.invars[0].aval.shape
         for axis, (n, m) in enumerate(zip(whole, eqn.outvars[0].aval.shape)):
@@ -115,24 +115,24 @@ class Forms(Axes):
             value = self._at(value, value.labels[axis], eqn.params["start_indices"][axis])
         return value
 
-    def sum(self, a: Value, b: Value) -> Value:
-        return Value(self._together(a.labels, b.labels), (*a.terms, *b.terms))
+    def sum(self, a: AffineSum, b: AffineSum) -> AffineSum:
+        return AffineSum(self._together(a.labels, b.labels), (*a.terms, *b.terms))
 
     def _together(self, a: Labels, b: Labels) -> Labels:
         """Unifies the labels of two operands, of which one may be a scalar."""
         return tuple(map(self._unified, a, b)) if a and b else a or b
 
-    def _times(self, atom: Atom, other: Value, of: Atom) -> Value:
+    def _times(self, atom: Atom, other: AffineSum, of: Atom) -> AffineSum:
         """Multiplies with a known value, along whose axes the other may have been constant; `of` has no form."""
         value = self._form(atom)
         labels = self._together(value.labels, other.labels)
         if jaxprs.is_in(atom, self.values):
             value = self._named(value, other.labels)
             if len(other.terms) != 1 or other.terms[0].sign != 1:
-                other = Value(other.labels, (Term(None, (Factor(of, other.labels),)),))
+                other = AffineSum(other.labels, (Term(None, (Factor(of, other.labels),)),))
         return replace(value, labels=labels, terms=_products(value.terms, other.terms))
 
-    def _named(self, value: Value, labels: Iterable[int | None]) -> Value:
+    def _named(self, value: AffineSum, labels: Iterable[int | None]) -> AffineSum:
         """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
         new = {*self.resolved(labels)} - {None, *self.resolved(value.labels)}
         if not new or self.is_matrix(value) or (len(value.terms) == 1 and not value.terms[0].factors):
@@ -141,7 +141,7 @@ class Forms(Axes):
 
     # Contractions
 
-    def _contracted(self, value: Value, label: int) -> Value:
+    def _contracted(self, value: AffineSum, label: int) -> AffineSum:
         """Sums a value over a label."""
         label = self.find(label)
         matrix = self.is_matrix(value)
@@ -151,7 +151,7 @@ class Forms(Axes):
             raise NotAffine("a sum over a second axis of S" if matrix else "")
         terms = [t if t.of in self.states else self._folded(t, label) for t in value.terms]
         labels = tuple(l for l in value.labels if self.find(l) != label)
-        return Value(labels, (Term(Row(tuple(terms))),))
+        return AffineSum(labels, (Term(Row(tuple(terms))),))
 
     def _chosen(self, labels: Sequence[int]) -> int:
         """Returns which of the labels that are summed over is K."""
@@ -167,12 +167,12 @@ class Forms(Axes):
         """Returns the labels of factors without one."""
         return tuple(dict.fromkeys(l for f in factors for l in self.resolved(f.labels) if l not in (None, label)))
 
-    def _summed(self, eqn: Eqn, value: Value) -> Value:
+    def _reduce_sum(self, eqn: Eqn, value: AffineSum) -> AffineSum:
         axes = eqn.params["axes"]
         for axis in axes:
             if value.labels[axis] is None:
                 raise NotAffine("a sum over an axis along which it is constant")
-        kept = tuple(l for axis, l in enumerate(value.labels) if axis not in axes)
+        rest = tuple(l for axis, l in enumerate(value.labels) if axis not in axes)
         over = [self.find(value.labels[axis]) for axis in axes]
         for label in filter(self._is_few, over):
             every = [self._at(value, label, i) for i in range(self.size[label])]
@@ -182,9 +182,9 @@ class Forms(Axes):
             value = self._contracted(value, k := self._chosen(long))
             value = replace(value, sums=tuple(l for l in long if l != k))
         self.products.append(jax.lax.Precision.HIGHEST)
-        return replace(value, labels=kept)
+        return replace(value, labels=rest)
 
-    def _dot(self, eqn: Eqn, side: int, moves: bool) -> Value:
+    def _dot(self, eqn: Eqn, side: int, moves: bool) -> AffineSum:
         """Contracts a value with a known operand.
 
         Args:
@@ -198,8 +198,8 @@ class Forms(Axes):
         contracted = [*zip(*dims[0])]
         for a, b in (*contracted, *zip(*dims[1])):
             label = self._unified(labels[0][a], labels[1][b])
-            given = labels[side][(a, b)[side]] if moves else label
-            if given is None and (a, b) in contracted and operands[0].aval.shape[a] != 1:
+            own_label = labels[side][(a, b)[side]] if moves else label
+            if own_label is None and (a, b) in contracted and operands[0].aval.shape[a] != 1:
                 raise NotAffine("a contraction over an axis along which it is constant")
             labels[0][a] = labels[1][b] = label
         shape = operands[0].aval.shape
@@ -212,18 +212,18 @@ class Forms(Axes):
         free = [[l for d, l in enumerate(labels[i]) if d not in dims[0][i] and d not in dims[1][i]] for i in range(2)]
         of_result = tuple([labels[0][a] for a in dims[1][0]] + free[0] + free[1])
         if not moves:
-            return Value(of_result, tuple(self._known_terms(_products(value.terms, other.terms), over)))
+            return AffineSum(of_result, tuple(self._known_terms(_products(value.terms, other.terms), over)))
         terms, renamed = self._moving_terms(value, other.terms, over)
         if sums and renamed:
             raise NotAffine("a contraction over several axes")
-        result = Value(of_result, tuple(terms), sums)
+        result = AffineSum(of_result, tuple(terms), sums)
         for label, rest, sign in renamed:
             self._unified(label, over)
             result = replace(result, terms=(*result.terms, *value.scaled(rest, sign).terms))
         self.products.append(eqn.params["precision"])
         return result
 
-    def _moving_terms(self, value: Value, parts: Sequence[Term], over: int | None) -> tuple[list[Term], list[Any]]:
+    def _moving_terms(self, value: AffineSum, parts: Sequence[Term], over: int | None) -> tuple[list[Term], list[Any]]:
         """Contracts a value that depends on S with known terms: an identity in one of them renames an axis."""
         terms, renamed = [], []
         for part in parts:
@@ -254,8 +254,8 @@ class Forms(Axes):
                 yield term
             elif same is not None:
                 (other,) = self.labels_of(same) - {over}
-                kept = replace(term, factors=tuple(f for f in term.factors if f is not same))
-                yield self._term_with(kept, over, other=other)
+                without_eye = replace(term, factors=tuple(f for f in term.factors if f is not same))
+                yield self._term_with(without_eye, over, other=other)
             elif inside and len(self._labels_beside(inside, over)) < 2:
                 yield self._folded(term, over)
             elif inside and self._is_few(over):
@@ -265,7 +265,7 @@ class Forms(Axes):
 
     # Known values: sums of products of smaller values, where they are ones
 
-    def _form(self, atom: Atom) -> Value:
+    def _form(self, atom: Atom) -> AffineSum:
         """Returns the form of a value. That of a known one has labels of its own for each use."""
         if jaxprs.is_in(atom, self.values):
             return self.values[atom]
@@ -285,11 +285,11 @@ class Forms(Axes):
         factors = (f for t in value.terms for f in t.factors)
         return value if all(f.how == "eye" or len(self.labels_of(f)) < count for f in factors) else whole
 
-    def _whole(self, atom: Atom, how: str = "value") -> Value:
+    def _whole(self, atom: Atom, how: str = "value") -> AffineSum:
         """Returns a known value as one factor."""
         axes = self._axes_of(atom)
         labels = tuple(self._fresh(n) if axis in axes else None for axis, n in enumerate(atom.aval.shape))
-        return Value(labels, (Term(None, (Factor(atom, labels, how),)),))
+        return AffineSum(labels, (Term(None, (Factor(atom, labels, how),)),))
 
     def _axes_of(self, atom: Atom) -> set[int]:
         return set() if jaxprs.is_literal(atom) else self._varying.get(atom, _long_axes(atom))

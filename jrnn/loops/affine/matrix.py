@@ -14,7 +14,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.equations import Forms
-from jrnn.loops.affine.terms import Row, Term, Value
+from jrnn.loops.affine.terms import AffineSum, Row, Term
 from jrnn.loops.ir import Loop
 
 _MOST = 3  # carries that read each other as wholes
@@ -45,7 +45,7 @@ class Affine:
     known: tuple[Term, ...]
     matrices: tuple[tuple[Term, Term], ...]
     solved: tuple[Row, ...]
-    cuts: Mapping[Var, Value]
+    cuts: Mapping[Var, AffineSum]
     free: tuple[int, ...]
     columns: tuple[int, ...] = ()
 
@@ -69,7 +69,11 @@ class Affine:
     def precision(self) -> Any:
         """The strongest precision of the step's contractions of S."""
         order = [None, *jax.lax.Precision]
-        flat = [p for given in self.forms.products for p in (given if isinstance(given, tuple) else (given,))]
+        flat = [
+            p
+            for precision in self.forms.products
+            for p in (precision if isinstance(precision, tuple) else (precision,))
+        ]
         known = [p if p in order else jax.lax.Precision.HIGHEST for p in flat]
         return max(known, key=order.index, default=None)
 
@@ -98,7 +102,7 @@ def matrix_form(
         loop: the loop.
         positions: of the carries.
         known: the variables that depend on no carry but those that are computed before.
-        outs: what is wanted after the rows are known, besides the carry.
+        outs: what is computed after the rows are known, next to the carry.
         constants: values of variables that are known now.
 
     Raises:
@@ -154,7 +158,7 @@ def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term
         if not jaxprs.is_in(new, forms.values):
             why = "the new S depends on what was read from S by an operation that is not affine"
             raise NotAffine(why, _breaking(loop, forms, new))
-        terms += [replace(t, into=into) for t in forms.sum(Value(forms.axes, ()), forms.values[new]).terms]
+        terms += [replace(t, into=into) for t in forms.sum(AffineSum(forms.axes, ()), forms.values[new]).terms]
     return terms
 
 
@@ -174,11 +178,11 @@ def _matrices(
     return tuple(alone), tuple(matrices)
 
 
-def _cuts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, Value]:
+def _cuts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, AffineSum]:
     """Returns the variables where S is read on the way to `outs`; raises NotAffine if S is read as a whole."""
     matrices = {v for v, value in forms.values.items() if forms.is_matrix(value)}
-    late, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.cuts})
-    whole = [e for e in late if not matrices.isdisjoint(jaxprs.inputs(e))]
+    read_after, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.cuts})
+    whole = [e for e in read_after if not matrices.isdisjoint(jaxprs.inputs(e))]
     if whole or not matrices.isdisjoint(jaxprs.variables(outs)):
         raise NotAffine("S is an output of every step", whole[0] if whole else None)
     return {v: forms.values[v] for v in used if v in forms.cuts}
@@ -186,8 +190,8 @@ def _cuts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, Value]:
 
 def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:
     """Returns the first operation on the way to the new S that has no form."""
-    way, _ = jaxprs.needed(loop.eqns, [new], {*forms.values, *forms.known})
-    return next((e for e in way if any(v in forms.values for v in jaxprs.inputs(e))), None)
+    path, _ = jaxprs.needed(loop.eqns, [new], {*forms.values, *forms.known})
+    return next((e for e in path if any(v in forms.values for v in jaxprs.inputs(e))), None)
 
 
 def rows_of(terms: Iterable[Term], rows: dict[Row, None] | None = None) -> dict[Row, None]:

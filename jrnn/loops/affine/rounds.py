@@ -30,7 +30,7 @@ def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
     return all_finite(arrays), False  # one condition for the whole batch: `vmap` of a condition runs both branches
 
 
-def applied(j: Any, d: Any) -> Any:
+def matvec(j: Any, d: Any) -> Any:
     """Returns the products of blocks and vectors."""
     if isinstance(j, list):
         return [reduce(add, [x * y for x, y in zip(row, d)]) for row in j]
@@ -49,17 +49,17 @@ def _composed(r: Any, p: Any) -> Any:
     return jnp.einsum("...ij,...jk->...ik", r, p, precision="highest")
 
 
-def in_rounds(j: Any, b: Any) -> Any:
+def associative_solve(j: Any, b: Any) -> Any:
     """Solves a recurrence in about 2 log2 T rounds. Products of blocks may overflow where the solution does not."""
 
     def compose(first: Any, second: Any) -> Any:
         (p, q), (r, s) = first, second
-        return _composed(r, p), jax.tree.map(add, applied(r, q), s)
+        return _composed(r, p), jax.tree.map(add, matvec(r, q), s)
 
     return lax.associative_scan(compose, (j, b))[1]
 
 
-def largest_in_rounds(j: jax.Array, b: jax.Array) -> jax.Array:
+def associative_max(j: jax.Array, b: jax.Array) -> jax.Array:
     """Solves `w[t] = max(b[t], j[t] w[t-1])`, with the largest products in place of sums; all numbers are at least 0."""
 
     def compose(first: Any, second: Any) -> Any:
@@ -70,18 +70,18 @@ def largest_in_rounds(j: jax.Array, b: jax.Array) -> jax.Array:
     return lax.associative_scan(compose, (j, b))[1]
 
 
-def before(d: jax.Array) -> jax.Array:
+def shift_one_step(d: jax.Array) -> jax.Array:
     """Returns d shifted by a step: d[t-1], and 0 at the first step."""
     return jnp.concatenate([jnp.zeros_like(d[:1]), d[:-1]])
 
 
-def solved(j: jax.Array, b: jax.Array) -> jax.Array:
+def solve(j: jax.Array, b: jax.Array) -> jax.Array:
     """Solves a recurrence. If the rounds overflow, it is solved step by step. Differentiable in `j` and `b`."""
 
-    def matvec(d: jax.Array) -> jax.Array:
-        return d - applied(j, before(d))
+    def operator(d: jax.Array) -> jax.Array:
+        return d - matvec(j, shift_one_step(d))
 
-    def solve(_: Any, b: jax.Array) -> jax.Array:
+    def forward(_: Any, b: jax.Array) -> jax.Array:
         return _finite(j, b)
 
     def transpose_solve(_: Any, g: jax.Array) -> jax.Array:
@@ -89,17 +89,17 @@ def solved(j: jax.Array, b: jax.Array) -> jax.Array:
         later = jnp.concatenate([j[1:], jnp.zeros_like(j[:1])])
         return _finite(jnp.swapaxes(later, -1, -2)[::-1], g[::-1])[::-1]
 
-    return lax.custom_linear_solve(matvec, b, solve, transpose_solve)
+    return lax.custom_linear_solve(operator, b, forward, transpose_solve)
 
 
 def _finite(j: jax.Array, b: jax.Array) -> jax.Array:
-    d = in_rounds(j, b)
+    d = associative_solve(j, b)
     steps = b.shape[0]
     start = jnp.where(jnp.all(jnp.isfinite(d)), steps, 0)
 
     def step(state: Any) -> Any:
         t, last, d = state
-        now = applied(j[t], last) + b[t]
+        now = matvec(j[t], last) + b[t]
         return t + 1, now, lax.dynamic_update_index_in_dim(d, now, t, 0)
 
     return lax.while_loop(lambda state: state[0] < steps, step, (start, jnp.zeros_like(b[0]), d))[2]

@@ -61,18 +61,18 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Value:
+class AffineSum:
     """A sum of terms, and the label of each of its axes; also summed over `sums`, axes of S besides K."""
 
     labels: Labels
     terms: tuple[Term, ...]
     sums: tuple[int, ...] = ()
 
-    def scaled(self, factors: Sequence[Factor] = (), sign: int = 1) -> Value:
+    def scaled(self, factors: Sequence[Factor] = (), sign: int = 1) -> AffineSum:
         return replace(self, terms=tuple(t.times(factors, sign) for t in self.terms))
 
 
-class Axes:
+class AxisLabels:
     """The labels of the axes of S, and of other values of the step.
 
     Attributes:
@@ -125,7 +125,7 @@ class Axes:
         self._same[second] = first
         return first
 
-    def is_matrix(self, value: Value) -> bool:
+    def is_matrix(self, value: AffineSum) -> bool:
         """Returns True for values that are as large as S."""
         whole = any(t.of in self.states for t in value.terms)
         return whole or (self.contracted is not None and self.contracted in self.resolved(value.labels))
@@ -136,36 +136,36 @@ class Axes:
         label = self.find(label)
         return label is not None and label not in self.axes and self.size[label] <= _FEW
 
-    def _at(self, value: Value, label: int | None, index: int) -> Value:
+    def _at(self, value: AffineSum, label: int | None, index: int) -> AffineSum:
         """The value at an index of an axis."""
         label = self.find(label)
         labels = tuple(None if self.find(l) == label else l for l in value.labels)
-        return Value(labels, tuple(self._term_with(t, label, index=index) for t in value.terms))
+        return AffineSum(labels, tuple(self._term_with(t, label, index=index) for t in value.terms))
 
-    def _term_with(self, term: Term, label: int | None, **given: int) -> Term:
-        factors = tuple(self._with(f, label, **given) for f in term.factors)
-        return replace(term, factors=factors, of=self._row_with(term.of, label, **given))
+    def _term_with(self, term: Term, label: int | None, **replacements: int) -> Term:
+        factors = tuple(self._with(f, label, **replacements) for f in term.factors)
+        return replace(term, factors=factors, of=self._row_with(term.of, label, **replacements))
 
-    def _row_with(self, row: Any, label: int | None, **given: int) -> Any:
+    def _row_with(self, row: Any, label: int | None, **replacements: int) -> Any:
         if not isinstance(row, Row):
             return row
-        terms = tuple(self._term_with(t, label, **given) for t in row.terms)
+        terms = tuple(self._term_with(t, label, **replacements) for t in row.terms)
         if all(a.of is b.of and a.factors == b.factors for a, b in zip(terms, row.terms)):
             return row
-        return self._rows.setdefault((row, label, *given.items()), Row(terms))
+        return self._rows.setdefault((row, label, *replacements.items()), Row(terms))
 
     def _with(self, factor: Factor, label: int | None, index: int | None = None, other: int | None = None) -> Factor:
         """The factor at an index of an axis, or with another label for it."""
         labels = self.resolved(factor.labels)
         if isinstance(factor.of, tuple):
             of = tuple(self._with(f, label, index, other) for f in factor.of)
-            left = tuple(other if l == label else l for l in labels if l != label or other is not None)
-            return factor if of == factor.of else replace(factor, of=of, labels=left)
+            rest = tuple(other if l == label else l for l in labels if l != label or other is not None)
+            return factor if of == factor.of else replace(factor, of=of, labels=rest)
         if label not in labels:
             return factor
         if other is not None:
             return replace(factor, labels=tuple(other if l == label else l for l in labels))
-        given = factor.index or (0,) * len(labels)
-        at = tuple(index if l == label else i for l, i in zip(labels, given))
+        indices = factor.index or (0,) * len(labels)
+        at = tuple(index if l == label else i for l, i in zip(labels, indices))
         how = "where" if factor.how == "eye" else factor.how
         return replace(factor, labels=tuple(None if l == label else l for l in labels), how=how, index=at)

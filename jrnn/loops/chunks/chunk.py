@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jrnn.jaxprs import Var
 from jrnn.loops.affine.matrix import Affine, rows_of
-from jrnn.loops.affine.terms import Factor, Row, Term, Value
+from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term
 from jrnn.loops.chunks.decay import MIXED, Decay, decay_of, sums
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
 from jrnn.loops.chunks.solve import Kept, unit_lower_solve
@@ -282,7 +282,7 @@ class Chunk:
         x = jnp.moveaxis(x.reshape(*shape, steps, n, *(size[l] for l in free)), len(shape) + 1, 0)
         return {row: Labeled(x[i], (*lead, "T", *free)) for i, row in enumerate(reads)}
 
-    def _cut(self, v: Var, value: Value, rows: dict[Row, Labeled]) -> Any:
+    def _cut(self, v: Var, value: AffineSum, rows: dict[Row, Labeled]) -> Any:
         """Returns the values of a variable where S was read."""
         kept = ("T", *(l for l in self.form.forms.resolved(value.labels) if l is not None))
         sums = self.form.forms.resolved(value.sums)

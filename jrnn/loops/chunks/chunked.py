@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
-from jrnn.loops.affine.carries import Group, NotAffine, Pending, Stage, is_kept, part_of, with_names
+from jrnn.loops.affine.carries import CarrySchedule, CarryStage, Group, NotAffine, is_overwritten, part_of, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks import estimate
 from jrnn.loops.chunks.batched import PRECISION, AllChunks
@@ -59,7 +59,7 @@ class Chunked:
     """
 
     loop: Loop
-    stages: tuple[Stage, ...]
+    stages: tuple[CarryStage, ...]
     notes: tuple[str, ...]
     size: int
     stored: int = 0
@@ -89,7 +89,7 @@ class Chunked:
                 outs = [v for form in stage.forms for v in form.cuts] if later else jaxprs.variables(loop.ys)
                 final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length, self.size, self.at_once)
                 steps.update(zip(outs, stacks))
-            elif stage.kind == "kept":
+            elif stage.kind == "overwritten":
                 (i,), (value,) = stage.carry, first
                 (stack,) = jaxprs.stacks(loop.eqns, [loop.carry_out[i]], env, steps, length)
                 steps[loop.carry[i]] = jaxprs.shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
@@ -126,17 +126,17 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at
     check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    pending, notes, size = Pending(loop), [], chunk_length(loop.length, at_once)
+    schedule, notes, size = CarrySchedule(loop), [], chunk_length(loop.length, at_once)
     plain: set[Group] = set()  # groups without an affine form
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
-    while pending.groups:
-        ready, forms = pending.ready, {}
-        read = functools.partial(_form, loop, pending.known, constants)
+    while schedule.groups:
+        ready, forms = schedule.ready, {}
+        read = functools.partial(_form, loop, schedule.known, constants)
         for g in (g for g in ready if g not in plain):
             try:
                 forms[g] = read(g)
             except NotAffine as reason:
-                joined = _joined(loop, g, pending, read)
+                joined = _joined(loop, g, schedule, read)
                 if joined is not None:
                     forms[joined.positions] = joined
                     continue
@@ -147,24 +147,24 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at
         others = [g for g in ready if not solved.issuperset(g)]
         if others:
             for g in others:
-                pending.take("kept" if is_kept(loop, g) else "opaque", g)
+                schedule.add("overwritten" if is_overwritten(loop, g) else "opaque", g)
         elif max(form.width for form in forms.values()) < 4:
             plain.update(ready)  # a vector, such as a normalizer, is not worth chunks of its own
             diagonal += [loop.carry[j] for positions in forms for j in positions if loop.carry[j].aval.ndim > 1]
             continue
         else:
-            pending.take("affine", [*itertools.chain(*forms)], tuple(forms.values()))
+            schedule.add("affine", [*itertools.chain(*forms)], tuple(forms.values()))
             count = -(-loop.length // size)
             for positions, form in forms.items():
                 text = with_names(str(form), [names[j] for j in positions if names])
                 notes.append(f"solved in chunks of {size}: {text}, stored at {count} boundaries")
-    if not any(stage.forms for stage in pending.stages) and diagonal and loop.length > _BOUNDARY:
+    if not any(stage.forms for stage in schedule.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
         shapes = ", ".join(v.aval.str_short() for v in diagonal)
         return Chunked(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), size)
-    if not any(stage.forms for stage in pending.stages):
+    if not any(stage.forms for stage in schedule.stages):
         raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
-    return Chunked(loop, tuple(pending.stages), tuple(notes), size, at_once=at_once)
+    return Chunked(loop, tuple(schedule.stages), tuple(notes), size, at_once=at_once)
 
 
 def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group) -> Affine:
@@ -179,12 +179,12 @@ def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: 
     return form
 
 
-def _joined(loop: Loop, group: Group, pending: Pending, read: Callable[[Group], Affine]) -> Affine | None:
+def _joined(loop: Loop, group: Group, schedule: CarrySchedule, read: Callable[[Group], Affine]) -> Affine | None:
     """Returns the form of a group with pending groups that read its states as wholes, or None."""
-    shape, ready = loop.carry[group[0]].aval.shape, pending.ready
-    alike = [h for h in pending.groups if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)]
+    shape, ready = loop.carry[group[0]].aval.shape, schedule.ready
+    alike = [h for h in schedule.groups if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)]
     tried = [*((*group, *h) for h in alike), (*group, *itertools.chain(*alike))] if alike else []
-    for several in filter(pending.can_take, dict.fromkeys(tried)):
+    for several in filter(schedule.can_follow, dict.fromkeys(tried)):
         with suppress(NotAffine):
             return read(several)
     return None
@@ -217,7 +217,7 @@ def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Se
 
 def _in_chunks(
     loop: Loop,
-    stage: Stage,
+    stage: CarryStage,
     outs: Sequence[Atom],
     first: Sequence[Any],
     env: Env,

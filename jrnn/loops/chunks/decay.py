@@ -248,8 +248,8 @@ def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
     steps = x.array.shape[x.labels.index("T")]
     d = decay.along(labels) if decay is not None else jnp.ones((steps, *[1] * (len(labels) - 1)), x.array.dtype)
     shape = jnp.broadcast_shapes(x.along(labels).shape, d.shape)
-    (total,) = rounds.in_rounds([[jnp.broadcast_to(d, shape)]], [jnp.broadcast_to(x.along(labels), shape)])
-    return Labeled(rounds.before(total), labels), Labeled(total[-1], labels[1:])
+    (total,) = rounds.associative_solve([[jnp.broadcast_to(d, shape)]], [jnp.broadcast_to(x.along(labels), shape)])
+    return Labeled(rounds.shift_one_step(total), labels), Labeled(total[-1], labels[1:])
 
 
 def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:

@@ -159,7 +159,7 @@ def bounds(slopes: Any, jumps: Any, added: Any) -> Any:
         added: |r| + 2 u, [T, A, M].
     """
     added = jnp.where(jumps.reshape(-1, *[1] * (added.ndim - 1)), jnp.inf, added)
-    return _ROUNDED * rounds.in_rounds(slopes, added)
+    return _ROUNDED * rounds.associative_solve(slopes, added)
 
 
 def bounds_in_radii(spread: Any, jumps: Any, added: Any, radius: Any) -> Any:

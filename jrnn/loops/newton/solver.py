@@ -26,7 +26,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
-from jrnn.loops.affine.carries import GroupStep, Values, in_order
+from jrnn.loops.affine.carries import GroupFunction, Values, in_order
 from jrnn.loops.ir import ScanParams
 from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii, of_outputs
 from jrnn.loops.newton.enclosure import NotEnclosed
@@ -81,7 +81,7 @@ def run(
         xs, guess = [x[::-1] for x in xs], guess if isinstance(guess, str) else [g[::-1] for g in guess]
     reports, errors = [], {}
 
-    def solve(number: int, part: GroupStep, first: list[Any]) -> list[Any]:
+    def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
         blocks = structure[number]
         given = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
         diagonal = options.jacobian == "diagonal" and blocks.block > 1
@@ -131,7 +131,7 @@ class _StackedStep:
         diagonal: only the diagonal of the Jacobian is used.
     """
 
-    part: GroupStep
+    part: GroupFunction
     blocks: Blocks
     init: list[Any]
     diagonal: bool
@@ -180,7 +180,7 @@ class _StackedStep:
     def tangents(self, old: Values, moved: Values) -> list[Any]:
         """Returns the tangents of the states, from those that each step adds."""
         if not self.diagonal:
-            return self.split(rounds.solved(self.slopes(old), self.join(moved)))
+            return self.split(rounds.solve(self.slopes(old), self.join(moved)))
 
         def step(d: list[Any], given: Any) -> tuple[list[Any], list[Any]]:  # without Jacobians
             stack, old, b = given
@@ -261,7 +261,7 @@ class _Iteration:
         radius = max(self.tolerance, self.eps**0.5) * scale
         error = jnp.full_like(r, jnp.inf)
         if self.enclosures is not None:
-            old, before, added = step.old(states), rounds.before(radius), jnp.abs(r) + 2 * rounding
+            old, before, added = step.old(states), rounds.shift_one_step(radius), jnp.abs(r) + 2 * rounding
             if step.diagonal:
                 error = bounds_in_radii(*self.enclosed(self.enclosures.spread, old, before), added, radius)
             else:
@@ -286,21 +286,21 @@ class _Iteration:
         own = jnp.clip(own, limits.tiny * _PART, limits.max / _PART)
         held = jnp.nan_to_num(jnp.clip(jnp.abs(slopes), 0, 1))
         if step.diagonal:
-            scale = rounds.largest_in_rounds(held[..., None, None], own[..., None])[..., 0]
+            scale = rounds.associative_max(held[..., None, None], own[..., None])[..., 0]
         else:
-            scale = rounds.largest_in_rounds(held, own)
+            scale = rounds.associative_max(held, own)
         return new, step.join(new) - joined, rounding, slopes, scale
 
     def update(self, states: list[Any], r: Any, slopes: Any, error: Any, damping: Any) -> tuple[Any, Any]:
         """Returns the update, and the estimated error."""
         step, slopes = self.step, (1 - damping) * slopes
         if not step.diagonal:
-            d = rounds.in_rounds(slopes, r)
+            d = rounds.associative_solve(slopes, r)
             return d, d
         # The update leaves out a part of the Jacobian, so the error has an iteration of its own, with all of it.
-        pushed = jax.jvp(step.new, (step.old(states),), (step.split(rounds.before(error)),))[1]
-        whole = r + step.join(pushed) - slopes * rounds.before(error)
-        d, error = (rounds.in_rounds([[slopes]], [b])[0] for b in (r, whole))
+        pushed = jax.jvp(step.new, (step.old(states),), (step.split(rounds.shift_one_step(error)),))[1]
+        whole = r + step.join(pushed) - slopes * rounds.shift_one_step(error)
+        d, error = (rounds.associative_solve([[slopes]], [b])[0] for b in (r, whole))
         return d, error
 
     def iterate(self, state: Any) -> Any:

@@ -26,8 +26,8 @@ from jrnn.loops.ir import Loop, Results, RunLoop
 _SMALL = 64 * 1024
 _LONGEST = 64  # the number of equations that a sum is moved through at most
 
-Axes = tuple[Sequence[int], Sequence[int]]
-Contract = Callable[[Any, Any, Axes, Any, Any], Any]
+ContractedAxes = tuple[Sequence[int], Sequence[int]]
+Contract = Callable[[Any, Any, ContractedAxes, Any, Any], Any]
 Producers = Mapping[Var, Eqn]  # the equation that computes each variable of the step
 Parts = Mapping[Var, Sequence[Var]]  # concatenations, with the parts that are stacked in their place
 WHOLE: Parts = {}  # no concatenation is stacked in parts
@@ -277,14 +277,14 @@ def _contraction(
 # Contractions over time -----------------------------------------------------------------------------------------------
 
 
-def as_written(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_type: Any) -> Any:
+def as_written(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
     """Contracts `axes` of two stacks [T, ...], time among them, with `lax.dot_general` without batch axes."""
     return jax.lax.dot_general(
         lhs, rhs, (axes, ((), ())), precision=precision, preferred_element_type=preferred_element_type
     )
 
 
-def smaller_first(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_type: Any) -> Any:
+def smaller_first(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
     """Contracts as `as_written` does, with the operands in the order that XLA:CPU computes faster.
 
     For a product A^T B, XLA:CPU first copies A, transposed. If A is larger than B, this computes B^T A and transposes the

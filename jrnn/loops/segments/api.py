@@ -17,7 +17,7 @@ from jrnn.jaxprs import primitives
 from jrnn.jaxprs.jax_internals import is_traced, named_axis
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.affine.carries import Stage
+from jrnn.loops.affine.carries import CarryStage
 from jrnn.loops.ir import FlatScan, Loop, ScanParams, derived, observers, tag
 from jrnn.loops.segments.place import Place, Values
 from jrnn.loops.segments.starts import Segment, Solver, applied, stages
@@ -165,7 +165,7 @@ def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Pla
     return place.varying(jnp.asarray(value))
 
 
-def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place) -> list[Stage]:
+def _verified(in_order: Sequence[CarryStage], closed: Any, n_carry: int, place: Place) -> list[CarryStage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
     def summarized(scan: ScanParams) -> derived.Run:
@@ -198,12 +198,12 @@ def _verified(in_order: Sequence[Stage], closed: Any, n_carry: int, place: Place
     return list(in_order) if agrees else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]
 
 
-def _tell(in_order: Sequence[Stage], place: Place, strict: bool) -> None:
+def _tell(in_order: Sequence[CarryStage], place: Place, strict: bool) -> None:
     """Notes how the loop is divided, for `explain`."""
     notes = [f"time over {place.count} devices along {place.axis!r}"]
     for stage in in_order:
         carries = f"carry {', '.join(map(str, stage.carry))}"
-        if stage.kind == "kept":
+        if stage.kind == "overwritten":
             notes.append(f"{carries}: sent to the next device")
         elif stage.kind == "affine":
             notes.append(f"{carries}: all devices at the same time, summed up by A, {', '.join(map(str, stage.forms))}")

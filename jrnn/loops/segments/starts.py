@@ -17,7 +17,16 @@ from jrnn import jaxprs
 from jrnn.jaxprs.mesh_axes import like
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
-from jrnn.loops.affine.carries import Group, Kind, NotAffine, Pending, Stage, check_diagonal, is_kept, part_of
+from jrnn.loops.affine.carries import (
+    CarrySchedule,
+    CarryStage,
+    Group,
+    Kind,
+    NotAffine,
+    check_diagonal,
+    is_overwritten,
+    part_of,
+)
 from jrnn.loops.affine.matrix import matrix_form
 from jrnn.loops.ir import Loop, observers
 from jrnn.loops.segments.place import Place, Values
@@ -42,7 +51,7 @@ class Segment:
         """Returns the last carry and the outputs."""
         return self._of(range(len(start)), self.loop.ys, consts, start, xs)
 
-    def end(self, stage: Stage, consts: Values, start: Values, xs: Values) -> Values:
+    def end(self, stage: CarryStage, consts: Values, start: Values, xs: Values) -> Values:
         """Returns the last carries of a stage."""
         ends = dict(zip(stage.reads, self._of(stage.reads, (), consts, start, xs)[0]))
         return [ends[i] for i in stage.carry]
@@ -66,7 +75,7 @@ class Segment:
 
         return step, [stacks[v] for v in part.xs]
 
-    def matrix(self, stage: Stage, transition: Blocks, consts: Values, start: Values, xs: Values) -> Any:
+    def matrix(self, stage: CarryStage, transition: Blocks, consts: Values, start: Values, xs: Values) -> Any:
         """Returns A of a group of carries."""
         mine, count = transition.carries, len(transition.carries)
         others = [i for i in stage.reads if i not in stage.carry]
@@ -103,7 +112,7 @@ class Solver:
 
     place: Place
     segment: Segment
-    stages: tuple[Stage, ...]
+    stages: tuple[CarryStage, ...]
     alone: bool
 
     @property
@@ -117,7 +126,7 @@ class Solver:
             a = [self.segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
             matrices.append(a)
 
-            def end(values: Values, stage: Stage = stage, start: Values = start) -> Values:
+            def end(values: Values, stage: CarryStage = stage, start: Values = start) -> Values:
                 return self.segment.end(stage, consts, jaxprs.replaced(start, stage.carry, values), xs)
 
             first = [init[i] for i in stage.carry]
@@ -166,7 +175,7 @@ class Solver:
 
     def _stage(
         self,
-        stage: Stage,
+        stage: CarryStage,
         carry: Sequence[int],
         matrices: Any,
         first: Values,
@@ -176,7 +185,7 @@ class Solver:
     ) -> Values:
         """Returns the starts of the carries of a stage, and adds what must be finite to `checked`."""
         place = self.place
-        if stage.kind == "kept":
+        if stage.kind == "overwritten":
             return place.at(0, first, place.passed(end(first)))
         if stage.kind == "opaque":
             return place.handed(first, end, alone)
@@ -193,8 +202,8 @@ class Solver:
 # The stages of a loop, and how A of affine carries is laid out -----------------------------------------------------------
 
 
-def applied(stage: Stage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()) -> Values:
-    """Returns `A start + b` for the carries at these positions, by default all of a stage; b if they are kept."""
+def applied(stage: CarryStage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()) -> Values:
+    """Returns `A start + b` for the carries at these positions, by default all of a stage; b if they are overwritten."""
     carry = carry or stage.carry
     new = dict(zip(carry, b))
     for blocks, a in zip(stage.forms, matrices):
@@ -203,7 +212,7 @@ def applied(stage: Stage, matrices: Sequence[Any], start: Values, b: Values, car
     return [new[i] for i in carry]
 
 
-def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[Stage]:
+def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[CarryStage]:
     """Returns the stages of a loop, each after those that it reads.
 
     Args:
@@ -211,25 +220,25 @@ def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[Stage]:
         constants: values of variables that are known now.
         count: D.
     """
-    pending = Pending(loop)
-    while pending.groups:
-        kinds: dict[Kind, dict[Group, Any]] = {"kept": {}, "affine": {}, "opaque": {}}
-        for g in pending.ready:
-            kind, how = _kind(loop, g, pending, constants, count)
+    schedule = CarrySchedule(loop)
+    while schedule.groups:
+        kinds: dict[Kind, dict[Group, Any]] = {"overwritten": {}, "affine": {}, "opaque": {}}
+        for g in schedule.ready:
+            kind, how = _kind(loop, g, schedule, constants, count)
             kinds[kind][g] = how
         kind, chosen = next((kind, chosen) for kind, chosen in kinds.items() if chosen)
         forms = chosen.values() if kind == "affine" else ()
         why = "; ".join(dict.fromkeys(chosen.values())) if kind == "opaque" else ""
-        pending.take(kind, sorted(i for g in chosen for i in g), tuple(forms), why)
-    return pending.stages
+        schedule.add(kind, sorted(i for g in chosen for i in g), tuple(forms), why)
+    return schedule.stages
 
 
-def _kind(loop: Loop, group: Group, pending: Pending, constants: dict[Any, Any], count: int) -> tuple[Kind, Any]:
+def _kind(loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any], count: int) -> tuple[Kind, Any]:
     """Returns the kind of a group of carries, and its transition or the reason why it is opaque."""
-    if is_kept(loop, group):
-        return "kept", None
+    if is_overwritten(loop, group):
+        return "overwritten", None
     try:
-        transition = _transition(loop, group, pending, constants)
+        transition = _transition(loop, group, schedule, constants)
     except NotAffine as why:
         return "opaque", why.explained()
     except Exception as error:
@@ -239,7 +248,7 @@ def _kind(loop: Loop, group: Group, pending: Pending, constants: dict[Any, Any],
     return "affine", transition
 
 
-def _transition(loop: Loop, group: Group, pending: Pending, constants: dict[Any, Any]) -> Blocks:
+def _transition(loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any]) -> Blocks:
     """Returns how A of a group is laid out: one number for each element, or a matrix along the axis that is contracted."""
     shape = loop.carry[group[0]].aval.shape
     axes = tuple(range(len(shape)))
@@ -249,6 +258,6 @@ def _transition(loop: Loop, group: Group, pending: Pending, constants: dict[Any,
     except NotAffine:
         if len(group) > 1 or len(shape) < 2:
             raise
-    form = matrix_form(loop, group, pending.known, [], constants)
+    form = matrix_form(loop, group, schedule.known, [], constants)
     same = tuple(axis for axis in form.free if axis not in form.columns)
     return Blocks(group, (shape,), tuple(d for d in axes if d != form.forms.contracted and d not in same), same)

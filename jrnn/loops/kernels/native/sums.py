@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.kernels.native import library
-from jrnn.loops.passes.sums import Axes, smaller_first
+from jrnn.loops.passes.sums import ContractedAxes, smaller_first
 
 _LEAST = 1e6  # floating-point operations: below, XLA's product is as fast as a call
 _WORK = 3e6  # the fewest of a thread
@@ -22,7 +22,7 @@ _COLUMNS = 16  # with fewer columns most of a vector would be empty
 _LEAST_PART = 64  # columns: narrower stacks would leave panels empty, and are joined
 
 
-def contract(lhs: Any, rhs: Any, axes: Axes, precision: Any, preferred_element_type: Any) -> Any:
+def contract(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
     """Contracts the leading axes of two stacks by the kernel; other contractions are those of `smaller_first`.
 
     XLA:CPU copies one of the stacks, transposed, before such a product, and reaches two thirds of the rate.
