@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from eager import eager_passes
 from plans_of import plans_of
 
 from jrnn.loops import scan
+from jrnn.loops.affine.rounds import all_finite
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -75,3 +78,32 @@ def test_a_loss_in_the_step_does_not_keep_its_logits_for_all_steps(without_kerne
     given = jnp.zeros((8, 64)), jnp.ones((512, 8, 64))
     theirs = temporary(jax.lax.scan, step, *given)
     assert temporary(scan, step, *given) < 1.1 * theirs + 1e6
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_stacks_of_chunks_are_rows(reverse):
+    """XLA:CPU compiles a copy of an array of several axes, to or from the stack of all chunks, many times slower."""
+
+    def step(S, x):
+        q, k, v = x
+        return (S := S + k[..., None] * (v - k @ S)[..., None, :]), q @ S
+
+    def loss(xs):
+        return jnp.sum(scan(step, jnp.zeros((64, 64)), xs, reverse=reverse)[1] ** 2)
+
+    text = jax.jit(jax.grad(loss)).lower([jnp.ones((160, 64))] * 3).as_text()
+    # 5 chunks of 32 steps.
+    stacks = re.findall(r"stablehlo.dynamic_(?:update_)?slice .*: \(tensor<5x([\dx]*)f32>", text)
+    assert len(stacks) > 6 and all(re.fullmatch(r"\d+x", shape) for shape in stacks), stacks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_number_that_is_not_finite_is_detected(dtype, bad):
+    arrays = [jnp.full(shape, 3e38, dtype) for shape in ((3, 4), (3, 4), (5,), ())]
+    check = jax.jit(all_finite)
+    assert check(arrays)
+    for i, a in enumerate(arrays):
+        for place in {0, a.size - 1}:
+            planted = a.reshape(-1).at[place].set(bad).reshape(a.shape)
+            assert not check([*arrays[:i], planted, *arrays[i + 1 :]])

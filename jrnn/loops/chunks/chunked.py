@@ -245,13 +245,6 @@ def _in_chunks(
     valid = (valid[::-1] if loop.reverse else valid).reshape(count, size) if extra else None
     given = [cut(steps[v]) for v in body.loop.xs]
     fixed = [env[v] for v in body.loop.consts]
-    turn = (lambda x: x[::-1]) if loop.reverse else (lambda x: x)
-
-    def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
-        here, values = args
-        results = body.run(states, fixed, [turn(v) for v in values], None if here is None else turn(here))
-        return results[: len(states)], [turn(v) for v in results[len(states) :]]
-
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
     if at_once:
         turn = (lambda x: x[::-1, ::-1]) if loop.reverse else (lambda x: x)
@@ -259,7 +252,14 @@ def _in_chunks(
         last, stacks = AllChunks(body, count).run(wide, fixed, given, valid)
         stacks = [turn(s) for s in stacks]
     else:
-        last, stacks = jax.lax.scan(chunk, wide, (valid, given), reverse=loop.reverse)
-    stacks = [s.reshape(count * size, *s.shape[2:]) for s in stacks]
+
+        def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
+            results = body.run(states, fixed, args[1], args[0])
+            return results[: len(states)], results[len(states) :]
+
+        rows = [x.reshape(count, -1) for x in given]
+        last, stacks = jax.lax.scan(chunk, [s.reshape(-1) for s in wide], (valid, rows), reverse=loop.reverse)
+        last = [s.reshape(v.aval.shape) for s, v in zip(last, carry)]
+    stacks = [s.reshape(count * size, *a.aval.shape) for s, a in zip(stacks, body.loop.ys)]
     stacks = [s[extra:] if loop.reverse else s[:length] for s in stacks]
     return [s.astype(v.aval.dtype) for s, v in zip(last, carry)], stacks

@@ -49,46 +49,64 @@ class Body:
     precision: Any = None
 
     def run(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
-        """Returns the new states and the outputs [C, ...]. If they are not all finite, they are those of `by_steps`.
+        """Returns the new states and the outputs. If they are not all finite, they are those of `by_steps`.
 
         Args:
-            states, consts, xs: values of the variables.
+            states, consts, xs: values of the variables. Arrays of states, inputs and results have one axis here, because
+                XLA:CPU compiles a copy of such an array, into the stack of all chunks, many times faster.
             valid: [C] booleans, or None if all steps are valid.
         """
 
         def together(args: Any, kept: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
             keep = Kept(kept)
-            return self.in_products(*args, keep), keep.values
+            return self._closed(self.in_products(*self._opened(tree.unflatten(args)), keep)), keep.values
 
-        def checked(args: Any) -> tuple[list[Any], list[Any], Any]:
+        def steps(args: Sequence[Any]) -> list[Any]:
+            return self._closed(self.by_steps(*self._opened(tree.unflatten(args))))
+
+        def checked(args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
             results, kept = together(args)
             good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
-            by_steps = lambda _, args: self.by_steps(*args)  # noqa: E731
-            return jax.lax.cond(good, lambda results, _: results, by_steps, results, args), kept, good
+            primal = jax.lax.cond(good, lambda results, _: results, lambda _, args: steps(args), results, args)
+            return primal, kept, good
 
         def rule(args: Sequence[Any], places: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            primal, kept, good = checked(tree.unflatten(args))
+            primal, kept, good = checked(args)
             smooth, end = list(map(is_smooth, primal)), len(args) + len(kept)
 
-            def unpacked(flat: Sequence[Any]) -> tuple[Any, Any, Any]:
-                moving, values = iter(flat[end:]), flat[: len(args)]
-                tangents = [next(moving) if i in places else no_tangent(v) for i, v in enumerate(values)]
-                return tree.unflatten(values), flat[len(args) : end], tree.unflatten(tangents)
+            def moved(flat: Sequence[Any]) -> tuple[Any, ...]:
+                moving = iter(flat[end:])
+                return tuple(next(moving) if i in places else no_tangent(v) for i, v in enumerate(flat[: len(args)]))
 
             def of_products(*flat: Any) -> list[Any]:
-                args, kept, moved = unpacked(flat)
-                results = jax.jvp(lambda args: together(args, kept)[0], [args], [moved])[1]
+                again = [x.reshape(k.shape) for x, k in zip(flat[len(args) : end], kept)]
+                results = jax.jvp(lambda args: together(args, again)[0], [flat[: len(args)]], [moved(flat)])[1]
                 return [t for t, s in zip(results, smooth) if s]
 
             def of_steps(*flat: Any) -> list[Any]:
-                args, _, moved = unpacked(flat)
-                return [t for t, s in zip(self.tangents_by_steps(args, moved), smooth) if s]
+                opened = jax.jvp(lambda *args: self._opened(tree.unflatten(args)), flat[: len(args)], moved(flat))
+                return [t for t, s in zip(self._closed(self.tangents_by_steps(*opened)), smooth) if s]
 
-            results = iter(linear_map(of_products, of_steps, good, [*args, *kept], moving))
+            given = [*args, *(k.reshape(-1) for k in kept)]
+            results = iter(linear_map(of_products, of_steps, good, given, moving))
             return primal, [next(results) if s else None for s in smooth]
 
         flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
-        return with_derivative(lambda *args: checked(tree.unflatten(args))[0], rule)(*flat)
+        return with_derivative(lambda *args: checked(args)[0], rule)(*flat)
+
+    def _opened(self, args: Any) -> Any:
+        """Returns the arguments of `run` with the axes of the variables, in the order in which the steps run."""
+        states, consts, xs, valid = args
+        states = [_apart(s).reshape(v.aval.shape) for s, v in zip(states, self.loop.carry)]
+        xs = [self._turned(_apart(x).reshape(self.steps, *v.aval.shape)) for x, v in zip(xs, self.loop.xs)]
+        return states, consts, xs, None if valid is None else self._turned(valid)
+
+    def _closed(self, results: Sequence[Any]) -> list[Any]:
+        n = len(self.loop.carry)
+        return [_apart(x.reshape(-1)) for x in (*results[:n], *map(self._turned, results[n:]))]
+
+    def _turned(self, x: Any) -> Any:
+        return x[::-1] if self.loop.reverse else x
 
     def in_products(
         self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, keep: Kept
@@ -141,6 +159,11 @@ class Body:
 
         moved, outs = jax.lax.scan(step, moved, (number, xs, valid, moved_xs))
         return [*moved, *outs]
+
+
+def _apart(x: Any) -> Any:
+    """Returns an array that XLA does not join with what reads it. It is one array, since others may have no tangent."""
+    return jax.lax.optimization_barrier(x)
 
 
 def no_tangent(x: Any) -> Any:
