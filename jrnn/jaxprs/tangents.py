@@ -49,7 +49,7 @@ class Linearized:
         linear: the equations of tangents that the results' tangents need.
         later: the variables that depend on tangents.
         outs: the tangent of each result; None if it is zero.
-        wanted: the values that `linear` and the tangents read.
+        primals_read: the values that `linear` and the tangents read.
     """
 
     program: Program
@@ -59,7 +59,7 @@ class Linearized:
     linear: list[Any]
     later: Collection[Var]
     outs: list[Atom | None]
-    wanted: list[Var]
+    primals_read: list[Var]
 
     @property
     def moved(self) -> list[Atom]:
@@ -80,16 +80,16 @@ class Linearized:
         program = replace(program, eqns=tuple(map(without_outer_scope, program.eqns)))
         later, eqn_of = depends(program.eqns, program.invars[n_in:]), producers(program.eqns)
         tangents = iter(program.outvars[len(smooth) :])
-        given = (next(tangents) if s else None for s in smooth)
-        outs = [None if a is None or is_zero(a, eqn_of) else a for a in given]
+        all_tangents = (next(tangents) if s else None for s in smooth)
+        outs = [None if a is None or is_zero(a, eqn_of) else a for a in all_tangents]
         moved = [a for a in outs if a is not None]
         step = [e for e in program.eqns if not any(v in later for v in e.outvars)]
         linear, _ = needed(program.eqns, moved, set(program.invars[:n_in]))
         linear = [e for e in linear if any(v in later for v in e.outvars)]
-        wanted = [v for v in free_variables(linear) if v not in later]
+        primals_read = [v for v in free_variables(linear) if v not in later]
         # The tangents that do not depend on tangents, from unusual custom rules.
-        wanted += [a for a in variables(moved) if a not in later]
-        return Linearized(program, n_in, len(smooth), step, linear, later, outs, wanted)
+        primals_read += [a for a in variables(moved) if a not in later]
+        return Linearized(program, n_in, len(smooth), step, linear, later, outs, primals_read)
 
 
 def pushed(fn: Callable[..., Flat], args: Flat, places: Sequence[int], tangents: Flat) -> tuple[Flat, Flat]:

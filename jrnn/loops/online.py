@@ -107,9 +107,9 @@ class OnlineGradient:
                 f"online_gradient: the step must return (carry, loss) with a scalar loss, but returns {loss}"
             )
         carry = promoted(carry, last)
-        plan = _Plan.of(self, params, carry, x)
+        layout = _GroupLayout.of(self, params, carry, x)
         wide = jnp.result_type(jnp.float32, *jax.tree.leaves(carry))
-        shapes = [(*plan.group.batch, plan.group.block, count) for count in plan.counts]
+        shapes = [(*layout.group.batch, layout.group.block, count) for count in layout.counts]
         return OnlineState(carry, [jnp.zeros(shape, wide) for shape in shapes])
 
     def __call__(self, params: Any, state: OnlineState, x: Any) -> tuple[Any, Any, OnlineState]:
@@ -125,7 +125,7 @@ class OnlineGradient:
             The loss of the step; its gradient with respect to the parameters through this and all earlier steps, a pytree
             like `params`; and the next state.
         """
-        plan = _Plan.of(self, params, state.carry, x)
+        layout = _GroupLayout.of(self, params, state.carry, x)
         carry, tree = jax.tree.flatten(state.carry)
         p, of_params = jax.tree.flatten(params)
 
@@ -136,11 +136,13 @@ class OnlineGradient:
         loss, (of_carry, of_p) = jax.value_and_grad(lambda c, p: run(c, p)[1], argnums=(0, 1))(carry, p)
         new, push = jax.linearize(lambda c, p: run(c, p)[0], carry, p)
         still = [jnp.zeros_like(c) for c in carry], [jnp.zeros_like(v) for v in p]
-        gradient = [direct + plan.pulled(j, of_carry, s) for j, (direct, s) in enumerate(zip(of_p, state.derivatives))]
-        blocks = plan.jacobian(lambda c: push(c, still[1]), carry)
+        gradient = [
+            direct + layout.pulled(j, of_carry, s) for j, (direct, s) in enumerate(zip(of_p, state.derivatives))
+        ]
+        blocks = layout.jacobian(lambda c: push(c, still[1]), carry)
         moved = [
             jnp.einsum("...ij,...jc->...ic", blocks, s, precision="highest")
-            + plan.columns(j, lambda v, j=j: push(still[0], [*still[1][:j], v, *still[1][j + 1 :]]))
+            + layout.columns(j, lambda v, j=j: push(still[0], [*still[1][:j], v, *still[1][j + 1 :]]))
             for j, s in enumerate(state.derivatives)
         ]
         gradients = jax.tree.unflatten(of_params, [g.astype(v.dtype) for g, v in zip(gradient, p)])
@@ -148,7 +150,7 @@ class OnlineGradient:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _GroupLayout:
     """How derivatives are laid out.
 
     Attributes:
@@ -166,7 +168,7 @@ class _Plan:
     counts: tuple[int, ...]
 
     @staticmethod
-    def of(learner: OnlineGradient, params: Any, carry: Any, x: Any) -> _Plan:
+    def of(learner: OnlineGradient, params: Any, carry: Any, x: Any) -> _GroupLayout:
         p, leaves = [jax.tree.leaves(tree) for tree in (params, carry)]
         closed = jax.make_jaxpr(lambda p, c, x: learner.step(p, c, x)[0])(params, carry, x)
         why = why_no_jacobian(closed, leaves)
@@ -201,7 +203,7 @@ class _Plan:
             else 0
             for j, v in enumerate(p)
         )
-        return _Plan(group, dense, types, own, counts)
+        return _GroupLayout(group, dense, types, own, counts)
 
     def columns(self, j: int, push: Callable) -> jax.Array:
         """Returns the derivatives of a step with respect to a parameter, [A, M, C]. `push` takes a tangent of it."""
@@ -220,13 +222,13 @@ class _Plan:
         if not self.counts[j]:
             return jnp.zeros(aval.shape, aval.dtype)
         each = jnp.sum(self.group.join(of_carry)[..., None] * s, axis=-2)  # [A, C]
-        gone = [place for place, axis in enumerate(self.group.aligned) if axis not in own.values()]
-        each = jnp.sum(each, axis=tuple(gone))
-        left = [axis for axis in self.group.aligned if axis in own.values()]
-        axes = {k: left.index(axis) for k, axis in own.items()}  # axis of the parameter -> axis of `each`
+        summed_positions = [place for place, axis in enumerate(self.group.aligned) if axis not in own.values()]
+        each = jnp.sum(each, axis=tuple(summed_positions))
+        remaining_axes = [axis for axis in self.group.aligned if axis in own.values()]
+        axes = {k: remaining_axes.index(axis) for k, axis in own.items()}  # axis of the parameter -> axis of `each`
         apart = [k for k in range(len(aval.shape)) if k not in own]
         each = each.reshape(*each.shape[:-1], *(aval.shape[k] for k in apart))
-        order = [axes[k] if k in axes else len(left) + apart.index(k) for k in range(len(aval.shape))]
+        order = [axes[k] if k in axes else len(remaining_axes) + apart.index(k) for k in range(len(aval.shape))]
         return jnp.transpose(each, order)
 
     def jacobian(self, push: Callable, carry: Sequence[Any]) -> jax.Array:

@@ -31,7 +31,7 @@ def rewritten(request, monkeypatch):
     if "without_kernel" in request.fixturenames:
         yield
         return
-    monkeypatch.setattr(residuals, "NEAR", 0)
+    monkeypatch.setattr(residuals, "CACHE_SHARE", 0)
     with strict_passes(True), eager_passes(0):
         yield
 

@@ -23,7 +23,7 @@ def main(kind):
     from jrnn.loops.costs import machines
     from jrnn.loops.costs.estimates import Estimate
     from jrnn.loops.ir import ScanParams, observers, tag
-    from jrnn.loops.rules.residuals import Stacks, step_storing_less
+    from jrnn.loops.rules.residuals import Stacks, step_with_fewer_residuals
     from jrnn.loops.strategies import Target, chooser, chunks
 
     if kind == "newton":
@@ -63,7 +63,7 @@ def main(kind):
     if kind == "residuals":
         program = jax.make_jaxpr(lambda w, h, x: (jnp.tanh(h @ w + x) * h, jnp.sin(h)))(*3 * [jnp.ones((3, 3))])
         stacks = Stacks(0.0, machines.CPU)
-        same = step_storing_less(ScanParams(program, 1, 1, None, False), stacks, None, True) is program
+        same = step_with_fewer_residuals(ScanParams(program, 1, 1, None, False), stacks, None, True) is program
         print("on random numbers" * same)
     if kind == "segments":
         mesh = jax.make_mesh((4,), ("time",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -68,8 +68,8 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
         programs.append(closed)
     tangents = _random(avals, 1)
     for attempt in range(_ATTEMPTS):
-        given = [*_random(avals, 0, attempt), *(tangents[i] for i in places)]
-        expected, computed = (evaluate(closed.jaxpr, closed.consts, given, wide=True) for closed in programs)
+        arguments = [*_random(avals, 0, attempt), *(tangents[i] for i in places)]
+        expected, computed = (evaluate(closed.jaxpr, closed.consts, arguments, wide=True) for closed in programs)
         count = len(expected) // 2
         for i, (theirs, ours) in enumerate(zip(expected, computed, strict=True)):
             off = _off(ours, theirs)

@@ -125,9 +125,9 @@ class Loop:
                 if v in sources:
                     add(sources[v])
 
-        gone = set(map(id, changed))
+        replaced_ids = set(map(id, changed))
         for eqn in self.eqns:
-            if id(eqn) in gone:
+            if id(eqn) in replaced_ids:
                 add_makers([named(names, v) for v in eqn.outvars])
             else:
                 add(eqn)

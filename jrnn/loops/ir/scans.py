@@ -60,8 +60,8 @@ def promoted(init: Any, last: Any) -> Any:
     """Returns the leaves of `init` with the dtypes and weak types of the leaves of `last`."""
 
     def leaf(x: Any, a: Any) -> Any:
-        given = jax.typeof(x)
-        same = given.dtype == a.dtype and getattr(given, "weak_type", False) == getattr(a, "weak_type", False)
+        x_type = jax.typeof(x)
+        same = x_type.dtype == a.dtype and getattr(x_type, "weak_type", False) == getattr(a, "weak_type", False)
         return jnp.asarray(x) if same else lax.convert_element_type(x, a.dtype)
 
     return jax.tree.map(leaf, init, last)
@@ -97,9 +97,9 @@ def in_chunks(
         return run_head(carry)
     run_tail = wrap(lambda carry, chunk: run(carry, chunk, rest))
     if reverse:
-        carry, late = run_tail(carry, tail)
-        carry, early = run_head(carry)
+        carry, tail_ys = run_tail(carry, tail)
+        carry, head_ys = run_head(carry)
     else:
-        carry, early = run_head(carry)
-        carry, late = run_tail(carry, tail)
-    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), early, late)
+        carry, head_ys = run_head(carry)
+        carry, tail_ys = run_tail(carry, tail)
+    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), head_ys, tail_ys)

@@ -91,7 +91,7 @@ def untagged() -> AbstractContextManager[None]:
     return set_xla_metadata(**{TAG: None})
 
 
-def left_to_jax() -> AbstractContextManager[None]:
+def plain_loops() -> AbstractContextManager[None]:
     """Tags what is traced in this context as plain: a tag around it, such as one around its gradient, does not hold."""
     return set_xla_metadata(**{TAG: _PLAIN})
 

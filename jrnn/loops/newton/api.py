@@ -16,7 +16,7 @@ from jrnn.jaxprs.jax_internals import jaxpr_as_fun
 from jrnn.loops.ir import FlatScan, ScanParams, derived, observers, tag
 from jrnn.loops.newton.options import Newton, ScanStatistics, options_of
 from jrnn.loops.newton.solver import run
-from jrnn.loops.wrappers.branches import some
+from jrnn.loops.wrappers.branches import any_under_vmap
 from jrnn.loops.wrappers.masking import checked_masks, masked
 from jrnn.loops.wrappers.programs import compiled_once
 
@@ -84,12 +84,12 @@ def solve(
     def by_loop() -> tuple[list[Any], list[Any], list[Any]]:
         """Returns the last carry, the outputs, and the carries after every step."""
 
-        def kept(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        def step_with_carry(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
             outs = flat.step(carry, x)
             return outs[:count], outs
 
         with tag.untagged():
-            last, outs = jax.lax.scan(kept, flat.init, flat.xs, steps, reverse)
+            last, outs = jax.lax.scan(step_with_carry, flat.init, flat.xs, steps, reverse)
         return last, outs[count:], outs[:count]
 
     if not steps or (tag.verified.value and not _agrees(flat)):
@@ -99,7 +99,7 @@ def solve(
         solution = run(flat.step, flat.init, flat.xs, int(steps), reverse, options)
         iterations, residual, error, certified = (jnp.stack(part) for part in zip(*solution.reports))
         # Of any example under `vmap`: a condition of each would run both ways.
-        failed = some(~jnp.all(certified))
+        failed = any_under_vmap(~jnp.all(certified))
         by_newton = solution.carry, solution.ys, solution.states
         results = jax.lax.cond(failed, lambda _: by_loop(), lambda solution: solution, by_newton)
         iterations, residual, error = iterations.max(), residual.max(), jnp.where(failed, 0, error.max())
@@ -128,11 +128,11 @@ def _agrees(flat: FlatScan) -> bool:
 
 
 def _guess(guess: Any, flat: FlatScan) -> list[Any]:
-    wanted = [(flat.length, *h.shape) for h in flat.init]
-    given = [jnp.shape(g) for g in jax.tree.leaves(guess)]
-    if jax.tree.structure(guess) != flat.carry or given != wanted:
+    expected = [(flat.length, *h.shape) for h in flat.init]
+    shapes = [jnp.shape(g) for g in jax.tree.leaves(guess)]
+    if jax.tree.structure(guess) != flat.carry or shapes != expected:
         raise ScanError(
-            f"Newton: guess must be the carries after every step, of shapes {[list(s) for s in wanted]}, but has the shapes "
-            f"{[list(s) for s in given]}; ScanStatistics.states has them"
+            f"Newton: guess must be the carries after every step, of shapes {[list(s) for s in expected]}, but has "
+            f"the shapes {[list(s) for s in shapes]}; ScanStatistics.states has them"
         )
     return [jax.lax.stop_gradient(g) for g in jax.tree.leaves(guess)]

@@ -72,14 +72,14 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
     """
     jumps: list[Any] = []
 
-    def boxes(eqn: Eqn, *given: Box) -> list[Box]:
-        centers = jaxprs.bind(eqn, *(box.center for box in given))
-        if all(box.radius is None for box in given):
+    def boxes(eqn: Eqn, *operands: Box) -> list[Box]:
+        centers = jaxprs.bind(eqn, *(box.center for box in operands))
+        if all(box.radius is None for box in operands):
             return [Box(center) for center in centers]
         rule = primitives.rule_of(eqn, _RULES)
         if rule is None or any(jnp.iscomplexobj(v) for v in centers):
             raise NotEnclosed(eqn.primitive.name)
-        radii, jump = rule(eqn, given, centers)
+        radii, jump = rule(eqn, operands, centers)
         jumps.append(jnp.any(jump))
         return [Box(c, jnp.where(jnp.isnan(r), jnp.inf, r)) for c, r in zip(centers, radii)]
 
@@ -95,9 +95,9 @@ Rule = Callable[[Eqn, Sequence[Box], Sequence[Any]], tuple[Sequence[Any], Any]]
 def _smooth(of: Callable[..., Any], ulps: float = 1) -> Rule:
     """The rule of a continuous function of elements; `of` returns the radius without rounding."""
 
-    def rule(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    def rule(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         (center,) = centers
-        radius, image = of(eqn, *given), primitives.row_of(eqn).image
+        radius, image = of(eqn, *operands), primitives.row_of(eqn).image
         if image is not None:
             wide = center.astype(_wide(center))
             within = jnp.maximum(image[1] - wide, wide - image[0])  # no result lies further away
@@ -175,19 +175,19 @@ def _pow(eqn: Eqn, a: Box, b: Box) -> Any:
     return jnp.where(lo > 0, slope, jnp.inf) * a.spread
 
 
-def _greatest(eqn: Eqn, *given: Box) -> Any:
-    return reduce(jnp.maximum, [box.spread for box in given])
+def _greatest(eqn: Eqn, *operands: Box) -> Any:
+    return reduce(jnp.maximum, [box.spread for box in operands])
 
 
-def _picked(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+def _picked(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     """The rule of primitives that pick, move or add elements."""
     exact = primitives.row_of(eqn).positions
-    if any(box.radius is not None for i, box in enumerate(given) if i in exact):
+    if any(box.radius is not None for i, box in enumerate(operands) if i in exact):
         raise NotEnclosed(eqn.primitive.name)
-    dtype = jnp.result_type(*(box.spread for i, box in enumerate(given) if i not in exact))
+    dtype = jnp.result_type(*(box.spread for i, box in enumerate(operands) if i not in exact))
     if "update_jaxpr" in eqn.params and dtype != centers[0].dtype:
         raise NotEnclosed(eqn.primitive.name)
-    operands = [box.center if i in exact else box.spread.astype(dtype) for i, box in enumerate(given)]
+    operands = [box.center if i in exact else box.spread.astype(dtype) for i, box in enumerate(operands)]
     return _alike(eqn, operands), False
 
 
@@ -197,16 +197,16 @@ def _alike(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
     return jaxprs.bind(eqn, *operands, **changed)
 
 
-def _sum(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    (box,), (center,) = given, centers
+def _sum(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    (box,), (center,) = operands, centers
     running = eqn.primitive.name == "cumsum"
     count = center.shape[eqn.params["axis"]] if running else max(1, box.center.size // max(1, center.size))
     (spread,), (size,) = (_alike(eqn, [v]) for v in (box.spread, box.size))
     return [spread + count * _eps(center) * size], False
 
 
-def _product(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    (a, b), (center,) = given, centers
+def _product(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    (a, b), (center,) = operands, centers
     depth = math.prod(a.center.shape[d] for d in eqn.params["dimension_numbers"][0][0])
     dtype = jnp.promote_types(_wide(a.center), _wide(b.center))
 
@@ -218,8 +218,8 @@ def _product(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Se
     return [times(a.spread, b.size + b.spread) + times(a.size, b.spread) + rounding], False
 
 
-def _compared(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    a, b = given
+def _compared(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    a, b = operands
     if eqn.invars[0] is eqn.invars[1]:  # asks for NaN
         return [jnp.zeros(centers[0].shape, jnp.float32)], False
     if a.center.dtype == bool:
@@ -232,8 +232,8 @@ def _compared(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[S
 def _stepped(below: Callable[[Any], Any], height: float) -> Rule:
     """The rule of functions that are constant between jumps; `below` numbers the intervals."""
 
-    def rule(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-        (box,) = given
+    def rule(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        (box,) = operands
         center = box.center.astype(_wide(box.center))
         unsure = below(center - box.spread) != below(center + box.spread)
         return [jnp.where(unsure, height + box.spread, 0)], unsure
@@ -241,8 +241,8 @@ def _stepped(below: Callable[[Any], Any], height: float) -> Rule:
     return rule
 
 
-def _selected(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    which, *cases = given
+def _selected(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    which, *cases = operands
     (center,) = centers
     (own,) = jaxprs.bind(eqn, which.center, *(case.spread for case in cases))
     if which.radius is None:
@@ -253,8 +253,8 @@ def _selected(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[S
     return [jnp.where(unsure, reduce(jnp.maximum, every), own)], unsure
 
 
-def _converted(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    (box,), (center,) = given, centers
+def _converted(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    (box,), (center,) = operands, centers
     if jnp.issubdtype(center.dtype, jnp.floating) and jnp.issubdtype(box.center.dtype, jnp.floating):
         return [box.spread.astype(_wide(center)) + _eps(center) * Box(center).size], False
     if center.dtype == bool or box.center.dtype == bool:
@@ -262,7 +262,7 @@ def _converted(eqn: Eqn, given: Sequence[Box], centers: Sequence[Any]) -> tuple[
         return [unsure.astype(_wide(center))], unsure & (center.dtype != bool)
     if jnp.issubdtype(box.center.dtype, jnp.integer):
         return [box.spread.astype(_wide(center))], False
-    return _stepped(jnp.trunc, 1)(eqn, given, centers)
+    return _stepped(jnp.trunc, 1)(eqn, operands, centers)
 
 
 _ADDED = _smooth(lambda eqn, a, b: a.spread + b.spread)
@@ -276,7 +276,7 @@ _RULES: dict[str, Rule] = {  # by primitive or kind
     **dict.fromkeys(("abs", "neg", "copy", "name", "stop_gradient"), _SAME),
     "reduce_precision": _smooth(lambda eqn, a: a.spread + 2.0 ** -eqn.params["mantissa_bits"] * a.size),
     **dict.fromkeys(("max", "min", "clamp", "and", "or", "xor", "not"), _smooth(_greatest, 0)),
-    "is_finite": lambda eqn, given, centers: ([jnp.zeros(centers[0].shape, jnp.float32)], False),
+    "is_finite": lambda eqn, operands, centers: ([jnp.zeros(centers[0].shape, jnp.float32)], False),
     "sign": _stepped(jnp.sign, 2),
     "floor": _stepped(jnp.floor, 1),
     "ceil": _stepped(jnp.ceil, 1),
@@ -288,7 +288,7 @@ _RULES: dict[str, Rule] = {  # by primitive or kind
     **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter-add"), _picked),
     **dict.fromkeys(
         ("reduce_max", "reduce_min", "reduce_and", "reduce_or"),
-        lambda eqn, given, centers: ([jnp.max(given[0].spread, eqn.params["axes"])], False),
+        lambda eqn, operands, centers: ([jnp.max(operands[0].spread, eqn.params["axes"])], False),
     ),
     **dict.fromkeys(("reduce_sum", "cumsum"), _sum),
     "dot_general": _product,

@@ -83,9 +83,9 @@ def run(
 
     def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
         blocks = structure[number]
-        given = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
+        first_guess = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
         diagonal = options.jacobian == "diagonal" and blocks.block > 1
-        states, report = _solve(_StackedStep(part, blocks, first, diagonal), given, length, options, by_steps)
+        states, report = _solve(_StackedStep(part, blocks, first, diagonal), first_guess, length, options, by_steps)
         reports.append(report[:4])
         errors.update(zip(blocks.carries, blocks.part(report[4], 1)) if not by_steps else ())
         return states
@@ -94,9 +94,9 @@ def run(
     loop = ScanParams(closed, 0, len(init), length, False).loop(program)
     (last, ys), states = in_order(loop, groups, solve, program.consts, init, xs, length)
     if ys and not by_steps:
-        given = lowered.consts, list(init), states, list(xs), ys, [errors[i] for i in range(len(init))]
-        consts, *given = jax.tree.map(lax.stop_gradient, given)
-        reports.append(_outputs_report(replace(lowered, consts=consts), *given, options=options))
+        arguments = lowered.consts, list(init), states, list(xs), ys, [errors[i] for i in range(len(init))]
+        consts, *arguments = jax.tree.map(lax.stop_gradient, arguments)
+        reports.append(_outputs_report(replace(lowered, consts=consts), *arguments, options=options))
     if reverse:
         ys, states = [y[::-1] for y in ys], [state[::-1] for state in states]
     return Solution(last, ys, states, reports)
@@ -182,8 +182,8 @@ class _StackedStep:
         if not self.diagonal:
             return self.split(rounds.solve(self.slopes(old), self.join(moved)))
 
-        def step(d: list[Any], given: Any) -> tuple[list[Any], list[Any]]:  # without Jacobians
-            stack, old, b = given
+        def step(d: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:  # without Jacobians
+            stack, old, b = slices
             pushed = jax.jvp(lambda old: self.part.fn(self.part.consts, stack, old), (list(old),), (d,))[1]
             now = [p + v for p, v in zip(pushed, b)]
             return now, now
@@ -284,11 +284,11 @@ class _Iteration:
         own = jnp.nan_to_num(jnp.abs(joined) + rounding / self.eps, nan=jnp.inf)
         # XLA multiplies by the reciprocal, which is a normal number then.
         own = jnp.clip(own, limits.tiny * _PART, limits.max / _PART)
-        held = jnp.nan_to_num(jnp.clip(jnp.abs(slopes), 0, 1))
+        bounded_slopes = jnp.nan_to_num(jnp.clip(jnp.abs(slopes), 0, 1))
         if step.diagonal:
-            scale = rounds.associative_max(held[..., None, None], own[..., None])[..., 0]
+            scale = rounds.associative_max(bounded_slopes[..., None, None], own[..., None])[..., 0]
         else:
-            scale = rounds.associative_max(held, own)
+            scale = rounds.associative_max(bounded_slopes, own)
         return new, step.join(new) - joined, rounding, slopes, scale
 
     def update(self, states: list[Any], r: Any, slopes: Any, error: Any, damping: Any) -> tuple[Any, Any]:

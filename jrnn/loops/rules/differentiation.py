@@ -1,4 +1,4 @@
-"""Differentiation of a tagged loop: its step is replaced by one that stores less (`loops/rules/residuals.py`)."""
+"""Differentiation of a tagged loop: its step is replaced by one with fewer residuals (`loops/rules/residuals.py`)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from jrnn.jaxprs.jax_internals import LINEARIZATION_PARTS, ad, current_metadata
 from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, tag
 
 
-def storing_less(rule: Callable) -> Callable:
-    """Wraps JAX's rule for differentiating a scan: a tagged scan gets a step that stores less."""
+def with_residual_policy(rule: Callable) -> Callable:
+    """Wraps JAX's rule for differentiating a scan: a tagged scan gets a step with fewer residuals."""
 
     @functools.wraps(rule)
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
         changed = observers.attempted(" where a loop is differentiated", _changed, args, jaxpr, params)
         if changed is None:
             return rule(*args, jaxpr=jaxpr, **params)
-        step, left = changed
-        with tag.tagged(left):
-            return _tagging(rule(*args, jaxpr=step, **params), left)
+        step, new_tag = changed
+        with tag.tagged(new_tag):
+            return _tagging(rule(*args, jaxpr=step, **params), new_tag)
 
     return differentiate
 
 
 def _changed(args: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> tuple[Any, Tag] | None:
     """Returns the step for JAX's rule and the tag of the loops that it makes; None for a loop without a tag."""
-    before = tag.tag_in(current_metadata())
-    if before is None:
+    old_tag = tag.tag_in(current_metadata())
+    if old_tag is None:
         return None
-    from jrnn.loops.rules.residuals import Stacks, step_storing_less
+    from jrnn.loops.rules.residuals import Stacks, step_with_fewer_residuals
 
     scan = ScanParams.of({"jaxpr": jaxpr, **params})
     stacks = Stacks.of(jax.default_backend(), params["length"])
     alone = replace(scan, length=None, reverse=False)
-    options, provenance = before
-    step = step_storing_less(alone, stacks, options.recompute, options.verify)
+    options, provenance = old_tag
+    step = step_with_fewer_residuals(alone, stacks, options.recompute, options.verify)
     if provenance.written_reverse is None:
         consts, _, xs = scan.apart(jaxprs.jaxpr_of(jaxpr).invars)
         xs_bytes = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
@@ -56,7 +56,7 @@ def _differentiated(constants: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     return [v for v, nonzero in zip(constants, args[1]) if nonzero] if is_for_gradients else []
 
 
-def _tagging(result: Any, left: Tag) -> Any:
+def _tagging(result: Any, new_tag: Tag) -> Any:
     """Wraps the function that a rule for linearization returns, so that the loop that it makes has the tag."""
     if not (isinstance(result, tuple) and result and callable(result[-1])):
         return result
@@ -65,7 +65,7 @@ def _tagging(result: Any, left: Tag) -> Any:
 
     @functools.wraps(result[-1])
     def linear(*args: Any) -> Any:
-        with tag.tagged(left):
+        with tag.tagged(new_tag):
             return result[-1](*args)
 
     return (*result[:-1], linear)
@@ -107,11 +107,11 @@ def with_inputs_as_residuals(rule: Callable, partial_eval: Callable) -> Callable
         are_inputs = [not t.pval.is_known() for t in tracers]
         known = [t.pval.get_known() for t in tracers if t.pval.is_known()]
         halves = [partial_eval(branch, are_inputs, instantiate=are_unknown)[::3] for branch in branches]
-        given = list(unknown[0].recipe.in_tracers)
+        in_tracers = list(unknown[0].recipe.in_tracers)
         for k, inputs in enumerate(_inputs_of_residuals(halves)):
             if len(inputs) == 1 and None not in inputs:
-                given[1 + k] = trace.new_instantiated_const(known[inputs.pop()])
-        recipe = unknown[0].recipe._replace(in_tracers=given)
+                in_tracers[1 + k] = trace.new_instantiated_const(known[inputs.pop()])
+        recipe = unknown[0].recipe._replace(in_tracers=in_tracers)
         for tracer in unknown:
             tracer.recipe = recipe
         return outs

@@ -22,7 +22,7 @@ def install() -> None:
     if of_jax is None:
         tag.are_read = False
     else:
-        jvp, linearize = (differentiation.storing_less(rule) for rule in (of_jax.jvp, of_jax.linearize))
+        jvp, linearize = (differentiation.with_residual_policy(rule) for rule in (of_jax.jvp, of_jax.linearize))
         for program in (programs.by_strategy, programs.rewritten):  # the last one first
             jvp, linearize = replacement.jvp(jvp, program), replacement.linearize(linearize, program)
         rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)

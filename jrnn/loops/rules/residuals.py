@@ -33,7 +33,7 @@ from jrnn.loops.wrappers import recompute
 # Steps with more equations are left to JAX: the time of the cut grows faster than the step.
 _LONGEST = 2000
 
-NEAR = 1.0  # the part of the cache of a core that stacks may fill
+CACHE_SHARE = 1.0  # the part of the cache of a core that stacks may fill
 _INFINITE = 1 << 60
 _PICOSECONDS = 1e12  # a second
 
@@ -42,25 +42,27 @@ Flat = Sequence[Any]
 
 @dataclass(frozen=True)
 class Stacks:
-    """Where the stacks of a step are kept: the most bytes of a step that stay in a cache of the core, and the machine."""
+    """Where the residuals of a step are stored: the most bytes of a step that fit in a core's cache, and the machine."""
 
-    near: float
+    cached_bytes: float
     machine: Machine
 
     @staticmethod
     def of(platform: str, length: Any) -> Stacks:
         machine = machines.of(platform)
-        near = NEAR * machine.core_cache_bytes / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
-        return Stacks(near, machine)
+        cached_bytes = (
+            CACHE_SHARE * machine.core_cache_bytes / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
+        )
+        return Stacks(cached_bytes, machine)
 
 
 @cached(256)
-def step_storing_less(scan: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
-    """Returns the step of a loop, whatever its length, with a rule that stores less, or as it is."""
+def step_with_fewer_residuals(scan: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
+    """Returns the step of a loop, whatever its length, with a rule that stores fewer residuals, or as it is."""
     jaxpr, avals = scan.jaxpr, [v.aval for v in jaxprs.jaxpr_of(scan.jaxpr).invars]
 
     def derive(scan: ScanParams) -> Any:
-        return storing_less(scan, stacks, recompute)
+        return with_fewer_residuals(scan, stacks, recompute)
 
     try:
         step = derive(scan)
@@ -80,15 +82,17 @@ def step_storing_less(scan: ScanParams, stacks: Stacks, recompute: Any, verify: 
         return jaxpr
 
 
-def storing_less(scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...] | None) -> Callable[..., Flat] | None:
-    """Returns the step with a derivative rule that stores less, or None if its derivative must be left to JAX.
+def with_fewer_residuals(
+    scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...] | None
+) -> Callable[..., Flat] | None:
+    """Returns the step with a derivative rule that stores fewer residuals, or None if its derivative must be left to JAX.
 
     Steps with side effects, control flow, `jax.checkpoint` or reverse-mode rules of their own are left to JAX. So are those
     that name values with `checkpoint_name`, unless `option` says what to compute again.
 
     Args:
         scan: the loop; its length and direction do not matter.
-        stacks: where they are kept.
+        stacks: where they are stored.
         option: the option `recompute`: None, "contractions", or names.
     """
     jaxpr = scan.jaxpr
@@ -109,7 +113,7 @@ def storing_less(scan: ScanParams, stacks: Stacks, option: str | tuple[str, ...]
         if any(jaxprs.is_in(a, parts.later) for a in parts.program.outvars[: parts.n_out]):
             # One equation makes a result and its tangent, as the loop in a rule of `jax.custom_jvp`: JAX separates them.
             return lambda primals, tangents: pushed(run, primals, places, tangents)
-        return _derivative(parts, _at_hand(parts, scan, stacks, option))
+        return _derivative(parts, _available(parts, scan, stacks, option))
 
     return with_derivative(run, lambda primals, places, tangents: derivative(places)(primals, tangents))
 
@@ -126,31 +130,33 @@ def _is_plain(closed: Any) -> bool:
     )
 
 
-def _at_hand(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any) -> set[Var]:
-    """Returns the values that the reverse pass has: what the loop stacks anyway, and what is stored for it."""
+def _available(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any) -> set[Var]:
+    """Returns the values that are available in the reverse pass: what the loop stacks anyway, and what is stored for it."""
     program, arguments = parts.program, parts.program.invars[: parts.n_in]
     consts, carry, xs = scan.apart(arguments)
     carry_out, ys = program.outvars[: len(carry)], program.outvars[len(carry) : parts.n_out]
-    had = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
+    available = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
-    had |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, had)}
+    available |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, available)}
     varying = jaxprs.depends(parts.step, (*carry, *xs))
-    read_later = [v for v in parts.wanted if v in varying]
-    stacks = replace(stacks, near=math.inf if sum(map(jaxprs.nbytes, read_later)) <= stacks.near else 0.0)
-    chosen = _choose(parts.step, read_later, had, carry, varying, stacks, option)
+    needed_by_reverse = [v for v in parts.primals_read if v in varying]
+    stacks = replace(
+        stacks, cached_bytes=math.inf if sum(map(jaxprs.nbytes, needed_by_reverse)) <= stacks.cached_bytes else 0.0
+    )
+    chosen = _choose(parts.step, needed_by_reverse, available, carry, varying, stacks, option)
     if option == "contractions":  # stores no more than without the option
-        plain = _choose(parts.step, read_later, had, carry, varying, stacks, None)
+        plain = _choose(parts.step, needed_by_reverse, available, carry, varying, stacks, None)
         chosen = min(chosen, plain, key=lambda stored: sum(map(jaxprs.nbytes, stored)))
-    return {*arguments, *program.constvars, *(v for v in had if v in varying), *chosen}
+    return {*arguments, *program.constvars, *(v for v in available if v in varying), *chosen}
 
 
-def _derivative(parts: Linearized, at_hand: Collection[Var]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+def _derivative(parts: Linearized, available: Collection[Var]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
     program, later, n_in = parts.program, parts.later, parts.n_in
-    again, _ = jaxprs.needed(parts.step, parts.wanted, at_hand)
-    reverse_part = (*again, *parts.linear)
+    recomputed, _ = jaxprs.needed(parts.step, parts.primals_read, available)
+    reverse_part = (*recomputed, *parts.linear)
     fixed = {v for e in reverse_part for v in e.outvars} | later
-    read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *parts.wanted] if v not in fixed))
+    read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *parts.primals_read] if v not in fixed))
     returned = program.outvars[: parts.n_out]
     forward_part, _ = jaxprs.needed(parts.step, [*returned, *read], set(program.invars))
 
@@ -167,8 +173,8 @@ def _derivative(parts: Linearized, at_hand: Collection[Var]) -> Callable[[Flat, 
         jaxprs.evaluate(forward_part, env)
         results = [jaxprs.value(env, a) for a in returned]
         # With the checkpoint, JAX can store only the arguments, and not what `reverse_part` computes again.
-        given = iter(_checkpoint(of_tangents)([env[v] for v in read], tangents))
-        return results, [None if a is None else next(given) for a in parts.outs]
+        out_tangents = iter(_checkpoint(of_tangents)([env[v] for v in read], tangents))
+        return results, [None if a is None else next(out_tangents) for a in parts.outs]
 
     return rule
 
@@ -186,18 +192,18 @@ def _checkpoint(fn: Callable) -> Callable:
 
 def _choose(
     step: Sequence[Any],
-    wanted: Sequence[Var],
-    had: Collection[Var],
+    needed: Sequence[Var],
+    available: Collection[Var],
     carry: Sequence[Var],
     varying: Collection[Var],
     stacks: Stacks,
     option: Any,
 ) -> list[Var]:
-    """Returns the variables to store so that all wanted ones can be computed."""
-    never = recompute.not_stored(option, step, had)
-    eqns, _ = jaxprs.needed(step, wanted, had)
-    storing = {v: 0 for v in had if v in varying}
-    storing.update({v: 0 if v in had else _storing(v, stacks) for v in carry})
+    """Returns the variables to store so that all needed ones can be computed."""
+    never = recompute.not_stored(option, step, available)
+    eqns, _ = jaxprs.needed(step, needed, available)
+    storing = {v: 0 for v in available if v in varying}
+    storing.update({v: 0 if v in available else _storing(v, stacks) for v in carry})
     edges, remaking = [], dict.fromkeys(storing, _INFINITE)
     alone = not any(map(equation_costs.is_call, eqns))
     exact = set(storing)  # never computed again, or computed again without rounding
@@ -213,7 +219,7 @@ def _choose(
         if not remade or (of_exact and (jumps or primitives.is_view(eqn))):
             exact.update(eqn.outvars)
         for v in eqn.outvars:
-            if v not in varying or v in had:
+            if v not in varying or v in available:
                 continue
             storing[v] = _INFINITE if v in never else _storing(v, stacks)
             if remade:
@@ -222,7 +228,7 @@ def _choose(
                 remaking[v] = round(seconds * _PICOSECONDS)
             else:
                 remaking[v] = _INFINITE
-    return [v for v in min_cut(storing, edges, remaking, wanted) if v not in had]
+    return [v for v in min_cut(storing, edges, remaking, needed) if v not in available]
 
 
 def _is_index(eqn: Eqn) -> bool:
@@ -233,7 +239,7 @@ def _is_index(eqn: Eqn) -> bool:
 def _storing(v: Var, stacks: Stacks) -> int:
     """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
     machine = stacks.machine
-    each = 3 / machine.cache_rate if stacks.near else 2 / machine.write_rate + 1 / machine.read_rate
+    each = 3 / machine.cache_rate if stacks.cached_bytes else 2 / machine.write_rate + 1 / machine.read_rate
     return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * each))
 
 
@@ -250,7 +256,7 @@ def min_cut(
         costs: the cost of storing each node; `_INFINITE` forbids it.
         edges: pairs of nodes, an operand and a result.
         remaking: the cost of computing a node again from its operands; `_INFINITE` if it cannot be. By default 0.
-        sinks: nodes that are wanted.
+        sinks: nodes that are needed.
 
     >>> min_cut({"x": 5, "a": 2, "b": 2}, [("x", "a"), ("x", "b")], {"x": 1 << 60}, ["a", "b"])
     ['a', 'b']
@@ -275,8 +281,8 @@ def min_cut(
     sizes = np.array([min(-(-size // unit), most) for size in arcs.values()], np.int32)
     graph = csr_array((sizes, tuple(zip(*arcs))), (2 * len(entry) + 2,) * 2)
     result = csgraph.maximum_flow(graph, start, end)
-    assert result.flow_value < most, "a wanted value can be neither stored nor computed again"
-    room = graph - result.flow
-    room.eliminate_zeros()
-    reaches_end = set(csgraph.breadth_first_order(room.T.tocsr(), end, return_predecessors=False).tolist())
+    assert result.flow_value < most, "a needed value can be neither stored nor computed again"
+    unused_capacity = graph - result.flow
+    unused_capacity.eliminate_zeros()
+    reaches_end = set(csgraph.breadth_first_order(unused_capacity.T.tocsr(), end, return_predecessors=False).tolist())
     return [node for node, at in entry.items() if at + 1 in reaches_end and at not in reaches_end]

@@ -102,9 +102,9 @@ class _Identity(weakref.ref):
 _untagged_steps: dict[_Identity, dict[Any, _UntaggedStep]] = {}
 
 
-def _forget(steps: dict[_Identity, Any], gone: Any) -> None:
+def _forget(steps: dict[_Identity, Any], dead_reference: Any) -> None:
     """Is called at exit too, when the names of this module are gone."""
-    steps.pop(gone, None)
+    steps.pop(dead_reference, None)
 
 
 def untagged_step(step: Callable) -> Callable:

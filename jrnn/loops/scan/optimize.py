@@ -124,7 +124,7 @@ def plain_scans(fn: Callable[..., Any] | None = None) -> Any:
     """
     if fn is not None and not callable(fn):
         raise TypeError(f"plain_scans: the argument must be the function to decorate, but is {fn!r}")
-    context = _Context(tag.left_to_jax, lambda: tag.plain(True))
+    context = _Context(tag.plain_loops, lambda: tag.plain(True))
     return context if fn is None else context(fn)
 
 

@@ -100,17 +100,17 @@ def _at_tracing(call: ScanCall, rest: Rest) -> Results:
 def _by_jax(call: ScanCall) -> Results:
     """Calls `jax.lax.scan`, with the tag."""
     names = recomputation.hashable(call.recompute)
-    given = call.init, call.xs, call.length, call.reverse, call.unroll, call.split_transpose
+    arguments = call.init, call.xs, call.length, call.reverse, call.unroll, call.split_transpose
     if tag.plain.value:
         _check(call, call.step, names)
-        return jax.lax.scan(call.step, *given)
+        return jax.lax.scan(call.step, *arguments)
     check()
     if call.strict and not tag.are_read:
         raise ScanError(f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})")
     step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
     _check(call, step, names)
     with tag.tagged(Tag(Options(call.executor, names, call.strict, call.memory))):
-        return jax.lax.scan(step, *given)
+        return jax.lax.scan(step, *arguments)
 
 
 def _check(call: ScanCall, step: Callable[..., Any], recompute: Any) -> None:

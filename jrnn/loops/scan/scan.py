@@ -118,8 +118,8 @@ def scan(
     if not callable(f):
         raise TypeError("lax.scan: f argument should be a callable.")
     # `jax.lax.scan` reports an option that is traced.
-    given: tuple[Any, ...] = length, reverse, unroll, recompute, strict, memory
-    length, reverse, unroll, recompute, strict, memory = (v if is_traced(v) else plain(v) for v in given)
+    static_options: tuple[Any, ...] = length, reverse, unroll, recompute, strict, memory
+    length, reverse, unroll, recompute, strict, memory = (v if is_traced(v) else plain(v) for v in static_options)
     strategy = table.find(executor)
     recomputation.check(recompute)
     recomputation.check_memory(memory)

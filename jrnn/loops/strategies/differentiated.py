@@ -80,7 +80,7 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
     states = parts.program.invars[n_consts : n_consts + len(loop.carry)]
     most = max(map(jaxprs.nbytes, states), default=0)
     follow = jaxprs.depends(parts.step, [v for v in states if jaxprs.nbytes(v) == most])
-    return sum(jaxprs.nbytes(v) for v in set(parts.wanted) if v in follow and jaxprs.nbytes(v) >= most)
+    return sum(jaxprs.nbytes(v) for v in set(parts.primals_read) if v in follow and jaxprs.nbytes(v) >= most)
 
 
 def _train_step(loop: Loop, stored: int, machine: Machine) -> Estimate:

@@ -25,14 +25,14 @@ _WHOLE = _UPDATES - {"dynamic_update_slice"}  # of that one, XLA selects the sli
 
 
 @jax.custom_batching.custom_vmap
-def some(flag: Any) -> Any:
+def any_under_vmap(flag: Any) -> Any:
     """Returns the flag; under `vmap`, whether that of any example is True, as one value for all examples."""
     return flag
 
 
-@some.def_vmap
+@any_under_vmap.def_vmap
 def _(axis_size: int, batched: list[bool], flag: Any) -> tuple[Any, bool]:
-    return (some(jnp.any(flag, axis=0)) if batched[0] else some(flag)), False
+    return (any_under_vmap(jnp.any(flag, axis=0)) if batched[0] else any_under_vmap(flag)), False
 
 
 def any_of_all(flags: jax.Array) -> jax.Array:
@@ -40,7 +40,7 @@ def any_of_all(flags: jax.Array) -> jax.Array:
 
     Devices have to take the same branch. One that skips a step would miss the collectives in it and in its gradient.
     """
-    flag = some(jnp.any(flags))
+    flag = any_under_vmap(jnp.any(flags))
     axes = varying_axes(flag)
     return jax.lax.pmax(flag.astype(jnp.int32), tuple(sorted(axes, key=str))) > 0 if axes else flag
 

@@ -28,11 +28,11 @@ from jrnn.loops.wrappers.call import Rest, Results, ScanCall
 Body = Callable[[Any, Any], tuple[Any, Any]]
 
 
-def stopping(keeps_on: Callable, body: Body, spare: Any, zeros: Any) -> Callable:
+def stopping(continues: Callable, body: Body, spare: Any, zeros: Any) -> Callable:
     """Returns a step `((alive, state), x) -> (the same, y)` of a scan that stops early.
 
     Args:
-        keeps_on: state -> booleans, whether the next step is run.
+        continues: state -> booleans, whether the next step is run.
         body: `(state, x) -> (state, y)`.
         spare: a state and an x, with which the body is evaluated where a sequence has stopped.
         zeros: the y of a step after the stop.
@@ -44,23 +44,23 @@ def stopping(keeps_on: Callable, body: Body, spare: Any, zeros: Any) -> Callable
             alive, state = carried
             new, y = body(*choose(alive, (state, x), spare))
             new = choose(alive, new, state)
-            return (alive & keeps_on(new), new), choose(alive, y, zeros)
+            return (alive & continues(new), new), choose(alive, y, zeros)
 
-        def stay(carried: Any, x: Any) -> tuple[Any, Any]:
+        def skip(carried: Any, x: Any) -> tuple[Any, Any]:
             return carried, zeros
 
-        return lax.cond(any_of_all(carried[0]), go, stay, carried, x)
+        return lax.cond(any_of_all(carried[0]), go, skip, carried, x)
 
     return step
 
 
 def run(
-    keeps_on: Callable, body: Body, state: Any, xs: Any, ys: Any, steps: Any, reverse: bool, bounded: Callable
+    continues: Callable, body: Body, state: Any, xs: Any, ys: Any, steps: Any, reverse: bool, bounded: Callable
 ) -> Any:
     """Runs a loop that stops early: `(state, ys)`.
 
     Args:
-        keeps_on, body: as in `stopping`; they may close over values that are differentiated.
+        continues, body: as in `stopping`; they may close over values that are differentiated.
         state: the first state.
         xs: a pytree with leaves [steps, ...].
         ys: the type of the y of a step.
@@ -73,9 +73,9 @@ def run(
         return jax.tree.map(lambda stack: stack[-1 if reverse else 0], xs)
 
     # Inside of `jax.shard_map`, devices may stop at different steps: all that is selected then varies from one to another.
-    axes = varying_axes(jax.eval_shape(keeps_on, state))
+    axes = varying_axes(jax.eval_shape(continues, state))
     state = cast(state, axes) if axes else state
-    asks, of_cond = without_closure(keeps_on, state)
+    asks, of_cond = without_closure(continues, state)
     runs, of_body = without_closure(body, state, first(xs))
 
     def parts(of_cond: Any, of_body: Any) -> tuple[Callable, Callable, Any]:
@@ -89,9 +89,9 @@ def run(
     @of_inputs.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         def scanned(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
-            keeps_on, body, zeros = parts(of_cond, of_body)
-            step = stopping(keeps_on, body, (state, first(xs)), zeros)
-            (_, state), ys = bounded(step, (keeps_on(state), state), xs)
+            continues, body, zeros = parts(of_cond, of_body)
+            step = stopping(continues, body, (state, first(xs)), zeros)
+            (_, state), ys = bounded(step, (continues(state), state), xs)
             return state, ys
 
         return jax.jvp(scanned, primals, tangents)
@@ -99,7 +99,7 @@ def run(
     return of_inputs(of_cond, of_body, state, xs)
 
 
-def _run_while(keeps_on: Callable, body: Body, zeros: Any, state: Any, xs: Any, steps: Any, reverse: bool) -> Any:
+def _run_while(continues: Callable, body: Body, zeros: Any, state: Any, xs: Any, steps: Any, reverse: bool) -> Any:
     """Runs a loop that stops early as one while loop, which has no reverse-mode derivative: `(state, ys)`."""
     ys = jax.tree.map(lambda z: like(jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), z), zeros)
 
@@ -114,9 +114,9 @@ def _run_while(keeps_on: Callable, body: Body, zeros: Any, state: Any, xs: Any, 
         new, y = body(state, x)
         new, y = choose(alive, new, state), choose(alive, y, zeros)
         ys = jax.tree.map(lambda stack, v: lax.dynamic_update_index_in_dim(stack, v, t, 0), ys, y)
-        return k + 1, alive & keeps_on(new), new, ys
+        return k + 1, alive & continues(new), new, ys
 
-    _, _, state, ys = lax.while_loop(goes, trip, (jnp.int32(0), keeps_on(state), state, ys))
+    _, _, state, ys = lax.while_loop(goes, trip, (jnp.int32(0), continues(state), state, ys))
     return state, ys
 
 
@@ -138,11 +138,11 @@ def stopped(call: ScanCall, rest: Rest) -> Results:
     return run(lambda carry: ~until(carry), call.step, init, call.xs, y, call.steps, call.reverse, bounded)
 
 
-def _check_until(stops: Any, held: Any) -> None:
+def _check_until(stops: Any, leaves: Any) -> None:
     if not hasattr(stops, "dtype") or stops.dtype != jnp.bool_:
         kind = getattr(stops, "dtype", type(stops).__name__)
         raise ScanError(f"scan: until must return booleans, but returns {kind}; compare the carry with something")
-    for leaf in jax.tree.leaves(held):
+    for leaf in jax.tree.leaves(leaves):
         if leaf.shape[: len(stops.shape)] != stops.shape:
             raise ScanError(
                 f"scan: until returns booleans of shape {list(stops.shape)}, so every leaf of the carry and of the outputs "

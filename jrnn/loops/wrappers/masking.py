@@ -26,7 +26,7 @@ _CALLED = (
 )
 
 
-def checked_reset_state(given: Any, init: Any, resets: Any) -> Any:
+def checked_reset_state(reset_state: Any, init: Any, resets: Any) -> Any:
     """Returns the carry after resets, each leaf None or of the shape of the one of `init`; raises ScanError."""
     if resets is None:
         raise ScanError("scan: reset_state is given without resets; give resets [T, N] too")
@@ -41,12 +41,14 @@ def checked_reset_state(given: Any, init: Any, resets: Any) -> Any:
         except (TypeError, ValueError):
             raise ScanError(f"scan: reset_state{name} cannot be broadcast to the carry's shape {list(shape)}") from None
         if _rank(new.dtype) > _rank(jnp.result_type(first)):
-            held = jnp.result_type(first)
-            raise ScanError(f"scan: reset_state{name} is {new.dtype}, which a carry of {held} cannot hold; convert it")
+            carry_dtype = jnp.result_type(first)
+            raise ScanError(
+                f"scan: reset_state{name} is {new.dtype}, which a carry of {carry_dtype} cannot hold; convert it"
+            )
         return state
 
     try:
-        return jax.tree.map_with_path(one, init, given)
+        return jax.tree.map_with_path(one, init, reset_state)
     except ValueError as e:
         if isinstance(e, ScanError):
             raise
@@ -106,13 +108,13 @@ def _aligned(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _checked_lengths(lengths: Any, steps: Any) -> Any:
-    given, lengths = lengths, _array(lengths, "lengths")
+    values, lengths = lengths, _array(lengths, "lengths")
     if lengths.dtype == bool:
         raise ScanError("scan: lengths must be integers, but are bool; give booleans [T, N] as mask=")
     lengths = _checked(lengths, "lengths", int, "integers")
-    known = not any(map(is_traced, jax.tree.leaves(given))) and getattr(given, "is_fully_addressable", True)
+    known = not any(map(is_traced, jax.tree.leaves(values))) and getattr(values, "is_fully_addressable", True)
     if isinstance(steps, int) and known:
-        outside = [n for n in np.ravel(given).tolist() if not 0 <= n <= steps]
+        outside = [n for n in np.ravel(values).tolist() if not 0 <= n <= steps]
         if outside:
             raise ScanError(f"scan: lengths must lie between 0 and T = {steps}, but one is {outside[0]}")
     return lengths
@@ -144,8 +146,8 @@ def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
         xs: the inputs of the scan.
     """
     spares = [_spare(lengths > 0, stack, lambda stack: stack[0], "lengths") for stack in jax.tree.leaves(xs)]
-    held = _held(step, spares, "lengths")
-    return lambda carry, timed: held(carry, timed[0] < lengths, timed[1])
+    masked_step = _masked_step(step, spares, "lengths")
+    return lambda carry, timed: masked_step(carry, timed[0] < lengths, timed[1])
 
 
 def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
@@ -167,24 +169,24 @@ def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
         return jnp.take_along_axis(stack, place, axis=0)[0]
 
     spares = [_spare(jnp.any(alive, axis=0), stack, at_first, "mask") for stack in jax.tree.leaves(xs)]
-    held = _held(step, spares, "mask[0]")
-    return lambda carry, masked_x: held(carry, *masked_x)
+    masked_step = _masked_step(step, spares, "mask[0]")
+    return lambda carry, masked_x: masked_step(carry, *masked_x)
 
 
-def _held(step: Callable, spares: list[Any], given: str) -> Callable:
+def _masked_step(step: Callable, spares: list[Any], option: str) -> Callable:
     """Returns a step `(carry, alive, x) -> (carry, y)`: where not alive, x is a spare one, and nothing changes."""
 
     def chosen(alive: jax.Array, carry: Any, x: Any, where: Callable) -> tuple[Any, Any]:
         leaves, tree = jax.tree.flatten(x)
-        live = [v if spare is None else where(alive, v, spare, "input", given) for v, spare in zip(leaves, spares)]
+        live = [v if spare is None else where(alive, v, spare, "input", option) for v, spare in zip(leaves, spares)]
         out = step(carry, jax.tree.unflatten(tree, live))
         if not _fits(out, carry):
             return out  # `jax.lax.scan` reports it
         new_carry, y = out
-        held = jax.tree.map(lambda new, old: where(alive, new, old, "carry", given), new_carry, carry)
-        return held, jax.tree.map(lambda leaf: where(alive, leaf, jnp.zeros_like(leaf), "output", given), y)
+        masked_carry = jax.tree.map(lambda new, old: where(alive, new, old, "carry", option), new_carry, carry)
+        return masked_carry, jax.tree.map(lambda leaf: where(alive, leaf, jnp.zeros_like(leaf), "output", option), y)
 
-    def held_step(carry: Any, alive: jax.Array, x: Any) -> tuple[Any, Any]:
+    def masked_step(carry: Any, alive: jax.Array, x: Any) -> tuple[Any, Any]:
         traced = branches.Traced.of(step, carry, x)
         fits = traced is not None and _fits(traced.out, carry, promotes=False)
         if not fits or not branches.runs_in_branch(traced, alive, carry):
@@ -201,7 +203,7 @@ def _held(step: Callable, spares: list[Any], given: str) -> Callable:
             x,
         )
 
-    return held_step
+    return masked_step
 
 
 def with_resets(step: Callable, first: Any, resets: jax.Array, steps: Any, xs: Any) -> tuple[Callable, Any]:
@@ -247,24 +249,24 @@ def _fits(out: Any, carry: Any, promotes: bool = True) -> bool:
     )
 
 
-def _spare(lives: jax.Array, stack: Any, pick: Callable, given: str) -> jax.Array | None:
+def _spare(lives: jax.Array, stack: Any, pick: Callable, option: str) -> jax.Array | None:
     """Returns an x of each sequence that counts, or ones if it has none; None if `stack` has no axes of sequences."""
     steps, shape = jnp.shape(stack)[:1], jnp.shape(stack)[1:]
     number = jnp.issubdtype(jnp.result_type(stack), jnp.number) or jnp.issubdtype(jnp.result_type(stack), jnp.bool_)
     if steps in ((), (0,)) or shape[: lives.ndim] != lives.shape or not number:
         return None
     picked = pick(jnp.asarray(stack))
-    return jax.lax.stop_gradient(_where(lives, picked, jnp.ones_like(picked), "input", given))
+    return jax.lax.stop_gradient(_where(lives, picked, jnp.ones_like(picked), "input", option))
 
 
 def _where(
-    chosen: jax.Array, then: Any, otherwise: Any, what: str, given: str = "lengths", decided: bool = False
+    chosen: jax.Array, then: Any, otherwise: Any, what: str, option: str = "lengths", decided: bool = False
 ) -> jax.Array:
     shape = jnp.shape(then)
     if shape[: chosen.ndim] != chosen.shape:
         raise ScanError(
-            f"scan: with {given} of shape {list(chosen.shape)} every leaf of the {what} must begin with that shape, "
-            f"but one is {list(shape)}; put the batch first, or reshape {given}"
+            f"scan: with {option} of shape {list(chosen.shape)} every leaf of the {what} must begin with that shape, "
+            f"but one is {list(shape)}; put the batch first, or reshape {option}"
         )
     if decided:
         return choose(chosen, then, otherwise)

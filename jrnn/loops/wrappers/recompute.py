@@ -58,14 +58,14 @@ def check_names(names: Collection[str], eqns: Sequence[Eqn]) -> None:
     known = sorted({e.params["name"] for e in (*eqns, *inner) if e.primitive.name == "name"})
     for name in names:
         if name not in known:
-            given = f"only {', '.join(map(repr, known))}" if known else "none has a name"
+            names_known = f"only {', '.join(map(repr, known))}" if known else "none has a name"
             raise ScanError(
-                f"scan: recompute names {name!r}, but the step gives no value that name ({given}){near(name, known)}; "
+                f"scan: recompute names {name!r}, but the step gives no value that name ({names_known}){near(name, known)}; "
                 f"give it one with jax.ad_checkpoint.checkpoint_name"
             )
 
 
-def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had: Collection[Var]) -> set[Var]:
+def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], available: Collection[Var]) -> set[Var]:
     """Returns the values of a step that may not be residuals.
 
     For names, these are the named values, the values that lead to them, and the values that follow from them cheaply.
@@ -74,7 +74,7 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had
     Args:
         recompute: "contractions", names, or None.
         step: the step's equations.
-        had: the values that are available without being stored.
+        available: the values that are available without being stored.
     """
     if recompute is None:
         return set()
@@ -84,15 +84,15 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], had
     unstored = {v for e in named for v in (*e.outvars, *jaxprs.inputs(e))}
     for eqn in reversed(step):
         if any(v in unstored for v in eqn.outvars):
-            unstored.update(v for v in jaxprs.inputs(eqn) if v not in had)
+            unstored.update(v for v in jaxprs.inputs(eqn) if v not in available)
     for eqn in step:
         if primitives.is_cheap(eqn) and any(v in unstored for v in jaxprs.inputs(eqn)):
-            unstored.update(v for v in eqn.outvars if v not in had)
+            unstored.update(v for v in eqn.outvars if v not in available)
     return unstored
 
 
 def with_checkpoints(call: ScanCall, rest: Rest) -> Results:
-    """The stage that runs a loop in pieces. Only the carries between them are kept for the reverse pass."""
+    """The stage that runs a loop in pieces. Only the carries between them are residuals."""
     recompute, steps = call.recompute, call.steps
     if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
         return rest(call)
