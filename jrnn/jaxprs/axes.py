@@ -63,7 +63,7 @@ def aligned(eqn: Eqn, place: int, out: Var) -> Follow:
     return {} if rule is None else rule(eqn, place, out)
 
 
-def summed(eqn: Eqn, place: int) -> set[int]:
+def contracted_axes(eqn: Eqn, place: int) -> set[int]:
     """Returns the axes of an operand that a reduction or a product removes, whatever size they have."""
     if primitives.is_kind(eqn, "reduction"):
         return {*eqn.params["axes"]}
@@ -102,14 +102,14 @@ def join_followed(
         return False
     reached: dict[Any, set[int]] = {v: set() for v in eqn.outvars}
     for place, atom in enumerate(eqn.invars):
-        left = {*range(atom.aval.ndim)} - summed(eqn, place)
+        unmatched = {*range(atom.aval.ndim)} - contracted_axes(eqn, place)
         for v in eqn.outvars:
             followed = follow(eqn, place, v)
             for axis, to in followed.items():
                 classes.join(atom, axis, v, to)
-            left -= followed.keys()
+            unmatched -= followed.keys()
             reached[v].update(followed.values())
-        classes.fix(atom, [axis for axis in left if not any_size(atom.aval.shape[axis])])
+        classes.fix(atom, [axis for axis in unmatched if not any_size(atom.aval.shape[axis])])
     for v in eqn.outvars if eqn.primitive.name not in fills else ():
         classes.fix(v, {*range(v.aval.ndim)} - reached[v])
     return True
@@ -138,9 +138,9 @@ def _without(axes: Callable[[Any], Sequence[int]]) -> Callable[..., Follow]:
     """The rule of primitives that remove axes."""
 
     def rule(eqn: Eqn, place: int, out: Any) -> Follow:
-        gone = axes(eqn)
-        kept = [k for k in range(eqn.invars[place].aval.ndim) if k not in gone]
-        return {k: axis for axis, k in enumerate(kept)}
+        removed = axes(eqn)
+        remaining = [k for k in range(eqn.invars[place].aval.ndim) if k not in removed]
+        return {k: axis for axis, k in enumerate(remaining)}
 
     return rule
 

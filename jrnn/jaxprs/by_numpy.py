@@ -56,24 +56,24 @@ def evaluate(
     for var, value in [*zip(jaxpr.constvars, consts, strict=True), *zip(jaxpr.invars, args, strict=True)]:
         write(var, value)
     for eqn in jaxpr.eqns:
-        given, name = [read(atom) for atom in eqn.invars], eqn.primitive.name
+        operands, name = [read(atom) for atom in eqn.invars], eqn.primitive.name
         with np.errstate(all="ignore"):
             if wide and name in ("convert_element_type", "reduce_precision") and _are_wide(eqn):
-                outs = given
+                outs = operands
             elif name in LOOPS:
-                outs = LOOPS[name](partial(evaluate, wide=wide, trips=trips), given, **eqn.params)
-            elif (own := _of_elements(eqn, given)) is not None:
-                outs = [own(*given)]
-            elif name in MOVES and (out := MOVES[name](*given, **eqn.params)) is not None:
+                outs = LOOPS[name](partial(evaluate, wide=wide, trips=trips), operands, **eqn.params)
+            elif (own := _of_elements(eqn, operands)) is not None:
+                outs = [own(*operands)]
+            elif name in MOVES and (out := MOVES[name](*operands, **eqn.params)) is not None:
                 outs = out if eqn.primitive.multiple_results else [out]
             else:
-                outs = _by_jax(eqn, given, wide)
+                outs = _by_jax(eqn, operands, wide)
         for var, value in zip(eqn.outvars, outs, strict=True):
             write(var, value)
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _of_elements(eqn: Eqn, given: Sequence[Any]) -> Callable[..., Any] | None:
+def _of_elements(eqn: Eqn, operands: Sequence[Any]) -> Callable[..., Any] | None:
     """Returns numpy's function of elements for an equation, or None if there is none for the types of its operands."""
     row = primitives.row_of(eqn)
     if row.copies:
@@ -81,7 +81,7 @@ def _of_elements(eqn: Eqn, given: Sequence[Any]) -> Callable[..., Any] | None:
     if row.numpy is None:
         return None
     kinds, function = _parsed(eqn.primitive.name, row.numpy) if isinstance(row.numpy, str) else row.numpy
-    return function if all(v.dtype.kind in kinds for v in given) else None
+    return function if all(v.dtype.kind in kinds for v in operands) else None
 
 
 def _widened(dtype: Any) -> Any:
@@ -95,17 +95,17 @@ def _are_wide(eqn: Eqn) -> bool:
     return all(kinds)
 
 
-def _by_jax(eqn: Eqn, given: Sequence[Any], wide: bool) -> Any:
+def _by_jax(eqn: Eqn, operands: Sequence[Any], wide: bool) -> Any:
     name, params = eqn.primitive.name, eqn.params
     with jax.ensure_compile_time_eval():
         if wide and name not in ("convert_element_type", "iota"):
             with jax.enable_x64(True):
                 if name.startswith("scatter"):  # its own sum has the types of the jaxpr
-                    kept = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+                    keywords = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
                     scatter = getattr(jax.lax, name.replace("-", "_"))
-                    return [jax.device_get(scatter(*given, **{key: params[key] for key in kept}))]
-                return jax.device_get(bind(eqn, *given))
-        return bind(eqn, *given)
+                    return [jax.device_get(scatter(*operands, **{key: params[key] for key in keywords}))]
+                return jax.device_get(bind(eqn, *operands))
+        return bind(eqn, *operands)
 
 
 @functools.cache
@@ -127,17 +127,17 @@ def broadcast_in_dim(x, *, shape, broadcast_dimensions, **_):
 
 
 def dot_general(a, b, *, dimension_numbers, preferred_element_type, **_):
-    wanted = preferred_element_type or np.result_type(a, b)  # sums of int8 are made in int32
-    kinds = {np.dtype(v).kind for v in (wanted, a.dtype, b.dtype)}
-    dtype = np.dtype(np.float32) if "V" in kinds else np.result_type(a, b, wanted)
+    accumulate_dtype = preferred_element_type or np.result_type(a, b)  # sums of int8 are made in int32
+    kinds = {np.dtype(v).kind for v in (accumulate_dtype, a.dtype, b.dtype)}
+    dtype = np.dtype(np.float32) if "V" in kinds else np.result_type(a, b, accumulate_dtype)
     sides = []
     for x, over, batch in zip((a, b), *dimension_numbers, strict=True):
         free = [d for d in range(x.ndim) if d not in (*over, *batch)]
         sizes = [[x.shape[d] for d in dims] for dims in (batch, free, over)]
         moved = x.astype(dtype).transpose(*batch, *free, *over)
         sides.append((moved.reshape(*sizes[0], math.prod(sizes[1]), math.prod(sizes[2])), sizes))
-    (left, (batch, rows, _)), (right, (_, columns, _)) = sides
-    return np.reshape(left @ right.swapaxes(-1, -2), (*batch, *rows, *columns))
+    (lhs, (batch, rows, _)), (rhs, (_, columns, _)) = sides
+    return np.reshape(lhs @ rhs.swapaxes(-1, -2), (*batch, *rows, *columns))
 
 
 def convert_element_type(x, *, new_dtype, **_):
@@ -278,17 +278,21 @@ MOVES = {
 Values = Sequence[Any]
 
 
-def _closed(of: Callable, closed: Any, given: Values) -> list[Any]:
-    return of(closed.jaxpr, closed.consts, given) if hasattr(closed, "consts") else of(closed, (), given)
+def _closed(of: Callable, closed: Any, operands: Values) -> list[Any]:
+    return of(closed.jaxpr, closed.consts, operands) if hasattr(closed, "consts") else of(closed, (), operands)
 
 
-def _call(of: Callable, given: Values, *, jaxpr: Any = None, call_jaxpr: Any = None, **_: Any) -> list[Any]:
-    return _closed(of, jaxpr if call_jaxpr is None else call_jaxpr, given)
+def _call(of: Callable, operands: Values, *, jaxpr: Any = None, call_jaxpr: Any = None, **_: Any) -> list[Any]:
+    return _closed(of, jaxpr if call_jaxpr is None else call_jaxpr, operands)
 
 
-def _scan(of: Callable, given: Values, *, jaxpr: Any, length: int, reverse: bool, **params: Any) -> list[Any]:
+def _scan(of: Callable, operands: Values, *, jaxpr: Any, length: int, reverse: bool, **params: Any) -> list[Any]:
     num_consts, num_carry = scan_counts(params)
-    consts, carry, xs = given[:num_consts], given[num_consts : num_consts + num_carry], given[num_consts + num_carry :]
+    consts, carry, xs = (
+        operands[:num_consts],
+        operands[num_consts : num_consts + num_carry],
+        operands[num_consts + num_carry :],
+    )
     ys: list[Any] = [np.zeros((length, *a.shape), a.dtype) for a in jaxpr.out_avals[num_carry:]]
     for number, t in enumerate(range(length)[::-1] if reverse else range(length)):
         out = _closed(of, jaxpr, [*consts, *carry, *(x[t] for x in xs)])
@@ -302,7 +306,7 @@ def _scan(of: Callable, given: Values, *, jaxpr: Any, length: int, reverse: bool
 
 def _while(
     of: partial,
-    given: Values,
+    operands: Values,
     *,
     cond_jaxpr: Any,
     cond_nconsts: int,
@@ -310,10 +314,10 @@ def _while(
     body_nconsts: int,
     **_: Any,
 ) -> Values:
-    asked, used = given[:cond_nconsts], given[cond_nconsts : cond_nconsts + body_nconsts]
-    carry = given[cond_nconsts + body_nconsts :]
+    cond_consts, used = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
+    carry = operands[cond_nconsts + body_nconsts :]
     for number in itertools.count():
-        if not _closed(of, cond_jaxpr, [*asked, *carry])[0]:
+        if not _closed(of, cond_jaxpr, [*cond_consts, *carry])[0]:
             break
         if number == of.keywords["trips"]:
             raise Endless
@@ -321,25 +325,25 @@ def _while(
     return carry
 
 
-def _cond(of: Callable, given: Values, *, branches: Any, **_: Any) -> list[Any]:
-    return _closed(of, branches[min(max(int(given[0]), 0), len(branches) - 1)], given[1:])
+def _cond(of: Callable, operands: Values, *, branches: Any, **_: Any) -> list[Any]:
+    return _closed(of, branches[min(max(int(operands[0]), 0), len(branches) - 1)], operands[1:])
 
 
-def _checked(of: Callable, given: Values, *, products: Any, steps: Any, **_: Any) -> list[Any]:
-    results = _closed(of, products, given[1:])
-    return results if given[0] and all(np.isfinite(v).all() for v in results) else _closed(of, steps, given[1:])
+def _checked(of: Callable, operands: Values, *, products: Any, steps: Any, **_: Any) -> list[Any]:
+    results = _closed(of, products, operands[1:])
+    return results if operands[0] and all(np.isfinite(v).all() for v in results) else _closed(of, steps, operands[1:])
 
 
-def _linear_solve(of: Callable, given: Values, *, const_lengths: Any, jaxprs: Any, **_: Any) -> list[Any]:
+def _linear_solve(of: Callable, operands: Values, *, const_lengths: Any, jaxprs: Any, **_: Any) -> list[Any]:
     start = const_lengths.matvec + const_lengths.vecmat
-    consts = given[start : start + const_lengths.solve]
-    return _closed(of, jaxprs.solve, [*consts, *given[sum(const_lengths) :]])
+    consts = operands[start : start + const_lengths.solve]
+    return _closed(of, jaxprs.solve, [*consts, *operands[sum(const_lengths) :]])
 
 
 LOOPS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(LOWERED_CALLS, _call),
-    "custom_vmap_call": lambda of, given, *, call, **_: _closed(of, call, given),
-    "optimization_barrier": lambda of, given, **_: given,
+    "custom_vmap_call": lambda of, operands, *, call, **_: _closed(of, call, operands),
+    "optimization_barrier": lambda of, operands, **_: operands,
     "checked_linear_map": _checked,
     "custom_linear_solve": _linear_solve,
     "scan": _scan,

@@ -106,13 +106,13 @@ def body_of(eqn: jaxprs.Eqn) -> Any | None:
 
 def live(nodes: Sequence[FlatEquation], outputs: Iterable[Atom]) -> tuple[FlatEquation, ...]:
     """The nodes that `outputs` need."""
-    wanted = {v for v in outputs if isinstance(v, Var)}
-    kept = []
+    live_vars = {v for v in outputs if isinstance(v, Var)}
+    live_nodes = []
     for node in reversed(nodes):
-        if wanted.intersection(node.outputs):
-            kept.append(node)
-            wanted.update(v for v in node.inputs if isinstance(v, Var))
-    return tuple(reversed(kept))
+        if live_vars.intersection(node.outputs):
+            live_nodes.append(node)
+            live_vars.update(v for v in node.inputs if isinstance(v, Var))
+    return tuple(reversed(live_nodes))
 
 
 def source_of(eqn: jaxprs.Eqn) -> str:

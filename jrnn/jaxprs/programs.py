@@ -77,16 +77,16 @@ def opened(closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any] 
     return Program(tuple(consts), tuple(consts.values()), tuple(jaxpr.invars), eqns, outs)
 
 
-def placed(program: Program, given: Sequence[Atom], eqn: Eqn, names: Names) -> Iterator[Eqn]:
+def placed(program: Program, operands: Sequence[Atom], eqn: Eqn, names: Names) -> Iterator[Eqn]:
     """Yields the equations of a program in the place of an equation, each time with other variables.
 
     Args:
         program: the program, without constants.
-        given: what stands for its inputs.
+        operands: what stands for its inputs.
         eqn: the equation.
         names: gets what stands for the results of the equation.
     """
-    inside = dict(zip(program.invars, given, strict=True))
+    inside = dict(zip(program.invars, operands, strict=True))
     info = eqn.source_info
     yield from _opened(program.eqns, inside, {}, LOWERED_CALLS, lambda call, _: info, info)
     names.update(zip(eqn.outvars, [named(inside, a) for a in program.outvars], strict=True))
@@ -105,26 +105,29 @@ def _opened(
         call: the source information of the call that they are in, where they have other variables.
     """
     for eqn in eqns:
-        given, outs = [named(names, a) for a in eqn.invars], eqn.outvars
+        operands, outs = [named(names, a) for a in eqn.invars], eqn.outvars
         body, name = calls(eqn) if callable(calls) else called(eqn, calls), eqn.primitive.name
         info = eqn.source_info if call is None else within(call, eqn)
         if body is not None:
             jaxpr = jaxpr_of(body)
-            inside, held = dict(zip(jaxpr.invars, given, strict=True)), {v: Var(v.aval) for v in jaxpr.constvars}
-            consts.update(zip(held.values(), getattr(body, "consts", ())))
-            inside.update(held)
+            inside, body_consts = (
+                dict(zip(jaxpr.invars, operands, strict=True)),
+                {v: Var(v.aval) for v in jaxpr.constvars},
+            )
+            consts.update(zip(body_consts.values(), getattr(body, "consts", ())))
+            inside.update(body_consts)
             yield from _opened(jaxpr.eqns, inside, consts, calls, within, info)
             names.update(zip(outs, [named(inside, a) for a in jaxpr.outvars]))
         elif name == "copy":
-            names.update(zip(outs, given))
-        elif name == "convert_element_type" and is_literal(given[0]) and not given[0].aval.shape:
-            names[outs[0]] = Literal(np.asarray(given[0].val).astype(outs[0].aval.dtype), outs[0].aval)
+            names.update(zip(outs, operands))
+        elif name == "convert_element_type" and is_literal(operands[0]) and not operands[0].aval.shape:
+            names[outs[0]] = Literal(np.asarray(operands[0].val).astype(outs[0].aval.dtype), outs[0].aval)
         else:
             if call is not None:
                 outs = [Var(v.aval) for v in outs]
                 names.update(zip(eqn.outvars, outs))
             ctx = jax_internals.context_of(eqn, without=TAG if _is_tagged(eqn) else None)
-            yield eqn.replace(invars=given, outvars=outs, source_info=info, ctx=ctx)
+            yield eqn.replace(invars=operands, outvars=outs, source_info=info, ctx=ctx)
 
 
 def named(names: Names, atom: Atom) -> Atom:
@@ -156,10 +159,10 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
 
 def replaced(values: Sequence[Any], places: Sequence[int], new: Iterable[Any]) -> list[Any]:
     """Returns the values, with new ones at some places."""
-    given = list(values)
+    result = list(values)
     for i, v in zip(places, new):
-        given[i] = v
-    return given
+        result[i] = v
+    return result
 
 
 def read(env: Env, atom: Atom) -> Any:

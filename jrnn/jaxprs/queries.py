@@ -82,13 +82,13 @@ def needed(
     ['add']
     """
     want = dict.fromkeys(variables(outs))
-    kept = []
+    needed_eqns = []
     for eqn in reversed(eqns):
-        wanted = [v for v in eqn.outvars if v in want and v not in available]
-        if wanted or (effects and eqn.effects):
-            kept.append(eqn)
+        needed_results = [v for v in eqn.outvars if v in want and v not in available]
+        if needed_results or (effects and eqn.effects):
+            needed_eqns.append(eqn)
             want.update(dict.fromkeys(inputs(eqn)))
-    return kept[::-1], [v for v in want if v in available]
+    return needed_eqns[::-1], [v for v in want if v in available]
 
 
 def free_variables(eqns: Sequence[Eqn]) -> list[Var]:

@@ -84,9 +84,9 @@ def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
         return _CONTROL[kind](eqn, operands, name)
     if kind in _RULES:
         return [_RULES[kind](eqn, *operands)]
-    given, line = eqn.invars[0].aval.str_short(), source_line(eqn)
+    operand, line = eqn.invars[0].aval.str_short(), source_line(eqn)
     raise ConversionError(
-        f"{name}: {kind} of {given} has no rule for complex numbers{line and f' ({line})'}; compute with the real and the "
+        f"{name}: {kind} of {operand} has no rule for complex numbers{line and f' ({line})'}; compute with the real and the "
         "imaginary part"
     )
 
@@ -109,10 +109,10 @@ def _size(z: Pair) -> Any:
 def _power(eqn: jaxprs.Eqn, z: Pair) -> Pair:
     exponent = eqn.params["y"]
     one = Pair(jnp.ones_like(z.re), jnp.zeros_like(z.re))
-    power, square, left = one, z, abs(exponent)
-    while left:
-        power = power * square if left % 2 else power
-        square, left = square * square, left // 2
+    power, square, remaining = one, z, abs(exponent)
+    while remaining:
+        power = power * square if remaining % 2 else power
+        square, remaining = square * square, remaining // 2
     return power if exponent >= 0 else one / power
 
 
@@ -126,8 +126,8 @@ def _converted(eqn: jaxprs.Eqn, x: Any) -> Any:
 
 
 def _product(eqn: jaxprs.Eqn, a: Pair, b: Pair) -> Pair:
-    wanted = eqn.params["preferred_element_type"]
-    part = None if wanted is None else jnp.finfo(wanted).dtype
+    preferred = eqn.params["preferred_element_type"]
+    part = None if preferred is None else jnp.finfo(preferred).dtype
 
     def dot(x: Any, y: Any) -> Any:
         return jaxprs.bind(eqn, x, y, preferred_element_type=part)[0]

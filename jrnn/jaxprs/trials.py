@@ -56,22 +56,22 @@ def drawn(rng: np.random.Generator, example: Any) -> Any:
     return noise if is_spec else np.asarray(example, np.float32) + 0.1 * noise
 
 
-def close(computed: Any, wanted: Any) -> bool:
+def close(computed: Any, expected: Any) -> bool:
     """Whether arrays agree, relative to the larger of 1 and the largest number; NaN equals NaN.
 
     To TOLERANCE, and for types of fewer bits to a few roundings, as each operator may round in another place.
     """
-    computed, wanted = np.asarray(computed), np.asarray(wanted)
-    if computed.shape != wanted.shape:
+    computed, expected = np.asarray(computed), np.asarray(expected)
+    if computed.shape != expected.shape:
         return False
-    if not is_smooth(wanted):
-        return bool((computed == wanted).all())
-    tolerance = max(TOLERANCE, 4 * float(jnp.finfo(wanted.dtype).eps)) if wanted.dtype.itemsize <= 2 else TOLERANCE
-    wide = np.complex128 if jnp.issubdtype(wanted.dtype, jnp.complexfloating) else np.float64
-    computed, wanted = computed.astype(wide), wanted.astype(wide)
-    finite = wanted[np.isfinite(wanted)]
+    if not is_smooth(expected):
+        return bool((computed == expected).all())
+    tolerance = max(TOLERANCE, 4 * float(jnp.finfo(expected.dtype).eps)) if expected.dtype.itemsize <= 2 else TOLERANCE
+    wide = np.complex128 if jnp.issubdtype(expected.dtype, jnp.complexfloating) else np.float64
+    computed, expected = computed.astype(wide), expected.astype(wide)
+    finite = expected[np.isfinite(expected)]
     scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
-    return np.allclose(computed, wanted, rtol=0.0, atol=tolerance * scale, equal_nan=True)
+    return np.allclose(computed, expected, rtol=0.0, atol=tolerance * scale, equal_nan=True)
 
 
 def central_difference(value: Callable[[Any], Any], point: Any, towards: Any, step: float) -> Any:

@@ -28,9 +28,9 @@ class AffineStep:
         carries: the positions of the carries s.
         sums: the positions of carries that only add, and that nothing else reads, with the values that they add.
         values: affine values, from which the rest of the step is computed without s.
-        early: the equations of the new carries and of `values` that do not depend on s.
+        before_affine: the equations of the new carries and of `values` that do not depend on s.
         affine: those that do.
-        late: the equations of the outputs and of the sums, from inputs and `values`.
+        after_affine: the equations of the outputs and of the sums, from inputs and `values`.
         reads: for the carries, then for the values: the places in `carries` that they read, now or after some steps.
     """
 
@@ -38,9 +38,9 @@ class AffineStep:
     carries: tuple[int, ...]
     sums: Mapping[int, Sequence[Atom]]
     values: tuple[Var, ...]
-    early: tuple[Eqn, ...]
+    before_affine: tuple[Eqn, ...]
     affine: tuple[Eqn, ...]
-    late: tuple[Eqn, ...]
+    after_affine: tuple[Eqn, ...]
     reads: tuple[frozenset[int], ...]
 
     @property
@@ -63,22 +63,22 @@ def affine_step(loop: Loop) -> AffineStep:
     if not carry:
         raise NotAffine("nothing is carried but sums")
     moving = jaxprs.depends(loop.eqns, carry)
-    made = _affine_values(loop, carry, moving)
-    known = {*carry, *made, *loop.inputs, *(v for e in loop.eqns for v in e.outvars if v not in moving)}
+    affine_values = _affine_values(loop, carry, moving)
+    known = {*carry, *affine_values, *loop.inputs, *(v for e in loop.eqns for v in e.outvars if v not in moving)}
     for atom in new:
         if not jaxprs.is_literal(atom) and atom not in known:
             why = "a carry is not affine with coefficients that are the same at all steps"
             raise NotAffine(why, jaxprs.needed(loop.eqns, [atom], known)[0][0])
     targets = dict.fromkeys(jaxprs.variables([*loop.ys, *(v for values in sums.values() for v in values)]))
-    given = {*loop.consts, *loop.xs}
+    step_inputs = {*loop.consts, *loop.xs}
     # What changes a sign is computed from what it changes.
-    named = {v for v, eqn in made.items() if not _is_sign(eqn) or v in targets}
-    late, read = jaxprs.needed(loop.eqns, targets, {*given, *carry, *named})
+    named = {v for v, eqn in affine_values.items() if not _is_sign(eqn) or v in targets}
+    after_affine, read = jaxprs.needed(loop.eqns, targets, {*step_inputs, *carry, *named})
     values = [v for v in read if v in named or v in carry]
-    path, _ = jaxprs.needed(loop.eqns, [*new, *values], {*given, *carry})
-    early, affine = ([e for e in path if (e.outvars[0] in moving) == moves] for moves in (False, True))
+    path, _ = jaxprs.needed(loop.eqns, [*new, *values], {*step_inputs, *carry})
+    before_affine, affine = ([e for e in path if (e.outvars[0] in moving) == moves] for moves in (False, True))
     reads = _reads(affine, carry, new, values)
-    return AffineStep(loop, carries, sums, *map(tuple, (values, early, affine, late)), reads)
+    return AffineStep(loop, carries, sums, *map(tuple, (values, before_affine, affine, after_affine)), reads)
 
 
 def _is_number(v: Var) -> bool:
@@ -101,12 +101,12 @@ def _is_read(loop: Loop, i: int) -> bool:
 
 def _affine_values(loop: Loop, carry: Collection[Var], moving: Collection[Var]) -> dict[Var, Eqn]:
     """Returns the equations of values that are affine in the carry and read it, by their results."""
-    varying, made = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs)), dict[Var, Eqn]()
+    varying, affine_values = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs)), dict[Var, Eqn]()
     for eqn in loop.eqns:
         reads = [v for v in jaxprs.inputs(eqn) if v in moving]
-        if reads and _is_affine(eqn, varying) and all(v in made or v in carry for v in reads):
-            made[eqn.outvars[0]] = eqn
-    return made
+        if reads and _is_affine(eqn, varying) and all(v in affine_values or v in carry for v in reads):
+            affine_values[eqn.outvars[0]] = eqn
+    return affine_values
 
 
 def _is_affine(eqn: Eqn, varying: Collection[Var]) -> bool:

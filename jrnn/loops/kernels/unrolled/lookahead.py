@@ -74,7 +74,7 @@ def _derivatives(step: AffineStep, consts: Values) -> Any:
     """Returns the derivatives of the new carries, of the values and of all affine results, in float64: [_, n]."""
     loop, wide = step.loop, jnp.float64
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    fixed = [e for e in step.early if not any(v in varying for v in e.outvars)]
+    fixed = [e for e in step.before_affine if not any(v in varying for v in e.outvars)]
     env = {v: x.astype(wide) if x.dtype == jnp.float32 else x for v, x in zip(loop.consts, consts)}
     jaxprs.evaluate(fixed, env, _widely)
     read = [*step.new, *step.values, *(e.outvars[0] for e in step.affine)]
@@ -129,11 +129,11 @@ def ahead_trip(step: AffineStep, powers: Powers, size: int, consts: Values) -> T
         ahead, ys = [jnp.zeros_like(s) for s in old], list[Any]([None] * size)
         for k, row in enumerate(range(size)[:: -1 if loop.reverse else 1]):
             env = {**known, **dict(zip(loop.xs, (r[row] for r in rows)))}
-            own = jaxprs.evaluate([*step.early, *step.affine], {**env, **dict(zip(step.carry, ahead))})
+            own = jaxprs.evaluate([*step.before_affine, *step.affine], {**env, **dict(zip(step.carry, ahead))})
             for i, v in enumerate(step.values):
                 env[v] = plus(own[v], powers.to_values[k, i], old, step.reads[count + i])
             ahead = lax.optimization_barrier([jaxprs.value(own, a) for a in step.new])
-            jaxprs.evaluate(step.late, env)
+            jaxprs.evaluate(step.after_affine, env)
             ys[row] = [jaxprs.value(env, a) for a in loop.ys]
             for i, values in step.sums.items():
                 new[i] = reduce(add, [jaxprs.value(env, v) for v in values], new[i])
