@@ -47,6 +47,7 @@ TABLES = runpy.run_path(str(DOCS / "tables.py"))
         ("recurrent_network.md", 15),
         ("scan.md", 15),
         ("seq2seq.md", 8),
+        ("sequences.md", 20),
         ("speed_up.md", 15),
         ("start.md", 5),
     ],

@@ -20,6 +20,7 @@ RUN_ELSEWHERE = [
     "docs/caffe2.md",
     "docs/checking.md",
     "docs/nn.md",
+    "docs/sequences.md",
     "docs/plans.md",
     "docs/serving.md",
 ]  # by other tests

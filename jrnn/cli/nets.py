@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jrnn.cli.feeds import parse_feeds
-from jrnn.cli.output import terminal, write_json
+from jrnn.cli.output import say_written, terminal, write_json
 from jrnn.cli.subjects import subject_of_config
 from jrnn.cli.tools import wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
@@ -69,6 +69,7 @@ def run_command(args: argparse.Namespace) -> int:
         print(f"{name} {describe_value(values[name])}\n{values[name]}")
         if args.out:
             _save(files[name], name, values[name])
+    say_written(*files.values())
     return 0
 
 
@@ -114,7 +115,7 @@ def show_command(args: argparse.Namespace) -> int:
     blobs = _run_before(before, blobs, args.seed)
     if draw:
         _write(args.out, draw(net))
-        print(f"wrote {args.out}")
+        say_written(args.out)
         return 0
     try:
         shapes = infer_shapes(net, blobs, key=jax.random.key(args.seed))
@@ -172,6 +173,8 @@ def _print_parameters(net: Net, blobs: Mapping[str, Any]) -> None:
 def check_command(args: argparse.Namespace) -> int:
     if is_model(args.net):
         return _check_model(args)
+    if args.out is not None and args.out.suffix != ".html":
+        raise UsageError(f"--out {args.out}: must end in .html")
     with jax.enable_x64(True), Heartbeat(terminal(sys.stderr), f"reading {args.net}") as beat:
         subject = _subject(args)
         tolerance = gradients.TOLERANCE if subject.exact else gradients.INEXACT
@@ -188,6 +191,7 @@ def check_command(args: argparse.Namespace) -> int:
     for line in (*report.notes, *(() if report.fault is None else (f"first fault: {report.fault}",))):
         print(line)
     print(report.verdict())
+    say_written(args.out, args.json)
     return 0 if report.agrees else 1
 
 
@@ -248,7 +252,7 @@ def convert_command(args: argparse.Namespace) -> int:
             write_plan(replace(model, networks=tuple(map(upgrade, model.networks))), out)
         else:
             write_net(upgrade(_one_net(model, args.network)[0]), out)
-    print(f"wrote {out}")
+    say_written(out)
     return 0
 
 

@@ -73,6 +73,13 @@ def write_json(path: str, values: Any) -> None:
         write_whole(Path(path), f"{text}\n".encode(), UsageError)
 
 
+def say_written(*paths: str | Path | None) -> None:
+    """Names the files that a command wrote, last."""
+    for path in paths:
+        if path is not None and str(path) != "-":
+            print(printable(f"wrote {path}"))
+
+
 class OutputError(Exception):
     """The output of a command cannot be written."""
 

@@ -12,7 +12,7 @@ from jrnn.bench import compile_for, measure, own_step
 from jrnn.bench.suites import SuiteOptions, suite_of
 from jrnn.cli import doctor
 from jrnn.cli.feeds import parse_feeds
-from jrnn.cli.output import terminal
+from jrnn.cli.output import say_written, terminal
 from jrnn.errors import UsageError, near
 from jrnn.nets.ops import catalog
 
@@ -46,13 +46,16 @@ def bench_command(args: argparse.Namespace) -> int:
             if is_given:
                 raise UsageError(f"{option} means nothing for a step of your own, {args.step}")
         own_step.run(args.step, parse_feeds(args.feed, args.seed), options)
-        return 0
-    if args.feed:
+    elif args.feed:
         raise UsageError("--feed gives the arrays of a step of your own: name it, as in jrnn bench cells.py:step")
-    if args.compile_for:
+    elif args.compile_for:
         if args.suite != "scan":
             raise UsageError(f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}")
+        if args.plot:
+            raise UsageError("--out draws times: it means nothing with --compile-for, which measures none")
         compile_for.run(args.compile_for, options)
     else:
         measure.run(options, suite_of(options))
+    if args.json != "-":
+        say_written(args.json, args.plot)
     return 0

@@ -13,7 +13,7 @@ import jax
 
 from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.nets import package_to_python
-from jrnn.cli.output import INTERRUPTED, MISTAKE, terminal, write_json
+from jrnn.cli.output import INTERRUPTED, MISTAKE, say_written, terminal, write_json
 from jrnn.cli.tools import wide_console
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError, UsageError, printable
 from jrnn.files import read_text, write_whole
@@ -169,7 +169,7 @@ def predict_command(args: argparse.Namespace) -> int:
         print(text, end="")
     else:
         write_whole(args.out, text.encode(), UsageError)
-        print(f"wrote {args.out}")
+        say_written(args.out)
     return 0
 
 
@@ -188,13 +188,13 @@ def export_command(args: argparse.Namespace) -> int:
         raise UsageError(f"--batch and --time are for files that end in {', '.join(EXPORTS)} or .py")
     else:
         model.save(args.out)
-    print(f"wrote {args.out}")
+    say_written(args.out)
     return 0
 
 
 def plot_command(args: argparse.Namespace) -> int:
     plot_runs(args.runs, args.out)
-    print(f"wrote {args.out}")
+    say_written(args.out)
     return 0
 
 
@@ -204,6 +204,7 @@ def runs_command(args: argparse.Namespace) -> int:
         write_json(args.json, [asdict(run) for run in summaries])
     if args.json != "-":
         wide_console().print(*runs_tables(summaries))
+        say_written(args.json)
     return 0
 
 

@@ -220,7 +220,8 @@ def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
     for name in names:
         if name not in trees:
             raise GradientError(
-                f"the function's argument {name!r} is not given: {name}=normal[2,3], or {name}/0=normal[2,3], ..."
+                f"the function's argument {name!r} is not given: --feed {name}=normal[2,3], or --feed {name}/0=normal[2,3] "
+                "for the parts of a tuple"
             )
     return [_as_tuples(trees[name]) for name in names]
 

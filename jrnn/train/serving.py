@@ -262,7 +262,9 @@ class TrainedModel:
         """
         path, config = self.origin.path, self.origin.config
         if config.kind.write is None:
-            other = f"jrnn predict {path}" if config.kind.predict is not None else "call the model"
+            other = (
+                f"use jrnn predict {path}" if config.kind.predict is not None else f"call jrnn.load_run({str(path)!r})"
+            )
             raise ConfigError(f"{path}: a model of task {config.task!r} writes no text; {other}")
         given = {name: value for name, value in changes.items() if value is not None}
         known = [f.name for f in fields(config.sample)]
@@ -285,7 +287,11 @@ class TrainedModel:
         """
         config = self.origin.config
         if config.kind.predict is None:
-            other = f"jrnn sample {self.name}" if config.kind.write is not None else "call the model"
+            other = (
+                f"use jrnn sample {self.name}"
+                if config.kind.write is not None
+                else f"call jrnn.load_run({self.name!r})"
+            )
             raise ConfigError(f"{self.name}: a model of task {config.task!r} predicts no file; {other}")
         return config.kind.predict(Trained(config, self.origin.kept, self.origin.model, self.params), path)
 

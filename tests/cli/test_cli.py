@@ -68,7 +68,7 @@ def test_run_prints_and_saves_what_is_fetched(files, capsys):
     feeds = ["--feed", "x=x.npy", "--feed", "w=[[1, 2, 3], [0.5, 0, 0]]", "--feed", "b=[0, 10]"]
     assert main(["run", "net.pbtxt", *feeds, "--out", "out"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("y float32[2,2]\n[[ 6.  10.5]")
+    assert out.startswith("y float32[2,2]\n[[ 6.  10.5]") and out.endswith("\nwrote out/y.npy\n")
     np.testing.assert_array_equal(np.load(files / "out" / "y.npy"), [[6, 10.5], [6, 10.5]])
     assert main(["run", "net.pbtxt", *feeds, "--fetch", "loss", "--fetch", "b"]) == 0
     assert capsys.readouterr().out == "loss float32[]\n8.25\nb int32[2]\n[ 0 10]\n"
@@ -91,7 +91,7 @@ execution_step { name: "loop" network: "count" should_stop_blob: "done" }
 def test_run_of_a_plan(files, capsys):
     write_plan(read_plan(PLAN.encode()), files / "plan.pb")
     assert main(["run", "plan.pb", "--fetch", "i", "--out", "out"]) == 0
-    assert capsys.readouterr().out == "i int64[]\n5\n"
+    assert capsys.readouterr().out == "i int64[]\n5\nwrote out/i.npy\n"
     assert np.load(files / "out" / "i.npy") == 5
     assert main(["run", "plan.pb"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[::2]] == ["i", "one", "five", "done"]
@@ -217,7 +217,7 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
     assert (forecast := capsys.readouterr().out).startswith("step,demand\n1,")
     assert main(["predict", "runs/forecast", "--out", "next.csv"]) == 0
     assert (files / "next.csv").read_text() == forecast
-    assert "writes no text; jrnn predict runs/forecast" in fails(capsys, "sample", "runs/forecast")
+    assert "writes no text; use jrnn predict runs/forecast" in fails(capsys, "sample", "runs/forecast")
 
 
 def test_configs_prints_a_config_and_keys(files, capsys):
@@ -289,6 +289,11 @@ def test_a_sweep_trains_each_combination(files, capsys):
         (["bench", "--cells", "lsmt"], "there is no cell 'lsmt';"),
         (["train", "nope.toml"], "nope.toml: no such file; `jrnn configs` lists"),
         (["train", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
+        (["check", "net.pbtxt", "--out", "page.txt"], "--out page.txt: must end in .html"),
+        (
+            ["bench", "--compile-for", "h100", "--out", "a.svg"],
+            "--out draws times: it means nothing with --compile-for",
+        ),
         (["configs", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
         (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),
         (["train", "text.toml"], "missing.txt: no such file"),

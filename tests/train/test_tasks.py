@@ -221,7 +221,7 @@ def test_a_classifier_learns(tmp_path, quiet):
     assert result.metrics["accuracy"] > 0.9
     assert result.unit == "nats"
     model = load_run(tmp_path / "r")
-    with pytest.raises(ConfigError, match="a model of task 'classification' writes no text; jrnn predict"):
+    with pytest.raises(ConfigError, match="a model of task 'classification' writes no text; use jrnn predict"):
         model.sample()
     rows = [line.split(",") for line in model.predict().splitlines()]
     assert rows[0] == ["example", "class", "probability"] and len(rows) == 201

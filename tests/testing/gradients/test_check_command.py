@@ -186,7 +186,7 @@ def test_mistakes(files, capsys):
     for argv, message in (
         (
             ["steps.py:step", "--feed", "x=normal[2,3]"],
-            "the function's argument 'carry' is not given: carry=normal[2,3]",
+            "the function's argument 'carry' is not given: --feed carry=normal[2,3]",
         ),
         (
             ["steps.py:step", "--feed", "cary=normal[2,3]"],
