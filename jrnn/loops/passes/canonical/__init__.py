@@ -76,8 +76,8 @@ def _unplaced(loop: Loop) -> Loop:
         return isinstance(value, NamedSharding) and {*value.mesh.axis_types} <= {AxisType.Auto, AxisType.Manual}
 
     def unplaced(eqn: Any) -> Any:
-        gone = {name: None for name in ("sharding", "out_sharding") if says_nothing(eqn.params.get(name))}
-        return eqn.replace(params={**eqn.params, **gone}) if gone else eqn
+        cleared = {name: None for name in ("sharding", "out_sharding") if says_nothing(eqn.params.get(name))}
+        return eqn.replace(params={**eqn.params, **cleared}) if cleared else eqn
 
     return replace(loop, eqns=tuple(map(unplaced, loop.eqns)))
 

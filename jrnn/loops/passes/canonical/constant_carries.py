@@ -46,8 +46,8 @@ class Settled:
         last, ys = run([*consts, *(init[i] for i in self.constants)], carry, [*xs, *counts], length)
         known = {i: init[i] for i in self.constants}
         known |= {i: _counted(init[i], by, jnp.asarray(length)) for i, by in self.counters}
-        given = iter(last)
-        return [known[i] if i in known else next(given) for i in range(len(init))], list(ys)
+        remaining = iter(last)
+        return [known[i] if i in known else next(remaining) for i in range(len(init))], list(ys)
 
     def said_of(self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]) -> list[Sequence[T]]:
         """Returns what is said of each constant, carry and input of the original loop for those of the rewritten one."""

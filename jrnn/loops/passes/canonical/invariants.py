@@ -37,8 +37,8 @@ def invariants_first(loop: Loop) -> tuple[Loop, Invariants | None]:
     Invariant: every value is unchanged.
     """
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    stays = {v for e in loop.eqns if not _is_computed_once(e) for v in e.outvars}
-    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(varying, jaxprs.depends(loop.eqns, stays))
+    repeated = {v for e in loop.eqns if not _is_computed_once(e) for v in e.outvars}
+    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(varying, jaxprs.depends(loop.eqns, repeated))
     computed = [e for e in loop.eqns if not of_constants.isdisjoint(e.outvars)]
     if all(map(primitives.is_view, computed)):
         return loop, None

@@ -58,7 +58,7 @@ class Laid:
     def split(self, which: Iterable[int] | None = None) -> Laid:
         """Returns the value with merged axes apart: those groups that have some of the given axes, or all groups."""
         some = None if which is None else {*which}
-        groups = [g for group in self.groups for g in ([group] if _stays(group, some) else [(a,) for a in group])]
+        groups = [g for group in self.groups for g in ([group] if _is_whole(group, some) else [(a,) for a in group])]
         return self if groups == list(self.groups) else self._reshaped(tuple(groups))
 
     def laid(self, groups: Groups) -> Laid:
@@ -109,13 +109,13 @@ def sizes(shape: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
     return tuple(math.prod([shape[a] for a in group]) for group in groups)
 
 
-def _stays(group: tuple[int, ...], some: set[int] | None) -> bool:
+def _is_whole(group: tuple[int, ...], some: set[int] | None) -> bool:
     return len(group) == 1 or (some is not None and some.isdisjoint(group))
 
 
-def _pieces(groups: Groups, given: Groups) -> list[tuple[int, ...]]:
-    """Returns the given groups in the order of other groups, which may merge them."""
-    return [g for group in groups for g in ([group] if group in given else [(a,) for a in group])]
+def _pieces(groups: Groups, whole_groups: Groups) -> list[tuple[int, ...]]:
+    """Returns `whole_groups` in the order of other groups, which may merge them."""
+    return [g for group in groups for g in ([group] if group in whole_groups else [(a,) for a in group])]
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,8 @@ class Lookups:
     ) -> Results:
         env, stacked = dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
         jaxprs.over_time(self.loop.eqns, [lookup.index for lookup in self.lookups], env, stacked)
-        given = [lookup.over_time(self.loop.eqns, env, stacked, length) for lookup in self.lookups]
-        return run(consts, init, [*xs, *given], length)
+        looked_up = [lookup.over_time(self.loop.eqns, env, stacked, length) for lookup in self.lookups]
+        return run(consts, init, [*xs, *looked_up], length)
 
 
 def read_in_order(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Lookups | None]:

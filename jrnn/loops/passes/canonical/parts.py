@@ -72,8 +72,8 @@ class Parts:
     ) -> Results:
         parts = [part for division, value in zip(self.divisions, init) for part in division.apart(value)]
         last, ys = run(consts, parts, xs, length)
-        given = iter(last)
-        whole = [division.together([next(given) for _ in range(division.parts)]) for division in self.divisions]
+        leaves = iter(last)
+        whole = [division.together([next(leaves) for _ in range(division.parts)]) for division in self.divisions]
         return whole, list(ys)
 
     def said_of(self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]) -> list[Sequence[T]]:
@@ -105,8 +105,8 @@ def in_parts(loop: Loop) -> tuple[Loop, Parts | None]:
     step = _Step(loop, parts, reading)
     types = [(v.aval, division, shape) for v, division in zip(loop.carry, parts.divisions) for shape in division.shapes]
     avals = [aval if division.is_whole else aval.update(shape=shape) for aval, division, shape in types]
-    given = [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)]
-    return loop.traced(step.run, given, len(avals)), parts
+    input_avals = [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)]
+    return loop.traced(step.run, input_avals, len(avals)), parts
 
 
 class _Reading:
@@ -209,16 +209,16 @@ class _Step:
         self.division_of = {**of_carry, **reading.apart}
 
     def run(self, *args: Any) -> list[Any]:
-        given, loop = iter(args), self.loop
-        env: Env = {v: next(given) for v in loop.consts}
+        values_of_inputs, loop = iter(args), self.loop
+        env: Env = {v: next(values_of_inputs) for v in loop.consts}
         apart: dict[Var, list[Any]] = {}
         for v, division in zip(loop.carry, self.parts.divisions):
-            values = [next(given) for _ in range(division.parts)]
+            values = [next(values_of_inputs) for _ in range(division.parts)]
             if division.is_whole:
                 env[v] = values[0]
             else:
                 apart[v] = values
-        env.update((v, next(given)) for v in loop.xs)
+        env.update((v, next(values_of_inputs)) for v in loop.xs)
         for eqn in loop.eqns:
             with jaxprs.in_scope(eqn):
                 self._evaluate(eqn, env, apart)
@@ -238,7 +238,7 @@ class _Step:
                 each = zip(*(self._parts(a, division, env, apart) for a in eqn.invars))
                 apart[out] = [jaxprs.bind(eqn, *operands)[0] for operands in each]
         elif of_source is not None and of_source.cuts and _cuts(eqn, of_source.axis) is not None:
-            self._take(eqn, of_source, env, apart)
+            self._slice_parts(eqn, of_source, env, apart)
         elif of_source is not None and not of_source.cuts and eqn.primitive.name == "reshape":
             env[out] = apart[source][0]
         else:
@@ -257,7 +257,7 @@ class _Step:
             at = end
         return parts
 
-    def _take(self, eqn: Eqn, division: Division, env: Env, apart: dict[Var, list[Any]]) -> None:
+    def _slice_parts(self, eqn: Eqn, division: Division, env: Env, apart: dict[Var, list[Any]]) -> None:
         """Evaluates slices of a value that is divided."""
         parts, bounds = apart[eqn.invars[0]], division.bounds
         if eqn.primitive.name == "slice":

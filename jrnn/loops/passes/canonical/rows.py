@@ -20,7 +20,7 @@ class RowAxes:
 
     Attributes:
         merged: whether all axes of rows become one.
-        turned: whether a product reads or makes rows that are not first, as `W x` does with a constant matrix W.
+        has_transposed_rows: a product reads or computes rows that are not first, as `W x` does with a constant matrix W.
     """
 
     def __init__(self, loop: Loop, merge: bool):
@@ -58,7 +58,7 @@ class RowAxes:
         of_products = [
             v for e in loop.eqns if e.primitive.name == "dot_general" for v in (*jaxprs.inputs(e), *e.outvars)
         ]
-        self.turned = any(self._of(v) and self.groups(v) != natural(v.aval.shape) for v in of_products)
+        self.has_transposed_rows = any(self._of(v) and self.groups(v) != natural(v.aval.shape) for v in of_products)
 
     def _root(self, v: Var, axis: int) -> axes.Axis:
         return self._classes.root((v, axis))

@@ -73,13 +73,13 @@ def _reshape(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[L
             others.append((old, new))
     x = x.bare().split([a for old, _ in others for a in old])
     first = {old[0]: new for old, new in others}
-    gone = {a for old, _ in others for a in old[1:]}
-    order = [g for group in x.groups if group[0] not in gone for g in _with_block(group, others)]
+    merged_axes = {a for old, _ in others for a in old[1:]}
+    order = [g for group in x.groups if group[0] not in merged_axes for g in _with_block(group, others)]
     x = x.laid(tuple(order))
     groups = [
         g
         for group in x.groups
-        if group[0] not in gone
+        if group[0] not in merged_axes
         for g in ([(a,) for a in first[group[0]]] if group[0] in first else [tuple(to[a] for a in group)])
     ]
     size = sizes(shape, tuple(groups))
@@ -120,10 +120,10 @@ def _reduce(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[La
         return None
     over, (x,) = {*eqn.params["axes"]}, operands
     x = x.bare().split([a for group in x.groups if not over.issuperset(group) for a in over.intersection(group)])
-    kept = [a for a in range(len(x.shape)) if a not in over]
+    remaining = [a for a in range(len(x.shape)) if a not in over]
     places = tuple(i for i, group in enumerate(x.groups) if over.issuperset(group))
     array = jaxprs.bind(eqn, x.array, axes=places)[0] if places else x.array
-    groups = tuple(tuple(kept.index(a) for a in g) for i, g in enumerate(x.groups) if i not in places)
+    groups = tuple(tuple(remaining.index(a) for a in g) for i, g in enumerate(x.groups) if i not in places)
     return [Laid(array, eqn.outvars[0].aval.shape, groups)]
 
 
@@ -216,17 +216,17 @@ def _cut(x: Laid, cuts: dict[int, tuple[int, int, int]], shape: Sequence[Any]) -
         if place is not None:
             starts[place], ends[place], steps[place] = start, end, step
     array = jax.lax.slice(x.array, starts, ends, None if set(steps) <= {1} else steps)
-    gone = [place for a in cuts if is_unit(shape[a]) and (place := x.place(a)) is not None]
-    array = jax.lax.squeeze(array, gone) if gone else array
-    return Laid(array, tuple(shape), tuple(g for i, g in enumerate(x.groups) if i not in gone))
+    removed = [place for a in cuts if is_unit(shape[a]) and (place := x.place(a)) is not None]
+    array = jax.lax.squeeze(array, removed) if removed else array
+    return Laid(array, tuple(shape), tuple(g for i, g in enumerate(x.groups) if i not in removed))
 
 
 def _slice(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
     (x,), p = operands, eqn.params
     shape = eqn.outvars[0].aval.shape
     strides = p["strides"] or (1,) * len(shape)
-    given = enumerate(zip(p["start_indices"], p["limit_indices"], strides))
-    cuts = {a: cut for a, cut in given if cut != (0, x.shape[a], 1)}
+    slices = enumerate(zip(p["start_indices"], p["limit_indices"], strides))
+    cuts = {a: cut for a, cut in slices if cut != (0, x.shape[a], 1)}
     return [_cut(x, cuts, shape)]
 
 
@@ -261,9 +261,9 @@ def _pad(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]
     array = x.split(padded).aligned(tuple(groups))
     padding = [tuple(map(int, config[g[0]])) if g[0] in padded else (0, 0, 0) for g in groups]
     array = jax.lax.pad(array, fill.array, padding)
-    gone = [i for i, g in enumerate(groups) if all(is_unit(shape[a]) for a in g)]
-    array = jax.lax.squeeze(array, gone) if gone else array
-    return [Laid(array, shape, tuple(g for i, g in enumerate(groups) if i not in gone))]
+    units = [i for i, g in enumerate(groups) if all(is_unit(shape[a]) for a in g)]
+    array = jax.lax.squeeze(array, units) if units else array
+    return [Laid(array, shape, tuple(g for i, g in enumerate(groups) if i not in units))]
 
 
 _RULES: dict[str, Callable[..., list[Laid] | None]] = {  # by primitive or kind

@@ -104,7 +104,7 @@ def _groups(loop: Loop) -> Collection[list[_Product]]:
     if not jaxprs.is_known(loop.length) or loop.length < _STEPS:
         return ()
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    stays = {v for e in jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))[0] for v in e.outvars}
+    recurrent = {v for e in jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))[0] for v in e.outvars}
     products = [p for eqn in loop.eqns if (p := _product(eqn, moving)) is not None]
     sums = axes.Classes()
     for eqn in loop.eqns:
@@ -117,7 +117,7 @@ def _groups(loop: Loop) -> Collection[list[_Product]]:
     groups: dict[Any, list[_Product]] = {}
     for p in products:
         others = frozenset(summands[sums.root((p.out, 0))])
-        groups.setdefault((p.value, others, p.kind, p.out in stays), []).append(p)
+        groups.setdefault((p.value, others, p.kind, p.out in recurrent), []).append(p)
     return groups.values()
 
 

@@ -59,12 +59,12 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
     # A loop is not rewritten for what it only adds up, or for its constants.
     read = [p for i, p in enumerate(form.carry) if i not in added_to_carries(loop)]
     same = all(p.is_same for p in (*read, *form.xs, *form.ys))
-    if same and not rows.turned:
+    if same and not rows.has_transposed_rows:
         return loop, None
-    given = list(zip(loop.inputs, (*form.consts, *form.carry, *form.xs)))
+    inputs = list(zip(loop.inputs, (*form.consts, *form.carry, *form.xs)))
 
     def step(*args: Any) -> list[Any]:
-        env: Env = {v: Laid(x, v.aval.shape, p.groups) for (v, p), x in zip(given, args)}
+        env: Env = {v: Laid(x, v.aval.shape, p.groups) for (v, p), x in zip(inputs, args)}
         for eqn in loop.eqns:
             operands = [_value(env, a) for a in eqn.invars]
             with jaxprs.in_scope(eqn):
@@ -72,7 +72,7 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
         outs = zip(loop.outputs, (*form.carry, *form.ys))
         return [_output(a, env).laid(p.groups).array for a, p in outs]
 
-    avals = [p.aval(v.aval) for v, p in given]
+    avals = [p.aval(v.aval) for v, p in inputs]
     every = (*form.consts, *form.carry, *form.xs, *form.ys)
     return loop.traced(step, avals, len(loop.carry)), None if all(p.is_same for p in every) else form
 
