@@ -49,9 +49,9 @@ def divided(step, w, first, xs, devices=D, **options):
 def stages_of(monkeypatch):
     """A list that gets the kinds of the stages of the scans that are traced."""
     recorded = []
-    tell = api._tell
+    tell = api._note_stages
     monkeypatch.setattr(
-        api, "_tell", lambda stages, *args: (recorded.append([s.kind for s in stages]), tell(stages, *args))
+        api, "_note_stages", lambda stages, *args: (recorded.append([s.kind for s in stages]), tell(stages, *args))
     )
     return recorded
 
@@ -106,7 +106,7 @@ def test_products_that_overflow_are_not_used():
 
 
 def test_large_summaries_go_from_device_to_device(monkeypatch):
-    monkeypatch.setattr("jrnn.loops.segments.place._GATHERED", 0)
+    monkeypatch.setattr("jrnn.loops.segments.shard._GATHERED", 0)
     step, w, first, xs = example("gated_delta", T)
     actual, wanted = (jax.jit(functools.partial(run, step))(w, first, xs) for run in (divided, whole))
     assert off(actual, wanted) < 1e-12

@@ -33,7 +33,7 @@ def run(call: ScanCall, number: int = 0) -> Results:
 
 def _compiled_once(call: ScanCall, rest: Rest) -> Results:
     """Compiles a call outside of `jax.jit` once, where a wrapped step would be a new one in each call."""
-    if call.place is not None or not all(map(jnp.ndim, jax.tree.leaves(call.xs))):
+    if call.shard is not None or not all(map(jnp.ndim, jax.tree.leaves(call.xs))):
         return rest(call)  # `jax.lax.scan` reports inputs without steps
     newton, guess = (None, None) if call.newton is None else call.newton.apart()
     functions = [call.step] if call.until is None else [call.step, call.until]
@@ -58,7 +58,7 @@ def _run_parts(functions: Sequence[Callable[..., Any]], options: ScanCall, array
 
 def _masked(call: ScanCall, rest: Rest) -> Results:
     """Puts `lengths`, `resets` and `mask` into the step."""
-    lengths = call.lengths if call.place is None else call.place.lengths(call.lengths, call.steps)
+    lengths = call.lengths if call.shard is None else call.shard.lengths(call.lengths, call.steps)
     if lengths is None and call.resets is None and call.mask is None:
         return rest(call)
     first = call.init if call.reset_state is None else call.reset_state
@@ -68,11 +68,11 @@ def _masked(call: ScanCall, rest: Rest) -> Results:
 
 def _over_devices(call: ScanCall, rest: Rest) -> Results:
     """Divides time among devices; each runs its segment."""
-    if call.place is None:
+    if call.shard is None:
         return rest(call)
     from jrnn.loops import segments
 
-    if call.newton is not None and call.place.is_checked:
+    if call.newton is not None and call.shard.is_checked:
         why = "executor 'newton' needs jax.shard_map(..., check_vma=False)"
         if call.strict:
             raise ScanError(f"scan: strict=True, but {why}")
@@ -80,13 +80,13 @@ def _over_devices(call: ScanCall, rest: Rest) -> Results:
         call = call._replace(strategy=None, newton=None)
 
     def on_one_device(step: Any, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
-        own = call._replace(step=step, init=carry, xs=xs, length=steps, place=None)
+        own = call._replace(step=step, init=carry, xs=xs, length=steps, shard=None)
         if linear:  # the loop that makes the transition of a segment
             strategy = call.strategy if same and call.executor == associative.NAME else None
             own = own._replace(strategy=strategy, newton=None, recompute=None, strict=False, unroll=1)
         return rest(own)
 
-    return segments.scan(on_one_device, call.step, call.init, call.xs, call.length, call.place, call.strict)
+    return segments.scan(on_one_device, call.step, call.init, call.xs, call.length, call.shard, call.strict)
 
 
 def _at_tracing(call: ScanCall, rest: Rest) -> Results:

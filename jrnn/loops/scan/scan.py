@@ -130,17 +130,17 @@ def scan(
         raise ScanError(f"scan: until must be a function of the carry that returns booleans, but is {until!r}")
     if strategy is not None:
         strategy.check_options(dict(recompute=recompute, until=until))
-    place = None
+    shard = None
     if axis_name is not None:
         from jrnn.loops import segments
 
-        place = segments.Place.here(axis_name, reverse)
+        shard = segments.TimeShard.here(axis_name, reverse)
         if until is not None:
             raise ScanError("scan: until cannot be given with axis_name; leave one of them out")
     if reset_state is not None:
         reset_state = checked_reset_state(reset_state, init, resets)
     masks: dict[str, Any] = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
-    options: dict[str, Any] = dict(recompute=recompute, strict=strict, memory=memory, place=place)
+    options: dict[str, Any] = dict(recompute=recompute, strict=strict, memory=memory, shard=shard)
     options["split_transpose"] = _split_transpose
     call = ScanCall(f, init, xs, length, reverse, unroll, strategy, newton.options_of(executor), **masks, **options)
     return pipeline.run(call)

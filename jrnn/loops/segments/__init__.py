@@ -7,14 +7,14 @@ Each device has a segment of the steps. All it needs to run its segment like any
 *start*. This folder computes the starts, with few bytes sent, in stages. A stage is a set of carries that read only each
 other and those of earlier stages:
 
-- *kept*: the new carry does not read the old one, so a segment's last carry depends on its inputs only. It is sent on.
+- *overwritten*: the new carry does not read the old one, so a last carry depends on inputs only. It is sent on.
 - *affine*: `S -> A S + B` over a segment. B is the last carry from a start of zero, and A is what the linear part of the
   step makes of a basis: one array for elementwise steps, and for matrix states whose step is affine in rows
   (`affine/matrix.py`) one matrix for each head. All devices compute A and B at the same time. Then the starts follow from
   products with A: on every device, of all summaries (`all_gather`), or on one device after the other (`ppermute`).
 - *opaque*: any other step. One device after the other runs its segment, and hands the carry on.
 
-If A, B or a start is not finite, as products of large factors may be where the carries are not, all carries are handed.
+If A, B or a start is not finite, as products of large factors may be where the carries are not, all carries are handed on.
 
 The derivative is that of the equations `start[d+1] = segment[d](start[d])`, not of the way in which they were solved: the
 segments are linearized once at their starts, and the tangents of the starts follow in the same stages, with the same A.
@@ -24,6 +24,6 @@ Shapes: D devices, T steps of a segment, K the axis of S that the step contracts
 """
 
 from jrnn.loops.segments.api import scan
-from jrnn.loops.segments.place import Place
+from jrnn.loops.segments.shard import TimeShard
 
-__all__ = ["Place", "scan"]
+__all__ = ["TimeShard", "scan"]

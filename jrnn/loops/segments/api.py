@@ -19,14 +19,14 @@ from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.affine.carries import CarryStage
 from jrnn.loops.ir import FlatScan, Loop, ScanParams, derived, observers, tag
-from jrnn.loops.segments.place import Place, Values
-from jrnn.loops.segments.starts import Segment, Solver, applied, stages
+from jrnn.loops.segments.shard import TimeShard, Values
+from jrnn.loops.segments.starts import Segment, Solver, end_of_stage, stages
 
 _COMPARED = 4  # steps for which the summary of a segment is compared with the loop
 
 
 def scan(
-    run: Callable[..., Any], f: Callable, init: Any, xs: Any, length: Any, place: Place, strict: bool
+    run: Callable[..., Any], f: Callable, init: Any, xs: Any, length: Any, shard: TimeShard, strict: bool
 ) -> tuple[Any, Any]:
     """Runs a scan whose time axis is divided among devices.
 
@@ -34,23 +34,23 @@ def scan(
         run: the scan of one device, see `Segment`.
         f, init: the step and the carry before the whole sequence.
         xs, length: this device's part.
-        place: where its segment stands.
+        shard: where its segment stands.
         strict: raise if all carries are handed from device to device.
     """
-    init = jax.tree.map(lambda v: place.varying(jnp.asarray(v)), init)
-    flat = FlatScan.of(_typed(f), init, xs, length, place.reverse)
+    init = jax.tree.map(lambda v: shard.varying(jnp.asarray(v)), init)
+    flat = FlatScan.of(_typed(f), init, xs, length, shard.reverse)
     closed, n_carry = flat.closed(), len(flat.init)
-    communicates = _communicates(closed, place)
-    loop, consts = _loop(closed, n_carry, flat.length, place)
-    in_order = stages(*_analyzed(closed, n_carry, flat.length, place.reverse), place.count)
+    communicates = _communicates(closed, shard)
+    loop, consts = _loop(closed, n_carry, flat.length, shard)
+    in_order = stages(*_analyzed(closed, n_carry, flat.length, shard.reverse), shard.count)
     if tag.verified.value:
-        in_order = _verified(in_order, closed, n_carry, place)
-    _tell(in_order, place, strict)
+        in_order = _verified(in_order, closed, n_carry, shard)
+    _note_stages(in_order, shard, strict)
     segment = Segment(loop, run)
-    solver = Solver(place, segment, tuple(in_order), alone=not communicates)
+    solver = Solver(shard, segment, tuple(in_order), alone=not communicates)
 
     last, outs = _solved(segment, solver)(consts, flat.init, flat.xs)
-    return jax.tree.unflatten(flat.carry, place.from_last(last)), jax.tree.unflatten(flat.ys, outs)
+    return jax.tree.unflatten(flat.carry, shard.from_last(last)), jax.tree.unflatten(flat.ys, outs)
 
 
 def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Values]]:
@@ -63,15 +63,17 @@ def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Val
     def rule(primals: Any, tangents: Any) -> tuple[Any, Any]:
         consts, init, xs = primals
         start, matrices, good = solver.starts(consts, init, xs)
-        given, moved = [*consts, *xs], [*tangents[0], *tangents[2]]
-        moves = [i for i, (v, t) in enumerate(zip(given, moved)) if is_smooth(v) and not isinstance(t, SymbolicZero)]
+        arguments, moved = [*consts, *xs], [*tangents[0], *tangents[2]]
+        moves = [
+            i for i, (v, t) in enumerate(zip(arguments, moved)) if is_smooth(v) and not isinstance(t, SymbolicZero)
+        ]
         smooth = [i for i, v in enumerate(start) if is_smooth(v)]
 
         def at(start_of: Values, inputs: Values) -> Any:
-            values = jaxprs.replaced(given, moves, inputs)
+            values = jaxprs.replaced(arguments, moves, inputs)
             return segment.whole(values[: len(consts)], jaxprs.replaced(start, smooth, start_of), values[len(consts) :])
 
-        results, push = jax.linearize(at, [start[i] for i in smooth], [given[i] for i in moves])
+        results, push = jax.linearize(at, [start[i] for i in smooth], [arguments[i] for i in moves])
         inputs = [moved[i] for i in moves]
 
         def pushed(tangent: dict[int, Any]) -> dict[int, Any]:
@@ -101,13 +103,13 @@ def _typed(f: Callable) -> Callable:
     return step
 
 
-def _communicates(closed: Any, place: Place) -> bool:
+def _communicates(closed: Any, shard: TimeShard) -> bool:
     """Returns whether the step has collectives. Raises a ScanError if it may not run on one device alone, or twice."""
     effects = closed.jaxpr.effects
     named = {named_axis(e) for e in effects} - {None}
-    if named.intersection(place.axis if isinstance(place.axis, tuple) else (place.axis,)):
+    if named.intersection(shard.axis if isinstance(shard.axis, tuple) else (shard.axis,)):
         raise ScanError(
-            f"scan: the step has a collective over {place.axis!r}, the axis of time; a step is on one device"
+            f"scan: the step has a collective over {shard.axis!r}, the axis of time; a step is on one device"
         )
     others = [str(e) for e in effects if named_axis(e) is None]
     if others:
@@ -125,17 +127,17 @@ def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loo
     return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
 
 
-def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Values]:
+def _loop(closed: Any, n_carry: int, steps: Any, shard: TimeShard) -> tuple[Loop, Values]:
     """Returns the loop to run, and the values of its constants.
 
     With `check_vma`, constants that are the same on all devices become varying before the loop. Otherwise JAX sums their
     gradients over the devices at each step of the reverse loop.
     """
     program = jaxprs.opened(closed)
-    consts = [_varying_constant(program, v, c, place) for v, c in zip(program.constvars, program.consts)]
+    consts = [_varying_constant(program, v, c, shard) for v, c in zip(program.constvars, program.consts)]
 
-    def rule(eqn: Any, *given: Any) -> Values | None:
-        operands = [jaxprs.value({}, a) if jaxprs.is_literal(a) else v for a, v in zip(eqn.invars, given)]
+    def rule(eqn: Any, *arguments: Any) -> Values | None:
+        operands = [jaxprs.value({}, a) if jaxprs.is_literal(a) else v for a, v in zip(eqn.invars, arguments)]
         if eqn.primitive.name == "pvary":
             return [cast(operands[0], eqn.params["axes"])]
         if any(True for _ in jaxprs.sub_jaxprs(eqn)) or primitives.is_kind(eqn, "collective"):
@@ -148,11 +150,11 @@ def _loop(closed: Any, n_carry: int, steps: Any, place: Place) -> tuple[Loop, Va
         return replace(program, consts=args[: len(consts)]).run(*args[len(consts) :], rule=rule)
 
     varying = jaxprs.trace(step, [*map(jax.typeof, consts), *(v.aval for v in program.invars)])
-    loop = ScanParams(closed, len(consts), n_carry, steps, place.reverse).loop(varying)
+    loop = ScanParams(closed, len(consts), n_carry, steps, shard.reverse).loop(varying)
     return loop, [*map(jnp.asarray, varying.consts), *consts]
 
 
-def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Place) -> Any:
+def _varying_constant(program: jaxprs.Program, name: Any, value: Any, shard: TimeShard) -> Any:
     """Casts a constant, unless equations with a jaxpr inside read it: the types in that jaxpr are fixed."""
     if not is_smooth(value):
         return value if jnp.issubdtype(jax.typeof(value).dtype, jax.dtypes.extended) else jnp.asarray(value)
@@ -162,10 +164,10 @@ def _varying_constant(program: jaxprs.Program, name: Any, value: Any, place: Pla
             if any(True for _ in jaxprs.sub_jaxprs(eqn)):
                 return jnp.asarray(value)
             same.update(eqn.outvars)
-    return place.varying(jnp.asarray(value))
+    return shard.varying(jnp.asarray(value))
 
 
-def _verified(in_order: Sequence[CarryStage], closed: Any, n_carry: int, place: Place) -> list[CarryStage]:
+def _verified(in_order: Sequence[CarryStage], closed: Any, n_carry: int, shard: TimeShard) -> list[CarryStage]:
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
     def summarized(scan: ScanParams) -> derived.Run:
@@ -176,7 +178,7 @@ def _verified(in_order: Sequence[CarryStage], closed: Any, n_carry: int, place: 
             return lax.scan(f, init, xs, length, scan.reverse)
 
         segment = Segment(loop, run)
-        of_small = stages(loop, dict(zip(opened.constvars, opened.consts)), place.count)
+        of_small = stages(loop, dict(zip(opened.constvars, opened.consts)), shard.count)
 
         def of(consts: Sequence[Any], start: Sequence[Any], xs: Sequence[Any]) -> tuple[Values, Values]:
             consts, start, xs = [*opened.consts, *consts], list(start), list(xs)
@@ -186,21 +188,21 @@ def _verified(in_order: Sequence[CarryStage], closed: Any, n_carry: int, place: 
                 zeros = jaxprs.replaced(start, stage.carry, list(map(jnp.zeros_like, first)))
                 ends = segment.end(stage, consts, zeros, xs)
                 matrices = [segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
-                last = jaxprs.replaced(last, stage.carry, applied(stage, matrices, first, ends))
+                last = jaxprs.replaced(last, stage.carry, end_of_stage(stage, matrices, first, ends))
             return last, ys
 
         return of
 
-    few = derived.lifted(jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, place.reverse)
-    agrees, note = derived.verdict(few, f"over {place.count} devices", summarized)
+    few = derived.lifted(jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, shard.reverse)
+    agrees, note = derived.verdict(few, f"over {shard.count} devices", summarized)
     if note:
         observers.notify(note)
     return list(in_order) if agrees else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]
 
 
-def _tell(in_order: Sequence[CarryStage], place: Place, strict: bool) -> None:
+def _note_stages(in_order: Sequence[CarryStage], shard: TimeShard, strict: bool) -> None:
     """Notes how the loop is divided, for `explain`."""
-    notes = [f"time over {place.count} devices along {place.axis!r}"]
+    notes = [f"time over {shard.count} devices along {shard.axis!r}"]
     for stage in in_order:
         carries = f"carry {', '.join(map(str, stage.carry))}"
         if stage.kind == "overwritten":
@@ -211,9 +213,9 @@ def _tell(in_order: Sequence[CarryStage], place: Place, strict: bool) -> None:
             notes.append(f"{carries}: one device after the other ({stage.why})")
     for note in notes:
         observers.notify(note)
-    if strict and place.count > 1 and not any(stage.kind == "affine" for stage in in_order):
+    if strict and shard.count > 1 and not any(stage.kind == "affine" for stage in in_order):
         why = "; ".join(stage.why for stage in in_order if stage.kind == "opaque")
         if why:
             raise ScanError(
-                f"scan: strict=True, but the devices of axis {place.axis!r} run one after the other ({why})"
+                f"scan: strict=True, but the devices of axis {shard.axis!r} run one after the other ({why})"
             )

@@ -29,7 +29,7 @@ from jrnn.loops.affine.carries import (
 )
 from jrnn.loops.affine.matrix import matrix_form
 from jrnn.loops.ir import Loop, observers
-from jrnn.loops.segments.place import Place, Values
+from jrnn.loops.segments.shard import TimeShard, Values
 
 _RUNS = 4  # runs of a basis that are worth it for any number of devices
 
@@ -104,13 +104,13 @@ class Solver:
     """Computes the starts of segments, and their tangents.
 
     Attributes:
-        place: where this device's segment stands.
+        shard: where this device's segment stands.
         segment: its loop.
         stages: the stages.
         alone: whether one device may compute while others wait; not if the step communicates.
     """
 
-    place: Place
+    shard: TimeShard
     segment: Segment
     stages: tuple[CarryStage, ...]
     alone: bool
@@ -135,12 +135,18 @@ class Solver:
         if not self.is_guarded:
             return start, matrices, True
         finite = rounds.all_finite([lax.stop_gradient(v) for v in checked])
-        good = self.place.everywhere(finite)
+        good = self.shard.everywhere(finite)
 
-        def handed(init: Values) -> Values:
-            return self.place.handed(init, lambda start: self.segment.whole(consts, start, xs)[0], self.alone)
+        def one_after_another(init: Values) -> Values:
+            return self.shard.one_after_another(
+                init, lambda start: self.segment.whole(consts, start, xs)[0], self.alone
+            )
 
-        return lax.cond(good, lambda start, _: start, lambda _, init: handed(init), start, init), matrices, good
+        return (
+            lax.cond(good, lambda start, _: start, lambda _, init: one_after_another(init), start, init),
+            matrices,
+            good,
+        )
 
     def tangents(self, init: dict[int, Any], matrices: list[Any], good: Any, push: Callable) -> dict[int, Any]:
         """Returns the tangents of the start, by position; only carries of floating-point numbers have one.
@@ -165,13 +171,13 @@ class Solver:
                     start = {**start, **dict(zip(carry, starts))}
             return start
 
-        def handed(init: dict[int, Any]) -> dict[int, Any]:
+        def one_after_another(init: dict[int, Any]) -> dict[int, Any]:
             def end(values: Values) -> Values:
                 return list(push(dict(zip(init, values))).values())
 
-            return dict(zip(init, self.place.handed(list(init.values()), end, alone=False)))
+            return dict(zip(init, self.shard.one_after_another(list(init.values()), end, alone=False)))
 
-        return lax.cond(good, in_stages, handed, init) if self.is_guarded else in_stages(init)
+        return lax.cond(good, in_stages, one_after_another, init) if self.is_guarded else in_stages(init)
 
     def _stage(
         self,
@@ -184,17 +190,17 @@ class Solver:
         alone: bool,
     ) -> Values:
         """Returns the starts of the carries of a stage, and adds what must be finite to `checked`."""
-        place = self.place
+        shard = self.shard
         if stage.kind == "overwritten":
-            return place.at(0, first, place.passed(end(first)))
+            return shard.at(0, first, shard.sent_to_next(end(first)))
         if stage.kind == "opaque":
-            return place.handed(first, end, alone)
+            return shard.one_after_another(first, end, alone)
 
         def apply(matrices: Any, start: Values, b: Values) -> Values:
-            return applied(stage, matrices, start, b, carry)
+            return end_of_stage(stage, matrices, start, b, carry)
 
         b = end(list(map(jnp.zeros_like, first)))
-        start = place.chained(first, matrices, b, apply)
+        start = shard.affine_starts(first, matrices, b, apply)
         checked += [*jax.tree.leaves(matrices), *b, *start, *apply(matrices, start, b)]
         return start
 
@@ -202,7 +208,9 @@ class Solver:
 # The stages of a loop, and how A of affine carries is laid out -----------------------------------------------------------
 
 
-def applied(stage: CarryStage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()) -> Values:
+def end_of_stage(
+    stage: CarryStage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()
+) -> Values:
     """Returns `A start + b` for the carries at these positions, by default all of a stage; b if they are overwritten."""
     carry = carry or stage.carry
     new = dict(zip(carry, b))

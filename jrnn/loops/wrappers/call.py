@@ -17,7 +17,7 @@ class ScanCall(NamedTuple):
     Attributes:
         strategy: the row of the strategy that the caller asked for, or None.
         newton: the options of the executor "newton", or None for other executors.
-        place: where this device's segment stands in time, if time is divided among devices.
+        shard: where this device's segment stands in time, if time is divided among devices.
     """
 
     step: Callable
@@ -36,7 +36,7 @@ class ScanCall(NamedTuple):
     recompute: Any = None
     strict: bool = False
     memory: float | None = None
-    place: Any = None
+    shard: Any = None
     split_transpose: bool = False
 
     @property

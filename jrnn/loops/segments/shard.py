@@ -24,7 +24,7 @@ Values = list[Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class TimeShard:
     """Where a device's segment stands in time.
 
     Attributes:
@@ -45,11 +45,11 @@ class Place:
         return self.count - 1 - index if self.reverse else index
 
     @staticmethod
-    def here(axis: Any, reverse: bool) -> Place:
+    def here(axis: Any, reverse: bool) -> TimeShard:
         try:
             if not isinstance(axis, (str, tuple)):  # JAX takes an integer for a position
                 raise NameError
-            return Place(axis, lax.axis_size(axis), reverse)
+            return TimeShard(axis, lax.axis_size(axis), reverse)
         except (NameError, TypeError, ValueError):
             rule = "is no axis here; call scan inside of jax.shard_map, over a mesh with this axis"
             raise ScanError(f"scan: axis_name={axis!r:.80} {rule}") from None
@@ -72,7 +72,7 @@ class Place:
         """Returns a value typed as one that differs from device to device."""
         return cast(value, self._axes)
 
-    def passed(self, values: Values) -> Values:
+    def sent_to_next(self, values: Values) -> Values:
         """Sends values to the device of the next segment. The first gets those of the last, which do not count."""
         pairs = [(d, (d + 1) % self.count) for d in range(self.count)]
         pairs = [(b, a) for a, b in pairs] if self.reverse else pairs
@@ -93,7 +93,7 @@ class Place:
         others = [a for a in jax.sharding.get_abstract_mesh().manual_axes if a not in axes]
         return lax.psum(jnp.where(good, 0, 1), (*axes, *others)) == 0
 
-    def handed(self, first: Values, end: Callable[[Values], Values], alone: bool) -> Values:
+    def one_after_another(self, first: Values, end: Callable[[Values], Values], alone: bool) -> Values:
         """Returns the starts of segments that run one after the other.
 
         Args:
@@ -107,12 +107,12 @@ class Place:
                 end_of_turn = lax.cond(self.position == number - 1, end, list, start)
             else:
                 end_of_turn = end(start)
-            return self.at(number, self.passed(end_of_turn), start), None
+            return self.at(number, self.sent_to_next(end_of_turn), start), None
 
         with tag.untagged():
             return lax.scan(turn, list(first), jnp.arange(1, self.count))[0]
 
-    def chained(self, first: Values, a: Any, b: Values, apply: Callable[[Any, Values, Values], Values]) -> Values:
+    def affine_starts(self, first: Values, a: Any, b: Values, apply: Callable[[Any, Values, Values], Values]) -> Values:
         """Returns the starts of affine segments.
 
         Args:
@@ -121,7 +121,7 @@ class Place:
             apply: `(a, start, b) -> end`.
         """
         if sum(map(jaxprs.nbytes, jax.tree.leaves((a, b)))) * self.count > _GATHERED:
-            return self.handed(first, lambda start: apply(a, start, b), alone=False)
+            return self.one_after_another(first, lambda start: apply(a, start, b), alone=False)
 
         def gathered(x: Any) -> Any:
             stack = lax.all_gather(x, self.axis)
