@@ -28,7 +28,7 @@ from jrnn.jaxprs.tangents import is_smooth, with_derivative
 from jrnn.loops.affine.rounds import all_finite
 from jrnn.loops.chunks.guarded import linear_map
 from jrnn.loops.chunks.program import Body, no_tangent
-from jrnn.loops.chunks.solve import Kept
+from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop, Results, ScanParams
 
 Flat = Sequence[Any]
@@ -67,7 +67,7 @@ class AllChunks:
             few = jnp.where(growth <= _MOST_GROWTH, 0.0, jnp.inf)
             good = all_finite([jax.lax.stop_gradient(x) for x in (few, *results) if is_smooth(x)])
             by_steps = lambda _, args: self.by_steps(*tree.unflatten(args))  # noqa: E731
-            return *jax.lax.cond(good, lambda given, _: given, by_steps, (results, before), args), good
+            return *jax.lax.cond(good, lambda results, _: results, by_steps, (results, before), args), good
 
         def rule(args: Flat, places: Sequence[int], moving: Flat) -> tuple[Flat, Flat]:
             def of_moving(*moving: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
@@ -78,21 +78,22 @@ class AllChunks:
             primal, before, good = checked(results, before, growth, args)
             smooth = list(map(is_smooth, primal))
 
-            def of_products(*given: Any) -> list[Any]:
-                moved = given[-len(moving) :]
-                tangents = of_linear.unflatten(given[: len(residuals)])(*moved)
+            def of_products(*operands: Any) -> list[Any]:
+                moved = operands[-len(moving) :]
+                tangents = of_linear.unflatten(operands[: len(residuals)])(*moved)
                 return [t for t, s in zip(tangents, smooth) if s]
 
-            def of_steps(*given: Any) -> list[Any]:
-                before, args, moved = given[len(residuals) :][:n_states], given[-len(moving) - n_args :][:n_args], given
+            def of_steps(*operands: Any) -> list[Any]:
+                before, args = operands[len(residuals) :][:n_states], operands[-len(moving) - n_args :][:n_args]
+                moved = operands
                 tangents = [None] * n_args
                 for place, tangent in zip(places, moved[-len(moving) :]):
                     tangents[place] = tangent
                 each = self.tangents_by_steps(before, tree.unflatten(args), tangents)
                 return [t for t, s in zip(each, smooth) if s]
 
-            given = [*residuals, *before, *args]
-            tangents = iter(linear_map(of_products, of_steps, good, given, moving))
+            operands = [*residuals, *before, *args]
+            tangents = iter(linear_map(of_products, of_steps, good, operands, moving))
             return primal, [next(tangents) if s else None for s in smooth]
 
         def primal(*args: Any) -> Flat:
@@ -109,9 +110,9 @@ class AllChunks:
 
         def chunk(*args: Any) -> list[Any]:
             consts, states, xs = args[:n_consts], args[n_consts:][:n_states], args[n_consts + n_states :]
-            here, keep = None if valid is None else xs[-1], Kept()
-            results = self.body.in_products(states, consts, xs[: len(self.body.loop.xs)], here, keep)
-            growth = [largest() for largest in keep.growth]
+            here, saved = None if valid is None else xs[-1], SavedForBackward()
+            results = self.body.in_products(states, consts, xs[: len(self.body.loop.xs)], here, saved)
+            growth = [largest() for largest in saved.growth]
             return [*results, *states, functools.reduce(jnp.maximum, growth, jnp.ones(()))]
 
         each = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in every)
@@ -125,8 +126,8 @@ class AllChunks:
         """Returns what `by_products` returns, from the steps one by one."""
         n_states = len(states)
 
-        def chunk(states: Any, given: Any) -> Any:
-            results = self.body.by_steps(states, consts, *given)
+        def chunk(states: Any, inputs: Any) -> Any:
+            results = self.body.by_steps(states, consts, *inputs)
             return results[:n_states], (results[n_states:], states)
 
         last, (outs, before) = jax.lax.scan(chunk, list(states), (list(xs), valid), self.count)
@@ -141,12 +142,12 @@ class AllChunks:
             tangents: of their leaves, or None for those that have none.
         """
         states, consts, xs, valid = args
-        given = iter(tangents)
-        moved, moved_consts = ([_tangent(next(given), v) for v in values] for values in (states, consts))
-        moved_xs = [next(given) for _ in xs]
+        remaining = iter(tangents)
+        moved, moved_consts = ([_tangent(next(remaining), v) for v in values] for values in (states, consts))
+        moved_xs = [next(remaining) for _ in xs]
 
-        def chunk(moved: Any, given: Any) -> Any:
-            start, x, here, moved_x = given
+        def chunk(moved: Any, inputs: Any) -> Any:
+            start, x, here, moved_x = inputs
             moved_x = [_tangent(t, v) for t, v in zip(moved_x, x)]
             at, along = (start, consts, x, here), (moved, moved_consts, moved_x, None)
             results = self.body.tangents_by_steps(at, along)
@@ -162,11 +163,11 @@ def _around_states(loop: Loop, consts: Flat, init: Flat, xs: Flat) -> Results:
     env, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
     # A value that only spreads another is spread where it is used.
     spread = {v for e in loop.eqns if e.primitive.name == "broadcast_in_dim" for v in e.outvars}
-    early = {*env, *stacked, *(v for e in loop.eqns for v in e.outvars if v not in moving and v not in spread)}
-    core, reads = jaxprs.needed(loop.eqns, loop.carry_out, {*early, *loop.carry})
+    hoisted = {*env, *stacked, *(v for e in loop.eqns for v in e.outvars if v not in moving and v not in spread)}
+    core, reads = jaxprs.needed(loop.eqns, loop.carry_out, {*hoisted, *loop.carry})
     inside = {*loop.carry, *(v for e in core for v in e.outvars)}
-    _, after = jaxprs.needed(loop.eqns, loop.ys, early | inside)
-    reads = [v for v in reads if v in early]
+    _, after = jaxprs.needed(loop.eqns, loop.ys, hoisted | inside)
+    reads = [v for v in reads if v in hoisted]
     jaxprs.over_time(loop.eqns, reads, env, stacked)
     part = replace(
         loop,

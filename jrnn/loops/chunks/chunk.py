@@ -19,7 +19,7 @@ from jrnn.loops.affine.matrix import Affine, rows_of
 from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term
 from jrnn.loops.chunks.decay import MIXED, Decay, decay_of, sums
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
-from jrnn.loops.chunks.solve import Kept, unit_lower_solve
+from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_solve
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Written:
     Attributes:
         known: outer products, as vectors with K and values.
         vectors: the vectors of the rows that are to be solved for.
-        matrices: matrices, with what is left of them before each step and after the chunk.
+        matrices: matrices, with what remains of them before each step and after the chunk.
     """
 
     known: list[tuple[Labeled, Labeled]]
@@ -65,14 +65,14 @@ class Chunk:
         factors: evaluates its factors at the C steps.
         steps: C.
         valid: [C] booleans, False for steps after the end, which change nothing; None if there are no such steps.
-        keep: keeps values for the reverse pass.
+        saved: saves values for the reverse pass.
     """
 
     form: Affine
     factors: Factors
     steps: int
     valid: Any
-    keep: Kept
+    saved: SavedForBackward
 
     def run(self, states: Sequence[Any]) -> tuple[dict[Var, Any], list[Any]]:
         """Returns the values of the cuts, [C, ...], and the new states."""
@@ -81,7 +81,7 @@ class Chunk:
         start = Labeled(jnp.stack(states), (MIXED[0], *axes)) if self._several else Labeled(states[0], axes)
         start = Labeled(start.array.reshape([self._size[l] for l in start.labels]), start.labels)
         decays = self._decays()
-        self.keep.growth += [decays.rows.largest, decays.columns.largest]
+        self.saved.growth += [decays.rows.largest, decays.columns.largest]
         written = Written(
             [(self._writer(inside, 1, t.into), self._timed(value)) for t, inside, value in self._apart(form.known)]
         )
@@ -107,7 +107,7 @@ class Chunk:
             new.append(dot(vector, value, out, self.factors.precision))
         if form.decay:
             new.append(decays.rows.after(decays.columns.after(start)))
-        new += [times([m, left]) for m, _, left in written.matrices]
+        new += [times([m, remaining]) for m, _, remaining in written.matrices]
         after = plus(new).full(start.labels, self._size).reshape(-1, *shape)
         return {v: self._cut(v, value, rows) for v, value in form.cuts.items()}, list(after)
 
@@ -123,11 +123,11 @@ class Chunk:
                 vector = self._timed(inside)
                 reader, scale = decay.from_start(vector)
                 seen = [times([self._read(reader, start, scale), decays.columns.pre])]
-                seen += [self._read(vector, matrix, left) for matrix, left, _ in written.matrices]
+                seen += [self._read(vector, matrix, remaining) for matrix, remaining, _ in written.matrices]
                 reader = decay.reader(vector)
-                seen += [self._times(decay.scores(reader, w, self.keep), v, decays.columns) for w, v in wrote]
+                seen += [self._times(decay.scores(reader, w, self.saved), v, decays.columns) for w, v in wrote]
                 parts += [times([outside, a]) for a in seen]
-                scores = {row: decay.scores(reader, w, self.keep) for row, w in writes.items()}
+                scores = {row: decay.scores(reader, w, self.saved) for row, w in writes.items()}
             for term in row.terms:
                 if term.of is None:
                     parts.append(self.factors.value(term))
@@ -221,11 +221,11 @@ class Chunk:
                 parts[bool(labels & self.form.forms.labels_of(factor))].append(factor)
             rows, columns = ([replace(term, factors=tuple(fs), sign=s)] for fs, s in zip(parts, (term.sign, 1)))
         of_rows, along = self._decay(rows) if rows or not labels else None, self._decay(columns) if labels else None
-        given = self.factors.precision, self.keep
+        settings = self.factors.precision, self.saved
         last = self.form.columns[-1] if labels else self.k
         return Decays(
-            decay_of(of_rows, self.steps, self.k, *given),
-            decay_of(along, self.steps, last, *given),
+            decay_of(of_rows, self.steps, self.k, *settings),
+            decay_of(along, self.steps, last, *settings),
             times([of_rows, along]),
         )
 
@@ -278,18 +278,18 @@ class Chunk:
         a = [[read.scores.get(u, zero).full((*lead, "T", "S"), size) for u in reads] for read in reads.values()]
         matrix = jnp.stack([jnp.stack(of, -1) for of in a], -3).reshape(*shape, steps * n, steps * n)
         right = jnp.stack(b, -2).reshape(*shape, steps * n, -1)
-        x = unit_lower_solve(-matrix, right, self.factors.precision, self.keep)
+        x = unit_lower_solve(-matrix, right, self.factors.precision, self.saved)
         x = jnp.moveaxis(x.reshape(*shape, steps, n, *(size[l] for l in free)), len(shape) + 1, 0)
         return {row: Labeled(x[i], (*lead, "T", *free)) for i, row in enumerate(reads)}
 
     def _cut(self, v: Var, value: AffineSum, rows: dict[Row, Labeled]) -> Any:
         """Returns the values of a variable where S was read."""
-        kept = ("T", *(l for l in self.form.forms.resolved(value.labels) if l is not None))
+        labels = ("T", *(l for l in self.form.forms.resolved(value.labels) if l is not None))
         sums = self.form.forms.resolved(value.sums)
         shape = (self.steps, *(1 if l is None else n for l, n in zip(value.labels, v.aval.shape)))
         scales = (self.factors.product(t.factors, t.sign) for t in value.terms)
         one = self.factors.value(Term(None))
         parts = [times([scale, rows[t.of]]) if t.of else scale or one for t, scale in zip(value.terms, scales)]
-        array = plus(parts).full((*kept, *sums), self._size)
-        array = jnp.sum(array, range(len(kept), array.ndim)).reshape(shape)
+        array = plus(parts).full((*labels, *sums), self._size)
+        array = jnp.sum(array, range(len(labels), array.ndim)).reshape(shape)
         return jnp.broadcast_to(array, (self.steps, *v.aval.shape)).astype(v.aval.dtype)

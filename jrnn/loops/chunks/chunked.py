@@ -70,7 +70,7 @@ class Chunked:
         forms = [form for stage in self.stages for form in stage.forms]
         if forms:
             return estimate.in_products(estimator, forms, self.size, self.at_once)
-        return estimate.again(estimator, self.stored, self.size)
+        return estimate.with_checkpoints(estimator, self.stored, self.size)
 
     def describe(self) -> Description:
         return Description(contractions=contractions(self.loop.eqns), remarks=self.notes)
@@ -243,13 +243,13 @@ def _in_chunks(
 
     valid = jnp.arange(count * size) < length
     valid = (valid[::-1] if loop.reverse else valid).reshape(count, size) if extra else None
-    given = [cut(steps[v]) for v in body.loop.xs]
+    chunk_xs = [cut(steps[v]) for v in body.loop.xs]
     fixed = [env[v] for v in body.loop.consts]
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
     if at_once:
         turn = (lambda x: x[::-1, ::-1]) if loop.reverse else (lambda x: x)
-        given, valid = [turn(x) for x in given], None if valid is None else turn(valid)
-        last, stacks = AllChunks(body, count).run(wide, fixed, given, valid)
+        chunk_xs, valid = [turn(x) for x in chunk_xs], None if valid is None else turn(valid)
+        last, stacks = AllChunks(body, count).run(wide, fixed, chunk_xs, valid)
         stacks = [turn(s) for s in stacks]
     else:
 
@@ -257,7 +257,7 @@ def _in_chunks(
             results = body.run(states, fixed, args[1], args[0])
             return results[: len(states)], results[len(states) :]
 
-        rows = [x.reshape(count, -1) for x in given]
+        rows = [x.reshape(count, -1) for x in chunk_xs]
         last, stacks = jax.lax.scan(chunk, [s.reshape(-1) for s in wide], (valid, rows), reverse=loop.reverse)
         last = [s.reshape(v.aval.shape) for s, v in zip(last, carry)]
     stacks = [s.reshape(count * size, *a.aval.shape) for s, a in zip(stacks, body.loop.ys)]

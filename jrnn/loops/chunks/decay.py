@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.loops.affine import rounds
-from jrnn.loops.chunks.labeled import Label, Labeled, dot, summed, times, union
-from jrnn.loops.chunks.solve import Kept, neighbors, unit_lower_inverse
+from jrnn.loops.chunks.labeled import Label, Labeled, dot, sum_over, times, union
+from jrnn.loops.chunks.solve import SavedForBackward, neighbors, unit_lower_inverse
 
 MIXED = ("of", "from")  # labels: the state that a decay leads to, and the state that it leads from
 
@@ -73,15 +73,15 @@ class Decay:
         """Returns a reader of the state before the chunk, and what scales the results."""
         if self.pre is None or MIXED[0] not in self.pre.labels:
             return a, self.pre
-        turned = self.pre.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1])
-        return self._scaled(a, turned), None
+        transposed = self.pre.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1])
+        return self._scaled(a, transposed), None
 
     def to_end(self, p: Labeled) -> Labeled:
-        """Returns what is left of a vector at the end of the chunk."""
+        """Returns what remains of a vector at the end of the chunk."""
         return self._scaled(p, self.suf)
 
     def after(self, start: Labeled) -> Labeled:
-        """Returns what is left of the state before the chunk."""
+        """Returns what remains of the state before the chunk."""
         return self._scaled(start, self.total)
 
     def _scaled(self, a: Labeled, decay: Labeled | None) -> Labeled:
@@ -91,17 +91,17 @@ class Decay:
         a = a.renamed(*MIXED)
         return dot(a, decay, [l for l in union([a, decay]) if l != MIXED[1]], self.precision)
 
-    def scores(self, reader: Labeled, writer: Labeled, keep: Kept) -> Labeled:
+    def scores(self, reader: Labeled, writer: Labeled, saved: SavedForBackward) -> Labeled:
         """Returns `sum_k a_t W(t, s) p_s` for s < t, and zero for s >= t, with the labels T and S at the end.
 
-        The products of vectors are kept for the reverse pass.
+        The products of vectors are saved for the reverse pass.
         """
         if self.levels is not None:
-            return _product(reader, writer, self.k, self.precision, keep, _of_levels)
-        product = _product(reader, writer, self.k, self.precision, keep)
+            return _product(reader, writer, self.k, self.precision, saved, _of_levels)
+        product = _product(reader, writer, self.k, self.precision, saved)
         if self.between is not None:
             product = times([product, self.between])
-            return summed(product, [l for l in MIXED if l in product.labels])
+            return sum_over(product, [l for l in MIXED if l in product.labels])
         below = np.tril(np.ones((self.steps, self.steps), bool), -1)
         return product.map(lambda m: jnp.where(below, m, 0))
 
@@ -120,15 +120,15 @@ class Decay:
         return Labeled(sum(total), (*rest, "T"))
 
 
-def _product(a: Labeled, p: Labeled, k: int, precision: Any, keep: Kept, then: Any = None) -> Labeled:
-    """Returns the products of vectors for all pairs of T and S, which are kept; `then` joins those of levels."""
+def _product(a: Labeled, p: Labeled, k: int, precision: Any, saved: SavedForBackward, then: Any = None) -> Labeled:
+    """Returns the products of vectors for all pairs of T and S, which are saved; `then` joins those of levels."""
     labels = union((a, p), ("N", "T", "S", k))[:-1]
 
     def product(*arrays: Any) -> Any:
         scores = dot(*(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision).array
         return scores if then is None else then(scores)
 
-    scores = keep.result(product, a.array, p.array)
+    scores = saved.result(product, a.array, p.array)
     return Labeled(scores, tuple(l for l in labels if l != "N"))
 
 
@@ -146,15 +146,15 @@ def _half(x: Any, h: int, which: int) -> Any:
         return x.reshape(*lead, -1, 2, h, k)
 
     @jax.custom_jvp
-    def take(x: Any) -> Any:
+    def half_of(x: Any) -> Any:
         return blocks(x)[..., which, :, :].reshape(half)
 
-    @take.defjvp
+    @half_of.defjvp
     def _(primals: Any, tangents: Any) -> Any:  # the transpose of a slice would be a padding, which is slow on a CPU
         here = np.arange(2)[:, None, None] == which
-        return take(*primals), jnp.sum(jnp.where(here, blocks(tangents[0]), 0), -3).reshape(half)
+        return half_of(*primals), jnp.sum(jnp.where(here, blocks(tangents[0]), 0), -3).reshape(half)
 
-    return take(x)
+    return half_of(x)
 
 
 @jax.custom_jvp
@@ -187,7 +187,7 @@ def _levels_of(scores: Any) -> Any:
     return jnp.stack(levels, -3)
 
 
-def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, keep: Kept) -> Decay:
+def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward) -> Decay:
     """Returns the products of decays.
 
     Args:
@@ -196,32 +196,32 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, keep: K
         steps: C, a power of two.
         k: the label of K.
         precision: of the contractions.
-        keep: keeps the products of decays that are the same along K.
+        saved: saves the products of decays that are the same along K.
     """
     if factor is None:
         return Decay(steps, k, precision)
     of, start = MIXED
-    gone = () if of in factor.labels else MIXED
+    absent = () if of in factor.labels else MIXED
     rest = tuple(l for l in factor.labels if l not in ("T", *MIXED))
     if k in rest:
         lead = tuple(l for l in rest if l != k)
         return _per_row(factor.along((*lead, "T", k)), lead, steps, k, precision)
 
     def labeled(array: Any, labels: tuple[Label, ...]) -> Labeled:
-        kept = [(n, l) for n, l in zip(array.shape, (*rest, *labels)) if l not in gone]
-        return Labeled(array.reshape([n for n, _ in kept]), tuple(l for _, l in kept))
+        axes = [(n, l) for n, l in zip(array.shape, (*rest, *labels)) if l not in absent]
+        return Labeled(array.reshape([n for n, _ in axes]), tuple(l for _, l in axes))
 
     labels = ("T", of, start), (of, "T", start), (of, start), ("T", of, "S", start)
-    products = _products(factor.along((*rest, "T", *MIXED)), keep)
+    products = _products(factor.along((*rest, "T", *MIXED)), saved)
     return Decay(steps, k, precision, *map(labeled, products, labels))
 
 
-def _products(d: Any, keep: Kept) -> tuple[Any, Any, Any, Any]:
+def _products(d: Any, saved: SavedForBackward) -> tuple[Any, Any, Any, Any]:
     """Returns products of matrices, the decays of C steps: a block inverse has those of all neighboring steps.
 
     Args:
         d: [..., C, n, n].
-        keep: keeps the inverse.
+        saved: saves the inverse.
 
     Returns:
         W(t, start) [..., T, n, n], W(end, s) [..., n, S, n], W(end, start) [..., n, n], and W(t, s) [..., T, n, S, n], which
@@ -230,7 +230,7 @@ def _products(d: Any, keep: Kept) -> tuple[Any, Any, Any, Any]:
     *lead, c, n, _ = d.shape
     next_step = np.eye(c, k=-1, dtype=bool)[:, None, :, None]
     a = jnp.where(next_step, -jnp.swapaxes(d, -3, -2)[..., None, :, :, :], 0).reshape(*lead, c * n, c * n)
-    x = unit_lower_inverse(a, jax.lax.Precision.HIGHEST, keep).reshape(*lead, c, n, c, n)  # W(t, s - 1)
+    x = unit_lower_inverse(a, jax.lax.Precision.HIGHEST, saved).reshape(*lead, c, n, c, n)  # W(t, s - 1)
     end = jnp.sum(d[..., -1, :, :, None, None] * x[..., -1, None, :, :, :], -3)
     one = jnp.broadcast_to(jnp.eye(n, dtype=d.dtype)[:, None, :], (*lead, n, 1, n))
     between = jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], -2)

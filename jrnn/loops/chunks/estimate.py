@@ -24,7 +24,7 @@ _KERNELS = 60  # of the forward and the reverse pass of a chunk
 _AT_ONCE_KERNELS, _PREPARATION = 23, 139
 
 
-def again(estimator: Estimator, stored: int, steps: int) -> Estimate:
+def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
     """Returns what a train step costs in which all steps run again, while the states of a chunk are in a cache.
 
     Args:
@@ -33,10 +33,12 @@ def again(estimator: Estimator, stored: int, steps: int) -> Estimate:
         steps: C.
     """
     machine, forward, length = estimator.machine, estimator.whole(), jaxprs.extent(estimator.loop.length)
-    by_steps, some = BY_STEPS * forward.seconds, steps * stored + math.ceil(length / steps) * stored
-    near = length / steps * (machine.writing(steps * stored, some) + machine.reading(steps * stored, some))
-    terms = (("steps", by_steps), ("steps again", forward.seconds), ("states of a chunk", near))
-    return Estimate(by_steps + forward.seconds + near, some + forward.memory, terms)
+    by_steps, stored_bytes = BY_STEPS * forward.seconds, steps * stored + math.ceil(length / steps) * stored
+    states_seconds = (
+        length / steps * (machine.writing(steps * stored, stored_bytes) + machine.reading(steps * stored, stored_bytes))
+    )
+    terms = (("steps", by_steps), ("steps again", forward.seconds), ("states of a chunk", states_seconds))
+    return Estimate(by_steps + forward.seconds + states_seconds, stored_bytes + forward.memory, terms)
 
 
 def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int, at_once: bool) -> Estimate:
@@ -71,8 +73,8 @@ def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int, at_on
             blocks += _PASSES * count * vectors / machine.cache_rate
         boundaries += count * elements * max(state.aval.dtype.itemsize, 4)
         # Of a step and head: scores, rows, and the inverse.
-        kept = readers * writers * steps + solved * (v + solved * steps)
-        boundaries += 4 * count * steps * batch * kept
+        saved_elements = readers * writers * steps + solved * (v + solved * steps)
+        boundaries += 4 * count * steps * batch * saved_elements
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
     kernels = _PREPARATION + count * _AT_ONCE_KERNELS if at_once else count * _KERNELS
     calls = kernels * machine.call + count * machine.trip

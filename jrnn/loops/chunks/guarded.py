@@ -31,72 +31,74 @@ def linear_map(
         good: a boolean.
         residuals, moving: arrays.
     """
-    given = [*residuals, *moving]
-    traced = (jax.make_jaxpr(fn)(*map(jax.typeof, given)) for fn in (products, steps))
-    return _bind(good, given, *traced, len(moving))
+    operands = [*residuals, *moving]
+    traced = (jax.make_jaxpr(fn)(*map(jax.typeof, operands)) for fn in (products, steps))
+    return _bind(good, operands, *traced, len(moving))
 
 
-def _bind(good: Any, given: Sequence[Any], products: Any, steps: Any, count: int) -> list[Any]:
-    return linear_p.bind(good, *given, products=products, steps=steps, count=count)
+def _bind(good: Any, operands: Sequence[Any], products: Any, steps: Any, count: int) -> list[Any]:
+    return linear_p.bind(good, *operands, products=products, steps=steps, count=count)
 
 
 @linear_p.def_impl
-def _impl(good: Any, *given: Any, products: Any, steps: Any, count: int) -> list[Any]:
-    results = jaxpr_as_fun(products)(*given)
+def _impl(good: Any, *operands: Any, products: Any, steps: Any, count: int) -> list[Any]:
+    results = jaxpr_as_fun(products)(*operands)
     good = good & all_finite(results)
-    return jax.lax.cond(good, lambda results, _: results, lambda _, given: jaxpr_as_fun(steps)(*given), results, given)
+    return jax.lax.cond(
+        good, lambda results, _: results, lambda _, operands: jaxpr_as_fun(steps)(*operands), results, operands
+    )
 
 
-linear_p.def_abstract_eval(lambda good, *given, products, steps, count: products.out_avals)
+linear_p.def_abstract_eval(lambda good, *operands, products, steps, count: products.out_avals)
 mlir.register_lowering(linear_p, mlir.lower_fun(_impl, multiple_results=True))
 
 
-def _rewritten(closed: Any, rewrite: Callable[[Callable], Callable], given: Sequence[Any]) -> Any:
-    return jax.make_jaxpr(rewrite(jaxpr_as_fun(closed)))(*map(jax.typeof, given))
+def _rewritten(closed: Any, rewrite: Callable[[Callable], Callable], operands: Sequence[Any]) -> Any:
+    return jax.make_jaxpr(rewrite(jaxpr_as_fun(closed)))(*map(jax.typeof, operands))
 
 
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, products: Any, steps: Any, count: int
 ) -> tuple[list[Any], list[Any]]:
-    good, *given = primals
+    good, *operands = primals
     places = [i for i, t in enumerate(tangents[1:]) if type(t) is not ad.Zero]
     moving = [tangents[1 + i] for i in places]
 
     def tangents_of(fn: Callable) -> Callable:
-        return lambda *args: pushed(fn, args[: len(given)], places, args[len(given) :])[1]
+        return lambda *args: pushed(fn, args[: len(operands)], places, args[len(operands) :])[1]
 
-    every = [*given, *moving]
+    every = [*operands, *moving]
     both = (_rewritten(closed, tangents_of, every) for closed in (products, steps))
-    return _bind(good, given, products, steps, count), _bind(good, every, *both, len(moving))
+    return _bind(good, operands, products, steps, count), _bind(good, every, *both, len(moving))
 
 
 def _transpose(
-    cotangents: Sequence[Any], good: Any, *given: Any, products: Any, steps: Any, count: int
+    cotangents: Sequence[Any], good: Any, *operands: Any, products: Any, steps: Any, count: int
 ) -> list[Any | None]:
-    residuals, moving = given[:-count], given[-count:]
+    residuals, moving = operands[:-count], operands[-count:]
     cotangents = [ad.instantiate_zeros(ct) for ct in cotangents]
-    wanted = [ad.is_undefined_primal(m) for m in moving]
-    avals = [m.aval if w else jax.typeof(m) for m, w in zip(moving, wanted)]
+    is_needed = [ad.is_undefined_primal(m) for m in moving]
+    avals = [m.aval if w else jax.typeof(m) for m, w in zip(moving, is_needed)]
 
     def transpose_of(fn: Callable) -> Callable:
         def of(*args: Any) -> list[Any]:
             fixed = args[: len(residuals)]
             back = jax.linear_transpose(lambda *moving: fn(*fixed, *moving), *avals)(list(args[len(residuals) :]))
-            return [ct for ct, w in zip(back, wanted) if w]
+            return [ct for ct, w in zip(back, is_needed) if w]
 
         return of
 
     every = [*residuals, *cotangents]
     both = (_rewritten(closed, transpose_of, every) for closed in (products, steps))
     results = iter(_bind(good, every, *both, len(cotangents)))
-    return [None] * (1 + len(residuals)) + [next(results) if w else None for w in wanted]
+    return [None] * (1 + len(residuals)) + [next(results) if w else None for w in is_needed]
 
 
 def _batched(args: Sequence[Any], axes: Sequence[Any], *, products: Any, steps: Any, count: int) -> tuple[Any, Any]:
-    (good, *given), (of_good, *of_given) = args, axes
+    (good, *operands), (of_good, *operand_axes) = args, axes
     good = good if of_good is None else jnp.all(good)
-    both = (_rewritten(closed, lambda fn: jax.vmap(fn, tuple(of_given)), given) for closed in (products, steps))
-    results = _bind(good, given, *both, count)
+    both = (_rewritten(closed, lambda fn: jax.vmap(fn, tuple(operand_axes)), operands) for closed in (products, steps))
+    results = _bind(good, operands, *both, count)
     return results, [0] * len(results)
 
 

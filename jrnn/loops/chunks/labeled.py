@@ -53,12 +53,12 @@ def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> tuple[Label,
 
 def elementwise(fn: Callable[[Any, Any], Any], arrays: Iterable[Labeled | None]) -> Any:
     """Joins arrays element by element. None stands for what changes nothing, and is the result if there is nothing else."""
-    given = [a for a in arrays if a is not None]
-    if len(given) < 2:
-        return given[0] if given else None
-    every = union(given)
-    labels = next((a.labels for a in given if len(a.labels) == len(every)), every)  # no transposition of that one
-    return Labeled(functools.reduce(fn, [a.along(labels) for a in given]), labels)
+    arrays = [a for a in arrays if a is not None]
+    if len(arrays) < 2:
+        return arrays[0] if arrays else None
+    every = union(arrays)
+    labels = next((a.labels for a in arrays if len(a.labels) == len(every)), every)  # no transposition of that one
+    return Labeled(functools.reduce(fn, [a.along(labels) for a in arrays]), labels)
 
 
 times = functools.partial(elementwise, operator.mul)
@@ -67,22 +67,22 @@ plus = functools.partial(elementwise, operator.add)
 
 def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled:
     """Returns the product of two arrays, summed over the labels that are not in `out`, whose axes are those of `out`."""
-    a, b = (summed(x, [l for l in x.labels if l not in out and l not in y.labels]) for x, y in ((a, b), (b, a)))
+    a, b = (sum_over(x, [l for l in x.labels if l not in out and l not in y.labels]) for x, y in ((a, b), (b, a)))
     shared = [l for l in a.labels if l in b.labels]
     batch, over = [l for l in shared if l in out], [l for l in shared if l not in out]
     numbers = tuple(tuple(tuple(map(x.labels.index, axes)) for x in (a, b)) for axes in (over, batch))
     product = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
     labels = (*batch, *(l for x in (a, b) for l in x.labels if l not in shared))
-    kept = [l for l in out if l in labels]
-    return Labeled(Labeled(product, labels).along(kept), tuple(kept))
+    labels_of_out = [l for l in out if l in labels]
+    return Labeled(Labeled(product, labels).along(labels_of_out), tuple(labels_of_out))
 
 
-def summed(a: Labeled, over: Sequence[Label]) -> Labeled:
+def sum_over(a: Labeled, over: Sequence[Label]) -> Labeled:
     """Returns the array summed over labels."""
     if not over:
         return a
-    kept = tuple(l for l in a.labels if l not in over)
-    return Labeled(jnp.sum(a.array, axis=tuple(map(a.labels.index, over))), kept)
+    rest = tuple(l for l in a.labels if l not in over)
+    return Labeled(jnp.sum(a.array, axis=tuple(map(a.labels.index, over))), rest)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Factors:
         *most, last = [self.one(f) for f in factor.of]
         out = [l for l in union([*most, last]) if l == "T" or l in map(self.find, factor.labels)]
         if not most:
-            return summed(last, [l for l in last.labels if l not in out])
+            return sum_over(last, [l for l in last.labels if l not in out])
         return dot(times(most), last, out, self.precision)
 
 

@@ -59,8 +59,8 @@ def _is_safe(eqn: Eqn) -> bool:
     return eqn.primitive.name == "convert_element_type" or (row.linear != "" and row.kind not in ("lookup", "update"))
 
 
-def _selected(branches: Sequence[Any], which: Any, *given: Any) -> list[Any]:
-    *first, results = [jaxpr_as_fun(b)(*given) for b in branches]
+def _selected(branches: Sequence[Any], which: Any, *operands: Any) -> list[Any]:
+    *first, results = [jaxpr_as_fun(b)(*operands) for b in branches]
     for i, case in reversed(list(enumerate(first))):
         results = [jax.lax.select_n(which == i, other, here) for here, other in zip(case, results)]
     return results

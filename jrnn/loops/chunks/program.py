@@ -1,7 +1,7 @@
 """The chunk program: C steps of a loop with affine matrix carries as a few products of matrices.
 
 Between chunks only S is carried. For the reverse pass only S at the
-chunk boundaries is stored, besides the inputs: the tangent of a chunk is one operation, which has nothing else to store.
+chunk boundaries is stored, next to the inputs: the tangent of a chunk is one operation, which has nothing else to store.
 
 Products such as `q . k` are no values of the recurrence. If one of them overflows, or an input is NaN or infinite, the
 results of a chunk are not all finite. Then the chunk runs step by step, so that every result is one of the recurrence. The
@@ -28,7 +28,7 @@ from jrnn.loops.affine.rounds import all_finite
 from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.guarded import linear_map
 from jrnn.loops.chunks.labeled import Factors, variables
-from jrnn.loops.chunks.solve import Kept
+from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop
 
 
@@ -38,7 +38,7 @@ class Body:
 
     Attributes:
         forms: of the carries.
-        loop: the loop of these carries, whose ys are what is wanted at each step.
+        loop: the loop of these carries, whose ys are what each step computes.
         steps: C.
         precision: of products for which the step gives none.
     """
@@ -57,29 +57,29 @@ class Body:
             valid: [C] booleans, or None if all steps are valid.
         """
 
-        def together(args: Any, kept: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
-            keep = Kept(kept)
-            return self._closed(self.in_products(*self._opened(tree.unflatten(args)), keep)), keep.values
+        def together(args: Any, saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
+            saved = SavedForBackward(saved_values)
+            return self._closed(self.in_products(*self._opened(tree.unflatten(args)), saved)), saved.values
 
         def steps(args: Sequence[Any]) -> list[Any]:
             return self._closed(self.by_steps(*self._opened(tree.unflatten(args))))
 
         def checked(args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
-            results, kept = together(args)
+            results, saved_values = together(args)
             good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
             primal = jax.lax.cond(good, lambda results, _: results, lambda _, args: steps(args), results, args)
-            return primal, kept, good
+            return primal, saved_values, good
 
         def rule(args: Sequence[Any], places: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            primal, kept, good = checked(args)
-            smooth, end = list(map(is_smooth, primal)), len(args) + len(kept)
+            primal, saved_values, good = checked(args)
+            smooth, end = list(map(is_smooth, primal)), len(args) + len(saved_values)
 
             def moved(flat: Sequence[Any]) -> tuple[Any, ...]:
                 moving = iter(flat[end:])
                 return tuple(next(moving) if i in places else no_tangent(v) for i, v in enumerate(flat[: len(args)]))
 
             def of_products(*flat: Any) -> list[Any]:
-                again = [x.reshape(k.shape) for x, k in zip(flat[len(args) : end], kept)]
+                again = [x.reshape(k.shape) for x, k in zip(flat[len(args) : end], saved_values)]
                 results = jax.jvp(lambda args: together(args, again)[0], [flat[: len(args)]], [moved(flat)])[1]
                 return [t for t, s in zip(results, smooth) if s]
 
@@ -87,8 +87,8 @@ class Body:
                 opened = jax.jvp(lambda *args: self._opened(tree.unflatten(args)), flat[: len(args)], moved(flat))
                 return [t for t, s in zip(self._closed(self.tangents_by_steps(*opened)), smooth) if s]
 
-            given = [*args, *(k.reshape(-1) for k in kept)]
-            results = iter(linear_map(of_products, of_steps, good, given, moving))
+            operands = [*args, *(k.reshape(-1) for k in saved_values)]
+            results = iter(linear_map(of_products, of_steps, good, operands, moving))
             return primal, [next(results) if s else None for s in smooth]
 
         flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
@@ -98,28 +98,28 @@ class Body:
         """Returns the arguments of `run` with the axes of the variables, in the order in which the steps run."""
         states, consts, xs, valid = args
         states = [_apart(s).reshape(v.aval.shape) for s, v in zip(states, self.loop.carry)]
-        xs = [self._turned(_apart(x).reshape(self.steps, *v.aval.shape)) for x, v in zip(xs, self.loop.xs)]
-        return states, consts, xs, None if valid is None else self._turned(valid)
+        xs = [self._in_time_order(_apart(x).reshape(self.steps, *v.aval.shape)) for x, v in zip(xs, self.loop.xs)]
+        return states, consts, xs, None if valid is None else self._in_time_order(valid)
 
     def _closed(self, results: Sequence[Any]) -> list[Any]:
         n = len(self.loop.carry)
-        return [_apart(x.reshape(-1)) for x in (*results[:n], *map(self._turned, results[n:]))]
+        return [_apart(x.reshape(-1)) for x in (*results[:n], *map(self._in_time_order, results[n:]))]
 
-    def _turned(self, x: Any) -> Any:
+    def _in_time_order(self, x: Any) -> Any:
         return x[::-1] if self.loop.reverse else x
 
     def in_products(
-        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, keep: Kept
+        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, saved: SavedForBackward
     ) -> list[Any]:
         loop, env, steps = self.loop, dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
         jaxprs.over_time(loop.eqns, [v for form in self.forms for v in variables(form.terms)], env, steps)
         new, cuts = [], {}
-        left = iter(states)
+        remaining = iter(states)
         for form in self.forms:
-            forms, own = form.forms, [next(left) for _ in form.positions]
+            forms, own = form.forms, [next(remaining) for _ in form.positions]
             contracted, precision = forms.size[forms.contracted], form.precision or self.precision
             factors = Factors(env, steps, forms.find, own[0].dtype, contracted, precision)
-            values, after = Chunk(form, factors, self.steps, valid, keep).run(own)
+            values, after = Chunk(form, factors, self.steps, valid, saved).run(own)
             cuts.update(values)
             new += after
         return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**steps, **cuts}, self.steps)]
@@ -145,15 +145,15 @@ class Body:
         number = jnp.arange(self.steps)
 
         def state_before(t: Any) -> Any:
-            def step(states: Any, given: Any) -> Any:
-                u, x, here = given
+            def step(states: Any, inputs: Any) -> Any:
+                u, x, here = inputs
                 return self._step(states, consts, x, u < t if here is None else here & (u < t))[0], None
 
             return jax.lax.scan(step, first, (number, xs, valid))[0]
 
         @functools.partial(jax.checkpoint, prevent_cse=False)
-        def step(moved: Any, given: Any) -> Any:
-            t, x, here, moved_x = given
+        def step(moved: Any, inputs: Any) -> Any:
+            t, x, here, moved_x = inputs
             at = (state_before(t), consts, x)
             return jax.jvp(lambda *at: self._step(*at, here), at, (moved, moved_consts, moved_x))[1]
 

@@ -18,30 +18,30 @@ from jrnn.jaxprs.mesh_axes import like
 _SHORT = 16  # rows of the blocks that a loop inverts
 
 
-class Kept:
+class SavedForBackward:
     """Values that the reverse pass takes from the forward pass, while it computes all others again."""
 
     def __init__(self, values: Sequence[Any] | None = None):
         self.values = list(values or [])
         self.growth: list[Callable[[], Any]] = []  # return the largest products of decays
-        self._left = None if values is None else iter(values)
+        self._replayed = None if values is None else iter(values)
 
     def __call__(self, make: Callable[[], Any]) -> Any:
-        if self._left is not None:
-            return next(self._left)
+        if self._replayed is not None:
+            return next(self._replayed)
         self.values.append(make())
         return self.values[-1]
 
     def result(self, fn: Callable[..., Any], *args: Any, tangent: Callable[..., Any] | None = None) -> Any:
-        """Returns `fn(*args)`, an array that is kept.
+        """Returns `fn(*args)`, an array that is saved.
 
         Its derivative is that of `fn`, or `tangent(result, args, tangents)`. JAX 0.10 drops rules such as this one where it
-        differentiates a scan twice, so what is kept has its derivative, too.
+        differentiates a scan twice, so what is saved has its derivative, too.
         """
 
         @jax.custom_jvp
-        def of(kept: Any, *args: Any) -> Any:
-            return kept
+        def of(value: Any, *args: Any) -> Any:
+            return value
 
         @of.defjvp
         def _(primals: Any, tangents: Any) -> Any:
@@ -51,33 +51,33 @@ class Kept:
         return of(self(lambda: fn(*args)), *args)
 
 
-def unit_lower_inverse(a: Any, precision: Any, keep: Kept) -> Any:
+def unit_lower_inverse(a: Any, precision: Any, saved: SavedForBackward) -> Any:
     """Inverts `I + a`.
 
     Args:
         a: [..., n, n], zero on and above the diagonal.
         precision: of the products.
-        keep: keeps the inverse.
+        saved: saves the inverse.
     """
     times = functools.partial(jnp.matmul, precision=precision)
 
     def tangent(x: Any, _: Any, moved: Any) -> Any:
         return -times(times(x, moved[0]), x)
 
-    return keep.result(functools.partial(_inverse, times=times), a, tangent=tangent)
+    return saved.result(functools.partial(_inverse, times=times), a, tangent=tangent)
 
 
-def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
+def unit_lower_solve(a: Any, b: Any, precision: Any, saved: SavedForBackward) -> Any:
     """Solves `(I + a) x = b`.
 
     Args:
         a: [..., n, n], zero on and above the diagonal.
         b: [..., n, m].
         precision: of the products.
-        keep: keeps the inverse, and x.
+        saved: saves the inverse, and x.
 
     >>> import jax.numpy as jnp
-    >>> print(unit_lower_solve(jnp.array([[0.0, 0.0], [2.0, 0.0]]), jnp.array([[1.0], [5.0]]), None, Kept()).T)
+    >>> print(unit_lower_solve(jnp.array([[0.0, 0.0], [2.0, 0.0]]), jnp.array([[1.0], [5.0]]), None, SavedForBackward()).T)
     [[1. 3.]]
     """
     times = functools.partial(jnp.matmul, precision=precision)
@@ -85,8 +85,8 @@ def unit_lower_solve(a: Any, b: Any, precision: Any, keep: Kept) -> Any:
     def tangent(x: Any, args: Any, moved: Any) -> Any:
         return times(args[0], moved[2] - times(moved[1], x))
 
-    inverse = unit_lower_inverse(a, precision, keep)
-    return keep.result(lambda inverse, a, b: times(inverse, b), inverse, a, b, tangent=tangent)
+    inverse = unit_lower_inverse(a, precision, saved)
+    return saved.result(lambda inverse, a, b: times(inverse, b), inverse, a, b, tangent=tangent)
 
 
 def neighbors(steps: int) -> Any:
