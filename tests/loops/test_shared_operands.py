@@ -137,6 +137,16 @@ def test_what_is_computed_from_constants_is_differentiated_once():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), actual, wanted)
 
 
+def test_the_reverse_loop_adds_up_no_more_gradients_than_constants():
+    """Not those of a and of 1 - a: this took 1.2 times the time of the loop as it is."""
+
+    def mean(a):
+        return jnp.sum(scan(lambda h, x: (a * h + (1 - a) * x, None), jnp.ones((N, H)), XS)[0])
+
+    _, reverse = loops_of(jax.grad(mean), jnp.float32(0.2))
+    assert [v.aval.shape for v in reverse.carry] == [(), (N, H)]
+
+
 def test_gradients_of_a_cast_weight_are_added_in_its_own_type():
     def of(which):
         def step(h, x, a):

@@ -6,7 +6,7 @@ step computes from constants is computed at each step, where once suffices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,9 @@ class Invariants:
 def invariants_first(loop: Loop) -> tuple[Loop, Invariants | None]:
     """Returns the loop with constants in the place of what it computes from constants, and which; None if it does nothing.
 
+    The reverse loop adds up a gradient of each constant. So a loop without products stays as it is if it would read more of
+    them, as one that reads both a and 1 - a would.
+
     Invariant: every value is unchanged.
     """
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
@@ -45,7 +48,16 @@ def invariants_first(loop: Loop) -> tuple[Loop, Invariants | None]:
     rest = [e for e in loop.eqns if of_constants.isdisjoint(e.outvars)]
     read = dict.fromkeys([*jaxprs.free_variables(rest), *jaxprs.variables(loop.outputs)])
     consts = tuple(v for v in read if v in of_constants)
+    before = {*loop.consts}.intersection(jaxprs.free_variables(loop.eqns))
+    has_products = any(map(primitives.is_contraction, rest))
+    if not has_products and _summed_bytes(consts) > _summed_bytes(before):
+        return loop, None
     return replace(loop, consts=consts).of(rest, loop.outputs), Invariants(loop, consts)
+
+
+def _summed_bytes(constants: Iterable[Var]) -> int:
+    """Returns the bytes of the gradients of constants."""
+    return sum(jaxprs.nbytes(v) for v in constants if is_smooth(v.aval))
 
 
 def _is_computed_once(eqn: Eqn) -> bool:
