@@ -89,7 +89,7 @@ def explain(fn: Callable | None = None, /, *args: Any, compile: bool = False, **
     Tagged loops are those of `scan`, of jrnn's layers, and those that are traced in `optimize_scans`. A loop of a jitted
     function that is called several times is lowered, and explained, once.
 
-    Without a function it is a context, `with explain() as loops:`, for a program that one does not call oneself. It hears of
+    Without a function it is a context, `with explain() as loops:`, for a program that one does not call oneself. It records
     every loop that is lowered in the block. Nothing is lowered a second time for it. The log `jrnn.loops` has the same
     text at the level DEBUG, as the loops come.
 

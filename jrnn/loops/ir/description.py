@@ -70,7 +70,7 @@ class Description(NamedTuple):
 
     @property
     def moved(self) -> dict[str, tuple[Item, ...]]:
-        """The values that left the loop, by what became of them."""
+        """The values that left the loop, by where they are computed."""
         return {
             "computed for all steps before the loop": self.hoisted,
             "computed for all steps after the loop": self.sunk,
