@@ -90,17 +90,17 @@ def scan(
             Jacobian, and whose carries stay finite); "native" (one call of a compiled kernel on a CPU, if it was built, for
             steps of products with constants, elementwise operations and reductions); "arithmetic" (small linear algebra
             written as arithmetic, on a CPU); "chunks" (matrix states in chunks of steps, when the loop is differentiated);
-            "newton", experimental, or an object of `Newton` with its options (all steps at once by Newton's method, for steps with
-            floating-point carries; it falls back to the loop where it does not converge, and ignores `unroll`); or "auto",
-            which may run all of these but "newton", and never reassociates products that could overflow.
+            "newton" (experimental), or an object of `Newton` with its options (all steps at once by Newton's method, for
+            steps with floating-point carries; it falls back to the loop where it does not converge, and ignores `unroll`);
+            or "auto", which may run all of these but "newton", and never reassociates products that could overflow.
         strict: raise if the loop cannot be planned and would fall back to `jax.lax.scan`, for tests of speed.
         memory: on a CPU, how many times the temporary memory of `jax.lax.scan` a faster loop may need, plus 1 MB. None:
             1.1 times, or 1.4 times for a loop that is estimated to be much faster.
-        axis_name: experimental; inside `jax.shard_map`, the mesh axis among whose devices time is divided. `xs`, `length`, `resets` and
-            `mask` are those of this device's segment, and so are the outputs; segments are equally long, in the order of
-            the devices. `init` is the carry before the whole sequence, the same on every device, and `lengths` count the
-            steps of the whole sequence. The last carry is that of the whole sequence, on every device. Affine and matrix
-            carries are computed on all devices at the same time; other carries are handed from device to device.
+        axis_name: (experimental) inside `jax.shard_map`, the mesh axis among whose devices time is divided. `xs`, `length`,
+            `resets` and `mask` are those of this device's segment, and so are the outputs; segments are equally long, in
+            the order of the devices. `init` is the carry before the whole sequence, the same on every device, and `lengths`
+            count the steps of the whole sequence. The last carry is that of the whole sequence, on every device. Affine and
+            matrix carries are computed on all devices at the same time; other carries are handed from device to device.
 
     Returns:
         `(carry, ys)`: the last carry, and the outputs stacked to [T, ...].
