@@ -20,7 +20,7 @@ def varying_axes(tree: Any) -> frozenset[Any]:
 
 
 def cast(tree: Any, axes: Any) -> Any:
-    """Returns the arrays of a tree typed as ones that vary over these axes, besides their own."""
+    """Returns the arrays of a tree typed as ones that vary over these axes, in addition to their own."""
 
     def of(value: Any) -> jax.Array:
         missing = tuple(sorted(set(axes) - varying_axes(value), key=str))
@@ -30,7 +30,7 @@ def cast(tree: Any, axes: Any) -> Any:
 
 
 def like(tree: Any, other: Any) -> Any:
-    """Returns the arrays of a tree typed as ones that vary over the axes of another tree, besides their own."""
+    """Returns the arrays of a tree typed as ones that vary over the axes of another tree, in addition to their own."""
     return cast(tree, varying_axes(other))
 
 

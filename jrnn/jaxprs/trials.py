@@ -44,7 +44,7 @@ def has_while(graph: Graph) -> bool:
 
 
 def drawn(rng: np.random.Generator, example: Any) -> Any:
-    """Random numbers near an example; integers and booleans are kept, as they may be indices or lengths."""
+    """Random numbers near an example; integers and booleans stay, as they may be indices or lengths."""
     is_spec, shape, dtype = (
         isinstance(example, jax.ShapeDtypeStruct),
         np.shape(example),

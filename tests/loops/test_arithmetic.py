@@ -141,7 +141,7 @@ def test_eigenvalues_and_vectors_are_those_of_lapack(lower):
 
 def test_eigenvectors_whose_signs_rounding_decides_stay_a_call():
     a = normal(3, 3)
-    changed = rewritten(jax.make_jaxpr(jnp.linalg.eigh)(a), choice.fits)
+    changed = rewritten(jax.make_jaxpr(jnp.linalg.eigh)(a), choice.fits_arithmetic)
     assert "eigh" in [e.primitive.name for e in equations(changed.eqns)]
 
 
@@ -163,7 +163,7 @@ def test_random_numbers_are_those_of_jax():
 def assert_drawn_alike(fn, *args):
     """Asserts that the rounds of all draws are arithmetic, whose results are materialized, and give the same words."""
     closed = jax.make_jaxpr(lambda *args: jax.tree.leaves(fn(*args)))(*args)
-    changed = rewritten(closed, choice.fits)
+    changed = rewritten(closed, choice.fits_arithmetic)
     names = [e.primitive.name for e in equations(changed.eqns)]
     assert not RULES.keys() & names
     count = sum(primitives.is_kind(e, "draw") and e.outvars[0].aval.size > 0 for e in closed.eqns)
@@ -306,7 +306,7 @@ def test_compiled_programs_are_read(without_kernel):
     assert str(quick) == "a loop of 99 steps: one kernel"
     explained = jrnn.explain(lambda h: run(h, True), h, compile=True)
     (slow,) = explained.compiled
-    assert slow.kernels > 1 and any("gesdd" in name for name in slow.in_the_way), slow
+    assert slow.kernels > 1 and any("gesdd" in name for name in slow.kernel_blockers), slow
     assert f"compiled, {slow}" in str(explained)
 
 

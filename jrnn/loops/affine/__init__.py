@@ -1,4 +1,4 @@
-"""The reader of carries: which are kept, diagonal, matrix-valued or opaque, and in which order they can be computed.
+"""The reader of carries: which are overwritten, diagonal, matrix-valued or opaque, and in which order they can be computed.
 
 In: the `Loop` of a step. Out: carries in groups, each with its form, or the reason why it has none. Read `carries.py`
 first.

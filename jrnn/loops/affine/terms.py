@@ -62,7 +62,7 @@ class Term:
 
 @dataclass(frozen=True)
 class AffineSum:
-    """A sum of terms, and the label of each of its axes; also summed over `sums`, axes of S besides K."""
+    """A sum of terms, and the label of each of its axes; also summed over `sums`, axes of S other than K."""
 
     labels: Labels
     terms: tuple[Term, ...]

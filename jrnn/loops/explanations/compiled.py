@@ -27,20 +27,20 @@ class CompiledLoop:
     Attributes:
         steps: the number of its steps, or None if XLA does not know it.
         kernels: kernels and library calls at a step; 0 if the whole loop is one kernel.
-        in_the_way: what keeps it from being one kernel: opcodes of HLO, or names of the libraries' functions.
+        kernel_blockers: what keeps it from being one kernel: opcodes of HLO, or names of the libraries' functions.
     """
 
     steps: int | None
     kernels: int
-    in_the_way: tuple[str, ...]
+    kernel_blockers: tuple[str, ...]
 
     def __str__(self) -> str:
         of = "a loop" if self.steps is None else f"a loop of {self.steps} steps"
         if not self.kernels:
             return f"{of}: one kernel"
         text = f"{of}: {self.kernels} kernels a step"
-        if self.in_the_way:
-            return f"{text}; in the way of one kernel: {', '.join(self.in_the_way)}"
+        if self.kernel_blockers:
+            return f"{text}; not one kernel because of {', '.join(self.kernel_blockers)}"
         if not XLA_MAKES_ONE_KERNEL:
             return f"{text}; XLA may make one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}"
         return text
@@ -52,7 +52,7 @@ def loops_of(text: str) -> tuple[CompiledLoop, ...]:
     >>> import jax, jax.numpy as jnp
     >>> run = jax.jit(lambda h: jax.lax.scan(lambda h, _: (jnp.tanh(2 * h), None), h, length=9)[0])
     >>> loops_of(run.lower(jnp.ones(3)).compile().as_text())
-    (CompiledLoop(steps=9, kernels=0, in_the_way=()),)
+    (CompiledLoop(steps=9, kernels=0, kernel_blockers=()),)
     """
     entry, computations = instructions.computations(text)
     return tuple(_loops(entry, computations))
@@ -71,7 +71,7 @@ def _loops(name: str, computations: Mapping[str, Computation]) -> Iterator[Compi
 
 
 def _cost(name: str, computations: Mapping[str, Computation]) -> tuple[int, tuple[str, ...]]:
-    """Returns the kernels of one run of a computation, and what is in the way of one kernel."""
+    """Returns the kernels of one run of a computation, and what keeps it from being one kernel."""
     kernels, stops = 0, dict[str, None]()
     for i in computations.get(name, {}).values():
         if i.opcode in _FREE:

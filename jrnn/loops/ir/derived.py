@@ -30,7 +30,7 @@ _SCALE = 0.4  # of random numbers: carries that grow by their square stay small
 _ATTEMPTS = 3  # to find numbers of which most results are finite
 _MOST = 1e8  # elements to compute, about a nanosecond each
 _MOST_NUMBERS = 1e6  # random numbers
-_CALL = 1e4  # what an operation of numpy costs besides, in elements
+_CALL = 1e4  # the overhead of an operation of numpy, in elements
 
 Flat = Sequence[Any]
 Function = Callable[..., Flat]

@@ -170,7 +170,7 @@ def split(
     parts: bool = False,
     facts: Facts | None = None,
 ) -> Fission:
-    """Splits a loop. If it recomputes values, only the operands of contractions after it are kept for all steps.
+    """Splits a loop. If it recomputes values, only the operands of contractions after it are stacked.
 
     Args:
         loop: the loop.

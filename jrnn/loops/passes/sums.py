@@ -65,7 +65,7 @@ def accumulations(loop: Loop, free: Collection[Var]) -> dict[int, tuple[Atom, ..
 def sums_without_new_stacks(
     accumulated: dict[int, tuple[Atom, ...]], loop: Loop, stacked: Collection[Var]
 ) -> dict[int, tuple[Atom, ...]]:
-    """Returns the sums that need no stacks besides `stacked` and the operands of contractions."""
+    """Returns the sums that need no stacks other than `stacked` and the operands of contractions."""
     producers = jaxprs.producers(loop.eqns)
     every = [v for values in accumulated.values() for v in values]
     known = {*stacked, *(leaf for v in every for leaf in _leaves(v, producers, stacked, True))}
@@ -328,7 +328,7 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
     Invariant: every other value is unchanged; the sums are rounded once instead of at every step.
 
     Returns:
-        The loop, and how it holds its carries; None if nothing is kept wide.
+        The loop, and the dtypes of its carries; None if no carry is widened.
     """
     added = added_to_carries(loop).items()
     sums = {i: values for i, values in added if accumulator_dtype(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype}

@@ -41,14 +41,14 @@ class Arithmetic:
     Attributes:
         loop: the loop as arithmetic.
         cost: of all steps.
-        blockers: the primitives that keep it from being one kernel.
-        within_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing blocks that.
+        kernel_blockers: the primitives that keep it from being one kernel.
+        fits_kernel_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing blocks that.
     """
 
     loop: Loop
     cost: Estimate
-    blockers: tuple[str, ...]
-    within_limit: bool
+    kernel_blockers: tuple[str, ...]
+    fits_kernel_limit: bool
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         return self.loop.run(consts, init, xs, length)
@@ -61,12 +61,12 @@ class Arithmetic:
 
     @property
     def is_one_kernel(self) -> bool:
-        return self.within_limit and not self.blockers
+        return self.fits_kernel_limit and not self.kernel_blockers
 
     def __str__(self) -> str:
-        if self.blockers:
-            how = f"no single kernel, because of {', '.join(self.blockers)}"
-        elif self.within_limit:
+        if self.kernel_blockers:
+            how = f"no single kernel, because of {', '.join(self.kernel_blockers)}"
+        elif self.fits_kernel_limit:
             how = "one kernel"
         else:
             how = f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}"
@@ -82,7 +82,7 @@ def propose(problem: Problem) -> Sequence[Candidate]:
         if rewritten is not None:
             label = "as arithmetic" if moves == Moves() else "as arithmetic, all else outside"
             candidates.append(problem.candidate(Split(fission, rewritten), label))
-            if not rewritten.blockers:
+            if not rewritten.kernel_blockers:
                 break
     return candidates
 
@@ -110,15 +110,15 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:
         return None
-    blockers = tuple(dict.fromkeys(e.primitive.name for e in rewritten if _is_blocker(e)))
-    costs = _Estimator(changed, estimator.machine if blockers else quiet(estimator.machine))
+    kernel_blockers = tuple(dict.fromkeys(e.primitive.name for e in rewritten if _is_blocker(e)))
+    costs = _Estimator(changed, estimator.machine if kernel_blockers else quiet(estimator.machine))
     inside = costs.part(changed.eqns, changed.outputs)
-    within_limit = inside.is_small(costs.machine)
-    if not within_limit and not blockers:
+    fits_kernel_limit = inside.is_small(costs.machine)
+    if not fits_kernel_limit and not kernel_blockers:
         costs = _Estimator(changed, estimator.machine)
         inside = costs.part(changed.eqns, changed.outputs)
     memory = estimator.part(loop.eqns, loop.outputs).peak_bytes  # of the loop as it was
-    return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), blockers, within_limit)
+    return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), kernel_blockers, fits_kernel_limit)
 
 
 class _Estimator(Estimator):
@@ -130,8 +130,8 @@ class _Estimator(Estimator):
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         outer, bodies = self.machine, [*jaxprs.run_jaxprs(eqn)]
-        within_limit = all(self.inside(jaxpr).is_small(outer) for jaxpr in bodies)
-        if within_limit and not any(map(_is_blocker, equations([eqn]))):
+        fits_kernel_limit = all(self.inside(jaxpr).is_small(outer) for jaxpr in bodies)
+        if fits_kernel_limit and not any(map(_is_blocker, equations([eqn]))):
             self.machine = quiet(outer)
         try:
             return super()._inner_seconds(eqn)

@@ -98,7 +98,7 @@ def converted(node: Node, conversions: Sequence[Conversion]) -> Node:
 
 
 def by_steps(loop: Loop) -> Node:
-    """Returns the loop over its steps, whose narrow sums are kept wide."""
+    """Returns the loop over its steps, whose narrow sums are accumulated in a wide dtype."""
     rewritten, conversion = widen_sums(loop)
     return Steps(rewritten) if conversion is None else Converted(Steps(rewritten), conversion)
 

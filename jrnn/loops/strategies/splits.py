@@ -70,8 +70,8 @@ class Search:
     @functools.cached_property
     def _least(self) -> float:
         """The seconds of what stays in the loop in each split, without its stacks."""
-        stays = Steps(self.problem.split(None).core).estimate(self.problem.estimator)
-        return stays.seconds - dict(stays.terms)["stacks"]
+        remaining = Steps(self.problem.split(None).core).estimate(self.problem.estimator)
+        return remaining.seconds - dict(remaining.terms)["stacks"]
 
     def beats_every_split(self, candidate: Candidate) -> bool:
         """Returns True if even the part that no split can move takes `_CLEARLY` times the time of a candidate."""
