@@ -29,10 +29,11 @@ from jrnn.files.progress import Bar
 from jrnn.jaxprs.arguments import arguments_of, required
 from jrnn.loops import EXECUTORS, scan
 from jrnn.loops.ir import observers
+from jrnn.loops.strategies.table import STRATEGIES
 
 JAX = "lax.scan"
 _WORDS = ("mode", "executor", "ran")
-_NUMBERS = ("median ms", "least ms", "of lax.scan", "MB", "of lax.scan", "compile s", "differs by")
+_NUMBERS = ("median ms", "minimum ms", "time / lax.scan", "MB", "MB / lax.scan", "compile s", "differs by")
 _FORM = "(step, init, xs) or (step, init, None, length)"
 
 
@@ -252,7 +253,7 @@ def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
 
 def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
     executors, modes = options.peers, options.chosen("modes", MODES)
-    check_names("executor", executors or (), [JAX, *EXECUTORS])
+    check_names("executor", executors or (), dict.fromkeys([JAX, *EXECUTORS, *STRATEGIES]))
     names = dict.fromkeys([JAX, *(EXECUTORS if executors is None else executors)])
     jax.eval_shape(own.by(JAX), own.init, own.xs)  # raises the errors of `jax.lax.scan`
     jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, c), 0.0, x)).lower(jnp.ones(3)).compile()  # starts the compiler

@@ -256,8 +256,8 @@ def _bench(p: _Options) -> None:
     )
     p.option("--sizes", "TxNxDxH,...", what, _names)
     what = (
-        "the programs to measure (default: all that can run here); for your own step, lax.scan and executors: "
-        f"{', '.join(EXECUTORS)}"
+        "the programs to measure (default: all that can run here); for your own step, lax.scan and executors (default: "
+        f"{', '.join(EXECUTORS)})"
     )
     p.option("--peers", "A,B", what, _names)
     p.option("--turns", "N", "measured runs of each program, at most (default: %(default)s)", _count(1), 15)

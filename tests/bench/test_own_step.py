@@ -78,6 +78,12 @@ def test_what_the_step_closes_over_is_an_argument_and_has_a_gradient():
     np.testing.assert_allclose(gradients[0], jax.grad(loss)(w), rtol=1e-5)
 
 
+def test_an_executor_that_asks_for_a_strategy_is_measured():
+    options = {"executors": ["chunks"], "modes": ["forward"], "turns": 1}
+    results = jrnn.bench_step(lambda c, x: (jnp.tanh(c + x), c), jnp.zeros(2), jnp.ones((4, 2)), **options)
+    assert [r.peer for r in results.records] == ["lax.scan", "chunks"]
+
+
 def test_a_chosen_executor_is_measured_next_to_jax():
     keys = jax.random.split(jax.random.key(0), 3)
     results = jrnn.bench_step(
