@@ -29,6 +29,7 @@ SUITES = {
     "linear": "linear",
     "filters": "filters",
     "tiny": "tiny_loops",
+    "first-call": "first_call",
     "caffe2": "caffe2_cells",
 }
 
