@@ -104,6 +104,7 @@ def run_stack_with(layer, params, x, state, **masks):
     return layer(x, state, **masks)
 
 
+@pytest.mark.sample("GRU both", "LRU", "Mamba2", "GatedDeltaNet", "Recurrent")
 @pytest.mark.parametrize("name", ALL)
 def test_results_are_those_of_the_steps_that_count(name, x64):
     layer = ALL[name](param_dtype=np.float64, rngs=nnx.Rngs(0))

@@ -74,6 +74,7 @@ def test_it_is_its_parts(x64):
     close((y, again), (whole[:, 0], model(x, states)[0][:, 0]))
 
 
+@pytest.mark.sample("True")
 @pytest.mark.parametrize("rough", [False, True])
 def test_lengths_masks_and_resets_reach_all_parts(rough, x64):
     """The square root has an infinite derivative at 0 and is NaN below; what does not count reaches nothing."""
