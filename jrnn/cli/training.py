@@ -50,7 +50,8 @@ def train_command(args: argparse.Namespace) -> int:
     file = given / "config.toml" if given.is_dir() else given
     configs = [load_config(file, [*changes, *some]) for some in values]  # all, before the first run
     if args.tensorboard:
-        configs = [_with_tensorboard(config) for config in configs]
+        loggers = list(dict.fromkeys([*configs[0].train.loggers, "tensorboard"]))
+        configs = [replace(config, train=replace(config.train, loggers=loggers)) for config in configs]
     if configs[0].train.devices > 1 and not args.distributed and args.coordinator is None:
         host.divide_cpu(configs[0].train.devices)
     if args.out is not None:
@@ -74,11 +75,6 @@ def _combinations(sweeps: Sequence[str]) -> Iterator[tuple[str, ...]]:
             raise UsageError(f"--sweep {sweep}: must be written KEY=A,B,C, as in model.hidden=32,64")
         choices.append([f"{key}={value.strip()}" for value in values.split(",")])
     yield from itertools.product(*choices)
-
-
-def _with_tensorboard(config: Config) -> Config:
-    loggers = list(dict.fromkeys([*config.train.loggers, "tensorboard"]))
-    return replace(config, train=replace(config.train, loggers=loggers))
 
 
 def _sweep(configs: Sequence[Config], folders: Sequence[Path], args: argparse.Namespace) -> int:

@@ -107,7 +107,7 @@ def _imported(name: str, target: str, error: type[JrnnError]) -> ModuleType:
         raise error(f"{target}: cannot be loaded: {described(e)}") from e
 
 
-def beside(target: str, folder: Path) -> str:
+def target_in(target: str, folder: Path) -> str:
     """Returns the target with the path of a Python file in `folder` if MODULE is there, and not in the working directory.
 
     Other targets, such as the names of installed modules, are returned as they are.

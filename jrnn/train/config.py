@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from jrnn.convert.named import beside, load_named
+from jrnn.convert.named import load_named, target_in
 from jrnn.errors import ConfigError, near
 from jrnn.files import read_text
 from jrnn.train.models import MAKERS, ModelKind, load_kind
@@ -206,7 +206,7 @@ def _with_code_of(folder: Path, tables: dict[str, Any]) -> dict[str, Any]:
     def located(value: Any) -> Any:
         if isinstance(value, list):
             return [located(item) for item in value]
-        return beside(value, folder) if isinstance(value, str) else value
+        return target_in(value, folder) if isinstance(value, str) else value
 
     for table, keys in (("", ("task",)), ("model", ("kind",)), ("train", ("metrics", "loggers"))):
         values = tables.get(table) if table else tables
@@ -218,7 +218,7 @@ def _with_code_of(folder: Path, tables: dict[str, Any]) -> dict[str, Any]:
 def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
     """Loads the configuration of a TOML file, or one that ships, by its name, with `a.b=value` assignments applied.
 
-    Code that the file names, as FILE.py:NAME or MODULE:NAME, is looked up in the working directory, then beside the file.
+    Code that the file names, as FILE.py:NAME or MODULE:NAME, is looked up in the working directory, then next to the file.
 
     >>> load_config("char_lstm", ["train.steps=20"]).train.steps
     20

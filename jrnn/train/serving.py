@@ -6,11 +6,11 @@ Shapes: T time, N batch, D features, O outputs, V tokens known.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,83 +24,16 @@ from jrnn.models.generation import check_tokens
 from jrnn.nn.checks import check_array, check_features, check_flags, check_lengths
 from jrnn.nn.sequences import in_rows
 from jrnn.train.checkpoint import Checkpoints
-from jrnn.train.config import Config
 from jrnn.train.exports import EXPORTS
-from jrnn.train.models.interface import CARRY_AXIS, Model, Params, Signature
+from jrnn.train.models.interface import CARRY_AXIS, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.models.pretrained import FILES, PretrainedModel
+from jrnn.train.origin import Asked, Origin
 from jrnn.train.run_dir import RunDir
 from jrnn.train.step import Recipe, abstract_state
 from jrnn.train.tasks.task import COMPANIONS, Trained, kept_value
 
 State = dict[str, jax.Array]
-
-
-class Asked(NamedTuple):
-    """A batch to predict from, with the members that models of tasks read; time comes first."""
-
-    tokens: Any = None
-    inputs: Any = None
-    lengths: Any = None
-    resets: Any = None
-    mask: Any = None
-    dt: Any = None
-    targets: None = None
-    fresh: Any = False
-
-
-@dataclass(frozen=True, eq=False)  # compared by identity: part of what compiled functions are cached by
-class Origin:
-    """What a `TrainedModel` has besides parameters.
-
-    Attributes:
-        path: the run directory.
-        config: the configuration of the run.
-        kept: what the task kept of its data, such as a vocabulary.
-        model: the model as it was trained.
-    """
-
-    path: Path
-    config: Config
-    kept: Mapping[str, Any]
-    model: Model
-
-    @property
-    def signature(self) -> Signature:
-        """The inputs and outputs. Raises ConfigError for a model that has others, such as an encoder-decoder."""
-        signature = getattr(self.model, "signature", None)
-        if not isinstance(signature, Signature):
-            raise ConfigError(
-                f"{self.path}: a {type(self.model).__name__} of task {self.config.task!r} does not map one sequence to "
-                "outputs; use model.sample(...), or its own functions: model.origin.model and model.params"
-            )
-        return signature
-
-    def variant(self, **changes: Any) -> Model:
-        """The model for a changed signature, with the same parameters. Raises ConfigError if it has none."""
-        wanted = replace(self.signature, **changes)
-        if wanted == self.signature:
-            return self.model
-        change = getattr(self.model, "with_signature", None)
-        if change is None:
-            names = " and ".join(changes)
-            raise ConfigError(f"{self.path}: a model of kind {self.config.model.kind!r} has no {names}")
-        return change(wanted)
-
-    @cached_property
-    def carried(self) -> bool:
-        """Whether the model has a state to go on from."""
-        try:
-            self.variant(carried=True)
-        except ConfigError:
-            return False
-        return True
-
-    @cached_property
-    def units(self) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-        """What inputs and outputs go through, between the data's units and the model's."""
-        convert = self.config.kind.units
-        return (lambda x: x, lambda y: y) if convert is None else convert(self.config, self.kept)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["origin"])
@@ -179,12 +112,10 @@ class TrainedModel:
             given["lengths"] = check_lengths(where, lengths, steps, batch)
         elif self.origin.signature.lengths:
             given["lengths"] = jnp.full(batch, steps, jnp.int32)
-        if resets is not None or self.origin.signature.resets:
-            none = jnp.zeros((batch, steps), bool)
-            given["resets"] = (none if resets is None else check_flags(where, "resets", resets, (batch, steps))).T
-        if mask is not None or self.origin.signature.mask:
-            every = jnp.ones((batch, steps), bool)
-            given["mask"] = (every if mask is None else check_flags(where, "mask", mask, (batch, steps))).T
+        for name, flags in (("resets", resets), ("mask", mask)):
+            if flags is not None or getattr(self.origin.signature, name):
+                flags = jnp.full((batch, steps), name == "mask") if flags is None else flags
+                given[name] = check_flags(where, name, flags, (batch, steps)).T
         if dt is not None or self.origin.signature.dt:
             passed = jnp.ones((batch, steps)) if dt is None else check_array(where, "dt", dt)
             if passed.shape != (batch, steps):

@@ -39,8 +39,8 @@ def test_a_run_goes_on_from_another_folder(folder, monkeypatch, capsys):
     assert last["step"] == 3 and 0.5 <= last["confidence"] <= 1 and "accuracy" in last
 
 
-@pytest.mark.parametrize("module", ["beside.py", "next_to_the_config"])
-def test_code_beside_the_config_is_known_in_any_folder(folder, monkeypatch, module):
+@pytest.mark.parametrize("module", ["tasks_of_a_config.py", "next_to_the_config"])
+def test_code_next_to_the_config_is_known_in_any_folder(folder, monkeypatch, module):
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     file = folder / f"{module.removesuffix('.py')}.py"

@@ -16,7 +16,8 @@ from jrnn.errors import CheckpointError, ConfigError
 from jrnn.files.corpus import tokenize
 from jrnn.train import Config, load_run, train
 from jrnn.train.models.pretrained import PretrainedConfig, PretrainedModel
-from jrnn.train.serving import Origin, TrainedModel
+from jrnn.train.origin import Origin
+from jrnn.train.serving import TrainedModel
 from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.toml_codec import decode
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
-from jrnn.train.tasks.series import Series, check_known, read_columns, read_series
+from jrnn.train.tasks.series import Series, read_columns, read_series
 from jrnn.train.tasks.task import (
     Examples,
     HeldOutTask,
@@ -99,7 +99,8 @@ class ForecastTask(HeldOutTask):
         border = round(len(targets) * (1 - data.validation))
         try:
             for values, names in ((series.inputs, data.read), (targets, data.targets)):
-                check_known(values[:border], names)
+                if unknown := [n for n, column in zip(names, values[:border].T) if np.isnan(column).all()]:
+                    raise DataError(f"column {unknown[0]!r} has no number in the rows to train on")
             of_inputs, of_targets = Scaling.fit(series.inputs[:border]), Scaling.fit(targets[:border])
             kept = {
                 "inputs": vars(of_inputs),

@@ -88,13 +88,6 @@ def read_series(path: str | Path, names: Sequence[str], time: str | None, spacin
     return replace(series, times=times, spacing=spacing or usual)
 
 
-def check_known(values: np.ndarray, names: Sequence[str]) -> None:
-    """Raises DataError for a column [R, D] of the training rows that has no number."""
-    for name, column in zip(names, values.T):
-        if np.isnan(column).all():
-            raise DataError(f"column {name!r} has no number in the rows to train on")
-
-
 def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
     """Returns columns of a CSV file by name, float64 [R, len(names)]; empty cells are NaN.
 
