@@ -20,7 +20,6 @@ _FREE = frozenset((
 ))  # fmt: skip
 _WHOLE = ("copy", "custom-call", "fusion")
 _FREE_CALLS = ("AllocateBuffer", "AssumeGatherIndicesInBound", "Sharding")
-_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _BITS = {"pred": 8, "token": 0}
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+\w*)\[([\d,]*)\]")
 
@@ -55,82 +54,51 @@ class Module:
     ...   %b = f32[3,4]{1,0} parameter(1)
     ...   ROOT %dot.1 = f32[2,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
     ... }'''
-    >>> Module(text).costs(), Module(text).depth()
-    ([Cost(kernels=1, bytes=104, flops=48)], 1)
+    >>> Module(text).costs()
+    [Cost(kernels=1, bytes=104, flops=48)]
     """
 
     def __init__(self, text: str):
-        self._entry, self._computations = computations(text)
+        self.entry, self.computations = computations(text)
 
     def costs(self) -> list[Cost]:
         """Returns the cost of each launch of the whole program; loop bodies are repeated."""
-        return [cost for _, cost in self._launches(self._entry)]
+        return [cost for _, cost in self._launches(self.entry)]
 
     def loops(self) -> list[LoopCost]:
         """Returns the outermost loops of the program, in order."""
-        return list(self._loops(self._entry))
-
-    def depth(self) -> int:
-        """Returns the launches on the longest path: what runs one after the other even on an endless number of processors.
-
-        A loop counts its body as often as the compiler knows that it runs, or once.
-        """
-        return self._depth(self._entry)
-
-    def loop_depths(self) -> list[int]:
-        """Returns the same of one trip of each outermost loop of the entry computation."""
-        loops = (i for i in self._computations[self._entry].values() if i.opcode == "while")
-        return [self._depth(i.runs[0]) for i in loops]
-
-    def _depth(self, computation: str) -> int:
-        ends: dict[str, int] = {}
-        for i in self._computations[computation].values():  # operands stand before their users
-            own = max(map(self._depth, i.runs)) * (i.trips or 1) if i.runs else int(_launches(i))
-            ends[i.name] = own + max((ends[name] for name in i.operands if name in ends), default=0)
-        return max(ends.values(), default=0)
-
-    def sent(self) -> int:
-        """Returns the bytes that a device gives to collectives; loop bodies are repeated, and branches all count."""
-        return self._sent(self._entry)
-
-    def _sent(self, computation: str) -> int:
-        here, total = self._computations[computation], 0
-        for i in here.values():
-            if i.opcode.removesuffix("-start") in _COLLECTIVES:
-                total += sum(_bytes(here[name].result) for name in i.operands)
-            total += sum(map(self._sent, i.runs)) * self._trips(i)
-        return total
+        return list(self._loops(self.entry))
 
     def _loops(self, computation: str) -> Iterator[LoopCost]:
-        for i in self._computations[computation].values():
+        for i in self.computations[computation].values():
             if i.opcode == "while":
                 launches = list(self._launches(i.runs[0]))
                 kinds = Counter(opcode for opcode, _ in launches)
-                yield LoopCost(self._trips(i), sum((cost for _, cost in launches), Cost()), kinds)
+                yield LoopCost(self.trips(i), sum((cost for _, cost in launches), Cost()), kinds)
             elif i.opcode == "call":
                 yield from self._loops(i.runs[0])
 
     def _launches(self, computation: str) -> Iterator[tuple[str, Cost]]:
         """Yields the opcode and the cost of each launch; loop bodies are repeated."""
-        here = self._computations[computation]
+        here = self.computations[computation]
         for i in here.values():
             if i.opcode in ("while", "call"):
-                yield from list(self._launches(i.runs[0])) * self._trips(i)
-            elif _launches(i):
+                yield from list(self._launches(i.runs[0])) * self.trips(i)
+            elif is_launch(i):
                 yield i.opcode, Cost(1, self._bytes(i, here), self._flops(i, here))
 
-    def _trips(self, i: Instruction) -> int:
+    def trips(self, i: Instruction) -> int:
         """Returns the trips of a loop: from the compiler, else the limit of its counter; 1 for a call."""
         if i.trips is not None:
             return i.trips
-        condition = self._computations.get(i.called("condition") or "", {})
+        condition = self.computations.get(i.called("condition") or "", {})
         limits = [each.value for each in condition.values() if each.opcode == "constant" and each.value.isdigit()]
         return int(limits[0]) if len(limits) == 1 else 1
 
     def _flops(self, i: Instruction, here: Computation) -> int:
         inside = i.called("calls", "called_computations={")
-        if inside in self._computations:
-            inner = self._computations[inside]
+        if inside in self.computations:
+            inner = self.computations[inside]
             return sum(self._flops(each, inner) for each in inner.values())
         if i.opcode == "dot":
             contracted = _numbers(i.attributes, "lhs_contracting_dims")
@@ -147,13 +115,13 @@ class Module:
 
     def _bytes(self, i: Instruction, here: Computation) -> int:
         inside = i.called("calls")
-        if inside in self._computations:
-            return self._fused_bytes(self._computations[inside])
+        if inside in self.computations:
+            return self._fused_bytes(self.computations[inside])
         if i.opcode == "dynamic-update-slice":
-            return 2 * _bytes(here[i.operands[1]].result)
+            return 2 * bytes_of(here[i.operands[1]].result)
         if i.opcode in ("slice", "dynamic-slice"):
-            return 2 * _bytes(i.result)
-        return _bytes(i.result) + sum(_bytes(here[name].result) for name in i.operands if name in here)
+            return 2 * bytes_of(i.result)
+        return bytes_of(i.result) + sum(bytes_of(here[name].result) for name in i.operands if name in here)
 
     def _fused_bytes(self, inner: Computation) -> int:
         """Returns the bytes that a fused computation reads and writes; of a stack, only the slices."""
@@ -168,23 +136,23 @@ class Module:
                 if user.opcode == "bitcast":
                     total += read(user)
                 elif user.opcode in ("slice", "dynamic-slice"):
-                    total += _bytes(user.result)
+                    total += bytes_of(user.result)
                 elif user.opcode != "dynamic-update-slice" or user.operands[0] != i.name:
-                    return _bytes(i.result)
-            return min(total, _bytes(i.result))
+                    return bytes_of(i.result)
+            return min(total, bytes_of(i.result))
 
         def written(i: Instruction) -> int:
             if i.opcode == "tuple":
                 return sum(written(inner[name]) for name in i.operands)
             if i.opcode == "bitcast":
                 return written(inner[i.operands[0]])
-            return _bytes(inner[i.operands[1]].result if i.opcode == "dynamic-update-slice" else i.result)
+            return bytes_of(inner[i.operands[1]].result if i.opcode == "dynamic-update-slice" else i.result)
 
         (root,) = (i for i in inner.values() if i.root)
         return written(root) + sum(read(i) for i in inner.values() if i.opcode == "parameter")
 
 
-def _launches(i: Instruction) -> bool:
+def is_launch(i: Instruction) -> bool:
     """Returns whether an instruction is a kernel, a copy, or a library call."""
     if i.opcode in _FREE or i.opcode.endswith(("-done", "-update")):
         return False
@@ -197,10 +165,10 @@ def _arrays(result: str) -> list[tuple[str, list[int]]]:
     return [(dtype, [int(n) for n in shape.split(",") if n]) for dtype, shape in _ARRAY.findall(result)]
 
 
-def _bytes(result: str) -> int:
+def bytes_of(result: str) -> int:
     """Returns the bytes of the arrays of a type.
 
-    >>> _bytes("(f32[2,3]{1,0:T(8,128)}, bf16[4])")
+    >>> bytes_of("(f32[2,3]{1,0:T(8,128)}, bf16[4])")
     32
     """
 

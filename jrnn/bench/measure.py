@@ -125,7 +125,7 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
             )
     options.console.print(report.times_table(records, gemm))
     for peer in dict.fromkeys(r.peer for r in records):
-        if peer.partition(" x")[0] in suite.OURS and report.ratios(records, peer):  # "jrnn x2" is jrnn on two devices
+        if peer in suite.OURS and report.ratios(records, peer):
             options.console.print(report.ratios_table(records, peer))
     if hasattr(suite, "summary"):
         options.console.print(suite.summary(records))

@@ -198,7 +198,7 @@ def run(target: str, feeds: Mapping[str, Any], options: SuiteOptions) -> StepRep
             missing, or if `jax.lax.scan` cannot run the step.
         ConfigError: for an executor or a mode that does not exist. DataError: for a file to compare with that is none.
     """
-    for name in ("cells", "sizes", "devices"):
+    for name in ("cells", "sizes"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} means nothing for a step of your own, {target}")
     old = report.load(options.compare)[1] if options.compare else None

@@ -2,27 +2,15 @@
 
 A peer is a function `(cell, size, mode) -> Program | None`: None if it has no such cell. "train" computes the gradients of
 the sum of squares of all outputs with respect to the weights and the input.
-
-Run as a script, this file measures `jrnn.scan` on several devices of the CPU, in a process of its own:
-
-    python -m jrnn.bench.peers '{"devices": 2, "cell": "lstm", "size": "9x8x4x4", "mode": "train", "keep_memory": true}'
-
-It answers the first line of its input with the seconds and the bytes of compiling, and each further line with the seconds
-of a run.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,14 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jrnn import nn
 from jrnn.bench import steps
 from jrnn.bench.sizes import AFFINE, Size
-from jrnn.errors import DataError, ScanError
+from jrnn.errors import ScanError
 from jrnn.files import read_text
-from jrnn.loops import host, scan
+from jrnn.loops import scan
 from jrnn.loops.kernels.native import library
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells import GRUCell, LayerNormLSTMCell, LSTMCell
@@ -233,59 +220,9 @@ def torch_program(module: Any, x: Any, mode: str) -> Timed:
     return Timed(clocked(run))
 
 
-def divided(devices: int, cell: str, size: Size, mode: str) -> Timed | None:
-    """`jrnn.scan` with the batch divided over `devices` devices of the CPU, in a process of its own."""
-    if size.batch % devices:
-        return None
-    asked = dict(devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host.retains_memory)
-    process = Process([sys.executable, "-m", "jrnn.bench.peers", json.dumps(asked)])
-    return process.program(*process.ask())
-
-
-class Process:
-    """A process that answers each line of its input with a line of JSON."""
-
-    def __init__(self, command: Sequence[str]):
-        self._command = command
-        self._popen = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            if command[0] == sys.executable
-            else None,
-        )
-        assert self._popen.stdin is not None and self._popen.stdout is not None
-        self._to, self._back = self._popen.stdin, self._popen.stdout
-
-    def ask(self) -> Any:
-        with contextlib.suppress(BrokenPipeError):  # a dead process also answers nothing
-            self._to.write("run\n")
-            self._to.flush()
-        line = self._back.readline()
-        if not line:
-            status, again = self._popen.wait(), shlex.join(self._command)
-            raise DataError(f"the process to measure ended with status {status}; run it to see why: {again}")
-        return json.loads(line)
-
-    def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._to.close()
-        self._popen.wait(timeout=30)
-        self._back.close()
-
-    def program(self, *costs: Any) -> Timed:
-        return Timed(self.ask, *costs, close=self.close)
-
-
-def available(devices: int) -> dict[str, Peer]:
-    """Returns the peers that can run here, by name: first jrnn, then jrnn on `devices` devices if these are several."""
-    peers: dict[str, Peer] = {"jrnn": _compiled(FUNCTIONS["jrnn"])}
-    if devices > 1:
-        peers[f"jrnn x{devices}"] = functools.partial(divided, devices)
-    peers |= {name: _compiled(FUNCTIONS[name]) for name in ("jrnn.nn", "net", "lax.scan", "flax")}
+def available() -> dict[str, Peer]:
+    """Returns the peers that can run here, by name."""
+    peers = {name: _compiled(function) for name, function in FUNCTIONS.items()}
     if _HAS_TORCH:
         peers["torch"] = torch_rnn
     kernel = () if library.loaded().reason else ("native",)
@@ -323,35 +260,3 @@ def versions() -> dict[str, str]:
     if _HAS_TORCH:
         numbers["torch"] = importlib.metadata.version("torch")
     return numbers
-
-
-def divided_here(devices: int, cell: str, size: Size, mode: str) -> Timed:
-    """Compiles `jrnn.scan` with input, carries and outputs divided over the devices of this process."""
-    mesh = jax.make_mesh((devices,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
-
-    def put(tree: Any, *spec: str | None) -> Any:
-        return jax.device_put(jax.tree.map(np.asarray, tree), NamedSharding(mesh, PartitionSpec(*spec)))
-
-    weights, x = steps.inputs(cell, size)
-    carry = put(steps.initial(cell, size), "batch")
-
-    def forward(weights: Any, x: Any) -> Any:
-        return scan(steps.make(cell, weights), carry, x)[1]
-
-    return compiled(forward, put(weights), put(x, None, "batch"), mode)
-
-
-def main() -> None:
-    asked = json.loads(sys.argv[1])
-    if asked.pop("keep_memory"):
-        host.retain_memory()
-    host.divide_cpu(asked["devices"])
-    program = divided_here(**{**asked, "size": Size.parse(asked["size"])})
-    sys.stdin.readline()
-    print(json.dumps([program.compile_seconds, program.peak_bytes]), flush=True)
-    for _ in sys.stdin:
-        print(program.run(), flush=True)
-
-
-if __name__ == "__main__":
-    main()

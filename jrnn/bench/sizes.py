@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from jrnn.errors import ConfigError, near
 
 GATES = {"lstm": 4, "gru": 3, "min_gru": 2, "min_lstm": 3, "lru": 2}
-CUSTOM = (
-    *("peephole_lstm", "layer_norm_lstm", "slstm", "rwkv", "relu_mlp", "attention", "memory"),
-    *("loss_in_the_step", "euler", "runge_kutta", "small_cnn", "automaton"),
-)  # steps as users write them
-CELLS = (*GATES, *CUSTOM)
+CELLS = tuple(GATES)
 AFFINE = ("min_gru", "min_lstm", "lru")  # in the state: their gates read the input alone
 MODES = ("forward", "train")
 
@@ -78,15 +74,13 @@ def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None
 
 
 def flops(cell: str, size: Size, mode: str) -> int:
-    """Returns the floating-point operations of the contractions; 0 for custom steps, which are not counted.
+    """Returns the floating-point operations of the contractions of a cell.
 
     A multiply-add is two operations, and training does each contraction of the forward pass three times.
 
     >>> flops("lstm", Size(1, 1, 2, 3), "forward")
     120
     """
-    if cell in CUSTOM:
-        return 0
     reads = size.features if cell in AFFINE else size.features + size.hidden
     forward = 2 * size.steps * size.batch * reads * GATES[cell] * size.hidden
     if cell == "lru":  # also from both parts of its state to the output

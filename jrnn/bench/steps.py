@@ -1,4 +1,4 @@
-"""The steps that are benchmarked, as plain JAX functions with random weights: cells, and steps as users write them.
+"""The cells that are benchmarked, as plain JAX functions with random weights.
 
 Each is `(weights, carry, x) -> (carry, y)`, registered with its weights and its initial carry.
 
@@ -17,10 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.bench.sizes import Size
-
-CLASSES = 512  # of the loss in the step
-SLOTS = 16  # of memories
-CHANNELS = 8  # of the convolution
 
 Weights = dict[str, Any]
 Step = Callable[[Weights, Any, Any], tuple[Any, Any]]
@@ -59,43 +55,40 @@ def initial(cell: str, size: Size) -> Any:
     return STEPS[cell].initial(size)
 
 
-def _hidden(size: Size) -> Any:
+def hidden(size: Size) -> Any:
     return jnp.zeros((size.batch, size.hidden))
 
 
-def _two(size: Size) -> Any:
-    return _hidden(size), _hidden(size)
+def two(size: Size) -> Any:
+    return hidden(size), hidden(size)
 
 
-def _step(weights: Callable[[Size], Weights], initial: Callable[[Size], Any] = _hidden) -> Callable[[Step], Step]:
-    def register(step: Step) -> Step:
+def register(weights: Callable[[Size], Weights], initial: Callable[[Size], Any] = hidden) -> Callable[[Step], Step]:
+    """Returns a decorator that enters a step in STEPS by its name."""
+
+    def enter(step: Step) -> Step:
         STEPS[step.__name__] = Measurable(step, weights, initial)
         return step
 
-    return register
+    return enter
 
 
-def _input_gates(count: int) -> Callable[[Size], Weights]:
+def input_gates(count: int) -> Callable[[Size], Weights]:
     return lambda s: dict(wx=(s.features, count * s.hidden), b=(1, count * s.hidden))
 
 
-def _gates(count: int) -> Callable[[Size], Weights]:
-    return lambda s: _input_gates(count)(s) | dict(wh=(s.hidden, count * s.hidden))
+def gates(count: int) -> Callable[[Size], Weights]:
+    return lambda s: input_gates(count)(s) | dict(wh=(s.hidden, count * s.hidden))
 
 
 def _lru_weights(s: Size) -> Weights:
     radius = np.sqrt((np.arange(s.hidden) + 0.5) / s.hidden)[None]
     phase = np.linspace(0, 2 * np.pi, s.hidden, endpoint=False)[None]
     polar = dict(decay=-np.log(radius), scale=np.sqrt(1 - radius**2), phase=phase)
-    return _input_gates(2)(s) | polar | dict(out=(2 * s.hidden, s.hidden))
+    return input_gates(2)(s) | polar | dict(out=(2 * s.hidden, s.hidden))
 
 
-def _normalized(x: Any) -> Any:
-    centered = x - x.mean(-1, keepdims=True)
-    return centered * jax.lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
-
-
-@_step(_gates(4), _two)
+@register(gates(4), two)
 def lstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
     """Gates in Caffe2's order: input, forget, output, update."""
     h, c = state
@@ -106,7 +99,7 @@ def lstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
     return (h, c), h
 
 
-@_step(_gates(3))
+@register(gates(3))
 def gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     """The GRU of PyTorch and cuDNN: the reset gate is applied after the contraction."""
     r, u, n = jnp.split(x @ p["wx"] + p["b"], 3, axis=-1)
@@ -116,7 +109,7 @@ def gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     return h, h
 
 
-@_step(_input_gates(2))
+@register(input_gates(2))
 def min_gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     """The minimal GRU of Feng et al. 2024: its gates read the input alone, so it is affine in the state."""
     u, n = jnp.split(x @ p["wx"] + p["b"], 2, axis=-1)
@@ -125,7 +118,7 @@ def min_gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     return h, h
 
 
-@_step(_input_gates(3))
+@register(input_gates(3))
 def min_lstm(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     """The minimal LSTM of Feng et al. 2024, its two gates normalized to add up to one."""
     f, i, n = jnp.split(x @ p["wx"] + p["b"], 3, axis=-1)
@@ -134,7 +127,7 @@ def min_lstm(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     return h, h
 
 
-@_step(_lru_weights, _two)
+@register(_lru_weights, two)
 def lru(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
     """The linear recurrent unit of Orvieto et al. 2023: complex and diagonal, as two real states."""
     re, im = state
@@ -144,137 +137,3 @@ def lru(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
     new_re = turn_re * re - turn_im * im + p["scale"] * x_re
     new_im = turn_im * re + turn_re * im + p["scale"] * x_im
     return (new_re, new_im), jnp.concatenate([new_re, new_im], axis=-1) @ p["out"]
-
-
-@_step(lambda s: _gates(4)(s) | dict(peep=(3, 1, s.hidden)), _two)
-def peephole_lstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
-    h, c = state
-    i, f, o, g = jnp.split(x @ p["wx"] + h @ p["wh"] + p["b"], 4, axis=-1)
-    i, f = jax.nn.sigmoid(i + c * p["peep"][0]), jax.nn.sigmoid(f + c * p["peep"][1])
-    c = f * c + i * jnp.tanh(g)
-    h = jax.nn.sigmoid(o + c * p["peep"][2]) * jnp.tanh(c)
-    return (h, c), h
-
-
-@_step(_gates(4), _two)
-def layer_norm_lstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
-    h, c = state
-    i, f, o, g = jnp.split(_normalized(x @ p["wx"]) + _normalized(h @ p["wh"]) + p["b"], 4, axis=-1)
-    c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-    h = jax.nn.sigmoid(o) * jnp.tanh(_normalized(c))
-    return (h, c), h
-
-
-@_step(_gates(4), lambda s: tuple(_hidden(s) for _ in range(4)))
-def slstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
-    """The scalar LSTM of Beck et al. 2024, with exponential gates, a normalizer and a stabilizer."""
-    h, c, n, m = state
-    i, f, o, z = jnp.split(x @ p["wx"] + h @ p["wh"] + p["b"], 4, axis=-1)
-    log_f = -jax.nn.softplus(-f)
-    top = jnp.maximum(log_f + m, i)
-    i, f = jnp.exp(i - top), jnp.exp(log_f + m - top)
-    c, n = f * c + i * jnp.tanh(z), f * n + i
-    h = jax.nn.sigmoid(o) * c / jnp.maximum(jnp.abs(n), 1.0)
-    return (h, c, n, top), h
-
-
-@_step(
-    lambda s: dict(r=(s.features, s.hidden), k=(s.features, s.hidden), v=(s.features, s.hidden), decay=(1, s.hidden)),
-    lambda s: (_hidden(s), _hidden(s), _hidden(s) - 1e4),
-)
-def rwkv(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
-    """The time mixing of RWKV-4 (Peng et al. 2023), with its running maximum."""
-    top, bottom, high = state
-    r, k, v = jax.nn.sigmoid(x @ p["r"]), x @ p["k"], x @ p["v"]
-    decayed = high - jnp.exp(p["decay"])
-    peak = jnp.maximum(decayed, k)
-    old, new = jnp.exp(decayed - peak), jnp.exp(k - peak)
-    top, bottom = old * top + new * v, old * bottom + new
-    return (top, bottom, peak), r * top / bottom
-
-
-@_step(
-    lambda s: dict(
-        wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), up=(s.hidden, 2 * s.hidden), down=(2 * s.hidden, s.hidden)
-    )
-)
-def relu_mlp(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
-    h = jnp.tanh(jax.nn.relu(x @ p["wx"]) @ p["wh"] + jax.nn.relu(h @ p["up"]) @ p["down"])
-    return h, h
-
-
-@_step(
-    lambda s: dict(
-        wx=(s.features, s.hidden), wq=(s.hidden, s.hidden), wh=(s.hidden, s.hidden), keys=(s.batch, SLOTS, s.hidden)
-    )
-)
-def attention(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
-    """Attention over a fixed memory at every step."""
-    scores = jnp.einsum("nh,nsh->ns", h @ p["wq"], p["keys"])
-    context = jnp.einsum("ns,nsh->nh", jax.nn.softmax(scores), p["keys"])
-    h = jnp.tanh(x @ p["wx"] + context @ p["wh"])
-    return h, h
-
-
-@_step(
-    lambda s: dict(
-        wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), wk=(s.hidden, s.hidden), wv=(s.hidden, s.hidden)
-    ),
-    lambda s: (_hidden(s), jnp.zeros((s.batch, SLOTS, s.hidden))),
-)
-def memory(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
-    """A differentiable memory that is read and written by attention."""
-    h, slots = state
-    weights = jax.nn.softmax(jnp.einsum("nh,nsh->ns", h @ p["wk"], slots))
-    read = jnp.einsum("ns,nsh->nh", weights, slots)
-    h = jnp.tanh(x @ p["wx"] + read @ p["wh"])
-    slots = slots + weights[:, :, None] * jnp.tanh(h @ p["wv"])[:, None, :]
-    return (h, slots), h
-
-
-@_step(lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), out=(s.hidden, CLASSES)))
-def loss_in_the_step(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
-    h = jnp.tanh(x @ p["wx"] + h @ p["wh"])
-    logits = h @ p["out"]
-    return h, jax.nn.logsumexp(logits, axis=-1, keepdims=True) - logits[:, :1]
-
-
-@_step(lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden)))
-def euler(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
-    """An Euler step of an ordinary differential equation."""
-    h = h + 0.1 * (jnp.tanh(h @ p["wh"] + x @ p["wx"]) - h)
-    return h, h
-
-
-@_step(lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden)))
-def runge_kutta(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
-    """A fourth-order Runge-Kutta step, which uses its weights four times."""
-
-    def slope(h: Any) -> Any:
-        return jnp.tanh(h @ p["wh"] + x @ p["wx"]) - h
-
-    a = slope(h)
-    b = slope(h + 0.05 * a)
-    c = slope(h + 0.05 * b)
-    d = slope(h + 0.1 * c)
-    h = h + 0.1 / 6 * (a + 2 * b + 2 * c + d)
-    return h, h
-
-
-@_step(
-    lambda s: dict(kernel=(3, 3, CHANNELS, CHANNELS), wx=(s.features, 64)),
-    lambda s: jnp.zeros((s.batch, 8, 8, CHANNELS)),
-)
-def small_cnn(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
-    moved = jax.lax.conv_general_dilated(h, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    h = jnp.tanh(moved + (x @ p["wx"]).reshape(-1, 8, 8, 1))
-    return h, h.mean((1, 2))
-
-
-@_step(lambda s: dict(scale=(1, s.hidden)), lambda s: jnp.zeros((s.batch, s.hidden), jnp.int32))
-def automaton(p: Weights, cells: Any, x: Any) -> tuple[Any, Any]:
-    """A cellular automaton over integers; only its output is differentiable."""
-    born = (x[:, :1] > 0).astype(jnp.int32)
-    left, right = jnp.roll(cells, 1, axis=1), jnp.roll(cells, -1, axis=1)
-    cells = (left ^ (cells | right)) ^ born
-    return cells, cells * p["scale"] + x[:, :1]

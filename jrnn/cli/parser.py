@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jrnn.bench.sizes import CELLS, GATES, MODES
+from jrnn.bench.sizes import CELLS, MODES
 from jrnn.bench.suites import SUITES
 from jrnn.cli import nets, tools, training
 from jrnn.loops import EXECUTORS
@@ -247,7 +247,7 @@ def _bench(p: _Options) -> None:
     p.seed("the seed of normal[...]")
     what = "scan: cells (default); spellings: one computation in all its spellings"
     p.option("--suite", "NAME", what, default="scan", choices=SUITES)
-    what = f"some of {', '.join(CELLS)} (default: the first {len(GATES)}; with --compile-for, lstm,gru)"
+    what = f"some of {', '.join(CELLS)} (default: all; with --compile-for, lstm,gru)"
     p.option("--cells", "A,B", what, _names)
     p.option("--modes", "A,B", f"some of {', '.join(MODES)} (default: all)", _names)
     what = (
@@ -263,8 +263,6 @@ def _bench(p: _Options) -> None:
     p.option("--turns", "N", "measured runs of each program, at most (default: %(default)s)", _count(1), 15)
     what = "time for one size, after which no run begins but the first three of each program (default: %(default)s)"
     p.option("--seconds", "S", what, _seconds, 20.0)
-    what = "also measure jrnn with the CPU divided into N devices (default: the number of cores)"
-    p.option("--devices", "N", what, _count(0, 4096))
     what = "h100 or v5e: compile for an accelerator without having one; count kernels and bytes instead of measuring"
     p.option("--compile-for", "DEVICE", what)
     p.json("the figures and their conditions")

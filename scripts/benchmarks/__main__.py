@@ -20,6 +20,8 @@ from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import DataError, JrnnError
 
 SUITES = {
+    "custom-steps": "custom_steps",
+    "divided": "divided",
     "layers": "recurrent_layers",
     "convert": "conversion",
     "growth": "growth",

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from accelerator_measure import GPU, ON_CPU, Day, Job, strategies, with_tf32
+from custom_steps import CUSTOM
 from linear_layers import LAYERS, problem
 
 import jrnn
@@ -110,7 +111,7 @@ def _wide(value: Any) -> np.ndarray:
     return value.astype(np.float64) if value.dtype == np.float32 else value
 
 
-def cells(executor: str = "auto", names: Sequence[str] = CELLS) -> Iterator[tuple[str, Case]]:
+def cells(executor: str = "auto", names: Sequence[str] = (*CELLS, *CUSTOM)) -> Iterator[tuple[str, Case]]:
     def run(w: Any, x: Any, cell: str, size: Size, executor: str = "auto") -> Any:
         return scan(steps.make(cell, w), steps.initial(cell, size), x, executor=executor)
 

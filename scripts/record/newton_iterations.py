@@ -20,13 +20,13 @@ import numpy as np
 import optax
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "loops"), str(ROOT / "docs")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests/loops", "scripts/benchmarks", "docs")]
 
 import tables  # noqa: E402
 from newton_cells import CELLS, example  # noqa: E402
+from program_depth import DeepModule  # noqa: E402
 
 import jrnn  # noqa: E402
-from jrnn.bench.hlo import Module  # noqa: E402
 
 STEPS = {"lorenz": 1500}
 UNTRAINED = ("kalman", "lorenz")  # their steps have no weights
@@ -102,7 +102,7 @@ def row(name: str) -> list[str]:
         errors.append(f"{worst:.0e}")
     for run in (newton, plain):
         lowered = jax.jit(lambda p, h, xs, run=run: run(make(p), h, xs)[0]).lower(p, carry, xs)
-        module = Module(lowered.compile().as_text())
+        module = DeepModule(lowered.compile().as_text())
         depths.append(f"{module.loop_depths()[0] if run is newton else module.depth():,}")
     return [name, str(CELLS[name][4]), f"{steps:,}", *iterations, *errors, f"{by_loop:,}", *depths]
 

@@ -8,6 +8,8 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import custom_steps
+import divided
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,7 @@ def run(options):
 
 def quiet(**options):
     text = io.StringIO()
-    chosen = SuiteOptions(devices=1, sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options)
+    chosen = SuiteOptions(sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options)
     return chosen, text
 
 
@@ -42,7 +44,7 @@ def test_a_net_is_measured_next_to_the_same_cell():
     assert all(bool(jnp.any(leaf != 0)) for leaf in (of_weights["cell/gates_t_w"], of_weights["cell/i2h_w"], of_x))
     assert peers.caffe2_net("slstm", TINY) is None
     options, text = quiet(cells=["layer_norm_lstm"], peers=["jrnn", "net"], modes=["forward"])
-    assert [r.peer for r in run(options)] == ["jrnn", "net"]
+    assert [r.peer for r in measure.run(options, custom_steps)] == ["jrnn", "net"]
 
 
 def test_records_tables_json_plot_and_comparison(tmp_path):
@@ -83,7 +85,7 @@ def test_mistakes_name_the_near_word(tmp_path):
 
 def test_the_same_step_gives_the_same_result_through_every_scan():
     """What is compared computes the same: each peer that takes our weights is checked against lax.scan."""
-    for cell in CELLS:
+    for cell in (*CELLS, *custom_steps.CUSTOM):
         weights, x = steps.inputs(cell, TINY)
         step, carry = steps.make(cell, weights), steps.initial(cell, TINY)
         ours, theirs = (which(step, carry, x)[1] for which in (peers.scan, jax.lax.scan))
@@ -170,23 +172,25 @@ def test_operations_are_counted():
 
 @pytest.mark.skipif(bool(library.loaded().reason), reason="the kernel for CPUs was not built")
 def test_the_kernel_for_cpus_is_measured_where_it_runs_a_step():
-    native = peers.available(1)["native"]
+    native = peers.available()["native"]
     assert native("lstm", TINY, "train").run() > 0
     assert native("automaton", TINY, "forward") is None
 
 
 def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
-    """The row "jrnn x2": its process answers with its costs, then with seconds."""
-    assert peers.divided(2, "lstm", Size(3, 3, 3, 4), "train") is None, "3 sequences cannot be divided by 2"
-    program = peers.divided(2, "lstm", Size(3, 2, 3, 4), "train")
+    """Its process answers with its costs, then with seconds."""
+    assert divided.divided(2, "lstm", Size(3, 3, 3, 4), "train") is None, "3 sequences cannot be divided by 2"
+    program = divided.divided(2, "lstm", Size(3, 2, 3, 4), "train")
     try:
         assert program.compile_seconds > 0 and program.peak_bytes > 0
         assert program.run() > 0
     finally:
         program.close()
-    one = peers.divided_here(1, "gru", TINY, "train")
+    one = divided.divided_here(1, "gru", TINY, "train")
     assert one.run() > 0
-    assert "jrnn x2" in peers.available(2) and "jrnn x1" not in peers.available(1)
+    options = SuiteOptions("divided", cells=["gru"], modes=["forward"], sizes=["3x1x3x4"])
+    (job,) = divided.jobs(options)
+    assert set(job.programs) == {"jrnn", "lax.scan", f"jrnn x{peers.cores()}"}
 
 
 @pytest.mark.parametrize(("backend", "mean"), [("cpu", 0.004), ("gpu", 0.012)])

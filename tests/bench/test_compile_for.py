@@ -120,7 +120,7 @@ def test_rows_table_and_file(on_a_cpu, tmp_path):
 
 
 def test_a_peer_without_the_cell_has_no_row(on_a_cpu):
-    rows = compile_for.run("v5e", tiny(cells=["slstm"], modes=["forward"], peers=["flax", "lax.scan"]))
+    rows = compile_for.run("v5e", tiny(cells=["lru"], modes=["forward"], peers=["flax", "lax.scan"]))
     assert [row.peer for row in rows] == ["lax.scan"]
 
 

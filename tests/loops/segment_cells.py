@@ -130,12 +130,12 @@ def turning(w, h, x):
 
 
 def sent(run, name, steps):
-    from jrnn.bench.hlo import Module
+    from program_depth import DeepModule
 
     step, w, first, xs = example(name, steps)
     loss = lambda w, first, xs: sum(jnp.sum(jnp.sin(v)) for v in smooth(run(step, w, first, xs)))  # noqa: E731
     text = jax.jit(jax.grad(loss, (0, 1))).lower(w, first, xs).compile().as_text()
-    return Module(text).sent()
+    return DeepModule(text).sent()
 
 
 def main():

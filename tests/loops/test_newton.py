@@ -15,10 +15,10 @@ import pytest
 import random_newton
 from by_numpy import COMPILED, by_numpy
 from newton_cells import CELLS, H, N, example
+from program_depth import DeepModule
 
 import jrnn
 from jrnn import Newton, jaxprs
-from jrnn.bench.hlo import Module
 from jrnn.errors import ScanError
 from jrnn.loops import scan, scan_statistics
 from jrnn.loops.affine import rounds
@@ -347,7 +347,7 @@ def test_the_depth_of_an_iteration_grows_with_the_logarithm():
 
     def compiled(run, steps):
         make, p, carry, xs = example("gru", steps)
-        return Module(jax.jit(lambda c, xs: run(make(p), c, xs)).lower(carry, xs).compile().as_text())
+        return DeepModule(jax.jit(lambda c, xs: run(make(p), c, xs)).lower(carry, xs).compile().as_text())
 
     one, two = (compiled(functools.partial(scan, executor="newton"), steps).loop_depths()[0] for steps in (512, 4096))
     assert 0 < two - one <= 2 * 3 and two < 50

@@ -135,7 +135,8 @@ def eight():
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     folder = Path(__file__).parent
-    path = os.pathsep.join([str(folder), str(folder.parent), str(Path(jrnn.__file__).parents[1])])
+    root = Path(jrnn.__file__).parents[1]
+    path = os.pathsep.join(map(str, (folder, folder.parent, root, root / "scripts" / "benchmarks")))
     command = [sys.executable, str(folder / "segment_cells.py")]
     done = subprocess.run(command, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

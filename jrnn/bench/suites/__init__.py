@@ -33,8 +33,6 @@ class SuiteOptions:
         cells, modes, sizes, peers: names to measure; None for all that the suite has and can run here.
         turns: measured runs of each program, at most.
         seconds: after these, no more turns of a job begin, except for the first three.
-        devices: the number of devices into which a CPU is divided for another row of jrnn; None for its cores, 1 for no
-            such row.
         json, plot: files to write; json "-" is the standard output.
         compare: a JSON file of an earlier run to compare with.
     """
@@ -46,7 +44,6 @@ class SuiteOptions:
     peers: Sequence[str] | None = None
     turns: int = 15
     seconds: float = 20.0
-    devices: int | None = None
     json: str | None = None
     plot: Path | None = None
     compare: Path | None = None
@@ -80,6 +77,6 @@ def suite_of(options: SuiteOptions) -> ModuleType:
 
 def check_options(options: SuiteOptions, suite: ModuleType) -> None:
     """Raises UsageError for an option that means nothing for the suite."""
-    for name in ("cells", "modes", "sizes", "peers", "devices"):
+    for name in ("cells", "modes", "sizes", "peers"):
         if getattr(options, name) is not None and name not in suite.TAKES:
             raise UsageError(f"--{name} means nothing for the suite {options.suite!r}")
