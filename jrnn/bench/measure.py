@@ -10,7 +10,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
@@ -48,13 +48,8 @@ class Timing:
         return Timing(median, low, high, len(seconds), min(seconds))
 
 
-def in_turns(
-    programs: Mapping[str, Timed],
-    turns: int,
-    seconds: float = math.inf,
-    begins: Callable[[int], object] = lambda turn: None,
-) -> dict[str, Timing]:
-    """Runs all programs interleaved, each turn in another random order. It calls `begins` with the number of each turn.
+def in_turns(programs: Mapping[str, Timed], turns: int, seconds: float = math.inf) -> dict[str, Timing]:
+    """Runs all programs interleaved, each turn in another random order.
 
     After `seconds` no more turns begin, except for the first three. Each program first runs unmeasured, because in a
     training loop it follows itself: another program leaves its data in the caches, and its threads (OpenMP's, for some
@@ -67,7 +62,6 @@ def in_turns(
     for turn in range(turns):
         if turn >= _TURNS and time.perf_counter() - start > seconds:
             break
-        begins(turn + 1)
         for name in orders.sample(list(programs), len(programs)):
             settled, begun = 0.0, time.perf_counter()
             while settled < _SETTLED:

@@ -25,7 +25,7 @@ from jrnn.bench.sizes import MODES, check_names
 from jrnn.bench.suites import SuiteOptions
 from jrnn.convert.named import load_named
 from jrnn.errors import ScanError, UsageError
-from jrnn.files.progress import Bar
+from jrnn.files.progress import Heartbeat
 from jrnn.jaxprs.arguments import arguments_of, required
 from jrnn.loops import EXECUTORS, scan
 from jrnn.loops.ir import observers
@@ -259,26 +259,21 @@ def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
     jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, c), 0.0, x)).lower(jnp.ones(3)).compile()  # starts the compiler
     records: list[StepRecord] = []
     missing: dict[tuple[str, str], str] = {}
-    with Bar(options.console, len(modes) * (len(names) + options.turns)) as bar:
+    with Heartbeat(options.console, "starting") as beat:
         for mode in modes:
             built: dict[str, _Built] = {}
             for name in names:
-                bar.doing(f"{mode}: compiling {name}")
+                beat.doing(f"{mode}: compiling {name}")
                 try:
-                    if executors is None:
-                        _check_that_it_is_meant(name)
+                    if executors is None and name == "newton":
+                        raise ScanError(
+                            "it may take hundreds of times as long where it gains nothing; ask for it by name"
+                        )
                     built[name] = _Built.of(own, name, mode, built.get(JAX))
                 except ScanError as error:
                     missing[mode, name] = str(error).removeprefix("scan: ")
-                bar.advance()
-            records += _in_turns(own, mode, built, options, bar)
+            records += _in_turns(own, mode, built, options, beat)
     return StepReport(tuple(records), missing)
-
-
-def _check_that_it_is_meant(executor: str) -> None:
-    """Raises a ScanError for an executor that is measured only if it is asked for."""
-    if executor == "newton":
-        raise ScanError("it may take hundreds of times as long where it has nothing to gain; ask for it by name")
 
 
 @dataclass(frozen=True)
@@ -348,14 +343,11 @@ def difference(computed: Sequence[Any], wanted: Sequence[Any]) -> float:
 
 
 def _in_turns(
-    own: OwnStep, mode: str, built: Mapping[str, _Built], options: SuiteOptions, bar: Bar
+    own: OwnStep, mode: str, built: Mapping[str, _Built], options: SuiteOptions, beat: Heartbeat
 ) -> list[StepRecord]:
-    def begins(turn: int) -> None:
-        bar.doing(f"{mode}: turn {turn} of {options.turns}")
-        bar.advance()
-
     programs = {name: b.program for name, b in built.items()}
-    timings = measure.in_turns(programs, options.turns, options.seconds, begins)
+    beat.doing(f"{mode}: measuring")
+    timings = measure.in_turns(programs, options.turns, options.seconds)
     records = []
     for name, t in timings.items():
         p = built[name].program

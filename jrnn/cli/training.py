@@ -11,7 +11,6 @@ from pathlib import Path
 
 import jax
 
-from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.nets import package_to_python
 from jrnn.cli.output import INTERRUPTED, MISTAKE, say_written, terminal, write_json
 from jrnn.cli.tools import wide_console
@@ -34,8 +33,6 @@ from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
 def train_command(args: argparse.Namespace) -> int:
     if args.distributed or args.coordinator is not None:
         join(args.coordinator, args.processes, args.process)
-        if jax.process_index() > 0:
-            end_in_one_line(args.command)
     elif args.processes is not None or args.process is not None:
         raise UsageError("--processes and --process need --coordinator HOST:PORT, where process 0 listens")
     given, changes = Path(args.config), list(args.set)
@@ -120,11 +117,8 @@ def tokens_command(args: argparse.Namespace) -> int:
     names = ("tokenizer", "vocabulary", "separator", "field", "end")
     with Heartbeat(terminal(), "reading") as beat:
         corpus = tokenize(args.texts, args.out, **{name: getattr(args, name) for name in names}, say=beat.say)
-    print(
-        printable(
-            f"wrote {args.out}: {len(corpus):,} tokens of {corpus.vocabulary:,} kinds in {corpus.documents:,} documents"
-        )
-    )
+    size = f"{len(corpus):,} tokens of {corpus.vocabulary:,} kinds in {corpus.documents:,} documents"
+    print(printable(f"wrote {args.out}: {size}"))
     return 0
 
 

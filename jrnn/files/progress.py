@@ -17,7 +17,6 @@ from rich.progress import (
     Progress,
     TaskProgressColumn,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -91,42 +90,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-class Bar:
-    """Shows how many of `total` parts of some work are done; without a terminal, a heartbeat says what goes on."""
-
-    def __init__(self, console: Console, total: int):
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
-        )
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=total)
-        self._beat = None if console.is_terminal else Heartbeat(console, "starting")
-
-    def doing(self, what: str) -> None:
-        """Shows what goes on."""
-        self._bar.update(self._task, description=printable(what))
-        if self._beat is not None:
-            self._beat.doing(what)
-
-    def advance(self, parts: int = 1) -> None:
-        """Counts parts that are done."""
-        self._bar.advance(self._task, parts)
-
-    def __enter__(self) -> Bar:
-        self._bar.start()
-        if self._beat is not None:
-            self._beat.__enter__()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._beat is not None:
-            self._beat.__exit__(*exc)
-        self._bar.stop()
 
 
 class RunProgress:

@@ -8,8 +8,3 @@ from jrnn.models.blocks.delta import Delta, Kda, Lightning
 from jrnn.models.blocks.feed_forward import Experts, Mlp, Router
 from jrnn.models.blocks.small import Both, ChannelMixing, HyperStreams, MatrixMixing, MeanNorm, ShortConv, Side
 from jrnn.models.blocks.state_space import Mamba1, Mamba2
-
-__all__ = [
-    "Attention", "Both", "ChannelMixing", "Delta", "Experts", "HyperStreams", "Indexed", "Indexer", "Kda", "Latent",
-    "Lightning", "Mamba1", "Mamba2", "MatrixMixing", "MeanNorm", "Mlp", "Router", "ShortConv", "Side",
-]  # fmt: skip

@@ -11,22 +11,3 @@ from jrnn.testing.gradients.compare import INEXACT, TOLERANCE, Effort
 from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport, page, table_of
 from jrnn.testing.gradients.sources import over_time, subject_of_file, subject_of_function, subject_of_target
 from jrnn.testing.gradients.subject import Subject, subject_of_net
-
-__all__ = [
-    "INEXACT",
-    "TOLERANCE",
-    "BlobAgreement",
-    "Effort",
-    "Fault",
-    "GradientReport",
-    "Subject",
-    "check",
-    "check_gradients",
-    "over_time",
-    "page",
-    "subject_of_file",
-    "subject_of_function",
-    "subject_of_net",
-    "subject_of_target",
-    "table_of",
-]

@@ -18,23 +18,6 @@ from jrnn.train.models.netdef import NetDefConfig, netdef_model
 from jrnn.train.models.nn import NnConfig, TokenNnConfig, nn_model
 from jrnn.train.models.pretrained import PretrainedConfig
 
-__all__ = [
-    "FEATURE_MODELS",
-    "MAKERS",
-    "TOKEN_MODELS",
-    "Carry",
-    "Compute",
-    "FunctionModel",
-    "Model",
-    "ModelKind",
-    "Outcome",
-    "Params",
-    "PretrainedConfig",
-    "Signature",
-    "build_model",
-    "load_kind",
-]
-
 T = TypeVar("T")
 
 # The tables [model] by kind: of models of tokens, and of features.

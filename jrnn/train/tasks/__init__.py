@@ -14,19 +14,3 @@ from jrnn.train.tasks.tokens import TOKENS
 KINDS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CHARACTERS, WORDS, TOKENS, CLASSIFICATION, ADDING, FORECAST, SEQ2SEQ)
 }
-
-__all__ = [
-    "ADDING",
-    "CHARACTERS",
-    "CLASSIFICATION",
-    "FORECAST",
-    "KINDS",
-    "SEQ2SEQ",
-    "TOKENS",
-    "WORDS",
-    "Batch",
-    "Batches",
-    "Task",
-    "TaskKind",
-    "Trained",
-]
