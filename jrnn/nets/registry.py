@@ -175,7 +175,7 @@ F = TypeVar("F", bound=Callable[..., Any])  # a decorated function, which regist
 _OPS: dict[str, OpDef] = {}
 _GRADIENTS: dict[str, tuple[Callable[..., Any], str]] = {}
 _OPERATORS = "jrnn.nets.ops"  # the package whose modules register the operators
-_DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?")  # a declared gradient maker
+DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?")  # a declared gradient maker
 
 
 def _fill() -> None:
@@ -212,7 +212,7 @@ def op(
       Optional blobs that the forward operator lacks are omitted.
     - After the arrow are the inputs whose gradients it writes; by default the first input. `*` means every input.
     """
-    declared = _DECLARED.fullmatch(gradient or "")
+    declared = DECLARED.fullmatch(gradient or "")
     assert declared or gradient in (None, "stops", "forbidden")
 
     def register(fn: F) -> F:
@@ -246,7 +246,7 @@ def op(
 
 
 def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
-    """The gradient maker that a match of `_DECLARED` describes, for an operator with these inputs."""
+    """The gradient maker that a match of `DECLARED` describes, for an operator with these inputs."""
     type, reads = declared["type"], declared["reads"].split(", ")
     writes = (declared["writes"] or inputs[0]).split(", ")
     assert all(n in (*inputs, "*") or re.fullmatch(r"d?y\d*", n) for n in reads), declared[0]

@@ -4,7 +4,6 @@ The derivative at a kink is a convention. The forward functions are written so t
 ends of Clip, HardSigmoid and ReluN, 1 at the zero of LeakyRelu and Elu, the left derivative for PRelu and Selu.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from jrnn.errors import OpError
 from jrnn.nets.ops.math import register
 from jrnn.nets.ops.values import as_float, describe, raise_if
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import op
 
 _LARGEST = 3.4028234663852886e38  # of float32; as a limit it means none
@@ -60,17 +60,9 @@ def _slopes(w: Any, x: Any, order: str) -> Any:
     return jnp.reshape(w, tuple(w.size if k == channel else 1 for k in range(x.ndim)) if w.size != 1 else (1,) * x.ndim)
 
 
-@op("PRelu", inplace={0: 0}, gradient="PReluGradient(y, dy, x, w) -> x, w")
+@op_with_vjp("PRelu", inplace={0: 0}, gradient="PReluGradient(y, dy, x, w) -> x, w")
 def prelu(x, w, *, order: str = "NCHW"):
     return jnp.where(as_float(x) > 0, x, x * _slopes(w, x, order))
-
-
-@op("PReluGradient", outputs=2)
-def prelu_gradient(y, dy, x, w, *, order: str = "NCHW"):
-    slopes = _slopes(w, x, order)
-    spread = tuple(k for k in range(x.ndim) if slopes.shape[k] == 1)
-    dw = jnp.sum(jnp.where(x > 0, 0, dy * x), spread)
-    return jnp.where(x > 0, dy, dy * slopes), jnp.reshape(dw, w.shape)
 
 
 @op("Elu", inplace={0: 0}, gradient="EluGradient(y, dy)")
@@ -106,22 +98,9 @@ register("Swish", lambda x: x * jax.nn.sigmoid(x), lambda x, y, dy: dy * (y + ja
 register("Mish", lambda x: x * jnp.tanh(jax.nn.softplus(x)), _mish_slope)
 
 
-_FAST_GELU = 0.044715
-
-
-@op("Gelu", gradient="GeluGradient(dy, x)")
+@op_with_vjp("Gelu", gradient="GeluGradient(dy, x)")
 def gelu(x, *, fast_gelu: bool = False):
     return jax.nn.gelu(as_float(x), approximate=fast_gelu)
-
-
-@op("GeluGradient")
-def gelu_gradient(dy, x, *, fast_gelu: bool = False):
-    if fast_gelu:
-        t = jnp.tanh(math.sqrt(2 / math.pi) * (x + _FAST_GELU * x**3))
-        inner = math.sqrt(2 / math.pi) * (1 + 3 * _FAST_GELU * x * x)
-        return dy * 0.5 * (1 + t + x * (1 - t * t) * inner)
-    density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return dy * (0.5 * (1 + jax.scipy.special.erf(x / math.sqrt(2))) + x * density)
 
 
 @op("Glu")

@@ -26,6 +26,7 @@ from jrnn.nets.ops.values import (
     known_integer,
     scalar,
 )
+from jrnn.nets.ops.vjp import pulled_back
 from jrnn.nets.registry import SAVE, SEED, gradient, op
 
 
@@ -94,19 +95,7 @@ def batch_gather_gradient(data, indices, dy, *, axis: int = 1, match_outer: bool
     """Adds up `dy` at the indices that it was gathered from, in the shape of `data`."""
     axis, outer = _check(data, indices, axis, match_outer)
     indices = _wrapped(indices, data.shape[axis])
-    if data.size:
-        check_indices(indices, data.shape[axis])
-    # dy as [outer..., indices..., inner...]: the places of its elements in data
-    inner = data.shape[axis + 1 :]
-    expected = (*data.shape[:axis], *indices.shape[outer:], *inner)
-    if dy.shape != expected:
-        raise OpError(f"the gradient is {describe(dy)}; its shape must be {list(expected)}")
-    rank = dy.ndim
-    places = [jnp.arange(n).reshape([-1 if k == d else 1 for d in range(rank)]) for k, n in enumerate(dy.shape)]
-    lead = (1,) * (axis - outer)
-    along = jnp.reshape(indices, (*indices.shape[:outer], *lead, *indices.shape[outer:], *(1,) * len(inner)))
-    places = [*places[:axis], along, *places[rank - len(inner) :]]
-    return jnp.zeros(data.shape, dy.dtype).at[tuple(places)].add(dy)
+    return pulled_back(lambda x: _gathered(x, indices, axis, outer), data, dy)
 
 
 def _slices(data: Any, indices: Any, slices: Any) -> Any:

@@ -117,16 +117,29 @@ def lengths_weighted_sum(data, weights, lengths, *, grad_on_weights: bool = Fals
     return jax.ops.segment_sum(data * per_row(weights, data), ids, count)
 
 
-op("LengthsIndicesInGradientSumGradient")(lambda dy, lengths, data: dy[segment_ids(lengths, data.shape[0])])
+def of_rows(dy: Any, lengths: Any, count: int) -> Any:
+    """The gradient of a sum: for each of `count` rows, the gradient of its segment."""
+    check_lengths(lengths, count)
+    return jnp.take(dy, segment_ids(lengths, count), axis=0, mode="fill")
 
 
-@op("LengthsIndicesInGradientMeanGradient")
-def lengths_mean_gradient(dy, lengths, data):
-    return over_lengths(dy, lengths)[segment_ids(lengths, data.shape[0])]
+def mean_gradient(dy, lengths, rows):
+    return of_rows(over_lengths(dy, lengths), lengths, rows.shape[0])
 
 
-op("LengthsSumGradient")(lambda dy, lengths: jnp.repeat(dy, known_lengths(lengths), axis=0))
-op("LengthsMeanGradient")(lambda dy, lengths: jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0))
+def weighted_sum_gradient(weights, dy, lengths, *, grad_on_weights: bool = False):
+    rows = of_rows(dy, lengths, weights.size)
+    return rows * per_row(weights, rows)
+
+
+for _type in ("Lengths", "SparseLengths"):  # `rows` are the data, or the indices of the gathered rows
+    op(_type + "IndicesInGradientSumGradient")(lambda dy, lengths, rows: of_rows(dy, lengths, rows.shape[0]))
+    op(_type + "IndicesInGradientMeanGradient")(mean_gradient)
+    op(_type + "WeightedSumGradient")(weighted_sum_gradient)
+    op(_type + "SumGradient", dynamic=True)(lambda dy, lengths: jnp.repeat(dy, known_lengths(lengths), axis=0))
+    op(_type + "MeanGradient", dynamic=True)(
+        lambda dy, lengths: jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0)
+    )
 
 
 @op("LengthsMaxWithMainInputAndForwardOutputGradient")
@@ -135,15 +148,10 @@ def lengths_max_gradient(y, dy, lengths, data):
     return jnp.where(data == y[ids], dy[ids], 0)
 
 
-@op("LengthsWeightedSumGradient")
-def lengths_weighted_sum_gradient(weights, dy, lengths, *, grad_on_weights: bool = False):
-    return dy[segment_ids(lengths, weights.shape[0])] * per_row(weights, dy)
-
-
 @op("LengthsWeightedSumWithMainInputGradient", outputs=2)
 def lengths_weighted_sum_gradients(weights, dy, lengths, data, *, grad_on_weights: bool = False):
-    of_row = dy[segment_ids(lengths, weights.shape[0])]
-    return of_row * per_row(weights, dy), (of_row * data).reshape(len(weights), -1).sum(1)
+    rows = of_rows(dy, lengths, weights.size)
+    return rows * per_row(weights, rows), (rows * data).reshape(len(weights), -1).sum(1)
 
 
 @gradient("LengthsWeightedSum")

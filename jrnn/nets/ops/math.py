@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jrnn.errors import OpError
 from jrnn.nets.ops.reduce import max_of, min_of
 from jrnn.nets.ops.values import as_float, check_same_shape, describe, magnitude, raise_if
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
 
 
@@ -91,18 +92,11 @@ def _(g):
     g.emit("Div", [halved, g.output(0)], [g.grad_input(0)])
 
 
-@op("Logit", inplace={0: 0}, gradient="LogitGradient(x, dy)")
+@op_with_vjp("Logit", inplace={0: 0}, gradient="LogitGradient(x, dy)")
 def logit(x, *, eps: float = 1e-6):
     x = as_float(x)  # with derivative 0 where it is clipped
     x = jnp.where((x >= eps) & (x <= 1 - eps), x, jax.lax.stop_gradient(jnp.clip(x, eps, 1 - eps)))
     return jnp.log(x / (1 - x))
-
-
-@op("LogitGradient")
-def logit_gradient(x, dy, *, eps: float = 1e-6):
-    inside = (x >= eps) & (x <= 1 - eps)
-    x = jnp.where(inside, x, 0.5)
-    return jnp.where(inside, dy / (x * (1 - x)), 0)
 
 
 def _named(xs: tuple) -> str:
@@ -112,15 +106,10 @@ def _named(xs: tuple) -> str:
 def _register_extremum(type: str, pick: Callable) -> None:
     """Max or Min: every input that attains the extremum gets the whole gradient (jnp's would share it)."""
 
-    @op(type, inplace={0: 0}, gradient=f"{type}Gradient(y, dy, *) -> *")
+    @op_with_vjp(type, inplace={0: 0}, gradient=f"{type}Gradient(y, dy, *) -> *")
     def forward(x, *xs):
         check_same_shape(_named((x, *xs)), x, *xs)
         return pick(jnp.stack([as_float(v) for v in (x, *xs)]), (0,))[0]
-
-    @op(type + "Gradient", outputs=(1, None), inplace={0: 1})
-    def backward(y, dy, *xs):
-        check_same_shape("y, dy and the inputs", y, dy, *xs)
-        return tuple(jnp.where(x == y, dy, 0) for x in xs)
 
 
 _register_extremum("Max", max_of)

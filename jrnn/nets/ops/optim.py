@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.values import describe, raise_if, scalar
+from jrnn.nets.ops.values import describe, raise_if, scalar, takes
 from jrnn.nets.registry import op
 
 
@@ -71,11 +71,16 @@ def adam_step(m1, m2, grad, t, beta1, beta2, epsilon):
     return correction * m1 / root.reshape(m2.shape + (1,) * (grad.ndim - m2.ndim)), m1, m2
 
 
+def adam_options(*, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-5) -> tuple[float, float, float]:
+    return beta1, beta2, epsilon
+
+
 @op("Adam", outputs=(3, 4), gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
-def adam(param, m1, m2, grad, lr, iter, *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-5):
+@takes(options=adam_options)
+def adam(param, m1, m2, grad, lr, iter, *, options):
     """Also returns the scaled gradient."""
     same_size(param=param, m1=m1, m2=m2, grad=grad)
-    scaled, m1, m2 = adam_step(m1, m2, grad, next_step(iter, param.dtype), beta1, beta2, epsilon)
+    scaled, m1, m2 = adam_step(m1, m2, grad, next_step(iter, param.dtype), *options)
     return param + scalar(lr, "lr") * scaled, m1, m2, scaled
 
 

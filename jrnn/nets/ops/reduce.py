@@ -11,22 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.errors import OpError
-from jrnn.nets.ops.values import as_float, canonical_axis, describe, int64, known_integer, magnitude, raise_if
+from jrnn.nets.ops.values import as_float, canonical_axis, int64, known_integer, magnitude, raise_if
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import op
 
 
 def reduced_axes(axes: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """The axes to reduce, counted from the front; all of them if none is given."""
     return tuple(dict.fromkeys(canonical_axis(a, rank, "axes") for a in axes)) or tuple(range(rank))
-
-
-def with_kept_dims(y: Any, x: Any, axes: tuple[int, ...]) -> Any:
-    """A reduced value in the shape that it has with keepdims, so that it broadcasts with `x`."""
-    shape = tuple(1 if k in axes else size for k, size in enumerate(x.shape))
-    if y.size != np.prod(shape):
-        raise OpError(f"a reduced input is {describe(y)}; it must have the elements of shape {list(shape)}")
-    return jnp.reshape(y, shape)
 
 
 def sum_of(x: Any, axes: tuple[int, ...]) -> Any:
@@ -67,59 +59,35 @@ def l2_of(x: Any, axes: tuple[int, ...]) -> Any:
     return jnp.sqrt(sum_of(jnp.square(as_float(x)), axes))
 
 
-def _direction(x: Any, y: Any) -> Any:
-    """The derivative x / |x| of a norm y = |x|."""
-    return jnp.where(y == 0, 1, x / jnp.where(y == 0, 1, y))  # compat: 1 at zero
-
-
 @l2_of.defjvp
 def _(axes, primals, tangents):
     (x,), (dx,) = primals, tangents
     y = l2_of(x, axes)
-    return y, sum_of(dx * _direction(x, y), axes)
+    direction = jnp.where(y == 0, 1, x / jnp.where(y == 0, 1, y))  # compat: 1 at zero
+    return y, sum_of(dx * direction, axes)
 
 
-def _register(type: str, reduced: Callable, derivative: Callable) -> None:
-    """Registers a reduction, its gradient operator and its gradient maker.
+def _register(type: str, reduced: Callable) -> None:
+    """Registers a reduction; `reduced(x, axes)` keeps the dimensions."""
 
-    `reduced(x, axes)` keeps the dimensions. `derivative(dy, x, y)` is the gradient of x, before it is broadcast to x's
-    shape; dy and y have the kept dimensions.
-    """
-
-    @op(type, gradient=f"{type}Gradient(dy, x, y)")
+    @op_with_vjp(type, gradient=f"{type}Gradient(dy, x, y)")
     def forward(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
         over = reduced_axes(axes, x.ndim)
         y = reduced(x, over)
         return y if keepdims else jnp.squeeze(y, over)
 
-    @op(type + "Gradient")
-    def backward(dy, x, y, *, axes: tuple[int, ...] = (), keepdims: bool = True):
-        over = reduced_axes(axes, x.ndim)
-        dy, y = with_kept_dims(dy, x, over), with_kept_dims(y, x, over)
-        return jnp.broadcast_to(derivative(dy, x, y), x.shape)
+
+_register("ReduceSum", sum_of)
+_register("ReduceMean", mean_of)
+_register("ReduceMax", max_of)
+_register("ReduceMin", min_of)
+_register("ReduceL1", lambda x, axes: sum_of(magnitude(as_float(x)), axes))
+_register("ReduceL2", l2_of)
 
 
-def _tied(dy: Any, x: Any, y: Any) -> Any:
-    return jnp.where(x == y, dy, 0)
-
-
-_register("ReduceSum", sum_of, lambda dy, x, y: dy)
-_register("ReduceMean", mean_of, lambda dy, x, y: dy * (y.size / max(x.size, 1)))
-_register("ReduceMax", max_of, _tied)
-_register("ReduceMin", min_of, _tied)
-_register("ReduceL1", lambda x, axes: sum_of(magnitude(as_float(x)), axes), lambda dy, x, y: dy * jnp.sign(x))
-_register("ReduceL2", l2_of, lambda dy, x, y: dy * _direction(x, y))
-
-
-@op("SumElements", gradient="SumElementsGradient(x, dy)")
+@op_with_vjp("SumElements", gradient="SumElementsGradient(x, dy)")
 def sum_elements(x, *, average: bool = False):
     return jnp.sum(as_float(x)) / (max(x.size, 1) if average else 1)
-
-
-@op("SumElementsGradient")
-def sum_elements_gradient(x, dy, *, average: bool = False):
-    each = jnp.reshape(dy, (-1,))[0] / (max(x.size, 1) if average else 1)
-    return jnp.full(x.shape, each, x.dtype)
 
 
 @op("SumElementsInt", gradient="forbidden")

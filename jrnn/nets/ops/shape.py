@@ -106,9 +106,7 @@ def slice_(
 
 
 @op("SliceGradient")
-def slice_gradient(
-    x, *more, starts: tuple[int, ...] | None = None, ends: tuple[int, ...] | None = None
-):  # fmt: skip
+def slice_gradient(x, *more, starts: tuple[int, ...] | None = None, ends: tuple[int, ...] | None = None):
     """dy among zeros. Reads (x, dy), or (x, starts, ends, dy)."""
     *blobs, dy = more
     bounds = _bounds(x, starts, ends, *(blobs or (None, None)))
@@ -257,9 +255,7 @@ def expand(x, shape):
     return jnp.broadcast_to(x, check_size(new, x.dtype))
 
 
-@op("ExpandGradient")
-def expand_gradient(dy, x):
-    return collect(dy, (1,) * (dy.ndim - x.ndim) + x.shape, x.shape)
+op("ExpandGradient")(lambda dy, x: collect(dy, (1,) * (dy.ndim - x.ndim) + x.shape, x.shape))
 
 
 @op("Flatten", gradient="ResizeLike(dy, x)")

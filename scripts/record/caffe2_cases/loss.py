@@ -1,4 +1,4 @@
-"""Losses of jrnn/nets/ops/loss.py and softmax_loss.py."""
+"""Losses of jrnn/nets/ops/loss.py."""
 
 import numpy as np
 

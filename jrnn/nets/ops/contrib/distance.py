@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.reduce import mean_of, reduced_axes, with_kept_dims
+from jrnn.nets.ops.reduce import mean_of, reduced_axes
 from jrnn.nets.ops.values import (
     as_float,
     canonical_axis,
@@ -21,34 +20,24 @@ from jrnn.nets.ops.values import (
     magnitude,
     raise_if,
 )
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import op
 
 TINY = 1e-12  # smaller norms and elements count as zero
 
 
-def sign_of(x: Any) -> Any:
-    """-1, 0 or 1; 0 also for elements below TINY."""
-    return jnp.where(jnp.abs(x) > TINY, jnp.sign(x), 0)
+def _sizes(x: Any) -> Any:
+    """The absolute values, with derivative 0 below TINY."""
+    return jnp.where(jnp.abs(x) > TINY, magnitude(x), 0)
 
 
-def _check_norm(p: int, average: bool, x: Any) -> None:
-    raise_if(p not in (1, 2), f"argument 'p' is {p}; it must be 1 or 2")
-    raise_if(average and x.size == 0, "an average needs at least one element", x=x)
-
-
-@op("LpNorm", gradient="LpNormGradient(x, dy)")
+@op_with_vjp("LpNorm", gradient="LpNormGradient(x, dy)")
 def lp_norm(x, *, p: int = 2, average: bool = False):
     """The sum of the absolute values (p = 1) or of the squares (p = 2) of all elements: any shape -> [1]."""
-    _check_norm(p, average, x)
-    total = jnp.sum(magnitude(as_float(x)) if p == 1 else jnp.square(as_float(x)))
+    raise_if(p not in (1, 2), f"argument 'p' is {p}; it must be 1 or 2")
+    raise_if(average and x.size == 0, "an average needs at least one element", x=x)
+    total = jnp.sum(_sizes(as_float(x)) if p == 1 else jnp.square(as_float(x)))
     return jnp.reshape(total / (x.size if average else 1), (1,))
-
-
-@op("LpNormGradient")
-def lp_norm_gradient(x, dy, *, p: int = 2, average: bool = False):
-    _check_norm(p, average, x)
-    each = jnp.reshape(dy, (1,) * x.ndim) / (x.size if average else 1)
-    return each * (sign_of(x) if p == 1 else 2 * x)
 
 
 def length_of(x: Any, axis: int, least: float = TINY) -> Any:
@@ -57,17 +46,9 @@ def length_of(x: Any, axis: int, least: float = TINY) -> Any:
     return jnp.sqrt(jnp.where(squares > least**2, squares, least**2))
 
 
-@op("Normalize", inplace={0: 0}, gradient="NormalizeGradient(x, dy)")
+@op_with_vjp("Normalize", inplace={0: 0}, gradient="NormalizeGradient(x, dy)")
 def normalize(x, *, axis: int = -1):
     return x / length_of(as_float(x), canonical_axis(axis, x.ndim))
-
-
-@op("NormalizeGradient", inplace={0: 1})
-def normalize_gradient(x, dy, *, axis: int = -1):
-    over = canonical_axis(axis, x.ndim)
-    length = length_of(x, over)
-    along = jnp.sum(x * dy, over, keepdims=True)
-    return dy / length - x / length * (along / length / length)
 
 
 @op("NormalizeL1")
@@ -76,7 +57,7 @@ def normalize_l1(x, *, axis: int = -1):
     return x / jnp.where(total == 0, 1, total)
 
 
-@op("Moments", outputs=2, gradient="MomentsGradient(dy, dy1, x, y)")
+@op_with_vjp("Moments", outputs=2, gradient="MomentsGradient(dy, dy1, x, y)")
 def moments(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
     """The mean and the (biased) variance over `axes` (default: all)."""
     over = reduced_axes(axes, x.ndim)
@@ -85,38 +66,18 @@ def moments(x, *, axes: tuple[int, ...] = (), keepdims: bool = True):
     return (mean, variance) if keepdims else (jnp.squeeze(mean, over), jnp.squeeze(variance, over))
 
 
-@op("MomentsGradient")
-def moments_gradient(d_mean, d_variance, x, mean, *, axes: tuple[int, ...] = (), keepdims: bool = True):
-    over = reduced_axes(axes, x.ndim)
-    count = max(int(np.prod([x.shape[a] for a in over])), 1)
-    d_mean, d_variance, mean = (with_kept_dims(v, x, over) for v in (d_mean, d_variance, mean))
-    return (d_mean + 2 * (x - mean) * d_variance) / count
-
-
 def _rows(x: Any) -> Any:
     """[N, ...] -> [N, D]; a scalar is one row."""
     return flat_at(as_float(x), 1) if x.ndim else jnp.reshape(x, (1, 1))
 
 
-def _pair(x: Any, y: Any) -> tuple[Any, Any]:
-    check_same_shape("x and y", x, y)
-    return _rows(x), _rows(y)
+def _register(type: str, distance: Callable) -> None:
+    """Registers `distance(a, b)` of rows [N, D]."""
 
-
-def _register(type: str, distance: Callable, slopes: Callable) -> None:
-    """Registers `distance(a, b)` of rows [N, D], and its gradient; `slopes(a, b)` are its derivatives [N, D]."""
-
-    @op(type, gradient=f"{type}Gradient(x, y, dy) -> x, y")
+    @op_with_vjp(type, gradient=f"{type}Gradient(x, y, dy) -> x, y")
     def forward(x, y):
-        return distance(*_pair(x, y))
-
-    @op(type + "Gradient", outputs=2)
-    def backward(x, y, dy):
-        a, b = _pair(x, y)
-        if dy.shape != a.shape[:1]:
-            raise OpError(f"the gradient is {describe(dy)}; its shape must be [{a.shape[0]}]")
-        da, db = slopes(a, b)
-        return jnp.reshape(dy[:, None] * da, x.shape), jnp.reshape(dy[:, None] * db, y.shape)
+        check_same_shape("x and y", x, y)
+        return distance(_rows(x), _rows(y))
 
 
 _SHORTEST = 1e-6  # the least length that CosineSimilarity divides by
@@ -126,16 +87,10 @@ def _cosine(a: Any, b: Any) -> Any:
     return jnp.sum(a * b, 1) / (length_of(a, 1, _SHORTEST) * length_of(b, 1, _SHORTEST))[:, 0]
 
 
-def _cosine_slopes(a: Any, b: Any) -> tuple[Any, Any]:
-    length_a, length_b = length_of(a, 1, _SHORTEST), length_of(b, 1, _SHORTEST)
-    dot, product = jnp.sum(a * b, 1, keepdims=True), length_a * length_b
-    return (b - a / length_a * (dot / length_a)) / product, (a - b / length_b * (dot / length_b)) / product
-
-
-_register("SquaredL2Distance", lambda a, b: jnp.sum(jnp.square(a - b), 1) / 2, lambda a, b: (a - b, b - a))
-_register("L1Distance", lambda a, b: jnp.sum(magnitude(a - b), 1), lambda a, b: (sign_of(a - b), sign_of(b - a)))
-_register("DotProduct", lambda a, b: jnp.sum(a * b, 1), lambda a, b: (b, a))
-_register("CosineSimilarity", _cosine, _cosine_slopes)
+_register("SquaredL2Distance", lambda a, b: jnp.sum(jnp.square(a - b), 1) / 2)
+_register("L1Distance", lambda a, b: jnp.sum(_sizes(a - b), 1))
+_register("DotProduct", lambda a, b: jnp.sum(a * b, 1))
+_register("CosineSimilarity", _cosine)
 
 
 def _signs(y: Any, x: Any) -> Any:
@@ -146,28 +101,16 @@ def _signs(y: Any, x: Any) -> Any:
     return jnp.reshape(y, x.shape)
 
 
-@op("CosineEmbeddingCriterion", gradient="CosineEmbeddingCriterionGradient(s, y, dy)")
+@op_with_vjp("CosineEmbeddingCriterion", gradient="CosineEmbeddingCriterionGradient(s, y, dy)")
 def cosine_embedding_criterion(s, y, *, margin: float = 0.0):
     """1 - s where y is 1, max(0, s - margin) where it is not; any shape -> the same."""
     together = _signs(y, as_float(s)) == 1
     return jnp.where(together, 1 - s, jnp.where(s >= margin, s - margin, 0))
 
 
-@op("CosineEmbeddingCriterionGradient")
-def cosine_embedding_criterion_gradient(s, y, dy, *, margin: float = 0.0):
-    return jnp.where(_signs(y, s) == 1, -dy, jnp.where(s >= margin, dy, 0))
-
-
-@op("MarginRankingCriterion", gradient="MarginRankingCriterionGradient(x1, x2, y, dy) -> x1, x2")
+@op_with_vjp("MarginRankingCriterion", gradient="MarginRankingCriterionGradient(x1, x2, y, dy) -> x1, x2")
 def margin_ranking_criterion(x1, x2, y, *, margin: float = 1.0):
     """max(0, margin - y (x1 - x2)): x1 should be greater than x2 by `margin` where y is 1, smaller where y is -1."""
     check_same_shape("x1 and x2", as_float(x1), as_float(x2))
     loss = margin - _signs(y, x1) * (x1 - x2)
     return jnp.where(loss >= 0, loss, 0)
-
-
-@op("MarginRankingCriterionGradient", outputs=2)
-def margin_ranking_criterion_gradient(x1, x2, y, dy, *, margin: float = 1.0):
-    sign = _signs(y, x1)
-    dx = jnp.where(margin - sign * (x1 - x2) >= 0, -sign * jnp.reshape(dy, x1.shape), 0)
-    return dx, -dx

@@ -15,7 +15,8 @@ from jax import lax
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
-from jrnn.nets.ops.values import check_float, check_rank, check_shape, describe, is_concrete, raise_if, takes
+from jrnn.nets.ops.values import check_float, check_rank, describe, is_concrete, raise_if, takes
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import op
 
 MODES = ("constant", "reflect", "edge")
@@ -109,15 +110,7 @@ def stretched(x: Any, scales: tuple[np.float32, ...], axes: tuple[int, ...]) -> 
     return x
 
 
-def _resize_nearest_gradient(dy: Any, x: Any, scales: tuple[np.float32, ...], axes: tuple[int, ...]) -> Any:
-    wanted = [_scaled(x.shape[a], scales[axes.index(a)]) if a in axes else x.shape[a] for a in range(x.ndim)]
-    check_shape(dy, tuple(wanted), "dy")
-    for a, scale in zip(axes, scales):
-        dy = _add_up(dy, a, _nearest(x.shape[a], dy.shape[a], scale), x.shape[a])
-    return dy
-
-
-@op("ResizeNearest", dynamic=True, gradient="ResizeNearestGradient(dy, x, scales)")
+@op_with_vjp("ResizeNearest", dynamic=True, gradient="ResizeNearestGradient(dy, x, scales)")
 def resize_nearest(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
     """x enlarged by repeating elements, or shrunk by dropping them; `scales` (height, width) replaces the arguments."""
     check_image(x, 4)
@@ -125,21 +118,12 @@ def resize_nearest(x, scales=None, *, width_scale: float = 1.0, height_scale: fl
     return stretched(x, scale_factors(scales, (height_scale, width_scale)), spatial_axes(4, is_channels_last(order)))
 
 
-@op("ResizeNearestGradient", dynamic=True)
-def resize_nearest_gradient(
-    dy, x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"
-):
-    check_image(x, 4)
-    axes = spatial_axes(4, is_channels_last(order))
-    return _resize_nearest_gradient(dy, x, scale_factors(scales, (height_scale, width_scale)), axes)
-
-
 def _check_nchw(order: str) -> None:
     if is_channels_last(order):
         raise OpError(f"order {order!r} is not offered; it must be NCHW (put NHWC2NCHW before and NCHW2NHWC after)")
 
 
-@op("ResizeNearest3D", gradient="ResizeNearest3DGradient(dy, x)")
+@op_with_vjp("ResizeNearest3D", gradient="ResizeNearest3DGradient(dy, x)")
 def resize_nearest_3d(
     x, *, temporal_scale: float = 1.0, height_scale: float = 1.0, width_scale: float = 1.0, order: str = "NCHW"
 ):
@@ -147,15 +131,6 @@ def resize_nearest_3d(
     _check_nchw(order)
     check_float(x, "x")
     return stretched(x, scale_factors(None, (temporal_scale, height_scale, width_scale)), (2, 3, 4))
-
-
-@op("ResizeNearest3DGradient")
-def resize_nearest_3d_gradient(
-    dy, x, *, temporal_scale: float = 1.0, height_scale: float = 1.0, width_scale: float = 1.0, order: str = "NCHW"
-):
-    check_image(x, 5)
-    _check_nchw(order)
-    return _resize_nearest_gradient(dy, x, scale_factors(None, (temporal_scale, height_scale, width_scale)), (2, 3, 4))
 
 
 def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
@@ -172,7 +147,7 @@ def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
     return weights.astype(dtype)
 
 
-@op("UpsampleBilinear", dynamic=True, gradient="UpsampleBilinearGradient(dy, x, scales)")
+@op_with_vjp("UpsampleBilinear", dynamic=True, gradient="UpsampleBilinearGradient(dy, x, scales)")
 def upsample_bilinear(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
     """x [N, C, H, W] interpolated to H * height_scale by W * width_scale; corners keep their places."""
     check_image(x, 4)
@@ -181,18 +156,6 @@ def upsample_bilinear(x, scales=None, *, width_scale: float = 1.0, height_scale:
     scales = scale_factors(scales, (height_scale, width_scale))
     rows, columns = (_blend(n, _scaled(n, s), x.dtype) for n, s in zip(x.shape[2:], scales))
     return jnp.einsum("nchw,ih,jw->ncij", x, rows, columns, precision="highest")
-
-
-@op("UpsampleBilinearGradient", dynamic=True)
-def upsample_bilinear_gradient(
-    dy, x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"
-):  # fmt: skip
-    check_image(x, 4)
-    _check_nchw(order)
-    scales = scale_factors(scales, (height_scale, width_scale))
-    check_shape(dy, (*x.shape[:2], *(_scaled(n, s) for n, s in zip(x.shape[2:], scales))), "dy")
-    rows, columns = (_blend(n, m, x.dtype) for n, m in zip(x.shape[2:], dy.shape[2:]))
-    return jnp.einsum("ncij,ih,jw->nchw", dy, rows, columns, precision="highest")
 
 
 _TOGETHER = 16  # regions at a time; each reads a whole image
@@ -247,7 +210,7 @@ def _regions(
     return prepared
 
 
-@op("RoIAlign", gradient="RoIAlignGradient(x, rois, dy)")
+@op_with_vjp("RoIAlign", gradient="RoIAlignGradient(x, rois, dy)")
 @takes(regions=_regions)
 def roi_align(x, rois, *, regions):
     last, images, image, rows, columns = regions(x, rois)
@@ -261,19 +224,3 @@ def roi_align(x, rois, *, regions):
     else:
         y = jnp.zeros((0, images.shape[1], rows.shape[1], columns.shape[1]), x.dtype)
     return jnp.moveaxis(y, 1, -1) if last else y
-
-
-@op("RoIAlignGradient")
-@takes(regions=_regions)
-def roi_align_gradient(x, rois, dy, *, regions):
-    last, images, image, rows, columns = regions(x, rois)
-    pooled = (rows.shape[1], columns.shape[1])
-    check_shape(dy, (rois.shape[0], *pooled, x.shape[-1]) if last else (rois.shape[0], x.shape[1], *pooled), "dy")
-    arriving = jnp.moveaxis(dy, -1, 1) if last else dy
-
-    def add(total, region):
-        number, r, c, d = region
-        return total.at[number].add(jnp.einsum("ph,cpq,qw->chw", r, d, c)), None
-
-    dx, _ = lax.scan(add, jnp.zeros(images.shape, dy.dtype), (image, rows, columns, arriving))
-    return jnp.moveaxis(dx, 1, -1) if last else dx

@@ -14,6 +14,7 @@ from jrnn.errors import GradientError, OpError
 from jrnn.nets.ops.contrib.window import is_channels_last
 from jrnn.nets.ops.norm import columns_from
 from jrnn.nets.ops.values import canonical_axis, check_float, check_shape, describe, raise_if
+from jrnn.nets.ops.vjp import op_with_vjp, vjp_op
 from jrnn.nets.registry import gradient, op
 
 
@@ -145,30 +146,13 @@ def _neighbors(x: Any, axis: int, before: int, after: int) -> Any:
     return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, tuple(size), (1,) * x.ndim, padding)
 
 
-def _lrn_scale(x, axis, size, alpha, bias):
-    raise_if(size < 1, f"size must be at least 1, is {size}")
-    before = (size - 1) // 2
-    return bias + alpha / size * _neighbors(x * x, axis, before, size - 1 - before)
-
-
-@op("LRN", outputs=(1, 2), gradient="LRNGradient(x, y, dy)")
+@op_with_vjp("LRN", outputs=(1, 2), gradient="LRNGradient(x, y, dy)")
 def lrn(x, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.0, order: str = "NCHW"):
     """y = x / scale^beta, scale = bias + alpha / size * (sum of x^2 over `size` neighboring channels); y and scale."""
-    axis = _channels(x, order)
-    scale = _lrn_scale(x, axis, size, alpha, bias)
+    raise_if(size < 1, f"size must be at least 1, is {size}")
+    axis, before = _channels(x, order), (size - 1) // 2
+    scale = bias + alpha / size * _neighbors(x * x, axis, before, size - 1 - before)
     return x * scale**-beta, scale
-
-
-@op("LRNGradient")
-def lrn_gradient(
-    x, y, dy, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.0, order: str = "NCHW"
-):  # fmt: skip
-    axis = _channels(x, order)
-    check_shape(dy, x.shape, "dy")
-    scale = _lrn_scale(x, axis, size, alpha, bias)
-    before = (size - 1) // 2
-    through = _neighbors(dy * y / scale, axis, size - 1 - before, before)  # of the windows that see x
-    return dy * scale**-beta - 2 * alpha * beta / size * x * through
 
 
 @op("AffineChannel", inplace={0: 0})
@@ -206,12 +190,7 @@ def _statistics(x: Any, over: tuple[int, ...], epsilon: float) -> tuple[Any, Any
     return mean, lax.rsqrt(jnp.square(x - mean).mean(over, keepdims=True) + epsilon)
 
 
-def _through(dy: Any, normal: Any, over: tuple[int, ...]) -> Any:
-    """The gradient of x times its standard deviation, for y = normal = (x - mean) / std."""
-    return dy - (dy.mean(over, keepdims=True) + normal * (dy * normal).mean(over, keepdims=True))
-
-
-@op(
+@op_with_vjp(
     "InstanceNorm",
     outputs=(1, 3),
     inplace={0: 0},
@@ -226,20 +205,6 @@ def instance_norm(x, scale, bias, *, epsilon: float = 1e-5, order: str = "NCHW")
     return y, jnp.squeeze(mean, over), jnp.squeeze(rstd, over)
 
 
-@op("InstanceNormGradient", outputs=3)
-def instance_norm_gradient(x, scale, bias, dy, mean=None, rstd=None, *, epsilon: float = 1e-5, order: str = "NCHW"):
-    axis = _channels(x, order, scale=scale, bias=bias)
-    check_shape(dy, x.shape, "dy")
-    over = _all_but(x, 0, axis)
-    own_mean, own_rstd = _statistics(x, over, epsilon)
-    mean = own_mean if mean is None else _along(mean, x, 0, axis)
-    rstd = own_rstd if rstd is None else _along(rstd, x, 0, axis)
-    normal = (x - mean) * rstd
-    dx = rstd * _along(scale, x, axis) * _through(dy, normal, over)
-    over = _all_but(x, axis)
-    return dx, (dy * normal).sum(over), dy.sum(over)
-
-
 def _grouped(x: Any, axis: int, group: int) -> Any:
     """x with its channel axis split in two: groups, and channels of a group."""
     if group < 1 or x.shape[axis] % group:
@@ -248,6 +213,7 @@ def _grouped(x: Any, axis: int, group: int) -> Any:
 
 
 @op("GroupNorm", outputs=(1, 3))
+@vjp_op("GroupNormGradient(dy, x, gamma, beta, y1, y2) -> x, gamma, beta", least=3)
 def group_norm(x, gamma, beta, *, group: int = 32, epsilon: float = 1e-5, order: str = "NCHW", is_test: bool = False):
     """(x - mean) / sqrt(var + epsilon) * gamma + beta over groups of channels; and mean and 1 / sqrt(...), [N, G]."""
     axis = _channels(x, order, gamma=gamma, beta=beta)
@@ -256,20 +222,6 @@ def group_norm(x, gamma, beta, *, group: int = 32, epsilon: float = 1e-5, order:
     mean, rstd = _statistics(xg, over, epsilon)
     y = ((xg - mean) * rstd).reshape(x.shape) * _along(gamma, x, axis) + _along(beta, x, axis)
     return y, jnp.squeeze(mean, over), jnp.squeeze(rstd, over)
-
-
-@op("GroupNormGradient", outputs=3)
-def group_norm_gradient(dy, x, gamma, beta, mean, rstd, *, group: int = 32, order: str = "NCHW"):
-    axis = _channels(x, order, gamma=gamma, beta=beta)
-    check_shape(dy, x.shape, "dy")
-    xg = _grouped(x, axis, group)
-    check_shape(mean, (x.shape[0], group), "mean")
-    check_shape(rstd, (x.shape[0], group), "rstd")
-    scale = _along(rstd, xg, 0, axis)
-    normal = (xg - _along(mean, xg, 0, axis)) * scale
-    dx = scale * _through(_grouped(dy * _along(gamma, x, axis), axis, group), normal, _all_but(xg, 0, axis))
-    over = _all_but(x, axis)
-    return dx.reshape(x.shape), (dy * normal.reshape(x.shape)).sum(over), dy.sum(over)
 
 
 @gradient("GroupNorm")

@@ -14,7 +14,7 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.lengths import per_row
-from jrnn.nets.ops.optim import adam_step, filled, momentum_step, next_step, same_size
+from jrnn.nets.ops.optim import adam_options, adam_step, filled, momentum_step, next_step, same_size
 from jrnn.nets.ops.values import check_indices, describe, raise_if, scalar, takes
 from jrnn.nets.registry import op
 
@@ -126,26 +126,15 @@ def _rectified(t: Any, beta2: float) -> tuple[Any, Any]:
 
 
 @op("SparseAdam", outputs=(3, 4), gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
-def sparse_adam(
-    param,
-    m1,
-    m2,
-    indices,
-    grad,
-    lr,
-    iter,
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-5,
-    enableRAdam: bool = False,
-):
+@takes(options=adam_options)
+def sparse_adam(param, m1, m2, indices, grad, lr, iter, *, options, enableRAdam: bool = False):
     """Also returns the scaled gradient."""
     lr, t = scalar(lr, "lr"), next_step(iter, param.dtype)
 
     def step(g, p, m1, m2):
-        scaled, m1, m2 = adam_step(m1, m2, g, t, beta1, beta2, epsilon)
+        scaled, m1, m2 = adam_step(m1, m2, g, t, *options)
         if enableRAdam:
+            beta1, beta2, _ = options
             steps, factor = _rectified(t, beta2)
             scaled = jnp.where(steps >= 5, factor * scaled, m1 / filled(beta1, t))
         return scaled, p + lr * scaled, m1, m2
@@ -154,14 +143,13 @@ def sparse_adam(
 
 
 @op("RowWiseSparseAdam", outputs=(3, 4), gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
-def row_wise_sparse_adam(
-    param, m1, m2, indices, grad, lr, iter, *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-5
-):
+@takes(options=adam_options)
+def row_wise_sparse_adam(param, m1, m2, indices, grad, lr, iter, *, options):
     """Adam with one second moment per row. Also returns the scaled gradient."""
     lr, t = scalar(lr, "lr"), next_step(iter, param.dtype)
 
     def step(g, p, m1, m2):
-        scaled, m1, m2 = adam_step(m1, m2, g, t, beta1, beta2, epsilon)
+        scaled, m1, m2 = adam_step(m1, m2, g, t, *options)
         return scaled, p + lr * scaled, m1, m2
 
     return _by_rows(step, indices, grad, param, m1=m1, m2=(m2, ()))

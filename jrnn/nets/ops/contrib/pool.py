@@ -14,6 +14,7 @@ from jax import lax
 from jrnn.errors import OpError
 from jrnn.nets.ops.contrib.window import CAFFE, Window, spatial_axes, spatial_sizes, takes_window
 from jrnn.nets.ops.values import check_float, check_shape, raise_if
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import op
 
 
@@ -117,27 +118,11 @@ for _name, _forward, _backward in (
         op(_type + "Gradient")(takes_window(_backward))
 
 
-def _check_power(p: float) -> None:
-    raise_if(p <= 0, f"p must be positive, is {p}")
-
-
-@op("LpPool", gradient="LpPoolGradient(x, y, dy)")
+@op_with_vjp("LpPool", gradient="LpPoolGradient(x, y, dy)")
 @takes_window
 def lp_pool(x, *, window, p: float = 2.0):
-    """(sum |x|^p)^(1/p) over each window."""
-    _check_power(p)
+    """(sum |x|^p)^(1/p) over each window; the derivative is 0 where x is 0."""
+    raise_if(p <= 0, f"p must be positive, is {p}")
     w = _for_pooling(window, x)
     total = _reduce(jnp.where(x == 0, 0, jnp.abs(jnp.where(x == 0, 1, x)) ** p), w, 0.0, lax.add)
     return jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / p))
-
-
-@op("LpPoolGradient")
-@takes_window
-def lp_pool_gradient(x, y, dy, *, window, p: float = 2.0):
-    """dy x |x|^(p-2) / y^(p-1), summed over the windows that contain x; 0 where x is 0."""
-    _check_power(p)
-    w = _for_pooling(window, x)
-    scaled = jnp.where(y == 0, 0, dy * jnp.where(y == 0, 1, y) ** (1 - p))
-    slope = jnp.where(x == 0, 0, jnp.sign(x) * jnp.abs(jnp.where(x == 0, 1, x)) ** (p - 1))
-    (spread,) = jax.linear_transpose(lambda v: _reduce(v, w, 0.0, lax.add), x)(scaled)
-    return slope * spread

@@ -15,7 +15,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.nets.autodiff import GradientSlice
 from jrnn.nets.ir import Op
-from jrnn.nets.ops.lengths import check_lengths, known_lengths, over_lengths, per_row, segment_ids, segment_max
+from jrnn.nets.ops.lengths import check_lengths, of_rows, over_lengths, per_row, segment_ids, segment_max
 from jrnn.nets.ops.values import as_float, check_indices, check_integers, check_rank, check_shape, describe, is_concrete
 from jrnn.nets.registry import gradient, op
 
@@ -59,45 +59,17 @@ def sparse_lengths_weighted_sum(data, weights, indices, lengths, *, grad_on_weig
     return bag(_rows(data, indices), weights if grad_on_weights else jax.lax.stop_gradient(weights), lengths)
 
 
-def _spread(dy: Any, lengths: Any, count: int) -> Any:
-    """The gradient of a sum: for each of `count` rows, the gradient of its segment."""
-    check_lengths(lengths, count)
-    return jnp.take(dy, segment_ids(lengths, count), axis=0, mode="fill")
-
-
-op("SparseLengthsIndicesInGradientSumGradient")(lambda dy, lengths, indices: _spread(dy, lengths, indices.size))
-
-
-@op("SparseLengthsIndicesInGradientMeanGradient")
-def mean_gradient(dy, lengths, indices):
-    return _spread(over_lengths(dy, lengths), lengths, indices.size)
-
-
 @op("SparseLengthsIndicesInGradientWeightedSumGradient")
 def weighted_sum_gradient(weights, dy, lengths, indices, *, grad_on_weights: bool = False):
-    rows = _spread(dy, lengths, indices.size)
+    rows = of_rows(dy, lengths, indices.size)
     return rows * per_row(weights, rows)
 
 
 @op("SparseLengthsIndicesInGradientWeightedSumWithMainInputGradient", outputs=2)
 def weighted_sum_gradients(weights, dy, lengths, data, indices, *, grad_on_weights: bool = True):
-    rows = _spread(dy, lengths, indices.size)
+    rows = of_rows(dy, lengths, indices.size)
     own = jnp.take(data, indices, axis=0, mode="fill")
     return rows * per_row(weights, rows), jnp.sum(rows * own, axis=tuple(range(1, rows.ndim)))
-
-
-op("SparseLengthsSumGradient", dynamic=True)(lambda dy, lengths: jnp.repeat(dy, known_lengths(lengths), axis=0))
-
-
-@op("SparseLengthsMeanGradient", dynamic=True)
-def mean_gradient_of_lengths(dy, lengths):
-    return jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0)
-
-
-@op("SparseLengthsWeightedSumGradient")
-def weighted_sum_gradient_of_lengths(weights, dy, lengths, *, grad_on_weights: bool = False):
-    rows = _spread(dy, lengths, weights.size)
-    return rows * per_row(weights, rows)
 
 
 @gradient("SparseLengthsSum", "SparseLengthsMean", "SparseLengthsWeightedSum")

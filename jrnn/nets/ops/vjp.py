@@ -1,0 +1,95 @@
+"""Operators whose gradient operators are vector-Jacobian products, computed by JAX from the forward functions."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jrnn.errors import OpError
+from jrnn.nets.ops.values import describe
+from jrnn.nets.registry import DECLARED, F, op
+
+
+def op_with_vjp(
+    type: str, *, gradient: str, outputs: Any = 1, dynamic: bool = False, **traits: Any
+) -> Callable[[F], F]:
+    """Registers a function as the operator `type`, with the gradient operator that `gradient` declares, by its VJP.
+
+    `registry.op` documents the arguments.
+    """
+
+    def register(fn: F) -> F:
+        op(type, gradient=gradient, outputs=outputs, dynamic=dynamic, **traits)(fn)
+        return vjp_op(gradient, outputs[0] if isinstance(outputs, tuple) else outputs, dynamic)(fn)
+
+    return register
+
+
+def vjp_op(gradient: str, least: int = 1, dynamic: bool = False) -> Callable[[F], F]:
+    """Registers the gradient operator that `gradient` declares, as in "FooGradient(x, w, dy) -> x, w", for a function.
+
+    It has the Arguments of the function, and must read all inputs of it that are not optional. It computes the outputs
+    again; those that it reads are ignored. `least` is the least number of outputs of the forward operator.
+    """
+    declared = DECLARED.fullmatch(gradient)
+    assert declared, gradient
+    reads = declared["reads"].split(", ")
+
+    def register(fn: F) -> F:
+        parameters = inspect.signature(fn, eval_str=True).parameters
+        blobs = {n: p for n, p in parameters.items() if p.kind is not p.KEYWORD_ONLY}
+        writes = (declared["writes"] or next(iter(blobs))).split(", ")
+
+        def backward(*values: Any, **args: Any) -> Any:
+            inputs, arriving = _assigned(reads, values, list(blobs))
+            chosen = list(inputs) if writes == ["*"] else writes
+            places = sorted(arriving)
+
+            def forward(*primals: Any) -> list[Any]:
+                results = fn(*{**inputs, **dict(zip(chosen, primals))}.values(), **args)
+                return [(results if isinstance(results, tuple) else (results,))[k] for k in places]
+
+            ys, pullback = jax.vjp(forward, *(jnp.asarray(inputs[n]) for n in chosen))
+            gradients = pullback([_shaped(arriving[k], y) for k, y in zip(places, ys)])
+            return gradients if len(gradients) > 1 else gradients[0]
+
+        read = [_parameter(n, blobs, least) for n in reads]
+        backward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [*read, *(p for p in parameters.values() if p.kind is p.KEYWORD_ONLY)]
+        )
+        op(declared["type"], outputs=(1, None) if writes == ["*"] else len(writes), dynamic=dynamic)(backward)
+        return fn
+
+    return register
+
+
+def _parameter(name: str, blobs: Mapping[str, inspect.Parameter], least: int) -> inspect.Parameter:
+    """A blob that a gradient operator reads, as a parameter: optional where the forward operator may lack it."""
+    if name == "*":
+        return inspect.Parameter("xs", inspect.Parameter.VAR_POSITIONAL)
+    optional = blobs[name].default is None if name in blobs else name[0] == "y" and int(name[1:] or 0) >= least
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, kind, default=None if optional else inspect.Parameter.empty)
+
+
+def _assigned(reads: list[str], values: tuple, blobs: list[str]) -> tuple[dict[str, Any], dict[int, Any]]:
+    """The inputs of the forward function by name, in its order, and the gradients that arrive, by output."""
+    several = [f"#{k}" for k in range(len(values) - len(reads) + 1)]  # what `*` stands for
+    given = dict(zip([name for read in reads for name in (several if read == "*" else [read])], values))
+    arriving = {int(n[2:] or 0): value for n, value in given.items() if n.startswith("dy")}
+    return {n: given.get(n) for n in (several if "*" in reads else blobs)}, arriving
+
+
+def pulled_back(fn: Callable[[Any], Any], x: Any, dy: Any) -> Any:
+    """The gradient with respect to x, for the gradient dy of fn(x)."""
+    y, pullback = jax.vjp(fn, jnp.asarray(x))
+    return pullback(_shaped(dy, y))[0]
+
+
+def _shaped(dy: Any, y: Any) -> Any:
+    """The gradient of an output, in its shape; OpError where it has other dimensions than 1."""
+    if [n for n in dy.shape if n != 1] != [n for n in y.shape if n != 1]:
+        raise OpError(f"dy is {describe(dy)}; its shape must be {list(y.shape)}")
+    return jnp.reshape(dy, y.shape).astype(y.dtype)
