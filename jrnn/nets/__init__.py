@@ -34,20 +34,4 @@ _HOMES = {
     "recurrent": ["recurrent_net", "retrieve_step_blobs", "unrolled_net"],
 }
 __getattr__, __dir__ = attributes(__name__, _HOMES)
-__all__ = [
-    "GradientSlice",
-    "Net",
-    "NetBuilder",
-    "Op",
-    "add_gradients",
-    "format_net",
-    "infer_shapes",
-    "read_net",
-    "recurrent_net",
-    "retrieve_step_blobs",
-    "run_net",
-    "serialize_net",
-    "to_jax",
-    "unrolled_net",
-    "write_net",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)

@@ -4,15 +4,14 @@ In: a model file; or a JAX function with examples. Out: an `OnnxModel` to call o
 first.
 """
 
-from jrnn.onnx import (
+from jrnn.onnx import (  # these fill the tables of operators and of rules
     attention,
     bodies,
-    definitions,
     ops,
     places,
     primitives,
     windows,
-)  # these fill the tables of operators and of rules
+)
 from jrnn.onnx.read import OnnxModel, Spec, from_onnx
 from jrnn.onnx.write import to_onnx
 
