@@ -104,6 +104,25 @@ def test_a_new_shape_compiles_one_program_and_other_lengths_none():
     assert len(compiled) == 1
 
 
+def test_a_call_is_traced_once_for_its_types(monkeypatch):
+    def add(total, x):
+        return total + x, total
+
+    traces = []
+    make_jaxpr = jax.make_jaxpr
+    monkeypatch.setattr(jax, "make_jaxpr", lambda *args, **kw: traces.append(args) or make_jaxpr(*args, **kw))
+    calls = [(0.0, XS[:, 0, 0]), (jnp.float32(0), XS[:, 0, 0]), (0.0, XS[:2, 0, 0]), (0, XS[:, 0, 0].astype(int))]
+    results = [scan(add, *call) for call in calls]
+    assert len(traces) == len(calls)  # a weak type, a shape and a dtype are others
+    again = [scan(add, *call) for call in calls]
+    assert len(traces) == len(calls)
+    jax.tree.map(np.testing.assert_array_equal, again, results)
+    assert [total.weak_type for total, _ in again] == [total.weak_type for total, _ in results]
+    with jax.enable_x64(True):
+        assert scan(add, 0.0, np.ones(3))[0].dtype == np.float64
+    assert len(traces) == len(calls) + 1
+
+
 def test_lengths_are_checked_in_every_call():
     for _ in range(2):
         with pytest.raises(ScanError, match="must lie between 0 and T = 6, but one is 7"):

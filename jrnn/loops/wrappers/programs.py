@@ -2,7 +2,8 @@
 
 JAX compiles a loop again when it meets a new step, and a wrapped step is new in every call. So a call is traced as a whole:
 its arrays, such as `lengths`, are arguments of the program, and what the step closes over is passed to it too. JAX's cache
-of traces has the entry, which lives as long as the user's functions, and which `jax.clear_caches` removes.
+of traces has the trace and these arrays. It lives as long as the user's functions, and `jax.clear_caches` empties it.
+Here are weak references to traces alone, by the types of the arrays, so that JAX need not look for a trace in every call.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 import jax
 
-from jrnn.jaxprs.jax_internals import are_arrays, is_staged, jaxpr_as_fun
+from jrnn.jaxprs.jax_internals import are_arrays, is_staged, jaxpr_as_fun, trace_context
 
 # `(functions, options, arrays) -> a pytree of arrays`
 Run = Callable[[Sequence[Callable], Any, Any], Any]
 
 _MOST = 64  # programs of the same functions with different options
-_compiled: weakref.WeakKeyDictionary[Any, Callable] = weakref.WeakKeyDictionary()  # by jaxpr
+# By trace, a closed jaxpr: its program, and the structure of what it returns.
+_compiled: weakref.WeakKeyDictionary[Any, tuple[Callable, Any]] = weakref.WeakKeyDictionary()
 
 
 class _Weak:
@@ -47,6 +49,8 @@ class _Call:
 
     def __init__(self, run: Run, functions: Sequence[Callable], options: Hashable):
         self._run, self._functions, self._options = run, [_Weak(f) for f in functions], options
+        # By the structure and the types of the arrays, and JAX's context.
+        self.traces: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
 
     def __call__(self, arrays: Any) -> Any:
         return self._run(self._functions, self._options, arrays)
@@ -67,7 +71,8 @@ def _call_of(run: Run, functions: Sequence[Callable], options: Hashable) -> _Cal
     """Raises TypeError if a function or an option cannot be a key."""
     node = _calls
     for function in (run, *functions):
-        node = node.of_function.setdefault(function, _Calls())
+        inner = node.of_function.get(function)
+        node = node.of_function.setdefault(function, _Calls()) if inner is None else inner
     key = options, repr(options)  # 1, 1.0 and True are equal
     call = node.of_options.pop(key, None) or _Call(run, functions, options)
     node.of_options[key] = call
@@ -89,17 +94,22 @@ def compiled_once(run: Run, functions: Sequence[Callable], options: Any, arrays:
         return run(functions, options, arrays)
     try:
         call = _call_of(run, functions, options)
-        leaves = jax.tree.leaves(arrays)
-        arrays_alone = are_arrays([jax.typeof(leaf) for leaf in leaves])
+        leaves, tree = jax.tree.flatten(arrays)
+        types = tuple(map(jax.typeof, leaves))
+        arrays_alone = are_arrays(types)
     except TypeError:  # `jax.lax.scan` reports what is no function or no array
         return run(functions, options, arrays)
     if not arrays_alone:  # such as Refs, of whose misuse `jax.lax.scan` says where they are
         return run(functions, options, arrays)
-    closed, shape = jax.make_jaxpr(call, return_shape=True)(arrays)
-    program = _compiled.get(closed.jaxpr)
-    if program is None:
-        program = _compiled[closed.jaxpr] = jax.jit(_evaluation(closed))
-    return jax.tree.unflatten(jax.tree.structure(shape), program(closed.consts, leaves))
+    key = tree, types, None if trace_context is None else trace_context()
+    closed = None if trace_context is None else call.traces.get(key)
+    if closed is None:
+        closed, shape = jax.make_jaxpr(call, return_shape=True)(arrays)
+        call.traces[key] = closed
+        if closed not in _compiled:
+            _compiled[closed] = jax.jit(_evaluation(closed)), jax.tree.structure(shape)
+    program, out = _compiled[closed]
+    return jax.tree.unflatten(out, program(closed.consts, leaves))
 
 
 def _evaluation(closed: Any) -> Callable:
