@@ -71,3 +71,21 @@ def test_joined_gates_are_taken_from_where_they_come():
 def test_what_lies_across_parts_stays_joined():
     assert "concatenate" in primitives(across_parts)
     assert "concatenate" not in primitives(parts_of_parts)
+
+
+@pytest.mark.parametrize(
+    "dtype, bits, goes",
+    [("float32", (8, 23), True), ("float32", (8, 22), False), ("float64", (11, 52), True), ("bfloat16", (8, 7), False)],
+)
+def test_a_reduction_to_the_precision_of_a_value_goes(dtype, bits, goes):
+    """As `jax.checkpoint` writes one for what it stores. XLA computes bfloat16 with more bits."""
+
+    def step(h, x):
+        stored = jax.lax.reduce_precision(h * x, *bits)
+        return jnp.tanh(stored), stored
+
+    with jax.enable_x64(True):
+        h = jnp.ones((N, H), dtype)
+        (loop,) = steps_of(lambda *given: jax.lax.scan(step, *given), h, jnp.ones((4, N, H), dtype))
+        names = [eqn.primitive.name for eqn in compose_views(loop).eqns]
+    assert ("reduce_precision" not in names) == goes

@@ -250,6 +250,11 @@ class Estimator:
                 arrays.update(v for v in fact.inputs if v in computed)
             elif fact.reduces:
                 arrays.update(eqn.outvars)
+        if any(fact.is_call for fact in facts):
+            for eqn, fact in zip(eqns, facts):  # XLA:CPU writes the parts of an array that it joins, each by a kernel
+                parts = [v for v in fact.inputs if v in computed]
+                if eqn.primitive.name == "concatenate" and len(parts) > 1 and eqn.outvars[0] in arrays:
+                    arrays.update(parts)
         selected: set[Var] = set()  # what XLA computes by selects, if it is no array
         for eqn, fact in zip(eqns, facts):
             if fact.reduces and is_by_library(eqn):
@@ -343,9 +348,12 @@ class Estimator:
         apart = inside.calls or not self.is_small(loop, inside)  # it runs kernel by kernel
         work = inside.terms(machine, steps, inside.total_bytes, steps if apart else 0)
         trips = steps * (machine.trip if apart else machine.elementwise_trip)
-        # What a product or a branch makes is copied into its stack.
+        # What a product or a branch makes is copied into its stack, and so is what the loop reads.
         called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).call_seconds}
-        trips += steps * machine.kernel * sum(v in called for v in jaxprs.variables(loop.ys))
+        read = {*jaxprs.free_variables(loop.eqns), *jaxprs.variables(loop.carry_out)}
+        read.update(v for e in loop.eqns for v in jaxprs.inputs(e))
+        copied = called | read if apart else called
+        trips += steps * machine.kernel * sum(v in copied for v in jaxprs.variables(loop.ys))
         return total(work, dict(calls=trips, stacks=stacks))
 
     def sums(self, eqns: Sequence[Eqn]) -> Costs:

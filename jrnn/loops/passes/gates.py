@@ -142,12 +142,13 @@ def _joined_cuts(loop: Loop) -> dict[Var, Cut]:
     return cuts
 
 
-def better_apart(loop: Loop) -> bool:
+def better_apart(loop: Loop, computed: Collection[Var] = ()) -> bool:
     """Returns True if `slice_apart`, with the slices of xs hoisted, is faster than `activate_together`.
 
     If all slices of a joined equation lead to the same result of the step, the compiler makes one kernel of it and its uses,
     and joining gains nothing. If they lead to different results, it is computed once for all of them. If nothing is joined,
-    slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`.
+    slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`. So do slices of inputs.
+    Those that a plan computes, `computed`, may as well be arrays of their own.
     """
     cuts = _joined_cuts(loop)
     results = set(jaxprs.variables(loop.outputs))
@@ -159,7 +160,7 @@ def better_apart(loop: Loop) -> bool:
             ends.setdefault(cut.of, set()).update(_first_results(eqn.outvars[0], loop.eqns, results))
     if ends:
         return any(len(parts) == 1 for parts in ends.values())
-    sums = {e.outvars[0] for e in loop.eqns if e.primitive.name in ("add", "sub")}
+    sums = {*computed, *(e.outvars[0] for e in loop.eqns if e.primitive.name in ("add", "sub"))}
     sliced = jaxprs.depends(loop.eqns, [v for v, cut in cuts.items() if cut.of in sums])
     vectorized = all(e.primitive.name in ("logistic", "tanh") for e in activations)
     return vectorized and any(v in sliced for e in activations for v in jaxprs.inputs(e))

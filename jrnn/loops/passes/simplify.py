@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
@@ -23,8 +24,8 @@ def compose_views(loop: Loop) -> Loop:
     """Composes views: a reshape of a reshape, or a slice within one part of a concatenation, reads its source directly.
 
     Nets reshape and join arrays for their operators, which slice and reshape them again. Passes that look for slices of one
-    array then miss them, and XLA:CPU makes slower kernels where one kernel reads an array in two shapes. Additions of 0 and
-    multiplications by 1 go, as XLA removes them too.
+    array then miss them, and XLA:CPU makes slower kernels where one kernel reads an array in two shapes. Additions of 0,
+    multiplications by 1 and reductions to the precision that a value has go, as XLA removes them too.
 
     Invariant: every value is unchanged, except for the sign of zero where 0 is added.
     """
@@ -81,6 +82,8 @@ def _reshapes(eqn: Eqn) -> bool:
 def _unchanged(eqn: Eqn) -> Var | None:
     """Returns the operand that an equation returns, such as one to which it adds 0 or which it multiplies by 1."""
     row = primitives.row_of(eqn)
+    if eqn.primitive.name == "reduce_precision" and _has_precision(eqn):
+        return None if jaxprs.is_literal(eqn.invars[0]) else eqn.invars[0]
     if row.neutral is None:
         return None
     (out,) = eqn.outvars
@@ -89,6 +92,18 @@ def _unchanged(eqn: Eqn) -> Var | None:
         if same and jaxprs.is_literal(other) and not np.ndim(other.val) and other.val == row.neutral:
             return x
     return None
+
+
+def _has_precision(eqn: Eqn) -> bool:
+    """Returns True if an operand has the precision that an equation reduces it to, as what `jax.checkpoint` stores has.
+
+    XLA may compute narrower types with more bits than they have. Then the equation takes them away.
+    """
+    dtype = eqn.invars[0].aval.dtype
+    if dtype not in (np.float32, np.float64):
+        return False
+    of_type = jnp.finfo(dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (of_type.nexp, of_type.nmant)
 
 
 def _is_indirect(eqn: Eqn, producers: Mapping[Var, Any]) -> bool:

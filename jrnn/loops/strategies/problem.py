@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Var
 from jrnn.jaxprs.jax_internals import is_recomputed
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seconds
-from jrnn.loops.costs.estimates import Estimate, Estimator
+from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import Loop, Options, Provenance, ScanParams
 from jrnn.loops.passes import Fission, Moves, movable, split, transpose_constant_rhs
 from jrnn.loops.passes.canonical import canonical
+from jrnn.loops.passes.canonical.schedules import Schedules
 from jrnn.loops.passes.fission import Facts
 from jrnn.loops.passes.sums import Contract, as_written, smaller_first
 from jrnn.loops.strategies.candidates import (
@@ -122,9 +123,10 @@ def to_lower(
 ) -> Problem:
     """Returns the problem of a loop that is lowered: its canonical form, and what candidates may use."""
     original = reference.node.loop
-    loop, conversions = canonical(original, target.devices)
+    loop, conversions = canonical(original, target.devices, target.is_estimated and _has_large_products(original))
     bounds = Bounds(options.memory)
     if target.is_estimated:
+        reference = _without_schedules(reference, conversions, target.machine)
         if _transposing_may_pay(loop, reference, target.machine):
             transposed = transpose_constant_rhs(loop)
             loop = transposed if _transposing_pays(loop, transposed, target.machine) else loop
@@ -155,9 +157,23 @@ def _transposing_pays(loop: Loop, transposed: Loop, machine: Machine) -> bool:
     return after < (1 - _LEAST_GAIN) * before
 
 
+def _has_large_products(loop: Loop) -> bool:
+    """Returns True if a loop calls products, so that one more loop, of a few elements, takes a small part of its time."""
+    return any(e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT for e in loop.eqns)
+
+
+def _without_schedules(reference: Candidate, conversions: Sequence[Conversion], machine: Machine) -> Candidate:
+    """Returns the reference without the time of the keys that other candidates, too, compute in a loop of their own."""
+    keys = [c.keys for c in conversions if isinstance(c, Schedules)]
+    whole = reference.estimate
+    apart = total(*(dict(Estimator(loop, machine).whole().terms) for loop in keys))
+    terms = {name: max(seconds - apart[name], 0.0) for name, seconds in whole.terms}
+    return replace(reference, estimate=estimate(terms, whole.memory)) if keys else reference
+
+
 def _allowance(loop: Loop) -> float:
     """Returns the bytes that a candidate may always use: of a loop over small states, a share of its own arrays."""
-    if any(e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT for e in loop.eqns):
+    if _has_large_products(loop):
         return SMALL
     stacks = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
     own = jaxprs.extent(loop.length) * stacks + sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))

@@ -42,7 +42,7 @@ def _for_xla(problem: Problem, leaf: Node) -> Node:
     tiny = unrolled.of_tiny(problem, core)
     if tiny is not None:
         return tiny
-    if gates.better_apart(core):
+    if gates.better_apart(core, {*core.xs}.difference(problem.loop.xs)):
         fission = split(slice_apart(core), slices, moves=Moves())
         return Split(fission, Steps(fission.core))
     return by_steps(activate_together(core))

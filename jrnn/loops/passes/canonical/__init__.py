@@ -6,6 +6,7 @@ first.
 Its stages are passes from a loop to a loop, each with a conversion of what goes in and out (`plans.Conversion`):
 
 - `constant_carries.py`: carries whose value is known become constants and inputs.
+- `schedules.py`: keys of random numbers leave the carry, in loops with large products.
 - `parts.py`: joined carries are taken apart.
 - `shared_operands.py`: products of one value with several constant matrices become one.
 - `lookups.py`, `invariants.py`: lookups of constants become inputs, and what is computed from constants becomes constant, in
@@ -31,6 +32,7 @@ from jrnn.loops.passes.canonical.constant_carries import settled
 from jrnn.loops.passes.canonical.invariants import invariants_first
 from jrnn.loops.passes.canonical.lookups import read_in_order
 from jrnn.loops.passes.canonical.parts import in_parts
+from jrnn.loops.passes.canonical.schedules import keys_first
 from jrnn.loops.passes.canonical.shared_operands import join_products
 from jrnn.loops.passes.canonical.spelling import placed
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
@@ -38,15 +40,17 @@ from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pad
 _PASSES = (compose_views, common_subexpressions, pads_to_concatenate, join_products)
 
 
-def canonical(loop: Loop, devices: int = 1) -> tuple[Loop, Sequence[Any]]:
+def canonical(loop: Loop, devices: int = 1, schedules: bool = False) -> tuple[Loop, Sequence[Any]]:
     """Returns the canonical form of a loop, and the conversions to it, that of the first stage first.
 
     Args:
         loop: the loop.
         devices: the number of devices that its arrays are divided among. If there are several, no axes are merged, one of
             which may be divided.
+        schedules: True to compute the keys that it carries in a loop of their own.
     """
-    return _in_stages(loop, settled, in_parts, functools.partial(placed, merge=devices == 1))
+    keys = (keys_first,) if schedules else ()
+    return _in_stages(loop, settled, *keys, in_parts, functools.partial(placed, merge=devices == 1))
 
 
 def with_plain_carries(loop: Loop) -> tuple[Loop, Sequence[Any]]:
