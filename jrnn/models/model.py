@@ -21,7 +21,7 @@ from jrnn.models import generation
 from jrnn.models.family import Decoder, Family, Scoped, State, decoder_of
 from jrnn.models.files import FILES, write
 from jrnn.models.generation import apart, check_tokens, remembered
-from jrnn.nn.checks import check_flags, check_lengths, concrete
+from jrnn.nn.checks import check_lengths, check_masks, concrete
 from jrnn.nn.layers import accumulator
 from jrnn.nn.sequences import Compaction, in_rows
 from jrnn.nn.span import Span
@@ -117,12 +117,8 @@ class LanguageModel:
     def _called(
         self, tokens: jax.Array, state: State | None, lengths: Any, resets: Any, mask: Any, in_a_step: bool
     ) -> tuple[jax.Array, State]:
-        flags = {"resets": resets, "mask": mask}
-        checked = {
-            name: None if given is None else check_flags(self.name, name, given, tokens.shape)
-            for name, given in flags.items()
-        }
-        return _call(self, tokens, self.with_room(state, *tokens.shape), lengths, *checked.values(), in_a_step)
+        masks = check_masks(self.name, resets, mask, tokens.shape)
+        return _call(self, tokens, self.with_room(state, *tokens.shape), lengths, *masks, in_a_step)
 
     def initial_state(self, batch: int, room: int = 0, history: bool = False) -> State:
         """The state of `batch` sequences before their first token, a flat dict of arrays [N, ...].

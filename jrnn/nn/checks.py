@@ -101,6 +101,15 @@ def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> ja
     return flags
 
 
+def check_masks(
+    where: str, resets: Any, mask: Any, shape: tuple[int, ...]
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Resets and a mask as `check_flags` returns them, each None if it is None."""
+    given = (("resets", resets), ("mask", mask))
+    resets, mask = (None if flags is None else check_flags(where, name, flags, shape) for name, flags in given)
+    return resets, mask
+
+
 def check_dt(where: str, dt: Any, shape: tuple[int, ...], mask: Any = None) -> jax.Array:
     """Times between steps as an array of this shape; outside jit, none below 0 where the mask, of this shape, is True.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrnn.nn.checks import check_array, check_dt, check_features, check_flags, check_lengths
+from jrnn.nn.checks import check_array, check_dt, check_features, check_lengths, check_masks
 
 
 def compute_type(params: Mapping[str, Any], x: jax.Array, dtype: Any) -> Any:
@@ -55,15 +55,13 @@ class Sequences:
         def time_first(array: jax.Array) -> jax.Array:
             return array[:, None] if single else jnp.swapaxes(array, 0, 1) if swap else array
 
-        flags = {"resets": resets, "mask": mask}
-        flags = {n: None if v is None else time_first(check_flags(where, n, v, shape)) for n, v in flags.items()}
-        dt = None if dt is None else time_first(check_dt(where, dt, shape, mask))
-        x = time_first(x)
+        given = (*check_masks(where, resets, mask, shape), None if dt is None else check_dt(where, dt, shape, mask))
+        x, resets, mask, dt = jax.tree.map(time_first, (x, *given))
         if single and lengths is not None:
             lengths = jnp.reshape(jnp.asarray(lengths), (-1,))
         if lengths is not None:
             lengths = check_lengths(where, lengths, *x.shape[:2])
-        return cls(x, lengths, flags["resets"], flags["mask"], dt, single, batch_first)
+        return cls(x, lengths, resets, mask, dt, single, batch_first)
 
     def given_back(self, y: Any) -> Any:
         """A tree of arrays [T, N, ...] in the caller's form."""
@@ -94,10 +92,8 @@ class Steps:
         """Checks x [N, D] or [D], and what belongs to it."""
         x = check_array(where, "x", x)
         check_features(where, x, size, {1: f"[{size}]", 2: f"[N, {size}]"})
-        flags = {"resets": resets, "mask": mask}
-        checked = {n: None if v is None else check_flags(where, n, v, x.shape[:-1]) for n, v in flags.items()}
         dt = None if dt is None else check_dt(where, dt, x.shape[:-1], mask)
-        given = x, checked["resets"], checked["mask"], dt
+        given = x, *check_masks(where, resets, mask, x.shape[:-1]), dt
         if x.ndim == 1:
             given = jax.tree.map(lambda leaf: leaf[None], given)
         return cls(*given, single=x.ndim == 1)

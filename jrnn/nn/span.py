@@ -127,6 +127,18 @@ def heads(x: jax.Array, count: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], count, -1)
 
 
+def rotate(x: jax.Array, positions: jax.Array, base: float = 10000.0, size: int | None = None) -> jax.Array:
+    """Rotary positions (Su et al., 2021) of the first `size` features of each head of x [T, N, heads, C]; None: of all.
+
+    Features c and c + size/2 turn by position base^(-2 c/size).
+    """
+    size = x.shape[-1] if size is None else size
+    half = size // 2
+    angles = positions[..., None, None] * base ** -(jnp.arange(half, dtype=x.dtype) / half)[None, None, None]
+    cos, sin, a, b = jnp.cos(angles), jnp.sin(angles), x[..., :half], x[..., half:size]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., size:]], axis=-1)
+
+
 def rms_norm(x: jax.Array, gain: jax.Array | None = None, epsilon: float = 1e-5) -> jax.Array:
     """x / sqrt(mean(x^2) + epsilon), times the gain, over the last axis (Zhang and Sennrich, 2019)."""
     y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)

@@ -225,37 +225,24 @@ def gru_backward(
 
 
 def _check(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> None:
+    sizes = f"x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}"
     if jnp.ndim(x) != 3 or jnp.ndim(hidden) != 3:
-        raise LayerError(
-            f"stacked_gru: x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}; they must be [T, N, D] and "
-            "[L, N, H]"
-        )
+        raise LayerError(f"stacked_gru: {sizes}; they must be [T, N, D] and [L, N, H]")
     (_, batch, features), (layers, _, size) = x.shape, hidden.shape
-    wanted = StackWeights(
-        W3s0=(3 * size, features),
-        W3sN=(layers - 1, 3 * size, size),
-        U3s=(layers, 3 * size, size),
-        bW3s=(layers, 1, 3 * size),
-        bU3s=(layers, 1, 3 * size),
-    )
+    rows, bias = 3 * size, (layers, 1, 3 * size)
+    wanted = StackWeights((rows, features), (layers - 1, rows, size), (layers, rows, size), bias, bias)
     arrays, shapes = weights._asdict() | {"hidden": hidden}, wanted._asdict() | {"hidden": (layers, batch, size)}
-    _check_shapes(arrays, shapes, f"x is {list(x.shape)} and hidden {list(hidden.shape)}")
+    _check_shapes(arrays, shapes, sizes)
 
 
 def _check_cell(x: jax.Array, hidden: jax.Array, **others: jax.Array) -> None:
+    sizes = f"x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}"
     if jnp.ndim(x) != 2 or jnp.ndim(hidden) != 2 or len(x) != len(hidden):
-        raise LayerError(
-            f"stacked_gru: x is {list(jnp.shape(x))} and hidden {list(jnp.shape(hidden))}; they must be [N, D] and [N, H]"
-        )
+        raise LayerError(f"stacked_gru: {sizes}; they must be [N, D] and [N, H]")
     (_, features), (_, size) = x.shape, hidden.shape
-    wanted = {
-        "W3": (3 * size, features),
-        "U3": (3 * size, size),
-        "bW3": (1, 3 * size),
-        "bU3": (1, 3 * size),
-        "dnext": hidden.shape,
-    }
-    _check_shapes(others, wanted, f"x is {list(x.shape)} and hidden {list(hidden.shape)}")
+    rows, bias = 3 * size, (1, 3 * size)
+    wanted = {"W3": (rows, features), "U3": (rows, size), "bW3": bias, "bU3": bias, "dnext": hidden.shape}
+    _check_shapes(others, wanted, sizes)
 
 
 def _check_shapes(arrays: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]], because: str) -> None:

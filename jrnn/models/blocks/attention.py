@@ -17,22 +17,12 @@ import jax.numpy as jnp
 from jrnn.models.config import DecoderKeys, Rope, divides
 from jrnn.models.family import EMPTY, At, Block, Norm, Scoped, Shapes, State, linear, products, under
 from jrnn.nn.layers import accumulator
-from jrnn.nn.span import Span, heads
+from jrnn.nn.span import Span, heads, rotate
 
 
 def memory(slots: int, key_heads: int, size: int) -> Shapes:
     """A memory: keys and values, whose slots are next to each other in each head, and the positions of the slots."""
     return {"keys": (key_heads, slots, size), "values": (key_heads, slots, size), "places": (slots,)}
-
-
-def turn(x: jax.Array, positions: jax.Array, base: float, size: int) -> jax.Array:
-    """Rotary positions (Su et al., 2021) for the first `size` features of each head of x [T, N, heads, C]."""
-    half = size // 2
-    rates = base ** -(jnp.arange(0, size, 2, dtype=x.dtype) / size)
-    angles = positions[..., None, None] * rates[None, None, None]
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    a, b, rest = x[..., :half], x[..., half:size], x[..., size:]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
 def attend(
@@ -219,7 +209,7 @@ class Attention(Block):
             q = q.reshape(*q.shape[:2], -1)
         q, k = self._normed(w, self.norms[0], q, self.heads), self._normed(w, self.norms[1], k, self.key_heads)
         if self.rope is not None:
-            q, k = (turn(part, at.positions, *self.rope) for part in (q, k))
+            q, k = (rotate(part, at.positions, *self.rope) for part in (q, k))
         y, after = attend(q, k, heads(v, self.key_heads), state, at.span, at.positions, self.window, scale=self.scale)
         y = y if gate is None else y * jax.nn.sigmoid(gate)
         return w.linear(at.span, self.out, y.reshape(*y.shape[:2], -1)), after
@@ -297,7 +287,7 @@ class Latent(Block):
         q, shared = heads(q, self.heads), shared[:, :, None]
         if self.rope is not None:
             q, turned = jnp.split(q, [self.nope], axis=-1)
-            turned, shared = (turn(paired(part), at.positions, *self.rope) for part in (turned, shared))
+            turned, shared = (rotate(paired(part), at.positions, *self.rope) for part in (turned, shared))
             q = jnp.concatenate([q, turned], axis=-1)
         shared = jnp.broadcast_to(shared, (*k.shape[:-1], self.shared))
         parts = (q, jnp.concatenate([k, shared], axis=-1), v)
@@ -314,7 +304,7 @@ class Latent(Block):
 
 
 def paired(x: jax.Array) -> jax.Array:
-    """Features 0, 2, 4, ... and then 1, 3, 5, ..., so that `turn` turns neighbors."""
+    """Features 0, 2, 4, ... and then 1, 3, 5, ..., so that `rotate` turns neighbors."""
     return jnp.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
 
 

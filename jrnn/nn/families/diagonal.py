@@ -24,11 +24,6 @@ from jrnn.nn.settings import spelled_out
 from jrnn.nn.span import Span, along_last, heads
 
 
-def _complex_linear(x: jax.Array, re: jax.Array, im: jax.Array, span: Span) -> jax.Array:
-    """The real x times a complex weight."""
-    return _complex(span.linear(x, re), span.linear(x, im))
-
-
 def _complex(re: jax.Array, im: jax.Array) -> jax.Array:
     """A complex number of float32 parts or wider: there are none of 16-bit parts."""
     dtype = jnp.promote_types(re.dtype, jnp.float32)
@@ -65,6 +60,14 @@ class _ComplexState(RecurrentLayer):
 
     def _fresh(self, batch: int, dtype: Any) -> jax.Array:
         return jnp.zeros((batch, self.hidden_size), jnp.result_type(dtype, jnp.complex64))
+
+    def _through(
+        self, p: Any, x: jax.Array, h: jax.Array, log_transition: jax.Array, scale: jax.Array, span: Span
+    ) -> tuple[jax.Array, jax.Array]:
+        """Re(C h) for all steps of h' = exp(log_transition) h + scale B x, and the last h."""
+        u = _complex(span.linear(x, p["B_re"]), span.linear(x, p["B_im"]))
+        hs, h = _diagonal(h, log_transition, along_last(scale, u) * u, span)
+        return span.linear(hs.real, p["C_re"]) - span.linear(hs.imag, p["C_im"]), h
 
 
 class LRU(_ComplexState):
@@ -125,9 +128,7 @@ class LRU(_ComplexState):
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         log_lambda = _complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"])).astype(h.dtype)
-        u = _complex_linear(x, p["B_re"], p["B_im"], span)
-        hs, h = _diagonal(h, log_lambda, along_last(jnp.exp(p["gamma_log"]), u) * u, span)
-        y = span.linear(hs.real, p["C_re"]) - span.linear(hs.imag, p["C_im"])
+        y, h = self._through(p, x, h, log_lambda, jnp.exp(p["gamma_log"]), span)
         return y + along_last(p["D"], x) * x, h
 
 
@@ -195,9 +196,7 @@ class S5(_ComplexState):
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         poles = _complex(jnp.minimum(p["Lambda_re"], -1e-4), p["Lambda_im"]).astype(h.dtype)
         exponent = poles * jnp.exp(p["log_step"])
-        u = _complex_linear(x, p["B_re"], p["B_im"], span)
-        hs, h = _diagonal(h, exponent, along_last((jnp.exp(exponent) - 1) / poles, u) * u, span)
-        y = span.linear(hs.real, p["C_re"]) - span.linear(hs.imag, p["C_im"])
+        y, h = self._through(p, x, h, exponent, (jnp.exp(exponent) - 1) / poles, span)
         return 2 * y + along_last(p["D"], x) * x, h
 
 

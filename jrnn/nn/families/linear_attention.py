@@ -21,7 +21,7 @@ from jrnn.nn.families.diagonal import check_heads
 from jrnn.nn.families.mamba import state_space, time_steps
 from jrnn.nn.recurrent import Parameter, RecurrentLayer, constant, uniform
 from jrnn.nn.settings import spelled_out
-from jrnn.nn.span import Span, along_last, heads, layer_norm, rms_norm, unit_length
+from jrnn.nn.span import Span, along_last, heads, layer_norm, rms_norm, rotate, unit_length
 
 
 class _Attention(RecurrentLayer):
@@ -111,14 +111,6 @@ class RetNet(_Attention):
         y = layer_norm(y, jnp.ones(y.shape[-1], y.dtype)).reshape(*y.shape[:2], -1)
         y = jax.nn.silu(span.linear(x, p["W_g"])) * y
         return span.linear(y, p["W_o"]), (position, S)
-
-
-def rotate(x: jax.Array, positions: jax.Array, base: float = 10000.0) -> jax.Array:
-    """Rotary positions (Su et al., 2021): features c and c + C/2 of [T, N, K, C] turn by position base^(-2 c/C)."""
-    half = x.shape[-1] // 2
-    angles = positions[..., None, None] * base ** -(jnp.arange(half, dtype=x.dtype) / half)[None, None, None]
-    cos, sin, a, b = jnp.cos(angles), jnp.sin(angles), x[..., :half], x[..., half:]
-    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 class GLA(_Attention):

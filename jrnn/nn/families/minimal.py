@@ -31,6 +31,13 @@ class _Elementwise(RecurrentLayer):
         return jnp.zeros((batch, self.hidden_size), dtype)
 
 
+def _between(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
+    """h' = z h + (1 - z) candidate."""
+    z, candidate = at
+    h = z * h + (1 - z) * candidate
+    return h, h
+
+
 class MinGRU(_Elementwise):
     """h' = (1 - z) h + z (W_h x + b_h) with z = sigmoid(W_z x + b_z): a GRU whose gates do not see the state.
 
@@ -55,15 +62,8 @@ class MinGRU(_Elementwise):
         }
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
-        z = jax.nn.sigmoid(span.linear(x, p["weight_z"], p["bias_z"]))
-        candidate = span.linear(x, p["weight_h"], p["bias_h"])
-
-        def step(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
-            z, candidate = at
-            h = (1 - z) * h + z * candidate
-            return h, h
-
-        h, y = span.scan(step, h, (z, candidate))
+        z, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "zh")
+        h, y = span.scan(_between, h, (jax.nn.sigmoid(-z), candidate))
         return y, h
 
 
@@ -90,13 +90,7 @@ class MinLSTM(_Elementwise):
         f, i, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "fih")
         # f/(f + i) as a sigmoid: neither quotient is 0/0 where both gates are closed.
         forget = jax.nn.sigmoid(jax.nn.log_sigmoid(f) - jax.nn.log_sigmoid(i))
-
-        def step(h: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
-            forget, candidate = at
-            h = forget * h + (1 - forget) * candidate
-            return h, h
-
-        h, y = span.scan(step, h, (forget, candidate))
+        h, y = span.scan(_between, h, (forget, candidate))
         return y, h
 
 
