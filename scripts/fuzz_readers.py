@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from jrnn.bench import report
 from jrnn.convert import Package
 from jrnn.errors import DataError, JrnnError
 from jrnn.files.arrays import load_npy
@@ -37,7 +36,6 @@ from jrnn.nets.proto.predictor_file import read_predictor_file
 from jrnn.onnx import from_onnx
 from jrnn.train.checkpoint import SEAL, broken_seal
 from jrnn.train.config import load_config
-from jrnn.train.loggers import Csv
 from jrnn.train.metrics import MetricsFile
 from jrnn.train.run_dir import RunDir
 from jrnn.train.runs import summarize
@@ -197,11 +195,6 @@ def state(data: bytes) -> None:
         repr(load_state(path))
 
 
-def benchmark(data: bytes) -> None:
-    with _file(data, "b.json") as path:
-        report.load(path)
-
-
 def package(data: bytes) -> None:
     with _file(data, "value_info.json") as path:
         for name in ("init_net.pb", "predict_net.pb"):
@@ -210,9 +203,7 @@ def package(data: bytes) -> None:
 
 
 def logged(data: bytes) -> None:
-    """What loggers and origins of runs leave; each reader gets the same bytes."""
-    with _file(data, "metrics.csv") as path:
-        Csv(path.parent, None, 2).close()
+    """What the origins of runs leave."""
     with _file(data, "run.json") as path:
         RunDir(path.parent)._kept_configs()
 
@@ -250,7 +241,6 @@ READERS: dict[str, Callable[[bytes], None]] = {
         model_config,
         model_folder,
         state,
-        benchmark,
         package,
         logged,
     )

@@ -94,11 +94,9 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
 
     Raises:
         ConfigError: for an unknown cell, mode or peer.
-        DataError: for a file to compare with that is not a benchmark's.
         UsageError: for an option that means nothing for the suite.
     """
     check_options(options, suite)
-    old = report.load(options.compare)[1] if options.compare else None
     gemm = 0.0  # the best rate of all jobs
     records: list[report.Record] = []
     for job in suite.jobs(options):
@@ -123,8 +121,6 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
             options.console.print(report.ratios_table(records, peer))
     if hasattr(suite, "summary"):
         options.console.print(suite.summary(records))
-    if old is not None:
-        options.console.print(report.comparison_table(old, records))
     if options.json:
         report.save(options.json, conditions(gemm, options.turns), "records", records)
     if options.plot:

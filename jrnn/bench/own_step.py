@@ -119,7 +119,7 @@ class StepReport:
         times, sizes = ("-" if not theirs or ours is None else f"{ours / theirs:.2f}" for ours, theirs in pairs)
         size = "-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}"
         differs = "-" if r.peer == JAX else f"{r.difference:.0e}"
-        taken = [f"{t * 1e3:.3g}" for t in (r.median, r.least or r.median)]
+        taken = [f"{t * 1e3:.3g}" for t in (r.median, r.least)]
         return [*taken, times, size, sizes, f"{r.compile_seconds:.2f}", differs]
 
     def __str__(self) -> str:
@@ -196,12 +196,11 @@ def run(target: str, feeds: Mapping[str, Any], options: SuiteOptions) -> StepRep
     Raises:
         UsageError: if there is no such function, if what it returns is not of this form, if an argument of the step is
             missing, or if `jax.lax.scan` cannot run the step.
-        ConfigError: for an executor or a mode that does not exist. DataError: for a file to compare with that is none.
+        ConfigError: for an executor or a mode that does not exist.
     """
     for name in ("cells", "sizes"):
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} means nothing for a step of your own, {target}")
-    old = report.load(options.compare)[1] if options.compare else None
     own = _loaded(target, feeds)
     try:
         jax.eval_shape(own.by(JAX), own.init, own.xs)
@@ -209,8 +208,6 @@ def run(target: str, feeds: Mapping[str, Any], options: SuiteOptions) -> StepRep
         raise UsageError(f"bench: jax.lax.scan cannot run {target}: {type(error).__name__}: {error}") from error
     measured = _measured(own, options)
     measured.print(options.console)
-    if old is not None:
-        options.console.print(report.comparison_table(old, measured.records))
     if options.json:
         missing = [{"mode": mode, "executor": name, "reason": why} for (mode, name), why in measured.missing.items()]
         conditions = measure.conditions(0.0, options.turns) | {"step": target, "not_measured": missing}

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Annotated, Any
+from typing import Any
 
 from rich.table import Table
 
 from jrnn.bench.sizes import SETS
 from jrnn.errors import DataError
-from jrnn.files import AtLeast, read_json, record, write_whole
+from jrnn.files import write_whole
 from jrnn.files.pictures import picture
 
 _WORDS = ("cell", "mode", "peer")  # columns of words
@@ -32,21 +32,13 @@ class Record:
     high: float
     turns: int
     compile_seconds: float | None
-    peak_bytes: Annotated[int, AtLeast(0, 2**63 - 1)] | None
+    peak_bytes: int | None
     flops_per_second: float
-    least: float | None = None  # None in files that were written before it was kept
+    least: float | None = None
 
     @property
     def job(self) -> tuple[str, str, str]:
         return self.cell, self.mode, self.size
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What `save` writes of records."""
-
-    conditions: dict[str, Any]
-    records: list[Record]
 
 
 def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str, str], dict[str, float]]:
@@ -58,13 +50,6 @@ def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str
         if r.peer != ours and r.job in mine:
             over_peers.setdefault(r.job, {})[r.peer] = mine[r.job] / r.median
     return over_peers
-
-
-def pairs(records: Iterable[Record], mode: str) -> list[tuple[Record, Record]]:
-    """Returns the records of jrnn in a mode with those of lax.scan for the same jobs."""
-    of_peers = {(r.job, r.peer): r for r in records if r.mode == mode}
-    ours = [(r, of_peers.get((job, "lax.scan"))) for (job, peer), r in of_peers.items() if peer == "jrnn"]
-    return [(r, reference) for r, reference in ours if reference is not None]
 
 
 def _head(records: Iterable[Record]) -> str:
@@ -141,34 +126,6 @@ def save(path: str, conditions: dict[str, Any], name: str, records: Sequence[Any
         print(text)
     else:
         write_whole(Path(path), f"{text}\n".encode(), DataError, True)
-
-
-def load(path: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Returns the conditions and records that `save` wrote; raises DataError for any other file."""
-    try:
-        saved = record(Saved, read_json(path, DataError), str(path), DataError)
-    except DataError as e:
-        raise DataError(f"{e}; `jrnn bench --json` writes such a file") from None
-    return saved.conditions, saved.records
-
-
-def comparison_table(old: Sequence[Record], new: Sequence[Record]) -> Table:
-    """Returns a table of new times over old ones, for the jobs and peers that both have.
-
-    The load of the machine also differs between two runs, so compare each ratio with those of the same job's peers.
-    """
-    before = {(*r.job, r.peer): r.median for r in old}
-    shared = [(r, before[*r.job, r.peer]) for r in new if (*r.job, r.peer) in before]
-    columns = {
-        "cell": [r.cell for r, _ in shared],
-        "mode": [r.mode for r, _ in shared],
-        _head(new): [r.size for r, _ in shared],
-        "peer": [r.peer for r, _ in shared],
-        "old ms": [f"{was * 1e3:.2f}" for _, was in shared],
-        "new ms": [f"{r.median * 1e3:.2f}" for r, _ in shared],
-        "new / old": [f"{r.median / was:.2f}" for r, was in shared],
-    }
-    return table_of("new time over old", columns)
 
 
 def plot(path: Path, records: Sequence[Record]) -> None:

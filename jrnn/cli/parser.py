@@ -267,7 +267,6 @@ def _bench(p: _Options) -> None:
     p.option("--compile-for", "DEVICE", what)
     p.json("the figures and their conditions")
     p.option("--out", "FILE", "draw the figures: FILE.png, .svg or .pdf (needs the extra `plot`)", _file, dest="plot")
-    p.option("--compare", "FILE", "a JSON file of an earlier run to compare with", _file)
 
 
 # Groups of commands: the function, the name, the summary and the arguments of each.

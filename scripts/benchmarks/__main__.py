@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=lambda text: text.split(","))
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=20.0)
-    for name in ("json", "plot", "compare"):
+    for name in ("json", "plot"):
         parser.add_argument(f"--{name}", type=Path)
     options = SuiteOptions(**vars(parser.parse_args(argv)))
     try:

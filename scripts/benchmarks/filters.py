@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from pairs import pairs_of
 from small_states import LOOPS
 
-from jrnn.bench import report
 from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES
 from jrnn.bench.suites import Job, SuiteOptions
@@ -47,7 +47,7 @@ def summary(records: Sequence[Any]) -> str:
     """Returns the geometric means of the times over those of `lax.scan`."""
     lines = []
     for mode in dict.fromkeys(r.mode for r in records):
-        pairs = report.pairs(records, mode)
+        pairs = pairs_of(records, mode)
         for text, slow in (("more than 1 us", True), ("less", False)):
             ratios = [a.median / b.median for a, b in pairs if (b.median / STEPS > SLOW) == slow]
             if ratios:

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import linear
 from linear_layers import LAYERS, problem
+from pairs import pairs_of
 
-from jrnn.bench import report
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import parse_sizes
 from jrnn.bench.suites import Job, SuiteOptions
@@ -55,7 +55,7 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
 
 def summary(records: Sequence[Any]) -> str:
     """Returns the geometric mean of the times over those of `lax.scan`."""
-    ratios = [a.least / b.least for a, b in report.pairs(records, "train")]
+    ratios = [a.least / b.least for a, b in pairs_of(records, "train")]
     if not ratios:
         return ""
     return f"first call: {geometric_mean(ratios):.2f} of lax.scan's time (at most {max(ratios):.2f})"

@@ -14,8 +14,8 @@ import chunkwise
 import jax
 import jax.numpy as jnp
 from linear_layers import LAYERS, problem
+from pairs import pairs_of
 
-from jrnn.bench import report
 from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
@@ -66,7 +66,7 @@ def summary(records: Sequence[Any]) -> str:
     """Returns geometric means over `lax.scan`: of times and temporary memory."""
     lines = []
     for mode in dict.fromkeys(r.mode for r in records):
-        if pairs := report.pairs(records, mode):
+        if pairs := pairs_of(records, mode):
             times = [a.median / b.median for a, b in pairs]
             memory = [max(a.peak_bytes, 1) / max(b.peak_bytes, 1) for a, b in pairs]
             lines.append(

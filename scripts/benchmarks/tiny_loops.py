@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from pairs import pairs_of
 
-from jrnn.bench import report
 from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES
 from jrnn.bench.suites import Job, SuiteOptions
@@ -201,7 +201,7 @@ def summary(records: Sequence[Any]) -> str:
     """Returns the geometric means of the times over those of `lax.scan`, of loops with few numbers and of others."""
     lines = []
     for mode in dict.fromkeys(r.mode for r in records):
-        pairs = report.pairs(records, mode)
+        pairs = pairs_of(records, mode)
         for text, wide in (("at most 8 numbers", False), ("more, or a product", True)):
             ratios = [a.least / b.least for a, b in pairs if (a.cell in WIDE) == wide]
             if ratios:

@@ -107,9 +107,6 @@ def test_a_factory_a_step_with_feeds_and_files(cells, tmp_path):
     assert [r.size for r in results.records] == ["T = 5", "T = 5"] and (tmp_path / "a.svg").stat().st_size > 1000
     data = json.loads((tmp_path / "a.json").read_text())
     assert data["conditions"]["step"] == f"{cells}:make" and {"ran", "least", "difference"} <= set(data["records"][0])
-    options = quiet(peers=["auto"], modes=["forward"], compare=tmp_path / "a.json")
-    own_step.run(f"{cells}:make", {}, options)
-    assert "new time over old" in options.console.file.getvalue()
     results = own_step.run(f"{cells}:counted", {}, quiet(peers=["auto"]))
     assert [(r.mode, r.size) for r in results.records] == [(m, "T = 4") for m in ("forward", "train") for _ in range(2)]
     feeds = dict(w=np.float32(0.5), carry=np.zeros(2, np.float32), x=np.ones((3, 2), np.float32))

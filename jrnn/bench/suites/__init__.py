@@ -34,7 +34,6 @@ class SuiteOptions:
         turns: measured runs of each program, at most.
         seconds: after these, no more turns of a job begin, except for the first three.
         json, plot: files to write; json "-" is the standard output.
-        compare: a JSON file of an earlier run to compare with.
     """
 
     suite: str = "scan"
@@ -46,7 +45,6 @@ class SuiteOptions:
     seconds: float = 20.0
     json: str | None = None
     plot: Path | None = None
-    compare: Path | None = None
     console: Console = field(default_factory=Console)
 
     def chosen(self, what: str, known: Mapping[str, Any] | Sequence[str]) -> list[str]:
