@@ -18,8 +18,7 @@ import tables
 
 import jrnn
 from jrnn.cli.parser import make_parser
-from jrnn.train.config import config_names, describe_config
-from jrnn.train.keys import keys_of
+from jrnn.train.config import config_names, describe_config, keys_of
 from jrnn.version import __version__
 
 project = "jrnn"

@@ -264,7 +264,7 @@ def pipes(count: int) -> Iterator[Attack]:
     """Pipes, devices, sockets, folders and links in the place of each file that is read."""
     from jrnn.convert import Package
     from jrnn.errors import DataError
-    from jrnn.files.arrays import load_npy, load_npz
+    from jrnn.files.tensors import load_npy, load_npz
     from jrnn.interop import load_state_dict
     from jrnn.models import load_state
     from jrnn.nets.proto import read_net, read_plan

@@ -12,10 +12,10 @@ import numpy as np
 
 from jrnn.convert import Package
 from jrnn.errors import DataError, JrnnError
-from jrnn.files.arrays import load_npy
 from jrnn.files.corpus import Corpus
 from jrnn.files.corpus.corpus import FORMAT
 from jrnn.files.corpus.pieces import Documents, pieces_of
+from jrnn.files.tensors import load_npy
 from jrnn.interop import load_state_dict
 from jrnn.models import load, load_state
 from jrnn.models.loading import model_of, shapes_of

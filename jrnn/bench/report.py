@@ -14,7 +14,7 @@ from rich.table import Table
 from jrnn.bench.sizes import SETS
 from jrnn.errors import DataError
 from jrnn.files import write_whole
-from jrnn.files.pictures import picture
+from jrnn.files.writing import picture
 
 _WORDS = ("cell", "mode", "peer")  # columns of words
 

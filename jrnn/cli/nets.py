@@ -1,4 +1,4 @@
-"""The commands about nets: run, show, check, convert."""
+"""The commands about nets: run, show, check, convert; and what `jrnn check` finds in a configuration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jrnn.cli.feeds import parse_feeds
 from jrnn.cli.output import say_written, terminal, write_json
-from jrnn.cli.subjects import subject_of_config
-from jrnn.cli.tools import wide_console
+from jrnn.cli.tools import parse_feeds, wide_console
 from jrnn.convert import Package, from_factory, read_nets, write_python
 from jrnn.convert.package import INIT, PREDICT
 from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
@@ -32,8 +30,10 @@ from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan
 from jrnn.testing import check_model, gradients
+from jrnn.testing.gradients import Subject, subject_of_function, subject_of_net
 from jrnn.train import load_config
-from jrnn.train.config import find_config
+from jrnn.train.config import Config, find_config
+from jrnn.train.models.net import NetModel
 
 _DRAWINGS = {".svg": to_svg, ".dot": to_dot}
 _SHOWN = 200  # characters of an argument in an error
@@ -329,3 +329,29 @@ def _load_blobs(args: argparse.Namespace) -> dict[str, Any]:
     if args.init:
         blobs.update(run_net(read_net(Path(args.init)), {}, key=jax.random.key(args.seed)))
     return blobs | parse_feeds(args.feed, args.seed)
+
+
+def subject_of_config(config: Config) -> Subject:
+    """Returns the loss of the first batch with the first parameters; a model that is not a net is a JAX function.
+
+    Call it with 64-bit types enabled.
+
+    Raises:
+        DataError: if the data cannot be used. ConversionError: for a function that cannot be converted to a net.
+    """
+    with jax.enable_x64(False):
+        task = config.kind.load(config)
+        params = jax.device_get(jax.jit(task.model.init)(jax.random.key(config.seed)))
+        batch = task.train.at(0)
+        carry = jax.device_get(task.model.initial_carry(config.data.batch))
+    model = task.model
+    if isinstance(model, NetModel):
+        fed = {blob: np.asarray(getattr(batch, member)) for blob, member in model.feeds.items()}
+        blobs = {**model.constants, **params, **carry, **fed}
+        key = jax.random.key(config.seed)
+        return subject_of_net(model.net, blobs, model.loss_blob, wrt=[*params, *carry], key=key)
+
+    def model_loss(params: Any) -> Any:
+        return model.loss(params, carry, batch, None)[0]
+
+    return subject_of_function(model_loss, (params,))

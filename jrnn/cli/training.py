@@ -22,10 +22,9 @@ from jrnn.loops import host
 from jrnn.models import load
 from jrnn.models.text import is_model, write_text
 from jrnn.train import load_config, load_run, train
-from jrnn.train.config import Config, config_names, describe_config, find_config, nearest_config
+from jrnn.train.config import Config, config_names, describe_config, find_config, nearest_config, reference_of_keys
 from jrnn.train.devices import join
 from jrnn.train.exports import EXPORTS
-from jrnn.train.keys import reference_of_keys
 from jrnn.train.run_dir import RunDir, first_free
 from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
 

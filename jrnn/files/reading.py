@@ -6,9 +6,10 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from typing import BinaryIO
+from os import PathLike
+from typing import Any, BinaryIO
 
-from jrnn.errors import JrnnError
+from jrnn.errors import DataError, JrnnError, needs_extra
 
 LARGEST = 1 << 26  # bytes of a file of text or JSON
 _BLOCK = 1 << 24  # bytes of one call of the system, between which Ctrl-C is seen
@@ -103,3 +104,57 @@ def read_text(
             f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}; convert it, as with: "
             f"iconv -f latin1 -t utf-8 {path}"
         ) from None
+
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+
+
+def available() -> int:
+    """Returns how many bytes of memory are free: of the machine, or of its largest accelerator if that has more."""
+    import jax  # here: readers of nets know no JAX
+
+    accelerators = (d for d in jax.local_devices() if d.platform != "cpu")
+    limits: list[int] = [(d.memory_stats() or {}).get("bytes_limit", 0) for d in accelerators]
+    return max(free(), 0, *limits)
+
+
+def free() -> int:
+    """Returns how many bytes of the machine's memory are free, at most what a container may use."""
+    bounds = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/proc/meminfo", *_LIMITS):
+        try:
+            text = read_text(path, DataError)
+        except DataError:
+            continue
+        if path == "/proc/meminfo":
+            lines = (line.split() for line in text.splitlines() if line.startswith("MemAvailable:"))
+            bounds += [int(words[1]) * 1024 for words in lines]
+        elif text.strip().isdigit():
+            bounds.append(int(text))
+    return min(bounds)
+
+
+def tokenizers_package() -> Any:
+    """Returns the package `tokenizers`; raises DataError if it is not installed."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError(needs_extra("a tokenizer", "text")) from None
+    return tokenizers
+
+
+def parse_tokenizer(text: str, where: str) -> Any:
+    """Returns the tokenizer of the text of a tokenizer.json; raises DataError if it is none."""
+    package = tokenizers_package()
+    try:
+        tokenizer = package.Tokenizer.from_str(text)
+    except Exception as e:  # the package raises Exception itself
+        raise DataError(f"{where}: is not a tokenizer of the package tokenizers: {e}") from None
+    tokenizer.no_truncation()  # files have the lengths of some batch that was encoded last
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_tokenizer(path: str | PathLike[str]) -> Any:
+    """Returns the tokenizer of a file tokenizer.json; raises DataError if it cannot be read."""
+    return parse_tokenizer(read_text(path, DataError), str(path))

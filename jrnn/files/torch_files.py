@@ -12,8 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from jrnn.errors import JrnnError
-from jrnn.files.memory import free
-from jrnn.files.reading import open_file
+from jrnn.files.reading import free, open_file
 
 NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # of types, in safetensors
 _MAGIC = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle before torch 1.6

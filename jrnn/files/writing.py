@@ -11,15 +11,17 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import io
 import os
 import re
 import shutil
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from jrnn.errors import JrnnError
+from jrnn.errors import JrnnError, UsageError, needs_extra
 from jrnn.files.reading import kind_of
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
@@ -197,3 +199,26 @@ def _put_files(new: Path, target: Path, spare: list[Path]) -> None:
     for path in spare:
         if path.is_file():
             path.unlink()
+
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@contextmanager
+def picture(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    """Gives the `with` block a matplotlib figure of a size in inches, and saves it to `path` afterwards.
+
+    Raises:
+        UsageError: matplotlib is not installed, the name of the file has an unknown suffix, or it cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(needs_extra(f"{path}: a picture", "plot")) from None
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"{path}: the name of a picture must end in one of {', '.join(SUFFIXES)}")
+    figure = Figure(figsize=size, layout="constrained")
+    yield figure
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150, format=path.suffix[1:].lower())
+    write_whole(path, drawn.getvalue(), UsageError)

@@ -18,7 +18,7 @@ import numpy as np
 
 from jrnn.errors import ConfigError, FormatError
 from jrnn.files import parse_json, read_text
-from jrnn.files.memory import available
+from jrnn.files.reading import available
 from jrnn.models.families import FAMILIES, family_of
 from jrnn.models.families.mamba import of_mamba_ssm
 from jrnn.models.files import Tensors, parameter

@@ -13,7 +13,7 @@ import numpy as np
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.files import kind_of, parse_json, read_json
-from jrnn.files.tokenizer import read_tokenizer
+from jrnn.files.reading import read_tokenizer
 from jrnn.models.loading import load
 
 

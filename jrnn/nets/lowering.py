@@ -22,7 +22,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jrnn.errors import JrnnError, NetError, OpError, describe_value, near
-from jrnn.files.memory import available
+from jrnn.files.reading import available
 from jrnn.loops.while_loops.trips import CHECKPOINTED, Trips
 from jrnn.nets import registry
 from jrnn.nets.blobs import as_blob, as_numpy, as_static, is_static, widened

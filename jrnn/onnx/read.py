@@ -16,7 +16,7 @@ from onnx import checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
 from jrnn.files import new_file
-from jrnn.files.memory import available
+from jrnn.files.reading import available
 from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
 from jrnn.onnx.expand import STANDARD, constants_of, expanded, nodes_of, opset_of, schema_of

@@ -1,13 +1,20 @@
 """The configuration of a training run: one frozen dataclass for each table of the TOML file, with all defaults.
 
-This file has the tables that all tasks share, and finds the configs that ship. The task defines the tables [data] and
-[sample], and the model defines [model], each next to the code that reads it.
+This file has the tables that all tasks share, finds the configs that ship, and writes the keys of tables as text. The task
+defines the tables [data] and [sample], and the model defines [model], each next to the code that reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+import ast
+import inspect
+import io
+import json
+import textwrap
+import tokenize
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,3 +240,78 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
     if not assignments:
         return config
     return decode(Config, override(tables, assignments), f"{path} with --set {' '.join(assignments)}")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a table: its name, its default as TOML has it (None: no default), its choices and its meaning."""
+
+    name: str
+    default: str | None
+    choices: tuple[str, ...]
+    meaning: str
+
+
+def keys_of(table: type) -> list[Key]:
+    """Returns the keys of a table, which are the fields of its dataclass; their comments say what they mean.
+
+    >>> from jrnn.train.config import GradientConfig
+    >>> [key.name for key in keys_of(GradientConfig)]
+    ['source', 'check', 'check_every']
+    """
+    meanings = {k: text for kind in table.__mro__ if is_dataclass(kind) for k, text in _comments(kind).items() if text}
+    types, keys = typing.get_type_hints(table), []
+    for f in fields(table):
+        kind = types[f.name]
+        choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        default = f.default if f.default is not MISSING else f.default_factory()  # type: ignore[misc]
+        text = None if default is None else json.dumps(default)
+        keys.append(Key(f.name, text, choices, meanings.get(f.name, "")))
+    return [key for key in keys if key.name != "kind"]
+
+
+def _comments(table: type) -> dict[str, str]:
+    """Returns the comment of each field of a dataclass."""
+    source = textwrap.dedent(inspect.getsource(table))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    texts = {t.start[0]: t.string.strip("# ") for t in tokens if t.type == tokenize.COMMENT and "fmt:" not in t.string}
+    body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+    return {
+        node.target.id: " ".join(t for k, t in texts.items() if node.lineno <= k <= node.end_lineno)
+        for node in body
+        if isinstance(node, ast.AnnAssign)
+    }
+
+
+def reference_of_keys(config: Config | None = None) -> str:
+    """Returns the tables that a configuration has, or those of all tasks, with a line for each key."""
+    if config is None:
+        own = [(table, title) for name, kind in KINDS.items() for table, title in _tables_of(name, kind)]
+    else:
+        own = [(type(table), f"[{name}]") for name in ("data", "model", "sample") if (table := getattr(config, name))]
+    titles: dict[type, str] = {}
+    for table, title in own:
+        titles[table] = f"{titles[table]}, {title.rpartition(' ')[2]}" if table in titles else title
+    for name in ("optimizer", "gradient", "train"):
+        titles[type(getattr(config or Config(), name))] = f"[{name}]"
+    return "\n\n".join("\n".join(_lines(title, table)) for table, title in titles.items())
+
+
+def _tables_of(name: str, kind: TaskKind) -> Iterator[tuple[type, str]]:
+    """Yields the tables of a task with their titles, which end with the task's name."""
+    yield kind.data, f"[data] of {name}"
+    for model, table in kind.models.items():
+        yield table, f'[model] with kind = "{model}", of {name}'
+    if kind.sample is not None:
+        yield kind.sample, f"[sample] of {name}"
+
+
+def _lines(title: str, table: type) -> Iterator[str]:
+    yield title
+    for key in keys_of(table):
+        said = "; ".join(filter(None, [" | ".join(key.choices), key.meaning]))
+        yield textwrap.fill(
+            f"  {key.name} = {key.default or '(none)'}" + (f"  # {said}" if said else ""),
+            118,
+            subsequent_indent=" " * 6,
+        )

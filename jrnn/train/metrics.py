@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.errors import DataError, TrainError, describe_value
 from jrnn.files import AtLeast, append_to, checked, kind_of, parse_json, read_file, write_whole
-from jrnn.files.memory import free
+from jrnn.files.reading import free
 from jrnn.train.config import TrainConfig
 from jrnn.train.loggers import Logger
 from jrnn.train.step import Measured

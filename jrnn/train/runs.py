@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,14 @@ from rich.text import Text
 
 from jrnn.errors import ConfigError, DataError, printable
 from jrnn.files import kind_of, open_file
+from jrnn.files.writing import picture
 from jrnn.train.metrics import Patience, read_metrics
-from jrnn.train.plot import Curve, draw_losses
 from jrnn.train.toml_codec import read_toml
 
 MOST_COLUMNS = 4  # of keys that differ; more keys share one column
 LATEST = 20  # measurements of speed whose median is shown
+
+Curve = tuple[np.ndarray, np.ndarray]  # steps and values
 
 
 @dataclass(frozen=True)
@@ -194,3 +197,42 @@ def labels(runs: Sequence[RunSummary]) -> list[str]:
     keys = differing([r.config for r in runs])
     values = [", ".join(f"{k} = {r.config[k]}" for k in keys if k in r.config) for r in runs]
     return [f"{Path(r.path).name}: {text}" if text else Path(r.path).name for r, text in zip(runs, values)]
+
+
+def draw_losses(path: Path, labels: Sequence[str], curves: Sequence[tuple[Curve, Curve]]) -> None:
+    """Draws the training loss of each run, smoothed in front of the measured values, and its validation losses.
+
+    Args:
+        path: a file whose name ends in .png, .svg or .pdf.
+        labels: one for each run, for the legend.
+        curves: the training losses and the validation losses of each run.
+
+    Raises:
+        UsageError: see `picture`.
+    """
+    labels = [textwrap.fill(label, 110, subsequent_indent="    ") for label in labels]
+    lines = sum(label.count("\n") + 1 for label in labels)
+    with picture(path, (9, 5.2 + 0.2 * lines)) as figure:
+        axes = figure.subplots()
+        for number, (label, ((steps, losses), validations)) in enumerate(zip(labels, curves)):
+            color = f"C{number % 10}"
+            axes.plot(steps, losses, color=color, alpha=0.2, linewidth=0.6)
+            axes.plot(steps, smoothed(losses), color=color, linewidth=1.2, label=label)
+            axes.plot(*validations, "o--", color=color, markersize=4, linewidth=0.8)
+        axes.set(xlabel="step", ylabel="loss", title="training (line) and validation (dots)")
+        axes.grid(alpha=0.3)
+        figure.legend(loc="outside lower left", fontsize="small")  # below the axes: labels may be long
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Returns a running mean whose weights halve within a 50th of the curve, without bias at its beginning.
+
+    >>> smoothed(np.full(3, 2.0)).tolist()
+    [2.0, 2.0, 2.0]
+    """
+    decay = 0.5 ** (1 / max(len(values) / 50, 1))
+    smooth, total, weight = np.empty(len(values)), 0.0, 0.0
+    for k, value in enumerate(values):
+        total, weight = decay * total + value, decay * weight + 1
+        smooth[k] = total / weight
+    return smooth

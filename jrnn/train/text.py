@@ -18,7 +18,7 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.files import AtLeast, read_text
-from jrnn.files.memory import free
+from jrnn.files.reading import free
 from jrnn.train.toml_codec import Positive, check_bounds, imply_file, require
 
 

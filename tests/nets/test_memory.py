@@ -8,7 +8,7 @@ import pytest
 import jrnn
 from jrnn import Net
 from jrnn.errors import OpError
-from jrnn.files.memory import available
+from jrnn.files.reading import available
 from jrnn.nets import Op
 from jrnn.nets.memory import check_size, size_of
 

@@ -11,8 +11,7 @@ import pytest
 
 from jrnn.cli import main
 from jrnn.errors import DataError, UsageError
-from jrnn.train.plot import smoothed
-from jrnn.train.runs import curves, find_runs, labels, plot_runs, runs_tables, summarize
+from jrnn.train.runs import curves, find_runs, labels, plot_runs, runs_tables, smoothed, summarize
 
 
 def make_run(path, steps=6, done=6, **config):

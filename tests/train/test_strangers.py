@@ -9,7 +9,7 @@ import pytest
 
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError
 from jrnn.files import read_text
-from jrnn.files.arrays import load_npy, load_npz
+from jrnn.files.tensors import load_npy, load_npz
 from jrnn.train import load_config, load_run, train
 from jrnn.train.loggers import TensorBoard
 from jrnn.train.metrics import MetricsFile

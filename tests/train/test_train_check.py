@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jrnn import Net
-from jrnn.cli.subjects import subject_of_config
+from jrnn.cli.nets import subject_of_config
 from jrnn.nets import Op
 from jrnn.testing.gradients import Effort, check
 from jrnn.train import load_config

@@ -25,7 +25,7 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.files import AtLeast, blocks, kind_of, open_file, parse_json, read_file, record
-from jrnn.files.tokenizer import read_tokenizer
+from jrnn.files.reading import read_tokenizer
 
 FORMAT = "jrnn corpus 1"
 AGAIN = "run the same `jrnn tokens` again"

@@ -28,7 +28,7 @@ from jrnn.files.corpus.corpus import (
     dtype_of,
 )
 from jrnn.files.corpus.pieces import Documents, Piece, pieces_of
-from jrnn.files.tokenizer import read_tokenizer, tokenizers_package
+from jrnn.files.reading import read_tokenizer, tokenizers_package
 
 ENDS = (
     "<|endoftext|>",

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jrnn import models
 from jrnn.errors import ConfigError
 from jrnn.files import kind_of, read_text
-from jrnn.files.tokenizer import read_tokenizer
+from jrnn.files.reading import read_tokenizer
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
 from jrnn.train.models.interface import Carry, Model, Params, Signature, mean_loss

@@ -17,10 +17,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jrnn.errors import ConfigError, DataError
+from jrnn.errors import ConfigError, DataError, UsageError
 from jrnn.files import AtLeast
+from jrnn.files.writing import picture
 from jrnn.train.models.interface import Compute, Params
-from jrnn.train.plot import draw_attention
 from jrnn.train.seq2seq.encoder_decoder import Seq2SeqConfig, Seq2SeqModel, seq2seq
 from jrnn.train.tasks.task import Task, TaskKind, Trained, kept_value
 from jrnn.train.text import Vocabulary
@@ -31,6 +31,8 @@ REVERSE = "<"  # begins an input that is a string to reverse; other inputs are d
 ALPHABET = string.ascii_letters + string.digits + " ,./-"
 VOCABULARY = Vocabulary.of("\n" + REVERSE + ALPHABET)
 ONE_IN = 10  # one target in so many is held out from training
+CELL = 0.13  # inches of a character in a picture of attention
+FEWEST = 16  # characters of an input that such a picture has room for, so that the scale fits
 
 MONTHS = (
     "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
@@ -298,3 +300,25 @@ def _write(trained: Trained, seed: int) -> str:
 SEQ2SEQ = TaskKind(
     "seq2seq", Seq2SeqData, {"attention": Seq2SeqConfig}, Seq2SeqTask.load, _model, Seq2SeqSample, _write
 )
+
+
+def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) -> None:
+    """Draws the weights [T, S] with which the T characters of `target` attend to the S of `source`.
+
+    Raises:
+        UsageError: there is nothing to draw; or see `picture`.
+    """
+    if not target:
+        raise UsageError(f"{path}: the answer is empty, so there is no attention to draw")
+    assert weights.shape == (len(target), len(source)), weights.shape
+    size = (max(len(source), FEWEST) * CELL + 0.5, max(len(target), FEWEST // 2) * CELL + 1.1)  # as a phone shows it
+    with picture(path, size) as figure:
+        axes = figure.add_subplot()
+        image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
+        axes.set_xticks(range(len(source)), source.replace(" ", "␣"), family="monospace", fontsize=8)
+        axes.set_yticks(range(len(target)), target.replace(" ", "␣"), family="monospace", fontsize=8)
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+        axes.tick_params(length=0, pad=2)
+        axes.set(xlabel="input", ylabel="output")
+        figure.colorbar(image, ax=axes, location="bottom", aspect=40, label="weight").outline.set_visible(False)

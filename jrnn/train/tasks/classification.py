@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from jrnn.errors import DataError, needs_extra
-from jrnn.files.arrays import load_npz
+from jrnn.files.tensors import load_npz
 from jrnn.train.models import FEATURE_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import (
     Examples,

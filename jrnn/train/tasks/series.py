@@ -16,7 +16,7 @@ import numpy as np
 
 from jrnn.errors import DataError
 from jrnn.files import read_text
-from jrnn.files.memory import free
+from jrnn.files.reading import free
 from jrnn.train.tasks.task import Examples, Scaling
 from jrnn.train.toml_codec import hint
 

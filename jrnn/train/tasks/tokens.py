@@ -13,7 +13,7 @@ from jrnn.errors import ConfigError, DataError
 from jrnn.files import read_text
 from jrnn.files.corpus import Corpus
 from jrnn.files.corpus.corpus import TOKENIZER
-from jrnn.files.tokenizer import parse_tokenizer
+from jrnn.files.reading import parse_tokenizer
 from jrnn.train.models import PretrainedConfig, TokenNnConfig
 from jrnn.train.models.interface import Model, Params
 from jrnn.train.models.pretrained import PretrainedModel
