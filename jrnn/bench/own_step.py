@@ -32,8 +32,10 @@ from jrnn.loops.ir import observers
 from jrnn.loops.strategies.table import STRATEGIES
 
 JAX = "lax.scan"
-_WORDS = ("mode", "executor", "ran")
-_NUMBERS = ("median ms", "minimum ms", "time / lax.scan", "MB", "MB / lax.scan", "compile s", "differs by")
+_COLUMNS = (
+    "mode", "executor", "ran", "median ms", "minimum ms", "time / lax.scan", "MB", "MB / lax.scan", "compile s",
+    "differs by",
+)  # fmt: skip
 _FORM = "(step, init, xs) or (step, init, None, length)"
 
 
@@ -101,14 +103,9 @@ class StepReport:
     def table(self) -> Table:
         """Returns the table that `str` prints."""
         title = f"{self.records[0].cell}, {self.records[0].size}: programs interleaved" if self.records else ""
-        table = Table(title=title)
-        for name in (*_WORDS, *_NUMBERS):
-            table.add_column(name, justify="left" if name in _WORDS else "right", no_wrap=True)
-        for k, r in enumerate(self.records):
-            if k and self.records[k - 1].mode != r.mode:
-                table.add_section()
-            table.add_row(r.mode, r.peer, r.ran, *self._numbers(r))
-        return table
+        rows = [(r.mode, r.peer, r.ran, *self._numbers(r)) for r in self.records]
+        columns = {name: [row[k] for row in rows] for k, name in enumerate(_COLUMNS)}
+        return report.table_of(title, columns, [r.mode for r in self.records])
 
     def _numbers(self, r: StepRecord) -> list[str]:
         plain = self.of(r.mode, JAX)

@@ -16,7 +16,7 @@ from jrnn.errors import DataError
 from jrnn.files import write_whole
 from jrnn.files.writing import picture
 
-_WORDS = ("cell", "mode", "peer")  # columns of words
+_WORDS = ("cell", "mode", "peer", "executor", "ran")  # columns of words
 
 
 @dataclass(frozen=True)

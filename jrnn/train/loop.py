@@ -24,8 +24,7 @@ from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
-from jrnn.train.loggers import open_loggers
-from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, own, read_metrics
+from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, open_loggers, own, read_metrics
 from jrnn.train.run_dir import RunDir
 from jrnn.train.serving import TrainedModel, load_run
 from jrnn.train.step import Recipe, initial_state, make_train_call, make_validation, restart, stack_batches, step_key
