@@ -53,59 +53,67 @@ class Body:
 
         Args:
             states, consts, xs: values of the variables. Arrays of states, inputs and results have one axis here, because
-                XLA:CPU compiles a copy of such an array, into the stack of all chunks, many times faster.
+                XLA:CPU compiles a copy of such an array, into the stack of all chunks, many times faster. They have the axes
+                of the variables in front of each condition: XLA:CPU joins a reshape with what computes its operand, and a
+                kernel with one long axis in place of several runs many times slower.
             valid: [C] booleans, or None if all steps are valid.
         """
+        loop = self.loop
+        flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
+        shapes = [*(v.aval.shape for v in loop.carry), *map(jnp.shape, consts)]
+        shapes += [*((self.steps, *v.aval.shape) for v in loop.xs), (self.steps,)]
 
-        def together(args: Any, saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
+        def opened(args: Sequence[Any]) -> list[Any]:
+            return [x if x.shape == shape else _apart(x).reshape(shape) for x, shape in zip(args, shapes)]
+
+        def closed(results: Sequence[Any]) -> list[Any]:
+            return [x.reshape(-1) for x in results]
+
+        def together(args: Sequence[Any], saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
             saved = SavedForBackward(saved_values)
-            return self._closed(self.in_products(*self._opened(tree.unflatten(args)), saved)), saved.values
-
-        def steps(args: Sequence[Any]) -> list[Any]:
-            return self._closed(self.by_steps(*self._opened(tree.unflatten(args))))
+            return self._outs_in_order(self.in_products(*self._in_order(tree.unflatten(args)), saved)), saved.values
 
         def checked(args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
             results, saved_values = together(args)
             good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
-            primal = jax.lax.cond(good, lambda results, _: results, lambda _, args: steps(args), results, args)
-            return primal, saved_values, good
+            steps = lambda _, args: self._outs_in_order(self.by_steps(*self._in_order(tree.unflatten(args))))  # noqa: E731
+            return jax.lax.cond(good, lambda results, _: results, steps, results, args), saved_values, good
 
         def rule(args: Sequence[Any], places: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            primal, saved_values, good = checked(args)
+            primal, saved_values, good = checked(opened(args))
             smooth, end = list(map(is_smooth, primal)), len(args) + len(saved_values)
 
-            def moved(flat: Sequence[Any]) -> tuple[Any, ...]:
-                moving = iter(flat[end:])
-                return tuple(next(moving) if i in places else no_tangent(v) for i, v in enumerate(flat[: len(args)]))
+            def at(flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+                values, moving = opened(flat[: len(args)]), iter(flat[end:])
+                return values, [next(moving) if i in places else no_tangent(v) for i, v in enumerate(values)]
 
             def of_products(*flat: Any) -> list[Any]:
                 again = [x.reshape(k.shape) for x, k in zip(flat[len(args) : end], saved_values)]
-                results = jax.jvp(lambda args: together(args, again)[0], [flat[: len(args)]], [moved(flat)])[1]
+                values, moved = at(flat)
+                results = jax.jvp(lambda args: together(args, again)[0], [values], [moved])[1]
                 return [t for t, s in zip(results, smooth) if s]
 
             def of_steps(*flat: Any) -> list[Any]:
-                opened = jax.jvp(lambda *args: self._opened(tree.unflatten(args)), flat[: len(args)], moved(flat))
-                return [t for t, s in zip(self._closed(self.tangents_by_steps(*opened)), smooth) if s]
+                both = (self._in_order(tree.unflatten(each)) for each in at(flat))
+                return [t for t, s in zip(self._outs_in_order(self.tangents_by_steps(*both)), smooth) if s]
 
-            operands = [*args, *(k.reshape(-1) for k in saved_values)]
-            results = iter(linear_map(of_products, of_steps, good, operands, moving))
-            return primal, [next(results) if s else None for s in smooth]
+            operands = [*args, *closed(saved_values)]
+            moving = [t if t.shape == shapes[i] else _apart(t).reshape(shapes[i]) for i, t in zip(places, moving)]
+            results = iter(closed(linear_map(of_products, of_steps, good, operands, moving)))
+            return closed(primal), [next(results) if s else None for s in smooth]
 
-        flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
-        return with_derivative(lambda *args: checked(args)[0], rule)(*flat)
+        return with_derivative(lambda *args: closed(checked(opened(args))[0]), rule)(*flat)
 
-    def _opened(self, args: Any) -> Any:
-        """Returns the arguments of `run` with the axes of the variables, in the order in which the steps run."""
+    def _in_order(self, args: Any) -> Any:
+        """Returns the arguments of steps in the order in which the steps run."""
         states, consts, xs, valid = args
-        states = [_apart(s).reshape(v.aval.shape) for s, v in zip(states, self.loop.carry)]
-        xs = [self._in_time_order(_apart(x).reshape(self.steps, *v.aval.shape)) for x, v in zip(xs, self.loop.xs)]
-        return states, consts, xs, None if valid is None else self._in_time_order(valid)
+        return states, consts, [self._turned(x) for x in xs], None if valid is None else self._turned(valid)
 
-    def _closed(self, results: Sequence[Any]) -> list[Any]:
+    def _outs_in_order(self, results: Sequence[Any]) -> list[Any]:
         n = len(self.loop.carry)
-        return [_apart(x.reshape(-1)) for x in (*results[:n], *map(self._in_time_order, results[n:]))]
+        return [*results[:n], *map(self._turned, results[n:])]
 
-    def _in_time_order(self, x: Any) -> Any:
+    def _turned(self, x: Any) -> Any:
         return x[::-1] if self.loop.reverse else x
 
     def in_products(
