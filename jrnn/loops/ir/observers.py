@@ -90,6 +90,11 @@ def collected() -> Iterator[Plans]:
         yield plans
 
 
+def are_there() -> bool:
+    """Returns whether anyone hears of what is lowered."""
+    return _collector.value is not None or len(listeners) > 1 or LOG.isEnabledFor(logging.DEBUG)
+
+
 def notify(what: Any) -> None:
     """Adds the plan of a loop that is lowered, or a note."""
     plans = _collector.value

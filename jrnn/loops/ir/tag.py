@@ -26,6 +26,7 @@ class Options(NamedTuple):
         strict: raise if the loop would fall back to `jax.lax.scan`.
         memory: how many times the temporary memory of `jax.lax.scan` the loop may need, or None.
         verify: compare derived programs with the loop before they are used.
+        compile_budget: how many seconds longer than `jax.lax.scan` the program of the loop may compile, or None.
     """
 
     executor: str = "auto"
@@ -33,6 +34,7 @@ class Options(NamedTuple):
     strict: bool = False
     memory: float | None = None
     verify: bool = True
+    compile_budget: float | None = None
 
 
 class Provenance(NamedTuple):

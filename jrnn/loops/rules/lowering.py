@@ -52,7 +52,7 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
                 lowered = repeating(mlir.lower_fun(run, multiple_results=True))(ctx, *args)
         except Exception as error:
             plan = chooser.fallback_after(error, plan.target, plan.loop)
-    observers.notify(plan)
+    chooser.report(plan)
     if plan.node is not None:
         if options.strict and options.executor not in ("auto", plan.strategy):
             raise ScanError(

@@ -21,7 +21,7 @@ def by_strategy(of_loop: Tag, scan: ScanParams, places: Sequence[int]) -> Callab
         for note in plan.notes if plan is not None else ():
             observers.notify(note)
         return None
-    observers.notify(plan)
+    chooser.report(plan)
     return _within(tag.untagged, scan.flat(plan.node.run, plan.constants))
 
 

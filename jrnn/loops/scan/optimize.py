@@ -42,6 +42,7 @@ def optimize_scans(
     executor: str = "auto",
     strict: bool = False,
     memory: float | None = None,
+    compile_budget: float | None = None,
     everywhere: bool = False,
 ) -> Any:
     """Tags every `jax.lax.scan` that is traced in this context, so that it is lowered as `scan` is.
@@ -55,6 +56,10 @@ def optimize_scans(
         executor: as in `scan`; a loop that it cannot run stays a loop. "newton" is for `scan` alone.
         strict: raise if a loop would fall back to `jax.lax.scan`, or if the chosen executor cannot run it.
         memory: as in `scan`, for each loop.
+        compile_budget: on a CPU, how many seconds longer than with `jax.lax.scan` the program of a loop may take to compile,
+            by estimate (within a factor of three on an AMD EPYC). A strategy beyond it is refused for this loop, and the
+            next best one runs, or `jax.lax.scan`; `explain` prints the reason. 0 allows no longer compilation. Loops of
+            `scan` in the context are not bounded. None: no bound. `explain` prints from how many calls on a strategy pays.
         everywhere: tag the loops of the whole process, in all threads, from this call on. A `with` block around it ends
             that; without one it holds until the process ends. Of several, the last one that began holds, whichever ends
             first. A thread inside of `jax.experimental.xla_metadata.set_xla_metadata` is not reached.
@@ -63,10 +68,11 @@ def optimize_scans(
         A context that is a decorator too; or the decorated function, if `fn` is given. With `everywhere`, a context only.
 
     Raises:
-        ScanError: if the executor is unknown or for `scan` alone, or memory is not positive.
+        ScanError: if the executor is unknown or for `scan` alone, memory is not positive, or compile_budget is not a number
+            of at least 0.
         TypeError: if `fn` is not callable, or is given with `everywhere`.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import jax, jrnn, jax.numpy as jnp
     >>> @jax.jit
     ... @optimize_scans
     ... def total(xs):
@@ -76,6 +82,10 @@ def optimize_scans(
     >>> with optimize_scans(executor="scan"):
     ...     print(jax.lax.scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0))[0])
     6.0
+    >>> biquad = lambda d, x: ((d[1] - 0.2 * x, 0.5 * x), d[0] + x)
+    >>> with optimize_scans(compile_budget=0):
+    ...     print(jrnn.explain(lambda xs: jax.lax.scan(biquad, (0.0, 0.0), xs), jnp.ones(16_000)).loops[0].strategy)
+    lax.scan
     >>> with optimize_scans(everywhere=True):  # or, at the start of a program: optimize_scans(everywhere=True)
     ...     print(jax.lax.scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0))[0])
     6.0
@@ -89,7 +99,8 @@ def optimize_scans(
     if strategy is not None and strategy.phase == "tracing":
         raise ScanError(f"optimize_scans: executor {executor!r} is for jrnn.scan alone; use 'auto'")
     recompute.check_memory(memory)
-    of_loops = Tag(Options(executor, None, bool(strict), memory))
+    _check_compile_budget(compile_budget)
+    of_loops = Tag(Options(executor, None, bool(strict), memory, compile_budget=compile_budget))
     if everywhere:
         if fn is not None:
             raise TypeError("optimize_scans: everywhere=True is for a process, not for a function; call it without one")
@@ -98,6 +109,12 @@ def optimize_scans(
         return process
     context = _Context(lambda: nullcontext(check()), lambda: tag.tagged(of_loops), lambda: tag.plain(False))
     return context if fn is None else context(fn)
+
+
+def _check_compile_budget(budget: Any) -> None:
+    number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if budget is not None and not (number and budget >= 0):
+        raise ScanError(f"optimize_scans: compile_budget must be None or seconds, such as 2.0, but is {budget!r}")
 
 
 def plain_scans(fn: Callable[..., Any] | None = None) -> Any:

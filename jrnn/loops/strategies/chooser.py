@@ -61,6 +61,12 @@ def fallback_after(error: Exception, target: Target, loop: Loop | None) -> LoopP
     return LoopPlan.fallback(target, loop, observers.unexpected(error, " in a pass"))
 
 
+def report(plan: LoopPlan) -> None:
+    """Tells observers of a plan, if there are any, with how long it compiles."""
+    if observers.are_there():
+        observers.notify(plan.with_compilation())
+
+
 @cached(256)
 def _lowered(
     rows: Sequence[Strategy], scan: ScanParams, target: Target, options: Options, provenance: Provenance
@@ -145,9 +151,9 @@ def _differentiated(
 
 
 def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan:
-    """Returns the plan of a loop by the strategies of a phase."""
-    executor, target, loop = problem.options.executor, problem.target, problem.original
-    notes, groups = [], []
+    """Returns the plan of a loop by the strategies of a phase: the best candidate whose compilation fits the budget."""
+    executor, notes, groups = problem.options.executor, list[str](), list[list[Candidate]]()
+    requested: list[Candidate] | None = None
     for row in rows:
         if row.phase != phase or (executor not in (AUTO, row.name) and row.name != SCAN):
             continue
@@ -157,28 +163,65 @@ def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan
             notes.append(f"not {row.name}: {why}")
             continue
         if proposed and (executor == row.name != SCAN or not problem.is_estimated):
-            chosen = min(proposed, key=lambda candidate: candidate.estimate.seconds)
-            others = tuple((candidate, "slower") for candidate in proposed if candidate is not chosen)
-            choice = Choice(chosen, others)
+            requested = list(proposed)
             break
         problem.candidates += proposed
         groups.append(proposed)
-    else:  # candidates that change more come later, and stand earlier in the table
-        candidates = [candidate for group in reversed(groups) for candidate in group]
-        choice = cheapest([problem.reference, *candidates], problem.bounds)
-    if choice.chosen is problem.reference:
-        if phase == "lowering":
-            return LoopPlan.fallback(target, loop, *notes, NOTHING, choice=choice)
-        at = choice.chosen.estimate
-        reasons = (f"not {c.strategy}: {why}: {c.estimate}, {at} step by step" for c, why in choice.others)
-        return LoopPlan.fallback(target, loop, *notes, *reasons)
-    row = next(row for row in rows if row.name == choice.chosen.strategy)
-    try:
-        node = row.finish(problem, choice.chosen.node)
-    except Refused as why:
-        return LoopPlan.fallback(target, loop, f"not {row.name}: {why}")
-    node = converted(node, problem.conversions)
-    return LoopPlan(target, loop, node, row.name, tuple(notes), choice if problem.is_estimated else None)
+    # Candidates that change more come later, and stand earlier in the table.
+    candidates = [candidate for group in reversed(groups) for candidate in group] if requested is None else requested
+    beyond: list[tuple[Candidate, str]] = []  # the budget
+    while True:
+        choice = _choice(candidates, problem, requested is not None)
+        choice = choice._replace(others=(*choice.others, *beyond))
+        refusals = dict.fromkeys(f"not {c.strategy}: {why}" for c, why in beyond)
+        if choice.chosen is problem.reference:
+            return _left_alone(problem, phase, notes, choice, list(refusals))
+        row = next(row for row in rows if row.name == choice.chosen.strategy)
+        try:
+            node = row.finish(problem, choice.chosen.node)
+        except Refused as why:
+            return LoopPlan.fallback(problem.target, problem.original, f"not {row.name}: {why}")
+        node, compared = converted(node, problem.conversions), choice if problem.is_estimated else None
+        plan = LoopPlan(problem.target, problem.original, node, row.name, (*notes, *refusals), compared)
+        plan = replace(plan, differentiated=phase == "differentiation")
+        plan, why_not = _within_budget(plan, problem.options.compile_budget)
+        if not why_not:
+            return plan
+        beyond.append((choice.chosen, why_not))
+        candidates = [candidate for candidate in candidates if candidate is not choice.chosen]
+
+
+def _choice(candidates: Sequence[Candidate], problem: Problem, requested: bool) -> Choice:
+    if not requested:
+        return cheapest([problem.reference, *candidates], problem.bounds)
+    if not candidates:
+        return Choice(problem.reference)
+    chosen = min(candidates, key=lambda candidate: candidate.estimate.seconds)
+    return Choice(chosen, tuple((candidate, "slower") for candidate in candidates if candidate is not chosen))
+
+
+def _left_alone(
+    problem: Problem, phase: str, notes: Sequence[str], choice: Choice, refusals: Sequence[str]
+) -> LoopPlan:
+    """Returns the plan of a loop for which no candidate was chosen."""
+    target, loop = problem.target, problem.original
+    if phase == "lowering":
+        return LoopPlan.fallback(target, loop, *notes, *refusals, *([] if refusals else [NOTHING]), choice=choice)
+    at = choice.chosen.estimate
+    reasons = (f"not {c.strategy}: {why}: {c.estimate}, {at} step by step" for c, why in choice.others)
+    return LoopPlan.fallback(target, loop, *notes, *reasons)
+
+
+def _within_budget(plan: LoopPlan, budget: float | None) -> tuple[LoopPlan, str]:
+    """Returns the plan, with its compilation if that is bounded, and the reason why it takes too long, or ""."""
+    if budget is None or not plan.target.is_estimated:
+        return plan, ""
+    plan = plan.with_compilation()
+    added = plan.added_compile_seconds
+    if added is None:
+        return plan, f"how long it compiles is not known, and compile_budget={budget:g} bounds it"
+    too_long = f"it compiles about {added:.2g} s longer, more than compile_budget={budget:g}"
+    return plan, too_long if added > budget else ""
 
 
 def _proposed(row: Strategy, problem: Problem) -> list[Candidate]:

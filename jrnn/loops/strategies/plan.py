@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from jrnn.jaxprs.jax_internals import platform_of
 from jrnn.loops.costs import machines
+from jrnn.loops.costs.compilation import added_seconds
 from jrnn.loops.costs.machines import CPU, Machine
 from jrnn.loops.ir import Loop
 from jrnn.loops.ir.description import Description, Item, contractions, described
@@ -18,6 +20,7 @@ from jrnn.loops.strategies.candidates import Choice
 from jrnn.loops.strategies.nodes import Node
 
 NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
+_NOTICED = 0.1  # seconds of compilation that are worth a sentence
 _SHOWN = 2  # the most values of each kind that are printed
 
 
@@ -66,6 +69,8 @@ class LoopPlan:
         notes: reasons for what was not done.
         choice: the candidates that were compared, or None.
         constants: the values of the first of `loop.consts`, which the step closes over.
+        differentiated: it runs in the place of a loop that JAX is about to differentiate.
+        added_compile_seconds: how much longer than `jax.lax.scan` it compiles, by estimate; None if nobody asked.
     """
 
     target: Target
@@ -75,11 +80,42 @@ class LoopPlan:
     notes: tuple[str, ...] = ()
     choice: Choice | None = None
     constants: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    differentiated: bool = False
+    added_compile_seconds: float | None = None
 
     @staticmethod
     def fallback(target: Target, loop: Loop | None, *why: str, choice: Choice | None = None) -> LoopPlan:
         """Returns a plan that leaves the loop to `jax.lax.scan`, and says why."""
         return LoopPlan(target, loop, None, "lax.scan", why, choice)
+
+    def with_compilation(self) -> LoopPlan:
+        """Returns the plan with an estimate of its compilation, for which its node is traced; without one if that fails.
+
+        It fails for collectives, whose axes have names only where the loop is.
+        """
+        known = self.added_compile_seconds is not None or not self.target.is_estimated
+        if known or self.node is None or self.loop is None:
+            return self
+        try:
+            return replace(self, added_compile_seconds=added_seconds(self.node.run, self.loop, self.differentiated))
+        except Exception:
+            return self
+
+    @property
+    def compilation(self) -> str:
+        """How much longer it compiles, in words, and from how many calls on that pays; nothing if that is little."""
+        added, choice = self.added_compile_seconds, self.choice
+        if added is None or added < _NOTICED:
+            return ""
+        reference = None if choice is None else choice.reference
+        saved = 0.0 if choice is None or reference is None else reference.seconds - choice.chosen.estimate.seconds
+        text = f"compiles about {round(added, 1 if added < 2 else None):g} s longer"
+        if saved <= 0:
+            return text
+        if added <= saved:
+            return f"{text}; pays from the first call on"
+        runs = "runs of the loop" if self.target.repeated else "calls"
+        return f"{text}; pays from {math.ceil(float(f'{added / saved:.1e}')):,} {runs} on"
 
     @functools.cached_property
     def description(self) -> Description:
@@ -140,7 +176,8 @@ class LoopPlan:
             end = f"; {NOTHING}" if NOTHING in self.notes else other
             lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
             lines += textwrap.indent(str(self.choice), "    ").splitlines() if details else []
-        remarks = (*self.notes, *self.description.remarks, *self.description.obstacles)
+        compilation = filter(None, [self.compilation])
+        remarks = (*compilation, *self.notes, *self.description.remarks, *self.description.obstacles)
         return "\n".join([*lines, *(f"  {remark}" for remark in remarks if remark != NOTHING)])
 
     @property
