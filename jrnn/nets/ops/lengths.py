@@ -13,6 +13,7 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import check_float, check_integers, check_rank, check_shape, describe, is_concrete, raise_if
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
 
 
@@ -102,7 +103,7 @@ def _(primals, tangents):
     return greatest, jax.ops.segment_sum(taken, ids, lengths.shape[0])
 
 
-@op("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(y, dy, lengths, data)")
+@op_with_vjp("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(y, dy, lengths, data)")
 def lengths_max(data, lengths):
     ids, _ = _segments(data, lengths)
     return segment_max(data, ids, jnp.asarray(lengths))
@@ -140,12 +141,6 @@ for _type in ("Lengths", "SparseLengths"):  # `rows` are the data, or the indice
     op(_type + "MeanGradient", dynamic=True)(
         lambda dy, lengths: jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0)
     )
-
-
-@op("LengthsMaxWithMainInputAndForwardOutputGradient")
-def lengths_max_gradient(y, dy, lengths, data):
-    ids = segment_ids(lengths, data.shape[0])
-    return jnp.where(data == y[ids], dy[ids], 0)
 
 
 @op("LengthsWeightedSumWithMainInputGradient", outputs=2)

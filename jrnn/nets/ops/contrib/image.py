@@ -16,7 +16,7 @@ from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
 from jrnn.nets.ops.values import check_float, check_rank, describe, is_concrete, raise_if, takes
-from jrnn.nets.ops.vjp import op_with_vjp
+from jrnn.nets.ops.vjp import op_with_vjp, pulled_back
 from jrnn.nets.registry import op
 
 MODES = ("constant", "reflect", "edge")
@@ -49,9 +49,7 @@ def _sources(size: int, before: int, after: int, mode: str) -> np.ndarray:
     return indices
 
 
-@op("PadImage", gradient="PadImageGradient(dy)")
-@takes_window
-def pad_image(x, *, window, mode: str = "constant", value: float = 0.0):
+def _padded(x: Any, window: Window, mode: str, value: float) -> Any:
     """x with a border of `value` (constant), of its mirror image (reflect), or of its outermost elements (edge)."""
     pads = _pads(x, window, mode)
     if mode == "constant":
@@ -61,26 +59,20 @@ def pad_image(x, *, window, mode: str = "constant", value: float = 0.0):
     return x
 
 
+@op("PadImage", gradient="PadImageGradient(dy)")
+@takes_window
+def pad_image(x, *, window, mode: str = "constant", value: float = 0.0):
+    return _padded(x, window, mode, value)
+
+
 @op("PadImageGradient")
 @takes_window
 def pad_image_gradient(dy, *, window, mode: str = "constant", value: float = 0.0):
-    pads = _pads(dy, window, mode)
-    for a, (before, after) in pads.items():
-        size = dy.shape[a] - before - after
-        if size < 1:
-            raise OpError(f"dy is {describe(dy)}, smaller than the pads {before} and {after} in dimension {a}")
-        if mode == "constant":
-            dy = jnp.take(dy, np.arange(before, before + size), axis=a)
-        else:
-            dy = _add_up(dy, a, _sources(size, before, after, mode), size)
-    return dy
-
-
-def _add_up(dy: Any, axis: int, sources: np.ndarray, size: int) -> Any:
-    """The transpose of taking `sources` along an axis of `size` elements."""
-    lines = jnp.moveaxis(dy, axis, 0)
-    total = jnp.zeros((size, *lines.shape[1:]), dy.dtype).at[sources].add(lines)
-    return jnp.moveaxis(total, 0, axis)
+    sizes = list(dy.shape)
+    for a, (before, after) in _pads(dy, window, mode).items():
+        sizes[a] -= before + after
+        raise_if(sizes[a] < 1, f"it must be larger than the pads {before} and {after} in dimension {a}", dy=dy)
+    return pulled_back(lambda x: _padded(x, window, mode, value), jnp.zeros(sizes, dy.dtype), dy)
 
 
 def scale_factors(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:

@@ -13,9 +13,8 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.contrib.window import CAFFE, Window, spatial_axes, spatial_sizes, takes_window
-from jrnn.nets.ops.values import check_float, check_shape, raise_if
+from jrnn.nets.ops.values import check_float, raise_if
 from jrnn.nets.ops.vjp import op_with_vjp
-from jrnn.nets.registry import op
 
 
 def _for_pooling(window: Window, x: Any) -> Window:
@@ -57,28 +56,19 @@ def _max_pool_jvp(w, primals, tangents):
     """The gradient goes to every element equal to the maximum, as in MaxPoolGradient; JAX's own rule picks the first."""
     (x,), (t,) = primals, tangents
     y = _max_pool(x, w)
+    return y, _of_greatest(x, y, t, w)
+
+
+@functools.partial(jax.jit, static_argnums=3)  # one program, where operators run one by one
+def _of_greatest(x: Any, y: Any, t: Any, w: Window) -> Any:
     if w.whole:
-        axes = spatial_axes(x.ndim, w.channels_last)
-        return y, jnp.where(x == y, t, 0).sum(axes, keepdims=True)
+        return jnp.where(x == y, t, 0).sum(spatial_axes(x.ndim, w.channels_last), keepdims=True)
     parts = zip(w.slices(x, -np.inf), w.slices(t, 0))
-    return y, functools.reduce(jnp.add, (jnp.where(part == y, tangent, 0) for part, tangent in parts))
+    return functools.reduce(jnp.add, (jnp.where(part == y, tangent, 0) for part, tangent in parts))
 
 
 def max_pool(x, *, window):
     return _max_pool(x, _for_pooling(window, x))
-
-
-def max_pool_gradient(x, y, dy, *, window):
-    w = _for_pooling(window, x)
-    check_shape(dy, y.shape, "dy")
-    return _to_greatest(x, y, dy, w)
-
-
-@functools.partial(jax.jit, static_argnums=3)  # one program, where operators run one by one
-def _to_greatest(x: Any, y: Any, dy: Any, w: Window) -> Any:
-    if w.whole:
-        return jnp.where(x == y, dy, 0)
-    return w.spread((jnp.where(part == y, dy, 0) for part in w.slices(x, -np.inf)), x.shape)
 
 
 def _counts(x: Any, w: Window, include_pad: bool) -> Any:
@@ -94,28 +84,15 @@ def _counts(x: Any, w: Window, include_pad: bool) -> Any:
     return counts.astype(x.dtype)
 
 
-def _average(x: Any, w: Window, include_pad: bool) -> Any:
-    total = _reduce(x, w, 0.0, lax.add)
-    return total / jnp.broadcast_to(_counts(x, w, include_pad), total.shape)
-
-
 def average_pool(x, *, window, count_include_pad: bool = False):
-    return _average(x, _for_pooling(window, x), count_include_pad)
-
-
-def average_pool_gradient(x, y, dy, *, window, count_include_pad: bool = False):
     w = _for_pooling(window, x)
-    (dx,) = jax.linear_transpose(lambda v: _average(v, w, count_include_pad), x)(dy)
-    return dx
+    total = _reduce(x, w, 0.0, lax.add)
+    return total / jnp.broadcast_to(_counts(x, w, count_include_pad), total.shape)
 
 
-for _name, _forward, _backward in (
-    ("MaxPool", max_pool, max_pool_gradient),
-    ("AveragePool", average_pool, average_pool_gradient),
-):
+for _name, _pool in (("MaxPool", max_pool), ("AveragePool", average_pool)):
     for _type in (_name, _name + "1D", _name + "2D", _name + "3D"):
-        op(_type, gradient=f"{_type}Gradient(x, y, dy)")(takes_window(_forward))
-        op(_type + "Gradient")(takes_window(_backward))
+        op_with_vjp(_type, gradient=f"{_type}Gradient(x, y, dy)")(takes_window(_pool))
 
 
 @op_with_vjp("LpPool", gradient="LpPoolGradient(x, y, dy)")
