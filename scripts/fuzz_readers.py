@@ -31,8 +31,7 @@ from jrnn.nets.proto import (
     serialize_plan,
     tensor_to_numpy,
 )
-from jrnn.nets.proto.database import parse_minidb, tensors_of
-from jrnn.nets.proto.predictor_file import read_predictor_file
+from jrnn.nets.proto.database import parse_minidb, read_predictor_file, tensors_of
 from jrnn.onnx import from_onnx
 from jrnn.train.checkpoint import SEAL, broken_seal
 from jrnn.train.config import load_config

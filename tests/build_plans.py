@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from jrnn.errors import PlanError
-from jrnn.nets.execution_step import ExecutionStep, Plan
-from jrnn.nets.ir import Net, Op
+from jrnn.nets.ir import ExecutionStep, Net, Op, Plan
 
 _BOOL = 5  # TensorProto.BOOL
 

@@ -22,10 +22,9 @@ from jrnn.files import write_whole
 from jrnn.files.progress import Heartbeat
 from jrnn.models import load
 from jrnn.models.text import is_model
-from jrnn.nets.execution_step import Plan
 from jrnn.nets.graph import show, to_dot, to_svg, upgrade
 from jrnn.nets.graph.scope import all_names, reads
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import Net, Plan
 from jrnn.nets.lowering import infer_shapes, run_net, unwritten_output, without_sources
 from jrnn.nets.plans import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_net, read_net_or_plan, write_net, write_plan

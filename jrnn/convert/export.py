@@ -18,7 +18,7 @@ from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import infer_shapes
 from jrnn.nets.proto import read_net
-from jrnn.nets.proto.predictor_file import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
+from jrnn.nets.proto.database import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
 
 _LOAD = "Load"
 _LONGEST_MEMBER = 60_000  # bytes; the format of zip files allows 65,535

@@ -16,8 +16,7 @@ from jrnn.convert import package as package_module
 from jrnn.errors import ConversionError, FormatError, NetError, OpError
 from jrnn.nets import Op
 from jrnn.nets.proto import Limits, message_class
-from jrnn.nets.proto.database import format_minidb, parse_minidb
-from jrnn.nets.proto.predictor_file import read_predictor_file
+from jrnn.nets.proto.database import format_minidb, parse_minidb, read_predictor_file
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
 

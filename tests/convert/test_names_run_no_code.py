@@ -16,9 +16,8 @@ from jrnn import Net
 from jrnn.cli import main
 from jrnn.convert import Package, to_python
 from jrnn.nets import Op
-from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.graph import show, to_dot, to_svg
-from jrnn.nets.ir import Arg, DeviceOption
+from jrnn.nets.ir import Arg, DeviceOption, ExecutionStep, Plan
 from jrnn.nets.plans import show_steps
 from jrnn.testing.gradients.report import BlobAgreement, Fault, GradientReport, page
 

@@ -16,8 +16,10 @@ from jrnn.nets.graph.devices import infer_status as infer_status
 from jrnn.nets.graph.history import upgrade as upgrade
 from jrnn.nets.graph.passes import MemoryReport as MemoryReport
 from jrnn.nets.graph.passes import append_net as append_net
+from jrnn.nets.graph.passes import identify_reshape_sub_graph as identify_reshape_sub_graph
 from jrnn.nets.graph.passes import optimize_memory as optimize_memory
 from jrnn.nets.graph.passes import remove_dead_end_ops as remove_dead_end_ops
+from jrnn.nets.graph.passes import remove_reshape_for_fc as remove_reshape_for_fc
 from jrnn.nets.graph.passes import verify_graph_equality as verify_graph_equality
 from jrnn.nets.graph.rename import clone_and_bind as clone_and_bind
 from jrnn.nets.graph.rename import number_init_net as number_init_net
@@ -25,8 +27,6 @@ from jrnn.nets.graph.rename import rename_blobs as rename_blobs
 from jrnn.nets.graph.rename import rename_op_input as rename_op_input
 from jrnn.nets.graph.rename import rename_op_output as rename_op_output
 from jrnn.nets.graph.rename import ssa_rewrite as ssa_rewrite
-from jrnn.nets.graph.reshape import identify_reshape_sub_graph as identify_reshape_sub_graph
-from jrnn.nets.graph.reshape import remove_reshape_for_fc as remove_reshape_for_fc
 from jrnn.nets.graph.scope import free_names as free_names
 from jrnn.nets.graph.show import show as show
 from jrnn.nets.graph.show import to_dot as to_dot

@@ -16,8 +16,7 @@ from jrnn.errors import OpError, describe_value, printable
 from jrnn.nets.lowering import Context, Freed
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import raise_if
-from jrnn.nets.proto.database import Records, read_database, tensors_of
-from jrnn.nets.proto.predictor_file import CHUNK_MARK, named_chunks, write_records
+from jrnn.nets.proto.database import CHUNK_MARK, Records, named_chunks, read_database, tensors_of, write_records
 from jrnn.nets.proto.tensors import blob_to_numpy
 from jrnn.nets.registry import op
 

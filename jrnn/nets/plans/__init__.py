@@ -3,7 +3,7 @@
 In: a `Plan` and blobs. Out: a net of it, its text, or the blobs after it ran. Read `run.py` first.
 """
 
-from jrnn.nets.execution_step import ExecutionStep, Plan
+from jrnn.nets.ir import ExecutionStep, Plan
 from jrnn.nets.plans.run import net_of_plan, run_plan, show_steps
 from jrnn.nets.proto import read_plan, write_plan
 

@@ -15,9 +15,8 @@ import jax
 import numpy as np
 
 from jrnn.errors import JrnnError, PlanError, near, printable
-from jrnn.nets.execution_step import ExecutionStep, Plan
 from jrnn.nets.graph.scope import reads
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import ExecutionStep, Net, Plan
 from jrnn.nets.lowering import Freed, run_net, without_sources
 
 

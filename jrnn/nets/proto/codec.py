@@ -15,8 +15,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from jrnn.errors import FormatError
 from jrnn.files import open_file, read_rest, write_whole
-from jrnn.nets.execution_step import ExecutionStep, Plan
-from jrnn.nets.ir import Net
+from jrnn.nets.ir import ExecutionStep, Net, Plan
 from jrnn.nets.proto.messages import (
     DEFAULT_LIMITS,
     Limits,

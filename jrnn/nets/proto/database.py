@@ -1,20 +1,140 @@
-"""Caffe2's databases: records of a key and a value, in a minidb or an LMDB. Reading one never runs code from it.
+"""Caffe2's databases, records of a key and a value in a minidb or an LMDB; and the files of its predictor exporter.
 
-A minidb file has one record after another, each with two little-endian int32 sizes before its key and value.
+A minidb file has one record after another, each with two little-endian int32 sizes before its key and value. A file of the
+predictor exporter is a minidb with a MetaNetDef first, then the parameters as blobs. Reading one never runs code from it.
 """
 
+import dataclasses
+import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jrnn.errors import FormatError, needs_extra
-from jrnn.files import open_file
+from jrnn.files import open_file, write_whole
+from jrnn.nets.ir import Net
 from jrnn.nets.proto.codec import read_source
-from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, parse_binary
-from jrnn.nets.proto.tensors import tensor_to_numpy
+from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary, refuse_onnx
+from jrnn.nets.proto.netdef import MessageReader, to_message
+from jrnn.nets.proto.tensors import blob_to_numpy, tensor_from_numpy, tensor_to_numpy
+
+DB_READER = "!!PREDICTOR_DBREADER"  # the blob that the global init net loads the parameters from
+_META = b"!!META_NET_DEF"
+_CHUNK = 1_000_000  # elements of a tensor in one record
+CHUNK_MARK = b"#%"
+# The keys in a MetaNetDef of the fields of a PredictorFile, in the order of the file.
+_LISTS = {"parameters": "PARAMETERS_BLOB_TYPE", "inputs": "INPUTS_BLOB_TYPE", "outputs": "OUTPUTS_BLOB_TYPE"}
+_NETS = {
+    "predict_init_net": "PREDICT_INIT_NET_TYPE",
+    "global_init_net": "GLOBAL_INIT_NET_TYPE",
+    "predict_net": "PREDICT_NET_TYPE",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictorFile:
+    """A model: `global_init_net` loads the parameters, `predict_init_net` fills inputs and outputs, once each."""
+
+    predict_net: Net
+    predict_init_net: Net
+    global_init_net: Net
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+
+
+def read_predictor_file(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> PredictorFile:
+    """Reads a predictor file, or its bytes.
+
+    Raises:
+      FormatError: for a missing file, bytes that are not a minidb, or a missing MetaNetDef, predict net or parameter.
+    """
+    return read_source(source, limits, _parse)
+
+
+def write_predictor_file(model: PredictorFile, path: str | os.PathLike[str]) -> None:
+    """Writes a predictor file, completely or not at all. Caffe2 loads it with db_type "minidb"."""
+    write_records(Path(path), _records(model))
+
+
+def write_records(path: Path, records: Iterable[tuple[bytes, bytes]]) -> None:
+    """Writes a minidb, completely or not at all."""
+    write_whole(path, format_minidb(records), FormatError)
+
+
+def _parse(data: bytes, limits: Limits) -> PredictorFile:
+    refuse_onnx(data)
+    records: dict[bytes, list[bytes]] = {}
+    for key, value in parse_minidb(data, limits):
+        records.setdefault(key.partition(CHUNK_MARK)[0], []).append(value)
+    if _META not in records:
+        raise FormatError(f"minidb: has no record {_META.decode()}, with which a predictor file begins")
+    holder: Any = parse_binary(records[_META][0], "BlobProto", limits)
+    meta: Any = parse_binary(_content(holder), "MetaNetDef", limits)
+    reader = MessageReader(limits)
+    nets = {_text(n.key): n.value for n in meta.nets}
+    blobs = {_text(b.key): tuple(_text(v) for v in b.value) for b in meta.blobs}
+    parts = {field: _of_kind(blobs, kind, ()) for field, kind in _LISTS.items()}
+    for name in parts["parameters"]:
+        if name.encode() not in records:
+            raise FormatError(f"minidb: has no record for the parameter {name!r}")
+    parts["parameters"] = {
+        name: blob_to_numpy(*records[name.encode()], limits=limits)[1] for name in parts["parameters"]
+    }
+    for field, kind in _NETS.items():
+        parts[field] = reader.net(_of_kind(nets, kind, message_class("NetDef")()), 1)
+    if not parts["predict_net"].ops:
+        raise FormatError("its MetaNetDef has no PREDICT_NET_TYPE, or an empty one")
+    return PredictorFile(**parts)
+
+
+def _content(holder: Any) -> bytes:
+    """Returns the string in a blob: its content, or a tensor of one string, as Python feeds it."""
+    if holder.HasField("tensor") and len(holder.tensor.string_data) == 1:
+        return bytes(holder.tensor.string_data[0])
+    return bytes(holder.content)
+
+
+def _of_kind(blobs: Mapping[str, Any], kind: str, default: Any) -> Any:
+    """Returns the entry under `kind`, or under `kind_NAME` if the model has a name."""
+    keys = [k for k in blobs if k == kind or k.startswith(kind + "_")]
+    if len(keys) > 1:
+        raise FormatError(f"its MetaNetDef holds several models: {', '.join(keys[:8])}; a file must hold one")
+    return blobs[keys[0]] if keys else default
+
+
+def _text(value: Any) -> str:
+    return check_text(value, "a name in its MetaNetDef")
+
+
+def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
+    meta: Any = message_class("MetaNetDef")()
+    for field, kind in _LISTS.items():
+        meta.blobs.add(key=kind).value.extend(getattr(model, field))
+    for field, kind in _NETS.items():
+        meta.nets.add(key=kind).value.CopyFrom(to_message(getattr(model, field)))
+    content = meta.SerializePartialToString(deterministic=True)
+    holder: Any = message_class("BlobProto")(name=_META.decode(), type="std::string", content=content)
+    yield _META, holder.SerializePartialToString(deterministic=True)
+    for name, array in model.parameters.items():
+        yield from named_chunks(name, np.asarray(array))
+
+
+def named_chunks(name: str, array: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the records of a blob, each with a part of it."""
+    flat = array.reshape(-1)
+    for number, begin in enumerate(range(0, max(flat.size, 1), _CHUNK)):
+        part = flat[begin : begin + _CHUNK]
+        blob: Any = message_class("BlobProto")(name=name, type="Tensor")
+        blob.tensor.MergeFromString(tensor_from_numpy(part, name).data)
+        blob.tensor.ClearField("dims")
+        blob.tensor.dims.extend(array.shape)
+        blob.tensor.segment.begin, blob.tensor.segment.end = begin, begin + part.size
+        yield name.encode() + CHUNK_MARK + str(number).encode(), blob.SerializeToString(deterministic=True)
+
 
 Records = list[tuple[bytes, bytes]]
 _SIZES = struct.Struct("<ii")

@@ -9,7 +9,6 @@ from jrnn.onnx.ops import (
     elementwise,
     microsoft,
     quantized,
-    random,
     recurrent,
     resize,
     shapes,
