@@ -219,29 +219,22 @@ def _(g):
     g.emit("Gather", [g.grad_output(0), g.input(0)], [g.grad_input(1)], copy_args=False)
 
 
-class _Table:
-    """The cells of entries in a dense table: the row is their segment, the column is the place of their id in the mask."""
+def _last_entries(indices: Any, lengths: Any, mask: tuple[int, ...]) -> Any:
+    """The last entry of each cell of a dense table, -1 of an empty one.
 
-    def __init__(self, indices: Any, lengths: Any, mask: tuple[int, ...]):
-        if not mask or len(set(mask)) < len(mask):
-            raise OpError(f"argument 'mask' is {list(mask)}; it must hold ids, each once")
-        check_rank(indices, 1, "indices")
-        check_integers(indices, "indices")
-        count, self.columns = indices.size, len(mask)
-        self.rows = 1 if lengths is None else lengths.size
-        row = jnp.zeros(count, int) if lengths is None else segment_ids(lengths, count)
-        if lengths is not None:
-            check_lengths(lengths, count)
-        same = jnp.asarray(indices)[:, None] == jnp.asarray(mask, indices.dtype)[None, :]
-        cells = self.rows * self.columns
-        self.cell = jnp.where(same.any(1), row * self.columns + jnp.argmax(same, 1), cells)
-        # a cell holds the last of its entries; an empty cell has -1
-        order = jnp.arange(count, dtype=self.cell.dtype)
-        self.entry = jnp.full(cells, -1, self.cell.dtype).at[self.cell].max(order, mode="drop")
-
-    def counts(self) -> Any:
-        """Whether each entry is the one that its cell holds."""
-        return self.entry.at[self.cell].get(mode="fill", fill_value=-1) == jnp.arange(self.cell.size)
+    The row of an entry is its segment, the column is the place of its id in the mask.
+    """
+    if not mask or len(set(mask)) < len(mask):
+        raise OpError(f"argument 'mask' is {list(mask)}; it must hold ids, each once")
+    check_rank(indices, 1, "indices")
+    check_integers(indices, "indices")
+    rows, row = 1, jnp.zeros(indices.size, int)
+    if lengths is not None:
+        check_lengths(lengths, indices.size)
+        rows, row = lengths.size, segment_ids(lengths, indices.size)
+    same = jnp.asarray(indices)[:, None] == jnp.asarray(mask, indices.dtype)[None, :]
+    cell = jnp.where(same.any(1), row * len(mask) + jnp.argmax(same, 1), rows * len(mask))
+    return jnp.full(rows * len(mask), -1, cell.dtype).at[cell].max(jnp.arange(indices.size), mode="drop")
 
 
 @op("SparseToDenseMask", outputs=(1, 2), gradient="SparseToDenseMaskGradient(indices, dy, lengths) -> values")
@@ -256,12 +249,12 @@ def sparse_to_dense_mask(
     check_shape(default_value, values.shape[1:], "default_value")
     if values.shape[:1] != indices.shape:
         raise OpError(f"values are {describe(values)}; there must be one for each of {indices.size} indices")
-    table = _Table(indices, lengths, mask)
-    shape = (table.columns,) if lengths is None else (table.rows, table.columns)
-    present = table.entry >= 0
-    default = jnp.broadcast_to(default_value, (table.entry.size, *values.shape[1:]))
+    entry = _last_entries(indices, lengths, mask)
+    shape = (len(mask),) if lengths is None else (lengths.size, len(mask))
+    present = entry >= 0
+    default = jnp.broadcast_to(default_value, (entry.size, *values.shape[1:]))
     if values.shape[0]:
-        default = jnp.where(per_row(present, default), values[table.entry], default)
+        default = jnp.where(per_row(present, default), values[entry], default)
     return jnp.reshape(default, shape + values.shape[1:]), jnp.reshape(present, shape)
 
 
@@ -269,8 +262,6 @@ def sparse_to_dense_mask(
 def sparse_to_dense_mask_gradient(
     indices, dy, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False
 ):
-    table = _Table(indices, lengths, mask)
-    inner = dy.shape[1 if lengths is None else 2 :]
-    cells = jnp.reshape(dy, (table.rows * table.columns, *inner))
-    taken = cells.at[table.cell].get(mode="fill", fill_value=0)
-    return jnp.where(per_row(table.counts(), taken), taken, 0)
+    zero = jnp.zeros(dy.shape[1 if lengths is None else 2 :], dy.dtype)
+    values = jnp.broadcast_to(zero, (indices.size, *zero.shape))
+    return pulled_back(lambda v: sparse_to_dense_mask(indices, v, zero, lengths, mask=mask)[0], values, dy)

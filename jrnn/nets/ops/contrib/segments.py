@@ -17,6 +17,7 @@ from jrnn.nets.autodiff import GradientSlice
 from jrnn.nets.ir import Op
 from jrnn.nets.ops.lengths import check_lengths, of_rows, over_lengths, per_row, segment_ids, segment_max
 from jrnn.nets.ops.values import as_float, check_indices, check_integers, check_rank, check_shape, describe, is_concrete
+from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
 
 
@@ -197,25 +198,17 @@ def _log_mean_exp(rows: Any, ids: Any, count: int) -> Any:
     return y - jnp.log(_rows_per_segment(ids, count, y))
 
 
-def _register_range(kind: str, reduced: Callable, derivative: Callable) -> None:
-    """Registers a reduction of consecutive rows, whose ids are sorted.
-
-    `derivative(x, y, n)` is the derivative of a segment's y with respect to each of its n rows x; y and n come per row.
-    """
+def _register_range(kind: str, reduced: Callable) -> None:
+    """Registers a reduction of consecutive rows, whose ids are sorted."""
     name = f"SortedSegmentRange{kind}"
 
-    @op(name, dynamic=True, gradient=f"{name}Gradient(data, y, dy, segment_ids)")
+    @op_with_vjp(name, dynamic=True, gradient=f"{name}Gradient(data, y, dy, segment_ids)")
     def forward(data, segment_ids):
         return reduced(as_float(data), segment_ids, _count(segment_ids, data.shape[0], is_sorted=True))
 
-    @op(name + "Gradient")
-    def backward(data, y, dy, segment_ids):
-        count = _rows_per_segment(segment_ids, y.shape[0], y)
-        return dy[segment_ids] * derivative(data, y[segment_ids], count[segment_ids])
 
-
-_register_range("Sum", jax.ops.segment_sum, lambda x, y, n: 1)
-_register_range("Mean", _mean, lambda x, y, n: 1 / n)
-_register_range("Max", lambda x, ids, n: segment_max(x, ids, jnp.ones(n)), lambda x, y, n: jnp.where(x == y, 1, 0))
-_register_range("LogSumExp", _log_sum_exp, lambda x, y, n: jnp.exp(x - y))
-_register_range("LogMeanExp", _log_mean_exp, lambda x, y, n: jnp.exp(x - y) / n)
+_register_range("Sum", jax.ops.segment_sum)
+_register_range("Mean", _mean)
+_register_range("Max", lambda x, ids, n: segment_max(x, ids, jnp.ones(n)))
+_register_range("LogSumExp", _log_sum_exp)
+_register_range("LogMeanExp", _log_mean_exp)
