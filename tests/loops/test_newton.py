@@ -248,6 +248,27 @@ def test_a_step_that_is_not_enclosed_runs_as_the_loop_or_is_exact(x64):
     close(ys, jax.lax.scan(step, jnp.float64(0.5), xs)[1])
 
 
+def test_the_bound_of_a_later_group_has_the_errors_of_earlier_ones(x64):
+    """The second carry is affine in the first, so that its own residuals are 0: all of its error comes from the first."""
+    limit = 0.65
+    for _ in range(200):  # where the first carry ends, so that the difference below cancels
+        limit = np.tanh(0.9 * limit + 0.3)
+
+    def step(carry, x):
+        h, total = carry
+        h = jnp.tanh(0.9 * h + x)
+        total = 0.5 * total + 1e3 * (h - limit)
+        return (h, total), total
+
+    first, xs = (jnp.asarray([limit + 1e-3]), jnp.zeros(1)), jnp.full((64, 1), 0.3)
+    wanted = jax.lax.scan(step, first, xs)[1]
+    for tolerance, runs_the_loop in ((1e-6, False), (1e-4, False), (1e-2, True)):
+        (_, ys), stats = scan_statistics(step, first, xs, executor=Newton(tolerance=tolerance))
+        off = np.max(np.abs(ys - wanted)) / np.max(np.abs(wanted))
+        assert off <= float(stats.error) <= 1e-2, tolerance
+        assert (stats.sequential_steps == 64) == runs_the_loop, tolerance
+
+
 def test_outputs_are_certified_or_those_of_the_loop(x64):
     """An output that divides by a small norm is as far off as its bound says; of others there is no bound."""
     xs = jnp.asarray(np.random.RandomState(0).randn(64))

@@ -188,11 +188,13 @@ class GroupFunction:
         fn: `(consts, stack at one step, old carries) -> new carries`.
         consts: values of all steps.
         stacks: values of each step, [T, ...].
+        stacked: the variables of the loop that `stacks` are the values of.
     """
 
     fn: Callable[[Values, Values, Values], list[Any]]
     consts: list[Any]
     stacks: list[Any]
+    stacked: list[Var]
 
     @staticmethod
     def of(loop: Loop, group: Group, known: Env, stacked: Env) -> GroupFunction:
@@ -208,7 +210,7 @@ class GroupFunction:
             env = jaxprs.evaluate(inner, dict(zip((*fixed, *varying, *carry), (*consts, *stack, *old))))
             return [jaxprs.value(env, a) for a in outs]
 
-        return GroupFunction(fn, [known[v] for v in fixed], [stacked[v] for v in varying])
+        return GroupFunction(fn, [known[v] for v in fixed], [stacked[v] for v in varying], varying)
 
 
 Solve = Callable[[int, GroupFunction, list[Any]], Values]

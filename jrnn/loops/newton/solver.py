@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
 from jrnn.loops.affine.carries import GroupFunction, Values, in_order
 from jrnn.loops.ir import ScanParams
-from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii, of_outputs
-from jrnn.loops.newton.enclosure import NotEnclosed
+from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii, of_outputs, radii_of_inputs
+from jrnn.loops.newton.enclosure import Box, NotEnclosed
 from jrnn.loops.newton.options import Newton
 
 _ULPS = 32  # the default tolerance, in units of the last place
@@ -79,27 +79,35 @@ def run(
     guess = options.guess
     if reverse:
         xs, guess = [x[::-1] for x in xs], guess if isinstance(guess, str) else [g[::-1] for g in guess]
-    reports, errors = [], {}
+    groups = [blocks.carries for blocks in structure]
+    loop = ScanParams(closed, 0, len(init), length, False).loop(program)
+    reports, states, errors, known_to = [], {}, {}, {}
 
     def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
         blocks = structure[number]
+        values = jax.tree.map(lax.stop_gradient, (list(program.consts), list(init), list(xs), states))
+        radii = InputRadii(*(radii_of_inputs(loop, part.stacked, *values, off) for off in (errors, known_to)))
+        # Without a bound there would be a scale that admits any state.
+        radii = radii._replace(rounding=jax.tree.map(lambda v: jnp.where(jnp.isfinite(v), v, 0), radii.rounding))
         first_guess = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
         diagonal = options.jacobian == "diagonal" and blocks.block > 1
-        states, report = _solve(_StackedStep(part, blocks, first, diagonal), first_guess, length, options, by_steps)
+        step = _StackedStep(part, blocks, first, radii, diagonal)
+        solved, report = _solve(step, first_guess, length, options, by_steps)
         reports.append(report[:4])
-        errors.update(zip(blocks.carries, blocks.part(report[4], 1)) if not by_steps else ())
-        return states
+        if not by_steps:
+            states.update(zip(blocks.carries, solved))
+            for off, joined in zip((errors, known_to), report[4:]):
+                off.update(zip(blocks.carries, blocks.part(joined, 1)))
+        return solved
 
-    groups = [blocks.carries for blocks in structure]
-    loop = ScanParams(closed, 0, len(init), length, False).loop(program)
-    (last, ys), states = in_order(loop, groups, solve, program.consts, init, xs, length)
+    (last, ys), ordered = in_order(loop, groups, solve, program.consts, init, xs, length)
     if ys and not by_steps:
-        arguments = lowered.consts, list(init), states, list(xs), ys, [errors[i] for i in range(len(init))]
+        arguments = lowered.consts, list(init), ordered, list(xs), ys, [errors[i] for i in range(len(init))]
         consts, *arguments = jax.tree.map(lax.stop_gradient, arguments)
         reports.append(_outputs_report(replace(lowered, consts=consts), *arguments, options=options))
     if reverse:
-        ys, states = [y[::-1] for y in ys], [state[::-1] for state in states]
-    return Solution(last, ys, states, reports)
+        ys, ordered = [y[::-1] for y in ys], [state[::-1] for state in ordered]
+    return Solution(last, ys, ordered, reports)
 
 
 def _check_sizes(structure: Sequence[Blocks], init: Sequence[Any], length: int, options: Newton) -> None:
@@ -120,6 +128,18 @@ def _check_sizes(structure: Sequence[Blocks], init: Sequence[Any], length: int, 
 # One group of carries -------------------------------------------------------------------------------------------------
 
 
+class InputRadii(NamedTuple):
+    """How far the stacks that a group reads may be off, for each of them; None: it depends on no other carry.
+
+    Attributes:
+        errors: with the bounds of the states of earlier groups.
+        rounding: as the loop itself knows these states, to a unit of the last place of their scales.
+    """
+
+    errors: list[Any]
+    rounding: list[Any]
+
+
 @dataclass(frozen=True)
 class _StackedStep:
     """The step of a group of carries, at all times.
@@ -128,16 +148,18 @@ class _StackedStep:
         part: the part of the step that makes them.
         blocks: how they are vectors.
         init: the first carries.
+        radii: those of the stacks that are computed from carries of earlier groups.
         diagonal: only the diagonal of the Jacobian is used.
     """
 
     part: GroupFunction
     blocks: Blocks
     init: list[Any]
+    radii: InputRadii
     diagonal: bool
 
-    def at(self, consts: list[Any], stacks: list[Any], init: list[Any]) -> _StackedStep:
-        return replace(self, part=replace(self.part, consts=consts, stacks=stacks), init=init)
+    def at(self, consts: list[Any], stacks: list[Any], init: list[Any], radii: InputRadii) -> _StackedStep:
+        return replace(self, part=replace(self.part, consts=consts, stacks=stacks), init=init, radii=radii)
 
     def old(self, states: Values) -> list[Any]:
         """Returns the carries before each step."""
@@ -199,15 +221,15 @@ class _StackedStep:
 
         zero = jnp.zeros(())
         states = lax.scan(step, self.init, self.part.stacks, length)[1]
-        return states, (jnp.int32(0), zero, zero, jnp.asarray(True), zero)
+        return states, (jnp.int32(0), zero, zero, jnp.asarray(True), zero, zero)
 
 
 def _solve(step: _StackedStep, guess: Any, length: int, options: Newton, by_steps: bool) -> tuple[list[Any], Any]:
     """Returns the states of a group, with derivatives, and what was done."""
 
     @jax.custom_jvp
-    def states_of(consts: Any, stacks: Any, init: Any) -> Any:
-        here = step.at(consts, stacks, init)
+    def states_of(consts: Any, stacks: Any, init: Any, radii: Any) -> Any:
+        here = step.at(consts, stacks, init, radii)
         return here.by_steps(length) if by_steps else _Iteration(here, options).run(guess, length)
 
     @states_of.defjvp
@@ -215,15 +237,15 @@ def _solve(step: _StackedStep, guess: Any, length: int, options: Newton, by_step
         states, report = states_of(*primals)
 
         def step_from(consts: Any, stacks: Any, init: Any) -> list[Any]:
-            here = step.at(consts, stacks, init)
+            here = step.at(consts, stacks, init, step.radii)
             return here.new(here.old(states))
 
-        _, moved = jax.jvp(step_from, primals, tangents)
+        _, moved = jax.jvp(step_from, primals[:3], tangents[:3])
         here = step.at(*primals)
         nothing = jax.tree.map(lambda v: jnp.zeros(v.shape, jax.typeof(v).to_tangent_aval().dtype), report)
         return (states, report), (here.tangents(here.old(states), moved), nothing)
 
-    return states_of(step.part.consts, step.part.stacks, step.init)
+    return states_of(step.part.consts, step.part.stacks, step.init, step.radii)
 
 
 # Iteration ------------------------------------------------------------------------------------------------------------
@@ -237,16 +259,22 @@ class _Iteration:
         self.eps = max(float(jnp.finfo(h.dtype).eps) for h in step.init)
         self.dtype = jnp.result_type(jnp.float32, *step.init)
         self.tolerance = _ULPS * self.eps if options.tolerance is None else options.tolerance
-        one = [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in step.part.stacks]
+        stack, radii = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), (step.part.stacks, step.radii.errors)
+        )
         old = [jax.typeof(h) for h in step.init]
-        self.enclosures = Enclosures.of(step.blocks, step.part.fn, step.part.consts, one, old)
+        self.enclosures = Enclosures.of(step.blocks, step.part.fn, step.part.consts, stack, radii, old)
 
-    def enclosed(self, fn: Callable, old: Values, *more: Any) -> Any:
-        """Returns what a function of enclosures makes of all steps."""
-        return self.step.each(lambda consts, stack, old, *more: fn([*consts, *stack, *old], *more), old, *more)
+    def enclosed(self, fn: Callable, radii: Values, old: Values, *more: Any) -> Any:
+        """Returns what a function of enclosures makes of all steps, from stacks with these radii."""
+
+        def at_one_time(consts: Values, stack: Values, old: Values, radii: Values, *more: Any) -> Any:
+            return fn([*map(Box, consts), *map(Box, stack, radii)], old, *more)
+
+        return self.step.each(at_one_time, old, radii, *more)
 
     def run(self, guess: Any, length: int) -> tuple[list[Any], Any]:
-        """Returns the states, and (iterations, residual, error, whether the states are certified, e [T, A, M])."""
+        """Returns the states, and (iterations, residual, error, whether the states are certified, e, eps S [T, A, M])."""
         step, options = self.step, self.options
         if guess is not None:
             states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, step.init)]
@@ -261,13 +289,16 @@ class _Iteration:
         radius = max(self.tolerance, self.eps**0.5) * scale
         error = jnp.full_like(r, jnp.inf)
         if self.enclosures is not None:
-            old, before, added = step.old(states), rounds.shift_one_step(radius), jnp.abs(r) + 2 * rounding
+            old, before, radii = step.old(states), rounds.shift_one_step(radius), step.radii.errors
+            added = jnp.abs(r) + rounding + self.enclosed(self.enclosures.rounding, radii, old).astype(self.dtype)
             if step.diagonal:
-                error = bounds_in_radii(*self.enclosed(self.enclosures.spread, old, before), added, radius)
+                error = bounds_in_radii(*self.enclosed(self.enclosures.spread, radii, old, before), added, radius)
             else:
-                error = bounds(*self.enclosed(self.enclosures.slopes, old, before), added)
-        error = jnp.where(jnp.any(~(r == 0)), error, 0)
-        return states, (k, _largest(r / scale), _largest(error / scale), jnp.all(error <= radius), error)
+                error = bounds(*self.enclosed(self.enclosures.slopes, radii, old, before), added)
+        same = [jnp.all(v == 0) for v in (r, *step.radii.errors) if v is not None]  # every step is the loop's
+        error = jnp.where(jnp.all(jnp.stack(same)), 0, error)
+        certified = jnp.all(error <= radius)
+        return states, (k, _largest(r / scale), _largest(error / scale), certified, error, self.eps * scale)
 
     def residuals(self, states: Values) -> tuple[list[Any], Any, Any, Any, Any]:
         """Returns the new carries, the residual, what rounding may change, the Jacobian or its diagonal, and scales.
@@ -279,7 +310,7 @@ class _Iteration:
         if self.enclosures is None:  # then only residuals of 0 prove anything
             rounding = jnp.zeros_like(joined)
         else:
-            rounding = self.enclosed(self.enclosures.rounding, old).astype(self.dtype)
+            rounding = self.enclosed(self.enclosures.rounding, step.radii.rounding, old).astype(self.dtype)
         slopes, limits = step.slopes(old), jnp.finfo(self.dtype)
         own = jnp.nan_to_num(jnp.abs(joined) + rounding / self.eps, nan=jnp.inf)
         # XLA multiplies by the reciprocal, which is a normal number then.
