@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from jrnn.jaxprs.by_numpy import evaluate
+from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.jaxprs.jax_internals import is_traced
 
 
@@ -13,7 +13,7 @@ def by_numpy(fn):
 
     def run(*args):
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        outs = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+        outs = evaluate_by_numpy(closed.jaxpr, closed.consts, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
     return run
@@ -43,7 +43,7 @@ class Traced:
         if traced.jaxpr.effects or any(map(is_traced, traced.jaxpr.consts)):
             return self.compiled(*args, **keywords)
         with jax.ensure_compile_time_eval():
-            outs = evaluate(traced.jaxpr.jaxpr, traced.jaxpr.consts, leaves)
+            outs = evaluate_by_numpy(traced.jaxpr.jaxpr, traced.jaxpr.consts, leaves)
             return jax.tree.unflatten(jax.tree.structure(traced.out_info), map(jax.device_put, outs))
 
     def __getattr__(self, name):

@@ -18,7 +18,7 @@ import numpy as np
 
 from jrnn.convert.package import fill
 from jrnn.errors import ConversionError, JrnnError
-from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate, flatten, read
+from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate_graph, flatten, read
 from jrnn.jaxprs.primitives import registering
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.ir import Op
@@ -235,7 +235,7 @@ class Emitter:
                 self.trail += [(node, v, x) for v, x in zip(node.outputs, outs) if isinstance(x, Blob)]
             return outs
 
-        return read(evaluate(graph, values, call), graph.outputs)
+        return read(evaluate_graph(graph, values, call), graph.outputs)
 
     def call(self, fn: Callable, *values: Value) -> Any:
         """Appends a JAX function of values, for primitives that are defined by others; returns its results."""

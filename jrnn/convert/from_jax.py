@@ -14,7 +14,7 @@ from jrnn.convert.named import load_named
 from jrnn.convert.package import Package
 from jrnn.errors import ConversionError, describe_op
 from jrnn.jaxprs.arguments import Call, Leaf, call_of
-from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate, read
+from jrnn.jaxprs.flat import FlatEquation, Graph, Var, evaluate_graph, read
 from jrnn.jaxprs.trials import TRIPS, close, drawn, ends
 from jrnn.nets.graph import live_ops, rename_blobs
 from jrnn.nets.ir import Net
@@ -187,7 +187,7 @@ def verify(
     names = list(given)
     first = len(examples) - len(names)
     rng = np.random.default_rng(0)
-    expected = jax.jit(lambda args: read(evaluate(graph, args), graph.outputs))
+    expected = jax.jit(lambda args: read(evaluate_graph(graph, args), graph.outputs))
     run = jax.jit(package.to_jax())
     random = [drawn(rng, x) if k >= first else x for k, x in enumerate(examples)]
     trials = [random] if ends(graph, random) else []
@@ -212,7 +212,7 @@ def _explain(package: Package, graph: Graph, args, inputs, trail, bad) -> str:
     """The error message, with the first blob that differs."""
     net = package.predict_net
     head = f"the nets of {net.name!r} compute other numbers than the function for {', '.join(map(repr, bad))}"
-    env = evaluate(graph, args)
+    env = evaluate_graph(graph, args)
     blobs = run_net(net, {**package.weights(), **inputs})
     for node, var, blob in trail:
         value = blobs.get(blob.name)

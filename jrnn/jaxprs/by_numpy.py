@@ -26,7 +26,7 @@ class Endless(Exception):
     """Raised if a while loop does not end."""
 
 
-def evaluate(
+def evaluate_by_numpy(
     jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool = False, trips: int | None = None
 ) -> list[Any]:
     """Returns the outputs of a jaxpr. A primitive that is not in the tables is run by JAX.
@@ -61,7 +61,7 @@ def evaluate(
             if wide and name in ("convert_element_type", "reduce_precision") and _are_wide(eqn):
                 outs = operands
             elif name in LOOPS:
-                outs = LOOPS[name](partial(evaluate, wide=wide, trips=trips), operands, **eqn.params)
+                outs = LOOPS[name](partial(evaluate_by_numpy, wide=wide, trips=trips), operands, **eqn.params)
             elif (own := _of_elements(eqn, operands)) is not None:
                 outs = [own(*operands)]
             elif name in MOVES and (out := MOVES[name](*operands, **eqn.params)) is not None:

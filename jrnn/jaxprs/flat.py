@@ -128,7 +128,7 @@ def _line_of(info: Any) -> str:
     return re.sub(r"^.*/", "", source_line(info))
 
 
-def evaluate(
+def evaluate_graph(
     graph: Graph,
     args: Sequence[Any],
     call: Callable[[FlatEquation, list[Any]], Sequence[Any]] = lambda node, values: node.run(*values),

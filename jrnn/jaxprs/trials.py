@@ -10,7 +10,7 @@ import numpy as np
 
 from jrnn.jaxprs import all_equations, by_numpy, sub_jaxprs
 from jrnn.jaxprs.by_numpy import LOOPS, Endless
-from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate
+from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate_graph
 from jrnn.jaxprs.tangents import is_smooth
 
 TRIPS = 10_000
@@ -27,11 +27,11 @@ def ends(graph: Graph, args: Sequence[Any]) -> bool:
         loop = LOOPS.get(node.name)
         if loop is None:
             return node.run(*values)
-        return loop(partial(by_numpy.evaluate, trips=TRIPS), list(map(np.asarray, values)), **node.params)
+        return loop(partial(by_numpy.evaluate_by_numpy, trips=TRIPS), list(map(np.asarray, values)), **node.params)
 
     if has_while(graph):
         try:
-            evaluate(graph, args, call)
+            evaluate_graph(graph, args, call)
         except Endless:
             return False
     return True

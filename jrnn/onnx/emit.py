@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from jrnn.errors import ConversionError, near
 from jrnn.jaxprs import primitives
-from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate, read
+from jrnn.jaxprs.flat import FlatEquation, Graph, evaluate_graph, read
 from jrnn.jaxprs.primitives import registering
 
 BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -261,7 +261,7 @@ class GraphEmitter:
             constant = self._folded(node, args)
             return self._by_rule(node, args) if constant is None else constant
 
-        return read(evaluate(graph, values, call), graph.outputs)
+        return read(evaluate_graph(graph, values, call), graph.outputs)
 
     def _folded(self, node: FlatEquation, args: Sequence[Value]) -> Any:
         """The outputs of a node whose inputs are all known, unless they are much larger; else None."""

@@ -248,7 +248,7 @@ _MISTAKES = (
 )  # fmt: skip
 
 
-def evaluate(
+def run_graph(
     graph: OnnxGraph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int
 ) -> list[Any]:
     """The outputs of a graph for values of its inputs; `outer` holds the values of the graphs around it.
@@ -273,7 +273,7 @@ def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max
     values = [_look_up(env, name, str(node)) for name in node.inputs]
     if any(isinstance(v, OnnxGraph) for v in node.attributes.values()):
         scope = {**env, KEY: env.get(KEY) if node.type == "If" else IN_LOOP}
-        node = replace(node, run=lambda graph, args: evaluate(graph, args, scope, params, max_bytes))
+        node = replace(node, run=lambda graph, args: run_graph(graph, args, scope, params, max_bytes))
     try:
         if known(*values):  # numpy computes these while they are traced, before anything can be bounded by their types
             check_size([sum(v.size for v in values)], np.int64)

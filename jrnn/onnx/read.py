@@ -20,7 +20,7 @@ from jrnn.files.reading import available
 from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
 from jrnn.onnx.expand import STANDARD, constants_of, expanded, nodes_of, opset_of, schema_of
-from jrnn.onnx.graph import KEY, OPERATORS, OnnxGraph, as_jax, evaluate, read_graph
+from jrnn.onnx.graph import KEY, OPERATORS, OnnxGraph, as_jax, read_graph, run_graph
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class OnnxModel:
             if name not in (known := [s.name for s in self.inputs]):
                 raise OpError(f"no input is called {name!r}{near(name, known)}; the inputs are {known}")
         values = [_checked(spec, inputs) for spec in self.inputs]
-        results = evaluate(self.graph, values, {KEY: key}, {**own, **(params or {})}, available())
+        results = run_graph(self.graph, values, {KEY: key}, {**own, **(params or {})}, available())
         return {
             spec.name: v if isinstance(v, list) else as_jax(v, f"the output {spec.name!r}")
             for spec, v in zip(self.outputs, results)

@@ -26,7 +26,7 @@ import numpy as np
 from quick_compilation import OPTIONS
 
 import jrnn
-from jrnn.jaxprs.by_numpy import evaluate
+from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.loops.costs.estimates import Estimate
 from jrnn.loops.ir import observers
 from jrnn.loops.strategies import chunks
@@ -193,7 +193,7 @@ def run(layer, scan, args, by_numpy):
         options = OPTIONS if scan is jax.lax.scan else None
         return jax.tree.map(np.asarray, jax.jit(whole, compiler_options=options)(*args))
     closed, shape = jax.make_jaxpr(whole, return_shape=True)(*args)
-    leaves = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args))
+    leaves = evaluate_by_numpy(closed.jaxpr, closed.consts, jax.tree.leaves(args))
     return jax.tree.unflatten(jax.tree.structure(shape), leaves)
 
 

@@ -250,9 +250,11 @@ def fault(seed: int, compiled: bool = False) -> str | None:
             ours = jrnn.optimize_scans(jax.jit(lambda *leaves: whole(*leaves)))(*leaves)
             theirs, near, ours = (list(map(np.asarray, jax.tree.leaves(v))) for v in (theirs, near, ours))
         else:
-            theirs, near = (by_numpy.evaluate(closed.jaxpr, closed.consts, given) for given in (leaves, nearby))
+            theirs, near = (
+                by_numpy.evaluate_by_numpy(closed.jaxpr, closed.consts, given) for given in (leaves, nearby)
+            )
             changed = rewritten(closed, fits_arithmetic)
-            ours = by_numpy.evaluate(changed.jaxpr, changed.consts, leaves)
+            ours = by_numpy.evaluate_by_numpy(changed.jaxpr, changed.consts, leaves)
     for a, b, c in zip(ours, theirs, near, strict=True):
         if a.dtype != b.dtype or a.shape != b.shape:
             return f"seed {seed}, {what}: {a.dtype}{a.shape} instead of {b.dtype}{b.shape}"

@@ -17,7 +17,7 @@ from planted_faults import FAULTS
 
 import jrnn
 from jrnn import jaxprs, nn
-from jrnn.jaxprs.by_numpy import evaluate
+from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.jaxprs.resized import resized
 from jrnn.loops.ir import ScanParams, derived, observers
 
@@ -113,7 +113,7 @@ def test_a_step_is_the_same_over_smaller_arrays():
     assert avals[1].shape[1] == 64
     given = [np.random.default_rng(i).normal(size=a.shape) for i, a in enumerate(avals)]
     small = jax.make_jaxpr(run)(*avals)
-    for a, b in zip(evaluate(small.jaxpr, small.consts, given), step(*map(jnp.asarray, given))):
+    for a, b in zip(evaluate_by_numpy(small.jaxpr, small.consts, given), step(*map(jnp.asarray, given))):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 

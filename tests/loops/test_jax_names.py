@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jrnn
 from jrnn.jaxprs import LOWERED_CALLS, all_equations, is_literal, jax_internals
-from jrnn.jaxprs.flat import evaluate, flatten
+from jrnn.jaxprs.flat import evaluate_graph, flatten
 
 ROOT = Path(jrnn.__file__).parent
 MOVING = {"jax._src", "jax.core", "jax.experimental", "jax.extend", "jax.interpreters", "jax.lib"}
@@ -48,7 +48,7 @@ def test_what_jax_expands_when_it_lowers_is_expanded():
     closed = jax.make_jaxpr(jnp.searchsorted)(sorted_, x)
     graph = flatten(closed)
     assert "call_hi_primitive" not in {node.name for node in graph.nodes}
-    np.testing.assert_array_equal(evaluate(graph, [sorted_, x])[graph.outputs[0]], jnp.searchsorted(sorted_, x))
+    np.testing.assert_array_equal(evaluate_graph(graph, [sorted_, x])[graph.outputs[0]], jnp.searchsorted(sorted_, x))
     for eqn in all_equations(closed.jaxpr):
         if eqn.primitive.name == "call_hi_primitive":
             run = jax_internals.jaxpr_as_fun(jax_internals.expanded(eqn))

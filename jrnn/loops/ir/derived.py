@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs.by_numpy import evaluate
+from jrnn.jaxprs.by_numpy import evaluate_by_numpy
 from jrnn.jaxprs.jax_internals import is_traced, jaxpr_as_fun
 from jrnn.jaxprs.resized import resized
 from jrnn.jaxprs.tangents import is_smooth, pushed
@@ -69,7 +69,9 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
     tangents = _random(avals, 1)
     for attempt in range(_ATTEMPTS):
         arguments = [*_random(avals, 0, attempt), *(tangents[i] for i in places)]
-        expected, computed = (evaluate(closed.jaxpr, closed.consts, arguments, wide=True) for closed in programs)
+        expected, computed = (
+            evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True) for closed in programs
+        )
         count = len(expected) // 2
         for i, (theirs, ours) in enumerate(zip(expected, computed, strict=True)):
             off = _off(ours, theirs)

@@ -52,7 +52,7 @@ class Description(NamedTuple):
         hoisted: values that are computed for all steps before the loop.
         sunk: values that are computed for all steps after the loop.
         accumulated: values that are summed over all steps after the loop, instead of carried.
-        stacked: values that the loop that stays writes at each step.
+        stacked: values that the core writes at each step.
         contractions: the contractions that stay in the loop, with those in its branches and inner loops.
         chunk: the number of steps that are run at a time, or None for all.
         remarks: what else there is to say.
@@ -79,7 +79,7 @@ class Description(NamedTuple):
 
 
 def described(loop: Loop, *remarks: str) -> Description:
-    """Returns the description of a loop that stays whole."""
+    """Returns the description of a loop that is not split."""
     return Description(stacked=items(loop.ys, loop), contractions=contractions(loop.eqns), remarks=remarks)
 
 

@@ -32,7 +32,7 @@ class Fission:
 
     Attributes:
         loop: the whole loop.
-        core: the loop that stays; its inputs and ys are variables of `loop`.
+        core: the loop that remains; its inputs and ys are variables of `loop`.
         constant_eqns: equations of constants, evaluated once.
         hoisted_eqns: equations evaluated for all steps before the core, to compute `hoisted_vars`.
         sunk_eqns: equations evaluated for all steps after the core, to compute `sunk_vars`.
@@ -55,7 +55,7 @@ class Fission:
     def run(
         self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
     ) -> Results:
-        """Runs `length` steps of the whole loop; `core` runs the loop that stays, by default with `jax.lax.scan`."""
+        """Runs `length` steps of the whole loop; `core` runs the loop that remains, by default with `jax.lax.scan`."""
         return self.run_with(self.constants(consts), init, xs, length, core)
 
     def constants(self, consts: Sequence[Any]) -> Env:

@@ -33,7 +33,7 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
     Invariant: every value is unchanged, except for the order in which the parts of a product are added.
 
     Args:
-        loop: the loop that stays after fission.
+        loop: the core after fission.
         stack: whether products of concatenated results may be computed part by part.
 
     Returns:

@@ -1,6 +1,6 @@
 """The strategy "scan" on GPUs and TPUs: values of loops that the caller wrote keep the order of sums of `jax.lax.scan`.
 
-So only sums of gradients leave the loop. On a GPU the loop that stays has few kernels, whose number determines the time of a
+So only sums of gradients leave the loop. On a GPU the core has few kernels, whose number determines the time of a
 loop of small products. On an H200 stages save 28 to 58 % of the time of a training step of LSTM and GRU, and packs up to
 16 % (docs/accelerators.md).
 """

@@ -1,4 +1,4 @@
-"""The strategy "native": the loop that stays is one call of the kernel for CPUs (`kernels/native/`)."""
+"""The strategy "native": the core is one call of the kernel for CPUs (`kernels/native/`)."""
 
 from __future__ import annotations
 

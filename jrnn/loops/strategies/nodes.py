@@ -1,7 +1,7 @@
 """The nodes of a plan: they run a loop, and nest.
 
 A node runs a loop, estimates what that costs, and describes it. `Steps` is `jax.lax.scan`. `Split` computes a part of the
-step for all steps before or after the loop that stays, which its `inner` node runs. A new strategy often has a new node.
+step for all steps before or after the core, which its `inner` node runs. A new strategy often has a new node.
 
 Shapes: T time.
 """
@@ -105,11 +105,11 @@ def by_steps(loop: Loop) -> Node:
 
 @dataclass(frozen=True)
 class Split:
-    """Computes a part of each step for all steps before or after the loop that stays, which `inner` runs.
+    """Computes a part of each step for all steps before or after the core, which `inner` runs.
 
     Attributes:
         fission: the parts.
-        inner: runs the loop that stays.
+        inner: runs the core.
     """
 
     fission: Fission

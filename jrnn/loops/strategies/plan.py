@@ -141,7 +141,7 @@ class LoopPlan:
 
     @property
     def stacked(self) -> tuple[Item, ...]:
-        """Values that the loop that stays writes at each step. A loop that is left to `jax.lax.scan` stays whole."""
+        """Values that the core writes at each step. A loop that is left to `jax.lax.scan` stays whole."""
         return self.description.stacked
 
     @property

@@ -16,7 +16,7 @@ _TRANSPOSING = 3  # a matrix in a cache is transposed in so many times the time 
 
 
 class SplitCosts:
-    """The costs of a loop in parts, of which the loop that stays costs `inside`.
+    """The costs of a loop in parts, of which the core costs `inside`.
 
     Attributes:
         before, after: what is computed for all steps before and after it.
@@ -24,7 +24,7 @@ class SplitCosts:
         stack_bytes: a step, of the arrays that the original loop would not make.
         shifted_bytes: a step, of copies that are shifted by a step.
         own_bytes: a step, of the loop's own inputs and outputs.
-        transposed_bytes: of constants that are transposed for the loop that stays.
+        transposed_bytes: of constants that are transposed for the core.
         all_transposed_bytes: the same with those for products of some steps at a time.
     """
 

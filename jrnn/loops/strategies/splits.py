@@ -31,7 +31,7 @@ def propose(problem: Problem) -> Sequence[Candidate]:
 
 
 def for_xla(problem: Problem, node: Any) -> Node:
-    """Returns a node whose loop that stays is written as XLA:CPU compiles it best."""
+    """Returns a node whose core is written as XLA:CPU compiles it best."""
     return at_leaf(node, lambda leaf: _for_xla(problem, leaf))
 
 

@@ -35,7 +35,7 @@ class Strategy:
         phase: when it applies.
         platforms: of JAX; all if there are none.
         excludes: the options that cannot be given with it, with the reason.
-        refusal: returns the reason why it cannot run a core (the loop that stays when contractions have moved out), or None.
+        refusal: returns the reason why it cannot run a core (what remains when contractions have moved out), or None.
             A caller who asks for it by name gets an error then, when the loop is traced.
         screen: returns False for the equation of a loop that need not be read. A loop is read if it is asked for by name.
         finish: returns the node to run, from that of the chosen candidate. It may raise `Refused`.

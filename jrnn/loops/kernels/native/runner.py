@@ -130,7 +130,7 @@ def native_of(loop: Loop) -> Native:
 
 
 def called(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
-    """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the loop that stays."""
+    """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the core."""
     fission = split(contract)
     core = fission.core
     transposes = transposed_matrices(fission.constant_eqns, core)  # in the loop, where they cost nothing
