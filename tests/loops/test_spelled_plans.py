@@ -45,6 +45,7 @@ def test_a_loop_with_large_products_alone_has_its_keys_from_another_one():
 def test_slices_of_what_a_plan_computes_before_the_loop_are_arrays(monkeypatch):
     """XLA:CPU does not vectorize functions of slices of an input: a gated unit took 1.3 of the time of `jax.lax.scan`."""
     monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="a test has none"))
+    monkeypatch.setattr(machines, "this_processor", lambda: machines.processor(64))  # a loop is one kernel
     (plan,) = plans("gated", "plain", "forward")
     assert plan.choice.chosen.label == "hoist"
     node = plan.node
