@@ -93,6 +93,11 @@ def averaged(fn: Callable[..., Any], args: Sequence[Any]) -> Timed:
     return Timed.of(fn, *args, timed=mean_seconds)
 
 
+def outside_of_jit(fn: Callable[..., Any], args: Sequence[Any]) -> Timed:
+    """Returns a function in JAX as a program that is called as users call it outside of `jax.jit`."""
+    return Timed(mean_seconds(lambda: jax.block_until_ready(fn(*args))))
+
+
 def mean_seconds(call: Callable[[], Any]) -> Callable[[], float]:
     """Returns a function that runs a call for a while, and returns the mean of the seconds."""
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter

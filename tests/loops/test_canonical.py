@@ -26,7 +26,7 @@ CPU = Target("cpu")
 SIZE = Size(16, 4, 5, 6)
 EVERY = [(cell, name) for cell in CELLS for name in programs(cell, SIZE, scan, "train")]
 # Spellings with other loops than the plain one: a loop of loops, and a product of the input in the loop.
-OTHER_LOOPS = ("in an outer scan", "input and state joined")
+OTHER_LOOPS = ("in an outer scan", "input and state joined", "a cell of Haiku")
 OTHER_REVERSE = ("a checkpointed step",)  # it computes the step again
 JOINED = ("a net",)  # other products than those of the plain spelling, of the same size
 # The covariance of a Kalman filter does not depend on the rows, so that a vmap over them leaves it alone.

@@ -2,7 +2,7 @@
 
 A row is a spelling of a cell. "plain" is `jrnn.scan` in the plain spelling, so that its column says what a spelling costs.
 "a net" is the net of a cell by `to_jax`, next to the same step by hand with the products of the inputs before the loop, as
-the net has them.
+the net has them. "eager" is the plain spelling outside of `jax.jit`, next to its program within.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from jrnn.bench.peers import averaged, in_mode
+from jrnn.bench.peers import averaged, in_mode, outside_of_jit
 from jrnn.bench.sizes import MODES
 from jrnn.bench.spelled_cells import CELLS, problem
 from jrnn.bench.spelled_libraries import AS_A_NET
@@ -36,6 +36,9 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
             return averaged(in_mode(run, mode), given)
 
         ours, theirs = (programs(cell, size, which, mode) for which in (scan, jax.lax.scan))
+        eager = {"jrnn": ours["plain"], "lax.scan": theirs["plain"]}
+        called = {peer: outside_of_jit(in_mode(run, mode), given) for peer, run in eager.items()}
+        yield Job(f"{cell}, eager", mode, str(size), {**called, "plain": timed(ours["plain"])})
         for name, run in ours.items():
             as_a_net = name == AS_A_NET
             peers = {"jrnn": run, "lax.scan": theirs[OF_A_NET if as_a_net else name]}
