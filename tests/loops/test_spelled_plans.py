@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import pytest
 from plans_of import plans_of
 
@@ -52,3 +53,22 @@ def test_slices_of_what_a_plan_computes_before_the_loop_are_arrays(monkeypatch):
     while hasattr(node, "inner"):
         node = node.inner
     assert [v.aval.shape for v in node.loop.xs] == [(8, 32)] * 2
+
+
+@built
+def test_columns_become_rows_where_that_pays_for_their_transposition():
+    """The stacks of a simple network took 0.4 of 2.2 ms, which made it slower than `jax.lax.scan` with JAX 0.10."""
+    w, xs = jnp.ones((256, 256)), jnp.ones((64, 256, 32))
+
+    def chosen(product, xs):
+        def step(h, x):
+            h = jnp.tanh(product(h) + x)
+            return h, h
+
+        (plan,) = plans_of(lambda w, xs: jrnn.scan(step, xs[0], xs), w, xs)
+        return plan.choice.chosen
+
+    rows = chosen(lambda h: h @ w.T, jnp.swapaxes(xs, 1, 2))
+    assert rows.strategy == "native" and chosen(lambda h: w @ h, xs).strategy == "lax.scan"
+    (plan,) = plans("lstm", "rows last", "forward", Size(64, 32, 64, 256))
+    assert plan.strategy == "native"

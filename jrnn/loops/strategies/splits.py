@@ -83,9 +83,8 @@ class Search:
         fission = self.problem.split(moves)
         node = Split(fission, Steps(fission.core))
         parts = node.costs(self.problem.estimator)
-        every = [
-            Candidate(label, parts.at_once(n), node if n is None else InChunks(node, n)) for n in self._chunks(parts)
-        ]
+        costs = {n: self.problem.with_conversions(parts.at_once(n)) for n in self._chunks(parts)}
+        every = [Candidate(label, cost, node if n is None else InChunks(node, n)) for n, cost in costs.items()]
         fitting = list(filter(self._fits, every))
         return min(fitting or every, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory)
 

@@ -130,6 +130,12 @@ class Placement:
         """Whether the array stays as it is."""
         return self.groups == tuple((a,) for a in range(len(self.shape)))
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the elements change their order."""
+        order = [a for group in self.groups for a in group]
+        return order != sorted(order)
+
     def aval(self, of: Any) -> Any:
         """Returns the type of the array of one step, for a value of a type."""
         return of if self.is_same else of.update(shape=sizes(self.shape, self.groups))

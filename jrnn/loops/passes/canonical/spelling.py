@@ -6,7 +6,7 @@ Shapes: T time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jrnn import jaxprs
@@ -21,12 +21,18 @@ from jrnn.loops.passes.sums import added_to_carries
 
 @dataclass(frozen=True)
 class Placed:
-    """How a loop lays out the arrays of the loop that it was made from."""
+    """How a loop lays out the arrays of the loop that it was made from.
+
+    Attributes:
+        consts, carry, xs, ys: the layout of each.
+        transposed_bytes: of inputs and outputs that are transposed, a step.
+    """
 
     consts: tuple[Placement, ...]
     carry: tuple[Placement, ...]
     xs: tuple[Placement, ...]
     ys: tuple[Placement, ...]
+    transposed_bytes: int = 0
 
     def around(
         self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
@@ -73,6 +79,8 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
         return [_output(a, env).laid(p.groups).array for a, p in outs]
 
     avals = [p.aval(v.aval) for v, p in inputs]
+    stacks = zip((*form.xs, *form.ys), (*loop.xs, *loop.ys))
+    form = replace(form, transposed_bytes=sum(jaxprs.nbytes(a) for p, a in stacks if p.is_transposed))
     every = (*form.consts, *form.carry, *form.xs, *form.ys)
     return loop.traced(step, avals, len(loop.carry)), None if all(p.is_same for p in every) else form
 
