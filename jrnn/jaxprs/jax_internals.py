@@ -71,6 +71,7 @@ XLA_KEEPS_BARRIERS = _JAXLIB >= (0, 11)  # earlier XLA:CPU drops them before it 
 LINEARIZATION_PARTS = 4 + (_JAX >= (0, 11, 1))  # the results of a rule for linearization
 _FIXES_ZEROS = _JAX < (0, 11)  # `jrnn.loops.rules.differentiation.with_zeros_of_a_step`
 _FIXES_RESIDUALS = _JAX < (0, 12)  # `jrnn.loops.rules.differentiation.with_inputs_as_residuals`
+_FIXES_CONTEXTS = _JAX >= (0, 11)  # `jrnn.loops.rules.differentiation.in_context_of_loop`
 
 # Private names -------------------------------------------------------------------------------------------------------
 
@@ -111,13 +112,16 @@ _remat3 = _private("config", "remat3", "gradients of jrnn.scan raise where the o
 _unspecified = _private("sharding_impls", "UNSPECIFIED", "jitted functions in a step are not opened")
 _named_axis_effect = _private("core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives")
 _private("core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise")
-_transposes = _partial_evals = _partial_eval = None
+_transposes = _partial_evals = _partial_eval = _checkpointed = None
 if _FIXES_ZEROS:
     _transposes = _private("interpreters.ad", "fancy_transposes", "gradients of unused outputs raise")
 if _FIXES_RESIDUALS:
     _stores_inputs = "a loop around jax.lax.cond stores the inputs of its branches at each step"
     _partial_evals = _private("interpreters.partial_eval", "custom_partial_eval_rules", _stores_inputs)
     _partial_eval = _private("interpreters.partial_eval", "partial_eval_jaxpr_nounits", _stores_inputs)
+if _FIXES_CONTEXTS:
+    _left_forward = "the forward loop of a jax.checkpoint around a loop is left to JAX"
+    _checkpointed = _private("interpreters.partial_eval", "partial_eval_jaxpr_custom_rules", _left_forward)
 
 
 class LoopRules(NamedTuple):
@@ -157,12 +161,18 @@ def replace_rules(rules: LoopRules, platforms: Mapping[str, Callable[..., Any]])
     _jvps[scan_p], _linearizations[scan_p] = rules.jvp, rules.linearize
 
 
-def fix_rules(with_zeros_of_a_step: Callable[..., Any], with_inputs_as_residuals: Callable[..., Any]) -> None:
-    """Wraps those rules of older versions of JAX that have faults."""
+def fix_rules(
+    with_zeros_of_a_step: Callable[..., Any],
+    with_inputs_as_residuals: Callable[..., Any],
+    in_context_of_loop: Callable[..., Any],
+) -> None:
+    """Wraps those rules of JAX that have faults in this version."""
     if _transposes is not None:
         _transposes[scan_p] = with_zeros_of_a_step(_transposes[scan_p])
     if _partial_evals is not None and _partial_eval is not None:
         _partial_evals[cond_p] = with_inputs_as_residuals(_partial_evals[cond_p], _partial_eval)
+    if _checkpointed is not None:
+        _checkpointed[scan_p] = in_context_of_loop(_checkpointed[scan_p])
 
 
 def api_boundary(fn: Callable[..., Any], folder: str) -> Callable[..., Any]:

@@ -206,6 +206,12 @@ def test_steps_in_a_checkpoint_are_planned():
     assert len(reverse.accumulated) == 1 and reverse.strategy == "scan"
 
 
+def test_all_loops_of_a_checkpoint_are_planned():
+    """The forward loop, the same again in the reverse pass, and the reverse loop."""
+    plans = plans_of(jax.value_and_grad(jax.checkpoint(lambda w: train(scan, w, rnn_of(w)))), W)
+    assert [plan.loop.reverse for plan in plans] == [False, False, True]
+
+
 def rnn_of(w):
     def step(h, x):
         h = jnp.tanh(h @ w + x)

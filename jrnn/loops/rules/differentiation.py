@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jrnn import jaxprs
-from jrnn.jaxprs.jax_internals import LINEARIZATION_PARTS, ad, current_metadata
+from jrnn.jaxprs.jax_internals import LINEARIZATION_PARTS, ad, current_metadata, in_context
 from jrnn.loops.ir import Provenance, ScanParams, Tag, observers, tag
 
 
@@ -115,6 +115,20 @@ def with_inputs_as_residuals(rule: Callable, partial_eval: Callable) -> Callable
         for tracer in unknown:
             tracer.recipe = recipe
         return outs
+
+    return evaluate
+
+
+def in_context_of_loop(rule: Callable) -> Callable:
+    """Fixes the rule of JAX 0.11 and later for a scan in a `jax.checkpoint` that is differentiated.
+
+    The rule traces the forward loop in a call, which has the tag. In earlier versions the loop has it, too.
+    """
+
+    @functools.wraps(rule)
+    def evaluate(saveable: Any, unknown: Any, instantiated: Any, eqn: Any) -> Any:
+        with in_context(eqn):
+            return rule(saveable, unknown, instantiated, eqn)
 
     return evaluate
 

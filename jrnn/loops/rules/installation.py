@@ -28,7 +28,11 @@ def install() -> None:
         rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)
         lower = functools.partial(lowering.lower, of_jax.lower_scan)
         jax_internals.replace_rules(rules, {p: functools.partial(lower, p) for p in PLATFORMS})
-        jax_internals.fix_rules(differentiation.with_zeros_of_a_step, differentiation.with_inputs_as_residuals)
+        jax_internals.fix_rules(
+            differentiation.with_zeros_of_a_step,
+            differentiation.with_inputs_as_residuals,
+            differentiation.in_context_of_loop,
+        )
     if jax_internals.missing:
         lacks = "; ".join(f"{name} (without it, {without})" for name, without in jax_internals.missing.items())
         _warn(f"which lacks names that jrnn needs: {lacks}")
