@@ -17,6 +17,7 @@ from jrnn.jaxprs.over_time import stack as stack
 from jrnn.jaxprs.over_time import stacks as stacks
 from jrnn.jaxprs.programs import CALLS as CALLS
 from jrnn.jaxprs.programs import CALLS_AND_CHECKPOINTS as CALLS_AND_CHECKPOINTS
+from jrnn.jaxprs.programs import CHECKPOINTS as CHECKPOINTS
 from jrnn.jaxprs.programs import LOWERED_CALLS as LOWERED_CALLS
 from jrnn.jaxprs.programs import TAG as TAG
 from jrnn.jaxprs.programs import Atom as Atom

@@ -29,7 +29,8 @@ Rule = Callable[..., Sequence[Any] | None]  # `(eqn, *operands) -> results`, or 
 # Primitives that only call a jaxpr, with the parameter that holds it.
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
 # Of a program whose derivative stores none of its values, `checkpoint` is a call too: it only says what may not be stored.
-CALLS_AND_CHECKPOINTS = {**CALLS, "checkpoint": "jaxpr", "remat2": "jaxpr"}
+CHECKPOINTS = {"checkpoint": "jaxpr", "remat2": "jaxpr"}
+CALLS_AND_CHECKPOINTS = {**CALLS, **CHECKPOINTS}
 # Rules for derivatives matter to transformations only: in a program that is being lowered, they are calls too.
 LOWERED_CALLS = {**CALLS_AND_CHECKPOINTS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 TAG = "jrnn_scan"  # the key of XLA metadata that tags a scan, and not what is evaluated for it

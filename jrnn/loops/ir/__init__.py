@@ -5,7 +5,7 @@ In: a scan equation of JAX. Out: a `Loop` with its tag, and what observers hear 
 
 from jrnn.loops.ir.loop import Loop, Results, RunLoop, ScanParams, strict_passes
 from jrnn.loops.ir.refused import Refused
-from jrnn.loops.ir.scans import FlatScan, RunSome, in_chunks, promoted
+from jrnn.loops.ir.scans import FlatScan, RunSome, in_chunks, in_pieces, promoted
 from jrnn.loops.ir.tag import Options, Provenance, Tag
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "ScanParams",
     "Tag",
     "in_chunks",
+    "in_pieces",
     "promoted",
     "strict_passes",
 ]

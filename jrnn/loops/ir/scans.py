@@ -5,6 +5,8 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,10 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS
 from jrnn.loops.ir import tag
 
 # `(carry, xs, steps) -> (carry, ys)` over some of the steps.
 RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
+_UNROLLED = 3  # so many pieces before the last one are no loop, which would copy what it reads and writes
 
 
 class FlatScan(NamedTuple):
@@ -103,3 +107,49 @@ def in_chunks(
         carry, head_ys = run_head(carry)
         carry, tail_ys = run_tail(carry, tail)
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), head_ys, tail_ys)
+
+
+def in_pieces(run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool) -> tuple[Any, Any]:
+    """Runs a loop in pieces, of which all but the last are a `jax.checkpoint`: of these only the first carry is a residual.
+
+    The reverse pass begins with the last piece, so that computing its steps a second time would save nothing. Where XLA
+    drops the barriers of a checkpoint, all pieces are in a loop, and all are computed again.
+
+    Args:
+        run: runs some of the steps.
+        carry, xs: the inputs of the whole loop, pytrees.
+        steps: T.
+        size: the most steps of a piece.
+        reverse: whether time runs backwards.
+
+    Returns:
+        The last carry, and the stacked outputs.
+    """
+
+    def part(start: int, stop: int) -> Any:
+        """Returns the inputs from a step to another, counted in the direction of time."""
+        ends = (steps - stop, steps - start) if reverse else (start, stop)
+        return jax.tree.map(lambda x: x[slice(*ends)], xs)
+
+    def in_loop(carry: Any, stop: int) -> tuple[Any, Any]:
+        # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
+        wrap = functools.partial(jax.checkpoint, prevent_cse=False)
+        return in_chunks(run, carry, part(0, stop), stop, size, reverse, wrap)
+
+    count = math.ceil(steps / size)
+    if not XLA_KEEPS_BARRIERS and count > 1:
+        return in_loop(carry, steps)
+    if steps - steps // count * (count - 1) <= size:
+        size = steps // count  # the last piece is the longest
+    again, outputs = size * (count - 1), []
+    if count - 1 > _UNROLLED:
+        carry, ys = in_loop(carry, again)
+        outputs.append(ys)
+    else:
+        piece = jax.checkpoint(lambda carry, xs: run(carry, xs, size))
+        for start in range(0, again, size):
+            carry, ys = piece(carry, part(start, start + size))
+            outputs.append(ys)
+    carry, ys = run(carry, part(again, steps), steps - again)
+    outputs.append(ys)
+    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *(outputs[::-1] if reverse else outputs))

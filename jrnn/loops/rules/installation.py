@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jrnn.jaxprs import jax_internals
 from jrnn.jaxprs.jax_internals import LoopRules
 from jrnn.loops.ir import Options, Tag, observers, strict_passes, tag
-from jrnn.loops.rules import differentiation, lowering, programs, replacement
+from jrnn.loops.rules import differentiation, lowering, pieces, programs, replacement
 from jrnn.loops.strategies.plan import PLATFORMS
 
 
@@ -23,7 +23,7 @@ def install() -> None:
         tag.are_read = False
     else:
         jvp, linearize = (differentiation.with_residual_policy(rule) for rule in (of_jax.jvp, of_jax.linearize))
-        for program in (programs.by_strategy, programs.rewritten):  # the last one first
+        for program in (pieces.of_checkpointed, programs.by_strategy, programs.rewritten):  # the last one first
             jvp, linearize = replacement.jvp(jvp, program), replacement.linearize(linearize, program)
         rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)
         lower = functools.partial(lowering.lower, of_jax.lower_scan)

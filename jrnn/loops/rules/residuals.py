@@ -96,7 +96,7 @@ def with_fewer_residuals(
         option: the option `recompute`: None, "contractions", or names.
     """
     jaxpr = scan.jaxpr
-    if not _is_plain(jaxpr):
+    if not is_plain(jaxpr):
         if option is None or jaxprs.jaxpr_of(jaxpr).effects:
             return None
         policies = jax.checkpoint_policies
@@ -118,14 +118,14 @@ def with_fewer_residuals(
     return with_derivative(run, lambda primals, places, tangents: derivative(places)(primals, tangents))
 
 
-def _is_plain(closed: Any) -> bool:
+def is_plain(closed: Any) -> bool:
     """Returns True if the derivative of a step separates into equations of values and equations of tangents."""
     jaxpr = jaxprs.jaxpr_of(closed)
     if jaxpr.effects or len(jaxpr.eqns) > _LONGEST:
         return False
     calls = ((eqn, jaxprs.called(eqn, jaxprs.CALLS)) for eqn in jaxpr.eqns)
     return all(
-        _is_plain(body) if body is not None else eqn.primitive.name == "custom_jvp_call" or primitives.is_known(eqn)
+        is_plain(body) if body is not None else eqn.primitive.name == "custom_jvp_call" or primitives.is_known(eqn)
         for eqn, body in calls
     )
 

@@ -24,7 +24,7 @@ from jrnn.loops.strategies.strategy import Strategy
 from jrnn.loops.strategies.table import AUTO, SCAN, STRATEGIES
 
 _AS_WRITTEN = Provenance()
-_BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
+BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
 _MANY = 1_000  # runs of a loop that is in another one, whose number is not known
 
 
@@ -76,7 +76,7 @@ def _lowered(
         return LoopPlan.fallback(target, None, "it reads or writes Refs, or values of types that are not arrays")
     try:
         program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
-        has_checkpoint = any(e.primitive.name in ("checkpoint", "remat2") for e in body.eqns)
+        has_checkpoint = any(e.primitive.name in jaxprs.CHECKPOINTS for e in body.eqns)
         loop = replace(scan.loop(program), recomputes=has_checkpoint and options.recompute is not None)
         return replace(_plan(rows, scan, loop, target, options, provenance), constants=tuple(program.consts))
     except Exception as error:
@@ -104,7 +104,7 @@ def _has_one_step(loop: Loop) -> bool:
 def _is_brief(reference: Candidate, target: Target) -> bool:
     """Returns True for a loop that gains less than its lowering takes: `x W^T` takes 1.2 to 1.4 times as long as `x W`."""
     runs = _MANY if target.repeated else 1
-    is_short = target.is_estimated and runs * reference.estimate.seconds < _BRIEF
+    is_short = target.is_estimated and runs * reference.estimate.seconds < BRIEF
     return is_short and not reads_rows(reference.node.loop)
 
 

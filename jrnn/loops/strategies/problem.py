@@ -145,7 +145,7 @@ def to_lower(
             min_gain = SHORT_MIN_GAIN
         # The forward loop has half of the products of its reverse loop.
         forward_seconds = provenance.of_gradient(loop.reverse) * reference.estimate.seconds / 2
-        bounds = Bounds(options.memory, live, avoided, min_gain, forward_seconds, _allowance(loop))
+        bounds = Bounds(options.memory, live, avoided, min_gain, forward_seconds, allowance(loop))
     terms = _conversion_terms(conversions, loop.length, target.machine) if target.is_estimated else {}
     return Problem(
         *(scan, original, loop, conversions, target, options, provenance, reference, bounds, target.is_estimated),
@@ -183,7 +183,7 @@ def _conversion_terms(conversions: Sequence[Conversion], length: Any, machine: M
     return total(*keys, {"stacks": _TRANSPOSING * machine.reading(size, size)})
 
 
-def _allowance(loop: Loop) -> float:
+def allowance(loop: Loop) -> float:
     """Returns the bytes that a candidate may always use: of a loop over small states, a share of its own arrays."""
     if _has_large_products(loop):
         return SMALL

@@ -5,9 +5,8 @@ Shapes: T time.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.ir import in_chunks
+from jrnn.loops.ir import in_pieces
 from jrnn.loops.wrappers.call import Rest, Results, ScanCall
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
@@ -92,7 +91,7 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], ava
 
 
 def with_checkpoints(call: ScanCall, rest: Rest) -> Results:
-    """The stage that runs a loop in pieces. Only the carries between them are residuals."""
+    """The stage that runs a loop in pieces. The carries between them are residuals, and what the last piece stores."""
     recompute, steps = call.recompute, call.steps
     if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
         return rest(call)
@@ -112,6 +111,4 @@ def with_checkpoints(call: ScanCall, rest: Rest) -> Results:
         return run(call.init, call.xs, call.length)
     pieces = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
     size = math.ceil(steps / min(pieces, steps))
-    # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
-    wrap: Callable = functools.partial(jax.checkpoint, prevent_cse=False)
-    return in_chunks(run, call.init, call.xs, steps, size, call.reverse, wrap)
+    return in_pieces(run, call.init, call.xs, steps, size, call.reverse)

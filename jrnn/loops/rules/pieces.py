@@ -1,0 +1,162 @@
+"""A loop whose step is in a `jax.checkpoint`, differentiated in pieces.
+
+JAX stores the carry of each step, and computes each step again. Pieces store the carry between them, and what the reverse
+pass reads of the last piece, or of the one that it works on. Where that fits the bound of memory, it saves a part of the
+second computation, and the rest runs by the forward loop's plan. One piece computes nothing again.
+
+Shapes: T time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jrnn import jaxprs
+from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, are_arrays, cached, metadata_of, scan_p
+from jrnn.jaxprs.tangents import is_smooth
+from jrnn.loops.ir import Provenance, Results, ScanParams, Tag, in_pieces, observers, tag
+from jrnn.loops.rules.residuals import is_plain
+from jrnn.loops.strategies import Steps, Target, chooser
+from jrnn.loops.strategies.candidates import MIN_GAIN, Choice, memory_bound
+from jrnn.loops.strategies.chooser import BRIEF
+from jrnn.loops.strategies.problem import allowance
+
+_MOST = 4  # pieces: each adds loops to the program
+_FEWEST = 4  # steps of a piece
+
+Run = Callable[..., Sequence[Any]]
+
+
+class TrainStep(NamedTuple):
+    """What a forward loop and its reverse loop cost.
+
+    Attributes:
+        forward, reverse: the choices of their plans.
+        stored_bytes: what the reverse loop reads that is not among the inputs of the forward loop.
+    """
+
+    forward: Choice
+    reverse: Choice
+    stored_bytes: int
+
+    def seconds(self, of: Callable[[Choice], Any]) -> float:
+        """Returns the time of both loops by one of the estimates of each choice."""
+        return sum(of(choice).seconds for choice in (self.forward, self.reverse))
+
+
+def of_checkpointed(of_loop: Tag, scan: ScanParams, places: Sequence[int]) -> Run | None:
+    """Returns the loop in pieces, without the checkpoint in its step; or None to leave it to JAX."""
+    target = Target.here()
+    if of_loop.options.recompute is not None or not target.is_estimated or not _is_checkpointed(scan):
+        return None
+    pieces = _pieces(of_loop, scan, tuple(places), target)
+    if pieces is None:
+        return None
+    how = f"in {pieces} pieces" if pieces > 1 else "and not computed again"
+    observers.notify(f"a step in a jax.checkpoint is differentiated {how}: that needs as little memory")
+    return _tagged(of_loop, scan, pieces)
+
+
+def _is_checkpointed(scan: ScanParams) -> bool:
+    """Returns True for a step of arrays with a checkpoint of JAX's own policies, which JAX alone can know how to obey."""
+    body, known = jaxprs.jaxpr_of(scan.jaxpr), vars(jax.checkpoint_policies).values()
+    policies = [e.params["policy"] for e in jaxprs.all_equations(body) if e.primitive.name in jaxprs.CHECKPOINTS]
+    if not policies or any(policy is not None and policy not in known for policy in policies):
+        return False
+    return jaxprs.is_known(scan.length) and scan.length > 1 and are_arrays([v.aval for v in body.invars])
+
+
+def _tagged(of_loop: Tag, scan: ScanParams, pieces: int) -> Run:
+    """Returns the loop in pieces, each of them a tagged loop, without the checkpoint in its step."""
+    program = jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
+    loop = scan.loop(program)
+
+    def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
+        def some(carry: Any, xs: Any, steps: int) -> Results:
+            with tag.tagged(of_loop):
+                return loop.run(consts, carry, xs, steps)
+
+        return in_pieces(some, list(init), list(xs), length, math.ceil(length / pieces), loop.reverse)
+
+    return scan.flat(run, program.consts)
+
+
+@cached(256)
+def _pieces(of_loop: Tag, scan: ScanParams, places: tuple[int, ...], target: Target) -> int | None:
+    """Returns the fewest pieces that fit the bound of memory, if they are faster than the loop with its checkpoint."""
+    loop = scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS))
+    if not is_plain(loop.closed()):
+        return None
+    consts, _, xs = scan.apart(loop.inputs)
+    xs_bytes = scan.length * sum(map(jaxprs.nbytes, xs))
+    ys_bytes = scan.length * sum(jaxprs.nbytes(v) for v in jaxprs.variables(loop.ys) if is_smooth(v.aval))
+    gradient_bytes = sum(jaxprs.nbytes(v) for i, v in enumerate(consts) if i in places)
+    options = of_loop.options
+    provenance = Provenance(scan.reverse, xs_bytes=xs_bytes, gradient_bytes=gradient_bytes)
+    with observers.collected():
+        ours = _train_step(_tagged(of_loop, scan, 1), scan, places, target, Tag(options, provenance))
+        with tag.untagged():
+            as_written = scan.flat(Steps(scan.loop(jaxprs.opened(scan.jaxpr))).run)
+            theirs = _train_step(as_written, scan, places, target, Tag(options, provenance))
+    if ours is None or theirs is None:
+        return None
+    without_stacks, forward, reverse = (c.chosen.estimate for c in (theirs.forward, ours.forward, ours.reverse))
+    now = theirs.seconds(lambda choice: choice.chosen.estimate)
+    reference = theirs.seconds(lambda choice: choice.reference)
+    # The outputs and their cotangents are there when the reverse pass begins; later, what its loop makes at a step.
+    memory = theirs.stored_bytes + max(ys_bytes, theirs.reverse.reference.memory)
+    copied = xs_bytes + 2 * ys_bytes  # of the pieces
+    copying = target.machine.reading(copied, copied) + target.machine.writing(copied, copied)
+    # With more pieces than that, each would be left to `jax.lax.scan`, which the loop is not, unless the number is 0.
+    planned = int(theirs.forward.reference.seconds / BRIEF) or _MOST
+    counts = range(1, max(1, min(_MOST, planned, scan.length // _FEWEST)) + 1)
+    for pieces in counts if XLA_KEEPS_BARRIERS else (n for n in counts if scan.length % n == 0):
+        again = without_stacks.seconds * (1 - 1 / pieces if XLA_KEEPS_BARRIERS else 1) + copying
+        seconds = forward.seconds + reverse.seconds + again * (pieces > 1)
+        needed = ys_bytes + (ours.stored_bytes - ys_bytes + reverse.memory) / pieces
+        most = memory_bound(options.memory, memory, seconds / reference, allowance(loop))
+        if needed <= most and seconds < (1 - MIN_GAIN) * now:
+            return pieces
+    return None
+
+
+def _train_step(run: Run, scan: ScanParams, places: Sequence[int], target: Target, own_tag: Tag) -> TrainStep | None:
+    """Returns what a loop and its reverse loop cost, or None if there are not two loops that are compared with others.
+
+    Args:
+        run: the loop, from all its arguments.
+        scan: its parameters.
+        places: of the arguments that have tangents.
+        target: what it is lowered for.
+        own_tag: of loops that have no tag.
+    """
+
+    def train(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        smooth = lambda *moving: list(filter(is_smooth, run(*jaxprs.replaced(args, places, moving))))  # noqa: E731
+        outs, transposed = jax.vjp(smooth, *(args[i] for i in places))
+        return outs, transposed(list(cotangents))
+
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    args, outs = _whole(scan, body.invars, scan.n_consts + scan.n_carry), _whole(scan, body.outvars, scan.n_carry)
+    jaxpr = jax.make_jaxpr(train)(args, list(filter(is_smooth, outs))).jaxpr
+    loops = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
+    if [eqn.params["reverse"] for eqn in loops] != [scan.reverse, not scan.reverse]:
+        return None
+    tags = [tag.tag_in(metadata_of(eqn)) or own_tag for eqn in loops]
+    plans = [chooser.lowered(ScanParams.of(e.params), target, *of_loop) for e, of_loop in zip(loops, tags)]
+    if any(plan.choice is None or plan.choice.reference is None for plan in plans):
+        return None
+    xs_bytes = own_tag.provenance.xs_bytes
+    stored = scan.length * sum(map(jaxprs.nbytes, plans[1].loop.xs)) - xs_bytes
+    return TrainStep(plans[0].choice, plans[1].choice, max(stored, 0))
+
+
+def _whole(scan: ScanParams, variables: Sequence[Any], fixed: int) -> list[Any]:
+    """Returns the types of values, of which those after the first `fixed` ones are of all steps."""
+    avals = [v.aval for v in variables]
+    stacked = jax.make_jaxpr(lambda *one: [jax.lax.broadcast(v, (scan.length,)) for v in one])(*avals[fixed:])
+    return [*avals[:fixed], *stacked.out_avals]
