@@ -15,6 +15,7 @@ from tiny_steps import AFFINE, STEPS, arguments, linear, random_system, run, unr
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.costs import machines
 from jrnn.loops.kernels.unrolled.affine import affine_step
 from jrnn.loops.kernels.unrolled.lookahead import run_ahead
 from jrnn.loops.kernels.unrolled.steps import run_unrolled
@@ -227,3 +228,47 @@ def test_rounding_is_that_of_the_loop(pytestconfig, radius):
         for ours, theirs, e in zip(ahead(*system)[1], plain(*system)[1], exact[1], strict=True):
             off, most = (np.max(np.abs(np.asarray(v, float) - np.asarray(e))) for v in (ours, theirs))
             assert off <= 4 * most
+
+
+# Where XLA makes one kernel of small trips alone ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(monkeypatch):
+    older = machines.CPU._replace(one_kernel_bytes=machines.SMALL_LOOP)
+    monkeypatch.setattr(machines, "this_processor", lambda: older)
+
+
+def controlled(c, s, u):
+    """A damped mass and its controller, whose four carries are read by one another."""
+    at, speed, total, before = s
+    error = u - at
+    total = total + 0.01 * error
+    force = c[0] * error + c[1] * total + c[2] * (error - before)
+    speed = speed + 0.01 * (force - 0.5 * speed - at)
+    return (at + 0.01 * speed, speed, total, error), at
+
+
+@pytest.mark.parametrize(("dtype", "is_unrolled"), [(np.float32, True), (np.float64, False)])
+def test_a_trip_that_may_be_too_large_for_one_kernel_is_not_unrolled(limited, dtype, is_unrolled):
+    """XLA counts more of such a trip than is estimated: compiled for the limit, it ran kernel by kernel in float64."""
+    with jax.enable_x64(True):
+        c, init, xs = (np.ones(shape, dtype) for shape in (3, 4, 16_000))
+
+        def loss(c, init, xs):
+            return jnp.sum(jrnn.scan(functools.partial(controlled, c), tuple(init), xs)[1] ** 2)
+
+        forward, _ = plans_of(jax.grad(loss, (0, 1, 2)), c, init, xs)
+    assert (forward.strategy == "unrolled") == is_unrolled
+
+
+def test_a_loop_of_small_kernels_is_not_cut_into_chunks(limited):
+    """What its kernels take is known too roughly: sums after each chunk took up to 2.4 times as long."""
+
+    def loss(c, init, xs):
+        variance = jrnn.scan(lambda v, u: (c[0] + c[1] * u + c[2] * v, v), init, xs)[1]
+        return jnp.sum(variance * xs)
+
+    *_, plan = plans_of(jax.grad(loss, (0, 1, 2)), tuple(np.ones(3, "f")), np.ones(16, "f"), np.ones((16_000, 16), "f"))
+    assert plan.loop.reverse
+    assert "at a time" not in str(plan)

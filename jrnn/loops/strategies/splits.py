@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from jrnn import jaxprs
+from jrnn.loops.costs.equation_costs import LARGE_PRODUCT
 from jrnn.loops.passes import Moves, activate_together, gates, slice_apart, split
 from jrnn.loops.passes.fission import slices
 from jrnn.loops.strategies import unrolled
@@ -73,6 +74,16 @@ class Search:
         remaining = Steps(self.problem.split(None).core).estimate(self.problem.estimator)
         return remaining.seconds - dict(remaining.terms)["stacks"]
 
+    @functools.cached_property
+    def _is_of_small_kernels(self) -> bool:
+        """Returns True if XLA runs the loop kernel by kernel, and none of them is large.
+
+        What its kernels take is estimated too roughly to pay for a loop over chunks.
+        """
+        estimator, loop = self.problem.estimator, self.problem.loop
+        large = any(e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT for e in loop.eqns)
+        return not large and not estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs))
+
     def beats_every_split(self, candidate: Candidate) -> bool:
         """Returns True if even the part that no split can move takes `_CLEARLY` times the time of a candidate."""
         clearly = _CLEARLY * candidate.estimate.seconds < self._least
@@ -95,7 +106,7 @@ class Search:
         """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
         yield None
         length = self.problem.loop.length
-        if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2:
+        if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2 or self._is_of_small_kernels:
             return
         least = parts.at_once(1).memory - parts.per_step(True)
         for most in (_CHUNK, self.bounds.most(self.reference.estimate) - least):
