@@ -109,7 +109,7 @@ def test_a_strategy_that_compiles_longer_than_the_budget_is_refused():
 
 def test_the_gradient_of_a_loop_is_bounded_too():
     loops = plans(jax.grad(attention_loss), KEYS, compile_budget=0.05)
-    assert [plan.strategy for plan in loops.loops] == ["lax.scan", "lax.scan"]
+    assert len(loops.loops) == 2 and "chunks" not in {plan.strategy for plan in loops.loops}
     assert "not chunks: it compiles about " in str(loops)
     assert plans(jax.grad(attention_loss), KEYS, compile_budget=100).loops[0].strategy == "chunks"
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compilations import compilations
+from jax.ad_checkpoint import checkpoint_name
 
 import jrnn
 from jrnn.errors import ScanError
@@ -233,3 +234,34 @@ def test_refs_that_are_given_twice_are_named_as_by_lax_scan():
         for which in (jrnn.scan, jax.lax.scan):
             with pytest.raises(ValueError, match=re.escape(place)):
                 which(step, init, None, length=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(lengths=LENGTHS),
+        dict(resets=RESETS),
+        dict(mask=~RESETS),
+        dict(executor="associative"),
+        dict(recompute=["state"]),
+    ],
+    ids=["plain", "lengths", "resets", "mask", "an executor by name", "names"],
+)
+@pytest.mark.parametrize("how", ["value", "gradient"])
+def test_a_step_is_traced_once(how, options):
+    traces = []
+
+    def affine(h, x):
+        traces.append(x)
+        h = checkpoint_name(0.5 * h + x, "state")
+        return h, h
+
+    run = functools.partial(scan, affine, **options)
+    ours = TRANSFORMATIONS[how](run)(H0, XS)
+    assert len(traces) == 1
+    traces.clear()
+    jax.jit(TRANSFORMATIONS[how](run)).trace(H0, XS)
+    assert len(traces) == 1
+    expected = TRANSFORMATIONS[how](functools.partial(scan, lambda *args: affine(*args), **options))(H0, XS)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), ours, expected)

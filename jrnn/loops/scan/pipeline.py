@@ -108,8 +108,8 @@ def _by_jax(call: ScanCall) -> Results:
     if call.strict and not tag.are_read:
         raise ScanError(f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})")
     step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
-    _check(call, step, names)
     with tag.tagged(Tag(Options(call.executor, names, call.strict, call.memory))):
+        _check(call, step, names)  # in the context of the loop, so that JAX traces the step once
         return jax.lax.scan(step, *arguments)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.jaxprs.jax_internals import Primitive, ad, batching, mesh_axes_type, mlir, varying_axes
+from jrnn.jaxprs.jax_internals import Primitive, ad, batching, jaxpr_as_fun, mesh_axes_type, mlir, varying_axes
 
 # A branch takes about as long as selecting so many bytes: 2 microseconds.
 _BYTES = 1 << 16
@@ -115,10 +115,12 @@ class Traced(NamedTuple):
     """A step, traced with the types of a carry and an x.
 
     Attributes:
+        step: the step.
         closed: its jaxpr.
         out: the types of what it returns.
     """
 
+    step: Callable
     closed: Any
     out: Any
 
@@ -126,13 +128,21 @@ class Traced(NamedTuple):
     def of(cls, step: Callable, carry: Any, x: Any) -> Traced | None:
         """Returns None if the step raises, which `jax.lax.scan` reports."""
         try:
-            return cls(*jax.make_jaxpr(step, return_shape=True)(carry, x))
+            return cls(step, *jax.make_jaxpr(step, return_shape=True)(carry, x))
         except Exception:
             return None
 
     @property
     def has_effects(self) -> bool:
         return bool(self.closed.effects)
+
+    def __call__(self, carry: Any, x: Any) -> Any:
+        """Returns what the step returns: from its trace, if the arguments have the types of the trace."""
+        leaves = jax.tree.leaves((carry, x))
+        has_constants = any(map(jaxprs.is_literal, self.closed.jaxpr.outvars))  # Python numbers have weak types
+        if self.has_effects or has_constants or list(map(jax.typeof, leaves)) != list(self.closed.in_avals):
+            return self.step(carry, x)
+        return jax.tree.unflatten(jax.tree.structure(self.out), jaxpr_as_fun(self.closed)(*leaves))
 
     def updates_in_place(self, carry: Any, names: frozenset[str]) -> bool:
         """Returns whether a large leaf of the carry is updated in place, by one of these primitives among others."""

@@ -176,7 +176,7 @@ def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
 def _masked_step(step: Callable, spares: list[Any], option: str) -> Callable:
     """Returns a step `(carry, alive, x) -> (carry, y)`: where not alive, x is a spare one, and nothing changes."""
 
-    def chosen(alive: jax.Array, carry: Any, x: Any, where: Callable) -> tuple[Any, Any]:
+    def chosen(step: Callable, alive: jax.Array, carry: Any, x: Any, where: Callable) -> tuple[Any, Any]:
         leaves, tree = jax.tree.flatten(x)
         live = [v if spare is None else where(alive, v, spare, "input", option) for v, spare in zip(leaves, spares)]
         out = step(carry, jax.tree.unflatten(tree, live))
@@ -190,14 +190,14 @@ def _masked_step(step: Callable, spares: list[Any], option: str) -> Callable:
         traced = branches.Traced.of(step, carry, x)
         fits = traced is not None and _fits(traced.out, carry, promotes=False)
         if not fits or not branches.runs_in_branch(traced, alive, carry):
-            return chosen(alive, carry, x, _where)
+            return chosen(traced or step, alive, carry, x, _where)
         if traced.has_effects and alive.ndim:
             observers.notify(_CALLED)
         axes = varying_axes(alive)
         zeros = jax.tree.map(lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), traced.out[1])
         return jax.lax.cond(
             any_of_all(alive),
-            lambda carry, x: chosen(alive, carry, x, functools.partial(_where, decided=True)),
+            lambda carry, x: chosen(step, alive, carry, x, functools.partial(_where, decided=True)),
             lambda carry, x: (carry, zeros),
             carry,
             x,
