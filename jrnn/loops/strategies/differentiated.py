@@ -56,7 +56,18 @@ def to_differentiate(scan: ScanParams, target: Target, options: Options, tangent
     bounds = Bounds(options.memory, binds_reference=True)
     reference = Candidate(REFERENCE, _train_step(loop, stored, target.machine), Steps(loop))
     return Problem(
-        scan, original, loop, conversions, target, options, Provenance(), reference, bounds, True, constants, stored
+        scan,
+        original,
+        loop,
+        conversions,
+        target,
+        options,
+        Provenance(),
+        reference,
+        bounds,
+        is_estimated=True,
+        constants=constants,
+        stored_bytes=stored,
     )
 
 

@@ -63,7 +63,8 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
 
     form = Placed(*(tuple(map(placement, of)) for of in (loop.consts, loop.carry, loop.xs, loop.ys)))
     # A loop is not rewritten for what it only adds up, or for its constants.
-    read = [p for i, p in enumerate(form.carry) if i not in added_to_carries(loop)]
+    added = added_to_carries(loop)
+    read = [p for i, p in enumerate(form.carry) if i not in added]
     same = all(p.is_same for p in (*read, *form.xs, *form.ys))
     if same and not rows.has_transposed_rows:
         return loop, None
