@@ -17,10 +17,11 @@ from types import ModuleType
 
 from jrnn.bench import measure
 from jrnn.bench.suites import SuiteOptions
-from jrnn.errors import DataError, JrnnError
+from jrnn.errors import DataError, JrnnError, UsageError
 
 SUITES = {
     "custom-steps": "custom_steps",
+    "spellings": "spellings",
     "divided": "divided",
     "layers": "recurrent_layers",
     "convert": "conversion",
@@ -54,9 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     for name in ("json", "plot"):
         parser.add_argument(f"--{name}", type=Path)
-    options = SuiteOptions(**vars(parser.parse_args(argv)))
+    chosen = vars(parser.parse_args(argv))
+    name = chosen.pop("suite")
     try:
-        measure.run(options, suite_of(options.suite))
+        suite = suite_of(name)
+        for option in ("cells", "modes", "sizes", "peers"):
+            if chosen[option] is not None and option not in suite.TAKES:
+                raise UsageError(f"--{option} means nothing for the suite {name!r}")
+        measure.run(SuiteOptions(**chosen), suite)
     except JrnnError as e:
         print(e, file=sys.stderr)
         return 2
