@@ -19,7 +19,6 @@ from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, are_arrays, cached, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.ir import Provenance, Results, ScanParams, Tag, in_pieces, observers, tag
-from jrnn.loops.rules.residuals import is_plain
 from jrnn.loops.strategies import Steps, Target, chooser
 from jrnn.loops.strategies.candidates import MIN_GAIN, Choice, memory_bound
 from jrnn.loops.strategies.chooser import BRIEF
@@ -88,6 +87,8 @@ def _tagged(of_loop: Tag, scan: ScanParams, pieces: int) -> Run:
 @cached(256)
 def _pieces(of_loop: Tag, scan: ScanParams, places: tuple[int, ...], target: Target) -> int | None:
     """Returns the fewest pieces that fit the bound of memory, if they are faster than the loop with its checkpoint."""
+    from jrnn.loops.rules.residuals import is_plain
+
     loop = scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS))
     if not is_plain(loop.closed()):
         return None
