@@ -58,8 +58,8 @@ class Problem:
         bounds: what candidates may use, and must gain.
         is_estimated: candidates are compared by estimates. Elsewhere the first strategy of the table that proposes one runs.
         constants: the values of inputs of `loop` that are known now.
-        conversion_terms: what candidates cost next to the loop that they run.
         stored_bytes: in differentiation, the bytes a step of states that JAX's derivative would store.
+        conversion_terms: what candidates cost next to the loop that they run.
         candidates: what the strategies that stand earlier in the table proposed.
     """
 
@@ -74,8 +74,8 @@ class Problem:
     bounds: Bounds
     is_estimated: bool
     constants: dict[Var, Any] = field(default_factory=dict)
-    conversion_terms: Terms = field(default_factory=dict)
     stored_bytes: int = 0
+    conversion_terms: Terms = field(default_factory=dict)
     candidates: list[Candidate] = field(default_factory=list)
     effort: int = _EFFORT  # how many equations may still be estimated
     _splits: dict[tuple[Moves | None, Contract | None], Fission] = field(default_factory=dict)
