@@ -119,7 +119,8 @@ class Problem:
 
     def with_conversions(self, cost: Estimate) -> Estimate:
         """Returns an estimate of the loop with what is computed before and after it for its canonical form."""
-        return estimate(total(dict(cost.terms), self.conversion_terms), cost.memory)
+        terms = dict(cost.terms)
+        return estimate(terms | {k: terms.get(k, 0.0) + s for k, s in self.conversion_terms.items()}, cost.memory)
 
 
 def reference_of(loop: Loop, target: Target) -> Candidate:
