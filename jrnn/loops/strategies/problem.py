@@ -181,7 +181,7 @@ def _conversion_terms(conversions: Sequence[Conversion], length: Any, machine: M
     """
     keys = [dict(Estimator(c.keys, machine).whole().terms) for c in conversions if isinstance(c, Schedules)]
     size = jaxprs.extent(length) * sum(c.transposed_bytes for c in conversions if isinstance(c, Placed))
-    return total(*keys, {"stacks": _TRANSPOSING * machine.reading(size, size)})
+    return total(*keys, {"elements": _TRANSPOSING * machine.reading(size, size)})
 
 
 def allowance(loop: Loop) -> float:
