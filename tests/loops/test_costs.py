@@ -758,7 +758,7 @@ def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
             return jnp.tanh(c @ jnp.ones((n, n)) + x), c
 
         (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(step, c, xs), jnp.ones((8, n)), jnp.ones((9, 8, n)))
-        return problem._allowance(loop)
+        return problem.allowance(loop)
 
     assert most(4) == (2 * 9 + 1) * 8 * 4 * 4 / 2 and most(64) == candidates.SMALL
 
