@@ -10,6 +10,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from never_worse import LOOPS, of_layer, programs
 from plans_of import plans_of, scan_plans
@@ -678,6 +679,31 @@ def test_what_is_joined_or_stacked_and_also_read_is_written_by_kernels_of_its_ow
     assert joined == alone + 2
     read, unread = (kernels(lambda h, x, k=k: ((h + x) @ w, (h + x, h * 3)[k])) for k in (0, 1))
     assert read == unread
+
+
+@pytest.mark.parametrize(("dtype", "strategy"), [(np.float32, "arithmetic"), (np.float64, "lax.scan")])
+def test_products_of_64_bits_are_slower_as_arithmetic(dtype, strategy):
+    """8 x 8 by 8 x 16: as arithmetic 0.95 of the time of `jax.lax.scan`, and 2.0 of it in float64."""
+    with jax.enable_x64(True):
+        w, h, xs = (np.ones(shape, dtype) for shape in ((8, 8), (8, 16), (1_000, 8, 16)))
+        (plan,) = plans_of(lambda w, h, xs: jrnn.scan(lambda h, x: ((h := w @ h + x), h), h, xs), w, h, xs)
+    assert plan.strategy == strategy
+
+
+def test_functions_of_64_bits_are_stored_for_the_reverse_pass():
+    """Computed again in the reverse pass, the gates of 16 units took 1.3 to 1.4 times as long in float64."""
+
+    def loss(h, xs):
+        def step(h, x):
+            z = jax.nn.sigmoid(x[0])
+            h = (1 - z) * h + z * x[1]
+            return h, h
+
+        return jnp.sum(jrnn.scan(step, h, xs)[1] ** 2)
+
+    with jax.enable_x64(True):
+        *_, plan = plans_of(jax.grad(loss, (0, 1)), np.ones(16), (np.ones((16_000, 16)),) * 2)
+    assert plan.loop.reverse and "logistic" not in [e.primitive.name for e in plan.loop.eqns]
 
 
 def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypatch):

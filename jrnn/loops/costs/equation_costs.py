@@ -218,10 +218,13 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> fl
     if cost == 0.0:
         return 0.0
     of = eqn.invars if reduces else eqn.outvars
-    count = max(max((jaxprs.elements(a.aval.shape) for a in of), default=1), LEAST)
+    wide = 1.0  # a vector has half as many numbers of 64 bits, and XLA:CPU sums products of these by themselves
+    if any(a.aval.dtype == jnp.float64 for a in of):
+        wide = 4.0 if reduces else 2.0
+    count = max(wide * max((jaxprs.elements(a.aval.shape) for a in of), default=1), LEAST)
     if cost is not None:
         size = jaxprs.elements(eqn.outvars[0].aval.shape)
         by_itself = alone and size in _BY_THEMSELVES and machine.elementwise_trip < machine.kernel  # as on a CPU
-        return (_BY_ITSELF * size if by_itself else count) * machine.function * cost
+        return (_BY_ITSELF * wide * size if by_itself else count) * machine.function * cost
     last = reduces and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]  # XLA:CPU vectorizes others
     return count * machine.element * (4.0 if last else 1.5 if reduces else 1.0)
