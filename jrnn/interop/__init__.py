@@ -8,7 +8,6 @@ from jrnn.interop.caffe2_cells import from_caffe2, to_caffe2
 from jrnn.interop.cells import CONVENTIONS, Convention, convention, reorder
 from jrnn.interop.flax_cells import from_flax, to_flax
 from jrnn.interop.rnn_layers import (
-    StackWeights,
     from_arraymancer,
     from_keras,
     from_onnx_arrays,
@@ -23,7 +22,6 @@ __all__ = [
     "CONVENTIONS",
     "Convention",
     "LoadReport",
-    "StackWeights",
     "convention",
     "from_arraymancer",
     "from_caffe2",

@@ -1,6 +1,6 @@
-"""Weights of Keras' layers, ONNX's operators and Arraymancer's stacked GRU.
+"""Weights of Keras' layers, ONNX's operators and Arraymancer's stacked GRU (`jrnn.nn.stacked_gru`).
 
-Shapes: D input, H hidden, G gates, K directions, L layers.
+Shapes: D input, H hidden, G gates, K directions.
 
 Keras: `layer.get_weights()` of a SimpleRNN, LSTM or GRU is [kernel [D, G H], recurrent_kernel [H, G H], bias]; of a
 Bidirectional layer, it is the forward list followed by the backward list. The bias is [G H], but [2, 3H] for a GRU with
@@ -8,19 +8,18 @@ Bidirectional layer, it is the forward list followed by the backward list. The b
 
 ONNX: the tensors of an RNN, LSTM or GRU are W [K, G H, D], R [K, G H, H] and B [K, 2 G H]: the input's bias, then the hidden
 bias.
-
-Arraymancer: `nnp_gru` computes what `jrnn.nn.GRU` does, from the arrays of `StackWeights`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jrnn.errors import ConversionError
 from jrnn.interop.cells import CellArrays, Params, from_system, one_direction, other_gru, suffixes_of_layer, to_system
+from jrnn.nn.stacked_gru import StackWeights
 
 
 def from_keras(
@@ -116,24 +115,6 @@ def to_onnx_arrays(
     return np.stack([cell.weight_ih for cell in cells]), np.stack([cell.weight_hh for cell in cells]), biases
 
 
-class StackWeights(NamedTuple):
-    """The weights of Arraymancer's stacked GRU, whose gates are in the order r, z, n.
-
-    Attributes:
-        W3s0: [3H, D], the input weights of the first layer.
-        W3sN: [L - 1, 3H, H], the input weights of the other layers.
-        U3s: [L, 3H, H].
-        bW3s: [L, 1, 3H].
-        bU3s: [L, 1, 3H].
-    """
-
-    W3s0: Any
-    W3sN: Any
-    U3s: Any
-    bW3s: Any
-    bU3s: Any
-
-
 def from_arraymancer(weights: StackWeights) -> Params:
     """Converts a stacked GRU to PyTorch's parameters.
 
@@ -144,9 +125,8 @@ def from_arraymancer(weights: StackWeights) -> Params:
     """
     params: Params = {}
     for layer in range(len(weights.U3s)):
-        W3 = weights.W3sN[layer - 1] if layer else weights.W3s0
-        arrays = map(np.asarray, (W3, weights.U3s[layer], weights.bW3s[layer][0], weights.bU3s[layer][0]))
-        params |= from_system("arraymancer", "GRU", CellArrays(*arrays), f"_l{layer}")
+        W3, U3, bW3, bU3 = (np.asarray(array) for array in weights.layer(layer))
+        params |= from_system("arraymancer", "GRU", CellArrays(W3, U3, bW3[0], bU3[0]), f"_l{layer}")
     return params
 
 

@@ -1,27 +1,24 @@
-"""Arraymancer's `nnp_gru` by numpy, with its gradient written by hand: `nn.functional.gru` equals both on converted weights.
-
-r, z = sigmoid(W_{r,z} x + bW + U_{r,z} h + bU)
-Uh   = U_n h + bU_n
-n    = tanh(W_n x + bW_n + r Uh)
-h'   = (1 - z) n + z h
-"""
+"""The stacked GRU: its hand-written gradient equals JAX's, and both equal jrnn.nn.GRU on the same weights."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_numpy import by_numpy
 
 from jrnn import interop, nn
+from jrnn.errors import LayerError
+from jrnn.nn import stacked_gru as gru
 
 T, N, D, H = 4, 3, 2, 5
 
 
 def normal(seed, *shape):
-    return np.random.RandomState(seed).standard_normal(shape)
+    return jnp.asarray(np.random.RandomState(seed).standard_normal(shape))
 
 
 def make(layers):
-    return interop.StackWeights(
+    return gru.StackWeights(
         normal(0, 3 * H, D),
         normal(1, layers - 1, 3 * H, H),
         normal(2, layers, 3 * H, H),
@@ -30,69 +27,98 @@ def make(layers):
     )
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+def close(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
 
 
-def forward(x, W3, U3, bW3, bU3, hidden):
-    """x [T, N, D or H] -> the hidden states after each step [T, N, H], and for each step what `backward` reads."""
-    outputs, kept = [], []
-    for wx in x @ W3.T + bW3:
-        wr, wz, wn = np.split(wx, 3, axis=-1)
-        ur, uz, Uh = np.split(hidden @ U3.T + bU3, 3, axis=-1)
-        r, z = sigmoid(wr + ur), sigmoid(wz + uz)
-        n = np.tanh(wn + r * Uh)
-        kept.append((hidden, r, z, n, Uh))
-        hidden = (1 - z) * n + z * hidden
-        outputs.append(hidden)
-    return np.stack(outputs), kept
+def test_cell_gradient_equals_jax(x64):
+    x, h, d = normal(5, N, D), normal(6, N, H), normal(7, N, H)
+    W3, U3, bW3, bU3 = make(1).layer(0)
+
+    @by_numpy
+    def runs():
+        new, gates = gru.gru_cell_forward(x, W3, U3, bW3, bU3, h)
+        gradients = gru.gru_cell_backward(d, x, h, W3, U3, gates)
+        same, pull = jax.vjp(lambda x, h, *w: gru.gru_cell_inference(x, *w, h), x, h, W3, U3, bW3, bU3)
+        return new, same, gradients, gru.CellGradients(*pull(d))
+
+    new, same, actual, expected = runs()
+    np.testing.assert_array_equal(same, new)
+    close(actual, expected)
 
 
-def backward(x, W3, U3, kept, d_output, dh):
-    """The gradients of x, of the initial hidden state, and of W3, U3, bW3 and bU3."""
-    dwxs, duhs = [], []
-    for (h, r, z, n, Uh), dy in zip(kept[::-1], d_output[::-1]):
-        dnext = dh + dy
-        dn = dnext * (1 - z) * (1 - n * n)
-        dz = dnext * (h - n) * z * (1 - z)
-        dr = dn * Uh * r * (1 - r)
-        dwxs.append(np.concatenate([dr, dz, dn], axis=-1))
-        duhs.append(np.concatenate([dr, dz, dn * r], axis=-1))
-        dh = dnext * z + duhs[-1] @ U3
-    dwx, duh, hiddens = np.stack(dwxs[::-1]), np.stack(duhs[::-1]), np.stack([h for h, *_ in kept])
-    dW3, dU3 = np.einsum("tng,tnd->gd", dwx, x), np.einsum("tng,tnh->gh", duh, hiddens)
-    return dwx @ W3, dh, dW3, dU3, dwx.sum((0, 1))[None], duh.sum((0, 1))[None]
-
-
+@pytest.mark.exhaustive("3")
 @pytest.mark.parametrize("layers", [1, 3])
-def test_a_gru_equals_it_on_the_same_weights(layers, x64):
+def test_stack_gradient_equals_jax(layers, x64):
     weights, x, hidden = make(layers), normal(5, T, N, D), normal(6, layers, N, H)
     d_output, d_hidden = normal(7, T, N, H), normal(8, layers, N, H)
 
+    @by_numpy
+    def by_jax():
+        results, pull = jax.vjp(gru.gru_inference, x, weights, hidden)
+        d_x, d_weights, d_start = pull((d_output, d_hidden))
+        return results, (d_x, d_start, d_weights)
+
     @jax.jit
+    def by_hand():
+        output, last, cache = gru.gru_forward(x, weights, hidden)
+        return (output, last), gru.gru_backward(d_output, d_hidden, weights, cache)
+
+    close(by_hand(), by_jax())
+
+
+@pytest.mark.exhaustive("3")
+@pytest.mark.parametrize("layers", [1, 3])
+def test_equals_the_module_on_the_same_weights(layers, x64):
+    weights, x, hidden = make(layers), normal(5, T, N, D), normal(6, layers, N, H)
+    params = interop.from_arraymancer(weights)
+
+    @by_numpy
     def by_module(params, x, hidden):
-        results, pull = jax.vjp(nn.functional.gru, params, x, hidden)
-        return results, pull((d_output, d_hidden))
+        def loss(params, x, hidden):
+            output, last = nn.functional.gru(params, x, hidden)
+            return jnp.sum(output) + jnp.sum(last * last), (output, last)
 
-    (output, last), (d_params, d_x, d_start) = by_module(
-        interop.from_arraymancer(weights), jnp.array(x), jnp.array(hidden)
-    )
+        grads, results = jax.grad(loss, (0, 1, 2), has_aux=True)(params, x, hidden)
+        return results, grads
 
-    y, inputs, kept = x, [], []
-    for k in range(layers):
-        W3 = weights.W3sN[k - 1] if k else weights.W3s0
-        inputs.append(y)
-        y, of_layer = forward(y, W3, weights.U3s[k], weights.bW3s[k], weights.bU3s[k], hidden[k])
-        kept.append(of_layer)
-        np.testing.assert_allclose(last[k], y[-1], rtol=0, atol=1e-10)
-    np.testing.assert_allclose(output, y, rtol=0, atol=1e-10)
+    @jax.jit
+    def by_hand(weights, x, hidden):
+        output, last, cache = gru.gru_forward(x, weights, hidden)
+        return (output, last), gru.gru_backward(jnp.ones_like(output), 2 * last, weights, cache)
 
-    gradients = interop.to_arraymancer(d_params)
-    for k in reversed(range(layers)):
-        W3 = weights.W3sN[k - 1] if k else weights.W3s0
-        d_output, d_first, *others = backward(inputs[k], W3, weights.U3s[k], kept[k], d_output, d_hidden[k])
-        of_module = gradients.W3sN[k - 1] if k else gradients.W3s0, *(g[k] for g in gradients[2:])
-        for a, b in zip((d_start[k], *of_module), (d_first, *others), strict=True):
-            assert a.shape == b.shape
-            np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(d_x, d_output, rtol=0, atol=1e-10)
+    results, (d_params, d_x, d_hidden) = by_module(params, x, hidden)
+    d_weights = gru.StackWeights(*map(jnp.asarray, interop.to_arraymancer(d_params)))
+    close(by_hand(weights, x, hidden), (results, (d_x, d_hidden, d_weights)))
+
+
+def test_sizes_that_do_not_fit_are_named():
+    x, hidden = jnp.zeros((T, N, D)), jnp.zeros((2, N, H))
+    shapes = [(3 * H, D), (1, 3 * H, H), (2, 3 * H, H), (2, 1, 3 * H), (2, 1, 3 * H)]
+    weights = gru.StackWeights(*map(jnp.zeros, shapes))
+    assert gru.gru_inference(x, weights, hidden)[0].shape == (T, N, H)
+    with pytest.raises(LayerError, match=r"W3s0 is \[15, 2\] but must be \[15, 3\]"):
+        gru.gru_inference(jnp.zeros((T, N, 3)), weights, hidden)
+    with pytest.raises(LayerError, match=r"W3sN is \[1, 15, 5\] but must be \[0, 15, 5\]"):
+        gru.gru_inference(x, weights, hidden[:1])
+    with pytest.raises(LayerError, match=r"hidden is \[2, 3, 5\] but must be \[2, 4, 5\], as x is \[4, 4, 2\]"):
+        gru.gru_inference(jnp.zeros((T, 4, D)), weights, hidden)
+    with pytest.raises(LayerError, match=r"they must be \[T, N, D\] and"):
+        gru.gru_inference(x[0], weights, hidden)
+    output, last, cache = gru.gru_forward(x, weights, hidden)
+    with pytest.raises(
+        LayerError, match=r"d_hidden is \[1, 3, 5\] but must be \[2, 3, 5\], as the cache is of 2 layers"
+    ):
+        gru.gru_backward(output, last[:1], weights, cache)
+    cell = weights.layer(0)
+    with pytest.raises(LayerError, match=r"x is \[3, 2\] and hidden \[1, 5\]; they must be \[N, D\] and \[N, H\]"):
+        gru.gru_cell_forward(x[0], *cell, hidden[0, :1])
+    with pytest.raises(LayerError, match=r"W3 is \[15, 2\] but must be \[15, 1\], as x is \[3, 1\]"):
+        gru.gru_cell_inference(x[0, :, :1], *cell, hidden[0])
+    with pytest.raises(LayerError, match=r"dnext is \[1, 5\] but must be \[3, 5\]"):
+        gru.gru_cell_backward(
+            hidden[0, :1], x[0], hidden[0], *cell[:2], gru.gru_cell_forward(x[0], *cell, hidden[0])[1]
+        )
