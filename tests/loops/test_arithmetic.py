@@ -25,6 +25,7 @@ from jrnn.loops.costs import machines
 from jrnn.loops.costs.estimates import Estimator
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
 from jrnn.loops.passes.arithmetic.rewrite import RULES, equations, rewritten
+from jrnn.loops.rules.lowering import steps_of
 from jrnn.loops.strategies import arithmetic as choice
 from jrnn.loops.strategies.splits import Search
 
@@ -202,6 +203,22 @@ def test_scatters_of_several_places(how):
     compare(lambda t, u: getattr(t.at[at[:3], jnp.asarray([0, 1, 1])], how)(u), to, updates[:3, 0])
     places = jnp.asarray([[0, 1], [2, 2], [4, 9]])
     compare(jax.vmap(lambda t, i, u: getattr(t.at[i], how)(u)), normal(3, 5), places, normal(3, 2))
+
+
+@pytest.mark.parametrize(("count", "stay"), [(3, False), (11, True)])
+def test_scatters_of_many_places_stay(count, stay):
+    """XLA joins some of the single ones again, so that the loop is no single kernel."""
+    places = jnp.asarray([1, 3, 5, 7, 9, 11, 0, 2, 4, 6, 8, 10])
+
+    def step(c, x):
+        for k in range(count):
+            c = (c + x @ x).at[(places + k) % 13].add(jnp.tanh(c[:12]))
+        return c, None
+
+    (loop,) = steps_of(lambda c, xs: jax.lax.scan(step, c, xs), jnp.zeros(13), jnp.ones((40, 2, 2))[:, :1, 0])
+    changed = choice.arithmetic(loop, Estimator(loop, machines.CPU))
+    scatters = [e for e in equations((loop if changed is None else changed.loop).eqns) if "scatter" in e.primitive.name]
+    assert any(e.invars[1].aval.shape[0] > 1 for e in scatters) == stay
 
 
 PRODUCTS = {

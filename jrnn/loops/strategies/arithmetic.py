@@ -31,6 +31,9 @@ _LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elemen
 _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
 _ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in one kernel, and in several
+# Places of all scatters of a step. XLA joins some of them again, which are then kernels: of 249 places of a neuron with 12
+# compartments, 25 pairs, so that a step was 280 kernels, and took 1.5 times as long as without arithmetic.
+_SCATTERS = 128
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 
 
@@ -104,9 +107,14 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
     eqns = [*equations(loop.eqns)]
     if not all(jaxprs.is_known(n) for e in eqns for v in e.outvars for n in v.aval.shape):
         return None
-    has_blocker = any(_is_blocker(e) and not (e.primitive.name in RULES and fits_arithmetic(e)) for e in eqns)
+    are_too_many = sum(map(_scattered_places, eqns)) > _SCATTERS
+
+    def fits(eqn: Eqn, order: int = _ORDER) -> bool:
+        return not (are_too_many and _scattered_places(eqn)) and fits_arithmetic(eqn, order)
+
+    has_blocker = any(_is_blocker(e) and not (e.primitive.name in RULES and fits(e)) for e in eqns)
     order = _ORDER_IN_PARTS if has_blocker or estimator.machine.one_kernel_bytes <= SMALL_LOOP else _ORDER
-    changed = as_arithmetic(loop, lambda e: fits_arithmetic(e, order))
+    changed = as_arithmetic(loop, lambda e: fits(e, order))
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:
         return None
@@ -119,6 +127,11 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
         inside = costs.part(changed.eqns, changed.outputs)
     memory = estimator.part(loop.eqns, loop.outputs).peak_bytes  # of the loop as it was
     return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), kernel_blockers, fits_kernel_limit)
+
+
+def _scattered_places(eqn: Eqn) -> int:
+    """Returns the number of places of a scatter, or 0 for another equation."""
+    return jaxprs.elements(eqn.invars[1].aval.shape[:-1]) if eqn.primitive.name.startswith("scatter") else 0
 
 
 class _Estimator(Estimator):
@@ -153,8 +166,8 @@ def fits_arithmetic(eqn: Eqn, order: int = _ORDER) -> bool:
     if name == "dot_general":
         matrices = not is_by_vector(eqn) or is_of_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
         return jaxprs.operations(eqn) < LARGE_PRODUCT and matrices and not is_outer(eqn)
-    if name.startswith("scatter"):
-        return 1 < jaxprs.elements(eqn.invars[1].aval.shape[:-1]) <= _PLACES
+    if _scattered_places(eqn):
+        return 1 < _scattered_places(eqn) <= _PLACES
     if name in ("sort", "top_k"):
         axis: int = eqn.params.get("dimension", eqn.params.get("axis", -1))
         return shape[axis] <= _PLACES and math.prod(shape) * shape[axis] <= _LARGEST
@@ -165,8 +178,8 @@ def _is_blocker(eqn: Eqn) -> bool:
     name = eqn.primitive.name
     if name == "dot_general":
         return not is_by_vector(eqn) and not is_outer(eqn)
-    if name.startswith("scatter"):
-        return jaxprs.elements(eqn.invars[1].aval.shape[:-1]) > 1
+    if _scattered_places(eqn):
+        return _scattered_places(eqn) > 1
     if primitives.is_kind(eqn, "reduction"):
         return jaxprs.elements(eqn.invars[0].aval.shape) >= SUMMED
     return primitives.is_library_call(eqn) or bool(eqn.effects)
