@@ -1,7 +1,7 @@
 """A suite is a module whose `jobs(options)` yields the programs to compare; this one is that of `jrnn bench`.
 
-A suite's `OURS` are the programs whose times are divided by those of the others, and `TAKES` the options that choose what is
-measured. A suite may have `summary(records)`, a text below the tables. scripts/benchmarks of the repository has more suites.
+A suite's `OURS` are the programs whose times are divided by those of the others. It may have `summary(records)`, a text
+below the tables. scripts/benchmarks of the repository has more suites.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import CELLS, MODES, SETS, Size, check_names, flops, parse_sizes
 
 OURS = ("jrnn",)
-TAKES = ("cells", "modes", "sizes", "peers")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     python scripts/benchmarks SUITE [--cells A,B] [--modes A,B] [--sizes TxNxDxH,...] [--peers A,B] [--json FILE] ...
 
-Each suite is a module of this folder. It says what it measures and which options it takes.
+Each suite is a module of this folder. It says what it measures, and in `TAKES` which options it takes.
 """
 
 from __future__ import annotations
