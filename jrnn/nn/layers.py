@@ -171,11 +171,13 @@ def make_step(
     """The step `(state, (x, noise)) -> (state, y)` of one direction of one layer.
 
     Args:
-        weights: without weight_ih, x is its product with the input already, [N, G H].
+        weights: without weight_ih, x is its product with the input already, [N, G H]; without norm_ih, plus the biases.
         variational: the mask `Noise.recurrent` of the whole sequence, or None. `noise` holds the masks of one step.
     """
     # Computed outside the step, so that its gradient does not repeat them at each step.
     bias, late = _biases(unit, weights, dtype)
+    if weights.weight_ih is None and weights.norm_ih is None:
+        bias = None
     rates = zoneout_rates(settings, unit.states)
 
     def step(state: State, inputs: tuple) -> tuple[State, jax.Array]:
@@ -200,16 +202,33 @@ def make_step(
     return step
 
 
-def read_rows(first: Sequence[Direction], table: jax.Array, tokens: jax.Array, dtype) -> tuple[list[Direction], Any]:
+def read_rows(
+    unit: Unit, first: Sequence[Direction], table: jax.Array, tokens: jax.Array, dtype
+) -> tuple[list[Direction], Any]:
     """The directions of the first layer, and their input, of rows of an embedding [V, D] by tokens [T, N].
 
-    With fewer rows than tokens, the product with weight_ih is made once for each row, and looked up.
+    With fewer rows than tokens, the product with weight_ih, plus the biases, is made once for each row, and looked up.
     """
     table = table.astype(dtype)
     if len(first) > 1 or whole_layers.value or table.shape[0] >= tokens.size or jax.default_backend() != "cpu":
         return list(first), table[tokens]
-    products = contract(table, first[0].weights.weight_ih, dtype)
-    return [first[0]._replace(weights=first[0].weights._replace(weight_ih=None))], products[tokens]
+    weights = first[0].weights
+    products = contract(table, weights.weight_ih, dtype)
+    bias = _biases(unit, weights, dtype)[0] if weights.norm_ih is None else None
+    products = products if bias is None else bias + products
+    return [first[0]._replace(weights=weights._replace(weight_ih=None))], _rows(products, tokens)
+
+
+def _rows(table: jax.Array, places: jax.Array) -> jax.Array:
+    """table[places], [V, R], [...] -> [..., R].
+
+    The gradient adds rows to rows. XLA:CPU first copies all of them, unless the lookup keeps an axis for the one row.
+    """
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0,))
+    places, shape = places.reshape(-1, 1), places.shape
+    places = jnp.where(places < 0, places + len(table), places)
+    rows = lax.gather(table, places, numbers, (1, table.shape[1]), mode="promise_in_bounds")
+    return rows.reshape(*shape, table.shape[1])
 
 
 def _is_plain(unit: Unit, weights: Weights, settings: Settings) -> bool:

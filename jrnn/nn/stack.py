@@ -125,7 +125,7 @@ def _run_layers(functions: tuple[()], options: tuple[Common, int], arrays: Any) 
     starts = [None] * len(weights) if resets is None else _restarts(resets, fresh, width)
     directions = [Direction(own, tuple(s[k] for s in states), starts[k]) for k, own in enumerate(weights)]
     if table is not None:
-        directions[:width], x = read_rows(directions[:width], table, x[..., 0], dtype)
+        directions[:width], x = read_rows(shared.unit, directions[:width], table, x[..., 0], dtype)
     shared, last = shared._replace(lengths=lengths), []
     for start in range(0, len(directions), width):
         if start and settings.dropout and key is not None:

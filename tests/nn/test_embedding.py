@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jrnn import nn
+from jrnn import jaxprs, nn
 from jrnn.errors import LayerError
 from jrnn.nn import functional
 
@@ -65,6 +65,22 @@ def test_the_product_with_the_input_is_made_once_for_each_row(table, tokens):
     assert products(lambda x, table: lstm(x, embedding=table)[0], tokens, many) == products(
         lambda x, table: lstm(table[x])[0], tokens, many
     )
+
+
+def test_biases_are_added_once_for_each_row_and_gradients_are_not_copied(table, tokens):
+    """The loop reads no bias, and what it reads is looked up with an axis for the one row."""
+    params = nn.Layout(functional.LSTM, D, H).init(jax.random.key(0))
+    loss = lambda params, table: jnp.sum(functional.lstm(params, tokens, embedding=table)[0])  # noqa: E731
+    eqns = [*jaxprs.all_equations(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(params, table).jaxpr)]
+    loops = [eqn for eqn in eqns if eqn.primitive.name == "scan"]
+    assert loops and not any(v.aval.shape in {(4 * H,), (1, 4 * H)} for eqn in loops for v in eqn.invars)
+    (added,) = (e.params["dimension_numbers"] for e in eqns if e.primitive.name == "scatter-add")
+    assert added.inserted_window_dims == ()
+
+
+def test_places_from_the_end(table, tokens):
+    lstm = nn.LSTM(D, H, rngs=nnx.Rngs(0))
+    np.testing.assert_array_equal(lstm(tokens - V, embedding=table)[0], lstm(tokens, embedding=table)[0])
 
 
 def test_batch_first_and_one_sequence(table, tokens):
