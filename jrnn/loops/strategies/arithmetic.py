@@ -15,14 +15,14 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
-from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, SUMMED, is_by_vector, is_of_one_row, is_outer
+from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, SUMMED, has_one_row, is_by_vector, is_of_one_row, is_outer
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
 from jrnn.loops.ir import Loop, Results
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.passes import Moves
 from jrnn.loops.passes.arithmetic import draws
-from jrnn.loops.passes.arithmetic.rewrite import RULES, as_arithmetic, equations
+from jrnn.loops.passes.arithmetic.rewrite import RULES, Fits, as_arithmetic, equations
 from jrnn.loops.strategies.candidates import Candidate
 from jrnn.loops.strategies.nodes import Split
 from jrnn.loops.strategies.problem import Problem
@@ -114,7 +114,16 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
 
     has_blocker = any(_is_blocker(e) and not (e.primitive.name in RULES and fits(e)) for e in eqns)
     order = _ORDER_IN_PARTS if has_blocker or estimator.machine.one_kernel_bytes <= SMALL_LOOP else _ORDER
-    changed = as_arithmetic(loop, lambda e: fits(e, order))
+    written = _written(loop, estimator, lambda e: fits(e, order))
+    if written is None or written.is_one_kernel or estimator.machine.one_kernel_bytes > SMALL_LOOP:
+        return written
+    # XLA before jaxlib 0.12 writes products of one row itself, faster than as arithmetic in a kernel of their own.
+    return _written(loop, estimator, lambda e: fits(e, order) and not has_one_row(e))
+
+
+def _written(loop: Loop, estimator: Estimator, fits: Fits) -> Arithmetic | None:
+    """Returns the loop with what `fits` as arithmetic, or None if that changes nothing or makes its step too long."""
+    changed = as_arithmetic(loop, fits)
     rewritten = [*equations(changed.eqns)]
     if changed is loop or len(rewritten) > _EQUATIONS:
         return None
