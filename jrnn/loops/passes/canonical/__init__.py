@@ -28,6 +28,7 @@ from jax.sharding import AxisType, NamedSharding
 from jrnn import jaxprs
 from jrnn.jaxprs import Var
 from jrnn.loops.ir import Loop
+from jrnn.loops.passes.branches import products_after_branches
 from jrnn.loops.passes.canonical.constant_carries import settled
 from jrnn.loops.passes.canonical.invariants import invariants_first
 from jrnn.loops.passes.canonical.lookups import read_in_order
@@ -37,7 +38,7 @@ from jrnn.loops.passes.canonical.shared_operands import join_products
 from jrnn.loops.passes.canonical.spelling import placed
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 
-_PASSES = (compose_views, common_subexpressions, pads_to_concatenate, join_products)
+_PASSES = (products_after_branches, compose_views, common_subexpressions, pads_to_concatenate, join_products)
 
 
 def canonical(loop: Loop, devices: int = 1, schedules: bool = False) -> tuple[Loop, Sequence[Any]]:
