@@ -81,33 +81,6 @@ def test_no_loop_needs_more_memory_than_the_bound(name):
         assert mine <= most, f"{mine:,} bytes, but jax.lax.scan needs {base:,}"
 
 
-@pytest.mark.exhaustive(
-    "lookup_by_one_hot-True",
-    "repeated_input-True",
-    "output_layer-True",
-    "outer_products-True",
-    "small_products-True",
-    "elementwise-True",
-    "scalars-True",
-    "lstm-True",
-)
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize(
-    "name", sorted(LOOPS.keys() - {"mlstm", "small_matrix_states", "nested"})
-)  # trained in chunks, or by one scalar; loops of loops
-def test_estimated_memory_is_within_a_factor_of_two(name, train):
-    """Of the chosen candidates; a train step also holds what its reverse loop reads."""
-    *functions, args = programs(name, jrnn.scan)
-    plan = plans_of(functions[train], *args)[-1]
-    measured = jax.jit(functions[train]).lower(*args).compile().memory_analysis().temp_size_in_bytes
-    estimated = plan.choice.chosen.estimate.memory
-    if train:
-        given = sum(leaf.nbytes for leaf in jax.tree.leaves(args[-1]))
-        estimated += max(plan.loop.length * sum(map(jaxprs.nbytes, plan.loop.xs)) - given, 0)
-    least = 50_000  # XLA's own small arrays
-    assert measured / 2 - least <= estimated <= 2 * measured + least, (estimated, measured)
-
-
 def runge_kutta(w, h, x):
     def slope(h):
         return jnp.tanh(h @ w + x) @ w.T
@@ -175,7 +148,7 @@ def test_the_option_memory_bounds_what_leaves_the_loop():
         fn = programs("lstm", functools.partial(jrnn.scan, memory=memory))[1]
         return plans_of(fn, *args)[-1].choice.chosen
 
-    assert bounded(0.01).name == "lax.scan"
+    assert bounded(0.01).strategy == "lax.scan"
     assert bounded(10).estimate.memory >= free
     within = [bounded(factor).estimate.memory for factor in (0.5, 0.6, 0.7)]  # in chunks of more and more steps
     assert within == sorted(set(within)) and within[-1] < free

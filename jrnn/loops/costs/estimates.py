@@ -23,7 +23,6 @@ from jrnn.loops.costs.equation_costs import (
     call_seconds,
     element_seconds,
     indexing_seconds,
-    is_by_library,
     is_call,
     is_outer,
     operation_seconds,
@@ -32,6 +31,7 @@ from jrnn.loops.costs.equation_costs import (
     selects,
 )
 from jrnn.loops.costs.machines import CPU, Machine
+from jrnn.loops.costs.peaks import Facts, peak_bytes, read_by_libraries
 from jrnn.loops.ir import Loop
 
 # What XLA:CPU counts of a trip, next to its kernels: a pointer for each value, and the counter and its comparison. With 160,
@@ -152,7 +152,7 @@ class Estimator:
             *self.updates.values(),
             *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
         }
-        self._facts: dict[int, _Facts] = {}
+        self._facts: dict[int, Facts] = {}
         self._inside: dict[int, Costs] = {}  # of jaxprs, which the facts of their equations keep alive
         self._size: dict[Var, int] = {}
 
@@ -186,10 +186,7 @@ class Estimator:
         views: dict[Var, tuple[Var, ...]] = {}  # the same, or slices of them
         products = elements = calls = packing = 0.0
         read_bytes = written_bytes = kernels = touched_bytes = total_bytes = 0
-        last_use: dict[Var, int] = {}
-        readers: Counter[Var] = Counter()  # calls and kernels
-        results: list[tuple[Var, tuple[Var, ...]]] = []  # of kernels
-        for i, (eqn, fact) in enumerate(zip(eqns, facts)):
+        for eqn, fact in zip(eqns, facts):
             union = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
             viewed = tuple(dict.fromkeys(u for v in fact.inputs for u in views.get(v, (v,))))
             if fact.is_call:
@@ -203,29 +200,11 @@ class Estimator:
                     written_bytes += fact.out_bytes
                     read_bytes += self.sizes(union)
                     touched_bytes += fact.out_bytes + self.sizes(viewed)
-                    if eqn.outvars[0] in outputs and not fact.reduces:
-                        results.append((eqn.outvars[0], union))
             for v in eqn.outvars:
                 if v in arrays:
                     total_bytes += self.size(v)
                 else:
                     sources[v], views[v] = union, (v,) if eqn.primitive.name == "slice" else viewed
-            last_use.update(dict.fromkeys(union, i))
-            if fact.is_call or any(v in arrays for v in eqn.outvars):
-                readers.update(union)
-        temporary = {v for v in arrays if v not in outputs}
-        for v, union in results:  # it is written over an array that nothing else reads: XLA may run others later
-            same = (u for u in union if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
-            temporary.discard(next((u for u in same if u in temporary and readers[u] == 1), None))
-        ends: dict[int, int] = {}
-        for v, at in last_use.items():
-            if v in temporary:
-                ends[at] = ends.get(at, 0) + self.size(v)
-        live_bytes = peak_bytes = 0
-        for i, eqn in enumerate(eqns):
-            live_bytes += sum(self.size(v) for v in eqn.outvars if v in temporary)
-            peak_bytes = max(peak_bytes, live_bytes + self._copied(eqn, together))
-            live_bytes -= ends.get(i, 0)
         return Costs(
             products,
             elements,
@@ -235,12 +214,12 @@ class Estimator:
             packing,
             kernels,
             touched_bytes,
-            peak_bytes,
+            peak_bytes(self, eqns, facts, arrays, outputs, together),
             total_bytes,
         )
 
     def _arrays(
-        self, eqns: Sequence[Eqn], facts: Sequence[_Facts], outputs: set[Var], computed: Collection[Var]
+        self, eqns: Sequence[Eqn], facts: Sequence[Facts], outputs: set[Var], computed: Collection[Var]
     ) -> set[Var]:
         """Returns the results of equations that are written to memory."""
         arrays = {v for v in outputs if v in computed}
@@ -255,37 +234,18 @@ class Estimator:
                 parts = [v for v in fact.inputs if v in computed]
                 if eqn.primitive.name == "concatenate" and len(parts) > 1 and eqn.outvars[0] in arrays:
                     arrays.update(parts)
-        selected: set[Var] = set()  # what XLA computes by selects, if it is no array
-        for eqn, fact in zip(eqns, facts):
-            if fact.reduces and is_by_library(eqn):
-                arrays.update(v for v in fact.inputs if v in selected)
-            elif not fact.is_call and (selects(eqn) or not selected.isdisjoint(fact.inputs)):
-                selected.update(v for v in eqn.outvars if v not in arrays)
+        arrays |= read_by_libraries(eqns, facts, arrays, selects)
         for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
             if primitives.is_renaming(eqn) and eqn.outvars[0] in arrays and not outputs.intersection(eqn.outvars):
                 arrays.discard(eqn.outvars[0])
                 arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
         return arrays
 
-    def _copied(self, eqn: Eqn, together: bool) -> int:
-        """Returns the bytes of the arrays that XLA:CPU writes in addition to the results.
-
-        These are the words that the rounds of a draw turn into others, which an inner loop copies. For many steps together,
-        they are stacks that it transposes before a product: those not contracted over the last axis.
-        """
-        if primitives.is_kind(eqn, "draw"):
-            return (2 if together else 5) * self.sizes(eqn.outvars)
-        if not together or eqn.primitive.name != "dot_general" or is_outer(eqn):
-            return 0
-        contracted, _ = eqn.params["dimension_numbers"]
-        stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, self.moving)]
-        return sum(self.size(a) for a, axes in stacks if tuple(axes) != (a.aval.ndim - 1,))
-
-    def _facts_of(self, eqn: Eqn) -> _Facts:
+    def _facts_of(self, eqn: Eqn) -> Facts:
         facts = self._facts.get(id(eqn))
         if facts is None:
             call = is_call(eqn)
-            facts = self._facts[id(eqn)] = _Facts(
+            facts = self._facts[id(eqn)] = Facts(
                 eqn,
                 jaxprs.inputs(eqn),
                 self.sizes(eqn.outvars),
@@ -316,6 +276,10 @@ class Estimator:
         if id(jaxpr) not in self._inside:
             self._inside[id(jaxpr)] = self.part(jaxpr.eqns, jaxpr.outvars)
         return self._inside[id(jaxpr)]
+
+    def inner_bytes(self, eqn: Eqn) -> int:
+        """Returns the bytes of the temporary arrays of an inner loop or of the largest branch."""
+        return max((self.inside(inner).peak_bytes for inner in jaxprs.run_jaxprs(eqn)), default=0)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         """Returns the time of a call, an inner loop, or the longest branch."""
@@ -372,18 +336,3 @@ class Estimator:
                 copied.append(sum(map(self.size, jaxprs.variables(inner))))
         calls = sum(f.call_seconds_together for f in facts)
         return Costs(dots + others, reductions, calls=calls, kernels=len(eqns), peak_bytes=max(copied, default=0))
-
-
-class _Facts(NamedTuple):
-    """What is known of an equation: see `Estimator._facts_of`. It keeps the equation alive, whose id is the key."""
-
-    eqn: Eqn
-    inputs: Sequence[Var]
-    out_bytes: int
-    is_call: bool
-    reduces: bool
-    seconds: float
-    seconds_together: float
-    call_seconds: float
-    call_seconds_together: float
-    packing_seconds: float

@@ -10,8 +10,10 @@ import jax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
+from jrnn.loops.costs.estimates import size_in_words
 from jrnn.loops.explanations import compiled as compilation
 from jrnn.loops.explanations.compiled import CompiledLoop
+from jrnn.loops.explanations.memory import temporary_bytes
 from jrnn.loops.ir import observers
 from jrnn.loops.ir.observers import Plans
 from jrnn.loops.rules import lowering
@@ -31,11 +33,18 @@ class Explanation:
 
     Attributes:
         compiled: with `compile=True`, the outermost loops of the compiled program, with their kernels; or None.
+        memory: the estimated bytes of temporary arrays of the program at the peak, without its arguments and results; None
+            for a context, and where there is no cost model.
     """
 
-    def __init__(self, plans: Plans | None = None, compiled: tuple[CompiledLoop, ...] | None = None):
+    def __init__(
+        self,
+        plans: Plans | None = None,
+        compiled: tuple[CompiledLoop, ...] | None = None,
+        memory: int | None = None,
+    ):
         self._plans = Plans() if plans is None else plans
-        self.compiled = compiled
+        self.compiled, self.memory = compiled, memory
 
     @property
     def loops(self) -> tuple[LoopPlan, ...]:
@@ -64,6 +73,8 @@ class Explanation:
             lines.append(observers.in_words(place))
             lines += _each_once([plan.text() for plan, at in zip(loops, places) if at == place] or notes_at[place])
         lines += [f"compiled, {loop}" for loop in self.compiled or ()]
+        if loops and self.memory is not None:
+            lines.append(f"estimated temporary memory of the program: {size_in_words(self.memory)}")
         number = max((k for k, plan in enumerate(loops) if plan.strategy != "lax.scan"), default=0)
         return "\n".join([*lines, *([f"details: print(explained.loops[{number}])"] if loops else [])])
 
@@ -131,16 +142,19 @@ def explain(fn: Callable | None = None, /, *args: Any, compile: bool = False, **
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
     with observers.collected() as plans:
         plans.caller = observers.places()
-        program = fn.lower(*args, **keywords) if hasattr(fn, "lower") else _lowered(fn, args, keywords, plans)
-    return Explanation(plans, compilation.loops_of(program.compile().as_text()) if compile else None)
+        if hasattr(fn, "lower"):
+            program = fn.lower(*args, **keywords)
+            traced = fn.trace(*args, **keywords) if hasattr(fn, "trace") else None
+        else:
+            traced = _traced(fn, args, keywords)
+            program = _lowered(traced, plans)
+        where, jaxpr = " where the memory of a program is estimated", getattr(traced, "jaxpr", None)
+        memory = None if jaxpr is None else observers.attempted(where, temporary_bytes, jaxpr, Target.here())
+    return Explanation(plans, compilation.loops_of(program.compile().as_text()) if compile else None, memory)
 
 
-def _lowered(fn: Callable, args: Any, keywords: Any, plans: Plans) -> Any:
-    """Lowers a function; its arguments that are no arrays are constants.
-
-    A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
-    platform.
-    """
+def _traced(fn: Callable, args: Any, keywords: Any) -> Any:
+    """Traces a function; its arguments that are no arrays are constants."""
     leaves, tree = jax.tree.flatten((args, keywords))
     places = [k for k, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
 
@@ -148,7 +162,15 @@ def _lowered(fn: Callable, args: Any, keywords: Any, plans: Plans) -> Any:
         args, keywords = jax.tree.unflatten(tree, jaxprs.replaced(leaves, places, arrays))
         return fn(*args, **keywords)
 
-    traced = jax.jit(run).trace(*(leaves[k] for k in places))
+    return jax.jit(run).trace(*(leaves[k] for k in places))
+
+
+def _lowered(traced: Any, plans: Plans) -> Any:
+    """Lowers a traced function.
+
+    A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
+    platform.
+    """
     if not any(primitives.is_kind(eqn, "collective") for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)):
         return traced.lower()
     for plan in lowering.plans_in(traced.jaxpr.jaxpr, Target.here()):

@@ -13,8 +13,7 @@ from jrnn.jaxprs import Atom, Env, Eqn, Program
 from jrnn.loops.ir import Loop
 
 # A product is computed after the branches if it has more than so many times the bytes of its operands. With 4 times, of
-# (32, 256) by (32, 256), a loop of 64 steps gains nothing, and one that stops after 16 takes 1.3 times as long, for products of
-# zeros.
+# (32, 256) by (32, 256), a loop of 64 steps gains nothing, and one that stops after 16 takes 1.3 times as long.
 _LARGER = 6
 
 

@@ -14,6 +14,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import are_arrays, cached
 from jrnn.jaxprs.tangents import is_smooth
+from jrnn.loops.costs.estimates import size_in_words
 from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams, observers, tag
 from jrnn.loops.passes import reads_rows
 from jrnn.loops.strategies.candidates import Candidate, Choice, cheapest
@@ -159,6 +160,8 @@ def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan
             continue
         try:
             proposed = _proposed(row, problem)
+            if executor == row.name and problem.options.memory is not None:
+                proposed = _within_memory(problem, proposed)
         except Refused as why:
             notes.append(f"not {row.name}: {why}")
             continue
@@ -231,3 +234,14 @@ def _proposed(row: Strategy, problem: Problem) -> list[Candidate]:
         return []
     proposed = row.propose(problem)
     return [replace(c, strategy=row.name, label=c.label or row.name) for c in proposed]
+
+
+def _within_memory(problem: Problem, proposed: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the candidates of a strategy that the caller asks for by name, if they are within the option `memory`."""
+    most = problem.bounds.most(problem.reference.estimate)
+    fitting = [c for c in proposed if c.estimate.memory <= most]
+    if proposed and not fitting:
+        least = min(c.estimate.memory for c in proposed)
+        bound = f"memory={problem.options.memory:g} allows {size_in_words(max(most, 0))}"
+        raise Refused(f"it needs {size_in_words(least)}, and {bound}")
+    return fitting

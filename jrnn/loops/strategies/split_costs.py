@@ -23,6 +23,7 @@ class SplitCosts:
         sums: what is summed after it; their operands are `operand_bytes` a step, their results `result_bytes`.
         stack_bytes: a step, of the arrays that the original loop would not make.
         shifted_bytes: a step, of copies that are shifted by a step.
+        peak_bytes: a step, of temporary arrays before and after it.
         own_bytes: a step, of the loop's own inputs and outputs.
         transposed_bytes: of constants that are transposed for the core.
         all_transposed_bytes: the same with those for products of some steps at a time.
@@ -46,17 +47,13 @@ class SplitCosts:
         self.own_bytes = estimator.sizes(own)
         self.result_bytes = estimator.sizes(loop.carry[i] for i in fission.accumulated)
         transposed = {v for e in fission.constant_eqns if e.primitive.name == "transpose" for v in e.outvars}
+        self.peak_bytes = max(self.before.peak_bytes, self.after.peak_bytes, self.sums.peak_bytes)
         self.transposed_bytes = estimator.sizes(transposed.intersection(core.consts))
         self.all_transposed_bytes = estimator.sizes(transposed)
 
     def per_step(self, in_chunks: bool) -> int:
         """Returns the bytes of temporary arrays that each step of a chunk adds."""
-        return (
-            self.stack_bytes
-            + self.shifted_bytes
-            + in_chunks * self.own_bytes
-            + max(self.before.peak_bytes, self.after.peak_bytes, self.sums.peak_bytes)
-        )
+        return self.stack_bytes + self.shifted_bytes + in_chunks * self.own_bytes + self.peak_bytes
 
     def at_once(self, chunk: int | None = None) -> Estimate:
         """Returns the estimate for `chunk` steps at a time, or all at once."""
@@ -81,5 +78,7 @@ class SplitCosts:
             else moved / machine.read_rate + moved / machine.write_rate
         )
         more = dict(calls=in_chunks * times * 2 * machine.trip, packing=transposing, stacks=copies + results)
-        memory = n * self.per_step(in_chunks) + self.inside.memory + in_chunks * 2 * self.result_bytes
+        # What is copied after the loop reuses the memory of the transposed constants.
+        constants = moved if in_chunks else max(moved - n * self.peak_bytes, 0)
+        memory = n * self.per_step(in_chunks) + self.inside.memory + constants + in_chunks * 2 * self.result_bytes
         return estimate(total(dict(self.inside.terms), *terms, sums, more), memory)

@@ -1,0 +1,241 @@
+"""The most bytes of temporary arrays that equations need at one time, as XLA:CPU allocates them in a program of its own.
+
+They are more than the arrays whose time the cost model counts. XLA writes the slice of a stack that a call reads to an array
+of its own, copies a carry that is read after the new one is written, and computes a function once that several kernels read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import compress
+from typing import Any, NamedTuple
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn, Var, primitives
+from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
+from jrnn.loops.costs.equation_costs import is_by_library, is_outer
+
+
+class Facts(NamedTuple):
+    """What is known of an equation: see `Estimator._facts_of`. It keeps the equation alive, whose id is the key."""
+
+    eqn: Eqn
+    inputs: Sequence[Var]
+    out_bytes: int
+    is_call: bool
+    reduces: bool
+    seconds: float
+    seconds_together: float
+    call_seconds: float
+    call_seconds_together: float
+    packing_seconds: float
+
+
+def peak_bytes(
+    estimator: Any,
+    eqns: Sequence[Eqn],
+    facts: Sequence[Facts],
+    arrays: AbstractSet[Var],
+    outputs: AbstractSet[Var],
+    together: bool,
+) -> int:
+    """Returns the bytes of the temporary arrays at the peak, without the results.
+
+    Args:
+        estimator: the `Estimator` of the loop.
+        eqns, facts: the equations, and what is known of them.
+        arrays: their results that are written to memory.
+        outputs: their results that are read elsewhere.
+        together: the equations are evaluated for many steps together.
+    """
+    producers = jaxprs.producers(eqns)
+    arrays = {v for v in arrays if v in outputs or not _is_fused(v, producers)}
+    uses = Counter(v for fact in facts for v in fact.inputs)
+    apart = read_by_libraries(eqns, facts, arrays, _is_apart)
+    for eqn, fact in zip(eqns, facts):
+        if fact.is_call or eqn.primitive.name == "concatenate":  # which XLA:CPU does not fuse
+            apart.update(fact.inputs)
+            apart.update(() if _in_place(estimator, eqn) else eqn.outvars)
+        elif primitives.row_of(eqn).cost:
+            apart.update(v for v in eqn.outvars if uses[v] + (v in outputs) > 1)
+    arrays |= {v for v in apart if v in producers and not _is_fused(v, producers)}
+    reads = _reads(eqns, facts, arrays)
+    by_library = [f.is_call or (f.reduces and is_by_library(e)) for e, f in zip(eqns, facts)]
+    if together:
+        temporary = arrays - outputs
+        temporary -= _overwritten(eqns, facts, reads, arrays, temporary)
+        base = 0
+    else:  # a result that other kernels read is copied to its stack; a carry is written in its place, except by a call
+        called = {v for e, f in zip(eqns, facts) if f.is_call for v in e.outvars}
+        in_place = {*jaxprs.variables(estimator.loop.carry_out)} - called
+        apart.update(v for read in compress(reads, by_library) for v in read)
+        temporary = arrays - (outputs - (apart - in_place))
+        temporary |= _slices(estimator, producers, compress(reads, by_library))
+        base = _copied_carries(estimator, eqns, facts, reads, arrays, outputs)
+    changes = _changes(estimator, eqns, facts, reads, temporary, together)
+    live, peak = base, base
+    for i, eqn in enumerate(eqns):
+        live += changes[i]
+        peak = max(peak, live + (_inside(estimator, eqn, together) if facts[i].is_call else 0))
+    return peak
+
+
+def _changes(
+    estimator: Any,
+    eqns: Sequence[Eqn],
+    facts: Sequence[Facts],
+    reads: Sequence[tuple[Var, ...]],
+    temporary: AbstractSet[Var],
+    together: bool,
+) -> Counter[int]:
+    """Returns the change of the bytes of temporary arrays at each equation.
+
+    Outside of a loop, XLA may run a kernel at the place of the first equation that it computes.
+    """
+    first: dict[Var, int] = {}
+    born: dict[Var, int] = {}
+    ends: dict[Var, int] = {}
+    for i, (eqn, fact, read) in enumerate(zip(eqns, facts, reads)):
+        at = min([i, *(first[v] for v in fact.inputs if v in first)]) if together and not fact.is_call else i
+        for v in eqn.outvars:
+            if v in temporary:
+                born[v] = at
+            elif read:
+                first[v] = at
+        for v in (*eqn.outvars, *read):
+            if v in temporary:
+                born.setdefault(v, i)
+                ends[v] = i
+    changes = Counter[int]()
+    for v, at in born.items():
+        changes[at] += estimator.size(v)
+        changes[ends[v] + 1] -= estimator.size(v)
+    return changes
+
+
+def _is_fused(v: Var, producers: Mapping[Var, Eqn]) -> bool:
+    """Returns True for zeros, and for zeros but for a slice, which XLA computes where they are read."""
+    eqn = producers.get(v)
+    is_update = eqn is not None and eqn.primitive.name == "dynamic_update_slice"
+    return jaxprs.is_zero(eqn.invars[0] if is_update else v, producers)
+
+
+def _in_place(estimator: Any, eqn: Eqn) -> bool:
+    """Returns True for an update that XLA writes over its operand, or over what it is added to."""
+    if not primitives.is_kind(eqn, "update"):
+        return False
+    return jaxprs.is_in(eqn.invars[0], estimator.carried) or eqn.outvars[0] in estimator.updates
+
+
+def read_by_libraries(
+    eqns: Sequence[Eqn], facts: Sequence[Facts], arrays: AbstractSet[Var], is_apart: Callable[[Eqn], bool]
+) -> set[Var]:
+    """Returns the operands of reductions in a library that XLA computes before it calls the library.
+
+    Args:
+        eqns, facts: the equations, and what is known of them.
+        arrays: results that are written to memory.
+        is_apart: which equations a library does not compute.
+    """
+    apart: set[Var] = set()
+    operands: set[Var] = set()
+    if not any(fact.reduces for fact in facts):
+        return operands
+    for eqn, fact in zip(eqns, facts):
+        if fact.reduces and is_by_library(eqn):
+            operands.update(v for v in fact.inputs if v in apart)
+        elif not fact.is_call and (is_apart(eqn) or not apart.isdisjoint(fact.inputs)):
+            apart.update(v for v in eqn.outvars if v not in arrays)
+    return operands
+
+
+def _is_apart(eqn: Eqn) -> bool:
+    """Returns True for what XLA writes before a library reduces what follows from it.
+
+    These are broadcasts of arrays, and before jaxlib 0.12 functions.
+    """
+    if primitives.row_of(eqn).cost and not XLA_MAKES_ONE_KERNEL:
+        return True
+    if eqn.primitive.name != "broadcast_in_dim" and not primitives.is_kind(eqn, "elementwise"):
+        return False
+    size = jaxprs.elements(eqn.outvars[0].aval.shape)
+    return any(1 < jaxprs.elements(a.aval.shape) < size for a in eqn.invars)
+
+
+def _is_kernel(eqn: Eqn, fact: Facts, arrays: AbstractSet[Var]) -> bool:
+    return fact.is_call or not arrays.isdisjoint(eqn.outvars)
+
+
+def _reads(eqns: Sequence[Eqn], facts: Sequence[Facts], arrays: AbstractSet[Var]) -> list[tuple[Var, ...]]:
+    """Returns the arrays and inputs that each equation reads, through the values that are no arrays."""
+    sources: dict[Var, tuple[Var, ...]] = {}
+    reads = []
+    for eqn, fact in zip(eqns, facts):
+        read = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
+        sources.update((v, read) for v in eqn.outvars if v not in arrays)
+        reads.append(read)
+    return reads
+
+
+def _overwritten(
+    eqns: Sequence[Eqn],
+    facts: Sequence[Facts],
+    reads: Sequence[tuple[Var, ...]],
+    arrays: AbstractSet[Var],
+    temporary: AbstractSet[Var],
+) -> set[Var]:
+    """Returns the arrays over which results are written. Nothing else reads them: XLA may run other readers later."""
+    readers = Counter(v for e, f, read in zip(eqns, facts, reads) if _is_kernel(e, f, arrays) for v in read)
+    written: set[Var] = set()
+    for eqn, fact, read in zip(eqns, facts, reads):
+        (v, *_) = eqn.outvars
+        if fact.is_call or fact.reduces or v not in arrays or v in temporary:
+            continue
+        same = (u for u in read if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
+        written.update([u for u in same if u in temporary - written and readers[u] == 1][:1])
+    return written
+
+
+def _copied_carries(
+    estimator: Any,
+    eqns: Sequence[Eqn],
+    facts: Sequence[Facts],
+    reads: Sequence[tuple[Var, ...]],
+    arrays: AbstractSet[Var],
+    outputs: AbstractSet[Var],
+) -> int:
+    """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
+    loop, written = estimator.loop, {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+    last = {v: i for i, (e, f, read) in enumerate(zip(eqns, facts, reads)) if _is_kernel(e, f, arrays) for v in read}
+    copied = 0
+    for old, new in zip(loop.carry, loop.carry_out):
+        at = written.get(new) if not jaxprs.is_literal(new) else None
+        if (old in outputs and new is not old) or (at is not None and last.get(old, -1) > at):
+            copied += estimator.size(old)
+    return copied
+
+
+def _slices(estimator: Any, producers: Mapping[Var, Eqn], reads: Iterable[tuple[Var, ...]]) -> set[Var]:
+    """Returns the inputs of a step that calls read: XLA copies each from its stack."""
+    others = producers.keys() | estimator.carried
+    return {v for read in reads for v in read if v in estimator.moving and v not in others}
+
+
+def _inside(estimator: Any, eqn: Eqn, together: bool) -> int:
+    """Returns the bytes of the arrays that an equation needs while it runs, next to its operands and results.
+
+    These are those of an inner loop or of a branch, and the words that the rounds of a draw turn into others, which an inner
+    loop copies. For many steps together, they are stacks that XLA transposes before a product: those not contracted over the
+    last axis.
+    """
+    if primitives.is_kind(eqn, "draw"):
+        return (2 if together else 5) * estimator.sizes(eqn.outvars)
+    if any(True for _ in jaxprs.sub_jaxprs(eqn)):
+        return estimator.inner_bytes(eqn)
+    if not together or eqn.primitive.name != "dot_general" or is_outer(eqn):
+        return 0
+    contracted, _ = eqn.params["dimension_numbers"]
+    stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, estimator.moving)]
+    return sum(estimator.size(a) for a, axes in stacks if tuple(axes) != (a.aval.ndim - 1,))

@@ -1,0 +1,44 @@
+"""The temporary memory of a program, estimated from its equations and from the plans of its loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Eqn
+from jrnn.jaxprs.jax_internals import metadata_of, scan_p
+from jrnn.loops.costs.estimates import Estimator
+from jrnn.loops.ir import Loop, ScanParams, tag
+from jrnn.loops.strategies import Target, chooser
+
+
+def temporary_bytes(closed: Any, target: Target) -> int | None:
+    """Returns the bytes of temporary arrays at the peak, without arguments and results; None without a cost model.
+
+    Args:
+        closed: the program, a closed jaxpr.
+        target: what it is lowered for.
+    """
+    if not target.is_estimated:
+        return None
+    program = jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS)
+    eqns, _ = jaxprs.needed(program.eqns, program.outvars, {*program.invars, *program.constvars}, effects=True)
+    once = Loop(tuple(eqns), program.constvars, (), program.invars, (), program.outvars, 1, False, 1)
+    return _Estimator(once, target).part(eqns, program.outvars, together=True).peak_bytes
+
+
+class _Estimator(Estimator):
+    """Estimates a program, in which tagged loops run as they are planned."""
+
+    def __init__(self, loop: Loop, target: Target):
+        super().__init__(loop, target.machine)
+        self.target = target
+
+    def inner_bytes(self, eqn: Eqn) -> int:
+        of_loop = tag.tag_in(metadata_of(eqn)) if eqn.primitive is scan_p else None
+        if of_loop is not None:
+            with tag.untagged():
+                choice = chooser.lowered(ScanParams.of(eqn.params), self.target, *of_loop).choice
+            if choice is not None:
+                return choice.chosen.estimate.memory
+        return super().inner_bytes(eqn)
