@@ -83,7 +83,7 @@ def run() -> Path:
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        status = main(["train", "good.toml", "--out", "trained", "--no-sample"])
+        status = main(["train", "good.toml", "--out", "trained", "--no-sample", "--set", "train.loggers=['csv']"])
     assert status == 0 or Path("trained/checkpoints/2").exists(), out.getvalue()
     return Path("trained")
 
@@ -249,9 +249,11 @@ def runs(count: int) -> Iterator[Attack]:
         ("metrics.jsonl", '{"step": 1099511627776, "loss": 1}\n'),
     ]
     listed += [
+        ("metrics.csv", f"{'9' * 5000},a,1\n"),
+        ("metrics.csv", '²,"a\n'),
         ("data.json", '{"characters": [1, 2]}'),
     ]
-    names = ["run.json", "data.json", "metrics.jsonl", f"checkpoints/{step}/sha256.json"]
+    names = ["run.json", "data.json", "metrics.jsonl", "metrics.csv", f"checkpoints/{step}/sha256.json"]
     every = [(name, value) for name in names for value in VALUES]
     keys = json.loads((run() / "data.json").read_text())
     every += [("data.json", json.dumps(keys | {"k": 0}).replace('"k": 0', f'"{k}": {v}')) for k in keys for v in VALUES]
@@ -321,7 +323,7 @@ def pipes(count: int) -> Iterator[Attack]:
     for file in ("corpus.json", "tokenizer.json", "00000.tokens", "00001.begins"):
         folders.append((corpus, file, read_corpus))
     seal, inner = "checkpoints/2/sha256.json", ("x", "_CHECKPOINT_METADATA", "default/manifest.ocdbt")
-    files = ("config.toml", "run.json", "data.json", "metrics.jsonl", seal)
+    files = ("config.toml", "run.json", "data.json", "metrics.jsonl", "metrics.csv", seal)
     for file in (*files, *(f"checkpoints/2/{name}" for name in inner)):
         folders.append((run, file, read_run))
 

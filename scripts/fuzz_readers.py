@@ -35,7 +35,7 @@ from jrnn.nets.proto.database import parse_minidb, read_predictor_file, tensors_
 from jrnn.onnx import from_onnx
 from jrnn.train.checkpoint import SEAL, broken_seal
 from jrnn.train.config import load_config
-from jrnn.train.metrics import MetricsFile
+from jrnn.train.metrics import Csv, MetricsFile
 from jrnn.train.run_dir import RunDir
 from jrnn.train.runs import summarize
 from jrnn.train.tasks.classification import ClassificationData, read_examples
@@ -202,7 +202,9 @@ def package(data: bytes) -> None:
 
 
 def logged(data: bytes) -> None:
-    """What the origins of runs leave."""
+    """What loggers and origins of runs leave; each reader gets the same bytes."""
+    with _file(data, "metrics.csv") as path:
+        Csv(path.parent, None, 2).close()
     with _file(data, "run.json") as path:
         RunDir(path.parent)._kept_configs()
 

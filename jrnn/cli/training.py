@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 
+from jrnn.cli.lost import end_in_one_line
 from jrnn.cli.nets import package_to_python
 from jrnn.cli.output import INTERRUPTED, MISTAKE, say_written, terminal, write_json
 from jrnn.cli.tools import wide_console
@@ -32,6 +33,8 @@ from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
 def train_command(args: argparse.Namespace) -> int:
     if args.distributed or args.coordinator is not None:
         join(args.coordinator, args.processes, args.process)
+        if jax.process_index() > 0:
+            end_in_one_line(args.command)
     elif args.processes is not None or args.process is not None:
         raise UsageError("--processes and --process need --coordinator HOST:PORT, where process 0 listens")
     given, changes = Path(args.config), list(args.set)

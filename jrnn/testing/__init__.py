@@ -1,4 +1,4 @@
-"""Assertions about recurrent cells, for tests of your own.
+"""Assertions about recurrent cells, for tests of your own, and hypothesis strategies for nets and lengths.
 
 In: a cell, a layer or a model. Out: an AssertionError or a report with the difference. Read `asserts.py` first.
 
@@ -18,6 +18,7 @@ from jrnn.testing.asserts import (
 from jrnn.testing.conformance import ConformanceReport, Finding, check_layer, check_model, layer_tests, model_tests
 from jrnn.testing.language_models import AdaptedModel, language_model
 from jrnn.testing.recurrent_layers import recurrent_layer
+from jrnn.testing.strategies import lengths, nets
 from jrnn.testing.subjects import Layer
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "check_model",
     "language_model",
     "layer_tests",
+    "lengths",
     "model_tests",
+    "nets",
     "recurrent_layer",
 ]

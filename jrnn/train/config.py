@@ -90,7 +90,7 @@ class TrainConfig:
     devices: Natural = 1  # devices that share each batch; 0: all that there are
     loggers: list[str] = field(
         default_factory=list
-    )  # of additional metrics next to metrics.jsonl: tensorboard, MODULE:NAME
+    )  # of additional metrics next to metrics.jsonl: tensorboard, csv, MODULE:NAME
     precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
     on_nan: Literal["stop", "skip"] = "stop"  # what to do if a step's loss, gradient or update is not finite
     loss_limit: NonNegative = 0.0  # a greater loss counts as not finite; 0: no limit

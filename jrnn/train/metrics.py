@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -244,7 +247,41 @@ class TensorBoard:
         self._writer.close()
 
 
-LOGGERS: dict[str, Callable[[Path, Any, int | None], Logger]] = {"tensorboard": TensorBoard}
+class Csv:
+    """The file metrics.csv of the run: step, name, value; rows after the step to continue from are dropped."""
+
+    def __init__(self, run: Path, config: Any, resume_at: int | None):
+        self._path = run / "metrics.csv"
+        kept = [] if resume_at is None else [row for row in _rows(self._path) if int(row[0]) <= resume_at]
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([("step", "name", "value"), *kept])
+        write_whole(self._path, text.getvalue().encode(), TrainError)
+        self._file = append_to(self._path, TrainError)
+        self._rows = csv.writer(self._file)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        try:
+            self._rows.writerows((step, name, value) for name, value in values.items())
+            self._file.flush()
+        except OSError as e:
+            raise TrainError(f"{self._path}: cannot be written: {e.strerror}; the last checkpoint is safe") from None
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+
+def _rows(path: Path) -> list[list[str]]:
+    """Returns the whole rows of a file; none if there is no file."""
+    text = read_file(path, TrainError, free()).decode("utf-8", "replace") if kind_of(path) else ""
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error:
+        return []
+    return [row for row in rows if len(row) == 3 and re.fullmatch("[0-9]{1,18}", row[0])]
+
+
+LOGGERS: dict[str, Callable[[Path, Any, int | None], Logger]] = {"tensorboard": TensorBoard, "csv": Csv}
 
 
 def open_loggers(run: Path, config: Any, resume_at: int | None) -> list[Logger]:

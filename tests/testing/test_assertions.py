@@ -1,10 +1,11 @@
 """`jrnn.testing`: what is right passes, and each kind of mistake is found and reported."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn_nets import nets
 from hypothesis import given, settings
 
 from jrnn import testing
@@ -117,7 +118,20 @@ def test_mistakes():
 
 @pytest.mark.exhaustive
 @settings(max_examples=4)
-@given(nets(max_ops=5))
+@given(testing.nets(max_ops=5))
 def test_gradients_of_drawn_nets_agree(drawn):
     net, blobs = drawn
     testing.assert_gradients_agree(net, blobs, max_elements=2)
+
+
+@settings(max_examples=50)
+@given(testing.lengths(5, 7))
+def test_drawn_lengths_fit(n):
+    assert n.dtype == np.int32 and n.shape == (5,)
+    assert (n >= 0).all() and (n <= 7).all()
+
+
+def test_strategies_without_hypothesis(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(ImportError, match="need hypothesis: pip install hypothesis"):
+        testing.lengths(2, 3)

@@ -213,8 +213,8 @@ die("0")  # before the first step
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dies", ["0", "1"])
-def test_a_lost_process_ends_the_others(forks, folder, dies):
-    """With one line; when the first process is lost, JAX's runtime itself aborts the others, and says why."""
+def test_a_lost_process_ends_the_others_with_one_line(forks, folder, dies):
+    """JAX would wait for the lost one at the end and then abort, or, for the first process, abort at once."""
     (folder / "dies.py").write_text(DIES)
     address = f"localhost:{free_port_of_slurm()}"
     words = ["train", str(folder / "shared.toml"), f'--set=train.metrics=["{folder / "dies.py"}:measure"]']
@@ -223,11 +223,10 @@ def test_a_lost_process_ends_the_others(forks, folder, dies):
     lost, other = (processes[k].wait() for k in (int(dies), 1 - int(dies)))
     assert lost.status == -signal.SIGKILL
     lines = [line for line in other.err.splitlines() if not line.startswith(("[Gloo]", "imports "))]
-    if dies == "0" and other.status != 2:  # unless a collective operation failed before
-        assert other.status == -signal.SIGABRT and "JAX distributed service detected fatal errors" in other.err
-        return
     assert (other.status, len(lines)) == (2, 1), other.err
-    assert re.fullmatch(r"jrnn train: error: another process is lost.*; start all again with --resume", lines[0])
+    assert re.fullmatch(
+        r"jrnn train: error: (another|the first) process is lost.*; start all again with --resume", lines[0]
+    )
 
 
 def test_processes_that_do_not_find_each_other(capsys):

@@ -108,21 +108,24 @@ def test_a_task_without_models_of_features_takes_none_of_ones_own(folder):
 
 @pytest.mark.exhaustive
 def test_a_logger_gets_what_metrics_jsonl_gets(folder, capsys):
-    """Also after a resume."""
-    chosen = ["--set", 'train.loggers=["lines.py:Lines"]', "--out", "run"]
+    """Also after a resume, where what is measured again is not there twice in metrics.csv."""
+    chosen = ["--set", 'train.loggers=["lines.py:Lines", "csv"]', "--out", "run"]
     assert main(["train", "c.toml", *chosen]) == 0
     more = ["--set", "train.steps=3", "--set", "optimizer.schedule_steps=3"]
     assert main(["train", "run", "--resume", *more]) == 0
     measured = [m for m in read_metrics(folder / "run" / "metrics.jsonl") if "loss" in m]
     lines = (folder / "run" / "lines.txt").read_text().splitlines()
     assert [line.split()[0] for line in lines if "'loss'" in line] == ["1", "2", "3"]
-    assert [m["step"] for m in measured] == [1, 2, 3]
+    rows = [row.split(",") for row in (folder / "run" / "metrics.csv").read_text().splitlines()]
+    assert [(int(step), float(value)) for step, name, value in rows[1:] if name == "loss"] == [
+        (m["step"], m["loss"]) for m in measured
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tensorbord", "there is no logger 'tensorbord'; known are tensorboard, and MODULE:NAME"),
+        ("tensorbord", "there is no logger 'tensorbord'; known are tensorboard, csv, and MODULE:NAME"),
         ("measures.py:no_logger", "returned a int without write and close"),
     ],
 )

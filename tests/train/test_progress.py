@@ -1,6 +1,7 @@
 """What a run prints: progress, how long it takes, and where its time went; traces and TensorBoard's events."""
 
 import builtins
+import csv
 import io
 import os
 import subprocess
@@ -187,7 +188,7 @@ def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path,
         Recorder, "restart_clock", lambda r: (unmeasured.append(getattr(r, "_pending", None)), restart_clock(r))
     )
     console = Console(record=True, width=200)
-    config = make_config(train={"loggers": ["tensorboard"], "steps": 16})
+    config = make_config(train={"loggers": ["tensorboard", "csv"], "steps": 16})
     train(config, tmp_path / "run", profile=True, console=console)
     assert set(unmeasured) == {None}
     said = console.export_text()
@@ -206,7 +207,16 @@ def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path,
     scalars = _scalars(tmp_path / "run" / "tensorboard")
     measured = read_metrics(tmp_path / "run" / "metrics.jsonl")
     for name in ("loss", "gradient_norm", "validation_loss", "items_per_second"):
+        assert _columns(tmp_path / "run" / "metrics.csv")[name] == {m["step"]: m[name] for m in measured if name in m}
         assert scalars[name] == pytest.approx({m["step"]: m[name] for m in measured if name in m}, rel=1e-6)
+
+
+def _columns(path):
+    """{name: {step: value}} of metrics.csv."""
+    columns = {}
+    for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+        columns.setdefault(row["name"], {})[int(row["step"])] = float(row["value"])
+    return columns
 
 
 def _scalars(folder):

@@ -1,11 +1,10 @@
-"""A hypothesis strategy: random nets with their inputs."""
+"""Hypothesis strategies: random nets with their inputs, and lengths of sequences."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 
 from jrnn.nets.ir import Net, Op
 
@@ -15,11 +14,31 @@ _BINARY = ("Add", "Sub", "Mul")
 _INPUTS = ("x0", "x1")
 
 
+def _strategies() -> Any:
+    try:
+        from hypothesis import strategies
+    except ImportError:
+        raise ImportError("the strategies of jrnn.testing need hypothesis: pip install hypothesis") from None
+    return strategies
+
+
+def lengths(batch: int, steps: int) -> Any:
+    """Returns a strategy for lengths int32 [batch] from 0 to `steps`; 0, 1 and `steps` are frequent.
+
+    Raises ImportError if hypothesis is missing, like `nets`.
+    """
+    st = _strategies()
+    edges = st.sampled_from(sorted({0, min(1, steps), steps}))
+    one = st.one_of(edges, st.integers(0, steps))
+    return st.lists(one, min_size=batch, max_size=batch).map(lambda n: np.array(n, np.int32))
+
+
 def nets(max_ops: int = 8) -> Any:
     """Returns a strategy for pairs (net, blobs): smooth nets whose blobs are read several times, overwritten, or not read.
 
     All blobs are [2, 3] except the weights of FC; the output of the net is the last blob.
     """
+    st = _strategies()
 
     @st.composite
     def drawn(draw: Any) -> tuple[Net, dict[str, np.ndarray]]:
