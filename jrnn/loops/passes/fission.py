@@ -149,6 +149,7 @@ class Facts(NamedTuple):
     known: frozenset[Var]  # the constants, and what is computed once
     heavy: tuple[tuple[Var, ...], ...]  # the results of each contraction, lookup, solver and draw that varies
     producers: Mapping[Var, Eqn]
+    added: Mapping[int, tuple[Atom, ...]]  # what carries that only add, add
 
     @staticmethod
     def of(loop: Loop) -> Facts:
@@ -159,7 +160,16 @@ class Facts(NamedTuple):
         heavy = tuple(tuple(e.outvars) for e in eqns if primitives.is_heavy(e) and e.outvars[0] in varying)
         constant_eqns = tuple(_constant_eqns(loop, varying))
         known = frozenset((*loop.consts, *(v for e in constant_eqns for v in e.outvars)))
-        return Facts(immovable, sequential, varying, constant_eqns, known, heavy, jaxprs.producers(eqns))
+        return Facts(
+            immovable,
+            sequential,
+            varying,
+            constant_eqns,
+            known,
+            heavy,
+            jaxprs.producers(eqns),
+            sums.added_to_carries(loop),
+        )
 
 
 def split(
@@ -188,7 +198,7 @@ def split(
     hoisted_vars = [] if loop.recomputes else _vars_to_hoist(loop, facts, sequential, also, moves)
     free = {*known, *loop.xs, *hoisted_vars}
 
-    accumulated = sums.accumulations(loop, free)
+    accumulated = sums.accumulations(facts.added, producers, free)
     if moves is not None:
         accumulated = {i: values for i, values in accumulated.items() if i in moves.accumulate}
     if loop.recomputes:

@@ -55,10 +55,10 @@ def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
     return additions
 
 
-def accumulations(loop: Loop, free: Collection[Var]) -> dict[int, tuple[Atom, ...]]:
-    """Returns the carries that are better summed after the loop. `free` are the variables known before the loop."""
-    producers = jaxprs.producers(loop.eqns)
-    added = added_to_carries(loop)
+def accumulations(
+    added: Mapping[int, tuple[Atom, ...]], producers: Producers, free: Collection[Var]
+) -> dict[int, tuple[Atom, ...]]:
+    """Returns the carries that are better summed after the loop, of those that only add. `free` is known before the loop."""
     return {i: values for i, values in added.items() if all(_pays(v, producers, free) for v in values)}
 
 

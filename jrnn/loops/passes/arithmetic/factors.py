@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.jaxprs import Eqn
-from jrnn.loops.passes.arithmetic.products import Values, apart, conj, cut, places, transposed, where
+from jrnn.loops.passes.arithmetic.products import Values, apart, conj, cut, places, repeated, transposed, where
 
 _SELECTED = 3  # rows that LU exchanges by selects; with more, a loop is faster
 
@@ -33,7 +33,7 @@ def cholesky(eqn: Eqn, a: Any) -> Values:
         return _placed(factor, new, j), failed | (pivot <= 0)  # LAPACK allows NaN
 
     none = jnp.zeros((*a.shape[:-2], 1, 1), bool)
-    factor, failed = lax.fori_loop(0, a.shape[-1], column, (jnp.zeros_like(a), none))
+    factor, failed = repeated(a.shape[-1], column, (jnp.zeros_like(a), none))
     nothing = complex(math.nan, math.nan) if jnp.iscomplexobj(a) else math.nan
     return [where(failed, jnp.asarray(nothing, a.dtype), transposed(factor))]
 
@@ -85,7 +85,7 @@ def _eliminated(a: Any) -> tuple[Any, Any]:
         reduced = where(columns > k, a - column * row, where(columns == k, column, a))
         return where(rows > k, reduced, where(rows == k, row, a)), _placed(pivots, at, k)
 
-    return lax.fori_loop(0, size, eliminate, (a, jnp.zeros_like(rows[..., :size, :])))
+    return repeated(size, eliminate, (a, jnp.zeros_like(rows[..., :size, :])))
 
 
 def _divided(column: Any, pivot: Any) -> Any:
@@ -155,10 +155,10 @@ def qr(eqn: Eqn, a: Any) -> Values:
         return where((rows >= k) & (places(q, -1) >= k), reflected, q)  # the other columns are zero in these rows
 
     none = jnp.zeros_like(a[..., :size]), jnp.zeros_like(a[..., :size, :1])
-    a, vectors, factors = lax.fori_loop(0, size, reduce, (a, *none))
+    a, vectors, factors = repeated(size, reduce, (a, *none))
     across = m if eqn.params["full_matrices"] else size
     q = jnp.broadcast_to(jnp.eye(m, across, dtype=a.dtype), (*a.shape[:-2], m, across))
-    q = lax.fori_loop(0, size, reflect, q)
+    q = repeated(size, reflect, q)
     return [q, where(places(a, -2) <= places(a, -1), a, 0)[..., :across, :]]
 
 
@@ -249,7 +249,7 @@ def _three(diagonal: list[Any], off: list[Any]) -> list[Any]:
         return b + tangent * ab, c, a - tangent * ab, bc, ca, jnp.zeros_like(ab)
 
     rotations = 12 if diagonal[0].dtype.itemsize == 8 else 9  # 9 leave at most 1e-9 of the norm, 12 only rounding
-    values = [*lax.fori_loop(0, rotations, rotated, (*diagonal, *off))[:3]]
+    values = [*repeated(rotations, rotated, (*diagonal, *off))[:3]]
     for i, j in ((0, 1), (1, 2), (0, 1)):
         first, second = values[i], values[j]
         values[i], values[j] = where(second < first, second, first), where(second < first, first, second)

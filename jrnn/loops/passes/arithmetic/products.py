@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -50,6 +51,20 @@ def where(which: Any, a: Any, b: Any) -> Any:
     """Returns `jnp.where(which, a, b)` without a call, which takes longer to lower."""
     shape, kinds = jnp.broadcast_shapes(*map(jnp.shape, (which, a, b))), (bool, *[jnp.result_type(a, b)] * 2)
     return lax.select(*(jnp.broadcast_to(jnp.asarray(v, kind), shape) for v, kind in zip((which, a, b), kinds)))
+
+
+def repeated(times: int, body: Callable[[Any, Any], Any], start: Any) -> Any:
+    """Returns what a loop makes of `start`: `body` gets the number of a trip and the state.
+
+    Rules are traced with `jax.disable_jit`, so that functions of jax.numpy are no calls. The loop stays one.
+    """
+
+    def trip(k: Any, state: Any) -> Any:
+        with jax.disable_jit():
+            return body(k, state)
+
+    with jax.disable_jit(False):
+        return lax.fori_loop(0, times, trip, start)
 
 
 # Products ---------------------------------------------------------------------------------------------------------------
