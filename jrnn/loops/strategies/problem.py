@@ -11,7 +11,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Var
 from jrnn.jaxprs.jax_internals import is_recomputed
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_call, product_seconds
-from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, estimate, total
+from jrnn.loops.costs.estimates import Estimate, Estimator, Terms, total
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import Loop, Options, Provenance, ScanParams
 from jrnn.loops.passes import Fission, Moves, movable, split, transpose_constant_rhs
@@ -119,8 +119,9 @@ class Problem:
 
     def with_conversions(self, cost: Estimate) -> Estimate:
         """Returns an estimate of the loop with what is computed before and after it for its canonical form."""
-        terms = dict(cost.terms)
-        return estimate(terms | {k: terms.get(k, 0.0) + s for k, s in self.conversion_terms.items()}, cost.memory)
+        terms, more = dict(cost.terms), self.conversion_terms
+        terms |= {k: terms.get(k, 0.0) + s for k, s in more.items()}
+        return Estimate(cost.seconds + sum(more.values()), cost.memory, tuple(terms.items()))
 
 
 def reference_of(loop: Loop, target: Target) -> Candidate:
