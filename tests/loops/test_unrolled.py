@@ -18,9 +18,11 @@ from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.costs import machines
 from jrnn.loops.kernels.unrolled.affine import affine_step
 from jrnn.loops.kernels.unrolled.lookahead import run_ahead
+from jrnn.loops.kernels.unrolled.products import run_products
 from jrnn.loops.kernels.unrolled.steps import run_unrolled
 from jrnn.loops.rules.lowering import steps_of
 
+RUNNERS = [run_ahead, run_products]
 LENGTHS = [8, 21]  # of a trip and more, or of trips and a rest
 
 
@@ -146,8 +148,8 @@ def test_what_is_not_affine_is_refused_with_the_reason(step, why):
 
 
 @functools.cache
-def compiled(n, length, reverse):
-    """Returns compiled functions of a random system: ahead of the carry, and by `jax.lax.scan`."""
+def compiled(runner, n, length, reverse):
+    """Returns compiled functions of a random system: by trips that do not wait, and by `jax.lax.scan`."""
     step = linear(n)
 
     def plain(c, init, xs):
@@ -157,7 +159,7 @@ def compiled(n, length, reverse):
     (loop,) = steps_of(plain, (a, b), (np.float32(0),) * n, np.zeros(length, np.float32))
 
     def ahead(c, init, xs):
-        carry, ys = run_ahead(affine_step(scalars(loop)), 8, numbers(c), init, [xs], length)
+        carry, ys = runner(affine_step(scalars(loop)), 8, numbers(c), init, [xs], length)
         return tuple(carry), tuple(ys)
 
     return jax.jit(ahead), jax.jit(plain)
@@ -196,11 +198,12 @@ class Rows:
         return self.rows[at[0]][at[1]]
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_infinities_and_nan_are_where_the_loop_has_them(pytestconfig, n, reverse):
+def test_infinities_and_nan_are_where_the_loop_has_them(pytestconfig, runner, n, reverse):
     rng = np.random.default_rng(n + 10 * reverse)
-    ahead, plain = compiled(n, 43, reverse)
+    ahead, plain = compiled(runner, n, 43, reverse)
     finite = 0
     for _ in range(340 if pytestconfig.getoption("--exhaustive") else 40):
         system = random_system(rng, n, 43)
@@ -214,11 +217,12 @@ def test_infinities_and_nan_are_where_the_loop_has_them(pytestconfig, n, reverse
     assert finite > 10
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("radius", [0.0, 0.5, 0.99, 0.9999, 1.0])
-def test_rounding_is_that_of_the_loop(pytestconfig, radius):
+def test_rounding_is_that_of_the_loop(pytestconfig, runner, radius):
     """The largest error against float64 is at most four times that of `jax.lax.scan`, with poles of any size."""
     length = 65_536 if pytestconfig.getoption("--exhaustive") else 8_192
-    ahead, plain = compiled(2, length, False)
+    ahead, plain = compiled(runner, 2, length, False)
     rng = np.random.default_rng(0)
     for angle in (0.0, 0.1, 1.0, 3.0):
         turn = radius * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
@@ -272,3 +276,27 @@ def test_a_loop_of_small_kernels_is_not_cut_into_chunks(limited):
     *_, plan = plans_of(jax.grad(loss, (0, 1, 2)), tuple(np.ones(3, "f")), np.ones(16, "f"), np.ones((16_000, 16), "f"))
     assert plan.loop.reverse
     assert "at a time" not in str(plan)
+
+
+def cascade(c, s, u):
+    """Four filters of order 2, one after the other, and the largest size of the last one's state."""
+    new = []
+    for k in range(0, 8, 2):
+        (first, second), u = STEPS["filter"][1](c[5 * k // 2 :], s[k : k + 2], u)
+        new += [first, second]
+    return tuple(new), (u, jnp.abs(new[-1]))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_affine_loop_that_is_no_single_kernel_runs_as_products(limited, reverse):
+    c, (first, _), xs = arguments("filter", 1_001)
+    c, init = tuple(c) * 4, (first,) * 8
+
+    def loss(scan, c, init, xs):
+        (y, size), step = scan(functools.partial(cascade, c), init, xs, reverse=reverse)[1], jnp.arange(len(xs))
+        return jnp.sum(jnp.cos(step) * y**2) + jnp.sum(size)
+
+    ours, theirs = (jax.grad(functools.partial(loss, scan), (0, 1, 2)) for scan in (jrnn.scan, jax.lax.scan))
+    plans = plans_of(ours, c, init, xs)
+    assert "a trip is a product" in str(plans[-1])
+    close(jax.jit(ours)(c, init, xs), jax.jit(theirs)(c, init, xs), 1e-4)

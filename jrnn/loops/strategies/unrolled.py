@@ -24,6 +24,7 @@ from jrnn.loops.ir import Loop, Results
 from jrnn.loops.ir.description import Description, described
 from jrnn.loops.kernels.unrolled.affine import AffineStep, affine_step
 from jrnn.loops.kernels.unrolled.lookahead import run_ahead
+from jrnn.loops.kernels.unrolled.products import run_products
 from jrnn.loops.kernels.unrolled.steps import run_unrolled
 from jrnn.loops.passes import Moves
 from jrnn.loops.strategies.candidates import ELEMENTWISE_MIN_GAIN, Candidate
@@ -31,6 +32,7 @@ from jrnn.loops.strategies.nodes import Split, Steps
 from jrnn.loops.strategies.problem import Problem
 
 _STEPS, _STEPS_WITHIN_LIMIT = 8, 4  # of a trip; the latter where XLA makes one kernel of small trips alone
+_STEPS_OF_PRODUCT, _KERNELS = 16, 40  # of a trip that is a product; the kernels that it runs one by one
 _LARGEST = 8  # elements of a value: with 16 a step works on whole vectors, and takes its time for that
 _LONGEST = 400  # equations of a step that is read
 _OPERATIONS = 100  # of a step, with functions as several: longer ones gain little, and take long to compile
@@ -58,29 +60,36 @@ class Unrolled:
         size: the steps of a trip.
         ahead: the affine form of the step, if trips do not wait for each other.
         why: the reason why they do.
+        as_products: a trip is a product, because the loop is no single kernel.
     """
 
     loop: Loop
     size: int
     ahead: AffineStep | None = None
     why: str = ""
+    as_products: bool = False
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        if self.as_products and self.ahead is not None:
+            return run_products(self.ahead, self.size, consts, init, xs, length)
         if self.ahead is not None:
             return run_ahead(self.ahead, self.size, consts, init, xs, length)
         return run_unrolled(self.loop, self.size, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
         whole, cycles = Steps(self.loop).estimate(estimator), Cycles(self.loop)
+        if self.as_products:
+            kernels = _KERNELS * estimator.machine.kernel / self.size
+            return estimate({"calls": kernels * self.loop.length}, whole.memory)
         ours = cycles.unrolled(self.size) if self.ahead is None else cycles.ahead(self.ahead, self.size)
         return estimate({name: seconds * ours / cycles.as_it_is for name, seconds in whole.terms}, whole.memory)
 
     def describe(self) -> Description:
-        affine = "the carry is affine with constant coefficients, so that no trip waits for the one before it"
-        waits = f"each waits for the one before it: {self.why}"
-        return described(
-            self.loop, f"{self.size} steps in one trip of the loop; {waits if self.ahead is None else affine}"
-        )
+        affine = "the carry is affine with constant coefficients, so that"
+        how = f"each waits for the one before it: {self.why}"
+        if self.ahead is not None:
+            how = f"{affine} {'a trip is a product' if self.as_products else 'no trip waits for the one before it'}"
+        return described(self.loop, f"{self.size} steps in one trip of the loop; {how}")
 
 
 def propose(problem: Problem) -> Sequence[Candidate]:
@@ -96,7 +105,7 @@ def of_tiny(problem: Problem, loop: Loop) -> Unrolled | None:
     """Returns the node of a loop, or of a part of one that stays, or None if it is not tiny."""
     size = _size(loop, problem.estimator) if problem.target.devices == 1 else 0
     if not size:
-        return None
+        return _as_products(problem, loop)
     try:
         step, cycles = affine_step(loop), Cycles(loop)
     except NotAffine as why:
@@ -107,11 +116,31 @@ def of_tiny(problem: Problem, loop: Loop) -> Unrolled | None:
     return Unrolled(loop, size, why="that is estimated to be faster")
 
 
+def _as_products(problem: Problem, loop: Loop) -> Unrolled | None:
+    """Returns the node of a loop over few numbers that is no single kernel and affine, or None."""
+    estimator = problem.estimator
+    if problem.target.devices > 1 or not _is_over_few_numbers(loop) or not jaxprs.is_known(loop.length):
+        return None
+    if loop.length < 4 * _STEPS_OF_PRODUCT or estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs)):
+        return None
+    try:
+        step = affine_step(loop)
+    except NotAffine:
+        return None
+    sums = [loop.carry[i].aval.dtype for i in step.sums]
+    if any(jnp.issubdtype(dtype, jnp.inexact) and dtype != jnp.float32 for dtype in sums):
+        return None
+    return Unrolled(loop, _STEPS_OF_PRODUCT, step, as_products=True)
+
+
+def _is_over_few_numbers(loop: Loop) -> bool:
+    values = (*loop.inputs, *jaxprs.variables(loop.outputs))
+    return bool(loop.carry) and all(map(_is_tiny, loop.eqns)) and not any(map(_is_large, values))
+
+
 def _size(loop: Loop, estimator: Estimator) -> int:
     """Returns the steps of a trip, or 0 for a loop that is not tiny, or would not be one kernel."""
-    if not jaxprs.is_known(loop.length) or not loop.carry or not all(map(_is_tiny, loop.eqns)):
-        return 0
-    if any(map(_is_large, (*loop.inputs, *jaxprs.variables(loop.outputs)))):
+    if not jaxprs.is_known(loop.length) or not _is_over_few_numbers(loop):
         return 0
     if sum(map(_operations, loop.eqns)) > _OPERATIONS or _has_predicted_branch(loop):
         return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -79,6 +80,35 @@ def affine_step(loop: Loop) -> AffineStep:
     before_affine, affine = ([e for e in path if (e.outvars[0] in moving) == moves] for moves in (False, True))
     reads = _reads(affine, carry, new, values)
     return AffineStep(loop, carries, sums, *map(tuple, (values, before_affine, affine, after_affine)), reads)
+
+
+class Driven(NamedTuple):
+    """What carries and values are affine in, next to the carry.
+
+    Attributes:
+        inputs: u, which a step computes without the carry.
+        before: the equations of u.
+        affine: those of the new carries and of the values, from the carry, u and constants.
+    """
+
+    inputs: tuple[Var, ...]
+    before: tuple[Eqn, ...]
+    affine: tuple[Eqn, ...]
+
+
+def driven(step: AffineStep) -> Driven:
+    """Returns the inputs of a step: what is added to the products with the carry, or what that is computed from."""
+    loop, results = step.loop, [*step.new, *step.values]
+    moving, varying = (jaxprs.depends(loop.eqns, of) for of in (step.carry, (*loop.carry, *loop.xs)))
+    every = [e.outvars[0] for e in loop.eqns if _is_affine(e, varying)]
+    options = []
+    for affine in (every, [v for v in every if v in moving]):
+        given = varying.difference(affine, step.carry)
+        needed, free = jaxprs.needed(loop.eqns, results, {*loop.consts, *step.carry, *given})
+        options.append((tuple(v for v in free if v in given), tuple(needed)))
+    inputs, eqns = min(options, key=lambda option: len(option[0]))
+    before, _ = jaxprs.needed(loop.eqns, inputs, {*loop.consts, *loop.xs})
+    return Driven(inputs, tuple(before), eqns)
 
 
 def _is_number(v: Var) -> bool:

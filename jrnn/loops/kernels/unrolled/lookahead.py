@@ -22,13 +22,13 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
-from jrnn.loops.ir import Results
+from jrnn.loops.ir import Loop, Results
 from jrnn.loops.kernels.unrolled.affine import AffineStep
 from jrnn.loops.kernels.unrolled.steps import trip_of
 from jrnn.loops.kernels.unrolled.trips import Trip, empty_stacks, run_trips
 
 Values = Sequence[Any]
-_LARGEST = 1e37  # what a carry may add to any number of a step
+LARGEST = 1e37  # what a carry may add to any number of a step
 
 
 class Powers(NamedTuple):
@@ -54,44 +54,47 @@ class Powers(NamedTuple):
             a, c = rows[:n], rows[n : n + p]
 
             def next_power(each: Any, _: Any) -> tuple[Any, Any]:
-                return _product(a, each), (each, _product(c, each))
+                return product(a, each), (each, product(c, each))
 
             # A loop, which XLA compiles as one kernel.
             power, (powers, to_values) = lax.scan(next_power, jnp.eye(n, dtype=a.dtype), None, size)
             high = power.astype(jnp.float32)
             low = power - high.astype(power.dtype)
-            largest = _LARGEST / (n**2 * jnp.max(jnp.abs(rows), initial=1.0) * jnp.max(jnp.abs(powers)))
+            largest = LARGEST / (n**2 * jnp.max(jnp.abs(rows), initial=1.0) * jnp.max(jnp.abs(powers)))
             to_values, low, largest = (v.astype(jnp.float32) for v in (to_values, low, largest))
         return Powers(to_values, high, low, largest)
 
 
-def _product(a: Any, b: Any) -> Any:
+def product(a: Any, b: Any) -> Any:
     """Returns the product of small matrices, not as a call."""
     return jnp.sum(a[:, :, None] * b[None], 1)
 
 
 def _derivatives(step: AffineStep, consts: Values) -> Any:
     """Returns the derivatives of the new carries, of the values and of all affine results, in float64: [_, n]."""
-    loop, wide = step.loop, jnp.float64
-    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    fixed = [e for e in step.before_affine if not any(v in varying for v in e.outvars)]
-    env = {v: x.astype(wide) if x.dtype == jnp.float32 else x for v, x in zip(loop.consts, consts)}
-    jaxprs.evaluate(fixed, env, _widely)
+    wide, env = jnp.float64, wide_constants(step.loop, step.before_affine, consts)
     read = [*step.new, *step.values, *(e.outvars[0] for e in step.affine)]
     others = {v: jnp.zeros((), wide) for v in jaxprs.free_variables(step.affine) if v not in env}  # they are added
 
     def results(carry: Any) -> Any:
-        own = jaxprs.evaluate(step.affine, {**others, **env, **dict(zip(step.carry, carry))}, _widely)
+        own = jaxprs.evaluate(step.affine, {**others, **env, **dict(zip(step.carry, carry))}, widely)
         return jnp.stack([jnp.asarray(own[v], wide) if jaxprs.is_in(v, own) else jnp.zeros((), wide) for v in read])
 
     zeros = jnp.zeros(len(step.carries), wide)
     return jax.vmap(lambda unit: jax.jvp(results, (zeros,), (unit,))[1])(jnp.eye(len(zeros), dtype=wide)).T
 
 
+def wide_constants(loop: Loop, eqns: Sequence[Eqn], consts: Values) -> dict[Any, Any]:
+    """Returns the constants of a loop, and the results of equations that are the same at all steps, in float64."""
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    env = {v: x.astype(jnp.float64) if x.dtype == jnp.float32 else x for v, x in zip(loop.consts, consts)}
+    return jaxprs.evaluate([e for e in eqns if not any(v in varying for v in e.outvars)], env, widely)
+
+
 _WIDE = {"mul": jnp.multiply, "div": jnp.divide, "sub": jnp.subtract, "add": jnp.add, "add_any": jnp.add}
 
 
-def _widely(eqn: Eqn, *operands: Any) -> Values | None:
+def widely(eqn: Eqn, *operands: Any) -> Values | None:
     """The rule of equations in float64, whose literals and casts are of float32."""
     if primitives.is_retyping(eqn):
         return operands
