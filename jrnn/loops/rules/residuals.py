@@ -206,6 +206,7 @@ def _choose(
     storing.update({v: 0 if v in available else _storing(v, stacks) for v in carry})
     edges, remaking = [], dict.fromkeys(storing, _INFINITE)
     alone = not any(map(equation_costs.is_call, eqns))
+    limited = alone and stacks.machine.one_kernel_bytes < math.inf  # a reverse step that reads less may be one kernel
     exact = set(storing)  # never computed again, or computed again without rounding
     for eqn in eqns:
         of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
@@ -214,7 +215,8 @@ def _choose(
             never = never.difference(eqn.outvars)
             remade = False
         else:
-            cheap = primitives.is_cheap(eqn) and not _is_index(eqn)
+            is_mask = jumps and limited and bool(eqn.outvars[0].aval.shape) and eqn.outvars[0].aval.dtype == bool
+            cheap = primitives.is_cheap(eqn) and not _is_index(eqn) and not is_mask
             remade = cheap or any(v in never for v in eqn.outvars)
         if not remade or (of_exact and (jumps or primitives.is_view(eqn))):
             exact.update(eqn.outvars)
