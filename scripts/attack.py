@@ -252,7 +252,7 @@ def bad_calls() -> Iterator[list[str]]:
     yield from (
         ["ops", "nosuchoperator"],
         ["bench", "--sizes", "x"],
-        ["bench", "--cells", "x"],
+        ["bench", "--suite", "graph", "--cells", "x"],
         ["nosuch"],
     )
     yield from (["train", "good.toml", "--process", "0"], ["bench", "--compile-for", "abacus"], ["run"], ["--x"])

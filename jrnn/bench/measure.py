@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jrnn.bench import peers, report, suites
+from jrnn.bench import peers, report
 from jrnn.bench.peers import Timed
-from jrnn.bench.suites import SuiteOptions
+from jrnn.bench.suites import SuiteOptions, check_options
 from jrnn.loops import host
 
 _SETTLED = 0.01  # seconds that a program runs before it is measured
@@ -89,12 +89,14 @@ def gemm_flops(seconds: float = 0.3, sides: Sequence[int] = (384, 512, 1024)) ->
     return best
 
 
-def run(options: SuiteOptions, suite: ModuleType = suites) -> list[report.Record]:
+def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
     """Runs a suite of the benchmark, prints its tables and writes its files.
 
     Raises:
         ConfigError: for an unknown cell, mode or peer.
+        UsageError: for an option that means nothing for the suite.
     """
+    check_options(options, suite)
     gemm = 0.0  # the best rate of all jobs
     records: list[report.Record] = []
     for job in suite.jobs(options):

@@ -17,11 +17,10 @@ from types import ModuleType
 
 from jrnn.bench import measure
 from jrnn.bench.suites import SuiteOptions
-from jrnn.errors import DataError, JrnnError, UsageError
+from jrnn.errors import DataError, JrnnError
 
 SUITES = {
     "custom-steps": "custom_steps",
-    "spellings": "spellings",
     "divided": "divided",
     "layers": "recurrent_layers",
     "convert": "conversion",
@@ -55,14 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     for name in ("json", "plot"):
         parser.add_argument(f"--{name}", type=Path)
-    chosen = vars(parser.parse_args(argv))
-    name = chosen.pop("suite")
+    options = SuiteOptions(**vars(parser.parse_args(argv)))
     try:
-        suite = suite_of(name)
-        for option in ("cells", "modes", "sizes", "peers"):
-            if chosen[option] is not None and option not in suite.TAKES:
-                raise UsageError(f"--{option} means nothing for the suite {name!r}")
-        measure.run(SuiteOptions(**chosen), suite)
+        measure.run(options, suite_of(options.suite))
     except JrnnError as e:
         print(e, file=sys.stderr)
         return 2

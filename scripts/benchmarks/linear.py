@@ -13,10 +13,10 @@ from typing import Any
 import chunkwise
 import jax
 import jax.numpy as jnp
-from averages import averaged
 from linear_layers import LAYERS, problem
 from pairs import pairs_of
 
+from jrnn.bench.peers import averaged
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan

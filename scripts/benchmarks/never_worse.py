@@ -16,10 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from averages import averaged, mean_seconds
 from linear_layers import LAYERS, problem
 
-from jrnn.bench.peers import Timed
+from jrnn.bench.peers import Timed, averaged, mean_seconds
 from jrnn.bench.sizes import MODES, Size
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import explain, scan

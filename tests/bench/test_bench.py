@@ -8,30 +8,27 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import averages
 import custom_steps
 import divided
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import spelling_table
-import spellings
 from compare import comparison_table
 from rich.console import Console
 
-from jrnn.bench import measure, peers, report, steps
+from jrnn.bench import measure, peers, report, spellings, steps
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
-from jrnn.bench.suites import SuiteOptions
-from jrnn.errors import ConfigError
+from jrnn.bench.suites import SuiteOptions, cells, suite_of
+from jrnn.errors import ConfigError, UsageError
 from jrnn.loops.kernels.native import library
 
 TINY = Size(3, 2, 3, 4)
 
 
 def run(options):
-    return measure.run(options)
+    return measure.run(options, cells)
 
 
 def quiet(**options):
@@ -78,6 +75,8 @@ def test_mistakes_name_the_near_word():
     for wrong in (dict(cells=["lstn"]), dict(modes=["trane"]), dict(peers=["lax.scam"])):
         with pytest.raises(ConfigError, match="did you mean"):
             run(quiet(**wrong)[0])
+    with pytest.raises(UsageError, match="--peers means nothing for the suite 'spellings'"):
+        measure.run(SuiteOptions("spellings", peers=["jrnn"]), suite_of(SuiteOptions("spellings")))
 
 
 def test_the_same_step_gives_the_same_result_through_every_scan():
@@ -185,7 +184,7 @@ def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
         program.close()
     one = divided.divided_here(1, "gru", TINY, "train")
     assert one.run() > 0
-    options = SuiteOptions(cells=["gru"], modes=["forward"], sizes=["3x1x3x4"])
+    options = SuiteOptions("divided", cells=["gru"], modes=["forward"], sizes=["3x1x3x4"])
     (job,) = divided.jobs(options)
     assert set(job.programs) == {"jrnn", "lax.scan", f"jrnn x{peers.cores()}"}
 
@@ -195,20 +194,19 @@ def test_suites_time_the_processor_on_a_cpu_and_the_clock_on_an_accelerator(back
     """Each run takes 4 ms of the processor and 12 ms of the clock, and counts once it is waited for."""
     waited = []
     clocks = SimpleNamespace(process_time=lambda: 0.004 * len(waited), perf_counter=lambda: 0.012 * len(waited))
-    monkeypatch.setattr(averages, "time", clocks)
+    monkeypatch.setattr(peers, "time", clocks)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "block_until_ready", waited.append)
-    program = averages.averaged(jnp.sin, [jnp.ones(3)])
+    program = peers.averaged(jnp.sin, [jnp.ones(3)])
     assert program.run() == pytest.approx(mean)
     assert len(waited) == {"cpu": 5, "gpu": 2}[backend] and waited[0].shape == (3,)
 
 
 def test_the_suite_of_spellings_has_all_of_a_cell_and_its_net():
-    options = SuiteOptions(cells=["gated"], modes=["forward"], sizes=[str(TINY)])
-    jobs = list(itertools.islice(spellings.jobs(options), 2))
+    options = SuiteOptions("spellings", cells=["gated"], modes=["forward"], sizes=[str(TINY)])
+    jobs = list(itertools.islice(suite_of(options).jobs(options), 2))
     assert [job.cell for job in jobs] == ["gated, eager", "gated, plain"]
     for job in jobs:
         assert set(job.programs) == {"jrnn", "lax.scan", "plain"}
         assert all(program.run() > 0 for program in job.programs.values())
-    of_gru = set(spelling_table.programs("gru", TINY, jax.lax.scan))
-    assert of_gru == {*spelling_table.SPELLINGS, "a net"} - {"joined states"}
+    assert set(spellings.programs("gru", TINY, jax.lax.scan)) == {*spellings.SPELLINGS, "a net"} - {"joined states"}

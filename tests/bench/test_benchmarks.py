@@ -24,7 +24,7 @@ COMMAND = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "benchmarks
 
 def run_suite(name, **chosen):
     text = io.StringIO()
-    options = SuiteOptions(turns=1, console=Console(file=text, width=200), **chosen)
+    options = SuiteOptions(suite=name, turns=1, console=Console(file=text, width=200), **chosen)
     return measure.run(options, COMMAND["suite_of"](name)), text.getvalue()
 
 

@@ -20,7 +20,7 @@ def test_loops_have_steps_and_a_gradient(name):
 
 def test_jobs_name_loops_and_peers(monkeypatch):
     monkeypatch.setattr(filters, "averaged", lambda fn, args: Timed(lambda: 0.0))
-    jobs = [*filters.jobs(SuiteOptions(cells=["orbit"], modes=["forward"]))]
+    jobs = [*filters.jobs(SuiteOptions(suite="filters", cells=["orbit"], modes=["forward"]))]
     assert [(job.cell, job.mode, job.size, list(job.programs)) for job in jobs] == [
         ("orbit", "forward", "1000", ["jrnn", "lax.scan"])
     ]

@@ -20,12 +20,12 @@ def test_each_program_starts_a_process_of_its_own(monkeypatch):
         return subprocess.CompletedProcess(command, 0, stdout="1.5\n")
 
     monkeypatch.setattr(first_call.subprocess, "run", run)
-    options = SuiteOptions(cells=["gla", "mlstm"], sizes=["64x1x8x8"])
+    options = SuiteOptions(suite="first-call", cells=["gla", "mlstm"], sizes=["64x1x8x8"])
     jobs = [*first_call.jobs(options)]
     assert [p.run() for job in jobs for p in job.programs.values()] == [1.5] * 4
     assert commands == [([c, p, "64x1x8x8"], "false") for c in ("gla", "mlstm") for p in ("jrnn", "lax.scan")]
     with pytest.raises(ConfigError, match="glq"):
-        list(first_call.jobs(SuiteOptions(cells=["glq"])))
+        list(first_call.jobs(SuiteOptions(suite="first-call", cells=["glq"])))
 
 
 @pytest.mark.parametrize("peer", first_call.PEERS)

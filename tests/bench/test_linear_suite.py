@@ -34,7 +34,7 @@ def test_layers_have_the_shapes_of_their_size(name):
 
 def test_jobs_name_sizes_and_peers(monkeypatch):
     monkeypatch.setattr(linear, "averaged", lambda fn, given: Timed(lambda: 0.0))
-    chosen = SuiteOptions(cells=["gla", "kda"], modes=["train"], sizes=["32x1x2x3", "40x1x2x3"])
+    chosen = SuiteOptions(suite="linear", cells=["gla", "kda"], modes=["train"], sizes=["32x1x2x3", "40x1x2x3"])
     jobs = [(job.cell, job.mode, job.size, list(job.programs)) for job in linear.jobs(chosen)]
     assert jobs == [
         ("gla", "train", "32x1x2x3", ["jrnn", "lax.scan", "by hand"]),
@@ -43,7 +43,7 @@ def test_jobs_name_sizes_and_peers(monkeypatch):
         ("kda", "train", "40x1x2x3", ["jrnn", "lax.scan"]),
     ]
     with pytest.raises(ConfigError, match="did you mean 'kda'"):
-        list(linear.jobs(SuiteOptions(cells=["kdo"])))
+        list(linear.jobs(SuiteOptions(suite="linear", cells=["kdo"])))
 
 
 def test_the_summary_has_geometric_means():

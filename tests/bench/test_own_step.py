@@ -133,7 +133,7 @@ def test_the_command(cells, capsys):
     assert main(["bench", f"{cells}:average", "--feed", "carry=normal[2]", "--feed", "x=normal[4,2]", *few]) == 0
     out = capsys.readouterr().out
     assert "lax.scan" in out and "T = 4" in out
-    assert main(["bench", f"{cells}:make", "--compile-for", "h100"]) == 2
-    assert "--compile-for means nothing for a step of your own" in capsys.readouterr().err
+    assert main(["bench", f"{cells}:make", "--suite", "spellings"]) == 2
+    assert "--suite means nothing for a step of your own" in capsys.readouterr().err
     assert main(["bench", "--feed", "x=normal[2]"]) == 2
     assert "name it, as in jrnn bench cells.py:step" in capsys.readouterr().err

@@ -20,7 +20,7 @@ def test_loops_have_steps_and_a_gradient(name):
 
 def test_jobs_have_the_steps_that_are_asked_for(monkeypatch):
     monkeypatch.setattr(tiny_loops, "averaged", lambda fn, args: Timed(lambda: len(args[2])))
-    jobs = [*tiny_loops.jobs(SuiteOptions(cells=["biquad"], modes=["forward"], sizes=["30", "40"]))]
+    jobs = [*tiny_loops.jobs(SuiteOptions(suite="tiny", cells=["biquad"], modes=["forward"], sizes=["30", "40"]))]
     assert [(job.cell, job.size, job.programs["jrnn"].run()) for job in jobs] == [
         ("biquad", "30", 30),
         ("biquad", "40", 40),

@@ -1,4 +1,6 @@
-"""A suite is a module whose `jobs(options)` yields the programs to compare; this one is that of `jrnn bench`.
+"""The suites of `jrnn bench --suite NAME`: a module for each, whose `jobs(options)` yields the programs to compare.
+
+In: `SuiteOptions`. Out: `Job`s, each with the programs to compare. Read `cells.py` first.
 
 A suite's `OURS` are the programs whose times are divided by those of the others. It may have `summary(records)`, a text
 below the tables. scripts/benchmarks of the repository has more suites.
@@ -6,19 +8,20 @@ below the tables. scripts/benchmarks of the repository has more suites.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
 
-from jrnn.bench import peers
 from jrnn.bench.peers import Timed
-from jrnn.bench.sizes import CELLS, MODES, SETS, Size, check_names, flops, parse_sizes
+from jrnn.bench.sizes import Size, check_names, parse_sizes
+from jrnn.errors import UsageError
 
-OURS = ("jrnn",)
+SUITES = {"scan": "cells", "spellings": "spellings"}
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,14 @@ class SuiteOptions:
     """What to run.
 
     Attributes:
+        suite: the name of the suite.
         cells, modes, sizes, peers: names to measure; None for all that the suite has and can run here.
         turns: measured runs of each program, at most.
         seconds: after these, no more turns of a job begin, except for the first three.
         json, plot: files to write; json "-" is the standard output.
     """
 
+    suite: str = "scan"
     cells: Sequence[str] | None = None
     modes: Sequence[str] | None = None
     sizes: Sequence[str] | None = None
@@ -63,11 +68,13 @@ class Job:
     flops: float = 0.0
 
 
-def jobs(options: SuiteOptions) -> Iterator[Job]:
-    """Yields the cells of this benchmark through `jrnn.scan` and its peers; see `jrnn.bench.peers`."""
-    known = peers.available()
-    cells, modes = options.chosen("cells", CELLS), options.chosen("modes", MODES)
-    chosen, sizes = options.chosen("peers", known), options.chosen_sizes(list(SETS))
-    for cell, mode, size in product(cells, modes, sizes):
-        built = {name: known[name](cell, size, mode) for name in chosen}
-        yield Job(cell, mode, str(size), built, flops(cell, size, mode))
+def suite_of(options: SuiteOptions) -> ModuleType:
+    """Returns the module of a suite of SUITES, which is imported on demand."""
+    return import_module(f"{__name__}.{SUITES[options.suite]}")
+
+
+def check_options(options: SuiteOptions, suite: ModuleType) -> None:
+    """Raises UsageError for an option that means nothing for the suite."""
+    for name in ("cells", "modes", "sizes", "peers"):
+        if getattr(options, name) is not None and name not in suite.TAKES:
+            raise UsageError(f"--{name} means nothing for the suite {options.suite!r}")
