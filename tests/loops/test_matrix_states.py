@@ -301,7 +301,7 @@ def test_explain_says_how_a_loop_is_solved():
     init, xs = problem(layers.kda, 64, jnp.float32)
     plan = scan_plans(layers.kda, init, xs).training[0]
     assert (
-        "solved in chunks of 32: S[1,2,4,4] with decay per row, 1 transition of rank one, stored at 2 boundaries"
+        "solved in chunks of 16: S[1,2,4,4] with decay per row, 1 transition of rank one, stored at 4 boundaries"
         in str(plan)
     )
 

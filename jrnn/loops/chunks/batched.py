@@ -32,7 +32,6 @@ from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop, Results, ScanParams
 
 Flat = Sequence[Any]
-PRECISION = jax.lax.Precision.HIGHEST
 # With decays of 1.2 at each of 128 steps, float32 gradients had 1,000 times the errors of the steps in chunks of 64.
 _MOST_GROWTH = 8.0
 

@@ -66,6 +66,7 @@ class Chunk:
         steps: C.
         valid: [C] booleans, False for steps after the end, which change nothing; None if there are no such steps.
         saved: saves values for the reverse pass.
+        at_once: all chunks are prepared at once.
     """
 
     form: Affine
@@ -73,6 +74,7 @@ class Chunk:
     steps: int
     valid: Any
     saved: SavedForBackward
+    at_once: bool
 
     def run(self, states: Sequence[Any]) -> tuple[dict[Var, Any], list[Any]]:
         """Returns the values of the cuts, [C, ...], and the new states."""
@@ -221,7 +223,7 @@ class Chunk:
                 parts[bool(labels & self.form.forms.labels_of(factor))].append(factor)
             rows, columns = ([replace(term, factors=tuple(fs), sign=s)] for fs, s in zip(parts, (term.sign, 1)))
         of_rows, along = self._decay(rows) if rows or not labels else None, self._decay(columns) if labels else None
-        settings = self.factors.precision, self.saved
+        settings = self.factors.precision, self.saved, self.at_once
         last = self.form.columns[-1] if labels else self.k
         return Decays(
             decay_of(of_rows, self.steps, self.k, *settings),

@@ -20,7 +20,7 @@ from jrnn.jaxprs import Atom, Env, Var, primitives
 from jrnn.loops.affine.carries import CarrySchedule, CarryStage, Group, NotAffine, is_overwritten, part_of, with_names
 from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
 from jrnn.loops.chunks import estimate
-from jrnn.loops.chunks.batched import PRECISION, AllChunks
+from jrnn.loops.chunks.batched import AllChunks
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.chunks.program import Body
 from jrnn.loops.costs.estimates import Estimate, Estimator
@@ -33,6 +33,9 @@ _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 t
 # The most steps of a chunk. On a CPU layers of every kind took 1.1 to 1.4 times as long with 64 as with 32. On an H200, with
 # all chunks prepared at once, 64 took 0.78 (gated delta rule, Mamba-2) and 1.06 (gated linear attention) of the time of 32.
 _LONGEST, _LONGEST_AT_ONCE = 32, 64
+# The same on a CPU for decays that differ along rows or columns, whose blocks are one more level for twice as many steps.
+# With 16, gradients of gated linear attention and of KDA took 0.87 to 0.96 of the time with 32, and compile sooner.
+_LONGEST_OF_LEVELS = 16
 
 
 def chunk_length(length: int, at_once: bool = False) -> int:
@@ -126,7 +129,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at
     check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    schedule, notes, size = CarrySchedule(loop), [], chunk_length(loop.length, at_once)
+    schedule, notes, solved_forms = CarrySchedule(loop), list[str](), dict[Group, Affine]()
     plain: set[Group] = set()  # groups without an affine form
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
     while schedule.groups:
@@ -154,10 +157,14 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at
             continue
         else:
             schedule.add("affine", [*itertools.chain(*forms)], tuple(forms.values()))
-            count = -(-loop.length // size)
-            for positions, form in forms.items():
-                text = with_names(str(form), [names[j] for j in positions if names])
-                notes.append(f"solved in chunks of {size}: {text}, stored at {count} boundaries")
+            solved_forms.update(forms)
+    size = chunk_length(loop.length, at_once)
+    if not at_once and any(form.decays_along_k or form.columns for form in solved_forms.values()):
+        size = min(size, _LONGEST_OF_LEVELS)
+    count = -(-loop.length // size)
+    for positions, form in solved_forms.items():
+        text = with_names(str(form), [names[j] for j in positions if names])
+        notes.append(f"solved in chunks of {size}: {text}, stored at {count} boundaries")
     if not any(stage.forms for stage in schedule.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
         shapes = ", ".join(v.aval.str_short() for v in diagonal)
@@ -229,8 +236,7 @@ def _in_chunks(
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
     # A form may read the operands of a product that is computed before the loop.
     operands = [v for form in stage.forms for v in variables(form.terms)]
-    precision = PRECISION if at_once else None
-    body = Body(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size, precision)
+    body = Body(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size, at_once)
     carry = body.loop.carry
     count = -(-length // size)
     extra = count * size - length

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.jaxprs.mesh_axes import like
 from jrnn.loops.affine import rounds
 from jrnn.loops.chunks.labeled import Label, Labeled, dot, sum_over, times, union
 from jrnn.loops.chunks.solve import SavedForBackward, neighbors, unit_lower_inverse
@@ -187,7 +188,9 @@ def _levels_of(scores: Any) -> Any:
     return jnp.stack(levels, -3)
 
 
-def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward) -> Decay:
+def decay_of(
+    factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward, at_once: bool
+) -> Decay:
     """Returns the products of decays.
 
     Args:
@@ -197,22 +200,25 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, saved: 
         k: the label of K.
         precision: of the contractions.
         saved: saves the products of decays that are the same along K.
+        at_once: of all chunks, in rounds: fewer kernels run.
     """
     if factor is None:
         return Decay(steps, k, precision)
     of, start = MIXED
-    absent = () if of in factor.labels else MIXED
     rest = tuple(l for l in factor.labels if l not in ("T", *MIXED))
     if k in rest:
         lead = tuple(l for l in rest if l != k)
         return _per_row(factor.along((*lead, "T", k)), lead, steps, k, precision)
 
     def labeled(array: Any, labels: tuple[Label, ...]) -> Labeled:
-        axes = [(n, l) for n, l in zip(array.shape, (*rest, *labels)) if l not in absent]
+        axes = [(n, l) for n, l in zip(array.shape, (*rest, *labels)) if l not in MIXED or of in factor.labels]
         return Labeled(array.reshape([n for n, _ in axes]), tuple(l for _, l in axes))
 
-    labels = ("T", of, start), (of, "T", start), (of, start), ("T", of, "S", start)
-    products = _products(factor.along((*rest, "T", *MIXED)), saved)
+    if of in factor.labels or at_once:
+        products: Any = _products(factor.along((*rest, "T", *MIXED)), saved)
+        labels: Any = ("T", of, start), (of, "T", start), (of, start), ("T", of, "S", start)
+    else:
+        products, labels = _products_of_numbers(factor.along((*rest, "T")), saved), (("T",), ("T",), (), ("T", "S"))
     return Decay(steps, k, precision, *map(labeled, products, labels))
 
 
@@ -235,6 +241,29 @@ def _products(d: Any, saved: SavedForBackward) -> tuple[Any, Any, Any, Any]:
     one = jnp.broadcast_to(jnp.eye(n, dtype=d.dtype)[:, None, :], (*lead, n, 1, n))
     between = jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], -2)
     return x[..., 0, :], jnp.concatenate([end[..., 1:, :], one], -2), end[..., 0, :], between
+
+
+def _products_of_numbers(d: Any, saved: SavedForBackward) -> Any:
+    """Returns what `_products` does for decays that are numbers, [..., C], in a loop, which takes less time to compile."""
+    c = d.shape[-1]
+
+    def run(d: Any) -> Any:
+        def step(row: Any, inputs: Any) -> tuple[Any, Any]:
+            factor, one = inputs
+            return (new := row * factor + one, new)
+
+        # The barrier keeps JAX from moving a loop for what it knows of the ones in front of the loop over chunks.
+        ones = jnp.eye(c + 1, dtype=d.dtype).reshape(c + 1, *[1] * (d.ndim - 1), c + 1)
+        times, ones = jax.lax.optimization_barrier((jnp.moveaxis(d, -1, 0)[..., None], ones))
+        first = like(jnp.broadcast_to(ones[0], (*d.shape[:-1], c + 1)), d)
+        _, rows = jax.lax.scan(step, first, (times, ones[1:]))
+        return jnp.moveaxis(jnp.concatenate([first[None], rows]), 0, -2)
+
+    def tangent(x: Any, _: Any, moved: Any) -> Any:
+        return jnp.matmul(x[..., 1:], moved[0][..., None] * x[..., :-1, :], precision=jax.lax.Precision.HIGHEST)
+
+    x = saved.result(run, d, tangent=tangent)  # x[t, s] is the product of the decays of s, ..., t - 1
+    return x[..., :-1, 0], x[..., -1, 1:], x[..., -1, 0], x[..., :-1, 1:]
 
 
 def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:

@@ -31,6 +31,8 @@ from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop
 
+PRECISION = jax.lax.Precision.HIGHEST
+
 
 @dataclass(frozen=True)
 class Body:
@@ -40,13 +42,14 @@ class Body:
         forms: of the carries.
         loop: the loop of these carries, whose ys are what each step computes.
         steps: C.
-        precision: of products for which the step gives none.
+        at_once: all chunks are prepared at once, on an accelerator: products have full precision if the step gives none, and
+            the number of kernels determines the time.
     """
 
     forms: tuple[Affine, ...]
     loop: Loop
     steps: int
-    precision: Any = None
+    at_once: bool = False
 
     def run(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
         """Returns the new states and the outputs. If they are not all finite, they are those of `by_steps`.
@@ -125,9 +128,12 @@ class Body:
         remaining = iter(states)
         for form in self.forms:
             forms, own = form.forms, [next(remaining) for _ in form.positions]
-            contracted, precision = forms.size[forms.contracted], form.precision or self.precision
+            contracted, precision = (
+                forms.size[forms.contracted],
+                form.precision or (PRECISION if self.at_once else None),
+            )
             factors = Factors(env, steps, forms.find, own[0].dtype, contracted, precision)
-            values, after = Chunk(form, factors, self.steps, valid, saved).run(own)
+            values, after = Chunk(form, factors, self.steps, valid, saved, self.at_once).run(own)
             cuts.update(values)
             new += after
         return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**steps, **cuts}, self.steps)]
