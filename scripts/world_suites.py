@@ -191,7 +191,7 @@ def always_rewrite() -> None:
         rewritten = [c for c in candidates if c.strategy == "arithmetic"]
         return Choice(rewritten[0]) if rewritten else cheapest(candidates, bounds)
 
-    chooser._BRIEF, chooser.cheapest = 0.0, chosen
+    chooser.BRIEF, chooser.cheapest = 0.0, chosen
 
 
 def child(every: int, offset: int, limit: float, rewrite: bool, out: str, args: list[str]) -> int:

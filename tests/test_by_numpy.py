@@ -10,7 +10,7 @@ import pytest
 from by_numpy import COMPILED, by_numpy, jit, suffices
 
 from jrnn.jaxprs import all_equations
-from jrnn.jaxprs.by_numpy import LOOPS, MOVES, evaluate
+from jrnn.jaxprs.by_numpy import LOOPS, MOVES, evaluate_by_numpy
 from jrnn.jaxprs.primitives import where
 from jrnn.loops.affine.rounds import all_finite
 
@@ -176,7 +176,7 @@ def test_updates_are_computed_in_wide_numbers():
 
     args = X.astype(np.float32), np.cos(X, dtype=np.float32)
     closed = jax.make_jaxpr(placed)(*args)
-    actual = evaluate(closed.jaxpr, closed.consts, args, wide=True)
+    actual = evaluate_by_numpy(closed.jaxpr, closed.consts, args, wide=True)
     for ours, theirs in zip(actual, COMPILED(placed)(*args), strict=True):
         assert ours.dtype == np.float64
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
@@ -200,7 +200,7 @@ def test_a_call_of_jit_is_evaluated_unless_something_else_happens_in_it():
 
 def test_a_primitive_that_is_not_in_the_table_is_run_by_jax():
     closed = jax.make_jaxpr(jnp.sort)(np.array([3.0, 1.0, 2.0]))
-    (result,) = evaluate(closed.jaxpr, closed.consts, [np.array([3.0, 1.0, 2.0])])
+    (result,) = evaluate_by_numpy(closed.jaxpr, closed.consts, [np.array([3.0, 1.0, 2.0])])
     assert result.tolist() == [1, 2, 3]
 
 

@@ -69,7 +69,7 @@ def assert_close(ours, theirs):
 
 def stays(loop):
     """What a loop computes step by step, if all leaves it that can: its products, and the shapes of its carries."""
-    core = split(canonical(loop, schedules=True)[0]).core
+    core = split(canonical(loop, hoist_keys=True)[0]).core
     products = Counter(
         (jaxprs.operations(e), tuple(sorted(e.outvars[0].aval.shape)))
         for e in core.eqns

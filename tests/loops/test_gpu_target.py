@@ -21,7 +21,7 @@ from jrnn.bench.sizes import Size
 from jrnn.jaxprs import primitives
 from jrnn.loops import scan
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes.one_kernel import one_kernel_a_stage
+from jrnn.loops.passes.one_kernel import one_kernel_per_stage
 from jrnn.loops.passes.packed import pack_stacks
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Target, chooser
@@ -173,7 +173,7 @@ def test_a_result_that_is_two_carries_is_in_the_stack_once():
     program = jaxprs.trace(step, [jax.ShapeDtypeStruct((4, 2), jnp.float32), *[row] * 4])
     inputs, outs = program.invars, program.outvars
     loop = Loop(program.eqns, inputs[:1], inputs[1:4], inputs[4:], outs[:3], outs[3:], 5, False, 1)
-    staged, held = one_kernel_a_stage(loop.verify())
+    staged, held = one_kernel_per_stage(loop.verify())
     assert held.stacked == ((0, None),) and held.unstacked == (1, 2)
     init, xs = [jnp.full((3, 2), float(i + 1)) for i in range(3)], [jnp.ones((5, 3, 2))]
     results = held.around(staged.verify().run, [matrix], init, xs, 5)

@@ -16,7 +16,7 @@ from cases import D, H, N, T, draw
 from plans_of import scan_plans
 
 from jrnn.loops import scan
-from jrnn.loops.passes.sums import smaller_first
+from jrnn.loops.passes.sums import dot_smaller_first
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -99,7 +99,7 @@ def test_transpositions_are_merged_with_sums_of_few_rows(m, w, rows, merged):
     a, b = draw(0, a=(rows, 1, m), b=(rows, 1, w)).values()
 
     def transposed_gradient(a, b):
-        return smaller_first(a, b, ((0, 1), (0, 1)), None, None).T
+        return dot_smaller_first(a, b, ((0, 1), (0, 1)), None, None).T
 
     program = jax.jit(transposed_gradient).lower(a, b).compile()
     np.testing.assert_allclose(program(a, b), np.einsum("tnm,tnw->wm", a, b), rtol=1e-5, atol=1e-5)

@@ -13,7 +13,7 @@ from jrnn.bench.spelled_cells import problem
 from jrnn.bench.spellings import programs
 from jrnn.loops.costs import machines
 from jrnn.loops.kernels.native import library
-from jrnn.loops.passes.canonical.schedules import Schedules
+from jrnn.loops.passes.canonical.random_keys import HoistedKeys
 
 built = pytest.mark.skipif(bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}")
 SMALL = Size(100, 8, 16, 32)
@@ -40,7 +40,7 @@ def test_a_small_lstm_is_trained_by_calls_of_the_kernel(name):
 @built
 def test_a_loop_with_large_products_alone_has_its_keys_from_another_one():
     large, small = (plans("lstm", "a key in the carry", "forward", size) for size in (SMALL, Size(100, 1, 8, 8)))
-    assert Schedules.__name__ in str(large[0].node) and Schedules.__name__ not in str(small[0].node)
+    assert HoistedKeys.__name__ in str(large[0].node) and HoistedKeys.__name__ not in str(small[0].node)
 
 
 def test_slices_of_what_a_plan_computes_before_the_loop_are_arrays(monkeypatch):

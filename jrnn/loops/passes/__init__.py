@@ -4,7 +4,7 @@ In: a `Loop`. Out: an equal `Loop` that is cheaper, or its parts before, in and 
 """
 
 from jrnn.loops.passes.fission import Fission, Moves, movable, split
-from jrnn.loops.passes.gates import activate_together, slice_apart
+from jrnn.loops.passes.gates import join_activations, slice_operands
 from jrnn.loops.passes.products import reads_rows, transpose_constant_rhs
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 from jrnn.loops.passes.sums import WideSums, widen_sums
@@ -13,13 +13,13 @@ __all__ = [
     "Fission",
     "Moves",
     "WideSums",
-    "activate_together",
     "common_subexpressions",
     "compose_views",
+    "join_activations",
     "movable",
     "pads_to_concatenate",
     "reads_rows",
-    "slice_apart",
+    "slice_operands",
     "split",
     "transpose_constant_rhs",
     "widen_sums",

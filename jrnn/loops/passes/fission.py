@@ -20,7 +20,7 @@ from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Results, strict_passes
 from jrnn.loops.passes import sums
 from jrnn.loops.passes.products import transposed
-from jrnn.loops.passes.sums import Contract, as_written
+from jrnn.loops.passes.sums import Contract, dot_as_written
 
 Vars = Collection[Var]
 Run = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Any], Results]
@@ -94,7 +94,7 @@ class Fission:
             wide = sums.accumulator_dtype(loop.carry[i].aval.dtype)
             accumulator = jnp.asarray(init[i], wide)
             for v in values:
-                accumulator = accumulator + sums.total(v, producers, stacked, env, length, wide, self.contract)
+                accumulator = accumulator + sums.time_sum(v, producers, stacked, env, length, wide, self.contract)
             carry[i] = accumulator.astype(loop.carry[i].aval.dtype)
 
         ys = [jaxprs.stack(atom, env, stacked, length) for atom in loop.ys]
@@ -108,12 +108,12 @@ def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) 
     stacked.update({v: stacked_here[v] for v in outs if v in stacked_here})
 
 
-def computation(eqn: Eqn) -> bool:
+def is_computation(eqn: Eqn) -> bool:
     """Hoists everything except views: for loops whose coefficients are better computed for all steps."""
     return not primitives.is_view(eqn)
 
 
-def slices(eqn: Eqn) -> bool:
+def is_slice(eqn: Eqn) -> bool:
     """Hoists slices: XLA:CPU does not vectorize a loop that slices what it has just sliced out of a stack."""
     return eqn.primitive.name == "slice"
 
@@ -139,7 +139,7 @@ class Moves:
         return accumulate + [(field, v) for field in ("hoist", "sink") for v in results if v in getattr(self, field)]
 
 
-class Facts(NamedTuple):
+class SplitFacts(NamedTuple):
     """What all splits of a loop have in common."""
 
     immovable: frozenset[Var]  # the results of equations that are not movable
@@ -152,7 +152,7 @@ class Facts(NamedTuple):
     added: Mapping[int, tuple[Atom, ...]]  # what carries that only add, add
 
     @staticmethod
-    def of(loop: Loop) -> Facts:
+    def of(loop: Loop) -> SplitFacts:
         eqns = loop.eqns
         immovable = frozenset(v for e in eqns if not primitives.is_movable(e) for v in e.outvars)
         sequential = frozenset(jaxprs.depends(eqns, (*loop.carry, *immovable)))
@@ -160,7 +160,7 @@ class Facts(NamedTuple):
         heavy = tuple(tuple(e.outvars) for e in eqns if primitives.is_heavy(e) and e.outvars[0] in varying)
         constant_eqns = tuple(_constant_eqns(loop, varying))
         known = frozenset((*loop.consts, *(v for e in constant_eqns for v in e.outvars)))
-        return Facts(
+        return SplitFacts(
             immovable,
             sequential,
             varying,
@@ -174,11 +174,11 @@ class Facts(NamedTuple):
 
 def split(
     loop: Loop,
-    also: Callable[[Any], bool] = lambda eqn: False,
-    contract: Contract = as_written,
+    also_hoist: Callable[[Any], bool] = lambda eqn: False,
+    contract: Contract = dot_as_written,
     moves: Moves | None = None,
     parts: bool = False,
-    facts: Facts | None = None,
+    facts: SplitFacts | None = None,
 ) -> Fission:
     """Splits a loop. If it recomputes values, only the operands of contractions after it are stacked.
 
@@ -190,12 +190,12 @@ def split(
         parts: `contract` takes a list of stacks for their concatenation along the last axis.
         facts: those of the loop, if it is split several times.
     """
-    eqns, facts = loop.eqns, facts or Facts.of(loop)
+    eqns, facts = loop.eqns, facts or SplitFacts.of(loop)
     sequential, known, producers = facts.sequential, facts.known, facts.producers
     if moves is not None:  # what is heavy, and may not leave the loop, is not computed a second time for all steps
         not_moved = [v for results in facts.heavy if results[0] not in moves.hoist | moves.sink for v in results]
         sequential = sequential.union(jaxprs.depends(eqns, not_moved)) if not_moved else sequential
-    hoisted_vars = [] if loop.recomputes else _vars_to_hoist(loop, facts, sequential, also, moves)
+    hoisted_vars = [] if loop.recomputes else _vars_to_hoist(loop, facts, sequential, also_hoist, moves)
     free = {*known, *loop.xs, *hoisted_vars}
 
     accumulated = sums.accumulations(facts.added, producers, free)
@@ -207,8 +207,8 @@ def split(
     carry = [loop.carry[i] for i in positions]
     carry_out = [loop.carry_out[i] for i in positions]
     targets = jaxprs.variables(loop.ys)
-    common = sums.common_parts(loop) if parts and accumulated else sums.WHOLE
-    targets += sums.leaves(
+    common = sums.common_parts(loop) if parts and accumulated else sums.NO_PARTS
+    targets += sums.sum_operands(
         [v for values in accumulated.values() for v in values], producers, free | set(targets), common
     )
     targets = list(dict.fromkeys(targets))
@@ -241,7 +241,7 @@ def split(
     return Fission(loop, core, *parts, accumulated, tuple(sum_eqns), contract)
 
 
-def movable(everything: Fission, floating_sums: bool) -> Moves:
+def movable(full_split: Fission, floating_sums: bool) -> Moves:
     """Returns all that can leave a loop.
 
     Args:
@@ -252,11 +252,11 @@ def movable(everything: Fission, floating_sums: bool) -> Moves:
     def heavy(eqns: tuple) -> frozenset:
         return frozenset(e.outvars[0] for e in eqns if primitives.is_heavy(e))
 
-    carry = everything.loop.carry
+    carry = full_split.loop.carry
     accumulated = (
-        i for i in everything.accumulated if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer)
+        i for i in full_split.accumulated if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer)
     )
-    return Moves(heavy(everything.hoisted_eqns), heavy(everything.sunk_eqns), frozenset(accumulated))
+    return Moves(heavy(full_split.hoisted_eqns), heavy(full_split.sunk_eqns), frozenset(accumulated))
 
 
 def _constant_eqns(loop: Loop, varying: Collection[Var]) -> list[Any]:
@@ -268,7 +268,7 @@ def _constant_eqns(loop: Loop, varying: Collection[Var]) -> list[Any]:
 
 
 def _vars_to_hoist(
-    loop: Loop, facts: Facts, sequential: Vars, also: Callable[[Any], bool], moves: Moves | None
+    loop: Loop, facts: SplitFacts, sequential: Vars, also_hoist: Callable[[Any], bool], moves: Moves | None
 ) -> list[Var]:
     """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
     chosen: dict[Var, None] = {}
@@ -278,14 +278,14 @@ def _vars_to_hoist(
         grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
         follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not primitives.is_view(eqn)
         heavy = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.hoist)
-        if heavy or follows or also(eqn):
+        if heavy or follows or also_hoist(eqn):
             chosen.update(dict.fromkeys(eqn.outvars))
     return list(chosen)
 
 
 def _vars_to_sink(
     loop: Loop,
-    facts: Facts,
+    facts: SplitFacts,
     sequential: Vars,
     free: Vars,
     carry_out: Sequence[Atom],
@@ -294,18 +294,18 @@ def _vars_to_sink(
 ) -> set[Var]:
     """Returns what to compute for all steps after the loop: contractions that feed only outputs, and their neighbors."""
     base = {*free, *loop.carry}
-    staying = {v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars}
+    needed_by_carry = {v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars}
     live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if any(v in sequential for v in e.outvars)]
     users: dict[Var, list[Any]] = {}
-    stuck: set[Var] = set()  # read by an equation that cannot move
+    blocked: set[Var] = set()  # read by an equation that cannot move
     for eqn in reversed(live):
         for v in jaxprs.inputs(eqn):
             users.setdefault(v, []).append(eqn)
-        if any(v in facts.immovable or v in stuck for v in eqn.outvars):
-            stuck.update(jaxprs.inputs(eqn))
+        if any(v in facts.immovable or v in blocked for v in eqn.outvars):
+            blocked.update(jaxprs.inputs(eqn))
 
     def can_move(eqn: Eqn) -> bool:
-        return not any(v in staying or v in stuck or v in facts.immovable for v in eqn.outvars)
+        return not any(v in needed_by_carry or v in blocked or v in facts.immovable for v in eqn.outvars)
 
     after: set[Var] = set()
     for eqn in live:
@@ -317,11 +317,11 @@ def _vars_to_sink(
     feeding = [e for e in live if any(o in after for o in e.outvars)]
     stacked = {*base, *(v for e in feeding for v in jaxprs.inputs(e) if v not in after)}
     for eqn in reversed(live):
-        mine = [u for v in eqn.outvars for u in users.get(v, [])]
+        eqn_users = [u for v in eqn.outvars for u in users.get(v, [])]
         # Discontinuous equations stay: their operands may be computed both in the loop and after it, rounded differently.
         if not can_move(eqn) or any(v in after for v in eqn.outvars) or primitives.is_discontinuous(eqn):
             continue
-        if mine and all(any(o in after for o in u.outvars) for u in mine):
+        if eqn_users and all(any(o in after for o in u.outvars) for u in eqn_users):
             reads = {v for v in jaxprs.inputs(eqn) if v in sequential and v not in stacked}
             if sum(map(jaxprs.nbytes, reads)) <= sum(map(jaxprs.nbytes, eqn.outvars)):
                 after.update(eqn.outvars)

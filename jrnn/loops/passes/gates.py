@@ -23,9 +23,9 @@ from jrnn.loops.ir import Loop
 _DEEPEST_SUM = 4  # the number of additions that a slice is moved through at most
 
 
-def activate_together(loop: Loop) -> Loop:
+def join_activations(loop: Loop) -> Loop:
     """Applies an activation once to neighboring slices of one array instead of once to each slice."""
-    cuts = _joined_cuts(loop)
+    cuts = _joined_slices(loop)
     if not any(isinstance(cut.of, _Joined) for cut in cuts.values()):
         return loop
 
@@ -38,12 +38,12 @@ def activate_together(loop: Loop) -> Loop:
     return loop.replaced(rule)
 
 
-def slice_apart(loop: Loop) -> Loop:
+def slice_operands(loop: Loop) -> Loop:
     """Rewrites `slice(a + b)` as `slice(a) + slice(b)`, so that slices of xs can be hoisted."""
-    cuts = cuts_of(loop.eqns)
+    cuts = axis_slices(loop.eqns)
     producers = jaxprs.producers(loop.eqns)
 
-    def piece(atom: Atom, cut: Cut, env: Env, depth: int = 0) -> Any:
+    def piece(atom: Atom, cut: AxisSlice, env: Env, depth: int = 0) -> Any:
         """Returns `atom[cut.lo:cut.hi]`; `atom` may have size one along the axis."""
         eqn = None if jaxprs.is_literal(atom) or depth == _DEEPEST_SUM else producers.get(atom)
         if eqn is not None and eqn.primitive.name in ("add", "sub"):
@@ -62,7 +62,7 @@ def slice_apart(loop: Loop) -> Loop:
     return loop.replaced(rule)
 
 
-class Cut(NamedTuple):
+class AxisSlice(NamedTuple):
     """A slice `of[lo:hi]` along `axis`, of a variable or of the result of a joined equation."""
 
     of: Var | _Joined
@@ -76,7 +76,7 @@ class _Joined:
     """An elementwise equation over neighboring slices, computed once for all of them."""
 
     eqn: Eqn
-    operands: tuple[Cut, ...]
+    operands: tuple[AxisSlice, ...]
 
     def value(self, env: dict[Any, Any]) -> Any:
         if self not in env:
@@ -85,29 +85,29 @@ class _Joined:
         return env[self]
 
 
-def _slice_of(cut: Cut, env: dict[Any, Any]) -> Any:
+def _slice_of(cut: AxisSlice, env: dict[Any, Any]) -> Any:
     whole = cut.of.value(env) if isinstance(cut.of, _Joined) else env[cut.of]
     return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
 
 
-def cuts_of(eqns: Sequence[Eqn]) -> dict[Var, Cut]:
+def axis_slices(eqns: Sequence[Eqn]) -> dict[Var, AxisSlice]:
     """Returns the variables that are slices of others along one axis."""
-    cuts: dict[Var, Cut] = {}
+    cuts: dict[Var, AxisSlice] = {}
     for eqn in eqns:
         if eqn.primitive.name == "slice" and not jaxprs.is_literal(eqn.invars[0]):
             operand, (out,) = eqn.invars[0], eqn.outvars
             lows, highs, strides = (eqn.params[k] for k in ("start_indices", "limit_indices", "strides"))
             axes = [a for a, (n, lo, hi) in enumerate(zip(operand.aval.shape, lows, highs)) if (lo, hi) != (0, n)]
             if len(axes) == 1 and (strides is None or set(strides) == {1}):
-                cuts[out] = Cut(operand, axes[0], lows[axes[0]], highs[axes[0]])
+                cuts[out] = AxisSlice(operand, axes[0], lows[axes[0]], highs[axes[0]])
         elif eqn.primitive.name == "split" and not jaxprs.is_literal(eqn.invars[0]):
             ends = np.cumsum(eqn.params["sizes"]).tolist()
             for out, lo, hi in zip(eqn.outvars, [0, *ends], ends):
-                cuts[out] = Cut(eqn.invars[0], eqn.params["axis"], lo, hi)
+                cuts[out] = AxisSlice(eqn.invars[0], eqn.params["axis"], lo, hi)
     return cuts
 
 
-def _join(eqns: Sequence[Eqn], cuts: dict[Var, Cut]) -> None:
+def _join(eqns: Sequence[Eqn], cuts: dict[Var, AxisSlice]) -> None:
     """Joins equations over neighboring slices, and adds their results, as slices of the joined results, to `cuts`."""
     groups: dict[Any, list[Any]] = {}
     for eqn in eqns:
@@ -126,15 +126,15 @@ def _join(eqns: Sequence[Eqn], cuts: dict[Var, Cut]) -> None:
         for run in runs:
             if len(run) > 1:
                 first, last = ([cuts[a] for a in eqn.invars] for eqn in (run[0], run[-1]))
-                joined = _Joined(run[0], tuple(Cut(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
+                joined = _Joined(run[0], tuple(AxisSlice(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
                 start = first[0].lo
                 for eqn in run:
                     own = cuts[eqn.invars[0]]
-                    cuts[eqn.outvars[0]] = Cut(joined, own.axis, own.lo - start, own.hi - start)
+                    cuts[eqn.outvars[0]] = AxisSlice(joined, own.axis, own.lo - start, own.hi - start)
 
 
-def _joined_cuts(loop: Loop) -> dict[Var, Cut]:
-    cuts = cuts_of(loop.eqns)
+def _joined_slices(loop: Loop) -> dict[Var, AxisSlice]:
+    cuts = axis_slices(loop.eqns)
     activations = [e for e in loop.eqns if primitives.is_activation(e)]
     activated = {e.invars[0] for e in activations}
     _join([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
@@ -142,15 +142,15 @@ def _joined_cuts(loop: Loop) -> dict[Var, Cut]:
     return cuts
 
 
-def better_apart(loop: Loop, computed: Collection[Var] = ()) -> bool:
-    """Returns True if `slice_apart`, with the slices of xs hoisted, is faster than `activate_together`.
+def prefers_separate_slices(loop: Loop, computed: Collection[Var] = ()) -> bool:
+    """Returns True if `slice_operands`, with the slices of xs hoisted, is faster than `join_activations`.
 
     If all slices of a joined equation lead to the same result of the step, the compiler makes one kernel of it and its uses,
     and joining gains nothing. If they lead to different results, it is computed once for all of them. If nothing is joined,
     slices of sums that are activated later keep XLA:CPU from vectorizing `logistic` and `tanh`. So do slices of inputs.
     Those that a plan computes, `computed`, may as well be arrays of their own.
     """
-    cuts = _joined_cuts(loop)
+    cuts = _joined_slices(loop)
     results = set(jaxprs.variables(loop.outputs))
     ends: dict[_Joined, set[Var]] = {}
     activations = [e for e in loop.eqns if primitives.is_activation(e)]

@@ -24,10 +24,10 @@ from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, Results, RunLoop
 from jrnn.loops.passes.sums import accumulator_dtype
 
-_CUT_ABOVE = 512  # the contracted size above which XLA:GPU cuts products of few rows; found by compiling for an H100
+_SPLIT_K_ABOVE = 512  # the contracted size above which XLA:GPU splits K in products of few rows, compiled for an H100
 
 
-def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
+def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedCarries]:
     """Puts the results of each stage behind a barrier, so that XLA:GPU makes one kernel for the results of one shape.
 
     Invariant: every value is unchanged, except for the order in which the parts of a product are added.
@@ -49,7 +49,7 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
     matrix_products = [eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, set(loop.consts))]
     products = _products(matrix_products, loop, stages, results)
     orders = {level - 1: product.order for level, product in products.items()}
-    halves = {id(eqn) for eqn in matrix_products if _is_cut(eqn)}
+    halves = {id(eqn) for eqn in matrix_products if _is_split_k(eqn)}
     position = {out: i for i, out in reversed(list(enumerate(loop.carry_out))) if not jaxprs.is_literal(out)}
     places = {level: tuple(map(position.get, order)) for level, order in orders.items()}
     places = {level: of_level for level, of_level in places.items() if any(i is not None for i in of_level)}
@@ -75,7 +75,7 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
                 else:
                     jaxprs.evaluate([eqn], env)
             if level in results:
-                stacks[level] = _fenced(results[level], orders.get(level, ()), env)
+                stacks[level] = _behind_barrier(results[level], orders.get(level, ()), env)
             jaxprs.evaluate(stages.eqns(level, trailing=True), env)
         carry = [jaxprs.value(env, loop.carry_out[i]) for i in unstacked]
         return [*carry, *(stacks[level] for level in places), *(jaxprs.value(env, a) for a in loop.ys)]
@@ -88,11 +88,11 @@ def one_kernel_a_stage(loop: Loop, stack: bool = True) -> tuple[Loop, Staged]:
         *(v.aval for v in loop.xs),
     ]
     staged = loop.traced(step, avals, len(unstacked) + len(places))
-    return staged, Staged(unstacked, tuple(places.values()), len(loop.carry))
+    return staged, StackedCarries(unstacked, tuple(places.values()), len(loop.carry))
 
 
 @dataclass(frozen=True)
-class Staged:
+class StackedCarries:
     """The carries of a loop that carries stacks of results: the original ones in `unstacked`, then the stacks.
 
     Attributes:
@@ -119,7 +119,7 @@ class Staged:
         return [carry[i] for i in range(self.carries)], list(ys)
 
 
-def _fenced(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:
+def _behind_barrier(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:
     """Puts the results behind a barrier. Makes one stack of those in `order`, and returns it."""
     others = [v for v in results if v not in order]
     stack = [jnp.stack([env[v] for v in order])] if order else []
@@ -237,10 +237,10 @@ def _by_parts(eqn: Eqn, left: Any, parts: int, env: Env) -> Any:
         return jnp.sum(each[:parts], axis=0).astype(out.aval.dtype)
 
 
-def _is_cut(eqn: Eqn) -> bool:
-    """Returns True if XLA:GPU would cut the contracted axis into four parts, and pad both operands at each step."""
+def _is_split_k(eqn: Eqn) -> bool:
+    """Returns True if XLA:GPU would split the contracted axis K into four parts, and pad both operands at each step."""
     size = eqn.invars[0].aval.shape[-1]
-    return size > _CUT_ABOVE and size % 16 != 0 and size % 2 == 0
+    return size > _SPLIT_K_ABOVE and size % 16 != 0 and size % 2 == 0
 
 
 def _is_matrix_product(eqn: Eqn, consts: set[Var]) -> bool:

@@ -16,7 +16,7 @@ from jrnn.loops.ir import Loop, Results, RunLoop
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedStacks:
     """Takes the packs that a loop writes apart.
 
     Attributes:
@@ -40,7 +40,7 @@ class Packed:
         return list(last), ys
 
 
-def pack_stacks(loop: Loop, most: int) -> tuple[Loop, Packed | None]:
+def pack_stacks(loop: Loop, most: int) -> tuple[Loop, PackedStacks | None]:
     """Packs the arrays that a loop writes at each step, if they have one dtype and differ in their last axis only.
 
     Invariant: every value is unchanged.
@@ -71,4 +71,4 @@ def pack_stacks(loop: Loop, most: int) -> tuple[Loop, Packed | None]:
 
     packed = loop.traced(step, [v.aval for v in loop.inputs], len(loop.carry))
     widths = tuple(tuple((at, loop.ys[at].aval.shape[-1] if pack[1:] else 0) for at in pack) for pack in packs)
-    return packed, Packed(widths, len(loop.ys))
+    return packed, PackedStacks(widths, len(loop.ys))

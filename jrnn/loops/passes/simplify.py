@@ -15,7 +15,7 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
 from jrnn.loops.ir import Loop, strict_passes
-from jrnn.loops.passes.gates import cuts_of
+from jrnn.loops.passes.gates import axis_slices
 
 # Views of views -------------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def compose_views(loop: Loop) -> Loop:
                 return [jax.lax.reshape(env[base], out.aval.shape)]
             same[out] = base
             return [env[base]]
-        cuts = cuts_of([eqn])
+        cuts = axis_slices([eqn])
         parts = [_part(source(c.of), c.axis, c.lo, c.hi, producers) for c in cuts.values()]
         if not cuts or None in parts:
             return None
@@ -113,7 +113,7 @@ def _is_indirect(eqn: Eqn, producers: Mapping[Var, Any]) -> bool:
     source = None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else producers.get(eqn.invars[0])
     if _reshapes(eqn):
         return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape or (source is not None and _reshapes(source))
-    return source is not None and source.primitive.name == "concatenate" and bool(cuts_of([eqn]))
+    return source is not None and source.primitive.name == "concatenate" and bool(axis_slices([eqn]))
 
 
 def _part(of: Var, axis: int, lo: int, hi: int, producers: Mapping[Var, Any]) -> tuple[Var, int, int, int] | None:

@@ -29,8 +29,8 @@ _LONGEST = 64  # the number of equations that a sum is moved through at most
 ContractedAxes = tuple[Sequence[int], Sequence[int]]
 Contract = Callable[[Any, Any, ContractedAxes, Any, Any], Any]
 Producers = Mapping[Var, Eqn]  # the equation that computes each variable of the step
-Parts = Mapping[Var, Sequence[Var]]  # concatenations, with the parts that are stacked in their place
-WHOLE: Parts = {}  # no concatenation is stacked in parts
+StackedParts = Mapping[Var, Sequence[Var]]  # concatenations, with the parts that are stacked in their place
+NO_PARTS: StackedParts = {}  # no concatenation is stacked in parts
 
 
 def added_to_carries(loop: Loop) -> dict[int, tuple[Atom, ...]]:
@@ -68,11 +68,11 @@ def sums_without_new_stacks(
     """Returns the sums that need no stacks other than `stacked` and the operands of contractions."""
     producers = jaxprs.producers(loop.eqns)
     every = [v for values in accumulated.values() for v in values]
-    known = {*stacked, *(leaf for v in every for leaf in _leaves(v, producers, stacked, True))}
-    return {i: values for i, values in accumulated.items() if known.issuperset(leaves(values, producers, known))}
+    known = {*stacked, *(leaf for v in every for leaf in _operands(v, producers, stacked, True))}
+    return {i: values for i, values in accumulated.items() if known.issuperset(sum_operands(values, producers, known))}
 
 
-def common_parts(loop: Loop) -> Parts:
+def common_parts(loop: Loop) -> StackedParts:
     """Returns the concatenations that contractions over time read, and of which another one has a part, too.
 
     A GRU's reverse loop has two: the cotangents `[dr, du, dn]` and `[dr, du, r dn]`. Stacks of four parts take less memory
@@ -103,18 +103,20 @@ def common_parts(loop: Loop) -> Parts:
     return {v: parts for v, parts in read.items() if v not in others and any(uses[part] > 1 for part in parts)}
 
 
-def leaves(values: Collection[Atom], producers: Producers, stacked: Collection[Var], parts: Parts = WHOLE) -> list[Var]:
+def sum_operands(
+    values: Collection[Atom], producers: Producers, stacked: Collection[Var], parts: StackedParts = NO_PARTS
+) -> list[Var]:
     """Returns the variables whose stacks the sums of `values` read. `stacked` are the stacks that exist anyway."""
     known = dict.fromkeys(stacked)
     apart = {v: joined for v, joined in parts.items() if v not in known}
     for contractions_only in (True, False):  # a reduction may read the stacks of a contraction's operands
-        operands = [leaf for v in values for leaf in _leaves(v, producers, known, contractions_only)]
+        operands = [leaf for v in values for leaf in _operands(v, producers, known, contractions_only)]
         operands = [part for leaf in operands for part in apart.get(leaf, (leaf,))]
         known.update(dict.fromkeys(operands))
     return list(dict.fromkeys(operands))
 
 
-def total(v: Atom, producers: Producers, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract) -> Any:
+def time_sum(v: Atom, producers: Producers, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract) -> Any:
     """Returns the sum over time of `v`.
 
     Args:
@@ -131,7 +133,7 @@ def total(v: Atom, producers: Producers, stacked: Env, env: Env, length: Any, dt
 
     def sum_of(atom: Atom, dtype: Any) -> Any:
         if jaxprs.is_literal(atom) or atom in env:
-            return _repeated(jaxprs.value(env, atom).astype(dtype), length)
+            return _times_length(jaxprs.value(env, atom).astype(dtype), length)
         if atom in stacked:
             return jnp.sum(stacked[atom], axis=0, dtype=dtype)
         if (atom, dtype) not in done:
@@ -165,7 +167,7 @@ def accumulator_dtype(dtype: Any) -> Any:
     return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
 
 
-def _above(v: Atom, producers: Producers, stop: Collection[Var]) -> tuple[list[Any], list[Atom]] | None:
+def _linear_region(v: Atom, producers: Producers, stop: Collection[Var]) -> tuple[list[Any], list[Atom]] | None:
     """Returns the linear equations that a sum of `v` moves through, and the contractions and values where it ends.
 
     Returns None if there are too many.
@@ -190,7 +192,7 @@ def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
     """Returns True if summing after the loop is better than adding at each step."""
     if jaxprs.is_in(v, producers) and producers[v].primitive.name == "reduce_sum":
         return True
-    above = _above(v, producers, free)
+    above = _linear_region(v, producers, free)
     if above is None:
         return False
     through, ends = above
@@ -202,8 +204,8 @@ def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
     return all(jaxprs.nbytes(a) <= _SMALL or jaxprs.is_in(a, reduced) or is_dot(a) for a in ends)
 
 
-def _leaves(v: Atom, producers: Producers, stacked: Collection[Var], contractions_only: bool) -> list[Var]:
-    above = _above(v, producers, stacked)
+def _operands(v: Atom, producers: Producers, stacked: Collection[Var], contractions_only: bool) -> list[Var]:
+    above = _linear_region(v, producers, stacked)
     assert above is not None, "a sum that pays is short"
     values: list[Var] = []
     for atom in above[1]:
@@ -217,7 +219,7 @@ def _leaves(v: Atom, producers: Producers, stacked: Collection[Var], contraction
     return values
 
 
-def _repeated(value: Any, length: Any) -> Any:
+def _times_length(value: Any, length: Any) -> Any:
     """Returns `value * length`. Integers wrap around as sums do; narrow floats are multiplied in float32."""
     dtype = value.dtype
     wide = accumulator_dtype(dtype)
@@ -256,7 +258,9 @@ def _contraction(
     fixed = [a for a in operands if not jaxprs.is_in(a, stacked) and not jaxprs.is_in(a, apart)]
     if fixed:  # a constant operand: sum the other one first
         values = [
-            jaxprs.value(env, a) if a is fixed[0] else total(a, producers, stacked, env, length, a.aval.dtype, contract)
+            jaxprs.value(env, a)
+            if a is fixed[0]
+            else time_sum(a, producers, stacked, env, length, a.aval.dtype, contract)
             for a in operands
         ]
     else:
@@ -277,15 +281,15 @@ def _contraction(
 # Contractions over time -----------------------------------------------------------------------------------------------
 
 
-def as_written(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
+def dot_as_written(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
     """Contracts `axes` of two stacks [T, ...], time among them, with `lax.dot_general` without batch axes."""
     return jax.lax.dot_general(
         lhs, rhs, (axes, ((), ())), precision=precision, preferred_element_type=preferred_element_type
     )
 
 
-def smaller_first(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
-    """Contracts as `as_written` does, with the operands in the order that XLA:CPU computes faster.
+def dot_smaller_first(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
+    """Contracts as `dot_as_written` does, with the operands in the order that XLA:CPU computes faster.
 
     For a product A^T B, XLA:CPU first copies A, transposed. If A is larger than B, this computes B^T A and transposes the
     result, which is small. XLA would merge a transposition of the result, this one or the caller's, with the product again.
@@ -294,11 +298,11 @@ def smaller_first(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, pref
     sizes = (jaxprs.elements(lhs.shape), jaxprs.elements(rhs.shape))
     rows = jaxprs.elements([lhs.shape[axis] for axis in axes[0]])
     if 2 * rows**2 < min(sizes):
-        return as_written(lhs, rhs, axes, precision, preferred_element_type)
+        return dot_as_written(lhs, rhs, axes, precision, preferred_element_type)
     if sizes[0] <= sizes[1]:
-        return jax.lax.optimization_barrier(as_written(lhs, rhs, axes, precision, preferred_element_type))
+        return jax.lax.optimization_barrier(dot_as_written(lhs, rhs, axes, precision, preferred_element_type))
     exchanged = precision[::-1] if isinstance(precision, tuple) else precision
-    product = jax.lax.optimization_barrier(as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type))
+    product = jax.lax.optimization_barrier(dot_as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type))
     own = rhs.ndim - len(axes[1])
     return jnp.transpose(product, (*range(own, product.ndim), *range(own)))
 

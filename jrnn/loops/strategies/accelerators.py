@@ -53,11 +53,11 @@ def _stacks_much(fission: Fission) -> bool:
 
 def _few_kernels(core: Loop, devices: int) -> Converted:
     """Returns a loop in stages. What the stages need from constants is computed before the loop."""
-    from jrnn.loops.passes.one_kernel import one_kernel_a_stage
+    from jrnn.loops.passes.one_kernel import one_kernel_per_stage
     from jrnn.loops.passes.packed import pack_stacks
 
     alone = devices == 1  # parts of arrays that are divided among devices would move to be joined
-    staged, constants = one_kernel_a_stage(core, stack=alone)
+    staged, constants = one_kernel_per_stage(core, stack=alone)
     prepared = split(staged)
     loop = prepared.core
     if jaxprs.is_known(loop.length) and len(loop.eqns) <= _LONGEST:

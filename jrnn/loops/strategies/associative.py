@@ -14,8 +14,8 @@ from jrnn import jaxprs
 from jrnn.loops.affine import associative
 from jrnn.loops.ir import Loop, Refused, ScanParams
 from jrnn.loops.passes import split
-from jrnn.loops.passes.fission import computation
-from jrnn.loops.passes.sums import smaller_first
+from jrnn.loops.passes.fission import is_computation
+from jrnn.loops.passes.sums import dot_smaller_first
 from jrnn.loops.strategies.accelerators import division
 from jrnn.loops.strategies.candidates import Candidate
 from jrnn.loops.strategies.nodes import Node, Solved, Split, Steps, at_leaf, by_steps
@@ -34,7 +34,7 @@ def propose(problem: Problem) -> Sequence[Candidate]:
             return ()
         if (why := associative.refusal(problem.split(None).core)) is not None:
             raise Refused(why)
-        fission = split(problem.loop, computation, contract=smaller_first)
+        fission = split(problem.loop, is_computation, contract=dot_smaller_first)
         return [problem.candidate(Split(fission, Steps(fission.core)))]
     fission = division(problem)
     if (why := _not_solved(fission.core, problem, is_requested)) is not None:

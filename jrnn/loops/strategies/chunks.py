@@ -77,7 +77,7 @@ def _names(scan: ScanParams, conversions: Sequence[Any]) -> list[str]:
     if len(names) < scan.n_carry or not all(names):
         return []
     for conversion in conversions:
-        _, names, _ = conversion.said_of((), names, ())
+        _, names, _ = conversion.map_inputs((), names, ())
     return names
 
 

@@ -46,7 +46,7 @@ def to_differentiate(scan: ScanParams, target: Target, options: Options, tangent
     consts, carry, xs = scan.apart(tangents)
     moving = [[*(False for _ in program.consts), *consts], carry, xs]
     for conversion in conversions:
-        moving = conversion.said_of(*moving)
+        moving = conversion.map_inputs(*moving)
     stored = stored_states(loop, [moves for of in moving for moves in of])
     if not stored:
         raise Refused("this gradient reads no state")

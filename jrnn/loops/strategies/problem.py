@@ -16,10 +16,10 @@ from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import Loop, Options, Provenance, ScanParams
 from jrnn.loops.passes import Fission, Moves, movable, split, transpose_constant_rhs
 from jrnn.loops.passes.canonical import canonical
-from jrnn.loops.passes.canonical.schedules import Schedules
-from jrnn.loops.passes.canonical.spelling import Placed
-from jrnn.loops.passes.fission import Facts
-from jrnn.loops.passes.sums import Contract, as_written, smaller_first
+from jrnn.loops.passes.canonical.axis_order import AxisOrder
+from jrnn.loops.passes.canonical.random_keys import HoistedKeys
+from jrnn.loops.passes.fission import SplitFacts
+from jrnn.loops.passes.sums import Contract, dot_as_written, dot_smaller_first
 from jrnn.loops.strategies.candidates import (
     ELEMENTWISE_MIN_GAIN,
     MIN_GAIN,
@@ -86,8 +86,8 @@ class Problem:
         return Estimator(self.loop, self.target.machine)
 
     @functools.cached_property
-    def _facts(self) -> Facts:
-        return Facts.of(self.loop)
+    def _facts(self) -> SplitFacts:
+        return SplitFacts.of(self.loop)
 
     @functools.cached_property
     def movable(self) -> Moves:
@@ -101,7 +101,7 @@ class Problem:
         """
         self.effort -= len(self.loop.eqns)
         if (key := (moves, contract)) not in self._splits:
-            sums = contract or (smaller_first if self.target.platform == "cpu" else as_written)
+            sums = contract or (dot_smaller_first if self.target.platform == "cpu" else dot_as_written)
             parts = contract is not None
             self._splits[key] = split(self.loop, moves=moves, facts=self._facts, contract=sums, parts=parts)
         return self._splits[key]
@@ -180,8 +180,8 @@ def _conversion_terms(conversions: Sequence[Conversion], length: Any, machine: M
 
     It is that of keys in a loop of their own, and of stacks that are transposed before and after the loop.
     """
-    keys = [dict(Estimator(c.keys, machine).whole().terms) for c in conversions if isinstance(c, Schedules)]
-    size = jaxprs.extent(length) * sum(c.transposed_bytes for c in conversions if isinstance(c, Placed))
+    keys = [dict(Estimator(c.key_loop, machine).whole().terms) for c in conversions if isinstance(c, HoistedKeys)]
+    size = jaxprs.extent(length) * sum(c.transposed_bytes for c in conversions if isinstance(c, AxisOrder))
     return total(*keys, {"elements": _TRANSPOSING * machine.reading(size, size)})
 
 

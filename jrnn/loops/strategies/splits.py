@@ -13,8 +13,8 @@ from typing import Any
 
 from jrnn import jaxprs
 from jrnn.loops.costs.equation_costs import LARGE_PRODUCT
-from jrnn.loops.passes import Moves, activate_together, gates, slice_apart, split
-from jrnn.loops.passes.fission import slices
+from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, split
+from jrnn.loops.passes.fission import is_slice
 from jrnn.loops.strategies import unrolled
 from jrnn.loops.strategies.candidates import Candidate, cheapest
 from jrnn.loops.strategies.nodes import InChunks, Node, Split, Steps, at_leaf, by_steps
@@ -43,10 +43,10 @@ def _for_xla(problem: Problem, leaf: Node) -> Node:
     tiny = unrolled.of_tiny(problem, core)
     if tiny is not None:
         return tiny
-    if gates.better_apart(core, {*core.xs}.difference(problem.loop.xs)):
-        fission = split(slice_apart(core), slices, moves=Moves())
+    if gates.prefers_separate_slices(core, {*core.xs}.difference(problem.loop.xs)):
+        fission = split(slice_operands(core), is_slice, moves=Moves())
         return Split(fission, Steps(fission.core))
-    return by_steps(activate_together(core))
+    return by_steps(join_activations(core))
 
 
 class Search:

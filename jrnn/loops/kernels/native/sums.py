@@ -14,7 +14,7 @@ import numpy as np
 
 from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.kernels.native import library
-from jrnn.loops.passes.sums import ContractedAxes, smaller_first
+from jrnn.loops.passes.sums import ContractedAxes, dot_smaller_first
 
 _LEAST = 1e6  # floating-point operations: below, XLA's product is as fast as a call
 _WORK = 3e6  # the fewest of a thread
@@ -23,7 +23,7 @@ _LEAST_PART = 64  # columns: narrower stacks would leave panels empty, and are j
 
 
 def contract(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
-    """Contracts the leading axes of two stacks by the kernel; other contractions are those of `smaller_first`.
+    """Contracts the leading axes of two stacks by the kernel; other contractions are those of `dot_smaller_first`.
 
     XLA:CPU copies one of the stacks, transposed, before such a product, and reaches two thirds of the rate.
     A list of stacks stands for their concatenation along the last axis, the only one that is not contracted.
@@ -43,7 +43,7 @@ def contract(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred
     (dtype, *others), work = types, 2 * rows * m * w * len(parts)
     if not leading or others or dtype not in (jnp.float32, jnp.float64) or min(m, w) < _COLUMNS or work < _LEAST:
         rhs = parts[0] if len(parts) == 1 else jnp.concatenate(parts, -1)
-        return smaller_first(lhs, rhs, axes, precision, preferred_element_type)
+        return dot_smaller_first(lhs, rhs, axes, precision, preferred_element_type)
     operands = [lhs.reshape(rows, m), *(part.reshape(rows, w) for part in parts)]
     vary = mesh_axes_type(*operands)
     product = jax.ffi.ffi_call(library.SUM, jax.ShapeDtypeStruct((m, w * len(parts)), dtype, manual_axis_type=vary))(

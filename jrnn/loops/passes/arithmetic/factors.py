@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.jaxprs import Eqn
-from jrnn.loops.passes.arithmetic.products import Values, apart, conj, cut, places, repeated, transposed, where
+from jrnn.loops.passes.arithmetic.products import Values, block, conj, indices, repeated, transposed, unstacked, where
 
 _SELECTED = 3  # rows that LU exchanges by selects; with more, a loop is faster
 
@@ -21,7 +21,7 @@ def cholesky(eqn: Eqn, a: Any) -> Values:
     The loop over columns compiles sooner than its steps one after another, and nothing is computed again.
     """
     across = transposed(a)
-    columns = places(cut(a, slice(0, 1), slice(None)), -1)
+    columns = indices(block(a, slice(0, 1), slice(None)), -1)
 
     def column(j: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         factor, failed = state  # the columns so far are rows here
@@ -47,19 +47,19 @@ def lu(eqn: Eqn, a: Any) -> Values:
 def _few_rows(a: Any) -> tuple[Any, Any]:
     """Returns the factors and the pivots, by selects among rows."""
     every, m = slice(None), a.shape[-2]
-    rows, columns, pivots = apart(a, -2), places(cut(a, slice(1), every), -1), []
+    rows, columns, pivots = unstacked(a, -2), indices(block(a, slice(1), every), -1), []
     for k in range(min(a.shape[-2:])):
         here, below = slice(k, k + 1), range(k + 1, m)
-        largest, at = _length(cut(rows[k], every, here)), jnp.full((*a.shape[:-2], 1, 1), k, jnp.int32)
+        largest, at = _length(block(rows[k], every, here)), jnp.full((*a.shape[:-2], 1, 1), k, jnp.int32)
         for i in below:
-            length = _length(cut(rows[i], every, here))
+            length = _length(block(rows[i], every, here))
             at, largest = where(length > largest, i, at), where(length > largest, length, largest)
         first = rows[k]
         for i in below:
             rows[k], rows[i] = where(at == i, rows[i], rows[k]), where(at == i, first, rows[i])
-        pivot = cut(rows[k], every, here)
+        pivot = block(rows[k], every, here)
         for i in below:
-            factor = cut(rows[i], every, here)
+            factor = block(rows[i], every, here)
             factor = _divided(factor, pivot)
             reduced = where(columns == k, factor, rows[i])
             rows[i] = where(columns > k, rows[i] - factor * rows[k], reduced)
@@ -70,7 +70,7 @@ def _few_rows(a: Any) -> tuple[Any, Any]:
 def _eliminated(a: Any) -> tuple[Any, Any]:
     """Returns the same by a loop."""
     m, size = a.shape[-2], min(a.shape[-2:])
-    rows, columns = places(a, -2)[..., :1], places(a, -1)
+    rows, columns = indices(a, -2)[..., :1], indices(a, -1)
 
     def eliminate(k: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         a, pivots = state
@@ -128,7 +128,7 @@ def qr(eqn: Eqn, a: Any) -> Values:
     if eqn.params["pivoting"] or 0 in a.shape:
         return None
     m, size = a.shape[-2], min(a.shape[-2:])
-    rows, columns = places(a, -2)[..., :1], places(a, -1)
+    rows, columns = indices(a, -2)[..., :1], indices(a, -1)
 
     def reduce(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         a, vectors, factors = state
@@ -152,14 +152,14 @@ def qr(eqn: Eqn, a: Any) -> Values:
         k = size - 1 - i
         v = _column(vectors, k)
         reflected = q - v * (_row(factors, k) * jnp.sum(conj(v) * q, -2, keepdims=True))
-        return where((rows >= k) & (places(q, -1) >= k), reflected, q)  # the other columns are zero in these rows
+        return where((rows >= k) & (indices(q, -1) >= k), reflected, q)  # the other columns are zero in these rows
 
     none = jnp.zeros_like(a[..., :size]), jnp.zeros_like(a[..., :size, :1])
     a, vectors, factors = repeated(size, reduce, (a, *none))
     across = m if eqn.params["full_matrices"] else size
     q = jnp.broadcast_to(jnp.eye(m, across, dtype=a.dtype), (*a.shape[:-2], m, across))
     q = repeated(size, reflect, q)
-    return [q, where(places(a, -2) <= places(a, -1), a, 0)[..., :across, :]]
+    return [q, where(indices(a, -2) <= indices(a, -1), a, 0)[..., :across, :]]
 
 
 def eigh(eqn: Eqn, a: Any) -> Values:
@@ -168,8 +168,8 @@ def eigh(eqn: Eqn, a: Any) -> Values:
     if params.get("algorithm") is not None or params["subset_by_index"] is not None or (n == 3 and jnp.iscomplexobj(a)):
         return None
     diagonal = [_element(a, i, i).real for i in range(n)]
-    places = [(1, 0), (2, 1), (2, 0)][: n * (n - 1) // 2]
-    off = [_element(a, *(at if params["lower"] else at[::-1])) for at in places]
+    subdiagonal = [(1, 0), (2, 1), (2, 0)][: n * (n - 1) // 2]
+    off = [_element(a, *(at if params["lower"] else at[::-1])) for at in subdiagonal]
     scale = _scale(functools.reduce(jnp.maximum, map(abs, (*diagonal, *off))))
     diagonal, off = ([v * scale for v in values] for values in (diagonal, off))
     vectors = None
@@ -185,7 +185,7 @@ def eigh(eqn: Eqn, a: Any) -> Values:
 
 
 def _element(a: Any, i: int, j: int) -> Any:
-    return cut(a, slice(i, i + 1), slice(j, j + 1))
+    return block(a, slice(i, i + 1), slice(j, j + 1))
 
 
 def _scale(norm: Any) -> Any:
@@ -200,8 +200,8 @@ def _pair(a: Any, c: Any, b: Any) -> tuple[list[Any], Any]:
     """Returns the eigenvalues and vectors of [[a, b], [b, c]], by the steps of LAPACK's `steqr` and `laev2`."""
     kind = jnp.finfo(a.dtype)
     half = float(kind.eps) / 2
-    apart = abs(b) <= lax.sqrt(abs(a)) * lax.sqrt(abs(c)) * half
-    apart |= (b * b <= half**2 * abs(a) * abs(c) + float(kind.tiny)) | (b == 0)
+    is_diagonal = abs(b) <= lax.sqrt(abs(a)) * lax.sqrt(abs(c)) * half
+    is_diagonal |= (b * b <= half**2 * abs(a) * abs(c) + float(kind.tiny)) | (b == 0)
     both, less, twice = a + c, a - c, b + b
     wide = abs(less) > abs(twice)
     long, short = where(wide, abs(less), abs(twice)), where(abs(less) < abs(twice), abs(less), abs(twice))
@@ -217,8 +217,8 @@ def _pair(a: Any, c: Any, b: Any) -> tuple[list[Any], Any]:
     cosine, sine = where(wide, ratio * unit, unit), where(wide, unit, ratio * unit)
     is_rotated = (both < 0) != (less >= 0)
     cosine, sine = where(is_rotated, -sine, cosine), where(is_rotated, cosine, sine)
-    first, second = where(apart, a, first), where(apart, c, second)
-    cosine, sine = where(apart, 1, cosine), where(apart, 0, sine)
+    first, second = where(is_diagonal, a, first), where(is_diagonal, c, second)
+    cosine, sine = where(is_diagonal, 1, cosine), where(is_diagonal, 0, sine)
     swapped, n = second < first, a.ndim
     rows = [(where(swapped, y, x), where(swapped, x, y)) for x, y in ((cosine, -sine), (sine, cosine))]
     values = [where(swapped, second, first), where(swapped, first, second)]

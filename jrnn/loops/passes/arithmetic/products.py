@@ -23,13 +23,13 @@ Values = Sequence[Any] | None
 _TINY = 64  # multiplications
 
 
-def cut(a: Any, rows: slice, columns: slice) -> Any:
+def block(a: Any, rows: slice, columns: slice) -> Any:
     """Returns a part of each matrix, without removing an axis."""
     (top, bottom, _), (left, right, _) = rows.indices(a.shape[-2]), columns.indices(a.shape[-1])
     return lax.slice(a, (*[0] * (a.ndim - 2), top, left), (*a.shape[:-2], bottom, right))
 
 
-def apart(a: Any, axis: int) -> list[Any]:
+def unstacked(a: Any, axis: int) -> list[Any]:
     """Returns the rows (axis -2) or columns (axis -1) of each matrix. One equation lowers sooner than a slice for each."""
     return lax.split(a, (1,) * a.shape[axis], axis=a.ndim + axis)
 
@@ -42,7 +42,7 @@ def conj(a: Any) -> Any:
     return lax.conj(a) if jnp.iscomplexobj(a) else a
 
 
-def places(a: Any, axis: int) -> Any:
+def indices(a: Any, axis: int) -> Any:
     """Returns the index of the row (axis -2) or column (axis -1) of each element."""
     return lax.broadcasted_iota(jnp.int32, a.shape, a.ndim + axis)
 
@@ -98,7 +98,7 @@ def product(a: Any, b: Any) -> Any:
     if depth == 0:
         return lax.full(shape, 0, a.dtype)
     if depth * math.prod(shape) <= _TINY:
-        return functools.reduce(operator.add, map(operator.mul, apart(a, -1), apart(b, -2)))
+        return functools.reduce(operator.add, map(operator.mul, unstacked(a, -1), unstacked(b, -2)))
     whole, n = (*a.shape, b.shape[-1]), b.ndim
     left = lax.broadcast_in_dim(a, whole, tuple(range(n)))
     right = lax.broadcast_in_dim(b, whole, (*range(n - 2), n - 1, n))
@@ -121,13 +121,13 @@ def triangular_solve(eqn: Eqn, a: Any, b: Any) -> Values:
     if params["conjugate_a"]:
         a = conj(a)
     b = b if params["left_side"] else transposed(b)
-    x = substituted(a, b, lower, params["unit_diagonal"])
+    x = substitute(a, b, lower, params["unit_diagonal"])
     return [x if params["left_side"] else transposed(x)]
 
 
-def substituted(a: Any, b: Any, lower: bool, unit: bool) -> Any:
+def substitute(a: Any, b: Any, lower: bool, unit: bool) -> Any:
     n, axis = a.shape[-1], a.ndim - 2
-    columns, rows, rest = apart(a, -1), [], b
+    columns, rows, rest = unstacked(a, -1), [], b
     for k in range(n) if lower else reversed(range(n)):
         above, pivot, below = lax.split(columns[k], (k, 1, n - k - 1), axis=axis)
         remaining = rest.shape[-2] - 1

@@ -1,18 +1,18 @@
 """The canonical form of a loop: the first stage of every plan, so that all that follows sees one spelling of a step.
 
-In: a `Loop` in any spelling. Out: the canonical `Loop`, and conversions of arguments and results. Read `spelling.py`
+In: a `Loop` in any spelling. Out: the canonical `Loop`, and conversions of arguments and results. Read `axis_order.py`
 first.
 
-Its stages are passes from a loop to a loop, each with a conversion of what goes in and out (`plans.Conversion`):
+Its stages are passes from a loop to a loop, each with a conversion of what goes in and out (`nodes.Conversion`):
 
 - `constant_carries.py`: carries whose value is known become constants and inputs.
-- `schedules.py`: keys of random numbers leave the carry, in loops with large products.
-- `parts.py`: joined carries are taken apart.
+- `random_keys.py`: keys of random numbers leave the carry, in loops with large products.
+- `unpack.py`: a carry that packs several arrays becomes one carry for each.
 - `shared_operands.py`: products of one value with several constant matrices become one.
 - `lookups.py`, `invariants.py`: lookups of constants become inputs, and what is computed from constants becomes constant, in
   a loop that is about to be differentiated.
-- `spelling.py`: axes of size 1 leave the loop, and rows come first. `rows.py` finds the rows, and `rules.py` evaluates
-  equations on values in the layouts of `layouts.py`.
+- `axis_order.py`: axes of size 1 leave the loop, and rows come first. `rows.py` finds the batch rows, and `rules.py`
+  evaluates equations on values in the layouts of `layouts.py`.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Var
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.branches import products_after_branches
-from jrnn.loops.passes.canonical.constant_carries import settled
-from jrnn.loops.passes.canonical.invariants import invariants_first
-from jrnn.loops.passes.canonical.lookups import read_in_order
-from jrnn.loops.passes.canonical.parts import in_parts
-from jrnn.loops.passes.canonical.schedules import keys_first
+from jrnn.loops.passes.canonical.axis_order import normalize_axes
+from jrnn.loops.passes.canonical.constant_carries import eliminate_carries
+from jrnn.loops.passes.canonical.invariants import hoist_invariants
+from jrnn.loops.passes.canonical.lookups import hoist_lookups
+from jrnn.loops.passes.canonical.random_keys import hoist_random_keys
 from jrnn.loops.passes.canonical.shared_operands import join_products
-from jrnn.loops.passes.canonical.spelling import placed
+from jrnn.loops.passes.canonical.unpack import unpack_carries
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 
 _PASSES = (products_after_branches, compose_views, common_subexpressions, pads_to_concatenate, join_products)
 
 
-def canonical(loop: Loop, devices: int = 1, schedules: bool = False) -> tuple[Loop, Sequence[Any]]:
+def canonical(loop: Loop, devices: int = 1, hoist_keys: bool = False) -> tuple[Loop, Sequence[Any]]:
     """Returns the canonical form of a loop, and the conversions to it, that of the first stage first.
 
     Args:
         loop: the loop.
         devices: the number of devices that its arrays are divided among. If there are several, no axes are merged, one of
             which may be divided.
-        schedules: True to compute the keys that it carries in a loop of their own.
+        hoist_keys: True to compute the keys that it carries in a loop of their own.
     """
-    keys = (keys_first,) if schedules else ()
-    return _in_stages(loop, settled, *keys, in_parts, functools.partial(placed, merge=devices == 1))
+    keys, axes = (hoist_random_keys,) if hoist_keys else (), functools.partial(normalize_axes, merge=devices == 1)
+    return _in_stages(loop, eliminate_carries, *keys, unpack_carries, axes)
 
 
 def with_plain_carries(loop: Loop) -> tuple[Loop, Sequence[Any]]:
     """Returns a loop without the last stage of the canonical form: values keep their axes."""
-    return _in_stages(loop, settled, in_parts)
+    return _in_stages(loop, eliminate_carries, unpack_carries)
 
 
 def for_derivatives(loop: Loop, moving: Iterable[Var]) -> tuple[Loop, Sequence[Any]]:
@@ -66,9 +66,9 @@ def for_derivatives(loop: Loop, moving: Iterable[Var]) -> tuple[Loop, Sequence[A
         loop: a loop that is about to be differentiated.
         moving: those of its inputs that have tangents.
     """
-    form, of_carries = settled(loop)
-    form, of_lookups = read_in_order(form, {*moving}.intersection(form.consts))
-    form, of_constants = invariants_first(join_products(form))
+    form, of_carries = eliminate_carries(loop)
+    form, of_lookups = hoist_lookups(form, {*moving}.intersection(form.consts))
+    form, of_constants = hoist_invariants(join_products(form))
     if of_lookups is None and of_constants is None:
         return loop, ()
     return form, [c for c in (of_carries, of_lookups, of_constants) if c is not None]

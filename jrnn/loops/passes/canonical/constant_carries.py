@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Settled:
+class EliminatedCarries:
     """Which carries of the original loop are constants and counters of the rewritten one.
 
     Attributes:
@@ -40,30 +40,30 @@ class Settled:
     ) -> Results:
         steps = jnp.arange(length)
         steps = length - 1 - steps if self.reverse else steps
-        counts = [_counted(init[i], by, steps) for i, by in self.counters]
+        counts = [_counter_values(init[i], by, steps) for i, by in self.counters]
         eliminated = {*self.constants, *(i for i, _ in self.counters)}
         carry = [v for i, v in enumerate(init) if i not in eliminated]
         last, ys = run([*consts, *(init[i] for i in self.constants)], carry, [*xs, *counts], length)
         known = {i: init[i] for i in self.constants}
-        known |= {i: _counted(init[i], by, jnp.asarray(length)) for i, by in self.counters}
+        known |= {i: _counter_values(init[i], by, jnp.asarray(length)) for i, by in self.counters}
         remaining = iter(last)
         return [known[i] if i in known else next(remaining) for i in range(len(init))], list(ys)
 
-    def said_of(self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]) -> list[Sequence[T]]:
-        """Returns what is said of each constant, carry and input of the original loop for those of the rewritten one."""
+    def map_inputs(self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]) -> list[Sequence[T]]:
+        """Maps one value for each input of the original loop, such as its name, to one for each of the rewritten loop."""
         counters = [i for i, _ in self.counters]
         rest = [value for i, value in enumerate(carry) if i not in self.constants and i not in counters]
         return [[*consts, *(carry[i] for i in self.constants)], rest, [*xs, *(carry[i] for i in counters)]]
 
 
-def _counted(first: Any, by: int, steps: Any) -> Any:
+def _counter_values(first: Any, by: int, steps: Any) -> Any:
     """Returns a counter after some steps, [...], or after each of many, [T, ...]. It wraps around as sums do."""
     first = jnp.asarray(first)
     added = (steps.astype(first.dtype) * jnp.asarray(by, first.dtype)).reshape(*steps.shape, *[1] * first.ndim)
     return added + first if steps.ndim == 0 else added + first[None]
 
 
-def settled(loop: Loop) -> tuple[Loop, Settled | None]:
+def eliminate_carries(loop: Loop) -> tuple[Loop, EliminatedCarries | None]:
     """Returns the loop without carries whose values are known, and which they are; None if there is none.
 
     Invariant: every value is unchanged.
@@ -72,12 +72,12 @@ def settled(loop: Loop) -> tuple[Loop, Settled | None]:
     constants = tuple(i for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out)) if v is out)
     counters = []
     for i, (v, out) in enumerate(zip(loop.carry, loop.carry_out)):
-        added = None if jaxprs.is_literal(out) or v is out else _step_of(v, producers.get(out))
+        added = None if jaxprs.is_literal(out) or v is out else _increment_of(v, producers.get(out))
         if added is not None:
             counters.append((i, added))
     if not constants and not counters:
         return loop, None
-    form = Settled(constants, tuple(counters), loop.reverse)
+    form = EliminatedCarries(constants, tuple(counters), loop.reverse)
     eliminated = {*constants, *(i for i, _ in counters)}
     remaining = [i for i in range(len(loop.carry)) if i not in eliminated]
     smaller = replace(
@@ -90,7 +90,7 @@ def settled(loop: Loop) -> tuple[Loop, Settled | None]:
     return smaller.of(smaller.eqns, smaller.outputs), form
 
 
-def _step_of(v: Var, eqn: Eqn | None) -> int | None:
+def _increment_of(v: Var, eqn: Eqn | None) -> int | None:
     """Returns the number that an equation adds to a carry of integers, or None."""
     if eqn is None or not primitives.is_addition(eqn) or not jnp.issubdtype(v.aval.dtype, jnp.integer):
         return None

@@ -17,7 +17,7 @@ from jrnn.loops.ir import Loop, Results, RunLoop
 
 
 @dataclass(frozen=True)
-class Invariants:
+class HoistedInvariants:
     """The constants of the rewritten loop: some of those of the original one, and values that are computed from them."""
 
     loop: Loop
@@ -31,7 +31,7 @@ class Invariants:
         return run([env[v] for v in self.consts], init, xs, length)
 
 
-def invariants_first(loop: Loop) -> tuple[Loop, Invariants | None]:
+def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
     """Returns the loop with constants in the place of what it computes from constants, and which; None if it does nothing.
 
     The reverse loop adds up a gradient of each constant. So a loop without products stays as it is if it would read more of
@@ -52,7 +52,7 @@ def invariants_first(loop: Loop) -> tuple[Loop, Invariants | None]:
     has_products = any(map(primitives.is_contraction, rest))
     if not has_products and _summed_bytes(consts) > _summed_bytes(before):
         return loop, None
-    return replace(loop, consts=consts).of(rest, loop.outputs), Invariants(loop, consts)
+    return replace(loop, consts=consts).of(rest, loop.outputs), HoistedInvariants(loop, consts)
 
 
 def _summed_bytes(constants: Iterable[Var]) -> int:

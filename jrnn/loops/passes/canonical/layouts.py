@@ -33,7 +33,7 @@ def natural(shape: Sequence[Any]) -> Groups:
 
 
 @dataclass(frozen=True)
-class Laid:
+class StepValue:
     """A value of a step.
 
     Attributes:
@@ -51,57 +51,57 @@ class Laid:
         """All axes that are not of size 1, in the order of the array."""
         return [a for group in self.groups for a in group if not is_unit(self.shape[a])]
 
-    def place(self, axis: int) -> int | None:
+    def array_axis(self, axis: int) -> int | None:
         """Returns the axis of the array that holds an axis alone; None if there is none."""
         return self.groups.index((axis,)) if (axis,) in self.groups else None
 
-    def split(self, which: Iterable[int] | None = None) -> Laid:
+    def unmerge(self, which: Iterable[int] | None = None) -> StepValue:
         """Returns the value with merged axes apart: those groups that have some of the given axes, or all groups."""
         some = None if which is None else {*which}
         groups = [g for group in self.groups for g in ([group] if _is_whole(group, some) else [(a,) for a in group])]
         return self if groups == list(self.groups) else self._reshaped(tuple(groups))
 
-    def laid(self, groups: Groups) -> Laid:
+    def in_layout(self, groups: Groups) -> StepValue:
         """Returns the value in another layout, which has the same axes but perhaps others of size 1."""
         if groups == self.groups:
             return self
         target = tuple(g for g in groups if not self._is_unit(g))
-        apart = self.split([a for group in self.groups if group not in target for a in group]).bare()
-        order = [apart.groups.index(g) for g in _pieces(target, apart.groups)]
+        apart = self.unmerge([a for group in self.groups if group not in target for a in group]).squeezed()
+        order = [apart.groups.index(g) for g in _split_groups(target, apart.groups)]
         array = apart.array if order == sorted(order) else jax.lax.transpose(apart.array, order)
-        return Laid(array, self.shape, tuple(apart.groups[i] for i in order))._reshaped(groups)
+        return StepValue(array, self.shape, tuple(apart.groups[i] for i in order))._reshaped(groups)
 
-    def bare(self) -> Laid:
+    def squeezed(self) -> StepValue:
         """Returns the value without axes of size 1."""
         return self._reshaped(tuple(g for g in self.groups if not self._is_unit(g)))
 
     def _is_unit(self, group: tuple[int, ...]) -> bool:
         return all(is_unit(self.shape[a]) for a in group)
 
-    def _reshaped(self, groups: Groups) -> Laid:
+    def _reshaped(self, groups: Groups) -> StepValue:
         shape = sizes(self.shape, groups)
         array = self.array if shape == jnp.shape(self.array) else jax.lax.reshape(self.array, shape)
-        return Laid(array, self.shape, groups)
+        return StepValue(array, self.shape, groups)
 
     def aligned(self, groups: Groups) -> Any:
         """Returns the array with an axis of size 1 for each group that the value lacks; groups have axes of the result."""
-        value = self.laid(tuple(g for g in groups if g in self.groups and not self._is_unit(g)))
+        value = self.in_layout(tuple(g for g in groups if g in self.groups and not self._is_unit(g)))
         have = dict(zip(value.groups, jnp.shape(value.array)))
         shape = tuple(have.get(g, 1) for g in groups)
         return value.array if shape == jnp.shape(value.array) else jax.lax.reshape(value.array, shape)
 
-    def whole(self) -> Any:
+    def to_array(self) -> Any:
         """Returns the array in the shape of the value."""
-        array = self.laid(natural(self.shape)).array
+        array = self.in_layout(natural(self.shape)).array
         return array if jnp.shape(array) == self.shape else jax.lax.reshape(array, self.shape)
 
     @staticmethod
-    def of(array: Any, shape: Sequence[Any] | None = None) -> Laid:
+    def of(array: Any, shape: Sequence[Any] | None = None) -> StepValue:
         """Returns the value of an array with all of its axes, without those of size 1."""
         shape = tuple(jnp.shape(array) if shape is None else shape)
         groups = natural(shape)
         inner = sizes(shape, groups)
-        return Laid(array if jnp.shape(array) == inner else jax.lax.reshape(array, inner), shape, groups)
+        return StepValue(array if jnp.shape(array) == inner else jax.lax.reshape(array, inner), shape, groups)
 
 
 def sizes(shape: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
@@ -113,13 +113,13 @@ def _is_whole(group: tuple[int, ...], some: set[int] | None) -> bool:
     return len(group) == 1 or (some is not None and some.isdisjoint(group))
 
 
-def _pieces(groups: Groups, whole_groups: Groups) -> list[tuple[int, ...]]:
+def _split_groups(groups: Groups, whole_groups: Groups) -> list[tuple[int, ...]]:
     """Returns `whole_groups` in the order of other groups, which may merge them."""
     return [g for group in groups for g in ([group] if group in whole_groups else [(a,) for a in group])]
 
 
 @dataclass(frozen=True)
-class Placement:
+class LayoutChange:
     """The layout of a value outside of the loop, [...], or of all steps, [T, ...]."""
 
     shape: tuple[Any, ...]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var
 from jrnn.loops.ir import Loop, Results, RunLoop
-from jrnn.loops.passes.fission import Facts
+from jrnn.loops.passes.fission import SplitFacts
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Lookup:
 
 
 @dataclass(frozen=True)
-class Lookups:
+class HoistedLookups:
     """Which lookups of the original loop are the last inputs of the rewritten one."""
 
     loop: Loop
@@ -66,12 +66,12 @@ class Lookups:
         return run(consts, init, [*xs, *looked_up], length)
 
 
-def read_in_order(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Lookups | None]:
+def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, HoistedLookups | None]:
     """Returns the loop with lookups of some of its constants as inputs, and which they are; None if there is none.
 
     The inputs are no larger than the constants. Invariant: every value is unchanged.
     """
-    facts = Facts.of(loop)
+    facts = SplitFacts.of(loop)
     every = (_lookup(eqn) for eqn in loop.eqns if jaxprs.is_in(eqn.invars[0] if eqn.invars else None, constants))
     lookups = tuple(
         lookup
@@ -85,7 +85,7 @@ def read_in_order(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Lookups
         return loop, None
     results = tuple(lookup.eqn.outvars[0] for lookup in lookups)
     rest = [eqn for eqn in loop.eqns if not any(v in results for v in eqn.outvars)]
-    return replace(loop, xs=(*loop.xs, *results)).of(rest, loop.outputs), Lookups(loop, lookups)
+    return replace(loop, xs=(*loop.xs, *results)).of(rest, loop.outputs), HoistedLookups(loop, lookups)
 
 
 def _lookup(eqn: Eqn) -> Lookup | None:

@@ -1,4 +1,4 @@
-"""Which axes of a step are rows: axes that every equation carries along, such as a batch.
+"""Which axes of a step are batch rows: axes that every equation carries along.
 
 Each row of a result depends on the same row of what the step carries and reads, and on constants. Sums over rows are
 gradients of constants. Rows come first in the canonical form, and are merged into one axis.
@@ -43,13 +43,13 @@ class RowAxes:
         carried = [self._classes.root((v, a)) for v in loop.carry for (a,) in natural(v.aval.shape)]
         multiplied = {self._classes.root(axis) for axis in products} - broken
         self._order = [root for root in dict.fromkeys(carried) if root in multiplied]
-        self._beside = {self._classes.root(axis) for axis in batches}.difference(self._order)
+        self._matrix_batch = {self._classes.root(axis) for axis in batches}.difference(self._order)
         every = (*loop.inputs, *(v for eqn in loop.eqns for v in eqn.outvars))
-        present = [self._of(v) for v in every]
+        present = [self._rows(v) for v in every]
         self.merged = (
             merge
             and len(self._order) > 1
-            and not self._beside
+            and not self._matrix_batch
             and all(
                 not of or ([self._root(v, a) for a in of] == self._order and all(map(jaxprs.is_known, v.aval.shape)))
                 for v, of in zip(every, present)
@@ -58,19 +58,19 @@ class RowAxes:
         of_products = [
             v for e in loop.eqns if e.primitive.name == "dot_general" for v in (*jaxprs.inputs(e), *e.outvars)
         ]
-        self.has_transposed_rows = any(self._of(v) and self.groups(v) != natural(v.aval.shape) for v in of_products)
+        self.has_transposed_rows = any(self._rows(v) and self.groups(v) != natural(v.aval.shape) for v in of_products)
 
     def _root(self, v: Var, axis: int) -> axes.Axis:
         return self._classes.root((v, axis))
 
-    def _of(self, v: Var) -> list[int]:
+    def _rows(self, v: Var) -> list[int]:
         """Returns the axes of a value that are rows, in the order of all rows."""
         if not hasattr(v.aval, "shape"):
             return []
         roots = [(self._root(v, a), a) for (a,) in natural(v.aval.shape)]
         return [a for root in self._order for of, a in roots if of == root]
 
-    def _one_row(self, v: Var) -> list[int]:
+    def _single_row(self, v: Var) -> list[int]:
         """Returns an axis of size 1 of a vector, if it has one and the loop has no rows: it is a matrix of one row."""
         shape = v.aval.shape
         units = [a for a, n in enumerate(shape) if is_unit(n)]
@@ -81,10 +81,10 @@ class RowAxes:
 
         Axes with a matrix for each place, such as the directions of a layer, stay where they are next to the rows.
         """
-        rows = [] if jaxprs.is_literal(v) else self._of(v) or self._one_row(v)
+        rows = [] if jaxprs.is_literal(v) else self._rows(v) or self._single_row(v)
         merged = [tuple(rows)] if self.merged and rows else []
         if rows and not merged and self._order:
-            rows = sorted([*rows, *(a for (a,) in natural(v.aval.shape) if self._root(v, a) in self._beside)])
+            rows = sorted([*rows, *(a for (a,) in natural(v.aval.shape) if self._root(v, a) in self._matrix_batch)])
         rest = [g for g in natural(v.aval.shape) if g[0] not in rows]
         return (*(merged or [(a,) for a in rows]), *rest)
 

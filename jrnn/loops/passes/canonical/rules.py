@@ -14,50 +14,50 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, axes, primitives
-from jrnn.loops.passes.canonical.layouts import Groups, Laid, is_unit, natural, sizes
+from jrnn.loops.passes.canonical.layouts import Groups, StepValue, is_unit, natural, sizes
 
 Preferred = Callable[[Var], Groups]  # the layout of a value that the canonical form has
 
 
-def evaluated(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def evaluated(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     """Returns the results of an equation for operands in any layout."""
     rule = primitives.rule_of(eqn, _RULES)
     if rule is not None and eqn.params.get("out_sharding") is None and eqn.params.get("sharding") is None:
         results = rule(eqn, operands, preferred)
         if results is not None:
             return [_with_one_row(result, preferred(v)) for result, v in zip(results, eqn.outvars)]
-    whole = jaxprs.bind(eqn, *(operand.whole() for operand in operands))
-    return [Laid.of(array, v.aval.shape).laid(preferred(v)) for array, v in zip(whole, eqn.outvars)]
+    whole = jaxprs.bind(eqn, *(operand.to_array() for operand in operands))
+    return [StepValue.of(array, v.aval.shape).in_layout(preferred(v)) for array, v in zip(whole, eqn.outvars)]
 
 
-def _with_one_row(x: Laid, groups: Groups) -> Laid:
+def _with_one_row(x: StepValue, groups: Groups) -> StepValue:
     """Returns the value with the axis of size 1 that its layout has."""
     unit = [g for g in groups if all(is_unit(x.shape[a]) for a in g)]
-    return x.laid((*unit, *x.bare().groups))
+    return x.in_layout((*unit, *x.squeezed().groups))
 
 
-def _elementwise(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def _elementwise(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     out = eqn.outvars[0]
     full = [o for o in operands if {*o.axes} == {a for (a,) in natural(out.aval.shape)}]
     layouts = {o.groups for o in full}
     groups = layouts.pop() if len(layouts) == 1 else preferred(out)
     arrays = [o.aligned(groups) if o.shape else o.array for o in operands]
-    return [Laid(array, out.aval.shape, groups) for array in jaxprs.bind(eqn, *arrays)]
+    return [StepValue(array, out.aval.shape, groups) for array in jaxprs.bind(eqn, *arrays)]
 
 
-def _each(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def _each(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     """The rule of primitives that return each operand."""
     arrays = jaxprs.bind(eqn, *(o.array for o in operands))
-    return [Laid(array, o.shape, o.groups) for array, o in zip(arrays, operands)]
+    return [StepValue(array, o.shape, o.groups) for array, o in zip(arrays, operands)]
 
 
-def _transpose(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def _transpose(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     (x,), order = operands, list(eqn.params["permutation"])
     groups = tuple(tuple(order.index(a) for a in group) for group in x.groups)
-    return [Laid(x.array, eqn.outvars[0].aval.shape, groups)]
+    return [StepValue(x.array, eqn.outvars[0].aval.shape, groups)]
 
 
-def _reshape(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid] | None:
+def _reshape(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue] | None:
     if len(operands) != 1 or (eqn.params.get("dimensions") is not None and eqn.primitive.name == "reshape"):
         return None
     (x,), shape = operands, eqn.outvars[0].aval.shape
@@ -71,11 +71,11 @@ def _reshape(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[L
             to[old[0]] = new[0]
         elif old or new:
             others.append((old, new))
-    x = x.bare().split([a for old, _ in others for a in old])
+    x = x.squeezed().unmerge([a for old, _ in others for a in old])
     first = {old[0]: new for old, new in others}
     merged_axes = {a for old, _ in others for a in old[1:]}
     order = [g for group in x.groups if group[0] not in merged_axes for g in _with_block(group, others)]
-    x = x.laid(tuple(order))
+    x = x.in_layout(tuple(order))
     groups = [
         g
         for group in x.groups
@@ -84,7 +84,7 @@ def _reshape(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[L
     ]
     size = sizes(shape, tuple(groups))
     array = x.array if size == np.shape(x.array) else jax.lax.reshape(x.array, size)
-    return [Laid(array, shape, tuple(groups))]
+    return [StepValue(array, shape, tuple(groups))]
 
 
 def _with_block(group: tuple[int, ...], others: Iterable[tuple[list[int], list[int]]]) -> list[tuple[int, ...]]:
@@ -92,42 +92,42 @@ def _with_block(group: tuple[int, ...], others: Iterable[tuple[list[int], list[i
     return [group] if block is None else [(a,) for a in block]
 
 
-def _broadcast(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid] | None:
+def _broadcast(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue] | None:
     shape, to = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
     if len(operands) != 1:  # symbolic dimensions
         return None
-    x = operands[0].bare()
-    moved = Laid(x.array, shape, tuple(tuple(to[a] for a in group) for group in x.groups))
+    x = operands[0].squeezed()
+    moved = StepValue(x.array, shape, tuple(tuple(to[a] for a in group) for group in x.groups))
     if {*moved.axes} == {a for (a,) in natural(shape)}:
         return [moved]
     groups = preferred(eqn.outvars[0])
-    moved = moved.laid(tuple(g for group in groups for g in _present(group, moved)))
+    moved = moved.in_layout(tuple(g for group in groups for g in _present(group, moved)))
     apart = tuple(g for group in groups for g in ([group] if group in moved.groups else [(a,) for a in group]))
     places = [apart.index(group) for group in moved.groups]
     if apart != groups and not places:  # nothing of it is there
         apart = groups
     array = jax.lax.broadcast_in_dim(moved.array, sizes(shape, apart), places)
-    return [Laid(array, shape, apart).laid(groups)]
+    return [StepValue(array, shape, apart).in_layout(groups)]
 
 
-def _present(group: tuple[int, ...], x: Laid) -> list[tuple[int, ...]]:
+def _present(group: tuple[int, ...], x: StepValue) -> list[tuple[int, ...]]:
     """Returns the parts of a group that a value has."""
     return [group] if group in x.groups else [(a,) for a in group if a in x.axes]
 
 
-def _reduce(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid] | None:
+def _reduce(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue] | None:
     if eqn.primitive.name in ("argmax", "argmin"):  # a place along an axis, which must be there
         return None
     over, (x,) = {*eqn.params["axes"]}, operands
-    x = x.bare().split([a for group in x.groups if not over.issuperset(group) for a in over.intersection(group)])
+    x = x.squeezed().unmerge([a for group in x.groups if not over.issuperset(group) for a in over.intersection(group)])
     remaining = [a for a in range(len(x.shape)) if a not in over]
     places = tuple(i for i, group in enumerate(x.groups) if over.issuperset(group))
     array = jaxprs.bind(eqn, x.array, axes=places)[0] if places else x.array
     groups = tuple(tuple(remaining.index(a) for a in g) for i, g in enumerate(x.groups) if i not in places)
-    return [Laid(array, eqn.outvars[0].aval.shape, groups)]
+    return [StepValue(array, eqn.outvars[0].aval.shape, groups)]
 
 
-def _product(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid] | None:
+def _product(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue] | None:
     (contracted, batch), out = eqn.params["dimension_numbers"], eqn.outvars[0]
     sums, batches = ([p for p in zip(*pairs) if not is_unit(operands[0].shape[p[0]])] for pairs in (contracted, batch))
     if contracted[0] and not sums:
@@ -135,7 +135,7 @@ def _product(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[L
     operands = [_without_units(o, (*summed, *shared)) for o, summed, shared in zip(operands, contracted, batch)]
     pairs = _groups_of(operands, [sums, batches])
     if pairs is None:  # merged axes of which a part is summed
-        operands = [o.split() for o in operands]
+        operands = [o.unmerge() for o in operands]
         pairs = _groups_of(operands, [sums, batches])
     assert pairs is not None
     # What the axes of the operands are in the result.
@@ -160,17 +160,17 @@ def _product(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[L
     arrays = [operands[s].array for s in sides]
     (array,) = jaxprs.bind(eqn, *arrays, dimension_numbers=numbers, precision=precision)
     groups = [tuple(labels[0][a] for a in p[0]) for p in pairs[1]]
-    return [Laid(array, out.aval.shape, (*groups, *(g for s in sides for g in free[s])))]
+    return [StepValue(array, out.aval.shape, (*groups, *(g for s in sides for g in free[s])))]
 
 
-def _without_units(x: Laid, axes: Iterable[int]) -> Laid:
-    return x.bare() if any((a,) in x.groups and is_unit(x.shape[a]) for a in axes) else x
+def _without_units(x: StepValue, axes: Iterable[int]) -> StepValue:
+    return x.squeezed() if any((a,) in x.groups and is_unit(x.shape[a]) for a in axes) else x
 
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _groups_of(operands: Sequence[Laid], kinds: Sequence[Sequence[tuple[int, int]]]) -> list[list[Pair]] | None:
+def _groups_of(operands: Sequence[StepValue], kinds: Sequence[Sequence[tuple[int, int]]]) -> list[list[Pair]] | None:
     """Returns the groups of two operands that pairs of axes join, of each kind; None if a group is joined in part."""
     result = []
     for pairs in kinds:
@@ -187,41 +187,43 @@ def _groups_of(operands: Sequence[Laid], kinds: Sequence[Sequence[tuple[int, int
     return result
 
 
-def _concatenate(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred, axis: int | None = None) -> list[Laid]:
+def _concatenate(
+    eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred, axis: int | None = None
+) -> list[StepValue]:
     out, axis = eqn.outvars[0], eqn.params["dimension"] if axis is None else axis
-    layouts = [o.groups for o in operands if o.place(axis) is not None]
+    layouts = [o.groups for o in operands if o.array_axis(axis) is not None]
     whole = {a for (a,) in natural(out.aval.shape)}
     groups = layouts[0] if layouts and {a for g in layouts[0] for a in g} == whole else preferred(out)
     groups = tuple(g for group in groups for g in ([(a,) for a in group] if axis in group else [group]))
-    arrays = [o.split([axis]).aligned(groups) for o in operands]
-    return [Laid(jax.lax.concatenate(arrays, groups.index((axis,))), out.aval.shape, groups)]
+    arrays = [o.unmerge([axis]).aligned(groups) for o in operands]
+    return [StepValue(jax.lax.concatenate(arrays, groups.index((axis,))), out.aval.shape, groups)]
 
 
-def _stack(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def _stack(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     axis, shape = eqn.params["axis"], operands[0].shape
     moved = [_renamed(o, (*shape[:axis], 1, *shape[axis:]), lambda a: a + (a >= axis)) for o in operands]
     return _concatenate(eqn, moved, preferred, axis) if len(moved) > 1 else moved
 
 
-def _renamed(x: Laid, shape: Sequence[Any], name: Callable[[int], int]) -> Laid:
-    return Laid(x.array, tuple(shape), tuple(tuple(map(name, group)) for group in x.groups))
+def _renamed(x: StepValue, shape: Sequence[Any], name: Callable[[int], int]) -> StepValue:
+    return StepValue(x.array, tuple(shape), tuple(tuple(map(name, group)) for group in x.groups))
 
 
-def _cut(x: Laid, cuts: dict[int, tuple[int, int, int]], shape: Sequence[Any]) -> Laid:
+def _cut(x: StepValue, cuts: dict[int, tuple[int, int, int]], shape: Sequence[Any]) -> StepValue:
     """Returns the value `x[start:end:step]` along each of some axes. Axes of the result that have size 1 are in no array."""
-    x = x.split([a for a in cuts if a in x.axes])
+    x = x.unmerge([a for a in cuts if a in x.axes])
     starts, ends, steps = [0] * len(x.groups), list(np.shape(x.array)), [1] * len(x.groups)
     for a, (start, end, step) in cuts.items():
-        place = x.place(a)
+        place = x.array_axis(a)
         if place is not None:
             starts[place], ends[place], steps[place] = start, end, step
     array = jax.lax.slice(x.array, starts, ends, None if set(steps) <= {1} else steps)
-    removed = [place for a in cuts if is_unit(shape[a]) and (place := x.place(a)) is not None]
+    removed = [place for a in cuts if is_unit(shape[a]) and (place := x.array_axis(a)) is not None]
     array = jax.lax.squeeze(array, removed) if removed else array
-    return Laid(array, tuple(shape), tuple(g for i, g in enumerate(x.groups) if i not in removed))
+    return StepValue(array, tuple(shape), tuple(g for i, g in enumerate(x.groups) if i not in removed))
 
 
-def _slice(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def _slice(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     (x,), p = operands, eqn.params
     shape = eqn.outvars[0].aval.shape
     strides = p["strides"] or (1,) * len(shape)
@@ -230,43 +232,43 @@ def _slice(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Lai
     return [_cut(x, cuts, shape)]
 
 
-def _split(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid] | None:
+def _split(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue] | None:
     (x,), axis, counts = operands, eqn.params["axis"], [int(n) for n in eqn.params["sizes"]]
     if is_unit(x.shape[axis]):
         return None
-    x = x.split([axis])
-    parts = jaxprs.bind(eqn, x.array, axis=x.place(axis))
+    x = x.unmerge([axis])
+    parts = jaxprs.bind(eqn, x.array, axis=x.array_axis(axis))
     groups = tuple(g for g in x.groups if g != (axis,))
     results = []
     for part, n, v in zip(parts, counts, eqn.outvars):
-        array = jax.lax.squeeze(part, [x.place(axis)]) if n == 1 else part
-        results.append(Laid(array, v.aval.shape, groups if n == 1 else x.groups))
+        array = jax.lax.squeeze(part, [x.array_axis(axis)]) if n == 1 else part
+        results.append(StepValue(array, v.aval.shape, groups if n == 1 else x.groups))
     return results
 
 
-def _unstack(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def _unstack(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     (x,), axis = operands, eqn.params["axis"]
     if is_unit(x.shape[axis]):
-        return [_renamed(x.bare(), eqn.outvars[0].aval.shape, lambda a: a - (a > axis))]
-    x = x.split([axis])
+        return [_renamed(x.squeezed(), eqn.outvars[0].aval.shape, lambda a: a - (a > axis))]
+    x = x.unmerge([axis])
     parts = [_cut(x, {axis: (i, i + 1, 1)}, (*x.shape[:axis], 1, *x.shape[axis + 1 :])) for i in range(x.shape[axis])]
-    return [_renamed(part.bare(), v.aval.shape, lambda a: a - (a > axis)) for part, v in zip(parts, eqn.outvars)]
+    return [_renamed(part.squeezed(), v.aval.shape, lambda a: a - (a > axis)) for part, v in zip(parts, eqn.outvars)]
 
 
-def _pad(eqn: Eqn, operands: Sequence[Laid], preferred: Preferred) -> list[Laid]:
+def _pad(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred) -> list[StepValue]:
     (x, fill), config, shape = operands, eqn.params["padding_config"], eqn.outvars[0].aval.shape
     padded = [a for a, of_axis in enumerate(config) if tuple(of_axis) != (0, 0, 0)]
-    groups = [*x.split([a for a in padded if a in x.axes]).groups]
+    groups = [*x.unmerge([a for a in padded if a in x.axes]).groups]
     groups += [(a,) for a in padded if (a,) not in groups]
-    array = x.split(padded).aligned(tuple(groups))
+    array = x.unmerge(padded).aligned(tuple(groups))
     padding = [tuple(map(int, config[g[0]])) if g[0] in padded else (0, 0, 0) for g in groups]
     array = jax.lax.pad(array, fill.array, padding)
     units = [i for i, g in enumerate(groups) if all(is_unit(shape[a]) for a in g)]
     array = jax.lax.squeeze(array, units) if units else array
-    return [Laid(array, shape, tuple(g for i, g in enumerate(groups) if i not in units))]
+    return [StepValue(array, shape, tuple(g for i, g in enumerate(groups) if i not in units))]
 
 
-_RULES: dict[str, Callable[..., list[Laid] | None]] = {  # by primitive or kind
+_RULES: dict[str, Callable[..., list[StepValue] | None]] = {  # by primitive or kind
     **dict.fromkeys(("elementwise", "special"), _elementwise),
     **dict.fromkeys(("barrier", "pvary"), _each),
     **dict.fromkeys(("reshape", "squeeze"), _reshape),

@@ -18,7 +18,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Env, Eqn, Var, axes, primitives
 from jrnn.jaxprs.programs import is_explicit
 from jrnn.loops.ir import Loop
-from jrnn.loops.passes.gates import Cut, cuts_of
+from jrnn.loops.passes.gates import AxisSlice, axis_slices
 
 _STEPS = 16  # the fewest steps that are worth a copy of the matrices, which each step reads
 
@@ -143,7 +143,7 @@ class _Sum(NamedTuple):
     """An addition of a slice and another operand."""
 
     eqn: Eqn
-    cut: Cut
+    cut: AxisSlice
     other: Var
 
 
@@ -152,7 +152,7 @@ def _with_joined_sums(loop: Loop) -> Loop:
     group_of = {id(s.eqn): group for group in _sums(loop) for s in group}
     if not group_of:
         return loop
-    cuts, wholes = cuts_of(loop.eqns), dict[int, Any]()
+    cuts, wholes = axis_slices(loop.eqns), dict[int, Any]()
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         group = group_of.get(id(eqn))
@@ -173,7 +173,7 @@ def _with_joined_sums(loop: Loop) -> Loop:
 def _sums(loop: Loop) -> list[list[_Sum]]:
     """Returns additions to all slices of an array, in lists in the order of the slices."""
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    cuts = cuts_of(loop.eqns)
+    cuts = axis_slices(loop.eqns)
     groups: dict[Any, list[_Sum]] = {}
     for eqn in loop.eqns:
         if not primitives.is_addition(eqn) or any(map(jaxprs.is_literal, eqn.invars)):

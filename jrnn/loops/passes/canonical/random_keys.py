@@ -1,4 +1,4 @@
-"""The stage that takes schedules of keys out of the carry: keys of random numbers that a step splits.
+"""The stage that hoists keys of random numbers out of the carry, which a step splits.
 
 They depend on nothing else that the loop carries. A loop of their own computes them first. What draws from them depends on
 inputs alone then, and may leave the loop.
@@ -20,33 +20,33 @@ from jrnn.loops.passes.arithmetic.rewrite import as_arithmetic
 
 
 @dataclass(frozen=True)
-class Schedules:
+class HoistedKeys:
     """Which keys of the original loop another one computes.
 
     Attributes:
         loop: the original loop.
-        keys: the loop of the keys. Its carries are some of the original loop's; its outputs are inputs of the rewritten one.
-        read: the inputs of the original loop that the rewritten one reads.
+        key_loop: computes the keys. Its carries are some of the original ones, and its outputs inputs of the rewritten loop.
+        xs_read: the inputs of the original loop that the rewritten one reads.
     """
 
     loop: Loop
-    keys: Loop
-    read: tuple[Var, ...]
+    key_loop: Loop
+    xs_read: tuple[Var, ...]
 
     def around(
         self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
     ) -> Results:
         values = dict(zip(self.loop.inputs, (*consts, *init, *xs)))
-        ours = ([values[v] for v in part] for part in (self.keys.consts, self.keys.carry, self.keys.xs))
-        last_keys, stacked = self.keys.run(*ours, length)
-        rest = [first for v, first in zip(self.loop.carry, init) if v not in self.keys.carry]
-        last, ys = run(consts, rest, [*(values[v] for v in self.read), *stacked], length)
-        known, remaining = dict(zip(self.keys.carry, last_keys)), iter(last)
+        ours = ([values[v] for v in part] for part in (self.key_loop.consts, self.key_loop.carry, self.key_loop.xs))
+        last_keys, stacked = self.key_loop.run(*ours, length)
+        rest = [first for v, first in zip(self.loop.carry, init) if v not in self.key_loop.carry]
+        last, ys = run(consts, rest, [*(values[v] for v in self.xs_read), *stacked], length)
+        known, remaining = dict(zip(self.key_loop.carry, last_keys)), iter(last)
         return [known[v] if v in known else next(remaining) for v in self.loop.carry], ys
 
 
-def keys_first(loop: Loop) -> tuple[Loop, Schedules | None]:
-    """Returns the loop with keys that it splits as inputs, and their schedules; None if it carries none.
+def hoist_random_keys(loop: Loop) -> tuple[Loop, HoistedKeys | None]:
+    """Returns the loop with keys that it splits as inputs, and the loop that computes them; None if it carries none.
 
     Invariant: every value is unchanged.
     """
@@ -65,7 +65,7 @@ def keys_first(loop: Loop) -> tuple[Loop, Schedules | None]:
     others, read = jaxprs.needed(loop.eqns, outs, inputs | results, effects=True)
     stacked = tuple(v for v in dict.fromkeys((*read, *jaxprs.variables(outs))) if v in results)
     free = {*jaxprs.free_variables(eqns), *jaxprs.variables(out), *stacked}
-    keys = replace(
+    key_loop = replace(
         loop,
         eqns=tuple(eqns),
         consts=tuple(v for v in loop.consts if v in free),
@@ -74,12 +74,12 @@ def keys_first(loop: Loop) -> tuple[Loop, Schedules | None]:
         carry_out=tuple(out),
         ys=stacked,
     )
-    keys = as_arithmetic(keys, lambda eqn: eqn.primitive.name in RULES)
+    key_loop = as_arithmetic(key_loop, lambda eqn: eqn.primitive.name in RULES)
     used = {*jaxprs.free_variables(others), *jaxprs.variables(outs)}
     xs = tuple(v for v in loop.xs if v in used)
     smaller = replace(loop, carry=tuple(loop.carry[i] for i in rest), xs=(*xs, *stacked))
     smaller = replace(smaller, carry_out=tuple(loop.carry_out[i] for i in rest)).of(others, outs)
-    return smaller, Schedules(loop, keys, xs)
+    return smaller, HoistedKeys(loop, key_loop, xs)
 
 
 def _carried_keys(loop: Loop) -> Collection[Var]:

@@ -9,7 +9,7 @@ import pytest
 
 import jrnn
 from jrnn.loops.passes.canonical import canonical
-from jrnn.loops.passes.canonical.schedules import Schedules
+from jrnn.loops.passes.canonical.random_keys import HoistedKeys
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Steps, converted
 
@@ -75,8 +75,8 @@ def words(tree):
 def test_keys_leave_the_carry_with_the_same_bits(step, reverse):
     run = lambda *given: jax.lax.scan(step, *given, reverse=reverse)  # noqa: E731
     (loop,) = lowering.steps_of(run, STARTS[step], XS)
-    form, conversions = canonical(loop, schedules=True)
-    keys = [c.keys for c in conversions if isinstance(c, Schedules)]
+    form, conversions = canonical(loop, hoist_keys=True)
+    keys = [c.key_loop for c in conversions if isinstance(c, HoistedKeys)]
     if step is of_state:
         assert not keys and len(form.carry) == 2
         return

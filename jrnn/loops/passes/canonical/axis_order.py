@@ -13,14 +13,14 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env
 from jrnn.jaxprs.programs import is_explicit
 from jrnn.loops.ir import Loop, Results, RunLoop
-from jrnn.loops.passes.canonical.layouts import Laid, Placement
+from jrnn.loops.passes.canonical.layouts import LayoutChange, StepValue
 from jrnn.loops.passes.canonical.rows import RowAxes
 from jrnn.loops.passes.canonical.rules import evaluated
 from jrnn.loops.passes.sums import added_to_carries
 
 
 @dataclass(frozen=True)
-class Placed:
+class AxisOrder:
     """How a loop lays out the arrays of the loop that it was made from.
 
     Attributes:
@@ -28,10 +28,10 @@ class Placed:
         transposed_bytes: of inputs and outputs that are transposed, a step.
     """
 
-    consts: tuple[Placement, ...]
-    carry: tuple[Placement, ...]
-    xs: tuple[Placement, ...]
-    ys: tuple[Placement, ...]
+    consts: tuple[LayoutChange, ...]
+    carry: tuple[LayoutChange, ...]
+    xs: tuple[LayoutChange, ...]
+    ys: tuple[LayoutChange, ...]
     transposed_bytes: int = 0
 
     def around(
@@ -45,7 +45,7 @@ class Placed:
         return last, [p.outward(y, stacked=True) for p, y in zip(self.ys, ys)]
 
 
-def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
+def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
     """Returns the loop with its values laid out in one way, and how; None if what goes in and out stays as it is.
 
     Invariant: every value is unchanged.
@@ -58,10 +58,10 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
         return loop, None
     rows = RowAxes(loop, merge)
 
-    def placement(atom: Atom) -> Placement:
-        return Placement(atom.aval.shape, rows.groups(atom))
+    def placement(atom: Atom) -> LayoutChange:
+        return LayoutChange(atom.aval.shape, rows.groups(atom))
 
-    form = Placed(*(tuple(map(placement, of)) for of in (loop.consts, loop.carry, loop.xs, loop.ys)))
+    form = AxisOrder(*(tuple(map(placement, of)) for of in (loop.consts, loop.carry, loop.xs, loop.ys)))
     # A loop is not rewritten for what it only adds up, or for its constants.
     added = added_to_carries(loop)
     read = [p for i, p in enumerate(form.carry) if i not in added]
@@ -71,13 +71,13 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
     inputs = list(zip(loop.inputs, (*form.consts, *form.carry, *form.xs)))
 
     def step(*args: Any) -> list[Any]:
-        env: Env = {v: Laid(x, v.aval.shape, p.groups) for (v, p), x in zip(inputs, args)}
+        env: Env = {v: StepValue(x, v.aval.shape, p.groups) for (v, p), x in zip(inputs, args)}
         for eqn in loop.eqns:
             operands = [_value(env, a) for a in eqn.invars]
             with jaxprs.in_scope(eqn):
                 env.update(zip(eqn.outvars, evaluated(eqn, operands, rows.groups)))
         outs = zip(loop.outputs, (*form.carry, *form.ys))
-        return [_output(a, env).laid(p.groups).array for a, p in outs]
+        return [_output(a, env).in_layout(p.groups).array for a, p in outs]
 
     avals = [p.aval(v.aval) for v, p in inputs]
     stacks = zip((*form.xs, *form.ys), (*loop.xs, *loop.ys))
@@ -86,9 +86,9 @@ def placed(loop: Loop, merge: bool) -> tuple[Loop, Placed | None]:
     return loop.traced(step, avals, len(loop.carry)), None if all(p.is_same for p in every) else form
 
 
-def _value(env: Env, atom: Atom) -> Laid:
-    return Laid(atom.val, atom.aval.shape, ()) if jaxprs.is_literal(atom) else env[atom]
+def _value(env: Env, atom: Atom) -> StepValue:
+    return StepValue(atom.val, atom.aval.shape, ()) if jaxprs.is_literal(atom) else env[atom]
 
 
-def _output(atom: Atom, env: Env) -> Laid:
-    return Laid.of(jaxprs.value(env, atom)) if jaxprs.is_literal(atom) else env[atom]
+def _output(atom: Atom, env: Env) -> StepValue:
+    return StepValue.of(jaxprs.value(env, atom)) if jaxprs.is_literal(atom) else env[atom]
