@@ -133,7 +133,7 @@ class Recurrence:
     def run(self, *args: Any) -> list[Any]:
         """The outputs of the scan."""
         loop, size = self.loop, {**self.forms.size, "T": self.scan.length}
-        consts, (state,), xs = self.scan.apart(args)
+        consts, (state,), xs = self.scan.partition(args)
         env = dict(zip(loop.consts, [*self.consts, *consts]))
         flip = (lambda x: jnp.flip(x, 0)) if loop.reverse else (lambda x: x)
         steps = dict(zip(loop.xs, xs))

@@ -28,7 +28,7 @@ from jrnn.loops import scan
 from jrnn.loops.ir import Options, Refused, ScanParams, observers
 from jrnn.loops.kernels.native import library
 from jrnn.loops.kernels.native import program as programs
-from jrnn.loops.kernels.native.runner import native_of
+from jrnn.loops.kernels.native.runner import native_node
 from jrnn.loops.kernels.native.sums import contract
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
 from jrnn.loops.rules import lowering
@@ -170,7 +170,7 @@ def test_masks_agree(options):
 def test_every_instruction_set_and_number_of_threads_computes_the_same_rows(rows):
     p = weights(x=(T, rows, D), h0=(rows, H), c0=(rows, H))
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
-    runner = native_of(loop)
+    runner = native_node(loop)
     args = [[p[k] for k in ("wx", "wh", "b")], [p["h0"], p["c0"]], [p["x"]]]
     args[0] = [next(v for v in args[0] if v.shape == c.aval.shape) for c in loop.consts]
     for level in SETS:
@@ -205,7 +205,7 @@ def test_functions_are_within_two_units_in_the_last_place(level, request):
     size = min(x.size, 2**22)
     zeros = jnp.zeros((size, 1))
     (loop,) = lowering.steps_of(lambda x: jax.lax.scan(step, zeros, x), jnp.zeros((1, size, 1)))
-    runner = replace(native_of(loop), level=level)
+    runner = replace(native_node(loop), level=level)
     compiled = jax.jit(lambda x: runner.run([], [zeros], [x], 1)[1])
     with np.errstate(all="ignore"):
         for start in range(0, x.size, size):
@@ -364,7 +364,7 @@ def test_matrices_are_packed_from_either_layout(width, depth, dtype, x64):
     def ran(turned, matrix, level):
         step = lambda h, x: (h + x, (h + x) @ (matrix.T if turned else matrix))  # noqa: E731
         (loop,) = lowering.steps_of(lambda h, x: jax.lax.scan(step, h, x), h, x)
-        runner = replace(native_of(loop), level=level)
+        runner = replace(native_node(loop), level=level)
         return jax.jit(functools.partial(runner.run, length=T))([matrix], [h], [x])
 
     for level in SETS:
@@ -389,7 +389,7 @@ def test_a_transposed_matrix_that_is_no_product_is_transposed_once():
     (loop,) = lowering.steps_of(
         lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p
     )
-    program = native_of(loop).program
+    program = native_node(loop).program
     assert [e.primitive.name for e in program.constant_eqns] == ["transpose"] and not program.hoisted_eqns
 
 

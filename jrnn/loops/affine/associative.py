@@ -23,11 +23,11 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.affine import rounds
-from jrnn.loops.affine.carries import MOST_TOGETHER, GroupFunction, NotAffine, check_diagonal, in_order
+from jrnn.loops.affine.carries import MOST_TOGETHER, GroupFunction, NotAffine, check_diagonal, solve_in_order
 from jrnn.loops.ir import Loop, Results
 
 
-def solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+def solve_loop(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
     """Solves a loop in rounds instead of running its steps."""
 
     def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
@@ -44,7 +44,7 @@ def solved(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[
         h = rounds.associative_solve(a, b)
         return [x[::-1] for x in h] if loop.reverse else h
 
-    return in_order(loop, _groups(loop), solve, consts, init, xs, length)[0]
+    return solve_in_order(loop, _groups(loop), solve, consts, init, xs, length)[0]
 
 
 def refusal(loop: Loop) -> str | None:
@@ -85,7 +85,7 @@ def is_bounded(loop: Loop) -> bool:
     return all(size <= 1 for size in largest_size(jax.make_jaxpr(factors)(*(v.aval for v in loop.inputs))))
 
 
-def declined(loop: Loop, least_steps: int) -> str | None:
+def why_not_automatic(loop: Loop, least_steps: int) -> str | None:
     """Returns the reason why a loop is not solved without being asked for, or None."""
     why = refusal(loop)
     if why is not None:

@@ -216,7 +216,7 @@ class GroupFunction:
 Solve = Callable[[int, GroupFunction, list[Any]], Values]
 
 
-def in_order(
+def solve_in_order(
     loop: Loop, groups: Sequence[Group], solve: Solve, consts: Values, init: Values, xs: Values, length: Any
 ) -> tuple[Results, list[Any]]:
     """Solves groups of carries one after the other: the results of a loop, and the carries after every step.

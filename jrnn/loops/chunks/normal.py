@@ -68,7 +68,7 @@ def _selected(branches: Sequence[Any], which: Any, *operands: Any) -> list[Any]:
 
 def _unrolled(params: dict[str, Any], *args: Any) -> list[Any]:
     scan, stacks = ScanParams.of(params), []
-    consts, carry, xs = scan.apart(args)
+    consts, carry, xs = scan.partition(args)
     count = range(scan.length)
     for t in reversed(count) if scan.reverse else count:
         results = jaxpr_as_fun(scan.jaxpr)(*consts, *carry, *(x[t] for x in xs))

@@ -149,7 +149,7 @@ def explain(fn: Callable | None = None, /, *args: Any, compile: bool = False, **
             traced = _traced(fn, args, keywords)
             program = _lowered(traced, plans)
         where, jaxpr = " where the memory of a program is estimated", getattr(traced, "jaxpr", None)
-        memory = None if jaxpr is None else observers.attempted(where, temporary_bytes, jaxpr, Target.here())
+        memory = None if jaxpr is None else observers.attempt(where, temporary_bytes, jaxpr, Target.here())
     return Explanation(plans, compilation.loops_of(program.compile().as_text()) if compile else None, memory)
 
 

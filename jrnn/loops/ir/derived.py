@@ -74,7 +74,7 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
         )
         count = len(expected) // 2
         for i, (theirs, ours) in enumerate(zip(expected, computed, strict=True)):
-            off = _off(ours, theirs)
+            off = _relative_error(ours, theirs)
             if not off <= TOLERANCE:
                 return f"{'result' if i < count else 'tangent of result'} {i % count} is off by {off:.0e}"
         if 2 * sum(map(_is_finite, expected)) >= len(expected):
@@ -112,7 +112,7 @@ def _is_finite(value: Any) -> bool:
     return value.dtype.kind not in "fc" or bool(np.isfinite(value).all())
 
 
-def _off(computed: Any, expected: Any) -> float:
+def _relative_error(computed: Any, expected: Any) -> float:
     """Returns the largest difference, in units of the largest element; infinite where only one of two is finite."""
     if expected.dtype.kind not in "fc":
         return 0.0 if np.array_equal(computed, expected) else np.inf
@@ -144,7 +144,7 @@ Derive = Callable[[ScanParams], Any]
 
 
 @dataclass(frozen=True)
-class _Question:
+class _Comparison:
     """A loop and how to derive a program; equal questions have the same text."""
 
     text: str
@@ -167,18 +167,18 @@ def verdict(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
         if not is_traced(const):
             digest.update(np.asarray(const).tobytes())
     text = f"{kind} {scan.n_consts} {scan.n_carry} {scan.length} {scan.reverse} {digest.hexdigest()} {step}"
-    agrees, note = _answer(_Question(text, kind, scan, derive))
+    agrees, note = _compare(_Comparison(text, kind, scan, derive))
     assert agrees or not strict_passes.value, note
     return agrees, note
 
 
 @functools.lru_cache(maxsize=1024)
-def _answer(question: _Question) -> tuple[bool, str]:
-    program = jaxprs.opened(question.scan.jaxpr)
+def _compare(comparison: _Comparison) -> tuple[bool, str]:
+    program = jaxprs.opened(comparison.scan.jaxpr)
     if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in program.invars):
         return True, "not compared with the loop: it reads random keys"
     try:
-        difference = _difference_when_small(question.scan, question.derive, program)
+        difference = _difference_when_small(comparison.scan, comparison.derive, program)
     except TooLarge:
         return True, "not compared with the loop: too large"
     except Exception as error:
@@ -186,13 +186,13 @@ def _answer(question: _Question) -> tuple[bool, str]:
     if difference is None:
         return True, ""
     note = f"on random numbers, {difference} (please report it)"
-    observers.warn_once(("derived", question.kind), f"{question.kind}: {note}")
+    observers.warn_once(("derived", comparison.kind), f"{comparison.kind}: {note}")
     return False, note
 
 
 def _difference_when_small(scan: ScanParams, derive: Derive, program: jaxprs.Program) -> str | None:
     try:
-        run, avals = resized(program, list(zip(scan.apart(program.invars)[1], program.outvars)))
+        run, avals = resized(program, list(zip(scan.partition(program.invars)[1], program.outvars)))
         with tag.untagged():
             small = jax.make_jaxpr(run)(*avals)
         return _difference(replace(scan, jaxpr=small), derive, avals)
@@ -214,7 +214,7 @@ def _difference(scan: ScanParams, derive: Derive, avals: Sequence[Any]) -> str |
     def flat(run: Run) -> Function:
         return scan.flat(lambda consts, init, xs, length: run(consts, init, xs))
 
-    consts, init, xs = scan.apart(avals)
+    consts, init, xs = scan.partition(avals)
     stacks = [jax.ShapeDtypeStruct((scan.length, *a.shape), a.dtype) for a in xs]
     loop = scanned(step, scan)
     return disagreement(flat(derived), flat(loop), [*consts, *init, *stacks])

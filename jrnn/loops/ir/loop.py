@@ -117,10 +117,10 @@ class Loop:
 
         def add(eqn: Eqn) -> None:
             if id(eqn) not in eqns:
-                add_makers(eqn.invars)
+                add_producers(eqn.invars)
                 eqns[id(eqn)] = eqn.replace(invars=[named(names, a) for a in eqn.invars])
 
-        def add_makers(atoms: Sequence[Atom]) -> None:
+        def add_producers(atoms: Sequence[Atom]) -> None:
             for v in jaxprs.variables(atoms):
                 if v in sources:
                     add(sources[v])
@@ -128,7 +128,7 @@ class Loop:
         replaced_ids = set(map(id, changed))
         for eqn in self.eqns:
             if id(eqn) in replaced_ids:
-                add_makers([named(names, v) for v in eqn.outvars])
+                add_producers([named(names, v) for v in eqn.outvars])
             else:
                 add(eqn)
         return self.of([*eqns.values()], [named(names, a) for a in self.outputs])
@@ -192,7 +192,7 @@ class ScanParams:
         counts = len(loop.consts), len(loop.carry)
         return ScanParams(loop.closed(), *counts, length or loop.length, loop.reverse, loop.unroll)
 
-    def apart(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    def partition(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """Returns the constants, the carries and the inputs of a list of all."""
         end = self.n_consts + self.n_carry
         return values[: self.n_consts], values[self.n_consts : end], values[end:]
@@ -204,7 +204,7 @@ class ScanParams:
         """
 
         def of(*args: Any) -> list[Any]:
-            consts, init, xs = self.apart(args)
+            consts, init, xs = self.partition(args)
             carry, ys = run([*values, *consts], init, xs, self.length)
             return [*carry, *ys]
 
@@ -212,7 +212,7 @@ class ScanParams:
 
     def loop(self, program: jaxprs.Program) -> Loop:
         """Returns the loop of the step as a program. The first of `Loop.consts` are its constants, whose values it has."""
-        consts, carry, xs = self.apart(program.invars)
+        consts, carry, xs = self.partition(program.invars)
         outs = program.outvars[: self.n_carry], program.outvars[self.n_carry :]
         inputs = (*program.constvars, *consts), tuple(carry), tuple(xs)
         return Loop(program.eqns, *inputs, *outs, self.length, self.reverse, self.unroll)

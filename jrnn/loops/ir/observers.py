@@ -90,7 +90,7 @@ def collected() -> Iterator[Plans]:
         yield plans
 
 
-def are_there() -> bool:
+def has_observers() -> bool:
     """Returns whether anyone hears of what is lowered."""
     return _collector.value is not None or len(listeners) > 1 or LOG.isEnabledFor(logging.DEBUG)
 
@@ -102,18 +102,18 @@ def notify(what: Any) -> None:
         listener(what)
 
 
-def attempted(where: str, fn: Callable[..., Any], *args: Any) -> Any:
+def attempt(where: str, fn: Callable[..., Any], *args: Any) -> Any:
     """Returns what a function of ours returns, or None if it raises what it should not. A ScanError is for the caller."""
     try:
         return fn(*args)
     except ScanError:
         raise
     except Exception as error:
-        unexpected(error, where)
+        report_unexpected(error, where)
         return None
 
 
-def unexpected(error: Exception, where: str = "") -> str:
+def report_unexpected(error: Exception, where: str = "") -> str:
     """Returns an error of ours as the reason why a loop is left to JAX. Raises it in tests.
 
     The first of its kind is a warning in the log `jrnn.loops`: a version of JAX that jrnn does not know may make it slow.

@@ -67,7 +67,7 @@ class Tag(NamedTuple):
 _PLAIN = "plain"  # the tag of what `plain_scans` leaves to JAX
 
 # False where JAX lacks names that the rules need: tagged loops are those of `jax.lax.scan`.
-are_read = True
+rules_available = True
 
 # True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
 plain = jax.make_user_context(False)
@@ -101,7 +101,7 @@ def plain_loops() -> AbstractContextManager[None]:
 def tag_in(metadata: Mapping[str, Any] | None) -> Tag | None:
     """Returns the tag in an equation's metadata, or None if it has none, or if tags are not read."""
     text = (metadata or {}).get(TAG)
-    if text is None or text == _PLAIN or not are_read:
+    if text is None or text == _PLAIN or not rules_available:
         return None
     fields = json.loads(text)
     if isinstance(fields.get("recompute"), list):

@@ -26,7 +26,7 @@ from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
-from jrnn.loops.affine.carries import GroupFunction, Values, in_order
+from jrnn.loops.affine.carries import GroupFunction, Values, solve_in_order
 from jrnn.loops.ir import ScanParams
 from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii, of_outputs, radii_of_inputs
 from jrnn.loops.newton.enclosure import Box, NotEnclosed
@@ -100,7 +100,7 @@ def run(
                 off.update(zip(blocks.carries, blocks.part(joined, 1)))
         return solved
 
-    (last, ys), ordered = in_order(loop, groups, solve, program.consts, init, xs, length)
+    (last, ys), ordered = solve_in_order(loop, groups, solve, program.consts, init, xs, length)
     if ys and not by_steps:
         arguments = lowered.consts, list(init), ordered, list(xs), ys, [errors[i] for i in range(len(init))]
         consts, *arguments = jax.tree.map(lax.stop_gradient, arguments)

@@ -20,7 +20,7 @@ def with_residual_policy(rule: Callable) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
-        changed = observers.attempted(" where a loop is differentiated", _changed, args, jaxpr, params)
+        changed = observers.attempt(" where a loop is differentiated", _changed, args, jaxpr, params)
         if changed is None:
             return rule(*args, jaxpr=jaxpr, **params)
         step, new_tag = changed
@@ -43,7 +43,7 @@ def _changed(args: Sequence[Any], jaxpr: Any, params: dict[str, Any]) -> tuple[A
     options, provenance = old_tag
     step = step_with_fewer_residuals(alone, stacks, options.recompute, options.verify)
     if provenance.written_reverse is None:
-        consts, _, xs = scan.apart(jaxprs.jaxpr_of(jaxpr).invars)
+        consts, _, xs = scan.partition(jaxprs.jaxpr_of(jaxpr).invars)
         xs_bytes = sum(map(jaxprs.nbytes, xs)) * jaxprs.extent(scan.length)
         gradient_bytes = sum(map(jaxprs.nbytes, _differentiated(consts, args)))
         provenance = Provenance(scan.reverse, xs_bytes=xs_bytes, gradient_bytes=gradient_bytes)
@@ -61,7 +61,7 @@ def _tagging(result: Any, new_tag: Tag) -> Any:
     if not (isinstance(result, tuple) and result and callable(result[-1])):
         return result
     if len(result) != LINEARIZATION_PARTS:
-        observers.unexpected(TypeError(f"a rule of JAX for linearization returns {len(result)} values"))
+        observers.report_unexpected(TypeError(f"a rule of JAX for linearization returns {len(result)} values"))
 
     @functools.wraps(result[-1])
     def linear(*args: Any) -> Any:

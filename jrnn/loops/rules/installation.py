@@ -20,7 +20,7 @@ def install() -> None:
     """Installs the rules, and warns once of all names that this version of JAX lacks."""
     of_jax = jax_internals.loop_rules()
     if of_jax is None:
-        tag.are_read = False
+        tag.rules_available = False
     else:
         jvp, linearize = (differentiation.with_residual_policy(rule) for rule in (of_jax.jvp, of_jax.linearize))
         for program in (pieces.of_checkpointed, programs.by_strategy, programs.rewritten):  # the last one first
@@ -41,13 +41,13 @@ def install() -> None:
 @functools.cache
 def check() -> None:
     """Checks once that a version of JAX that is newer than all tested ones calls the rules. If not, `scan` is JAX's own."""
-    if not tag.are_read or not jax_internals.is_untested:
+    if not tag.rules_available or not jax_internals.is_untested:
         return
     try:
         with ThreadPoolExecutor(1) as thread:  # without the contexts of this one, such as a mesh
             thread.submit(_check).result()
     except Exception as error:
-        tag.are_read = False
+        tag.rules_available = False
         _warn(f"with which the loops of jrnn are those of jax.lax.scan: {type(error).__name__}: {error}")
 
 

@@ -39,7 +39,7 @@ def repeating(lower: Callable) -> Callable:
 def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any) -> Any:
     """The lowering rule of scans on one platform."""
     default = repeating(default)
-    tagged = observers.attempted(" where a loop is lowered", _tagged, platform, ctx, params)
+    tagged = observers.attempt(" where a loop is lowered", _tagged, platform, ctx, params)
     if tagged is None:
         return default(ctx, *args, **params)
     (options, provenance), scan, target = tagged
@@ -67,11 +67,11 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
 
 def _tagged(platform: str, ctx: Any, params: dict[str, Any]) -> tuple[Tag, ScanParams, Target] | None:
     """Returns the tag of a loop, the loop, and what it is lowered for; None if it has no tag."""
-    of_loop = tag.tag_in(lowered_metadata(ctx)) if tag.are_read else None
-    if of_loop is None:
+    loop_tag = tag.tag_in(lowered_metadata(ctx)) if tag.rules_available else None
+    if loop_tag is None:
         return None
     devices, exported = lowered_for(ctx)
-    return of_loop, ScanParams.of(params), Target(platform, devices, exported, machines.of(platform), _repeated.get())
+    return loop_tag, ScanParams.of(params), Target(platform, devices, exported, machines.of(platform), _repeated.get())
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
@@ -84,4 +84,4 @@ def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     tagged = [(ScanParams.of(e.params), tag.tag_in(metadata_of(e))) for e in scans]
-    return [chooser.lowered(scan, target, *of_loop) for scan, of_loop in tagged if of_loop is not None]
+    return [chooser.lowered(scan, target, *loop_tag) for scan, loop_tag in tagged if loop_tag is not None]

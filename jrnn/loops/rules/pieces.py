@@ -47,17 +47,17 @@ class TrainStep(NamedTuple):
         return sum(of(choice).seconds for choice in (self.forward, self.reverse))
 
 
-def of_checkpointed(of_loop: Tag, scan: ScanParams, places: Sequence[int]) -> Run | None:
+def of_checkpointed(loop_tag: Tag, scan: ScanParams, places: Sequence[int]) -> Run | None:
     """Returns the loop in pieces, without the checkpoint in its step; or None to leave it to JAX."""
     target = Target.here()
-    if of_loop.options.recompute is not None or not target.is_estimated or not _is_checkpointed(scan):
+    if loop_tag.options.recompute is not None or not target.is_estimated or not _is_checkpointed(scan):
         return None
-    pieces = _pieces(of_loop, scan, tuple(places), target)
+    pieces = _pieces(loop_tag, scan, tuple(places), target)
     if pieces is None:
         return None
     how = f"in {pieces} pieces" if pieces > 1 else "and not computed again"
     observers.notify(f"a step in a jax.checkpoint is differentiated {how}: that needs as little memory")
-    return _tagged(of_loop, scan, pieces)
+    return _tagged(loop_tag, scan, pieces)
 
 
 def _is_checkpointed(scan: ScanParams) -> bool:
@@ -69,14 +69,14 @@ def _is_checkpointed(scan: ScanParams) -> bool:
     return jaxprs.is_known(scan.length) and scan.length > 1 and are_arrays([v.aval for v in body.invars])
 
 
-def _tagged(of_loop: Tag, scan: ScanParams, pieces: int) -> Run:
+def _tagged(loop_tag: Tag, scan: ScanParams, pieces: int) -> Run:
     """Returns the loop in pieces, each of them a tagged loop, without the checkpoint in its step."""
     program = jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
     loop = scan.loop(program)
 
     def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
         def some(carry: Any, xs: Any, steps: int) -> Results:
-            with tag.tagged(of_loop):
+            with tag.tagged(loop_tag):
                 return loop.run(consts, carry, xs, steps)
 
         return in_pieces(some, list(init), list(xs), length, math.ceil(length / pieces), loop.reverse)
@@ -85,21 +85,21 @@ def _tagged(of_loop: Tag, scan: ScanParams, pieces: int) -> Run:
 
 
 @cached(256)
-def _pieces(of_loop: Tag, scan: ScanParams, places: tuple[int, ...], target: Target) -> int | None:
+def _pieces(loop_tag: Tag, scan: ScanParams, places: tuple[int, ...], target: Target) -> int | None:
     """Returns the fewest pieces that fit the bound of memory, if they are faster than the loop with its checkpoint."""
     from jrnn.loops.rules.residuals import is_plain
 
     loop = scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS))
     if not is_plain(loop.closed()):
         return None
-    consts, _, xs = scan.apart(loop.inputs)
+    consts, _, xs = scan.partition(loop.inputs)
     xs_bytes = scan.length * sum(map(jaxprs.nbytes, xs))
     ys_bytes = scan.length * sum(jaxprs.nbytes(v) for v in jaxprs.variables(loop.ys) if is_smooth(v.aval))
     gradient_bytes = sum(jaxprs.nbytes(v) for i, v in enumerate(consts) if i in places)
-    options = of_loop.options
+    options = loop_tag.options
     provenance = Provenance(scan.reverse, xs_bytes=xs_bytes, gradient_bytes=gradient_bytes)
     with observers.collected():
-        ours = _train_step(_tagged(of_loop, scan, 1), scan, places, target, Tag(options, provenance))
+        ours = _train_step(_tagged(loop_tag, scan, 1), scan, places, target, Tag(options, provenance))
         with tag.untagged():
             as_written = scan.flat(Steps(scan.loop(jaxprs.opened(scan.jaxpr))).run)
             theirs = _train_step(as_written, scan, places, target, Tag(options, provenance))
@@ -148,7 +148,7 @@ def _train_step(run: Run, scan: ScanParams, places: Sequence[int], target: Targe
     if [eqn.params["reverse"] for eqn in loops] != [scan.reverse, not scan.reverse]:
         return None
     tags = [tag.tag_in(metadata_of(eqn)) or own_tag for eqn in loops]
-    plans = [chooser.lowered(ScanParams.of(e.params), target, *of_loop) for e, of_loop in zip(loops, tags)]
+    plans = [chooser.lowered(ScanParams.of(e.params), target, *loop_tag) for e, loop_tag in zip(loops, tags)]
     if any(plan.choice is None or plan.choice.reference is None for plan in plans):
         return None
     xs_bytes = own_tag.provenance.xs_bytes

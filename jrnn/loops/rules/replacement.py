@@ -71,19 +71,19 @@ def _replaced(
         places: of the arguments that have tangents.
         transform: of a function of these arguments, and their values.
     """
-    run = observers.attempted(" where a loop is differentiated", _program, program, params, places)
+    run = observers.attempt(" where a loop is differentiated", _program, program, params, places)
     if run is None:
         return None
     try:
         return transform(lambda *moving: run(*jaxprs.replaced(primals, places, moving)), [primals[i] for i in places])
     except Exception as error:
-        observers.notify(f"differentiated as it is: {observers.unexpected(error)}")
+        observers.notify(f"differentiated as it is: {observers.report_unexpected(error)}")
         return None
 
 
 def _program(program: Program, params: dict[str, Any], places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
-    of_loop = tag.tag_in(current_metadata())
-    return program(of_loop, ScanParams.of(params), places) if places and of_loop is not None else None
+    loop_tag = tag.tag_in(current_metadata())
+    return program(loop_tag, ScanParams.of(params), places) if places and loop_tag is not None else None
 
 
 def _tangent(out: Any, tangent: Any) -> Any:

@@ -78,7 +78,7 @@ def step_with_fewer_residuals(scan: ScanParams, stacks: Stacks, recompute: Any, 
     except ScanError:
         raise
     except Exception as error:
-        observers.unexpected(error, " where a step is differentiated")
+        observers.report_unexpected(error, " where a step is differentiated")
         return jaxpr
 
 
@@ -133,7 +133,7 @@ def is_plain(closed: Any) -> bool:
 def _available(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any) -> set[Var]:
     """Returns the values that are available in the reverse pass: what the loop stacks anyway, and what is stored for it."""
     program, arguments = parts.program, parts.program.invars[: parts.n_in]
-    consts, carry, xs = scan.apart(arguments)
+    consts, carry, xs = scan.partition(arguments)
     carry_out, ys = program.outvars[: len(carry)], program.outvars[len(carry) : parts.n_out]
     available = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
@@ -202,35 +202,35 @@ def _choose(
     """Returns the variables to store so that all needed ones can be computed."""
     never = recompute.not_stored(option, step, available)
     eqns, _ = jaxprs.needed(step, needed, available)
-    storing = {v: 0 for v in available if v in varying}
-    storing.update({v: 0 if v in available else _storing(v, stacks) for v in carry})
-    edges, remaking = [], dict.fromkeys(storing, _INFINITE)
+    store_costs = {v: 0 for v in available if v in varying}
+    store_costs.update({v: 0 if v in available else _store_cost(v, stacks) for v in carry})
+    edges, recompute_costs = [], dict.fromkeys(store_costs, _INFINITE)
     alone = not any(map(equation_costs.is_call, eqns))
     limited = alone and stacks.machine.one_kernel_bytes < math.inf  # a reverse step that reads less may be one kernel
-    exact = set(storing)  # never computed again, or computed again without rounding
+    exact = set(store_costs)  # never computed again, or computed again without rounding
     for eqn in eqns:
         of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
         jumps = primitives.is_discontinuous(eqn)
         if jumps and not of_exact:
             never = never.difference(eqn.outvars)
-            remade = False
+            is_recomputed = False
         else:
             is_mask = jumps and limited and bool(eqn.outvars[0].aval.shape) and eqn.outvars[0].aval.dtype == bool
             cheap = primitives.is_cheap(eqn) and not _is_index(eqn) and not is_mask
-            remade = cheap or any(v in never for v in eqn.outvars)
-        if not remade or (of_exact and (jumps or primitives.is_view(eqn))):
+            is_recomputed = cheap or any(v in never for v in eqn.outvars)
+        if not is_recomputed or (of_exact and (jumps or primitives.is_view(eqn))):
             exact.update(eqn.outvars)
         for v in eqn.outvars:
             if v not in varying or v in available:
                 continue
-            storing[v] = _INFINITE if v in never else _storing(v, stacks)
-            if remade:
+            store_costs[v] = _INFINITE if v in never else _store_cost(v, stacks)
+            if is_recomputed:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
                 seconds = equation_costs.element_seconds(eqn, stacks.machine, alone) if option is None else 0.0
-                remaking[v] = round(seconds * _PICOSECONDS)
+                recompute_costs[v] = round(seconds * _PICOSECONDS)
             else:
-                remaking[v] = _INFINITE
-    return [v for v in min_cut(storing, edges, remaking, needed) if v not in available]
+                recompute_costs[v] = _INFINITE
+    return [v for v in min_cut(store_costs, edges, recompute_costs, needed) if v not in available]
 
 
 def _is_index(eqn: Eqn) -> bool:
@@ -238,7 +238,7 @@ def _is_index(eqn: Eqn) -> bool:
     return any(jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.outvars) and not primitives.is_view(eqn)
 
 
-def _storing(v: Var, stacks: Stacks) -> int:
+def _store_cost(v: Var, stacks: Stacks) -> int:
     """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
     machine = stacks.machine
     each = 3 / machine.cache_rate if stacks.cached_bytes else 2 / machine.write_rate + 1 / machine.read_rate
@@ -248,7 +248,7 @@ def _storing(v: Var, stacks: Stacks) -> int:
 def min_cut(
     costs: Mapping[Hashable, int],
     edges: Iterable[tuple[Hashable, Hashable]],
-    remaking: Mapping[Hashable, int],
+    recompute_costs: Mapping[Hashable, int],
     sinks: Iterable[Hashable],
 ) -> list[Hashable]:
     """Returns the nodes to store so that storing them and computing the others again is cheapest; of equals, the nearest to
@@ -274,7 +274,7 @@ def min_cut(
         return []
     start, end = 0, 1
     arcs = {(at, at + 1): costs[node] for node, at in entry.items()}
-    arcs |= {(start, at): remaking[node] for node, at in entry.items() if remaking.get(node)}
+    arcs |= {(start, at): recompute_costs[node] for node, at in entry.items() if recompute_costs.get(node)}
     arcs |= {(entry[tail] + 1, entry[head]): _INFINITE for tail, head in edges}
     arcs |= {(entry[node] + 1, end): _INFINITE for node in sinks}
     finite = sum(size for size in arcs.values() if size < _INFINITE)

@@ -105,7 +105,7 @@ def _by_jax(call: ScanCall) -> Results:
         _check(call, call.step, names)
         return jax.lax.scan(call.step, *arguments)
     check()
-    if call.strict and not tag.are_read:
+    if call.strict and not tag.rules_available:
         raise ScanError(f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})")
     step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
     with tag.tagged(Tag(Options(call.executor, names, call.strict, call.memory))):

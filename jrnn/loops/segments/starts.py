@@ -250,7 +250,7 @@ def _kind(loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any
     except NotAffine as why:
         return "opaque", why.explained()
     except Exception as error:
-        return "opaque", observers.unexpected(error)
+        return "opaque", observers.report_unexpected(error)
     if transition.runs > max(_RUNS, count):
         return "opaque", f"its transition takes {transition.runs} runs of the loop, and there are {count} devices"
     return "affine", transition

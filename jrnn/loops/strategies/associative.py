@@ -18,7 +18,7 @@ from jrnn.loops.passes.fission import is_computation
 from jrnn.loops.passes.sums import dot_smaller_first
 from jrnn.loops.strategies.accelerators import division
 from jrnn.loops.strategies.candidates import Candidate
-from jrnn.loops.strategies.nodes import Node, Solved, Split, Steps, at_leaf, by_steps
+from jrnn.loops.strategies.nodes import AssociativeSolve, Node, Split, Steps, by_steps, map_leaf
 from jrnn.loops.strategies.problem import Problem
 
 NAME = "associative"
@@ -39,12 +39,12 @@ def propose(problem: Problem) -> Sequence[Candidate]:
     fission = division(problem)
     if (why := _not_solved(fission.core, problem, is_requested)) is not None:
         raise Refused(why)
-    return [problem.candidate(Split(fission, Solved(fission.core)))]
+    return [problem.candidate(Split(fission, AssociativeSolve(fission.core)))]
 
 
 def finish(problem: Problem, node: Any) -> Node:
     """Returns the node to run: multiplications and additions that stay in a loop keep their order."""
-    return at_leaf(node, lambda leaf: by_steps(leaf.loop) if isinstance(leaf, Steps) else leaf)
+    return map_leaf(node, lambda leaf: by_steps(leaf.loop) if isinstance(leaf, Steps) else leaf)
 
 
 def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:
@@ -52,7 +52,7 @@ def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:
     of_gradient = problem.provenance.of_gradient(core.reverse)
     if not jaxprs.is_known(core.length):
         return "the number of steps is symbolic"
-    why = associative.refusal(core) if is_requested else associative.declined(core, _SOLVING_PAYS)
+    why = associative.refusal(core) if is_requested else associative.why_not_automatic(core, _SOLVING_PAYS)
     if why is None and not is_requested and not of_gradient:
         return "the order of its sums would change; ask for it by executor='associative'"
     if why is None and not is_requested and not associative.is_bounded(core):
@@ -70,4 +70,4 @@ def _in_rounds(scan: ScanParams) -> Any:
     loop = scan.loop(program)
     if associative.refusal(loop) is not None:
         return None
-    return lambda consts, init, xs: Solved(loop).run([*program.consts, *consts], init, xs, scan.length)
+    return lambda consts, init, xs: AssociativeSolve(loop).run([*program.consts, *consts], init, xs, scan.length)

@@ -19,7 +19,7 @@ from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams, observ
 from jrnn.loops.passes import reads_rows
 from jrnn.loops.strategies.candidates import Candidate, Choice, cheapest
 from jrnn.loops.strategies.nodes import converted
-from jrnn.loops.strategies.plan import NOTHING, LoopPlan, Target
+from jrnn.loops.strategies.plan import NOTHING_TO_GAIN, LoopPlan, Target
 from jrnn.loops.strategies.problem import Problem, reference_of, to_lower
 from jrnn.loops.strategies.strategy import Strategy
 from jrnn.loops.strategies.table import AUTO, SCAN, STRATEGIES
@@ -59,12 +59,12 @@ def fallback_after(error: Exception, target: Target, loop: Loop | None) -> LoopP
     """Returns a plan that leaves the loop to JAX, with the error as the reason. Raises the error in tests."""
     if isinstance(error, ScanError):
         raise error
-    return LoopPlan.fallback(target, loop, observers.unexpected(error, " in a pass"))
+    return LoopPlan.fallback(target, loop, observers.report_unexpected(error, " in a pass"))
 
 
 def report(plan: LoopPlan) -> None:
     """Tells observers of a plan, if there are any, with how long it compiles."""
-    if observers.are_there():
+    if observers.has_observers():
         observers.notify(plan.with_compilation())
 
 
@@ -95,7 +95,7 @@ def _plan(
     if options.executor == AUTO and _is_brief(reference, target):
         return LoopPlan.fallback(target, loop, "it takes less time than planning it", choice=Choice(reference))
     problem = to_lower(scan, reference, target, options, provenance)
-    return _as_if_differentiated(rows, problem) or _decided(rows, "lowering", problem)
+    return _as_if_differentiated(rows, problem) or _choose_plan(rows, "lowering", problem)
 
 
 def _has_one_step(loop: Loop) -> bool:
@@ -144,14 +144,14 @@ def _differentiated(
             problem = to_differentiate(scan, target, options, tangents)
             loop = problem.original
             consts = tuple(problem.constants[v] for v in problem.loop.consts if v in problem.constants)
-            return replace(_decided(rows, "differentiation", problem), constants=consts)
+            return replace(_choose_plan(rows, "differentiation", problem), constants=consts)
     except Refused as why:
         return LoopPlan.fallback(target, loop, *(f"not {row.name}: {why}" for row in rows))
     except Exception as error:
         return fallback_after(error, target, loop)
 
 
-def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan:
+def _choose_plan(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan:
     """Returns the plan of a loop by the strategies of a phase: the best candidate whose compilation fits the budget."""
     executor, notes, groups = problem.options.executor, list[str](), list[list[Candidate]]()
     requested: list[Candidate] | None = None
@@ -172,13 +172,13 @@ def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan
         groups.append(proposed)
     # Candidates that change more come later, and stand earlier in the table.
     candidates = [candidate for group in reversed(groups) for candidate in group] if requested is None else requested
-    beyond: list[tuple[Candidate, str]] = []  # the budget
+    over_budget: list[tuple[Candidate, str]] = []  # the budget
     while True:
         choice = _choice(candidates, problem, requested is not None)
-        choice = choice._replace(others=(*choice.others, *beyond))
-        refusals = dict.fromkeys(f"not {c.strategy}: {why}" for c, why in beyond)
+        choice = choice._replace(others=(*choice.others, *over_budget))
+        refusals = dict.fromkeys(f"not {c.strategy}: {why}" for c, why in over_budget)
         if choice.chosen is problem.reference:
-            return _left_alone(problem, phase, notes, choice, list(refusals))
+            return _fallback(problem, phase, notes, choice, list(refusals))
         row = next(row for row in rows if row.name == choice.chosen.strategy)
         try:
             node = row.finish(problem, choice.chosen.node)
@@ -190,7 +190,7 @@ def _decided(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan
         plan, why_not = _within_budget(plan, problem.options.compile_budget)
         if not why_not:
             return plan
-        beyond.append((choice.chosen, why_not))
+        over_budget.append((choice.chosen, why_not))
         candidates = [candidate for candidate in candidates if candidate is not choice.chosen]
 
 
@@ -203,13 +203,13 @@ def _choice(candidates: Sequence[Candidate], problem: Problem, requested: bool) 
     return Choice(chosen, tuple((candidate, "slower") for candidate in candidates if candidate is not chosen))
 
 
-def _left_alone(
-    problem: Problem, phase: str, notes: Sequence[str], choice: Choice, refusals: Sequence[str]
-) -> LoopPlan:
+def _fallback(problem: Problem, phase: str, notes: Sequence[str], choice: Choice, refusals: Sequence[str]) -> LoopPlan:
     """Returns the plan of a loop for which no candidate was chosen."""
     target, loop = problem.target, problem.original
     if phase == "lowering":
-        return LoopPlan.fallback(target, loop, *notes, *refusals, *([] if refusals else [NOTHING]), choice=choice)
+        return LoopPlan.fallback(
+            target, loop, *notes, *refusals, *([] if refusals else [NOTHING_TO_GAIN]), choice=choice
+        )
     at = choice.chosen.estimate
     reasons = (f"not {c.strategy}: {why}: {c.estimate}, {at} step by step" for c, why in choice.others)
     return LoopPlan.fallback(target, loop, *notes, *reasons)

@@ -34,7 +34,7 @@ _MIN_GAIN = 0.25  # the part of the time that chunks must save: their program ta
 
 def may_pay(scan: ScanParams) -> bool:
     """Returns True if training a loop in chunks may be faster than step by step: T of two chunks, and a large state."""
-    _, carry, xs = scan.apart(jaxprs.jaxpr_of(scan.jaxpr).invars)
+    _, carry, xs = scan.partition(jaxprs.jaxpr_of(scan.jaxpr).invars)
     most_bytes = max(map(jaxprs.nbytes, xs), default=0)
     large = [
         v

@@ -43,18 +43,18 @@ def to_differentiate(scan: ScanParams, target: Target, options: Options, tangent
         check(loop)  # before it is differentiated, which reverse-mode rules in it do not allow
     except NotAffine as reason:
         raise Refused(reason.why) from reason
-    consts, carry, xs = scan.apart(tangents)
+    consts, carry, xs = scan.partition(tangents)
     moving = [[*(False for _ in program.consts), *consts], carry, xs]
     for conversion in conversions:
         moving = conversion.map_inputs(*moving)
-    stored = stored_states(loop, [moves for of in moving for moves in of])
+    stored = stored_state_bytes(loop, [moves for of in moving for moves in of])
     if not stored:
         raise Refused("this gradient reads no state")
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
     constants = dict(zip(loop.consts, program.consts))
     bounds = Bounds(options.memory, binds_reference=True)
-    reference = Candidate(REFERENCE, _train_step(loop, stored, target.machine), Steps(loop))
+    reference = Candidate(REFERENCE, _train_step_cost(loop, stored, target.machine), Steps(loop))
     return Problem(
         scan,
         original,
@@ -71,7 +71,7 @@ def to_differentiate(scan: ScanParams, target: Target, options: Options, tangent
     )
 
 
-def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
+def stored_state_bytes(loop: Loop, moves: Sequence[bool]) -> int:
     """Returns the bytes a step of the largest carries, and of values as large that follow from them, that JAX's derivative
     of a loop would read.
 
@@ -94,7 +94,7 @@ def stored_states(loop: Loop, moves: Sequence[bool]) -> int:
     return sum(jaxprs.nbytes(v) for v in set(parts.primals_read) if v in follow and jaxprs.nbytes(v) >= most)
 
 
-def _train_step(loop: Loop, stored: int, machine: Machine) -> Estimate:
+def _train_step_cost(loop: Loop, stored: int, machine: Machine) -> Estimate:
     """Returns what a train step costs that stores `stored` bytes of states at every step."""
     forward, stack = Estimator(loop, machine).whole(), jaxprs.extent(loop.length) * stored
     moved = stack / machine.write_rate + machine.reading(stack, stack)  # new memory in each run, however small

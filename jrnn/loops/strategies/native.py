@@ -28,13 +28,13 @@ def propose(problem: Problem) -> Sequence[Candidate]:
     if target.exported or target.devices > 1:
         where = "exported" if target.exported else "divided among devices; put the scan inside of jax.shard_map"
         return _none(f"the program is {where}", is_requested)
-    from jrnn.loops.kernels.native.runner import called
+    from jrnn.loops.kernels.native.runner import split_for_kernel
 
     candidates, refusal = {}, ""
     labels = {Moves(accumulate=most.accumulate): NAME, most: "native, all else outside"}  # perhaps the same moves
     for moves, label in labels.items():
         try:
-            fission, kernel = called(functools.partial(problem.split, moves))
+            fission, kernel = split_for_kernel(functools.partial(problem.split, moves))
         except Refused as why:
             refusal = str(why)
             continue

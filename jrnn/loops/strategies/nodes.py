@@ -168,20 +168,20 @@ class InChunks:
 
 
 @dataclass(frozen=True)
-class Solved:
+class AssociativeSolve:
     """Solves an affine loop for all steps in log T rounds."""
 
     loop: Loop
 
     def run(self, consts: Values, init: Values, xs: Values, length: Any) -> Results:
-        return associative.solved(self.loop, consts, init, xs, length)
+        return associative.solve_loop(self.loop, consts, init, xs, length)
 
     def describe(self) -> Description:
         return described(self.loop)
 
 
-def at_leaf(node: Any, change: Callable[[Any], Node]) -> Node:
+def map_leaf(node: Any, change: Callable[[Any], Node]) -> Node:
     """Returns a tree whose innermost node is replaced by what `change` returns for it."""
     inner = getattr(node, "inner", None)
-    changed: Node = change(node) if inner is None else replace(node, inner=at_leaf(inner, change))
+    changed: Node = change(node) if inner is None else replace(node, inner=map_leaf(inner, change))
     return changed

@@ -19,7 +19,7 @@ from jrnn.loops.ir.description import Description, Item, contractions, described
 from jrnn.loops.strategies.candidates import Choice
 from jrnn.loops.strategies.nodes import Node
 
-NOTHING = "nothing to gain"  # the note of a loop that no candidate makes faster
+NOTHING_TO_GAIN = "nothing to gain"  # the note of a loop that no candidate makes faster
 _NOTICED = 0.1  # seconds of compilation that are worth a sentence
 _SHOWN = 2  # the most values of each kind that are printed
 
@@ -173,12 +173,12 @@ class LoopPlan:
         if self.choice is not None:
             reference = self.choice.reference
             other = "" if reference in (None, self.choice.chosen.estimate) else f" (lax.scan: {reference.brief()})"
-            end = f"; {NOTHING}" if NOTHING in self.notes else other
+            end = f"; {NOTHING_TO_GAIN}" if NOTHING_TO_GAIN in self.notes else other
             lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
             lines += textwrap.indent(str(self.choice), "    ").splitlines() if details else []
         compilation = filter(None, [self.compilation])
         remarks = (*compilation, *self.notes, *self.description.remarks, *self.description.obstacles)
-        return "\n".join([*lines, *(f"  {remark}" for remark in remarks if remark != NOTHING)])
+        return "\n".join([*lines, *(f"  {remark}" for remark in remarks if remark != NOTHING_TO_GAIN)])
 
     @property
     def title(self) -> str:

@@ -11,7 +11,7 @@ from jrnn import jaxprs
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.passes import Fission
 
-_TOUCHING = 0.5  # the first time that new memory is written takes so many times the time of writing it
+_FIRST_WRITE = 0.5  # the first time that new memory is written takes so many times the time of writing it
 _TRANSPOSING = 3  # a matrix in a cache is transposed in so many times the time of reading it
 
 
@@ -69,7 +69,7 @@ class SplitCosts:
         copies = steps * (
             machine.reading(2 * in_chunks * self.own_bytes, size) + machine.writing(self.shifted_bytes, size)
         )
-        copies += n * self.stack_bytes * _TOUCHING / machine.write_rate
+        copies += n * self.stack_bytes * _FIRST_WRITE / machine.write_rate
         moved = self.all_transposed_bytes if in_chunks else self.transposed_bytes
         is_near = moved <= machine.core_cache_bytes
         transposing = (

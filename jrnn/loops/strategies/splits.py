@@ -17,7 +17,7 @@ from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, sp
 from jrnn.loops.passes.fission import is_slice
 from jrnn.loops.strategies import unrolled
 from jrnn.loops.strategies.candidates import Candidate, cheapest
-from jrnn.loops.strategies.nodes import InChunks, Node, Split, Steps, at_leaf, by_steps
+from jrnn.loops.strategies.nodes import InChunks, Node, Split, Steps, by_steps, map_leaf
 from jrnn.loops.strategies.problem import Problem
 from jrnn.loops.strategies.split_costs import SplitCosts
 
@@ -33,7 +33,7 @@ def propose(problem: Problem) -> Sequence[Candidate]:
 
 def for_xla(problem: Problem, node: Any) -> Node:
     """Returns a node whose core is written as XLA:CPU compiles it best."""
-    return at_leaf(node, lambda leaf: _for_xla(problem, leaf))
+    return map_leaf(node, lambda leaf: _for_xla(problem, leaf))
 
 
 def _for_xla(problem: Problem, leaf: Node) -> Node:
@@ -65,11 +65,11 @@ class Search:
             if moves not in tried:
                 tried[moves] = self._candidate(name, moves)
         best = cheapest([self.reference, *tried.values()], self.bounds).chosen.estimate.seconds
-        enough = min(best, (1 - self.bounds.min_gain) * self.reference.estimate.seconds)
-        return [*tried.values(), *(self._improved(tried, most) if self._least < enough else [])]
+        seconds_to_beat = min(best, (1 - self.bounds.min_gain) * self.reference.estimate.seconds)
+        return [*tried.values(), *(self._local_search(tried, most) if self._core_seconds < seconds_to_beat else [])]
 
     @functools.cached_property
-    def _least(self) -> float:
+    def _core_seconds(self) -> float:
         """The seconds of what stays in the loop in each split, without its stacks."""
         remaining = Steps(self.problem.split(None).core).estimate(self.problem.estimator)
         return remaining.seconds - dict(remaining.terms)["stacks"]
@@ -86,7 +86,7 @@ class Search:
 
     def beats_every_split(self, candidate: Candidate) -> bool:
         """Returns True if even the part that no split can move takes `_CLEARLY` times the time of a candidate."""
-        clearly = _CLEARLY * candidate.estimate.seconds < self._least
+        clearly = _CLEARLY * candidate.estimate.seconds < self._core_seconds
         return clearly and cheapest([self.reference, candidate], self.bounds).chosen is candidate
 
     def _candidate(self, label: str, moves: Moves) -> Candidate:
@@ -115,13 +115,13 @@ class Search:
                 # A divisor of the length leaves no shorter last chunk, whose results would be copied.
                 yield next((m for m in range(n, n // 2, -1) if length % m == 0), n)
 
-    def _improved(self, tried: dict[Moves, Candidate], most: Moves) -> list[Candidate]:
+    def _local_search(self, tried: dict[Moves, Candidate], most: Moves) -> list[Candidate]:
         """Adds and removes moves one at a time as long as that gains. Returns the better candidate, if there is one."""
         start = at = min(tried, key=lambda moves: self._rank(tried[moves]))
-        changed, units = True, most.in_order(self.problem.loop)
-        while changed and len(units) > 1:
+        changed, single_moves = True, most.in_order(self.problem.loop)
+        while changed and len(single_moves) > 1:
             changed = False
-            for field, v in units:
+            for field, v in single_moves:
                 if self.problem.effort < 0:
                     break
                 moved = replace(at, **{field: getattr(at, field) ^ {v}})

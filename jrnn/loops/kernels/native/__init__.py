@@ -18,10 +18,10 @@ NAME = "native"
 
 def refusal(loop: Loop) -> str | None:
     """Returns the reason why a loop cannot be a call of the kernel, or None."""
-    from jrnn.loops.kernels.native.runner import native_of
+    from jrnn.loops.kernels.native.runner import native_node
 
     try:
-        native_of(loop)
+        native_node(loop)
     except Refused as why:
         return str(why)
     return None

@@ -17,7 +17,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var
 from jrnn.loops.ir import Loop, Refused
 from jrnn.loops.kernels.native.operations import Operation, Uniform
-from jrnn.loops.kernels.native.stages import add_in_products, in_stages
+from jrnn.loops.kernels.native.stages import fuse_additions, schedule
 from jrnn.loops.kernels.native.steps import Collector
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
 
@@ -32,8 +32,8 @@ _INSTRUCTIONS = (
 )
 # fmt: on
 _OPCODES = {name: i for i, name in enumerate(_INSTRUCTIONS)}
-_KINDS = {"product": 1, "sum": 2, "most": 2, "least": 2, "move": 3}
-_REDUCTIONS = {"sum": 0, "most": 1, "least": 2}
+_KINDS = {"product": 1, "reduce_sum": 2, "reduce_max": 2, "reduce_min": 2, "move": 3}
+_REDUCTIONS = {"reduce_sum": 0, "reduce_max": 1, "reduce_min": 2}
 _LITERAL = -(2**20)  # in place of the first literal, until the number of registers is known
 
 
@@ -96,16 +96,16 @@ class CallEncoder:
                 raise CannotRun(eqn, why) from why
         self._write(step, dtypes)
         carries = [start.out.array for start in starts]
-        operations = add_in_products(step.operations)
-        stages = [[o] for o in starts] + in_stages(operations, carries)
+        operations = fuse_additions(step.operations)
+        stages = [[o] for o in starts] + schedule(operations, carries)
         for number, stage in enumerate(stages):
             for array in {a for o in stage for v in o.views for a in v.array.chain}:
                 self.readers[array].add(number)
         for number, stage in enumerate(stages):
             if stage[0].is_elementwise:
-                self._elements(number, stage)
+                self._encode_elements(number, stage)
             else:
-                self._other(stage[0])
+                self._encode_other(stage[0])
         sizes = [n * itemsize[dtype] for n, dtype in zip(self.sizes, dtypes)]
         header = [
             FORMAT,
@@ -165,7 +165,7 @@ class CallEncoder:
 
     # Encoding ---------------------------------------------------------------------------------------------------------
 
-    def _place(self, array: Array) -> tuple[int, int, int]:
+    def _location(self, array: Array) -> tuple[int, int, int]:
         """Returns the base of an array, where it begins, and its stride in time."""
         root, start = array.root
         if root.argument is not None:
@@ -177,7 +177,7 @@ class CallEncoder:
 
     def _ref(self, view: View, axis: int | None, span: int) -> int:
         """Returns the number of a reference to rows of `span` elements at most."""
-        base, start, stride = self._place(view.array)
+        base, start, stride = self._location(view.array)
         row, _ = view.by_rows(axis, self.rows)
         offset = start + view.offset
         if base < len(self.sizes):
@@ -188,7 +188,7 @@ class CallEncoder:
         dtype = _DTYPES.index(view.array.root[0].dtype)
         return self.refs.setdefault((base, dtype, offset, row, stride), len(self.refs))
 
-    def _elements(self, number: int, stage: Sequence[Operation]) -> None:
+    def _encode_elements(self, number: int, stage: Sequence[Operation]) -> None:
         width = stage[0].width
         inside: dict[Array, int] = {}  # the virtual register that holds an array
         copies: list[tuple[str, Any, list[Any]]] = []  # operands: ("ref", n), ("literal", n) or a virtual register
@@ -196,7 +196,7 @@ class CallEncoder:
         flat, virtual = True, 0
         for o in stage:
             operands: list[Any] = []
-            for value in o.read:
+            for value in o.operands:
                 if isinstance(value, Uniform):
                     operands.append(("literal", self.literals.setdefault(value.value.hex(), len(self.literals))))
                     continue
@@ -216,7 +216,7 @@ class CallEncoder:
                 else:
                     operands.append(("ref", ref))
             array = o.out.array
-            if array.root[0].argument is None and array.inside is None and self.readers[array] <= {number}:
+            if array.root[0].argument is None and array.parent is None and self.readers[array] <= {number}:
                 out = inside[array] = virtual
                 virtual += 1
             else:
@@ -225,7 +225,7 @@ class CallEncoder:
                 out = ("ref", ref)
             copies.append((o.kind, out, operands))
         first = len(self.instructions)
-        self._allocated(copies)
+        self._allocate_registers(copies)
         self.stages.append(
             [0, first, len(self.instructions) - first, int(flat), width, -1, -1, -1, -1, 0, 0, *[0] * 12]
         )
@@ -233,7 +233,7 @@ class CallEncoder:
     def _stride(self, ref: int) -> int:
         return list(self.refs)[ref][3]
 
-    def _allocated(self, operations: Sequence[tuple[str, Any, list[Any]]]) -> None:
+    def _allocate_registers(self, operations: Sequence[tuple[str, Any, list[Any]]]) -> None:
         """Adds instructions, with a register for each virtual one while it is needed."""
         last = {v: i for i, (_, out, operands) in enumerate(operations) for v in (out, *operands) if isinstance(v, int)}
         free: list[int] = []
@@ -258,8 +258,8 @@ class CallEncoder:
         kind, number = value
         return number if kind == "ref" else _LITERAL - number
 
-    def _other(self, o: Operation) -> None:
-        read = o.read[0]
+    def _encode_other(self, o: Operation) -> None:
+        read = o.operands[0]
         dims, sources, targets = [1] * 4, [0] * 4, [0] * 4
         pack, depth, op, init = -1, 0, 0, -1
         if o.kind == "product":
@@ -271,8 +271,8 @@ class CallEncoder:
             assert source.argument is not None and last < self.sizes[source.argument]
             pack = self.packs.setdefault(key, len(self.packs))
             a, out = self._ref(read, o.axis, depth), self._ref(o.out, o.axis, o.width)
-            if len(o.read) > 1:
-                init = self._ref(o.read[1], o.axis, o.width)
+            if len(o.operands) > 1:
+                init = self._ref(o.operands[1], o.axis, o.width)
         elif o.kind == "move":
             inner, outer = (v.by_rows(o.axis, self.rows)[1] for v in (read, o.out))
             pairs = [(n, s, t) for (n, s), (_, t) in zip(inner, outer) if n != 1]

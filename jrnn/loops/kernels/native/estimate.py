@@ -23,7 +23,7 @@ _SCALAR = 20  # the same of a function without vectors
 _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
 _PANELS = {"avx512": 256, "avx2": 64, "base": 32}  # bytes of the columns that a product computes, even if it needs few
 _SCALARS = frozenset(("cos", "erf", "sin"))
-_REDUCTIONS = frozenset(("least", "most", "sum"))
+_REDUCTIONS = frozenset(("reduce_min", "reduce_max", "reduce_sum"))
 
 
 def matrix_bytes(program: KernelProgram) -> int:
@@ -64,7 +64,7 @@ def _products(program: KernelProgram) -> list[Operation]:
 
 def _width(o: Operation) -> int:
     """Returns the elements of a row that an operation computes, or reads if it reduces them."""
-    read = o.read[0]
+    read = o.operands[0]
     if o.is_elementwise or not isinstance(read, View):
         return o.width
     return math.prod(n for axis, (n, _) in enumerate(read.dims) if axis != read.row)

@@ -17,30 +17,30 @@ class Uniform:
     shape: tuple[int, ...] = ()
 
 
-NativeOperand = Any  # View | Constant
+NativeOperand = Any  # View | Uniform
 
 
 @dataclass(eq=False)
 class Operation:
-    """Computes `out` from `read`, for each row.
+    """Computes `out` from `operands`, for each row.
 
     Attributes:
-        kind: an elementwise operation of `elements.h`, "product", "sum", "most", "least" or "move".
+        kind: an elementwise operation of `elements.h`, "product", "reduce_sum", "reduce_max", "reduce_min" or "move".
         out: the result.
-        read: the operands; of a product the rows, and what is added to the result, if there is something.
+        operands: the operands; of a product the rows, and what is added to the result, if there is something.
         axis: the axis of `out` that holds the rows, or None.
         matrix: of a product: a constant, [depth, width].
     """
 
     kind: str
     out: View
-    read: list[NativeOperand]
+    operands: list[NativeOperand]
     axis: int | None
     matrix: View | None = None
 
     @property
     def is_elementwise(self) -> bool:
-        return self.kind not in ("product", "sum", "most", "least", "move")
+        return self.kind not in ("product", "reduce_sum", "reduce_max", "reduce_min", "move")
 
     @property
     def width(self) -> int:
@@ -48,4 +48,4 @@ class Operation:
 
     @property
     def views(self) -> list[View]:
-        return [v for v in self.read if isinstance(v, View)]
+        return [v for v in self.operands if isinstance(v, View)]

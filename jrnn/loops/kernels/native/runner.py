@@ -121,7 +121,7 @@ class Native:
         )
 
 
-def native_of(loop: Loop) -> Native:
+def native_node(loop: Loop) -> Native:
     """Returns the runner of a loop. Raises `Refused` with the reason if there is none."""
     kernel = library.loaded()
     if kernel.reason:
@@ -129,7 +129,7 @@ def native_of(loop: Loop) -> Native:
     return Native(program_of(loop))
 
 
-def called(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
+def split_for_kernel(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
     """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the core."""
     fission = split(contract)
     core = fission.core
@@ -137,4 +137,4 @@ def called(split: Callable[[Contract], Fission]) -> tuple[Fission, Native]:
     transposed = {e.outvars[0] for e in transposes}
     consts = tuple(dict.fromkeys(v for v in (*core.consts, *(e.invars[0] for e in transposes)) if v not in transposed))
     fission = replace(fission, core=replace(core, consts=consts, eqns=(*transposes, *core.eqns)))
-    return fission, native_of(fission.core)
+    return fission, native_node(fission.core)

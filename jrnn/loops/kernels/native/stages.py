@@ -13,7 +13,7 @@ from jrnn.loops.kernels.native.operations import Operation
 from jrnn.loops.kernels.native.views import Array, View, collapsed
 
 
-def add_in_products(operations: Sequence[Operation]) -> list[Operation]:
+def fuse_additions(operations: Sequence[Operation]) -> list[Operation]:
     """Returns the operations, where a product that is only added to another value starts from that value."""
     uses: Counter[Array] = Counter(a for o in operations for v in o.views for a in (v.array,))
     writers = _writers(operations)
@@ -22,19 +22,19 @@ def add_in_products(operations: Sequence[Operation]) -> list[Operation]:
     def product_of(view: View) -> Operation | None:
         """Returns the product that computes all of a value, if the value is read once."""
         makers = [o for o in writers[view.array] if o not in dropped]
-        if len(makers) != 1 or makers[0].kind != "product" or uses[view.array] != 1 or view.array.inside is not None:
+        if len(makers) != 1 or makers[0].kind != "product" or uses[view.array] != 1 or view.array.parent is not None:
             return None
         return makers[0] if makers[0].out.is_whole and view.is_whole else None
 
     def start_from(product: Operation, value: View, axis: int | None, rows: int) -> bool:
-        if len(product.read) == 1:
+        if len(product.operands) == 1:
             inner = collapsed(value.by_rows(axis, rows)[1])
             if value.array.dtype != "float" or inner != collapsed([(product.width, 1)]):
                 return False
             first = [d for a, d in enumerate(value.dims) if a == axis]
-            product.read.append(View(value.array, (*first, (product.width, 1)), value.offset, _first(value, axis)))
+            product.operands.append(View(value.array, (*first, (product.width, 1)), value.offset, _first(value, axis)))
             return True
-        before = product_of(product.read[1])
+        before = product_of(product.operands[1])
         return before is not None and start_from(before, value, axis, rows)
 
     for operation in operations:
@@ -73,7 +73,7 @@ def _writers(operations: Sequence[Operation]) -> dict[Array, list[Operation]]:
     return writers
 
 
-def in_stages(operations: Sequence[Operation], carries: Collection[Array]) -> list[list[Operation]]:
+def schedule(operations: Sequence[Operation], carries: Collection[Array]) -> list[list[Operation]]:
     """Returns the operations of each stage. The carries are written after all that reads them."""
     writers = _writers(operations)
     readers: dict[Array, list[Operation]] = defaultdict(list)

@@ -41,11 +41,11 @@ _SAME |= {
 _OF_BOOLEANS = {"and": "min", "or": "max", "xor": "not_equal", "not": "not"}
 _SWAPPED = {"gt": "less", "ge": "less_equal"}
 _REDUCTIONS = {
-    "reduce_sum": "sum",
-    "reduce_max": "most",
-    "reduce_min": "least",
-    "reduce_and": "least",
-    "reduce_or": "most",
+    "reduce_sum": "reduce_sum",
+    "reduce_max": "reduce_max",
+    "reduce_min": "reduce_min",
+    "reduce_and": "reduce_min",
+    "reduce_or": "reduce_max",
 }
 _LARGEST_POWER = 8
 
@@ -181,10 +181,10 @@ class Collector:
             if axis is None and to.array.in_rows and value.row is not None:
                 raise Refused("a value that all rows share depends on a row")
             array = value.array
-            own = array.argument is None and array.inside is None and value.is_whole and value.row == axis
+            own = array.argument is None and array.parent is None and value.is_whole and value.row == axis
             whole_rows = to.array.in_rows or self.rows == 1 or axis == 0
             if own and contiguous and whole_rows and to.array.dtype == "float" and array not in to.array.chain:
-                array.inside = (to.array, to.offset)
+                array.parent = (to.array, to.offset)
                 return
             if not (contiguous and len(collapsed(value.by_rows(axis, self.rows)[1])) <= 1):
                 self.operations.append(Operation("move", to, [self.floats(value)], axis))

@@ -28,7 +28,7 @@ class Array:
         argument: the number of an argument or a result of the call; or None for scratch memory.
         stacked: the elements of one step, if it holds all steps, or 0.
         dtype: "float", "bool" or "bfloat16".
-        inside: the array that this one is a part of, and where it begins in a row.
+        parent: the array that this one is a part of, and where it begins in a row.
         in_rows: it is stored row after row.
     """
 
@@ -36,21 +36,21 @@ class Array:
     argument: int | None = None
     stacked: int = 0
     dtype: str = "float"
-    inside: tuple[Array, int] | None = None
+    parent: tuple[Array, int] | None = None
     in_rows: bool = True
 
     @property
     def chain(self) -> tuple[Array, ...]:
         """The array, what it is a part of, and so on."""
-        return (self, *(self.inside[0].chain if self.inside else ()))
+        return (self, *(self.parent[0].chain if self.parent else ()))
 
     @property
     def root(self) -> tuple[Array, int]:
         """The last of `chain`, and where this array begins in its rows."""
-        if self.inside is None:
+        if self.parent is None:
             return self, 0
-        array, start = self.inside[0].root
-        return array, start + self.inside[1]
+        array, start = self.parent[0].root
+        return array, start + self.parent[1]
 
 
 @dataclass(frozen=True)
