@@ -118,8 +118,9 @@ def _changes(
 def _is_fused(v: Var, producers: Mapping[Var, Eqn]) -> bool:
     """Returns True for zeros, and for zeros but for a slice, which XLA computes where they are read."""
     eqn = producers.get(v)
-    is_update = eqn is not None and eqn.primitive.name == "dynamic_update_slice"
-    return jaxprs.is_zero(eqn.invars[0] if is_update else v, producers)
+    if eqn is not None and eqn.primitive.name == "dynamic_update_slice":
+        return jaxprs.is_zero(eqn.invars[0], producers)
+    return jaxprs.is_zero(v, producers)
 
 
 def _in_place(estimator: Any, eqn: Eqn) -> bool:
@@ -231,9 +232,9 @@ def _inside(estimator: Any, eqn: Eqn, together: bool) -> int:
     last axis.
     """
     if primitives.is_kind(eqn, "draw"):
-        return (2 if together else 5) * estimator.sizes(eqn.outvars)
+        return (2 if together else 5) * sum(map(jaxprs.nbytes, eqn.outvars))
     if any(True for _ in jaxprs.sub_jaxprs(eqn)):
-        return estimator.inner_bytes(eqn)
+        return int(estimator.inner_bytes(eqn))
     if not together or eqn.primitive.name != "dot_general" or is_outer(eqn):
         return 0
     contracted, _ = eqn.params["dimension_numbers"]
