@@ -206,7 +206,7 @@ def test_no_split_is_estimated_twice(monkeypatch):
 
 def test_no_selection_is_searched_where_what_stays_takes_the_time(monkeypatch):
     tried = []
-    monkeypatch.setattr(splits.Search, "_improved", lambda *args: tried.append(args) or [])
+    monkeypatch.setattr(splits.Search, "_local_search", lambda *args: tried.append(args) or [])
 
     def chosen(width):
         step = lambda h, x: (jnp.tanh(h @ jnp.ones((256, 256)) + x[:, :width] @ jnp.ones((width, 256))),) * 2  # noqa: E731
