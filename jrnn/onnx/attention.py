@@ -26,10 +26,10 @@ from jrnn.jaxprs.flat import FlatEquation, flatten
 from jrnn.jaxprs.jax_internals import Primitive
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.equations import Forms
-from jrnn.loops.affine.matrix import Affine, matrix_form
+from jrnn.loops.affine.matrix import AffineForm, matrix_form
 from jrnn.loops.affine.terms import Factor, Row, Term
+from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.chunks.labeled import Factors, variables
-from jrnn.loops.chunks.normal import opened
 from jrnn.loops.ir import Loop, ScanParams
 from jrnn.onnx.emit import GraphEmitter, Value, is_positive, rule
 
@@ -108,7 +108,7 @@ class Recurrence:
     @staticmethod
     def of(scan: ScanParams) -> Recurrence:
         """Reads a loop; raises NotAffine if it is another recurrence."""
-        program = opened(scan.jaxpr)
+        program = expand_control(scan.jaxpr)
         loop = scan.loop(program)
         if len(loop.carry) != 1 or loop.carry[0].aval.dtype != np.float32 or loop.carry[0].aval.ndim < 2:
             raise NotAffine("no single matrix is carried")
@@ -216,7 +216,7 @@ def _reads(term: Term) -> tuple[list[Term], list[tuple[Term, Term]]]:
     return known, reads
 
 
-def _update(form: Affine) -> tuple[str, tuple[Term, ...]]:
+def _update(form: AffineForm) -> tuple[str, tuple[Term, ...]]:
     """The name of an update, and its k, v, decay and b."""
     forms, k, (free,) = form.forms, form.forms.contracted, form.free
     parts = [_reads(term) for term in (*form.known, *form.updates)]
@@ -251,14 +251,14 @@ def _read(loop: Loop, known: set[Any], k: int, free: int) -> tuple[Term, Forms, 
     rest = [e for e in loop.eqns if not any(e is other for other in made)]
     forms = Forms((new,), rest, known, {})
     forms.walk()
-    late, used = jaxprs.needed(rest, loop.ys, {*known, *forms.cuts})
-    given = {*known, *forms.cuts, *(v for e in late for v in e.outvars)}
-    cuts = [v for v in used if v in forms.cuts]
-    if len(cuts) != 1 or forms.contracted != k or not {v for e in late for v in jaxprs.inputs(e)} <= given:
+    late, used = jaxprs.needed(rest, loop.ys, {*known, *forms.readouts})
+    given = {*known, *forms.readouts, *(v for e in late for v in e.outvars)}
+    readouts = [v for v in used if v in forms.readouts]
+    if len(readouts) != 1 or forms.contracted != k or not {v for e in late for v in jaxprs.inputs(e)} <= given:
         raise NotAffine("another read")
     if not set(jaxprs.variables(loop.ys)) <= given:
         raise NotAffine("S is an output of every step")
-    (cut,) = cuts
+    (cut,) = readouts
     value = forms.values[cut]
     term = _alone(value.terms)
     if not isinstance(term.of, Row):

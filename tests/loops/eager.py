@@ -11,7 +11,7 @@ from dataclasses import replace
 import jax
 
 from jrnn.loops.passes import movable
-from jrnn.loops.strategies import InChunks, Problem, Split, Steps, chooser, problem, splits
+from jrnn.loops.strategies import Problem, Split, SplitInChunks, Steps, chooser, problem, splits
 from jrnn.loops.strategies.candidates import Choice
 from jrnn.loops.strategies.table import STRATEGIES
 
@@ -27,7 +27,7 @@ def _everything(problem):
         return _propose(problem)
     fission = problem.split(None)
     node = Split(fission, Steps(fission.core))
-    return [problem.candidate(InChunks(node, eager_passes.value) if eager_passes.value else node, "everything")]
+    return [problem.candidate(SplitInChunks(node, eager_passes.value) if eager_passes.value else node, "everything")]
 
 
 def _chosen(candidates, bounds):

@@ -14,8 +14,8 @@ import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.terms import Factor, Term
 from jrnn.loops.chunks.chunked import chunked
+from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.chunks.labeled import variables
-from jrnn.loops.chunks.normal import opened
 from jrnn.loops.ir import Loop, ScanParams, observers
 from jrnn.loops.passes.canonical import with_plain_carries
 from jrnn.loops.strategies import chunks
@@ -74,7 +74,7 @@ def test_a_step_is_recognized_however_it_is_written(step):
     init, xs = problem(step, 2, jnp.float32)
     given, tree = jax.tree.flatten((init, jax.tree.map(lambda x: x[0], xs)))
     count = len(jax.tree.leaves(init))
-    program = opened(jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*given))
+    program = expand_control(jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*given))
     inputs, outs, consts = program.invars, program.outvars, program.constvars
     parts = inputs[:count], inputs[count:], outs[:count], outs[count:]
     loop, _ = with_plain_carries(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))

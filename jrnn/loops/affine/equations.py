@@ -26,7 +26,7 @@ class Forms(AxisLabels):
         known: the variables that do not depend on carries that are still to be computed.
         constants: the values of variables that are known now.
         values: the form of each variable that has one.
-        cuts: the variables where a matrix is contracted to rows.
+        readouts: the variables where a matrix is contracted to rows.
         products: the contractions of S as (precision or None, whether it was written as a sum).
     """
 
@@ -38,7 +38,7 @@ class Forms(AxisLabels):
         for eqn in eqns:
             self._varying.update(zip(eqn.outvars, _varying_axes(eqn, self._axes_of)))
         self.values = {v: AffineSum(self.axes, (Term(v),)) for v in states}
-        self.cuts: dict[Var, Any] = {}
+        self.readouts: dict[Var, Any] = {}
         self.products: list[Any] = []
 
     def walk(self) -> None:
@@ -61,7 +61,7 @@ class Forms(AxisLabels):
                     raise NotAffine("another value that depends on the carry")
                 self.values[eqn.outvars[0]] = value = self._rule(eqn)
                 if matrix and not self.is_matrix(value):
-                    self.cuts[eqn.outvars[0]] = eqn
+                    self.readouts[eqn.outvars[0]] = eqn
             except NotAffine as why:
                 if matrix and cause is not None:
                     raise NotAffine(f"{cause.primitive.name} of what was read from S", cause) from None

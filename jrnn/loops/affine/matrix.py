@@ -21,7 +21,7 @@ _MOST = 3  # carries that read each other as wholes
 
 
 @dataclass(frozen=True)
-class Affine:
+class AffineForm:
     """A carry S with `S' = decay * S + sum of outer products`, in chunks; or several that read each other as wholes.
 
     Attributes:
@@ -33,7 +33,7 @@ class Affine:
         matrices: terms without the carry, a matrix that is the same at every step times a factor without K; an initial state
             to which `resets` go back is one.
         solved: the rows that updates read.
-        cuts: the variables where S is read, and their forms.
+        readouts: the variables where S is read, and their forms.
         free: the labels of V.
         columns: the labels of V along which the decay differs.
     """
@@ -45,7 +45,7 @@ class Affine:
     known: tuple[Term, ...]
     matrices: tuple[tuple[Term, Term], ...]
     solved: tuple[Row, ...]
-    cuts: Mapping[Var, AffineSum]
+    readouts: Mapping[Var, AffineSum]
     free: tuple[int, ...]
     columns: tuple[int, ...] = ()
 
@@ -55,14 +55,14 @@ class Affine:
 
     @property
     def rows(self) -> dict[Row, None]:
-        """The rows that updates and cuts read, each after those that it reads."""
-        return rows_of([*self.updates, *(t for v in self.cuts.values() for t in v.terms)])
+        """The rows that updates and readouts read, each after those that it reads."""
+        return rows_of([*self.updates, *(t for v in self.readouts.values() for t in v.terms)])
 
     @property
     def terms(self) -> list[Term]:
         """All terms, those of rows included."""
-        cuts = (t for v in self.cuts.values() for t in v.terms)
-        terms = [*self.decay, *self.updates, *self.known, *(t for pair in self.matrices for t in pair), *cuts]
+        readouts = (t for v in self.readouts.values() for t in v.terms)
+        terms = [*self.decay, *self.updates, *self.known, *(t for pair in self.matrices for t in pair), *readouts]
         return [*terms, *(t for row in rows_of(terms) for t in row.terms)]
 
     @property
@@ -95,7 +95,7 @@ class Affine:
 
 def matrix_form(
     loop: Loop, positions: tuple[int, ...], known: Collection[Var], outs: Sequence[Any], constants: dict[Var, Any]
-) -> Affine:
+) -> AffineForm:
     """Returns the affine form of a carry, or of several that read each other.
 
     Args:
@@ -127,8 +127,8 @@ def matrix_form(
         raise NotAffine("a matrix that is added to S is scaled along K")
     if len(states) > 1 and (matrices or k in forms.labels_in(decay)):
         raise NotAffine("carries that read each other decay along K, or are reset")
-    cuts = _cuts(loop, forms, outs)
-    rows = rows_of([*updates, *(t for v in cuts.values() for t in v.terms)])
+    readouts = _readouts(loop, forms, outs)
+    rows = rows_of([*updates, *(t for v in readouts.values() for t in v.terms)])
 
     def along_k(terms: Iterable[Term]) -> list[set[int]]:
         labels = (forms.labels_of(f) for t in terms for f in t.factors)
@@ -148,7 +148,7 @@ def matrix_form(
         if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
             raise NotAffine("a matrix has one axis of S twice")
     solved = tuple(dict.fromkeys(t.of for t in updates))
-    return Affine(positions, forms, decay, updates, alone, matrices, solved, cuts, free, columns)
+    return AffineForm(positions, forms, decay, updates, alone, matrices, solved, readouts, free, columns)
 
 
 def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term]:
@@ -178,14 +178,14 @@ def _matrices(
     return tuple(alone), tuple(matrices)
 
 
-def _cuts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, AffineSum]:
+def _readouts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, AffineSum]:
     """Returns the variables where S is read on the way to `outs`; raises NotAffine if S is read as a whole."""
     matrices = {v for v, value in forms.values.items() if forms.is_matrix(value)}
-    read_after, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.cuts})
+    read_after, used = jaxprs.needed(loop.eqns, outs, {*forms.known, *forms.readouts})
     whole = [e for e in read_after if not matrices.isdisjoint(jaxprs.inputs(e))]
     if whole or not matrices.isdisjoint(jaxprs.variables(outs)):
         raise NotAffine("S is an output of every step", whole[0] if whole else None)
-    return {v: forms.values[v] for v in used if v in forms.cuts}
+    return {v: forms.values[v] for v in used if v in forms.readouts}
 
 
 def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:

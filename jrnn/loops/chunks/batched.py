@@ -27,7 +27,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth, with_derivative
 from jrnn.loops.affine.rounds import all_finite
 from jrnn.loops.chunks.guarded import linear_map
-from jrnn.loops.chunks.program import Body, no_tangent
+from jrnn.loops.chunks.program import ChunkBody, no_tangent
 from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop, Results, ScanParams
 
@@ -45,7 +45,7 @@ class AllChunks:
         count: the number of chunks.
     """
 
-    body: Body
+    body: ChunkBody
     count: int
 
     def run(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> Results:
@@ -110,7 +110,7 @@ class AllChunks:
         def chunk(*args: Any) -> list[Any]:
             consts, states, xs = args[:n_consts], args[n_consts:][:n_states], args[n_consts + n_states :]
             here, saved = None if valid is None else xs[-1], SavedForBackward()
-            results = self.body.in_products(states, consts, xs[: len(self.body.loop.xs)], here, saved)
+            results = self.body.by_products(states, consts, xs[: len(self.body.loop.xs)], here, saved)
             growth = [largest() for largest in saved.growth]
             return [*results, *states, functools.reduce(jnp.maximum, growth, jnp.ones(()))]
 

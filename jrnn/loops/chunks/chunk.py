@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.jaxprs import Var
-from jrnn.loops.affine.matrix import Affine, rows_of
+from jrnn.loops.affine.matrix import AffineForm, rows_of
 from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term
 from jrnn.loops.chunks.decay import MIXED, Decay, decay_of, sums
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
@@ -69,7 +69,7 @@ class Chunk:
         at_once: all chunks are prepared at once.
     """
 
-    form: Affine
+    form: AffineForm
     factors: Factors
     steps: int
     valid: Any
@@ -77,7 +77,7 @@ class Chunk:
     at_once: bool
 
     def run(self, states: Sequence[Any]) -> tuple[dict[Var, Any], list[Any]]:
-        """Returns the values of the cuts, [C, ...], and the new states."""
+        """Returns the values of the readouts, [C, ...], and the new states."""
         form, shape = self.form, states[0].shape
         axes = tuple(l for l in form.forms.axes if l is not None)
         start = Labeled(jnp.stack(states), (MIXED[0], *axes)) if self._several else Labeled(states[0], axes)
@@ -91,13 +91,13 @@ class Chunk:
             vector = self._writer(term.factors, term.sign, term.into)
             written.vectors[term.of] = plus([written.vectors.get(term.of), vector])
         for matrix, scale in form.matrices:
-            often = self._masked(self._timed(self.factors.value(scale)))
-            written.matrices.append((self.factors.value(matrix), *sums(decays.both, often)))
+            scaled = self._masked(self._timed(self.factors.value(scale)))
+            written.matrices.append((self.factors.value(matrix), *sums(decays.both, scaled)))
 
         reads = self._reads(start, decays, written)
         solved = self._solved({row: read for row, read in reads.items() if row in written.vectors})
         rows = dict(solved)
-        for row in rows_of([t for v in form.cuts.values() for t in v.terms]):
+        for row in rows_of([t for v in form.readouts.values() for t in v.terms]):
             if row not in rows:
                 read = reads[row]
                 parts = [self._times(m, rows[u].renamed("T", "S")) for u, m in read.scores.items()]
@@ -111,7 +111,7 @@ class Chunk:
             new.append(decays.rows.after(decays.columns.after(start)))
         new += [times([m, remaining]) for m, _, remaining in written.matrices]
         after = plus(new).full(start.labels, self._size).reshape(-1, *shape)
-        return {v: self._cut(v, value, rows) for v, value in form.cuts.items()}, list(after)
+        return {v: self._readout(v, value, rows) for v, value in form.readouts.items()}, list(after)
 
     def _reads(self, start: Labeled, decays: Decays, written: Written) -> dict[Row, Read]:
         """Returns what the rows of each step are."""
@@ -124,7 +124,7 @@ class Chunk:
             for inside, outside in self._readers([t for t in row.terms if t.of in form.forms.states]):
                 vector = self._timed(inside)
                 reader, scale = decay.from_start(vector)
-                seen = [times([self._read(reader, start, scale), decays.columns.pre])]
+                seen = [times([self._read(reader, start, scale), decays.columns.prefix])]
                 seen += [self._read(vector, matrix, remaining) for matrix, remaining, _ in written.matrices]
                 reader = decay.reader(vector)
                 seen += [self._times(decay.scores(reader, w, self.saved), v, decays.columns) for w, v in wrote]
@@ -284,7 +284,7 @@ class Chunk:
         x = jnp.moveaxis(x.reshape(*shape, steps, n, *(size[l] for l in free)), len(shape) + 1, 0)
         return {row: Labeled(x[i], (*lead, "T", *free)) for i, row in enumerate(reads)}
 
-    def _cut(self, v: Var, value: AffineSum, rows: dict[Row, Labeled]) -> Any:
+    def _readout(self, v: Var, value: AffineSum, rows: dict[Row, Labeled]) -> Any:
         """Returns the values of a variable where S was read."""
         labels = ("T", *(l for l in self.form.forms.resolved(value.labels) if l is not None))
         sums = self.form.forms.resolved(value.sums)

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
 from jrnn.loops.affine.carries import CarrySchedule, CarryStage, Group, NotAffine, is_overwritten, part_of, with_names
-from jrnn.loops.affine.matrix import Affine, is_evaluable, matrix_form
+from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
 from jrnn.loops.chunks import estimate
 from jrnn.loops.chunks.batched import AllChunks
 from jrnn.loops.chunks.labeled import variables
-from jrnn.loops.chunks.program import Body
+from jrnn.loops.chunks.program import ChunkBody
 from jrnn.loops.costs.estimates import Estimate, Estimator
-from jrnn.loops.ir import Loop, Results, in_chunks, tag
+from jrnn.loops.ir import Loop, Results, scan_in_chunks, tag
 from jrnn.loops.ir.description import Description, contractions
 
 _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
@@ -72,7 +72,7 @@ class Chunked:
         """Returns what a train step costs."""
         forms = [form for stage in self.stages for form in stage.forms]
         if forms:
-            return estimate.in_products(estimator, forms, self.size, self.at_once)
+            return estimate.with_products(estimator, forms, self.size, self.at_once)
         return estimate.with_checkpoints(estimator, self.stored, self.size)
 
     def describe(self) -> Description:
@@ -89,7 +89,7 @@ class Chunked:
             first = [init[i] for i in stage.carry]
             if stage.forms:
                 later = self.stages[number + 1 :]
-                outs = [v for form in stage.forms for v in form.cuts] if later else jaxprs.variables(loop.ys)
+                outs = [v for form in stage.forms for v in form.readouts] if later else jaxprs.variables(loop.ys)
                 final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length, self.size, self.at_once)
                 steps.update(zip(outs, stacks))
             elif stage.kind == "overwritten":
@@ -129,7 +129,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at
     check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    schedule, notes, solved_forms = CarrySchedule(loop), list[str](), dict[Group, Affine]()
+    schedule, notes, solved_forms = CarrySchedule(loop), list[str](), dict[Group, AffineForm]()
     plain: set[Group] = set()  # groups without an affine form
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
     while schedule.groups:
@@ -174,7 +174,7 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at
     return Chunked(loop, tuple(schedule.stages), tuple(notes), size, at_once=at_once)
 
 
-def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group) -> Affine:
+def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group) -> AffineForm:
     """Returns the form of a group of carries; raises NotAffine if there is none, or if it has nothing to gain."""
     others = [out for j, out in enumerate(loop.carry_out) if j not in group]
     form = matrix_form(loop, group, known, [*loop.ys, *others], constants)
@@ -186,7 +186,7 @@ def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: 
     return form
 
 
-def _joined(loop: Loop, group: Group, schedule: CarrySchedule, read: Callable[[Group], Affine]) -> Affine | None:
+def _joined(loop: Loop, group: Group, schedule: CarrySchedule, read: Callable[..., AffineForm]) -> AffineForm | None:
     """Returns the form of a group with pending groups that read its states as wholes, or None."""
     shape, ready = loop.carry[group[0]].aval.shape, schedule.ready
     alike = [h for h in schedule.groups if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)]
@@ -219,7 +219,7 @@ def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Se
 
     init = [jnp.asarray(c, v.aval.dtype) for c, v in zip(init, loop.carry)]
     wrap = functools.partial(jax.checkpoint, prevent_cse=False)
-    return in_chunks(some, init, list(xs), length, _BOUNDARY, loop.reverse, wrap)
+    return scan_in_chunks(some, init, list(xs), length, _BOUNDARY, loop.reverse, wrap)
 
 
 def _in_chunks(
@@ -236,7 +236,7 @@ def _in_chunks(
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
     # A form may read the operands of a product that is computed before the loop.
     operands = [v for form in stage.forms for v in variables(form.terms)]
-    body = Body(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size, at_once)
+    body = ChunkBody(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size, at_once)
     carry = body.loop.carry
     count = -(-length // size)
     extra = count * size - length
@@ -253,10 +253,10 @@ def _in_chunks(
     fixed = [env[v] for v in body.loop.consts]
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
     if at_once:
-        turn = (lambda x: x[::-1, ::-1]) if loop.reverse else (lambda x: x)
-        chunk_xs, valid = [turn(x) for x in chunk_xs], None if valid is None else turn(valid)
+        flip = (lambda x: x[::-1, ::-1]) if loop.reverse else (lambda x: x)
+        chunk_xs, valid = [flip(x) for x in chunk_xs], None if valid is None else flip(valid)
         last, stacks = AllChunks(body, count).run(wide, fixed, chunk_xs, valid)
-        stacks = [turn(s) for s in stacks]
+        stacks = [flip(s) for s in stacks]
     else:
 
         def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:

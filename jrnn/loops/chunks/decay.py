@@ -30,26 +30,26 @@ class Decay:
     """The decays of a chunk. For states that read each other, W(t, s) are small matrices, with the labels MIXED.
 
     Attributes:
-        pre: W(t, start) for each t, or None if nothing decays.
-        suf: W(end, s) for each s.
+        prefix: W(t, start) for each t, or None if nothing decays.
+        suffix: W(end, s) for each s.
         total: W(end, start).
         between: W(t, s) below the diagonal, [T, S], for decays that are the same along K; otherwise None.
-        levels: for decays that differ along K: of blocks of 1, 2, 4, ... steps, `pre` of every second block, and
-            `suf` of the steps of the others, [..., N, C / 2, K].
+        levels: for decays that differ along K: of blocks of 1, 2, 4, ... steps, `prefix` of every second block, and
+            `suffix` of the steps of the others, [..., N, C / 2, K].
     """
 
     steps: int
     k: int
     precision: Any
-    pre: Labeled | None = None
-    suf: Labeled | None = None
+    prefix: Labeled | None = None
+    suffix: Labeled | None = None
     total: Labeled | None = None
     between: Labeled | None = None
     levels: tuple[Labeled, Labeled] | None = None
 
     def largest(self) -> Any:
         """Returns the largest magnitude of a product of decays, at least 1."""
-        products = [p for p in (self.pre, self.suf, self.between, *(self.levels or ())) if p is not None]
+        products = [p for p in (self.prefix, self.suffix, self.between, *(self.levels or ())) if p is not None]
         return functools.reduce(jnp.maximum, [jnp.max(jnp.abs(p.array)) for p in products], jnp.ones(()))
 
     def reader(self, a: Labeled) -> Labeled:
@@ -72,14 +72,14 @@ class Decay:
 
     def from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
         """Returns a reader of the state before the chunk, and what scales the results."""
-        if self.pre is None or MIXED[0] not in self.pre.labels:
-            return a, self.pre
-        transposed = self.pre.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1])
+        if self.prefix is None or MIXED[0] not in self.prefix.labels:
+            return a, self.prefix
+        transposed = self.prefix.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1])
         return self._scaled(a, transposed), None
 
     def to_end(self, p: Labeled) -> Labeled:
         """Returns what remains of a vector at the end of the chunk."""
-        return self._scaled(p, self.suf)
+        return self._scaled(p, self.suffix)
 
     def after(self, start: Labeled) -> Labeled:
         """Returns what remains of the state before the chunk."""
@@ -98,7 +98,7 @@ class Decay:
         The products of vectors are saved for the reverse pass.
         """
         if self.levels is not None:
-            return _product(reader, writer, self.k, self.precision, saved, _of_levels)
+            return _product(reader, writer, self.k, self.precision, saved, _merge_levels)
         product = _product(reader, writer, self.k, self.precision, saved)
         if self.between is not None:
             product = times([product, self.between])
@@ -110,7 +110,7 @@ class Decay:
         """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K, and values v_s with the labels S and K."""
         assert self.levels is not None
         lead = tuple(l for l in scores.labels if l not in ("T", "S"))
-        blocks = Labeled(_levels_of(scores.along((*lead, "T", "S"))), (*lead, "N", "T", "S"))
+        blocks = Labeled(_split_levels(scores.along((*lead, "T", "S"))), (*lead, "N", "T", "S"))
         mixed = dot(blocks, self.writer(values.renamed("S", "T")), ["N", *out], self.precision)
         mixed = times([mixed, self.levels[0]])
         rest = tuple(l for l in mixed.labels if l not in ("N", "T"))
@@ -159,7 +159,7 @@ def _half(x: Any, h: int, which: int) -> Any:
 
 
 @jax.custom_jvp
-def _of_levels(pairs: Any) -> Any:
+def _merge_levels(pairs: Any) -> Any:
     """Returns the pairs of all steps from those of each level, [..., N, T / 2, S / 2] -> [..., T, S]."""
     *lead, _, half, _ = pairs.shape
     total: Any = 0
@@ -170,14 +170,14 @@ def _of_levels(pairs: Any) -> Any:
     return total
 
 
-@_of_levels.defjvp
+@_merge_levels.defjvp
 def _(primals: Any, tangents: Any) -> Any:  # the transpose of a broadcast would be a sum for each level
     (pairs,), (moved,) = primals, tangents
-    return _of_levels(pairs), jax.linear_transpose(_levels_of, jnp.zeros_like(_of_levels(pairs)))(moved)[0]
+    return _merge_levels(pairs), jax.linear_transpose(_split_levels, jnp.zeros_like(_merge_levels(pairs)))(moved)[0]
 
 
-def _levels_of(scores: Any) -> Any:
-    """Returns the pairs of each level, the transpose of `_of_levels`."""
+def _split_levels(scores: Any) -> Any:
+    """Returns the pairs of each level, the transpose of `_merge_levels`."""
     *lead, steps, _ = scores.shape
     levels = []
     for h in _blocks(steps):
@@ -283,7 +283,7 @@ def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
 
 def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:
     """Joins blocks of h steps: their products are those of the two, times the product of the other block."""
-    joined, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # pre, suf and total of blocks
+    joined, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # prefix, suffix and total of blocks
     for h in _blocks(steps):
         levels.append([_half(joined[..., i, :, :], h, 1 - i) for i in range(2)])
         total = joined[..., 2:, :, :]
@@ -291,8 +291,8 @@ def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any
         second = np.arange(steps) // h % 2 == 1
         joined = joined * jnp.where(np.stack([second, ~second, second | True])[..., None], other, 1)
         joined = jax.lax.optimization_barrier(joined)  # or XLA:CPU fuses all levels into one
-    pre, suf = (Labeled(joined[..., i, :, :], (*lead, "T", k)) for i in range(2))
-    decay = Decay(steps, k, precision, pre, suf, Labeled(joined[..., 2, 0, :], (*lead, k)))
+    prefix, suffix = (Labeled(joined[..., i, :, :], (*lead, "T", k)) for i in range(2))
+    decay = Decay(steps, k, precision, prefix, suffix, Labeled(joined[..., 2, 0, :], (*lead, k)))
     if not levels:
         return decay
     inner = [Labeled(jnp.stack(x, -3), (*lead, "N", "T", k)) for x in zip(*levels)]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from jrnn import jaxprs
-from jrnn.loops.affine.matrix import Affine
+from jrnn.loops.affine.matrix import AffineForm
 from jrnn.loops.costs.estimates import Estimate, Estimator
 
 _SIDE = 62  # products of so many rows and columns run at half of the rate of large ones
@@ -41,7 +41,7 @@ def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
     return Estimate(by_steps + forward.seconds + states_seconds, stored_bytes + forward.memory, terms)
 
 
-def in_products(estimator: Estimator, forms: Sequence[Affine], steps: int, at_once: bool) -> Estimate:
+def with_products(estimator: Estimator, forms: Sequence[AffineForm], steps: int, at_once: bool) -> Estimate:
     """Returns what a train step in chunks costs.
 
     Args:

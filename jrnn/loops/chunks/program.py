@@ -23,7 +23,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth, with_derivative
-from jrnn.loops.affine.matrix import Affine
+from jrnn.loops.affine.matrix import AffineForm
 from jrnn.loops.affine.rounds import all_finite
 from jrnn.loops.chunks.chunk import Chunk
 from jrnn.loops.chunks.guarded import linear_map
@@ -35,7 +35,7 @@ PRECISION = jax.lax.Precision.HIGHEST
 
 
 @dataclass(frozen=True)
-class Body:
+class ChunkBody:
     """The steps of one chunk, for carries that run in chunks together.
 
     Attributes:
@@ -46,7 +46,7 @@ class Body:
             the number of kernels determines the time.
     """
 
-    forms: tuple[Affine, ...]
+    forms: tuple[AffineForm, ...]
     loop: Loop
     steps: int
     at_once: bool = False
@@ -67,14 +67,14 @@ class Body:
         shapes += [*((self.steps, *v.aval.shape) for v in loop.xs), (self.steps,)]
 
         def opened(args: Sequence[Any]) -> list[Any]:
-            return [x if x.shape == shape else _apart(x).reshape(shape) for x, shape in zip(args, shapes)]
+            return [x if x.shape == shape else _unfused(x).reshape(shape) for x, shape in zip(args, shapes)]
 
         def closed(results: Sequence[Any]) -> list[Any]:
             return [x.reshape(-1) for x in results]
 
         def together(args: Sequence[Any], saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
             saved = SavedForBackward(saved_values)
-            return self._outs_in_order(self.in_products(*self._in_order(tree.unflatten(args)), saved)), saved.values
+            return self._outs_in_order(self.by_products(*self._in_order(tree.unflatten(args)), saved)), saved.values
 
         def checked(args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
             results, saved_values = together(args)
@@ -101,7 +101,7 @@ class Body:
                 return [t for t, s in zip(self._outs_in_order(self.tangents_by_steps(*both)), smooth) if s]
 
             operands = [*args, *closed(saved_values)]
-            moving = [t if t.shape == shapes[i] else _apart(t).reshape(shapes[i]) for i, t in zip(places, moving)]
+            moving = [t if t.shape == shapes[i] else _unfused(t).reshape(shapes[i]) for i, t in zip(places, moving)]
             results = iter(closed(linear_map(of_products, of_steps, good, operands, moving)))
             return closed(primal), [next(results) if s else None for s in smooth]
 
@@ -110,21 +110,21 @@ class Body:
     def _in_order(self, args: Any) -> Any:
         """Returns the arguments of steps in the order in which the steps run."""
         states, consts, xs, valid = args
-        return states, consts, [self._turned(x) for x in xs], None if valid is None else self._turned(valid)
+        return states, consts, [self._flipped(x) for x in xs], None if valid is None else self._flipped(valid)
 
     def _outs_in_order(self, results: Sequence[Any]) -> list[Any]:
         n = len(self.loop.carry)
-        return [*results[:n], *map(self._turned, results[n:])]
+        return [*results[:n], *map(self._flipped, results[n:])]
 
-    def _turned(self, x: Any) -> Any:
+    def _flipped(self, x: Any) -> Any:
         return x[::-1] if self.loop.reverse else x
 
-    def in_products(
+    def by_products(
         self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, saved: SavedForBackward
     ) -> list[Any]:
         loop, env, steps = self.loop, dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
         jaxprs.over_time(loop.eqns, [v for form in self.forms for v in variables(form.terms)], env, steps)
-        new, cuts = [], {}
+        new, readouts = [], {}
         remaining = iter(states)
         for form in self.forms:
             forms, own = form.forms, [next(remaining) for _ in form.positions]
@@ -134,9 +134,9 @@ class Body:
             )
             factors = Factors(env, steps, forms.find, own[0].dtype, contracted, precision)
             values, after = Chunk(form, factors, self.steps, valid, saved, self.at_once).run(own)
-            cuts.update(values)
+            readouts.update(values)
             new += after
-        return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**steps, **cuts}, self.steps)]
+        return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**steps, **readouts}, self.steps)]
 
     def by_steps(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
         states, outs = jax.lax.scan(lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps)
@@ -175,7 +175,7 @@ class Body:
         return [*moved, *outs]
 
 
-def _apart(x: Any) -> Any:
+def _unfused(x: Any) -> Any:
     """Returns an array that XLA does not join with what reads it. It is one array, since others may have no tangent."""
     return jax.lax.optimization_barrier(x)
 

@@ -23,19 +23,19 @@ _DRAWING, _DRAWING_FOR_ALL = (4, 32), (6, 8)
 # 128 words) or several (2.9 us for 160 to 1,024 words).
 _ROUNDS, _ROUNDS_OF_ONE_STEP = 70, (6, 29)
 _GAMMA = 300  # functions, of one number, which is drawn by rejection: 200 ns with jax 0.12
-SUMMED = 4_096  # elements of a reduction that XLA:CPU gives to a library
-LARGE_PRODUCT = 2 * SUMMED  # operations of a product that stays a call
-LEAST = 24  # arrays with fewer elements cost as much as with so many
+LIBRARY_SUM = 4_096  # elements of a reduction that XLA:CPU gives to a library
+LARGE_PRODUCT = 2 * LIBRARY_SUM  # operations of a product that stays a call
+MIN_ELEMENTS = 24  # arrays with fewer elements cost as much as with so many
 # XLA:CPU unrolls loops over so few elements, more than a vector has, and computes functions of each by itself: with jax 0.12
 # a step with one logistic function of 8, 16 and 64 elements took 40, 84 and 56 ns.
-_BY_THEMSELVES, _BY_ITSELF = range(9, 33), 6
+_UNVECTORIZED, _UNVECTORIZED_COST = range(9, 33), 6
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
-_BY_ROWS = 1.25  # a product x W^T in a loop takes so many times the time of x W
+_TRANSPOSED = 1.25  # a product x W^T in a loop takes so many times the time of x W
 # XLA before jaxlib 0.12 writes small products of one row itself, where others are slower than large ones by calls: with jax
 # 0.10.2 [1, 32] by [32, 32] takes 113 ns, of 222 that would be estimated, and [1, 64] by [64, 64] 422 of 565.
 _ONE_ROW = 0.5
-_NEAR = 2  # a core reads its own cache so many times as fast as one that cores share
+_OWN_CACHE = 2  # a core reads its own cache so many times as fast as one that cores share
 _VECTOR = 8  # elements
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
 _PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
@@ -58,9 +58,9 @@ def is_outer(eqn: Eqn) -> bool:
     return all(eqn.invars[0].aval.shape[a] == 1 for a in axes)
 
 
-def is_by_library(eqn: Eqn) -> bool:
+def is_library_reduction(eqn: Eqn) -> bool:
     """Returns True for a reduction that XLA:CPU gives to a library, which computes the operand but for what `selects`."""
-    large = jaxprs.elements(eqn.invars[0].aval.shape) >= SUMMED
+    large = jaxprs.elements(eqn.invars[0].aval.shape) >= LIBRARY_SUM
     return large and eqn.primitive.name in ("reduce_max", "reduce_min", "reduce_sum")
 
 
@@ -74,8 +74,8 @@ def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
     """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
         if together:
-            return machine.at_once
-        in_the_loop = is_by_vector(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
+            return machine.bulk_call
+        in_the_loop = is_matvec(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
         if in_the_loop:
             return 0.0
         slower = _ONE_ROW if has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT else 1
@@ -102,13 +102,13 @@ def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
     return min(machine.call, jaxprs.operations(eqn) * (1 / machine.tiny_product_rate - 1 / machine.product_rate))
 
 
-def is_by_vector(eqn: Eqn) -> bool:
+def is_matvec(eqn: Eqn) -> bool:
     """Returns True for a product with a vector, which XLA:CPU computes in the program of the loop, without a call."""
     batch = eqn.params["dimension_numbers"][1][0]
-    return (not batch and any(a.aval.ndim == 1 for a in eqn.invars)) or is_of_one_row(eqn)
+    return (not batch and any(a.aval.ndim == 1 for a in eqn.invars)) or is_one_row(eqn)
 
 
-def is_of_one_row(eqn: Eqn) -> bool:
+def is_one_row(eqn: Eqn) -> bool:
     """Returns True for matrices of one row by matrices, since jaxlib 0.12. XLA before calls them."""
     return XLA_MAKES_ONE_KERNEL and has_one_row(eqn)
 
@@ -133,7 +133,7 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], mach
 
     These are its results, and the other operand if the loop computes it. `moving` are the values that differ between steps.
     """
-    if eqn.primitive.name != "dot_general" or is_by_vector(eqn):
+    if eqn.primitive.name != "dot_general" or is_matvec(eqn):
         return 0.0
     axes, batch = eqn.params["dimension_numbers"]
     moved = [(a.aval.shape, at) for a, at in zip(eqn.invars, axes) if jaxprs.is_in(a, moving)]
@@ -146,7 +146,7 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], mach
     if size <= _PACKED * machine.core_cache_bytes:
         return 0.0
     return max(size - _RESULTS * results, 0) / (
-        machine.read_rate if size > machine.core_cache_bytes else _NEAR * machine.cache_rate
+        machine.read_rate if size > machine.core_cache_bytes else _OWN_CACHE * machine.cache_rate
     )
 
 
@@ -168,12 +168,12 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     shapes = [a.aval.shape for a in eqn.invars]
     together = moving is not None  # for many steps
     if name == "dot_general":
-        apart = all(map(is_read, eqn.invars)) if together else is_by_vector(eqn)
-        if not together and is_of_one_row(eqn):
+        apart = all(map(is_read, eqn.invars)) if together else is_matvec(eqn)
+        if not together and is_one_row(eqn):
             apart = any(summed < _VECTOR or 1 < rows < _VECTOR for rows, summed in _sides(eqn))
-            moved /= _NEAR if size <= machine.core_cache_bytes else 1
+            moved /= _OWN_CACHE if size <= machine.core_cache_bytes else 1
         each = _tiny_seconds(eqn, machine) if apart else 0.0
-        by_rows = _BY_ROWS if jaxprs.is_by_rows(eqn) and not together else 1.0
+        by_rows = _TRANSPOSED if jaxprs.is_by_rows(eqn) and not together else 1.0
         return by_rows * max(operation_seconds(eqn, machine), moved) + each
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
@@ -233,10 +233,10 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> fl
     wide = 1.0  # a vector has half as many numbers of 64 bits, and XLA:CPU sums products of these by themselves
     if any(a.aval.dtype == jnp.float64 for a in of):
         wide = 4.0 if reduces else 2.0
-    count = max(wide * max((jaxprs.elements(a.aval.shape) for a in of), default=1), LEAST)
+    count = max(wide * max((jaxprs.elements(a.aval.shape) for a in of), default=1), MIN_ELEMENTS)
     if cost is not None:
         size = jaxprs.elements(eqn.outvars[0].aval.shape)
-        by_itself = alone and size in _BY_THEMSELVES and machine.elementwise_trip < machine.kernel  # as on a CPU
-        return (_BY_ITSELF * wide * size if by_itself else count) * machine.function * cost
+        by_itself = alone and size in _UNVECTORIZED and machine.elementwise_trip < machine.kernel  # as on a CPU
+        return (_UNVECTORIZED_COST * wide * size if by_itself else count) * machine.function * cost
     last = reduces and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]  # XLA:CPU vectorizes others
     return count * machine.element * (4.0 if last else 1.5 if reduces else 1.0)

@@ -31,7 +31,7 @@ from jrnn.loops.costs.equation_costs import (
     selects,
 )
 from jrnn.loops.costs.machines import CPU, Machine
-from jrnn.loops.costs.peaks import Facts, peak_bytes, read_by_libraries
+from jrnn.loops.costs.peaks import EquationFacts, peak_bytes, read_by_libraries
 from jrnn.loops.ir import Loop
 
 # What XLA:CPU counts of a trip, next to its kernels: a pointer for each value, and the counter and its comparison. With 160,
@@ -152,7 +152,7 @@ class Estimator:
             *self.updates.values(),
             *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
         }
-        self._facts: dict[int, Facts] = {}
+        self._facts: dict[int, EquationFacts] = {}
         self._inside: dict[int, Costs] = {}  # of jaxprs, which the facts of their equations keep alive
         self._size: dict[Var, int] = {}
 
@@ -219,7 +219,7 @@ class Estimator:
         )
 
     def _arrays(
-        self, eqns: Sequence[Eqn], facts: Sequence[Facts], outputs: set[Var], computed: Collection[Var]
+        self, eqns: Sequence[Eqn], facts: Sequence[EquationFacts], outputs: set[Var], computed: Collection[Var]
     ) -> set[Var]:
         """Returns the results of equations that are written to memory."""
         arrays = {v for v in outputs if v in computed}
@@ -241,11 +241,11 @@ class Estimator:
                 arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
         return arrays
 
-    def _facts_of(self, eqn: Eqn) -> Facts:
+    def _facts_of(self, eqn: Eqn) -> EquationFacts:
         facts = self._facts.get(id(eqn))
         if facts is None:
             call = is_call(eqn)
-            facts = self._facts[id(eqn)] = Facts(
+            facts = self._facts[id(eqn)] = EquationFacts(
                 eqn,
                 jaxprs.inputs(eqn),
                 self.sizes(eqn.outvars),

@@ -32,7 +32,7 @@ class Machine(NamedTuple):
         product_rate: floating-point operations of matrix products a second.
         tiny_product_rate: the same of products so small that they are not worth a call.
         call: one call of a product or solver.
-        at_once: one call of a product for many steps, with the memory of its result.
+        bulk_call: one call of a product for many steps, with the memory of its result.
         kernel: one kernel of elementwise equations, in a loop that also calls products.
         trip: one trip of such a loop.
         elementwise_trip: one trip of a loop of elementwise equations alone, which on a CPU is one kernel.
@@ -50,7 +50,7 @@ class Machine(NamedTuple):
     product_rate: float
     tiny_product_rate: float
     call: float
-    at_once: float
+    bulk_call: float
     kernel: float
     trip: float
     elementwise_trip: float
@@ -106,7 +106,7 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Ma
         product_rate=products,
         tiny_product_rate=products / _TINY,
         call=4 * _KERNEL,
-        at_once=30 * _KERNEL,
+        bulk_call=30 * _KERNEL,
         kernel=_KERNEL,
         trip=2 * _KERNEL,
         elementwise_trip=_KERNEL / 10,
@@ -183,7 +183,7 @@ H100 = Machine(
     product_rate=495e12,
     tiny_product_rate=495e12,  # a product is a launch, however small it is
     call=_LAUNCH,
-    at_once=_LAUNCH,
+    bulk_call=_LAUNCH,
     kernel=_LAUNCH,
     trip=2 * _LAUNCH,  # the counter, and the stacks of all ys
     elementwise_trip=3 * _LAUNCH,
@@ -204,7 +204,7 @@ V5E = Machine(
     product_rate=197e12,
     tiny_product_rate=197e12,
     call=_LAUNCH,
-    at_once=_LAUNCH,
+    bulk_call=_LAUNCH,
     kernel=_LAUNCH,
     trip=_LAUNCH,
     elementwise_trip=2 * _LAUNCH,

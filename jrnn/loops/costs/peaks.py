@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
-from jrnn.loops.costs.equation_costs import is_by_library, is_outer
+from jrnn.loops.costs.equation_costs import is_library_reduction, is_outer
 
 
-class Facts(NamedTuple):
+class EquationFacts(NamedTuple):
     """What is known of an equation: see `Estimator._facts_of`. It keeps the equation alive, whose id is the key."""
 
     eqn: Eqn
@@ -36,7 +36,7 @@ class Facts(NamedTuple):
 def peak_bytes(
     estimator: Any,
     eqns: Sequence[Eqn],
-    facts: Sequence[Facts],
+    facts: Sequence[EquationFacts],
     arrays: AbstractSet[Var],
     outputs: AbstractSet[Var],
     together: bool,
@@ -62,7 +62,7 @@ def peak_bytes(
             apart.update(v for v in eqn.outvars if uses[v] + (v in outputs) > 1)
     arrays |= {v for v in apart if v in producers and not _is_fused(v, producers)}
     reads = _reads(eqns, facts, arrays)
-    by_library = [f.is_call or (f.reduces and is_by_library(e)) for e, f in zip(eqns, facts)]
+    by_library = [f.is_call or (f.reduces and is_library_reduction(e)) for e, f in zip(eqns, facts)]
     if together:
         temporary = arrays - outputs
         temporary -= _overwritten(eqns, facts, reads, arrays, temporary)
@@ -85,7 +85,7 @@ def peak_bytes(
 def _changes(
     estimator: Any,
     eqns: Sequence[Eqn],
-    facts: Sequence[Facts],
+    facts: Sequence[EquationFacts],
     reads: Sequence[tuple[Var, ...]],
     temporary: AbstractSet[Var],
     together: bool,
@@ -131,7 +131,7 @@ def _in_place(estimator: Any, eqn: Eqn) -> bool:
 
 
 def read_by_libraries(
-    eqns: Sequence[Eqn], facts: Sequence[Facts], arrays: AbstractSet[Var], is_apart: Callable[[Eqn], bool]
+    eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var], is_apart: Callable[[Eqn], bool]
 ) -> set[Var]:
     """Returns the operands of reductions in a library that XLA computes before it calls the library.
 
@@ -145,7 +145,7 @@ def read_by_libraries(
     if not any(fact.reduces for fact in facts):
         return operands
     for eqn, fact in zip(eqns, facts):
-        if fact.reduces and is_by_library(eqn):
+        if fact.reduces and is_library_reduction(eqn):
             operands.update(v for v in fact.inputs if v in apart)
         elif not fact.is_call and (is_apart(eqn) or not apart.isdisjoint(fact.inputs)):
             apart.update(v for v in eqn.outvars if v not in arrays)
@@ -165,11 +165,11 @@ def _is_apart(eqn: Eqn) -> bool:
     return any(1 < jaxprs.elements(a.aval.shape) < size for a in eqn.invars)
 
 
-def _is_kernel(eqn: Eqn, fact: Facts, arrays: AbstractSet[Var]) -> bool:
+def _is_kernel(eqn: Eqn, fact: EquationFacts, arrays: AbstractSet[Var]) -> bool:
     return fact.is_call or not arrays.isdisjoint(eqn.outvars)
 
 
-def _reads(eqns: Sequence[Eqn], facts: Sequence[Facts], arrays: AbstractSet[Var]) -> list[tuple[Var, ...]]:
+def _reads(eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var]) -> list[tuple[Var, ...]]:
     """Returns the arrays and inputs that each equation reads, through the values that are no arrays."""
     sources: dict[Var, tuple[Var, ...]] = {}
     reads = []
@@ -182,7 +182,7 @@ def _reads(eqns: Sequence[Eqn], facts: Sequence[Facts], arrays: AbstractSet[Var]
 
 def _overwritten(
     eqns: Sequence[Eqn],
-    facts: Sequence[Facts],
+    facts: Sequence[EquationFacts],
     reads: Sequence[tuple[Var, ...]],
     arrays: AbstractSet[Var],
     temporary: AbstractSet[Var],
@@ -202,7 +202,7 @@ def _overwritten(
 def _copied_carries(
     estimator: Any,
     eqns: Sequence[Eqn],
-    facts: Sequence[Facts],
+    facts: Sequence[EquationFacts],
     reads: Sequence[tuple[Var, ...]],
     arrays: AbstractSet[Var],
     outputs: AbstractSet[Var],

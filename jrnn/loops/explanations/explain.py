@@ -70,7 +70,7 @@ class Explanation:
         )
         lines = [title if loops or notes_at else _NONE]
         for place in dict.fromkeys(places or notes_at):
-            lines.append(observers.in_words(place))
+            lines.append(observers.place_text(place))
             lines += _each_once([plan.text() for plan, at in zip(loops, places) if at == place] or notes_at[place])
         lines += [f"compiled, {loop}" for loop in self.compiled or ()]
         if loops and self.memory is not None:

@@ -2,7 +2,7 @@
 
 A chunk program, a solution in rounds and the like are derived by reading a step's equations. As a compiler's translation is
 validated, the derived program and the loop run for a few steps on small random numbers, values and tangents, in float64 by
-numpy (`by_numpy.py`). The axes of large arrays are made smaller first (`resized.py`). A verdict is kept by structure.
+numpy (`by_numpy.py`). The axes of large arrays are made smaller first (`resized.py`). A verdict is cached by structure.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ Derive = Callable[[ScanParams], Any]
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A loop and how to derive a program; equal questions have the same text."""
+    """A loop and how to derive a program; equal comparisons have the same text."""
 
     text: str
     kind: str

@@ -42,7 +42,7 @@ def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Ite
 def _user_line(eqn: Eqn) -> str:
     """Returns the line of the user's code that made an equation."""
     where = source_line(eqn)
-    return "" if where.startswith(observers.OURS) else observers.short(where)
+    return "" if where.startswith(observers.OURS) else observers.short_path(where)
 
 
 class Description(NamedTuple):

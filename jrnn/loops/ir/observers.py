@@ -75,7 +75,7 @@ class Plans(list[Any]):
 
 def _log(what: Any) -> None:
     if LOG.isEnabledFor(logging.DEBUG):
-        LOG.debug("%s: %s", in_words(places()), what if isinstance(what, str) else what.text())
+        LOG.debug("%s: %s", place_text(places()), what if isinstance(what, str) else what.text())
 
 
 # Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
@@ -130,10 +130,12 @@ def warn_once(kind: Hashable, reason: str) -> None:
     """Logs why a loop falls back to what JAX does, where that was not foreseen, unless it was logged for another loop."""
     if kind not in _logged:
         _logged.add(kind)
-        LOG.warning("%s: a loop falls back to what JAX does (jax %s): %s", in_words(places()), jax.__version__, reason)
+        LOG.warning(
+            "%s: a loop falls back to what JAX does (jax %s): %s", place_text(places()), jax.__version__, reason
+        )
 
 
-def in_words(place: Place) -> str:
+def place_text(place: Place) -> str:
     """Returns a place as text."""
     where, caller = place
     return f"{where or _INSIDE}{f', from {caller}' if caller else ''}"
@@ -148,9 +150,9 @@ def places() -> Place:
     frames = [frame for frame in inwards if not frame.startswith(OURS)]
     where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
     own = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""
-    return short(where), short(own)
+    return short_path(where), short_path(own)
 
 
-def short(frame: str) -> str:
+def short_path(frame: str) -> str:
     """Returns a line of code relative to the working directory or to site-packages."""
     return frame.removeprefix(os.getcwd() + os.sep).rpartition(_INSTALLED)[2]

@@ -71,7 +71,7 @@ def promoted(init: Any, last: Any) -> Any:
     return jax.tree.map(leaf, init, last)
 
 
-def in_chunks(
+def scan_in_chunks(
     run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool, wrap: Callable[..., Any] = lambda f: f
 ) -> tuple[Any, Any]:
     """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
@@ -109,7 +109,7 @@ def in_chunks(
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), head_ys, tail_ys)
 
 
-def in_pieces(run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool) -> tuple[Any, Any]:
+def scan_in_pieces(run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool) -> tuple[Any, Any]:
     """Runs a loop in pieces, of which all but the last are a `jax.checkpoint`: of these only the first carry is a residual.
 
     The reverse pass begins with the last piece, so that computing its steps a second time would save nothing. Where XLA
@@ -134,7 +134,7 @@ def in_pieces(run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse:
     def in_loop(carry: Any, stop: int) -> tuple[Any, Any]:
         # Inside a loop, XLA cannot merge the second computation with the first, so `prevent_cse` is not needed.
         wrap = functools.partial(jax.checkpoint, prevent_cse=False)
-        return in_chunks(run, carry, part(0, stop), stop, size, reverse, wrap)
+        return scan_in_chunks(run, carry, part(0, stop), stop, size, reverse, wrap)
 
     count = math.ceil(steps / size)
     if not XLA_KEEPS_BARRIERS and count > 1:

@@ -58,7 +58,7 @@ class Provenance(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """What a tag holds."""
+    """The contents of a tag."""
 
     options: Options = Options()
     provenance: Provenance = Provenance()

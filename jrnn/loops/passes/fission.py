@@ -184,7 +184,7 @@ def split(
 
     Args:
         loop: the loop.
-        also: selects equations of `xs` to hoist besides contractions, lookups, solvers and what follows from them.
+        also_hoist: selects equations of `xs` to hoist besides contractions, lookups, solvers and what follows from them.
         contract: computes contractions over time.
         moves: what may leave the loop; None for all that can.
         parts: `contract` takes a list of stacks for their concatenation along the last axis.
@@ -245,7 +245,7 @@ def movable(full_split: Fission, floating_sums: bool) -> Moves:
     """Returns all that can leave a loop.
 
     Args:
-        everything: the split that moves everything.
+        full_split: the split that moves everything.
         floating_sums: False to keep the order of floating-point sums; integers have none.
     """
 

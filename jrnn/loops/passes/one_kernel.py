@@ -180,11 +180,11 @@ def _stages(loop: Loop) -> _Stages:
     for eqn in loop.eqns:
         at = max((level[v] for v in jaxprs.inputs(eqn)), default=0) + (not primitives.is_cheap(eqn))
         level.update((v, at) for v in eqn.outvars)
-    here: set[Var] = set()  # read within their own stage
+    read_in_stage: set[Var] = set()
     crossing: set[Var] = set()
     written, trailing = set(jaxprs.variables(loop.outputs)), set()
     for eqn in reversed(loop.eqns):
-        if eqn.outvars and _is_view(eqn) and not any(v in here for v in eqn.outvars):
+        if eqn.outvars and _is_view(eqn) and not any(v in read_in_stage for v in eqn.outvars):
             trailing.update(eqn.outvars)
         heavy = not eqn.outvars or not primitives.is_cheap(eqn)
         joined = not heavy and eqn.outvars[0] in trailing
@@ -194,7 +194,7 @@ def _stages(loop: Loop) -> _Stages:
             elif joined or level[v] < level[eqn.outvars[0]]:
                 crossing.add(v)
             else:
-                here.add(v)
+                read_in_stage.add(v)
     moving = jaxprs.depends(loop.eqns, loop.carry)
     return _Stages(loop, level, *map(frozenset, (trailing, moving, written, crossing)))
 

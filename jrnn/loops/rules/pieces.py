@@ -18,7 +18,7 @@ import jax
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS, are_arrays, cached, metadata_of, scan_p
 from jrnn.jaxprs.tangents import is_smooth
-from jrnn.loops.ir import Provenance, Results, ScanParams, Tag, in_pieces, observers, tag
+from jrnn.loops.ir import Provenance, Results, ScanParams, Tag, observers, scan_in_pieces, tag
 from jrnn.loops.strategies import Steps, Target, chooser
 from jrnn.loops.strategies.candidates import MIN_GAIN, Choice, memory_bound
 from jrnn.loops.strategies.chooser import BRIEF
@@ -79,7 +79,7 @@ def _tagged(loop_tag: Tag, scan: ScanParams, pieces: int) -> Run:
             with tag.tagged(loop_tag):
                 return loop.run(consts, carry, xs, steps)
 
-        return in_pieces(some, list(init), list(xs), length, math.ceil(length / pieces), loop.reverse)
+        return scan_in_pieces(some, list(init), list(xs), length, math.ceil(length / pieces), loop.reverse)
 
     return scan.flat(run, program.consts)
 

@@ -257,7 +257,7 @@ def min_cut(
     Args:
         costs: the cost of storing each node; `_INFINITE` forbids it.
         edges: pairs of nodes, an operand and a result.
-        remaking: the cost of computing a node again from its operands; `_INFINITE` if it cannot be. By default 0.
+        recompute_costs: the cost of computing a node again from its operands; `_INFINITE` if it cannot be. By default 0.
         sinks: nodes that are needed.
 
     >>> min_cut({"x": 5, "a": 2, "b": 2}, [("x", "a"), ("x", "b")], {"x": 1 << 60}, ["a", "b"])

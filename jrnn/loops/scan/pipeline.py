@@ -20,7 +20,7 @@ from jrnn.loops.rules import check, lowering, tracing
 from jrnn.loops.strategies import associative, table
 from jrnn.loops.wrappers import early_exit, programs
 from jrnn.loops.wrappers import recompute as recomputation
-from jrnn.loops.wrappers.call import Rest, Results, ScanCall
+from jrnn.loops.wrappers.call import NextStage, Results, ScanCall
 from jrnn.loops.wrappers.masking import checked_masks, masked
 
 
@@ -31,7 +31,7 @@ def run(call: ScanCall, number: int = 0) -> Results:
     return STAGES[number](call, lambda call: run(call, number + 1))
 
 
-def _compiled_once(call: ScanCall, rest: Rest) -> Results:
+def _compiled_once(call: ScanCall, rest: NextStage) -> Results:
     """Compiles a call outside of `jax.jit` once, where a wrapped step would be a new one in each call."""
     if call.shard is not None or not all(map(jnp.ndim, jax.tree.leaves(call.xs))):
         return rest(call)  # `jax.lax.scan` reports inputs without steps
@@ -56,7 +56,7 @@ def _run_parts(functions: Sequence[Callable[..., Any]], options: ScanCall, array
     return run(options._replace(step=step, init=init, xs=xs, strategy=strategy, newton=newton, **masks), 1)
 
 
-def _masked(call: ScanCall, rest: Rest) -> Results:
+def _masked(call: ScanCall, rest: NextStage) -> Results:
     """Puts `lengths`, `resets` and `mask` into the step."""
     lengths = call.lengths if call.shard is None else call.shard.lengths(call.lengths, call.steps)
     if lengths is None and call.resets is None and call.mask is None:
@@ -66,7 +66,7 @@ def _masked(call: ScanCall, rest: Rest) -> Results:
     return rest(call._replace(step=step, xs=xs, lengths=None, resets=None, reset_state=None, mask=None))
 
 
-def _over_devices(call: ScanCall, rest: Rest) -> Results:
+def _over_devices(call: ScanCall, rest: NextStage) -> Results:
     """Divides time among devices; each runs its segment."""
     if call.shard is None:
         return rest(call)
@@ -89,7 +89,7 @@ def _over_devices(call: ScanCall, rest: Rest) -> Results:
     return segments.scan(on_one_device, call.step, call.init, call.xs, call.length, call.shard, call.strict)
 
 
-def _at_tracing(call: ScanCall, rest: Rest) -> Results:
+def _at_tracing(call: ScanCall, rest: NextStage) -> Results:
     """Runs the strategies that replace a loop when it is traced."""
     if call.strategy is None or call.strategy.trace is None or tag.plain.value:
         return rest(call)

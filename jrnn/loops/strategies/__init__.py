@@ -13,9 +13,9 @@ from jrnn.loops.strategies.candidates import Candidate as Candidate
 from jrnn.loops.strategies.nodes import AssociativeSolve as AssociativeSolve
 from jrnn.loops.strategies.nodes import Conversion as Conversion
 from jrnn.loops.strategies.nodes import Converted as Converted
-from jrnn.loops.strategies.nodes import InChunks as InChunks
 from jrnn.loops.strategies.nodes import Node as Node
 from jrnn.loops.strategies.nodes import Split as Split
+from jrnn.loops.strategies.nodes import SplitInChunks as SplitInChunks
 from jrnn.loops.strategies.nodes import Steps as Steps
 from jrnn.loops.strategies.nodes import by_steps as by_steps
 from jrnn.loops.strategies.nodes import converted as converted

@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
-from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, SUMMED, has_one_row, is_by_vector, is_of_one_row, is_outer
+from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, LIBRARY_SUM, has_one_row, is_matvec, is_one_row, is_outer
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
 from jrnn.loops.ir import Loop, Results
@@ -173,7 +173,7 @@ def fits_arithmetic(eqn: Eqn, order: int = _ORDER) -> bool:
         return True
     shape: tuple[int, ...] = eqn.invars[0].aval.shape
     if name == "dot_general":
-        matrices = not is_by_vector(eqn) or is_of_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
+        matrices = not is_matvec(eqn) or is_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
         return jaxprs.operations(eqn) < LARGE_PRODUCT and matrices and not is_outer(eqn)
     if _scattered_places(eqn):
         return 1 < _scattered_places(eqn) <= _PLACES
@@ -186,9 +186,9 @@ def fits_arithmetic(eqn: Eqn, order: int = _ORDER) -> bool:
 def _is_blocker(eqn: Eqn) -> bool:
     name = eqn.primitive.name
     if name == "dot_general":
-        return not is_by_vector(eqn) and not is_outer(eqn)
+        return not is_matvec(eqn) and not is_outer(eqn)
     if _scattered_places(eqn):
         return _scattered_places(eqn) > 1
     if primitives.is_kind(eqn, "reduction"):
-        return jaxprs.elements(eqn.invars[0].aval.shape) >= SUMMED
+        return jaxprs.elements(eqn.invars[0].aval.shape) >= LIBRARY_SUM
     return primitives.is_library_call(eqn) or bool(eqn.effects)

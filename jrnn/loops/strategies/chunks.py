@@ -14,7 +14,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import argument_names
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.chunks.chunked import Chunked, chunked
-from jrnn.loops.chunks.normal import opened
+from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.ir import Refused, ScanParams, derived
 from jrnn.loops.passes.canonical import with_plain_carries
 from jrnn.loops.strategies.candidates import Candidate
@@ -83,7 +83,7 @@ def _names(scan: ScanParams, conversions: Sequence[Any]) -> list[str]:
 
 def _small(at_once: bool, scan: ScanParams) -> derived.Run:
     """Returns the loop of a step in chunks of few steps."""
-    program = opened(scan.jaxpr)
+    program = expand_control(scan.jaxpr)
     loop, conversions = with_plain_carries(scan.loop(program))
     node = replace(chunked(loop, dict(zip(loop.consts, program.consts)), at_once=at_once), size=_COMPARED_CHUNK)
     return lambda consts, init, xs: converted(node, conversions).run([*program.consts, *consts], init, xs, scan.length)

@@ -12,8 +12,8 @@ from jrnn import jaxprs
 from jrnn.jaxprs.tangents import Linearized, is_smooth
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.chunks.chunked import check
+from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.chunks.estimate import BY_STEPS
-from jrnn.loops.chunks.normal import opened
 from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.costs.machines import Machine
 from jrnn.loops.ir import Loop, Options, Provenance, Refused, ScanParams
@@ -36,7 +36,7 @@ def to_differentiate(scan: ScanParams, target: Target, options: Options, tangent
     Raises:
         Refused: if its steps cannot be evaluated together, or JAX's derivative stores no state.
     """
-    program = opened(scan.jaxpr)
+    program = expand_control(scan.jaxpr)
     original = scan.loop(program)
     loop, conversions = with_plain_carries(original)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn
-from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_by_vector, is_outer
+from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, is_matvec, is_outer
 from jrnn.loops.ir import Refused
 from jrnn.loops.passes import Moves
 from jrnn.loops.strategies.arithmetic import Arithmetic
@@ -60,4 +60,4 @@ def _may_pay(problem: Problem) -> bool:
 def _is_for_native(eqn: Eqn) -> bool:
     """Returns True for a product that XLA:CPU calls, or that is long."""
     is_product = eqn.primitive.name == "dot_general" and not is_outer(eqn)
-    return is_product and (not is_by_vector(eqn) or jaxprs.operations(eqn) >= LARGE_PRODUCT)
+    return is_product and (not is_matvec(eqn) or jaxprs.operations(eqn) >= LARGE_PRODUCT)

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from jrnn.jaxprs import primitives
 from jrnn.loops.affine import associative
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
-from jrnn.loops.ir import Loop, Results, RunLoop, in_chunks
+from jrnn.loops.ir import Loop, Results, RunLoop, scan_in_chunks
 from jrnn.loops.ir.description import Description, contractions, described, items
 from jrnn.loops.passes import Fission, widen_sums
 from jrnn.loops.strategies.split_costs import SplitCosts
@@ -143,7 +143,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class InChunks:
+class SplitInChunks:
     """Runs a split loop `size` steps at a time, so that the arrays of all steps of a chunk stay small."""
 
     inner: Split
@@ -156,7 +156,7 @@ class InChunks:
         def run_some(carry: Any, xs: Any, steps: Any) -> Results:
             return fission.run_with(constants, carry, xs, steps, self.inner.inner.run)
 
-        return in_chunks(run_some, list(init), list(xs), length, self.size, fission.loop.reverse)
+        return scan_in_chunks(run_some, list(init), list(xs), length, self.size, fission.loop.reverse)
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.inner.costs(estimator).at_once(self.size)

@@ -17,7 +17,7 @@ from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, sp
 from jrnn.loops.passes.fission import is_slice
 from jrnn.loops.strategies import unrolled
 from jrnn.loops.strategies.candidates import Candidate, cheapest
-from jrnn.loops.strategies.nodes import InChunks, Node, Split, Steps, by_steps, map_leaf
+from jrnn.loops.strategies.nodes import Node, Split, SplitInChunks, Steps, by_steps, map_leaf
 from jrnn.loops.strategies.problem import Problem
 from jrnn.loops.strategies.split_costs import SplitCosts
 
@@ -95,7 +95,7 @@ class Search:
         node = Split(fission, Steps(fission.core))
         parts = node.costs(self.problem.estimator)
         costs = {n: self.problem.with_conversions(parts.at_once(n)) for n in self._chunks(parts)}
-        every = [Candidate(label, cost, node if n is None else InChunks(node, n)) for n, cost in costs.items()]
+        every = [Candidate(label, cost, node if n is None else SplitInChunks(node, n)) for n, cost in costs.items()]
         fitting = list(filter(self._fits, every))
         return min(fitting or every, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory)
 

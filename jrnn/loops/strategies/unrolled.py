@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs import Var, primitives
 from jrnn.loops.affine.carries import NotAffine
-from jrnn.loops.costs.equation_costs import LEAST, element_seconds
+from jrnn.loops.costs.equation_costs import MIN_ELEMENTS, element_seconds
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import CPU
 from jrnn.loops.ir import Loop, Results
@@ -170,7 +170,7 @@ def _has_predicted_branch(loop: Loop) -> bool:
 
 def _operations(eqn: jaxprs.Eqn) -> float:
     """Returns the operations of an equation, a function as several."""
-    return element_seconds(eqn, CPU) / (LEAST * CPU.element)
+    return element_seconds(eqn, CPU) / (MIN_ELEMENTS * CPU.element)
 
 
 class Cycles:

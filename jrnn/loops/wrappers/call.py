@@ -51,4 +51,4 @@ class ScanCall(NamedTuple):
         return next((jnp.shape(leaf)[0] for leaf in leaves if jnp.ndim(leaf)), self.length)
 
 
-Rest = Callable[[ScanCall], Results]  # the stages that follow
+NextStage = Callable[[ScanCall], Results]  # the stages that follow

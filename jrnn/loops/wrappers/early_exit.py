@@ -22,27 +22,27 @@ from jrnn.jaxprs import without_closure
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.loops.ir import promoted
 from jrnn.loops.wrappers.branches import any_of_all, choose
-from jrnn.loops.wrappers.call import Rest, Results, ScanCall
+from jrnn.loops.wrappers.call import NextStage, Results, ScanCall
 
 # `(state, x) -> (state, y)`, for pytrees.
 Body = Callable[[Any, Any], tuple[Any, Any]]
 
 
-def stopping(continues: Callable, body: Body, spare: Any, zeros: Any) -> Callable:
+def stopping(continues: Callable, body: Body, placeholder: Any, zeros: Any) -> Callable:
     """Returns a step `((alive, state), x) -> (the same, y)` of a scan that stops early.
 
     Args:
         continues: state -> booleans, whether the next step is run.
         body: `(state, x) -> (state, y)`.
-        spare: a state and an x, with which the body is evaluated where a sequence has stopped.
+        placeholder: a state and an x, with which the body is evaluated where a sequence has stopped.
         zeros: the y of a step after the stop.
     """
-    spare = lax.stop_gradient(spare)
+    placeholder = lax.stop_gradient(placeholder)
 
     def step(carried: Any, x: Any) -> tuple[Any, Any]:
         def go(carried: Any, x: Any) -> tuple[Any, Any]:
             alive, state = carried
-            new, y = body(*choose(alive, (state, x), spare))
+            new, y = body(*choose(alive, (state, x), placeholder))
             new = choose(alive, new, state)
             return (alive & continues(new), new), choose(alive, y, zeros)
 
@@ -75,12 +75,12 @@ def run(
     # Inside of `jax.shard_map`, devices may stop at different steps: all that is selected then varies from one to another.
     axes = varying_axes(jax.eval_shape(continues, state))
     state = cast(state, axes) if axes else state
-    asks, of_cond = without_closure(continues, state)
-    runs, of_body = without_closure(body, state, first(xs))
+    condition, of_cond = without_closure(continues, state)
+    body_of, of_body = without_closure(body, state, first(xs))
 
     def parts(of_cond: Any, of_body: Any) -> tuple[Callable, Callable, Any]:
         zeros = jax.tree.map(lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), ys)
-        return functools.partial(asks, of_cond), functools.partial(runs, of_body), zeros
+        return functools.partial(condition, of_cond), functools.partial(body_of, of_body), zeros
 
     @jax.custom_jvp
     def of_inputs(of_cond: Any, of_body: Any, state: Any, xs: Any) -> Any:
@@ -103,7 +103,7 @@ def _run_while(continues: Callable, body: Body, zeros: Any, state: Any, xs: Any,
     """Runs a loop that stops early as one while loop, which has no reverse-mode derivative: `(state, ys)`."""
     ys = jax.tree.map(lambda z: like(jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), z), zeros)
 
-    def goes(carried: Any) -> Any:
+    def is_running(carried: Any) -> Any:
         k, alive, _, _ = carried
         return any_of_all(alive) & (k < steps)
 
@@ -116,11 +116,11 @@ def _run_while(continues: Callable, body: Body, zeros: Any, state: Any, xs: Any,
         ys = jax.tree.map(lambda stack, v: lax.dynamic_update_index_in_dim(stack, v, t, 0), ys, y)
         return k + 1, alive & continues(new), new, ys
 
-    _, _, state, ys = lax.while_loop(goes, trip, (jnp.int32(0), continues(state), state, ys))
+    _, _, state, ys = lax.while_loop(is_running, trip, (jnp.int32(0), continues(state), state, ys))
     return state, ys
 
 
-def stopped(call: ScanCall, rest: Rest) -> Results:
+def stopped(call: ScanCall, rest: NextStage) -> Results:
     """The stage that stops a loop where `until` says so."""
     until = call.until
     if until is None or not call.steps:

@@ -145,7 +145,7 @@ def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
         lengths: integers; the shape of every leaf of the carry and of y must begin with the shape of `lengths`.
         xs: the inputs of the scan.
     """
-    spares = [_spare(lengths > 0, stack, lambda stack: stack[0], "lengths") for stack in jax.tree.leaves(xs)]
+    spares = [_placeholder(lengths > 0, stack, lambda stack: stack[0], "lengths") for stack in jax.tree.leaves(xs)]
     masked_step = _masked_step(step, spares, "lengths")
     return lambda carry, timed: masked_step(carry, timed[0] < lengths, timed[1])
 
@@ -168,7 +168,7 @@ def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
         place = first.reshape(1, *first.shape, *[1] * (stack.ndim - 1 - first.ndim))
         return jnp.take_along_axis(stack, place, axis=0)[0]
 
-    spares = [_spare(jnp.any(alive, axis=0), stack, at_first, "mask") for stack in jax.tree.leaves(xs)]
+    spares = [_placeholder(jnp.any(alive, axis=0), stack, at_first, "mask") for stack in jax.tree.leaves(xs)]
     masked_step = _masked_step(step, spares, "mask[0]")
     return lambda carry, masked_x: masked_step(carry, *masked_x)
 
@@ -249,7 +249,7 @@ def _fits(out: Any, carry: Any, promotes: bool = True) -> bool:
     )
 
 
-def _spare(lives: jax.Array, stack: Any, pick: Callable, option: str) -> jax.Array | None:
+def _placeholder(lives: jax.Array, stack: Any, pick: Callable, option: str) -> jax.Array | None:
     """Returns an x of each sequence that counts, or ones if it has none; None if `stack` has no axes of sequences."""
     steps, shape = jnp.shape(stack)[:1], jnp.shape(stack)[1:]
     number = jnp.issubdtype(jnp.result_type(stack), jnp.number) or jnp.issubdtype(jnp.result_type(stack), jnp.bool_)

@@ -15,8 +15,8 @@ import numpy as np
 from jrnn import jaxprs
 from jrnn.errors import ScanError, near
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.loops.ir import in_pieces
-from jrnn.loops.wrappers.call import Rest, Results, ScanCall
+from jrnn.loops.ir import scan_in_pieces
+from jrnn.loops.wrappers.call import NextStage, Results, ScanCall
 
 # None, "contractions", "sqrt", a number of checkpoints, or the names of values.
 Recompute = Literal["contractions", "sqrt"] | int | Collection[str] | None
@@ -90,7 +90,7 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], ava
     return unstored
 
 
-def with_checkpoints(call: ScanCall, rest: Rest) -> Results:
+def with_checkpoints(call: ScanCall, rest: NextStage) -> Results:
     """The stage that runs a loop in pieces. The carries between them are residuals, and what the last piece stores."""
     recompute, steps = call.recompute, call.steps
     if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
@@ -111,4 +111,4 @@ def with_checkpoints(call: ScanCall, rest: Rest) -> Results:
         return run(call.init, call.xs, call.length)
     pieces = math.isqrt(steps) if recompute == "sqrt" else int(recompute)
     size = math.ceil(steps / min(pieces, steps))
-    return in_pieces(run, call.init, call.xs, steps, size, call.reverse)
+    return scan_in_pieces(run, call.init, call.xs, steps, size, call.reverse)

@@ -1,4 +1,4 @@
-"""A step in the form that is read for affine states: control flow is opened.
+"""A step in the form that is read for affine states: inner loops and conditions are expanded.
 
 A short inner loop is unrolled. A condition whose branches are affine in what they read becomes a selection.
 """
@@ -21,8 +21,8 @@ from jrnn.loops.ir import ScanParams
 _LONGEST = 8  # steps of an inner loop that is unrolled, and branches of a condition
 
 
-def opened(closed: Any) -> jaxprs.Program:
-    """Returns the program of a closed jaxpr with calls, short inner loops and affine conditions opened."""
+def expand_control(closed: Any) -> jaxprs.Program:
+    """Returns the program of a closed jaxpr with calls, short inner loops and affine conditions expanded."""
     program = jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS)
     if not any(map(_expansion, program.eqns)):
         return program
@@ -31,11 +31,11 @@ def opened(closed: Any) -> jaxprs.Program:
         expansion = _expansion(eqn)
         return expansion and expansion(*operands)
 
-    return opened(jax.make_jaxpr(functools.partial(program.run, rule=rule))(*(v.aval for v in program.invars)))
+    return expand_control(jax.make_jaxpr(functools.partial(program.run, rule=rule))(*(v.aval for v in program.invars)))
 
 
 def _expansion(eqn: Eqn) -> Callable[..., list[Any]] | None:
-    """Returns a function that computes the results of an equation that is opened; None for other equations."""
+    """Returns a function that computes the results of an equation that is expanded; None for other equations."""
     name, params = eqn.primitive.name, eqn.params
     if name in _PARTS:
         return functools.partial(_PARTS[name], **params)
