@@ -3,7 +3,7 @@
 In: the `Loop` of a step. Out: carries in groups, each with its form, or the reason why it has none. Read `carries.py`
 first.
 
-`carries.py` groups carries, finds those that are kept or affine with a diagonal Jacobian, and solves groups in order.
+`carries.py` groups carries, finds those that are overwritten or affine with a diagonal Jacobian, and solves groups in order.
 `matrix.py` reads the form of matrix-valued carries (`terms.py`) off a step (`equations.py`).
 `blocks.py` reads which elements of the old carry the new one reads, whatever the step is, and lays out Jacobians.
 `rounds.py` solves linear recurrences. `associative.py`, `chunks/`, `segments/`, `newton/` and `online.py` use them.

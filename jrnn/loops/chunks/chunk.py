@@ -23,7 +23,7 @@ from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_solve
 
 
 @dataclass(frozen=True)
-class Read:
+class RowEquation:
     """What a row of each step is: `known + sum over u of scores[u] . u`, where u are the rows to solve for, [T, S]."""
 
     known: Labeled | None
@@ -40,7 +40,7 @@ class Decays:
 
 
 @dataclass(frozen=True)
-class Written:
+class Writes:
     """What each step writes to S.
 
     Attributes:
@@ -84,7 +84,7 @@ class Chunk:
         start = Labeled(start.array.reshape([self._size[l] for l in start.labels]), start.labels)
         decays = self._decays()
         self.saved.growth += [decays.rows.largest, decays.columns.largest]
-        written = Written(
+        written = Writes(
             [(self._writer(inside, 1, t.into), self._timed(value)) for t, inside, value in self._apart(form.known)]
         )
         for term in form.updates:
@@ -113,12 +113,12 @@ class Chunk:
         after = plus(new).full(start.labels, self._size).reshape(-1, *shape)
         return {v: self._readout(v, value, rows) for v, value in form.readouts.items()}, list(after)
 
-    def _reads(self, start: Labeled, decays: Decays, written: Written) -> dict[Row, Read]:
+    def _reads(self, start: Labeled, decays: Decays, written: Writes) -> dict[Row, RowEquation]:
         """Returns what the rows of each step are."""
         form, decay = self.form, decays.rows
         wrote = [(decay.writer(v), value.renamed("T", "S")) for v, value in written.known]
         writes = {row: decay.writer(v) for row, v in written.vectors.items()}
-        reads: dict[Row, Read] = {}
+        reads: dict[Row, RowEquation] = {}
         for row in form.rows:
             parts, scores = [], {}
             for inside, outside in self._readers([t for t in row.terms if t.of in form.forms.states]):
@@ -136,11 +136,11 @@ class Chunk:
                 elif isinstance(term.of, Row):
                     scale = self.factors.product(term.factors, term.sign)
                     assert term.of in reads, "a row is read before it is computed: the system would not be triangular"
-                    here = Read(None, {term.of: self._eye}) if term.of in written.vectors else reads[term.of]
+                    here = RowEquation(None, {term.of: self._eye}) if term.of in written.vectors else reads[term.of]
                     parts += [times([here.known, scale])] if here.known is not None else []
                     for u, m in here.scores.items():
                         scores[u] = plus([scores.get(u), times([m, scale])])
-            reads[row] = Read(plus(parts), scores)
+            reads[row] = RowEquation(plus(parts), scores)
         return reads
 
     def _read(self, reader: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
@@ -262,7 +262,7 @@ class Chunk:
         every = [a.array if i == index else jnp.zeros_like(a.array) for i in range(len(self.form.positions))]
         return Labeled(jnp.stack(every, -1), (*a.labels, label))
 
-    def _solved(self, reads: dict[Row, Read]) -> dict[Row, Labeled]:
+    def _solved(self, reads: dict[Row, RowEquation]) -> dict[Row, Labeled]:
         """Solves `u = known_u + sum over w of scores[w] . w` for all rows u, [T, ...].
 
         Args:

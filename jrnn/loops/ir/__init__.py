@@ -19,8 +19,8 @@ __all__ = [
     "RunSome",
     "ScanParams",
     "Tag",
-    "in_chunks",
-    "in_pieces",
     "promoted",
+    "scan_in_chunks",
+    "scan_in_pieces",
     "strict_passes",
 ]

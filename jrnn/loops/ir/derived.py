@@ -51,24 +51,24 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
     >>> disagreement(lambda x: [x * x], lambda x: [x**3], [jax.typeof(jnp.ones(3))])
     'result 0 is off by 3e+00'
     """
-    places = [i for i, a in enumerate(avals) if is_smooth(a)]
+    argnums = [i for i, a in enumerate(avals) if is_smooth(a)]
     programs = []
     if sum(jaxprs.elements(a.shape) for a in avals) > _MOST_NUMBERS:
         raise TooLarge
     for fn in (original, derived):
 
         def with_tangents(*args: Any, fn: Function = fn) -> Flat:
-            values, tangents = pushed(lambda *args: list(fn(*args)), args[: len(avals)], places, args[len(avals) :])
+            values, tangents = pushed(lambda *args: list(fn(*args)), args[: len(avals)], argnums, args[len(avals) :])
             return [*values, *tangents]
 
         with tag.untagged():
-            closed = jax.make_jaxpr(with_tangents)(*avals, *(avals[i] for i in places))
+            closed = jax.make_jaxpr(with_tangents)(*avals, *(avals[i] for i in argnums))
         if _work(closed.jaxpr) > _MOST:
             raise TooLarge
         programs.append(closed)
     tangents = _random(avals, 1)
     for attempt in range(_ATTEMPTS):
-        arguments = [*_random(avals, 0, attempt), *(tangents[i] for i in places)]
+        arguments = [*_random(avals, 0, attempt), *(tangents[i] for i in argnums)]
         expected, computed = (
             evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True) for closed in programs
         )

@@ -2,7 +2,7 @@
 
 Passes are functions from `Loop` to `Loop`. Variables, atoms (variables or literals) and equations are JAX's own.
 `jaxprs.evaluate` runs equations on an environment (variable -> value). `jaxprs.read` returns an atom's value in it, and
-`jaxprs.value` returns it as an array. A pass puts new equations in the place of some (`Loop.replaced`), or traces a new step
+`jaxprs.value` returns it as an array. A pass puts new equations in the place of some (`Loop.rewrite`), or traces a new step
 (`Loop.traced`).
 """
 
@@ -88,7 +88,7 @@ class Loop:
         steps = None if xs else length
         return jax.lax.scan(step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll)
 
-    def replaced(self, rule: Callable[[Any, Env], Sequence[Any] | None]) -> Loop:
+    def rewrite(self, rule: Callable[[Any, Env], Sequence[Any] | None]) -> Loop:
         """Puts other equations in the place of some, and traces only these.
 
         Args:
@@ -131,9 +131,9 @@ class Loop:
                 add_producers([named(names, v) for v in eqn.outvars])
             else:
                 add(eqn)
-        return self.of([*eqns.values()], [named(names, a) for a in self.outputs])
+        return self.with_eqns([*eqns.values()], [named(names, a) for a in self.outputs])
 
-    def of(self, eqns: Sequence[Eqn], outputs: Sequence[Atom]) -> Loop:
+    def with_eqns(self, eqns: Sequence[Eqn], outputs: Sequence[Atom]) -> Loop:
         """Returns the loop with other equations and outputs, without what is dead."""
         eqns, _ = jaxprs.needed(eqns, outputs, set(self.inputs), effects=True)
         n = len(self.carry)

@@ -29,7 +29,7 @@ def products_after_branches(loop: Loop) -> Loop:
     rewritten = {key: branches for key, branches in every.items() if branches.products}
     if not rewritten:
         return loop
-    return loop.replaced(lambda eqn, env: rewritten[id(eqn)].run(eqn, env) if id(eqn) in rewritten else None)
+    return loop.rewrite(lambda eqn, env: rewritten[id(eqn)].run(eqn, env) if id(eqn) in rewritten else None)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def join_activations(loop: Loop) -> Loop:
         with jaxprs.in_scope(eqn):
             return [_slice_of(cuts[v], env) for v in eqn.outvars]
 
-    return loop.replaced(rule)
+    return loop.rewrite(rule)
 
 
 def slice_operands(loop: Loop) -> Loop:
@@ -59,7 +59,7 @@ def slice_operands(loop: Loop) -> Loop:
             return None
         return [piece(cuts[v].of, cuts[v], env) for v in eqn.outvars]
 
-    return loop.replaced(rule)
+    return loop.rewrite(rule)
 
 
 class AxisSlice(NamedTuple):

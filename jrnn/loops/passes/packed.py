@@ -40,14 +40,14 @@ class PackedStacks:
         return list(last), ys
 
 
-def pack_stacks(loop: Loop, most: int) -> tuple[Loop, PackedStacks | None]:
+def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
     """Packs the arrays that a loop writes at each step, if they have one dtype and differ in their last axis only.
 
     Invariant: every value is unchanged.
 
     Args:
         loop: the loop.
-        most: the most bytes of a pack at one step. Taking a larger one apart after the loop costs more than a kernel in it.
+        max_bytes: of a pack at one step. Taking a larger one apart after the loop costs more than a kernel in it.
 
     Returns:
         The loop that writes packs, and how to take them apart; None if nothing is packed.
@@ -58,7 +58,7 @@ def pack_stacks(loop: Loop, most: int) -> tuple[Loop, PackedStacks | None]:
         groups.setdefault(("alone", at) if alone else (atom.aval.dtype, atom.aval.shape[:-1]), []).append(at)
     packs: list[list[int]] = []
     for group in groups.values():
-        fits = sum(jaxprs.nbytes(loop.ys[at]) for at in group) <= most
+        fits = sum(jaxprs.nbytes(loop.ys[at]) for at in group) <= max_bytes
         packs += [group] if fits else [[at] for at in group]
     if len(packs) == len(loop.ys):
         return loop, None

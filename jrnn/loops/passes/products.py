@@ -39,7 +39,7 @@ def transpose_constant_rhs(loop: Loop) -> Loop:
         with jaxprs.in_scope(eqn):
             return jaxprs.bind(eqn, x, jnp.transpose(matrix), dimension_numbers=((of_x, (0,)), batch))
 
-    return loop.replaced(rule)
+    return loop.rewrite(rule)
 
 
 def transposed(matrix: Any) -> Any:

@@ -67,7 +67,7 @@ def compose_views(loop: Loop) -> Loop:
                 values.append(jax.lax.slice_in_dim(env[part], lo, hi, axis=axis))
         return values
 
-    return loop.replaced(rule)
+    return loop.rewrite(rule)
 
 
 def _reshapes(eqn: Eqn) -> bool:
@@ -205,7 +205,7 @@ def pads_to_concatenate(loop: Loop) -> Loop:
         with jaxprs.in_scope(eqn):
             return [jax.lax.concatenate(parts, axis)]
 
-    return loop.replaced(rule)
+    return loop.rewrite(rule)
 
 
 def _pieces(v: Var, producers: Mapping[Var, Any]) -> tuple[int, list[tuple[int, int, Atom]]] | None:

@@ -144,9 +144,9 @@ def _inputs_of_residuals(halves: Sequence[tuple[Any, Sequence[Any]]]) -> list[se
     inputs: dict[Any, set[int | None]] = {}
     for closed, avals in halves:
         jaxpr, counts = jaxprs.jaxpr_of(closed), Counter[Any]()
-        places = {v: i for i, v in enumerate(jaxpr.invars)}
+        positions = {v: i for i, v in enumerate(jaxpr.invars)}
         for v, aval in zip(jaxpr.outvars[len(jaxpr.outvars) - len(avals) :], avals):
-            place = None if jaxprs.is_literal(v) else places.get(v)
+            place = None if jaxprs.is_literal(v) else positions.get(v)
             inputs.setdefault((aval, counts[aval]), set()).add(place)
             counts[aval] += 1
     return list(inputs.values())

@@ -47,12 +47,12 @@ class TrainStep(NamedTuple):
         return sum(of(choice).seconds for choice in (self.forward, self.reverse))
 
 
-def of_checkpointed(loop_tag: Tag, scan: ScanParams, places: Sequence[int]) -> Run | None:
+def of_checkpointed(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Run | None:
     """Returns the loop in pieces, without the checkpoint in its step; or None to leave it to JAX."""
     target = Target.here()
     if loop_tag.options.recompute is not None or not target.is_estimated or not _is_checkpointed(scan):
         return None
-    pieces = _pieces(loop_tag, scan, tuple(places), target)
+    pieces = _pieces(loop_tag, scan, tuple(argnums), target)
     if pieces is None:
         return None
     how = f"in {pieces} pieces" if pieces > 1 else "and not computed again"
@@ -85,7 +85,7 @@ def _tagged(loop_tag: Tag, scan: ScanParams, pieces: int) -> Run:
 
 
 @cached(256)
-def _pieces(loop_tag: Tag, scan: ScanParams, places: tuple[int, ...], target: Target) -> int | None:
+def _pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: Target) -> int | None:
     """Returns the fewest pieces that fit the bound of memory, if they are faster than the loop with its checkpoint."""
     from jrnn.loops.rules.residuals import is_plain
 
@@ -95,14 +95,14 @@ def _pieces(loop_tag: Tag, scan: ScanParams, places: tuple[int, ...], target: Ta
     consts, _, xs = scan.partition(loop.inputs)
     xs_bytes = scan.length * sum(map(jaxprs.nbytes, xs))
     ys_bytes = scan.length * sum(jaxprs.nbytes(v) for v in jaxprs.variables(loop.ys) if is_smooth(v.aval))
-    gradient_bytes = sum(jaxprs.nbytes(v) for i, v in enumerate(consts) if i in places)
+    gradient_bytes = sum(jaxprs.nbytes(v) for i, v in enumerate(consts) if i in argnums)
     options = loop_tag.options
     provenance = Provenance(scan.reverse, xs_bytes=xs_bytes, gradient_bytes=gradient_bytes)
     with observers.collected():
-        ours = _train_step(_tagged(loop_tag, scan, 1), scan, places, target, Tag(options, provenance))
+        ours = _train_step(_tagged(loop_tag, scan, 1), scan, argnums, target, Tag(options, provenance))
         with tag.untagged():
             as_written = scan.flat(Steps(scan.loop(jaxprs.opened(scan.jaxpr))).run)
-            theirs = _train_step(as_written, scan, places, target, Tag(options, provenance))
+            theirs = _train_step(as_written, scan, argnums, target, Tag(options, provenance))
     if ours is None or theirs is None:
         return None
     without_stacks, forward, reverse = (c.chosen.estimate for c in (theirs.forward, ours.forward, ours.reverse))
@@ -125,20 +125,20 @@ def _pieces(loop_tag: Tag, scan: ScanParams, places: tuple[int, ...], target: Ta
     return None
 
 
-def _train_step(run: Run, scan: ScanParams, places: Sequence[int], target: Target, own_tag: Tag) -> TrainStep | None:
+def _train_step(run: Run, scan: ScanParams, argnums: Sequence[int], target: Target, own_tag: Tag) -> TrainStep | None:
     """Returns what a loop and its reverse loop cost, or None if there are not two loops that are compared with others.
 
     Args:
         run: the loop, from all its arguments.
         scan: its parameters.
-        places: of the arguments that have tangents.
+        argnums: the positions of the arguments that have tangents.
         target: what it is lowered for.
         own_tag: of loops that have no tag.
     """
 
     def train(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-        smooth = lambda *moving: list(filter(is_smooth, run(*jaxprs.replaced(args, places, moving))))  # noqa: E731
-        outs, transposed = jax.vjp(smooth, *(args[i] for i in places))
+        smooth = lambda *moving: list(filter(is_smooth, run(*jaxprs.replaced(args, argnums, moving))))  # noqa: E731
+        outs, transposed = jax.vjp(smooth, *(args[i] for i in argnums))
         return outs, transposed(list(cotangents))
 
     body = jaxprs.jaxpr_of(scan.jaxpr)

@@ -12,11 +12,11 @@ from jrnn.loops.passes import canonical
 from jrnn.loops.strategies import Steps, Target, chooser, converted
 
 
-def by_strategy(loop_tag: Tag, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+def by_strategy(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
     """Returns the node of a loop's plan, such as a program in chunks, where JAX would store every state."""
     if isinstance(loop_tag.options.recompute, tuple):
         return None
-    plan = chooser.differentiated(scan, Target.here(), loop_tag.options, _moves(scan, places))
+    plan = chooser.differentiated(scan, Target.here(), loop_tag.options, _moves(scan, argnums))
     if plan is None or plan.node is None:
         for note in plan.notes if plan is not None else ():
             observers.notify(note)
@@ -25,9 +25,9 @@ def by_strategy(loop_tag: Tag, scan: ScanParams, places: Sequence[int]) -> Calla
     return _within(tag.untagged, scan.flat(plan.node.run, plan.constants))
 
 
-def rewritten(loop_tag: Tag, scan: ScanParams, places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+def rewritten(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
     """Returns a loop whose derivative is cheaper (`passes/canonical/`)."""
-    loop = _rewritten(scan, _moves(scan, places))
+    loop = _rewritten(scan, _moves(scan, argnums))
     return None if loop is None else _within(lambda: tag.tagged(loop_tag), scan.flat(*loop))
 
 
@@ -39,8 +39,8 @@ def _within(context: Callable[[], Any], run: Callable[..., Sequence[Any]]) -> Ca
     return program
 
 
-def _moves(scan: ScanParams, places: Sequence[int]) -> tuple[bool, ...]:
-    return tuple(i in places for i in range(len(jaxprs.jaxpr_of(scan.jaxpr).invars)))
+def _moves(scan: ScanParams, argnums: Sequence[int]) -> tuple[bool, ...]:
+    return tuple(i in argnums for i in range(len(jaxprs.jaxpr_of(scan.jaxpr).invars)))
 
 
 @cached(256)

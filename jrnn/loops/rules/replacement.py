@@ -17,7 +17,7 @@ from jrnn.jaxprs.jax_internals import LINEARIZATION_PARTS, ad, current_metadata
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.ir import ScanParams, Tag, observers, tag
 
-# `(tag, loop, places of the arguments that have tangents) -> the program`, which takes all arguments, or None.
+# `(tag, loop, argnums that have tangents) -> the program`, which takes all arguments, or None.
 Program = Callable[[Tag, ScanParams, Sequence[int]], Callable[..., Sequence[Any]] | None]
 
 
@@ -26,9 +26,9 @@ def jvp(rule: Callable, program: Program) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-        places = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-        moving = [tangents[i] for i in places]
-        results = _replaced(program, params, primals, places, lambda f, at: jax.jvp(f, at, moving))
+        argnums = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+        moving = [tangents[i] for i in argnums]
+        results = _replaced(program, params, primals, argnums, lambda f, at: jax.jvp(f, at, moving))
         if results is None:
             return rule(primals, tangents, **params)
         outs, moved = results
@@ -42,15 +42,15 @@ def linearize(rule: Callable, program: Program) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
-        places = [i for i, (p, nonzero) in enumerate(zip(primals, nonzeros)) if nonzero and is_smooth(p)]
-        results = _replaced(program, params, primals, places, lambda f, at: jax.linearize(f, *at))
+        argnums = [i for i, (p, nonzero) in enumerate(zip(primals, nonzeros)) if nonzero and is_smooth(p)]
+        results = _replaced(program, params, primals, argnums, lambda f, at: jax.linearize(f, *at))
         if results is None:
             return rule(is_vjp, nonzeros, *primals, **params)
         outs, linear = results
 
         def linearized(*args: Any) -> list[Any]:
             tangents = args[-len(primals) :]  # after the residuals, which `linear` holds
-            moved = linear(*(ad.instantiate_zeros(tangents[i]) for i in places))
+            moved = linear(*(ad.instantiate_zeros(tangents[i]) for i in argnums))
             return [_tangent(o, t) for o, t in zip(outs, moved)]
 
         others = [None] * (LINEARIZATION_PARTS - 4)
@@ -60,7 +60,7 @@ def linearize(rule: Callable, program: Program) -> Callable:
 
 
 def _replaced(
-    program: Program, params: dict[str, Any], primals: Sequence[Any], places: Sequence[int], transform: Callable
+    program: Program, params: dict[str, Any], primals: Sequence[Any], argnums: Sequence[int], transform: Callable
 ) -> Any:
     """Returns what a transformation makes of a program, or None to leave the scan to JAX's rule.
 
@@ -68,22 +68,22 @@ def _replaced(
         program: returns the program.
         params: those of the equation.
         primals: its arguments.
-        places: of the arguments that have tangents.
+        argnums: the positions of the arguments that have tangents.
         transform: of a function of these arguments, and their values.
     """
-    run = observers.attempt(" where a loop is differentiated", _program, program, params, places)
+    run = observers.attempt(" where a loop is differentiated", _program, program, params, argnums)
     if run is None:
         return None
     try:
-        return transform(lambda *moving: run(*jaxprs.replaced(primals, places, moving)), [primals[i] for i in places])
+        return transform(lambda *moving: run(*jaxprs.replaced(primals, argnums, moving)), [primals[i] for i in argnums])
     except Exception as error:
         observers.notify(f"differentiated as it is: {observers.report_unexpected(error)}")
         return None
 
 
-def _program(program: Program, params: dict[str, Any], places: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+def _program(program: Program, params: dict[str, Any], argnums: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
     loop_tag = tag.tag_in(current_metadata())
-    return program(loop_tag, ScanParams.of(params), places) if places and loop_tag is not None else None
+    return program(loop_tag, ScanParams.of(params), argnums) if argnums and loop_tag is not None else None
 
 
 def _tangent(out: Any, tangent: Any) -> Any:

@@ -108,14 +108,14 @@ def with_fewer_residuals(
     avals, run = [v.aval for v in program.invars], lambda *args: program.run(*args)
 
     @functools.cache
-    def derivative(places: tuple[int, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
-        parts = Linearized.of(run, avals, places)
+    def derivative(argnums: tuple[int, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+        parts = Linearized.of(run, avals, argnums)
         if any(jaxprs.is_in(a, parts.later) for a in parts.program.outvars[: parts.n_out]):
             # One equation makes a result and its tangent, as the loop in a rule of `jax.custom_jvp`: JAX separates them.
-            return lambda primals, tangents: pushed(run, primals, places, tangents)
+            return lambda primals, tangents: pushed(run, primals, argnums, tangents)
         return _derivative(parts, _available(parts, scan, stacks, option))
 
-    return with_derivative(run, lambda primals, places, tangents: derivative(places)(primals, tangents))
+    return with_derivative(run, lambda primals, argnums, tangents: derivative(argnums)(primals, tangents))
 
 
 def is_plain(closed: Any) -> bool:

@@ -103,9 +103,9 @@ def driven(step: AffineStep) -> Driven:
     every = [e.outvars[0] for e in loop.eqns if _is_affine(e, varying)]
     options = []
     for affine in (every, [v for v in every if v in moving]):
-        given = varying.difference(affine, step.carry)
-        needed, free = jaxprs.needed(loop.eqns, results, {*loop.consts, *step.carry, *given})
-        options.append((tuple(v for v in free if v in given), tuple(needed)))
+        varying_inputs = varying.difference(affine, step.carry)
+        needed, free = jaxprs.needed(loop.eqns, results, {*loop.consts, *step.carry, *varying_inputs})
+        options.append((tuple(v for v in free if v in varying_inputs), tuple(needed)))
     inputs, eqns = min(options, key=lambda option: len(option[0]))
     before, _ = jaxprs.needed(loop.eqns, inputs, {*loop.consts, *loop.xs})
     return Driven(inputs, tuple(before), eqns)

@@ -38,7 +38,7 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
         return loop
     names: Names = {}
     eqns = [*_rewritten(loop.eqns, loop.outputs, names, fits)]
-    changed = loop.of(eqns, [named(names, a) for a in loop.outputs])
+    changed = loop.with_eqns(eqns, [named(names, a) for a in loop.outputs])
     same = [e.primitive for e in equations(changed.eqns)] == [e.primitive for e in equations(loop.eqns)]
     return loop if same else changed  # perhaps no rule applied
 

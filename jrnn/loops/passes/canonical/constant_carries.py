@@ -87,7 +87,7 @@ def eliminate_carries(loop: Loop) -> tuple[Loop, EliminatedCarries | None]:
         xs=(*loop.xs, *(loop.carry[i] for i, _ in counters)),
         carry_out=tuple(loop.carry_out[i] for i in remaining),
     )
-    return smaller.of(smaller.eqns, smaller.outputs), form
+    return smaller.with_eqns(smaller.eqns, smaller.outputs), form
 
 
 def _increment_of(v: Var, eqn: Eqn | None) -> int | None:

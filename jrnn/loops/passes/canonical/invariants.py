@@ -52,7 +52,7 @@ def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
     has_products = any(map(primitives.is_contraction, rest))
     if not has_products and _summed_bytes(consts) > _summed_bytes(before):
         return loop, None
-    return replace(loop, consts=consts).of(rest, loop.outputs), HoistedInvariants(loop, consts)
+    return replace(loop, consts=consts).with_eqns(rest, loop.outputs), HoistedInvariants(loop, consts)
 
 
 def _summed_bytes(constants: Iterable[Var]) -> int:

@@ -85,7 +85,7 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
         return loop, None
     results = tuple(lookup.eqn.outvars[0] for lookup in lookups)
     rest = [eqn for eqn in loop.eqns if not any(v in results for v in eqn.outvars)]
-    return replace(loop, xs=(*loop.xs, *results)).of(rest, loop.outputs), HoistedLookups(loop, lookups)
+    return replace(loop, xs=(*loop.xs, *results)).with_eqns(rest, loop.outputs), HoistedLookups(loop, lookups)
 
 
 def _lookup(eqn: Eqn) -> Lookup | None:

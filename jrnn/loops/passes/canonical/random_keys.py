@@ -78,7 +78,7 @@ def hoist_random_keys(loop: Loop) -> tuple[Loop, HoistedKeys | None]:
     used = {*jaxprs.free_variables(others), *jaxprs.variables(outs)}
     xs = tuple(v for v in loop.xs if v in used)
     smaller = replace(loop, carry=tuple(loop.carry[i] for i in rest), xs=(*xs, *stacked))
-    smaller = replace(smaller, carry_out=tuple(loop.carry_out[i] for i in rest)).of(others, outs)
+    smaller = replace(smaller, carry_out=tuple(loop.carry_out[i] for i in rest)).with_eqns(others, outs)
     return smaller, HoistedKeys(loop, key_loop, xs)
 
 

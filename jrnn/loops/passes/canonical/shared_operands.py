@@ -77,7 +77,7 @@ def _with_joined_products(loop: Loop) -> Loop:
             results.update(zip([id(p.eqn) for p in group_of[id(eqn)]], _joined(group_of[id(eqn)], env)))
         return [results[id(eqn)]] if id(eqn) in results else None
 
-    return _constants_first(loop).replaced(rule)
+    return _constants_first(loop).rewrite(rule)
 
 
 def _constants_first(loop: Loop) -> Loop:
@@ -167,7 +167,7 @@ def _with_joined_sums(loop: Loop) -> Loop:
             (own,) = (s.cut for s in group if s.eqn is eqn)
             return [jax.lax.slice_in_dim(wholes[id(group)], own.lo, own.hi, axis=axis)]
 
-    return _constants_first(loop).replaced(rule)
+    return _constants_first(loop).rewrite(rule)
 
 
 def _sums(loop: Loop) -> list[list[_Sum]]:
