@@ -60,7 +60,7 @@ def test_a_planted_fault_is_found(fault, tmp_path):
 
 def test_an_unverified_scan_compares_nothing(monkeypatch):
     asked = []
-    monkeypatch.setattr(derived, "verdict", lambda *args: asked.append(args) or (True, ""))
+    monkeypatch.setattr(derived, "validate", lambda *args: asked.append(args) or (True, ""))
 
     def slope():
         def loss(w):
@@ -94,7 +94,7 @@ def test_a_loop_that_cannot_be_compared_is_tried_once():
 
     counts = []
     for _ in range(2):
-        agrees, note = derived.verdict(ScanParams(step, 0, 1, 2, False), "none", derive)
+        agrees, note = derived.validate(ScanParams(step, 0, 1, 2, False), "none", derive)
         assert agrees and "raises ValueError" in note
         counts.append(len(tried))
     assert counts[1] == counts[0] > 0

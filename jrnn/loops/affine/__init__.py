@@ -1,7 +1,6 @@
 """The reader of carries: which are overwritten, diagonal, matrix-valued or opaque, and in which order they can be computed.
 
-In: the `Loop` of a step. Out: carries in groups, each with its form, or the reason why it has none. Read `carries.py`
-first.
+In: a `Loop`. Out: groups of carries, each with its form, or the reason why it has none. Read `carries.py` first.
 
 `carries.py` groups carries, finds those that are overwritten or affine with a diagonal Jacobian, and solves groups in order.
 `matrix.py` reads the form of matrix-valued carries (`terms.py`) off a step (`equations.py`).

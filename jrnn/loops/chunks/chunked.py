@@ -29,7 +29,6 @@ from jrnn.loops.ir.description import Description, contractions
 
 _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
 
-
 # The most steps of a chunk. On a CPU layers of every kind took 1.1 to 1.4 times as long with 64 as with 32. On an H200, with
 # all chunks prepared at once, 64 took 0.78 (gated delta rule, Mamba-2) and 1.06 (gated linear attention) of the time of 32.
 _LONGEST, _LONGEST_AT_ONCE = 32, 64

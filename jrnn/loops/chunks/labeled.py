@@ -105,7 +105,7 @@ class Factors:
     contracted: int
     precision: Any
 
-    def one(self, factor: Factor) -> Labeled:
+    def evaluate(self, factor: Factor) -> Labeled:
         if isinstance(factor.of, tuple):
             return self._contraction(factor)
         moving = jaxprs.is_in(factor.of, self.steps)
@@ -123,7 +123,7 @@ class Factors:
 
     def product(self, factors: Sequence[Factor], sign: int = 1) -> Labeled | None:
         """Returns the product of factors, or None if it is 1."""
-        return times([Labeled(jnp.asarray(-1, self.dtype), ()) if sign < 0 else None, *map(self.one, factors)])
+        return times([Labeled(jnp.asarray(-1, self.dtype), ()) if sign < 0 else None, *map(self.evaluate, factors)])
 
     def value(self, term: Term) -> Labeled:
         """Returns the product of a term's factors."""
@@ -132,7 +132,7 @@ class Factors:
     def _contraction(self, factor: Factor) -> Labeled:
         if not factor.of:
             return Labeled(jnp.asarray(self.contracted, self.dtype), ())
-        *most, last = [self.one(f) for f in factor.of]
+        *most, last = [self.evaluate(f) for f in factor.of]
         out = [l for l in union([*most, last]) if l == "T" or l in map(self.find, factor.labels)]
         if not most:
             return sum_over(last, [l for l in last.labels if l not in out])

@@ -23,9 +23,8 @@ _CALL = 18e-3  # a product, a solver, an inner loop, or an equation that reads o
 _ELEMENTWISE = 0.9e-3  # another equation, which is fused with its neighbors
 _TINY = 0.3e-3  # the same of at most 8 elements, which is an instruction or a few
 _TINY_ELEMENTS = 8
-_BY_STEPS = (
-    3  # equations of a step with its derivative: of the forward loop, and about twice as many of the reverse one
-)
+# Equations of a step with its derivative: of the forward loop, and about twice as many of the reverse one.
+_BY_STEPS = 3
 
 _FUSED = primitives.with_kind("elementwise", "special", "view", "placement", "reduction", "key")
 _NOTHING = frozenset(jaxprs.LOWERED_CALLS) | primitives.with_kind("barrier")  # calls are inlined

@@ -153,7 +153,7 @@ class _Comparison:
     derive: Derive = field(compare=False)
 
 
-def verdict(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
+def validate(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
     """Returns whether a derived program may be used, and what to say about it ("" if it agrees with the loop).
 
     Args:

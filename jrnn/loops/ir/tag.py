@@ -72,7 +72,6 @@ rules_available = True
 # True where `plain_scans` leaves the loops of `jrnn.scan` to JAX.
 plain = jax.make_user_context(False)
 
-
 # False where `unverified` leaves out the comparison of derived programs with their loops.
 verified = jax.make_user_context(True)
 

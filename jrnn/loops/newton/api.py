@@ -121,7 +121,7 @@ def _agrees(flat: FlatScan) -> bool:
         return of
 
     few = derived.lifted(jaxprs.opened(flat.closed()), len(flat.init), _COMPARED, False)
-    agrees, why = derived.verdict(few, "newton", by_blocks)
+    agrees, why = derived.validate(few, "newton", by_blocks)
     if why:
         observers.notify(f"newton: {why}")
     return agrees

@@ -63,9 +63,8 @@ class Fission:
 
         def rule(eqn: Eqn, *operands: Any) -> list[Any] | None:
             is_transpose = eqn.primitive.name == "transpose" and tuple(eqn.params["permutation"]) == (1, 0)
-            return (
-                [transposed(*operands)] if is_transpose and eqn.outvars[0] in self.core.consts else None
-            )  # XLA folds others
+            is_read_by_core = eqn.outvars[0] in self.core.consts  # XLA folds others
+            return [transposed(*operands)] if is_transpose and is_read_by_core else None
 
         return jaxprs.evaluate(self.constant_eqns, dict(zip(self.loop.consts, consts)), rule)
 
@@ -109,12 +108,12 @@ def over_time(eqns: Sequence[Eqn], outs: Sequence[Var], env: Env, stacked: Env) 
 
 
 def is_computation(eqn: Eqn) -> bool:
-    """Hoists everything except views: for loops whose coefficients are better computed for all steps."""
+    """Returns True for all but views: what to hoist where coefficients are better computed for all steps."""
     return not primitives.is_view(eqn)
 
 
 def is_slice(eqn: Eqn) -> bool:
-    """Hoists slices: XLA:CPU does not vectorize a loop that slices what it has just sliced out of a stack."""
+    """Returns True for slices: XLA:CPU does not vectorize a loop that slices what it has just read from a stack."""
     return eqn.primitive.name == "slice"
 
 

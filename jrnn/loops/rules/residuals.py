@@ -73,7 +73,7 @@ def step_with_fewer_residuals(scan: ScanParams, stacks: Stacks, recompute: Any, 
         same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(jaxpr.out_avals)
         if not same or not verify:
             return smooth if same else jaxpr
-        agrees, _ = derived.verdict(scan, f"residuals {recompute}", derive)
+        agrees, _ = derived.validate(scan, f"residuals {recompute}", derive)
         return smooth if agrees else jaxpr
     except ScanError:
         raise

@@ -194,7 +194,7 @@ def _verified(in_order: Sequence[CarryStage], closed: Any, n_carry: int, shard: 
         return of
 
     few = derived.lifted(jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, shard.reverse)
-    agrees, note = derived.verdict(few, f"over {shard.count} devices", summarized)
+    agrees, note = derived.validate(few, f"over {shard.count} devices", summarized)
     if note:
         observers.notify(note)
     return list(in_order) if agrees else [replace(s, kind="opaque", forms=(), why=note) for s in in_order]

@@ -60,7 +60,7 @@ def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:
     if why is None and problem.options.verify:
         from jrnn.loops.ir import derived
 
-        agrees, note = derived.verdict(ScanParams.of_loop(core, _COMPARED), "in rounds", _in_rounds)
+        agrees, note = derived.validate(ScanParams.of_loop(core, _COMPARED), "in rounds", _in_rounds)
         return None if agrees else note
     return why
 

@@ -60,7 +60,7 @@ def finish(problem: Problem, node: Chunked) -> Chunked:
     if not problem.options.verify or not node.stages:
         return node
     few, kind = replace(problem.scan, length=_COMPARED, unroll=1), "chunks at once" if node.at_once else "chunks"
-    agrees, note = derived.verdict(few, kind, functools.partial(_small, node.at_once))
+    agrees, note = derived.validate(few, kind, functools.partial(_small, node.at_once))
     if not agrees:
         raise Refused(note)
     return replace(node, notes=(*node.notes, note)) if note else node

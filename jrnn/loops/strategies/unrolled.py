@@ -36,16 +36,12 @@ _STEPS_OF_PRODUCT, _KERNELS = 16, 40  # of a trip that is a product; the kernels
 _LARGEST = 8  # elements of a value: with 16 a step works on whole vectors, and takes its time for that
 _LONGEST = 400  # equations of a step that is read
 _OPERATIONS = 100  # of a step, with functions as several: longer ones gain little, and take long to compile
-_MARGIN = (
-    1.15  # what XLA may count of a trip next to what is estimated; beyond its limit a loop takes ten times as long
-)
+# How many times the estimated bytes XLA may count of a trip. Beyond its limit a loop takes ten times as long.
+_MARGIN = 1.15
 # In cycles of a processor, measured on loops of 16,000 steps with jax 0.12 (scripts/benchmarks/tiny_loops.py).
 _LATENCY = 4.0  # from an operand of an addition, a multiplication or both to the result
 _ISSUE = 0.5  # one operation among others that do not wait for it
-_TRIP, _CARRIED = (
-    3.0,
-    1.0,
-)  # a trip of a loop that is one kernel, and each value that goes through memory to the next one
+_TRIP, _CARRIED = 3.0, 1.0  # a trip of a loop of one kernel, and each value that it carries through memory
 _TERM = 0.75  # a coefficient times the carry before the trip, added to a value of a step
 _POWERS = 12_000.0  # the powers of the coefficients, once
 _CLEARLY = 0.9  # of the cycles of steps one after the other, in which a step that looks ahead must run

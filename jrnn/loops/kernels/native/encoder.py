@@ -160,7 +160,7 @@ class CallEncoder:
             if isinstance(value, View):
                 if value.array is state.array and value.is_whole:
                     continue
-                value = step.simple(value, state.row)
+                value = step.contiguous_rows(value, state.row)
             step.operations.append(Operation("copy", state, [value], state.row))
 
     # Encoding ---------------------------------------------------------------------------------------------------------

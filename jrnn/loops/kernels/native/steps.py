@@ -26,7 +26,6 @@ from jrnn.loops.kernels.native.views import Array, Dims, View, collapsed, dense
 
 _MOST_PRODUCTS = 64  # that one equation becomes: one for each head of a product in heads
 
-
 _SAME = {
     **{"add_any": "add", "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "select_n": "select"},
     **{"one_minus_square": "one_minus_square", "is_finite": "is_finite"},
@@ -121,7 +120,7 @@ class Collector:
         shape = tuple(shape)
         operands = [self._spread(v, shape) for v in read]
         axis = self._rows_of(operands, shape)
-        operands = [self.simple(v, axis) if isinstance(v, View) else v for v in operands]
+        operands = [self.contiguous_rows(v, axis) if isinstance(v, View) else v for v in operands]
         out = self.new(shape, axis)
         self.operations.append(Operation(kind, out, operands, axis))
         return out
@@ -152,7 +151,7 @@ class Collector:
             dims.insert(axis, (self.rows, 0))
         return View(Array(math.prod(inner)), tuple(dims), row=axis)
 
-    def simple(self, view: View, axis: int | None) -> View:
+    def contiguous_rows(self, view: View, axis: int | None) -> View:
         """Returns a view whose rows are contiguous or one number."""
         _, inner = view.by_rows(axis, self.rows)
         joined = collapsed(inner)
@@ -189,7 +188,7 @@ class Collector:
             if not (contiguous and len(collapsed(value.by_rows(axis, self.rows)[1])) <= 1):
                 self.operations.append(Operation("move", to, [self.floats(value)], axis))
                 return
-            value = self.simple(value, axis)
+            value = self.contiguous_rows(value, axis)
         elif not contiguous:
             raise Refused("the step writes a constant between other values")
         self.operations.append(Operation("copy", to, [value], axis))

@@ -1,7 +1,6 @@
 """The canonical form of a loop: the first stage of every plan, so that all that follows sees one spelling of a step.
 
-In: a `Loop` in any spelling. Out: the canonical `Loop`, and conversions of arguments and results. Read `axis_order.py`
-first.
+In: any `Loop`. Out: the canonical `Loop`, and conversions of arguments and results. Read `axis_order.py` first.
 
 Its stages are passes from a loop to a loop, each with a conversion of what goes in and out (`nodes.Conversion`):
 
