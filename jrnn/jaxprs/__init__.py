@@ -31,12 +31,12 @@ from jrnn.jaxprs.programs import bind as bind
 from jrnn.jaxprs.programs import called as called
 from jrnn.jaxprs.programs import evaluate as evaluate
 from jrnn.jaxprs.programs import in_scope as in_scope
+from jrnn.jaxprs.programs import inlined as inlined
 from jrnn.jaxprs.programs import interpreted as interpreted
 from jrnn.jaxprs.programs import is_in as is_in
 from jrnn.jaxprs.programs import is_literal as is_literal
 from jrnn.jaxprs.programs import jaxpr_of as jaxpr_of
 from jrnn.jaxprs.programs import named as named
-from jrnn.jaxprs.programs import opened as opened
 from jrnn.jaxprs.programs import placed as placed
 from jrnn.jaxprs.programs import read as read
 from jrnn.jaxprs.programs import replaced as replaced

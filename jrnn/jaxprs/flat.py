@@ -72,7 +72,7 @@ def flatten(closed: Any) -> Graph:
     >>> [node.name for node in graph.nodes]
     ['cos']
     """
-    program = jaxprs.opened(closed, body_of, _info_of)
+    program = jaxprs.inlined(closed, body_of, _info_of)
     eqns, _ = jaxprs.needed(program.eqns, program.outvars, ())
     known = (*program.constvars, *program.invars, *(v for eqn in eqns for v in eqn.outvars))
     env = {v: Var(tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None)) for v in known}

@@ -109,7 +109,7 @@ _without_frames_in = _private("traceback_util", "register_exclusion", "traceback
 _api_boundary = _private("traceback_util", "api_boundary", "tracebacks show the frames of jrnn")
 _register_cache = _private("util", "register_cache", "jax.clear_caches() does not empty the caches of jrnn")
 _remat3 = _private("config", "remat3", "gradients of jrnn.scan raise where the option jax_remat3 is set")
-_unspecified = _private("sharding_impls", "UNSPECIFIED", "jitted functions in a step are not opened")
+_unspecified = _private("sharding_impls", "UNSPECIFIED", "jitted functions in a step are not inlined")
 _named_axis_effect = _private("core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives")
 _private("core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise")
 _transposes = _partial_evals = _partial_eval = _checkpointed = None

@@ -1,6 +1,6 @@
-"""Programs: jaxprs that are traced, opened, and evaluated equation by equation.
+"""Programs: jaxprs that are traced, inlined, and evaluated equation by equation.
 
-A piece of a jaxpr is a list of equations that is evaluated in an environment `{variable: value}`. Calls are opened by
+A piece of a jaxpr is a list of equations that is evaluated in an environment `{variable: value}`. Calls are inlined by
 renaming variables, without a trace. Other rewrites trace an evaluation again.
 """
 
@@ -59,16 +59,16 @@ class Program:
 
 def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS) -> Program:
     """Traces a function from flat arguments of these types to a flat sequence, and opens the calls inside it."""
-    return opened(jax.make_jaxpr(fn)(*avals), calls)
+    return inlined(jax.make_jaxpr(fn)(*avals), calls)
 
 
-def opened(closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any] = jax_internals.within) -> Program:
-    """Returns the program of a closed jaxpr with the calls inside it opened. Only scans keep the tag.
+def inlined(closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any] = jax_internals.within) -> Program:
+    """Returns the program of a closed jaxpr with the calls inside it inlined. Only scans keep the tag.
 
     Args:
         closed: the closed jaxpr.
         calls: the primitives to open, with the parameter that holds the jaxpr of each; or a function of equations that
-            returns their jaxprs, and None for what is not opened.
+            returns their jaxprs, and None for what is not inlined.
         within: returns the source information of an equation in a call from that of the call.
     """
     jaxpr, names = jaxpr_of(closed), Names()
@@ -96,13 +96,13 @@ def placed(program: Program, operands: Sequence[Atom], eqn: Eqn, names: Names) -
 def _opened(
     eqns: Iterable[Eqn], names: Names, consts: Env, calls: Calls, within: Callable[[Any, Eqn], Any], call: Any = None
 ) -> Iterator[Eqn]:
-    """Yields equations with the calls in them opened. Copies go, and casts of scalars that are known, as in a trace.
+    """Yields equations with the calls in them inlined. Copies go, and casts of scalars that are known, as in a trace.
 
     Args:
         eqns: the equations.
         names: what stands for the variables that they read; gets what stands for their results.
         consts: gets the constants of the calls.
-        calls, within: as in `opened`.
+        calls, within: as in `inlined`.
         call: the source information of the call that they are in, where they have other variables.
     """
     for eqn in eqns:
@@ -264,7 +264,7 @@ def in_scope(eqn: Eqn) -> ExitStack:
 
 
 def called(eqn: Eqn, calls: Mapping[str, str]) -> Any | None:
-    """Returns the jaxpr of an equation that is one of `calls`, or None. A `jit` with its own shardings is not opened."""
+    """Returns the jaxpr of an equation that is one of `calls`, or None. A `jit` with its own shardings is not inlined."""
     parameter = calls.get(eqn.primitive.name)
     if parameter is None or eqn.effects:
         return None

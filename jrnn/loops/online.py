@@ -176,7 +176,7 @@ class _GroupLayout:
             why = "a parameter is not a floating-point array; close over it, or put it into x"
         if why is not None:
             raise ScanError(f"online_gradient: this step has no exact gradient here ({why})")
-        program = jaxprs.opened(closed, jaxprs.LOWERED_CALLS)
+        program = jaxprs.inlined(closed, jaxprs.LOWERED_CALLS)
         first = len(p)
         old = program.invars[first : first + len(leaves)]
         of_carry = reads_of(program, old)

@@ -87,7 +87,7 @@ def main(kind):
         step = jax.make_jaxpr(lambda h, g, x: (jnp.tanh(x) * h + 0.5 * g, 0.2 * h - 0.3 * g + x))(*3 * [jnp.ones(3)])
         from jrnn import jaxprs
 
-        loop = ScanParams(step, 0, 2, 128, False).loop(jaxprs.opened(step))
+        loop = ScanParams(step, 0, 2, 128, False).loop(jaxprs.inlined(step))
         options = tag.Options("associative")
         target = Target("cuda", 1, False, machines.of("cuda"))
         print(*chooser.lowered(ScanParams.of_loop(loop), target, options).notes)

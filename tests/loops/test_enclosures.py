@@ -80,7 +80,7 @@ JUMPS = {
 
 
 def boxed(fn, radii, *args):
-    program = jaxprs.opened(jax.make_jaxpr(fn)(*args), jaxprs.LOWERED_CALLS)
+    program = jaxprs.inlined(jax.make_jaxpr(fn)(*args), jaxprs.LOWERED_CALLS)
     env = {v: Box(jnp.asarray(c)) for v, c in zip(program.constvars, program.consts)}
     env |= {v: Box(a, r) for v, a, r in zip(program.invars, args, radii)}
     env, jumps = enclosed(program.eqns, env)

@@ -64,7 +64,7 @@ def test_in_float32(name):
 def test_the_structure_of_the_jacobian_is_found(name, block):
     make, p, carry, xs = example(name, 2)
     closed = jax.make_jaxpr(lambda c, x: make(p)(c, x))(carry, xs[0])
-    groups = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), len(jax.tree.leaves(carry)))
+    groups = blocks_of(jaxprs.inlined(closed, jaxprs.LOWERED_CALLS), len(jax.tree.leaves(carry)))
     if name == "slstm":  # m reads h, and h reads m: all four are one group
         assert len(groups) == 1
     assert max(group.block for group in groups) == block
@@ -91,7 +91,7 @@ def test_layers_are_solved_one_after_the_other(x64):
         return (upper, lower), (upper, y)
 
     closed = jax.make_jaxpr(step)((carry, carry), xs[0])
-    groups = blocks_of(jaxprs.opened(closed, jaxprs.LOWERED_CALLS), 2)
+    groups = blocks_of(jaxprs.inlined(closed, jaxprs.LOWERED_CALLS), 2)
     assert [(group.carries, group.block) for group in groups] == [((1,), 1), ((0,), 1)]
     ours, theirs = (
         lambda c, xs, run=run: run(step, (c, c), xs)

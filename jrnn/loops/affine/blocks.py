@@ -132,7 +132,7 @@ def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
     """Groups the carries of a step that read each other, each group after those that it reads.
 
     Args:
-        program: the step, from carries and inputs to new carries and outputs, with all calls opened.
+        program: the step, from carries and inputs to new carries and outputs, with all calls inlined.
         n_carry: the number of carries.
     """
     carry = program.invars[:n_carry]

@@ -23,7 +23,7 @@ _LONGEST = 8  # steps of an inner loop that is unrolled, and branches of a condi
 
 def expand_control(closed: Any) -> jaxprs.Program:
     """Returns the program of a closed jaxpr with calls, short inner loops and affine conditions expanded."""
-    program = jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS)
+    program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
     if not any(map(_expansion, program.eqns)):
         return program
 
@@ -44,7 +44,7 @@ def _expansion(eqn: Eqn) -> Callable[..., list[Any]] | None:
     if name == "scan" and jaxprs.is_known(params["length"]) and params["length"] <= _LONGEST:
         return functools.partial(_unrolled, params)
     if name == "cond" and len(params["branches"]) <= _LONGEST:
-        bodies = [jaxprs.opened(b, jaxprs.CALLS_AND_CHECKPOINTS) for b in params["branches"]]
+        bodies = [jaxprs.inlined(b, jaxprs.CALLS_AND_CHECKPOINTS) for b in params["branches"]]
         if all(_is_safe(e) for body in bodies for e in body.eqns):
             return functools.partial(_selected, params["branches"])
     return None

@@ -174,7 +174,7 @@ def validate(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
 
 @functools.lru_cache(maxsize=1024)
 def _compare(comparison: _Comparison) -> tuple[bool, str]:
-    program = jaxprs.opened(comparison.scan.jaxpr)
+    program = jaxprs.inlined(comparison.scan.jaxpr)
     if any(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in program.invars):
         return True, "not compared with the loop: it reads random keys"
     try:

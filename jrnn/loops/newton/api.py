@@ -120,7 +120,7 @@ def _agrees(flat: FlatScan) -> bool:
 
         return of
 
-    few = derived.lifted(jaxprs.opened(flat.closed()), len(flat.init), _COMPARED, False)
+    few = derived.lifted(jaxprs.inlined(flat.closed()), len(flat.init), _COMPARED, False)
     agrees, why = derived.validate(few, "newton", by_blocks)
     if why:
         observers.notify(f"newton: {why}")

@@ -46,7 +46,7 @@ class Enclosures:
 
     Attributes:
         group: the group.
-        step: from constants, the stack of one step and old carries to new carries, with all calls opened.
+        step: from constants, the stack of one step and old carries to new carries, with all calls inlined.
         tangents: the same with the tangents of the old carries, to the tangents of the new ones.
 
     Its methods take `inputs`, the boxes of the constants and of the stack, and the old carries.
@@ -72,10 +72,10 @@ class Enclosures:
         def flat(*args: Any) -> Values:
             return fn(args[: len(consts)], args[len(consts) : count], args[count:])
 
-        step = jaxprs.opened(jax.make_jaxpr(flat)(*avals), jaxprs.LOWERED_CALLS)
+        step = jaxprs.inlined(jax.make_jaxpr(flat)(*avals), jaxprs.LOWERED_CALLS)
         places = range(count, len(avals))
         moved = jax.make_jaxpr(lambda *args: pushed(step.run, args[: len(avals)], places, args[len(avals) :])[1])
-        tangents = jaxprs.opened(moved(*avals, *old), jaxprs.LOWERED_CALLS)
+        tangents = jaxprs.inlined(moved(*avals, *old), jaxprs.LOWERED_CALLS)
         enclosures = Enclosures(group, step, tangents)
         radius = jax.ShapeDtypeStruct((*group.batch, group.block), jnp.result_type(jnp.float32, *old))
 
@@ -135,7 +135,7 @@ def of_outputs(
     """Returns how far each output of a step may be off, and what rounding may change of it, at all times.
 
     Args:
-        step: from carries and inputs to new carries and outputs, with all calls opened.
+        step: from carries and inputs to new carries and outputs, with all calls inlined.
         old, new: the carries before and after each step, [T, ...].
         xs: the inputs, [T, ...].
         before, after: bounds of the errors of these carries.

@@ -61,7 +61,7 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
     """Evaluates equations on boxes.
 
     Args:
-        eqns: the equations, with all calls opened.
+        eqns: the equations, with all calls inlined.
         env: the boxes of the variables that they read.
 
     Returns:

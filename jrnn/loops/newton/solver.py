@@ -72,10 +72,10 @@ def run(
     why = why_no_jacobian(closed, init)
     if why is not None:
         raise ScanError(_REFUSED.format(why))
-    lowered = jaxprs.opened(closed, jaxprs.LOWERED_CALLS)
+    lowered = jaxprs.inlined(closed, jaxprs.LOWERED_CALLS)
     structure = blocks_of(lowered, len(init))
     _check_sizes(structure, init, length, options)
-    program = jaxprs.opened(closed)
+    program = jaxprs.inlined(closed)
     guess = options.guess
     if reverse:
         xs, guess = [x[::-1] for x in xs], guess if isinstance(guess, str) else [g[::-1] for g in guess]

@@ -47,7 +47,7 @@ class _Branches:
 
     @staticmethod
     def of(eqn: Eqn) -> _Branches:
-        programs, products = [*map(jaxprs.opened, eqn.params["branches"])], {}
+        programs, products = [*map(jaxprs.inlined, eqn.params["branches"])], {}
         producers = [jaxprs.producers(program.eqns) for program in programs]
         for k, atoms in enumerate(zip(*(program.outvars for program in programs))):
             written = [i for i, atom in enumerate(atoms) if not jaxprs.is_zero(atom, producers[i])]

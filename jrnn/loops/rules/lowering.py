@@ -77,7 +77,7 @@ def _tagged(platform: str, ctx: Any, params: dict[str, Any]) -> tuple[Tag, ScanP
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
     scans = [ScanParams.of(e.params) for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive is scan_p]
-    return [scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)) for scan in scans]
+    return [scan.loop(jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)) for scan in scans]
 
 
 def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:

@@ -71,7 +71,7 @@ def _is_checkpointed(scan: ScanParams) -> bool:
 
 def _tagged(loop_tag: Tag, scan: ScanParams, pieces: int) -> Run:
     """Returns the loop in pieces, each of them a tagged loop, without the checkpoint in its step."""
-    program = jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
+    program = jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
     loop = scan.loop(program)
 
     def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
@@ -89,7 +89,7 @@ def _pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: T
     """Returns the fewest pieces that fit the bound of memory, if they are faster than the loop with its checkpoint."""
     from jrnn.loops.rules.residuals import is_plain
 
-    loop = scan.loop(jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS))
+    loop = scan.loop(jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS))
     if not is_plain(loop.closed()):
         return None
     consts, _, xs = scan.partition(loop.inputs)
@@ -101,7 +101,7 @@ def _pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: T
     with observers.collected():
         ours = _train_step(_tagged(loop_tag, scan, 1), scan, argnums, target, Tag(options, provenance))
         with tag.untagged():
-            as_written = scan.flat(Steps(scan.loop(jaxprs.opened(scan.jaxpr))).run)
+            as_written = scan.flat(Steps(scan.loop(jaxprs.inlined(scan.jaxpr))).run)
             theirs = _train_step(as_written, scan, argnums, target, Tag(options, provenance))
     if ours is None or theirs is None:
         return None

@@ -49,6 +49,6 @@ def _rewritten(scan: ScanParams, moves: Sequence[bool]) -> tuple[Callable[..., A
     body = jaxprs.jaxpr_of(scan.jaxpr)
     if body.effects or not are_arrays([v.aval for v in body.invars]):
         return None
-    program = jaxprs.opened(scan.jaxpr)
+    program = jaxprs.inlined(scan.jaxpr)
     loop, conversions = canonical.for_derivatives(scan.loop(program), [v for v, m in zip(program.invars, moves) if m])
     return (converted(Steps(loop), conversions).run, program.consts) if conversions else None

@@ -102,7 +102,7 @@ def with_fewer_residuals(
         policies = jax.checkpoint_policies
         policy = policies.dots_saveable if option == "contractions" else policies.nothing_saveable
         return jax.checkpoint(jaxpr_as_fun(jaxpr), policy=policy, prevent_cse=False)
-    program = jaxprs.opened(jaxpr)
+    program = jaxprs.inlined(jaxpr)
     if option is None and any(eqn.primitive.name == "name" for eqn in program.eqns):
         return None  # a policy of `jax.checkpoint` around the loop chooses values by these names
     avals, run = [v.aval for v in program.invars], lambda *args: program.run(*args)

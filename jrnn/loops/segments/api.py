@@ -121,8 +121,8 @@ def _communicates(closed: Any, shard: TimeShard) -> bool:
 
 
 def _analyzed(closed: Any, n_carry: int, steps: Any, reverse: bool) -> tuple[Loop, dict[Any, Any]]:
-    """Returns the loop to read stages off, with calls and checkpoints opened, and the values of its known constants."""
-    program = jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS)
+    """Returns the loop to read stages off, with calls and checkpoints inlined, and the values of its known constants."""
+    program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
     loop = ScanParams(closed, 0, n_carry, steps, reverse).loop(program)
     return loop, {v: c for v, c in zip(program.constvars, program.consts) if not is_traced(c)}
 
@@ -133,7 +133,7 @@ def _loop(closed: Any, n_carry: int, steps: Any, shard: TimeShard) -> tuple[Loop
     With `check_vma`, constants that are the same on all devices become varying before the loop. Otherwise JAX sums their
     gradients over the devices at each step of the reverse loop.
     """
-    program = jaxprs.opened(closed)
+    program = jaxprs.inlined(closed)
     consts = [_varying_constant(program, v, c, shard) for v, c in zip(program.constvars, program.consts)]
 
     def rule(eqn: Any, *arguments: Any) -> Values | None:
@@ -171,7 +171,7 @@ def _verified(in_order: Sequence[CarryStage], closed: Any, n_carry: int, shard: 
     """Returns the stages; all are handed from device to device if a summary disagrees with the loop on random numbers."""
 
     def summarized(scan: ScanParams) -> derived.Run:
-        opened = jaxprs.opened(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
+        opened = jaxprs.inlined(scan.jaxpr, jaxprs.CALLS_AND_CHECKPOINTS)
         loop = scan.loop(opened)
 
         def run(f: Callable, init: Any, xs: Any, length: int, linear: bool = False, same: bool = False) -> Any:
@@ -193,7 +193,7 @@ def _verified(in_order: Sequence[CarryStage], closed: Any, n_carry: int, shard: 
 
         return of
 
-    few = derived.lifted(jaxprs.opened(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, shard.reverse)
+    few = derived.lifted(jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS), n_carry, _COMPARED, shard.reverse)
     agrees, note = derived.validate(few, f"over {shard.count} devices", summarized)
     if note:
         observers.notify(note)

@@ -224,7 +224,7 @@ def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[CarryStage
     """Returns the stages of a loop, each after those that it reads.
 
     Args:
-        loop: the loop of one device, with calls and checkpoints opened.
+        loop: the loop of one device, with calls and checkpoints inlined.
         constants: values of variables that are known now.
         count: D.
     """

@@ -66,7 +66,7 @@ def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:
 
 
 def _in_rounds(scan: ScanParams) -> Any:
-    program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
+    program = jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)
     loop = scan.loop(program)
     if associative.refusal(loop) is not None:
         return None

@@ -76,7 +76,7 @@ def _lowered(
     if not are_arrays([v.aval for v in body.invars]):
         return LoopPlan.fallback(target, None, "it reads or writes Refs, or values of types that are not arrays")
     try:
-        program = jaxprs.opened(scan.jaxpr, jaxprs.LOWERED_CALLS)
+        program = jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)
         has_checkpoint = any(e.primitive.name in jaxprs.CHECKPOINTS for e in body.eqns)
         loop = replace(scan.loop(program), recomputes=has_checkpoint and options.recompute is not None)
         return replace(_plan(rows, scan, loop, target, options, provenance), constants=tuple(program.consts))

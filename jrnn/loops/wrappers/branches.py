@@ -146,7 +146,7 @@ class Traced(NamedTuple):
 
     def updates_in_place(self, carry: Any, names: frozenset[str]) -> bool:
         """Returns whether a large leaf of the carry is updated in place, by one of these primitives among others."""
-        program = jaxprs.opened(self.closed)
+        program = jaxprs.inlined(self.closed)
         producers = jaxprs.producers(program.eqns)
         pairs = zip(jax.tree.leaves(carry), program.outvars, program.invars)
         return any(_is_large(leaf) and names & _updates(new, old, producers) for leaf, new, old in pairs)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import GradientWarning, describe_op
-from jrnn.jaxprs import Eqn, Program, Var, evaluate, opened, read, scan_counts, trace
+from jrnn.jaxprs import Eqn, Program, Var, evaluate, inlined, read, scan_counts, trace
 from jrnn.jaxprs.flat import source_of
 from jrnn.nets.graph.scope import Workspace, reads, workspace_of
 from jrnn.nets.ir import Net, Op
@@ -315,7 +315,7 @@ def _fault_in_step_of_scan(
     closed, fixed = eqn.params["jaxpr"], sum(scan_counts(eqn.params))
     values = [v if i < fixed else v[0] for i, v in enumerate(values)]
     values = [v + 0.1 * rng.standard_normal(v.shape) if v.dtype == np.float64 else v for v in values]
-    program = opened(closed)
+    program = inlined(closed)
     program = replace(program, outvars=tuple(v for v in program.outvars if v.aval.dtype == np.float64))
     seeds = [rng.standard_normal((1, *v.aval.shape)) for v in program.outvars]
     return _fault_in_equations(program, values, seeds, effort, surrogates)

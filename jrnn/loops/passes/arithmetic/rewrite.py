@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, named, opened, placed
+from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, inlined, named, placed
 from jrnn.jaxprs.jax_internals import cached, context_of, in_context
 from jrnn.loops.ir import Loop, tag
 from jrnn.loops.passes.arithmetic import draws, factors, orders, products
@@ -53,7 +53,7 @@ def equations(eqns: Iterable[Eqn]) -> Iterator[Eqn]:
 
 def rewritten(closed: Any, fits: Fits) -> Any:
     """Returns a closed jaxpr with what `fits` written as arithmetic."""
-    return _with_rules(opened(closed, LOWERED_CALLS), fits).closed()
+    return _with_rules(inlined(closed, LOWERED_CALLS), fits).closed()
 
 
 def _with_rules(program: Program, fits: Fits) -> Program:
@@ -79,7 +79,7 @@ def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fi
             counts = eqn.params["const_lengths"]
             first = counts.matvec + counts.vecmat
             solver_operands = operands[first : first + counts.solve] + operands[sum(counts) :]
-            solver = _with_rules(opened(eqn.params["jaxprs"].solve, LOWERED_CALLS), fits)
+            solver = _with_rules(inlined(eqn.params["jaxprs"].solve, LOWERED_CALLS), fits)
             yield from placed(solver, solver_operands, eqn, names)
         elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
             inner = {key: jax.tree.map(lambda c: rewritten(c, fits), eqn.params[key]) for key in _INNER[name]}
