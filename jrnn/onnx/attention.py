@@ -165,24 +165,24 @@ class Recurrence:
 
 def _rooted(forms: Forms, factor: Factor) -> Factor:
     """The factor as the value that it is a view of."""
-    if isinstance(factor.of, tuple):
-        return replace(factor, of=tuple(_rooted(forms, f) for f in factor.of), labels=forms.resolved(factor.labels))
-    of, labels = factor.of, forms.resolved(factor.labels)
+    of, labels = factor.operand, forms.resolved(factor.labels)
+    if isinstance(of, tuple):
+        return replace(factor, operand=tuple(_rooted(forms, f) for f in factor.operand), labels=labels)
     makers = {v: e for e in forms.eqns for v in e.outvars}
     while not jaxprs.is_literal(of) and of in makers and primitives.is_whole_view(makers[of]) and not any(factor.index):
         follow = aligned(makers[of], 0, of)
         of = makers[of].invars[0]
         labels = tuple(labels[follow[d]] if d in follow else None for d in range(of.aval.ndim))
-    return replace(factor, of=of, labels=labels)
+    return replace(factor, operand=of, labels=labels)
 
 
 def _key(forms: Forms, factor: Factor) -> Any:
     """What two equal factors have in common."""
     factor = _rooted(forms, factor)
-    of = factor.of
-    if isinstance(of, tuple):
-        return frozenset(Counter(_key(forms, f) for f in of).items()), factor.how
-    return float(of.val) if jaxprs.is_literal(of) else of, factor.how, factor.index, factor.labels
+    operand = factor.operand
+    if isinstance(operand, tuple):
+        return frozenset(Counter(_key(forms, f) for f in operand).items()), factor.kind
+    return float(operand.val) if jaxprs.is_literal(operand) else operand, factor.kind, factor.index, factor.labels
 
 
 def _without(forms: Forms, factors: Iterable[Factor], others: Iterable[Factor]) -> tuple[Factor, ...]:
@@ -204,11 +204,11 @@ def _alone(terms: Sequence[Term]) -> Term:
 
 def _reads(term: Term) -> tuple[list[Term], list[tuple[Term, Term]]]:
     """The known terms of a term, and its reads of S: the factors of the product that is summed over K, and this product."""
-    if not isinstance(term.of, Row):
+    if not isinstance(term.operand, Row):
         return [term], []
     known, reads = [], []
-    for inner in term.of.terms:
-        if inner.of is None or isinstance(inner.of, Row):
+    for inner in term.operand.terms:
+        if inner.operand is None or isinstance(inner.operand, Row):
             more_known, more_reads = _reads(inner.times(term.factors, term.sign))
             known, reads = known + more_known, reads + more_reads
         else:
@@ -261,11 +261,11 @@ def _read(loop: Loop, known: set[Any], k: int, free: int) -> tuple[Term, Forms, 
     (cut,) = readouts
     value = forms.values[cut]
     term = _alone(value.terms)
-    if not isinstance(term.of, Row):
+    if not isinstance(term.operand, Row):
         raise NotAffine("another read")
-    inner = _alone(term.of.terms)
+    inner = _alone(term.operand.terms)
     q = Term(None, (*inner.factors, *term.factors), inner.sign * term.sign)
     labels = forms.resolved(value.labels)
-    if inner.of is not new or free in forms.labels_in([q]) or {*labels, None} != {*forms.axes, None} - {k}:
+    if inner.operand is not new or free in forms.labels_in([q]) or {*labels, None} != {*forms.axes, None} - {k}:
         raise NotAffine("another read")
     return q, forms, (cut, labels)

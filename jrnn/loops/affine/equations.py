@@ -1,4 +1,4 @@
-"""The rules of equations: reads the forms (`terms.py`) of a step's values off its equations, without evaluating them."""
+"""The rules of equations: reads the forms of a step's values off its equations. `terms.py` defines forms, S, K and V."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class Forms(AxisLabels):
             a, b = ins[::-1] if moves[1] else ins
             return self._times(a, self._form(b), b)
         if name == "div" and not moves[1]:
-            return self._times(ins[0], self._whole(ins[1], "inverse"), ins[1])
+            return self._times(ins[0], self._factor(ins[1], "reciprocal"), ins[1])
         if name == "select_n" and not moves[0] and len(ins) == 3:
-            hows = "unless", "eye" if self._is_identity(ins[0]) else "where"
-            return self.sum(*(self._times(a, self._whole(ins[0], how), ins[0]) for a, how in zip(ins[1:], hows)))
+            kinds = "inverted mask", "identity" if self._is_identity(ins[0]) else "mask"
+            return self.sum(*(self._times(a, self._factor(ins[0], kind), ins[0]) for a, kind in zip(ins[1:], kinds)))
         if primitives.is_whole_view(eqn):
             value = self._form(ins[0])
             return replace(value, labels=tuple(None if s is None else value.labels[s] for s in _sources_of(eqn)))
@@ -110,29 +110,29 @@ class Forms(AxisLabels):
         for axis, (n, m) in enumerate(zip(whole, eqn.outvars[0].aval.shape)):
             if n == m or value.labels[axis] is None:
                 continue
-            if m > 1 or {*(eqn.params["strides"] or (1,))} != {1} or not self._is_few(value.labels[axis]):
+            if m > 1 or {*(eqn.params["strides"] or (1,))} != {1} or not self._is_short(value.labels[axis]):
                 raise NotAffine("")
-            value = self._at(value, value.labels[axis], eqn.params["start_indices"][axis])
+            value = self._at_index(value, value.labels[axis], eqn.params["start_indices"][axis])
         return value
 
     def sum(self, a: AffineSum, b: AffineSum) -> AffineSum:
-        return AffineSum(self._together(a.labels, b.labels), (*a.terms, *b.terms))
+        return AffineSum(self._unify(a.labels, b.labels), (*a.terms, *b.terms))
 
-    def _together(self, a: Labels, b: Labels) -> Labels:
+    def _unify(self, a: Labels, b: Labels) -> Labels:
         """Unifies the labels of two operands, of which one may be a scalar."""
-        return tuple(map(self._unified, a, b)) if a and b else a or b
+        return tuple(map(self._unify_labels, a, b)) if a and b else a or b
 
-    def _times(self, atom: Atom, other: AffineSum, of: Atom) -> AffineSum:
-        """Multiplies with a known value, along whose axes the other may have been constant; `of` has no form."""
+    def _times(self, atom: Atom, other: AffineSum, other_atom: Atom) -> AffineSum:
+        """Multiplies with a known value, along whose axes the other may have been constant."""
         value = self._form(atom)
-        labels = self._together(value.labels, other.labels)
+        labels = self._unify(value.labels, other.labels)
         if jaxprs.is_in(atom, self.values):
-            value = self._named(value, other.labels)
+            value = self._as_one_row(value, other.labels)
             if len(other.terms) != 1 or other.terms[0].sign != 1:
-                other = AffineSum(other.labels, (Term(None, (Factor(of, other.labels),)),))
+                other = AffineSum(other.labels, (Term(None, (Factor(other_atom, other.labels),)),))
         return replace(value, labels=labels, terms=_products(value.terms, other.terms))
 
-    def _named(self, value: AffineSum, labels: Iterable[int | None]) -> AffineSum:
+    def _as_one_row(self, value: AffineSum, labels: Iterable[int | None]) -> AffineSum:
         """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
         new = {*self.resolved(labels)} - {None, *self.resolved(value.labels)}
         if not new or self.is_matrix(value) or (len(value.terms) == 1 and not value.terms[0].factors):
@@ -141,7 +141,7 @@ class Forms(AxisLabels):
 
     # Contractions
 
-    def _contracted(self, value: AffineSum, label: int) -> AffineSum:
+    def _contract(self, value: AffineSum, label: int) -> AffineSum:
         """Sums a value over a label."""
         label = self.find(label)
         matrix = self.is_matrix(value)
@@ -149,22 +149,22 @@ class Forms(AxisLabels):
             self.contracted = label
         if not matrix or label != self.contracted:
             raise NotAffine("a sum over a second axis of S" if matrix else "")
-        terms = [t if t.of in self.states else self._folded(t, label) for t in value.terms]
+        terms = [t if t.operand in self.states else self._contract_factors(t, label) for t in value.terms]
         labels = tuple(l for l in value.labels if self.find(l) != label)
         return AffineSum(labels, (Term(Row(tuple(terms))),))
 
-    def _chosen(self, labels: Sequence[int]) -> int:
+    def _choose_k(self, labels: Sequence[int]) -> int:
         """Returns which of the labels that are summed over is K."""
         return next((l for l in labels if l == self.contracted), labels[-1])
 
-    def _folded(self, term: Term, label: int) -> Term:
+    def _contract_factors(self, term: Term, label: int) -> Term:
         """Sums the factors of a term that have a label; S is not in it."""
-        inside = tuple(f for f in term.factors if label in self.labels_of(f))
-        rest = tuple(f for f in term.factors if f not in inside)
-        return replace(term, factors=(*rest, Factor(inside, self._labels_beside(inside, label))))
+        with_label = tuple(f for f in term.factors if label in self.labels_of(f))
+        without_label = tuple(f for f in term.factors if f not in with_label)
+        return replace(term, factors=(*without_label, Factor(with_label, self._labels_without(with_label, label))))
 
-    def _labels_beside(self, factors: Iterable[Factor], label: int) -> Labels:
-        """Returns the labels of factors without one."""
+    def _labels_without(self, factors: Iterable[Factor], label: int) -> Labels:
+        """Returns the labels of factors, without one of these."""
         return tuple(dict.fromkeys(l for f in factors for l in self.resolved(f.labels) if l not in (None, label)))
 
     def _reduce_sum(self, eqn: Eqn, value: AffineSum) -> AffineSum:
@@ -172,17 +172,17 @@ class Forms(AxisLabels):
         for axis in axes:
             if value.labels[axis] is None:
                 raise NotAffine("a sum over an axis along which it is constant")
-        rest = tuple(l for axis, l in enumerate(value.labels) if axis not in axes)
+        remaining = tuple(l for axis, l in enumerate(value.labels) if axis not in axes)
         over = [self.find(value.labels[axis]) for axis in axes]
-        for label in filter(self._is_few, over):
-            every = [self._at(value, label, i) for i in range(self.size[label])]
-            value = replace(every[0], terms=tuple(t for v in every for t in v.terms))
-        long = [l for l in over if not self._is_few(l)]
+        for label in filter(self._is_short, over):
+            slices = [self._at_index(value, label, i) for i in range(self.size[label])]
+            value = replace(slices[0], terms=tuple(t for v in slices for t in v.terms))
+        long = [l for l in over if not self._is_short(l)]
         if long:
-            value = self._contracted(value, k := self._chosen(long))
+            value = self._contract(value, k := self._choose_k(long))
             value = replace(value, sums=tuple(l for l in long if l != k))
         self.products.append(jax.lax.Precision.HIGHEST)
-        return replace(value, labels=rest)
+        return replace(value, labels=remaining)
 
     def _dot(self, eqn: Eqn, side: int, moves: bool) -> AffineSum:
         """Contracts a value with a known operand.
@@ -197,7 +197,7 @@ class Forms(AxisLabels):
         labels = [list(value.labels) for value in values]
         contracted = [*zip(*dims[0])]
         for a, b in (*contracted, *zip(*dims[1])):
-            label = self._unified(labels[0][a], labels[1][b])
+            label = self._unify_labels(labels[0][a], labels[1][b])
             own_label = labels[side][(a, b)[side]] if moves else label
             if own_label is None and (a, b) in contracted and operands[0].aval.shape[a] != 1:
                 raise NotAffine("a contraction over an axis along which it is constant")
@@ -207,58 +207,59 @@ class Forms(AxisLabels):
         value, other = replace(values[side], labels=tuple(labels[side])), values[1 - side]
         if len(long) > 1 and not (moves and self.is_matrix(value) and {*long} <= {*self.axes}):
             raise NotAffine("a contraction over several axes")
-        over = self._chosen(long) if long else None
+        over = self._choose_k(long) if long else None
         sums = tuple(l for l in long if l != over)
         free = [[l for d, l in enumerate(labels[i]) if d not in dims[0][i] and d not in dims[1][i]] for i in range(2)]
-        of_result = tuple([labels[0][a] for a in dims[1][0]] + free[0] + free[1])
+        result_labels = tuple([labels[0][a] for a in dims[1][0]] + free[0] + free[1])
         if not moves:
-            return AffineSum(of_result, tuple(self._known_terms(_products(value.terms, other.terms), over)))
-        terms, renamed = self._moving_terms(value, other.terms, over)
+            return AffineSum(result_labels, tuple(self._known_terms(_products(value.terms, other.terms), over)))
+        terms, renamed = self._state_terms(value, other.terms, over)
         if sums and renamed:
             raise NotAffine("a contraction over several axes")
-        result = AffineSum(of_result, tuple(terms), sums)
-        for label, rest, sign in renamed:
-            self._unified(label, over)
-            result = replace(result, terms=(*result.terms, *value.scaled(rest, sign).terms))
+        result = AffineSum(result_labels, tuple(terms), sums)
+        for label, scales, sign in renamed:
+            self._unify_labels(label, over)
+            result = replace(result, terms=(*result.terms, *value.scaled(scales, sign).terms))
         self.products.append(eqn.params["precision"])
         return result
 
-    def _moving_terms(self, value: AffineSum, parts: Sequence[Term], over: int | None) -> tuple[list[Term], list[Any]]:
+    def _state_terms(self, value: AffineSum, parts: Sequence[Term], over: int | None) -> tuple[list[Term], list[Any]]:
         """Contracts a value that depends on S with known terms: an identity in one of them renames an axis."""
         terms, renamed = [], []
         for part in parts:
-            inside = [f for f in part.factors if over is not None and over in self.labels_of(f)]
-            same = next((f for f in inside if f.how == "eye"), None)
-            if same is not None:
-                rest = [f for f in part.factors if f is not same]
-                renamed.append((*(self.labels_of(same) - {over}), rest, part.sign))
-            elif over is not None and self._is_few(over):
+            with_label = [f for f in part.factors if over is not None and over in self.labels_of(f)]
+            identity = next((f for f in with_label if f.kind == "identity"), None)
+            if identity is not None:
+                scales = [f for f in part.factors if f is not identity]
+                renamed.append((*(self.labels_of(identity) - {over}), scales, part.sign))
+            elif over is not None and self._is_short(over):
                 for i in range(self.size[over]):
-                    here, factors = self._at(value, over, i), [self._with(f, over, i) for f in part.factors]
-                    here = self._named(here, (l for f in factors for l in f.labels))
-                    terms += here.scaled(factors, part.sign).terms
+                    indexed = self._at_index(value, over, i)
+                    factors = [self._factor_with(f, over, i) for f in part.factors]
+                    indexed = self._as_one_row(indexed, (l for f in factors for l in f.labels))
+                    terms += indexed.scaled(factors, part.sign).terms
             elif over is not None:
-                row = self._contracted(value.scaled(inside), over)
-                terms += row.scaled([f for f in part.factors if f not in inside], part.sign).terms
+                row = self._contract(value.scaled(with_label), over)
+                terms += row.scaled([f for f in part.factors if f not in with_label], part.sign).terms
             else:
-                named = self._named(value, (l for f in part.factors for l in f.labels))
-                terms += named.scaled(part.factors, part.sign).terms
+                row = self._as_one_row(value, (l for f in part.factors for l in f.labels))
+                terms += row.scaled(part.factors, part.sign).terms
         return terms, renamed
 
     def _known_terms(self, terms: Iterable[Term], over: int | None) -> Iterator[Term]:
         """Sums known terms over a label; raises NotAffine if what remains is no product of vectors."""
         for term in terms:
-            inside = tuple(f for f in term.factors if over is not None and over in self.labels_of(f))
-            same = next((f for f in inside if f.how == "eye"), None)
+            with_label = tuple(f for f in term.factors if over is not None and over in self.labels_of(f))
+            identity = next((f for f in with_label if f.kind == "identity"), None)
             if over is None:
                 yield term
-            elif same is not None:
-                (other,) = self.labels_of(same) - {over}
-                without_eye = replace(term, factors=tuple(f for f in term.factors if f is not same))
-                yield self._term_with(without_eye, over, other=other)
-            elif inside and len(self._labels_beside(inside, over)) < 2:
-                yield self._folded(term, over)
-            elif inside and self._is_few(over):
+            elif identity is not None:
+                (other,) = self.labels_of(identity) - {over}
+                without_identity = replace(term, factors=tuple(f for f in term.factors if f is not identity))
+                yield self._term_with(without_identity, over, other=other)
+            elif with_label and len(self._labels_without(with_label, over)) < 2:
+                yield self._contract_factors(term, over)
+            elif with_label and self._is_short(over):
                 yield from (self._term_with(term, over, index=i) for i in range(self.size[over]))
             else:
                 raise NotAffine("")
@@ -269,12 +270,12 @@ class Forms(AxisLabels):
         """Returns the form of a value. That of a known one has labels of its own for each use."""
         if jaxprs.is_in(atom, self.values):
             return self.values[atom]
-        whole, count = self._whole(atom), len(self._axes_of(atom))
+        whole, count = self._factor(atom), len(self._axes_of(atom))
         if not count:
             value = _constant(atom, self._producers, self.constants)
             return whole if value is None or value.any() else replace(whole, terms=())
         if self._is_identity(atom):
-            return self._whole(atom, "eye")
+            return self._factor(atom, "identity")
         eqn = self._producers.get(atom)
         if count < 2 or eqn is None or not jnp.issubdtype(atom.aval.dtype, jnp.floating):
             return whole
@@ -283,13 +284,13 @@ class Forms(AxisLabels):
         except NotAffine:
             return whole
         factors = (f for t in value.terms for f in t.factors)
-        return value if all(f.how == "eye" or len(self.labels_of(f)) < count for f in factors) else whole
+        return value if all(f.kind == "identity" or len(self.labels_of(f)) < count for f in factors) else whole
 
-    def _whole(self, atom: Atom, how: str = "value") -> AffineSum:
+    def _factor(self, atom: Atom, kind: str = "value") -> AffineSum:
         """Returns a known value as one factor."""
         axes = self._axes_of(atom)
         labels = tuple(self._fresh(n) if axis in axes else None for axis, n in enumerate(atom.aval.shape))
-        return AffineSum(labels, (Term(None, (Factor(atom, labels, how),)),))
+        return AffineSum(labels, (Term(None, (Factor(atom, labels, kind),)),))
 
     def _axes_of(self, atom: Atom) -> set[int]:
         return set() if jaxprs.is_literal(atom) else self._varying.get(atom, _long_axes(atom))
@@ -319,21 +320,21 @@ def _sources_of(eqn: Eqn) -> list[int | None]:
     return [back.get(d) for d in range(eqn.outvars[0].aval.ndim)]
 
 
-def _varying_axes(eqn: Eqn, of: Callable[[Atom], set[int]]) -> list[set[int]]:
+def _varying_axes(eqn: Eqn, axes_of: Callable[[Atom], set[int]]) -> list[set[int]]:
     """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations.
 
     Args:
         eqn: the equation.
-        of: the axes along which an operand may vary.
+        axes_of: the axes along which an operand may vary.
     """
-    name, every = eqn.primitive.name, [_long_axes(v) for v in eqn.outvars]
+    name, long_axes = eqn.primitive.name, [_long_axes(v) for v in eqn.outvars]
     if primitives.is_whole_view(eqn):
         with suppress(NotAffine):
-            sources, inner = _sources_of(eqn), of(eqn.invars[0])
-            return [{d for d in every[0] if sources[d] in inner}]
+            sources, inner = _sources_of(eqn), axes_of(eqn.invars[0])
+            return [{d for d in long_axes[0] if sources[d] in inner}]
     if primitives.is_kind(eqn, "elementwise"):
-        return [set().union(*map(of, eqn.invars)) & e for e in every]
-    return [{eqn.params["dimension"]} & every[0]] if name == "iota" else every
+        return [set().union(*map(axes_of, eqn.invars)) & axes for axes in long_axes]
+    return [{eqn.params["dimension"]} & long_axes[0]] if name == "iota" else long_axes
 
 
 def _long_axes(atom: Atom) -> set[int]:

@@ -1,4 +1,4 @@
-"""Matrix-valued carries: the affine form of a carry, or of several that read each other as wholes."""
+"""Matrix-valued carries: the affine form of a carry S [K, V] (`terms.py`), or of several that read each other as wholes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class AffineForm:
         return self.forms.contracted in self.forms.labels_in(self.decay)
 
     def __str__(self) -> str:
-        none = all(not t.factors and t.of is self.forms.states[t.into] for t in self.decay)
+        none = all(not t.factors and t.operand is self.forms.states[t.new_state] for t in self.decay)
         kind = "no transition" if not self.decay else "no decay" if none else "decay"
         along = ["row"] * self.decays_along_k + ["column"] * bool(self.columns)
         kind += f" per {' and '.join(along)}" if along else ""
@@ -119,9 +119,9 @@ def matrix_form(
     if forms.contracted is None:
         raise NotAffine("S is never contracted")
     k, axes = forms.contracted, {l for l in forms.axes if l is not None}
-    decay = tuple(t for t in terms if t.of in states)
-    updates = tuple(t for t in terms if isinstance(t.of, Row))
-    alone, matrices = _matrices(loop, forms, axes, [t for t in terms if t.of is None])
+    decay = tuple(t for t in terms if t.operand in states)
+    updates = tuple(t for t in terms if isinstance(t.operand, Row))
+    alone, matrices = _matrices(loop, forms, axes, [t for t in terms if t.operand is None])
     scales = [scale for _, scale in matrices]
     if k in forms.labels_in(scales):
         raise NotAffine("a matrix that is added to S is scaled along K")
@@ -134,7 +134,7 @@ def matrix_form(
         labels = (forms.labels_of(f) for t in terms for f in t.factors)
         return [each for each in labels if k in each]
 
-    read = [t for row in rows for t in row.terms if t.of is not None]
+    read = [t for row in rows for t in row.terms if t.operand is not None]
     writers = set().union(*along_k([*alone, *scales]))
     free, columns = forms.free_of(forms.labels_in([*decay, *updates, *read]) | writers), ()
     if not free and not updates and len(axes) > 1 and len(states) == 1:  # then decays may differ along V
@@ -147,18 +147,18 @@ def matrix_form(
     for factor in (f for t in [*terms, *(t for row in rows for t in row.terms)] for f in t.factors):
         if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
             raise NotAffine("a matrix has one axis of S twice")
-    solved = tuple(dict.fromkeys(t.of for t in updates))
+    solved = tuple(dict.fromkeys(t.operand for t in updates))
     return AffineForm(positions, forms, decay, updates, alone, matrices, solved, readouts, free, columns)
 
 
 def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term]:
     """Returns the terms of the new carries."""
     terms: list[Term] = []
-    for into, new in enumerate(loop.carry_out[i] for i in positions):
+    for i, new in enumerate(loop.carry_out[j] for j in positions):
         if not jaxprs.is_in(new, forms.values):
             why = "the new S depends on what was read from S by an operation that is not affine"
             raise NotAffine(why, _breaking(loop, forms, new))
-        terms += [replace(t, into=into) for t in forms.sum(AffineSum(forms.axes, ()), forms.values[new]).terms]
+        terms += [replace(t, new_state=i) for t in forms.sum(AffineSum(forms.axes, ()), forms.values[new]).terms]
     return terms
 
 
@@ -169,7 +169,7 @@ def _matrices(
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
     alone, matrices = [], []
     for term in terms:
-        same = [f for f in term.factors if forms.labels_of(f) >= axes and not jaxprs.is_in(f.of, varying)]
+        same = [f for f in term.factors if forms.labels_of(f) >= axes and not jaxprs.is_in(f.operand, varying)]
         if len(axes) > 1 and same:
             scale = replace(term, factors=tuple(f for f in term.factors if f is not same[0]))
             matrices.append((Term(None, (same[0],)), scale))
@@ -197,7 +197,7 @@ def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:
 def rows_of(terms: Iterable[Term], rows: dict[Row, None] | None = None) -> dict[Row, None]:
     """Returns the rows in terms, each after those that it reads."""
     rows = {} if rows is None else rows
-    for row in (t.of for t in terms if isinstance(t.of, Row)):
+    for row in (t.operand for t in terms if isinstance(t.operand, Row)):
         if row not in rows:
             rows_of(row.terms, rows)
             rows[row] = None

@@ -5,7 +5,7 @@ A value that depends on S is a sum of terms. A term is a product of factors, whi
 a row (S contracted over its axis K), or alone. So the form does not depend on how a step is spelled: an einsum, a product
 and a sum, a matrix `I - b k k^T`, a transposition and a `vmap` all lead to the same terms.
 
-Shapes: S [batch axes, K, V] in any order.
+Shapes: S [batch axes, K, V] in any order. Products with S sum over K, and return rows along V.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jrnn.loops.affine.carries import NotAffine
 
 Labels = tuple[int | None, ...]  # None: constant along this axis
 
-_FEW = 8  # an axis that S does not have, and over which rows are summed, is unrolled if it is this short
+_LONGEST_UNROLLED = 8  # an axis that S does not have, and over which rows are summed, is unrolled if it is this short
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,15 +28,15 @@ class Factor:
     """A value that does not depend on the carry.
 
     Attributes:
-        of: a variable or literal; or a tuple of factors, whose product is summed over K.
+        operand: a variable or literal; or a tuple of factors, whose product is summed over K.
         labels: the label of each axis.
-        how: "value", "inverse", "where" or "unless" (a mask as a number), or "eye" (an identity matrix).
+        kind: "value", "reciprocal", "mask" or "inverted mask" (as a number), or "identity" (an identity matrix).
         index: for axes without a label, the index of the value.
     """
 
-    of: Any
+    operand: Any
     labels: Labels
-    how: str = "value"
+    kind: str = "value"
     index: tuple[int, ...] = ()
 
 
@@ -49,12 +49,12 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """`sign * product(factors) * of`, where `of` is a carry, a row, or None for a known term."""
+    """`sign * product(factors) * operand`, where `operand` is a carry, a row, or None for a known term."""
 
-    of: Var | Row | None
+    operand: Var | Row | None
     factors: tuple[Factor, ...] = ()
     sign: int = 1
-    into: int = 0  # for a term of a new state: of which of the carries
+    new_state: int = 0  # for a term of a new carry: its index in `AxisLabels.states`
 
     def times(self, factors: Iterable[Factor], sign: int = 1) -> Term:
         return replace(self, factors=(*self.factors, *factors), sign=self.sign * sign)
@@ -89,12 +89,12 @@ class AxisLabels:
         self.size = {l: shape[l] for l in self.axes if l is not None}
         self.contracted: int | None = None
         self._numbers = itertools.count(len(shape))
-        self._same: dict[int, int] = {}
+        self._unified_with: dict[int, int] = {}
         self._rows: dict[Any, Row] = {}
 
     def find(self, label: int | None) -> int | None:
-        while label in self._same:
-            label = self._same[label]
+        while label in self._unified_with:
+            label = self._unified_with[label]
         return label
 
     def resolved(self, labels: Iterable[int | None]) -> Labels:
@@ -115,57 +115,57 @@ class AxisLabels:
         self.size[label] = size
         return label
 
-    def _unified(self, a: int | None, b: int | None) -> int | None:
+    def _unify_labels(self, a: int | None, b: int | None) -> int | None:
         a, b = self.find(a), self.find(b)
         if a is None or b is None or a == b:
             return b if a is None else a
         if a in self.axes and b in self.axes:
             raise NotAffine("two axes of S meet, as in S + S.T")
         first, second = min(a, b), max(a, b)  # an axis of S, or the older label
-        self._same[second] = first
+        self._unified_with[second] = first
         return first
 
     def is_matrix(self, value: AffineSum) -> bool:
         """Returns True for values that are as large as S."""
-        whole = any(t.of in self.states for t in value.terms)
-        return whole or (self.contracted is not None and self.contracted in self.resolved(value.labels))
+        has_state = any(t.operand in self.states for t in value.terms)
+        return has_state or (self.contracted is not None and self.contracted in self.resolved(value.labels))
 
     # Labels that are replaced by an index or another label
 
-    def _is_few(self, label: int | None) -> bool:
+    def _is_short(self, label: int | None) -> bool:
         label = self.find(label)
-        return label is not None and label not in self.axes and self.size[label] <= _FEW
+        return label is not None and label not in self.axes and self.size[label] <= _LONGEST_UNROLLED
 
-    def _at(self, value: AffineSum, label: int | None, index: int) -> AffineSum:
+    def _at_index(self, value: AffineSum, label: int | None, index: int) -> AffineSum:
         """The value at an index of an axis."""
         label = self.find(label)
         labels = tuple(None if self.find(l) == label else l for l in value.labels)
         return AffineSum(labels, tuple(self._term_with(t, label, index=index) for t in value.terms))
 
     def _term_with(self, term: Term, label: int | None, **replacements: int) -> Term:
-        factors = tuple(self._with(f, label, **replacements) for f in term.factors)
-        return replace(term, factors=factors, of=self._row_with(term.of, label, **replacements))
+        factors = tuple(self._factor_with(f, label, **replacements) for f in term.factors)
+        return replace(term, factors=factors, operand=self._row_with(term.operand, label, **replacements))
 
     def _row_with(self, row: Any, label: int | None, **replacements: int) -> Any:
         if not isinstance(row, Row):
             return row
         terms = tuple(self._term_with(t, label, **replacements) for t in row.terms)
-        if all(a.of is b.of and a.factors == b.factors for a, b in zip(terms, row.terms)):
+        if all(a.operand is b.operand and a.factors == b.factors for a, b in zip(terms, row.terms)):
             return row
         return self._rows.setdefault((row, label, *replacements.items()), Row(terms))
 
-    def _with(self, factor: Factor, label: int | None, index: int | None = None, other: int | None = None) -> Factor:
+    def _factor_with(self, factor: Factor, label: int | None, index: Any = None, other: int | None = None) -> Factor:
         """The factor at an index of an axis, or with another label for it."""
         labels = self.resolved(factor.labels)
-        if isinstance(factor.of, tuple):
-            of = tuple(self._with(f, label, index, other) for f in factor.of)
-            rest = tuple(other if l == label else l for l in labels if l != label or other is not None)
-            return factor if of == factor.of else replace(factor, of=of, labels=rest)
+        if isinstance(factor.operand, tuple):
+            parts = tuple(self._factor_with(f, label, index, other) for f in factor.operand)
+            new_labels = tuple(other if l == label else l for l in labels if l != label or other is not None)
+            return factor if parts == factor.operand else replace(factor, operand=parts, labels=new_labels)
         if label not in labels:
             return factor
         if other is not None:
             return replace(factor, labels=tuple(other if l == label else l for l in labels))
         indices = factor.index or (0,) * len(labels)
         at = tuple(index if l == label else i for l, i in zip(labels, indices))
-        how = "where" if factor.how == "eye" else factor.how
-        return replace(factor, labels=tuple(None if l == label else l for l in labels), how=how, index=at)
+        kind = "mask" if factor.kind == "identity" else factor.kind
+        return replace(factor, labels=tuple(None if l == label else l for l in labels), kind=kind, index=at)

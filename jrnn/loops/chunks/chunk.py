@@ -1,9 +1,9 @@
 """One affine carry in a chunk of C steps, as a few products of matrices.
 
-The rows of a chunk solve `(I - N) R = E + (a * W(t, start)) . S_0`, where `N[t, s] = sum_k a_t W(t, s) p_s` for s < t. Then
-all reads of S, and S after the chunk, are products.
+A step reads S by vectors a (readers), and writes outer products of vectors p (writers) and rows R to it. Those of a chunk
+solve `(I - N) R = E + (a * W(t, start)) . S_0`, where `N[t, s] = sum_k a_t W(t, s) p_s` for s < t. All reads are products.
 
-Shapes: T time, C steps of a chunk.
+Shapes: T time, C steps of a chunk, S [K, V]. "T" labels the step that reads, "S" the one that wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jrnn.jaxprs import Var
 from jrnn.loops.affine.matrix import AffineForm, rows_of
 from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term
-from jrnn.loops.chunks.decay import MIXED, Decay, decay_of, sums
+from jrnn.loops.chunks.decay import FROM_STATE, STATE_LABELS, TO_STATE, Decay, decay_of, sums
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
 from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_solve
 
@@ -80,78 +80,80 @@ class Chunk:
         """Returns the values of the readouts, [C, ...], and the new states."""
         form, shape = self.form, states[0].shape
         axes = tuple(l for l in form.forms.axes if l is not None)
-        start = Labeled(jnp.stack(states), (MIXED[0], *axes)) if self._several else Labeled(states[0], axes)
+        start = Labeled(jnp.stack(states), (TO_STATE, *axes)) if self._several_states else Labeled(states[0], axes)
         start = Labeled(start.array.reshape([self._size[l] for l in start.labels]), start.labels)
-        decays = self._decays()
+        decays = self._all_decays()
         self.saved.growth += [decays.rows.largest, decays.columns.largest]
-        written = Writes(
-            [(self._writer(inside, 1, t.into), self._timed(value)) for t, inside, value in self._apart(form.known)]
+        writes = Writes(
+            [(self._vector(fs, 1, t.new_state), self._per_step(v)) for t, fs, v in self._split_by_k(form.known)]
         )
         for term in form.updates:
-            vector = self._writer(term.factors, term.sign, term.into)
-            written.vectors[term.of] = plus([written.vectors.get(term.of), vector])
+            vector = self._vector(term.factors, term.sign, term.new_state)
+            writes.vectors[term.operand] = plus([writes.vectors.get(term.operand), vector])
         for matrix, scale in form.matrices:
-            scaled = self._masked(self._timed(self.factors.value(scale)))
-            written.matrices.append((self.factors.value(matrix), *sums(decays.both, scaled)))
+            scaled = self._masked(self._per_step(self.factors.value(scale)))
+            writes.matrices.append((self.factors.value(matrix), *sums(decays.both, scaled)))
 
-        reads = self._reads(start, decays, written)
-        solved = self._solved({row: read for row, read in reads.items() if row in written.vectors})
+        equations = self._row_equations(start, decays, writes)
+        solved = self._solve({row: equation for row, equation in equations.items() if row in writes.vectors})
         rows = dict(solved)
         for row in rows_of([t for v in form.readouts.values() for t in v.terms]):
             if row not in rows:
-                read = reads[row]
-                parts = [self._times(m, rows[u].renamed("T", "S")) for u, m in read.scores.items()]
-                rows[row] = plus([read.known, *parts])
+                equation = equations[row]
+                parts = [self._apply_scores(m, rows[u].renamed("T", "S")) for u, m in equation.scores.items()]
+                rows[row] = plus([equation.known, *parts])
         new = []
-        for vector, value in [*written.known, *((v, solved[row]) for row, v in written.vectors.items())]:
+        for vector, value in [*writes.known, *((v, solved[row]) for row, v in writes.vectors.items())]:
             vector, value = decays.rows.to_end(vector), decays.columns.to_end(value)
             out = [l for l in start.labels if l in vector.labels + value.labels]
             new.append(dot(vector, value, out, self.factors.precision))
         if form.decay:
-            new.append(decays.rows.after(decays.columns.after(start)))
-        new += [times([m, remaining]) for m, _, remaining in written.matrices]
+            new.append(decays.rows.decay_state(decays.columns.decay_state(start)))
+        new += [times([m, remaining]) for m, _, remaining in writes.matrices]
         after = plus(new).full(start.labels, self._size).reshape(-1, *shape)
-        return {v: self._readout(v, value, rows) for v, value in form.readouts.items()}, list(after)
+        return {v: self._readout_values(v, value, rows) for v, value in form.readouts.items()}, list(after)
 
-    def _reads(self, start: Labeled, decays: Decays, written: Writes) -> dict[Row, RowEquation]:
-        """Returns what the rows of each step are."""
+    def _row_equations(self, start: Labeled, decays: Decays, writes: Writes) -> dict[Row, RowEquation]:
+        """Returns the equations of the rows of each step."""
         form, decay = self.form, decays.rows
-        wrote = [(decay.writer(v), value.renamed("T", "S")) for v, value in written.known]
-        writes = {row: decay.writer(v) for row, v in written.vectors.items()}
-        reads: dict[Row, RowEquation] = {}
+        known = [(decay.prepare_writer(v), value.renamed("T", "S")) for v, value in writes.known]
+        writers = {row: decay.prepare_writer(v) for row, v in writes.vectors.items()}
+        equations: dict[Row, RowEquation] = {}
         for row in form.rows:
             parts, scores = [], {}
-            for inside, outside in self._readers([t for t in row.terms if t.of in form.forms.states]):
-                vector = self._timed(inside)
+            for vector, scale_after in self._read_vectors([t for t in row.terms if t.operand in form.forms.states]):
+                vector = self._per_step(vector)
                 reader, scale = decay.from_start(vector)
-                seen = [times([self._read(reader, start, scale), decays.columns.prefix])]
-                seen += [self._read(vector, matrix, remaining) for matrix, remaining, _ in written.matrices]
-                reader = decay.reader(vector)
-                seen += [self._times(decay.scores(reader, w, self.saved), v, decays.columns) for w, v in wrote]
-                parts += [times([outside, a]) for a in seen]
-                scores = {row: decay.scores(reader, w, self.saved) for row, w in writes.items()}
+                products = [times([self._read_matrix(reader, start, scale), decays.columns.prefix])]
+                products += [self._read_matrix(vector, matrix, remaining) for matrix, remaining, _ in writes.matrices]
+                reader = decay.prepare_reader(vector)
+                scored = ((decay.scores(reader, w, self.saved), v) for w, v in known)
+                products += [self._apply_scores(m, v, decays.columns) for m, v in scored]
+                parts += [times([scale_after, a]) for a in products]
+                scores = {row: decay.scores(reader, w, self.saved) for row, w in writers.items()}
             for term in row.terms:
-                if term.of is None:
+                if term.operand is None:
                     parts.append(self.factors.value(term))
-                elif isinstance(term.of, Row):
+                elif isinstance(term.operand, Row):
                     scale = self.factors.product(term.factors, term.sign)
-                    assert term.of in reads, "a row is read before it is computed: the system would not be triangular"
-                    here = RowEquation(None, {term.of: self._eye}) if term.of in written.vectors else reads[term.of]
-                    parts += [times([here.known, scale])] if here.known is not None else []
-                    for u, m in here.scores.items():
+                    assert term.operand in equations, "a row is read before it is computed"
+                    to_solve = {term.operand: self._eye} if term.operand in writes.vectors else None
+                    read = RowEquation(None, to_solve) if to_solve else equations[term.operand]
+                    parts += [times([read.known, scale])] if read.known is not None else []
+                    for u, m in read.scores.items():
                         scores[u] = plus([scores.get(u), times([m, scale])])
-            reads[row] = RowEquation(plus(parts), scores)
-        return reads
+            equations[row] = RowEquation(plus(parts), scores)
+        return equations
 
-    def _read(self, reader: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
+    def _read_matrix(self, reader: Labeled, matrix: Labeled, decay: Labeled | None) -> Labeled:
         """Reads a matrix at each step, times a decay, which may have K."""
-        inside = decay is not None and self.k in decay.labels
-        reader = times([reader, decay]) if inside else reader
-        out = [l for l in union([reader, matrix], ("T", *self.form.free)) if l not in (self.k, MIXED[0])]
+        scales_k = decay is not None and self.k in decay.labels
+        reader = times([reader, decay]) if scales_k else reader
+        out = [l for l in union([reader, matrix], ("T", *self.form.free)) if l not in (self.k, TO_STATE)]
         product = dot(reader, matrix, out, self.factors.precision)
-        return product if inside else times([product, decay])
+        return product if scales_k else times([product, decay])
 
-    def _readers(self, terms: Sequence[Term]) -> list[tuple[Labeled, Labeled | None]]:
+    def _read_vectors(self, terms: Sequence[Term]) -> list[tuple[Labeled, Labeled | None]]:
         """Returns the vectors that read S at each step, with what scales the results.
 
         The scale is None, or, if decays differ along the columns, the product of the factors without K.
@@ -159,24 +161,22 @@ class Chunk:
         if not terms:
             return []
         if not self.form.columns:
-            of, groups = self.form.forms.states, {}
+            states, groups = self.form.forms.states, {}
             for term in terms:
-                groups.setdefault(of.index(term.of), []).append(self.factors.value(term))
-            every = [
-                self._placed(self._timed(self._with(plus(groups[i]), self.k)), i, MIXED[0]) for i in sorted(groups)
-            ]
-            return [(plus(every), None)]
-        same: dict[tuple[Factor, ...], list[Labeled]] = {}
-        for _, inside, outside in self._apart(terms):
-            same.setdefault(tuple(inside), []).append(outside)
-        return [(self._with(self.factors.product(fs), self.k), plus(scales)) for fs, scales in same.items()]
+                groups.setdefault(states.index(term.operand), []).append(self.factors.value(term))
+            vectors = ((self._per_step(self._with_label(plus(groups[i]), self.k)), i) for i in sorted(groups))
+            return [(plus(self._at_state(a, i, TO_STATE) for a, i in vectors), None)]
+        scales_of: dict[tuple[Factor, ...], list[Labeled]] = {}
+        for _, with_k, product in self._split_by_k(terms):
+            scales_of.setdefault(tuple(with_k), []).append(product)
+        return [(self._with_label(self.factors.product(fs), self.k), plus(scales)) for fs, scales in scales_of.items()]
 
-    def _times(self, scores: Labeled, values: Labeled, columns: Decay | None = None) -> Labeled:
-        """Returns what the values written at steps S are to a reader at steps T."""
+    def _apply_scores(self, scores: Labeled, values: Labeled, columns: Decay | None = None) -> Labeled:
+        """Returns what the values written at steps S add to what is read at steps T."""
         out = [l for l in union([scores, values], ("T", *self.form.free)) if l != "S"]
         if columns is None or columns.levels is None:
             return dot(scores, values, out, self.factors.precision)
-        return columns.spread(scores, self._with(values, self.form.columns[-1]), out)
+        return columns.apply_scores(scores, self._with_label(values, self.form.columns[-1]), out)
 
     @property
     def k(self) -> int:
@@ -185,24 +185,24 @@ class Chunk:
         return k
 
     @property
-    def _several(self) -> bool:
+    def _several_states(self) -> bool:
         return len(self.form.positions) > 1
 
     @property
     def _size(self) -> dict[Label, int]:
-        return {**self.form.forms.size, "T": self.steps, "S": self.steps, MIXED[0]: len(self.form.positions)}
+        return {**self.form.forms.size, "T": self.steps, "S": self.steps, TO_STATE: len(self.form.positions)}
 
     @property
     def _eye(self) -> Labeled:
         return Labeled(jnp.eye(self.steps, dtype=self.factors.dtype), ("T", "S"))
 
-    def _timed(self, a: Labeled) -> Labeled:
+    def _per_step(self, a: Labeled) -> Labeled:
         """The array with the label T."""
         if "T" in a.labels:
             return a
         return Labeled(jnp.broadcast_to(a.array, (self.steps, *a.array.shape)), ("T", *a.labels))
 
-    def _with(self, a: Labeled | None, label: Label) -> Labeled:
+    def _with_label(self, a: Labeled | None, label: Label) -> Labeled:
         """The array with a label."""
         ones = Labeled(jnp.ones(self._size[label], self.factors.dtype), (label,))
         return a if a is not None and label in a.labels else times([a, ones])
@@ -214,7 +214,7 @@ class Chunk:
         where = otherwise.along(a.labels) if otherwise is not None else 0
         return a.map(lambda x: jnp.where(Labeled(self.valid, ("T",)).along(a.labels), x, where))
 
-    def _decays(self) -> Decays:
+    def _all_decays(self) -> Decays:
         terms, labels = self.form.decay, set(self.form.columns)
         rows, columns = (terms, []) if not labels else ([], terms)
         if len(terms) == 1 and labels:
@@ -222,76 +222,77 @@ class Chunk:
             for factor in term.factors:
                 parts[bool(labels & self.form.forms.labels_of(factor))].append(factor)
             rows, columns = ([replace(term, factors=tuple(fs), sign=s)] for fs, s in zip(parts, (term.sign, 1)))
-        of_rows, along = self._decay(rows) if rows or not labels else None, self._decay(columns) if labels else None
+        of_rows = self._decay(rows) if rows or not labels else None
+        of_columns = self._decay(columns) if labels else None
         settings = self.factors.precision, self.saved, self.at_once
         last = self.form.columns[-1] if labels else self.k
         return Decays(
             decay_of(of_rows, self.steps, self.k, *settings),
-            decay_of(along, self.steps, last, *settings),
-            times([of_rows, along]),
+            decay_of(of_columns, self.steps, last, *settings),
+            times([of_rows, of_columns]),
         )
 
     def _decay(self, terms: Sequence[Term]) -> Labeled | None:
         """The decay of each step, or None if it is 1; for several states, matrices from states to states."""
-        if not self._several and len(terms) == 1 and not terms[0].factors and terms[0].sign == 1:
+        if not self._several_states and len(terms) == 1 and not terms[0].factors and terms[0].sign == 1:
             return None
         one, zero = (Labeled(jnp.asarray(x, self.factors.dtype), ()) for x in (1, 0))
-        if self._several:
-            one = Labeled(jnp.eye(len(self.form.positions), dtype=self.factors.dtype), MIXED)
+        if self._several_states:
+            one = Labeled(jnp.eye(len(self.form.positions), dtype=self.factors.dtype), STATE_LABELS)
             zero = one.map(jnp.zeros_like)
-        of = self.form.forms.states
-        parts = [self._placed(self.factors.value(t), t.into, MIXED[0]) for t in terms]
-        parts = [self._placed(part, of.index(t.of), MIXED[1]) for part, t in zip(parts, terms)]
-        return self._masked(self._timed(plus(parts if parts and not self._several else [zero, *parts])), one)
+        states = self.form.forms.states
+        parts = [self._at_state(self.factors.value(t), t.new_state, TO_STATE) for t in terms]
+        parts = [self._at_state(part, states.index(t.operand), FROM_STATE) for part, t in zip(parts, terms)]
+        return self._masked(self._per_step(plus(parts if parts and not self._several_states else [zero, *parts])), one)
 
-    def _apart(self, terms: Iterable[Term]) -> Iterator[tuple[Term, list[Factor], Labeled]]:
+    def _split_by_k(self, terms: Iterable[Term]) -> Iterator[tuple[Term, list[Factor], Labeled]]:
         """Yields terms, their factors with K, and the product of the others."""
         for term in terms:
-            inside = [f for f in term.factors if self.k in self.form.forms.labels_of(f)]
-            outside = tuple(f for f in term.factors if f not in inside)
-            yield term, inside, self.factors.value(replace(term, factors=outside))
+            with_k = [f for f in term.factors if self.k in self.form.forms.labels_of(f)]
+            others = tuple(f for f in term.factors if f not in with_k)
+            yield term, with_k, self.factors.value(replace(term, factors=others))
 
-    def _writer(self, factors: Sequence[Factor], sign: int, into: int) -> Labeled:
-        vector = self._masked(self._timed(self._with(self.factors.product(factors, sign), self.k)))
-        return self._placed(vector, into, MIXED[0])
+    def _vector(self, factors: Sequence[Factor], sign: int, new_state: int) -> Labeled:
+        vector = self._masked(self._per_step(self._with_label(self.factors.product(factors, sign), self.k)))
+        return self._at_state(vector, new_state, TO_STATE)
 
-    def _placed(self, a: Labeled, index: int, label: Label) -> Labeled:
+    def _at_state(self, a: Labeled, index: int, label: Label) -> Labeled:
         """The array at an index of a new axis over the states, and zeros at the others; the array if there is one state."""
-        if not self._several:
+        if not self._several_states:
             return a
-        every = [a.array if i == index else jnp.zeros_like(a.array) for i in range(len(self.form.positions))]
-        return Labeled(jnp.stack(every, -1), (*a.labels, label))
+        arrays = [a.array if i == index else jnp.zeros_like(a.array) for i in range(len(self.form.positions))]
+        return Labeled(jnp.stack(arrays, -1), (*a.labels, label))
 
-    def _solved(self, reads: dict[Row, RowEquation]) -> dict[Row, Labeled]:
+    def _solve(self, equations: dict[Row, RowEquation]) -> dict[Row, Labeled]:
         """Solves `u = known_u + sum over w of scores[w] . w` for all rows u, [T, ...].
 
         Args:
-            reads: what each row is, after the rows of the same step that it reads: then the system is triangular.
+            equations: of each row, after the rows of the same step that it reads: then the system is triangular.
         """
-        free, n, steps = self.form.free, len(reads), self.steps
+        free, n, steps = self.form.free, len(equations), self.steps
         zero = Labeled(jnp.zeros((), self.factors.dtype), ())
-        known = {row: read.known or zero for row, read in reads.items()}
-        if not any(read.scores for read in reads.values()):
-            return {row: self._timed(r) for row, r in known.items()}
-        every = [*known.values(), *(m for read in reads.values() for m in read.scores.values())]
-        lead = [l for l in union(every) if l not in ("T", "S", *free)]
+        known = {row: equation.known or zero for row, equation in equations.items()}
+        if not any(equation.scores for equation in equations.values()):
+            return {row: self._per_step(r) for row, r in known.items()}
+        arrays = [*known.values(), *(m for equation in equations.values() for m in equation.scores.values())]
+        lead = [l for l in union(arrays) if l not in ("T", "S", *free)]
         shape, size = [self._size[l] for l in lead], self._size
         b = [r.full((*lead, "T", *free), size).reshape(*shape, steps, -1) for r in known.values()]
-        a = [[read.scores.get(u, zero).full((*lead, "T", "S"), size) for u in reads] for read in reads.values()]
-        matrix = jnp.stack([jnp.stack(of, -1) for of in a], -3).reshape(*shape, steps * n, steps * n)
+        a = [[e.scores.get(u, zero).full((*lead, "T", "S"), size) for u in equations] for e in equations.values()]
+        matrix = jnp.stack([jnp.stack(row, -1) for row in a], -3).reshape(*shape, steps * n, steps * n)
         right = jnp.stack(b, -2).reshape(*shape, steps * n, -1)
         x = unit_lower_solve(-matrix, right, self.factors.precision, self.saved)
         x = jnp.moveaxis(x.reshape(*shape, steps, n, *(size[l] for l in free)), len(shape) + 1, 0)
-        return {row: Labeled(x[i], (*lead, "T", *free)) for i, row in enumerate(reads)}
+        return {row: Labeled(x[i], (*lead, "T", *free)) for i, row in enumerate(equations)}
 
-    def _readout(self, v: Var, value: AffineSum, rows: dict[Row, Labeled]) -> Any:
+    def _readout_values(self, v: Var, value: AffineSum, rows: dict[Row, Labeled]) -> Any:
         """Returns the values of a variable where S was read."""
         labels = ("T", *(l for l in self.form.forms.resolved(value.labels) if l is not None))
         sums = self.form.forms.resolved(value.sums)
         shape = (self.steps, *(1 if l is None else n for l, n in zip(value.labels, v.aval.shape)))
         scales = (self.factors.product(t.factors, t.sign) for t in value.terms)
         one = self.factors.value(Term(None))
-        parts = [times([scale, rows[t.of]]) if t.of else scale or one for t, scale in zip(value.terms, scales)]
+        parts = [times([a, rows[t.operand]]) if t.operand else a or one for t, a in zip(value.terms, scales)]
         array = plus(parts).full((*labels, *sums), self._size)
         array = jnp.sum(array, range(len(labels), array.ndim)).reshape(shape)
         return jnp.broadcast_to(array, (self.steps, *v.aval.shape)).astype(v.aval.dtype)

@@ -22,12 +22,12 @@ from jrnn.loops.affine import rounds
 from jrnn.loops.chunks.labeled import Label, Labeled, dot, sum_over, times, union
 from jrnn.loops.chunks.solve import SavedForBackward, neighbors, unit_lower_inverse
 
-MIXED = ("of", "from")  # labels: the state that a decay leads to, and the state that it leads from
+STATE_LABELS = TO_STATE, FROM_STATE = "to", "from"  # of the matrices by which states that read each other decay
 
 
 @dataclass(frozen=True)
 class Decay:
-    """The decays of a chunk. For states that read each other, W(t, s) are small matrices, with the labels MIXED.
+    """The decays of a chunk. For states that read each other, W(t, s) are small matrices, with STATE_LABELS.
 
     Attributes:
         prefix: W(t, start) for each t, or None if nothing decays.
@@ -52,13 +52,13 @@ class Decay:
         products = [p for p in (self.prefix, self.suffix, self.between, *(self.levels or ())) if p is not None]
         return functools.reduce(jnp.maximum, [jnp.max(jnp.abs(p.array)) for p in products], jnp.ones(()))
 
-    def reader(self, a: Labeled) -> Labeled:
+    def prepare_reader(self, a: Labeled) -> Labeled:
         """Prepares a vector a_t, with the labels T and K, for `scores`."""
         return a if self.levels is None else self._level_by_level(a, 1)
 
-    def writer(self, p: Labeled) -> Labeled:
+    def prepare_writer(self, p: Labeled) -> Labeled:
         """Prepares a vector p_s, with the labels T and K, for `scores`."""
-        return (p if self.levels is None else self._level_by_level(p, 0)).renamed("T", "S").renamed(*MIXED)
+        return (p if self.levels is None else self._level_by_level(p, 0)).renamed("T", "S").renamed(*STATE_LABELS)
 
     def _level_by_level(self, a: Labeled, which: int) -> Labeled:
         """The vectors of every second block of each level, or of the others, times the decay to or from its start."""
@@ -72,25 +72,25 @@ class Decay:
 
     def from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
         """Returns a reader of the state before the chunk, and what scales the results."""
-        if self.prefix is None or MIXED[0] not in self.prefix.labels:
+        if self.prefix is None or TO_STATE not in self.prefix.labels:
             return a, self.prefix
-        transposed = self.prefix.renamed(MIXED[0], "old").renamed(MIXED[1], MIXED[0]).renamed("old", MIXED[1])
+        transposed = self.prefix.renamed(TO_STATE, "old").renamed(FROM_STATE, TO_STATE).renamed("old", FROM_STATE)
         return self._scaled(a, transposed), None
 
     def to_end(self, p: Labeled) -> Labeled:
         """Returns what remains of a vector at the end of the chunk."""
         return self._scaled(p, self.suffix)
 
-    def after(self, start: Labeled) -> Labeled:
+    def decay_state(self, start: Labeled) -> Labeled:
         """Returns what remains of the state before the chunk."""
         return self._scaled(start, self.total)
 
     def _scaled(self, a: Labeled, decay: Labeled | None) -> Labeled:
         """Returns `a` times a decay; for states that read each other, `sum_j decay[i, j] a[j]`."""
-        if decay is None or MIXED[1] not in decay.labels:
+        if decay is None or FROM_STATE not in decay.labels:
             return times([a, decay])
-        a = a.renamed(*MIXED)
-        return dot(a, decay, [l for l in union([a, decay]) if l != MIXED[1]], self.precision)
+        a = a.renamed(*STATE_LABELS)
+        return dot(a, decay, [l for l in union([a, decay]) if l != FROM_STATE], self.precision)
 
     def scores(self, reader: Labeled, writer: Labeled, saved: SavedForBackward) -> Labeled:
         """Returns `sum_k a_t W(t, s) p_s` for s < t, and zero for s >= t, with the labels T and S at the end.
@@ -102,23 +102,23 @@ class Decay:
         product = _product(reader, writer, self.k, self.precision, saved)
         if self.between is not None:
             product = times([product, self.between])
-            return sum_over(product, [l for l in MIXED if l in product.labels])
+            return sum_over(product, [l for l in STATE_LABELS if l in product.labels])
         below = np.tril(np.ones((self.steps, self.steps), bool), -1)
         return product.map(lambda m: jnp.where(below, m, 0))
 
-    def spread(self, scores: Labeled, values: Labeled, out: Sequence[Label]) -> Labeled:
+    def apply_scores(self, scores: Labeled, values: Labeled, out: Sequence[Label]) -> Labeled:
         """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K, and values v_s with the labels S and K."""
         assert self.levels is not None
         lead = tuple(l for l in scores.labels if l not in ("T", "S"))
         blocks = Labeled(_split_levels(scores.along((*lead, "T", "S"))), (*lead, "N", "T", "S"))
-        mixed = dot(blocks, self.writer(values.renamed("S", "T")), ["N", *out], self.precision)
+        mixed = dot(blocks, self.prepare_writer(values.renamed("S", "T")), ["N", *out], self.precision)
         mixed = times([mixed, self.levels[0]])
-        rest = tuple(l for l in mixed.labels if l not in ("N", "T"))
-        every, total = mixed.along((*rest, "N", "T")), []
+        lead_labels = tuple(l for l in mixed.labels if l not in ("N", "T"))
+        of_levels, total = mixed.along((*lead_labels, "N", "T")), []
         for i, h in enumerate(_blocks(self.steps)):
-            part = every[..., i, :].reshape(*every.shape[:-2], -1, 1, h)
-            total.append(jnp.concatenate([jnp.zeros_like(part), part], -2).reshape(*every.shape[:-2], -1))
-        return Labeled(sum(total), (*rest, "T"))
+            part = of_levels[..., i, :].reshape(*of_levels.shape[:-2], -1, 1, h)
+            total.append(jnp.concatenate([jnp.zeros_like(part), part], -2).reshape(*of_levels.shape[:-2], -1))
+        return Labeled(sum(total), (*lead_labels, "T"))
 
 
 def _product(a: Labeled, p: Labeled, k: int, precision: Any, saved: SavedForBackward, then: Any = None) -> Labeled:
@@ -152,8 +152,8 @@ def _half(x: Any, h: int, which: int) -> Any:
 
     @half_of.defjvp
     def _(primals: Any, tangents: Any) -> Any:  # the transpose of a slice would be a padding, which is slow on a CPU
-        here = np.arange(2)[:, None, None] == which
-        return half_of(*primals), jnp.sum(jnp.where(here, blocks(tangents[0]), 0), -3).reshape(half)
+        is_half = np.arange(2)[:, None, None] == which
+        return half_of(*primals), jnp.sum(jnp.where(is_half, blocks(tangents[0]), 0), -3).reshape(half)
 
     return half_of(x)
 
@@ -163,10 +163,10 @@ def _merge_levels(pairs: Any) -> Any:
     """Returns the pairs of all steps from those of each level, [..., N, T / 2, S / 2] -> [..., T, S]."""
     *lead, _, half, _ = pairs.shape
     total: Any = 0
-    for i, (h, apart) in enumerate(zip(_blocks(2 * half), neighbors(2 * half))):
+    for i, (h, is_pair) in enumerate(zip(_blocks(2 * half), neighbors(2 * half))):
         part = pairs[..., i, :, :].reshape(*lead, -1, 1, h, half // h, 1, h)
         wide = jnp.broadcast_to(part, (*lead, half // h, 2, h, half // h, 2, h))
-        total = jnp.where(apart, wide.reshape(*lead, 2 * half, 2 * half), total)
+        total = jnp.where(is_pair, wide.reshape(*lead, 2 * half, 2 * half), total)
     return total
 
 
@@ -194,7 +194,7 @@ def decay_of(
     """Returns the products of decays.
 
     Args:
-        factor: the decay of each step, with the label T, and for states that read each other with the labels MIXED; None if
+        factor: the decay of each step, with the label T, and for states that read each other with STATE_LABELS; None if
             nothing decays.
         steps: C, a power of two.
         k: the label of K.
@@ -204,21 +204,21 @@ def decay_of(
     """
     if factor is None:
         return Decay(steps, k, precision)
-    of, start = MIXED
-    rest = tuple(l for l in factor.labels if l not in ("T", *MIXED))
-    if k in rest:
-        lead = tuple(l for l in rest if l != k)
-        return _per_row(factor.along((*lead, "T", k)), lead, steps, k, precision)
+    has_states = TO_STATE in factor.labels
+    lead = tuple(l for l in factor.labels if l not in ("T", *STATE_LABELS))
+    if k in lead:
+        without_k = tuple(l for l in lead if l != k)
+        return _per_row(factor.along((*without_k, "T", k)), without_k, steps, k, precision)
 
     def labeled(array: Any, labels: tuple[Label, ...]) -> Labeled:
-        axes = [(n, l) for n, l in zip(array.shape, (*rest, *labels)) if l not in MIXED or of in factor.labels]
+        axes = [(n, l) for n, l in zip(array.shape, (*lead, *labels)) if l not in STATE_LABELS or has_states]
         return Labeled(array.reshape([n for n, _ in axes]), tuple(l for _, l in axes))
 
-    if of in factor.labels or at_once:
-        products: Any = _products(factor.along((*rest, "T", *MIXED)), saved)
-        labels: Any = ("T", of, start), (of, "T", start), (of, start), ("T", of, "S", start)
+    if has_states or at_once:
+        products: Any = _products(factor.along((*lead, "T", *STATE_LABELS)), saved)
+        labels: Any = ("T", *STATE_LABELS), (TO_STATE, "T", FROM_STATE), STATE_LABELS, ("T", TO_STATE, "S", FROM_STATE)
     else:
-        products, labels = _products_of_numbers(factor.along((*rest, "T")), saved), (("T",), ("T",), (), ("T", "S"))
+        products, labels = _products_of_numbers(factor.along((*lead, "T")), saved), (("T",), ("T",), (), ("T", "S"))
     return Decay(steps, k, precision, *map(labeled, products, labels))
 
 

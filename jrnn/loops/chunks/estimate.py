@@ -60,7 +60,7 @@ def with_products(estimator: Estimator, forms: Sequence[AffineForm], steps: int,
         elements = len(form.forms.states) * jaxprs.elements(state.aval.shape)
         k, v = size[form.forms.contracted or 0], form.width
         batch = elements // (k * v)
-        readers = sum(any(t.of in form.forms.states for t in row.terms) for row in form.rows)
+        readers = sum(any(t.operand in form.forms.states for t in row.terms) for row in form.rows)
         writers, solved = len(form.known) + len(form.solved), len(form.solved)
         operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (k + v)
         operations += 2 * (solved * steps) ** 2 * v

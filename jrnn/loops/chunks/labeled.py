@@ -106,20 +106,20 @@ class Factors:
     precision: Any
 
     def evaluate(self, factor: Factor) -> Labeled:
-        if isinstance(factor.of, tuple):
+        if isinstance(factor.operand, tuple):
             return self._contraction(factor)
-        moving = jaxprs.is_in(factor.of, self.steps)
-        array = self.steps[factor.of] if moving else jaxprs.value(self.env, factor.of)
+        moving = jaxprs.is_in(factor.operand, self.steps)
+        array = self.steps[factor.operand] if moving else jaxprs.value(self.env, factor.operand)
         index = factor.index or (0,) * len(factor.labels)
         for axis in reversed(range(len(index))):
             if factor.labels[axis] is None:
                 array = jax.lax.index_in_dim(array, index[axis], axis + moving, keepdims=False)
-        if factor.how in ("unless", "where", "eye"):
+        if factor.kind in ("mask", "inverted mask", "identity"):
             array = array if array.dtype == bool else array != 0
-            array = ~array if factor.how == "unless" else array
+            array = ~array if factor.kind == "inverted mask" else array
         array = array.astype(self.dtype)
         labels = tuple(map(self.find, (l for l in factor.labels if l is not None)))
-        return Labeled(1 / array if factor.how == "inverse" else array, ("T", *labels) if moving else labels)
+        return Labeled(1 / array if factor.kind == "reciprocal" else array, ("T", *labels) if moving else labels)
 
     def product(self, factors: Sequence[Factor], sign: int = 1) -> Labeled | None:
         """Returns the product of factors, or None if it is 1."""
@@ -130,9 +130,9 @@ class Factors:
         return self.product(term.factors, term.sign) or Labeled(jnp.ones((), self.dtype), ())
 
     def _contraction(self, factor: Factor) -> Labeled:
-        if not factor.of:
+        if not factor.operand:
             return Labeled(jnp.asarray(self.contracted, self.dtype), ())
-        *most, last = [self.evaluate(f) for f in factor.of]
+        *most, last = [self.evaluate(f) for f in factor.operand]
         out = [l for l in union([*most, last]) if l == "T" or l in map(self.find, factor.labels)]
         if not most:
             return sum_over(last, [l for l in last.labels if l not in out])
@@ -143,8 +143,8 @@ def variables(terms: Iterable[Term]) -> list[Var]:
     """Returns the variables that the factors of terms read, in their order."""
 
     def of(factor: Factor) -> Iterator[Var]:
-        for part in factor.of if isinstance(factor.of, tuple) else ():
+        for part in factor.operand if isinstance(factor.operand, tuple) else ():
             yield from of(part)
-        yield from () if isinstance(factor.of, tuple) else jaxprs.variables([factor.of])
+        yield from () if isinstance(factor.operand, tuple) else jaxprs.variables([factor.operand])
 
     return list(dict.fromkeys(v for term in terms for factor in term.factors for v in of(factor)))
