@@ -104,7 +104,9 @@ class Pairs:
 
         from jrnn.loops.ir import observers
 
-        observers.listeners.append(lambda what: isinstance(what, str) or self._count(what, observers.places()[0]))
+        observers.listeners.append(
+            lambda what: isinstance(what, str) or self._count(what, observers.current_place()[0])
+        )
         if self.rewrite:
             always_rewrite()
         self._time(mlir, "lower_jaxpr_to_module", "lower")

@@ -158,10 +158,10 @@ def variables(atoms: Iterable[Atom]) -> list[Var]:
     return [atom for atom in atoms if isinstance(atom, Var)]
 
 
-def replaced(values: Sequence[Any], places: Sequence[int], new: Iterable[Any]) -> list[Any]:
-    """Returns the values, with new ones at some places."""
+def replaced(values: Sequence[Any], positions: Sequence[int], new: Iterable[Any]) -> list[Any]:
+    """Returns the values, with new ones at some positions."""
     result = list(values)
-    for i, v in zip(places, new):
+    for i, v in zip(positions, new):
         result[i] = v
     return result
 

@@ -23,13 +23,13 @@ def is_smooth(value: Any) -> bool:
 
 
 def with_derivative(run: Callable[..., Flat], rule: Callable[..., tuple[Flat, Flat]]) -> Callable[..., Flat]:
-    """Returns a function of arrays with a rule for its derivative: from the arrays, the places of those that move and their
+    """Returns a function of arrays with a rule for its derivative: from the arrays, the argnums of those that move and their
     tangents to the results and their tangents, of which None is zero."""
 
     def differentiated(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
         moves = [is_smooth(p) and not isinstance(t, SymbolicZero) for p, t in zip(primals, tangents)]
-        places = tuple(i for i, m in enumerate(moves) if m)
-        results, moved = rule(primals, places, [tangents[i] for i in places])
+        argnums = tuple(i for i, m in enumerate(moves) if m)
+        results, moved = rule(primals, argnums, [tangents[i] for i in argnums])
         zeros = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
         return results, [z if t is None else t for z, t in zip(zeros, moved)]
 
@@ -66,16 +66,16 @@ class Linearized:
         return [a for a in self.outs if a is not None]
 
     @staticmethod
-    def of(run: Callable[..., Flat], avals: Flat, places: Sequence[int]) -> Linearized:
-        """Returns a function whose arguments at some places have tangents."""
+    def of(run: Callable[..., Flat], avals: Flat, argnums: Sequence[int]) -> Linearized:
+        """Returns a function whose arguments at some argnums have tangents."""
         n_in, smooth = len(avals), list[bool]()
 
         def both(*args: Any) -> Flat:
-            outs, tangents = pushed(run, args[:n_in], places, args[n_in:])
+            outs, tangents = pushed(run, args[:n_in], argnums, args[n_in:])
             smooth[:] = map(is_smooth, outs)
             return [*outs, *(t for s, t in zip(smooth, tangents) if s)]
 
-        program = trace(both, [*avals, *(avals[i].to_tangent_aval() for i in places)])
+        program = trace(both, [*avals, *(avals[i].to_tangent_aval() for i in argnums)])
         # Without the `jax.jvp` of `pushed`, the scopes are those of the step.
         program = replace(program, eqns=tuple(map(without_outer_scope, program.eqns)))
         later, eqn_of = depends(program.eqns, program.invars[n_in:]), producers(program.eqns)
@@ -92,6 +92,6 @@ class Linearized:
         return Linearized(program, n_in, len(smooth), step, linear, later, outs, primals_read)
 
 
-def pushed(fn: Callable[..., Flat], args: Flat, places: Sequence[int], tangents: Flat) -> tuple[Flat, Flat]:
-    """Returns the results of a function and their tangents, from tangents of the arguments at some places."""
-    return jax.jvp(lambda *moving: fn(*replaced(args, places, moving)), [args[i] for i in places], list(tangents))
+def pushed(fn: Callable[..., Flat], args: Flat, argnums: Sequence[int], tangents: Flat) -> tuple[Flat, Flat]:
+    """Returns the results of a function and their tangents, from tangents of the arguments at some argnums."""
+    return jax.jvp(lambda *moving: fn(*replaced(args, argnums, moving)), [args[i] for i in argnums], list(tangents))

@@ -224,7 +224,7 @@ def _update(form: AffineForm) -> tuple[str, tuple[Term, ...]]:
     decay = _alone(form.decay)
     if decay.sign < 0 or free in forms.labels_in([decay]):
         raise NotAffine("another decay")
-    gated, gates = "gated_" * bool(decay.factors), [replace(decay, of=None)] * bool(decay.factors)
+    gated, gates = "gated_" * bool(decay.factors), [replace(decay, operand=None)] * bool(decay.factors)
     if reads:
         ((outer, inner),) = reads if len(reads) == 1 else [(None, None)]
         if outer is None or outer.sign * inner.sign > 0:

@@ -25,7 +25,7 @@ from jrnn.bench.sizes import Size
 from jrnn.loops import scan
 from jrnn.loops.chunks import chunked
 from jrnn.loops.strategies import accelerators, chooser
-from jrnn.loops.strategies.nodes import by_steps
+from jrnn.loops.strategies.nodes import steps_with_wide_sums
 
 SIZES = [Size.parse(text) for text in (("100x32x512x512", "100x1x128x128") if GPU else ("8x2x3x4", "5x1x3x4"))]
 
@@ -50,7 +50,7 @@ def forget() -> None:
 
 def chunks_of(size: int) -> Any:
     """Patches the length of chunks."""
-    return constants(chunked, chunk_length=lambda length, at_once: size)
+    return constants(chunked, chunk_length=lambda length, batched: size)
 
 
 def lowered(day: Day, job: Job) -> list[Job]:
@@ -89,7 +89,7 @@ def unroll(day: Day) -> None:
 
 def stages(day: Day) -> None:
     def plain(core: Any, devices: int) -> Any:
-        return by_steps(core)
+        return steps_with_wide_sums(core)
 
     tried: dict[str, dict[str, Any]] = {
         "default": {},

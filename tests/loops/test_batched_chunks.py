@@ -29,14 +29,14 @@ from jrnn.loops.chunks import batched
 from jrnn.loops.rules import lowering
 from jrnn.loops.strategies import Target, chunks
 
-pytestmark = pytest.mark.usefixtures("rewritten", "at_once")
+pytestmark = pytest.mark.usefixtures("rewritten", "batched_chunks")
 
 
 @pytest.fixture
-def at_once(in_chunks_always, monkeypatch):
+def batched_chunks(in_chunks_always, monkeypatch):
     """Chunks are prepared at once on this platform, too. Returns the chunks that were."""
     seen, run = [], batched.AllChunks.run
-    monkeypatch.setattr(chunks, "prepares_at_once", lambda target: True)
+    monkeypatch.setattr(chunks, "prefers_batched", lambda target: True)
     monkeypatch.setattr(batched.AllChunks, "run", lambda self, *args: seen.append(self) or run(self, *args))
     return seen
 
@@ -44,7 +44,7 @@ def at_once(in_chunks_always, monkeypatch):
 def test_accelerators_prepare_chunks_at_once(monkeypatch):
     monkeypatch.undo()
     platforms = ("cpu", "cuda", "rocm", "tpu")
-    assert [chunks.prepares_at_once(Target(platform)) for platform in platforms] == [False, True, True, True]
+    assert [chunks.prefers_batched(Target(platform)) for platform in platforms] == [False, True, True, True]
 
 
 def program_of(step):
@@ -61,27 +61,27 @@ def over_chunks(jaxpr):
 
 
 @pytest.mark.parametrize("step, products", [(layers.gla, [0]), (layers.gated_delta, [3])], ids=["gla", "gated_delta"])
-def test_only_products_that_lead_to_the_next_state_stay_in_the_loop(step, products, at_once):
+def test_only_products_that_lead_to_the_next_state_stay_in_the_loop(step, products, batched_chunks):
     loops = over_chunks(program_of(step))
     assert [sum(e.primitive.name == "dot_general" for e in body) for body in loops] == products
-    assert at_once
+    assert batched_chunks
 
 
-def test_one_condition_decides_for_all_chunks(at_once):
+def test_one_condition_decides_for_all_chunks(batched_chunks):
     jaxpr = program_of(layers.gated_delta)
     assert sum(e.primitive.name == "cond" for e in jaxpr.eqns) == 1
     assert not [e for body in over_chunks(jaxpr) for e in body if e.primitive.name == "cond"]
-    assert at_once
+    assert batched_chunks
 
 
 @pytest.mark.parametrize("growth, by_steps", [(0.0, False), (0.2, True)])
-def test_growing_decays_run_step_by_step(growth, by_steps, at_once):
+def test_growing_decays_run_step_by_step(growth, by_steps, batched_chunks):
     init, xs = problem(layers.gated_delta, 128, jnp.float32)
     xs["g"] = np.full_like(xs["g"], growth)
     ours, theirs = (jax.jit(functools.partial(scan, layers.gated_delta))(init, xs) for scan in (chunked, jax.lax.scan))
     equal = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs))]
     assert all(equal) == by_steps
-    assert at_once
+    assert batched_chunks
 
 
 def chunked(step, init, xs):

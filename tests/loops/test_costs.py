@@ -821,7 +821,7 @@ def test_matrices_that_are_transposed_for_a_loop_are_counted():
         (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(step, c, xs), c, xs)
         fission = split(loop, moves=moves)
         parts = Split(fission, Steps(fission.core)).costs(Estimator(loop, machines.CPU))
-        return dict(parts.at_once(size).terms)["packing"]
+        return dict(parts.estimate(size).terms)["packing"]
 
     whole, some = packing(None), packing(None, 3)
     assert whole > w.nbytes / machines.CPU.write_rate and some > whole

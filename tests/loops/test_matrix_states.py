@@ -13,7 +13,7 @@ from plans_of import scan_plans
 import jrnn
 from jrnn import jaxprs
 from jrnn.loops.affine.terms import Factor, Term
-from jrnn.loops.chunks.chunked import chunked
+from jrnn.loops.chunks.chunked import chunkwise
 from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.chunks.labeled import variables
 from jrnn.loops.ir import Loop, ScanParams, observers
@@ -78,7 +78,7 @@ def test_a_step_is_recognized_however_it_is_written(step):
     inputs, outs, consts = program.invars, program.outvars, program.constvars
     parts = inputs[:count], inputs[count:], outs[:count], outs[count:]
     loop, _ = with_plain_carries(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))
-    node = chunked(loop, dict(zip(loop.consts, program.consts)))
+    node = chunkwise(loop, dict(zip(loop.consts, program.consts)))
     assert [stage for stage in node.stages if stage.forms]
 
 

@@ -69,11 +69,7 @@ class AffineForm:
     def precision(self) -> Any:
         """The strongest precision of the step's contractions of S."""
         order = [None, *jax.lax.Precision]
-        flat = [
-            p
-            for precision in self.forms.products
-            for p in (precision if isinstance(precision, tuple) else (precision,))
-        ]
+        flat = [p for pair in self.forms.products for p in (pair if isinstance(pair, tuple) else (pair,))]
         known = [p if p in order else jax.lax.Precision.HIGHEST for p in flat]
         return max(known, key=order.index, default=None)
 

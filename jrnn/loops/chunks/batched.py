@@ -60,19 +60,19 @@ class AllChunks:
         n_states, n_args = len(states), len(flat)
 
         def by_products(*args: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
-            return self.by_products(*tree.unflatten(args))
+            return self.run_by_products(*tree.unflatten(args))
 
         def checked(results: Flat, before: Flat, growth: Any, args: Flat) -> tuple[Flat, Flat, Any]:
             few = jnp.where(growth <= _MOST_GROWTH, 0.0, jnp.inf)
             good = all_finite([jax.lax.stop_gradient(x) for x in (few, *results) if is_smooth(x)])
-            by_steps = lambda _, args: self.by_steps(*tree.unflatten(args))  # noqa: E731
+            by_steps = lambda _, args: self.run_by_steps(*tree.unflatten(args))  # noqa: E731
             return *jax.lax.cond(good, lambda results, _: results, by_steps, (results, before), args), good
 
-        def rule(args: Flat, places: Sequence[int], moving: Flat) -> tuple[Flat, Flat]:
+        def rule(args: Flat, argnums: Sequence[int], moving: Flat) -> tuple[Flat, Flat]:
             def of_moving(*moving: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
-                return by_products(*jaxprs.replaced(args, places, moving))
+                return by_products(*jaxprs.replaced(args, argnums, moving))
 
-            results, linear, (before, growth) = jax.linearize(of_moving, *(args[i] for i in places), has_aux=True)
+            results, linear, (before, growth) = jax.linearize(of_moving, *(args[i] for i in argnums), has_aux=True)
             residuals, of_linear = jax.tree.flatten(linear)
             primal, before, good = checked(results, before, growth, args)
             smooth = list(map(is_smooth, primal))
@@ -86,8 +86,8 @@ class AllChunks:
                 before, args = operands[len(residuals) :][:n_states], operands[-len(moving) - n_args :][:n_args]
                 moved = operands
                 tangents = [None] * n_args
-                for place, tangent in zip(places, moved[-len(moving) :]):
-                    tangents[place] = tangent
+                for argnum, tangent in zip(argnums, moved[-len(moving) :]):
+                    tangents[argnum] = tangent
                 each = self.tangents_by_steps(before, tree.unflatten(args), tangents)
                 return [t for t, s in zip(each, smooth) if s]
 
@@ -102,7 +102,7 @@ class AllChunks:
         results = with_derivative(primal, rule)(*flat)
         return results[:n_states], results[n_states:]
 
-    def by_products(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
+    def run_by_products(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], Any]:
         """Returns the last states and the outputs; the states before chunks, and the largest products of their decays."""
         n_states, n_consts = len(states), len(consts)
         every = list(xs) if valid is None else [*xs, valid]
@@ -110,7 +110,7 @@ class AllChunks:
         def chunk(*args: Any) -> list[Any]:
             consts, states, xs = args[:n_consts], args[n_consts:][:n_states], args[n_consts + n_states :]
             here, saved = None if valid is None else xs[-1], SavedForBackward()
-            results = self.body.by_products(states, consts, xs[: len(self.body.loop.xs)], here, saved)
+            results = self.body.run_by_products(states, consts, xs[: len(self.body.loop.xs)], here, saved)
             growth = [largest() for largest in saved.growth]
             return [*results, *states, functools.reduce(jnp.maximum, growth, jnp.ones(()))]
 
@@ -121,23 +121,23 @@ class AllChunks:
         n_outs = len(ys) - n_states - 1
         return [*last, *ys[:n_outs]], (ys[n_outs:-1], ys[-1])
 
-    def by_steps(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], list[Any]]:
-        """Returns what `by_products` returns, from the steps one by one."""
+    def run_by_steps(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], list[Any]]:
+        """Returns what `run_by_products` returns, from the steps one by one."""
         n_states = len(states)
 
         def chunk(states: Any, inputs: Any) -> Any:
-            results = self.body.by_steps(states, consts, *inputs)
+            results = self.body.run_by_steps(states, consts, *inputs)
             return results[:n_states], (results[n_states:], states)
 
         last, (outs, before) = jax.lax.scan(chunk, list(states), (list(xs), valid), self.count)
         return [*last, *outs], before
 
     def tangents_by_steps(self, before: Flat, args: Any, tangents: Sequence[Any]) -> list[Any]:
-        """Returns the tangents of the results of `by_steps`.
+        """Returns the tangents of the results of `run_by_steps`.
 
         Args:
             before: the states before each chunk.
-            args: the arguments of `by_steps`.
+            args: the arguments of `run_by_steps`.
             tangents: of their leaves, or None for those that have none.
         """
         states, consts, xs, valid = args

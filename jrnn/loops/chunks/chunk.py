@@ -66,7 +66,7 @@ class Chunk:
         steps: C.
         valid: [C] booleans, False for steps after the end, which change nothing; None if there are no such steps.
         saved: saves values for the reverse pass.
-        at_once: all chunks are prepared at once.
+        batched: all chunks are prepared at once.
     """
 
     form: AffineForm
@@ -74,7 +74,7 @@ class Chunk:
     steps: int
     valid: Any
     saved: SavedForBackward
-    at_once: bool
+    batched: bool
 
     def run(self, states: Sequence[Any]) -> tuple[dict[Var, Any], list[Any]]:
         """Returns the values of the readouts, [C, ...], and the new states."""
@@ -224,7 +224,7 @@ class Chunk:
             rows, columns = ([replace(term, factors=tuple(fs), sign=s)] for fs, s in zip(parts, (term.sign, 1)))
         of_rows = self._decay(rows) if rows or not labels else None
         of_columns = self._decay(columns) if labels else None
-        settings = self.factors.precision, self.saved, self.at_once
+        settings = self.factors.precision, self.saved, self.batched
         last = self.form.columns[-1] if labels else self.k
         return Decays(
             decay_of(of_rows, self.steps, self.k, *settings),

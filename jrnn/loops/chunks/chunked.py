@@ -31,24 +31,24 @@ _BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 t
 
 # The most steps of a chunk. On a CPU layers of every kind took 1.1 to 1.4 times as long with 64 as with 32. On an H200, with
 # all chunks prepared at once, 64 took 0.78 (gated delta rule, Mamba-2) and 1.06 (gated linear attention) of the time of 32.
-_LONGEST, _LONGEST_AT_ONCE = 32, 64
+_LONGEST, _LONGEST_BATCHED = 32, 64
 # The same on a CPU for decays that differ along rows or columns, whose blocks are one more level for twice as many steps.
 # With 16, gradients of gated linear attention and of KDA took 0.87 to 0.96 of the time with 32, and compile sooner.
 _LONGEST_OF_LEVELS = 16
 
 
-def chunk_length(length: int, at_once: bool = False) -> int:
+def chunk_length(length: int, batched: bool = False) -> int:
     """Returns C, a power of two.
 
     Args:
         length: T.
-        at_once: all chunks are prepared at once.
+        batched: all chunks are prepared at once.
     """
-    return max(2, min(_LONGEST_AT_ONCE if at_once else _LONGEST, 1 << (length - 1).bit_length()))
+    return max(2, min(_LONGEST_BATCHED if batched else _LONGEST, 1 << (length - 1).bit_length()))
 
 
 @dataclass(frozen=True)
-class Chunked:
+class Chunkwise:
     """The node of a loop whose carries are computed in stages, some of them in chunks.
 
     Attributes:
@@ -57,7 +57,7 @@ class Chunked:
         notes: what runs in chunks, and why other carries do not.
         size: C.
         stored: the bytes a step of states that JAX's derivative of the loop would store.
-        at_once: all chunks are prepared at once, which is for accelerators (`batched.py`).
+        batched: all chunks are prepared at once, which is for accelerators (`batched.py`).
     """
 
     loop: Loop
@@ -65,13 +65,13 @@ class Chunked:
     notes: tuple[str, ...]
     size: int
     stored: int = 0
-    at_once: bool = False
+    batched: bool = False
 
     def estimate(self, estimator: Estimator) -> Estimate:
         """Returns what a train step costs."""
         forms = [form for stage in self.stages for form in stage.forms]
         if forms:
-            return estimate.with_products(estimator, forms, self.size, self.at_once)
+            return estimate.with_products(estimator, forms, self.size, self.batched)
         return estimate.with_checkpoints(estimator, self.stored, self.size)
 
     def describe(self) -> Description:
@@ -81,29 +81,30 @@ class Chunked:
         loop = self.loop
         if not self.stages:
             return _checkpointed(loop, consts, init, xs, length)
-        env, steps = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
-        jaxprs.over_time(loop.eqns, _projections(loop), env, steps)
+        env, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
+        jaxprs.over_time(loop.eqns, _projections(loop), env, stacked)
         last: dict[int, Any] = {}
         for number, stage in enumerate(self.stages):
             first = [init[i] for i in stage.carry]
             if stage.forms:
                 later = self.stages[number + 1 :]
                 outs = [v for form in stage.forms for v in form.readouts] if later else jaxprs.variables(loop.ys)
-                final, stacks = _in_chunks(loop, stage, outs, first, env, steps, length, self.size, self.at_once)
-                steps.update(zip(outs, stacks))
+                final, stacks = _in_chunks(loop, stage, outs, first, env, stacked, length, self.size, self.batched)
+                stacked.update(zip(outs, stacks))
             elif stage.kind == "overwritten":
                 (i,), (value,) = stage.carry, first
-                (stack,) = jaxprs.stacks(loop.eqns, [loop.carry_out[i]], env, steps, length)
-                steps[loop.carry[i]] = jaxprs.shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
+                (stack,) = jaxprs.stacks(loop.eqns, [loop.carry_out[i]], env, stacked, length)
+                stacked[loop.carry[i]] = jaxprs.shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
                 final = [stack[0 if loop.reverse else -1]]
             else:
                 carry = [loop.carry[i] for i in stage.carry]
-                part = part_of(loop, stage.carry, carry, env, steps)  # its outputs are the carries before each step
-                with tag.tagged(tag.Tag()) if self.at_once else nullcontext():  # few kernels for its steps, too
-                    final, before = part.run([env[v] for v in part.consts], first, [steps[v] for v in part.xs], length)
-                steps.update(zip(carry, before))
+                part = part_of(loop, stage.carry, carry, env, stacked)  # its outputs are the carries before each step
+                with tag.tagged(tag.Tag()) if self.batched else nullcontext():  # few kernels for its steps, too
+                    inputs = [env[v] for v in part.consts], first, [stacked[v] for v in part.xs]
+                    final, before = part.run(*inputs, length)
+                stacked.update(zip(carry, before))
             last.update(zip(stage.carry, final))
-        return [last[i] for i in range(len(init))], jaxprs.stacks(loop.eqns, loop.ys, env, steps, length)
+        return [last[i] for i in range(len(init))], jaxprs.stacks(loop.eqns, loop.ys, env, stacked, length)
 
 
 def check(loop: Loop) -> None:
@@ -113,14 +114,14 @@ def check(loop: Loop) -> None:
         raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_immovable(stuck)}", stuck)
 
 
-def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at_once: bool = False) -> Chunked:
+def chunkwise(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), batched: bool = False) -> Chunkwise:
     """Returns the loop in chunks.
 
     Args:
         loop: the loop.
         constants: values of variables that are known now.
         names: what the user calls the carries, or nothing.
-        at_once: prepares all chunks at once.
+        batched: prepares all chunks at once.
 
     Raises:
         NotAffine: if no carry runs in chunks, with the reasons.
@@ -157,8 +158,8 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at
         else:
             schedule.add("affine", [*itertools.chain(*forms)], tuple(forms.values()))
             solved_forms.update(forms)
-    size = chunk_length(loop.length, at_once)
-    if not at_once and any(form.decays_along_k or form.columns for form in solved_forms.values()):
+    size = chunk_length(loop.length, batched)
+    if not batched and any(form.decays_along_k or form.columns for form in solved_forms.values()):
         size = min(size, _LONGEST_OF_LEVELS)
     count = -(-loop.length // size)
     for positions, form in solved_forms.items():
@@ -167,10 +168,10 @@ def chunked(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), at
     if not any(stage.forms for stage in schedule.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
         shapes = ", ".join(v.aval.str_short() for v in diagonal)
-        return Chunked(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), size)
+        return Chunkwise(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), size)
     if not any(stage.forms for stage in schedule.stages):
         raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
-    return Chunked(loop, tuple(schedule.stages), tuple(notes), size, at_once=at_once)
+    return Chunkwise(loop, tuple(schedule.stages), tuple(notes), size, batched=batched)
 
 
 def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group) -> AffineForm:
@@ -227,15 +228,15 @@ def _in_chunks(
     outs: Sequence[Atom],
     first: Sequence[Any],
     env: Env,
-    steps: Env,
+    stacked: Env,
     length: int,
     size: int,
-    at_once: bool,
+    batched: bool,
 ) -> Results:
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
     # A form may read the operands of a product that is computed before the loop.
     operands = [v for form in stage.forms for v in variables(form.terms)]
-    body = ChunkBody(stage.forms, part_of(loop, stage.carry, outs, env, steps, operands), size, at_once)
+    body = ChunkBody(stage.forms, part_of(loop, stage.carry, outs, env, stacked, operands), size, batched)
     carry = body.loop.carry
     count = -(-length // size)
     extra = count * size - length
@@ -248,10 +249,10 @@ def _in_chunks(
 
     valid = jnp.arange(count * size) < length
     valid = (valid[::-1] if loop.reverse else valid).reshape(count, size) if extra else None
-    chunk_xs = [cut(steps[v]) for v in body.loop.xs]
+    chunk_xs = [cut(stacked[v]) for v in body.loop.xs]
     fixed = [env[v] for v in body.loop.consts]
     wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
-    if at_once:
+    if batched:
         flip = (lambda x: x[::-1, ::-1]) if loop.reverse else (lambda x: x)
         chunk_xs, valid = [flip(x) for x in chunk_xs], None if valid is None else flip(valid)
         last, stacks = AllChunks(body, count).run(wide, fixed, chunk_xs, valid)

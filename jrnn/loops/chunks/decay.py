@@ -189,7 +189,7 @@ def _split_levels(scores: Any) -> Any:
 
 
 def decay_of(
-    factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward, at_once: bool
+    factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward, batched: bool
 ) -> Decay:
     """Returns the products of decays.
 
@@ -200,7 +200,7 @@ def decay_of(
         k: the label of K.
         precision: of the contractions.
         saved: saves the products of decays that are the same along K.
-        at_once: of all chunks, in rounds: fewer kernels run.
+        batched: of all chunks, in rounds: fewer kernels run.
     """
     if factor is None:
         return Decay(steps, k, precision)
@@ -214,7 +214,7 @@ def decay_of(
         axes = [(n, l) for n, l in zip(array.shape, (*lead, *labels)) if l not in STATE_LABELS or has_states]
         return Labeled(array.reshape([n for n, _ in axes]), tuple(l for _, l in axes))
 
-    if has_states or at_once:
+    if has_states or batched:
         products: Any = _products(factor.along((*lead, "T", *STATE_LABELS)), saved)
         labels: Any = ("T", *STATE_LABELS), (TO_STATE, "T", FROM_STATE), STATE_LABELS, ("T", TO_STATE, "S", FROM_STATE)
     else:

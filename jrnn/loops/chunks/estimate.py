@@ -21,7 +21,7 @@ _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice 
 BY_STEPS = 3  # a step, and its derivative
 _KERNELS = 60  # of the forward and the reverse pass of a chunk
 # The same if all chunks are prepared at once, and those of the preparation: counted for a gated delta rule on an H100.
-_AT_ONCE_KERNELS, _PREPARATION = 23, 139
+_BATCHED_KERNELS, _PREPARATION = 23, 139
 
 
 def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
@@ -34,21 +34,20 @@ def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
     """
     machine, forward, length = estimator.machine, estimator.whole(), jaxprs.extent(estimator.loop.length)
     by_steps, stored_bytes = BY_STEPS * forward.seconds, steps * stored + math.ceil(length / steps) * stored
-    states_seconds = (
-        length / steps * (machine.writing(steps * stored, stored_bytes) + machine.reading(steps * stored, stored_bytes))
-    )
+    writing, reading = machine.writing(steps * stored, stored_bytes), machine.reading(steps * stored, stored_bytes)
+    states_seconds = length / steps * (writing + reading)
     terms = (("steps", by_steps), ("steps again", forward.seconds), ("states of a chunk", states_seconds))
     return Estimate(by_steps + forward.seconds + states_seconds, stored_bytes + forward.memory, terms)
 
 
-def with_products(estimator: Estimator, forms: Sequence[AffineForm], steps: int, at_once: bool) -> Estimate:
+def with_products(estimator: Estimator, forms: Sequence[AffineForm], steps: int, batched: bool) -> Estimate:
     """Returns what a train step in chunks costs.
 
     Args:
         estimator: of the loop.
         forms: of its carries that run in chunks.
         steps: C.
-        at_once: all chunks are prepared at once.
+        batched: all chunks are prepared at once.
     """
     loop, machine = estimator.loop, estimator.machine
     count = math.ceil(jaxprs.extent(loop.length) / steps)
@@ -76,7 +75,7 @@ def with_products(estimator: Estimator, forms: Sequence[AffineForm], steps: int,
         saved_elements = readers * writers * steps + solved * (v + solved * steps)
         boundaries += 4 * count * steps * batch * saved_elements
         inside += 8 * (readers + writers) * batch * steps * (k + v) * 4
-    kernels = _PREPARATION + count * _AT_ONCE_KERNELS if at_once else count * _KERNELS
+    kernels = _PREPARATION + count * _BATCHED_KERNELS if batched else count * _KERNELS
     calls = kernels * machine.call + count * machine.trip
     moved = boundaries / machine.write_rate + machine.reading(boundaries, boundaries)
     elementwise = (("decays", blocks), ("scores", scores))

@@ -61,11 +61,11 @@ def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, products: Any, steps: Any, count: int
 ) -> tuple[list[Any], list[Any]]:
     good, *operands = primals
-    places = [i for i, t in enumerate(tangents[1:]) if type(t) is not ad.Zero]
-    moving = [tangents[1 + i] for i in places]
+    argnums = [i for i, t in enumerate(tangents[1:]) if type(t) is not ad.Zero]
+    moving = [tangents[1 + i] for i in argnums]
 
     def tangents_of(fn: Callable) -> Callable:
-        return lambda *args: pushed(fn, args[: len(operands)], places, args[len(operands) :])[1]
+        return lambda *args: pushed(fn, args[: len(operands)], argnums, args[len(operands) :])[1]
 
     every = [*operands, *moving]
     both = (_rewritten(closed, tangents_of, every) for closed in (products, steps))

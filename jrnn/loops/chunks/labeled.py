@@ -91,7 +91,7 @@ class Factors:
 
     Attributes:
         env: the values that are the same at every step.
-        steps: the values that differ, [T, ...].
+        stacked: the values that differ, [T, ...].
         find: the label that a label was unified with.
         dtype: the dtype of the results.
         contracted: the size of K.
@@ -99,7 +99,7 @@ class Factors:
     """
 
     env: Env
-    steps: Env
+    stacked: Env
     find: Callable[[int | None], int | None]
     dtype: Any
     contracted: int
@@ -108,8 +108,8 @@ class Factors:
     def evaluate(self, factor: Factor) -> Labeled:
         if isinstance(factor.operand, tuple):
             return self._contraction(factor)
-        moving = jaxprs.is_in(factor.operand, self.steps)
-        array = self.steps[factor.operand] if moving else jaxprs.value(self.env, factor.operand)
+        moving = jaxprs.is_in(factor.operand, self.stacked)
+        array = self.stacked[factor.operand] if moving else jaxprs.value(self.env, factor.operand)
         index = factor.index or (0,) * len(factor.labels)
         for axis in reversed(range(len(index))):
             if factor.labels[axis] is None:

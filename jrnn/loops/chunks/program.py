@@ -42,17 +42,17 @@ class ChunkBody:
         forms: of the carries.
         loop: the loop of these carries, whose ys are what each step computes.
         steps: C.
-        at_once: all chunks are prepared at once, on an accelerator: products have full precision if the step gives none, and
+        batched: all chunks are prepared at once, on an accelerator: products have full precision if the step gives none, and
             the number of kernels determines the time.
     """
 
     forms: tuple[AffineForm, ...]
     loop: Loop
     steps: int
-    at_once: bool = False
+    batched: bool = False
 
     def run(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
-        """Returns the new states and the outputs. If they are not all finite, they are those of `by_steps`.
+        """Returns the new states and the outputs. If they are not all finite, they are those of `run_by_steps`.
 
         Args:
             states, consts, xs: values of the variables. Arrays of states, inputs and results have one axis here, because
@@ -74,21 +74,21 @@ class ChunkBody:
 
         def together(args: Sequence[Any], saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
             saved = SavedForBackward(saved_values)
-            return self._outs_in_order(self.by_products(*self._in_order(tree.unflatten(args)), saved)), saved.values
+            return self._outs_in_order(self.run_by_products(*self._in_order(tree.unflatten(args)), saved)), saved.values
 
         def checked(args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
             results, saved_values = together(args)
             good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
-            steps = lambda _, args: self._outs_in_order(self.by_steps(*self._in_order(tree.unflatten(args))))  # noqa: E731
+            steps = lambda _, args: self._outs_in_order(self.run_by_steps(*self._in_order(tree.unflatten(args))))  # noqa: E731
             return jax.lax.cond(good, lambda results, _: results, steps, results, args), saved_values, good
 
-        def rule(args: Sequence[Any], places: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def rule(args: Sequence[Any], argnums: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             primal, saved_values, good = checked(opened(args))
             smooth, end = list(map(is_smooth, primal)), len(args) + len(saved_values)
 
             def at(flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
                 values, moving = opened(flat[: len(args)]), iter(flat[end:])
-                return values, [next(moving) if i in places else no_tangent(v) for i, v in enumerate(values)]
+                return values, [next(moving) if i in argnums else no_tangent(v) for i, v in enumerate(values)]
 
             def of_products(*flat: Any) -> list[Any]:
                 again = [x.reshape(k.shape) for x, k in zip(flat[len(args) : end], saved_values)]
@@ -101,7 +101,7 @@ class ChunkBody:
                 return [t for t, s in zip(self._outs_in_order(self.tangents_by_steps(*both)), smooth) if s]
 
             operands = [*args, *closed(saved_values)]
-            moving = [t if t.shape == shapes[i] else _unfused(t).reshape(shapes[i]) for i, t in zip(places, moving)]
+            moving = [t if t.shape == shapes[i] else _unfused(t).reshape(shapes[i]) for i, t in zip(argnums, moving)]
             results = iter(closed(linear_map(of_products, of_steps, good, operands, moving)))
             return closed(primal), [next(results) if s else None for s in smooth]
 
@@ -119,26 +119,26 @@ class ChunkBody:
     def _flipped(self, x: Any) -> Any:
         return x[::-1] if self.loop.reverse else x
 
-    def by_products(
+    def run_by_products(
         self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, saved: SavedForBackward
     ) -> list[Any]:
-        loop, env, steps = self.loop, dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
-        jaxprs.over_time(loop.eqns, [v for form in self.forms for v in variables(form.terms)], env, steps)
+        loop, env, stacked = self.loop, dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
+        jaxprs.over_time(loop.eqns, [v for form in self.forms for v in variables(form.terms)], env, stacked)
         new, readouts = [], {}
         remaining = iter(states)
         for form in self.forms:
             forms, own = form.forms, [next(remaining) for _ in form.positions]
             contracted, precision = (
                 forms.size[forms.contracted],
-                form.precision or (PRECISION if self.at_once else None),
+                form.precision or (PRECISION if self.batched else None),
             )
-            factors = Factors(env, steps, forms.find, own[0].dtype, contracted, precision)
-            values, after = Chunk(form, factors, self.steps, valid, saved, self.at_once).run(own)
+            factors = Factors(env, stacked, forms.find, own[0].dtype, contracted, precision)
+            values, after = Chunk(form, factors, self.steps, valid, saved, self.batched).run(own)
             readouts.update(values)
             new += after
-        return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**steps, **readouts}, self.steps)]
+        return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**stacked, **readouts}, self.steps)]
 
-    def by_steps(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
+    def run_by_steps(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
         states, outs = jax.lax.scan(lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps)
         return [*states, *outs]
 
@@ -153,7 +153,7 @@ class ChunkBody:
         return new, outs[len(new) :]
 
     def tangents_by_steps(self, args: Any, tangents: Any) -> list[Any]:
-        """Returns the tangents of `by_steps`. No state is stored: each step computes those before it again."""
+        """Returns the tangents of `run_by_steps`. No state is stored: each step computes those before it again."""
         first, consts, xs, valid = args
         moved, moved_consts, moved_xs, _ = tangents
         number = jnp.arange(self.steps)

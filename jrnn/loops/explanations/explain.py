@@ -141,7 +141,7 @@ def explain(fn: Callable | None = None, /, *args: Any, compile: bool = False, **
     if not callable(fn):
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
     with observers.collected() as plans:
-        plans.caller = observers.places()
+        plans.caller = observers.current_place()
         if hasattr(fn, "lower"):
             program = fn.lower(*args, **keywords)
             traced = fn.trace(*args, **keywords) if hasattr(fn, "trace") else None

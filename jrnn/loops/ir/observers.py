@@ -30,7 +30,7 @@ _collector = jax.make_user_context(None)
 
 _INSIDE = "inside of JAX, such as the rounds of jax.random"
 
-Place = tuple[str, str]  # see `places`
+Place = tuple[str, str]  # see `current_place`
 _NOWHERE = ("", "")  # of a note from a step: it is of the loop that is lowered next
 
 
@@ -61,7 +61,7 @@ class Plans(list[Any]):
 
     def hear(self, what: Any) -> None:
         """Adds a plan or a note, where JAX's source information is the loop's."""
-        place = places()
+        place = current_place()
         with self.lock:
             if not isinstance(what, str):
                 place = place if any(place) else self.caller
@@ -75,7 +75,7 @@ class Plans(list[Any]):
 
 def _log(what: Any) -> None:
     if LOG.isEnabledFor(logging.DEBUG):
-        LOG.debug("%s: %s", place_text(places()), what if isinstance(what, str) else what.text())
+        LOG.debug("%s: %s", place_text(current_place()), what if isinstance(what, str) else what.text())
 
 
 # Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
@@ -131,7 +131,7 @@ def warn_once(kind: Hashable, reason: str) -> None:
     if kind not in _logged:
         _logged.add(kind)
         LOG.warning(
-            "%s: a loop falls back to what JAX does (jax %s): %s", place_text(places()), jax.__version__, reason
+            "%s: a loop falls back to what JAX does (jax %s): %s", place_text(current_place()), jax.__version__, reason
         )
 
 
@@ -141,7 +141,7 @@ def place_text(place: Place) -> str:
     return f"{where or _INSIDE}{f', from {caller}' if caller else ''}"
 
 
-def places() -> Place:
+def current_place() -> Place:
     """Returns where the loop is that JAX works on, and the line of the user's own code that led there, if that is elsewhere.
 
     A loop in an installed package has both; for a loop in the user's own code the second is "".

@@ -17,9 +17,9 @@ from jrnn.loops.strategies.nodes import Node as Node
 from jrnn.loops.strategies.nodes import Split as Split
 from jrnn.loops.strategies.nodes import SplitInChunks as SplitInChunks
 from jrnn.loops.strategies.nodes import Steps as Steps
-from jrnn.loops.strategies.nodes import by_steps as by_steps
 from jrnn.loops.strategies.nodes import converted as converted
 from jrnn.loops.strategies.nodes import map_leaf as map_leaf
+from jrnn.loops.strategies.nodes import steps_with_wide_sums as steps_with_wide_sums
 from jrnn.loops.strategies.plan import NOTHING_TO_GAIN as NOTHING_TO_GAIN
 from jrnn.loops.strategies.plan import LoopPlan as LoopPlan
 from jrnn.loops.strategies.plan import Target as Target

@@ -14,7 +14,7 @@ from jrnn import jaxprs
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes import Fission, split
 from jrnn.loops.strategies.candidates import Candidate
-from jrnn.loops.strategies.nodes import Converted, Split, by_steps
+from jrnn.loops.strategies.nodes import Converted, Split, steps_with_wide_sums
 from jrnn.loops.strategies.problem import Problem
 
 # A loop may stack so many times the bytes of its inputs and outputs to do work after it. Reading a matrix state after the
@@ -32,7 +32,7 @@ def propose(problem: Problem) -> Sequence[Candidate]:
     """Returns the loop with contractions before and after it."""
     fission = division(problem)
     on_gpu = problem.target.platform in ("cuda", "rocm")
-    inner = _few_kernels(fission.core, problem.target.devices) if on_gpu else by_steps(fission.core)
+    inner = _few_kernels(fission.core, problem.target.devices) if on_gpu else steps_with_wide_sums(fission.core)
     return [problem.candidate(Split(fission, inner))]
 
 
@@ -63,6 +63,6 @@ def _few_kernels(core: Loop, devices: int) -> Converted:
     if jaxprs.is_known(loop.length) and len(loop.eqns) <= _LONGEST:
         loop = replace(loop, unroll=max(loop.unroll, min(_STEPS, loop.length)))
     loop, packs = pack_stacks(loop, _PACKED) if alone else (loop, None)
-    inner = by_steps(loop) if packs is None else Converted(by_steps(loop), packs)
+    inner = steps_with_wide_sums(loop) if packs is None else Converted(steps_with_wide_sums(loop), packs)
     remark = f"{loop.unroll} steps a trip of the loop, which writes {len(loop.ys)} arrays"
     return Converted(Split(prepared, inner), constants, (remark,))

@@ -18,7 +18,7 @@ from jrnn.loops.passes.fission import is_computation
 from jrnn.loops.passes.sums import dot_smaller_first
 from jrnn.loops.strategies.accelerators import division
 from jrnn.loops.strategies.candidates import Candidate
-from jrnn.loops.strategies.nodes import AssociativeSolve, Node, Split, Steps, by_steps, map_leaf
+from jrnn.loops.strategies.nodes import AssociativeSolve, Node, Split, Steps, map_leaf, steps_with_wide_sums
 from jrnn.loops.strategies.problem import Problem
 
 NAME = "associative"
@@ -44,7 +44,7 @@ def propose(problem: Problem) -> Sequence[Candidate]:
 
 def finish(problem: Problem, node: Any) -> Node:
     """Returns the node to run: multiplications and additions that stay in a loop keep their order."""
-    return map_leaf(node, lambda leaf: by_steps(leaf.loop) if isinstance(leaf, Steps) else leaf)
+    return map_leaf(node, lambda leaf: steps_with_wide_sums(leaf.loop) if isinstance(leaf, Steps) else leaf)
 
 
 def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:

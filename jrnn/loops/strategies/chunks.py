@@ -13,7 +13,7 @@ from typing import Any
 from jrnn import jaxprs
 from jrnn.jaxprs.jax_internals import argument_names
 from jrnn.loops.affine.carries import NotAffine
-from jrnn.loops.chunks.chunked import Chunked, chunked
+from jrnn.loops.chunks.chunked import Chunkwise, chunkwise
 from jrnn.loops.chunks.control_flow import expand_control
 from jrnn.loops.ir import Refused, ScanParams, derived
 from jrnn.loops.passes.canonical import with_plain_carries
@@ -46,27 +46,27 @@ def may_pay(scan: ScanParams) -> bool:
 
 def propose(problem: Problem) -> Sequence[Candidate]:
     """Returns the loop in chunks."""
-    names, at_once = _names(problem.scan, problem.conversions), prepares_at_once(problem.target)
+    names, batched = _names(problem.scan, problem.conversions), prefers_batched(problem.target)
     try:
-        node = chunked(problem.loop, problem.constants, names, at_once)
+        node = chunkwise(problem.loop, problem.constants, names, batched)
     except NotAffine as reason:
         raise Refused(reason.why) from reason
     node = replace(node, stored=problem.stored_bytes)
     return [problem.candidate(node, "in chunks", _MIN_GAIN if node.stages else 0.0)]
 
 
-def finish(problem: Problem, node: Chunked) -> Chunked:
+def finish(problem: Problem, node: Chunkwise) -> Chunkwise:
     """Returns the node if it agrees with the loop on random numbers; raises `Refused` if not."""
     if not problem.options.verify or not node.stages:
         return node
-    few, kind = replace(problem.scan, length=_COMPARED, unroll=1), "chunks at once" if node.at_once else "chunks"
-    agrees, note = derived.validate(few, kind, functools.partial(_small, node.at_once))
+    few, kind = replace(problem.scan, length=_COMPARED, unroll=1), "chunks at once" if node.batched else "chunks"
+    agrees, note = derived.validate(few, kind, functools.partial(_small, node.batched))
     if not agrees:
         raise Refused(note)
     return replace(node, notes=(*node.notes, note)) if note else node
 
 
-def prepares_at_once(target: Target) -> bool:
+def prefers_batched(target: Target) -> bool:
     """Returns True for platforms on which the number of kernels determines the time of a chunk."""
     return target.platform != "cpu"
 
@@ -81,9 +81,9 @@ def _names(scan: ScanParams, conversions: Sequence[Any]) -> list[str]:
     return names
 
 
-def _small(at_once: bool, scan: ScanParams) -> derived.Run:
+def _small(batched: bool, scan: ScanParams) -> derived.Run:
     """Returns the loop of a step in chunks of few steps."""
     program = expand_control(scan.jaxpr)
     loop, conversions = with_plain_carries(scan.loop(program))
-    node = replace(chunked(loop, dict(zip(loop.consts, program.consts)), at_once=at_once), size=_COMPARED_CHUNK)
+    node = replace(chunkwise(loop, dict(zip(loop.consts, program.consts)), batched=batched), size=_COMPARED_CHUNK)
     return lambda consts, init, xs: converted(node, conversions).run([*program.consts, *consts], init, xs, scan.length)

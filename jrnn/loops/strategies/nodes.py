@@ -97,7 +97,7 @@ def converted(node: Node, conversions: Sequence[Conversion]) -> Node:
     return node
 
 
-def by_steps(loop: Loop) -> Node:
+def steps_with_wide_sums(loop: Loop) -> Node:
     """Returns the loop over its steps, whose narrow sums are accumulated in a wide dtype."""
     rewritten, conversion = widen_sums(loop)
     return Steps(rewritten) if conversion is None else Converted(Steps(rewritten), conversion)
@@ -125,7 +125,7 @@ class Split:
         return SplitCosts(estimator, self.fission, cast(EstimatedNode, self.inner).estimate(estimator))
 
     def estimate(self, estimator: Estimator) -> Estimate:
-        return self.costs(estimator).at_once()
+        return self.costs(estimator).estimate()
 
     def describe(self) -> Description:
         fission, loop = self.fission, self.fission.loop
@@ -159,7 +159,7 @@ class SplitInChunks:
         return scan_in_chunks(run_some, list(init), list(xs), length, self.size, fission.loop.reverse)
 
     def estimate(self, estimator: Estimator) -> Estimate:
-        return self.inner.costs(estimator).at_once(self.size)
+        return self.inner.costs(estimator).estimate(self.size)
 
     def describe(self) -> Description:
         inner = self.inner.describe()

@@ -55,7 +55,7 @@ class SplitCosts:
         """Returns the bytes of temporary arrays that each step of a chunk adds."""
         return self.stack_bytes + self.shifted_bytes + in_chunks * self.own_bytes + self.peak_bytes
 
-    def at_once(self, chunk: int | None = None) -> Estimate:
+    def estimate(self, chunk: int | None = None) -> Estimate:
         """Returns the estimate for `chunk` steps at a time, or all at once."""
         machine = self.estimator.machine
         steps = jaxprs.extent(self.fission.loop.length)

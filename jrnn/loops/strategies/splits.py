@@ -17,7 +17,7 @@ from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, sp
 from jrnn.loops.passes.fission import is_slice
 from jrnn.loops.strategies import unrolled
 from jrnn.loops.strategies.candidates import Candidate, cheapest
-from jrnn.loops.strategies.nodes import Node, Split, SplitInChunks, Steps, by_steps, map_leaf
+from jrnn.loops.strategies.nodes import Node, Split, SplitInChunks, Steps, map_leaf, steps_with_wide_sums
 from jrnn.loops.strategies.problem import Problem
 from jrnn.loops.strategies.split_costs import SplitCosts
 
@@ -46,7 +46,7 @@ def _for_xla(problem: Problem, leaf: Node) -> Node:
     if gates.prefers_separate_slices(core, {*core.xs}.difference(problem.loop.xs)):
         fission = split(slice_operands(core), is_slice, moves=Moves())
         return Split(fission, Steps(fission.core))
-    return by_steps(join_activations(core))
+    return steps_with_wide_sums(join_activations(core))
 
 
 class Search:
@@ -94,7 +94,7 @@ class Search:
         fission = self.problem.split(moves)
         node = Split(fission, Steps(fission.core))
         parts = node.costs(self.problem.estimator)
-        costs = {n: self.problem.with_conversions(parts.at_once(n)) for n in self._chunks(parts)}
+        costs = {n: self.problem.with_conversions(parts.estimate(n)) for n in self._chunks(parts)}
         every = [Candidate(label, cost, node if n is None else SplitInChunks(node, n)) for n, cost in costs.items()]
         fitting = list(filter(self._fits, every))
         return min(fitting or every, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory)
@@ -108,7 +108,7 @@ class Search:
         length = self.problem.loop.length
         if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2 or self._is_of_small_kernels:
             return
-        least = parts.at_once(1).memory - parts.per_step(True)
+        least = parts.estimate(1).memory - parts.per_step(True)
         for most in (_CHUNK, self.bounds.most(self.reference.estimate) - least):
             n = int(most / parts.per_step(True))
             if 2 <= n < length:

@@ -21,7 +21,7 @@ from jrnn.loops.strategies.strategy import Strategy
 
 AUTO, SCAN = "auto", "scan"  # what leaves the choice to the chooser, and the strategy that every loop has
 _STORES_STATES = {"recompute": "keeps all states, which recompute forbids"}
-_AT_ONCE = {"until": "computes all steps at once, and until stops between them"}
+_ALL_STEPS_AT_ONCE = {"until": "computes all steps at once, and until stops between them"}
 
 
 def _solved(call: Any) -> Any:
@@ -59,15 +59,15 @@ _ROWS = (
     Strategy(
         "associative",
         associative.propose,
-        excludes=_STORES_STATES | _AT_ONCE,
+        excludes=_STORES_STATES | _ALL_STEPS_AT_ONCE,
         refusal=affine.refusal,
         finish=associative.finish,
     ),
     Strategy("arithmetic", arithmetic.propose, platforms=("cpu",)),
-    Strategy("native", native.propose, platforms=("cpu",), excludes=_AT_ONCE, refusal=kernel.refusal),
+    Strategy("native", native.propose, platforms=("cpu",), excludes=_ALL_STEPS_AT_ONCE, refusal=kernel.refusal),
     Strategy("unrolled", unrolled.propose, platforms=("cpu",)),
     Strategy(SCAN, _by_steps, finish=_finished_steps),
-    Strategy("newton", phase="tracing", excludes=_STORES_STATES | _AT_ONCE, trace=_solved),
+    Strategy("newton", phase="tracing", excludes=_STORES_STATES | _ALL_STEPS_AT_ONCE, trace=_solved),
 )
 STRATEGIES = {row.name: row for row in _ROWS}
 # The executors that run a loop as they are asked to, or raise.

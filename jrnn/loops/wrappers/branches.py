@@ -2,8 +2,8 @@
 
 A `select` copies a carry that the step updates in place, and the step's side effects happen before it. `runs_in_branch`
 returns which steps have a branch. Nothing is selected in it, because it runs only if a sequence is alive. Under `vmap` it
-runs if any example is alive, and then selects for each example. So the selection is a primitive, `decided`, which is no
-operation until its predicate is batched.
+runs if any example is alive, and then selects for each example. So the selection is a primitive, `branch_select`, which is
+no operation until its predicate is batched.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ def any_of_all(flags: jax.Array) -> jax.Array:
     return jax.lax.pmax(flag.astype(jnp.int32), tuple(sorted(axes, key=str))) > 0 if axes else flag
 
 
-decided_p = Primitive("decided")
+branch_select_p = Primitive("branch_select")
 
 
-def choose(alive: Any, then: Any, otherwise: Any) -> Any:
+def select_in_branch(alive: Any, then: Any, otherwise: Any) -> Any:
     """Selects leaves of two pytrees in a branch that runs only if any of `alive` holds.
 
     The shape of `alive` is the beginning of the shape of every leaf. A scalar that is the same on all devices is True there,
     so nothing is selected.
     """
-    return jax.tree.map(lambda a, b: _chosen(alive, a, b), then, otherwise)
+    return jax.tree.map(lambda a, b: _select_leaf(alive, a, b), then, otherwise)
 
 
-def _chosen(alive: Any, a: Any, b: Any) -> Any:
+def _select_leaf(alive: Any, a: Any, b: Any) -> Any:
     kinds = [mesh_axes_type(v) for v in (alive, a, b)]
     if (
         jnp.ndim(alive)
@@ -66,35 +66,35 @@ def _chosen(alive: Any, a: Any, b: Any) -> Any:
         or kinds.count(kinds[0]) < len(kinds)
     ):
         return jnp.where(_spread(alive, a), a, b)
-    return decided_p.bind(alive, a, jnp.broadcast_to(b, jnp.shape(a)))
+    return branch_select_p.bind(alive, a, jnp.broadcast_to(b, jnp.shape(a)))
 
 
 def _spread(alive: Any, like: Any) -> Any:
     return jnp.reshape(alive, jnp.shape(alive) + (1,) * (jnp.ndim(like) - jnp.ndim(alive)))
 
 
-@decided_p.def_impl
+@branch_select_p.def_impl
 def _impl(alive: Any, a: Any, b: Any) -> Any:
     return a
 
 
-decided_p.def_abstract_eval(lambda alive, a, b: a)
-mlir.register_lowering(decided_p, mlir.lower_fun(_impl, multiple_results=False))
+branch_select_p.def_abstract_eval(lambda alive, a, b: a)
+mlir.register_lowering(branch_select_p, mlir.lower_fun(_impl, multiple_results=False))
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     alive, *values = primals
-    result = decided_p.bind(alive, *values)
+    result = branch_select_p.bind(alive, *values)
     if all(type(t) is ad.Zero for t in tangents[1:]):
         return result, tangents[1]
-    return result, decided_p.bind(alive, *map(ad.instantiate_zeros, tangents[1:]))
+    return result, branch_select_p.bind(alive, *map(ad.instantiate_zeros, tangents[1:]))
 
 
 def _transpose(cotangent: Any, alive: Any, a: Any, b: Any) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [None, cotangent, cotangent]
     nothing = jnp.zeros_like(cotangent)
-    return [None, decided_p.bind(alive, cotangent, nothing), decided_p.bind(alive, nothing, cotangent)]
+    return [None, branch_select_p.bind(alive, cotangent, nothing), branch_select_p.bind(alive, nothing, cotangent)]
 
 
 def _batched(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
@@ -102,13 +102,13 @@ def _batched(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
     alive, of_alive = args[0], axes[0]
     a, b = (batching.bdim_at_front(v, axis, size) for v, axis in zip(args[1:], axes[1:]))
     if of_alive is None:
-        return decided_p.bind(alive, a, b), 0
+        return branch_select_p.bind(alive, a, b), 0
     return jnp.where(_spread(alive, a), a, b), 0
 
 
-ad.primitive_jvps[decided_p] = _jvp
-ad.primitive_transposes[decided_p] = _transpose
-batching.primitive_batchers[decided_p] = _batched
+ad.primitive_jvps[branch_select_p] = _jvp
+ad.primitive_transposes[branch_select_p] = _transpose
+batching.primitive_batchers[branch_select_p] = _batched
 
 
 class Traced(NamedTuple):

@@ -21,7 +21,7 @@ from jrnn.errors import ScanError
 from jrnn.jaxprs import without_closure
 from jrnn.jaxprs.mesh_axes import cast, like, varying_axes
 from jrnn.loops.ir import promoted
-from jrnn.loops.wrappers.branches import any_of_all, choose
+from jrnn.loops.wrappers.branches import any_of_all, select_in_branch
 from jrnn.loops.wrappers.call import NextStage, Results, ScanCall
 
 # `(state, x) -> (state, y)`, for pytrees.
@@ -42,9 +42,9 @@ def stopping(continues: Callable, body: Body, placeholder: Any, zeros: Any) -> C
     def step(carried: Any, x: Any) -> tuple[Any, Any]:
         def go(carried: Any, x: Any) -> tuple[Any, Any]:
             alive, state = carried
-            new, y = body(*choose(alive, (state, x), placeholder))
-            new = choose(alive, new, state)
-            return (alive & continues(new), new), choose(alive, y, zeros)
+            new, y = body(*select_in_branch(alive, (state, x), placeholder))
+            new = select_in_branch(alive, new, state)
+            return (alive & continues(new), new), select_in_branch(alive, y, zeros)
 
         def skip(carried: Any, x: Any) -> tuple[Any, Any]:
             return carried, zeros
@@ -112,7 +112,7 @@ def _run_while(continues: Callable, body: Body, zeros: Any, state: Any, xs: Any,
         t = steps - 1 - k if reverse else k
         x = jax.tree.map(lambda stack: lax.dynamic_index_in_dim(stack, t, keepdims=False), xs)
         new, y = body(state, x)
-        new, y = choose(alive, new, state), choose(alive, y, zeros)
+        new, y = select_in_branch(alive, new, state), select_in_branch(alive, y, zeros)
         ys = jax.tree.map(lambda stack, v: lax.dynamic_update_index_in_dim(stack, v, t, 0), ys, y)
         return k + 1, alive & continues(new), new, ys
 

@@ -18,7 +18,7 @@ from jrnn.jaxprs.jax_internals import is_traced
 from jrnn.jaxprs.mesh_axes import cast, varying_axes
 from jrnn.loops.ir import observers
 from jrnn.loops.wrappers import branches
-from jrnn.loops.wrappers.branches import any_of_all, choose
+from jrnn.loops.wrappers.branches import any_of_all, select_in_branch
 
 _CALLED = (
     "the step has side effects: they happen at each step at which a sequence is not masked, and see made-up inputs of "
@@ -197,7 +197,7 @@ def _masked_step(step: Callable, spares: list[Any], option: str) -> Callable:
         zeros = jax.tree.map(lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), traced.out[1])
         return jax.lax.cond(
             any_of_all(alive),
-            lambda carry, x: chosen(step, alive, carry, x, functools.partial(_where, decided=True)),
+            lambda carry, x: chosen(step, alive, carry, x, functools.partial(_where, in_branch=True)),
             lambda carry, x: (carry, zeros),
             carry,
             x,
@@ -232,7 +232,7 @@ def with_resets(step: Callable, first: Any, resets: jax.Array, steps: Any, xs: A
 
         if not branches.resets_in_branch(step, reset, carry, x):
             return step(all_fresh(carry), x)
-        where = functools.partial(_where, decided=True)
+        where = functools.partial(_where, in_branch=True)
         return step(jax.lax.cond(any_of_all(reset), lambda c: all_fresh(c, where), lambda c: c, carry), x)
 
     return resetting_step, (resets, xs)
@@ -260,7 +260,7 @@ def _placeholder(lives: jax.Array, stack: Any, pick: Callable, option: str) -> j
 
 
 def _where(
-    chosen: jax.Array, then: Any, otherwise: Any, what: str, option: str = "lengths", decided: bool = False
+    chosen: jax.Array, then: Any, otherwise: Any, what: str, option: str = "lengths", in_branch: bool = False
 ) -> jax.Array:
     shape = jnp.shape(then)
     if shape[: chosen.ndim] != chosen.shape:
@@ -268,7 +268,7 @@ def _where(
             f"scan: with {option} of shape {list(chosen.shape)} every leaf of the {what} must begin with that shape, "
             f"but one is {list(shape)}; put the batch first, or reshape {option}"
         )
-    if decided:
-        return choose(chosen, then, otherwise)
+    if in_branch:
+        return select_in_branch(chosen, then, otherwise)
     spread = chosen.reshape(chosen.shape + (1,) * (len(shape) - chosen.ndim))
     return jnp.where(spread, then, otherwise)
