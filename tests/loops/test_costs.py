@@ -618,7 +618,7 @@ def test_random_numbers_stay_in_loops_of_few_steps():
     generators = [e for e in loop.eqns if e.primitive.name in ("random_bits", "random_fold_in", "random_split")]
     estimator = Estimator(loop, machines.CPU)
     outs = [v for e in generators for v in e.outvars]
-    inside, outside = (estimator.part(generators, outs, together) for together in (False, True))
+    inside, outside = (estimator.part(generators, outs, all_steps) for all_steps in (False, True))
     assert len(generators) == 10 and inside.calls == 0
     assert 50 * outside.products > 50 * inside.products and outside.calls > 5e-6 * 10
 
@@ -769,7 +769,7 @@ def test_an_array_is_written_over_one_that_nothing_reads_later():
             lambda c, xs: jax.lax.scan(lambda c, x: (c, fn(x)), c, xs), 0.0, jnp.ones((9, 8, 64))
         )
         outs = jaxprs.variables(loop.ys)
-        return Estimator(loop, machines.CPU).part(loop.eqns, outs, together=True).peak_bytes
+        return Estimator(loop, machines.CPU).part(loop.eqns, outs, all_steps=True).peak_bytes
 
     w, v, size = jnp.ones((64, 64)), jnp.eye(64), 4 * 8 * 64
     assert peak(lambda x: x @ w) == 0, "the result itself is not counted"

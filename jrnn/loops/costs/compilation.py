@@ -21,7 +21,7 @@ from jrnn.loops.ir import Loop
 # matrix states in chunks, is met within a third; for tiny loops, 0.01 to 0.7 s, within a factor of three.
 _CALL = 18e-3  # a product, a solver, an inner loop, or an equation that reads or writes at indices: a kernel of its own
 _ELEMENTWISE = 0.9e-3  # another equation, which is fused with its neighbors
-_TINY = 0.3e-3  # the same of at most 8 elements, which is an instruction or a few
+_TINY_ELEMENTWISE = 0.3e-3  # the same of at most 8 elements, which is an instruction or a few
 _TINY_ELEMENTS = 8
 # Equations of a step with its derivative: of the forward loop, and about twice as many of the reverse one.
 _BY_STEPS = 3
@@ -40,7 +40,7 @@ def _own_seconds(eqn: Any) -> float:
     if name in _NOTHING:
         return 0.0
     is_tiny = all(jaxprs.elements(getattr(v.aval, "shape", ())) <= _TINY_ELEMENTS for v in eqn.outvars)
-    return (_TINY if is_tiny else _ELEMENTWISE) if name in _FUSED else _CALL
+    return (_TINY_ELEMENTWISE if is_tiny else _ELEMENTWISE) if name in _FUSED else _CALL
 
 
 def added_seconds(run: Callable[..., Any], loop: Loop, differentiated: bool) -> float:

@@ -14,8 +14,8 @@ from jrnn.loops.costs.machines import CPU, Machine
 
 # Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
 _SORTING, _SELECTING, _RUNNING = 8, 7, 7
-_PLACING = 0.5
-_ROW, _ROW_FOR_ALL = 3, 30  # of one index, at one step and for all steps together, which XLA:CPU does not vectorize
+_FUNCTIONS_PER_ELEMENT = 0.5  # that a lookup or an update places
+_FUNCTIONS_PER_INDEX = 3, 30  # at one step; and for all steps together, which XLA:CPU does not vectorize
 # A draw of random bits is elementwise work: the time of one element, and the fewest elements that a draw costs as much as,
 # at one step and for all steps together.
 _DRAWING, _DRAWING_FOR_ALL = (4, 32), (6, 8)
@@ -70,10 +70,10 @@ def selects(eqn: Eqn) -> bool:
     return of_truth or eqn.primitive.name == "select_n"
 
 
-def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
+def call_seconds(eqn: Eqn, machine: Machine, all_steps: bool = False) -> float:
     """Returns what an equation costs at each call, for one step or for many. Tiny products are slower, but are not calls."""
     if eqn.primitive.name == "dot_general":
-        if together:
+        if all_steps:
             return machine.bulk_call
         in_the_loop = is_matvec(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
         if in_the_loop:
@@ -81,7 +81,7 @@ def call_seconds(eqn: Eqn, machine: Machine, together: bool = False) -> float:
         slower = _ONE_ROW if has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT else 1
         return machine.kernel + slower * _tiny_seconds(eqn, machine)
     if primitives.is_kind(eqn, "draw"):
-        return (_ROUNDS if together else _rounds(eqn, machine)) * machine.kernel
+        return (_ROUNDS if all_steps else _rounds(eqn, machine)) * machine.kernel
     if primitives.is_kind(eqn, "lookup") or eqn.primitive.name == "dynamic_update_slice":
         return 0.0  # part of a kernel
     if eqn.primitive.name == "conv_general_dilated":
@@ -166,24 +166,24 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     moved = machine.reading(size, size)
     count = max((jaxprs.elements(v.aval.shape) for v in eqn.outvars), default=0)
     shapes = [a.aval.shape for a in eqn.invars]
-    together = moving is not None  # for many steps
+    all_steps = moving is not None
     if name == "dot_general":
-        apart = all(map(is_read, eqn.invars)) if together else is_matvec(eqn)
-        if not together and is_one_row(eqn):
-            apart = any(summed < _VECTOR or 1 < rows < _VECTOR for rows, summed in _sides(eqn))
+        is_single = all(map(is_read, eqn.invars)) if all_steps else is_matvec(eqn)
+        if not all_steps and is_one_row(eqn):
+            is_single = any(summed < _VECTOR or 1 < rows < _VECTOR for rows, summed in _sides(eqn))
             moved /= _OWN_CACHE if size <= machine.core_cache_bytes else 1
-        each = _tiny_seconds(eqn, machine) if apart else 0.0
-        by_rows = _TRANSPOSED if jaxprs.is_by_rows(eqn) and not together else 1.0
+        each = _tiny_seconds(eqn, machine) if is_single else 0.0
+        by_rows = _TRANSPOSED if jaxprs.is_by_rows(eqn) and not all_steps else 1.0
         return by_rows * max(operation_seconds(eqn, machine), moved) + each
     if name == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
-        calls = together and all(map(is_read, eqn.invars))  # a group for each step
+        calls = all_steps and all(map(is_read, eqn.invars))  # a group for each step
         return max(_CONVOLVING * 2 * count * taps / machine.product_rate, moved) + calls * _CONVOLUTION * machine.call
     if primitives.is_kind(eqn, "solver"):
         n = jaxprs.extent(shapes[0][-1])
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
-        slower = _BATCHED if name == "triangular_solve" and (together or matrices > 1) else 1
+        slower = _BATCHED if name == "triangular_solve" and (all_steps or matrices > 1) else 1
         return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.product_rate)
     if name == "optimization_barrier":
         return moved
@@ -196,13 +196,13 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     if name == "random_gamma":
         return _GAMMA * count * machine.function
     if primitives.is_kind(eqn, "draw"):
-        drawing, least = _DRAWING_FOR_ALL if together else _DRAWING
+        drawing, least = _DRAWING_FOR_ALL if all_steps else _DRAWING
         return moved + drawing * max(count, least) * machine.function
     slower = _RUNNING if primitives.is_kind(eqn, "running") else 1
     return moved + slower * count * machine.function
 
 
-def indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine) -> float:
+def indexing_seconds(eqn: Eqn, all_steps: bool, in_place: bool, machine: Machine) -> float:
     """Returns the time of a lookup or an update at indices. An update in place moves only what it writes."""
     name = eqn.primitive.name
     at = {"gather": 1, "dynamic_slice": None, "dynamic_update_slice": None}.get(name, 1)
@@ -214,7 +214,7 @@ def indexing_seconds(eqn: Eqn, together: bool, in_place: bool, machine: Machine)
         placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
         whole = 0 if in_place else 2 * jaxprs.nbytes(eqn.outvars[0])
     size = whole + 2 * jaxprs.nbytes(placed)
-    count = _PLACING * jaxprs.elements(placed.aval.shape) + rows * (_ROW_FOR_ALL if together else _ROW)
+    count = _FUNCTIONS_PER_ELEMENT * jaxprs.elements(placed.aval.shape) + rows * _FUNCTIONS_PER_INDEX[all_steps]
     return machine.reading(size, max(size, table)) + count * machine.function
 
 

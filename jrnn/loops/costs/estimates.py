@@ -170,13 +170,13 @@ class Estimator:
     def sizes(self, variables: Iterable[Var]) -> int:
         return sum(map(self.size, variables))
 
-    def part(self, eqns: Sequence[Eqn], outs: Iterable[Atom], together: bool = False) -> Costs:
+    def part(self, eqns: Sequence[Eqn], outs: Iterable[Atom], all_steps: bool = False) -> Costs:
         """Returns what equations cost, evaluated for one step, or for many steps together.
 
         Args:
             eqns: the equations.
             outs: what is read of their results.
-            together: for many steps. Constant operands of products are then read once for all, which costs nothing.
+            all_steps: for many steps. Constant operands of products are then read once for all, which costs nothing.
         """
         facts = [self._facts_of(e) for e in eqns]
         outputs = set(jaxprs.variables(outs))
@@ -190,10 +190,10 @@ class Estimator:
             union = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
             viewed = tuple(dict.fromkeys(u for v in fact.inputs for u in views.get(v, (v,))))
             if fact.is_call:
-                products += fact.seconds_together if together else fact.seconds
-                calls += fact.call_seconds_together if together else fact.call_seconds
+                products += fact.all_steps_seconds if all_steps else fact.seconds
+                calls += fact.all_steps_call_seconds if all_steps else fact.call_seconds
                 packing += fact.packing_seconds
-            elif together or eqn.outvars[0] not in self.free:
+            elif all_steps or eqn.outvars[0] not in self.free:
                 elements += fact.seconds
                 if any(v in arrays for v in eqn.outvars):
                     kernels += 1
@@ -214,7 +214,7 @@ class Estimator:
             packing,
             kernels,
             touched_bytes,
-            peak_bytes(self, eqns, facts, arrays, outputs, together),
+            peak_bytes(self, eqns, facts, arrays, outputs, all_steps),
             total_bytes,
         )
 
@@ -262,14 +262,14 @@ class Estimator:
     def _own_seconds(self, eqn: Eqn, call: bool) -> float:
         return self._seconds(eqn, False) if call else element_seconds(eqn, self.machine)
 
-    def _seconds(self, eqn: Eqn, together: bool) -> float:
+    def _seconds(self, eqn: Eqn, all_steps: bool) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         if primitives.is_kind(eqn, "lookup", "update"):
-            in_place = not together and (jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates)
-            return indexing_seconds(eqn, together, in_place, self.machine)
+            in_place = not all_steps and (jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates)
+            return indexing_seconds(eqn, all_steps, in_place, self.machine)
         if any(True for _ in jaxprs.sub_jaxprs(eqn)):
             return self._inner_seconds(eqn)
-        return product_seconds(eqn, self.moving if together else None, self.machine)
+        return product_seconds(eqn, self.moving if all_steps else None, self.machine)
 
     def inside(self, jaxpr: Any) -> Costs:
         """Returns what the equations of an inner loop or branch cost, once."""
@@ -309,14 +309,14 @@ class Estimator:
         machine, steps = self.machine, jaxprs.extent(loop.length)
         reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
         stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
-        apart = inside.calls or not self.is_small(loop, inside)  # it runs kernel by kernel
-        work = inside.terms(machine, steps, inside.total_bytes, steps if apart else 0)
-        trips = steps * (machine.trip if apart else machine.elementwise_trip)
+        several_kernels = inside.calls or not self.is_small(loop, inside)
+        work = inside.terms(machine, steps, inside.total_bytes, steps if several_kernels else 0)
+        trips = steps * (machine.trip if several_kernels else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack, and so is what the loop reads.
         called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).call_seconds}
         read = {*jaxprs.free_variables(loop.eqns), *jaxprs.variables(loop.carry_out)}
         read.update(v for e in loop.eqns for v in jaxprs.inputs(e))
-        copied = called | read if apart else called
+        copied = called | read if several_kernels else called
         trips += steps * machine.kernel * sum(v in copied for v in jaxprs.variables(loop.ys))
         return total(work, dict(calls=trips, stacks=stacks))
 
@@ -334,5 +334,5 @@ class Estimator:
                 contracted, _ = f.eqn.params["dimension_numbers"]
                 inner = [a for a, axes in zip(f.eqn.invars, contracted) if sorted(axes) != [*range(len(axes))]]
                 copied.append(sum(map(self.size, jaxprs.variables(inner))))
-        calls = sum(f.call_seconds_together for f in facts)
+        calls = sum(f.all_steps_call_seconds for f in facts)
         return Costs(dots + others, reductions, calls=calls, kernels=len(eqns), peak_bytes=max(copied, default=0))

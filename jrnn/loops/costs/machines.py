@@ -79,8 +79,8 @@ class Machine(NamedTuple):
 _CLOCK = 3e9  # nominal: a faster one makes all times shorter, and changes no choice
 _UNITS = 2  # multiply-add a clock; most processors with vectors of 32 bytes have two units for that
 _TWICE_AS_WIDE = 1.4  # vectors of 64 bytes double the rate of some processors (Intel's servers), of others not (Zen 4)
-_SHARE = 0.94  # the part of the peak that products of XLA reach (docs/notes/cpu_log.md)
-_TINY = 7.5  # so many times slower are products of less than a vector's work (docs/notes/cpu_log.md)
+_PEAK_FRACTION = 0.94  # the part of the peak that products of XLA reach (docs/notes/cpu_log.md)
+_TINY_SLOWDOWN = 7.5  # so many times slower are products of less than a vector's work (docs/notes/cpu_log.md)
 _FUNCTION = 23  # `tanh` takes as long as so many additions: XLA's polynomial, a division and the reading of both
 # Products of bfloat16 since jaxlib 0.11, where the processor has instructions for them: 1.4 to 4.4 times the rate of float32
 # for 2^19 to 2^28 operations on an Intel Xeon with AMX; with jax 0.10.2 1.0 times.
@@ -100,11 +100,11 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Ma
         last: the bytes of the last cache, which cores share; half of it is counted.
     """
     lanes = min(vector, 32) / 4
-    products = _SHARE * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
+    products = _PEAK_FRACTION * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
     element = 1 / (_CLOCK * lanes) / 1.4  # some are fused into multiply-adds, or run next to each other
     return Machine(
         product_rate=products,
-        tiny_product_rate=products / _TINY,
+        tiny_product_rate=products / _TINY_SLOWDOWN,
         call=4 * _KERNEL,
         bulk_call=30 * _KERNEL,
         kernel=_KERNEL,

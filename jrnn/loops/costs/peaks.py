@@ -27,9 +27,9 @@ class EquationFacts(NamedTuple):
     is_call: bool
     reduces: bool
     seconds: float
-    seconds_together: float
+    all_steps_seconds: float
     call_seconds: float
-    call_seconds_together: float
+    all_steps_call_seconds: float
     packing_seconds: float
 
 
@@ -39,7 +39,7 @@ def peak_bytes(
     facts: Sequence[EquationFacts],
     arrays: AbstractSet[Var],
     outputs: AbstractSet[Var],
-    together: bool,
+    all_steps: bool,
 ) -> int:
     """Returns the bytes of the temporary arrays at the peak, without the results.
 
@@ -48,70 +48,70 @@ def peak_bytes(
         eqns, facts: the equations, and what is known of them.
         arrays: their results that are written to memory.
         outputs: their results that are read elsewhere.
-        together: the equations are evaluated for many steps together.
+        all_steps: the equations are evaluated for many steps together.
     """
     producers = jaxprs.producers(eqns)
     arrays = {v for v in arrays if v in outputs or not _is_fused(v, producers)}
     uses = Counter(v for fact in facts for v in fact.inputs)
-    apart = read_by_libraries(eqns, facts, arrays, _is_apart)
+    separate = read_by_libraries(eqns, facts, arrays, _is_separate)
     for eqn, fact in zip(eqns, facts):
         if fact.is_call or eqn.primitive.name == "concatenate":  # which XLA:CPU does not fuse
-            apart.update(fact.inputs)
-            apart.update(() if _in_place(estimator, eqn) else eqn.outvars)
+            separate.update(fact.inputs)
+            separate.update(() if _in_place(estimator, eqn) else eqn.outvars)
         elif primitives.row_of(eqn).cost:
-            apart.update(v for v in eqn.outvars if uses[v] + (v in outputs) > 1)
-    arrays |= {v for v in apart if v in producers and not _is_fused(v, producers)}
+            separate.update(v for v in eqn.outvars if uses[v] + (v in outputs) > 1)
+    arrays |= {v for v in separate if v in producers and not _is_fused(v, producers)}
     reads = _reads(eqns, facts, arrays)
     by_library = [f.is_call or (f.reduces and is_library_reduction(e)) for e, f in zip(eqns, facts)]
-    if together:
+    if all_steps:
         temporary = arrays - outputs
         temporary -= _overwritten(eqns, facts, reads, arrays, temporary)
-        base = 0
+        copied_bytes = 0
     else:  # a result that other kernels read is copied to its stack; a carry is written in its place, except by a call
         called = {v for e, f in zip(eqns, facts) if f.is_call for v in e.outvars}
         in_place = {*jaxprs.variables(estimator.loop.carry_out)} - called
-        apart.update(v for read in compress(reads, by_library) for v in read)
-        temporary = arrays - (outputs - (apart - in_place))
+        separate.update(v for read in compress(reads, by_library) for v in read)
+        temporary = arrays - (outputs - (separate - in_place))
         temporary |= _slices(estimator, producers, compress(reads, by_library))
-        base = _copied_carries(estimator, eqns, facts, reads, arrays, outputs)
-    changes = _changes(estimator, eqns, facts, reads, temporary, together)
-    live, peak = base, base
+        copied_bytes = _copied_carries(estimator, eqns, facts, reads, arrays, outputs)
+    changes = _changes_of_bytes(estimator, eqns, facts, reads, temporary, all_steps)
+    live, peak = copied_bytes, copied_bytes
     for i, eqn in enumerate(eqns):
         live += changes[i]
-        peak = max(peak, live + (_inside(estimator, eqn, together) if facts[i].is_call else 0))
+        peak = max(peak, live + (_inner_bytes(estimator, eqn, all_steps) if facts[i].is_call else 0))
     return peak
 
 
-def _changes(
+def _changes_of_bytes(
     estimator: Any,
     eqns: Sequence[Eqn],
     facts: Sequence[EquationFacts],
     reads: Sequence[tuple[Var, ...]],
     temporary: AbstractSet[Var],
-    together: bool,
+    all_steps: bool,
 ) -> Counter[int]:
     """Returns the change of the bytes of temporary arrays at each equation.
 
     Outside of a loop, XLA may run a kernel at the place of the first equation that it computes.
     """
-    first: dict[Var, int] = {}
-    born: dict[Var, int] = {}
-    ends: dict[Var, int] = {}
+    fused_at: dict[Var, int] = {}
+    written_at: dict[Var, int] = {}
+    last_read_at: dict[Var, int] = {}
     for i, (eqn, fact, read) in enumerate(zip(eqns, facts, reads)):
-        at = min([i, *(first[v] for v in fact.inputs if v in first)]) if together and not fact.is_call else i
+        at = min([i, *(fused_at[v] for v in fact.inputs if v in fused_at)]) if all_steps and not fact.is_call else i
         for v in eqn.outvars:
             if v in temporary:
-                born[v] = at
+                written_at[v] = at
             elif read:
-                first[v] = at
+                fused_at[v] = at
         for v in (*eqn.outvars, *read):
             if v in temporary:
-                born.setdefault(v, i)
-                ends[v] = i
+                written_at.setdefault(v, i)
+                last_read_at[v] = i
     changes = Counter[int]()
-    for v, at in born.items():
+    for v, at in written_at.items():
         changes[at] += estimator.size(v)
-        changes[ends[v] + 1] -= estimator.size(v)
+        changes[last_read_at[v] + 1] -= estimator.size(v)
     return changes
 
 
@@ -131,28 +131,28 @@ def _in_place(estimator: Any, eqn: Eqn) -> bool:
 
 
 def read_by_libraries(
-    eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var], is_apart: Callable[[Eqn], bool]
+    eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var], is_separate: Callable[[Eqn], bool]
 ) -> set[Var]:
     """Returns the operands of reductions in a library that XLA computes before it calls the library.
 
     Args:
         eqns, facts: the equations, and what is known of them.
         arrays: results that are written to memory.
-        is_apart: which equations a library does not compute.
+        is_separate: which equations a library does not compute.
     """
-    apart: set[Var] = set()
+    separate: set[Var] = set()
     operands: set[Var] = set()
     if not any(fact.reduces for fact in facts):
         return operands
     for eqn, fact in zip(eqns, facts):
         if fact.reduces and is_library_reduction(eqn):
-            operands.update(v for v in fact.inputs if v in apart)
-        elif not fact.is_call and (is_apart(eqn) or not apart.isdisjoint(fact.inputs)):
-            apart.update(v for v in eqn.outvars if v not in arrays)
+            operands.update(v for v in fact.inputs if v in separate)
+        elif not fact.is_call and (is_separate(eqn) or not separate.isdisjoint(fact.inputs)):
+            separate.update(v for v in eqn.outvars if v not in arrays)
     return operands
 
 
-def _is_apart(eqn: Eqn) -> bool:
+def _is_separate(eqn: Eqn) -> bool:
     """Returns True for what XLA writes before a library reduces what follows from it.
 
     These are broadcasts of arrays, and before jaxlib 0.12 functions.
@@ -189,14 +189,14 @@ def _overwritten(
 ) -> set[Var]:
     """Returns the arrays over which results are written. Nothing else reads them: XLA may run other readers later."""
     readers = Counter(v for e, f, read in zip(eqns, facts, reads) if _is_kernel(e, f, arrays) for v in read)
-    written: set[Var] = set()
+    overwritten: set[Var] = set()
     for eqn, fact, read in zip(eqns, facts, reads):
         (v, *_) = eqn.outvars
         if fact.is_call or fact.reduces or v not in arrays or v in temporary:
             continue
-        same = (u for u in read if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
-        written.update([u for u in same if u in temporary - written and readers[u] == 1][:1])
-    return written
+        same_type = (u for u in read if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
+        overwritten.update([u for u in same_type if u in temporary - overwritten and readers[u] == 1][:1])
+    return overwritten
 
 
 def _copied_carries(
@@ -208,23 +208,23 @@ def _copied_carries(
     outputs: AbstractSet[Var],
 ) -> int:
     """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
-    loop, written = estimator.loop, {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
-    last = {v: i for i, (e, f, read) in enumerate(zip(eqns, facts, reads)) if _is_kernel(e, f, arrays) for v in read}
-    copied = 0
+    loop, written_at = estimator.loop, {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+    last_read_at = {v: i for i, (e, f, r) in enumerate(zip(eqns, facts, reads)) if _is_kernel(e, f, arrays) for v in r}
+    copied_bytes = 0
     for old, new in zip(loop.carry, loop.carry_out):
-        at = written.get(new) if not jaxprs.is_literal(new) else None
-        if (old in outputs and new is not old) or (at is not None and last.get(old, -1) > at):
-            copied += estimator.size(old)
-    return copied
+        at = written_at.get(new) if not jaxprs.is_literal(new) else None
+        if (old in outputs and new is not old) or (at is not None and last_read_at.get(old, -1) > at):
+            copied_bytes += estimator.size(old)
+    return copied_bytes
 
 
 def _slices(estimator: Any, producers: Mapping[Var, Eqn], reads: Iterable[tuple[Var, ...]]) -> set[Var]:
     """Returns the inputs of a step that calls read: XLA copies each from its stack."""
-    others = producers.keys() | estimator.carried
-    return {v for read in reads for v in read if v in estimator.moving and v not in others}
+    not_inputs = producers.keys() | estimator.carried
+    return {v for read in reads for v in read if v in estimator.moving and v not in not_inputs}
 
 
-def _inside(estimator: Any, eqn: Eqn, together: bool) -> int:
+def _inner_bytes(estimator: Any, eqn: Eqn, all_steps: bool) -> int:
     """Returns the bytes of the arrays that an equation needs while it runs, next to its operands and results.
 
     These are those of an inner loop or of a branch, and the words that the rounds of a draw turn into others, which an inner
@@ -232,10 +232,10 @@ def _inside(estimator: Any, eqn: Eqn, together: bool) -> int:
     last axis.
     """
     if primitives.is_kind(eqn, "draw"):
-        return (2 if together else 5) * sum(map(jaxprs.nbytes, eqn.outvars))
+        return (2 if all_steps else 5) * sum(map(jaxprs.nbytes, eqn.outvars))
     if any(True for _ in jaxprs.sub_jaxprs(eqn)):
         return int(estimator.inner_bytes(eqn))
-    if not together or eqn.primitive.name != "dot_general" or is_outer(eqn):
+    if not all_steps or eqn.primitive.name != "dot_general" or is_outer(eqn):
         return 0
     contracted, _ = eqn.params["dimension_numbers"]
     stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, estimator.moving)]

@@ -24,7 +24,7 @@ def temporary_bytes(closed: Any, target: Target) -> int | None:
     program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
     eqns, _ = jaxprs.needed(program.eqns, program.outvars, {*program.invars, *program.constvars}, effects=True)
     once = Loop(tuple(eqns), program.constvars, (), program.invars, (), program.outvars, 1, False, 1)
-    return _Estimator(once, target).part(eqns, program.outvars, together=True).peak_bytes
+    return _Estimator(once, target).part(eqns, program.outvars, all_steps=True).peak_bytes
 
 
 class _Estimator(Estimator):

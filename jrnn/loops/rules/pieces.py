@@ -24,8 +24,8 @@ from jrnn.loops.strategies.candidates import MIN_GAIN, Choice, memory_bound
 from jrnn.loops.strategies.chooser import BRIEF
 from jrnn.loops.strategies.problem import allowance
 
-_MOST = 4  # pieces: each adds loops to the program
-_FEWEST = 4  # steps of a piece
+_MOST_PIECES = 4  # each adds loops to the program
+_FEWEST_STEPS = 4  # of a piece
 
 Run = Callable[..., Sequence[Any]]
 
@@ -42,9 +42,9 @@ class TrainStep(NamedTuple):
     reverse: Choice
     stored_bytes: int
 
-    def seconds(self, of: Callable[[Choice], Any]) -> float:
+    def seconds(self, estimate_of: Callable[[Choice], Any]) -> float:
         """Returns the time of both loops by one of the estimates of each choice."""
-        return sum(of(choice).seconds for choice in (self.forward, self.reverse))
+        return sum(estimate_of(choice).seconds for choice in (self.forward, self.reverse))
 
 
 def of_checkpointed(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Run | None:
@@ -52,7 +52,7 @@ def of_checkpointed(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> 
     target = Target.here()
     if loop_tag.options.recompute is not None or not target.is_estimated or not _is_checkpointed(scan):
         return None
-    pieces = _pieces(loop_tag, scan, tuple(argnums), target)
+    pieces = _count_pieces(loop_tag, scan, tuple(argnums), target)
     if pieces is None:
         return None
     how = f"in {pieces} pieces" if pieces > 1 else "and not computed again"
@@ -75,17 +75,17 @@ def _tagged(loop_tag: Tag, scan: ScanParams, pieces: int) -> Run:
     loop = scan.loop(program)
 
     def run(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
-        def some(carry: Any, xs: Any, steps: int) -> Results:
+        def run_piece(carry: Any, xs: Any, steps: int) -> Results:
             with tag.tagged(loop_tag):
                 return loop.run(consts, carry, xs, steps)
 
-        return scan_in_pieces(some, list(init), list(xs), length, math.ceil(length / pieces), loop.reverse)
+        return scan_in_pieces(run_piece, list(init), list(xs), length, math.ceil(length / pieces), loop.reverse)
 
     return scan.flat(run, program.consts)
 
 
 @cached(256)
-def _pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: Target) -> int | None:
+def _count_pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: Target) -> int | None:
     """Returns the fewest pieces that fit the bound of memory, if they are faster than the loop with its checkpoint."""
     from jrnn.loops.rules.residuals import is_plain
 
@@ -99,33 +99,33 @@ def _pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: T
     options = loop_tag.options
     provenance = Provenance(scan.reverse, xs_bytes=xs_bytes, gradient_bytes=gradient_bytes)
     with observers.collected():
-        ours = _train_step(_tagged(loop_tag, scan, 1), scan, argnums, target, Tag(options, provenance))
+        in_pieces = _train_step(_tagged(loop_tag, scan, 1), scan, argnums, target, Tag(options, provenance))
         with tag.untagged():
             as_written = scan.flat(Steps(scan.loop(jaxprs.inlined(scan.jaxpr))).run)
-            theirs = _train_step(as_written, scan, argnums, target, Tag(options, provenance))
-    if ours is None or theirs is None:
+            by_jax = _train_step(as_written, scan, argnums, target, Tag(options, provenance))
+    if in_pieces is None or by_jax is None:
         return None
-    without_stacks, forward, reverse = (c.chosen.estimate for c in (theirs.forward, ours.forward, ours.reverse))
-    now = theirs.seconds(lambda choice: choice.chosen.estimate)
-    reference = theirs.seconds(lambda choice: choice.reference)
+    again, forward, reverse = (c.chosen.estimate for c in (by_jax.forward, in_pieces.forward, in_pieces.reverse))
+    seconds_now = by_jax.seconds(lambda choice: choice.chosen.estimate)
+    reference_seconds = by_jax.seconds(lambda choice: choice.reference)
     # The outputs and their cotangents are there when the reverse pass begins; later, what its loop makes at a step.
-    memory = theirs.stored_bytes + max(ys_bytes, theirs.reverse.reference.memory)
+    memory_now = by_jax.stored_bytes + max(ys_bytes, by_jax.reverse.reference.memory)
     copied = xs_bytes + 2 * ys_bytes  # of the pieces
     copying = target.machine.reading(copied, copied) + target.machine.writing(copied, copied)
     # With more pieces than that, each would be left to `jax.lax.scan`, which the loop is not, unless the number is 0.
-    planned = int(theirs.forward.reference.seconds / BRIEF) or _MOST
-    counts = range(1, max(1, min(_MOST, planned, scan.length // _FEWEST)) + 1)
+    planned = int(by_jax.forward.reference.seconds / BRIEF) or _MOST_PIECES
+    counts = range(1, max(1, min(_MOST_PIECES, planned, scan.length // _FEWEST_STEPS)) + 1)
     for pieces in counts if XLA_KEEPS_BARRIERS else (n for n in counts if scan.length % n == 0):
-        again = without_stacks.seconds * (1 - 1 / pieces if XLA_KEEPS_BARRIERS else 1) + copying
-        seconds = forward.seconds + reverse.seconds + again * (pieces > 1)
-        needed = ys_bytes + (ours.stored_bytes - ys_bytes + reverse.memory) / pieces
-        most = memory_bound(options.memory, memory, seconds / reference, allowance(loop))
-        if needed <= most and seconds < (1 - MIN_GAIN) * now:
+        recomputing = again.seconds * (1 - 1 / pieces if XLA_KEEPS_BARRIERS else 1) + copying
+        seconds = forward.seconds + reverse.seconds + recomputing * (pieces > 1)
+        needed = ys_bytes + (in_pieces.stored_bytes - ys_bytes + reverse.memory) / pieces
+        bound = memory_bound(options.memory, memory_now, seconds / reference_seconds, allowance(loop))
+        if needed <= bound and seconds < (1 - MIN_GAIN) * seconds_now:
             return pieces
     return None
 
 
-def _train_step(run: Run, scan: ScanParams, argnums: Sequence[int], target: Target, own_tag: Tag) -> TrainStep | None:
+def _train_step(run: Run, scan: ScanParams, argnums: Sequence[int], target: Target, default: Tag) -> TrainStep | None:
     """Returns what a loop and its reverse loop cost, or None if there are not two loops that are compared with others.
 
     Args:
@@ -133,7 +133,7 @@ def _train_step(run: Run, scan: ScanParams, argnums: Sequence[int], target: Targ
         scan: its parameters.
         argnums: the positions of the arguments that have tangents.
         target: what it is lowered for.
-        own_tag: of loops that have no tag.
+        default: of loops that have no tag.
     """
 
     def train(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
@@ -142,21 +142,21 @@ def _train_step(run: Run, scan: ScanParams, argnums: Sequence[int], target: Targ
         return outs, transposed(list(cotangents))
 
     body = jaxprs.jaxpr_of(scan.jaxpr)
-    args, outs = _whole(scan, body.invars, scan.n_consts + scan.n_carry), _whole(scan, body.outvars, scan.n_carry)
+    args, outs = _types_of(scan, body.invars, scan.n_consts + scan.n_carry), _types_of(scan, body.outvars, scan.n_carry)
     jaxpr = jax.make_jaxpr(train)(args, list(filter(is_smooth, outs))).jaxpr
     loops = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     if [eqn.params["reverse"] for eqn in loops] != [scan.reverse, not scan.reverse]:
         return None
-    tags = [tag.tag_in(metadata_of(eqn)) or own_tag for eqn in loops]
+    tags = [tag.tag_in(metadata_of(eqn)) or default for eqn in loops]
     plans = [chooser.lowered(ScanParams.of(e.params), target, *loop_tag) for e, loop_tag in zip(loops, tags)]
     if any(plan.choice is None or plan.choice.reference is None for plan in plans):
         return None
-    xs_bytes = own_tag.provenance.xs_bytes
+    xs_bytes = default.provenance.xs_bytes
     stored = scan.length * sum(map(jaxprs.nbytes, plans[1].loop.xs)) - xs_bytes
     return TrainStep(plans[0].choice, plans[1].choice, max(stored, 0))
 
 
-def _whole(scan: ScanParams, variables: Sequence[Any], fixed: int) -> list[Any]:
+def _types_of(scan: ScanParams, variables: Sequence[Any], fixed: int) -> list[Any]:
     """Returns the types of values, of which those after the first `fixed` ones are of all steps."""
     avals = [v.aval for v in variables]
     stacked = jax.make_jaxpr(lambda *one: [jax.lax.broadcast(v, (scan.length,)) for v in one])(*avals[fixed:])

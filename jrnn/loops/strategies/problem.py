@@ -32,7 +32,7 @@ from jrnn.loops.strategies.candidates import (
 from jrnn.loops.strategies.nodes import Conversion, Split, Steps
 from jrnn.loops.strategies.plan import Target
 
-_SHARE = 0.5  # of a loop's own arrays, which a candidate may use if the states are small
+_ALLOWED_FRACTION = 0.5  # of the bytes of a loop's own arrays, which a candidate may use if the states are small
 _EFFORT = 2_000  # equations that may be estimated for a loop: bounds the time of lowering
 _SHORT = 5e-8  # seconds of a step in which nothing is called
 _LEAST_GAIN = 0.03  # the part of a loop's time that transposed constants must save
@@ -191,7 +191,7 @@ def allowance(loop: Loop) -> float:
         return SMALL
     stacks = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
     own = jaxprs.extent(loop.length) * stacks + sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
-    return min(SMALL, _SHARE * own)
+    return min(SMALL, _ALLOWED_FRACTION * own)
 
 
 def _other_bytes(loop: Loop, options: Options, provenance: Provenance, reference: Estimate) -> tuple[int, int]:

@@ -38,8 +38,8 @@ class SplitCosts:
         added = {*jaxprs.free_variables(fission.sum_eqns)}
         # What is no contraction or reduction is stacked, and the stack is summed.
         added |= {v for values in fission.accumulated.values() for v in jaxprs.variables(values) if v not in totals}
-        self.before = estimator.part(fission.hoisted_eqns, fission.hoisted_vars, together=True)
-        self.after = estimator.part(fission.sunk_eqns, fission.sunk_vars, together=True)
+        self.before = estimator.part(fission.hoisted_eqns, fission.hoisted_vars, all_steps=True)
+        self.after = estimator.part(fission.sunk_eqns, fission.sunk_vars, all_steps=True)
         self.sums = estimator.sums(fission.sum_eqns)
         self.operand_bytes = estimator.sizes(v for v in added if v in estimator.moving)
         self.stack_bytes = estimator.sizes({*fission.hoisted_vars, *core.ys, *fission.sunk_vars} - own)

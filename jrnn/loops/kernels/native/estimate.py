@@ -17,7 +17,7 @@ _FAR = 4  # packed matrices larger than so many caches of a core are not read wh
 _PACKING = 2  # packing takes so many times as long as reading from memory
 _CALL = 100  # a call takes as long as so many kernels of XLA: decoding, memory and threads
 _STAGE, _INSTRUCTION = 0.6, 0.15  # the same of a stage and of an instruction
-_ROW = 0.1  # the same of a reduction of one row, and of a row of a product whose last panel is not full
+_KERNELS_PER_ROW = 0.1  # the same of a reduction of one row, and of a row of a product whose last panel is not full
 _ELEMENT, _FUNCTION = 2, 0.5  # an instruction on one element, and a function of it, compared with those of XLA
 _SCALAR = 20  # the same of a function without vectors
 _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
@@ -47,7 +47,7 @@ def terms(program: KernelProgram, machine: Machine, instructions: str) -> dict[s
     work = [o for stage in program.stages for o in stage if o.kind != "product"]
     calls = machine.kernel * (_STAGE * len(program.stages) + _INSTRUCTION * len(work))
     by_row = sum(width > o.width for width, o in computed) + sum(o.kind in _REDUCTIONS for o in work)
-    calls += machine.kernel * _ROW * program.rows * by_row
+    calls += machine.kernel * _KERNELS_PER_ROW * program.rows * by_row
     plain = [o for o in _products(program) if program.rows == 1 and o.matrix.dims[1][1] == 1]  # read as they are
     elements = sum(_each(o, machine) * _width(o) for o in work) * program.rows * wide
     return {

@@ -89,7 +89,7 @@ class Native:
         hoisted = [v for v in program.core.xs if v not in others]
         sunk = [v for v in jaxprs.variables(loop.ys) if v not in program.core.ys]
         bulk = [
-            estimator.part(e, outs, together=True)
+            estimator.part(e, outs, all_steps=True)
             for e, outs in ((program.hoisted_eqns, hoisted), (program.sunk_eqns, sunk))
         ]
         stacks = estimator.sizes({*hoisted, *jaxprs.variables(program.core.ys)} - others)

@@ -54,7 +54,7 @@ class Response(NamedTuple):
         n, m, p = len(step.carries), len(parts.inputs), len(step.values)
         with jax.enable_x64(True):
             constant, rows = _coefficients(step, parts, consts)
-            most = jnp.maximum(jnp.max(jnp.abs(constant) + jnp.sum(jnp.abs(rows), 1)), 1) ** -size
+            growth = jnp.maximum(jnp.max(jnp.abs(constant) + jnp.sum(jnp.abs(rows), 1)), 1) ** -size
             (a, b), (c, d) = ((r[:, :n], r[:, n:]) for r in (rows[:n], rows[n : n + p]))
 
             def next_power(state: Any, _: Any) -> Any:
@@ -70,9 +70,9 @@ class Response(NamedTuple):
             of_inputs = by_lag[jnp.maximum(lag + size, 0)].transpose(3, 0, 2, 1).reshape(m * size, p * size)
             to_carry = powers[::-1, :, n:][order].transpose(2, 0, 1).reshape(m * size, n)
             offset = (to_values[order, :, -1] + constant[None, n : n + p]).T.reshape(-1)
-            (high, low), carry, constants = map(_in_two, (power[:, :n].T, to_carry, moved))
+            (high, low), carry, constants = map(_high_and_low, (power[:, :n].T, to_carry, moved))
             # Negative if a number of ordinary size may overflow, or if this is NaN.
-            largest = jnp.where(most * LARGEST >= 1, most * LARGEST, -1)
+            largest = jnp.where(growth * LARGEST >= 1, growth * LARGEST, -1)
             results = (
                 jnp.concatenate([of_inputs, *carry], 1),
                 to_values[order, :, :n].transpose(2, 1, 0).reshape(n, p * size),
@@ -81,7 +81,7 @@ class Response(NamedTuple):
             return Response(*(v.astype(jnp.float32) for v in results))
 
 
-def _in_two(value: Any) -> tuple[Any, Any]:
+def _high_and_low(value: Any) -> tuple[Any, Any]:
     """Returns the nearest numbers of float32, and the rest."""
     high = value.astype(jnp.float32)
     return high, value - high.astype(value.dtype)
@@ -97,8 +97,8 @@ def _coefficients(step: AffineStep, parts: Driven, consts: Values) -> tuple[Any,
     read, arguments = [*step.new, *step.values, *(e.outvars[0] for e in eqns)], [*step.carry, *parts.inputs]
 
     def results(values: Any) -> Any:
-        own = jaxprs.evaluate(eqns, {**env, **dict(zip(arguments, values))}, widely)
-        return jnp.stack([jnp.asarray(jaxprs.value(own, v), jnp.float64) for v in read])
+        env_of_results = jaxprs.evaluate(eqns, {**env, **dict(zip(arguments, values))}, widely)
+        return jnp.stack([jnp.asarray(jaxprs.value(env_of_results, v), jnp.float64) for v in read])
 
     zeros = jnp.zeros(len(arguments), jnp.float64)
     push: Callable[..., Any] = jax.vmap(lambda unit: jax.jvp(results, (zeros,), (unit,)), out_axes=(None, 1))
@@ -149,10 +149,10 @@ def _trip(step: AffineStep, parts: Driven, response: Response, size: int, consts
         env, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, rows))
         jaxprs.over_time(parts.before, parts.inputs, env, stacked)
         inputs = jnp.concatenate([stacked[v] for v in parts.inputs])
-        own = lax.optimization_barrier(inputs @ response.of_inputs + response.offset)
+        from_inputs = lax.optimization_barrier(inputs @ response.of_inputs + response.offset)
         high, low = (state.carry @ a for a in (response.high, response.low))
-        carry = own[-2 * n : -n] + (own[-n:] + low) + high  # next to the largest part the small ones would be lost
-        values = own[: -2 * n] + state.carry @ response.of_carry
+        carry = from_inputs[-2 * n : -n] + (from_inputs[-n:] + low) + high  # small parts first, or they would be lost
+        values = from_inputs[: -2 * n] + state.carry @ response.of_carry
         stacked.update(zip(step.values, jnp.split(values, split[:-1]) if split else ()))
         jaxprs.over_time(step.after_affine, targets, env, stacked)
         sums = [
@@ -161,7 +161,7 @@ def _trip(step: AffineStep, parts: Driven, response: Response, size: int, consts
         ]
         numbers = [s for s in sums if jnp.issubdtype(s.dtype, jnp.inexact)]
         limits = [*((v, response.largest) for v in (inputs, carry)), *((s, LARGEST) for s in numbers)]
-        is_safe = reduce(and_, [jnp.all(jnp.abs(v) <= most) for v, most in limits])
+        is_safe = reduce(and_, [jnp.all(jnp.abs(v) <= limit) for v, limit in limits])
         return State(carry, sums), is_safe, [jaxprs.stack(a, env, stacked, size) for a in loop.ys]
 
     return trip

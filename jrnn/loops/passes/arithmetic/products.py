@@ -20,7 +20,7 @@ from jrnn.jaxprs import Eqn
 
 Values = Sequence[Any] | None
 
-_TINY = 64  # multiplications
+_MOST_FUSED = 64  # multiplications of a product that is a sum of fused terms
 
 
 def block(a: Any, rows: slice, columns: slice) -> Any:
@@ -97,7 +97,7 @@ def product(a: Any, b: Any) -> Any:
     depth, shape = a.shape[-1], (*a.shape[:-1], b.shape[-1])
     if depth == 0:
         return lax.full(shape, 0, a.dtype)
-    if depth * math.prod(shape) <= _TINY:
+    if depth * math.prod(shape) <= _MOST_FUSED:
         return functools.reduce(operator.add, map(operator.mul, unstacked(a, -1), unstacked(b, -2)))
     whole, n = (*a.shape, b.shape[-1]), b.ndim
     left = lax.broadcast_in_dim(a, whole, tuple(range(n)))
