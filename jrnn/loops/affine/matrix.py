@@ -117,7 +117,7 @@ def matrix_form(
     k, axes = forms.contracted, {l for l in forms.axes if l is not None}
     decay = tuple(t for t in terms if t.operand in states)
     updates = tuple(t for t in terms if isinstance(t.operand, Row))
-    alone, matrices = _matrices(loop, forms, axes, [t for t in terms if t.operand is None])
+    outer_products, matrices = _matrices(loop, forms, axes, [t for t in terms if t.operand is None])
     scales = [scale for _, scale in matrices]
     if k in forms.labels_in(scales):
         raise NotAffine("a matrix that is added to S is scaled along K")
@@ -131,7 +131,7 @@ def matrix_form(
         return [each for each in labels if k in each]
 
     read = [t for row in rows for t in row.terms if t.operand is not None]
-    writers = set().union(*along_k([*alone, *scales]))
+    writers = set().union(*along_k([*outer_products, *scales]))
     free, columns = forms.free_of(forms.labels_in([*decay, *updates, *read]) | writers), ()
     if not free and not updates and len(axes) > 1 and len(states) == 1:  # then decays may differ along V
         free = forms.free_of(writers.union(*along_k(read)))
@@ -144,7 +144,7 @@ def matrix_form(
         if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
             raise NotAffine("a matrix has one axis of S twice")
     solved = tuple(dict.fromkeys(t.operand for t in updates))
-    return AffineForm(positions, forms, decay, updates, alone, matrices, solved, readouts, free, columns)
+    return AffineForm(positions, forms, decay, updates, outer_products, matrices, solved, readouts, free, columns)
 
 
 def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term]:
@@ -163,15 +163,15 @@ def _matrices(
 ) -> tuple[tuple[Term, ...], tuple[tuple[Term, Term], ...]]:
     """Returns terms without the carry, apart from those that have a matrix that is the same at every step."""
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    alone, matrices = [], []
+    outer_products, matrices = [], []
     for term in terms:
-        same = [f for f in term.factors if forms.labels_of(f) >= axes and not jaxprs.is_in(f.operand, varying)]
-        if len(axes) > 1 and same:
-            scale = replace(term, factors=tuple(f for f in term.factors if f is not same[0]))
-            matrices.append((Term(None, (same[0],)), scale))
+        constants = [f for f in term.factors if forms.labels_of(f) >= axes and not jaxprs.is_in(f.operand, varying)]
+        if len(axes) > 1 and constants:
+            scale = replace(term, factors=tuple(f for f in term.factors if f is not constants[0]))
+            matrices.append((Term(None, (constants[0],)), scale))
         else:
-            alone.append(term)
-    return tuple(alone), tuple(matrices)
+            outer_products.append(term)
+    return tuple(outer_products), tuple(matrices)
 
 
 def _readouts(loop: Loop, forms: Forms, outs: Sequence[Any]) -> dict[Var, AffineSum]:

@@ -63,8 +63,8 @@ class AllChunks:
             return self.run_by_products(*tree.unflatten(args))
 
         def checked(results: Flat, before: Flat, growth: Any, args: Flat) -> tuple[Flat, Flat, Any]:
-            few = jnp.where(growth <= _MOST_GROWTH, 0.0, jnp.inf)
-            good = all_finite([jax.lax.stop_gradient(x) for x in (few, *results) if is_smooth(x)])
+            growth_check = jnp.where(growth <= _MOST_GROWTH, 0.0, jnp.inf)
+            good = all_finite([jax.lax.stop_gradient(x) for x in (growth_check, *results) if is_smooth(x)])
             by_steps = lambda _, args: self.run_by_steps(*tree.unflatten(args))  # noqa: E731
             return *jax.lax.cond(good, lambda results, _: results, by_steps, (results, before), args), good
 
@@ -105,19 +105,19 @@ class AllChunks:
     def run_by_products(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], Any]:
         """Returns the last states and the outputs; the states before chunks, and the largest products of their decays."""
         n_states, n_consts = len(states), len(consts)
-        every = list(xs) if valid is None else [*xs, valid]
+        xs_and_valid = list(xs) if valid is None else [*xs, valid]
 
         def chunk(*args: Any) -> list[Any]:
             consts, states, xs = args[:n_consts], args[n_consts:][:n_states], args[n_consts + n_states :]
-            here, saved = None if valid is None else xs[-1], SavedForBackward()
-            results = self.body.run_by_products(states, consts, xs[: len(self.body.loop.xs)], here, saved)
+            valid_steps, saved = None if valid is None else xs[-1], SavedForBackward()
+            results = self.body.run_by_products(states, consts, xs[: len(self.body.loop.xs)], valid_steps, saved)
             growth = [largest() for largest in saved.growth]
             return [*results, *states, functools.reduce(jnp.maximum, growth, jnp.ones(()))]
 
-        each = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in every)
+        each = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in xs_and_valid)
         program = jaxprs.trace(chunk, [*map(jax.typeof, consts), *map(jax.typeof, states), *each])
         loop = ScanParams(None, n_consts, n_states, self.count, False).loop(program)
-        last, ys = _around_states(loop, [*program.consts, *consts], list(states), every)
+        last, ys = _around_states(loop, [*program.consts, *consts], list(states), xs_and_valid)
         n_outs = len(ys) - n_states - 1
         return [*last, *ys[:n_outs]], (ys[n_outs:-1], ys[-1])
 
@@ -146,9 +146,9 @@ class AllChunks:
         moved_xs = [next(remaining) for _ in xs]
 
         def chunk(moved: Any, inputs: Any) -> Any:
-            start, x, here, moved_x = inputs
+            start, x, valid_steps, moved_x = inputs
             moved_x = [_tangent(t, v) for t, v in zip(moved_x, x)]
-            at, along = (start, consts, x, here), (moved, moved_consts, moved_x, None)
+            at, along = (start, consts, x, valid_steps), (moved, moved_consts, moved_x, None)
             results = self.body.tangents_by_steps(at, along)
             return results[: len(start)], results[len(start) :]
 

@@ -134,12 +134,12 @@ def chunkwise(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), 
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
     while schedule.groups:
         ready, forms = schedule.ready, {}
-        read = functools.partial(_form, loop, schedule.known, constants)
+        form_of = functools.partial(_form, loop, schedule.known, constants)
         for g in (g for g in ready if g not in plain):
             try:
-                forms[g] = read(g)
+                forms[g] = form_of(g)
             except NotAffine as reason:
-                joined = _joined(loop, g, schedule, read)
+                joined = _joined(loop, g, schedule, form_of)
                 if joined is not None:
                     forms[joined.positions] = joined
                     continue
@@ -186,14 +186,14 @@ def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: 
     return form
 
 
-def _joined(loop: Loop, group: Group, schedule: CarrySchedule, read: Callable[..., AffineForm]) -> AffineForm | None:
+def _joined(loop: Loop, group: Group, schedule: CarrySchedule, form_of: Callable[..., AffineForm]) -> AffineForm | None:
     """Returns the form of a group with pending groups that read its states as wholes, or None."""
     shape, ready = loop.carry[group[0]].aval.shape, schedule.ready
     alike = [h for h in schedule.groups if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)]
     tried = [*((*group, *h) for h in alike), (*group, *itertools.chain(*alike))] if alike else []
     for several in filter(schedule.can_follow, dict.fromkeys(tried)):
         with suppress(NotAffine):
-            return read(several)
+            return form_of(several)
     return None
 
 
@@ -212,14 +212,14 @@ def _projections(loop: Loop) -> list[Var]:
 def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
     """Runs all steps one by one. The reverse pass keeps the carries at chunk boundaries, and runs each chunk again."""
 
-    def some(carry: Any, xs: Any, steps: Any) -> Results:
+    def run_chunk(carry: Any, xs: Any, steps: Any) -> Results:
         with tag.tagged(tag.Tag()):  # the passes of other loops apply
             carry, ys = loop.run(consts, carry, xs, steps)
         return list(carry), list(ys)
 
     init = [jnp.asarray(c, v.aval.dtype) for c, v in zip(init, loop.carry)]
     wrap = functools.partial(jax.checkpoint, prevent_cse=False)
-    return scan_in_chunks(some, init, list(xs), length, _BOUNDARY, loop.reverse, wrap)
+    return scan_in_chunks(run_chunk, init, list(xs), length, _BOUNDARY, loop.reverse, wrap)
 
 
 def _in_chunks(

@@ -67,9 +67,9 @@ def _jvp(
     def tangents_of(fn: Callable) -> Callable:
         return lambda *args: pushed(fn, args[: len(operands)], argnums, args[len(operands) :])[1]
 
-    every = [*operands, *moving]
-    both = (_rewritten(closed, tangents_of, every) for closed in (products, steps))
-    return _bind(good, operands, products, steps, count), _bind(good, every, *both, len(moving))
+    arguments = [*operands, *moving]
+    both = (_rewritten(closed, tangents_of, arguments) for closed in (products, steps))
+    return _bind(good, operands, products, steps, count), _bind(good, arguments, *both, len(moving))
 
 
 def _transpose(
@@ -88,9 +88,9 @@ def _transpose(
 
         return of
 
-    every = [*residuals, *cotangents]
-    both = (_rewritten(closed, transpose_of, every) for closed in (products, steps))
-    results = iter(_bind(good, every, *both, len(cotangents)))
+    arguments = [*residuals, *cotangents]
+    both = (_rewritten(closed, transpose_of, arguments) for closed in (products, steps))
+    results = iter(_bind(good, arguments, *both, len(cotangents)))
     return [None] * (1 + len(residuals)) + [next(results) if w else None for w in is_needed]
 
 

@@ -46,9 +46,9 @@ class Labeled:
 
 def union(arrays: Iterable[Labeled], last: Sequence[Label] = ()) -> tuple[Label, ...]:
     """Returns all labels of the arrays, sorted, with those in `last` at the end."""
-    every = {l for a in arrays for l in a.labels}
-    first = sorted(every.difference(last), key=lambda label: (isinstance(label, str), label))
-    return (*first, *(l for l in last if l in every))
+    all_labels = {l for a in arrays for l in a.labels}
+    first = sorted(all_labels.difference(last), key=lambda label: (isinstance(label, str), label))
+    return (*first, *(l for l in last if l in all_labels))
 
 
 def elementwise(fn: Callable[[Any, Any], Any], arrays: Iterable[Labeled | None]) -> Any:
@@ -56,8 +56,8 @@ def elementwise(fn: Callable[[Any, Any], Any], arrays: Iterable[Labeled | None])
     arrays = [a for a in arrays if a is not None]
     if len(arrays) < 2:
         return arrays[0] if arrays else None
-    every = union(arrays)
-    labels = next((a.labels for a in arrays if len(a.labels) == len(every)), every)  # no transposition of that one
+    labels = union(arrays)
+    labels = next((a.labels for a in arrays if len(a.labels) == len(labels)), labels)  # no transposition of that one
     return Labeled(functools.reduce(fn, [a.along(labels) for a in arrays]), labels)
 
 
@@ -81,8 +81,8 @@ def sum_over(a: Labeled, over: Sequence[Label]) -> Labeled:
     """Returns the array summed over labels."""
     if not over:
         return a
-    rest = tuple(l for l in a.labels if l not in over)
-    return Labeled(jnp.sum(a.array, axis=tuple(map(a.labels.index, over))), rest)
+    remaining = tuple(l for l in a.labels if l not in over)
+    return Labeled(jnp.sum(a.array, axis=tuple(map(a.labels.index, over))), remaining)
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ class Factors:
     def _contraction(self, factor: Factor) -> Labeled:
         if not factor.operand:
             return Labeled(jnp.asarray(self.contracted, self.dtype), ())
-        *most, last = [self.evaluate(f) for f in factor.operand]
-        out = [l for l in union([*most, last]) if l == "T" or l in map(self.find, factor.labels)]
-        if not most:
+        *others, last = [self.evaluate(f) for f in factor.operand]
+        out = [l for l in union([*others, last]) if l == "T" or l in map(self.find, factor.labels)]
+        if not others:
             return sum_over(last, [l for l in last.labels if l not in out])
-        return dot(times(most), last, out, self.precision)
+        return dot(times(others), last, out, self.precision)
 
 
 def variables(terms: Iterable[Term]) -> list[Var]:

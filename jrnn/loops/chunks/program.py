@@ -72,12 +72,12 @@ class ChunkBody:
         def closed(results: Sequence[Any]) -> list[Any]:
             return [x.reshape(-1) for x in results]
 
-        def together(args: Sequence[Any], saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
+        def evaluate(args: Sequence[Any], saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
             saved = SavedForBackward(saved_values)
             return self._outs_in_order(self.run_by_products(*self._in_order(tree.unflatten(args)), saved)), saved.values
 
         def checked(args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
-            results, saved_values = together(args)
+            results, saved_values = evaluate(args)
             good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
             steps = lambda _, args: self._outs_in_order(self.run_by_steps(*self._in_order(tree.unflatten(args))))  # noqa: E731
             return jax.lax.cond(good, lambda results, _: results, steps, results, args), saved_values, good
@@ -93,7 +93,7 @@ class ChunkBody:
             def of_products(*flat: Any) -> list[Any]:
                 again = [x.reshape(k.shape) for x, k in zip(flat[len(args) : end], saved_values)]
                 values, moved = at(flat)
-                results = jax.jvp(lambda args: together(args, again)[0], [values], [moved])[1]
+                results = jax.jvp(lambda args: evaluate(args, again)[0], [values], [moved])[1]
                 return [t for t, s in zip(results, smooth) if s]
 
             def of_steps(*flat: Any) -> list[Any]:
@@ -127,13 +127,13 @@ class ChunkBody:
         new, readouts = [], {}
         remaining = iter(states)
         for form in self.forms:
-            forms, own = form.forms, [next(remaining) for _ in form.positions]
+            forms, states_of_form = form.forms, [next(remaining) for _ in form.positions]
             contracted, precision = (
                 forms.size[forms.contracted],
                 form.precision or (PRECISION if self.batched else None),
             )
-            factors = Factors(env, stacked, forms.find, own[0].dtype, contracted, precision)
-            values, after = Chunk(form, factors, self.steps, valid, saved, self.batched).run(own)
+            factors = Factors(env, stacked, forms.find, states_of_form[0].dtype, contracted, precision)
+            values, after = Chunk(form, factors, self.steps, valid, saved, self.batched).run(states_of_form)
             readouts.update(values)
             new += after
         return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**stacked, **readouts}, self.steps)]
@@ -143,13 +143,13 @@ class ChunkBody:
         return [*states, *outs]
 
     def _step(
-        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], here: Any
+        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], is_valid: Any
     ) -> tuple[Any, list[Any]]:
         loop = self.loop
         old = [s.astype(v.aval.dtype) for s, v in zip(states, loop.carry)]
         outs = loop.step(*consts, *old, *xs)
         new = [a.astype(s.dtype) for a, s in zip(outs, states)]
-        new = new if here is None else [jnp.where(here, a, s) for a, s in zip(new, states)]
+        new = new if is_valid is None else [jnp.where(is_valid, a, s) for a, s in zip(new, states)]
         return new, outs[len(new) :]
 
     def tangents_by_steps(self, args: Any, tangents: Any) -> list[Any]:
@@ -160,16 +160,16 @@ class ChunkBody:
 
         def state_before(t: Any) -> Any:
             def step(states: Any, inputs: Any) -> Any:
-                u, x, here = inputs
-                return self._step(states, consts, x, u < t if here is None else here & (u < t))[0], None
+                u, x, is_valid = inputs
+                return self._step(states, consts, x, u < t if is_valid is None else is_valid & (u < t))[0], None
 
             return jax.lax.scan(step, first, (number, xs, valid))[0]
 
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def step(moved: Any, inputs: Any) -> Any:
-            t, x, here, moved_x = inputs
+            t, x, is_valid, moved_x = inputs
             at = (state_before(t), consts, x)
-            return jax.jvp(lambda *at: self._step(*at, here), at, (moved, moved_consts, moved_x))[1]
+            return jax.jvp(lambda *at: self._step(*at, is_valid), at, (moved, moved_consts, moved_x))[1]
 
         moved, outs = jax.lax.scan(step, moved, (number, xs, valid, moved_xs))
         return [*moved, *outs]

@@ -123,8 +123,8 @@ def _sides(eqn: Eqn) -> list[tuple[int, int]]:
     """Returns the rows of each operand of a product, and the elements of a row that are multiplied and summed."""
     sides = []
     for atom, summed, batch in zip(eqn.invars, *eqn.params["dimension_numbers"]):
-        rest = [n for axis, n in enumerate(atom.aval.shape) if axis not in (*summed, *batch)]
-        sides.append((jaxprs.elements(rest), jaxprs.elements([atom.aval.shape[axis] for axis in summed])))
+        free_sizes = [n for axis, n in enumerate(atom.aval.shape) if axis not in (*summed, *batch)]
+        sides.append((jaxprs.elements(free_sizes), jaxprs.elements([atom.aval.shape[axis] for axis in summed])))
     return sides
 
 
@@ -196,8 +196,8 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
     if name == "random_gamma":
         return _GAMMA * count * machine.function
     if primitives.is_kind(eqn, "draw"):
-        drawing, least = _DRAWING_FOR_ALL if all_steps else _DRAWING
-        return moved + drawing * max(count, least) * machine.function
+        drawing, min_count = _DRAWING_FOR_ALL if all_steps else _DRAWING
+        return moved + drawing * max(count, min_count) * machine.function
     slower = _RUNNING if primitives.is_kind(eqn, "running") else 1
     return moved + slower * count * machine.function
 
@@ -229,11 +229,11 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> fl
     cost, reduces = primitives.row_of(eqn).cost, primitives.is_kind(eqn, "reduction")
     if cost == 0.0:
         return 0.0
-    of = eqn.invars if reduces else eqn.outvars
+    counted = eqn.invars if reduces else eqn.outvars
     wide = 1.0  # a vector has half as many numbers of 64 bits, and XLA:CPU sums products of these by themselves
-    if any(a.aval.dtype == jnp.float64 for a in of):
+    if any(a.aval.dtype == jnp.float64 for a in counted):
         wide = 4.0 if reduces else 2.0
-    count = max(wide * max((jaxprs.elements(a.aval.shape) for a in of), default=1), MIN_ELEMENTS)
+    count = max(wide * max((jaxprs.elements(a.aval.shape) for a in counted), default=1), MIN_ELEMENTS)
     if cost is not None:
         size = jaxprs.elements(eqn.outvars[0].aval.shape)
         by_itself = alone and size in _UNVECTORIZED and machine.elementwise_trip < machine.kernel  # as on a CPU

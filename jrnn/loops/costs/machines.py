@@ -143,11 +143,11 @@ def one_kernel_bytes(flags: str = "") -> float:
 def vector_bytes(flags: str = "") -> int:
     """Returns the bytes of the vectors that XLA uses here, as its own `flags` bound them."""
     isa = re.findall(r"--xla_cpu_max_isa=(\w+)", flags)
-    most = {"SSE4_2": 16, "AVX": 32, "AVX2": 32}.get(isa[-1].upper(), 64) if isa else 64
+    widest = {"SSE4_2": 16, "AVX": 32, "AVX2": 32}.get(isa[-1].upper(), 64) if isa else 64
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return 16
     known = instructions()
-    return min(most, 64 if "avx512f" in known else 32 if "avx2" in known or not known else 16)
+    return min(widest, 64 if "avx512f" in known else 32 if "avx2" in known or not known else 16)
 
 
 def instructions() -> set[str]:

@@ -149,8 +149,8 @@ def current_place() -> Place:
     inwards = current_lines(_FRAMES)
     frames = [frame for frame in inwards if not frame.startswith(OURS)]
     where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
-    own = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""
-    return short_path(where), short_path(own)
+    user_line = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""
+    return short_path(where), short_path(user_line)
 
 
 def short_path(frame: str) -> str:

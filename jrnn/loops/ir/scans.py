@@ -96,10 +96,10 @@ def scan_in_chunks(
         carry, ys = jax.lax.scan(body, carry, head, length=whole, reverse=reverse)
         return carry, jax.tree.map(lambda y: jnp.reshape(y, (whole * size, *y.shape[2:])), ys)
 
-    rest = steps - whole * size
-    if not rest:
+    remainder = steps - whole * size
+    if not remainder:
         return run_head(carry)
-    run_tail = wrap(lambda carry, chunk: run(carry, chunk, rest))
+    run_tail = wrap(lambda carry, chunk: run(carry, chunk, remainder))
     if reverse:
         carry, tail_ys = run_tail(carry, tail)
         carry, head_ys = run_head(carry)

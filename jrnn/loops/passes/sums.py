@@ -67,8 +67,8 @@ def sums_without_new_stacks(
 ) -> dict[int, tuple[Atom, ...]]:
     """Returns the sums that need no stacks other than `stacked` and the operands of contractions."""
     producers = jaxprs.producers(loop.eqns)
-    every = [v for values in accumulated.values() for v in values]
-    known = {*stacked, *(leaf for v in every for leaf in _operands(v, producers, stacked, True))}
+    accumulated_values = [v for values in accumulated.values() for v in values]
+    known = {*stacked, *(leaf for v in accumulated_values for leaf in _operands(v, producers, stacked, True))}
     return {i: values for i, values in accumulated.items() if known.issuperset(sum_operands(values, producers, known))}
 
 

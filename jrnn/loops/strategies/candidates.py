@@ -48,8 +48,8 @@ class Choice(NamedTuple):
     @property
     def reference(self) -> Estimate | None:
         """The estimate of the loop as JAX lowers it, or None if that was not compared."""
-        every = (self.chosen, *(candidate for candidate, _ in self.others))
-        return next((c.estimate for c in every if c.strategy == REFERENCE), None)
+        compared = (self.chosen, *(candidate for candidate, _ in self.others))
+        return next((c.estimate for c in compared if c.strategy == REFERENCE), None)
 
 
 # What another candidate must save of the estimated time to replace the reference: the model is not exact, least of all for
@@ -84,7 +84,7 @@ class Bounds(NamedTuple):
     allowance: float = SMALL
     binds_reference: bool = False
 
-    def most(self, reference: Estimate, candidate: Estimate | None = None) -> float:
+    def max_bytes(self, reference: Estimate, candidate: Estimate | None = None) -> float:
         """Returns the most bytes that a candidate may use; by default one that is as fast as the reference."""
         theirs = reference.memory + self.live_bytes + self.avoided_bytes
         ours, seconds = (e.seconds + self.forward_seconds for e in (candidate or reference, reference))
@@ -127,7 +127,7 @@ def cheapest(candidates: Sequence[Candidate], bounds: Bounds | None = None) -> C
     """
     bounds = bounds or Bounds()
     reference, *others = candidates
-    if bounds.binds_reference and reference.estimate.memory > bounds.most(reference.estimate):
+    if bounds.binds_reference and reference.estimate.memory > bounds.max_bytes(reference.estimate):
         smallest = min(candidates, key=lambda candidate: candidate.estimate.memory)
         if smallest is not reference:
             return Choice(smallest, ((reference, "more memory than allowed"),))
@@ -136,10 +136,10 @@ def cheapest(candidates: Sequence[Candidate], bounds: Bounds | None = None) -> C
         estimate = candidate.estimate
         saved_seconds = reference.estimate.seconds - estimate.seconds
         ratio = estimate.seconds / max(reference.estimate.seconds, 1e-12)
-        most = bounds.most(reference.estimate, estimate)
+        max_bytes = bounds.max_bytes(reference.estimate, estimate)
         min_gain = bounds.min_gain if candidate.min_gain is None else candidate.min_gain
-        if estimate.memory > most:
-            reasons[candidate.label] = f"more than {size_in_words(max(most, 0))}"
+        if estimate.memory > max_bytes:
+            reasons[candidate.label] = f"more than {size_in_words(max(max_bytes, 0))}"
         elif ratio > 1 - min_gain or saved_seconds < uncertainty(estimate, reference.estimate):
             reasons[candidate.label] = "gains too little" if ratio < 1 else "slower"
         elif best.estimate.seconds - estimate.seconds > BETWEEN * uncertainty(estimate, best.estimate):

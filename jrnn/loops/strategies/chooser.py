@@ -238,10 +238,10 @@ def _proposed(row: Strategy, problem: Problem) -> list[Candidate]:
 
 def _within_memory(problem: Problem, proposed: Sequence[Candidate]) -> list[Candidate]:
     """Returns the candidates of a strategy that the caller asks for by name, if they are within the option `memory`."""
-    most = problem.bounds.most(problem.reference.estimate)
-    fitting = [c for c in proposed if c.estimate.memory <= most]
+    max_bytes = problem.bounds.max_bytes(problem.reference.estimate)
+    fitting = [c for c in proposed if c.estimate.memory <= max_bytes]
     if proposed and not fitting:
-        least = min(c.estimate.memory for c in proposed)
-        bound = f"memory={problem.options.memory:g} allows {size_in_words(max(most, 0))}"
-        raise Refused(f"it needs {size_in_words(least)}, and {bound}")
+        min_bytes = min(c.estimate.memory for c in proposed)
+        bound = f"memory={problem.options.memory:g} allows {size_in_words(max(max_bytes, 0))}"
+        raise Refused(f"it needs {size_in_words(min_bytes)}, and {bound}")
     return fitting

@@ -27,7 +27,7 @@ _COMPARED_CHUNK = 4
 _COMPARED = 11
 
 # Elements of S in all; a delta rule on 4 x 16 x 16 took 1.1 times the time of its steps, on 16 x 32 x 32 0.96.
-_LEAST = 2048
+_MIN_ELEMENTS = 2048
 
 _MIN_GAIN = 0.25  # the part of the time that chunks must save: their program takes several times as long to compile
 
@@ -41,7 +41,7 @@ def may_pay(scan: ScanParams) -> bool:
         for v in carry
         if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * most_bytes and sum(n > 1 for n in v.aval.shape) > 1
     ]
-    return scan.length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _LEAST for v in large)
+    return scan.length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _MIN_ELEMENTS for v in large)
 
 
 def propose(problem: Problem) -> Sequence[Candidate]:
@@ -59,8 +59,8 @@ def finish(problem: Problem, node: Chunkwise) -> Chunkwise:
     """Returns the node if it agrees with the loop on random numbers; raises `Refused` if not."""
     if not problem.options.verify or not node.stages:
         return node
-    few, kind = replace(problem.scan, length=_COMPARED, unroll=1), "chunks at once" if node.batched else "chunks"
-    agrees, note = derived.validate(few, kind, functools.partial(_small, node.batched))
+    short_scan, kind = replace(problem.scan, length=_COMPARED, unroll=1), "chunks at once" if node.batched else "chunks"
+    agrees, note = derived.validate(short_scan, kind, functools.partial(_run_in_short_chunks, node.batched))
     if not agrees:
         raise Refused(note)
     return replace(node, notes=(*node.notes, note)) if note else node
@@ -81,7 +81,7 @@ def _names(scan: ScanParams, conversions: Sequence[Any]) -> list[str]:
     return names
 
 
-def _small(batched: bool, scan: ScanParams) -> derived.Run:
+def _run_in_short_chunks(batched: bool, scan: ScanParams) -> derived.Run:
     """Returns the loop of a step in chunks of few steps."""
     program = expand_control(scan.jaxpr)
     loop, conversions = with_plain_carries(scan.loop(program))

@@ -86,12 +86,12 @@ def stored_state_bytes(loop: Loop, moves: Sequence[bool]) -> int:
     while len(moving) > before:  # a carry also moves if the new carry does
         before, reached = len(moving), jaxprs.depends(loop.eqns, moving)
         moving.update(v for v, out in zip(loop.carry, loop.carry_out) if jaxprs.is_in(out, reached))
-    places = [i for i, v in enumerate(inputs) if v in moving and is_smooth(v.aval)]
-    parts = Linearized.of(loop.step, [v.aval for v in inputs], places)
+    argnums = [i for i, v in enumerate(inputs) if v in moving and is_smooth(v.aval)]
+    parts = Linearized.of(loop.step, [v.aval for v in inputs], argnums)
     states = parts.program.invars[n_consts : n_consts + len(loop.carry)]
-    most = max(map(jaxprs.nbytes, states), default=0)
-    follow = jaxprs.depends(parts.step, [v for v in states if jaxprs.nbytes(v) == most])
-    return sum(jaxprs.nbytes(v) for v in set(parts.primals_read) if v in follow and jaxprs.nbytes(v) >= most)
+    largest_bytes = max(map(jaxprs.nbytes, states), default=0)
+    follow = jaxprs.depends(parts.step, [v for v in states if jaxprs.nbytes(v) == largest_bytes])
+    return sum(jaxprs.nbytes(v) for v in set(parts.primals_read) if v in follow and jaxprs.nbytes(v) >= largest_bytes)
 
 
 def _train_step_cost(loop: Loop, stored: int, machine: Machine) -> Estimate:

@@ -24,14 +24,14 @@ def propose(problem: Problem) -> Sequence[Candidate]:
     is_requested = problem.options.executor == NAME
     if not is_requested and not _may_pay(problem):
         return ()
-    target, most = problem.target, problem.movable
+    target, movable = problem.target, problem.movable
     if target.exported or target.devices > 1:
         where = "exported" if target.exported else "divided among devices; put the scan inside of jax.shard_map"
         return _none(f"the program is {where}", is_requested)
     from jrnn.loops.kernels.native.runner import split_for_kernel
 
     candidates, refusal = {}, ""
-    labels = {Moves(accumulate=most.accumulate): NAME, most: "native, all else outside"}  # perhaps the same moves
+    labels = {Moves(accumulate=movable.accumulate): NAME, movable: "native, all else outside"}  # perhaps the same moves
     for moves, label in labels.items():
         try:
             fission, kernel = split_for_kernel(functools.partial(problem.split, moves))

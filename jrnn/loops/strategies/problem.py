@@ -119,9 +119,9 @@ class Problem:
 
     def with_conversions(self, cost: Estimate) -> Estimate:
         """Returns an estimate of the loop with what is computed before and after it for its canonical form."""
-        terms, more = dict(cost.terms), self.conversion_terms
-        terms |= {k: terms.get(k, 0.0) + s for k, s in more.items()}
-        return Estimate(cost.seconds + sum(more.values()), cost.memory, tuple(terms.items()))
+        terms, added_terms = dict(cost.terms), self.conversion_terms
+        terms |= {k: terms.get(k, 0.0) + s for k, s in added_terms.items()}
+        return Estimate(cost.seconds + sum(added_terms.values()), cost.memory, tuple(terms.items()))
 
 
 def reference_of(loop: Loop, target: Target) -> Candidate:
@@ -190,8 +190,8 @@ def allowance(loop: Loop) -> float:
     if _has_large_products(loop):
         return SMALL
     stacks = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
-    own = jaxprs.extent(loop.length) * stacks + sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
-    return min(SMALL, _ALLOWED_FRACTION * own)
+    own_bytes = jaxprs.extent(loop.length) * stacks + sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
+    return min(SMALL, _ALLOWED_FRACTION * own_bytes)
 
 
 def _other_bytes(loop: Loop, options: Options, provenance: Provenance, reference: Estimate) -> tuple[int, int]:
@@ -209,7 +209,7 @@ def _other_bytes(loop: Loop, options: Options, provenance: Provenance, reference
     # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
     again = list(filter(is_recomputed, loop.eqns))
     repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
-    rest = {v for e in loop.eqns if not any(v in repeated for v in e.outvars) for v in jaxprs.inputs(e)}
+    read_by_others = {v for e in loop.eqns if not any(v in repeated for v in e.outvars) for v in jaxprs.inputs(e)}
     read = {v for e in again for v in jaxprs.inputs(e)}
-    instead = sum(jaxprs.nbytes(v) for v in loop.xs if v in read and v not in rest)
-    return live, steps * max(sum(map(jaxprs.nbytes, repeated & rest)) - instead, 0)
+    instead = sum(jaxprs.nbytes(v) for v in loop.xs if v in read and v not in read_by_others)
+    return live, steps * max(sum(map(jaxprs.nbytes, repeated & read_by_others)) - instead, 0)

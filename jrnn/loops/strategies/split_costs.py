@@ -33,7 +33,7 @@ class SplitCosts:
         loop, core = fission.loop, fission.core
         self.estimator, self.fission, self.inside = estimator, fission, inside
         read_after = set(jaxprs.free_variables((*fission.sunk_eqns, *fission.sum_eqns)))
-        own = {*loop.xs, *jaxprs.variables(loop.ys)}
+        loop_values = {*loop.xs, *jaxprs.variables(loop.ys)}
         totals = {v for e in fission.sum_eqns for v in e.outvars}
         added = {*jaxprs.free_variables(fission.sum_eqns)}
         # What is no contraction or reduction is stacked, and the stack is summed.
@@ -42,9 +42,9 @@ class SplitCosts:
         self.after = estimator.part(fission.sunk_eqns, fission.sunk_vars, all_steps=True)
         self.sums = estimator.sums(fission.sum_eqns)
         self.operand_bytes = estimator.sizes(v for v in added if v in estimator.moving)
-        self.stack_bytes = estimator.sizes({*fission.hoisted_vars, *core.ys, *fission.sunk_vars} - own)
+        self.stack_bytes = estimator.sizes({*fission.hoisted_vars, *core.ys, *fission.sunk_vars} - loop_values)
         self.shifted_bytes = estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys)
-        self.own_bytes = estimator.sizes(own)
+        self.own_bytes = estimator.sizes(loop_values)
         self.result_bytes = estimator.sizes(loop.carry[i] for i in fission.accumulated)
         transposed = {v for e in fission.constant_eqns if e.primitive.name == "transpose" for v in e.outvars}
         self.peak_bytes = max(self.before.peak_bytes, self.after.peak_bytes, self.sums.peak_bytes)
@@ -70,15 +70,15 @@ class SplitCosts:
             machine.reading(2 * in_chunks * self.own_bytes, size) + machine.writing(self.shifted_bytes, size)
         )
         copies += n * self.stack_bytes * _FIRST_WRITE / machine.write_rate
-        moved = self.all_transposed_bytes if in_chunks else self.transposed_bytes
-        is_near = moved <= machine.core_cache_bytes
+        transposed_bytes = self.all_transposed_bytes if in_chunks else self.transposed_bytes
+        is_near = transposed_bytes <= machine.core_cache_bytes
         transposing = (
-            _TRANSPOSING * moved / machine.cache_rate
+            _TRANSPOSING * transposed_bytes / machine.cache_rate
             if is_near
-            else moved / machine.read_rate + moved / machine.write_rate
+            else transposed_bytes / machine.read_rate + transposed_bytes / machine.write_rate
         )
-        more = dict(calls=in_chunks * times * 2 * machine.trip, packing=transposing, stacks=copies + results)
+        other_terms = dict(calls=in_chunks * times * 2 * machine.trip, packing=transposing, stacks=copies + results)
         # What is copied after the loop reuses the memory of the transposed constants.
-        constants = moved if in_chunks else max(moved - n * self.peak_bytes, 0)
+        constants = transposed_bytes if in_chunks else max(transposed_bytes - n * self.peak_bytes, 0)
         memory = n * self.per_step(in_chunks) + self.inside.memory + constants + in_chunks * 2 * self.result_bytes
-        return estimate(total(dict(self.inside.terms), *terms, sums, more), memory)
+        return estimate(total(dict(self.inside.terms), *terms, sums, other_terms), memory)

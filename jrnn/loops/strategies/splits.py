@@ -57,16 +57,16 @@ class Search:
 
     def candidates(self) -> list[Candidate]:
         """Returns splits of the loop: of one kind, of all kinds, and the best selection that the search sees."""
-        most = self.problem.movable
-        named = {"simplify": Moves(), "hoist": Moves(hoist=most.hoist), "sink": Moves(sink=most.sink)}
-        named |= {"sum after the loop": Moves(accumulate=most.accumulate), "all of these": most}
+        movable = self.problem.movable
+        named = {"simplify": Moves(), "hoist": Moves(hoist=movable.hoist), "sink": Moves(sink=movable.sink)}
+        named |= {"sum after the loop": Moves(accumulate=movable.accumulate), "all of these": movable}
         tried: dict[Moves, Candidate] = {}
         for name, moves in named.items():
             if moves not in tried:
                 tried[moves] = self._candidate(name, moves)
         best = cheapest([self.reference, *tried.values()], self.bounds).chosen.estimate.seconds
         seconds_to_beat = min(best, (1 - self.bounds.min_gain) * self.reference.estimate.seconds)
-        return [*tried.values(), *(self._local_search(tried, most) if self._core_seconds < seconds_to_beat else [])]
+        return [*tried.values(), *(self._local_search(tried, movable) if self._core_seconds < seconds_to_beat else [])]
 
     @functools.cached_property
     def _core_seconds(self) -> float:
@@ -95,12 +95,12 @@ class Search:
         node = Split(fission, Steps(fission.core))
         parts = node.costs(self.problem.estimator)
         costs = {n: self.problem.with_conversions(parts.estimate(n)) for n in self._chunks(parts)}
-        every = [Candidate(label, cost, node if n is None else SplitInChunks(node, n)) for n, cost in costs.items()]
-        fitting = list(filter(self._fits, every))
-        return min(fitting or every, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory)
+        by_chunk = [Candidate(label, cost, node if n is None else SplitInChunks(node, n)) for n, cost in costs.items()]
+        fitting = list(filter(self._fits, by_chunk))
+        return min(fitting or by_chunk, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory)
 
     def _fits(self, candidate: Candidate) -> bool:
-        return candidate.estimate.memory <= self.bounds.most(self.reference.estimate, candidate.estimate)
+        return candidate.estimate.memory <= self.bounds.max_bytes(self.reference.estimate, candidate.estimate)
 
     def _chunks(self, parts: SplitCosts) -> Iterator[int | None]:
         """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
@@ -108,17 +108,17 @@ class Search:
         length = self.problem.loop.length
         if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2 or self._is_of_small_kernels:
             return
-        least = parts.estimate(1).memory - parts.per_step(True)
-        for most in (_CHUNK, self.bounds.most(self.reference.estimate) - least):
-            n = int(most / parts.per_step(True))
+        fixed_bytes = parts.estimate(1).memory - parts.per_step(True)
+        for max_bytes in (_CHUNK, self.bounds.max_bytes(self.reference.estimate) - fixed_bytes):
+            n = int(max_bytes / parts.per_step(True))
             if 2 <= n < length:
                 # A divisor of the length leaves no shorter last chunk, whose results would be copied.
                 yield next((m for m in range(n, n // 2, -1) if length % m == 0), n)
 
-    def _local_search(self, tried: dict[Moves, Candidate], most: Moves) -> list[Candidate]:
+    def _local_search(self, tried: dict[Moves, Candidate], movable: Moves) -> list[Candidate]:
         """Adds and removes moves one at a time as long as that gains. Returns the better candidate, if there is one."""
         start = at = min(tried, key=lambda moves: self._rank(tried[moves]))
-        changed, single_moves = True, most.in_order(self.problem.loop)
+        changed, single_moves = True, movable.in_order(self.problem.loop)
         while changed and len(single_moves) > 1:
             changed = False
             for field, v in single_moves:

@@ -93,11 +93,11 @@ class Native:
             for e, outs in ((program.hoisted_eqns, hoisted), (program.sunk_eqns, sunk))
         ]
         stacks = estimator.sizes({*hoisted, *jaxprs.variables(program.core.ys)} - others)
-        more = loop.length * (stacks + max(part.peak_bytes for part in bulk))
-        moved = machine.writing(loop.length * stacks, more) + machine.reading(loop.length * stacks, more)
-        terms = [part.terms(machine, loop.length, more, 1) for part in bulk]
-        own = {**costs.terms(program, machine, library.loaded().instruction_sets[self.level]), "stacks": moved}
-        return estimates.estimate(estimates.total(stacks_seconds, own, *terms), inside.peak_bytes + more)
+        size = loop.length * (stacks + max(part.peak_bytes for part in bulk))
+        moved = machine.writing(loop.length * stacks, size) + machine.reading(loop.length * stacks, size)
+        terms = [part.terms(machine, loop.length, size, 1) for part in bulk]
+        kernel_terms = {**costs.terms(program, machine, library.loaded().instruction_sets[self.level]), "stacks": moved}
+        return estimates.estimate(estimates.total(stacks_seconds, kernel_terms, *terms), inside.peak_bytes + size)
 
     @property
     def flops(self) -> int:

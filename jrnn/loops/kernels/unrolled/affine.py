@@ -100,9 +100,9 @@ def driven(step: AffineStep) -> Driven:
     """Returns the inputs of a step: what is added to the products with the carry, or what that is computed from."""
     loop, results = step.loop, [*step.new, *step.values]
     moving, varying = (jaxprs.depends(loop.eqns, of) for of in (step.carry, (*loop.carry, *loop.xs)))
-    every = [e.outvars[0] for e in loop.eqns if _is_affine(e, varying)]
+    affine_results = [e.outvars[0] for e in loop.eqns if _is_affine(e, varying)]
     options = []
-    for affine in (every, [v for v in every if v in moving]):
+    for affine in (affine_results, [v for v in affine_results if v in moving]):
         varying_inputs = varying.difference(affine, step.carry)
         needed, free = jaxprs.needed(loop.eqns, results, {*loop.consts, *step.carry, *varying_inputs})
         options.append((tuple(v for v in free if v in varying_inputs), tuple(needed)))

@@ -44,15 +44,15 @@ class RowAxes:
         multiplied = {self._classes.root(axis) for axis in products} - broken
         self._order = [root for root in dict.fromkeys(carried) if root in multiplied]
         self._matrix_batch = {self._classes.root(axis) for axis in batches}.difference(self._order)
-        every = (*loop.inputs, *(v for eqn in loop.eqns for v in eqn.outvars))
-        present = [self._rows(v) for v in every]
+        variables = (*loop.inputs, *(v for eqn in loop.eqns for v in eqn.outvars))
+        present = [self._rows(v) for v in variables]
         self.merged = (
             merge
             and len(self._order) > 1
             and not self._matrix_batch
             and all(
                 not of or ([self._root(v, a) for a in of] == self._order and all(map(jaxprs.is_known, v.aval.shape)))
-                for v, of in zip(every, present)
+                for v, of in zip(variables, present)
             )
         )
         of_products = [
