@@ -63,7 +63,7 @@ def test_a_policy_that_stores_as_much_as_the_plan_computes_nothing_again():
 
 @pytest.mark.parametrize("count, reverse", [(1, False), (3, False), (3, True), (4, True)])
 def test_gradients_are_those_of_lax_scan(count, reverse, monkeypatch, x64):
-    monkeypatch.setattr(pieces, "_pieces", lambda *_: count)
+    monkeypatch.setattr(pieces, "_count_pieces", lambda *_: count)
     rng = np.random.default_rng(0)
     w, xs = jnp.asarray(0.2 * rng.normal(size=(4, 8))), jnp.asarray(rng.normal(size=(11, 3, 4)))
 
