@@ -34,7 +34,7 @@ _LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than o
 _TRANSPOSED = 1.25  # a product x W^T in a loop takes so many times the time of x W
 # XLA before jaxlib 0.12 writes small products of one row itself, where others are slower than large ones by calls: with jax
 # 0.10.2 [1, 32] by [32, 32] takes 113 ns, of 222 that would be estimated, and [1, 64] by [64, 64] 422 of 565.
-_ONE_ROW = 0.5
+_ONE_ROW_FRACTION = 0.5  # of what a tiny product costs more
 _OWN_CACHE = 2  # a core reads its own cache so many times as fast as one that cores share
 _VECTOR = 8  # elements
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
@@ -78,7 +78,7 @@ def call_seconds(eqn: Eqn, machine: Machine, all_steps: bool = False) -> float:
         in_the_loop = is_matvec(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
         if in_the_loop:
             return 0.0
-        slower = _ONE_ROW if has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT else 1
+        slower = _ONE_ROW_FRACTION if has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT else 1
         return machine.kernel + slower * _tiny_seconds(eqn, machine)
     if primitives.is_kind(eqn, "draw"):
         return (_ROUNDS if all_steps else _rounds(eqn, machine)) * machine.kernel

@@ -23,7 +23,7 @@ def install() -> None:
         tag.rules_available = False
     else:
         jvp, linearize = (differentiation.with_residual_policy(rule) for rule in (of_jax.jvp, of_jax.linearize))
-        for program in (pieces.of_checkpointed, programs.by_strategy, programs.rewritten):  # the last one first
+        for program in (pieces.checkpointed_in_pieces, programs.by_strategy, programs.rewritten):  # the last one first
             jvp, linearize = replacement.jvp(jvp, program), replacement.linearize(linearize, program)
         rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)
         lower = functools.partial(lowering.lower, of_jax.lower_scan)

@@ -47,7 +47,7 @@ class TrainStep(NamedTuple):
         return sum(estimate_of(choice).seconds for choice in (self.forward, self.reverse))
 
 
-def of_checkpointed(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Run | None:
+def checkpointed_in_pieces(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Run | None:
     """Returns the loop in pieces, without the checkpoint in its step; or None to leave it to JAX."""
     target = Target.here()
     if loop_tag.options.recompute is not None or not target.is_estimated or not _is_checkpointed(scan):

@@ -82,7 +82,7 @@ def affine_step(loop: Loop) -> AffineStep:
     return AffineStep(loop, carries, sums, *map(tuple, (values, before_affine, affine, after_affine)), reads)
 
 
-class Driven(NamedTuple):
+class StepParts(NamedTuple):
     """What carries and values are affine in, next to the carry.
 
     Attributes:
@@ -96,7 +96,7 @@ class Driven(NamedTuple):
     affine: tuple[Eqn, ...]
 
 
-def driven(step: AffineStep) -> Driven:
+def step_parts(step: AffineStep) -> StepParts:
     """Returns the inputs of a step: what is added to the products with the carry, or what that is computed from."""
     loop, results = step.loop, [*step.new, *step.values]
     moving, varying = (jaxprs.depends(loop.eqns, of) for of in (step.carry, (*loop.carry, *loop.xs)))
@@ -108,7 +108,7 @@ def driven(step: AffineStep) -> Driven:
         options.append((tuple(v for v in free if v in varying_inputs), tuple(needed)))
     inputs, eqns = min(options, key=lambda option: len(option[0]))
     before, _ = jaxprs.needed(loop.eqns, inputs, {*loop.consts, *loop.xs})
-    return Driven(inputs, tuple(before), eqns)
+    return StepParts(inputs, tuple(before), eqns)
 
 
 def _is_number(v: Var) -> bool:

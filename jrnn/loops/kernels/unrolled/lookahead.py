@@ -72,33 +72,33 @@ def product(a: Any, b: Any) -> Any:
 
 def _derivatives(step: AffineStep, consts: Values) -> Any:
     """Returns the derivatives of the new carries, of the values and of all affine results, in float64: [_, n]."""
-    wide, env = jnp.float64, wide_constants(step.loop, step.before_affine, consts)
+    wide, env = jnp.float64, float64_constants(step.loop, step.before_affine, consts)
     read = [*step.new, *step.values, *(e.outvars[0] for e in step.affine)]
     others = {v: jnp.zeros((), wide) for v in jaxprs.free_variables(step.affine) if v not in env}  # they are added
 
     def results(carry: Any) -> Any:
-        own = jaxprs.evaluate(step.affine, {**others, **env, **dict(zip(step.carry, carry))}, widely)
-        return jnp.stack([jnp.asarray(own[v], wide) if jaxprs.is_in(v, own) else jnp.zeros((), wide) for v in read])
+        out = jaxprs.evaluate(step.affine, {**others, **env, **dict(zip(step.carry, carry))}, float64_rule)
+        return jnp.stack([jnp.asarray(out[v], wide) if jaxprs.is_in(v, out) else jnp.zeros((), wide) for v in read])
 
     zeros = jnp.zeros(len(step.carries), wide)
     return jax.vmap(lambda unit: jax.jvp(results, (zeros,), (unit,))[1])(jnp.eye(len(zeros), dtype=wide)).T
 
 
-def wide_constants(loop: Loop, eqns: Sequence[Eqn], consts: Values) -> dict[Any, Any]:
+def float64_constants(loop: Loop, eqns: Sequence[Eqn], consts: Values) -> dict[Any, Any]:
     """Returns the constants of a loop, and the results of equations that are the same at all steps, in float64."""
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
     env = {v: x.astype(jnp.float64) if x.dtype == jnp.float32 else x for v, x in zip(loop.consts, consts)}
-    return jaxprs.evaluate([e for e in eqns if not any(v in varying for v in e.outvars)], env, widely)
+    return jaxprs.evaluate([e for e in eqns if not any(v in varying for v in e.outvars)], env, float64_rule)
 
 
-_WIDE = {"mul": jnp.multiply, "div": jnp.divide, "sub": jnp.subtract, "add": jnp.add, "add_any": jnp.add}
+_IN_FLOAT64 = {"mul": jnp.multiply, "div": jnp.divide, "sub": jnp.subtract, "add": jnp.add, "add_any": jnp.add}
 
 
-def widely(eqn: Eqn, *operands: Any) -> Values | None:
+def float64_rule(eqn: Eqn, *operands: Any) -> Values | None:
     """The rule of equations in float64, whose literals and casts are of float32."""
     if primitives.is_retyping(eqn):
         return operands
-    rule = _WIDE.get(eqn.primitive.name)
+    rule = _IN_FLOAT64.get(eqn.primitive.name)
     if rule is None or eqn.outvars[0].aval.dtype != jnp.float32:
         return None
     return [rule(*(jnp.asarray(x, jnp.float64) for x in operands))]

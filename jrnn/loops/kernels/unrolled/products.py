@@ -22,8 +22,8 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.loops.ir import Results
-from jrnn.loops.kernels.unrolled.affine import AffineStep, Driven, driven
-from jrnn.loops.kernels.unrolled.lookahead import LARGEST, product, wide_constants, widely
+from jrnn.loops.kernels.unrolled.affine import AffineStep, StepParts, step_parts
+from jrnn.loops.kernels.unrolled.lookahead import LARGEST, float64_constants, float64_rule, product
 from jrnn.loops.kernels.unrolled.steps import trip_of
 from jrnn.loops.kernels.unrolled.trips import empty_stacks, run_trips
 
@@ -49,7 +49,7 @@ class Response(NamedTuple):
     largest: Any
 
     @staticmethod
-    def of(step: AffineStep, parts: Driven, consts: Values, size: int) -> Response:
+    def of(step: AffineStep, parts: StepParts, consts: Values, size: int) -> Response:
         """Computes it in float64, also in a process without types of 64 bits."""
         n, m, p = len(step.carries), len(parts.inputs), len(step.values)
         with jax.enable_x64(True):
@@ -87,17 +87,17 @@ def _high_and_low(value: Any) -> tuple[Any, Any]:
     return high, value - high.astype(value.dtype)
 
 
-def _coefficients(step: AffineStep, parts: Driven, consts: Values) -> tuple[Any, Any]:
+def _coefficients(step: AffineStep, parts: StepParts, consts: Values) -> tuple[Any, Any]:
     """Returns the new carries, the values and all affine results for zeros, and the derivatives [_, n + m], in float64."""
     env, moving = (
-        wide_constants(step.loop, parts.affine, consts),
+        float64_constants(step.loop, parts.affine, consts),
         jaxprs.depends(step.loop.eqns, step.loop.xs + step.loop.carry),
     )
     eqns = [e for e in parts.affine if e.outvars[0] in moving]
     read, arguments = [*step.new, *step.values, *(e.outvars[0] for e in eqns)], [*step.carry, *parts.inputs]
 
     def results(values: Any) -> Any:
-        env_of_results = jaxprs.evaluate(eqns, {**env, **dict(zip(arguments, values))}, widely)
+        env_of_results = jaxprs.evaluate(eqns, {**env, **dict(zip(arguments, values))}, float64_rule)
         return jnp.stack([jnp.asarray(jaxprs.value(env_of_results, v), jnp.float64) for v in read])
 
     zeros = jnp.zeros(len(arguments), jnp.float64)
@@ -118,7 +118,7 @@ def run_products(step: AffineStep, size: int, consts: Values, init: Values, xs: 
 
     Invariant: the values of a step are those of the loop but for rounding.
     """
-    loop, parts = step.loop, driven(step)
+    loop, parts = step.loop, step_parts(step)
     advance = _trip(step, parts, Response.of(step, parts, consts, size), size, consts)
     sums = [jnp.zeros((size, *jnp.shape(init[i])), jnp.result_type(init[i])).at[0].set(init[i]) for i in step.sums]
     first = State(jnp.stack([init[i] for i in step.carries]), sums)
@@ -139,7 +139,7 @@ def run_products(step: AffineStep, size: int, consts: Values, init: Values, xs: 
     return carry, ys
 
 
-def _trip(step: AffineStep, parts: Driven, response: Response, size: int, consts: Values) -> Callable[..., Any]:
+def _trip(step: AffineStep, parts: StepParts, response: Response, size: int, consts: Values) -> Callable[..., Any]:
     """Returns the function from a state and rows to the next state, whether it may be used, and the rows of the outputs."""
     loop, n = step.loop, len(step.carries)
     split = [i * size for i in range(1, len(step.values) + 1)]
