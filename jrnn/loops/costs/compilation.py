@@ -16,9 +16,10 @@ from jrnn.jaxprs.jax_internals import ShapedArray
 from jrnn.jaxprs.tangents import is_smooth
 from jrnn.loops.ir import Loop
 
-# Seconds of processor time of XLA:CPU for an equation, with jax 0.12 on an AMD EPYC: least squares over 91 programs of the
-# suites "first-call", "tiny" and "small states" and of layers. The difference between a loop and its plan, 0.2 to 3.6 s for
-# matrix states in chunks, is met within a third; for tiny loops, 0.01 to 0.7 s, within a factor of three.
+# Seconds of processor time of XLA:CPU for an equation, with jax 0.12 on an Intel Xeon: the first two by least squares over
+# 86 programs of the suites "first-call", "tiny" and "small states" and of layers, the last rounded from the tiny loops. That
+# fit meets the difference between a loop and its plan within a third for matrix states in chunks, 0.2 to 3.6 s, and within a
+# factor of three for tiny loops, 0.01 to 0.7 s.
 _CALL = 18e-3  # a product, a solver, an inner loop, or an equation that reads or writes at indices: a kernel of its own
 _ELEMENTWISE = 0.9e-3  # another equation, which is fused with its neighbors
 _TINY_ELEMENTWISE = 0.3e-3  # the same of at most 8 elements, which is an instruction or a few
