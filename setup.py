@@ -51,9 +51,7 @@ def readme() -> str:
             return f"{mark}[{text}]({repository}/{'raw' if mark else 'blob'}/main/{target})"
         return "" if mark else text
 
-    return re.sub(
-        r"(!?)\[([^]]*)\]\((?![a-z]+:|#)([^)]+)\)", absolute, (ROOT / "README.md").read_text(encoding="utf-8")
-    )
+    return re.sub(r"(!?)\[([^]]*)\]\((?![a-z]+:|#)([^)]+)\)", absolute, (ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 class BuildKernel(build_ext):

@@ -110,9 +110,7 @@ generated.mkdir(exist_ok=True)
 (generated / "commands.md").write_text(commands(), encoding="utf-8")
 (generated / "operators.md").write_text(operator_tables.render(), encoding="utf-8")
 
-notebooks = (
-    generated / "site" / "notebooks"
-)  # the programs of examples/; `scripts/notebooks.py FOLDER --run` also runs them
+notebooks = generated / "site" / "notebooks"  # the programs of examples/; `scripts/notebooks.py FOLDER --run` also runs them
 notebooks.mkdir(parents=True, exist_ok=True)
 make = runpy.run_path(str(ROOT / "scripts" / "notebooks.py"))
 for program in sorted((ROOT / "examples").glob("*.py")):

@@ -156,9 +156,7 @@ def h200_chunks():
     rows = []
     for job, times in on_h200("chunks", 2).items():
         for peer, label in (("chunks of ", "jrnn"), ("by hand, ", "by hand, TF32")):
-            each = [
-                f"{1e3 * times[f'{peer}{size}']['seconds']:.2f}" for size in (32, 64, 128) if f"{peer}{size}" in times
-            ]
+            each = [f"{1e3 * times[f'{peer}{size}']['seconds']:.2f}" for size in (32, 64, 128) if f"{peer}{size}" in times]
             rows += [[f"`{job.split()[0]}` train, {label}", *each]] if each else []
     return {"head": ["layer", "32 steps, ms", "64 steps, ms", "128 steps, ms"], "rows": rows}
 

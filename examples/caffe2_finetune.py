@@ -64,9 +64,7 @@ def finetune(folder, out, steps=200, report_every=50):
         weights, state, value = update(weights, state)
         if (k + 1) % report_every == 0:
             print(f"step {k + 1}: mean squared error {float(value):.4f}")
-    tuned = jrnn.convert.export_package(
-        package.predict_net, jax.tree.map(np.asarray, weights), inputs=["x"], outputs=["y"]
-    )
+    tuned = jrnn.convert.export_package(package.predict_net, jax.tree.map(np.asarray, weights), inputs=["x"], outputs=["y"])
     tuned.save(out)
     served = jrnn.convert.Predictor(jrnn.convert.load_package(out))  # what was written, read again
     after = float(np.mean((served(x=x)["y"] - y) ** 2))
@@ -79,6 +77,4 @@ if __name__ == "__main__":
         if len(sys.argv) == 1:
             old_package(folder)
         before, after, _ = finetune(folder, "tuned")
-    print(
-        f"mean squared error: {before:.4f} before, {after:.4f} after; wrote tuned/init_net.pb and tuned/predict_net.pb"
-    )
+    print(f"mean squared error: {before:.4f} before, {after:.4f} after; wrote tuned/init_net.pb and tuned/predict_net.pb")

@@ -83,9 +83,7 @@ def train(steps, seed=0):
         change, opt_state = optimizer.update(gradient, opt_state)
         return (optax.apply_updates(params, change), opt_state), value
 
-    (params, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))(
-        (params, optimizer.init(params))
-    )
+    (params, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))((params, optimizer.init(params)))
     return params, losses, loss(truth()), states, symbols
 
 

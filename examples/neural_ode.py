@@ -65,9 +65,7 @@ def train(steps, seed=0):
         change, opt_state = optimizer.update(gradient, opt_state)
         return (optax.apply_updates(params, change), opt_state), value
 
-    (params, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))(
-        (params, optimizer.init(params))
-    )
+    (params, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))((params, optimizer.init(params)))
     error = jnp.abs(solve(network, params, new, 3 * SEEN) - solve(pendulum, None, new, 3 * SEEN)).mean()
     return params, losses, float(error)
 

@@ -89,9 +89,7 @@ def main():
     exact, short = (windows(learn(which, stream)[1]) for which in (step, truncated))
     print(f"variance of the signal {float(stream.var()):.3f}; mean squared errors of the forecast {AHEAD} steps ahead:")
     for k, (a, b) in enumerate(zip(exact, short)):
-        print(
-            f"steps {k * steps // 10:>6} to {(k + 1) * steps // 10:>6}: {a:.4f}, with the gradient of one step {b:.4f}"
-        )
+        print(f"steps {k * steps // 10:>6} to {(k + 1) * steps // 10:>6}: {a:.4f}, with the gradient of one step {b:.4f}")
 
 
 if __name__ == "__main__":

@@ -321,9 +321,7 @@ def memory(count: int) -> Iterator[tuple[str, Callable[[], str]]]:
             return np.array([other(x) for x in value.flat], value.dtype).reshape(value.shape)
         most = np.iinfo(value.dtype).max if isinstance(value, np.integer) else 2**63 - 1
         factor = rng.randrange(1, 1 << 20)
-        return (
-            value if value < 1 << 19 else value * factor if isinstance(value, float) else min(int(value) * factor, most)
-        )
+        return value if value < 1 << 19 else value * factor if isinstance(value, float) else min(int(value) * factor, most)
 
     once = list(test_memory.CASES.items())
     more = [once[k % len(once)] for k in range(count)]

@@ -87,9 +87,7 @@ def options(count: int) -> Iterator[Attack]:
         )
 
     attacks = [
-        (f"scan: {n} is {v!r:.40}", lambda n=n, v=v: as_jax({n: v}))
-        for n in ("length", "reverse", "unroll")
-        for v in values
+        (f"scan: {n} is {v!r:.40}", lambda n=n, v=v: as_jax({n: v})) for n in ("length", "reverse", "unroll") for v in values
     ]
     for name in (
         "lengths",

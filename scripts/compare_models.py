@@ -91,9 +91,7 @@ def theirs(folder, tokens, dtype, with_gradient):
             for parameter in model.parameters():
                 parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
             model.save_pretrained(saved)
-            return out.logits.detach().numpy(), {
-                n: g.numpy() for n, g in load_file(f"{saved}/model.safetensors").items()
-            }
+            return out.logits.detach().numpy(), {n: g.numpy() for n, g in load_file(f"{saved}/model.safetensors").items()}
 
 
 def ours(folder, tokens, dtype, with_gradient):

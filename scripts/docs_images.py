@@ -43,8 +43,7 @@ def _layers(cell):
     """Peers -> times of training over those of lax.scan: of each size, and their mean."""
     ratios = tables.ratios()
     return {
-        peer: [*ratios[cell, "train", peer].values(), tables.mean(ratios[cell, "train", peer].values())]
-        for peer in PEERS
+        peer: [*ratios[cell, "train", peer].values(), tables.mean(ratios[cell, "train", peer].values())] for peer in PEERS
     }
 
 
@@ -304,9 +303,7 @@ def examples():
     values, length = time_series.data(jax.random.key(5))
     _, forecast = model(time_series.prepared(values, length)[0], length)
     n, ahead = int(length[0]), range(int(length[0]), int(length[0]) + time_series.AHEAD)
-    draw(
-        "time_series", "step", "value", {"series": values[: n + time_series.AHEAD, 0], "forecast": (ahead, forecast[0])}
-    )
+    draw("time_series", "step", "value", {"series": values[: n + time_series.AHEAD, 0], "forecast": (ahead, forecast[0])})
     means, _ = finetune_pretrained.main()
     draw("finetune_pretrained", "", "loss", {"": (["before", "last layer", "all parameters"], means)})
     draw("linear_attention", "step", "right answers", linear_attention.main())

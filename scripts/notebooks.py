@@ -32,9 +32,7 @@ def cells_of(path: Path) -> list[dict]:
     parts: list[str] = []
     previous_alone = False
     for previous, node in zip(tree.body, tree.body[1:]):
-        start = (
-            previous.end_lineno
-        )  # what stands between two parts, such as comments and decorators, belongs to the second
+        start = previous.end_lineno  # what stands between two parts, such as comments and decorators, belongs to the second
         text = "\n".join(lines[start : node.end_lineno]).strip("\n")
         alone = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.If))
         if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):

@@ -42,9 +42,7 @@ def main(model_path, wave_path=None):
         outputs = step(x, ours)
         ours = jax.block_until_ready(outputs["stateN"])
         seconds.append(time.perf_counter() - begin)
-        expected = dict(
-            zip(("output", "stateN"), session.run(None, {"input": x, "state": theirs, "sr": rate}), strict=True)
-        )
+        expected = dict(zip(("output", "stateN"), session.run(None, {"input": x, "state": theirs, "sr": rate}), strict=True))
         theirs = expected["stateN"]
         probabilities.append(expected["output"].item())
         for name, value in expected.items():

@@ -271,9 +271,7 @@ def probdiffeq_grid():
     """Lotka and Volterra's equations on a fixed grid of 200 points, by a filter."""
     from probdiffeq import ivpsolve, probdiffeq
 
-    rule = probdiffeq.ode(
-        lambda u, *, t: jnp.stack([0.5 * u[0] - 0.05 * u[0] * u[1], -0.5 * u[1] + 0.05 * u[0] * u[1]])
-    )
+    rule = probdiffeq.ode(lambda u, *, t: jnp.stack([0.5 * u[0] - 0.05 * u[0] * u[1], -0.5 * u[1] + 0.05 * u[0] * u[1]]))
     expand = probdiffeq.jetexpand_ode_padded_scan(num=2)
     grid = jnp.linspace(0.0, 10.0, 200)
 
@@ -417,9 +415,7 @@ def diffrax_orbit():
     term = diffrax.ODETerm(lambda t, y, args: jnp.stack([y[1], -args * jnp.sin(y[0])]))
 
     def last(gravity: Any) -> Any:
-        solution = diffrax.diffeqsolve(
-            term, diffrax.Tsit5(), 0.0, 10.0, 0.05, jnp.array([1.0, 0.0]), gravity, max_steps=256
-        )
+        solution = diffrax.diffeqsolve(term, diffrax.Tsit5(), 0.0, 10.0, 0.05, jnp.array([1.0, 0.0]), gravity, max_steps=256)
         return jnp.sum(solution.ys)
 
     return last, jnp.float32(9.8)

@@ -104,9 +104,7 @@ class Pairs:
 
         from jrnn.loops.ir import observers
 
-        observers.listeners.append(
-            lambda what: isinstance(what, str) or self._count(what, observers.current_place()[0])
-        )
+        observers.listeners.append(lambda what: isinstance(what, str) or self._count(what, observers.current_place()[0]))
         if self.rewrite:
             always_rewrite()
         self._time(mlir, "lower_jaxpr_to_module", "lower")
@@ -157,11 +155,7 @@ class Pairs:
             self.cost[mode]["tests"] += time.process_time() - start
             bad = [r for r in reports if r.outcome != "passed"]
             case[mode] = (
-                "xfailed"
-                if bad and hasattr(bad[0], "wasxfail") and bad[0].skipped
-                else bad[0].outcome
-                if bad
-                else "passed"
+                "xfailed" if bad and hasattr(bad[0], "wasxfail") and bad[0].skipped else bad[0].outcome if bad else "passed"
             )
             case[f"{mode} seconds"] = time.process_time() - start
             case[f"{mode} text"] = "".join(str(r.longrepr)[-3000:] for r in bad if r.outcome == "failed")

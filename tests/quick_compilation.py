@@ -66,9 +66,7 @@ def kept(folder=PROGRAMS):
 def _machine():
     """A name for the kind of this processor: programs that are compiled for one may not run on another."""
     try:
-        flags = [
-            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
-        ]
+        flags = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))]
     except OSError:
         flags = []
     return hashlib.sha256("".join([platform.machine(), platform.processor(), *flags[:1]]).encode()).hexdigest()[:12]

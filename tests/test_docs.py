@@ -81,9 +81,7 @@ def test_commands_of_a_page(page, wanted, tmp_path, monkeypatch):
 
 
 def test_a_task_of_ones_own_takes_50_lines():
-    task = next(
-        block for _, block in blocks_of((DOCS / "own_tasks.md").read_text(encoding="utf-8")) if "TaskKind(" in block
-    )
+    task = next(block for _, block in blocks_of((DOCS / "own_tasks.md").read_text(encoding="utf-8")) if "TaskKind(" in block)
     assert sum(bool(line.strip()) for line in task.splitlines()) <= 50
 
 
@@ -182,9 +180,7 @@ def test_names_in_prose_exist():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_options_in_prose_exist(page):
     """Options outside of blocks are those of some command of jrnn, of a script, or of two other programs."""
-    known = {
-        option for parser in [make_parser(), *commands_of(make_parser())] for option in parser._option_string_actions
-    }
+    known = {option for parser in [make_parser(), *commands_of(make_parser())] for option in parser._option_string_actions}
     scripts = "".join(
         path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*") if path.suffix in (".py", ".sh")
     )

@@ -50,9 +50,7 @@ def public_names():
     names_to_values = {f"jrnn.{name}": getattr(jrnn, name) for name in jrnn.__all__ if name != "__version__"}
     for module in map("jrnn.{}".format, MODULES):
         loaded = resolve(module)
-        names = getattr(loaded, "__all__", None) or [
-            n for n in vars(loaded) if n[0].islower() and defined_in(loaded, n)
-        ]
+        names = getattr(loaded, "__all__", None) or [n for n in vars(loaded) if n[0].islower() and defined_in(loaded, n)]
         names_to_values |= {f"{module}.{name}": getattr(loaded, name) for name in names}
     seen, once = set(), []
     for name, value in names_to_values.items():

@@ -23,9 +23,7 @@ def test_the_sdist_holds_all_that_its_tests_need():
     """What git tracks at the top is named in MANIFEST.in, or setuptools takes it by itself."""
     manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").split()
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    tops = {
-        name.partition("/")[0] for name in listed or ["CHANGELOG.md", "tests/x", "docs/x", "examples/x", "scripts/x"]
-    }
+    tops = {name.partition("/")[0] for name in listed or ["CHANGELOG.md", "tests/x", "docs/x", "examples/x", "scripts/x"]}
     own = {"jrnn", "pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in", ".gitignore", ".gitattributes"}
     assert {"tests", "docs", "examples", "CHANGELOG.md"} <= tops
     assert not tops - own - set(manifest)
@@ -64,10 +62,7 @@ def test_documents_name_the_versions_of_the_metadata():
     pythons = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)]
     assert f"Python {pythons[0]} to {pythons[-1]}" in text and PROJECT["requires-python"] == f">={pythons[0]}"
     bounds = {
-        name: d.removeprefix(name)
-        for d in PROJECT["dependencies"]
-        for name in ("jax", "jaxlib")
-        if d.startswith(name + ">")
+        name: d.removeprefix(name) for d in PROJECT["dependencies"] for name in ("jax", "jaxlib") if d.startswith(name + ">")
     }
     first, last = re.fullmatch(r">=0\.(\d+),<0\.(\d+)", bounds["jax"]).groups()
     *others, newest = (f"0.{minor}" for minor in range(int(first), int(last)))

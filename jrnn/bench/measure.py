@@ -112,9 +112,7 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
             p = programs[name]
             costs = dict(compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes)
             speed = job.flops / t.median
-            records.append(
-                report.Record(job.cell, job.size, job.mode, name, **asdict(t), **costs, flops_per_second=speed)
-            )
+            records.append(report.Record(job.cell, job.size, job.mode, name, **asdict(t), **costs, flops_per_second=speed))
     options.console.print(report.times_table(records, gemm))
     for peer in dict.fromkeys(r.peer for r in records):
         if peer in suite.OURS and report.ratios(records, peer):

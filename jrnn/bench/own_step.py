@@ -260,9 +260,7 @@ def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
                 beat.doing(f"{mode}: compiling {name}")
                 try:
                     if executors is None and name == "newton":
-                        raise ScanError(
-                            "it may take hundreds of times as long where it gains nothing; ask for it by name"
-                        )
+                        raise ScanError("it may take hundreds of times as long where it gains nothing; ask for it by name")
                     built[name] = _Built.of(own, name, mode, built.get(JAX))
                 except ScanError as error:
                     missing[mode, name] = str(error).removeprefix("scan: ")

@@ -20,9 +20,7 @@ from collections.abc import Callable
 from jrnn.cli.output import MISTAKE, SafeStream
 
 FATAL = b"JAX distributed service detected fatal errors"
-_COORDINATION = re.compile(
-    rb"coordination_service|preemption_sync_manager"
-)  # files of XLA that report it, before FATAL
+_COORDINATION = re.compile(rb"coordination_service|preemption_sync_manager")  # files of XLA that report it, before FATAL
 _HELD = 5.0  # seconds for which such a report is held back, and in which the main thread may end the process itself
 _keep: list[object] = []  # what C calls must not be freed
 

@@ -206,9 +206,7 @@ def _show(p: _Options) -> None:
 
 
 def _convert(p: _Options) -> None:
-    what = (
-        "a NetDef file, a folder with init_net.pb and predict_net.pb, or FILE:NAME of a function that returns a package"
-    )
+    what = "a NetDef file, a folder with init_net.pb and predict_net.pb, or FILE:NAME of a function that returns a package"
     p.argument("source", what, _path, metavar="SOURCE")
     what = "FILE.py for plain JAX, FILE.pbtxt for a net as text; else the NetDef file, or the folder of a package"
     p.argument("out", what, _file, metavar="OUT")
@@ -241,9 +239,7 @@ def _bench(p: _Options) -> None:
         "itself, with --feed; it runs by lax.scan and by each executor that can run it (default: the cells of a suite)"
     )
     p.argument("step", what, _path, nargs="?", metavar="FILE:STEP")
-    p.feed(
-        "an argument of your step: FILE.npy, JSON, or normal[2,3]; name/0, name/1 for parts; the last one for all steps"
-    )
+    p.feed("an argument of your step: FILE.npy, JSON, or normal[2,3]; name/0, name/1 for parts; the last one for all steps")
     p.seed("the seed of normal[...]")
     what = "scan: cells (default); spellings: one computation in all its spellings"
     p.option("--suite", "NAME", what, default="scan", choices=SUITES)

@@ -55,9 +55,7 @@ rule = registering(RULES)
 class Emitter:
     """The nets under construction. `b` is the net that operators are currently appended to."""
 
-    def __init__(
-        self, name: str, recognize: Callable[[Graph], Graph], closed_over: Sequence[tuple[str, Any]] = ()
-    ) -> None:
+    def __init__(self, name: str, recognize: Callable[[Graph], Graph], closed_over: Sequence[tuple[str, Any]] = ()) -> None:
         self.root = self.b = NetBuilder(name)
         self.given: list[str] = []
         self.fills: list[Op] = []  # of the init net

@@ -159,9 +159,7 @@ class Package:
         reasons = dict.fromkeys(single, "the init net fills it with a single number, before the first weight")
         first = next((op for op in self.predict_net.ops if op.inputs), None)
         if first is not None and first.inputs[0] in fills:
-            reasons.setdefault(
-                first.inputs[0], f"the first operator, {first.type}, reads it first; the init net fills it"
-            )
+            reasons.setdefault(first.inputs[0], f"the first operator, {first.type}, reads it first; the init net fills it")
         return reasons
 
     def to_jax(self) -> Callable[..., dict[str, Any]]:

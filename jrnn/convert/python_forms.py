@@ -235,9 +235,7 @@ _FORMS: Mapping[str, str | Callable[[Any], str | None]] = {
     "random_unwrap": "jax.random.key_data({0})",
     "random_wrap": "jax.random.wrap_key_data({0})",
     "reshape": lambda eqn: None if eqn.params["dimensions"] else _RESHAPE,
-    "select_n": lambda eqn: (
-        "jnp.where({0}, {2}, {1})" if eqn.invars[0].aval.dtype == bool else "lax.select_n(*{from_0})"
-    ),
+    "select_n": lambda eqn: "jnp.where({0}, {2}, {1})" if eqn.invars[0].aval.dtype == bool else "lax.select_n(*{from_0})",
     "slice": _slice,
     "sort": "lax.sort({from_0}, dimension={dimension}, is_stable={is_stable}, num_keys={num_keys})",
     "split": "lax.split({0}, {sizes}, axis={axis})",

@@ -153,19 +153,13 @@ def _module_of(
     outputs = ", ".join(f"{show(n)}: {{{k}}}" for k, n in enumerate(package.output_names))
     lines, free = live_lines([*printer.lines, Line((), f"return {{{{{outputs}}}}}", tuple(results))], set())
     named = {**dict(zip(names, reads)), **{n: n for n in printer.arrays}}
-    read = (
-        Line((v,), f"blobs[{show(n)}]", shown="" if _PLAIN.fullmatch(n) else v) for n, v in named.items() if v in free
-    )
+    read = (Line((v,), f"blobs[{show(n)}]", shown="" if _PLAIN.fullmatch(n) else v) for n, v in named.items() if v in free)
     lines = [*read, *lines]
-    own = {
-        n: np.asarray(filled[n], s.dtype) for n, s in specs.items() if n in filled and np.shape(filled[n]) == s.shape
-    }
+    own = {n: np.asarray(filled[n], s.dtype) for n, s in specs.items() if n in filled and np.shape(filled[n]) == s.shape}
     loaded = own | {n: v for n, v in weights.items() if n not in fixed} | printer.arrays
     parts = dict(
         title=literal(f"The net {package.predict_net.name!r} as a function of JAX."),
-        shapes="".join(
-            f"    {literal(n)}: {(str(v.dtype), tuple(v.shape))!r},\n" for n, v in {**specs, **loaded}.items()
-        ),
+        shapes="".join(f"    {literal(n)}: {(str(v.dtype), tuple(v.shape))!r},\n" for n, v in {**specs, **loaded}.items()),
         key=", key" if "key" in free else "",
         body="\n".join(render(lines, uses_of(lines), 1)),
         inputs=literal(printable(f"inputs {', '.join(specs)}; outputs {', '.join(package.output_names)}")),
@@ -173,9 +167,7 @@ def _module_of(
     return parts, loaded
 
 
-def write_python(
-    package: Package, path: str | Path, examples: Mapping[str, Any] | None = None, *, seed: int = 0
-) -> None:
+def write_python(package: Package, path: str | Path, examples: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
     """Writes a package as `path`, a Python file, and its weights next to it as a `.npz`.
 
     `model.py` reads `model-DIGEST.npz`, whose name has 12 digits of the SHA-256 of its bytes. So both are replaced in one

@@ -57,17 +57,13 @@ def parse_json(text: str | bytes, where: str, error: type[JrnnError], *, finite:
         value = json.loads(text, object_pairs_hook=_once, parse_float=number, parse_constant=number)
         level = [value]
         for _ in range(DEEPEST):
-            level = [
-                part for x in level if isinstance(x, (dict, list)) for part in (x.values() if type(x) is dict else x)
-            ]
+            level = [part for x in level if isinstance(x, (dict, list)) for part in (x.values() if type(x) is dict else x)]
         if level:
             raise RecursionError
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise error(
-            f"{where}: is not JSON that is read: lists and objects are nested more than {DEEPEST} deep"
-        ) from None
+        raise error(f"{where}: is not JSON that is read: lists and objects are nested more than {DEEPEST} deep") from None
     except UnicodeEncodeError:
         raise error(f"{where}: is not JSON: a string has half of a surrogate pair") from None
     except ValueError as e:  # json's own error, bytes that are not UTF-8, or a number of thousands of digits

@@ -66,9 +66,7 @@ class Dequantized:
         state = json.loads(self._tensor(self.layout).tobytes())
         sizes = [state.get("blocksize"), state.get("nested_blocksize", 1), *state.get("shape", [None])]
         if not all(type(size) is int and size > 0 for size in sizes) or state.get("dtype") not in TYPES:
-            raise ValueError(
-                f"{self.name}{self.layout} must hold a shape, a blocksize and a dtype, holds {state!r:.200}"
-            )
+            raise ValueError(f"{self.name}{self.layout} must hold a shape, a blocksize and a dtype, holds {state!r:.200}")
         return dict(state)
 
     def get_shape(self) -> list[int]:
@@ -114,9 +112,7 @@ class Dequantized:
         if scales.size == rows:
             return scales.reshape(rows, 1)
         if scales.shape != (-(-rows // BLOCK), -(-columns // BLOCK)):
-            raise ValueError(
-                f"{self.name} [{rows}, {columns}] has scales {list(scales.shape)}, not of blocks of {BLOCK}"
-            )
+            raise ValueError(f"{self.name} [{rows}, {columns}] has scales {list(scales.shape)}, not of blocks of {BLOCK}")
         return np.repeat(np.repeat(scales, BLOCK, axis=0)[:rows], BLOCK, axis=1)[:, :columns]
 
     def _four_bits(self) -> Any:

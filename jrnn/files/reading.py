@@ -85,9 +85,7 @@ def read_rest(opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnEr
     return b"".join(read)
 
 
-def read_text(
-    path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST, missing: str = ""
-) -> str:
+def read_text(path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST, missing: str = "") -> str:
     """Returns the text of a file without a byte order mark, and with "\\n" at the ends of lines.
 
     Raises:

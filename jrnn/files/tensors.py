@@ -38,9 +38,7 @@ def open_tensors(path: str | os.PathLike[str], error: type[JrnnError]) -> Iterat
     with open_file(path, error, None) as opened:
         size = min(int.from_bytes(opened.read(8), "little"), _LONGEST_HEADER, os.fstat(opened.fileno()).st_size)
         header = opened.read(size)
-    parse_json(
-        header, f"{path}: cannot be read as safetensors: the header", error
-    )  # also for a tensor that is there twice
+    parse_json(header, f"{path}: cannot be read as safetensors: the header", error)  # also for a tensor that is there twice
     try:
         with safe_open(path, framework="np") as tensors:
             yield tensors
@@ -123,9 +121,7 @@ def _array(opened: BinaryIO | Any, size: int) -> np.ndarray:
         raise ValueError(f"its version is {version[0]}.{version[1]}; 1.0 and 2.0 are read")
     shape, _, dtype = readers[version](opened)
     if dtype.hasobject:
-        raise ValueError(
-            "it holds Python objects, which are never read, because that can run code; save numbers or bytes"
-        )
+        raise ValueError("it holds Python objects, which are never read, because that can run code; save numbers or bytes")
     needed, held = math.prod(shape) * dtype.itemsize, size - opened.tell()
     if needed > held:
         raise ValueError(f"its header says {dtype}{list(shape)}, which needs {needed:,} bytes, and {held:,} follow")

@@ -82,9 +82,7 @@ def new_file(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator
 
 
 @contextlib.contextmanager
-def new_folder(
-    target: str | os.PathLike[str], error: type[JrnnError], replaces: tuple[str, ...] = ()
-) -> Iterator[Path]:
+def new_folder(target: str | os.PathLike[str], error: type[JrnnError], replaces: tuple[str, ...] = ()) -> Iterator[Path]:
     """Gives the path of a new folder to write into, which takes the place of `target` when the block ends without an error.
 
     Files of the old folder stay, as links to the same bytes, unless the new one has them or a pattern of `replaces` fits

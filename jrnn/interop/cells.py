@@ -207,9 +207,7 @@ def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str
     """Returns the suffix of every layer; raises ConversionError for a reverse direction, which the system lacks."""
     endings = suffixes(params)
     if any(suffix.endswith("_reverse") for suffix in endings):
-        raise ConversionError(
-            f"{system} {kind}: its cells have one direction, the parameters two; convert each separately"
-        )
+        raise ConversionError(f"{system} {kind}: its cells have one direction, the parameters two; convert each separately")
     return endings
 
 

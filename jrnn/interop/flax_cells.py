@@ -101,7 +101,5 @@ def _dense(cell: nnx.LSTMCell, side: str) -> list[Any]:
 
 def _put(variable: nnx.Variable[Any], value: np.ndarray, kind: str) -> None:
     if variable.shape != value.shape:
-        raise ConversionError(
-            f"flax {kind}: the cell's array is {list(variable.shape)}, the weight {list(value.shape)}"
-        )
+        raise ConversionError(f"flax {kind}: the cell's array is {list(variable.shape)}, the weight {list(value.shape)}")
     variable.set_value(value.astype(variable.dtype))

@@ -76,9 +76,7 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
         )
     params = folded({name.removeprefix(prefix): _array(where, name, v) for name, v in taken.items()})
     if not params:
-        raise ConversionError(
-            f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it has {sorted(entries)}"
-        )
+        raise ConversionError(f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it has {sorted(entries)}")
     return params
 
 

@@ -176,9 +176,7 @@ def _check_argument(leaf: Leaf, name: str) -> None:
         raise ConversionError(f"{name}: argument {leaf.name!r} is an array of {leaf.value.dtype}; it must hold numbers")
     for size in np.shape(leaf.value):
         if not isinstance(size, (int, np.integer)):
-            raise ConversionError(
-                f"{name}: argument {leaf.name!r} has a dimension {size}; shapes must be known numbers"
-            )
+            raise ConversionError(f"{name}: argument {leaf.name!r} has a dimension {size}; shapes must be known numbers")
 
 
 def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
@@ -210,9 +208,7 @@ def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
     for path, value in blobs.items():
         first, *rest = path.split("/")
         if first not in names:
-            raise GradientError(
-                f"the function has no argument {first!r}; it takes {', '.join(names)}{near(first, names)}"
-            )
+            raise GradientError(f"the function has no argument {first!r}; it takes {', '.join(names)}{near(first, names)}")
         at, key = trees, first
         for part in rest:
             at, key = at.setdefault(key, {}), part

@@ -24,9 +24,7 @@ def places(shape, indices, sizes, map_, dropped, batching, of_batch):
             axis = of_batch[batching.index(d)]
             start = np.arange(n).reshape([-1 if i == axis else 1 for i in range(len(outer))])
         within = [size if d == e else 1 for e in inner]
-        at.append(
-            start.reshape((*start.shape, *[1] * len(inner))) + np.arange(size if d in inner else 1).reshape(within)
-        )
+        at.append(start.reshape((*start.shape, *[1] * len(inner))) + np.arange(size if d in inner else 1).reshape(within))
     return tuple(np.broadcast_arrays(*at))
 
 

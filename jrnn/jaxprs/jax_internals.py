@@ -96,9 +96,7 @@ _linearizations = _private("interpreters.ad", "primitive_linearizations", _LEFT)
 current_metadata: Callable[[], Any] = _private("xla_metadata_lib", "current_xla_metadata", _LEFT)
 
 thread_metadata: Callable[[], Any] = _private("config", "xla_metadata_context_manager.get_local", _TRACED_TWICE)
-swap_thread_metadata: Callable[[Any], Any] = _private(
-    "config", "xla_metadata_context_manager.swap_local", _TRACED_TWICE
-)
+swap_thread_metadata: Callable[[Any], Any] = _private("config", "xla_metadata_context_manager.swap_local", _TRACED_TWICE)
 set_thread_metadata: Callable[[Any], None] = _private("config", "xla_metadata_context_manager.set_local", _TRACED_TWICE)
 _global_metadata = _private("config", "xla_metadata_context_manager.get_global", _NOT_EVERYWHERE)
 _set_global_metadata = _private("config", "xla_metadata_context_manager.set_global", _NOT_EVERYWHERE)

@@ -39,9 +39,7 @@ class OnlineState:
     derivatives: list[Any]
 
 
-def online_gradient(
-    step: Callable[[Any, Any, Any], tuple[Any, Any]], *, approximate: str | None = None
-) -> OnlineGradient:
+def online_gradient(step: Callable[[Any, Any, Any], tuple[Any, Any]], *, approximate: str | None = None) -> OnlineGradient:
     """Makes a learner for streams: after each step it has the gradient of that step's loss through all earlier steps.
 
     This is real-time recurrent learning. It is exact where an element of the new carry reads few elements of the old one:
@@ -103,9 +101,7 @@ class OnlineGradient:
         """
         last, loss = jax.eval_shape(self.step, params, carry, x)
         if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
-            raise ScanError(
-                f"online_gradient: the step must return (carry, loss) with a scalar loss, but returns {loss}"
-            )
+            raise ScanError(f"online_gradient: the step must return (carry, loss) with a scalar loss, but returns {loss}")
         carry = promoted(carry, last)
         layout = _GroupLayout.of(self, params, carry, x)
         wide = jnp.result_type(jnp.float32, *jax.tree.leaves(carry))
@@ -136,9 +132,7 @@ class OnlineGradient:
         loss, (of_carry, of_p) = jax.value_and_grad(lambda c, p: run(c, p)[1], argnums=(0, 1))(carry, p)
         new, push = jax.linearize(lambda c, p: run(c, p)[0], carry, p)
         still = [jnp.zeros_like(c) for c in carry], [jnp.zeros_like(v) for v in p]
-        gradient = [
-            direct + layout.pulled(j, of_carry, s) for j, (direct, s) in enumerate(zip(of_p, state.derivatives))
-        ]
+        gradient = [direct + layout.pulled(j, of_carry, s) for j, (direct, s) in enumerate(zip(of_p, state.derivatives))]
         blocks = layout.jacobian(lambda c: push(c, still[1]), carry)
         moved = [
             jnp.einsum("...ij,...jc->...ic", blocks, s, precision="highest")
@@ -190,17 +184,13 @@ class _GroupLayout:
                     "recurrent weights that are diagonal or in small blocks, or give approximate='diagonal'"
                 )
             if len(set(group.shapes)) > 1:
-                raise ScanError(
-                    "online_gradient: approximate='diagonal' needs carries of one shape; pad or reshape them"
-                )
+                raise ScanError("online_gradient: approximate='diagonal' needs carries of one shape; pad or reshape them")
             dense, group = group, Blocks(group.carries, group.shapes, tuple(range(len(group.shapes[0]))))
         reads = reads_of(program, program.invars[:first])
         types = tuple(v.aval for v in program.invars[:first])
         own = tuple(_own(aval.shape, [axes[j] for axes in reads if j in axes], group) for j, aval in enumerate(types))
         counts = tuple(
-            math.prod(n for k, n in enumerate(jnp.shape(v)) if k not in own[j])
-            if any(j in axes for axes in reads)
-            else 0
+            math.prod(n for k, n in enumerate(jnp.shape(v)) if k not in own[j]) if any(j in axes for axes in reads) else 0
             for j, v in enumerate(p)
         )
         return _GroupLayout(group, dense, types, own, counts)

@@ -59,9 +59,7 @@ class Tensors:
         )
         if index is not None and index.suffix == ".json":
             places = read_json(index, FormatError).get("weight_map")
-            if not isinstance(places, dict) or not all(
-                isinstance(v, str) and Path(v).name == v for v in places.values()
-            ):
+            if not isinstance(places, dict) or not all(isinstance(v, str) and Path(v).name == v for v in places.values()):
                 raise FormatError(f"{index}: weight_map must map names of tensors to names of files in this folder")
             files = sorted(set(places.values()))
         else:
@@ -153,9 +151,7 @@ def _sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> jax.sharding.N
     if axes:
         spec[max(axes, key=lambda k: shape[k])] = mesh.axis_names
     # Without axis types: XLA decides how results are shared.
-    return jax.sharding.NamedSharding(
-        jax.sharding.Mesh(mesh.devices, mesh.axis_names), jax.sharding.PartitionSpec(*spec)
-    )
+    return jax.sharding.NamedSharding(jax.sharding.Mesh(mesh.devices, mesh.axis_names), jax.sharding.PartitionSpec(*spec))
 
 
 def write(

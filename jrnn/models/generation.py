@@ -259,8 +259,7 @@ def _check_history(where: str, state: State | None, choice: Sampler, steps: int,
         raise LayerError(f"{where}: {problem}, or the state of a text to go on with")
     if unread and known is not None and (known < 1).any():
         raise LayerError(
-            f"{where}: a prompt has no tokens, by its length or mask; it needs one, "
-            "or the state of a text to go on with"
+            f"{where}: a prompt has no tokens, by its length or mask; it needs one, or the state of a text to go on with"
         )
     if state is not None and choice.repetition_penalty != 1 and "counts" not in past:
         raise LayerError(

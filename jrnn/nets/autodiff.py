@@ -193,9 +193,7 @@ class _Pass:
             self.release(v)
         self._register(index, *self._name(index, emitted, answers))
 
-    def _name(
-        self, index: int, emitted: list[Op], answers: dict[int, Gradient]
-    ) -> tuple[list[Op], dict[int, Gradient]]:
+    def _name(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> tuple[list[Op], dict[int, Gradient]]:
         """Replaces each token by its usual name, or by a fresh one if a blob of that name is in use."""
         names: dict[str, str] = {}
         answered = {name for answer in answers.values() for name in names_of(answer)}

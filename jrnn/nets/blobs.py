@@ -46,9 +46,7 @@ def as_blob(name: str, value: Any) -> Any:
     if not isinstance(value, np.ndarray) or value.dtype.kind in "iubOSU":
         return value
     if value.dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]
-        raise NetError(
-            f"blob {name!r} is float64, but JAX's 64-bit types are disabled; pass float32, or set jax_enable_x64"
-        )
+        raise NetError(f"blob {name!r} is float64, but JAX's 64-bit types are disabled; pass float32, or set jax_enable_x64")
     return jnp.asarray(value)
 
 

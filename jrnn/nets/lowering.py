@@ -94,9 +94,7 @@ class Context:
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network in this run. `salt` gives each network its own random numbers."""
         key = None if self.key is None else self._fold(self.key, salt)
-        return replace(
-            self, key=key, eager=False, timestep=timestep, unread=frozenset(), recompute=frozenset(recompute)
-        )
+        return replace(self, key=key, eager=False, timestep=timestep, unread=frozenset(), recompute=frozenset(recompute))
 
     def op_key(self, op: Op) -> Any:
         """The operator's own key, a function of the run's key, the operator's outputs and the timestep.

@@ -193,9 +193,7 @@ def retrieve_step_blobs(
         NetError, OpError: as `run_net` does.
     """
     networks = [op for op in net.ops if op.type == "RecurrentNetwork"]
-    fetchers = tuple(
-        Op.of(FETCHER, [op.outputs[-1]], [f"{prefix}_{k}"], prefix=prefix) for k, op in enumerate(networks, 1)
-    )
+    fetchers = tuple(Op.of(FETCHER, [op.outputs[-1]], [f"{prefix}_{k}"], prefix=prefix) for k, op in enumerate(networks, 1))
     got = run_net(replace(net, ops=net.ops + fetchers), blobs, key=key)
     values: dict[str, np.ndarray] = {}
     for op in networks:
@@ -306,9 +304,7 @@ def _backward_args(
     for op in recomputed:
         rest = [o for o in op.outputs if o not in recompute]
         if rest:
-            raise NetError(
-                f"{op.type} writes {list(op.outputs)} at once; recompute_blobs_on_backward must also list {rest}"
-            )
+            raise NetError(f"{op.type} writes {list(op.outputs)} at once; recompute_blobs_on_backward must also list {rest}")
     ops = (*writers(recomputed, reads(Net(ops=result.ops))), *result.ops)
     undefined = set(reads(Net(ops=ops)))
     of_states = (name for s in wires.states for name in (s.previous, s.new))

@@ -101,9 +101,7 @@ def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> ja
     return flags
 
 
-def check_masks(
-    where: str, resets: Any, mask: Any, shape: tuple[int, ...]
-) -> tuple[jax.Array | None, jax.Array | None]:
+def check_masks(where: str, resets: Any, mask: Any, shape: tuple[int, ...]) -> tuple[jax.Array | None, jax.Array | None]:
     """Resets and a mask as `check_flags` returns them, each None if it is None."""
     given = (("resets", resets), ("mask", mask))
     resets, mask = (None if flags is None else check_flags(where, name, flags, shape) for name, flags in given)

@@ -109,9 +109,7 @@ def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) ->
         recurrent = dropout_mask(recurrent_key, settings.recurrent_dropout, (*lead, *state[0].shape), state[0].dtype)
     rates = zoneout_rates(settings, len(state))
     if any(rates):
-        keep = tuple(
-            jax.random.bernoulli(k, rate, (steps, *old.shape)) for k, rate, old in zip(keep_keys, rates, state)
-        )
+        keep = tuple(jax.random.bernoulli(k, rate, (steps, *old.shape)) for k, rate, old in zip(keep_keys, rates, state))
     return Noise(recurrent, keep)
 
 
@@ -258,9 +256,7 @@ def run_layer(shared: Common, directions: Sequence[Direction], x: jax.Array) -> 
     return [state for state, _ in runs], outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
 
 
-def _run_direction(
-    shared: Common, direction: Direction, x: jax.Array, reverse: bool = False
-) -> tuple[State, jax.Array]:
+def _run_direction(shared: Common, direction: Direction, x: jax.Array, reverse: bool = False) -> tuple[State, jax.Array]:
     """One direction of a layer, [T, N, D] -> states and y [T, N, P]. In reverse a sequence starts at its last step."""
     unit, settings, dtype, lengths, return_states = shared
     weights, state, restart, key = direction

@@ -204,9 +204,7 @@ class LSTM(_Stack):
     """
 
     @spelled_out(_Stack.__init__)
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any
-    ) -> None:
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any) -> None:
         super().__init__(LSTM_UNIT, input_size, hidden_size, num_layers, rngs=rngs, **options)
 
 
@@ -220,9 +218,7 @@ class GRU(_Stack):
     """
 
     @spelled_out(_Stack.__init__, without=["proj_size"])
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any
-    ) -> None:
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any) -> None:
         super().__init__(GRU_UNIT, input_size, hidden_size, num_layers, rngs=rngs, **options)
 
 

@@ -147,9 +147,7 @@ def pad_packed_sequence(
     known = concrete(lengths)
     longest = steps if known is None else int(known.max(initial=0))
     if total < longest:
-        raise LayerError(
-            f"pad_packed_sequence: total_length is {total}, but the packed sequences may have {longest} steps"
-        )
+        raise LayerError(f"pad_packed_sequence: total_length is {total}, but the packed sequences may have {longest} steps")
     data, padding = packed.data, jnp.asarray(padding_value, packed.data.dtype)
     if not data.size or not total:
         x = jnp.full((total, batch, *data.shape[1:]), padding)

@@ -122,9 +122,7 @@ class Layout:
     def split(self, params: Mapping[str, Any]) -> list[Weights]:
         """The parameters of each direction of each layer, in the order of `suffixes`."""
         fields = list(self.cell_shapes(1))
-        return [
-            Weights(**{field: jnp.asarray(params[field + suffix]) for field in fields}) for suffix in self.suffixes()
-        ]
+        return [Weights(**{field: jnp.asarray(params[field + suffix]) for field in fields}) for suffix in self.suffixes()]
 
 
 def init(

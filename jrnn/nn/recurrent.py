@@ -202,9 +202,7 @@ class RecurrentLayer(Parameters):
         shapes = jax.tree.unflatten(expected, [list(leaf.shape) for leaf in wanted])
         if tree != expected or any(jnp.shape(a) != b.shape for a, b in zip(leaves, wanted)):
             given = jax.tree.unflatten(tree, [list(jnp.shape(leaf)) for leaf in leaves])
-            raise LayerError(
-                f"{self._name()}: the state has the shapes {given} but must have {shapes}, as initial_state"
-            )
+            raise LayerError(f"{self._name()}: the state has the shapes {given} but must have {shapes}, as initial_state")
         return jax.tree.unflatten(tree, [jnp.asarray(a, b.dtype) for a, b in zip(leaves, wanted)])
 
 

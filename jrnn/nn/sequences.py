@@ -174,6 +174,4 @@ class Compaction(NamedTuple):
         if self.mask.shape[0] == 0:
             return leaf
         place = jnp.maximum(jnp.cumsum(self.mask, axis=0, dtype=jnp.int32) - 1, 0)
-        return where_live(
-            self.mask, jnp.take_along_axis(leaf, place.reshape(place.shape + (1,) * (leaf.ndim - 2)), axis=0)
-        )
+        return where_live(self.mask, jnp.take_along_axis(leaf, place.reshape(place.shape + (1,) * (leaf.ndim - 2)), axis=0))

@@ -97,9 +97,7 @@ def _tokens_and_rows(where: str, x: Any, table: Any, size: int) -> jax.Array:
     return x[..., None]
 
 
-def _fresh_state(
-    where: str, layout: Layout, resets: Any, reset_state: Any, batch: int | None, dtype: Any
-) -> State | None:
+def _fresh_state(where: str, layout: Layout, resets: Any, reset_state: Any, batch: int | None, dtype: Any) -> State | None:
     """The states after resets, or None without resets."""
     if resets is not None:
         return stack_state(where, layout, reset_state, batch, dtype, "reset_state")

@@ -151,9 +151,7 @@ class Recurrence:
         arrays = [*map(packed, self.terms, lasts)]
         order = (*(i for i, l in enumerate(self.forms.axes) if l not in (k, v)), *map(self.forms.axes.index, (k, v)))
         S = jnp.transpose(state, order)
-        y, last = linear_attention.bind(
-            *arrays[:3], S.reshape(*self.heads, size[k], size[v]), *arrays[3:], name=self.name
-        )
+        y, last = linear_attention.bind(*arrays[:3], S.reshape(*self.heads, size[k], size[v]), *arrays[3:], name=self.name)
         var, labels = self.read
         along = (*self.batch, v)
         y = flip(jnp.swapaxes(y, 0, 1)).reshape(self.scan.length, *(size[l] for l in along))

@@ -38,9 +38,7 @@ def _(e: GraphEmitter, node, *values):
     way = {"scan_input_directions": [1] * len(sequences)} if p["reverse"] else {}
     if p["reverse"] and len(outputs) > count:
         way["scan_output_directions"] = [1] * (len(outputs) - count)
-    return e.ops(
-        "Scan", [*carried, *sequences], _types(node.outputs), body=graph, num_scan_inputs=len(sequences), **way
-    )
+    return e.ops("Scan", [*carried, *sequences], _types(node.outputs), body=graph, num_scan_inputs=len(sequences), **way)
 
 
 @rule("while")

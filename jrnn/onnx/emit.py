@@ -132,9 +132,7 @@ class GraphEmitter:
         self.root.makers.update((r.name, self.nodes[-1]) for r in refs)
         return refs
 
-    def _in_float32(
-        self, type: str, inputs: Sequence[Value], types: Sequence[tuple], attributes: Any
-    ) -> tuple[Ref, ...]:
+    def _in_float32(self, type: str, inputs: Sequence[Value], types: Sequence[tuple], attributes: Any) -> tuple[Ref, ...]:
         """A node on bfloat16, which runtimes hardly compute with: in float32, and each result rounded, as XLA does it."""
 
         def wide(dtype: Any) -> Any:
@@ -281,9 +279,7 @@ class GraphEmitter:
 
     def _by_rule(self, node: FlatEquation, args: Sequence[Value]) -> Sequence[Value]:
         if node.name not in RULES:
-            raise ConversionError(
-                f"{node.source}: the primitive {node.name!r} has no rule for ONNX{near(node.name, RULES)}"
-            )
+            raise ConversionError(f"{node.source}: the primitive {node.name!r} has no rule for ONNX{near(node.name, RULES)}")
         try:
             refs = RULES[node.name](self, node, *args)
         except ConversionError as error:

@@ -118,9 +118,7 @@ class OnnxNode:
             return jax.random.fold_in(self.key, zlib.crc32(self.outputs[0].encode()))
         if self.key is None and "seed" in self.attributes:
             return jax.random.key(np.float32(self.attributes["seed"]).view(np.int32))
-        rule = (
-            "it is in a loop, where each step would draw the same numbers" if self.key == IN_LOOP else "pass one: key="
-        )
+        rule = "it is in a loop, where each step would draw the same numbers" if self.key == IN_LOOP else "pass one: key="
         raise ConversionError(f"{self}: it draws random numbers and has no key; {rule}")
 
     def known(self, value: Any, what: str) -> np.ndarray:
@@ -278,9 +276,7 @@ def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max
         if known(*values):  # numpy computes these while they are traced, before anything can be bounded by their types
             check_size([sum(v.size for v in values)], np.int64)
         if node.run is None and not any(map(is_traced, values)):
-            check_call(
-                lambda: [v for v in _outputs(run(node, *values)) if hasattr(v, "dtype")], node.outputs, max_bytes
-            )
+            check_call(lambda: [v for v in _outputs(run(node, *values)) if hasattr(v, "dtype")], node.outputs, max_bytes)
         results = _outputs(run(node, *values))
         check_results(results, node.outputs, max_bytes)
     except JrnnError as error:

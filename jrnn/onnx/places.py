@@ -23,9 +23,7 @@ def traced(e: GraphEmitter, fn: Callable[..., Any], *values: Value) -> list[Valu
     return e.run(flatten(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values))), values)
 
 
-def _linear(
-    shape: Sequence[Any], window: Sequence[Any], starts: Any, batch: Sequence[tuple[int, int]], indices: Any, mode
-):
+def _linear(shape: Sequence[Any], window: Sequence[Any], starts: Any, batch: Sequence[tuple[int, int]], indices: Any, mode):
     """The places of windows in an array that is flat, [S, W]; those of a window that lies partly outside are n.
 
     Args:

@@ -142,9 +142,7 @@ def _(e, node, which, *cases):
     kept = np.dtype(np.int32) if np.issubdtype(dtype, np.bool_) else dtype  # onnxruntime has no Where of booleans
     chosen, *others = (e.cast(case, kept) for case in cases)
     for k, case in enumerate(others, 1):
-        later = (
-            which if which.dtype == bool else e.op("Less", [np.asarray(k - 1, which.dtype), which], which.shape, bool)
-        )
+        later = which if which.dtype == bool else e.op("Less", [np.asarray(k - 1, which.dtype), which], which.shape, bool)
         chosen = e.op("Where", [later, case, chosen], shape, kept)
     return e.cast(chosen, dtype)
 

@@ -218,9 +218,7 @@ def _spec(value: onnx.ValueInfoProto) -> Spec:
     try:
         dtype = jax.dtypes.canonicalize_dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     except (KeyError, TypeError) as error:
-        raise FormatError(
-            f"{value.name!r} has the element type {tensor.elem_type}, which jrnn does not read"
-        ) from error
+        raise FormatError(f"{value.name!r} has the element type {tensor.elem_type}, which jrnn does not read") from error
     shape = tuple(map(_size, tensor.shape.dim))
     return Spec(value.name, dtype, shape if tensor.HasField("shape") else None)
 

@@ -37,9 +37,7 @@ rule("pad")(lambda e, node, x, value: padded(e, x, node.params["padding_config"]
 def convolution_rule(e: GraphEmitter, node: FlatEquation, x, kernel):
     p, d = node.params, node.params["dimension_numbers"]
     if p["batch_group_count"] != 1:
-        raise ConversionError(
-            "a convolution of groups of the batch, as in the gradient of a grouped one, is not supported"
-        )
+        raise ConversionError("a convolution of groups of the batch, as in the gradient of a grouped one, is not supported")
     dtype, strides, pads, apart = (
         node.outputs[0].dtype,
         list(p["window_strides"]),

@@ -217,9 +217,7 @@ def _ways_of_cell(cell: Cell, carry: Any, xs: Any, lengths: Any, key: Any) -> It
     yield "operator by operator", dict(zip(RESULTS, (got[net.output], tuple(got[n][0] for n in net.last))))
 
 
-def _ways_of_step(
-    step: Callable, carry: Any, xs: Any, params: Any, lengths: Any
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _ways_of_step(step: Callable, carry: Any, xs: Any, params: Any, lengths: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     plain = layer_of(step, carry, xs, params)
     ends = None if lengths is None else _lengths(lengths, *plain.size)
     arguments = (plain.params, plain.x, plain.state)

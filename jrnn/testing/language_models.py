@@ -98,9 +98,7 @@ def language_model(model: Any, tokens: Any = None, **options: Any) -> AdaptedMod
         )
     unknown = [n for n in options if n not in AdaptedModel.__dataclass_fields__]
     if unknown:
-        raise LayerError(
-            f"AdaptedModel has no field {unknown[0]!r}; it has {', '.join(AdaptedModel.__dataclass_fields__)}"
-        )
+        raise LayerError(f"AdaptedModel has no field {unknown[0]!r}; it has {', '.join(AdaptedModel.__dataclass_fields__)}")
     adapted = replace(adapted, **options)
     tokens = adapted.tokens if tokens is None else tokens
     if tokens is None:
@@ -237,11 +235,7 @@ def _of_transformers(model: Any) -> AdaptedModel:
             if name != _CACHES[0]:  # without keys, the mask counts for the prompt alone
                 given["attention_mask"] = None
         out = run(**given)
-        cache = (
-            None
-            if name is None
-            else next((getattr(out, n) for n in _CACHES if getattr(out, n, None) is not None), None)
-        )
+        cache = None if name is None else next((getattr(out, n) for n in _CACHES if getattr(out, n, None) is not None), None)
         logits = out.logits.float().numpy() if in_torch else np.asarray(out.logits)
         return logits, _Past(cache, mask)
 

@@ -199,9 +199,7 @@ def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> str | No
         else:
             continue
         if wrong := _wrong(computed, wanted, tolerance):
-            return (
-                f"with lengths {lengths.tolist()}, for sequence {n}, {wrong} as of the sequence alone without padding"
-            )
+            return f"with lengths {lengths.tolist()}, for sequence {n}, {wrong} as of the sequence alone without padding"
     return None
 
 
@@ -254,9 +252,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
     return None
 
 
-@_property(
-    "mask", "with a mask, steps that count give what they give alone, and what others hold, NaN too, changes nothing"
-)
+@_property("mask", "with a mask, steps that count give what they give alone, and what others hold, NaN too, changes nothing")
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.mask, "the layer takes no mask")
     steps, batch = layer.size
@@ -380,9 +376,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
             near, far = (float(central_difference(value, point, towards, h)) for h in (STEP, 2 * STEP))
             slope, difference = float(np.sum(np.asarray(gradient) * d)), (4 * near - far) / 3  # off by STEP**4
             if not abs(slope - difference) <= 1e-6 * max(1.0, abs(difference)):
-                return (
-                    f"along a random direction the slope of {names[k]} is {slope:.8g}, by differences {difference:.8g}"
-                )
+                return f"along a random direction the slope of {names[k]} is {slope:.8g}, by differences {difference:.8g}"
     return None
 
 

@@ -43,9 +43,7 @@ def recurrent_layer(
         return replace(layer, **options)
     x = np.asarray(x)
     if x.ndim < 2 or x.dtype.kind != "f":
-        raise LayerError(
-            f"x is {x.dtype}{list(x.shape)}; it must hold floating-point sequences, [T, N, ...] or [N, T, ...]"
-        )
+        raise LayerError(f"x is {x.dtype}{list(x.shape)}; it must hold floating-point sequences, [T, N, ...] or [N, T, ...]")
     for applies, adapt, axis in _ADAPTERS:
         if applies(layer):
             time_axis = axis(layer) if time_axis is None else time_axis
@@ -74,9 +72,7 @@ def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> 
     takes = inspect.signature(fn).parameters
     has = {n: n in takes for n in ("lengths", "resets", "mask")}
 
-    def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
-    ) -> tuple[Any, Any]:
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None) -> tuple[Any, Any]:
         flags = {"resets": resets, "mask": mask}
         given = {"lengths": lengths} | {n: v if v is None else _turned(v, time_axis) for n, v in flags.items()}
         y, last = fn(params, _turned(x, time_axis), state, **{n: v for n, v in given.items() if has[n]})
@@ -196,9 +192,7 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
 
-    def call(
-        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
-    ) -> tuple[Any, Any]:
+    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None) -> tuple[Any, Any]:
         resets, mask = (v if v is None else _turned(v, time_axis) for v in (resets, mask))
         y, last = nnx.merge(graph, params)(_turned(x, time_axis), state, lengths=lengths, resets=resets, mask=mask)
         return _turned(y, time_axis), last

@@ -125,9 +125,7 @@ class Checkpoints:
             used = f"step {number} is used"
             warnings = [f"{text}; {used}" for text in damaged]
             if not is_sealed(where):
-                warnings.append(
-                    f"{where}: is not sealed, so damage cannot be detected; {used}, as no sealed one is left"
-                )
+                warnings.append(f"{where}: is not sealed, so damage cannot be detected; {used}, as no sealed one is left")
             skipped = [n for n in numbers if n > number and not is_sealed(self.folder / str(n))]
             warnings += [f"{self.folder / str(n)}: is not sealed; {used}" for n in skipped if is_sealed(where)]
             return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flat]), warnings

@@ -52,9 +52,7 @@ class OptimizerConfig:
     options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
     decay: Literal["all", "matrices"] = "all"  # what weight decay acts on: all parameters, or none that is a vector
     accumulate: Positive = 1  # parts in which a step reads its batch, one after the other: less memory, the same result
-    only: list[str] = field(
-        default_factory=list
-    )  # patterns of names of the parameters to train, as "layers.1.*"; []: all
+    only: list[str] = field(default_factory=list)  # patterns of names of the parameters to train, as "layers.1.*"; []: all
     ema: float = 0.0  # decay of a running mean of the parameters, which is validated, sampled and exported; 0: none
 
     def __post_init__(self):
@@ -82,9 +80,7 @@ class TrainConfig:
     steps: Positive = 1500  # steps of the optimizer in all
     steps_per_call: Positive = 10  # steps in one call of the compiled function
     validate_every: Positive = 250  # steps between validations
-    patience: Natural = (
-        0  # stop after so many validations without a better loss, and keep the best parameters; 0: never
-    )
+    patience: Natural = 0  # stop after so many validations without a better loss, and keep the best parameters; 0: never
     checkpoint_every: Positive = 250  # steps between checkpoints
     keep: Positive = 2  # checkpoints kept
     devices: Natural = 1  # devices that share each batch; 0: all that there are

@@ -100,9 +100,7 @@ def train(
             if devices.is_first:
                 files.enter_context(run)
                 if run.has_checkpoint() and not resume:
-                    raise ConfigError(
-                        f"{run.path}: holds a run already; continue it with --resume, or use another --out"
-                    )
+                    raise ConfigError(f"{run.path}: holds a run already; continue it with --resume, or use another --out")
             loop = _Training(config, run, config.kind.load(config), devices, beat)
             if devices.is_first:
                 loop.open(resume, files)
@@ -229,15 +227,11 @@ class _Training:
             skip = 'or with train.on_nan = "skip"'
             fix = f"continue with --resume and a smaller optimizer.learning_rate or optimizer.clip, {skip}"
             if cause.startswith(MEMBER):
-                fix = (
-                    f"correct the data and start a new run, or leave such steps out: continue with --resume, {skip[3:]}"
-                )
+                fix = f"correct the data and start a new run, or leave such steps out: continue with --resume, {skip[3:]}"
             raise TrainError(f"{e}; {cause}; the state before it is the checkpoint of step {good}: {fix}") from None
         self._save(step)
         if step > begun and recorder.skipped == step - begun:
-            raise TrainError(
-                f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}"
-            )
+            raise TrainError(f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}")
         ended = step == train.steps or self.patience.is_over
         if ended and math.isnan(self.validation_loss):  # resumed with nothing left to do
             self._evaluate()
@@ -246,9 +240,7 @@ class _Training:
                 f"stopped: the best validation loss, {self.patience.best:.4f}, is {self.patience.since} validations old; "
                 "its parameters are kept"
             )
-        return Result(
-            self.run.path, step, self.validation_loss, not ended, self.task.unit, self.metrics, recorder.skipped
-        )
+        return Result(self.run.path, step, self.validation_loss, not ended, self.task.unit, self.metrics, recorder.skipped)
 
     def _steps_to_boundary(self, step: int) -> int:
         """Returns the steps of the next call, which ends at or before the next validation, checkpoint or check."""

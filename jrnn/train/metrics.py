@@ -293,15 +293,11 @@ def open_loggers(run: Path, config: Any, resume_at: int | None) -> list[Logger]:
     loggers: list[Logger] = []
     for name in config.train.loggers:
         if ":" not in name and name not in LOGGERS:
-            raise ConfigError(
-                f"train.loggers: there is no logger {name!r}; known are {', '.join(LOGGERS)}, and MODULE:NAME"
-            )
+            raise ConfigError(f"train.loggers: there is no logger {name!r}; known are {', '.join(LOGGERS)}, and MODULE:NAME")
         make = LOGGERS.get(name) or load_named(name, ConfigError)
         logger = make(run, config, resume_at)
         missing = [part for part in ("write", "close") if not callable(getattr(logger, part, None))]
         if missing:
-            raise ConfigError(
-                f"train.loggers: {name} returned a {type(logger).__name__} without {' and '.join(missing)}"
-            )
+            raise ConfigError(f"train.loggers: {name} returned a {type(logger).__name__} without {' and '.join(missing)}")
         loggers.append(logger)
     return loggers

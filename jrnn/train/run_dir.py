@@ -56,9 +56,7 @@ class RunDir:
 
     def __enter__(self) -> RunDir:
         try:
-            str(
-                self.path.resolve()
-            ).encode()  # surrogates stand for bytes that are not UTF-8; orbax cannot write such paths
+            str(self.path.resolve()).encode()  # surrogates stand for bytes that are not UTF-8; orbax cannot write such paths
             self._new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)

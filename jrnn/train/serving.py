@@ -193,9 +193,7 @@ class TrainedModel:
         """
         path, config = self.origin.path, self.origin.config
         if config.kind.write is None:
-            other = (
-                f"use jrnn predict {path}" if config.kind.predict is not None else f"call jrnn.load_run({str(path)!r})"
-            )
+            other = f"use jrnn predict {path}" if config.kind.predict is not None else f"call jrnn.load_run({str(path)!r})"
             raise ConfigError(f"{path}: a model of task {config.task!r} writes no text; {other}")
         given = {name: value for name, value in changes.items() if value is not None}
         known = [f.name for f in fields(config.sample)]
@@ -218,11 +216,7 @@ class TrainedModel:
         """
         config = self.origin.config
         if config.kind.predict is None:
-            other = (
-                f"use jrnn sample {self.name}"
-                if config.kind.write is not None
-                else f"call jrnn.load_run({self.name!r})"
-            )
+            other = f"use jrnn sample {self.name}" if config.kind.write is not None else f"call jrnn.load_run({self.name!r})"
             raise ConfigError(f"{self.name}: a model of task {config.task!r} predicts no file; {other}")
         return config.kind.predict(Trained(config, self.origin.kept, self.origin.model, self.params), path)
 
@@ -272,9 +266,7 @@ class TrainedModel:
                 for name, text in texts.items():
                     write_whole(new / name, text.encode(), ConfigError)
 
-    def export(
-        self, path: str | Path, *, step: bool = False, batch: int | None = None, time: int | None = None
-    ) -> None:
+    def export(self, path: str | Path, *, step: bool = False, batch: int | None = None, time: int | None = None) -> None:
         """Writes a file that other programs run without jrnn, and compares what it computes.
 
         Args:

@@ -59,9 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("seconds", type=float)
     parser.add_argument("part", nargs="*", help="a part or a group")
-    parser.add_argument(
-        "--no-torch", action="store_true", help="leave torch out, where it cannot share a process with JAX"
-    )
+    parser.add_argument("--no-torch", action="store_true", help="leave torch out, where it cannot share a process with JAX")
     asked = parser.parse_args(arguments)
     unknown = {part.partition(":")[0] for part in asked.part} - {*PARTS, *GROUPS}
     if unknown:

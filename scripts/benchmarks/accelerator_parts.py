@@ -31,9 +31,7 @@ from jrnn.loops.ir import observers
 
 use_torch = True
 LSTM_SIZES = (
-    ("100x32x512x512", "1024x16x768x768", "64x64x1024x1024", "100x1x128x128", "64x256x1024x1024")
-    if GPU
-    else ("5x2x3x4",)
+    ("100x32x512x512", "1024x16x768x768", "64x64x1024x1024", "100x1x128x128", "64x256x1024x1024") if GPU else ("5x2x3x4",)
 )
 MATRIX_SIZE = Size.parse("2048x64x64x64" if GPU else "256x2x32x32")
 MATRIX_LAYERS = ("gated_delta_rule", "gla", "mamba2") if GPU else ("gla",)
@@ -78,9 +76,7 @@ def error(actual: Any, exact: Any) -> float:
         a = np.asarray(a, np.float64)
         if not np.isfinite(a).all():
             return float("inf")
-        worst = max(
-            worst, float(np.linalg.norm(a - b) / (np.linalg.norm(b) + 1e-3 * typical * np.sqrt(b.size) + 1e-30))
-        )
+        worst = max(worst, float(np.linalg.norm(a - b) / (np.linalg.norm(b) + 1e-3 * typical * np.sqrt(b.size) + 1e-30)))
     return worst
 
 

@@ -112,9 +112,7 @@ def attention(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
 
 
 @register(
-    lambda s: dict(
-        wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), wk=(s.hidden, s.hidden), wv=(s.hidden, s.hidden)
-    ),
+    lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), wk=(s.hidden, s.hidden), wv=(s.hidden, s.hidden)),
     lambda s: (hidden(s), jnp.zeros((s.batch, SLOTS, s.hidden))),
 )
 def memory(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:

@@ -202,8 +202,7 @@ def summary(records: Sequence[Any]) -> str:
     pairs = [[counts[k] for k in keys] for counts in (_PREDICTED, measured)]
     ranks = [np.argsort(np.argsort(values)) for values in pairs]
     lines = [
-        f"{cell} {mode}: predicted {p * 1e3:.3g} ms, measured {m * 1e3:.3g} ms"
-        for (cell, mode), p, m in zip(keys, *pairs)
+        f"{cell} {mode}: predicted {p * 1e3:.3g} ms, measured {m * 1e3:.3g} ms" for (cell, mode), p, m in zip(keys, *pairs)
     ]
     if len(keys) > 2:
         lines.append(f"rank correlation of predicted and measured times: {np.corrcoef(*ranks)[0, 1]:.2f}")

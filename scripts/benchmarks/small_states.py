@@ -299,8 +299,6 @@ LOOPS: dict[str, Callable[[int], Loop]] = {
     "kalman_12": partial(kalman, 12, 6),
     "neural_ode_1": partial(neural_ode, 1),
     "neural_ode_16": partial(neural_ode, 16),
-    **{
-        fn.__name__: fn for fn in (joseph, square_root, information, smoother, riccati, gaussian_process, markov, orbit)
-    },
+    **{fn.__name__: fn for fn in (joseph, square_root, information, smoother, riccati, gaussian_process, markov, orbit)},
     **{fn.__name__: fn for fn in (rigid_body, neuron, epidemic, particles, unscented, bicycle)},
 }

@@ -206,7 +206,5 @@ def summary(records: Sequence[Any]) -> str:
             ratios = [a.least / b.least for a, b in pairs if (a.cell in WIDE) == wide]
             if ratios:
                 mean, most = geometric_mean(ratios), max(ratios)
-                lines.append(
-                    f"{mode}, {len(ratios)} loops over {text}: time {mean:.2f} of lax.scan's (at most {most:.2f})"
-                )
+                lines.append(f"{mode}, {len(ratios)} loops over {text}: time {mean:.2f} of lax.scan's (at most {most:.2f})")
     return "\n".join(lines)

@@ -20,9 +20,7 @@ def faults(dist: Path) -> list[str]:
         "CHANGELOG.md": _match(r"^## (\S+) ", "CHANGELOG.md"),
     }
     wrong = [
-        f"{name}: has version {other}, and jrnn/version.py {version}"
-        for name, other in names.items()
-        if other != version
+        f"{name}: has version {other}, and jrnn/version.py {version}" for name, other in names.items() if other != version
     ]
     wheels, sdists = sorted(dist.glob("*.whl")), sorted(dist.glob("*.tar.gz"))
     if len(wheels) != 1 or len(sdists) != 1:

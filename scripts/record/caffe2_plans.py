@@ -83,12 +83,8 @@ def control_plans():
     yield built("for", control.For("f", count(), 3))
     yield built("for_two_nets", control.For("f", [count(), count("ran", "count_ran")], 4))
     yield built("while_net", control.While("w", below_five(), count()))
-    yield built(
-        "while_not_once", control.Do("d", control.For("f", count(), 7), control.While("w", below_five(), count()))
-    )
-    yield built(
-        "while_twice", control.While("w", below_five(), count()), control.While("v", below_five(), count("ran"))
-    )
+    yield built("while_not_once", control.Do("d", control.For("f", count(), 7), control.While("w", below_five(), count())))
+    yield built("while_twice", control.While("w", below_five(), count()), control.While("v", below_five(), count("ran")))
     yield built("do_while_net", control.DoWhile("w", below_five(), count()))
     yield built("do_while_once", control.For("f", count(), 9), control.DoWhile("w", below_five(), count()))
     yield built("until_net", control.Until("u", reached_five(), count()))
@@ -115,9 +111,7 @@ def control_plans():
         flag=True,
         other=False,
     )
-    yield built(
-        "steps_in_loop", control.For("f", [control.For("g", count(), 2), control.Do("d", count("ran", "r"))], 3)
-    )
+    yield built("steps_in_loop", control.For("f", [control.For("g", count(), 2), control.Do("d", count("ran", "r"))], 3))
     yield built("parallel", control.DoParallel("p", count(), control.Do("d", count("ran", "r"))))
 
 

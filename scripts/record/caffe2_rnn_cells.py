@@ -41,8 +41,7 @@ def mixed(model):
 
 def dropout(model):
     cells = [
-        rnn_cell.DropoutCell(lstm_cell(d), name="drop%d" % k, dropout_ratio=0.5, is_test=False)
-        for k, d in enumerate((D, H))
+        rnn_cell.DropoutCell(lstm_cell(d), name="drop%d" % k, dropout_ratio=0.5, is_test=False) for k, d in enumerate((D, H))
     ]
     rnn_cell.MultiRNNCell(cells, name="cell").apply_over_sequence(model, "input", "lengths", states(4))
 

@@ -98,9 +98,7 @@ def layers(folder: Path) -> dict[str, tuple[str, Callable[[Inputs], tuple[torch.
     def batch_first(path: str, name: str, names: str, **given: Any) -> Any:
         def run(x: Inputs) -> Any:
             values = {parameter: by_batch(x[key]) for parameter, key in zip(*pairs(names))}
-            out, state = getattr(load(folder, path), name)(
-                **values, initial_state=x["S"], output_final_state=True, **given
-            )
+            out, state = getattr(load(folder, path), name)(**values, initial_state=x["S"], output_final_state=True, **given)
             return by_batch(out), state
 
         return inputs_of(names), run
@@ -187,9 +185,7 @@ def main() -> None:
         recorded |= {f"grad_{key}": grad for key, grad in zip(x, grads)}
         assert all(v.dtype == torch.float64 for v in recorded.values()), name
         arrays |= {f"{name}|{key}": v.detach().numpy() for key, v in recorded.items()}
-    commit = subprocess.run(
-        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
+    commit = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     versions = " ".join(f"{p} {importlib.metadata.version(p)}" for p in ("torch", "transformers"))
     np.savez_compressed(PATH, versions=np.array(f"flash-linear-attention {commit} {versions}"), **arrays)
     print(PATH.name, len(arrays), "arrays", PATH.stat().st_size, "bytes")

@@ -91,9 +91,7 @@ def imported(folder):
     for module in (layer6, layer7, model6, model7):
         module.token_shift = shift
     for kind in (RWKV6ForCausalLM, RWKV7ForCausalLM):
-        kind._tied_weights_keys = {
-            "lm_head.weight": "model.embeddings.weight"
-        }  # as newer versions of transformers want it
+        kind._tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # as newer versions of transformers want it
     layer6.fused_recurrent_rwkv6 = recurrent6
     layer7.fused_mul_recurrent_rwkv7 = recurrent7
     layer7.l2_norm = lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)

@@ -18,9 +18,7 @@ arrays = {}
 for kind, rows, columns, nested, dtype in [("nf4", 9, 70, True, torch.bfloat16), ("fp4", 6, 64, False, torch.float32)]:
     layer = bnb.nn.Linear4bit(columns, rows, bias=False, quant_type=kind, compress_statistics=nested)
     weight = torch.randn(rows, columns, dtype=dtype)
-    layer.weight = bnb.nn.Params4bit(
-        weight, requires_grad=False, quant_type=kind, compress_statistics=nested, blocksize=64
-    )
+    layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type=kind, compress_statistics=nested, blocksize=64)
     layer = layer.to("cpu")
     arrays |= {f"{kind}.{name}": value for name, value in layer.state_dict().items()}
     arrays[f"want.{kind}.weight"] = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(dtype)

@@ -47,9 +47,7 @@ def main() -> None:
             tokens, exported = torch.randint(0, 11, (7, 2)), file.getvalue()
         else:
             try:
-                exported = torch.onnx.export(
-                    model, (tokens,), dynamo=True, verbose=False
-                ).model_proto.SerializeToString()
+                exported = torch.onnx.export(model, (tokens,), dynamo=True, verbose=False).model_proto.SerializeToString()
             except Exception as error:
                 print(f"{name}: torch does not export it: {str(error).splitlines()[0]}")
                 continue

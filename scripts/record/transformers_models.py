@@ -386,9 +386,7 @@ def gradients(model, tokens):
 
 
 def record(folder, family, options):
-    config = AutoConfig.for_model(
-        family, **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None} | options
-    )
+    config = AutoConfig.for_model(family, **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None} | options)
     torch.manual_seed(sum(map(ord, folder.name)))
     if options.get("weight_mode") == "fused":  # transformers cannot initialize it; torch's own initial values do
         transformers.xLSTMPreTrainedModel._init_weights = lambda self, module: None
@@ -440,8 +438,7 @@ if __name__ == "__main__":
             record(folder, family, options)
     (root / "versions.json").write_text(
         json.dumps(
-            {"torch": torch.__version__, "transformers": transformers.__version__}
-            | {"keys": {n: keys(n) for n in CASES}},
+            {"torch": torch.__version__, "transformers": transformers.__version__} | {"keys": {n: keys(n) for n in CASES}},
             indent=1,
         )
         + "\n",

@@ -89,9 +89,7 @@ def matrix_programs():
 
     n, steps, k = 2, 128, 64
     unit = lambda v: v / jnp.linalg.norm(v, axis=-1, keepdims=True)  # noqa: E731
-    xs = {name: normal(steps, n, k) for name in ("q", "v", "w")} | {
-        name: unit(normal(steps, n, k)) for name in ("a", "k")
-    }
+    xs = {name: normal(steps, n, k) for name in ("q", "v", "w")} | {name: unit(normal(steps, n, k)) for name in ("a", "k")}
     xs["b"] = jax.nn.sigmoid(normal(steps, n))
     weigh = normal(steps, n, k)
     for step in (delta_product_written_first, delta_product_as_matrices, growing_delta):
@@ -158,9 +156,7 @@ def compared(programs):
         far = {path for path, a, b in pairs(ours, theirs) if not off(a, b) < 1e-5}
         if far:
             with jax.enable_x64(True):
-                exact = by_jax(
-                    program, jax.tree.map(lambda v: jnp.asarray(v, float) if v.dtype == jnp.float32 else v, args)
-                )
+                exact = by_jax(program, jax.tree.map(lambda v: jnp.asarray(v, float) if v.dtype == jnp.float32 else v, args))
             own = {path: off(b, true) for path, b, true in pairs(theirs, exact)}
             for path, a, true in pairs(ours, exact):
                 if path in far and not off(a, true) <= 4 * own[path] + 16 * np.finfo(np.float32).eps:

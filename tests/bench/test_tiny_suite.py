@@ -32,9 +32,7 @@ def test_the_summary_keeps_wide_loops_apart():
         return Record(cell, "16000", "train", peer, seconds, seconds, seconds, 1, None, 1, 0.0, least=seconds)
 
     records = [
-        record(c, p, s)
-        for c, s in (("biquad", 1e-4), ("leaky_64", 1e-3))
-        for p, s in (("jrnn", s), ("lax.scan", 2 * s))
+        record(c, p, s) for c, s in (("biquad", 1e-4), ("leaky_64", 1e-3)) for p, s in (("jrnn", s), ("lax.scan", 2 * s))
     ]
     assert tiny_loops.summary(records) == (
         "train, 1 loops over at most 8 numbers: time 0.50 of lax.scan's (at most 0.50)\n"

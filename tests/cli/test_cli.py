@@ -144,9 +144,7 @@ def test_show_check_and_convert_take_plans(files, capsys, suffix):
 def test_run_of_a_net_with_an_endless_loop(files, capsys):
     body = Net("body", (Op.of("Copy", ["go"], ["go"]),), ("go",))
     write_net(Net("n", (Op.of("While", ["go"], ["go"], loop_net=body),), ("go",)), files / "loop.pb")
-    assert "the loop goes on after 7 trips" in fails(
-        capsys, "run", "loop.pb", "--feed", "go=true", "--max-iterations", "7"
-    )
+    assert "the loop goes on after 7 trips" in fails(capsys, "run", "loop.pb", "--feed", "go=true", "--max-iterations", "7")
 
 
 def test_show_draws(files, capsys):
@@ -241,9 +239,7 @@ def test_a_sweep_trains_each_combination(files, capsys):
     out = capsys.readouterr().out
     table = out[out.index("forecast, nn") :]
     assert "rmse demand" in table and all(name in table for name in names)
-    assert "--sweep model.hidden: must be written KEY=A,B,C" in fails(
-        capsys, "train", "forecast", "--sweep", "model.hidden"
-    )
+    assert "--sweep model.hidden: must be written KEY=A,B,C" in fails(capsys, "train", "forecast", "--sweep", "model.hidden")
     assert "model.hiden" in fails(capsys, "train", "forecast", "--out", "bad", "--sweep", "model.hiden=1,2")
     assert not (files / "bad").exists()
 

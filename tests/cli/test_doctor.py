@@ -35,9 +35,7 @@ def test_what_is_there(capsys):
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     named = {p.name for p in doctor.packages() if not p.extra}
     assert named == {line.partition(">=")[0] for line in project["dependencies"]}
-    assert {p.extra for p in doctor.packages()} == {"", *project["optional-dependencies"]} - set(
-        doctor.FOR_CONTRIBUTORS
-    )
+    assert {p.extra for p in doctor.packages()} == {"", *project["optional-dependencies"]} - set(doctor.FOR_CONTRIBUTORS)
     assert {p.extra for p in doctor.packages()} == {"", *doctor.USES}
 
 

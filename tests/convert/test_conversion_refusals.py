@@ -183,9 +183,7 @@ def test_factories(tmp_path):
         from_factory(f"{path}:mak")
 
 
-UNIQUE = jrnn.convert.Package(
-    jrnn.Net("init"), jrnn.Net("n", (jrnn.nets.Op.of("Unique", ["i"], ["u"]),), ("i",), ("u",))
-)
+UNIQUE = jrnn.convert.Package(jrnn.Net("init"), jrnn.Net("n", (jrnn.nets.Op.of("Unique", ["i"], ["u"]),), ("i",), ("u",)))
 
 
 def test_what_cannot_be_written_as_python():

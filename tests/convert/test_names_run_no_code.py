@@ -55,9 +55,7 @@ def model(names):
     step = Net(n["step"], (Op.of("Relu", [n["h"]], [n["y"]]),), (n["h"],), (n["y"],), type=n["type"])
     branch = Op.of("If", ["go"], [n["y"]], then_net=step, else_net=step)
     ops = (
-        replace(
-            Op.of("Add", [n["x"], n["w"]], [n["h"]]), args=more, name=n["op"], engine=n["engine"], device_option=device
-        ),
+        replace(Op.of("Add", [n["x"], n["w"]], [n["h"]]), args=more, name=n["op"], engine=n["engine"], device_option=device),
         Op.of("GivenTensorBoolFill", [], ["go"], shape=[1], values=[1]),
         branch,
     )
@@ -140,9 +138,7 @@ def test_the_command_of_the_report_runs_nothing(tmp_path, monkeypatch, capsys):
 
 def test_weights_may_have_the_names_of_numpys_parameters(tmp_path):
     names = ["file", "allow_pickle", "a/../b", "a", "é" * 300]
-    net = Net(
-        "n", tuple(Op.of("Relu", [n], [f"{n}_out"]) for n in names), tuple(names), tuple(f"{n}_out" for n in names)
-    )
+    net = Net("n", tuple(Op.of("Relu", [n], [f"{n}_out"]) for n in names), tuple(names), tuple(f"{n}_out" for n in names))
     fills = [Op.of("GivenTensorFill", [], [n], shape=[2], values=[k, 2.0 * k]) for k, n in enumerate(names)]
     jrnn.convert.write_python(Package(Net("init", tuple(fills)), net), tmp_path / "model.py")
     module = {"__file__": str(tmp_path / "model.py"), "__name__": "model"}

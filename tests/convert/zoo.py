@@ -118,18 +118,14 @@ def integers() -> Model:
 def cond_and_while() -> Model:
     def fn(x, limit):
         y = lax.cond(x.sum() > 0, lambda a: (a * 2, a.sum()), lambda a: (a - 1, jnp.float32(3)), x)
-        z = lax.while_loop(
-            lambda s: (s[0].sum() < limit) & (s[1] < 40), lambda s: (s[0] * 1.5 + 1, s[1] + 1), (y[0], 0)
-        )
+        z = lax.while_loop(lambda s: (s[0].sum() < limit) & (s[1] < 40), lambda s: (s[0] * 1.5 + 1, s[1] + 1), (y[0], 0))
         return y[1], z
 
     return Model(fn, (normal(3, 2), jnp.float32(50)))
 
 
 def switch() -> Model:
-    return Model(
-        lambda i, x: lax.switch(i, [lambda a: a * 2, lambda a: a, lambda a: -a], x), (jnp.int32(1), normal(3, 2))
-    )
+    return Model(lambda i, x: lax.switch(i, [lambda a: a * 2, lambda a: a, lambda a: -a], x), (jnp.int32(1), normal(3, 2)))
 
 
 def fori() -> Model:
@@ -311,9 +307,7 @@ LAYERS = {
     "nn_gru": _torch_like(nn.GRU),
     "nn_gru_stacked_bidirectional_lengths": _torch_like(nn.GRU, num_layers=2, bidirectional=True, lengths=True),
     "nn_gru_cell": lambda: Model(nn.GRUCell(3, 4, rngs=nnx.Rngs(0)), (normal(2, 3), normal(2, 4))),
-    "nn_lstm_cell": lambda: Model(
-        nn.LSTMCell(3, 4, rngs=nnx.Rngs(0)), (normal(2, 3), (normal(2, 4), normal(2, 4, seed=1)))
-    ),
+    "nn_lstm_cell": lambda: Model(nn.LSTMCell(3, 4, rngs=nnx.Rngs(0)), (normal(2, 3), (normal(2, 4), normal(2, 4, seed=1)))),
 }
 
 
@@ -330,9 +324,7 @@ def _cell(build: Callable) -> Model:
     }
     run = jrnn.to_jax(net)
     blobs = {"x": normal(5, 2, 3), "lengths": jnp.array([5, 3], jnp.int32)}
-    return Model(
-        lambda weights, blobs: run({**weights, **blobs}), (blobs,), {k: jnp.asarray(v) for k, v in weights.items()}
-    )
+    return Model(lambda weights, blobs: run({**weights, **blobs}), (blobs,), {k: jnp.asarray(v) for k, v in weights.items()})
 
 
 def _layer(layer: Callable, **options: Any) -> Callable[[], Model]:

@@ -228,9 +228,7 @@ def test_documents_that_begin_outside_of_their_shard(tmp_path, text, place, begi
     ends = ((0, 1), (len(corpus) - 1, len(corpus))) if place in (0, -1) else ()
     outside = f"document \\d+ begins with token {begin}, and the shard has {len(corpus)}"
     for start, stop in ((0, len(corpus)), *ends):
-        with pytest.raises(
-            DataError, match=f"00000.begins: is damaged: ({outside}|documents do not begin).*; run the same"
-        ):
+        with pytest.raises(DataError, match=f"00000.begins: is damaged: ({outside}|documents do not begin).*; run the same"):
             corpus.begins(start, stop)
     with pytest.raises(DataError, match="one after another within the shard; run the same `jrnn tokens` again"):
         corpus.verify()
@@ -245,9 +243,7 @@ def test_ranges_outside_of_a_corpus(tmp_path, text):
         np.testing.assert_array_equal(read(n - 2, n + 5), read(n - 2, n))
         assert read(n + 1, n + 3).shape == read(3, 3).shape == (0,)
         for start, stop in ((-1, 3), (-5, -2), (4, 3)):
-            with pytest.raises(
-                DataError, match=rf"out: tokens are read from 0 on and forward, not from {start} to {stop}"
-            ):
+            with pytest.raises(DataError, match=rf"out: tokens are read from 0 on and forward, not from {start} to {stop}"):
                 read(start, stop)
 
 

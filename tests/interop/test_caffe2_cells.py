@@ -40,9 +40,7 @@ def test_converted_cells_compute_the_same(recorded, case, settings):
     params = from_caffe2(kind, part(recorded, case, "blobs"), "cell", **settings)
     inputs, expected = part(recorded, case, "in"), part(recorded, case, "out")
     layers = settings.get("num_layers", 1)
-    states = [
-        np.concatenate([inputs[f"{letter}{k}"] for k in range(layers)]) for letter in "hc" if f"{letter}0" in inputs
-    ]
+    states = [np.concatenate([inputs[f"{letter}{k}"] for k in range(layers)]) for letter in "hc" if f"{letter}0" in inputs]
     if kind == "LSTM":
         output, (h, c) = functional.lstm(params, inputs["x"], tuple(states))
         np.testing.assert_allclose(c[-1:], expected["c_last"], atol=1e-5)

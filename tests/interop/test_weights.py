@@ -121,9 +121,7 @@ def test_a_file_of_torch_is_read_by_torch_without_its_code(tmp_path, monkeypatch
         interop.load_state_dict(path)
     holds = {"epoch": 3, "optimizer": {"state": {}, "groups": []}, "model": {"w": Tensor(value)}}
     for prefix in ("", "model"):
-        with pytest.raises(
-            ConversionError, match=r"model is a dict of \['w'\]; .*\(torch.load\(path, .*\)\['model'\]\)"
-        ):
+        with pytest.raises(ConversionError, match=r"model is a dict of \['w'\]; .*\(torch.load\(path, .*\)\['model'\]\)"):
             interop.load_state_dict(path, prefix=prefix)
     holds = [1]
     with pytest.raises(ConversionError, match="holds a list; it must hold a state dict"):

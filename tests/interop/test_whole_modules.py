@@ -73,21 +73,15 @@ def test_a_whole_model_computes_what_its_weights_say():
 def test_what_does_not_fit_is_named_and_changes_nothing():
     model, weights = Tagger(nnx.Rngs(0)), state_dict()
     before = np.asarray(model.embed.embedding[...])
-    lacks = (
-        r"embed.embedding needs 'embed.weight'; did you mean 'embedding.weight'.*embedding.weight \[11, 6\] is not used"
-    )
+    lacks = r"embed.embedding needs 'embed.weight'; did you mean 'embedding.weight'.*embedding.weight \[11, 6\] is not used"
     with pytest.raises(ConversionError, match=lacks):
         interop.load_module(model, weights)
-    with pytest.raises(
-        ConversionError, match=r"up.kernel is \[3, 8, 8\], but up.weight is \[8, 8, 5\]; the layers differ"
-    ):
+    with pytest.raises(ConversionError, match=r"up.kernel is \[3, 8, 8\], but up.weight is \[8, 8, 5\]; the layers differ"):
         interop.load_module(model, weights | {"up.weight": normal(8, 8, 5)}, NAMES)
     with pytest.raises(ConversionError, match=r"names: the module has no 'haed'"):
         interop.load_module(model, weights, {"haed": "classifier"})
     np.testing.assert_array_equal(model.embed.embedding[...], before)
-    report = interop.load_module(
-        model, {f"module.{name}": v for name, v in weights.items()}, prefix="module", strict=False
-    )
+    report = interop.load_module(model, {f"module.{name}": v for name, v in weights.items()}, prefix="module", strict=False)
     assert report.missing[0] == "embed.embedding" and "scales.gain" in report.unused
     assert str(report).endswith("scales.gain is not used") and "gain has no tensor" in str(report)
     np.testing.assert_array_equal(model.norm.bias[...], weights["norm.bias"])

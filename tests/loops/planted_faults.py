@@ -39,9 +39,7 @@ def main(kind):
 
         for step, init in ((turned, jnp.ones(3)), (turned_first, jnp.ones(3)), (pair, (jnp.ones(3), jnp.ones(3)))):
             with observers.collected() as plans:
-                jax.make_jaxpr(lambda x, step=step, init=init: jrnn.scan(step, init, x, executor="newton"))(
-                    jnp.ones((9, 3))
-                )
+                jax.make_jaxpr(lambda x, step=step, init=init: jrnn.scan(step, init, x, executor="newton"))(jnp.ones((9, 3)))
             print(*plans.notes)
     if kind in ("chunks", "residuals"):
         propose = chunks.propose

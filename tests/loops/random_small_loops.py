@@ -95,9 +95,7 @@ OPERATIONS: dict[str, Callable[[Rng], Step]] = {
 
 def composed(rng: Rng, n: int, kind: Any) -> tuple[Step, Any, Any]:
     """Some operations in a row, on the carry, what they made, and the input."""
-    chosen = [
-        (OPERATIONS[name](rng), *rng.integers(9, size=2)) for name in rng.choice([*OPERATIONS], rng.integers(1, 5))
-    ]
+    chosen = [(OPERATIONS[name](rng), *rng.integers(9, size=2)) for name in rng.choice([*OPERATIONS], rng.integers(1, 5))]
 
     def step(carry: Any, x: Any) -> Any:
         values = [carry, x]
@@ -250,9 +248,7 @@ def fault(seed: int, compiled: bool = False) -> str | None:
             ours = jrnn.optimize_scans(jax.jit(lambda *leaves: whole(*leaves)))(*leaves)
             theirs, near, ours = (list(map(np.asarray, jax.tree.leaves(v))) for v in (theirs, near, ours))
         else:
-            theirs, near = (
-                by_numpy.evaluate_by_numpy(closed.jaxpr, closed.consts, given) for given in (leaves, nearby)
-            )
+            theirs, near = (by_numpy.evaluate_by_numpy(closed.jaxpr, closed.consts, given) for given in (leaves, nearby))
             changed = rewritten(closed, fits_arithmetic)
             ours = by_numpy.evaluate_by_numpy(changed.jaxpr, changed.consts, leaves)
     for a, b, c in zip(ours, theirs, near, strict=True):

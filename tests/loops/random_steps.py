@@ -136,12 +136,8 @@ def loop_of(program: Program, run: Run, p: dict[str, Any], tell: Callable) -> An
         values = [v for v in held if v is not None] + values
         for name, i, j in program.operations:
             values.insert(0, OPERATIONS[name](q, values[i % len(values)], values[j % len(values)]))
-        new = [
-            CARRIES[name][1](q, c, values[i % min(3, len(values))])[0] for (name, i), c in zip(program.carries, carry)
-        ]
-        return new, [
-            OUTPUTS[name](q, values[i % len(values)], values[j % len(values)]) for name, i, j in program.outputs
-        ]
+        new = [CARRIES[name][1](q, c, values[i % min(3, len(values))])[0] for (name, i), c in zip(program.carries, carry)]
+        return new, [OUTPUTS[name](q, values[i % len(values)], values[j % len(values)]) for name, i, j in program.outputs]
 
     init = [CARRIES[name][0](p) for name, _ in program.carries]
     xs = {name: p["xs"][name] for name in ("x", *program.inputs)}
@@ -195,9 +191,7 @@ def _on_devices(run: Run, step: Callable, init: Any, xs: Any) -> Any:
     """Inside of a `jax.shard_map` over one device."""
     mesh = jax.make_mesh((1,), ("copies",), axis_types=(jax.sharding.AxisType.Auto,))
     none = jax.sharding.PartitionSpec()
-    inside = jax.shard_map(
-        functools.partial(run, step), mesh=mesh, in_specs=(none, none), out_specs=none, check_vma=False
-    )
+    inside = jax.shard_map(functools.partial(run, step), mesh=mesh, in_specs=(none, none), out_specs=none, check_vma=False)
     return inside(init, xs)
 
 
@@ -449,11 +443,7 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield replace(program, **{field: (*parts[:i], *parts[i + 1 :])})
     for field in fields(program):
         simple = field.default
-        if (
-            field.name != "steps"
-            and isinstance(simple, (bool, int, str, tuple))
-            and getattr(program, field.name) != simple
-        ):
+        if field.name != "steps" and isinstance(simple, (bool, int, str, tuple)) and getattr(program, field.name) != simple:
             yield replace(program, **{field.name: simple})
     if program.steps > 1:
         yield replace(program, steps=program.steps - 1)

@@ -59,9 +59,7 @@ def difference():
 
         return jnp.sum(scan(step, jnp.ones((8, 8)), xs)[1][0] ** 2)
 
-    ours, theirs = (
-        jax.jit(jax.grad(lambda *args, s=s: loss(s, *args), (0, 1)))(w, xs) for s in (jrnn.scan, jax.lax.scan)
-    )
+    ours, theirs = (jax.jit(jax.grad(lambda *args, s=s: loss(s, *args), (0, 1)))(w, xs) for s in (jrnn.scan, jax.lax.scan))
     return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in zip(ours, theirs))
 
 

@@ -87,9 +87,9 @@ def everything(run, name, steps, of=None, jit=jax.jit):
     if of is not None:
         return jit(lambda *args: of(lambda *args: loss(*args)[0], args))(*args)
     (_, out), gradients = jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*args)
-    return jax.tree.map(
-        lambda v: v if not jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else jax.random.key_data(v), out
-    ), (gradients)
+    return jax.tree.map(lambda v: v if not jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else jax.random.key_data(v), out), (
+        gradients
+    )
 
 
 def whole(step, w, first, xs, **masks):

@@ -112,9 +112,9 @@ OPERATIONS: dict[str, Operation] = dict(
     integers=lambda p, a, b: a * (jnp.int32([[1, 2]]) @ jnp.ones((2, 1), jnp.int32)),
     empty_product=lambda p, a, b: a + a[:, :0] @ p["w"][:0],
     attention=lambda p, a, b: jax.nn.softmax(a @ p["table"].T) @ p["table"],
-    convolution=lambda p, a, b: lax.conv_general_dilated(
-        a[..., None], p["kernel"], (1,), "SAME", dimension_numbers=_NWC
-    )[..., 0],
+    convolution=lambda p, a, b: lax.conv_general_dilated(a[..., None], p["kernel"], (1,), "SAME", dimension_numbers=_NWC)[
+        ..., 0
+    ],
     runge_kutta=lambda p, a, b: _runge_kutta(lambda h: jnp.tanh(h @ p["w"] + b @ p["w"]), a),
     solved=lambda p, a, b: jnp.linalg.solve(4 * jnp.eye(H, dtype=a.dtype) + jnp.tanh(p["w"]), a.T).T,
     # slices, views, orders
@@ -148,9 +148,7 @@ OPERATIONS: dict[str, Operation] = dict(
     # control flow
     cond=lambda p, a, b: lax.cond(a[0, 0] > 0, lambda a: jnp.tanh(a @ p["w"]), lambda a: a + b, a),
     switch=lambda p, a, b: lax.switch(_index(a[0, 0]) % 3, (_sin, _cos, lambda a: a * b), a),
-    while_loop=lambda p, a, b: lax.while_loop(
-        lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ p["w"])), (0, a)
-    )[1],
+    while_loop=lambda p, a, b: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ p["w"])), (0, a))[1],
     fori_loop=lambda p, a, b: lax.fori_loop(0, 2, lambda i, h: jnp.tanh(h * b + i), a),
     nested_scan=lambda p, a, b: p["scan"](lambda h, x: (jnp.tanh(h @ p["w"] + x), h), a, b[:, None])[0],
     nested_lax_scan=lambda p, a, b: lax.scan(lambda h, x: (h * x, h @ p["w"]), a, b.T[:, :, None])[1].sum(0),
@@ -161,9 +159,7 @@ OPERATIONS: dict[str, Operation] = dict(
     custom_vjp_of_many=lambda p, a, b: _product_of_own(a, p["w"]) + b,
     custom_vjp_with_static=lambda p, a, b: _scaled_cotangent(2.0, a) + b,
     custom_gradient=lambda p, a, b: jax.custom_gradient(lambda a: (_sin(a), lambda ct: ct * 2))(a) * b,
-    custom_solve=lambda p, a, b: lax.custom_linear_solve(
-        lambda v: v * (1 + b * b), a, lambda f, v: v / (1 + b * b), _solve
-    ),
+    custom_solve=lambda p, a, b: lax.custom_linear_solve(lambda v: v * (1 + b * b), a, lambda f, v: v / (1 + b * b), _solve),
     custom_vmap=lambda p, a, b: _mapped_by_itself(a) + b,
     # transformations inside
     checkpoint=lambda p, a, b: jax.checkpoint(lambda a: jnp.tanh(_sin(a @ p["w"]) + b))(a),
@@ -179,9 +175,7 @@ OPERATIONS: dict[str, Operation] = dict(
     over_mapped_axis=lambda p, a, b: jax.vmap(
         lambda a, b: a - lax.pmean(b, "rows") + lax.axis_index("rows"), axis_name="rows"
     )(a, b),
-    gathered=lambda p, a, b: jax.vmap(lambda a: lax.all_gather(a, "rows")[1] * lax.psum(a, "rows"), axis_name="rows")(
-        a
-    ),
+    gathered=lambda p, a, b: jax.vmap(lambda a: lax.all_gather(a, "rows")[1] * lax.psum(a, "rows"), axis_name="rows")(a),
     in_scope=lambda p, a, b: jax.named_scope("cell")(_layer(p, b))(a),
     barrier=lambda p, a, b: sum(lax.optimization_barrier((a, b))),
     # types

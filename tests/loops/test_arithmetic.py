@@ -350,9 +350,7 @@ def test_a_product_leaves_the_loop_of_a_draw(without_kernel):
     explained = plan(partial(step, w), h, (x, jax.random.split(jax.random.key(0), 100)))
     candidates = {candidate.label: candidate for candidate, _ in explained.choice.others}
     fission = candidates["as arithmetic, all else outside"].node.fission
-    drawn = [
-        [e.primitive.name for e in part].count("random_bits") for part in (fission.hoisted_eqns, fission.core.eqns)
-    ]
+    drawn = [[e.primitive.name for e in part].count("random_bits") for part in (fission.hoisted_eqns, fission.core.eqns)]
     assert drawn == [1, 1]
 
 
@@ -394,9 +392,7 @@ def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(without_kernel):
 def test_a_loop_of_elementwise_steps_above_the_limit_is_counted_so_too(without_kernel):
     """Estimates were a tenth of the time of five bodies that attract each other with jax 0.10.2."""
     loop = plan(lambda h, x: (jnp.sin(h) * jnp.sum(h) + x, None), jnp.ones(4), jnp.ones((1000, 4))).loop
-    seconds = [
-        Estimator(loop, machines.CPU._replace(one_kernel_bytes=limit)).whole().seconds for limit in (math.inf, 16)
-    ]
+    seconds = [Estimator(loop, machines.CPU._replace(one_kernel_bytes=limit)).whole().seconds for limit in (math.inf, 16)]
     assert seconds[1] - seconds[0] > 1000 * 2 * machines.CPU.kernel, seconds
 
 

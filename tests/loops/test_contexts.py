@@ -100,9 +100,7 @@ def test_one_loop_opts_out():
 
     with jrnn.optimize_scans(executor="scan"):
         (plan,) = jrnn.explain(both, XS).loops
-    assert [eqn.primitive.name for eqn in plan.loop.eqns].count("tanh") == 0, (
-        "the affine loop is the one that is marked"
-    )
+    assert [eqn.primitive.name for eqn in plan.loop.eqns].count("tanh") == 0, "the affine loop is the one that is marked"
     expected = jax.lax.scan(bent, H0, XS)[0] * 2
     np.testing.assert_allclose(both(XS)[0], expected, rtol=1e-6)
     with jrnn.plain_scans(), pytest.raises(ScanError, match="not affine"):

@@ -291,8 +291,7 @@ def test_a_candidate_must_gain_and_fit():
     assert cheapest([reference, candidate("a", 8, 4)], Bounds(live_bytes=10_000_000)).chosen is reference
     # With its forward loop, whose time stays, the train step is not much faster.
     assert (
-        cheapest([reference, candidate("a", 5, 4)], Bounds(live_bytes=10_000_000, forward_seconds=20e-3)).chosen
-        is reference
+        cheapest([reference, candidate("a", 5, 4)], Bounds(live_bytes=10_000_000, forward_seconds=20e-3)).chosen is reference
     )
 
 
@@ -765,9 +764,7 @@ def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
 
 def test_an_array_is_written_over_one_that_nothing_reads_later():
     def peak(fn):
-        (loop,) = lowering.steps_of(
-            lambda c, xs: jax.lax.scan(lambda c, x: (c, fn(x)), c, xs), 0.0, jnp.ones((9, 8, 64))
-        )
+        (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(lambda c, x: (c, fn(x)), c, xs), 0.0, jnp.ones((9, 8, 64)))
         outs = jaxprs.variables(loop.ys)
         return Estimator(loop, machines.CPU).part(loop.eqns, outs, all_steps=True).peak_bytes
 

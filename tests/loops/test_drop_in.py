@@ -66,9 +66,7 @@ def test_a_constant_added_often_does_not_overflow_with_the_number_of_times():
 def test_sums_of_differences_are_not_differences_of_sums(size):
     """Which cancel, or overflow."""
     xs = jnp.float32(size) * (1 - jnp.float32(2e-7) * jnp.arange(5))
-    run = jax.jit(
-        lambda xs, b: scan(lambda c, x: ((c[0] + (x - b), c[1] + (x + -b)), None), (jnp.float32(0),) * 2, xs)[0]
-    )
+    run = jax.jit(lambda xs, b: scan(lambda c, x: ((c[0] + (x - b), c[1] + (x + -b)), None), (jnp.float32(0),) * 2, xs)[0])
     np.testing.assert_allclose(run(xs, xs[2]), [np.sum(np.asarray(xs) - np.float32(xs[2]))] * 2, rtol=1e-5)
 
 
@@ -126,9 +124,7 @@ def test_literal_carries(x64):
         )
         return jnp.sum(ys**2) + jnp.sum(z) + b
 
-    np.testing.assert_allclose(
-        *(jax.grad(functools.partial(loss, run))(W[:2]) for run in (scan, jax.lax.scan)), rtol=1e-5
-    )
+    np.testing.assert_allclose(*(jax.grad(functools.partial(loss, run))(W[:2]) for run in (scan, jax.lax.scan)), rtol=1e-5)
 
 
 def test_a_reset_forgets_infinity():
@@ -193,9 +189,7 @@ def test_what_a_step_adds_to_a_ref_is_added_once(recompute):
         return jnp.sum(run(step, H0, XS)[1]) + ref[...]
 
     ours, theirs = functools.partial(scan, recompute=recompute), jax.lax.scan
-    np.testing.assert_allclose(
-        *(jax.value_and_grad(functools.partial(loss, run))(0.5) for run in (ours, theirs)), rtol=1e-5
-    )
+    np.testing.assert_allclose(*(jax.value_and_grad(functools.partial(loss, run))(0.5) for run in (ours, theirs)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("recompute", [None, "contractions"])

@@ -13,9 +13,7 @@ from jrnn.loops.newton.enclosure import _RULES, Box, NotEnclosed, enclosed
 X, Y = np.random.default_rng(0).uniform(0.2, 0.9, (2, 3, 3))
 SMOOTH = {
     "functions": lambda x, y: [f(x) for f in (jnp.tanh, jnp.exp, jnp.exp2, jnp.expm1, jnp.log, jnp.log1p, jnp.sqrt)],
-    "others": lambda x, y: [
-        f(x) for f in (jax.lax.rsqrt, jnp.sin, jnp.cos, jnp.arctan, jnp.arcsinh, jnp.sinh, jnp.cosh)
-    ],
+    "others": lambda x, y: [f(x) for f in (jax.lax.rsqrt, jnp.sin, jnp.cos, jnp.arctan, jnp.arcsinh, jnp.sinh, jnp.cosh)],
     "gates": lambda x, y: [
         jax.nn.sigmoid(x),
         jax.lax.erf(x),

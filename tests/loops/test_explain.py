@@ -30,9 +30,7 @@ def test_the_text_of_an_lstm_with_lengths_has_at_most_15_lines():
     assert len(lines) <= 15
     assert lines[0] == "2 loops: 1 rewritten, 1 left to lax.scan"
     assert lines[1].startswith(os.path.join("tests", "loops", "test_explain.py:")) and ".loss)" in lines[1]
-    assert "  forward loop of 100 steps on cpu: lax.scan" in lines and any(
-        "; nothing to gain" in line for line in lines
-    )
+    assert "  forward loop of 100 steps on cpu: lax.scan" in lines and any("; nothing to gain" in line for line in lines)
     assert "    summed after the loop instead of carried: 3 values, 99,328 bytes" in lines
     assert "    contractions in the loop: 1 (lax.scan: 4)" in lines, "of the reverse loop"
     assert lines[-1] == "details: print(explained.loops[1])"
@@ -72,9 +70,7 @@ def test_an_effect_under_a_mask_is_explained():
 
     masks = {"lengths": jnp.array([5, 3]), "mask": jnp.ones((5, 2), bool)}
     for name, mask in masks.items():
-        explained = jrnn.explain(
-            lambda xs, n=name, m=mask: jrnn.scan(printing, jnp.zeros(2), xs, **{n: m}), XS[:, :, 0]
-        )
+        explained = jrnn.explain(lambda xs, n=name, m=mask: jrnn.scan(printing, jnp.zeros(2), xs, **{n: m}), XS[:, :, 0])
         assert "see made-up inputs" in str(explained) and "see made-up inputs" in str(explained.loops[0])
 
 
@@ -104,9 +100,7 @@ def test_lines_of_libraries_are_relative_to_site_packages():
     assert " at flax/nnx/" in str(explained.loops[0])
     text = str(explained)
     assert (
-        text.startswith("2 loops: ")
-        and "  forward loop of 5 steps" in text
-        and "\ndetails: print(explained.loops[" in text
+        text.startswith("2 loops: ") and "  forward loop of 5 steps" in text and "\ndetails: print(explained.loops[" in text
     )
     assert "jrnn.optimize_scans()" in str(jrnn.explain(jnp.sin, 1.0)), "what to do"
 

@@ -52,9 +52,7 @@ def test_the_loops_of_a_library_say_where_they_are_and_why_they_are_so():
     assert reverse.strategy != "lax.scan"
     lines = str(explained).splitlines()
     assert lines[0].startswith("2 loops: ") and lines[1].startswith("flax/nnx/"), "the library's line"
-    assert f", from {os.path.join('tests', 'loops', Path(__file__).name)}" in lines[1] and "gradient" in lines[1], (
-        "ours"
-    )
+    assert f", from {os.path.join('tests', 'loops', Path(__file__).name)}" in lines[1] and "gradient" in lines[1], "ours"
     assert f"  reverse loop of 100 steps on cpu: {reverse.strategy}" in lines
     assert any("estimated: " in line and "(lax.scan: " in line for line in lines)
 

@@ -115,9 +115,7 @@ def test_the_mark_is_of_the_loop_and_not_of_those_in_its_step():
         return carry * x, None
 
     def loops(outer):
-        jaxpr = jax.make_jaxpr(lambda xs: outer(lambda c, x: jax.lax.scan(inner, c, x), 1.0, xs))(
-            jnp.ones((3, 4))
-        ).jaxpr
+        jaxpr = jax.make_jaxpr(lambda xs: outer(lambda c, x: jax.lax.scan(inner, c, x), 1.0, xs))(jnp.ones((3, 4))).jaxpr
         marks = [
             lowering.tag.tag_in(e.ctx.xla_metadata)
             for e in lowering.jaxprs.all_equations(jaxpr)

@@ -156,9 +156,7 @@ def _private_names():
     """The private names that `jax_internals` asks this version of JAX for, as the text there: a string."""
     of_some = {"fancy_transposes": jax_internals._FIXES_ZEROS}
     of_some["partial_eval_jaxpr_custom_rules"] = jax_internals._FIXES_CONTEXTS
-    of_some |= dict.fromkeys(
-        ("custom_partial_eval_rules", "partial_eval_jaxpr_nounits"), jax_internals._FIXES_RESIDUALS
-    )
+    of_some |= dict.fromkeys(("custom_partial_eval_rules", "partial_eval_jaxpr_nounits"), jax_internals._FIXES_RESIDUALS)
     for node in ast.walk(ast.parse(Path(jax_internals.__file__).read_text("utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_private":
             name = node.args[1].value

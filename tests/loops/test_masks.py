@@ -59,10 +59,7 @@ def matrix(p):
     """A matrix state, whose loop runs in chunks."""
 
     def step(s, x):
-        s = (
-            jax.nn.sigmoid(x @ p["w"][:, :1])[:, :, None] * s
-            + checkpoint_name(x @ p["u"], "input")[:, :, None] * x[:, None]
-        )
+        s = jax.nn.sigmoid(x @ p["w"][:, :1])[:, :, None] * s + checkpoint_name(x @ p["u"], "input")[:, :, None] * x[:, None]
         return s, jnp.einsum("nk,nkv->nv", x, s) / x
 
     return step

@@ -93,9 +93,7 @@ def test_float32_with_strong_and_weak_decay(step):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("T", [1, 2, 31, 33])
-@pytest.mark.parametrize(
-    "step", [layers.decay_per_row_and_column, layers.delta_product], ids=lambda step: step.__name__
-)
+@pytest.mark.parametrize("step", [layers.decay_per_row_and_column, layers.delta_product], ids=lambda step: step.__name__)
 def test_few_steps(x64, step, T):
     assert_close(in_chunks_and_not(step, *problem(step, T, jnp.float64)), 1e-10)
 
@@ -300,9 +298,8 @@ def test_products_have_the_precision_of_the_step(given, expected):
 def test_explain_says_how_a_loop_is_solved():
     init, xs = problem(layers.kda, 64, jnp.float32)
     plan = scan_plans(layers.kda, init, xs).training[0]
-    assert (
-        "solved in chunks of 16: S[1,2,4,4] with decay per row, 1 transition of rank one, stored at 4 boundaries"
-        in str(plan)
+    assert "solved in chunks of 16: S[1,2,4,4] with decay per row, 1 transition of rank one, stored at 4 boundaries" in str(
+        plan
     )
 
 
@@ -321,10 +318,7 @@ def test_which_loops_pay():
 
 def chosen(T, K, **options):
     """Returns the plan of the forward loop of a train step of a delta rule, or None if it is differentiated by steps."""
-    xs = {
-        n: jax.ShapeDtypeStruct((T, 1, 8, *shape), jnp.float32)
-        for n, shape in dict(q=(K,), k=(K,), v=(K,), b=()).items()
-    }
+    xs = {n: jax.ShapeDtypeStruct((T, 1, 8, *shape), jnp.float32) for n, shape in dict(q=(K,), k=(K,), v=(K,), b=()).items()}
 
     def train(xs):
         return jnp.sum(jrnn.scan(layers.delta, jnp.zeros((1, 8, K, K)), xs, **options)[1] ** 2)

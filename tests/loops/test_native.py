@@ -386,9 +386,7 @@ def test_transposed_matrices_are_packed_as_they_are(rows, default):
 @built
 def test_a_transposed_matrix_that_is_no_product_is_transposed_once():
     p = weights(h0=(N, H), x=(T, N, H), m=(H, N))
-    (loop,) = lowering.steps_of(
-        lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p
-    )
+    (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p)
     program = native_node(loop).program
     assert [e.primitive.name for e in program.constant_eqns] == ["transpose"] and not program.hoisted_eqns
 

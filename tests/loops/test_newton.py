@@ -94,8 +94,7 @@ def test_layers_are_solved_one_after_the_other(x64):
     groups = blocks_of(jaxprs.inlined(closed, jaxprs.LOWERED_CALLS), 2)
     assert [(group.carries, group.block) for group in groups] == [((1,), 1), ((0,), 1)]
     ours, theirs = (
-        lambda c, xs, run=run: run(step, (c, c), xs)
-        for run in (functools.partial(scan, executor="newton"), jax.lax.scan)
+        lambda c, xs, run=run: run(step, (c, c), xs) for run in (functools.partial(scan, executor="newton"), jax.lax.scan)
     )
     close(jax.jit(ours)(carry, xs), by_numpy(theirs)(carry, xs))
 
@@ -117,9 +116,7 @@ def test_derivatives_of_higher_order_and_transformations(x64):
     newton = functools.partial(scan, executor="newton")
     close(COMPILED(lambda: second(newton))(), by_numpy(lambda: second(jax.lax.scan))())
     many = jnp.stack([carry, carry * 2])
-    mapped = COMPILED(jax.vmap(jax.grad(functools.partial(loss, newton, make), argnums=1), (None, 0, None)))(
-        p, many, xs
-    )
+    mapped = COMPILED(jax.vmap(jax.grad(functools.partial(loss, newton, make), argnums=1), (None, 0, None)))(p, many, xs)
     close(mapped[1], by_numpy(jax.grad(functools.partial(loss, jax.lax.scan, make), argnums=1))(p, many[1], xs))
     ours, theirs = (functools.partial(run, make(p), reverse=True) for run in (newton, jax.lax.scan))
     close(COMPILED(ours)(carry, xs), by_numpy(theirs)(carry, xs))

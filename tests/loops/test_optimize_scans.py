@@ -36,9 +36,7 @@ def linen_scan():
     fixed = dict(variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1)
     cell = nn.scan(nn.OptimizedLSTMCell, **fixed)(features=H)
     state = (jnp.zeros((N, H)),) * 2
-    return lambda parameters, xs: jnp.sum(cell.apply(parameters, state, xs)[1] ** 2), cell.init(
-        jax.random.key(0), state, XS
-    )
+    return lambda parameters, xs: jnp.sum(cell.apply(parameters, state, xs)[1] ** 2), cell.init(jax.random.key(0), state, XS)
 
 
 def by_context(fn):

@@ -36,9 +36,7 @@ ad.defjvp(toy_p, lambda g, x: g / (1 + abs(x)) ** 2)
 
 @pytest.fixture
 def row(monkeypatch):
-    row = Row(
-        "elementwise", moves=True, cheap=True, cost=2.0, image=(-1.0, 1.0), numpy=("f", lambda x: x / (1 + np.abs(x)))
-    )
+    row = Row("elementwise", moves=True, cheap=True, cost=2.0, image=(-1.0, 1.0), numpy=("f", lambda x: x / (1 + np.abs(x))))
     monkeypatch.setitem(TABLE, "toy_softsign", row)
 
 

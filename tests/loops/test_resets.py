@@ -69,9 +69,7 @@ def test_with_checkpoints_of_the_carry(x64):
 
     def gradient(recompute):
         def loss(p):
-            return jnp.sum(
-                jnp.sin(scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], resets=RESETS, recompute=recompute)[1])
-            )
+            return jnp.sum(jnp.sin(scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], resets=RESETS, recompute=recompute)[1]))
 
         return jax.grad(loss)
 
@@ -146,9 +144,7 @@ def test_a_carried_state_goes_back_to_another_and_a_counter_is_left_alone(first,
     wanted = rollout(init, xs, first, 1)
     close((hs, last), (wanted, wanted[-1]))
     assert count == T
-    hs = scan(lambda h, x: ((h := jnp.tanh(h + x)), h), init, xs, resets=RESETS, reset_state=first, executor="newton")[
-        1
-    ]
+    hs = scan(lambda h, x: ((h := jnp.tanh(h + x)), h), init, xs, resets=RESETS, reset_state=first, executor="newton")[1]
     close(hs, rollout(init, xs, first, 0))
 
 

@@ -266,9 +266,7 @@ def test_sharded_over_the_batch():
 
     def mean_over_shards(p):
         where = {k: spec() if k in weights else spec("data") if k == "h0" else spec(None, "data") for k in p}
-        total = jax.shard_map(
-            lambda p: jax.lax.psum(run(scan, p), "data"), mesh=mesh, in_specs=(where,), out_specs=spec()
-        )
+        total = jax.shard_map(lambda p: jax.lax.psum(run(scan, p), "data"), mesh=mesh, in_specs=(where,), out_specs=spec())
         return total(p)
 
     close(jax.jit(jax.grad(mean_over_shards))(p), expected, 1e-5)

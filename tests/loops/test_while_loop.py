@@ -359,9 +359,7 @@ def test_adaptive_computation_time(x64):
 )
 def test_until_must_fit(until, options, message):
     with pytest.raises(ScanError, match=message):
-        jrnn.scan(
-            lambda h, x: (h * 0.5 + x, h), jnp.zeros((2, 3)), jnp.asarray(XS, jnp.float32), until=until, **options
-        )
+        jrnn.scan(lambda h, x: (h * 0.5 + x, h), jnp.zeros((2, 3)), jnp.asarray(XS, jnp.float32), until=until, **options)
 
 
 @pytest.mark.parametrize("rows, stop", [(1, 9), (3, 4)])

@@ -32,9 +32,7 @@ def test_there_are_two_recordings_of_each_family():
     assert sorted(f"{name}_{k}" for name in models.FAMILIES for k in range(2)) == CASES
 
 
-@pytest.mark.sample(
-    "falcon_h1_0", "glm5_next_text_0", "minimax_1", "nemotron_h_1", "qwen3_5_text_0", "rwkv_1", "zamba2_1"
-)
+@pytest.mark.sample("falcon_h1_0", "glm5_next_text_0", "minimax_1", "nemotron_h_1", "qwen3_5_text_0", "rwkv_1", "zamba2_1")
 def test_logits_decoding_ragged_batches_and_resets(case):
     """The whole, with lengths and resets, and step by step: transformers' logits of the whole, and its own decoding."""
     model, actual = case
@@ -181,7 +179,5 @@ def test_every_key_of_transformers_is_read_or_changes_nothing():
     for name, family in models.FAMILIES.items():
         read = {field.name for field in dataclasses.fields(family.config)} | {*family.aliases, *family.only, *ONLY}
         given = keys[name] if name in keys else json.loads((GOLDEN / f"{name}_0" / "config.json").read_text())
-        missing = (
-            set(given) - {"architectures", "dtype", "model_type", "transformers_version"} - read - {*HARMLESS.split()}
-        )
+        missing = set(given) - {"architectures", "dtype", "model_type", "transformers_version"} - read - {*HARMLESS.split()}
         assert missing == set(OF_FAMILIES.get(name, "").split()), name

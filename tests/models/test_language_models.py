@@ -145,9 +145,7 @@ def test_experts_with_room_for_their_tokens_are_those_of_all_tokens(spread):
     part, key = Experts(Mlp(4, 3), Router(4, 2)), jax.random.key(0)
     params = {f"experts.{name}": jax.random.normal(key, (4, *shape)) / 4 for name, shape in part._each.items()}
     tokens, weights = jax.random.normal(key, (128, 4)), jax.random.uniform(key, (128, 2))
-    chosen = (
-        jax.lax.top_k(jax.random.normal(key, (128, 4)), 2)[1] if spread else jnp.tile(jnp.array([[2, 1]]), (128, 1))
-    )
+    chosen = jax.lax.top_k(jax.random.normal(key, (128, 4)), 2)[1] if spread else jnp.tile(jnp.array([[2, 1]]), (128, 1))
 
     def run(compute):
         def value(params, tokens, weights):
@@ -206,9 +204,7 @@ def test_calls_and_steps_keep_the_history_that_a_state_has():
             model.generate(PROMPT[:1], 2, state=state, **options)
         with pytest.raises(LayerError, match="the prompt has no tokens; .* or the state of a text to go on with"):
             model.generate(PROMPT[:1, :0], 2, state=state, temperature=0)
-        new, state = model.generate(
-            PROMPT[:1], 2, state=state, temperature=0
-        )  # its logits are known then, counts are not
+        new, state = model.generate(PROMPT[:1], 2, state=state, temperature=0)  # its logits are known then, counts are not
         assert "logits" in state and "counts" not in state
     with pytest.raises(LayerError, match="the prompt has no tokens"):
         model.generate(PROMPT[:, :0], 2, state=model.initial_state(2, history=True), temperature=0)
@@ -407,9 +403,7 @@ def test_damaged_folders_are_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"state_size": 3}))
     with pytest.raises(FormatError, match=r"x_proj.weight is \[5, 16\] but config.json makes it \[7, 16\]"):
         models.load(tmp_path)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"num_hidden_layers": 2})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"num_hidden_layers": 2}))
     with pytest.raises(FormatError, match=r"lacks the tensor 'backbone.layers.1"):
         models.load(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))

@@ -29,9 +29,7 @@ def test_two_builders_do_not_share_names():
 def test_parameters_are_shared_by_name_and_checked_by_shape():
     b = jrnn.NetBuilder("n")
     assert b.param("w", [2, 3]) == b.param("w", (2, 3))
-    with pytest.raises(
-        NetError, match=r"parameter 'w' is declared with shape \(3, 2\), but exists with shape \(2, 3\)"
-    ):
+    with pytest.raises(NetError, match=r"parameter 'w' is declared with shape \(3, 2\), but exists with shape \(2, 3\)"):
         b.param("w", [3, 2])
     assert [op.type for op in b.build_init().ops] == ["XavierFill"]
 

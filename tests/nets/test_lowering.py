@@ -76,9 +76,7 @@ def test_errors_inside_a_step_net_name_both_nets():
     b = jrnn.NetBuilder("outer")
     jrnn.recurrent_net(b, step, [("x_t", b.input("x"))], [("h_prev", b.input("h0"))], {"h_prev": "h"})
     blobs = {"x": np.zeros((2, 1, 3), np.float32), "h0": np.zeros(3, np.float32)}
-    with pytest.raises(
-        NetError, match=r"op #0 Recurrent.* in net 'outer': op #1 Sum -> 'h' in net 'step': .*'nowhere'"
-    ):
+    with pytest.raises(NetError, match=r"op #0 Recurrent.* in net 'outer': op #1 Sum -> 'h' in net 'step': .*'nowhere'"):
         jrnn.run_net(b.build(), blobs)
 
 

@@ -135,9 +135,7 @@ def test_two_states_that_feed_each_other_and_an_unused_part(x64):
 
 def test_every_blob_of_every_step():
     b = jrnn.NetBuilder("net")
-    out = jrnn.nets.cells.LSTM(
-        b, b.input("x"), None, None, D, 2, "lstm", jrnn.nets.cells.LSTMOptions(forward_only=True)
-    )
+    out = jrnn.nets.cells.LSTM(b, b.input("x"), None, None, D, 2, "lstm", jrnn.nets.cells.LSTMOptions(forward_only=True))
     rng = np.random.default_rng(0)
     blobs = {n: rng.standard_normal(p.shape).astype(np.float32) for n, p in b.params.items()}
     blobs["x"] = rng.standard_normal((T, N, D)).astype(np.float32)

@@ -39,9 +39,7 @@ def results(run, params, x, states, seeds):
         total = sum(jnp.sum(a * w) for a, w in zip((output, *last), seeds, strict=True))
         return total, (output, last)
 
-    (_, (output, last)), (d_params, d_x, d_states) = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(
-        params, x, states
-    )
+    (_, (output, last)), (d_params, d_x, d_states) = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(params, x, states)
     return {
         "output": output,
         **{f"last_{name}": state for name, state in zip("hc", last)},

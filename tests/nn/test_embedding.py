@@ -57,9 +57,7 @@ def test_the_product_with_the_input_is_made_once_for_each_row(table, tokens):
     lstm = nn.LSTM(D, H, rngs=nnx.Rngs(0))
     of_rows = products(lambda x, table: lstm(x, embedding=table)[0], tokens, table)
     assert any(f"tensor<{V}x{gates}xf32>" in shape for shape in of_rows)
-    assert not any(
-        f"tensor<{T}x{N}x{gates}xf32>" in shape or f"tensor<{T * N}x{gates}xf32>" in shape for shape in of_rows
-    )
+    assert not any(f"tensor<{T}x{N}x{gates}xf32>" in shape or f"tensor<{T * N}x{gates}xf32>" in shape for shape in of_rows)
     many = jnp.ones((T * N, D))  # as many rows as tokens: nothing is saved
     assert not any(f"tensor<{T * N}x{gates}xf32>" in shape for shape in of_rows)
     assert products(lambda x, table: lstm(x, embedding=table)[0], tokens, many) == products(
@@ -86,9 +84,7 @@ def test_places_from_the_end(table, tokens):
 def test_batch_first_and_one_sequence(table, tokens):
     lstm = nn.LSTM(D, H, batch_first=True, rngs=nnx.Rngs(0))
     np.testing.assert_allclose(lstm(tokens.T, embedding=table)[0], lstm(table[tokens.T])[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        lstm(tokens[:, 0], embedding=table)[0], lstm(table[tokens[:, 0]])[0], rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(lstm(tokens[:, 0], embedding=table)[0], lstm(table[tokens[:, 0]])[0], rtol=1e-5, atol=1e-6)
 
 
 def test_the_gradient_in_float64():

@@ -156,9 +156,7 @@ def test_gradients_of_the_times_are_differences(x64):
         layer, params, x, dt = given(name)
         direction = np.random.RandomState(1).standard_normal((T, N))
         f = jax.jit(
-            lambda dt, layer=layer, params=params, x=x: jnp.sum(
-                jnp.sin(layer.apply(params, x, resets=RESETS, dt=dt)[0])
-            )
+            lambda dt, layer=layer, params=params, x=x: jnp.sum(jnp.sin(layer.apply(params, x, resets=RESETS, dt=dt)[0]))
         )
         slope = np.vdot(jax.grad(f)(dt), direction)
         np.testing.assert_allclose(slope, (f(dt + 1e-6 * direction) - f(dt - 1e-6 * direction)) / 2e-6, rtol=1e-6)

@@ -32,9 +32,7 @@ STACKS = {
 }
 ALL = LAYERS | {"Recurrent": own} | STACKS
 # Rows: no step that counts but with a reset, left padding, holes, and all steps.
-MASK = np.array(
-    [[0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 1], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]], bool
-)
+MASK = np.array([[0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 1], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]], bool)
 RESETS = np.zeros((T, N), bool)
 # Of a step that counts, of one in a hole, of one before the first, of one after the last.
 RESETS[[3, 4, 1, 3, 6, 5], [0, 1, 1, 2, 2, 3]] = True
@@ -49,9 +47,7 @@ def inputs(fill):
 def loss(y, state):
     """Every output and floating state with weights of its own."""
     leaves = [leaf for leaf in [y, *jax.tree.leaves(state)] if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return sum(
-        jnp.sum(jnp.real(leaf) * jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape)) for leaf in leaves
-    )
+    return sum(jnp.sum(jnp.real(leaf) * jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape)) for leaf in leaves)
 
 
 def by_pieces(layer, params, x, first, fresh):

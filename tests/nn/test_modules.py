@@ -232,9 +232,7 @@ def test_a_module_of_ones_own_has_its_own_signature():
 
 
 def test_dropout_between_one_layer_warns():
-    with pytest.warns(
-        UserWarning, match="LSTM: dropout = 0.5 drops outputs of every layer but the last, and there is one"
-    ):
+    with pytest.warns(UserWarning, match="LSTM: dropout = 0.5 drops outputs of every layer but the last, and there is one"):
         module = nn.LSTM(D, H, dropout=0.5, rngs=nnx.Rngs(0))
     assert module.settings.dropout == 0.5
     with pytest.warns(UserWarning, match="gru: dropout = 0.5"):

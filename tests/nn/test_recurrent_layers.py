@@ -42,9 +42,7 @@ def made(name, **options):
     """A layer whose parameters are all random, so that each of them changes the output."""
     layer = LAYERS[name](rngs=nnx.Rngs(0), **options)
     random = np.random.RandomState(5)
-    layer.load(
-        {n: np.asarray(v + 0.3 * random.standard_normal(v.shape), v.dtype) for n, v in host(layer.params()).items()}
-    )
+    layer.load({n: np.asarray(v + 0.3 * random.standard_normal(v.shape), v.dtype) for n, v in host(layer.params()).items()})
     return layer
 
 
@@ -124,9 +122,7 @@ def at(tree, n):
 def test_it_computes_the_formula(runs):
     layer, x, actual = runs
     params = {name: np.asarray(value, np.float64) for name, value in layer.params().items()}
-    expected = [
-        getattr(written_out, type(layer).__name__.lower())(layer, params, np.float64(x[:, n])) for n in range(N)
-    ]
+    expected = [getattr(written_out, type(layer).__name__.lower())(layer, params, np.float64(x[:, n])) for n in range(N)]
     np.testing.assert_allclose(actual["whole"][0], np.stack(expected, 1), rtol=2e-4, atol=2e-5)
 
 
@@ -179,9 +175,7 @@ def test_gradients_are_those_of_lax_scan(runs, monkeypatch):
         return jax.lax.scan(held, state, (jnp.arange(T), xs))
 
     monkeypatch.setattr(span, "scan", lax_scan)
-    differentiate = by_numpy.by_numpy(
-        jax.grad(lambda p, x: loss(layer, p, x, results["middle"], LENGTHS, None)[0], (0, 1))
-    )
+    differentiate = by_numpy.by_numpy(jax.grad(lambda p, x: loss(layer, p, x, results["middle"], LENGTHS, None)[0], (0, 1)))
     ours, expected = results["gradient"], host(differentiate(host(layer.params()), ragged(x, 0)))
     for name in ours[0]:
         scale = float(np.abs(expected[0][name]).max())

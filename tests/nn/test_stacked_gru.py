@@ -109,9 +109,7 @@ def test_sizes_that_do_not_fit_are_named():
     with pytest.raises(LayerError, match=r"they must be \[T, N, D\] and"):
         gru.gru_inference(x[0], weights, hidden)
     output, last, cache = gru.gru_forward(x, weights, hidden)
-    with pytest.raises(
-        LayerError, match=r"d_hidden is \[1, 3, 5\] but must be \[2, 3, 5\], as the cache is of 2 layers"
-    ):
+    with pytest.raises(LayerError, match=r"d_hidden is \[1, 3, 5\] but must be \[2, 3, 5\], as the cache is of 2 layers"):
         gru.gru_backward(output, last[:1], weights, cache)
     cell = weights.layer(0)
     with pytest.raises(LayerError, match=r"x is \[3, 2\] and hidden \[1, 5\]; they must be \[N, D\] and \[N, H\]"):
@@ -119,6 +117,4 @@ def test_sizes_that_do_not_fit_are_named():
     with pytest.raises(LayerError, match=r"W3 is \[15, 2\] but must be \[15, 1\], as x is \[3, 1\]"):
         gru.gru_cell_inference(x[0, :, :1], *cell, hidden[0])
     with pytest.raises(LayerError, match=r"dnext is \[1, 5\] but must be \[3, 5\]"):
-        gru.gru_cell_backward(
-            hidden[0, :1], x[0], hidden[0], *cell[:2], gru.gru_cell_forward(x[0], *cell, hidden[0])[1]
-        )
+        gru.gru_cell_backward(hidden[0, :1], x[0], hidden[0], *cell[:2], gru.gru_cell_forward(x[0], *cell, hidden[0])[1])

@@ -84,9 +84,7 @@ def rglru(layer, p, x):
     h, ys, k = np.zeros(x.shape[1]), [], layer.num_heads
     for v in x:
         parts = v.reshape(k, -1)
-        r, i = (
-            sigmoid(np.concatenate([p[f"weight_{g}"][j] @ parts[j] for j in range(k)]) + p[f"bias_{g}"]) for g in "ax"
-        )
+        r, i = (sigmoid(np.concatenate([p[f"weight_{g}"][j] @ parts[j] for j in range(k)]) + p[f"bias_{g}"]) for g in "ax")
         a = sigmoid(p["Lambda"]) ** (8 * r)
         h = a * h + np.sqrt(1 - a**2) * (i * v)
         ys.append(h)
@@ -99,8 +97,7 @@ def slstm(layer, p, x):
     for v in x:
         parts = h.reshape(k, -1)
         z, i, f, o = (
-            p[f"W_{g}"] @ v + np.concatenate([p[f"R_{g}"][j] @ parts[j] for j in range(k)]) + p[f"b_{g}"]
-            for g in "zifo"
+            p[f"W_{g}"] @ v + np.concatenate([p[f"R_{g}"][j] @ parts[j] for j in range(k)]) + p[f"b_{g}"] for g in "zifo"
         )
         c, n = sigmoid(f) * c + np.exp(i) * np.tanh(z), sigmoid(f) * n + np.exp(i)
         h = sigmoid(o) * c / n

@@ -109,9 +109,7 @@ def test_a_loop_of_a_known_number_of_steps_is_a_scan():
     grad = jax.jit(jax.grad(lambda x: model({"x": x, "n": 3})["all"].sum()))
     np.testing.assert_allclose(grad(jnp.ones(2)), [14.0, 14.0])
     assert "scan" in str(jax.make_jaxpr(lambda x: model({"x": x, "n": 3}))(jnp.ones(2)))
-    with pytest.raises(
-        ConversionError, match=r"Loop -> 'y', 'all': the number of steps depends on values that are not"
-    ):
+    with pytest.raises(ConversionError, match=r"Loop -> 'y', 'all': the number of steps depends on values that are not"):
         jax.jit(model)({"x": jnp.ones(2), "n": jnp.int32(3)})
 
 
@@ -139,9 +137,7 @@ def test_a_branch_that_changes_the_shape_must_be_known():
     x = jnp.ones(2)
     assert jax.jit(lambda x: model({"x": x, "c": False}))(x)["y"].shape == (4,)
     assert model({"x": x, "c": np.asarray(True)})["y"].tolist() == [-1.0, -1.0]
-    with pytest.raises(
-        ConversionError, match=r"If -> 'y': 'y' is float32\[2\] in one branch and float32\[4\] in the other"
-    ):
+    with pytest.raises(ConversionError, match=r"If -> 'y': 'y' is float32\[2\] in one branch and float32\[4\] in the other"):
         jax.jit(model)({"x": x, "c": jnp.asarray(True)})
 
 

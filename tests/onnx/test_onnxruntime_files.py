@@ -34,9 +34,7 @@ def test_a_file_computes_what_onnxruntime_computed(name):
 def test_all_models_and_levels_were_recorded():
     levels = [name.split("|")[1] for name in FILES]
     assert len({name.split("|")[0] for name in FILES}) == 14 == levels.count("basic") == levels.count("quantized")
-    types = {
-        n.op_type for f in FILES for n in onnx.load_from_string(GOLDEN[f"{f}|file"].tobytes()).graph.node if n.domain
-    }
+    types = {n.op_type for f in FILES for n in onnx.load_from_string(GOLDEN[f"{f}|file"].tobytes()).graph.node if n.domain}
     assert types >= {
         "FusedMatMul",
         "FusedConv",

@@ -72,9 +72,7 @@ def assert_node(case):
     model = jrnn.from_onnx(case.model)
     for inputs, expected in case.data_sets:
         actual = model({spec.name: array(value) for spec, value in zip(model.inputs, inputs, strict=True)})
-        for value, other in zip(
-            *(jax.tree.leaves(list(v)) for v in (actual.values(), map(array, expected))), strict=True
-        ):
+        for value, other in zip(*(jax.tree.leaves(list(v)) for v in (actual.values(), map(array, expected))), strict=True):
             assert (value.shape, value.dtype) == (other.shape, other.dtype)
             coarse = {jnp.bfloat16: 1e-2, np.float16: 1e-3}.get(value.dtype.type, 1e-6)
             value, other = (np.asarray(v).astype(np.float64) for v in (value, other))
@@ -245,9 +243,7 @@ DRAWS = {"RandomNormalLike": (0.0, 1.0), "RandomUniformLike": (0.5, 12**-0.5), "
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_random_numbers_come_from_the_key(kind):
-    model = jrnn.from_onnx(
-        parsed(f"agraph (float[N] x) => (float[N] y, float[N] z) {{ y = {kind}(x)  z = {kind}(x) }}")
-    )
+    model = jrnn.from_onnx(parsed(f"agraph (float[N] x) => (float[N] y, float[N] z) {{ y = {kind}(x)  z = {kind}(x) }}"))
     feeds = {"x": np.full(5000, 0.25, np.float32)}
     y, z = jax.jit(model)(feeds, key=jax.random.key(0)).values()
     mean, deviation = DRAWS[kind]
@@ -323,9 +319,7 @@ BAD_FRAMES = {
 @pytest.mark.parametrize("body", BAD_FRAMES)
 def test_frames_that_do_not_fit_are_refused(body):
     head = "step = Constant <value_int = 2> ()  length = Constant <value_int = 9> ()"
-    model = jrnn.from_onnx(
-        parsed(f"n (float[1, 8, 1] x, float[9] window) => (float[A, B, C, 2] y) {{ {head}  {body} }}")
-    )
+    model = jrnn.from_onnx(parsed(f"n (float[1, 8, 1] x, float[9] window) => (float[A, B, C, 2] y) {{ {head}  {body} }}"))
     with pytest.raises(ConversionError, match=BAD_FRAMES[body]):
         model({"x": np.ones((1, 8, 1), np.float32), "window": np.ones(9, np.float32)})
 

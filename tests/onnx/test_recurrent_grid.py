@@ -85,9 +85,7 @@ def test_against_onnxruntime(case):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     expected = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)
-    for state, given in zip(
-        expected[1:], ("h", "c"), strict=False
-    ):  # of a length 0 the last state is the first; there, 0
+    for state, given in zip(expected[1:], ("h", "c"), strict=False):  # of a length 0 the last state is the first; there, 0
         if given in feeds and "lengths" in feeds:
             state[:, feeds["lengths"] == 0] = feeds[given][:, feeds["lengths"] == 0]
     actual = jrnn.from_onnx(model)(feeds)

@@ -340,9 +340,7 @@ NEAR_ONE = 1 - 10 ** -np.arange(1, 7.9, dtype=np.float32)
 )
 def test_functions_that_onnx_lacks_are_equal_over_their_whole_range(fn, inputs):
     inputs = [x.astype(np.float32) for x in inputs]
-    model = jrnn.to_onnx(
-        fn, *(jnp.full((2,) * x.ndim, 0.5) for x in inputs), dims="AB" if inputs[0].ndim == 1 else "A, B"
-    )
+    model = jrnn.to_onnx(fn, *(jnp.full((2,) * x.ndim, 0.5) for x in inputs), dims="AB" if inputs[0].ndim == 1 else "A, B")
     expected = np.asarray(fn(*inputs))
     assert np.isnan(expected).any() and (np.isinf(expected).any() or fn is jnp.arctan2)
     np.testing.assert_allclose(run(model, *inputs)[0], expected, rtol=4e-6)

@@ -74,9 +74,7 @@ def test_what_shows_of_padding_is_found():
     def leaks(weights, xs, state, lengths):
         return xs, state + xs.sum(0)
 
-    with pytest.raises(
-        AssertionError, match=r"with lengths \[3, 0, 4\] and nan instead of 0 behind them, y\[.* is nan, "
-    ):
+    with pytest.raises(AssertionError, match=r"with lengths \[3, 0, 4\] and nan instead of 0 behind them, y\[.* is nan, "):
         testing.assert_padding_invariant(testing.Layer(leaks, (), XS, CARRY))
 
     def selects(weights, xs, state, lengths):  # the results are right, the gradient is 0 x NaN
@@ -103,9 +101,7 @@ def test_an_executor_that_differs_is_found(monkeypatch):
         return last, ys * (1.001 if recompute == "sqrt" else 1)
 
     monkeypatch.setattr(subjects, "scan", wrong)
-    with pytest.raises(
-        AssertionError, match="recompute='sqrt', and by jax.lax.scan: .* is .*, not .*, by more than 1e-05"
-    ):
+    with pytest.raises(AssertionError, match="recompute='sqrt', and by jax.lax.scan: .* is .*, not .*, by more than 1e-05"):
         testing.assert_executors_agree(step, CARRY, XS, params=PARAMS)
 
 

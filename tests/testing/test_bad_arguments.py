@@ -108,9 +108,7 @@ def test_an_own_task_is_checked_before_the_first_step(changes, rule):
         check_task(config, task(**changes))
 
 
-@pytest.mark.parametrize(
-    "metrics", [None, {1: 2.0}, {"a": "high"}, {"a": [1, 2]}, {"validation_loss": 1.0}, {"step": 1}]
-)
+@pytest.mark.parametrize("metrics", [None, {1: 2.0}, {"a": "high"}, {"a": [1, 2]}, {"validation_loss": 1.0}, {"step": 1}])
 def test_own_metrics_are_numbers_by_name(metrics):
     assert own({"a": np.ones(()), "b": 2}, "f") == {"a": 1.0, "b": 2.0}
     with pytest.raises(DataError, match="^f: .*(must|cannot)"):

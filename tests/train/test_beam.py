@@ -15,10 +15,7 @@ RNG = np.random.default_rng(5)
 IN, HIDDEN, OUT = (RNG.standard_normal(shape).astype(np.float32) for shape in ((V, H), (H, H), (H, V)))
 FIRST = RNG.standard_normal((1, N, H)).astype(np.float32)
 SEQUENCES = [
-    s
-    for n in range(1, T + 1)
-    for s in itertools.product(range(V), repeat=n)
-    if END not in s[:-1] and END in (s[-1], n - T)
+    s for n in range(1, T + 1) for s in itertools.product(range(V), repeat=n) if END not in s[:-1] and END in (s[-1], n - T)
 ]
 
 
@@ -81,9 +78,7 @@ def test_of_width_one_it_is_greedy(search):
 
 @pytest.mark.exhaustive
 def test_wider_finds_no_worse_and_examples_do_not_mix(search):
-    scores = [
-        search(FIRST, jnp.full(N, END), width=k, normalization=0.0).score[:, 0] for k in (1, 2, len(SEQUENCES) + 2)
-    ]
+    scores = [search(FIRST, jnp.full(N, END), width=k, normalization=0.0).score[:, 0] for k in (1, 2, len(SEQUENCES) + 2)]
     assert (scores[0] <= scores[1] + 1e-6).all() and (scores[1] <= scores[2] + 1e-6).all()
     assert (scores[0] < scores[2] - 0.1).any()  # greedy search misses the best here
     together = search(FIRST, jnp.full(N, END), width=3, normalization=1.0)

@@ -33,9 +33,7 @@ def test_the_state_is_carried_from_chunk_to_chunk(cell):
     assert all(leaf.shape[1] == B for leaf in start.values())
     for name, leaf in last.items():
         np.testing.assert_allclose(leaf, end[name], atol=1e-5)
-    loss, _, gradients = jax.jit(model.gradients)(
-        params, start, TextChunk(tokens[:-1], tokens[1:], True), jax.random.key(1)
-    )
+    loss, _, gradients = jax.jit(model.gradients)(params, start, TextChunk(tokens[:-1], tokens[1:], True), jax.random.key(1))
     assert np.isfinite(loss) and all(np.isfinite(leaf).all() for leaf in gradients.values())
 
 

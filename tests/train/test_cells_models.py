@@ -61,9 +61,7 @@ def test_cells_without_recurrent_products_have_none_dropped(cell):
 def test_both_gradients_agree_at_the_end_of_sequences(cell, rng):
     """Layers with a residual connection, read at the end of sequences of several lengths, in float64."""
     model = cells_model(CellsConfig(cell=cell, hidden=3, layers=2, residual=True), CLASSIFY)
-    for name, (size, difference) in (
-        GradientCheck(model, B).compare(model.init(jax.random.key(1)), classified(rng)).items()
-    ):
+    for name, (size, difference) in GradientCheck(model, B).compare(model.init(jax.random.key(1)), classified(rng)).items():
         assert difference <= 1e-12 * max(size, 1), name
 
 

@@ -71,9 +71,7 @@ def losses(run):
 def assert_same_losses(run, other, steps):
     ours, theirs = losses(run), losses(other)
     assert list(ours)[:steps] == list(range(1, steps + 1))
-    np.testing.assert_allclose(
-        [ours[k] for k in range(1, steps + 1)], [theirs[k] for k in range(1, steps + 1)], rtol=1e-5
-    )
+    np.testing.assert_allclose([ours[k] for k in range(1, steps + 1)], [theirs[k] for k in range(1, steps + 1)], rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +130,7 @@ def test_eight_devices_have_the_losses_of_one_which_goes_on_from_them(eight, fol
 def test_what_cannot_be_divided_is_refused(eight):
     assert "train.devices is 9, but JAX finds 8: cpu:0, " in eight["refused"][0]
     assert (
-        "data.batch = 12 examples cannot be divided equally among 8 devices; make it a multiple of 8"
-        in eight["refused"][1]
+        "data.batch = 12 examples cannot be divided equally among 8 devices; make it a multiple of 8" in eight["refused"][1]
     )
     assert "in 8 parts (optimizer.accumulate) cannot be divided equally among 2 devices" in eight["refused"][2]
 
@@ -224,9 +221,7 @@ def test_a_lost_process_ends_the_others_with_one_line(forks, folder, dies):
     assert lost.status == -signal.SIGKILL
     lines = [line for line in other.err.splitlines() if not line.startswith(("[Gloo]", "imports "))]
     assert (other.status, len(lines)) == (2, 1), other.err
-    assert re.fullmatch(
-        r"jrnn train: error: (another|the first) process is lost.*; start all again with --resume", lines[0]
-    )
+    assert re.fullmatch(r"jrnn train: error: (another|the first) process is lost.*; start all again with --resume", lines[0])
 
 
 def test_processes_that_do_not_find_each_other(capsys):

@@ -68,9 +68,7 @@ def test_text_is_a_function_of_the_seed(whole):
 
 
 @pytest.mark.exhaustive
-def test_a_signal_stops_with_a_checkpoint_and_resuming_gives_the_same_bits(
-    whole, make_config, quiet, tmp_path, monkeypatch
-):
+def test_a_signal_stops_with_a_checkpoint_and_resuming_gives_the_same_bits(whole, make_config, quiet, tmp_path, monkeypatch):
     """Stopped three times at odd steps, a run ends with the losses and parameters of the uninterrupted one."""
     config, out = make_config(), tmp_path / "run"
     write, stops = MetricsFile.write, iter([signal.SIGINT, signal.SIGTERM, signal.SIGINT])
@@ -98,9 +96,7 @@ def test_a_signal_stops_with_a_checkpoint_and_resuming_gives_the_same_bits(
 
 
 def _arrays(run):
-    with ocp.CheckpointManager(
-        run.absolute() / "checkpoints", item_handlers=ocp.StandardCheckpointHandler()
-    ) as manager:
+    with ocp.CheckpointManager(run.absolute() / "checkpoints", item_handlers=ocp.StandardCheckpointHandler()) as manager:
         return manager.restore(24)
 
 
@@ -160,9 +156,7 @@ def test_nothing_to_resume(make_config, quiet, tmp_path):
             with pytest.raises(CheckpointError, match=r"is not a run directory: it has no config\.toml"):
                 load_run(out).sample()
             RunDir(out).write(config, config.kind.load(config))
-            with pytest.raises(
-                CheckpointError, match=rf"has no checkpoint, .* at step 4; .* jrnn train {out} --resume"
-            ):
+            with pytest.raises(CheckpointError, match=rf"has no checkpoint, .* at step 4; .* jrnn train {out} --resume"):
                 load_run(out).sample()
         said = Console(file=io.StringIO(), width=200)
         assert train(config, out, resume=True, console=said).step == 4

@@ -27,9 +27,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_from_another_folder(folder, monkeypatch, capsys):
     """The file, the model and the metric are found again, where they are named by path."""
-    assert (
-        main(["train", "bag.toml", "--set", 'train.metrics=["measures.py:confidence"]', "--set", "train.steps=2"]) == 0
-    )
+    assert main(["train", "bag.toml", "--set", 'train.metrics=["measures.py:confidence"]', "--set", "train.steps=2"]) == 0
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     more = ["--set", "train.steps=3", "--set", "optimizer.schedule_steps=3"]

@@ -16,9 +16,7 @@ from jrnn.train.toml_codec import decode
 
 
 def write_toml(path, tables):
-    rows = [
-        f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items()) for name, table in tables.items()
-    ]
+    rows = [f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items()) for name, table in tables.items()]
     path.write_text("".join(rows))
 
 
@@ -32,9 +30,7 @@ def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["train", "../first", "--no-sample"]) == 0
-    first, again = (
-        read_metrics(run / "metrics.jsonl") for run in (tmp_path / "first", tmp_path / "elsewhere/runs/first")
-    )
+    first, again = (read_metrics(run / "metrics.jsonl") for run in (tmp_path / "first", tmp_path / "elsewhere/runs/first"))
     for one, other in zip(first, again, strict=True):
         assert {k: v for k, v in one.items() if k != "items_per_second"} == {
             k: v for k, v in other.items() if k != "items_per_second"
@@ -58,9 +54,7 @@ def test_a_full_disk_ends_the_run_with_what_was_saved(make_config, tmp_path, qui
 
     monkeypatch.setattr(MetricsFile, "write", write_until_full)
     try:
-        with pytest.raises(
-            TrainError, match=r"metrics\.jsonl: cannot be written: File too large; what the last checkpoint"
-        ):
+        with pytest.raises(TrainError, match=r"metrics\.jsonl: cannot be written: File too large; what the last checkpoint"):
             train(make_config(), tmp_path / "run", console=quiet)
     finally:
         full.__exit__(None, None, None)
@@ -128,9 +122,7 @@ def test_files_are_named_from_the_root(tmp_path, monkeypatch):
     assert (kept.data.path, kept.model.net) == (str(tmp_path / "data.npz"), str(tmp_path / "old" / "net.pb"))
     assert kept.model.init_net is None
     run.check_continues(config, Data())
-    other = decode(
-        Config, {**tables, "data": {"path": "moved.npz"}, "model": {"kind": "net", "net": "net.pb"}}, "c.toml"
-    )
+    other = decode(Config, {**tables, "data": {"path": "moved.npz"}, "model": {"kind": "net", "net": "net.pb"}}, "c.toml")
     with pytest.raises(
         CheckpointError, match=r"is another run: model\.net is '.*/old/net\.pb' there, and '.*/net\.pb' here"
     ):

@@ -21,8 +21,7 @@ def make_run(path, steps=6, done=6, **config):
     (path / "config.toml").write_text(f"seed = 0\n[model]\n{rows}[train]\nsteps = {steps}\n")
     (path / "run.json").write_text("{}")
     lines = [
-        {"step": k, "loss": 3.0 - 0.1 * k, "gradient_norm": 1.0, "items_per_second": 100 * k}
-        for k in range(1, done + 1)
+        {"step": k, "loss": 3.0 - 0.1 * k, "gradient_norm": 1.0, "items_per_second": 100 * k} for k in range(1, done + 1)
     ]
     lines.insert(4, {"step": 4, "validation_loss": 2.5})
     lines.append({"step": done, "validation_loss": 2.75, "accuracy": 0.5})

@@ -52,9 +52,7 @@ def test_gradients_agree_also_after_a_way_through_a_file_and_padding_never_shows
 
         @jax.jit
         def both(batch):
-            return [
-                replace(model, compute=Compute(source)).gradients(wide, {}, batch, None) for source in ("jax", "net")
-            ]
+            return [replace(model, compute=Compute(source)).gradients(wide, {}, batch, None) for source in ("jax", "net")]
 
         by_jax, by_net = jax.device_get(both(batch()))
         again = jax.device_get(both(batch(padding=V - 1)))

@@ -100,9 +100,7 @@ def runs(tmp_path_factory, words):
             if name == "net":
                 load_run(run("adding")).save(folder / "net")
             given = {"task": name, "train": QUICK} | tables[name]
-            given["sample"] = (
-                {"length": 4} if "data" in given and given["task"] in ("characters", "words", "tokens") else {}
-            )
+            given["sample"] = {"length": 4} if "data" in given and given["task"] in ("characters", "words", "tokens") else {}
             config = decode(Config, {k: v for k, v in given.items() if v}, f"{name}.toml")
             train(config, out, console=Console(quiet=True))
         return out

@@ -118,9 +118,7 @@ def test_an_edited_config_does_not_continue(make_config, quiet, tmp_path):
     file = out / "config.toml"
     text = file.read_text()
     file.write_text(text.replace("clip = 1.0", "clip = 0.5").replace("hidden = ", "hidden = 1"))
-    with pytest.raises(
-        CheckpointError, match=r"was changed .*: model.hidden was (\d+) and is 1\1.*clip was 1.0 and is 0.5"
-    ):
+    with pytest.raises(CheckpointError, match=r"was changed .*: model.hidden was (\d+) and is 1\1.*clip was 1.0 and is 0.5"):
         train(config, out, resume=True, console=quiet)
     file.write_text(text)
     assert train(config, out, resume=True, console=quiet).step == 2

@@ -215,9 +215,7 @@ def test_a_classifier_learns(tmp_path, quiet):
     inputs[::2, 4:] = np.nan
     write_npz(tmp_path / "a.npz", inputs=inputs, targets=targets, lengths=np.where(np.arange(200) % 2, 6, 4))
     data = {"path": str(tmp_path / "a.npz"), "batch": 32}
-    result = run(
-        {"task": "classification", "data": data, "optimizer": {"learning_rate": 0.05}}, tmp_path / "r", quiet, 12
-    )
+    result = run({"task": "classification", "data": data, "optimizer": {"learning_rate": 0.05}}, tmp_path / "r", quiet, 12)
     assert result.metrics["accuracy"] > 0.9
     assert result.unit == "nats"
     model = load_run(tmp_path / "r")
@@ -232,9 +230,7 @@ def test_a_classifier_learns(tmp_path, quiet):
         map(str, predicted[:3])
     )
     write_npz(tmp_path / "wide.npz", inputs=np.ones((3, 6, 2)))
-    with pytest.raises(
-        DataError, match="wide.npz: has 2 features and no lengths; the model was trained with 1 feature"
-    ):
+    with pytest.raises(DataError, match="wide.npz: has 2 features and no lengths; the model was trained with 1 feature"):
         model.predict(tmp_path / "wide.npz")
 
 
@@ -246,9 +242,7 @@ def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
     data = {"path": str(tmp_path / "x.csv"), "targets": ["value"], "window": 8, "horizon": 3, "batch": 16}
     result = run({"task": "forecast", "data": data}, tmp_path / "r", quiet)
     scaling = Scaling.fit(rows[:96, None])
-    np.testing.assert_allclose(
-        result.metrics["rmse_value"], result.validation_loss**0.5 * scaling.deviation[0], rtol=1e-5
-    )
+    np.testing.assert_allclose(result.metrics["rmse_value"], result.validation_loss**0.5 * scaling.deviation[0], rtol=1e-5)
     told = list(csv.reader(io.StringIO(load_run(tmp_path / "r").predict())))
     assert [row[0] for row in told] == ["step", "1", "2", "3"]
     assert all(800 < float(row[1]) < 1800 for row in told[1:])

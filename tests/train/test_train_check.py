@@ -87,9 +87,7 @@ def test_an_operator_of_the_backward_net_is_named():
         Op.of("AveragedLoss", ["root"], ["loss"]),
     )
     said = diagnose([1, 0, 1], [1, 1, 1], replace(MODEL, net=replace(NET, ops=ops)))
-    assert re.match(
-        r"blob 'scaled_grad', which op #\d \w+ -> 'scaled_grad' in net 'tiny' writes, holds (inf|nan)", said
-    )
+    assert re.match(r"blob 'scaled_grad', which op #\d \w+ -> 'scaled_grad' in net 'tiny' writes, holds (inf|nan)", said)
 
 
 class Sequences(NamedTuple):

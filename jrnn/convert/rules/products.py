@@ -77,9 +77,7 @@ def convolution_rule(e: Emitter, node: FlatEquation, x, w):
     shape = tuple(node.outputs[0].shape[numbers.out_spec[k]] for k in order)
     if (groups := p["batch_group_count"]) != 1:
         if last or group != 1:
-            raise ConversionError(
-                "a convolution with batch groups and channels last or feature groups cannot be converted"
-            )
+            raise ConversionError("a convolution with batch groups and channels last or feature groups cannot be converted")
         x, group = _groups_as_channels(e, x, groups), groups
     pads: Sequence[tuple[int, int]] = _two(p["padding"], (0, 0))
     strides, dilations, stretch = (_two(p[k], 1) for k in ("window_strides", "rhs_dilation", "lhs_dilation"))

@@ -137,9 +137,7 @@ class Corpus:
 
     def _check_tokens(self, tokens: np.ndarray, where: str) -> None:
         if len(tokens) and (most := tokens.max()) >= self.vocabulary:
-            raise DataError(
-                f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}; {AGAIN}"
-            )
+            raise DataError(f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}; {AGAIN}")
 
     def _check_begins(self, begins: np.ndarray, after: int, before: int, where: str) -> None:
         if len(begins) and (begins[0] <= after or begins[-1] >= before or (begins[1:] <= begins[:-1]).any()):

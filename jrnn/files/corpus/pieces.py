@@ -130,6 +130,4 @@ def _end(f: Any, path: str, at: int, size: int, mark: bytes, anywhere: bool) -> 
     if anywhere and not _is_json(path):
         f.seek(at)
         return at + next(k for k, byte in enumerate(f.read(4)) if byte & 0xC0 != 0x80)  # where a character begins
-    raise DataError(
-        f"{path}: the document at byte {at} does not end within {LONGEST >> 20} MiB; a document must be shorter"
-    )
+    raise DataError(f"{path}: the document at byte {at} does not end within {LONGEST >> 20} MiB; a document must be shorter")

@@ -152,9 +152,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         DataError: if the vocabulary is smaller than 257: all bytes, and the end of a text.
     """
     if not 257 <= vocabulary <= LARGEST_VOCABULARY:
-        raise DataError(
-            f"a vocabulary of bytes has at least 257 tokens and at most {LARGEST_VOCABULARY:,}, is {vocabulary}"
-        )
+        raise DataError(f"a vocabulary of bytes has at least 257 tokens and at most {LARGEST_VOCABULARY:,}, is {vocabulary}")
     package = tokenizers_package()
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -75,9 +75,7 @@ class Forms(AxisLabels):
         moves = [jaxprs.is_in(a, self.values) for a in ins]
         if len(eqn.outvars) > 1 or any(self.values[a].sums for a, m in zip(ins, moves) if m):
             raise NotAffine("")
-        rounds = name == "reduce_precision" or (
-            name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating)
-        )
+        rounds = name == "reduce_precision" or (name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating))
         if rounds or primitives.is_copy(eqn):
             return self._form(ins[0])
         if name == "neg":

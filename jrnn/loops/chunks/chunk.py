@@ -84,9 +84,7 @@ class Chunk:
         start = Labeled(start.array.reshape([self._size[l] for l in start.labels]), start.labels)
         decays = self._all_decays()
         self.saved.growth += [decays.rows.largest, decays.columns.largest]
-        writes = Writes(
-            [(self._vector(fs, 1, t.new_state), self._per_step(v)) for t, fs, v in self._split_by_k(form.known)]
-        )
+        writes = Writes([(self._vector(fs, 1, t.new_state), self._per_step(v)) for t, fs, v in self._split_by_k(form.known)])
         for term in form.updates:
             vector = self._vector(term.factors, term.sign, term.new_state)
             writes.vectors[term.operand] = plus([writes.vectors.get(term.operand), vector])

@@ -188,9 +188,7 @@ def _split_levels(scores: Any) -> Any:
     return jnp.stack(levels, -3)
 
 
-def decay_of(
-    factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward, batched: bool
-) -> Decay:
+def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward, batched: bool) -> Decay:
     """Returns the products of decays.
 
     Args:

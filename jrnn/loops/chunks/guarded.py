@@ -21,9 +21,7 @@ linear_p = Primitive("checked_linear_map")
 linear_p.multiple_results = True
 
 
-def linear_map(
-    products: Callable, steps: Callable, good: Any, residuals: Sequence[Any], moving: Sequence[Any]
-) -> list[Any]:
+def linear_map(products: Callable, steps: Callable, good: Any, residuals: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
     """Returns `products(*residuals, *moving)`, or `steps(...)` if `good` is False or a result is not finite.
 
     Args:

@@ -142,9 +142,7 @@ class ChunkBody:
         states, outs = jax.lax.scan(lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps)
         return [*states, *outs]
 
-    def _step(
-        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], is_valid: Any
-    ) -> tuple[Any, list[Any]]:
+    def _step(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], is_valid: Any) -> tuple[Any, list[Any]]:
         loop = self.loop
         old = [s.astype(v.aval.dtype) for s, v in zip(states, loop.carry)]
         outs = loop.step(*consts, *old, *xs)

@@ -61,9 +61,7 @@ class Estimate(NamedTuple):
     terms: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
-        parts = ", ".join(
-            f"{name} {in_words(seconds)}" for name, seconds in self.terms if seconds >= 0.01 * self.seconds
-        )
+        parts = ", ".join(f"{name} {in_words(seconds)}" for name, seconds in self.terms if seconds >= 0.01 * self.seconds)
         return self.brief() + (f" ({parts})" if parts else "")
 
     def brief(self) -> str:

@@ -65,9 +65,7 @@ class Explanation:
     def __str__(self) -> str:
         loops, places, notes_at = self.loops, tuple(self._plans.places), self._plans.notes_at
         n_left = sum(plan.strategy == "lax.scan" for plan in loops)
-        title = (
-            f"{len(loops)} loop{'s' * (len(loops) != 1)}: {len(loops) - n_left} rewritten, {n_left} left to lax.scan"
-        )
+        title = f"{len(loops)} loop{'s' * (len(loops) != 1)}: {len(loops) - n_left} rewritten, {n_left} left to lax.scan"
         lines = [title if loops or notes_at else _NONE]
         for place in dict.fromkeys(places or notes_at):
             lines.append(observers.place_text(place))

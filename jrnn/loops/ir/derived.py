@@ -69,9 +69,7 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
     tangents = _random(avals, 1)
     for attempt in range(_ATTEMPTS):
         arguments = [*_random(avals, 0, attempt), *(tangents[i] for i in argnums)]
-        expected, computed = (
-            evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True) for closed in programs
-        )
+        expected, computed = (evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True) for closed in programs)
         count = len(expected) // 2
         for i, (theirs, ours) in enumerate(zip(expected, computed, strict=True)):
             off = _relative_error(ours, theirs)

@@ -89,15 +89,11 @@ class Enclosures:
             return None
         return enclosures
 
-    def _boxes(
-        self, inputs: Sequence[Box], old: Values, radii: Values, tangents: Values | None
-    ) -> tuple[list[Box], Any]:
+    def _boxes(self, inputs: Sequence[Box], old: Values, radii: Values, tangents: Values | None) -> tuple[list[Box], Any]:
         """Returns the new carries, or their tangents, from old carries with these radii; and whether they may jump."""
         program = self.step if tangents is None else self.tangents
         boxes = [*inputs, *map(Box, old, radii)]
-        boxes += [
-            Box(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t) for t in tangents or ()
-        ]
+        boxes += [Box(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t) for t in tangents or ()]
         names = (*program.constvars, *program.invars)
         env = dict(zip(names, (*map(Box, program.consts), *boxes)))
         env, jumps = enclosed(program.eqns, env)
@@ -129,9 +125,7 @@ class Enclosures:
         return self.group.join([box.size + box.spread for box in boxes])
 
 
-def of_outputs(
-    step: Program, old: Values, new: Values, xs: Values, before: Values, after: Values
-) -> list[tuple[Any, Any]]:
+def of_outputs(step: Program, old: Values, new: Values, xs: Values, before: Values, after: Values) -> list[tuple[Any, Any]]:
     """Returns how far each output of a step may be off, and what rounding may change of it, at all times.
 
     Args:

@@ -348,9 +348,7 @@ class _Iteration:
             damping = jnp.where(residual <= tolerance, 0.0, self.options.damping).astype(self.dtype)
         moved = step.split(step.join(states) + d)
         # Where an update overflows, the step itself is taken, or nothing is known.
-        moved = [
-            jnp.where(jnp.isfinite(m), m, jnp.where(jnp.isfinite(n), n, jnp.zeros_like(n))) for m, n in zip(moved, new)
-        ]
+        moved = [jnp.where(jnp.isfinite(m), m, jnp.where(jnp.isfinite(n), n, jnp.zeros_like(n))) for m, n in zip(moved, new)]
         # The last update is made, too: it is known, and what is left after it is of the order of its square. Then one more
         # evaluation has the residuals of the states that are returned.
         moves = phase == 0

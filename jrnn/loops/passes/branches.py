@@ -80,8 +80,7 @@ class _Branches:
         def run(*args: Any) -> list[Any]:
             env = jaxprs.evaluate(eqns, dict(zip(program.invars, args)))
             of_products = [
-                jaxprs.value(env, a) if i == branch else jaxprs.zeros_of_shape(a.aval.shape, a.aval)
-                for i, a in operands
+                jaxprs.value(env, a) if i == branch else jaxprs.zeros_of_shape(a.aval.shape, a.aval) for i, a in operands
             ]
             return [*(jaxprs.value(env, a) for a in outs), *of_products]
 

@@ -68,9 +68,7 @@ class Fission:
 
         return jaxprs.evaluate(self.constant_eqns, dict(zip(self.loop.consts, consts)), rule)
 
-    def run_with(
-        self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
-    ) -> Results:
+    def run_with(self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None) -> Results:
         """Runs `length` steps with the values of `constants`, which some callers compute once for several runs."""
         loop, env = self.loop, dict(env)
         stacked = dict(zip(loop.xs, xs))
@@ -233,9 +231,7 @@ def split(
     hoisted_vars = [v for v in hoisted_vars if v in core.xs or v in read_after]
     hoisted_eqns, _ = jaxprs.needed(eqns, hoisted_vars, known.union(loop.xs))
     sunk_vars = [v for v in targets if v not in free and any(v in e.outvars for e in sunk_eqns)]
-    sum_eqns, _ = jaxprs.needed(
-        eqns, [v for values in accumulated.values() for v in values], {*free, *loop.carry, *targets}
-    )
+    sum_eqns, _ = jaxprs.needed(eqns, [v for values in accumulated.values() for v in values], {*free, *loop.carry, *targets})
     parts = (facts.constant_eqns, tuple(hoisted_eqns), tuple(hoisted_vars), tuple(sunk_eqns), tuple(sunk_vars))
     return Fission(loop, core, *parts, accumulated, tuple(sum_eqns), contract)
 
@@ -252,9 +248,7 @@ def movable(full_split: Fission, floating_sums: bool) -> Moves:
         return frozenset(e.outvars[0] for e in eqns if primitives.is_heavy(e))
 
     carry = full_split.loop.carry
-    accumulated = (
-        i for i in full_split.accumulated if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer)
-    )
+    accumulated = (i for i in full_split.accumulated if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer))
     return Moves(heavy(full_split.hoisted_eqns), heavy(full_split.sunk_eqns), frozenset(accumulated))
 
 

@@ -105,9 +105,7 @@ class StackedCarries:
     stacked: tuple[tuple[int | None, ...], ...]
     carries: int
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         stacks = []
         for places in self.stacked:
             unread = jnp.zeros_like(init[next(i for i in places if i is not None)])
@@ -254,9 +252,7 @@ def _is_matrix_product(eqn: Eqn, consts: set[Var]) -> bool:
     return plain and of_two and eqn.params.get("out_sharding") is None
 
 
-def _products(
-    eqns: Sequence[Eqn], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]
-) -> dict[int, _Product]:
+def _products(eqns: Sequence[Eqn], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]) -> dict[int, _Product]:
     """Returns the matrix products to compute part by part, at most one per level, by their levels."""
     producers = jaxprs.producers(loop.eqns)
     products: dict[int, _Product] = {}

@@ -27,9 +27,7 @@ class PackedStacks:
     packs: tuple[tuple[tuple[int, int], ...], ...]
     stacks: int
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         last, packed = run(consts, init, xs, length)
         ys: list[Any] = [None] * self.stacks
         for pack, value in zip(self.packs, packed):

@@ -258,9 +258,7 @@ def _contraction(
     fixed = [a for a in operands if not jaxprs.is_in(a, stacked) and not jaxprs.is_in(a, apart)]
     if fixed:  # a constant operand: sum the other one first
         values = [
-            jaxprs.value(env, a)
-            if a is fixed[0]
-            else time_sum(a, producers, stacked, env, length, a.aval.dtype, contract)
+            jaxprs.value(env, a) if a is fixed[0] else time_sum(a, producers, stacked, env, length, a.aval.dtype, contract)
             for a in operands
         ]
     else:
@@ -317,9 +315,7 @@ class WideSums:
     wide: tuple[Any, ...]
     narrow: tuple[Any, ...]
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         last, ys = run(consts, [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)], xs, length)
         return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], list(ys)
 

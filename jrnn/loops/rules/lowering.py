@@ -55,9 +55,7 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
     chooser.report(plan)
     if plan.node is not None:
         if options.strict and options.executor not in ("auto", plan.strategy):
-            raise ScanError(
-                f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}"
-            )
+            raise ScanError(f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}")
         return lowered
     if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
         raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")

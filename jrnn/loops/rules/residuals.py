@@ -50,9 +50,7 @@ class Stacks:
     @staticmethod
     def of(platform: str, length: Any) -> Stacks:
         machine = machines.of(platform)
-        cached_bytes = (
-            CACHE_SHARE * machine.core_cache_bytes / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
-        )
+        cached_bytes = CACHE_SHARE * machine.core_cache_bytes / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
         return Stacks(cached_bytes, machine)
 
 

@@ -64,9 +64,7 @@ def _solved(segment: Segment, solver: Solver) -> Callable[..., tuple[Values, Val
         consts, init, xs = primals
         start, matrices, good = solver.starts(consts, init, xs)
         arguments, moved = [*consts, *xs], [*tangents[0], *tangents[2]]
-        moves = [
-            i for i, (v, t) in enumerate(zip(arguments, moved)) if is_smooth(v) and not isinstance(t, SymbolicZero)
-        ]
+        moves = [i for i, (v, t) in enumerate(zip(arguments, moved)) if is_smooth(v) and not isinstance(t, SymbolicZero)]
         smooth = [i for i, v in enumerate(start) if is_smooth(v)]
 
         def at(start_of: Values, inputs: Values) -> Any:
@@ -108,9 +106,7 @@ def _communicates(closed: Any, shard: TimeShard) -> bool:
     effects = closed.jaxpr.effects
     named = {named_axis(e) for e in effects} - {None}
     if named.intersection(shard.axis if isinstance(shard.axis, tuple) else (shard.axis,)):
-        raise ScanError(
-            f"scan: the step has a collective over {shard.axis!r}, the axis of time; a step is on one device"
-        )
+        raise ScanError(f"scan: the step has a collective over {shard.axis!r}, the axis of time; a step is on one device")
     others = [str(e) for e in effects if named_axis(e) is None]
     if others:
         raise ScanError(
@@ -216,6 +212,4 @@ def _note_stages(in_order: Sequence[CarryStage], shard: TimeShard, strict: bool)
     if strict and shard.count > 1 and not any(stage.kind == "affine" for stage in in_order):
         why = "; ".join(stage.why for stage in in_order if stage.kind == "opaque")
         if why:
-            raise ScanError(
-                f"scan: strict=True, but the devices of axis {shard.axis!r} run one after the other ({why})"
-            )
+            raise ScanError(f"scan: strict=True, but the devices of axis {shard.axis!r} run one after the other ({why})")

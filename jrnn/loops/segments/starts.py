@@ -138,9 +138,7 @@ class Solver:
         good = self.shard.everywhere(finite)
 
         def one_after_another(init: Values) -> Values:
-            return self.shard.one_after_another(
-                init, lambda start: self.segment.whole(consts, start, xs)[0], self.alone
-            )
+            return self.shard.one_after_another(init, lambda start: self.segment.whole(consts, start, xs)[0], self.alone)
 
         return (
             lax.cond(good, lambda start, _: start, lambda _, init: one_after_another(init), start, init),
@@ -208,9 +206,7 @@ class Solver:
 # The stages of a loop, and how A of affine carries is laid out -----------------------------------------------------------
 
 
-def end_of_stage(
-    stage: CarryStage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()
-) -> Values:
+def end_of_stage(stage: CarryStage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()) -> Values:
     """Returns `A start + b` for the carries at these positions, by default all of a stage; b if they are overwritten."""
     carry = carry or stage.carry
     new = dict(zip(carry, b))

@@ -207,9 +207,7 @@ def _fallback(problem: Problem, phase: str, notes: Sequence[str], choice: Choice
     """Returns the plan of a loop for which no candidate was chosen."""
     target, loop = problem.target, problem.original
     if phase == "lowering":
-        return LoopPlan.fallback(
-            target, loop, *notes, *refusals, *([] if refusals else [NOTHING_TO_GAIN]), choice=choice
-        )
+        return LoopPlan.fallback(target, loop, *notes, *refusals, *([] if refusals else [NOTHING_TO_GAIN]), choice=choice)
     at = choice.chosen.estimate
     reasons = (f"not {c.strategy}: {why}: {c.estimate}, {at} step by step" for c, why in choice.others)
     return LoopPlan.fallback(target, loop, *notes, *reasons)

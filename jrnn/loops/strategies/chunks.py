@@ -37,9 +37,7 @@ def may_pay(scan: ScanParams) -> bool:
     _, carry, xs = scan.partition(jaxprs.jaxpr_of(scan.jaxpr).invars)
     most_bytes = max(map(jaxprs.nbytes, xs), default=0)
     large = [
-        v
-        for v in carry
-        if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * most_bytes and sum(n > 1 for n in v.aval.shape) > 1
+        v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * most_bytes and sum(n > 1 for n in v.aval.shape) > 1
     ]
     return scan.length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _MIN_ELEMENTS for v in large)
 

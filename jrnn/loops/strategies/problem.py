@@ -130,9 +130,7 @@ def reference_of(loop: Loop, target: Target) -> Candidate:
     return Candidate(REFERENCE, cost, Steps(loop))
 
 
-def to_lower(
-    scan: ScanParams, reference: Candidate, target: Target, options: Options, provenance: Provenance
-) -> Problem:
+def to_lower(scan: ScanParams, reference: Candidate, target: Target, options: Options, provenance: Provenance) -> Problem:
     """Returns the problem of a loop that is lowered: its canonical form, and what candidates may use."""
     original = reference.node.loop
     loop, conversions = canonical(original, target.devices, target.is_estimated and _has_large_products(original))

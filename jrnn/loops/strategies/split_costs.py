@@ -66,9 +66,7 @@ class SplitCosts:
         terms = [p.terms(machine, steps, size, times) for p in (self.before, self.after)]
         sums = self.sums._replace(read_bytes=self.operand_bytes).terms(machine, steps, size, times)
         results = times * (machine.writing(self.result_bytes, self.result_bytes) * (1 + 2 * in_chunks))
-        copies = steps * (
-            machine.reading(2 * in_chunks * self.own_bytes, size) + machine.writing(self.shifted_bytes, size)
-        )
+        copies = steps * (machine.reading(2 * in_chunks * self.own_bytes, size) + machine.writing(self.shifted_bytes, size))
         copies += n * self.stack_bytes * _FIRST_WRITE / machine.write_rate
         transposed_bytes = self.all_transposed_bytes if in_chunks else self.transposed_bytes
         is_near = transposed_bytes <= machine.core_cache_bytes

@@ -54,9 +54,7 @@ def stopping(continues: Callable, body: Body, placeholder: Any, zeros: Any) -> C
     return step
 
 
-def run(
-    continues: Callable, body: Body, state: Any, xs: Any, ys: Any, steps: Any, reverse: bool, bounded: Callable
-) -> Any:
+def run(continues: Callable, body: Body, state: Any, xs: Any, ys: Any, steps: Any, reverse: bool, bounded: Callable) -> Any:
     """Runs a loop that stops early: `(state, ys)`.
 
     Args:
@@ -125,9 +123,7 @@ def stopped(call: ScanCall, rest: NextStage) -> Results:
     until = call.until
     if until is None or not call.steps:
         return rest(call)
-    last, ys = jax.eval_shape(
-        lambda init, xs: lax.scan(call.step, init, xs, call.length, call.reverse), call.init, call.xs
-    )
+    last, ys = jax.eval_shape(lambda init, xs: lax.scan(call.step, init, xs, call.length, call.reverse), call.init, call.xs)
     init = promoted(call.init, last)
     y = jax.tree.map(lambda y: jax.eval_shape(lambda v: v[0], y), ys)
     _check_until(jax.eval_shape(until, init), (last, y))

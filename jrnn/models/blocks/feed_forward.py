@@ -165,9 +165,7 @@ class Experts(Block):
 
     def merged(self) -> dict[str, Merge]:
         names = self._each if self.stacked is None else ()
-        return {
-            f"experts.{n}": Merge(tuple(f"experts.{e}.{n}.weight" for e in range(self.router.count))) for n in names
-        }
+        return {f"experts.{n}": Merge(tuple(f"experts.{e}.{n}.weight" for e in range(self.router.count))) for n in names}
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span, tokens = at.span, x.reshape(-1, x.shape[-1])

@@ -115,9 +115,7 @@ class Both(Block):
     def tensors(self) -> Shapes:
         shapes: Shapes = {}
         for side in self.sides:
-            shapes |= under(side.name, side.part.tensors()) | (
-                linear(side.gate[0], 1, side.gate[1]) if side.gate else {}
-            )
+            shapes |= under(side.name, side.part.tensors()) | (linear(side.gate[0], 1, side.gate[1]) if side.gate else {})
         return shapes
 
     def merged(self) -> dict[str, Merge]:

@@ -59,8 +59,7 @@ class MoeConfig(QwenConfig):
 
 def _experts(c: MoeConfig, normalize: bool) -> Both:
     one, shared = (
-        Mlp(c.hidden_size, inner, c.hidden_act)
-        for inner in (c.moe_intermediate_size, c.shared_expert_intermediate_size)
+        Mlp(c.hidden_size, inner, c.hidden_act) for inner in (c.moe_intermediate_size, c.shared_expert_intermediate_size)
     )
     router = Router(c.num_experts, c.num_experts_per_tok, normalize=0.0 if normalize else None)
     gated = Side("shared_expert", shared, gate=("shared_expert_gate", c.hidden_size))

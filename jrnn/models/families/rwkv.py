@@ -234,9 +234,7 @@ def _decoder(c: MatrixConfig, time: Callable[[int], Block], ratio: float, *produ
     d, norm = c.hidden_size, Norm(c.hidden_size, c.norm_eps, centered=True, bias=c.norm_bias)
     inner = c.intermediate_size or -(-int(d * (c.hidden_ratio or ratio)) // 32) * 32
     feed = Branch("ffn", ChannelMixing(d, inner, c.hidden_act, *products, (d,)), "ffn_norm")
-    layers: list[tuple[Branch, ...]] = [
-        (Branch("attn", time(k), "attn_norm"), feed) for k in range(c.num_hidden_layers)
-    ]
+    layers: list[tuple[Branch, ...]] = [(Branch("attn", time(k), "attn_norm"), feed) for k in range(c.num_hidden_layers)]
     if c.norm_first:
         layers[0] = (Branch("pre_norm", norm, keep=0.0), *layers[0])
     return Decoder(d, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, Names("model.embeddings.weight"))

@@ -188,9 +188,7 @@ class Layers(Generic[Outputs]):
         )
         layers = tuple(self.layer(*_blobs(run.states[k : k + count])) for k in range(0, len(run.states), count))
         whole = {"layers": layers, "output": run.output}
-        return self.outputs(
-            **asdict(layers[-1]), **{f.name: whole[f.name] for f in fields(self.outputs) if f.name in whole}
-        )
+        return self.outputs(**asdict(layers[-1]), **{f.name: whole[f.name] for f in fields(self.outputs) if f.name in whole})
 
 
 def _blobs(states: Sequence[RecurrentState]) -> list[str]:

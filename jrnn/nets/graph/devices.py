@@ -215,9 +215,7 @@ def get_params_from_init_net(
     return {name: blobs[name] for name in init_net.external_outputs}, devices
 
 
-def infer_status(
-    net: Net, status_updater: StatusUpdater, known_status: Mapping[Versioned, Any]
-) -> dict[Versioned, Any]:
+def infer_status(net: Net, status_updater: StatusUpdater, known_status: Mapping[Versioned, Any]) -> dict[Versioned, Any]:
     """Returns the status of every versioned blob, from known ones by one forward and one backward sweep.
 
     Args:

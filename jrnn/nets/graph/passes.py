@@ -152,9 +152,7 @@ class MemoryReport:
         return self.baseline_bytes - self.optimized_bytes
 
 
-def optimize_memory(
-    net: Net, shapes: Mapping[str, Any], static_blobs: Collection[str] = ()
-) -> tuple[Net, MemoryReport]:
+def optimize_memory(net: Net, shapes: Mapping[str, Any], static_blobs: Collection[str] = ()) -> tuple[Net, MemoryReport]:
     """Gives one name to blobs that are never needed at the same time; returns the net and what that saves.
 
     Operators keep their order, and none becomes in-place. These blobs keep their names: external inputs and outputs, other

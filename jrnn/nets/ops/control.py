@@ -276,9 +276,7 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
     freed = _freed_by_trip(cond_net, loop_net)
     for n in read:
         if n in freed:
-            raise NetError(
-                f"reads blob {n!r}, which {freed[n].by} has freed in the trip before; free it after the loop"
-            )
+            raise NetError(f"reads blob {n!r}, which {freed[n].by} has freed in the trip before; free it after the loop")
     stays = {n for n in written if n in freed or isinstance(outer.get(n), WorkspaceStack)}
     carried = [n for n in dict.fromkeys([*outputs, condition]) if n in written - stays]
     constants = {n: outer[n] for n in read if n in outer and n not in carried and isinstance(outer[n], jax.Array)}
@@ -322,9 +320,7 @@ def _freed_by_trip(cond_net: Net, loop_net: Net) -> dict[str, Freed]:
     return {n: Freed(f"{op.type} -> {n!r}") for n, op in last.items() if frees(op.type)}
 
 
-def _count_trips(
-    condition: str, cond_net: Net, loop_net: Net, outer: Mapping[str, Any], context: Context
-) -> int | None:
+def _count_trips(condition: str, cond_net: Net, loop_net: Net, outer: Mapping[str, Any], context: Context) -> int | None:
     """The number of trips if the condition depends on integer numpy blobs only, else None."""
     needed, sliced = {condition}, ((), ())
     while True:  # until the blobs that the condition needs at the start of a trip no longer grow

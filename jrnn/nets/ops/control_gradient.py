@@ -98,9 +98,7 @@ def _outer_values(g: GradientMaker, ops: Iterable[Op]) -> dict[str, str]:
 
 
 def _renamed(op: Op, names: Mapping[str, str]) -> Op:
-    return replace(
-        op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs)
-    )
+    return replace(op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs))
 
 
 def _branch_gradient(net: Net, arriving: Mapping[str, str], external: Iterable[str]):

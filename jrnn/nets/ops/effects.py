@@ -155,9 +155,7 @@ def save(
     for name, value in zip(op.inputs, blobs):
         if not hasattr(value, "dtype"):
             raise OpError(f"input {name!r} is a {type(value).__name__}, which cannot be saved; give arrays")
-    write_records(
-        path, (record for name, value in zip(names, blobs) for record in named_chunks(name, np.asarray(value)))
-    )
+    write_records(path, (record for name, value in zip(names, blobs) for record in named_chunks(name, np.asarray(value))))
     return ()
 
 

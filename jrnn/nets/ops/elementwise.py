@@ -92,9 +92,7 @@ def _slopes(w: Any, x: Any, order: str) -> Any:
     """The slopes of PRelu, one or one per channel, in a shape that broadcasts with x."""
     channel = 1 if order == "NCHW" else x.ndim - 1
     if w.size != 1 and (x.ndim <= channel or w.size != x.shape[channel]):
-        raise OpError(
-            f"w is {describe(w)}, x is {describe(x)}; w must have 1 element or 1 per channel of axis {channel}"
-        )
+        raise OpError(f"w is {describe(w)}, x is {describe(x)}; w must have 1 element or 1 per channel of axis {channel}")
     return jnp.reshape(w, tuple(w.size if k == channel else 1 for k in range(x.ndim)) if w.size != 1 else (1,) * x.ndim)
 
 

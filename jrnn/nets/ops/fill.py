@@ -76,9 +76,7 @@ def _value_type(dtype: int | None, value: Any) -> Any:
 
 @op("ConstantFill", gradient="stops")
 @takes_shape
-def constant_fill(
-    x=None, value_blob=None, *, shape_for, value: int | float | bytes = 0.0, dtype: int | None = None, op
-):
+def constant_fill(x=None, value_blob=None, *, shape_for, value: int | float | bytes = 0.0, dtype: int | None = None, op):
     wire = op.arg("value", 0.0)  # 3 and 3.0 differ on the wire, and make int64 and float32
     if dtype == STRING:
         text = wire if isinstance(wire, bytes) else b""

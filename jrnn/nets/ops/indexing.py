@@ -153,9 +153,7 @@ def scatter(data, indices, updates, *, axis: int = 1):
         return math.prod(x.shape[:over]), x.shape[over], math.prod(x.shape[over + 1 :])
 
     if indices.ndim != data.ndim or around(indices)[0] > around(data)[0] or around(indices)[2] > around(data)[2]:
-        raise OpError(
-            f"indices are {describe(indices)}, data {describe(data)}; they must fit in data, but for the axis"
-        )
+        raise OpError(f"indices are {describe(indices)}, data {describe(data)}; they must fit in data, but for the axis")
     outer, _, inner = jnp.indices(around(indices), sparse=True)
     along = jnp.reshape(indices, around(indices))
     flat = jnp.reshape(data, around(data)).at[outer, along, inner].set(jnp.reshape(updates, along.shape))
@@ -259,9 +257,7 @@ def sparse_to_dense_mask(
 
 
 @op("SparseToDenseMaskGradient")
-def sparse_to_dense_mask_gradient(
-    indices, dy, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False
-):
+def sparse_to_dense_mask_gradient(indices, dy, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False):
     zero = jnp.zeros(dy.shape[1 if lengths is None else 2 :], dy.dtype)
     values = jnp.broadcast_to(zero, (indices.size, *zero.shape))
     return pulled_back(lambda v: sparse_to_dense_mask(indices, v, zero, lengths, mask=mask)[0], values, dy)

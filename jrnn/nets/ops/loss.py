@@ -115,9 +115,7 @@ def sigmoid_cross_entropy(x, y, *, loss):
     return _mean(loss(x, y))
 
 
-@op_with_vjp(
-    "WeightedSigmoidCrossEntropyWithLogits", gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(dy, x, y, w)"
-)
+@op_with_vjp("WeightedSigmoidCrossEntropyWithLogits", gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(dy, x, y, w)")
 def weighted_sigmoid_cross_entropy(x, y, w):
     check_same_shape("logits, targets and weights", as_float(x), y, w)
     return _mean(w * (jax.nn.softplus(x) - y * x))

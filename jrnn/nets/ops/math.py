@@ -14,9 +14,7 @@ from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
 
 
-def register(
-    type: str, fn: Callable, slope: Callable | None = None, *, inplace: bool = False, own: bool = False
-) -> None:
+def register(type: str, fn: Callable, slope: Callable | None = None, *, inplace: bool = False, own: bool = False) -> None:
     """Registers `type`, y = fn(x), and `typeGradient`, the product of dy and the derivative.
 
     Args:

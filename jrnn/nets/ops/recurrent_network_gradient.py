@@ -133,9 +133,7 @@ class _Backward:
         w, steps = self.w, self.inputs[self.w.inputs[0]].shape[0]
         sequences, views = sequence_views(w, self.inputs, steps)
         start, every_step = self._arriving(arriving, steps)
-        of_sequences = {
-            n: [k.internal for k in w.backward_links if k.external == n + "_grad"] for n in w.smooth_sequences
-        }
+        of_sequences = {n: [k.internal for k in w.backward_links if k.external == n + "_grad"] for n in w.smooth_sequences}
         of_outputs = {
             k.internal: arriving[n]
             for n in w.collected

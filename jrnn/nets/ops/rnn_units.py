@@ -23,9 +23,7 @@ def _check_state(name, state, gates, count):
 def _valid(rest, sequence_lengths, batch):
     """A mask [N, 1] of the sequences that have not ended, from the optional inputs; None without lengths."""
     if sequence_lengths and len(rest) != 2:
-        raise OpError(
-            f"has {len(rest)} input after the gates; sequence_lengths=1 (the default) takes lengths and timestep"
-        )
+        raise OpError(f"has {len(rest)} input after the gates; sequence_lengths=1 (the default) takes lengths and timestep")
     if not sequence_lengths:
         return None
     lengths, timestep = rest

@@ -132,9 +132,7 @@ def unpack_segments(lengths, packed, *, max_length: int = -1):
         raise_if(max_length != packed.shape[1], f"max_length={max_length} must be its second dimension", packed=packed)
         counts = np.minimum(counts, max_length)
     if counts.max(initial=0) > packed.shape[1]:
-        raise OpError(
-            f"a length is {counts.max()}, but packed {describe(packed)} has {packed.shape[1]} rows per sequence"
-        )
+        raise OpError(f"a length is {counts.max()}, but packed {describe(packed)} has {packed.shape[1]} rows per sequence")
     sequence, step = _places(counts)
     return packed[sequence, step] if isinstance(packed, np.ndarray) else jnp.asarray(packed)[sequence, step]
 

@@ -37,9 +37,7 @@ def reshape(x, new_shape=None, *, shape: tuple[int, ...] | None = None):
 
 @gradient("Reshape")
 def _(g):
-    g.emit(
-        "Reshape", [g.grad_output(0), g.output(1)], [g.grad_input(0), f"_{g.op.inputs[0]}_grad_dims"], copy_args=False
-    )
+    g.emit("Reshape", [g.grad_output(0), g.output(1)], [g.grad_input(0), f"_{g.op.inputs[0]}_grad_dims"], copy_args=False)
 
 
 def _dims(dims):

@@ -12,9 +12,7 @@ from jrnn.nets.ops.values import describe
 from jrnn.nets.registry import DECLARED, F, op
 
 
-def op_with_vjp(
-    type: str, *, gradient: str, outputs: Any = 1, dynamic: bool = False, **traits: Any
-) -> Callable[[F], F]:
+def op_with_vjp(type: str, *, gradient: str, outputs: Any = 1, dynamic: bool = False, **traits: Any) -> Callable[[F], F]:
     """Registers a function as the operator `type`, with the gradient operator that `gradient` declares, by its VJP.
 
     `registry.op` documents the arguments.

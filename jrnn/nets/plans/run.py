@@ -124,9 +124,7 @@ class _Execution:
         key = None if self.key is None else jax.random.fold_in(self.key, self.nets_run)
         env = {n: value for n in self.reads[name] if (value := ws.get(n)) is not None}
         try:
-            written = run_net(
-                self.nets[name], env, key=key, max_iterations=self.max_iterations, files=self.files, fed=()
-            )
+            written = run_net(self.nets[name], env, key=key, max_iterations=self.max_iterations, files=self.files, fed=())
         except JrnnError as e:
             raise e.at(f"step {step.name!r}") from e.__cause__
         for blob in (o for op in self.nets[name].ops for o in op.outputs):

@@ -81,9 +81,7 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
     for name in parts["parameters"]:
         if name.encode() not in records:
             raise FormatError(f"minidb: has no record for the parameter {name!r}")
-    parts["parameters"] = {
-        name: blob_to_numpy(*records[name.encode()], limits=limits)[1] for name in parts["parameters"]
-    }
+    parts["parameters"] = {name: blob_to_numpy(*records[name.encode()], limits=limits)[1] for name in parts["parameters"]}
     for field, kind in _NETS.items():
         parts[field] = reader.net(_of_kind(nets, kind, message_class("NetDef")()), 1)
     if not parts["predict_net"].ops:

@@ -107,9 +107,7 @@ class LRU(_ComplexState):
     def _parameters(self) -> dict[str, Parameter]:
         d, h = self.input_size, self.hidden_size
         shapes = {"B_re": (h, d), "B_im": (h, d), "C_re": (d, h), "C_im": (d, h)}
-        normal = {
-            n: (initializers.normal((1 if n[0] == "C" else 0.5) ** 0.5 / s[1] ** 0.5), s) for n, s in shapes.items()
-        }
+        normal = {n: (initializers.normal((1 if n[0] == "C" else 0.5) ** 0.5 / s[1] ** 0.5), s) for n, s in shapes.items()}
         later = {"nu_log": constant(0.0, h), "theta_log": constant(0.0, h), "gamma_log": constant(0.0, h)}
         return later | normal | {"D": (initializers.normal(1.0), (d,))}
 

@@ -187,6 +187,4 @@ def _(node, x, x_scale, x_zero, weight, w_scale, w_zero, scale, zero, bias=None)
     total = convolve(node, centered(x, x_zero), _filters(weight, w_zero))
     total = total if bias is None else total + bias.reshape(row)
     factor = jnp.asarray(x_scale).reshape(-1) * jnp.asarray(w_scale).reshape(-1) / jnp.asarray(scale).reshape(-1)
-    return rounded(
-        total.astype(jnp.float32) * factor.reshape(row), jnp.asarray(zero).reshape((1,) * x.ndim), zero.dtype
-    )
+    return rounded(total.astype(jnp.float32) * factor.reshape(row), jnp.asarray(zero).reshape((1,) * x.ndim), zero.dtype)

@@ -127,9 +127,7 @@ def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> 
     outputs, last = [], []
     for k, (reverse, functions) in enumerate(zip(reverses, _activations(node, kind, directions), strict=True)):
         xs, into, back = project(k, x)
-        step = _step(
-            node, kind, functions, into, back, *jnp.split(biases[k], 2), None if p is None else jnp.asarray(p)[k]
-        )
+        step = _step(node, kind, functions, into, back, *jnp.split(biases[k], 2), None if p is None else jnp.asarray(p)[k])
         state, y = scan(step, tuple(s[k] for s in states), xs, reverse=reverse, lengths=lengths)
         outputs.append(y)
         last.append(state)
@@ -150,9 +148,7 @@ def _(node, x, w, r, b=None, lengths=None, h=None, c=None, p=None):
 
 
 @op("com.microsoft.DynamicQuantizeLSTM")
-def _(
-    node, x, w, r, b=None, lengths=None, h=None, c=None, p=None, w_scale=None, w_zero=None, r_scale=None, r_zero=None
-):
+def _(node, x, w, r, b=None, lengths=None, h=None, c=None, p=None, w_scale=None, w_zero=None, r_scale=None, r_zero=None):
     """An LSTM of onnxruntime with quantized weights, [K, D, 4 H]: x is quantized over all steps, h at each step."""
     w, r = jnp.swapaxes(jnp.asarray(w), 1, 2), jnp.swapaxes(jnp.asarray(r), 1, 2)
 

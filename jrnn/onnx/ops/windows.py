@@ -86,8 +86,7 @@ def conv_transpose_node(node, x, weight, bias=None):
     x, weight = jnp.asarray(x), jnp.asarray(weight)
     kernel, groups, rank = weight.shape[2:], node.get("group", 1), x.ndim - 2
     strides, dilations, extra = (
-        node.get(name) or [default] * rank
-        for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+        node.get(name) or [default] * rank for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
     pads = np.reshape(node.get("pads") or [0] * 2 * rank, (2, rank)).T.tolist()
     auto, wanted = node.get("auto_pad", "NOTSET"), node.get("output_shape")
@@ -110,9 +109,7 @@ def conv_transpose_node(node, x, weight, bias=None):
 
 
 def _reduced(x, windows: Sequence[AxisWindow], initial, function):
-    sizes, strides, dilations = (
-        (1, 1, *(getattr(w, name) for w in windows)) for name in ("kernel", "stride", "dilation")
-    )
+    sizes, strides, dilations = ((1, 1, *(getattr(w, name) for w in windows)) for name in ("kernel", "stride", "dilation"))
     pads = [(0, 0), (0, 0), *((w.low, w.high + w.outside) for w in windows)]
     return lax.reduce_window(x, np.asarray(initial, x.dtype), function, sizes, strides, pads, None, dilations)
 

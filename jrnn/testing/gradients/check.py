@@ -158,9 +158,7 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
     op, at = s.net.ops[k], _suffix(s, k)
     compared, _ = compare.agreements(at, replace(effort, second=False))
     wrong = [b for b in compared if not b.agrees] or compared
-    b = max(
-        [b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error or 0.0, b.difference_error)
-    )
+    b = max([b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error or 0.0, b.difference_error))
     inside = _fault_in_step(op, at, effort) if workspace_of(op) is Workspace.STEP else None
     where = describe_op(k, op.type, op.outputs, s.net.name)
     return Fault(where, op.type, b.name, b.worst, b.values, inside, _cut(op))
@@ -307,9 +305,7 @@ def _function_suffix(
     return replace(s, held=holding(function, s.point, surrogates))
 
 
-def _fault_in_step_of_scan(
-    eqn: Eqn, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]
-) -> Fault | None:
+def _fault_in_step_of_scan(eqn: Eqn, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]) -> Fault | None:
     """The equation at fault within the first step of a scan, at a random point near the step's."""
     rng = np.random.default_rng(0)
     closed, fixed = eqn.params["jaxpr"], sum(scan_counts(eqn.params))

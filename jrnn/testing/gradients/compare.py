@@ -120,9 +120,7 @@ def agreement(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray
     """
     shape = np.shape(by_jax)[1:]
     size = int(np.prod(shape))
-    mine, theirs = (
-        np.asarray(g).reshape(s.rows, size)[:, where] for g in (by_jax, by_jax if by_net is None else by_net)
-    )
+    mine, theirs = (np.asarray(g).reshape(s.rows, size)[:, where] for g in (by_jax, by_jax if by_net is None else by_net))
     scale = scale_of(by_jax)
     off_net, off_difference = np.abs(mine - theirs) / scale, np.abs(mine - differences) / scale
     errors = None if by_net is None else net_error(by_jax, by_net), float(np.max(off_difference, initial=0.0))
@@ -133,9 +131,7 @@ def agreement(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray
     row, k = (int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
     worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
     values = (float(mine[row, k]), None if by_net is None else float(theirs[row, k]), float(differences[row, k]))
-    return BlobAgreement(
-        name, shape, *errors, len(where), worst, values, False, s.row_name(row), is_zero=not np.any(by_jax)
-    )
+    return BlobAgreement(name, shape, *errors, len(where), worst, values, False, s.row_name(row), is_zero=not np.any(by_jax))
 
 
 def disagree(s: Subject, effort: Effort, kind: str) -> bool:

@@ -119,9 +119,7 @@ class Fault:
             return "all three differ"
         if self.cut:
             return f"differences stand alone, because {self.cut}"
-        return (
-            "differences stand alone: a custom gradient is wrong, or the function is not differentiable near this point"
-        )
+        return "differences stand alone: a custom gradient is wrong, or the function is not differentiable near this point"
 
 
 @dataclass(frozen=True)
@@ -210,9 +208,7 @@ class GradientReport:
         """Which of the three gradients agree, as in `JAX's gradient and the net's agree; central differences do not`."""
         if not self.blobs:
             return "no gradient was compared"
-        errors = [
-            e for b in self.blobs for e in (b.difference_error, b.direction_error, b.second_error) if e is not None
-        ]
+        errors = [e for b in self.blobs for e in (b.difference_error, b.direction_error, b.second_error) if e is not None]
         differences = all(e <= self.difference_tolerance for e in errors)
         if all(b.net_error is None for b in self.blobs):
             return f"JAX's gradient and central differences {'' if differences else 'dis'}agree; there is no net"
@@ -220,14 +216,10 @@ class GradientReport:
         if net and differences:
             return "JAX's gradient, the net's and central differences agree"
         if net or differences:
-            agrees, other = (
-                ("the net's", "central differences do") if net else ("central differences", "the net's does")
-            )
+            agrees, other = ("the net's", "central differences do") if net else ("central differences", "the net's does")
             return f"JAX's gradient and {agrees} agree; {other} not"
         together = all(_near(b.values[1], b.values[2], b.values) for b in self.blobs if not b.agrees)
-        return (
-            "the net's gradient and central differences agree; JAX's does not" if together else "no two gradients agree"
-        )
+        return "the net's gradient and central differences agree; JAX's does not" if together else "no two gradients agree"
 
     def __str__(self) -> str:
         heads, rows = self.table()

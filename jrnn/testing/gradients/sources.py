@@ -31,9 +31,7 @@ LOSS = "loss"
 MOST_STEPS = 64  # of a scan that is unrolled; a longer one stays one operator
 
 
-def subject_of_function(
-    fn: Callable, args: Sequence[Any], params: Any = None, surrogates: Collection[str] = ()
-) -> Subject:
+def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None, surrogates: Collection[str] = ()) -> Subject:
     """A function at a point; its net is what `from_jax` converts it to. To be called with 64-bit types enabled.
 
     Args:
@@ -114,9 +112,7 @@ def _missing_gradient(converted: ConvertedPackage, seeds: Mapping[str, Any]) -> 
     try:
         add_gradients(converted.package.predict_net, dict.fromkeys(seeds))
     except GradientError as e:
-        where = next(
-            (converted.origins[o] for o in e.outputs if o in converted.origins), converted.package.predict_net.name
-        )
+        where = next((converted.origins[o] for o in e.outputs if o in converted.origins), converted.package.predict_net.name)
         return f"{where}: {e}"
     return None
 
@@ -207,9 +203,7 @@ def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -
         if required(fn):
             args = tuple(arguments_of(fn, feeds))
         elif feeds:
-            raise GradientError(
-                f"{target} takes no arguments: what it returns is checked; it was given {', '.join(feeds)}"
-            )
+            raise GradientError(f"{target} takes no arguments: what it returns is checked; it was given {', '.join(feeds)}")
         else:
             fn, args, params = example_of(target, fn())
     return subject_of_function(over_time(fn) if scanned else fn, args, params)

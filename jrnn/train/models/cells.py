@@ -101,9 +101,7 @@ class TokensCell(WrappedCell):
         rows = b.op("Squeeze", [super().prepare_input(b, in_turn)], "rows", dims=[0])
         flat = b.op("Gather", [rows, b.op("FlattenToVec", [x], "flat_tokens")], "flat_rows", dense_gradient=1)
         rest = b.op("GivenTensorInt64Fill", [], "row_size", shape=[1], values=[-1])
-        shape, _ = b.op(
-            "Concat", [b.op("Shape", [x], "tokens_shape"), rest], ["rows_shape", "rows_shape_parts"], axis=0
-        )
+        shape, _ = b.op("Concat", [b.op("Shape", [x], "tokens_shape"), rest], ["rows_shape", "rows_shape_parts"], axis=0)
         return b.op("Reshape", [flat, shape], ["looked_up", "flat_shape"])[0]
 
 
@@ -112,9 +110,7 @@ def _stack(config: CellsConfig, size_in: int) -> cells.StackedCell:
     for k in range(config.layers):
         size = config.hidden if k else size_in
         if config.cell in LSTMS:
-            cell: cells.Cell = LSTMS[config.cell](
-                size, config.hidden, cells.LSTMOptions(forget_bias=config.forget_bias)
-            )
+            cell: cells.Cell = LSTMS[config.cell](size, config.hidden, cells.LSTMOptions(forget_bias=config.forget_bias))
         else:
             cell = OTHERS[config.cell](size, config.hidden)
         if config.recurrent_dropout:

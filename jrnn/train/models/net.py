@@ -128,9 +128,7 @@ class NetModel(Model):
     def package(self, params: Params) -> Package:
         """Returns an init net that fills the parameters, and a net from inputs and states to `outputs`."""
         inputs = [blob for blob in (*self.feeds, *self.states) if blob not in self.targets]
-        return export_package(
-            for_evaluation(self.whole or self.net), {**self.constants, **params}, inputs, self.outputs
-        )
+        return export_package(for_evaluation(self.whole or self.net), {**self.constants, **params}, inputs, self.outputs)
 
 
 def _in(dtype: str, value: Any) -> Any:

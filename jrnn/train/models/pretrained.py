@@ -87,9 +87,7 @@ class PretrainedModel(Model):
         targets = tuple(n for n in names if any(fnmatchcase(n, one) for one in config.lora_targets))
         if not targets:
             patterns = " or ".join(map(repr, config.lora_targets))
-            raise ConfigError(
-                f"model.lora_targets: no matrix has a name like {patterns}; such as {', '.join(names[-3:])}"
-            )
+            raise ConfigError(f"model.lora_targets: no matrix has a name like {patterns}; such as {', '.join(names[-3:])}")
         return replace(model, targets=targets)
 
     def kept(self) -> dict[str, Any]:
@@ -125,9 +123,7 @@ class PretrainedModel(Model):
     def _merged(self, params: Params) -> Params:
         merged = {name: p for name, p in params.items() if not name.endswith((f".{A}", f".{B}"))}
         for name in self.targets:
-            merged[name] += (
-                self.config.lora_alpha / self.config.lora_rank * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
-            )
+            merged[name] += self.config.lora_alpha / self.config.lora_rank * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
         return merged
 
     def shapes(self) -> Params:

@@ -77,9 +77,7 @@ class Seq2SeqModel(NetModel):
         """
         return jax.jit(self._search, static_argnames=("end", "steps", "width", "normalization"))
 
-    def _search(
-        self, params: Params, inputs: Any, input_lengths: Any, *, end: int, width: int, **options: Any
-    ) -> Beams:
+    def _search(self, params: Params, inputs: Any, input_lengths: Any, *, end: int, width: int, **options: Any) -> Beams:
         n = inputs.shape[1]
         encoded = self._encode({**params, "inputs": inputs, "input_lengths": input_lengths})
         memory = {name: jnp.repeat(encoded[name], width, axis) for name, axis in self.memory.items()}

@@ -240,9 +240,7 @@ class Seq2SeqTask(Task):
 
     def validation(self) -> Sequence[PairBatch]:
         size = self.train.batch
-        return [
-            self.train.of(pairs[k : k + size]) for pairs in self.held_out.values() for k in range(0, len(pairs), size)
-        ]
+        return [self.train.of(pairs[k : k + size]) for pairs in self.held_out.values() for k in range(0, len(pairs), size)]
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         """Returns the share of each kind of held-out pairs that greedy search gets right to the last character."""
@@ -297,9 +295,7 @@ def _write(trained: Trained, seed: int) -> str:
     return "\n".join(f"{text:{width}}  {share:.4f}" for text, share in zip(answers, shares) if share > 0)
 
 
-SEQ2SEQ = TaskKind(
-    "seq2seq", Seq2SeqData, {"attention": Seq2SeqConfig}, Seq2SeqTask.load, _model, Seq2SeqSample, _write
-)
+SEQ2SEQ = TaskKind("seq2seq", Seq2SeqData, {"attention": Seq2SeqConfig}, Seq2SeqTask.load, _model, Seq2SeqSample, _write)
 
 
 def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) -> None:

@@ -175,9 +175,7 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
 
 
 def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    return Scaling(
-        *(kept_value(kept, name, list[float]) for name in ("mean", "deviation"))
-    ).scaled, lambda logits: logits
+    return Scaling(*(kept_value(kept, name, list[float]) for name in ("mean", "deviation"))).scaled, lambda logits: logits
 
 
 CLASSIFICATION = TaskKind(

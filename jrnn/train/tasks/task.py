@@ -90,9 +90,7 @@ def check_task(config: Any, task: Any) -> None:
         return
     losses = ("cross_entropy", "squared_error")
     if signature.loss not in losses:
-        raise DataError(
-            f"task {config.task!r}: signature.loss is {signature.loss!r}; it must be one of {', '.join(losses)}"
-        )
+        raise DataError(f"task {config.task!r}: signature.loss is {signature.loss!r}; it must be one of {', '.join(losses)}")
     if signature.loss == "cross_entropy":
         everything = getattr(task.train, "all", None)
         every = [members.get("targets"), *(getattr(b, "targets", None) for b in (everything, *task.validation()))]

@@ -34,9 +34,7 @@ class TokensConfig:
 
     def __post_init__(self):
         check_bounds("data", self)
-        require(
-            self.path is not None, "data.path must name the folder that `jrnn tokens TEXT... --out FOLDER` wrote", None
-        )
+        require(self.path is not None, "data.path must name the folder that `jrnn tokens TEXT... --out FOLDER` wrote", None)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ POINTS = np.array([[-1, -1], [0, 0], [0.1, 0.2], [0.5, 0.3], [0.6, 0.65], [2, 0.
 
 CASES = [
     case("SinusoidPositionEncoding", {"x": np.repeat(i64(1, 2, 30), 2).reshape(3, 2)}, ["out"], embedding_size=5),
-    case(
-        "SinusoidPositionEncoding", {"x": i32(3, 7).reshape(2, 1)}, ["out"], embedding_size=1, alpha=50.0, amplitude=2.0
-    ),
+    case("SinusoidPositionEncoding", {"x": i32(3, 7).reshape(2, 1)}, ["out"], embedding_size=1, alpha=50.0, amplitude=2.0),
     case("SinusoidPositionEncoding", {"x": i32(3, 9).reshape(1, 2)}, ["out"]),
     case("PiecewiseLinearTransform", {"x": POINTS}, ["out"], **TWO),
     case("PiecewiseLinearTransform", {"x": POINTS[:, :1].copy()}, ["out"], **ONE),

@@ -34,9 +34,7 @@ CASES = [
     ),
     case("Scatter", {"x": X, "i": i32(2, 0, 1, 1).reshape(2, 2), "s": f32(5, 6, 7, 7).reshape(2, 2)}, ["out"]),
     case("Scatter", {"x": X, "i": i32(2, 0).reshape(1, 2), "s": f32(5, 6).reshape(1, 2)}, ["out"], axis=0),
-    case(
-        "Scatter", {"x": normal(3, 2, 3), "i": i32(2, 0, 1, 1).reshape(1, 2, 2), "s": normal(1, 2, 2)}, ["out"], axis=0
-    ),
+    case("Scatter", {"x": normal(3, 2, 3), "i": i32(2, 0, 1, 1).reshape(1, 2, 2), "s": normal(1, 2, 2)}, ["out"], axis=0),
     case("OneHot", {"i": i64(1, 0, 2), "n": np.array(3, np.int64)}, ["out"]),
     case("OneHot", {"i": i64(1), "n": i64(4)}, ["out"]),
     case("BatchOneHot", {"x": i32(1, 5, 2, 5, 1, 6).reshape(3, 2), "n": i32(2, 3), "v": i32(1, 2, 5, 6, 7)}, ["out"]),

@@ -36,9 +36,7 @@ quantized("Int8Dequantize", [stored("a", 2, 3)])
 SCALE = dict(Y_scale=0.03, Y_zero_point=110)
 for type in ("Int8Sum", "Int8Add", "Int8SumRelu", "Int8AddRelu"):
     quantized(type, [stored("a", 4, 9), stored("b", 4, 9, scale=0.013, zero=7, seed=1)], **SCALE)
-quantized(
-    "Int8Sum", [stored("a", 30, 9, scale=1.0, zero=0), stored("b", 30, 9, scale=1.0, zero=3, seed=1)], Y_scale=2.0
-)
+quantized("Int8Sum", [stored("a", 30, 9, scale=1.0, zero=0), stored("b", 30, 9, scale=1.0, zero=3, seed=1)], Y_scale=2.0)
 quantized("Int8Relu", [stored("a", 3, 5)], **SAME)
 for rows, columns, scale in ((3, 7, 0.1), (2, 100, 0.03), (4, 1, 0.5)):
     quantized("Int8Softmax", [stored("a", rows, columns, scale=scale)], Y_scale=1 / 256, Y_zero_point=0)
@@ -53,9 +51,7 @@ for m, k, n in ((3, 4, 5), (2, 300, 9), (1, 17, 16)):
     bias = whole("b", *range(-400, 400 * n - 400, 400))
     reads = [stored("x", m, k), stored("w", n, k, scale=0.01, zero=130, seed=1), bias]
     quantized("Int8FC", reads, Y_scale=0.02 + 0.002 * k, Y_zero_point=125)
-quantized(
-    "Int8FC", [stored("x", 2, 2, 3), stored("w", 4, 6, seed=1), whole("b", 0, 1, 2, 3)], Y_scale=0.03, Y_zero_point=90
-)
+quantized("Int8FC", [stored("x", 2, 2, 3), stored("w", 4, 6, seed=1), whole("b", 0, 1, 2, 3)], Y_scale=0.03, Y_zero_point=90)
 TIES = [stored("x", 40, 2, scale=0.5, zero=128), stored("w", 8, 2, scale=0.5, zero=128, seed=1), whole("b", *[0] * 8)]
 quantized("Int8FC", TIES, Y_scale=64.0, Y_zero_point=128)
 IMAGE = stored("x", 2, 5, 6, 8)

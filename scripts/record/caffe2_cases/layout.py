@@ -28,8 +28,6 @@ CASES = [
     case("BatchToSpace", {"x": normal(4, 3, 2, 2)}, ["out"], gradient=True),
     case("BatchToSpace", {"x": normal(18, 1, 2, 3)}, ["out"], gradient=True, block_size=3, pad=1),
     case("DepthConcat", {"a": normal(2, 3, 2), "b": normal(2, 1, 2)}, ["out", "dims"], gradient=True),
-    case(
-        "DepthConcat", {"a": normal(1, 2, 2, 3), "b": normal(1, 2, 2, 2)}, ["out", "dims"], gradient=True, order="NHWC"
-    ),
+    case("DepthConcat", {"a": normal(1, 2, 2, 3), "b": normal(1, 2, 2, 2)}, ["out", "dims"], gradient=True, order="NHWC"),
     case("DepthSplit", {"x": normal(2, 4, 2)}, ["left", "right"], gradient=["left", "right"]),
 ]

@@ -31,9 +31,7 @@ CASES = [
         for n, t, args in ((3, 0, {}), (4, 1, dict(beta1=0.8, beta2=0.95, epsilon=0.01)), (3, 20000, {}))
     ),
     update("RmsProp", ["grad", "ms", "mom"], grad=GRAD, ms=M2, mom=M1, lr=LR),
-    update(
-        "RmsProp", ["grad", "ms", "mom"], dict(decay=0.7, momentum=0.8, epsilon=0.1), grad=GRAD, ms=M2, mom=M1, lr=LR
-    ),
+    update("RmsProp", ["grad", "ms", "mom"], dict(decay=0.7, momentum=0.8, epsilon=0.1), grad=GRAD, ms=M2, mom=M1, lr=LR),
     update("Adadelta", ["p", "h", "d"], p=PARAM, h=M2, d=positive(3, 2, seed=1), grad=GRAD, lr=LR),
     update(
         "Adadelta",
@@ -61,18 +59,11 @@ CASES = [
     update("Storm", ["p", "m", "s"], dict(momentum=5.0, beta=0.3), p=PARAM, m=M1, s=f32(2), grad=GRAD, lr=LR),
     update("Lars", ["rate"], x=PARAM, dx=GRAD, wd=f32(0.1), trust=f32(0.2), most=f32(9)),
     update("Lars", ["rate"], x=0 * PARAM, dx=GRAD, wd=f32(0.1), trust=f32(0.2), most=f32(9)),
-    update(
-        "Lars", ["rate"], dict(offset=0.1, lr_min=0.3), x=PARAM, dx=GRAD, wd=f32(0.1), trust=f32(0.2), most=f32(0.01)
-    ),
+    update("Lars", ["rate"], dict(offset=0.1, lr_min=0.3), x=PARAM, dx=GRAD, wd=f32(0.1), trust=f32(0.2), most=f32(0.01)),
     update("LearningRateAdaption", ["lr"], lr=f32(0.5), grad=GRAD, last=M1),
-    update(
-        "LearningRateAdaption", ["new"], dict(lr_alpha=0.2, normalized_lr_adaption=0), lr=f32(0.5), grad=GRAD, last=M1
-    ),
+    update("LearningRateAdaption", ["new"], dict(lr_alpha=0.2, normalized_lr_adaption=0), lr=f32(0.5), grad=GRAD, last=M1),
     update("ClipTensorByScaling", ["x"], dict(threshold=1.0), x=GRAD, norm=f32(2)),
     update("ClipTensorByScaling", ["out"], dict(threshold=1.0), x=GRAD, norm=f32(0.5)),
     update("ClipTensorByScaling", ["out"], dict(threshold=1.0), x=GRAD, norm=f32(0.5), more=f32(0.2)),
-    *(
-        update("WeightScale", ["p"], dict(stepsize=3, upper_bound_iter=6, scale=0.5), p=PARAM, it=i64(t))
-        for t in (1, 2, 5)
-    ),
+    *(update("WeightScale", ["p"], dict(stepsize=3, upper_bound_iter=6, scale=0.5), p=PARAM, it=i64(t)) for t in (1, 2, 5)),
 ]

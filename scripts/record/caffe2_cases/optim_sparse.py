@@ -73,9 +73,7 @@ CASES = [
     ),
     update("SparseAdadelta", ["p", "h", "d"], p=PARAM, h=M2, d=M3, i=ROWS, grad=GRAD, lr=LR),
     update("SparseFtrl", ["p", "nz"], p=PARAM, nz=positive(4, 3, 2), i=ROWS, grad=GRAD),
-    update(
-        "SparseFtrl", ["p", "nz"], dict(lambda1=0.5), p=PARAM, nz=positive(4, 3, 2), i=ROWS, grad=GRAD, alpha=f32(0.2)
-    ),
+    update("SparseFtrl", ["p", "nz"], dict(lambda1=0.5), p=PARAM, nz=positive(4, 3, 2), i=ROWS, grad=GRAD, alpha=f32(0.2)),
     update("SparseWngrad", ["p", "b"], dict(epsilon=0.2), p=PARAM, b=f32(2), i=ROWS, grad=GRAD, lr=LR),
     update("SparseStorm", ["p", "m", "s"], p=PARAM, m=M1, s=f32(2), grad=GRAD, i=ROWS, lr=LR),
 ]

@@ -59,9 +59,7 @@ for type in ("MaxPool", "AveragePool"):
         case(type, {"x": np.zeros((0, 1, 3, 3), np.float32)}, ["out"], kernel=2),
     ]
 CASES += [
-    case(
-        "AveragePool", {"x": normal(1, 2, 4, 4)}, ["out"], gradient=True, kernel=3, stride=2, pad=1, count_include_pad=1
-    ),
+    case("AveragePool", {"x": normal(1, 2, 4, 4)}, ["out"], gradient=True, kernel=3, stride=2, pad=1, count_include_pad=1),
     case(
         "AveragePool",
         {"x": normal(1, 1, 4, 4)},

@@ -10,9 +10,7 @@ for drop in (0, 1):
     for step in (0, 2):
         times = {"lengths": i32(1, 3, 0), "t": i32(step)}
         CASES.append(
-            case(
-                "LSTMUnit", dict(LSTM, **times), ["hh", "cc"], gradient=["hh", "cc"], drop_states=drop, forget_bias=0.5
-            )
+            case("LSTMUnit", dict(LSTM, **times), ["hh", "cc"], gradient=["hh", "cc"], drop_states=drop, forget_bias=0.5)
         )
         CASES.append(case("GRUUnit", dict(GRU, **times), ["hh"], gradient=True, drop_states=drop))
 CASES += [

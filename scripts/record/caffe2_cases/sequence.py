@@ -38,9 +38,7 @@ CASES += [
     case("PackSegments", {"n": i32(2, 1), "x": i32(1, 2, 3)}, ["y"], pad_minf=1),
     case("PackSegments", {"n": i32(1, 2), "x": np.array([b"a", b"bc", b"d"])}, ["y"]),
     case("PackSegments", {"n": i32(0, 0), "x": normal(0, 2)}, ["y"]),
-    case(
-        "PackSegments", {"n": i32(2, 3), "x": f32(1, 2, 3, 4, 5)}, ["y", "mask"], return_presence_mask=1, max_length=2
-    ),
+    case("PackSegments", {"n": i32(2, 3), "x": f32(1, 2, 3, 4, 5)}, ["y", "mask"], return_presence_mask=1, max_length=2),
     case("UnpackSegments", {"n": i32(2, 3), "x": normal(2, 3, 2)}, ["y"], gradient=True),
     case("UnpackSegments", {"n": i32(2, 3), "x": normal(2, 3, 2)}, ["y"], gradient=True, max_length=3),
     case("UnpackSegments", {"n": i32(2, 4), "x": normal(2, 3, 2)}, ["y"], max_length=3),

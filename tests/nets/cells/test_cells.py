@@ -151,9 +151,7 @@ def test_without_noise_states_have_their_expected_values(noisy):
     out = cells.BasicRNN(plain, plain.input("x"), None, None, D, 40, "recurrent")
     np.testing.assert_allclose(jrnn.run_net(plain.build(), blobs)[out.hidden_all], got[recurrent], atol=1e-6)
     first = jrnn.nets.retrieve_step_blobs(net, blobs)
-    np.testing.assert_allclose(
-        got[state][0], 0.6 * first["rnn_zoneout/hidden_t0"][0], atol=1e-6
-    )  # from a state of zeros
+    np.testing.assert_allclose(got[state][0], 0.6 * first["rnn_zoneout/hidden_t0"][0], atol=1e-6)  # from a state of zeros
 
 
 @pytest.mark.exhaustive
@@ -207,9 +205,7 @@ def test_a_loss_on_any_output_trains_the_weights_by_default(layers):
         b.SumElements(list(outputs)[k], "loss")
         net, gradients = jrnn.add_gradients(b.build(), ["loss"])
         read = {n for op in net.ops[: len(b.ops)] for n in op.inputs}
-        assert {n for n in b.params if n in read and not n.endswith("output_w") and "output_b" not in n} <= set(
-            gradients
-        )
+        assert {n for n in b.params if n in read and not n.endswith("output_w") and "output_b" not in n} <= set(gradients)
         for op in (op for op in net.ops if op.type == "RecurrentNetwork"):
             assert op.arg("outputs_with_grads") == tuple(range(len(op.outputs) - 1))
 
@@ -230,9 +226,7 @@ def test_unrolled_steps_equal_the_recurrent_network():
     for steps in (None, T):
         b = jrnn.NetBuilder("net")
         states = [b.input("h0"), b.input("c0")]
-        out = cells.LSTM(
-            b, b.input("x"), b.input("lengths"), states, D, H, "cell", cells.LSTMOptions(unroll_steps=steps)
-        )
+        out = cells.LSTM(b, b.input("x"), b.input("lengths"), states, D, H, "cell", cells.LSTMOptions(unroll_steps=steps))
         first = np.full((1, N, H), 0.5, np.float32)
         got = jrnn.run_net(b.build(), _blobs(b, lengths=LENGTHS, h0=first, c0=first))
         results.append([got[name] for name in out])

@@ -55,9 +55,7 @@ def test_one_and_two_layers_with_and_without_lengths(family):
     def build(b, x, lengths):
         some = lengths if "drop_states" in options else None
         return [
-            *list(layers(b, x, None if some else lengths, None, D, [H, 3], "two", record(outputs_with_grads=(0, 1))))[
-                :2
-            ],
+            *list(layers(b, x, None if some else lengths, None, D, [H, 3], "two", record(outputs_with_grads=(0, 1))))[:2],
             *list(layers(b, x, some, None, D, H, "one", record(outputs_with_grads=(0, 1), **options)))[:2],
         ]
 

@@ -46,9 +46,7 @@ def layout(op, read, written):
 
 
 def test_any_status_spreads_forwards_and_backwards():
-    net = Net(
-        "n", (relu("x", "a"), Op.of("Transpose", ["a"], ["b"]), Op.of("Add", ["b", "c"], ["b"])), ("x", "c"), ("b",)
-    )
+    net = Net("n", (relu("x", "a"), Op.of("Transpose", ["a"], ["b"]), Op.of("Add", ["b", "c"], ["b"])), ("x", "c"), ("b",))
     statuses = infer_status(net, layout, {("a", 1): "NHWC"})
     assert statuses == {("a", 1): "NHWC", ("x", 0): "NHWC", ("b", 1): "NCHW", ("c", 0): "NCHW", ("b", 2): "NCHW"}
     assert infer_status(net, layout, {("b", 2): "NCHW"}) == statuses

@@ -29,8 +29,7 @@ def _current() -> Op:
 def _text(op: Op, **changes) -> Op:
     """The operator with its step nets as text, and of type rnn."""
     nets = {
-        name: Arg(name, dataclasses.replace(op.arg(name), type="rnn"), "s")
-        for name in ("step_net", "backward_step_net")
+        name: Arg(name, dataclasses.replace(op.arg(name), type="rnn"), "s") for name in ("step_net", "backward_step_net")
     }
     return op.with_args({"enable_rnn_executor": None, **nets, **changes})
 

@@ -118,9 +118,7 @@ def test_undefined_blobs_of_a_body_are_named():
 
 
 def test_a_part_that_mixes_versions_is_refused():
-    net = Net(
-        "n", (relu("x", "y"), Op.of("Tanh", ["y"], ["t"]), relu("y", "y"), Op.of("Add", ["y", "t"], ["z"])), ("x",)
-    )
+    net = Net("n", (relu("x", "y"), Op.of("Tanh", ["y"], ["t"]), relu("y", "y"), Op.of("Add", ["y", "t"], ["z"])), ("x",))
     with pytest.raises(NetError, match=r"op #0 Relu -> 'y' .*handles version 1 of 'y', which is given as version 2"):
         extract_sub_net(net, ["y"], ["z"])
     with pytest.raises(NetError, match="net 'n' has no blob 'yy'; did you mean 'y'"):
@@ -151,9 +149,7 @@ def test_memory_is_shared_by_size():
 
 def test_memory_of_recurrent_networks_keeps_its_names():
     body = step_net(Op.of("Mul", ["h", "scale"], ["h_new"]))
-    net = Net(
-        "n", (relu("s", "p"), relu("p", "scale"), relu("p", "x"), recurrent(body), relu("h_all", "y")), ("s",), ("y",)
-    )
+    net = Net("n", (relu("s", "p"), relu("p", "scale"), relu("p", "x"), recurrent(body), relu("h_all", "y")), ("s",), ("y",))
     shapes = dict.fromkeys(["p", "scale", "x", "h_all"], np.zeros([4], np.float32))
     optimized, report = optimize_memory(net, shapes)
     assert optimized == net and report.saved_bytes == 0

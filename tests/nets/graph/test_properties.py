@@ -96,18 +96,14 @@ def test_renaming_an_output(net):
     output = draw.randrange(len(net.ops[at].outputs))
     renamed = rename_op_output(net, at, output, "fresh")
     assert renamed.ops[at].outputs[output] == "fresh"
-    assert outputs(renamed, {**feeds(net), "fresh": feeds(net).get(net.ops[at].outputs[output])}) == outputs(
-        net, feeds(net)
-    )
+    assert outputs(renamed, {**feeds(net), "fresh": feeds(net).get(net.ops[at].outputs[output])}) == outputs(net, feeds(net))
 
 
 @over_nets
 def test_renaming_an_input_with_the_init_net(net):
     draw = random.Random(net.name)
     init = random_net(draw.randrange(10**6), 20, nested=False)
-    init = replace(
-        init, external_outputs=tuple(n for n in ("b0", "b1", "b2") if any(n in op.outputs for op in init.ops))
-    )
+    init = replace(init, external_outputs=tuple(n for n in ("b0", "b1", "b2") if any(n in op.outputs for op in init.ops)))
     joined = append_net(init, net)
     at = draw.choice([i for i, op in enumerate(net.ops) if op.inputs])
     k = draw.randrange(len(net.ops[at].inputs))
@@ -180,9 +176,7 @@ def test_extracting(net):
             continue
         given_blobs = {**feeds(net), **{name: env[name] for name in inputs}}
         told = {
-            name: value
-            for name, value in given_blobs.items()
-            if name in (*part.external_inputs, *undeclared_reads(part))
+            name: value for name, value in given_blobs.items() if name in (*part.external_inputs, *undeclared_reads(part))
         }
         assert outputs(part, told) == [env[name] for name in wanted]
         assert undeclared_reads(part) == []
@@ -201,9 +195,7 @@ def test_the_ends_of_a_part(net):
     inputs, given_out = get_sub_graph_external_input_output(net, ops)
     ssa, versions = get_ssa(net)
     written = {blob for i in ops for blob in ssa[i][1]}
-    used = {b for i in range(len(ssa)) if i not in ops for b in ssa[i][0]} | {
-        (n, versions[n]) for n in net.external_outputs
-    }
+    used = {b for i in range(len(ssa)) if i not in ops for b in ssa[i][0]} | {(n, versions[n]) for n in net.external_outputs}
     assert {b for i in ops for b in ssa[i][0]} - written <= set(inputs)
     assert written & used <= set(given_out) <= written
     assert len(inputs) == len(set(inputs)) and len(given_out) == len(set(given_out))

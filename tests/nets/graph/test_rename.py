@@ -40,9 +40,7 @@ def test_renaming_an_output_follows_its_version_only():
 
 
 def test_renaming_an_input_with_one_reader():
-    net = Net(
-        "predict", (Op.of("FC", ["x", "w", "b"], ["y"]), Op.of("FC", ["y", "v", "b"], ["z"])), ("x", "w", "b", "v")
-    )
+    net = Net("predict", (Op.of("FC", ["x", "w", "b"], ["y"]), Op.of("FC", ["y", "v", "b"], ["z"])), ("x", "w", "b", "v"))
     renamed, init = rename_op_input(net, INIT, 0, 1, "weight")
     assert renamed.external_inputs == ("x", "weight", "b", "v")
     assert ends(renamed)[0] == (("x", "weight", "b"), ("y",))
@@ -100,9 +98,7 @@ def test_recurrent_arguments_and_step_nets_follow():
 
 def test_a_backward_step_net_follows_the_references_but_not_the_scratch():
     forward = step_net(Op.of("Mul", ["x_t", "w"], ["t"]), Op.of("Add", ["t", "h"], ["h_new"]))
-    backward = Net(
-        "back", (Op.of("Mul", ["h_new_grad", "w"], ["x_t_grad"]), Op.of("Copy", ["t"], ["w_grad"])), ("t", "w")
-    )
+    backward = Net("back", (Op.of("Mul", ["h_new_grad", "w"], ["x_t_grad"]), Op.of("Copy", ["t"], ["w_grad"])), ("t", "w"))
     op = recurrent(
         forward,
         backward_step_net=backward,
@@ -209,9 +205,7 @@ def test_versions_around_a_branch_are_renamed_together():
 
 
 def test_rewriting_avoids_names_that_are_taken():
-    net = Net(
-        "n", (Op.of("Relu", ["x"], ["x_1"]), Op.of("Relu", ["x"], ["x"]), Op.of("Add", ["x", "x_1"], ["y"])), ("x",)
-    )
+    net = Net("n", (Op.of("Relu", ["x"], ["x_1"]), Op.of("Relu", ["x"], ["x"]), Op.of("Add", ["x", "x_1"], ["y"])), ("x",))
     assert ends(ssa_rewrite(net)) == [(("x",), ("x_1",)), (("x",), ("x_1_",)), (("x_1_", "x_1"), ("y",))]
 
 

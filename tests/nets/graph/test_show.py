@@ -28,9 +28,7 @@ def test_listing_of_a_recurrent_net():
 def test_listing_of_everything_an_operator_may_have():
     op = Op("Print", ("x",), (), name="say", engine="CUDNN", device_option=DeviceOption(1, 2), control_inputs=("a",))
     assert show(Net("n", (op,))).splitlines()[1] == "  #0 Print(x) engine=CUDNN name=say after=(a) on CUDA:2"
-    fill = Op.of(
-        "GivenTensorFill", [], ["w"], values=np.arange(20.0), t=Message("TensorProto", b"1234"), s="x" * 99, e=[]
-    )
+    fill = Op.of("GivenTensorFill", [], ["w"], values=np.arange(20.0), t=Message("TensorProto", b"1234"), s="x" * 99, e=[])
     line = show(Net("n", (fill,))).splitlines()[1]
     assert "values=[0, 1, 2, 3, 4, 5, 6, 7, ... 20 in all]" in line and "t=<TensorProto, 4 bytes>" in line
     assert "s='" + "x" * 60 + "...'" in line and line.endswith("e=[]")

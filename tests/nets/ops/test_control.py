@@ -188,9 +188,7 @@ def test_gradient_passes_a_branch_that_leaves_the_blob_alone():
 
 def test_what_only_a_later_branch_reads_is_kept():
     """The condition is traced, so an If leaves out what nothing reads; the second If reads h inside its branch alone."""
-    double, square = (
-        Net("branch", (Op.of(*words),)) for words in (("Sum", ["x", "x"], ["h"]), ("Mul", ["h", "h"], ["y"]))
-    )
+    double, square = (Net("branch", (Op.of(*words),)) for words in (("Sum", ["x", "x"], ["h"]), ("Mul", ["h", "h"], ["y"])))
     ops = (Op.of("If", ["c", "x"], ["h"], then_net=double), Op.of("If", ["c"], ["y"], then_net=square))
     outputs = jax.jit(jrnn.to_jax(Net("n", ops), ["y"]))(
         {"c": np.array([True]), "x": np.ones(2), "h": np.ones(2), "y": np.ones(2)}

@@ -120,9 +120,7 @@ def perturbed(definition, mix):
         outs = results if isinstance(results, tuple) else (results,)
         return (
             tuple(
-                sum(mix[i, j] * b for j, b in enumerate(outs[:MOST]) if smooth(b) and b.shape == a.shape)
-                if smooth(a)
-                else a
+                sum(mix[i, j] * b for j, b in enumerate(outs[:MOST]) if smooth(b) and b.shape == a.shape) if smooth(a) else a
                 for i, a in enumerate(outs[:MOST])
             )
             + outs[MOST:]

@@ -61,9 +61,7 @@ def test_uniform_integers_include_both_ends():
 def test_unique_integers():
     y = draw("UniqueUniformFill", shape=[2, 4], min=10, max=17)
     assert sorted(y.ravel().tolist()) == list(range(10, 18)) and y.shape == (2, 4)
-    net = jrnn.Net(
-        "fills", (jrnn.nets.Op.of("UniqueUniformFill", ["n", "used"], ["y"], input_as_shape=1, min=0, max=5),)
-    )
+    net = jrnn.Net("fills", (jrnn.nets.Op.of("UniqueUniformFill", ["n", "used"], ["y"], input_as_shape=1, min=0, max=5),))
     got = jrnn.run_net(net, {"n": np.array([4]), "used": np.array([1, 3, 99], np.int32)}, key=KEY)["y"]
     assert sorted(got.tolist()) == [0, 2, 4, 5]
 
@@ -86,9 +84,7 @@ def test_two_fills_of_a_net_differ():
 
 
 def test_seed_of_the_operator_serves_where_the_run_has_no_key():
-    op = dataclasses.replace(
-        jrnn.nets.Op.of("UniformFill", [], ["y"], shape=[3]), device_option=DeviceOption(random_seed=5)
-    )
+    op = dataclasses.replace(jrnn.nets.Op.of("UniformFill", [], ["y"], shape=[3]), device_option=DeviceOption(random_seed=5))
     net = jrnn.Net("seeded", (op,))
     np.testing.assert_array_equal(jrnn.run_net(net, {})["y"], jrnn.run_net(net, {})["y"])
 

@@ -248,9 +248,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "type, inputs, outputs, args, says", REFUSED, ids=[f"{k}-{r[0]}" for k, r in enumerate(REFUSED)]
-)
+@pytest.mark.parametrize("type, inputs, outputs, args, says", REFUSED, ids=[f"{k}-{r[0]}" for k, r in enumerate(REFUSED)])
 def test_refused(type, inputs, outputs, args, says):
     names = [f"in{k}" for k in range(len(inputs))]
     net = jrnn.Net("refused", (jrnn.nets.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args),))

@@ -348,9 +348,7 @@ def test_absent_gradients_are_declared(cases):
 @by_type([c for c in CASES if not c.dynamic and not c.has_strings and c.inputs])
 def test_is_written_as_python(cases):
     """Every operator whose shapes are static has a Python form; `write_python` itself compares the numbers."""
-    case = min(
-        cases, key=lambda c: (not all(v.size for v in c.inputs.values()), sum(v.size for v in c.inputs.values()))
-    )
+    case = min(cases, key=lambda c: (not all(v.size for v in c.inputs.values()), sum(v.size for v in c.inputs.values())))
     net = dataclasses.replace(case.net, external_inputs=tuple(case.inputs), external_outputs=tuple(case.outputs))
     try:
         source, _ = to_python(jrnn.convert.Package(jrnn.Net("init"), net), case.inputs)

@@ -207,9 +207,7 @@ def test_language_model_step():
     full, gradients = jrnn.add_gradients(net, ["loss"])
     got = jrnn.run_net(full, blobs)
     fixed = {k: blobs[k] for k in ("tokens", "next")}
-    want = jax.grad(lambda p: jrnn.to_jax(net, ["loss"])({**fixed, **p})["loss"])(
-        {k: blobs[k] for k in ("table", "w", "b")}
-    )
+    want = jax.grad(lambda p: jrnn.to_jax(net, ["loss"])({**fixed, **p})["loss"])({k: blobs[k] for k in ("table", "w", "b")})
     for k in "wb":
         np.testing.assert_allclose(got[gradients[k]], want[k], rtol=1e-5, atol=1e-7)
     table = np.zeros((5, 3), F)

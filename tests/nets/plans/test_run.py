@@ -124,9 +124,7 @@ def test_each_run_of_a_net_draws_new_numbers():
 
 
 def test_an_endless_loop_ends_in_an_error():
-    with pytest.raises(
-        PlanError, match=r"step 'w/loop': runs on after 50 rounds; its stop blob 'w/stop' is still False"
-    ):
+    with pytest.raises(PlanError, match=r"step 'w/loop': runs on after 50 rounds; its stop blob 'w/stop' is still False"):
         counts(While("w", "yes", COUNT))
     with pytest.raises(PlanError, match="step 's': runs on after 50 rounds; raise max_iterations"):
         counts(execution_step("s", COUNT, num_iter=2**60))

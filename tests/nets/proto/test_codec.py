@@ -256,9 +256,7 @@ def nets_of(inner):
         st.tuples(st.just("n"), inner),
         st.tuples(st.just("nets"), listed(inner, min_size=1)),
     )
-    args = st.builds(
-        lambda name, v, extra: Arg(name, v[1], v[0], extra), names, values, st.sampled_from([b"", UNKNOWN])
-    )
+    args = st.builds(lambda name, v, extra: Arg(name, v[1], v[0], extra), names, values, st.sampled_from([b"", UNKNOWN]))
     steps = st.builds(lambda n: Arg("step_net", n, "s"), inner.filter(lambda n: n != Net()))
     ops = st.builds(
         Op, names, listed(names), listed(names), listed(args | steps), names, names, devices, listed(names), st.booleans(),

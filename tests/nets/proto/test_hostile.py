@@ -225,9 +225,7 @@ def test_huge_files_are_not_read(tmp_path):
         read_net(tmp_path / "huge.pb")
 
 
-@pytest.mark.parametrize(
-    "byte, rule", [(b"\0", "begins with 65536 zero bytes"), (b"0", "text of 40000000 bytes is longer")]
-)
+@pytest.mark.parametrize("byte, rule", [(b"\0", "begins with 65536 zero bytes"), (b"0", "text of 40000000 bytes is longer")])
 @pytest.mark.parametrize("read", [jrnn.read_net, proto.read_plan, proto.read_net_or_plan, jrnn.from_onnx])
 def test_large_files_that_are_no_model_are_refused_by_their_first_bytes(tmp_path, byte, rule, read):
     with open(tmp_path / "large.pb", "wb") as f:
@@ -265,7 +263,5 @@ def test_any_message_of_the_schema_can_be_parsed_under_limits():
 def test_an_onnx_model_is_said_to_be_one(read, tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"\x08\x02\x12\x07pytorch\x1a\x030.3:\x02\n\x00")  # as PyTorch wrote them
-    with pytest.raises(
-        FormatError, match="model.onnx: is an ONNX model, not a Caffe2 net; read it with jrnn.from_onnx"
-    ):
+    with pytest.raises(FormatError, match="model.onnx: is an ONNX model, not a Caffe2 net; read it with jrnn.from_onnx"):
         read(path)

@@ -67,9 +67,7 @@ def test_chunks_that_caffe2_saved(recorded):
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "?", "i1", "i2", "i4", "i8", "u1", "u2", ">f4", ">i2"])
 def test_arrays_survive(dtype, shape):
     bits = np.random.default_rng(0).integers(0, 256, 64, np.uint8)
-    array = np.resize(
-        bits[:48] & 1 if dtype == "?" else bits[:48], (int(np.prod(shape)) or 1) * np.dtype(dtype).itemsize
-    )
+    array = np.resize(bits[:48] & 1 if dtype == "?" else bits[:48], (int(np.prod(shape)) or 1) * np.dtype(dtype).itemsize)
     array = array.view(dtype)[: int(np.prod(shape))].reshape(shape)
     back = tensor_to_numpy(tensor_from_numpy(array, "t"))
     assert back.dtype == np.dtype(dtype).newbyteorder("=")

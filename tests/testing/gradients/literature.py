@@ -435,9 +435,7 @@ def ntm_head(w, carry, x):
     sharp = moved**2
     sharp = sharp / sharp.sum(-1, keepdims=True)
     read = jnp.einsum("nm,nmk->nk", sharp, memory)
-    memory = (
-        memory * (1 - sharp[..., None] * sigmoid(x @ w["e"])[:, None, :]) + sharp[..., None] * jnp.tanh(key)[:, None, :]
-    )
+    memory = memory * (1 - sharp[..., None] * sigmoid(x @ w["e"])[:, None, :]) + sharp[..., None] * jnp.tanh(key)[:, None, :]
     return (memory, sharp), read
 
 

@@ -73,9 +73,7 @@ def test_a_wrong_forward_is_what_differences_tell(monkeypatch):
     monkeypatch.setitem(
         registry._OPS,
         "SigmoidGradient",
-        replace(
-            registry.lookup("SigmoidGradient"), forward=lambda y, dy: dy * jax.nn.sigmoid(X) * (1 - jax.nn.sigmoid(X))
-        ),
+        replace(registry.lookup("SigmoidGradient"), forward=lambda y, dy: dy * jax.nn.sigmoid(X) * (1 - jax.nn.sigmoid(X))),
     )
     X = blobs["x"]
     report = jrnn.check_gradients(net, blobs, "loss")
@@ -130,9 +128,7 @@ def test_the_whole_jacobian_or_one_gradient(monkeypatch):
     plant(monkeypatch, "MulGradient", 2)
     report = jrnn.check_gradients(net, {**blobs, "x": blobs["x"]}, max_elements=2)
     assert report.loss is None and report.outputs == ("y",)
-    assert report.worst[0].of.startswith("y[") and report.worst[0].values[1] == pytest.approx(
-        2 * report.worst[0].values[0]
-    )
+    assert report.worst[0].of.startswith("y[") and report.worst[0].values[1] == pytest.approx(2 * report.worst[0].values[0])
     with jax.enable_x64(True):
         large = subject_of_net(jrnn.Net("n", (jrnn.nets.Op.of("Tanh", ["x"], ["y"]),)), {"x": np.zeros((70, 1))})
     assert large.rows == 1 and large.seeds["y"].shape == (1, 70, 1)

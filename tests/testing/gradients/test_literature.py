@@ -171,9 +171,7 @@ def test_why_there_is_no_net():
     """In one line, with the operation and the user's line; the report has no gradient of a net."""
 
     def solved(h, x):
-        return jnp.linalg.solve(jnp.eye(2, dtype=x.dtype)[None] + h[:, :, None] * h[:, None, :], x[..., None])[
-            ..., 0
-        ], h
+        return jnp.linalg.solve(jnp.eye(2, dtype=x.dtype)[None] + h[:, :, None] * h[:, None, :], x[..., None])[..., 0], h
 
     report = report_of(solved, normal(1, 2), normal(2, 1, 2))
     assert report.agrees and report.blobs[0].values[1] is None

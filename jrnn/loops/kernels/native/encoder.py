@@ -151,9 +151,7 @@ class CallEncoder:
         values = [step.value(a) for a in loop.carry_out]
         carried = {s.array for s in states}
         values = [
-            step.apply("copy", [v], v.shape)
-            if isinstance(v, View) and v.array in carried and v.array is not s.array
-            else v
+            step.apply("copy", [v], v.shape) if isinstance(v, View) and v.array in carried and v.array is not s.array else v
             for v, s in zip(values, states)
         ]
         for state, value in zip(states, values):
@@ -182,9 +180,7 @@ class CallEncoder:
         offset = start + view.offset
         if base < len(self.sizes):
             last = offset + (self.rows - 1) * row + (self.loop.length - 1) * stride + span
-            assert offset >= 0 and last <= self.sizes[base], (
-                f"the kernel would leave an array: {last} > {self.sizes[base]}"
-            )
+            assert offset >= 0 and last <= self.sizes[base], f"the kernel would leave an array: {last} > {self.sizes[base]}"
         dtype = _DTYPES.index(view.array.root[0].dtype)
         return self.refs.setdefault((base, dtype, offset, row, stride), len(self.refs))
 
@@ -226,9 +222,7 @@ class CallEncoder:
             copies.append((o.kind, out, operands))
         first = len(self.instructions)
         self._allocate_registers(copies)
-        self.stages.append(
-            [0, first, len(self.instructions) - first, int(flat), width, -1, -1, -1, -1, 0, 0, *[0] * 12]
-        )
+        self.stages.append([0, first, len(self.instructions) - first, int(flat), width, -1, -1, -1, -1, 0, 0, *[0] * 12])
 
     def _stride(self, ref: int) -> int:
         return list(self.refs)[ref][3]

@@ -216,9 +216,7 @@ class Collector:
         order = [*heads, *(a for a in free if a != axis), *sums]
         inner = rows.dims
         if len(collapsed([inner[a] for a in sums])) > 1 or any(s != 1 for _, s in collapsed([inner[a] for a in sums])):
-            rows = self.copied(
-                rows.transposed([*([] if axis is None else [axis]), *order]), None if axis is None else 0
-            )
+            rows = self.copied(rows.transposed([*([] if axis is None else [axis]), *order]), None if axis is None else 0)
             first = 0 if axis is None else 1
             place = {a: first + i for i, a in enumerate(order)} | ({} if axis is None else {axis: 0})
             heads, free, sums = ([place[a] for a in axes] for axes in (heads, free, sums))
@@ -265,10 +263,7 @@ class Collector:
         row = None if axis is None else result_axes.index(axis)
         reduced = [value.dims[a] for a in axes]
         value = value.transposed([*result_axes, *axes])
-        if (
-            len(collapsed(reduced)) > 1
-            or len(collapsed([value.dims[i] for i in range(len(result_axes)) if i != row])) > 3
-        ):
+        if len(collapsed(reduced)) > 1 or len(collapsed([value.dims[i] for i in range(len(result_axes)) if i != row])) > 3:
             value = self.copied(value, row)
         out = self.new([value.dims[i][0] for i in range(len(result_axes))], row)
         self.operations.append(Operation(kind, out, [value], row))

@@ -37,9 +37,7 @@ def _ordinal(v: Any) -> Any:
     if not jnp.issubdtype(v.dtype, jnp.floating):
         return v
     bits = lax.bitcast_convert_type(v, f"int{8 * v.dtype.itemsize}")
-    return bits ^ (
-        lax.shift_right_arithmetic(bits, jnp.full_like(bits, 8 * v.dtype.itemsize - 1)) & jnp.iinfo(bits).max
-    )
+    return bits ^ (lax.shift_right_arithmetic(bits, jnp.full_like(bits, 8 * v.dtype.itemsize - 1)) & jnp.iinfo(bits).max)
 
 
 def _order(keys: Sequence[Any], descending: bool) -> Any:

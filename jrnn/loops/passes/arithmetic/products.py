@@ -131,9 +131,7 @@ def substitute(a: Any, b: Any, lower: bool, unit: bool) -> Any:
     for k in range(n) if lower else reversed(range(n)):
         above, pivot, below = lax.split(columns[k], (k, 1, n - k - 1), axis=axis)
         remaining = rest.shape[-2] - 1
-        row, rest = (
-            lax.split(rest, (1, remaining), axis=axis) if lower else lax.split(rest, (remaining, 1), axis=axis)[::-1]
-        )
+        row, rest = lax.split(rest, (1, remaining), axis=axis) if lower else lax.split(rest, (remaining, 1), axis=axis)[::-1]
         row = row if unit else _divided(row, pivot)
         rows.append(row)
         rest = rest - (below if lower else above) * row
@@ -143,9 +141,7 @@ def substitute(a: Any, b: Any, lower: bool, unit: bool) -> Any:
 def _divided(a: Any, b: Any) -> Any:
     """Returns a / b, but NaN where LAPACK divides a complex number by zero: XLA has infinity there."""
     quotient = a / b
-    return (
-        where(b == 0, jnp.asarray(complex(math.nan, math.nan), b.dtype), quotient) if jnp.iscomplexobj(b) else quotient
-    )
+    return where(b == 0, jnp.asarray(complex(math.nan, math.nan), b.dtype), quotient) if jnp.iscomplexobj(b) else quotient
 
 
 RULES = {"dot_general": dot_general, "triangular_solve": triangular_solve}

@@ -34,12 +34,8 @@ class AxisOrder:
     ys: tuple[LayoutChange, ...]
     transposed_bytes: int = 0
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
-        inside = [
-            [p.inward(v) for p, v in zip(of, values)] for of, values in ((self.consts, consts), (self.carry, init))
-        ]
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        inside = [[p.inward(v) for p, v in zip(of, values)] for of, values in ((self.consts, consts), (self.carry, init))]
         last, ys = run(*inside, [p.inward(x, stacked=True) for p, x in zip(self.xs, xs)], length)
         last = [p.outward(v) for p, v in zip(self.carry, last)]
         return last, [p.outward(y, stacked=True) for p, y in zip(self.ys, ys)]

@@ -35,9 +35,7 @@ class EliminatedCarries:
     counters: tuple[tuple[int, int], ...]
     reverse: bool
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         steps = jnp.arange(length)
         steps = length - 1 - steps if self.reverse else steps
         counts = [_counter_values(init[i], by, steps) for i, by in self.counters]

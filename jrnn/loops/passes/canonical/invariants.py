@@ -23,9 +23,7 @@ class HoistedInvariants:
     loop: Loop
     consts: tuple[Var, ...]
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         env = dict(zip(self.loop.consts, consts))
         jaxprs.evaluate(jaxprs.needed(self.loop.eqns, self.consts, {*self.loop.consts})[0], env)
         return run([env[v] for v in self.consts], init, xs, length)

@@ -57,9 +57,7 @@ class HoistedLookups:
     loop: Loop
     lookups: tuple[Lookup, ...]
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         env, stacked = dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
         jaxprs.over_time(self.loop.eqns, [lookup.index for lookup in self.lookups], env, stacked)
         looked_up = [lookup.over_time(self.loop.eqns, env, stacked, length) for lookup in self.lookups]

@@ -33,9 +33,7 @@ class HoistedKeys:
     key_loop: Loop
     xs_read: tuple[Var, ...]
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         values = dict(zip(self.loop.inputs, (*consts, *init, *xs)))
         ours = ([values[v] for v in part] for part in (self.key_loop.consts, self.key_loop.carry, self.key_loop.xs))
         last_keys, stacked = self.key_loop.run(*ours, length)

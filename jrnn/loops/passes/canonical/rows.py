@@ -55,9 +55,7 @@ class RowAxes:
                 for v, of in zip(variables, present)
             )
         )
-        of_products = [
-            v for e in loop.eqns if e.primitive.name == "dot_general" for v in (*jaxprs.inputs(e), *e.outvars)
-        ]
+        of_products = [v for e in loop.eqns if e.primitive.name == "dot_general" for v in (*jaxprs.inputs(e), *e.outvars)]
         self.has_transposed_rows = any(self._rows(v) and self.groups(v) != natural(v.aval.shape) for v in of_products)
 
     def _root(self, v: Var, axis: int) -> axes.Axis:

@@ -187,9 +187,7 @@ def _groups_of(operands: Sequence[StepValue], kinds: Sequence[Sequence[tuple[int
     return result
 
 
-def _concatenate(
-    eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred, axis: int | None = None
-) -> list[StepValue]:
+def _concatenate(eqn: Eqn, operands: Sequence[StepValue], preferred: Preferred, axis: int | None = None) -> list[StepValue]:
     out, axis = eqn.outvars[0], eqn.params["dimension"] if axis is None else axis
     layouts = [o.groups for o in operands if o.array_axis(axis) is not None]
     whole = {a for (a,) in natural(out.aval.shape)}

@@ -67,9 +67,7 @@ class UnpackedCarries:
 
     packings: tuple[Packing, ...]
 
-    def around(
-        self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
-    ) -> Results:
+    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
         parts = [part for packing, value in zip(self.packings, init) for part in packing.unpack(value)]
         last, ys = run(consts, parts, xs, length)
         leaves = iter(last)

@@ -26,9 +26,7 @@ def _floats(**blobs: Any) -> Iterator[np.ndarray]:
         yield array
 
 
-def _moved(
-    boxes: np.ndarray, deltas: np.ndarray, weights: np.ndarray, plus: np.float32, bound: tuple | None
-) -> np.ndarray:
+def _moved(boxes: np.ndarray, deltas: np.ndarray, weights: np.ndarray, plus: np.float32, bound: tuple | None) -> np.ndarray:
     """Boxes moved by (dx, dy) in units of width and height, scaled by exp(dw, dh), and rotated by radians."""
     if boxes.shape[1] == 5:
         x, y, width, height, angle = boxes.T
@@ -76,9 +74,7 @@ def _overlaps(boxes: np.ndarray, k: int, others: np.ndarray, plus: np.float32) -
         return shared / (areas[k] + areas[others] - shared)
 
 
-def _without_overlaps(
-    boxes: np.ndarray, order: np.ndarray, most_shared: float, most: int, plus: np.float32
-) -> np.ndarray:
+def _without_overlaps(boxes: np.ndarray, order: np.ndarray, most_shared: float, most: int, plus: np.float32) -> np.ndarray:
     """Non-maximum suppression: a kept box removes the later ones in `order` that overlap it by more than `most_shared`."""
     kept: list[int] = []
     while order.size and (most < 0 or len(kept) < most):
@@ -182,12 +178,7 @@ def bbox_transform(
     rois, deltas, im_info = _floats(rois=rois, deltas=deltas, im_info=im_info)
     size = 5 if rotated else 4
     check_rank(deltas, 2, "deltas")
-    if (
-        rois.ndim != 2
-        or rois.shape[1] not in (size, size + 1)
-        or deltas.shape[0] != rois.shape[0]
-        or deltas.shape[1] % size
-    ):
+    if rois.ndim != 2 or rois.shape[1] not in (size, size + 1) or deltas.shape[0] != rois.shape[0] or deltas.shape[1] % size:
         raise OpError(f"rois is {describe(rois)}, deltas {describe(deltas)}; they must have {size} numbers per box")
     check_shape(im_info, (im_info.shape[0], 3), "im_info")
     raise_if(len(weights) != 4, f"weights {list(weights)} must be 4 numbers")
@@ -290,9 +281,7 @@ def _best(kept: list[np.ndarray], scores: np.ndarray, most: int) -> list[np.ndar
     return [best[best[:, 0] == j, 1] for j in range(len(kept))]
 
 
-def _softly(
-    boxes: np.ndarray, scores: np.ndarray, left: np.ndarray, gaussian: bool, limits: tuple, plus: np.float32
-) -> Any:
+def _softly(boxes: np.ndarray, scores: np.ndarray, left: np.ndarray, gaussian: bool, limits: tuple, plus: np.float32) -> Any:
     """Soft non-maximum suppression: a box lowers, in place, the scores of those with lower scores that overlap it."""
     most_shared, sigma, least = map(np.float32, limits)
     kept: list[int] = []

@@ -58,9 +58,7 @@ def _places(lengths: Any, indices: Any, columns: int) -> Any:
 
 
 @op("BatchSparseToDense", gradient="BatchDenseToSparse(lengths, indices, dy) -> values")
-def batch_sparse_to_dense(
-    lengths, indices, values, shape=None, *, dense_last_dim: int = -1, default_value: float = 0.0
-):
+def batch_sparse_to_dense(lengths, indices, values, shape=None, *, dense_last_dim: int = -1, default_value: float = 0.0):
     """Rows of (index, value) pairs as a matrix [rows, dense_last_dim], or of the shape of the fourth input."""
     check_shape(values, indices.shape, "values")
     columns = dense_last_dim

@@ -285,9 +285,7 @@ def _register_pools(suffix: str, relu: bool) -> None:
         x = need_int8(x, "x")
         check_scale(Y_scale, Y_zero_point)
         _check_order(window)
-        mean = average_pool(
-            centered(x, jnp.float32), window=window, count_include_pad=True
-        )  # compat: padding represents 0
+        mean = average_pool(centered(x, jnp.float32), window=window, count_include_pad=True)  # compat: padding represents 0
         steps = away_from_zero(mean * (np.float32(x.scale) / np.float32(Y_scale)))
         return quantized(steps, Y_scale, Y_zero_point, relu)
 
@@ -305,8 +303,6 @@ _register_pools("Relu", True)
 
 
 @op("Int8ResizeNearest", gradient="forbidden")
-def resize_nearest(
-    x, *, width_scale: float = 1.0, height_scale: float = 1.0, Y_scale: float = 1.0, Y_zero_point: int = 0
-):
+def resize_nearest(x, *, width_scale: float = 1.0, height_scale: float = 1.0, Y_scale: float = 1.0, Y_zero_point: int = 0):
     x = _kept(Y_scale=Y_scale, Y_zero_point=Y_zero_point)(x)
     return x.like(stretched(jnp.asarray(x.stored), scale_factors(None, (height_scale, width_scale)), (1, 2)))

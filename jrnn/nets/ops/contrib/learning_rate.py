@@ -68,9 +68,7 @@ def _cosine(i, *, max_lr=0.5, min_lr=0.1, period=50, t_mult=1.0, lr_shrink=0.99)
 
         cycle = jnp.floor(jnp.log(jnp.maximum(grown, 1e-30)) / math.log(t_mult))
         # rounding may place an iteration at the end of a cycle into its neighbor
-        cycle = jnp.where(
-            _number(i) >= start(cycle + 1), cycle + 1, jnp.where(_number(i) < start(cycle), cycle - 1, cycle)
-        )
+        cycle = jnp.where(_number(i) >= start(cycle + 1), cycle + 1, jnp.where(_number(i) < start(cycle), cycle - 1, cycle))
         part = (_number(i) - start(cycle)) / (t_mult**cycle * period)
     return lr_shrink**cycle * (min_lr + 0.5 * (max_lr - min_lr) * (1 + jnp.cos(math.pi * part)))
 
@@ -121,9 +119,7 @@ POLICIES: dict[str, Callable] = {
     "exp": lambda i, *, gamma=0.0: gamma ** _number(i),
     "inv": lambda i, *, gamma=0.0, power=0.0: (1 + gamma * _number(i)) ** -power,
     "poly": lambda i, *, power=0.0, max_iter=-1: (1 - _number(i) / _positive("max_iter", max_iter)) ** power,
-    "gate": lambda i, *, num_iter=0, multiplier_1=1.0, multiplier_2=1.0: jnp.where(
-        i < num_iter, multiplier_1, multiplier_2
-    ),
+    "gate": lambda i, *, num_iter=0, multiplier_1=1.0, multiplier_2=1.0: jnp.where(i < num_iter, multiplier_1, multiplier_2),
     "alter": _alter,
     "linearWarmup": lambda i, *, start_multiplier=0.0, num_iter=0: jnp.where(
         i < num_iter, _ramp(i, start_multiplier, num_iter), 1.0

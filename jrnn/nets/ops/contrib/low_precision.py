@@ -84,9 +84,7 @@ def _bag(data: Any, weights: Any, indices: Any, lengths: Any, bits: int, mean: b
 def _register_fused(bits: int) -> None:
     rows = {
         "SparseLengthsSumFused{}BitRowwise": lambda data, indices, lengths: _bag(data, None, indices, lengths, bits),
-        "SparseLengthsMeanFused{}BitRowwise": lambda data, indices, lengths: _bag(
-            data, None, indices, lengths, bits, True
-        ),
+        "SparseLengthsMeanFused{}BitRowwise": lambda data, indices, lengths: _bag(data, None, indices, lengths, bits, True),
         "SparseLengthsWeightedSumFused{}BitRowwise": lambda data, weights, indices, lengths: _bag(
             data, weights, indices, lengths, bits
         ),

@@ -62,9 +62,7 @@ def _by_rows(step: Callable, indices: Any, grad: Any, param: Any, **tables: Any)
     for name, given in tables.items():
         table, row = given if isinstance(given, tuple) else (given, shape)
         if table.size != param.shape[0] * math.prod(row):
-            raise OpError(
-                f"{name} is {describe(table)}, param {describe(param)}; it must have {math.prod(row)} a row of it"
-            )
+            raise OpError(f"{name} is {describe(table)}, param {describe(param)}; it must have {math.prod(row)} a row of it")
         blobs.append(table)
         shaped.append(table.reshape(param.shape[0], *row))
     if indices.size == 0:

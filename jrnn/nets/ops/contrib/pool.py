@@ -41,9 +41,7 @@ def _reduce(x: Any, w: Window, start: float, combine: Any) -> Any:
     for k, a in enumerate(axes):
         kernel[a], stride[a] = w.kernel[k], w.stride[k]
     # a concrete initial value, by which JAX recognizes the reduction and knows its gradient
-    return lax.reduce_window(
-        w.pad(x, start), np.asarray(start, x.dtype), combine, tuple(kernel), tuple(stride), "VALID"
-    )
+    return lax.reduce_window(w.pad(x, start), np.asarray(start, x.dtype), combine, tuple(kernel), tuple(stride), "VALID")
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
