@@ -5,7 +5,6 @@ first.
 """
 
 from jrnn.interop.caffe2_cells import from_caffe2, to_caffe2
-from jrnn.interop.cells import CONVENTIONS, Convention, convention, reorder
 from jrnn.interop.flax_cells import from_flax, to_flax
 from jrnn.interop.rnn_layers import (
     from_arraymancer,
@@ -17,6 +16,7 @@ from jrnn.interop.rnn_layers import (
 )
 from jrnn.interop.torch_weights import load_state_dict, save_state_dict
 from jrnn.interop.whole_modules import LoadReport, load_module
+from jrnn.nn.conventions import CONVENTIONS, Convention, convention, reorder
 
 __all__ = [
     "CONVENTIONS",

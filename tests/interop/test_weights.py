@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from jrnn import interop, nn
 from jrnn.errors import ConversionError, LayerError
-from jrnn.interop.cells import convention
 from jrnn.nn import units
+from jrnn.nn.conventions import convention
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
 
