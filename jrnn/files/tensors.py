@@ -122,9 +122,9 @@ def _array(opened: BinaryIO | Any, size: int) -> np.ndarray:
     shape, _, dtype = readers[version](opened)
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never read, because that can run code; save numbers or bytes")
-    needed, held = math.prod(shape) * dtype.itemsize, size - opened.tell()
-    if needed > held:
-        raise ValueError(f"its header says {dtype}{list(shape)}, which needs {needed:,} bytes, and {held:,} follow")
+    needed, remaining = math.prod(shape) * dtype.itemsize, size - opened.tell()
+    if needed > remaining:
+        raise ValueError(f"its header says {dtype}{list(shape)}, which needs {needed:,} bytes, and {remaining:,} follow")
     opened.seek(0)
     return np.asarray(np.lib.format.read_array(opened, allow_pickle=False))
 

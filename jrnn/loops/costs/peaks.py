@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -61,20 +62,20 @@ def peak_bytes(
         elif primitives.row_of(eqn).cost:
             separate.update(v for v in eqn.outvars if uses[v] + (v in outputs) > 1)
     arrays |= {v for v in separate if v in producers and not _is_fused(v, producers)}
-    reads = _reads(eqns, facts, arrays)
+    body = _Body(estimator, eqns, facts, arrays, _reads(eqns, facts, arrays))
     by_library = [f.is_call or (f.reduces and is_library_reduction(e)) for e, f in zip(eqns, facts)]
     if all_steps:
         temporary = arrays - outputs
-        temporary -= _overwritten(eqns, facts, reads, arrays, temporary)
+        temporary -= body.overwritten(temporary)
         copied_bytes = 0
     else:  # a result that other kernels read is copied to its stack; a carry is written in its place, except by a call
         called = {v for e, f in zip(eqns, facts) if f.is_call for v in e.outvars}
         in_place = {*jaxprs.variables(estimator.loop.carry_out)} - called
-        separate.update(v for read in compress(reads, by_library) for v in read)
+        separate.update(v for read in compress(body.reads, by_library) for v in read)
         temporary = arrays - (outputs - (separate - in_place))
-        temporary |= _slices(estimator, producers, compress(reads, by_library))
-        copied_bytes = _copied_carries(estimator, eqns, facts, reads, arrays, outputs)
-    changes = _changes_of_bytes(estimator, eqns, facts, reads, temporary, all_steps)
+        temporary |= _slices(estimator, producers, compress(body.reads, by_library))
+        copied_bytes = body.copied_carry_bytes(outputs)
+    changes = body.changes_of_bytes(temporary, all_steps)
     live, peak = copied_bytes, copied_bytes
     for i, eqn in enumerate(eqns):
         live += changes[i]
@@ -82,37 +83,75 @@ def peak_bytes(
     return peak
 
 
-def _changes_of_bytes(
-    estimator: Any,
-    eqns: Sequence[Eqn],
-    facts: Sequence[EquationFacts],
-    reads: Sequence[tuple[Var, ...]],
-    temporary: AbstractSet[Var],
-    all_steps: bool,
-) -> Counter[int]:
-    """Returns the change of the bytes of temporary arrays at each equation.
+@dataclass(frozen=True)
+class _Body:
+    """Equations, as XLA's kernels.
 
-    Outside of a loop, XLA may run a kernel at the place of the first equation that it computes.
+    Attributes:
+        estimator: the `Estimator` of the loop.
+        eqns, facts: the equations, and what is known of them.
+        arrays: results that are written to memory.
+        reads: the arrays and inputs that each equation reads, through the values that are no arrays.
     """
-    fused_at: dict[Var, int] = {}
-    written_at: dict[Var, int] = {}
-    last_read_at: dict[Var, int] = {}
-    for i, (eqn, fact, read) in enumerate(zip(eqns, facts, reads)):
-        at = min([i, *(fused_at[v] for v in fact.inputs if v in fused_at)]) if all_steps and not fact.is_call else i
-        for v in eqn.outvars:
-            if v in temporary:
-                written_at[v] = at
-            elif read:
-                fused_at[v] = at
-        for v in (*eqn.outvars, *read):
-            if v in temporary:
-                written_at.setdefault(v, i)
-                last_read_at[v] = i
-    changes = Counter[int]()
-    for v, at in written_at.items():
-        changes[at] += estimator.size(v)
-        changes[last_read_at[v] + 1] -= estimator.size(v)
-    return changes
+
+    estimator: Any
+    eqns: Sequence[Eqn]
+    facts: Sequence[EquationFacts]
+    arrays: AbstractSet[Var]
+    reads: Sequence[tuple[Var, ...]]
+
+    def kernels(self) -> list[bool]:
+        """Returns for each equation whether it is a call, or writes an array."""
+        return [f.is_call or not self.arrays.isdisjoint(e.outvars) for e, f in zip(self.eqns, self.facts)]
+
+    def changes_of_bytes(self, temporary: AbstractSet[Var], all_steps: bool) -> Counter[int]:
+        """Returns the change of the bytes of temporary arrays at each equation.
+
+        Outside of a loop, XLA may run a kernel at the place of the first equation that it computes.
+        """
+        fused_at: dict[Var, int] = {}
+        written_at: dict[Var, int] = {}
+        last_read_at: dict[Var, int] = {}
+        for i, (eqn, fact, read) in enumerate(zip(self.eqns, self.facts, self.reads)):
+            at = min([i, *(fused_at[v] for v in fact.inputs if v in fused_at)]) if all_steps and not fact.is_call else i
+            for v in eqn.outvars:
+                if v in temporary:
+                    written_at[v] = at
+                elif read:
+                    fused_at[v] = at
+            for v in (*eqn.outvars, *read):
+                if v in temporary:
+                    written_at.setdefault(v, i)
+                    last_read_at[v] = i
+        changes = Counter[int]()
+        for v, at in written_at.items():
+            changes[at] += self.estimator.size(v)
+            changes[last_read_at[v] + 1] -= self.estimator.size(v)
+        return changes
+
+    def overwritten(self, temporary: AbstractSet[Var]) -> set[Var]:
+        """Returns the arrays over which results are written. Nothing else reads them: XLA may run other readers later."""
+        readers = Counter(v for read in compress(self.reads, self.kernels()) for v in read)
+        overwritten: set[Var] = set()
+        for eqn, fact, read in zip(self.eqns, self.facts, self.reads):
+            (v, *_) = eqn.outvars
+            if fact.is_call or fact.reduces or v not in self.arrays or v in temporary:
+                continue
+            same_type = (u for u in read if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
+            overwritten.update([u for u in same_type if u in temporary - overwritten and readers[u] == 1][:1])
+        return overwritten
+
+    def copied_carry_bytes(self, outputs: AbstractSet[Var]) -> int:
+        """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
+        loop, written_at = self.estimator.loop, {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
+        positions = compress(enumerate(self.reads), self.kernels())
+        last_read_at = {v: i for i, read in positions for v in read}
+        copied_bytes = 0
+        for old, new in zip(loop.carry, loop.carry_out):
+            at = written_at.get(new) if not jaxprs.is_literal(new) else None
+            if (old in outputs and new is not old) or (at is not None and last_read_at.get(old, -1) > at):
+                copied_bytes += self.estimator.size(old)
+        return copied_bytes
 
 
 def _is_fused(v: Var, producers: Mapping[Var, Eqn]) -> bool:
@@ -165,10 +204,6 @@ def _is_separate(eqn: Eqn) -> bool:
     return any(1 < jaxprs.elements(a.aval.shape) < size for a in eqn.invars)
 
 
-def _is_kernel(eqn: Eqn, fact: EquationFacts, arrays: AbstractSet[Var]) -> bool:
-    return fact.is_call or not arrays.isdisjoint(eqn.outvars)
-
-
 def _reads(eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var]) -> list[tuple[Var, ...]]:
     """Returns the arrays and inputs that each equation reads, through the values that are no arrays."""
     sources: dict[Var, tuple[Var, ...]] = {}
@@ -178,44 +213,6 @@ def _reads(eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: Abstract
         sources.update((v, read) for v in eqn.outvars if v not in arrays)
         reads.append(read)
     return reads
-
-
-def _overwritten(
-    eqns: Sequence[Eqn],
-    facts: Sequence[EquationFacts],
-    reads: Sequence[tuple[Var, ...]],
-    arrays: AbstractSet[Var],
-    temporary: AbstractSet[Var],
-) -> set[Var]:
-    """Returns the arrays over which results are written. Nothing else reads them: XLA may run other readers later."""
-    readers = Counter(v for e, f, read in zip(eqns, facts, reads) if _is_kernel(e, f, arrays) for v in read)
-    overwritten: set[Var] = set()
-    for eqn, fact, read in zip(eqns, facts, reads):
-        (v, *_) = eqn.outvars
-        if fact.is_call or fact.reduces or v not in arrays or v in temporary:
-            continue
-        same_type = (u for u in read if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
-        overwritten.update([u for u in same_type if u in temporary - overwritten and readers[u] == 1][:1])
-    return overwritten
-
-
-def _copied_carries(
-    estimator: Any,
-    eqns: Sequence[Eqn],
-    facts: Sequence[EquationFacts],
-    reads: Sequence[tuple[Var, ...]],
-    arrays: AbstractSet[Var],
-    outputs: AbstractSet[Var],
-) -> int:
-    """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
-    loop, written_at = estimator.loop, {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
-    last_read_at = {v: i for i, (e, f, r) in enumerate(zip(eqns, facts, reads)) if _is_kernel(e, f, arrays) for v in r}
-    copied_bytes = 0
-    for old, new in zip(loop.carry, loop.carry_out):
-        at = written_at.get(new) if not jaxprs.is_literal(new) else None
-        if (old in outputs and new is not old) or (at is not None and last_read_at.get(old, -1) > at):
-            copied_bytes += estimator.size(old)
-    return copied_bytes
 
 
 def _slices(estimator: Any, producers: Mapping[Var, Eqn], reads: Iterable[tuple[Var, ...]]) -> set[Var]:

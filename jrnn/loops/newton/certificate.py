@@ -11,7 +11,7 @@ before, in the scale of each element. So e is a bound, by induction over the ste
 no step jumps in its box. `enclosure.py` computes A, u and the jumps from the equations of the step.
 
 What the step makes of these states, its outputs, is enclosed too: from boxes h[t-1] +- e[t-1] and h[t] +- e[t]. A slope of
-1,000 between a state and an output makes the output's error 1,000 times as large. In the same way, what a later group of
+1,000 between a state and an output makes the output's error 1,000 times as large. Likewise, what a later group of
 carries reads of the states of earlier groups is a box, and the change of the step over this box is added to |r|.
 
 If all residuals are exactly 0, the states are those of the loop without any further reason. docs/notes/newton.md says more.

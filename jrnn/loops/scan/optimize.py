@@ -57,7 +57,7 @@ def optimize_scans(
         strict: raise if a loop would fall back to `jax.lax.scan`, or if the chosen executor cannot run it.
         memory: as in `scan`, for each loop.
         compile_budget: on a CPU, how many seconds longer than with `jax.lax.scan` the program of a loop may take to compile,
-            by estimate (within a factor of three on an AMD EPYC). A strategy beyond it is refused for this loop, and the
+            by an estimate that may be wrong by a factor of three. A strategy beyond it is refused for this loop, and the
             next best one runs, or `jax.lax.scan`; `explain` prints the reason. 0 allows no longer compilation. Loops of
             `scan` in the context are not bounded. None: no bound. `explain` prints from how many calls on a strategy pays.
         everywhere: tag the loops of the whole process, in all threads, from this call on. A `with` block around it ends

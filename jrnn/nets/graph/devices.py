@@ -220,7 +220,7 @@ def infer_status(net: Net, status_updater: StatusUpdater, known_status: Mapping[
 
     Args:
         status_updater: `(op, inputs, outputs) -> (inputs, outputs)`, from the statuses of an operator's blobs (None: not
-            known yet) to those that follow. After the inputs come the blobs that its sub-nets read besides, and those
+            known yet) to those that follow. After the inputs come the blobs that only its sub-nets read, and those
             that it may leave unchanged.
         known_status: the known statuses, by versioned blob.
 

@@ -22,7 +22,7 @@ def get_ssa(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[S
 
     Args:
         net: the net. Only the declared inputs and outputs of its own operators are numbered; `free_names` lists what
-            their sub-nets read besides.
+            only their sub-nets read.
         blob_versions: versions to continue from, such as the last versions of an init net.
 
     Returns:

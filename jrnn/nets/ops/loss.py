@@ -266,9 +266,9 @@ def _pixels(x: Any, label: Any, weight: Any) -> tuple[Any, Any]:
     if weight is not None:
         check_shape(weight, (n, h, w), "weight")
     ignored = label == IGNORED
-    kept = (np if isinstance(label, np.ndarray) else jnp).where(ignored, 0, label)
-    check_indices(kept, d, "label")
-    return jnp.asarray(kept), jnp.where(ignored, 0, 1 if weight is None else weight).astype(x.dtype)
+    classes = (np if isinstance(label, np.ndarray) else jnp).where(ignored, 0, label)
+    check_indices(classes, d, "label")
+    return jnp.asarray(classes), jnp.where(ignored, 0, 1 if weight is None else weight).astype(x.dtype)
 
 
 @op("SpatialSoftmaxWithLoss", outputs=2)
