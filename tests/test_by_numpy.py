@@ -182,6 +182,16 @@ def test_updates_are_computed_in_wide_numbers():
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_products_are_computed_in_wide_numbers(dtype):
+    """Their parameters have the types of the jaxpr, such as those of 16 bits."""
+    args = X, np.cos(X)
+    for product in (lambda x, y: x @ y.T, lambda x, y: jnp.matmul(x, y.T, preferred_element_type=jnp.float32)):
+        closed = jax.make_jaxpr(product)(*(x.astype(dtype) for x in args))
+        (ours,) = evaluate_by_numpy(closed.jaxpr, closed.consts, args, wide=True)
+        np.testing.assert_allclose(ours, args[0] @ args[1].T, rtol=1e-14)
+
+
 def test_a_call_of_jit_is_evaluated_unless_something_else_happens_in_it():
     assert jit(lambda x, *, y: {"sum": x + y})(1.0, y=jnp.ones(2))["sum"].tolist() == [2, 2]
     assert jax.grad(jit(jnp.sin))(0.0) == 1

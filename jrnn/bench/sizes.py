@@ -27,12 +27,15 @@ class Size:
 
     @staticmethod
     def parse(text: str) -> Size:
-        """Parses TxNxDxH.
+        """Parses TxNxDxH; raises TypeError or ValueError unless these are four numbers of at least 1.
 
         >>> Size.parse("100x32x128x128").batch
         32
         """
-        return Size(*map(int, text.split("x")))
+        size = Size(*map(int, text.split("x")))
+        if min(size.steps, size.batch, size.features, size.hidden) < 1:
+            raise ValueError(text)
+        return size
 
 
 # From latency (one sequence) to throughput (a wide state).
@@ -60,7 +63,7 @@ def parse_sizes(texts: Sequence[str]) -> tuple[Size, ...]:
             sizes.append(Size.parse(text))
         except (TypeError, ValueError):
             raise ConfigError(
-                f"bench: the size {text!r} must be written TxNxDxH, as in 100x32x128x128, or be a set of sizes: "
+                f"bench: the size {text!r} must be written TxNxDxH, as in 100x32x128x128, with no 0, or be a set of sizes: "
                 f"{', '.join(SETS)}{near(text, SETS)}"
             ) from None
     return tuple(dict.fromkeys(sizes))

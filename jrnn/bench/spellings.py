@@ -10,6 +10,7 @@ Shapes: T time, N batch, D input, H hidden.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -166,7 +167,7 @@ def _carrying_a_key(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: A
 
 def _nested(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
     """A loop over parts of the time, with a loop over the steps of each."""
-    parts = next(n for n in range(2, len(x) + 1) if len(x) % n == 0)
+    parts = next((n for n in range(2, len(x) + 1) if len(x) % n == 0), 1)
     step = lambda state, x: s.states(cell, p, state, x)  # noqa: E731
     ys = scan(lambda state, xs: scan(step, state, xs), s.start(cell, p, x), x.reshape(parts, -1, *x.shape[1:]))[1]
     return ys.reshape(len(x), *ys.shape[2:])
@@ -176,11 +177,11 @@ def _nested(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> A
 
 
 def _mapped(parts: int) -> Callable[[Run], Run]:
-    """Makes a loop over [parts, T, N / parts, D] of one over [T, N, D], by `jax.vmap`."""
+    """Makes a loop over [parts, T, N / parts, D] of one over [T, N, D], by `jax.vmap`; fewer parts where N needs it."""
 
     def around(loop: Run) -> Run:
         def run(p: Weights, x: Any) -> Any:
-            apart = x.reshape(x.shape[0], parts, -1, *x.shape[2:])
+            apart = x.reshape(x.shape[0], math.gcd(parts, x.shape[1]), -1, *x.shape[2:])
             ys = jax.vmap(lambda x: loop(p, x), 1, 1)(apart)
             return ys.reshape(*x.shape[:2], -1)
 

@@ -127,9 +127,9 @@ def broadcast_in_dim(x, *, shape, broadcast_dimensions, **_):
 
 
 def dot_general(a, b, *, dimension_numbers, preferred_element_type, **_):
-    accumulate_dtype = preferred_element_type or np.result_type(a, b)  # sums of int8 are made in int32
-    kinds = {np.dtype(v).kind for v in (accumulate_dtype, a.dtype, b.dtype)}
-    dtype = np.dtype(np.float32) if "V" in kinds else np.result_type(a, b, accumulate_dtype)
+    dtypes = [a.dtype, b.dtype, *([np.dtype(preferred_element_type)] if preferred_element_type else [])]
+    # Sums of int8 are made in int32, and those of 16-bit numbers in 32 bits.
+    dtype = np.result_type(*(np.float32 if of.kind == "V" else of for of in dtypes))
     sides = []
     for x, over, batch in zip((a, b), *dimension_numbers, strict=True):
         free = [d for d in range(x.ndim) if d not in (*over, *batch)]

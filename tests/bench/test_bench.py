@@ -20,6 +20,7 @@ from rich.console import Console
 from jrnn.bench import measure, peers, report, spellings, steps
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
+from jrnn.bench.spelled_cells import problem
 from jrnn.bench.suites import SuiteOptions, cells, suite_of
 from jrnn.errors import ConfigError, UsageError
 from jrnn.loops.kernels.native import library
@@ -210,3 +211,14 @@ def test_the_suite_of_spellings_has_all_of_a_cell_and_its_net():
         assert set(job.programs) == {"jrnn", "lax.scan", "plain"}
         assert all(program.run() > 0 for program in job.programs.values())
     assert set(spellings.programs("gru", TINY, jax.lax.scan)) == {*spellings.SPELLINGS, "a net"} - {"joined states"}
+
+
+@pytest.mark.parametrize("size", ["4x2x3x4", "1x1x1x1", "5x6x2x3"])
+@pytest.mark.parametrize("cell", ["lstm", "gated", "delta", "kalman"])
+def test_spellings_have_no_size_of_their_own(cell, size):
+    """Such as a number of sequences that two `vmap`s divide by 4, or of steps that is no prime."""
+    size = Size.parse(size)
+    args = problem(cell, size)
+    runs = spellings.programs(cell, size, jax.lax.scan)
+    expected = jax.eval_shape(runs["plain"], *args)
+    assert {name for name, run in runs.items() if jax.eval_shape(run, *args) != expected} == set()

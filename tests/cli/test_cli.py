@@ -282,6 +282,7 @@ def test_a_sweep_trains_each_combination(files, capsys):
         (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
         (["bench", "--sizes", "3x4"], "the size '3x4' must be written TxNxDxH"),
+        (["bench", "--sizes", "0x2x3x4"], "the size '0x2x3x4' must be written TxNxDxH, as in 100x32x128x128, with no 0"),
         (["bench", "--cells", "lsmt"], "there is no cell 'lsmt';"),
         (["train", "nope.toml"], "nope.toml: no such file; `jrnn configs` lists"),
         (["train", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
