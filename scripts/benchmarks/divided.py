@@ -42,8 +42,11 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
 
 
 def divided(devices: int, cell: str, size: Size, mode: str) -> Timed | None:
-    """`jrnn.scan` with the batch divided over `devices` devices of the CPU, in a process of its own."""
-    if size.batch % devices:
+    """`jrnn.scan` with the batch divided over `devices` devices of the CPU, in a process of its own.
+
+    Returns None if there is nothing to divide: one device, or a batch that they do not divide.
+    """
+    if devices == 1 or size.batch % devices:
         return None
     asked = dict(devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host.retains_memory)
     process = Process([sys.executable, __file__, json.dumps(asked)])

@@ -177,6 +177,7 @@ def test_the_kernel_for_cpus_is_measured_where_it_runs_a_step():
 def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
     """Its process answers with its costs, then with seconds."""
     assert divided.divided(2, "lstm", Size(3, 3, 3, 4), "train") is None, "3 sequences cannot be divided by 2"
+    assert divided.divided(1, "lstm", Size(3, 3, 3, 4), "train") is None, "on one core nothing is divided"
     program = divided.divided(2, "lstm", Size(3, 2, 3, 4), "train")
     try:
         assert program.compile_seconds > 0 and program.peak_bytes > 0
