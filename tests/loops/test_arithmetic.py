@@ -245,6 +245,16 @@ def test_products_of_every_form_and_type(form):
         compare(lambda a, b: jnp.einsum(form, a, b, preferred_element_type=wanted), *args, tolerance=tolerance)  # noqa: B023
 
 
+@pytest.mark.parametrize("factorize", [jnp.linalg.cholesky, jnp.linalg.qr, linalg.lu])
+def test_loops_over_rows_compute_no_index_but_their_counter(factorize):
+    closed = jax.make_jaxpr(lambda a: factorize(a))(normal(5, 5))
+    loops = [e for e in equations(rewritten(closed, lambda eqn: True).eqns) if e.primitive.name == "scan"]
+    assert loops
+    for loop in loops:
+        scalars = [e for e in loop.params["jaxpr"].eqns if not e.outvars[0].aval.shape]
+        assert {e.primitive.name for e in scalars} <= {"add", "sub"}  # the counter, and rows from the last one
+
+
 def test_branches_loops_and_calls_are_rewritten_inside():
     a = normal(4, 3, 3)
     compare(lambda p, a: jax.lax.cond(p > 0, lambda: jnp.linalg.inv(a), lambda: a @ a), 1.0, a[0])

@@ -11,24 +11,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jrnn.jaxprs import Eqn
 from jrnn.jaxprs.jax_internals import THREEFRY, XLA_KEEPS_BARRIERS
-from jrnn.loops.passes.arithmetic.products import Values
+from jrnn.loops.passes.arithmetic.operands import Values
 
 _ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 
 
 def threefry2x32(eqn: Eqn, first: Any, second: Any, x: Any, y: Any) -> Values:
-    keys = first, second, first ^ second ^ jnp.uint32(_PARITY)
-    x, y = x + first, y + second
+    keys = first, second, lax.bitwise_xor(lax.bitwise_xor(first, second), np.uint32(_PARITY))
+    x, y = lax.add(x, first), lax.add(y, second)
     for i in range(5):
         for bits in _ROTATIONS[i % 2]:
-            x = x + y
-            y = x ^ ((y << jnp.uint32(bits)) | (y >> jnp.uint32(32 - bits)))
-        x, y = x + keys[(i + 1) % 3], y + keys[(i + 2) % 3] + jnp.uint32(i + 1)
+            x = lax.add(x, y)
+            left, right = lax.shift_left(y, np.uint32(bits)), lax.shift_right_logical(y, np.uint32(32 - bits))
+            y = lax.bitwise_xor(x, lax.bitwise_or(left, right))
+        x, y = lax.add(x, keys[(i + 1) % 3]), lax.add(lax.add(y, keys[(i + 2) % 3]), np.uint32(i + 1))
     return [x, y]
 
 

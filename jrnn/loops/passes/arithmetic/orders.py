@@ -14,47 +14,57 @@ from jax import lax
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
-from jrnn.loops.passes.arithmetic.products import Values, where
+from jrnn.loops.passes.arithmetic.operands import Operand, Values, indices, where
 
 
 def sort(eqn: Eqn, *operands: Any) -> Values:
     axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
-    last = [jnp.moveaxis(v, axis, -1) for v in operands]
-    order = _order([p for v in last[:keys] for p in ((v.real, v.imag) if jnp.iscomplexobj(v) else (v,))], False)
-    return [jnp.moveaxis(jnp.take_along_axis(v, order, -1, mode="promise_in_bounds"), -1, axis) for v in last]
+    last = [_with_axis(v, axis, -1) for v in operands]
+    order = _order([p for v in map(Operand, last[:keys]) for p in ((v.real, v.imag) if v.is_complex else (v,))], False)
+    return [_with_axis(jnp.take_along_axis(v, order, -1, mode="promise_in_bounds"), -1, axis) for v in last]
 
 
 def top_k(eqn: Eqn, operand: Any) -> Values:
     axis, k = eqn.params.get("axis", operand.ndim - 1), eqn.params["k"]
-    last = jnp.moveaxis(operand, axis, -1)
-    order = _order([_ordinal(last)], True)[..., :k]
+    last = _with_axis(operand, axis, -1)
+    order = lax.slice_in_dim(_order([Operand(_ordinal(last))], True), 0, k, axis=-1)
     values = jnp.take_along_axis(last, order, -1, mode="promise_in_bounds")
-    return [jnp.moveaxis(v, -1, axis) for v in (values, order)]
+    return [_with_axis(v, -1, axis) for v in (values, order)]
+
+
+def _with_axis(v: Any, axis: int, at: int) -> Any:
+    """Returns an array with an axis in another place."""
+    order = [*range(v.ndim)]
+    order.insert(at % v.ndim, order.pop(axis))
+    return lax.transpose(v, order)
 
 
 def _ordinal(v: Any) -> Any:
     """Returns integers in the order of values, as XLA's top_k compares them: -NaN < -inf < -0.0 < 0.0 < inf < NaN."""
     if not jnp.issubdtype(v.dtype, jnp.floating):
         return v
-    bits = lax.bitcast_convert_type(v, f"int{8 * v.dtype.itemsize}")
-    return bits ^ (lax.shift_right_arithmetic(bits, jnp.full_like(bits, 8 * v.dtype.itemsize - 1)) & jnp.iinfo(bits).max)
+    size = 8 * v.dtype.itemsize
+    bits = lax.bitcast_convert_type(v, f"int{size}")
+    of_sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, size - 1))
+    return lax.bitwise_xor(bits, lax.bitwise_and(of_sign, np.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)))
 
 
-def _order(keys: Sequence[Any], descending: bool) -> Any:
+def _order(keys: Sequence[Operand], descending: bool) -> Any:
     """Returns the indices that sort the last axis by keys, the first of which matters most. NaN is the largest value."""
     shape = (*keys[0].shape, keys[0].shape[-1])
-    mine, other = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (len(shape) - 2, len(shape) - 1))
+    mine, other = indices(shape, -2), indices(shape, -1)
     first = other < mine
     for key in reversed(keys):
-        a, b = key[..., :, None], key[..., None, :]
+        a, b = key.reshape(*key.shape, 1), key.reshape(*key.shape[:-1], 1, key.shape[-1])
         less, same = (a < b, a == b) if descending else (b < a, a == b)
         if jnp.issubdtype(key.dtype, jnp.inexact):
             nan_a, nan_b = a != a, b != b
             same |= nan_a & nan_b
             less |= (nan_b & ~nan_a) if descending else (nan_a & ~nan_b)
         first = less | (same & first)
-    rank = jnp.sum(first, -1, dtype=jnp.int32)
-    return jnp.sum(where(rank[..., None, :] == mine, other, 0), -1, dtype=jnp.int32)
+    axis = len(shape) - 1
+    rank = Operand(lax.expand_dims(lax.reduce_sum(first.astype(np.int32).array, (axis,)), (axis - 1,)))
+    return lax.reduce_sum(where(rank == mine, other, 0).array, (axis,))
 
 
 def scatter(eqn: Eqn, operand: Any, indices: Any, updates: Any) -> Values:

@@ -116,9 +116,7 @@ def _traced(call: _Traced) -> Program | None:
         applies = values is not None and not any(v is None and w for v, w in zip(values, is_read))
         return [operands[0] if v is None else v for v in values] if applies else []
 
-    # Functions of jax.numpy are then no calls, which are traced apart and inlined: that takes a third of the time.
-    calls = jax.disable_jit(eqn.primitive.name not in draws.RULES)
-    with in_context(eqn), tag.untagged(), calls:
+    with in_context(eqn), tag.untagged():
         program = jaxprs.trace(run, [a.aval for a in eqn.invars], LOWERED_CALLS)
     if not applies or program.constvars:  # such as the counters of JAX's older way to draw
         return None
