@@ -44,6 +44,7 @@ from jrnn.jaxprs.programs import trace as trace
 from jrnn.jaxprs.programs import uncast as uncast
 from jrnn.jaxprs.programs import value as value
 from jrnn.jaxprs.programs import variables as variables
+from jrnn.jaxprs.programs import with_operands as with_operands
 from jrnn.jaxprs.programs import without_closure as without_closure
 from jrnn.jaxprs.programs import zeros_of_shape as zeros_of_shape
 from jrnn.jaxprs.queries import all_equations as all_equations

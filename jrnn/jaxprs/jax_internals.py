@@ -22,7 +22,7 @@ from jax.experimental import topologies as topologies
 from jax.experimental import xla_metadata
 from jax.experimental.multihost_utils import broadcast_one_to_all as broadcast_one_to_all
 from jax.experimental.multihost_utils import process_allgather as process_allgather
-from jax.extend import random, source_info_util
+from jax.extend import linear_util, random, source_info_util
 from jax.extend.core import ClosedJaxpr as ClosedJaxpr  # type: ignore[attr-defined, unused-ignore]
 from jax.extend.core import DebugInfo
 from jax.extend.core import Jaxpr as Jaxpr
@@ -108,6 +108,7 @@ _api_boundary = _private("traceback_util", "api_boundary", "tracebacks show the 
 _register_cache = _private("util", "register_cache", "jax.clear_caches() does not empty the caches of jrnn")
 _remat3 = _private("config", "remat3", "gradients of jrnn.scan raise where the option jax_remat3 is set")
 _unspecified = _private("sharding_impls", "UNSPECIFIED", "jitted functions in a step are not inlined")
+_trace = _private("interpreters.partial_eval", "trace_to_jaxpr_dynamic", "loops take longer to plan")
 _named_axis_effect = _private("core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives")
 _private("core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise")
 _transposes = _partial_evals = _partial_eval = _checkpointed = None
@@ -334,6 +335,18 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # since jax 0.11
     return len(list(consts)), len(list(carry))
+
+
+def traced(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Any:
+    """Returns the closed jaxpr of a function of arrays that returns a sequence of arrays.
+
+    `jax.make_jaxpr` takes four times as long for a few equations, most of it for trees, signatures and a cache.
+    """
+    if _trace is None:
+        return jax.make_jaxpr(fn)(*avals)
+    info = DebugInfo("scan", "step", ("",) * len(avals), None)
+    jaxpr, _, consts = _trace(linear_util.wrap_init(fn, debug_info=info), list(avals))
+    return ClosedJaxpr(jaxpr, tuple(consts))
 
 
 def closed_jaxpr(invars: Sequence[Var], eqns: Sequence[Any], outvars: Sequence[Any], consts: Mapping[Var, Any]) -> Any:

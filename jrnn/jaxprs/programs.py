@@ -6,6 +6,7 @@ renaming variables, without a trace. Other rewrites trace an evaluation again.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Program:
 
 def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS) -> Program:
     """Traces a function from flat arguments of these types to a flat sequence, and opens the calls inside it."""
-    return inlined(jax.make_jaxpr(fn)(*avals), calls)
+    return inlined(jax_internals.traced(fn, avals), calls)
 
 
 def inlined(closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any] = jax_internals.within) -> Program:
@@ -124,11 +125,18 @@ def _opened(
         elif name == "convert_element_type" and is_literal(operands[0]) and not operands[0].aval.shape:
             names[outs[0]] = Literal(np.asarray(operands[0].val).astype(outs[0].aval.dtype), outs[0].aval)
         else:
-            if call is not None:
-                outs = [Var(v.aval) for v in outs]
-                names.update(zip(eqn.outvars, outs))
-            ctx = jax_internals.context_of(eqn, without=TAG if _is_tagged(eqn) else None)
-            yield eqn.replace(invars=operands, outvars=outs, source_info=info, ctx=ctx)
+            if _is_tagged(eqn):
+                eqn = eqn.replace(ctx=jax_internals.context_of(eqn, without=TAG))
+            if call is None:
+                yield with_operands(eqn, operands)
+            else:
+                names.update(zip(outs, new := [Var(v.aval) for v in outs]))
+                yield eqn.replace(invars=operands, outvars=new, source_info=info)
+
+
+def with_operands(eqn: Eqn, operands: list[Atom]) -> Eqn:
+    """Returns the equation with other operands; itself if they are its own."""
+    return eqn if all(map(operator.is_, operands, eqn.invars)) else eqn.replace(invars=operands)
 
 
 def named(names: Names, atom: Atom) -> Atom:

@@ -54,7 +54,8 @@ def extent(dimension: Any) -> int:
 
 
 def elements(shape: Sequence[Any]) -> int:
-    return math.prod([n if type(n) is int else extent(n) for n in shape])  # asked very often
+    count = math.prod(shape)  # asked very often
+    return count if type(count) is int else math.prod(map(extent, shape))
 
 
 def nbytes(atom: Atom) -> int:
@@ -83,11 +84,17 @@ def needed(
     """
     want = dict.fromkeys(variables(outs))
     needed_eqns = []
-    for eqn in reversed(eqns):
-        needed_results = [v for v in eqn.outvars if v in want and v not in available]
-        if needed_results or (effects and eqn.effects):
-            needed_eqns.append(eqn)
-            want.update(dict.fromkeys(inputs(eqn)))
+    for eqn in reversed(eqns):  # loops, and no generators: asked very often
+        for v in eqn.outvars:
+            if v in want and v not in available:
+                break
+        else:
+            if not (effects and eqn.effects):
+                continue
+        needed_eqns.append(eqn)
+        for atom in eqn.invars:
+            if isinstance(atom, Var):
+                want[atom] = None
     return needed_eqns[::-1], [v for v in want if v in available]
 
 
@@ -101,8 +108,10 @@ def depends(eqns: Sequence[Eqn], roots: Iterable[Var]) -> set[Var]:
     """Returns `roots` and every variable computed from one of them."""
     reached = set(roots)
     for eqn in eqns:
-        if any(v in reached for v in inputs(eqn)):
-            reached.update(eqn.outvars)
+        for atom in eqn.invars:
+            if isinstance(atom, Var) and atom in reached:
+                reached.update(eqn.outvars)
+                break
     return reached
 
 

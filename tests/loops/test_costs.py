@@ -204,6 +204,23 @@ def test_no_split_is_estimated_twice(monkeypatch):
     assert reverse.choice.chosen.label == "a selection" and len(set(estimated)) == len(estimated)
 
 
+def test_no_equations_are_estimated_twice(monkeypatch):
+    estimated, part = [], Estimator._part
+
+    def counting(self, eqns, outputs, all_steps):
+        estimated.append((self, tuple(map(id, eqns)), frozenset(outputs), all_steps))
+        return part(self, eqns, outputs, all_steps)
+
+    monkeypatch.setattr(Estimator, "_part", counting)
+    gru_plans(50, 64, 256)
+    assert estimated and len(set(estimated)) == len(estimated)
+
+
+def test_equations_without_calls_are_inlined_as_they_are():
+    closed = jax.make_jaxpr(lambda x: jax.lax.sin(x) * x)(1.0)
+    assert list(map(id, jaxprs.inlined(closed).eqns)) == list(map(id, closed.eqns))
+
+
 def test_no_selection_is_searched_where_what_stays_takes_the_time(monkeypatch):
     tried = []
     monkeypatch.setattr(splits.Search, "_local_search", lambda *args: tried.append(args) or [])

@@ -31,7 +31,7 @@ from jrnn.loops.costs.equation_costs import (
     selects,
 )
 from jrnn.loops.costs.machines import CPU, Machine
-from jrnn.loops.costs.peaks import EquationFacts, peak_bytes, read_by_libraries
+from jrnn.loops.costs.peaks import EquationFacts, peak_bytes, read_by_libraries, through
 from jrnn.loops.ir import Loop
 
 # What XLA:CPU counts of a trip, next to its kernels: a pointer for each value, and the counter and its comparison. With 160,
@@ -152,6 +152,7 @@ class Estimator:
         }
         self._facts: dict[int, EquationFacts] = {}
         self._inside: dict[int, Costs] = {}  # of jaxprs, which the facts of their equations keep alive
+        self._parts: dict[Any, Costs] = {}  # of equations, which their facts keep alive
         self._size: dict[Var, int] = {}
 
     def whole(self) -> Estimate:
@@ -176,8 +177,14 @@ class Estimator:
             outs: what is read of their results.
             all_steps: for many steps. Constant operands of products are then read once for all, which costs nothing.
         """
+        read = jaxprs.variables(outs)
+        key = (*map(id, eqns), all_steps, *read)
+        if key not in self._parts:
+            self._parts[key] = self._part(eqns, set(read), all_steps)
+        return self._parts[key]
+
+    def _part(self, eqns: Sequence[Eqn], outputs: set[Var], all_steps: bool) -> Costs:
         facts = [self._facts_of(e) for e in eqns]
-        outputs = set(jaxprs.variables(outs))
         computed = {v for e in eqns for v in e.outvars}
         arrays = self._arrays(eqns, facts, outputs, computed)
         sources: dict[Var, tuple[Var, ...]] = {}  # the arrays that a value that is not an array is computed from
@@ -185,15 +192,14 @@ class Estimator:
         products = elements = calls = packing = 0.0
         read_bytes = written_bytes = kernels = touched_bytes = total_bytes = 0
         for eqn, fact in zip(eqns, facts):
-            union = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
-            viewed = tuple(dict.fromkeys(u for v in fact.inputs for u in views.get(v, (v,))))
+            union, viewed = through(fact.inputs, sources), through(fact.inputs, views)
             if fact.is_call:
                 products += fact.all_steps_seconds if all_steps else fact.seconds
                 calls += fact.all_steps_call_seconds if all_steps else fact.call_seconds
                 packing += fact.packing_seconds
             elif all_steps or eqn.outvars[0] not in self.free:
                 elements += fact.seconds
-                if any(v in arrays for v in eqn.outvars):
+                if not arrays.isdisjoint(eqn.outvars):
                     kernels += 1
                     written_bytes += fact.out_bytes
                     read_bytes += self.sizes(union)

@@ -209,10 +209,17 @@ def _reads(eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: Abstract
     sources: dict[Var, tuple[Var, ...]] = {}
     reads = []
     for eqn, fact in zip(eqns, facts):
-        read = tuple(dict.fromkeys(u for v in fact.inputs for u in sources.get(v, (v,))))
+        read = through(fact.inputs, sources)
         sources.update((v, read) for v in eqn.outvars if v not in arrays)
         reads.append(read)
     return reads
+
+
+def through(values: Sequence[Var], sources: Mapping[Var, tuple[Var, ...]]) -> tuple[Var, ...]:
+    """Returns what values are computed from, each once: their sources, and those that have none."""
+    if sources.keys().isdisjoint(values):
+        return tuple(dict.fromkeys(values))
+    return tuple(dict.fromkeys(u for v in values for u in sources.get(v, (v,))))
 
 
 def _slices(estimator: Any, producers: Mapping[Var, Eqn], reads: Iterable[tuple[Var, ...]]) -> set[Var]:

@@ -118,7 +118,7 @@ class Loop:
         def add(eqn: Eqn) -> None:
             if id(eqn) not in eqns:
                 add_producers(eqn.invars)
-                eqns[id(eqn)] = eqn.replace(invars=[named(names, a) for a in eqn.invars])
+                eqns[id(eqn)] = jaxprs.with_operands(eqn, [named(names, a) for a in eqn.invars])
 
         def add_producers(atoms: Sequence[Atom]) -> None:
             for v in jaxprs.variables(atoms):

@@ -286,6 +286,8 @@ def _vars_to_sink(
     moves: Moves | None,
 ) -> set[Var]:
     """Returns what to compute for all steps after the loop: contractions that feed only outputs, and their neighbors."""
+    if moves is not None and not moves.sink:
+        return set()
     base = {*free, *loop.carry}
     needed_by_carry = {v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars}
     live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if any(v in sequential for v in e.outvars)]

@@ -150,7 +150,7 @@ def common_subexpressions(loop: Loop) -> Loop:
         return atom if jaxprs.is_literal(atom) else same.get(atom, atom)
 
     remaining = [e for e in loop.eqns if not e.outvars or not all(v in same for v in e.outvars)]
-    eqns = tuple(e.replace(invars=[*map(named, e.invars)]) for e in remaining)
+    eqns = tuple(jaxprs.with_operands(e, [*map(named, e.invars)]) for e in remaining)
     smaller = replace(loop, eqns=eqns, carry_out=tuple(map(named, loop.carry_out)), ys=tuple(map(named, loop.ys)))
     return smaller.verify() if strict_passes.value else smaller
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, inlined, named, placed
+from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, inlined, named, placed, with_operands
 from jrnn.jaxprs.jax_internals import cached, context_of, in_context
 from jrnn.loops.ir import Loop, tag
 from jrnn.loops.passes.arithmetic import draws, factors, orders, products
@@ -85,7 +85,7 @@ def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fi
             inner = {key: jax.tree.map(lambda c: rewritten(c, fits), eqn.params[key]) for key in _INNER[name]}
             yield eqn.replace(invars=operands, params={**eqn.params, **inner})
         else:
-            yield eqn.replace(invars=operands)
+            yield with_operands(eqn, operands)
 
 
 @dataclass(frozen=True)
