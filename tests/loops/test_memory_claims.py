@@ -57,14 +57,10 @@ SUITES = {
     "cell": (of_cell, (*CELLS, *custom_steps.CUSTOM)),
 }
 PROGRAMS = [(suite, name, mode) for suite, (_, names) in SUITES.items() for name in names for mode in MODES]
-# These reverse loops need up to 3 times what their plans claim, less than 70 kB more but for the memory cell: XLA copies
-# operands of several sums at the same time, writes matrices between library calls, and copies a stack. Programs with them
-# need what is claimed.
-BEYOND = {
-    ("cell", "memory"),
-    ("filter", "kalman_12"),
-    *(("layer", n) for n in ("delta_rule", "dplr", "mlstm", "rwkv7")),
-}
+# Two gradients need up to 1.5 times what the plans of their loops claim, and 27 kB: XLA copies the operands of three sums of
+# the memory cell before its reverse loop, where a plan counts the largest, and a stack of the filter, whose axis of size 1
+# moves. The programs need what is claimed.
+BEYOND = {("cell", "memory"), ("filter", "kalman_12")}
 ALONE = [(suite, name, mode) for suite, name, mode in PROGRAMS if mode == "forward" or (suite, name) not in BEYOND]
 
 
@@ -93,7 +89,7 @@ def alone(plan):
     return lambda consts, *args: run([*plan.constants, *consts], *args, loop.length), (consts[known:], carry, stacks)
 
 
-@pytest.mark.sample("loop-nested-train", "layer-gla-train", "cell-layer_norm_lstm-forward")
+@pytest.mark.sample("loop-nested-train", "layer-dplr-train", "cell-layer_norm_lstm-forward")
 @pytest.mark.parametrize("suite, name, mode", ALONE, ids=map("-".join, ALONE))
 def test_a_plan_needs_no_more_memory_than_it_claims(suite, name, mode):
     fn, args = SUITES[suite][0](name, mode)

@@ -6,7 +6,7 @@ of its own, copies a carry that is read after the new one is written, and comput
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -75,11 +75,12 @@ def peak_bytes(
         temporary = arrays - (outputs - (separate - in_place))
         temporary |= _slices(estimator, producers, compress(body.reads, by_library))
         copied_bytes = body.copied_carry_bytes(outputs)
-    changes = body.changes_of_bytes(temporary, all_steps)
+    order = body.in_order()
+    changes = body.changes_of_bytes(temporary, order)
     live, peak = copied_bytes, copied_bytes
-    for i, eqn in enumerate(eqns):
-        live += changes[i]
-        peak = max(peak, live + (_inner_bytes(estimator, eqn, all_steps) if facts[i].is_call else 0))
+    for at, i in enumerate(order):
+        live += changes[at]
+        peak = max(peak, live + (_inner_bytes(estimator, eqns[i], all_steps) if facts[i].is_call else 0))
     return peak
 
 
@@ -104,25 +105,34 @@ class _Body:
         """Returns for each equation whether it is a call, or writes an array."""
         return [f.is_call or not self.arrays.isdisjoint(e.outvars) for e, f in zip(self.eqns, self.facts)]
 
-    def changes_of_bytes(self, temporary: AbstractSet[Var], all_steps: bool) -> Counter[int]:
-        """Returns the change of the bytes of temporary arrays at each equation.
+    def in_order(self) -> list[int]:
+        """Returns the positions of the kernels in XLA:CPU's order.
 
-        Outside of a loop, XLA may run a kernel at the place of the first equation that it computes.
+        It is breadth first: all kernels that only read inputs run before those that read their results.
         """
-        fused_at: dict[Var, int] = {}
+        kernels = [i for i, is_kernel in enumerate(self.kernels()) if is_kernel]
+        writers = {v: i for i in kernels for v in self.eqns[i].outvars}
+        readers, missing = defaultdict[int, list[int]](list), Counter[int]()
+        for i in kernels:
+            sources = dict.fromkeys(writers[v] for v in self.reads[i] if v in writers)
+            missing[i] = len(sources)
+            for source in sources:
+                readers[source].append(i)
+        order = [i for i in kernels if not missing[i]]
+        for i in order:  # which grows
+            missing.subtract(readers[i])
+            order += [j for j in readers[i] if not missing[j]]
+        return order
+
+    def changes_of_bytes(self, temporary: AbstractSet[Var], order: Sequence[int]) -> Counter[int]:
+        """Returns the change of the bytes of temporary arrays at each kernel, by its place in an order."""
         written_at: dict[Var, int] = {}
         last_read_at: dict[Var, int] = {}
-        for i, (eqn, fact, read) in enumerate(zip(self.eqns, self.facts, self.reads)):
-            at = min([i, *(fused_at[v] for v in fact.inputs if v in fused_at)]) if all_steps and not fact.is_call else i
-            for v in eqn.outvars:
+        for at, i in enumerate(order):
+            for v in (*self.eqns[i].outvars, *self.reads[i]):
                 if v in temporary:
-                    written_at[v] = at
-                elif read:
-                    fused_at[v] = at
-            for v in (*eqn.outvars, *read):
-                if v in temporary:
-                    written_at.setdefault(v, i)
-                    last_read_at[v] = i
+                    written_at.setdefault(v, at)
+                    last_read_at[v] = at
         changes = Counter[int]()
         for v, at in written_at.items():
             changes[at] += self.estimator.size(v)
