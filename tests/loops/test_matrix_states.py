@@ -352,6 +352,13 @@ def test_the_variables_of_terms_are_read_in_their_order():
     assert names == list(ordered)
 
 
+def test_the_gradient_of_a_decay_in_levels_is_a_short_program():
+    """Each equation costs time at the first call. With all levels spelled out, the gradient had over 1,000 of them."""
+    init, xs = problem(layers.gla, 64, jnp.float32)
+    slope = jax.make_jaxpr(jax.grad(lambda xs: loss(jrnn.scan, layers.gla, init, xs)[0], allow_int=True))(xs)
+    assert 200 < len(list(jaxprs.all_equations(slope.jaxpr))) < 700
+
+
 @pytest.mark.exhaustive
 def test_no_kernel_computes_all_levels_of_a_decay():
     """XLA:CPU fused the cotangents of five levels into kernels of over 100 operations, which took a second to compile."""

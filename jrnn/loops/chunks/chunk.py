@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jrnn.jaxprs import Var
 from jrnn.loops.affine.matrix import AffineForm, rows_of
 from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term
-from jrnn.loops.chunks.decay import FROM_STATE, STATE_LABELS, TO_STATE, Decay, decay_of, sums
+from jrnn.loops.chunks.decay import FROM_STATE, STATE_LABELS, TO_STATE, Decay, Vectors, decay_of, sums
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
 from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_solve
 
@@ -92,7 +92,12 @@ class Chunk:
             scaled = self._masked(self._per_step(self.factors.value(scale)))
             writes.matrices.append((self.factors.value(matrix), *sums(decays.both, scaled)))
 
-        equations = self._row_equations(start, decays, writes)
+        reads = {row: self._read_vectors([t for t in row.terms if t.operand in form.forms.states]) for row in form.rows}
+        readers = [vector for several in reads.values() for vector, _ in several]
+        vectors = decays.rows.of_vectors(readers, [*(v for v, _ in writes.known), *writes.vectors.values()])
+        ones = [self._per_step(self._with_label(None, form.columns[-1]))] if form.columns else []
+        values = decays.columns.of_vectors(ones, [value for _, value in writes.known])
+        equations = self._row_equations(start, decays, writes, reads, vectors, values)
         solved = self._solve({row: equation for row, equation in equations.items() if row in writes.vectors})
         rows = dict(solved)
         for row in rows_of([t for v in form.readouts.values() for t in v.terms]):
@@ -101,32 +106,39 @@ class Chunk:
                 parts = [self._apply_scores(m, rows[u].renamed("T", "S")) for u, m in equation.scores.items()]
                 rows[row] = plus([equation.known, *parts])
         new = []
-        for vector, value in [*writes.known, *((v, solved[row]) for row, v in writes.vectors.items())]:
-            vector, value = decays.rows.to_end(vector), decays.columns.to_end(value)
+        for vector, value in zip(vectors.ends, [*values.ends, *(solved[row] for row in writes.vectors)]):
             out = [l for l in start.labels if l in vector.labels + value.labels]
             new.append(dot(vector, value, out, self.factors.precision))
         if form.decay:
-            new.append(decays.rows.decay_state(decays.columns.decay_state(start)))
+            new.append(decays.rows.scaled(decays.columns.scaled(start, values.total), vectors.total))
         new += [times([m, remaining]) for m, _, remaining in writes.matrices]
         after = plus(new).full(start.labels, self._size).reshape(-1, *shape)
         return {v: self._readout_values(v, value, rows) for v, value in form.readouts.items()}, list(after)
 
-    def _row_equations(self, start: Labeled, decays: Decays, writes: Writes) -> dict[Row, RowEquation]:
-        """Returns the equations of the rows of each step."""
+    def _row_equations(
+        self,
+        start: Labeled,
+        decays: Decays,
+        writes: Writes,
+        reads: dict[Row, list[tuple[Labeled, Labeled | None]]],
+        vectors: Vectors,
+        values: Vectors,
+    ) -> dict[Row, RowEquation]:
+        """Returns the equations of the rows of each step, from their readers, and the vectors and values of the writes."""
         form, decay = self.form, decays.rows
-        known = [(decay.prepare_writer(v), value.renamed("T", "S")) for v, value in writes.known]
-        writers = {row: decay.prepare_writer(v) for row, v in writes.vectors.items()}
+        known = list(zip(vectors.writers, values.writers))
+        writers = dict(zip(writes.vectors, vectors.writers[len(known) :]))
+        readers = iter(zip(vectors.readers, vectors.starts))
+        of_columns = [times(values.starts[0])] if form.columns else []
         equations: dict[Row, RowEquation] = {}
         for row in form.rows:
             parts, scores = [], {}
-            for vector, scale_after in self._read_vectors([t for t in row.terms if t.operand in form.forms.states]):
-                vector = self._per_step(vector)
-                reader, scale = decay.from_start(vector)
-                products = [times([self._read_matrix(reader, start, scale), decays.columns.prefix])]
+            for vector, scale_after in reads[row]:
+                reader, of_start = next(readers)
+                products = [times([self._read_matrix(of_start[0], start, of_start[1]), *of_columns])]
                 products += [self._read_matrix(vector, matrix, remaining) for matrix, remaining, _ in writes.matrices]
-                reader = decay.prepare_reader(vector)
-                scored = ((decay.scores(reader, w, self.saved), v) for w, v in known)
-                products += [self._apply_scores(m, v, decays.columns) for m, v in scored]
+                scored = ((decay.scores(reader, writer, self.saved), value) for writer, value in known)
+                products += [self._apply_scores(m, value, decays.columns, values) for m, value in scored]
                 parts += [times([scale_after, a]) for a in products]
                 scores = {row: decay.scores(reader, w, self.saved) for row, w in writers.items()}
             for term in row.terms:
@@ -167,14 +179,17 @@ class Chunk:
         scales_of: dict[tuple[Factor, ...], list[Labeled]] = {}
         for _, with_k, product in self._split_by_k(terms):
             scales_of.setdefault(tuple(with_k), []).append(product)
-        return [(self._with_label(self.factors.product(fs), self.k), plus(scales)) for fs, scales in scales_of.items()]
+        with_k = ((self._with_label(self.factors.product(fs), self.k), scales) for fs, scales in scales_of.items())
+        return [(self._per_step(vector), plus(scales)) for vector, scales in with_k]
 
-    def _apply_scores(self, scores: Labeled, values: Labeled, columns: Decay | None = None) -> Labeled:
+    def _apply_scores(
+        self, scores: Labeled, values: Labeled, columns: Decay | None = None, of_columns: Vectors | None = None
+    ) -> Labeled:
         """Returns what the values written at steps S add to what is read at steps T."""
-        out = [l for l in union([scores, values], ("T", *self.form.free)) if l != "S"]
-        if columns is None or columns.levels is None:
+        out = [l for l in union([scores, values], ("T", *self.form.free)) if l not in ("N", "S")]
+        if columns is None or columns.each is None or of_columns is None:
             return dot(scores, values, out, self.factors.precision)
-        return columns.apply_scores(scores, self._with_label(values, self.form.columns[-1]), out)
+        return columns.apply_scores(scores, values, of_columns.readers[0], out)
 
     @property
     def k(self) -> int:

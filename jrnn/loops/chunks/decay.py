@@ -9,20 +9,39 @@ Shapes: C steps of a chunk, K the contracted axis of S.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS
 from jrnn.jaxprs.mesh_axes import like
 from jrnn.loops.affine import rounds
 from jrnn.loops.chunks.labeled import Label, Labeled, dot, sum_over, times, union
-from jrnn.loops.chunks.solve import SavedForBackward, neighbors, unit_lower_inverse
+from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_inverse
 
 STATE_LABELS = TO_STATE, FROM_STATE = "to", "from"  # of the matrices by which states that read each other decay
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors of a chunk, times decays.
+
+    Attributes:
+        readers, writers: of each step, for `Decay.scores`.
+        starts: readers of the state before the chunk, each with what scales the results.
+        ends: what remains of writers at the end of the chunk.
+        total: W(end, start).
+    """
+
+    readers: list[Labeled]
+    writers: list[Labeled]
+    starts: list[tuple[Labeled, Labeled | None]]
+    ends: list[Labeled]
+    total: Labeled | None
 
 
 @dataclass(frozen=True)
@@ -34,8 +53,9 @@ class Decay:
         suffix: W(end, s) for each s.
         total: W(end, start).
         between: W(t, s) below the diagonal, [T, S], for decays that are the same along K; otherwise None.
-        levels: for decays that differ along K: of blocks of 1, 2, 4, ... steps, `prefix` of every second block, and
-            `suffix` of the steps of the others, [..., N, C / 2, K].
+        each: the decay of each step, if it differs along K. Then vectors for scores are in levels of blocks of 1, 2, 4, ...
+            steps, [N, C / 2]: readers in every second block, times the decays since its start, and writers in the others,
+            times those to the end.
     """
 
     steps: int
@@ -45,47 +65,69 @@ class Decay:
     suffix: Labeled | None = None
     total: Labeled | None = None
     between: Labeled | None = None
-    levels: tuple[Labeled, Labeled] | None = None
+    each: Labeled | None = None
 
     def largest(self) -> Any:
         """Returns the largest magnitude of a product of decays, at least 1."""
-        products = [p for p in (self.prefix, self.suffix, self.between, *(self.levels or ())) if p is not None]
+        products = [p for p in (self.prefix, self.suffix, self.between) if p is not None]
+        if self.each is not None:
+            ones = self.each.map(jnp.ones_like)
+            vectors = self.of_vectors([ones], [ones])
+            products = [*vectors.readers, *vectors.writers, vectors.starts[0][0], *vectors.ends]
         return functools.reduce(jnp.maximum, [jnp.max(jnp.abs(p.array)) for p in products], jnp.ones(()))
 
-    def prepare_reader(self, a: Labeled) -> Labeled:
-        """Prepares a vector a_t, with the labels T and K, for `scores`."""
-        return a if self.levels is None else self._level_by_level(a, 1)
+    def of_vectors(self, readers: Sequence[Labeled], writers: Sequence[Labeled]) -> Vectors:
+        """Returns vectors a_t and p_s, with the labels T and K, times decays."""
+        if self.each is not None:
+            return self._in_levels(self.each, readers, writers)
+        starts, ends = [self._from_start(a) for a in readers], [self.scaled(p, self.suffix) for p in writers]
+        return Vectors(list(readers), list(map(_written, writers)), starts, ends, self.total)
 
-    def prepare_writer(self, p: Labeled) -> Labeled:
-        """Prepares a vector p_s, with the labels T and K, for `scores`."""
-        return (p if self.levels is None else self._level_by_level(p, 0)).renamed("T", "S").renamed(*STATE_LABELS)
+    def _in_levels(self, d: Labeled, readers: Sequence[Labeled], writers: Sequence[Labeled]) -> Vectors:
+        """Returns vectors times decays that differ along K.
 
-    def _level_by_level(self, a: Labeled, which: int) -> Labeled:
-        """The vectors of every second block of each level, or of the others, times the decay to or from its start."""
-        assert self.levels is not None
-        labels = tuple(l for l in a.labels if l not in ("T", self.k))
-        array = a.along((*labels, "T", self.k))
-        # Each level reads a copy of its own, or XLA:CPU fuses the sums of all levels' cotangents into large kernels.
-        copies = [jax.lax.optimization_barrier(array) for _ in _blocks(self.steps)]
-        halves = jnp.stack([_half(copy, h, which) for copy, h in zip(copies, _blocks(self.steps))], -3)
-        return times([Labeled(halves, (*labels, "N", "T", self.k)), self.levels[1 - which]])
+        In each round, pairs of blocks join: vectors of one are multiplied with the total of the other. The steps are in
+        another order each time, with those of the first blocks of all pairs in front of those of the second. Then all rounds
+        are the same program, and after the last the order is that of time.
+        """
+        vectors = [*readers, *writers, d]
+        labels = ("T", *(l for l in union(vectors) if l not in ("T", self.k)), self.k)
+        shape = jnp.broadcast_shapes(*(v.along(labels).shape for v in vectors))
+        is_reader = np.arange(len(vectors) - 1) < len(readers)
+        barrier, is_second = jax.lax.optimization_barrier, np.array([False, True])[:, None, None]
 
-    def from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
+        def join(rows: Any, _: Any) -> Any:
+            halves = [jnp.swapaxes(x.reshape(self.steps // 2, 2, -1), 0, 1) for x in rows]
+            other = halves[-1][::-1]
+            new = [x * jnp.where(is_second == r, other, 1) for x, r in zip(halves, is_reader)]
+            new = [barrier(x.reshape(self.steps, -1)) for x in (*new, halves[-1] * other)]
+            return new, [barrier(x[int(r)]) for x, r in zip(halves, is_reader)]
+
+        rows = [barrier(jnp.broadcast_to(v.along(labels), shape).reshape(self.steps, -1)) for v in vectors]
+        # XLA compiles equal kernels once. Where it drops the barriers, it would compute all rounds in one kernel.
+        unroll = XLA_KEEPS_BARRIERS or 1
+        rows, levels = jax.lax.scan(join, rows, None, self.steps.bit_length() - 1, unroll=unroll)
+
+        def labeled(x: Any, lead: tuple[Label, ...], vector: Labeled) -> Labeled:
+            """The array, without axes that neither the vector nor the decay has."""
+            x = x.reshape(*x.shape[: len(lead)], *shape[1:])
+            extra = [i for i, l in enumerate(labels[1:], len(lead)) if l not in vector.labels + d.labels]
+            index = tuple(0 if i in extra else slice(None) for i in range(x.ndim))
+            return Labeled(x[index], (*lead, *(l for l in labels[1:] if l in vector.labels + d.labels)))
+
+        levels, n = [labeled(x, ("N", "T"), v) for x, v in zip(levels, vectors)], len(readers)
+        ends = [labeled(x, ("T",), v) for x, v in zip(rows, vectors)]
+        total = labeled(rows[-1][0], (), d)
+        return Vectors(levels[:n], list(map(_written, levels[n:])), [(a, None) for a in ends[:n]], ends[n:-1], total)
+
+    def _from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
         """Returns a reader of the state before the chunk, and what scales the results."""
         if self.prefix is None or TO_STATE not in self.prefix.labels:
             return a, self.prefix
         transposed = self.prefix.renamed(TO_STATE, "old").renamed(FROM_STATE, TO_STATE).renamed("old", FROM_STATE)
-        return self._scaled(a, transposed), None
+        return self.scaled(a, transposed), None
 
-    def to_end(self, p: Labeled) -> Labeled:
-        """Returns what remains of a vector at the end of the chunk."""
-        return self._scaled(p, self.suffix)
-
-    def decay_state(self, start: Labeled) -> Labeled:
-        """Returns what remains of the state before the chunk."""
-        return self._scaled(start, self.total)
-
-    def _scaled(self, a: Labeled, decay: Labeled | None) -> Labeled:
+    def scaled(self, a: Labeled, decay: Labeled | None) -> Labeled:
         """Returns `a` times a decay; for states that read each other, `sum_j decay[i, j] a[j]`."""
         if decay is None or FROM_STATE not in decay.labels:
             return times([a, decay])
@@ -97,7 +139,7 @@ class Decay:
 
         The products of vectors are saved for the reverse pass.
         """
-        if self.levels is not None:
+        if self.each is not None:
             return _product(reader, writer, self.k, self.precision, saved, _merge_levels)
         product = _product(reader, writer, self.k, self.precision, saved)
         if self.between is not None:
@@ -106,19 +148,27 @@ class Decay:
         below = np.tril(np.ones((self.steps, self.steps), bool), -1)
         return product.map(lambda m: jnp.where(below, m, 0))
 
-    def apply_scores(self, scores: Labeled, values: Labeled, out: Sequence[Label]) -> Labeled:
-        """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K, and values v_s with the labels S and K."""
-        assert self.levels is not None
+    def apply_scores(self, scores: Labeled, values: Labeled, decays: Labeled, out: Sequence[Label]) -> Labeled:
+        """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K.
+
+        Args:
+            scores: with the labels T and S.
+            values, decays: v_s, and readers that are 1, of `of_vectors`.
+            out: the labels of the result, T first.
+        """
         lead = tuple(l for l in scores.labels if l not in ("T", "S"))
         blocks = Labeled(_split_levels(scores.along((*lead, "T", "S"))), (*lead, "N", "T", "S"))
-        mixed = dot(blocks, self.prepare_writer(values.renamed("S", "T")), ["N", *out], self.precision)
-        mixed = times([mixed, self.levels[0]])
-        lead_labels = tuple(l for l in mixed.labels if l not in ("N", "T"))
-        of_levels, total = mixed.along((*lead_labels, "N", "T")), []
-        for i, h in enumerate(_blocks(self.steps)):
-            part = of_levels[..., i, :].reshape(*of_levels.shape[:-2], -1, 1, h)
-            total.append(jnp.concatenate([jnp.zeros_like(part), part], -2).reshape(*of_levels.shape[:-2], -1))
-        return Labeled(sum(total), (*lead_labels, "T"))
+        mixed = times([dot(blocks, values, ["N", *out], self.precision), decays])
+        lead = tuple(l for l in mixed.labels if l not in ("N", "T"))
+        levels = mixed.along(("N", "T", *lead))
+        second = _orders(self.steps)[0][1].reshape(-1) == np.arange(self.steps)[:, None]
+        rows = levels.reshape(-1, *levels.shape[2:])
+        return Labeled(jnp.tensordot(second.astype(rows.dtype), rows, 1, jax.lax.Precision.HIGHEST), ("T", *lead))
+
+
+def _written(p: Labeled) -> Labeled:
+    """Returns a writer with the labels of the steps that wrote."""
+    return p.renamed("T", "S").renamed(*STATE_LABELS)
 
 
 def _product(a: Labeled, p: Labeled, k: int, precision: Any, saved: SavedForBackward, then: Any = None) -> Labeled:
@@ -133,59 +183,53 @@ def _product(a: Labeled, p: Labeled, k: int, precision: Any, saved: SavedForBack
     return Labeled(scores, tuple(l for l in labels if l != "N"))
 
 
-def _blocks(steps: int) -> list[int]:
-    """Returns the lengths of blocks: 1, 2, 4, ..., half of all steps."""
-    return [1 << i for i in range(steps.bit_length() - 1)]
+@functools.cache
+def _orders(steps: int) -> tuple[Any, Any]:
+    """Returns where steps are in each level, whose blocks have 1, 2, 4, ... steps.
+
+    Returns:
+        the steps of the first and of the second blocks of all pairs of blocks, [2, N, C / 2], and the place of each step in
+        one of the two, [N, C].
+    """
+    order, orders = np.arange(steps), []
+    for _ in range(steps.bit_length() - 1):
+        order = order.reshape(-1, 2).T.reshape(-1)
+        orders.append(order)
+    halves = np.stack(orders).reshape(-1, 2, steps // 2).swapaxes(0, 1)
+    return halves, np.argsort(np.stack(orders), -1) % (steps // 2)
 
 
-def _half(x: Any, h: int, which: int) -> Any:
-    """Returns the steps of every second block of h steps, or of the others, [..., T, K] -> [..., T / 2, K]."""
-    *lead, steps, k = x.shape
-    half = *lead, steps // 2, k
-
-    def blocks(x: Any) -> Any:
-        return x.reshape(*lead, -1, 2, h, k)
-
-    @jax.custom_jvp
-    def half_of(x: Any) -> Any:
-        return blocks(x)[..., which, :, :].reshape(half)
-
-    @half_of.defjvp
-    def _(primals: Any, tangents: Any) -> Any:  # the transpose of a slice would be a padding, which is slow on a CPU
-        is_half = np.arange(2)[:, None, None] == which
-        return half_of(*primals), jnp.sum(jnp.where(is_half, blocks(tangents[0]), 0), -3).reshape(half)
-
-    return half_of(x)
-
-
-@jax.custom_jvp
-def _merge_levels(pairs: Any) -> Any:
+def _merge(pairs: Any) -> Any:
     """Returns the pairs of all steps from those of each level, [..., N, T / 2, S / 2] -> [..., T, S]."""
-    *lead, _, half, _ = pairs.shape
-    total: Any = 0
-    for i, (h, is_pair) in enumerate(zip(_blocks(2 * half), neighbors(2 * half))):
-        part = pairs[..., i, :, :].reshape(*lead, -1, 1, h, half // h, 1, h)
-        wide = jnp.broadcast_to(part, (*lead, half // h, 2, h, half // h, 2, h))
-        total = jnp.where(is_pair, wide.reshape(*lead, 2 * half, 2 * half), total)
-    return total
+    *lead, levels, half, _ = pairs.shape
+    t, s = np.arange(2 * half)[:, None], np.arange(2 * half)
+    level, places = np.maximum(np.frexp(t ^ s)[1] - 1, 0), _orders(2 * half)[1]
+    index = (level * half + places[level, t]) * half + places[level, s]
+    return jnp.where(s < t, jnp.take(pairs.reshape(*lead, -1), index, -1, mode="clip"), 0)
 
 
-@_merge_levels.defjvp
-def _(primals: Any, tangents: Any) -> Any:  # the transpose of a broadcast would be a sum for each level
-    (pairs,), (moved,) = primals, tangents
-    return _merge_levels(pairs), jax.linear_transpose(_split_levels, jnp.zeros_like(_merge_levels(pairs)))(moved)[0]
-
-
-def _split_levels(scores: Any) -> Any:
-    """Returns the pairs of each level, the transpose of `_merge_levels`."""
+def _split(scores: Any) -> Any:
+    """Returns the pairs of each level, the transpose of `_merge`."""
     *lead, steps, _ = scores.shape
-    levels = []
-    for h in _blocks(steps):
-        n = steps // (2 * h)
-        part = scores.reshape(*lead, n, 2, h, n, 2, h)[..., 1, :, :, 0, :]
-        part = jnp.where(np.eye(n, dtype=bool)[:, None, :, None], part, 0)
-        levels.append(part.reshape(*lead, steps // 2, steps // 2))
-    return jnp.stack(levels, -3)
+    first, second = _orders(steps)[0]
+    t, s, length = second[:, :, None], first[:, None, :], 2 << np.arange(len(first))[:, None, None]
+    pairs = jnp.take(scores.reshape(*lead, -1), t * steps + s, -1, mode="clip")
+    return jnp.where(t // length == s // length, pairs, 0)
+
+
+def _with_transpose(fn: Callable[[Any], Any], transpose: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a linear function with its transpose, which for a lookup would be a scatter."""
+    linear = jax.custom_jvp(fn)
+
+    @linear.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        out = linear(*primals)
+        return out, jax.linear_transpose(transpose, out)(*tangents)[0]
+
+    return linear
+
+
+_merge_levels, _split_levels = _with_transpose(_merge, _split), _with_transpose(_split, _merge)
 
 
 def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward, batched: bool) -> Decay:
@@ -205,8 +249,7 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, saved: 
     has_states = TO_STATE in factor.labels
     lead = tuple(l for l in factor.labels if l not in ("T", *STATE_LABELS))
     if k in lead:
-        without_k = tuple(l for l in lead if l != k)
-        return _per_row(factor.along((*without_k, "T", k)), without_k, steps, k, precision)
+        return Decay(steps, k, precision, each=factor)
 
     def labeled(array: Any, labels: tuple[Label, ...]) -> Labeled:
         axes = [(n, l) for n, l in zip(array.shape, (*lead, *labels)) if l not in STATE_LABELS or has_states]
@@ -277,21 +320,3 @@ def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
     shape = jnp.broadcast_shapes(x.along(labels).shape, d.shape)
     (total,) = rounds.associative_solve([[jnp.broadcast_to(d, shape)]], [jnp.broadcast_to(x.along(labels), shape)])
     return Labeled(rounds.shift_one_step(total), labels), Labeled(total[-1], labels[1:])
-
-
-def _per_row(d: Any, lead: tuple[Label, ...], steps: int, k: int, precision: Any) -> Decay:
-    """Joins blocks of h steps: their products are those of the two, times the product of the other block."""
-    joined, levels = jnp.stack([jnp.ones_like(d), jnp.ones_like(d), d], -3), []  # prefix, suffix and total of blocks
-    for h in _blocks(steps):
-        levels.append([_half(joined[..., i, :, :], h, 1 - i) for i in range(2)])
-        total = joined[..., 2:, :, :]
-        other = total.reshape(*total.shape[:-2], -1, 2, h, d.shape[-1])[..., ::-1, :, :].reshape(total.shape)
-        second = np.arange(steps) // h % 2 == 1
-        joined = joined * jnp.where(np.stack([second, ~second, second | True])[..., None], other, 1)
-        joined = jax.lax.optimization_barrier(joined)  # or XLA:CPU fuses all levels into one
-    prefix, suffix = (Labeled(joined[..., i, :, :], (*lead, "T", k)) for i in range(2))
-    decay = Decay(steps, k, precision, prefix, suffix, Labeled(joined[..., 2, 0, :], (*lead, k)))
-    if not levels:
-        return decay
-    inner = [Labeled(jnp.stack(x, -3), (*lead, "N", "T", k)) for x in zip(*levels)]
-    return replace(decay, levels=(inner[0], inner[1]))
