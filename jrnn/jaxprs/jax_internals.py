@@ -345,7 +345,8 @@ def traced(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Any:
     if _trace is None:
         return jax.make_jaxpr(fn)(*avals)
     info = DebugInfo("scan", "step", ("",) * len(avals), None)
-    jaxpr, _, consts = _trace(linear_util.wrap_init(fn, debug_info=info), list(avals))
+    types = [jax.typeof(a) if isinstance(a, jax.ShapeDtypeStruct) else a for a in avals]
+    jaxpr, _, consts = _trace(linear_util.wrap_init(fn, debug_info=info), types)
     return ClosedJaxpr(jaxpr, tuple(consts))
 
 
