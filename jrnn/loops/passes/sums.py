@@ -167,9 +167,12 @@ def accumulator_dtype(dtype: Any) -> Any:
     return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
 
 
-def _linear_region(v: Atom, producers: Producers, stop: Collection[Var]) -> tuple[list[Any], list[Atom]] | None:
+def linear_region(
+    v: Atom, producers: Producers, stop: Collection[Var], names: Collection[str] = ("add_any",)
+) -> tuple[list[Any], list[Atom]] | None:
     """Returns the linear equations that a sum of `v` moves through, and the contractions and values where it ends.
 
+    `names` are primitives that are linear in several operands, and that it moves through.
     Returns None if there are too many.
     """
     through: dict[int, Any] = {}
@@ -178,7 +181,7 @@ def _linear_region(v: Atom, producers: Producers, stop: Collection[Var]) -> tupl
     while queue:
         atom = queue.pop()
         eqn = None if jaxprs.is_literal(atom) or atom in stop else producers.get(atom)
-        if eqn is None or not (primitives.is_linear(eqn) or eqn.primitive.name == "add_any"):
+        if eqn is None or not (primitives.is_linear(eqn) or eqn.primitive.name in names):
             ends.append(atom)
         elif id(eqn) not in through:
             through[id(eqn)] = eqn
@@ -192,7 +195,7 @@ def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
     """Returns True if summing after the loop is better than adding at each step."""
     if jaxprs.is_in(v, producers) and producers[v].primitive.name == "reduce_sum":
         return True
-    above = _linear_region(v, producers, free)
+    above = linear_region(v, producers, free)
     if above is None:
         return False
     through, ends = above
@@ -205,7 +208,7 @@ def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
 
 
 def _operands(v: Atom, producers: Producers, stacked: Collection[Var], contractions_only: bool) -> list[Var]:
-    above = _linear_region(v, producers, stacked)
+    above = linear_region(v, producers, stacked)
     assert above is not None, "a sum that pays is short"
     values: list[Var] = []
     for atom in above[1]:

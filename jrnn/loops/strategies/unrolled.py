@@ -1,7 +1,8 @@
 """The strategy "unrolled" on a CPU: several steps of a tiny loop in one trip, if XLA compiles the loop as one kernel.
 
 A step of a few nanoseconds waits for the step before it, and for the trip of its loop. Unrolled, it waits for that step
-alone, or for none if it is affine in the carry with constant coefficients. docs/notes/cpu_log.md has the measurements.
+alone. Steps that are affine in the carry with constant coefficients run in blocks that wait only for the carry before them,
+by the kernel for CPUs. docs/notes/cpu_log.md has the measurements.
 """
 
 from __future__ import annotations
@@ -18,21 +19,19 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Var, primitives
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.costs.equation_costs import MIN_ELEMENTS, element_seconds
-from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
+from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.costs.machines import CPU
-from jrnn.loops.ir import Loop, Results
+from jrnn.loops.ir import Loop, Refused, Results
 from jrnn.loops.ir.description import Description, described
-from jrnn.loops.kernels.unrolled.affine import AffineStep, affine_step
-from jrnn.loops.kernels.unrolled.lookahead import run_ahead
-from jrnn.loops.kernels.unrolled.products import run_products
-from jrnn.loops.kernels.unrolled.steps import run_unrolled
+from jrnn.loops.kernels.native.affine_call import BLOCK, AffineCall, affine_call
+from jrnn.loops.kernels.native.affine_step import affine_step
+from jrnn.loops.kernels.unrolled import run_unrolled
 from jrnn.loops.passes import Moves
 from jrnn.loops.strategies.candidates import ELEMENTWISE_MIN_GAIN, Candidate
 from jrnn.loops.strategies.nodes import Split, Steps
 from jrnn.loops.strategies.problem import Problem
 
 _STEPS, _STEPS_WITHIN_LIMIT = 8, 4  # of a trip; the latter where XLA makes one kernel of small trips alone
-_STEPS_OF_PRODUCT, _KERNELS = 16, 40  # of a trip that is a product; the kernels that it runs one by one
 _LARGEST = 8  # elements of a value: with 16 a step works on whole vectors, and takes its time for that
 _LONGEST = 400  # equations of a step that is read
 _OPERATIONS = 100  # of a step, with functions as several: longer ones gain little, and take long to compile
@@ -42,9 +41,11 @@ _MARGIN = 1.15
 _LATENCY = 4.0  # from an operand of an addition, a multiplication or both to the result
 _ISSUE = 0.5  # one operation among others that do not wait for it
 _TRIP, _CARRIED = 3.0, 1.0  # a trip of a loop of one kernel, and each value that it carries through memory
-_TERM = 0.75  # a coefficient times the carry before the trip, added to a value of a step
-_POWERS = 12_000.0  # the powers of the coefficients, once
-_CLEARLY = 0.9  # of the cycles of steps one after the other, in which a step that looks ahead must run
+_OF_ORDER = {1: 1.5, 2: 2.5}  # a step in blocks of one carry, or of two that are the values
+_RESPONSE, _VALUE = 1.0, 0.75  # of others: each value of each input, and each value
+_IN_TILE, _FUNCTION = 0.25, 4.0  # an operation on all steps of a tile, and a function, as so many operations
+_CALL, _POWERS = 4_000.0, 2.0  # once: the call, and each product for the matrices
+_CYCLE = 1 / 3.5e9  # seconds
 
 
 @dataclass(frozen=True)
@@ -54,79 +55,98 @@ class Unrolled:
     Attributes:
         loop: the loop.
         size: the steps of a trip.
-        ahead: the affine form of the step, if trips do not wait for each other.
-        why: the reason why they do.
-        as_products: a trip is a product, because the loop is no single kernel.
+        why: the reason why it does not run in blocks.
     """
 
     loop: Loop
     size: int
-    ahead: AffineStep | None = None
     why: str = ""
-    as_products: bool = False
 
     def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        if self.as_products and self.ahead is not None:
-            return run_products(self.ahead, self.size, consts, init, xs, length)
-        if self.ahead is not None:
-            return run_ahead(self.ahead, self.size, consts, init, xs, length)
         return run_unrolled(self.loop, self.size, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
         whole, cycles = Steps(self.loop).estimate(estimator), Cycles(self.loop)
-        if self.as_products:
-            kernels = _KERNELS * estimator.machine.kernel / self.size
-            return estimate({"calls": kernels * self.loop.length}, whole.memory)
-        ours = cycles.unrolled(self.size) if self.ahead is None else cycles.ahead(self.ahead, self.size)
-        return estimate({name: seconds * ours / cycles.as_it_is for name, seconds in whole.terms}, whole.memory)
+        ratio = cycles.unrolled(self.size) / cycles.as_it_is
+        return estimate({name: seconds * ratio for name, seconds in whole.terms}, whole.memory)
 
     def describe(self) -> Description:
-        affine = "the carry is affine with constant coefficients, so that"
-        how = f"each waits for the one before it: {self.why}"
-        if self.ahead is not None:
-            how = f"{affine} {'a trip is a product' if self.as_products else 'no trip waits for the one before it'}"
-        return described(self.loop, f"{self.size} steps in one trip of the loop; {how}")
+        return described(self.loop, f"{self.size} steps in one trip of the loop, each after the one before it: {self.why}")
+
+
+@dataclass(frozen=True)
+class InBlocks:
+    """Runs an affine loop as one call of the kernel for CPUs, in blocks of steps."""
+
+    affine: AffineCall
+
+    @property
+    def loop(self) -> Loop:
+        return self.affine.step.loop
+
+    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+        return self.affine.run(consts, init, xs, length)
+
+    def estimate(self, estimator: Estimator) -> Estimate:
+        loop, call, whole = self.loop, self.affine, Steps(self.loop).estimate(estimator)
+        cycles, steps = Cycles(loop), jaxprs.extent(loop.length)
+        ours = cycles.in_blocks(call)
+        stacks = estimator.sizes({*call.encoded.stacks, *call.outs}.difference(loop.xs, jaxprs.variables(loop.ys)))
+        if estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs)):
+            kernel_terms = {name: seconds * ours / cycles.as_it_is for name, seconds in whole.terms}
+        else:
+            kernel_terms = {"calls": steps * ours * _CYCLE}
+        read = [*call.encoded.stacks, *jaxprs.variables(loop.ys), *call.sums.outer]
+        outer = estimator.part(call.outer_eqns, read, all_steps=True)
+        memory = whole.memory + steps * (stacks + outer.peak_bytes)
+        return estimate(total(kernel_terms, outer.terms(estimator.machine, steps, memory, 1)), memory)
+
+    def describe(self) -> Description:
+        return described(self.loop, f"one call of the kernel for CPUs, in blocks of {BLOCK} steps: the carry is affine")
 
 
 def propose(problem: Problem) -> Sequence[Candidate]:
-    """Returns the candidate for a loop whose step is tiny but for constants, which are computed once; nothing for others."""
+    """Returns candidates for a tiny loop; nothing for others. Of steps in one trip, constants are computed once."""
     if len(problem.loop.eqns) > _LONGEST:
         return ()
-    fission = problem.split(Moves())
-    node = of_tiny(problem, fission.core)
-    return () if node is None else [problem.candidate(Split(fission, node), min_gain=ELEMENTWISE_MIN_GAIN)]
+    fission, nodes = problem.split(Moves()), dict[str, Any]()
+    for node in _nodes(problem, fission.core, problem.loop):
+        is_in_blocks = isinstance(node, InBlocks)
+        nodes["in blocks" if is_in_blocks else "unrolled"] = node if is_in_blocks else Split(fission, node)
+    return [problem.candidate(node, label, ELEMENTWISE_MIN_GAIN) for label, node in nodes.items()]
 
 
-def of_tiny(problem: Problem, loop: Loop) -> Unrolled | None:
-    """Returns the node of a loop, or of a part of one that stays, or None if it is not tiny."""
-    size = _size(loop, problem.estimator) if problem.target.devices == 1 else 0
-    if not size:
-        return _as_products(problem, loop)
+def of_tiny(problem: Problem, loop: Loop) -> Unrolled | InBlocks | None:
+    """Returns the fastest node of a loop, or of a part of one that stays, or None if it is not tiny."""
+    costs = [(node, node.estimate(problem.estimator)) for node in _nodes(problem, loop, loop)]
+    reference, bounds = problem.reference.estimate, problem.bounds
+    fitting = [(node, cost.seconds) for node, cost in costs if cost.memory <= bounds.max_bytes(reference, cost)]
+    return min(fitting, key=lambda pair: pair[1])[0] if fitting else None
+
+
+def _nodes(problem: Problem, core: Loop, whole: Loop) -> list[Unrolled | InBlocks]:
+    """Returns the ways to run a tiny loop: the core with several steps in a trip, and the whole loop in blocks."""
+    is_tiny = problem.target.devices == 1 and jaxprs.is_known(whole.length) and _is_over_few_numbers(whole)
+    affine = _affine(problem, whole) if is_tiny else ""
+    size = _size(core, problem.estimator) if is_tiny else 0
+    why = affine if isinstance(affine, str) else "that is estimated to be faster"
+    nodes = [Unrolled(core, size, why) if size else None, InBlocks(affine) if isinstance(affine, AffineCall) else None]
+    return [node for node in nodes if node is not None]
+
+
+def _affine(problem: Problem, loop: Loop) -> AffineCall | str:
+    """Returns the call of the kernel for an affine loop, or the reason why there is none."""
+    if problem.target.exported:
+        return "the program is exported"
     try:
-        step, cycles = affine_step(loop), Cycles(loop)
-    except NotAffine as why:
-        return Unrolled(loop, size, why=str(why))
-    pays = cycles.ahead(step, size) < _CLEARLY * cycles.unrolled(size)
-    if pays and problem.target.machine.one_kernel_bytes == math.inf:
-        return Unrolled(loop, size, step)
-    return Unrolled(loop, size, why="that is estimated to be faster")
-
-
-def _as_products(problem: Problem, loop: Loop) -> Unrolled | None:
-    """Returns the node of a loop over few numbers that is no single kernel and affine, or None."""
-    estimator = problem.estimator
-    if problem.target.devices > 1 or not _is_over_few_numbers(loop) or not jaxprs.is_known(loop.length):
-        return None
-    if loop.length < 4 * _STEPS_OF_PRODUCT or estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs)):
-        return None
-    try:
-        step = affine_step(loop)
-    except NotAffine:
-        return None
-    sums = [loop.carry[i].aval.dtype for i in step.sums]
-    if any(jnp.issubdtype(dtype, jnp.inexact) and dtype != jnp.float32 for dtype in sums):
-        return None
-    return Unrolled(loop, _STEPS_OF_PRODUCT, step, as_products=True)
+        call = affine_call(affine_step(loop))
+    except (NotAffine, Refused) as why:
+        return str(why)
+    for i in call.step.sums:
+        dtype = loop.carry[i].aval.dtype
+        if dtype != call.step.dtype and jnp.issubdtype(dtype, jnp.inexact):
+            return f"a sum is in {dtype}"
+    return call if loop.length >= BLOCK else f"there are fewer than {BLOCK} steps"
 
 
 def _is_over_few_numbers(loop: Loop) -> bool:
@@ -136,8 +156,6 @@ def _is_over_few_numbers(loop: Loop) -> bool:
 
 def _size(loop: Loop, estimator: Estimator) -> int:
     """Returns the steps of a trip, or 0 for a loop that is not tiny, or would not be one kernel."""
-    if not jaxprs.is_known(loop.length) or not _is_over_few_numbers(loop):
-        return 0
     if sum(map(_operations, loop.eqns)) > _OPERATIONS or _has_predicted_branch(loop):
         return 0
     size = max(_STEPS if estimator.machine.one_kernel_bytes == math.inf else _STEPS_WITHIN_LIMIT, int(loop.unroll))
@@ -184,12 +202,18 @@ class Cycles:
     def unrolled(self, size: int) -> float:
         return max(_LATENCY * self._longest(fused=True), _ISSUE * self.operations) + self.around / size
 
-    def ahead(self, step: AffineStep, size: int) -> float:
-        count = len(step.carries)
-        after, values = (sum(map(len, reads)) for reads in (step.reads[:count], step.reads[count:]))
-        terms = values + 2 * after / size
-        once: float = _POWERS / max(self.loop.length, 1)
-        return _ISSUE * self.operations + _TERM * terms + self.around / size + once
+    def in_blocks(self, call: AffineCall) -> float:
+        n, m, values = len(call.step.carries), len(call.step.inputs), len(call.step.values)
+        is_stored = call.step.stored != "none"
+        if n == 1 or (n == 2 and is_stored):
+            core, products = _OF_ORDER[n], 0
+        else:
+            core, products = (
+                _RESPONSE * m * (values + (not is_stored)) + _VALUE * (values + 1),
+                BLOCK * (n + values) * n * (n + m + 1),
+            )
+        in_tile = sum(min(_operations(e), _FUNCTION) for e in call.tile_eqns) + len(call.sums.inner)
+        return core + _IN_TILE * in_tile + (_CALL + _POWERS * products) / max(self.loop.length, 1)
 
     def _longest(self, fused: bool) -> float:
         """Returns the longest path of operations from a carry to its next value, or to that of one that reads it.

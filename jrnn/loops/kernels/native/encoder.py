@@ -31,7 +31,7 @@ _INSTRUCTIONS = (
     "floor", "ceil", "round", "is_finite", "to_bfloat16", "sin", "cos", "erf", "spread",
 )
 # fmt: on
-_OPCODES = {name: i for i, name in enumerate(_INSTRUCTIONS)}
+OPCODES = {name: i for i, name in enumerate(_INSTRUCTIONS)}
 _KINDS = {"product": 1, "reduce_sum": 2, "reduce_max": 2, "reduce_min": 2, "move": 3}
 _REDUCTIONS = {"reduce_sum": 0, "reduce_max": 1, "reduce_min": 2}
 _LITERAL = -(2**20)  # in place of the first literal, until the number of registers is known
@@ -242,7 +242,7 @@ class CallEncoder:
                     self.registers += 1
                 allocated[out] = free.pop()
             target = self._operand(out, allocated)
-            self.instructions.append((_OPCODES[kind], target, *registers, *[registers[0]] * (3 - len(registers))))
+            self.instructions.append((OPCODES[kind], target, *registers, *[registers[0]] * (3 - len(registers))))
             if isinstance(out, int) and last[out] == i:
                 free.append(allocated.pop(out))
 

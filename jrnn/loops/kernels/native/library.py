@@ -17,7 +17,7 @@ from jrnn.files import read_text
 from jrnn.loops.ir import observers
 from jrnn.loops.kernels.native.encoder import FORMAT
 
-TARGET, SUM = "jrnn_loop", "jrnn_sum"  # custom calls
+TARGET, SUM, AFFINE = "jrnn_loop", "jrnn_sum", "jrnn_affine"  # custom calls
 _BUILT = Path(__file__).parent / ("libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so"))
 PATH = Path(os.environ.get("JRNN_KERNEL", _BUILT))  # scripts/sanitize.sh gives another one
 
@@ -50,7 +50,7 @@ def loaded() -> Library:
         if built // 1000 != ours // 1000 or built > ours:
             return Library(reason=f"{PATH} was built for a newer jaxlib; install jrnn again")
         names = tuple(library.jrnn_instruction_sets().decode().split(","))
-        for name in (TARGET, SUM):
+        for name in (TARGET, SUM, AFFINE):
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
     except Exception as error:
         reason = f"{PATH} cannot be loaded: {error}"

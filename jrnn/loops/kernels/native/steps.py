@@ -26,19 +26,19 @@ from jrnn.loops.kernels.native.views import Array, Dims, View, collapsed, dense
 
 _MOST_PRODUCTS = 64  # that one equation becomes: one for each head of a product in heads
 
-_SAME = {
+ELEMENTWISE = {  # operations of the kernel, by the names of their primitives
     **{"add_any": "add", "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "select_n": "select"},
     **{"one_minus_square": "one_minus_square", "is_finite": "is_finite"},
 }
-_SAME |= {
+ELEMENTWISE |= {
     name: name
     for name in (
         *("abs", "add", "ceil", "cos", "div", "erf", "exp", "expm1", "floor", "log", "log1p", "logistic", "max", "min"),
         *("mul", "neg", "rsqrt", "sign", "sin", "sqrt", "square", "sub", "tanh"),
     )
 }
-_OF_BOOLEANS = {"and": "min", "or": "max", "xor": "not_equal", "not": "not"}
-_SWAPPED = {"gt": "less", "ge": "less_equal"}
+OF_BOOLEANS = {"and": "min", "or": "max", "xor": "not_equal", "not": "not"}
+SWAPPED = {"gt": "less", "ge": "less_equal"}
 _REDUCTIONS = {
     "reduce_sum": "reduce_sum",
     "reduce_max": "reduce_max",
@@ -83,14 +83,14 @@ class Collector:
 
     def _elementwise(self, eqn: jaxprs.Eqn, name: str, read: list[NativeOperand], out: Any) -> NativeOperand:
         types = {a.aval.dtype for a in eqn.invars}
-        if name in _SAME:
+        if name in ELEMENTWISE:
             if name == "select_n" and (len(read) != 3 or eqn.invars[0].aval.dtype != jnp.bool_):
                 raise Refused("the kernel selects by booleans only")
-            return self.apply(_SAME[name], read, out.shape)
-        if name in _SWAPPED:
-            return self.apply(_SWAPPED[name], read[::-1], out.shape)
-        if name in _OF_BOOLEANS and types == {jnp.dtype(jnp.bool_)}:
-            return self.apply(_OF_BOOLEANS[name], read, out.shape)
+            return self.apply(ELEMENTWISE[name], read, out.shape)
+        if name in SWAPPED:
+            return self.apply(SWAPPED[name], read[::-1], out.shape)
+        if name in OF_BOOLEANS and types == {jnp.dtype(jnp.bool_)}:
+            return self.apply(OF_BOOLEANS[name], read, out.shape)
         if name == "clamp":
             return self.apply("min", [self.apply("max", read[1::-1], out.shape), read[2]], out.shape)
         if name == "round" and eqn.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN:
@@ -358,4 +358,4 @@ _RULES: dict[str, Callable[..., list[NativeOperand]]] = {
     "split": _split,
     "transpose": _transpose,
 }
-_ROUNDS = frozenset((*_SAME, "dot_general", "integer_pow", "reduce_sum")) - {"select_n", "max", "min", "neg", "abs"}
+_ROUNDS = frozenset((*ELEMENTWISE, "dot_general", "integer_pow", "reduce_sum")) - {"select_n", "max", "min", "neg", "abs"}

@@ -57,6 +57,61 @@ ffi::Error sum(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::RemainingArgs parts,
   return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
 }
 
+ffi::AnyBuffer unwrapped(ffi::AnyBuffer buffer) { return buffer; }
+ffi::AnyBuffer unwrapped(ffi::Result<ffi::AnyBuffer> buffer) { return *buffer; }
+
+// Adds the memory of arrays, each of a number of elements; returns false if one has another size.
+template <class Arrays, class Buffer>
+bool add_arrays(const Arrays& arrays, size_t first, size_t count, int64_t bytes, std::vector<Buffer>& out) {
+  for (size_t i = first; i < first + count; i++) {
+    const auto array = arrays.template get<ffi::AnyBuffer>(i);
+    if (!array.has_value()) return false;
+    ffi::AnyBuffer buffer = unwrapped(*array);
+    if (buffer.size_bytes() != static_cast<size_t>(bytes)) return false;
+    out.push_back(buffer.untyped_data());
+  }
+  return true;
+}
+
+// The integers: bytes of an element, the first fields of AffineLoop, instructions, and registers, all in their order.
+ffi::Error affine(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<const int64_t> program,
+                  ffi::Span<const double> literals, int64_t level) try {
+  AffineLoop a{};
+  int64_t bytes = 0;
+  std::initializer_list<int64_t*> fields = {
+      &bytes, &a.steps, &a.reverse, &a.stored, &a.carries, &a.inputs, &a.values, &a.constants,
+      &a.stacks, &a.sums, &a.outs, &a.coefficient, &a.offset, &a.before, &a.affine, &a.after};
+  const int64_t* at = program.begin();
+  if (program.size() < fields.size()) return invalid("an affine loop is not of this version");
+  for (int64_t* field : fields) *field = *at++;
+  const size_t count = a.before + a.affine + a.after, n_registers = a.inputs + a.carries + a.values + 2 * a.sums + a.outs;
+  bool fits = (bytes == 4 || bytes == 8) && a.carries > 0 && a.carries <= 8 && (a.coefficient < 0 || (a.carries == 1 && a.values == 1)) && args.size() == size_t(a.constants + a.carries + a.stacks) &&
+              rets.size() == size_t(a.carries + a.sums + a.outs) && program.size() == fields.size() + 5 * count + n_registers;
+  if (!fits) return invalid("an affine loop is not of this version");
+  std::vector<Instruction> instructions;
+  for (size_t i = 0; i < count; i++, at += 5)
+    instructions.push_back({int32_t(at[0]), int32_t(at[1]), int32_t(at[2]), int32_t(at[3]), int32_t(at[4])});
+  const std::vector<int32_t> registers(at, at + n_registers);
+  a.instructions = instructions.data();
+  a.input_at = registers.data(), a.results = a.input_at + a.inputs;
+  a.sum_at = a.results + a.carries + a.values, a.out_at = a.sum_at + 2 * a.sums;
+  a.literals = literals.size(), a.literal_values = literals.begin();
+  std::vector<const void*> arrays;
+  std::vector<void*> out;
+  const int64_t all_steps = bytes * a.steps;
+  fits = add_arrays(args, 0, a.constants + a.carries, bytes, arrays) && add_arrays(args, arrays.size(), a.stacks, all_steps, arrays) &&
+         add_arrays(rets, 0, a.carries + a.sums, bytes, out) && add_arrays(rets, out.size(), a.outs, all_steps, out);
+  if (!fits) return invalid("an array of an affine loop has the wrong size");
+  a.arrays = arrays.data(), a.out = out.data();
+  const Kernel* kernel = kernel_for(level, bytes);
+  const Memory memory(kernel->affine_bytes(a));
+  if (!memory) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
+  kernel->affine(a, memory.at(0));
+  return ffi::Error::Success();
+} catch (const std::bad_alloc&) {
+  return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
+}
+
 ffi::Error run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<const int64_t> program,
                ffi::Span<const double> literals, int64_t level, int64_t threads) try {
   auto call = std::make_shared<Call>();
@@ -121,6 +176,18 @@ JRNN_EXPORT XLA_FFI_Error* jrnn_sum(XLA_FFI_CallFrame* frame) {
                              .Attr<int64_t>("level")
                              .Attr<int64_t>("threads")
                              .To(jrnn::sum)
+                             .release();
+  return handler->Call(frame);
+}
+
+JRNN_EXPORT XLA_FFI_Error* jrnn_affine(XLA_FFI_CallFrame* frame) {
+  static auto* handler = ffi::Ffi::Bind()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .Attr<ffi::Span<const int64_t>>("program")
+                             .Attr<ffi::Span<const double>>("literals")
+                             .Attr<int64_t>("level")
+                             .To(jrnn::affine)
                              .release();
   return handler->Call(frame);
 }

@@ -64,6 +64,26 @@ struct Sums {
   int64_t rows, m, w, parts;
 };
 
+// The carries that an affine loop has as its values: none, those before each step, or those after it.
+enum Stored : int64_t { kNone = 0, kBefore = 1, kAfter = 2 };
+
+// A loop whose carry and values are affine, as instructions on single numbers of each step (affine.h).
+struct AffineLoop {
+  int64_t steps, reverse, stored;
+  int64_t carries, inputs, values, constants, stacks, sums, outs;
+  int64_t coefficient, offset;      // registers of a tile: the only carry after a step is coefficient * carry + offset; or -1
+  int64_t before, affine, after;    // instructions
+  const Instruction* instructions;  // with registers in all places: of a tile before and after, of single numbers between
+  const int32_t* input_at;          // registers of the inputs, of a tile
+  const int32_t* results;           // registers of new carries, then of values, of single numbers
+  const int32_t* sum_at;            // pairs: a register of a tile that is summed over all steps, and its factor or -1
+  const int32_t* out_at;            // those that are stored
+  int64_t literals;
+  const double* literal_values;
+  const void* const* arrays;  // constants, carries before the loop, stacks
+  void* const* out;           // carries after it, sums, stacks
+};
+
 // What is compiled once for each instruction set and type.
 struct Kernel {
   const char* name;
@@ -78,6 +98,9 @@ struct Kernel {
   // Sums outer products for the panels [first, last) of columns; `memory` has `sum_bytes(m)`.
   void (*sums)(const Sums&, int64_t first, int64_t last, void* memory);
   int64_t (*sum_bytes)(int64_t m);
+  // Runs an affine loop; `memory` has `affine_bytes`.
+  void (*affine)(const AffineLoop&, void* memory);
+  int64_t (*affine_bytes)(const AffineLoop&);
 };
 
 }  // namespace jrnn

@@ -76,6 +76,18 @@ JRNN_INLINE void store_some(F* p, Vec<F> v, int64_t n) {
   for (int64_t i = 0; i < n; i++) p[i] = v[i];
 }
 
+// Returns the elements of two vectors at some places, which are constants.
+template <class F>
+JRNN_INLINE Vec<F> shuffled(Vec<F> a, Vec<F> b, Ints<F> places) {
+#if defined(__clang__)
+  Vec<F> out;
+  for (int i = 0; i < kLanes<F>; i++) out[i] = places[i] < kLanes<F> ? a[places[i]] : b[places[i] - kLanes<F>];
+  return out;
+#else
+  return __builtin_shuffle(a, b, places);
+#endif
+}
+
 template <class F, class T>
 JRNN_INLINE T bits_as(Vec<F> v) {
   T out;

@@ -1,0 +1,154 @@
+"""Steps that are affine in the carry: with coefficients that no input changes, or of one carry with any coefficient.
+
+Filters, moving averages, exponential smoothing, linear plants, returns and advantages have such steps, and so have the
+reverse loops of their gradients. Carries are single numbers of one type, float32 or float64. What is added to them, and what
+the step computes from them for its outputs, may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jrnn import jaxprs
+from jrnn.jaxprs import Atom, Eqn, Var, primitives
+from jrnn.loops.affine.carries import NotAffine
+from jrnn.loops.ir import Loop
+from jrnn.loops.passes.sums import added_to_carries
+
+
+@dataclass(frozen=True)
+class AffineStep:
+    """A step with new carries `A s + B u + b` and values `C s + D u + d`, where A, B, b, C, D and d are those of all steps.
+
+    Of a single carry the inputs may be coefficients, too: `a(u) s + b(u)`.
+
+    Attributes:
+        loop: the loop.
+        carries: the positions of the carries s.
+        sums: the positions of carries that only add, and that nothing else reads, with the values that they add.
+        inputs: u, which a step computes without the carry.
+        values: from these and the inputs the rest of the step is computed without s.
+        eqns: the equations of new carries and values, from carries, inputs and constants.
+        dtype: of carries and values.
+    """
+
+    loop: Loop
+    carries: tuple[int, ...]
+    sums: Mapping[int, Sequence[Atom]]
+    inputs: tuple[Var, ...]
+    values: tuple[Var, ...]
+    eqns: tuple[Eqn, ...]
+    dtype: Any
+
+    @property
+    def carry(self) -> list[Var]:
+        return [self.loop.carry[i] for i in self.carries]
+
+    @property
+    def new(self) -> list[Atom]:
+        return [self.loop.carry_out[i] for i in self.carries]
+
+    @property
+    def stored(self) -> str:
+        """Which carries the values are: those "before" a step, those "after" it, or "none"."""
+        return "before" if self.values == tuple(self.carry) else "after" if self.values == tuple(self.new) else "none"
+
+
+def affine_step(loop: Loop) -> AffineStep:
+    """Returns the affine form of a step; raises NotAffine, with the reason, if it has none."""
+    sums = _sums(loop)
+    carries = tuple(i for i in range(len(loop.carry)) if i not in sums)
+    carry, new = [loop.carry[i] for i in carries], [loop.carry_out[i] for i in carries]
+    for v in carry:
+        if not _is_number(v):
+            raise NotAffine(f"a carry is {v.aval.str_short()}, not one number in float32 or float64")
+    if not carry:
+        raise NotAffine("nothing is carried but sums")
+    dtype, *others = dict.fromkeys(v.aval.dtype for v in carry)
+    if others:
+        raise NotAffine("carries are of two types")
+    moving, varying = (jaxprs.depends(loop.eqns, of) for of in (carry, (*loop.carry, *loop.xs)))
+    affine_values = _affine_values(loop, carry, moving, moving if len(carry) == 1 else varying)
+    known = {*carry, *affine_values, *loop.inputs, *(v for e in loop.eqns for v in e.outvars if v not in moving)}
+    for atom in new:
+        if not jaxprs.is_literal(atom) and atom not in known:
+            why = "a carry is not affine" if len(carry) == 1 else "carries are not affine with coefficients of all steps"
+            raise NotAffine(why, jaxprs.needed(loop.eqns, [atom], known)[0][0])
+    values = _values(loop, sums, carry, affine_values)
+    if set(values) == {*new}:
+        values = new
+    elif len(carry) <= len(values):  # from which the values are computed
+        values = carry
+    inputs, eqns = _inputs(loop, carry, [*new, *values], moving, varying)
+    return AffineStep(loop, carries, sums, tuple(inputs), tuple(values), tuple(eqns), dtype)
+
+
+def _values(loop: Loop, sums: Mapping[int, Sequence[Atom]], carry: Sequence[Var], affine: Mapping[Var, Eqn]) -> list[Var]:
+    """Returns the fewest steps from outputs and sums: affine values, and carries, that they are computed from."""
+    targets = dict.fromkeys(jaxprs.variables([*loop.ys, *(v for values in sums.values() for v in values)]))
+    # What changes a sign is computed from what it changes.
+    named = {v for v, eqn in affine.items() if not _is_sign(eqn) or v in targets}
+    _, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *carry, *named})
+    return [v for v in read if v in named or v in carry]
+
+
+def _inputs(
+    loop: Loop, carry: Sequence[Var], results: Sequence[Atom], moving: Collection[Var], varying: Collection[Var]
+) -> tuple[Sequence[Var], Sequence[Eqn]]:
+    """Returns the inputs of a step, and its affine equations: what is added to the carry, or what that is computed from."""
+    affine_results = [e.outvars[0] for e in loop.eqns if _is_affine(e, moving if len(carry) == 1 else varying)]
+    options = []
+    for affine in (affine_results, [v for v in affine_results if v in moving])[len(carry) == 1 :]:
+        inputs = {*varying}.difference(affine, carry)
+        needed, free = jaxprs.needed(loop.eqns, results, {*loop.consts, *carry, *inputs})
+        options.append(([v for v in free if v in inputs], needed))
+    return min(options, key=lambda option: len(option[0]))
+
+
+def _is_number(v: Var) -> bool:
+    return v.aval.dtype in (jnp.float32, jnp.float64) and not v.aval.shape
+
+
+def _sums(loop: Loop) -> dict[int, Sequence[Atom]]:
+    """Returns the carries that only add what other carries determine, or that are no numbers, and their values."""
+    added = {i: values for i, values in added_to_carries(loop).items() if not _is_read(loop, i)}
+    moving = jaxprs.depends(loop.eqns, [v for i, v in enumerate(loop.carry) if i not in added])
+    moves = {i: any(jaxprs.is_in(v, moving) for v in values) for i, values in added.items()}
+    return {i: values for i, values in added.items() if moves[i] or not _is_number(loop.carry[i])}
+
+
+def _is_read(loop: Loop, i: int) -> bool:
+    """Returns True if a step reads a carry that only adds for anything but its own sum."""
+    reached = jaxprs.depends(loop.eqns, [loop.carry[i]])
+    return any(jaxprs.is_in(a, reached) for j, a in enumerate(loop.outputs) if j != i)
+
+
+def _affine_values(loop: Loop, carry: Collection[Var], moving: Collection[Var], varying: Collection[Var]) -> dict[Var, Eqn]:
+    """Returns the equations of values that are affine in what varies and read the carry, by their results."""
+    affine_values: dict[Var, Eqn] = {}
+    for eqn in loop.eqns:
+        reads = [v for v in jaxprs.inputs(eqn) if v in moving]
+        if reads and _is_affine(eqn, varying) and all(v in affine_values or v in carry for v in reads):
+            affine_values[eqn.outvars[0]] = eqn
+    return affine_values
+
+
+def _is_affine(eqn: Eqn, varying: Collection[Var]) -> bool:
+    """Returns True if an equation on single numbers is affine in the operands that vary."""
+    name, outs = eqn.primitive.name, eqn.outvars
+    if len(outs) != 1 or not _is_number(outs[0]) or any(a.aval.shape for a in eqn.invars):
+        return False
+    if primitives.is_sum(eqn) or primitives.is_retyping(eqn):
+        return True
+    varies = [jaxprs.is_in(a, varying) for a in eqn.invars]
+    fixed = {"mul": not all(varies), "div": not varies[-1], "select_n": not varies[0]}
+    return fixed.get(name, False)
+
+
+def _is_sign(eqn: Eqn) -> bool:
+    """Returns True if an equation changes no more than the sign or the weak type of a number."""
+    return primitives.is_retyping(eqn) or (primitives.is_sum(eqn) and len(eqn.invars) == 1)
