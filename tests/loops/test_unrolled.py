@@ -329,6 +329,7 @@ BLOCK_STEPS = {
     "mask": (1, lambda s, u: ((jnp.where((u > 0) & (u < 1), s[0], 0.9 * s[0] + u),), s[0])),
     "division": (1, lambda s, u: (((u - s[0]) / (2 + u * u),), jnp.exp(-s[0] * s[0]) * u)),
     "missing numbers": (1, lambda s, u: ((0.5 * s[0] + u,), jnp.where(u > 2, jnp.nan, -s[0]))),
+    "decay of a constant": (1, lambda s, u: ((jnp.exp(jnp.float32(-0.5)).astype(u.dtype) * s[0] + u,), s[0])),
     "counter": (2, lambda s, u: ((0.9 * s[0] + u, s[1] + jnp.float32(1)), s[0])),
     "oscillator": (2, lambda s, u: ((s[0] - 0.1 * s[1], s[1] + 0.1 * s[0] + u), s[0] * s[1])),
     "three": (3, lambda s, u: ((s[1], s[2], u - 0.2 * s[0] - 0.5 * s[2]), (s[0] + s[1], s[2] * u))),

@@ -23,7 +23,15 @@ from jrnn.jaxprs import Eqn, Var
 from jrnn.jaxprs.jax_internals import mesh_axes_type
 from jrnn.loops.ir import Loop, Refused, Results
 from jrnn.loops.kernels.native import library
-from jrnn.loops.kernels.native.affine_program import Encoded, FirstOrder, Instruction, encoded, is_known, known_from_values
+from jrnn.loops.kernels.native.affine_program import (
+    OF_STEPS,
+    Encoded,
+    FirstOrder,
+    Instruction,
+    encoded,
+    is_known,
+    known_from_values,
+)
 from jrnn.loops.kernels.native.affine_step import AffineStep
 from jrnn.loops.passes.sums import linear_region
 
@@ -119,8 +127,8 @@ def affine_call(step: AffineStep) -> AffineCall:
     if len(step.inputs) * len(step.values) > _LARGEST and len(step.carries) > 1:
         raise Refused(f"{len(step.values)} values of {len(step.inputs)} inputs, more than the kernel computes at once")
     loop, known = step.loop, known_from_values(step)
-    moving, varying = (jaxprs.depends(loop.eqns, of) for of in (step.carry, (*loop.carry, *loop.xs)))
-    affine = [Instruction.of(e) for e in step.eqns if e.outvars[0] in moving or is_known(e, step.dtype)]
+    varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
+    affine = [Instruction.of(e) for e in step.eqns if is_known(e, step.dtype, OF_STEPS)]
     first_order = FirstOrder(step) if len(step.carries) == 1 else None
     recurrence = first_order.instructions if first_order else []
     core = (first_order.coefficient, first_order.offset) if first_order else ()

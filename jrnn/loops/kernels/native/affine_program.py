@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from jrnn.loops.kernels.native.encoder import OPCODES
 from jrnn.loops.kernels.native.steps import ELEMENTWISE, OF_BOOLEANS, SWAPPED
 
 _ZERO, _ONE = "0.0", "1.0"  # keys of numbers are what `repr` prints: NaN is not equal to itself, and -0.0 is to 0.0
+OF_STEPS = ("copy", "add", "sub", "mul", "div", "neg", "select")  # what the kernel computes step by step
 _STORED = {"none": 0, "before": 1, "after": 2}
 # Operations with a number at a place, and the place of the operand that is the result.
 _IDENTITIES = {("mul", 0, _ONE): 1, ("mul", 1, _ONE): 0, ("div", 1, _ONE): 0}
@@ -56,10 +57,11 @@ def operation_of(eqn: Eqn) -> tuple[str, int] | None:
     return (SWAPPED[name], -1) if name in SWAPPED else (ELEMENTWISE[name], 1) if name in ELEMENTWISE else None
 
 
-def is_known(eqn: Eqn, dtype: Any) -> bool:
-    """Returns True for an operation of the kernel on single numbers of a type, and on booleans, which are 0 and 1."""
-    values = (*eqn.invars, *eqn.outvars)
-    return operation_of(eqn) is not None and all(not v.aval.shape and v.aval.dtype in (dtype, jnp.bool_) for v in values)
+def is_known(eqn: Eqn, dtype: Any, names: Collection[str] = OPCODES) -> bool:
+    """Returns True for one of some operations on single numbers of a type, and on booleans, which are 0 and 1."""
+    operation, values = operation_of(eqn), (*eqn.invars, *eqn.outvars)
+    is_one = operation is not None and operation[0] in names
+    return is_one and all(not v.aval.shape and v.aval.dtype in (dtype, jnp.bool_) for v in values)
 
 
 def known_from_values(step: AffineStep) -> list[Eqn]:
@@ -139,13 +141,16 @@ def encoded(
     """
     core = () if first_order is None else (first_order.coefficient, first_order.offset)
     in_tile = dict.fromkeys([*_operands((*before, *after)), *step.inputs, *core, *(k for keys in sums for k in keys)])
-    keys = dict.fromkeys([*_operands(affine), *map(key_of, (*step.new, *step.values)), *in_tile])
+    in_steps = dict.fromkeys([*_operands(affine), *map(key_of, (*step.new, *step.values))])
+    keys = {**in_steps, **in_tile}
     results = [[i.out for i in part] for part in (before, affine, after)]
     of_tile, of_step = {*step.values, *results[0], *results[2]}, {*step.carry, *step.inputs, *results[1]}
     varying = jaxprs.depends(step.loop.eqns, (*step.loop.carry, *step.loop.xs))
     variables = [k for k in keys if isinstance(k, Var)]
-    constants = tuple(v for v in variables if v not in of_tile and v not in of_step and v not in varying)
-    stacks = tuple(v for v in variables if v in in_tile and v not in of_tile and v in varying)
+    # What a tile computes of constants is a constant in the affine part.
+    needed = {v for v in variables if (v in in_steps and v not in of_step) or (v in in_tile and v not in of_tile)}
+    constants = tuple(v for v in variables if v in needed and v not in varying)
+    stacks = tuple(v for v in variables if v in needed and v in in_tile and v in varying)
     literals = tuple(k for k in keys if isinstance(k, str))
     tile = _numbered(*constants, *literals, *stacks, *results[0], *step.values, *results[2])
     numbers = _numbered(*constants, *literals, *step.carry, *step.inputs, *results[1])

@@ -88,9 +88,12 @@ ffi::Error affine(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<co
   bool fits = (bytes == 4 || bytes == 8) && a.carries > 0 && a.carries <= 8 && (a.coefficient < 0 || (a.carries == 1 && a.values == 1)) && args.size() == size_t(a.constants + a.carries + a.stacks) &&
               rets.size() == size_t(a.carries + a.sums + a.outs) && program.size() == fields.size() + 5 * count + n_registers;
   if (!fits) return invalid("an affine loop is not of this version");
+  const Kernel* kernel = kernel_for(level, bytes);
   std::vector<Instruction> instructions;
   for (size_t i = 0; i < count; i++, at += 5)
     instructions.push_back({int32_t(at[0]), int32_t(at[1]), int32_t(at[2]), int32_t(at[3]), int32_t(at[4])});
+  for (int64_t i = a.before; i < a.before + a.affine; i++)
+    if (!kernel->is_of_steps(instructions[i].op)) return invalid("an affine loop has an operation that is not affine");
   const std::vector<int32_t> registers(at, at + n_registers);
   a.instructions = instructions.data();
   a.input_at = registers.data(), a.results = a.input_at + a.inputs;
@@ -103,7 +106,6 @@ ffi::Error affine(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<co
          add_arrays(rets, 0, a.carries + a.sums, bytes, out) && add_arrays(rets, out.size(), a.outs, all_steps, out);
   if (!fits) return invalid("an array of an affine loop has the wrong size");
   a.arrays = arrays.data(), a.out = out.data();
-  const Kernel* kernel = kernel_for(level, bytes);
   const Memory memory(kernel->affine_bytes(a));
   if (!memory) return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jrnn's kernel of a loop: no memory");
   kernel->affine(a, memory.at(0));

@@ -62,9 +62,9 @@ extern const Kernel JRNN_JOINED(kernel_f32_, JRNN_KERNEL);
 extern const Kernel JRNN_JOINED(kernel_f64_, JRNN_KERNEL);
 const Kernel JRNN_JOINED(kernel_f32_, JRNN_KERNEL) = {
     JRNN_STRING(JRNN_KERNEL), 4, kPanel<float>, kTile, pack_panels<float>, run<float>,
-    sum_products<float>, sum_bytes<float>, affine<float>, affine_bytes<float>};
+    sum_products<float>, sum_bytes<float>, affine<float>, affine_bytes<float>, is_of_steps};
 const Kernel JRNN_JOINED(kernel_f64_, JRNN_KERNEL) = {
     JRNN_STRING(JRNN_KERNEL), 8, kPanel<double>, kTile, pack_panels<double>, run<double>,
-    sum_products<double>, sum_bytes<double>, affine<double>, affine_bytes<double>};
+    sum_products<double>, sum_bytes<double>, affine<double>, affine_bytes<double>, is_of_steps};
 
 }  // namespace jrnn

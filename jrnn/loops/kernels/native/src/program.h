@@ -101,6 +101,7 @@ struct Kernel {
   // Runs an affine loop; `memory` has `affine_bytes`.
   void (*affine)(const AffineLoop&, void* memory);
   int64_t (*affine_bytes)(const AffineLoop&);
+  bool (*is_of_steps)(int32_t op);  // whether the affine part may have it
 };
 
 }  // namespace jrnn
