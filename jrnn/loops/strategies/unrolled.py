@@ -204,16 +204,13 @@ class Cycles:
 
     def in_blocks(self, call: AffineCall) -> float:
         n, m, values = len(call.step.carries), len(call.step.inputs), len(call.step.values)
-        is_stored = call.step.stored != "none"
-        if n == 1 or (n == 2 and is_stored):
-            core, products = _OF_ORDER[n], 0
-        else:
-            core, products = (
-                _RESPONSE * m * (values + (not is_stored)) + _VALUE * (values + 1),
-                BLOCK * (n + values) * n * (n + m + 1),
-            )
+        is_stored, products = call.step.stored != "none", 0
+        core = _OF_ORDER.get(n, 0.0)
+        if n > 2 or (n == 2 and not is_stored):
+            core = _RESPONSE * m * (values + (not is_stored)) + _VALUE * (values + 1)
+            products = BLOCK * (n + values) * n * (n + m + 1)
         in_tile = sum(min(_operations(e), _FUNCTION) for e in call.tile_eqns) + len(call.sums.inner)
-        return core + _IN_TILE * in_tile + (_CALL + _POWERS * products) / max(self.loop.length, 1)
+        return core + _IN_TILE * in_tile + (_CALL + _POWERS * products) / int(self.loop.length)
 
     def _longest(self, fused: bool) -> float:
         """Returns the longest path of operations from a carry to its next value, or to that of one that reads it.

@@ -4,8 +4,9 @@ In: a `Loop`. Out: one custom call of XLA with an encoded program. Read `steps.p
 
 It runs steps of products with constant matrices, elementwise operations and reductions, of rows that do not depend on each
 other. `views`, `operations`, `steps` and `stages` turn a step into stages, `encoder` encodes them, and `program` is what the
-kernel gets. Loops over few numbers whose carry is affine have a call of their own: `affine_step` reads the step, `affine_program`
-encodes it, `affine_call` runs it. `src/` is the kernel, in C++. `library` finds the object, if it was built, and `runner` calls it.
+kernel gets. Loops over few numbers whose carry is affine have a call of their own: `affine_step` reads the step,
+`affine_program` encodes it, and `affine_call` runs it. `src/` is the kernel, in C++. `library` finds the object, if it was
+built, and `runner` calls it.
 """
 
 from __future__ import annotations
