@@ -108,6 +108,7 @@ _api_boundary = _private("traceback_util", "api_boundary", "tracebacks show the 
 _register_cache = _private("util", "register_cache", "jax.clear_caches() does not empty the caches of jrnn")
 _remat3 = _private("config", "remat3", "gradients of jrnn.scan raise where the option jax_remat3 is set")
 _unspecified = _private("sharding_impls", "UNSPECIFIED", "jitted functions in a step are not inlined")
+_write_metadata = _private("interpreters.mlir", "wrap_xla_metadata_in_place", "lowered programs name the tags of loops")
 _trace = _private("interpreters.partial_eval", "trace_to_jaxpr_dynamic", "loops take longer to plan")
 _named_axis_effect = _private("core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives")
 _private("core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise")
@@ -240,6 +241,23 @@ def context_of(eqn: Any, without: str | None = None) -> Any:
 def _context_without(ctx: Any, key: str) -> Any:
     with ctx.manager, set_xla_metadata(**{key: None}):
         return jax.make_jaxpr(jax.lax.neg)(0.0).jaxpr.eqns[0].ctx
+
+
+def leave_out_of_programs(key: str) -> None:
+    """Leaves one entry of the XLA metadata out of all programs that are lowered: JAX would write it at each operation."""
+    write = _write_metadata
+    if write is None:
+        return
+
+    def without(ctx: Any, op: Any) -> None:
+        eqn_ctx = getattr(ctx, "jaxpr_eqn_ctx", None)
+        entries = set(getattr(eqn_ctx, "xla_metadata", None) or ())
+        if key in entries and len(entries) > 1:
+            write(ctx.replace(jaxpr_eqn_ctx=_context_without(eqn_ctx, key)), op)
+        elif key not in entries:
+            write(ctx, op)
+
+    import_module(write.__module__).wrap_xla_metadata_in_place = without  # type: ignore[attr-defined]
 
 
 def in_context(eqn: Any) -> AbstractContextManager[Any]:

@@ -22,9 +22,10 @@ _OPEN = 64  # the size that a symbolic dimension counts as where sizes are compa
 def sub_jaxprs(eqn: Eqn) -> Iterator[Any]:
     """Yields the jaxprs in an equation's parameters."""
     for value in eqn.params.values():
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, _JAXPRS):
-                yield jaxpr_of(item)
+        if isinstance(value, (tuple, list)):
+            yield from [jaxpr_of(item) for item in value if isinstance(item, _JAXPRS)]
+        elif isinstance(value, _JAXPRS):
+            yield jaxpr_of(value)
 
 
 def run_jaxprs(eqn: Eqn) -> Iterator[Any]:

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import D, H, N, T, draw, lstm_step
+from jax.experimental.xla_metadata import set_xla_metadata
 from plans_of import plans_of, scan_plans
 
+import jrnn
 from jrnn.errors import ScanError
 from jrnn.loops import scan
 from jrnn.loops.ir import observers, strict_passes
@@ -125,11 +127,28 @@ def test_strict_raises_where_nothing_can_be_done():
         scan(rnn, H0, XS[:0], strict=True)
 
 
-def test_the_mark_stays_out_of_the_program():
-    """XLA may treat instructions with attributes apart; only what the whole loop returns carries them."""
-    text = jax.jit(lambda xs: scan(rnn, H0, xs)).lower(XS).as_text()
-    body = text[text.index(" do {") :]
-    assert "stablehlo.tanh" in body and "jrnn_scan" not in body
+def test_the_tag_stays_out_of_the_program():
+    """XLA may treat instructions with attributes apart. A program whose loops are left to JAX is the one without jrnn."""
+    programs = [jax.jit(lambda xs: scan(rnn, H0, xs)), jax.jit(jrnn.optimize_scans(lambda xs: jax.lax.scan(rnn, H0, xs)))]
+    texts = [program.lower(XS).as_text() for program in programs]
+    assert all("stablehlo.tanh" in text and "jrnn_scan" not in text for text in texts)
+
+    def run(xs):
+        return jax.lax.scan(lambda h, x: (jnp.tanh(h * x), None), H0, 2.0 * xs)[0]
+
+    marked, plain = jrnn.optimize_scans(run), run
+    marked, plain = (jax.jit(lambda xs, fn=fn: fn(xs)).lower(XS).as_text() for fn in (marked, plain))
+    assert marked == plain
+
+
+def test_other_metadata_than_the_tag_is_in_the_program():
+    @jrnn.optimize_scans
+    def run(xs):
+        with set_xla_metadata(owner="me"):
+            return 2.0 * xs
+
+    text = jax.jit(run).lower(XS).as_text()
+    assert 'owner = "me"' in text and "jrnn_scan" not in text
 
 
 def test_a_second_eager_call_does_not_trace_the_step_again():

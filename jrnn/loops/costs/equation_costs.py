@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
@@ -29,6 +30,7 @@ MIN_ELEMENTS = 24  # arrays with fewer elements cost as much as with so many
 # XLA:CPU unrolls loops over so few elements, more than a vector has, and computes functions of each by itself: with jax 0.12
 # a step with one logistic function of 8, 16 and 64 elements took 40, 84 and 56 ns.
 _UNVECTORIZED, _UNVECTORIZED_COST = range(9, 33), 6
+_FLOAT64 = np.dtype("float64")
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
 _LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
 _TRANSPOSED = 1.25  # a product x W^T in a loop takes so many times the time of x W
@@ -49,7 +51,8 @@ def is_call(eqn: Eqn) -> bool:
     name = eqn.primitive.name
     if name == "dot_general":
         return not is_outer(eqn)
-    return primitives.is_heavy(eqn) or not (primitives.is_cheap(eqn) or primitives.is_kind(eqn, "reduction", "key"))
+    row = primitives.row_of(eqn)
+    return row.heavy or not (row.cheap or row.kind in ("reduction", "key"))
 
 
 def is_outer(eqn: Eqn) -> bool:
@@ -226,14 +229,15 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> fl
         machine: the constants.
         alone: nothing in the loop is a call, so that it is one kernel.
     """
-    cost, reduces = primitives.row_of(eqn).cost, primitives.is_kind(eqn, "reduction")
+    row = primitives.row_of(eqn)
+    cost, reduces = row.cost, row.kind == "reduction"
     if cost == 0.0:
         return 0.0
-    counted = eqn.invars if reduces else eqn.outvars
+    avals = [a.aval for a in (eqn.invars if reduces else eqn.outvars)]
     wide = 1.0  # a vector has half as many numbers of 64 bits, and XLA:CPU sums products of these by themselves
-    if any(a.aval.dtype == jnp.float64 for a in counted):
+    if _FLOAT64 in [aval.dtype for aval in avals]:
         wide = 4.0 if reduces else 2.0
-    count = max(wide * max((jaxprs.elements(a.aval.shape) for a in counted), default=1), MIN_ELEMENTS)
+    count = max(wide * max([jaxprs.elements(aval.shape) for aval in avals], default=1), MIN_ELEMENTS)
     if cost is not None:
         size = jaxprs.elements(eqn.outvars[0].aval.shape)
         by_itself = alone and size in _UNVECTORIZED and machine.elementwise_trip < machine.kernel  # as on a CPU

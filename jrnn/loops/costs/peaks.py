@@ -227,8 +227,8 @@ def _reads(eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: Abstract
 
 def through(values: Sequence[Var], sources: Mapping[Var, tuple[Var, ...]]) -> tuple[Var, ...]:
     """Returns what values are computed from, each once: their sources, and those that have none."""
-    if sources.keys().isdisjoint(values):
-        return tuple(dict.fromkeys(values))
+    if len(values) == 1:
+        return sources.get(values[0]) or tuple(values)
     return tuple(dict.fromkeys(u for v in values for u in sources.get(v, (v,))))
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 
-from jrnn.jaxprs import jax_internals
+from jrnn.jaxprs import TAG, jax_internals
 from jrnn.jaxprs.jax_internals import LoopRules
 from jrnn.loops.ir import Options, Tag, observers, strict_passes, tag
 from jrnn.loops.rules import differentiation, lowering, pieces, programs, replacement
@@ -25,6 +25,7 @@ def install() -> None:
         jvp, linearize = (differentiation.with_residual_policy(rule) for rule in (of_jax.jvp, of_jax.linearize))
         for program in (pieces.checkpointed_in_pieces, programs.by_strategy, programs.rewritten):  # the last one first
             jvp, linearize = replacement.jvp(jvp, program), replacement.linearize(linearize, program)
+        jax_internals.leave_out_of_programs(TAG)
         rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)
         lower = functools.partial(lowering.lower, of_jax.lower_scan)
         jax_internals.replace_rules(rules, {p: functools.partial(lower, p) for p in PLATFORMS})
