@@ -345,6 +345,7 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "custom_vmap_call": lambda of, operands, *, call, **_: _closed(of, call, operands),
     "optimization_barrier": lambda of, operands, **_: operands,
     "checked_linear_map": _checked,
+    "hidden_program": lambda of, operands, *, program: _closed(of, program, operands),
     "custom_linear_solve": _linear_solve,
     "scan": _scan,
     "while": _while,

@@ -15,6 +15,7 @@ from plans_of import plans_of
 
 from jrnn.loops import scan
 from jrnn.loops.affine.rounds import all_finite
+from jrnn.loops.chunks.program import ChunkBody
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
@@ -99,6 +100,23 @@ def test_stacks_of_chunks_are_rows(reverse):
     results = re.findall(r"\) : \(tensor<i32>\) -> \((.*)\)", text)
     shapes = [shape for r in results for shape in re.findall(r"tensor<(.*?)xf32>", r)]
     assert len(results) == 2 and set(shapes) == {"64x64", "32x64"}, results
+
+
+def test_a_chunk_is_traced_once_and_its_constants_stay_inside(monkeypatch):
+    """JAX asks for the tangents of a loop's step twice, and moves what reads constants alone in front of the loop."""
+
+    def step(S, x):
+        q, k, v = x
+        return (S := S + k[..., None] * (v - k @ S)[..., None, :]), q @ S
+
+    traced, run = [], ChunkBody.run_by_products
+    monkeypatch.setattr(ChunkBody, "run_by_products", lambda self, *args: traced.append(self) or run(self, *args))
+    xs = [jnp.ones((160, 64))] * 3
+    slope = jax.make_jaxpr(jax.grad(lambda xs: jnp.sum(scan(step, jnp.zeros((64, 64)), xs)[1] ** 2)))(xs).jaxpr
+    traced = [body for body in traced if body.steps == 32]  # others validate the program
+    assert len(traced) == 2, "of its values, and of its tangents"
+    outside = [v.aval.shape for e in slope.eqns for v in e.outvars if e.primitive.name != "scan"]
+    assert (32, 32) not in outside, "a mask of the scores"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64"])

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jrnn import jaxprs
 from jrnn.jaxprs.tangents import is_smooth, with_derivative
 from jrnn.loops.affine.rounds import all_finite
-from jrnn.loops.chunks.guarded import linear_map
+from jrnn.loops.chunks.guarded import linear_map, traced_with
 from jrnn.loops.chunks.program import ChunkBody, no_tangent
 from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop, Results, ScanParams
@@ -92,7 +92,8 @@ class AllChunks:
                 return [t for t, s in zip(each, smooth) if s]
 
             operands = [*residuals, *before, *args]
-            tangents = iter(linear_map(of_products, of_steps, good, operands, moving))
+            both = (traced_with(fn, [*operands, *moving]) for fn in (of_products, of_steps))
+            tangents = iter(linear_map(*both, good, operands, moving))
             return primal, [next(tangents) if s else None for s in smooth]
 
         def primal(*args: Any) -> Flat:

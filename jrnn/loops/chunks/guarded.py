@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.jaxprs.jax_internals import Primitive, ad, batching, jaxpr_as_fun, mlir
+from jrnn.jaxprs.jax_internals import Primitive, ad, batching, calling, jaxpr_as_fun, mlir, traced
 from jrnn.jaxprs.tangents import pushed
 from jrnn.loops.affine.rounds import all_finite
 
@@ -21,17 +21,20 @@ linear_p = Primitive("checked_linear_map")
 linear_p.multiple_results = True
 
 
-def linear_map(products: Callable, steps: Callable, good: Any, residuals: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
+def traced_with(fn: Callable, operands: Sequence[Any]) -> Any:
+    """Returns a function of arrays like the operands as a closed jaxpr."""
+    return traced(fn, list(map(jax.typeof, operands)))
+
+
+def linear_map(products: Any, steps: Any, good: Any, residuals: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
     """Returns `products(*residuals, *moving)`, or `steps(...)` if `good` is False or a result is not finite.
 
     Args:
-        products, steps: functions that return the same lists of floating-point arrays, and are linear in `moving`.
+        products, steps: closed jaxprs that return the same lists of floating-point arrays, and are linear in `moving`.
         good: a boolean.
         residuals, moving: arrays.
     """
-    operands = [*residuals, *moving]
-    traced = (jax.make_jaxpr(fn)(*map(jax.typeof, operands)) for fn in (products, steps))
-    return _bind(good, operands, *traced, len(moving))
+    return _bind(good, [*residuals, *moving], products, steps, len(moving))
 
 
 def _bind(good: Any, operands: Sequence[Any], products: Any, steps: Any, count: int) -> list[Any]:
@@ -40,11 +43,9 @@ def _bind(good: Any, operands: Sequence[Any], products: Any, steps: Any, count: 
 
 @linear_p.def_impl
 def _impl(good: Any, *operands: Any, products: Any, steps: Any, count: int) -> list[Any]:
-    results = jaxpr_as_fun(products)(*operands)
+    results = calling(products)(*operands)
     good = good & all_finite(results)
-    return jax.lax.cond(
-        good, lambda results, _: results, lambda _, operands: jaxpr_as_fun(steps)(*operands), results, operands
-    )
+    return jax.lax.cond(good, lambda results, _: results, lambda _, operands: calling(steps)(*operands), results, operands)
 
 
 linear_p.def_abstract_eval(lambda good, *operands, products, steps, count: products.out_avals)
@@ -52,7 +53,7 @@ mlir.register_lowering(linear_p, mlir.lower_fun(_impl, multiple_results=True))
 
 
 def _rewritten(closed: Any, rewrite: Callable[[Callable], Callable], operands: Sequence[Any]) -> Any:
-    return jax.make_jaxpr(rewrite(jaxpr_as_fun(closed)))(*map(jax.typeof, operands))
+    return traced_with(rewrite(jaxpr_as_fun(closed)), operands)
 
 
 def _jvp(
@@ -103,3 +104,33 @@ def _batched(args: Sequence[Any], axes: Sequence[Any], *, products: Any, steps: 
 ad.primitive_jvps[linear_p] = _jvp
 ad.primitive_transposes[linear_p] = _transpose
 batching.primitive_batchers[linear_p] = _batched
+
+
+# JAX moves what a step computes from constants in front of its loop, such as a mask that is spread over all rows. Each would
+# be a kernel to compile and an array to read, so this primitive hides the equations of a step.
+hidden_p = Primitive("hidden_program")
+hidden_p.multiple_results = True
+
+
+@hidden_p.def_impl
+def hidden(*operands: Any, program: Any) -> list[Any]:
+    """Returns the results of a closed jaxpr."""
+    return calling(program)(*operands)
+
+
+hidden_p.def_abstract_eval(lambda *operands, program: program.out_avals)
+mlir.register_lowering(hidden_p, mlir.lower_fun(hidden, multiple_results=True))
+
+
+def _hidden_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Any) -> tuple[list[Any], list[Any]]:
+    argnums = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+    return pushed(jaxpr_as_fun(program), primals, argnums, [tangents[i] for i in argnums])
+
+
+def _hidden_batched(args: Sequence[Any], axes: Sequence[Any], *, program: Any) -> tuple[Any, Any]:
+    results = hidden_p.bind(*args, program=_rewritten(program, lambda fn: jax.vmap(fn, tuple(axes)), args))
+    return results, [0] * len(results)
+
+
+ad.primitive_jvps[hidden_p] = _hidden_jvp
+batching.primitive_batchers[hidden_p] = _hidden_batched

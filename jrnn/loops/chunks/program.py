@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from jrnn.jaxprs.tangents import is_smooth, with_derivative
 from jrnn.loops.affine.matrix import AffineForm
 from jrnn.loops.affine.rounds import all_finite
 from jrnn.loops.chunks.chunk import Chunk
-from jrnn.loops.chunks.guarded import linear_map
+from jrnn.loops.chunks.guarded import hidden_p, linear_map, traced_with
 from jrnn.loops.chunks.labeled import Factors, variables
 from jrnn.loops.chunks.solve import SavedForBackward
 from jrnn.loops.ir import Loop
@@ -61,58 +61,18 @@ class ChunkBody:
                 kernel with one long axis in place of several runs many times slower.
             valid: [C] booleans, or None if all steps are valid.
         """
-        loop = self.loop
         flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
-        shapes = [*(v.aval.shape for v in loop.carry), *map(jnp.shape, consts)]
-        shapes += [*((self.steps, *v.aval.shape) for v in loop.xs), (self.steps,)]
+        shapes = [*(v.aval.shape for v in self.loop.carry), *map(jnp.shape, consts)]
+        shapes += [*((self.steps, *v.aval.shape) for v in self.loop.xs), (self.steps,)]
+        program = _FlatProgram(self, tree, shapes)
+        return with_derivative(lambda *args: program.run(args)[0], program.rule)(*flat)
 
-        def opened(args: Sequence[Any]) -> list[Any]:
-            return [x if x.shape == shape else _unfused(x).reshape(shape) for x, shape in zip(args, shapes)]
-
-        def closed(results: Sequence[Any]) -> list[Any]:
-            return [x.reshape(-1) for x in results]
-
-        def evaluate(args: Sequence[Any], saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
-            saved = SavedForBackward(saved_values)
-            return self._outs_in_order(self.run_by_products(*self._in_order(tree.unflatten(args)), saved)), saved.values
-
-        def checked(args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
-            results, saved_values = evaluate(args)
-            good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
-            steps = lambda _, args: self._outs_in_order(self.run_by_steps(*self._in_order(tree.unflatten(args))))  # noqa: E731
-            return jax.lax.cond(good, lambda results, _: results, steps, results, args), saved_values, good
-
-        def rule(args: Sequence[Any], argnums: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            primal, saved_values, good = checked(opened(args))
-            smooth, end = list(map(is_smooth, primal)), len(args) + len(saved_values)
-
-            def at(flat: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-                values, moving = opened(flat[: len(args)]), iter(flat[end:])
-                return values, [next(moving) if i in argnums else no_tangent(v) for i, v in enumerate(values)]
-
-            def of_products(*flat: Any) -> list[Any]:
-                again = [x.reshape(k.shape) for x, k in zip(flat[len(args) : end], saved_values)]
-                values, moved = at(flat)
-                results = jax.jvp(lambda args: evaluate(args, again)[0], [values], [moved])[1]
-                return [t for t, s in zip(results, smooth) if s]
-
-            def of_steps(*flat: Any) -> list[Any]:
-                both = (self._in_order(tree.unflatten(each)) for each in at(flat))
-                return [t for t, s in zip(self._outs_in_order(self.tangents_by_steps(*both)), smooth) if s]
-
-            operands = [*args, *closed(saved_values)]
-            moving = [t if t.shape == shapes[i] else _unfused(t).reshape(shapes[i]) for i, t in zip(argnums, moving)]
-            results = iter(closed(linear_map(of_products, of_steps, good, operands, moving)))
-            return closed(primal), [next(results) if s else None for s in smooth]
-
-        return with_derivative(lambda *args: closed(checked(opened(args))[0]), rule)(*flat)
-
-    def _in_order(self, args: Any) -> Any:
+    def in_order(self, args: Any) -> Any:
         """Returns the arguments of steps in the order in which the steps run."""
         states, consts, xs, valid = args
         return states, consts, [self._flipped(x) for x in xs], None if valid is None else self._flipped(valid)
 
-    def _outs_in_order(self, results: Sequence[Any]) -> list[Any]:
+    def outs_in_order(self, results: Sequence[Any]) -> list[Any]:
         n = len(self.loop.carry)
         return [*results[:n], *map(self._flipped, results[n:])]
 
@@ -171,6 +131,85 @@ class ChunkBody:
 
         moved, outs = jax.lax.scan(step, moved, (number, xs, valid, moved_xs))
         return [*moved, *outs]
+
+
+@dataclass(frozen=True)
+class _FlatProgram:
+    """A chunk as a function of flat arrays with one axis, and its tangents. Each program is traced once.
+
+    Attributes:
+        body: the steps.
+        tree: the structure of the arguments of `ChunkBody.run`.
+        shapes: the shapes of the arguments.
+        programs: the program, with the key None, and those of tangents, by what moves.
+        saved: the shapes of the values that the program saves.
+    """
+
+    body: ChunkBody
+    tree: Any
+    shapes: list[Any]
+    programs: dict[Any, Any] = field(default_factory=dict)
+    saved: list[Any] = field(default_factory=list)
+
+    def run(self, args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
+        """Returns the results, the values that are saved, and whether the results are those of products."""
+        if None not in self.programs:
+            self.programs[None] = traced_with(self._checked, args)
+        *arrays, good = hidden_p.bind(*args, program=self.programs[None])
+        n = len(arrays) - len(self.saved)
+        return arrays[:n], arrays[n:], good
+
+    def rule(self, args: Sequence[Any], argnums: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        results, saved_values, good = self.run(args)
+        # JAX asks a second time with states that move. If they always do, the program is the same.
+        states = {i: jnp.zeros_like(args[i]) for i in range(len(self.body.loop.carry))}
+        moved = dict(sorted({**states, **dict(zip(argnums, moving))}.items()))
+        moving = [t if t.shape == self.shapes[i] else _unfused(t).reshape(self.shapes[i]) for i, t in moved.items()]
+        residuals, key = [*args, *saved_values], tuple(moved)
+        if key not in self.programs:
+            maps = (functools.partial(fn, key) for fn in (self._of_products, self._of_steps))
+            self.programs[key] = [traced_with(fn, [*residuals, *moving]) for fn in maps]
+        tangents = iter(_closed(linear_map(*self.programs[key], good, residuals, moving)))
+        return results, [next(tangents) if is_smooth(r) else None for r in results]
+
+    def _checked(self, *args: Any) -> list[Any]:
+        values = self._opened(args)
+        results, saved_values = self._evaluate(values)
+        self.saved[:] = map(jnp.shape, saved_values)
+        good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
+        results = jax.lax.cond(good, lambda results, _: results, lambda _, args: self._by_steps(args), results, values)
+        return [*_closed(results), *_closed(saved_values), good]
+
+    def _of_products(self, argnums: Sequence[int], *operands: Any) -> list[Any]:
+        values, moved = self._at(argnums, operands)
+        again = [x.reshape(shape) for x, shape in zip(operands[len(values) :], self.saved)]
+        tangents = jax.jvp(lambda args: self._evaluate(args, again)[0], [values], [moved])[1]
+        return [t for t in tangents if t.dtype != jax.dtypes.float0]
+
+    def _of_steps(self, argnums: Sequence[int], *operands: Any) -> list[Any]:
+        at, along = (self.body.in_order(self.tree.unflatten(each)) for each in self._at(argnums, operands))
+        tangents = self.body.outs_in_order(self.body.tangents_by_steps(at, along))
+        return [t for t in tangents if t.dtype != jax.dtypes.float0]
+
+    def _at(self, argnums: Sequence[int], operands: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the arguments and their tangents."""
+        moving = dict(zip(argnums, operands[-len(argnums) :]))
+        values = self._opened(operands[: self.tree.num_leaves])
+        return values, [moving.get(i, no_tangent(v)) for i, v in enumerate(values)]
+
+    def _evaluate(self, args: Sequence[Any], saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
+        saved, body = SavedForBackward(saved_values), self.body
+        return body.outs_in_order(body.run_by_products(*body.in_order(self.tree.unflatten(args)), saved)), saved.values
+
+    def _by_steps(self, args: Sequence[Any]) -> list[Any]:
+        return self.body.outs_in_order(self.body.run_by_steps(*self.body.in_order(self.tree.unflatten(args))))
+
+    def _opened(self, args: Sequence[Any]) -> list[Any]:
+        return [x if x.shape == shape else _unfused(x).reshape(shape) for x, shape in zip(args, self.shapes)]
+
+
+def _closed(results: Sequence[Any]) -> list[Any]:
+    return [x.reshape(-1) for x in results]
 
 
 def _unfused(x: Any) -> Any:
