@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jrnn.jaxprs import jax_internals
 from jrnn.loops import scan
 from jrnn.loops.passes import compose_views
 from jrnn.loops.rules.lowering import steps_of
@@ -66,6 +67,15 @@ def primitives(step):
 def test_joined_gates_are_taken_from_where_they_come():
     seen = primitives(gates_joined)
     assert "concatenate" not in seen and "split" not in seen and "slice" not in seen
+
+
+def test_composed_views_are_not_traced_and_keep_their_lines(monkeypatch):
+    (loop,) = steps_of(lambda: jax.lax.scan(gates_joined, H0, XS))
+    monkeypatch.setattr(jax_internals, "traced", None)
+    changed = compose_views(loop)
+    views = [e for e in changed.eqns if e.primitive.name in ("reshape", "slice")]
+    assert views and len(changed.eqns) < len(loop.eqns)
+    assert all("gates_joined" in jax_internals.source_line(e) for e in views)
 
 
 def test_what_lies_across_parts_stays_joined():

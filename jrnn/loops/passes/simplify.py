@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Atom, Env, Eqn, Var, primitives
+from jrnn.jaxprs import Atom, Env, Eqn, Names, Var, named, primitives
 from jrnn.loops.ir import Loop, strict_passes
 from jrnn.loops.passes.gates import axis_slices
 
@@ -32,42 +32,41 @@ def compose_views(loop: Loop) -> Loop:
     producers = jaxprs.producers(loop.eqns)
     if not any(_is_indirect(eqn, producers) for eqn in loop.eqns):
         return loop
-    same: dict[Var, Var] = {}
+    same: Names = {}
 
-    def source(atom: Atom) -> Atom:
-        while jaxprs.is_in(atom, same):
-            atom = same[atom]
-        return atom
-
-    def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
+    def composed(eqn: Eqn) -> list[Eqn]:
+        """Returns the equations in the place of one. Those of values that are others add these to `same`."""
         unchanged = _unchanged(eqn)
         if unchanged is not None:
-            same[eqn.outvars[0]] = base = source(unchanged)
-            return [env[base]]
+            same[eqn.outvars[0]] = named(same, unchanged)
+            return []
         if _reshapes(eqn):
-            (out,) = eqn.outvars
-            base = source(eqn.invars[0])
+            (out,), base = eqn.outvars, named(same, eqn.invars[0])
             while base in producers and _reshapes(producers[base]):
-                base = source(producers[base].invars[0])
+                base = named(same, producers[base].invars[0])
             if base.aval.shape != out.aval.shape:
-                return [jax.lax.reshape(env[base], out.aval.shape)]
+                params = dict(new_sizes=out.aval.shape, dimensions=None, sharding=None)
+                return [eqn.replace(primitive=jax.lax.reshape_p, invars=[base], params=params)]
             same[out] = base
-            return [env[base]]
+            return []
         cuts = axis_slices([eqn])
-        parts = [_part(source(c.of), c.axis, c.lo, c.hi, producers) for c in cuts.values()]
+        parts = [_part(named(same, c.of), c.axis, c.lo, c.hi, producers) for c in cuts.values()]
         if not cuts or None in parts:
-            return None
-        values = []
+            return [jaxprs.with_operands(eqn, [named(same, a) for a in eqn.invars])]
+        slices = []
         for v, (whole, axis, lo, hi) in zip(cuts, parts):
-            part = source(whole)
-            if (lo, hi) == (0, part.aval.shape[axis]):
+            part = named(same, whole)
+            shape = part.aval.shape
+            if (lo, hi) == (0, shape[axis]):
                 same[v] = part
-                values.append(env[part])
             else:
-                values.append(jax.lax.slice_in_dim(env[part], lo, hi, axis=axis))
-        return values
+                starts, ends = jaxprs.replaced([0] * len(shape), [axis], [lo]), jaxprs.replaced(shape, [axis], [hi])
+                params = dict(start_indices=tuple(starts), limit_indices=tuple(ends), strides=(1,) * len(shape))
+                slices.append(eqn.replace(primitive=jax.lax.slice_p, invars=[part], outvars=[v], params=params))
+        return slices
 
-    return loop.rewrite(rule)
+    eqns = [new for eqn in loop.eqns for new in composed(eqn)]
+    return loop.with_eqns(eqns, [named(same, a) for a in loop.outputs])
 
 
 def _reshapes(eqn: Eqn) -> bool:
