@@ -291,14 +291,14 @@ def _products_of_numbers(d: Any, saved: SavedForBackward) -> Any:
     def run(d: Any) -> Any:
         def step(row: Any, inputs: Any) -> tuple[Any, Any]:
             factor, one = inputs
-            return (new := row * factor + one, new)
+            return row * factor + one, row
 
         # The barrier keeps JAX from moving a loop for what it knows of the ones in front of the loop over chunks.
-        ones = jnp.eye(c + 1, dtype=d.dtype).reshape(c + 1, *[1] * (d.ndim - 1), c + 1)
-        times, ones = jax.lax.optimization_barrier((jnp.moveaxis(d, -1, 0)[..., None], ones))
-        first = like(jnp.broadcast_to(ones[0], (*d.shape[:-1], c + 1)), d)
-        _, rows = jax.lax.scan(step, first, (times, ones[1:]))
-        return jnp.moveaxis(jnp.concatenate([first[None], rows]), 0, -2)
+        ones = jnp.eye(c + 1, k=1, dtype=d.dtype).reshape(c + 1, *[1] * (d.ndim - 1), c + 1)
+        times = jnp.moveaxis(jnp.pad(d, [*[(0, 0)] * (d.ndim - 1), (0, 1)]), -1, 0)[..., None]
+        times, ones = jax.lax.optimization_barrier((times, ones))
+        first = like(jnp.broadcast_to(jnp.eye(1, c + 1, dtype=d.dtype)[0], (*d.shape[:-1], c + 1)), d)
+        return jnp.moveaxis(jax.lax.scan(step, first, (times, ones))[1], 0, -2)
 
     def tangent(x: Any, _: Any, moved: Any) -> Any:
         return jnp.matmul(x[..., 1:], moved[0][..., None] * x[..., :-1, :], precision=jax.lax.Precision.HIGHEST)

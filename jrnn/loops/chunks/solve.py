@@ -106,13 +106,14 @@ def _inverse(a: Any, times: Any) -> Any:
     """
     *lead, n, _ = a.shape
     size = 1 << (n - 1).bit_length()
+    a = a.reshape(-1, n, n)  # a kernel of fewer axes compiles sooner
     if size != n:
-        a = jnp.pad(a, [(0, 0)] * len(lead) + [(0, size - n)] * 2)
+        a = jnp.pad(a, [(0, 0)] + [(0, size - n)] * 2)
 
     def below(h: int, row: int, column: int, of: int) -> Any:
-        """Of each group of `of` blocks of h rows on the diagonal, the block in this row and column, [..., m, h, h]."""
+        """Of each group of `of` blocks of h rows on the diagonal, the block in this row and column, [B, m, h, h]."""
         m = size // (of * h)
-        groups = a.reshape(*lead, m, of, h, m, of, h)[..., :, row, :, :, column, :]
+        groups = a.reshape(-1, m, of, h, m, of, h)[:, :, row, :, :, column, :]
         return jnp.sum(jnp.where(np.eye(m, dtype=bool)[:, None, :, None], groups, 0), -2)
 
     h = min(size, _SHORT)
@@ -124,11 +125,11 @@ def _inverse(a: Any, times: Any) -> Any:
     ones = like(jnp.broadcast_to(jnp.eye(h, dtype=a.dtype), diagonal.shape), diagonal)
     blocks, _ = jax.lax.scan(round_of, ones, neighbors(h))
     while h < size:
-        blocks = blocks.reshape(*lead, -1, 2, h, h)
+        blocks = blocks.reshape(len(a), -1, 2, h, h)
         first, second = blocks[..., 0, :, :], blocks[..., 1, :, :]
         corner = -times(times(second, below(h, 1, 0, 2)), first)
         top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
         blocks = jnp.concatenate([top, jnp.concatenate([corner, second], -1)], -2)
         blocks = jax.lax.optimization_barrier(blocks)  # or XLA:CPU fuses the rounds
         h *= 2
-    return blocks.reshape(*lead, size, size)[..., :n, :n]
+    return blocks.reshape(len(a), size, size)[:, :n, :n].reshape(*lead, n, n)
