@@ -188,11 +188,13 @@ class Estimator:
         computed = {v for e in eqns for v in e.outvars}
         arrays = self._arrays(eqns, facts, outputs, computed)
         sources: dict[Var, tuple[Var, ...]] = {}  # the arrays that a value that is not an array is computed from
-        views: dict[Var, tuple[Var, ...]] = {}  # the same, or slices of them
+        slices = any(e.primitive.name == "slice" for e in eqns)
+        views: dict[Var, tuple[Var, ...]] = {} if slices else sources  # the same, or slices of them
         products = elements = calls = packing = 0.0
         read_bytes = written_bytes = kernels = touched_bytes = total_bytes = 0
         for eqn, fact in zip(eqns, facts):
-            union, viewed = through(fact.inputs, sources), through(fact.inputs, views)
+            union = through(fact.inputs, sources)
+            viewed = through(fact.inputs, views) if slices else union
             if fact.is_call:
                 products += fact.all_steps_seconds if all_steps else fact.seconds
                 calls += fact.all_steps_call_seconds if all_steps else fact.call_seconds
@@ -318,10 +320,10 @@ class Estimator:
         trips = steps * (machine.trip if several_kernels else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack, and so is what the loop reads.
         called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).call_seconds}
-        read = {*jaxprs.free_variables(loop.eqns), *jaxprs.variables(loop.carry_out)}
-        read.update(v for e in loop.eqns for v in jaxprs.inputs(e))
-        copied = called | read if several_kernels else called
-        trips += steps * machine.kernel * sum(v in copied for v in jaxprs.variables(loop.ys))
+        ys, copied = jaxprs.variables(loop.ys), called
+        if several_kernels and ys:
+            copied = called.union(jaxprs.variables(loop.carry_out), *map(jaxprs.inputs, loop.eqns))
+        trips += steps * machine.kernel * sum(v in copied for v in ys)
         return total(work, dict(calls=trips, stacks=stacks))
 
     def sums(self, eqns: Sequence[Eqn]) -> Costs:
