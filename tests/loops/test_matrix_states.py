@@ -62,7 +62,7 @@ def assert_close(pair, tolerance):
             )
 
 
-@pytest.mark.sample("delta_product_as_matrices")
+@pytest.mark.sample("delta_product_as_matrices", "decay_per_row_and_column")
 @pytest.mark.parametrize("step", layers.STEPS, ids=lambda step: step.__name__)
 def test_a_step_trains_in_chunks_as_step_by_step(x64, step):
     init, xs = problem(step, 37, jnp.float64, strong=layers.STEPS.index(step) % 2 == 0)

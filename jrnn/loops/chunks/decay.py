@@ -163,7 +163,8 @@ class Decay:
         levels = mixed.along(("N", "T", *lead))
         second = _orders(self.steps)[0][1].reshape(-1) == np.arange(self.steps)[:, None]
         rows = levels.reshape(-1, *levels.shape[2:])
-        return Labeled(jnp.tensordot(second.astype(rows.dtype), rows, 1, jax.lax.Precision.HIGHEST), ("T", *lead))
+        total = jnp.tensordot(second.astype(rows.dtype), rows, 1, precision=jax.lax.Precision.HIGHEST)
+        return Labeled(total, ("T", *lead))
 
 
 def _written(p: Labeled) -> Labeled:
