@@ -143,7 +143,7 @@ def test_vmap_of_the_gradient(x64):
     assert_close(in_chunks_and_not(layers.delta, init, xs, batched), 1e-10)
 
 
-@pytest.mark.sample("gated_delta", "mlstm")
+@pytest.mark.sample("gated_delta", "mlstm", "decay_per_column")
 @pytest.mark.parametrize("step", layers.STEPS, ids=lambda step: step.__name__)
 def test_inside_shard_map_with_checked_types(x64, step):
     """What is made inside, such as the identity that an inverse starts from, varies over the mesh as the inputs do."""

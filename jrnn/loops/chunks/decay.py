@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS
-from jrnn.jaxprs.mesh_axes import like
+from jrnn.jaxprs.mesh_axes import alike, like
 from jrnn.loops.affine import rounds
 from jrnn.loops.chunks.labeled import Label, Labeled, dot, sum_over, times, union
 from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_inverse
@@ -106,7 +106,7 @@ class Decay:
         rows = [barrier(jnp.broadcast_to(v.along(labels), shape).reshape(self.steps, -1)) for v in vectors]
         # XLA compiles equal kernels once. Where it drops the barriers, it would compute all rounds in one kernel.
         unroll = XLA_KEEPS_BARRIERS or 1
-        rows, levels = jax.lax.scan(join, rows, None, self.steps.bit_length() - 1, unroll=unroll)
+        rows, levels = jax.lax.scan(join, alike(rows), None, self.steps.bit_length() - 1, unroll=unroll)
 
         def labeled(x: Any, lead: tuple[Label, ...], vector: Labeled) -> Labeled:
             """The array, without axes that neither the vector nor the decay has."""
