@@ -287,7 +287,8 @@ def _products(d: Any, saved: SavedForBackward) -> tuple[Any, Any, Any, Any]:
 
 def _products_of_numbers(d: Any, saved: SavedForBackward) -> Any:
     """Returns what `_products` does for decays that are numbers, [..., C], in a loop, which takes less time to compile."""
-    c = d.shape[-1]
+    *lead, c = d.shape
+    d = d.reshape(-1, c)  # a kernel of fewer axes compiles sooner
 
     def run(d: Any) -> Any:
         def step(row: Any, inputs: Any) -> tuple[Any, Any]:
@@ -295,17 +296,18 @@ def _products_of_numbers(d: Any, saved: SavedForBackward) -> Any:
             return row * factor + one, row
 
         # The barrier keeps JAX from moving a loop for what it knows of the ones in front of the loop over chunks.
-        ones = jnp.eye(c + 1, k=1, dtype=d.dtype).reshape(c + 1, *[1] * (d.ndim - 1), c + 1)
-        times = jnp.moveaxis(jnp.pad(d, [*[(0, 0)] * (d.ndim - 1), (0, 1)]), -1, 0)[..., None]
+        ones = jnp.eye(c + 1, k=1, dtype=d.dtype)[:, None]
+        times = jnp.pad(d, [(0, 0), (0, 1)]).T[..., None]
         times, ones = jax.lax.optimization_barrier((times, ones))
-        first = like(jnp.broadcast_to(jnp.eye(1, c + 1, dtype=d.dtype)[0], (*d.shape[:-1], c + 1)), d)
-        return jnp.moveaxis(jax.lax.scan(step, first, (times, ones))[1], 0, -2)
+        first = like(jnp.broadcast_to(jnp.eye(1, c + 1, dtype=d.dtype), (len(d), c + 1)), d)
+        return jnp.swapaxes(jax.lax.scan(step, first, (times, ones))[1], 0, 1)
 
     def tangent(x: Any, _: Any, moved: Any) -> Any:
-        return jnp.matmul(x[..., 1:], moved[0][..., None] * x[..., :-1, :], precision=jax.lax.Precision.HIGHEST)
+        return jnp.matmul(x[:, :, 1:], moved[0][..., None] * x[:, :-1], precision=jax.lax.Precision.HIGHEST)
 
     x = saved.result(run, d, tangent=tangent)  # x[t, s] is the product of the decays of s, ..., t - 1
-    return x[..., :-1, 0], x[..., -1, 1:], x[..., -1, 0], x[..., :-1, 1:]
+    products = x[:, :-1, 0], x[:, -1, 1:], x[:, -1, 0], x[:, :-1, 1:]
+    return [product.reshape(*lead, *product.shape[1:]) for product in products]
 
 
 def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
