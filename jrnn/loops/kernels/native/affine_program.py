@@ -157,7 +157,7 @@ def encoded(
 
     counts = map(len, (step.carries, step.inputs, step.values, constants, stacks, sums, outs))
     program = [jnp.dtype(step.dtype).itemsize, step.loop.length, step.loop.reverse, _STORED[step.stored], *counts]
-    program += [tile[k] for k in core] if core else [-1, -1]
+    program += [-1, -1, 0] if first_order is None else [*(tile[k] for k in core), len(first_order.instructions)]
     program += map(len, results)
     for part, registers in ((before, tile), (affine, numbers), (after, tile)):
         for i in part:

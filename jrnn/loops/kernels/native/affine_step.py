@@ -79,9 +79,9 @@ def affine_step(loop: Loop) -> AffineStep:
             why = "a carry is not affine" if len(carry) == 1 else "carries are not affine with coefficients of all steps"
             raise NotAffine(why, jaxprs.needed(loop.eqns, [atom], known)[0][0])
     values = _values(loop, sums, carry, affine_values)
-    if set(values) == {*new}:
+    if not any(map(jaxprs.is_literal, new)) and {*values} == {*new}:
         values = new
-    elif len(carry) <= len(values):  # from which the values are computed
+    elif len(carry) <= max(len(values), 1):  # from which the values are computed
         values = carry
     inputs, eqns = _inputs(loop, carry, [*new, *values], moving, varying)
     return AffineStep(loop, carries, sums, tuple(inputs), tuple(values), tuple(eqns), dtype)

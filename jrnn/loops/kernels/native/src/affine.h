@@ -122,7 +122,10 @@ void affine(const AffineLoop& a, void* memory) {
     bool safe;
     if (first_order) {
       const F *coefficients = its.registers[a.coefficient], *offsets = its.registers[a.offset];
-      safe = (a.reverse ? run_first_order<F, true> : run_first_order<F, false>)(a, tile, coefficients, offsets, carry);
+      // What is multiplied on the way to these, or by the carry: a product of two such numbers does not overflow.
+      safe = are_factors<F>(its.registers, first, 1) && are_factors<F>(inputs, a.inputs, steps) &&
+             are_factors<F>(its.registers + first_value(a) - a.recurrence, a.recurrence, steps) &&
+             (a.reverse ? run_first_order<F, true> : run_first_order<F, false>)(a, tile, coefficients, offsets, carry);
     } else if (second_order) {
       safe = (a.reverse ? run_second_order<F, true> : run_second_order<F, false>)(a, its.response, tile, carry);
     } else {

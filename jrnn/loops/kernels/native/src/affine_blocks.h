@@ -134,6 +134,25 @@ JRNN_INLINE void compose(Vec<F>& coefficient, Vec<F>& offset) {
   }
 }
 
+// Returns true if all numbers of all registers of a list may be factors.
+template <class F>
+bool are_factors(const F* const* registers, int64_t count, int64_t steps) {
+  constexpr int64_t L = kLanes<F>;
+  Vec<F> seen[2] = {};
+  for (int64_t i = 0; i < count; i++) {
+    const F* x = registers[i];
+    int64_t k = 0;
+    for (; k + 2 * L <= steps; k += 2 * L) {
+      seen[0] += absolute<F>(load<F>(x + k));
+      seen[1] += absolute<F>(load<F>(x + k + L));
+    }
+    for (; k < steps; k += L) seen[0] += absolute<F>(k + L > steps ? load_some<F>(x + k, steps - k) : load<F>(x + k));
+  }
+  bool safe = true;
+  for (int64_t i = 0; i < L; i++) safe &= seen[0][i] + seen[1][i] <= Wide<F>::factor;
+  return safe;
+}
+
 // Runs all whole vectors of steps of a tile whose only carry is `coefficient * carry + offset`, as `run_blocks` does.
 template <class F, bool reverse>
 bool run_first_order(const AffineLoop& a, const Tile<F>& t, const F* coefficients, const F* offsets, double* carry) {
@@ -156,9 +175,9 @@ bool run_first_order(const AffineLoop& a, const Tile<F>& t, const F* coefficient
       store<F>(out + at, value);
     }
   }
+  bool safe = size_of(*carry) <= double(Wide<F>::factor) && size_of(now) <= double(Wide<F>::factor);
   *carry = now;
-  bool safe = size_of(now) <= double(Wide<F>::large);
-  for (int64_t i = 0; i < L; i++) safe &= seen[i] <= Wide<F>::large;
+  for (int64_t i = 0; i < L; i++) safe &= seen[i] <= Wide<F>::factor;
   return safe;
 }
 

@@ -7,18 +7,18 @@ namespace {
 constexpr int64_t kBlock = 16, kSteps = 256;  // steps of a block and of a tile
 constexpr int64_t kCarries = 8;               // the most
 
-// Numbers for the matrices, and what may be in a block that is not discarded.
+// Numbers for the matrices, and what may be in a block that is not discarded: what makes no sum overflow, and no product.
 template <class F>
 struct Wide;
 template <>
 struct Wide<float> {
   typedef double Exact;
-  static constexpr float most = 1e37f, large = 1e30f;
+  static constexpr float most = 1e37f, factor = 1e18f;
 };
 template <>
 struct Wide<double> {
   typedef long double Exact;
-  static constexpr double most = 1e306, large = 1e290;
+  static constexpr double most = 1e306, factor = 1e152;
 };
 template <class F>
 using Exact = typename Wide<F>::Exact;

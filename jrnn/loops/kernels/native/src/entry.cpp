@@ -80,7 +80,7 @@ ffi::Error affine(ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Span<co
   int64_t bytes = 0;
   std::initializer_list<int64_t*> fields = {
       &bytes, &a.steps, &a.reverse, &a.stored, &a.carries, &a.inputs, &a.values, &a.constants,
-      &a.stacks, &a.sums, &a.outs, &a.coefficient, &a.offset, &a.before, &a.affine, &a.after};
+      &a.stacks, &a.sums, &a.outs, &a.coefficient, &a.offset, &a.recurrence, &a.before, &a.affine, &a.after};
   const int64_t* at = program.begin();
   if (program.size() < fields.size()) return invalid("an affine loop is not of this version");
   for (int64_t* field : fields) *field = *at++;

@@ -72,6 +72,7 @@ struct AffineLoop {
   int64_t steps, reverse, stored;
   int64_t carries, inputs, values, constants, stacks, sums, outs;
   int64_t coefficient, offset;      // registers of a tile: the only carry after a step is coefficient * carry + offset; or -1
+  int64_t recurrence;               // the last instructions of `before`, which lead to these
   int64_t before, affine, after;    // instructions
   const Instruction* instructions;  // with registers in all places: of a tile before and after, of single numbers between
   const int32_t* input_at;          // registers of the inputs, of a tile
