@@ -330,6 +330,9 @@ BLOCK_STEPS = {
     "division": (1, lambda s, u: (((u - s[0]) / (2 + u * u),), jnp.exp(-s[0] * s[0]) * u)),
     "missing numbers": (1, lambda s, u: ((0.5 * s[0] + u,), jnp.where(u > 2, jnp.nan, -s[0]))),
     "decay of a constant": (1, lambda s, u: ((jnp.exp(jnp.float32(-0.5)).astype(u.dtype) * s[0] + u,), s[0])),
+    "no outputs": (1, lambda s, u: ((0.9 * s[0] + u,), ())),
+    "a number next": (2, lambda s, u: ((jnp.ones((), u.dtype), s[0] + 0.5 * s[1] + u), s[1])),
+    "the same next": (2, lambda s, u: ((h := 0.5 * s[0] - 0.2 * s[1] + u, h), h)),
     "counter": (2, lambda s, u: ((0.9 * s[0] + u, s[1] + jnp.float32(1)), s[0])),
     "oscillator": (2, lambda s, u: ((s[0] - 0.1 * s[1], s[1] + 0.1 * s[0] + u), s[0] * s[1])),
     "three": (3, lambda s, u: ((s[1], s[2], u - 0.2 * s[0] - 0.5 * s[2]), (s[0] + s[1], s[2] * u))),
@@ -349,6 +352,24 @@ def test_blocks_have_the_values_of_the_loop(name, reverse, length, dtype):
         carry, ys = in_blocks(step, init, xs, reverse)
         wanted = jax.lax.scan(step, init, xs, reverse=reverse)
     close([carry, ys], [list(wanted[0]), jax.tree.leaves(wanted[1])], 1e-5 if dtype == "float32" else 1e-13)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda s, u: ((s * 1e30) * 1e-30 + u, s),
+        lambda s, u: (((s + u) * u) * 1e-30, s),
+        lambda s, u: ((s * u + u * 1e15) - u * 1e15, s),
+    ],
+)
+@pytest.mark.parametrize("size", [1.0, 1e10, 1e15, 1e25])
+def test_what_overflows_within_a_step_is_infinite_as_in_the_loop(step, size):
+    xs = np.random.default_rng(0).normal(size=300).astype("f")
+    xs[40:60] *= size
+    carry, ys = in_blocks(step, jnp.float32(0.5), xs)
+    wanted = jax.lax.scan(step, jnp.float32(0.5), xs)
+    for ours, theirs in zip([*carry, *ys], jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))
 
 
 @pytest.mark.parametrize("level", range(len(library.loaded().instruction_sets)))
