@@ -21,7 +21,7 @@ from jrnn.loops.kernels.native.stages import fuse_additions, schedule
 from jrnn.loops.kernels.native.steps import Collector
 from jrnn.loops.kernels.native.views import Array, View, collapsed, dense
 
-FORMAT = 3  # decode.h has the same number
+FORMAT = 4  # decode.h has the same number
 _DTYPES = ("float", "bool", "bfloat16")
 # The order of the instructions in elements.h.
 # fmt: off
