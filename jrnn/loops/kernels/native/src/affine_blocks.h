@@ -153,22 +153,42 @@ bool are_factors(const F* const* registers, int64_t count, int64_t steps) {
   return safe;
 }
 
+// Returns the product of all elements of a vector in double precision. A float's rounding error, which is often the same in
+// all vectors, would grow with the number of steps.
+template <class F>
+JRNN_INLINE double product_of(Vec<F> v) {
+  constexpr int half = kLanes<F> / 2;
+  typename Few<F, half>::V parts[2];
+  typedef typename Few<double, half>::V W;
+  memcpy(parts, &v, sizeof v);
+  const W pairs = __builtin_convertvector(parts[0], W) * __builtin_convertvector(parts[1], W);
+  double products[half];
+  memcpy(products, &pairs, sizeof pairs);
+#pragma GCC unroll 4
+  for (int n = half / 2; n; n /= 2)
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++) products[i] *= products[i + n];
+  return products[0];
+}
+
 // Runs all whole vectors of steps of a tile whose only carry is `coefficient * carry + offset`, as `run_blocks` does.
 template <class F, bool reverse>
 bool run_first_order(const AffineLoop& a, const Tile<F>& t, const F* coefficients, const F* offsets, double* carry) {
   typedef Vec<F> V;
   constexpr int64_t L = kLanes<F>, last = reverse ? 0 : L - 1;
   V seen{};
-  double now = *carry;
+  const bool is_constant = a.coefficient < first_stack(a);
+  double now = *carry, whole = is_constant ? product_of<F>(load<F>(coefficients)) : 0;
   F* out = t.values[0];
   if (a.stored == kBefore) out[reverse ? t.steps - 1 : 0] = F(now);
   for (int64_t b = 0; b < t.steps / L; b++) {
     const int64_t at = reverse ? t.steps - L * (b + 1) : L * b;
     V coefficient = load<F>(coefficients + at), offset = load<F>(offsets + at);
+    if (!is_constant) whole = product_of<F>(coefficient);
     compose<F, 1, reverse>(coefficient, offset);
     const V value = offset + coefficient * F(now);
     seen += absolute<F>(coefficient) + absolute<F>(value);
-    now = double(offset[last]) + double(coefficient[last]) * now;
+    now = double(offset[last]) + whole * now;
     if (a.stored == kBefore) {
       store_moved<F>(a, t, out, value, at);
     } else {
