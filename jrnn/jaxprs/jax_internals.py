@@ -356,14 +356,14 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def traced(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Any:
-    """Returns the closed jaxpr of a function of arrays that returns a sequence of arrays.
+    """Returns the closed jaxpr of a function of arrays that returns a sequence of arrays, given their types or arrays.
 
     `jax.make_jaxpr` takes four times as long for a few equations, most of it for trees, signatures and a cache.
     """
     if _trace is None:
         return jax.make_jaxpr(fn)(*avals)
     info = DebugInfo("scan", "step", ("",) * len(avals), None)
-    types = [jax.typeof(a) if isinstance(a, jax.ShapeDtypeStruct) else a for a in avals]
+    types = [a if hasattr(a, "to_tangent_aval") else jax.typeof(a) for a in avals]  # types have it, arrays do not
     jaxpr, _, consts = _trace(linear_util.wrap_init(fn, debug_info=info), types)
     return ClosedJaxpr(jaxpr, tuple(consts))
 

@@ -82,9 +82,9 @@ def optimize_scans(
     >>> with optimize_scans(executor="scan"):
     ...     print(jax.lax.scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0))[0])
     6.0
-    >>> biquad = lambda d, x: ((d[1] - 0.2 * x, 0.5 * x), d[0] + x)
+    >>> growth = lambda n, x: (3.4 * n * (1 - n) * (1 - 0.01 * x), n)
     >>> with optimize_scans(compile_budget=0):
-    ...     print(jrnn.explain(lambda xs: jax.lax.scan(biquad, (0.0, 0.0), xs), jnp.ones(16_000)).loops[0].strategy)
+    ...     print(jrnn.explain(lambda xs: jax.lax.scan(growth, 0.3, xs), jnp.ones(16_000)).loops[0].strategy)
     lax.scan
     >>> with optimize_scans(everywhere=True):  # or, at the start of a program: optimize_scans(everywhere=True)
     ...     print(jax.lax.scan(lambda c, x: (c + x, None), 0.0, jnp.arange(4.0))[0])
