@@ -357,7 +357,7 @@ def test_blocks_have_the_values_of_the_loop(name, reverse, length, dtype):
 @pytest.mark.parametrize(
     "step",
     [
-        lambda s, u: ((s * 1e30) * 1e-30 + u, s),
+        lambda s, u: ((s * (0 * u + 1e30)) * 1e-30 + u, s),
         lambda s, u: (((s + u) * u) * 1e-30, s),
         lambda s, u: ((s * u + u * 1e15) - u * 1e15, s),
     ],
