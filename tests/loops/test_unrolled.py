@@ -377,8 +377,10 @@ def test_what_overflows_within_a_step_is_infinite_as_in_the_loop(step, size):
 @pytest.mark.parametrize("reverse", [False, True])
 def test_blocks_have_the_same_values_with_all_instruction_sets(name, reverse, level):
     count, step = BLOCK_STEPS[name]
-    init, xs = (jnp.float32(0.3),) * count, jnp.asarray(np.random.default_rng(0).normal(size=777), jnp.float32)
-    close(in_blocks(step, init, xs, reverse, level), in_blocks(step, init, xs, reverse), 1e-5)
+    for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-13)):
+        with jax.enable_x64(True):
+            init, xs = (jnp.asarray(0.3, dtype),) * count, jnp.asarray(np.random.default_rng(0).normal(size=777), dtype)
+            close(in_blocks(step, init, xs, reverse, level), in_blocks(step, init, xs, reverse), tolerance)
 
 
 def random_gate(rng, length):

@@ -13,7 +13,8 @@ template <class F, int N>
 JRNN_INLINE Added<F> added_to(const AffineLoop& a, const Response<F>& by, int64_t v, int64_t k, const Tile<F>& t, int64_t at,
                               const F* carry) {
   typedef Vec<F> V;
-  const int64_t m = a.inputs, first = a.reverse ? k : 0, end = a.reverse ? kBlock : k + kLanes<F>;  // the steps up to these
+  // The steps up to these, in fours: the response to later ones is 0.
+  const int64_t m = a.inputs, first = a.reverse ? k / 4 * 4 : 0, end = a.reverse ? kBlock : (k + kLanes<F> + 3) / 4 * 4;
   V parts[4] = {}, by_carry = load<F>(by.constant + v * kBlock + k);
 #pragma GCC unroll 8
   for (int i = 0; i < N; i++) by_carry += load<F>(by.of_carry + (v * N + i) * kBlock + k) * carry[i];
