@@ -144,7 +144,7 @@ def test_what_is_not_affine_is_refused_with_the_reason(step, why):
 
 @functools.cache
 def compiled(n, length, reverse):
-    """Returns compiled functions of a random system: by trips that do not wait, and by `jax.lax.scan`."""
+    """Returns compiled functions of a random system: by the kernel, and by `jax.lax.scan`."""
     step = linear(n)
 
     def plain(c, init, xs):
@@ -153,11 +153,11 @@ def compiled(n, length, reverse):
     a, b = np.zeros((n, n), np.float32), np.zeros(n, np.float32)
     (loop,) = steps_of(plain, (a, b), (np.float32(0),) * n, np.zeros(length, np.float32))
 
-    def ahead(c, init, xs):
+    def in_kernel(c, init, xs):
         carry, ys = affine_call(affine_step(scalars(loop))).run(numbers(c), init, [xs], length)
         return tuple(carry), tuple(ys)
 
-    return jax.jit(ahead), jax.jit(plain)
+    return jax.jit(in_kernel), jax.jit(plain)
 
 
 def numbers(c):
@@ -193,21 +193,27 @@ class Rows:
         return self.rows[at[0]][at[1]]
 
 
+def finite_arrays(ours, theirs):
+    """Returns how many arrays are finite. Infinities and NaN must be at the same places, and the other numbers close."""
+    count = 0
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        a, b = np.asarray(a, float), np.asarray(b, float)
+        np.testing.assert_array_equal(np.where(np.isfinite(b), 0, b), np.where(np.isfinite(a), 0, a))
+        where = np.isfinite(b)
+        assert np.all(np.abs(a[where] - b[where]) <= 1e-4 * np.max(np.abs(b[where]), initial=0))
+        count += where.all()
+    return count
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_infinities_and_nan_are_where_the_loop_has_them(pytestconfig, n, reverse):
     rng = np.random.default_rng(n + 10 * reverse)
-    ahead, plain = compiled(n, 43, reverse)
+    in_kernel, plain = compiled(n, 43, reverse)
     finite = 0
     for _ in range(340 if pytestconfig.getoption("--exhaustive") else 40):
         system = random_system(rng, n, 43)
-        ours, theirs = jax.tree.leaves(ahead(*system)), jax.tree.leaves(plain(*system))
-        for a, b in zip(ours, theirs, strict=True):
-            a, b = np.asarray(a, float), np.asarray(b, float)
-            np.testing.assert_array_equal(np.where(np.isfinite(b), 0, b), np.where(np.isfinite(a), 0, a))
-            where = np.isfinite(b)
-            assert np.all(np.abs(a[where] - b[where]) <= 1e-4 * np.max(np.abs(b[where]), initial=0))
-            finite += where.all()
+        finite += finite_arrays(in_kernel(*system), plain(*system))
     assert finite > 10
 
 
@@ -215,14 +221,14 @@ def test_infinities_and_nan_are_where_the_loop_has_them(pytestconfig, n, reverse
 def test_rounding_is_that_of_the_loop(pytestconfig, radius):
     """The largest error against float64 is at most four times that of `jax.lax.scan`, with poles of any size."""
     length = 65_536 if pytestconfig.getoption("--exhaustive") else 8_192
-    ahead, plain = compiled(2, length, False)
+    in_kernel, plain = compiled(2, length, False)
     rng = np.random.default_rng(0)
     for angle in (0.0, 0.1, 1.0, 3.0):
         turn = radius * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         system = (turn.astype("f"), np.float32([1, 0.5])), (np.float32(0.3),) * 2, rng.normal(size=length).astype("f")
         with jax.enable_x64(True):
             exact = plain(*jax.tree.map(lambda v: np.asarray(v, np.float64), system))
-        for ours, theirs, e in zip(ahead(*system)[1], plain(*system)[1], exact[1], strict=True):
+        for ours, theirs, e in zip(in_kernel(*system)[1], plain(*system)[1], exact[1], strict=True):
             off, most = (np.max(np.abs(np.asarray(v, float) - np.asarray(e))) for v in (ours, theirs))
             assert off <= 4 * most
 
@@ -410,12 +416,7 @@ def test_infinities_and_nan_of_gates_are_where_the_loop_has_them(pytestconfig, r
     finite = 0
     for _ in range(1_000 if pytestconfig.getoption("--exhaustive") else 100):
         first, xs = random_gate(rng, 300)
-        for a, b in zip(jax.tree.leaves(ours(first, xs)), jax.tree.leaves(theirs(first, xs)), strict=True):
-            a, b = np.asarray(a, float), np.asarray(b, float)
-            np.testing.assert_array_equal(np.where(np.isfinite(b), 0, b), np.where(np.isfinite(a), 0, a))
-            where = np.isfinite(b)
-            assert np.all(np.abs(a[where] - b[where]) <= 1e-4 * np.max(np.abs(b[where]), initial=0))
-            finite += where.all()
+        finite += finite_arrays(ours(first, xs), theirs(first, xs))
     assert finite > 20
 
 
