@@ -21,7 +21,9 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 ROOT = Path(__file__).parent
-IS_BUILT = os.environ.get("JRNN_BUILD_KERNEL") != "0" and importlib.util.find_spec("jaxlib") is not None
+IS_BUILT = (
+    os.environ.get("JRNN_BUILD_KERNEL") != "0" and importlib.util.find_spec("jaxlib") is not None
+)
 SOURCE = "jrnn/loops/kernels/native/src"
 FLAGS = [
     "-std=c++17",
@@ -35,7 +37,14 @@ FLAGS = [
 ]
 AVX2 = ["-mavx2", "-mfma"]
 SETS = {  # of x86-64; the flags and the bytes of a vector
-    "avx512": ([*AVX2, *(f"-mavx512{part}" for part in ("f", "dq", "bw", "vl")), "-mprefer-vector-width=512"], 64),
+    "avx512": (
+        [
+            *AVX2,
+            *(f"-mavx512{part}" for part in ("f", "dq", "bw", "vl")),
+            "-mprefer-vector-width=512",
+        ],
+        64,
+    ),
     "avx2": (AVX2, 32),
 }
 
@@ -51,7 +60,11 @@ def readme() -> str:
             return f"{mark}[{text}]({repository}/{'raw' if mark else 'blob'}/main/{target})"
         return "" if mark else text
 
-    return re.sub(r"(!?)\[([^]]*)\]\((?![a-z]+:|#)([^)]+)\)", absolute, (ROOT / "README.md").read_text(encoding="utf-8"))
+    return re.sub(
+        r"(!?)\[([^]]*)\]\((?![a-z]+:|#)([^)]+)\)",
+        absolute,
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+    )
 
 
 class BuildKernel(build_ext):
@@ -69,12 +82,18 @@ class BuildKernel(build_ext):
             macros = [("JRNN_KERNEL", name), ("JRNN_VECTOR_BYTES", str(size))]
             folder = f"{self.build_temp}/{name}"
             objects += self.compiler.compile(
-                [f"{SOURCE}/kernel.cpp"], folder, macros, extra_postargs=[*FLAGS, *flags], depends=ext.depends
+                [f"{SOURCE}/kernel.cpp"],
+                folder,
+                macros,
+                extra_postargs=[*FLAGS, *flags],
+                depends=ext.depends,
             )
         macros = [("JRNN_X86_LEVELS", "1")] if x86 else []
         flags = [*FLAGS, *headers]
         entry = [f"{SOURCE}/entry.cpp"]
-        objects += self.compiler.compile(entry, self.build_temp, macros, extra_postargs=flags, depends=ext.depends)
+        objects += self.compiler.compile(
+            entry, self.build_temp, macros, extra_postargs=flags, depends=ext.depends
+        )
         path = self.get_ext_fullpath(ext.name)
         link = [] if sys.platform == "darwin" else ["-static-libstdc++", "-static-libgcc", "-s"]
         self.compiler.link_shared_object(objects, path, extra_postargs=link, target_lang="c++")
@@ -90,7 +109,10 @@ class PlatformWheel(bdist_wheel):
         self.run_command("build")
         build = self.get_finalized_command("build_ext")
         if not (Path(build.build_lib) / build.get_ext_filename(KERNEL.name)).is_file():
-            print("notice: the kernel for CPUs could not be compiled; this wheel is without it", file=sys.stderr)
+            print(
+                "notice: the kernel for CPUs could not be compiled; this wheel is without it",
+                file=sys.stderr,
+            )
             self.root_is_pure = True
         super().run()
 

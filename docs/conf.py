@@ -67,7 +67,9 @@ html_show_sourcelink = False
 
 # Links to the repository, its issues and each page's source, and a choice of versions, where pyproject.toml names the sites.
 ROOT = Path(__file__).parents[1]
-urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
+urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get(
+    "urls", {}
+)
 if "Repository" in urls:
     html_theme_options |= {
         "repository_url": urls["Repository"],
@@ -91,12 +93,19 @@ def commands():
     (choices,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     lines = []
     for name, parser in choices.choices.items():
-        lines += [f"## jrnn {name}", "", f"{parser.description[:1].upper()}{parser.description[1:]}.", ""]
+        lines += [
+            f"## jrnn {name}",
+            "",
+            f"{parser.description[:1].upper()}{parser.description[1:]}.",
+            "",
+        ]
         lines += ["| argument | what |", "|---|---|"]
         for action in parser._actions:
             if action.dest == "help":
                 continue
-            metavar = action.metavar or ("|".join(action.choices) if action.choices else action.dest.upper())
+            metavar = action.metavar or (
+                "|".join(action.choices) if action.choices else action.dest.upper()
+            )
             shown = action.dest if not action.option_strings else ", ".join(action.option_strings)
             takes = "" if action.nargs == 0 or not action.option_strings else f" {metavar}"
             text = (action.help or "").replace("|", "\\|") % vars(action)
@@ -110,7 +119,9 @@ generated.mkdir(exist_ok=True)
 (generated / "commands.md").write_text(commands(), encoding="utf-8")
 (generated / "operators.md").write_text(operator_tables.render(), encoding="utf-8")
 
-notebooks = generated / "site" / "notebooks"  # the programs of examples/; `scripts/notebooks.py FOLDER --run` also runs them
+notebooks = (
+    generated / "site" / "notebooks"
+)  # the programs of examples/; `scripts/notebooks.py FOLDER --run` also runs them
 notebooks.mkdir(parents=True, exist_ok=True)
 make = runpy.run_path(str(ROOT / "scripts" / "notebooks.py"))
 for program in sorted((ROOT / "examples").glob("*.py")):
@@ -124,15 +135,26 @@ def entries(block):
     lines = ["```{eval-rst}"]
     for name, chosen in re.findall(r"([\w.]+)(\([^)]*\))?", block[2]):
         value = functools.reduce(getattr, f"{block[1]}.{name}".split(".")[1:], jrnn)
-        kind = "function" if not inspect.isclass(value) else "exception" if issubclass(value, Exception) else "class"
-        if kind == "function" and not inspect.isfunction(value):  # an object that is called, as a kind of layer
+        kind = (
+            "function"
+            if not inspect.isclass(value)
+            else "exception"
+            if issubclass(value, Exception)
+            else "class"
+        )
+        if kind == "function" and not inspect.isfunction(
+            value
+        ):  # an object that is called, as a kind of layer
             arguments = ", ".join(inspect.signature(value).parameters)
             said = f"Layers of `{value.cell.__name__}`: {value.cell.__doc__.splitlines()[0]}"
             lines += [f".. py:function:: {block[1]}.{name}({arguments})", "", f"   {said}", ""]
             continue
         lines.append(f".. auto{kind}:: {block[1]}.{name}")
         if kind == "class" and chosen != "()":
-            lines += [f"   :members: {' '.join(chosen.strip('()').split())}", "   :special-members: __call__"]
+            lines += [
+                f"   :members: {' '.join(chosen.strip('()').split())}",
+                "   :special-members: __call__",
+            ]
     return "\n".join([*lines, "", "```"])
 
 
@@ -142,7 +164,9 @@ def keys(block):
     rows = ["| key | default | |", "|---|---|---|"]
     for key in keys_of(getattr(importlib.import_module(f"jrnn.train.{module}"), name)):
         text = "; ".join(filter(None, [", ".join(f"`{c}`" for c in key.choices), key.meaning]))
-        rows.append(f"| `{key.name}` | {'none' if key.default is None else f'`{key.default}`'} | {text} |")
+        rows.append(
+            f"| `{key.name}` | {'none' if key.default is None else f'`{key.default}`'} | {text} |"
+        )
     return "\n".join(rows)
 
 
@@ -167,7 +191,11 @@ def configs(block):
 
 def clone(block):
     """How to get a clone, where pyproject.toml names the repository."""
-    return f"```text\ngit clone {urls['Repository']} jrnn\ncd jrnn\n```\n" if "Repository" in urls else ""
+    return (
+        f"```text\ngit clone {urls['Repository']} jrnn\ncd jrnn\n```\n"
+        if "Repository" in urls
+        else ""
+    )
 
 
 BLOCKS = {
@@ -191,10 +219,14 @@ def setup(app):
 
 def contents():
     """llms.txt: what jrnn is, and each page with its first paragraph, for programs that read documentation."""
-    lines = ["# jrnn\n\n> jrnn makes loops over time in JAX faster, and proves their gradients.\n\n## Pages\n"]
+    lines = [
+        "# jrnn\n\n> jrnn makes loops over time in JAX faster, and proves their gradients.\n\n## Pages\n"
+    ]
     docs = ROOT / "docs"
     for page in sorted([*docs.glob("*.md"), *docs.glob("api/*.md")]):
-        source = re.sub(r"\A---\n.*?---\n+", "", page.read_text(encoding="utf-8"), flags=re.S)  # without front matter
+        source = re.sub(
+            r"\A---\n.*?---\n+", "", page.read_text(encoding="utf-8"), flags=re.S
+        )  # without front matter
         title, _, text = source.partition("\n")
         if title.startswith("# "):
             about = " ".join(text.strip().partition("\n\n")[0].split())

@@ -32,12 +32,22 @@ def _rows(family):
 
 
 def _table(rows):
-    lines = ["| Operator | Inputs | Outputs | Arguments | Gradient | Notes |", "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| Operator | Inputs | Outputs | Arguments | Gradient | Notes |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     alike = {}
     for e in rows:
         alike.setdefault(replace(e, type=""), []).append(e.type)
     for e, names in alike.items():
-        cells = (", ".join(names), _code(e.inputs), e.outputs, _code(e.arguments), e.gradient, e.notes)
+        cells = (
+            ", ".join(names),
+            _code(e.inputs),
+            e.outputs,
+            _code(e.arguments),
+            e.gradient,
+            e.notes,
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -19,8 +19,15 @@ def read(name):
 
 def write(name, table):
     """Writes a table of rows of text: a line for each row and note."""
-    lists = {key: ",\n".join(f"  {json.dumps(row)}" for row in table[key]) for key in ("rows", "notes") if key in table}
-    fields = [f" {json.dumps(k)}: " + (f"[\n{lists[k]}\n ]" if k in lists else json.dumps(v)) for k, v in table.items()]
+    lists = {
+        key: ",\n".join(f"  {json.dumps(row)}" for row in table[key])
+        for key in ("rows", "notes")
+        if key in table
+    }
+    fields = [
+        f" {json.dumps(k)}: " + (f"[\n{lists[k]}\n ]" if k in lists else json.dumps(v))
+        for k, v in table.items()
+    ]
     (FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(fields) + "\n}\n", encoding="utf-8")
 
 
@@ -39,7 +46,9 @@ def ratios():
     times = column("cpu_six", "least")
     sizes = dict.fromkeys(size for *_, size in times)
     keys = dict.fromkeys(key[:3] for key in times)
-    return {key: {s: times[*key, s] / times[*key[:2], "lax.scan", s] for s in sizes} for key in keys}
+    return {
+        key: {s: times[*key, s] / times[*key[:2], "lax.scan", s] for s in sizes} for key in keys
+    }
 
 
 def cpu_six():
@@ -47,7 +56,10 @@ def cpu_six():
     by_program = ratios()
     sizes = [size.rpartition("x")[0] for size in next(iter(by_program.values()))]
     rows = [
-        [f"{cell.upper()} {mode}, {name}", *(f"{x:.2f}" for x in (mean(by_size.values()), *by_size.values()))]
+        [
+            f"{cell.upper()} {mode}, {name}",
+            *(f"{x:.2f}" for x in (mean(by_size.values()), *by_size.values())),
+        ]
         for cell in ("lstm", "gru")
         for mode in ("forward", "train")
         for peer, name in names.items()
@@ -57,14 +69,18 @@ def cpu_six():
 
 
 def linear():
-    times, memory, compilation = (column("linear", kind) for kind in ("low", "peak_bytes", "compile_seconds"))
+    times, memory, compilation = (
+        column("linear", kind) for kind in ("low", "peak_bytes", "compile_seconds")
+    )
     rows = []
     for cell, mode, size in dict.fromkeys((cell, mode, size) for cell, mode, _, size in times):
         pair = [(cell, mode, peer, size) for peer in ("jrnn", "lax.scan")]
         ours, theirs = (1e3 * times[key] for key in pair)
         megabytes = " / ".join(f"{memory[key] / 1e6:.0f}" for key in pair)
         seconds = " / ".join(f"{compilation[key]:.1f}" for key in pair)
-        rows.append([f"`{cell}`", f"{ours:.0f} / {theirs:.0f}", f"{ours / theirs:.2f}", megabytes, seconds])
+        rows.append(
+            [f"`{cell}`", f"{ours:.0f} / {theirs:.0f}", f"{ours / theirs:.2f}", megabytes, seconds]
+        )
     return {"head": ["layer", "train, ms", "ratio", "train, MB", "compilation, s"], "rows": rows}
 
 
@@ -72,10 +88,20 @@ def filters():
     times = column("filters", "least")
     rows = []
     for cell, size in dict.fromkeys((cell, size) for cell, _, _, size in times):
-        columns = [(cell, mode, peer, size) for mode in ("forward", "train") for peer in ("lax.scan", "jrnn")]
+        columns = [
+            (cell, mode, peer, size)
+            for mode in ("forward", "train")
+            for peer in ("lax.scan", "jrnn")
+        ]
         rows.append([f"`{cell}`", *(f"{1e6 * times[key] / int(size):.2f}" for key in columns)])
     rows.sort(key=lambda row: -float(row[1]))
-    head = ["loop", "forward, `lax.scan`", "forward, jrnn", "gradient, `lax.scan`", "gradient, jrnn"]
+    head = [
+        "loop",
+        "forward, `lax.scan`",
+        "forward, jrnn",
+        "gradient, `lax.scan`",
+        "gradient, jrnn",
+    ]
     return {"head": head, "rows": rows}
 
 
@@ -86,9 +112,17 @@ def tiny():
         row = [f"`{cell}`"]
         for mode in ("forward", "train"):
             theirs, ours = (times[cell, mode, peer, size] for peer in ("lax.scan", "jrnn"))
-            row += [f"{1e9 * theirs / int(size):.1f}", f"{1e9 * ours / int(size):.1f}", f"{ours / theirs:.2f}"]
+            row += [
+                f"{1e9 * theirs / int(size):.1f}",
+                f"{1e9 * ours / int(size):.1f}",
+                f"{ours / theirs:.2f}",
+            ]
         rows.append(row)
-    head = [f"{mode}, {what}" for mode in ("forward", "gradient") for what in ("`lax.scan`", "jrnn", "ratio")]
+    head = [
+        f"{mode}, {what}"
+        for mode in ("forward", "gradient")
+        for what in ("`lax.scan`", "jrnn", "ratio")
+    ]
     return {"head": ["loop", *head], "rows": rows}
 
 
@@ -99,8 +133,14 @@ def world():
         library, _, program = record["program"].partition("_")
         row = rows.setdefault((library, program), [f"{library}: {program}", *["-"] * 4])
         at = 1 if record["mode"] == "forward" else 3
-        row[at : at + 2] = f"{record['plain'] * 1e3:.2f}", f"{record['marked'] / record['plain']:.2f}"
-    return {"head": ["program", "forward, ms", "by jrnn", "gradient, ms", "by jrnn"], "rows": list(rows.values())}
+        row[at : at + 2] = (
+            f"{record['plain'] * 1e3:.2f}",
+            f"{record['marked'] / record['plain']:.2f}",
+        )
+    return {
+        "head": ["program", "forward, ms", "by jrnn", "gradient, ms", "by jrnn"],
+        "rows": list(rows.values()),
+    }
 
 
 def programs():
@@ -128,14 +168,22 @@ def h200_cells():
     rows = []
     for job, times in on_h200("lstm", 1).items():
         cell, mode, size, *precision = job.split()
-        over = (f"{times['jrnn']['seconds'] / times[p]['seconds']:.2f}" if p in times else "-" for p in peers)
+        over = (
+            f"{times['jrnn']['seconds'] / times[p]['seconds']:.2f}" if p in times else "-"
+            for p in peers
+        )
         name = f"{cell.upper()} {mode}, {size}{', float32' if precision else ''}"
         rows.append([name, f"{times['jrnn']['us_a_step']:.1f}", *over])
-    return {"head": ["program", "jrnn, us a step", *(f"over {name}" for name in peers.values())], "rows": rows}
+    return {
+        "head": ["program", "jrnn, us a step", *(f"over {name}" for name in peers.values())],
+        "rows": rows,
+    }
 
 
 def h200_layers():
-    runs = on_h200("matrix", 2) | {job: t for job, t in on_h200("matrix", 1).items() if job.endswith("highest")}
+    runs = on_h200("matrix", 2) | {
+        job: t for job, t in on_h200("matrix", 1).items() if job.endswith("highest")
+    }
     rows = []
     for job, times in runs.items():
         layer, mode, *_ = job.split()
@@ -148,7 +196,14 @@ def h200_layers():
             f"{ours['seconds'] / by_hand['seconds']:.2f}" if by_hand else "-",
             f"{ours['temporary'] / 1e6:.0f} / {theirs['temporary'] / 1e6:.0f}",
         ])  # fmt: skip
-    head = ["layer", "jrnn, ms", "`lax.scan`, ms", "over `lax.scan`", "over chunks by hand", "temporary MB"]
+    head = [
+        "layer",
+        "jrnn, ms",
+        "`lax.scan`, ms",
+        "over `lax.scan`",
+        "over chunks by hand",
+        "temporary MB",
+    ]
     return {"head": head, "rows": rows}
 
 
@@ -156,7 +211,11 @@ def h200_chunks():
     rows = []
     for job, times in on_h200("chunks", 2).items():
         for peer, label in (("chunks of ", "jrnn"), ("by hand, ", "by hand, TF32")):
-            each = [f"{1e3 * times[f'{peer}{size}']['seconds']:.2f}" for size in (32, 64, 128) if f"{peer}{size}" in times]
+            each = [
+                f"{1e3 * times[f'{peer}{size}']['seconds']:.2f}"
+                for size in (32, 64, 128)
+                if f"{peer}{size}" in times
+            ]
             rows += [[f"`{job.split()[0]}` train, {label}", *each]] if each else []
     return {"head": ["layer", "32 steps, ms", "64 steps, ms", "128 steps, ms"], "rows": rows}
 
@@ -176,14 +235,32 @@ def h200_errors():
             of_group[next(name for name, text in groups.items() if text in r["job"])].append(r)
     columns = ("error", "lax_scan", "gradient_error", "lax_scan_gradient")
     rows = [
-        [name, str(len({r["job"] for r in records})), *(f"{max(r[c] for r in records):.1e}" for c in columns)]
+        [
+            name,
+            str(len({r["job"] for r in records})),
+            *(f"{max(r[c] for r in records):.1e}" for c in columns),
+        ]
         for name, records in of_group.items()
     ]
-    head = ["programs", "number", "values, jrnn", "values, `lax.scan`", "gradients, jrnn", "gradients, `lax.scan`"]
+    head = [
+        "programs",
+        "number",
+        "values, jrnn",
+        "values, `lax.scan`",
+        "gradients, jrnn",
+        "gradients, `lax.scan`",
+    ]
     return {"head": head, "rows": rows}
 
 
-MADE = {"cpu_six": cpu_six, "linear": linear, "filters": filters, "tiny": tiny, "world": world, "programs": programs}
+MADE = {
+    "cpu_six": cpu_six,
+    "linear": linear,
+    "filters": filters,
+    "tiny": tiny,
+    "world": world,
+    "programs": programs,
+}
 MADE |= {made.__name__: made for made in (h200_cells, h200_layers, h200_chunks, h200_errors)}
 
 

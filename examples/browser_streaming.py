@@ -88,7 +88,9 @@ def train(steps, hidden=24):
 
     @nnx.jit
     def update(model, optimizer, noisy, clean):
-        loss, gradient = nnx.value_and_grad(lambda model: jnp.mean((model(noisy) - clean) ** 2))(model)
+        loss, gradient = nnx.value_and_grad(lambda model: jnp.mean((model(noisy) - clean) ** 2))(
+            model
+        )
         optimizer.update(model, gradient)
         return loss
 
@@ -102,9 +104,15 @@ def write(model, folder):
     """Writes the page, the model's step as ONNX, and a signal with the outputs that JAX computes."""
     folder.mkdir(parents=True, exist_ok=True)
     state = model.rnn.initial_state(1)
-    jrnn.to_onnx(lambda x, state: model.step(x, state), jnp.zeros((1, 1)), state, path=folder / "step.onnx")
+    jrnn.to_onnx(
+        lambda x, state: model.step(x, state), jnp.zeros((1, 1)), state, path=folder / "step.onnx"
+    )
     noisy = signals(jax.random.key(10**6))[0][:, :1]
-    stream = {"hidden": state.shape[-1], "noisy": noisy.ravel().tolist(), "expected": model(noisy).ravel().tolist()}
+    stream = {
+        "hidden": state.shape[-1],
+        "noisy": noisy.ravel().tolist(),
+        "expected": model(noisy).ravel().tolist(),
+    }
     (folder / "stream.json").write_text(json.dumps(stream))
     (folder / "index.html").write_text(PAGE)
     return np.asarray(stream["expected"])
@@ -117,4 +125,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     model, before, after = train(args.steps)
     write(model, args.folder)
-    print(f"mean squared error {before:.3f} of the signal, {after:.3f} of the output; wrote {args.folder}/index.html")
+    print(
+        f"mean squared error {before:.3f} of the signal, {after:.3f} of the output; wrote {args.folder}/index.html"
+    )

@@ -28,7 +28,9 @@ def old_package(folder, hidden=8):
     b = jrnn.NetBuilder("forecast")
     lstm = cells.LSTM(b, b.input("x"), None, None, 1, hidden, "lstm")
     last = b.Squeeze(lstm.hidden_last, "last", dims=[0])
-    b.FC([last, b.param("out_w", [1, hidden]), b.param("out_b", [1], "ConstantFill", value=0.0)], "y")
+    b.FC(
+        [last, b.param("out_w", [1, hidden]), b.param("out_b", [1], "ConstantFill", value=0.0)], "y"
+    )
     params = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
     jrnn.convert.export_package(b.build(), params, inputs=["x"], outputs=["y"]).save(folder)
 
@@ -64,7 +66,9 @@ def finetune(folder, out, steps=200, report_every=50):
         weights, state, value = update(weights, state)
         if (k + 1) % report_every == 0:
             print(f"step {k + 1}: mean squared error {float(value):.4f}")
-    tuned = jrnn.convert.export_package(package.predict_net, jax.tree.map(np.asarray, weights), inputs=["x"], outputs=["y"])
+    tuned = jrnn.convert.export_package(
+        package.predict_net, jax.tree.map(np.asarray, weights), inputs=["x"], outputs=["y"]
+    )
     tuned.save(out)
     served = jrnn.convert.Predictor(jrnn.convert.load_package(out))  # what was written, read again
     after = float(np.mean((served(x=x)["y"] - y) ** 2))
@@ -77,4 +81,6 @@ if __name__ == "__main__":
         if len(sys.argv) == 1:
             old_package(folder)
         before, after, _ = finetune(folder, "tuned")
-    print(f"mean squared error: {before:.4f} before, {after:.4f} after; wrote tuned/init_net.pb and tuned/predict_net.pb")
+    print(
+        f"mean squared error: {before:.4f} before, {after:.4f} after; wrote tuned/init_net.pb and tuned/predict_net.pb"
+    )

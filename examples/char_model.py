@@ -28,7 +28,8 @@ def read(limit=200_000):
 def init(key, characters, hidden=HIDDEN):
     keys = jax.random.split(key, 3)
     return {
-        "in": jax.random.normal(keys[0], (characters, 4 * hidden)) / hidden**0.5,  # a row for each character
+        "in": jax.random.normal(keys[0], (characters, 4 * hidden))
+        / hidden**0.5,  # a row for each character
         "state": jax.random.normal(keys[1], (hidden, 4 * hidden)) / hidden**0.5,
         "bias": jnp.zeros((1, 4 * hidden)),
         "out": jax.random.normal(keys[2], (hidden, characters)) / hidden**0.5,
@@ -58,7 +59,9 @@ def loss(params, carry, tokens):
 def train(steps=300, hidden=HIDDEN, report_every=50):
     """Returns the parameters, the characters, and the loss of each step."""
     text, characters = read()
-    streams = text[: len(text) // BATCH * BATCH].reshape(BATCH, -1).T  # [C / N, N]: each column is a piece of the text
+    streams = (
+        text[: len(text) // BATCH * BATCH].reshape(BATCH, -1).T
+    )  # [C / N, N]: each column is a piece of the text
     params = init(jax.random.key(0), len(characters), hidden)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(5e-3))
     state, carry, losses = optimizer.init(params), zeros(BATCH, params), []
@@ -71,7 +74,9 @@ def train(steps=300, hidden=HIDDEN, report_every=50):
 
     for k in range(steps):
         start = k * CHUNK % (len(streams) - CHUNK - 1)
-        params, state, carry, value = update(params, state, carry, streams[start : start + CHUNK + 1])
+        params, state, carry, value = update(
+            params, state, carry, streams[start : start + CHUNK + 1]
+        )
         losses.append(float(value))
         if (k + 1) % report_every == 0:
             print(f"step {k + 1}: {np.mean(losses[-report_every:]):.3f} nats a character")
@@ -81,7 +86,9 @@ def train(steps=300, hidden=HIDDEN, report_every=50):
 def sample(params, characters, prompt="The ", length=200, temperature=0.7, seed=0):
     """Text that the model writes after the prompt."""
     carry, _ = jrnn.scan(
-        lambda c, x: step(params, c, x), zeros(1, params), jnp.array([[characters.index(c)] for c in prompt])
+        lambda c, x: step(params, c, x),
+        zeros(1, params),
+        jnp.array([[characters.index(c)] for c in prompt]),
     )
 
     def write(carry, key):

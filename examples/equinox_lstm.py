@@ -88,4 +88,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=150)
     args = parser.parse_args()
     losses, right = train(args.steps)
-    print(f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end; {right:.0%} of new waves are right")
+    print(
+        f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end; {right:.0%} of new waves are right"
+    )

@@ -67,7 +67,9 @@ def learn(steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=400)
     coefficients, losses = learn(parser.parse_args().steps)
     print("coefficients", *(f"{c:.3f}" for c in coefficients), "of", *(f"{c:.3f}" for c in TRUE))

@@ -58,7 +58,9 @@ def step(model, state, tokens, share):
 
 def train(model, in_words, steps, is_trained=lambda name: True, batch=16, seed=0):
     """Returns the model after `steps` of Adam, and its losses; parameters that `is_trained` refuses stay as they are."""
-    share = jax.tree.map_with_path(lambda path, _: float(is_trained(jax.tree_util.keystr(path))), model)
+    share = jax.tree.map_with_path(
+        lambda path, _: float(is_trained(jax.tree_util.keystr(path))), model
+    )
     rng, state, losses = np.random.default_rng(seed), OPTIMIZER.init(model), []
     for _ in range(steps):
         model, state, value = step(model, state, texts(rng, batch, in_words), share)
@@ -85,7 +87,11 @@ def main(folder=None, steps=75):
     last = f"layers.{pretrained.config.num_hidden_layers - 1}."
     only_last, first = train(pretrained, False, steps, lambda name: last in name)
     every, second = train(only_last, False, steps, seed=1)
-    means = [first[0], np.mean(first[-10:]), np.mean(second[-10:])]  # each before the step on its texts
+    means = [
+        first[0],
+        np.mean(first[-10:]),
+        np.mean(second[-10:]),
+    ]  # each before the step on its texts
     for what, value in zip(("before", "last layer", "all parameters"), means):
         print(f"sums in digits, {what}: loss {value:.3f}")
     written = write(every, "2+3=", 2)

@@ -59,7 +59,9 @@ def train(steps=STEPS, hidden=32, report_every=50):
         if (k + 1) % report_every == 0:
             print(f"step {k + 1}: loss {float(loss):.3f}")
     x, lengths, labels = batch(rng)
-    return model, float(jnp.mean(nnx.jit(Classifier.__call__)(model, x, lengths).argmax(-1) == labels))
+    return model, float(
+        jnp.mean(nnx.jit(Classifier.__call__)(model, x, lengths).argmax(-1) == labels)
+    )
 
 
 if __name__ == "__main__":

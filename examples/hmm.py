@@ -22,7 +22,11 @@ def truth():
     """Three states that last about ten steps each; each prefers two symbols of its own."""
     stay = 0.9 * jnp.eye(STATES) + 0.05 * (1 - jnp.eye(STATES))
     show = jnp.repeat(0.45 * jnp.eye(STATES) + 0.025 * (1 - jnp.eye(STATES)), 2, axis=1)
-    return {"first": jnp.log(jnp.full(STATES, 1 / STATES)), "stay": jnp.log(stay), "show": jnp.log(show)}
+    return {
+        "first": jnp.log(jnp.full(STATES, 1 / STATES)),
+        "stay": jnp.log(stay),
+        "show": jnp.log(show),
+    }
 
 
 def sample(params, key):
@@ -67,7 +71,9 @@ def posterior(params, symbols):
 def train(steps, seed=0):
     """Returns the learned parameters, the losses in nats a symbol, the true model's loss, and the states and symbols."""
     data_key, key = jax.random.split(jax.random.key(seed))
-    states, symbols = jax.vmap(lambda k: sample(truth(), k), out_axes=1)(jax.random.split(data_key, SEQUENCES))
+    states, symbols = jax.vmap(lambda k: sample(truth(), k), out_axes=1)(
+        jax.random.split(data_key, SEQUENCES)
+    )
     keys = jax.random.split(key, 3)
     shapes = {"first": (STATES,), "stay": (STATES, STATES), "show": (STATES, SYMBOLS)}
     params = {name: jax.random.normal(k, shape) for k, (name, shape) in zip(keys, shapes.items())}
@@ -83,7 +89,9 @@ def train(steps, seed=0):
         change, opt_state = optimizer.update(gradient, opt_state)
         return (optax.apply_updates(params, change), opt_state), value
 
-    (params, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))((params, optimizer.init(params)))
+    (params, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))(
+        (params, optimizer.init(params))
+    )
     return params, losses, loss(truth()), states, symbols
 
 
@@ -92,5 +100,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=300)
     args = parser.parse_args()
     params, losses, best, states, symbols = train(args.steps)
-    print(f"nats a symbol: {losses[0]:.3f} at first, {losses[-1]:.3f} learned, {best:.3f} with the true model")
+    print(
+        f"nats a symbol: {losses[0]:.3f} at first, {losses[-1]:.3f} learned, {best:.3f} with the true model"
+    )
     print(jnp.round(jnp.exp(normalized(params)["show"]), 2))

@@ -16,7 +16,9 @@ import jrnn
 
 LENGTH, SEQUENCES = 100, 16
 MOVE = jnp.array([[1.0, 1.0], [0.0, 1.0]])  # position and velocity, one step later
-DRIVE = jnp.array([[0.25, 0.5], [0.5, 1.0]])  # the covariance of a random acceleration during a step
+DRIVE = jnp.array(
+    [[0.25, 0.5], [0.5, 1.0]]
+)  # the covariance of a random acceleration during a step
 TRUE = {"drive": jnp.float32(0.1), "noise": jnp.float32(2.0)}  # standard deviations
 
 
@@ -42,15 +44,23 @@ def kalman(std, measured):
         variance = covariance[0, 0] + std["noise"] ** 2  # of the measurement, as predicted
         surprise, gain = z - mean[0], covariance[:, 0] / variance
         mean, covariance = mean + gain * surprise, covariance - jnp.outer(gain, covariance[0])
-        return (mean, covariance), (mean[0], -0.5 * (surprise**2 / variance + jnp.log(2 * jnp.pi * variance)))
+        return (mean, covariance), (
+            mean[0],
+            -0.5 * (surprise**2 / variance + jnp.log(2 * jnp.pi * variance)),
+        )
 
     return jrnn.scan(step, (jnp.zeros(2), 10 * jnp.eye(2)), measured)[1]
 
 
 def train(steps, seed=0):
     """Returns the learned standard deviations, the losses, and the errors of the filter and of the raw measurements."""
-    positions, measured = jax.vmap(lambda k: sample(k, TRUE))(jax.random.split(jax.random.key(seed), SEQUENCES))
-    logs = {"drive": jnp.float32(0.0), "noise": jnp.float32(0.0)}  # of the standard deviations, which are positive
+    positions, measured = jax.vmap(lambda k: sample(k, TRUE))(
+        jax.random.split(jax.random.key(seed), SEQUENCES)
+    )
+    logs = {
+        "drive": jnp.float32(0.0),
+        "noise": jnp.float32(0.0),
+    }  # of the standard deviations, which are positive
     optimizer = optax.adam(0.05)
 
     def loss(logs):
@@ -63,7 +73,9 @@ def train(steps, seed=0):
         change, opt_state = optimizer.update(gradient, opt_state)
         return (optax.apply_updates(logs, change), opt_state), value
 
-    (logs, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))((logs, optimizer.init(logs)))
+    (logs, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))(
+        (logs, optimizer.init(logs))
+    )
     std = jax.tree.map(jnp.exp, logs)
     filtered = jax.vmap(lambda z: kalman(std, z)[0])(measured)
     errors = [float(jnp.sqrt(jnp.mean((x - positions) ** 2))) for x in (filtered, measured)]

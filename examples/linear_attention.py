@@ -48,7 +48,10 @@ def delta_rule(S, x):
 
 def init(key):
     names = {"keys": (KEYS, H, K), "values": (VALUES, H, K), "out": (H, K, VALUES)}
-    params = {n: jax.random.normal(jax.random.fold_in(key, k), shape) for k, (n, shape) in enumerate(names.items())}
+    params = {
+        n: jax.random.normal(jax.random.fold_in(key, k), shape)
+        for k, (n, shape) in enumerate(names.items())
+    }
     return params | {"b": jnp.zeros(H)}
 
 
@@ -58,7 +61,9 @@ def scores(step, params, keys, values):
     k = k / jnp.linalg.norm(k, axis=-1, keepdims=True)
     b = jnp.broadcast_to(jax.nn.sigmoid(params["b"]), k.shape[:-1])
     S = jnp.zeros((k.shape[1], H, K, K))
-    _, read = jrnn.scan(step, S, {"k": k, "v": params["values"][values], "b": b})  # read [T, N, H, K]
+    _, read = jrnn.scan(
+        step, S, {"k": k, "v": params["values"][values], "b": b}
+    )  # read [T, N, H, K]
     return jnp.einsum("tnhk,hkv->tnv", read, params["out"])
 
 

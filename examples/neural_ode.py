@@ -44,14 +44,19 @@ def solve(field, params, start, steps):
 
 def init(key):
     a, b = jax.random.split(key)
-    weights = {"in": jax.random.normal(a, (2, HIDDEN)), "out": 0.1 * jax.random.normal(b, (HIDDEN, 2))}
+    weights = {
+        "in": jax.random.normal(a, (2, HIDDEN)),
+        "out": 0.1 * jax.random.normal(b, (HIDDEN, 2)),
+    }
     return weights | {"bias": jnp.zeros((1, HIDDEN))}
 
 
 def train(steps, seed=0):
     """Returns the parameters, the losses, and the mean error of a path three times as long as those seen."""
     start_key, new_key, key = jax.random.split(jax.random.key(seed), 3)
-    starts, new = (jax.random.uniform(k, (PATHS, 2), minval=-1.5, maxval=1.5) for k in (start_key, new_key))
+    starts, new = (
+        jax.random.uniform(k, (PATHS, 2), minval=-1.5, maxval=1.5) for k in (start_key, new_key)
+    )
     paths = solve(pendulum, None, starts, SEEN)
     params = init(key)
     optimizer = optax.adam(optax.cosine_decay_schedule(0.02, steps))
@@ -65,8 +70,12 @@ def train(steps, seed=0):
         change, opt_state = optimizer.update(gradient, opt_state)
         return (optax.apply_updates(params, change), opt_state), value
 
-    (params, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))((params, optimizer.init(params)))
-    error = jnp.abs(solve(network, params, new, 3 * SEEN) - solve(pendulum, None, new, 3 * SEEN)).mean()
+    (params, _), losses = jax.jit(lambda c: jax.lax.scan(update, c, None, length=steps))(
+        (params, optimizer.init(params))
+    )
+    error = jnp.abs(
+        solve(network, params, new, 3 * SEEN) - solve(pendulum, None, new, 3 * SEEN)
+    ).mean()
     return params, losses, float(error)
 
 
@@ -75,4 +84,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=400)
     args = parser.parse_args()
     _, losses, error = train(args.steps)
-    print(f"loss {losses[0]:.4f} at first, {losses[-1]:.6f} at the end; error of new and longer paths {error:.4f}")
+    print(
+        f"loss {losses[0]:.4f} at first, {losses[-1]:.6f} at the end; error of new and longer paths {error:.4f}"
+    )

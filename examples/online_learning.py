@@ -39,7 +39,11 @@ def init(key):
     bias = -jnp.linspace(-1.0, 4.0, HIDDEN)
     return {
         "z": {"w": normal(HIDDEN, scale=0.3), "u": normal(HIDDEN, scale=0.3), "b": bias},
-        "n": {"w": normal(HIDDEN, scale=1.0), "u": normal(HIDDEN, scale=0.5), "b": normal(HIDDEN, scale=0.5)},
+        "n": {
+            "w": normal(HIDDEN, scale=1.0),
+            "u": normal(HIDDEN, scale=0.5),
+            "b": normal(HIDDEN, scale=0.5),
+        },
         "out": normal(HIDDEN, scale=0.1),
         "b": jnp.zeros(()),
     }
@@ -72,7 +76,9 @@ def learn(step, stream, rate=3e-3, seed=0):
         updates, moments = optimizer.update(gradient, moments)
         return (optax.apply_updates(params, updates), state, moments), loss
 
-    (params, *_), losses = jax.jit(partial(jax.lax.scan, one))((params, state, optimizer.init(params)), pairs)
+    (params, *_), losses = jax.jit(partial(jax.lax.scan, one))(
+        (params, state, optimizer.init(params)), pairs
+    )
     return params, losses
 
 
@@ -87,9 +93,13 @@ def main():
     steps = parser.parse_args().steps
     stream = signal(steps)
     exact, short = (windows(learn(which, stream)[1]) for which in (step, truncated))
-    print(f"variance of the signal {float(stream.var()):.3f}; mean squared errors of the forecast {AHEAD} steps ahead:")
+    print(
+        f"variance of the signal {float(stream.var()):.3f}; mean squared errors of the forecast {AHEAD} steps ahead:"
+    )
     for k, (a, b) in enumerate(zip(exact, short)):
-        print(f"steps {k * steps // 10:>6} to {(k + 1) * steps // 10:>6}: {a:.4f}, with the gradient of one step {b:.4f}")
+        print(
+            f"steps {k * steps // 10:>6} to {(k + 1) * steps // 10:>6}: {a:.4f}, with the gradient of one step {b:.4f}"
+        )
 
 
 if __name__ == "__main__":

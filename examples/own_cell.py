@@ -45,7 +45,10 @@ def cell(params, h, x):
 def prove(hidden=3):
     """Raises AssertionError if the gradient of the cell is wrong, or depends on the padding."""
     params = init(jax.random.key(1), hidden)
-    h, xs = np.full((2, hidden), 0.5, np.float32), np.asarray(jax.random.normal(jax.random.key(2), (3, 2, 2)))
+    h, xs = (
+        np.full((2, hidden), 0.5, np.float32),
+        np.asarray(jax.random.normal(jax.random.key(2), (3, 2, 2))),
+    )
     used = {name: params[name] for name in ("w", "u", "gain")}
     testing.assert_gradients_agree(cell, h, xs, params=used)
     testing.assert_padding_invariant(cell, h, xs, params=used, lengths=[2, 0], fills=[np.nan])

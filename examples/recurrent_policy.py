@@ -45,7 +45,9 @@ class World(NamedTuple):
 def begin(key, count):
     cue_key, length_key = jax.random.split(key)
     cue = jax.random.randint(cue_key, (count,), 0, CUES)
-    return World(cue, jax.random.randint(length_key, (count,), SHORTEST, LONGEST + 1), jnp.ones(count, bool))
+    return World(
+        cue, jax.random.randint(length_key, (count,), SHORTEST, LONGEST + 1), jnp.ones(count, bool)
+    )
 
 
 def observe(world):
@@ -59,7 +61,11 @@ def advance(world, action, key):
     done = world.left == 1
     reward = (done & (action == world.cue)).astype(jnp.float32)
     going = World(world.cue, world.left - 1, jnp.zeros_like(world.first))
-    return jax.tree.map(lambda new, old: jnp.where(done, new, old), begin(key, len(done)), going), reward, done
+    return (
+        jax.tree.map(lambda new, old: jnp.where(done, new, old), begin(key, len(done)), going),
+        reward,
+        done,
+    )
 
 
 def init(key):
@@ -99,12 +105,16 @@ def loss(params, state, seen, resets, action, reward, done):
         return now, now
 
     # What an episode earns after the rollout is predicted by the value of the last step.
-    _, returns = jax.lax.scan(back, jax.lax.stop_gradient(values[-1]), (reward[:-1], done[:-1]), reverse=True)
+    _, returns = jax.lax.scan(
+        back, jax.lax.stop_gradient(values[-1]), (reward[:-1], done[:-1]), reverse=True
+    )
     log_probabilities = jax.nn.log_softmax(logits[:-1])
     chosen = jnp.take_along_axis(log_probabilities, action[:-1, :, None], axis=-1)[..., 0]
     entropy = -jnp.sum(jnp.exp(log_probabilities) * log_probabilities, axis=-1)
     advantage = returns - values[:-1]
-    return jnp.mean(-chosen * jax.lax.stop_gradient(advantage) + 0.5 * advantage**2 - 0.01 * entropy)
+    return jnp.mean(
+        -chosen * jax.lax.stop_gradient(advantage) + 0.5 * advantage**2 - 0.01 * entropy
+    )
 
 
 def train(updates, seed=0, report_every=20):
@@ -119,17 +129,28 @@ def train(updates, seed=0, report_every=20):
         (world, last), (seen, resets, action, reward, done) = rollout(params, world, state, key)
         gradient = jax.grad(loss)(params, state, seen, resets, action, reward, done)
         change, opt_state = optimizer.update(gradient, opt_state)
-        return optax.apply_updates(params, change), opt_state, world, last, jnp.sum(reward), jnp.sum(done)
+        return (
+            optax.apply_updates(params, change),
+            opt_state,
+            world,
+            last,
+            jnp.sum(reward),
+            jnp.sum(done),
+        )
 
     curve, earned, episodes, start = [], 0.0, 0, time.perf_counter()
     for k in range(1, updates + 1):
         key, update_key = jax.random.split(key)
-        params, opt_state, world, state, reward, done = update(params, opt_state, world, state, update_key)
+        params, opt_state, world, state, reward, done = update(
+            params, opt_state, world, state, update_key
+        )
         earned, episodes = earned + float(reward), episodes + int(done)
         if k % report_every == 0:
             mean = earned / episodes
             curve.append(mean)
-            print(f"update {k:4d}  {time.perf_counter() - start:5.1f} s  reward {mean:.2f}  {'#' * round(40 * mean)}")
+            print(
+                f"update {k:4d}  {time.perf_counter() - start:5.1f} s  reward {mean:.2f}  {'#' * round(40 * mean)}"
+            )
             earned, episodes = 0.0, 0
     return curve
 

@@ -22,7 +22,9 @@ DISCOUNT, SMOOTHING, CLIP, LONGEST = 0.99, 0.95, 0.2, 500
 
 def begin(key):
     """States [N, 4]: position, velocity, angle, angular velocity; and the age of each episode [N]."""
-    return jax.random.uniform(key, (ENVIRONMENTS, 4), minval=-0.05, maxval=0.05), jnp.zeros(ENVIRONMENTS, jnp.int32)
+    return jax.random.uniform(key, (ENVIRONMENTS, 4), minval=-0.05, maxval=0.05), jnp.zeros(
+        ENVIRONMENTS, jnp.int32
+    )
 
 
 def advance(world, action, key):
@@ -31,9 +33,13 @@ def advance(world, action, key):
     x, v, angle, spin = state.T
     force = jnp.where(action == 1, 10.0, -10.0)
     push = (force + 0.05 * spin**2 * jnp.sin(angle)) / 1.1
-    turn = (9.8 * jnp.sin(angle) - jnp.cos(angle) * push) / (0.5 * (4 / 3 - 0.1 * jnp.cos(angle) ** 2 / 1.1))
+    turn = (9.8 * jnp.sin(angle) - jnp.cos(angle) * push) / (
+        0.5 * (4 / 3 - 0.1 * jnp.cos(angle) ** 2 / 1.1)
+    )
     speed = push - 0.05 * turn * jnp.cos(angle) / 1.1
-    state = jnp.stack([x + 0.02 * v, v + 0.02 * speed, angle + 0.02 * spin, spin + 0.02 * turn], axis=1)
+    state = jnp.stack(
+        [x + 0.02 * v, v + 0.02 * speed, angle + 0.02 * spin, spin + 0.02 * turn], axis=1
+    )
     done = (jnp.abs(state[:, 0]) > 2.4) | (jnp.abs(state[:, 2]) > 0.2095) | (age + 1 >= LONGEST)
     fresh, zero = begin(key)
     return (jnp.where(done[:, None], fresh, state), jnp.where(done, zero, age + 1)), done
@@ -99,7 +105,9 @@ def train(key, updates):
 
     def update(carry, key):
         params, opt_state, world, state = carry
-        (world, after), (seen, first, action, score, value, done) = rollout(params, world, state, key)
+        (world, after), (seen, first, action, score, value, done) = rollout(
+            params, world, state, key
+        )
         _, last, _ = policy(params, observe(world)[None], after, (world[1] == 0)[None])
         gain = advantages(value, last[0], done)
 
@@ -123,4 +131,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     _, lengths = train(jax.random.key(0), args.updates)
     for k in range(9, args.updates, 10):
-        print(f"update {k + 1:4d}  steps of an episode {lengths[k]:6.1f}  {'#' * round(float(lengths[k]) / 10)}")
+        print(
+            f"update {k + 1:4d}  steps of an episode {lengths[k]:6.1f}  {'#' * round(float(lengths[k]) / 10)}"
+        )

@@ -38,7 +38,9 @@ def data(key):
     phase = jax.random.uniform(keys[1], (1, SERIES), maxval=2 * jnp.pi)
     steps = jnp.arange(LONGEST + AHEAD, dtype=jnp.float32)[:, None]
     noise = 0.05 * jax.random.normal(keys[2], (LONGEST + AHEAD, SERIES))
-    return jnp.sin(2 * jnp.pi * steps / period + phase) + noise, jax.random.randint(keys[3], (SERIES,), 20, LONGEST + 1)
+    return jnp.sin(2 * jnp.pi * steps / period + phase) + noise, jax.random.randint(
+        keys[3], (SERIES,), 20, LONGEST + 1
+    )
 
 
 def prepared(values, lengths):
@@ -82,4 +84,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
     _, losses, error = train(args.steps)
-    print(f"mean error {losses[0]:.3f} at first, {losses[-1]:.3f} at the end; of new series {error:.3f}")
+    print(
+        f"mean error {losses[0]:.3f} at first, {losses[-1]:.3f} at the end; of new series {error:.3f}"
+    )

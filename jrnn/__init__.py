@@ -50,8 +50,25 @@ if TYPE_CHECKING:  # the names of _HOMES and _MODULES for type checkers; `x as x
 _HOMES = {  # module -> the names in it
     "bench.own_step": ["bench_step"],
     "convert.from_jax": ["from_jax"],
-    "loops": ["Newton", "explain", "online_gradient", "optimize_scans", "plain_scans", "scan", "while_loop"],
-    "nets": ["Net", "NetBuilder", "add_gradients", "read_net", "recurrent_net", "run_net", "to_jax", "write_net"],
+    "loops": [
+        "Newton",
+        "explain",
+        "online_gradient",
+        "optimize_scans",
+        "plain_scans",
+        "scan",
+        "while_loop",
+    ],
+    "nets": [
+        "Net",
+        "NetBuilder",
+        "add_gradients",
+        "read_net",
+        "recurrent_net",
+        "run_net",
+        "to_jax",
+        "write_net",
+    ],
     "onnx": ["from_onnx", "to_onnx"],
     "testing.gradients": ["check_gradients"],
     "train": ["load_run"],
@@ -93,4 +110,6 @@ def _placeholder(name: str) -> type:
     def refuse(cls: type, *args: Any, **options: Any) -> Any:
         raise ImportError(_needs(name))
 
-    return type(name, (), {"__new__": refuse, "__doc__": f"{_needs(name)}.", "__module__": __name__})
+    return type(
+        name, (), {"__new__": refuse, "__doc__": f"{_needs(name)}.", "__module__": __name__}
+    )

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from typing import Any
 
 
-def attributes(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def attributes(
+    package: str, homes: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` of a package.
 
     Args:
@@ -31,4 +33,6 @@ def attributes(package: str, homes: Mapping[str, Sequence[str]]) -> tuple[Callab
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return import_module(f"{package}.{name}")
 
-    return load, lambda: sorted({*module_of, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
+    return load, lambda: sorted(
+        {*module_of, *(name for name in vars(sys.modules[package]) if name.startswith("__"))}
+    )

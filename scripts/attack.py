@@ -134,7 +134,9 @@ def files(folder: Path) -> None:
         for suffix in ("pb", "npy", "npz", "toml", "csv", "onnx"):
             (folder / f"{name}.{suffix}").write_bytes(data)
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**12,)})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (10**12,)}
+    )
     (folder / "bomb.npy").write_bytes(header.getvalue())
     np.save(folder / "objects.npy", np.array([{}], object), allow_pickle=True)
 
@@ -220,10 +222,32 @@ def bad_calls() -> Iterator[list[str]]:
         yield ["train", config]
         yield ["check", config]
     for name in ("empty", "zeros", "noise", "utf16", "bomb"):
-        yield ["train", "good.toml", "--set", "task=classification", "--set", f"data.path={name}.npz"]
-        changes = ["--set", "task=forecast", "--set", f"data.path={name}.csv", "--set", "data.targets=['a']"]
+        yield [
+            "train",
+            "good.toml",
+            "--set",
+            "task=classification",
+            "--set",
+            f"data.path={name}.npz",
+        ]
+        changes = [
+            "--set",
+            "task=forecast",
+            "--set",
+            f"data.path={name}.csv",
+            "--set",
+            "data.targets=['a']",
+        ]
         yield ["train", "good.toml", *changes]
-    for task in ("own.py:Kind", "own.py:Missing", "nope.py:T", "own.py:", ":", "json:loads", "no.module:x"):
+    for task in (
+        "own.py:Kind",
+        "own.py:Missing",
+        "nope.py:T",
+        "own.py:",
+        ":",
+        "json:loads",
+        "no.module:x",
+    ):
         yield ["train", "good.toml", "--set", f"task={task}"]
         yield ["convert", task, "out"]
         yield ["check", task]
@@ -231,7 +255,16 @@ def bad_calls() -> Iterator[list[str]]:
         yield ["tokens", "text.txt", "--out", "c", "--vocabulary", value]
     for value in ("\udc80", ""):
         yield ["tokens", "text.txt", "--out", "c", "--separator", value]
-    for out in ("", "text.txt", "pipe.pb", "/dev/null", "/dev/null/c", "a\0b", "x" * 300, "x" * 5000):
+    for out in (
+        "",
+        "text.txt",
+        "pipe.pb",
+        "/dev/null",
+        "/dev/null/c",
+        "a\0b",
+        "x" * 300,
+        "x" * 5000,
+    ):
         yield ["tokens", "text.txt", "--out", out]
     for text in odd:
         yield ["tokens", text, "--out", "c"]
@@ -240,7 +273,14 @@ def bad_calls() -> Iterator[list[str]]:
         yield ["sample", "model", "--prompt", prompt]
     for name in odd:
         yield ["train", "good.toml", "--set", "task=tokens", "--set", f"data.path={name}"]
-        yield ["train", "good.toml", "--set", "model.kind=pretrained", "--set", f"model.pretrained={name}"]
+        yield [
+            "train",
+            "good.toml",
+            "--set",
+            "model.kind=pretrained",
+            "--set",
+            f"model.pretrained={name}",
+        ]
         yield ["runs", name if name not in ("", ".") else "nope"]
     for task in ("own.py:raises", "raises.py:X", "sub/sibling.py:X"):
         yield ["train", "good.toml", "--set", f"task={task}"]
@@ -255,7 +295,12 @@ def bad_calls() -> Iterator[list[str]]:
         ["bench", "--suite", "graph", "--cells", "x"],
         ["nosuch"],
     )
-    yield from (["train", "good.toml", "--process", "0"], ["bench", "--compile-for", "abacus"], ["run"], ["--x"])
+    yield from (
+        ["train", "good.toml", "--process", "0"],
+        ["bench", "--compile-for", "abacus"],
+        ["run"],
+        ["--x"],
+    )
 
 
 def call(argv: list[str]) -> str:
@@ -289,13 +334,17 @@ def names(count: int) -> Iterator[tuple[str, Callable[[], str]]]:
     rng = random.Random(attack_files.SEED)
     more = [
         {
-            f: "".join(rng.choices("\"'\\\n\r{}[]();:#$%&<>=-,.*@!|` \0\tax0_é\x1b\u2028", k=20)) + f
+            f: "".join(rng.choices("\"'\\\n\r{}[]();:#$%&<>=-,.*@!|` \0\tax0_é\x1b\u2028", k=20))
+            + f
             for f in names_tests.FIELDS
         }
         for _ in range(count)
     ]
     for k, case in enumerate([*names_tests.CASES, *more]):
-        for kind, source in (("net", names_tests.source), ("ONNX model", names_tests.source_of_onnx)):
+        for kind, source in (
+            ("net", names_tests.source),
+            ("ONNX model", names_tests.source_of_onnx),
+        ):
 
             def compared(case=case, source=source) -> str:
                 wanted = source({f: names_tests.harmless(n) for f, n in case.items()})
@@ -321,20 +370,31 @@ def memory(count: int) -> Iterator[tuple[str, Callable[[], str]]]:
             return np.array([other(x) for x in value.flat], value.dtype).reshape(value.shape)
         most = np.iinfo(value.dtype).max if isinstance(value, np.integer) else 2**63 - 1
         factor = rng.randrange(1, 1 << 20)
-        return value if value < 1 << 19 else value * factor if isinstance(value, float) else min(int(value) * factor, most)
+        return (
+            value
+            if value < 1 << 19
+            else value * factor
+            if isinstance(value, float)
+            else min(int(value) * factor, most)
+        )
 
     once = list(test_memory.CASES.items())
     more = [once[k % len(once)] for k in range(count)]
     for type, (inputs, args) in [
         *once,
-        *((t, ([other(x) for x in inputs], {n: other(v) for n, v in args.items()})) for t, (inputs, args) in more),
+        *(
+            (t, ([other(x) for x in inputs], {n: other(v) for n, v in args.items()}))
+            for t, (inputs, args) in more
+        ),
     ]:
 
         def refused(type=type, inputs=inputs, args=args) -> str:
             blobs = {f"in{k}": x for k, x in enumerate(inputs)}
             try:
                 jrnn.run_net(
-                    jrnn.Net("n", (jrnn.nets.Op.of(type, list(blobs), ["y"], **args),)), blobs, key=jax.random.key(0)
+                    jrnn.Net("n", (jrnn.nets.Op.of(type, list(blobs), ["y"], **args),)),
+                    blobs,
+                    key=jax.random.key(0),
                 )
             except jrnn.errors.JrnnError:
                 return ""
@@ -402,7 +462,9 @@ def readers(count: int, failures: list[str]) -> int:
     import fuzz
 
     command = [sys.executable, fuzz.__file__, "--cases", str(count * len(fuzz.READERS))]
-    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     if ran.returncode:
         failures.append(f"readers: {ran.stdout[-2000:]}{ran.stderr[-500:]}")
     return count * len(fuzz.READERS)
@@ -413,7 +475,17 @@ def readers(count: int, failures: list[str]) -> int:
 INTERRUPTED = {
     "train": ["train", "good.toml", "--set", "train.steps=40", "--out", "runs/r"],
     "convert": ["convert", "net.pbtxt", "out/o.py", *FEEDS],
-    "bench": ["bench", "--cells", "lstm", "--sizes", "8x2x4x4", "--turns", "1", "--json", "out/b.json"],
+    "bench": [
+        "bench",
+        "--cells",
+        "lstm",
+        "--sizes",
+        "8x2x4x4",
+        "--turns",
+        "1",
+        "--json",
+        "out/b.json",
+    ],
     "check": ["check", "net.pbtxt", *FEEDS, "--out", "out/c.html"],
 }
 
@@ -449,7 +521,10 @@ def interrupted(name: str, after: float | None) -> tuple[float, str | None]:
     if "Traceback" in said and str(ROOT / "jrnn") not in said:
         return seconds, None
     is_right = (process.returncode, len(lines)) in ((130, 1), (0, 0))
-    return seconds, "" if is_right and not halves else f"{process.returncode} {said[-400:]!r} {halves}"
+    return (
+        seconds,
+        "" if is_right and not halves else f"{process.returncode} {said[-400:]!r} {halves}",
+    )
 
 
 def interrupts(count: int, failures: list[str]) -> int:
@@ -464,7 +539,9 @@ def interrupts(count: int, failures: list[str]) -> int:
             after = rng.uniform(0.05, 1.0) * whole
             _, wrong = interrupted(name, after)
             left -= wrong is not None
-            failures += [f"interrupts: {name} after {after:.1f} s of {whole:.1f}: {wrong}"] if wrong else []
+            failures += (
+                [f"interrupts: {name} after {after:.1f} s of {whole:.1f}: {wrong}"] if wrong else []
+            )
         return failures
 
     with ThreadPoolExecutor(min(len(INTERRUPTED), os.cpu_count() or 1)) as pool:
@@ -476,7 +553,9 @@ def interrupts(count: int, failures: list[str]) -> int:
 def main() -> int:
     kinds = ("calls", "names", "memory", *FILES)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--long", action="store_true", help="hundreds of each kind, 50 interrupts of each command")
+    parser.add_argument(
+        "--long", action="store_true", help="hundreds of each kind, 50 interrupts of each command"
+    )
     parser.add_argument("--only", action="append", choices=(*kinds, "readers", "interrupts"))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
@@ -492,10 +571,15 @@ def main() -> int:
     print("| attack | tried | held |\n|---|---|---|")
     failures: list[str] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each attack is a process of its own
-        by_attack: dict[str, list[str]] = {name: [] for name in attacks if args.only is None or name in args.only}
+        by_attack: dict[str, list[str]] = {
+            name: [] for name in attacks if args.only is None or name in args.only
+        }
         tried = {name: pool.submit(attacks[name], by_attack[name]) for name in by_attack}
         for name, count in tried.items():
-            print(f"| {name} | {count.result()} | {count.result() - len(by_attack[name])} |", flush=True)
+            print(
+                f"| {name} | {count.result()} | {count.result() - len(by_attack[name])} |",
+                flush=True,
+            )
             failures += by_attack[name]
     print("\n".join(failures))
     return 1 if failures else 0

@@ -52,7 +52,11 @@ def limit(pid: int) -> None:
 
 def tree(folder: Path) -> dict[str, bytes]:
     """The files of a folder, but for those that are under way."""
-    paths = (p for p in folder.rglob("*") if p.is_file() and not any(part.startswith(".") for part in p.parts))
+    paths = (
+        p
+        for p in folder.rglob("*")
+        if p.is_file() and not any(part.startswith(".") for part in p.parts)
+    )
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in paths}
 
 
@@ -72,7 +76,10 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
     before = replace(trained.package(), shapes={}, predict_net=Net("before"))
     words, given = Path("words.txt").absolute(), (corpus() / "tokenizer.json").absolute()
     return {
-        "save": (lambda d: replace(loaded, params=old).save(d), lambda d: replace(loaded, params=new).save(d)),
+        "save": (
+            lambda d: replace(loaded, params=old).save(d),
+            lambda d: replace(loaded, params=new).save(d),
+        ),
         "save in parts": (
             lambda d: replace(loaded, params=old).save(d, shard_bytes=500),
             lambda d: replace(loaded, params=new).save(d, shard_bytes=900),
@@ -83,10 +90,18 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
         ),
         "convert": (lambda d: before.save(d), trained.save),
         "write_python": (  # without JAX, which does not run in a process that was forked
-            lambda d: (d.mkdir(), put_module(d / "o.py", b"-012345678901.npz", bytes(9000), "-012345678901.npz")),
-            lambda d: put_module(d / "o.py", b"-0123456789ab.npz", bytes(8000), "-0123456789ab.npz"),
+            lambda d: (
+                d.mkdir(),
+                put_module(d / "o.py", b"-012345678901.npz", bytes(9000), "-012345678901.npz"),
+            ),
+            lambda d: put_module(
+                d / "o.py", b"-0123456789ab.npz", bytes(8000), "-0123456789ab.npz"
+            ),
         ),
-        "tokens": (lambda d: d.mkdir(), lambda d: tokenize([words], d, tokenizer=given, separator="\n")),
+        "tokens": (
+            lambda d: d.mkdir(),
+            lambda d: tokenize([words], d, tokenizer=given, separator="\n"),
+        ),
     }
 
 
@@ -96,7 +111,9 @@ def _complete(name: str, folder: Path) -> dict[str, bytes]:
     if name == "tokens":
         return contents if "corpus.json" in contents else {}
     if name == "write_python":
-        return {k: v for k, v in contents.items() if k == "o.py" or k[1:].encode() in contents["o.py"]}
+        return {
+            k: v for k, v in contents.items() if k == "o.py" or k[1:].encode() in contents["o.py"]
+        }
     return contents
 
 
@@ -111,12 +128,20 @@ def _faulty(name: str, fault: Callable[[int], None]) -> str:
         status = _children(write_new, fault, folders[1])
         contents = _complete(name, folders[1])
         if contents not in (old, new) or (status == 0 and contents != new):
-            wrong = [k for k in {*contents, *old, *new} if contents.get(k) not in (old.get(k), new.get(k))]
+            wrong = [
+                k
+                for k in {*contents, *old, *new}
+                if contents.get(k) not in (old.get(k), new.get(k))
+            ]
             return f"ended with {status}: a mixture of {sorted(contents)}, {wrong}"
         write_new(folders[1])
         if left := [p.name for p in Path(base).rglob(".*.part")]:
             return f"the same call leaves {left}"
-        return "" if _complete(name, folders[1]) == new else "the same call does not end what was begun"
+        return (
+            ""
+            if _complete(name, folders[1]) == new
+            else "the same call does not end what was begun"
+        )
 
 
 def full(count: int) -> Iterator[Attack]:
@@ -128,7 +153,10 @@ def full(count: int) -> Iterator[Attack]:
         return _faulty(name, limit)
 
     for k in range(count):
-        name, size = list(writers())[k % len(writers())], rng.choice([0, rng.randrange(300), rng.randrange(12_000)])
+        name, size = (
+            list(writers())[k % len(writers())],
+            rng.choice([0, rng.randrange(300), rng.randrange(12_000)]),
+        )
         yield f"{name}: {size} bytes", lambda name=name, size=size: at(name, size)
 
 
@@ -170,7 +198,13 @@ def trainings(count: int) -> Iterator[Attack]:
         "train.checkpoint_every=20",
         "train.validate_every=1000",
     )
-    words = ["train", "good.toml", "--no-sample", *(word for change in changes for word in ("--set", change)), "--out"]
+    words = [
+        "train",
+        "good.toml",
+        "--no-sample",
+        *(word for change in changes for word in ("--set", change)),
+        "--out",
+    ]
 
     def begin(*more: str) -> Any:
         return forks.start(*words, *more)
@@ -192,7 +226,9 @@ def trainings(count: int) -> Iterator[Attack]:
         if fork.status:
             return f"ended with {fork.status}: {fork.err[-300:]}"
         with Checkpoints(Path(name) / "checkpoints") as checkpoints:
-            weights[name] = {k: np.asarray(v) for k, v in checkpoints._manager.restore(STEPS).items()}
+            weights[name] = {
+                k: np.asarray(v) for k, v in checkpoints._manager.restore(STEPS).items()
+            }
         same = all(np.array_equal(weights["once"][k], v) for k, v in weights[name].items())
         return "" if same else "other numbers than a run that was not killed"
 

@@ -83,7 +83,17 @@ def run() -> Path:
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        status = main(["train", "good.toml", "--out", "trained", "--no-sample", "--set", "train.loggers=['csv']"])
+        status = main(
+            [
+                "train",
+                "good.toml",
+                "--out",
+                "trained",
+                "--no-sample",
+                "--set",
+                "train.loggers=['csv']",
+            ]
+        )
     assert status == 0 or Path("trained/checkpoints/2").exists(), out.getvalue()
     return Path("trained")
 
@@ -106,7 +116,9 @@ def read_corpus(folder: Path) -> None:
     opened.tokenizer()
     whole = Corpus.open(corpus())
     for name in ("tokens", "begins"):
-        if not np.array_equal(getattr(opened, name)(0, len(opened)), getattr(whole, name)(0, len(whole))):
+        if not np.array_equal(
+            getattr(opened, name)(0, len(opened)), getattr(whole, name)(0, len(whole))
+        ):
             raise AssertionError(f"other {name}")
 
 
@@ -117,7 +129,12 @@ def read_run(folder: Path) -> None:
     summarize(folder)
     curves(folder)
     load_run(folder).sample()
-    train(load_config(folder / "config.toml"), folder, resume=True, console=Console(file=io.StringIO()))
+    train(
+        load_config(folder / "config.toml"),
+        folder,
+        resume=True,
+        console=Console(file=io.StringIO()),
+    )
 
 
 def read_model(folder: Path) -> None:
@@ -147,7 +164,10 @@ def corpora(count: int) -> Iterator[Attack]:
 
     for file in ("00000.tokens", "00001.begins"):
         yield f"{file} is gone during a run", lambda file=file: gone(lambda d: (d / file).unlink())
-        yield f"{file} is cut off during a run", lambda file=file: gone(lambda d: os.truncate(d / file, 4))
+        yield (
+            f"{file} is cut off during a run",
+            lambda file=file: gone(lambda d: os.truncate(d / file, 4)),
+        )
         yield (
             f"{file} has other bytes during a run",
             lambda file=file: gone(lambda d: (d / file).write_bytes(b"\xff" * 4000)),
@@ -155,10 +175,16 @@ def corpora(count: int) -> Iterator[Attack]:
     for key in (*index, "name", "tokens", "documents", "sha256"):
         for value in VALUES:
             if key in index:
-                text = json.dumps({k: v for k, v in index.items() if k != key})[:-1] + f', "{key}": {value}}}'
+                text = (
+                    json.dumps({k: v for k, v in index.items() if k != key})[:-1]
+                    + f', "{key}": {value}}}'
+                )
             else:
                 text = json.dumps(index).replace(json.dumps(index["shards"][0][key]), value, 1)
-            yield f"{key} is {value:.30}", lambda text=text: changed("corpus.json", lambda _: text.encode())
+            yield (
+                f"{key} is {value:.30}",
+                lambda text=text: changed("corpus.json", lambda _: text.encode()),
+            )
     twice = json.dumps({**index, "shards": [index["shards"][0]] * 2})
     yield "a shard twice", lambda: changed("corpus.json", lambda _: twice.encode(), True)
     for _ in range(count):
@@ -170,8 +196,14 @@ def corpora(count: int) -> Iterator[Attack]:
             flipped[int(place * len(data))] ^= bit
             return bytes(flipped)
 
-        yield f"bit {bit} of {file} at {place:.3f}", lambda file=file, flip=flip: changed(file, flip, True)
-        yield f"corpus.json, bit {bit} at {place:.3f}", lambda flip=flip: changed("corpus.json", flip)
+        yield (
+            f"bit {bit} of {file} at {place:.3f}",
+            lambda file=file, flip=flip: changed(file, flip, True),
+        )
+        yield (
+            f"corpus.json, bit {bit} at {place:.3f}",
+            lambda flip=flip: changed("corpus.json", flip),
+        )
 
 
 def models(count: int) -> Iterator[Attack]:
@@ -194,14 +226,34 @@ def models(count: int) -> Iterator[Attack]:
         ("mamba", "model_type", "[]"),
         ("mamba", "vocab_size", "1e999"),
     ]
-    listed += [("mamba", "tie_word_embeddings", '"false"'), ("mamba2", "time_step_limit", '[0, {"__float__": "abc"}]')]
+    listed += [
+        ("mamba", "tie_word_embeddings", '"false"'),
+        ("mamba2", "time_step_limit", '[0, {"__float__": "abc"}]'),
+    ]
     every = [
-        (n, k, v) for n, f in families.items() for k in (*f.config.__dataclass_fields__, "eos_token_id") for v in VALUES
+        (n, k, v)
+        for n, f in families.items()
+        for k in (*f.config.__dataclass_fields__, "eos_token_id")
+        for v in VALUES
     ]
     for name, key, value in [*listed, *rng.sample(every, min(count, len(every)))]:
-        yield f"{name}: {key} is {value:.30}", lambda name=name, key=key, value=value: with_value(name, key, value)
-    for key, value in (("num_hidden_layers", 10**9), ("hidden_size", 10**6), ("vocab_size", 2**31), ("expand", 1e300)):
-        config = {"model_type": "mamba", "vocab_size": 16, "hidden_size": 8, "num_hidden_layers": 1, key: value}
+        yield (
+            f"{name}: {key} is {value:.30}",
+            lambda name=name, key=key, value=value: with_value(name, key, value),
+        )
+    for key, value in (
+        ("num_hidden_layers", 10**9),
+        ("hidden_size", 10**6),
+        ("vocab_size", 2**31),
+        ("expand", 1e300),
+    ):
+        config = {
+            "model_type": "mamba",
+            "vocab_size": 16,
+            "hidden_size": 8,
+            "num_hidden_layers": 1,
+            key: value,
+        }
         yield (
             f"create: {key} is {value}",
             lambda config=config: refused(lambda: jrnn.models.create(config, jax.random.key(0))),
@@ -226,7 +278,9 @@ def damaged(k: int) -> str:
         file.unlink()
         save_file(arrays, folder / "a.safetensors")
         save_file({name: 1 + arrays[name]}, folder / "b.safetensors")
-        index = {"weight_map": dict.fromkeys(arrays, "a.safetensors") | {"another": "b.safetensors"}}
+        index = {
+            "weight_map": dict.fromkeys(arrays, "a.safetensors") | {"another": "b.safetensors"}
+        }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         return refused(lambda: read_model(folder))
 
@@ -242,8 +296,14 @@ def runs(count: int) -> Iterator[Attack]:
             return ends(lambda: read_run(folder))
 
     step = max(int(p.name) for p in (run() / "checkpoints").iterdir())
-    listed = [(f"checkpoints/{name}/x", "") for name in ("²", "1" * 200, "-1", "x", "99999999999999999999")]
-    listed += [(f"checkpoints/{step}/sha256.json", v) for v in ("[]", "{", '{"x": 1}', "1" * 5000, "[" * 9999)]
+    listed = [
+        (f"checkpoints/{name}/x", "")
+        for name in ("²", "1" * 200, "-1", "x", "99999999999999999999")
+    ]
+    listed += [
+        (f"checkpoints/{step}/sha256.json", v)
+        for v in ("[]", "{", '{"x": 1}', "1" * 5000, "[" * 9999)
+    ]
     listed += [
         ("metrics.jsonl", f'{{"step": {"9" * 5000}}}\n'),
         ("metrics.jsonl", '{"step": 1099511627776, "loss": 1}\n'),
@@ -253,10 +313,20 @@ def runs(count: int) -> Iterator[Attack]:
         ("metrics.csv", '²,"a\n'),
         ("data.json", '{"characters": [1, 2]}'),
     ]
-    names = ["run.json", "data.json", "metrics.jsonl", "metrics.csv", f"checkpoints/{step}/sha256.json"]
+    names = [
+        "run.json",
+        "data.json",
+        "metrics.jsonl",
+        "metrics.csv",
+        f"checkpoints/{step}/sha256.json",
+    ]
     every = [(name, value) for name in names for value in VALUES]
     keys = json.loads((run() / "data.json").read_text())
-    every += [("data.json", json.dumps(keys | {"k": 0}).replace('"k": 0', f'"{k}": {v}')) for k in keys for v in VALUES]
+    every += [
+        ("data.json", json.dumps(keys | {"k": 0}).replace('"k": 0', f'"{k}": {v}'))
+        for k in keys
+        for v in VALUES
+    ]
     every += [("run.json", f'{{"configs": {value}}}') for value in VALUES]
     for name, text in [*listed, *rng.sample(every, min(count, len(every)))]:
         yield f"{name} is {text:.40}", lambda name=name, text=text: changed(name, text)
@@ -318,16 +388,26 @@ def pipes(count: int) -> Iterator[Attack]:
         "value_info.json": lambda d: Package.load(d),
     }
     folders: list[tuple[Callable[[], Path], str, Callable[[Path], Any]]] = []
-    for file in ("config.json", "model.safetensors", "tokenizer.json", "model.safetensors.index.json"):
+    for file in (
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "model.safetensors.index.json",
+    ):
         folders.append((model, file, read_model))
     for file in ("corpus.json", "tokenizer.json", "00000.tokens", "00001.begins"):
         folders.append((corpus, file, read_corpus))
-    seal, inner = "checkpoints/2/sha256.json", ("x", "_CHECKPOINT_METADATA", "default/manifest.ocdbt")
+    seal, inner = (
+        "checkpoints/2/sha256.json",
+        ("x", "_CHECKPOINT_METADATA", "default/manifest.ocdbt"),
+    )
     files = ("config.toml", "run.json", "data.json", "metrics.jsonl", "metrics.csv", seal)
     for file in (*files, *(f"checkpoints/2/{name}" for name in inner)):
         folders.append((run, file, read_run))
 
-    def placed(base: Path | None, file: str, make: Callable[[Path], Any], read: Callable[[Path], Any]) -> str:
+    def placed(
+        base: Path | None, file: str, make: Callable[[Path], Any], read: Callable[[Path], Any]
+    ) -> str:
         with copied(base) if base else tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / file
             if base is None and file == "value_info.json":
@@ -339,8 +419,17 @@ def pipes(count: int) -> Iterator[Attack]:
             must_raise = base is None and (file != "value_info.json" or make is makes["a pipe"])
             return (refused if must_raise else ends)(lambda: read(Path(folder)))
 
-    attacks = [(None, file, what, make, read) for file, read in single.items() for what, make in makes.items()]
-    attacks += [(base, f, what, make, read) for base, f, read in folders for what, make in makes.items()]
+    attacks = [
+        (None, file, what, make, read)
+        for file, read in single.items()
+        for what, make in makes.items()
+    ]
+    attacks += [
+        (base, f, what, make, read) for base, f, read in folders for what, make in makes.items()
+    ]
     for base, file, what, make, read in attacks[: len(attacks) if count > 100 else None]:
         if count > 100 or base is None or what in ("a pipe", "/dev/zero"):
-            yield f"{file} is {what}", lambda b=base, f=file, m=make, r=read: placed(b and b(), f, m, r)
+            yield (
+                f"{file} is {what}",
+                lambda b=base, f=file, m=make, r=read: placed(b and b(), f, m, r),
+            )

@@ -23,18 +23,22 @@ def graphs(count: int) -> Iterator[Attack]:
     }  # fmt: skip
 
     def picked(op: str, inputs: str, i: np.ndarray, j: np.ndarray) -> str:
-        text = f"n (float[3,2] x, int64[3,2] i, int64[3,1] j) => (float y) {{ y = {op} ({inputs}) }}"
+        text = (
+            f"n (float[3,2] x, int64[3,2] i, int64[3,1] j) => (float y) {{ y = {op} ({inputs}) }}"
+        )
         source = parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString()
-        return refused(lambda: from_onnx(source)({"x": np.ones((3, 2), np.float32), "i": i, "j": j}))
+        return refused(
+            lambda: from_onnx(source)({"x": np.ones((3, 2), np.float32), "i": i, "j": j})
+        )
 
     def resized(kind: str, given: list[float]) -> str:
         values = ", ".join(map(str, given))
         inputs = "x, , s" if kind == "float" else "x, , , s"
         text = f"n (float[3,2] x) => (float y) {{ s = Constant <value = {kind}[2] {{{values}}}> () y = Resize ({inputs}) }}"
         return refused(
-            lambda: from_onnx(parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString())(
-                {"x": np.ones((3, 2), np.float32)}
-            )
+            lambda: from_onnx(
+                parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}').SerializeToString()
+            )({"x": np.ones((3, 2), np.float32)})
         )
 
     for k in range(count):
@@ -44,7 +48,12 @@ def graphs(count: int) -> Iterator[Attack]:
         i[rng.randrange(3), rng.randrange(2)] = j[rng.randrange(3), 0] = wrong
         op = op.format(axis=axis)
         yield f"{op} {k}: {wrong}", lambda op=op, n=inputs, i=i, j=j: picked(op, n, i, j)
-    for kind, given in (("float", [0.0, 1.0]), ("float", [-1.0, 1.0]), ("int64", [0, 2]), ("int64", [2, -1])):
+    for kind, given in (
+        ("float", [0.0, 1.0]),
+        ("float", [-1.0, 1.0]),
+        ("int64", [0, 2]),
+        ("int64", [2, -1]),
+    ):
         yield f"Resize by {given}", lambda kind=kind, given=given: resized(kind, given)
 
 
@@ -87,7 +96,9 @@ def options(count: int) -> Iterator[Attack]:
         )
 
     attacks = [
-        (f"scan: {n} is {v!r:.40}", lambda n=n, v=v: as_jax({n: v})) for n in ("length", "reverse", "unroll") for v in values
+        (f"scan: {n} is {v!r:.40}", lambda n=n, v=v: as_jax({n: v}))
+        for n in ("length", "reverse", "unroll")
+        for v in values
     ]
     for name in (
         "lengths",
@@ -103,13 +114,22 @@ def options(count: int) -> Iterator[Attack]:
         attacks += [(f"scan: {name} is {v!r:.40}", lambda n=name, v=v: own(n, v)) for v in values]
     for name in ("iterations", "tolerance", "damping", "most_bytes", "jacobian"):
         attacks += [
-            (f"Newton: {name} is {v!r:.40}", lambda n=name, v=v: ends(lambda: jrnn.Newton(**{n: v}))) for v in values
+            (
+                f"Newton: {name} is {v!r:.40}",
+                lambda n=name, v=v: ends(lambda: jrnn.Newton(**{n: v})),
+            )
+            for v in values
         ]
     for name in ("max_steps", "checkpoints"):
 
         def loop(name: str, value: Any) -> Any:
             given = {"max_steps": 5, name: value}
-            return jax.grad(lambda x: jrnn.while_loop(lambda s: s < 9.0, lambda s: 2 * s, x, **given))(3.0)
+            return jax.grad(
+                lambda x: jrnn.while_loop(lambda s: s < 9.0, lambda s: 2 * s, x, **given)
+            )(3.0)
 
-        attacks += [(f"while_loop: {name} is {v!r:.40}", lambda n=name, v=v: ends(lambda: loop(n, v))) for v in values]
+        attacks += [
+            (f"while_loop: {name} is {v!r:.40}", lambda n=name, v=v: ends(lambda: loop(n, v)))
+            for v in values
+        ]
     yield from random.Random(SEED).sample(attacks, min(count, len(attacks)))

@@ -17,7 +17,12 @@ FOLDER = Path(__file__).resolve().parent.parent / "jrnn" / "nets" / "proto"
 
 def main() -> int:
     return protoc.main(
-        ["protoc", f"--proto_path={FOLDER}", f"--descriptor_set_out={FOLDER / 'caffe2.desc'}", "caffe2.proto"]
+        [
+            "protoc",
+            f"--proto_path={FOLDER}",
+            f"--descriptor_set_out={FOLDER / 'caffe2.desc'}",
+            "caffe2.proto",
+        ]
     )
 
 

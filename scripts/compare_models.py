@@ -34,9 +34,18 @@ jax.config.update("jax_enable_x64", True)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "models"
-transformers.xLSTMPreTrainedModel._init_weights = lambda self, module: None  # it fails for fused weights
-RGLRU_SCAN = transformers.models.recurrent_gemma.modeling_recurrent_gemma.RecurrentGemmaRglru._rnn_scan  # keeps a type
-DERIVED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")  # of minimax; they follow from the config
+transformers.xLSTMPreTrainedModel._init_weights = lambda self, module: (
+    None
+)  # it fails for fused weights
+RGLRU_SCAN = (
+    transformers.models.recurrent_gemma.modeling_recurrent_gemma.RecurrentGemmaRglru._rnn_scan
+)  # keeps a type
+DERIVED = (
+    "slope_rate",
+    "query_decay",
+    "key_decay",
+    "diagonal_decay",
+)  # of minimax; they follow from the config
 NO_GRADIENT = ("rwkv",)  # of which transformers computes none
 
 
@@ -59,8 +68,12 @@ def double():
 def attention(q, k, v, mask, scale=None):
     """jax.nn.dot_product_attention, whose softmax is of float32 whatever it is given, in the type of its inputs."""
     k, v = (jnp.repeat(part, q.shape[2] // k.shape[2], axis=2) for part in (k, v))
-    products = jnp.einsum("ntqc,nsqc->nqts", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    return jnp.einsum("nqts,nsqc->ntqc", jax.nn.softmax(jnp.where(mask, products, -1e30), axis=-1), v)
+    products = jnp.einsum("ntqc,nsqc->nqts", q, k) * (
+        q.shape[-1] ** -0.5 if scale is None else scale
+    )
+    return jnp.einsum(
+        "nqts,nsqc->ntqc", jax.nn.softmax(jnp.where(mask, products, -1e30), axis=-1), v
+    )
 
 
 jax.nn.dot_product_attention = attention
@@ -68,7 +81,9 @@ jax.nn.dot_product_attention = attention
 
 def read(folder):
     """The model of transformers, and what it reports while reading."""
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True
+    )
     model.config._experts_implementation = "eager"
     return model.eval(), {name: names for name, names in report.items() if names}
 
@@ -77,9 +92,17 @@ def theirs(folder, tokens, dtype, with_gradient):
     """Logits, and gradients by name in the files: a model with gradients as parameters is saved."""
     model, _ = read(folder)
     with double() if dtype == "float64" else contextlib.nullcontext():
-        if dtype == "float64":  # made anew, so that what follows from the config, such as rates of positions, is exact
-            exact = transformers.AutoModelForCausalLM.from_config(model.config, dtype=torch.float64).eval()
-            kept = {name: value for name, value in model.state_dict().items() if not name.endswith(DERIVED)}
+        if (
+            dtype == "float64"
+        ):  # made anew, so that what follows from the config, such as rates of positions, is exact
+            exact = transformers.AutoModelForCausalLM.from_config(
+                model.config, dtype=torch.float64
+            ).eval()
+            kept = {
+                name: value
+                for name, value in model.state_dict().items()
+                if not name.endswith(DERIVED)
+            }
             exact.load_state_dict(kept, strict=False)
             model = exact
         if not with_gradient:
@@ -89,9 +112,13 @@ def theirs(folder, tokens, dtype, with_gradient):
         out.loss.backward()
         with torch.no_grad(), tempfile.TemporaryDirectory() as saved:
             for parameter in model.parameters():
-                parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+                parameter.copy_(
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                )
             model.save_pretrained(saved)
-            return out.logits.detach().numpy(), {n: g.numpy() for n, g in load_file(f"{saved}/model.safetensors").items()}
+            return out.logits.detach().numpy(), {
+                n: g.numpy() for n, g in load_file(f"{saved}/model.safetensors").items()
+            }
 
 
 def ours(folder, tokens, dtype, with_gradient):
@@ -117,14 +144,23 @@ def by_parameter(model, gradients):
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             continue
         parts = [gradients[part] for part in (merge.names if merge else (name,))]
-        tensors[name] = parts[0] if merge is None else np.stack(parts) if merge.stacks else np.concatenate(parts)
+        tensors[name] = (
+            parts[0]
+            if merge is None
+            else np.stack(parts)
+            if merge.stacks
+            else np.concatenate(parts)
+        )
     return tensors
 
 
 def difference(actual, wanted):
     """The greatest of all tensors, and whose it is."""
     least = 1e-6 * max(abs(value).max() for value in wanted.values())
-    errors = {name: abs(actual[name] - value).max() / max(abs(value).max(), least) for name, value in wanted.items()}
+    errors = {
+        name: abs(actual[name] - value).max() / max(abs(value).max(), least)
+        for name, value in wanted.items()
+    }
     worst = max(errors, key=errors.get)
     return errors[worst], worst
 
@@ -135,7 +171,9 @@ def compare(folder):
     with_gradient = model.family.name not in NO_GRADIENT
     results = {}
     for dtype in ("float64", "float32"):
-        (y, g), (wanted, gradients) = (f(folder, tokens, dtype, with_gradient) for f in (ours, theirs))
+        (y, g), (wanted, gradients) = (
+            f(folder, tokens, dtype, with_gradient) for f in (ours, theirs)
+        )
         results[dtype] = y, wanted, g, by_parameter(model, gradients) if gradients else {}
     y, wanted, exact, expected = results["float64"]
     actual = {"logits": abs(y - wanted).max() / abs(wanted).max()}
@@ -147,10 +185,18 @@ def compare(folder):
     with tempfile.TemporaryDirectory() as saved:
         model.save(saved)
         again, report = read(saved)
-        missing = {name for name in report.pop("missing_keys", ()) if not name.endswith(model.family.unused or (" ",))}
+        missing = {
+            name
+            for name in report.pop("missing_keys", ())
+            if not name.endswith(model.family.unused or (" ",))
+        }
         with torch.no_grad():
-            same = np.array_equal(again(tokens, use_cache=False).logits.numpy(), logits_of(folder, tokens))
-    actual["reload"] = "equal" if same and not report and not missing else f"NOT EQUAL {missing} {report}"
+            same = np.array_equal(
+                again(tokens, use_cache=False).logits.numpy(), logits_of(folder, tokens)
+            )
+    actual["reload"] = (
+        "equal" if same and not report and not missing else f"NOT EQUAL {missing} {report}"
+    )
     return actual
 
 
@@ -160,7 +206,9 @@ def logits_of(folder, tokens):
 
 
 def main():
-    folders = [GOLDEN / name for name in sys.argv[1:]] or sorted(p for p in GOLDEN.iterdir() if p.is_dir())
+    folders = [GOLDEN / name for name in sys.argv[1:]] or sorted(
+        p for p in GOLDEN.iterdir() if p.is_dir()
+    )
     rows = {}
     for folder in folders:
         if models.load(folder).family.name in transformers.CONFIG_MAPPING:
@@ -172,7 +220,9 @@ def main():
             f"{max(row[key] for row in results):.1e}" if all(key in row for row in results) else ""
             for key in ("logits", "gradients", "jrnn", "transformers")
         ]
-        print(f"| `{name}` | {' | '.join(cells)} | {', '.join(sorted({row['reload'] for row in results}))} |")
+        print(
+            f"| `{name}` | {' | '.join(cells)} | {', '.join(sorted({row['reload'] for row in results}))} |"
+        )
 
 
 if __name__ == "__main__":

@@ -43,18 +43,31 @@ def _layers(cell):
     """Peers -> times of training over those of lax.scan: of each size, and their mean."""
     ratios = tables.ratios()
     return {
-        peer: [*ratios[cell, "train", peer].values(), tables.mean(ratios[cell, "train", peer].values())] for peer in PEERS
+        peer: [
+            *ratios[cell, "train", peer].values(),
+            tables.mean(ratios[cell, "train", peer].values()),
+        ]
+        for peer in PEERS
     }
 
 
 def speed():
     """Training time over that of lax.scan, for each size and as the geometric mean."""
-    sizes = [*(size.rpartition("x")[0] for size in tables.ratios()["lstm", "train", "torch"]), "mean"]
+    sizes = [
+        *(size.rpartition("x")[0] for size in tables.ratios()["lstm", "train", "torch"]),
+        "mean",
+    ]
     figure = Figure(figsize=(4, 5.6), layout="constrained")  # as wide as a phone shows it
     for axes, cell in zip(figure.subplots(2, 1, sharex=True), ("lstm", "gru")):
         for k, (peer, ratios) in enumerate(_layers(cell).items()):
             places = [x + 0.2 * (k - 1.5) for x in range(len(ratios))]
-            axes.bar(places, [min(ratio, 2.5) for ratio in ratios], width=0.2, color=PEERS[peer], label=peer)
+            axes.bar(
+                places,
+                [min(ratio, 2.5) for ratio in ratios],
+                width=0.2,
+                color=PEERS[peer],
+                label=peer,
+            )
             for x, ratio in zip(places, ratios):
                 if ratio > 2.5:
                     axes.text(x, 2.52, f"{ratio:.1f}", ha="center", fontsize=7)
@@ -62,21 +75,33 @@ def speed():
         axes.set_title(f"{cell.upper()} layer: a training step, lax.scan = 1", fontsize=10)
         axes.axhline(1, color="#9aa5b1", linewidth=0.8)
     figure.axes[1].set_xlabel("steps x batch x features", fontsize=9)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", fontsize=9, ncols=4)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(), loc="outside upper center", fontsize=9, ncols=4
+    )
     figure.savefig(IMAGES / "speed.svg", metadata={"Date": None})
 
 
 def bars():
     """A bar for each figure, in groups with a title. 360 wide, as a phone shows it."""
-    layers = {cell: {peer: ratios[-1] for peer, ratios in _layers(cell).items()} for cell in ("lstm", "gru")}
+    layers = {
+        cell: {peer: ratios[-1] for peer, ratios in _layers(cell).items()}
+        for cell in ("lstm", "gru")
+    }
     filters = _over_scan("filters", "least")
-    kalman = {mode: filters["kalman_4", key] for mode, key in (("filter", "forward"), ("gradient", "train"))}
+    kalman = {
+        mode: filters["kalman_4", key]
+        for mode, key in (("filter", "forward"), ("gradient", "train"))
+    }
     filtered = ("Kalman filter, 4 states, 1,000 steps", {"lax.scan": 1, **kalman})
     title = "Matrix states, training: mean of 14"
-    time, memory = (tables.mean(_over_scan("linear", key).values()) for key in ("low", "peak_bytes"))
+    time, memory = (
+        tables.mean(_over_scan("linear", key).values()) for key in ("low", "peak_bytes")
+    )
     rows = {name: float(ratio) for name, *_, ratio in tables.read("dynamax")["rows"]}
     smoother = {"dynamax": 1, "by jrnn": rows["smoother"], "gradient": rows["smoother, gradient"]}
-    lstm, gru = ((f"{cell.upper()} layer, training: mean of six sizes", layers[cell]) for cell in layers)
+    lstm, gru = (
+        (f"{cell.upper()} layer, training: mean of six sizes", layers[cell]) for cell in layers
+    )
     _draw_bars("summary", filtered, (title, {"lax.scan": 1, "jrnn": time}), lstm, gru)
     _draw_bars("matrix", (title, {"lax.scan": 1, "time": time, "memory": memory}))
     _draw_bars("dynamax", ("Kalman smoother, 300 steps: time", smoother))
@@ -93,7 +118,9 @@ def _draw_bars(name, *groups):
             y, width = y + 26, 112 * min(value, 1.9)
             rows.append(f'<text x="88" y="{y}" text-anchor="end">{label}</text>')
             color = COLORS.get(label, OURS)
-            rows.append(f'<rect x="96" y="{y - 14}" width="{width:.0f}" height="18" rx="3" fill="{color}"/>')
+            rows.append(
+                f'<rect x="96" y="{y - 14}" width="{width:.0f}" height="18" rx="3" fill="{color}"/>'
+            )
             rows.append(f'<text x="{102 + width:.0f}" y="{y}">{value:.2f}</text>')
     _save(f"bars_{name}", y + 14, rows)
 
@@ -112,7 +139,9 @@ def _wrong_gradient():
     step = gradients.over_time(lambda h, x: (soft(h + x),) * 2)
     with jax.enable_x64(True):
         start = jax.numpy.zeros((1, 1)), jax.numpy.ones((3, 1, 1))
-        report = gradients.check(gradients.subject_of_function(step, start, None, ()), gradients.Effort())
+        report = gradients.check(
+            gradients.subject_of_function(step, start, None, ()), gradients.Effort()
+        )
     return dict(zip(("JAX", "net", "differences"), report.blobs[0].values))
 
 
@@ -129,25 +158,35 @@ def conformance():
                     kept[k] = mark
     rows = []
     for k, library in enumerate(libraries):
-        rows.append(f'<text x="{164 + 34 * k}" y="62" transform="rotate(-45 {164 + 34 * k} 62)">{library}</text>')
+        rows.append(
+            f'<text x="{164 + 34 * k}" y="62" transform="rotate(-45 {164 + 34 * k} 62)">{library}</text>'
+        )
     for y, (head, *marks) in enumerate(zip(heads, *libraries.values())):
         rows.append(f'<text x="138" y="{88 + 22 * y}" text-anchor="end">{head}</text>')
         for k, mark in enumerate(marks):
             x, centre = 148 + 34 * k, 83 + 22 * y
             if "no" in mark:
-                rows.append(f'<rect x="{x}" y="{centre - 9}" width="30" height="18" rx="3" fill="#d97706"/>')
+                rows.append(
+                    f'<rect x="{x}" y="{centre - 9}" width="30" height="18" rx="3" fill="#d97706"/>'
+                )
                 rows.append(
                     f'<text x="{x + 15}" y="{centre + 5}" text-anchor="middle" fill="white" font-size="13">no</text>'
                 )
             elif "yes" in mark:
-                rows.append(f'<rect x="{x}" y="{centre - 9}" width="30" height="18" rx="3" fill="#bfdbfe"/>')
+                rows.append(
+                    f'<rect x="{x}" y="{centre - 9}" width="30" height="18" rx="3" fill="#bfdbfe"/>'
+                )
     _save("conformance", 92 + 22 * len(heads), rows)
 
 
 def _over_scan(name, column):
     """Loop and mode -> jrnn's number over that of lax.scan."""
     times = tables.column(name, column)
-    return {key[:2]: value / times[*key[:2], "lax.scan", key[3]] for key, value in times.items() if key[2] == "jrnn"}
+    return {
+        key[:2]: value / times[*key[:2], "lax.scan", key[3]]
+        for key, value in times.items()
+        if key[2] == "jrnn"
+    }
 
 
 def linear():
@@ -158,7 +197,9 @@ def linear():
     axes.barh(range(len(layers)), ratios, color=OURS)
     for y, ratio in enumerate(ratios):
         axes.text(ratio + 0.01, y, f"{ratio:.2f}", va="center", fontsize=9)
-    axes.set_yticks(range(len(layers)), [layer.replace("_", " ") for layer, _ in layers], fontsize=9)
+    axes.set_yticks(
+        range(len(layers)), [layer.replace("_", " ") for layer, _ in layers], fontsize=9
+    )
     axes.set_xlim(0, 1)
     axes.axvline(1, color=PEERS["lax.scan"])
     axes.set_xlabel("time of a training step, lax.scan = 1")
@@ -176,9 +217,13 @@ def filters():
         ("train", "gradient", OURS, -0.2),
     ):
         places = [y + shift for y in range(len(loops))]
-        axes.barh(places, [ratios[loop, mode] for loop in loops], height=0.4, color=color, label=label)
+        axes.barh(
+            places, [ratios[loop, mode] for loop in loops], height=0.4, color=color, label=label
+        )
         for y, loop in zip(places, loops):
-            axes.text(ratios[loop, mode] + 0.01, y, f"{ratios[loop, mode]:.2f}", va="center", fontsize=7)
+            axes.text(
+                ratios[loop, mode] + 0.01, y, f"{ratios[loop, mode]:.2f}", va="center", fontsize=7
+            )
     axes.set_yticks(range(len(loops)), [loop.replace("_", " ") for loop in loops], fontsize=9)
     axes.set_xlim(0, 1.2)
     axes.axvline(1, color=PEERS["lax.scan"])
@@ -195,8 +240,12 @@ def scan():
     ]
 
     def box(x, y, text, color, width=220):
-        parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="32" rx="5" fill="{color}" stroke="#64748b"/>')
-        parts.append(f'<text x="{x + width / 2}" y="{y + 21}" text-anchor="middle" fill="#0f172a">{text}</text>')
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="32" rx="5" fill="{color}" stroke="#64748b"/>'
+        )
+        parts.append(
+            f'<text x="{x + width / 2}" y="{y + 21}" text-anchor="middle" fill="#0f172a">{text}</text>'
+        )
 
     def loop(x, y, height, text, width=260):
         parts.append(
@@ -220,7 +269,9 @@ def scan():
         box(34, 70 + 46 * k, text, color, 292)
     parts.append('<path d="M180 318 L180 342" stroke="#0f172a" stroke-width="2"/>')
     parts.append('<path d="M173 340 L180 354 L187 340 Z" fill="#0f172a"/>')
-    parts.append('<text x="22" y="380" font-weight="bold">after: what needs no carry has left</text>')
+    parts.append(
+        '<text x="22" y="380" font-weight="bold">after: what needs no carry has left</text>'
+    )
     box(34, 396, "xs @ W_in, all steps at once", moved, 292)
     loop(22, 440, 116, "for each of T steps", 316)
     box(34, 468, "h @ W_state, tanh", kept, 292)
@@ -244,7 +295,9 @@ def losses():
         runs = []
         for cell in ("lstm", "gru"):
             runs.append(f"{folder}/adding_{cell}")
-            assert command(["train", "adding", "--set", f"model.cell={cell}", "--out", runs[-1]]) == 0
+            assert (
+                command(["train", "adding", "--set", f"model.cell={cell}", "--out", runs[-1]]) == 0
+            )
         assert command(["plot", *runs, "--out", str(IMAGES / "losses.png")]) == 0
 
 
@@ -252,7 +305,12 @@ def attention():
     with tempfile.TemporaryDirectory() as folder:
         run, asked = f"{folder}/seq2seq_reverse", "Wednesday, 18th November 2026"
         assert command(["train", "seq2seq_reverse", "--out", run]) == 0
-        assert command(["sample", run, "--prompt", asked, "--attention", str(IMAGES / "attention.png")]) == 0
+        assert (
+            command(
+                ["sample", run, "--prompt", asked, "--attention", str(IMAGES / "attention.png")]
+            )
+            == 0
+        )
 
 
 def examples():
@@ -273,7 +331,9 @@ def examples():
         figure = Figure(figsize=(4.8, 2.6), layout="constrained")
         axes = figure.subplots()
         for (label, values), color in zip(lines.items(), ("#2563eb", "#d97706", "#64748b")):
-            axes.plot(*(values if isinstance(values, tuple) else (values,)), color=color, label=label)
+            axes.plot(
+                *(values if isinstance(values, tuple) else (values,)), color=color, label=label
+            )
         if level:
             axes.axhline(level[1], color="#64748b", linestyle="--", label=level[0])
         axes.set_xlabel(x)
@@ -288,26 +348,45 @@ def examples():
     draw("hmm", "step", "nats a symbol", {"learned": losses}, ("true model", best))
     std, *_ = kalman.train(200)
     positions, measured = kalman.sample(jax.random.key(9), kalman.TRUE)
-    values = {"measured": measured[:80], "filtered": kalman.kalman(std, measured)[0][:80], "true": positions[:80]}
+    values = {
+        "measured": measured[:80],
+        "filtered": kalman.kalman(std, measured)[0][:80],
+        "true": positions[:80],
+    }
     draw("kalman", "step", "position", values)
     params, *_ = neural_ode.train(400)
     start = jax.numpy.array([[1.2, 0.5]])
     fields = {"true": (neural_ode.pendulum, None), "learned": (neural_ode.network, params)}
-    paths = {n: tuple(neural_ode.solve(*field, start, 3 * neural_ode.SEEN)[:, 0].T) for n, field in fields.items()}
+    paths = {
+        n: tuple(neural_ode.solve(*field, start, 3 * neural_ode.SEEN)[:, 0].T)
+        for n, field in fields.items()
+    }
     draw("neural_ode", "angle", "velocity", paths)
     stream = online_learning.signal(20_000)
     steps = {"all earlier steps": online_learning.step, "one step": online_learning.truncated}
-    errors = {name: online_learning.windows(online_learning.learn(step, stream)[1], 50) for name, step in steps.items()}
+    errors = {
+        name: online_learning.windows(online_learning.learn(step, stream)[1], 50)
+        for name, step in steps.items()
+    }
     draw("online_learning", "steps / 400", "squared error", errors)
     model, *_ = time_series.train(200)
     values, length = time_series.data(jax.random.key(5))
     _, forecast = model(time_series.prepared(values, length)[0], length)
     n, ahead = int(length[0]), range(int(length[0]), int(length[0]) + time_series.AHEAD)
-    draw("time_series", "step", "value", {"series": values[: n + time_series.AHEAD, 0], "forecast": (ahead, forecast[0])})
+    draw(
+        "time_series",
+        "step",
+        "value",
+        {"series": values[: n + time_series.AHEAD, 0], "forecast": (ahead, forecast[0])},
+    )
     means, _ = finetune_pretrained.main()
-    draw("finetune_pretrained", "", "loss", {"": (["before", "last layer", "all parameters"], means)})
+    draw(
+        "finetune_pretrained", "", "loss", {"": (["before", "last layer", "all parameters"], means)}
+    )
     draw("linear_attention", "step", "right answers", linear_attention.main())
-    losses = {name: equinox_lstm.train(150, optimized=name == "jrnn")[0] for name in ("jrnn", "lax.scan")}
+    losses = {
+        name: equinox_lstm.train(150, optimized=name == "jrnn")[0] for name in ("jrnn", "lax.scan")
+    }
     draw("equinox_lstm", "step", "loss", losses)
 
 

@@ -28,7 +28,9 @@ def export(model: Model, folder: Path) -> None:
     package.save(folder)
     inputs = dict(zip(package.input_names, jax.tree.leaves(args), strict=True))
     outputs = package.to_jax()(inputs)
-    arrays = {f"in:{n}": np.asarray(v) for n, v in inputs.items()} | {f"out:{n}": np.asarray(v) for n, v in outputs.items()}
+    arrays = {f"in:{n}": np.asarray(v) for n, v in inputs.items()} | {
+        f"out:{n}": np.asarray(v) for n, v in outputs.items()
+    }
     np.savez(folder / "case.npz", **arrays)
 
 

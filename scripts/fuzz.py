@@ -36,7 +36,14 @@ from jrnn.nets.proto.database import parse_minidb
 from jrnn.nets.proto.messages import format_message
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fuzz_mutate import mutate_bytes, mutate_message, mutate_minidb, mutate_safetensors, mutate_text, mutate_zip
+from fuzz_mutate import (
+    mutate_bytes,
+    mutate_message,
+    mutate_minidb,
+    mutate_safetensors,
+    mutate_text,
+    mutate_zip,
+)
 from fuzz_readers import READERS
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -65,8 +72,11 @@ def _written(write: Callable, *values) -> list[bytes]:
 
 def _examples() -> list[bytes]:
     x, y = np.ones((4, 3), np.float32), np.array([0, 1, 0, 1])
-    return _written(lambda f, arrays: np.savez(f, **arrays), {"inputs": x, "targets": y}) + _written(
-        lambda f, arrays: np.savez_compressed(f, **arrays), {"inputs": x, "targets": y, "lengths": y + 1}
+    return _written(
+        lambda f, arrays: np.savez(f, **arrays), {"inputs": x, "targets": y}
+    ) + _written(
+        lambda f, arrays: np.savez_compressed(f, **arrays),
+        {"inputs": x, "targets": y, "lengths": y + 1},
     )
 
 
@@ -84,7 +94,10 @@ ONNX = (
 
 
 def _onnx_models() -> list[bytes]:
-    return [parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}').SerializeToString() for graph in ONNX]
+    return [
+        parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}').SerializeToString()
+        for graph in ONNX
+    ]
 
 
 def _piece(data: bytes, rng: random.Random, size: int = 3000) -> bytes:
@@ -124,36 +137,86 @@ class Cases:
             records = [value for _, value in parse_minidb(file["records"].tobytes())]
         tensors = [b[b.index(b"Tensor\x1a") + 8 :] for b in blobs]
         configs = [p.read_bytes() for p in sorted((TESTS.parent / "configs").glob("*.toml"))]
-        plan_texts = [format_message(message_class("PlanDef").FromString(p)).encode() for p in plans[:6]]
+        plan_texts = [
+            format_message(message_class("PlanDef").FromString(p)).encode() for p in plans[:6]
+        ]
         self.kinds = {
             "net": (("NetDef", nets), ("text", texts)),
             "net_of_text": (("text", texts),),
-            "net_or_plan": (("NetDef", nets), ("PlanDef", plans), ("text", texts), ("text", plan_texts)),
+            "net_or_plan": (
+                ("NetDef", nets),
+                ("PlanDef", plans),
+                ("text", texts),
+                ("text", plan_texts),
+            ),
             "plan": (("PlanDef", plans), ("text", plan_texts)),
             "tensor": (("TensorProto", tensors),),
             "blob": (("BlobProto", blobs),),
             "config": (("text", configs),),
-            "run_directory": (("text", [METRICS, *configs, b'{"characters": "ab", "sha256": "00"}']),),
+            "run_directory": (
+                ("text", [METRICS, *configs, b'{"characters": "ab", "sha256": "00"}']),
+            ),
             "seal": (("text", [b'{"manifest": "00", "d/0": "11"}', b"[1]"]),),
             "minidb": (("minidb", models),),
             "record": (("TensorProtos", records),),
             "predictor_file": (("minidb", models),),
-            "npy": (("bytes", _written(np.save, np.ones((2, 3)), np.arange(9), np.array([b"a", b"bc"]))),),
-            "npz": (("zip", _examples()),),
-            "csv": (("text", [b"hour,load\n" + b"".join(b"%d,%d.5\n" % (k, k) for k in range(40))]),),
-            "onnx": (("ModelProto", _onnx_models()),),
-            "corpus": (("text", [CORPUS_INDEX]), ("bytes", [np.arange(200, dtype="<i8").tobytes()])),
-            "jsonl": (("text", [b'{"text": "a cat"}\n{"text": "\\ud83d\\ude00", "more": [1, {"a": null}]}\n']),),
-            "model_config": (("text", [p.read_bytes() for p in sorted((golden / "models").glob("*/config.json"))]),),
-            "model_folder": (
-                ("safetensors", [(golden / "models" / "mamba_0" / "model.safetensors").read_bytes()]),
-                ("text", [b'{"metadata": {"total_size": 1}, "weight_map": {"a": "model.safetensors"}}']),
+            "npy": (
+                (
+                    "bytes",
+                    _written(np.save, np.ones((2, 3)), np.arange(9), np.array([b"a", b"bc"])),
+                ),
             ),
-            "state": (("safetensors", [safetensors_bytes({"0.ssm": np.ones((2, 3), np.float32)})]),),
+            "npz": (("zip", _examples()),),
+            "csv": (
+                ("text", [b"hour,load\n" + b"".join(b"%d,%d.5\n" % (k, k) for k in range(40))]),
+            ),
+            "onnx": (("ModelProto", _onnx_models()),),
+            "corpus": (
+                ("text", [CORPUS_INDEX]),
+                ("bytes", [np.arange(200, dtype="<i8").tobytes()]),
+            ),
+            "jsonl": (
+                (
+                    "text",
+                    [b'{"text": "a cat"}\n{"text": "\\ud83d\\ude00", "more": [1, {"a": null}]}\n'],
+                ),
+            ),
+            "model_config": (
+                (
+                    "text",
+                    [p.read_bytes() for p in sorted((golden / "models").glob("*/config.json"))],
+                ),
+            ),
+            "model_folder": (
+                (
+                    "safetensors",
+                    [(golden / "models" / "mamba_0" / "model.safetensors").read_bytes()],
+                ),
+                (
+                    "text",
+                    [b'{"metadata": {"total_size": 1}, "weight_map": {"a": "model.safetensors"}}'],
+                ),
+            ),
+            "state": (
+                ("safetensors", [safetensors_bytes({"0.ssm": np.ones((2, 3), np.float32)})]),
+            ),
             "benchmark": (("text", [BENCHMARK]),),
             "package": (("text", [b'{"x": [1, [2, 3]], "y": [3, []]}']),),
-            "logged": (("text", [b"step,name,value\r\n1,loss,2.5\r\n2,loss,2.25\r\n", b'{"configs": ["a = 1"]}']),),
-            "weights": (("safetensors", [safetensors_bytes({"w": np.ones((2, 3), np.float32), "b": np.ones(3)})]),),
+            "logged": (
+                (
+                    "text",
+                    [
+                        b"step,name,value\r\n1,loss,2.5\r\n2,loss,2.25\r\n",
+                        b'{"configs": ["a = 1"]}',
+                    ],
+                ),
+            ),
+            "weights": (
+                (
+                    "safetensors",
+                    [safetensors_bytes({"w": np.ones((2, 3), np.float32), "b": np.ones(3)})],
+                ),
+            ),
         }
 
     def __call__(self, number: int) -> tuple[str, bytes]:
@@ -162,7 +225,9 @@ class Cases:
         kind, pool = rng.choice(self.kinds[reader])
         data = rng.choice(pool)
         if kind == "text":
-            if len(data) > 3000 and rng.random() < 0.98:  # reading text is slow, and a piece is enough
+            if (
+                len(data) > 3000 and rng.random() < 0.98
+            ):  # reading text is slow, and a piece is enough
                 data = _piece(data, rng)
             return reader, mutate_text(data, rng) if rng.random() < 0.7 else mutate_bytes(data, rng)
         if kind == "bytes" or rng.random() < 0.3:
@@ -212,10 +277,19 @@ def watch(args: argparse.Namespace) -> int:
     cases, findings = Cases(args.seed, args.reader or READERS), 0
     begun = time.time()
     while first < last and time.time() < until:
-        command = [sys.executable, SCRIPT, "--worker", f"--seed={args.seed}", f"--first={first}", f"--until={until}"]
+        command = [
+            sys.executable,
+            SCRIPT,
+            "--worker",
+            f"--seed={args.seed}",
+            f"--first={first}",
+            f"--until={until}",
+        ]
         command += [f"--cases={last - first}", *(f"--reader={name}" for name in args.reader)]
         environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
-        worker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        worker = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         number, ended = first, False
         assert worker.stdout is not None and worker.stderr is not None
         for line in worker.stdout:
@@ -252,11 +326,15 @@ def _record(cases: Cases, number: int, wrong: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cases", type=int, default=2000, help="number of cases (default: %(default)s)")
+    parser.add_argument(
+        "--cases", type=int, default=2000, help="number of cases (default: %(default)s)"
+    )
     parser.add_argument("--minutes", type=float, default=0, help="run for so many minutes instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--reader", action="append", default=[], choices=list(READERS), help="only this one")
+    parser.add_argument(
+        "--reader", action="append", default=[], choices=list(READERS), help="only this one"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=float("inf"), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

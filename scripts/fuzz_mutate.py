@@ -16,10 +16,39 @@ from jrnn.errors import FormatError
 from jrnn.nets.proto import message_class
 from jrnn.nets.proto.database import format_minidb, parse_minidb
 
-Field = tuple[int, int, Any]  # number, wire type, and an int, bytes or (of a message) a list of fields
+Field = tuple[
+    int, int, Any
+]  # number, wire type, and an int, bytes or (of a message) a list of fields
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
-NUMBERS = (0, 1, 2, 7, 16, 100, 127, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-STRINGS = (b"", b"x", b"\xff", b"\0", b"step_net", b"backward_step_net", b"../x", b"a" * 300, b"#%", b"\xed\xa0\x80")
+NUMBERS = (
+    0,
+    1,
+    2,
+    7,
+    16,
+    100,
+    127,
+    2**16,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
+STRINGS = (
+    b"",
+    b"x",
+    b"\xff",
+    b"\0",
+    b"step_net",
+    b"backward_step_net",
+    b"../x",
+    b"a" * 300,
+    b"#%",
+    b"\xed\xa0\x80",
+)
 TOKENS = (
     "{", "}", "<", ">", "[", "]", ":", ",", ";", '"', "''", '"\\377"', "op", "arg", "n", "nets", "t", "ints", "i: -1", "s",
     "=", "1e999", "0x", "9" * 5000, "-" + "9" * 30, "true", "[caffe2.NetDef] {", "# unknown fields of .op[0]: f80101\n",
@@ -53,7 +82,11 @@ def mutate_text(data: bytes, rng: random.Random) -> bytes:
     """Changes, removes, repeats or swaps a few tokens."""
     tokens = re.findall(r"\s+|[\w.+-]+|.", data.decode("utf-8", "replace"), re.DOTALL) or [""]
     for _ in range(rng.randint(1, 5)):
-        at, other, size = rng.randrange(len(tokens)), rng.randrange(len(tokens)), rng.choice((1, 3, 40))
+        at, other, size = (
+            rng.randrange(len(tokens)),
+            rng.randrange(len(tokens)),
+            rng.choice((1, 3, 40)),
+        )
         change = rng.randrange(5)
         if change == 0:
             tokens[at] = rng.choice(TOKENS)
@@ -71,7 +104,9 @@ def mutate_text(data: bytes, rng: random.Random) -> bytes:
 
 def mutate_message(data: bytes, name: str, pool: Sequence[bytes], rng: random.Random) -> bytes:
     """Changes, drops, repeats or swaps fields of a message, or takes them from another message of `pool`."""
-    descriptor = onnx.ModelProto.DESCRIPTOR if name == "ModelProto" else message_class(name).DESCRIPTOR
+    descriptor = (
+        onnx.ModelProto.DESCRIPTOR if name == "ModelProto" else message_class(name).DESCRIPTOR
+    )
     tree = parse(data, descriptor)
     for _ in range(rng.randint(1, 4)):
         places = _lists(tree, descriptor)
@@ -88,7 +123,11 @@ def mutate_message(data: bytes, name: str, pool: Sequence[bytes], rng: random.Ra
         elif change == 3:
             fields[at], fields[other] = fields[other], fields[at]
         elif change == 4 and pool:
-            donors = [f for f, k in _lists(parse(rng.choice(pool), descriptor), descriptor) if k is kind and f]
+            donors = [
+                f
+                for f, k in _lists(parse(rng.choice(pool), descriptor), descriptor)
+                if k is kind and f
+            ]
             if donors:
                 fields.insert(at, rng.choice(rng.choice(donors)))
         else:
@@ -134,7 +173,9 @@ def mutate_zip(data: bytes, rng: random.Random) -> bytes:
         members[at] = (rng.choice(("../x.npy", "x", "/x.npy", "lengths.npy", name * 20)), content)
     else:
         members[at] = (name, mutate_bytes(content, rng))
-    with zipfile.ZipFile(buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as new:
+    with zipfile.ZipFile(
+        buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    ) as new:
         for name in dict(members):
             new.writestr(name, dict(members)[name])
     return buffer.getvalue()
@@ -214,7 +255,11 @@ def _new_field(kind: Descriptor, rng: random.Random) -> Field:
 def _changed(field: Field, rng: random.Random) -> Field:
     number, wire, value = field
     if isinstance(value, list):
-        return number, wire, rng.choice(([], b"\xff", value[: len(value) // 2], [(number, wire, value)]))
+        return (
+            number,
+            wire,
+            rng.choice(([], b"\xff", value[: len(value) // 2], [(number, wire, value)])),
+        )
     if wire == VARINT:
         return number, wire, rng.choice(NUMBERS)
     if wire == LENGTH:
@@ -223,7 +268,9 @@ def _changed(field: Field, rng: random.Random) -> Field:
     return (
         number,
         wire,
-        rng.choice((bytes(size), b"\xff" * size, b"\0" * (size - 2) + b"\xc0\x7f", rng.randbytes(size))),
+        rng.choice(
+            (bytes(size), b"\xff" * size, b"\0" * (size - 2) + b"\xc0\x7f", rng.randbytes(size))
+        ),
     )
 
 

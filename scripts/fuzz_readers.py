@@ -156,7 +156,9 @@ def corpus(data: bytes) -> None:
         (path.parent / "00000.tokens").write_bytes(tokens.tobytes())
         (path.parent / "00000.begins").write_bytes(data[: len(data) // 8 * 8])
         shard = {"name": "00000", "tokens": len(tokens), "documents": len(data) // 8, "sha256": ""}
-        path.write_text(json.dumps({"format": FORMAT, "vocabulary": 2**16, "end": None, "shards": [shard]}))
+        path.write_text(
+            json.dumps({"format": FORMAT, "vocabulary": 2**16, "end": None, "shards": [shard]})
+        )
         opened = Corpus.open(path.parent)
         for start in range(0, len(opened), 97):
             with suppress(JrnnError):

@@ -32,14 +32,18 @@ def cells_of(path: Path) -> list[dict]:
     parts: list[str] = []
     previous_alone = False
     for previous, node in zip(tree.body, tree.body[1:]):
-        start = previous.end_lineno  # what stands between two parts, such as comments and decorators, belongs to the second
+        start = (
+            previous.end_lineno
+        )  # what stands between two parts, such as comments and decorators, belongs to the second
         text = "\n".join(lines[start : node.end_lineno]).strip("\n")
         alone = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.If))
         if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
             text = "\n".join(lines[start : node.body[0].lineno - 1]).strip("\n").rpartition("\n")[0]
             body = textwrap.dedent("\n".join(lines[node.body[0].lineno - 1 : node.end_lineno]))
             argv = [path.name, *ARGUMENTS.get(path.stem, [])]
-            text = f"{text}\nimport sys\n\nsys.argv = {json.dumps(argv)}  # the command line\n{body}".strip("\n")
+            text = f"{text}\nimport sys\n\nsys.argv = {json.dumps(argv)}  # the command line\n{body}".strip(
+                "\n"
+            )
         if alone or not parts or previous_alone:
             parts.append(text)
         else:
@@ -83,7 +87,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--run", nargs="*", metavar="NAME", help="run these, or all")
-    parser.add_argument("--in-place", type=Path, help=argparse.SUPPRESS)  # a notebook that this process runs
+    parser.add_argument(
+        "--in-place", type=Path, help=argparse.SUPPRESS
+    )  # a notebook that this process runs
     args = parser.parse_args()
     if args.in_place:
         stored = json.loads(args.in_place.read_text(encoding="utf-8"))
@@ -105,7 +111,10 @@ def main() -> int:
         now = os.times()
         spent = now.children_user + now.children_system - used.children_user - used.children_system
         verdict = ", FAILED" if done.returncode else ""
-        print(f"{path.stem}: {time.monotonic() - began:.0f} s, {spent:.0f} s of processor time{verdict}", flush=True)
+        print(
+            f"{path.stem}: {time.monotonic() - began:.0f} s, {spent:.0f} s of processor time{verdict}",
+            flush=True,
+        )
     return 1 if failed else 0
 
 

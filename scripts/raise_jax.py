@@ -17,7 +17,9 @@ INTERNALS = PROJECT.parent / "jrnn" / "jaxprs" / "jax_internals.py"
 def main(version: str) -> None:
     minor, patch = map(int, re.match(r"0\.(\d+)\.(\d+)", version).groups())
     text = PROJECT.read_text(encoding="utf-8")
-    changed = re.sub(r"(jax[^\"]*>=0\.\d+,<0\.)(\d+)", lambda m: m[1] + str(max(int(m[2]), minor + 1)), text)
+    changed = re.sub(
+        r"(jax[^\"]*>=0\.\d+,<0\.)(\d+)", lambda m: m[1] + str(max(int(m[2]), minor + 1)), text
+    )
     if changed != text:
         PROJECT.write_text(changed, encoding="utf-8")
         print(f"jax<0.{minor + 1}")

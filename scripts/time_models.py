@@ -41,7 +41,13 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 SHARED = EXPERTS | {"shared_expert_intermediate_size": 256}
 HYBRID = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1}
-LATENT = LOCAL | {"kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64, "n_group": 1}
+LATENT = LOCAL | {
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 32,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 64,
+    "n_group": 1,
+}
 OWN = {
     "bailing_hybrid": LATENT | TYPES | {"head_dim": 64, "topk_group": 1, "num_mtp_layers": 0},
     "bamba": HYBRID | {"attn_layer_indices": [1, 3]},
@@ -146,7 +152,12 @@ def times(family):
 
     actions = {
         "prefill": (256, least(lambda: forward(ours, mine[:1]).block_until_ready(), read)),
-        "decode": (32, least(lambda: ours.generate(mine[:1, :8], 32, temperature=0)[0].block_until_ready(), write)),
+        "decode": (
+            32,
+            least(
+                lambda: ours.generate(mine[:1, :8], 32, temperature=0)[0].block_until_ready(), write
+            ),
+        ),
     }
     if family != "rwkv":  # of which transformers computes no gradient
         pair = least(lambda: jax.block_until_ready(gradient(ours, mine[:, :128])), train)

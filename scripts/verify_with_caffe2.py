@@ -36,7 +36,10 @@ def difference(actual, wanted):
     scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
     same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
     with np.errstate(invalid="ignore"):
-        return float(np.nan_to_num(np.where(same, 0, np.abs(actual - wanted)), nan=np.inf).max()) / scale
+        return (
+            float(np.nan_to_num(np.where(same, 0, np.abs(actual - wanted)), nan=np.inf).max())
+            / scale
+        )
 
 
 def run(folder):
@@ -49,14 +52,20 @@ def run(folder):
             workspace.FeedBlob(name[3:], value)
     assert workspace.RunNetOnce(load(folder / "predict_net.pb")), "the predict net failed"
     wanted = {name[4:]: value for name, value in case.items() if name.startswith("out:")}
-    return max(difference(np.asarray(workspace.FetchBlob(name)), value) for name, value in wanted.items())
+    return max(
+        difference(np.asarray(workspace.FetchBlob(name)), value) for name, value in wanted.items()
+    )
 
 
 def main(argv):
     if not argv:
         sys.exit(__doc__)
     names = set(argv[1:])
-    folders = sorted(p.parent for p in Path(argv[0]).glob("*/predict_net.pb") if not names or p.parent.name in names)
+    folders = sorted(
+        p.parent
+        for p in Path(argv[0]).glob("*/predict_net.pb")
+        if not names or p.parent.name in names
+    )
     bad = 0
     for folder in folders:
         try:
@@ -66,7 +75,11 @@ def main(argv):
             bad += worst > TOLERANCE
         except Exception:
             bad += 1
-            print("{:32} FAILED: {}".format(folder.name, traceback.format_exc().strip().splitlines()[-1][:600]))
+            print(
+                "{:32} FAILED: {}".format(
+                    folder.name, traceback.format_exc().strip().splitlines()[-1][:600]
+                )
+            )
     print("{} of {} packages agree with Caffe2".format(len(folders) - bad, len(folders)))
     return 1 if bad or not folders else 0
 

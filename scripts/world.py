@@ -119,13 +119,19 @@ def lines(record: dict[str, Any]) -> str:
 
 def update(file: Path, records: list[dict[str, Any]]) -> None:
     """Puts records in place of those of the same programs, and the versions of their libraries."""
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"versions": {}, "records": []}
+    kept = (
+        json.loads(file.read_text(encoding="utf-8"))
+        if file.exists()
+        else {"versions": {}, "records": []}
+    )
     packages = importlib.metadata.packages_distributions()
     for name in ("jax", *dict.fromkeys(r["program"].partition("_")[0] for r in records)):
         kept["versions"][name] = importlib.metadata.version(packages[name][0])
     measured = {(r["program"], r["mode"]): r for r in (*kept["records"], *records)}
     order = list(PROGRAMS)
-    kept["records"] = sorted(measured.values(), key=lambda r: (order.index(r["program"]), r["mode"]))
+    kept["records"] = sorted(
+        measured.values(), key=lambda r: (order.index(r["program"]), r["mode"])
+    )
     file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
@@ -146,12 +152,18 @@ def main(names: list[str], file: str | None) -> int:
                 print(lines(records[-1]), flush=True)
                 if file:
                     update(Path(file), records[-1:])
-    return not records or any(r["marked"] > SLOWER * r["plain"] or not r["difference"] <= APART for r in records)
+    return not records or any(
+        r["marked"] > SLOWER * r["plain"] or not r["difference"] <= APART for r in records
+    )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all if none is named")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(PROGRAMS)}; all if none is named"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the record")
     given = parser.parse_args()
     sys.exit(main(given.names, given.json))

@@ -57,7 +57,9 @@ def dynamax_em():
 
     def likelihood(params: Any) -> Any:
         posterior, likelihoods = jax.vmap(lambda y: model.e_step(params, y))(ys[None])
-        params, _ = model.m_step(params, props, posterior, model.initialize_m_step_state(params, props))
+        params, _ = model.m_step(
+            params, props, posterior, model.initialize_m_step_state(params, props)
+        )
         return jnp.sum(likelihoods) + sum(jnp.sum(v) for v in jax.tree.leaves(params))
 
     return likelihood, params
@@ -113,7 +115,10 @@ def numpyro_series():
     y = jnp.asarray(np.cumsum(np.random.default_rng(0).normal(size=2000)) / 5, jnp.float32)
 
     def model(y: Any) -> None:
-        a, sigma = numpyro.sample("a", dist.Normal(0, 1)), numpyro.sample("sigma", dist.HalfNormal(1))
+        a, sigma = (
+            numpyro.sample("a", dist.Normal(0, 1)),
+            numpyro.sample("sigma", dist.HalfNormal(1)),
+        )
 
         def transition(before: Any, _: Any) -> Any:
             now = numpyro.sample("y", dist.Normal(a * before[0] + 0.1 * before[1], sigma))
@@ -122,7 +127,10 @@ def numpyro_series():
         with numpyro.handlers.condition(data={"y": y[2:]}):
             scan(transition, (y[1], y[0]), None, length=len(y) - 2)
 
-    return lambda p: log_density(model, (y,), {}, p)[0], {"a": jnp.float32(0.5), "sigma": jnp.float32(1.0)}
+    return lambda p: log_density(model, (y,), {}, p)[0], {
+        "a": jnp.float32(0.5),
+        "sigma": jnp.float32(1.0),
+    }
 
 
 @program
@@ -133,17 +141,25 @@ def tinygp_quasiseparable():
     kernel = kernels.quasisep
 
     def likelihood(p: Any) -> Any:
-        whole = kernel.Matern32(scale=p["scale"]) + kernel.SHO(omega=p["omega"], quality=p["quality"])
+        whole = kernel.Matern32(scale=p["scale"]) + kernel.SHO(
+            omega=p["omega"], quality=p["quality"]
+        )
         return GaussianProcess(whole, t, diag=0.1).log_probability(jnp.sin(t))
 
-    return likelihood, {"scale": jnp.float32(1.5), "omega": jnp.float32(2.0), "quality": jnp.float32(3.0)}
+    return likelihood, {
+        "scale": jnp.float32(1.5),
+        "omega": jnp.float32(2.0),
+        "quality": jnp.float32(3.0),
+    }
 
 
 @program
 def blackjax_hamiltonian():
     import blackjax
 
-    kernel = blackjax.hmc(lambda x: -0.5 * jnp.sum(x**2 / jnp.arange(1.0, 5.0)), 0.2, jnp.ones(4), 8)
+    kernel = blackjax.hmc(
+        lambda x: -0.5 * jnp.sum(x**2 / jnp.arange(1.0, 5.0)), 0.2, jnp.ones(4), 8
+    )
     keys = jax.random.split(jax.random.key(0), 300)
 
     def total(start: Any) -> Any:
@@ -259,7 +275,9 @@ def cuthbert_smoother():
 
     def total(p: Any) -> Any:
         model = built(p)
-        smoother = kalman.build_smoother(lambda t: (p["transition"], jnp.zeros(4), p["noise"] * jnp.eye(4)))
+        smoother = kalman.build_smoother(
+            lambda t: (p["transition"], jnp.zeros(4), p["noise"] * jnp.eye(4))
+        )
         states = cuthbert.filter(model, jnp.arange(1, 301), model.init_prepare())
         return jnp.sum(cuthbert.smoother(smoother, states, None).mean ** 2)
 
@@ -271,7 +289,11 @@ def probdiffeq_grid():
     """Lotka and Volterra's equations on a fixed grid of 200 points, by a filter."""
     from probdiffeq import ivpsolve, probdiffeq
 
-    rule = probdiffeq.ode(lambda u, *, t: jnp.stack([0.5 * u[0] - 0.05 * u[0] * u[1], -0.5 * u[1] + 0.05 * u[0] * u[1]]))
+    rule = probdiffeq.ode(
+        lambda u, *, t: jnp.stack(
+            [0.5 * u[0] - 0.05 * u[0] * u[1], -0.5 * u[1] + 0.05 * u[0] * u[1]]
+        )
+    )
     expand = probdiffeq.jetexpand_ode_padded_scan(num=2)
     grid = jnp.linspace(0.0, 10.0, 200)
 
@@ -279,7 +301,9 @@ def probdiffeq_grid():
         coefficients, _ = expand(rule, (u,), t=0.0)
         model = probdiffeq.state_space_model_dense()
         prior = model.prior_wiener_integrated(coefficients)
-        solver = probdiffeq.solver_mle(strategy=probdiffeq.strategy_filter(), constraint=model.constraint_ode_ts0(rule))
+        solver = probdiffeq.solver_mle(
+            strategy=probdiffeq.strategy_filter(), constraint=model.constraint_ode_ts0(rule)
+        )
         solution = ivpsolve.solve_fixed_grid(solver=solver)(prior, grid=grid)
         return jnp.sum(jax.tree.leaves(solution.u.mean)[0])
 
@@ -301,7 +325,9 @@ def pyhgf_filter():
     ).create_belief_propagation_fn()
     data = jnp.asarray(1 + 0.02 * np.random.default_rng(0).normal(size=(300, 1)), jnp.float32)
     inputs = data, jnp.ones((300, 1)), jnp.ones((300, 1), int)
-    start = jax.tree.map(lambda a: jnp.float32(a) if isinstance(a, float) else jnp.asarray(a), model.attributes)
+    start = jax.tree.map(
+        lambda a: jnp.float32(a) if isinstance(a, float) else jnp.asarray(a), model.attributes
+    )
 
     def surprise(tonic: Any) -> Any:
         nodes = {k: dict(v) for k, v in start.items()}
@@ -321,7 +347,9 @@ def jnkepler_planets():
     at = jnp.array([[0.1, 0.0, 0.0], [0.0, 0.16, 0.0], [-0.25, 0.0, 0.01]])
     speed = jnp.array([[0.0, 0.054, 0.0], [-0.043, 0.0, 0.0], [0.0, -0.034, 0.0]])
     times = jnp.arange(0.0, 90.0, 0.3)
-    return lambda masses: jnp.sum(integrate_xv(at, speed, masses, times)[1] ** 2), jnp.array([1.0, 3e-5, 4e-5, 3e-5])
+    return lambda masses: jnp.sum(integrate_xv(at, speed, masses, times)[1] ** 2), jnp.array(
+        [1.0, 3e-5, 4e-5, 3e-5]
+    )
 
 
 @program
@@ -415,7 +443,9 @@ def diffrax_orbit():
     term = diffrax.ODETerm(lambda t, y, args: jnp.stack([y[1], -args * jnp.sin(y[0])]))
 
     def last(gravity: Any) -> Any:
-        solution = diffrax.diffeqsolve(term, diffrax.Tsit5(), 0.0, 10.0, 0.05, jnp.array([1.0, 0.0]), gravity, max_steps=256)
+        solution = diffrax.diffeqsolve(
+            term, diffrax.Tsit5(), 0.0, 10.0, 0.05, jnp.array([1.0, 0.0]), gravity, max_steps=256
+        )
         return jnp.sum(solution.ys)
 
     return last, jnp.float32(9.8)

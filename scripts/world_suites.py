@@ -33,7 +33,11 @@ from typing import Any
 # The checkout of probdiffeq needs the file _version.py of the installed package, and jnkepler setuptools below 81.
 # name: repository, every k-th test, arguments of pytest relative to the checkout. "installed" takes only the tests from it.
 SUITES: dict[str, tuple[str, int, str]] = {
-    "dynamax-ssm": ("probml/dynamax", 1, "dynamax/linear_gaussian_ssm dynamax/nonlinear_gaussian_ssm dynamax/slds"),
+    "dynamax-ssm": (
+        "probml/dynamax",
+        1,
+        "dynamax/linear_gaussian_ssm dynamax/nonlinear_gaussian_ssm dynamax/slds",
+    ),
     "dynamax-hmm": ("probml/dynamax", 1, "dynamax/hidden_markov_model/inference_test.py"),
     "dynamax-models": ("probml/dynamax", 6, "dynamax/hidden_markov_model/models/test_models.py"),
     "numpyro": ("pyro-ppl/numpyro", 1, "installed test/contrib/test_control_flow.py"),
@@ -55,26 +59,50 @@ SUITES: dict[str, tuple[str, int, str]] = {
         "tests/jaxley_identical/test_basic_modules.py tests/test_grad.py tests/test_clamp.py -m 'not slow'",
     ),
     "keras": ("keras-team/keras", 2, "keras/src/layers/rnn"),
-    "flax": ("google/flax", 2, "installed tests/nnx/nn/recurrent_test.py tests/linen/linen_recurrent_test.py"),
-    "haiku": ("google-deepmind/dm-haiku", 3, "haiku/_src/recurrent_test.py haiku/_src/layer_stack_test.py"),
+    "flax": (
+        "google/flax",
+        2,
+        "installed tests/nnx/nn/recurrent_test.py tests/linen/linen_recurrent_test.py",
+    ),
+    "haiku": (
+        "google-deepmind/dm-haiku",
+        3,
+        "haiku/_src/recurrent_test.py haiku/_src/layer_stack_test.py",
+    ),
     "optax": ("google-deepmind/optax", 1, "optax/losses/_classification_test.py -k 'ctc or CTC'"),
     "spyx": (
         "kmheckel/spyx",
         4,
         "installed tests -m 'not network' --ignore tests/test_compress.py --ignore tests/test_sigma_delta.py",
     ),
-    "gymnax": ("RobertTLange/gymnax", 12, "tests -k 'not bsuite' --ignore tests/wrappers/test_brax.py"),
-    "distrax": ("google-deepmind/distrax", 5, "distrax/_src/utils/hmm_test.py -k 'with_jit or without_device'"),
+    "gymnax": (
+        "RobertTLange/gymnax",
+        12,
+        "tests -k 'not bsuite' --ignore tests/wrappers/test_brax.py",
+    ),
+    "distrax": (
+        "google-deepmind/distrax",
+        5,
+        "distrax/_src/utils/hmm_test.py -k 'with_jit or without_device'",
+    ),
     "rlax": ("google-deepmind/rlax", 2, "rlax/_src/vtrace_test.py rlax/_src/multistep_test.py"),
     "recurrentgemma": ("google-deepmind/recurrentgemma", 4, "recurrentgemma/jax"),
-    "memax": ("smorad/memax", 2, "tests --ignore tests/test_continuous_localization.py --ignore tests/test_readme.py"),
+    "memax": (
+        "smorad/memax",
+        2,
+        "tests --ignore tests/test_continuous_localization.py --ignore tests/test_readme.py",
+    ),
     "brainstate": (
         "chaobrain/brainstate",
         2,
         "brainstate/transform/_loop_no_collection_test.py brainstate/transform/_loop_collect_return_test.py",
     ),
     "equinox": ("patrick-kidger/equinox", 4, "tests/test_scan.py tests/test_while_loop.py"),
-    "diffrax": ("patrick-kidger/diffrax", 4, "test/test_saveat_solution.py test/test_interpolation.py"),
+    "diffrax": (
+        "patrick-kidger/diffrax",
+        4,
+        "test/test_saveat_solution.py test/test_interpolation.py",
+    ),
     "jnkepler": ("kemasuda/jnkepler", 1, "installed tests"),
 }
 GOOD, MODES = ("passed", "skipped", "xfailed"), ("plain", "marked")
@@ -91,12 +119,22 @@ class Pairs:
     """
 
     def __init__(self, every: int, offset: int, limit: float, rewrite: bool, out: str):
-        self.every, self.offset, self.limit, self.rewrite, self.out = every, offset, limit, rewrite, out
+        self.every, self.offset, self.limit, self.rewrite, self.out = (
+            every,
+            offset,
+            limit,
+            rewrite,
+            out,
+        )
         self.cases: dict[str, dict[str, Any]] = {}
-        self.cost: dict[str, collections.Counter] = {mode: collections.Counter() for mode in ("", *MODES)}
+        self.cost: dict[str, collections.Counter] = {
+            mode: collections.Counter() for mode in ("", *MODES)
+        }
         self.mode = ""  # outside of tests, as in a module that is imported
         self.errors: list[str] = []
-        self.loops: collections.Counter = collections.Counter()  # by place, title, executor and reasons
+        self.loops: collections.Counter = (
+            collections.Counter()
+        )  # by place, title, executor and reasons
 
     def pytest_configure(self) -> None:
         import jax._src.compiler as compiler
@@ -104,7 +142,9 @@ class Pairs:
 
         from jrnn.loops.ir import observers
 
-        observers.listeners.append(lambda what: isinstance(what, str) or self._count(what, observers.current_place()[0]))
+        observers.listeners.append(
+            lambda what: isinstance(what, str) or self._count(what, observers.current_place()[0])
+        )
         if self.rewrite:
             always_rewrite()
         self._time(mlir, "lower_jaxpr_to_module", "lower")
@@ -155,10 +195,16 @@ class Pairs:
             self.cost[mode]["tests"] += time.process_time() - start
             bad = [r for r in reports if r.outcome != "passed"]
             case[mode] = (
-                "xfailed" if bad and hasattr(bad[0], "wasxfail") and bad[0].skipped else bad[0].outcome if bad else "passed"
+                "xfailed"
+                if bad and hasattr(bad[0], "wasxfail") and bad[0].skipped
+                else bad[0].outcome
+                if bad
+                else "passed"
             )
             case[f"{mode} seconds"] = time.process_time() - start
-            case[f"{mode} text"] = "".join(str(r.longrepr)[-3000:] for r in bad if r.outcome == "failed")
+            case[f"{mode} text"] = "".join(
+                str(r.longrepr)[-3000:] for r in bad if r.outcome == "failed"
+            )
             for report in reports if mode == "marked" else ():
                 item.ihook.pytest_runtest_logreport(report=report)
         self.cases[item.nodeid] = case
@@ -194,11 +240,23 @@ def child(every: int, offset: int, limit: float, rewrite: bool, out: str, args: 
     import pytest
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "--color=no", "--tb=short"]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-W",
+        "ignore",
+        "--color=no",
+        "--tb=short",
+    ]
     return int(pytest.main([*options, *args], plugins=[Pairs(every, offset, limit, rewrite, out)]))
 
 
-def ran(name: str, options: argparse.Namespace, out: Path, only: tuple[str, ...] = ()) -> dict[str, Any]:
+def ran(
+    name: str, options: argparse.Namespace, out: Path, only: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Runs a suite, or some tests of it, in a process of its own. Returns its record."""
     import shlex
 
@@ -206,7 +264,12 @@ def ran(name: str, options: argparse.Namespace, out: Path, only: tuple[str, ...]
     folder = (Path(options.libraries) / repository.split("/")[1]).resolve()
     args, installed = shlex.split(text), text.startswith("installed ")
     path = [*([] if installed else [str(folder)]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    keep = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "PYTHONDONTWRITEBYTECODE": "1"}
+    keep = {
+        "KERAS_BACKEND": "jax",
+        "JAX_PLATFORMS": "cpu",
+        "MPLBACKEND": "agg",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     given = [name for name in args if name != "installed"]
     head = [1, 0, 1e9] if only else [options.every or every, options.offset, options.seconds]
     given = ["--import-mode=append"] * installed + (list(only) or given)
@@ -215,14 +278,20 @@ def ran(name: str, options: argparse.Namespace, out: Path, only: tuple[str, ...]
     with open(out.with_suffix(".log"), "w", encoding="utf-8") as log:
         env = os.environ | keep | {"PYTHONPATH": os.pathsep.join(path)}
         try:
-            subprocess.run(command, cwd=folder, env=env, stdout=log, stderr=log, timeout=options.timeout)
+            subprocess.run(
+                command, cwd=folder, env=env, stdout=log, stderr=log, timeout=options.timeout
+            )
         except (subprocess.TimeoutExpired, FileNotFoundError) as error:
             log.write(str(error))
     return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
 
 
 def newly_failing(record: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(k for k, case in record["cases"].items() if case["plain"] in GOOD and case["marked"] not in GOOD)
+    return tuple(
+        k
+        for k, case in record["cases"].items()
+        if case["plain"] in GOOD and case["marked"] not in GOOD
+    )
 
 
 def line(name: str, record: dict[str, Any], again: tuple[str, ...]) -> str:
@@ -242,7 +311,11 @@ def line(name: str, record: dict[str, Any], again: tuple[str, ...]) -> str:
 
 
 def main(options: argparse.Namespace) -> int:
-    total: dict[str, Any] = {"cases": {}, "cost": {mode: collections.Counter() for mode in MODES}, "loops": []}
+    total: dict[str, Any] = {
+        "cases": {},
+        "cost": {mode: collections.Counter() for mode in MODES},
+        "loops": [],
+    }
     failing: list[str] = []
     out = Path(options.json or tempfile.mkdtemp())
     out.mkdir(parents=True, exist_ok=True)
@@ -251,7 +324,10 @@ def main(options: argparse.Namespace) -> int:
         file.unlink(missing_ok=True)
         record = ran(name, options, file)
         if not record.get("cases"):
-            print(f"{name}: no test ran: {file.with_suffix('.log').read_text(encoding='utf-8')[-300:]!r}", flush=True)
+            print(
+                f"{name}: no test ran: {file.with_suffix('.log').read_text(encoding='utf-8')[-300:]!r}",
+                flush=True,
+            )
             continue
         again = newly_failing(record)
         if again:
@@ -271,18 +347,32 @@ def main(options: argparse.Namespace) -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         sys.exit(child(*json.loads(sys.argv[2])))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("libraries", nargs="?", help="the folder of checkouts, each named as its repository")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "libraries", nargs="?", help="the folder of checkouts, each named as its repository"
+    )
     parser.add_argument("names", nargs="*", help="suites; all if none is named")
-    parser.add_argument("--list", action="store_true", help="print the suites with their repositories, and end")
+    parser.add_argument(
+        "--list", action="store_true", help="print the suites with their repositories, and end"
+    )
     parser.add_argument("--every", type=int, help="take every k-th test of each suite")
     parser.add_argument("--offset", type=int, default=0, help="the first test that is taken")
-    parser.add_argument("--seconds", type=float, default=60, help="processor time of a suite's tests (60)")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="processor time of a suite's tests (60)"
+    )
     parser.add_argument("--timeout", type=float, default=1800, help="seconds of a suite (1800)")
-    parser.add_argument("--rewrite", action="store_true", help="rewrite all loops that can be, whatever that costs")
+    parser.add_argument(
+        "--rewrite", action="store_true", help="rewrite all loops that can be, whatever that costs"
+    )
     parser.add_argument("--json", help="the folder of records")
     options = parser.parse_args()
     if options.list or not options.libraries:
-        print("\n".join(f"{name:16} {repository}: {args}" for name, (repository, _, args) in SUITES.items()))
+        print(
+            "\n".join(
+                f"{name:16} {repository}: {args}" for name, (repository, _, args) in SUITES.items()
+            )
+        )
         sys.exit(not options.list)
     sys.exit(main(options))

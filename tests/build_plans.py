@@ -43,7 +43,10 @@ def execution_step(name: str, body: Body, **fields: Any) -> Part:
         fields.setdefault("num_iter", 1)
     nets = tuple(m for m in members if isinstance(m, Net))
     if len(nets) == len(members):
-        return Part(ExecutionStep(name, networks=tuple(n.name for n in nets), **fields), _gathered(name, (), nets))
+        return Part(
+            ExecutionStep(name, networks=tuple(n.name for n in nets), **fields),
+            _gathered(name, (), nets),
+        )
     parts = tuple(_as_part(m) for m in members)
     return Part(ExecutionStep(name, tuple(p.step for p in parts), **fields), _gathered(name, parts))
 
@@ -61,7 +64,12 @@ def DoParallel(name: str, *body: Net | Part) -> Part:
 def For(name: str, body: Body, iterations: int) -> Part:
     """Runs a body `iterations` times. The counter is a blob, so that a For within a loop starts from 0 each time."""
     counter, done = f"{name}/counter", f"{name}/done"
-    start = Net(f"{name}/start", (Op.of("CreateCounter", [], [counter], init_count=iterations),), (), (counter,))
+    start = Net(
+        f"{name}/start",
+        (Op.of("CreateCounter", [], [counter], init_count=iterations),),
+        (),
+        (counter,),
+    )
     ask = Net(f"{name}/ask", (Op.of("CountDown", [counter], [done]),), (counter,), (done,))
     members = [Do(f"{name}/condition", ask), Do(f"{name}/body", *_members(body))]
     return Do(name, start, execution_step(f"{name}/loop", members, should_stop_blob=done))
@@ -99,19 +107,30 @@ def IfNot(name: str, condition: Condition, then: Body, otherwise: Body | None = 
 
 def Switch(name: str, *cases: tuple[Condition, Body]) -> Part:
     """Checks (condition, body) cases in order, and runs each body whose condition then holds."""
-    return Do(name, *(If(f"{name}/{k}", condition, body) for k, (condition, body) in enumerate(cases)))
+    return Do(
+        name, *(If(f"{name}/{k}", condition, body) for k, (condition, body) in enumerate(cases))
+    )
 
 
 def SwitchNot(name: str, *cases: tuple[Condition, Body]) -> Part:
     """Checks (condition, body) cases in order, and runs each body whose condition then does not hold."""
-    return Do(name, *(IfNot(f"{name}/{k}", condition, body) for k, (condition, body) in enumerate(cases)))
+    return Do(
+        name, *(IfNot(f"{name}/{k}", condition, body) for k, (condition, body) in enumerate(cases))
+    )
 
 
-def _branch(name: str, condition: Condition, then: Body, otherwise: Body | None, *, holds: bool) -> Part:
+def _branch(
+    name: str, condition: Condition, then: Body, otherwise: Body | None, *, holds: bool
+) -> Part:
     blob = condition if isinstance(condition, str) else _last_output(name, condition)
     # Both answers are copied before either body runs, because the bodies may overwrite the condition.
     no, yes = f"{name}/no", f"{name}/yes"
-    ask = Net(f"{name}/ask", (Op.of("Not", [blob], [no]), Op.of("Copy", [blob], [yes])), (blob,), (no, yes))
+    ask = Net(
+        f"{name}/ask",
+        (Op.of("Not", [blob], [no]), Op.of("Copy", [blob], [yes])),
+        (blob,),
+        (no, yes),
+    )
     first = [ask] if isinstance(condition, str) else [condition, ask]
     parts = [Do(f"{name}/condition", *first), _unless(f"{name}/then", no if holds else yes, then)]
     if otherwise is not None:
@@ -127,21 +146,34 @@ def _unless(name: str, stop: str, body: Body) -> Part:
     return execution_step(name, members, should_stop_blob=own, only_once=True)
 
 
-def _loop(name: str, condition: Condition, body: Body, *, stop_if: bool, body_first: bool = False) -> Part:
+def _loop(
+    name: str, condition: Condition, body: Body, *, stop_if: bool, body_first: bool = False
+) -> Part:
     """Returns a loop that ends when the condition equals `stop_if`; its stop blob is False at first, in every run."""
     stop = f"{name}/stop"
-    start = Net(f"{name}/start", (Op.of("ConstantFill", [], [stop], shape=[1], value=False, dtype=_BOOL),), (), (stop,))
+    start = Net(
+        f"{name}/start",
+        (Op.of("ConstantFill", [], [stop], shape=[1], value=False, dtype=_BOOL),),
+        (),
+        (stop,),
+    )
     blob = condition if isinstance(condition, str) else _last_output(name, condition)
-    ask = Net(f"{name}/ask", (Op.of("Copy" if stop_if else "Not", [blob], [stop]),), (blob,), (stop,))
+    ask = Net(
+        f"{name}/ask", (Op.of("Copy" if stop_if else "Not", [blob], [stop]),), (blob,), (stop,)
+    )
     asked = [ask] if isinstance(condition, str) else [condition, ask]
     members = [Do(f"{name}/condition", *asked), Do(f"{name}/body", *_members(body))]
-    loop = execution_step(f"{name}/loop", members[::-1] if body_first else members, should_stop_blob=stop)
+    loop = execution_step(
+        f"{name}/loop", members[::-1] if body_first else members, should_stop_blob=stop
+    )
     return Do(name, start, loop)
 
 
 def _last_output(name: str, condition: Net) -> str:
     if not condition.external_outputs:
-        raise PlanError(f"{name!r}: net {condition.name!r} is a condition, so its last external output must be a bool")
+        raise PlanError(
+            f"{name!r}: net {condition.name!r} is a condition, so its last external output must be a bool"
+        )
     return condition.external_outputs[-1]
 
 

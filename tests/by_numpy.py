@@ -44,7 +44,9 @@ class Traced:
             return self.compiled(*args, **keywords)
         with jax.ensure_compile_time_eval():
             outs = evaluate_by_numpy(traced.jaxpr.jaxpr, traced.jaxpr.consts, leaves)
-            return jax.tree.unflatten(jax.tree.structure(traced.out_info), map(jax.device_put, outs))
+            return jax.tree.unflatten(
+                jax.tree.structure(traced.out_info), map(jax.device_put, outs)
+            )
 
     def __getattr__(self, name):
         return getattr(self.compiled, name)
@@ -54,4 +56,8 @@ def jit(fn=None, **options):
     """`jax.jit` for tests of what is traced, where the compiler is not under test."""
     if fn is None:
         return lambda fn: jit(fn, **options)
-    return COMPILED(fn, **options) if any("static" in name for name in options) else Traced(fn, options)
+    return (
+        COMPILED(fn, **options)
+        if any("static" in name for name in options)
+        else Traced(fn, options)
+    )

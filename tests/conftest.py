@@ -6,8 +6,12 @@ from pathlib import Path
 
 import quick_compilation
 
-if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers of pytest-xdist, and programs that tests start, inherit these
-    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *quick_compilation.flags()])
+if (
+    "PYTEST_XDIST_WORKER" not in os.environ
+):  # the workers of pytest-xdist, and programs that tests start, inherit these
+    os.environ["XLA_FLAGS"] = " ".join(
+        [os.environ.get("XLA_FLAGS", ""), *quick_compilation.flags()]
+    )
     os.environ.update(quick_compilation.kept())
 
 import jax
@@ -19,7 +23,11 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # The same examples in every run, however slow the machine is.
 settings.register_profile(
-    "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "same",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("same")
 
@@ -28,7 +36,11 @@ collect_ignore_glob = ["conftest.py", "*/conftest.py"]
 
 
 def pytest_addoption(parser):
-    parser.addoption("--exhaustive", action="store_true", help="every test and every case, not those of a quick run")
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="every test and every case, not those of a quick run",
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -38,8 +38,15 @@ def scan_plans(f, init, xs=None, length=None, **options):
 
     def train(init, xs):
         flat, values = jaxprs.without_closure(run, init, xs)
-        out, pull = jax.vjp(lambda values, args: jax.tree.leaves(flat(values, *args)), values, (init, xs))
-        return out, pull([jnp.ones_like(o) if is_smooth(o) else jnp.zeros(o.shape, jax.dtypes.float0) for o in out])
+        out, pull = jax.vjp(
+            lambda values, args: jax.tree.leaves(flat(values, *args)), values, (init, xs)
+        )
+        return out, pull(
+            [
+                jnp.ones_like(o) if is_smooth(o) else jnp.zeros(o.shape, jax.dtypes.float0)
+                for o in out
+            ]
+        )
 
     forward, outs = plans_of(run, init, xs), jax.tree.leaves(jax.eval_shape(run, init, xs))
     differentiable = any(map(is_smooth, jax.tree.leaves((init, xs)))) and any(map(is_smooth, outs))

@@ -39,7 +39,9 @@ def flags(cache=CACHE):
     name = " ".join([version("jaxlib"), *WANTED, PROGRAM])
     known = _read(cache)
     if name not in known:
-        known[name] = list(WANTED) if accepts(WANTED) else [flag for flag in WANTED if accepts([flag])]
+        known[name] = (
+            list(WANTED) if accepts(WANTED) else [flag for flag in WANTED if accepts([flag])]
+        )
         if known[name]:  # none at all may mean that no program ran
             _write(cache, known)
     return known[name]
@@ -66,16 +68,27 @@ def kept(folder=PROGRAMS):
 def _machine():
     """A name for the kind of this processor: programs that are compiled for one may not run on another."""
     try:
-        flags = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))]
+        flags = [
+            line
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith(("flags", "Features"))
+        ]
     except OSError:
         flags = []
-    return hashlib.sha256("".join([platform.machine(), platform.processor(), *flags[:1]]).encode()).hexdigest()[:12]
+    return hashlib.sha256(
+        "".join([platform.machine(), platform.processor(), *flags[:1]]).encode()
+    ).hexdigest()[:12]
 
 
 def accepts(chosen):
     """Whether this jaxlib compiles the program with these flags, and it does not fail."""
     environment = {**os.environ, "XLA_FLAGS": " ".join(chosen), "JAX_PLATFORMS": "cpu"}
-    return subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True).returncode == 0
+    return (
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True
+        ).returncode
+        == 0
+    )
 
 
 def _read(cache):

@@ -13,7 +13,9 @@ def left_out(items):
     """
     tests = collections.defaultdict(list)
     for item in items:
-        tests[getattr(item, "function", None)].append(item)  # None: examples in docstrings, which have no marks
+        tests[getattr(item, "function", None)].append(
+            item
+        )  # None: examples in docstrings, which have no marks
     return {item for cases in tests.values() for item in _left_out(cases)}
 
 
@@ -22,7 +24,9 @@ def _left_out(cases):
     dropped = set()
     for mark in cases[0].iter_markers():
         if mark.name in ("exhaustive", "sample") and (unknown := set(mark.args) - set(ids)):
-            raise pytest.UsageError(f"{cases[0].nodeid}: the mark {mark.name} names no case of it: {sorted(unknown)}")
+            raise pytest.UsageError(
+                f"{cases[0].nodeid}: the mark {mark.name} names no case of it: {sorted(unknown)}"
+            )
         if mark.name == "grid":
             dropped |= {case for number, case in enumerate(cases) if number % mark.kwargs["every"]}
         elif mark.name == "sample":

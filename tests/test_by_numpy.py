@@ -19,7 +19,16 @@ X = np.random.RandomState(0).standard_normal((3, 4))
 
 def arithmetic(x, y):
     z = x + 1j * y
-    parts = [x - y, x / (y * y + 1), -x, abs(x), jnp.square(x), jnp.sqrt(x * x), jax.lax.rsqrt(x * x + 1), x**3]
+    parts = [
+        x - y,
+        x / (y * y + 1),
+        -x,
+        abs(x),
+        jnp.square(x),
+        jnp.sqrt(x * x),
+        jax.lax.rsqrt(x * x + 1),
+        x**3,
+    ]
     parts += [
         jnp.maximum(x, y),
         jnp.minimum(x, y),
@@ -34,17 +43,38 @@ def arithmetic(x, y):
     ]
     parts += [f(x) for f in (jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jax.nn.sigmoid, jnp.expm1)]
     parts += [f(x * x + 0.1) for f in (jnp.log, jnp.log1p, jax.lax.lgamma, jax.lax.digamma)]
-    parts += [f(x) for f in (jnp.cbrt, jax.lax.erf, jax.lax.erfc, jnp.tan, jnp.sinh, jnp.cosh, jnp.exp2)]
+    parts += [
+        f(x) for f in (jnp.cbrt, jax.lax.erf, jax.lax.erfc, jnp.tan, jnp.sinh, jnp.cosh, jnp.exp2)
+    ]
     parts += [(x * x + 1) ** y, jnp.conj(z).real]
-    asked = (x > 0) & ~(y > 0) | jnp.isfinite(x / 0) | (x == y) | (x != y) | (x < y) | (x <= y) | (x >= y)
-    return [*parts, asked, jnp.where(x > y, x, y), x.astype(jnp.float32), (x * 3).astype(jnp.int32), asked + 1]
+    asked = (
+        (x > 0) & ~(y > 0)
+        | jnp.isfinite(x / 0)
+        | (x == y)
+        | (x != y)
+        | (x < y)
+        | (x <= y)
+        | (x >= y)
+    )
+    return [
+        *parts,
+        asked,
+        jnp.where(x > y, x, y),
+        x.astype(jnp.float32),
+        (x * 3).astype(jnp.int32),
+        asked + 1,
+    ]
 
 
 def movements(x, y):
     grown = jax.lax.pad(x, 2.0, ((1, 0, 1), (0, 2, 0)))
     placed = jax.lax.dynamic_update_slice(x, y[:2, :2], (jnp.int32(1), jnp.int32(3)))
     taken = jax.lax.dynamic_slice(x, (jnp.int32(-5), jnp.int32(2)), (2, 2))
-    products = [jnp.einsum("ij,kj->ki", x, y), jnp.einsum("bi,bij->bj", x, x[:, :, None] * y[:, None]), x @ y.T]
+    products = [
+        jnp.einsum("ij,kj->ki", x, y),
+        jnp.einsum("bi,bij->bj", x, x[:, :, None] * y[:, None]),
+        x @ y.T,
+    ]
     narrow = (x.astype(jnp.bfloat16) @ y.astype(jnp.bfloat16).T).astype(jnp.float32)
     joined = [
         jnp.concatenate([x, y], 1),
@@ -55,8 +85,22 @@ def movements(x, y):
         x[:, 1],
         x.reshape(2, 6),
     ]
-    sums = [x.sum(0), x.max(1), (x > 0).any(0), (x > 0).all(1), x.sum(), jnp.arange(12).reshape(3, 4) * x, x[:1] + y]
-    sums += [x.min(1), x.prod(0), x.argmax(1), x.argmin(0), *(f(x, 1) for f in (jax.lax.cumsum, jax.lax.cumprod))]
+    sums = [
+        x.sum(0),
+        x.max(1),
+        (x > 0).any(0),
+        (x > 0).all(1),
+        x.sum(),
+        jnp.arange(12).reshape(3, 4) * x,
+        x[:1] + y,
+    ]
+    sums += [
+        x.min(1),
+        x.prod(0),
+        x.argmax(1),
+        x.argmin(0),
+        *(f(x, 1) for f in (jax.lax.cumsum, jax.lax.cumprod)),
+    ]
     sums += [jax.lax.cumsum(x, 0, reverse=True)]
     return [grown, placed, taken, *products, narrow, *joined, *sums]
 
@@ -64,12 +108,21 @@ def movements(x, y):
 def matrices(x, y):
     square = x[:, :3] + 3 * jnp.eye(3)
     batch = jnp.stack([square @ square.T, square.T @ square])
-    results = [jnp.linalg.cholesky(batch), *jnp.linalg.qr(x.T), *jnp.linalg.qr(jax.lax.stop_gradient(x.T), "complete")]
+    results = [
+        jnp.linalg.cholesky(batch),
+        *jnp.linalg.qr(x.T),
+        *jnp.linalg.qr(jax.lax.stop_gradient(x.T), "complete"),
+    ]
     for options in itertools.product((0, 1), (0, 1, 2), (False, True)):
         lower, trans, unit = options
         results.append(jax.scipy.linalg.solve_triangular(square, y[:, :3], trans, lower, unit))
-    solve = functools.partial(jax.lax.linalg.triangular_solve, jnp.stack([square, y[:, 1:]]) * (1 + 0.5j))
-    results += [solve(batch * 1j, left_side=left, lower=left, conjugate_a=True).real for left in (False, True)]
+    solve = functools.partial(
+        jax.lax.linalg.triangular_solve, jnp.stack([square, y[:, 1:]]) * (1 + 0.5j)
+    )
+    results += [
+        solve(batch * 1j, left_side=left, lower=left, conjugate_a=True).real
+        for left in (False, True)
+    ]
     u, values, v = jnp.linalg.svd(x, full_matrices=False)
     return [*results, values, jnp.linalg.svd(x, compute_uv=False), u @ jnp.diag(values) @ v]
 
@@ -85,16 +138,29 @@ def indices(x, y):
         jnp.take_along_axis(x, where, 1),
         x[where[0, 0] % 3],
     ]
-    taken += [jax.vmap(lambda a, i: a[i])(x, at), jax.vmap(lambda a, i: a[:, i], (None, 0))(x, where)]
+    taken += [
+        jax.vmap(lambda a, i: a[i])(x, at),
+        jax.vmap(lambda a, i: a[:, i], (None, 0))(x, where),
+    ]
     put = [
         x.at[at].add(y),
         x.at[:, at].add(y[:, :3]),
         x.at[at[:2]].set(y[:2]),
         x.at[at[:2], at[:2]].multiply(y[:2, 0], unique_indices=True),
     ]
-    put += [x.at[at].min(y), x.at[1, at].max(y[0, :3]), x.at[at + 5].add(y), x.at[at + 1, 2].set(1.0)]
+    put += [
+        x.at[at].min(y),
+        x.at[1, at].max(y[0, :3]),
+        x.at[at + 5].add(y),
+        x.at[at + 1, 2].set(1.0),
+    ]
     put += [jax.vmap(lambda a, i, b: a.at[i].add(b))(x, where, y)]
-    return [*taken, *put, jnp.asarray(x, jnp.float32).at[at].add(1), (10 * x).astype(int).at[at].add(3)]
+    return [
+        *taken,
+        *put,
+        jnp.asarray(x, jnp.float32).at[at].add(1),
+        (10 * x).astype(int).at[at].add(3),
+    ]
 
 
 def control(x, y):
@@ -104,10 +170,20 @@ def control(x, y):
 
     scanned = jax.lax.scan(step, y[0], x), jax.lax.scan(step, y[0], x, reverse=True, unroll=2)
     fixed, start = jax.lax.stop_gradient(y), (jnp.int32(0), jax.lax.stop_gradient(x))
-    counted = jax.lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] * 0.5 + fixed), start)
+    counted = jax.lax.while_loop(
+        lambda s: s[0] < 5, lambda s: (s[0] + 1, s[1] * 0.5 + fixed), start
+    )
     barred = jax.lax.optimization_barrier((x, y)), all_finite([fixed])
     halved = jax.lax.custom_linear_solve(lambda v: 2 * v, y, lambda _, b: b / 2, lambda _, b: b / 2)
-    return scanned, counted, barred, halved, jax.checkpoint(jnp.sin)(x), jax.jit(jnp.cos)(x), jax.nn.relu(x)
+    return (
+        scanned,
+        counted,
+        barred,
+        halved,
+        jax.checkpoint(jnp.sin)(x),
+        jax.jit(jnp.cos)(x),
+        jax.nn.relu(x),
+    )
 
 
 @pytest.mark.sample("arithmetic")
@@ -115,12 +191,17 @@ def control(x, y):
 def test_values_and_gradients_are_xlas(fn, x64):
     def both(x, y):
         def smooth(x, y):
-            return sum(jnp.sum(jnp.sin(v)) for v in jax.tree.leaves(fn(x, y)) if v.dtype == jnp.float64)
+            return sum(
+                jnp.sum(jnp.sin(v)) for v in jax.tree.leaves(fn(x, y)) if v.dtype == jnp.float64
+            )
 
         return fn(x, y), jax.grad(smooth, (0, 1))(x, y)
 
     args = X, np.cos(X)
-    actual, expected = jax.tree.leaves(by_numpy(both)(*args)), jax.tree.leaves(COMPILED(both)(*args))
+    actual, expected = (
+        jax.tree.leaves(by_numpy(both)(*args)),
+        jax.tree.leaves(COMPILED(both)(*args)),
+    )
     for ours, theirs in zip(actual, expected, strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
         rough = 1e-2 if ours.dtype == np.float32 else 1e-8  # XLA keeps some narrow numbers wide
@@ -132,7 +213,9 @@ def test_this_file_has_every_primitive_of_the_tables(x64):
     for fn in (arithmetic, movements, matrices, indices, control):
         value = lambda x, y, fn=fn: jax.tree.leaves(fn(x, y))[0].sum()  # noqa: E731
         for traced in (fn, jax.grad(value, (0, 1))):
-            primitives |= {eqn.primitive.name for eqn in all_equations(jax.make_jaxpr(traced)(X, X + 1).jaxpr)}
+            primitives |= {
+                eqn.primitive.name for eqn in all_equations(jax.make_jaxpr(traced)(X, X + 1).jaxpr)
+            }
     other_versions = {"pjit", "closed_call", "core_call", "checkpoint", "remat2", "eval_jaxpr"}
     other_versions |= {"stack", "unstack"}
     elsewhere = {
@@ -172,7 +255,13 @@ def test_updates_are_computed_in_wide_numbers():
 
     def placed(x, y):
         at = jnp.array([2, 0, 2])
-        added = x.at[at].add(y), x.at[at].set(y[:1]), x.at[0, at].multiply(y[0, :3]), x.at[at].min(y), x.at[at].max(y)
+        added = (
+            x.at[at].add(y),
+            x.at[at].set(y[:1]),
+            x.at[0, at].multiply(y[0, :3]),
+            x.at[at].min(y),
+            x.at[at].max(y),
+        )
         return [*added, jax.grad(lambda x: jnp.sum(x[at] * y))(x)]
 
     args = X.astype(np.float32), np.cos(X, dtype=np.float32)
@@ -187,7 +276,10 @@ def test_updates_are_computed_in_wide_numbers():
 def test_products_are_computed_in_wide_numbers(dtype):
     """Their parameters have the types of the jaxpr, such as those of 16 bits."""
     args = X, np.cos(X)
-    for product in (lambda x, y: x @ y.T, lambda x, y: jnp.matmul(x, y.T, preferred_element_type=jnp.float32)):
+    for product in (
+        lambda x, y: x @ y.T,
+        lambda x, y: jnp.matmul(x, y.T, preferred_element_type=jnp.float32),
+    ):
         closed = jax.make_jaxpr(product)(*(x.astype(dtype) for x in args))
         (ours,) = evaluate_by_numpy(closed.jaxpr, closed.consts, args, wide=True)
         np.testing.assert_allclose(ours, args[0] @ args[1].T, rtol=1e-14)

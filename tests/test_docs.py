@@ -53,7 +53,9 @@ TABLES = runpy.run_path(str(DOCS / "tables.py"))
     ],
 )
 def test_page(page, examples, tmp_path, monkeypatch):
-    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU)  # what pages print follows from its caches
+    monkeypatch.setattr(
+        machines, "this_processor", lambda: machines.CPU
+    )  # what pages print follows from its caches
     monkeypatch.chdir(tmp_path)
     failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False, encoding="utf-8")
     assert failed == 0 and attempted > examples
@@ -81,7 +83,11 @@ def test_commands_of_a_page(page, wanted, tmp_path, monkeypatch):
 
 
 def test_a_task_of_ones_own_takes_50_lines():
-    task = next(block for _, block in blocks_of((DOCS / "own_tasks.md").read_text(encoding="utf-8")) if "TaskKind(" in block)
+    task = next(
+        block
+        for _, block in blocks_of((DOCS / "own_tasks.md").read_text(encoding="utf-8"))
+        if "TaskKind(" in block
+    )
     assert sum(bool(line.strip()) for line in task.splitlines()) <= 50
 
 
@@ -97,7 +103,9 @@ def test_commands_that_do_not_run_here_are_valid(page):
 def test_the_configuration_of_the_training_guide_loads(tmp_path):
     page = (DOCS / "train_from_config.md").read_text(encoding="utf-8")
     path = tmp_path / "adding.toml"
-    path.write_text(next(block for language, block in blocks_of(page) if language == "toml"), encoding="utf-8")
+    path.write_text(
+        next(block for language, block in blocks_of(page) if language == "toml"), encoding="utf-8"
+    )
     assert load_config(path, ["model.cell=lstm", "train.steps=10"]).model.cell == "lstm"
 
 
@@ -118,16 +126,24 @@ def test_recorded_tables_are_written_as_they_are(name, tmp_path, monkeypatch):
     table = TABLES["read"](name)
     monkeypatch.setitem(TABLES["write"].__globals__, "FOLDER", tmp_path)
     TABLES["write"](name, table)
-    assert (tmp_path / f"{name}.json").read_bytes() == (DOCS / "benchmarks" / f"{name}.json").read_bytes()
+    assert (tmp_path / f"{name}.json").read_bytes() == (
+        DOCS / "benchmarks" / f"{name}.json"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/benchmarks.md"])
 def test_figures_in_prose_are_those_that_were_measured(page):
     """The means of the layers, where a page has them; pictures are made from the same records."""
     text = (DOCS.parent / page).read_text(encoding="utf-8")
-    ratios = {key: f"{TABLES['mean'](sizes.values()):.2f}" for key, sizes in TABLES["ratios"]().items()}
+    ratios = {
+        key: f"{TABLES['mean'](sizes.values()):.2f}" for key, sizes in TABLES["ratios"]().items()
+    }
     linear = [float(row[2]) for row in TABLES["linear"]()["rows"]]
-    lstm, torch, matrix = ratios["lstm", "train", "jrnn.nn"], ratios["lstm", "train", "torch"], TABLES["mean"](linear)
+    lstm, torch, matrix = (
+        ratios["lstm", "train", "jrnn.nn"],
+        ratios["lstm", "train", "torch"],
+        TABLES["mean"](linear),
+    )
     assert {f"{matrix:.2f}", lstm} <= set(re.findall(r"\d\.\d\d", text))
     for said in re.findall(r"torch(?:'s)? (0\.\d\d)", text):
         assert said == torch
@@ -145,7 +161,9 @@ def exists(name):
     value, path = jrnn, "jrnn"
     for part in name.split(".")[1:]:
         path = f"{path}.{part}"
-        if not hasattr(value, part) and (inspect.isclass(value) or importlib.util.find_spec(path) is None):
+        if not hasattr(value, part) and (
+            inspect.isclass(value) or importlib.util.find_spec(path) is None
+        ):
             return False
         value = getattr(value, part) if hasattr(value, part) else importlib.import_module(path)
     return True
@@ -154,12 +172,21 @@ def exists(name):
 @functools.cache
 def files_of_the_project():
     folders = ("docs", "jrnn", "tests", "scripts", "examples", "configs", ".ci")
-    paths = [path for folder in folders for path in (ROOT / folder).rglob("*")] + list(ROOT.glob("*"))
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*")] + list(
+        ROOT.glob("*")
+    )
     return {f"/{path.relative_to(ROOT).as_posix()}" for path in paths}
 
 
-MADE_BY_COMMANDS = ("_generated/", "results/", "examples/NAME.py")  # names of pages that stand for other files
-PROSE = [*DOCS.rglob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))]
+MADE_BY_COMMANDS = (
+    "_generated/",
+    "results/",
+    "examples/NAME.py",
+)  # names of pages that stand for other files
+PROSE = [
+    *DOCS.rglob("*.md"),
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+]
 NAME = re.compile(r"(?<![\w./-])jrnn(?:\.[A-Za-z_]\w*)+(?![\w/])")
 FILE = re.compile(r"(?<![\w./:-])(?:\w[\w.-]*/)+[\w.-]*\.(?:py|sh|md|toml|mjs|json|svg)\b")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
@@ -169,7 +196,12 @@ OF_OTHERS = {"--signal", "--logdir"}  # SLURM's, TensorBoard's
 def test_names_in_prose_exist():
     """Dotted names of jrnn, and files with their folders; a file may be named from any folder on."""
     texts = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PROSE}
-    unknown = {(page, name) for page, text in texts.items() for name in set(NAME.findall(text)) if not exists(name)}
+    unknown = {
+        (page, name)
+        for page, text in texts.items()
+        for name in set(NAME.findall(text))
+        if not exists(name)
+    }
     for page, text in texts.items():
         for name in {name for name in FILE.findall(text) if not name.startswith(MADE_BY_COMMANDS)}:
             if not any(path.endswith(f"/{name}") for path in files_of_the_project()):
@@ -180,21 +212,39 @@ def test_names_in_prose_exist():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_options_in_prose_exist(page):
     """Options outside of blocks are those of some command of jrnn, of a script, or of two other programs."""
-    known = {option for parser in [make_parser(), *commands_of(make_parser())] for option in parser._option_string_actions}
+    known = {
+        option
+        for parser in [make_parser(), *commands_of(make_parser())]
+        for option in parser._option_string_actions
+    }
     scripts = "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "scripts").rglob("*") if path.suffix in (".py", ".sh")
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "scripts").rglob("*")
+        if path.suffix in (".py", ".sh")
     )
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    unknown = [option for option in OPTION.findall(text) if option not in known | OF_OTHERS and option not in scripts]
+    unknown = [
+        option
+        for option in OPTION.findall(text)
+        if option not in known | OF_OTHERS and option not in scripts
+    ]
     assert not unknown
 
 
 def commands_of(parser):
-    return next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices.values()
+    return next(
+        a for a in parser._actions if isinstance(a, argparse._SubParsersAction)
+    ).choices.values()
 
 
 def test_every_page_is_in_the_index():
     index = (DOCS / "index.md").read_text(encoding="utf-8")
-    lines = [line for block in re.findall(r"```{toctree}\n(.*?)```", index, re.S) for line in block.splitlines()]
-    listed = {re.sub(r".*<(.+)>", r"\1", line.strip()) for line in lines}  # a page, or a shorter title with its page
+    lines = [
+        line
+        for block in re.findall(r"```{toctree}\n(.*?)```", index, re.S)
+        for line in block.splitlines()
+    ]
+    listed = {
+        re.sub(r".*<(.+)>", r"\1", line.strip()) for line in lines
+    }  # a page, or a shorter title with its page
     assert {page.stem for page in PAGES} - {"index"} <= listed

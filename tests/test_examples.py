@@ -30,7 +30,9 @@ def test_each_program_is_short_and_on_the_page_and_each_section_has_a_picture():
     start = (EXAMPLES.parent / "docs" / "start.md").read_text(encoding="utf-8")
     assert f"There are {len(programs)}, each" in page and f"has {len(programs)} programs" in start
     for path in programs:
-        assert f"\n| [{path.stem}](" in table and f'"notebooks/{path.stem}.ipynb"' in table, path.stem
+        assert f"\n| [{path.stem}](" in table and f'"notebooks/{path.stem}.ipynb"' in table, (
+            path.stem
+        )
         assert len(path.read_text(encoding="utf-8").splitlines()) < 150, path.stem
     for section in page.split("\n## ")[1:]:
         assert "\n![" in section, section
@@ -81,10 +83,16 @@ def test_the_policy_is_trained_on_what_it_acted_by(monkeypatch):
     monkeypatch.setattr(example, "ENVIRONMENTS", 4)
     params, world = example.init(jax.random.key(0)), example.begin(jax.random.key(1), 4)
     state = jnp.ones((1, 4, example.HIDDEN))
-    (after, last), (seen, resets, _, reward, done) = example.rollout(params, world, state, jax.random.key(2))
+    (after, last), (seen, resets, _, reward, done) = example.rollout(
+        params, world, state, jax.random.key(2)
+    )
     _, _, replayed = example.policy(params, seen, state, resets)
     np.testing.assert_allclose(replayed, last, atol=1e-5)
-    assert resets.sum() > 8 and bool((resets[1:] == done[:-1]).all()) and bool((after.first == done[-1]).all())
+    assert (
+        resets.sum() > 8
+        and bool((resets[1:] == done[:-1]).all())
+        and bool((after.first == done[-1]).all())
+    )
     shown = np.asarray(seen).argmax(-1)
     assert (shown[done] == example.CUES).all() and (shown[resets] < example.CUES).all()
     assert not seen[~(resets | done)].any() and not reward[~done].any()
@@ -104,7 +112,10 @@ def test_a_hidden_markov_model_is_learned_and_its_gradient_is_the_posterior():
 def test_a_stream_is_learned_as_it_comes_and_again_after_it_changed():
     example = load("online_learning")
     stream = example.signal(4000)
-    exact, short = (example.windows(example.learn(step, stream)[1]) for step in (example.step, example.truncated))
+    exact, short = (
+        example.windows(example.learn(step, stream)[1])
+        for step in (example.step, example.truncated)
+    )
     assert exact[4] < 0.5 * exact[0] and exact[9] < 0.6 * exact[5] and exact[5] > 2 * exact[4]
     assert exact[4] < 0.7 * short[4] and exact[9] < 0.9 * short[9]
 
@@ -132,7 +143,9 @@ def test_series_of_different_lengths_are_forecast():
     assert losses[-1] < 0.75 * losses[0]
     values, lengths = example.data(jax.random.key(1))
     x, _, _ = example.prepared(values, lengths)
-    changed = jnp.where(jnp.arange(len(x))[:, None, None] < lengths[None, :, None], x, 9.0)  # padding does not matter
+    changed = jnp.where(
+        jnp.arange(len(x))[:, None, None] < lengths[None, :, None], x, 9.0
+    )  # padding does not matter
     np.testing.assert_allclose(model(x, lengths)[1], model(changed, lengths)[1], atol=1e-6)
 
 
@@ -153,7 +166,10 @@ def test_a_pretrained_model_is_tuned_layer_by_layer(monkeypatch):
 @pytest.mark.exhaustive
 def test_the_delta_rule_recalls_what_linear_attention_mixes_up_and_is_trained_in_chunks():
     example = load("linear_attention")
-    rights = {step.__name__: example.train(step, 50)[1][-1] for step in (example.linear_attention, example.delta_rule)}
+    rights = {
+        step.__name__: example.train(step, 50)[1][-1]
+        for step in (example.linear_attention, example.delta_rule)
+    }
     assert rights["delta_rule"] > 0.9 and rights["linear_attention"] < 0.5
     assert example.loops(example.delta_rule).loops[0].strategy == "chunks"
     keys, _, last = example.sequences(np.random.default_rng(0))
@@ -181,11 +197,16 @@ def test_the_step_of_a_page_streams_what_the_model_computes(tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "page" / "step.onnx")
     state, outputs = np.zeros((1, 1, stream["hidden"]), np.float32), []
     for value in stream["noisy"]:
-        y, state = session.run(["output/0", "output/1"], {"x": np.float32([[value]]), "state": state})
+        y, state = session.run(
+            ["output/0", "output/1"], {"x": np.float32([[value]]), "state": state}
+        )
         outputs.append(y.item())
     np.testing.assert_allclose(outputs, expected, atol=1e-5)
     page = (tmp_path / "page" / "index.html").read_text()
-    assert all(name in page for name in ("stream.json", "step.onnx", "output/0", "output/1", "stream.expected"))
+    assert all(
+        name in page
+        for name in ("stream.json", "step.onnx", "output/0", "output/1", "stream.expected")
+    )
 
 
 def test_a_filter_is_learned_and_advantages_are_those_of_a_loop(monkeypatch):

@@ -70,7 +70,9 @@ def test_a_name_is_there(name):
 def test_type_checkers_see_what_is_there():
     tree = ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
-    shown = {alias.asname: f"{node.module}.{alias.name}" for node in block.body for alias in node.names}
+    shown = {
+        alias.asname: f"{node.module}.{alias.name}" for node in block.body for alias in node.names
+    }
     names = {name: f"jrnn.{home}.{name}" for home, names in jrnn._HOMES.items() for name in names}
     assert shown == names | {name: f"jrnn.{name}" for name in jrnn._MODULES}
     assert set(jrnn.__all__) == {*shown, "__version__"}
@@ -80,14 +82,23 @@ def test_the_face_is_small_and_shows_no_imports():
     """What is not listed lives in its module, which loads when it is first used."""
     assert len(jrnn.__all__) <= 32
     assert {name for name in dir(jrnn) if not name.startswith("_")} <= set(jrnn.__all__)
-    assert jrnn.loops.scan_statistics.__module__ == "jrnn.loops.newton.api" and jrnn.nets.Op is jrnn.nets.ir.Op
+    assert (
+        jrnn.loops.scan_statistics.__module__ == "jrnn.loops.newton.api"
+        and jrnn.nets.Op is jrnn.nets.ir.Op
+    )
 
 
 def test_every_folder_says_what_comes_in_what_goes_out_and_which_file_to_read_first():
     for file in ROOT.rglob("__init__.py"):
-        head = " ".join((ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n\n")[1].split())
+        head = " ".join(
+            (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
+            .split("\n\n")[1]
+            .split()
+        )
         said = re.fullmatch(r"In: .+\. Out: .+\. Read `([\w/.]+)` first\.", head)
-        assert said and (file.parent / said[1]).exists(), f"{file}: write 'In: ... Out: ... Read `file.py` first.'"
+        assert said and (file.parent / said[1]).exists(), (
+            f"{file}: write 'In: ... Out: ... Read `file.py` first.'"
+        )
 
 
 def test_an_unknown_name_is_an_attribute_error():

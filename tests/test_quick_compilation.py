@@ -16,7 +16,11 @@ def asked(monkeypatch):
     """What jaxlib is asked, where it knows one flag of two."""
     asked = []
     monkeypatch.setattr(quick_compilation, "WANTED", (KNOWN, UNKNOWN))
-    monkeypatch.setattr(quick_compilation, "accepts", lambda flags: asked.append(list(flags)) or list(flags) == [KNOWN])
+    monkeypatch.setattr(
+        quick_compilation,
+        "accepts",
+        lambda flags: asked.append(list(flags)) or list(flags) == [KNOWN],
+    )
     return asked
 
 

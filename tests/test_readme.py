@@ -17,13 +17,23 @@ def test_it_says_what_it_does_and_shows_it_before_the_two_commands_and_before_ne
     (language, first), (_, scan) = BLOCKS[:2]
     assert language == "sh"
     assert [words[0] for words in commands(first)] == ["scripts/train.sh", "scripts/test.sh"]
-    order = ("`jrnn.scan`", "docs/when_not.md", "![", first, scan, "| you |", "## A scan", "## A Caffe2 net")
+    order = (
+        "`jrnn.scan`",
+        "docs/when_not.md",
+        "![",
+        first,
+        scan,
+        "| you |",
+        "## A scan",
+        "## A Caffe2 net",
+    )
     places = [README.index(part) for part in order]
     assert places == sorted(places) and len(README[: places[5]].splitlines()) < 30
 
 
 @pytest.mark.parametrize(
-    "script", ["scripts/train.sh", "scripts/test.sh", "scripts/docs.sh", "scripts/matrix.sh", ".ci/run"]
+    "script",
+    ["scripts/train.sh", "scripts/test.sh", "scripts/docs.sh", "scripts/matrix.sh", ".ci/run"],
 )
 def test_scripts_are_executable_and_valid(script):
     assert os.access(ROOT / script, os.X_OK)

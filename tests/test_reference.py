@@ -36,7 +36,9 @@ OTHERS = {
 }
 MODULES = sorted({*jrnn._MODULES, *OTHERS})
 ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:function|class|exception|data):: ([\w.]+)", re.M)
-NAMES = re.compile(r"^```\{names\} ([\w.]+)\n(.*?)\n```$", re.M | re.S)  # docs/conf.py makes entries of such blocks
+NAMES = re.compile(
+    r"^```\{names\} ([\w.]+)\n(.*?)\n```$", re.M | re.S
+)  # docs/conf.py makes entries of such blocks
 
 
 def resolve(name):
@@ -47,10 +49,14 @@ def resolve(name):
 
 def public_names():
     """Every public name, once: what two modules export stands under the first."""
-    names_to_values = {f"jrnn.{name}": getattr(jrnn, name) for name in jrnn.__all__ if name != "__version__"}
+    names_to_values = {
+        f"jrnn.{name}": getattr(jrnn, name) for name in jrnn.__all__ if name != "__version__"
+    }
     for module in map("jrnn.{}".format, MODULES):
         loaded = resolve(module)
-        names = getattr(loaded, "__all__", None) or [n for n in vars(loaded) if n[0].islower() and defined_in(loaded, n)]
+        names = getattr(loaded, "__all__", None) or [
+            n for n in vars(loaded) if n[0].islower() and defined_in(loaded, n)
+        ]
         names_to_values |= {f"{module}.{name}": getattr(loaded, name) for name in names}
     seen, once = set(), []
     for name, value in names_to_values.items():
@@ -61,12 +67,19 @@ def public_names():
 
 
 def defined_in(module, name):
-    return inspect.isfunction(getattr(module, name)) and getattr(module, name).__module__ == module.__name__
+    return (
+        inspect.isfunction(getattr(module, name))
+        and getattr(module, name).__module__ == module.__name__
+    )
 
 
 def entries_of(page):
     text = page.read_text(encoding="utf-8")
-    listed = [f"{m}.{n}" for m, names in NAMES.findall(text) for n in re.findall(r"([\w.]+)(?:\([^)]*\))?", names)]
+    listed = [
+        f"{m}.{n}"
+        for m, names in NAMES.findall(text)
+        for n in re.findall(r"([\w.]+)(?:\([^)]*\))?", names)
+    ]
     return ENTRY.findall(text) + listed
 
 
@@ -106,7 +119,9 @@ def test_the_reference_names_each_once():
 
 @pytest.mark.parametrize("name", sorted({*PUBLIC, *ENTRIES}))
 def test_a_name_has_an_example(name):
-    assert has_example(name), f"write an example: in the docstring of {name}, or on its page of docs/api"
+    assert has_example(name), (
+        f"write an example: in the docstring of {name}, or on its page of docs/api"
+    )
 
 
 @pytest.mark.sample("convert", "corpus", "gradients", "graph", "index", "recurrent")

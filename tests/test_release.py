@@ -22,9 +22,23 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 def test_the_sdist_holds_all_that_its_tests_need():
     """What git tracks at the top is named in MANIFEST.in, or setuptools takes it by itself."""
     manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").split()
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
-    tops = {name.partition("/")[0] for name in listed or ["CHANGELOG.md", "tests/x", "docs/x", "examples/x", "scripts/x"]}
-    own = {"jrnn", "pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in", ".gitignore", ".gitattributes"}
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+    tops = {
+        name.partition("/")[0]
+        for name in listed or ["CHANGELOG.md", "tests/x", "docs/x", "examples/x", "scripts/x"]
+    }
+    own = {
+        "jrnn",
+        "pyproject.toml",
+        "setup.py",
+        "README.md",
+        "LICENSE",
+        "MANIFEST.in",
+        ".gitignore",
+        ".gitattributes",
+    }
     assert {"tests", "docs", "examples", "CHANGELOG.md"} <= tops
     assert not tops - own - set(manifest)
 
@@ -54,21 +68,32 @@ def test_the_readme_of_an_index_has_no_link_that_leads_nowhere(repository, monke
     targets = re.findall(r"\]\(([^)]+)\)", given["long_description"])
     assert given["long_description"].startswith("# jrnn")
     assert not [target for target in targets if not target.startswith(("https:", "#"))]
-    assert any(target.startswith(f"{repository}/raw/main/docs/images/") for target in targets) == bool(repository)
+    assert any(
+        target.startswith(f"{repository}/raw/main/docs/images/") for target in targets
+    ) == bool(repository)
 
 
 def test_documents_name_the_versions_of_the_metadata():
     text = (ROOT / "docs" / "releases.md").read_text(encoding="utf-8")
     pythons = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)]
-    assert f"Python {pythons[0]} to {pythons[-1]}" in text and PROJECT["requires-python"] == f">={pythons[0]}"
+    assert (
+        f"Python {pythons[0]} to {pythons[-1]}" in text
+        and PROJECT["requires-python"] == f">={pythons[0]}"
+    )
     bounds = {
-        name: d.removeprefix(name) for d in PROJECT["dependencies"] for name in ("jax", "jaxlib") if d.startswith(name + ">")
+        name: d.removeprefix(name)
+        for d in PROJECT["dependencies"]
+        for name in ("jax", "jaxlib")
+        if d.startswith(name + ">")
     }
     first, last = re.fullmatch(r">=0\.(\d+),<0\.(\d+)", bounds["jax"]).groups()
     *others, newest = (f"0.{minor}" for minor in range(int(first), int(last)))
     assert bounds["jaxlib"] == bounds["jax"]
     for page in ("docs/releases.md", "docs/start.md", "docs/troubleshooting.md", "README.md"):
-        named = re.search(r"JAX ((?:0\.\d+, )*0\.\d+ (?:and|or) 0\.\d+)", (ROOT / page).read_text(encoding="utf-8"))
+        named = re.search(
+            r"JAX ((?:0\.\d+, )*0\.\d+ (?:and|or) 0\.\d+)",
+            (ROOT / page).read_text(encoding="utf-8"),
+        )
         assert named is not None and re.split(", | and | or ", named[1]) == [*others, newest], page
 
 
@@ -88,6 +113,9 @@ def test_a_release_is_checked(tmp_path):
     archives(["jrnn.dist-info/licenses/LICENSE"], [])
     assert faults(tmp_path) == []
     archives([], [".cache/x"])
-    assert faults(tmp_path) == [f"{name}-py3-none-any.whl: has no LICENSE", f"{name}.tar.gz: has {name}/.cache/x"]
+    assert faults(tmp_path) == [
+        f"{name}-py3-none-any.whl: has no LICENSE",
+        f"{name}.tar.gz: has {name}/.cache/x",
+    ]
     (tmp_path / f"{name}.tar.gz").unlink()
     assert "must hold one wheel and one sdist" in faults(tmp_path)[0]

@@ -23,9 +23,17 @@ def choose(tmp_path):
             program.write_text(f"#!/bin/sh\n{f'echo {version}' if version else 'exit 127'}\n")
             program.chmod(0o755)
         return subprocess.run(
-            ["bash", "-c", 'set -euo pipefail; source scripts/venv.sh; SUPPORTED="9.9 9.8"; find_python'],
+            [
+                "bash",
+                "-c",
+                'set -euo pipefail; source scripts/venv.sh; SUPPORTED="9.9 9.8"; find_python',
+            ],
             cwd=ROOT,
-            env={"PATH": f"{tmp_path / 'a folder'}:/usr/bin:/bin", "HOME": str(tmp_path), **environment},
+            env={
+                "PATH": f"{tmp_path / 'a folder'}:/usr/bin:/bin",
+                "HOME": str(tmp_path),
+                **environment,
+            },
             capture_output=True,
             text=True,
         )
@@ -37,7 +45,10 @@ def choose(tmp_path):
     ("pythons", "chosen"),
     [
         ({"python9.8": "9.8", "python9.9": "9.9", "python3": "9.8"}, "python9.9"),
-        ({"python9.8": "9.8", "python9.9": None}, "python9.8"),  # the newest does not run, or cannot make environments
+        (
+            {"python9.8": "9.8", "python9.9": None},
+            "python9.8",
+        ),  # the newest does not run, or cannot make environments
         ({"python3": "9.9", "python9.8": "9.8"}, "python3"),
         ({"python3": "9.10", "python9.8": "9.8"}, "python9.8"),
     ],
@@ -63,7 +74,10 @@ def test_pythons_of_pyenv_are_found(choose, tmp_path):
 def test_without_a_python_the_remedy_is_named(choose):
     choice = choose({"python3": "9.7"})
     assert (choice.returncode, choice.stdout) == (2, "")
-    assert "jrnn needs Python 9.9 or 9.8 with venv" in choice.stderr and "PYTHON=/path/to/python" in choice.stderr
+    assert (
+        "jrnn needs Python 9.9 or 9.8 with venv" in choice.stderr
+        and "PYTHON=/path/to/python" in choice.stderr
+    )
 
 
 def test_the_python_that_is_asked_for_is_taken_or_refused(choose):
@@ -87,9 +101,14 @@ def test_notebooks_hold_the_whole_programs_and_what_they_print(tmp_path, monkeyp
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     program = tmp_path / "small.py"
     body = "import sys\n\nX = 2\n\n\ndef f():\n    return X\n\n\n"
-    program.write_text(f'"""Prints."""\n\n{body}if __name__ == "__main__":\n    print(f(), sys.argv)\n')
+    program.write_text(
+        f'"""Prints."""\n\n{body}if __name__ == "__main__":\n    print(f(), sys.argv)\n'
+    )
     cells = make["notebook"](make["cells_of"](program))["cells"]
-    assert [cell["source"] for cell in cells[:2]] == [["# small\n", "\n", "Prints."], ["import sys\n", "\n", "X = 2"]]
+    assert [cell["source"] for cell in cells[:2]] == [
+        ["# small\n", "\n", "Prints."],
+        ["import sys\n", "\n", "X = 2"],
+    ]
     make["run"](cells)
     assert cells[-1]["outputs"][0]["text"] == ["2 ['small.py']\n"]
     assert json.loads(json.dumps(cells)) == cells
@@ -156,7 +175,12 @@ def test_a_quick_matrix_has_the_newest_release_of_each_minor_but_that_of_the_who
     done, ran = matrix("3.13", "3.11", own="0.12.7")
     assert done.returncode == 0, done.stderr
     assert [line.split(" -m ")[0] for line in ran] == ["3.13 0.10.7", "3.13 0.11.7"]
-    for part in ("as_users", "test_tiny.py", "loops/test_jax_names.py", "loops/test_matrix_states.py"):
+    for part in (
+        "as_users",
+        "test_tiny.py",
+        "loops/test_jax_names.py",
+        "loops/test_matrix_states.py",
+    ):
         assert (ROOT / "tests" / part).exists() and all(f"tests/{part}" in line for line in ran)
     assert "0.12.7" in done.stdout and "is tested whole in .venv" in done.stdout
 

@@ -19,7 +19,10 @@ def test_one_lstm(tmp_path):
     # run: operator by operator
     rng = np.random.default_rng(0)
     params = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
-    data = {"x": rng.standard_normal((T, N, D)).astype(np.float32), "lengths": np.array([5, 2, 4], np.int32)}
+    data = {
+        "x": rng.standard_normal((T, N, D)).astype(np.float32),
+        "lengths": np.array([5, 2, 4], np.int32),
+    }
     ran = jrnn.run_net(net, {**params, **data})
 
     # the same as a pure function, compiled, and differentiated by JAX

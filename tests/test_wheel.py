@@ -29,9 +29,26 @@ def wheel(tmp_path_factory):
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("jrnn", "configs", "scripts/packaging"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "libjrnn_loops.*"))
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
-    without_kernel = {**os.environ, "JRNN_BUILD_KERNEL": "0"}  # compiling it takes longer than all else here
+        shutil.copytree(
+            ROOT / name,
+            source / name,
+            ignore=shutil.ignore_patterns("__pycache__", "libjrnn_loops.*"),
+        )
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(folder),
+        str(source),
+    ]
+    without_kernel = {
+        **os.environ,
+        "JRNN_BUILD_KERNEL": "0",
+    }  # compiling it takes longer than all else here
     subprocess.run(pip, check=True, cwd=folder, env=without_kernel)
     (path,) = folder.glob("jrnn-*.whl")
     return path
@@ -62,12 +79,16 @@ def installed(wheel, tmp_path_factory):
 
     def run(*words):
         program = folder / "env" / "bin" / "jrnn"
-        ran = subprocess.run([program, *words], cwd=folder, env=environment, capture_output=True, text=True)
+        ran = subprocess.run(
+            [program, *words], cwd=folder, env=environment, capture_output=True, text=True
+        )
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
 
     code = "import importlib.util; print(importlib.util.find_spec('jrnn').origin)"
-    process = subprocess.run([python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    process = subprocess.run(
+        [python, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
+    )
     assert Path(process.stdout.strip()) == packages / "jrnn" / "__init__.py"
     run.folder = folder
     return run
@@ -77,13 +98,17 @@ def installed(wheel, tmp_path_factory):
 def test_the_wheel_holds_what_is_not_python(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"jrnn/configs/{name}.toml" for name in config_names()} <= set(names)
-    assert {"jrnn/py.typed", "jrnn/nets/proto/caffe2.desc", "jrnn/configs/data/demand.csv"} <= set(names)
+    assert {"jrnn/py.typed", "jrnn/nets/proto/caffe2.desc", "jrnn/configs/data/demand.csv"} <= set(
+        names
+    )
     assert not [name for name in names if not name.startswith("jrnn")]
 
 
 @pytest.mark.exhaustive
 def test_a_config_trains_by_name(installed):
-    assert "1 steps, validation loss" in installed("train", "char_lstm", *(f"--set={change}" for change in TRAINING))
+    assert "1 steps, validation loss" in installed(
+        "train", "char_lstm", *(f"--set={change}" for change in TRAINING)
+    )
     assert (installed.folder / "runs" / "char_lstm" / "config.toml").exists()
 
 
@@ -92,5 +117,16 @@ def test_the_operators_are_listed(installed):
 
 
 def test_cells_are_measured(installed):
-    chosen = ["--cells", "min_gru", "--modes", "forward", "--sizes", "2x1x3x4", "--peers", "jrnn", "--turns", "1"]
+    chosen = [
+        "--cells",
+        "min_gru",
+        "--modes",
+        "forward",
+        "--sizes",
+        "2x1x3x4",
+        "--peers",
+        "jrnn",
+        "--turns",
+        "1",
+    ]
     assert "2x1x3x4" in installed("bench", *chosen)

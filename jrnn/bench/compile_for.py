@@ -67,7 +67,10 @@ class Accelerator:
 
     def estimate(self, launches: Sequence[Cost]) -> float:
         """Returns the seconds of launches in sequence; the longest of launch, bytes and operations counts for each."""
-        times = ((self.launch * c.kernels, c.bytes / self.bandwidth, c.flops / self.peak) for c in launches)
+        times = (
+            (self.launch * c.kernels, c.bytes / self.bandwidth, c.flops / self.peak)
+            for c in launches
+        )
         return sum(map(max, times))
 
     @property
@@ -90,7 +93,9 @@ DEVICES = {
         3.352e12,
         495e12,
     ),
-    "v5e": Accelerator("TPU v5e", "tpu", ("v5e:2x2", {}), ("libtpu",), "aot-tpu", 0.5e-6, 819e9, 197e12),
+    "v5e": Accelerator(
+        "TPU v5e", "tpu", ("v5e:2x2", {}), ("libtpu",), "aot-tpu", 0.5e-6, 819e9, 197e12
+    ),
 }
 
 
@@ -105,14 +110,18 @@ def described(accelerator: Accelerator) -> Any:
             f"bench: compiling for {accelerator.title} needs a plugin of JAX that is not installed; "
             f"pip install 'jrnn[{accelerator.extra}]'"
         )
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu queries a cloud for the TPU of this machine
+    os.environ.setdefault(
+        "TPU_SKIP_MDS_QUERY", "1"
+    )  # else libtpu queries a cloud for the TPU of this machine
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used
     jax.config.update("jax_platforms", "cpu")
     jax.devices()  # loads the plugins
     name, options = accelerator.topology
     try:
-        return topologies.get_topology_desc(name, platform=accelerator.platform, **options).devices[0]
+        return topologies.get_topology_desc(name, platform=accelerator.platform, **options).devices[
+            0
+        ]
     except (NotImplementedError, RuntimeError) as error:
         raise ConfigError(
             f"bench: JAX {jax.__version__} cannot compile for {accelerator.title} here ({error}); its plugin must "
@@ -162,8 +171,10 @@ def run(target: str, options: SuiteOptions) -> list[CompiledRow]:
     """
     check_names("device to compile for", [target], DEVICES)
     cells = options.chosen("cells", CELLS) if options.cells else ["lstm", "gru"]
-    modes, peers = options.chosen("modes", MODES), options.chosen("peers", FUNCTIONS)
-    accelerator, sizes = DEVICES[target], options.chosen_sizes(["six"])
+    modes = options.chosen("modes", MODES)
+    peers = options.chosen("peers", FUNCTIONS)
+    accelerator = DEVICES[target]
+    sizes = options.chosen_sizes(["six"])
     device = described(accelerator)
     rows = []
     for cell, mode, size in product(cells, modes, sizes):
@@ -174,7 +185,12 @@ def run(target: str, options: SuiteOptions) -> list[CompiledRow]:
                 rows.append(_row(accelerator, compiled, peer, cell, size, mode))
     options.console.print(table(rows, accelerator))
     if options.json:
-        conditions = {"target": target, "model": accelerator.model, "versions": versions(), "times": "estimated"}
+        conditions = {
+            "target": target,
+            "model": accelerator.model,
+            "versions": versions(),
+            "times": "estimated",
+        }
         report.save(options.json, conditions, "rows", rows)
     return rows
 
@@ -185,11 +201,16 @@ def compile_for(device: Any, peer: str, cell: str, size: Size, mode: str) -> Any
     if program is None:
         return None
     there = SingleDeviceSharding(device)
-    given = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=there), (program.weights, program.x))
+    given = jax.tree.map(
+        lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=there),
+        (program.weights, program.x),
+    )
     return jax.jit(in_mode(program.forward, mode)).lower(*given).compile()
 
 
-def _row(accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Size, mode: str) -> CompiledRow:
+def _row(
+    accelerator: Accelerator, compiled: Any, peer: str, cell: str, size: Size, mode: str
+) -> CompiledRow:
     module = Module(compiled.as_text())
     launches = module.costs()
     loops = [loop for loop in module.loops() if loop.trips > 1]
@@ -217,7 +238,11 @@ def table(rows: Sequence[CompiledRow], accelerator: Accelerator) -> Table:
         "KB a step": [f"{r.bytes / 1e3:.3g}" for r in rows],
         "temporary MB": [f"{r.temporary / 1e6:.3g}" if r.temporary else "-" for r in rows],
         "GFLOP": [f"{r.flops / 1e9:.3g}" for r in rows],
-        "estimated us a step": [f"{r.estimated_seconds / Size.parse(r.size).steps * 1e6:.3g}" for r in rows],
+        "estimated us a step": [
+            f"{r.estimated_seconds / Size.parse(r.size).steps * 1e6:.3g}" for r in rows
+        ],
     }
-    title = f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}"
+    title = (
+        f"compiled for {accelerator.title}, not run; the time is an ESTIMATE: {accelerator.model}"
+    )
     return report.table_of(title, columns, [r.job for r in rows])

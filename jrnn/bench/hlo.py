@@ -33,7 +33,9 @@ class Cost:
     flops: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.kernels + other.kernels, self.bytes + other.bytes, self.flops + other.flops)
+        return Cost(
+            self.kernels + other.kernels, self.bytes + other.bytes, self.flops + other.flops
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,11 @@ class Module:
         if i.trips is not None:
             return i.trips
         condition = self.computations.get(i.called("condition") or "", {})
-        limits = [each.value for each in condition.values() if each.opcode == "constant" and each.value.isdigit()]
+        limits = [
+            each.value
+            for each in condition.values()
+            if each.opcode == "constant" and each.value.isdigit()
+        ]
         return int(limits[0]) if len(limits) == 1 else 1
 
     def _flops(self, i: Instruction, here: Computation) -> int:
@@ -107,8 +113,12 @@ class Module:
             (labels,) = re.findall(r"dim_labels=\w+_(\w+)->", i.attributes)
             kernel = [a for a, label in enumerate(labels) if label != "o"]
             return 2 * _elements(i.result) * _product_of(here[i.operands[1]].result, kernel)
-        if i.opcode == "custom-call" and re.search(r'custom_call_target="[^"]*(gemm|matmul)', i.attributes):
-            contracted = [int(n) for n in re.findall(r'lhs_contracting_dimensions":\["(\d+)"', i.attributes)]
+        if i.opcode == "custom-call" and re.search(
+            r'custom_call_target="[^"]*(gemm|matmul)', i.attributes
+        ):
+            contracted = [
+                int(n) for n in re.findall(r'lhs_contracting_dimensions":\["(\d+)"', i.attributes)
+            ]
             first = _arrays(i.result)[0]
             return 2 * math.prod(first[1]) * _product_of(here[i.operands[0]].result, contracted)
         return 0
@@ -121,7 +131,9 @@ class Module:
             return 2 * bytes_of(here[i.operands[1]].result)
         if i.opcode in ("slice", "dynamic-slice"):
             return 2 * bytes_of(i.result)
-        return bytes_of(i.result) + sum(bytes_of(here[name].result) for name in i.operands if name in here)
+        return bytes_of(i.result) + sum(
+            bytes_of(here[name].result) for name in i.operands if name in here
+        )
 
     def _fused_bytes(self, inner: Computation) -> int:
         """Returns the bytes that a fused computation reads and writes; of a stack, only the slices."""
@@ -146,7 +158,9 @@ class Module:
                 return sum(written(inner[name]) for name in i.operands)
             if i.opcode == "bitcast":
                 return written(inner[i.operands[0]])
-            return bytes_of(inner[i.operands[1]].result if i.opcode == "dynamic-update-slice" else i.result)
+            return bytes_of(
+                inner[i.operands[1]].result if i.opcode == "dynamic-update-slice" else i.result
+            )
 
         (root,) = (i for i in inner.values() if i.root)
         return written(root) + sum(read(i) for i in inner.values() if i.opcode == "parameter")
@@ -158,11 +172,15 @@ def is_launch(i: Instruction) -> bool:
         return False
     if i.opcode not in _WHOLE and re.match(r"\w+\[\]", i.result):
         return False  # a TPU's scalar unit computes scalars
-    return not (i.opcode == "custom-call" and any(f'"{name}"' in i.attributes for name in _FREE_CALLS))
+    return not (
+        i.opcode == "custom-call" and any(f'"{name}"' in i.attributes for name in _FREE_CALLS)
+    )
 
 
 def _arrays(result: str) -> list[tuple[str, list[int]]]:
-    return [(dtype, [int(n) for n in shape.split(",") if n]) for dtype, shape in _ARRAY.findall(result)]
+    return [
+        (dtype, [int(n) for n in shape.split(",") if n]) for dtype, shape in _ARRAY.findall(result)
+    ]
 
 
 def bytes_of(result: str) -> int:

@@ -48,7 +48,9 @@ class Timing:
         return Timing(median, low, high, len(seconds), min(seconds))
 
 
-def in_turns(programs: Mapping[str, Timed], turns: int, seconds: float = math.inf) -> dict[str, Timing]:
+def in_turns(
+    programs: Mapping[str, Timed], turns: int, seconds: float = math.inf
+) -> dict[str, Timing]:
     """Runs all programs interleaved, each turn in another random order.
 
     After `seconds` no more turns begin, except for the first three. Each program first runs unmeasured, because in a
@@ -58,12 +60,14 @@ def in_turns(programs: Mapping[str, Timed], turns: int, seconds: float = math.in
     took: dict[str, list[float]] = {name: [] for name in programs}
     for program in programs.values():
         program.run()
-    orders, start = random.Random(0), time.perf_counter()
+    orders = random.Random(0)
+    start = time.perf_counter()
     for turn in range(turns):
         if turn >= _TURNS and time.perf_counter() - start > seconds:
             break
         for name in orders.sample(list(programs), len(programs)):
-            settled, begun = 0.0, time.perf_counter()
+            settled = 0.0
+            begun = time.perf_counter()
             while settled < _SETTLED:
                 settled = max(settled + programs[name].run(), time.perf_counter() - begun)
             took[name].append(programs[name].run())
@@ -81,11 +85,13 @@ def gemm_flops(seconds: float = 0.3, sides: Sequence[int] = (384, 512, 1024)) ->
         a = jnp.ones((side, side), jnp.float32)
         product = jax.jit(jnp.matmul).lower(a, a).compile()
         jax.block_until_ready(product(a, a))
-        begun, turns = time.perf_counter(), 0
+        begun = time.perf_counter()
+        turns = 0
         while turns < _TURNS or time.perf_counter() - begun < seconds / len(sides):
             start = time.perf_counter()
             jax.block_until_ready(product(a, a))
-            best, turns = max(best, 2 * side**3 / (time.perf_counter() - start)), turns + 1
+            best = max(best, 2 * side**3 / (time.perf_counter() - start))
+            turns = turns + 1
     return best
 
 
@@ -112,7 +118,11 @@ def run(options: SuiteOptions, suite: ModuleType) -> list[report.Record]:
             p = programs[name]
             costs = dict(compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes)
             speed = job.flops / t.median
-            records.append(report.Record(job.cell, job.size, job.mode, name, **asdict(t), **costs, flops_per_second=speed))
+            records.append(
+                report.Record(
+                    job.cell, job.size, job.mode, name, **asdict(t), **costs, flops_per_second=speed
+                )
+            )
     options.console.print(report.times_table(records, gemm))
     for peer in dict.fromkeys(r.peer for r in records):
         if peer in suite.OURS and report.ratios(records, peer):
@@ -137,7 +147,11 @@ def conditions(gemm: float, turns: int) -> dict[str, Any]:
         "processor_time": peers.by_processor(),
         "system": platform.platform(),
         "versions": peers.versions(),
-        "flags": {name: os.environ[name] for name in ("XLA_FLAGS", "OMP_NUM_THREADS") if name in os.environ},
+        "flags": {
+            name: os.environ[name]
+            for name in ("XLA_FLAGS", "OMP_NUM_THREADS")
+            if name in os.environ
+        },
         "matmul_precision": jax.config.jax_default_matmul_precision,
         "gemm_flops_per_second": gemm,
         "keeps_memory": host.retains_memory,

@@ -102,7 +102,11 @@ class StepReport:
 
     def table(self) -> Table:
         """Returns the table that `str` prints."""
-        title = f"{self.records[0].cell}, {self.records[0].size}: programs interleaved" if self.records else ""
+        title = (
+            f"{self.records[0].cell}, {self.records[0].size}: programs interleaved"
+            if self.records
+            else ""
+        )
         rows = [(r.mode, r.peer, r.ran, *self._numbers(r)) for r in self.records]
         columns = {name: [row[k] for row in rows] for k, name in enumerate(_COLUMNS)}
         return report.table_of(title, columns, [r.mode for r in self.records])
@@ -113,7 +117,9 @@ class StepReport:
             (value, None if plain is None else getattr(plain, name))
             for name, value in (("least", r.least), ("peak_bytes", r.peak_bytes))
         ]
-        times, sizes = ("-" if not theirs or ours is None else f"{ours / theirs:.2f}" for ours, theirs in pairs)
+        times, sizes = (
+            "-" if not theirs or ours is None else f"{ours / theirs:.2f}" for ours, theirs in pairs
+        )
         size = "-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}"
         differs = "-" if r.peer == JAX else f"{r.difference:.0e}"
         taken = [f"{t * 1e3:.3g}" for t in (r.median, r.least)]
@@ -133,7 +139,9 @@ class StepReport:
             reasons.setdefault((executor, why), []).append(mode)
         for (executor, why), modes in reasons.items():
             where = "" if len(modes) > 1 else f" {modes[0]}"
-            console.print(f"not {executor}{where}: {why}", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                f"not {executor}{where}: {why}", markup=False, highlight=False, soft_wrap=True
+            )
 
 
 def bench_step(
@@ -180,7 +188,9 @@ def bench_step(
     """
     own = OwnStep(getattr(step, "__name__", "step").strip("<>"), step, init, xs, length)
     shown = console or Console(quiet=True)
-    return _measured(own, SuiteOptions(peers=executors, modes=modes, turns=turns, seconds=seconds, console=shown))
+    return _measured(
+        own, SuiteOptions(peers=executors, modes=modes, turns=turns, seconds=seconds, console=shown)
+    )
 
 
 def run(target: str, feeds: Mapping[str, Any], options: SuiteOptions) -> StepReport:
@@ -197,17 +207,27 @@ def run(target: str, feeds: Mapping[str, Any], options: SuiteOptions) -> StepRep
     """
     for name in ("cells", "sizes"):
         if getattr(options, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} means nothing for a step of your own, {target}")
+            raise UsageError(
+                f"--{name.replace('_', '-')} means nothing for a step of your own, {target}"
+            )
     own = _loaded(target, feeds)
     try:
         jax.eval_shape(own.by(JAX), own.init, own.xs)
     except Exception as error:  # whatever the user's step raises
-        raise UsageError(f"bench: jax.lax.scan cannot run {target}: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"bench: jax.lax.scan cannot run {target}: {type(error).__name__}: {error}"
+        ) from error
     measured = _measured(own, options)
     measured.print(options.console)
     if options.json:
-        missing = [{"mode": mode, "executor": name, "reason": why} for (mode, name), why in measured.missing.items()]
-        conditions = measure.conditions(0.0, options.turns) | {"step": target, "not_measured": missing}
+        missing = [
+            {"mode": mode, "executor": name, "reason": why}
+            for (mode, name), why in measured.missing.items()
+        ]
+        conditions = measure.conditions(0.0, options.turns) | {
+            "step": target,
+            "not_measured": missing,
+        }
         report.save(options.json, conditions, "records", measured.records)
     if options.plot:
         report.plot(options.plot, measured.records)
@@ -234,23 +254,32 @@ def _loaded(target: str, feeds: Mapping[str, Any]) -> OwnStep:
         *weights, init, xs = arguments
         return OwnStep(target, lambda carry, x: function(*weights, carry, x), init, xs)
     if feeds:
-        raise UsageError(f"bench: {target} has no arguments, so --feed {next(iter(feeds))} means nothing for it")
+        raise UsageError(
+            f"bench: {target} has no arguments, so --feed {next(iter(feeds))} means nothing for it"
+        )
     try:
         parts = function()
     except Exception as error:  # whatever the user's code raises
         raise UsageError(f"bench: {target} raised {type(error).__name__}: {error}") from error
     if not isinstance(parts, tuple) or len(parts) not in (3, 4) or not callable(parts[0]):
-        what = f"a tuple of {len(parts)}" if isinstance(parts, tuple) else f"an object of type {type(parts).__name__}"
+        what = (
+            f"a tuple of {len(parts)}"
+            if isinstance(parts, tuple)
+            else f"an object of type {type(parts).__name__}"
+        )
         raise UsageError(f"bench: {target} must return {_FORM}, but returned {what}")
     return OwnStep(target, *parts)
 
 
 def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
-    executors, modes = options.peers, options.chosen("modes", MODES)
+    executors = options.peers
+    modes = options.chosen("modes", MODES)
     check_names("executor", executors or (), dict.fromkeys([JAX, *EXECUTORS, *STRATEGIES]))
     names = dict.fromkeys([JAX, *(EXECUTORS if executors is None else executors)])
     jax.eval_shape(own.by(JAX), own.init, own.xs)  # raises the errors of `jax.lax.scan`
-    jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, c), 0.0, x)).lower(jnp.ones(3)).compile()  # starts the compiler
+    jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, c), 0.0, x)).lower(
+        jnp.ones(3)
+    ).compile()  # starts the compiler
     records: list[StepRecord] = []
     missing: dict[tuple[str, str], str] = {}
     with Heartbeat(options.console, "starting") as beat:
@@ -260,7 +289,9 @@ def _measured(own: OwnStep, options: SuiteOptions) -> StepReport:
                 beat.doing(f"{mode}: compiling {name}")
                 try:
                     if executors is None and name == "newton":
-                        raise ScanError("it may take hundreds of times as long where it gains nothing; ask for it by name")
+                        raise ScanError(
+                            "it may take hundreds of times as long where it gains nothing; ask for it by name"
+                        )
                     built[name] = _Built.of(own, name, mode, built.get(JAX))
                 except ScanError as error:
                     missing[mode, name] = str(error).removeprefix("scan: ")
@@ -291,7 +322,9 @@ class _Built:
         results = jax.tree.leaves(compiled(*args))
         apart = difference(results, results if reference is None else reference.results)
         kept = results if reference is None else []
-        return _Built(Timed(run, seconds, size), kept, "chunks" if "chunks" in ran else ", ".join(ran), apart)
+        return _Built(
+            Timed(run, seconds, size), kept, "chunks" if "chunks" in ran else ", ".join(ran), apart
+        )
 
 
 def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -311,10 +344,16 @@ def _program(own: OwnStep, executor: str, mode: str) -> tuple[Callable[..., Any]
 
     def loss(moving: Sequence[Any], rest: Sequence[Any]) -> Any:
         left = {True: iter(moving), False: iter(rest)}
-        outs = [v for v in forward([next(left[m]) for m in moves]) if jnp.issubdtype(v.dtype, jnp.inexact)]
+        outs = [
+            v
+            for v in forward([next(left[m]) for m in moves])
+            if jnp.issubdtype(v.dtype, jnp.inexact)
+        ]
         return sum((jnp.sum(jnp.square(jnp.abs(v))) for v in outs), jnp.float32(0))
 
-    return jax.value_and_grad(loss), tuple([v for v, m in zip(args, moves) if m == which] for which in (True, False))
+    return jax.value_and_grad(loss), tuple(
+        [v for v, m in zip(args, moves) if m == which] for which in (True, False)
+    )
 
 
 def difference(computed: Sequence[Any], wanted: Sequence[Any]) -> float:
@@ -330,7 +369,9 @@ def difference(computed: Sequence[Any], wanted: Sequence[Any]) -> float:
         kind = np.complex128 if jnp.issubdtype(ours.dtype, jnp.complexfloating) else np.float64
         a, b = (np.asarray(v).astype(kind) for v in (ours, theirs))
         apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-        largest = max(largest, float(np.max(apart) / max(float(np.max(np.abs(np.nan_to_num(b)))), 1e-300)))
+        largest = max(
+            largest, float(np.max(apart) / max(float(np.max(np.abs(np.nan_to_num(b)))), 1e-300))
+        )
     return largest
 
 
@@ -343,7 +384,13 @@ def _in_turns(
     records = []
     for name, t in timings.items():
         p = built[name].program
-        costs = dict(compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes, flops_per_second=0.0)
+        costs = dict(
+            compile_seconds=p.compile_seconds, peak_bytes=p.peak_bytes, flops_per_second=0.0
+        )
         what = dict(cell=own.name, size=f"T = {own.steps}", mode=mode, peer=name)
-        records.append(StepRecord(**what, **asdict(t), **costs, ran=built[name].ran, difference=built[name].difference))
+        records.append(
+            StepRecord(
+                **what, **asdict(t), **costs, ran=built[name].ran, difference=built[name].difference
+            )
+        )
     return records

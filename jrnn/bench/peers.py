@@ -35,7 +35,9 @@ from jrnn.nets.cells.base import run_cell
 from jrnn.nets.lowering import run_net, to_jax
 
 NETS = {"lstm": LSTMCell, "gru": GRUCell, "layer_norm_lstm": LayerNormLSTMCell}
-_HAS_TORCH = importlib.util.find_spec("torch") is not None  # imported where it is used: loading it takes seconds
+_HAS_TORCH = (
+    importlib.util.find_spec("torch") is not None
+)  # imported where it is used: loading it takes seconds
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Timed:
     close: Callable[[], None] = lambda: None
 
     @staticmethod
-    def of(fn: Callable[..., Any], *args: Any, timed: Callable[[Callable], Callable] | None = None) -> Timed:
+    def of(
+        fn: Callable[..., Any], *args: Any, timed: Callable[[Callable], Callable] | None = None
+    ) -> Timed:
         """Compiles a function of JAX for these arguments. `timed` makes a call of it one that returns seconds."""
         start = time.perf_counter()
         call = jax.jit(fn).lower(*args).compile()
@@ -103,7 +107,8 @@ def mean_seconds(call: Callable[[], Any]) -> Callable[[], float]:
     clock = time.process_time if jax.default_backend() == "cpu" else time.perf_counter
 
     def run() -> float:
-        start, runs = clock(), 0
+        start = clock()
+        runs = 0
         while not runs or clock() - start < 0.02:  # threads report their time late
             call()
             runs += 1
@@ -158,7 +163,8 @@ def flax_rnn(cell: str, size: Size) -> Function | None:
         return None
     module = nnx.RNN(cells[cell](size.features, size.hidden, rngs=nnx.Rngs(0)), time_major=True)
     graph, weights, rest = nnx.split(module, nnx.Param, ...)
-    x, carry = steps.inputs(cell, size)[1], steps.initial(cell, size)
+    x = steps.inputs(cell, size)[1]
+    carry = steps.initial(cell, size)
     return Function(lambda p, x: nnx.merge(graph, p, rest)(x, initial_carry=carry), weights, x)
 
 
@@ -176,11 +182,15 @@ def caffe2_net(cell: str, size: Size) -> Function | None:
     if cell not in NETS:
         return None
     b = NetBuilder("net")
-    run = run_cell(NETS[cell](size.features, size.hidden), b, b.input("x"), None, None, scope="cell")
+    run = run_cell(
+        NETS[cell](size.features, size.hidden), b, b.input("x"), None, None, scope="cell"
+    )
     net = b.build(outputs=[run.output])
     weights = run_net(b.build_init(), {}, key=jax.random.key(0))
     fn = to_jax(net, [run.output])
-    return Function(lambda p, x: fn({**p, "x": x})[run.output], weights, steps.inputs(cell, size)[1])
+    return Function(
+        lambda p, x: fn({**p, "x": x})[run.output], weights, steps.inputs(cell, size)[1]
+    )
 
 
 # The peers that can be compiled for any device.
@@ -231,7 +241,9 @@ def available() -> dict[str, Peer]:
     if _HAS_TORCH:
         peers["torch"] = torch_rnn
     kernel = () if library.loaded().reason else ("native",)
-    return peers | {name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)}
+    return peers | {
+        name: functools.partial(_by_executor, name) for name in ("scan", "associative", *kernel)
+    }
 
 
 def _by_executor(name: str, cell: str, size: Size, mode: str) -> Timed | None:

@@ -41,7 +41,9 @@ class Record:
         return self.cell, self.mode, self.size
 
 
-def ratios(records: Iterable[Record], ours: str = "jrnn") -> dict[tuple[str, str, str], dict[str, float]]:
+def ratios(
+    records: Iterable[Record], ours: str = "jrnn"
+) -> dict[tuple[str, str, str], dict[str, float]]:
     """Returns `{(cell, mode, size): {peer: our time over the peer's}}`."""
     records = list(records)
     mine = {r.job: r.median for r in records if r.peer == ours}
@@ -78,9 +80,15 @@ def times_table(records: Sequence[Record], gemm: float) -> Table:
         "peer": [r.peer for r in records],
         "ms": [f"{r.median * 1e3:.3g}" for r in records],
         "quartiles": [f"{r.low * 1e3:.3g}-{r.high * 1e3:.3g}" for r in records],
-        "of GEMM": [f"{r.flops_per_second / gemm:.1%}" if r.flops_per_second else "-" for r in records],
-        "compile s": ["-" if r.compile_seconds is None else f"{r.compile_seconds:.2f}" for r in records],
-        "temporary MB": ["-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}" for r in records],
+        "of GEMM": [
+            f"{r.flops_per_second / gemm:.1%}" if r.flops_per_second else "-" for r in records
+        ],
+        "compile s": [
+            "-" if r.compile_seconds is None else f"{r.compile_seconds:.2f}" for r in records
+        ],
+        "temporary MB": [
+            "-" if r.peak_bytes is None else f"{r.peak_bytes / 1e6:.3g}" for r in records
+        ],
     }
     shown = {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
     title = f"milliseconds: median (quartiles); a GEMM makes {gemm / 1e9:.0f} GFLOP/s here at best"
@@ -97,10 +105,21 @@ def ratios_table(records: Sequence[Record], ours: str = "jrnn") -> Table:
         shown |= {(cell, mode, size): row for size, row in rows.items()}
         for what, sizes in _sets(list(rows)):
             measured = {peer: [rows[s][peer] for s in sizes if peer in rows[s]] for peer in peers}
-            shown[cell, mode, what] = {peer: geometric_mean(values) for peer, values in measured.items() if values}
-    columns = {name: [job[k] for job in shown] for k, name in enumerate(("cell", "mode", _head(records)))}
-    columns |= {peer: [f"{row[peer]:.2f}" if peer in row else "-" for row in shown.values()] for peer in peers}
-    return table_of(f"time of {ours} over the peer's (below 1: {ours} is faster)", columns, [job[:2] for job in shown])
+            shown[cell, mode, what] = {
+                peer: geometric_mean(values) for peer, values in measured.items() if values
+            }
+    columns = {
+        name: [job[k] for job in shown] for k, name in enumerate(("cell", "mode", _head(records)))
+    }
+    columns |= {
+        peer: [f"{row[peer]:.2f}" if peer in row else "-" for row in shown.values()]
+        for peer in peers
+    }
+    return table_of(
+        f"time of {ours} over the peer's (below 1: {ours} is faster)",
+        columns,
+        [job[:2] for job in shown],
+    )
 
 
 def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -109,7 +128,8 @@ def _sets(sizes: Sequence[str]) -> list[tuple[str, list[str]]]:
     >>> _sets(["100x1x128x128", "3x2x1x1"])
     [('geometric mean of six (1 of 6)', ['100x1x128x128']), ('geometric mean', ['3x2x1x1'])]
     """
-    sets, rest = [], list(sizes)
+    sets = []
+    rest = list(sizes)
     for name, members in SETS.items():
         here = [str(size) for size in members if str(size) in sizes]
         rest = [size for size in rest if size not in here]
@@ -143,6 +163,12 @@ def plot(path: Path, records: Sequence[Record]) -> None:
                 rows = [r for r in mine if r.peer == peer]
                 at = [sizes.index(r.size) + (k - (len(peers) - 1) / 2) * width for r in rows]
                 axes.bar(at, [r.median * 1e3 for r in rows], width, label=peer)
-            axes.set(title=" ".join(panel), yscale="log", ylabel="ms", xticks=range(len(sizes)), xticklabels=sizes)
+            axes.set(
+                title=" ".join(panel),
+                yscale="log",
+                ylabel="ms",
+                xticks=range(len(sizes)),
+                xticklabels=sizes,
+            )
             axes.tick_params(axis="x", labelrotation=30 if most > 8 else 0)
             axes.legend(fontsize="small", ncols=len(peers))

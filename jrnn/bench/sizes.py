@@ -43,7 +43,10 @@ _SIX = "100x1x128x128 100x32x128x128 50x64x256x256 35x20x650x650 500x8x64x64 100
 SIZES = tuple(map(Size.parse, _SIX.split()))
 # The sizes of Caffe2's own lstm_comparison script.
 CAFFE2_SIZES = tuple(
-    Size(steps, batch, 40, hidden) for batch in (64, 128, 256) for steps in (20, 100) for hidden in (40, 100, 400, 800)
+    Size(steps, batch, 40, hidden)
+    for batch in (64, 128, 256)
+    for steps in (20, 100)
+    for hidden in (40, 100, 400, 800)
 )
 SETS = {"six": SIZES, "caffe2": CAFFE2_SIZES}
 
@@ -73,7 +76,9 @@ def check_names(what: str, names: Sequence[str], known: Collection[str]) -> None
     """Raises ConfigError for an unknown name."""
     for name in names:
         if name not in known:
-            raise ConfigError(f"bench: there is no {what} {name!r}; there are {', '.join(known)}{near(name, known)}")
+            raise ConfigError(
+                f"bench: there is no {what} {name!r}; there are {', '.join(known)}{near(name, known)}"
+            )
 
 
 def flops(cell: str, size: Size, mode: str) -> int:

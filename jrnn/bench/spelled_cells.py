@@ -42,7 +42,10 @@ class Operations(NamedTuple):
             return x, w, b
         if self.apart:
             whole = self._replace(apart=False)
-            return [whole.of_input(x, *parts, 1) for parts in zip(jnp.split(w, count, -1), jnp.split(b, count))]
+            return [
+                whole.of_input(x, *parts, 1)
+                for parts in zip(jnp.split(w, count, -1), jnp.split(b, count))
+            ]
         z = self.product(x, w)
         return z + self.of_features(b, z)
 
@@ -149,8 +152,10 @@ def delta(o: Operations, p: Weights, state: States, these: Any) -> tuple[States,
 def kalman(o: Operations, p: Weights, state: States, z: Any) -> tuple[States, Any]:
     """A Kalman filter of four states and two observations."""
     (mean, cov), (y,) = state, o.parts(z, 1)
-    f, c = 0.9 * jnp.eye(4) + p["f"], p["c"]
-    mean, cov = o.mixed("a,=ab->b", mean, f), o.mixed("cb,=bd->cd", o.mixed("ab,=ac->cb", cov, f), f)
+    f = 0.9 * jnp.eye(4) + p["f"]
+    c = p["c"]
+    mean = o.mixed("a,=ab->b", mean, f)
+    cov = o.mixed("cb,=bd->cd", o.mixed("ab,=ac->cb", cov, f), f)
     cov = cov + 0.01 * o.of_features(jnp.eye(4), cov)
     seen = o.mixed("ab,=bm->am", cov, c)
     noisy = o.mixed("am,=an->mn", seen, c)
@@ -192,12 +197,20 @@ CELLS = {
         True,
     ),
     "gated": SpelledCell(
-        _of_gates(2), gated, lambda d, h: {"wx": (d, 2 * h), "b": (2 * h,)}, lambda p: [(len(p["b"]) // 2,)]
+        _of_gates(2),
+        gated,
+        lambda d, h: {"wx": (d, 2 * h), "b": (2 * h,)},
+        lambda p: [(len(p["b"]) // 2,)],
     ),
     "delta": SpelledCell(
         lambda o, p, x: (_of_gates(3)(o, p, x), o.of_input(x, p["wbeta"], p["bbeta"], 1)),
         delta,
-        lambda d, h: {"wx": (d, 3 * _side(h)), "b": (3 * _side(h),), "wbeta": (d, 1), "bbeta": (1,)},
+        lambda d, h: {
+            "wx": (d, 3 * _side(h)),
+            "b": (3 * _side(h),),
+            "wbeta": (d, 1),
+            "bbeta": (1,),
+        },
         lambda p: [(len(p["b"]) // 3,) * 2],
     ),
     "kalman": SpelledCell(
@@ -221,5 +234,10 @@ def problem(cell: str, size: Size) -> tuple[Weights, Any]:
     rng = np.random.default_rng(0)
     shapes = CELLS[cell].shapes(size.features, size.hidden)
     scale = size.hidden**-0.5
-    weights = {name: jnp.asarray(scale * rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
-    return weights, jnp.asarray(rng.normal(size=(size.steps, size.batch, size.features)), jnp.float32)
+    weights = {
+        name: jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
+        for name, shape in shapes.items()
+    }
+    return weights, jnp.asarray(
+        rng.normal(size=(size.steps, size.batch, size.features)), jnp.float32
+    )

@@ -48,7 +48,12 @@ def _net(cell: Any, names: Callable[[Weights], Weights]) -> Run:
 def _lstm_net(size: Size, scan: Scan) -> Run:
     def names(p: Weights) -> Weights:
         zeros = jnp.zeros(size.hidden)
-        weights = {"i2h_w": p["wx"].T, "i2h_b": p["b"], "gates_t_w": p["wh"].T, "gates_t_b": jnp.zeros_like(p["b"])}
+        weights = {
+            "i2h_w": p["wx"].T,
+            "i2h_b": p["b"],
+            "gates_t_w": p["wh"].T,
+            "gates_t_b": jnp.zeros_like(p["b"]),
+        }
         return {**weights, "initial_hidden_state": zeros, "initial_cell_state": zeros}
 
     return _net(LSTMCell(size.features, size.hidden), names)
@@ -60,7 +65,10 @@ def _gru_net(size: Size, scan: Scan) -> Run:
         (r, u), n = jnp.split(p["wh"].T, 2), p["whn"].T
         weights = {"reset_gate_t_w": r, "update_gate_t_w": u, "output_gate_t_w": n}
         biases = dict.fromkeys(("reset_gate_t_b", "update_gate_t_b", "output_gate_t_b"), zeros)
-        of_input = {"i2h_w": jnp.concatenate([p["wx"], p["wxn"]], 1).T, "i2h_b": jnp.concatenate([p["b"], p["bn"]])}
+        of_input = {
+            "i2h_w": jnp.concatenate([p["wx"], p["wxn"]], 1).T,
+            "i2h_b": jnp.concatenate([p["b"], p["bn"]]),
+        }
         return {**weights, **biases, **of_input, "initial_hidden_state": zeros}
 
     return _net(GRUCell(size.features, size.hidden), names)
@@ -89,11 +97,18 @@ def _in_order(weights: Any, order: str) -> Any:
 def _haiku(size: Size, scan: Scan) -> Run:
     import haiku
 
-    cell = haiku.without_apply_rng(haiku.transform(lambda x, state: haiku.LSTM(size.hidden)(x, state)))
+    cell = haiku.without_apply_rng(
+        haiku.transform(lambda x, state: haiku.LSTM(size.hidden)(x, state))
+    )
 
     def run(p: Weights, x: Any) -> Any:
-        forget = jnp.repeat(jnp.array([0.0, 0.0, 1.0, 0.0]), size.hidden)  # a bias that it adds to the gate
-        weights = {"w": _in_order(jnp.concatenate([p["wx"], p["wh"]]), "igfo"), "b": _in_order(p["b"], "igfo") - forget}
+        forget = jnp.repeat(
+            jnp.array([0.0, 0.0, 1.0, 0.0]), size.hidden
+        )  # a bias that it adds to the gate
+        weights = {
+            "w": _in_order(jnp.concatenate([p["wx"], p["wh"]]), "igfo"),
+            "b": _in_order(p["b"], "igfo") - forget,
+        }
         zeros = jnp.zeros((x.shape[1], size.hidden))
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
@@ -116,7 +131,9 @@ def _keras(size: Size, scan: Scan) -> Run:
         weights = [_in_order(p[name], "ifgo") for name in ("wx", "wh", "b")]
         optimized = contextlib.nullcontext() if scan is jax.lax.scan else optimize_scans()
         with optimized, jax.numpy_rank_promotion("allow"):
-            ys, _ = layer.stateless_call(weights, layer.non_trainable_variables, jnp.swapaxes(x, 0, 1))
+            ys, _ = layer.stateless_call(
+                weights, layer.non_trainable_variables, jnp.swapaxes(x, 0, 1)
+            )
         return jnp.swapaxes(ys, 0, 1)
 
     return run
@@ -128,9 +145,13 @@ def _equinox(size: Size, scan: Scan) -> Run:
     def run(p: Weights, x: Any) -> Any:
         cell = equinox.nn.LSTMCell(size.features, size.hidden, key=jax.random.key(0))
         where = lambda cell: (cell.weight_ih, cell.weight_hh, cell.bias)  # noqa: E731
-        cell = equinox.tree_at(where, cell, [_in_order(p[name], "ifgo").T for name in ("wx", "wh", "b")])
+        cell = equinox.tree_at(
+            where, cell, [_in_order(p[name], "ifgo").T for name in ("wx", "wh", "b")]
+        )
         zeros = jnp.zeros((x.shape[1], size.hidden))
-        return scan(lambda carry, x: ((new := jax.vmap(cell)(x, carry)), new[0]), (zeros, zeros), x)[1]
+        return scan(
+            lambda carry, x: ((new := jax.vmap(cell)(x, carry)), new[0]), (zeros, zeros), x
+        )[1]
 
     return run
 

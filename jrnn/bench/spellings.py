@@ -65,7 +65,9 @@ class Spelling(NamedTuple):
 
     def run(self, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any:
         """Returns the outputs of all steps, for x [T, N, D]."""
-        return self.around(functools.partial(self.looped or _loop, self, cell, scan))(self.weights(p), x)
+        return self.around(functools.partial(self.looped or _loop, self, cell, scan))(
+            self.weights(p), x
+        )
 
     def start(self, cell: SpelledCell, p: Weights, x: Any) -> States:
         """Returns the first states."""
@@ -81,7 +83,9 @@ def _loop(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> Any
         return s.pack(new), out
 
     xs = jnp.flip(x, 0) if s.reverse else x
-    ys = s.outward(scan(s.step(step), s.pack(s.start(cell, p, x)), s.inward(xs), reverse=s.reverse)[1])
+    ys = s.outward(
+        scan(s.step(step), s.pack(s.start(cell, p, x)), s.inward(xs), reverse=s.reverse)[1]
+    )
     return jnp.flip(ys, 0) if s.reverse else ys
 
 
@@ -169,7 +173,11 @@ def _nested(s: Spelling, cell: SpelledCell, scan: Scan, p: Weights, x: Any) -> A
     """A loop over parts of the time, with a loop over the steps of each."""
     parts = next((n for n in range(2, len(x) + 1) if len(x) % n == 0), 1)
     step = lambda state, x: s.states(cell, p, state, x)  # noqa: E731
-    ys = scan(lambda state, xs: scan(step, state, xs), s.start(cell, p, x), x.reshape(parts, -1, *x.shape[1:]))[1]
+    ys = scan(
+        lambda state, xs: scan(step, state, xs),
+        s.start(cell, p, x),
+        x.reshape(parts, -1, *x.shape[1:]),
+    )[1]
     return ys.reshape(len(x), *ys.shape[2:])
 
 
@@ -207,7 +215,9 @@ def _repeated(loop: Run) -> Run:
 def _on_a_mesh(loop: Run) -> Run:
     rows = PartitionSpec(None, "rows")
     mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
-    return jax.shard_map(loop, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False)
+    return jax.shard_map(
+        loop, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=rows, check_vma=False
+    )
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -236,13 +246,23 @@ _SAVING_PRODUCTS = functools.partial(jax.checkpoint, policy=jax.checkpoint_polic
 
 SPELLINGS: dict[str, Spelling] = {
     "plain": Spelling(),
-    "unit axis first": Spelling(inward=lambda a: a[..., None, :, :], outward=lambda a: a[..., 0, :, :]),
-    "unit axis in the middle": Spelling(inward=lambda a: a[..., None, :], outward=lambda a: a[..., 0, :]),
+    "unit axis first": Spelling(
+        inward=lambda a: a[..., None, :, :], outward=lambda a: a[..., 0, :, :]
+    ),
+    "unit axis in the middle": Spelling(
+        inward=lambda a: a[..., None, :], outward=lambda a: a[..., 0, :]
+    ),
     "unit axis last": Spelling(_LAST, lambda a: a[..., None], lambda a: a[..., 0]),
-    "two unit axes": Spelling(inward=lambda a: a[..., None, :, None, :], outward=lambda a: a[..., 0, :, 0, :]),
-    "rows last": Spelling(_COLUMNS, lambda a: jnp.swapaxes(a, -1, -2), lambda a: jnp.swapaxes(a, -1, -2)),
+    "two unit axes": Spelling(
+        inward=lambda a: a[..., None, :, None, :], outward=lambda a: a[..., 0, :, 0, :]
+    ),
+    "rows last": Spelling(
+        _COLUMNS, lambda a: jnp.swapaxes(a, -1, -2), lambda a: jnp.swapaxes(a, -1, -2)
+    ),
     "rows in the middle": Spelling(
-        _FIRST, lambda a: jnp.swapaxes(a, -1, -2)[..., None], lambda a: jnp.swapaxes(a[..., 0], -1, -2)
+        _FIRST,
+        lambda a: jnp.swapaxes(a, -1, -2)[..., None],
+        lambda a: jnp.swapaxes(a[..., 0], -1, -2),
     ),
     "one vmap": Spelling(around=_mapped(2)),
     "two vmaps": Spelling(around=lambda loop: _mapped(2)(_mapped(2)(loop))),
@@ -259,7 +279,9 @@ SPELLINGS: dict[str, Spelling] = {
         unpack=lambda c: tuple(jnp.split(c, 2, -1)),
         fits=lambda cell, shapes: len(shapes) == 2 and shapes[0] == shapes[1],
     ),
-    "states in a dict": Spelling(pack=_in_a_dict, unpack=lambda c: tuple(c[name] for name in sorted(c))),
+    "states in a dict": Spelling(
+        pack=_in_a_dict, unpack=lambda c: tuple(c[name] for name in sorted(c))
+    ),
     "a counter in the carry": Spelling(looped=_counting),
     "weights in the carry": Spelling(looped=_carrying_weights),
     "a key in the carry": Spelling(looped=_carrying_a_key),
@@ -287,7 +309,9 @@ SPELLINGS: dict[str, Spelling] = {
 def spellings(name: str) -> dict[str, Spelling]:
     """Returns the spellings of a cell."""
     cell = CELLS[name]
-    weights = jax.eval_shape(lambda: {k: jnp.zeros(shape) for k, shape in cell.shapes(8, 16).items()})
+    weights = jax.eval_shape(
+        lambda: {k: jnp.zeros(shape) for k, shape in cell.shapes(8, 16).items()}
+    )
     shapes = cell.states(weights)
     return {k: s for k, s in SPELLINGS.items() if s.fits(cell, shapes)}
 

@@ -41,7 +41,9 @@ def inputs(cell: str, size: Size, seed: int = 0) -> tuple[Weights, Any]:
         return jnp.asarray(rng.randn(*shape).astype("float32"))
 
     weights = {
-        name: draw(given) / math.sqrt(size.hidden) if isinstance(given, tuple) else jnp.asarray(given, jnp.float32)
+        name: draw(given) / math.sqrt(size.hidden)
+        if isinstance(given, tuple)
+        else jnp.asarray(given, jnp.float32)
         for name, given in STEPS[cell].weights(size).items()
     }
     return weights, draw((size.steps, size.batch, size.features))
@@ -63,7 +65,9 @@ def two(size: Size) -> Any:
     return hidden(size), hidden(size)
 
 
-def register(weights: Callable[[Size], Weights], initial: Callable[[Size], Any] = hidden) -> Callable[[Step], Step]:
+def register(
+    weights: Callable[[Size], Weights], initial: Callable[[Size], Any] = hidden
+) -> Callable[[Step], Step]:
     """Returns a decorator that enters a step in STEPS by its name."""
 
     def enter(step: Step) -> Step:
@@ -104,7 +108,8 @@ def gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     """The GRU of PyTorch and cuDNN: the reset gate is applied after the contraction."""
     r, u, n = jnp.split(x @ p["wx"] + p["b"], 3, axis=-1)
     hr, hu, hn = jnp.split(h @ p["wh"], 3, axis=-1)
-    r, u = jax.nn.sigmoid(r + hr), jax.nn.sigmoid(u + hu)
+    r = jax.nn.sigmoid(r + hr)
+    u = jax.nn.sigmoid(u + hu)
     h = (1 - u) * jnp.tanh(n + r * hn) + u * h
     return h, h
 
@@ -122,7 +127,8 @@ def min_gru(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
 def min_lstm(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     """The minimal LSTM of Feng et al. 2024, its two gates normalized to add up to one."""
     f, i, n = jnp.split(x @ p["wx"] + p["b"], 3, axis=-1)
-    f, i = jax.nn.sigmoid(f), jax.nn.sigmoid(i)
+    f = jax.nn.sigmoid(f)
+    i = jax.nn.sigmoid(i)
     h = f / (f + i) * h + i / (f + i) * n
     return h, h
 
@@ -133,7 +139,8 @@ def lru(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
     re, im = state
     x_re, x_im = jnp.split(x @ p["wx"] + p["b"], 2, axis=-1)
     radius = jnp.exp(-p["decay"])
-    turn_re, turn_im = radius * jnp.cos(p["phase"]), radius * jnp.sin(p["phase"])
+    turn_re = radius * jnp.cos(p["phase"])
+    turn_im = radius * jnp.sin(p["phase"])
     new_re = turn_re * re - turn_im * im + p["scale"] * x_re
     new_im = turn_im * re + turn_re * im + p["scale"] * x_im
     return (new_re, new_im), jnp.concatenate([new_re, new_im], axis=-1) @ p["out"]

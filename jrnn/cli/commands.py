@@ -43,16 +43,20 @@ def run(argv: Sequence[str] | None) -> int:
         except (OutputError, BrokenPipeError):
             out.abandon()
     if argv is None and (status == INTERRUPTED or (status and jax.distributed.is_initialized())):
-        os._exit(status)  # JAX would wait for a thread or, until it aborts, for processes that are lost
+        os._exit(
+            status
+        )  # JAX would wait for a thread or, until it aborts, for processes that are lost
     return status
 
 
 @contextlib.contextmanager
 def _imports_said() -> Iterator[None]:
     """Prints which modules that a configuration or the command line names are run, before they are."""
-    logger, handler = logging.getLogger("jrnn.imports"), logging.Handler()
+    logger = logging.getLogger("jrnn.imports")
+    handler = logging.Handler()
     handler.emit = lambda record: _note(record.getMessage())  # type: ignore[method-assign]
-    level, propagates = logger.level, logger.propagate
+    level = logger.level
+    propagates = logger.propagate
     logger.propagate = False  # absl, which orbax imports, prints what reaches the root
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -99,9 +103,15 @@ def _run(argv: Sequence[str] | None, interrupts: list[int]) -> int:
             where = f"{str(e.filename)[:200]}: " if e.filename else ""
             return _say(args.command, f"error: {where}{e.strerror or e}", MISTAKE)
         if is_own(e):
-            return _say(args.command, f"error: {described(e)}; --debug shows the traceback", MISTAKE)
+            return _say(
+                args.command, f"error: {described(e)}; --debug shows the traceback", MISTAKE
+            )
         if isinstance(e, MemoryError):
-            return _say(args.command, f"error: there is not enough memory{f': {e}' if str(e) else ''}", MISTAKE)
+            return _say(
+                args.command,
+                f"error: there is not enough memory{f': {e}' if str(e) else ''}",
+                MISTAKE,
+            )
         return _say(args.command, f"unexpected error: {_described(e)}", BUG)
 
 

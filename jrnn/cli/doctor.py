@@ -22,9 +22,23 @@ from jrnn.train.run_dir import version_of
 from jrnn.version import __version__
 
 HERE = Path(__file__).parents[1]
-FOR_CONTRIBUTORS = ("test", "dev", "docs", "release", "aot-cuda", "aot-tpu")  # extras that no user misses
-OPTIONAL = {"torch": "reads .pt files: pip install torch"}  # packages that jrnn uses if present, but no extra installs
-USES = {"plot": "pictures", "data": "the config digits", "onnx": "ONNX models", "tensorboard": "TensorBoard"}
+FOR_CONTRIBUTORS = (
+    "test",
+    "dev",
+    "docs",
+    "release",
+    "aot-cuda",
+    "aot-tpu",
+)  # extras that no user misses
+OPTIONAL = {
+    "torch": "reads .pt files: pip install torch"
+}  # packages that jrnn uses if present, but no extra installs
+USES = {
+    "plot": "pictures",
+    "data": "the config digits",
+    "onnx": "ONNX models",
+    "tensorboard": "TensorBoard",
+}
 USES |= {"text": "tokenizers", "lmdb": "databases that Caffe2 wrote"}  # of extras
 
 
@@ -72,15 +86,22 @@ def packages() -> list[Installed]:
     if source.exists():
         project = tomllib.loads(read_text(source, UsageError))["project"]
         extras = project["optional-dependencies"].items()
-        lines = [*project["dependencies"], *(f'{line}; extra == "{e}"' for e, more in extras for line in more)]
+        lines = [
+            *project["dependencies"],
+            *(f'{line}; extra == "{e}"' for e, more in extras for line in more),
+        ]
     else:
         lines = importlib.metadata.requires("jrnn") or []
     known: dict[str, Installed] = {}
     for line in lines:
-        match = re.match(r"([\w.-]+)(?:\[.*\])?(?:[^;]*?>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line)
+        match = re.match(
+            r"([\w.-]+)(?:\[.*\])?(?:[^;]*?>=([\w.]+))?(?:.*extra == ['\"]([\w-]+)['\"])?", line
+        )
         assert match is not None, line
         name, wanted, extra = match.groups(default="")
-        if name != "jrnn" and extra not in FOR_CONTRIBUTORS:  # an extra may list jrnn itself, with other extras
+        if (
+            name != "jrnn" and extra not in FOR_CONTRIBUTORS
+        ):  # an extra may list jrnn itself, with other extras
             known.setdefault(name, Installed(name, wanted or "0", version_of(name), extra))
     return list(known.values())
 
@@ -93,31 +114,50 @@ def _devices() -> list[str]:
         memory = f", {held / 2**30:.0f} GiB" if held else ""
         lines.append(f"{device.platform}:{device.id}  {device.device_kind}{memory}")
     begun = time.perf_counter()
-    total = float(jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, None), 0.0, x)[0])(jax.numpy.ones(8)))
+    total = float(
+        jax.jit(lambda x: jax.lax.scan(lambda c, x: (c + x, None), 0.0, x)[0])(jax.numpy.ones(8))
+    )
     seconds = time.perf_counter() - begun
-    lines.append(f"a loop compiles and runs in {seconds:.2f} s" if total == 8 else f"a sum of 8 ones is {total}: WRONG")
+    lines.append(
+        f"a loop compiles and runs in {seconds:.2f} s"
+        if total == 8
+        else f"a sum of 8 ones is {total}: WRONG"
+    )
     if jax.default_backend() == "cpu" and shutil.which("nvidia-smi"):
-        lines.append("nvidia-smi is installed, but JAX does not use a GPU: pip install 'jax[cuda13]'")
+        lines.append(
+            "nvidia-smi is installed, but JAX does not use a GPU: pip install 'jax[cuda13]'"
+        )
     return lines
 
 
 def examine(out: Any = None) -> bool:
     """Prints a report to the file `out`, or to the standard output. Returns whether jrnn can work."""
     every = packages()
-    needed, optional = ([p for p in every if bool(p.extra) == is_extra] for is_extra in (False, True))
+    needed, optional = (
+        [p for p in every if bool(p.extra) == is_extra] for is_extra in (False, True)
+    )
 
     def section(title: str, lines: Iterable[str]) -> None:
         print(f"{title}\n" + "\n".join(f"  {line}" for line in lines), file=out)
 
     python = f"Python {platform.python_version()}, {sys.executable}"
-    section(f"jrnn {__version__}", [str(HERE), python, f"{platform.platform()}, {os.cpu_count()} processors"])
+    section(
+        f"jrnn {__version__}",
+        [str(HERE), python, f"{platform.platform()}, {os.cpu_count()} processors"],
+    )
     section("packages that jrnn needs", _rows(needed))
     section("packages of extras", _rows(optional))
-    section("optional packages", (f"{n}  {version_of(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()))
+    section(
+        "optional packages",
+        (f"{n}  {version_of(n) or 'absent'}  {use}" for n, use in OPTIONAL.items()),
+    )
     section("devices", _devices())
     section("kernel for CPUs (executor 'native')", [str(library.loaded())])
     missing = {p.extra or p.name: p.remedy for p in every if p.remedy}
-    section("missing" if missing else "nothing is missing", (f"{name}: {remedy}" for name, remedy in missing.items()))
+    section(
+        "missing" if missing else "nothing is missing",
+        (f"{name}: {remedy}" for name, remedy in missing.items()),
+    )
     return all(p.is_satisfied for p in needed)
 
 

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from jrnn.cli.output import MISTAKE, SafeStream
 
 FATAL = b"JAX distributed service detected fatal errors"
-_COORDINATION = re.compile(rb"coordination_service|preemption_sync_manager")  # files of XLA that report it, before FATAL
+_COORDINATION = re.compile(
+    rb"coordination_service|preemption_sync_manager"
+)  # files of XLA that report it, before FATAL
 _HELD = 5.0  # seconds for which such a report is held back, and in which the main thread may end the process itself
 _keep: list[object] = []  # what C calls must not be freed
 
@@ -40,7 +42,10 @@ def end_in_one_line(command: str) -> None:
     def forward() -> None:
         _forward(source, out, is_lost)
         time.sleep(_HELD)
-        os.write(out, f"jrnn {command}: error: the first process is lost; start all again with --resume\n".encode())
+        os.write(
+            out,
+            f"jrnn {command}: error: the first process is lost; start all again with --resume\n".encode(),
+        )
         os._exit(MISTAKE)
 
     threading.Thread(target=forward, daemon=True).start()
@@ -49,7 +54,8 @@ def end_in_one_line(command: str) -> None:
 
 def _forward(source: int, target: int, is_lost: threading.Event) -> None:
     """Copies bytes until they report a lost coordinator."""
-    pending, since = b"", 0.0
+    pending = b""
+    since = 0.0
     while True:
         ready, _, _ = select.select([source], [], [], _HELD if pending else None)
         data = os.read(source, 1 << 16) if ready else b""
@@ -67,6 +73,7 @@ def _on_abort(function: Callable[[], object]) -> None:
     """Calls a function when C calls `abort()`, which then goes on. Python's own handlers run in the main thread only."""
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: function() and None)
     libc = ctypes.CDLL(None)
-    libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal.restype = ctypes.c_void_p
     libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
     _keep.append(handler)

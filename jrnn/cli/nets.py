@@ -45,8 +45,14 @@ def run_command(args: argparse.Namespace) -> int:
     written = dict.fromkeys(o for net in nets for op in net.ops for o in op.outputs)
     for name in args.fetch or ():
         if name not in written and name not in blobs:
-            raise UsageError(f"--fetch {name}: {_no_blob(model, name, [*written, *blobs], 'writes', written)}")
-    options = {"key": jax.random.key(args.seed), "max_iterations": args.max_iterations, "files": args.files}
+            raise UsageError(
+                f"--fetch {name}: {_no_blob(model, name, [*written, *blobs], 'writes', written)}"
+            )
+    options = {
+        "key": jax.random.key(args.seed),
+        "max_iterations": args.max_iterations,
+        "files": args.files,
+    }
     if isinstance(model, Plan):
         values = run_plan(model, blobs, **options)
         wanted = args.fetch or [n for n in written if isinstance(values.get(n), np.ndarray)]
@@ -60,7 +66,9 @@ def run_command(args: argparse.Namespace) -> int:
         wanted = args.fetch or list(model.external_outputs) or [n for n in written if n in values]
     for name in wanted:
         if name not in values and isinstance(model, Plan):
-            raise UsageError(f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace")
+            raise UsageError(
+                f"--fetch {name}: no step of plan {model.name!r} that ran wrote it to the workspace"
+            )
         if name not in values:
             raise NetError(unwritten_output(model, name))
     files = _files_of(Path(args.out), wanted) if args.out else {}
@@ -79,7 +87,9 @@ def _files_of(folder: Path, names: Iterable[str]) -> dict[str, Path]:
         path = folder / (name.replace("/", ".") + ".npy")
         other = next((n for n, p in files.items() if p == path), None)
         if other is not None:
-            raise UsageError(f"--out: blobs {other!r} and {name!r} would both be {path}; choose one with --fetch")
+            raise UsageError(
+                f"--out: blobs {other!r} and {name!r} would both be {path}; choose one with --fetch"
+            )
         files[name] = path
     return files
 
@@ -89,7 +99,9 @@ def _save(path: Path, name: str, value: Any) -> None:
     if array.dtype.kind == "O":
         items = array.reshape(-1).tolist()
         if not all(isinstance(v, bytes) and not v.endswith(b"\0") for v in items):
-            raise UsageError(f"--out: blob {name!r} holds {describe_value(value)}, which a .npy file cannot hold")
+            raise UsageError(
+                f"--out: blob {name!r} holds {describe_value(value)}, which a .npy file cannot hold"
+            )
         array = np.asarray(items, np.bytes_).reshape(array.shape)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +116,9 @@ def show_command(args: argparse.Namespace) -> int:
     model, blobs = _opened(args)
     draw = None if args.out is None else _DRAWINGS.get(args.out.suffix)
     if args.out and not draw:
-        raise UsageError(f"--out {args.out}: must end in {' or '.join(_DRAWINGS)}, which says what is drawn")
+        raise UsageError(
+            f"--out {args.out}: must end in {' or '.join(_DRAWINGS)}, which says what is drawn"
+        )
     if isinstance(model, Plan) and args.network is None and not draw:
         print(show_steps(model))
         for net in model.networks:
@@ -130,7 +144,9 @@ def show_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _no_blob(model: Net | Plan, name: str, known: Iterable[str], does: str, blobs: Iterable[str]) -> str:
+def _no_blob(
+    model: Net | Plan, name: str, known: Iterable[str], does: str, blobs: Iterable[str]
+) -> str:
     """Says that there is no blob of a name, with the near names, or with those that the net reads or writes."""
     near_names = near(name, known)
     kind = "plan" if isinstance(model, Plan) else "net"
@@ -139,10 +155,14 @@ def _no_blob(model: Net | Plan, name: str, known: Iterable[str], does: str, blob
 
 def _listed(names: Iterable[str]) -> str:
     names = list(names)
-    return ", ".join(map(repr, names[:_NAMES])) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")
+    return ", ".join(map(repr, names[:_NAMES])) + (
+        f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    )
 
 
-def _not_given(error: JrnnError, net: Net, blobs: Mapping[str, Any], args: argparse.Namespace) -> str:
+def _not_given(
+    error: JrnnError, net: Net, blobs: Mapping[str, Any], args: argparse.Namespace
+) -> str:
     """Returns what to give if an error is of blobs that a net reads and that were not given, or ""."""
     missing = [name for name in reads(net) if name not in blobs]
     if not any(f"reads blob {name!r}" in str(error) for name in missing):
@@ -177,7 +197,9 @@ def check_command(args: argparse.Namespace) -> int:
     with jax.enable_x64(True), Heartbeat(terminal(sys.stderr), f"reading {args.net}") as beat:
         subject = _subject(args)
         tolerance = gradients.TOLERANCE if subject.exact else gradients.INEXACT
-        effort = gradients.Effort(tolerance, max_elements=args.elements, directions=2, second=True, doing=beat.doing)
+        effort = gradients.Effort(
+            tolerance, max_elements=args.elements, directions=2, second=True, doing=beat.doing
+        )
         report = gradients.check(subject, effort, inner=args.out is not None)
     if args.out:
         _write(args.out, gradients.page(report, subject.net))
@@ -187,7 +209,10 @@ def check_command(args: argparse.Namespace) -> int:
         return 0 if report.agrees else 1
     print(report.conclusion())
     wide_console().print(gradients.table_of(report))
-    for line in (*report.notes, *(() if report.fault is None else (f"first fault: {report.fault}",))):
+    for line in (
+        *report.notes,
+        *(() if report.fault is None else (f"first fault: {report.fault}",)),
+    ):
         print(line)
     print(report.verdict())
     say_written(args.out, args.json)
@@ -195,7 +220,11 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _check_model(args: argparse.Namespace) -> int:
-    if given := [n for n in ("init", "feed", "network", "loss", "scan", "set", "json", "out") if getattr(args, n)]:
+    if given := [
+        n
+        for n in ("init", "feed", "network", "loss", "scan", "set", "json", "out")
+        if getattr(args, n)
+    ]:
         raise UsageError(f"--{given[0]} is for gradients; {args.net} is a pretrained model")
     print(report := check_model(load(args.net)))
     return int(bool(report.findings))
@@ -203,7 +232,8 @@ def _check_model(args: argparse.Namespace) -> int:
 
 def _subject(args: argparse.Namespace) -> gradients.Subject:
     """Returns the subject of `jrnn check`."""
-    is_config, is_function = find_config(args.net).suffix == ".toml", _is_factory(Path(args.net))
+    is_config = find_config(args.net).suffix == ".toml"
+    is_function = _is_factory(Path(args.net))
     for option, given, fits in (
         ("--set", args.set, is_config),
         ("--scan", args.scan, is_function),
@@ -223,23 +253,41 @@ def _subject(args: argparse.Namespace) -> gradients.Subject:
         net, before = _one_net(plan or read_net(Path(args.net)), args.network)
         loss = args.loss or ("loss" if any("loss" in op.outputs for op in net.ops) else None)
         return gradients.subject_of_net(
-            net, _run_before(before, _load_blobs(args), args.seed), loss, key=jax.random.key(args.seed)
+            net,
+            _run_before(before, _load_blobs(args), args.seed),
+            loss,
+            key=jax.random.key(args.seed),
         )
     try:
-        return gradients.subject_of_file(args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed))
+        return gradients.subject_of_file(
+            args.net, feeds, args.loss, init=args.init, key=jax.random.key(args.seed)
+        )
     except NetError as e:
-        hint = _not_given(e, read_net(Path(args.net)), _load_blobs(args), args) if Path(args.net).is_file() else ""
+        hint = (
+            _not_given(e, read_net(Path(args.net)), _load_blobs(args), args)
+            if Path(args.net).is_file()
+            else ""
+        )
         raise (NetError(f"{e}; {hint}") if hint else e) from None
 
 
 def convert_command(args: argparse.Namespace) -> int:
-    source, out = Path(args.source), args.out
+    source = Path(args.source)
+    out = args.out
     if (source / "config.toml").is_file():
-        raise UsageError(f"{source}: is a run directory, which jrnn export writes: jrnn export {source} {out}")
+        raise UsageError(
+            f"{source}: is a run directory, which jrnn export writes: jrnn export {source} {out}"
+        )
     if out.suffix == ".onnx":
-        raise UsageError(f"{out}: jrnn export writes runs as ONNX; in Python, jrnn.to_onnx writes other functions")
+        raise UsageError(
+            f"{out}: jrnn export writes runs as ONNX; in Python, jrnn.to_onnx writes other functions"
+        )
     if out.suffix == ".py":
-        package = from_factory(args.source) if _is_factory(source) else _read_nets(source, args.init, args.network)
+        package = (
+            from_factory(args.source)
+            if _is_factory(source)
+            else _read_nets(source, args.init, args.network)
+        )
         package_to_python(package, out, parse_feeds(args.feed, seed=0))
     elif args.init is not None or args.feed:
         raise UsageError("--init and --feed are for FILE.py, which alone has weights and shapes")
@@ -310,15 +358,21 @@ def _run_before(nets: tuple[Net, ...], blobs: dict[str, Any], seed: int) -> dict
 def _opened(args: argparse.Namespace) -> tuple[Net | Plan, dict[str, Any]]:
     """Returns the net or the plan of `run` and `show`, and the blobs of --init and --feed. A folder is a package."""
     if (folder := Path(args.net)).is_dir() and (folder / PREDICT).is_file():
-        args.net, args.init = folder / PREDICT, args.init or folder / INIT
+        args.net = folder / PREDICT
+        args.init = args.init or folder / INIT
     elif folder.is_dir():
-        raise UsageError(f"{folder}: has no {PREDICT}; name the file of a net, or a folder with {INIT} and {PREDICT}")
-    model, blobs = read_net_or_plan(Path(args.net)), _load_blobs(args)
+        raise UsageError(
+            f"{folder}: has no {PREDICT}; name the file of a net, or a folder with {INIT} and {PREDICT}"
+        )
+    model = read_net_or_plan(Path(args.net))
+    blobs = _load_blobs(args)
     if isinstance(model, Net):
         known = dict.fromkeys((*model.external_inputs, *all_names(model)))
         for name in (feed.partition("=")[0] for feed in args.feed):
             if name not in known:
-                raise UsageError(f"--feed {name}: {_no_blob(model, name, known, 'reads', reads(model))}")
+                raise UsageError(
+                    f"--feed {name}: {_no_blob(model, name, known, 'reads', reads(model))}"
+                )
     return model, blobs
 
 

@@ -87,7 +87,8 @@ class OutputError(Exception):
 @contextlib.contextmanager
 def safe_output() -> Iterator[SafeStream]:
     """Within a `with` block, `print` and warnings write safely. Gives the standard output."""
-    out, err = SafeStream(sys.stdout, "the standard output"), SafeStream(sys.stderr, "the standard error")
+    out = SafeStream(sys.stdout, "the standard output")
+    err = SafeStream(sys.stderr, "the standard error")
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):  # type: ignore[type-var]
         yield out
 

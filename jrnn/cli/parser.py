@@ -14,7 +14,9 @@ from jrnn.cli import nets, tools, training
 from jrnn.loops import EXECUTORS
 from jrnn.version import __version__
 
-NET_OR_PACKAGE = "a NetDef or PlanDef file, binary or text, or a folder with init_net.pb and predict_net.pb"
+NET_OR_PACKAGE = (
+    "a NetDef or PlanDef file, binary or text, or a folder with init_net.pb and predict_net.pb"
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -26,8 +28,12 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jrnn {__version__}")
-    commands = parser.add_subparsers(dest="command", prog="jrnn", metavar="COMMAND", help=argparse.SUPPRESS)
-    for function, name, summary, add_options in (command for group in COMMANDS.values() for command in group):
+    commands = parser.add_subparsers(
+        dest="command", prog="jrnn", metavar="COMMAND", help=argparse.SUPPRESS
+    )
+    for function, name, summary, add_options in (
+        command for group in COMMANDS.values() for command in group
+    ):
         p = commands.add_parser(name, description=f"{summary[0].upper()}{summary[1:]}.")
         p.set_defaults(function=function)
         options = _Options(p)
@@ -70,16 +76,27 @@ class _Options:
     ) -> None:
         self._to.add_argument(name, metavar=metavar, help=help, type=type, default=default, **more)
 
-    def several(self, name: str, metavar: str, help: str, default: Sequence[str] | None = ()) -> None:
+    def several(
+        self, name: str, metavar: str, help: str, default: Sequence[str] | None = ()
+    ) -> None:
         """An option that may be repeated."""
         given = None if default is None else list(default)
         self._to.add_argument(name, action="append", metavar=metavar, help=help, default=given)
 
     def json(self, what: str) -> None:
-        self.option("--json", "FILE", f"write {what} as JSON (-: to the terminal, in place of tables)", _path)
+        self.option(
+            "--json",
+            "FILE",
+            f"write {what} as JSON (-: to the terminal, in place of tables)",
+            _path,
+        )
 
     def set(self, where: str) -> None:
-        self.several("--set", "KEY=VALUE", f"change one key of {where}, as in train.steps=100; may be repeated")
+        self.several(
+            "--set",
+            "KEY=VALUE",
+            f"change one key of {where}, as in train.steps=100; may be repeated",
+        )
 
     def seed(self, help: str) -> None:
         self.option("--seed", "N", f"{help} (default: %(default)s)", _count(0, 2**32 - 1), 0)
@@ -93,7 +110,9 @@ class _Options:
     def net(self, help: str, name: str = "NET") -> None:
         self.argument("net", help, _path, metavar=name)
         self.option("--init", "NET", "a net to run first, which fills the parameters", _path)
-        self.feed("a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape")
+        self.feed(
+            "a blob's value: FILE.npy, a JSON number or list, or normal[2,3] for random numbers of that shape"
+        )
         self.seed("the seed of random operators and of normal[...]")
 
 
@@ -108,19 +127,32 @@ def _train(p: _Options) -> None:
         _path,
     )
     p.set("the config")
-    p.several("--sweep", "KEY=A,B,C", "run the config with each of these values; two options run all combinations")
-    p.option("--out", "DIR", "the run directory (default: runs/NAME, where NAME is the config's)", _path)
+    p.several(
+        "--sweep",
+        "KEY=A,B,C",
+        "run the config with each of these values; two options run all combinations",
+    )
+    p.option(
+        "--out", "DIR", "the run directory (default: runs/NAME, where NAME is the config's)", _path
+    )
     p.flag("--resume", "continue from the newest checkpoint of the run, if there is one")
     p.flag("--no-sample", "do not write text when training ends")
     what = "devices that share each batch, 0 for all; a CPU is divided into N devices (sets train.devices)"
     p.option("--devices", "N", what, _count(0, 4096))
     p.flag("--tensorboard", "also write events for TensorBoard (adds to train.loggers)")
     p.flag("--profile", "trace a few steps, and print where the time went")
-    p = p.group("several processes that train together, each started with this command (docs/scaling.md)")
+    p = p.group(
+        "several processes that train together, each started with this command (docs/scaling.md)"
+    )
     p.flag("--distributed", "find the others by SLURM, Open MPI or Kubernetes")
     p.option("--coordinator", "HOST:PORT", "where process 0 listens for the others")
     p.option("--processes", "N", "the number of processes", _count(1))
-    p.option("--process", "K", "the index of this process, from 0; only process 0 writes files", _count(0))
+    p.option(
+        "--process",
+        "K",
+        "the index of this process, from 0; only process 0 writes files",
+        _count(0),
+    )
 
 
 def _tokens(p: _Options) -> None:
@@ -131,18 +163,37 @@ def _tokens(p: _Options) -> None:
     p.option("--tokenizer", "FILE", what, _path)
     what = "the number of tokens of a new tokenizer (default: %(default)s)"
     p.option("--vocabulary", "N", what, _count(257, 2**31 - 1), 8_192)
-    p.option("--separator", "TEXT", "the separator of the documents of a text (default: a file is one document)")
-    p.option("--field", "KEY", "the key of the text in a .jsonl file (default: %(default)s)", default="text")
-    p.option("--end", "TOKEN", "the token that ends a document (default: <|endoftext|> or the like, if it is known)")
+    p.option(
+        "--separator",
+        "TEXT",
+        "the separator of the documents of a text (default: a file is one document)",
+    )
+    p.option(
+        "--field",
+        "KEY",
+        "the key of the text in a .jsonl file (default: %(default)s)",
+        default="text",
+    )
+    p.option(
+        "--end",
+        "TOKEN",
+        "the token that ends a document (default: <|endoftext|> or the like, if it is known)",
+    )
 
 
 def _sample(p: _Options) -> None:
-    p.argument("run", "a run directory, or a folder with config.json and weights", _path, metavar="RUN")
-    p.option("--prompt", "TEXT", "the beginning of the text; for task seq2seq, the sequence to answer")
+    p.argument(
+        "run", "a run directory, or a folder with config.json and weights", _path, metavar="RUN"
+    )
+    p.option(
+        "--prompt", "TEXT", "the beginning of the text; for task seq2seq, the sequence to answer"
+    )
     p.option("--length", "N", "characters, words or tokens to write after the prompt", _count(1))
     what = "below 1 more predictable, above 1 more random, 0 always the most probable character"
     p.option("--temperature", "X", what, float)
-    p.option("--top-k", "K", "for pretrained models, draw from the K likeliest tokens only", _count(1))
+    p.option(
+        "--top-k", "K", "for pretrained models, draw from the K likeliest tokens only", _count(1)
+    )
     what = "for pretrained models, nucleus sampling: the smallest set of tokens with this total probability"
     p.option("--top-p", "P", what, float)
     what = "for pretrained models, min-p sampling: tokens with at least this share of the greatest probability"
@@ -152,12 +203,22 @@ def _sample(p: _Options) -> None:
     p.several("--stop", "TEXT", "for pretrained models, end before TEXT")
     p.seed("the seed of the random choices")
     p.option("--beam", "K", "for task seq2seq, the width of the beam search (1: greedy)", _count(1))
-    p.option("--attention", "FILE", "for task seq2seq, draw the attention of the best answer (needs the extra `plot`)")
+    p.option(
+        "--attention",
+        "FILE",
+        "for task seq2seq, draw the attention of the best answer (needs the extra `plot`)",
+    )
 
 
 def _plot(p: _Options) -> None:
     p.argument("runs", "a run directory", _file, nargs="+", metavar="RUN")
-    p.option("--out", "FILE", "a .png, .svg or .pdf file (default: %(default)s)", _file, Path("losses.png"))
+    p.option(
+        "--out",
+        "FILE",
+        "a .png, .svg or .pdf file (default: %(default)s)",
+        _file,
+        Path("losses.png"),
+    )
 
 
 def _runs(p: _Options) -> None:
@@ -167,9 +228,13 @@ def _runs(p: _Options) -> None:
 
 
 def _predict(p: _Options) -> None:
-    p.argument("run", "a run directory of the task forecast or classification", _path, metavar="RUN")
+    p.argument(
+        "run", "a run directory of the task forecast or classification", _path, metavar="RUN"
+    )
     what = "for forecast a CSV file with the columns that it reads; for classification a .npz file with `inputs`"
-    p.argument("file", f"{what} (default: the file of the config)", _path, nargs="?", metavar="FILE")
+    p.argument(
+        "file", f"{what} (default: the file of the config)", _path, nargs="?", metavar="FILE"
+    )
     p.option("--out", "FILE", "the CSV file to write (default: the terminal)", _file)
 
 
@@ -181,20 +246,42 @@ def _export(p: _Options) -> None:
     )
     p.argument("out", what, _file, metavar="OUT")
     p.flag("--step", "write (x, state) -> (y, state) for one step, to .onnx and .jax files")
-    p.option("--batch", "N", "the number of sequences (default: left open; a .py file needs it)", _count(1))
-    p.option("--time", "T", "the number of steps (default: left open; a .py file and a net need it)", _count(1))
+    p.option(
+        "--batch",
+        "N",
+        "the number of sequences (default: left open; a .py file needs it)",
+        _count(1),
+    )
+    p.option(
+        "--time",
+        "T",
+        "the number of steps (default: left open; a .py file and a net need it)",
+        _count(1),
+    )
 
 
 def _configs(p: _Options) -> None:
     p.argument("name", "print this config (default: list all)", nargs="?", metavar="NAME")
-    p.flag("--keys", "print the keys of the config, or of all tasks, with their defaults and meanings")
+    p.flag(
+        "--keys", "print the keys of the config, or of all tasks, with their defaults and meanings"
+    )
 
 
 def _run(p: _Options) -> None:
     p.net(NET_OR_PACKAGE)
-    p.several("--fetch", "BLOB", "a blob to print; may be repeated (default: the net's external outputs)", None)
+    p.several(
+        "--fetch",
+        "BLOB",
+        "a blob to print; may be repeated (default: the net's external outputs)",
+        None,
+    )
     p.option("--out", "DIR", "write each fetched blob to DIR/BLOB.npy", _path)
-    p.option("--files", "DIR", "allow the net to read and write files in DIR; without it, it may not", _path)
+    p.option(
+        "--files",
+        "DIR",
+        "allow the net to read and write files in DIR; without it, it may not",
+        _path,
+    )
     what = "stop with an error when a loop runs longer than N iterations (default: %(default)s)"
     p.option("--max-iterations", "N", what, _count(1), 1_000_000)
 
@@ -202,7 +289,12 @@ def _run(p: _Options) -> None:
 def _show(p: _Options) -> None:
     p.net(NET_OR_PACKAGE)
     p.network()
-    p.option("--out", "FILE", "draw the graph instead of listing it: FILE.svg, or FILE.dot for Graphviz", _file)
+    p.option(
+        "--out",
+        "FILE",
+        "draw the graph instead of listing it: FILE.svg, or FILE.dot for Graphviz",
+        _file,
+    )
 
 
 def _convert(p: _Options) -> None:
@@ -211,8 +303,12 @@ def _convert(p: _Options) -> None:
     what = "FILE.py for plain JAX, FILE.pbtxt for a net as text; else the NetDef file, or the folder of a package"
     p.argument("out", what, _file, metavar="OUT")
     p.network()
-    p.option("--init", "NET", "for a .py file, the net that fills the weights of a NetDef file", _path)
-    p.feed("for a .py file, an example of an input whose shape the net does not define: FILE.npy, JSON, or normal[2,3]")
+    p.option(
+        "--init", "NET", "for a .py file, the net that fills the weights of a NetDef file", _path
+    )
+    p.feed(
+        "for a .py file, an example of an input whose shape the net does not define: FILE.npy, JSON, or normal[2,3]"
+    )
 
 
 def _check(p: _Options) -> None:
@@ -230,7 +326,13 @@ def _check(p: _Options) -> None:
 
 
 def _ops(p: _Options) -> None:
-    p.argument("pattern", "list only operators whose name contains this", nargs="?", default="", metavar="PATTERN")
+    p.argument(
+        "pattern",
+        "list only operators whose name contains this",
+        nargs="?",
+        default="",
+        metavar="PATTERN",
+    )
 
 
 def _bench(p: _Options) -> None:
@@ -239,7 +341,9 @@ def _bench(p: _Options) -> None:
         "itself, with --feed; it runs by lax.scan and by each executor that can run it (default: the cells of a suite)"
     )
     p.argument("step", what, _path, nargs="?", metavar="FILE:STEP")
-    p.feed("an argument of your step: FILE.npy, JSON, or normal[2,3]; name/0, name/1 for parts; the last one for all steps")
+    p.feed(
+        "an argument of your step: FILE.npy, JSON, or normal[2,3]; name/0, name/1 for parts; the last one for all steps"
+    )
     p.seed("the seed of normal[...]")
     what = "scan: cells (default); spellings: one computation in all its spellings"
     p.option("--suite", "NAME", what, default="scan", choices=SUITES)
@@ -256,42 +360,104 @@ def _bench(p: _Options) -> None:
         f"{', '.join(EXECUTORS)})"
     )
     p.option("--peers", "A,B", what, _names)
-    p.option("--turns", "N", "measured runs of each program, at most (default: %(default)s)", _count(1), 15)
+    p.option(
+        "--turns",
+        "N",
+        "measured runs of each program, at most (default: %(default)s)",
+        _count(1),
+        15,
+    )
     what = "time for one size, after which no run begins but the first three of each program (default: %(default)s)"
     p.option("--seconds", "S", what, _seconds, 20.0)
     what = "h100 or v5e: compile for an accelerator without having one; count kernels and bytes instead of measuring"
     p.option("--compile-for", "DEVICE", what)
     p.json("the figures and their conditions")
-    p.option("--out", "FILE", "draw the figures: FILE.png, .svg or .pdf (needs the extra `plot`)", _file, dest="plot")
+    p.option(
+        "--out",
+        "FILE",
+        "draw the figures: FILE.png, .svg or .pdf (needs the extra `plot`)",
+        _file,
+        dest="plot",
+    )
 
 
 # Groups of commands: the function, the name, the summary and the arguments of each.
 COMMANDS: dict[str, tuple[tuple[Any, str, str, Callable[[_Options], None]], ...]] = {
     "train and use models": (
         (training.train_command, "train", "train the model that a configuration describes", _train),
-        (training.configs_command, "configs", "list the configs that ship with jrnn, print one, or its keys", _configs),
-        (training.tokens_command, "tokens", "write texts as a corpus of tokens, for the task `tokens`", _tokens),
-        (training.sample_command, "sample", "write text from a trained or a pretrained model", _sample),
+        (
+            training.configs_command,
+            "configs",
+            "list the configs that ship with jrnn, print one, or its keys",
+            _configs,
+        ),
+        (
+            training.tokens_command,
+            "tokens",
+            "write texts as a corpus of tokens, for the task `tokens`",
+            _tokens,
+        ),
+        (
+            training.sample_command,
+            "sample",
+            "write text from a trained or a pretrained model",
+            _sample,
+        ),
         (
             training.predict_command,
             "predict",
             "forecast, or classify, the data of a file with a trained model",
             _predict,
         ),
-        (training.export_command, "export", "write a trained model for ONNX, JAX, Caffe2 or Python", _export),
-        (training.runs_command, "runs", "list runs by loss: state, metrics, speed, how their configs differ", _runs),
+        (
+            training.export_command,
+            "export",
+            "write a trained model for ONNX, JAX, Caffe2 or Python",
+            _export,
+        ),
+        (
+            training.runs_command,
+            "runs",
+            "list runs by loss: state, metrics, speed, how their configs differ",
+            _runs,
+        ),
         (training.plot_command, "plot", "draw the losses of runs", _plot),
     ),
     "nets": (
         (nets.run_command, "run", "run a net operator by operator, or a plan net by net", _run),
-        (nets.show_command, "show", "list the operators, shapes and parameters of a net or a plan", _show),
-        (nets.convert_command, "convert", "convert nets and functions to Caffe2's files or Python", _convert),
+        (
+            nets.show_command,
+            "show",
+            "list the operators, shapes and parameters of a net or a plan",
+            _show,
+        ),
+        (
+            nets.convert_command,
+            "convert",
+            "convert nets and functions to Caffe2's files or Python",
+            _convert,
+        ),
         (tools.ops_command, "ops", "list the operators", _ops),
     ),
     "measure and check": (
-        (nets.check_command, "check", "compare gradients of three kinds; check a pretrained model", _check),
-        (tools.bench_command, "bench", "measure your own step, or cells next to other libraries", _bench),
-        (tools.doctor_command, "doctor", "print packages and devices, and how to install what is missing", _nothing),
+        (
+            nets.check_command,
+            "check",
+            "compare gradients of three kinds; check a pretrained model",
+            _check,
+        ),
+        (
+            tools.bench_command,
+            "bench",
+            "measure your own step, or cells next to other libraries",
+            _bench,
+        ),
+        (
+            tools.doctor_command,
+            "doctor",
+            "print packages and devices, and how to install what is missing",
+            _nothing,
+        ),
     ),
 }
 
@@ -323,7 +489,9 @@ def _seconds(text: str) -> float:
 
 def _path(text: str) -> str:
     if not text or "\0" in text:
-        raise argparse.ArgumentTypeError("the name of a file or folder must not be empty, nor have a zero byte")
+        raise argparse.ArgumentTypeError(
+            "the name of a file or folder must not be empty, nor have a zero byte"
+        )
     return text
 
 

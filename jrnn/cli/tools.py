@@ -30,7 +30,9 @@ def ops_command(args: argparse.Namespace) -> int:
     known = catalog.entries()
     matching = [e for e in known if args.pattern.lower() in e.type.lower()]
     if not matching:
-        raise UsageError(f"no operator's name contains {args.pattern!r}{near(args.pattern, [e.type for e in known])}")
+        raise UsageError(
+            f"no operator's name contains {args.pattern!r}{near(args.pattern, [e.type for e in known])}"
+        )
     for e in matching:
         arguments = f"  {e.arguments}" if e.arguments else ""
         print(f"{e.type}({e.inputs}) -> {e.outputs}{arguments}  gradient: {e.gradient}")
@@ -52,12 +54,18 @@ def bench_command(args: argparse.Namespace) -> int:
                 raise UsageError(f"{option} means nothing for a step of your own, {args.step}")
         own_step.run(args.step, parse_feeds(args.feed, args.seed), options)
     elif args.feed:
-        raise UsageError("--feed gives the arrays of a step of your own: name it, as in jrnn bench cells.py:step")
+        raise UsageError(
+            "--feed gives the arrays of a step of your own: name it, as in jrnn bench cells.py:step"
+        )
     elif args.compile_for:
         if args.suite != "scan":
-            raise UsageError(f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}")
+            raise UsageError(
+                f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}"
+            )
         if args.plot:
-            raise UsageError("--out draws times: it means nothing with --compile-for, which measures none")
+            raise UsageError(
+                "--out draws times: it means nothing with --compile-for, which measures none"
+            )
         compile_for.run(args.compile_for, options)
     else:
         measure.run(options, suite_of(options))
@@ -109,5 +117,7 @@ def _feed_value(feed: str, name: str, text: str, rng: np.random.Generator) -> np
         raise UsageError(rule) from None
     lost = (given != wide) if given.dtype == np.int32 else np.isinf(given) & np.isfinite(wide)
     if lost.any():
-        raise UsageError(f"--feed {feed}: {wide[lost][0]} does not fit {given.dtype}; give a .npy file of a wider type")
+        raise UsageError(
+            f"--feed {feed}: {wide[lost][0]} does not fit {given.dtype}; give a .npy file of a wider type"
+        )
     return given

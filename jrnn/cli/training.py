@@ -23,7 +23,14 @@ from jrnn.loops import host
 from jrnn.models import load
 from jrnn.models.text import is_model, write_text
 from jrnn.train import load_config, load_run, train
-from jrnn.train.config import Config, config_names, describe_config, find_config, nearest_config, reference_of_keys
+from jrnn.train.config import (
+    Config,
+    config_names,
+    describe_config,
+    find_config,
+    nearest_config,
+    reference_of_keys,
+)
 from jrnn.train.devices import join
 from jrnn.train.exports import EXPORTS
 from jrnn.train.run_dir import RunDir, first_free
@@ -36,8 +43,11 @@ def train_command(args: argparse.Namespace) -> int:
         if jax.process_index() > 0:
             end_in_one_line(args.command)
     elif args.processes is not None or args.process is not None:
-        raise UsageError("--processes and --process need --coordinator HOST:PORT, where process 0 listens")
-    given, changes = Path(args.config), list(args.set)
+        raise UsageError(
+            "--processes and --process need --coordinator HOST:PORT, where process 0 listens"
+        )
+    given = Path(args.config)
+    changes = list(args.set)
     if args.devices is not None:
         changes.append(f"train.devices={args.devices}")
     if given.is_dir() and not RunDir(given).is_begun():
@@ -50,7 +60,9 @@ def train_command(args: argparse.Namespace) -> int:
     configs = [load_config(file, [*changes, *some]) for some in values]  # all, before the first run
     if args.tensorboard:
         loggers = list(dict.fromkeys([*configs[0].train.loggers, "tensorboard"]))
-        configs = [replace(config, train=replace(config.train, loggers=loggers)) for config in configs]
+        configs = [
+            replace(config, train=replace(config.train, loggers=loggers)) for config in configs
+        ]
     if configs[0].train.devices > 1 and not args.distributed and args.coordinator is None:
         host.divide_cpu(configs[0].train.devices)
     if args.out is not None:
@@ -71,7 +83,9 @@ def _combinations(sweeps: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for sweep in sweeps:
         key, equals, values = sweep.partition("=")
         if not equals or not all(value.strip() for value in values.split(",")):
-            raise UsageError(f"--sweep {sweep}: must be written KEY=A,B,C, as in model.hidden=32,64")
+            raise UsageError(
+                f"--sweep {sweep}: must be written KEY=A,B,C, as in model.hidden=32,64"
+            )
         choices.append([f"{key}={value.strip()}" for value in values.split(",")])
     yield from itertools.product(*choices)
 
@@ -100,7 +114,10 @@ def _train_one(config: Config, out: Path, args: argparse.Namespace) -> int:
     if not is_first:
         return INTERRUPTED if result.interrupted else 0
     if result.interrupted:
-        print(f"stopped at step {result.step}; continue with: jrnn train {out} --resume", file=sys.stderr)
+        print(
+            f"stopped at step {result.step}; continue with: jrnn train {out} --resume",
+            file=sys.stderr,
+        )
         return INTERRUPTED
     writes = config.kind.write is not None
     if writes and not args.no_sample:
@@ -109,7 +126,9 @@ def _train_one(config: Config, out: Path, args: argparse.Namespace) -> int:
                 text = result.model.sample()
             print(f"sample:\n{text}")
         except DataError as e:  # the config's prompt has what the text lacks: no fault of the run
-            print(f"no sample: sample.prompt = {config.sample.prompt!r}: {e}; use jrnn sample {out} --prompt TEXT")
+            print(
+                f"no sample: sample.prompt = {config.sample.prompt!r}: {e}; use jrnn sample {out} --prompt TEXT"
+            )
     more = "sample" if writes else "predict" if config.kind.predict is not None else ""
     print(f"{result}; more: jrnn {more} {out}" if more else result)
     return 0
@@ -118,13 +137,22 @@ def _train_one(config: Config, out: Path, args: argparse.Namespace) -> int:
 def tokens_command(args: argparse.Namespace) -> int:
     names = ("tokenizer", "vocabulary", "separator", "field", "end")
     with Heartbeat(terminal(), "reading") as beat:
-        corpus = tokenize(args.texts, args.out, **{name: getattr(args, name) for name in names}, say=beat.say)
-    size = f"{len(corpus):,} tokens of {corpus.vocabulary:,} kinds in {corpus.documents:,} documents"
+        corpus = tokenize(
+            args.texts, args.out, **{name: getattr(args, name) for name in names}, say=beat.say
+        )
+    size = (
+        f"{len(corpus):,} tokens of {corpus.vocabulary:,} kinds in {corpus.documents:,} documents"
+    )
     print(printable(f"wrote {args.out}: {size}"))
     return 0
 
 
-OF_MODELS = ("top_k", "top_p", "min_p", "repetition_penalty")  # options of `jrnn sample` for pretrained models
+OF_MODELS = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+)  # options of `jrnn sample` for pretrained models
 
 
 def sample_command(args: argparse.Namespace) -> int:
@@ -148,8 +176,14 @@ def _sample_model(args: argparse.Namespace) -> int:
     if args.beam is not None or args.attention is not None:
         raise UsageError("--beam and --attention are for runs of the task seq2seq")
     length = 100 if args.length is None else args.length
-    options = {name: getattr(args, name) for name in ("temperature", *OF_MODELS) if getattr(args, name) is not None}
-    for piece in write_text(args.run, args.prompt or "", length, stop=args.stop, seed=args.seed, **options):
+    options = {
+        name: getattr(args, name)
+        for name in ("temperature", *OF_MODELS)
+        if getattr(args, name) is not None
+    }
+    for piece in write_text(
+        args.run, args.prompt or "", length, stop=args.stop, seed=args.seed, **options
+    ):
         print(piece, end="", flush=True)
     print()
     return 0
@@ -174,10 +208,14 @@ def export_command(args: argparse.Namespace) -> int:
     elif args.out.suffix == ".py":
         package = model.package(args.batch, args.time)
         if not package.shapes:
-            raise UsageError(f"{args.out}: Python is written for inputs of one size: give --batch N and --time T")
+            raise UsageError(
+                f"{args.out}: Python is written for inputs of one size: give --batch N and --time T"
+            )
         package_to_python(package, args.out, {})
     elif args.batch is not None or args.time is not None:
-        raise UsageError(f"--batch and --time are for files that end in {', '.join(EXPORTS)} or .py")
+        raise UsageError(
+            f"--batch and --time are for files that end in {', '.join(EXPORTS)} or .py"
+        )
     else:
         model.save(args.out)
     say_written(args.out)

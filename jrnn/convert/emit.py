@@ -55,7 +55,12 @@ rule = registering(RULES)
 class Emitter:
     """The nets under construction. `b` is the net that operators are currently appended to."""
 
-    def __init__(self, name: str, recognize: Callable[[Graph], Graph], closed_over: Sequence[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        recognize: Callable[[Graph], Graph],
+        closed_over: Sequence[tuple[str, Any]] = (),
+    ) -> None:
         self.root = self.b = NetBuilder(name)
         self.given: list[str] = []
         self.fills: list[Op] = []  # of the init net
@@ -73,7 +78,9 @@ class Emitter:
         self._used: set[str] = set()
         self._counts: dict[str, int] = {}
         self._constants: dict[Any, str] = {}
-        self._weights: dict[int, tuple[Any, Blob]] = {}  # by the array's id; holding the array keeps the id unique
+        self._weights: dict[
+            int, tuple[Any, Blob]
+        ] = {}  # by the array's id; holding the array keeps the id unique
 
     def claim(self, name: str) -> str:
         """Returns a name that no net uses yet: `name`, else `name_1`, ..."""
@@ -107,7 +114,11 @@ class Emitter:
             raise ConversionError(f"weight {name!r} is {value.dtype}; {TYPES}: convert it first")
         name = self.root.input(self.claim(name))
         if value.size >= _BIG and (value == value.flat[0]).all():
-            args = {"shape": list(value.shape), "dtype": TYPE_CODES[value.dtype], "value": value.flat[0]}
+            args = {
+                "shape": list(value.shape),
+                "dtype": TYPE_CODES[value.dtype],
+                "value": value.flat[0],
+            }
             fills.append(Op.of("ConstantFill", [], [name], **args))
         else:
             fills.append(fill(name, value))
@@ -116,7 +127,11 @@ class Emitter:
     # operators
 
     def ops(
-        self, type: str, inputs: Sequence[str | Value], outputs: Sequence[tuple[Sequence[int], Any] | None], **args: Any
+        self,
+        type: str,
+        inputs: Sequence[str | Value],
+        outputs: Sequence[tuple[Sequence[int], Any] | None],
+        **args: Any,
     ) -> list[Blob]:
         """Appends an operator.
 
@@ -130,7 +145,15 @@ class Emitter:
         self.origins.update(dict.fromkeys(blobs, f"{self._node_name} ({self._source})"))
         return [Blob.of(name, *o) for name, o in zip(blobs, outputs) if o]
 
-    def op(self, type: str, inputs: Sequence[str | Value], shape: Sequence[int], dtype: Any, /, **args: Any) -> Blob:
+    def op(
+        self,
+        type: str,
+        inputs: Sequence[str | Value],
+        shape: Sequence[int],
+        dtype: Any,
+        /,
+        **args: Any,
+    ) -> Blob:
         """Appends an operator with one output."""
         return self.ops(type, inputs, [(shape, dtype)], **args)[0]
 
@@ -142,7 +165,11 @@ class Emitter:
 
     def loose(self, value: Value) -> Blob:
         """The value as a blob that may hold fewer elements, for operators that broadcast."""
-        return value if isinstance(value, Blob) else replace(self.constant(shrink(value)), shape=value.shape)
+        return (
+            value
+            if isinstance(value, Blob)
+            else replace(self.constant(shrink(value)), shape=value.shape)
+        )
 
     def _spread(self, blob: Blob) -> Blob:
         if math.prod(blob.held) == math.prod(blob.shape):
@@ -169,7 +196,9 @@ class Emitter:
         if value.shape == shape:
             return value
         if 0 in shape:
-            raise ConversionError(f"an array of shape {list(shape)} has no elements; Caffe2 cannot reshape to it")
+            raise ConversionError(
+                f"an array of shape {list(shape)} has no elements; Caffe2 cannot reshape to it"
+            )
         (view,) = self.ops("Reshape", [value.name], [(shape, value.dtype), None], shape=list(shape))
         self._reshapes[view.name] = value
         return view
@@ -198,15 +227,21 @@ class Emitter:
 
     def zeros(self, shape: Sequence[int], dtype: Any, name: str) -> Blob:
         """A new blob of zeros, filled by the net itself."""
-        dtype, outputs = np.dtype(dtype), [self.claim(name)]
-        args = {"shape": list(shape), "dtype": TYPE_CODES[dtype], "value": 0.0 if dtype == FLOAT else 0}
+        dtype = np.dtype(dtype)
+        outputs = [self.claim(name)]
+        args = {
+            "shape": list(shape),
+            "dtype": TYPE_CODES[dtype],
+            "value": 0.0 if dtype == FLOAT else 0,
+        }
         self.b.add(Op.of("ConstantFill", [], outputs, **args))
         return Blob.of(outputs[0], shape, dtype)
 
     @contextmanager
     def inside(self, b: NetBuilder) -> Iterator[None]:
         """Appends operators to another net within the context."""
-        before, self.b = self.b, b
+        before = self.b
+        self.b = b
         try:
             yield
         finally:
@@ -230,7 +265,9 @@ class Emitter:
             self.read = tuple(v in used for v in node.outputs)
             outs = self._node(node, inputs)
             if self.b is self.root:
-                self.trail += [(node, v, x) for v, x in zip(node.outputs, outs) if isinstance(x, Blob)]
+                self.trail += [
+                    (node, v, x) for v, x in zip(node.outputs, outs) if isinstance(x, Blob)
+                ]
             return outs
 
         return read(evaluate_graph(graph, values, call), graph.outputs)
@@ -240,13 +277,18 @@ class Emitter:
         specs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
         with jax.numpy_rank_promotion("allow"):
             graph = flatten(jax.make_jaxpr(fn)(*specs))
-        outs = self.graph(replace(graph, nodes=tuple(replace(n, source=self._source) for n in graph.nodes)), values)
+        outs = self.graph(
+            replace(graph, nodes=tuple(replace(n, source=self._source) for n in graph.nodes)),
+            values,
+        )
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _captured(self, value: Any) -> Blob:
         """An array that the function closes over, as a weight."""
         if id(value) not in self._weights:
-            names = [name for name, held in self._closed_over if held is value or _same(held, value)]
+            names = [
+                name for name, held in self._closed_over if held is value or _same(held, value)
+            ]
             self._weights[id(value)] = value, self.weight(names[0] if names else "constant", value)
         return self._weights[id(value)][1]
 
@@ -262,7 +304,8 @@ class Emitter:
             isinstance(v, Blob) and v.name == UNKNOWN for v in values
         ):
             return placeholders
-        known, self._source = len(self.problems), node.source
+        known = len(self.problems)
+        self._source = node.source
         self._node_name = node.name
         try:
             outs = RULES[node.name](self, node, *values)
@@ -270,7 +313,9 @@ class Emitter:
             self.problems.append(f"{e} ({node.source})" if node.source not in str(e) else str(e))
             return placeholders
         except JrnnError as e:
-            if len(self.problems) > known:  # something within it was refused, so it could not be completed
+            if (
+                len(self.problems) > known
+            ):  # something within it was refused, so it could not be completed
                 return placeholders
             raise e.at(f"{node.name} ({node.source})") from None
         return outs if isinstance(outs, (tuple, list)) else (outs,)
@@ -284,7 +329,11 @@ class Emitter:
 
 def _same(held: Any, value: Any) -> bool:
     """Whether `value` is JAX's copy of `held`, a numpy array that a function closes over."""
-    return isinstance(held, np.ndarray) and held.shape == np.shape(value) and np.array_equal(held, np.asarray(value))
+    return (
+        isinstance(held, np.ndarray)
+        and held.shape == np.shape(value)
+        and np.array_equal(held, np.asarray(value))
+    )
 
 
 def shrink(value: np.ndarray) -> np.ndarray:

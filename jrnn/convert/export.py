@@ -18,13 +18,20 @@ from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import infer_shapes
 from jrnn.nets.proto import read_net
-from jrnn.nets.proto.database import DB_READER, PredictorFile, read_predictor_file, write_predictor_file
+from jrnn.nets.proto.database import (
+    DB_READER,
+    PredictorFile,
+    read_predictor_file,
+    write_predictor_file,
+)
 
 _LOAD = "Load"
 _LONGEST_MEMBER = 60_000  # bytes; the format of zip files allows 65,535
 
 
-def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], outputs: Iterable[str]) -> Package:
+def export_package(
+    net: Net, params: Mapping[str, Any], inputs: Iterable[str], outputs: Iterable[str]
+) -> Package:
     """Makes the package that computes `outputs` from `inputs`, as Caffe2's mobile exporter writes it.
 
     The predict net is the part of `net` that the outputs need; its external inputs begin with `inputs`. The init net fills
@@ -47,10 +54,13 @@ def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], o
     >>> [op.type for op in package.predict_net.ops], package.input_names, package.weight_names
     (['FC'], ('x',), ('w', 'b'))
     """
-    inputs, outputs = tuple(inputs), tuple(outputs)
+    inputs = tuple(inputs)
+    outputs = tuple(outputs)
     for name in inputs:
         if name in params:
-            raise ConversionError(f"blob {name!r} is given both as an input and as a parameter; choose one")
+            raise ConversionError(
+                f"blob {name!r} is given both as an input and as a parameter; choose one"
+            )
     predict = extract_sub_net(net, inputs, outputs)
     read = [n for n in predict.external_inputs if n not in inputs]
     for name in read:
@@ -63,7 +73,9 @@ def export_package(net: Net, params: Mapping[str, Any], inputs: Iterable[str], o
     return Package(Net(net.name + "_init", (*fills, *map(placeholder, inputs))), predict)
 
 
-def write_predictor(package: Package, path: str | os.PathLike[str], inputs: Mapping[str, Any]) -> None:
+def write_predictor(
+    package: Package, path: str | os.PathLike[str], inputs: Mapping[str, Any]
+) -> None:
     """Writes a package as one minidb file, as Caffe2's predictor exporter does.
 
     Args:
@@ -73,17 +85,25 @@ def write_predictor(package: Package, path: str | os.PathLike[str], inputs: Mapp
     """
     missing = [n for n in package.input_names if n not in inputs]
     if missing:
-        raise ConversionError(f"inputs must give the shape of {missing[0]!r} too; it has {', '.join(inputs) or 'none'}")
+        raise ConversionError(
+            f"inputs must give the shape of {missing[0]!r} too; it has {', '.join(inputs) or 'none'}"
+        )
     weights = package.weights()
     shapes = infer_shapes(package.predict_net, {**weights, **inputs})
     ends = {n: tuple(np.shape(inputs[n])) for n in package.input_names}
-    ends |= {n: tuple(shapes[n].shape) for n in package.output_names if n in shapes}  # strings have none
-    zeros = tuple(Op.of("ConstantFill", [], [n], shape=list(shape), value=0.0) for n, shape in ends.items())
+    ends |= {
+        n: tuple(shapes[n].shape) for n in package.output_names if n in shapes
+    }  # strings have none
+    zeros = tuple(
+        Op.of("ConstantFill", [], [n], shape=list(shape), value=0.0) for n, shape in ends.items()
+    )
     load = Op.of(_LOAD, [DB_READER], list(weights))
     model = PredictorFile(
         predict_net=replace(package.predict_net, external_inputs=(*package.input_names, *weights)),
         predict_init_net=Net("predict-init", zeros, tuple(ends)),
-        global_init_net=Net("global-init", (load,) if weights else (), (DB_READER,), tuple(weights)),
+        global_init_net=Net(
+            "global-init", (load,) if weights else (), (DB_READER,), tuple(weights)
+        ),
         inputs=package.input_names,
         outputs=package.output_names,
         parameters=weights,
@@ -107,7 +127,10 @@ def load_package(path: str | os.PathLike[str]) -> Package:
     fills = tuple(fill(name, value) for name, value in model.parameters.items())
     init = Net(model.predict_net.name + "_init", (*fills, *more, *map(placeholder, model.inputs)))
     reads = dict.fromkeys((*model.inputs, *model.predict_net.external_inputs))
-    return Package(init, replace(model.predict_net, external_inputs=tuple(reads), external_outputs=model.outputs))
+    return Package(
+        init,
+        replace(model.predict_net, external_inputs=tuple(reads), external_outputs=model.outputs),
+    )
 
 
 def read_nets(path: str | Path, init: str | Path | None = None) -> Package:
@@ -127,7 +150,11 @@ def put_module(path: Path, source: bytes, data: bytes, ending: str) -> None:
     with reporting(path, FormatError):
         base = path.name.removesuffix(".py")
         weights = path.with_name(base + ending)
-        others = [p for p in path.parent.glob("*.npz") if re.fullmatch(re.escape(base) + r"-[0-9a-f]{12}\.npz", p.name)]
+        others = [
+            p
+            for p in path.parent.glob("*.npz")
+            if re.fullmatch(re.escape(base) + r"-[0-9a-f]{12}\.npz", p.name)
+        ]
     write_whole(weights, data, FormatError)
     try:
         write_whole(path, source, FormatError)
@@ -146,7 +173,12 @@ def npz_of(arrays: Mapping[str, np.ndarray]) -> bytes:
     with zipfile.ZipFile(written, "w") as archive:
         for name, array in arrays.items():
             member = f"{name}.npy"
-            if not name or "\0" in name or len(member.encode()) > _LONGEST_MEMBER or member in arrays:
+            if (
+                not name
+                or "\0" in name
+                or len(member.encode()) > _LONGEST_MEMBER
+                or member in arrays
+            ):
                 raise ConversionError(
                     f"weight {name[:60]!r} cannot be stored in a .npz file: a name has 1 to {_LONGEST_MEMBER} bytes, "
                     "no zero byte, and is not that of another weight with .npy; rename the blob"

@@ -21,7 +21,9 @@ from jrnn.nets.ir import Net
 from jrnn.nets.lowering import run_net
 
 
-def from_jax(fn: Callable, *example_args: Any, params: Any = None, name: str | None = None) -> Package:
+def from_jax(
+    fn: Callable, *example_args: Any, params: Any = None, name: str | None = None
+) -> Package:
     """Converts a JAX function to nets, for arguments of the shapes and types of the examples.
 
     Args:
@@ -84,9 +86,14 @@ def convert(call: Call) -> ConvertedPackage:
         count = f"{len(problems)} reason{'s' * (len(problems) > 1)}"
         raise ConversionError(f"{call.name} cannot be converted, for {count}:{lines}")
     package, renamed = _package(e, results, out_names)
-    shapes = {leaf.name: jax.ShapeDtypeStruct(v.shape, v.dtype) for leaf, v in zip(leaves, graph.inputs)}
+    shapes = {
+        leaf.name: jax.ShapeDtypeStruct(v.shape, v.dtype) for leaf, v in zip(leaves, graph.inputs)
+    }
     package = replace(package, shapes={n: shapes[n] for n in package.input_names if n in shapes})
-    trail = [(node, var, replace(blob, name=renamed.get(blob.name, blob.name))) for node, var, blob in e.trail]
+    trail = [
+        (node, var, replace(blob, name=renamed.get(blob.name, blob.name)))
+        for node, var, blob in e.trail
+    ]
     verify(package, graph, [leaf.value for leaf in leaves], e.given, trail)
     origins = {renamed.get(name, name): where for name, where in e.origins.items()}
     return ConvertedPackage(package, origins, tuple(e.without_gradient))
@@ -106,7 +113,9 @@ def _declare(e: Emitter, graph: Graph, leaves: Sequence[Leaf], used: Collection[
     return values
 
 
-def _package(e: Emitter, results: Sequence[Any], out_names: Sequence[str]) -> tuple[Package, dict[str, str]]:
+def _package(
+    e: Emitter, results: Sequence[Any], out_names: Sequence[str]
+) -> tuple[Package, dict[str, str]]:
     """The nets, without operators that no output needs, and the new names of the blobs that are outputs."""
     inputs = set(e.root.external_inputs)
     renamed: dict[str, str] = {}
@@ -140,14 +149,20 @@ def from_factory(target: str) -> Package:
     try:
         example = factory()
     except Exception as e:  # whatever the user's code raises
-        raise ConversionError(f"{target} raised {type(e).__name__}: {str(e).partition(chr(10))[0]:.300}") from e
+        raise ConversionError(
+            f"{target} raised {type(e).__name__}: {str(e).partition(chr(10))[0]:.300}"
+        ) from e
     fn, args, params = example_of(target, example)
     return from_jax(fn, *args, params=params)
 
 
 def example_of(target: str, example: Any) -> tuple[Any, tuple[Any, ...], Any]:
     """What a factory returned, as (fn, args, params). Raises ConversionError for anything else."""
-    if not isinstance(example, tuple) or len(example) not in (2, 3) or not isinstance(example[1], (tuple, list)):
+    if (
+        not isinstance(example, tuple)
+        or len(example) not in (2, 3)
+        or not isinstance(example[1], (tuple, list))
+    ):
         raise ConversionError(
             f"{target} returns a {type(example).__name__}; it must return (fn, args) or (fn, args, params), where args is a "
             "tuple of example arrays"
@@ -218,7 +233,9 @@ def _explain(package: Package, graph: Graph, args, inputs, trail, bad) -> str:
         value = blobs.get(blob.name)
         if value is None or var not in env:
             continue
-        if not close(np.broadcast_to(value, blob.shape) if value.shape == blob.held else value, env[var]):
+        if not close(
+            np.broadcast_to(value, blob.shape) if value.shape == blob.held else value, env[var]
+        ):
             index, op = next((k, op) for k, op in enumerate(net.ops) if blob.name in op.outputs)
             return (
                 f"{head}; the first blob that differs is {blob.name!r}, made from {node.name} ({node.source}) by "

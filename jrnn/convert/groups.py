@@ -21,7 +21,9 @@ from jrnn.convert.rules.shapes import join
 from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var
 
 Shape = tuple[int, ...]
-Candidate = tuple[str, Callable, tuple[Shape, ...]]  # name of the group, reference, shapes of its arguments
+Candidate = tuple[
+    str, Callable, tuple[Shape, ...]
+]  # name of the group, reference, shapes of its arguments
 Makers = Mapping[Var, FlatEquation]
 
 
@@ -37,12 +39,16 @@ def recognize(graph: Graph) -> Graph:
                 continue
             inputs = tuple(match[v] for v in sought.inputs)
             outputs = (*(match[v] for v in sought.outputs[:-1]), node.outputs[-1])
-            if any(makers[v] in replaced for v in outputs) or _depends(inputs, outputs[:-1], makers):
+            if any(makers[v] in replaced for v in outputs) or _depends(
+                inputs, outputs[:-1], makers
+            ):
                 continue
             before = _GATES_BEFORE.get(name)
             if before is not None and (source := _whole(inputs[1:], makers, before)) is not None:
                 inputs = (inputs[0], source)
-            group = FlatEquation(name, {"number": match.get(ANY)}, inputs, outputs, node.source, _runner(reference))
+            group = FlatEquation(
+                name, {"number": match.get(ANY)}, inputs, outputs, node.source, _runner(reference)
+            )
             replaced.update((makers[v], group) for v in outputs)
             break
     if not replaced:
@@ -53,7 +59,8 @@ def recognize(graph: Graph) -> Graph:
 
 def _depends(inputs: Iterable[Atom], outputs: Sequence[Var], makers: Makers) -> bool:
     """Whether an input is computed from one of the outputs, as the output gate of a peephole LSTM is from its cell."""
-    stack, seen = list(inputs) if outputs else [], set(outputs)
+    stack = list(inputs) if outputs else []
+    seen = set(outputs)
     while stack:
         atom = stack.pop()
         if not isinstance(atom, Var):
@@ -128,7 +135,8 @@ def _before_views(node: FlatEquation, makers: Makers) -> Shape | None:
     maker = maker_of(atom, makers)
     if maker is None or not is_view(maker):
         return None
-    before, after = tuple(maker.inputs[0].shape), node.outputs[0].shape
+    before = tuple(maker.inputs[0].shape)
+    after = node.outputs[0].shape
     return before if before != after and before[-1:] == after[-1:] else None
 
 
@@ -150,7 +158,9 @@ def _erf_gelu(x):
 
 @rule("group_fast_gelu", "group_gelu")
 def _(e: Emitter, node: FlatEquation, x):
-    return e.op("Gelu", [x], x.shape, FLOAT, fast_gelu=1 if node.name == "group_fast_gelu" else None)
+    return e.op(
+        "Gelu", [x], x.shape, FLOAT, fast_gelu=1 if node.name == "group_fast_gelu" else None
+    )
 
 
 # FC --------------------------------------------------------------------------------------------------------------------
@@ -165,7 +175,9 @@ def _contract(axis_of_w: int, transposed: bool) -> Callable:
     return product
 
 
-_FC, _FC_TRANSPOSE, _FC_TRANSPOSED = _contract(1, False), _contract(0, True), _contract(0, False)
+_FC = _contract(1, False)
+_FC_TRANSPOSE = _contract(0, True)
+_FC_TRANSPOSED = _contract(0, False)
 
 
 def _products(node: FlatEquation, makers: Makers) -> Iterator[Candidate]:
@@ -205,13 +217,18 @@ def _norm_of_squares(x, gamma, beta):
 
 def _norm_by(scaled: Callable) -> Callable:
     def norm(x, gamma, beta):
-        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        mean = x.mean(-1, keepdims=True)
+        var = x.var(-1, keepdims=True)
         return scaled(x - mean, var + ANY) * _last(x, gamma) + _last(x, beta)
 
     return norm
 
 
-_NORMS = (_norm_of_squares, _norm_by(lambda d, v: d / jnp.sqrt(v)), _norm_by(lambda d, v: d * lax.rsqrt(v)))
+_NORMS = (
+    _norm_of_squares,
+    _norm_by(lambda d, v: d / jnp.sqrt(v)),
+    _norm_by(lambda d, v: d * lax.rsqrt(v)),
+)
 
 
 @rule("group_layer_norm")
@@ -235,7 +252,8 @@ def _gru(h, u, o):
 
 
 def _gru_difference(h, u, o):
-    u, o = jax.nn.sigmoid(u), jnp.tanh(o)
+    u = jax.nn.sigmoid(u)
+    o = jnp.tanh(o)
     return o + u * (h - o)
 
 
@@ -259,10 +277,15 @@ def _part(v, makers: Makers) -> tuple[Var, int] | None:
     node = maker_of(v, makers)
     if node is None or not isinstance(node.inputs[0], Var):
         return None
-    source, p = node.inputs[0], node.params
+    source = node.inputs[0]
+    p = node.params
     if node.name == "split" and p["axis"] == len(source.shape) - 1:
         return source, sum(p["sizes"][: node.outputs.index(v)])
-    if node.name == "slice" and set(p["strides"] or (1,)) == {1} and v.shape[:-1] == source.shape[:-1]:
+    if (
+        node.name == "slice"
+        and set(p["strides"] or (1,)) == {1}
+        and v.shape[:-1] == source.shape[:-1]
+    ):
         return source, p["start_indices"][-1]
     return None
 
@@ -284,8 +307,11 @@ def _(e: Emitter, node: FlatEquation, c, *gates):
 
 @rule("group_gru_unit")
 def _(e: Emitter, node: FlatEquation, h, *gates):
-    hidden, parts = _rows(e, h), [_rows(e, x) for x in gates]
+    hidden = _rows(e, h)
+    parts = [_rows(e, x) for x in gates]
     # GRUUnit does not read the reset gate, so any numbers will do in its place
     joined = join(e, [parts[0], *parts], 2) if len(parts) > 1 else parts[0]
-    unit = e.op("GRUUnit", [hidden, joined, np.zeros(1, np.int32)], hidden.shape, FLOAT, sequence_lengths=0)
+    unit = e.op(
+        "GRUUnit", [hidden, joined, np.zeros(1, np.int32)], hidden.shape, FLOAT, sequence_lengths=0
+    )
     return e.reshaped(unit, h.shape)

@@ -18,7 +18,14 @@ from jrnn.jaxprs.flat import Atom, FlatEquation, Graph, Var, flatten
 ANY = 0.1234567  # in a pattern: any number, the same in all places
 Match = Mapping[Any, Any]  # variable of a pattern -> atom of the graph; ANY -> its number
 
-_IGNORED = ("sharding", "out_sharding", "weak_type", "preferred_element_type", "precision", "accuracy")
+_IGNORED = (
+    "sharding",
+    "out_sharding",
+    "weak_type",
+    "preferred_element_type",
+    "precision",
+    "accuracy",
+)
 
 
 @cache
@@ -32,7 +39,8 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, FlatEquation]) -> M
     pattern_makers = reference.makers()
 
     def unify(a: Atom, b: Atom, match: Match) -> Match | None:
-        a, b = _through(a, pattern_makers), _through(b, makers)
+        a = _through(a, pattern_makers)
+        b = _through(b, makers)
         if not isinstance(a, Var):
             return _same_number(a, b, match)
         if a in match:
@@ -49,9 +57,15 @@ def find(reference: Graph, target: Var, makers: Mapping[Var, FlatEquation]) -> M
     def same(p: FlatEquation, t: FlatEquation, a: Var, b: Var, match: Match) -> Match | None:
         if is_view(p) and is_view(t):
             return unify(_base(p, pattern_makers), _base(t, makers), match)
-        if not _alike(p, t) or p.outputs.index(a) != t.outputs.index(b) or len(p.inputs) != len(t.inputs):
+        if (
+            not _alike(p, t)
+            or p.outputs.index(a) != t.outputs.index(b)
+            or len(p.inputs) != len(t.inputs)
+        ):
             return None
-        for inputs in [t.inputs, t.inputs[::-1]] if primitives.named(p.name).commutes else [t.inputs]:
+        for inputs in (
+            [t.inputs, t.inputs[::-1]] if primitives.named(p.name).commutes else [t.inputs]
+        ):
             now: Match | None = match
             for x, y in zip(p.inputs, inputs):
                 now = None if now is None else unify(x, y, now)
@@ -95,7 +109,8 @@ def _next_to_neutral(node: FlatEquation) -> Atom | None:
 def _same_number(a: np.ndarray, b: Atom, match: Match) -> Match | None:
     if isinstance(b, Var):
         return None
-    a, b = shrink(np.asarray(a)), shrink(np.asarray(b))
+    a = shrink(np.asarray(a))
+    b = shrink(np.asarray(b))
     if a.ndim == 0 and a.dtype == np.float32 and a == np.float32(ANY):
         same = b.ndim == 0 and match.get(ANY) in (None, float(b))
         return {**match, ANY: float(b)} if same else None
@@ -117,7 +132,9 @@ def is_view(node: FlatEquation) -> bool:
     if node.name == "transpose":
         kept = [k for k in node.params["permutation"] if node.inputs[0].shape[k] != 1]
         return kept == sorted(kept)
-    return primitives.named(node.name).reshapes and math.prod(node.inputs[0].shape) == math.prod(node.outputs[0].shape)
+    return primitives.named(node.name).reshapes and math.prod(node.inputs[0].shape) == math.prod(
+        node.outputs[0].shape
+    )
 
 
 def _alike(p: FlatEquation, t: FlatEquation) -> bool:

@@ -22,7 +22,9 @@ from jrnn.nets.lowering import run_net, to_jax
 from jrnn.nets.ops.values import DTYPES
 from jrnn.nets.proto import read_net, write_net
 
-INIT, PREDICT, SHAPES = "init_net.pb", "predict_net.pb", "value_info.json"
+INIT = "init_net.pb"
+PREDICT = "predict_net.pb"
+SHAPES = "value_info.json"
 CODES = {np.dtype(d): code for code, d in DTYPES.items()}
 _LONGEST = 1 << 20  # bytes that are read of the file of shapes
 Size = Annotated[int, AtLeast(0, 2**63 - 1)]
@@ -41,21 +43,28 @@ def fill(name: str, value: Any) -> Op:
     """The operator of an init net that fills blob `name` with a value."""
     value = np.asarray(value)
     if value.dtype == np.uint8:
-        type, values = "GivenTensorByteStringToUInt8Fill", [value.tobytes()]
+        type = "GivenTensorByteStringToUInt8Fill"
+        values = [value.tobytes()]
     elif value.dtype.kind in "OSU":
-        type, values = "GivenTensorStringFill", value.reshape(-1).tolist()
+        type = "GivenTensorStringFill"
+        values = value.reshape(-1).tolist()
     elif value.dtype in _FILLS:
-        type, values = _FILLS[value.dtype], value.reshape(-1)
+        type = _FILLS[value.dtype]
+        values = value.reshape(-1)
     else:
         known = ", ".join(map(str, _FILLS))
-        raise ConversionError(f"parameter {name!r} is {value.dtype}, which no operator fills; convert it to {known}")
+        raise ConversionError(
+            f"parameter {name!r} is {value.dtype}, which no operator fills; convert it to {known}"
+        )
     return Op.of(type, [], [name], shape=list(value.shape), values=values)
 
 
 def outputs_of(net: Net) -> tuple[str, ...]:
     """The outputs that a net declares; if it declares none, the blobs that none of its operators reads."""
     read = {i for op in net.ops for i in op.inputs}
-    return net.external_outputs or tuple(dict.fromkeys(o for op in net.ops for o in op.outputs if o not in read))
+    return net.external_outputs or tuple(
+        dict.fromkeys(o for op in net.ops for o in op.outputs if o not in read)
+    )
 
 
 def placeholder(name: str) -> Op:
@@ -80,8 +89,12 @@ class Package:
     shapes: Mapping[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        nets = ", ".join(f"{len(net.ops)} operators in {net.name!r}" for net in (self.predict_net, self.init_net))
-        return f"Package({nets}; inputs {list(self.input_names)}, outputs {list(self.output_names)})"
+        nets = ", ".join(
+            f"{len(net.ops)} operators in {net.name!r}" for net in (self.predict_net, self.init_net)
+        )
+        return (
+            f"Package({nets}; inputs {list(self.input_names)}, outputs {list(self.output_names)})"
+        )
 
     @property
     def weight_names(self) -> tuple[str, ...]:
@@ -98,7 +111,9 @@ class Package:
         """
         placeholders = self._placeholders()
         read = dict.fromkeys((*self.predict_net.external_inputs, *reads(self.predict_net)))
-        reasons = {n: _PLACEHOLDER if n in placeholders else _NOT_FILLED for n in self._required(read)}
+        reasons = {
+            n: _PLACEHOLDER if n in placeholders else _NOT_FILLED for n in self._required(read)
+        }
         return reasons or self._suggested(read)
 
     @property
@@ -118,14 +133,19 @@ class Package:
 
     def filled(self, *, key: Any = None) -> dict[str, Any]:
         """All that the init net fills but placeholders: the weights, and the examples that serve as default inputs."""
-        blobs, placeholders = run_net(self.init_net, {}, key=key), self._placeholders()
+        blobs = run_net(self.init_net, {}, key=key)
+        placeholders = self._placeholders()
         return {n: v for n, v in blobs.items() if n not in placeholders}
 
     def check_known(self, given: Iterable[str]) -> None:
         """Raises ConversionError for a blob that the predict net does not read."""
-        known = dict.fromkeys((*self.inputs, *self.predict_net.external_inputs, *reads(self.predict_net)))
+        known = dict.fromkeys(
+            (*self.inputs, *self.predict_net.external_inputs, *reads(self.predict_net))
+        )
         for name in sorted(set(given) - set(known)):
-            raise ConversionError(f"the package has no input {name!r}{near(name, known)}; it has {list(self.inputs)}")
+            raise ConversionError(
+                f"the package has no input {name!r}{near(name, known)}; it has {list(self.inputs)}"
+            )
 
     def check_inputs(self, given: Iterable[str]) -> None:
         """Raises ConversionError for a blob that the predict net does not read, and for an input without a value."""
@@ -134,32 +154,43 @@ class Package:
         inputs = self.inputs
         for name in self._required(inputs):
             if name not in given:
-                raise ConversionError(f"the package needs {', '.join(map(repr, inputs))}; {name!r} is missing")
+                raise ConversionError(
+                    f"the package needs {', '.join(map(repr, inputs))}; {name!r} is missing"
+                )
 
     def _filled(self) -> dict[str, Op]:
         return {o: op for op in self.init_net.ops for o in op.outputs}
 
     def _required(self, names: Iterable[str]) -> list[str]:
-        fills, placeholders = self._filled(), self._placeholders()
+        fills = self._filled()
+        placeholders = self._placeholders()
         return [n for n in names if n not in fills or n in placeholders]
 
     def _placeholders(self) -> tuple[str, ...]:
         """The longest prefix of the predict net's inputs for which the init net ends in placeholders."""
-        ops, inputs = self.init_net.ops, self.predict_net.external_inputs
+        ops = self.init_net.ops
+        inputs = self.predict_net.external_inputs
         last = 0
         while last < len(ops) and _is_placeholder(ops[-1 - last]):
             last += 1
-        ends = (k for k in range(last, 0, -1) if tuple(op.outputs[0] for op in ops[-k:]) == inputs[:k])
+        ends = (
+            k for k in range(last, 0, -1) if tuple(op.outputs[0] for op in ops[-k:]) == inputs[:k]
+        )
         return inputs[: next(ends, 0)]
 
     def _suggested(self, read: Iterable[str]) -> dict[str, str]:
         """Inputs of a package whose init net fills every blob: leading single numbers, and the first operator's input."""
         fills = self._filled()
         single = takewhile(lambda n: _fills_one_number(fills[n]), read)
-        reasons = dict.fromkeys(single, "the init net fills it with a single number, before the first weight")
+        reasons = dict.fromkeys(
+            single, "the init net fills it with a single number, before the first weight"
+        )
         first = next((op for op in self.predict_net.ops if op.inputs), None)
         if first is not None and first.inputs[0] in fills:
-            reasons.setdefault(first.inputs[0], f"the first operator, {first.type}, reads it first; the init net fills it")
+            reasons.setdefault(
+                first.inputs[0],
+                f"the first operator, {first.type}, reads it first; the init net fills it",
+            )
         return reasons
 
     def to_jax(self) -> Callable[..., dict[str, Any]]:
@@ -174,7 +205,9 @@ class Package:
         own = self.filled()
         run = to_jax(self.predict_net, self.output_names)
 
-        def fn(inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        def fn(
+            inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None
+        ) -> dict[str, Any]:
             self.check_inputs(inputs)
             return run({**own, **(weights or {}), **inputs})
 
@@ -189,7 +222,9 @@ class Package:
             write_net(self.init_net, new / INIT)
             write_net(self.predict_net, new / PREDICT)
             if self.shapes:
-                info = {n: [CODES[np.dtype(s.dtype)], list(s.shape)] for n, s in self.shapes.items()}
+                info = {
+                    n: [CODES[np.dtype(s.dtype)], list(s.shape)] for n, s in self.shapes.items()
+                }
                 write_whole(new / SHAPES, (json.dumps(info, indent=1) + "\n").encode(), FormatError)
 
     @classmethod
@@ -198,8 +233,12 @@ class Package:
         folder = Path(folder)
         for name in (INIT, PREDICT):
             if not (folder / name).is_file():
-                raise ConversionError(f"{folder}: has no {name}; a package is a folder with {INIT} and {PREDICT}")
-        return cls(read_net(folder / INIT), read_net(folder / PREDICT), _read_shapes(folder / SHAPES))
+                raise ConversionError(
+                    f"{folder}: has no {name}; a package is a folder with {INIT} and {PREDICT}"
+                )
+        return cls(
+            read_net(folder / INIT), read_net(folder / PREDICT), _read_shapes(folder / SHAPES)
+        )
 
 
 def _read_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
@@ -211,7 +250,9 @@ def _read_shapes(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
             for n, (code, shape) in shapes.items()
         }
     except (KeyError, TypeError, ValueError) as e:
-        raise FormatError(f'{path}: must map inputs to [data type, sizes], as {{"x": [1, [2, 3]]}}: {e}') from e
+        raise FormatError(
+            f'{path}: must map inputs to [data type, sizes], as {{"x": [1, [2, 3]]}}: {e}'
+        ) from e
 
 
 def _fills_one_number(op: Op) -> bool:
@@ -244,7 +285,9 @@ class Predictor:
         self.output_names = package.output_names
         weights = package.filled()
         self._weights = {n: jnp.asarray(w) for n, w in weights.items() if w.dtype.kind == "f"}
-        static = {n: w for n, w in weights.items() if w.dtype.kind != "f"}  # integers and strings may decide shapes
+        static = {
+            n: w for n, w in weights.items() if w.dtype.kind != "f"
+        }  # integers and strings may decide shapes
         run = to_jax(package.predict_net, self.output_names)
         self._run = jax.jit(lambda weights, inputs: run({**static, **weights, **inputs}))
 
@@ -261,12 +304,17 @@ class Predictor:
             OpError: inputs that do not fit the net.
         """
         if len(values) > len(self.input_names):
-            raise ConversionError(f"{len(values)} inputs were given, but the package has {len(self.input_names)}")
+            raise ConversionError(
+                f"{len(values)} inputs were given, but the package has {len(self.input_names)}"
+            )
         given = dict(zip(self.input_names, values))
         for name in named:
             if name in given:
                 raise ConversionError(f"input {name!r} is given twice, by position and by name")
         given |= named
         self.package.check_inputs(given)
-        outs = self._run(self._weights, {n: np.asarray(v) if isinstance(v, list) else v for n, v in given.items()})
+        outs = self._run(
+            self._weights,
+            {n: np.asarray(v) if isinstance(v, list) else v for n, v in given.items()},
+        )
         return {n: np.asarray(outs[n]) for n in self.output_names}

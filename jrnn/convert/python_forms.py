@@ -49,7 +49,8 @@ def form_of(eqn: Eqn) -> str:
     Raises:
         ConversionError: a parameter of a primitive that cannot be written as Python.
     """
-    name, p = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
+    p = eqn.params
     operands = [f"{{{k}}}" for k in range(len(eqn.invars))]
     form = _FORMS.get(name)
     form = form(eqn) if callable(form) else form
@@ -68,8 +69,12 @@ def form_of(eqn: Eqn) -> str:
         return f"lax.{name}({', '.join(operands)})"
     home = next((h for h in _HOMES if hasattr(_HOMES[h], f"{name}_p")), None)
     if home is None:
-        raise ConversionError(f"primitive {name!r} has no public name in JAX, so it cannot be written as Python")
-    return f"{home}.{name}_p.bind({', '.join([*operands, *(f'{k}={show(v)}' for k, v in p.items())])})"
+        raise ConversionError(
+            f"primitive {name!r} has no public name in JAX, so it cannot be written as Python"
+        )
+    return (
+        f"{home}.{name}_p.bind({', '.join([*operands, *(f'{k}={show(v)}' for k, v in p.items())])})"
+    )
 
 
 def _filled(form: str, eqn: Eqn) -> str:
@@ -117,7 +122,9 @@ def show(value: Any) -> str:
         return names_tuple(map(show, value))
     if isinstance(value, jax.lax.ConvDimensionNumbers):
         return f"lax.ConvDimensionNumbers({show(value.lhs_spec)}, {show(value.rhs_spec)}, {show(value.out_spec)})"
-    raise ConversionError(f"a parameter is a {type(value).__name__}, which cannot be written as Python")
+    raise ConversionError(
+        f"a parameter is a {type(value).__name__}, which cannot be written as Python"
+    )
 
 
 def names_tuple(names: Iterable[str]) -> str:
@@ -156,11 +163,9 @@ def _argument(eqn: Eqn) -> str:
 
 
 def _broadcast(eqn: Eqn) -> str:
-    shape, old, dims = (
-        tuple(eqn.outvars[0].aval.shape),
-        eqn.invars[0].aval.shape,
-        eqn.params.get("broadcast_dimensions"),
-    )
+    shape = tuple(eqn.outvars[0].aval.shape)
+    old = eqn.invars[0].aval.shape
+    dims = eqn.params.get("broadcast_dimensions")
     last = tuple(range(len(shape) - len(old), len(shape)))
     dims = last if dims is None else tuple(dims)
     if not old:
@@ -174,24 +179,37 @@ def _broadcast(eqn: Eqn) -> str:
 def _dot(eqn: Eqn) -> str:
     a, b = (v.aval for v in eqn.invars)
     p = eqn.params
-    natural = p["preferred_element_type"] in (None, a.dtype) and a.dtype == b.dtype and p["precision"] is None
-    if natural and (a.ndim, b.ndim) == (2, 2) and p["dimension_numbers"] == (((1,), (0,)), ((), ())):
+    natural = (
+        p["preferred_element_type"] in (None, a.dtype)
+        and a.dtype == b.dtype
+        and p["precision"] is None
+    )
+    if (
+        natural
+        and (a.ndim, b.ndim) == (2, 2)
+        and p["dimension_numbers"] == (((1,), (0,)), ((), ()))
+    ):
         return "{0} @ {1}"
     given = [f"{k}={{{k}}}" for k, v in p.items() if v is not None and k != "out_sharding"]
     return f"lax.dot_general({', '.join(['{0}', '{1}', *given])})"
 
 
 def _slice(eqn: Eqn) -> str:
-    p, parts = eqn.params, []
+    p = eqn.params
+    parts = []
     steps = p["strides"] or (1,) * len(p["start_indices"])
-    for start, limit, step, size in zip(p["start_indices"], p["limit_indices"], steps, eqn.invars[0].aval.shape):
+    for start, limit, step, size in zip(
+        p["start_indices"], p["limit_indices"], steps, eqn.invars[0].aval.shape
+    ):
         text = f"{start or ''}:{limit if limit != size else ''}"
         parts.append(text if step == 1 else f"{text}:{step}")
     return f"{{0}}[{', '.join(parts)}]"
 
 
 def _reduce(eqn: Eqn) -> str | None:
-    name, operand, axes = eqn.primitive.name.removeprefix("reduce_"), eqn.invars[0].aval, tuple(eqn.params["axes"])
+    name = eqn.primitive.name.removeprefix("reduce_")
+    operand = eqn.invars[0].aval
+    axes = tuple(eqn.params["axes"])
     if name not in ("max", "min") and operand.dtype.kind != ("b" if name in ("and", "or") else "f"):
         return None
     return f"{{0}}.{_REDUCTIONS[name]}({show(axes) if len(axes) < operand.ndim else ''})"
@@ -200,7 +218,9 @@ def _reduce(eqn: Eqn) -> str | None:
 def _of_one_key(form: str) -> Callable[[Any], str]:
     def rule(eqn: Eqn) -> str:
         if eqn.invars[0].aval.shape:
-            raise ConversionError("random numbers of several keys at once cannot be written as Python")
+            raise ConversionError(
+                "random numbers of several keys at once cannot be written as Python"
+            )
         return form
 
     return rule
@@ -235,14 +255,20 @@ _FORMS: Mapping[str, str | Callable[[Any], str | None]] = {
     "random_unwrap": "jax.random.key_data({0})",
     "random_wrap": "jax.random.wrap_key_data({0})",
     "reshape": lambda eqn: None if eqn.params["dimensions"] else _RESHAPE,
-    "select_n": lambda eqn: "jnp.where({0}, {2}, {1})" if eqn.invars[0].aval.dtype == bool else "lax.select_n(*{from_0})",
+    "select_n": lambda eqn: (
+        "jnp.where({0}, {2}, {1})"
+        if eqn.invars[0].aval.dtype == bool
+        else "lax.select_n(*{from_0})"
+    ),
     "slice": _slice,
     "sort": "lax.sort({from_0}, dimension={dimension}, is_stable={is_stable}, num_keys={num_keys})",
     "split": "lax.split({0}, {sizes}, axis={axis})",
     "squeeze": _RESHAPE,
     "stack": "jnp.stack({from_0}, axis={axis})",
     "tile": "jnp.tile({0}, {reps})",
-    "transpose": lambda eqn: "{0}.T" if tuple(eqn.params["permutation"]) == (1, 0) else "{0}.transpose({permutation})",
+    "transpose": lambda eqn: (
+        "{0}.T" if tuple(eqn.params["permutation"]) == (1, 0) else "{0}.transpose({permutation})"
+    ),
     "unstack": "jnp.unstack({0}, axis={axis})",
     **{f"reduce_{name}": _reduce for name in _REDUCTIONS},
 }
@@ -276,7 +302,8 @@ class Line:
 
 def live_lines(lines: Iterable[Line], wanted: set[str]) -> tuple[list[Line], set[str]]:
     """The lines that are needed for the names wanted and for returns, and the names that they read from outside."""
-    kept, wanted = [], set(wanted)
+    kept = []
+    wanted = set(wanted)
     for line in reversed(list(lines)):
         if line.targets and not wanted.intersection(line.targets):
             continue

@@ -141,33 +141,53 @@ def _module_of(
     specs = _specs(package, examples or {}, filled)
     arrays = {n: np.asarray(v) for n, v in filled.items() if n not in specs}
     weights = {
-        n: v.astype(jax.dtypes.canonicalize_dtype(v.dtype)) if v.dtype.kind in "iuf" else v for n, v in arrays.items()
+        n: v.astype(jax.dtypes.canonicalize_dtype(v.dtype)) if v.dtype.kind in "iuf" else v
+        for n, v in arrays.items()
     }
     try:
         closed, names, fixed = _traced(package, specs, weights, ())
     except OpError:  # a shape may depend on a weight, which must then be a constant
-        closed, names, fixed = _traced(package, specs, weights, [n for n, v in weights.items() if v.dtype.kind in "iu"])
+        closed, names, fixed = _traced(
+            package, specs, weights, [n for n, v in weights.items() if v.dtype.kind in "iu"]
+        )
     printer = _Printer()
     reads = [printer.fresh(n) for n in names]
     results = printer.walk(closed, [*reads, "key"])
     outputs = ", ".join(f"{show(n)}: {{{k}}}" for k, n in enumerate(package.output_names))
-    lines, free = live_lines([*printer.lines, Line((), f"return {{{{{outputs}}}}}", tuple(results))], set())
+    lines, free = live_lines(
+        [*printer.lines, Line((), f"return {{{{{outputs}}}}}", tuple(results))], set()
+    )
     named = {**dict(zip(names, reads)), **{n: n for n in printer.arrays}}
-    read = (Line((v,), f"blobs[{show(n)}]", shown="" if _PLAIN.fullmatch(n) else v) for n, v in named.items() if v in free)
+    read = (
+        Line((v,), f"blobs[{show(n)}]", shown="" if _PLAIN.fullmatch(n) else v)
+        for n, v in named.items()
+        if v in free
+    )
     lines = [*read, *lines]
-    own = {n: np.asarray(filled[n], s.dtype) for n, s in specs.items() if n in filled and np.shape(filled[n]) == s.shape}
+    own = {
+        n: np.asarray(filled[n], s.dtype)
+        for n, s in specs.items()
+        if n in filled and np.shape(filled[n]) == s.shape
+    }
     loaded = own | {n: v for n, v in weights.items() if n not in fixed} | printer.arrays
     parts = dict(
         title=literal(f"The net {package.predict_net.name!r} as a function of JAX."),
-        shapes="".join(f"    {literal(n)}: {(str(v.dtype), tuple(v.shape))!r},\n" for n, v in {**specs, **loaded}.items()),
+        shapes="".join(
+            f"    {literal(n)}: {(str(v.dtype), tuple(v.shape))!r},\n"
+            for n, v in {**specs, **loaded}.items()
+        ),
         key=", key" if "key" in free else "",
         body="\n".join(render(lines, uses_of(lines), 1)),
-        inputs=literal(printable(f"inputs {', '.join(specs)}; outputs {', '.join(package.output_names)}")),
+        inputs=literal(
+            printable(f"inputs {', '.join(specs)}; outputs {', '.join(package.output_names)}")
+        ),
     )
     return parts, loaded
 
 
-def write_python(package: Package, path: str | Path, examples: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
+def write_python(
+    package: Package, path: str | Path, examples: Mapping[str, Any] | None = None, *, seed: int = 0
+) -> None:
     """Writes a package as `path`, a Python file, and its weights next to it as a `.npz`.
 
     `model.py` reads `model-DIGEST.npz`, whose name has 12 digits of the SHA-256 of its bytes. So both are replaced in one
@@ -185,8 +205,12 @@ def write_python(package: Package, path: str | Path, examples: Mapping[str, Any]
     source = _MODULE.substitute(parts, ending=ending)
     weights = package.filled(key=jax.random.key(seed))
     module: dict[str, Any] = {"__file__": str(path), "__name__": path.stem}
-    exec(compile(source, ascii(str(path)), "exec"), module)  # JAX passes the name to C++, which takes UTF-8 only
-    examples, rng, key = examples or {}, np.random.default_rng(0), jax.random.key(0)
+    exec(
+        compile(source, ascii(str(path)), "exec"), module
+    )  # JAX passes the name to C++, which takes UTF-8 only
+    examples = examples or {}
+    rng = np.random.default_rng(0)
+    key = jax.random.key(0)
     specs = _specs(package, examples, weights)
     given = {n: np.asarray(drawn(rng, examples.get(n, s)), s.dtype) for n, s in specs.items()}
     more = (key,) if "key" in inspect.signature(module["predict"]).parameters else ()
@@ -196,11 +220,15 @@ def write_python(package: Package, path: str | Path, examples: Mapping[str, Any]
         outs = jax.jit(module["predict"])(arrays, given, *more)
     bad = [n for n in package.output_names if not close(outs[n], wanted[n])]
     if bad:
-        raise ConversionError(f"the Python file computes other numbers than the net for {', '.join(map(repr, bad))}")
+        raise ConversionError(
+            f"the Python file computes other numbers than the net for {', '.join(map(repr, bad))}"
+        )
     put_module(path, source.encode(), data, ending)
 
 
-def _specs(package: Package, examples: Mapping[str, Any], filled: Mapping[str, Any]) -> dict[str, Any]:
+def _specs(
+    package: Package, examples: Mapping[str, Any], filled: Mapping[str, Any]
+) -> dict[str, Any]:
     """The shape and type of each input: of the example given, or in the init net, or as the package knows it."""
     inputs = package.inputs
     examples = {**{n: filled[n] for n in inputs if np.size(filled.get(n, 0)) > 1}, **examples}
@@ -208,8 +236,12 @@ def _specs(package: Package, examples: Mapping[str, Any], filled: Mapping[str, A
     types = {}
     for name in dict.fromkeys((*inputs, *examples)):
         if name in examples:
-            array = examples[name] if hasattr(examples[name], "dtype") else np.asarray(examples[name])
-            types[name] = jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+            array = (
+                examples[name] if hasattr(examples[name], "dtype") else np.asarray(examples[name])
+            )
+            types[name] = jax.ShapeDtypeStruct(
+                array.shape, jax.dtypes.canonicalize_dtype(array.dtype)
+            )
         elif name in package.shapes:
             types[name] = package.shapes[name]
         else:
@@ -220,12 +252,19 @@ def _specs(package: Package, examples: Mapping[str, Any], filled: Mapping[str, A
 
 
 def _traced(
-    package: Package, specs: Mapping[str, Any], weights: Mapping[str, np.ndarray], baked: Iterable[str]
+    package: Package,
+    specs: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    baked: Iterable[str],
 ) -> tuple[Any, list[str], set[str]]:
     """The jaxpr of the predict net, the names of its inputs, and the weights that are constants in it."""
     fixed = {n: v for n, v in weights.items() if n in baked or v.dtype.kind in "OSU"}
-    free = {**specs, **{n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in weights.items() if n not in fixed}}
-    run, names = to_jax(package.predict_net, package.output_names), list(free)
+    free = {
+        **specs,
+        **{n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in weights.items() if n not in fixed},
+    }
+    run = to_jax(package.predict_net, package.output_names)
+    names = list(free)
 
     def fn(*args: Any) -> list[Any]:
         blobs = run({**fixed, **dict(zip(names, args))}, key=args[-1])
@@ -249,16 +288,20 @@ class _Printer:
         base = re.sub(r"\W+", "_", hint, flags=re.ASCII)[:_LONGEST].strip("_") or "blob"
         if base[0].isdigit() or keyword.iskeyword(base):
             base = "b_" + base
-        name, k = base, 1
+        name = base
+        k = 1
         while name in self._used:
-            name, k = f"{base}_{k}", k + 1
+            name = f"{base}_{k}"
+            k = k + 1
         self._used.add(name)
         return name
 
     def walk(self, closed: Any, operands: Sequence[Operand]) -> list[Operand]:
         """Adds the lines of a jaxpr and returns its outputs."""
         jaxpr = getattr(closed, "jaxpr", closed)
-        env: dict[Any, Operand] = {v: self._constant(c) for v, c in zip(jaxpr.constvars, getattr(closed, "consts", ()))}
+        env: dict[Any, Operand] = {
+            v: self._constant(c) for v, c in zip(jaxpr.constvars, getattr(closed, "consts", ()))
+        }
         env.update(zip(jaxpr.invars, operands))
 
         def read(atom: Any) -> Operand:
@@ -279,11 +322,17 @@ class _Printer:
         if not value.shape:
             return Constant(value[()], value.dtype)
         if value.size and (value == value.flat[0]).all():
-            return self._add(f"jnp.full({show(value.shape)}, {typed(value.flat[0], value.dtype)})", [], "constant")
+            return self._add(
+                f"jnp.full({show(value.shape)}, {typed(value.flat[0], value.dtype)})",
+                [],
+                "constant",
+            )
         if value.size <= _SMALL:
             numbers = ", ".join(map(number, value.reshape(-1)))
             reshaped = f".reshape({show(value.shape)})" if value.ndim > 1 else ""
-            return self._add(f"jnp.array([{numbers}], {show(value.dtype)}){reshaped}", [], "constant")
+            return self._add(
+                f"jnp.array([{numbers}], {show(value.dtype)}){reshaped}", [], "constant"
+            )
         name = self.fresh("constant")
         self.arrays[name] = value
         return name
@@ -294,7 +343,8 @@ class _Printer:
         return name
 
     def _equation(self, eqn: Eqn, operands: list[Operand]) -> Sequence[Operand]:
-        name, hint = eqn.primitive.name, self._scope or eqn.primitive.name
+        name = eqn.primitive.name
+        hint = self._scope or eqn.primitive.name
         if name in IDENTITIES:
             return operands
         if name == "convert_element_type" and eqn.params["new_dtype"] == eqn.invars[0].aval.dtype:
@@ -305,12 +355,19 @@ class _Printer:
             return [self._add(text, operands, hint)] if text else self.walk(body, operands)
         if name in ("scan", "while", "cond"):
             return getattr(self, f"_{name}")(eqn, operands, hint)
-        if name in INFIX and not all(isinstance(x, Constant) for x in operands):  # a number takes the other's type
+        if name in INFIX and not all(
+            isinstance(x, Constant) for x in operands
+        ):  # a number takes the other's type
             operands = [number(x.value) if isinstance(x, Constant) else x for x in operands]
         return self._results(eqn, hint, form_of(eqn), operands)
 
     def _results(
-        self, eqn: Eqn, hint: str, text: str, operands: Sequence[Operand], carries: int | None = None
+        self,
+        eqn: Eqn,
+        hint: str,
+        text: str,
+        operands: Sequence[Operand],
+        carries: int | None = None,
     ) -> Sequence[Operand]:
         """Adds the line of an equation and returns its results; the first `carries` are a tuple of their own."""
         targets = tuple(self.fresh(hint) for _ in eqn.outvars)
@@ -319,7 +376,9 @@ class _Printer:
         self.lines.append(Line(targets, text, tuple(operands), shown))
         return targets
 
-    def _function(self, hint: str, closed: Any, outer: Sequence[Operand], groups: Mapping[str, Sequence[str]]) -> str:
+    def _function(
+        self, hint: str, closed: Any, outer: Sequence[Operand], groups: Mapping[str, Sequence[str]]
+    ) -> str:
         """Adds a nested function and returns its name.
 
         Args:
@@ -329,11 +388,17 @@ class _Printer:
             groups: parameter -> the names that this tuple is unpacked to, which are the other operands.
         """
         name = self.fresh(hint)
-        before, self.lines = self.lines, [Line(tuple(g), p, (), names_tuple(g)) for p, g in groups.items() if g]
+        before = self.lines
+        self.lines = [Line(tuple(g), p, (), names_tuple(g)) for p, g in groups.items() if g]
         results = self.walk(closed, [*outer, *(n for g in groups.values() for n in g)])
         carried = len(groups["carry"]) if "xs" in groups else len(results)
-        text = operands_tuple(0, carried) + (f", {operands_tuple(carried, len(results))}" if "xs" in groups else "")
-        lines = (*self.lines, Line((), f"return {'{0}' if hint == 'condition' else text}", tuple(results)))
+        text = operands_tuple(0, carried) + (
+            f", {operands_tuple(carried, len(results))}" if "xs" in groups else ""
+        )
+        lines = (
+            *self.lines,
+            Line((), f"return {'{0}' if hint == 'condition' else text}", tuple(results)),
+        )
         self.lines = [*before, Line((name,), f"def {name}({', '.join(groups)}):", (), body=lines)]
         return name
 
@@ -350,16 +415,22 @@ class _Printer:
 
     def _while(self, eqn: Eqn, operands: list[Operand], hint: str) -> Sequence[Operand]:
         p = eqn.params
-        first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-        carry, functions = operands[second:], []
+        first = p["cond_nconsts"]
+        second = p["cond_nconsts"] + p["body_nconsts"]
+        carry = operands[second:]
+        functions = []
         for kind, closed, consts in (
             ("condition", p["cond_jaxpr"], operands[:first]),
             ("loop_body", p["body_jaxpr"], operands[first:second]),
         ):
-            functions.append(self._function(kind, closed, consts, {"carry": [self.fresh("h") for _ in carry]}))
+            functions.append(
+                self._function(kind, closed, consts, {"carry": [self.fresh("h") for _ in carry]})
+            )
         text = f"lax.while_loop({', '.join(functions)}, {operands_tuple(0, len(carry))})"
         return self._results(eqn, hint, text, (*carry, *functions))
 
     def _cond(self, eqn: Eqn, operands: list[Operand], hint: str) -> Sequence[Operand]:
         functions = [self._function("branch", b, operands[1:], {}) for b in eqn.params["branches"]]
-        return self._results(eqn, hint, f"lax.switch({{0}}, {names_tuple(functions)})", (operands[0], *functions))
+        return self._results(
+            eqn, hint, f"lax.switch({{0}}, {names_tuple(functions)})", (operands[0], *functions)
+        )

@@ -7,5 +7,14 @@ with its type and bounds. What is written, by `writing`, is the old or the new, 
 """
 
 from jrnn.files.checked import AtLeast, checked, parse_json, plain, read_json, record
-from jrnn.files.reading import LARGEST, blocks, digest_of, kind_of, open_file, read_file, read_rest, read_text
+from jrnn.files.reading import (
+    LARGEST,
+    blocks,
+    digest_of,
+    kind_of,
+    open_file,
+    read_file,
+    read_rest,
+    read_text,
+)
 from jrnn.files.writing import append_to, new_file, new_folder, reporting, write_whole

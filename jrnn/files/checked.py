@@ -35,7 +35,9 @@ class AtLeast:
     most: float | None = None
 
 
-def parse_json(text: str | bytes, where: str, error: type[JrnnError], *, finite: bool = True) -> Any:
+def parse_json(
+    text: str | bytes, where: str, error: type[JrnnError], *, finite: bool = True
+) -> Any:
     """Returns the value of a JSON text.
 
     Args:
@@ -57,16 +59,25 @@ def parse_json(text: str | bytes, where: str, error: type[JrnnError], *, finite:
         value = json.loads(text, object_pairs_hook=_once, parse_float=number, parse_constant=number)
         level = [value]
         for _ in range(DEEPEST):
-            level = [part for x in level if isinstance(x, (dict, list)) for part in (x.values() if type(x) is dict else x)]
+            level = [
+                part
+                for x in level
+                if isinstance(x, (dict, list))
+                for part in (x.values() if type(x) is dict else x)
+            ]
         if level:
             raise RecursionError
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
-        raise error(f"{where}: is not JSON that is read: lists and objects are nested more than {DEEPEST} deep") from None
+        raise error(
+            f"{where}: is not JSON that is read: lists and objects are nested more than {DEEPEST} deep"
+        ) from None
     except UnicodeEncodeError:
         raise error(f"{where}: is not JSON: a string has half of a surrogate pair") from None
-    except ValueError as e:  # json's own error, bytes that are not UTF-8, or a number of thousands of digits
+    except (
+        ValueError
+    ) as e:  # json's own error, bytes that are not UTF-8, or a number of thousands of digits
         raise error(f"{where}: is not JSON: {e}") from None
     return value
 
@@ -75,7 +86,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = dict(pairs)
     if len(keys) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"an object has the key {next(n for n in keys if names.count(n) > 1)!r:.80} twice")
+        raise ValueError(
+            f"an object has the key {next(n for n in keys if names.count(n) > 1)!r:.80} twice"
+        )
     return keys
 
 
@@ -86,7 +99,11 @@ def _finite(text: str) -> float:
 
 
 def read_json(
-    path: str | os.PathLike[str], error: type[JrnnError], *, finite: bool = True, most: int = LARGEST
+    path: str | os.PathLike[str],
+    error: type[JrnnError],
+    *,
+    finite: bool = True,
+    most: int = LARGEST,
 ) -> dict[str, Any]:
     """Returns the object of a JSON file; raises `error` as `open_file` and `parse_json` do, and for another value."""
     value = parse_json(read_text(path, error, most), str(path), error, finite=finite)
@@ -110,7 +127,9 @@ def record(cls: type[T], given: Any, where: str, error: type[JrnnError]) -> T:
     values = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in given:
-            values[field.name] = checked(kinds[field.name], given[field.name], f"{where}: {field.name}", error)
+            values[field.name] = checked(
+                kinds[field.name], given[field.name], f"{where}: {field.name}", error
+            )
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error(f"{where}: lacks {field.name!r}")
     return cls(**values)
@@ -130,13 +149,16 @@ def checked(kind: Any, value: Any, where: str, error: type[JrnnError]) -> Any:
     if typing.get_origin(kind) is typing.Annotated:
         kind, *extras = typing.get_args(kind)
         bounds = next((b for b in extras if isinstance(b, AtLeast)), bounds)
-    origin, choices = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    choices = typing.get_args(kind)
     if kind is Any:
         return value
     if origin is typing.Literal:
         if not _fits(kind, value):
             nearest = near(value, choices) if isinstance(value, str) else ""
-            raise error(f"{where} must be {' or '.join(map(repr, choices))}, is {_described(value)}{nearest}")
+            raise error(
+                f"{where} must be {' or '.join(map(repr, choices))}, is {_described(value)}{nearest}"
+            )
         return value
     if origin in (types.UnionType, typing.Union):
         kinds = [k for k in choices if _fits(k, value)]
@@ -185,12 +207,18 @@ def _fits(kind: Any, value: Any) -> bool:
     if dataclasses.is_dataclass(kind):
         return isinstance(value, Mapping)
     given = list if type(value) is tuple else type(value)
-    return kind is Any or given is (list if kind is tuple else kind) or (kind is float and given is int)
+    return (
+        kind is Any
+        or given is (list if kind is tuple else kind)
+        or (kind is float and given is int)
+    )
 
 
 def _within(kind: type, value: Any, bounds: AtLeast, where: str, error: type[JrnnError]) -> Any:
     most = math.nan if bounds.most is None else bounds.most
-    if type(value) is int and not -(2**31) <= value <= (2**32 - 1 if math.isnan(most) else min(most, 2**63)):
+    if type(value) is int and not -(2**31) <= value <= (
+        2**32 - 1 if math.isnan(most) else min(most, 2**63)
+    ):
         rule = "have 32 bits" if math.isnan(most) else f"be at most {most}"
         raise error(f"{where} must {rule}, is {value!r:.40}")
     value = kind(value)

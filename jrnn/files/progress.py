@@ -40,17 +40,20 @@ class Heartbeat:
 
     def doing(self, what: str | Callable[[], str]) -> None:
         """Sets what the heartbeat prints: what goes on and for how long, or what the function returns."""
-        self._what, self._since = what, monotonic()
+        self._what = what
+        self._since = monotonic()
 
     @contextmanager
     def during(self, what: str) -> Iterator[None]:
         """Replaces what goes on within a `with` block."""
-        before, since = self._what, self._since
+        before = self._what
+        since = self._since
         self.doing(what)
         try:
             yield
         finally:
-            self._what, self._since = before, since
+            self._what = before
+            self._since = since
 
     def heard(self) -> None:
         """Notes that something was printed."""
@@ -59,7 +62,9 @@ class Heartbeat:
     def say(self, text: str) -> None:
         """Prints a line."""
         with self._lock:
-            self.console.print(printable(text, lines=True), markup=False, highlight=False, soft_wrap=True)
+            self.console.print(
+                printable(text, lines=True), markup=False, highlight=False, soft_wrap=True
+            )
             self.heard()
 
     def _run(self) -> None:
@@ -70,7 +75,9 @@ class Heartbeat:
         """Prints what goes on if nothing was printed for too long."""
         if monotonic() - self._last >= SILENCE:
             what = self._what
-            self.say(what() if callable(what) else f"{what}: {monotonic() - self._since:.0f} s so far")
+            self.say(
+                what() if callable(what) else f"{what}: {monotonic() - self._since:.0f} s so far"
+            )
 
     def __enter__(self) -> Heartbeat:
         self._thread.start()
@@ -100,7 +107,9 @@ class RunProgress:
         self._beat = beat
         self._steps = steps
         self._last = f"step {done} of {steps}"
-        self._first: tuple[int, float] | None = None  # the first step whose end was measured, and when that was
+        self._first: tuple[int, float] | None = (
+            None  # the first step whose end was measured, and when that was
+        )
         self._left = math.nan  # seconds
         self._predicted = False
         self._progress = Progress(
@@ -116,7 +125,9 @@ class RunProgress:
             refresh_per_second=4,
             disable=not console.is_terminal,  # a log file has only the lines that stay
         )
-        self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="-")
+        self._task = self._progress.add_task(
+            "train", total=steps, completed=done, loss="-", speed="-"
+        )
 
     def __enter__(self) -> RunProgress:
         self._beat.doing(self._status)
@@ -142,7 +153,11 @@ class RunProgress:
 
     def _status(self) -> str:
         self._predicted |= not math.isnan(self._left)
-        return self._last if math.isnan(self._left) else f"{self._last}, about {duration(self._left)} to go"
+        return (
+            self._last
+            if math.isnan(self._left)
+            else f"{self._last}, about {duration(self._left)} to go"
+        )
 
     def say(self, text: str) -> None:
         self._beat.say(text)
@@ -202,7 +217,9 @@ class Trace:
     The first call compiles, and the second may still find cold caches: the trace begins after both.
     """
 
-    BEGIN, END = 2, 4  # calls
+    # calls
+    BEGIN = 2
+    END = 4
 
     def __init__(self, folder: Path | None):
         self.folder = folder

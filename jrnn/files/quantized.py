@@ -17,7 +17,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-TYPES = {"float32": ("F32", np.float32), "float16": ("F16", np.float16), "bfloat16": ("BF16", ml_dtypes.bfloat16)}
+TYPES = {
+    "float32": ("F32", np.float32),
+    "float16": ("F16", np.float16),
+    "bfloat16": ("BF16", ml_dtypes.bfloat16),
+}
 BLOCK = 128  # rows and columns that share a scale of float8
 _STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", *_STATES)
@@ -31,7 +35,8 @@ def layouts(names: Iterable[str]) -> dict[str, str]:
     {'a.weight': 'SCB', 'b.weight': '_scale_inv', 'c.bias': ''}
     """
     there = dict.fromkeys(names)
-    ends, spare = {}, set()
+    ends = {}
+    spare = set()
     for name in there:
         module = name.removesuffix("weight")
         if module != name and f"{module}SCB" in there:
@@ -53,7 +58,10 @@ class Dequantized:
     """
 
     def __init__(self, path: Path, opened: Any, name: str, layout: str) -> None:
-        self.path, self.opened, self.name, self.layout = path, opened, name, layout
+        self.path = path
+        self.opened = opened
+        self.name = name
+        self.layout = layout
 
     def _tensor(self, end: str) -> Any:
         return self.opened.get_tensor(self.name + end)
@@ -64,9 +72,18 @@ class Dequantized:
         if self.layout not in _STATES:
             return {}
         state = json.loads(self._tensor(self.layout).tobytes())
-        sizes = [state.get("blocksize"), state.get("nested_blocksize", 1), *state.get("shape", [None])]
-        if not all(type(size) is int and size > 0 for size in sizes) or state.get("dtype") not in TYPES:
-            raise ValueError(f"{self.name}{self.layout} must hold a shape, a blocksize and a dtype, holds {state!r:.200}")
+        sizes = [
+            state.get("blocksize"),
+            state.get("nested_blocksize", 1),
+            *state.get("shape", [None]),
+        ]
+        if (
+            not all(type(size) is int and size > 0 for size in sizes)
+            or state.get("dtype") not in TYPES
+        ):
+            raise ValueError(
+                f"{self.name}{self.layout} must hold a shape, a blocksize and a dtype, holds {state!r:.200}"
+            )
         return dict(state)
 
     def get_shape(self) -> list[int]:
@@ -81,7 +98,9 @@ class Dequantized:
         try:
             return self._values[index]
         except (LookupError, TypeError) as e:
-            raise ValueError(f"{self.name} is not quantized as its other tensors say: {e}") from None
+            raise ValueError(
+                f"{self.name} is not quantized as its other tensors say: {e}"
+            ) from None
 
     @cached_property
     def _values(self) -> Any:
@@ -89,7 +108,9 @@ class Dequantized:
             values = self._four_bits()
         elif self.layout == "SCB":  # a row's greatest magnitude, which is 127
             scales = self.opened.get_tensor(self.name.removesuffix("weight") + "SCB")
-            values = self._tensor("").astype(np.float32) * (scales.astype(np.float32)[:, None] / 127)
+            values = self._tensor("").astype(np.float32) * (
+                scales.astype(np.float32)[:, None] / 127
+            )
         else:
             values = self._stored().astype(np.float32) * self._scales()
         return values.astype(TYPES[self._state.get("dtype", "bfloat16")][1])
@@ -102,7 +123,9 @@ class Dequantized:
             size = int.from_bytes(file.read(8), "little")
             begin, end = json.loads(file.read(size))[self.name]["data_offsets"]
             file.seek(8 + size + begin)
-            return np.frombuffer(file.read(end - begin), ml_dtypes.float8_e4m3fn).reshape(view.get_shape())
+            return np.frombuffer(file.read(end - begin), ml_dtypes.float8_e4m3fn).reshape(
+                view.get_shape()
+            )
 
     def _scales(self) -> Any:
         """The scales of float8, [R or 1, C or 1]."""
@@ -112,15 +135,25 @@ class Dequantized:
         if scales.size == rows:
             return scales.reshape(rows, 1)
         if scales.shape != (-(-rows // BLOCK), -(-columns // BLOCK)):
-            raise ValueError(f"{self.name} [{rows}, {columns}] has scales {list(scales.shape)}, not of blocks of {BLOCK}")
+            raise ValueError(
+                f"{self.name} [{rows}, {columns}] has scales {list(scales.shape)}, not of blocks of {BLOCK}"
+            )
         return np.repeat(np.repeat(scales, BLOCK, axis=0)[:rows], BLOCK, axis=1)[:, :columns]
 
     def _four_bits(self) -> Any:
-        state, packed, greatest = self._state, self._tensor("").reshape(-1), self._tensor(".absmax").reshape(-1)
+        state = self._state
+        packed = self._tensor("").reshape(-1)
+        greatest = self._tensor(".absmax").reshape(-1)
         if "nested_blocksize" in state:  # the greatest values of blocks are quantized too
             nested = np.arange(greatest.size) // state["nested_blocksize"]
             codes = self._tensor(".nested_quant_map").take(greatest)
-            greatest = codes * self._tensor(".nested_absmax").take(nested) + float(state["nested_offset"])
-        codes = self._tensor(".quant_map").take(np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1))
+            greatest = codes * self._tensor(".nested_absmax").take(nested) + float(
+                state["nested_offset"]
+            )
+        codes = self._tensor(".quant_map").take(
+            np.stack([packed >> 4, packed & 15], axis=-1).reshape(-1)
+        )
         size = math.prod(state["shape"])
-        return (codes[:size] * greatest.take(np.arange(size) // state["blocksize"])).reshape(state["shape"])
+        return (codes[:size] * greatest.take(np.arange(size) // state["blocksize"])).reshape(
+            state["shape"]
+        )

@@ -16,7 +16,9 @@ _BLOCK = 1 << 24  # bytes of one call of the system, between which Ctrl-C is see
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
-def open_file(path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST) -> BinaryIO:
+def open_file(
+    path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST
+) -> BinaryIO:
     """Opens a regular file of at most `most` bytes to read it; None: of any size. Opening never waits.
 
     Raises:
@@ -29,7 +31,10 @@ def open_file(path: str | os.PathLike[str], error: type[JrnnError], most: int | 
         raise error(f"{where}: no such file") from None
     except IsADirectoryError:
         raise error(f"{where}: is a folder, not a file") from None
-    except (OSError, ValueError) as e:  # ValueError: a zero byte, or a surrogate that stands for no byte
+    except (
+        OSError,
+        ValueError,
+    ) as e:  # ValueError: a zero byte, or a surrogate that stands for no byte
         raise error(f"{where}: cannot be read: {getattr(e, 'strerror', None) or e}") from None
     status = os.fstat(opened.fileno())
     if not stat.S_ISREG(status.st_mode):
@@ -51,7 +56,9 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     return "a file" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "a device")
 
 
-def read_file(path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST) -> bytes:
+def read_file(
+    path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST
+) -> bytes:
     """Returns the bytes of a file; raises `error` as `open_file` does, and for a file that grows while it is read."""
     with open_file(path, error, most) as opened:
         return read_rest(opened, path, error, most)
@@ -66,7 +73,9 @@ def digest_of(path: str | os.PathLike[str], error: type[JrnnError]) -> str:
     return digest.hexdigest()
 
 
-def blocks(opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError]) -> Iterator[bytes]:
+def blocks(
+    opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError]
+) -> Iterator[bytes]:
     """Yields what follows in an open file."""
     try:
         while block := opened.read(_BLOCK):
@@ -75,7 +84,9 @@ def blocks(opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError
         raise error(f"{path}: cannot be read: {e.strerror}") from None
 
 
-def read_rest(opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError], most: int | None) -> bytes:
+def read_rest(
+    opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnError], most: int | None
+) -> bytes:
     """Returns what follows in an open file, at most so many bytes."""
     read = []
     for block in blocks(opened, path, error):
@@ -85,7 +96,12 @@ def read_rest(opened: BinaryIO, path: str | os.PathLike[str], error: type[JrnnEr
     return b"".join(read)
 
 
-def read_text(path: str | os.PathLike[str], error: type[JrnnError], most: int | None = LARGEST, missing: str = "") -> str:
+def read_text(
+    path: str | os.PathLike[str],
+    error: type[JrnnError],
+    most: int | None = LARGEST,
+    missing: str = "",
+) -> str:
     """Returns the text of a file without a byte order mark, and with "\\n" at the ends of lines.
 
     Raises:
@@ -97,14 +113,19 @@ def read_text(path: str | os.PathLike[str], error: type[JrnnError], most: int | 
         return read_file(path, error, most).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as e:
         if e.object.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise error(f"{path}: is UTF-16; convert it, as with: iconv -f utf-16 -t utf-8 {path}") from None
+            raise error(
+                f"{path}: is UTF-16; convert it, as with: iconv -f utf-16 -t utf-8 {path}"
+            ) from None
         raise error(
             f"{path}: is not UTF-8: byte {e.start} is 0x{e.object[e.start]:02x}; convert it, as with: "
             f"iconv -f latin1 -t utf-8 {path}"
         ) from None
 
 
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # of a container
+_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)  # of a container
 
 
 def available() -> int:

@@ -36,9 +36,15 @@ def open_tensors(path: str | os.PathLike[str], error: type[JrnnError]) -> Iterat
         JrnnError: of type `error`, for a file that is missing or damaged, and for one with a tensor twice.
     """
     with open_file(path, error, None) as opened:
-        size = min(int.from_bytes(opened.read(8), "little"), _LONGEST_HEADER, os.fstat(opened.fileno()).st_size)
+        size = min(
+            int.from_bytes(opened.read(8), "little"),
+            _LONGEST_HEADER,
+            os.fstat(opened.fileno()).st_size,
+        )
         header = opened.read(size)
-    parse_json(header, f"{path}: cannot be read as safetensors: the header", error)  # also for a tensor that is there twice
+    parse_json(
+        header, f"{path}: cannot be read as safetensors: the header", error
+    )  # also for a tensor that is there twice
     try:
         with safe_open(path, framework="np") as tensors:
             yield tensors
@@ -57,12 +63,16 @@ def write_tensors(
     """Writes arrays to a safetensors file in one step; raises `error` if it cannot be written."""
     with new_file(path, error) as half:
         try:
-            save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, half, metadata)
+            save_file(
+                {name: np.asarray(x, order="C") for name, x in arrays.items()}, half, metadata
+            )
         except SafetensorError as e:
             raise error(f"{path}: cannot be written: {e}") from None
 
 
-def read_aligned(read: Callable[[tuple[slice, ...]], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def read_aligned(
+    read: Callable[[tuple[slice, ...]], np.ndarray], shape: tuple[int, ...]
+) -> np.ndarray:
     """Reads a tensor block by block of its first axis, into memory that a CPU's devices take without a copy."""
     if not shape:
         return read(())
@@ -93,7 +103,8 @@ def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
     try:
         with open_file(path, error, None) as opened_file, zipfile.ZipFile(opened_file) as archive:
             members = archive.infolist()
-            total, most = sum(m.file_size for m in members), free()
+            total = sum(m.file_size for m in members)
+            most = free()
             if total > most:
                 raise ValueError(f"its arrays need {total:,} bytes, and {most:,} are free")
             arrays = {}
@@ -104,7 +115,9 @@ def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
                         raise ValueError(f"it holds two arrays {name!r}")
                     try:
                         arrays[name] = _array(opened, m.file_size)
-                    except Exception as e:  # whatever numpy, zipfile or a codec raises for a damaged file
+                    except (
+                        Exception
+                    ) as e:  # whatever numpy, zipfile or a codec raises for a damaged file
                         raise ValueError(f"array {name!r}: {_reason(e)}") from None
             return arrays
     except error:
@@ -116,15 +129,23 @@ def load_npz(path: str | Path, error: type[JrnnError]) -> dict[str, np.ndarray]:
 def _array(opened: BinaryIO | Any, size: int) -> np.ndarray:
     """Reads the array of a .npy file of so many bytes."""
     version = np.lib.format.read_magic(opened)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
     if version not in readers:
         raise ValueError(f"its version is {version[0]}.{version[1]}; 1.0 and 2.0 are read")
     shape, _, dtype = readers[version](opened)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never read, because that can run code; save numbers or bytes")
-    needed, remaining = math.prod(shape) * dtype.itemsize, size - opened.tell()
+        raise ValueError(
+            "it holds Python objects, which are never read, because that can run code; save numbers or bytes"
+        )
+    needed = math.prod(shape) * dtype.itemsize
+    remaining = size - opened.tell()
     if needed > remaining:
-        raise ValueError(f"its header says {dtype}{list(shape)}, which needs {needed:,} bytes, and {remaining:,} follow")
+        raise ValueError(
+            f"its header says {dtype}{list(shape)}, which needs {needed:,} bytes, and {remaining:,} follow"
+        )
     opened.seek(0)
     return np.asarray(np.lib.format.read_array(opened, allow_pickle=False))
 

@@ -14,7 +14,12 @@ import numpy as np
 from jrnn.errors import JrnnError
 from jrnn.files.reading import free, open_file
 
-NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # of types, in safetensors
+NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+}  # of types, in safetensors
 _MAGIC = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle before torch 1.6
 
 
@@ -34,7 +39,11 @@ def read_torch(path: Path, error: type[JrnnError]) -> dict[str, Any]:
         import torch
     except ImportError:
         out = str(
-            path.with_name("model.safetensors" if path.name.startswith("pytorch_model") else path.stem + ".safetensors")
+            path.with_name(
+                "model.safetensors"
+                if path.name.startswith("pytorch_model")
+                else path.stem + ".safetensors"
+            )
         )
         raise error(
             f"{path} is a file of torch.save, which only torch can read, and torch is not installed; with torch, these "
@@ -45,14 +54,20 @@ def read_torch(path: Path, error: type[JrnnError]) -> dict[str, Any]:
             "If the file is a checkpoint, save the state dict in it: torch.load(...)['state_dict']"
         ) from None
     try:
-        file = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as e:  # whatever torch, pickle or zipfile raises for a file that is damaged or holds objects
+        file = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except (
+        Exception
+    ) as e:  # whatever torch, pickle or zipfile raises for a file that is damaged or holds objects
         raise error(
             f"{path}: torch reads no state dict from it: {str(e).strip().partition('.')[0]}; in PyTorch, save one with "
             "torch.save(model.state_dict(), path)"
         ) from e
     if not isinstance(file, Mapping):
-        raise error(f"{path}: holds a {type(file).__name__}; it must hold a state dict, names to tensors")
+        raise error(
+            f"{path}: holds a {type(file).__name__}; it must hold a state dict, names to tensors"
+        )
     return {str(name): value for name, value in file.items()}
 
 
@@ -61,8 +76,14 @@ def as_array(tensor: Any) -> np.ndarray:
     try:
         tensor = tensor.detach().cpu()
         is_bfloat16 = str(tensor.dtype) == "torch.bfloat16"  # which numpy lacks
-        return np.asarray(tensor.float().numpy().astype(ml_dtypes.bfloat16) if is_bfloat16 else tensor.numpy())
-    except (NotImplementedError, RuntimeError, TypeError) as e:  # it is quantized, sparse, or without data (meta)
+        return np.asarray(
+            tensor.float().numpy().astype(ml_dtypes.bfloat16) if is_bfloat16 else tensor.numpy()
+        )
+    except (
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+    ) as e:  # it is quantized, sparse, or without data (meta)
         raise ValueError(str(e).partition("\n")[0][:200]) from e
 
 

@@ -24,7 +24,9 @@ from typing import Any, TextIO
 from jrnn.errors import JrnnError, UsageError, needs_extra
 from jrnn.files.reading import kind_of
 
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+# AT_FDCWD and RENAME_EXCHANGE of Linux
+_HERE = -100
+_EXCHANGE = 2
 _HALF = re.compile(r"\.[0-9a-f]{32}\.part")
 
 
@@ -82,7 +84,9 @@ def new_file(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterator
 
 
 @contextlib.contextmanager
-def new_folder(target: str | os.PathLike[str], error: type[JrnnError], replaces: tuple[str, ...] = ()) -> Iterator[Path]:
+def new_folder(
+    target: str | os.PathLike[str], error: type[JrnnError], replaces: tuple[str, ...] = ()
+) -> Iterator[Path]:
     """Gives the path of a new folder to write into, which takes the place of `target` when the block ends without an error.
 
     Files of the old folder stay, as links to the same bytes, unless the new one has them or a pattern of `replaces` fits
@@ -115,7 +119,8 @@ def new_folder(target: str | os.PathLike[str], error: type[JrnnError], replaces:
 def _half(folder: Path, is_folder: bool) -> Iterator[Path]:
     """Makes an empty file or folder in a folder, locks it, and removes at the end what is left under its name."""
     _remove_left(folder)
-    half, locked = folder / f".{uuid.uuid4().hex}.part", None
+    half = folder / f".{uuid.uuid4().hex}.part"
+    locked = None
     try:
         while not os.path.lexists(half):  # another writer may remove it before it is locked
             half.mkdir() if is_folder else half.touch(exist_ok=False)
@@ -153,7 +158,9 @@ def _remove_left(folder: Path) -> None:
 
 def _remove(half: Path) -> None:
     with contextlib.suppress(OSError, ValueError):
-        shutil.rmtree(half, ignore_errors=True) if half.is_dir() and not half.is_symlink() else half.unlink()
+        shutil.rmtree(
+            half, ignore_errors=True
+        ) if half.is_dir() and not half.is_symlink() else half.unlink()
 
 
 @contextlib.contextmanager
@@ -164,12 +171,18 @@ def reporting(target: str | os.PathLike[str], error: type[JrnnError]) -> Iterato
     except (OSError, ValueError) as e:  # ValueError: a zero byte in the name
         if isinstance(e, JrnnError):
             raise
-        raise error(f"{target!s:.300}: cannot be written: {getattr(e, 'strerror', None) or e}") from None
+        raise error(
+            f"{target!s:.300}: cannot be written: {getattr(e, 'strerror', None) or e}"
+        ) from None
 
 
 def _must_stay(folder: Path) -> bool:
     here = Path.cwd()
-    return folder in (here, *here.parents) or folder.is_mount() or any(p.is_dir() for p in folder.iterdir())
+    return (
+        folder in (here, *here.parents)
+        or folder.is_mount()
+        or any(p.is_dir() for p in folder.iterdir())
+    )
 
 
 def _link(old: Path, new: Path) -> None:
@@ -188,7 +201,10 @@ def _put(new: Path, target: Path) -> bool:
         if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # of Linux
-    return rename is not None and rename(_HERE, os.fsencode(new), _HERE, os.fsencode(target), _EXCHANGE) == 0
+    return (
+        rename is not None
+        and rename(_HERE, os.fsencode(new), _HERE, os.fsencode(target), _EXCHANGE) == 0
+    )
 
 
 def _put_files(new: Path, target: Path, spare: list[Path]) -> None:

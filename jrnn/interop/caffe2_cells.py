@@ -63,7 +63,9 @@ def from_caffe2(
         weight_hh = np.concatenate(hidden)
         if forget_bias:
             if kind != "LSTM":
-                raise ConversionError(f"caffe2 {kind}: forget_bias is {forget_bias}, but only an LSTM has one")
+                raise ConversionError(
+                    f"caffe2 {kind}: forget_bias is {forget_bias}, but only an LSTM has one"
+                )
             shift = np.repeat([forget_bias * (gate == "f") for gate in order], weight_hh.shape[1])
             bias_ih = bias_ih + shift.astype(bias_ih.dtype)
         cell = CellArrays(weight_ih, weight_hh, bias_ih, np.concatenate(biases))

@@ -48,7 +48,9 @@ class CellArrays(NamedTuple):
     def biases(self) -> tuple[np.ndarray, np.ndarray]:
         """Both biases, or zeros; only for systems whose matrices are not transposed."""
         zeros = np.zeros(self.weight_hh.shape[0], self.weight_hh.dtype)
-        of_input, of_hidden = (zeros if bias is None else bias for bias in (self.bias_ih, self.bias_hh))
+        of_input, of_hidden = (
+            zeros if bias is None else bias for bias in (self.bias_ih, self.bias_hh)
+        )
         return of_input, of_hidden
 
 
@@ -62,7 +64,8 @@ def from_system(system: str, kind: str, cell: CellArrays, suffix: str = "_l0") -
     >>> params["weight_ih_l0"].shape, params["bias_ih_l0"].tolist(), params["bias_hh_l0"].any()
     ((8, 3), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], np.False_)
     """
-    row, target = convention(system, kind), convention("pytorch", kind)
+    row = convention(system, kind)
+    target = convention("pytorch", kind)
     _check(system, kind, cell, len(row.order), row.transposed)
     params = {}
     for name, array in zip(CellArrays._fields, cell, strict=True):
@@ -82,24 +85,35 @@ def to_system(system: str, kind: str, params: Mapping[str, Any], suffix: str = "
             normalization, which other systems lack; or a GRU's hidden bias of the candidate is not zero, and the system has
             no such bias.
     """
-    row, source = convention(system, kind), convention("pytorch", kind)
+    row = convention(system, kind)
+    source = convention("pytorch", kind)
     for extra in ("weight_hr", "norm_ih", "norm_hh"):
         if extra + suffix in params:
             raise ConversionError(f"{system} {kind}: its cells have no {extra + suffix!r}")
     for name in ("weight_ih", "weight_hh"):
         if name + suffix not in params:
-            raise ConversionError(f"{system} {kind}: the parameters lack {name + suffix!r}; they are {sorted(params)}")
-    given = {name: np.asarray(params[name + suffix]) for name in CellArrays._fields if name + suffix in params}
+            raise ConversionError(
+                f"{system} {kind}: the parameters lack {name + suffix!r}; they are {sorted(params)}"
+            )
+    given = {
+        name: np.asarray(params[name + suffix])
+        for name in CellArrays._fields
+        if name + suffix in params
+    }
     _check(system, kind, CellArrays(**given), len(source.order), source.transposed)
     arrays = {}
     for name, array in given.items():
         turned = reorder(array, source.order, row.order)
-        arrays[name] = np.ascontiguousarray(turned.T) if row.transposed and turned.ndim == 2 else turned
+        arrays[name] = (
+            np.ascontiguousarray(turned.T) if row.transposed and turned.ndim == 2 else turned
+        )
     cell = CellArrays(**arrays)
     if cell.bias_ih is None and cell.bias_hh is None:
         return cell
     if cell.bias_ih is None or cell.bias_hh is None:
-        raise ConversionError(f"{system} {kind}: there is one bias; bias_ih{suffix} and bias_hh{suffix} go together")
+        raise ConversionError(
+            f"{system} {kind}: there is one bias; bias_ih{suffix} and bias_hh{suffix} go together"
+        )
     if row.biases == "both":
         return cell
     if row.biases == "input":
@@ -117,15 +131,24 @@ def suffixes(params: Mapping[str, Any]) -> list[str]:
     """Returns the suffix of every direction of every layer: `_l0`, `_l0_reverse`, `_l1`, ..."""
     endings = [name.removeprefix("weight_ih") for name in params if name.startswith("weight_ih")]
     if not endings:
-        raise ConversionError(f"these are not a recurrent stack's parameters: no weight_ih_l0 in {sorted(params)}")
-    return sorted(endings, key=lambda suffix: (int(suffix.removesuffix("_reverse").removeprefix("_l")), suffix))
+        raise ConversionError(
+            f"these are not a recurrent stack's parameters: no weight_ih_l0 in {sorted(params)}"
+        )
+    return sorted(
+        endings,
+        key=lambda suffix: (int(suffix.removesuffix("_reverse").removeprefix("_l")), suffix),
+    )
 
 
 def suffixes_of_layer(system: str, kind: str, params: Mapping[str, Any], layer: int) -> list[str]:
     """Returns the suffix of each direction of one layer; raises ConversionError if there is no such layer."""
-    of_layer = [suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"]
+    of_layer = [
+        suffix for suffix in suffixes(params) if suffix.removesuffix("_reverse") == f"_l{layer}"
+    ]
     if not of_layer:
-        raise ConversionError(f"{system} {kind}: the parameters have no layer {layer}; they are {sorted(params)}")
+        raise ConversionError(
+            f"{system} {kind}: the parameters have no layer {layer}; they are {sorted(params)}"
+        )
     return of_layer
 
 
@@ -133,19 +156,29 @@ def one_direction(system: str, kind: str, params: Mapping[str, Any]) -> list[str
     """Returns the suffix of every layer; raises ConversionError for a reverse direction, which the system lacks."""
     endings = suffixes(params)
     if any(suffix.endswith("_reverse") for suffix in endings):
-        raise ConversionError(f"{system} {kind}: its cells have one direction, the parameters two; convert each separately")
+        raise ConversionError(
+            f"{system} {kind}: its cells have one direction, the parameters two; convert each separately"
+        )
     return endings
 
 
 def _check(system: str, kind: str, cell: CellArrays, gates: int, transposed: bool) -> None:
     shapes = [tuple(array.shape[::-1]) if transposed else tuple(array.shape) for array in cell[:2]]
-    if any(len(shape) != 2 for shape in shapes) or shapes[0][0] != shapes[1][0] or shapes[1][0] != gates * shapes[1][1]:
+    if (
+        any(len(shape) != 2 for shape in shapes)
+        or shapes[0][0] != shapes[1][0]
+        or shapes[1][0] != gates * shapes[1][1]
+    ):
         rows = f"{gates} H" if gates > 1 else "H"
-        wanted = (f"[D, {rows}]", f"[H, {rows}]") if transposed else (f"[{rows}, D]", f"[{rows}, H]")
+        wanted = (
+            (f"[D, {rows}]", f"[H, {rows}]") if transposed else (f"[{rows}, D]", f"[{rows}, H]")
+        )
         raise ConversionError(
             f"{system} {kind}: the weights are {list(cell.weight_ih.shape)} and {list(cell.weight_hh.shape)}; they must "
             f"be {wanted[0]} and {wanted[1]}"
         )
     for name, bias in zip(CellArrays._fields[2:], cell[2:], strict=True):
         if bias is not None and bias.shape != shapes[0][:1]:
-            raise ConversionError(f"{system} {kind}: {name} is {list(bias.shape)} but must be {list(shapes[0][:1])}")
+            raise ConversionError(
+                f"{system} {kind}: {name} is {list(bias.shape)} but must be {list(shapes[0][:1])}"
+            )

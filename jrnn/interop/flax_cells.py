@@ -38,7 +38,8 @@ def from_flax(cell: Any, suffix: str = "_l0") -> Params:
     """
     kind = _kind(cell)
     if isinstance(cell, nnx.LSTMCell):
-        of_input, of_hidden = _dense(cell, "i"), _dense(cell, "h")
+        of_input = _dense(cell, "i")
+        of_hidden = _dense(cell, "h")
         arrays = CellArrays(
             np.concatenate([np.asarray(d.kernel[...]) for d in of_input], axis=1),
             np.concatenate([np.asarray(d.kernel[...]) for d in of_hidden], axis=1),
@@ -46,7 +47,9 @@ def from_flax(cell: Any, suffix: str = "_l0") -> Params:
         )
     else:
         biased = _biased(cell)
-        arrays = CellArrays(*(np.asarray(v[...]) for v in (cell.dense_i.kernel, cell.dense_h.kernel, biased.bias)))
+        arrays = CellArrays(
+            *(np.asarray(v[...]) for v in (cell.dense_i.kernel, cell.dense_h.kernel, biased.bias))
+        )
     return from_system("flax", kind, arrays, suffix)
 
 
@@ -58,7 +61,11 @@ def to_flax(params: Mapping[str, Any], cell: Any, suffix: str = "_l0") -> Any:
     """
     kind = _kind(cell)
     arrays = to_system("flax", kind, params, suffix)
-    bias = np.zeros(arrays.weight_hh.shape[1], arrays.weight_hh.dtype) if arrays.bias_ih is None else arrays.bias_ih
+    bias = (
+        np.zeros(arrays.weight_hh.shape[1], arrays.weight_hh.dtype)
+        if arrays.bias_ih is None
+        else arrays.bias_ih
+    )
     if isinstance(cell, nnx.LSTMCell):
         for side, kernel in (("i", arrays.weight_ih), ("h", arrays.weight_hh)):
             for dense, block in zip(_dense(cell, side), np.split(kernel, 4, axis=1), strict=True):
@@ -76,16 +83,27 @@ def _kind(cell: Any) -> str:
     name = type(cell).__name__
     if type(cell) not in _KINDS:
         known = ", ".join(sorted(known.__name__ for known in _KINDS))
-        raise ConversionError(f"flax: {name} is not a cell that can be converted; those are {known}")
+        raise ConversionError(
+            f"flax: {name} is not a cell that can be converted; those are {known}"
+        )
     kind = _KINDS[type(cell)]
     probe = np.linspace(-3, 3, 7, dtype=np.float32)
-    for role, usual in (("gate_fn", ("sigmoid",)), ("activation_fn", ("tanh", "relu") if kind == "RNN" else ("tanh",))):
+    for role, usual in (
+        ("gate_fn", ("sigmoid",)),
+        ("activation_fn", ("tanh", "relu") if kind == "RNN" else ("tanh",)),
+    ):
         given = getattr(cell, role, None)
-        if given is not None and not any(np.allclose(given(probe), getattr(jax.nn, f)(probe)) for f in usual):
+        if given is not None and not any(
+            np.allclose(given(probe), getattr(jax.nn, f)(probe)) for f in usual
+        ):
             theirs = getattr(given, "__name__", given)
-            raise ConversionError(f"flax {name}: its {role} is {theirs}, but jrnn.nn has {' or '.join(usual)} there")
+            raise ConversionError(
+                f"flax {name}: its {role} is {theirs}, but jrnn.nn has {' or '.join(usual)} there"
+            )
     if getattr(cell, "residual", False):
-        raise ConversionError(f"flax {name}: it adds its state to the new one (residual=True), which jrnn.nn does not")
+        raise ConversionError(
+            f"flax {name}: it adds its state to the new one (residual=True), which jrnn.nn does not"
+        )
     return kind
 
 
@@ -102,5 +120,7 @@ def _dense(cell: nnx.LSTMCell, side: str) -> list[Any]:
 
 def _put(variable: nnx.Variable[Any], value: np.ndarray, kind: str) -> None:
     if variable.shape != value.shape:
-        raise ConversionError(f"flax {kind}: the cell's array is {list(variable.shape)}, the weight {list(value.shape)}")
+        raise ConversionError(
+            f"flax {kind}: the cell's array is {list(variable.shape)}, the weight {list(value.shape)}"
+        )
     variable.set_value(value.astype(variable.dtype))

@@ -18,12 +18,25 @@ from typing import Any
 import numpy as np
 
 from jrnn.errors import ConversionError
-from jrnn.interop.cells import CellArrays, Params, from_system, one_direction, other_gru, suffixes_of_layer, to_system
+from jrnn.interop.cells import (
+    CellArrays,
+    Params,
+    from_system,
+    one_direction,
+    other_gru,
+    suffixes_of_layer,
+    to_system,
+)
 from jrnn.nn.stacked_gru import StackWeights
 
 
 def from_keras(
-    kind: str, weights: Sequence[Any], *, layer: int = 0, bidirectional: bool = False, use_bias: bool = True
+    kind: str,
+    weights: Sequence[Any],
+    *,
+    layer: int = 0,
+    bidirectional: bool = False,
+    use_bias: bool = True,
 ) -> Params:
     """Converts one Keras layer to PyTorch's parameters.
 
@@ -63,11 +76,15 @@ def to_keras(kind: str, params: Mapping[str, Any], *, layer: int = 0) -> list[np
         cell = to_system("keras", kind, params, suffix)
         weights += [cell.weight_ih, cell.weight_hh]
         if cell.bias_ih is not None:
-            weights.append(cell.bias_ih if cell.bias_hh is None else np.stack([cell.bias_ih, cell.bias_hh]))
+            weights.append(
+                cell.bias_ih if cell.bias_hh is None else np.stack([cell.bias_ih, cell.bias_hh])
+            )
     return weights
 
 
-def _split_bias(kind: str, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray | None = None) -> CellArrays:
+def _split_bias(
+    kind: str, kernel: np.ndarray, recurrent: np.ndarray, bias: np.ndarray | None = None
+) -> CellArrays:
     if kind != "GRU" or bias is None:
         return CellArrays(kernel, recurrent, bias)
     if bias.ndim != 2 or bias.shape[0] != 2:
@@ -92,11 +109,17 @@ def from_onnx_arrays(
     """
     if kind == "GRU" and not linear_before_reset:
         raise other_gru("onnx", "without linear_before_reset", "linear_before_reset=1")
-    W, R, B = np.asarray(W), np.asarray(R), None if B is None else np.asarray(B)
+    W = np.asarray(W)
+    R = np.asarray(R)
+    B = None if B is None else np.asarray(B)
     if W.ndim != 3 or R.ndim != 3 or W.shape[0] not in (1, 2) or R.shape[0] != W.shape[0]:
-        raise ConversionError(f"onnx {kind}: W is {list(W.shape)}, R {list(R.shape)}; their first axis must be 1 or 2")
+        raise ConversionError(
+            f"onnx {kind}: W is {list(W.shape)}, R {list(R.shape)}; their first axis must be 1 or 2"
+        )
     if B is not None and B.shape != (W.shape[0], 2 * W.shape[1]):
-        raise ConversionError(f"onnx {kind}: B is {list(B.shape)} but must be {[W.shape[0], 2 * W.shape[1]]}")
+        raise ConversionError(
+            f"onnx {kind}: B is {list(B.shape)} but must be {[W.shape[0], 2 * W.shape[1]]}"
+        )
     params: Params = {}
     for k, way in enumerate(("", "_reverse")[: W.shape[0]]):
         biases = (None, None) if B is None else np.split(B[k], 2)
@@ -108,11 +131,18 @@ def to_onnx_arrays(
     kind: str, params: Mapping[str, Any], *, layer: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Returns W, R and B of one layer of a stack. A GRU's operator must have `linear_before_reset=1`."""
-    cells = [to_system("onnx", kind, params, suffix) for suffix in suffixes_of_layer("onnx", kind, params, layer)]
+    cells = [
+        to_system("onnx", kind, params, suffix)
+        for suffix in suffixes_of_layer("onnx", kind, params, layer)
+    ]
     biases = None
     if cells[0].bias_ih is not None:
         biases = np.stack([np.concatenate([cell.bias_ih, cell.bias_hh]) for cell in cells])
-    return np.stack([cell.weight_ih for cell in cells]), np.stack([cell.weight_hh for cell in cells]), biases
+    return (
+        np.stack([cell.weight_ih for cell in cells]),
+        np.stack([cell.weight_hh for cell in cells]),
+        biases,
+    )
 
 
 def from_arraymancer(weights: StackWeights) -> Params:
@@ -126,7 +156,9 @@ def from_arraymancer(weights: StackWeights) -> Params:
     params: Params = {}
     for layer in range(len(weights.U3s)):
         W3, U3, bW3, bU3 = (np.asarray(array) for array in weights.layer(layer))
-        params |= from_system("arraymancer", "GRU", CellArrays(W3, U3, bW3[0], bU3[0]), f"_l{layer}")
+        params |= from_system(
+            "arraymancer", "GRU", CellArrays(W3, U3, bW3[0], bU3[0]), f"_l{layer}"
+        )
     return params
 
 
@@ -142,7 +174,9 @@ def to_arraymancer(params: Mapping[str, Any]) -> StackWeights:
     rest = [cell.weight_ih for cell in cells[1:]]
     return StackWeights(
         W3s0=cells[0].weight_ih,
-        W3sN=np.stack(rest) if rest else np.zeros_like(cells[0].weight_hh, shape=(0, *cells[0].weight_hh.shape)),
+        W3sN=np.stack(rest)
+        if rest
+        else np.zeros_like(cells[0].weight_hh, shape=(0, *cells[0].weight_hh.shape)),
         U3s=np.stack([cell.weight_hh for cell in cells]),
         bW3s=np.stack(biases_ih)[:, None],
         bU3s=np.stack(biases_hh)[:, None],

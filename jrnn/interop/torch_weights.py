@@ -57,26 +57,39 @@ def load_state_dict(source: Mapping[str, Any] | str | PathLike[str], prefix: str
     (4, 3)
     """
     if not isinstance(source, (Mapping, str, PathLike)):
-        raise ConversionError(f"a state dict is a dict or the path of a file, not a {type(source).__name__}")
+        raise ConversionError(
+            f"a state dict is a dict or the path of a file, not a {type(source).__name__}"
+        )
     if isinstance(source, Mapping):
-        where, entries = "state dict", {str(name): value for name, value in source.items()}
+        where = "state dict"
+        entries = {str(name): value for name, value in source.items()}
     else:
-        where, entries = str(source), _read(Path(source))
-    entries = {name: value for name, value in entries.items() if not name.endswith("num_batches_tracked")}  # an integer
+        where = str(source)
+        entries = _read(Path(source))
+    entries = {
+        name: value for name, value in entries.items() if not name.endswith("num_batches_tracked")
+    }  # an integer
     prefix += "." if any(name.startswith(f"{prefix}.") for name in entries) else ""
     taken = {name: value for name, value in entries.items() if name.startswith(prefix)}
     if inner := [name for name, value in taken.items() if isinstance(value, Mapping)]:
         key = max(
             inner,
-            key=lambda name: sum(hasattr(value, "dtype") or hasattr(value, "detach") for value in taken[name].values()),
+            key=lambda name: sum(
+                hasattr(value, "dtype") or hasattr(value, "detach")
+                for value in taken[name].values()
+            ),
         )
         raise ConversionError(
             f"{where}: {key} is a dict of {sorted(map(str, taken[key]))[:8]}; give the state dict within a checkpoint, "
             f"as in load_state_dict(torch.load(path, weights_only=True)[{key!r}])"
         )
-    params = folded({name.removeprefix(prefix): _array(where, name, v) for name, v in taken.items()})
+    params = folded(
+        {name.removeprefix(prefix): _array(where, name, v) for name, v in taken.items()}
+    )
     if not params:
-        raise ConversionError(f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it has {sorted(entries)}")
+        raise ConversionError(
+            f"{where}: no name begins with {prefix!r}{near(prefix, entries)}; it has {sorted(entries)}"
+        )
     return params
 
 
@@ -86,7 +99,10 @@ def _read(path: Path) -> dict[str, Any]:
         return read_torch(path, ConversionError)
     with open_tensors(path, ConversionError) as tensors:
         types = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 - no mapping
-        return {name: tensors.get_tensor(name) if kind in _TYPES else kind for name, kind in types.items()}
+        return {
+            name: tensors.get_tensor(name) if kind in _TYPES else kind
+            for name, kind in types.items()
+        }
 
 
 def _array(where: str, name: str, value: Any) -> np.ndarray:
@@ -112,7 +128,9 @@ def save_state_dict(params: Mapping[str, Any], path: str | PathLike[str], prefix
         ConversionError: the file cannot be written, or has the name of a file of `torch.save`.
     """
     if str(path).endswith((".pt", ".pth")):
-        raise ConversionError(f"{path}: the file is safetensors, which torch.load cannot read; name it .safetensors")
+        raise ConversionError(
+            f"{path}: the file is safetensors, which torch.load cannot read; name it .safetensors"
+        )
     write_tensors(path, {prefix + name: value for name, value in params.items()}, ConversionError)
 
 
@@ -125,7 +143,9 @@ def _normalized(g: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 def _is_normalized(g: np.ndarray, v: np.ndarray) -> bool:
     along = [n for n in g.shape if n != 1]
-    return v.ndim > 1 and (not g.ndim or (g.ndim == v.ndim and len(along) < 2 and {*along} <= {*v.shape}))
+    return v.ndim > 1 and (
+        not g.ndim or (g.ndim == v.ndim and len(along) < 2 and {*along} <= {*v.shape})
+    )
 
 
 def _by_largest(weight: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:

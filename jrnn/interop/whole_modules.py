@@ -105,13 +105,17 @@ def load_module(
     1.kernel    <- head.weight
     1.bias      <- head.bias
     """
-    tensors, names = load_state_dict(source, prefix), dict(names or {})
+    tensors = load_state_dict(source, prefix)
+    names = dict(names or {})
     variables = list(_variables(module))
     for given in names:
         if not any(path == given or path.startswith(f"{given}.") for path, *_ in variables):
             paths = [path for path, *_ in variables]
-            raise ConversionError(f"names: the module has no {given!r}{near(given, paths)}; it has {sorted(paths)}")
-    loaded, values = {}, []
+            raise ConversionError(
+                f"names: the module has no {given!r}{near(given, paths)}; it has {sorted(paths)}"
+            )
+    loaded = {}
+    values = []
     for path, own, turn, variable in variables:
         name = _renamed(path, own, names)
         if name in tensors:
@@ -125,10 +129,16 @@ def load_module(
     report = LoadReport(
         loaded,
         tuple(path for path, *_ in variables if path not in loaded),
-        tuple(name for name in tensors if name not in loaded.values() and not _is_tied(name, tensors, loaded)),
+        tuple(
+            name
+            for name in tensors
+            if name not in loaded.values() and not _is_tied(name, tensors, loaded)
+        ),
     )
     if strict and (report.missing or report.unused):
-        raise ConversionError(_incomplete(report, {p: _renamed(p, own, names) for p, own, *_ in variables}, tensors))
+        raise ConversionError(
+            _incomplete(report, {p: _renamed(p, own, names) for p, own, *_ in variables}, tensors)
+        )
     for variable, value in values:
         variable.set_value(jnp.asarray(value, variable.dtype))
     return report
@@ -136,14 +146,22 @@ def load_module(
 
 def _variables(module: nnx.Module) -> Iterator[tuple[str, str, _Turn, nnx.Variable[Any]]]:
     """The path of each variable, its path with PyTorch's name, the change of the array, and the variable."""
-    kinds = ((nnx.Sequential, "layers"), (nn.Sequential, "parts"))  # whose lists have no name in PyTorch
+    kinds = (
+        (nnx.Sequential, "layers"),
+        (nn.Sequential, "parts"),
+    )  # whose lists have no name in PyTorch
     every = [*nnx.iter_modules(module)]
-    lists = {(*path, name) for path, inner in every for kind, name in kinds if isinstance(inner, kind)}
+    lists = {
+        (*path, name) for path, inner in every for kind, name in kinds if isinstance(inner, kind)
+    }
     for path, inner in every:
         rows = next((rows for layer, rows in _LAYERS.items() if type(inner) is layer), {})
         parts = [str(part) for k, part in enumerate(path) if tuple(path[: k + 1]) not in lists]
         for name, variable in vars(inner).items():
-            if isinstance(variable, (nnx.Param, nnx.BatchStat)) and variable.get_value() is not None:
+            if (
+                isinstance(variable, (nnx.Param, nnx.BatchStat))
+                and variable.get_value() is not None
+            ):
                 theirs, turn = rows.get(name, (name, _same))
                 yield ".".join([*parts, name]), ".".join([*parts, theirs]), turn, variable
 
@@ -158,10 +176,18 @@ def _renamed(path: str, own: str, names: Mapping[str, str]) -> str:
 
 def _is_tied(name: str, tensors: Params, loaded: Mapping[str, str]) -> bool:
     value = tensors[name]
-    return any(tensors[other].shape == value.shape and (tensors[other] == value).all() for other in loaded.values())
+    return any(
+        tensors[other].shape == value.shape and (tensors[other] == value).all()
+        for other in loaded.values()
+    )
 
 
 def _incomplete(report: LoadReport, expected: Mapping[str, str], tensors: Params) -> str:
-    lines = [f"{path} needs {expected[path]!r}{near(expected[path], tensors)}" for path in report.missing]
+    lines = [
+        f"{path} needs {expected[path]!r}{near(expected[path], tensors)}" for path in report.missing
+    ]
     lines += [f"{name} {list(tensors[name].shape)} is not used" for name in report.unused]
-    return "; ".join(lines) + "; give names={path of a layer: PyTorch's name}, or strict=False to load the rest"
+    return (
+        "; ".join(lines)
+        + "; give names={path of a layer: PyTorch's name}, or strict=False to load the rest"
+    )

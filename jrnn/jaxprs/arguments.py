@@ -33,7 +33,9 @@ class Leaf:
     @property
     def spec(self) -> Any:
         """Its shape and dtype; a random key is its own spec."""
-        if hasattr(self.value, "dtype") and jax.dtypes.issubdtype(self.value.dtype, jax.dtypes.prng_key):
+        if hasattr(self.value, "dtype") and jax.dtypes.issubdtype(
+            self.value.dtype, jax.dtypes.prng_key
+        ):
             return self.value
         return jax.ShapeDtypeStruct(np.shape(self.value), jax.dtypes.result_type(self.value))
 
@@ -74,7 +76,9 @@ class Call:
             NameError,
         ) as e:  # a result that is no array, an axis name that is not bound, a mistake in it
             reason = str(e).partition("\n")[0]
-            raise ConversionError(f"{self.name} cannot be traced: {type(e).__name__}: {reason:.300}") from e
+            raise ConversionError(
+                f"{self.name} cannot be traced: {type(e).__name__}: {reason:.300}"
+            ) from e
         for leaf in self.leaves:
             if is_complex(leaf.spec):
                 raise ConversionError(
@@ -85,7 +89,9 @@ class Call:
             closed = real_jaxpr(closed, self.name)
         graph = flatten(closed)
         kinds = {str(effect) for effect in closed.effects}
-        kinds.update(f"{node.name}, {node.source}" for node in graph.nodes if "callback" in node.name)
+        kinds.update(
+            f"{node.name}, {node.source}" for node in graph.nodes if "callback" in node.name
+        )
         if kinds:
             raise ConversionError(
                 f"{self.name} has effects ({'; '.join(sorted(kinds))}); only values are converted: remove prints and "
@@ -98,7 +104,9 @@ class Call:
                 "or put a module with dropout in evaluation: module.eval(), deterministic=True"
             )
         if not graph.outputs:
-            raise ConversionError(f"{self.name} returns no array; a converted function must have an output")
+            raise ConversionError(
+                f"{self.name} returns no array; a converted function must have an output"
+            )
         return graph, [path_of("output", path) for path, _ in tree_flatten_with_path(out)[0]]
 
 
@@ -108,16 +116,24 @@ def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) 
     if not jax.tree_util.treedef_is_leaf(jax.tree.structure(fn)) and callable(fn):
         if params is not None:
             raise ConversionError(f"a {type(fn).__name__} holds its own params; leave `params` out")
-        own, params, fn = True, fn, _named_after(fn, lambda module, *xs: module(*xs))
+        own = True
+        params = fn
+        fn = _named_after(fn, lambda module, *xs: module(*xs))
     elif hasattr(fn, "apply") and hasattr(fn, "init"):
         if params is None:
-            raise ConversionError(f"a {type(fn).__name__} is applied to its variables: pass them as `params`")
+            raise ConversionError(
+                f"a {type(fn).__name__} is applied to its variables: pass them as `params`"
+            )
         module = fn
         fn = _named_after(module, lambda variables, *xs: module.apply(variables, *xs))
     elif not callable(fn):
         raise ConversionError(f"a conversion takes a function, but was given a {type(fn).__name__}")
     name = name or getattr(fn, "__name__", type(fn).__name__).strip("<>")
-    names = [""] if len(args) == 1 and isinstance(args[0], dict) else _names_of(fn, len(args), params is not None)
+    names = (
+        [""]
+        if len(args) == 1 and isinstance(args[0], dict)
+        else _names_of(fn, len(args), params is not None)
+    )
     trees = [("", params, True)] if params is not None else []
     trees += [(prefix, arg, False) for prefix, arg in zip(names, args)]
     leaves: list[Leaf] = []
@@ -127,13 +143,20 @@ def call_of(fn: Any, args: Sequence[Any], params: Any, name: str | None = None) 
         structures.append((structure, len(entries)))
         for path, value in entries:
             full = path_of(prefix, path)
-            leaves.append(Leaf(full.removesuffix("/value") if own and is_param else full, value, is_param))
+            leaves.append(
+                Leaf(full.removesuffix("/value") if own and is_param else full, value, is_param)
+            )
     for leaf in leaves:
         _check_argument(leaf, name)
 
     def run(flat: Sequence[Any]) -> Any:
         rest = iter(flat)
-        out = fn(*(jax.tree.unflatten(structure, [next(rest) for _ in range(n)]) for structure, n in structures))
+        out = fn(
+            *(
+                jax.tree.unflatten(structure, [next(rest) for _ in range(n)])
+                for structure, n in structures
+            )
+        )
         return jax.tree.map(lambda x: {"real": x.real, "imag": x.imag} if is_complex(x) else x, out)
 
     return Call(name, leaves, run, _closed_over(fn))
@@ -173,10 +196,14 @@ def _check_argument(leaf: Leaf, name: str) -> None:
             "lambda x: fn(x, setting)"
         )
     if isinstance(leaf.value, np.ndarray) and leaf.value.dtype.kind in "OSUMm":
-        raise ConversionError(f"{name}: argument {leaf.name!r} is an array of {leaf.value.dtype}; it must hold numbers")
+        raise ConversionError(
+            f"{name}: argument {leaf.name!r} is an array of {leaf.value.dtype}; it must hold numbers"
+        )
     for size in np.shape(leaf.value):
         if not isinstance(size, (int, np.integer)):
-            raise ConversionError(f"{name}: argument {leaf.name!r} has a dimension {size}; shapes must be known numbers")
+            raise ConversionError(
+                f"{name}: argument {leaf.name!r} has a dimension {size}; shapes must be known numbers"
+            )
 
 
 def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
@@ -190,7 +217,9 @@ def _closed_over(fn: Callable) -> list[tuple[str, Any]]:
     closed_over: list[tuple[str, Any]] = []
     for variable, tree in {**seen.globals, **seen.nonlocals}.items():
         if not callable(tree) and not inspect.ismodule(tree):
-            closed_over += [(path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]]
+            closed_over += [
+                (path_of(variable, path), value) for path, value in tree_flatten_with_path(tree)[0]
+            ]
     return closed_over
 
 
@@ -208,10 +237,14 @@ def arguments_of(fn: Callable, blobs: Mapping[str, Any]) -> list[Any]:
     for path, value in blobs.items():
         first, *rest = path.split("/")
         if first not in names:
-            raise GradientError(f"the function has no argument {first!r}; it takes {', '.join(names)}{near(first, names)}")
-        at, key = trees, first
+            raise GradientError(
+                f"the function has no argument {first!r}; it takes {', '.join(names)}{near(first, names)}"
+            )
+        at = trees
+        key = first
         for part in rest:
-            at, key = at.setdefault(key, {}), part
+            at = at.setdefault(key, {})
+            key = part
         at[key] = value
     for name in names:
         if name not in trees:

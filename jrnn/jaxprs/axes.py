@@ -67,7 +67,11 @@ def contracted_axes(eqn: Eqn, place: int) -> set[int]:
     """Returns the axes of an operand that a reduction or a product removes, whatever size they have."""
     if primitives.is_kind(eqn, "reduction"):
         return {*eqn.params["axes"]}
-    return {*eqn.params["dimension_numbers"][0][place]} if eqn.primitive.name == "dot_general" else set()
+    return (
+        {*eqn.params["dimension_numbers"][0][place]}
+        if eqn.primitive.name == "dot_general"
+        else set()
+    )
 
 
 def of_one_size(eqn: Eqn, place: int, out: Var) -> Follow:
@@ -116,19 +120,27 @@ def join_followed(
 
 
 def _elementwise(eqn: Eqn, place: int, out: Any) -> Follow:
-    mine, whole = eqn.invars[place].aval.shape, out.aval.shape  # an axis of size 1 may stand for a longer one
+    # an axis of size 1 may stand for a longer one
+    mine = eqn.invars[place].aval.shape
+    whole = out.aval.shape
     return {k: k for k, n in enumerate(whole) if mine[k] == n} if len(mine) == len(whole) else {}
 
 
 def _broadcast(eqn: Eqn, place: int, out: Any) -> Follow:
-    shape, to = eqn.invars[place].aval.shape, eqn.params["broadcast_dimensions"]
-    return {k: axis for k, axis in enumerate(to) if shape[k] == out.aval.shape[axis]} if place == 0 else {}
+    shape = eqn.invars[place].aval.shape
+    to = eqn.params["broadcast_dimensions"]
+    return (
+        {k: axis for k, axis in enumerate(to) if shape[k] == out.aval.shape[axis]}
+        if place == 0
+        else {}
+    )
 
 
 def _reshape(eqn: Eqn, place: int, out: Any) -> Follow:
     if place or eqn.params.get("dimensions") is not None:
         return {}
-    old, new = eqn.invars[place].aval.shape, out.aval.shape
+    old = eqn.invars[place].aval.shape
+    new = out.aval.shape
     starts = {(math.prod(new[:k]), new[k]): k for k in range(len(new)) if new[k] != 1}
     pairs = ((k, starts.get((math.prod(old[:k]), old[k]))) for k in range(len(old)) if old[k] != 1)
     return {k: axis for k, axis in pairs if axis is not None}
@@ -176,9 +188,12 @@ def blocks(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
     >>> blocks((1, 32, 256), (32, 4, 64))
     [(range(0, 2), range(0, 1)), (range(2, 3), range(1, 3))]
     """
-    groups, i, j = [], 0, 0
+    groups = []
+    i = 0
+    j = 0
     while i < len(old) or j < len(new):
-        first, second = i, j
+        first = i
+        second = j
         sizes = [1, 1]
         while True:
             if i == first and i < len(old):
@@ -205,18 +220,26 @@ _RULES: dict[str, Callable[..., Follow]] = {  # by primitive or kind
     "reshape": _reshape,
     "squeeze": _without(lambda eqn: eqn.params["dimensions"]),
     "reduction": _without(lambda eqn: eqn.params["axes"]),
-    "transpose": lambda eqn, place, out: {k: axis for axis, k in enumerate(eqn.params["permutation"])},
+    "transpose": lambda eqn, place, out: {
+        k: axis for axis, k in enumerate(eqn.params["permutation"])
+    },
     "slice": _except(_cut),
     "split": _except(lambda eqn: [eqn.params["axis"]]),
     "concatenate": _except(lambda eqn: [eqn.params["dimension"]]),
-    "stack": lambda eqn, place, out: {k: k + (k >= eqn.params["axis"]) for k in range(eqn.invars[place].aval.ndim)},
+    "stack": lambda eqn, place, out: {
+        k: k + (k >= eqn.params["axis"]) for k in range(eqn.invars[place].aval.ndim)
+    },
     "unstack": _without(lambda eqn: [eqn.params["axis"]]),
     "tile": lambda eqn, place, out: {
-        k: k for k, reps in enumerate(eqn.params["reps"]) if reps == 1 and len(eqn.params["reps"]) == out.aval.ndim
+        k: k
+        for k, reps in enumerate(eqn.params["reps"])
+        if reps == 1 and len(eqn.params["reps"]) == out.aval.ndim
     },
     "rev": _except(lambda eqn: eqn.params["dimensions"]),
     "pad": lambda eqn, place, out: (
-        {k: k for k, padding in enumerate(eqn.params["padding_config"]) if padding == (0, 0, 0)} if place == 0 else {}
+        {k: k for k, padding in enumerate(eqn.params["padding_config"]) if padding == (0, 0, 0)}
+        if place == 0
+        else {}
     ),
     "running": _except(lambda eqn: [eqn.params["axis"]]),
     "dot_general": _product,

@@ -27,7 +27,11 @@ class Endless(Exception):
 
 
 def evaluate_by_numpy(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], wide: bool = False, trips: int | None = None
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    wide: bool = False,
+    trips: int | None = None,
 ) -> list[Any]:
     """Returns the outputs of a jaxpr. A primitive that is not in the tables is run by JAX.
 
@@ -53,15 +57,21 @@ def evaluate_by_numpy(
             value = typed(value, dtype)
         values[var] = value
 
-    for var, value in [*zip(jaxpr.constvars, consts, strict=True), *zip(jaxpr.invars, args, strict=True)]:
+    for var, value in [
+        *zip(jaxpr.constvars, consts, strict=True),
+        *zip(jaxpr.invars, args, strict=True),
+    ]:
         write(var, value)
     for eqn in jaxpr.eqns:
-        operands, name = [read(atom) for atom in eqn.invars], eqn.primitive.name
+        operands = [read(atom) for atom in eqn.invars]
+        name = eqn.primitive.name
         with np.errstate(all="ignore"):
             if wide and name in ("convert_element_type", "reduce_precision") and _are_wide(eqn):
                 outs = operands
             elif name in LOOPS:
-                outs = LOOPS[name](partial(evaluate_by_numpy, wide=wide, trips=trips), operands, **eqn.params)
+                outs = LOOPS[name](
+                    partial(evaluate_by_numpy, wide=wide, trips=trips), operands, **eqn.params
+                )
             elif (own := _of_elements(eqn, operands)) is not None:
                 outs = [own(*operands)]
             elif name in MOVES and (out := MOVES[name](*operands, **eqn.params)) is not None:
@@ -80,7 +90,9 @@ def _of_elements(eqn: Eqn, operands: Sequence[Any]) -> Callable[..., Any] | None
         return lambda x: x
     if row.numpy is None:
         return None
-    kinds, function = _parsed(eqn.primitive.name, row.numpy) if isinstance(row.numpy, str) else row.numpy
+    kinds, function = (
+        _parsed(eqn.primitive.name, row.numpy) if isinstance(row.numpy, str) else row.numpy
+    )
     return function if all(v.dtype.kind in kinds for v in operands) else None
 
 
@@ -91,19 +103,24 @@ def _widened(dtype: Any) -> Any:
 
 
 def _are_wide(eqn: Eqn) -> bool:
-    kinds = [jax.dtypes.issubdtype(v.aval.dtype, np.floating) for v in (*eqn.invars[:1], *eqn.outvars)]
+    kinds = [
+        jax.dtypes.issubdtype(v.aval.dtype, np.floating) for v in (*eqn.invars[:1], *eqn.outvars)
+    ]
     return all(kinds)
 
 
 def _by_jax(eqn: Eqn, operands: Sequence[Any], wide: bool) -> Any:
-    name, params = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
+    params = eqn.params
     with jax.ensure_compile_time_eval():
         if wide and name not in ("convert_element_type", "iota"):
             with jax.enable_x64(True):
                 if name.startswith("scatter"):  # its own sum has the types of the jaxpr
                     keywords = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
                     scatter = getattr(jax.lax, name.replace("-", "_"))
-                    return [jax.device_get(scatter(*operands, **{key: params[key] for key in keywords}))]
+                    return [
+                        jax.device_get(scatter(*operands, **{key: params[key] for key in keywords}))
+                    ]
                 return jax.device_get(bind(eqn, *operands))
         return bind(eqn, *operands)
 
@@ -127,7 +144,11 @@ def broadcast_in_dim(x, *, shape, broadcast_dimensions, **_):
 
 
 def dot_general(a, b, *, dimension_numbers, preferred_element_type, **_):
-    dtypes = [a.dtype, b.dtype, *([np.dtype(preferred_element_type)] if preferred_element_type else [])]
+    dtypes = [
+        a.dtype,
+        b.dtype,
+        *([np.dtype(preferred_element_type)] if preferred_element_type else []),
+    ]
     # Sums of int8 are made in int32, and those of 16-bit numbers in 32 bits.
     dtype = np.result_type(*(np.float32 if of.kind == "V" else of for of in dtypes))
     sides = []
@@ -143,15 +164,25 @@ def dot_general(a, b, *, dimension_numbers, preferred_element_type, **_):
 def convert_element_type(x, *, new_dtype, **_):
     """XLA has rules of its own for numbers that do not fit, and for the imaginary part."""
     to = np.dtype(new_dtype).kind
-    return x.astype(new_dtype) if to == "c" or (to in FLOAT and x.dtype.kind != "c") or x.dtype.kind == "b" else None
+    return (
+        x.astype(new_dtype)
+        if to == "c" or (to in FLOAT and x.dtype.kind != "c") or x.dtype.kind == "b"
+        else None
+    )
 
 
 def pad(x, value, *, padding_config):
     if any(low < 0 or high < 0 for low, high, _ in padding_config):
         return None
-    shape = [low + high + max(0, n + (n - 1) * inside) for n, (low, high, inside) in zip(x.shape, padding_config)]
+    shape = [
+        low + high + max(0, n + (n - 1) * inside)
+        for n, (low, high, inside) in zip(x.shape, padding_config)
+    ]
     out = np.full(shape, value, x.dtype)
-    inner = (slice(low, low + n + max(0, n - 1) * k, k + 1) for n, (low, _, k) in zip(x.shape, padding_config))
+    inner = (
+        slice(low, low + n + max(0, n - 1) * k, k + 1)
+        for n, (low, _, k) in zip(x.shape, padding_config)
+    )
     out[tuple(inner)] = x
     return out
 
@@ -171,7 +202,11 @@ def wide(reduce):
     """Sums of 16-bit numbers are made in 32 bits."""
 
     def of(x, *, axes, **_):
-        return reduce(x.astype(np.float32) if x.dtype.kind == "V" else x, axis=tuple(axes)) if x.size else None
+        return (
+            reduce(x.astype(np.float32) if x.dtype.kind == "V" else x, axis=tuple(axes))
+            if x.size
+            else None
+        )
 
     return of
 
@@ -190,7 +225,11 @@ def factors(of):
 
     def run(x, **params):
         with contextlib.suppress(np.linalg.LinAlgError):
-            return of(x, **params) if x.dtype.itemsize >= 8 and x.size and np.isfinite(x).all() else None
+            return (
+                of(x, **params)
+                if x.dtype.itemsize >= 8 and x.size and np.isfinite(x).all()
+                else None
+            )
 
     return run
 
@@ -219,11 +258,14 @@ def triangular_solve(a, b, *, left_side, lower, transpose_a, conjugate_a, unit_d
     divisors = 1 if unit_diagonal else a.diagonal(axis1=-2, axis2=-1)
     if not (np.isfinite(a).all() and np.isfinite(b).all() and np.all(divisors)):
         return None  # LAPACK has rules of its own
-    a, b = (a.conj() if conjugate_a else a), (b if left_side else b.swapaxes(-1, -2))
+    a = a.conj() if conjugate_a else a
+    b = b if left_side else b.swapaxes(-1, -2)
     if transpose_a == left_side:
-        a, lower = a.swapaxes(-1, -2), not lower
+        a = a.swapaxes(-1, -2)
+        lower = not lower
     if not lower:
-        a, b = a[..., ::-1, ::-1], b[..., ::-1, :]
+        a = a[..., ::-1, ::-1]
+        b = b[..., ::-1, :]
     x = np.empty_like(b)
     for i in range(a.shape[-1]):
         rest = b[..., i, :] - (a[..., i : i + 1, :i] @ x[..., :i, :])[..., 0, :]
@@ -241,31 +283,46 @@ MOVES = {
     "slice": lambda x, *, start_indices, limit_indices, strides: x[
         tuple(map(slice, start_indices, limit_indices, strides or [1] * x.ndim))
     ],
-    "reshape": lambda x, *, new_sizes, dimensions, **_: x.reshape(new_sizes) if dimensions is None else None,
-    "squeeze": lambda x, *, dimensions: x.reshape([n for i, n in enumerate(x.shape) if i not in dimensions]),
+    "reshape": lambda x, *, new_sizes, dimensions, **_: (
+        x.reshape(new_sizes) if dimensions is None else None
+    ),
+    "squeeze": lambda x, *, dimensions: x.reshape(
+        [n for i, n in enumerate(x.shape) if i not in dimensions]
+    ),
     "transpose": lambda x, *, permutation: x.transpose(permutation),
     "rev": lambda x, *, dimensions: np.flip(x, dimensions),
     "concatenate": lambda *xs, dimension: np.concatenate(xs, dimension),
     "stack": lambda *xs, axis: np.stack(xs, axis),
     "unstack": lambda x, *, axis: list(np.moveaxis(x, axis, 0)),
     "split": lambda x, *, sizes, axis: np.split(x, np.cumsum(sizes)[:-1], axis),
-    "select_n": lambda which, *cases: np.where(which, *cases[::-1]) if which.dtype == bool else None,
+    "select_n": lambda which, *cases: (
+        np.where(which, *cases[::-1]) if which.dtype == bool else None
+    ),
     "convert_element_type": convert_element_type,
     **INDEXED,
     "cholesky": factors(cholesky),
     "qr": factors(qr),
-    "svd": factors(lambda x, *, subset_by_index=None, **params: svd(x, **params) if subset_by_index is None else None),
+    "svd": factors(
+        lambda x, *, subset_by_index=None, **params: (
+            svd(x, **params) if subset_by_index is None else None
+        )
+    ),
     "triangular_solve": triangular_solve,
     "integer_pow": lambda x, *, y: x**y if x.dtype.kind in FLOAT else None,
     "iota": lambda *, dtype, shape, dimension, **_: np.broadcast_to(
-        np.arange(shape[dimension]).reshape([-1 if i == dimension else 1 for i in range(len(shape))]), shape
+        np.arange(shape[dimension]).reshape(
+            [-1 if i == dimension else 1 for i in range(len(shape))]
+        ),
+        shape,
     ),
     "reduce_sum": wide(np.sum),
     "reduce_max": wide(np.max),
     "reduce_or": lambda x, *, axes, **_: x.any(tuple(axes)) if x.dtype == bool else None,
     "reduce_and": lambda x, *, axes, **_: x.all(tuple(axes)) if x.dtype == bool else None,
     "reduce_prod": lambda x, *, axes, **_: np.prod(x, tuple(axes)) if x.dtype.kind != "V" else None,
-    "reduce_min": lambda x, *, axes, **_: x.min(tuple(axes)) if x.size and x.dtype.kind in "iuf" else None,
+    "reduce_min": lambda x, *, axes, **_: (
+        x.min(tuple(axes)) if x.size and x.dtype.kind in "iuf" else None
+    ),
     "argmax": lambda x, *, axes, **_: x.argmax(axes[0]) if np.isfinite(x).all() else None,
     "argmin": lambda x, *, axes, **_: x.argmin(axes[0]) if np.isfinite(x).all() else None,
     "cumsum": running(np.cumsum),
@@ -279,20 +336,26 @@ Values = Sequence[Any]
 
 
 def _closed(of: Callable, closed: Any, operands: Values) -> list[Any]:
-    return of(closed.jaxpr, closed.consts, operands) if hasattr(closed, "consts") else of(closed, (), operands)
+    return (
+        of(closed.jaxpr, closed.consts, operands)
+        if hasattr(closed, "consts")
+        else of(closed, (), operands)
+    )
 
 
-def _call(of: Callable, operands: Values, *, jaxpr: Any = None, call_jaxpr: Any = None, **_: Any) -> list[Any]:
+def _call(
+    of: Callable, operands: Values, *, jaxpr: Any = None, call_jaxpr: Any = None, **_: Any
+) -> list[Any]:
     return _closed(of, jaxpr if call_jaxpr is None else call_jaxpr, operands)
 
 
-def _scan(of: Callable, operands: Values, *, jaxpr: Any, length: int, reverse: bool, **params: Any) -> list[Any]:
+def _scan(
+    of: Callable, operands: Values, *, jaxpr: Any, length: int, reverse: bool, **params: Any
+) -> list[Any]:
     num_consts, num_carry = scan_counts(params)
-    consts, carry, xs = (
-        operands[:num_consts],
-        operands[num_consts : num_consts + num_carry],
-        operands[num_consts + num_carry :],
-    )
+    consts = operands[:num_consts]
+    carry = operands[num_consts : num_consts + num_carry]
+    xs = operands[num_consts + num_carry :]
     ys: list[Any] = [np.zeros((length, *a.shape), a.dtype) for a in jaxpr.out_avals[num_carry:]]
     for number, t in enumerate(range(length)[::-1] if reverse else range(length)):
         out = _closed(of, jaxpr, [*consts, *carry, *(x[t] for x in xs)])
@@ -314,7 +377,8 @@ def _while(
     body_nconsts: int,
     **_: Any,
 ) -> Values:
-    cond_consts, used = operands[:cond_nconsts], operands[cond_nconsts : cond_nconsts + body_nconsts]
+    cond_consts = operands[:cond_nconsts]
+    used = operands[cond_nconsts : cond_nconsts + body_nconsts]
     carry = operands[cond_nconsts + body_nconsts :]
     for number in itertools.count():
         if not _closed(of, cond_jaxpr, [*cond_consts, *carry])[0]:
@@ -331,10 +395,16 @@ def _cond(of: Callable, operands: Values, *, branches: Any, **_: Any) -> list[An
 
 def _checked(of: Callable, operands: Values, *, products: Any, steps: Any, **_: Any) -> list[Any]:
     results = _closed(of, products, operands[1:])
-    return results if operands[0] and all(np.isfinite(v).all() for v in results) else _closed(of, steps, operands[1:])
+    return (
+        results
+        if operands[0] and all(np.isfinite(v).all() for v in results)
+        else _closed(of, steps, operands[1:])
+    )
 
 
-def _linear_solve(of: Callable, operands: Values, *, const_lengths: Any, jaxprs: Any, **_: Any) -> list[Any]:
+def _linear_solve(
+    of: Callable, operands: Values, *, const_lengths: Any, jaxprs: Any, **_: Any
+) -> list[Any]:
     start = const_lengths.matvec + const_lengths.vecmat
     consts = operands[start : start + const_lengths.solve]
     return _closed(of, jaxprs.solve, [*consts, *operands[sum(const_lengths) :]])

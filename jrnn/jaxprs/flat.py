@@ -75,18 +75,30 @@ def flatten(closed: Any) -> Graph:
     program = jaxprs.inlined(closed, body_of, _info_of)
     eqns, _ = jaxprs.needed(program.eqns, program.outvars, ())
     known = (*program.constvars, *program.invars, *(v for eqn in eqns for v in eqn.outvars))
-    env = {v: Var(tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None)) for v in known}
+    env = {
+        v: Var(tuple(getattr(v.aval, "shape", ())), getattr(v.aval, "dtype", None)) for v in known
+    }
 
     def atom(a: jaxprs.Atom) -> Atom:
         return np.asarray(a.val, getattr(a.aval, "dtype", None)) if jaxprs.is_literal(a) else env[a]
 
     nodes = []
     for eqn in eqns:
-        inputs, outputs = tuple(map(atom, eqn.invars)), tuple(map(atom, eqn.outvars))
+        inputs = tuple(map(atom, eqn.invars))
+        outputs = tuple(map(atom, eqn.outvars))
         run = partial(jaxprs.bind, eqn)
-        nodes.append(FlatEquation(eqn.primitive.name, eqn.params, inputs, outputs, _line_of(eqn.source_info), run))
+        nodes.append(
+            FlatEquation(
+                eqn.primitive.name, eqn.params, inputs, outputs, _line_of(eqn.source_info), run
+            )
+        )
     consts = {env[v]: value for v, value in zip(program.constvars, program.consts)}
-    return Graph(tuple(env[v] for v in program.invars), consts, tuple(nodes), tuple(map(atom, program.outvars)))
+    return Graph(
+        tuple(env[v] for v in program.invars),
+        consts,
+        tuple(nodes),
+        tuple(map(atom, program.outvars)),
+    )
 
 
 def _info_of(call: Any, eqn: jaxprs.Eqn) -> Any:
@@ -101,7 +113,9 @@ def body_of(eqn: jaxprs.Eqn) -> Any | None:
     parameter = jaxprs.LOWERED_CALLS.get(eqn.primitive.name)
     if parameter is None:
         return expanded(eqn)
-    return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # of `eval_jaxpr` from jax 0.12 on
+    return eqn.params[
+        parameter if parameter in eqn.params else "call_jaxpr"
+    ]  # of `eval_jaxpr` from jax 0.12 on
 
 
 def live(nodes: Sequence[FlatEquation], outputs: Iterable[Atom]) -> tuple[FlatEquation, ...]:
@@ -131,7 +145,9 @@ def _line_of(info: Any) -> str:
 def evaluate_graph(
     graph: Graph,
     args: Sequence[Any],
-    call: Callable[[FlatEquation, list[Any]], Sequence[Any]] = lambda node, values: node.run(*values),
+    call: Callable[[FlatEquation, list[Any]], Sequence[Any]] = lambda node, values: node.run(
+        *values
+    ),
 ) -> dict[Var, Any]:
     """The value of every variable of a graph. `call` computes the outputs of a node from the values of its inputs."""
     env: dict[Var, Any] = {**graph.consts, **dict(zip(graph.inputs, args, strict=True))}

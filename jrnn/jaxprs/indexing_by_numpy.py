@@ -24,33 +24,49 @@ def places(shape, indices, sizes, map_, dropped, batching, of_batch):
             axis = of_batch[batching.index(d)]
             start = np.arange(n).reshape([-1 if i == axis else 1 for i in range(len(outer))])
         within = [size if d == e else 1 for e in inner]
-        at.append(start.reshape((*start.shape, *[1] * len(inner))) + np.arange(size if d in inner else 1).reshape(within))
+        at.append(
+            start.reshape((*start.shape, *[1] * len(inner)))
+            + np.arange(size if d in inner else 1).reshape(within)
+        )
     return tuple(np.broadcast_arrays(*at))
 
 
 def gather(x, indices, *, dimension_numbers: Any, slice_sizes, **_):
     to = dimension_numbers
-    dropped, batching, of_batch = to.collapsed_slice_dims, to.operand_batching_dims, to.start_indices_batching_dims
+    dropped = to.collapsed_slice_dims
+    batching = to.operand_batching_dims
+    of_batch = to.start_indices_batching_dims
     at = places(x.shape, indices, slice_sizes, to.start_index_map, dropped, batching, of_batch)
     first = indices.ndim - 1
-    return None if at is None else np.moveaxis(x[at], range(first, first + len(to.offset_dims)), to.offset_dims)
+    return (
+        None
+        if at is None
+        else np.moveaxis(x[at], range(first, first + len(to.offset_dims)), to.offset_dims)
+    )
 
 
 def scatter(combine):
     def of(x, indices, new, *, dimension_numbers: Any, **_):
-        to, first = dimension_numbers, indices.ndim - 1
-        dropped, batching, of_batch = (
-            to.inserted_window_dims,
-            to.operand_batching_dims,
-            to.scatter_indices_batching_dims,
-        )
+        to = dimension_numbers
+        first = indices.ndim - 1
+        dropped = to.inserted_window_dims
+        batching = to.operand_batching_dims
+        of_batch = to.scatter_indices_batching_dims
         inner = iter(to.update_window_dims)
         sizes = [1 if d in (*dropped, *batching) else new.shape[next(inner)] for d in range(x.ndim)]
-        at = places(x.shape, indices, sizes, to.scatter_dims_to_operand_dims, dropped, batching, of_batch)
+        at = places(
+            x.shape, indices, sizes, to.scatter_dims_to_operand_dims, dropped, batching, of_batch
+        )
         if at is None or x.dtype.kind == "V":
             return None
         out = np.array(x)
-        combine(out, at, np.moveaxis(new, to.update_window_dims, range(first, first + len(to.update_window_dims))))
+        combine(
+            out,
+            at,
+            np.moveaxis(
+                new, to.update_window_dims, range(first, first + len(to.update_window_dims))
+            ),
+        )
         return out
 
     return of

@@ -61,10 +61,17 @@ set_xla_metadata: Callable[..., AbstractContextManager[None]] = xla_metadata.set
 
 # Versions ------------------------------------------------------------------------------------------------------------
 
-_JAX, _JAXLIB = jax.__version_info__, jaxlib.version.__version_info__
-_TESTED = {(0, 10): 2, (0, 11): 2, (0, 12): 0}  # by minor release: the newest patch with which the tests passed
+_JAX = jax.__version_info__
+_JAXLIB = jaxlib.version.__version_info__
+_TESTED = {
+    (0, 10): 2,
+    (0, 11): 2,
+    (0, 12): 0,
+}  # by minor release: the newest patch with which the tests passed
 
-is_untested = _JAX[2] > _TESTED.get(_JAX[:2], -1)  # whether this version of JAX is newer than what was tested
+is_untested = _JAX[2] > _TESTED.get(
+    _JAX[:2], -1
+)  # whether this version of JAX is newer than what was tested
 XLA_MAKES_ONE_KERNEL = _JAXLIB >= (0, 12)  # XLA:CPU makes one kernel of any loop without calls
 XLA_HAS_BFLOAT16_PRODUCTS = _JAXLIB >= (0, 11)  # on CPUs with instructions for them
 XLA_KEEPS_BARRIERS = _JAXLIB >= (0, 11)  # earlier XLA:CPU drops them before it fuses
@@ -95,33 +102,65 @@ _jvps = _private("interpreters.ad", "primitive_jvps", _LEFT)
 _linearizations = _private("interpreters.ad", "primitive_linearizations", _LEFT)
 current_metadata: Callable[[], Any] = _private("xla_metadata_lib", "current_xla_metadata", _LEFT)
 
-thread_metadata: Callable[[], Any] = _private("config", "xla_metadata_context_manager.get_local", _TRACED_TWICE)
-swap_thread_metadata: Callable[[Any], Any] = _private("config", "xla_metadata_context_manager.swap_local", _TRACED_TWICE)
-set_thread_metadata: Callable[[Any], None] = _private("config", "xla_metadata_context_manager.set_local", _TRACED_TWICE)
+thread_metadata: Callable[[], Any] = _private(
+    "config", "xla_metadata_context_manager.get_local", _TRACED_TWICE
+)
+swap_thread_metadata: Callable[[Any], Any] = _private(
+    "config", "xla_metadata_context_manager.swap_local", _TRACED_TWICE
+)
+set_thread_metadata: Callable[[Any], None] = _private(
+    "config", "xla_metadata_context_manager.set_local", _TRACED_TWICE
+)
 _global_metadata = _private("config", "xla_metadata_context_manager.get_global", _NOT_EVERYWHERE)
-_set_global_metadata = _private("config", "xla_metadata_context_manager.set_global", _NOT_EVERYWHERE)
+_set_global_metadata = _private(
+    "config", "xla_metadata_context_manager.set_global", _NOT_EVERYWHERE
+)
 _updated_metadata = _private("xla_metadata_lib", "update_metadata", _NOT_EVERYWHERE)
 
-trace_context: Callable[[], Any] | None = _private("config", "trace_context", "calls outside of jit take 0.1 ms longer")
-_without_frames_in = _private("traceback_util", "register_exclusion", "tracebacks show the frames of jrnn")
+trace_context: Callable[[], Any] | None = _private(
+    "config", "trace_context", "calls outside of jit take 0.1 ms longer"
+)
+_without_frames_in = _private(
+    "traceback_util", "register_exclusion", "tracebacks show the frames of jrnn"
+)
 _api_boundary = _private("traceback_util", "api_boundary", "tracebacks show the frames of jrnn")
-_register_cache = _private("util", "register_cache", "jax.clear_caches() does not empty the caches of jrnn")
-_remat3 = _private("config", "remat3", "gradients of jrnn.scan raise where the option jax_remat3 is set")
-_unspecified = _private("sharding_impls", "UNSPECIFIED", "jitted functions in a step are not inlined")
-_write_metadata = _private("interpreters.mlir", "wrap_xla_metadata_in_place", "lowered programs name the tags of loops")
-_trace = _private("interpreters.partial_eval", "trace_to_jaxpr_dynamic", "loops take longer to plan")
-_named_axis_effect = _private("core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives")
+_register_cache = _private(
+    "util", "register_cache", "jax.clear_caches() does not empty the caches of jrnn"
+)
+_remat3 = _private(
+    "config", "remat3", "gradients of jrnn.scan raise where the option jax_remat3 is set"
+)
+_unspecified = _private(
+    "sharding_impls", "UNSPECIFIED", "jitted functions in a step are not inlined"
+)
+_write_metadata = _private(
+    "interpreters.mlir", "wrap_xla_metadata_in_place", "lowered programs name the tags of loops"
+)
+_trace = _private(
+    "interpreters.partial_eval", "trace_to_jaxpr_dynamic", "loops take longer to plan"
+)
+_named_axis_effect = _private(
+    "core", "NamedAxisEffect", "scan(axis_name=...) raises for steps with collectives"
+)
 _private("core", "ShapedArray.manual_axis_type", "loops in jax.shard_map with check_vma=True raise")
 _transposes = _partial_evals = _partial_eval = _checkpointed = None
 if _FIXES_ZEROS:
-    _transposes = _private("interpreters.ad", "fancy_transposes", "gradients of unused outputs raise")
+    _transposes = _private(
+        "interpreters.ad", "fancy_transposes", "gradients of unused outputs raise"
+    )
 if _FIXES_RESIDUALS:
     _stores_inputs = "a loop around jax.lax.cond stores the inputs of its branches at each step"
-    _partial_evals = _private("interpreters.partial_eval", "custom_partial_eval_rules", _stores_inputs)
-    _partial_eval = _private("interpreters.partial_eval", "partial_eval_jaxpr_nounits", _stores_inputs)
+    _partial_evals = _private(
+        "interpreters.partial_eval", "custom_partial_eval_rules", _stores_inputs
+    )
+    _partial_eval = _private(
+        "interpreters.partial_eval", "partial_eval_jaxpr_nounits", _stores_inputs
+    )
 if _FIXES_CONTEXTS:
     _left_forward = "the forward loop of a jax.checkpoint around a loop is left to JAX"
-    _checkpointed = _private("interpreters.partial_eval", "partial_eval_jaxpr_custom_rules", _left_forward)
+    _checkpointed = _private(
+        "interpreters.partial_eval", "partial_eval_jaxpr_custom_rules", _left_forward
+    )
 
 
 class LoopRules(NamedTuple):
@@ -215,7 +254,9 @@ def can_change_metadata() -> bool:
 def global_metadata() -> Any:
     """Returns the XLA metadata of threads without metadata of their own. Raises NotImplementedError if JAX lacks names."""
     if None in (_global_metadata, _set_global_metadata, _updated_metadata):
-        raise NotImplementedError(", ".join(name for name, without in missing.items() if without == _NOT_EVERYWHERE))
+        raise NotImplementedError(
+            ", ".join(name for name, without in missing.items() if without == _NOT_EVERYWHERE)
+        )
     return _global_metadata()
 
 
@@ -288,8 +329,11 @@ def lowered_for(ctx: Any) -> tuple[int, bool]:
     Args:
         ctx: the context of a lowering rule.
     """
-    devices, module = ctx.module_context.axis_context, ctx.module_context
-    inside_of_one = hasattr(devices, "mesh") or hasattr(devices, "axis_env")  # the body of `jax.shard_map` or `pmap`
+    devices = ctx.module_context.axis_context
+    module = ctx.module_context
+    inside_of_one = hasattr(devices, "mesh") or hasattr(
+        devices, "axis_env"
+    )  # the body of `jax.shard_map` or `pmap`
     return 1 if inside_of_one else devices.num_devices, module.lowering_parameters.for_export
 
 
@@ -334,7 +378,9 @@ def are_arrays(avals: Sequence[Any]) -> bool:
 
 def mesh_axes_type(*values: Any) -> Any:
     """Returns the part of the type of arrays that says over which mesh axes they vary: of several, the largest."""
-    kinds = [getattr(jax.typeof(value), "manual_axis_type", None) for value in values]  # None for Refs and keys
+    kinds = [
+        getattr(jax.typeof(value), "manual_axis_type", None) for value in values
+    ]  # None for Refs and keys
     return max(kinds, key=lambda kind: len(_varying(kind)))
 
 
@@ -363,12 +409,16 @@ def traced(fn: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> Any:
     if _trace is None:
         return jax.make_jaxpr(fn)(*avals)
     info = DebugInfo("scan", "step", ("",) * len(avals), None)
-    types = [a if hasattr(a, "to_tangent_aval") else jax.typeof(a) for a in avals]  # types have it, arrays do not
+    types = [
+        a if hasattr(a, "to_tangent_aval") else jax.typeof(a) for a in avals
+    ]  # types have it, arrays do not
     jaxpr, _, consts = _trace(linear_util.wrap_init(fn, debug_info=info), types)
     return ClosedJaxpr(jaxpr, tuple(consts))
 
 
-def closed_jaxpr(invars: Sequence[Var], eqns: Sequence[Any], outvars: Sequence[Any], consts: Mapping[Var, Any]) -> Any:
+def closed_jaxpr(
+    invars: Sequence[Var], eqns: Sequence[Any], outvars: Sequence[Any], consts: Mapping[Var, Any]
+) -> Any:
     """Returns the closed jaxpr of equations. `consts` has the values of its constants."""
     effects = {effect for eqn in eqns for effect in eqn.effects}
     info = DebugInfo("scan", "step", ("",) * len(invars), ("",) * len(outvars))
@@ -379,7 +429,9 @@ def closed_jaxpr(invars: Sequence[Var], eqns: Sequence[Any], outvars: Sequence[A
 
 def calling(closed: Any) -> Callable[..., Any]:
     """Returns a function that calls a closed jaxpr by one equation if JAX has an equation that is not a trace of it."""
-    if getattr(closed_call_p, "call_primitive", False):  # before JAX 0.12: its equations are evaluated
+    if getattr(
+        closed_call_p, "call_primitive", False
+    ):  # before JAX 0.12: its equations are evaluated
         return jaxpr_as_fun(closed)  # type: ignore[no-any-return, unused-ignore]
     return functools.partial(closed_call_p.bind, call_jaxpr=closed)
 
@@ -392,7 +444,9 @@ def expanded(eqn: Any) -> Any | None:
     if eqn.primitive.name != "call_hi_primitive" or eqn.effects:
         return None
     primitive = eqn.params["_prim"]
-    return jax.make_jaxpr(lambda *args: jax.tree.leaves(primitive.expand(*args)))(*(v.aval for v in eqn.invars))
+    return jax.make_jaxpr(lambda *args: jax.tree.leaves(primitive.expand(*args)))(
+        *(v.aval for v in eqn.invars)
+    )
 
 
 def has_own_shardings(eqn: Any) -> bool:
@@ -403,7 +457,11 @@ def has_own_shardings(eqn: Any) -> bool:
 
 def named_axis(effect: Any) -> Any | None:
     """Returns the axis of the effect of a collective, or None for other effects."""
-    return effect.name if _named_axis_effect is not None and isinstance(effect, _named_axis_effect) else None
+    return (
+        effect.name
+        if _named_axis_effect is not None and isinstance(effect, _named_axis_effect)
+        else None
+    )
 
 
 def argument_names(jaxpr: Any) -> list[str]:
@@ -448,7 +506,9 @@ def is_recomputed(eqn: Any) -> bool:
 
 def without_outer_scope(eqn: Any) -> Any:
     """Returns an equation without the outermost scope or transformation of its name stack."""
-    return eqn.replace(source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:]))
+    return eqn.replace(
+        source_info=eqn.source_info.replace(name_stack=eqn.source_info.name_stack[1:])
+    )
 
 
 def within(outer: Any, eqn: Any) -> Any:

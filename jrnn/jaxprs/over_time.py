@@ -13,7 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jrnn.jaxprs.programs import Atom, Env, Eqn, bind, evaluate, in_scope, is_explicit, is_in, read, value
+from jrnn.jaxprs.programs import (
+    Atom,
+    Env,
+    Eqn,
+    bind,
+    evaluate,
+    in_scope,
+    is_explicit,
+    is_in,
+    read,
+    value,
+)
 from jrnn.jaxprs.queries import needed
 
 
@@ -27,9 +38,13 @@ def over_time(eqns: Sequence[Eqn], outs: Iterable[Atom], env: Env, stacked: Env)
         if not any(moving):
             evaluate([eqn], env)
             continue
-        values = [stacked[atom] if moves else read(env, atom) for atom, moves in zip(eqn.invars, moving)]
+        values = [
+            stacked[atom] if moves else read(env, atom) for atom, moves in zip(eqn.invars, moving)
+        ]
         with in_scope(eqn):
-            of_one_step = functools.partial(_with_one_batch_axis if _has_batch_axes(eqn) else bind, eqn)
+            of_one_step = functools.partial(
+                _with_one_batch_axis if _has_batch_axes(eqn) else bind, eqn
+            )
             results = jax.vmap(of_one_step, [0 if moves else None for moves in moving])(*values)
         stacked.update(zip(eqn.outvars, results))
 
@@ -42,7 +57,11 @@ def _has_batch_axes(eqn: Eqn) -> bool:
 
 def _with_one_batch_axis(eqn: Eqn, a: Any, b: Any) -> Sequence[Any]:
     params = eqn.params
-    return [product(a, b, params["dimension_numbers"], params["precision"], params["preferred_element_type"])]
+    return [
+        product(
+            a, b, params["dimension_numbers"], params["precision"], params["preferred_element_type"]
+        )
+    ]
 
 
 def product(a: Any, b: Any, numbers: Any, precision: Any, dtype: Any) -> Any:
@@ -65,9 +84,14 @@ def product(a: Any, b: Any, numbers: Any, precision: Any, dtype: Any) -> Any:
     for x, over, axes in zip((a, b), contracted, batch):
         rest = [d for d in range(x.ndim) if d not in axes]
         shape = [x.shape[d] for d in rest]
-        joined.append(jnp.transpose(x, (*axes, *rest)).reshape(math.prod(x.shape[d] for d in axes), *shape))
+        joined.append(
+            jnp.transpose(x, (*axes, *rest)).reshape(math.prod(x.shape[d] for d in axes), *shape)
+        )
         free += [n for d, n in zip(rest, shape) if d not in over]
-    over = tuple(tuple(1 + d - sum(e < d for e in axes) for d in dims) for dims, axes in zip(contracted, batch))
+    over = tuple(
+        tuple(1 + d - sum(e < d for e in axes) for d in dims)
+        for dims, axes in zip(contracted, batch)
+    )
     result = jax.lax.dot_general(*joined, (over, ((0,), (0,))), precision, dtype)
     return result.reshape(*(a.shape[d] for d in batch[0]), *free)
 
@@ -80,7 +104,9 @@ def stack(atom: Atom, env: Env, stacked: Env, length: Any) -> Any:
     return jnp.broadcast_to(each, (length, *each.shape))
 
 
-def stacks(eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, stacked: Env, length: Any) -> list[Any]:
+def stacks(
+    eqns: Sequence[Eqn], outs: Sequence[Atom], env: Env, stacked: Env, length: Any
+) -> list[Any]:
     """Evaluates what leads to `outs` for all steps, as `over_time` does, and returns their values at all steps."""
     over_time(eqns, outs, env, stacked)
     return [stack(atom, env, stacked, length) for atom in outs]

@@ -25,15 +25,27 @@ Atom = Any  # Var | Literal
 Env = dict[Var, Any]
 Names = dict[Var, Atom]  # what stands for a variable
 Calls = Mapping[str, str] | Callable[[Eqn], Any]
-Rule = Callable[..., Sequence[Any] | None]  # `(eqn, *operands) -> results`, or None for an equation without a rule
+Rule = Callable[
+    ..., Sequence[Any] | None
+]  # `(eqn, *operands) -> results`, or None for an equation without a rule
 
 # Primitives that only call a jaxpr, with the parameter that holds it.
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr",
+}
 # Of a program whose derivative stores none of its values, `checkpoint` is a call too: it only says what may not be stored.
 CHECKPOINTS = {"checkpoint": "jaxpr", "remat2": "jaxpr"}
 CALLS_AND_CHECKPOINTS = {**CALLS, **CHECKPOINTS}
 # Rules for derivatives matter to transformations only: in a program that is being lowered, they are calls too.
-LOWERED_CALLS = {**CALLS_AND_CHECKPOINTS, "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+LOWERED_CALLS = {
+    **CALLS_AND_CHECKPOINTS,
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
 TAG = "jrnn_scan"  # the key of XLA metadata that tags a scan, and not what is evaluated for it
 
 
@@ -55,15 +67,21 @@ class Program:
 
     def closed(self) -> Any:
         """Returns the program as a closed jaxpr."""
-        return jax_internals.closed_jaxpr(self.invars, self.eqns, self.outvars, dict(zip(self.constvars, self.consts)))
+        return jax_internals.closed_jaxpr(
+            self.invars, self.eqns, self.outvars, dict(zip(self.constvars, self.consts))
+        )
 
 
-def trace(fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS) -> Program:
+def trace(
+    fn: Callable[..., Sequence[Any]], avals: Sequence[Any], calls: Mapping[str, str] = CALLS
+) -> Program:
     """Traces a function from flat arguments of these types to a flat sequence, and opens the calls inside it."""
     return inlined(jax_internals.traced(fn, avals), calls)
 
 
-def inlined(closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any] = jax_internals.within) -> Program:
+def inlined(
+    closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any] = jax_internals.within
+) -> Program:
     """Returns the program of a closed jaxpr with the calls inside it inlined. Only scans keep the tag.
 
     Args:
@@ -72,7 +90,8 @@ def inlined(closed: Any, calls: Calls = CALLS, within: Callable[[Any, Eqn], Any]
             returns their jaxprs, and None for what is not inlined.
         within: returns the source information of an equation in a call from that of the call.
     """
-    jaxpr, names = jaxpr_of(closed), Names()
+    jaxpr = jaxpr_of(closed)
+    names = Names()
     consts = dict(zip(jaxpr.constvars, getattr(closed, "consts", ())))
     eqns = tuple(_opened(jaxpr.eqns, names, consts, calls, within))
     outs = tuple(named(names, a) for a in jaxpr.outvars)
@@ -95,7 +114,12 @@ def placed(program: Program, operands: Sequence[Atom], eqn: Eqn, names: Names) -
 
 
 def _opened(
-    eqns: Iterable[Eqn], names: Names, consts: Env, calls: Calls, within: Callable[[Any, Eqn], Any], call: Any = None
+    eqns: Iterable[Eqn],
+    names: Names,
+    consts: Env,
+    calls: Calls,
+    within: Callable[[Any, Eqn], Any],
+    call: Any = None,
 ) -> Iterator[Eqn]:
     """Yields equations with the calls in them inlined. Copies go, and casts of scalars that are known, as in a trace.
 
@@ -107,23 +131,29 @@ def _opened(
         call: the source information of the call that they are in, where they have other variables.
     """
     for eqn in eqns:
-        operands, outs = [named(names, a) for a in eqn.invars], eqn.outvars
-        body, name = calls(eqn) if callable(calls) else called(eqn, calls), eqn.primitive.name
+        operands = [named(names, a) for a in eqn.invars]
+        outs = eqn.outvars
+        body = calls(eqn) if callable(calls) else called(eqn, calls)
+        name = eqn.primitive.name
         info = eqn.source_info if call is None else within(call, eqn)
         if body is not None:
             jaxpr = jaxpr_of(body)
-            inside, body_consts = (
-                dict(zip(jaxpr.invars, operands, strict=True)),
-                {v: Var(v.aval) for v in jaxpr.constvars},
-            )
+            inside = dict(zip(jaxpr.invars, operands, strict=True))
+            body_consts = {v: Var(v.aval) for v in jaxpr.constvars}
             consts.update(zip(body_consts.values(), getattr(body, "consts", ())))
             inside.update(body_consts)
             yield from _opened(jaxpr.eqns, inside, consts, calls, within, info)
             names.update(zip(outs, [named(inside, a) for a in jaxpr.outvars]))
         elif name == "copy":
             names.update(zip(outs, operands))
-        elif name == "convert_element_type" and is_literal(operands[0]) and not operands[0].aval.shape:
-            names[outs[0]] = Literal(np.asarray(operands[0].val).astype(outs[0].aval.dtype), outs[0].aval)
+        elif (
+            name == "convert_element_type"
+            and is_literal(operands[0])
+            and not operands[0].aval.shape
+        ):
+            names[outs[0]] = Literal(
+                np.asarray(operands[0].val).astype(outs[0].aval.dtype), outs[0].aval
+            )
         else:
             if _is_tagged(eqn):
                 eqn = eqn.replace(ctx=jax_internals.context_of(eqn, without=TAG))
@@ -194,7 +224,12 @@ def is_explicit(aval: Any) -> bool:
     return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
-def evaluate(eqns: Iterable[Eqn], env: Env, rule: Rule | None = None, lift: Callable[[Any], Any] | None = None) -> Env:
+def evaluate(
+    eqns: Iterable[Eqn],
+    env: Env,
+    rule: Rule | None = None,
+    lift: Callable[[Any], Any] | None = None,
+) -> Env:
     """Evaluates equations, adds their results to `env`, and returns it.
 
     Args:
@@ -214,7 +249,11 @@ def evaluate(eqns: Iterable[Eqn], env: Env, rule: Rule | None = None, lift: Call
 
 
 def _lifted(env: Env, atom: Atom, lift: Callable[[Any], Any] | None) -> Any:
-    return lift(np.asarray(atom.val, atom.aval.dtype)) if lift is not None and is_literal(atom) else read(env, atom)
+    return (
+        lift(np.asarray(atom.val, atom.aval.dtype))
+        if lift is not None and is_literal(atom)
+        else read(env, atom)
+    )
 
 
 def uncast(eqn: Eqn, *operands: Any) -> Sequence[Any] | None:
@@ -242,7 +281,8 @@ def interpreted(
         apply: returns the results of an equation; by default, JAX computes them.
         lift: makes such a value of a constant or the value of a literal; by default it stays what it is.
     """
-    jaxpr, consts = jaxpr_of(program), getattr(program, "consts", ())
+    jaxpr = jaxpr_of(program)
+    consts = getattr(program, "consts", ())
     env = dict(zip(jaxpr.constvars, consts if lift is None else map(lift, consts)))
     env.update(zip(jaxpr.invars, args, strict=True))
     rule = None if apply is None else lambda eqn, *operands: apply(eqn, list(operands))
@@ -258,7 +298,9 @@ def without_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., A
     def flat(values: Any, *args: Any) -> Any:
         leaves = jax.tree.leaves(args)
         typed = [jax.lax.convert_element_type(x, a.dtype) for x, a in zip(leaves, closed.in_avals)]
-        return jax.tree.unflatten(tree, jax_internals.jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed))
+        return jax.tree.unflatten(
+            tree, jax_internals.jaxpr_as_fun(type(closed)(closed.jaxpr, values))(*typed)
+        )
 
     return flat, list(closed.consts)
 
@@ -278,4 +320,6 @@ def called(eqn: Eqn, calls: Mapping[str, str]) -> Any | None:
         return None
     if jax_internals.has_own_shardings(eqn):
         return None
-    return eqn.params[parameter if parameter in eqn.params else "call_jaxpr"]  # the name in `eval_jaxpr` since jax 0.12
+    return eqn.params[
+        parameter if parameter in eqn.params else "call_jaxpr"
+    ]  # the name in `eval_jaxpr` since jax 0.12

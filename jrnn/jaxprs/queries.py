@@ -60,7 +60,9 @@ def elements(shape: Sequence[Any]) -> int:
 
 
 def nbytes(atom: Atom) -> int:
-    return elements(atom.aval.shape) * getattr(atom.aval.dtype, "itemsize", 4)  # extended dtypes may have no itemsize
+    return elements(atom.aval.shape) * getattr(
+        atom.aval.dtype, "itemsize", 4
+    )  # extended dtypes may have no itemsize
 
 
 # Pieces --------------------------------------------------------------------------------------------------------------
@@ -164,11 +166,15 @@ def components(reads: Sequence[Collection[int]]) -> tuple[list[Group], list[set[
     reach = [{*mine, i} for i, mine in enumerate(reads)]
     for k in count:  # the transitive closure
         reach = [mine | reach[k] if k in mine else mine for mine in reach]
-    groups = dict.fromkeys(tuple(j for j in count if j in reach[i] and i in reach[j]) for i in count)
+    groups = dict.fromkeys(
+        tuple(j for j in count if j in reach[i] and i in reach[j]) for i in count
+    )
     return sorted(groups, key=lambda group: len(reach[group[0]])), reach
 
 
-def carry_groups(eqns: Sequence[Eqn], carry: Sequence[Var], new: Sequence[Atom]) -> tuple[list[Group], list[set[int]]]:
+def carry_groups(
+    eqns: Sequence[Eqn], carry: Sequence[Var], new: Sequence[Atom]
+) -> tuple[list[Group], list[set[int]]]:
     """Groups the carries of a step that read each other, as `components` does.
 
     Args:

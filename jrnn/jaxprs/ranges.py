@@ -30,11 +30,14 @@ def largest_size(closed: Any) -> list[float]:
 
 def _range(eqn: jaxprs.Eqn, operands: list[Range]) -> Range:
     """Returns a range of all results of an equation."""
-    row, rule = primitives.row_of(eqn), _RULES.get(eqn.primitive.name)
+    row = primitives.row_of(eqn)
+    rule = _RULES.get(eqn.primitive.name)
     if rule is not None and eqn.params.get("y", 2) == 2:  # of `integer_pow`, only the square
         return rule(*operands)
     if row.picks:
-        rounded = [] if jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact) else [(0.0, 0.0)]  # towards zero
+        rounded = (
+            [] if jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact) else [(0.0, 0.0)]
+        )  # towards zero
         return _hull(*(a for i, a in enumerate(operands) if i not in row.positions), *rounded)
     return row.image or _ANY
 
@@ -47,7 +50,11 @@ def _of_value(value: Any) -> Range:
     if not hasattr(value, "dtype") and not isinstance(value, (bool, int, float)):
         return _ANY
     array = np.asarray(value)
-    if not np.issubdtype(array.dtype, np.number) or not array.size or not np.all(np.isfinite(array)):
+    if (
+        not np.issubdtype(array.dtype, np.number)
+        or not array.size
+        or not np.all(np.isfinite(array))
+    ):
         return _ANY
     return float(array.min()), float(array.max())
 
@@ -79,7 +86,10 @@ _RULES: dict[str, Callable[..., Range]] = {
     "exp": lambda a: (0.0, math.exp(a[1]) if a[1] < 700 else math.inf),
     "max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
     "min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-    "clamp": lambda low, a, high: (min(max(a[0], low[0]), high[1]), max(min(a[1], high[1]), low[0])),
+    "clamp": lambda low, a, high: (
+        min(max(a[0], low[0]), high[1]),
+        max(min(a[1], high[1]), low[0]),
+    ),
     "neg": lambda a: (-a[1], -a[0]),
     "abs": lambda a: (0.0, _size(a)),
     **dict.fromkeys(("add", "add_any"), _sum),

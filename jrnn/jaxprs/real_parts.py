@@ -27,16 +27,23 @@ class Pair(NamedTuple):
     im: Any
 
     def __mul__(self, other: Pair) -> Pair:  # type: ignore[override]
-        return Pair(self.re * other.re - self.im * other.im, self.re * other.im + self.im * other.re)
+        return Pair(
+            self.re * other.re - self.im * other.im, self.re * other.im + self.im * other.re
+        )
 
     def __truediv__(self, other: Pair) -> Pair:
         """By Smith's method, so that no square overflows."""
         wide = jnp.abs(other.re) >= jnp.abs(other.im)
-        large, small = jnp.where(wide, other.re, other.im), jnp.where(wide, other.im, other.re)
+        large = jnp.where(wide, other.re, other.im)
+        small = jnp.where(wide, other.im, other.re)
         ratio = small / large
         total = large + small * ratio
-        a, b = jnp.where(wide, self.re, self.im), jnp.where(wide, self.im, self.re)
-        return Pair((a + b * ratio) / total, jnp.where(wide, 1.0, -1.0).astype(a.dtype) * (b - a * ratio) / total)
+        a = jnp.where(wide, self.re, self.im)
+        b = jnp.where(wide, self.im, self.re)
+        return Pair(
+            (a + b * ratio) / total,
+            jnp.where(wide, 1.0, -1.0).astype(a.dtype) * (b - a * ratio) / total,
+        )
 
 
 def is_complex(aval: Any) -> bool:
@@ -45,7 +52,11 @@ def is_complex(aval: Any) -> bool:
 
 def has_complex(jaxpr: Any) -> bool:
     """Returns True if an equation of a jaxpr, or of one inside it, computes complex numbers."""
-    return any(is_complex(v.aval) for eqn in jaxprs.all_equations(jaxpr) for v in (*eqn.invars, *eqn.outvars))
+    return any(
+        is_complex(v.aval)
+        for eqn in jaxprs.all_equations(jaxpr)
+        for v in (*eqn.invars, *eqn.outvars)
+    )
 
 
 def real_jaxpr(closed: Any, name: str) -> Any:
@@ -60,7 +71,9 @@ def real_jaxpr(closed: Any, name: str) -> Any:
 
 def _run(closed: Any, args: Sequence[Any], name: str) -> list[Any]:
     """Evaluates a jaxpr; a complex array is a Pair."""
-    return jaxprs.interpreted(closed, args, lambda eqn, operands: _apply(eqn, operands, name), _split)
+    return jaxprs.interpreted(
+        closed, args, lambda eqn, operands: _apply(eqn, operands, name), _split
+    )
 
 
 def _split(value: Any) -> Any:
@@ -77,14 +90,20 @@ def _apply(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     body = jaxprs.called(eqn, jaxprs.LOWERED_CALLS) or expanded(eqn)
     if body is not None:
         return _run(body, operands, name)
-    if primitives.row_of(eqn).linear == "jointly":  # other operands, such as indices, are given to both parts
-        parts = [jaxprs.bind(eqn, *(v[k] if isinstance(v, Pair) else v for v in operands)) for k in (0, 1)]
+    if (
+        primitives.row_of(eqn).linear == "jointly"
+    ):  # other operands, such as indices, are given to both parts
+        parts = [
+            jaxprs.bind(eqn, *(v[k] if isinstance(v, Pair) else v for v in operands))
+            for k in (0, 1)
+        ]
         return [Pair(*both) for both in zip(*parts)]
     if kind in _CONTROL:
         return _CONTROL[kind](eqn, operands, name)
     if kind in _RULES:
         return [_RULES[kind](eqn, *operands)]
-    operand, line = eqn.invars[0].aval.str_short(), source_line(eqn)
+    operand = eqn.invars[0].aval.str_short()
+    line = source_line(eqn)
     raise ConversionError(
         f"{name}: {kind} of {operand} has no rule for complex numbers{line and f' ({line})'}; compute with the real and the "
         "imaginary part"
@@ -109,10 +128,13 @@ def _size(z: Pair) -> Any:
 def _power(eqn: jaxprs.Eqn, z: Pair) -> Pair:
     exponent = eqn.params["y"]
     one = Pair(jnp.ones_like(z.re), jnp.zeros_like(z.re))
-    power, square, remaining = one, z, abs(exponent)
+    power = one
+    square = z
+    remaining = abs(exponent)
     while remaining:
         power = power * square if remaining % 2 else power
-        square, remaining = square * square, remaining // 2
+        square = square * square
+        remaining = remaining // 2
     return power if exponent >= 0 else one / power
 
 
@@ -160,7 +182,9 @@ _RULES: dict[str, Callable[..., Any]] = {
 def _scan(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     p = eqn.params
     n_consts, n_carry = jaxprs.scan_counts(p)
-    consts, carry, xs = operands[:n_consts], operands[n_consts : n_consts + n_carry], operands[n_consts + n_carry :]
+    consts = operands[:n_consts]
+    carry = operands[n_consts : n_consts + n_carry]
+    xs = operands[n_consts + n_carry :]
 
     def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         out = _run(p["jaxpr"], [*consts, *carry, *x], name)
@@ -173,8 +197,10 @@ def _scan(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
 
 def _while(eqn: jaxprs.Eqn, operands: list[Any], name: str) -> Sequence[Any]:
     p = eqn.params
-    first, after = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
-    tests, consts = operands[:first], operands[first:after]
+    first = p["cond_nconsts"]
+    after = p["cond_nconsts"] + p["body_nconsts"]
+    tests = operands[:first]
+    consts = operands[first:after]
     return lax.while_loop(
         lambda carry: _run(p["cond_jaxpr"], [*tests, *carry], name)[0],
         lambda carry: _run(p["body_jaxpr"], [*consts, *carry], name),

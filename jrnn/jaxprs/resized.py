@@ -18,7 +18,9 @@ from jrnn.jaxprs import Atom, Eqn, Program, axes
 SMALL = 12  # larger axes have 9 to 12 elements; some forms depend on whether an axis has up to 8
 
 
-def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[Callable[..., list[Any]], list[Any]]:
+def resized(
+    program: Program, alike: Sequence[tuple[Atom, Atom]] = ()
+) -> tuple[Callable[..., list[Any]], list[Any]]:
     """Returns the program as a function of smaller arguments, and their types.
 
     Args:
@@ -49,7 +51,11 @@ def resized(program: Program, alike: Sequence[tuple[Atom, Atom]] = ()) -> tuple[
 
     def rule(eqn: Eqn, *operands: Any) -> Sequence[Any] | None:
         params = _PARAMS.get(eqn.primitive.name)
-        return jaxprs.bind(eqn, *operands, **params(eqn, shape)) if params else jaxprs.uncast(eqn, *operands)
+        return (
+            jaxprs.bind(eqn, *operands, **params(eqn, shape))
+            if params
+            else jaxprs.uncast(eqn, *operands)
+        )
 
     avals = [jax.ShapeDtypeStruct(shape(v), v.aval.dtype) for v in program.invars]
     return functools.partial(program.run, rule=rule), avals
@@ -68,9 +74,12 @@ def _classify(eqn: Eqn, classes: axes.Classes) -> None:
 
 
 def _sliced(eqn: Eqn, shape: Callable[[Atom], Any]) -> dict[str, Any]:
-    starts, sizes = eqn.params["start_indices"], shape(eqn.outvars[0])
+    starts = eqn.params["start_indices"]
+    sizes = shape(eqn.outvars[0])
     strides = eqn.params["strides"] or (1,) * len(starts)
-    return {"limit_indices": tuple(a + (n - 1) * by + 1 for a, n, by in zip(starts, sizes, strides))}
+    return {
+        "limit_indices": tuple(a + (n - 1) * by + 1 for a, n, by in zip(starts, sizes, strides))
+    }
 
 
 _PARAMS: dict[str, Callable[[Eqn, Callable[[Atom], Any]], dict[str, Any]]] = {

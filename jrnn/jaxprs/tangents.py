@@ -19,15 +19,21 @@ Flat = Sequence[Any]
 
 def is_smooth(value: Any) -> bool:
     """Returns True for a value or a type of floating-point or complex numbers, which has tangents."""
-    return jnp.issubdtype(value.dtype if hasattr(value, "dtype") else jnp.result_type(value), jnp.inexact)
+    return jnp.issubdtype(
+        value.dtype if hasattr(value, "dtype") else jnp.result_type(value), jnp.inexact
+    )
 
 
-def with_derivative(run: Callable[..., Flat], rule: Callable[..., tuple[Flat, Flat]]) -> Callable[..., Flat]:
+def with_derivative(
+    run: Callable[..., Flat], rule: Callable[..., tuple[Flat, Flat]]
+) -> Callable[..., Flat]:
     """Returns a function of arrays with a rule for its derivative: from the arrays, the argnums of those that move and their
     tangents to the results and their tangents, of which None is zero."""
 
     def differentiated(primals: Flat, tangents: Flat) -> tuple[Flat, Flat]:
-        moves = [is_smooth(p) and not isinstance(t, SymbolicZero) for p, t in zip(primals, tangents)]
+        moves = [
+            is_smooth(p) and not isinstance(t, SymbolicZero) for p, t in zip(primals, tangents)
+        ]
         argnums = tuple(i for i, m in enumerate(moves) if m)
         results, moved = rule(primals, argnums, [tangents[i] for i in argnums])
         zeros = [SymbolicZero(jax.typeof(r).to_tangent_aval()) for r in results]
@@ -68,7 +74,8 @@ class Linearized:
     @staticmethod
     def of(run: Callable[..., Flat], avals: Flat, argnums: Sequence[int]) -> Linearized:
         """Returns a function whose arguments at some argnums have tangents."""
-        n_in, smooth = len(avals), list[bool]()
+        n_in = len(avals)
+        smooth = list[bool]()
 
         def both(*args: Any) -> Flat:
             outs, tangents = pushed(run, args[:n_in], argnums, args[n_in:])
@@ -78,7 +85,8 @@ class Linearized:
         program = trace(both, [*avals, *(avals[i].to_tangent_aval() for i in argnums)])
         # Without the `jax.jvp` of `pushed`, the scopes are those of the step.
         program = replace(program, eqns=tuple(map(without_outer_scope, program.eqns)))
-        later, eqn_of = depends(program.eqns, program.invars[n_in:]), producers(program.eqns)
+        later = depends(program.eqns, program.invars[n_in:])
+        eqn_of = producers(program.eqns)
         tangents = iter(program.outvars[len(smooth) :])
         all_tangents = (next(tangents) if s else None for s in smooth)
         outs = [None if a is None or is_zero(a, eqn_of) else a for a in all_tangents]
@@ -92,6 +100,12 @@ class Linearized:
         return Linearized(program, n_in, len(smooth), step, linear, later, outs, primals_read)
 
 
-def pushed(fn: Callable[..., Flat], args: Flat, argnums: Sequence[int], tangents: Flat) -> tuple[Flat, Flat]:
+def pushed(
+    fn: Callable[..., Flat], args: Flat, argnums: Sequence[int], tangents: Flat
+) -> tuple[Flat, Flat]:
     """Returns the results of a function and their tangents, from tangents of the arguments at some argnums."""
-    return jax.jvp(lambda *moving: fn(*replaced(args, argnums, moving)), [args[i] for i in argnums], list(tangents))
+    return jax.jvp(
+        lambda *moving: fn(*replaced(args, argnums, moving)),
+        [args[i] for i in argnums],
+        list(tangents),
+    )

@@ -27,7 +27,11 @@ def ends(graph: Graph, args: Sequence[Any]) -> bool:
         loop = LOOPS.get(node.name)
         if loop is None:
             return node.run(*values)
-        return loop(partial(by_numpy.evaluate_by_numpy, trips=TRIPS), list(map(np.asarray, values)), **node.params)
+        return loop(
+            partial(by_numpy.evaluate_by_numpy, trips=TRIPS),
+            list(map(np.asarray, values)),
+            **node.params,
+        )
 
     if has_while(graph):
         try:
@@ -39,17 +43,20 @@ def ends(graph: Graph, args: Sequence[Any]) -> bool:
 
 def has_while(graph: Graph) -> bool:
     """Whether there is a while loop in a graph, or in a loop or branch of it."""
-    inner = (e.primitive for node in graph.nodes for body in sub_jaxprs(node) for e in all_equations(body))
+    inner = (
+        e.primitive
+        for node in graph.nodes
+        for body in sub_jaxprs(node)
+        for e in all_equations(body)
+    )
     return any(part.name == "while" for part in (*graph.nodes, *inner))
 
 
 def drawn(rng: np.random.Generator, example: Any) -> Any:
     """Random numbers near an example; integers and booleans stay, as they may be indices or lengths."""
-    is_spec, shape, dtype = (
-        isinstance(example, jax.ShapeDtypeStruct),
-        np.shape(example),
-        jax.dtypes.result_type(example),
-    )
+    is_spec = isinstance(example, jax.ShapeDtypeStruct)
+    shape = np.shape(example)
+    dtype = jax.dtypes.result_type(example)
     if not jnp.issubdtype(dtype, jnp.floating):
         return jnp.zeros(shape, dtype) if is_spec else example
     noise = rng.standard_normal(shape).astype(np.float32)
@@ -61,14 +68,20 @@ def close(computed: Any, expected: Any) -> bool:
 
     To TOLERANCE, and for types of fewer bits to a few roundings, as each operator may round in another place.
     """
-    computed, expected = np.asarray(computed), np.asarray(expected)
+    computed = np.asarray(computed)
+    expected = np.asarray(expected)
     if computed.shape != expected.shape:
         return False
     if not is_smooth(expected):
         return bool((computed == expected).all())
-    tolerance = max(TOLERANCE, 4 * float(jnp.finfo(expected.dtype).eps)) if expected.dtype.itemsize <= 2 else TOLERANCE
+    tolerance = (
+        max(TOLERANCE, 4 * float(jnp.finfo(expected.dtype).eps))
+        if expected.dtype.itemsize <= 2
+        else TOLERANCE
+    )
     wide = np.complex128 if jnp.issubdtype(expected.dtype, jnp.complexfloating) else np.float64
-    computed, expected = computed.astype(wide), expected.astype(wide)
+    computed = computed.astype(wide)
+    expected = expected.astype(wide)
     finite = expected[np.isfinite(expected)]
     scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
     return np.allclose(computed, expected, rtol=0.0, atol=tolerance * scale, equal_nan=True)
@@ -91,4 +104,6 @@ def central_difference(value: Callable[[Any], Any], point: Any, towards: Any, st
         along = lambda d, v: v if d is None else v + h * d  # noqa: E731
         return value(jax.tree.map(along, towards, point, is_leaf=lambda leaf: leaf is None))
 
-    return jax.tree.map(lambda a, b: (np.asarray(a) - np.asarray(b)) / (2 * step), moved(step), moved(-step))
+    return jax.tree.map(
+        lambda a, b: (np.asarray(a) - np.asarray(b)) / (2 * step), moved(step), moved(-step)
+    )

@@ -18,7 +18,9 @@ import jax
 
 _FLAG = "xla_force_host_platform_device_count"
 # From glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_TRIM_THRESHOLD = -1
+_MMAP_MAX = -4
+_ARENA_MAX = -8
 _NEVER = 2**31 - 1
 
 retains_memory = False  # whether this process retains freed memory
@@ -53,5 +55,7 @@ def retain_memory() -> bool:
         return False
     global retains_memory
     # One arena, because others cannot grow beyond 64 MB; no separate mappings for large allocations; no trimming.
-    retains_memory = all([mallopt(_ARENA_MAX, 1), mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, _NEVER)])
+    retains_memory = all(
+        [mallopt(_ARENA_MAX, 1), mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, _NEVER)]
+    )
     return retains_memory

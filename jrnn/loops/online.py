@@ -39,7 +39,9 @@ class OnlineState:
     derivatives: list[Any]
 
 
-def online_gradient(step: Callable[[Any, Any, Any], tuple[Any, Any]], *, approximate: str | None = None) -> OnlineGradient:
+def online_gradient(
+    step: Callable[[Any, Any, Any], tuple[Any, Any]], *, approximate: str | None = None
+) -> OnlineGradient:
     """Makes a learner for streams: after each step it has the gradient of that step's loss through all earlier steps.
 
     This is real-time recurrent learning. It is exact where an element of the new carry reads few elements of the old one:
@@ -101,7 +103,9 @@ class OnlineGradient:
         """
         last, loss = jax.eval_shape(self.step, params, carry, x)
         if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
-            raise ScanError(f"online_gradient: the step must return (carry, loss) with a scalar loss, but returns {loss}")
+            raise ScanError(
+                f"online_gradient: the step must return (carry, loss) with a scalar loss, but returns {loss}"
+            )
         carry = promoted(carry, last)
         layout = _GroupLayout.of(self, params, carry, x)
         wide = jnp.result_type(jnp.float32, *jax.tree.leaves(carry))
@@ -126,17 +130,26 @@ class OnlineGradient:
         p, of_params = jax.tree.flatten(params)
 
         def run(carry: Sequence[Any], p: Sequence[Any]) -> tuple[list[Any], Any]:
-            new, loss = self.step(jax.tree.unflatten(of_params, p), jax.tree.unflatten(tree, carry), x)
+            new, loss = self.step(
+                jax.tree.unflatten(of_params, p), jax.tree.unflatten(tree, carry), x
+            )
             return [v.astype(c.dtype) for v, c in zip(jax.tree.leaves(new), carry)], loss
 
-        loss, (of_carry, of_p) = jax.value_and_grad(lambda c, p: run(c, p)[1], argnums=(0, 1))(carry, p)
+        loss, (of_carry, of_p) = jax.value_and_grad(lambda c, p: run(c, p)[1], argnums=(0, 1))(
+            carry, p
+        )
         new, push = jax.linearize(lambda c, p: run(c, p)[0], carry, p)
         still = [jnp.zeros_like(c) for c in carry], [jnp.zeros_like(v) for v in p]
-        gradient = [direct + layout.pulled(j, of_carry, s) for j, (direct, s) in enumerate(zip(of_p, state.derivatives))]
+        gradient = [
+            direct + layout.pulled(j, of_carry, s)
+            for j, (direct, s) in enumerate(zip(of_p, state.derivatives))
+        ]
         blocks = layout.jacobian(lambda c: push(c, still[1]), carry)
         moved = [
             jnp.einsum("...ij,...jc->...ic", blocks, s, precision="highest")
-            + layout.columns(j, lambda v, j=j: push(still[0], [*still[1][:j], v, *still[1][j + 1 :]]))
+            + layout.columns(
+                j, lambda v, j=j: push(still[0], [*still[1][:j], v, *still[1][j + 1 :]])
+            )
             for j, s in enumerate(state.derivatives)
         ]
         gradients = jax.tree.unflatten(of_params, [g.astype(v.dtype) for g, v in zip(gradient, p)])
@@ -184,20 +197,29 @@ class _GroupLayout:
                     "recurrent weights that are diagonal or in small blocks, or give approximate='diagonal'"
                 )
             if len(set(group.shapes)) > 1:
-                raise ScanError("online_gradient: approximate='diagonal' needs carries of one shape; pad or reshape them")
-            dense, group = group, Blocks(group.carries, group.shapes, tuple(range(len(group.shapes[0]))))
+                raise ScanError(
+                    "online_gradient: approximate='diagonal' needs carries of one shape; pad or reshape them"
+                )
+            dense = group
+            group = Blocks(group.carries, group.shapes, tuple(range(len(group.shapes[0]))))
         reads = reads_of(program, program.invars[:first])
         types = tuple(v.aval for v in program.invars[:first])
-        own = tuple(_own(aval.shape, [axes[j] for axes in reads if j in axes], group) for j, aval in enumerate(types))
+        own = tuple(
+            _own(aval.shape, [axes[j] for axes in reads if j in axes], group)
+            for j, aval in enumerate(types)
+        )
         counts = tuple(
-            math.prod(n for k, n in enumerate(jnp.shape(v)) if k not in own[j]) if any(j in axes for axes in reads) else 0
+            math.prod(n for k, n in enumerate(jnp.shape(v)) if k not in own[j])
+            if any(j in axes for axes in reads)
+            else 0
             for j, v in enumerate(p)
         )
         return _GroupLayout(group, dense, types, own, counts)
 
     def columns(self, j: int, push: Callable) -> jax.Array:
         """Returns the derivatives of a step with respect to a parameter, [A, M, C]. `push` takes a tangent of it."""
-        count, aval = self.counts[j], self.params[j]
+        count = self.counts[j]
+        aval = self.params[j]
         if not count:
             return jnp.zeros((*self.group.batch, self.group.block, 0), jnp.float32)
         units = jnp.eye(count, dtype=aval.dtype).reshape(
@@ -208,17 +230,25 @@ class _GroupLayout:
 
     def pulled(self, j: int, of_carry: Sequence[Any], s: jax.Array) -> jax.Array:
         """Returns the gradient with respect to a parameter from that with respect to the carry."""
-        aval, own = self.params[j], self.own[j]
+        aval = self.params[j]
+        own = self.own[j]
         if not self.counts[j]:
             return jnp.zeros(aval.shape, aval.dtype)
         each = jnp.sum(self.group.join(of_carry)[..., None] * s, axis=-2)  # [A, C]
-        summed_positions = [place for place, axis in enumerate(self.group.aligned) if axis not in own.values()]
+        summed_positions = [
+            place for place, axis in enumerate(self.group.aligned) if axis not in own.values()
+        ]
         each = jnp.sum(each, axis=tuple(summed_positions))
         remaining_axes = [axis for axis in self.group.aligned if axis in own.values()]
-        axes = {k: remaining_axes.index(axis) for k, axis in own.items()}  # axis of the parameter -> axis of `each`
+        axes = {
+            k: remaining_axes.index(axis) for k, axis in own.items()
+        }  # axis of the parameter -> axis of `each`
         apart = [k for k in range(len(aval.shape)) if k not in own]
         each = each.reshape(*each.shape[:-1], *(aval.shape[k] for k in apart))
-        order = [axes[k] if k in axes else len(remaining_axes) + apart.index(k) for k in range(len(aval.shape))]
+        order = [
+            axes[k] if k in axes else len(remaining_axes) + apart.index(k)
+            for k in range(len(aval.shape))
+        ]
         return jnp.transpose(each, order)
 
     def jacobian(self, push: Callable, carry: Sequence[Any]) -> jax.Array:
@@ -226,7 +256,8 @@ class _GroupLayout:
         if self.dense is None:
             return self.group.jacobian(push, carry)
         source = self.dense
-        count, each = len(carry), source.sizes[0]
+        count = len(carry)
+        each = source.sizes[0]
 
         def same_element(k: Any) -> jax.Array:
             """The derivatives of element e of every carry with respect to element e of one, [A, K]."""
@@ -235,9 +266,13 @@ class _GroupLayout:
 
         diagonals = jax.lax.map(same_element, jnp.arange(source.block))  # [K E, A, K]
         one = Blocks((0,), source.shapes[:1], source.aligned)
-        diagonals = jnp.moveaxis(diagonals.reshape(count, each, *diagonals.shape[1:]), 1, -1)  # [K, A, K, E]
+        diagonals = jnp.moveaxis(
+            diagonals.reshape(count, each, *diagonals.shape[1:]), 1, -1
+        )  # [K, A, K, E]
         diagonals = jnp.moveaxis(diagonals, -2, 1)  # [from, to, A, E]
-        spread = jax.vmap(jax.vmap(lambda v: one.part(v)[0]))(diagonals)  # [from, to, shape of the carry]
+        spread = jax.vmap(jax.vmap(lambda v: one.part(v)[0]))(
+            diagonals
+        )  # [from, to, shape of the carry]
         return jnp.moveaxis(spread, (1, 0), (-2, -1))
 
 

@@ -22,16 +22,28 @@ from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked
 
 Limit = tuple[float, Annotated[float, AtLeast(0, math.inf)]]  # of a time step
-LIMITS = {"num_hidden_layers": 10_000, "num_experts": 10_000, "num_local_experts": 10_000, "n_routed_experts": 10_000}
+LIMITS = {
+    "num_hidden_layers": 10_000,
+    "num_experts": 10_000,
+    "num_local_experts": 10_000,
+    "n_routed_experts": 10_000,
+}
 MAYBE_NONE = (
     "num_experts num_local_experts num_dense_layers first_k_dense_replace attn_layer_offset expert_layer_offset "
     "qk_rope_head_dim index_skip_topk_offset"
 )
 LEAST = dict.fromkeys(MAYBE_NONE.split(), 0) | {"rescale_every": -1}  # other sizes are at least 1
-LEGACY = {"mamba": "linear_attention", "attention": "full_attention"}  # old and other names of layers
+LEGACY = {
+    "mamba": "linear_attention",
+    "attention": "full_attention",
+}  # old and other names of layers
 LEGACY |= {"indexed_attention": "full_attention"}
 # Keys of any family that change what is computed, with the values that change nothing.
-ONLY: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "rope_scaling": (None,), "sliding_window": (None,)}
+ONLY: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),
+    "rope_scaling": (None,),
+    "sliding_window": (None,),
+}
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "swish": jax.nn.silu,
@@ -62,20 +74,29 @@ def read_config(family: Any, given: Mapping[str, Any], where: str, by_hand: bool
     for name, values in {**ONLY, **family.only}.items():
         if name not in known and keys.get(name) not in (None, *values):
             accepted = " or ".join(repr(value) for value in values)
-            raise ConfigError(f"{where}: {name} is {keys[name]!r:.80}; only {accepted} is supported")
+            raise ConfigError(
+                f"{where}: {name} is {keys[name]!r:.80}; only {accepted} is supported"
+            )
     spare = [name for name in keys if name not in known and name != "model_type"]
     for name in spare if by_hand else ():
         if hint := near(name, known):
             raise ConfigError(f"{where}: no computation reads the key {name!r}{hint}")
     if spare:
-        logging.getLogger("jrnn.models").debug("%s: no computation reads the keys %s", where, ", ".join(spare))
+        logging.getLogger("jrnn.models").debug(
+            "%s: no computation reads the keys %s", where, ", ".join(spare)
+        )
     settings: dict[str, Any] = {}
     for name, field in known.items():
         if keys.get(name) is not None:
-            settings[name] = value = checked(hints[name], _plain(keys[name]), f"{where}: {name}", ConfigError)
-            least, most = LEAST.get(name, 1), LIMITS.get(name, 2**32)
+            settings[name] = value = checked(
+                hints[name], _plain(keys[name]), f"{where}: {name}", ConfigError
+            )
+            least = LEAST.get(name, 1)
+            most = LIMITS.get(name, 2**32)
             if type(value) is int and not least <= value <= most:
-                raise ConfigError(f"{where}: {name} must be at least {least} and at most {most}, is {value}")
+                raise ConfigError(
+                    f"{where}: {name} must be at least {least} and at most {most}, is {value}"
+                )
         elif name in keys and types.NoneType in typing.get_args(hints[name]):
             settings[name] = None
         elif name in family.defaults:
@@ -85,7 +106,9 @@ def read_config(family: Any, given: Mapping[str, Any], where: str, by_hand: bool
     config = family.config(**settings)
     for name in ("hidden_act", "mamba_hidden_act"):
         if name in known and (activation := getattr(config, name)) not in ACTIVATIONS:
-            raise ConfigError(f"{where}: {name} is {activation!r}; there are {', '.join(ACTIVATIONS)}")
+            raise ConfigError(
+                f"{where}: {name} is {activation!r}; there are {', '.join(ACTIVATIONS)}"
+            )
     return config
 
 
@@ -130,11 +153,15 @@ class Rope(NamedTuple):
         """
         given = dict(config.rope_parameters or ())
         if given.get("rope_type", "default") != "default":
-            raise ConfigError(f"rope_parameters.rope_type is {given['rope_type']!r}; only 'default' is supported")
+            raise ConfigError(
+                f"rope_parameters.rope_type is {given['rope_type']!r}; only 'default' is supported"
+            )
         base = given.get("rope_theta", config.rope_theta or theta)
         share = given.get("partial_rotary_factor", config.partial_rotary_factor or share)
         base = checked(Annotated[float, AtLeast(1e-9)], base, "rope_theta", ConfigError)
-        share = checked(Annotated[float, AtLeast(0, 1)], share, "partial_rotary_factor", ConfigError)
+        share = checked(
+            Annotated[float, AtLeast(0, 1)], share, "partial_rotary_factor", ConfigError
+        )
         size = int(head * share)
         if size % 2 or size > head:
             problem = f"partial_rotary_factor {share} of {head} features is {size}"
@@ -177,13 +204,17 @@ class DecoderKeys(RopeKeys):
     @property
     def head(self) -> int:
         """Features of a head."""
-        count, size = self.num_attention_heads, self.hidden_size
+        count = self.num_attention_heads
+        size = self.hidden_size
         return self.head_dim or divides("num_attention_heads", count, "hidden_size", size)
 
     def kinds(self, known: Iterable[str], otherwise: Callable[[int], str]) -> list[str]:
         """The type of each layer; `otherwise` gives those of a config without them."""
-        count, given = self.num_hidden_layers, self.layer_types
-        return layer_types(tuple(map(otherwise, range(count))) if given is None else given, count, known)
+        count = self.num_hidden_layers
+        given = self.layer_types
+        return layer_types(
+            tuple(map(otherwise, range(count))) if given is None else given, count, known
+        )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,10 @@ Shapes = dict[str, tuple[int, ...]]
 State = dict[str, jax.Array]
 EMPTY = -1  # the position of an empty slot of a memory
 NOTHING = -1e30  # the greatest exponent of a mean over nothing
-FIRST = {"places": EMPTY, "top": NOTHING}  # what is in the arrays of a state before the first token, if not zeros
+FIRST = {
+    "places": EMPTY,
+    "top": NOTHING,
+}  # what is in the arrays of a state before the first token, if not zeros
 
 
 class Scoped(NamedTuple):
@@ -46,7 +49,9 @@ class Scoped(NamedTuple):
         """x weight^T + bias, where the bias is optional."""
         return span.linear(x, self[f"{name}.weight"], self.get(f"{name}.bias"))
 
-    def convolve(self, span: Span, name: str, x: jax.Array, window: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def convolve(
+        self, span: Span, name: str, x: jax.Array, window: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """The causal convolution of each channel, and the next window; see `Span.convolve`."""
         return span.convolve(x, window, self[f"{name}.weight"][:, 0], self.get(f"{name}.bias"))
 
@@ -78,7 +83,11 @@ class Merge(NamedTuple):
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         rows, *rest = shapes[self.names[0]]
-        return (len(self.names), rows, *rest) if self.stacks else (sum(shapes[name][0] for name in self.names), *rest)
+        return (
+            (len(self.names), rows, *rest)
+            if self.stacks
+            else (sum(shapes[name][0] for name in self.names), *rest)
+        )
 
 
 class Block(abc.ABC):
@@ -115,7 +124,11 @@ def convolution(name: str, channels: int, taps: int, bias: bool = False) -> Shap
 
 def products(rows: Mapping[str, int], columns: int, bias: bool = False) -> Shapes:
     """The tensors of several products of the same input; `rows`: by their names."""
-    return {key: shape for name, size in rows.items() for key, shape in linear(name, size, columns, bias=bias).items()}
+    return {
+        key: shape
+        for name, size in rows.items()
+        for key, shape in linear(name, size, columns, bias=bias).items()
+    }
 
 
 def under(name: str, shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,8 +152,14 @@ class Norm(Block):
     def __call__(self, w: Scoped, x: jax.Array) -> jax.Array:
         gain = w["weight"].astype(x.dtype)
         gain = 1.0 + gain if self.offset else gain
-        y = layer_norm(x, gain, epsilon=self.epsilon) if self.centered else rms_norm(x, gain, self.epsilon)
-        return y + w["bias"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)) if self.bias else y
+        y = (
+            layer_norm(x, gain, epsilon=self.epsilon)
+            if self.centered
+            else rms_norm(x, gain, self.epsilon)
+        )
+        return (
+            y + w["bias"].astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,)) if self.bias else y
+        )
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         return self(w, x), {}
@@ -177,7 +196,9 @@ def pairs(
     before: str = "input_layernorm", between: str = "post_attention_layernorm",
 ) -> Iterator[tuple[Branch, ...]]:  # fmt: skip
     """Layers of a mixer and a feed-forward part of that name, each after a norm."""
-    return ((Branch(*mixer, before), Branch(name, feed, between)) for mixer, feed in zip(mixers, feeds))
+    return (
+        (Branch(*mixer, before), Branch(name, feed, between)) for mixer, feed in zip(mixers, feeds)
+    )
 
 
 class Names(NamedTuple):
@@ -216,7 +237,13 @@ class Decoder:
     logits: Callable[[jax.Array], jax.Array] = lambda y: y
 
     @classmethod
-    def of(cls, c: DecoderKeys, layers: Iterable[tuple[Branch, ...]], norm: Norm | None = None, **more: Any) -> Decoder:
+    def of(
+        cls,
+        c: DecoderKeys,
+        layers: Iterable[tuple[Branch, ...]],
+        norm: Norm | None = None,
+        **more: Any,
+    ) -> Decoder:
         """With what a config has; `more`: the other attributes."""
         norm = norm or Norm(c.hidden_size, c.rms_norm_eps)
         return cls(c.hidden_size, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, **more)
@@ -225,9 +252,16 @@ class Decoder:
         """The parts and norms of all layers, by their names in the files."""
         for k, layer in enumerate(self.layers):
             for branch in layer:
-                norms = [(name, branch.norm or self.norm) for name in (branch.before, branch.after) if name is not None]
+                norms = [
+                    (name, branch.norm or self.norm)
+                    for name in (branch.before, branch.after)
+                    if name is not None
+                ]
                 for name, part in (*norms, (branch.name, branch.part)):
-                    yield f"{self.names.layers}.{k}.{name}" if name else f"{self.names.layers}.{k}", part
+                    yield (
+                        f"{self.names.layers}.{k}.{name}" if name else f"{self.names.layers}.{k}",
+                        part,
+                    )
 
     def shapes(self) -> Shapes:
         """The shape of every tensor of the files."""
@@ -261,21 +295,28 @@ class Decoder:
         """The state before the first token, arrays [N, ...] by layer and name, as `3.conv`."""
         state: State = {"position": jnp.zeros(batch, jnp.int32)} if self.places else {}
         for k, layer in enumerate(self.layers):
-            for name, shape in (item for branch in layer for item in branch.part.holds(room).items()):
+            for name, shape in (
+                item for branch in layer for item in branch.part.holds(room).items()
+            ):
                 kind = jnp.int32 if name == "places" else dtype
                 state[f"{k}.{name}"] = jnp.full((batch, *shape), FIRST.get(name, 0), kind)
         return state
 
     def run(self, w: Scoped, x: jax.Array, state: State, span: Span) -> tuple[jax.Array, State]:
         """Embedded tokens [T, N, D] -> hidden values [T, N, D] after the last norm, and the next state."""
-        x, after = self.embed(x), dict(state)
+        x = self.embed(x)
+        after = dict(state)
         positions = None
         if self.places:
             positions, after["position"] = span.positions(state["position"])
         at = At(span, positions, x, {})
         for k, layer in enumerate(self.layers):
             prefix = f"{k}."
-            own = {name.removeprefix(prefix): leaf for name, leaf in state.items() if name.startswith(prefix)}
+            own = {
+                name.removeprefix(prefix): leaf
+                for name, leaf in state.items()
+                if name.startswith(prefix)
+            }
             here = w.at(f"{self.names.layers}.{k}")
             for branch in layer:
                 x, new = _run(branch, branch.norm or self.norm, here, x, own, at)
@@ -283,7 +324,9 @@ class Decoder:
         return self.norm(w.at(self.names.norm), x), after
 
 
-def _run(branch: Branch, norm: Norm, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+def _run(
+    branch: Branch, norm: Norm, w: Scoped, x: jax.Array, state: State, at: At
+) -> tuple[jax.Array, State]:
     y = x if branch.before is None else norm(w.at(branch.before), x)
     kept = y if branch.of_normed else x
     y, state = branch.part.run(w.at(branch.name), y, state, at)

@@ -20,7 +20,8 @@ from jrnn.files.tensors import open_tensors, read_aligned, write_tensors
 from jrnn.files.torch_files import open_torch_tensors
 from jrnn.models.family import Decoder, Family, Merge, State
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 FILES = ("config.json", WEIGHTS, "model-*.safetensors", INDEX)  # what `write` replaces
 _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jnp.bfloat16}
 
@@ -46,7 +47,11 @@ class TensorPlace(NamedTuple):
     def view(self, opened: Any) -> Any:
         """Its slice, of numbers."""
         plain = not self.layout
-        return opened.get_slice(self.stored) if plain else Dequantized(self.file, opened, self.stored, self.layout)
+        return (
+            opened.get_slice(self.stored)
+            if plain
+            else Dequantized(self.file, opened, self.stored, self.layout)
+        )
 
 
 class Tensors:
@@ -55,12 +60,21 @@ class Tensors:
     def __init__(self, folder: Path, family: Family) -> None:
         self.folder = folder
         index = next(
-            (folder / name for name in (INDEX, WEIGHTS, f"{TORCH}.index.json", TORCH) if (folder / name).exists()), None
+            (
+                folder / name
+                for name in (INDEX, WEIGHTS, f"{TORCH}.index.json", TORCH)
+                if (folder / name).exists()
+            ),
+            None,
         )
         if index is not None and index.suffix == ".json":
             places = read_json(index, FormatError).get("weight_map")
-            if not isinstance(places, dict) or not all(isinstance(v, str) and Path(v).name == v for v in places.values()):
-                raise FormatError(f"{index}: weight_map must map names of tensors to names of files in this folder")
+            if not isinstance(places, dict) or not all(
+                isinstance(v, str) and Path(v).name == v for v in places.values()
+            ):
+                raise FormatError(
+                    f"{index}: weight_map must map names of tensors to names of files in this folder"
+                )
             files = sorted(set(places.values()))
         else:
             files = [WEIGHTS if index is None else index.name]
@@ -68,39 +82,64 @@ class Tensors:
         for file in files:
             with _opened(folder / file) as opened:
                 for stored, layout in layouts(opened.keys()).items():
-                    if stored.startswith(family.unused) or stored.endswith((*family.unused, *UNUSED)):
+                    if stored.startswith(family.unused) or stored.endswith(
+                        (*family.unused, *UNUSED)
+                    ):
                         continue
                     name = _renamed(stored, family)
                     if name in self.places:
                         first = self.places[name].file.name
-                        raise FormatError(f"{folder}: the tensor {name!r} is twice, in {first} and {file}")
-                    view = (place := TensorPlace(folder / file, stored, (), "", layout)).view(opened)
-                    self.places[name] = place._replace(shape=tuple(view.get_shape()), dtype=view.get_dtype())
+                        raise FormatError(
+                            f"{folder}: the tensor {name!r} is twice, in {first} and {file}"
+                        )
+                    view = (place := TensorPlace(folder / file, stored, (), "", layout)).view(
+                        opened
+                    )
+                    self.places[name] = place._replace(
+                        shape=tuple(view.get_shape()), dtype=view.get_dtype()
+                    )
         inside = {name for name, place in self.places.items() if "language_model." in place.stored}
         if inside:  # the others are of images
-            self.places = {name: p for name, p in self.places.items() if name in inside or name.startswith("lm_head.")}
+            self.places = {
+                name: p
+                for name, p in self.places.items()
+                if name in inside or name.startswith("lm_head.")
+            }
 
     def check(self, decoder: Decoder) -> None:
         """Raises unless the tensors are those of a model. Joined ones may be cut at other places."""
-        shapes, spare = decoder.shapes(), decoder.names.head if decoder.tied else None
-        joins = [merge.names for merge in decoder.parameters().values() if merge and not merge.stacks]
+        shapes = decoder.shapes()
+        spare = decoder.names.head if decoder.tied else None
+        joins = [
+            merge.names for merge in decoder.parameters().values() if merge and not merge.stacks
+        ]
         joined = {name: names for names in joins for name in names}
         for name, shape in shapes.items():
             if name not in self.places:
-                raise FormatError(f"{self.folder}: lacks the tensor {name!r} {list(shape)}{near(name, self.places)}")
-            stored, wanted = self.places[name].shape, shape
+                raise FormatError(
+                    f"{self.folder}: lacks the tensor {name!r} {list(shape)}{near(name, self.places)}"
+                )
+            stored = self.places[name].shape
+            wanted = shape
             if name in joined and all(
-                part in self.places and self.places[part].shape[1:] == shape[1:] for part in joined[name]
+                part in self.places and self.places[part].shape[1:] == shape[1:]
+                for part in joined[name]
             ):
                 stored = (sum(self.places[part].shape[0] for part in joined[name]), *shape[1:])
                 wanted = (sum(shapes[part][0] for part in joined[name]), *shape[1:])
             if stored != wanted:
-                raise FormatError(f"{self.folder}: {name} is {list(stored)} but config.json makes it {list(wanted)}")
+                raise FormatError(
+                    f"{self.folder}: {name} is {list(stored)} but config.json makes it {list(wanted)}"
+                )
             if (dtype := self.places[name].dtype) not in _TYPES:
-                raise FormatError(f"{self.folder}: {name} is {dtype}; it must be one of {', '.join(_TYPES)}")
+                raise FormatError(
+                    f"{self.folder}: {name} is {dtype}; it must be one of {', '.join(_TYPES)}"
+                )
         for name in self.places:
             if name not in shapes and name != spare:
-                raise FormatError(f"{self.folder}: the tensor {name!r} has no place in this model{near(name, shapes)}")
+                raise FormatError(
+                    f"{self.folder}: the tensor {name!r} has no place in this model{near(name, shapes)}"
+                )
 
 
 def _opened(path: Path) -> Any:
@@ -120,7 +159,9 @@ def _renamed(name: str, family: Family) -> str:
     return name
 
 
-def parameter(tensors: Tensors, name: str, merge: Merge | None, mesh: jax.sharding.Mesh | None) -> jax.Array:
+def parameter(
+    tensors: Tensors, name: str, merge: Merge | None, mesh: jax.sharding.Mesh | None
+) -> jax.Array:
     """Reads a parameter, which may be made of several tensors.
 
     Files are open, and mapped, no longer than this takes, and the value is complete when the next one is read: memory holds
@@ -132,7 +173,9 @@ def parameter(tensors: Tensors, name: str, merge: Merge | None, mesh: jax.shardi
         views = [place.view(opened[place.file]) for place in places]
         if merge is not None and not merge.stacks:
             whole = np.concatenate([view[:] for view in views])
-            return jax.device_put(whole, None if mesh is None else _sharding(mesh, whole.shape)).block_until_ready()
+            return jax.device_put(
+                whole, None if mesh is None else _sharding(mesh, whole.shape)
+            ).block_until_ready()
         shape = (len(places), *places[0].shape) if merge else places[0].shape
 
         def read(index: tuple[slice, ...]) -> np.ndarray:
@@ -151,18 +194,26 @@ def _sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> jax.sharding.N
     if axes:
         spec[max(axes, key=lambda k: shape[k])] = mesh.axis_names
     # Without axis types: XLA decides how results are shared.
-    return jax.sharding.NamedSharding(jax.sharding.Mesh(mesh.devices, mesh.axis_names), jax.sharding.PartitionSpec(*spec))
+    return jax.sharding.NamedSharding(
+        jax.sharding.Mesh(mesh.devices, mesh.axis_names), jax.sharding.PartitionSpec(*spec)
+    )
 
 
 def write(
-    folder: str | PathLike[str], text: str, params: Mapping[str, jax.Array], decoder: Decoder, shard_bytes: int
+    folder: str | PathLike[str],
+    text: str,
+    params: Mapping[str, jax.Array],
+    decoder: Decoder,
+    shard_bytes: int,
 ) -> None:
     """Writes config.json and safetensors files of at most `shard_bytes`, or of one tensor, in one step.
 
     Other files of the folder stay, such as those of the tokenizer; see `jrnn.files.new_folder`.
     """
     shapes = decoder.shapes()
-    shards: list[list[tuple[str, str, Any]]] = [[]]  # tensors, each with its parameter and its place in it
+    shards: list[list[tuple[str, str, Any]]] = [
+        []
+    ]  # tensors, each with its parameter and its place in it
     filled = total = 0
     for name, merge in decoder.parameters().items():
         row = 0
@@ -171,15 +222,22 @@ def write(
             if shards[-1] and filled + size > shard_bytes:
                 shards.append([])
                 filled = 0
-            index: Any = ... if merge is None else k if merge.stacks else slice(row, row + shapes[part][0])
+            index: Any = (
+                ... if merge is None else k if merge.stacks else slice(row, row + shapes[part][0])
+            )
             row += shapes[part][0] if shapes[part] else 0
             shards[-1].append((part, name, index))
-            filled, total = filled + size, total + size
+            filled = filled + size
+            total = total + size
     places = {}
     with new_folder(folder, FormatError, replaces=FILES) as new:
         write_whole(new / "config.json", text.encode(), FormatError)
         for number, shard in enumerate(shards, 1):
-            file = WEIGHTS if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+            file = (
+                WEIGHTS
+                if len(shards) == 1
+                else f"model-{number:05}-of-{len(shards):05}.safetensors"
+            )
             arrays = {part: params[name][index] for part, name, index in shard}
             write_tensors(new / file, arrays, FormatError, {"format": "pt"})
             places |= dict.fromkeys(arrays, file)

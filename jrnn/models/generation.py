@@ -34,7 +34,9 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
     """
     if not isinstance(tokens, jax.Array):
         try:
-            tokens = np.asarray(tokens)  # not jnp.asarray, which wraps 64-bit integers before they are checked
+            tokens = np.asarray(
+                tokens
+            )  # not jnp.asarray, which wraps 64-bit integers before they are checked
         except ValueError:
             raise LayerError(
                 f"{where}: tokens are no array: their rows have several lengths; pad them, and give lengths"
@@ -51,7 +53,10 @@ def check_tokens(where: str, tokens: Any, axes: tuple[str, ...], vocabulary: int
 
 def history(batch: int, vocabulary: int, dtype: Any = jnp.float32) -> State:
     """The history of N texts without a token: the logits of the next token, and how often each was read, [N, V]."""
-    return {"logits": jnp.zeros((batch, vocabulary), dtype), "counts": jnp.zeros((batch, vocabulary), jnp.int32)}
+    return {
+        "logits": jnp.zeros((batch, vocabulary), dtype),
+        "counts": jnp.zeros((batch, vocabulary), jnp.int32),
+    }
 
 
 def apart(state: State) -> tuple[State, State]:
@@ -60,7 +65,9 @@ def apart(state: State) -> tuple[State, State]:
     return {name: leaf for name, leaf in state.items() if name not in past}, past
 
 
-def remembered(past: State, tokens: jax.Array, logits: jax.Array, lengths: Any = None, resets: Any = None) -> State:
+def remembered(
+    past: State, tokens: jax.Array, logits: jax.Array, lengths: Any = None, resets: Any = None
+) -> State:
     """The history after further tokens.
 
     Args:
@@ -81,12 +88,17 @@ def remembered(past: State, tokens: jax.Array, logits: jax.Array, lengths: Any =
     after = dict(past)
     if "logits" in past:
         last = jnp.take_along_axis(logits, jnp.maximum(ends, 1)[:, None, None] - 1, axis=1)[:, 0]
-        after["logits"] = jnp.where(ends[:, None] > 0, last, past["logits"]).astype(past["logits"].dtype)
+        after["logits"] = jnp.where(ends[:, None] > 0, last, past["logits"]).astype(
+            past["logits"].dtype
+        )
     if "counts" in past:
-        counts, live = past["counts"], jnp.arange(steps)[None] < ends[:, None]
+        counts = past["counts"]
+        live = jnp.arange(steps)[None] < ends[:, None]
         if resets is not None:
             resets = resets & live
-            live &= jnp.flip(jnp.cumsum(jnp.flip(resets, 1), axis=1), 1) - resets == 0  # no reset after the token
+            live &= (
+                jnp.flip(jnp.cumsum(jnp.flip(resets, 1), axis=1), 1) - resets == 0
+            )  # no reset after the token
             counts = jnp.where(resets.any(axis=1, keepdims=True), 0, counts)
         places = jnp.where(live, tokens, counts.shape[1])
         after["counts"] = counts.at[jnp.arange(batch)[:, None], places].add(1, mode="drop")
@@ -115,7 +127,12 @@ class Sampler:
         min_p: float | None = None, repetition_penalty: float = 1.0, stop: int | Sequence[int] | None = None,
     ) -> Sampler:  # fmt: skip
         """The choice of these options. Raises a LayerError for a value that cannot be used."""
-        named = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty}
+        named = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
         for name, value in named.items():
             if value is not None and not isinstance(value, (numbers.Real, np.ndarray, jax.Array)):
                 raise LayerError(f"{where}: {name} is {value!r:.80}; it must be a number")
@@ -128,21 +145,37 @@ class Sampler:
         if min_p is not None and not 0 <= min_p <= 1:
             raise LayerError(f"{where}: min_p is {min_p}; it must lie between 0 and 1")
         if not 0 < repetition_penalty < float("inf"):
-            raise LayerError(f"{where}: repetition_penalty is {repetition_penalty}; it must be above 0")
-        given = () if stop is None else tuple(stop) if isinstance(stop, (Sequence, set, frozenset)) else (stop,)
+            raise LayerError(
+                f"{where}: repetition_penalty is {repetition_penalty}; it must be above 0"
+            )
+        given = (
+            ()
+            if stop is None
+            else tuple(stop)
+            if isinstance(stop, (Sequence, set, frozenset))
+            else (stop,)
+        )
         stops = tuple(check_integer(f"{where}: stop", token, 0) for token in given)
         for token in stops:
             if token >= vocabulary:
-                raise LayerError(f"{where}: stop is {token}; the vocabulary has the tokens from 0 to {vocabulary - 1}")
+                raise LayerError(
+                    f"{where}: stop is {token}; the vocabulary has the tokens from 0 to {vocabulary - 1}"
+                )
         limits = (temperature == 0, top_k, top_p, min_p, float(repetition_penalty), stops)
         return cls(jnp.float32(temperature), *limits)
 
     def ends(self, token: jax.Array) -> jax.Array:
         """Whether each token ends its sequence, [N] -> [N]."""
-        return jnp.isin(token, jnp.array(self.stop, jnp.int32)) if self.stop else jnp.zeros(token.shape, bool)
+        return (
+            jnp.isin(token, jnp.array(self.stop, jnp.int32))
+            if self.stop
+            else jnp.zeros(token.shape, bool)
+        )
 
 
-def sample(logits: jax.Array, key: jax.Array, choice: Sampler, seen: jax.Array | None = None) -> jax.Array:
+def sample(
+    logits: jax.Array, key: jax.Array, choice: Sampler, seen: jax.Array | None = None
+) -> jax.Array:
     """Draws a token of each sequence, [N, V] -> [N]; a sequence's token does not depend on the others'.
 
     The limits act in the order of transformers: penalty, temperature, top_k, top_p, min_p.
@@ -173,7 +206,9 @@ def sample(logits: jax.Array, key: jax.Array, choice: Sampler, seen: jax.Array |
         least = jnp.min(jnp.where(before < choice.top_p, falling, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     if choice.min_p:
-        least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(jnp.asarray(choice.min_p, logits.dtype))
+        least = jnp.max(logits, axis=-1, keepdims=True) + jnp.log(
+            jnp.asarray(choice.min_p, logits.dtype)
+        )
         logits = jnp.where(logits < least, -jnp.inf, logits)
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(len(logits)))
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
@@ -192,9 +227,13 @@ class TokenModel(Protocol):
         """V."""
         ...
 
-    def __call__(self, tokens: Any, state: State | None = None, *, lengths: Any = None) -> tuple[jax.Array, State]: ...
+    def __call__(
+        self, tokens: Any, state: State | None = None, *, lengths: Any = None
+    ) -> tuple[jax.Array, State]: ...
 
-    def step(self, token: Any, state: State | None = None, *, mask: Any = None) -> tuple[jax.Array, State]: ...
+    def step(
+        self, token: Any, state: State | None = None, *, mask: Any = None
+    ) -> tuple[jax.Array, State]: ...
 
     def with_room(self, state: State | None, batch: int, steps: int) -> State:
         """The state, checked, with room for so many further tokens; the initial one with its history for None."""
@@ -233,13 +272,18 @@ class Prompt:
         tokens = check_tokens(where, tokens, ("N", "T"), model.vocabulary)
         length = check_integer(f"{where}: length", length, 0)
         batch, steps = tokens.shape
-        lengths = None if lengths is None or not steps else check_lengths(where, lengths, steps, batch)
+        lengths = (
+            None if lengths is None or not steps else check_lengths(where, lengths, steps, batch)
+        )
         if mask is not None:
             prompts = Compaction.of(check_flags(where, "mask", mask, tokens.shape).T, lengths)
-            tokens, lengths = prompts.moved(tokens.T).T, prompts.lengths if steps else None
+            tokens = prompts.moved(tokens.T).T
+            lengths = prompts.lengths if steps else None
         choice = Sampler.checked(where, model.vocabulary, temperature, **options)
         if temperature and key is None:
-            raise LayerError(f"{where}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0")
+            raise LayerError(
+                f"{where}: drawing tokens needs a key, such as jax.random.key(0); or give temperature=0"
+            )
         _check_history(where, state, choice, steps, lengths)
         key = jax.random.key(0) if key is None else key
         state = model.with_room(state, batch, steps + length)
@@ -248,7 +292,9 @@ class Prompt:
         return cls(tokens, lengths, state, key, choice, length)
 
 
-def _check_history(where: str, state: State | None, choice: Sampler, steps: int, lengths: Any) -> None:
+def _check_history(
+    where: str, state: State | None, choice: Sampler, steps: int, lengths: Any
+) -> None:
     """Raises a LayerError if there is nothing to go on from, or if tokens were read that the penalty does not know."""
     past = {} if state is None else apart(state)[1]
     known = None if lengths is None else concrete(lengths)
@@ -269,18 +315,23 @@ def _check_history(where: str, state: State | None, choice: Sampler, steps: int,
         )
 
 
-def generate(model: TokenModel, tokens: Any, length: int, **options: Any) -> tuple[jax.Array, State]:
+def generate(
+    model: TokenModel, tokens: Any, length: int, **options: Any
+) -> tuple[jax.Array, State]:
     """The tokens [N, length] after prompts [N, T], and the state; see `LanguageModel.generate`."""
     return _generate(model, Prompt.checked(model, "generate", tokens, length, **options))
 
 
-def stream(model: TokenModel, tokens: Any, length: int, *, states: bool = False, **options: Any) -> Iterator[Any]:
+def stream(
+    model: TokenModel, tokens: Any, length: int, *, states: bool = False, **options: Any
+) -> Iterator[Any]:
     """As `generate`, but an iterator of tokens [N]; see `LanguageModel.stream`."""
     return _stream(model, Prompt.checked(model, "stream", tokens, length, **options), states)
 
 
 def _stream(model: TokenModel, prompt: Prompt, states: bool) -> Iterator[Any]:
-    written, draw = _begin(model, prompt), _draw if states else _draw_in_place
+    written = _begin(model, prompt)
+    draw = _draw if states else _draw_in_place
     if not states:  # JAX returns arrays that a program does not change as they are, and these may be the caller's
         written = jax.tree.map(jnp.copy, written)
     for count in range(prompt.length):
@@ -294,7 +345,8 @@ def _stream(model: TokenModel, prompt: Prompt, states: bool) -> Iterator[Any]:
 @jax.jit
 def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
     """Reads the prompts, in pieces of the same length after the first one, so that memory is bounded."""
-    tokens, lengths = prompt.tokens, prompt.lengths
+    tokens = prompt.tokens
+    lengths = prompt.lengths
     batch, steps = tokens.shape
     first = (steps - 1) % PIECE + 1
 
@@ -313,7 +365,9 @@ def _begin(model: TokenModel, prompt: Prompt) -> Prefix:
     return Prefix(state, done, none)
 
 
-def _drawn(model: TokenModel, written: Prefix, key: jax.Array, count: Any, choice: Sampler) -> Prefix:
+def _drawn(
+    model: TokenModel, written: Prefix, key: jax.Array, count: Any, choice: Sampler
+) -> Prefix:
     """Draws a token of each sequence that has not ended, and reads it; `count`: of tokens drawn before."""
     (state, done, last), key = written, jax.random.fold_in(key, count)
     seen = state["counts"] > 0 if choice.repetition_penalty != 1 else None

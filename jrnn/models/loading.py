@@ -24,8 +24,17 @@ from jrnn.models.families.mamba import of_mamba_ssm
 from jrnn.models.files import Tensors, parameter
 from jrnn.models.model import LanguageModel
 
-QUANTIZED = ("bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8")  # methods whose tensors are dequantized
-BESIDE_TEXT_CONFIG = ("eos_token_id", "quantization_config", "tie_word_embeddings")  # keys that are read
+QUANTIZED = (
+    "bitsandbytes",
+    "compressed-tensors",
+    "fbgemm_fp8",
+    "fp8",
+)  # methods whose tensors are dequantized
+BESIDE_TEXT_CONFIG = (
+    "eos_token_id",
+    "quantization_config",
+    "tie_word_embeddings",
+)  # keys that are read
 
 
 def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) -> LanguageModel:
@@ -62,7 +71,10 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
     tensors = Tensors(folder, model.family)
     tensors.check(model.decoder)
     merges = model.decoder.parameters()
-    return replace(model, params={name: parameter(tensors, name, merge, mesh) for name, merge in merges.items()})
+    return replace(
+        model,
+        params={name: parameter(tensors, name, merge, mesh) for name, merge in merges.items()},
+    )
 
 
 def model_of(text: str, where: str) -> LanguageModel:
@@ -71,24 +83,35 @@ def model_of(text: str, where: str) -> LanguageModel:
     Of a model of texts and images it is the part for texts, which `text_config` describes; of a quantized one, the model
     of numbers.
     """
-    config, log = parse_json(text, where, ConfigError, finite=False), logging.getLogger("jrnn.models")
+    config = parse_json(text, where, ConfigError, finite=False)
+    log = logging.getLogger("jrnn.models")
     given = config if isinstance(config, dict) else {}
     if "model_type" not in given and {"d_model", "n_layer"} <= set(given):
         config = given = of_mamba_ssm(given, where)
         text = json.dumps(config, indent=2, sort_keys=True)
     kind = f"{given.get('model_type')}_text"
-    inner = given.get("text_config", given | {"model_type": kind} if kind in FAMILIES else None)  # or they stand alone
+    inner = given.get(
+        "text_config", given | {"model_type": kind} if kind in FAMILIES else None
+    )  # or they stand alone
     if isinstance(inner, dict) and given.get("model_type") not in FAMILIES:
-        config = {"model_type": kind} | inner | {key: given[key] for key in BESIDE_TEXT_CONFIG if key in given}
+        config = (
+            {"model_type": kind}
+            | inner
+            | {key: given[key] for key in BESIDE_TEXT_CONFIG if key in given}
+        )
         log.info("%s: only the language model of text_config is loaded", where)
     quantized = config.get("quantization_config") if given else None
     if isinstance(quantized, dict) and (method := quantized.get("quant_method")) in QUANTIZED:
         config = {key: value for key, value in config.items() if key != "quantization_config"}
         log.warning("%s: tensors are dequantized (%s)", where, method)
-    return configured(config, text if config is given else json.dumps(config, indent=2, sort_keys=True), where)
+    return configured(
+        config, text if config is given else json.dumps(config, indent=2, sort_keys=True), where
+    )
 
 
-def configured(config: Mapping[str, Any], text: str, where: str, by_hand: bool = False) -> LanguageModel:
+def configured(
+    config: Mapping[str, Any], text: str, where: str, by_hand: bool = False
+) -> LanguageModel:
     """The model that the keys of config.json describe, without parameters; raises a ConfigError as `read_config`."""
     if not isinstance(config, Mapping):
         raise ConfigError(f"{where}: must hold an object, holds {config!r:.80}")
@@ -98,7 +121,8 @@ def configured(config: Mapping[str, Any], text: str, where: str, by_hand: bool =
 
 def shapes_of(model: LanguageModel) -> dict[str, tuple[int, ...]]:
     """The shape of each parameter; those of experts are stacked."""
-    shapes, merges = model.decoder.shapes(), model.decoder.parameters()
+    shapes = model.decoder.shapes()
+    merges = model.decoder.parameters()
     return {name: merge.shape(shapes) if merge else shapes[name] for name, merge in merges.items()}
 
 
@@ -121,13 +145,17 @@ def create(config: Mapping[str, Any], key: jax.Array, dtype: Any = jnp.float32) 
     >>> model(jnp.zeros((2, 3), int))[0].shape
     (2, 3, 16)
     """
-    model = configured(config, json.dumps(dict(config), indent=2, sort_keys=True), "create", by_hand=True)
+    model = configured(
+        config, json.dumps(dict(config), indent=2, sort_keys=True), "create", by_hand=True
+    )
     shapes = shapes_of(model)
     size = sum(math.prod(shape) for shape in shapes.values()) * jnp.dtype(dtype).itemsize
     if size > (most := available()):
         raise ConfigError(f"create: the parameters need {size:,} bytes, and {most:,} are available")
     params = {
-        name: _initial(name, shape, jax.random.fold_in(key, k), model.decoder.norm.offset).astype(dtype)
+        name: _initial(name, shape, jax.random.fold_in(key, k), model.decoder.norm.offset).astype(
+            dtype
+        )
         for k, (name, shape) in enumerate(shapes.items())
     }
     return replace(model, params=params)
@@ -138,12 +166,16 @@ def _initial(name: str, shape: tuple[int, ...], key: jax.Array, around_one: bool
     last = name.rpartition(".")[2]
     if last == "A_log":
         return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0))
-    if last in ("dt_bias", "time_decay", "time_first", "recurrent_param") or name.endswith("dt_proj.bias"):
+    if last in ("dt_bias", "time_decay", "time_first", "recurrent_param") or name.endswith(
+        "dt_proj.bias"
+    ):
         return jax.random.uniform(key, shape, minval=-5.0, maxval=-1.0)
     if last.startswith("time_mix"):
         return jax.random.uniform(key, shape)
     if last == "bias" or last.endswith(("_bias", "_base")):
         return jnp.zeros(shape)
     if len(shape) == 1:
-        return jnp.full(shape, 0.0 if around_one and not name.endswith("linear_attn.norm.weight") else 1.0)
+        return jnp.full(
+            shape, 0.0 if around_one and not name.endswith("linear_attn.norm.weight") else 1.0
+        )
     return jax.random.normal(key, shape) / np.sqrt(shape[-1])

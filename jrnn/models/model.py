@@ -27,7 +27,11 @@ from jrnn.nn.sequences import Compaction, in_rows
 from jrnn.nn.span import Span
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["params"], meta_fields=["family", "config", "text"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params"],
+    meta_fields=["family", "config", "text"],
+)
 @dataclass(frozen=True, repr=False)
 class LanguageModel:
     """A recurrent language model, as `load` and `create` make it; a pytree whose leaves are its parameters.
@@ -80,7 +84,13 @@ class LanguageModel:
         return f"LanguageModel({count:,} numbers in {len(self.params)} arrays of {', '.join(types)}; {self.config})"
 
     def __call__(
-        self, tokens: Any, state: State | None = None, *, lengths: Any = None, resets: Any = None, mask: Any = None
+        self,
+        tokens: Any,
+        state: State | None = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        mask: Any = None,
     ) -> tuple[jax.Array, State]:
         """Tokens [N, T] -> the logits [N, T, V] of the tokens that follow each, and the state after the last.
 
@@ -110,12 +120,20 @@ class LanguageModel:
         `initial_state(N, room)`. Its logits are NaN when there is none left.
         """
         token = check_tokens(self.name, token, ("N",), self.vocabulary)
-        resets, mask = (None if flags is None else jnp.asarray(flags)[:, None] for flags in (resets, mask))
+        resets, mask = (
+            None if flags is None else jnp.asarray(flags)[:, None] for flags in (resets, mask)
+        )
         logits, state = self._called(token[:, None], state, None, resets, mask, True)
         return logits[:, 0], state
 
     def _called(
-        self, tokens: jax.Array, state: State | None, lengths: Any, resets: Any, mask: Any, in_a_step: bool
+        self,
+        tokens: jax.Array,
+        state: State | None,
+        lengths: Any,
+        resets: Any,
+        mask: Any,
+        in_a_step: bool,
     ) -> tuple[jax.Array, State]:
         masks = check_masks(self.name, resets, mask, tokens.shape)
         return _call(self, tokens, self.with_room(state, *tokens.shape), lengths, *masks, in_a_step)
@@ -184,11 +202,17 @@ class LanguageModel:
         if state is None:
             return self.initial_state(batch, steps, history=True)
         wanted = jax.eval_shape(lambda: self.fresh_as(state, batch))
-        wanted = {name: leaf for name, leaf in wanted.items() if name in state or name not in generation.HISTORY}
+        wanted = {
+            name: leaf
+            for name, leaf in wanted.items()
+            if name in state or name not in generation.HISTORY
+        }
         present = {name: jnp.shape(leaf) for name, leaf in state.items()}
         expected = {name: leaf.shape for name, leaf in wanted.items()}
         if present != expected:
-            wrong = min(name for name in {*present, *expected} if present.get(name) != expected.get(name))
+            wrong = min(
+                name for name in {*present, *expected} if present.get(name) != expected.get(name)
+            )
             given, needed = (list(shapes.get(wrong, ())) for shapes in (present, expected))
             message = f"the state has {wrong!r} {given} but must have {needed}, as initial_state({batch}) has"
             raise LayerError(f"{self.name}: {message}")
@@ -196,7 +220,11 @@ class LanguageModel:
         if position is None:
             return state
         need = int(position.max(initial=0)) + steps
-        return state if need <= self._room(state) else self._grown(state, batch, 2 ** (need - 1).bit_length())
+        return (
+            state
+            if need <= self._room(state)
+            else self._grown(state, batch, 2 ** (need - 1).bit_length())
+        )
 
     def fresh_as(self, state: State, batch: int) -> State:
         """The initial state with the room of this one, and with its history."""
@@ -210,23 +238,40 @@ class LanguageModel:
     def _grown(self, state: State, batch: int, room: int) -> State:
         """The state with room for that many tokens: empty slots follow the others."""
         fresh = self.initial_state(batch, room, history=True)
-        return {name: fresh[name].at[tuple(map(slice, jnp.shape(leaf)))].set(leaf) for name, leaf in state.items()}
+        return {
+            name: fresh[name].at[tuple(map(slice, jnp.shape(leaf)))].set(leaf)
+            for name, leaf in state.items()
+        }
 
 
 @partial(jax.jit, static_argnames="in_a_step")
 def _call(
-    model: LanguageModel, tokens: jax.Array, state: State, lengths: Any, resets: Any, mask: Any, in_a_step: bool
+    model: LanguageModel,
+    tokens: jax.Array,
+    state: State,
+    lengths: Any,
+    resets: Any,
+    mask: Any,
+    in_a_step: bool,
 ) -> tuple[jax.Array, State]:
-    model, tokens, state, lengths, resets, mask = alike((model, tokens.T, state, lengths, resets, mask))
-    decoder, w, steps = model.decoder, Scoped(model.params), None
+    model, tokens, state, lengths, resets, mask = alike(
+        (model, tokens.T, state, lengths, resets, mask)
+    )
+    decoder = model.decoder
+    w = Scoped(model.params)
+    steps = None
     (state, past), names = apart(state), decoder.names
-    dtype, resets = w[names.embedding].dtype, None if resets is None else resets.T
+    dtype = w[names.embedding].dtype
+    resets = None if resets is None else resets.T
     if mask is not None:
         steps = Compaction.of(mask.T, lengths, resets)
-        tokens, lengths, resets = steps.moved(tokens), steps.lengths, steps.resets
+        tokens = steps.moved(tokens)
+        lengths = steps.lengths
+        resets = steps.resets
     if lengths is not None:
         live = jnp.arange(tokens.shape[0])[:, None] < lengths[None]
-        tokens, resets = jnp.where(live, tokens, 0), None if resets is None else resets & live
+        tokens = jnp.where(live, tokens, 0)
+        resets = None if resets is None else resets & live
     span = Span(tokens.shape[0], dtype, lengths, resets, in_a_step=in_a_step)
     x, after = decoder.run(w, w[names.embedding][tokens].astype(accumulator(dtype)), state, span)
     head = w[names.embedding if decoder.tied else names.head]

@@ -23,7 +23,13 @@ def is_model(folder: str | PathLike[str]) -> bool:
 
 
 def write_text(
-    folder: str | PathLike[str], prompt: str, length: int, *, stop: Sequence[str] = (), seed: int = 0, **options: Any
+    folder: str | PathLike[str],
+    prompt: str,
+    length: int,
+    *,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    **options: Any,
 ) -> Iterator[str]:
     """Loads a model and writes up to `length` tokens after a prompt, until its end-of-text token; piece by piece.
 

@@ -27,14 +27,24 @@ from itertools import takewhile
 
 from jrnn.errors import GradientError, JrnnError, describe_op, near
 from jrnn.nets import registry
-from jrnn.nets.gradient_maker import Gradient, GradientMaker, GradientSlice, Token, Version, names_of, renamed
+from jrnn.nets.gradient_maker import (
+    Gradient,
+    GradientMaker,
+    GradientSlice,
+    Token,
+    Version,
+    names_of,
+    renamed,
+)
 from jrnn.nets.graph.rename import rename_in_workspace
 from jrnn.nets.graph.scope import binds, has_sub_nets, keeps_outputs
 from jrnn.nets.ir import DeviceOption, Net, Op
 
 SUM_TAG = "is_auto_gen_sum_ops:1"  # compat: marks the accumulating sums for Caffe2's memory planner
 
-Place = tuple[int, int]  # the position of a gradient operator in `_Pass.ops`, and of one of its outputs
+Place = tuple[
+    int, int
+]  # the position of a gradient operator in `_Pass.ops`, and of one of its outputs
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,9 @@ class _Pass:
         self.forward = list(forward)
         self.net_name = net_name
         self.ops: list[Op] = []  # the gradient operators so far
-        self.reading: dict[str, list[int]] = defaultdict(list)  # blob -> positions in `ops`, some of them outdated
+        self.reading: dict[str, list[int]] = defaultdict(
+            list
+        )  # blob -> positions in `ops`, some of them outdated
         self.writing: dict[str, list[int]] = defaultdict(list)
 
         # The versions of blobs in the forward pass.
@@ -98,16 +110,26 @@ class _Pass:
         self.outputs: list[list[Version]] = []
         self.last: dict[str, int] = dict.fromkeys(external, 0)  # blob -> number of its last version
         self.values: dict[Version, _Value] = defaultdict(_Value)
-        self.saved: dict[Version, str] = {}  # overwritten versions -> their copies, in the order of the first use
+        self.saved: dict[
+            Version, str
+        ] = {}  # overwritten versions -> their copies, in the order of the first use
 
         # Their gradients, in the order in which they arrive, and the blobs that hold these.
         self.gradients: dict[Version, Gradient] = {}
-        self.holders: dict[str, set[Version]] = defaultdict(set)  # blob -> the versions whose gradients it holds
+        self.holders: dict[str, set[Version]] = defaultdict(
+            set
+        )  # blob -> the versions whose gradients it holds
 
         for k, op in enumerate(self.forward):
             # Outputs that a branch or loop may leave unchanged count as inputs too, after those that the operator lists.
-            kept = [n for n in op.outputs if n in self.last and n not in op.inputs] if keeps_outputs(op) else []
-            self.inputs.append([Version(n, self.last.setdefault(n, 0)) for n in (*op.inputs, *kept)])
+            kept = (
+                [n for n in op.outputs if n in self.last and n not in op.inputs]
+                if keeps_outputs(op)
+                else []
+            )
+            self.inputs.append(
+                [Version(n, self.last.setdefault(n, 0)) for n in (*op.inputs, *kept)]
+            )
             for v in self.inputs[-1]:
                 self.values[v].readers.append(k)
             versions = []
@@ -117,7 +139,9 @@ class _Pass:
                 self.values[versions[-1]].writer = k
             self.outputs.append(versions)
         self.taken = set(self.last)  # names that no gradient may have
-        self.numbers: dict[str, int] = {}  # name -> a number such that `fresh` need not try smaller ones
+        self.numbers: dict[
+            str, int
+        ] = {}  # name -> a number such that `fresh` need not try smaller ones
 
     def fresh(self, name: str) -> str:
         """`name`, or `name_k` if a forward blob or another gradient has that name."""
@@ -125,8 +149,11 @@ class _Pass:
         free = name if k == 0 else f"{name}_{k - 1}"
         while free in self.taken or self.holders.get(free):
             if free in self.taken and self.numbers.get(name, 0) == k:
-                self.numbers[name] = k + 1  # it stays taken, other than a name that a gradient holds
-            free, k = f"{name}_{k}", k + 1
+                self.numbers[name] = (
+                    k + 1
+                )  # it stays taken, other than a name that a gradient holds
+            free = f"{name}_{k}"
+            k = k + 1
         self.taken.add(free)
         return free
 
@@ -155,9 +182,13 @@ class _Pass:
     def seed(self, ys: Mapping[str, Gradient | None]) -> None:
         for y, g in ys.items():
             if y not in self.last:
-                raise GradientError(f"net {self.net_name!r} has no blob {y!r} to differentiate{near(y, self.last)}")
+                raise GradientError(
+                    f"net {self.net_name!r} has no blob {y!r} to differentiate{near(y, self.last)}"
+                )
             v = Version(y, self.last[y])
-            self.values[v].readers.append(len(self.forward))  # the caller reads y after the last operator
+            self.values[v].readers.append(
+                len(self.forward)
+            )  # the caller reads y after the last operator
             if g is None:
                 name = self.fresh(y + "_autogen_grad")
                 self.emit(Op.of(registry.SEED, [y], [name], value=1.0))
@@ -177,13 +208,18 @@ class _Pass:
         answers: dict[int, Gradient] = {}
         emitted: list[Op] = []
         if maker is not None:
-            g = GradientMaker(op, self.inputs[index], self.outputs[index], arriving, self.value, self.fresh)
+            g = GradientMaker(
+                op, self.inputs[index], self.outputs[index], arriving, self.value, self.fresh
+            )
             maker(g)
             g.check_all_used()
-            answers, emitted = g.answers, g.emitted
+            answers = g.answers
+            emitted = g.emitted
             self.forward[index] = g.op
         elif registry.lookup(op.type).gradient == "forbidden":
-            raise GradientError(f"{op.type} has no gradient, and one arrives here; put a StopGradient before it")
+            raise GradientError(
+                f"{op.type} has no gradient, and one arrives here; put a StopGradient before it"
+            )
         elif registry.lookup(op.type).gradient != "stops":
             raise GradientError(
                 f"no gradient of {op.type} is registered, and one arrives here; register one with @gradient, or put a "
@@ -193,7 +229,9 @@ class _Pass:
             self.release(v)
         self._register(index, *self._name(index, emitted, answers))
 
-    def _name(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> tuple[list[Op], dict[int, Gradient]]:
+    def _name(
+        self, index: int, emitted: list[Op], answers: dict[int, Gradient]
+    ) -> tuple[list[Op], dict[int, Gradient]]:
         """Replaces each token by its usual name, or by a fresh one if a blob of that name is in use."""
         names: dict[str, str] = {}
         answered = {name for answer in answers.values() for name in names_of(answer)}
@@ -218,7 +256,9 @@ class _Pass:
         if self.values[v].given == usual:
             return self.fresh(usual + "_accum")  # compat: the name that Caffe2's recurrent nets use
         in_use |= usual in self.taken or not self.holders[usual] <= {v}
-        in_use |= usual in self.values[v].passed  # a term of the same sum that a maker passed through
+        in_use |= (
+            usual in self.values[v].passed
+        )  # a term of the same sum that a maker passed through
         return self.fresh(usual + "_auto") if in_use else usual
 
     def _register(self, index: int, emitted: list[Op], answers: dict[int, Gradient]) -> None:
@@ -246,7 +286,8 @@ class _Pass:
     def accumulate(self, index: int) -> None:
         """Sums the gradients of each blob that operator `index` is the first to read. No more gradients of it can arrive."""
         for v in dict.fromkeys(self.inputs[index]):
-            value, terms = self.values[v], self.values[v].terms
+            value = self.values[v]
+            terms = self.values[v].terms
             if value.readers[0] != index or len(terms) < 2:
                 continue
             sparse = [isinstance(t.gradient, GradientSlice) for t in terms]
@@ -257,7 +298,8 @@ class _Pass:
                 )
             self.release(v)
             g = self._concatenate(v, terms) if all(sparse) else self._sum(v, terms)
-            value.terms, value.passed = [], set()
+            value.terms = []
+            value.passed = set()
             self._add(v, _Term(g, (None,) * len(names_of(g))))
 
     def _base_name(self, v: Version, terms: list[_Term]) -> str:
@@ -268,13 +310,19 @@ class _Pass:
         for t in terms:
             for name, place in zip(names_of(t.gradient), t.places):
                 if place is not None:
-                    return name.removesuffix("_indices").removesuffix("_values") if len(t.places) == 2 else name
+                    return (
+                        name.removesuffix("_indices").removesuffix("_values")
+                        if len(t.places) == 2
+                        else name
+                    )
         return self.fresh(v.name + "_grad")
 
     def _split(self, terms: list[_Term], which: int, kept: int) -> list[str]:
         """Renames blob `which` of each term that a gradient operator writes, except for the first `kept`. Returns all."""
         names = [names_of(t.gradient)[which] for t in terms]
-        written = [(k, place) for k, t in enumerate(terms) if (place := t.places[which]) is not None]
+        written = [
+            (k, place) for k, t in enumerate(terms) if (place := t.places[which]) is not None
+        ]
         for count, (k, place) in enumerate(written[kept:]):
             names[k] = self._rename(place, count)
         return names
@@ -285,18 +333,26 @@ class _Pass:
         op = self.ops[k]
         old = op.outputs[j]
         name = self.fresh(f"_{old}_autosplit_{count}")
-        self.taken.discard(name)  # compat: other versions of the blob get this name too, after this sum has read it
+        self.taken.discard(
+            name
+        )  # compat: other versions of the blob get this name too, after this sum has read it
         self.numbers.pop(f"_{old}_autosplit_{count}", None)
         self.ops[k] = rename_in_workspace(
-            replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])), {old: name}, top=False
+            replace(op, outputs=(*op.outputs[:j], name, *op.outputs[j + 1 :])),
+            {old: name},
+            top=False,
         )
         insort(self.writing[name], k)
         # Operators of the same maker may read what it wrote, until the blob is overwritten.
-        writes, reads = (places[old][bisect_right(places[old], k) :] for places in (self.writing, self.reading))
+        writes, reads = (
+            places[old][bisect_right(places[old], k) :] for places in (self.writing, self.reading)
+        )
         last = next((after for after in writes if old in self.ops[after].outputs), len(self.ops))
         for after in takewhile(lambda after: after <= last, reads):
             reader = self.ops[after]
-            self.ops[after] = replace(reader, inputs=tuple(name if n == old else n for n in reader.inputs))
+            self.ops[after] = replace(
+                reader, inputs=tuple(name if n == old else n for n in reader.inputs)
+            )
             insort(self.reading[name], after)
         return name
 
@@ -315,7 +371,12 @@ class _Pass:
         joined = []
         for which, kind in enumerate(("indices", "values")):
             name = f"{base}_{kind}_concat"
-            joining = Op.of(registry.CONCATENATE, self._split(terms, which, kept=0), [name, name + "_split"], axis=0)
+            joining = Op.of(
+                registry.CONCATENATE,
+                self._split(terms, which, kept=0),
+                [name, name + "_split"],
+                axis=0,
+            )
             self.emit(self._tagged(joining, terms))
             joined.append(name)
         return GradientSlice(*joined)
@@ -338,7 +399,11 @@ class _Pass:
 
 
 def backward_pass(
-    ops: Iterable[Op], ys: Mapping[str, Gradient | None], net_name: str = "", *, external: Iterable[str] = ()
+    ops: Iterable[Op],
+    ys: Mapping[str, Gradient | None],
+    net_name: str = "",
+    *,
+    external: Iterable[str] = (),
 ) -> BackwardPass:
     """Generates the gradient operators of `ops`.
 
@@ -363,16 +428,22 @@ def backward_pass(
             state.differentiate(index)
             state.accumulate(index)
         except JrnnError as e:
-            raise e.at(describe_op(index, op.type, op.outputs, net_name), op.outputs) from e.__cause__
+            raise e.at(
+                describe_op(index, op.type, op.outputs, net_name), op.outputs
+            ) from e.__cause__
     gradients: dict[str, Gradient] = {}
-    for v in sorted(state.gradients, key=lambda v: -v.number):  # the first version of a blob comes last and stays
+    for v in sorted(
+        state.gradients, key=lambda v: -v.number
+    ):  # the first version of a blob comes last and stays
         overwrites_external = v.number > 0 and state.values[Version(v.name, 0)].writer is None
         if not overwrites_external:
             gradients[v.name] = state.gradients[v]
     return BackwardPass(state.forward_with_saves(), tuple(state.ops), gradients)
 
 
-def add_gradients(net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]) -> tuple[Net, dict[str, Gradient]]:
+def add_gradients(
+    net: Net, ys: Iterable[str] | Mapping[str, Gradient | None]
+) -> tuple[Net, dict[str, Gradient]]:
     """Appends to a net the operators that compute gradients of `ys`.
 
     Args:

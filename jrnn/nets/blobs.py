@@ -46,13 +46,17 @@ def as_blob(name: str, value: Any) -> Any:
     if not isinstance(value, np.ndarray) or value.dtype.kind in "iubOSU":
         return value
     if value.dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]
-        raise NetError(f"blob {name!r} is float64, but JAX's 64-bit types are disabled; pass float32, or set jax_enable_x64")
+        raise NetError(
+            f"blob {name!r} is float64, but JAX's 64-bit types are disabled; pass float32, or set jax_enable_x64"
+        )
     return jnp.asarray(value)
 
 
 def as_numpy(value: Any) -> Any:
     """An array of JAX as one of numpy; random keys stay."""
-    is_numbers = isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    is_numbers = isinstance(value, jax.Array) and not jnp.issubdtype(
+        value.dtype, jax.dtypes.prng_key
+    )
     return np.asarray(value) if is_numbers else value
 
 

@@ -67,11 +67,15 @@ class NetBuilder:
         self._ops: list[Op] = []
         self._inputs: dict[str, None] = {}
         self._written: dict[str, None] = {}
-        self._ever_written: set[str] = set()  # every name ever written, including those local to a block
+        self._ever_written: set[str] = (
+            set()
+        )  # every name ever written, including those local to a block
         self._params: dict[str, Param] = parent._params if parent else {}
         self._counts: dict[str, int] = {}
         self._loop: _OpenLoop | None = None  # while the innermost open block is a while block
-        self._last_if: tuple[Op, int] | None = None  # the last If, and the number of operators right after it
+        self._last_if: tuple[Op, int] | None = (
+            None  # the last If, and the number of operators right after it
+        )
 
     # names
 
@@ -109,7 +113,9 @@ class NetBuilder:
         self._inputs[name] = None
         return name
 
-    def param(self, name: str, shape: Iterable[int], fill: str = "XavierFill", **fill_args: Any) -> str:
+    def param(
+        self, name: str, shape: Iterable[int], fill: str = "XavierFill", **fill_args: Any
+    ) -> str:
         """Declares a parameter under the open scopes. The operator `fill` initializes it. Returns its name.
 
         A second declaration of the same name and shape returns the same parameter.
@@ -118,14 +124,17 @@ class NetBuilder:
             NetError: if the name is declared with another shape, or `fill` is not an operator.
             OpError: if `fill` does not take `fill_args`.
         """
-        full, dims = self.scoped(name), tuple(int(d) for d in shape)
+        full = self.scoped(name)
+        dims = tuple(int(d) for d in shape)
         known = self._params.get(full)
         if known is None:
             init = Op.of(fill, [], [full], shape=dims, **fill_args)
             _check(0, init, "init")
             self._params[full] = Param(full, dims, init)
         elif known.shape != dims:
-            raise NetError(f"parameter {full!r} is declared with shape {dims}, but exists with shape {known.shape}")
+            raise NetError(
+                f"parameter {full!r} is declared with shape {dims}, but exists with shape {known.shape}"
+            )
         return full
 
     def add(self, op: Op) -> tuple[str, ...]:
@@ -152,7 +161,11 @@ class NetBuilder:
         return op.outputs
 
     def op(
-        self, type: str, inputs: str | Iterable[str], outputs: str | Iterable[str] | int | None = None, **args: Any
+        self,
+        type: str,
+        inputs: str | Iterable[str],
+        outputs: str | Iterable[str] | int | None = None,
+        **args: Any,
     ) -> Any:
         """Appends an operator.
 
@@ -201,7 +214,9 @@ class NetBuilder:
         ['Copy', 'CreateScope', 'CreateScope', 'If']
         """
         if not self.defines(condition):
-            raise NetError(f"net {self.name!r}: the condition {condition!r} of an if block is not defined")
+            raise NetError(
+                f"net {self.name!r}: the condition {condition!r} of an if block is not defined"
+            )
         with self._block() as ops:
             yield
         then = self._do("then", ops, "workspace_if_then")
@@ -222,7 +237,9 @@ class NetBuilder:
         otherwise = self._do("else", ops, "workspace_if_else")
         inputs = dict.fromkeys([*op.inputs, *otherwise.external_inputs])
         outputs = dict.fromkeys([*op.outputs, *otherwise.external_outputs])
-        self.add(Op.of(registry.IF, inputs, outputs, then_net=op.arg("then_net"), else_net=otherwise))
+        self.add(
+            Op.of(registry.IF, inputs, outputs, then_net=op.arg("then_net"), else_net=otherwise)
+        )
 
     @contextmanager
     def while_(self) -> Iterator[None]:
@@ -241,13 +258,17 @@ class NetBuilder:
         with self._block(loop) as ops:
             yield
         if loop.condition is None:
-            raise NetError(f"net {self.name!r}: a while_() block must begin with a condition() block, but has none")
+            raise NetError(
+                f"net {self.name!r}: a while_() block must begin with a condition() block, but has none"
+            )
         if not self.defines(loop.blob):
             self.add(Op.of(registry.SEED, [], [loop.blob], shape=[1], dtype=BOOL, value=0))
         body = self._do("loop_body", ops, "workspace_loop_body", copy_external_blobs=1)
         condition = self._do("loop_condition", loop.condition, "workspace_loop_cond")
         outputs = dict.fromkeys([*body.external_outputs, *condition.external_outputs])
-        inputs = dict.fromkeys([loop.blob, *body.external_inputs, *condition.external_inputs, *outputs])
+        inputs = dict.fromkeys(
+            [loop.blob, *body.external_inputs, *condition.external_inputs, *outputs]
+        )
         self.add(Op.of(registry.WHILE, inputs, outputs, loop_net=body, cond_net=condition))
 
     @contextmanager
@@ -255,19 +276,26 @@ class NetBuilder:
         """Opens the condition of a while block. Its last operator must have one output, which is the condition."""
         loop = self._loop
         if loop is None or loop.condition is not None or self._ops:
-            raise NetError(f"net {self.name!r}: condition() must come once, at the start of a while_() block")
+            raise NetError(
+                f"net {self.name!r}: condition() must come once, at the start of a while_() block"
+            )
         with self._block() as ops:
             yield
         if not ops or len(ops[-1].outputs) != 1:
-            raise NetError(f"net {self.name!r}: the last operator of a condition() block must have exactly one output")
-        loop.condition, loop.blob = ops, ops[-1].outputs[0]
+            raise NetError(
+                f"net {self.name!r}: the last operator of a condition() block must have exactly one output"
+            )
+        loop.condition = ops
+        loop.blob = ops[-1].outputs[0]
 
     @contextmanager
     def _block(self, loop: _OpenLoop | None = None) -> Iterator[list[Op]]:
         """Collects the operators that are added in a block, and forgets the blobs that they write when the block ends."""
         outside = self._ops, dict(self._written), self._loop
         ops: list[Op] = []
-        self._ops, self._loop, self._last_if = ops, loop, None
+        self._ops = ops
+        self._loop = loop
+        self._last_if = None
         try:
             yield ops
         finally:
@@ -283,7 +311,9 @@ class NetBuilder:
         inputs, outputs = get_external_blob_names(net, visible)
         net = replace(net, external_inputs=tuple(inputs), external_outputs=tuple(outputs))
         outer = [*inputs, *outputs]
-        names = list(dict.fromkeys(outer))  # a blob that is both read and written is bound once, to its input
+        names = list(
+            dict.fromkeys(outer)
+        )  # a blob that is both read and written is bound once, to its input
         bound = {"inner_blobs": names, "outer_blobs_idx": [outer.index(n) for n in names]}
         do = Op.of(registry.DO, [*inputs, scope], [*outputs, scope], net=net, **bound, **args)
         return Net(f"do_{name}_net", (do,), do.inputs, do.outputs)
@@ -310,7 +340,9 @@ class NetBuilder:
         wanted = tuple(outputs)
         for name in wanted:
             if not self.defines(name):
-                raise NetError(f"net {self.name!r} has no blob {name!r} to use as an output{near(name, self._written)}")
+                raise NetError(
+                    f"net {self.name!r} has no blob {name!r} to use as an output{near(name, self._written)}"
+                )
         return Net(self.name, self.ops, self.external_inputs, wanted, type)
 
     def build_init(self) -> Net:

@@ -69,9 +69,11 @@ class GradientMaker:
         fresh: Callable[[str], str],
     ):
         self.op = op
-        self._inputs, self._outputs = inputs, outputs
+        self._inputs = inputs
+        self._outputs = outputs
         self._grad_outputs = list(arriving)
-        self._value, self._fresh = value, fresh
+        self._value = value
+        self._fresh = fresh
         self._asked: set[int] = set()
         self.emitted: list[Op] = []
         self.answers: dict[int, Gradient] = {}
@@ -101,14 +103,18 @@ class GradientMaker:
     def grad_output(self, k: int) -> str:
         """The gradient that arrives at output `k`, or zeros if there is none. Raises GradientError if it is sparse."""
         name = self.op.outputs[k]
-        if not self.has_grad_output(k):  # the loss does not depend on this output; Caffe2 raises here
+        if not self.has_grad_output(
+            k
+        ):  # the loss does not depend on this output; Caffe2 raises here
             zero = self.temporary(name + "_grad_zero")
             self.emit(registry.SEED, [self.output(k)], [zero], copy_args=False, value=0.0)
             self._grad_outputs[k] = zero
         gradient = self._grad_outputs[k]
         assert gradient is not None
         if isinstance(gradient, GradientSlice):
-            raise GradientError(f"the gradient of output {name!r} is sparse; the gradient operator needs a dense one")
+            raise GradientError(
+                f"the gradient of output {name!r} is sparse; the gradient operator needs a dense one"
+            )
         return gradient
 
     def grad_output_slice(self, k: int) -> Gradient | None:
@@ -152,7 +158,14 @@ class GradientMaker:
         self.op = op
 
     def emit(
-        self, type: str, inputs: Iterable[str], outputs: Iterable[str], /, *, copy_args: bool = True, **args: Any
+        self,
+        type: str,
+        inputs: Iterable[str],
+        outputs: Iterable[str],
+        /,
+        *,
+        copy_args: bool = True,
+        **args: Any,
     ) -> None:
         """Adds a gradient operator, with the forward operator's device, engine and (if `copy_args`) arguments."""
         op = Op.of(type, inputs, outputs, **args)

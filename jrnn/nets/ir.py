@@ -47,14 +47,19 @@ class Numbers(Sequence[Any]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Numbers):
-            return self._values.dtype == other._values.dtype and self._values.tobytes() == other._values.tobytes()
+            return (
+                self._values.dtype == other._values.dtype
+                and self._values.tobytes() == other._values.tobytes()
+            )
         return isinstance(other, tuple) and tuple(self) == other
 
     def __hash__(self) -> int:
         return hash(tuple(self))  # the tuple's hash, because a Numbers may equal a tuple
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self[:8])) + (f", ... {len(self)} in all" if len(self) > 8 else "")
+        shown = ", ".join(map(repr, self[:8])) + (
+            f", ... {len(self)} in all" if len(self) > 8 else ""
+        )
         return f"({shown})"
 
 
@@ -117,7 +122,9 @@ class Arg:
         try:
             return tuple(v.decode() for v in values if isinstance(v, bytes))
         except UnicodeDecodeError as e:
-            raise NetError(f"argument {self.name!r} holds a blob name that is not UTF-8: {e.object[:40]!r}") from None
+            raise NetError(
+                f"argument {self.name!r} holds a blob name that is not UTF-8: {e.object[:40]!r}"
+            ) from None
 
 
 def _encode(name: str, value: Any) -> tuple[str, ArgValue]:
@@ -175,7 +182,9 @@ class Op:
     extra: bytes = field(default=b"", repr=False)
 
     @classmethod
-    def of(cls, type: str, inputs: Iterable[str] = (), outputs: Iterable[str] = (), /, **args: Any) -> Op:
+    def of(
+        cls, type: str, inputs: Iterable[str] = (), outputs: Iterable[str] = (), /, **args: Any
+    ) -> Op:
         """An operator from Python values. Arguments that are None are omitted.
 
         >>> Op.of("FC", ["x", "w", "b"], ["y"], axis=2).arg("axis")
@@ -203,7 +212,11 @@ class Op:
 
     def with_args(self, changes: Mapping[str, Any]) -> Op:
         """The same operator with arguments replaced in place or appended. Those whose new value is None are removed."""
-        new = {n: v if isinstance(v, Arg) else Arg.of(n, v) for n, v in changes.items() if v is not None}
+        new = {
+            n: v if isinstance(v, Arg) else Arg.of(n, v)
+            for n, v in changes.items()
+            if v is not None
+        }
         kept = [new.pop(a.name, a) for a in self.args if a.name in new or a.name not in changes]
         return replace(self, args=(*kept, *new.values()))
 
@@ -281,7 +294,9 @@ class ExecutionStep:
     @property
     def side_by_side(self) -> bool:
         """Whether the substeps may run concurrently."""
-        return (self.num_concurrent_instances or 1) > 1 or (bool(self.concurrent_substeps) and len(self.substeps) > 1)
+        return (self.num_concurrent_instances or 1) > 1 or (
+            bool(self.concurrent_substeps) and len(self.substeps) > 1
+        )
 
     def network_names(self) -> Iterator[str]:
         """The names of the nets that the step and its substeps run, in order, with duplicates."""

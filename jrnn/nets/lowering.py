@@ -33,7 +33,9 @@ from jrnn.nets.schedule import Schedule, ScheduledOp, schedule
 
 Blobs = dict[str, Any]
 _FEW = 64  # elements; values of so many integers are compared
-RECOMPUTED = "computed again"  # the name that `checkpoint_name` gives to the blobs in Context.recompute
+RECOMPUTED = (
+    "computed again"  # the name that `checkpoint_name` gives to the blobs in Context.recompute
+)
 
 
 @jax.tree_util.register_static
@@ -94,7 +96,14 @@ class Context:
     def step(self, timestep: Any, salt: str, recompute: Iterable[str] = ()) -> Context:
         """The context of one step of a recurrent network in this run. `salt` gives each network its own random numbers."""
         key = None if self.key is None else self._fold(self.key, salt)
-        return replace(self, key=key, eager=False, timestep=timestep, unread=frozenset(), recompute=frozenset(recompute))
+        return replace(
+            self,
+            key=key,
+            eager=False,
+            timestep=timestep,
+            unread=frozenset(),
+            recompute=frozenset(recompute),
+        )
 
     def op_key(self, op: Op) -> Any:
         """The operator's own key, a function of the run's key, the operator's outputs and the timestep.
@@ -116,13 +125,18 @@ class Context:
 def _check_given(scheduled: Schedule, env: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
     for name in (n for n in scheduled.required if n not in env and n not in outer):
         reader = next(s for s in scheduled.steps if name in s.op.inputs)
-        writer = next((s for s in scheduled.steps if name in s.op.outputs and s.index >= reader.index), None)
+        writer = next(
+            (s for s in scheduled.steps if name in s.op.outputs and s.index >= reader.index), None
+        )
         if writer is not None:
             raise NetError(
                 f"{reader.where}: reads blob {name!r}, which is first written by op #{writer.index} {writer.op.type}; the "
                 f"operators form a cycle or are out of order, or {name!r} must be given"
             )
-        known = [*env, *(o for s in scheduled.steps[: scheduled.steps.index(reader)] for o in s.op.outputs)]
+        known = [
+            *env,
+            *(o for s in scheduled.steps[: scheduled.steps.index(reader)] for o in s.op.outputs),
+        ]
         raise NetError(
             f"{reader.where}: reads blob {name!r}, which no operator writes and which was not given{near(name, known)}"
         )
@@ -145,8 +159,18 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
                 f"{step.where}: needs the values of its inputs to know the shape of its output, but they are traced; run "
                 "the net with run_net, or give those blobs as numpy integer arrays from outside the jitted function"
             ) from e
-        except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError, jax.errors.JaxRuntimeError) as e:
-            given = ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(step.op.inputs, inputs)) or "none"
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            MemoryError,
+            jax.errors.JaxRuntimeError,
+        ) as e:
+            given = (
+                ", ".join(f"{n!r} {describe_value(v)}" for n, v in zip(step.op.inputs, inputs))
+                or "none"
+            )
             reason = str(e).strip().partition("\n")[0].rstrip(".") or type(e).__name__
             raise OpError(f"{step.where}: {reason}; inputs: {given}") from e
         assert len(results) >= len(step.op.outputs), f"{step.where}: {len(results)} results"
@@ -161,10 +185,14 @@ def execute(scheduled: Schedule, blobs: Mapping[str, Any], context: Context) -> 
 def _check_not_freed(step: ScheduledOp, inputs: Iterable[Any]) -> None:
     for name, value in zip(step.op.inputs, inputs):
         if isinstance(value, Freed) and not step.definition.frees:
-            raise NetError(f"reads blob {name!r}, which {value.by} has freed; free it after its last reader")
+            raise NetError(
+                f"reads blob {name!r}, which {value.by} has freed; free it after its last reader"
+            )
 
 
-def _call(step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, held: int) -> tuple[Any, ...]:
+def _call(
+    step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, held: int
+) -> tuple[Any, ...]:
     offered: dict[str, Callable[[], Any]] = {
         "key": lambda: context.op_key(step.op),
         "op": lambda: step.op,
@@ -181,7 +209,10 @@ def _call(step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, he
     may_be_static = inputs and not definition.random and "context" not in definition.reserved
     static = may_be_static and all(map(is_static, inputs))
     if static:
-        with jax.ensure_compile_time_eval(), jax.enable_x64(True):  # the check too: JAX keeps what it traces
+        with (
+            jax.ensure_compile_time_eval(),
+            jax.enable_x64(True),
+        ):  # the check too: JAX keeps what it traces
             _check_memory(step, inputs, kwargs, forward, context, held)
             return tuple(map(as_static, forward()))
     if context.eager:
@@ -189,7 +220,9 @@ def _call(step: ScheduledOp, inputs: list[Any], env: Blobs, context: Context, he
     with jax.named_scope(step.op.type):
         results = forward()
     if context.eager:
-        jax.block_until_ready([r for r in results if isinstance(r, jax.Array)])  # raises here, and not where it is read
+        jax.block_until_ready(
+            [r for r in results if isinstance(r, jax.Array)]
+        )  # raises here, and not where it is read
     elif context.options.max_bytes is not None:
         check_results(results, step.op.outputs, context.options.max_bytes)
     if definition.gradient == "stops":  # as in the backward net that autodiff generates
@@ -228,9 +261,13 @@ def _call_key(type: str, inputs: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the shapes of a call's results depend on; None if it cannot be compared quickly."""
     shapes = []
     for x in inputs:
-        if not isinstance(x, (np.ndarray, jax.Array)) or (x.dtype.kind in "iubOSU" and x.size > _FEW):
+        if not isinstance(x, (np.ndarray, jax.Array)) or (
+            x.dtype.kind in "iubOSU" and x.size > _FEW
+        ):
             return None
-        shapes.append((x.shape, x.dtype, np.asarray(x).tobytes() if x.dtype.kind in "iub" else None))
+        shapes.append(
+            (x.shape, x.dtype, np.asarray(x).tobytes() if x.dtype.kind in "iub" else None)
+        )
     key = type, tuple(shapes), tuple(kwargs.items())
     try:
         hash(key)
@@ -278,7 +315,9 @@ def run_net(
     {'y': array([2., 4.], dtype=float32)}
     """
     if not isinstance(blobs, Mapping):
-        raise NetError(f"net {net.name!r}: the blobs are a {type(blobs).__name__}; give a dict of arrays by name")
+        raise NetError(
+            f"net {net.name!r}: the blobs are a {type(blobs).__name__}; give a dict of arrays by name"
+        )
     most = available() if max_bytes is None else max_bytes
     options = LoweringOptions(max_iterations=max_iterations, wide=wide, files=files, max_bytes=most)
     with jax.enable_x64(True):
@@ -286,7 +325,11 @@ def run_net(
         net = without_sources(net, given if fed is None else fed)
         env = execute(schedule(net), given, Context(options, key, eager=True))
         written = dict.fromkeys(o for op in net.ops for o in op.outputs)
-        return {name: jax.tree.map(as_numpy, env[name]) for name in written if not isinstance(env[name], Freed)}
+        return {
+            name: jax.tree.map(as_numpy, env[name])
+            for name in written
+            if not isinstance(env[name], Freed)
+        }
 
 
 def to_jax(
@@ -329,8 +372,12 @@ def to_jax(
     def fn(blobs: Mapping[str, Any], *, key: Any = None) -> Blobs:
         given = {name: as_blob(name, value) for name, value in blobs.items()}
         most = available() if max_bytes is None else max_bytes
-        env = execute(scheduled, given, Context(LoweringOptions(trips, wide=wide, max_bytes=most), key))
-        results = {name: env[name] for name in wanted if name in env and not isinstance(env[name], Freed)}
+        env = execute(
+            scheduled, given, Context(LoweringOptions(trips, wide=wide, max_bytes=most), key)
+        )
+        results = {
+            name: env[name] for name in wanted if name in env and not isinstance(env[name], Freed)
+        }
         for name in wanted:
             if name not in results and not (everything and name in env):
                 raise NetError(unwritten_output(net, name))
@@ -379,14 +426,20 @@ def infer_shapes(
         NetError, OpError: as `run_net` does.
     """
     net = without_sources(net, blobs)  # and without operators that free blobs, which had shapes
-    scheduled = schedule(replace(net, ops=tuple(op for op in net.ops if not registry.frees(op.type))))
+    scheduled = schedule(
+        replace(net, ops=tuple(op for op in net.ops if not registry.frees(op.type)))
+    )
     concrete = {n: v for n, v in blobs.items() if is_static(v)}
     abstract = {n: v for n, v in blobs.items() if n not in concrete}
 
     def run(given: Blobs) -> Blobs:
         env = execute(scheduled, {**concrete, **given}, Context(LoweringOptions(wide=wide), key))
         arrays = {n: v for n, v in env.items() if hasattr(v, "dtype")}
-        return {n: v for n, v in arrays.items() if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")}
+        return {
+            n: v
+            for n, v in arrays.items()
+            if not (isinstance(v, np.ndarray) and v.dtype.kind in "OSU")
+        }
 
     with jax.enable_x64(True):
         shapes: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(run, abstract)

@@ -29,7 +29,9 @@ def size_of(x: Any) -> int:
     """
     if not hasattr(x, "dtype") or not hasattr(x, "shape"):
         return 0
-    sizes = [d for d in x.shape if isinstance(d, (int, np.integer))]  # others are JAX's symbolic sizes
+    sizes = [
+        d for d in x.shape if isinstance(d, (int, np.integer))
+    ]  # others are JAX's symbolic sizes
     return math.prod(max(int(d), 1) for d in sizes) * getattr(x.dtype, "itemsize", 8)
 
 
@@ -44,7 +46,9 @@ def check_size(shape: Iterable[int], dtype: Any) -> tuple[int, ...]:
         raise OpError(f"shape {list(shape)} has a negative dimension")
     size = size_of(jax.ShapeDtypeStruct(shape, np.dtype(dtype)))
     if size > (LARGEST_FILL if math.prod(shape) else _LARGEST):
-        raise OpError(f"shape {list(shape)} takes {size} bytes; an operator fills at most {LARGEST_FILL}")
+        raise OpError(
+            f"shape {list(shape)} takes {size} bytes; an operator fills at most {LARGEST_FILL}"
+        )
     return shape
 
 

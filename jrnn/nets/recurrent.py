@@ -89,13 +89,21 @@ def recurrent_net(
     prefix = scope or b.fresh("recurrent")
     wires = _Wires.of(step_net, inputs, initial_states, links, prefix, outputs, without_gradient)
     references = wires.references(timestep)
-    op_inputs = (*dict.fromkeys(blob for _, blob in inputs), *(s.initial for s in wires.states), *references)
+    op_inputs = (
+        *dict.fromkeys(blob for _, blob in inputs),
+        *(s.initial for s in wires.states),
+        *references,
+    )
     states = [RecurrentState(s.new + "_all", s.new + "_last") for s in wires.states]
     collected = [RecurrentState(name + "_all") for name in outputs]
     of_states = [name for s in states for name in (s.all, s.last)]
     op_outputs = (*of_states, *(c.all for c in collected), prefix + "/step_workspaces")
-    links_forward = [link for s in wires.states for link in ((s.previous, s.slots, 0), (s.new, s.slots, 1))]
-    links_forward += [(inner, sequence, 0) for inner, sequence in inputs]  # (blob of the step net, outer blob, offset)
+    links_forward = [
+        link for s in wires.states for link in ((s.previous, s.slots, 0), (s.new, s.slots, 1))
+    ]
+    links_forward += [
+        (inner, sequence, 0) for inner, sequence in inputs
+    ]  # (blob of the step net, outer blob, offset)
     links_forward += [(name, c.all, 0) for name, c in zip(outputs, collected)]
     backward: dict[str, Any] = {}
     step = replace(step_net, type="simple")
@@ -106,12 +114,19 @@ def recurrent_net(
         backward = _backward_args(step, result, wires, references, op_inputs, set(recompute))
         passing = outputs_with_grads
         if passing is None:
-            stops = [s.previous in wires.stopped for s in wires.states for _ in range(2)]  # twice: all and last
+            stops = [
+                s.previous in wires.stopped for s in wires.states for _ in range(2)
+            ]  # twice: all and last
             passing = [k for k, stop in enumerate(stops) if not stop]
-        passing = (*passing, *(len(of_states) + k for k, name in enumerate(outputs) if name not in wires.stopped))
+        passing = (
+            *passing,
+            *(len(of_states) + k for k, name in enumerate(outputs) if name not in wires.stopped),
+        )
         backward |= {"outputs_with_grads": passing, "recompute_blobs_on_backward": recompute}
     args = {
-        "alias_src": [s.slots for s in wires.states for _ in range(2)],  # of `all`, from slot 1, and `last`, slot -1
+        "alias_src": [
+            s.slots for s in wires.states for _ in range(2)
+        ],  # of `all`, from slot 1, and `last`, slot -1
         "alias_dst": of_states,
         "alias_offset": [1, -1] * len(states),
         "recurrent_states": [s.slots for s in wires.states],
@@ -146,20 +161,28 @@ def unrolled_net(
         NetError: if blobs are missing, misplaced or not linked, or `steps` is below 1.
     """
     if steps < 1:
-        raise NetError(f"unrolled net of {step_net.name!r}: steps is {steps}; it must be at least 1")
+        raise NetError(
+            f"unrolled net of {step_net.name!r}: steps is {steps}; it must be at least 1"
+        )
     wires = _Wires.of(step_net, inputs, initial_states, links, step_net.name)
     slices = {
-        inner: b.add(Op.of("Split", [sequence], [f"{sequence}_timestep_{t}" for t in range(steps)], axis=0))
+        inner: b.add(
+            Op.of("Split", [sequence], [f"{sequence}_timestep_{t}" for t in range(steps)], axis=0)
+        )
         for inner, sequence in inputs
     }
     written = dict.fromkeys(o for op in step_net.ops for o in op.outputs)
-    now = {s.previous: s.initial for s in wires.states}  # the blobs that hold the states before step t
+    now = {
+        s.previous: s.initial for s in wires.states
+    }  # the blobs that hold the states before step t
     blobs_of: dict[str, list[str]] = {s.new: [] for s in wires.states}
     for t in range(steps):
         names = {name: f"timestep_{t}/{name}" for name in written} | now
         names |= {inner: blobs[t] for inner, blobs in slices.items()}
         if timestep in step_net.external_inputs:
-            index = Op.of("ConstantFill", [], [f"timestep_{t}/{timestep}"], shape=[1], value=t, dtype=2)
+            index = Op.of(
+                "ConstantFill", [], [f"timestep_{t}/{timestep}"], shape=[1], value=t, dtype=2
+            )
             names[timestep] = b.add(index)[0]
         for op in step_net.ops:
             b.add(rename_in_op(op, names, names))
@@ -167,7 +190,10 @@ def unrolled_net(
         for s in wires.states:
             blobs_of[s.new].append(names[s.new])
     states = [
-        RecurrentState(b.add(Op.of("Concat", blobs, [f"{new}_concat", f"{new}_concat_info"], axis=0))[0], blobs[-1])
+        RecurrentState(
+            b.add(Op.of("Concat", blobs, [f"{new}_concat", f"{new}_concat_info"], axis=0))[0],
+            blobs[-1],
+        )
         for new, blobs in blobs_of.items()
     ]
     for k, name in enumerate(name for s in states for name in (s.all, s.last)):
@@ -193,7 +219,10 @@ def retrieve_step_blobs(
         NetError, OpError: as `run_net` does.
     """
     networks = [op for op in net.ops if op.type == "RecurrentNetwork"]
-    fetchers = tuple(Op.of(FETCHER, [op.outputs[-1]], [f"{prefix}_{k}"], prefix=prefix) for k, op in enumerate(networks, 1))
+    fetchers = tuple(
+        Op.of(FETCHER, [op.outputs[-1]], [f"{prefix}_{k}"], prefix=prefix)
+        for k, op in enumerate(networks, 1)
+    )
     got = run_net(replace(net, ops=net.ops + fetchers), blobs, key=key)
     values: dict[str, np.ndarray] = {}
     for op in networks:
@@ -250,7 +279,11 @@ class _Wires:
                 )
         for name in outputs:
             if name not in written or name in links.values():
-                why = "is the new value of a state" if name in written else f"is not written{near(name, written)}"
+                why = (
+                    "is the new value of a state"
+                    if name in written
+                    else f"is not written{near(name, written)}"
+                )
                 raise NetError(f"{where}: output {name!r} of the step net {why}")
         stopped = frozenset(without_gradient)
         choices = [*(inner for inner, _ in inputs), *previous, *outputs]
@@ -259,7 +292,9 @@ class _Wires:
                 f"{where}: without_gradient lists {name!r}, which is not an input, previous state or output"
                 f"{near(name, choices)}"
             )
-        states = [_State(p, links[p], initial, f"{prefix}/{p}_states") for p, initial in initial_states]
+        states = [
+            _State(p, links[p], initial, f"{prefix}/{p}_states") for p, initial in initial_states
+        ]
         return cls(step_net, inputs, states, outputs, stopped)
 
     @property
@@ -304,14 +339,23 @@ def _backward_args(
     for op in recomputed:
         rest = [o for o in op.outputs if o not in recompute]
         if rest:
-            raise NetError(f"{op.type} writes {list(op.outputs)} at once; recompute_blobs_on_backward must also list {rest}")
+            raise NetError(
+                f"{op.type} writes {list(op.outputs)} at once; recompute_blobs_on_backward must also list {rest}"
+            )
     ops = (*writers(recomputed, reads(Net(ops=result.ops))), *result.ops)
     undefined = set(reads(Net(ops=ops)))
     of_states = (name for s in wires.states for name in (s.previous, s.new))
     own = {*of_states, *dict(wires.inputs), *step.external_inputs}
     written = dict.fromkeys(o for op in step.ops for o in op.outputs)
-    stored = [n for n in written if n in undefined and n not in own and n not in step.external_outputs]
-    external = (*stored, *(n + "_grad" for n in wires.seeds), *step.external_inputs, *step.external_outputs)
+    stored = [
+        n for n in written if n in undefined and n not in own and n not in step.external_outputs
+    ]
+    external = (
+        *stored,
+        *(n + "_grad" for n in wires.seeds),
+        *step.external_inputs,
+        *step.external_outputs,
+    )
     computed = {o for op in ops for o in op.outputs}
     links = []
     for s in wires.states:
@@ -323,16 +367,25 @@ def _backward_args(
     for inner, sequence in wires.inputs:
         if inner not in wires.stopped:
             links.append((gradients.get(inner, inner + "_grad"), sequence + "_grad", 0))
-    links += [(name + "_grad", name + "_all_grad", 0) for name in wires.outputs if name not in wires.stopped]
+    links += [
+        (name + "_grad", name + "_all_grad", 0)
+        for name in wires.outputs
+        if name not in wires.stopped
+    ]
     with_gradient = [n for n in references if n in gradients]
     return {
         "param": [op_inputs.index(n) for n in with_gradient],
         **_link_args("backward_link", links),
         "param_grads": [gradients[n] for n in with_gradient],
-        "backward_step_net": Net("RecurrentBackwardStep", ops, tuple(dict.fromkeys(external)), (), "simple"),
+        "backward_step_net": Net(
+            "RecurrentBackwardStep", ops, tuple(dict.fromkeys(external)), (), "simple"
+        ),
     }
 
 
 def _link_args(name: str, links: Sequence[tuple[str, str, int]]) -> dict[str, list[Any]]:
     """The arguments for links (blob of the step net, outer blob, offset)."""
-    return {f"{name}_{part}": [link[k] for link in links] for k, part in enumerate(("internal", "external", "offset"))}
+    return {
+        f"{name}_{part}": [link[k] for link in links]
+        for k, part in enumerate(("internal", "external", "offset"))
+    }

@@ -39,7 +39,10 @@ CONCATENATE = "Concat"
 SAVE = "Copy"
 
 # Operators that NetBuilder's control blocks emit.
-DO, IF, WHILE, SCOPE = "Do", "If", "While", "CreateScope"
+DO = "Do"
+IF = "If"
+WHILE = "While"
+SCOPE = "CreateScope"
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,9 @@ class OpDef:
                     rule = str(least) if least == most else f"{least} to {most}"
                 named = f" ({', '.join(self.inputs)})" if what == "input" and self.inputs else ""
                 plural = "" if rule == "1" else "s"
-                raise OpError(f"takes {rule} {what}{plural}{named}, was given {len(given)}: {list(given)}")
+                raise OpError(
+                    f"takes {rule} {what}{plural}{named}, was given {len(given)}: {list(given)}"
+                )
 
     def decode(self, op: Op) -> dict[str, Any]:
         """The keyword arguments for `forward` that `op` gives.
@@ -123,7 +128,9 @@ class OpDef:
         given: dict[str, Any] = {}
         for a in op.args:
             if given.setdefault(a.name, a) != a:
-                raise OpError(f"argument {a.name!r} is given twice, with different values; remove one")
+                raise OpError(
+                    f"argument {a.name!r} is given twice, with different values; remove one"
+                )
         for spec in self.args:
             value = op.arg(spec.name)
             if value is not None:
@@ -134,7 +141,11 @@ class OpDef:
 
 
 def _type_name(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    return (
+        annotation.__name__
+        if isinstance(annotation, type)
+        else str(annotation).replace("typing.", "")
+    )
 
 
 def _decode(spec: ArgSpec, value: Any) -> Any:
@@ -171,11 +182,15 @@ def _decode_as(kind: Any, value: Any) -> Any:
     return None
 
 
-F = TypeVar("F", bound=Callable[..., Any])  # a decorated function, which registering returns unchanged
+F = TypeVar(
+    "F", bound=Callable[..., Any]
+)  # a decorated function, which registering returns unchanged
 _OPS: dict[str, OpDef] = {}
 _GRADIENTS: dict[str, tuple[Callable[..., Any], str]] = {}
 _OPERATORS = "jrnn.nets.ops"  # the package whose modules register the operators
-DECLARED = re.compile(r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?")  # a declared gradient maker
+DECLARED = re.compile(
+    r"(?P<type>\w+)\((?P<reads>[\w, *]*)\)( -> (?P<writes>[\w, *]+))?"
+)  # a declared gradient maker
 
 
 def _fill() -> None:
@@ -218,9 +233,13 @@ def op(
     def register(fn: F) -> F:
         where = _place(fn)
         if type in _OPS:
-            raise ValueError(f"operator {type!r} is registered twice: at {_OPS[type].where} and at {where}")
+            raise ValueError(
+                f"operator {type!r} is registered twice: at {_OPS[type].where} and at {where}"
+            )
         parameters = inspect.signature(fn, eval_str=True).parameters
-        options = [p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in RESERVED]
+        options = [
+            p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name not in RESERVED
+        ]
         blobs = [p for p in parameters.values() if p.kind is not p.KEYWORD_ONLY]
         single = [p for p in blobs if p.kind is not p.VAR_POSITIONAL]
         inputs = [p.name if p in single else "*" + p.name for p in blobs]
@@ -247,14 +266,19 @@ def op(
 
 def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
     """The gradient maker that a match of `DECLARED` describes, for an operator with these inputs."""
-    type, reads = declared["type"], declared["reads"].split(", ")
+    type = declared["type"]
+    reads = declared["reads"].split(", ")
     writes = (declared["writes"] or inputs[0]).split(", ")
     assert all(n in (*inputs, "*") or re.fullmatch(r"d?y\d*", n) for n in reads), declared[0]
     assert writes == ["*"] or set(writes) <= set(inputs), declared[0]
 
     def blobs(g: Any, name: str) -> list[str]:
         if name in inputs or name == "*":
-            return [g.input(k) for k in range(len(g.op.inputs)) if name == "*" or k == inputs.index(name)]
+            return [
+                g.input(k)
+                for k in range(len(g.op.inputs))
+                if name == "*" or k == inputs.index(name)
+            ]
         place = int(name.lstrip("dy") or 0)
         if name.startswith("d"):
             return [g.grad_output(place)]
@@ -262,7 +286,9 @@ def _maker(declared: re.Match[str], inputs: list[str]) -> Callable[..., None]:
 
     def make(g: Any) -> None:
         places = range(len(g.op.inputs)) if writes == ["*"] else map(inputs.index, writes)
-        g.emit(type, [b for name in reads for b in blobs(g, name)], [g.grad_input(k) for k in places])
+        g.emit(
+            type, [b for name in reads for b in blobs(g, name)], [g.grad_input(k) for k in places]
+        )
 
     return make
 
@@ -273,7 +299,9 @@ def gradient(*op_types: str) -> Callable[[F], F]:
     def register(fn: F) -> F:
         for t in op_types:
             if t in _GRADIENTS:
-                raise ValueError(f"gradient of {t!r} is registered twice: at {_GRADIENTS[t][1]} and at {_place(fn)}")
+                raise ValueError(
+                    f"gradient of {t!r} is registered twice: at {_GRADIENTS[t][1]} and at {_place(fn)}"
+                )
             _GRADIENTS[t] = (fn, _place(fn))
         return fn
 

@@ -37,7 +37,9 @@ class Schedule:
     required: tuple[str, ...]
 
 
-def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()) -> Schedule:
+def schedule(
+    net: Net, outputs: Iterable[str] | None = None, *, read_outside: Iterable[str] = ()
+) -> Schedule:
     """Checks a net and selects the operators that `outputs` depend on; None selects all.
 
     `read_outside` lists other blobs that are read after the net has run, so that they do not count as unread.
@@ -48,7 +50,10 @@ def schedule(net: Net, outputs: Iterable[str] | None = None, *, read_outside: It
     """
     keep: Iterable[int] = range(len(net.ops))
     if outputs is not None:
-        known = {*net.external_inputs, *(name for op in net.ops for name in (*op.inputs, *op.outputs))}
+        known = {
+            *net.external_inputs,
+            *(name for op in net.ops for name in (*op.inputs, *op.outputs)),
+        }
         for name in outputs:
             if name not in known:
                 raise NetError(f"net {net.name!r} has no blob {name!r} to fetch{near(name, known)}")

@@ -31,7 +31,9 @@ def check_array(where: str, name: str, value: Any, shape: str = "") -> jax.Array
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        raise LayerError(f"{where}: {name} is {_described(value)}; it must be an array{shape}") from error
+        raise LayerError(
+            f"{where}: {name} is {_described(value)}; it must be an array{shape}"
+        ) from error
 
 
 def check_key(where: str, key: Any) -> None:
@@ -42,8 +44,12 @@ def check_key(where: str, key: Any) -> None:
     jrnn.errors.LayerError: lstm: key is of type int; it must be one that jax.random.key makes
     """
     dtype = getattr(key, "dtype", None)
-    if key is not None and (dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32)):
-        raise LayerError(f"{where}: key is {_described(key)}; it must be one that jax.random.key makes")
+    if key is not None and (
+        dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32)
+    ):
+        raise LayerError(
+            f"{where}: key is {_described(key)}; it must be one that jax.random.key makes"
+        )
 
 
 def check_integer(what: str, value: Any, least: int) -> int:
@@ -70,11 +76,15 @@ def check_lengths(where: str, lengths: Any, steps: int, batch: int) -> jax.Array
     jrnn.errors.LayerError: lstm: lengths[0] is 5, but the sequences have 4 steps; lengths must lie between 0 and 4
     """
     if not isinstance(lengths, jax.Array):
-        lengths = np.asarray(lengths)  # not jnp.asarray, which wraps 64-bit integers before they are checked
+        lengths = np.asarray(
+            lengths
+        )  # not jnp.asarray, which wraps 64-bit integers before they are checked
     if lengths.size and not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise LayerError(f"{where}: lengths are {lengths.dtype}; they must be integers")
     if lengths.shape != (batch,):
-        raise LayerError(f"{where}: lengths are {list(lengths.shape)}; they must be [{batch}], one for each sequence")
+        raise LayerError(
+            f"{where}: lengths are {list(lengths.shape)}; they must be [{batch}], one for each sequence"
+        )
     known = concrete(lengths)
     if known is not None:
         for n, length in enumerate(known):
@@ -95,16 +105,24 @@ def check_flags(where: str, name: str, flags: Any, shape: tuple[int, ...]) -> ja
     """
     flags = check_array(where, name, flags)
     if flags.dtype != jnp.bool_:
-        raise LayerError(f"{where}: {name} is {flags.dtype}; it must be booleans; give {name}.astype(bool)")
+        raise LayerError(
+            f"{where}: {name} is {flags.dtype}; it must be booleans; give {name}.astype(bool)"
+        )
     if flags.shape != shape:
-        raise LayerError(f"{where}: {name} is {list(flags.shape)}; it must be {list(shape)}, one for each step")
+        raise LayerError(
+            f"{where}: {name} is {list(flags.shape)}; it must be {list(shape)}, one for each step"
+        )
     return flags
 
 
-def check_masks(where: str, resets: Any, mask: Any, shape: tuple[int, ...]) -> tuple[jax.Array | None, jax.Array | None]:
+def check_masks(
+    where: str, resets: Any, mask: Any, shape: tuple[int, ...]
+) -> tuple[jax.Array | None, jax.Array | None]:
     """Resets and a mask as `check_flags` returns them, each None if it is None."""
     given = (("resets", resets), ("mask", mask))
-    resets, mask = (None if flags is None else check_flags(where, name, flags, shape) for name, flags in given)
+    resets, mask = (
+        None if flags is None else check_flags(where, name, flags, shape) for name, flags in given
+    )
     return resets, mask
 
 
@@ -116,12 +134,19 @@ def check_dt(where: str, dt: Any, shape: tuple[int, ...], mask: Any = None) -> j
     jrnn.errors.LayerError: S5: dt has a value of -1.0; the time since the last step is at least 0
     """
     dt = check_array(where, "dt", dt)
-    if dt.shape != shape or not (jnp.issubdtype(dt.dtype, jnp.floating) or jnp.issubdtype(dt.dtype, jnp.integer)):
+    if dt.shape != shape or not (
+        jnp.issubdtype(dt.dtype, jnp.floating) or jnp.issubdtype(dt.dtype, jnp.integer)
+    ):
         given = f"{dt.dtype}{list(dt.shape)}"
-        raise LayerError(f"{where}: dt is {given}; it must be numbers {list(shape)}, one for each step")
-    known, live = concrete(dt), True if mask is None else concrete(mask)
+        raise LayerError(
+            f"{where}: dt is {given}; it must be numbers {list(shape)}, one for each step"
+        )
+    known = concrete(dt)
+    live = True if mask is None else concrete(mask)
     if known is not None and live is not None and (below := known[(known < 0) & live]).size:
-        raise LayerError(f"{where}: dt has a value of {below[0]}; the time since the last step is at least 0")
+        raise LayerError(
+            f"{where}: dt has a value of {below[0]}; the time since the last step is at least 0"
+        )
     return dt
 
 
@@ -152,7 +177,9 @@ def check_state(
     given = f"{len(hx)} values" if is_sequence else _described(hx)
     wanted = " and ".join(str(list(shape)) for shape in shapes)
     if len(shapes) == 2 and not (is_sequence and len(hx) == 2):
-        raise LayerError(f"{where}: {name} must be a pair (h, c) of arrays {wanted}, but is {given}")
+        raise LayerError(
+            f"{where}: {name} must be a pair (h, c) of arrays {wanted}, but is {given}"
+        )
     if len(shapes) == 1 and is_sequence:
         raise LayerError(f"{where}: {name} must be one array {wanted}, but is {given}")
     states = []
@@ -198,7 +225,9 @@ def check_floating(name: str, dtype: Any) -> None:
     except TypeError:
         known = None
     if known is None or not jnp.issubdtype(known, jnp.floating) or known.itemsize < 2:
-        raise LayerError(f"{name} is {dtype!r}; it must be a floating type such as 'float32' or 'bfloat16'")
+        raise LayerError(
+            f"{name} is {dtype!r}; it must be a floating type such as 'float32' or 'bfloat16'"
+        )
 
 
 def _check_real(what: str, array: jax.Array) -> None:
@@ -207,4 +236,8 @@ def _check_real(what: str, array: jax.Array) -> None:
 
 
 def _described(value: Any) -> str:
-    return f"an array {list(value.shape)}" if hasattr(value, "shape") else f"of type {type(value).__name__}"
+    return (
+        f"an array {list(value.shape)}"
+        if hasattr(value, "shape")
+        else f"of type {type(value).__name__}"
+    )

@@ -44,7 +44,9 @@ CONVENTIONS: dict[tuple[str, str], Convention] = {
     ("flax", "GRU"): Convention(("r", "z", "n"), "input", transposed=True),
     ("keras", "RNN"): Convention(("h",), "sum", transposed=True),
     ("keras", "LSTM"): Convention(("i", "f", "g", "o"), "sum", transposed=True),  # i, f, c, o
-    ("keras", "GRU"): Convention(("z", "r", "n"), "both", transposed=True),  # z, r, h with reset_after
+    ("keras", "GRU"): Convention(
+        ("z", "r", "n"), "both", transposed=True
+    ),  # z, r, h with reset_after
     ("onnx", "RNN"): Convention(("h",), "both"),
     ("onnx", "LSTM"): Convention(("i", "o", "f", "g"), "both"),  # i, o, f, c
     ("onnx", "GRU"): Convention(("z", "r", "n"), "both"),  # z, r, h with linear_before_reset
@@ -65,12 +67,18 @@ def convention(system: str, kind: str) -> Convention:
         return CONVENTIONS[system, kind]
     systems = sorted({known for known, _ in CONVENTIONS})
     if system not in systems:
-        raise ConversionError(f"no system is called {system!r}{near(system, systems)}; known are {systems}")
+        raise ConversionError(
+            f"no system is called {system!r}{near(system, systems)}; known are {systems}"
+        )
     kinds = [k for s, k in CONVENTIONS if s == system]
-    raise ConversionError(f"{system} has no cell called {kind!r}{near(kind, kinds)}; known are {kinds}")
+    raise ConversionError(
+        f"{system} has no cell called {kind!r}{near(kind, kinds)}; known are {kinds}"
+    )
 
 
-def reorder(array: np.ndarray, old: tuple[str, ...], new: tuple[str, ...], axis: int = 0) -> np.ndarray:
+def reorder(
+    array: np.ndarray, old: tuple[str, ...], new: tuple[str, ...], axis: int = 0
+) -> np.ndarray:
     """Reorders the blocks of an array along `axis`, one for each gate.
 
     >>> reorder(np.array([1, 2, 3, 4]), ("i", "f", "g", "o"), ("i", "f", "o", "g"))

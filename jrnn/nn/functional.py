@@ -31,26 +31,36 @@ from jrnn.nn.stack import Params, run_stack, step_cell, step_stack
 from jrnn.nn.units import GRU, LSTM, State, Unit, rnn_unit
 
 
-def _apart(where: str, function: Callable[..., Any], options: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
+def _apart(
+    where: str, function: Callable[..., Any], options: dict[str, Any]
+) -> tuple[Settings, dict[str, Any]]:
     """The settings among the options, and the keyword arguments of a function."""
-    names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    names = [
+        p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
     own = {name: options.pop(name) for name in names if name in options}
     return read(where, options, names), own
 
 
-def _run(unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]) -> tuple[Any, State]:
+def _run(
+    unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]
+) -> tuple[Any, State]:
     settings, own = _apart(where, run_stack, options)
     warn_of_dropout(where, settings.dropout, 2 if "weight_ih_l1" in params else 1)
     return run_stack(unit, where, params, x, hx, settings, **own)
 
 
-def _step(unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]) -> tuple[jax.Array, State]:
+def _step(
+    unit: Unit, where: str, params: Params, x: Any, hx: Any, options: dict[str, Any]
+) -> tuple[jax.Array, State]:
     settings, own = _apart(where, step_stack, options)
     return step_stack(unit, where, params, x, hx, settings, **own)
 
 
 @spelled_out(run_stack, Settings)
-def rnn(params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **options: Any) -> tuple[Any, jax.Array]:
+def rnn(
+    params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", **options: Any
+) -> tuple[Any, jax.Array]:
     """A stack of plain recurrent layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P].
 
     Args:
@@ -99,7 +109,9 @@ def rnn(params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", *
 
 
 @spelled_out(run_stack, Settings)
-def lstm(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+def lstm(
+    params: Params, x: Any, hx: Any = None, **options: Any
+) -> tuple[Any, tuple[jax.Array, jax.Array]]:
     """A stack of LSTM layers, [T, N, D] -> [T, N, K P] and the last states [L K, N, P], [L K, N, H].
 
     Arguments are those of `rnn`; hx is a pair (h, c).
@@ -143,7 +155,9 @@ def rnn_step(
 
 
 @spelled_out(step_stack, Settings)
-def lstm_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def lstm_step(
+    params: Params, x: Any, hx: Any = None, **options: Any
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """One step through a stack of LSTM layers, for streaming. Takes and returns the state.
 
     Step by step, the outputs of a sequence are those of `lstm` without dropout.
@@ -184,7 +198,9 @@ def gru_step(params: Params, x: Any, hx: Any = None, **options: Any) -> tuple[ja
     return y, states[0]
 
 
-def rnn_cell(params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", dtype: Any = None) -> jax.Array:
+def rnn_cell(
+    params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tanh", dtype: Any = None
+) -> jax.Array:
     """One step of one plain cell, [N, D], [N, H] -> [N, H], or without N.
 
     >>> import jax.numpy as jnp
@@ -195,7 +211,9 @@ def rnn_cell(params: Params, x: Any, hx: Any = None, *, nonlinearity: str = "tan
     return step_cell(rnn_unit(nonlinearity), "rnn_cell", params, x, hx, dtype)[0]
 
 
-def lstm_cell(params: Params, x: Any, hx: Any = None, *, dtype: Any = None) -> tuple[jax.Array, jax.Array]:
+def lstm_cell(
+    params: Params, x: Any, hx: Any = None, *, dtype: Any = None
+) -> tuple[jax.Array, jax.Array]:
     """One step of one LSTM cell, [N, D], (h [N, H], c [N, H]) -> (h, c), or without N."""
     h, c = step_cell(LSTM, "lstm_cell", params, x, hx, dtype)
     return h, c

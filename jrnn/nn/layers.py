@@ -106,17 +106,26 @@ def draw(settings: Settings, key: jax.Array | None, steps: int, state: State) ->
     recurrent = keep = None
     if settings.recurrent_dropout:
         lead = (steps,) if settings.recurrent_dropout_mask == "step" else ()
-        recurrent = dropout_mask(recurrent_key, settings.recurrent_dropout, (*lead, *state[0].shape), state[0].dtype)
+        recurrent = dropout_mask(
+            recurrent_key, settings.recurrent_dropout, (*lead, *state[0].shape), state[0].dtype
+        )
     rates = zoneout_rates(settings, len(state))
     if any(rates):
-        keep = tuple(jax.random.bernoulli(k, rate, (steps, *old.shape)) for k, rate, old in zip(keep_keys, rates, state))
+        keep = tuple(
+            jax.random.bernoulli(k, rate, (steps, *old.shape))
+            for k, rate, old in zip(keep_keys, rates, state)
+        )
     return Noise(recurrent, keep)
 
 
 def dropout_mask(key: jax.Array, rate: float, shape: tuple[int, ...], dtype) -> jax.Array:
     """Zeros with probability `rate`, else 1 / (1 - rate)."""
     scale = 0.0 if rate == 1.0 else 1.0 / (1.0 - rate)
-    return jnp.where(jax.random.bernoulli(key, 1.0 - rate, shape), jnp.asarray(scale, dtype), jnp.zeros((), dtype))
+    return jnp.where(
+        jax.random.bernoulli(key, 1.0 - rate, shape),
+        jnp.asarray(scale, dtype),
+        jnp.zeros((), dtype),
+    )
 
 
 def zoneout_rates(settings: Settings, states: int) -> tuple[float, ...]:
@@ -124,7 +133,11 @@ def zoneout_rates(settings: Settings, states: int) -> tuple[float, ...]:
     if not isinstance(settings.zoneout, tuple):
         return (settings.zoneout,) * states
     if len(settings.zoneout) != states:
-        has = "1 state; give one probability" if states == 1 else "2 states; give one probability, or a pair (h, c)"
+        has = (
+            "1 state; give one probability"
+            if states == 1
+            else "2 states; give one probability, or a pair (h, c)"
+        )
         raise LayerError(f"zoneout is {settings.zoneout!r}, but this unit has {has}")
     return settings.zoneout
 
@@ -141,7 +154,9 @@ def accumulator(dtype) -> jnp.dtype:
 def contract(x: jax.Array, weight: jax.Array, dtype) -> jax.Array:
     """x weight^T, [..., D], [R, D] -> [..., R], in `accumulator(dtype)`."""
     axes = (((x.ndim - 1,), (1,)), ((), ()))
-    return lax.dot_general(x.astype(dtype), weight.astype(dtype), axes, preferred_element_type=accumulator(dtype))
+    return lax.dot_general(
+        x.astype(dtype), weight.astype(dtype), axes, preferred_element_type=accumulator(dtype)
+    )
 
 
 def _normalize(z: jax.Array, gain: jax.Array) -> jax.Array:
@@ -155,12 +170,15 @@ def _biases(unit: Unit, weights: Weights, dtype) -> tuple[jax.Array | None, jax.
     """The biases in the input's contribution [1, G H], and the hidden bias of a late gate [1, H], each or None."""
     if weights.bias_ih is None:
         return None, None
-    early, late = weights.bias_hh, None
+    early = weights.bias_hh
+    late = None
     if unit.has_late_gate:
         start = early.shape[0] // unit.gates * (unit.gates - 1)
         late = early[None, start:].astype(accumulator(dtype))
         early = jnp.concatenate([early[:start], jnp.zeros_like(early[start:])])
-    return (weights.bias_ih.astype(accumulator(dtype)) + early.astype(accumulator(dtype)))[None], late
+    return (weights.bias_ih.astype(accumulator(dtype)) + early.astype(accumulator(dtype)))[
+        None
+    ], late
 
 
 def make_step(
@@ -185,16 +203,22 @@ def make_step(
         zx = x if weights.weight_ih is None else contract(x, weights.weight_ih, dtype)
         zh = contract(h, weights.weight_hh, dtype)
         if weights.norm_ih is not None:
-            zx, zh = _normalize(zx, weights.norm_ih), _normalize(zh, weights.norm_hh)
+            zx = _normalize(zx, weights.norm_ih)
+            zh = _normalize(zh, weights.norm_hh)
         if bias is not None:
             zx = bias + zx
         new = unit.advance(zx, zh, late, state)
         if weights.weight_hr is not None:
             new = (contract(new[0], weights.weight_hr, dtype), *new[1:])
         if keep is not None:
-            new = tuple(jnp.where(k, old, fresh) for k, old, fresh in zip(keep, state, new, strict=True))
+            new = tuple(
+                jnp.where(k, old, fresh) for k, old, fresh in zip(keep, state, new, strict=True)
+            )
         elif any(rates):
-            new = tuple(rate * old + (1 - rate) * fresh for rate, old, fresh in zip(rates, state, new, strict=True))
+            new = tuple(
+                rate * old + (1 - rate) * fresh
+                for rate, old, fresh in zip(rates, state, new, strict=True)
+            )
         return new, new[0].astype(dtype)
 
     return step
@@ -208,7 +232,12 @@ def read_rows(
     With fewer rows than tokens, the product with weight_ih, plus the biases, is made once for each row, and looked up.
     """
     table = table.astype(dtype)
-    if len(first) > 1 or whole_layers.value or table.shape[0] >= tokens.size or jax.default_backend() != "cpu":
+    if (
+        len(first) > 1
+        or whole_layers.value
+        or table.shape[0] >= tokens.size
+        or jax.default_backend() != "cpu"
+    ):
         return list(first), table[tokens]
     weights = first[0].weights
     products = contract(table, weights.weight_ih, dtype)
@@ -222,7 +251,9 @@ def _rows(table: jax.Array, places: jax.Array) -> jax.Array:
 
     The gradient adds rows to rows. XLA:CPU first copies all of them, unless the lookup keeps an axis for the one row.
     """
-    numbers = lax.GatherDimensionNumbers(offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0,))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0,)
+    )
     places, shape = places.reshape(-1, 1), places.shape
     places = jnp.where(places < 0, places + len(table), places)
     rows = lax.gather(table, places, numbers, (1, table.shape[1]), mode="promise_in_bounds")
@@ -235,12 +266,15 @@ def _is_plain(unit: Unit, weights: Weights, settings: Settings) -> bool:
     return all(part is None for part in more) and not any(zoneout_rates(settings, unit.states))
 
 
-def run_layer(shared: Common, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
+def run_layer(
+    shared: Common, directions: Sequence[Direction], x: jax.Array
+) -> tuple[list[State], jax.Array]:
     """All directions of a layer over a whole sequence, [T, N, D] -> the states of each direction and y [T, N, K P].
 
     `x` must be finite past the lengths; the values there do not matter.
     """
-    first, settings = directions[0], shared.settings
+    first = directions[0]
+    settings = shared.settings
     plain = shared.return_states == "last" and first.restart is None and first.key is None
     if (
         "recurrent_layer" in whole_layers.value
@@ -251,12 +285,18 @@ def run_layer(shared: Common, directions: Sequence[Direction], x: jax.Array) -> 
         return _run_whole(shared, directions, x)
     if len(directions) == 2 and shared.return_states == "last" and settings.merges(first.key):
         return _run_both(shared, directions, x)
-    runs = [_run_direction(shared, one, x, reverse) for one, reverse in zip(directions, (False, True))]
+    runs = [
+        _run_direction(shared, one, x, reverse) for one, reverse in zip(directions, (False, True))
+    ]
     outputs = [y for _, y in runs]
-    return [state for state, _ in runs], outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=-1)
+    return [state for state, _ in runs], outputs[0] if len(outputs) == 1 else jnp.concatenate(
+        outputs, axis=-1
+    )
 
 
-def _run_direction(shared: Common, direction: Direction, x: jax.Array, reverse: bool = False) -> tuple[State, jax.Array]:
+def _run_direction(
+    shared: Common, direction: Direction, x: jax.Array, reverse: bool = False
+) -> tuple[State, jax.Array]:
     """One direction of a layer, [T, N, D] -> states and y [T, N, P]. In reverse a sequence starts at its last step."""
     unit, settings, dtype, lengths, return_states = shared
     weights, state, restart, key = direction
@@ -279,27 +319,40 @@ def _run_direction(shared: Common, direction: Direction, x: jax.Array, reverse: 
     return run(step, state, xs)
 
 
-def _run_both(shared: Common, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
+def _run_both(
+    shared: Common, directions: Sequence[Direction], x: jax.Array
+) -> tuple[list[State], jax.Array]:
     """Both directions of a layer without noise, in one loop with batched products."""
-    steps, lengths = x.shape[0], shared.lengths
+    steps = x.shape[0]
+    lengths = shared.lengths
 
     def backward(value: jax.Array) -> jax.Array:
         """Reverses each sequence of [T, N, ...]; its padding stays at the end."""
         if lengths is None:
             return lax.rev(value, (0,))
         source = (lengths[None] - 1 - jnp.arange(steps)[:, None]) % steps
-        return jnp.take_along_axis(value, source.reshape(*source.shape, *(1,) * (value.ndim - 2)), 0)
+        return jnp.take_along_axis(
+            value, source.reshape(*source.shape, *(1,) * (value.ndim - 2)), 0
+        )
 
     ahead, back = directions
     if back.restart is not None:
         back = back._replace(restart=Restart(backward(back.restart.resets), back.restart.state))
     pairs = jax.tree.map(lambda *parts: jnp.stack(parts), (ahead, x), (back, backward(x)))
     state, (first, second) = jax.vmap(partial(_run_direction, shared))(*pairs)
-    return [tuple(leaf[k] for leaf in state) for k in range(2)], jnp.concatenate([first, backward(second)], axis=-1)
+    return [tuple(leaf[k] for leaf in state) for k in range(2)], jnp.concatenate(
+        [first, backward(second)], axis=-1
+    )
 
 
 def _all_states(
-    run: Callable, step: Callable, state: State, xs: Any, lengths: Any, reverse: bool, return_states: str
+    run: Callable,
+    step: Callable,
+    state: State,
+    xs: Any,
+    lengths: Any,
+    reverse: bool,
+    return_states: str,
 ) -> tuple[State, jax.Array]:
     """Runs a scan that returns the states after every step, [T, ...]. Past the end of a sequence they do not change."""
 
@@ -310,9 +363,14 @@ def _all_states(
     last, (y, states) = run(with_state, state, xs)
     if lengths is not None:
         live = (jnp.arange(y.shape[0])[:, None] < lengths[None])[..., None]
-        states = tuple(jnp.where(live, s, h[None]) for s, h in zip(states, state if reverse else last, strict=True))
+        states = tuple(
+            jnp.where(live, s, h[None])
+            for s, h in zip(states, state if reverse else last, strict=True)
+        )
     if return_states == "all+initial":  # the initial state comes first, or last in reverse
-        rows = [(s, h[None]) if reverse else (h[None], s) for s, h in zip(states, state, strict=True)]
+        rows = [
+            (s, h[None]) if reverse else (h[None], s) for s, h in zip(states, state, strict=True)
+        ]
         states = tuple(jnp.concatenate(row) for row in rows)
     return states, y
 
@@ -324,11 +382,18 @@ def _(x, *rest, unit, directions, **_):
     return [x.update(shape=(*x.shape[:2], directions * states[0].shape[-1])), *states]
 
 
-def _run_whole(shared: Common, directions: Sequence[Direction], x: jax.Array) -> tuple[list[State], jax.Array]:
+def _run_whole(
+    shared: Common, directions: Sequence[Direction], x: jax.Array
+) -> tuple[list[State], jax.Array]:
     """All directions of a layer as one equation."""
-    unit, weights = shared.unit, [one.weights for one in directions]
+    unit = shared.unit
+    weights = [one.weights for one in directions]
     bias = weights[0].bias_ih is not None
-    arrays = [getattr(w, name).astype(x.dtype) for w in weights for name in Weights._fields[: 4 if bias else 2]]
+    arrays = [
+        getattr(w, name).astype(x.dtype)
+        for w in weights
+        for name in Weights._fields[: 4 if bias else 2]
+    ]
     flat = [leaf for one in directions for leaf in one.state]
     more = [] if shared.lengths is None else [shared.lengths]
     y, *last = recurrent_layer.bind(

@@ -38,7 +38,9 @@ class Parameters(nnx.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         own = inspect.signature(cls.__init__)  # flax's metaclass hides it from help() and editors
-        cls.__signature__ = own.replace(parameters=list(own.parameters.values())[1:], return_annotation=cls)
+        cls.__signature__ = own.replace(
+            parameters=list(own.parameters.values())[1:], return_annotation=cls
+        )
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return self.layout.shapes()
@@ -52,7 +54,9 @@ class Parameters(nnx.Module):
 
     def _create(self, rngs: nnx.Rngs, dtype: Any) -> None:
         if not isinstance(rngs, nnx.Rngs):
-            raise LayerError(f"{self._name()}: rngs is of type {type(rngs).__name__}; give flax.nnx.Rngs(seed)")
+            raise LayerError(
+                f"{self._name()}: rngs is of type {type(rngs).__name__}; give flax.nnx.Rngs(seed)"
+            )
         check_floating("param_dtype", dtype)
         for name, value in self._initial(rngs.params(), dtype).items():
             setattr(self, name, nnx.Param(value))
@@ -98,7 +102,9 @@ class _Stack(Parameters):
         rngs: nnx.Rngs,
         **settings: Any,
     ) -> None:
-        self.layout = Layout(unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm)
+        self.layout = Layout(
+            unit, input_size, hidden_size, num_layers, bias, bidirectional, proj_size, layer_norm
+        )
         self.settings = read(unit.name, settings, inspect.signature(_Stack.__init__).parameters)
         zoneout_rates(self.settings, unit.states)  # raises here instead of at the first call
         warn_of_dropout(unit.name, self.settings.dropout, num_layers)
@@ -127,25 +133,36 @@ class _Stack(Parameters):
             self.deterministic = deterministic
 
     @spelled_out(run_stack, without=["key"])
-    def __call__(self, x: Any, hx: Any = None, *, rngs: Rngs | None = None, **options: Any) -> tuple[Any, Any]:
+    def __call__(
+        self, x: Any, hx: Any = None, *, rngs: Rngs | None = None, **options: Any
+    ) -> tuple[Any, Any]:
         """[T, N, D] -> output [T, N, K P] and the last states: h_n [L K, N, P], or for an LSTM (h_n, c_n [L K, N, H]).
 
         The arguments are those of `jrnn.nn.functional.rnn`. `rngs` replaces the module's own source of random keys.
         """
-        unit, key = self.layout.unit, self._key(rngs)
-        output, states = run_stack(unit, unit.name, self.params(), x, hx, self.settings, key=key, **options)
+        unit = self.layout.unit
+        key = self._key(rngs)
+        output, states = run_stack(
+            unit, unit.name, self.params(), x, hx, self.settings, key=key, **options
+        )
         return output, as_given(states)
 
     def initial_state(self, batch: int) -> Any:
         """The initial states of a call without `hx`, for `batch` sequences: zeros [L K, N, P], or for an LSTM (h, c)."""
-        dtype = jnp.result_type(*self.params().values()) if self.settings.dtype is None else self.settings.dtype
+        dtype = (
+            jnp.result_type(*self.params().values())
+            if self.settings.dtype is None
+            else self.settings.dtype
+        )
         return as_given(stack_state(self.layout.unit.name, self.layout, None, batch, dtype))
 
     @spelled_out(step_stack)
     def step(self, x: Any, hx: Any = None, **masks: Any) -> tuple[jax.Array, Any]:
         """One step, [N, D] -> y [N, P] and the states, which the next step takes; see `jrnn.nn.functional.lstm_step`."""
         unit = self.layout.unit
-        y, states = step_stack(unit, f"{unit.name}.step", self.params(), x, hx, self.settings, **masks)
+        y, states = step_stack(
+            unit, f"{unit.name}.step", self.params(), x, hx, self.settings, **masks
+        )
         return y, as_given(states)
 
 
@@ -187,7 +204,9 @@ class RNN(_Stack):
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
-        super().__init__(rnn_unit(nonlinearity), input_size, hidden_size, num_layers, rngs=rngs, **options)
+        super().__init__(
+            rnn_unit(nonlinearity), input_size, hidden_size, num_layers, rngs=rngs, **options
+        )
 
 
 class LSTM(_Stack):
@@ -204,7 +223,15 @@ class LSTM(_Stack):
     """
 
     @spelled_out(_Stack.__init__)
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
         super().__init__(LSTM_UNIT, input_size, hidden_size, num_layers, rngs=rngs, **options)
 
 
@@ -218,7 +245,15 @@ class GRU(_Stack):
     """
 
     @spelled_out(_Stack.__init__, without=["proj_size"])
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
         super().__init__(GRU_UNIT, input_size, hidden_size, num_layers, rngs=rngs, **options)
 
 
@@ -269,7 +304,9 @@ class RNNCell(_Cell):
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
-        super().__init__(rnn_unit(nonlinearity), input_size, hidden_size, bias, rngs=rngs, **options)
+        super().__init__(
+            rnn_unit(nonlinearity), input_size, hidden_size, bias, rngs=rngs, **options
+        )
 
 
 class LSTMCell(_Cell):
@@ -281,7 +318,15 @@ class LSTMCell(_Cell):
     """
 
     @spelled_out(_Cell.__init__)
-    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, *, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
         super().__init__(LSTM_UNIT, input_size, hidden_size, bias, rngs=rngs, **options)
 
 
@@ -293,5 +338,13 @@ class GRUCell(_Cell):
     """
 
     @spelled_out(_Cell.__init__)
-    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, *, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        *,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> None:
         super().__init__(GRU_UNIT, input_size, hidden_size, bias, rngs=rngs, **options)

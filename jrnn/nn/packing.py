@@ -55,7 +55,8 @@ def bucket(length: int, *, least: int = 8, per_octave: int = 4) -> int:
     [8, 8, 8, 10, 12, 112, 1024]
     """
     length = check_integer("bucket: length", length, 0)
-    least, per_octave = check_integer("bucket: least", least, 1), check_integer("bucket: per_octave", per_octave, 1)
+    least = check_integer("bucket: least", least, 1)
+    per_octave = check_integer("bucket: per_octave", per_octave, 1)
     if length <= least:
         return least
     step = max(1, (1 << (length - 1).bit_length() - 1) // per_octave)
@@ -89,7 +90,9 @@ def pack_padded_sequence(
     """
     x = jnp.asarray(x)
     if x.ndim < 2:
-        raise LayerError(f"pack_padded_sequence: x is {list(x.shape)}; it must be [T, N, ...], or [N, T, ...]")
+        raise LayerError(
+            f"pack_padded_sequence: x is {list(x.shape)}; it must be [T, N, ...], or [N, T, ...]"
+        )
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)
     steps, batch = x.shape[:2]
@@ -100,7 +103,11 @@ def pack_padded_sequence(
             f"pack_padded_sequence: lengths are {known.tolist()}; sort them in descending order, or give "
             "enforce_sorted=False"
         )
-    capacity = steps * batch if capacity is None else check_integer("pack_padded_sequence: capacity", capacity, 0)
+    capacity = (
+        steps * batch
+        if capacity is None
+        else check_integer("pack_padded_sequence: capacity", capacity, 0)
+    )
     if known is not None and known.sum() > capacity:
         raise LayerError(
             f"pack_padded_sequence: the lengths add up to {known.sum()} rows, but capacity is {capacity}; "
@@ -123,7 +130,10 @@ def pack_padded_sequence(
 
 
 def pad_packed_sequence(
-    packed: PackedSequence, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+    packed: PackedSequence,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    total_length: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns padded sequences from packed ones, in the order of the batch before packing, and their lengths.
 
@@ -147,8 +157,11 @@ def pad_packed_sequence(
     known = concrete(lengths)
     longest = steps if known is None else int(known.max(initial=0))
     if total < longest:
-        raise LayerError(f"pad_packed_sequence: total_length is {total}, but the packed sequences may have {longest} steps")
-    data, padding = packed.data, jnp.asarray(padding_value, packed.data.dtype)
+        raise LayerError(
+            f"pad_packed_sequence: total_length is {total}, but the packed sequences may have {longest} steps"
+        )
+    data = packed.data
+    padding = jnp.asarray(padding_value, packed.data.dtype)
     if not data.size or not total:
         x = jnp.full((total, batch, *data.shape[1:]), padding)
     else:
@@ -162,7 +175,10 @@ def pad_packed_sequence(
 
 
 def pad_sequence(
-    sequences: Sequence[Any], batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+    sequences: Sequence[Any],
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    total_length: int | None = None,
 ) -> jax.Array:
     """Stacks sequences [T_n, ...] to one padded array [T, N, ...], where T is the longest T_n or `total_length`."""
     # numpy does not compile for every new set of lengths; only tracers need jax.numpy.
@@ -173,7 +189,9 @@ def pad_sequence(
     longest = max(len(array) for array in arrays)
     total = longest if total_length is None else total_length
     if total < longest:
-        raise LayerError(f"pad_sequence: total_length is {total}, but a sequence has {longest} steps")
+        raise LayerError(
+            f"pad_sequence: total_length is {total}, but a sequence has {longest} steps"
+        )
     features = arrays[0].shape[1:]
     for n, array in enumerate(arrays):
         if array.shape[1:] != features:
@@ -182,7 +200,10 @@ def pad_sequence(
                 "all axes but the first must agree"
             )
     dtype = xp.result_type(*arrays)
-    padded = [xp.concatenate([a, xp.full((total - len(a), *features), padding_value, dtype)]) for a in arrays]
+    padded = [
+        xp.concatenate([a, xp.full((total - len(a), *features), padding_value, dtype)])
+        for a in arrays
+    ]
     return jnp.asarray(xp.stack(padded, axis=0 if batch_first else 1))
 
 
@@ -227,7 +248,9 @@ def bucketed(
     batch_size = check_integer("bucketed: batch_size", batch_size, 1)
     groups: dict[int, list[int]] = {}
     for index, sequence in enumerate(sequences):
-        groups.setdefault(bucket(len(sequence), least=least, per_octave=per_octave), []).append(index)
+        groups.setdefault(bucket(len(sequence), least=least, per_octave=per_octave), []).append(
+            index
+        )
     return [
         (length, members[k : k + batch_size])
         for length, members in sorted(groups.items())

@@ -64,11 +64,18 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_bools(f"{self.unit.name}: ", self, "bias", "bidirectional", "layer_norm")
-        for name, least in (("input_size", 1), ("hidden_size", 1), ("num_layers", 1), ("proj_size", 0)):
+        for name, least in (
+            ("input_size", 1),
+            ("hidden_size", 1),
+            ("num_layers", 1),
+            ("proj_size", 0),
+        ):
             value = check_integer(f"{self.unit.name}: {name}", getattr(self, name), least)
             object.__setattr__(self, name, value)
         if self.proj_size and not self.unit.projects:
-            raise LayerError(f"{self.unit.name}: proj_size is {self.proj_size}, but only an LSTM has a projection")
+            raise LayerError(
+                f"{self.unit.name}: proj_size is {self.proj_size}, but only an LSTM has a projection"
+            )
         if self.proj_size >= self.hidden_size:
             raise LayerError(
                 f"{self.unit.name}: proj_size is {self.proj_size}; it must be smaller than hidden_size, "
@@ -100,7 +107,10 @@ class Layout:
     def cell_shapes(self, width: int) -> dict[str, tuple[int, ...]]:
         """The shape of every parameter, without suffixes, of one direction of a layer whose input has `width` features."""
         rows = self.unit.gates * self.hidden_size
-        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, width), "weight_hh": (rows, self.output_size)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "weight_ih": (rows, width),
+            "weight_hh": (rows, self.output_size),
+        }
         if self.bias:
             shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
         if self.proj_size:
@@ -122,11 +132,17 @@ class Layout:
     def split(self, params: Mapping[str, Any]) -> list[Weights]:
         """The parameters of each direction of each layer, in the order of `suffixes`."""
         fields = list(self.cell_shapes(1))
-        return [Weights(**{field: jnp.asarray(params[field + suffix]) for field in fields}) for suffix in self.suffixes()]
+        return [
+            Weights(**{field: jnp.asarray(params[field + suffix]) for field in fields})
+            for suffix in self.suffixes()
+        ]
 
 
 def init(
-    shapes: Mapping[str, tuple[int, ...]], hidden_size: int, key: jax.Array, dtype: Any = jnp.float32
+    shapes: Mapping[str, tuple[int, ...]],
+    hidden_size: int,
+    key: jax.Array,
+    dtype: Any = jnp.float32,
 ) -> dict[str, jax.Array]:
     """As `Layout.init`, for parameters of these shapes."""
     bound = 1.0 / math.sqrt(hidden_size)
@@ -150,7 +166,9 @@ def layout_of(unit: Unit, params: Mapping[str, Any]) -> Layout:
     Traceback (most recent call last):
     jrnn.errors.LayerError: GRU: weight_hh_l0 is [9, 4] but must be [12, 4]
     """
-    layers = [name for name in params if name.startswith("weight_ih_l") and not name.endswith("_reverse")]
+    layers = [
+        name for name in params if name.startswith("weight_ih_l") and not name.endswith("_reverse")
+    ]
     layout = _layout(
         unit,
         params,
@@ -174,7 +192,9 @@ def _layout(unit: Unit, params: Mapping[str, Any], suffix: str, **more: Any) -> 
     """The layout whose first layer has the parameters with this suffix."""
     name = f"weight_ih{suffix}"
     if name not in params:
-        raise LayerError(f"{unit.name}: the parameters lack {name!r}{near(name, params)}; they are {sorted(params)}")
+        raise LayerError(
+            f"{unit.name}: the parameters lack {name!r}{near(name, params)}; they are {sorted(params)}"
+        )
     shape = jnp.shape(params[name])
     if len(shape) != 2:
         raise LayerError(f"{unit.name}: {name} is {list(shape)} but must be a matrix")
@@ -188,16 +208,22 @@ def _layout(unit: Unit, params: Mapping[str, Any], suffix: str, **more: Any) -> 
     return Layout(unit, shape[1], hidden, bias=bias, layer_norm=layer_norm, **more)
 
 
-def check_params(where: str, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_params(
+    where: str, params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
     """Raises a LayerError unless `params` have exactly the names and shapes in `shapes`."""
     for name, shape in shapes.items():
         if name not in params:
             within = next((n.removesuffix(name) for n in params if n.endswith(f".{name}")), "")
             hint = f"; pass prefix={within!r} to load_state_dict" if within else near(name, params)
-            raise LayerError(f"{where}: the parameters lack {name!r} {list(shape)}{_owner(params) or hint}")
+            raise LayerError(
+                f"{where}: the parameters lack {name!r} {list(shape)}{_owner(params) or hint}"
+            )
         if jnp.shape(params[name]) != shape:
             given = list(jnp.shape(params[name]))
-            raise LayerError(f"{where}: {name} is {given} but must be {list(shape)}{_owner(params)}")
+            raise LayerError(
+                f"{where}: {name} is {given} but must be {list(shape)}{_owner(params)}"
+            )
     for name in params:
         if name not in shapes:
             hint = _owner(params) or f"{near(name, shapes)}; known are {list(shapes)}"
@@ -215,8 +241,15 @@ def _owner(params: Mapping[str, Any]) -> str:
             "bidirectional": "weight_ih_l0_reverse" in shapes,
         }
         hidden, rest = divmod(rows, unit.gates)
-        if width and hidden and not rest and Layout(unit, width, hidden, **options).shapes() == shapes:
+        if (
+            width
+            and hidden
+            and not rest
+            and Layout(unit, width, hidden, **options).shapes() == shapes
+        ):
             usual = {"num_layers": 1, "bias": True, "bidirectional": False}
-            other = "".join(f", {name}={value}" for name, value in options.items() if value != usual[name])
+            other = "".join(
+                f", {name}={value}" for name, value in options.items() if value != usual[name]
+            )
             return f"; these are the parameters of {unit.name}({width}, {hidden}{other})"
     return ""

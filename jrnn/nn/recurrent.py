@@ -63,7 +63,10 @@ class RecurrentLayer(Parameters):
         self.output_size = check_integer(f"{self._name()}: output_size", output_size, 1)
         if dtype is not None:
             check_floating("dtype", dtype)
-        self.batch_first, self.dtype, self.recompute, self.executor = batch_first, dtype, recompute, executor
+        self.batch_first = batch_first
+        self.dtype = dtype
+        self.recompute = recompute
+        self.executor = executor
         self._create(rngs, param_dtype)
 
     _timed = False  # whether the formula reads `Span.dt`
@@ -89,10 +92,20 @@ class RecurrentLayer(Parameters):
     def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
         wanted = self._parameters()
         keys = jax.random.split(key, max(len(wanted), 1))
-        return {name: start(keys[k], shape, dtype) for k, (name, (start, shape)) in enumerate(wanted.items())}
+        return {
+            name: start(keys[k], shape, dtype)
+            for k, (name, (start, shape)) in enumerate(wanted.items())
+        }
 
     def __call__(
-        self, x: Any, state: Any = None, *, lengths: Any = None, resets: Any = None, mask: Any = None, dt: Any = None
+        self,
+        x: Any,
+        state: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        mask: Any = None,
+        dt: Any = None,
     ) -> tuple[jax.Array, Any]:
         """[T, N, D] -> y [T, N, P] and the state after the last step.
 
@@ -113,12 +126,16 @@ class RecurrentLayer(Parameters):
         """
         return self.apply(self.params(), x, state, lengths=lengths, resets=resets, mask=mask, dt=dt)
 
-    def apply(self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any) -> tuple[jax.Array, Any]:
+    def apply(
+        self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any
+    ) -> tuple[jax.Array, Any]:
         """As a call, but a pure function of `params`, a dict as `params()` returns it."""
         given = Sequences.of(self._name(), x, self.input_size, self.batch_first, **options)
         self._check_timed(given.dt)
         dtype = compute_type(params, given.x, self.dtype)
-        span = Span(given.x.shape[0], dtype, recompute=hashable(self.recompute), executor=self.executor)
+        span = Span(
+            given.x.shape[0], dtype, recompute=hashable(self.recompute), executor=self.executor
+        )
         functions, settings = self._apart()
         kind = type(self), tuple(functions), settings, span, given.single
         arrays = params, given.x, state, (given.lengths, given.resets, given.mask, given.dt)
@@ -134,11 +151,17 @@ class RecurrentLayer(Parameters):
 
     def _apart(self) -> tuple[dict[str, Callable], Any]:
         """The functions among the attributes, and the others except parameters; or the layer, if they cannot be a key."""
-        shapes, attributes = self._shapes(), sorted(vars(self).items())  # flax orders the attributes of its copies
+        # flax orders the attributes of its copies
+        shapes = self._shapes()
+        attributes = sorted(vars(self).items())
         own = {k: v for k, v in attributes if not (k.startswith("_pytree__") or k in shapes)}
-        functions = {k: v for k, v in own.items() if callable(v) and not isinstance(v, (type, nnx.Module))}
+        functions = {
+            k: v for k, v in own.items() if callable(v) and not isinstance(v, (type, nnx.Module))
+        }
         others = tuple((k, v) for k, v in own.items() if k not in functions)
-        plain = all(isinstance(v, (int, float, str, tuple, type, jnp.dtype, type(None))) for _, v in others)
+        plain = all(
+            isinstance(v, (int, float, str, tuple, type, jnp.dtype, type(None))) for _, v in others
+        )
         return (functions, others) if plain else ({}, [self])
 
     def step(
@@ -150,7 +173,9 @@ class RecurrentLayer(Parameters):
         """
         return self.apply_step(self.params(), x, state, resets=resets, mask=mask, dt=dt)
 
-    def apply_step(self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any) -> tuple[jax.Array, Any]:
+    def apply_step(
+        self, params: Mapping[str, Any], x: Any, state: Any = None, **options: Any
+    ) -> tuple[jax.Array, Any]:
         """As `step`, but a pure function of `params`."""
         given = Steps.of(self._name(), x, self.input_size, **options)
         self._check_timed(given.dt)
@@ -162,9 +187,13 @@ class RecurrentLayer(Parameters):
     def initial_state(self, batch: int) -> Any:
         """The state of `batch` sequences before their first step: a tree of arrays [N, ...]."""
         params = self.params()
-        return self._fresh(batch, accumulator(compute_type(params, jnp.zeros((), jnp.float16), self.dtype)))
+        return self._fresh(
+            batch, accumulator(compute_type(params, jnp.zeros((), jnp.float16), self.dtype))
+        )
 
-    def _called(self, params: Any, x: jax.Array, state: Any, more: Any, span: Span, single: bool) -> tuple[Any, Any]:
+    def _called(
+        self, params: Any, x: jax.Array, state: Any, more: Any, span: Span, single: bool
+    ) -> tuple[Any, Any]:
         """Runs the formula on [T, N, D] whatever padding holds; `more`: lengths [N], resets, mask and dt [T, N], or None."""
         fresh = self._fresh(x.shape[1], accumulator(span.dtype))
         if state is None:
@@ -173,22 +202,27 @@ class RecurrentLayer(Parameters):
             state = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state) if single else state
             state = self._checked_state(state, fresh)
         params, x, state, (lengths, resets, mask, dt) = alike((params, x, state, more))
-        x, dt = x.astype(span.dtype), None if dt is None else dt.astype(accumulator(span.dtype))
+        x = x.astype(span.dtype)
+        dt = None if dt is None else dt.astype(accumulator(span.dtype))
         steps = live = None
         if mask is not None:
             steps = Compaction.of(mask, lengths, resets)
-            x, dt, lengths, resets = (
-                steps.moved(x),
-                None if dt is None else steps.moved(dt),
-                steps.lengths,
-                steps.resets,
-            )
+            x = steps.moved(x)
+            dt = None if dt is None else steps.moved(dt)
+            lengths = steps.lengths
+            resets = steps.resets
         if lengths is not None:
             live = jnp.arange(span.steps)[:, None] < lengths[None]
-            x, dt = where_live(live, x), None if dt is None else where_live(live, dt)
+            x = where_live(live, x)
+            dt = None if dt is None else where_live(live, dt)
             resets = None if resets is None else resets & live
         y, state = self._run(params, x, state, replace(span, lengths=lengths, resets=resets, dt=dt))
-        y = jax.tree.map(lambda leaf: leaf.astype(span.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, y)
+        y = jax.tree.map(
+            lambda leaf: (
+                leaf.astype(span.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+            ),
+            y,
+        )
         if live is not None:
             y = jax.tree.map(lambda leaf: where_live(live, leaf), y)
         if steps is not None:
@@ -202,7 +236,9 @@ class RecurrentLayer(Parameters):
         shapes = jax.tree.unflatten(expected, [list(leaf.shape) for leaf in wanted])
         if tree != expected or any(jnp.shape(a) != b.shape for a, b in zip(leaves, wanted)):
             given = jax.tree.unflatten(tree, [list(jnp.shape(leaf)) for leaf in leaves])
-            raise LayerError(f"{self._name()}: the state has the shapes {given} but must have {shapes}, as initial_state")
+            raise LayerError(
+                f"{self._name()}: the state has the shapes {given} but must have {shapes}, as initial_state"
+            )
         return jax.tree.unflatten(tree, [jnp.asarray(a, b.dtype) for a, b in zip(leaves, wanted)])
 
 
@@ -220,7 +256,9 @@ def _run_parts(functions: Sequence[Callable], options: Any, arrays: Any) -> tupl
 def uniform(rows: int, columns: int) -> Parameter:
     """A weight [rows, columns], uniform in [-1/sqrt(columns), 1/sqrt(columns)], as PyTorch's linear layers."""
     bound = 1.0 / math.sqrt(columns)
-    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(key, shape, dtype, -bound, bound), (rows, columns)
+    return lambda key, shape, dtype=jnp.float32: jax.random.uniform(
+        key, shape, dtype, -bound, bound
+    ), (rows, columns)
 
 
 def constant(value: float, *shape: int) -> Parameter:
@@ -261,7 +299,8 @@ class Recurrent(RecurrentLayer):
         rngs: nnx.Rngs,
         **options: Any,
     ) -> None:
-        self._step, self._start = step, initial_state
+        self._step = step
+        self._start = initial_state
         given = params(rngs.params()) if callable(params) else params
         self._given = nnx.data({name: jnp.asarray(value) for name, value in given.items()})
         super().__init__(input_size, input_size, rngs=rngs, **options)

@@ -47,15 +47,22 @@ class Sequences:
         mask: Any = None, dt: Any = None, batched: bool = False,
     ) -> Sequences:  # fmt: skip
         """Checks x [T, N, D], [N, T, D] with `batch_first`, or [T, D] unless `batched`, and what belongs to it."""
-        x, ranks = check_array(where, "x", x), {} if batched else {2: f"[T, {size}]"}
-        check_features(where, x, size, {**ranks, 3: f"[N, T, {size}]" if batch_first else f"[T, N, {size}]"})
-        single, shape = x.ndim == 2, x.shape[:-1]
+        x = check_array(where, "x", x)
+        ranks = {} if batched else {2: f"[T, {size}]"}
+        check_features(
+            where, x, size, {**ranks, 3: f"[N, T, {size}]" if batch_first else f"[T, N, {size}]"}
+        )
+        single = x.ndim == 2
+        shape = x.shape[:-1]
         swap = batch_first and not single
 
         def time_first(array: jax.Array) -> jax.Array:
             return array[:, None] if single else jnp.swapaxes(array, 0, 1) if swap else array
 
-        given = (*check_masks(where, resets, mask, shape), None if dt is None else check_dt(where, dt, shape, mask))
+        given = (
+            *check_masks(where, resets, mask, shape),
+            None if dt is None else check_dt(where, dt, shape, mask),
+        )
         x, resets, mask, dt = jax.tree.map(time_first, (x, *given))
         if single and lengths is not None:
             lengths = jnp.reshape(jnp.asarray(lengths), (-1,))
@@ -88,7 +95,9 @@ class Steps:
     single: bool
 
     @classmethod
-    def of(cls, where: str, x: Any, size: int, *, resets: Any = None, mask: Any = None, dt: Any = None) -> Steps:
+    def of(
+        cls, where: str, x: Any, size: int, *, resets: Any = None, mask: Any = None, dt: Any = None
+    ) -> Steps:
         """Checks x [N, D] or [D], and what belongs to it."""
         x = check_array(where, "x", x)
         check_features(where, x, size, {1: f"[{size}]", 2: f"[N, {size}]"})
@@ -104,14 +113,18 @@ def where_live(live: jax.Array, x: jax.Array) -> jax.Array:
 
     Padding may hold NaN. It is replaced before any product, so that it reaches neither values nor gradients.
     """
-    return jnp.where(live.reshape(live.shape + (1,) * (x.ndim - live.ndim)), x, jnp.zeros((), x.dtype))
+    return jnp.where(
+        live.reshape(live.shape + (1,) * (x.ndim - live.ndim)), x, jnp.zeros((), x.dtype)
+    )
 
 
 def in_rows(rows: jax.Array, then: Any, otherwise: Any, axis: int = 0) -> Any:
     """The arrays of one tree in these rows [N] of an axis, and those of another tree in the other rows."""
 
     def of(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(rows.reshape((1,) * axis + rows.shape + (1,) * (jnp.ndim(b) - axis - 1)), a, b)
+        return jnp.where(
+            rows.reshape((1,) * axis + rows.shape + (1,) * (jnp.ndim(b) - axis - 1)), a, b
+        )
 
     return jax.tree.map(of, then, otherwise)
 
@@ -138,7 +151,9 @@ class Compaction(NamedTuple):
     after: jax.Array | None = None
 
     @classmethod
-    def of(cls, mask: jax.Array, lengths: jax.Array | None = None, resets: jax.Array | None = None) -> Compaction:
+    def of(
+        cls, mask: jax.Array, lengths: jax.Array | None = None, resets: jax.Array | None = None
+    ) -> Compaction:
         """From a mask [T, N], lengths [N] or None, and resets [T, N] or None, which end with the lengths.
 
         >>> moved = Compaction.of(jnp.array([[False], [True], [False], [True]]))
@@ -149,29 +164,39 @@ class Compaction(NamedTuple):
         """
         if lengths is not None:
             live = jnp.arange(mask.shape[0])[:, None] < lengths[None]
-            mask, resets = mask & live, None if resets is None else resets & live
+            mask = mask & live
+            resets = None if resets is None else resets & live
         order = jnp.argsort(~mask, axis=0, stable=True).astype(jnp.int32)
         compaction = cls(mask, order, jnp.sum(mask, axis=0, dtype=jnp.int32))
         if resets is None or mask.shape[0] == 0:
             return compaction._replace(resets=resets)
-        pieces = jnp.cumsum(resets, axis=0, dtype=jnp.int32)  # which piece between resets a step belongs to
-        own, end = compaction.moved(pieces), pieces[-1]
+        pieces = jnp.cumsum(
+            resets, axis=0, dtype=jnp.int32
+        )  # which piece between resets a step belongs to
+        own = compaction.moved(pieces)
+        end = pieces[-1]
         earlier = jnp.concatenate([jnp.zeros_like(own[:1]), own[:-1]])
         any_left = compaction.lengths > 0
         last = jnp.take_along_axis(own, jnp.maximum(compaction.lengths, 1)[None] - 1, axis=0)[0]
         return compaction._replace(
-            resets=(own > earlier) & (jnp.arange(mask.shape[0])[:, None] < compaction.lengths[None]),
+            resets=(own > earlier)
+            & (jnp.arange(mask.shape[0])[:, None] < compaction.lengths[None]),
             before=jnp.where(any_left, own[0], end) > resets[0],
             after=end > jnp.where(any_left, last, 0),
         )
 
     def moved(self, leaf: jax.Array) -> jax.Array:
         """The steps [T, N, ...] that count first."""
-        return jnp.take_along_axis(leaf, self.order.reshape(self.order.shape + (1,) * (leaf.ndim - 2)), axis=0)
+        return jnp.take_along_axis(
+            leaf, self.order.reshape(self.order.shape + (1,) * (leaf.ndim - 2)), axis=0
+        )
 
     def put_back(self, leaf: jax.Array) -> jax.Array:
         """Moved steps [T, N, ...] where they were, and zeros at steps that do not count."""
         if self.mask.shape[0] == 0:
             return leaf
         place = jnp.maximum(jnp.cumsum(self.mask, axis=0, dtype=jnp.int32) - 1, 0)
-        return where_live(self.mask, jnp.take_along_axis(leaf, place.reshape(place.shape + (1,) * (leaf.ndim - 2)), axis=0))
+        return where_live(
+            self.mask,
+            jnp.take_along_axis(leaf, place.reshape(place.shape + (1,) * (leaf.ndim - 2)), axis=0),
+        )

@@ -48,9 +48,13 @@ class Sequential(nnx.Module):
     def __init__(self, *parts: Callable[..., Any], batch_first: bool = False) -> None:
         for k, part in enumerate(parts):
             if not callable(part) or isinstance(part, type):
-                raise LayerError(f"Sequential: part {k} is {part!r:.80}; a part is a layer, a module or a function")
+                raise LayerError(
+                    f"Sequential: part {k} is {part!r:.80}; a part is a layer, a module or a function"
+                )
             if _is_layer(part) and getattr(part, "settings", part).batch_first:
-                raise LayerError(f"Sequential: part {k} has batch_first=True; give it to Sequential, and to no part")
+                raise LayerError(
+                    f"Sequential: part {k} has batch_first=True; give it to Sequential, and to no part"
+                )
         self.parts = nnx.List(parts)
         self.batch_first = batch_first
 
@@ -72,12 +76,14 @@ class Sequential(nnx.Module):
         """
         x = check_array("Sequential", "x", x)
         self._check_timed(dt)
-        size, options = x.shape[-1] if x.ndim else 0, dict(lengths=lengths, resets=resets, mask=mask, dt=dt)
+        size = x.shape[-1] if x.ndim else 0
+        options = dict(lengths=lengths, resets=resets, mask=mask, dt=dt)
         given = Sequences.of("Sequential", x, size, self.batch_first, **options)
         rows = {name: getattr(given, name) for name in ("x", "resets", "mask", "dt")}
         if given.single:
             rows = {name: None if leaf is None else leaf[:, 0] for name, leaf in rows.items()}
-        x, live = rows.pop("x"), rows["mask"]
+        x = rows.pop("x")
+        live = rows["mask"]
         if given.lengths is not None:
             within = jnp.arange(x.shape[0])[:, None] < given.lengths[None]
             within = within[:, 0] if given.single else within
@@ -86,9 +92,18 @@ class Sequential(nnx.Module):
 
         def call(part: Any, x: jax.Array, state: Any) -> Any:
             if not _is_layer(part):
-                return part(x, rngs=rngs) if isinstance(part, nnx.Dropout) and rngs is not None else part(x)
+                return (
+                    part(x, rngs=rngs)
+                    if isinstance(part, nnx.Dropout) and rngs is not None
+                    else part(x)
+                )
             own = {name: leaf for name, leaf in rows.items() if name != "dt" or _is_timed(part)}
-            return part(x, state, **own, **({} if rngs is None or isinstance(part, RecurrentLayer) else {"rngs": rngs}))
+            return part(
+                x,
+                state,
+                **own,
+                **({} if rngs is None or isinstance(part, RecurrentLayer) else {"rngs": rngs}),
+            )
 
         y, state = self._through(call, x, state, live, given.single)
         return (jnp.swapaxes(y, 0, 1) if self.batch_first and not given.single else y), state
@@ -102,33 +117,55 @@ class Sequential(nnx.Module):
         """
         x = check_array("Sequential.step", "x", x)
         self._check_timed(dt)
-        Steps.of("Sequential.step", x, x.shape[-1] if x.ndim else 0, resets=resets, mask=mask, dt=dt)
+        Steps.of(
+            "Sequential.step", x, x.shape[-1] if x.ndim else 0, resets=resets, mask=mask, dt=dt
+        )
         rows = {"resets": resets, "mask": mask, "dt": dt}
 
         def call(part: Any, x: jax.Array, state: Any) -> Any:
             if not _is_layer(part):
                 return x if isinstance(part, nnx.Dropout) else part(x)
-            return part.step(x, state, **{name: v for name, v in rows.items() if name != "dt" or _is_timed(part)})
+            return part.step(
+                x, state, **{name: v for name, v in rows.items() if name != "dt" or _is_timed(part)}
+            )
 
-        return self._through(call, x, state, None if mask is None else jnp.asarray(mask), x.ndim == 1)
+        return self._through(
+            call, x, state, None if mask is None else jnp.asarray(mask), x.ndim == 1
+        )
 
     def initial_state(self, batch: int) -> Any:
         """The state of `batch` sequences before their first step."""
-        return tuple(_moved(part, part.initial_state(batch)) for part in self.parts if _is_layer(part))
+        return tuple(
+            _moved(part, part.initial_state(batch)) for part in self.parts if _is_layer(part)
+        )
 
     def _check_timed(self, dt: Any) -> None:
         if dt is not None and not any(map(_is_timed, self.parts)):
-            raise LayerError("Sequential: dt is given, but no part has a time between steps; see RecurrentLayer")
+            raise LayerError(
+                "Sequential: dt is given, but no part has a time between steps; see RecurrentLayer"
+            )
 
     def _through(
-        self, call: Callable[..., Any], x: jax.Array, state: Any, live: jax.Array | None, single: bool
+        self,
+        call: Callable[..., Any],
+        x: jax.Array,
+        state: Any,
+        live: jax.Array | None,
+        single: bool,
     ) -> tuple[jax.Array, Any]:
         """Calls all parts. What does not count is 1 for those without a state, of which most functions have a gradient."""
         count = sum(map(_is_layer, self.parts))
         if state is not None and not (isinstance(state, (tuple, list)) and len(state) == count):
-            given = f"{len(state)} entries" if isinstance(state, (tuple, list)) else f"a {type(state).__name__}"
-            raise LayerError(f"Sequential: the state is {given} but must be a tuple of {count}, as initial_state")
-        states, after = iter([None] * count if state is None else state), []
+            given = (
+                f"{len(state)} entries"
+                if isinstance(state, (tuple, list))
+                else f"a {type(state).__name__}"
+            )
+            raise LayerError(
+                f"Sequential: the state is {given} but must be a tuple of {count}, as initial_state"
+            )
+        states = iter([None] * count if state is None else state)
+        after = []
         for part in self.parts:
             if _is_layer(part):
                 own = next(states)
@@ -137,7 +174,11 @@ class Sequential(nnx.Module):
                 after.append(new if single else _moved(part, new))
             else:
                 if live is not None:
-                    x = jnp.where(live.reshape(live.shape + (1,) * (x.ndim - live.ndim)), x, jnp.ones((), x.dtype))
+                    x = jnp.where(
+                        live.reshape(live.shape + (1,) * (x.ndim - live.ndim)),
+                        x,
+                        jnp.ones((), x.dtype),
+                    )
                 x = call(part, x, None)
         return (x if live is None else where_live(live, x)), tuple(after)
 
@@ -147,7 +188,11 @@ def _is_layer(part: Any) -> bool:
 
 
 def _is_timed(part: Any) -> bool:
-    return any(map(_is_timed, part.parts)) if isinstance(part, Sequential) else getattr(part, "_timed", False)
+    return (
+        any(map(_is_timed, part.parts))
+        if isinstance(part, Sequential)
+        else getattr(part, "_timed", False)
+    )
 
 
 def _moved(part: Any, state: Any, back: bool = False) -> Any:

@@ -56,13 +56,24 @@ class Settings:
     merge_directions: bool | None = None
 
     def __post_init__(self) -> None:
-        check_bools("", self, "batch_first", *(["merge_directions"] if self.merge_directions is not None else []))
+        check_bools(
+            "",
+            self,
+            "batch_first",
+            *(["merge_directions"] if self.merge_directions is not None else []),
+        )
         zoneouts = self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,)
-        given = {"dropout": (self.dropout,), "recurrent_dropout": (self.recurrent_dropout,), "zoneout": zoneouts}
+        given = {
+            "dropout": (self.dropout,),
+            "recurrent_dropout": (self.recurrent_dropout,),
+            "zoneout": zoneouts,
+        }
         for name, rates in given.items():
             if not all(isinstance(rate, Real) and 0.0 <= rate <= 1.0 for rate in rates):
                 pair = "; zoneout may be a pair (h, c) of them" if name == "zoneout" else ""
-                raise LayerError(f"{name} is {getattr(self, name)!r}; a probability lies between 0 and 1{pair}")
+                raise LayerError(
+                    f"{name} is {getattr(self, name)!r}; a probability lies between 0 and 1{pair}"
+                )
         for name in ("dropout_mask", "recurrent_dropout_mask"):
             check_choice("", name, getattr(self, name), ("step", "sequence"))
         if not isinstance(self.unroll, Integral) or self.unroll < 1:
@@ -92,7 +103,9 @@ class Settings:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def spelled_out(*others: Callable[..., Any], without: Iterable[str] = ()) -> Callable[[Function], Function]:
+def spelled_out(
+    *others: Callable[..., Any], without: Iterable[str] = ()
+) -> Callable[[Function], Function]:
     """A decorator that lists in a function's signature the keywords that it takes as `**settings`.
 
     They are the fields of `Settings`, or the keyword-only parameters of `others`, the functions that get them (all of
@@ -106,13 +119,18 @@ def spelled_out(*others: Callable[..., Any], without: Iterable[str] = ()) -> Cal
 
     def spell_out(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        more = [(f, p) for f in others or (Settings,) for p in inspect.signature(f).parameters.values()]
+        own = [
+            p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        more = [
+            (f, p) for f in others or (Settings,) for p in inspect.signature(f).parameters.values()
+        ]
         leave_out = {p.name for p in own} | set(without)
         added = {
             p.name: p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for f, p in more
-            if p.name not in leave_out and (p.kind is inspect.Parameter.KEYWORD_ONLY or f is Settings)
+            if p.name not in leave_out
+            and (p.kind is inspect.Parameter.KEYWORD_ONLY or f is Settings)
         }
         function.__signature__ = signature.replace(parameters=[*own, *added.values()])  # type: ignore[attr-defined]
         return function
@@ -141,5 +159,7 @@ def read(where: str, options: dict[str, Any], others: Iterable[str] = ()) -> Set
     known = [field.name for field in fields(Settings)]
     for name in options:
         if name not in known:
-            raise LayerError(f"{where}: no setting is called {name!r}{near(name, [*others, *known])}")
+            raise LayerError(
+                f"{where}: no setting is called {name!r}{near(name, [*others, *known])}"
+            )
     return Settings(**options)

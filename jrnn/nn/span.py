@@ -47,7 +47,9 @@ class Span:
         y = contract(x, weight, self.dtype)
         return y if bias is None else y + along_last(bias, y)
 
-    def scan(self, step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Any, fresh: Any = None) -> Any:
+    def scan(
+        self, step: Callable[[Any, Any], tuple[Any, Any]], state: Any, xs: Any, fresh: Any = None
+    ) -> Any:
         """Runs the step over leaves [T, N, ...] from the state [N, ...]; a reset goes back to `fresh`, or to zeros."""
         if self.resets is not None:
             fresh = jax.tree.map(jnp.zeros_like, state) if fresh is None else fresh
@@ -72,13 +74,20 @@ class Span:
         past = jnp.concatenate([jnp.swapaxes(window, 0, 1).astype(x.dtype), x])  # [K - 1 + T, N, C]
         taps = [past[k : k + self.steps] for k in range(size + 1)]
         ends = jnp.full(x.shape[1:2], self.steps) if self.lengths is None else self.lengths
-        last = ends[None] + jnp.arange(size)[:, None]  # [K - 1, N], the places of the next window in `past`
+        last = (
+            ends[None] + jnp.arange(size)[:, None]
+        )  # [K - 1, N], the places of the next window in `past`
         kept = jnp.take_along_axis(past, last[..., None], axis=0)
         if self.resets is not None:
-            pieces = jnp.cumsum(self.resets, axis=0, dtype=jnp.int32)  # which piece of the row a step belongs to
+            pieces = jnp.cumsum(
+                self.resets, axis=0, dtype=jnp.int32
+            )  # which piece of the row a step belongs to
             pieces = jnp.concatenate([jnp.zeros((size, x.shape[1]), jnp.int32), pieces])
             now = pieces[size:]
-            taps = [jnp.where((pieces[k : k + self.steps] == now)[..., None], tap, 0) for k, tap in enumerate(taps)]
+            taps = [
+                jnp.where((pieces[k : k + self.steps] == now)[..., None], tap, 0)
+                for k, tap in enumerate(taps)
+            ]
             piece = jnp.take_along_axis(pieces, last, axis=0)
             kept = jnp.where((piece == piece[-1:])[..., None], kept, 0)
         return taps, jnp.swapaxes(kept, 0, 1).astype(window.dtype)
@@ -127,15 +136,23 @@ def heads(x: jax.Array, count: int) -> jax.Array:
     return x.reshape(*x.shape[:-1], count, -1)
 
 
-def rotate(x: jax.Array, positions: jax.Array, base: float = 10000.0, size: int | None = None) -> jax.Array:
+def rotate(
+    x: jax.Array, positions: jax.Array, base: float = 10000.0, size: int | None = None
+) -> jax.Array:
     """Rotary positions (Su et al., 2021) of the first `size` features of each head of x [T, N, heads, C]; None: of all.
 
     Features c and c + size/2 turn by position base^(-2 c/size).
     """
     size = x.shape[-1] if size is None else size
     half = size // 2
-    angles = positions[..., None, None] * base ** -(jnp.arange(half, dtype=x.dtype) / half)[None, None, None]
-    cos, sin, a, b = jnp.cos(angles), jnp.sin(angles), x[..., :half], x[..., half:size]
+    angles = (
+        positions[..., None, None]
+        * base ** -(jnp.arange(half, dtype=x.dtype) / half)[None, None, None]
+    )
+    cos = jnp.cos(angles)
+    sin = jnp.sin(angles)
+    a = x[..., :half]
+    b = x[..., half:size]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., size:]], axis=-1)
 
 
@@ -145,7 +162,9 @@ def rms_norm(x: jax.Array, gain: jax.Array | None = None, epsilon: float = 1e-5)
     return y if gain is None else y * along_last(gain, y)
 
 
-def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array | None = None, epsilon: float = 1e-5) -> jax.Array:
+def layer_norm(
+    x: jax.Array, gain: jax.Array, bias: jax.Array | None = None, epsilon: float = 1e-5
+) -> jax.Array:
     """(x - mean) / sqrt(variance + epsilon) gain + bias over the last axis (Ba et al., 2016)."""
     centered = x - jnp.mean(x, axis=-1, keepdims=True)
     y = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + epsilon)

@@ -17,7 +17,17 @@ from jrnn.errors import LayerError
 from jrnn.jaxprs.mesh_axes import alike
 from jrnn.loops import compiled_once, hashable
 from jrnn.nn.checks import check_array, check_choice, check_features, check_key, check_state
-from jrnn.nn.layers import Common, Direction, Noise, Restart, accumulator, dropout_mask, make_step, read_rows, run_layer
+from jrnn.nn.layers import (
+    Common,
+    Direction,
+    Noise,
+    Restart,
+    accumulator,
+    dropout_mask,
+    make_step,
+    read_rows,
+    run_layer,
+)
 from jrnn.nn.packing import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from jrnn.nn.params import Layout, Weights, cell_layout_of, layout_of
 from jrnn.nn.sequences import Compaction, Sequences, Steps, compute_type, in_rows, where_live
@@ -27,7 +37,9 @@ from jrnn.nn.units import State, Unit
 Params = Mapping[str, Any]
 
 
-def stack_state(where: str, layout: Layout, hx: Any, batch: int | None, dtype: Any, name: str = "hx") -> State:
+def stack_state(
+    where: str, layout: Layout, hx: Any, batch: int | None, dtype: Any, name: str = "hx"
+) -> State:
     """The state of a stack as (h [L K, N, P],) or (h, c [L K, N, H]); zeros for None.
 
     With `batch` None, for one sequence, `hx` has no axis N, and the result has N = 1.
@@ -56,18 +68,25 @@ def run_stack(
     check_key(where, key)
     check_choice(f"{where}: ", "return_states", return_states, ("last", "all", "all+initial"))
     if mask is not None and return_states != "last":
-        raise LayerError(f"{where}: return_states is {return_states!r}; with a mask only the last states are known")
-    size, batch_first = layout.input_size, settings.batch_first
-    given, table = x, None
+        raise LayerError(
+            f"{where}: return_states is {return_states!r}; with a mask only the last states are known"
+        )
+    size = layout.input_size
+    batch_first = settings.batch_first
+    given = x
+    table = None
     if embedding is not None:
-        x, table, size = _tokens_and_rows(where, x, embedding, size), jnp.asarray(embedding), 1
+        x = _tokens_and_rows(where, x, embedding, size)
+        table = jnp.asarray(embedding)
+        size = 1
     if isinstance(given, PackedSequence):
         if lengths is not None:
             raise LayerError(f"{where}: a PackedSequence has its own lengths; do not give lengths")
         check_features(where, given.data, size, {2: f"PackedSequence.data [C, {size}]"})
         x, lengths = pad_packed_sequence(given, batch_first)
     sequences = Sequences.of(where, x, size, batch_first, lengths=lengths, resets=resets, mask=mask)
-    x, lengths = sequences.x, sequences.lengths
+    x = sequences.x
+    lengths = sequences.lengths
     batch = None if sequences.single else x.shape[1]
     dtype = compute_type(params, x if table is None else table, settings.dtype)
     states = stack_state(where, layout, hx, batch, dtype)
@@ -75,10 +94,20 @@ def run_stack(
     key = key if settings.random else None
     settings = replace(settings, recompute=hashable(settings.recompute))
     shared = Common(unit, settings, dtype, None, return_states)
-    arrays = layout.split(params), states, fresh, (lengths, sequences.resets, sequences.mask), x, key, table
+    arrays = (
+        layout.split(params),
+        states,
+        fresh,
+        (lengths, sequences.resets, sequences.mask),
+        x,
+        key,
+        table,
+    )
     output, states = compiled_once(_run_layers, (), (shared, layout.directions), arrays)
     if isinstance(given, PackedSequence):
-        repacked = pack_padded_sequence(output, lengths, enforce_sorted=False, capacity=given.data.shape[0])
+        repacked = pack_padded_sequence(
+            output, lengths, enforce_sorted=False, capacity=given.data.shape[0]
+        )
         return given._replace(data=repacked.data), states
     if sequences.single:
         states = tuple(state[..., 0, :] for state in states)
@@ -88,16 +117,23 @@ def run_stack(
 def _tokens_and_rows(where: str, x: Any, table: Any, size: int) -> jax.Array:
     """Tokens [..., T] of rows of an embedding [V, D], as input with one feature."""
     if isinstance(x, PackedSequence):
-        raise LayerError(f"{where}: embedding is given with a PackedSequence; give padded tokens [T, N] and lengths")
-    x, table = check_array(where, "x", x), check_array(where, "embedding", table)
+        raise LayerError(
+            f"{where}: embedding is given with a PackedSequence; give padded tokens [T, N] and lengths"
+        )
+    x = check_array(where, "x", x)
+    table = check_array(where, "embedding", table)
     if table.ndim != 2 or table.shape[1] != size:
         raise LayerError(f"{where}: embedding is {list(table.shape)} but must be [V, {size}]")
     if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise LayerError(f"{where}: x is {x.dtype}{list(x.shape)}; with embedding it must be integers, rows of it")
+        raise LayerError(
+            f"{where}: x is {x.dtype}{list(x.shape)}; with embedding it must be integers, rows of it"
+        )
     return x[..., None]
 
 
-def _fresh_state(where: str, layout: Layout, resets: Any, reset_state: Any, batch: int | None, dtype: Any) -> State | None:
+def _fresh_state(
+    where: str, layout: Layout, resets: Any, reset_state: Any, batch: int | None, dtype: Any
+) -> State | None:
     """The states after resets, or None without resets."""
     if resets is not None:
         return stack_state(where, layout, reset_state, batch, dtype, "reset_state")
@@ -106,25 +142,37 @@ def _fresh_state(where: str, layout: Layout, resets: Any, reset_state: Any, batc
     return None
 
 
-def _run_layers(functions: tuple[()], options: tuple[Common, int], arrays: Any) -> tuple[jax.Array, State]:
+def _run_layers(
+    functions: tuple[()], options: tuple[Common, int], arrays: Any
+) -> tuple[jax.Array, State]:
     """All layers over [T, N, D], each of so many directions."""
     shared, width = options
     weights, states, fresh, (lengths, resets, mask), x, key, table = alike(arrays)
-    settings, dtype, steps = shared.settings, shared.dtype, None
+    settings = shared.settings
+    dtype = shared.dtype
+    steps = None
     x = x if table is not None else x.astype(dtype)
     if mask is not None:
         steps = Compaction.of(mask, lengths, resets)
-        x, lengths, resets = steps.moved(x), steps.lengths, steps.resets
-        if steps.after is not None and width == 2:  # a reverse direction begins with the resets after the last step
+        x = steps.moved(x)
+        lengths = steps.lengths
+        resets = steps.resets
+        if (
+            steps.after is not None and width == 2
+        ):  # a reverse direction begins with the resets after the last step
             states = _in_direction(1, width, steps.after, fresh, states)
     if lengths is not None:
         live = jnp.arange(x.shape[0])[:, None] < lengths[None]
-        x, resets = where_live(live, x), None if resets is None else resets & live
+        x = where_live(live, x)
+        resets = None if resets is None else resets & live
     starts = [None] * len(weights) if resets is None else _restarts(resets, fresh, width)
-    directions = [Direction(own, tuple(s[k] for s in states), starts[k]) for k, own in enumerate(weights)]
+    directions = [
+        Direction(own, tuple(s[k] for s in states), starts[k]) for k, own in enumerate(weights)
+    ]
     if table is not None:
         directions[:width], x = read_rows(shared.unit, directions[:width], table, x[..., 0], dtype)
-    shared, last = shared._replace(lengths=lengths), []
+    shared = shared._replace(lengths=lengths)
+    last = []
     for start in range(0, len(directions), width):
         if start and settings.dropout and key is not None:
             key, dropout_key = jax.random.split(key)
@@ -145,7 +193,9 @@ def _run_layers(functions: tuple[()], options: tuple[Common, int], arrays: Any) 
     return steps.put_back(x), states
 
 
-def _in_direction(direction: int, width: int, rows: jax.Array, then: State, otherwise: State) -> State:
+def _in_direction(
+    direction: int, width: int, rows: jax.Array, then: State, otherwise: State
+) -> State:
     """The states [L K, N, ...], of which those of one direction and of these rows [N] are others."""
     own = jnp.arange(otherwise[0].shape[0])[:, None] % width == direction
     chosen = (own & rows[None])[..., None]
@@ -166,11 +216,16 @@ def step_stack(
     """One step through a stack without a reverse direction, [N, D] or [D]; see `jrnn.nn.functional.lstm_step`."""
     layout = layout_of(unit, params)
     if layout.bidirectional:
-        raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go step by step")
+        raise LayerError(
+            f"{where}: a bidirectional stack needs the whole sequence; it cannot go step by step"
+        )
     if isinstance(x, PackedSequence):
-        raise LayerError(f"{where}: a step takes x of one step, [N, {layout.input_size}], not a PackedSequence")
+        raise LayerError(
+            f"{where}: a step takes x of one step, [N, {layout.input_size}], not a PackedSequence"
+        )
     given = Steps.of(where, x, layout.input_size, resets=resets, mask=mask)
-    x, batch = given.x, None if given.single else given.x.shape[0]
+    x = given.x
+    batch = None if given.single else given.x.shape[0]
     dtype = compute_type(params, x, settings.dtype)
     old = stack_state(where, layout, hx, batch, dtype)
     fresh = _fresh_state(where, layout, resets, reset_state, batch, dtype)
@@ -184,7 +239,8 @@ def step_stack(
         last.append(state)
     new = tuple(jnp.stack(leaves) for leaves in zip(*last, strict=True))
     if given.mask is not None:
-        x, new = where_live(given.mask, x), in_rows(given.mask, new, old, axis=1)
+        x = where_live(given.mask, x)
+        new = in_rows(given.mask, new, old, axis=1)
     return (x[0], tuple(s[:, 0] for s in new)) if given.single else (x, new)
 
 
@@ -192,7 +248,8 @@ def step_cell(unit: Unit, where: str, params: Params, x: Any, hx: Any, dtype: An
     """One step of one cell, [N, D] or [D]."""
     layout = cell_layout_of(unit, params)
     given = Steps.of(where, x, layout.input_size)
-    x, single = given.x, given.single
+    x = given.x
+    single = given.single
     dtype = compute_type(params, x, dtype)
     shape = (layout.hidden_size,) if single else (x.shape[0], layout.hidden_size)
     state = check_state(where, hx, (shape,) * unit.states, accumulator(dtype))

@@ -100,10 +100,13 @@ def gru_cell_forward(
     return _advance(x @ W3.T + bW3, U3, bU3, hidden)
 
 
-def _advance(wx: jax.Array, U3: jax.Array, bU3: jax.Array, hidden: jax.Array) -> tuple[jax.Array, Gates]:
+def _advance(
+    wx: jax.Array, U3: jax.Array, bU3: jax.Array, hidden: jax.Array
+) -> tuple[jax.Array, Gates]:
     wr, wz, wn = jnp.split(wx, 3, axis=-1)
     ur, uz, Uh = jnp.split(hidden @ U3.T + bU3, 3, axis=-1)
-    r, z = jax.nn.sigmoid(wr + ur), jax.nn.sigmoid(wz + uz)
+    r = jax.nn.sigmoid(wr + ur)
+    z = jax.nn.sigmoid(wz + uz)
     n = jnp.tanh(wn + r * Uh)
     return (1 - z) * n + z * hidden, Gates(r, z, n, Uh)
 
@@ -132,7 +135,9 @@ def gru_cell_backward(
     )
 
 
-def _retreat(dnext: jax.Array, h: jax.Array, U3: jax.Array, gates: Gates) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _retreat(
+    dnext: jax.Array, h: jax.Array, U3: jax.Array, gates: Gates
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The gradients of the old hidden state [N, H], and of W x + bW and U h + bU [N, 3H]."""
     r, z, n, Uh = gates
     dn = dnext * (1 - z) * (1 - n * n)
@@ -143,20 +148,27 @@ def _retreat(dnext: jax.Array, h: jax.Array, U3: jax.Array, gates: Gates) -> tup
     return dnext * z + duh @ U3, dwx, duh
 
 
-def gru_inference(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+def gru_inference(
+    x: jax.Array, weights: StackWeights, hidden: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Runs a stack over a sequence, x [T, N, D], hidden [L, N, H] -> output [T, N, H] and the last hidden [L, N, H]."""
     output, last, _ = gru_forward(x, weights, hidden)
     return output, last
 
 
-def gru_forward(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> tuple[jax.Array, jax.Array, Cache]:
+def gru_forward(
+    x: jax.Array, weights: StackWeights, hidden: jax.Array
+) -> tuple[jax.Array, jax.Array, Cache]:
     """As `gru_inference`, but also returns what `gru_backward` needs.
 
     Raises:
         LayerError: if the shapes of weights, x and hidden do not fit together.
     """
     _check(x, weights, hidden)
-    inputs, hiddens, kept, last = [], [], [], []
+    inputs = []
+    hiddens = []
+    kept = []
+    last = []
     for k, start in enumerate(hidden):
         W3, U3, bW3, bU3 = weights.layer(k)
 
@@ -197,7 +209,8 @@ def gru_backward(
         f"the cache is of {layers} layers with hidden [{steps}, {batch}, {size}]",
     )
     _check(cache.inputs[0], weights, d_hidden)
-    grads, starts = [], []
+    grads = []
+    starts = []
     for k in reversed(range(len(cache.inputs))):
         W3, U3, _, _ = weights.layer(k)
 
@@ -206,7 +219,9 @@ def gru_backward(
             dh, dwx, duh = _retreat(dh + dy, h, U3, gates)
             return dh, (dwx, duh)
 
-        start, (dwx, duh) = scan(step, d_hidden[k], (d_output, cache.hiddens[k], cache.gates[k]), reverse=True)
+        start, (dwx, duh) = scan(
+            step, d_hidden[k], (d_output, cache.hiddens[k], cache.gates[k]), reverse=True
+        )
         # The weights' gradients do not depend on the order of steps: each is one product over T N rows.
         dW3 = jnp.tensordot(dwx, cache.inputs[k], axes=((0, 1), (0, 1)))
         dU3 = jnp.tensordot(duh, cache.hiddens[k], axes=((0, 1), (0, 1)))
@@ -229,9 +244,13 @@ def _check(x: jax.Array, weights: StackWeights, hidden: jax.Array) -> None:
     if jnp.ndim(x) != 3 or jnp.ndim(hidden) != 3:
         raise LayerError(f"stacked_gru: {sizes}; they must be [T, N, D] and [L, N, H]")
     (_, batch, features), (layers, _, size) = x.shape, hidden.shape
-    rows, bias = 3 * size, (layers, 1, 3 * size)
-    wanted = StackWeights((rows, features), (layers - 1, rows, size), (layers, rows, size), bias, bias)
-    arrays, shapes = weights._asdict() | {"hidden": hidden}, wanted._asdict() | {"hidden": (layers, batch, size)}
+    rows = 3 * size
+    bias = (layers, 1, 3 * size)
+    wanted = StackWeights(
+        (rows, features), (layers - 1, rows, size), (layers, rows, size), bias, bias
+    )
+    arrays = weights._asdict() | {"hidden": hidden}
+    shapes = wanted._asdict() | {"hidden": (layers, batch, size)}
     _check_shapes(arrays, shapes, sizes)
 
 
@@ -240,12 +259,21 @@ def _check_cell(x: jax.Array, hidden: jax.Array, **others: jax.Array) -> None:
     if jnp.ndim(x) != 2 or jnp.ndim(hidden) != 2 or len(x) != len(hidden):
         raise LayerError(f"stacked_gru: {sizes}; they must be [N, D] and [N, H]")
     (_, features), (_, size) = x.shape, hidden.shape
-    rows, bias = 3 * size, (1, 3 * size)
-    wanted = {"W3": (rows, features), "U3": (rows, size), "bW3": bias, "bU3": bias, "dnext": hidden.shape}
+    rows = 3 * size
+    bias = (1, 3 * size)
+    wanted = {
+        "W3": (rows, features),
+        "U3": (rows, size),
+        "bW3": bias,
+        "bU3": bias,
+        "dnext": hidden.shape,
+    }
     _check_shapes(others, wanted, sizes)
 
 
-def _check_shapes(arrays: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]], because: str) -> None:
+def _check_shapes(
+    arrays: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]], because: str
+) -> None:
     for name, array in arrays.items():
         if jnp.shape(array) != wanted[name]:
             raise LayerError(

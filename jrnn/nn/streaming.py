@@ -72,11 +72,17 @@ def chunked(
         )
     where = f"{module.layout.unit.name}: chunked"
     if module.layout.bidirectional:
-        raise LayerError(f"{where}: a bidirectional stack needs the whole sequence; it cannot go chunk by chunk")
+        raise LayerError(
+            f"{where}: a bidirectional stack needs the whole sequence; it cannot go chunk by chunk"
+        )
     size = check_integer(f"{where}: size", size, 1)
-    features, batch_first = module.layout.input_size, module.settings.batch_first
-    given = Sequences.of(where, x, features, batch_first, lengths=lengths, resets=resets, mask=mask, batched=True)
-    x, lengths = given.x, given.lengths
+    features = module.layout.input_size
+    batch_first = module.settings.batch_first
+    given = Sequences.of(
+        where, x, features, batch_first, lengths=lengths, resets=resets, mask=mask, batched=True
+    )
+    x = given.x
+    lengths = given.lengths
     steps, batch, _ = x.shape
     count = -(-steps // size)
     if lengths is None and count * size != steps:
@@ -85,14 +91,18 @@ def chunked(
         lengths = jnp.clip(lengths[None] - size * jnp.arange(count)[:, None], 0, size)
     key = module._key(rngs)
     keys = None if key is None else jax.random.split(key, count)
-    layout, params, settings = module.layout, module.params(), replace(module.settings, batch_first=False)
+    layout = module.layout
+    params = module.params()
+    settings = replace(module.settings, batch_first=False)
     state = stack_state(where, layout, hx, batch, compute_type(params, x, settings.dtype))
 
     def run(state: State, inputs: tuple[Any, ...]) -> tuple[State, jax.Array]:
         k, (piece, resets, mask), lengths, key = inputs
         hx = as_given(tuple(jnp.where(k == 0, s, lax.stop_gradient(s)) for s in state))
         options = {"resets": resets, "reset_state": reset_state, "mask": mask}
-        output, state = run_stack(layout.unit, where, params, piece, hx, settings, lengths=lengths, key=key, **options)
+        output, state = run_stack(
+            layout.unit, where, params, piece, hx, settings, lengths=lengths, key=key, **options
+        )
         return state, output
 
     def in_pieces(leaf: jax.Array) -> jax.Array:
@@ -138,14 +148,22 @@ def compiled_step(module: Any, *, donate: bool = False) -> Callable[..., tuple[j
         rule = "takes a layer of jrnn.nn, or a model: a pytree with a method step(x, state) -> (y, state)"
         raise LayerError(f"compiled_step {rule}; {name} is neither")
     if isinstance(module, (RNN, LSTM, GRU)) and module.layout.bidirectional:
-        raise LayerError(f"{module.layout.unit.name}: a bidirectional stack needs the whole sequence; it has no step")
+        raise LayerError(
+            f"{module.layout.unit.name}: a bidirectional stack needs the whole sequence; it has no step"
+        )
     leaves, tree = jax.tree.flatten(module)
 
-    def of_leaves(leaves: list[Any], x: Any, hx: Any = None, **options: Any) -> tuple[jax.Array, Any]:
+    def of_leaves(
+        leaves: list[Any], x: Any, hx: Any = None, **options: Any
+    ) -> tuple[jax.Array, Any]:
         results: tuple[jax.Array, Any] = step(jax.tree.unflatten(tree, leaves), x, hx, **options)
         return results
 
     donated = "hx" if donate else None
-    if isinstance(module, (RecurrentLayer, RNN, LSTM, GRU, Sequential)):  # constants, which a call does not pass
+    if isinstance(
+        module, (RecurrentLayer, RNN, LSTM, GRU, Sequential)
+    ):  # constants, which a call does not pass
         return jax.jit(partial(of_leaves, leaves), donate_argnames=donated)
-    return partial(jax.jit(of_leaves, donate_argnames=donated), leaves)  # large parameters make slow constants
+    return partial(
+        jax.jit(of_leaves, donate_argnames=donated), leaves
+    )  # large parameters make slow constants

@@ -47,7 +47,8 @@ def _(q, k, v, state, *gates, **_):
 
 @rule("linear_attention")
 def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
-    heads, name = q.shape[2], node.params["name"]
+    heads = q.shape[2]
+    name = node.params["name"]
     gates = [None, *gates] if name == "delta" else list(gates)
     if "gated" in name:
         if not is_positive(e, gates[0]):
@@ -55,7 +56,10 @@ def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
         tiny = np.asarray(np.finfo(np.float32).tiny, np.float32)  # its logarithm is finite
         decay = e.op("Max", [gates[0], tiny], gates[0].shape, np.float32)
         gates[0] = e.op("Log", [decay], decay.shape, np.float32)
-    packed = [x if x is None else e.reshape(x, (*x.shape[:2], heads * x.shape[3])) for x in (q, k, v, *gates)]
+    packed = [
+        x if x is None else e.reshape(x, (*x.shape[:2], heads * x.shape[3]))
+        for x in (q, k, v, *gates)
+    ]
     types = [(packed[2].shape, np.float32), (state.shape, np.float32)]
     options = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": name, "scale": 1.0}
     y, last = e.ops("LinearAttention", [*packed[:3], state, *packed[3:]], types, **options)
@@ -65,14 +69,17 @@ def _(e: GraphEmitter, node: FlatEquation, q, k, v, state, *gates):
 @rule("causal_convolution")
 def _(e: GraphEmitter, node: FlatEquation, x, window, weight, bias=None):
     """x [T, N, C], window [N, K - 1, C], weight [C, K], bias [C] -> y like x, and the next window."""
-    x, window = e.transpose(x, (1, 2, 0)), e.transpose(window, (0, 2, 1))
+    x = e.transpose(x, (1, 2, 0))
+    window = e.transpose(window, (0, 2, 1))
     weight = e.reshape(weight, (weight.shape[0], 1, weight.shape[1]))
     types = [(x.shape, x.dtype), (window.shape, window.dtype)]
     y, last = e.ops("CausalConvWithState", [x, weight, bias, window], types)
     return e.transpose(y, (2, 0, 1)), e.transpose(last, (0, 2, 1))
 
 
-def as_attention(e: GraphEmitter, node: FlatEquation, values: Sequence[Value]) -> Sequence[Value] | None:
+def as_attention(
+    e: GraphEmitter, node: FlatEquation, values: Sequence[Value]
+) -> Sequence[Value] | None:
     """Emits a scan as LinearAttention; returns None, and emits nothing that is used, if it is another loop."""
     try:
         recurrence = Recurrence.of(ScanParams.of(node.params))
@@ -110,35 +117,52 @@ class Recurrence:
         """Reads a loop; raises NotAffine if it is another recurrence."""
         program = expand_control(scan.jaxpr)
         loop = scan.loop(program)
-        if len(loop.carry) != 1 or loop.carry[0].aval.dtype != np.float32 or loop.carry[0].aval.ndim < 2:
+        if (
+            len(loop.carry) != 1
+            or loop.carry[0].aval.dtype != np.float32
+            or loop.carry[0].aval.ndim < 2
+        ):
             raise NotAffine("no single matrix is carried")
         moving = jaxprs.depends(loop.eqns, loop.carry)
         known = {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
         form = matrix_form(loop, (0,), known, loop.ys, {})
-        labels, k = form.forms.axes, form.forms.contracted
+        labels = form.forms.axes
+        k = form.forms.contracted
         if len(form.free) != 1 or form.columns or form.matrices:
             raise NotAffine("another matrix")
         name, terms = _update(form)
         q, own, read = _read(loop, known, k, form.free[0])
         given = [(own, q), *((form.forms, term) for term in terms)]
-        terms = tuple(replace(term, factors=tuple(_rooted(f, x) for x in term.factors)) for f, term in given)
-        if not form.forms.labels_in(terms) <= {*labels}:  # of axes that are summed inside of a factor
+        terms = tuple(
+            replace(term, factors=tuple(_rooted(f, x) for x in term.factors)) for f, term in given
+        )
+        if not form.forms.labels_in(terms) <= {
+            *labels
+        }:  # of axes that are summed inside of a factor
             raise NotAffine("a vector with other axes")
         outer = [l for l in labels if l not in (k, form.free[0])]
         *sizes, last = [1, *(1 if l is None else form.forms.size[l] for l in outer)]
-        heads = (math.prod(sizes), last) if len(outer) > 1 and jaxprs.is_known(last) else (math.prod([*sizes, last]), 1)
+        heads = (
+            (math.prod(sizes), last)
+            if len(outer) > 1 and jaxprs.is_known(last)
+            else (math.prod([*sizes, last]), 1)
+        )
         batch = tuple(l for l in outer if l is not None)
-        return Recurrence(scan, loop, program.consts, form.forms, batch, heads, name, terms, read, form.free[0])
+        return Recurrence(
+            scan, loop, program.consts, form.forms, batch, heads, name, terms, read, form.free[0]
+        )
 
     def run(self, *args: Any) -> list[Any]:
         """The outputs of the scan."""
-        loop, size = self.loop, {**self.forms.size, "T": self.scan.length}
+        loop = self.loop
+        size = {**self.forms.size, "T": self.scan.length}
         consts, (state,), xs = self.scan.partition(args)
         env = dict(zip(loop.consts, [*self.consts, *consts]))
         flip = (lambda x: jnp.flip(x, 0)) if loop.reverse else (lambda x: x)
         steps = dict(zip(loop.xs, xs))
         jaxprs.over_time(loop.eqns, variables(self.terms), env, steps)
-        k, v = self.forms.contracted, self.value_label
+        k = self.forms.contracted
+        v = self.value_label
         factors = Factors(env, steps, self.forms.find, jnp.float32, size[k], None)
 
         def packed(term: Term, last: int | None) -> Any:
@@ -147,11 +171,21 @@ class Recurrence:
             array = array.reshape(self.scan.length, *self.heads, 1 if last is None else size[last])
             return jnp.swapaxes(array, 0, 1)
 
-        lasts = [k, k, v, *(k if k in self.forms.labels_in([term]) else None for term in self.terms[3:])]
+        lasts = [
+            k,
+            k,
+            v,
+            *(k if k in self.forms.labels_in([term]) else None for term in self.terms[3:]),
+        ]
         arrays = [*map(packed, self.terms, lasts)]
-        order = (*(i for i, l in enumerate(self.forms.axes) if l not in (k, v)), *map(self.forms.axes.index, (k, v)))
+        order = (
+            *(i for i, l in enumerate(self.forms.axes) if l not in (k, v)),
+            *map(self.forms.axes.index, (k, v)),
+        )
         S = jnp.transpose(state, order)
-        y, last = linear_attention.bind(*arrays[:3], S.reshape(*self.heads, size[k], size[v]), *arrays[3:], name=self.name)
+        y, last = linear_attention.bind(
+            *arrays[:3], S.reshape(*self.heads, size[k], size[v]), *arrays[3:], name=self.name
+        )
         var, labels = self.read
         along = (*self.batch, v)
         y = flip(jnp.swapaxes(y, 0, 1)).reshape(self.scan.length, *(size[l] for l in along))
@@ -163,11 +197,19 @@ class Recurrence:
 
 def _rooted(forms: Forms, factor: Factor) -> Factor:
     """The factor as the value that it is a view of."""
-    of, labels = factor.operand, forms.resolved(factor.labels)
+    of = factor.operand
+    labels = forms.resolved(factor.labels)
     if isinstance(of, tuple):
-        return replace(factor, operand=tuple(_rooted(forms, f) for f in factor.operand), labels=labels)
+        return replace(
+            factor, operand=tuple(_rooted(forms, f) for f in factor.operand), labels=labels
+        )
     makers = {v: e for e in forms.eqns for v in e.outvars}
-    while not jaxprs.is_literal(of) and of in makers and primitives.is_whole_view(makers[of]) and not any(factor.index):
+    while (
+        not jaxprs.is_literal(of)
+        and of in makers
+        and primitives.is_whole_view(makers[of])
+        and not any(factor.index)
+    ):
         follow = aligned(makers[of], 0, of)
         of = makers[of].invars[0]
         labels = tuple(labels[follow[d]] if d in follow else None for d in range(of.aval.ndim))
@@ -180,10 +222,17 @@ def _key(forms: Forms, factor: Factor) -> Any:
     operand = factor.operand
     if isinstance(operand, tuple):
         return frozenset(Counter(_key(forms, f) for f in operand).items()), factor.kind
-    return float(operand.val) if jaxprs.is_literal(operand) else operand, factor.kind, factor.index, factor.labels
+    return (
+        float(operand.val) if jaxprs.is_literal(operand) else operand,
+        factor.kind,
+        factor.index,
+        factor.labels,
+    )
 
 
-def _without(forms: Forms, factors: Iterable[Factor], others: Iterable[Factor]) -> tuple[Factor, ...]:
+def _without(
+    forms: Forms, factors: Iterable[Factor], others: Iterable[Factor]
+) -> tuple[Factor, ...]:
     """The factors of a product that is divided by others, which must be among them."""
     left = list(factors)
     for other in others:
@@ -204,11 +253,13 @@ def _reads(term: Term) -> tuple[list[Term], list[tuple[Term, Term]]]:
     """The known terms of a term, and its reads of S: the factors of the product that is summed over K, and this product."""
     if not isinstance(term.operand, Row):
         return [term], []
-    known, reads = [], []
+    known = []
+    reads = []
     for inner in term.operand.terms:
         if inner.operand is None or isinstance(inner.operand, Row):
             more_known, more_reads = _reads(inner.times(term.factors, term.sign))
-            known, reads = known + more_known, reads + more_reads
+            known = known + more_known
+            reads = reads + more_reads
         else:
             reads.append((term, inner))
     return known, reads
@@ -218,11 +269,13 @@ def _update(form: AffineForm) -> tuple[str, tuple[Term, ...]]:
     """The name of an update, and its k, v, decay and b."""
     forms, k, (free,) = form.forms, form.forms.contracted, form.free
     parts = [_reads(term) for term in (*form.known, *form.updates)]
-    known, reads = _alone([t for terms, _ in parts for t in terms]), [r for _, terms in parts for r in terms]
+    known = _alone([t for terms, _ in parts for t in terms])
+    reads = [r for _, terms in parts for r in terms]
     decay = _alone(form.decay)
     if decay.sign < 0 or free in forms.labels_in([decay]):
         raise NotAffine("another decay")
-    gated, gates = "gated_" * bool(decay.factors), [replace(decay, operand=None)] * bool(decay.factors)
+    gated = "gated_" * bool(decay.factors)
+    gates = [replace(decay, operand=None)] * bool(decay.factors)
     if reads:
         ((outer, inner),) = reads if len(reads) == 1 else [(None, None)]
         if outer is None or outer.sign * inner.sign > 0:
@@ -230,19 +283,24 @@ def _update(form: AffineForm) -> tuple[str, tuple[Term, ...]]:
         key = _without(forms, inner.factors, decay.factors)
         beta = Term(None, _without(forms, outer.factors, key))
         value = _without(forms, known.factors, outer.factors)
-        name, gates = f"{gated}delta", [*gates, beta]
+        name = f"{gated}delta"
+        gates = [*gates, beta]
         if forms.labels_in([beta]) & {k, free}:
             raise NotAffine("another update")
     else:
         key = tuple(f for f in known.factors if k in forms.labels_of(f))
-        value, name = _without(forms, known.factors, key), gated.rstrip("_") or "linear"
-    key, value = Term(None, key), Term(None, value, known.sign)
+        value = _without(forms, known.factors, key)
+        name = gated.rstrip("_") or "linear"
+    key = Term(None, key)
+    value = Term(None, value, known.sign)
     if free in forms.labels_in([key]) or k in forms.labels_in([value]):
         raise NotAffine("another outer product")
     return name, (key, value, *gates)
 
 
-def _read(loop: Loop, known: set[Any], k: int, free: int) -> tuple[Term, Forms, tuple[Any, tuple[int, ...]]]:
+def _read(
+    loop: Loop, known: set[Any], k: int, free: int
+) -> tuple[Term, Forms, tuple[Any, tuple[int, ...]]]:
     """The vector that the new S is multiplied with, the forms of its labels, the product, and the labels of its axes."""
     new = loop.carry_out[0]
     made, _ = jaxprs.needed(loop.eqns, [new], {*known, *loop.carry})
@@ -252,7 +310,11 @@ def _read(loop: Loop, known: set[Any], k: int, free: int) -> tuple[Term, Forms, 
     late, used = jaxprs.needed(rest, loop.ys, {*known, *forms.readouts})
     given = {*known, *forms.readouts, *(v for e in late for v in e.outvars)}
     readouts = [v for v in used if v in forms.readouts]
-    if len(readouts) != 1 or forms.contracted != k or not {v for e in late for v in jaxprs.inputs(e)} <= given:
+    if (
+        len(readouts) != 1
+        or forms.contracted != k
+        or not {v for e in late for v in jaxprs.inputs(e)} <= given
+    ):
         raise NotAffine("another read")
     if not set(jaxprs.variables(loop.ys)) <= given:
         raise NotAffine("S is an output of every step")
@@ -264,6 +326,10 @@ def _read(loop: Loop, known: set[Any], k: int, free: int) -> tuple[Term, Forms, 
     inner = _alone(term.operand.terms)
     q = Term(None, (*inner.factors, *term.factors), inner.sign * term.sign)
     labels = forms.resolved(value.labels)
-    if inner.operand is not new or free in forms.labels_in([q]) or {*labels, None} != {*forms.axes, None} - {k}:
+    if (
+        inner.operand is not new
+        or free in forms.labels_in([q])
+        or {*labels, None} != {*forms.axes, None} - {k}
+    ):
         raise NotAffine("another read")
     return q, forms, (cut, labels)

@@ -23,9 +23,11 @@ def _types(values: Sequence) -> list[tuple]:
 def _(e: GraphEmitter, node, *values):
     if e.root.opset >= OPSET and (written := as_attention(e, node, values)) is not None:
         return tuple(written)
-    p, body = node.params, flatten(node.params["jaxpr"])
+    p = node.params
+    body = flatten(node.params["jaxpr"])
     constants, count = scan_counts(p)
-    carried, sequences = values[constants : constants + count], list(values[constants + count :])
+    carried = values[constants : constants + count]
+    sequences = list(values[constants + count :])
     inner = _types(body.inputs[constants:])
     if not sequences:  # Scan needs one, of as many steps
         sequences = [e.expand(np.zeros((1,), np.int32), (p["length"],))]
@@ -38,14 +40,23 @@ def _(e: GraphEmitter, node, *values):
     way = {"scan_input_directions": [1] * len(sequences)} if p["reverse"] else {}
     if p["reverse"] and len(outputs) > count:
         way["scan_output_directions"] = [1] * (len(outputs) - count)
-    return e.ops("Scan", [*carried, *sequences], _types(node.outputs), body=graph, num_scan_inputs=len(sequences), **way)
+    return e.ops(
+        "Scan",
+        [*carried, *sequences],
+        _types(node.outputs),
+        body=graph,
+        num_scan_inputs=len(sequences),
+        **way,
+    )
 
 
 @rule("while")
 def _(e: GraphEmitter, node, *values):
     p = node.params
-    go, step = flatten(p["cond_jaxpr"]), flatten(p["body_jaxpr"])
-    a, b = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    go = flatten(p["cond_jaxpr"])
+    step = flatten(p["body_jaxpr"])
+    a = p["cond_nconsts"]
+    b = p["cond_nconsts"] + p["body_nconsts"]
     start = list(values[b:])
 
     def body(e: GraphEmitter, refs):
@@ -76,10 +87,13 @@ def _(e: GraphEmitter, node, index, *values):
 @rule("recurrent_layer")
 def recurrent_layer_rule(e: GraphEmitter, node, x, *rest):
     """y [T, N, K H] and the last states, by one node for all directions."""
-    unit, directions = node.params["unit"], node.params["directions"]
+    unit = node.params["unit"]
+    directions = node.params["directions"]
     steps, batch, _ = x.shape
-    count, per = directions * unit.states, 4 if node.params["bias"] else 2
-    first, weights = rest[:count], rest[count : count + directions * per]
+    count = directions * unit.states
+    per = 4 if node.params["bias"] else 2
+    first = rest[:count]
+    weights = rest[count : count + directions * per]
     lengths = rest[-1] if node.params["lengths"] else None
     hidden = first[0].shape[-1]
     gates = (convention(system, unit.name).order for system in ("pytorch", "onnx"))
@@ -90,15 +104,23 @@ def recurrent_layer_rule(e: GraphEmitter, node, x, *rest):
         per_direction = []
         for k in range(directions):
             parts = [weights[k * per + kind] for kind in kinds]
-            rows = [x[order] if known(x) else e.op("Gather", [x, order], x.shape, x.dtype, axis=0) for x in parts]
+            rows = [
+                x[order] if known(x) else e.op("Gather", [x, order], x.shape, x.dtype, axis=0)
+                for x in parts
+            ]
             per_direction.append(e.concat(rows, 0))
         return e.hinted(e.stack(per_direction, 0), f"{unit.name}_{name}")
 
     initial = [first[s :: unit.states] for s in range(unit.states)]
-    zero = not any(isinstance(s, Ref) or np.any(s.value if isinstance(s, Fill) else s) for s in first)
+    zero = not any(
+        isinstance(s, Ref) or np.any(s.value if isinstance(s, Fill) else s) for s in first
+    )
     if lengths is not None:
         lengths = e.clip(lengths, np.zeros((), lengths.dtype), e.cast(e.size(steps), lengths.dtype))
-    attributes = {"direction": "bidirectional" if directions == 2 else "forward", "hidden_size": hidden}
+    attributes = {
+        "direction": "bidirectional" if directions == 2 else "forward",
+        "hidden_size": hidden,
+    }
     attributes |= {"linear_before_reset": 1} if unit.name == "GRU" else {}
     attributes |= {"activations": ["Relu"] * directions} if unit is RNN_RELU else {}
     shape = (directions, batch, hidden)
@@ -109,9 +131,17 @@ def recurrent_layer_rule(e: GraphEmitter, node, x, *rest):
         inputs.pop()
     types = [((steps, directions, batch, hidden), x.dtype)] + [(shape, x.dtype)] * unit.states
     y, *last = e.ops(unit.name, inputs, types, **attributes)
-    if lengths is not None:  # of a sequence of no steps the last state is the first; runtimes may return anything
-        some = e.reshape(e.op("Greater", [lengths, np.zeros((), lengths.dtype)], (batch,), np.bool_), (1, batch, 1))
-        last = [e.op("Where", [some, new, old], shape, x.dtype) for new, old in zip(last, start, strict=True)]
+    if (
+        lengths is not None
+    ):  # of a sequence of no steps the last state is the first; runtimes may return anything
+        some = e.reshape(
+            e.op("Greater", [lengths, np.zeros((), lengths.dtype)], (batch,), np.bool_),
+            (1, batch, 1),
+        )
+        last = [
+            e.op("Where", [some, new, old], shape, x.dtype)
+            for new, old in zip(last, start, strict=True)
+        ]
     y = e.reshape(e.transpose(y, (0, 2, 1, 3)), (steps, batch, directions * hidden))
     one = [np.asarray(k, np.int64) for k in range(directions)]
     return (y, *(e.op("Gather", [s, k], shape[1:], x.dtype, axis=0) for k in one for s in last))

@@ -44,7 +44,9 @@ class Fill:
 
 
 Value = Any  # np.ndarray | Ref | Fill
-RULES: dict[str, Callable[..., Any]] = {}  # primitive -> `(emitter, node, *values) -> value or tuple of values`
+RULES: dict[
+    str, Callable[..., Any]
+] = {}  # primitive -> `(emitter, node, *values) -> value or tuple of values`
 rule = registering(RULES)
 
 
@@ -70,24 +72,34 @@ _OPERATORS: dict[Any, str] = {
 class GraphEmitter:
     """A graph under construction. Constants and sizes are in the outermost graph, where all inner graphs see them."""
 
-    def __init__(self, parent: GraphEmitter | None = None, opset: int = 0, symbols: Mapping[str, tuple] | None = None):
+    def __init__(
+        self,
+        parent: GraphEmitter | None = None,
+        opset: int = 0,
+        symbols: Mapping[str, tuple] | None = None,
+    ):
         self.root: GraphEmitter = self if parent is None else parent.root
         self.nodes: list[onnx.NodeProto] = []
         self.written: set[str] = set()
         if parent is None:
-            self.opset, self.symbols = opset, dict(symbols or {})
+            self.opset = opset
+            self.symbols = dict(symbols or {})
             self.taken: set[str] = set()
             self.initializers: dict[str, np.ndarray] = {}
             self.dtypes: dict[str, Any] = {}  # of all values that nodes make or inner graphs get
             self.makers: dict[str, onnx.NodeProto] = {}
-            self.hints: dict[int, tuple[np.ndarray, str]] = {}  # names of known arrays, by their identity
+            self.hints: dict[
+                int, tuple[np.ndarray, str]
+            ] = {}  # names of known arrays, by their identity
             self._constants: dict[tuple, str] = {}
             self._sizes: dict[Any, str] = {}
 
     # Names, constants, nodes
 
     def claim(self, hint: str) -> str:
-        root, name, k = self.root, hint, 0
+        root = self.root
+        name = hint
+        k = 0
         while name in root.taken:
             k += 1
             name = f"{hint}_{k}"
@@ -113,26 +125,44 @@ class GraphEmitter:
     def name(self, value: Value) -> str:
         """The name of a value; "" for None, an input that is left out."""
         if isinstance(value, Fill):
-            value = self.op("Expand", [value.value, self.sizes(value.shape)], value.shape, value.dtype)
+            value = self.op(
+                "Expand", [value.value, self.sizes(value.shape)], value.shape, value.dtype
+            )
         return "" if value is None else value.name if isinstance(value, Ref) else self.const(value)
 
-    def op(self, type: str, inputs: Sequence[Value], shape: Sequence[Any], dtype: Any, **attributes: Any) -> Ref:
+    def op(
+        self,
+        type: str,
+        inputs: Sequence[Value],
+        shape: Sequence[Any],
+        dtype: Any,
+        **attributes: Any,
+    ) -> Ref:
         """A node with one output."""
         return self.ops(type, inputs, [(shape, dtype)], **attributes)[0]
 
-    def ops(self, type: str, inputs: Sequence[Value], types: Sequence[tuple], **attributes: Any) -> tuple[Ref, ...]:
-        used = {np.dtype(t) for t in (*(v.dtype for v in inputs if v is not None), *(t for _, t in types))}
+    def ops(
+        self, type: str, inputs: Sequence[Value], types: Sequence[tuple], **attributes: Any
+    ) -> tuple[Ref, ...]:
+        used = {
+            np.dtype(t)
+            for t in (*(v.dtype for v in inputs if v is not None), *(t for _, t in types))
+        }
         if BFLOAT16 in used and type not in ("Cast", "If", "Loop", "Scan"):
             return self._in_float32(type, inputs, types, attributes)
         refs = tuple(Ref(self.claim(type), tuple(shape), np.dtype(dtype)) for shape, dtype in types)
         names = [self.name(v) for v in inputs]
-        self.nodes.append(helper.make_node(type, names, [r.name for r in refs], name=refs[0].name, **attributes))
+        self.nodes.append(
+            helper.make_node(type, names, [r.name for r in refs], name=refs[0].name, **attributes)
+        )
         self.written.update(r.name for r in refs)
         self.root.dtypes.update((r.name, r.dtype) for r in refs)
         self.root.makers.update((r.name, self.nodes[-1]) for r in refs)
         return refs
 
-    def _in_float32(self, type: str, inputs: Sequence[Value], types: Sequence[tuple], attributes: Any) -> tuple[Ref, ...]:
+    def _in_float32(
+        self, type: str, inputs: Sequence[Value], types: Sequence[tuple], attributes: Any
+    ) -> tuple[Ref, ...]:
         """A node on bfloat16, which runtimes hardly compute with: in float32, and each result rounded, as XLA does it."""
 
         def wide(dtype: Any) -> Any:
@@ -140,7 +170,9 @@ class GraphEmitter:
 
         given = [None if v is None else self.cast(v, wide(v.dtype)) for v in inputs]
         refs = self.ops(type, given, [(shape, wide(dtype)) for shape, dtype in types], **attributes)
-        return tuple(self.cast(ref, np.dtype(dtype)) for ref, (_, dtype) in zip(refs, types, strict=True))
+        return tuple(
+            self.cast(ref, np.dtype(dtype)) for ref, (_, dtype) in zip(refs, types, strict=True)
+        )
 
     # Sizes
 
@@ -150,7 +182,9 @@ class GraphEmitter:
             return np.asarray(size, np.int64)
         root = self.root
         if str(size) not in root._sizes:
-            root._sizes[str(size)] = root._expression(ast.parse(str(size).replace("^", "**"), mode="eval").body)
+            root._sizes[str(size)] = root._expression(
+                ast.parse(str(size).replace("^", "**"), mode="eval").body
+            )
         return root._sizes[str(size)]
 
     def _expression(self, tree: ast.AST) -> Value:
@@ -158,25 +192,33 @@ class GraphEmitter:
             return np.asarray(tree.value, np.int64)
         if isinstance(tree, ast.Name):
             name, axis = self.symbols[tree.id]
-            size = self.op("Shape", [Ref(name, (), np.float32)], (1,), np.int64, start=axis, end=axis + 1)
+            size = self.op(
+                "Shape", [Ref(name, (), np.float32)], (1,), np.int64, start=axis, end=axis + 1
+            )
             return self.op("Squeeze", [size, ints(0)], (), np.int64)
         if isinstance(tree, ast.UnaryOp):
             return self.op("Neg", [self._expression(tree.operand)], (), np.int64)
         if isinstance(tree, ast.BinOp):
-            kind, args = _OPERATORS.get(type(tree.op)), [tree.left, tree.right]
+            kind = _OPERATORS.get(type(tree.op))
+            args = [tree.left, tree.right]
         elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
-            kind, args = _OPERATORS.get(tree.func.id), tree.args
+            kind = _OPERATORS.get(tree.func.id)
+            args = tree.args
         else:
-            kind, args = None, []
+            kind = None
+            args = []
         if kind is None:
-            raise ConversionError(f"the size {ast.unparse(tree)} is not a sum or product of the open sizes")
+            raise ConversionError(
+                f"the size {ast.unparse(tree)} is not a sum or product of the open sizes"
+            )
         return self.op(kind, [self._expression(a) for a in args], (), np.int64)
 
     def sizes(self, shape: Sequence[Any]) -> Value:
         """A shape as an int64 vector."""
         if is_static(shape):
             return ints(*shape)
-        root, key = self.root, str(tuple(shape))
+        root = self.root
+        key = str(tuple(shape))
         if key not in root._sizes:
             zero = ints(0)
             parts = [root.op("Unsqueeze", [root.size(s), zero], (1,), np.int64) for s in shape]
@@ -229,7 +271,8 @@ class GraphEmitter:
         """Reverses the order of the elements along axes."""
         if known(x):
             return np.flip(x, tuple(axes))
-        ones, far = np.ones(len(axes), np.int64), np.full(len(axes), np.iinfo(np.int64).min)
+        ones = np.ones(len(axes), np.int64)
+        far = np.full(len(axes), np.iinfo(np.int64).min)
         return self.op("Slice", [x, -ones, far, ints(*axes), -ones], x.shape, x.dtype)
 
     def clip(self, x: Value, low: Value, high: Value) -> Value:
@@ -247,7 +290,9 @@ class GraphEmitter:
         return self.op("Concat", values, shape, values[0].dtype, axis=axis)
 
     def stack(self, values: Sequence[Value], axis: int) -> Value:
-        return self.concat([self.reshape(v, (*v.shape[:axis], 1, *v.shape[axis:])) for v in values], axis)
+        return self.concat(
+            [self.reshape(v, (*v.shape[:axis], 1, *v.shape[axis:])) for v in values], axis
+        )
 
     # Graphs
 
@@ -269,7 +314,13 @@ class GraphEmitter:
         if is_filled and row.kind in ("view", "placement", "lookup"):
             return [Fill(moved[0].value, v.shape) for v in node.outputs]
         shapes = [v.shape for v in node.outputs]
-        if not known(*args) or node.name in ("scan", "while", "cond", "recurrent_layer", "dim_as_value"):
+        if not known(*args) or node.name in (
+            "scan",
+            "while",
+            "cond",
+            "recurrent_layer",
+            "dim_as_value",
+        ):
             return None
         if not all(map(is_static, shapes)):
             return None
@@ -279,27 +330,40 @@ class GraphEmitter:
 
     def _by_rule(self, node: FlatEquation, args: Sequence[Value]) -> Sequence[Value]:
         if node.name not in RULES:
-            raise ConversionError(f"{node.source}: the primitive {node.name!r} has no rule for ONNX{near(node.name, RULES)}")
+            raise ConversionError(
+                f"{node.source}: the primitive {node.name!r} has no rule for ONNX{near(node.name, RULES)}"
+            )
         try:
             refs = RULES[node.name](self, node, *args)
         except ConversionError as error:
             raise ConversionError(f"{node.source}: {node.name}: {error}") from None
         return refs if isinstance(refs, tuple) else (refs,)
 
-    def inner(self, name: str, inputs: Sequence[tuple], body: Callable[[GraphEmitter, Sequence[Ref]], Sequence[Value]]):
+    def inner(
+        self,
+        name: str,
+        inputs: Sequence[tuple],
+        body: Callable[[GraphEmitter, Sequence[Ref]], Sequence[Value]],
+    ):
         """An inner graph with the nodes of `body(emitter, inputs) -> outputs`, and its outputs."""
         e = GraphEmitter(self)
         refs = [Ref(self.claim("in"), tuple(shape), np.dtype(dtype)) for shape, dtype in inputs]
         self.root.dtypes.update((r.name, r.dtype) for r in refs)
         outputs = e.owned(body(e, refs))
         nodes = live(e.nodes, [r.name for r in outputs])
-        return helper.make_graph(nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))), outputs
+        return helper.make_graph(
+            nodes, self.claim(name), list(map(info, refs)), list(map(info, outputs))
+        ), outputs
 
     def owned(self, values: Sequence[Value]) -> list[Ref]:
         """Values as outputs of this graph, which must be made by its nodes, each by another output."""
         refs: list[Ref] = []
         for value in values:
-            if not isinstance(value, Ref) or value.name not in self.written or any(value.name == r.name for r in refs):
+            if (
+                not isinstance(value, Ref)
+                or value.name not in self.written
+                or any(value.name == r.name for r in refs)
+            ):
                 value = self.op("Identity", [value], value.shape, value.dtype)
             refs.append(value)
         return refs
@@ -315,7 +379,8 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 def live(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
     """The nodes that outputs need."""
-    wanted, needed = set(outputs), []
+    wanted = set(outputs)
+    needed = []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
             needed.append(node)
@@ -324,7 +389,18 @@ def live(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.N
 
 
 _POSITIVE = {"Exp", "Sigmoid", "Softplus", "Softmax", "Abs", "Sqrt", "Shape", "Range"}
-_FIRST = {"Reshape", "Transpose", "Expand", "Unsqueeze", "Squeeze", "Slice", "Identity", "Cast", "Gather", "Split"}
+_FIRST = {
+    "Reshape",
+    "Transpose",
+    "Expand",
+    "Unsqueeze",
+    "Squeeze",
+    "Slice",
+    "Identity",
+    "Cast",
+    "Gather",
+    "Split",
+}
 _EVERY = {"Mul", "Add", "Div", "Min", "Concat", "Pow", "ReduceSum", "CumSum"}
 
 
@@ -335,7 +411,8 @@ def is_positive(e: GraphEmitter, value: Value) -> bool:
     pending = [value.name]
     while pending:
         name = pending.pop()
-        constant, maker = e.root.initializers.get(name), e.root.makers.get(name)
+        constant = e.root.initializers.get(name)
+        maker = e.root.makers.get(name)
         if constant is not None and not (constant >= 0).all():
             return False
         if constant is None:
@@ -355,7 +432,10 @@ def type_code(dtype: Any) -> int:
 
 def info(ref: Ref) -> onnx.ValueInfoProto:
     """The declaration of an input or output. An open size keeps its name; a size computed from open ones has none."""
-    shape = [int(size) if is_static([size]) else str(size) if str(size).isidentifier() else None for size in ref.shape]
+    shape = [
+        int(size) if is_static([size]) else str(size) if str(size).isidentifier() else None
+        for size in ref.shape
+    ]
     return helper.make_tensor_value_info(ref.name, type_code(ref.dtype), shape)
 
 

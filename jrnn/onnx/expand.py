@@ -44,12 +44,15 @@ def expanded(proto: onnx.ModelProto, table: Container[str]) -> onnx.ModelProto:
     for _ in range(_DEPTH):
         if not any(_is_missing(node, table) for node in nodes_of(proto.graph)):
             break
-        model, functions = onnx.ModelProto(), []
+        model = onnx.ModelProto()
+        functions = []
         model.CopyFrom(proto)
         types = _types(model.graph)
         for k, node in enumerate(nodes_of(model.graph)):
             body = _body(node, types, opset) if _is_missing(node, table) else None
-            if body is not None:  # each node is a call of a function of its own, which depends on its types
+            if (
+                body is not None
+            ):  # each node is a call of a function of its own, which depends on its types
                 node.domain = body.domain = "jrnn"
                 node.op_type = body.name = f"{node.op_type}_{k}"
                 functions.append(body)
@@ -74,14 +77,20 @@ def _types(graph: onnx.GraphProto) -> dict[str, bytes]:
     types = {v.name: v.type.SerializeToString() for v in values}
     for t in graph.initializer:
         types[t.name] = helper.make_tensor_type_proto(t.data_type, t.dims).SerializeToString()
-    for inner in (a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH):
+    for inner in (
+        a.g for node in graph.node for a in node.attribute if a.type == onnx.AttributeProto.GRAPH
+    ):
         types |= _types(inner)
     return types
 
 
-def _body(node: onnx.NodeProto, types: Mapping[str, bytes], opset: int) -> onnx.FunctionProto | None:
+def _body(
+    node: onnx.NodeProto, types: Mapping[str, bytes], opset: int
+) -> onnx.FunctionProto | None:
     """The function that defines a node; of the first later operator set that has one, if its own has none."""
-    schemas = (schema_of(node.op_type, version) for version in range(opset, defs.onnx_opset_version() + 1))
+    schemas = (
+        schema_of(node.op_type, version) for version in range(opset, defs.onnx_opset_version() + 1)
+    )
     schema = next((s for s in schemas if s is not None and s.all_function_opset_versions), None)
     if schema is None:
         return None
@@ -90,11 +99,14 @@ def _body(node: onnx.NodeProto, types: Mapping[str, bytes], opset: int) -> onnx.
         if name not in given and attribute.default_value.type:
             node.attribute.append(attribute.default_value)
     version = max(
-        (v for v in schema.all_function_opset_versions if v <= opset), default=min(schema.all_function_opset_versions)
+        (v for v in schema.all_function_opset_versions if v <= opset),
+        default=min(schema.all_function_opset_versions),
     )
     if schema.has_context_dependent_function:
         inputs = [types.get(name, b"") for name in node.input]
-        data = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), inputs)
+        data = schema.get_context_dependent_function_with_opset_version(
+            version, node.SerializeToString(), inputs
+        )
     else:
         data = schema.get_function_with_opset_version(version)
     body = onnx.FunctionProto()

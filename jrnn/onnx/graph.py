@@ -25,12 +25,13 @@ from jrnn.nets.memory import check_call, check_results, check_size
 from jrnn.onnx.expand import STANDARD
 
 DEPTH = 32  # of graphs inside graphs
-OPERATORS: dict[str, Callable[..., Any]] = {}  # type -> `(node, *inputs) -> output or tuple of outputs`
+OPERATORS: dict[
+    str, Callable[..., Any]
+] = {}  # type -> `(node, *inputs) -> output or tuple of outputs`
 op = registering(OPERATORS)
-KEY, IN_LOOP = (
-    "\0key",
-    "\0loop",
-)  # the name of the call's key among the values, which no value of a file has; its value in loops
+# the name of the call's key among the values, which no value of a file has; its value in loops
+KEY = "\0key"
+IN_LOOP = "\0loop"
 
 
 def known(*values: Any) -> bool:
@@ -49,7 +50,8 @@ def as_jax(value: Any, where: str) -> jax.Array:
         bounds = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
         if value.min() < bounds.min or value.max() > bounds.max:
             warnings.warn(
-                f"{where}: a number does not fit {bounds.dtype} and wraps around; set jax_enable_x64", stacklevel=2
+                f"{where}: a number does not fit {bounds.dtype} and wraps around; set jax_enable_x64",
+                stacklevel=2,
             )
     return jnp.asarray(value)
 
@@ -61,7 +63,10 @@ def spread(*values: Any) -> list[Any]:
     else:
         check_size(np.broadcast_shapes(*map(np.shape, values)), np.int64)
     rank = max(np.ndim(v) for v in values)
-    return [v if np.ndim(v) == rank else v.reshape((1,) * (rank - np.ndim(v)) + np.shape(v)) for v in values]
+    return [
+        v if np.ndim(v) == rank else v.reshape((1,) * (rank - np.ndim(v)) + np.shape(v))
+        for v in values
+    ]
 
 
 def cast(x: Any, dtype: Any) -> Any:
@@ -118,7 +123,11 @@ class OnnxNode:
             return jax.random.fold_in(self.key, zlib.crc32(self.outputs[0].encode()))
         if self.key is None and "seed" in self.attributes:
             return jax.random.key(np.float32(self.attributes["seed"]).view(np.int32))
-        rule = "it is in a loop, where each step would draw the same numbers" if self.key == IN_LOOP else "pass one: key="
+        rule = (
+            "it is in a loop, where each step would draw the same numbers"
+            if self.key == IN_LOOP
+            else "pass one: key="
+        )
         raise ConversionError(f"{self}: it draws random numbers and has no key; {rule}")
 
     def known(self, value: Any, what: str) -> np.ndarray:
@@ -140,7 +149,9 @@ _LEVELS = {
 }
 
 
-def read_graph(proto: onnx.GraphProto, opset: int, own: Container[str]) -> tuple[OnnxGraph, dict[str, np.ndarray]]:
+def read_graph(
+    proto: onnx.GraphProto, opset: int, own: Container[str]
+) -> tuple[OnnxGraph, dict[str, np.ndarray]]:
     """The graph of a GraphProto, and the parameters in it and in the graphs inside it, which are among the values `own`."""
     arrays: dict[str, np.ndarray] = {}
 
@@ -172,9 +183,13 @@ def read_graph(proto: onnx.GraphProto, opset: int, own: Container[str]) -> tuple
                         f"{node}: this operator of the domain {n.domain!r} is not read{_LEVELS.get(n.domain, '')}"
                     )
                 hint = near(n.op_type, OPERATORS)
-                raise UnknownOperatorError(f"{node}: jrnn has no operator {n.op_type!r} of ONNX{hint}")
+                raise UnknownOperatorError(
+                    f"{node}: jrnn has no operator {n.op_type!r} of ONNX{hint}"
+                )
             attributes = {
-                a.name: read(a.g, f"{label}/{a.name}/", depth + 1) if a.type == AttributeProto.GRAPH else _attribute(a)
+                a.name: read(a.g, f"{label}/{a.name}/", depth + 1)
+                if a.type == AttributeProto.GRAPH
+                else _attribute(a)
                 for a in n.attribute
             }
             if kind == "Constant":
@@ -182,14 +197,18 @@ def read_graph(proto: onnx.GraphProto, opset: int, own: Container[str]) -> tuple
             else:
                 nodes.append(replace(node, attributes=attributes))
         inputs = tuple(i.name for i in proto.input if depth or i.name not in {*consts, *params})
-        return OnnxGraph(proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params)
+        return OnnxGraph(
+            proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params
+        )
 
     return read(proto, "", 0), arrays
 
 
 def _attribute(a: onnx.AttributeProto) -> Any:
     if a.ref_attr_name:
-        raise FormatError(f"the attribute {a.name!r} refers to {a.ref_attr_name!r} outside of a function")
+        raise FormatError(
+            f"the attribute {a.name!r} refers to {a.ref_attr_name!r} outside of a function"
+        )
     value = helper.get_attribute_value(a)
     match a.type:
         case AttributeProto.TENSOR:
@@ -218,7 +237,8 @@ def array_of(tensor: onnx.TensorProto) -> np.ndarray:
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
-    values, indices = array_of(sparse.values), array_of(sparse.indices)
+    values = array_of(sparse.values)
+    indices = array_of(sparse.indices)
     try:
         dense = np.zeros(check_size(sparse.dims, values.dtype), values.dtype)
         if indices.ndim == 1:
@@ -226,7 +246,9 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
         else:
             dense[tuple(indices.T)] = values
     except (IndexError, ValueError) as error:
-        raise FormatError(f"the sparse tensor {sparse.values.name!r} cannot be read: {error}") from error
+        raise FormatError(
+            f"the sparse tensor {sparse.values.name!r} cannot be read: {error}"
+        ) from error
     return dense
 
 
@@ -238,7 +260,9 @@ def _constant(attributes: Mapping[str, Any], label: str) -> np.ndarray:
             return np.asarray(value, np.float32)
         if name in ("value_int", "value_ints"):
             return np.asarray(value, np.int64)
-    raise ConversionError(f"node {label!r} Constant: it holds {sorted(attributes)}; strings are not read")
+    raise ConversionError(
+        f"node {label!r} Constant: it holds {sorted(attributes)}; strings are not read"
+    )
 
 
 _MISTAKES = (
@@ -247,7 +271,11 @@ _MISTAKES = (
 
 
 def run_graph(
-    graph: OnnxGraph, args: Sequence[Any], outer: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int
+    graph: OnnxGraph,
+    args: Sequence[Any],
+    outer: Mapping[str, Any],
+    params: Mapping[str, Any],
+    max_bytes: int,
 ) -> list[Any]:
     """The outputs of a graph for values of its inputs; `outer` holds the values of the graphs around it.
 
@@ -262,21 +290,34 @@ def run_graph(
 
 def _look_up(env: Mapping[str, Any], name: str, where: str) -> Any:
     if name and name not in env:
-        raise FormatError(f"{where}: the value {name!r} is not defined{near(name, [n for n in env if n])}")
+        raise FormatError(
+            f"{where}: the value {name!r} is not defined{near(name, [n for n in env if n])}"
+        )
     return env[name] if name else None
 
 
-def _call(node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int) -> Sequence[Any]:
-    run, node = OPERATORS[node.type], replace(node, key=env.get(KEY))
+def _call(
+    node: OnnxNode, env: Mapping[str, Any], params: Mapping[str, Any], max_bytes: int
+) -> Sequence[Any]:
+    run = OPERATORS[node.type]
+    node = replace(node, key=env.get(KEY))
     values = [_look_up(env, name, str(node)) for name in node.inputs]
     if any(isinstance(v, OnnxGraph) for v in node.attributes.values()):
         scope = {**env, KEY: env.get(KEY) if node.type == "If" else IN_LOOP}
-        node = replace(node, run=lambda graph, args: run_graph(graph, args, scope, params, max_bytes))
+        node = replace(
+            node, run=lambda graph, args: run_graph(graph, args, scope, params, max_bytes)
+        )
     try:
-        if known(*values):  # numpy computes these while they are traced, before anything can be bounded by their types
+        if known(
+            *values
+        ):  # numpy computes these while they are traced, before anything can be bounded by their types
             check_size([sum(v.size for v in values)], np.int64)
         if node.run is None and not any(map(is_traced, values)):
-            check_call(lambda: [v for v in _outputs(run(node, *values)) if hasattr(v, "dtype")], node.outputs, max_bytes)
+            check_call(
+                lambda: [v for v in _outputs(run(node, *values)) if hasattr(v, "dtype")],
+                node.outputs,
+                max_bytes,
+            )
         results = _outputs(run(node, *values))
         check_results(results, node.outputs, max_bytes)
     except JrnnError as error:
@@ -294,4 +335,8 @@ def _outputs(results: Any) -> tuple[Any, ...]:
 def _shown(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else f"a sequence of {len(value)}"
+    return (
+        f"{value.dtype}{list(value.shape)}"
+        if hasattr(value, "shape")
+        else f"a sequence of {len(value)}"
+    )

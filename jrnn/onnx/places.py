@@ -20,10 +20,20 @@ from jrnn.onnx.emit import GraphEmitter, Value, ints, rule
 
 def traced(e: GraphEmitter, fn: Callable[..., Any], *values: Value) -> list[Value]:
     """Emits the nodes of a JAX function of values."""
-    return e.run(flatten(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values))), values)
+    return e.run(
+        flatten(jax.make_jaxpr(fn)(*(jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values))),
+        values,
+    )
 
 
-def _linear(shape: Sequence[Any], window: Sequence[Any], starts: Any, batch: Sequence[tuple[int, int]], indices: Any, mode):
+def _linear(
+    shape: Sequence[Any],
+    window: Sequence[Any],
+    starts: Any,
+    batch: Sequence[tuple[int, int]],
+    indices: Any,
+    mode,
+):
     """The places of windows in an array that is flat, [S, W]; those of a window that lies partly outside are n.
 
     Args:
@@ -31,7 +41,8 @@ def _linear(shape: Sequence[Any], window: Sequence[Any], starts: Any, batch: Seq
         starts: the axes that the last axis of `indices` [S, K] gives the starts of.
         batch: pairs of an axis of the array and the axis of S that runs along it.
     """
-    where, rank = indices.shape[:-1], len(shape)
+    where = indices.shape[:-1]
+    rank = len(shape)
     first: list[Any] = [jnp.zeros(where, jnp.int32)] * rank
     for k, axis in enumerate(starts):
         first[axis] = indices[..., k].astype(jnp.int32)
@@ -44,7 +55,8 @@ def _linear(shape: Sequence[Any], window: Sequence[Any], starts: Any, batch: Seq
             first[axis] = jnp.clip(first[axis], 0, spans[axis])
         else:
             inside &= (first[axis] >= 0) & (first[axis] <= spans[axis])
-    linear, step = jnp.zeros((*where, *window), jnp.int32), 1
+    linear = jnp.zeros((*where, *window), jnp.int32)
+    step = 1
     for axis in reversed(range(rank)):
         along = lax.broadcasted_iota(jnp.int32, linear.shape, len(where) + axis)
         linear += (along + first[axis].reshape((*where, *[1] * rank))) * jnp.int32(step)
@@ -62,12 +74,17 @@ def gathered(e: GraphEmitter, node: FlatEquation, x: Value, indices: Value) -> V
     d, sizes, mode = (node.params[k] for k in ("dimension_numbers", "slice_sizes", "mode"))
     batch = list(zip(d.operand_batching_dims, d.start_indices_batching_dims, strict=True))
     mode = Mode.CLIP if mode == Mode.PROMISE_IN_BOUNDS else mode  # as XLA does
-    (places,) = traced(e, lambda i: _linear(x.shape, sizes, d.start_index_map, batch, i, mode), indices)
-    out, rank = node.outputs[0], len(indices.shape) - 1
+    (places,) = traced(
+        e, lambda i: _linear(x.shape, sizes, d.start_index_map, batch, i, mode), indices
+    )
+    out = node.outputs[0]
+    rank = len(indices.shape) - 1
     dropped = (*d.collapsed_slice_dims, *d.operand_batching_dims)
     kept = [n for axis, n in enumerate(sizes) if axis not in dropped]
     places = e.reshape(places, (*indices.shape[:-1], *kept))
-    picked = e.op("Gather", [_padded(e, x, filling(node, x)), places], places.shape, x.dtype, axis=0)
+    picked = e.op(
+        "Gather", [_padded(e, x, filling(node, x)), places], places.shape, x.dtype, axis=0
+    )
     order = [0] * len(out.shape)
     others = [k for k in range(len(out.shape)) if k not in d.offset_dims]
     for k, axis in enumerate([*others, *d.offset_dims]):
@@ -85,15 +102,26 @@ def filling(node: FlatEquation, x: Value) -> Any:
         return np.nan
     if x.dtype == bool:
         return True
-    return np.iinfo(x.dtype).min if jnp.issubdtype(x.dtype, jnp.signedinteger) else np.iinfo(x.dtype).max
+    return (
+        np.iinfo(x.dtype).min
+        if jnp.issubdtype(x.dtype, jnp.signedinteger)
+        else np.iinfo(x.dtype).max
+    )
 
 
-_SCATTERS = {"scatter": "none", "scatter-add": "add", "scatter-mul": "mul", "scatter-min": "min", "scatter-max": "max"}
+_SCATTERS = {
+    "scatter": "none",
+    "scatter-add": "add",
+    "scatter-mul": "mul",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
 
 
 @rule(*_SCATTERS, "scatter-sub")
 def scatter_rule(e: GraphEmitter, node: FlatEquation, x, indices, updates):
-    d, mode = node.params["dimension_numbers"], node.params["mode"]
+    d = node.params["dimension_numbers"]
+    mode = node.params["mode"]
     way = "add" if node.name == "scatter-sub" else _SCATTERS[node.name]
     if way in ("min", "max") and e.root.opset < 18:
         raise ConversionError("it needs the operator set 18")
@@ -103,10 +131,15 @@ def scatter_rule(e: GraphEmitter, node: FlatEquation, x, indices, updates):
     axes = iter(d.update_window_dims)
     window = [1 if axis in dropped else updates.shape[next(axes)] for axis in range(len(x.shape))]
     batch = list(zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True))
-    (places,) = traced(e, lambda i: _linear(x.shape, window, d.scatter_dims_to_operand_dims, batch, i, mode), indices)
+    (places,) = traced(
+        e,
+        lambda i: _linear(x.shape, window, d.scatter_dims_to_operand_dims, batch, i, mode),
+        indices,
+    )
     others = [k for k in range(len(updates.shape)) if k not in d.update_window_dims]
     updates = e.transpose(updates, [*others, *d.update_window_dims])
-    count, flat = math.prod(updates.shape), _padded(e, x, 0)
+    count = math.prod(updates.shape)
+    flat = _padded(e, x, 0)
     inputs = [flat, e.reshape(places, (count,)), e.reshape(updates, (count,))]
     written = e.op("ScatterElements", inputs, flat.shape, x.dtype, axis=0, reduction=way)
     written = e.op("Slice", [written, ints(0), ints(-1), ints(0)], (flat.shape[0] - 1,), x.dtype)
@@ -115,21 +148,33 @@ def scatter_rule(e: GraphEmitter, node: FlatEquation, x, indices, updates):
 
 def _largest(e: GraphEmitter, x: Value, axis: int, count: Any, largest: int) -> tuple[Value, Value]:
     """The first `count` values along an axis in order, and their indices; equal values stay in order."""
-    dtype, x = x.dtype, e.cast(x, np.int32) if x.dtype == bool else x
+    dtype = x.dtype
+    x = e.cast(x, np.int32) if x.dtype == bool else x
     shape = [count if k == axis else size for k, size in enumerate(x.shape)]
     wanted = e.reshape(e.size(count), (1,))
-    values, index = e.ops("TopK", [x, wanted], [(shape, x.dtype), (shape, np.int64)], axis=axis, largest=largest)
+    values, index = e.ops(
+        "TopK", [x, wanted], [(shape, x.dtype), (shape, np.int64)], axis=axis, largest=largest
+    )
     return e.cast(values, dtype), index
 
 
 @rule("sort")
 def _(e: GraphEmitter, node: FlatEquation, *values):
     """By each key, the last one first: equal ones stay in order."""
-    axis, order = node.params["dimension"], None
+    axis = node.params["dimension"]
+    order = None
     for key in reversed(values[: node.params["num_keys"]]):
-        here = key if order is None else e.op("GatherElements", [key, order], key.shape, key.dtype, axis=axis)
+        here = (
+            key
+            if order is None
+            else e.op("GatherElements", [key, order], key.shape, key.dtype, axis=axis)
+        )
         ordered, index = _largest(e, here, axis, key.shape[axis], 0)
-        order = index if order is None else e.op("GatherElements", [order, index], key.shape, np.int64, axis=axis)
+        order = (
+            index
+            if order is None
+            else e.op("GatherElements", [order, index], key.shape, np.int64, axis=axis)
+        )
     if len(values) == 1:
         return ordered
     return tuple(e.op("GatherElements", [v, order], v.shape, v.dtype, axis=axis) for v in values)
@@ -153,7 +198,8 @@ _RUNNING: dict[str, tuple[Callable, Any]] = {
 def _(e: GraphEmitter, node: FlatEquation, x):
     """A Scan along the axis."""
     function, start = _RUNNING[node.name]
-    axis, reverse = node.params["axis"], int(node.params["reverse"])
+    axis = node.params["axis"]
+    reverse = int(node.params["reverse"])
     if np.isinf(start) and not jnp.issubdtype(x.dtype, jnp.floating):
         start = np.iinfo(x.dtype).min if start < 0 else np.iinfo(x.dtype).max
     shape = (*x.shape[:axis], *x.shape[axis + 1 :])

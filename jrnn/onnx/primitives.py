@@ -30,7 +30,9 @@ _BINARY = {
 }  # fmt: skip
 
 
-def same(e: GraphEmitter, node: FlatEquation, type: str, *inputs: Value, **attributes: Any) -> Value:
+def same(
+    e: GraphEmitter, node: FlatEquation, type: str, *inputs: Value, **attributes: Any
+) -> Value:
     """A node of the type and shape of the equation's output."""
     return e.op(type, inputs, node.outputs[0].shape, node.outputs[0].dtype, **attributes)
 
@@ -45,7 +47,11 @@ def _bitwise(e: GraphEmitter, node: FlatEquation, x: Value) -> str:
     return f"Bitwise{type}"
 
 
-rule(*_UNARY)(lambda e, node, x: same(e, node, _bitwise(e, node, x) if node.name == "not" else _UNARY[node.name], x))
+rule(*_UNARY)(
+    lambda e, node, x: same(
+        e, node, _bitwise(e, node, x) if node.name == "not" else _UNARY[node.name], x
+    )
+)
 
 
 @rule(*_BINARY)
@@ -53,8 +59,11 @@ def _(e, node, a, b):
     if node.name in ("and", "or", "xor"):
         return same(e, node, _bitwise(e, node, a), a, b)
     if a.dtype == bool and node.name in ("lt", "le", "gt", "ge", "max", "min", "add", "mul"):
-        a, b = e.cast(a, np.int32), e.cast(b, np.int32)
-        return e.cast(e.op(_BINARY[node.name], [a, b], node.outputs[0].shape, np.int32), node.outputs[0].dtype)
+        a = e.cast(a, np.int32)
+        b = e.cast(b, np.int32)
+        return e.cast(
+            e.op(_BINARY[node.name], [a, b], node.outputs[0].shape, np.int32), node.outputs[0].dtype
+        )
     return same(e, node, _BINARY[node.name], a, b)
 
 
@@ -68,13 +77,20 @@ def _(e, node, a, b):
     JAX has removed the signs of zeros and of NaN before; in this order they would count.
     """
     if a.dtype == bool:
-        a, b = e.cast(a, np.int32), e.cast(b, np.int32)
+        a = e.cast(a, np.int32)
+        b = e.cast(b, np.int32)
     compared = same(e, node, _IN_ORDER[node.name], a, b)
     if not jnp.issubdtype(a.dtype, jnp.floating):
         return compared
     a_is_nan, last = (e.op("IsNaN", [x], x.shape, bool) for x in (a, b))
     if node.name != "le_to":
-        last = same(e, node, "And", a_is_nan if node.name == "eq_to" else e.op("Not", [a_is_nan], a.shape, bool), last)
+        last = same(
+            e,
+            node,
+            "And",
+            a_is_nan if node.name == "eq_to" else e.op("Not", [a_is_nan], a.shape, bool),
+            last,
+        )
     return same(e, node, "Or", compared, last)
 
 
@@ -100,7 +116,8 @@ def shift_rule(e, node, x, by):
     """By a power of two in 64 bits: ONNX shifts unsigned integers only."""
     if x.dtype.itemsize > 4:
         raise ConversionError("shifts of 64-bit integers are not supported")
-    bits, shape = 8 * x.dtype.itemsize, node.outputs[0].shape
+    bits = 8 * x.dtype.itemsize
+    shape = node.outputs[0].shape
 
     def op(type: str, *inputs: Value, **attributes: Any) -> Value:
         return e.op(type, inputs, shape, np.int64, **attributes)
@@ -116,7 +133,9 @@ def shift_rule(e, node, x, by):
     if node.name == "shift_left":
         return e.cast(e.cast(op("Mul", e.cast(x, np.int64), factor), unsigned), x.dtype)
     wide = e.cast(e.cast(x, unsigned) if node.name == "shift_right_logical" else x, np.int64)
-    rest = op("Mod", wide, factor)  # of the sign of the divisor, so that the quotient is rounded down
+    rest = op(
+        "Mod", wide, factor
+    )  # of the sign of the divisor, so that the quotient is rounded down
     return e.cast(e.cast(op("Div", op("Sub", wide, rest), factor), unsigned), x.dtype)
 
 
@@ -138,11 +157,18 @@ def _(e, node, x):
 
 @rule("select_n")
 def _(e, node, which, *cases):
-    dtype, shape = node.outputs[0].dtype, node.outputs[0].shape
-    kept = np.dtype(np.int32) if np.issubdtype(dtype, np.bool_) else dtype  # onnxruntime has no Where of booleans
+    dtype = node.outputs[0].dtype
+    shape = node.outputs[0].shape
+    kept = (
+        np.dtype(np.int32) if np.issubdtype(dtype, np.bool_) else dtype
+    )  # onnxruntime has no Where of booleans
     chosen, *others = (e.cast(case, kept) for case in cases)
     for k, case in enumerate(others, 1):
-        later = which if which.dtype == bool else e.op("Less", [np.asarray(k - 1, which.dtype), which], which.shape, bool)
+        later = (
+            which
+            if which.dtype == bool
+            else e.op("Less", [np.asarray(k - 1, which.dtype), which], which.shape, bool)
+        )
         chosen = e.op("Where", [later, case, chosen], shape, kept)
     return e.cast(chosen, dtype)
 
@@ -151,7 +177,9 @@ def _(e, node, which, *cases):
 
 rule("concatenate")(lambda e, node, *values: e.concat(values, node.params["dimension"]))
 rule("convert_element_type")(lambda e, node, x: e.cast(x, node.outputs[0].dtype))
-rule("copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient")(lambda e, node, *xs: xs)
+rule("copy", "name", "optimization_barrier", "reduce_precision", "stop_gradient")(
+    lambda e, node, *xs: xs
+)
 rule("dim_as_value")(lambda e, node: e.cast(e.size(node.params["dim"]), node.outputs[0].dtype))
 rule("reshape")(lambda e, node, x, *_: e.reshape(x, node.outputs[0].shape))
 rule("squeeze")(lambda e, node, x: same(e, node, "Squeeze", x, ints(*node.params["dimensions"])))
@@ -161,7 +189,8 @@ rule("transpose")(lambda e, node, x: e.transpose(x, node.params["permutation"]))
 
 @rule("broadcast_in_dim")
 def _(e, node, x, *_):
-    shape, kept = node.params["shape"], node.params["broadcast_dimensions"]
+    shape = node.params["shape"]
+    kept = node.params["broadcast_dimensions"]
     row = [1] * len(shape)
     for k, axis in enumerate(kept):
         row[axis] = x.shape[k]
@@ -189,16 +218,23 @@ rule("rev")(lambda e, node, x: e.flip(x, node.params["dimensions"]))
 @rule("iota")
 def _(e, node):
     shape, axis, dtype = (node.params[k] for k in ("shape", "dimension", "dtype"))
-    zero, one = np.zeros((), np.int64), np.ones((), np.int64)
-    numbers = e.cast(e.op("Range", [zero, e.size(shape[axis]), one], (shape[axis],), np.int64), np.dtype(dtype))
-    return e.expand(e.reshape(numbers, [size if k == axis else 1 for k, size in enumerate(shape)]), shape)
+    zero = np.zeros((), np.int64)
+    one = np.ones((), np.int64)
+    numbers = e.cast(
+        e.op("Range", [zero, e.size(shape[axis]), one], (shape[axis],), np.int64), np.dtype(dtype)
+    )
+    return e.expand(
+        e.reshape(numbers, [size if k == axis else 1 for k, size in enumerate(shape)]), shape
+    )
 
 
 def _starts(e: GraphEmitter, x: Value, starts, sizes) -> Value:
     """The start of a window of `sizes`, clipped so that the window is inside x, as an int64 vector."""
     zero = np.zeros((), np.int64)
     places = zip(starts, sizes, x.shape, strict=True)
-    return e.stack([e.clip(e.cast(start, np.int64), zero, e.size(whole - n)) for start, n, whole in places], 0)
+    return e.stack(
+        [e.clip(e.cast(start, np.int64), zero, e.size(whole - n)) for start, n, whole in places], 0
+    )
 
 
 @rule("dynamic_slice")
@@ -228,7 +264,8 @@ def _(e, node, x, indices):
     offsets = tuple(k for k in range(len(x.shape) - 1 + rank) if not axis <= k < axis + rank)
     if d.collapsed_slice_dims != (axis,) or not rows or tuple(d.offset_dims) != offsets:
         return gathered(e, node, x, indices)
-    shape, dtype = node.outputs[0].shape, indices.dtype
+    shape = node.outputs[0].shape
+    dtype = indices.dtype
     indices = e.reshape(indices, indices.shape[:-1])
     inside = e.clip(indices, np.zeros((), dtype), e.cast(e.size(x.shape[axis] - 1), dtype))
     picked = e.op("Gather", [x, inside], shape, x.dtype, axis=axis)
@@ -246,20 +283,29 @@ def _(e, node, x, indices):
 
 @rule("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
 def _(e, node, x):
-    axes, dtype = node.params["axes"], x.dtype
-    type = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "and": "Min", "or": "Max"}[node.name[7:]]
+    axes = node.params["axes"]
+    dtype = x.dtype
+    type = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod", "and": "Min", "or": "Max"}[
+        node.name[7:]
+    ]
     x = e.cast(x, np.int32) if np.issubdtype(dtype, np.bool_) else x
     if type == "Sum" or e.root.opset >= 18:
-        reduced = e.op(f"Reduce{type}", [x, ints(*axes)], node.outputs[0].shape, x.dtype, keepdims=0)
+        reduced = e.op(
+            f"Reduce{type}", [x, ints(*axes)], node.outputs[0].shape, x.dtype, keepdims=0
+        )
     else:
-        reduced = e.op(f"Reduce{type}", [x], node.outputs[0].shape, x.dtype, keepdims=0, axes=list(axes))
+        reduced = e.op(
+            f"Reduce{type}", [x], node.outputs[0].shape, x.dtype, keepdims=0, axes=list(axes)
+        )
     return e.cast(reduced, dtype)
 
 
 @rule("argmax", "argmin")
 def _(e, node, x):
     type = {"argmax": "ArgMax", "argmin": "ArgMin"}[node.name]
-    place = e.op(type, [x], node.outputs[0].shape, np.int64, axis=node.params["axes"][0], keepdims=0)
+    place = e.op(
+        type, [x], node.outputs[0].shape, np.int64, axis=node.params["axes"][0], keepdims=0
+    )
     return e.cast(place, node.outputs[0].dtype)
 
 
@@ -272,9 +318,17 @@ def _(e, node, x):
 @rule("dot_general")
 def _(e, node, a, b):
     (over_a, over_b), (batch_a, batch_b) = node.params["dimension_numbers"]
-    dtype, shape = node.outputs[0].dtype, node.outputs[0].shape
-    a, b = e.cast(a, dtype), e.cast(b, dtype)
-    if not batch_a and over_a == (len(a.shape) - 1,) and len(b.shape) == 2 and len(over_b) == 1 and len(a.shape) > 1:
+    dtype = node.outputs[0].dtype
+    shape = node.outputs[0].shape
+    a = e.cast(a, dtype)
+    b = e.cast(b, dtype)
+    if (
+        not batch_a
+        and over_a == (len(a.shape) - 1,)
+        and len(b.shape) == 2
+        and len(over_b) == 1
+        and len(a.shape) > 1
+    ):
         return e.op("MatMul", [a, e.transpose(b, (over_b[0], 1 - over_b[0]))], shape, dtype)
     names_a = list(string.ascii_lowercase[: len(a.shape)])
     names_b = list(string.ascii_lowercase[len(a.shape) :][: len(b.shape)])
@@ -294,9 +348,11 @@ def _is_negative(x: Any) -> Any:
 
 def _atan2(y: Any, x: Any) -> Any:
     """Divides by the larger of the two, so that the quotient is at most 1. Zeros have signs; infinities are equal."""
-    rise, run = jnp.abs(y), jnp.abs(x)
+    rise = jnp.abs(y)
+    run = jnp.abs(x)
     is_steep = rise > run
-    small, large = jnp.where(is_steep, run, rise), jnp.where(is_steep, rise, run)
+    small = jnp.where(is_steep, run, rise)
+    large = jnp.where(is_steep, rise, run)
     both = (small == large) & (large > 0)
     angle = jnp.arctan(jnp.where(both, 1, small / jnp.where(large == 0, 1, large)))
     angle = jnp.where(is_steep, np.pi / 2 - angle, angle)

@@ -54,7 +54,10 @@ class OnnxModel:
     proto: onnx.ModelProto = field(repr=False)
 
     def __call__(
-        self, inputs: Mapping[str, Any], params: Mapping[str, Any] | None = None, key: jax.Array | None = None
+        self,
+        inputs: Mapping[str, Any],
+        params: Mapping[str, Any] | None = None,
+        key: jax.Array | None = None,
     ) -> dict[str, Any]:
         """The outputs by name.
 
@@ -75,13 +78,17 @@ class OnnxModel:
         own = self.params
         if not isinstance(inputs, Mapping):
             example = f"model({{{self.inputs[0].name!r}: x}})" if self.inputs else "model({})"
-            raise OpError(f"inputs are a dict of arrays by name, as in {example}, but are a {type(inputs).__name__}")
+            raise OpError(
+                f"inputs are a dict of arrays by name, as in {example}, but are a {type(inputs).__name__}"
+            )
         for name in params or ():
             if name not in own:
                 raise OpError(f"no parameter is called {name!r}{near(name, own)}")
         for name in inputs:
             if name not in (known := [s.name for s in self.inputs]):
-                raise OpError(f"no input is called {name!r}{near(name, known)}; the inputs are {known}")
+                raise OpError(
+                    f"no input is called {name!r}{near(name, known)}; the inputs are {known}"
+                )
         values = [_checked(spec, inputs) for spec in self.inputs]
         results = run_graph(self.graph, values, {KEY: key}, {**own, **(params or {})}, available())
         return {
@@ -99,7 +106,9 @@ class OnnxModel:
         given = dict(params or {})
         for name, value in given.items():
             if name not in self.params or np.shape(value) != self.params[name].shape:
-                raise OpError(f"{name!r} of shape {np.shape(value)} is not a parameter{near(name, self.params)}")
+                raise OpError(
+                    f"{name!r} of shape {np.shape(value)} is not a parameter{near(name, self.params)}"
+                )
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         _replace(proto.graph, given)
@@ -127,8 +136,11 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
     x: float32[N] [0. 2. 4.]
     """
     proto = _load(source)
-    if 0 < proto.ir_version < 3 and proto.opset_import:  # as PyTorch 0.3 wrote; the checker wants 3 with operator sets
-        old, proto = proto, onnx.ModelProto()
+    if (
+        0 < proto.ir_version < 3 and proto.opset_import
+    ):  # as PyTorch 0.3 wrote; the checker wants 3 with operator sets
+        old = proto
+        proto = onnx.ModelProto()
         proto.CopyFrom(old)
         proto.ir_version = 3
     try:
@@ -137,7 +149,13 @@ def from_onnx(source: str | os.PathLike[str] | bytes | onnx.ModelProto) -> OnnxM
             proto = inliner.inline_local_functions(proto)
         proto = shape_inference.infer_shapes(proto)
         whole = expanded(proto, {*OPERATORS, "Constant"})
-    except (checker.ValidationError, shape_inference.InferenceError, ValueError, RuntimeError, DecodeError) as error:
+    except (
+        checker.ValidationError,
+        shape_inference.InferenceError,
+        ValueError,
+        RuntimeError,
+        DecodeError,
+    ) as error:
         raise FormatError(f"not a valid ONNX model: {str(error).strip()}") from error
     graph, params = read_graph(whole.graph, opset_of(proto), constants_of(proto.graph))
     names = {i.name: i for i in proto.graph.input}
@@ -182,8 +200,11 @@ def _checkable(proto: onnx.ModelProto) -> onnx.ModelProto:
 
     onnxruntime adds operators to the standard domain, and torch writes GroupNormalization of a set where it is deprecated.
     """
-    opset, copy = opset_of(proto), onnx.ModelProto()
-    shaped = all(v.type.tensor_type.HasField("shape") for v in (*proto.graph.input, *proto.graph.output))
+    opset = opset_of(proto)
+    copy = onnx.ModelProto()
+    shaped = all(
+        v.type.tensor_type.HasField("shape") for v in (*proto.graph.input, *proto.graph.output)
+    )
     if shaped and not any(_is_odd(node, opset) for node in nodes_of(proto.graph)):
         return proto
     copy.CopyFrom(proto)
@@ -218,7 +239,9 @@ def _spec(value: onnx.ValueInfoProto) -> Spec:
     try:
         dtype = jax.dtypes.canonicalize_dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
     except (KeyError, TypeError) as error:
-        raise FormatError(f"{value.name!r} has the element type {tensor.elem_type}, which jrnn does not read") from error
+        raise FormatError(
+            f"{value.name!r} has the element type {tensor.elem_type}, which jrnn does not read"
+        ) from error
     shape = tuple(map(_size, tensor.shape.dim))
     return Spec(value.name, dtype, shape if tensor.HasField("shape") else None)
 
@@ -234,7 +257,9 @@ def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
     same = jax.dtypes.canonicalize_dtype(value.dtype) == spec.dtype
     fits = spec.shape is None or (
         len(spec.shape) == value.ndim
-        and all(not isinstance(s, int) or s == n for s, n in zip(spec.shape, value.shape, strict=True))
+        and all(
+            not isinstance(s, int) or s == n for s, n in zip(spec.shape, value.shape, strict=True)
+        )
     )
     if not same or not fits:
         raise OpError(f"an array {value.dtype}{list(value.shape)} was given for the input {spec}")
@@ -247,7 +272,9 @@ def _replace(graph: onnx.GraphProto, params: Mapping[str, Any], path: str = "") 
     def put(tensor: onnx.TensorProto, key: str) -> None:
         if key in params:
             dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            tensor.CopyFrom(numpy_helper.from_array(np.asarray(params[key]).astype(dtype), tensor.name))
+            tensor.CopyFrom(
+                numpy_helper.from_array(np.asarray(params[key]).astype(dtype), tensor.name)
+            )
 
     for tensor in graph.initializer:
         put(tensor, path + tensor.name)

@@ -67,7 +67,9 @@ def to_onnx(
     (['Scan'], ['output/0: float32[2]', 'output/1: float32[T, 2]'])
     """
     if opset not in OPSETS:
-        raise ConversionError(f"opset is {opset}; operator sets {OPSETS.start} to {OPSETS.stop - 1} can be written")
+        raise ConversionError(
+            f"opset is {opset}; operator sets {OPSETS.start} to {OPSETS.stop - 1} can be written"
+        )
     if opset > (newest := onnx.defs.onnx_opset_version()):
         raise ConversionError(
             f"opset is {opset}; onnx {onnx.__version__} has operator sets to {newest}: install a newer one"
@@ -75,7 +77,9 @@ def to_onnx(
     call = call_of(fn, examples, params, name)
     specs = _specs(call, examples, dims)
     try:
-        with whole_layers(frozenset(["recurrent_layer"] + ["causal_convolution"] * (opset >= OPSET))):
+        with whole_layers(
+            frozenset(["recurrent_layer"] + ["causal_convolution"] * (opset >= OPSET))
+        ):
             graph, out_names = call.trace(specs)
     except NotImplementedError:  # a gradient or a batch of a layer is written step by step
         with whole_layers(frozenset()):
@@ -95,9 +99,15 @@ def to_onnx(
     trials = [_resized(call, specs, {})]
     if symbols:
         trials.append(_resized(call, specs, dict(zip(symbols, range(3, 3 + len(symbols))))))
-    own = not any(isinstance(leaf.value, jax.ShapeDtypeStruct) for leaf in call.leaves)  # numbers, on which loops end
+    own = not any(
+        isinstance(leaf.value, jax.ShapeDtypeStruct) for leaf in call.leaves
+    )  # numbers, on which loops end
     if has_while(graph):
-        trials = [args for k, args in enumerate(trials) if (own and not k) or ends(call.trace(args)[0], args)]
+        trials = [
+            args
+            for k, args in enumerate(trials)
+            if (own and not k) or ends(call.trace(args)[0], args)
+        ]
     if not trials:
         raise ConversionError(
             f"{call.name}: a while loop takes more than {TRIPS} steps on random numbers, so the model cannot be verified; "
@@ -111,7 +121,9 @@ def to_onnx(
 
 
 def _specs(call: Call, examples: Sequence[Any], dims: Any) -> list[jax.ShapeDtypeStruct]:
-    weights, plain = ([leaf.spec for leaf in call.leaves if leaf.is_param == which] for which in (True, False))
+    weights, plain = (
+        [leaf.spec for leaf in call.leaves if leaf.is_param == which] for which in (True, False)
+    )
     if dims is None:
         return [*weights, *plain]
     given = jax.tree.unflatten(jax.tree.structure(tuple(examples)), plain)
@@ -121,7 +133,9 @@ def _specs(call: Call, examples: Sequence[Any], dims: Any) -> list[jax.ShapeDtyp
             raise ValueError(f"they have shapes {[s.shape for s in plain]}")
         return [*weights, *opened]
     except ValueError as error:
-        raise ConversionError(f"{call.name}: dims {dims!r} do not fit the examples: {error}") from error
+        raise ConversionError(
+            f"{call.name}: dims {dims!r} do not fit the examples: {error}"
+        ) from error
 
 
 def _model(e: GraphEmitter, graph: Graph, call: Call, out_names: Sequence[str]) -> onnx.ModelProto:
@@ -148,11 +162,16 @@ def _model(e: GraphEmitter, graph: Graph, call: Call, out_names: Sequence[str]) 
     nodes = live(e.nodes, [v.name for v in outputs])
     read = {name for node in nodes for name in reads(node)}
     tensors = [tensor(n, v) for n, v in e.initializers.items() if n in read]
-    proto = helper.make_graph(nodes, re.sub(r"\W", "_", call.name) or "graph", inputs, outputs, tensors)
+    proto = helper.make_graph(
+        nodes, re.sub(r"\W", "_", call.name) or "graph", inputs, outputs, tensors
+    )
     widened(proto, {**e.dtypes, **{names[r.name]: r.dtype for r in results}})
     opsets = [helper.make_opsetid("", e.opset)]
     return helper.make_model(
-        proto, producer_name="jrnn", opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets)
+        proto,
+        producer_name="jrnn",
+        opset_imports=opsets,
+        ir_version=helper.find_min_ir_version_for(opsets),
     )
 
 
@@ -164,45 +183,69 @@ def _resized(call: Call, specs: Sequence[Any], sizes: dict[str, int]) -> list[An
             leaves.append(leaf.value)
             continue
         if isinstance(leaf.value, jax.ShapeDtypeStruct):
-            value = np.random.default_rng(0).uniform(0, 1, leaf.value.shape).astype(leaf.value.dtype)
+            value = (
+                np.random.default_rng(0).uniform(0, 1, leaf.value.shape).astype(leaf.value.dtype)
+            )
         else:
             value = np.asarray(leaf.value, spec.dtype)
-        shape = [sizes.get(str(size), given) for size, given in zip(spec.shape, value.shape, strict=True)]
+        shape = [
+            sizes.get(str(size), given) for size, given in zip(spec.shape, value.shape, strict=True)
+        ]
         leaves.append(np.resize(value, shape))
     return leaves
 
 
 def _feedable(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy that takes and returns float32 for bfloat16, for which onnxruntime has no arrays."""
-    feedable, bfloat16 = onnx.ModelProto(), TensorProto.BFLOAT16
+    feedable = onnx.ModelProto()
+    bfloat16 = TensorProto.BFLOAT16
     feedable.CopyFrom(model)
     ends = (*feedable.graph.input, *feedable.graph.output)
-    retyped(feedable.graph, [v for v in ends if v.type.tensor_type.elem_type == bfloat16], TensorProto.FLOAT)
+    retyped(
+        feedable.graph,
+        [v for v in ends if v.type.tensor_type.elem_type == bfloat16],
+        TensorProto.FLOAT,
+    )
     return feedable
 
 
-def _verify(model: onnx.ModelProto, call: Call, args: Sequence[Any], out_names: Sequence[str]) -> None:
+def _verify(
+    model: onnx.ModelProto, call: Call, args: Sequence[Any], out_names: Sequence[str]
+) -> None:
     """Compares the model, run by onnxruntime, with the function."""
     try:
         import onnxruntime
     except ImportError as error:
         raise ConversionError(needs_extra("the check of an ONNX model", "onnx")) from error
     model = _feedable(model)
-    kinds = {i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type) for i in model.graph.input}
-    feeds = {leaf.name: arg for leaf, arg in zip(call.leaves, args, strict=True) if leaf.name in kinds}
+    kinds = {
+        i.name: helper.tensor_dtype_to_np_dtype(i.type.tensor_type.elem_type)
+        for i in model.graph.input
+    }
+    feeds = {
+        leaf.name: arg for leaf, arg in zip(call.leaves, args, strict=True) if leaf.name in kinds
+    }
     feeds = {name: np.asarray(value).astype(kinds[name]) for name, value in feeds.items()}
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
         computed = session.run(None, feeds)
     except Exception as error:  # onnxruntime's own have no common base
-        raise ConversionError(f"{call.name}: onnxruntime does not run the model: {error}") from error
+        raise ConversionError(
+            f"{call.name}: onnxruntime does not run the model: {error}"
+        ) from error
     expected = jax.tree.leaves(jax.jit(call.run)(args))
     for key, ours, theirs in zip(out_names, expected, computed, strict=True):
         if not close(theirs, ours):
             same = np.shape(ours) == np.shape(theirs)
-            by = np.abs(np.asarray(theirs, float) - np.asarray(ours, float)).max() if same else "its shape"
+            by = (
+                np.abs(np.asarray(theirs, float) - np.asarray(ours, float)).max()
+                if same
+                else "its shape"
+            )
             raise ConversionError(
                 f"{call.name}: onnxruntime computes another {key!r}, which differs by {by}; this is a defect of the "
                 "conversion"
@@ -223,8 +266,10 @@ def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 def retyped(graph: onnx.GraphProto, values: Iterable[onnx.ValueInfoProto], code: int) -> None:
     """Gives inputs and outputs of a graph another type, and casts them."""
     for value in list(values):
-        outer, old = value.name, value.type.tensor_type.elem_type
-        inner, is_input = f"{outer}/{TensorProto.DataType.Name(old).lower()}", value in graph.input
+        outer = value.name
+        old = value.type.tensor_type.elem_type
+        inner = f"{outer}/{TensorProto.DataType.Name(old).lower()}"
+        is_input = value in graph.input
         for node in graph.node:
             rename(node, {outer: inner})
         value.type.tensor_type.elem_type = code
@@ -248,7 +293,8 @@ def widened(graph: onnx.GraphProto, dtypes: Mapping[str, Any]) -> None:
 
 
 def _reached(name: str, edges: Mapping[str, Collection[str]]) -> set[str]:
-    found, pending = {name}, [name]
+    found = {name}
+    pending = [name]
     while pending:
         new = set(edges.get(pending.pop(), ())) - found
         found |= new
@@ -256,7 +302,9 @@ def _reached(name: str, edges: Mapping[str, Collection[str]]) -> set[str]:
     return found
 
 
-def _connect(nodes: Sequence[onnx.NodeProto], edges: dict[str, set[str]], counts: Callable[[str], bool]) -> None:
+def _connect(
+    nodes: Sequence[onnx.NodeProto], edges: dict[str, set[str]], counts: Callable[[str], bool]
+) -> None:
     """Adds edges from each value to the integers that are computed from it."""
 
     def connect(sources: Iterable[str], targets: Iterable[str]) -> None:
@@ -271,7 +319,8 @@ def _connect(nodes: Sequence[onnx.NodeProto], edges: dict[str, set[str]], counts
             ins, outs = ([v.name for v in values] for values in (g.input, g.output))
             connect(node.input, ins)
             if node.op_type == "Loop":  # its body also has a counter, and a condition on both sides
-                ins, outs = ins[2:], outs[1:]
+                ins = ins[2:]
+                outs = outs[1:]
             sequences = sum(a.i for a in node.attribute if a.name == "num_scan_inputs")
             connect(outs, node.output)
             connect(outs, ins[: len(ins) - sequences])  # what the next step gets

@@ -15,7 +15,14 @@ from jrnn.testing.asserts import (
     assert_gradients_agree,
     assert_padding_invariant,
 )
-from jrnn.testing.conformance import ConformanceReport, Finding, check_layer, check_model, layer_tests, model_tests
+from jrnn.testing.conformance import (
+    ConformanceReport,
+    Finding,
+    check_layer,
+    check_model,
+    layer_tests,
+    model_tests,
+)
 from jrnn.testing.language_models import AdaptedModel, language_model
 from jrnn.testing.recurrent_layers import recurrent_layer
 from jrnn.testing.strategies import lengths, nets

@@ -32,7 +32,11 @@ from jrnn.testing.subjects import CellNet, Layer, layer_of
 
 FILLS = (np.nan, np.inf, -np.inf, 1e30)
 # of a layer
-RESULTS = ("y", "the last state", *(f"the gradient of {what}" for what in ("params", "x", "the initial state")))
+RESULTS = (
+    "y",
+    "the last state",
+    *(f"the gradient of {what}" for what in ("params", "x", "the initial state")),
+)
 
 
 def assert_gradients_agree(
@@ -74,13 +78,24 @@ def assert_gradients_agree(
     """
     with jax.enable_x64(True):
         s = _subject(cell, carry, xs, params, lengths, loss, key, surrogates)
-        defaults = {"tolerance": TOLERANCE if s.exact else INEXACT, "max_elements": 64, "directions": 2}
+        defaults = {
+            "tolerance": TOLERANCE if s.exact else INEXACT,
+            "max_elements": 64,
+            "directions": 2,
+        }
         report = check(s, Effort(**{**defaults, **effort}))
     assert report.agrees, f"the gradients disagree\n{report}"
 
 
 def _subject(
-    cell: Any, carry: Any, xs: Any, params: Any, lengths: Any, loss: str | None, key: Any, surrogates: Sequence[str]
+    cell: Any,
+    carry: Any,
+    xs: Any,
+    params: Any,
+    lengths: Any,
+    loss: str | None,
+    key: Any,
+    surrogates: Sequence[str],
 ) -> Subject:
     if isinstance(cell, Net):
         return subject_of_net(cell, carry, loss, key=key)
@@ -121,7 +136,11 @@ def assert_padding_invariant(
     steps, batch = layer.size
     run = _with_gradients(layer)
     mixed = np.resize([max(steps - 1, 0), 0, steps, min(1, steps)], batch)
-    some = [mixed, np.full(batch, steps), np.zeros(batch), np.ones(batch)] if lengths is None else [lengths]
+    some = (
+        [mixed, np.full(batch, steps), np.zeros(batch), np.ones(batch)]
+        if lengths is None
+        else [lengths]
+    )
     for ends in some:
         ends = np.minimum(np.asarray(ends, np.int32), steps)
 
@@ -130,7 +149,9 @@ def assert_padding_invariant(
 
         for what, tree in results(0.0).items():
             for name, leaf in named(what, tree):
-                assert np.isfinite(leaf).all(), f"{name} is not finite, with zeros behind the lengths {ends.tolist()}"
+                assert np.isfinite(leaf).all(), (
+                    f"{name} is not finite, with zeros behind the lengths {ends.tolist()}"
+                )
         where = f"with lengths {ends.tolist()} and {{}} instead of 0 behind them"
         wrong = depends_on_padding(results, where, fills, 0.0)
         assert wrong is None, wrong
@@ -207,29 +228,41 @@ def assert_executors_agree(
         assert wrong is None, f"{name}, and {first}: {wrong}, by more than {limit:g}"
 
 
-def _ways_of_cell(cell: Cell, carry: Any, xs: Any, lengths: Any, key: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _ways_of_cell(
+    cell: Cell, carry: Any, xs: Any, lengths: Any, key: Any
+) -> Iterator[tuple[str, dict[str, Any]]]:
     ends = _lengths(lengths, *np.shape(xs)[:2])
     for name, unrolled in (("as a recurrent network", False), ("unrolled", True)):
         layer = CellNet.of(cell, carry, xs, unrolled=unrolled).layer(xs, key)
         yield name, dict(zip(RESULTS, jax.jit(layer.call)(layer.params, xs, layer.state, ends)))
     net = CellNet.of(cell, carry, xs)
     got = run_net(net.net, net.blobs(xs, ends), key=key)
-    yield "operator by operator", dict(zip(RESULTS, (got[net.output], tuple(got[n][0] for n in net.last))))
+    yield (
+        "operator by operator",
+        dict(zip(RESULTS, (got[net.output], tuple(got[n][0] for n in net.last)))),
+    )
 
 
-def _ways_of_step(step: Callable, carry: Any, xs: Any, params: Any, lengths: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _ways_of_step(
+    step: Callable, carry: Any, xs: Any, params: Any, lengths: Any
+) -> Iterator[tuple[str, dict[str, Any]]]:
     plain = layer_of(step, carry, xs, params)
     ends = None if lengths is None else _lengths(lengths, *plain.size)
     arguments = (plain.params, plain.x, plain.state)
     if ends is None:
-        layer = Layer(lambda w, x, s, _: over_time(step)(*([w] if params is not None else []), s, x)[::-1], *arguments)
+        layer = Layer(
+            lambda w, x, s, _: over_time(step)(*([w] if params is not None else []), s, x)[::-1],
+            *arguments,
+        )
         yield "by jax.lax.scan", _with_gradients(layer)(*arguments, None)
     bound = step if params is None else (lambda carry, x: step(params, carry, x))
     ways: dict[str, dict[str, Any]] = {}
     for name in EXECUTORS:
         try:
             jax.eval_shape(
-                lambda state, xs, name=name: scan(bound, state, xs, lengths=ends, executor=name), plain.state, plain.x
+                lambda state, xs, name=name: scan(bound, state, xs, lengths=ends, executor=name),
+                plain.state,
+                plain.x,
             )
         except ScanError:  # it cannot run this step
             continue
@@ -253,7 +286,9 @@ def _with_gradients(layer: Layer) -> Callable[..., dict[str, Any]]:
             results = layer.call(*join(values), ends)
             return sum(jnp.sum(jnp.cos(v)) for v in floats(results)[0]), results
 
-        (_, (y, last)), gradients = jax.value_and_grad(loss, has_aux=True)(list(map(jnp.asarray, smooth)))
+        (_, (y, last)), gradients = jax.value_and_grad(loss, has_aux=True)(
+            list(map(jnp.asarray, smooth))
+        )
         return (y, last, *join(gradients))
 
     compiled = jax.jit(everything)

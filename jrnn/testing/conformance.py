@@ -56,8 +56,13 @@ class ConformanceReport:
     skipped: Mapping[str, str]
 
     def __str__(self) -> str:
-        lines = [f"holds: {', '.join(self.holds) or 'nothing'}", *(f"FAILS {f}" for f in self.findings)]
-        return "\n".join([*lines, *(f"not checked: {name}, because {why}" for name, why in self.skipped.items())])
+        lines = [
+            f"holds: {', '.join(self.holds) or 'nothing'}",
+            *(f"FAILS {f}" for f in self.findings),
+        ]
+        return "\n".join(
+            [*lines, *(f"not checked: {name}, because {why}" for name, why in self.skipped.items())]
+        )
 
 
 def check_layer(
@@ -187,7 +192,9 @@ def _report(
 def _known(names: Collection[str], table: Mapping[str, Property]) -> None:
     for name in names:
         if name not in table:
-            raise LayerError(f"there is no property {name!r}{near(name, table)}; there are: {', '.join(table)}")
+            raise LayerError(
+                f"there is no property {name!r}{near(name, table)}; there are: {', '.join(table)}"
+            )
 
 
 def _show(text: str) -> None:
@@ -211,13 +218,21 @@ def _smallest(name: str, layer: Layer, tolerance: float, wrong: str) -> Finding:
     steps, batch = layer.size
     for t in [steps] if name == "long" else range(1, steps + 1):
         for n in range(1, batch + 1):
-            fault = wrong if (t, n) == (steps, batch) else _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
+            fault = (
+                wrong
+                if (t, n) == (steps, batch)
+                else _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
+            )
             if fault is not None and fault.startswith("raises ") == wrong.startswith("raises "):
-                return Finding(name, PROPERTIES[name].rule, fault, properties.LONG if name == "long" else t, n)
+                return Finding(
+                    name, PROPERTIES[name].rule, fault, properties.LONG if name == "long" else t, n
+                )
     raise AssertionError("the whole layer is the last one tried")
 
 
-def layer_tests(make: Callable[[], Any], *, skip: Collection[str] = (), tolerance: float = TOLERANCE) -> Callable:
+def layer_tests(
+    make: Callable[[], Any], *, skip: Collection[str] = (), tolerance: float = TOLERANCE
+) -> Callable:
     """Returns a test function for pytest, with one test for each property of `check_layer`.
 
     Args:
@@ -240,7 +255,9 @@ def layer_tests(make: Callable[[], Any], *, skip: Collection[str] = (), toleranc
     return _tests(PROPERTIES, check_layer, make, skip, tolerance)
 
 
-def model_tests(make: Callable[[], Any], *, skip: Collection[str] = (), tolerance: float = TOLERANCE) -> Callable:
+def model_tests(
+    make: Callable[[], Any], *, skip: Collection[str] = (), tolerance: float = TOLERANCE
+) -> Callable:
     """Returns a test function for pytest, with one test for each property of `check_model`.
 
     Args:
@@ -259,7 +276,11 @@ def model_tests(make: Callable[[], Any], *, skip: Collection[str] = (), toleranc
 
 
 def _tests(
-    table: Mapping[str, Property], check: Callable, make: Callable, skip: Collection[str], tolerance: float
+    table: Mapping[str, Property],
+    check: Callable,
+    make: Callable,
+    skip: Collection[str],
+    tolerance: float,
 ) -> Callable:
     import pytest
 

@@ -49,9 +49,18 @@ def differs(what: str, computed: Any, wanted: Any, tolerance: float) -> str | No
     return None
 
 
-def one_differs(computed: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float) -> str | None:
+def one_differs(
+    computed: Mapping[str, Any], wanted: Mapping[str, Any], tolerance: float
+) -> str | None:
     """As `differs`, for the first of several trees by name."""
-    return next((wrong for what in wanted if (wrong := differs(what, computed[what], wanted[what], tolerance))), None)
+    return next(
+        (
+            wrong
+            for what in wanted
+            if (wrong := differs(what, computed[what], wanted[what], tolerance))
+        ),
+        None,
+    )
 
 
 def floats(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
@@ -76,7 +85,9 @@ def state_rows(layer: Layer, state: Any, rows: Any) -> Any:
 Run = Callable[[Any, Any, np.ndarray], tuple[Any, Any]]
 
 
-def depends_on_batch(layer: Layer, run: Run, tolerance: float, orders: Iterable[str] = ("alone",)) -> str | None:
+def depends_on_batch(
+    layer: Layer, run: Run, tolerance: float, orders: Iterable[str] = ("alone",)
+) -> str | None:
     """What of a sequence is different alone, or in a batch "in another order", in words; or None.
 
     Args:
@@ -91,19 +102,30 @@ def depends_on_batch(layer: Layer, run: Run, tolerance: float, orders: Iterable[
     def one(results: tuple[Any, Any], n: int) -> dict[str, Any]:
         y, last = results
         row = slice(n, n + 1)
-        return {"y": jax.tree.map(lambda v: np.asarray(v)[:, row], y), "the last state": state_rows(layer, last, row)}
+        return {
+            "y": jax.tree.map(lambda v: np.asarray(v)[:, row], y),
+            "the last state": state_rows(layer, last, row),
+        }
 
-    together, turned = of(everyone), of(everyone[::-1]) if "in another order" in orders else None
+    together = of(everyone)
+    turned = of(everyone[::-1]) if "in another order" in orders else None
     for n in everyone:
         for order in orders:
-            other = one(of(everyone[n : n + 1]), 0) if order == "alone" else one(turned, len(everyone) - 1 - n)
+            other = (
+                one(of(everyone[n : n + 1]), 0)
+                if order == "alone"
+                else one(turned, len(everyone) - 1 - n)
+            )
             if wrong := one_differs(one(together, n), other, tolerance):
                 return f"for sequence {n} of the batch, {wrong} {order}"
     return None
 
 
 def depends_on_padding(
-    results: Callable[[float], Mapping[str, Any]], where: str, fills: Iterable[float], tolerance: float
+    results: Callable[[float], Mapping[str, Any]],
+    where: str,
+    fills: Iterable[float],
+    tolerance: float,
 ) -> str | None:
     """What changes with the padding, in words, or None.
 

@@ -23,8 +23,19 @@ from jrnn.testing.properties import need
 
 KINDS = ("state", "window", "attention")
 TOKENS = (2, 8)  # N, T
-_CACHES = ("past_key_values", "cache_params", "state")  # what transformers calls the state of a model
-_TAPS = ("conv_kernel", "conv_kernel_size", "linear_conv_kernel_dim", "mamba_d_conv", "conv1d_width", "conv_L_cache")
+_CACHES = (
+    "past_key_values",
+    "cache_params",
+    "state",
+)  # what transformers calls the state of a model
+_TAPS = (
+    "conv_kernel",
+    "conv_kernel_size",
+    "linear_conv_kernel_dim",
+    "mamba_d_conv",
+    "conv1d_width",
+    "conv_L_cache",
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,10 @@ def language_model(model: Any, tokens: Any = None, **options: Any) -> AdaptedMod
     """
     if isinstance(model, AdaptedModel):
         adapted = model
-    elif any(f"{t.__module__}.{t.__name__}" == "jrnn.models.model.LanguageModel" for t in type(model).__mro__):
+    elif any(
+        f"{t.__module__}.{t.__name__}" == "jrnn.models.model.LanguageModel"
+        for t in type(model).__mro__
+    ):
         adapted = _of_jrnn(model)
     elif callable(model) and "input_ids" in _parameters(model):
         adapted = _of_transformers(model)
@@ -98,13 +112,20 @@ def language_model(model: Any, tokens: Any = None, **options: Any) -> AdaptedMod
         )
     unknown = [n for n in options if n not in AdaptedModel.__dataclass_fields__]
     if unknown:
-        raise LayerError(f"AdaptedModel has no field {unknown[0]!r}; it has {', '.join(AdaptedModel.__dataclass_fields__)}")
+        raise LayerError(
+            f"AdaptedModel has no field {unknown[0]!r}; it has {', '.join(AdaptedModel.__dataclass_fields__)}"
+        )
     adapted = replace(adapted, **options)
     tokens = adapted.tokens if tokens is None else tokens
     if tokens is None:
         tokens = np.random.default_rng(0).integers(adapted.vocabulary, size=TOKENS)
     tokens = np.asarray(tokens)
-    if tokens.ndim != 2 or tokens.dtype.kind not in "iu" or tokens.shape[0] < 2 or tokens.shape[1] < 6:
+    if (
+        tokens.ndim != 2
+        or tokens.dtype.kind not in "iu"
+        or tokens.shape[0] < 2
+        or tokens.shape[1] < 6
+    ):
         raise LayerError(
             f"tokens are {tokens.dtype}{list(tokens.shape)}; they must be integers [N, T], N at least 2, T at least 6"
         )
@@ -136,7 +157,9 @@ def _of_jrnn(model: Any) -> AdaptedModel:
                 leaves[name] = kind, leaf * live.reshape(live.shape + (1,) * (leaf.ndim - 2))
         return leaves
 
-    def call(tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None) -> tuple[Any, Any]:
+    def call(
+        tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None
+    ) -> tuple[Any, Any]:
         mask = None if attention_mask is None else attention_mask.astype(bool)
         if mask is not None and mask[:, 0].all():
             return model(tokens, state, lengths=mask.sum(axis=1), resets=resets)
@@ -158,12 +181,17 @@ def _of_jrnn(model: Any) -> AdaptedModel:
             return _of_jrnn(models.load(folder))
 
     def over_devices(tokens: Any) -> Any:
-        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("time",))  # XLA decides how results are shared
+        mesh = jax.sharding.Mesh(
+            np.array(jax.devices()), ("time",)
+        )  # XLA decides how results are shared
         whole, in_time = (
-            jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes)) for axes in ((), (None, "time"))
+            jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+            for axes in ((), (None, "time"))
         )
         state = model.initial_state(*tokens.shape)
-        logits, _ = jax.device_put(model, whole)(jax.device_put(tokens, in_time), jax.device_put(state, whole))
+        logits, _ = jax.device_put(model, whole)(
+            jax.device_put(tokens, in_time), jax.device_put(state, whole)
+        )
         return logits
 
     return AdaptedModel(
@@ -215,10 +243,14 @@ def _of_transformers(model: Any) -> AdaptedModel:
         if not in_torch:
             return model(**given)
         with torch.no_grad():
-            given = {n: torch.tensor(v) if isinstance(v, np.ndarray) else v for n, v in given.items()}
+            given = {
+                n: torch.tensor(v) if isinstance(v, np.ndarray) else v for n, v in given.items()
+            }
             return model(**given)
 
-    def call(tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None) -> tuple[Any, Any]:
+    def call(
+        tokens: Any, state: Any, attention_mask: Any = None, resets: Any = None
+    ) -> tuple[Any, Any]:
         now = np.ones_like(tokens) if attention_mask is None else np.asarray(attention_mask)
         mask = now if state is None else np.concatenate([state.mask, now], axis=1)
         positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -tokens.shape[1] :]
@@ -227,23 +259,39 @@ def _of_transformers(model: Any) -> AdaptedModel:
             steps = np.arange(tokens.shape[1])[None]
             positions = steps - np.maximum.accumulate(np.where(resets, steps, 0), axis=1)
             documents = np.cumsum(resets, axis=1).astype(np.int32)
-        given = {"input_ids": tokens.astype(np.int64), "position_ids": positions.astype(np.int64), "seq_idx": documents}
-        given |= {"attention_mask": None if mask.all() else mask.astype(np.int64), "use_cache": resets is None}
+        given = {
+            "input_ids": tokens.astype(np.int64),
+            "position_ids": positions.astype(np.int64),
+            "seq_idx": documents,
+        }
+        given |= {
+            "attention_mask": None if mask.all() else mask.astype(np.int64),
+            "use_cache": resets is None,
+        }
         if state is not None:
             need(state.cache is not None, "the model returns no cache")
             given[name] = state.cache
             if name != _CACHES[0]:  # without keys, the mask counts for the prompt alone
                 given["attention_mask"] = None
         out = run(**given)
-        cache = None if name is None else next((getattr(out, n) for n in _CACHES if getattr(out, n, None) is not None), None)
+        cache = (
+            None
+            if name is None
+            else next((getattr(out, n) for n in _CACHES if getattr(out, n, None) is not None), None)
+        )
         logits = out.logits.float().numpy() if in_torch else np.asarray(out.logits)
         return logits, _Past(cache, mask)
 
     def reloaded() -> AdaptedModel:
-        chosen = {n: getattr(model.config, f"_{n}", None) for n in ("attn_implementation", "experts_implementation")}
+        chosen = {
+            n: getattr(model.config, f"_{n}", None)
+            for n in ("attn_implementation", "experts_implementation")
+        }
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            again = type(model).from_pretrained(folder, **{n: v for n, v in chosen.items() if v is not None})
+            again = type(model).from_pretrained(
+                folder, **{n: v for n, v in chosen.items() if v is not None}
+            )
             return _of_transformers(again.eval() if in_torch else again)
 
     taps = max(getattr(model.config, n, None) or 2 for n in _TAPS)

@@ -23,7 +23,9 @@ _property = registered(MODEL_PROPERTIES)
 NAMES = {"state": "recurrent state", "window": "window of a convolution", "attention": "attention"}
 
 
-def _run(model: AdaptedModel, tokens: Any, state: Any = None, one: bool = False, **options: Any) -> tuple[Any, Any]:
+def _run(
+    model: AdaptedModel, tokens: Any, state: Any = None, one: bool = False, **options: Any
+) -> tuple[Any, Any]:
     """The logits, as float64, and the state; `one`: by `model.step`."""
     call = model.call if model.step is None or not one else model.step
     logits, state = call(np.asarray(tokens, np.int32), state, **options)
@@ -39,7 +41,9 @@ def _logits(model: AdaptedModel, tokens: Any, state: Any = None, **options: Any)
     return _run(model, tokens, state, **options)[0]
 
 
-def _in_pieces(model: AdaptedModel, tokens: Any, sizes: Sequence[int], state: Any = None, one: bool = False) -> Any:
+def _in_pieces(
+    model: AdaptedModel, tokens: Any, sizes: Sequence[int], state: Any = None, one: bool = False
+) -> Any:
     pieces = []
     for part in np.split(tokens, np.cumsum(sizes)[:-1], axis=1):
         logits, state = _run(model, part, state, one)
@@ -69,17 +73,23 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
     return None
 
 
-@_property("pieces", "a prompt read in pieces, the state handed on, gives what one call gives", "causality")
+@_property(
+    "pieces", "a prompt read in pieces, the state handed on, gives what one call gives", "causality"
+)
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     sizes = (2, 2, model.size[0] - 4)
-    wrong = differs("logits", _in_pieces(model, model.tokens, sizes), _logits(model, model.tokens), tolerance)
+    wrong = differs(
+        "logits", _in_pieces(model, model.tokens, sizes), _logits(model, model.tokens), tolerance
+    )
     return wrong and f"in pieces of {sizes} tokens, {wrong}"
 
 
 @_property("decoding", "token by token gives what one call gives", "causality")
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     whole = _logits(model, model.tokens)
-    if wrong := differs("logits", _in_pieces(model, model.tokens, (1,) * model.size[0], one=True), whole, tolerance):
+    if wrong := differs(
+        "logits", _in_pieces(model, model.tokens, (1,) * model.size[0], one=True), whole, tolerance
+    ):
         return f"token by token from the first on, {wrong}"
     prompt, rest = _halves(model)
     computed = _in_pieces(model, rest, (1,) * rest.shape[1], _run(model, prompt)[1], one=True)
@@ -100,7 +110,9 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
     return wrong and f"after {prompt.shape[1]} tokens, with the loaded state, {wrong}"
 
 
-@_property("rollback", "a state that was kept is as it was after further tokens were read and taken back")
+@_property(
+    "rollback", "a state that was kept is as it was after further tokens were read and taken back"
+)
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     prompt, rest = _halves(model)
     _, state = _run(model, prompt)
@@ -140,7 +152,9 @@ def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
 
     def ends(changed: slice) -> tuple[Any, Any, Any]:
         """The logits of the last document in each of two rows, of which the second has other tokens before; the state."""
-        tokens, state, start = np.stack([row, row]), None, 0
+        tokens = np.stack([row, row])
+        state = None
+        start = 0
         tokens[1, changed] = _others(model, row[changed])
         if handed:
             _, state = _run(model, tokens[:, :2])
@@ -154,7 +168,9 @@ def _leak(model: AdaptedModel, tolerance: float, handed: bool) -> _Leak | None:
         kind = "state" if "state" in model.remembers else "attention"
         if {"state", "attention"} <= {*model.remembers} and model.leaves is not None:
             kind = "state" if _lowest(model.leaves(state), tolerance) == {"state"} else "attention"
-        return _Leak(kind, f"with another document {middle} documents before, {where}, {wrong}", hides=True)
+        return _Leak(
+            kind, f"with another document {middle} documents before, {where}, {wrong}", hides=True
+        )
     first, near, _ = ends(slice(2, -3))
     if wrong := differs("logits", near, first, tolerance):
         kind = "window" if "window" in model.remembers else model.remembers[0]
@@ -166,7 +182,9 @@ def _lowest(leaves: Mapping[str, tuple[str, Any]], tolerance: float) -> set[str]
     """The kinds of leaves that differ between the first two rows, in the lowest layer in which some do."""
     layers: dict[int, set[str]] = {}
     for name, (kind, leaf) in leaves.items():
-        if differs(name, np.asarray(leaf[1], np.float64), np.asarray(leaf[0], np.float64), tolerance):
+        if differs(
+            name, np.asarray(leaf[1], np.float64), np.asarray(leaf[0], np.float64), tolerance
+        ):
             layers.setdefault(int(name.partition(".")[0]), set()).add(kind)
     return layers[min(layers)] if layers else set()
 
@@ -193,10 +211,15 @@ def _differ(rows: Any, tolerance: float) -> str | None:
     return differs("logits", rows, np.repeat(rows[:1], len(rows), axis=0), tolerance)
 
 
-@_property("resets", "a reset at any step, the first and the last too, begins a text in its row alone", "causality")
+@_property(
+    "resets",
+    "a reset at any step, the first and the last too, begins a text in its row alone",
+    "causality",
+)
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     need(model.resets, "the model takes no resets")
-    steps, half = model.size[0], model.size[0] // 2
+    steps = model.size[0]
+    half = model.size[0] // 2
 
     def flagged(tokens: Any, t: int, rows: Any = slice(None), state: Any = None) -> Any:
         resets = np.zeros(tokens.shape, bool)
@@ -208,15 +231,22 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
         return f"with a reset before the first step of a text, {wrong}"
     if wrong := differs("logits", flagged(model.tokens, half, 0)[1:], whole[1:], tolerance):
         return f"with a reset in sequence 0 before step {half}, in the others {wrong}"
-    tokens = np.concatenate([model.tokens[:, :half], np.tile(model.tokens[:1, half:], (model.size[1], 1))], axis=1)
-    computed, alone = flagged(tokens, half)[:, half:], _logits(model, tokens[:, half:])
-    if (leaks := _differ(computed, tolerance)) is None and (wrong := differs("logits", computed, alone, tolerance)):
+    tokens = np.concatenate(
+        [model.tokens[:, :half], np.tile(model.tokens[:1, half:], (model.size[1], 1))], axis=1
+    )
+    computed = flagged(tokens, half)[:, half:]
+    alone = _logits(model, tokens[:, half:])
+    if (leaks := _differ(computed, tolerance)) is None and (
+        wrong := differs("logits", computed, alone, tolerance)
+    ):
         return f"with a reset before step {half}, {wrong} as of the sequence alone"
     if leaks is None and (wrong := _differ(flagged(tokens, steps - 1)[:, -1:], tolerance)):
         return f"with a reset before the last step, it depends on those before: {wrong}"
     if model.resets_of_states:
         _, state = _run(model, tokens[:, :half])
-        if wrong := differs("logits", flagged(tokens[:, half:], 0, state=state), computed, tolerance):
+        if wrong := differs(
+            "logits", flagged(tokens[:, half:], 0, state=state), computed, tolerance
+        ):
             return f"with a reset before the first step of a second call, {wrong} as with a reset inside a call"
     return None
 
@@ -228,7 +258,9 @@ def _padded(model: AdaptedModel, left: bool) -> tuple[Any, Any]:
     """The first half of the tokens with padding on one side, and its mask."""
     real, rest = _halves(model)
     parts = (real, np.ones_like(real)), (np.zeros_like(rest),) * 2
-    tokens, mask = (np.concatenate(arrays, axis=1) for arrays in zip(*(parts[::-1] if left else parts)))
+    tokens, mask = (
+        np.concatenate(arrays, axis=1) for arrays in zip(*(parts[::-1] if left else parts))
+    )
     return tokens, mask
 
 
@@ -262,19 +294,28 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
     return _padding(model, tolerance, True)
 
 
-@_property("batch", "a sequence gives in a batch what it gives alone, whatever padding the others have")
+@_property(
+    "batch", "a sequence gives in a batch what it gives alone, whatever padding the others have"
+)
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     whole = _logits(model, model.tokens)
     for n in range(model.size[1]):
         row = model.tokens[n : n + 1]
-        alone = _logits(model, row, attention_mask=np.ones_like(row)) if model.masks else _logits(model, row)
+        alone = (
+            _logits(model, row, attention_mask=np.ones_like(row))
+            if model.masks
+            else _logits(model, row)
+        )
         if wrong := differs("logits", whole[n : n + 1], alone, tolerance):
             return f"for sequence {n} of the batch, {wrong} alone"
     if not model.masks:
         return None
     for left, whole_row in itertools.product((False, True), (0, 1)):
         tokens, mask = _padded(model, left)
-        tokens[whole_row::2], mask[whole_row::2] = model.tokens[whole_row::2], 1  # the others are padded
+        tokens[whole_row::2], mask[whole_row::2] = (
+            model.tokens[whole_row::2],
+            1,
+        )  # the others are padded
 
         def read(rows: slice, tokens: Any = tokens, mask: Any = mask, left: bool = left) -> Any:
             """The logits of the tokens that are real, and of one more token where the state is that after them."""
@@ -282,7 +323,9 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
             computed = np.where(mask[rows, :, None] == 1, computed, 0)
             if not (left or model.ends):
                 return computed
-            return np.concatenate([computed, _run(model, model.tokens[rows, :1], state, one=True)[0]], axis=1)
+            return np.concatenate(
+                [computed, _run(model, model.tokens[rows, :1], state, one=True)[0]], axis=1
+            )
 
         together = read(slice(None))
         for n in range(2):
@@ -295,9 +338,17 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 # Devices, files, repetition ----------------------------------------------------------------------------------------------
 
 
-@_property("devices", "with time divided among devices, logits are those of one device", "causality", "pieces")
+@_property(
+    "devices",
+    "with time divided among devices, logits are those of one device",
+    "causality",
+    "pieces",
+)
 def _(model: AdaptedModel, tolerance: float) -> str | None:
-    need(model.over_devices is not None, "no way to divide time among devices was given (`over_devices`)")
+    need(
+        model.over_devices is not None,
+        "no way to divide time among devices was given (`over_devices`)",
+    )
     assert model.over_devices is not None
     count = jax.device_count()
     need(count > 1, "there is only one device")
@@ -311,7 +362,9 @@ def _(model: AdaptedModel, tolerance: float) -> str | None:
 def _(model: AdaptedModel, tolerance: float) -> str | None:
     need(model.reloaded is not None, "no way to save the model was given (`reloaded`)")
     assert model.reloaded is not None
-    wrong = differs("logits", _logits(model.reloaded(), model.tokens), _logits(model, model.tokens), tolerance)
+    wrong = differs(
+        "logits", _logits(model.reloaded(), model.tokens), _logits(model, model.tokens), tolerance
+    )
     return wrong and f"of the loaded model, {wrong}"
 
 

@@ -71,7 +71,9 @@ _property = registered(PROPERTIES)
 
 def smaller(layer: Layer, steps: int, batch: int) -> Layer:
     """The layer with the first steps and sequences alone."""
-    return replace(layer, x=layer.x[:steps, :batch], state=state_rows(layer, layer.state, slice(0, batch)))
+    return replace(
+        layer, x=layer.x[:steps, :batch], state=state_rows(layer, layer.state, slice(0, batch))
+    )
 
 
 def _run(layer: Layer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
@@ -117,7 +119,9 @@ def _(layer: Layer, tolerance: float) -> str | None:
             return f"the output of step {seen} does not depend on the input of step {changed}"
     if layer.swap is None:
         return None
-    computed, _ = _run(replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None)
+    computed, _ = _run(
+        replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None
+    )
     half = whole.shape[-1] // 2
     wanted = np.concatenate([whole[..., half:], whole[..., :half]], -1)[::-1]
     wrong = differs("y", computed, wanted, tolerance)
@@ -139,7 +143,9 @@ def _(layer: Layer, tolerance: float) -> str | None:
 @_property("steps", "one step at a time gives what the whole sequence gives")
 def _(layer: Layer, tolerance: float) -> str | None:
     _need_state(layer)
-    whole, state, ys = _run(layer, layer.x, layer.state), layer.state, []
+    whole = _run(layer, layer.x, layer.state)
+    state = layer.state
+    ys = []
     for t in range(len(layer.x)):
         y, state = _run(layer, layer.x[t : t + 1], state)
         ys.append(y)
@@ -158,7 +164,9 @@ def _(layer: Layer, tolerance: float) -> str | None:
             params, state = join(values)
             return jnp.sum(layer.call(params, jnp.asarray(x), state)[0])
 
-        results["the gradient of params and state"] = jax.grad(total)([jnp.asarray(v) for v in smooth])
+        results["the gradient of params and state"] = jax.grad(total)(
+            [jnp.asarray(v) for v in smooth]
+        )
     for what, tree in results.items():
         for name, value in named(what, tree):
             if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -195,7 +203,8 @@ def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> str | No
             wanted = _run(layer, layer.x[:length, row], state)
             computed = y[:length, row], state_rows(layer, last, row)
         elif state is not None:
-            wanted, computed = (None, state), (None, state_rows(layer, last, row))
+            wanted = (None, state)
+            computed = (None, state_rows(layer, last, row))
         else:
             continue
         if wrong := _wrong(computed, wanted, tolerance):
@@ -213,10 +222,14 @@ def _(layer: Layer, tolerance: float) -> str | None:
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.lengths, "the layer takes no lengths")
     need(layer.state is not None, "no state was given")
-    return _of_lengths(layer, np.resize([0, layer.size[0]], layer.size[1]).astype(np.int32), tolerance)
+    return _of_lengths(
+        layer, np.resize([0, layer.size[0]], layer.size[1]).astype(np.int32), tolerance
+    )
 
 
-def _of_filler(layer: Layer, inside: np.ndarray, **options: Any) -> Callable[[float], dict[str, Any]]:
+def _of_filler(
+    layer: Layer, inside: np.ndarray, **options: Any
+) -> Callable[[float], dict[str, Any]]:
     """The results where steps count, `inside` [T, N], and their gradients, by what other steps hold."""
 
     def counted(array: Any, xp: Any = np) -> Any:
@@ -231,10 +244,14 @@ def _of_filler(layer: Layer, inside: np.ndarray, **options: Any) -> Callable[[fl
 
             def loss(params: Any, x: Any) -> Any:
                 y, last = layer.call(params, x, layer.state, **options)
-                return jnp.sum(counted(y, jnp)) + sum(jnp.sum(v.real + v.imag) for v in jax.tree.leaves(last))
+                return jnp.sum(counted(y, jnp)) + sum(
+                    jnp.sum(v.real + v.imag) for v in jax.tree.leaves(last)
+                )
 
             smooth, join = floats(layer.params)
-            of_params, of_x = jax.grad(lambda p, x: loss(join(p), x), (0, 1))(smooth, jnp.asarray(x))
+            of_params, of_x = jax.grad(lambda p, x: loss(join(p), x), (0, 1))(
+                smooth, jnp.asarray(x)
+            )
             results |= {"the gradient of params": of_params, "the gradient of x": counted(of_x)}
         return results
 
@@ -245,14 +262,19 @@ def _of_filler(layer: Layer, inside: np.ndarray, **options: Any) -> Callable[[fl
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.lengths, "the layer takes no lengths")
     for lengths in _some_lengths(layer):
-        results = _of_filler(layer, np.arange(layer.size[0])[:, None] < lengths[None], lengths=lengths)
+        results = _of_filler(
+            layer, np.arange(layer.size[0])[:, None] < lengths[None], lengths=lengths
+        )
         where = f"with lengths {lengths.tolist()} and {{}} instead of 0 behind them"
         if wrong := depends_on_padding(results, where, FILLS, tolerance):
             return wrong
     return None
 
 
-@_property("mask", "with a mask, steps that count give what they give alone, and what others hold, NaN too, changes nothing")
+@_property(
+    "mask",
+    "with a mask, steps that count give what they give alone, and what others hold, NaN too, changes nothing",
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.mask, "the layer takes no mask")
     steps, batch = layer.size
@@ -269,19 +291,27 @@ def _(layer: Layer, tolerance: float) -> str | None:
             if not mask[:, n].any():
                 continue
             wanted = _run(layer, layer.x[mask[:, n], row], state)
-            if wrong := _wrong((y[mask[:, n], row], state_rows(layer, last, row)), wanted, tolerance):
+            if wrong := _wrong(
+                (y[mask[:, n], row], state_rows(layer, last, row)), wanted, tolerance
+            ):
                 return f"{where}, for sequence {n}, {wrong} as of the other steps alone"
         results = _of_filler(layer, mask, mask=mask)
-        if wrong := depends_on_padding(results, f"{where} and {{}} instead of 0 in its input", FILLS, tolerance):
+        if wrong := depends_on_padding(
+            results, f"{where} and {{}} instead of 0 in its input", FILLS, tolerance
+        ):
             return wrong
     return None
 
 
-@_property("resets", "a reset before a step begins a new sequence there, at the first and last step too")
+@_property(
+    "resets", "a reset before a step begins a new sequence there, at the first and last step too"
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.resets, "the layer takes no resets")
     steps, batch = layer.size
-    both = layer.bidirectional  # then each direction begins at another end: states are not handed on, nor compared
+    both = (
+        layer.bidirectional
+    )  # then each direction begins at another end: states are not handed on, nor compared
     first = None if both else layer.state
     anew = {"initial": first, "own": None}.get(layer.reset_to, jax.tree.map(np.zeros_like, first))
     for where in ([0], [steps - 1], *([t] for t in range(1, steps - 1)), range(steps)):
@@ -291,14 +321,17 @@ def _(layer: Layer, tolerance: float) -> str | None:
         for n in range(min(batch, 2)):  # the one with resets, and one without
             row = slice(n, n + 1)
             ends = [0, *np.flatnonzero(flags[:, n]).tolist(), steps]
-            parts, state = [], state_rows(layer, first, row)
+            parts = []
+            state = state_rows(layer, first, row)
             for start, end in itertools.pairwise(ends):
                 if start < end:
                     state = state_rows(layer, anew, row) if flags[start, n] else state
                     part, state = _run(layer, layer.x[start:end, row], None if both else state)
                     parts.append(part)
             computed = y[:, row], None if both else state_rows(layer, last, row)
-            if wrong := _wrong(computed, (np.concatenate(parts), None if both else state), tolerance):
+            if wrong := _wrong(
+                computed, (np.concatenate(parts), None if both else state), tolerance
+            ):
                 when = f"with resets of sequence 0 before steps {list(where)}"
                 return f"{when}, for sequence {n}, {wrong} as of separate sequences"
     return None
@@ -311,7 +344,11 @@ def _(layer: Layer, tolerance: float) -> str | None:
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.state is not None, "no state was given")
     y, _ = _run(layer, layer.x, layer.state)
-    other, _ = _run(layer, layer.x, jax.tree.map(lambda v: np.asarray(v) + np.asarray(0.5, v.dtype), layer.state))
+    other, _ = _run(
+        layer,
+        layer.x,
+        jax.tree.map(lambda v: np.asarray(v) + np.asarray(0.5, v.dtype), layer.state),
+    )
     if differs("y", other, y, 0.0) is None:
         return "y is the same for another initial state"
     dy = np.random.default_rng(0).standard_normal(y.shape).astype(y.dtype)
@@ -321,7 +358,9 @@ def _(layer: Layer, tolerance: float) -> str | None:
         if leaf.dtype.kind not in "fc" or np.any(gradients[k]):
             continue
         # By little, so that it is not beyond a kink, such as that of a maximum, on whose side the gradient is zero.
-        moved = jax.tree.unflatten(structure, [*leaves[:k], leaf + np.asarray(0.01, leaf.dtype), *leaves[k + 1 :]])
+        moved = jax.tree.unflatten(
+            structure, [*leaves[:k], leaf + np.asarray(0.01, leaf.dtype), *leaves[k + 1 :]]
+        )
         if differs("y", _run(layer, layer.x, moved)[0], y, tolerance) is not None:
             return f"the gradient of {name} is zero"
     return None
@@ -341,7 +380,9 @@ def _gradients(layer: Layer, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
 
 
 def _wide(tree: Any, dtype: Any = np.float64) -> Any:
-    return jax.tree.map(lambda v: np.asarray(v).astype(dtype) if np.asarray(v).dtype.kind == "f" else v, tree)
+    return jax.tree.map(
+        lambda v: np.asarray(v).astype(dtype) if np.asarray(v).dtype.kind == "f" else v, tree
+    )
 
 
 @_property("gradients", "gradients equal central differences, in float64")
@@ -372,9 +413,15 @@ def _(layer: Layer, tolerance: float) -> str | None:
             if leaves[k].dtype != np.float64:
                 continue
             d = rng.standard_normal(leaves[k].shape)
-            towards = jax.tree.unflatten(structure, [d if j == k else None for j in range(len(leaves))])
-            near, far = (float(central_difference(value, point, towards, h)) for h in (STEP, 2 * STEP))
-            slope, difference = float(np.sum(np.asarray(gradient) * d)), (4 * near - far) / 3  # off by STEP**4
+            towards = jax.tree.unflatten(
+                structure, [d if j == k else None for j in range(len(leaves))]
+            )
+            near, far = (
+                float(central_difference(value, point, towards, h)) for h in (STEP, 2 * STEP)
+            )
+            # off by STEP**4
+            slope = float(np.sum(np.asarray(gradient) * d))
+            difference = (4 * near - far) / 3
             if not abs(slope - difference) <= 1e-6 * max(1.0, abs(difference)):
                 return f"along a random direction the slope of {names[k]} is {slope:.8g}, by differences {difference:.8g}"
     return None
@@ -405,6 +452,8 @@ def _(layer: Layer, tolerance: float) -> str | None:
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.in_jax, "the layer is not JAX's")
     eager = _run(layer, layer.x, layer.state)
-    compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(jnp.asarray(layer.x), layer.state)
+    compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(
+        jnp.asarray(layer.x), layer.state
+    )
     wrong = _wrong(jax.tree.map(np.asarray, compiled), eager, tolerance)
     return wrong and f"compiled, {wrong}"

@@ -22,7 +22,13 @@ from jrnn.testing.subjects import Layer
 
 
 def recurrent_layer(
-    layer: Any, x: Any, state: Any = None, *, params: Any = None, time_axis: int | None = None, **options: Any
+    layer: Any,
+    x: Any,
+    state: Any = None,
+    *,
+    params: Any = None,
+    time_axis: int | None = None,
+    **options: Any,
 ) -> Layer:
     """Returns a layer of any library as a `Layer`.
 
@@ -43,7 +49,9 @@ def recurrent_layer(
         return replace(layer, **options)
     x = np.asarray(x)
     if x.ndim < 2 or x.dtype.kind != "f":
-        raise LayerError(f"x is {x.dtype}{list(x.shape)}; it must hold floating-point sequences, [T, N, ...] or [N, T, ...]")
+        raise LayerError(
+            f"x is {x.dtype}{list(x.shape)}; it must hold floating-point sequences, [T, N, ...] or [N, T, ...]"
+        )
     for applies, adapt, axis in _ADAPTERS:
         if applies(layer):
             time_axis = axis(layer) if time_axis is None else time_axis
@@ -58,7 +66,9 @@ def recurrent_layer(
 
 def _is(*names: str) -> Callable[[Any], bool]:
     """Whether a class of a layer begins with one of these dotted names; nothing is imported."""
-    return lambda layer: any(f"{t.__module__}.{t.__name__}".startswith(names) for t in type(layer).__mro__)
+    return lambda layer: any(
+        f"{t.__module__}.{t.__name__}".startswith(names) for t in type(layer).__mro__
+    )
 
 
 def _turned(array: Any, time_axis: int) -> Any:
@@ -72,10 +82,16 @@ def _function(fn: Callable, x: Any, state: Any, params: Any, time_axis: int) -> 
     takes = inspect.signature(fn).parameters
     has = {n: n in takes for n in ("lengths", "resets", "mask")}
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None) -> tuple[Any, Any]:
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
+    ) -> tuple[Any, Any]:
         flags = {"resets": resets, "mask": mask}
-        given = {"lengths": lengths} | {n: v if v is None else _turned(v, time_axis) for n, v in flags.items()}
-        y, last = fn(params, _turned(x, time_axis), state, **{n: v for n, v in given.items() if has[n]})
+        given = {"lengths": lengths} | {
+            n: v if v is None else _turned(v, time_axis) for n, v in flags.items()
+        }
+        y, last = fn(
+            params, _turned(x, time_axis), state, **{n: v for n, v in given.items() if has[n]}
+        )
         return _turned(y, time_axis), last
 
     return Layer(call, params, x, state, **has)
@@ -95,8 +111,12 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
         carries = [r.cell.initialize_carry(shape, nnx.Rngs(0)) for r in parts]
         return tuple(carries) if len(cells) == 2 else carries[0]
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
-        module = nnx.merge(graph, jax.tree.map(lambda v: v, params))  # flax's variables belong to one trace
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
+    ) -> tuple[Any, Any]:
+        module = nnx.merge(
+            graph, jax.tree.map(lambda v: v, params)
+        )  # flax's variables belong to one trace
         options = {"return_carry": True, "time_major": time_axis == 0, "rngs": nnx.Rngs(0)}
         last, y = module(_turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options)
         return _turned(y, time_axis), last
@@ -105,33 +125,47 @@ def _nnx(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     if state is None:
         state = _drawn(jax.eval_shape(lambda: first(shape)))
     both = len(cells) == 2
-    return Layer(call, held, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, held))
+    return Layer(
+        call, held, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, held)
+    )
 
 
 def _linen(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     both = hasattr(layer, "forward_rnn")
     cells = [layer.forward_rnn.cell, layer.backward_rnn.cell] if both else [layer.cell]
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
+    ) -> tuple[Any, Any]:
         options = {"return_carry": True, "time_major": time_axis == 0}
-        last, y = layer.apply(params, _turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options)
+        last, y = layer.apply(
+            params, _turned(x, time_axis), initial_carry=state, seq_lengths=lengths, **options
+        )
         return _turned(y, time_axis), last
 
     if state is None:
         shape = (x.shape[1], *x.shape[2:])
-        carries = [jax.eval_shape(lambda c=c: c.initialize_carry(jax.random.key(0), shape)) for c in cells]
+        carries = [
+            jax.eval_shape(lambda c=c: c.initialize_carry(jax.random.key(0), shape)) for c in cells
+        ]
         state = _drawn(tuple(carries) if both else carries[0])
     if params is None:
         params = layer.init(jax.random.key(0), _turned(x, time_axis), time_major=time_axis == 0)
-    return Layer(call, params, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, params))
+    return Layer(
+        call, params, x, state, lengths=True, bidirectional=both, swap=_swap_of_flax(layer, params)
+    )
 
 
 def _swap_of_flax(layer: Any, params: Any) -> Callable[[Any], Any] | None:
     """Exchanges the weights of a Bidirectional of nnx or linen whose outputs are concatenated."""
     names = {"forward_rnn": "backward_rnn", "backward_rnn": "forward_rnn"}
-    if not hasattr(layer, "merge_fn") or np.shape(layer.merge_fn(np.zeros((1, 1, 1)), np.ones((1, 1, 1)))) != (1, 1, 2):
+    if not hasattr(layer, "merge_fn") or np.shape(
+        layer.merge_fn(np.zeros((1, 1, 1)), np.ones((1, 1, 1)))
+    ) != (1, 1, 2):
         return None
-    swap = _swap(lambda path: re.sub("forward_rnn|backward_rnn", lambda match: names[match[0]], path))
+    swap = _swap(
+        lambda path: re.sub("forward_rnn|backward_rnn", lambda match: names[match[0]], path)
+    )
     return swap if _fits(swap, params) else None
 
 
@@ -173,7 +207,9 @@ def _fits(swap: Callable[[Any], Any], params: Any) -> bool:
 
 def _of_other_direction(path: str) -> str:
     """`weight_ih_l0` -> `weight_ih_l0_reverse`, and back: the names of torch and of `jrnn.nn`."""
-    return re.sub(r"(_l\d+)(_reverse)?", lambda match: match[1] + ("" if match[2] else "_reverse"), path)
+    return re.sub(
+        r"(_l\d+)(_reverse)?", lambda match: match[1] + ("" if match[2] else "_reverse"), path
+    )
 
 
 _swap_of_torch = _swap(_of_other_direction, r"weight_ih_l[1-9]")
@@ -192,12 +228,18 @@ def _jrnn(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     nnx = sys.modules["flax.nnx"]
     graph, held = nnx.split(layer)
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None) -> tuple[Any, Any]:
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None, mask: Any = None
+    ) -> tuple[Any, Any]:
         resets, mask = (v if v is None else _turned(v, time_axis) for v in (resets, mask))
-        y, last = nnx.merge(graph, params)(_turned(x, time_axis), state, lengths=lengths, resets=resets, mask=mask)
+        y, last = nnx.merge(graph, params)(
+            _turned(x, time_axis), state, lengths=lengths, resets=resets, mask=mask
+        )
         return _turned(y, time_axis), last
 
-    stacked = hasattr(layer, "layout")  # PyTorch's layers; states of others are [N, ...], and may have to be reachable
+    stacked = hasattr(
+        layer, "layout"
+    )  # PyTorch's layers; states of others are [N, ...], and may have to be reachable
     if state is None:
         last = jax.eval_shape(lambda: call(held, jnp.asarray(x), None)[1]) if stacked else None
         state = _drawn(last) if stacked else jax.device_get(call(held, jnp.asarray(x), None)[1])
@@ -215,7 +257,9 @@ def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Laye
     arrays, rest = equinox.partition(cell, equinox.is_array)
     pair = "LSTM" in type(cell).__name__
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
+    ) -> tuple[Any, Any]:
         run = jax.vmap(equinox.combine(params, rest))
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
@@ -237,7 +281,9 @@ def _equinox(cell: Any, x: Any, state: Any, params: Any, time_axis: int) -> Laye
 def _haiku(pair: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
     """`hk.transform(lambda x, state: ...)` whose function returns (y, state), of time-major sequences."""
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
+    ) -> tuple[Any, Any]:
         y, last = pair.apply(params, jax.random.key(0), _turned(x, time_axis), state)
         return _turned(y, time_axis), last
 
@@ -255,7 +301,9 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
     """A layer with return_sequences and return_state, on Keras's JAX backend; lengths are given as a mask."""
     keras = sys.modules["keras"]
     if keras.backend.backend() != "jax":
-        raise LayerError(f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=jax before it is imported")
+        raise LayerError(
+            f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=jax before it is imported"
+        )
     both = hasattr(layer, "forward_layer")
     for one in (layer.forward_layer, layer.backward_layer) if both else (layer,):
         if not (one.return_sequences and one.return_state):
@@ -276,8 +324,14 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
             of_dtype[dtype] = cast
         return of_dtype[dtype]
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
-        mask = None if lengths is None else jnp.arange(x.shape[0])[None] < jnp.asarray(lengths)[:, None]
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
+    ) -> tuple[Any, Any]:
+        mask = (
+            None
+            if lengths is None
+            else jnp.arange(x.shape[0])[None] < jnp.asarray(lengths)[:, None]
+        )
         run = casting_to(jnp.result_type(x).name).stateless_call
         results, _ = run(params, fixed, jnp.swapaxes(x, 0, 1), initial_state=state, mask=mask)
         y, *last = results
@@ -286,16 +340,29 @@ def _keras(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
     if state is None:
         _, last = jax.eval_shape(lambda: call(weights, jnp.asarray(x), None))
         state = _drawn(last)
-    swap = (lambda w: [*w[len(w) // 2 :], *w[: len(w) // 2]]) if both and layer.merge_mode == "concat" else None
+    swap = (
+        (lambda w: [*w[len(w) // 2 :], *w[: len(w) // 2]])
+        if both and layer.merge_mode == "concat"
+        else None
+    )
     return Layer(call, weights, x, state, lengths=True, bidirectional=both, swap=swap)
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
     """A configuration of Keras with another dtype for the layer and all within it, whose weights will be given."""
     if isinstance(config, dict):
-        fixed = {"dtype": dtype, "recurrent_initializer": "zeros"}  # the default one has no bfloat16 on CPUs
-        return {name: fixed.get(name) or _with_dtype(value, dtype) for name, value in config.items()}
-    return [_with_dtype(value, dtype) for value in config] if isinstance(config, (list, tuple)) else config
+        fixed = {
+            "dtype": dtype,
+            "recurrent_initializer": "zeros",
+        }  # the default one has no bfloat16 on CPUs
+        return {
+            name: fixed.get(name) or _with_dtype(value, dtype) for name, value in config.items()
+        }
+    return (
+        [_with_dtype(value, dtype) for value in config]
+        if isinstance(config, (list, tuple))
+        else config
+    )
 
 
 def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer:
@@ -312,18 +379,22 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
         if lengths is None:
             y, last = layer(_turned(x, time_axis), state)
             return _turned(y, time_axis), last
-        pack, pad = torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence
+        pack = torch.nn.utils.rnn.pack_padded_sequence
+        pad = torch.nn.utils.rnn.pad_packed_sequence
         packed = pack(x, torch.tensor(np.asarray(lengths)).long(), enforce_sorted=False)
         y, last = layer(packed, state)
         return pad(y, total_length=x.shape[0])[0], last
 
-    def call(params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None) -> tuple[Any, Any]:
+    def call(
+        params: Any, x: Any, state: Any, lengths: Any = None, resets: Any = None
+    ) -> tuple[Any, Any]:
         with torch.no_grad():
             results = run(params, tensors(x), tensors(state), lengths)
         return jax.tree.map(lambda v: v.numpy(), results)
 
     def gradients(params: Any, x: Any, state: Any, dy: Any) -> tuple[Any, Any]:
-        x, state = tensors(x).requires_grad_(), jax.tree.map(lambda v: v.requires_grad_(), tensors(state))
+        x = tensors(x).requires_grad_()
+        state = jax.tree.map(lambda v: v.requires_grad_(), tensors(state))
         y, _ = run(params, x, state)
         y.backward(torch.tensor(np.asarray(dy)))
         return x.grad.numpy(), jax.tree.map(lambda v: v.grad.numpy(), state)
@@ -331,14 +402,23 @@ def _torch(layer: Any, x: Any, state: Any, params: Any, time_axis: int) -> Layer
     if state is None:
         _, last = call(weights, x, None)
         state = _drawn(jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), last))
-    fields = {"state_axis": 1, "lengths": True, "bidirectional": layer.bidirectional, "in_jax": False}
+    fields = {
+        "state_axis": 1,
+        "lengths": True,
+        "bidirectional": layer.bidirectional,
+        "in_jax": False,
+    }
     swap = _swap_of_torch if layer.bidirectional else None
     return Layer(call, weights, x, state, gradients=gradients, swap=swap, **fields)
 
 
 _ADAPTERS: tuple[tuple[Callable, Callable, Callable], ...] = (
     (_is("jrnn.nn."), _jrnn, lambda layer: int(getattr(layer, "settings", layer).batch_first)),
-    (_is("flax.nnx.nn.recurrent.", "flax.nnx.nn.recurrent"), _nnx, lambda layer: 0 if layer.time_major else 1),
+    (
+        _is("flax.nnx.nn.recurrent.", "flax.nnx.nn.recurrent"),
+        _nnx,
+        lambda layer: 0 if layer.time_major else 1,
+    ),
     (_is("flax.linen.recurrent."), _linen, lambda layer: 0 if layer.time_major else 1),
     (_is("equinox.nn."), _equinox, lambda layer: 0),
     (_is("haiku._src.transform.Transformed"), _haiku, lambda layer: 0),

@@ -8,7 +8,8 @@ import numpy as np
 
 from jrnn.nets.ir import Net, Op
 
-_ROWS, _COLUMNS = 2, 3
+_ROWS = 2
+_COLUMNS = 3
 _UNARY = ("Tanh", "Sigmoid", "Sin", "Cos", "Softsign", "Sqr", "Negative", "Copy")
 _BINARY = ("Add", "Sub", "Mul")
 _INPUTS = ("x0", "x1")
@@ -18,7 +19,9 @@ def _strategies() -> Any:
     try:
         from hypothesis import strategies
     except ImportError:
-        raise ImportError("the strategies of jrnn.testing need hypothesis: pip install hypothesis") from None
+        raise ImportError(
+            "the strategies of jrnn.testing need hypothesis: pip install hypothesis"
+        ) from None
     return strategies
 
 
@@ -47,7 +50,13 @@ def nets(max_ops: int = 8) -> Any:
         ops = []
         for k in range(draw(st.integers(1, max_ops))):
             kind = draw(st.sampled_from((*_UNARY, *_BINARY, "Sum", "FC")))
-            count = 1 if kind in _UNARY or kind == "FC" else 2 if kind in _BINARY else draw(st.integers(1, 3))
+            count = (
+                1
+                if kind in _UNARY or kind == "FC"
+                else 2
+                if kind in _BINARY
+                else draw(st.integers(1, 3))
+            )
             inputs = [draw(st.sampled_from(known)) for _ in range(count)]
             if kind == "FC":
                 shapes |= {f"w{k}": (_COLUMNS, _COLUMNS), f"b{k}": (_COLUMNS,)}

@@ -20,7 +20,8 @@ from jrnn.nets.cells import Cell, RunOptions, run_cell
 from jrnn.nets.ir import Net
 from jrnn.nets.lowering import to_jax
 
-X, LENGTHS = "x", "lengths"
+X = "x"
+LENGTHS = "lengths"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ class CellNet:
     last: tuple[str, ...]
 
     @classmethod
-    def of(cls, cell: Cell, state: Any, xs: Any, *, unrolled: bool = False, seed: int = 0) -> CellNet:
+    def of(
+        cls, cell: Cell, state: Any, xs: Any, *, unrolled: bool = False, seed: int = 0
+    ) -> CellNet:
         """Draws weights, and first states [N, H] if `state` is None; gradients flow through all states."""
         b = NetBuilder("cell")
         steps, batch = np.shape(xs)[:2]
@@ -84,15 +87,21 @@ class CellNet:
         if unrolled:  # whose first values must be [1, N, H]
             first = tuple(b.op("ExpandDims", [n], f"{n}_slot", dims=[0]) for n in names)
         options = RunOptions(unroll_steps=int(steps) if unrolled else None)
-        run = run_cell(cell, b, b.input(X), b.input(LENGTHS), list(first), scope="cell", options=options)
+        run = run_cell(
+            cell, b, b.input(X), b.input(LENGTHS), list(first), scope="cell", options=options
+        )
         last = tuple(s.last for s in run.states)
         rng = np.random.default_rng(seed)
         weights = {n: rng.standard_normal(p.shape).astype(np.float32) for n, p in b.params.items()}
         if state is None:
-            state = tuple(rng.standard_normal((batch, s.size)).astype(np.float32) for s in cell.states)
+            state = tuple(
+                rng.standard_normal((batch, s.size)).astype(np.float32) for s in cell.states
+            )
         if len(state) != len(names):
             raise LayerError(f"the cell has {len(names)} states, was given {len(state)}")
-        return cls(b.build(outputs=[run.output, *last]), weights, tuple(state), names, run.output, last)
+        return cls(
+            b.build(outputs=[run.output, *last]), weights, tuple(state), names, run.output, last
+        )
 
     def blobs(self, xs: Any, lengths: Any) -> dict[str, Any]:
         return {**self.weights, **dict(zip(self.state_names, self.state)), X: xs, LENGTHS: lengths}
@@ -101,20 +110,26 @@ class CellNet:
         fn = to_jax(self.net, [self.output, *self.last])
 
         def call(weights: Any, xs: Any, state: Any, lengths: Any) -> tuple[Any, Any]:
-            blobs = fn({**weights, **dict(zip(self.state_names, state)), X: xs, LENGTHS: lengths}, key=key)
+            blobs = fn(
+                {**weights, **dict(zip(self.state_names, state)), X: xs, LENGTHS: lengths}, key=key
+            )
             return blobs[self.output], tuple(blobs[n][0] for n in self.last)
 
         return Layer(call, self.weights, xs, self.state, lengths=True)
 
 
-def layer_of(cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None, **options: Any) -> Layer:
+def layer_of(
+    cell: Any, carry: Any, xs: Any, params: Any = None, key: Any = None, **options: Any
+) -> Layer:
     """Returns a cell of any kind as a layer; `options` go to `jrnn.scan` for a JAX step."""
     if isinstance(cell, Layer):
         return cell
     if isinstance(cell, Cell):
         return CellNet.of(cell, carry, xs).layer(xs, key)
     if not callable(cell):
-        raise LayerError(f"a cell is a function, a jrnn.nets.cells.Cell or a Layer, was given a {type(cell).__name__}")
+        raise LayerError(
+            f"a cell is a function, a jrnn.nets.cells.Cell or a Layer, was given a {type(cell).__name__}"
+        )
 
     def call(weights: Any, xs: Any, state: Any, lengths: Any) -> tuple[Any, Any]:
         def step(carry: Any, x: Any) -> Any:

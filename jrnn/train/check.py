@@ -38,7 +38,9 @@ class GradientCheck:
     def __init__(self, model: Model, examples: int):
         self.model = model
         self.examples = examples
-        self.other = "net" if isinstance(model, NetModel) else "differences"  # compared with JAX's gradient
+        self.other = (
+            "net" if isinstance(model, NetModel) else "differences"
+        )  # compared with JAX's gradient
 
     def compare(self, params: Params, batch: Any) -> dict[str, tuple[float, float]]:
         """Returns the size of JAX's gradient and its greatest difference to the other one, for each parameter.
@@ -49,7 +51,10 @@ class GradientCheck:
             params, batch = jax.tree.map(_wide, (params, batch))
             by_jax, by_other = (jax.device_get(f(params, batch)) for f in self._functions)
         return {
-            name: (float(np.max(np.abs(by_jax[name]))), float(np.max(np.abs(by_jax[name] - by_other[name]))))
+            name: (
+                float(np.max(np.abs(by_jax[name]))),
+                float(np.max(np.abs(by_jax[name] - by_other[name]))),
+            )
             for name in params
         }
 
@@ -57,13 +62,21 @@ class GradientCheck:
         """Raises GradientError with a table if the gradients of any parameter differ."""
         compared = self.compare(params, batch)
         tolerance = TOLERANCE if self.other == "net" else TOLERANCE_OF_DIFFERENCES
-        wrong = {name for name, (size, far) in compared.items() if not far <= tolerance * max(size, 1e-3)}
+        wrong = {
+            name for name, (size, far) in compared.items() if not far <= tolerance * max(size, 1e-3)
+        }
         if wrong:
             width = max(map(len, compared))
-            rows = [f"  {'parameter':{width}}  {'max |jax|':>11}  {f'max |jax - {self.other}|':>23}"]
+            rows = [
+                f"  {'parameter':{width}}  {'max |jax|':>11}  {f'max |jax - {self.other}|':>23}"
+            ]
             for name, (size, far) in compared.items():
-                rows.append(f"  {name:{width}}  {size:11.3e}  {far:23.3e}{'  <-' if name in wrong else ''}")
-            raise GradientError(f"JAX's gradient and that of the {self.other} disagree\n" + "\n".join(rows))
+                rows.append(
+                    f"  {name:{width}}  {size:11.3e}  {far:23.3e}{'  <-' if name in wrong else ''}"
+                )
+            raise GradientError(
+                f"JAX's gradient and that of the {self.other} disagree\n" + "\n".join(rows)
+            )
 
     @cached_property
     def _functions(self) -> tuple[Callable, Callable]:
@@ -74,19 +87,31 @@ class GradientCheck:
 
     def _model(self, source: str) -> Any:
         """Returns the model in full precision, with one of its gradients if it has several."""
-        return replace(self.model, compute=Compute(source)) if hasattr(self.model, "compute") else self.model
+        return (
+            replace(self.model, compute=Compute(source))
+            if hasattr(self.model, "compute")
+            else self.model
+        )
 
     def _gradients(self, source: str) -> Callable:
         model = self._model(source)
-        return jax.jit(lambda p, batch: model.gradients(p, model.initial_carry(self.examples), batch, None).gradients)
+        return jax.jit(
+            lambda p, batch: (
+                model.gradients(p, model.initial_carry(self.examples), batch, None).gradients
+            )
+        )
 
     @cached_property
     def _loss(self) -> Callable:
         model = self._model("jax")
-        return jax.jit(lambda p, batch: model.loss(p, model.initial_carry(self.examples), batch, None)[0])
+        return jax.jit(
+            lambda p, batch: model.loss(p, model.initial_carry(self.examples), batch, None)[0]
+        )
 
     def _differences(self, params: Params, batch: Any) -> Params:
-        towards = {name: {**dict.fromkeys(params), name: d} for name, d in _directions(params).items()}
+        towards = {
+            name: {**dict.fromkeys(params), name: d} for name, d in _directions(params).items()
+        }
         value = lambda p: self._loss(p, batch)  # noqa: E731
         return {name: central_difference(value, params, one, STEP) for name, one in towards.items()}
 
@@ -94,7 +119,10 @@ class GradientCheck:
 def _directions(params: Params) -> Params:
     """Returns a random direction of length 1 for each parameter."""
     keys = jax.random.split(jax.random.key(0), len(params))
-    drawn = {name: jax.random.normal(key, x.shape, x.dtype) for key, (name, x) in zip(keys, params.items())}
+    drawn = {
+        name: jax.random.normal(key, x.shape, x.dtype)
+        for key, (name, x) in zip(keys, params.items())
+    }
     return {name: x / jnp.linalg.norm(jnp.ravel(x)) for name, x in drawn.items()}
 
 
@@ -116,28 +144,42 @@ def first_not_finite(model: Model, state: State, batch: Batch, key: Any) -> str:
         state: the state before the step, as host arrays.
         batch, key: the inputs of the step.
     """
-    for what, tree in (("parameter", state.params), ("carried state", state.carry), (MEMBER, batch)):
+    for what, tree in (
+        ("parameter", state.params),
+        ("carried state", state.carry),
+        (MEMBER, batch),
+    ):
         for path, value in jax.tree.leaves_with_path(tree):
             if problem := _not_finite(value):
-                return f"{what} {jax.tree_util.keystr(path, simple=True, separator='.')!r} {problem}"
+                return (
+                    f"{what} {jax.tree_util.keystr(path, simple=True, separator='.')!r} {problem}"
+                )
     if isinstance(model, NetModel):
         written = _of_net(model, state, batch, key)
     else:
         written = _of_function(model, state, batch, key)
-    greatest, holder = 0.0, "nothing"
+    greatest = 0.0
+    holder = "nothing"
     for name, value in written:
         if problem := _not_finite(value):
             return f"{name} {problem}"
         array = np.asarray(value)
-        if array.dtype.kind == "f" and array.size and (size := float(np.max(np.abs(array)))) > greatest:
-            greatest, holder = size, name
+        if (
+            array.dtype.kind == "f"
+            and array.size
+            and (size := float(np.max(np.abs(array)))) > greatest
+        ):
+            greatest = size
+            holder = name
     return f"all numbers of the model are finite; the greatest, {greatest:g}, is in {holder.rstrip(',')}"
 
 
 def _of_net(model: NetModel, state: State, batch: Batch, key: Any) -> Iterator[tuple[str, Any]]:
     """Yields each blob that the net and its backward operators write, with a name that has the operator."""
     net, given = model.with_backward(state.params, state.carry, batch, key)
-    blobs = {name: jnp.asarray(v) if np.asarray(v).dtype.kind == "f" else v for name, v in given.items()}
+    blobs = {
+        name: jnp.asarray(v) if np.asarray(v).dtype.kind == "f" else v for name, v in given.items()
+    }
     for k, op in enumerate(net.ops):
         where = describe_op(k, op.type, op.outputs, net.name)
         alone = schedule(replace(net, ops=(op,)), read_outside=op.outputs)
@@ -151,7 +193,12 @@ def _of_net(model: NetModel, state: State, batch: Batch, key: Any) -> Iterator[t
 
 def _of_steps(op: Op, where: str, kept: StepWorkspaces) -> Iterator[tuple[str, Any]]:
     """Yields each blob that a recurrent network's step net writes, step by step."""
-    writers = {o: (k, inner, net) for _, net in op.sub_nets() for k, inner in enumerate(net.ops) for o in inner.outputs}
+    writers = {
+        o: (k, inner, net)
+        for _, net in op.sub_nets()
+        for k, inner in enumerate(net.ops)
+        for o in inner.outputs
+    }
     for t in range(max((len(v) for v in kept.stacked.values()), default=0)):
         for name, values in kept.stacked.items():
             k, inner, net = writers[name]
@@ -160,9 +207,14 @@ def _of_steps(op: Op, where: str, kept: StepWorkspaces) -> Iterator[tuple[str, A
 
 
 def _of_function(model: Model, state: State, batch: Batch, key: Any) -> Iterator[tuple[str, Any]]:
-    loss, carry, gradients = jax.device_get(jax.jit(model.gradients)(state.params, state.carry, batch, key))
+    loss, carry, gradients = jax.device_get(
+        jax.jit(model.gradients)(state.params, state.carry, batch, key)
+    )
     yield "the loss", loss
-    for what, tree in (("the state after the step,", carry), ("the gradient of parameter", gradients)):
+    for what, tree in (
+        ("the state after the step,", carry),
+        ("the gradient of parameter", gradients),
+    ):
         for name, value in tree.items():
             yield f"{what} {name!r}", value
 

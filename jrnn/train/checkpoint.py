@@ -50,7 +50,9 @@ class Checkpoints:
         except OSError as e:
             raise CheckpointError(f"{self.folder}: cannot be written: {e.strerror}") from None
         for step in steps_in(self.folder):
-            _check_files(self.folder / str(step), LARGEST, "_*")  # which orbax reads to list the checkpoints
+            _check_files(
+                self.folder / str(step), LARGEST, "_*"
+            )  # which orbax reads to list the checkpoints
         options = ocp.CheckpointManagerOptions(
             create=False,
             max_to_keep=keep,
@@ -81,7 +83,9 @@ class Checkpoints:
                 self._manager.delete(step)
             self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
             folder = self.folder / str(step)
-            write_whole(folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError)
+            write_whole(
+                folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError
+            )
         except (OSError, ValueError, RuntimeError) as e:
             full = os.strerror(errno.ENOSPC)  # which tensorstore says at the end of a long line
             why = full if full in str(e) else _first_line(e)
@@ -100,9 +104,13 @@ class Checkpoints:
         if not self.steps():
             raise CheckpointError(f"{self.folder}: holds no complete checkpoint")
         flat = _as_dict(like)
-        most = LARGEST + 4 * sum(np.dtype(x.dtype).itemsize * math.prod(x.shape) for x in flat.values())
+        most = LARGEST + 4 * sum(
+            np.dtype(x.dtype).itemsize * math.prod(x.shape) for x in flat.values()
+        )
         damaged: list[str] = []
-        numbers = sorted(self.steps(), key=lambda n: (is_sealed(self.folder / str(n)), n), reverse=True)
+        numbers = sorted(
+            self.steps(), key=lambda n: (is_sealed(self.folder / str(n)), n), reverse=True
+        )
         for number in numbers:
             where = self.folder / str(number)
             try:
@@ -119,16 +127,26 @@ class Checkpoints:
                 leaves = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
             except CheckpointError:
                 raise
-            except Exception as e:  # whatever orbax, tensorstore or a parser raises for damaged files
+            except (
+                Exception
+            ) as e:  # whatever orbax, tensorstore or a parser raises for damaged files
                 damaged.append(f"{where}: is damaged ({_first_line(e)})")
                 continue
             used = f"step {number} is used"
             warnings = [f"{text}; {used}" for text in damaged]
             if not is_sealed(where):
-                warnings.append(f"{where}: is not sealed, so damage cannot be detected; {used}, as no sealed one is left")
+                warnings.append(
+                    f"{where}: is not sealed, so damage cannot be detected; {used}, as no sealed one is left"
+                )
             skipped = [n for n in numbers if n > number and not is_sealed(self.folder / str(n))]
-            warnings += [f"{self.folder / str(n)}: is not sealed; {used}" for n in skipped if is_sealed(where)]
-            return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flat]), warnings
+            warnings += [
+                f"{self.folder / str(n)}: is not sealed; {used}"
+                for n in skipped
+                if is_sealed(where)
+            ]
+            return jax.tree.unflatten(
+                jax.tree.structure(like), [leaves[name] for name in flat]
+            ), warnings
         raise CheckpointError("; ".join(damaged) + "; no checkpoint is left to continue from")
 
     def __enter__(self) -> Checkpoints:
@@ -173,15 +191,22 @@ def broken_seal(folder: Path) -> str | None:
     if not is_sealed(folder):
         return None
     try:
-        sealed, digests = read_json(folder / SEAL, CheckpointError), _digests(folder)
+        sealed = read_json(folder / SEAL, CheckpointError)
+        digests = _digests(folder)
     except CheckpointError as e:
         return _first_line(e)
-    return next((f"{name} is not what was written" for name in sealed if digests.get(name) != sealed[name]), None)
+    return next(
+        (f"{name} is not what was written" for name in sealed if digests.get(name) != sealed[name]),
+        None,
+    )
 
 
 def _as_dict(state: Any) -> dict[str, Any]:
     """Returns a pytree of any containers as a flat dict from paths to arrays."""
-    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in jax.tree.leaves_with_path(state)}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): x
+        for path, x in jax.tree.leaves_with_path(state)
+    }
 
 
 def _shapes(tree: Any) -> dict[str, str]:
@@ -190,9 +215,12 @@ def _shapes(tree: Any) -> dict[str, str]:
 
 def _check_match(where: Path, saved: dict[str, str], wanted: dict[str, str]) -> None:
     for name in [*wanted, *saved]:
-        there, here = saved.get(name, "absent"), wanted.get(name, "absent")
+        there = saved.get(name, "absent")
+        here = wanted.get(name, "absent")
         if there != here:
-            raise CheckpointError(f"{where}: is of another model: {name} is {there} there, and {here} here")
+            raise CheckpointError(
+                f"{where}: is of another model: {name} is {there} there, and {here} here"
+            )
 
 
 def _first_line(e: BaseException) -> str:

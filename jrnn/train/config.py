@@ -44,19 +44,29 @@ class OptimizerConfig:
     name: str = "adam"  # any of optax's optimizers, such as adamw or contrib.muon
     learning_rate: float = 3e-3  # the greatest rate of the schedule
     schedule: str = "cosine"  # constant; cosine, linear: from learning_rate to final_rate; or any of optax's by name
-    schedule_options: dict = field(default_factory=dict)  # arguments of a schedule by its optax name, as decay_rate
+    schedule_options: dict = field(
+        default_factory=dict
+    )  # arguments of a schedule by its optax name, as decay_rate
     schedule_steps: Natural = 0  # the schedule's length; 0: train.steps
     final_rate: NonNegative = 0.0  # of the schedules cosine and linear, at the schedule's last step
     warmup: Natural = 0  # steps of linear growth from 0 before the schedule starts
     clip: NonNegative = 1.0  # the greatest norm of the gradient; 0: no clipping
-    options: dict = field(default_factory=dict)  # further arguments of the optax optimizer, such as b2 or weight_decay
-    decay: Literal["all", "matrices"] = "all"  # what weight decay acts on: all parameters, or none that is a vector
+    options: dict = field(
+        default_factory=dict
+    )  # further arguments of the optax optimizer, such as b2 or weight_decay
+    decay: Literal["all", "matrices"] = (
+        "all"  # what weight decay acts on: all parameters, or none that is a vector
+    )
     accumulate: Positive = 1  # parts in which a step reads its batch, one after the other: less memory, the same result
-    only: list[str] = field(default_factory=list)  # patterns of names of the parameters to train, as "layers.1.*"; []: all
+    only: list[str] = field(
+        default_factory=list
+    )  # patterns of names of the parameters to train, as "layers.1.*"; []: all
     ema: float = 0.0  # decay of a running mean of the parameters, which is validated, sampled and exported; 0: none
 
     def __post_init__(self):
-        require(self.learning_rate > 0, "optimizer.learning_rate must be positive", self.learning_rate)
+        require(
+            self.learning_rate > 0, "optimizer.learning_rate must be positive", self.learning_rate
+        )
         check_bounds("optimizer", self)
         require(0 <= self.ema < 1, "optimizer.ema must lie in [0, 1)", self.ema)
 
@@ -65,7 +75,9 @@ class OptimizerConfig:
 class GradientConfig:
     """Which gradient trains the model: JAX's of the lowered net, or the generated backward net's."""
 
-    source: Literal["jax", "net"] = "jax"  # of the lowered net, or by operators that add_gradients makes
+    source: Literal["jax", "net"] = (
+        "jax"  # of the lowered net, or by operators that add_gradients makes
+    )
     check: bool = False  # compare both in float64 on the first batch, and stop if they disagree
     check_every: Natural = 0  # compare them again after every so many steps; 0: never
 
@@ -87,10 +99,16 @@ class TrainConfig:
     loggers: list[str] = field(
         default_factory=list
     )  # of additional metrics next to metrics.jsonl: tensorboard, csv, MODULE:NAME
-    precision: Literal["float32", "bfloat16"] = "float32"  # of products and activations; parameters stay float32
-    on_nan: Literal["stop", "skip"] = "stop"  # what to do if a step's loss, gradient or update is not finite
+    precision: Literal["float32", "bfloat16"] = (
+        "float32"  # of products and activations; parameters stay float32
+    )
+    on_nan: Literal["stop", "skip"] = (
+        "stop"  # what to do if a step's loss, gradient or update is not finite
+    )
     loss_limit: NonNegative = 0.0  # a greater loss counts as not finite; 0: no limit
-    metrics: list[str] = field(default_factory=list)  # your functions, MODULE:FUNCTION, called at validations
+    metrics: list[str] = field(
+        default_factory=list
+    )  # your functions, MODULE:FUNCTION, called at validations
 
     def __post_init__(self):
         check_bounds("train", self)
@@ -116,14 +134,21 @@ class Config:
     def __post_init__(self):
         require(0 <= self.seed < 2**32, "seed must lie between 0 and 4294967295", self.seed)
         if self.train.precision != "float32" and self.gradient.source != "jax":
-            raise ConfigError(f'train.precision = "{self.train.precision}" needs gradient.source = "jax"')
+            raise ConfigError(
+                f'train.precision = "{self.train.precision}" needs gradient.source = "jax"'
+            )
         for name, table in self.choose({"task": self.task}).items():
             if getattr(self, name) is None and table is not None:
                 object.__setattr__(self, name, table())
         if (patterns := getattr(self.model, "trained", [])) and not self.optimizer.only:
             object.__setattr__(self, "optimizer", replace(self.optimizer, only=patterns))
-        batch, parts = self.data.batch, self.optimizer.accumulate
-        require(batch % parts == 0, f"data.batch must be a multiple of optimizer.accumulate = {parts}", batch)
+        batch = self.data.batch
+        parts = self.optimizer.accumulate
+        require(
+            batch % parts == 0,
+            f"data.batch must be a multiple of optimizer.accumulate = {parts}",
+            batch,
+        )
 
     @property
     def kind(self) -> TaskKind:
@@ -135,7 +160,9 @@ class Config:
         for name in self.train.metrics:
             function = load_named(name, ConfigError, "FUNCTION")
             if not callable(function):
-                raise ConfigError(f"train.metrics: {name} is a {type(function).__name__}; it must be a function")
+                raise ConfigError(
+                    f"train.metrics: {name} is a {type(function).__name__}; it must be a function"
+                )
             functions[name.rpartition(":")[2]] = function
         return functions
 
@@ -143,7 +170,11 @@ class Config:
     def choose(given: Mapping[str, Any]) -> dict[str, type | None]:
         """Returns the dataclasses of the tables that depend on what a file says; None for a table that the task lacks."""
         kind = _task_kind(given.get("task", Config.task))
-        return {"data": kind.data, "model": _model_table(kind, given.get("model", {})), "sample": kind.sample}
+        return {
+            "data": kind.data,
+            "model": _model_table(kind, given.get("model", {})),
+            "sample": kind.sample,
+        }
 
 
 def _task_kind(task: Any) -> TaskKind:
@@ -164,7 +195,9 @@ def _model_table(kind: TaskKind, model: Any) -> type:
     if isinstance(named, str) and ":" in named and set(kind.models) & set(MAKERS):
         return load_kind("model.kind", named, ModelKind, "table", "kind").table
     if not isinstance(named, str) or named not in kind.models:
-        raise ConfigError(f"model.kind: task {kind.name!r} has no models of kind {named!r}{hint(named, kind.models)}")
+        raise ConfigError(
+            f"model.kind: task {kind.name!r} has no models of kind {named!r}{hint(named, kind.models)}"
+        )
     return kind.models[named]
 
 
@@ -192,7 +225,9 @@ def find_config(given: str | Path) -> Path:
 def nearest_config(path: Path) -> str:
     """Returns how an error about a missing config ends: with the nearest name, or with where the names are listed."""
     there = path.parent.glob("*.toml") if path.parent.is_dir() else ()
-    meant = near(path.name, [p.name for p in there if near(path.stem, [p.stem])]) or near(path.stem, config_names())
+    meant = near(path.name, [p.name for p in there if near(path.stem, [p.stem])]) or near(
+        path.stem, config_names()
+    )
     return meant or "; `jrnn configs` lists the configs that ship"
 
 
@@ -231,11 +266,15 @@ def load_config(path: str | Path, assignments: Iterable[str] = ()) -> Config:
     """
     path = find_config(path)
     tables = _with_code_of(path.parent, read_toml(path, nearest_config(path)))
-    config = decode(Config, tables, str(path))  # first, so that a mistake in the file is not blamed on the assignments
+    config = decode(
+        Config, tables, str(path)
+    )  # first, so that a mistake in the file is not blamed on the assignments
     assignments = tuple(assignments)
     if not assignments:
         return config
-    return decode(Config, override(tables, assignments), f"{path} with --set {' '.join(assignments)}")
+    return decode(
+        Config, override(tables, assignments), f"{path} with --set {' '.join(assignments)}"
+    )
 
 
 @dataclass(frozen=True)
@@ -255,8 +294,15 @@ def keys_of(table: type) -> list[Key]:
     >>> [key.name for key in keys_of(GradientConfig)]
     ['source', 'check', 'check_every']
     """
-    meanings = {k: text for kind in table.__mro__ if is_dataclass(kind) for k, text in _comments(kind).items() if text}
-    types, keys = typing.get_type_hints(table), []
+    meanings = {
+        k: text
+        for kind in table.__mro__
+        if is_dataclass(kind)
+        for k, text in _comments(kind).items()
+        if text
+    }
+    types = typing.get_type_hints(table)
+    keys = []
     for f in fields(table):
         kind = types[f.name]
         choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
@@ -270,7 +316,11 @@ def _comments(table: type) -> dict[str, str]:
     """Returns the comment of each field of a dataclass."""
     source = textwrap.dedent(inspect.getsource(table))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    texts = {t.start[0]: t.string.strip("# ") for t in tokens if t.type == tokenize.COMMENT and "fmt:" not in t.string}
+    texts = {
+        t.start[0]: t.string.strip("# ")
+        for t in tokens
+        if t.type == tokenize.COMMENT and "fmt:" not in t.string
+    }
     body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
     return {
         node.target.id: " ".join(t for k, t in texts.items() if node.lineno <= k <= node.end_lineno)
@@ -282,9 +332,17 @@ def _comments(table: type) -> dict[str, str]:
 def reference_of_keys(config: Config | None = None) -> str:
     """Returns the tables that a configuration has, or those of all tasks, with a line for each key."""
     if config is None:
-        own = [(table, title) for name, kind in KINDS.items() for table, title in _tables_of(name, kind)]
+        own = [
+            (table, title)
+            for name, kind in KINDS.items()
+            for table, title in _tables_of(name, kind)
+        ]
     else:
-        own = [(type(table), f"[{name}]") for name in ("data", "model", "sample") if (table := getattr(config, name))]
+        own = [
+            (type(table), f"[{name}]")
+            for name in ("data", "model", "sample")
+            if (table := getattr(config, name))
+        ]
     titles: dict[type, str] = {}
     for table, title in own:
         titles[table] = f"{titles[table]}, {title.rpartition(' ')[2]}" if table in titles else title

@@ -35,7 +35,9 @@ class _Nowhere:
 NOWHERE = _Nowhere()
 
 
-def join(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
+def join(
+    coordinator: str | None = None, processes: int | None = None, process: int | None = None
+) -> None:
     """Makes this process one of several that train together; call it before any computation.
 
     JAX itself finds all three arguments under SLURM, Open MPI, Kubernetes and on TPUs.
@@ -70,7 +72,8 @@ class Devices:
         Raises:
             ConfigError: if there are fewer, or a batch cannot be divided among them equally.
         """
-        count, there = config.train.devices, jax.devices()
+        count = config.train.devices
+        there = jax.devices()
         if jax.process_count() > 1:
             if count not in (0, 1, len(there)):
                 raise ConfigError(
@@ -80,7 +83,9 @@ class Devices:
             count = len(there)
         count = count or len(there)
         if count > len(there):
-            raise ConfigError(f"train.devices is {count}, but JAX finds {len(there)}: {', '.join(map(str, there[:8]))}")
+            raise ConfigError(
+                f"train.devices is {count}, but JAX finds {len(there)}: {', '.join(map(str, there[:8]))}"
+            )
         parts = config.optimizer.accumulate
         if config.data.batch % (count * parts):
             read = f"in {parts} parts (optimizer.accumulate) " if parts > 1 else ""
@@ -118,7 +123,9 @@ class Devices:
     def put_state(self, state: State) -> State:
         """Puts a state of host arrays, the same in every process, on the devices."""
         members = zip(state, self.state_sharding)
-        return State(*(jax.tree.map(lambda x, to=to: _put(x, to), member) for member, to in members))
+        return State(
+            *(jax.tree.map(lambda x, to=to: _put(x, to), member) for member, to in members)
+        )
 
     def put_batches(self, batches: Any, axes: Mapping[str, int]) -> Any:
         """Puts stacked batches [K, ...] of host arrays on the devices.
@@ -136,11 +143,15 @@ class Devices:
             return _put(value, self._sharding(axis + 1))
 
         members = batches._asdict().items()
-        return type(batches)(**{name: None if value is None else put(name, value) for name, value in members})
+        return type(batches)(
+            **{name: None if value is None else put(name, value) for name, value in members}
+        )
 
     def get(self, tree: T) -> T:
         """Returns arrays on the devices as whole host arrays, in every process."""
-        return process_allgather(tree, tiled=True) if jax.process_count() > 1 else jax.device_get(tree)
+        return (
+            process_allgather(tree, tiled=True) if jax.process_count() > 1 else jax.device_get(tree)
+        )
 
     def local(self, tree: T) -> T:
         """Returns arrays that every device has, on one device of this process."""
@@ -180,7 +191,10 @@ class Devices:
             yield
         except JrnnError:
             raise
-        except (RuntimeError, ValueError) as e:  # raised by JAX's runtime for a collective that fails
+        except (
+            RuntimeError,
+            ValueError,
+        ) as e:  # raised by JAX's runtime for a collective that fails
             if jax.process_count() == 1:
                 raise
             raise TrainError(

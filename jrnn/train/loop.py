@@ -24,15 +24,36 @@ from jrnn.train.check import MEMBER, GradientCheck, first_not_finite
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
 from jrnn.train.devices import NOWHERE, Devices
-from jrnn.train.metrics import MetricsFile, NotFinite, Patience, Recorder, describe, open_loggers, own, read_metrics
+from jrnn.train.metrics import (
+    MetricsFile,
+    NotFinite,
+    Patience,
+    Recorder,
+    describe,
+    open_loggers,
+    own,
+    read_metrics,
+)
 from jrnn.train.run_dir import RunDir
 from jrnn.train.serving import TrainedModel, load_run
-from jrnn.train.step import Recipe, initial_state, make_train_call, make_validation, restart, stack_batches, step_key
+from jrnn.train.step import (
+    Recipe,
+    initial_state,
+    make_train_call,
+    make_validation,
+    restart,
+    stack_batches,
+    step_key,
+)
 from jrnn.train.tasks import Task
 from jrnn.train.tasks.task import check_task
 
 # Spent once, however long a run is.
-ONCE = SETUP, FIRST_VALIDATION, TRACING = "compiling, first call", "compiling, first validation", "tracing"
+ONCE = SETUP, FIRST_VALIDATION, TRACING = (
+    "compiling, first call",
+    "compiling, first validation",
+    "tracing",
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +85,9 @@ class Result:
 
     def __str__(self) -> str:
         skipped = f" ({self.skipped} skipped: not finite)" if self.skipped else ""
-        return f"{self.step} steps{skipped}, {describe(self.validation_loss, self.unit, self.metrics)}"
+        return (
+            f"{self.step} steps{skipped}, {describe(self.validation_loss, self.unit, self.metrics)}"
+        )
 
 
 def train(
@@ -94,13 +117,17 @@ def train(
     """
     run = RunDir(out)
     with ExitStack() as files:
-        beat = files.enter_context(Heartbeat(console or Console(), "reading the data and making the model"))
+        beat = files.enter_context(
+            Heartbeat(console or Console(), "reading the data and making the model")
+        )
         devices = Devices.of(config)
         with devices.together():
             if devices.is_first:
                 files.enter_context(run)
                 if run.has_checkpoint() and not resume:
-                    raise ConfigError(f"{run.path}: holds a run already; continue it with --resume, or use another --out")
+                    raise ConfigError(
+                        f"{run.path}: holds a run already; continue it with --resume, or use another --out"
+                    )
             loop = _Training(config, run, config.kind.load(config), devices, beat)
             if devices.is_first:
                 loop.open(resume, files)
@@ -132,8 +159,12 @@ class _Training:
         check_task(config, task)
         steps = Recipe.of(config, task.axes)
         self.state = initial_state(task.model, steps)
-        self.call = make_train_call(task.model, steps, (devices.state_sharding, devices.result_sharding))
-        self.validate = make_validation(task, lambda batches: devices.put_batches(batches, task.axes))
+        self.call = make_train_call(
+            task.model, steps, (devices.state_sharding, devices.result_sharding)
+        )
+        self.validate = make_validation(
+            task, lambda batches: devices.put_batches(batches, task.axes)
+        )
         self.check_gradients = GradientCheck(task.model, config.data.batch)
         self.own_metrics = config.metrics()
         self.clock = Clock("steps")
@@ -147,7 +178,8 @@ class _Training:
 
     def open(self, resume: bool, files: ExitStack) -> None:
         """Opens the files of the run directory, and restores the state and the patience of a run to continue."""
-        run, train = self.run, self.config.train
+        run = self.run
+        train = self.config.train
         if resume and run.is_begun():
             run.check_continues(self.config, self.task)
         self.checkpoints = files.enter_context(Checkpoints(run.checkpoints, train.keep))
@@ -162,7 +194,9 @@ class _Training:
         if self.config.gradient.check:
             with self.beat.during("comparing gradients"):
                 self.check_gradients(self.state.params, self.task.train.at(0))
-            self.beat.say(f"gradients: JAX's and those of the {self.check_gradients.other} agree on the first batch")
+            self.beat.say(
+                f"gradients: JAX's and those of the {self.check_gradients.other} agree on the first batch"
+            )
         done = int(self.state.step)
         before = read_metrics(run.metrics) if resume else []
         recorded = [m.get("validation_loss") for m in before if m["step"] <= done]
@@ -178,22 +212,32 @@ class _Training:
     def share(self) -> None:
         """Gives the state and the patience of the first process to all processes."""
         self.state = self.devices.put_state(self.devices.from_first(jax.device_get(self.state)))
-        seen = self.devices.from_first(np.array([self.patience.best, self.patience.since], np.float32))
-        self.patience.best, self.patience.since = float(seen[0]), int(seen[1])
+        seen = self.devices.from_first(
+            np.array([self.patience.best, self.patience.since], np.float32)
+        )
+        self.patience.best = float(seen[0])
+        self.patience.since = int(seen[1])
 
     def _batches(self, step: int, n: int) -> Any:
         """Returns the batches of the `n` steps after `step`, on the devices."""
-        batches = stack_batches([self.task.train.at(step + k) for k in range(n)], self.config.train.steps_per_call)
+        batches = stack_batches(
+            [self.task.train.at(step + k) for k in range(n)], self.config.train.steps_per_call
+        )
         return self.devices.put_batches(batches, self.task.axes)
 
     def go(self, stop: threading.Event, trace: Trace) -> Result:
         """Steps until the last one or until `stop`; either way it ends after a call, with a checkpoint."""
-        train, gradient = self.config.train, self.config.gradient
+        train = self.config.train
+        gradient = self.config.gradient
         begun = step = int(self.state.step)
         self.clock = Clock("steps")
         recorder = Recorder(self.file, self.report, self.task, train)
         try:
-            while step < train.steps and not self.patience.is_over and not self.devices.any(stop.is_set()):
+            while (
+                step < train.steps
+                and not self.patience.is_over
+                and not self.devices.any(stop.is_set())
+            ):
                 n = self._steps_to_boundary(step)
                 batches = self._batches(step, n)
                 idle = recorder.idle()
@@ -212,7 +256,10 @@ class _Training:
                     recorder.restart_clock()
                 acts = (
                     (self._validate, step % train.validate_every == 0 or step == train.steps),
-                    (self._check_gradients, gradient.check_every and step % gradient.check_every == 0),
+                    (
+                        self._check_gradients,
+                        gradient.check_every and step % gradient.check_every == 0,
+                    ),
                     (self._save, step % train.checkpoint_every == 0),
                 )
                 for act in (act for act, is_due in acts if is_due):
@@ -228,10 +275,14 @@ class _Training:
             fix = f"continue with --resume and a smaller optimizer.learning_rate or optimizer.clip, {skip}"
             if cause.startswith(MEMBER):
                 fix = f"correct the data and start a new run, or leave such steps out: continue with --resume, {skip[3:]}"
-            raise TrainError(f"{e}; {cause}; the state before it is the checkpoint of step {good}: {fix}") from None
+            raise TrainError(
+                f"{e}; {cause}; the state before it is the checkpoint of step {good}: {fix}"
+            ) from None
         self._save(step)
         if step > begun and recorder.skipped == step - begun:
-            raise TrainError(f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}")
+            raise TrainError(
+                f"all {recorder.skipped} steps were skipped, so nothing was trained: {self._diagnose(step)}"
+            )
         ended = step == train.steps or self.patience.is_over
         if ended and math.isnan(self.validation_loss):  # resumed with nothing left to do
             self._evaluate()
@@ -240,12 +291,24 @@ class _Training:
                 f"stopped: the best validation loss, {self.patience.best:.4f}, is {self.patience.since} validations old; "
                 "its parameters are kept"
             )
-        return Result(self.run.path, step, self.validation_loss, not ended, self.task.unit, self.metrics, recorder.skipped)
+        return Result(
+            self.run.path,
+            step,
+            self.validation_loss,
+            not ended,
+            self.task.unit,
+            self.metrics,
+            recorder.skipped,
+        )
 
     def _steps_to_boundary(self, step: int) -> int:
         """Returns the steps of the next call, which ends at or before the next validation, checkpoint or check."""
         train = self.config.train
-        ends = (train.validate_every, train.checkpoint_every, self.config.gradient.check_every or train.steps)
+        ends = (
+            train.validate_every,
+            train.checkpoint_every,
+            self.config.gradient.check_every or train.steps,
+        )
         to_next = [every - step % every for every in ends]
         return min(train.steps_per_call, train.steps - step, *to_next)
 
@@ -273,9 +336,14 @@ class _Training:
         with self.beat.during("validating"):
             self.validation_loss = self.validate(self.state.evaluation_params)
             params = self.devices.local(self.state.evaluation_params)
-            self.metrics = own(self.task.evaluate(params, self.validation_loss), f"task {self.config.task!r}: evaluate")
+            self.metrics = own(
+                self.task.evaluate(params, self.validation_loss),
+                f"task {self.config.task!r}: evaluate",
+            )
             for name, measure in self.own_metrics.items():
-                self.metrics |= own({name: measure(self.task, params, self.validation_loss)}, "train.metrics")
+                self.metrics |= own(
+                    {name: measure(self.task, params, self.validation_loss)}, "train.metrics"
+                )
 
     def _validate(self, step: int) -> None:
         with self.clock(FIRST_VALIDATION if math.isnan(self.validation_loss) else "validation"):
@@ -284,7 +352,9 @@ class _Training:
             with self.clock("checkpoints"):
                 self.best.save(step, self.devices.get(self.state).evaluation_params)
         self.file.write(step, validation_loss=self.validation_loss, **self.metrics)
-        self.report.say(f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}")
+        self.report.say(
+            f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}"
+        )
 
 
 @contextmanager
@@ -297,10 +367,14 @@ def _stop_on_signal() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only the main thread may set handlers
         yield stop
         return
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield stop
     finally:

@@ -36,7 +36,11 @@ class MetricsFile:
     def __init__(self, path: Path, resume_at: int | None = None, loggers: Sequence[Logger] = ()):
         """Starts a new file, or keeps the lines up to step `resume_at`: the steps after it will be measured again."""
         self._loggers = loggers
-        kept = [] if resume_at is None else [line for line, m in _whole_lines(path) if m["step"] <= resume_at]
+        kept = (
+            []
+            if resume_at is None
+            else [line for line, m in _whole_lines(path) if m["step"] <= resume_at]
+        )
         write_whole(path, "".join(line + "\n" for line in kept).encode(), TrainError)
         self._file: TextIO = append_to(path, TrainError)
 
@@ -46,8 +50,12 @@ class MetricsFile:
             self._file.write(json.dumps({"step": step, **values}) + "\n")
             self._file.flush()
         except OSError as e:
-            raise TrainError(f"{self._file.name}: cannot be written: {e.strerror}; {SAFE}") from None
-        numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}
+            raise TrainError(
+                f"{self._file.name}: cannot be written: {e.strerror}; {SAFE}"
+            ) from None
+        numbers = {
+            name: float(value) for name, value in values.items() if isinstance(value, (int, float))
+        }
         for logger in self._loggers if numbers else ():
             logger.write(step, numbers)
 
@@ -89,12 +97,18 @@ def own(values: Any, where: str) -> dict[str, float]:
     {'accuracy': 0.5}
     """
     if not isinstance(values, Mapping):
-        raise DataError(f"{where}: returned a {type(values).__name__}; it must return a dict of numbers by name")
+        raise DataError(
+            f"{where}: returned a {type(values).__name__}; it must return a dict of numbers by name"
+        )
     for name, value in values.items():
         if not isinstance(name, str) or name in _OF_TRAINING:
-            raise DataError(f"{where}: a metric cannot be named {name!r}; give it a str that is not in {_OF_TRAINING}")
+            raise DataError(
+                f"{where}: a metric cannot be named {name!r}; give it a str that is not in {_OF_TRAINING}"
+            )
         if np.ndim(value) or np.asarray(value).dtype.kind not in "biuf":
-            raise DataError(f"{where}: the metric {name!r} is {describe_value(value)}; it must be one number")
+            raise DataError(
+                f"{where}: the metric {name!r} is {describe_value(value)}; it must be one number"
+            )
     return {name: float(value) for name, value in values.items()}
 
 
@@ -180,9 +194,11 @@ class Recorder:
         (step, n, measured), self._pending = self._pending, None
         losses, norms, bad = (np.asarray(values)[:n] for values in measured)  # waits for the call
         now = time.perf_counter()
-        speed, self._since = n * self._task.items / (now - self._since), now
+        speed = n * self._task.items / (now - self._since)
+        self._since = now
         for k in range(n):
-            loss, norm = float(losses[k]), float(norms[k])
+            loss = float(losses[k])
+            norm = float(norms[k])
             timing = {"items_per_second": round(speed)} if k == n - 1 else {}
             if bad[k]:
                 self._refuse(step + k + 1, loss, norm)
@@ -190,14 +206,17 @@ class Recorder:
                 self._in_a_row = 0
                 self._metrics.write(step + k + 1, loss=loss, gradient_norm=norm, **timing)
         if not bad.all():
-            self._report.update(step + n, float(np.mean(losses[~bad])), f"{speed:,.0f} {self._task.item}/s")
+            self._report.update(
+                step + n, float(np.mean(losses[~bad])), f"{speed:,.0f} {self._task.item}/s"
+            )
 
     def _refuse(self, step: int, loss: float, norm: float) -> None:
         what = f"the loss is {loss:g}, the gradient's norm {norm:g}"
         if math.isfinite(norm) and loss <= (self._config.loss_limit or math.inf):
             what += ", the update of the parameters not finite"
         self._metrics.write(step, refused=what)
-        self.skipped, self._in_a_row = self.skipped + 1, self._in_a_row + 1
+        self.skipped = self.skipped + 1
+        self._in_a_row = self._in_a_row + 1
         if self._config.on_nan == "stop":
             raise NotFinite(step, what)
         self._report.say(f"step {step}: {what}; skipped")
@@ -252,7 +271,11 @@ class Csv:
 
     def __init__(self, run: Path, config: Any, resume_at: int | None):
         self._path = run / "metrics.csv"
-        kept = [] if resume_at is None else [row for row in _rows(self._path) if int(row[0]) <= resume_at]
+        kept = (
+            []
+            if resume_at is None
+            else [row for row in _rows(self._path) if int(row[0]) <= resume_at]
+        )
         text = io.StringIO(newline="")
         csv.writer(text).writerows([("step", "name", "value"), *kept])
         write_whole(self._path, text.getvalue().encode(), TrainError)
@@ -264,7 +287,9 @@ class Csv:
             self._rows.writerows((step, name, value) for name, value in values.items())
             self._file.flush()
         except OSError as e:
-            raise TrainError(f"{self._path}: cannot be written: {e.strerror}; the last checkpoint is safe") from None
+            raise TrainError(
+                f"{self._path}: cannot be written: {e.strerror}; the last checkpoint is safe"
+            ) from None
 
     def close(self) -> None:
         with suppress(OSError):
@@ -281,7 +306,10 @@ def _rows(path: Path) -> list[list[str]]:
     return [row for row in rows if len(row) == 3 and re.fullmatch("[0-9]{1,18}", row[0])]
 
 
-LOGGERS: dict[str, Callable[[Path, Any, int | None], Logger]] = {"tensorboard": TensorBoard, "csv": Csv}
+LOGGERS: dict[str, Callable[[Path, Any, int | None], Logger]] = {
+    "tensorboard": TensorBoard,
+    "csv": Csv,
+}
 
 
 def open_loggers(run: Path, config: Any, resume_at: int | None) -> list[Logger]:
@@ -293,11 +321,15 @@ def open_loggers(run: Path, config: Any, resume_at: int | None) -> list[Logger]:
     loggers: list[Logger] = []
     for name in config.train.loggers:
         if ":" not in name and name not in LOGGERS:
-            raise ConfigError(f"train.loggers: there is no logger {name!r}; known are {', '.join(LOGGERS)}, and MODULE:NAME")
+            raise ConfigError(
+                f"train.loggers: there is no logger {name!r}; known are {', '.join(LOGGERS)}, and MODULE:NAME"
+            )
         make = LOGGERS.get(name) or load_named(name, ConfigError)
         logger = make(run, config, resume_at)
         missing = [part for part in ("write", "close") if not callable(getattr(logger, part, None))]
         if missing:
-            raise ConfigError(f"train.loggers: {name} returned a {type(logger).__name__} without {' and '.join(missing)}")
+            raise ConfigError(
+                f"train.loggers: {name} returned a {type(logger).__name__} without {' and '.join(missing)}"
+            )
         loggers.append(logger)
     return loggers

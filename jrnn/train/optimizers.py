@@ -37,13 +37,20 @@ warmup_cosine_decay_schedule warmup_exponential_decay_schedule
 def _found(names: str) -> dict[str, Callable[..., Any]]:
     """Returns the functions of optax with these names; an older optax lacks some of them."""
     modules = {name: contrib if name.startswith("contrib.") else optax for name in names.split()}
-    functions = {name: getattr(module, name.removeprefix("contrib."), None) for name, module in modules.items()}
+    functions = {
+        name: getattr(module, name.removeprefix("contrib."), None)
+        for name, module in modules.items()
+    }
     return {name: function for name, function in functions.items() if function is not None}
 
 
 OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = _found(NAMES)
 SCHEDULES: dict[str, Callable[..., Schedule]] = _found(NAMES_OF_SCHEDULES)
-_GREATEST = ("peak_value", "init_value", "value")  # names of a schedule's greatest rate; the first that it has
+_GREATEST = (
+    "peak_value",
+    "init_value",
+    "value",
+)  # names of a schedule's greatest rate; the first that it has
 _LENGTHS = ("decay_steps", "transition_steps")  # names of a schedule's number of steps
 
 
@@ -61,7 +68,9 @@ def make_schedule(config: OptimizerConfig, steps: int) -> Schedule:
     main = _main_schedule(config, rest)
     if config.warmup == 0:
         return main
-    rise = optax.linear_schedule(config.learning_rate / config.warmup, config.learning_rate, config.warmup - 1)
+    rise = optax.linear_schedule(
+        config.learning_rate / config.warmup, config.learning_rate, config.warmup - 1
+    )
     return optax.join_schedules([rise, main], [config.warmup])
 
 
@@ -69,12 +78,17 @@ def follows_the_run(config: OptimizerConfig) -> bool:
     """Returns whether the learning rate at a step depends on the number of steps of the run."""
     if config.schedule_steps or config.schedule == "constant":
         return False
-    known = signature(SCHEDULES[config.schedule]).parameters if config.schedule in SCHEDULES else _LENGTHS
+    known = (
+        signature(SCHEDULES[config.schedule]).parameters
+        if config.schedule in SCHEDULES
+        else _LENGTHS
+    )
     return any(p in known and p not in config.schedule_options for p in _LENGTHS)
 
 
 def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
-    name, rate = config.schedule, config.learning_rate
+    name = config.schedule
+    rate = config.learning_rate
     options = {key: _by_step(value) for key, value in config.schedule_options.items()}
     short: dict[str, Schedule] = {
         "cosine": optax.cosine_decay_schedule(rate, steps, config.final_rate / rate),
@@ -83,7 +97,9 @@ def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
     }
     if name in short:
         if options:
-            raise ConfigError(f"optimizer.schedule_options: the schedule {name!r} takes none; give optax's own name")
+            raise ConfigError(
+                f"optimizer.schedule_options: the schedule {name!r} takes none; give optax's own name"
+            )
         return short[name]
     make = _choose("optimizer.schedule", "schedule", name, SCHEDULES, [*short, *SCHEDULES])
     known = signature(make).parameters
@@ -95,7 +111,11 @@ def _main_schedule(config: OptimizerConfig, steps: int) -> Schedule:
 
 def _by_step(value: Any) -> Any:
     """Converts the keys of a table from strings, which TOML requires, to steps; returns other values unchanged."""
-    return {int(k) if k.isdigit() else k: v for k, v in value.items()} if isinstance(value, dict) else value
+    return (
+        {int(k) if k.isdigit() else k: v for k, v in value.items()}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformationExtraArgs:
@@ -107,12 +127,18 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     make = _choose("optimizer.name", "optimizer", config.name, OPTIMIZERS, OPTIMIZERS)
     known = [p for p in signature(make).parameters if p != "learning_rate"]
     steady = config.schedule == "constant" and not config.warmup and not config.schedule_options
-    extra: dict[str, Any] = {"learning_rate": config.learning_rate if steady else make_schedule(config, steps)}
+    extra: dict[str, Any] = {
+        "learning_rate": config.learning_rate if steady else make_schedule(config, steps)
+    }
     if config.decay == "matrices":
         mask = _mask_of_decay(known)
         if mask is None:
-            takers = ", ".join(name for name, f in OPTIMIZERS.items() if _mask_of_decay(signature(f).parameters))
-            raise ConfigError(f'optimizer.decay = "matrices" needs an optimizer with weight decay: {takers}')
+            takers = ", ".join(
+                name for name, f in OPTIMIZERS.items() if _mask_of_decay(signature(f).parameters)
+            )
+            raise ConfigError(
+                f'optimizer.decay = "matrices" needs an optimizer with weight decay: {takers}'
+            )
         extra[mask] = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     if "key" in known:
         extra["key"] = jax.random.key(0)  # of the noise that the optimizer adds
@@ -131,7 +157,9 @@ def trained(only: Iterable[str], params: Any) -> Any:
     >>> trained(["layers.1.*"], {"layers.0.w": 0, "layers.1.w": 0})
     {'layers.0.w': False, 'layers.1.w': True}
     """
-    return jax.tree.map_with_path(lambda path, _: any(fnmatchcase(name_of(path), one) for one in only), params)
+    return jax.tree.map_with_path(
+        lambda path, _: any(fnmatchcase(name_of(path), one) for one in only), params
+    )
 
 
 def name_of(path: Any) -> str:
@@ -144,17 +172,23 @@ def _mask_of_decay(options: Container[str]) -> str | None:
     return next((name for name in ("weight_decay_mask", "mask") if name in options), None)
 
 
-def _choose(where: str, what: str, name: str, known: Mapping[str, Any], shown: Iterable[str]) -> Any:
+def _choose(
+    where: str, what: str, name: str, known: Mapping[str, Any], shown: Iterable[str]
+) -> Any:
     if name not in known:
         raise ConfigError(f"{where}: optax has no {what} {name!r} here{hint(name, shown)}")
     return known[name]
 
 
-def _created(where: str, make: Callable, options: Mapping, known: Iterable[str], defaults: Mapping[str, Any]) -> Any:
+def _created(
+    where: str, make: Callable, options: Mapping, known: Iterable[str], defaults: Mapping[str, Any]
+) -> Any:
     """Calls a function of optax with the options of a table, all of which must be `known`, and defaults of others."""
     for option in options:
         if option not in known:
-            raise ConfigError(f"{where}: optax.{make.__name__} has no option {option!r}{hint(option, known)}")
+            raise ConfigError(
+                f"{where}: optax.{make.__name__} has no option {option!r}{hint(option, known)}"
+            )
     try:
         return make(**{**defaults, **options})
     except (TypeError, ValueError) as e:

@@ -26,7 +26,9 @@ class Asked(NamedTuple):
     fresh: Any = False
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: part of what compiled functions are cached by
+@dataclass(
+    frozen=True, eq=False
+)  # compared by identity: part of what compiled functions are cached by
 class Origin:
     """What a `TrainedModel` has besides parameters.
 
@@ -60,7 +62,9 @@ class Origin:
             return self.model
         change = getattr(self.model, "with_signature", None)
         if change is None:
-            raise ConfigError(f"{self.path}: a model of kind {self.config.model.kind!r} has no {' and '.join(changes)}")
+            raise ConfigError(
+                f"{self.path}: a model of kind {self.config.model.kind!r} has no {' and '.join(changes)}"
+            )
         return change(wanted)
 
     @cached_property

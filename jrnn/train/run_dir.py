@@ -40,7 +40,10 @@ from jrnn.train.tasks import Task
 from jrnn.train.tasks.task import COMPANIONS
 from jrnn.train.toml_codec import encode
 
-PATHS = {"data": ("path",), "model": ("net", "init_net", "pretrained")}  # the keys, by table, that name files
+PATHS = {
+    "data": ("path",),
+    "model": ("net", "init_net", "pretrained"),
+}  # the keys, by table, that name files
 
 
 class RunDir:
@@ -56,8 +59,12 @@ class RunDir:
 
     def __enter__(self) -> RunDir:
         try:
-            str(self.path.resolve()).encode()  # surrogates stand for bytes that are not UTF-8; orbax cannot write such paths
-            self._new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            str(
+                self.path.resolve()
+            ).encode()  # surrogates stand for bytes that are not UTF-8; orbax cannot write such paths
+            self._new = [
+                folder for folder in (self.path, *self.path.parents) if not folder.exists()
+            ]
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except UnicodeEncodeError:
@@ -67,7 +74,9 @@ class RunDir:
         except OSError as e:
             raise ConfigError(f"{self.path}: cannot hold a run: {e.strerror}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # freed by the system when the process ends
+            fcntl.flock(
+                self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # freed by the system when the process ends
             held = os.pread(self._lock, 32, 0)
             os.pwrite(self._lock, f"pid {os.getpid()}".ljust(len(held)).encode(), 0)
         except BlockingIOError:
@@ -85,7 +94,11 @@ class RunDir:
     def __exit__(self, *exc: object) -> None:
         """Ends the lock. A run that an error of its config or data prevented leaves no folder behind."""
         os.close(self._lock)
-        if self._new and isinstance(exc[1] if len(exc) > 1 else None, JrnnError) and not self.has_checkpoint():
+        if (
+            self._new
+            and isinstance(exc[1] if len(exc) > 1 else None, JrnnError)
+            and not self.has_checkpoint()
+        ):
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # others may have put something there meanwhile
                 for folder in self._new[1:]:
@@ -103,22 +116,29 @@ class RunDir:
         if not self.is_begun():
             why = "it has no config.toml" if self.path.exists() else "there is no such folder"
             raise CheckpointError(f"{self.path}: is not a run directory: {why}")
-        if kind_of(self.path / "config.toml") == "a file" and not (self.path / "config.toml").stat().st_size:
-            raise CheckpointError(f"{self.path / 'config.toml'}: is empty; the run's configuration is lost")
+        if (
+            kind_of(self.path / "config.toml") == "a file"
+            and not (self.path / "config.toml").stat().st_size
+        ):
+            raise CheckpointError(
+                f"{self.path / 'config.toml'}: is empty; the run's configuration is lost"
+            )
         return load_config(self.path / "config.toml")
 
     def check_continues(self, config: Config, task: Task) -> None:
         """Raises CheckpointError, ConfigError or DataError if `config` cannot continue the run in this directory."""
         before = self.load_config()
         self._check_not_edited(before)
-        old, new = _identity(before), _identity(_resolved(config))
+        old = _identity(before)
+        new = _identity(_resolved(config))
         for name in dict.fromkeys([*old, *new]):
             if old.get(name) != new.get(name):
                 raise CheckpointError(
                     f"{self.path}: is another run: {name} is {old.get(name)!r} there, and {new.get(name)!r} here; "
                     "leave the key as it is, or start a new run with another --out"
                 )
-        length, now = before.optimizer.schedule_steps or before.train.steps, config.train.steps
+        length = before.optimizer.schedule_steps or before.train.steps
+        now = config.train.steps
         if length != now and follows_the_run(config.optimizer):
             raise ConfigError(
                 f"{self.path}: its learning rate follows the schedule {config.optimizer.schedule!r} over {length} steps, "
@@ -127,18 +147,25 @@ class RunDir:
             )
         done = max(steps_in(self.checkpoints), default=0)
         if now < done:
-            raise ConfigError(f"{self.path}: has {done} steps already, and train.steps is {now}; give more steps")
+            raise ConfigError(
+                f"{self.path}: has {done} steps already, and train.steps is {now}; give more steps"
+            )
         fingerprint = json.loads(json.dumps(task.fingerprint()))
         if self.load_fingerprint() | {COMPANIONS: None} != fingerprint | {COMPANIONS: None}:
-            raise DataError(f"{self.path}: the data have changed since this run began; start a new one")
+            raise DataError(
+                f"{self.path}: the data have changed since this run began; start a new one"
+            )
 
     def _check_not_edited(self, config: Config) -> None:
         """Raises CheckpointError if config.toml is not what the run wrote: its checkpoints are of what it wrote."""
-        now, kept = _tables(encode(config)), self._kept_configs()
+        now = _tables(encode(config))
+        kept = self._kept_configs()
         if kept and all(now != _tables(text) for text in kept):
             first = _tables(kept[0])
             keys = [k for k in dict.fromkeys([*first, *now]) if first.get(k) != now.get(k)]
-            changes = ", ".join(f"{k} was {first.get(k)!r:.80} and is {now.get(k)!r:.80}" for k in keys)
+            changes = ", ".join(
+                f"{k} was {first.get(k)!r:.80} and is {now.get(k)!r:.80}" for k in keys
+            )
             raise CheckpointError(
                 f"{self.path / 'config.toml'}: was changed after the run wrote it: {changes}; undo that, and continue with "
                 "other values by --set, or start a new run"
@@ -148,7 +175,9 @@ class RunDir:
         """Returns the configurations that the run wrote last, the newest first; none in runs of older versions."""
         try:
             configs = read_json(self.path / "run.json", CheckpointError).get("configs")
-            return [text for text in checked(list[str], configs, "", CheckpointError) if _tables(text)]
+            return [
+                text for text in checked(list[str], configs, "", CheckpointError) if _tables(text)
+            ]
         except (ValueError, RecursionError):  # a CheckpointError, or no TOML
             return []
 
@@ -171,7 +200,9 @@ class RunDir:
         try:
             data = text.encode()
         except UnicodeEncodeError as e:
-            raise ConfigError(f"{self.path / name}: cannot hold {e.object[e.start]!r}, which is not UTF-8") from None
+            raise ConfigError(
+                f"{self.path / name}: cannot hold {e.object[e.start]!r}, which is not UTF-8"
+            ) from None
         write_whole(self.path / name, data, ConfigError)
 
 
@@ -185,11 +216,18 @@ def _resolved(config: Config) -> Config:
     tables = {}
     for table, keys in PATHS.items():
         settings = getattr(config, table)
-        named = {key: value for key in keys if isinstance(value := getattr(settings, key, None), str)}
-        tables[table] = replace(settings, **{key: str(Path(value).absolute()) for key, value in named.items()})
+        named = {
+            key: value for key in keys if isinstance(value := getattr(settings, key, None), str)
+        }
+        tables[table] = replace(
+            settings, **{key: str(Path(value).absolute()) for key, value in named.items()}
+        )
     if isinstance(kind := getattr(tables["model"], "kind", None), str) and ":" in kind:
         tables["model"] = replace(tables["model"], kind=from_the_root(kind))
-    functions = {key: [from_the_root(name) for name in getattr(config.train, key)] for key in ("metrics", "loggers")}
+    functions = {
+        key: [from_the_root(name) for name in getattr(config.train, key)]
+        for key in ("metrics", "loggers")
+    }
     named = replace(config.train, **functions)
     return replace(config, task=from_the_root(config.task), train=named, **tables)
 
@@ -200,7 +238,9 @@ def _identity(config: Config) -> dict[str, Any]:
     identity |= {f"model.{key}": value for key, value in vars(config.model).items()}
     # The files of the data may move: the fingerprint says whether they have changed.
     moving = ("source", *PATHS["data"])
-    return identity | {f"data.{key}": value for key, value in vars(config.data).items() if key not in moving}
+    return identity | {
+        f"data.{key}": value for key, value in vars(config.data).items() if key not in moving
+    }
 
 
 def provenance() -> dict[str, Any]:
@@ -209,7 +249,10 @@ def provenance() -> dict[str, Any]:
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in packages}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version_of(name) for name in packages},
+        },
         "devices": [str(d) for d in jax.devices()],
         "processes": jax.process_count(),
         "platform": platform.platform(),
@@ -231,10 +274,15 @@ def _git_state() -> dict[str, Any] | None:
     here = Path(__file__).parent
 
     def git(*args: str) -> str:
-        return subprocess.run(["git", "-C", here, *args], capture_output=True, text=True, check=True, timeout=20).stdout
+        return subprocess.run(
+            ["git", "-C", here, *args], capture_output=True, text=True, check=True, timeout=20
+        ).stdout
 
     try:
-        return {"commit": git("rev-parse", "HEAD").strip(), "changed": git("status", "--porcelain").splitlines()}
+        return {
+            "commit": git("rev-parse", "HEAD").strip(),
+            "changed": git("status", "--porcelain").splitlines(),
+        }
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -78,7 +78,9 @@ def summarize(run: Path) -> RunSummary:
     speeds = [m["items_per_second"] for m in lines if _is_number(m.get("items_per_second"))]
     best = min(validations, key=lambda m: m["validation_loss"], default={})
     step = max((m["step"] for m in lines), default=0)
-    steps, patience = (v if isinstance(v := config.get(k), int) else 0 for k in ("train.steps", "train.patience"))
+    steps, patience = (
+        v if isinstance(v := config.get(k), int) else 0 for k in ("train.steps", "train.patience")
+    )
     is_over = Patience.after(patience, (m["validation_loss"] for m in validations)).is_over
     if _is_locked(run / "lock"):
         state = "running"
@@ -94,7 +96,11 @@ def summarize(run: Path) -> RunSummary:
         steps=steps,
         best_loss=best.get("validation_loss"),
         best_step=best.get("step"),
-        metrics={name: v for name, v in best.items() if _is_number(v) and name not in ("step", "validation_loss")},
+        metrics={
+            name: v
+            for name, v in best.items()
+            if _is_number(v) and name not in ("step", "validation_loss")
+        },
         speed=statistics.median(speeds[-LATEST:]) if speeds else None,
     )
 
@@ -132,12 +138,16 @@ def runs_tables(runs: Sequence[RunSummary]) -> list[Table]:
     """
     groups: dict[tuple[str, str], list[RunSummary]] = {}
     for r in sorted(runs, key=lambda r: math.inf if r.best_loss is None else r.best_loss):
-        groups.setdefault((str(r.config.get("task", "")), str(r.config.get("model.kind", ""))), []).append(r)
+        groups.setdefault(
+            (str(r.config.get("task", "")), str(r.config.get("model.kind", ""))), []
+        ).append(r)
     return [_table(", ".join(filter(None, names)), rows) for names, rows in groups.items()]
 
 
 def _table(title: str, runs: Sequence[RunSummary]) -> Table:
-    keys = [k for k in differing([r.config for r in runs]) if k != "train.steps"]  # which has a column of its own
+    keys = [
+        k for k in differing([r.config for r in runs]) if k != "train.steps"
+    ]  # which has a column of its own
     in_columns = len(keys) <= MOST_COLUMNS
     table = Table(title=Text(printable(title)), title_justify="left")
     for name in ("run", *(keys if in_columns else ["config"])):
@@ -185,7 +195,9 @@ def curves(run: Path) -> tuple[Curve, Curve]:
     lines = read_metrics(run / "metrics.jsonl")
     drawn = []
     for name in ("loss", "validation_loss"):
-        points = np.array([(m["step"], m[name]) for m in lines if _is_number(m.get(name))], float).reshape(-1, 2)
+        points = np.array(
+            [(m["step"], m[name]) for m in lines if _is_number(m.get(name))], float
+        ).reshape(-1, 2)
         drawn.append((points[:, 0], points[:, 1]))
     if not any(len(steps) for steps, _ in drawn):
         raise DataError(f"{run}: has no losses in metrics.jsonl yet")
@@ -196,7 +208,10 @@ def labels(runs: Sequence[RunSummary]) -> list[str]:
     """Returns the name of each run with the keys in which the configs differ."""
     keys = differing([r.config for r in runs])
     values = [", ".join(f"{k} = {r.config[k]}" for k in keys if k in r.config) for r in runs]
-    return [f"{Path(r.path).name}: {text}" if text else Path(r.path).name for r, text in zip(runs, values)]
+    return [
+        f"{Path(r.path).name}: {text}" if text else Path(r.path).name
+        for r, text in zip(runs, values)
+    ]
 
 
 def draw_losses(path: Path, labels: Sequence[str], curves: Sequence[tuple[Curve, Curve]]) -> None:
@@ -221,7 +236,9 @@ def draw_losses(path: Path, labels: Sequence[str], curves: Sequence[tuple[Curve,
             axes.plot(*validations, "o--", color=color, markersize=4, linewidth=0.8)
         axes.set(xlabel="step", ylabel="loss", title="training (line) and validation (dots)")
         axes.grid(alpha=0.3)
-        figure.legend(loc="outside lower left", fontsize="small")  # below the axes: labels may be long
+        figure.legend(
+            loc="outside lower left", fontsize="small"
+        )  # below the axes: labels may be long
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
@@ -231,8 +248,11 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     [2.0, 2.0, 2.0]
     """
     decay = 0.5 ** (1 / max(len(values) / 50, 1))
-    smooth, total, weight = np.empty(len(values)), 0.0, 0.0
+    smooth = np.empty(len(values))
+    total = 0.0
+    weight = 0.0
     for k, value in enumerate(values):
-        total, weight = decay * total + value, decay * weight + 1
+        total = decay * total + value
+        weight = decay * weight + 1
         smooth[k] = total / weight
     return smooth

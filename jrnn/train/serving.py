@@ -69,7 +69,9 @@ class TrainedModel:
 
     def __repr__(self) -> str:
         numbers = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        return f"TrainedModel({self.origin.path}, {numbers:,} parameters, {self.origin.config.model})"
+        return (
+            f"TrainedModel({self.origin.path}, {numbers:,} parameters, {self.origin.config.model})"
+        )
 
     def __call__(
         self,
@@ -101,7 +103,9 @@ class TrainedModel:
             ConfigError: if the model has no state, lengths, resets, mask or times, and one is given.
         """
         if (mask is not None or dt is not None) and self._reads_tokens:
-            raise ConfigError(f"{self.name}: mask and dt are for models of features; this one reads tokens")
+            raise ConfigError(
+                f"{self.name}: mask and dt are for models of features; this one reads tokens"
+            )
         if self.language_model is not None:
             return self.language_model(inputs, state, lengths=lengths, resets=resets)
         inputs = self._checked(inputs, ("N", "T"))
@@ -119,11 +123,15 @@ class TrainedModel:
         if dt is not None or self.origin.signature.dt:
             passed = jnp.ones((batch, steps)) if dt is None else check_array(where, "dt", dt)
             if passed.shape != (batch, steps):
-                raise LayerError(f"{where}: dt is {list(passed.shape)} but must be [{batch}, {steps}]")
+                raise LayerError(
+                    f"{where}: dt is {list(passed.shape)} but must be [{batch}, {steps}]"
+                )
             given["dt"] = passed.T
         return self._run(inputs, state, given)
 
-    def step(self, x: Any, state: State | None = None, *, mask: Any = None) -> tuple[jax.Array, State]:
+    def step(
+        self, x: Any, state: State | None = None, *, mask: Any = None
+    ) -> tuple[jax.Array, State]:
         """One step of each sequence, [N, D] or tokens [N] -> outputs [N, O] and the state.
 
         Of a model that has one output for a sequence, it is the output for the steps so far. `mask`, booleans [N]: which
@@ -191,18 +199,27 @@ class TrainedModel:
             ConfigError: if the run's task writes nothing, or has no such key.
             DataError: if the prompt holds a character that the model does not know.
         """
-        path, config = self.origin.path, self.origin.config
+        path = self.origin.path
+        config = self.origin.config
         if config.kind.write is None:
-            other = f"use jrnn predict {path}" if config.kind.predict is not None else f"call jrnn.load_run({str(path)!r})"
+            other = (
+                f"use jrnn predict {path}"
+                if config.kind.predict is not None
+                else f"call jrnn.load_run({str(path)!r})"
+            )
             raise ConfigError(f"{path}: a model of task {config.task!r} writes no text; {other}")
         given = {name: value for name, value in changes.items() if value is not None}
         known = [f.name for f in fields(config.sample)]
         for name in given:
             if name not in known:
-                raise ConfigError(f"{path}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}")
+                raise ConfigError(
+                    f"{path}: task {config.task!r} has no sample.{name}; it has {', '.join(known)}"
+                )
         config = replace(config, sample=replace(config.sample, **given))
         origin = self.origin
-        return config.kind.write(Trained(config, origin.kept, origin.model, self.params, self.generate), seed)
+        return config.kind.write(
+            Trained(config, origin.kept, origin.model, self.params, self.generate), seed
+        )
 
     def predict(self, path: str | Path | None = None) -> str:
         """Returns what the model predicts from a file of data, as CSV; what `jrnn predict` prints.
@@ -216,9 +233,17 @@ class TrainedModel:
         """
         config = self.origin.config
         if config.kind.predict is None:
-            other = f"use jrnn sample {self.name}" if config.kind.write is not None else f"call jrnn.load_run({self.name!r})"
-            raise ConfigError(f"{self.name}: a model of task {config.task!r} predicts no file; {other}")
-        return config.kind.predict(Trained(config, self.origin.kept, self.origin.model, self.params), path)
+            other = (
+                f"use jrnn sample {self.name}"
+                if config.kind.write is not None
+                else f"call jrnn.load_run({self.name!r})"
+            )
+            raise ConfigError(
+                f"{self.name}: a model of task {config.task!r} predicts no file; {other}"
+            )
+        return config.kind.predict(
+            Trained(config, self.origin.kept, self.origin.model, self.params), path
+        )
 
     def package(self, batch: int | None = None, time: int | None = None) -> Package:
         """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.
@@ -242,11 +267,19 @@ class TrainedModel:
         if batch is None or time is None:
             return package
         kind, features = self._input
-        given = {name: jax.ShapeDtypeStruct((time, batch, *features), kind) for name in ("tokens", "inputs")}
+        given = {
+            name: jax.ShapeDtypeStruct((time, batch, *features), kind)
+            for name in ("tokens", "inputs")
+        }
         given |= {"lengths": jax.ShapeDtypeStruct((batch,), jnp.int32)}
         shapes = {blob: given[member] for blob, member in model.feeds.items() if member in given}
-        shapes |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in model.initial_carry(batch).items()}
-        return replace(package, shapes={name: shapes[name] for name in package.inputs if name in shapes})
+        shapes |= {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype)
+            for name, x in model.initial_carry(batch).items()
+        }
+        return replace(
+            package, shapes={name: shapes[name] for name in package.inputs if name in shapes}
+        )
 
     def save(self, folder: str | Path) -> None:
         """Writes `package`, or the folder of a pretrained model with the tokenizer of its corpus, in one step.
@@ -261,12 +294,23 @@ class TrainedModel:
         with new_folder(folder, ConfigError, replaces=saved.FILES) as new:
             saved.save(new)
             if isinstance(saved, LanguageModel):
-                texts = {name: text for name, text in self.origin.kept.get(COMPANIONS, {}).items() if name in FILES}
+                texts = {
+                    name: text
+                    for name, text in self.origin.kept.get(COMPANIONS, {}).items()
+                    if name in FILES
+                }
                 texts[TOKENIZER] = kept_value(self.origin.kept, "tokenizer", str)
                 for name, text in texts.items():
                     write_whole(new / name, text.encode(), ConfigError)
 
-    def export(self, path: str | Path, *, step: bool = False, batch: int | None = None, time: int | None = None) -> None:
+    def export(
+        self,
+        path: str | Path,
+        *,
+        step: bool = False,
+        batch: int | None = None,
+        time: int | None = None,
+    ) -> None:
         """Writes a file that other programs run without jrnn, and compares what it computes.
 
         Args:
@@ -282,29 +326,46 @@ class TrainedModel:
         """
         path = Path(path)
         if path.suffix not in EXPORTS:
-            raise ConfigError(f"{path}: must end in {' or '.join(EXPORTS)}, which says what is written")
+            raise ConfigError(
+                f"{path}: must end in {' or '.join(EXPORTS)}, which says what is written"
+            )
         write = EXPORTS[path.suffix]
         if isinstance(self.origin.model, NetModel) and not step and time is None:
             raise ConfigError(f"{self.name}: a net is exported for one number of steps: give time=")
         kind, features = self._input
-        n, t = batch or 2, time or 3
+        n = batch or 2
+        t = time or 3
         if step:
             state = self.initial_state(n, t)
             if not state:
                 self.step(jnp.zeros((n, *features), kind))  # says why there is none
-            if time is None and any(x.shape != state[k].shape for k, x in self.initial_state(n, t + 1).items()):
-                raise ConfigError(f"{self.name}: the state remembers all tokens: give time=, how many it has room for")
+            if time is None and any(
+                x.shape != state[k].shape for k, x in self.initial_state(n, t + 1).items()
+            ):
+                raise ConfigError(
+                    f"{self.name}: the state remembers all tokens: give time=, how many it has room for"
+                )
             names = f"{batch or 'batch'}, ..."
             write(self.step, (jnp.zeros((n, *features), kind), state), names, path)
             return
         names = f"{batch or 'batch'}, {time or 'time'}, ..."
-        outputs = (lambda tokens: self(tokens)[0]) if self._reads_tokens else (lambda inputs: self(inputs)[0])
-        write(outputs, (jnp.zeros((n, t, *features), kind),), names, path)  # an argument has its name in the file
+        outputs = (
+            (lambda tokens: self(tokens)[0])
+            if self._reads_tokens
+            else (lambda inputs: self(inputs)[0])
+        )
+        write(
+            outputs, (jnp.zeros((n, t, *features), kind),), names, path
+        )  # an argument has its name in the file
 
     @property
     def _input(self) -> tuple[Any, tuple[int, ...]]:
         """The type of the inputs, and their axes after N and T."""
-        return (jnp.int32, ()) if self._reads_tokens else (jnp.float32, (self.origin.signature.inputs,))
+        return (
+            (jnp.int32, ())
+            if self._reads_tokens
+            else (jnp.float32, (self.origin.signature.inputs,))
+        )
 
     @property
     def _reads_tokens(self) -> bool:
@@ -321,7 +382,9 @@ class TrainedModel:
 
     def _writer(self, what: str) -> Any:
         if not self._reads_tokens:
-            raise ConfigError(f"{self.name}: {what} is for models that read tokens; call this one, or its `step`")
+            raise ConfigError(
+                f"{self.name}: {what} is for models that read tokens; call this one, or its `step`"
+            )
         return self.language_model or self
 
     @property
@@ -330,7 +393,8 @@ class TrainedModel:
         return self.origin.signature.inputs
 
     def _checked(self, x: Any, axes: tuple[str, ...]) -> jax.Array:
-        where, signature = self.name, self.origin.signature
+        where = self.name
+        signature = self.origin.signature
         if signature.tokens:
             return check_tokens(where, x, axes, signature.inputs)
         x = check_array(where, "x", x)
@@ -338,19 +402,32 @@ class TrainedModel:
         check_features(where, x, signature.inputs, {len(axes): f"[{', '.join(axes)}]"})
         return x.astype(jnp.result_type(x.dtype, jnp.float32))
 
-    def _run(self, inputs: jax.Array, state: State | None, given: Mapping[str, Any]) -> tuple[jax.Array, State]:
+    def _run(
+        self, inputs: jax.Array, state: State | None, given: Mapping[str, Any]
+    ) -> tuple[jax.Array, State]:
         origin = self.origin
         model = origin.variant(carried=origin.carried, **dict.fromkeys(given, True))
         start = self.initial_state(inputs.shape[0], history=not state)
         state, past = generation.apart(state or start)
         start, _ = generation.apart(start)
-        shapes, wanted = ({name: jnp.shape(leaf) for name, leaf in s.items()} for s in (state, start))
+        shapes, wanted = (
+            {name: jnp.shape(leaf) for name, leaf in s.items()} for s in (state, start)
+        )
         if shapes != wanted:
-            raise LayerError(f"{self.name}: the state has {shapes}, but must have {wanted}, as initial_state has")
-        carry = {name: jnp.moveaxis(jnp.asarray(leaf), 0, CARRY_AXIS) for name, leaf in state.items()}
-        member, x = ("tokens", inputs) if origin.signature.tokens else ("inputs", origin.units[0](inputs))
-        y, carry = model.predict(self.params, carry, Asked(**{member: jnp.swapaxes(x, 0, 1)}, **given))
-        y, state = jnp.swapaxes(y, 0, 1) if origin.signature.every_step else y, _batch_first(carry)
+            raise LayerError(
+                f"{self.name}: the state has {shapes}, but must have {wanted}, as initial_state has"
+            )
+        carry = {
+            name: jnp.moveaxis(jnp.asarray(leaf), 0, CARRY_AXIS) for name, leaf in state.items()
+        }
+        member, x = (
+            ("tokens", inputs) if origin.signature.tokens else ("inputs", origin.units[0](inputs))
+        )
+        y, carry = model.predict(
+            self.params, carry, Asked(**{member: jnp.swapaxes(x, 0, 1)}, **given)
+        )
+        y = jnp.swapaxes(y, 0, 1) if origin.signature.every_step else y
+        state = _batch_first(carry)
         if past:
             resets = given["resets"].T if "resets" in given else None
             state |= generation.remembered(past, inputs, y, given.get("lengths"), resets)
@@ -395,7 +472,8 @@ def load_run(folder: str | Path) -> TrainedModel:
     if params is None:
         with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
             state, more = checkpoints.restore(state)
-        params, notes = state.evaluation_params, notes + more
+        params = state.evaluation_params
+        notes = notes + more
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return TrainedModel(jax.tree.map(jnp.asarray, params), Origin(run.path, config, kept, model))

@@ -68,7 +68,9 @@ def initial_state(model: Model, steps: Recipe) -> State:
     """Returns the state before the first step; the parameters are a function of the seed."""
     key = jax.random.key(steps.config.seed)
     # The parameters of a model that tells their shapes are read from files, and are no part of a compiled program.
-    return state_of(model, steps, model.init(key) if hasattr(model, "shapes") else jax.jit(model.init)(key))
+    return state_of(
+        model, steps, model.init(key) if hasattr(model, "shapes") else jax.jit(model.init)(key)
+    )
 
 
 def abstract_state(model: Model, steps: Recipe) -> State:
@@ -114,11 +116,17 @@ def make_train_call(
 
     def one_step(state: State, batch: Batch) -> tuple[State, Measured]:
         carry = restart(batch.fresh, model.initial_carry(config.data.batch), state.carry)
-        loss, carry, gradients = _gradients(model, steps, state.params, carry, batch, step_key(config.seed, state.step))
+        loss, carry, gradients = _gradients(
+            model, steps, state.params, carry, batch, step_key(config.seed, state.step)
+        )
         if config.optimizer.only:
             keep = trained(config.optimizer.only, gradients)
-            gradients = jax.tree.map(lambda g, is_trained: g if is_trained else jnp.zeros_like(g), gradients, keep)
-        updates, opt_state = steps.optimizer.update(gradients, state.optimizer, state.params, value=loss)
+            gradients = jax.tree.map(
+                lambda g, is_trained: g if is_trained else jnp.zeros_like(g), gradients, keep
+            )
+        updates, opt_state = steps.optimizer.update(
+            gradients, state.optimizer, state.params, value=loss
+        )
         params = optax.apply_updates(state.params, updates)
         mean = state.mean
         if config.optimizer.ema:  # the first steps are forgotten quickly
@@ -158,7 +166,9 @@ def _choose(true: Any, one: State, other: State) -> State:
     return jax.tree.map(lambda a, b: jnp.where(true, a, b), one, other)
 
 
-def _gradients(model: Model, steps: Recipe, params: Params, carry: Carry, batch: Batch, key: Any) -> Outcome:
+def _gradients(
+    model: Model, steps: Recipe, params: Params, carry: Carry, batch: Batch, key: Any
+) -> Outcome:
     """Returns the gradients of a batch that is read whole, or in parts whose outcomes are averaged."""
     parts = steps.config.optimizer.accumulate
     if parts == 1:
@@ -169,7 +179,9 @@ def _gradients(model: Model, steps: Recipe, params: Params, carry: Carry, batch:
         x = jnp.asarray(x)
         if axis is None:
             return jnp.broadcast_to(x, (parts, *x.shape))
-        split = jnp.reshape(x, (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]))
+        split = jnp.reshape(
+            x, (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
+        )
         return jnp.moveaxis(split, axis, 0)
 
     def body(total: Any, part: Any) -> tuple[Any, Carry]:
@@ -178,15 +190,23 @@ def _gradients(model: Model, steps: Recipe, params: Params, carry: Carry, batch:
         return jax.tree.map(jnp.add, total, (loss, gradients)), carry
 
     members = batch._asdict()
-    batches = type(batch)(**{n: None if x is None else cut(x, steps.axes.get(n)) for n, x in members.items()})
+    batches = type(batch)(
+        **{n: None if x is None else cut(x, steps.axes.get(n)) for n, x in members.items()}
+    )
     carries = jax.tree.map(lambda x: cut(x, CARRY_AXIS), carry)
     zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    (loss, gradients), last = jax.lax.scan(body, zeros, (batches, carries, jax.random.split(key, parts)))
-    joined = jax.tree.map(lambda x, like: jnp.moveaxis(x, 0, CARRY_AXIS).reshape(like.shape), last, carry)
+    (loss, gradients), last = jax.lax.scan(
+        body, zeros, (batches, carries, jax.random.split(key, parts))
+    )
+    joined = jax.tree.map(
+        lambda x, like: jnp.moveaxis(x, 0, CARRY_AXIS).reshape(like.shape), last, carry
+    )
     return Outcome(loss / parts, joined, jax.tree.map(lambda g: g / parts, gradients))
 
 
-def make_validation(task: Task, put: Callable[[Batch], Batch] = jax.device_put) -> Callable[[Params], float]:
+def make_validation(
+    task: Task, put: Callable[[Batch], Batch] = jax.device_put
+) -> Callable[[Params], float]:
     """Returns the function `params -> mean loss` over the validation batches, weighted by their examples.
 
     The batches are read one after the other with carried state. Batches of another shape (the last may be smaller) are
@@ -203,13 +223,18 @@ def make_validation(task: Task, put: Callable[[Batch], Batch] = jax.device_put) 
         first = model.initial_carry(getattr(batches, member).shape[1 + axis])
         return jnp.mean(jax.lax.scan(body, first, batches)[1])
 
-    runs, weights = [], []
-    for _, run in groupby(task.validation(), lambda batch: [np.shape(a) for a in jax.tree.leaves(batch)]):
+    runs = []
+    weights = []
+    for _, run in groupby(
+        task.validation(), lambda batch: [np.shape(a) for a in jax.tree.leaves(batch)]
+    ):
         equal = list(run)
         runs.append(put(stack_batches(equal, len(equal))))
         weights.append(len(equal) * getattr(equal[0], member).shape[axis])
     compiled = jax.jit(mean)
-    return lambda params: float(np.average([compiled(params, run) for run in runs], weights=weights))
+    return lambda params: float(
+        np.average([compiled(params, run) for run in runs], weights=weights)
+    )
 
 
 def restart(fresh: Any, initial: Carry, carry: Carry) -> Carry:

@@ -27,13 +27,19 @@ class TextConfig:
     """The text: the documentation inside Python itself, or a UTF-8 file."""
 
     source: Literal["python-docs", "file"] = "python-docs"
-    path: str | None = None  # the file, relative to the working directory; it implies source = "file"
+    path: str | None = (
+        None  # the file, relative to the working directory; it implies source = "file"
+    )
     validation: float = 0.1  # the share of the text, at its end, that is never trained on
     batch: Positive = 32  # streams read side by side
-    chunk: Positive = 64  # characters in a step of truncated backpropagation; the state is carried on
+    chunk: Positive = (
+        64  # characters in a step of truncated backpropagation; the state is carried on
+    )
 
     def __post_init__(self):
-        require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
+        require(
+            0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation
+        )
         check_bounds("data", self)
         imply_file(self, "a UTF-8 text")
 
@@ -42,7 +48,9 @@ class TextConfig:
 class WordsConfig(TextConfig):
     """The text as words: `chunk` counts words."""
 
-    vocabulary: Annotated[int, AtLeast(2)] = 10_000  # the most frequent words are known; all others are <unk>
+    vocabulary: Annotated[int, AtLeast(2)] = (
+        10_000  # the most frequent words are known; all others are <unk>
+    )
 
 
 def text_of(data: TextConfig) -> str:
@@ -91,7 +99,9 @@ class Vocabulary:
         try:
             return np.fromiter(map(self._numbers.__getitem__, text), np.int32, len(text))
         except KeyError as e:
-            raise DataError(f"the model does not know the character {e}: it is not in the training text") from None
+            raise DataError(
+                f"the model does not know the character {e}: it is not in the training text"
+            ) from None
 
     def decode(self, numbers) -> str:
         return "".join(self.characters[int(n)] for n in numbers)
@@ -176,7 +186,9 @@ class Streams:
     seed: int
 
     @classmethod
-    def of(cls, tokens: np.ndarray, batch: int, chunk: int, seed: int = 0, item: str = "characters") -> Streams:
+    def of(
+        cls, tokens: np.ndarray, batch: int, chunk: int, seed: int = 0, item: str = "characters"
+    ) -> Streams:
         """Raises DataError if the text is too short for one chunk and the next token in each stream."""
         length = len(tokens) // batch
         if length < chunk + 1:
@@ -206,7 +218,9 @@ class Streams:
             yield self._cut(index * self.chunk, index == 0)
 
     def _cut(self, start: int, fresh: bool) -> TextChunk:
-        window = np.ascontiguousarray(self.streams[:, start : start + self.chunk + 1].T)  # [T + 1, B]
+        window = np.ascontiguousarray(
+            self.streams[:, start : start + self.chunk + 1].T
+        )  # [T + 1, B]
         return TextChunk(window[:-1], window[1:], np.asarray(fresh))
 
 
@@ -226,7 +240,8 @@ class TextData:
         Raises:
             DataError: if the text cannot be read, or either part is too short.
         """
-        text, where = text_of(data), data.path or data.source
+        text = text_of(data)
+        where = data.path or data.source
         if not text:
             raise DataError(f"{where}: the text is empty")
         vocabulary: Vocabulary | WordVocabulary
@@ -245,7 +260,11 @@ class TextData:
             (f"validation part (data.validation = {data.validation})", tokens[border:], 0),
         ):
             try:
-                streams.append(Streams.of(part_tokens, data.batch, data.chunk, draws, f"{vocabulary.item}s"))
+                streams.append(
+                    Streams.of(part_tokens, data.batch, data.chunk, draws, f"{vocabulary.item}s")
+                )
             except DataError as e:
                 raise e.at(f"{where}, {part}") from None
-        return cls(vocabulary, *streams, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest())
+        return cls(
+            vocabulary, *streams, hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        )

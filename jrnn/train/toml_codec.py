@@ -43,13 +43,19 @@ NonNegative = Annotated[float, AtLeast(0)]
 def check_bounds(table: str, config: Any) -> None:
     """Raises ConfigError if a field of the table's dataclass is below the bound in its annotation."""
     for name, least in _bounds(type(config)).items():
-        require(getattr(config, name) >= least, f"{table}.{name} must be at least {least}", getattr(config, name))
+        require(
+            getattr(config, name) >= least,
+            f"{table}.{name} must be at least {least}",
+            getattr(config, name),
+        )
 
 
 @functools.cache
 def _bounds(cls: type) -> dict[str, int]:
     hints = typing.get_type_hints(cls, include_extras=True)
-    bounds = ((name, bound) for name, hint in hints.items() for bound in getattr(hint, "__metadata__", ()))
+    bounds = (
+        (name, bound) for name, hint in hints.items() for bound in getattr(hint, "__metadata__", ())
+    )
     return {name: bound.least for name, bound in bounds if isinstance(bound, AtLeast)}
 
 
@@ -83,7 +89,9 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
         name, equals, text = assignment.partition("=")
         keys = name.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(f"--set {assignment}: must be written KEY=VALUE, as in --set train.steps=100")
+            raise ConfigError(
+                f"--set {assignment}: must be written KEY=VALUE, as in --set train.steps=100"
+            )
         table = changed
         for key in keys[:-1]:
             table = table.setdefault(key, {})
@@ -124,9 +132,19 @@ def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = ""
     for key, value in tables.items():
         full = prefix + key
         if key not in fields:
-            kinds = [(table, kind) for table, kind in annotations.items() if dataclasses.is_dataclass(kind)]
-            inner = [f"{table}.{key}" for table, kind in kinds if key in {f.name for f in dataclasses.fields(kind)}]
-            meant = f"; did you mean {' or '.join(map(repr, inner))}?" if inner else hint(key, fields)
+            kinds = [
+                (table, kind)
+                for table, kind in annotations.items()
+                if dataclasses.is_dataclass(kind)
+            ]
+            inner = [
+                f"{table}.{key}"
+                for table, kind in kinds
+                if key in {f.name for f in dataclasses.fields(kind)}
+            ]
+            meant = (
+                f"; did you mean {' or '.join(map(repr, inner))}?" if inner else hint(key, fields)
+            )
             raise ConfigError(f"{where}: unknown key {full!r:.200}{meant}")
         kind = annotations[key]
         if dataclasses.is_dataclass(kind):

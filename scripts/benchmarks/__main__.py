@@ -46,7 +46,9 @@ def suite_of(name: str) -> ModuleType:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/benchmarks", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="scripts/benchmarks", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("suite", choices=SUITES)
     for name in ("cells", "modes", "sizes", "peers"):
         parser.add_argument(f"--{name}", type=lambda text: text.split(","))

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")  # the rest is torch's
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "accelerator_day_programs"))
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(tempfile.gettempdir()) / "accelerator_day_programs")
+)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if os.environ.get("JAX_PLATFORMS") in ("cuda", "gpu"):
     os.environ["JAX_PLATFORMS"] += ",cpu"  # float64 runs there
@@ -30,8 +32,14 @@ import jaxlib
 from accelerator_measure import Day
 
 A = {
-    "launch": (parts.launch, "time of a launch, of a kernel in a loop; rates of products and of memory"),
-    "right": (parts.right, "default programs next to float64 step by step: values, gradients, repeatability"),
+    "launch": (
+        parts.launch,
+        "time of a launch, of a kernel in a loop; rates of products and of memory",
+    ),
+    "right": (
+        parts.right,
+        "default programs next to float64 step by step: values, gradients, repeatability",
+    ),
     "matrix": (parts.matrix, "layers with matrix states: jrnn, chunks by hand, lax.scan"),
     "lstm": (parts.lstm, "LSTM and GRU: jrnn, jrnn.nn, lax.scan, flax, torch's cuDNN"),
     "loose": (parts.loose, "the errors of `right` at the default precision (TF32)"),
@@ -52,24 +60,43 @@ GROUPS = {"A": A, "B": B}
 
 
 def main(arguments: Sequence[str]) -> int:
-    names = "\n".join(f"  {group} {name:10}{text}" for group, of in GROUPS.items() for name, (_, text) in of.items())
+    names = "\n".join(
+        f"  {group} {name:10}{text}"
+        for group, of in GROUPS.items()
+        for name, (_, text) in of.items()
+    )
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog=f"parts:\n{names}", formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        epilog=f"parts:\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("seconds", type=float)
     parser.add_argument("part", nargs="*", help="a part or a group")
-    parser.add_argument("--no-torch", action="store_true", help="leave torch out, where it cannot share a process with JAX")
+    parser.add_argument(
+        "--no-torch",
+        action="store_true",
+        help="leave torch out, where it cannot share a process with JAX",
+    )
     asked = parser.parse_args(arguments)
     unknown = {part.partition(":")[0] for part in asked.part} - {*PARTS, *GROUPS}
     if unknown:
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join((*GROUPS, *PARTS))}")
+        parser.error(
+            f"there is no part {', '.join(sorted(unknown))}; there are {', '.join((*GROUPS, *PARTS))}"
+        )
     chosen = [name for part in asked.part or GROUPS for name in GROUPS.get(part, (part,))]
     parts.use_torch = not asked.no_torch
     day = Day(asked.out, asked.seconds)
     device = jax.devices()[0]
-    versions = dict(jax=jax.__version__, jaxlib=jaxlib.__version__, runtime=device.client.platform_version)
-    day.say(device=device.device_kind, python=sys.version.split()[0], **versions, flags=os.environ.get("XLA_FLAGS"))
+    versions = dict(
+        jax=jax.__version__, jaxlib=jaxlib.__version__, runtime=device.client.platform_version
+    )
+    day.say(
+        device=device.device_kind,
+        python=sys.version.split()[0],
+        **versions,
+        flags=os.environ.get("XLA_FLAGS"),
+    )
     day.run({name: PARTS[name.partition(":")[0]][0] for name in dict.fromkeys(chosen)})
     return 0
 

@@ -94,7 +94,10 @@ class Day:
 
     def say(self, **fields: Any) -> None:
         """Writes a result."""
-        line = json.dumps({"part": self.part, **fields, "at": round(time.monotonic() - self._start, 1)}, default=str)
+        line = json.dumps(
+            {"part": self.part, **fields, "at": round(time.monotonic() - self._start, 1)},
+            default=str,
+        )
         with self._lock:
             self._append("results.jsonl", line)
             self._append("day.log", line)
@@ -117,7 +120,9 @@ class Day:
     def save(self) -> None:
         """Writes the summary and the archive of what is finished."""
         with self._lock:
-            results = [json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()]
+            results = [
+                json.loads(line) for line in (self.out / "results.jsonl").read_text().splitlines()
+            ]
             (self.out / "summary.md").write_text(summary(results))
             if not self._texts:
                 return
@@ -152,12 +157,16 @@ class Day:
         self.save()
         os._exit(0)
 
-    def each(self, tasks: Mapping[Any, Callable[[], Any]], named: Callable[[Any], dict[str, Any]]) -> Iterator[Any]:
+    def each(
+        self, tasks: Mapping[Any, Callable[[], Any]], named: Callable[[Any], dict[str, Any]]
+    ) -> Iterator[Any]:
         """Runs tasks side by side and yields `(key, result)` as they end. A failure is said with the fields of `named`."""
         pool = ThreadPoolExecutor(12 if GPU else 2)
         futures = {pool.submit(task): key for key, task in tasks.items()}
         try:
-            for future in as_completed(futures, timeout=max(min(self.left() - _RESERVE, _PATIENCE), 0.1)):
+            for future in as_completed(
+                futures, timeout=max(min(self.left() - _RESERVE, _PATIENCE), 0.1)
+            ):
                 if future.exception() is None:
                     yield futures[future], future.result()
                 else:
@@ -169,7 +178,11 @@ class Day:
 
     def compiled(self, jobs: Sequence[Job]) -> list[Ready]:
         """Compiles jobs side by side, and returns them in their order without those that fail."""
-        tasks = {i: (lambda job=job: _compiled(job)) for i, job in enumerate(jobs) if job.args is not None}
+        tasks = {
+            i: (lambda job=job: _compiled(job))
+            for i, job in enumerate(jobs)
+            if job.args is not None
+        }
         ready = dict(self.each(tasks, lambda i: dict(job=jobs[i].name, peer=jobs[i].peer)))
         ready |= {i: Ready(job, job.fn, str, {}) for i, job in enumerate(jobs) if job.args is None}
         return [ready[i] for i in sorted(ready)]
@@ -185,7 +198,10 @@ class Day:
         ready = self.compiled([job for job in jobs if self.only in job.name])
         for entry in ready if keep else ():
             if entry.job.args is not None and entry.job.name.endswith(keep):
-                self.attach(f"{self.part}_{entry.job.name}_{entry.job.peer}.txt".replace(" ", "_"), entry.text())
+                self.attach(
+                    f"{self.part}_{entry.job.name}_{entry.job.peer}.txt".replace(" ", "_"),
+                    entry.text(),
+                )
         for name in dict.fromkeys(entry.job.name for entry in ready):
             if self.left() < _RESERVE:
                 self.say(job=name, skipped="out of time")
@@ -209,12 +225,18 @@ class Day:
                 entry.run()
                 took.setdefault(peer, []).append(time.perf_counter() - begin)
             turns, spent = len(took[peer]), (time.perf_counter() - start) / len(running)
-            if turns >= 200 or (turns >= 5 and spent > seconds) or (turns >= 2 and spent > 3 * seconds):
+            if (
+                turns >= 200
+                or (turns >= 5 and spent > seconds)
+                or (turns >= 2 and spent > 3 * seconds)
+            ):
                 break
         for peer, times in took.items():
             job, median = running[peer].job, statistics.median(times)
             per_step = round(median / job.steps * 1e6, 4)
-            costs = dict(least=min(times), runs=len(times), us_a_step=per_step, precision=job.precision)
+            costs = dict(
+                least=min(times), runs=len(times), us_a_step=per_step, precision=job.precision
+            )
             self.say(job=job.name, peer=peer, seconds=median, **costs, **running[peer].costs)
 
 
@@ -224,7 +246,9 @@ def _compiled(job: Job) -> Ready:
     options = job.options if job.options or GPU else ON_CPU
     call = job.fn.compile(compiler_options=dict(options) if options else None)
     temporary = getattr(call.memory_analysis(), "temp_size_in_bytes", None)
-    costs = dict(compile=round(time.monotonic() - start, 1), temporary=temporary, strategies=job.strategies)
+    costs = dict(
+        compile=round(time.monotonic() - start, 1), temporary=temporary, strategies=job.strategies
+    )
     return Ready(job, lambda: jax.block_until_ready(call(*job.args)), call.as_text, costs)
 
 
@@ -236,7 +260,9 @@ def strategies(plans: Any) -> str:
 def with_tf32(precision: str | None) -> None:
     """Lets torch use TF32 where JAX does: everywhere but at the precision "highest". It does nothing without torch."""
     if torch := sys.modules.get("torch"):
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision != "highest"
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = (
+            precision != "highest"
+        )
 
 
 def _memory() -> dict[str, int]:
@@ -247,13 +273,25 @@ def _memory() -> dict[str, int]:
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
     """Returns a page with a table of each part: times next to the first peer's, errors, and all other results."""
     lines = ["# Accelerator day", ""]
-    lines += ["- " + ", ".join(f"{k} {v}" for k, v in r.items() if k != "part") for r in results if not r["part"]]
+    lines += [
+        "- " + ", ".join(f"{k} {v}" for k, v in r.items() if k != "part")
+        for r in results
+        if not r["part"]
+    ]
     for part in dict.fromkeys(r["part"] for r in results if r["part"]):
         of_part = [r for r in results if r["part"] == part and "ended" not in r]
         lines += ["", f"## {part}"]
-        lines += _times([r for r in of_part if "seconds" in r]) + _errors([r for r in of_part if "error" in r])
+        lines += _times([r for r in of_part if "seconds" in r]) + _errors(
+            [r for r in of_part if "error" in r]
+        )
         others = [r for r in of_part if "seconds" not in r and "error" not in r]
-        lines += ["", *("- " + ", ".join(f"{k} {v}" for k, v in r.items() if k not in ("part", "at")) for r in others)]
+        lines += [
+            "",
+            *(
+                "- " + ", ".join(f"{k} {v}" for k, v in r.items() if k not in ("part", "at"))
+                for r in others
+            ),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -265,21 +303,39 @@ def _times(results: Sequence[Mapping[str, Any]]) -> list[str]:
         "Ratios are the time of a job's first peer over that of the peer of the row; below 1, the first is faster.",
         "",
     ]
-    lines += ["| job | peer | ms | us a step | first / peer | temporary MB | compile s | precision |", "|" + "---|" * 8]
+    lines += [
+        "| job | peer | ms | us a step | first / peer | temporary MB | compile s | precision |",
+        "|" + "---|" * 8,
+    ]
     first: dict[str, float] = {}
     for r in results:
         ratio = first.setdefault(r["job"], r["seconds"]) / r["seconds"]
         temporary = "-" if r.get("temporary") is None else f"{r['temporary'] / 1e6:.1f}"
         figures = f"{r['seconds'] * 1e3:.3f} | {r['us_a_step']:.3f} | {ratio:.3f} | {temporary}"
-        lines.append(f"| {r['job']} | {r['peer']} | {figures} | {r.get('compile', '-')} | {r['precision']} |")
+        lines.append(
+            f"| {r['job']} | {r['peer']} | {figures} | {r.get('compile', '-')} | {r['precision']} |"
+        )
     return lines
 
 
 def _errors(results: Sequence[Mapping[str, Any]]) -> list[str]:
     if not results:
         return []
-    lines = ["", "Errors are relative to float64 step by step, in norms; `repeats`: two runs agree bit by bit.", ""]
-    columns = ("job", "error", "lax_scan", "gradient_error", "lax_scan_gradient", "repeats", "strategies", "precision")
+    lines = [
+        "",
+        "Errors are relative to float64 step by step, in norms; `repeats`: two runs agree bit by bit.",
+        "",
+    ]
+    columns = (
+        "job",
+        "error",
+        "lax_scan",
+        "gradient_error",
+        "lax_scan_gradient",
+        "repeats",
+        "strategies",
+        "precision",
+    )
     lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for r in sorted(results, key=lambda r: -max(r["error"], r["gradient_error"])):
         cells = (f"{r[c]:.1e}" if isinstance(r[c], float) else str(r[c]) for c in columns)

@@ -8,7 +8,7 @@ Shapes: T time, N batch or heads, D input or keys, H hidden or values.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -17,7 +17,15 @@ import chunkwise
 import jax
 import jax.numpy as jnp
 from accelerator_measure import GPU, Day, Job
-from accelerator_parts import BY_HAND, MATRIX_LAYERS, MATRIX_SIZE, SCANS, cell_job, in_mode, of_layer
+from accelerator_parts import (
+    BY_HAND,
+    MATRIX_LAYERS,
+    MATRIX_SIZE,
+    SCANS,
+    cell_job,
+    in_mode,
+    of_layer,
+)
 from linear_layers import LAYERS
 
 from jrnn.bench import steps
@@ -27,7 +35,10 @@ from jrnn.loops.chunks import chunked
 from jrnn.loops.strategies import accelerators, chooser
 from jrnn.loops.strategies.nodes import steps_with_wide_sums
 
-SIZES = [Size.parse(text) for text in (("100x32x512x512", "100x1x128x128") if GPU else ("8x2x3x4", "5x1x3x4"))]
+SIZES = [
+    Size.parse(text)
+    for text in (("100x32x512x512", "100x1x128x128") if GPU else ("8x2x3x4", "5x1x3x4"))
+]
 
 
 @contextmanager
@@ -74,7 +85,9 @@ def chunks(day: Day) -> None:
             if layer in BY_HAND:
                 with constants(chunkwise, C=size):
                     fn = in_mode(BY_HAND[layer], "train")
-                    jobs += lowered(day, Job(name, f"by hand, {size}", fn, given, MATRIX_SIZE.steps))
+                    jobs += lowered(
+                        day, Job(name, f"by hand, {size}", fn, given, MATRIX_SIZE.steps)
+                    )
     day.timed(jobs, keep=f"{MATRIX_LAYERS[0]} train {MATRIX_SIZE}")
 
 
@@ -83,7 +96,9 @@ def unroll(day: Day) -> None:
     for size in SIZES:
         for trips in (4, 1, 2, 8, 16):
             with constants(accelerators, _STEPS=trips):
-                jobs += lowered(day, cell_job(f"lstm train {size}", f"{trips} steps a trip", scan, "lstm", size))
+                jobs += lowered(
+                    day, cell_job(f"lstm train {size}", f"{trips} steps a trip", scan, "lstm", size)
+                )
     day.timed(jobs)
 
 
@@ -117,7 +132,10 @@ def buffers(day: Day) -> None:
     for size in SIZES:
         for which, fn in SCANS.items():
             name = f"lstm train {size} {which}"
-            jobs += [cell_job(name, peer, fn, "lstm", size, options=given) for peer, given in options.items()]
+            jobs += [
+                cell_job(name, peer, fn, "lstm", size, options=given)
+                for peer, given in options.items()
+            ]
     day.timed(jobs)
 
 
@@ -135,18 +153,31 @@ def bfloat16(day: Day) -> None:
     jobs = []
     for size in SIZES:
         w, x = steps.inputs("lstm", size)
-        given = {k: v.astype(jnp.float32 if k == "b" else jnp.bfloat16) for k, v in w.items()}, x.astype(jnp.bfloat16)
+        given = (
+            {k: v.astype(jnp.float32 if k == "b" else jnp.bfloat16) for k, v in w.items()},
+            x.astype(jnp.bfloat16),
+        )
         carry = steps.initial("lstm", size)
         for peer, which in SCANS.items():
-            fn: Callable = lambda p, x, which=which, carry=carry: which(functools.partial(mixed_lstm, p), carry, x)[1]  # noqa
-            jobs.append(Job(f"lstm train {size} bfloat16", peer, in_mode(fn, "train"), given, size.steps))
+
+            def fn(p, x, which=which, carry=carry):
+                return which(functools.partial(mixed_lstm, p), carry, x)[1]
+
+            jobs.append(
+                Job(f"lstm train {size} bfloat16", peer, in_mode(fn, "train"), given, size.steps)
+            )
     day.timed(jobs)
 
 
 def rounds(day: Day) -> None:
     jobs = []
-    executors = {name: functools.partial(scan, executor=name) for name in ("scan", "associative", "auto")}
+    executors = {
+        name: functools.partial(scan, executor=name) for name in ("scan", "associative", "auto")
+    }
     for length in (64, 128, 256, 1024) if GPU else (66,):
         size = Size(length, 8, 64, 256) if GPU else Size(length, 2, 3, 4)
-        jobs += [cell_job(f"min_gru train {size}", peer, which, "min_gru", size) for peer, which in executors.items()]
+        jobs += [
+            cell_job(f"min_gru train {size}", peer, which, "min_gru", size)
+            for peer, which in executors.items()
+        ]
     day.timed(jobs, 0.2)

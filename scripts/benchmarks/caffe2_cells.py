@@ -30,8 +30,16 @@ def caffe2(python: str, size: Size, mode: str) -> peers.Timed:
 def jobs(options: SuiteOptions) -> Iterator[Job]:
     python = os.environ.get("CAFFE2_PYTHON")
     if not python:
-        raise DataError("bench: the suite 'caffe2' needs a Python with Caffe2: set CAFFE2_PYTHON to its path")
+        raise DataError(
+            "bench: the suite 'caffe2' needs a Python with Caffe2: set CAFFE2_PYTHON to its path"
+        )
     known = peers.available()
     for mode, size in product(options.chosen("modes", MODES), options.chosen_sizes(list(SETS))):
         programs = {name: known[name]("lstm", size, mode) for name in ("jrnn", "lax.scan")}
-        yield Job("lstm", mode, str(size), programs | {"caffe2": caffe2(python, size, mode)}, flops("lstm", size, mode))
+        yield Job(
+            "lstm",
+            mode,
+            str(size),
+            programs | {"caffe2": caffe2(python, size, mode)},
+            flops("lstm", size, mode),
+        )

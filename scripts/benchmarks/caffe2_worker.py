@@ -19,7 +19,9 @@ def build(steps, batch, features, hidden, train):
     core.GlobalInit(["caffe2", "--caffe2_log_level=2"])
     model = model_helper.ModelHelper(name="lstm")
     lengths, h0, c0, x = model.net.AddExternalInputs("seq_lengths", "h0", "c0", "x")
-    hidden_all, _, _, _ = rnn_cell.LSTM(model, x, lengths, (h0, c0), features, hidden, scope="lstm", forward_only=not train)
+    hidden_all, _, _, _ = rnn_cell.LSTM(
+        model, x, lengths, (h0, c0), features, hidden, scope="lstm", forward_only=not train
+    )
     if train:
         squared = model.net.Sqr(hidden_all)
         loss = model.net.SumElements(squared, "loss")

@@ -35,4 +35,6 @@ def comparison_table(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]
 
 
 if __name__ == "__main__":
-    Console().print(comparison_table(*(json.loads(Path(path).read_text())["records"] for path in sys.argv[1:])))
+    Console().print(
+        comparison_table(*(json.loads(Path(path).read_text())["records"] for path in sys.argv[1:]))
+    )

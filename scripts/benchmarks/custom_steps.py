@@ -74,7 +74,12 @@ def slstm(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
 
 
 @register(
-    lambda s: dict(r=(s.features, s.hidden), k=(s.features, s.hidden), v=(s.features, s.hidden), decay=(1, s.hidden)),
+    lambda s: dict(
+        r=(s.features, s.hidden),
+        k=(s.features, s.hidden),
+        v=(s.features, s.hidden),
+        decay=(1, s.hidden),
+    ),
     lambda s: (hidden(s), hidden(s), hidden(s) - 1e4),
 )
 def rwkv(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
@@ -90,7 +95,10 @@ def rwkv(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
 
 @register(
     lambda s: dict(
-        wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), up=(s.hidden, 2 * s.hidden), down=(2 * s.hidden, s.hidden)
+        wx=(s.features, s.hidden),
+        wh=(s.hidden, s.hidden),
+        up=(s.hidden, 2 * s.hidden),
+        down=(2 * s.hidden, s.hidden),
     )
 )
 def relu_mlp(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
@@ -100,7 +108,10 @@ def relu_mlp(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
 
 @register(
     lambda s: dict(
-        wx=(s.features, s.hidden), wq=(s.hidden, s.hidden), wh=(s.hidden, s.hidden), keys=(s.batch, SLOTS, s.hidden)
+        wx=(s.features, s.hidden),
+        wq=(s.hidden, s.hidden),
+        wh=(s.hidden, s.hidden),
+        keys=(s.batch, SLOTS, s.hidden),
     )
 )
 def attention(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
@@ -112,7 +123,12 @@ def attention(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
 
 
 @register(
-    lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), wk=(s.hidden, s.hidden), wv=(s.hidden, s.hidden)),
+    lambda s: dict(
+        wx=(s.features, s.hidden),
+        wh=(s.hidden, s.hidden),
+        wk=(s.hidden, s.hidden),
+        wv=(s.hidden, s.hidden),
+    ),
     lambda s: (hidden(s), jnp.zeros((s.batch, SLOTS, s.hidden))),
 )
 def memory(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
@@ -125,7 +141,9 @@ def memory(p: Weights, state: Any, x: Any) -> tuple[Any, Any]:
     return (h, slots), h
 
 
-@register(lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), out=(s.hidden, CLASSES)))
+@register(
+    lambda s: dict(wx=(s.features, s.hidden), wh=(s.hidden, s.hidden), out=(s.hidden, CLASSES))
+)
 def loss_in_the_step(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     h = jnp.tanh(x @ p["wx"] + h @ p["wh"])
     logits = h @ p["out"]
@@ -159,7 +177,9 @@ def runge_kutta(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
     lambda s: jnp.zeros((s.batch, 8, 8, CHANNELS)),
 )
 def small_cnn(p: Weights, h: Any, x: Any) -> tuple[Any, Any]:
-    moved = jax.lax.conv_general_dilated(h, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    moved = jax.lax.conv_general_dilated(
+        h, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
     h = jnp.tanh(moved + (x @ p["wx"]).reshape(-1, 8, 8, 1))
     return h, h.mean((1, 2))
 

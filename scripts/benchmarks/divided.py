@@ -48,7 +48,9 @@ def divided(devices: int, cell: str, size: Size, mode: str) -> Timed | None:
     """
     if devices == 1 or size.batch % devices:
         return None
-    asked = dict(devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host.retains_memory)
+    asked = dict(
+        devices=devices, cell=cell, size=str(size), mode=mode, keep_memory=host.retains_memory
+    )
     process = Process([sys.executable, __file__, json.dumps(asked)])
     return process.program(*process.ask())
 
@@ -58,7 +60,9 @@ def divided_here(devices: int, cell: str, size: Size, mode: str) -> Timed:
     mesh = jax.make_mesh((devices,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def put(tree: Any, *spec: str | None) -> Any:
-        return jax.device_put(jax.tree.map(np.asarray, tree), NamedSharding(mesh, PartitionSpec(*spec)))
+        return jax.device_put(
+            jax.tree.map(np.asarray, tree), NamedSharding(mesh, PartitionSpec(*spec))
+        )
 
     weights, x = steps.inputs(cell, size)
     carry = put(steps.initial(cell, size), "batch")

@@ -40,7 +40,12 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
     peers = options.chosen("peers", PEERS)
     for name in options.chosen("cells", LOOPS):
         for mode in options.chosen("modes", MODES):
-            yield Job(name, mode, str(STEPS), {peer: averaged(*program(name, mode, peer)) for peer in peers})
+            yield Job(
+                name,
+                mode,
+                str(STEPS),
+                {peer: averaged(*program(name, mode, peer)) for peer in peers},
+            )
 
 
 def summary(records: Sequence[Any]) -> str:

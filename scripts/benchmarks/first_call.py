@@ -49,7 +49,10 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
     peers = options.chosen("peers", PEERS)
     for cell in options.chosen("cells", LAYERS):
         for size in map(str, options.chosen_sizes(["1024x8x64x64"])):
-            programs = {p: Timed(lambda p=p, cell=cell, size=size: in_fresh_process(cell, p, size)) for p in peers}
+            programs = {
+                p: Timed(lambda p=p, cell=cell, size=size: in_fresh_process(cell, p, size))
+                for p in peers
+            }
             yield Job(cell, "train", size, programs)
 
 
@@ -58,7 +61,9 @@ def summary(records: Sequence[Any]) -> str:
     ratios = [a.least / b.least for a, b in pairs_of(records, "train")]
     if not ratios:
         return ""
-    return f"first call: {geometric_mean(ratios):.2f} of lax.scan's time (at most {max(ratios):.2f})"
+    return (
+        f"first call: {geometric_mean(ratios):.2f} of lax.scan's time (at most {max(ratios):.2f})"
+    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def chain(size: int) -> Net:
 def fan(size: int) -> Net:
     """Returns operators that all read the same two blobs, and a sum of what they wrote."""
     ops = [Op.of("Mul", ["x", "w"], [f"y{k}"]) for k in range(size - 1)]
-    return Net("fan", (*ops, Op.of("Sum", [f"y{k}" for k in range(size - 1)], ["y"])), ("x", "w"), ("y",))
+    return Net(
+        "fan", (*ops, Op.of("Sum", [f"y{k}" for k in range(size - 1)], ["y"])), ("x", "w"), ("y",)
+    )
 
 
 def shared(size: int) -> Net:
@@ -47,10 +49,17 @@ def shared(size: int) -> Net:
 
 def in_place(size: int) -> Net:
     """Returns operators that each overwrite the same blob."""
-    return Net("in place", tuple(Op.of("Mul", ["x", "w"], ["x"]) for _ in range(size)), ("x", "w"), ("x",))
+    return Net(
+        "in place", tuple(Op.of("Mul", ["x", "w"], ["x"]) for _ in range(size)), ("x", "w"), ("x",)
+    )
 
 
-NETS: Mapping[str, Callable[[int], Net]] = {"chain": chain, "fan": fan, "shared": shared, "in place": in_place}
+NETS: Mapping[str, Callable[[int], Net]] = {
+    "chain": chain,
+    "fan": fan,
+    "shared": shared,
+    "in place": in_place,
+}
 
 
 class GrowthStage(NamedTuple):
@@ -88,6 +97,9 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
         for kind in options.chosen("modes", NETS):
             sizes = [*SIZES, *([MOST] if stage.most == MOST else [])]
             given = {size: stage.prepare(NETS[kind](size)) for size in sizes}
-            runs = {size: clocked(lambda x=x, s=stage: s.run(x), time.process_time) for size, x in given.items()}
+            runs = {
+                size: clocked(lambda x=x, s=stage: s.run(x), time.process_time)
+                for size, x in given.items()
+            }
             programs = {f"{size} operators": Timed(run) for size, run in runs.items()}
             yield Job(name, kind, "", programs)

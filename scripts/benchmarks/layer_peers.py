@@ -72,4 +72,8 @@ PEERS = {"mamba2": mamba2_jax, "rg_lru": recurrentgemma, "lru": memax}
 def of(cell: str, size: Size, heads: int) -> dict[str, Layer]:
     """Returns the layers of installed libraries that compute what this cell does, by the library's name."""
     make = PEERS.get(cell)
-    return {} if make is None or find_spec(make.__name__) is None else {make.__name__: make(size, heads)}
+    return (
+        {}
+        if make is None or find_spec(make.__name__) is None
+        else {make.__name__: make(size, heads)}
+    )

@@ -75,7 +75,9 @@ def equinox(cell: str, xs: jax.Array, hidden: int) -> Layer:
     import equinox as eqx
 
     kind = {"lstm": eqx.nn.LSTMCell, "gru": eqx.nn.GRUCell}[cell]
-    parameters, static = eqx.partition(kind(xs.shape[2], hidden, key=jax.random.key(0)), eqx.is_array)
+    parameters, static = eqx.partition(
+        kind(xs.shape[2], hidden, key=jax.random.key(0)), eqx.is_array
+    )
 
     def run(parameters: Any, xs: jax.Array) -> jax.Array:
         layer = eqx.combine(parameters, static)
@@ -90,4 +92,9 @@ def equinox(cell: str, xs: jax.Array, hidden: int) -> Layer:
     return run, parameters
 
 
-LIBRARIES = {"flax.nnx.RNN": flax_nnx, "flax.linen.RNN": flax_linen, "haiku": haiku, "equinox": equinox}
+LIBRARIES = {
+    "flax.nnx.RNN": flax_nnx,
+    "flax.linen.RNN": flax_linen,
+    "haiku": haiku,
+    "equinox": equinox,
+}

@@ -163,6 +163,11 @@ def problem(name: str, size: Size, dtype: Any = np.float32) -> tuple[Any, dict[s
         "i_k": vectors(D),
     }
     layer, S = LAYERS[name], rng.randn(N, D, H) * 0.1
-    carry = {"S": S, "S.T": S.swapaxes(1, 2), "S n m": (S, S[..., 0] + 1, S[:, 0, 0] * 0), "M P": (S, S * 0)}[layer.kind]
+    carry = {
+        "S": S,
+        "S.T": S.swapaxes(1, 2),
+        "S n m": (S, S[..., 0] + 1, S[:, 0, 0] * 0),
+        "M P": (S, S * 0),
+    }[layer.kind]
     xs = {key: every[key] for key in layer.inputs.split()}
     return jax.tree.map(lambda a: jnp.asarray(a, dtype), (carry, xs))

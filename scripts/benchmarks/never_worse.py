@@ -79,7 +79,9 @@ def lstm(p: dict[str, Any], state: Any, x: Any) -> tuple[Any, Any]:
 def hyper_convolution(p: dict[str, Any], h: Any, x: Any) -> tuple[Any, Any]:
     kernel, image = (x[0] @ p["kernel"]).reshape(3, 3, 4, 4), x[1]
     layout = ("NHWC", "HWIO", "NHWC")
-    h = jnp.tanh(jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", dimension_numbers=layout) + h)
+    h = jnp.tanh(
+        jax.lax.conv_general_dilated(image, kernel, (1, 1), "SAME", dimension_numbers=layout) + h
+    )
     return h, h
 
 
@@ -112,7 +114,9 @@ def resampling(p: dict[str, Any], h: Any, key: Any) -> tuple[Any, Any]:
 def draws(p: dict[str, Any], h: Any, key: Any) -> tuple[Any, Any]:
     """Draws of several distributions at one step."""
     keys = jax.random.split(key, 4)
-    steps = jax.random.exponential(keys[0], h.shape) * jax.random.rademacher(keys[1], h.shape, h.dtype)
+    steps = jax.random.exponential(keys[0], h.shape) * jax.random.rademacher(
+        keys[1], h.shape, h.dtype
+    )
     h = h * p["scale"] + 0.1 * steps + 0.01 * jax.random.uniform(keys[2], h.shape)
     return h, jax.random.gumbel(keys[3], h.shape[:1])
 
@@ -135,7 +139,11 @@ def matrix_states(name: str, p: dict[str, Any], s: Any, x: Any) -> tuple[Any, An
 
 
 def of_layer(name: str, size: str) -> tuple[Callable, dict[str, tuple[int, ...]], Any, Any]:
-    return (functools.partial(matrix_states, name), dict(scale=()), *problem(name, Size.parse(size)))
+    return (
+        functools.partial(matrix_states, name),
+        dict(scale=()),
+        *problem(name, Size.parse(size)),
+    )
 
 
 H = 64
@@ -189,7 +197,10 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
     _PREDICTED.clear()
     for name in options.chosen("cells", LOOPS):
         for mode in options.chosen("modes", (*MODES, EAGER)):
-            built = {peer: _program(name, mode, which) for peer, which in (("jrnn", scan), ("lax.scan", jax.lax.scan))}
+            built = {
+                peer: _program(name, mode, which)
+                for peer, which in (("jrnn", scan), ("lax.scan", jax.lax.scan))
+            }
             if mode != EAGER:
                 _PREDICTED[name, mode] = predicted(name, mode)
             yield Job(name, mode, "", built)
@@ -202,10 +213,13 @@ def summary(records: Sequence[Any]) -> str:
     pairs = [[counts[k] for k in keys] for counts in (_PREDICTED, measured)]
     ranks = [np.argsort(np.argsort(values)) for values in pairs]
     lines = [
-        f"{cell} {mode}: predicted {p * 1e3:.3g} ms, measured {m * 1e3:.3g} ms" for (cell, mode), p, m in zip(keys, *pairs)
+        f"{cell} {mode}: predicted {p * 1e3:.3g} ms, measured {m * 1e3:.3g} ms"
+        for (cell, mode), p, m in zip(keys, *pairs)
     ]
     if len(keys) > 2:
-        lines.append(f"rank correlation of predicted and measured times: {np.corrcoef(*ranks)[0, 1]:.2f}")
+        lines.append(
+            f"rank correlation of predicted and measured times: {np.corrcoef(*ranks)[0, 1]:.2f}"
+        )
     return "\n".join(lines)
 
 
@@ -220,6 +234,8 @@ def _program(name: str, mode: str, which: Callable) -> Timed:
     forward, train, args = programs(name, which)
     if mode == EAGER:
         weights, *given = args
-        step = functools.partial(LOOPS[name][0], weights)  # one function, which a call outside of jit compiles once
+        step = functools.partial(
+            LOOPS[name][0], weights
+        )  # one function, which a call outside of jit compiles once
         return Timed(mean_seconds(lambda: jax.block_until_ready(which(step, *given))))
     return averaged(forward if mode == "forward" else train, args)

@@ -40,7 +40,9 @@ class Process:
         line = self._back.readline()
         if not line:
             status, again = self._popen.wait(), shlex.join(self._command)
-            raise DataError(f"the process to measure ended with status {status}; run it to see why: {again}")
+            raise DataError(
+                f"the process to measure ended with status {status}; run it to see why: {again}"
+            )
         return json.loads(line)
 
     def close(self) -> None:

@@ -44,7 +44,9 @@ def programs(cell: str, size: Size, mode: str) -> dict[str, Timed]:
     by_name = {}
     for name, loops in LOOPS.items():
         with loops():
-            by_name[name] = compiled(lambda params, x: layer.apply(params, x)[0], layer.params(), x, mode)
+            by_name[name] = compiled(
+                lambda params, x: layer.apply(params, x)[0], layer.params(), x, mode
+            )
     for name, (run, parameters) in layer_peers.of(cell, size, HEADS).items():
         by_name[name] = compiled(run, parameters, x, mode)
     return by_name

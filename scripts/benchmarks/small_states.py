@@ -158,7 +158,9 @@ def orbit(steps: int) -> Loop:
 
     def pull(at: Any) -> Any:
         apart = at[None, :] - at[:, None]
-        return jnp.sum(mass[None, :, None] * apart / (jnp.sum(apart**2, -1, keepdims=True) + 1e-3) ** 1.5, 1)
+        return jnp.sum(
+            mass[None, :, None] * apart / (jnp.sum(apart**2, -1, keepdims=True) + 1e-3) ** 1.5, 1
+        )
 
     def step(state: Any, push: Any) -> Any:
         at, speed = state
@@ -196,12 +198,18 @@ def neuron(steps: int) -> Loop:
         v, m, h, n = state
         m = gate(m, 0.1 * (v + 40.1) / (1 - jnp.exp(-(v + 40.1) / 10)), 4 * jnp.exp(-(v + 65) / 18))
         h = gate(h, 0.07 * jnp.exp(-(v + 65) / 20), 1 / (1 + jnp.exp(-(v + 35) / 10)))
-        n = gate(n, 0.01 * (v + 55.1) / (1 - jnp.exp(-(v + 55.1) / 10)), 0.125 * jnp.exp(-(v + 65) / 80))
+        n = gate(
+            n, 0.01 * (v + 55.1) / (1 - jnp.exp(-(v + 55.1) / 10)), 0.125 * jnp.exp(-(v + 65) / 80)
+        )
         flow = 120 * m**3 * h * (v - 50) + 36 * n**4 * (v + 77) + 0.3 * (v + 54.4)
         v = v + 0.025 * (10 * current - flow)
         return (v, m, h, n), v
 
-    return step, (jnp.float32(-65.0), jnp.float32(0.05), jnp.float32(0.6), jnp.float32(0.32)), jnp.abs(draw(steps))
+    return (
+        step,
+        (jnp.float32(-65.0), jnp.float32(0.05), jnp.float32(0.6), jnp.float32(0.32)),
+        jnp.abs(draw(steps)),
+    )
 
 
 def epidemic(steps: int) -> Loop:
@@ -299,6 +307,18 @@ LOOPS: dict[str, Callable[[int], Loop]] = {
     "kalman_12": partial(kalman, 12, 6),
     "neural_ode_1": partial(neural_ode, 1),
     "neural_ode_16": partial(neural_ode, 16),
-    **{fn.__name__: fn for fn in (joseph, square_root, information, smoother, riccati, gaussian_process, markov, orbit)},
+    **{
+        fn.__name__: fn
+        for fn in (
+            joseph,
+            square_root,
+            information,
+            smoother,
+            riccati,
+            gaussian_process,
+            markov,
+            orbit,
+        )
+    },
     **{fn.__name__: fn for fn in (rigid_body, neuron, epidemic, particles, unscented, bicycle)},
 }

@@ -62,7 +62,9 @@ def frames(hidden: int) -> dict[str, Timed]:
     step, jitted = nn.compiled_step(module), nnx.jit(lambda module, x, state: module.step(x, state))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    proto = to_onnx(lambda x, state: module(x, state), jnp.asarray(x)[None], module.initial_state(1))
+    proto = to_onnx(
+        lambda x, state: module(x, state), jnp.asarray(x)[None], module.initial_state(1)
+    )
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
     names = [i.name for i in session.get_inputs()]
     lstm, cell = torch.nn.LSTM(64, hidden), torch.nn.LSTMCell(64, hidden)
@@ -93,7 +95,10 @@ def frames(hidden: int) -> dict[str, Timed]:
 def series(count: int, mode: str) -> dict[str, Timed]:
     rng = np.random.default_rng(0)
     shapes = nn.GRU(1, 8, rngs=nnx.Rngs(0)).layout.shapes()
-    params = {name: jnp.asarray(rng.uniform(-0.3, 0.3, (count, *s)), jnp.float32) for name, s in shapes.items()}
+    params = {
+        name: jnp.asarray(rng.uniform(-0.3, 0.3, (count, *s)), jnp.float32)
+        for name, s in shapes.items()
+    }
     x = jnp.asarray(rng.standard_normal((count, 100, 1)), jnp.float32)
     single = jax.tree.map(lambda p: p[0], params)
     fn = in_mode(lambda p, x: functional.gru(p, x)[0], mode)

@@ -171,7 +171,9 @@ LOOPS: dict[str, tuple[Step, tuple[Any, ...], Any, tuple[tuple[int, ...], ...], 
 }
 
 
-def program(name: str, mode: str, peer: str, steps: int) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
+def program(
+    name: str, mode: str, peer: str, steps: int
+) -> tuple[Callable[..., Any], tuple[Any, Any, Any]]:
     """Returns the function of a loop, or its gradient, and coefficients, carry and inputs [T, ...]."""
     step, coefficients, carry, shapes, reverse = LOOPS[name]
     rng = np.random.default_rng(0)
@@ -194,7 +196,12 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
     for steps in options.sizes or [STEPS]:
         for name in options.chosen("cells", LOOPS):
             for mode in options.chosen("modes", MODES):
-                yield Job(name, mode, steps, {p: averaged(*program(name, mode, p, int(steps))) for p in peers})
+                yield Job(
+                    name,
+                    mode,
+                    steps,
+                    {p: averaged(*program(name, mode, p, int(steps))) for p in peers},
+                )
 
 
 def summary(records: Sequence[Any]) -> str:
@@ -206,5 +213,7 @@ def summary(records: Sequence[Any]) -> str:
             ratios = [a.least / b.least for a, b in pairs if (a.cell in WIDE) == wide]
             if ratios:
                 mean, most = geometric_mean(ratios), max(ratios)
-                lines.append(f"{mode}, {len(ratios)} loops over {text}: time {mean:.2f} of lax.scan's (at most {most:.2f})")
+                lines.append(
+                    f"{mode}, {len(ratios)} loops over {text}: time {mean:.2f} of lax.scan's (at most {most:.2f})"
+                )
     return "\n".join(lines)

@@ -20,11 +20,16 @@ def faults(dist: Path) -> list[str]:
         "CHANGELOG.md": _match(r"^## (\S+) ", "CHANGELOG.md"),
     }
     wrong = [
-        f"{name}: has version {other}, and jrnn/version.py {version}" for name, other in names.items() if other != version
+        f"{name}: has version {other}, and jrnn/version.py {version}"
+        for name, other in names.items()
+        if other != version
     ]
     wheels, sdists = sorted(dist.glob("*.whl")), sorted(dist.glob("*.tar.gz"))
     if len(wheels) != 1 or len(sdists) != 1:
-        return [*wrong, f"{dist}: must hold one wheel and one sdist, and has {[p.name for p in (*wheels, *sdists)]}"]
+        return [
+            *wrong,
+            f"{dist}: must hold one wheel and one sdist, and has {[p.name for p in (*wheels, *sdists)]}",
+        ]
     with zipfile.ZipFile(wheels[0]) as wheel, tarfile.open(sdists[0]) as sdist:
         archives = {wheels[0].name: wheel.namelist(), sdists[0].name: sdist.getnames()}
     for name, files in archives.items():
@@ -32,7 +37,9 @@ def faults(dist: Path) -> list[str]:
             wrong.append(f"{name}: is not of version {version}")
         if not any(Path(file).name == "LICENSE" for file in files):
             wrong.append(f"{name}: has no LICENSE")
-        if stray := [file for file in files if re.search(r"__pycache__|\.venv|/runs/|\.cache", file)]:
+        if stray := [
+            file for file in files if re.search(r"__pycache__|\.venv|/runs/|\.cache", file)
+        ]:
             wrong.append(f"{name}: has {stray[0]}")
     return wrong
 

@@ -16,7 +16,14 @@ from caffe2.python.net_builder import NetBuilder, ops
 
 RNG = np.random.RandomState(0)
 INT32 = 2
-OUTER = ["condition", "first", "second", "n", "x", "w"]  # what the builder is to know as fed from outside
+OUTER = [
+    "condition",
+    "first",
+    "second",
+    "n",
+    "x",
+    "w",
+]  # what the builder is to know as fed from outside
 
 
 def if_else(condition):
@@ -26,7 +33,15 @@ def if_else(condition):
             ops.Mul(["x", "w"], "y")
         with ops.Else():
             ops.Add(["x", "w"], "y")
-    return nb, {"condition": np.array(condition), "x": RNG.randn(1).astype("f"), "w": RNG.randn(1).astype("f")}, ["y"]
+    return (
+        nb,
+        {
+            "condition": np.array(condition),
+            "x": RNG.randn(1).astype("f"),
+            "w": RNG.randn(1).astype("f"),
+        },
+        ["y"],
+    )
 
 
 def nested(first, second):
@@ -54,7 +69,11 @@ def loop(trips):
             ops.Mul(["y", "w"], "y")
             ops.Add(["y", "x"], "t")
             ops.Tanh(["t"], "y")
-    blobs = {"n": np.array([trips], np.int32), "x": RNG.randn(3).astype("f"), "w": RNG.randn(3).astype("f")}
+    blobs = {
+        "n": np.array([trips], np.int32),
+        "x": RNG.randn(3).astype("f"),
+        "w": RNG.randn(3).astype("f"),
+    }
     return nb, blobs, ["y", "i"]
 
 

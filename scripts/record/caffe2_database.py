@@ -12,7 +12,9 @@ import numpy as np
 from caffe2.proto import caffe2_pb2
 from caffe2.python import core, workspace
 
-OUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "database.npz")
+OUT = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "database.npz"
+)
 SAVED = {"p/w": np.arange(12, dtype=np.float32).reshape(3, 4) / 8, "count": np.array([7], np.int64)}
 
 
@@ -35,7 +37,9 @@ def main():
         for k in range(5):
             transaction.put("%04d" % k, record(k))
         del transaction, db
-        workspace.RunOperatorOnce(core.CreateOperator("CreateDB", [], ["reader"], db=path, db_type="minidb"))
+        workspace.RunOperatorOnce(
+            core.CreateOperator("CreateDB", [], ["reader"], db=path, db_type="minidb")
+        )
         net = core.Net("input")
         net.TensorProtosDBInput(["reader"], ["data", "label", "word", "bytes"], batch_size=2)
         workspace.CreateNet(net)
@@ -43,13 +47,17 @@ def main():
             workspace.RunNet(net)
             for name in ("data", "label", "word", "bytes"):
                 value = workspace.FetchBlob(name)
-                entries["in|%d|%s" % (k, name)] = value.astype("S") if value.dtype == object else value
+                entries["in|%d|%s" % (k, name)] = (
+                    value.astype("S") if value.dtype == object else value
+                )
         saved = os.path.join(folder, "saved")
         for name, value in SAVED.items():
             workspace.FeedBlob(name, value)
             entries["save|" + name] = value
         arguments = dict(db=saved, db_type="minidb", absolute_path=1)
-        workspace.RunOperatorOnce(core.CreateOperator("Save", list(SAVED), [], strip_prefix="p/", **arguments))
+        workspace.RunOperatorOnce(
+            core.CreateOperator("Save", list(SAVED), [], strip_prefix="p/", **arguments)
+        )
         workspace.RunOperatorOnce(core.CreateOperator("Load", [], ["w", "count"], **arguments))
         for name in ("w", "count"):
             entries["loaded|" + name] = workspace.FetchBlob(name)

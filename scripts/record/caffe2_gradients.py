@@ -135,7 +135,11 @@ def unused_branch(net):
     return ["y"]
 
 
-NETS = [v for v in list(globals().values()) if callable(v) and getattr(v, "__module__", "") == "__main__"]
+NETS = [
+    v
+    for v in list(globals().values())
+    if callable(v) and getattr(v, "__module__", "") == "__main__"
+]
 
 
 def lstm(sizes, **options):
@@ -144,7 +148,16 @@ def lstm(sizes, **options):
     model = model_helper.ModelHelper(name="lstm", arg_scope={})
     states = ["h0", "c0", "h1", "c1"][: 2 * len(sizes)]
     model.net.AddExternalInputs("input", "lengths", *states)
-    rnn_cell.LSTM(model, "input", "lengths", states, 3, sizes if len(sizes) > 1 else sizes[0], "lstm", **options)
+    rnn_cell.LSTM(
+        model,
+        "input",
+        "lengths",
+        states,
+        3,
+        sizes if len(sizes) > 1 else sizes[0],
+        "lstm",
+        **options,
+    )
     return model.net
 
 
@@ -157,7 +170,9 @@ def record(out, name, net, ys):
         g = gradients.get(blob)
         if g is not None:
             slice_ = isinstance(g, core.GradientSlice)
-            lines.append(" ".join([str(blob)] + ([str(g.indices), str(g.values)] if slice_ else [str(g)])))
+            lines.append(
+                " ".join([str(blob)] + ([str(g.indices), str(g.values)] if slice_ else [str(g)]))
+            )
     out[name + "|gradients"] = np.array("\n".join(lines))
 
 
@@ -175,7 +190,10 @@ def main(path):
     ):
         net = lstm(sizes, **options)
         top = "lstm/" if len(sizes) == 1 else "lstm/layer_1/"
-        names = [top + n for n in ("hidden_state_all", "hidden_state_last", "cell_state_all", "cell_state_last")]
+        names = [
+            top + n
+            for n in ("hidden_state_all", "hidden_state_last", "cell_state_all", "cell_state_last")
+        ]
         record(out, name, net, [names[k] for k in options.get("outputs_with_grads", (0,))])
     np.savez_compressed(path, **out)
     print("%d nets -> %s" % (len(out) // 3, path))

@@ -67,7 +67,9 @@ def random_net(seed, size=25):
             known.append(f"s{i}")
         else:
             target = f"b{draw.randrange(8)}"
-            ops.append(op(draw.choice(["Add", "Mul"]), [draw.choice(known), draw.choice(known)], [target]))
+            ops.append(
+                op(draw.choice(["Add", "Mul"]), [draw.choice(known), draw.choice(known)], [target])
+            )
         if target not in known:
             known.append(target)
     written = [n for n in known if n[0] != "x"]
@@ -79,7 +81,9 @@ def lstm_net(forward_only):
     model = model_helper.ModelHelper("lstm_forward" if forward_only else "lstm_train")
     names = ["input", "lengths", "h0", "c0"]
     sequence, lengths, h0, c0 = model.net.AddExternalInputs(*names)
-    output, _, last, _ = rnn_cell.LSTM(model, sequence, lengths, (h0, c0), 3, 4, "lstm", forward_only=forward_only)
+    output, _, last, _ = rnn_cell.LSTM(
+        model, sequence, lengths, (h0, c0), 3, 4, "lstm", forward_only=forward_only
+    )
     if not forward_only:
         loss = model.net.AveragedLoss(model.net.SumElements(output, "total"), "loss")
         model.AddGradientOperators([loss])
@@ -116,17 +120,31 @@ def ask(proto):
         "ssa": [[versioned(read), versioned(written)] for read, written in ssa],
         "versions": versions,
         "undefined": sorted(core.get_undefined_blobs(ssa)),
-        "producers": sorted([name, version, i] for (name, version), i in core.get_output_producers(ssa).items()),
+        "producers": sorted(
+            [name, version, i] for (name, version), i in core.get_output_producers(ssa).items()
+        ),
     }
     written = [name for name, version in sorted(versions.items()) if version]
     answers["paths"] = [
-        {"inputs": inputs, "outputs": outputs, "ops": core.get_op_ids_in_path(ssa, versions, inputs, outputs)}
-        for inputs, outputs in (([], written[:1]), (written[1:2], written[2:3]), (written[:1], written[-2:]))
+        {
+            "inputs": inputs,
+            "outputs": outputs,
+            "ops": core.get_op_ids_in_path(ssa, versions, inputs, outputs),
+        }
+        for inputs, outputs in (
+            ([], written[:1]),
+            (written[1:2], written[2:3]),
+            (written[:1], written[-2:]),
+        )
     ]
     scope = sorted({name for read, _ in ssa for name, _ in read} | set(written[::2]))
     try:
         inputs, outputs = control_ops_util.get_external_blob_names(core.Net(proto), scope)
-        answers["external"] = {"scope": scope, "inputs": sorted(map(str, inputs)), "outputs": sorted(map(str, outputs))}
+        answers["external"] = {
+            "scope": scope,
+            "inputs": sorted(map(str, inputs)),
+            "outputs": sorted(map(str, outputs)),
+        }
     except AssertionError:
         answers["external"] = {"scope": scope, "error": True}
     rewritten = caffe2_pb2.NetDef()
@@ -164,10 +182,18 @@ def partials(proto, most=4):
     ssa, _ = core.get_ssa(proto)
     versions = sorted({blob for read, written in ssa for blob in read + written})
     written = sorted({o for operator in proto.op for o in operator.output})
-    single = [name for name, _ in versions if len([1 for other, _ in versions if other == name]) == 1]
+    single = [
+        name for name, _ in versions if len([1 for other, _ in versions if other == name]) == 1
+    ]
     parts = [partial(proto, [i], [o]) for i in single for o in written if i != o]
-    parts = [part for part in parts if part and any(part["inputs"][0] in read for _, read, _ in part["ops"])]
-    return sorted(parts, key=lambda part: (-len(part["ops"]), part["inputs"], part["outputs"]))[:most]
+    parts = [
+        part
+        for part in parts
+        if part and any(part["inputs"][0] in read for _, read, _ in part["ops"])
+    ]
+    return sorted(parts, key=lambda part: (-len(part["ops"]), part["inputs"], part["outputs"]))[
+        :most
+    ]
 
 
 def comparisons(proto):
@@ -179,8 +205,13 @@ def comparisons(proto):
     rewired = caffe2_pb2.NetDef()
     rewired.CopyFrom(proto)
     rewired.op[-1].input[0] = "x0" if rewired.op[-1].input[0] != "x0" else rewired.op[-2].output[0]
-    pairs = [(memonger.verify_graph_equality(proto, other), as_text(other)) for other in (optimized, changed, rewired)]
-    reordered = [o.SerializeToString() for o in optimized.op] != [o.SerializeToString() for o in proto.op]
+    pairs = [
+        (memonger.verify_graph_equality(proto, other), as_text(other))
+        for other in (optimized, changed, rewired)
+    ]
+    reordered = [o.SerializeToString() for o in optimized.op] != [
+        o.SerializeToString() for o in proto.op
+    ]
     return {"pairs": pairs, "memonger_changed": reordered}
 
 
@@ -203,7 +234,11 @@ def chain_net():
 def main():
     nets = {proto.name: proto for proto in (random_net(seed) for seed in range(6))}
     nets["chain"] = chain_net()
-    by_name = {"lstm_forward": lstm_net(True), "lstm_train": lstm_net(False), "branch": branch_net()}
+    by_name = {
+        "lstm_forward": lstm_net(True),
+        "lstm_train": lstm_net(False),
+        "branch": branch_net(),
+    }
     nets.update((name, net.Proto()) for name, net in by_name.items())
     answers = {name: ask(proto) for name, proto in nets.items()}
     for name, net in by_name.items():
@@ -214,7 +249,10 @@ def main():
             answers[name]["partial"] = parts
     answers["chain"]["append"] = appended(nets["random_1"], nets["lstm_forward"])
     TARGET.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"{json.dumps(name)}: {json.dumps(answers[name], sort_keys=True)}" for name in sorted(answers)]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(answers[name], sort_keys=True)}"
+        for name in sorted(answers)
+    ]
     TARGET.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(f"{len(answers)} nets, {TARGET.stat().st_size} bytes in {TARGET.name}")
 

@@ -17,7 +17,9 @@ import numpy as np
 from caffe2.python import brew, core, model_helper, optimizer, workspace
 from caffe2.python.modeling.initializers import Initializer
 
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "nets")
+GOLDEN = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "nets"
+)
 STEPS, BATCHES, BATCH, FEATURES, CLASSES = 100, 4, 8, 6, 3
 
 
@@ -41,7 +43,9 @@ def given_fills(blobs):
         value = np.asarray(value)
         fill = {"f": "GivenTensorFill", "i": "GivenTensorInt64Fill"}[value.dtype.kind]
         net.Proto().op.add().CopyFrom(
-            core.CreateOperator(fill, [], [name], shape=list(value.shape), values=value.ravel().tolist())
+            core.CreateOperator(
+                fill, [], [name], shape=list(value.shape), values=value.ravel().tolist()
+            )
         )
         net.Proto().external_output.append(name)
     return net.Proto()
@@ -55,7 +59,9 @@ def initialize(model):
 
 
 OPTIMIZERS = {
-    "sgd": lambda m: optimizer.build_sgd(m, 0.1, policy="step", stepsize=30, gamma=0.5, momentum=0.9),
+    "sgd": lambda m: optimizer.build_sgd(
+        m, 0.1, policy="step", stepsize=30, gamma=0.5, momentum=0.9
+    ),
     "adagrad": lambda m: optimizer.build_adagrad(m, 0.1),
     "adam": lambda m: optimizer.build_adam(m, 0.1, policy="inv", gamma=0.01, power=0.5),
 }
@@ -68,8 +74,12 @@ def record_training(name):
     model = model_helper.ModelHelper("train")
     table = model.create_param("table", shape=[10, FEATURES], initializer=Initializer("XavierFill"))
     rows = model.net.Gather([table, "ids"], "rows")
-    hidden = brew.relu(model, brew.fc(model, model.net.Add([rows, "x"], "sum"), "fc1", FEATURES, 5), "hidden")
-    _, loss = model.net.SoftmaxWithLoss([brew.fc(model, hidden, "fc2", 5, CLASSES), "label"], ["softmax", "loss"])
+    hidden = brew.relu(
+        model, brew.fc(model, model.net.Add([rows, "x"], "sum"), "fc1", FEATURES, 5), "hidden"
+    )
+    _, loss = model.net.SoftmaxWithLoss(
+        [brew.fc(model, hidden, "fc2", 5, CLASSES), "label"], ["softmax", "loss"]
+    )
     model.AddGradientOperators([loss])
     OPTIMIZERS[name](model)
     initialize(model)
@@ -113,7 +123,18 @@ def record_image_net():
     model = model_helper.ModelHelper("image_net", arg_scope={"order": "NCHW"})
 
     def block(x, name, channels, out, stride=1, group=1):
-        x = brew.conv(model, x, name + "_conv", channels, out, kernel=3, stride=stride, pad=1, group=group, no_bias=1)
+        x = brew.conv(
+            model,
+            x,
+            name + "_conv",
+            channels,
+            out,
+            kernel=3,
+            stride=stride,
+            pad=1,
+            group=group,
+            no_bias=1,
+        )
         x = brew.spatial_bn(model, x, name + "_bn", out, is_test=True)
         return brew.relu(model, x, x)
 
@@ -145,8 +166,12 @@ def record_image_net():
     weights = {}
     for p in model.params + model.GetComputedParams():
         value = workspace.FetchBlob(p)
-        shift = 0.3 * np.random.randn(*value.shape)  # statistics and biases of 0 and 1 would prove little
-        weights[str(p)] = (value + (abs(shift) if str(p).endswith("_riv") else shift)).astype(np.float32)
+        shift = 0.3 * np.random.randn(
+            *value.shape
+        )  # statistics and biases of 0 and 1 would prove little
+        weights[str(p)] = (value + (abs(shift) if str(p).endswith("_riv") else shift)).astype(
+            np.float32
+        )
         workspace.FeedBlob(p, weights[str(p)])
     data = np.random.randn(2, 3, 25, 22).astype(np.float32)
     workspace.FeedBlob("data", data)

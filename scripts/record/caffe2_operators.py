@@ -31,7 +31,9 @@ import caffe2_cases
 import numpy as np
 from caffe2.python import core, workspace
 
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "ops")
+GOLDEN = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), "..", "..", "tests", "golden", "ops"
+)
 
 
 def record(case):
@@ -51,7 +53,9 @@ def record(case):
         for name, grad in seeds.items():
             output = workspace.FetchBlob(name)
             rng = np.random.RandomState(zlib.crc32(repr((name, np.shape(output))).encode()))
-            value = rng.standard_normal(np.shape(output)).astype("f2" if output.dtype == np.float16 else "f4")
+            value = rng.standard_normal(np.shape(output)).astype(
+                "f2" if output.dtype == np.float16 else "f4"
+            )
             feed(grad, value)
             entries["in|" + grad] = value
         gradient_blobs = net.AddGradientOperators(seeds)

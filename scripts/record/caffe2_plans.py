@@ -83,16 +83,33 @@ def control_plans():
     yield built("for", control.For("f", count(), 3))
     yield built("for_two_nets", control.For("f", [count(), count("ran", "count_ran")], 4))
     yield built("while_net", control.While("w", below_five(), count()))
-    yield built("while_not_once", control.Do("d", control.For("f", count(), 7), control.While("w", below_five(), count())))
-    yield built("while_twice", control.While("w", below_five(), count()), control.While("v", below_five(), count("ran")))
+    yield built(
+        "while_not_once",
+        control.Do("d", control.For("f", count(), 7), control.While("w", below_five(), count())),
+    )
+    yield built(
+        "while_twice",
+        control.While("w", below_five(), count()),
+        control.While("v", below_five(), count("ran")),
+    )
     yield built("do_while_net", control.DoWhile("w", below_five(), count()))
-    yield built("do_while_once", control.For("f", count(), 9), control.DoWhile("w", below_five(), count()))
+    yield built(
+        "do_while_once", control.For("f", count(), 9), control.DoWhile("w", below_five(), count())
+    )
     yield built("until_net", control.Until("u", reached_five(), count()))
     yield built("do_until_net", control.DoUntil("u", reached_five(), count()))
     for flag in (True, False):
         yield built("if_%d" % flag, control.If("c", "flag", count()), flag=flag)
-        yield built("if_else_%d" % flag, control.If("c", "flag", count(), count("ran", "count_ran")), flag=flag)
-        yield built("if_not_%d" % flag, control.IfNot("c", "flag", count(), count("ran", "count_ran")), flag=flag)
+        yield built(
+            "if_else_%d" % flag,
+            control.If("c", "flag", count(), count("ran", "count_ran")),
+            flag=flag,
+        )
+        yield built(
+            "if_not_%d" % flag,
+            control.IfNot("c", "flag", count(), count("ran", "count_ran")),
+            flag=flag,
+        )
         yield built(
             "until_blob_%d" % flag,
             control.DoUntil("u", "flag", [count(), set_flag(True), count("ran", "r")]),
@@ -101,17 +118,24 @@ def control_plans():
     yield built("if_net", control.If("c", below_five(), count(), count("ran", "count_ran")))
     yield built(
         "switch",
-        control.Switch("s", ("flag", count()), ("other", count("ran", "r")), (below_five(), count("five", "f"))),
+        control.Switch(
+            "s", ("flag", count()), ("other", count("ran", "r")), (below_five(), count("five", "f"))
+        ),
         flag=True,
         other=False,
     )
     yield built(
         "switch_not",
-        control.SwitchNot("s", ("flag", count()), ("other", count("ran", "r")), (below_five(), count("five", "f"))),
+        control.SwitchNot(
+            "s", ("flag", count()), ("other", count("ran", "r")), (below_five(), count("five", "f"))
+        ),
         flag=True,
         other=False,
     )
-    yield built("steps_in_loop", control.For("f", [control.For("g", count(), 2), control.Do("d", count("ran", "r"))], 3))
+    yield built(
+        "steps_in_loop",
+        control.For("f", [control.For("g", count(), 2), control.Do("d", count("ran", "r"))], 3),
+    )
     yield built("parallel", control.DoParallel("p", count(), control.Do("d", count("ran", "r"))))
 
 
@@ -127,11 +151,20 @@ def raw_plans():
     inner = step(name="inner", network=["count"], num_iter=2)
     yield raw_plan("nested", counts, [start, step(name="s", substep=[inner, inner], num_iter=3)])
 
-    nets = {"init": init_net(flag=False), "count": count(), "stop": set_flag(True), "ran": count("ran")}
+    nets = {
+        "init": init_net(flag=False),
+        "count": count(),
+        "stop": set_flag(True),
+        "ran": count("ran"),
+    }
     names = ["count", "stop", "ran"]
-    yield raw_plan("stops_within", nets, [start, step(name="s", network=names, should_stop_blob="flag")])
+    yield raw_plan(
+        "stops_within", nets, [start, step(name="s", network=names, should_stop_blob="flag")]
+    )
     steps = [step(name=n, network=[n]) for n in names]
-    yield raw_plan("stops_between_steps", nets, [start, step(name="s", substep=steps, should_stop_blob="flag")])
+    yield raw_plan(
+        "stops_between_steps", nets, [start, step(name="s", substep=steps, should_stop_blob="flag")]
+    )
     together = step(name="s", substep=steps, should_stop_blob="flag", concurrent_substeps=True)
     yield raw_plan("concurrent_stops_after", nets, [start, together])
 
@@ -152,7 +185,9 @@ def raw_plans():
     within = step(name="t", network=["local"])
     own = step(name="s", substep=[within], num_iter=2, create_workspace=True)
     yield raw_plan("workspace_above", nets, [start, own])
-    yield raw_plan("instances", nets, [start, step(name="s", substep=[within], num_concurrent_instances=3)])
+    yield raw_plan(
+        "instances", nets, [start, step(name="s", substep=[within], num_concurrent_instances=3)]
+    )
     report = step(name="s", network=["count"], num_iter=2, report_net="ran", report_interval=1000)
     yield raw_plan("report", {**counts, "ran": count("ran")}, [start, report])
     timed = step(name="t", network=["ran"], run_every_ms=100000)

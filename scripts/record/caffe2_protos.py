@@ -26,7 +26,14 @@ def lstm_training_net():
     states = [model.net.AddExternalInputs(f"h{i}_init", f"c{i}_init") for i in range(2)]
     x, lengths, target = model.net.AddExternalInputs("x", "seq_lengths", "target")
     output, _, _, _ = rnn_cell.LSTM(
-        model, x, lengths, [s for pair in states for s in pair], 3, [4, 4], scope="lstm", forget_bias=1.0
+        model,
+        x,
+        lengths,
+        [s for pair in states for s in pair],
+        3,
+        [4, 4],
+        scope="lstm",
+        forget_bias=1.0,
     )
     logits = brew.fc(model, output, "logits", dim_in=4, dim_out=5, axis=2)
     flat, _ = model.net.Reshape(logits, ["flat", "flat_old_shape"], shape=[-1, 5])
@@ -56,7 +63,9 @@ def devices_net():
     inner = core.Net("inner")
     inner.Relu("a", "b")
     with core.DeviceScope(core.DeviceOption(caffe2_pb2.CPU, node_name="worker:0", numa_node_id=1)):
-        net.Proto().op.extend([core.CreateOperator("FC", ["x", "w", "b"], "y", engine="CUDNN", axis=2)])
+        net.Proto().op.extend(
+            [core.CreateOperator("FC", ["x", "w", "b"], "y", engine="CUDNN", axis=2)]
+        )
     op = core.CreateOperator(
         "Everything",
         ["y"],
@@ -109,7 +118,9 @@ def chunks_of(name, array):
     workspace.FeedBlob(name, array)
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "db")
-        save = core.CreateOperator("Save", [name], [], absolute_path=1, db=path, db_type="minidb", chunk_size=3)
+        save = core.CreateOperator(
+            "Save", [name], [], absolute_path=1, db=path, db_type="minidb", chunk_size=3
+        )
         workspace.RunOperatorOnce(save)
         data = Path(path).read_bytes()
     chunks, at = [], 0
@@ -123,7 +134,11 @@ def chunks_of(name, array):
 def main():
     GOLDEN.mkdir(parents=True, exist_ok=True)
     lstm = lstm_training_net()
-    for name, net in (("lstm", lstm), ("lstm_text_steps", with_text_step_nets(lstm)), ("devices", devices_net())):
+    for name, net in (
+        ("lstm", lstm),
+        ("lstm_text_steps", with_text_step_nets(lstm)),
+        ("devices", devices_net()),
+    ):
         (GOLDEN / f"{name}.pb").write_bytes(net.SerializeToString())
         (GOLDEN / f"{name}.pbtxt").write_text(str(net))
     stored = {}

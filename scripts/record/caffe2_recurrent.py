@@ -48,7 +48,12 @@ def window_of_inputs():
     step.Add(["total", "h_prev"], "z")
     step.Add(["z", "x_t"], "z")
     step.Tanh(["z"], "h")
-    links = [("h_prev", "states", 0, 1), ("h", "states", 1, 1), ("x_t", "x", 0, 1), ("window", "padded", 0, 3)]
+    links = [
+        ("h_prev", "states", 0, 1),
+        ("h", "states", 1, 1),
+        ("x_t", "x", 0, 1),
+        ("window", "padded", 0, 3),
+    ]
     op = recurrent(
         ["x", "h0", "padded"],
         ["all", "last"],
@@ -69,7 +74,13 @@ def window_of_states():
     step.Tanh(["z"], "h")
     links = [("before", "states", 0, 2), ("h", "states", 2, 1), ("x_t", "x", 0, 1)]
     op = recurrent(
-        ["x", "h0"], ["all", "last"], step, ["states"], [1], links, [("states", "all", 2), ("states", "last", -1)]
+        ["x", "h0"],
+        ["all", "last"],
+        step,
+        ["states"],
+        [1],
+        links,
+        [("states", "all", 2), ("states", "last", -1)],
     )
     return op, {"x": array(T, N, D), "h0": array(2, N, D)}
 
@@ -87,7 +98,15 @@ def view_of_what_was_just_written():
         ("y", "output_states", 1, 1),
     ]
     aliases = [("output_states", "all", 1), ("inputs_states", "kept", 2)]
-    op = recurrent(["x", "i0", "o0"], ["all", "kept"], step, ["inputs_states", "output_states"], [1, 2], links, aliases)
+    op = recurrent(
+        ["x", "i0", "o0"],
+        ["all", "kept"],
+        step,
+        ["inputs_states", "output_states"],
+        [1, 2],
+        links,
+        aliases,
+    )
     return op, {"x": array(T, N, D), "i0": array(2, N, D), "o0": array(1, N, D)}
 
 
@@ -98,7 +117,13 @@ def initial_state_for_every_sequence():
     step.Tanh(["z"], "h")
     links = [("h_prev", "states", 0, 1), ("h", "states", 1, 1), ("x_t", "x", 0, 1)]
     op = recurrent(
-        ["x", "h0"], ["all", "last"], step, ["states"], [1], links, [("states", "all", 1), ("states", "last", -1)]
+        ["x", "h0"],
+        ["all", "last"],
+        step,
+        ["states"],
+        [1],
+        links,
+        [("states", "all", 1), ("states", "last", -1)],
     )
     return op, {"x": array(T, N, D), "h0": array(D)}
 
@@ -111,7 +136,13 @@ def undeclared_outer_blob():
     step.Tanh(["z"], "h")
     links = [("h_prev", "states", 0, 1), ("h", "states", 1, 1), ("x_t", "x", 0, 1)]
     op = recurrent(
-        ["x", "h0"], ["all", "last"], step, ["states"], [1], links, [("states", "all", 1), ("states", "last", -1)]
+        ["x", "h0"],
+        ["all", "last"],
+        step,
+        ["states"],
+        [1],
+        links,
+        [("states", "all", 1), ("states", "last", -1)],
     )
     return op, {"x": array(T, N, D), "h0": array(N, D), "scale": array(1, N, D)}
 
@@ -125,7 +156,13 @@ def timestep():
     step.Tanh(["z"], "h")
     links = [("h_prev", "states", 0, 1), ("h", "states", 1, 1), ("x_t", "x", 0, 1)]
     op = recurrent(
-        ["x", "h0"], ["all", "last"], step, ["states"], [1], links, [("states", "all", 1), ("states", "last", -1)]
+        ["x", "h0"],
+        ["all", "last"],
+        step,
+        ["states"],
+        [1],
+        links,
+        [("states", "all", 1), ("states", "last", -1)],
     )
     return op, {"x": array(T, N, D), "h0": array(N, D)}
 

@@ -16,7 +16,12 @@ from caffe2.python import gru_cell, model_helper, rnn_cell, workspace
 from caffe2.python.attention import AttentionType
 
 D, H, E = 3, 4, 5
-KINDS = (("regular", "Regular"), ("recurrent", "Recurrent"), ("dot", "Dot"), ("coverage", "SoftCoverage"))
+KINDS = (
+    ("regular", "Regular"),
+    ("recurrent", "Recurrent"),
+    ("dot", "Dot"),
+    ("coverage", "SoftCoverage"),
+)
 
 
 def states(n):
@@ -24,7 +29,9 @@ def states(n):
 
 
 def lstm_cell(size_in, name=""):
-    return rnn_cell.LSTMCell(name=name, input_size=size_in, hidden_size=H, forget_bias=0.0, memory_optimization=False)
+    return rnn_cell.LSTMCell(
+        name=name, input_size=size_in, hidden_size=H, forget_bias=0.0, memory_optimization=False
+    )
 
 
 def residual(model):
@@ -34,16 +41,21 @@ def residual(model):
 
 
 def mixed(model):
-    gru = gru_cell.GRUCell(name="", input_size=H, hidden_size=H, forget_bias=0.0, memory_optimization=False)
+    gru = gru_cell.GRUCell(
+        name="", input_size=H, hidden_size=H, forget_bias=0.0, memory_optimization=False
+    )
     stack = rnn_cell.MultiRNNCell([lstm_cell(D), gru], name="cell")
     stack.apply_over_sequence(model, "input", "lengths", states(3))
 
 
 def dropout(model):
     cells = [
-        rnn_cell.DropoutCell(lstm_cell(d), name="drop%d" % k, dropout_ratio=0.5, is_test=False) for k, d in enumerate((D, H))
+        rnn_cell.DropoutCell(lstm_cell(d), name="drop%d" % k, dropout_ratio=0.5, is_test=False)
+        for k, d in enumerate((D, H))
     ]
-    rnn_cell.MultiRNNCell(cells, name="cell").apply_over_sequence(model, "input", "lengths", states(4))
+    rnn_cell.MultiRNNCell(cells, name="cell").apply_over_sequence(
+        model, "input", "lengths", states(4)
+    )
 
 
 def layer(build, count, size=H, lengths="lengths", **options):
@@ -89,7 +101,9 @@ def main(path):
         model.net.AddExternalInputs("input", "lengths", "encoder", "encoder_lengths", *states(6))
         build(model)
         out[name] = np.frombuffer(model.net.Proto().SerializeToString(), np.uint8)
-        out[name + "|params"] = np.array([str(p) for p in model.GetParams() + model.GetComputedParams()])
+        out[name + "|params"] = np.array(
+            [str(p) for p in model.GetParams() + model.GetComputedParams()]
+        )
     np.savez_compressed(path, **out)
     print("%d nets -> %s" % (len(CASES), path))
 

@@ -45,7 +45,9 @@ class Double(ModuleType):
 
 def load(folder: Path, path: str) -> ModuleType:
     """Loads one file of the repository, whose package imports triton."""
-    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), folder / "fla" / "ops" / f"{path}.py")
+    spec = importlib.util.spec_from_file_location(
+        path.replace("/", "_"), folder / "fla" / "ops" / f"{path}.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -66,9 +68,15 @@ def inputs() -> Inputs:
     def unit(x: torch.Tensor) -> torch.Tensor:
         return functional.normalize(x, dim=-1)
 
-    drawn = {name: of_steps(K) for name in "q"} | {name: unit(of_steps(K)) for name in ("k", "k2", "a", "p")}
+    drawn = {name: of_steps(K) for name in "q"} | {
+        name: unit(of_steps(K)) for name in ("k", "k2", "a", "p")
+    }
     drawn |= {name: of_steps(V) for name in ("v", "v2")} | {name: of_steps() for name in ("i", "f")}
-    drawn |= {"g": -functional.softplus(of_steps()), "gk": -functional.softplus(3 * of_steps(K)), "raw": of_steps(K)}
+    drawn |= {
+        "g": -functional.softplus(of_steps()),
+        "gk": -functional.softplus(3 * of_steps(K)),
+        "raw": of_steps(K),
+    }
     drawn |= {name: 2 * torch.sigmoid(of_steps()) for name in ("b", "b2")} | {"u": normal(H, K)}
     return drawn | {
         "S": 0.5 * normal(B, H, K, V),
@@ -92,13 +100,17 @@ def from_head(x: torch.Tensor) -> torch.Tensor:
     return x.movedim(2, 0)
 
 
-def layers(folder: Path) -> dict[str, tuple[str, Callable[[Inputs], tuple[torch.Tensor, torch.Tensor | None]]]]:
+def layers(
+    folder: Path,
+) -> dict[str, tuple[str, Callable[[Inputs], tuple[torch.Tensor, torch.Tensor | None]]]]:
     """Returns for each layer the names of its inputs, and a function of them that returns the outputs and the last state."""
 
     def batch_first(path: str, name: str, names: str, **given: Any) -> Any:
         def run(x: Inputs) -> Any:
             values = {parameter: by_batch(x[key]) for parameter, key in zip(*pairs(names))}
-            out, state = getattr(load(folder, path), name)(**values, initial_state=x["S"], output_final_state=True, **given)
+            out, state = getattr(load(folder, path), name)(
+                **values, initial_state=x["S"], output_final_state=True, **given
+            )
             return by_batch(out), state
 
         return inputs_of(names), run
@@ -106,23 +118,31 @@ def layers(folder: Path) -> dict[str, tuple[str, Callable[[Inputs], tuple[torch.
     def heads_first(path: str, name: str, names: str) -> Any:
         def run(x: Inputs) -> Any:
             values = {p: by_head(x[key]) if p != "u" else x[key] for p, key in zip(*pairs(names))}
-            out, state = getattr(load(folder, path), name)(**values, initial_state=x["S"], output_final_state=True)
+            out, state = getattr(load(folder, path), name)(
+                **values, initial_state=x["S"], output_final_state=True
+            )
             return from_head(out), state
 
         return inputs_of(names), run
 
     def retention(x: Inputs) -> Any:
-        return from_head(load(folder, "retention/naive").naive_retention(*(by_head(x[n]) for n in "qkv"))), None
+        return from_head(
+            load(folder, "retention/naive").naive_retention(*(by_head(x[n]) for n in "qkv"))
+        ), None
 
     def hgrn2(x: Inputs) -> Any:
         f = torch.sigmoid(x["raw"])
-        return batch_first("gla/naive", "naive_recurrent_gla", "q k v gk")[1](x | {"k": 1 - f, "gk": torch.log(f)})
+        return batch_first("gla/naive", "naive_recurrent_gla", "q k v gk")[1](
+            x | {"k": 1 - f, "gk": torch.log(f)}
+        )
 
     def product(x: Inputs) -> Any:
         both = {n: by_batch(torch.stack([x[n], x[f"{n}2"]], 1).flatten(0, 1)) for n in "kvb"}
         run = load(folder, "gated_delta_product/naive").naive_recurrent_gated_delta_product
         q, g = by_batch(x["q"]), by_batch(x["g"])
-        out, state = run(q, both["k"], both["v"], g, both["b"], None, None, x["S"], True, num_householder=2)
+        out, state = run(
+            q, both["k"], both["v"], g, both["b"], None, None, x["S"], True, num_householder=2
+        )
         return by_batch(out), state
 
     def mlstm(x: Inputs) -> Any:
@@ -167,7 +187,9 @@ def inputs_of(names: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Records the recurrences of flash-linear-attention.")
+    parser = argparse.ArgumentParser(
+        description="Records the recurrences of flash-linear-attention."
+    )
     parser.add_argument("--fla", type=Path, required=True, help="a clone of flash-linear-attention")
     folder = parser.parse_args().fla
     torch.set_default_dtype(torch.float64)
@@ -179,15 +201,21 @@ def main() -> None:
     for name, (names, run) in layers(folder).items():
         x = {key: shared[key].clone().requires_grad_(True) for key in names.split()}
         out, state = run(dict(x))
-        loss = (out * shared["w"]).sum() + (0 if state is None else (state * shared["w_state"]).sum())
+        loss = (out * shared["w"]).sum() + (
+            0 if state is None else (state * shared["w_state"]).sum()
+        )
         grads = torch.autograd.grad(loss, list(x.values()))
         recorded = {"out": out} | ({} if state is None else {"state": state})
         recorded |= {f"grad_{key}": grad for key, grad in zip(x, grads)}
         assert all(v.dtype == torch.float64 for v in recorded.values()), name
         arrays |= {f"{name}|{key}": v.detach().numpy() for key, v in recorded.items()}
-    commit = subprocess.run(["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "-C", str(folder), "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     versions = " ".join(f"{p} {importlib.metadata.version(p)}" for p in ("torch", "transformers"))
-    np.savez_compressed(PATH, versions=np.array(f"flash-linear-attention {commit} {versions}"), **arrays)
+    np.savez_compressed(
+        PATH, versions=np.array(f"flash-linear-attention {commit} {versions}"), **arrays
+    )
     print(PATH.name, len(arrays), "arrays", PATH.stat().st_size, "bytes")
 
 

@@ -19,7 +19,13 @@ from torch.nn import functional
 ROOT = Path(__file__).parents[2] / "tests" / "golden" / "models"
 LENGTH = 5  # of the sequence alone
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 32, "fuse_norm": True}
-OTHER = {"hidden_size": 12, "num_hidden_layers": 2, "vocab_size": 24, "norm_first": False, "norm_bias": False}
+OTHER = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "vocab_size": 24,
+    "norm_first": False,
+    "norm_bias": False,
+}
 CASES = {
     "rwkv6": [
         SMALL | {"num_heads": 2, "proj_low_rank_dim": 4, "gate_low_rank_dim": 6, "hidden_ratio": 2},
@@ -44,7 +50,9 @@ CASES = {
 def imported(folder):
     """The classes of the models by family, with references instead of kernels."""
     sys.path.insert(0, folder)
-    triton.autotune = triton.heuristics = lambda *args, **options: lambda kernel: kernel  # kernels are defined, not run
+    triton.autotune = triton.heuristics = lambda *args, **options: (
+        lambda kernel: kernel
+    )  # kernels are defined, not run
     import fla.ops.utils.cache
 
     fla.ops.utils.cache.fla_cache_autotune = triton.autotune
@@ -83,7 +91,9 @@ def imported(folder):
         return (y, x) if prenorm else y
 
     def group_norm(self, x):
-        y = functional.group_norm(x.flatten(0, -2), self.num_groups, self.weight, self.bias, self.eps)
+        y = functional.group_norm(
+            x.flatten(0, -2), self.num_groups, self.weight, self.bias, self.eps
+        )
         return y.view_as(x)
 
     LayerNorm.forward, GroupNorm.forward = layer_norm, group_norm
@@ -91,7 +101,9 @@ def imported(folder):
     for module in (layer6, layer7, model6, model7):
         module.token_shift = shift
     for kind in (RWKV6ForCausalLM, RWKV7ForCausalLM):
-        kind._tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # as newer versions of transformers want it
+        kind._tied_weights_keys = {
+            "lm_head.weight": "model.embeddings.weight"
+        }  # as newer versions of transformers want it
     layer6.fused_recurrent_rwkv6 = recurrent6
     layer7.fused_mul_recurrent_rwkv7 = recurrent7
     layer7.l2_norm = lambda x: x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
@@ -112,14 +124,28 @@ def record(folder, configuration, kind, options):
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
     names = dict(model.named_parameters())
-    save_file({n: p.detach().contiguous() for n, p in names.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {n: p.detach().contiguous() for n, p in names.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     tokens = torch.randint(0, config.vocab_size, (2, 9))
     logits = model(tokens).logits
     loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    arrays = {"tokens": tokens, "logits": logits, "loss": loss, "short": model(tokens[-1:, :LENGTH]).logits[0]}
-    arrays |= {f"gradient.{n}": torch.zeros_like(p) if p.grad is None else p.grad for n, p in names.items()}
-    save_file({n: v.detach().contiguous().clone() for n, v in arrays.items()}, folder / "oracle.safetensors")
+    arrays = {
+        "tokens": tokens,
+        "logits": logits,
+        "loss": loss,
+        "short": model(tokens[-1:, :LENGTH]).logits[0],
+    }
+    arrays |= {
+        f"gradient.{n}": torch.zeros_like(p) if p.grad is None else p.grad for n, p in names.items()
+    }
+    save_file(
+        {n: v.detach().contiguous().clone() for n, v in arrays.items()},
+        folder / "oracle.safetensors",
+    )
     print(folder.name, "logits up to", logits.abs().max().item())
 
 

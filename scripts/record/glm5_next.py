@@ -28,11 +28,17 @@ class Glm5NextTextForCausalLM(modeling_glm5_next.Glm5NextPreTrainedModel, Genera
         self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None, labels=None,
         logits_to_keep=0, **options,
     ):  # fmt: skip
-        given = {"attention_mask": attention_mask, "position_ids": position_ids, "past_key_values": past_key_values}
+        given = {
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "past_key_values": past_key_values,
+        }
         out = self.model(input_ids=input_ids, use_cache=use_cache, **given, **options)
         logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
         loss = None if labels is None else ForCausalLMLoss(logits, labels, self.config.vocab_size)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
 
 
-AutoModelForCausalLM.register(configuration_glm5_next.Glm5NextTextConfig, Glm5NextTextForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(
+    configuration_glm5_next.Glm5NextTextConfig, Glm5NextTextForCausalLM, exist_ok=True
+)

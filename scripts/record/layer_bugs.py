@@ -69,7 +69,10 @@ def main() -> None:
                 subprocess.run(install, check=True, stderr=subprocess.DEVNULL)
                 path = os.pathsep.join([folder, str(root)])
                 run = subprocess.run(
-                    [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+                    [sys.executable, "-c", code],
+                    env={**os.environ, "PYTHONPATH": path},
+                    capture_output=True,
+                    text=True,
                 )
                 print(f"{package} {version} ({report}):\n{run.stdout or run.stderr[-2000:]}")
 

@@ -37,8 +37,14 @@ def of_jrnn() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     nnx = importlib.import_module("flax.nnx")
     nn = importlib.import_module("jrnn.nn")
     for name in ("RNN", "LSTM", "GRU"):
-        yield f"`jrnn.nn.{name}`", lambda name=name: check_layer(getattr(nn, name)(D, H, rngs=nnx.Rngs(0)), X)
-    yield "`jrnn.nn.GRU`, bidirectional", lambda: check_layer(nn.GRU(D, H, bidirectional=True, rngs=nnx.Rngs(0)), X)
+        yield (
+            f"`jrnn.nn.{name}`",
+            lambda name=name: check_layer(getattr(nn, name)(D, H, rngs=nnx.Rngs(0)), X),
+        )
+    yield (
+        "`jrnn.nn.GRU`, bidirectional",
+        lambda: check_layer(nn.GRU(D, H, bidirectional=True, rngs=nnx.Rngs(0)), X),
+    )
 
 
 def of_nnx() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
@@ -49,13 +55,19 @@ def of_nnx() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
 
     for kind in ("LSTMCell", "GRUCell", "SimpleCell"):
         yield f"`flax.nnx.RNN({kind})`", lambda kind=kind: check_layer(rnn(kind), ROWS)
-    yield "`flax.nnx.Bidirectional`", lambda: check_layer(nnx.Bidirectional(rnn("GRUCell"), rnn("GRUCell", 1)), ROWS)
+    yield (
+        "`flax.nnx.Bidirectional`",
+        lambda: check_layer(nnx.Bidirectional(rnn("GRUCell"), rnn("GRUCell", 1)), ROWS),
+    )
 
 
 def of_linen() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     nn = importlib.import_module("flax.linen")
     for kind in ("LSTMCell", "GRUCell"):
-        yield f"`flax.linen.RNN({kind})`", lambda kind=kind: check_layer(nn.RNN(getattr(nn, kind)(H)), ROWS)
+        yield (
+            f"`flax.linen.RNN({kind})`",
+            lambda kind=kind: check_layer(nn.RNN(getattr(nn, kind)(H)), ROWS),
+        )
     both = lambda: nn.Bidirectional(nn.RNN(nn.GRUCell(H)), nn.RNN(nn.GRUCell(H)))  # noqa: E731
     yield "`flax.linen.Bidirectional`", lambda: check_layer(both(), ROWS)
 
@@ -64,7 +76,10 @@ def of_equinox() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     eqx = importlib.import_module("equinox")
     for kind in ("LSTMCell", "GRUCell"):
         cell = getattr(eqx.nn, kind)
-        yield f"`equinox.nn.{kind}`", lambda cell=cell: check_layer(cell(D, H, key=jax.random.key(0)), X)
+        yield (
+            f"`equinox.nn.{kind}`",
+            lambda cell=cell: check_layer(cell(D, H, key=jax.random.key(0)), X),
+        )
 
 
 def of_haiku() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
@@ -73,12 +88,16 @@ def of_haiku() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
 
         def unrolled(x: Any, state: Any, kind: str = kind) -> Any:
             core = getattr(hk, kind)(H)
-            return hk.dynamic_unroll(core, x, core.initial_state(x.shape[1]) if state is None else state)
+            return hk.dynamic_unroll(
+                core, x, core.initial_state(x.shape[1]) if state is None else state
+            )
 
         def reset(x: Any, state: Any, resets: Any, kind: str = kind) -> Any:
             core = hk.ResetCore(getattr(hk, kind)(H))
             state = core.initial_state(x.shape[1]) if state is None else state
-            return hk.dynamic_unroll(core, (x, np.zeros(x.shape[:2], bool) if resets is None else resets), state)
+            return hk.dynamic_unroll(
+                core, (x, np.zeros(x.shape[:2], bool) if resets is None else resets), state
+            )
 
         yield f"`haiku.{kind}`", lambda unrolled=unrolled: check_layer(hk.transform(unrolled), X)
 
@@ -86,7 +105,9 @@ def of_haiku() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
             pair = hk.without_apply_rng(hk.transform(reset))
             params = pair.init(jax.random.key(0), X, None, None)
             state = jax.tree.map(lambda v: v + 0.5, pair.apply(params, X, None, None)[1])
-            return check_layer(lambda p, x, s, *, resets=None: pair.apply(p, x, s, resets), X, state, params=params)
+            return check_layer(
+                lambda p, x, s, *, resets=None: pair.apply(p, x, s, resets), X, state, params=params
+            )
 
         yield f"`haiku.ResetCore({kind})`", with_resets
 
@@ -105,7 +126,10 @@ def of_torch() -> Iterator[tuple[str, Callable[[], ConformanceReport]]]:
     torch = importlib.import_module("torch")
     for kind in ("RNN", "LSTM", "GRU"):
         yield f"`torch.nn.{kind}`", lambda kind=kind: check_layer(getattr(torch.nn, kind)(D, H), X)
-    yield "`torch.nn.GRU`, bidirectional", lambda: check_layer(torch.nn.GRU(D, H, bidirectional=True), X)
+    yield (
+        "`torch.nn.GRU`, bidirectional",
+        lambda: check_layer(torch.nn.GRU(D, H, bidirectional=True), X),
+    )
 
 
 LIBRARIES = {
@@ -125,10 +149,15 @@ def main() -> None:
         for name, check in LIBRARIES[library]():
             report = check()
             findings = {f.property: f for f in report.findings}
-            marks = ["yes" if p in report.holds else "**no**" if p in findings else "-" for p in PROPERTIES]
+            marks = [
+                "yes" if p in report.holds else "**no**" if p in findings else "-"
+                for p in PROPERTIES
+            ]
             rows.append((name, marks))
             for f in report.findings:
-                notes.add(package, name, f.property, f"for T={f.steps}, N={f.batch}, {f.counterexample}")
+                notes.add(
+                    package, name, f.property, f"for T={f.steps}, N={f.batch}, {f.counterexample}"
+                )
             print(*rows[-1], *map(str, report.findings), sep="\n", flush=True)
     if "--write" in sys.argv:
         write("layer_conformance", versions, ["layer", *PROPERTIES], rows, notes)
@@ -149,18 +178,24 @@ class Notes:
             name, text = cases[0]
             others = ", ".join(dict.fromkeys(n for n, _ in cases if n != name))
             shown = text.replace("<", "&lt;").replace("*", "\\*")
-            texts.append(f"- {property}: {name}, {shown}" + (f"; likewise {others}" if others else ""))
+            texts.append(
+                f"- {property}: {name}, {shown}" + (f"; likewise {others}" if others else "")
+            )
         return texts
 
 
-def write(name: str, versions: list[str], head: list[str], rows: list[tuple[str, list[str]]], notes: Notes) -> None:
+def write(
+    name: str, versions: list[str], head: list[str], rows: list[tuple[str, list[str]]], notes: Notes
+) -> None:
     """Writes docs/benchmarks/NAME.json; what has the same marks shares a row."""
     shared: dict[tuple[str, ...], list[str]] = {}
     for row, marks in rows:
         shared.setdefault(tuple(marks), []).append(row)
     merged = [[", ".join(names), *marks] for marks, names in shared.items()]
     conditions = f"With {', '.join(versions)}, on a CPU:"
-    tables.write(name, {"conditions": conditions, "head": head, "rows": merged, "notes": notes.lines()})
+    tables.write(
+        name, {"conditions": conditions, "head": head, "rows": merged, "notes": notes.lines()}
+    )
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ def theirs(folder: Path) -> Any:
     transformers = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, experts_implementation="eager"
+    ).eval()
 
 
 def mark(reports: list[ConformanceReport], property: str) -> str:
@@ -51,13 +53,18 @@ def main() -> None:
     versions = [f"jax {jax.__version__}"]
     if importlib.util.find_spec("transformers") is not None:
         checks["transformers"] = theirs
-        versions += [f"{n} {importlib.import_module(n).__version__}" for n in ("transformers", "torch")]
+        versions += [
+            f"{n} {importlib.import_module(n).__version__}" for n in ("transformers", "torch")
+        ]
     rows, notes = [], Notes()
     for name in names:
         marks = []
         for library, load in checks.items():
             cases = range(0 if library != "jrnn" and name in LEFT_OUT else CONFIGURATIONS[library])
-            reports = [check_model(load(GOLDEN / f"{name}_{k}"), tolerance=TOLERANCE[library]) for k in cases]
+            reports = [
+                check_model(load(GOLDEN / f"{name}_{k}"), tolerance=TOLERANCE[library])
+                for k in cases
+            ]
             marks.append([mark(reports, p) for p in MODEL_PROPERTIES])
             for report in reports:
                 for f in report.findings:

@@ -56,7 +56,9 @@ def trained(name: str, steps: int = 150) -> Any:
         return (optax.apply_updates(both, updates), moments), value
 
     start = p, readout
-    ((p, _), _), losses = jax.jit(partial(jax.lax.scan, one, length=steps))((start, optimizer.init(start)), None)
+    ((p, _), _), losses = jax.jit(partial(jax.lax.scan, one, length=steps))(
+        (start, optimizer.init(start)), None
+    )
     print(f"{name}: loss {losses[0]:.3f} -> {losses[-1]:.3f}", file=sys.stderr)
     return p
 
@@ -74,7 +76,10 @@ def program(run: Any, make: Any) -> Any:
 
     def loss(p, carry, xs):
         results, statistics = run(make(p), carry, xs)
-        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(results)), (results, statistics)
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(results)), (
+            results,
+            statistics,
+        )
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))
 
@@ -82,7 +87,9 @@ def program(run: Any, make: Any) -> Any:
 def error(ours: Any, theirs: Any) -> float:
     """The largest difference of any leaf, relative to that leaf's largest element."""
     pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
-    return max(float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30)) for a, b in pairs if np.size(a))
+    return max(
+        float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30)) for a, b in pairs if np.size(a)
+    )
 
 
 def row(name: str) -> list[str]:
@@ -94,7 +101,9 @@ def row(name: str) -> list[str]:
         programs, worst = [program(run, make) for run in (newton, plain)], 0.0
         for weights in sets:
             given = jax.tree.map(lambda v: jnp.asarray(v, dtype), (weights, carry, xs))  # noqa: B023
-            ((_, (ours, statistics)), slope), ((_, (theirs, _)), expected) = (run(*given) for run in programs)
+            ((_, (ours, statistics)), slope), ((_, (theirs, _)), expected) = (
+                run(*given) for run in programs
+            )
             iterations.append(str(int(statistics.iterations)))
             by_loop = max(by_loop, int(statistics.sequential_steps))
             worst = max(worst, error((ours, slope), (theirs, expected)))

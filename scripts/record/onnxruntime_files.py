@@ -45,7 +45,10 @@ class Recurrent(nn.Module):
 class Tagger(nn.Module):
     def __init__(self, kind: str):
         super().__init__()
-        self.embed, self.rnn = nn.Embedding(11, 6), getattr(nn, kind)(6, 8, batch_first=True, bidirectional=True)
+        self.embed, self.rnn = (
+            nn.Embedding(11, 6),
+            getattr(nn, kind)(6, 8, batch_first=True, bidirectional=True),
+        )
         self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 4)
 
     def forward(self, tokens):
@@ -57,7 +60,11 @@ class Attentive(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.rnn, self.query, self.head = nn.LSTM(6, 8, 2, batch_first=True), nn.Linear(8, 8), nn.Linear(16, 3)
+        self.rnn, self.query, self.head = (
+            nn.LSTM(6, 8, 2, batch_first=True),
+            nn.Linear(8, 8),
+            nn.Linear(16, 3),
+        )
 
     def forward(self, x):
         y, _ = self.rnn(x)
@@ -70,7 +77,10 @@ class Convolved(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.second = nn.Conv1d(6, 8, 3, padding=1), nn.Conv1d(8, 8, 3, padding=2, dilation=2)
+        self.conv, self.second = (
+            nn.Conv1d(6, 8, 3, padding=1),
+            nn.Conv1d(8, 8, 3, padding=2, dilation=2),
+        )
         self.rnn = nn.GRU(8, 8, batch_first=True)
 
     def forward(self, x):
@@ -95,7 +105,12 @@ class Activations(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.c, self.rnn = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.GRU(8, 8)
+        self.a, self.b, self.c, self.rnn = (
+            nn.Linear(6, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.GRU(8, 8),
+        )
 
     def forward(self, x):
         x = F.gelu(self.b(F.gelu(self.a(x))), approximate="tanh")
@@ -110,7 +125,11 @@ class Normalized(nn.Module):
     def __init__(self):
         super().__init__()
         self.rnns = nn.ModuleList(nn.GRU(8, 8, batch_first=True) for _ in range(2))
-        self.first, self.scale, self.head = nn.LayerNorm(8), nn.Parameter(torch.rand(8)), nn.Linear(8, 8)
+        self.first, self.scale, self.head = (
+            nn.LayerNorm(8),
+            nn.Parameter(torch.rand(8)),
+            nn.Linear(8, 8),
+        )
 
     def forward(self, x):
         x = self.first(x + self.rnns[0](x)[0])
@@ -191,7 +210,9 @@ def written(source: Path, target: Path, level: str) -> bytes:
     return plain(onnx.load(target)).SerializeToString()
 
 
-def files(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path, dynamo: bool) -> dict[str, bytes]:
+def files(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path, dynamo: bool
+) -> dict[str, bytes]:
     path, quantized, out = folder / "m.onnx", folder / "q.onnx", folder / "o.onnx"
     if dynamo:
         torch.onnx.export(model, inputs, dynamo=True, verbose=False).save(path)
@@ -218,11 +239,17 @@ def main() -> None:
                 if file in seen:
                     continue
                 seen.add(file)
-                session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-                feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
+                session = onnxruntime.InferenceSession(
+                    file, options, providers=["CPUExecutionProvider"]
+                )
+                feeds = {
+                    i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)
+                }
                 key = f"{name}|{level}"
                 stored[f"{key}|file"] = np.frombuffer(file, np.uint8)
-                stored |= {f"{key}|output{k}": value for k, value in enumerate(session.run(None, feeds))}
+                stored |= {
+                    f"{key}|output{k}": value for k, value in enumerate(session.run(None, feeds))
+                }
                 stored |= {f"{name}|input{k}": x.numpy() for k, x in enumerate(inputs)}
     np.savez_compressed(OUT, **stored)
     print(f"{sum(key.endswith('file') for key in stored)} files, {OUT.stat().st_size} bytes")

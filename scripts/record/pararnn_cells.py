@@ -45,7 +45,14 @@ def record(seed: int, name: str) -> dict[str, np.ndarray]:
     config = NewtonConfig(max_iters=20, scan_backend="eager", residual_atol=1e-14)
     states = newton_apply(cell, x, config, h0=first, stats=stats)
     (states * w).sum().backward()
-    arrays = {"x": x, "first": first, "w": w, "states": states, "grad_x": x.grad, "grad_first": first.grad}
+    arrays = {
+        "x": x,
+        "first": first,
+        "w": w,
+        "states": states,
+        "grad_x": x.grad,
+        "grad_first": first.grad,
+    }
     arrays |= weights | {f"grad_{k}": v.grad for k, v in weights.items()}
     stored = {f"{name}|{key}": value.detach().numpy() for key, value in arrays.items()}
     print(f"{name}: {stats.iters} residuals, the last {stats.max_residual:.1e}")

@@ -15,13 +15,22 @@ from safetensors.torch import save_file
 PATH = Path(__file__).parents[2] / "tests" / "golden" / "quantized.safetensors"
 torch.manual_seed(0)
 arrays = {}
-for kind, rows, columns, nested, dtype in [("nf4", 9, 70, True, torch.bfloat16), ("fp4", 6, 64, False, torch.float32)]:
-    layer = bnb.nn.Linear4bit(columns, rows, bias=False, quant_type=kind, compress_statistics=nested)
+for kind, rows, columns, nested, dtype in [
+    ("nf4", 9, 70, True, torch.bfloat16),
+    ("fp4", 6, 64, False, torch.float32),
+]:
+    layer = bnb.nn.Linear4bit(
+        columns, rows, bias=False, quant_type=kind, compress_statistics=nested
+    )
     weight = torch.randn(rows, columns, dtype=dtype)
-    layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type=kind, compress_statistics=nested, blocksize=64)
+    layer.weight = bnb.nn.Params4bit(
+        weight, requires_grad=False, quant_type=kind, compress_statistics=nested, blocksize=64
+    )
     layer = layer.to("cpu")
     arrays |= {f"{kind}.{name}": value for name, value in layer.state_dict().items()}
-    arrays[f"want.{kind}.weight"] = functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(dtype)
+    arrays[f"want.{kind}.weight"] = functional.dequantize_4bit(
+        layer.weight.data, layer.weight.quant_state
+    ).to(dtype)
 layer = bnb.nn.Linear8bitLt(32, 5, bias=False, has_fp16_weights=False)
 layer.weight = bnb.nn.Int8Params(torch.randn(5, 32), requires_grad=False, has_fp16_weights=False)
 state = layer.to("cpu").state_dict()

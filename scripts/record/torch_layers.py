@@ -33,7 +33,9 @@ KINDS = {
 
 def normal(random: np.random.RandomState, *shape: int, scale: float = 1.0) -> torch.Tensor:
     """Float64 values that float32 holds exactly."""
-    return torch.tensor((scale * random.standard_normal(shape)).astype(np.float32).astype(np.float64))
+    return torch.tensor(
+        (scale * random.standard_normal(shape)).astype(np.float32).astype(np.float64)
+    )
 
 
 def run(module, x, states, cotangents, packed: bool) -> dict[str, torch.Tensor]:
@@ -59,11 +61,15 @@ def run(module, x, states, cotangents, packed: bool) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in results.items()}
 
 
-def record(seed: int, kind: str, layers: int, bidirectional: bool, bias: bool) -> dict[str, np.ndarray]:
+def record(
+    seed: int, kind: str, layers: int, bidirectional: bool, bias: bool
+) -> dict[str, np.ndarray]:
     """One case of the grid: its inputs and the results of both runs."""
     random = np.random.RandomState(seed)
     make, extra = KINDS[kind]
-    settings = dict(num_layers=layers, bidirectional=bidirectional, bias=bias, dtype=torch.float64, **extra)
+    settings = dict(
+        num_layers=layers, bidirectional=bidirectional, bias=bias, dtype=torch.float64, **extra
+    )
     module = make(INPUT, HIDDEN, **settings)
     parameters = dict(module.named_parameters())
     for parameter in parameters.values():
@@ -73,12 +79,18 @@ def record(seed: int, kind: str, layers: int, bidirectional: bool, bias: bool) -
     widths = (output, HIDDEN) if kind.startswith("lstm") else (output,)
     x = normal(random, STEPS, BATCH, INPUT)
     states = [normal(random, layers * directions, BATCH, width) for width in widths]
-    cotangents = [normal(random, STEPS, BATCH, directions * output), *(normal(random, *s.shape) for s in states)]
+    cotangents = [
+        normal(random, STEPS, BATCH, directions * output),
+        *(normal(random, *s.shape) for s in states),
+    ]
     case = f"{kind}-{layers}-{'bi' if bidirectional else 'uni'}-{'bias' if bias else 'nobias'}"
     inputs = {"x": x, **dict(zip("hc", states))}
     inputs |= {f"seed_{name}": w for name, w in zip(("output", "h", "c"), cotangents)}
     inputs |= parameters
-    stored = {f"{case}|in|{name}": value.detach().numpy().astype(np.float32) for name, value in inputs.items()}
+    stored = {
+        f"{case}|in|{name}": value.detach().numpy().astype(np.float32)
+        for name, value in inputs.items()
+    }
     for name, packed in (("full", False), ("ragged", True)):
         results = run(module, x, states, cotangents, packed)
         stored |= {f"{case}|{name}|{key}": value.numpy() for key, value in results.items()}
@@ -87,7 +99,9 @@ def record(seed: int, kind: str, layers: int, bidirectional: bool, bias: bool) -
     turned.load_state_dict(module.state_dict())
     output_turned, _ = turned(x.transpose(0, 1), states[0] if len(states) == 1 else tuple(states))
     # batch_first only swaps axes, so the tests may do the same with what is stored.
-    assert torch.equal(output_turned.transpose(0, 1).detach(), torch.tensor(stored[f"{case}|full|output"]))
+    assert torch.equal(
+        output_turned.transpose(0, 1).detach(), torch.tensor(stored[f"{case}|full|output"])
+    )
     return stored
 
 

@@ -34,7 +34,9 @@ def main() -> None:
     torch.manual_seed(0)
     stored = {}
     options = ({}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"bias": False})
-    for exporter, kind, more in itertools.product(("script", "dynamo"), ("RNN", "LSTM", "GRU"), options):
+    for exporter, kind, more in itertools.product(
+        ("script", "dynamo"), ("RNN", "LSTM", "GRU"), options
+    ):
         model, tokens, name = (
             Tagger(kind, **more).eval(),
             torch.randint(0, 11, (5, 3)),
@@ -43,11 +45,15 @@ def main() -> None:
         if exporter == "script":
             file = io.BytesIO()
             axes = {"tokens": {0: "a", 1: "b"}}
-            torch.onnx.export(model, (tokens,), file, dynamo=False, input_names=["tokens"], dynamic_axes=axes)
+            torch.onnx.export(
+                model, (tokens,), file, dynamo=False, input_names=["tokens"], dynamic_axes=axes
+            )
             tokens, exported = torch.randint(0, 11, (7, 2)), file.getvalue()
         else:
             try:
-                exported = torch.onnx.export(model, (tokens,), dynamo=True, verbose=False).model_proto.SerializeToString()
+                exported = torch.onnx.export(
+                    model, (tokens,), dynamo=True, verbose=False
+                ).model_proto.SerializeToString()
             except Exception as error:
                 print(f"{name}: torch does not export it: {str(error).splitlines()[0]}")
                 continue

@@ -349,7 +349,11 @@ def cached(model, family, tokens, past):
     out = model(tokens, use_cache=True, **past)
     if family == "rwkv":
         return out.logits, {"state": out.state}
-    name = "past_key_values" if "past_key_values" in past or "past_key_values" in out else "cache_params"
+    name = (
+        "past_key_values"
+        if "past_key_values" in past or "past_key_values" in out
+        else "cache_params"
+    )
     return out.logits, {name: getattr(out, name, None) or past[name]}
 
 
@@ -366,7 +370,11 @@ def decode(model, family, tokens):
         for t in range(PROMPT, tokens.shape[1]):
             # Where a model does not count its positions itself, the caller does.
             counts = family in ("recurrent_gemma", "bamba")
-            extra = {"position_ids": torch.full((len(tokens) if family == "bamba" else 1, 1), t)} if counts else {}
+            extra = (
+                {"position_ids": torch.full((len(tokens) if family == "bamba" else 1, 1), t)}
+                if counts
+                else {}
+            )
             logits, past = cached(model, family, tokens[:, t : t + 1], past | extra)
             past.pop("position_ids", None)
             steps.append(logits)
@@ -379,18 +387,28 @@ def gradients(model, tokens):
     loss.backward()
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         for parameter in model.parameters():
-            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            parameter.copy_(
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            )
         model.save_pretrained(folder)
         tensors = load_file(Path(folder) / "model.safetensors")
-    return {"loss": loss.detach()} | {f"gradient.{n}": g for n, g in tensors.items() if not n.endswith(FIXED)}
+    return {"loss": loss.detach()} | {
+        f"gradient.{n}": g for n, g in tensors.items() if not n.endswith(FIXED)
+    }
 
 
 def record(folder, family, options):
-    config = AutoConfig.for_model(family, **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None} | options)
+    config = AutoConfig.for_model(
+        family, **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None} | options
+    )
     torch.manual_seed(sum(map(ord, folder.name)))
-    if options.get("weight_mode") == "fused":  # transformers cannot initialize it; torch's own initial values do
+    if (
+        options.get("weight_mode") == "fused"
+    ):  # transformers cannot initialize it; torch's own initial values do
         transformers.xLSTMPreTrainedModel._init_weights = lambda self, module: None
-    config._experts_implementation = "eager"  # its products of groups want sizes that are multiples of 16 bytes
+    config._experts_implementation = (
+        "eager"  # its products of groups want sizes that are multiples of 16 bytes
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # no zeros and ones, behind which an error could hide
@@ -410,21 +428,35 @@ def record(folder, family, options):
         # A step of transformers' rwkv mixes the sequences of a batch, so that each is decoded alone.
         parts = tokens.split(1) if family == "rwkv" else [tokens]
         arrays["decoded"] = torch.cat([decode(model, family, part) for part in parts])
-    drift = (arrays["decoded"] - arrays["logits"][:, PROMPT - 1 :]).abs().max().item() if "decoded" in arrays else None
+    drift = (
+        (arrays["decoded"] - arrays["logits"][:, PROMPT - 1 :]).abs().max().item()
+        if "decoded" in arrays
+        else None
+    )
     if config.to_dict().get("time_step_limit", [0.0])[0] or family in ("nemotron_h", "zamba2"):
-        arrays.pop("decoded", None)  # a step of transformers' Mamba-2 ignores the limit of the time step
+        arrays.pop(
+            "decoded", None
+        )  # a step of transformers' Mamba-2 ignores the limit of the time step
     if family == "minimax" and config.layer_types[0] == "linear_attention":
         arrays.pop("decoded")  # its cache counts the positions by the first layer, which has none
     if family not in ("rwkv",) and not (family == "xlstm" and config.hidden_size == 64):
         arrays |= gradients(model, tokens)
     save_file({n: v.contiguous().clone() for n, v in arrays.items()}, folder / "oracle.safetensors")
-    print(folder.name, "decoding differs from the whole by", drift, "logits up to", arrays["logits"].abs().max().item())
+    print(
+        folder.name,
+        "decoding differs from the whole by",
+        drift,
+        "logits up to",
+        arrays["logits"].abs().max().item(),
+    )
 
 
 def keys(family):
     """The keys that the config of a family has besides those of every config."""
     own = AutoConfig.for_model(family)
-    return sorted(set(own.to_dict()) - set(transformers.PreTrainedConfig().to_dict()) | set(own.attribute_map))
+    return sorted(
+        set(own.to_dict()) - set(transformers.PreTrainedConfig().to_dict()) | set(own.attribute_map)
+    )
 
 
 if __name__ == "__main__":
@@ -438,7 +470,8 @@ if __name__ == "__main__":
             record(folder, family, options)
     (root / "versions.json").write_text(
         json.dumps(
-            {"torch": torch.__version__, "transformers": transformers.__version__} | {"keys": {n: keys(n) for n in CASES}},
+            {"torch": torch.__version__, "transformers": transformers.__version__}
+            | {"keys": {n: keys(n) for n in CASES}},
             indent=1,
         )
         + "\n",

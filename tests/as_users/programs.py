@@ -89,7 +89,9 @@ def matrix_programs():
 
     n, steps, k = 2, 128, 64
     unit = lambda v: v / jnp.linalg.norm(v, axis=-1, keepdims=True)  # noqa: E731
-    xs = {name: normal(steps, n, k) for name in ("q", "v", "w")} | {name: unit(normal(steps, n, k)) for name in ("a", "k")}
+    xs = {name: normal(steps, n, k) for name in ("q", "v", "w")} | {
+        name: unit(normal(steps, n, k)) for name in ("a", "k")
+    }
     xs["b"] = jax.nn.sigmoid(normal(steps, n))
     weigh = normal(steps, n, k)
     for step in (delta_product_written_first, delta_product_as_matrices, growing_delta):
@@ -99,7 +101,11 @@ def matrix_programs():
                 S, ys = jrnn.scan(step, jnp.zeros((n, k, k)), xs, **options)
                 return jnp.sum(weigh * ys) + jnp.sum(S), ys
 
-            yield f"{step.__name__} {options}", lambda xs, loss=loss: jax.value_and_grad(loss, has_aux=True)(xs), (xs,)
+            yield (
+                f"{step.__name__} {options}",
+                lambda xs, loss=loss: jax.value_and_grad(loss, has_aux=True)(xs),
+                (xs,),
+            )
     weights, hs = [normal(2, 64, 16) / 8 for _ in "qkv"], normal(512, 4, 64)
     zeros = jnp.zeros((4, 2, 16, 16))
 
@@ -123,7 +129,9 @@ def layer_programs():
         def program(state, x, loss=loss, number=number):
             value = jax.value_and_grad(loss, (0, 1), has_aux=True)(state, x)
             run = lambda x: loss(state, x)[1]  # noqa: E731
-            more = jax.jvp(run, (x,), (x,))[1] if number % 2 else jax.vmap(run)(jnp.stack([x, 2 * x]))
+            more = (
+                jax.jvp(run, (x,), (x,))[1] if number % 2 else jax.vmap(run)(jnp.stack([x, 2 * x]))
+            )
             return value, more
 
         yield name, program, (state, x)
@@ -132,19 +140,29 @@ def layer_programs():
 def random_programs(seed, count):
     from random_steps import difference, drawn
 
-    return {f"seed {s}": told for s in range(seed, seed + count) if (told := difference(drawn(s), s)) is not None}
+    return {
+        f"seed {s}": told
+        for s in range(seed, seed + count)
+        if (told := difference(drawn(s), s)) is not None
+    }
 
 
 def random_states(seed, count):
     from random_compositions import fault
 
-    return {f"seed {s}": told for s in range(seed, seed + count) if (told := fault(s, False)[0]) is not None}
+    return {
+        f"seed {s}": told
+        for s in range(seed, seed + count)
+        if (told := fault(s, False)[0]) is not None
+    }
 
 
 def small_loops(seed, count):
     from random_small_loops import fault
 
-    return {f"seed {s}": told for s in range(seed, seed + count) if (told := fault(s, True)) is not None}
+    return {
+        f"seed {s}": told for s in range(seed, seed + count) if (told := fault(s, True)) is not None
+    }
 
 
 def compared(programs):
@@ -156,11 +174,21 @@ def compared(programs):
         far = {path for path, a, b in pairs(ours, theirs) if not off(a, b) < 1e-5}
         if far:
             with jax.enable_x64(True):
-                exact = by_jax(program, jax.tree.map(lambda v: jnp.asarray(v, float) if v.dtype == jnp.float32 else v, args))
+                exact = by_jax(
+                    program,
+                    jax.tree.map(
+                        lambda v: jnp.asarray(v, float) if v.dtype == jnp.float32 else v, args
+                    ),
+                )
             own = {path: off(b, true) for path, b, true in pairs(theirs, exact)}
             for path, a, true in pairs(ours, exact):
-                if path in far and not off(a, true) <= 4 * own[path] + 16 * np.finfo(np.float32).eps:
-                    wrong[f"{name} {path}"] = f"off by {off(a, true):.1e}, JAX's loop by {own[path]:.1e}"
+                if (
+                    path in far
+                    and not off(a, true) <= 4 * own[path] + 16 * np.finfo(np.float32).eps
+                ):
+                    wrong[f"{name} {path}"] = (
+                        f"off by {off(a, true):.1e}, JAX's loop by {own[path]:.1e}"
+                    )
     return wrong
 
 
@@ -172,7 +200,9 @@ def by_jax(program, args):
 
 
 def pairs(a, b):
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
+    ):
         yield jax.tree_util.keystr(path), np.asarray(x, np.float64), np.asarray(y, np.float64)
 
 
@@ -181,12 +211,16 @@ def off(a, b):
     finite = np.isfinite(b)
     if not np.isfinite(a[finite]).all():
         return np.inf
-    return np.max(np.abs(a - b)[finite], initial=0) / max(np.max(np.abs(b[finite]), initial=0), 1e-30)
+    return np.max(np.abs(a - b)[finite], initial=0) / max(
+        np.max(np.abs(b[finite]), initial=0), 1e-30
+    )
 
 
 def in_a_process(group, *args):
     """Compares a group of programs in a process with XLA's default flags; raises AssertionError with what is wrong."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS" and not k.startswith("JAX_")}
+    environment = {
+        k: v for k, v in os.environ.items() if k != "XLA_FLAGS" and not k.startswith("JAX_")
+    }
     environment["PYTHONPATH"] = str(Path(jrnn.__file__).parents[1])
     command = [sys.executable, __file__, group, *map(str, args)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

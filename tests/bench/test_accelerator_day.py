@@ -16,7 +16,9 @@ import pytest
 def modules():
     """The script's modules, which Python looks for next to the script."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75")  # restored after the script has set it
+        patch.setenv(
+            "XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"
+        )  # restored after the script has set it
         names = ("day", "measure", "parts", "tries")
         yield {name: importlib.import_module(f"accelerator_{name}") for name in names}
         for name in names:
@@ -50,7 +52,10 @@ def test_a_part_or_a_peer_that_fails_stops_no_other(modules, tmp_path, monkeypat
             raise RuntimeError("this peer fails to run")
 
         works = Job("a job", "works", lambda x: x + 1, [x], 10)
-        others = [Job("a job", "refuses", refuses, [x], 10), Job("a job", "breaks", breaks, None, 10)]
+        others = [
+            Job("a job", "refuses", refuses, [x], 10),
+            Job("a job", "breaks", breaks, None, 10),
+        ]
         day.timed([works, *others, Job("a job", "works too", jnp.sin, [x], 10)], 0.0, keep="job")
 
     results = run_parts(modules, tmp_path, monkeypatch, fails=fails, peers=peers)
@@ -62,9 +67,15 @@ def test_a_part_or_a_peer_that_fails_stops_no_other(modules, tmp_path, monkeypat
     }
     timed = {r["peer"]: r for r in results if "seconds" in r}
     assert timed.keys() == {"works", "works too"} and all(r["runs"] >= 2 for r in timed.values())
-    assert timed["works"]["us_a_step"] == pytest.approx(timed["works"]["seconds"] / 10 * 1e6, abs=1e-3)
+    assert timed["works"]["us_a_step"] == pytest.approx(
+        timed["works"]["seconds"] / 10 * 1e6, abs=1e-3
+    )
     page = (tmp_path / "summary.md").read_text()
-    assert "- failed ValueError: this part fails" in page and "| a job | works | " in page and "| 1.000 |" in page
+    assert (
+        "- failed ValueError: this part fails" in page
+        and "| a job | works | " in page
+        and "| 1.000 |" in page
+    )
     with tarfile.open(tmp_path / "programs.tar.gz") as archive:
         assert set(archive.getnames()) == {"peers_a_job_works.txt", "peers_a_job_works_too.txt"}
         assert b"HloModule" in archive.extractfile("peers_a_job_works.txt").read()

@@ -34,7 +34,9 @@ def run(options):
 
 def quiet(**options):
     text = io.StringIO()
-    chosen = SuiteOptions(sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options)
+    chosen = SuiteOptions(
+        sizes=[str(TINY)], turns=2, console=Console(file=text, width=200), **options
+    )
     return chosen, text
 
 
@@ -43,7 +45,10 @@ def test_a_net_is_measured_next_to_the_same_cell():
     forward, weights, x = peers.caffe2_net("lstm", TINY)
     assert forward(weights, x).shape == (TINY.steps, TINY.batch, TINY.hidden)
     of_weights, of_x = peers.in_mode(forward, "train")(weights, x)
-    assert all(bool(jnp.any(leaf != 0)) for leaf in (of_weights["cell/gates_t_w"], of_weights["cell/i2h_w"], of_x))
+    assert all(
+        bool(jnp.any(leaf != 0))
+        for leaf in (of_weights["cell/gates_t_w"], of_weights["cell/i2h_w"], of_x)
+    )
     assert peers.caffe2_net("slstm", TINY) is None
     options, text = quiet(cells=["layer_norm_lstm"], peers=["jrnn", "net"], modes=["forward"])
     assert [r.peer for r in measure.run(options, custom_steps)] == ["jrnn", "net"]
@@ -58,15 +63,21 @@ def test_records_tables_json_plot_and_comparison(tmp_path):
     )
     records = run(options)
     assert [(r.mode, r.peer) for r in records] == [
-        (mode, peer) for mode in ("forward", "train") for peer in ("jrnn", "lax.scan", "associative")
+        (mode, peer)
+        for mode in ("forward", "train")
+        for peer in ("jrnn", "lax.scan", "associative")
     ]
-    assert all(0 < r.low <= r.median <= r.high and r.turns == 2 and r.compile_seconds > 0 for r in records)
+    assert all(
+        0 < r.low <= r.median <= r.high and r.turns == 2 and r.compile_seconds > 0 for r in records
+    )
     assert "time of jrnn over the peer's" in text.getvalue() and "3x2x3x4" in text.getvalue()
     assert (tmp_path / "new" / "a.svg").stat().st_size > 1000
 
     data = json.loads((tmp_path / "new" / "a.json").read_text())
     assert data["conditions"]["versions"]["jax"] == jax.__version__
-    assert {"device", "cores", "flags", "gemm_flops_per_second", "matmul_precision"} <= set(data["conditions"])
+    assert {"device", "cores", "flags", "gemm_flops_per_second", "matmul_precision"} <= set(
+        data["conditions"]
+    )
     assert [report.Record(**r) for r in data["records"]] == records
     lines = shown_by(comparison_table(data["records"], data["records"])).splitlines()
     assert {line.split("│")[-2].strip() for line in lines if "min_gru" in line} == {"1.00"}
@@ -111,11 +122,15 @@ def test_large_programs_take_fewer_turns():
 
 def test_ratios_and_their_means_by_set_of_sizes():
     def record(size, peer, median):
-        return report.Record("lstm", str(size), "train", peer, median, median, median, 3, None, None, 1.0)
+        return report.Record(
+            "lstm", str(size), "train", peer, median, median, median, 3, None, None, 1.0
+        )
 
     times = {("100x1x128x128", 1.0): 2.0, ("500x8x64x64", 1.0): 0.5, ("3x2x1x1", 3.0): 1.0}
     records = [
-        record(size, peer, t) for (size, ours), their in times.items() for peer, t in (("jrnn", ours), ("flax", their))
+        record(size, peer, t)
+        for (size, ours), their in times.items()
+        for peer, t in (("jrnn", ours), ("flax", their))
     ]
     text = io.StringIO()
     Console(file=text, width=200).print(report.ratios_table(records))
@@ -137,17 +152,29 @@ def shown_by(table):
 
 def test_a_column_that_would_be_empty_is_left_out():
     def record(peer, compile_seconds):
-        return report.Record("lstm", "3x2x1x1", "train", peer, 4e-5, 3e-5, 6e-5, 3, compile_seconds, None, 2.5e8)
+        return report.Record(
+            "lstm", "3x2x1x1", "train", peer, 4e-5, 3e-5, 6e-5, 3, compile_seconds, None, 2.5e8
+        )
 
     bare = shown_by(report.times_table([record("torch", None)], 1e9))
     assert "compile s" not in bare and "temporary MB" not in bare
-    assert [cell.strip() for cell in bare.splitlines()[-2].split("│")[5:-1]] == ["0.04", "0.03-0.06", "25.0%"]
+    assert [cell.strip() for cell in bare.splitlines()[-2].split("│")[5:-1]] == [
+        "0.04",
+        "0.03-0.06",
+        "25.0%",
+    ]
     both = shown_by(report.times_table([record("jrnn", 1.5), record("torch", None)], 1e9))
-    assert "compile s" in both and "1.50" in both and both.splitlines()[-2].split("│")[-2].strip() == "-"
+    assert (
+        "compile s" in both
+        and "1.50" in both
+        and both.splitlines()[-2].split("│")[-2].strip() == "-"
+    )
 
 
 def test_a_gemm_is_measured_by_its_best_turn(monkeypatch):
-    clock = iter([0.0, 0.0, 1.0, 1.0, 1.5, 1.5, 3.5, 3.5])  # three turns, of which the second takes half a second
+    clock = iter(
+        [0.0, 0.0, 1.0, 1.0, 1.5, 1.5, 3.5, 3.5]
+    )  # three turns, of which the second takes half a second
     monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
     assert measure.gemm_flops(seconds=0.0, sides=[8]) == 2 * 8**3 / 0.5
 
@@ -176,8 +203,12 @@ def test_the_kernel_for_cpus_is_measured_where_it_runs_a_step():
 
 def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
     """Its process answers with its costs, then with seconds."""
-    assert divided.divided(2, "lstm", Size(3, 3, 3, 4), "train") is None, "3 sequences cannot be divided by 2"
-    assert divided.divided(1, "lstm", Size(3, 3, 3, 4), "train") is None, "on one core nothing is divided"
+    assert divided.divided(2, "lstm", Size(3, 3, 3, 4), "train") is None, (
+        "3 sequences cannot be divided by 2"
+    )
+    assert divided.divided(1, "lstm", Size(3, 3, 3, 4), "train") is None, (
+        "on one core nothing is divided"
+    )
     program = divided.divided(2, "lstm", Size(3, 2, 3, 4), "train")
     try:
         assert program.compile_seconds > 0 and program.peak_bytes > 0
@@ -192,10 +223,14 @@ def test_a_batch_divided_over_the_cores_is_timed_in_a_process_of_its_own():
 
 
 @pytest.mark.parametrize(("backend", "mean"), [("cpu", 0.004), ("gpu", 0.012)])
-def test_suites_time_the_processor_on_a_cpu_and_the_clock_on_an_accelerator(backend, mean, monkeypatch):
+def test_suites_time_the_processor_on_a_cpu_and_the_clock_on_an_accelerator(
+    backend, mean, monkeypatch
+):
     """Each run takes 4 ms of the processor and 12 ms of the clock, and counts once it is waited for."""
     waited = []
-    clocks = SimpleNamespace(process_time=lambda: 0.004 * len(waited), perf_counter=lambda: 0.012 * len(waited))
+    clocks = SimpleNamespace(
+        process_time=lambda: 0.004 * len(waited), perf_counter=lambda: 0.012 * len(waited)
+    )
     monkeypatch.setattr(peers, "time", clocks)
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "block_until_ready", waited.append)
@@ -211,7 +246,9 @@ def test_the_suite_of_spellings_has_all_of_a_cell_and_its_net():
     for job in jobs:
         assert set(job.programs) == {"jrnn", "lax.scan", "plain"}
         assert all(program.run() > 0 for program in job.programs.values())
-    assert set(spellings.programs("gru", TINY, jax.lax.scan)) == {*spellings.SPELLINGS, "a net"} - {"joined states"}
+    assert set(spellings.programs("gru", TINY, jax.lax.scan)) == {*spellings.SPELLINGS, "a net"} - {
+        "joined states"
+    }
 
 
 @pytest.mark.parametrize("size", ["4x2x3x4", "1x1x1x1", "5x6x2x3"])

@@ -35,7 +35,9 @@ def test_suites_of_layers_and_of_conversions(monkeypatch):
     records, text = run_suite("layers", cells=["gla"], modes=["forward"], sizes=["3x2x16x16"])
     assert {r.peer for r in records} == {"jrnn", "lax.scan", "json"} and "temporary MB" in text
     plain.__name__ = "no_such_library"
-    assert not layer_peers.of("gla", Size(3, 2, 16, 16), 4) and not layer_peers.of("rwkv7", Size(3, 2, 16, 16), 4)
+    assert not layer_peers.of("gla", Size(3, 2, 16, 16), 4) and not layer_peers.of(
+        "rwkv7", Size(3, 2, 16, 16), 4
+    )
     records, text = run_suite("convert", cells=["mlp"])
     assert [r.peer for r in records] == ["round trip", "function"] and "512x256" in text
     assert "time of round trip over the peer's" in text
@@ -47,7 +49,9 @@ def test_mistakes_and_missing_libraries_are_named(monkeypatch, capsys):
     with pytest.raises(ConfigError, match="there is no cell 'mpl'; .*did you mean 'mlp'"):
         run_suite("convert", cells=["mpl"])
     monkeypatch.setattr(libraries, "NEEDS", {"no_such_library": "its-package"})
-    with pytest.raises(DataError, match="the suite 'libraries' needs no_such_library: pip install its-package"):
+    with pytest.raises(
+        DataError, match="the suite 'libraries' needs no_such_library: pip install its-package"
+    ):
         run_suite("libraries")
     monkeypatch.delenv("CAFFE2_PYTHON", raising=False)
     with pytest.raises(DataError, match="set CAFFE2_PYTHON to its path"):

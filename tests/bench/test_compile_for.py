@@ -76,13 +76,19 @@ ENTRY %main (h0: f32[2,4], s0: f32[10,2,8], w0: f32[4,8]) -> f32[10,2,8] {
 
 def test_kernels_bytes_and_operations_of_a_loop():
     (loop,) = Module(PROGRAM).loops()
-    product = 4 + 4 * (2 * 8 + 2 * 4 + 4 * 8 + 2 * 8)  # the counter, a row of the stack, h, w, and the result
+    product = 4 + 4 * (
+        2 * 8 + 2 * 4 + 4 * 8 + 2 * 8
+    )  # the counter, a row of the stack, h, w, and the result
     held, stored = 4 * 2 * 4 * 3 + 4, 4 + 4 * 2 * (2 * 8)
     assert loop.trips == 10, "read off the condition"
-    assert loop.kinds == {"fusion": 2, "copy-start": 1}, "a scalar's addition and the end of a copy are no kernels"
+    assert loop.kinds == {"fusion": 2, "copy-start": 1}, (
+        "a scalar's addition and the end of a copy are no kernels"
+    )
     assert loop.body == Cost(3, product + held + stored, 2 * 2 * 8 * 4)
     assert sum(Module(PROGRAM).costs(), Cost()) == sum([loop.body] * 10, Cost())
-    known = PROGRAM.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}')
+    known = PROGRAM.replace(
+        "body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"7"}}'
+    )
     assert Module(known).loops()[0].trips == 7
 
 
@@ -93,7 +99,9 @@ def test_the_estimate_is_the_sum_over_kernels_of_what_takes_longest():
 
 
 def tiny(text=None, **options):
-    return SuiteOptions(sizes=[str(TINY)], console=Console(file=text or io.StringIO(), width=200), **options)
+    return SuiteOptions(
+        sizes=[str(TINY)], console=Console(file=text or io.StringIO(), width=200), **options
+    )
 
 
 @pytest.fixture
@@ -112,7 +120,9 @@ def test_rows_table_and_file(on_a_cpu, tmp_path):
         assert len(row.kernels) == 2 and all(n >= 1 for n in row.kernels)
         assert row.bytes > 0 and row.temporary > 0 and row.estimated_seconds > 0
     ours, plain = rows[0], rows[2]
-    assert plain.flops == flops("lstm", TINY, "train"), "every contraction is counted, as often as its loop runs"
+    assert plain.flops == flops("lstm", TINY, "train"), (
+        "every contraction is counted, as often as its loop runs"
+    )
     assert sum(ours.kernels) < sum(plain.kernels)
     assert "ESTIMATE" in text.getvalue() and "estimated us a step" in text.getvalue()
     written = json.loads((tmp_path / "a" / "h100.json").read_text())
@@ -120,7 +130,9 @@ def test_rows_table_and_file(on_a_cpu, tmp_path):
 
 
 def test_a_peer_without_the_cell_has_no_row(on_a_cpu):
-    rows = compile_for.run("v5e", tiny(cells=["lru"], modes=["forward"], peers=["flax", "lax.scan"]))
+    rows = compile_for.run(
+        "v5e", tiny(cells=["lru"], modes=["forward"], peers=["flax", "lax.scan"])
+    )
     assert [row.peer for row in rows] == ["lax.scan"]
 
 
@@ -132,7 +144,11 @@ def test_without_the_plugin_the_command_says_what_to_install(device, extra, monk
 
 
 def test_mistakes_name_the_near_word():
-    for wrong in (("h10", ["lstm"], ["train"], None), ("h100", ["lstn"], ["train"], None), ("h100", [], [], ["flux"])):
+    for wrong in (
+        ("h10", ["lstm"], ["train"], None),
+        ("h100", ["lstn"], ["train"], None),
+        ("h100", [], [], ["flux"]),
+    ):
         target, cells, modes, peers = wrong
         with pytest.raises(ConfigError, match="did you mean"):
             compile_for.run(target, tiny(cells=cells, modes=modes, peers=peers))

@@ -21,7 +21,9 @@ def test_chunkwise_forms_by_hand_are_the_recurrence(name, x64):
     given = problem(name, Size(64, 2, 4, 3), np.float64)
     by_hand, steps = (linear.train(linear.programs(name)[peer]) for peer in ("by hand", "lax.scan"))
     actual, expected = jax.jit(lambda *given: (by_hand(*given), steps(*given)))(*given)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), actual, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), actual, expected
+    )
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -34,11 +36,18 @@ def test_layers_have_the_shapes_of_their_size(name):
 
 def test_jobs_name_sizes_and_peers(monkeypatch):
     monkeypatch.setattr(linear, "averaged", lambda fn, given: Timed(lambda: 0.0))
-    chosen = SuiteOptions(suite="linear", cells=["gla", "kda"], modes=["train"], sizes=["32x1x2x3", "40x1x2x3"])
+    chosen = SuiteOptions(
+        suite="linear", cells=["gla", "kda"], modes=["train"], sizes=["32x1x2x3", "40x1x2x3"]
+    )
     jobs = [(job.cell, job.mode, job.size, list(job.programs)) for job in linear.jobs(chosen)]
     assert jobs == [
         ("gla", "train", "32x1x2x3", ["jrnn", "lax.scan", "by hand"]),
-        ("gla", "train", "40x1x2x3", ["jrnn", "lax.scan"]),  # T is no multiple of the chunk of the form by hand
+        (
+            "gla",
+            "train",
+            "40x1x2x3",
+            ["jrnn", "lax.scan"],
+        ),  # T is no multiple of the chunk of the form by hand
         ("kda", "train", "32x1x2x3", ["jrnn", "lax.scan"]),
         ("kda", "train", "40x1x2x3", ["jrnn", "lax.scan"]),
     ]
@@ -50,7 +59,11 @@ def test_the_summary_has_geometric_means():
     def record(cell, peer, seconds, size):
         return Record(cell, "1x1x1x1", "train", peer, seconds, seconds, seconds, 1, None, size, 0.0)
 
-    of = [record("gla", "jrnn", 1.0, 1), record("gla", "lax.scan", 2.0, 100), record("gla", "by hand", 9.0, 9)]
+    of = [
+        record("gla", "jrnn", 1.0, 1),
+        record("gla", "lax.scan", 2.0, 100),
+        record("gla", "by hand", 9.0, 9),
+    ]
     of += [record("kda", "jrnn", 1.0, 4), record("kda", "lax.scan", 8.0, 100)]
     text = linear.summary(of)
     assert text == "train: time 0.25 of lax.scan's (at most 0.50), temporary memory 0.020"

@@ -55,10 +55,15 @@ def quiet(**options):
 
 
 def test_an_affine_step_by_all_executors():
-    results = jrnn.bench_step(lambda c, x: (0.5 * c + x, c), jnp.zeros(4), jnp.ones((6, 4)), turns=1)
+    results = jrnn.bench_step(
+        lambda c, x: (0.5 * c + x, c), jnp.zeros(4), jnp.ones((6, 4)), turns=1
+    )
     assert [r.mode for r in results.records] == sorted(r.mode for r in results.records)
     assert {"lax.scan", "auto", "scan", "associative"} <= {r.peer for r in results.records}
-    assert all(0 < r.least <= r.median and r.compile_seconds > 0 and r.difference < 1e-5 for r in results.records)
+    assert all(
+        0 < r.least <= r.median and r.compile_seconds > 0 and r.difference < 1e-5
+        for r in results.records
+    )
     assert "newton" in {name for _, name in results.missing}
     text = str(results)
     assert text.count("not newton") == 1 and results.of("train", "newton") is None
@@ -67,20 +72,27 @@ def test_an_affine_step_by_all_executors():
 
 def test_what_the_step_closes_over_is_an_argument_and_has_a_gradient():
     w = jnp.full((3, 3), 0.1)
-    own = own_step.OwnStep("step", lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros((1, 3)), jnp.ones((4, 1, 3)))
+    own = own_step.OwnStep(
+        "step", lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros((1, 3)), jnp.ones((4, 1, 3))
+    )
     fn, args = own_step._program(own, "auto", "train")
     assert [v.shape for v in args[0]] == [(3, 3), (1, 3), (4, 1, 3)]
     _, gradients = jax.jit(fn)(*args)
 
     def loss(w):
-        return jnp.sum(jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros((1, 3)), args[0][2])[0] ** 2)
+        return jnp.sum(
+            jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros((1, 3)), args[0][2])[0]
+            ** 2
+        )
 
     np.testing.assert_allclose(gradients[0], jax.grad(loss)(w), rtol=1e-5)
 
 
 def test_an_executor_that_asks_for_a_strategy_is_measured():
     options = {"executors": ["chunks"], "modes": ["forward"], "turns": 1}
-    results = jrnn.bench_step(lambda c, x: (jnp.tanh(c + x), c), jnp.zeros(2), jnp.ones((4, 2)), **options)
+    results = jrnn.bench_step(
+        lambda c, x: (jnp.tanh(c + x), c), jnp.zeros(2), jnp.ones((4, 2)), **options
+    )
     assert [r.peer for r in results.records] == ["lax.scan", "chunks"]
 
 
@@ -102,25 +114,48 @@ def test_a_chosen_executor_is_measured_next_to_jax():
 
 
 def test_a_factory_a_step_with_feeds_and_files(cells, tmp_path):
-    options = quiet(peers=["auto"], modes=["forward"], json=tmp_path / "a.json", plot=tmp_path / "a.svg")
+    options = quiet(
+        peers=["auto"], modes=["forward"], json=tmp_path / "a.json", plot=tmp_path / "a.svg"
+    )
     results = own_step.run(f"{cells}:make", {}, options)
-    assert [r.size for r in results.records] == ["T = 5", "T = 5"] and (tmp_path / "a.svg").stat().st_size > 1000
+    assert [r.size for r in results.records] == ["T = 5", "T = 5"] and (
+        tmp_path / "a.svg"
+    ).stat().st_size > 1000
     data = json.loads((tmp_path / "a.json").read_text())
-    assert data["conditions"]["step"] == f"{cells}:make" and {"ran", "least", "difference"} <= set(data["records"][0])
+    assert data["conditions"]["step"] == f"{cells}:make" and {"ran", "least", "difference"} <= set(
+        data["records"][0]
+    )
     results = own_step.run(f"{cells}:counted", {}, quiet(peers=["auto"]))
-    assert [(r.mode, r.size) for r in results.records] == [(m, "T = 4") for m in ("forward", "train") for _ in range(2)]
+    assert [(r.mode, r.size) for r in results.records] == [
+        (m, "T = 4") for m in ("forward", "train") for _ in range(2)
+    ]
     feeds = dict(w=np.float32(0.5), carry=np.zeros(2, np.float32), x=np.ones((3, 2), np.float32))
-    assert own_step.run(f"{cells}:weighted", feeds, quiet(peers=["auto"], modes=["train"])).records[0].size == "T = 3"
+    assert (
+        own_step.run(f"{cells}:weighted", feeds, quiet(peers=["auto"], modes=["train"]))
+        .records[0]
+        .size
+        == "T = 3"
+    )
 
 
 def test_mistakes(cells):
     for name, feeds, options, message in (
         ("averge", {}, {}, "no step 'averge'; did you mean 'average'"),
         ("average", {}, {}, "has the arguments carry, x. Give their arrays .--feed carry=normal"),
-        ("number", {}, {}, r"must return \(step, init, xs\) or .*, but returned an object of type int"),
+        (
+            "number",
+            {},
+            {},
+            r"must return \(step, init, xs\) or .*, but returned an object of type int",
+        ),
         ("fails", {}, {}, "raised ZeroDivisionError: division by zero"),
         ("make", {"x": 1.0}, {}, "has no arguments, so --feed x means nothing"),
-        ("no_pair", {"carry": np.zeros(2), "x": np.ones((3, 2))}, {}, "jax.lax.scan cannot run .* must be a pair"),
+        (
+            "no_pair",
+            {"carry": np.zeros(2), "x": np.ones((3, 2))},
+            {},
+            "jax.lax.scan cannot run .* must be a pair",
+        ),
         ("THREE", {}, {}, "must be a function, but is a int"),
         ("make", {}, {"sizes": ["3x2x3x4"]}, "--sizes means nothing for a step of your own"),
     ):
@@ -130,7 +165,20 @@ def test_mistakes(cells):
 
 def test_the_command(cells, capsys):
     few = ["--modes", "forward", "--peers", "auto", "--turns", "1"]
-    assert main(["bench", f"{cells}:average", "--feed", "carry=normal[2]", "--feed", "x=normal[4,2]", *few]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                f"{cells}:average",
+                "--feed",
+                "carry=normal[2]",
+                "--feed",
+                "x=normal[4,2]",
+                *few,
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "lax.scan" in out and "T = 4" in out
     assert main(["bench", f"{cells}:make", "--suite", "spellings"]) == 2

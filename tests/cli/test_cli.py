@@ -53,13 +53,18 @@ def test_a_package_is_run_and_shown_by_its_folder(files, capsys):
     package.mkdir()
     write_net(read_net(files / "net.pbtxt"), package / "predict_net.pb")
     write_net(read_net(files / "init.pbtxt"), package / "init_net.pb")
-    assert main(["run", "package", "--feed", "x=x.npy"]) == 0 and "y float32[2,4]" in capsys.readouterr().out
+    assert (
+        main(["run", "package", "--feed", "x=x.npy"]) == 0
+        and "y float32[2,4]" in capsys.readouterr().out
+    )
     assert main(["show", "package", "--feed", "x=x.npy"]) == 0
     assert "y [2, 4] float32 = FC(x, w, b)" in capsys.readouterr().out
     assert "error: .: has no predict_net.pb; name the file of a net" in fails(capsys, "run", ".")
     given = "missing: 'x'; give inputs with --feed BLOB=VALUE, and parameters with --init package/init_net.pb"
     for command in ("run", "check"):
-        assert given.replace("'x'", "'x', 'w', 'b'") in fails(capsys, command, "package/predict_net.pb")
+        assert given.replace("'x'", "'x', 'w', 'b'") in fails(
+            capsys, command, "package/predict_net.pb"
+        )
     assert main(["show", "package"]) == 0
     assert capsys.readouterr().out.endswith("missing: 'x'; give inputs with --feed BLOB=VALUE\n")
 
@@ -94,11 +99,21 @@ def test_run_of_a_plan(files, capsys):
     assert capsys.readouterr().out == "i int64[]\n5\nwrote out/i.npy\n"
     assert np.load(files / "out" / "i.npy") == 5
     assert main(["run", "plan.pb"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[::2]] == ["i", "one", "five", "done"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[::2]] == [
+        "i",
+        "one",
+        "five",
+        "done",
+    ]
     (files / "plan.pbtxt").write_text(PLAN)
     err = fails(capsys, "run", "plan.pbtxt", "--max-iterations", "3")
-    assert "step 'loop': runs on after 3 rounds; its stop blob 'done' is still False; raise max_iterations" in err
-    assert "plan 'counting' has no such blob; did you mean 'five'" in fails(capsys, "run", "plan.pb", "--fetch", "fiv")
+    assert (
+        "step 'loop': runs on after 3 rounds; its stop blob 'done' is still False; raise max_iterations"
+        in err
+    )
+    assert "plan 'counting' has no such blob; did you mean 'five'" in fails(
+        capsys, "run", "plan.pb", "--fetch", "fiv"
+    )
     unread = PLAN.replace('should_stop_blob: "done"', "num_iter: 0")
     (files / "plan.pbtxt").write_text(unread)
     assert "--fetch done: no step of plan 'counting' that ran wrote it" in fails(
@@ -127,15 +142,25 @@ def test_show_check_and_convert_take_plans(files, capsys, suffix):
     assert main(["show", plan]) == 0
     out = capsys.readouterr().out
     assert "plan mnist\n  step begin num_iter=None" not in out
-    assert "  step begin: init\n  step loop num_iter=3: train\nnet init" in out and "FC(x, w, b)" in out
+    assert (
+        "  step begin: init\n  step loop num_iter=3: train\nnet init" in out
+        and "FC(x, w, b)" in out
+    )
     assert main(["show", plan, "--network", "train", "--feed", "x=[[1.0, 3.0]]"]) == 0
     assert "y [1, 1] float32 = FC(x, w, b)" in capsys.readouterr().out
     assert main(["check", plan, "--network", "train", "--feed", "x=[[1.0, 3.0]]"]) == 0
     assert "the gradients agree" in capsys.readouterr().out
     assert "has 2 nets: init, train; choose one with --network NAME" in fails(capsys, "check", plan)
-    assert main(["convert", plan, "other.pbtxt"]) == 0 and main(["convert", plan, "net.pb", "--network", "train"]) == 0
+    assert (
+        main(["convert", plan, "other.pbtxt"]) == 0
+        and main(["convert", plan, "net.pb", "--network", "train"]) == 0
+    )
     assert read_plan(files / "other.pbtxt") == read_plan(files / plan)
-    assert [op.type for op in read_net(files / "net.pb").ops] == ["TensorProtosDBInput", "FC", "AveragedLoss"]
+    assert [op.type for op in read_net(files / "net.pb").ops] == [
+        "TensorProtosDBInput",
+        "FC",
+        "AveragedLoss",
+    ]
     assert "no operator writes" in fails(capsys, "run", plan)
     assert main(["run", plan, "--feed", "x=[[1.0, 3.0]]", "--fetch", "loss"]) == 0
     assert capsys.readouterr().out.endswith("loss float32[]\n6.5\n")
@@ -143,8 +168,12 @@ def test_show_check_and_convert_take_plans(files, capsys, suffix):
 
 def test_run_of_a_net_with_an_endless_loop(files, capsys):
     body = Net("body", (Op.of("Copy", ["go"], ["go"]),), ("go",))
-    write_net(Net("n", (Op.of("While", ["go"], ["go"], loop_net=body),), ("go",)), files / "loop.pb")
-    assert "the loop goes on after 7 trips" in fails(capsys, "run", "loop.pb", "--feed", "go=true", "--max-iterations", "7")
+    write_net(
+        Net("n", (Op.of("While", ["go"], ["go"], loop_net=body),), ("go",)), files / "loop.pb"
+    )
+    assert "the loop goes on after 7 trips" in fails(
+        capsys, "run", "loop.pb", "--feed", "go=true", "--max-iterations", "7"
+    )
 
 
 def test_show_draws(files, capsys):
@@ -161,7 +190,21 @@ def test_show_draws(files, capsys):
 
 def test_run_with_an_init_net_is_a_function_of_the_seed(files, capsys):
     def run(seed):
-        assert main(["run", "net.pbtxt", "--init", "init.pbtxt", "--feed", "x=normal[2,3]", "--seed", seed]) == 0
+        assert (
+            main(
+                [
+                    "run",
+                    "net.pbtxt",
+                    "--init",
+                    "init.pbtxt",
+                    "--feed",
+                    "x=normal[2,3]",
+                    "--seed",
+                    seed,
+                ]
+            )
+            == 0
+        )
         return capsys.readouterr().out
 
     assert run("1") == run("1") != run("2")
@@ -194,7 +237,10 @@ def test_convert_writes_the_current_version(files, capsys):
     assert main(["convert", "old.pbtxt", "new.pb"]) == 0
     assert "wrote new.pb" in capsys.readouterr().out
     op = read_net(files / "new.pb").ops[0]
-    assert (op.arg("step_net").type, tuple(op.arg("initial_recurrent_state_ids"))) == ("simple", (1,))
+    assert (op.arg("step_net").type, tuple(op.arg("initial_recurrent_state_ids"))) == (
+        "simple",
+        (1,),
+    )
 
 
 def test_ops_lists_operators(capsys):
@@ -208,14 +254,22 @@ def test_configs_lists_what_train_finds_by_name(files, capsys):
     assert main(["configs"]) == 0
     out = capsys.readouterr().out
     assert out.count("\n    ") >= 6 and "adding\n    The adding problem over 200 steps" in out
-    changes = ["train.steps=1", "model.hidden=2", "data.batch=2", "model.memory=0", "train.steps_per_call=1"]
+    changes = [
+        "train.steps=1",
+        "model.hidden=2",
+        "data.batch=2",
+        "model.memory=0",
+        "train.steps_per_call=1",
+    ]
     assert main(["train", "forecast", *(f"--set={change}" for change in changes)]) == 0
     assert "run directory: runs/forecast\n" in capsys.readouterr().out
     assert main(["predict", "runs/forecast"]) == 0
     assert (forecast := capsys.readouterr().out).startswith("step,demand\n1,")
     assert main(["predict", "runs/forecast", "--out", "next.csv"]) == 0
     assert (files / "next.csv").read_text() == forecast
-    assert "writes no text; use jrnn predict runs/forecast" in fails(capsys, "sample", "runs/forecast")
+    assert "writes no text; use jrnn predict runs/forecast" in fails(
+        capsys, "sample", "runs/forecast"
+    )
 
 
 def test_configs_prints_a_config_and_keys(files, capsys):
@@ -224,23 +278,43 @@ def test_configs_prints_a_config_and_keys(files, capsys):
     assert load_config(files / "own.toml") == load_config("forecast")
     assert main(["configs", "forecast", "--keys"]) == 0
     out = capsys.readouterr().out
-    assert "[data]" in out and "\n  horizon = 1  # rows after them that it predicts\n" in out and "chunk" not in out
+    assert (
+        "[data]" in out
+        and "\n  horizon = 1  # rows after them that it predicts\n" in out
+        and "chunk" not in out
+    )
     assert main(["configs", "--keys"]) == 0
     out = capsys.readouterr().out
     assert "[data] of forecast" in out and "[data] of characters" in out and "[train]" in out
 
 
 def test_a_sweep_trains_each_combination(files, capsys):
-    changes = ["train.steps=2", "data.batch=2", "model.memory=0", "train.steps_per_call=1", "train.validate_every=1"]
-    options = [*(f"--set={change}" for change in changes), "--sweep", "model.hidden=2,3", "--sweep", "seed=1,2"]
+    changes = [
+        "train.steps=2",
+        "data.batch=2",
+        "model.memory=0",
+        "train.steps_per_call=1",
+        "train.validate_every=1",
+    ]
+    options = [
+        *(f"--set={change}" for change in changes),
+        "--sweep",
+        "model.hidden=2,3",
+        "--sweep",
+        "seed=1,2",
+    ]
     assert main(["train", "forecast", *options, "--out", "sweep"]) == 0
     names = sorted(path.name for path in (files / "sweep").iterdir())
     assert names == [f"model.hidden={hidden},seed={seed}" for hidden in (2, 3) for seed in (1, 2)]
     out = capsys.readouterr().out
     table = out[out.index("forecast, nn") :]
     assert "rmse demand" in table and all(name in table for name in names)
-    assert "--sweep model.hidden: must be written KEY=A,B,C" in fails(capsys, "train", "forecast", "--sweep", "model.hidden")
-    assert "model.hiden" in fails(capsys, "train", "forecast", "--out", "bad", "--sweep", "model.hiden=1,2")
+    assert "--sweep model.hidden: must be written KEY=A,B,C" in fails(
+        capsys, "train", "forecast", "--sweep", "model.hidden"
+    )
+    assert "model.hiden" in fails(
+        capsys, "train", "forecast", "--out", "bad", "--sweep", "model.hiden=1,2"
+    )
     assert not (files / "bad").exists()
 
 
@@ -264,13 +338,28 @@ def test_a_sweep_trains_each_combination(files, capsys):
         (["run", "net.pbtxt", "--feed", "xx=1"], "--feed xx: net 'tiny' has no such blob"),
         (["show", "net.pbtxt", "--feed", "xx=1"], "--feed xx: net 'tiny' has no such blob"),
         (["run", "net.pbtxt", "--feed", "x=nope.npy"], "--feed x=nope.npy: no such file"),
-        (["run", "net.pbtxt", "--feed", "x=net.npy"], "--feed x=net.npy: is not a .npy file of numbers"),
+        (
+            ["run", "net.pbtxt", "--feed", "x=net.npy"],
+            "--feed x=net.npy: is not a .npy file of numbers",
+        ),
         (["run", "net.pbtxt", "--feed", "x"], "--feed x: must be written BLOB=VALUE"),
         (["run", "net.pbtxt", "--feed", 'x="text"'], "must be FILE.npy, a JSON number"),
         (["run", "net.pbtxt", "--feed", "x=[[1], [1, 2]]"], "must be FILE.npy, a JSON number"),
-        (["run", "net.pbtxt", "--fetch", "los"], "--fetch los: net 'tiny' has no such blob; did you mean 'loss'?"),
         (
-            ["run", "net.pbtxt", "--feed", "x=normal[2,3]", "--feed", "w=normal[4,5]", "--feed", "b=[0, 0, 0, 0]"],
+            ["run", "net.pbtxt", "--fetch", "los"],
+            "--fetch los: net 'tiny' has no such blob; did you mean 'loss'?",
+        ),
+        (
+            [
+                "run",
+                "net.pbtxt",
+                "--feed",
+                "x=normal[2,3]",
+                "--feed",
+                "w=normal[4,5]",
+                "--feed",
+                "b=[0, 0, 0, 0]",
+            ],
             "w must be",
         ),
         (
@@ -279,10 +368,16 @@ def test_a_sweep_trains_each_combination(files, capsys):
         ),
         (["convert", "lost.pbtxt", "lost.py"], "net '' has no blob 'y' to fetch"),
         (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
-        (["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"], "'lss'"),
+        (
+            ["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"],
+            "'lss'",
+        ),
         (["ops", "Sigmiod"], "no operator's name contains 'Sigmiod'; did you mean "),
         (["bench", "--sizes", "3x4"], "the size '3x4' must be written TxNxDxH"),
-        (["bench", "--sizes", "0x2x3x4"], "the size '0x2x3x4' must be written TxNxDxH, as in 100x32x128x128, with no 0"),
+        (
+            ["bench", "--sizes", "0x2x3x4"],
+            "the size '0x2x3x4' must be written TxNxDxH, as in 100x32x128x128, with no 0",
+        ),
         (["bench", "--cells", "lsmt"], "there is no cell 'lsmt';"),
         (["train", "nope.toml"], "nope.toml: no such file; `jrnn configs` lists"),
         (["train", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
@@ -294,8 +389,14 @@ def test_a_sweep_trains_each_combination(files, capsys):
         (["configs", "char_lstn"], "char_lstn: no such file; did you mean 'char_lstm'?"),
         (["train", "typo.toml"], "typo.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),
         (["train", "text.toml"], "missing.txt: no such file"),
-        (["train", "text.toml", "--set", "data.path=latin.txt"], "latin.txt: is not UTF-8: byte 3 is 0xe9"),
-        (["train", "text.toml", "--set", "data.path=short.txt"], "short.txt, training part: the text is too short"),
+        (
+            ["train", "text.toml", "--set", "data.path=latin.txt"],
+            "latin.txt: is not UTF-8: byte 3 is 0xe9",
+        ),
+        (
+            ["train", "text.toml", "--set", "data.path=short.txt"],
+            "short.txt, training part: the text is too short",
+        ),
         (
             ["train", ".", "--resume"],
             "a run that was stopped before it wrote one is started again with",
@@ -314,7 +415,18 @@ def test_a_mistake_is_one_line(files, capsys, argv, message):
 
 
 def test_bench_measures_and_writes(files, capsys):
-    chosen = ["--cells", "min_gru", "--modes", "forward", "--sizes", "2x1x3x4", "--peers", "lax.scan", "--turns", "2"]
+    chosen = [
+        "--cells",
+        "min_gru",
+        "--modes",
+        "forward",
+        "--sizes",
+        "2x1x3x4",
+        "--peers",
+        "lax.scan",
+        "--turns",
+        "2",
+    ]
     assert main(["bench", *chosen, "--json", "figures.json"]) == 0
     assert "2x1x3x4" in capsys.readouterr().out
     assert "lax.scan" in (files / "figures.json").read_text()
@@ -325,7 +437,9 @@ def test_a_reader_that_goes_away_is_no_mistake():
     """As with `jrnn ops | head -1`, here for a pipe whose reader is closed from the start."""
     reads, writes = os.pipe()
     os.close(reads)
-    ran = subprocess.run([sys.executable, "-m", "jrnn", "ops", "lstm"], stdout=writes, stderr=subprocess.PIPE)
+    ran = subprocess.run(
+        [sys.executable, "-m", "jrnn", "ops", "lstm"], stdout=writes, stderr=subprocess.PIPE
+    )
     os.close(writes)
     assert (ran.returncode, ran.stderr) == (141, b"")
 
@@ -346,7 +460,9 @@ def test_check_says_what_it_does_on_the_standard_error(files, monkeypatch, capsy
 
     monkeypatch.setattr(progress, "monotonic", lambda: now[0])
     monkeypatch.setattr(progress.Heartbeat, "doing", slowly)
-    feeds = [f"--feed={name}=normal{shape}" for name, shape in (("x", [5, 3]), ("w", [4, 3]), ("b", [4]))]
+    feeds = [
+        f"--feed={name}=normal{shape}" for name, shape in (("x", [5, 3]), ("w", [4, 3]), ("b", [4]))
+    ]
     assert main(["check", "net.pbtxt", "--json", "-", "--elements", "1", *feeds]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["agrees"]
@@ -386,7 +502,9 @@ def test_train_writes_text_when_it_ends(files, capsys):
     assert main(["sample", "runs/c", "--prompt", "the cat", "--length", "2"]) == 0
     assert len(capsys.readouterr().out) == len("the cat") + 2 + len("\n")
     longer = ["--set", "train.steps=4", "--set", "optimizer.schedule_steps=4"]
-    assert main(["train", "runs/c", "--resume", "--no-sample", *longer]) == 0  # from the directory alone
+    assert (
+        main(["train", "runs/c", "--resume", "--no-sample", *longer]) == 0
+    )  # from the directory alone
     out = capsys.readouterr().out
     assert "resuming from step 3\n" in out and "4 steps" in out
 

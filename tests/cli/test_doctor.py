@@ -15,7 +15,9 @@ from jrnn.cli import doctor, main
 def test_the_version_is_one():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert project["project"]["dynamic"] == ["version", "readme"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jrnn.version.__version__"}
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {
+        "attr": "jrnn.version.__version__"
+    }
     assert re.fullmatch(r"\d+\.\d+\.\d+", jrnn.__version__)
 
 
@@ -29,13 +31,22 @@ def test_what_is_there(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"jrnn {jrnn.__version__}\n")
-    for line in ("cpu:0", "a loop compiles and runs in", f"  jax               {importlib.metadata.version('jax')}"):
+    for line in (
+        "cpu:0",
+        "a loop compiles and runs in",
+        f"  jax               {importlib.metadata.version('jax')}",
+    ):
         assert line in out
-    assert re.search(r"kernel for CPUs \(executor 'native'\)\n  (it uses .*base, the first|it was not built)", out)
+    assert re.search(
+        r"kernel for CPUs \(executor 'native'\)\n  (it uses .*base, the first|it was not built)",
+        out,
+    )
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     named = {p.name for p in doctor.packages() if not p.extra}
     assert named == {line.partition(">=")[0] for line in project["dependencies"]}
-    assert {p.extra for p in doctor.packages()} == {"", *project["optional-dependencies"]} - set(doctor.FOR_CONTRIBUTORS)
+    assert {p.extra for p in doctor.packages()} == {"", *project["optional-dependencies"]} - set(
+        doctor.FOR_CONTRIBUTORS
+    )
     assert {p.extra for p in doctor.packages()} == {"", *doctor.USES}
 
 
@@ -61,6 +72,14 @@ def test_what_is_missing_or_too_old(monkeypatch):
 
 def test_an_installation_without_the_source_tree_says_what_it_asks_for(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "HERE", tmp_path / "jrnn")
-    lines = ["numpy<3,>=2", 'onnx>=1.19; extra == "onnx"', 'jrnn[test]; extra == "dev"', 'ruff; extra == "dev"']
+    lines = [
+        "numpy<3,>=2",
+        'onnx>=1.19; extra == "onnx"',
+        'jrnn[test]; extra == "dev"',
+        'ruff; extra == "dev"',
+    ]
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
-    assert [(p.name, p.wanted, p.extra) for p in doctor.packages()] == [("numpy", "2", ""), ("onnx", "1.19", "onnx")]
+    assert [(p.name, p.wanted, p.extra) for p in doctor.packages()] == [
+        ("numpy", "2", ""),
+        ("onnx", "1.19", "onnx"),
+    ]

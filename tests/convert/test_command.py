@@ -43,7 +43,9 @@ def test_from_a_factory_to_nets_to_python(here, capsys):
         "import jax.numpy as jnp, model\n"
         "print(model.predict(model.load_weights(), {'x': jnp.ones((2, 3))})['output'].tolist())"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=here, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=here, check=True
+    )
     np.testing.assert_array_equal(eval(run.stdout), np.full((2, 4), 1.5))
     assert "wrote model.py" in capsys.readouterr().out
 
@@ -79,7 +81,9 @@ def test_written_files_run_where_there_is_no_jrnn(here):
             **{f"in:{k}": v for k, v in inputs.items()},
             **{f"out:{k}": v for k, v in outputs.items()},
         )
-    run = subprocess.run([sys.executable, "-c", RUN_ALONE, *ALONE], capture_output=True, text=True, cwd=here)
+    run = subprocess.run(
+        [sys.executable, "-c", RUN_ALONE, *ALONE], capture_output=True, text=True, cwd=here
+    )
     assert (run.stdout, run.stderr) == ("equal\n", "")
 
 

@@ -38,7 +38,9 @@ def test_every_primitive_without_a_rule_is_listed_with_its_line():
 
 
 def test_reasons_within_a_step_are_listed():
-    text = refused(lambda x: lax.scan(lambda c, row: (c + lax.digamma(row), lax.lgamma(row)), x[0], x), X)
+    text = refused(
+        lambda x: lax.scan(lambda c, row: (c + lax.digamma(row), lax.lgamma(row)), x[0], x), X
+    )
     assert "digamma has no rule" in text
     assert "lgamma has no rule" in text
 
@@ -85,7 +87,9 @@ def test_unused_randomness_is_no_matter():
 
 def test_shapes_that_are_not_numbers():
     (n,) = jax.export.symbolic_shape("n")
-    assert "has a dimension n" in refused(lambda x: x * 2, jax.ShapeDtypeStruct((n, 3), jnp.float32))
+    assert "has a dimension n" in refused(
+        lambda x: x * 2, jax.ShapeDtypeStruct((n, 3), jnp.float32)
+    )
 
 
 def test_shapes_that_depend_on_values():
@@ -106,7 +110,9 @@ def test_types():
     assert "float16" in refused(lambda x: x * 2, X.astype(jnp.float16))
     text = refused(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), X)
     assert "makes bfloat16" in text
-    assert "fft of complex64[3,3] has no rule for complex numbers" in refused(lambda x: jnp.fft.fft(x).real, X)
+    assert "fft of complex64[3,3] has no rule for complex numbers" in refused(
+        lambda x: jnp.fft.fft(x).real, X
+    )
 
 
 def test_no_output():
@@ -134,7 +140,9 @@ def test_a_wrong_export_is_found_out(monkeypatch):
     monkeypatch.setitem(RULES, "sin", wrong)
     text = refused(lambda x: jnp.exp(jnp.sin(x * 2)) + 1, X)
     assert "the nets of 'lambda' compute other numbers" in text
-    assert "the first blob that differs is 'Cos', made from sin (test_conversion_refusals.py:" in text
+    assert (
+        "the first blob that differs is 'Cos', made from sin (test_conversion_refusals.py:" in text
+    )
     assert "Cos -> 'Cos'" in text
 
 
@@ -146,14 +154,22 @@ def test_loops_that_do_not_end_on_random_numbers():
         return jax.lax.while_loop(lambda s: jnp.sum(s) != 0, lambda s: s - 1, x)
 
     def within(x):
-        return jax.lax.scan(lambda c, _: (jax.lax.cond(c[0] > 0, count, jnp.negative, c), c[0]), x, None, length=2)
+        return jax.lax.scan(
+            lambda c, _: (jax.lax.cond(c[0] > 0, count, jnp.negative, c), c[0]), x, None, length=2
+        )
 
     for fn in (count, within):
         package = jrnn.from_jax(fn, jnp.array([3.0]))
-        assert package.to_jax()({"x": jnp.array([2.0])})["output" if fn is count else "output/0"].tolist() == [0.0]
-        with pytest.raises(ConversionError, match="a while loop takes more than 10000 steps on random numbers"):
+        assert package.to_jax()({"x": jnp.array([2.0])})[
+            "output" if fn is count else "output/0"
+        ].tolist() == [0.0]
+        with pytest.raises(
+            ConversionError, match="a while loop takes more than 10000 steps on random numbers"
+        ):
             jrnn.from_jax(fn, jax.ShapeDtypeStruct((1,), jnp.float32))
-    halves = jrnn.from_jax(lambda x: jax.lax.while_loop(lambda s: s.sum() > 1, lambda s: s / 2, x), jnp.array([8.0]))
+    halves = jrnn.from_jax(
+        lambda x: jax.lax.while_loop(lambda s: s.sum() > 1, lambda s: s / 2, x), jnp.array([8.0])
+    )
     assert halves.predict_net.ops
 
 
@@ -183,11 +199,15 @@ def test_factories(tmp_path):
         from_factory(f"{path}:mak")
 
 
-UNIQUE = jrnn.convert.Package(jrnn.Net("init"), jrnn.Net("n", (jrnn.nets.Op.of("Unique", ["i"], ["u"]),), ("i",), ("u",)))
+UNIQUE = jrnn.convert.Package(
+    jrnn.Net("init"), jrnn.Net("n", (jrnn.nets.Op.of("Unique", ["i"], ["u"]),), ("i",), ("u",))
+)
 
 
 def test_what_cannot_be_written_as_python():
-    with pytest.raises(ConversionError, match=r"shape of input 'i' is not known; .* --feed i=normal\[2,3\]"):
+    with pytest.raises(
+        ConversionError, match=r"shape of input 'i' is not known; .* --feed i=normal\[2,3\]"
+    ):
         to_python(UNIQUE)
     with pytest.raises(ConversionError, match="no input 'j'"):
         to_python(UNIQUE, {"j": np.zeros(3)})

@@ -11,7 +11,14 @@ import pytest
 
 import jrnn
 from jrnn import Net
-from jrnn.convert import Package, Predictor, export_package, load_package, write_predictor, write_python
+from jrnn.convert import (
+    Package,
+    Predictor,
+    export_package,
+    load_package,
+    write_predictor,
+    write_python,
+)
 from jrnn.convert import package as package_module
 from jrnn.errors import ConversionError, FormatError, NetError, OpError
 from jrnn.nets import Op
@@ -24,7 +31,9 @@ FILE = np.load(pathlib.Path(__file__).parents[1] / "golden" / "plans.npz")
 GOLDEN = {k.removeprefix("export|"): FILE[k] for k in FILE.files if k.startswith("export|")}
 MINIDB = GOLDEN["minidb"].tobytes()
 X, Y = GOLDEN["x"], GOLDEN["y"]
-PARAMS = {k: GOLDEN[k] for k in ("b", "bytes", "count", "shift", "w")} | {"word": np.array([b"a", b"bc"], object)}
+PARAMS = {k: GOLDEN[k] for k in ("b", "bytes", "count", "shift", "w")} | {
+    "word": np.array([b"a", b"bc"], object)
+}
 COPIES = ("shift", "count", "bytes", "word")
 NET = Net(
     "model",
@@ -101,7 +110,11 @@ def test_a_folder_round_trip(tmp_path):
 def test_caffe2s_predictor_file_is_read(tmp_path):
     (tmp_path / "model.minidb").write_bytes(MINIDB)
     package = load_package(tmp_path / "model.minidb")
-    assert package.input_names == ("x",) and package.output_names == ("y", "shift_copy", "count_copy")
+    assert package.input_names == ("x",) and package.output_names == (
+        "y",
+        "shift_copy",
+        "count_copy",
+    )
     same_weights(package)
     got = Predictor(package)(X)
     np.testing.assert_allclose(got["y"], Y, rtol=1e-6)
@@ -110,7 +123,9 @@ def test_caffe2s_predictor_file_is_read(tmp_path):
 
 def test_what_is_written_is_what_caffe2_writes(tmp_path):
     path = tmp_path / "model.minidb"
-    write_predictor(export_package(NET, PARAMS, ["x"], ["y", "shift_copy", "count_copy"]), path, {"x": X})
+    write_predictor(
+        export_package(NET, PARAMS, ["x"], ["y", "shift_copy", "count_copy"]), path, {"x": X}
+    )
     ours, theirs = read_predictor_file(path), read_predictor_file(MINIDB)
     assert (ours.inputs, ours.outputs) == (theirs.inputs, theirs.outputs)
     assert bare(ours.predict_init_net) == bare(theirs.predict_init_net)
@@ -124,7 +139,9 @@ def test_what_is_written_is_what_caffe2_writes(tmp_path):
 @pytest.mark.exhaustive
 def test_big_parameters_travel_in_chunks(tmp_path):
     w = np.arange(2_100_000, dtype=np.float32).reshape(3, -1)
-    package = export_package(Net("big", (Op.of("Add", ["w", "x"], ["y"]),), ("w", "x")), {"w": w}, ["x"], ["y"])
+    package = export_package(
+        Net("big", (Op.of("Add", ["w", "x"], ["y"]),), ("w", "x")), {"w": w}, ["x"], ["y"]
+    )
     path = tmp_path / "big.minidb"
     write_predictor(package, path, {"x": np.ones(1, np.float32)})
     assert [k for k, _ in parse_minidb(path.read_bytes())][1:] == [b"w#%0", b"w#%1", b"w#%2"]
@@ -156,7 +173,9 @@ def test_a_predictor_compiles_once_a_shape(monkeypatch):
     monkeypatch.setattr(package_module, "to_jax", counting)
     predict = Predictor(export_package(NET, PARAMS, ["x"], ["y"]))
     for rows in (2, 2, 3, 2, 3):
-        np.testing.assert_allclose(predict(X[:1].repeat(rows, 0))["y"], Y[:1].repeat(rows, 0), rtol=1e-6)
+        np.testing.assert_allclose(
+            predict(X[:1].repeat(rows, 0))["y"], Y[:1].repeat(rows, 0), rtol=1e-6
+        )
     assert len(traces) == 2
 
 
@@ -175,7 +194,9 @@ def test_a_predictor_says_what_it_needs():
 
 
 def test_refused_exports():
-    with pytest.raises(ConversionError, match="reads blob 'w' to compute 'y'; give its value in params"):
+    with pytest.raises(
+        ConversionError, match="reads blob 'w' to compute 'y'; give its value in params"
+    ):
         export_package(NET, {"b": PARAMS["b"]}, ["x"], ["y"])
     with pytest.raises(ConversionError, match="'x' is given both as an input and as a parameter"):
         export_package(NET, {**PARAMS, "x": X}, ["x"], ["y"])
@@ -192,7 +213,9 @@ def test_zero_weights_of_one_element_are_no_placeholders():
     fill = Op.of("GivenTensorFill", [], ["w"], shape=[1, 1], values=[0.0])
     package = Package(Net("init", (fill,)), Net("n", ops, ("x", "w"), ("y",)))
     assert package.weight_names == ("w",) and package.input_names == ("x",)
-    both = export_package(Net("n", ops, ("x", "w")), {"w": np.zeros((1, 1), np.float32)}, ["x"], ["y"])
+    both = export_package(
+        Net("n", ops, ("x", "w")), {"w": np.zeros((1, 1), np.float32)}, ["x"], ["y"]
+    )
     assert both.weight_names == ("w",) and both.input_names == ("x",)
 
 
@@ -228,16 +251,22 @@ def test_predictor_files_that_lack_something(tmp_path):
     with pytest.raises(FormatError, match="no such file"):
         load_package(tmp_path / "none")
 
-    meta = message_class("MetaNetDef").FromString(message_class("BlobProto").FromString(records[0][1]).content)
+    meta = message_class("MetaNetDef").FromString(
+        message_class("BlobProto").FromString(records[0][1]).content
+    )
 
     def with_meta():
         holder = message_class("BlobProto")(content=meta.SerializeToString())
-        return read_predictor_file(format_minidb([(records[0][0], holder.SerializeToString()), *records[1:]]))
+        return read_predictor_file(
+            format_minidb([(records[0][0], holder.SerializeToString()), *records[1:]])
+        )
 
     meta.nets[2].key = "PREDICT_NET_TYPE_second"  # a model with a name
     assert with_meta().predict_net.ops
     meta.nets[0].key = "PREDICT_NET_TYPE_first"
-    with pytest.raises(FormatError, match="several models: PREDICT_NET_TYPE_first, PREDICT_NET_TYPE_second"):
+    with pytest.raises(
+        FormatError, match="several models: PREDICT_NET_TYPE_first, PREDICT_NET_TYPE_second"
+    ):
         with_meta()
     del meta.nets[:]
     with pytest.raises(FormatError, match="no PREDICT_NET_TYPE"):
@@ -254,7 +283,10 @@ FILLS = (
 @pytest.mark.parametrize(
     "fill, because",
     [
-        (Op.of("ConstantFill", [], ["data"], shape=[1]), "a single number, before the first weight"),
+        (
+            Op.of("ConstantFill", [], ["data"], shape=[1]),
+            "a single number, before the first weight",
+        ),
         (
             Op.of("GivenTensorFill", [], ["data"], shape=[1, 3], values=[0.0, 1.0, 2.0]),
             "the first operator, FC, reads it",
@@ -273,22 +305,30 @@ def test_inputs_that_the_init_net_fills(fill, because, tmp_path):
     for got in (predict(x), predict(data=x), package.to_jax()({"data": x})):
         np.testing.assert_array_equal(got["y"], [[6.5, 5.5]])
     zeros = np.zeros((2, 3), np.float32)
-    np.testing.assert_array_equal(predict(x, w=zeros)["y"], [[0.5, -0.5]])  # any blob that the init net fills
+    np.testing.assert_array_equal(
+        predict(x, w=zeros)["y"], [[0.5, -0.5]]
+    )  # any blob that the init net fills
     write_python(package, tmp_path / "model.py", {"data": x})
     module = runpy.run_path(str(tmp_path / "model.py"))
     for more, want in (({}, [[6.5, 5.5]]), ({"w": zeros}, [[0.5, -0.5]])):
-        np.testing.assert_array_equal(module["predict"](module["load_weights"](), {"data": x, **more})["y"], want)
+        np.testing.assert_array_equal(
+            module["predict"](module["load_weights"](), {"data": x, **more})["y"], want
+        )
     if np.size(package.filled()["data"]) > 1:  # an example, which serves where nothing is given
         write_python(package, tmp_path / "model.py")
         module = runpy.run_path(str(tmp_path / "model.py"))
-        np.testing.assert_array_equal(module["predict"](module["load_weights"](), {})["y"], [[3.5, 2.5]])
+        np.testing.assert_array_equal(
+            module["predict"](module["load_weights"](), {})["y"], [[3.5, 2.5]]
+        )
     with pytest.raises(ConversionError, match="no input 'dat'; did you mean 'data'"):
         predict(dat=x)
 
 
 def test_an_example_serves_where_nothing_is_given():
     example = Op.of("GivenTensorFill", [], ["data"], shape=[1, 3], values=[0.0, 1.0, 2.0])
-    predict = Predictor(Package(Net("init", (example, *FILLS)), Net("predict", FC)))  # which declares nothing
+    predict = Predictor(
+        Package(Net("init", (example, *FILLS)), Net("predict", FC))
+    )  # which declares nothing
     np.testing.assert_array_equal(predict()["y"], [[3.5, 2.5]])
 
 
@@ -297,10 +337,14 @@ def test_inputs_that_nothing_fills_come_alone():
     ops = (Op.of("Mul", ["s", "x"], ["y"]),)
     one = Op.of("ConstantFill", [], ["s"], shape=[1], value=2.0)
     package = Package(Net("init", (one,)), Net("n", ops, ("s", "x"), ("y",)))
-    assert package.inputs == {"x": "the init net does not fill it"} and package.weight_names == ("s",)
+    assert package.inputs == {"x": "the init net does not fill it"} and package.weight_names == (
+        "s",
+    )
 
 
 def test_the_text_of_a_package_is_short():
-    package = jrnn.from_jax(lambda x: x @ np.arange(9000, dtype=np.float32).reshape(3, 3000), np.ones(3, np.float32))
+    package = jrnn.from_jax(
+        lambda x: x @ np.arange(9000, dtype=np.float32).reshape(3, 3000), np.ones(3, np.float32)
+    )
     assert len(repr(package)) < 200 and "inputs ['x'], outputs ['output']" in repr(package)
     assert repr(jrnn.convert.Predictor(package)) == f"Predictor({package!r})"

@@ -37,13 +37,24 @@ def shaped(x, y):
     joined = jnp.concatenate([z, z[::-1] * 2j], axis=0).reshape(2, -1)
     taken = jnp.cumsum(joined, axis=1)[:, jnp.array([0, 2, 1])]
     stopped = checkpoint_name(lax.stop_gradient(z), "stopped")
-    return z @ m, joined.T, taken, jnp.sum(z, axis=0), jnp.pad(z, ((0, 1), (1, 0))), z == z, z != joined[:, :1], stopped
+    return (
+        z @ m,
+        joined.T,
+        taken,
+        jnp.sum(z, axis=0),
+        jnp.pad(z, ((0, 1), (1, 0))),
+        z == z,
+        z != joined[:, :1],
+        stopped,
+    )
 
 
 def loops(x, y):
     z = lax.complex(x, y)
     last, ys = lax.scan(lambda c, v: (0.5j * c + v, c * v), jnp.zeros(2, z.dtype), z, reverse=True)
-    n, grown = lax.while_loop(lambda s: jnp.abs(s[1]).sum() < 9, lambda s: (s[0] + 1, s[1] * (1 + 1j)), (0, z[0]))
+    n, grown = lax.while_loop(
+        lambda s: jnp.abs(s[1]).sum() < 9, lambda s: (s[0] + 1, s[1] * (1 + 1j)), (0, z[0])
+    )
     chosen = lax.cond(n > 2, lambda v: v * 1j, lambda v: v + 1, grown)
     return last, ys, n, grown, chosen, jax.jit(jnp.conj)(z), x + 1
 
@@ -54,12 +65,18 @@ def test_parts_are_those_of_the_complex_numbers(fn, x64):
     args = rng.standard_normal((2, 2, 2))
 
     def parts(*args):
-        return [a for out in fn(*args) for a in ([out.real, out.imag] if jnp.iscomplexobj(out) else [out])]
+        return [
+            a
+            for out in fn(*args)
+            for a in ([out.real, out.imag] if jnp.iscomplexobj(out) else [out])
+        ]
 
     closed = jax.make_jaxpr(parts)(*args)
     actual = real_jaxpr(closed, "f")
     assert has_complex(closed.jaxpr) and not has_complex(actual.jaxpr)
-    for ours, theirs in zip(jax.jit(jax.extend.core.jaxpr_as_fun(actual))(*args), jax.jit(parts)(*args), strict=True):
+    for ours, theirs in zip(
+        jax.jit(jax.extend.core.jaxpr_as_fun(actual))(*args), jax.jit(parts)(*args), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-13, atol=1e-13)
 
 
@@ -87,8 +104,11 @@ def test_a_net_computes_with_the_parts():
 
 def test_what_has_no_rule_is_named_with_its_line():
     with pytest.raises(
-        ConversionError, match=r"f: tan of complex64\[2\] has no rule for complex numbers \(.*test_real_parts.py"
+        ConversionError,
+        match=r"f: tan of complex64\[2\] has no rule for complex numbers \(.*test_real_parts.py",
     ):
         jrnn.from_jax(lambda x: jnp.tan(lax.complex(x, x)).real, jnp.ones(2), name="f")
-    with pytest.raises(ConversionError, match=r"argument 'z' is complex64.*join them inside: jax.lax.complex"):
+    with pytest.raises(
+        ConversionError, match=r"argument 'z' is complex64.*join them inside: jax.lax.complex"
+    ):
         jrnn.from_jax(lambda z: z.real, jnp.ones(2, jnp.complex64))

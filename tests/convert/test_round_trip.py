@@ -73,7 +73,9 @@ def test_round_trip(name, tmp_path):
 
     def direct(floats):
         rest = iter(floats)
-        args, params = jax.tree.unflatten(structure, [next(rest) if is_float(x) else x for x in leaves])
+        args, params = jax.tree.unflatten(
+            structure, [next(rest) if is_float(x) else x for x in leaves]
+        )
         return loss_and_outputs(call(model, args, params))
 
     def by_net(given):
@@ -89,7 +91,9 @@ def test_round_trip(name, tmp_path):
         (_, wanted), wanted_gradients = jax.jit(jax.value_and_grad(direct, has_aux=True))(floats)
         (_, actual), gradients = jax.jit(jax.value_and_grad(by_net, has_aux=True))(given)
         rest = iter(wanted_gradients)
-        of_args, of_params = jax.tree.unflatten(structure, [next(rest) if is_float(x) else x for x in leaves])
+        of_args, of_params = jax.tree.unflatten(
+            structure, [next(rest) if is_float(x) else x for x in leaves]
+        )
         for blob, want in zip(again.input_names, jax.tree.leaves(of_args)):
             if blob in gradients:
                 assert_close(gradients[blob], want)
@@ -112,7 +116,9 @@ def test_gradients_of_loops(name):
     floats = {n: x for n, x in zip(names, model.args) if jnp.issubdtype(x.dtype, jnp.floating)}
 
     def loss(outputs):
-        return sum(jnp.sum(jnp.sin(1.0 + y)) for y in outputs if jnp.issubdtype(y.dtype, jnp.floating))
+        return sum(
+            jnp.sum(jnp.sin(1.0 + y)) for y in outputs if jnp.issubdtype(y.dtype, jnp.floating)
+        )
 
     def direct(floats):
         args = [floats.get(n, x) for n, x in zip(names, model.args)]

@@ -39,7 +39,9 @@ def test_case(name):
     fn, args = CASES[name]
     package = jrnn.from_jax(fn, *args)  # which compares the numbers
     wanted = jax.tree.leaves(jax.eval_shape(fn, *args))
-    actual = jax.eval_shape(package.to_jax(), dict(zip(package.input_names, args, strict=True))).values()
+    actual = jax.eval_shape(
+        package.to_jax(), dict(zip(package.input_names, args, strict=True))
+    ).values()
     assert [(v.shape, v.dtype) for v in actual] == [(v.shape, v.dtype) for v in wanted]
 
 
@@ -87,19 +89,29 @@ Q, K, V = (normal(2, 5, 2, 4, seed=k) for k in range(3))
 
 # name -> (function, arguments), where one array is not what the function takes
 GIVEN = {
-    "dot_product_attention": (lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), (Q, K, V)),
+    "dot_product_attention": (
+        lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
+        (Q, K, V),
+    ),
     "glu": (lambda x: (jax.nn.glu(x), jax.nn.glu(x, axis=1)), (X,)),
     "gelu": (lambda x: (jax.nn.gelu(x), jax.nn.gelu(x, approximate=False)), (X,)),
     "log1mexp": (jax.nn.log1mexp, (jnp.abs(X) + 0.1,)),
     "log_softmax": (lambda x: (jax.nn.log_softmax(x), jax.nn.log_softmax(x, axis=0)), (X,)),
-    "logsumexp": (lambda x: (jax.nn.logsumexp(x), jax.nn.logsumexp(x, axis=1, keepdims=True)), (X,)),
+    "logsumexp": (
+        lambda x: (jax.nn.logsumexp(x), jax.nn.logsumexp(x, axis=1, keepdims=True)),
+        (X,),
+    ),
     "one_hot": (lambda i: jax.nn.one_hot(i, 5), (jnp.array([[0, 3], [4, 7]]),)),
     "scaled_dot_general": (
         lambda q, k: jax.nn.scaled_dot_general(q, k, (((3,), (3,)), ((0, 2), (0, 2)))),
         (Q, K),
     ),
     "softmax": (
-        lambda x: (jax.nn.softmax(x), jax.nn.softmax(x, axis=0), jax.nn.softmax(x, where=x > -1, axis=1)),
+        lambda x: (
+            jax.nn.softmax(x),
+            jax.nn.softmax(x, axis=0),
+            jax.nn.softmax(x, where=x > -1, axis=1),
+        ),
         (X,),
     ),
     "standardize": (lambda x: jax.nn.standardize(x, axis=0), (X,)),
@@ -112,14 +124,23 @@ E4M3, E8M0 = jnp.float8_e4m3fn, jnp.float8_e8m0fnu
 SPEC = jax.ShapeDtypeStruct
 REFUSED = {
     "scaled_matmul": (
-        (SPEC((1, 4, 64), E4M3), SPEC((1, 4, 64), E4M3), SPEC((1, 4, 2), E8M0), SPEC((1, 4, 2), E8M0)),
+        (
+            SPEC((1, 4, 64), E4M3),
+            SPEC((1, 4, 64), E4M3),
+            SPEC((1, 4, 2), E8M0),
+            SPEC((1, 4, 2), E8M0),
+        ),
         r"an argument is float8_e4m3fn\[1,4,64\]; Caffe2 has float32, int32, int64 and bool",
     ),
 }
 
 
 def public():
-    return [n for n in dir(jax.nn) if not n.startswith("_") and n not in {*NO_FUNCTIONS_OF_ARRAYS, *REFUSED}]
+    return [
+        n
+        for n in dir(jax.nn)
+        if not n.startswith("_") and n not in {*NO_FUNCTIONS_OF_ARRAYS, *REFUSED}
+    ]
 
 
 @pytest.mark.parametrize("name", public())
@@ -138,7 +159,9 @@ def test_is_refused(name):
 
 def test_the_others_are_no_functions_of_arrays():
     assert inspect.ismodule(jax.nn.initializers)
-    assert "mode" in inspect.signature(inspect.unwrap(jax.nn.get_scaled_dot_general_config)).parameters
+    assert (
+        "mode" in inspect.signature(inspect.unwrap(jax.nn.get_scaled_dot_general_config)).parameters
+    )
 
 
 def test_softmax_and_gelu_are_one_operator():

@@ -63,8 +63,21 @@ def functions() -> Model:
             x**3,
             jnp.floor(x),
         ]
-        parts += [jnp.clip(x, -1.0, 0.5), jnp.sign(x), jax.nn.relu(x), jax.nn.gelu(x), jax.nn.silu(x), lax.erf(x)]
-        parts += [jnp.cumsum(x, 0), jnp.minimum(x, 0.3), jnp.expm1(x), jax.nn.log_softmax(x), jax.nn.softplus(x)]
+        parts += [
+            jnp.clip(x, -1.0, 0.5),
+            jnp.sign(x),
+            jax.nn.relu(x),
+            jax.nn.gelu(x),
+            jax.nn.silu(x),
+            lax.erf(x),
+        ]
+        parts += [
+            jnp.cumsum(x, 0),
+            jnp.minimum(x, 0.3),
+            jnp.expm1(x),
+            jax.nn.log_softmax(x),
+            jax.nn.softplus(x),
+        ]
         return jnp.stack(parts)
 
     return Model(fn, (normal(3, 4),))
@@ -107,7 +120,13 @@ def embedding() -> Model:
 
 def integers() -> Model:
     def fn(i, j):
-        return i // 3 + j * 2, jnp.maximum(i, j), (i % 4).astype(jnp.float32), (i > j) & (j != 2), jnp.clip(i, 1, 5)
+        return (
+            i // 3 + j * 2,
+            jnp.maximum(i, j),
+            (i % 4).astype(jnp.float32),
+            (i > j) & (j != 2),
+            jnp.clip(i, 1, 5),
+        )
 
     return Model(fn, (jnp.arange(6), jnp.array([2, 0, 5, 1, 2, 9])))
 
@@ -118,23 +137,34 @@ def integers() -> Model:
 def cond_and_while() -> Model:
     def fn(x, limit):
         y = lax.cond(x.sum() > 0, lambda a: (a * 2, a.sum()), lambda a: (a - 1, jnp.float32(3)), x)
-        z = lax.while_loop(lambda s: (s[0].sum() < limit) & (s[1] < 40), lambda s: (s[0] * 1.5 + 1, s[1] + 1), (y[0], 0))
+        z = lax.while_loop(
+            lambda s: (s[0].sum() < limit) & (s[1] < 40),
+            lambda s: (s[0] * 1.5 + 1, s[1] + 1),
+            (y[0], 0),
+        )
         return y[1], z
 
     return Model(fn, (normal(3, 2), jnp.float32(50)))
 
 
 def switch() -> Model:
-    return Model(lambda i, x: lax.switch(i, [lambda a: a * 2, lambda a: a, lambda a: -a], x), (jnp.int32(1), normal(3, 2)))
+    return Model(
+        lambda i, x: lax.switch(i, [lambda a: a * 2, lambda a: a, lambda a: -a], x),
+        (jnp.int32(1), normal(3, 2)),
+    )
 
 
 def fori() -> Model:
-    return Model(lambda x, n: lax.fori_loop(0, n, lambda i, c: c * 0.9 + i * x, x), (normal(3), jnp.int32(4)))
+    return Model(
+        lambda x, n: lax.fori_loop(0, n, lambda i, c: c * 0.9 + i * x, x), (normal(3), jnp.int32(4))
+    )
 
 
 def swap() -> Model:
     return Model(
-        lambda x, y: lax.while_loop(lambda s: s[2] < 3, lambda s: (s[1], s[0], s[2] + 1), (x, y, 0)),
+        lambda x, y: lax.while_loop(
+            lambda s: s[2] < 3, lambda s: (s[1], s[0], s[2] + 1), (x, y, 0)
+        ),
         (normal(3), normal(3) + 1),
     )
 
@@ -149,9 +179,14 @@ def scan_of_many() -> Model:
             h = jnp.where(m[:, None], jnp.tanh(h + x + y[0]), h) * (1 + 0.1 * i.astype(jnp.float32))
             return (h, total * 7 + i, seen ^ m), (h.sum(), total, m)
 
-        return lax.scan(step, (h, jnp.int32(-100000), jnp.zeros(2, bool)), (xs, xs[:, :1, 0], ids, mask))
+        return lax.scan(
+            step, (h, jnp.int32(-100000), jnp.zeros(2, bool)), (xs, xs[:, :1, 0], ids, mask)
+        )
 
-    return Model(fn, (normal(5, 2, 3), jnp.arange(5) % 3, jnp.arange(10).reshape(5, 2) % 2 == 0, normal(2, 3)))
+    return Model(
+        fn,
+        (normal(5, 2, 3), jnp.arange(5) % 3, jnp.arange(10).reshape(5, 2) % 2 == 0, normal(2, 3)),
+    )
 
 
 def scan_reversed() -> Model:
@@ -187,7 +222,9 @@ def _rnn(cell: Any) -> Model:
 
 
 def nnx_lstm_cell() -> Model:
-    return Model(nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0)), ((normal(2, 4), normal(2, 4, seed=1)), normal(2, 3)))
+    return Model(
+        nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0)), ((normal(2, 4), normal(2, 4, seed=1)), normal(2, 3))
+    )
 
 
 def nnx_gru_cell() -> Model:
@@ -208,7 +245,11 @@ def nnx_rnn_gru() -> Model:
 
 def nnx_rnn_lengths() -> Model:
     rnn = nnx.RNN(nnx.LSTMCell(3, 4, rngs=nnx.Rngs(0)), return_carry=True)
-    return Model(lambda rnn, x, lengths: rnn(x, seq_lengths=lengths), (normal(2, 5, 3), jnp.array([2, 5])), rnn)
+    return Model(
+        lambda rnn, x, lengths: rnn(x, seq_lengths=lengths),
+        (normal(2, 5, 3), jnp.array([2, 5])),
+        rnn,
+    )
 
 
 def nnx_bidirectional() -> Model:
@@ -220,7 +261,9 @@ class _Convolutional(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.conv = nnx.Conv(2, 4, (3, 3), rngs=rngs)
         self.norm = nnx.BatchNorm(4, use_running_average=True, rngs=rngs)
-        self.strided = nnx.Conv(4, 4, (3, 2), strides=2, padding="VALID", feature_group_count=2, rngs=rngs)
+        self.strided = nnx.Conv(
+            4, 4, (3, 2), strides=2, padding="VALID", feature_group_count=2, rngs=rngs
+        )
         self.out = nnx.Linear(4, 3, rngs=rngs)
 
     def __call__(self, x):
@@ -262,7 +305,9 @@ class _LinenConvolutional(linen.Module):
     @linen.compact
     def __call__(self, x):
         x = linen.BatchNorm(use_running_average=True)(linen.relu(linen.Conv(4, (3, 3))(x)))
-        x = linen.ConvTranspose(3, (3, 3), strides=(2, 2))(linen.avg_pool(x, (2, 2), strides=(2, 2)))
+        x = linen.ConvTranspose(3, (3, 3), strides=(2, 2))(
+            linen.avg_pool(x, (2, 2), strides=(2, 2))
+        )
         return linen.Dense(3)(linen.GroupNorm(num_groups=3)(x).mean((1, 2)))
 
 
@@ -287,12 +332,18 @@ def linen_sequence() -> Model:
 # jrnn.nn ---------------------------------------------------------------------------------------------------------------
 
 
-def _torch_like(build: Callable[..., Any], *, lengths: bool = False, **options: Any) -> Callable[[], Model]:
+def _torch_like(
+    build: Callable[..., Any], *, lengths: bool = False, **options: Any
+) -> Callable[[], Model]:
     def make() -> Model:
         module = build(3, 4, rngs=nnx.Rngs(0), **options)
         if not lengths:
             return Model(module, (normal(5, 2, 3),))
-        return Model(lambda m, x, lengths: m(x, lengths=lengths), (normal(5, 2, 3), jnp.array([3, 5])), module)
+        return Model(
+            lambda m, x, lengths: m(x, lengths=lengths),
+            (normal(5, 2, 3), jnp.array([3, 5])),
+            module,
+        )
 
     return make
 
@@ -305,9 +356,13 @@ LAYERS = {
     "nn_lstm_projected": _torch_like(nn.LSTM, proj_size=2),
     "nn_lstm_layer_norm": _torch_like(nn.LSTM, layer_norm=True),
     "nn_gru": _torch_like(nn.GRU),
-    "nn_gru_stacked_bidirectional_lengths": _torch_like(nn.GRU, num_layers=2, bidirectional=True, lengths=True),
+    "nn_gru_stacked_bidirectional_lengths": _torch_like(
+        nn.GRU, num_layers=2, bidirectional=True, lengths=True
+    ),
     "nn_gru_cell": lambda: Model(nn.GRUCell(3, 4, rngs=nnx.Rngs(0)), (normal(2, 3), normal(2, 4))),
-    "nn_lstm_cell": lambda: Model(nn.LSTMCell(3, 4, rngs=nnx.Rngs(0)), (normal(2, 3), (normal(2, 4), normal(2, 4, seed=1)))),
+    "nn_lstm_cell": lambda: Model(
+        nn.LSTMCell(3, 4, rngs=nnx.Rngs(0)), (normal(2, 3), (normal(2, 4), normal(2, 4, seed=1)))
+    ),
 }
 
 
@@ -320,11 +375,16 @@ def _cell(build: Callable) -> Model:
     outputs = build(b, b.input("x"), b.input("lengths"))
     net = b.build(outputs=outputs)
     weights = {
-        name: np.asarray(value) * 1.0 for name, value in jrnn.run_net(b.build_init(), {}, key=jax.random.key(0)).items()
+        name: np.asarray(value) * 1.0
+        for name, value in jrnn.run_net(b.build_init(), {}, key=jax.random.key(0)).items()
     }
     run = jrnn.to_jax(net)
     blobs = {"x": normal(5, 2, 3), "lengths": jnp.array([5, 3], jnp.int32)}
-    return Model(lambda weights, blobs: run({**weights, **blobs}), (blobs,), {k: jnp.asarray(v) for k, v in weights.items()})
+    return Model(
+        lambda weights, blobs: run({**weights, **blobs}),
+        (blobs,),
+        {k: jnp.asarray(v) for k, v in weights.items()},
+    )
 
 
 def _layer(layer: Callable, **options: Any) -> Callable[[], Model]:
@@ -333,7 +393,9 @@ def _layer(layer: Callable, **options: Any) -> Callable[[], Model]:
 
 def _attention() -> Model:
     def build(b, x, n):
-        encoder = jrnn.nets.cells.Encoder(jrnn.nets.cells.LSTM(b, x, n, None, 3, 4, "encoder").hidden_all, 4, n)
+        encoder = jrnn.nets.cells.Encoder(
+            jrnn.nets.cells.LSTM(b, x, n, None, 3, 4, "encoder").hidden_all, 4, n
+        )
         out = jrnn.nets.cells.LSTMWithAttention(b, x, n, None, 3, 4, encoder, "decoder")
         return list(dict.fromkeys(v for v in vars(out).values() if isinstance(v, str)))
 
@@ -341,7 +403,9 @@ def _attention() -> Model:
 
 
 CELLS = {
-    "cell_lstm_stacked": lambda: _cell(lambda b, x, n: list(jrnn.nets.cells.LSTM(b, x, n, None, 3, [4, 4], "rnn"))),
+    "cell_lstm_stacked": lambda: _cell(
+        lambda b, x, n: list(jrnn.nets.cells.LSTM(b, x, n, None, 3, [4, 4], "rnn"))
+    ),
     "cell_layer_norm_lstm": _layer(jrnn.nets.cells.LayerNormLSTM),
     "cell_milstm": _layer(jrnn.nets.cells.MILSTM),
     "cell_layer_norm_milstm": _layer(jrnn.nets.cells.LayerNormMILSTM),

@@ -20,7 +20,9 @@ VOCABULARY = 270
 @pytest.fixture
 def text(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_text("".join(f"the cat number {k} sat on the mat\n" for k in range(40)), encoding="utf-8")
+    path.write_text(
+        "".join(f"the cat number {k} sat on the mat\n" for k in range(40)), encoding="utf-8"
+    )
     return path
 
 
@@ -48,7 +50,9 @@ def test_documents_of_several_files(tmp_path, text):
 def test_documents_between_separators(tmp_path, small_pieces):
     path = tmp_path / "text.txt"
     texts = [f"document {k}\n" * (k + 1) for k in range(12)]
-    path.write_text("<doc>".join(["", *texts]), encoding="utf-8")  # an empty one in front, which is left out
+    path.write_text(
+        "<doc>".join(["", *texts]), encoding="utf-8"
+    )  # an empty one in front, which is left out
     corpus = tokenize([path], tmp_path / "out", vocabulary=VOCABULARY, separator="<doc>")
     assert len(corpus.shards) > 2 and documents_of(corpus) == texts
 
@@ -81,7 +85,11 @@ def test_a_range_of_tokens_across_shards(tmp_path, text, small_pieces):
     everything, begins = corpus.tokens(0, len(corpus)), corpus.begins(0, len(corpus))
     assert everything.dtype == np.int32
     border = corpus.shards[0].tokens
-    for start, stop in ((border - 3, border + 3), (1, len(corpus) - 1), (len(corpus) - 2, len(corpus))):
+    for start, stop in (
+        (border - 3, border + 3),
+        (1, len(corpus) - 1),
+        (len(corpus) - 2, len(corpus)),
+    ):
         np.testing.assert_array_equal(corpus.tokens(start, stop), everything[start:stop])
         np.testing.assert_array_equal(corpus.begins(start, stop), begins[start:stop])
 
@@ -228,9 +236,14 @@ def test_documents_that_begin_outside_of_their_shard(tmp_path, text, place, begi
     ends = ((0, 1), (len(corpus) - 1, len(corpus))) if place in (0, -1) else ()
     outside = f"document \\d+ begins with token {begin}, and the shard has {len(corpus)}"
     for start, stop in ((0, len(corpus)), *ends):
-        with pytest.raises(DataError, match=f"00000.begins: is damaged: ({outside}|documents do not begin).*; run the same"):
+        with pytest.raises(
+            DataError,
+            match=f"00000.begins: is damaged: ({outside}|documents do not begin).*; run the same",
+        ):
             corpus.begins(start, stop)
-    with pytest.raises(DataError, match="one after another within the shard; run the same `jrnn tokens` again"):
+    with pytest.raises(
+        DataError, match="one after another within the shard; run the same `jrnn tokens` again"
+    ):
         corpus.verify()
     np.testing.assert_array_equal(tokenize([text], out, **options).begins(0, len(corpus)), whole)
 
@@ -243,7 +256,10 @@ def test_ranges_outside_of_a_corpus(tmp_path, text):
         np.testing.assert_array_equal(read(n - 2, n + 5), read(n - 2, n))
         assert read(n + 1, n + 3).shape == read(3, 3).shape == (0,)
         for start, stop in ((-1, 3), (-5, -2), (4, 3)):
-            with pytest.raises(DataError, match=rf"out: tokens are read from 0 on and forward, not from {start} to {stop}"):
+            with pytest.raises(
+                DataError,
+                match=rf"out: tokens are read from 0 on and forward, not from {start} to {stop}",
+            ):
                 read(start, stop)
 
 

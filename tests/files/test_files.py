@@ -62,7 +62,10 @@ OPENERS = {
     "torch.load": {"interop/torch_weights.py": "a file that open_file has opened"},
     "lmdb.open": {"nets/proto/database.py": "a file that open_file has opened"},
     "archive.open": {"tensors.py": "of a zip file", "convert/export.py": "in memory"},
-    "zipfile.ZipFile": {"tensors.py": "a file that open_file has opened", "convert/export.py": "in memory"},
+    "zipfile.ZipFile": {
+        "tensors.py": "a file that open_file has opened",
+        "convert/export.py": "in memory",
+    },
     "safe_open": {},
     "load_file": {},
     "save_file": {},
@@ -70,7 +73,12 @@ OPENERS = {
     "os.replace": {},
     "os.rename": {},
 }
-METHODS = {"read_text", "read_bytes", "write_text", "write_bytes"}  # of any path; the others are exact names
+METHODS = {
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+}  # of any path; the others are exact names
 
 
 def test_nothing_else_opens_files():
@@ -82,20 +90,29 @@ def test_nothing_else_opens_files():
         if name.startswith("files/") or not any(last in text for last in lasts):
             continue
         for node in ast.walk(ast.parse(text)):
-            if not isinstance(node, ast.Call) or getattr(node.func, "attr", getattr(node.func, "id", "")) not in lasts:
+            if (
+                not isinstance(node, ast.Call)
+                or getattr(node.func, "attr", getattr(node.func, "id", "")) not in lasts
+            ):
                 continue
             called = ast.unparse(node.func)
             owner, _, last = called.rpartition(".")
             opener = last if last in METHODS and owner else called
             is_path = last == "open" and owner and called not in OPENERS and _is_path(node)
-            if (is_path or (opener in OPENERS and called not in METHODS)) and name not in OPENERS.get(opener, {}):
+            if (
+                is_path or (opener in OPENERS and called not in METHODS)
+            ) and name not in OPENERS.get(opener, {}):
                 calls.append(f"{name}:{node.lineno}: {called}")
     assert not calls, "files are opened by jrnn.files only"
 
 
 def _is_path(node: ast.Call) -> bool:
     """Whether the call is `path.open("r")`, by its mode."""
-    modes = [a.value for a in (*node.args, *(k.value for k in node.keywords)) if isinstance(a, ast.Constant)]
+    modes = [
+        a.value
+        for a in (*node.args, *(k.value for k in node.keywords))
+        if isinstance(a, ast.Constant)
+    ]
     return any(isinstance(m, str) and set(m) <= set("rwxab+t") for m in modes)
 
 
@@ -120,7 +137,10 @@ def test_what_is_no_file_is_not_read(read, tmp_path):
 
 
 def test_text_that_is_not_utf_8_is_named(tmp_path):
-    for data, rule in ((b"caf\xe9", "byte 3 is 0xe9"), ("a".encode("utf-16"), "is UTF-16; convert it")):
+    for data, rule in (
+        (b"caf\xe9", "byte 3 is 0xe9"),
+        ("a".encode("utf-16"), "is UTF-16; convert it"),
+    ):
         (tmp_path / "t").write_bytes(data)
         with pytest.raises(DataError, match=rule):
             read_text(tmp_path / "t", DataError)
@@ -150,7 +170,10 @@ def test_what_is_no_json_is_named(text, rule):
 
 
 def test_json_is_read():
-    assert parse_json(r'{"a": "\ud83d\ude00", "b": [1, 2.5, null]}', "", DataError) == {"a": "😀", "b": [1, 2.5, None]}
+    assert parse_json(r'{"a": "\ud83d\ude00", "b": [1, 2.5, null]}', "", DataError) == {
+        "a": "😀",
+        "b": [1, 2.5, None],
+    }
     assert parse_json("[" * 100 + "]" * 100, "", DataError)
     assert parse_json("[Infinity, 1e999]", "", DataError, finite=False) == [math.inf, math.inf]
 
@@ -204,7 +227,11 @@ def test_values_of_a_kind(kind, value, expected):
         (Literal[1], True, "x must be 1, is True"),
         (Literal["a", "b"], [], r"x must be 'a' or 'b', is \[\]"),
         (Inner, [], r"x: must be an object, is \[\]"),
-        (Outer, {"name": "a", "inner": [{"size": 11}]}, r"x: inner\[0\]: size must be at most 10, is 11"),
+        (
+            Outer,
+            {"name": "a", "inner": [{"size": 11}]},
+            r"x: inner\[0\]: size must be at most 10, is 11",
+        ),
         (Outer, {"inner": []}, "x: lacks 'name'"),
     ],
 )
@@ -271,7 +298,11 @@ def test_a_folder_that_must_stay_gets_its_files_one_by_one(tmp_path, monkeypatch
     (out / "inner").mkdir()
     inode = out.stat().st_ino
     put(out, config="2", **{"model-1": "2"})
-    assert contents(out) == {"config": "2", "model-1": "2"} and out.stat().st_ino == inode and (out / "inner").is_dir()
+    assert (
+        contents(out) == {"config": "2", "model-1": "2"}
+        and out.stat().st_ino == inode
+        and (out / "inner").is_dir()
+    )
     (out / "inner").rmdir()
     monkeypatch.chdir(out)
     put(Path("."), config="3")
@@ -311,10 +342,15 @@ while True:
 
 def test_a_folder_is_the_old_or_the_new_wherever_its_writer_is_killed(tmp_path):
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=True)
-    old, new = {"config": "1", "model-2": "1", "notes": "1"}, {"config": "2", "model-1": "2", "notes": "1"}
+    old, new = (
+        {"config": "1", "model-2": "1", "notes": "1"},
+        {"config": "2", "model-1": "2", "notes": "1"},
+    )
     states = [contents(tmp_path / str(at)) for at in range(len(os.listdir(tmp_path)))]
     assert states[0] == old and states[-1] == new and len(states) > 9
-    assert all(one in (old, new) for one in states)  # and a writer has removed what the killed ones left
+    assert all(
+        one in (old, new) for one in states
+    )  # and a writer has removed what the killed ones left
 
 
 def test_a_writer_leaves_what_another_is_writing(tmp_path):

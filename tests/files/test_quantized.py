@@ -29,7 +29,11 @@ def test_each_layout_is_read_as_numbers(kind):
     with open_tensors(GOLDEN, DataError) as opened:
         wanted, actual = opened.get_tensor(f"want.{kind}.weight"), layouts(opened.keys())
     assert actual[f"{kind}.weight"] == KINDS[kind]
-    assert not [name for name in actual if name.startswith(kind) and name not in (f"{kind}.weight", f"{kind}.bias")]
+    assert not [
+        name
+        for name in actual
+        if name.startswith(kind) and name not in (f"{kind}.weight", f"{kind}.bias")
+    ]
     shape, dtype, values = read(GOLDEN, f"{kind}.weight")
     assert shape == list(wanted.shape) and values.dtype == wanted.dtype
     assert dtype == ("BF16" if wanted.dtype == ml_dtypes.bfloat16 else "F32")
@@ -43,15 +47,21 @@ def test_each_layout_is_read_as_numbers(kind):
             {"quant_state.bitsandbytes__nf4": np.frombuffer(b'{"shape": [9, 70]}', np.uint8)},
             "must hold a shape, a block",
         ),
-        ({"quant_state.bitsandbytes__nf4": np.frombuffer(b"[", np.uint8)}, "cannot be read as safetensors"),
+        (
+            {"quant_state.bitsandbytes__nf4": np.frombuffer(b"[", np.uint8)},
+            "cannot be read as safetensors",
+        ),
         ({"quant_map": np.zeros(3, np.float32)}, "is not quantized as its other tensors say"),
         ({"absmax": np.zeros(0, np.uint8)}, "cannot be read as safetensors|is not quantized"),
     ],
 )
 def test_tensors_that_do_not_fit_together_are_named(tmp_path, changes, rule):
     with open_tensors(GOLDEN, DataError) as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys() if name.startswith("nf4")}  # noqa: SIM118
-    save_file(tensors | {f"nf4.weight.{name}": value for name, value in changes.items()}, tmp_path / "a.safetensors")
+        tensors = {name: opened.get_tensor(name) for name in opened if name.startswith("nf4")}
+    save_file(
+        tensors | {f"nf4.weight.{name}": value for name, value in changes.items()},
+        tmp_path / "a.safetensors",
+    )
     with pytest.raises(DataError, match=rule):
         read(tmp_path / "a.safetensors", "nf4.weight")
     assert set(load_file(tmp_path / "a.safetensors")) == set(tensors)

@@ -20,7 +20,9 @@ def recorded():
 
 def part(recorded, case, name):
     prefix = f"{case}|{name}|"
-    return {key.removeprefix(prefix): value for key, value in recorded.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): value for key, value in recorded.items() if key.startswith(prefix)
+    }
 
 
 @pytest.mark.exhaustive("rnn_tanh-settings0", "lstm_stack-settings4", "gru-settings5")
@@ -40,7 +42,11 @@ def test_converted_cells_compute_the_same(recorded, case, settings):
     params = from_caffe2(kind, part(recorded, case, "blobs"), "cell", **settings)
     inputs, expected = part(recorded, case, "in"), part(recorded, case, "out")
     layers = settings.get("num_layers", 1)
-    states = [np.concatenate([inputs[f"{letter}{k}"] for k in range(layers)]) for letter in "hc" if f"{letter}0" in inputs]
+    states = [
+        np.concatenate([inputs[f"{letter}{k}"] for k in range(layers)])
+        for letter in "hc"
+        if f"{letter}0" in inputs
+    ]
     if kind == "LSTM":
         output, (h, c) = functional.lstm(params, inputs["x"], tuple(states))
         np.testing.assert_allclose(c[-1:], expected["c_last"], atol=1e-5)
@@ -54,7 +60,12 @@ def test_converted_cells_compute_the_same(recorded, case, settings):
 
 @pytest.mark.parametrize(
     ("case", "settings"),
-    [("rnn_tanh", {}), ("lstm", {}), ("lstm_stack", {"num_layers": 3}), ("gru", {"linear_before_reset": True})],
+    [
+        ("rnn_tanh", {}),
+        ("lstm", {}),
+        ("lstm_stack", {"num_layers": 3}),
+        ("gru", {"linear_before_reset": True}),
+    ],
 )
 def test_round_trip_is_exact(recorded, case, settings):
     kind = case.split("_")[0].upper()
@@ -77,7 +88,9 @@ def test_the_other_gru_is_refused_because_it_is_another_function(recorded):
 
 def test_what_does_not_fit_is_named(recorded):
     blobs = part(recorded, "lstm", "blobs")
-    with pytest.raises(ConversionError, match=r"the blob 'cel/i2h_w' is missing; did you mean 'cell/i2h_w'"):
+    with pytest.raises(
+        ConversionError, match=r"the blob 'cel/i2h_w' is missing; did you mean 'cell/i2h_w'"
+    ):
         from_caffe2("LSTM", blobs, "cel")
     with pytest.raises(ConversionError, match="num_layers is 0"):
         from_caffe2("LSTM", blobs, "cell", num_layers=0)
@@ -87,7 +100,9 @@ def test_what_does_not_fit_is_named(recorded):
         from_caffe2("RNN", part(recorded, "rnn_tanh", "blobs"), "cell", forget_bias=1.0)
     params = from_caffe2("LSTM", blobs, "cell")
     with pytest.raises(ConversionError, match="bias_ih_l0 and bias_hh_l0 go together"):
-        to_caffe2("LSTM", {name: value for name, value in params.items() if name != "bias_hh_l0"}, "cell")
+        to_caffe2(
+            "LSTM", {name: value for name, value in params.items() if name != "bias_hh_l0"}, "cell"
+        )
     both = params | {name.replace("_l0", "_l0_reverse"): value for name, value in params.items()}
     with pytest.raises(ConversionError, match="one direction"):
         to_caffe2("LSTM", both, "cell")

@@ -54,12 +54,16 @@ def test_unknown_rows_are_named():
 def test_state_dicts_keep_every_bit(tmp_path, dtype):
     layout = nn.Layout(units.LSTM, 3, 4, num_layers=2, bidirectional=True, proj_size=2)
     random = np.random.RandomState(0)
-    params = {name: random.standard_normal(shape).astype(dtype) for name, shape in layout.shapes().items()}
+    params = {
+        name: random.standard_normal(shape).astype(dtype) for name, shape in layout.shapes().items()
+    }
     params["bias_ih_l0"][:3] = [np.nan, -0.0, np.inf]
     interop.save_state_dict(params, tmp_path / "w.safetensors", prefix="encoder.rnn.")
     back = interop.load_state_dict(tmp_path / "w.safetensors", prefix="encoder.rnn.")
     assert sorted(back) == sorted(params)
-    assert sorted(interop.load_state_dict(tmp_path / "w.safetensors", prefix="encoder.rnn")) == sorted(params)
+    assert sorted(
+        interop.load_state_dict(tmp_path / "w.safetensors", prefix="encoder.rnn")
+    ) == sorted(params)
     for name, value in params.items():
         assert back[name].dtype == value.dtype and back[name].shape == value.shape
         assert back[name].tobytes() == value.tobytes()
@@ -74,10 +78,15 @@ def test_modules_load_what_they_saved(tmp_path):
         nn.LSTM(5, 4, proj_size=2, rngs=nnx.Rngs(0)).load(first.params())
     with pytest.raises(LayerError, match="the parameters lack 'bias_ih_l0'"):
         second.load({name: value for name, value in first.params().items() if "bias" not in name})
-    with pytest.raises(LayerError, match=r"lack 'weight_ih_l0' \[16, 3\]; pass prefix='model.rnn.' to load_state_dict"):
+    with pytest.raises(
+        LayerError,
+        match=r"lack 'weight_ih_l0' \[16, 3\]; pass prefix='model.rnn.' to load_state_dict",
+    ):
         second.load({f"model.rnn.{name}": value for name, value in first.params().items()})
     with pytest.raises(LayerError, match="'weight_hr_l0' has no place here"):
-        stack("LSTM").load(nn.LSTM(3, 4, rngs=nnx.Rngs(0)).params() | {"weight_hr_l0": jnp.ones((2, 4))})
+        stack("LSTM").load(
+            nn.LSTM(3, 4, rngs=nnx.Rngs(0)).params() | {"weight_hr_l0": jnp.ones((2, 4))}
+        )
 
 
 class Tensor:
@@ -104,7 +113,11 @@ def test_a_dict_of_tensors_or_arrays_is_a_state_dict(dtype):
     value = np.linspace(-2, 2, 12).astype(dtype).reshape(4, 3)
     for given in (Tensor(value), value, jnp.asarray(value) if dtype != np.float64 else value):
         loaded = interop.load_state_dict({"rnn.w": given, "steps": 3}, prefix="rnn.")
-        assert list(loaded) == ["w"] and loaded["w"].dtype == dtype and loaded["w"].tobytes() == value.tobytes()
+        assert (
+            list(loaded) == ["w"]
+            and loaded["w"].dtype == dtype
+            and loaded["w"].tobytes() == value.tobytes()
+        )
 
 
 def test_a_file_of_torch_is_read_by_torch_without_its_code(tmp_path, monkeypatch):
@@ -121,7 +134,10 @@ def test_a_file_of_torch_is_read_by_torch_without_its_code(tmp_path, monkeypatch
         interop.load_state_dict(path)
     holds = {"epoch": 3, "optimizer": {"state": {}, "groups": []}, "model": {"w": Tensor(value)}}
     for prefix in ("", "model"):
-        with pytest.raises(ConversionError, match=r"model is a dict of \['w'\]; .*\(torch.load\(path, .*\)\['model'\]\)"):
+        with pytest.raises(
+            ConversionError,
+            match=r"model is a dict of \['w'\]; .*\(torch.load\(path, .*\)\['model'\]\)",
+        ):
             interop.load_state_dict(path, prefix=prefix)
     holds = [1]
     with pytest.raises(ConversionError, match="holds a list; it must hold a state dict"):
@@ -131,7 +147,9 @@ def test_a_file_of_torch_is_read_by_torch_without_its_code(tmp_path, monkeypatch
         raise RuntimeError("Weights only load failed.\nMore")
 
     torch.load = refuse
-    with pytest.raises(ConversionError, match=r"torch reads no state dict from it: Weights only load failed; in Py"):
+    with pytest.raises(
+        ConversionError, match=r"torch reads no state dict from it: Weights only load failed; in Py"
+    ):
         interop.load_state_dict(path)
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     with pytest.raises(
@@ -165,7 +183,12 @@ def test_files_that_do_not_fit_are_named(tmp_path):
 @pytest.mark.exhaustive("OptimizedLSTMCell-LSTM", "GRUCell-GRU")
 @pytest.mark.parametrize(
     ("cell", "kind"),
-    [(nnx.LSTMCell, "LSTM"), (nnx.OptimizedLSTMCell, "LSTM"), (nnx.GRUCell, "GRU"), (nnx.SimpleCell, "RNN")],
+    [
+        (nnx.LSTMCell, "LSTM"),
+        (nnx.OptimizedLSTMCell, "LSTM"),
+        (nnx.GRUCell, "GRU"),
+        (nnx.SimpleCell, "RNN"),
+    ],
 )
 def test_flax_cells_compute_the_same(cell, kind):
     theirs = cell(3, 4, bias_init=nnx.initializers.normal(), rngs=nnx.Rngs(0))
@@ -179,27 +202,40 @@ def test_flax_cells_compute_the_same(cell, kind):
     other = cell(3, 4, rngs=nnx.Rngs(5))
     interop.to_flax(params, other)
     np.testing.assert_array_equal(nnx.RNN(other, time_major=True)(x), expected)
-    assert_same(interop.from_flax(other, ""), {name.removesuffix("_l0"): value for name, value in params.items()})
+    assert_same(
+        interop.from_flax(other, ""),
+        {name.removesuffix("_l0"): value for name, value in params.items()},
+    )
 
 
 def test_flax_cells_take_a_stack_without_biases():
     params = stack("GRU", bias=False).params()
-    cell = interop.to_flax(params, nnx.GRUCell(3, 4, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(0)))
+    cell = interop.to_flax(
+        params, nnx.GRUCell(3, 4, bias_init=nnx.initializers.ones, rngs=nnx.Rngs(0))
+    )
     x = jax.random.normal(jax.random.key(0), (5, 2, 3))
-    np.testing.assert_allclose(nnx.RNN(cell, time_major=True)(x), nn.functional.gru(params, x)[0], atol=1e-6)
+    np.testing.assert_allclose(
+        nnx.RNN(cell, time_major=True)(x), nn.functional.gru(params, x)[0], atol=1e-6
+    )
 
 
 def test_what_flax_cannot_hold_is_an_error():
     params = stack("GRU").params()
     with pytest.raises(ConversionError, match="bias_hh_l0 of the candidate n is not zero"):
         interop.to_flax(params, nnx.GRUCell(3, 4, rngs=nnx.Rngs(0)))
-    with pytest.raises(ConversionError, match=r"the cell's array is \[5, 16\], the weight \[3, 16\]"):
+    with pytest.raises(
+        ConversionError, match=r"the cell's array is \[5, 16\], the weight \[3, 16\]"
+    ):
         interop.to_flax(stack("LSTM").params(), nnx.OptimizedLSTMCell(5, 4, rngs=nnx.Rngs(0)))
     with pytest.raises(ConversionError, match="Linear is not a cell"):
         interop.from_flax(nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
-    with pytest.raises(ConversionError, match="its activation_fn is relu, but jrnn.nn has tanh there"):
+    with pytest.raises(
+        ConversionError, match="its activation_fn is relu, but jrnn.nn has tanh there"
+    ):
         interop.from_flax(nnx.LSTMCell(3, 4, activation_fn=nnx.relu, rngs=nnx.Rngs(0)))
-    with pytest.raises(ConversionError, match="its gate_fn is hard_sigmoid, but jrnn.nn has sigmoid there"):
+    with pytest.raises(
+        ConversionError, match="its gate_fn is hard_sigmoid, but jrnn.nn has sigmoid there"
+    ):
         interop.to_flax(params, nnx.GRUCell(3, 4, gate_fn=nnx.hard_sigmoid, rngs=nnx.Rngs(0)))
     with pytest.raises(ConversionError, match="residual=True"):
         interop.from_flax(nnx.SimpleCell(4, 4, residual=True, rngs=nnx.Rngs(0)))
@@ -262,7 +298,10 @@ def test_keras_layers_compute_the_same(kind, theirs):
     random = np.random.RandomState(0)
     gates = 4 if kind == "LSTM" else 3
     bias = (gates * 4,) if kind == "LSTM" else (2, gates * 4)
-    weights = [random.standard_normal(shape).astype(np.float32) for shape in ((3, gates * 4), (4, gates * 4), bias)]
+    weights = [
+        random.standard_normal(shape).astype(np.float32)
+        for shape in ((3, gates * 4), (4, gates * 4), bias)
+    ]
     x = random.standard_normal((5, 2, 3)).astype(np.float32)
     module = stack(kind)
     module.load(interop.from_keras(kind, weights))
@@ -293,9 +332,13 @@ def test_keras_lists_that_do_not_fit_are_errors():
         interop.from_keras("GRU", weights, use_bias=False)
     with pytest.raises(ConversionError, match="have no layer 2"):
         interop.to_keras("GRU", stack("GRU").params(), layer=2)
-    with pytest.raises(ConversionError, match=r"\[12, 3\] and \[12, 4\]; they must be \[H, D\] and \[H, H\]"):
+    with pytest.raises(
+        ConversionError, match=r"\[12, 3\] and \[12, 4\]; they must be \[H, D\] and \[H, H\]"
+    ):
         interop.to_keras("RNN", stack("GRU").params())
-    with pytest.raises(ConversionError, match=r"no cell called 'SimpleRNN'; known are \['RNN', 'LSTM', 'GRU'\]"):
+    with pytest.raises(
+        ConversionError, match=r"no cell called 'SimpleRNN'; known are \['RNN', 'LSTM', 'GRU'\]"
+    ):
         interop.from_keras("SimpleRNN", weights)
 
 
@@ -311,7 +354,12 @@ def test_onnx_operators_compute_the_same(kind, theirs):
 @pytest.mark.parametrize("bias", [True, False])
 def test_onnx_goes_round_exactly(kind, bias):
     params = numpy_params(stack(kind, bidirectional=True, bias=bias))
-    assert_same(interop.from_onnx_arrays(kind, *interop.to_onnx_arrays(kind, params), linear_before_reset=True), params)
+    assert_same(
+        interop.from_onnx_arrays(
+            kind, *interop.to_onnx_arrays(kind, params), linear_before_reset=True
+        ),
+        params,
+    )
 
 
 def test_onnx_tensors_that_do_not_fit_are_errors():

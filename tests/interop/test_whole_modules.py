@@ -23,7 +23,9 @@ class Tagger(nnx.Module):
         self.bn = nnx.BatchNorm(8, momentum=0.9, rngs=rngs)
         self.rnn = nn.LSTM(8, 8, 2, batch_first=True, bidirectional=True, rngs=rngs)
         self.norm = nnx.LayerNorm(16, epsilon=1e-5, rngs=rngs)
-        self.head = nnx.Sequential(nnx.Linear(16, 8, rngs=rngs), nnx.relu, nnx.Linear(8, 3, rngs=rngs))
+        self.head = nnx.Sequential(
+            nnx.Linear(16, 8, rngs=rngs), nnx.relu, nnx.Linear(8, 3, rngs=rngs)
+        )
         self.gain = nnx.Param(jnp.ones(3))
         self.dropout = nnx.Dropout(0.5, rngs=rngs)
 
@@ -32,7 +34,12 @@ class Tagger(nnx.Module):
         return self.dropout(self.head(self.norm(self.rnn(x)[0])) * self.gain[...][None, None])
 
 
-NAMES = {"embed": "embedding", "head": "classifier", "head.2": "classifier.3", "gain": "scales.gain"}
+NAMES = {
+    "embed": "embedding",
+    "head": "classifier",
+    "head.2": "classifier.3",
+    "gain": "scales.gain",
+}
 SHAPES = {
     "embedding.weight": (11, 6), "convs.0.weight": (8, 6, 3), "convs.0.bias": (8,), "up.weight": (8, 8, 3), "up.bias": (8,),
     "bn.weight": (8,), "bn.bias": (8,), "bn.running_mean": (8,), "norm.weight": (16,), "norm.bias": (16,),
@@ -43,28 +50,45 @@ SHAPES = {
 
 def state_dict():
     rnn = nn.LSTM(8, 8, 2, bidirectional=True, rngs=nnx.Rngs(1)).params()
-    weights = {name: normal(*shape) for name, shape in SHAPES.items()} | {"bn.running_var": np.abs(normal(8)) + 0.5}
-    return weights | {f"rnn.{name}": value for name, value in rnn.items()} | {"bn.num_batches_tracked": np.int64(3)}
+    weights = {name: normal(*shape) for name, shape in SHAPES.items()} | {
+        "bn.running_var": np.abs(normal(8)) + 0.5
+    }
+    return (
+        weights
+        | {f"rnn.{name}": value for name, value in rnn.items()}
+        | {"bn.num_batches_tracked": np.int64(3)}
+    )
 
 
 def test_a_whole_model_computes_what_its_weights_say():
     model, weights = Tagger(nnx.Rngs(0)), state_dict()
     report = interop.load_module(model, weights, NAMES)
-    assert report.loaded["head.2.kernel"] == "classifier.3.weight" and not report.missing and not report.unused
+    assert (
+        report.loaded["head.2.kernel"] == "classifier.3.weight"
+        and not report.missing
+        and not report.unused
+    )
     assert set(report.loaded.values()) == weights.keys() - {"bn.num_batches_tracked"}
     assert "gain                     <- scales.gain" in str(report)
     model.eval()
 
     tokens, w = np.array([[1, 2, 10, 0, 5]]), weights
     x = w["embedding.weight"][tokens[0]].T  # [C, T], by the definitions of PyTorch's layers
-    conv = [np.einsum("oik,ik->o", w["convs.0.weight"], x[:, t : t + 3]) + w["convs.0.bias"] for t in range(3)]
+    conv = [
+        np.einsum("oik,ik->o", w["convs.0.weight"], x[:, t : t + 3]) + w["convs.0.bias"]
+        for t in range(3)
+    ]
     up = np.repeat(w["up.bias"][:, None], 7, 1)
     for t, column in enumerate(conv):
         up[:, 2 * t : 2 * t + 3] += np.einsum("iok,i->ok", w["up.weight"], column)
-    scaled = (up.T - w["bn.running_mean"]) / np.sqrt(w["bn.running_var"] + 1e-5) * w["bn.weight"] + w["bn.bias"]
+    scaled = (up.T - w["bn.running_mean"]) / np.sqrt(w["bn.running_var"] + 1e-5) * w[
+        "bn.weight"
+    ] + w["bn.bias"]
     rnn = {name.removeprefix("rnn."): v for name, v in w.items() if name.startswith("rnn.")}
     y = np.asarray(nn.functional.lstm(rnn, jnp.asarray(scaled)[:, None])[0][:, 0])
-    y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5) * w["norm.weight"] + w["norm.bias"]
+    y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-5) * w[
+        "norm.weight"
+    ] + w["norm.bias"]
     y = np.maximum(y @ w["classifier.0.weight"].T + w["classifier.0.bias"], 0)
     y = (y @ w["classifier.3.weight"].T + w["classifier.3.bias"]) * w["scales.gain"]
     np.testing.assert_allclose(model(tokens)[0], y, atol=2e-5)
@@ -76,12 +100,17 @@ def test_what_does_not_fit_is_named_and_changes_nothing():
     lacks = r"embed.embedding needs 'embed.weight'; did you mean 'embedding.weight'.*embedding.weight \[11, 6\] is not used"
     with pytest.raises(ConversionError, match=lacks):
         interop.load_module(model, weights)
-    with pytest.raises(ConversionError, match=r"up.kernel is \[3, 8, 8\], but up.weight is \[8, 8, 5\]; the layers differ"):
+    with pytest.raises(
+        ConversionError,
+        match=r"up.kernel is \[3, 8, 8\], but up.weight is \[8, 8, 5\]; the layers differ",
+    ):
         interop.load_module(model, weights | {"up.weight": normal(8, 8, 5)}, NAMES)
     with pytest.raises(ConversionError, match=r"names: the module has no 'haed'"):
         interop.load_module(model, weights, {"haed": "classifier"})
     np.testing.assert_array_equal(model.embed.embedding[...], before)
-    report = interop.load_module(model, {f"module.{name}": v for name, v in weights.items()}, prefix="module", strict=False)
+    report = interop.load_module(
+        model, {f"module.{name}": v for name, v in weights.items()}, prefix="module", strict=False
+    )
     assert report.missing[0] == "embed.embedding" and "scales.gain" in report.unused
     assert str(report).endswith("scales.gain is not used") and "gain has no tensor" in str(report)
     np.testing.assert_array_equal(model.norm.bias[...], weights["norm.bias"])
@@ -90,10 +119,14 @@ def test_what_does_not_fit_is_named_and_changes_nothing():
 def test_a_stack_of_layers_is_numbered_as_in_pytorch():
     rngs = nnx.Rngs(0)
     stack = nn.Sequential(nn.GRU(3, 4, rngs=rngs), nnx.relu, nnx.Linear(4, 2, rngs=rngs))
-    weights = {f"0.{name}": value for name, value in nn.GRU(3, 4, rngs=nnx.Rngs(1)).params().items()}
+    weights = {
+        f"0.{name}": value for name, value in nn.GRU(3, 4, rngs=nnx.Rngs(1)).params().items()
+    }
     weights |= {"2.weight": normal(2, 4), "2.bias": normal(2)}
     report = interop.load_module(stack, weights)
-    assert report.loaded["2.kernel"] == "2.weight" and report.loaded["0.bias_hh_l0"] == "0.bias_hh_l0"
+    assert (
+        report.loaded["2.kernel"] == "2.weight" and report.loaded["0.bias_hh_l0"] == "0.bias_hh_l0"
+    )
     np.testing.assert_array_equal(stack.parts[2].kernel[...], weights["2.weight"].T)
 
 
@@ -144,7 +177,10 @@ def test_another_parametrization_is_named():
         "rnn.parametrizations.weight_hh_l0.original": normal(4, 4),
         "rnn.parametrizations.weight_hh_l0.0.base": normal(4, 4),
     }
-    with pytest.raises(ConversionError, match=r"rnn.weight_hh_l0 is parametrized by neither .*remove_parametrizations"):
+    with pytest.raises(
+        ConversionError,
+        match=r"rnn.weight_hh_l0 is parametrized by neither .*remove_parametrizations",
+    ):
         interop.load_state_dict(stored)
 
 
@@ -156,10 +192,21 @@ def test_a_model_of_torch_with_every_kind_of_normalization():
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.embedding, self.up = torch.nn.Embedding(11, 6), torch.nn.ConvTranspose1d(8, 8, 3, stride=2)
-            self.convs = torch.nn.ModuleList([utils.parametrizations.weight_norm(torch.nn.Conv1d(6, 8, 3))])
-            self.bn, self.rnn = torch.nn.BatchNorm1d(8), torch.nn.LSTM(8, 8, 2, batch_first=True, bidirectional=True)
-            first, last = torch.nn.Linear(16, 8), utils.parametrizations.spectral_norm(torch.nn.Linear(8, 3))
+            self.embedding, self.up = (
+                torch.nn.Embedding(11, 6),
+                torch.nn.ConvTranspose1d(8, 8, 3, stride=2),
+            )
+            self.convs = torch.nn.ModuleList(
+                [utils.parametrizations.weight_norm(torch.nn.Conv1d(6, 8, 3))]
+            )
+            self.bn, self.rnn = (
+                torch.nn.BatchNorm1d(8),
+                torch.nn.LSTM(8, 8, 2, batch_first=True, bidirectional=True),
+            )
+            first, last = (
+                torch.nn.Linear(16, 8),
+                utils.parametrizations.spectral_norm(torch.nn.Linear(8, 3)),
+            )
             dropout = torch.nn.Dropout(0.1)
             self.norm, self.classifier = (
                 torch.nn.LayerNorm(16),
@@ -171,7 +218,9 @@ def test_a_model_of_torch_with_every_kind_of_normalization():
                 utils.weight_norm(self.rnn, name)
 
         def forward(self, tokens):
-            x = self.bn(self.up(self.convs[0](self.embedding(tokens).transpose(1, 2)))).transpose(1, 2)
+            x = self.bn(self.up(self.convs[0](self.embedding(tokens).transpose(1, 2)))).transpose(
+                1, 2
+            )
             return self.classifier(self.norm(self.rnn(x)[0])) * self.scales["gain"]
 
     torch.manual_seed(0)

@@ -273,7 +273,9 @@ def cumulative(p):
 @case(kernel=(3, 3, 2, 2), h0=(N, 4, 4, 2), x=(T, N, 4, 4, 2))
 def convolution(p):
     def conv(v):
-        return jax.lax.conv_general_dilated(v, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.lax.conv_general_dilated(
+            v, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     def step(h, x):
         h = jnp.tanh(conv(x) + conv(h))

@@ -74,7 +74,9 @@ def retention(S, x):
 def mamba2(S, x):
     dt = jax.nn.softplus(x["i"])
     key, query = x["k"][:, :1], x["q"][:, :1]  # shared by the heads
-    S = jnp.exp(dt * x["g"])[..., None, None] * S + outer(jnp.broadcast_to(key, x["k"].shape), x["v"] * dt[..., None])
+    S = jnp.exp(dt * x["g"])[..., None, None] * S + outer(
+        jnp.broadcast_to(key, x["k"].shape), x["v"] * dt[..., None]
+    )
     return S, ein("bhkv,bk->bhv", S, query[:, 0]) * jax.nn.silu(x["v2"])
 
 
@@ -126,7 +128,9 @@ def gated_delta(S, x):
 
 def kda(S, x):
     S = S * jnp.exp(x["gk"])[..., None]
-    S = S + ein("bhk,bhv->bhkv", x["b"][..., None] * x["k"], x["v"] - (x["k"][..., None] * S).sum(-2))
+    S = S + ein(
+        "bhk,bhv->bhkv", x["b"][..., None] * x["k"], x["v"] - (x["k"][..., None] * S).sum(-2)
+    )
     return S, read(S, x["q"])
 
 
@@ -146,21 +150,29 @@ def delta_product_written_first(S, x):  # each update before the state
 
 def delta_product_as_matrices(S, x):  # as its paper writes it
     for k, v, b in ((x["k"], x["v"], x["b"]), (x["k2"], x["v2"], x["b2"])):
-        S = (jnp.eye(k.shape[-1])[None, None] - b[..., None, None] * outer(k, k)) @ S + outer(b[..., None] * k, v)
+        S = (jnp.eye(k.shape[-1])[None, None] - b[..., None, None] * outer(k, k)) @ S + outer(
+            b[..., None] * k, v
+        )
     return S, read(S, x["q"])
 
 
 def delta_mask_product_delta(S, x):
     S = x["b"][..., None, None] * outer(x["k"], x["v"] - read(S, x["k"])) + S
     S = jnp.where(x["r"][..., None, None], 0.5 * S, S)
-    S = (jnp.eye(x["k"].shape[-1])[None, None] - x["b2"][..., None, None] * outer(x["k2"], x["k2"])) @ S
+    S = (
+        jnp.eye(x["k"].shape[-1])[None, None] - x["b2"][..., None, None] * outer(x["k2"], x["k2"])
+    ) @ S
     S = x["b2"][..., None, None] * outer(x["a"], x["v2"] - read(S, x["a"])) + S
     return S, read(S, x["q"])
 
 
 def rwkv7(S, x):  # S[v, k]
     sa = ein("bhvk,bhk->bhv", S, -x["a"])
-    S = S * jnp.exp(x["gk"])[..., None, :] + outer(sa, x["a"] * x["b2"][..., None]) + outer(x["v"], x["k"])
+    S = (
+        S * jnp.exp(x["gk"])[..., None, :]
+        + outer(sa, x["a"] * x["b2"][..., None])
+        + outer(x["v"], x["k"])
+    )
     return S, ein("bhvk,bhk->bhv", S, x["q"])
 
 
@@ -219,7 +231,9 @@ def decay_per_row_and_column(S, x):  # S[v, k]
 
 def momentum(carry, x):  # Titans
     M, P = carry
-    P = x["b2"][..., None, None] * P - x["b"][..., None, None] * outer(x["k"], read(M, x["k"]) - x["v"])
+    P = x["b2"][..., None, None] * P - x["b"][..., None, None] * outer(
+        x["k"], read(M, x["k"]) - x["v"]
+    )
     M = jnp.exp(x["g"])[..., None, None] * M + P
     return (M, P), read(M, x["q"])
 
@@ -246,7 +260,9 @@ def two_reads_in_one_product(S, x):
 
 def product_of_reflections(S, x):
     eye = jnp.eye(x["k"].shape[-1])[None, None]
-    first, second = (eye - b[..., None, None] * outer(k, k) for b, k in ((x["b"], x["k"]), (x["b2"], x["k2"])))
+    first, second = (
+        eye - b[..., None, None] * outer(k, k) for b, k in ((x["b"], x["k"]), (x["b2"], x["k2"]))
+    )
     return (S := second @ first @ S + outer(x["k"], x["v"])), read(S, x["q"])
 
 
@@ -257,7 +273,9 @@ def read_by_all_heads(S, x):
 
 def heads_in_a_loop(S, x):
     new = [0.9 * S[:, h] + x["k"][:, h, :, None] * x["v"][:, h, None] for h in range(S.shape[1])]
-    return jnp.stack(new, 1), jnp.stack([ein("bk,bkv->bv", x["q"][:, h], s) for h, s in enumerate(new)], 1)
+    return jnp.stack(new, 1), jnp.stack(
+        [ein("bk,bkv->bv", x["q"][:, h], s) for h, s in enumerate(new)], 1
+    )
 
 
 def flat(S, x):
@@ -282,7 +300,9 @@ def reset_by_cond(S, x):
 
 def updates_in_a_loop(S, x):
     xs = [jnp.stack([x[a], x[b]]) for a, b in (("k", "k2"), ("v", "v2"), ("b", "b2"))]
-    S, _ = jax.lax.scan(lambda S, y: (delta(S, {"q": y[0], "k": y[0], "v": y[1], "b": y[2]})[0], None), S, tuple(xs))
+    S, _ = jax.lax.scan(
+        lambda S, y: (delta(S, {"q": y[0], "k": y[0], "v": y[1], "b": y[2]})[0], None), S, tuple(xs)
+    )
     return S, read(S, x["q"])
 
 

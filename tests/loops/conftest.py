@@ -50,7 +50,9 @@ def in_chunks_always(monkeypatch):
     propose = chunks.propose
     free = Estimate(0.0, 0)
     monkeypatch.setattr(chunks, "may_pay", lambda *args: True)
-    monkeypatch.setattr(chunks, "propose", lambda problem: [replace(c, estimate=free) for c in propose(problem)])
+    monkeypatch.setattr(
+        chunks, "propose", lambda problem: [replace(c, estimate=free) for c in propose(problem)]
+    )
     chooser._differentiated.cache_clear()
     yield
     chooser._differentiated.cache_clear()

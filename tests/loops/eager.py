@@ -18,7 +18,12 @@ from jrnn.loops.strategies.table import STRATEGIES
 # A number of steps to run at a time, 0 for all, or None.
 eager_passes = jax.make_user_context(None)
 
-_brief, _one, _cheapest, _propose = chooser._is_brief, chooser._has_one_step, chooser.cheapest, splits.propose
+_brief, _one, _cheapest, _propose = (
+    chooser._is_brief,
+    chooser._has_one_step,
+    chooser.cheapest,
+    splits.propose,
+)
 _may, _pays = problem._transposing_may_pay, problem._transposing_pays
 
 
@@ -27,7 +32,11 @@ def _everything(problem):
         return _propose(problem)
     fission = problem.split(None)
     node = Split(fission, Steps(fission.core))
-    return [problem.candidate(SplitInChunks(node, eager_passes.value) if eager_passes.value else node, "everything")]
+    return [
+        problem.candidate(
+            SplitInChunks(node, eager_passes.value) if eager_passes.value else node, "everything"
+        )
+    ]
 
 
 def _chosen(candidates, bounds):
@@ -37,12 +46,18 @@ def _chosen(candidates, bounds):
 
 def _movable(problem):
     also_sums = eager_passes.value is not None and not problem.is_estimated
-    return movable(problem.split(None), also_sums or problem.provenance.of_gradient(problem.loop.reverse))
+    return movable(
+        problem.split(None), also_sums or problem.provenance.of_gradient(problem.loop.reverse)
+    )
 
 
 def _unless_eager(row):
     def propose(problem):
-        return () if eager_passes.value is not None and problem.options.executor == "auto" else row.propose(problem)
+        return (
+            ()
+            if eager_passes.value is not None and problem.options.executor == "auto"
+            else row.propose(problem)
+        )
 
     return replace(row, propose=propose)
 

@@ -128,7 +128,9 @@ def leaky(p):
     signs = jnp.asarray([[1.0, 1.0, 1.0, -1.0]])
 
     def step(v, x):
-        v = v + 0.1 * (-v + (jax.nn.relu(jnp.tanh(v)) * signs.astype(v.dtype)) @ jnp.abs(p["v"]) + x @ p["w"])
+        v = v + 0.1 * (
+            -v + (jax.nn.relu(jnp.tanh(v)) * signs.astype(v.dtype)) @ jnp.abs(p["v"]) + x @ p["w"]
+        )
         return v, jnp.tanh(v)
 
     return step
@@ -180,7 +182,8 @@ def example(name, steps, seed=0, gain=0.6):
     random = np.random.RandomState(seed)
     p = {key: jnp.asarray(random.randn(*s) * gain) for key, s in sorted(shapes.items())}
     carry = tuple(
-        jnp.asarray(random.randn(*shape) * 0.3 + (1.0 if name in ("lorenz", "slstm") else 0.0)) for _ in range(carries)
+        jnp.asarray(random.randn(*shape) * 0.3 + (1.0 if name in ("lorenz", "slstm") else 0.0))
+        for _ in range(carries)
     )
     if name == "kalman":
         carry = (jnp.eye(2) * 2.0,)

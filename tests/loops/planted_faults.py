@@ -35,11 +35,20 @@ def main(kind):
             return (h := jnp.tanh(0.5 * h[::-1] + 0.3 * h + x)), h
 
         def pair(carry, x):
-            return (jnp.tanh(carry[0] + 0.5 * carry[1]), jnp.sin(carry[1] - 0.1 * carry[0] + x)), carry
+            return (
+                jnp.tanh(carry[0] + 0.5 * carry[1]),
+                jnp.sin(carry[1] - 0.1 * carry[0] + x),
+            ), carry
 
-        for step, init in ((turned, jnp.ones(3)), (turned_first, jnp.ones(3)), (pair, (jnp.ones(3), jnp.ones(3)))):
+        for step, init in (
+            (turned, jnp.ones(3)),
+            (turned_first, jnp.ones(3)),
+            (pair, (jnp.ones(3), jnp.ones(3))),
+        ):
             with observers.collected() as plans:
-                jax.make_jaxpr(lambda x, step=step, init=init: jrnn.scan(step, init, x, executor="newton"))(jnp.ones((9, 3)))
+                jax.make_jaxpr(
+                    lambda x, step=step, init=init: jrnn.scan(step, init, x, executor="newton")
+                )(jnp.ones((9, 3)))
             print(*plans.notes)
     if kind in ("chunks", "residuals"):
         propose = chunks.propose
@@ -59,9 +68,14 @@ def main(kind):
                 jax.make_jaxpr(jax.grad(loss, allow_int=True))(xs)
             print(*plans.notes)
     if kind == "residuals":
-        program = jax.make_jaxpr(lambda w, h, x: (jnp.tanh(h @ w + x) * h, jnp.sin(h)))(*3 * [jnp.ones((3, 3))])
+        program = jax.make_jaxpr(lambda w, h, x: (jnp.tanh(h @ w + x) * h, jnp.sin(h)))(
+            *3 * [jnp.ones((3, 3))]
+        )
         stacks = Stacks(0.0, machines.CPU)
-        same = step_with_fewer_residuals(ScanParams(program, 1, 1, None, False), stacks, None, True) is program
+        same = (
+            step_with_fewer_residuals(ScanParams(program, 1, 1, None, False), stacks, None, True)
+            is program
+        )
         print("on random numbers" * same)
     if kind == "segments":
         mesh = jax.make_mesh((4,), ("time",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -72,7 +86,11 @@ def main(kind):
 
         for step in (layers.delta, elementwise):
             xs = layers.data(16, 1, 2)
-            init = jnp.zeros((1, 2)) if step is elementwise else layers.first_carry(step, 1, 2, 4, 4, "float32")
+            init = (
+                jnp.zeros((1, 2))
+                if step is elementwise
+                else layers.first_carry(step, 1, 2, 4, 4, "float32")
+            )
             time = spec("time")
             in_time = jax.shard_map(
                 lambda init, xs, step=step: jrnn.scan(step, init, xs, axis_name="time"),
@@ -82,7 +100,9 @@ def main(kind):
                 jax.make_jaxpr(in_time)(init, xs)
             print(*plans.notes)
     if kind == "rounds":
-        step = jax.make_jaxpr(lambda h, g, x: (jnp.tanh(x) * h + 0.5 * g, 0.2 * h - 0.3 * g + x))(*3 * [jnp.ones(3)])
+        step = jax.make_jaxpr(lambda h, g, x: (jnp.tanh(x) * h + 0.5 * g, 0.2 * h - 0.3 * g + x))(
+            *3 * [jnp.ones(3)]
+        )
         from jrnn import jaxprs
 
         loop = ScanParams(step, 0, 2, 128, False).loop(jaxprs.inlined(step))

@@ -45,7 +45,13 @@ def added(r, S, u):
 
 def decay(r, S, x, p):
     kind = r.choice(["head", "row", "column", "element", "constant"])
-    size = {"head": (), "row": S.shape[2:3], "column": S.shape[3:], "element": S.shape[2:], "constant": ()}[kind]
+    size = {
+        "head": (),
+        "row": S.shape[2:3],
+        "column": S.shape[3:],
+        "element": S.shape[2:],
+        "constant": (),
+    }[kind]
     strength = float(r.choice([0.02, 0.3, 3.0]))
     if kind == "constant":
         return float(r.choice([0.0, 0.5, 0.99, 1.0, 1.01, -0.9])) * S
@@ -86,7 +92,9 @@ def delta(r, S, x, p):
     if form == 2:
         turn = jnp.eye(S.shape[2], dtype=S.dtype)[None, None] - b * outer(a, a)
         return ein("nhij,nhjv->nhiv", turn, S) + b * outer(a, w)
-    return added(r, S - b * (a[..., None] * jnp.sum(a[..., None] * S, 2, keepdims=True)), b * outer(a, w))
+    return added(
+        r, S - b * (a[..., None] * jnp.sum(a[..., None] * S, 2, keepdims=True)), b * outer(a, w)
+    )
 
 
 def mask(r, S, x, p):
@@ -135,8 +143,16 @@ def composition(seed):
     inside = [name for name in sizes if name != "gelement" and r.random() < 0.3]
     d = 8
     params = {name: r.normal(size=(d, h, *sizes[name])) / np.sqrt(d) for name in inside}
-    xs = {name: r.normal(size=(steps, n, h, *size)) for name, size in sizes.items() if name not in inside}
-    xs |= {"x": r.normal(size=(steps, n, d)), "b": r.normal(size=(steps, n, h)), "m": r.random((steps, n, h)) < 0.95}
+    xs = {
+        name: r.normal(size=(steps, n, h, *size))
+        for name, size in sizes.items()
+        if name not in inside
+    }
+    xs |= {
+        "x": r.normal(size=(steps, n, d)),
+        "b": r.normal(size=(steps, n, h)),
+        "m": r.random((steps, n, h)) < 0.95,
+    }
     shape = np.array([n, h, k, v])[order]
     init = {"S": r.normal(size=shape) * r.choice([0, 1])}
     init |= {"M": np.zeros(shape)} if momentum else {}
@@ -179,7 +195,10 @@ def everything(layer, scan, args):
     def loss(args, mask):
         args[2]["m"] = mask
         results = layer(scan, *args)
-        weighed = [jnp.cos(jnp.arange(v.size, dtype=v.dtype)).reshape(v.shape) * v for v in jax.tree.leaves(results)]
+        weighed = [
+            jnp.cos(jnp.arange(v.size, dtype=v.dtype)).reshape(v.shape) * v
+            for v in jax.tree.leaves(results)
+        ]
         return sum(map(jnp.sum, weighed)), results
 
     mask = args[2]["m"]
@@ -203,7 +222,9 @@ def fault(seed, by_numpy):
     dtype = "bfloat16" if seed % 5 == 4 else "float32"
 
     def typed(dtype):
-        return jax.tree.map(lambda v: jnp.asarray(v, dtype) if v.dtype == np.float64 else jnp.asarray(v), args)
+        return jax.tree.map(
+            lambda v: jnp.asarray(v, dtype) if v.dtype == np.float64 else jnp.asarray(v), args
+        )
 
     narrow = typed(dtype)
     theirs = run(layer, jax.lax.scan, narrow, by_numpy)
@@ -216,11 +237,16 @@ def fault(seed, by_numpy):
             jax.make_jaxpr(lambda *args: everything(layer, jrnn.scan, args))(*narrow)
     with jax.enable_x64(True):
         exact = run(
-            layer, jax.lax.scan, jax.tree.map(lambda v: jnp.asarray(v, float) if v.dtype != bool else v, narrow), True
+            layer,
+            jax.lax.scan,
+            jax.tree.map(lambda v: jnp.asarray(v, float) if v.dtype != bool else v, narrow),
+            True,
         )
     eps = float(jnp.finfo(dtype).eps)
     for (path, mine), other, true in zip(
-        jax.tree_util.tree_leaves_with_path(ours), *map(jax.tree.leaves, (theirs, exact)), strict=True
+        jax.tree_util.tree_leaves_with_path(ours),
+        *map(jax.tree.leaves, (theirs, exact)),
+        strict=True,
     ):
         mine, other, true = (np.asarray(x, np.float64) for x in (mine, other, true))
         name = jax.tree_util.keystr(path)
@@ -230,7 +256,10 @@ def fault(seed, by_numpy):
             return f"{name} is not finite", bool(plans.notes)
         off, own, size = (np.max(np.abs(v), initial=0) for v in (mine - true, other - true, true))
         if off > 4 * own + ROUNDINGS * eps * size:
-            return f"{name} is off by {off:.1e}, lax.scan by {own:.1e}, of {size:.1e} ({dtype})", True
+            return (
+                f"{name} is off by {off:.1e}, lax.scan by {own:.1e}, of {size:.1e} ({dtype})",
+                True,
+            )
     return None, any(plan.strategy == "chunks" for plan in plans)
 
 
@@ -252,7 +281,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--numpy", action="store_true", help="compile nothing")
-    parser.add_argument("--as-planned", action="store_true", help="run in chunks only what the cost model chooses")
+    parser.add_argument(
+        "--as-planned", action="store_true", help="run in chunks only what the cost model chooses"
+    )
     given = parser.parse_args()
     if not given.as_planned:
         often_in_chunks()

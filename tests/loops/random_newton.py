@@ -38,7 +38,9 @@ ELEMENTWISE = (
     lambda r, h, x: jnp.round(h, 1) * 0.5 + x,
 )
 MIXED = (
-    lambda r, h, x: jnp.tanh(h @ jnp.asarray(r.normal(size=(WIDTH, WIDTH)) * r.choice([0.2, 0.6, 1.5])) + x),
+    lambda r, h, x: jnp.tanh(
+        h @ jnp.asarray(r.normal(size=(WIDTH, WIDTH)) * r.choice([0.2, 0.6, 1.5])) + x
+    ),
     lambda r, h, x: 0.6 * h + 0.3 * h[..., ::-1] + x,
     lambda r, h, x: jnp.tanh(jnp.mean(h) + 0.5 * h) + x,
     lambda r, h, x: jax.nn.softmax(h + x),
@@ -63,10 +65,19 @@ def problem(seed):
         return tuple(new), sum(map(jnp.sum, new))
 
     sizes = 10.0 ** r.choice([-6, 0, 0, 0, 3, 6], size=(count, WIDTH))
-    first = tuple(jnp.asarray(v) for v in r.normal(size=(count, WIDTH)) * sizes * (r.random((count, WIDTH)) < 0.7))
+    first = tuple(
+        jnp.asarray(v)
+        for v in r.normal(size=(count, WIDTH)) * sizes * (r.random((count, WIDTH)) < 0.7)
+    )
     scale = 10.0 ** r.choice([-3, 0, 0, 2])
     xs = jnp.asarray(r.normal(size=(int(r.choice([3, 16, 64])), count, WIDTH)) * scale)
-    options = [Newton(), Newton(iterations=3), Newton(guess="sweep"), Newton(damping=0.3), Newton(jacobian="diagonal")]
+    options = [
+        Newton(),
+        Newton(iterations=3),
+        Newton(guess="sweep"),
+        Newton(damping=0.3),
+        Newton(jacobian="diagonal"),
+    ]
     return step, first, xs, options[r.integers(len(options))]
 
 
@@ -76,21 +87,34 @@ def fault(seed):
     loop = jax.jit(lambda h, x: jax.lax.scan(step, h, x))
     theirs = loop(first, xs)
     try:
-        ours, statistics = jax.jit(lambda h, x: scan_statistics(step, h, x, executor=options))(first, xs)
+        ours, statistics = jax.jit(lambda h, x: scan_statistics(step, h, x, executor=options))(
+            first, xs
+        )
     except Exception as error:
         return f"raises {type(error).__name__}: {error}", 0
-    kind, near = ("certified and wrong", theirs) if statistics.sequential_steps == 0 else ("wrong", None)
+    kind, near = (
+        ("certified and wrong", theirs) if statistics.sequential_steps == 0 else ("wrong", None)
+    )
     if near is None:  # a chaotic loop compiled in another place is another trajectory
         near = loop(jax.tree.map(lambda v: v * (1 + 4e-16), first), xs)
-    every = jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), jax.tree.leaves(near)
+    every = (
+        jax.tree_util.tree_leaves_with_path(ours),
+        jax.tree.leaves(theirs),
+        jax.tree.leaves(near),
+    )
     for (path, a), b, c in zip(*every, strict=True):
         a, b, c = map(np.asarray, (a, b, c))
         largest = np.max(_magnitudes(b), -1, initial=1e-3, keepdims=True)
         with np.errstate(invalid="ignore"):
             sensitive = np.max(_magnitudes(b - c), -1, initial=0, keepdims=True)
-            same = (np.abs(a - b) <= 1e-6 * np.abs(b) + 1e-9 * largest + 100 * sensitive) & np.isfinite(b) | (a == b)
+            same = (
+                np.abs(a - b) <= 1e-6 * np.abs(b) + 1e-9 * largest + 100 * sensitive
+            ) & np.isfinite(b) | (a == b)
         if not np.all(same | (np.isnan(a) & np.isnan(b))):
-            return f"{kind}: {jax.tree_util.keystr(path)} is off by {np.nanmax(np.abs(a - b)):.1e}", 0
+            return (
+                f"{kind}: {jax.tree_util.keystr(path)} is off by {np.nanmax(np.abs(a - b)):.1e}",
+                0,
+            )
     return None, int(statistics.sequential_steps)
 
 

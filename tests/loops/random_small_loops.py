@@ -44,9 +44,14 @@ def positive(a: Any) -> Any:
 
 def _triangular(rng: Rng) -> Step:
     flags = dict(
-        zip(("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"), map(bool, rng.integers(2, size=5)))
+        zip(
+            ("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"),
+            map(bool, rng.integers(2, size=5)),
+        )
     )
-    return lambda a, b: triangular_solve(jnp.tanh(a.real).astype(a.dtype) + 3 * jnp.eye(a.shape[0]), b, **flags)
+    return lambda a, b: triangular_solve(
+        jnp.tanh(a.real).astype(a.dtype) + 3 * jnp.eye(a.shape[0]), b, **flags
+    )
 
 
 def _picked(rng: Rng) -> Step:
@@ -95,14 +100,20 @@ OPERATIONS: dict[str, Callable[[Rng], Step]] = {
 
 def composed(rng: Rng, n: int, kind: Any) -> tuple[Step, Any, Any]:
     """Some operations in a row, on the carry, what they made, and the input."""
-    chosen = [(OPERATIONS[name](rng), *rng.integers(9, size=2)) for name in rng.choice([*OPERATIONS], rng.integers(1, 5))]
+    chosen = [
+        (OPERATIONS[name](rng), *rng.integers(9, size=2))
+        for name in rng.choice([*OPERATIONS], rng.integers(1, 5))
+    ]
 
     def step(carry: Any, x: Any) -> Any:
         values = [carry, x]
         for operation, i, j in chosen:
             values.append(operation(values[i % len(values)], values[j % len(values)]))
         new = values[-1]
-        return 0.5 * new / (1 + jnp.sqrt(jnp.sum(jnp.abs(new) ** 2))) + 0.2 * x, (new[0], jnp.trace(values[-2]))
+        return 0.5 * new / (1 + jnp.sqrt(jnp.sum(jnp.abs(new) ** 2))) + 0.2 * x, (
+            new[0],
+            jnp.trace(values[-2]),
+        )
 
     return step, normal(rng, kind, n, n), normal(rng, kind, 4, n, n)
 
@@ -122,11 +133,17 @@ def kalman(rng: Rng, n: int, kind: Any) -> tuple[Step, Any, Any]:
     def step(belief: Any, y: Any) -> Any:
         mean, cov = f @ belief[0], f @ belief[1] @ f.T + 0.1 * jnp.eye(n)
         s = h @ cov @ h.T + 0.2 * jnp.eye(m)
-        gain = jax.scipy.linalg.solve(s, h @ cov, assume_a="pos").T if joseph else cov @ h.T @ jnp.linalg.inv(s)
+        gain = (
+            jax.scipy.linalg.solve(s, h @ cov, assume_a="pos").T
+            if joseph
+            else cov @ h.T @ jnp.linalg.inv(s)
+        )
         error = y - h @ mean
         left = jnp.eye(n) - gain @ h
         cov = left @ cov @ left.T + 0.2 * gain @ gain.T if joseph else left @ cov
-        return (mean + gain @ error, cov), jax.scipy.stats.multivariate_normal.logpdf(error, jnp.zeros(m), s)
+        return (mean + gain @ error, cov), jax.scipy.stats.multivariate_normal.logpdf(
+            error, jnp.zeros(m), s
+        )
 
     return step, (normal(rng, float, n), np.eye(n)), normal(rng, float, 4, m)
 
@@ -210,14 +227,21 @@ def program(seed: int) -> tuple[Callable, list[Any], str]:
     leaves = [np.asarray(leaf) for leaf in leaves]
     if rng.random() < 0.1:
         leaves[-1].reshape(-1)[rng.integers(leaves[-1].size)] = np.nan
-    reverse, mapped, order = rng.random() < 0.3, rng.random() < 0.2, ("value", "gradient", "second")[rng.integers(3)]
+    reverse, mapped, order = (
+        rng.random() < 0.3,
+        rng.random() < 0.2,
+        ("value", "gradient", "second")[rng.integers(3)],
+    )
 
     def run(*leaves: Any) -> Any:
         carry, xs = jax.tree.unflatten(tree, leaves)
         return jax.tree.leaves(jax.lax.scan(step, carry, xs, reverse=reverse))
 
     def loss(*leaves: Any) -> Any:
-        parts = (jnp.sum(jnp.cos(jnp.arange(v.size)).reshape(v.shape) * jnp.tanh(v.real)) for v in run(*leaves))
+        parts = (
+            jnp.sum(jnp.cos(jnp.arange(v.size)).reshape(v.shape) * jnp.tanh(v.real))
+            for v in run(*leaves)
+        )
         return sum(parts)
 
     gradient = jax.grad(loss, tuple(range(len(leaves))))
@@ -229,7 +253,11 @@ def program(seed: int) -> tuple[Callable, list[Any], str]:
     if mapped:
         leaves = [np.stack([leaf, 0.5 * leaf]) for leaf in leaves]
         whole = jax.vmap(whole)
-    return whole, leaves, f"{family.__name__} {order}{' mapped' * mapped}{' reverse' * reverse} {kind.__name__}"
+    return (
+        whole,
+        leaves,
+        f"{family.__name__} {order}{' mapped' * mapped}{' reverse' * reverse} {kind.__name__}",
+    )
 
 
 def fault(seed: int, compiled: bool = False) -> str | None:
@@ -241,14 +269,22 @@ def fault(seed: int, compiled: bool = False) -> str | None:
                 closed = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(whole(*leaves)))(*leaves)
         except NotImplementedError:  # no derivative
             return None
-        nearby = [leaf * (1 + 1e-13 * np.random.default_rng(seed).normal(size=leaf.shape)) for leaf in leaves]
+        nearby = [
+            leaf * (1 + 1e-13 * np.random.default_rng(seed).normal(size=leaf.shape))
+            for leaf in leaves
+        ]
         if compiled:
             reference = jax.jit(whole, compiler_options=OPTIONS)
             theirs, near = (reference(*given) for given in (leaves, nearby))
             ours = jrnn.optimize_scans(jax.jit(lambda *leaves: whole(*leaves)))(*leaves)
-            theirs, near, ours = (list(map(np.asarray, jax.tree.leaves(v))) for v in (theirs, near, ours))
+            theirs, near, ours = (
+                list(map(np.asarray, jax.tree.leaves(v))) for v in (theirs, near, ours)
+            )
         else:
-            theirs, near = (by_numpy.evaluate_by_numpy(closed.jaxpr, closed.consts, given) for given in (leaves, nearby))
+            theirs, near = (
+                by_numpy.evaluate_by_numpy(closed.jaxpr, closed.consts, given)
+                for given in (leaves, nearby)
+            )
             changed = rewritten(closed, fits_arithmetic)
             ours = by_numpy.evaluate_by_numpy(changed.jaxpr, changed.consts, leaves)
     for a, b, c in zip(ours, theirs, near, strict=True):
@@ -270,7 +306,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
-    parser.add_argument("--as-users", action="store_true", help="compile marked loops, with XLA's default flags")
+    parser.add_argument(
+        "--as-users", action="store_true", help="compile marked loops, with XLA's default flags"
+    )
     asked = parser.parse_args()
     faults = 0
     for seed in range(asked.seed, asked.seed + asked.count):

@@ -70,7 +70,9 @@ class Program:
 
     @property
     def has_effects(self) -> bool:
-        return any("callback" in name or "ref" in name or "print" in name for name, *_ in self.operations)
+        return any(
+            "callback" in name or "ref" in name or "print" in name for name, *_ in self.operations
+        )
 
     @property
     def ingredients(self) -> list[str]:
@@ -113,7 +115,12 @@ def drawn(seed: int) -> Program:
         dtype="float32" if extreme or rng.random() < 0.2 else "float64",
         extreme=extreme,
     )
-    masked = not extreme and not program.has_effects and program.around != "outer_loop" and rng.random() < 0.2
+    masked = (
+        not extreme
+        and not program.has_effects
+        and program.around != "outer_loop"
+        and rng.random() < 0.2
+    )
     return replace(program, masked=rng.choice(["lengths", "resets"])) if masked else program
 
 
@@ -132,12 +139,20 @@ def loop_of(program: Program, run: Run, p: dict[str, Any], tell: Callable) -> An
         inputs = [INPUTS[name](q, x[name]) for name in program.inputs]
         values = [v for v in (x["x"], p["h"], *inputs) if v is not None]
         # Carries give their values first, and are given theirs at the end.
-        held = [CARRIES[name][1](q, c, values[0])[1] for (name, _), c in zip(program.carries, carry)]
+        held = [
+            CARRIES[name][1](q, c, values[0])[1] for (name, _), c in zip(program.carries, carry)
+        ]
         values = [v for v in held if v is not None] + values
         for name, i, j in program.operations:
             values.insert(0, OPERATIONS[name](q, values[i % len(values)], values[j % len(values)]))
-        new = [CARRIES[name][1](q, c, values[i % min(3, len(values))])[0] for (name, i), c in zip(program.carries, carry)]
-        return new, [OUTPUTS[name](q, values[i % len(values)], values[j % len(values)]) for name, i, j in program.outputs]
+        new = [
+            CARRIES[name][1](q, c, values[i % min(3, len(values))])[0]
+            for (name, i), c in zip(program.carries, carry)
+        ]
+        return new, [
+            OUTPUTS[name](q, values[i % len(values)], values[j % len(values)])
+            for name, i, j in program.outputs
+        ]
 
     init = [CARRIES[name][0](p) for name, _ in program.carries]
     xs = {name: p["xs"][name] for name in ("x", *program.inputs)}
@@ -145,9 +160,10 @@ def loop_of(program: Program, run: Run, p: dict[str, Any], tell: Callable) -> An
     ts = jnp.arange(p["xs"]["x"].shape[0])
     if run is scan:
         keywords |= dict(program.keywords)
-        keywords |= {"lengths": dict(lengths=min(2, program.steps)), "resets": dict(resets=ts % 2 == 1)}.get(
-            program.masked, {}
-        )
+        keywords |= {
+            "lengths": dict(lengths=min(2, program.steps)),
+            "resets": dict(resets=ts % 2 == 1),
+        }.get(program.masked, {})
     elif program.masked:
         run = functools.partial(_masked, ts, program.masked == "resets")
     out = AROUND[program.around](functools.partial(run, **keywords), step, init, xs)
@@ -160,7 +176,9 @@ def _masked(ts: Any, resets: bool, step: Callable, init: Any, xs: Any, **keyword
     def masked_step(carry: Any, timed: tuple[Any, Any]) -> Any:
         t, x = timed
         if resets:
-            return step(jax.tree.map(lambda first, old: jnp.where(t % 2 == 1, first, old), init, carry), x)
+            return step(
+                jax.tree.map(lambda first, old: jnp.where(t % 2 == 1, first, old), init, carry), x
+            )
         new, y = step(carry, x)
         held = jax.tree.map(lambda new, old: jnp.where(t < 2, new, old), new, carry)
         return held, jax.tree.map(lambda leaf: jnp.where(t < 2, leaf, jnp.zeros_like(leaf)), y)
@@ -180,7 +198,11 @@ def _on_mapped_axis(run: Run, step: Callable, init: Any, xs: Any) -> Any:
     def one(factor: Any) -> Any:
         def summed(carry: Any, x: Any) -> Any:
             carry, ys = step(carry, {**x, "x": x["x"] * factor})
-            return carry, (ys, jax.lax.psum(x["x"] * factor, "copies"), jax.lax.axis_index("copies"))
+            return carry, (
+                ys,
+                jax.lax.psum(x["x"] * factor, "copies"),
+                jax.lax.axis_index("copies"),
+            )
 
         return run(summed, init, xs)
 
@@ -191,22 +213,33 @@ def _on_devices(run: Run, step: Callable, init: Any, xs: Any) -> Any:
     """Inside of a `jax.shard_map` over one device."""
     mesh = jax.make_mesh((1,), ("copies",), axis_types=(jax.sharding.AxisType.Auto,))
     none = jax.sharding.PartitionSpec()
-    inside = jax.shard_map(functools.partial(run, step), mesh=mesh, in_specs=(none, none), out_specs=none, check_vma=False)
+    inside = jax.shard_map(
+        functools.partial(run, step),
+        mesh=mesh,
+        in_specs=(none, none),
+        out_specs=none,
+        check_vma=False,
+    )
     return inside(init, xs)
 
 
 def _in_while_loop(run: Run, step: Callable, init: Any, xs: Any) -> Any:
     """In a loop that stops early, twice."""
     state = 0, run(step, init, xs)
-    return jrnn.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 1, run(step, s[1][0], xs)), state, max_steps=2)[1]
+    return jrnn.while_loop(
+        lambda s: s[0] < 1, lambda s: (s[0] + 1, run(step, s[1][0], xs)), state, max_steps=2
+    )[1]
 
 
 AROUND: dict[str, Callable[[Run, Callable, Any, Any], Any]] = dict(
     plain=lambda run, step, init, xs: run(step, init, xs),
-    checkpointed_step=lambda run, step, init, xs: run(jax.checkpoint(step, prevent_cse=False), init, xs),
+    checkpointed_step=lambda run, step, init, xs: run(
+        jax.checkpoint(step, prevent_cse=False), init, xs
+    ),
     checkpoint=lambda run, step, init, xs: jax.checkpoint(functools.partial(run, step))(init, xs),
     dots_kept=lambda run, step, init, xs: jax.checkpoint(
-        functools.partial(run, step), policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        functools.partial(run, step),
+        policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     )(init, xs),
     jit=lambda run, step, init, xs: jax.jit(functools.partial(run, step))(init, xs),
     cond=lambda run, step, init, xs: jax.lax.cond(
@@ -230,7 +263,9 @@ AROUND: dict[str, Callable[[Run, Callable, Any, Any], Any]] = dict(
 
 
 def _is_inexact(leaf: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(leaf) if not hasattr(leaf, "dtype") else leaf.dtype, jnp.inexact)
+    return jnp.issubdtype(
+        jnp.result_type(leaf) if not hasattr(leaf, "dtype") else leaf.dtype, jnp.inexact
+    )
 
 
 def weighted_sum(tree: Any) -> Any:
@@ -290,7 +325,9 @@ def _linearized(fn: Callable, p: Any) -> Any:
 
 
 def _squared_gradient(fn: Callable, values: list[Any], join: Callable) -> Any:
-    return sum(jnp.sum(jnp.tanh(g).astype(jnp.float32) ** 2) for g in jax.grad(_loss(fn, join))(values))
+    return sum(
+        jnp.sum(jnp.tanh(g).astype(jnp.float32) ** 2) for g in jax.grad(_loss(fn, join))(values)
+    )
 
 
 def _grad_of_grad(fn: Callable, p: Any) -> Any:
@@ -305,7 +342,9 @@ def _jvp_of_grad(fn: Callable, p: Any) -> Any:
 
 def _grad_of_jvp(fn: Callable, p: Any) -> Any:
     values, join = _split(p)
-    return jax.grad(lambda values: jax.jvp(_loss(fn, join), (values,), (_tangents(values),))[1])(values)
+    return jax.grad(lambda values: jax.jvp(_loss(fn, join), (values,), (_tangents(values),))[1])(
+        values
+    )
 
 
 def _mapped(of: Callable, fn: Callable, p: Any, weights: bool = False) -> Any:
@@ -321,15 +360,21 @@ def _mapped(of: Callable, fn: Callable, p: Any, weights: bool = False) -> Any:
 
 def _grad_of_mapped(fn: Callable, p: Any) -> Any:
     values, join = _split(p)
-    return jax.grad(lambda values: weighted_sum(_mapped(lambda fn, p: fn(p), fn, join(values))))(values)
+    return jax.grad(lambda values: weighted_sum(_mapped(lambda fn, p: fn(p), fn, join(values))))(
+        values
+    )
 
 
 def _exported(fn: Callable, p: Any) -> Any:
     """Exported with the number of steps left open."""
     (steps,) = jax.export.symbolic_shape("t")
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), {**p, "xs": None})
-    given["xs"] = jax.tree.map(lambda x: jax.ShapeDtypeStruct((steps, *x.shape[1:]), x.dtype), p["xs"])
-    exported = jax.export.export(jax.jit(lambda p: (weighted_sum(fn(p)), _grad_of_some(fn, p))))(given)
+    given["xs"] = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((steps, *x.shape[1:]), x.dtype), p["xs"]
+    )
+    exported = jax.export.export(jax.jit(lambda p: (weighted_sum(fn(p)), _grad_of_some(fn, p))))(
+        given
+    )
     return exported.call(p)
 
 
@@ -363,7 +408,10 @@ _OUTSIDE = ("eager", "eager_grad", "exported")
 def result(program: Program, run: Run, seed: int) -> Any:
     """What the program returns, what its callbacks received, and how often it printed; or the exception that it raises."""
     told: list[float] = []
-    with jax.enable_x64(program.dtype == "float64"), contextlib.redirect_stdout(io.StringIO()) as printed:
+    with (
+        jax.enable_x64(program.dtype == "float64"),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+    ):
         p = params(np.random.RandomState(seed), program.steps, program.dtype, program.extreme)
 
         def computed(p: Any) -> Any:
@@ -374,12 +422,18 @@ def result(program: Program, run: Run, seed: int) -> Any:
         try:
             options = OPTIONS if run is jax.lax.scan else None
             compiled = jax.jit(computed, compiler_options=options)
-            out = jax.block_until_ready((computed if program.transformed in _OUTSIDE else compiled)(p))
+            out = jax.block_until_ready(
+                (computed if program.transformed in _OUTSIDE else compiled)(p)
+            )
             jax.effects_barrier()
         except Exception as error:
             return error
     ordered = told if "debug_callback" not in program.ingredients else sorted(told)
-    return {"out": out, "told": np.asarray(ordered, np.float32), "printed": np.asarray(len(printed.getvalue().split()))}
+    return {
+        "out": out,
+        "told": np.asarray(ordered, np.float32),
+        "printed": np.asarray(len(printed.getvalue().split())),
+    }
 
 
 def difference(program: Program, seed: int, raised: list[str] | None = None) -> str | None:
@@ -404,12 +458,19 @@ def difference(program: Program, seed: int, raised: list[str] | None = None) -> 
 
 
 def _named(result: Any) -> str:
-    return f"{type(result).__name__}: {str(result)[:300]}" if isinstance(result, Exception) else "a result"
+    return (
+        f"{type(result).__name__}: {str(result)[:300]}"
+        if isinstance(result, Exception)
+        else "a result"
+    )
 
 
 def _apart(a: Any, b: Any, program: Program) -> str | None:
     """How two leaves differ."""
-    if (jax.typeof(a), getattr(a, "weak_type", None)) != (jax.typeof(b), getattr(b, "weak_type", None)):
+    if (jax.typeof(a), getattr(a, "weak_type", None)) != (
+        jax.typeof(b),
+        getattr(b, "weak_type", None),
+    ):
         return f"{jax.typeof(a)} where jax.lax.scan gives {jax.typeof(b)}"
     if jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
         a, b = map(jax.random.key_data, (a, b))
@@ -425,7 +486,11 @@ def _apart(a: Any, b: Any, program: Program) -> str | None:
     tolerance = 3e-2 if narrow or rounding else 1e-4 if b.dtype == np.float32 else 1e-9
     size = max(1.0, np.max(np.abs(y[finite]), initial=0.0))
     off = np.max(np.abs(x[finite] - y[finite]), initial=0.0) / size
-    return f"off by {off:.2g}: {x.ravel()} where jax.lax.scan gives {y.ravel()}" if off > tolerance else None
+    return (
+        f"off by {off:.2g}: {x.ravel()} where jax.lax.scan gives {y.ravel()}"
+        if off > tolerance
+        else None
+    )
 
 
 # Narrow numbers in the middle, which are rounded once where jax.lax.scan rounds at every step, or the other way round.
@@ -443,7 +508,11 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield replace(program, **{field: (*parts[:i], *parts[i + 1 :])})
     for field in fields(program):
         simple = field.default
-        if field.name != "steps" and isinstance(simple, (bool, int, str, tuple)) and getattr(program, field.name) != simple:
+        if (
+            field.name != "steps"
+            and isinstance(simple, (bool, int, str, tuple))
+            and getattr(program, field.name) != simple
+        ):
             yield replace(program, **{field.name: simple})
     if program.steps > 1:
         yield replace(program, steps=program.steps - 1)

@@ -34,7 +34,11 @@ class Renamed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         self._text = text.replace(old, new).replace(*tested)
 
     def find_spec(self, name, path, target=None):
-        return importlib.util.spec_from_file_location(name, SOURCE, loader=self) if name == NAME else None
+        return (
+            importlib.util.spec_from_file_location(name, SOURCE, loader=self)
+            if name == NAME
+            else None
+        )
 
     def get_filename(self, name):
         return str(SOURCE)
@@ -50,7 +54,10 @@ def difference():
     """Returns the largest relative difference between gradients of a loop by `jrnn.scan` and by `jax.lax.scan`."""
     import jrnn
 
-    w, xs = jnp.linspace(-0.5, 0.5, 64).reshape(8, 8), jnp.linspace(-1, 1, 24 * 8 * 8).reshape(24, 8, 8)
+    w, xs = (
+        jnp.linspace(-0.5, 0.5, 64).reshape(8, 8),
+        jnp.linspace(-1, 1, 24 * 8 * 8).reshape(24, 8, 8),
+    )
 
     def loss(scan, w, xs):
         def step(h, x):
@@ -59,7 +66,10 @@ def difference():
 
         return jnp.sum(scan(step, jnp.ones((8, 8)), xs)[1][0] ** 2)
 
-    ours, theirs = (jax.jit(jax.grad(lambda *args, s=s: loss(s, *args), (0, 1)))(w, xs) for s in (jrnn.scan, jax.lax.scan))
+    ours, theirs = (
+        jax.jit(jax.grad(lambda *args, s=s: loss(s, *args), (0, 1)))(w, xs)
+        for s in (jrnn.scan, jax.lax.scan)
+    )
     return max(float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in zip(ours, theirs))
 
 

@@ -34,7 +34,9 @@ def rnn(w, h, x):
     return (h := jnp.tanh(x["k"] + h @ w)), h
 
 
-def counting(w, carry, x):  # integers, a carry that is only kept, a random key, and an affine carry that reads them
+def counting(
+    w, carry, x
+):  # integers, a carry that is only kept, a random key, and an affine carry that reads them
     t, before, key, h = carry
     key, drawn = jax.random.split(key)
     h = h * jnp.cos(before @ w) + t * x["v"] + jax.random.normal(drawn, h.shape)
@@ -58,7 +60,12 @@ def example(name, steps):
         )
     h = jnp.linspace(-1, 1, B * H * K).reshape(B, H, K)
     first = {"rotation": (h, 2 * h), "counting": (jnp.int32(3), h, jax.random.key(0), h)}
-    return {f.__name__: f for f in (min_gru, rotation, rnn, counting)}[name], w, first.get(name, h), xs
+    return (
+        {f.__name__: f for f in (min_gru, rotation, rnn, counting)}[name],
+        w,
+        first.get(name, h),
+        xs,
+    )
 
 
 def is_smooth(leaf):
@@ -87,9 +94,10 @@ def everything(run, name, steps, of=None, jit=jax.jit):
     if of is not None:
         return jit(lambda *args: of(lambda *args: loss(*args)[0], args))(*args)
     (_, out), gradients = jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(*args)
-    return jax.tree.map(lambda v: v if not jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else jax.random.key_data(v), out), (
-        gradients
-    )
+    return jax.tree.map(
+        lambda v: v if not jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else jax.random.key_data(v),
+        out,
+    ), (gradients)
 
 
 def whole(step, w, first, xs, **masks):
@@ -100,7 +108,9 @@ def whole(step, w, first, xs, **masks):
 def off(a, b):
     """The largest difference, in parts of the largest number."""
     pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-    return float(max(np.max(np.abs(np.asarray(x) - y)) / max(1.0, np.max(np.abs(y))) for x, y in pairs))
+    return float(
+        max(np.max(np.abs(np.asarray(x) - y)) / max(1.0, np.max(np.abs(y))) for x, y in pairs)
+    )
 
 
 def sharded(mesh, check, **options):
@@ -113,13 +123,15 @@ def sharded(mesh, check, **options):
 
         def shard(w, first, xs, lengths, resets):
             step_ = functools.partial(step, w)
-            return jrnn.scan(step_, first, xs, lengths=lengths, resets=resets, axis_name="time", **rest)
+            return jrnn.scan(
+                step_, first, xs, lengths=lengths, resets=resets, axis_name="time", **rest
+            )
 
         state, stack = P(batch), P("time", batch)
         in_specs, out_specs = (P(), state, stack, state, stack), (state, stack)
-        return jax.shard_map(shard, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check)(
-            w, first, xs, lengths, resets
-        )
+        return jax.shard_map(
+            shard, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check
+        )(w, first, xs, lengths, resets)
 
     return run
 
@@ -148,11 +160,21 @@ def main():
     resets = jnp.asarray(np.random.default_rng(2).random((steps, B)) < 0.2)
     masks = dict(lengths=jnp.array([16, 9]), resets=resets)
     jax.config.update("jax_disable_most_optimizations", True)
-    places = {"linear": (four, False), "gla": (eight, True), "gated_delta": (four, True), "min_gru": (eight, False)}
+    places = {
+        "linear": (four, False),
+        "gla": (eight, True),
+        "gated_delta": (four, True),
+        "min_gru": (eight, False),
+    }
     for name, (mesh, check) in {**places, "rnn": (four, True)}.items():
         wanted = everything(functools.partial(whole, **masks), name, steps, jit=by_numpy)
         actual[name] = off(everything(sharded(mesh, check, **masks), name, steps), wanted)
-    complex_case = turning, jnp.ones(3), jnp.zeros((B, 3), complex), jnp.ones((steps, B, 3), complex)
+    complex_case = (
+        turning,
+        jnp.ones(3),
+        jnp.zeros((B, 3), complex),
+        jnp.ones((steps, B, 3), complex),
+    )
     actual["complex literals"] = off(sharded(four, True)(*complex_case), whole(*complex_case))
     jax.config.update("jax_disable_most_optimizations", False)
     sizes = ("gated_delta", sharded(eight, False)), ("min_gru", sharded(eight, True))

@@ -96,7 +96,10 @@ OPERATIONS: dict[str, Operation] = dict(
         lambda s: jnp.max(s) < 2, lambda s: 1.5 * s + 0.3, jnp.tanh(a), max_steps=4
     ),
     until=lambda p, a, b: jrnn.scan(
-        lambda c, x: (c * jnp.tanh(b) + x, None), a, jnp.ones(3, a.dtype), until=lambda c: jnp.sum(c) > 4
+        lambda c, x: (c * jnp.tanh(b) + x, None),
+        a,
+        jnp.ones(3, a.dtype),
+        until=lambda c: jnp.sum(c) > 4,
     )[0],
     # contractions
     product_with_weights=lambda p, a, b: a @ p["w"],
@@ -105,65 +108,116 @@ OPERATIONS: dict[str, Operation] = dict(
     numpy_weights=lambda p, a, b: jnp.tanh(a) @ FIXED,
     weights_of_weights=lambda p, a, b: a @ jnp.tanh(p["w"] @ p["w"]) + p["b"],
     of_both=lambda p, a, b: jnp.einsum("nh,mh,mk->nk", a, jnp.tanh(b), jnp.tanh(b)),
-    batched=lambda p, a, b: jax.vmap(jnp.dot, (0, None))(a, p["w"]) + jax.vmap(jnp.vdot)(a, b)[:, None],
+    batched=lambda p, a, b: (
+        jax.vmap(jnp.dot, (0, None))(a, p["w"]) + jax.vmap(jnp.vdot)(a, b)[:, None]
+    ),
     narrow_product=lambda p, a, b: (
-        lax.dot(a.astype(jnp.bfloat16), p["w"].astype(jnp.bfloat16), preferred_element_type=jnp.float32) * b
+        lax.dot(
+            a.astype(jnp.bfloat16), p["w"].astype(jnp.bfloat16), preferred_element_type=jnp.float32
+        )
+        * b
     ),
     integers=lambda p, a, b: a * (jnp.int32([[1, 2]]) @ jnp.ones((2, 1), jnp.int32)),
     empty_product=lambda p, a, b: a + a[:, :0] @ p["w"][:0],
     attention=lambda p, a, b: jax.nn.softmax(a @ p["table"].T) @ p["table"],
-    convolution=lambda p, a, b: lax.conv_general_dilated(a[..., None], p["kernel"], (1,), "SAME", dimension_numbers=_NWC)[
-        ..., 0
-    ],
+    convolution=lambda p, a, b: lax.conv_general_dilated(
+        a[..., None], p["kernel"], (1,), "SAME", dimension_numbers=_NWC
+    )[..., 0],
     runge_kutta=lambda p, a, b: _runge_kutta(lambda h: jnp.tanh(h @ p["w"] + b @ p["w"]), a),
-    solved=lambda p, a, b: jnp.linalg.solve(4 * jnp.eye(H, dtype=a.dtype) + jnp.tanh(p["w"]), a.T).T,
+    solved=lambda p, a, b: (
+        jnp.linalg.solve(4 * jnp.eye(H, dtype=a.dtype) + jnp.tanh(p["w"]), a.T).T
+    ),
     # slices, views, orders
-    gates=lambda p, a, b: _gated(*jnp.split(a @ p["gates"] + jnp.tile(p["b"], (1, 4)), 4, axis=-1), b),
+    gates=lambda p, a, b: _gated(
+        *jnp.split(a @ p["gates"] + jnp.tile(p["b"], (1, 4)), 4, axis=-1), b
+    ),
     sliced_gates=lambda p, a, b: _gated(
         *(_slice(a @ p["gates"], i * H) + _slice(b @ p["gates"], i * H) for i in range(4)), b
     ),
-    overlapping=lambda p, a, b: jnp.tanh(_slice(a @ p["gates"], 2)) * jnp.tanh(_slice(a @ p["gates"], 4)),
+    overlapping=lambda p, a, b: (
+        jnp.tanh(_slice(a @ p["gates"], 2)) * jnp.tanh(_slice(a @ p["gates"], 4))
+    ),
     strided=lambda p, a, b: jnp.tanh((a @ p["gates"])[:, ::4]) - (b @ p["gates"])[:, 1::4],
-    joined=lambda p, a, b: jnp.concatenate([a, b], -1)[:, 2 : 2 + H] + jnp.concatenate([a[:1], b[1:]]),
+    joined=lambda p, a, b: (
+        jnp.concatenate([a, b], -1)[:, 2 : 2 + H] + jnp.concatenate([a[:1], b[1:]])
+    ),
     halves=lambda p, a, b: jnp.concatenate([jnp.tanh(a[:, : H // 2]), _sin(a[:, H // 2 :])], -1),
     padded=lambda p, a, b: jnp.pad(a[:, 1:], ((0, 0), (0, 1))) + jnp.roll(b, 1, axis=-1) + a[::-1],
     reshaped=lambda p, a, b: a.reshape(-1).reshape(H, N).T + b[:, None, :].squeeze(1),
     single=lambda p, a, b: a[:, :1] + jnp.broadcast_to(b[:1, 1:2], (N, H)),
-    sorted=lambda p, a, b: jnp.sort(a, axis=-1) + jnp.take_along_axis(b, jnp.argsort(a, axis=-1), -1),
-    top=lambda p, a, b: lax.top_k(a, 1)[0] * b + jax.nn.one_hot(jnp.argmax(b, -1), H, dtype=a.dtype),
-    running=lambda p, a, b: jnp.cumsum(a, axis=-1) * 0.3 + lax.cummax(b, axis=1) + jnp.cumprod(jnp.tanh(b), axis=-1),
-    pooled=lambda p, a, b: lax.reduce_window(a, -np.inf, lax.max, (1, 2), (1, 1), "SAME") + jnp.mean(b),
-    reduced=lambda p, a, b: a - jnp.max(a, axis=-1, keepdims=True) + jnp.prod(jnp.tanh(b), axis=0, keepdims=True),
+    sorted=lambda p, a, b: (
+        jnp.sort(a, axis=-1) + jnp.take_along_axis(b, jnp.argsort(a, axis=-1), -1)
+    ),
+    top=lambda p, a, b: (
+        lax.top_k(a, 1)[0] * b + jax.nn.one_hot(jnp.argmax(b, -1), H, dtype=a.dtype)
+    ),
+    running=lambda p, a, b: (
+        jnp.cumsum(a, axis=-1) * 0.3 + lax.cummax(b, axis=1) + jnp.cumprod(jnp.tanh(b), axis=-1)
+    ),
+    pooled=lambda p, a, b: (
+        lax.reduce_window(a, -np.inf, lax.max, (1, 2), (1, 1), "SAME") + jnp.mean(b)
+    ),
+    reduced=lambda p, a, b: (
+        a - jnp.max(a, axis=-1, keepdims=True) + jnp.prod(jnp.tanh(b), axis=0, keepdims=True)
+    ),
     # intermediate arrays that are larger than what goes in and out
-    one_hot=lambda p, a, b: jax.nn.one_hot(_index(b[:, 0]), 280, dtype=a.dtype) @ jnp.tile(p["table"], (40, 1)) + a,
+    one_hot=lambda p, a, b: (
+        jax.nn.one_hot(_index(b[:, 0]), 280, dtype=a.dtype) @ jnp.tile(p["table"], (40, 1)) + a
+    ),
     tiled=lambda p, a, b: jnp.tile(jnp.tanh(b), (1, 40)) @ jnp.tile(p["w"], (40, 1)) * 0.01 + a,
-    outer=lambda p, a, b: jnp.einsum("nij,nj->ni", jnp.tanh(a)[:, :, None] * jnp.tanh(b)[:, None, :], jnp.tanh(b)),
-    spread=lambda p, a, b: jnp.sum(jnp.broadcast_to(jnp.tanh(b)[..., None], (N, H, 50)) * 0.02, -1) * a,
-    many_rows=lambda p, a, b: jnp.sum(p["table"][jnp.tile(_index(b[:, :1]), (1, 30))], 1) * 0.03 + a,
+    outer=lambda p, a, b: jnp.einsum(
+        "nij,nj->ni", jnp.tanh(a)[:, :, None] * jnp.tanh(b)[:, None, :], jnp.tanh(b)
+    ),
+    spread=lambda p, a, b: (
+        jnp.sum(jnp.broadcast_to(jnp.tanh(b)[..., None], (N, H, 50)) * 0.02, -1) * a
+    ),
+    many_rows=lambda p, a, b: (
+        jnp.sum(p["table"][jnp.tile(_index(b[:, :1]), (1, 30))], 1) * 0.03 + a
+    ),
     # indices
     lookup=lambda p, a, b: p["table"][_index(a[:, 0])] + b,
-    dynamic_slice=lambda p, a, b: lax.dynamic_slice(jnp.tile(a, (1, 2)), (np.int32(0), _index(b[0, 0])), (N, H)),
-    dynamic_update=lambda p, a, b: lax.dynamic_update_slice(a, b[:, :1], (np.int32(0), _index(b[0, 0]) % H)),
-    scatter=lambda p, a, b: a.at[:, 0].set(b[:, 1]).at[0].add(b[1]).at[_index(b[:, 0]) % N].max(jnp.tanh(b)),
+    dynamic_slice=lambda p, a, b: lax.dynamic_slice(
+        jnp.tile(a, (1, 2)), (np.int32(0), _index(b[0, 0])), (N, H)
+    ),
+    dynamic_update=lambda p, a, b: lax.dynamic_update_slice(
+        a, b[:, :1], (np.int32(0), _index(b[0, 0]) % H)
+    ),
+    scatter=lambda p, a, b: (
+        a.at[:, 0].set(b[:, 1]).at[0].add(b[1]).at[_index(b[:, 0]) % N].max(jnp.tanh(b))
+    ),
     # control flow
     cond=lambda p, a, b: lax.cond(a[0, 0] > 0, lambda a: jnp.tanh(a @ p["w"]), lambda a: a + b, a),
     switch=lambda p, a, b: lax.switch(_index(a[0, 0]) % 3, (_sin, _cos, lambda a: a * b), a),
-    while_loop=lambda p, a, b: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ p["w"])), (0, a))[1],
+    while_loop=lambda p, a, b: lax.while_loop(
+        lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1] @ p["w"])), (0, a)
+    )[1],
     fori_loop=lambda p, a, b: lax.fori_loop(0, 2, lambda i, h: jnp.tanh(h * b + i), a),
-    nested_scan=lambda p, a, b: p["scan"](lambda h, x: (jnp.tanh(h @ p["w"] + x), h), a, b[:, None])[0],
-    nested_lax_scan=lambda p, a, b: lax.scan(lambda h, x: (h * x, h @ p["w"]), a, b.T[:, :, None])[1].sum(0),
-    mapped=lambda p, a, b: lax.map(lambda row: jnp.tanh(row @ p["w"]), a) + lax.associative_scan(jnp.add, b),
+    nested_scan=lambda p, a, b: p["scan"](
+        lambda h, x: (jnp.tanh(h @ p["w"] + x), h), a, b[:, None]
+    )[0],
+    nested_lax_scan=lambda p, a, b: lax.scan(lambda h, x: (h * x, h @ p["w"]), a, b.T[:, :, None])[
+        1
+    ].sum(0),
+    mapped=lambda p, a, b: (
+        lax.map(lambda row: jnp.tanh(row @ p["w"]), a) + lax.associative_scan(jnp.add, b)
+    ),
     # derivative rules
     custom_jvp=lambda p, a, b: _doubled_tangent(a, b),
     custom_vjp=lambda p, a, b: _tripled_cotangent(a * 2) + b,
     custom_vjp_of_many=lambda p, a, b: _product_of_own(a, p["w"]) + b,
     custom_vjp_with_static=lambda p, a, b: _scaled_cotangent(2.0, a) + b,
-    custom_gradient=lambda p, a, b: jax.custom_gradient(lambda a: (_sin(a), lambda ct: ct * 2))(a) * b,
-    custom_solve=lambda p, a, b: lax.custom_linear_solve(lambda v: v * (1 + b * b), a, lambda f, v: v / (1 + b * b), _solve),
+    custom_gradient=lambda p, a, b: (
+        jax.custom_gradient(lambda a: (_sin(a), lambda ct: ct * 2))(a) * b
+    ),
+    custom_solve=lambda p, a, b: lax.custom_linear_solve(
+        lambda v: v * (1 + b * b), a, lambda f, v: v / (1 + b * b), _solve
+    ),
     custom_vmap=lambda p, a, b: _mapped_by_itself(a) + b,
     # transformations inside
     checkpoint=lambda p, a, b: jax.checkpoint(lambda a: jnp.tanh(_sin(a @ p["w"]) + b))(a),
-    checkpoint_dots=lambda p, a, b: jax.checkpoint(_layer(p, b), policy=jax.checkpoint_policies.dots_saveable)(a),
+    checkpoint_dots=lambda p, a, b: jax.checkpoint(
+        _layer(p, b), policy=jax.checkpoint_policies.dots_saveable
+    )(a),
     checkpoint_names=lambda p, a, b: jax.checkpoint(
         lambda a: _sin(checkpoint_name(jnp.tanh(a @ p["w"]), "kept")) * b,
         policy=jax.checkpoint_policies.save_only_these_names("kept"),
@@ -175,20 +229,30 @@ OPERATIONS: dict[str, Operation] = dict(
     over_mapped_axis=lambda p, a, b: jax.vmap(
         lambda a, b: a - lax.pmean(b, "rows") + lax.axis_index("rows"), axis_name="rows"
     )(a, b),
-    gathered=lambda p, a, b: jax.vmap(lambda a: lax.all_gather(a, "rows")[1] * lax.psum(a, "rows"), axis_name="rows")(a),
+    gathered=lambda p, a, b: jax.vmap(
+        lambda a: lax.all_gather(a, "rows")[1] * lax.psum(a, "rows"), axis_name="rows"
+    )(a),
     in_scope=lambda p, a, b: jax.named_scope("cell")(_layer(p, b))(a),
     barrier=lambda p, a, b: sum(lax.optimization_barrier((a, b))),
     # types
-    bfloat16=lambda p, a, b: (a.astype(jnp.bfloat16) @ p["w"].astype(jnp.bfloat16)).astype(b.dtype) + b,
+    bfloat16=lambda p, a, b: (
+        (a.astype(jnp.bfloat16) @ p["w"].astype(jnp.bfloat16)).astype(b.dtype) + b
+    ),
     float16=lambda p, a, b: jnp.tanh(a).astype(jnp.float16).astype(a.dtype) * b,
     float32=lambda p, a, b: jnp.tanh(a.astype(jnp.float32)).astype(b.dtype) * b,
-    complex=lambda p, a, b: jnp.abs(jnp.exp(1j * jnp.tanh(a)) * (1 + jnp.tanh(b))) + lax.complex(a, b).imag,
+    complex=lambda p, a, b: (
+        jnp.abs(jnp.exp(1j * jnp.tanh(a)) * (1 + jnp.tanh(b))) + lax.complex(a, b).imag
+    ),
     fourier=lambda p, a, b: jnp.fft.rfft(a, axis=-1).real[:, :1] * b,
     whole_numbers=lambda p, a, b: (jnp.tanh(a) * 5).astype(jnp.int32).astype(a.dtype) * b,
-    bits=lambda p, a, b: jnp.where(lax.population_count(lax.shift_left(_index(a), np.int32(1))) > 1, a, b),
+    bits=lambda p, a, b: jnp.where(
+        lax.population_count(lax.shift_left(_index(a), np.int32(1))) > 1, a, b
+    ),
     masks=lambda p, a, b: jnp.where((a > 0) & ~(b > 0) | (a > b), a, -b) * jnp.any(a > 1),
     # random numbers and side effects
-    random=lambda p, a, b: a * jax.random.normal(jax.random.fold_in(p["key"], _index(b[0, 0])), a.shape, a.dtype),
+    random=lambda p, a, b: (
+        a * jax.random.normal(jax.random.fold_in(p["key"], _index(b[0, 0])), a.shape, a.dtype)
+    ),
     dropout=lambda p, a, b: jnp.where(jax.random.bernoulli(p["key"], 0.5, a.shape), a, 0),
     debug_callback=lambda p, a, b: _told(p, a, ordered=False),
     ordered_callback=lambda p, a, b: _told(p, a, ordered=True),
@@ -233,7 +297,9 @@ def _solve(matvec: Callable, v: Any) -> Any:
 
 
 def _called_back(a: Any) -> Any:
-    if a.dtype == np.float64:  # callbacks run in threads that do not know of an x64 setting of this one
+    if (
+        a.dtype == np.float64
+    ):  # callbacks run in threads that do not know of an x64 setting of this one
         return jnp.tanh(a)
     return jax.pure_callback(np.tanh, a, lax.stop_gradient(a), vmap_method="expand_dims")
 
@@ -291,7 +357,9 @@ def _scaled(scale: float, a: Any) -> Any:
 
 
 _scaled_cotangent = jax.custom_vjp(_scaled, nondiff_argnums=(0,))
-_scaled_cotangent.defvjp(lambda scale, a: (_sin(a), a), lambda scale, a, ct: (scale * ct * _cos(a),))
+_scaled_cotangent.defvjp(
+    lambda scale, a: (_sin(a), a), lambda scale, a, ct: (scale * ct * _cos(a),)
+)
 
 
 @jax.custom_batching.custom_vmap
@@ -320,11 +388,17 @@ CARRIES: dict[str, tuple[Callable, Callable]] = dict(
     sum_of_products_with_weights=(lambda p: p["h"], lambda p, c, v: (c + v @ p["w"].T, None)),
     sum_of_rows=(lambda p: p["h"][0], lambda p, c, v: (c + v.sum(0), None)),
     sum_of_one=(lambda p: p["h"][0, 0], lambda p, c, v: (c + jnp.mean(v), None)),
-    sum_of_constants=(lambda p: p["h"], lambda p, c, v: (c + p["b"] * np.ones((N, 1), p["b"].dtype), None)),
+    sum_of_constants=(
+        lambda p: p["h"],
+        lambda p, c, v: (c + p["b"] * np.ones((N, 1), p["b"].dtype), None),
+    ),
     sum_of_literals=(lambda p: 1.0, lambda p, c, v: (c + 0.25, None)),
     difference=(lambda p: p["h"], lambda p, c, v: (c - v, None)),
     largest=(lambda p: p["h"], lambda p, c, v: (jnp.maximum(c, v), c)),
-    pair=(lambda p: (p["h"], {"b": p["h"] + 1}), lambda p, c, v: ((c[1]["b"], {"b": c[0] * 0.5 + v}), c[0])),
+    pair=(
+        lambda p: (p["h"], {"b": p["h"] + 1}),
+        lambda p, c, v: ((c[1]["b"], {"b": c[0] * 0.5 + v}), c[0]),
+    ),
     rotation=(
         lambda p: (p["h"], p["h"]),
         lambda p, c, v: ((0.6 * c[0] - 0.8 * c[1], 0.8 * c[0] + 0.6 * c[1] + v), c[0]),
@@ -332,14 +406,20 @@ CARRIES: dict[str, tuple[Callable, Callable]] = dict(
     fixed=(lambda p: p["h"], lambda p, c, v: (c, c)),
     fixed_unread=(lambda p: p["w"], lambda p, c, v: (c, None)),
     constant=(lambda p: p["h"], lambda p, c, v: (p["h"] * 2, c)),
-    numpy=(lambda p: np.ones((N, H), p["h"].dtype), lambda p, c, v: (np.full((N, H), 0.5, p["h"].dtype), c)),
+    numpy=(
+        lambda p: np.ones((N, H), p["h"].dtype),
+        lambda p, c, v: (np.full((N, H), 0.5, p["h"].dtype), c),
+    ),
     last_input=(lambda p: p["h"], lambda p, c, v: (p["x"], c)),
     count=(lambda p: jnp.int32(0), lambda p, c, v: (c + 1, v * c.astype(v.dtype))),
     count_unread=(lambda p: jnp.int32(0), lambda p, c, v: (c + 3, None)),
     byte=(lambda p: jnp.uint8(7), lambda p, c, v: (c * jnp.uint8(3) + jnp.uint8(200), v / (1 + c))),
     wide=(lambda p: np.int64(2**40), lambda p, c, v: (c + (v[0, 0] > 0), None)),
     flag=(lambda p: jnp.array(False), lambda p, c, v: (~c, jnp.where(c, v, -v))),
-    key=(lambda p: p["key"], lambda p, c, v: (jax.random.split(c)[0], v * jax.random.uniform(c, v.shape, v.dtype))),
+    key=(
+        lambda p: p["key"],
+        lambda p, c, v: (jax.random.split(c)[0], v * jax.random.uniform(c, v.shape, v.dtype)),
+    ),
     narrow=(
         lambda p: p["h"].astype(jnp.bfloat16),
         lambda p, c, v: (jnp.tanh(v).astype(jnp.bfloat16), c.astype(v.dtype)),
@@ -353,9 +433,18 @@ CARRIES: dict[str, tuple[Callable, Callable]] = dict(
     weak_sum=(lambda p: 0.0, lambda p, c, v: (c + jnp.sum(v), None)),
     empty=(lambda p: p["h"][:, :0], lambda p, c, v: (c * 2 + v[:, :0], v + jnp.sum(c))),
     none=(lambda p: {"a": None, "b": ()}, lambda p, c, v: (c, None)),
-    complex=(lambda p: p["h"] + 0.5j, lambda p, c, v: (c * jnp.exp(1j * jnp.tanh(v)) * 0.5 + v, jnp.abs(c))),
-    buffer=(lambda p: (jnp.tile(p["h"], (2, 1)), jnp.int32(0)), lambda p, c, v: (_buffered(c, v), c[0][N:])),
-    window=(lambda p: jnp.tile(p["h"], (2, 1)), lambda p, c, v: (jnp.concatenate([c[N:], v]), c[:N])),
+    complex=(
+        lambda p: p["h"] + 0.5j,
+        lambda p, c, v: (c * jnp.exp(1j * jnp.tanh(v)) * 0.5 + v, jnp.abs(c)),
+    ),
+    buffer=(
+        lambda p: (jnp.tile(p["h"], (2, 1)), jnp.int32(0)),
+        lambda p, c, v: (_buffered(c, v), c[0][N:]),
+    ),
+    window=(
+        lambda p: jnp.tile(p["h"], (2, 1)),
+        lambda p, c, v: (jnp.concatenate([c[N:], v]), c[:N]),
+    ),
 )
 
 

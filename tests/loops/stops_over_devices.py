@@ -17,7 +17,10 @@ import jrnn
 
 T, N, H = 12, 2, 3
 W = jnp.linspace(-0.9, 0.8, H * H).reshape(H, H)
-XS = jnp.linspace(-1, 1, 2 * T * N * H).reshape(2, T, N, H) * jnp.array([0.1, 1.0])[:, None, None, None]
+XS = (
+    jnp.linspace(-1, 1, 2 * T * N * H).reshape(2, T, N, H)
+    * jnp.array([0.1, 1.0])[:, None, None, None]
+)
 LARGE = 1 << 14  # elements of a carry that is not selected, but updated in a branch
 
 
@@ -30,7 +33,9 @@ def stopping(until, w, xs, common=0.0):
 
 
 def bounded(w, xs):
-    return jrnn.while_loop(lambda h: jnp.sum(h**2) < 20, lambda h: h @ (2 * w) + 0.3, xs[0], max_steps=9)
+    return jrnn.while_loop(
+        lambda h: jnp.sum(h**2) < 20, lambda h: h @ (2 * w) + 0.3, xs[0], max_steps=9
+    )
 
 
 def masked(w, xs):
@@ -64,9 +69,13 @@ def difference(f):
     over_devices = jax.shard_map(shard, mesh=mesh, in_specs=(P(), P("a")), out_specs=P("a"))
     over_examples = jax.vmap(f, in_axes=(None, 0), axis_name="a")
     ours, theirs = (
-        (jax.jit(run)(W, XS), jax.jit(jax.grad(loss(run), (0, 1)))(W, XS)) for run in (over_devices, over_examples)
+        (jax.jit(run)(W, XS), jax.jit(jax.grad(loss(run), (0, 1)))(W, XS))
+        for run in (over_devices, over_examples)
     )
-    return max(float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
+    return max(
+        float(jnp.abs(a - b).max())
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def compare(fn, *args, tolerance=1e-10):
     changed = rewritten(closed, lambda eqn: True)
     left = [e for e in equations(changed.eqns) if e.primitive.name in RULES]
     assert all("scatter" in e.primitive.name and e.invars[1].aval.size <= 2 for e in left), left
-    actual, wanted = (by_numpy.evaluate_by_numpy(c.jaxpr, c.consts, args) for c in (changed, closed))
+    actual, wanted = (
+        by_numpy.evaluate_by_numpy(c.jaxpr, c.consts, args) for c in (changed, closed)
+    )
     for a, b in zip(actual, wanted, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         a, b = (v.astype(float) if v.dtype == jnp.bfloat16 else v for v in (a, b))
@@ -82,7 +84,9 @@ def test_triangular_solves_of_every_form(kind):
         if batch and flags[0] == flags[1]:
             continue
         n, m = 4 - flags[3], 1 + 2 * flags[4]
-        named = dict(zip(("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"), flags))
+        named = dict(
+            zip(("left_side", "lower", "transpose_a", "conjugate_a", "unit_diagonal"), flags)
+        )
         b = normal(*batch, *((n, m) if flags[0] else (m, n)), kind=kind)
         a = normal(*batch, n, n, kind=kind) + 3 * jnp.broadcast_to(jnp.eye(n), (*batch, n, n))
         compare(lambda a, b, named=named: linalg.triangular_solve(a, b, **named), a, b)
@@ -102,13 +106,19 @@ def test_matrices_that_have_no_factor():
 def test_nan_and_zeros_spread_as_in_lapack(kind, n):
     a = normal(n, n, kind=kind)
     middle = (n // 2,) * 2
-    if kind is float or n == 2:  # with more complex rows, LAPACK's choice of a pivot depends on where NaN is in memory
+    if (
+        kind is float or n == 2
+    ):  # with more complex rows, LAPACK's choice of a pivot depends on where NaN is in memory
         compare(lambda a: linalg.lu(a)[0], a.at[middle].set(jnp.nan))
     for where in ((0, n - 1), (n - 1, n - 1)):
         compare(linalg.qr, a.at[where].set(jnp.nan))
     compare(linalg.qr, a.at[0, 0].set(jnp.nan).at[1:, 0].set(0))
     no_factor = a.at[middle].set(0)
-    compare(lambda a, b: linalg.triangular_solve(a, b, left_side=True, lower=True), no_factor, normal(n, 2, kind=kind))
+    compare(
+        lambda a, b: linalg.triangular_solve(a, b, left_side=True, lower=True),
+        no_factor,
+        normal(n, 2, kind=kind),
+    )
 
 
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
@@ -124,7 +134,14 @@ def symmetric(kind=float, n=2):
     a[:30] *= 10.0 ** RNG.uniform(-300, 300, size=(30, 1, 1))
     a[30:60] *= 10.0 ** RNG.uniform(-20, 20, size=(30, n, n))
     a[-6:] = np.eye(n)
-    a[-6, 0, 0], a[-5, 1, 1], a[-4], a[-3, 0, 0], a[-2, 1, 1], a[-1] = np.nan, np.nan, np.nan, np.inf, -np.inf, 0
+    a[-6, 0, 0], a[-5, 1, 1], a[-4], a[-3, 0, 0], a[-2, 1, 1], a[-1] = (
+        np.nan,
+        np.nan,
+        np.nan,
+        np.inf,
+        -np.inf,
+        0,
+    )
     return a
 
 
@@ -168,10 +185,15 @@ def assert_drawn_alike(fn, *args):
     names = [e.primitive.name for e in equations(changed.eqns)]
     assert not RULES.keys() & names
     count = sum(primitives.is_kind(e, "draw") and e.outvars[0].aval.size > 0 for e in closed.eqns)
-    assert names.count("optimization_barrier" if jax_internals.XLA_KEEPS_BARRIERS else "cond") >= count
+    assert (
+        names.count("optimization_barrier" if jax_internals.XLA_KEEPS_BARRIERS else "cond") >= count
+    )
     results = jax.jit(jex.jaxpr_as_fun(changed))(*args)
     for a, b in zip(results, jax.tree.leaves(fn(*args)), strict=True):
-        a, b = (jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v for v in (a, b))
+        a, b = (
+            jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v
+            for v in (a, b)
+        )
         np.testing.assert_array_equal(a, b)
 
 
@@ -215,9 +237,15 @@ def test_scatters_of_many_places_stay(count, stay):
             c = (c + x @ x).at[(places + k) % 13].add(jnp.tanh(c[:12]))
         return c, None
 
-    (loop,) = steps_of(lambda c, xs: jax.lax.scan(step, c, xs), jnp.zeros(13), jnp.ones((40, 2, 2))[:, :1, 0])
+    (loop,) = steps_of(
+        lambda c, xs: jax.lax.scan(step, c, xs), jnp.zeros(13), jnp.ones((40, 2, 2))[:, :1, 0]
+    )
     changed = choice.arithmetic(loop, Estimator(loop, machines.CPU))
-    scatters = [e for e in equations((loop if changed is None else changed.loop).eqns) if "scatter" in e.primitive.name]
+    scatters = [
+        e
+        for e in equations((loop if changed is None else changed.loop).eqns)
+        if "scatter" in e.primitive.name
+    ]
     assert any(e.invars[1].aval.shape[0] > 1 for e in scatters) == stay
 
 
@@ -242,24 +270,40 @@ def test_products_of_every_form_and_type(form):
         (jnp.int8, jnp.int32, 0),
     ):
         args = [jnp.asarray(9 * normal(*s)).astype(dtype) for s in shapes]
-        compare(lambda a, b: jnp.einsum(form, a, b, preferred_element_type=wanted), *args, tolerance=tolerance)  # noqa: B023
+        compare(
+            lambda a, b, wanted=wanted: jnp.einsum(form, a, b, preferred_element_type=wanted),
+            *args,
+            tolerance=tolerance,
+        )
 
 
 @pytest.mark.parametrize("factorize", [jnp.linalg.cholesky, jnp.linalg.qr, linalg.lu])
 def test_loops_over_rows_compute_no_index_but_their_counter(factorize):
     closed = jax.make_jaxpr(lambda a: factorize(a))(normal(5, 5))
-    loops = [e for e in equations(rewritten(closed, lambda eqn: True).eqns) if e.primitive.name == "scan"]
+    loops = [
+        e for e in equations(rewritten(closed, lambda eqn: True).eqns) if e.primitive.name == "scan"
+    ]
     assert loops
     for loop in loops:
         scalars = [e for e in loop.params["jaxpr"].eqns if not e.outvars[0].aval.shape]
-        assert {e.primitive.name for e in scalars} <= {"add", "sub"}  # the counter, and rows from the last one
+        assert {e.primitive.name for e in scalars} <= {
+            "add",
+            "sub",
+        }  # the counter, and rows from the last one
 
 
 def test_branches_loops_and_calls_are_rewritten_inside():
     a = normal(4, 3, 3)
     compare(lambda p, a: jax.lax.cond(p > 0, lambda: jnp.linalg.inv(a), lambda: a @ a), 1.0, a[0])
-    compare(lambda a: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ a)), (0, a)), a[0])
-    compare(lambda a: jax.lax.scan(lambda c, x: (c @ x, jax.jit(jnp.linalg.solve)(x, c)), a[0], a), a)
+    compare(
+        lambda a: jax.lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(c[1] @ a)), (0, a)
+        ),
+        a[0],
+    )
+    compare(
+        lambda a: jax.lax.scan(lambda c, x: (c @ x, jax.jit(jnp.linalg.solve)(x, c)), a[0], a), a
+    )
 
 
 @pytest.mark.sample("0")
@@ -299,7 +343,9 @@ def test_an_operation_of_a_random_program_draws_nothing_while_it_is_traced():
     rng = np.random.default_rng(0)
     for _ in range(8):
         step = OPERATIONS["sort"](rng)
-        one, other = (str(jax.make_jaxpr(lambda a, step=step: step(a, a))(jnp.ones((3, 3)))) for _ in range(2))
+        one, other = (
+            str(jax.make_jaxpr(lambda a, step=step: step(a, a))(jnp.ones((3, 3)))) for _ in range(2)
+        )
         assert one == other
 
 
@@ -309,7 +355,9 @@ def test_what_is_in_the_way_and_what_a_flag_would_change_are_named(without_kerne
 
     h, xs = jnp.eye(4), jnp.ones((99, 4, 4))
     assert "no single kernel, because of svd" in str(plan(partial(step, True), h, xs))
-    monkeypatch.setattr(machines, "this_processor", lambda: machines.CPU._replace(one_kernel_bytes=64))
+    monkeypatch.setattr(
+        machines, "this_processor", lambda: machines.CPU._replace(one_kernel_bytes=64)
+    )
     explained = plan(partial(step, False), h, xs)
     assert f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}" in str(explained)
 
@@ -325,7 +373,9 @@ def test_compiled_programs_are_read(without_kernel):
 
     wide = tuple(jnp.ones((7, 2), jnp.float32))  # XLA numbers the parts of large tuples in comments
     many = jrnn.explain(
-        lambda h: jrnn.scan(lambda h, _: (jax.tree.map(jnp.sin, h), h), h, length=9), wide, compile=True
+        lambda h: jrnn.scan(lambda h, _: (jax.tree.map(jnp.sin, h), h), h, length=9),
+        wide,
+        compile=True,
     ).compiled
     assert [(loop.steps, loop.kernels) for loop in many] == [(9, 0)]
     h = jnp.eye(2, dtype=jnp.float32)
@@ -338,7 +388,9 @@ def test_compiled_programs_are_read(without_kernel):
 
 
 def noisy(draws, h, key):
-    return h + sum(jax.random.normal(k, h.shape, h.dtype) for k in jax.random.split(key, draws)), None
+    return h + sum(
+        jax.random.normal(k, h.shape, h.dtype) for k in jax.random.split(key, draws)
+    ), None
 
 
 @pytest.mark.parametrize("draws, size", [(1, 0), (1, 64), (1, 256), (12, 8), (1, 1 << 15)])
@@ -356,16 +408,25 @@ def test_a_product_leaves_the_loop_of_a_draw(without_kernel):
         x = jnp.where(jax.random.bernoulli(keys[0], 0.5, x[0].shape), x[0], 0)
         return jnp.tanh(h + x @ w) + jax.random.uniform(keys[1], h.shape, h.dtype), None
 
-    w, h, x = jnp.ones((64, 64), jnp.float32), jnp.zeros((16, 64), jnp.float32), jnp.ones((100, 16, 64), jnp.float32)
+    w, h, x = (
+        jnp.ones((64, 64), jnp.float32),
+        jnp.zeros((16, 64), jnp.float32),
+        jnp.ones((100, 16, 64), jnp.float32),
+    )
     explained = plan(partial(step, w), h, (x, jax.random.split(jax.random.key(0), 100)))
     candidates = {candidate.label: candidate for candidate, _ in explained.choice.others}
     fission = candidates["as arithmetic, all else outside"].node.fission
-    drawn = [[e.primitive.name for e in part].count("random_bits") for part in (fission.hoisted_eqns, fission.core.eqns)]
+    drawn = [
+        [e.primitive.name for e in part].count("random_bits")
+        for part in (fission.hoisted_eqns, fission.core.eqns)
+    ]
     assert drawn == [1, 1]
 
 
 def test_a_large_product_stays_a_call(without_kernel):
-    explained = plan(lambda h, x: (jnp.tanh(h @ x), None), jnp.ones((64, 64)), jnp.ones((100, 64, 64)))
+    explained = plan(
+        lambda h, x: (jnp.tanh(h @ x), None), jnp.ones((64, 64)), jnp.ones((100, 64, 64))
+    )
     assert "as arithmetic" not in explained.choice.chosen.label and explained.contractions == 1
 
 
@@ -394,15 +455,24 @@ def test_fewer_rows_are_factorized_in_a_loop_of_several_kernels(without_kernel):
 def test_a_loop_above_the_limit_is_counted_kernel_by_kernel(without_kernel):
     """Small products took 1.4 times `jax.lax.scan`'s time with jax 0.10.2, because their kernels were not counted."""
     loop = plan(kalman, (jnp.zeros(4), jnp.eye(4)), jnp.ones((1000, 2))).loop
-    estimators = [Estimator(loop, machines.CPU._replace(one_kernel_bytes=limit)) for limit in (math.inf, 16)]
-    calls = [dict(choice.arithmetic(loop, estimator).cost.terms)["calls"] for estimator in estimators]
+    estimators = [
+        Estimator(loop, machines.CPU._replace(one_kernel_bytes=limit)) for limit in (math.inf, 16)
+    ]
+    calls = [
+        dict(choice.arithmetic(loop, estimator).cost.terms)["calls"] for estimator in estimators
+    ]
     assert calls[1] - calls[0] > 1000 * 5 * machines.CPU.kernel, calls
 
 
 def test_a_loop_of_elementwise_steps_above_the_limit_is_counted_so_too(without_kernel):
     """Estimates were a tenth of the time of five bodies that attract each other with jax 0.10.2."""
-    loop = plan(lambda h, x: (jnp.sin(h) * jnp.sum(h) + x, None), jnp.ones(4), jnp.ones((1000, 4))).loop
-    seconds = [Estimator(loop, machines.CPU._replace(one_kernel_bytes=limit)).whole().seconds for limit in (math.inf, 16)]
+    loop = plan(
+        lambda h, x: (jnp.sin(h) * jnp.sum(h) + x, None), jnp.ones(4), jnp.ones((1000, 4))
+    ).loop
+    seconds = [
+        Estimator(loop, machines.CPU._replace(one_kernel_bytes=limit)).whole().seconds
+        for limit in (math.inf, 16)
+    ]
     assert seconds[1] - seconds[0] > 1000 * 2 * machines.CPU.kernel, seconds
 
 
@@ -411,12 +481,16 @@ def test_of_a_linear_solve_its_solver_counts(without_kernel):
 
     def by_parts(a, b):
         lu, _, order = linalg.lu(a)
-        y = linalg.triangular_solve(lu, b[order][:, None], left_side=True, lower=True, unit_diagonal=True)
+        y = linalg.triangular_solve(
+            lu, b[order][:, None], left_side=True, lower=True, unit_diagonal=True
+        )
         return linalg.triangular_solve(lu, y, left_side=True)[:, 0]
 
     def seconds(solve):
         step = lambda h, x: (solve(jnp.diag(h) + jnp.eye(4), x), None)  # noqa: E731
-        return Estimator(plan(step, jnp.ones(4), jnp.ones((99, 4))).loop, machines.CPU).whole().seconds
+        return (
+            Estimator(plan(step, jnp.ones(4), jnp.ones((99, 4))).loop, machines.CPU).whole().seconds
+        )
 
     whole, parts = seconds(jnp.linalg.solve), seconds(by_parts)
     assert 0.5 < whole / parts < 1.5, whole / parts
@@ -437,6 +511,11 @@ def test_stacks_stay_in_place_inside_of_one_kernel(without_kernel):
     lines = [line.split(", metadata")[0] for line in text.split("\nENTRY")[0].splitlines()]
     whole = [line for line in lines if "= f32[977,4,4]" in line]
     written = [line for line in whole if " dynamic-update-slice(" in line]
-    passed_on = ("parameter", "get-tuple-element", "fusion", "broadcast")  # zeros are broadcast before the loop
+    passed_on = (
+        "parameter",
+        "get-tuple-element",
+        "fusion",
+        "broadcast",
+    )  # zeros are broadcast before the loop
     others = [line for line in whole if not any(f" {op}(" in line for op in passed_on)]
     assert written and others == written, others

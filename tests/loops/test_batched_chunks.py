@@ -37,21 +37,30 @@ def batched_chunks(in_chunks_always, monkeypatch):
     """Chunks are prepared at once on this platform, too. Returns the chunks that were."""
     seen, run = [], batched.AllChunks.run
     monkeypatch.setattr(chunks, "prefers_batched", lambda target: True)
-    monkeypatch.setattr(batched.AllChunks, "run", lambda self, *args: seen.append(self) or run(self, *args))
+    monkeypatch.setattr(
+        batched.AllChunks, "run", lambda self, *args: seen.append(self) or run(self, *args)
+    )
     return seen
 
 
 def test_accelerators_prepare_chunks_at_once(monkeypatch):
     monkeypatch.undo()
     platforms = ("cpu", "cuda", "rocm", "tpu")
-    assert [chunks.prefers_batched(Target(platform)) for platform in platforms] == [False, True, True, True]
+    assert [chunks.prefers_batched(Target(platform)) for platform in platforms] == [
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 def program_of(step):
     """The jaxpr of a training step of 8 chunks."""
     init, xs = problem(step, 512, jnp.float32)
     given = {n: xs[n] for n in ("q", "k", "v")}
-    return jax.make_jaxpr(jax.grad(lambda given: loss(jrnn.scan, step, init, {**xs, **given})[0]))(given).jaxpr
+    return jax.make_jaxpr(jax.grad(lambda given: loss(jrnn.scan, step, init, {**xs, **given})[0]))(
+        given
+    ).jaxpr
 
 
 def over_chunks(jaxpr):
@@ -60,7 +69,9 @@ def over_chunks(jaxpr):
     return [list(jaxprs.all_equations(loop.params["jaxpr"].jaxpr)) for loop in loops]
 
 
-@pytest.mark.parametrize("step, products", [(layers.gla, [0]), (layers.gated_delta, [3])], ids=["gla", "gated_delta"])
+@pytest.mark.parametrize(
+    "step, products", [(layers.gla, [0]), (layers.gated_delta, [3])], ids=["gla", "gated_delta"]
+)
 def test_only_products_that_lead_to_the_next_state_stay_in_the_loop(step, products, batched_chunks):
     loops = over_chunks(program_of(step))
     assert [sum(e.primitive.name == "dot_general" for e in body) for body in loops] == products
@@ -78,7 +89,10 @@ def test_one_condition_decides_for_all_chunks(batched_chunks):
 def test_growing_decays_run_step_by_step(growth, by_steps, batched_chunks):
     init, xs = problem(layers.gated_delta, 128, jnp.float32)
     xs["g"] = np.full_like(xs["g"], growth)
-    ours, theirs = (jax.jit(functools.partial(scan, layers.gated_delta))(init, xs) for scan in (chunked, jax.lax.scan))
+    ours, theirs = (
+        jax.jit(functools.partial(scan, layers.gated_delta))(init, xs)
+        for scan in (chunked, jax.lax.scan)
+    )
     equal = [np.array_equal(a, b) for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs))]
     assert all(equal) == by_steps
     assert batched_chunks
@@ -98,14 +112,22 @@ def test_loops_without_a_gradient_run_in_chunks_too(in_chunks_always):
     init, xs = problem(layers.gated_delta, 256, jnp.float32)
     (plan,) = plans_on_a_gpu(layers.gated_delta, init, xs)
     assert plan.strategy == "chunks"
-    run = jax.jit(lambda init, xs: plan.node.run([], jax.tree.leaves(init), jax.tree.leaves(xs), 256))
+    run = jax.jit(
+        lambda init, xs: plan.node.run([], jax.tree.leaves(init), jax.tree.leaves(xs), 256)
+    )
     expected = jax.lax.scan(layers.gated_delta, init, xs)
     assert_close((run(init, xs), expected), 1e-5)
 
 
-@pytest.mark.parametrize("options", [{"memory": 2.0}, {"executor": "scan"}], ids=["memory", "executor"])
-def test_a_bound_of_memory_or_an_executor_keeps_loops_without_a_gradient_step_by_step(options, in_chunks_always):
-    (plan,) = plans_on_a_gpu(layers.gated_delta, *problem(layers.gated_delta, 256, jnp.float32), **options)
+@pytest.mark.parametrize(
+    "options", [{"memory": 2.0}, {"executor": "scan"}], ids=["memory", "executor"]
+)
+def test_a_bound_of_memory_or_an_executor_keeps_loops_without_a_gradient_step_by_step(
+    options, in_chunks_always
+):
+    (plan,) = plans_on_a_gpu(
+        layers.gated_delta, *problem(layers.gated_delta, 256, jnp.float32), **options
+    )
     assert plan.strategy == "scan"
 
 

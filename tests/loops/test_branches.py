@@ -19,7 +19,9 @@ from jrnn.loops.ir import observers
 T, SIZE = 5, 1 << 15
 LARGE = jnp.zeros(SIZE)
 XS = jnp.arange(1.0, T + 1)
-close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12))
+close = functools.partial(
+    jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+)
 
 
 def scattered(c, x):
@@ -29,7 +31,9 @@ def scattered(c, x):
 
 def in_a_loop(c, x):
     k, held = c
-    return (k + 1, jax.lax.fori_loop(0, 3, lambda i, held: held.at[k + i].add(x), held)), held[k + 2] * x
+    return (k + 1, jax.lax.fori_loop(0, 3, lambda i, held: held.at[k + i].add(x), held)), held[
+        k + 2
+    ] * x
 
 
 def sliced(c, x):
@@ -53,7 +57,11 @@ MASKS = {
 def selected_bytes(step, held, **options):
     """The bytes of the largest selection in the compiled steps of a loop, and whether it has branches."""
     text = jax.jit(lambda xs, held: scan(step, (0, held), xs, **options)).lower(XS, held).as_text()
-    sizes = [line.rsplit("tensor<", 1)[1].split(">")[0] for line in text.splitlines() if "stablehlo.select" in line]
+    sizes = [
+        line.rsplit("tensor<", 1)[1].split(">")[0]
+        for line in text.splitlines()
+        if "stablehlo.select" in line
+    ]
     counts = [int(np.prod([int(n) for n in size.split("x")[:-1]], dtype=int)) for size in sizes]
     return 4 * max(counts, default=0), "stablehlo.case" in text
 
@@ -119,7 +127,9 @@ def test_examples_are_masked_each_for_itself(step, x64):
 
     for values, options in cases.values():
         each = jax.jit(jax.grad(functools.partial(loss, options=options)))
-        close(jax.jit(jax.vmap(each, (None, 0)))(xs, values), jnp.stack([each(xs, v) for v in values]))
+        close(
+            jax.jit(jax.vmap(each, (None, 0)))(xs, values), jnp.stack([each(xs, v) for v in values])
+        )
 
 
 def test_what_stops_under_vmap_is_evaluated_where_its_derivative_is_finite(x64):
@@ -128,7 +138,10 @@ def test_what_stops_under_vmap_is_evaluated_where_its_derivative_is_finite(x64):
 
     limits, starts = jnp.array([0.5, 2.5, -9.0]), jnp.array([2.0, 4.0, 5.5])
     gradients = jax.vmap(jax.grad(run, argnums=1))(limits, starts)
-    close(gradients, jnp.array([-1 / 4 - 1, -1 / 16 - 1 / 9, -sum(1 / (5.5 - k) ** 2 for k in range(T))]))
+    close(
+        gradients,
+        jnp.array([-1 / 4 - 1, -1 / 16 - 1 / 9, -sum(1 / (5.5 - k) ** 2 for k in range(T))]),
+    )
 
 
 def test_weights_are_not_stored_for_each_step():
@@ -139,7 +152,12 @@ def test_weights_are_not_stored_for_each_step():
         return scan(step, jnp.zeros((2, 6)), xs, until=lambda h: h.sum() > 99)[0].sum()
 
     closed = jax.make_jaxpr(jax.grad(train))(w, jnp.ones((T, 2, 6)))
-    stacks = [v.aval.shape for eqn in all_equations(closed.jaxpr) if eqn.primitive.name == "scan" for v in eqn.outvars]
+    stacks = [
+        v.aval.shape
+        for eqn in all_equations(closed.jaxpr)
+        if eqn.primitive.name == "scan"
+        for v in eqn.outvars
+    ]
     assert (T, 2, 6) in stacks and (T, 6, 6) not in stacks
 
 
@@ -160,7 +178,8 @@ def calls():
 
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"recompute": 2}], ids=str)
 @pytest.mark.parametrize(
-    "masks, steps", [({"lengths": 3}, [0, 1, 2]), ({"mask": jnp.array([1, 0, 1, 1, 0], bool)}, [0, 2, 3])]
+    "masks, steps",
+    [({"lengths": 3}, [0, 1, 2]), ({"mask": jnp.array([1, 0, 1, 1, 0], bool)}, [0, 2, 3])],
 )
 def test_the_host_is_not_called_at_masked_steps(masks, steps, options, calls):
     step, seen = calls

@@ -31,8 +31,12 @@ OTHER_REVERSE = ("a checkpointed step",)  # it computes the step again
 JOINED = ("a net",)  # other products than those of the plain spelling, of the same size
 # The covariance of a Kalman filter does not depend on the rows, so that a vmap over them leaves it alone.
 MAPPED = [("kalman", "one vmap"), ("kalman", "two vmaps"), ("kalman", "a vmap over rows")]
-WITHOUT_KEYS = [(cell, name) for cell, name in EVERY if name not in ("a key in the carry", "drawn masks")]
-LOOPS = [(cell, name) for cell, name in EVERY if name not in OTHER_LOOPS and (cell, name) not in MAPPED]
+WITHOUT_KEYS = [
+    (cell, name) for cell, name in EVERY if name not in ("a key in the carry", "drawn masks")
+]
+LOOPS = [
+    (cell, name) for cell, name in EVERY if name not in OTHER_LOOPS and (cell, name) not in MAPPED
+]
 
 
 def loss(cell, name, size=SIZE, which=scan):
@@ -53,12 +57,23 @@ def run_both(loop):
     def draw(v, lead=()):
         shape = (*lead, *v.aval.shape)
         whole = jnp.issubdtype(v.aval.dtype, jnp.integer)
-        return rng.integers(0, 3, shape).astype(v.aval.dtype) if whole else rng.normal(size=shape).astype(v.aval.dtype)
+        return (
+            rng.integers(0, 3, shape).astype(v.aval.dtype)
+            if whole
+            else rng.normal(size=shape).astype(v.aval.dtype)
+        )
 
-    given = [[draw(v) for v in loop.consts], [draw(v) for v in loop.carry], [draw(v, (3,)) for v in loop.xs]]
+    given = [
+        [draw(v) for v in loop.consts],
+        [draw(v) for v in loop.carry],
+        [draw(v, (3,)) for v in loop.xs],
+    ]
     form, conversions = canonical(loop)
     node = converted(Steps(form.verify()), conversions)
-    return [jax.tree.leaves(by_numpy(lambda *a, run=run: run(*a, 3))(*given)) for run in (node.run, loop.run)]
+    return [
+        jax.tree.leaves(by_numpy(lambda *a, run=run: run(*a, 3))(*given))
+        for run in (node.run, loop.run)
+    ]
 
 
 def assert_close(ours, theirs):
@@ -88,7 +103,9 @@ def test_a_spelling_has_the_loops_of_the_plain_one(cell, name):
         if name in JOINED:
             # Products of one operand, with one matrix or with several, of the same work.
             assert {shape[0] for _, shape in products} == {shape[0] for _, shape in wanted}
-            assert sum(n * k for (n, _), k in products.items()) == sum(n * k for (n, _), k in wanted.items())
+            assert sum(n * k for (n, _), k in products.items()) == sum(
+                n * k for (n, _), k in wanted.items()
+            )
         else:
             assert products == wanted
         assert carries == plain_carries
@@ -105,7 +122,9 @@ def test_arrays_in_a_mesh_change_no_form(cell, name):
     moves = ("dot_general", "reduce_sum", "reshape", "transpose", "broadcast_in_dim")
     for ours, theirs in zip(loops, loops_of(cell, name), strict=True):
         forms = (canonical(loop)[0].eqns for loop in (ours, theirs))
-        counts = [Counter(e.primitive.name for e in eqns if e.primitive.name in moves) for eqns in forms]
+        counts = [
+            Counter(e.primitive.name for e in eqns if e.primitive.name in moves) for eqns in forms
+        ]
         assert counts[0] == counts[1]
 
 
@@ -123,7 +142,9 @@ def test_values_and_gradients_are_those_of_lax_scan(cell, name):
     given = problem(cell, SIZE)
     actual = jax.jit(jax.value_and_grad(loss(cell, name), (0, 1)))(*given)
     wanted = by_numpy(jax.value_and_grad(loss(cell, "plain", which=jax.lax.scan), (0, 1)))(*given)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, wanted)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, wanted
+    )
 
 
 # Steps that no spelling of a cell has ---------------------------------------------------------------------------------
@@ -158,7 +179,9 @@ def heads(h, x):
 
 def views(h, x):
     flat = (h.reshape(N * H) * 0.5).reshape(1, N, H)[0].T[:, None, :]
-    return jnp.tanh(jnp.transpose(flat, (1, 2, 0)) @ W + jnp.broadcast_to(x[:, :1], (1, N, H))), jnp.squeeze(flat[1:])
+    return jnp.tanh(
+        jnp.transpose(flat, (1, 2, 0)) @ W + jnp.broadcast_to(x[:, :1], (1, N, H))
+    ), jnp.squeeze(flat[1:])
 
 
 def selections(h, x):
@@ -179,7 +202,10 @@ STEPS = [reductions, pieces, running, heads, views, selections, outer]
 @pytest.mark.parametrize("mapped", [False, True])
 def test_any_step_keeps_its_values(step, rows, mapped, monkeypatch):
     monkeypatch.setitem(globals(), "N", rows)
-    h, xs = jnp.linspace(-1, 1, rows * H).reshape(1, rows, H), jnp.linspace(0, 2, 3 * rows * H).reshape(3, 1, rows, H)
+    h, xs = (
+        jnp.linspace(-1, 1, rows * H).reshape(1, rows, H),
+        jnp.linspace(0, 2, 3 * rows * H).reshape(3, 1, rows, H),
+    )
 
     def run(h, xs):
         return scan(step, h, xs)
@@ -212,7 +238,9 @@ def test_counters_and_constants_leave_the_carry():
         return (t + 2, table, back - 1, jnp.tanh(h + table[t] + x)), (t, back)
 
     form = form_of(step, (jnp.int32(1), W, jnp.arange(2, dtype=jnp.int8), V), jnp.ones((3, H)))
-    assert [v.aval.shape for v in form.carry] == [(2,), (H,)], "only what adds a literal is a counter"
+    assert [v.aval.shape for v in form.carry] == [(2,), (H,)], (
+        "only what adds a literal is a counter"
+    )
     assert len(form.xs) == 2 and [v.aval.shape for v in form.consts] == [(H, H)]
 
 

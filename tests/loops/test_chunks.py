@@ -27,7 +27,9 @@ def two_steps_at_once(rewritten):
 
 
 @pytest.mark.sample("affine")
-@pytest.mark.parametrize("name", ["lstm", "gru_reversed", "accumulators", "embedding_in_the_step", "affine"])
+@pytest.mark.parametrize(
+    "name", ["lstm", "gru_reversed", "accumulators", "embedding_in_the_step", "affine"]
+)
 def test_chunks_compute_the_same(name, x64, two_steps_at_once):
     """Also where the last chunk is shorter: 5 = 2 + 2 + 1."""
     if name == "affine":
@@ -43,13 +45,19 @@ def test_chunks_compute_the_same(name, x64, two_steps_at_once):
             return which(step, carry, xs, **keywords)
 
         def smooth(p):
-            return sum(jnp.sum(v**2) for v in jax.tree.leaves(run(p)) if jnp.issubdtype(v.dtype, jnp.inexact))
+            return sum(
+                jnp.sum(v**2)
+                for v in jax.tree.leaves(run(p))
+                if jnp.issubdtype(v.dtype, jnp.inexact)
+            )
 
         return lambda p: (run(p), jax.grad(smooth)(p))
 
     assert any(plan.description.chunk == 2 for plan in plans_of(both(scan), params))
     ours, theirs = jax.jit(both(scan))(params), by_numpy(both(jax.lax.scan))(params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), ours, theirs)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11), ours, theirs
+    )
 
 
 def temporary(which, step, carry, xs):
@@ -110,9 +118,13 @@ def test_a_chunk_is_traced_once_and_its_constants_stay_inside(monkeypatch):
         return (S := S + k[..., None] * (v - k @ S)[..., None, :]), q @ S
 
     traced, run = [], ChunkBody.run_by_products
-    monkeypatch.setattr(ChunkBody, "run_by_products", lambda self, *args: traced.append(self) or run(self, *args))
+    monkeypatch.setattr(
+        ChunkBody, "run_by_products", lambda self, *args: traced.append(self) or run(self, *args)
+    )
     xs = [jnp.ones((160, 64))] * 3
-    slope = jax.make_jaxpr(jax.grad(lambda xs: jnp.sum(scan(step, jnp.zeros((64, 64)), xs)[1] ** 2)))(xs).jaxpr
+    slope = jax.make_jaxpr(
+        jax.grad(lambda xs: jnp.sum(scan(step, jnp.zeros((64, 64)), xs)[1] ** 2))
+    )(xs).jaxpr
     traced = [body for body in traced if body.steps == 32]  # others validate the program
     assert len(traced) == 2, "of its values, and of its tangents"
     outside = [v.aval.shape for e in slope.eqns for v in e.outvars if e.primitive.name != "scan"]

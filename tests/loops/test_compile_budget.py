@@ -72,7 +72,9 @@ def test_a_plan_says_how_much_longer_it_compiles():
 )
 def test_explain_says_from_how_many_calls_on_a_plan_pays(added, saved, text):
     (plan,) = plans(cascade, XS).loops
-    chosen, reference = (Candidate("", Estimate(seconds, 0), None) for seconds in (1e-3, 1e-3 + saved))
+    chosen, reference = (
+        Candidate("", Estimate(seconds, 0), None) for seconds in (1e-3, 1e-3 + saved)
+    )
     choice = Choice(replace(chosen, strategy="unrolled"), ((reference, "slower"),))
     plan = replace(plan, added_compile_seconds=added, choice=choice)
     assert plan.compilation == text
@@ -87,7 +89,11 @@ def test_an_estimate_counts_equations_by_kind():
         return compilation.seconds(jax.make_jaxpr(fn)(*args).jaxpr.eqns)
 
     wide, tiny, square = jnp.ones(100), jnp.ones(4), jnp.ones((4, 4))
-    assert seconds(lambda v: v + 1, tiny) < seconds(lambda v: v + 1, wide) < seconds(jnp.dot, square, square)
+    assert (
+        seconds(lambda v: v + 1, tiny)
+        < seconds(lambda v: v + 1, wide)
+        < seconds(jnp.dot, square, square)
+    )
     twice = seconds(lambda v: (v + 1) * 2, wide)
     assert twice == pytest.approx(2 * seconds(lambda v: v + 1, wide))
     assert seconds(jax.jit(lambda v: (v + 1) * 2), wide) == pytest.approx(twice)
@@ -99,10 +105,16 @@ def test_a_strategy_that_compiles_longer_than_the_budget_is_refused():
     explained = plans(cascade, XS, compile_budget=0.01)
     (plan,) = explained.loops
     assert plan.strategy == "lax.scan"
-    assert "not unrolled: it compiles about 0." in str(explained) and "more than compile_budget=0.01" in str(explained)
-    assert any(c.strategy == "unrolled" and "compile_budget" in why for c, why in plan.choice.others)
+    assert "not unrolled: it compiles about 0." in str(
+        explained
+    ) and "more than compile_budget=0.01" in str(explained)
+    assert any(
+        c.strategy == "unrolled" and "compile_budget" in why for c, why in plan.choice.others
+    )
     assert plans(cascade, XS, compile_budget=10).loops[0].strategy == "unrolled"
-    assert plans(cascade, XS, compile_budget=0.01, executor="unrolled").loops[0].strategy == "lax.scan"
+    assert (
+        plans(cascade, XS, compile_budget=0.01, executor="unrolled").loops[0].strategy == "lax.scan"
+    )
     with pytest.raises(ScanError, match="compile_budget=0.01"):
         plans(cascade, XS, compile_budget=0.01, executor="unrolled", strict=True)
 
@@ -154,6 +166,10 @@ def test_a_plan_that_cannot_be_traced_has_no_estimate_and_no_budget_fits(monkeyp
     monkeypatch.setattr("jrnn.loops.strategies.plan.added_seconds", fail)
     jax.clear_caches()
     (plan,) = plans(cascade, XS).loops
-    assert plan.strategy == "unrolled" and plan.added_compile_seconds is None and not plan.compilation
+    assert (
+        plan.strategy == "unrolled" and plan.added_compile_seconds is None and not plan.compilation
+    )
     explained = plans(cascade, XS, compile_budget=10)
-    assert explained.loops[0].strategy == "lax.scan" and "how long it compiles is not known" in str(explained)
+    assert explained.loops[0].strategy == "lax.scan" and "how long it compiles is not known" in str(
+        explained
+    )

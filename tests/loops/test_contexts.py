@@ -100,7 +100,9 @@ def test_one_loop_opts_out():
 
     with jrnn.optimize_scans(executor="scan"):
         (plan,) = jrnn.explain(both, XS).loops
-    assert [eqn.primitive.name for eqn in plan.loop.eqns].count("tanh") == 0, "the affine loop is the one that is marked"
+    assert [eqn.primitive.name for eqn in plan.loop.eqns].count("tanh") == 0, (
+        "the affine loop is the one that is marked"
+    )
     expected = jax.lax.scan(bent, H0, XS)[0] * 2
     np.testing.assert_allclose(both(XS)[0], expected, rtol=1e-6)
     with jrnn.plain_scans(), pytest.raises(ScanError, match="not affine"):
@@ -141,7 +143,9 @@ def test_equal_steps_of_which_the_first_is_gone():
     first = Decay(0.5)
     untagged = tracing.untagged_step(first)
     second = Decay(0.5)
-    assert tracing.untagged_step(second) == untagged and hash(tracing.untagged_step(second)) == hash(untagged)
+    assert tracing.untagged_step(second) == untagged and hash(
+        tracing.untagged_step(second)
+    ) == hash(untagged)
     assert tracing.untagged_step(Decay(0.25)) != untagged
     untagged_second = tracing.untagged_step(second)
     del first
@@ -236,12 +240,16 @@ def test_a_plan_that_cannot_be_lowered_leaves_the_loop_with_the_reason(monkeypat
         (explained,) = jrnn.explain(fn, XS).loops
         np.testing.assert_array_equal(fn(XS), jax.lax.scan(bent, H0, XS)[0])
     assert explained.strategy == "lax.scan"
-    assert explained.notes == ("NotImplementedError in a pass (please report it): no such operation",)
+    assert explained.notes == (
+        "NotImplementedError in a pass (please report it): no such operation",
+    )
     with pytest.raises(NotImplementedError, match="no such operation"):
         jax.jit(lambda xs: scan(bent, H0, xs)[0] * 1).lower(XS)
 
 
-@pytest.mark.parametrize("calls", [jaxprs.CALLS, jaxprs.CALLS_AND_CHECKPOINTS, jaxprs.LOWERED_CALLS])
+@pytest.mark.parametrize(
+    "calls", [jaxprs.CALLS, jaxprs.CALLS_AND_CHECKPOINTS, jaxprs.LOWERED_CALLS]
+)
 def test_calls_are_opened_by_renaming(calls):
     weights = jnp.arange(3.0)
     inner = jax.jit(lambda x: jnp.sin(x) * weights)
@@ -259,10 +267,16 @@ def test_calls_are_opened_by_renaming(calls):
     program = jaxprs.trace(fn, [jax.typeof(weights)], calls)
     names = [eqn.primitive.name for eqn in program.eqns]
     assert not {*names} & {*calls}
-    assert names.count("sin") == 2 + (calls is jaxprs.LOWERED_CALLS), "a function that is called twice is there twice"
+    assert names.count("sin") == 2 + (calls is jaxprs.LOWERED_CALLS), (
+        "a function that is called twice is there twice"
+    )
     results = [v for eqn in program.eqns for v in eqn.outvars]
     assert len({*results}) == len(results), "each time with other variables"
-    assert all("outside" in str(eqn.source_info.name_stack) for eqn in program.eqns if eqn.primitive.name == "sin")
+    assert all(
+        "outside" in str(eqn.source_info.name_stack)
+        for eqn in program.eqns
+        if eqn.primitive.name == "sin"
+    )
     for values in (program.run(weights), jax.extend.core.jaxpr_as_fun(program.closed())(weights)):
         for a, b in zip(values, fn(weights), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6)

@@ -74,9 +74,14 @@ def test_the_chosen_candidates(name):
 @pytest.mark.sample("elementwise")
 @pytest.mark.parametrize("name", LOOPS)
 def test_no_loop_needs_more_memory_than_the_bound(name):
-    for ours, theirs, train in zip(programs(name, jrnn.scan)[:2], programs(name, jax.lax.scan)[:2], (False, True)):
+    for ours, theirs, train in zip(
+        programs(name, jrnn.scan)[:2], programs(name, jax.lax.scan)[:2], (False, True)
+    ):
         args = programs(name, jrnn.scan)[2]
-        mine, base = (jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes for f in (ours, theirs))
+        mine, base = (
+            jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+            for f in (ours, theirs)
+        )
         most = memory_bound(None, base, 0.5 if train else 1.0)
         assert mine <= most, f"{mine:,} bytes, but jax.lax.scan needs {base:,}"
 
@@ -96,7 +101,9 @@ def residuals_of(step, scan, w, h, xs):
     """Bytes of the stacks that the forward loop of a train step writes."""
 
     def loss(w, h, xs):
-        return sum(jnp.sum(jnp.sin(v)) for v in jax.tree.leaves(scan(functools.partial(step, w), h, xs)))
+        return sum(
+            jnp.sum(jnp.sin(v)) for v in jax.tree.leaves(scan(functools.partial(step, w), h, xs))
+        )
 
     eqns = jaxprs.all_equations(jax.make_jaxpr(jax.value_and_grad(loss))(w, h, xs).jaxpr)
     forward, _ = (e for e in eqns if e.primitive.name == "scan")
@@ -125,7 +132,9 @@ def test_the_work_of_planning_grows_no_faster_than_the_step(length, monkeypatch)
     estimated, cuts = [], []
     part = Estimator.part
     monkeypatch.setattr(
-        Estimator, "part", lambda self, eqns, *a, **k: estimated.append(len(eqns)) or part(self, eqns, *a, **k)
+        Estimator,
+        "part",
+        lambda self, eqns, *a, **k: estimated.append(len(eqns)) or part(self, eqns, *a, **k),
     )
     monkeypatch.setattr(residuals, "min_cut", lambda *a: cuts.append(1) or min_cut(*a))
 
@@ -134,7 +143,9 @@ def test_the_work_of_planning_grows_no_faster_than_the_step(length, monkeypatch)
             h = jnp.tanh(h * x + float(i))
         return h, None
 
-    jax.jit(jax.grad(lambda h, xs: jnp.sum(jrnn.scan(step, h, xs)[0]))).lower(jnp.ones(4), jnp.ones((3, 4)))
+    jax.jit(jax.grad(lambda h, xs: jnp.sum(jrnn.scan(step, h, xs)[0]))).lower(
+        jnp.ones(4), jnp.ones((3, 4))
+    )
     assert 0 < sum(estimated) <= 60 * length
     assert len(cuts) == 2
 
@@ -150,7 +161,9 @@ def test_the_option_memory_bounds_what_leaves_the_loop():
 
     assert bounded(0.01).strategy == "lax.scan"
     assert bounded(10).estimate.memory >= free
-    within = [bounded(factor).estimate.memory for factor in (0.5, 0.6, 0.7)]  # in chunks of more and more steps
+    within = [
+        bounded(factor).estimate.memory for factor in (0.5, 0.6, 0.7)
+    ]  # in chunks of more and more steps
     assert within == sorted(set(within)) and within[-1] < free
     with pytest.raises(ScanError, match="memory must be"):
         jrnn.scan(lambda c, x: (c, x), 0.0, jnp.ones(3), memory="much")
@@ -158,7 +171,9 @@ def test_the_option_memory_bounds_what_leaves_the_loop():
 
 def test_sums_of_the_user_keep_their_order():
     big = jnp.float32([-3e38, 3e38, 3e38])
-    total, _ = jax.jit(lambda xs: jrnn.scan(lambda c, x: (c + jnp.sum(x[None]), None), jnp.float32(0), xs))(big)
+    total, _ = jax.jit(
+        lambda xs: jrnn.scan(lambda c, x: (c + jnp.sum(x[None]), None), jnp.float32(0), xs)
+    )(big)
     assert total == 3e38
 
 
@@ -176,8 +191,14 @@ def gru_plans(steps, rows, width, of_weights=True):
         h = (1 - u) * jnp.tanh(n + jax.nn.sigmoid(r + hr) * hn) + u * h
         return h, h
 
-    p, xs = dict.fromkeys(("in", "own"), jnp.ones((width, 3 * width))), jnp.ones((steps, rows, width))
-    loss = jax.grad(lambda p, xs: jnp.sum(jrnn.scan(functools.partial(step, p), xs[0], xs)[1]), 0 if of_weights else 1)
+    p, xs = (
+        dict.fromkeys(("in", "own"), jnp.ones((width, 3 * width))),
+        jnp.ones((steps, rows, width)),
+    )
+    loss = jax.grad(
+        lambda p, xs: jnp.sum(jrnn.scan(functools.partial(step, p), xs[0], xs)[1]),
+        0 if of_weights else 1,
+    )
     return plans_of(loss, p, xs)
 
 
@@ -192,14 +213,20 @@ def test_moves_are_tried_in_the_order_of_the_loop():
     moves = movable(split(reverse.loop), floating_sums=True)
     place = {v: i for i, eqn in enumerate(reverse.loop.eqns) for v in eqn.outvars}
     for field in ("accumulate", "hoist", "sink"):
-        tried = [v if field == "accumulate" else place[v] for name, v in moves.in_order(reverse.loop) if name == field]
+        tried = [
+            v if field == "accumulate" else place[v]
+            for name, v in moves.in_order(reverse.loop)
+            if name == field
+        ]
         assert tried == sorted(tried) and len(tried) == len(getattr(moves, field))
     assert len(moves.accumulate) > 1
 
 
 def test_no_split_is_estimated_twice(monkeypatch):
     estimated, estimate = [], splits.Search._candidate
-    monkeypatch.setattr(splits.Search, "_candidate", lambda *args: estimated.append(args[::2]) or estimate(*args))
+    monkeypatch.setattr(
+        splits.Search, "_candidate", lambda *args: estimated.append(args[::2]) or estimate(*args)
+    )
     _, reverse = gru_plans(50, 64, 256)
     assert reverse.choice.chosen.label == "a selection" and len(set(estimated)) == len(estimated)
 
@@ -226,8 +253,12 @@ def test_no_selection_is_searched_where_what_stays_takes_the_time(monkeypatch):
     monkeypatch.setattr(splits.Search, "_local_search", lambda *args: tried.append(args) or [])
 
     def chosen(width):
-        step = lambda h, x: (jnp.tanh(h @ jnp.ones((256, 256)) + x[:, :width] @ jnp.ones((width, 256))),) * 2  # noqa: E731
-        (forward,) = plans_of(lambda xs: jrnn.scan(step, jnp.ones((64, 256)), xs), jnp.ones((100, 64, 256)))
+        def step(h, x):
+            return (jnp.tanh(h @ jnp.ones((256, 256)) + x[:, :width] @ jnp.ones((width, 256))),) * 2
+
+        (forward,) = plans_of(
+            lambda xs: jrnn.scan(step, jnp.ones((64, 256)), xs), jnp.ones((100, 64, 256))
+        )
         return forward.choice.chosen.label
 
     assert chosen(8) == "lax.scan" and not tried
@@ -237,9 +268,13 @@ def test_no_selection_is_searched_where_what_stays_takes_the_time(monkeypatch):
 def test_few_rows_are_worth_a_product_for_all_steps():
     """The loop packs large weights at each step. The forward loop may hold as much as the gradients of the weights need."""
     forward, _ = gru_plans(35, 20, 650)
-    assert forward.choice.chosen.label == "hoist" and forward.description.chunk is None, str(forward.choice)
+    assert forward.choice.chosen.label == "hoist" and forward.description.chunk is None, str(
+        forward.choice
+    )
     forward, _ = gru_plans(35, 20, 650, of_weights=False)
-    assert forward.choice.chosen.label != "hoist" or forward.description.chunk is not None, str(forward.choice)
+    assert forward.choice.chosen.label != "hoist" or forward.description.chunk is not None, str(
+        forward.choice
+    )
 
 
 def test_small_weights_are_not_packed():
@@ -251,7 +286,9 @@ def test_small_weights_are_not_packed():
         return s, jnp.einsum("nk,nkv->nv", q, s)
 
     p, xs = jnp.ones((64, 192)), jnp.ones((256, 8, 64))
-    (forward,) = plans_of(lambda p: jrnn.scan(functools.partial(step, p), jnp.zeros((8, 64, 64)), xs), p)
+    (forward,) = plans_of(
+        lambda p: jrnn.scan(functools.partial(step, p), jnp.zeros((8, 64, 64)), xs), p
+    )
     assert forward.choice.chosen.label == "lax.scan", str(forward.choice)
 
 
@@ -304,11 +341,20 @@ def test_a_candidate_must_gain_and_fit():
     assert cheapest([reference, candidate("a", 5, 30)], Bounds(memory=40)).chosen.label == "a"
     assert cheapest([reference, candidate("a", 8, 2), candidate("b", 7, 2)]).chosen.label == "b"
     # Much faster: 1.4 times the memory, here with 10 MB that are held anyway.
-    assert cheapest([reference, candidate("a", 5, 4)], Bounds(live_bytes=10_000_000)).chosen.label == "a"
-    assert cheapest([reference, candidate("a", 8, 4)], Bounds(live_bytes=10_000_000)).chosen is reference
+    assert (
+        cheapest([reference, candidate("a", 5, 4)], Bounds(live_bytes=10_000_000)).chosen.label
+        == "a"
+    )
+    assert (
+        cheapest([reference, candidate("a", 8, 4)], Bounds(live_bytes=10_000_000)).chosen
+        is reference
+    )
     # With its forward loop, whose time stays, the train step is not much faster.
     assert (
-        cheapest([reference, candidate("a", 5, 4)], Bounds(live_bytes=10_000_000, forward_seconds=20e-3)).chosen is reference
+        cheapest(
+            [reference, candidate("a", 5, 4)], Bounds(live_bytes=10_000_000, forward_seconds=20e-3)
+        ).chosen
+        is reference
     )
 
 
@@ -321,18 +367,23 @@ def test_what_a_plan_saves_must_exceed_the_doubt_about_it():
 
     reference = candidate("lax.scan", 10, 0)
     assert cheapest([reference, candidate("a", 0, 1)]).chosen.label == "a"
-    assert cheapest([reference, candidate("a", 0, 4)]).chosen is reference, "a gain of 30 % that may be none"
+    assert cheapest([reference, candidate("a", 0, 4)]).chosen is reference, (
+        "a gain of 30 % that may be none"
+    )
     # Between two plans that may replace it half of the doubt counts: 1.1 ms saved, which may be 1.6 ms off; 0.7 of 1.6 ms.
     assert cheapest([reference, candidate("a", 3, 0), candidate("b", 1, 0.9)]).chosen.label == "b"
     assert cheapest([reference, candidate("a", 3, 0), candidate("b", 1, 1.3)]).chosen.label == "a"
 
 
 @pytest.mark.parametrize(
-    "flags, vector", [("", 64), ("--xla_cpu_max_isa=AVX2", 32), ("--a=1 --xla_cpu_max_isa=sse4_2 --b", 16)]
+    "flags, vector",
+    [("", 64), ("--xla_cpu_max_isa=AVX2", 32), ("--a=1 --xla_cpu_max_isa=sse4_2 --b", 16)],
 )
 def test_the_vectors_that_xla_uses(flags, vector, monkeypatch):
     monkeypatch.setattr(machines.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(machines, "read_text", lambda path, error: "flags : fpu avx avx2 avx512f fma")
+    monkeypatch.setattr(
+        machines, "read_text", lambda path, error: "flags : fpu avx avx2 avx512f fma"
+    )
     assert machines.vector_bytes(flags) == vector
 
 
@@ -343,7 +394,9 @@ def test_the_constants_of_this_processor_are_plausible():
         assert 0.1 <= getattr(machine, name) / getattr(machines.CPU, name) <= 10, name
     assert 1 << 15 <= machine.core_cache_bytes <= machine.cache_bytes <= 1 << 30
     wide, unknown = machines.processor(vector=64), machines.processor(near=1 << 18, last=1 << 20)
-    assert wide.product_rate > machines.CPU.product_rate and wide.cache_rate == machines.CPU.cache_rate
+    assert (
+        wide.product_rate > machines.CPU.product_rate and wide.cache_rate == machines.CPU.cache_rate
+    )
     assert unknown.cache_bytes == 1 << 19
 
 
@@ -364,7 +417,9 @@ def accumulate(p, sums, given):
 def branches(p, h, given):
     """The gradient of the weight is a result of a branch, and no contraction over time."""
     kind, x = given
-    return jax.lax.cond(kind > 0, lambda h: jnp.tanh(h @ p["w"] + x), lambda h: 0.5 * h + x, h), None
+    return jax.lax.cond(
+        kind > 0, lambda h: jnp.tanh(h @ p["w"] + x), lambda h: 0.5 * h + x, h
+    ), None
 
 
 def windows(p, held, x):
@@ -386,11 +441,23 @@ def filtered(p, held, x):
 
 
 SHAPES = {
-    experts: (dict(w=(64, 16, 16)), jnp.ones((8, 16)), (jnp.zeros((150, 8), jnp.int32), jnp.ones((150, 8, 16)))),
+    experts: (
+        dict(w=(64, 16, 16)),
+        jnp.ones((8, 16)),
+        (jnp.zeros((150, 8), jnp.int32), jnp.ones((150, 8, 16))),
+    ),
     filtered: (dict(w=(32,)), jnp.ones((16, 32)), jnp.ones((400, 16))),
     minibatch: (dict(x=(512, 30), y=(512,)), jnp.ones(30), jnp.zeros((300, 16), jnp.int32)),
-    accumulate: (dict(w=(16, 32)), jnp.ones((50, 32)), (jnp.zeros(200, jnp.int32), jnp.ones((200, 16)))),
-    branches: (dict(w=(32, 32)), jnp.ones((8, 32)), (jnp.zeros(150, jnp.int32), jnp.ones((150, 8, 32)))),
+    accumulate: (
+        dict(w=(16, 32)),
+        jnp.ones((50, 32)),
+        (jnp.zeros(200, jnp.int32), jnp.ones((200, 16))),
+    ),
+    branches: (
+        dict(w=(32, 32)),
+        jnp.ones((8, 32)),
+        (jnp.zeros(150, jnp.int32), jnp.ones((150, 8, 32))),
+    ),
     windows: (dict(kernel=(4, 32, 32)), jnp.ones((8, 3, 32)), jnp.ones((200, 8, 32))),
 }
 
@@ -422,7 +489,9 @@ def test_stacks_and_copies_that_do_not_pay(step, refused):
     assert not refused(plan), str(plan)
 
 
-@pytest.mark.parametrize("machine, chunks", [(machines.CPU, False), (machines.H100, True), (machines.V5E, True)])
+@pytest.mark.parametrize(
+    "machine, chunks", [(machines.CPU, False), (machines.H100, True), (machines.V5E, True)]
+)
 def test_accelerators_run_small_matrix_states_in_chunks(machine, chunks, monkeypatch):
     """A launch costs more than the operations of a step; on a CPU chunks gain too little to be compiled."""
     here = Target("cpu", machine=machine)
@@ -438,7 +507,9 @@ def test_accelerators_run_small_matrix_states_in_chunks(machine, chunks, monkeyp
         return jnp.sum(jnp.sin(jrnn.scan(step, s, xs)[1]))
 
     with observers.collected() as plans:
-        jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(jnp.ones((2, 4, 32, 32)), (jnp.ones((200, 2, 4, 32)),) * 3)
+        jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(
+            jnp.ones((2, 4, 32, 32)), (jnp.ones((200, 2, 4, 32)),) * 3
+        )
     assert [plan.strategy for plan in plans] == ["chunks"] * chunks
     assert bool(plans.notes) != chunks
 
@@ -491,14 +562,21 @@ def mlstm(p, carry, x):
     keep, add = jnp.exp(forget - m), jnp.exp(i - m)
     s = keep[..., None, None] * s + add[..., None, None] * (k[..., :, None] * v[..., None, :])
     n = keep[..., None] * n + add[..., None] * k
-    y = jnp.einsum("nhk,nhkv->nhv", q, s) / jnp.maximum(jnp.abs(jnp.sum(n * q, -1)), jnp.exp(-m))[..., None]
+    y = (
+        jnp.einsum("nhk,nhkv->nhv", q, s)
+        / jnp.maximum(jnp.abs(jnp.sum(n * q, -1)), jnp.exp(-m))[..., None]
+    )
     return (s, n, m), y
 
 
 def hyper_convolution(p, h, x):
     """A network makes the kernel of a small convolution."""
     kernel = jnp.tanh(x @ p["a"]).reshape(3, 3, 4, 4)
-    h = jnp.tanh(jax.lax.conv_general_dilated(h, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    h = jnp.tanh(
+        jax.lax.conv_general_dilated(
+            h, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+    )
     return h, h.mean((1, 2))
 
 
@@ -522,7 +600,11 @@ def tiny_gru(p, h, x):
 
 SMALL_STATES = (jnp.zeros((1, 4, 32, 32)), jnp.zeros((1, 4, 32)), jnp.zeros((1, 4)))
 SMALL = {
-    mlstm: (rows_of_one((128, 128), (128, 128), (128, 128), (128, 4), (128, 4)), SMALL_STATES, (256, 1, 128)),
+    mlstm: (
+        rows_of_one((128, 128), (128, 128), (128, 128), (128, 4), (128, 4)),
+        SMALL_STATES,
+        (256, 1, 128),
+    ),
     hyper_convolution: (rows_of_one((8, 144)), jnp.ones((2, 8, 8, 4)), (100, 8)),
     outer_features: (rows_of_one((1024, 32), (32, 32)), jnp.ones((8, 32)), (400, 8, 32)),
     rotation: (rows_of_one((4,), (4,)), jnp.ones(2), (1000, 4)),
@@ -540,7 +622,9 @@ SMALL = {
         (tiny_gru, lambda plan: plan.strategy != "native"),
     ],
 )
-@pytest.mark.parametrize("machine", [machines.CPU, machines.processor(64, 2 << 20, 30 << 20), machines.processor(16)])
+@pytest.mark.parametrize(
+    "machine", [machines.CPU, machines.processor(64, 2 << 20, 30 << 20), machines.processor(16)]
+)
 def test_loops_over_small_states_stay_as_they_are(step, right, machine, monkeypatch):
     """Each was 1.3 to 1.9 times as slow as `jax.lax.scan`, or held 100 times the memory. On processors of several kinds."""
     monkeypatch.setattr(machines, "this_processor", lambda: machine)
@@ -571,7 +655,9 @@ def test_only_states_that_gain_run_in_chunks(side, chunks):
 def test_convolutions_with_a_kernel_for_each_step_are_no_cheaper_for_all_steps():
     """XLA:CPU computes them group by group: a train step took 1.2 of the time of `jax.lax.scan`."""
     _, train, args = programs("hyper_convolution", jrnn.scan)
-    assert not any("conv_general_dilated" in str((plan.hoisted, plan.sunk)) for plan in plans_of(train, *args))
+    assert not any(
+        "conv_general_dilated" in str((plan.hoisted, plan.sunk)) for plan in plans_of(train, *args)
+    )
 
 
 def test_convolutions_of_inputs_stay_in_a_loop_of_convolutions(monkeypatch):
@@ -579,10 +665,16 @@ def test_convolutions_of_inputs_stay_in_a_loop_of_convolutions(monkeypatch):
     monkeypatch.setattr(machines, "this_processor", lambda: machines.processor(64))
 
     def convolved(x, kernel):
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     def step(h, x):
-        return (h := jnp.tanh(convolved(h, jnp.ones((3, 3, 8, 8))) + convolved(x, jnp.ones((3, 3, 4, 8))))), h
+        return (
+            h := jnp.tanh(
+                convolved(h, jnp.ones((3, 3, 8, 8))) + convolved(x, jnp.ones((3, 3, 4, 8)))
+            )
+        ), h
 
     (plan,) = scan_plans(step, jnp.ones((4, 12, 12, 8)), jnp.ones((30, 4, 12, 12, 4))).forward
     assert plan.choice.chosen.label == "lax.scan", str(plan)
@@ -619,7 +711,9 @@ def test_scores_of_small_states_are_counted(batch, size, executors, monkeypatch)
     vectors, gates = [jnp.ones((128, 1, batch, size))] * 3, [jnp.ones((128, 1, batch, 1))] * 2
     carry = tuple(map(jnp.zeros, ((1, batch, size, size), (1, batch, size), (1, batch, 1))))
     with observers.collected() as plans:
-        jax.make_jaxpr(jax.grad(lambda xs: jnp.sum(jrnn.scan(step, carry, xs)[1])))([*vectors, *gates])
+        jax.make_jaxpr(jax.grad(lambda xs: jnp.sum(jrnn.scan(step, carry, xs)[1])))(
+            [*vectors, *gates]
+        )
     assert [plan.strategy for plan in plans if plan.strategy == "chunks"] == executors
 
 
@@ -628,10 +722,16 @@ def test_random_numbers_stay_in_loops_of_few_steps():
 
     def run(c, key):
         draws = lambda key: sum(jax.random.uniform(k, (64,)) for k in jax.random.split(key, 8))  # noqa: E731
-        return jax.lax.scan(lambda c, t: (jnp.tanh(c + draws(jax.random.fold_in(key, t))), None), c, jnp.arange(50))
+        return jax.lax.scan(
+            lambda c, t: (jnp.tanh(c + draws(jax.random.fold_in(key, t))), None), c, jnp.arange(50)
+        )
 
     (loop,) = lowering.steps_of(run, jnp.zeros(64), jax.random.key(0))
-    generators = [e for e in loop.eqns if e.primitive.name in ("random_bits", "random_fold_in", "random_split")]
+    generators = [
+        e
+        for e in loop.eqns
+        if e.primitive.name in ("random_bits", "random_fold_in", "random_split")
+    ]
     estimator = Estimator(loop, machines.CPU)
     outs = [v for e in generators for v in e.outvars]
     inside, outside = (estimator.part(generators, outs, all_steps) for all_steps in (False, True))
@@ -643,8 +743,12 @@ def test_a_draw_is_counted_with_its_inner_loop_where_that_is_no_part_of_the_step
     def calls(words, machine):
         draw = lambda c, key: (c + jax.random.bits(key, (words,)), None)  # noqa: E731
         keys = jax.random.split(jax.random.PRNGKey(0), 9)
-        (loop,) = lowering.steps_of(lambda c: jax.lax.scan(draw, c, keys), jnp.zeros(words, jnp.uint32))
-        assert "random_wrap" in [e.primitive.name for e in loop.eqns]  # a key as words costs nothing more
+        (loop,) = lowering.steps_of(
+            lambda c: jax.lax.scan(draw, c, keys), jnp.zeros(words, jnp.uint32)
+        )
+        assert "random_wrap" in [
+            e.primitive.name for e in loop.eqns
+        ]  # a key as words costs nothing more
         return Estimator(loop, machine).part(loop.eqns, loop.outputs).calls / machine.kernel
 
     older = machines.CPU._replace(one_kernel_bytes=machines.SMALL_LOOP)
@@ -657,7 +761,9 @@ def test_what_is_joined_or_stacked_and_also_read_is_written_by_kernels_of_its_ow
     w = jnp.ones((24, 24))
 
     def kernels(step):
-        (loop,) = lowering.steps_of(lambda h, xs: jax.lax.scan(step, h, xs), jnp.ones((8, 24)), jnp.ones((9, 8, 24)))
+        (loop,) = lowering.steps_of(
+            lambda h, xs: jax.lax.scan(step, h, xs), jnp.ones((8, 24)), jnp.ones((9, 8, 24))
+        )
         calls = dict(Estimator(loop, machines.CPU).whole().terms)["calls"]
         return round(calls / machines.CPU.kernel / 9)
 
@@ -665,18 +771,24 @@ def test_what_is_joined_or_stacked_and_also_read_is_written_by_kernels_of_its_ow
         parts = [x[:, :12] * 2, x[:, 12:] * 3]
         return jnp.concatenate(parts, 1) if join else x * 2
 
-    joined, alone = (kernels(lambda h, x, join=join: (gates(h + x, join) @ w, None)) for join in (True, False))
+    joined, alone = (
+        kernels(lambda h, x, join=join: (gates(h + x, join) @ w, None)) for join in (True, False)
+    )
     assert joined == alone + 2
     read, unread = (kernels(lambda h, x, k=k: ((h + x) @ w, (h + x, h * 3)[k])) for k in (0, 1))
     assert read == unread
 
 
-@pytest.mark.parametrize(("dtype", "strategy"), [(np.float32, "arithmetic"), (np.float64, "lax.scan")])
+@pytest.mark.parametrize(
+    ("dtype", "strategy"), [(np.float32, "arithmetic"), (np.float64, "lax.scan")]
+)
 def test_products_of_64_bits_are_slower_as_arithmetic(dtype, strategy):
     """8 x 8 by 8 x 16: as arithmetic 0.95 of the time of `jax.lax.scan`, and 2.0 of it in float64."""
     with jax.enable_x64(True):
         w, h, xs = (np.ones(shape, dtype) for shape in ((8, 8), (8, 16), (1_000, 8, 16)))
-        (plan,) = plans_of(lambda w, h, xs: jrnn.scan(lambda h, x: ((h := w @ h + x), h), h, xs), w, h, xs)
+        (plan,) = plans_of(
+            lambda w, h, xs: jrnn.scan(lambda h, x: ((h := w @ h + x), h), h, xs), w, h, xs
+        )
     assert plan.strategy == strategy
 
 
@@ -701,7 +813,9 @@ def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypa
 
     def plan(scalars):
         def step(h, x):
-            return [jnp.tanh(v * p[i] + 0.3 * p[i - 1] * h[i - 1] + x) for i, v in enumerate(h)], h[0]
+            return [jnp.tanh(v * p[i] + 0.3 * p[i - 1] * h[i - 1] + x) for i, v in enumerate(h)], h[
+                0
+            ]
 
         p = jnp.linspace(0.1, 1.0, scalars)
         return scan_plans(step, [jnp.float32(0)] * scalars, jnp.ones(1_000)).forward[0]
@@ -712,7 +826,9 @@ def test_scalars_that_leave_a_loop_may_make_it_too_large_for_one_kernel(monkeypa
     assert explained.choice.chosen.label == "lax.scan", explained.choice
     loop = explained.loop
     estimator, fission = Estimator(loop, older), split(loop, moves=Moves())
-    small = [estimator.is_small(of, estimator.part(of.eqns, of.outputs)) for of in (loop, fission.core)]
+    small = [
+        estimator.is_small(of, estimator.part(of.eqns, of.outputs)) for of in (loop, fission.core)
+    ]
     assert small == [True, False] and len(fission.core.consts) == 40
 
 
@@ -743,12 +859,16 @@ def test_large_products_of_bfloat16_run_at_the_rate_of_their_instructions():
     def seconds(rows, dtype, machine):
         w = jnp.ones((128, 512), dtype)
         dot = lambda h, _: (h, jnp.tanh(h @ w))  # noqa: E731
-        (loop,) = lowering.steps_of(lambda h: jax.lax.scan(dot, h, None, 9), jnp.ones((rows, 128), dtype))
+        (loop,) = lowering.steps_of(
+            lambda h: jax.lax.scan(dot, h, None, 9), jnp.ones((rows, 128), dtype)
+        )
         return Estimator(loop, machine).part(loop.eqns, loop.outputs).products
 
     narrow = machines.CPU._replace(bfloat16=2.0)
     for rows, dtype, factor in ((32, jnp.bfloat16, 2), (1, jnp.bfloat16, 1), (32, jnp.float32, 1)):
-        assert seconds(rows, dtype, machines.CPU) == pytest.approx(factor * seconds(rows, dtype, narrow))
+        assert seconds(rows, dtype, machines.CPU) == pytest.approx(
+            factor * seconds(rows, dtype, narrow)
+        )
     assert machines.this_processor().bfloat16 in (1.0, 2.0)
 
 
@@ -760,7 +880,9 @@ def test_what_a_loop_draws_is_not_drawn_again_for_all_steps():
         return jnp.where(mask, jnp.tanh(h), 0), mask
 
     (loop,) = lowering.steps_of(
-        lambda h, keys: jax.lax.scan(step, h, keys), jnp.ones((8, 8)), jax.random.split(jax.random.key(0), 9)
+        lambda h, keys: jax.lax.scan(step, h, keys),
+        jnp.ones((8, 8)),
+        jax.random.split(jax.random.key(0), 9),
     )
     for moves in (Moves(), movable(split(loop), False)):
         fission = split(loop, moves=moves)
@@ -773,7 +895,9 @@ def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
         def step(c, x):
             return jnp.tanh(c @ jnp.ones((n, n)) + x), c
 
-        (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(step, c, xs), jnp.ones((8, n)), jnp.ones((9, 8, n)))
+        (loop,) = lowering.steps_of(
+            lambda c, xs: jax.lax.scan(step, c, xs), jnp.ones((8, n)), jnp.ones((9, 8, n))
+        )
         return problem.allowance(loop)
 
     assert most(4) == (2 * 9 + 1) * 8 * 4 * 4 / 2 and most(64) == candidates.SMALL
@@ -781,7 +905,9 @@ def test_a_plan_for_small_states_uses_a_share_of_the_loops_own_arrays():
 
 def test_an_array_is_written_over_one_that_nothing_reads_later():
     def peak(fn):
-        (loop,) = lowering.steps_of(lambda c, xs: jax.lax.scan(lambda c, x: (c, fn(x)), c, xs), 0.0, jnp.ones((9, 8, 64)))
+        (loop,) = lowering.steps_of(
+            lambda c, xs: jax.lax.scan(lambda c, x: (c, fn(x)), c, xs), 0.0, jnp.ones((9, 8, 64))
+        )
         outs = jaxprs.variables(loop.ys)
         return Estimator(loop, machines.CPU).part(loop.eqns, outs, all_steps=True).peak_bytes
 
@@ -815,7 +941,9 @@ def drawn_features(w, h, label):
 def test_no_split_needs_more_memory_than_it_claims(step, everything):
     w = {"own": jnp.ones((64, 64)), "vocabulary": jnp.ones((64, 1_000)), "key": jax.random.key(0)}
     h, labels = jnp.ones((16, 64)), jnp.zeros((16, 16), jnp.int32)
-    (loop,) = lowering.steps_of(lambda w, h, xs: jax.lax.scan(functools.partial(step, w), h, xs), w, h, labels)
+    (loop,) = lowering.steps_of(
+        lambda w, h, xs: jax.lax.scan(functools.partial(step, w), h, xs), w, h, labels
+    )
     fission = split(loop, moves=movable(split(loop), False) if everything else Moves())
     node = Split(fission, Steps(fission.core))
     stacks = [jax.ShapeDtypeStruct((16, *v.aval.shape), v.aval.dtype) for v in loop.xs]

@@ -26,7 +26,11 @@ HERE = Path(__file__).parent
 
 def said(folder, kind):
     paths = os.pathsep.join([str(folder), str(HERE), str(HERE.parent)])
-    environment = {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
     program = [sys.executable, str(HERE / "planted_faults.py"), kind]
     done = subprocess.run(program, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -52,7 +56,9 @@ def test_right_programs_agree_with_their_loops(kind):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault, tmp_path):
     kind, file, line, wrong = FAULTS[fault].values()
-    shutil.copytree(Path(jrnn.__file__).parent, tmp_path / "jrnn", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(jrnn.__file__).parent, tmp_path / "jrnn", ignore=shutil.ignore_patterns("__pycache__")
+    )
     changed = tmp_path / "jrnn" / "loops" / file
     changed.write_text(changed.read_text().replace(line, wrong))
     assert "on random numbers" in said(tmp_path, kind)
@@ -64,7 +70,9 @@ def test_an_unverified_scan_compares_nothing(monkeypatch):
 
     def slope():
         def loss(w):
-            return jrnn.scan(lambda h, x: (jnp.tanh(h @ w + x),) * 2, jnp.ones((2, 3)), jnp.ones((4, 2, 3)))[1]
+            return jrnn.scan(
+                lambda h, x: (jnp.tanh(h @ w + x),) * 2, jnp.ones((2, 3)), jnp.ones((4, 2, 3))
+            )[1]
 
         jax.make_jaxpr(jax.grad(lambda w: jnp.sum(loss(w))))(jnp.eye(3))
 
@@ -107,22 +115,31 @@ def test_a_step_is_the_same_over_smaller_arrays():
         z, gates = jnp.tanh(h @ w + x[:, :64]), jnp.split(x, 2, 1)
         return z * jnp.exp(gates[1]) - jnp.eye(64)[3:4], z.sum(1)
 
-    program = jaxprs.trace(step, [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 64), (32, 64), (32, 128)]])
+    program = jaxprs.trace(
+        step, [jax.ShapeDtypeStruct(s, jnp.float32) for s in [(64, 64), (32, 64), (32, 128)]]
+    )
     run, avals = resized(program, [(program.invars[1], program.outvars[0])])
     assert [a.shape[0] < 13 for a in avals] == [False, True, True]
     assert avals[1].shape[1] == 64
     given = [np.random.default_rng(i).normal(size=a.shape) for i, a in enumerate(avals)]
     small = jax.make_jaxpr(run)(*avals)
-    for a, b in zip(evaluate_by_numpy(small.jaxpr, small.consts, given), step(*map(jnp.asarray, given))):
+    for a, b in zip(
+        evaluate_by_numpy(small.jaxpr, small.consts, given), step(*map(jnp.asarray, given))
+    ):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("fn", [lambda p, v, s: jnp.linalg.cholesky(p), lambda p, v, s: jnp.sqrt(s - v @ p @ v)])
+@pytest.mark.parametrize(
+    "fn", [lambda p, v, s: jnp.linalg.cholesky(p), lambda p, v, s: jnp.sqrt(s - v @ p @ v)]
+)
 def test_numbers_are_found_for_which_results_are_finite(fn):
     """NaN agrees with NaN: a comparison of covariances that are not positive definite would find nothing."""
     avals = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4, 4), (4,), ())]
     assert derived.disagreement(lambda *args: [fn(*args)], lambda *args: [fn(*args)], avals) is None
-    assert derived.disagreement(lambda *args: [2 * fn(*args)], lambda *args: [fn(*args)], avals) is not None
+    assert (
+        derived.disagreement(lambda *args: [2 * fn(*args)], lambda *args: [fn(*args)], avals)
+        is not None
+    )
 
 
 def test_functions_that_differ_in_a_tangent_only_disagree():
@@ -133,6 +150,10 @@ def test_functions_that_differ_in_a_tangent_only_disagree():
     sine.defjvp(lambda p, t: (jnp.sin(p[0]), -jnp.cos(p[0]) * t[0]))
     avals = [jax.ShapeDtypeStruct((3,), jnp.float32)]
     assert derived.disagreement(lambda x: [jnp.sin(x)], lambda x: [jnp.sin(x)], avals) is None
-    assert derived.disagreement(lambda x: [sine(x)], lambda x: [jnp.sin(x)], avals).startswith("tangent of result 0")
+    assert derived.disagreement(lambda x: [sine(x)], lambda x: [jnp.sin(x)], avals).startswith(
+        "tangent of result 0"
+    )
     with pytest.raises(derived.TooLarge):
-        derived.disagreement(*2 * [lambda x: [x]], [jax.ShapeDtypeStruct((2000, 2000), jnp.float32)])
+        derived.disagreement(
+            *2 * [lambda x: [x]], [jax.ShapeDtypeStruct((2000, 2000), jnp.float32)]
+        )

@@ -66,8 +66,14 @@ def test_a_constant_added_often_does_not_overflow_with_the_number_of_times():
 def test_sums_of_differences_are_not_differences_of_sums(size):
     """Which cancel, or overflow."""
     xs = jnp.float32(size) * (1 - jnp.float32(2e-7) * jnp.arange(5))
-    run = jax.jit(lambda xs, b: scan(lambda c, x: ((c[0] + (x - b), c[1] + (x + -b)), None), (jnp.float32(0),) * 2, xs)[0])
-    np.testing.assert_allclose(run(xs, xs[2]), [np.sum(np.asarray(xs) - np.float32(xs[2]))] * 2, rtol=1e-5)
+    run = jax.jit(
+        lambda xs, b: scan(
+            lambda c, x: ((c[0] + (x - b), c[1] + (x + -b)), None), (jnp.float32(0),) * 2, xs
+        )[0]
+    )
+    np.testing.assert_allclose(
+        run(xs, xs[2]), [np.sum(np.asarray(xs) - np.float32(xs[2]))] * 2, rtol=1e-5
+    )
 
 
 def test_sums_of_widened_values_are_wide():
@@ -114,17 +120,26 @@ def test_random_numbers_are_those_of_each_step(impl):
     same(step, H0, (keys, XS))
     if impl != "threefry2x32":
         with pytest.raises(ScanError, match="only threefry keys draw the same numbers"):
-            scan(lambda h, key: (h + jax.random.normal(key, h.shape), h), H0, keys, executor="associative")
+            scan(
+                lambda h, key: (h + jax.random.normal(key, h.shape), h),
+                H0,
+                keys,
+                executor="associative",
+            )
 
 
 def test_literal_carries(x64):
     def loss(run, w):
         (a, b), (ys, z) = run(
-            lambda c, x: ((c[0] * w + c[1], np.float32(0.0)), (c[0], c[1] * x)), (W[:2], jnp.float32(3)), XS
+            lambda c, x: ((c[0] * w + c[1], np.float32(0.0)), (c[0], c[1] * x)),
+            (W[:2], jnp.float32(3)),
+            XS,
         )
         return jnp.sum(ys**2) + jnp.sum(z) + b
 
-    np.testing.assert_allclose(*(jax.grad(functools.partial(loss, run))(W[:2]) for run in (scan, jax.lax.scan)), rtol=1e-5)
+    np.testing.assert_allclose(
+        *(jax.grad(functools.partial(loss, run))(W[:2]) for run in (scan, jax.lax.scan)), rtol=1e-5
+    )
 
 
 def test_a_reset_forgets_infinity():
@@ -189,7 +204,10 @@ def test_what_a_step_adds_to_a_ref_is_added_once(recompute):
         return jnp.sum(run(step, H0, XS)[1]) + ref[...]
 
     ours, theirs = functools.partial(scan, recompute=recompute), jax.lax.scan
-    np.testing.assert_allclose(*(jax.value_and_grad(functools.partial(loss, run))(0.5) for run in (ours, theirs)), rtol=1e-5)
+    np.testing.assert_allclose(
+        *(jax.value_and_grad(functools.partial(loss, run))(0.5) for run in (ours, theirs)),
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("recompute", [None, "contractions"])
@@ -251,7 +269,9 @@ def test_padding_is_nothing_to_divide_by(x64):
     lengths = np.array([3, 0])
 
     def loss(w, xs):
-        last, ys = scan(lambda h, x: (h * 0.5 + w * jnp.log(x), w / x), jnp.zeros(N), xs, lengths=lengths)
+        last, ys = scan(
+            lambda h, x: (h * 0.5 + w * jnp.log(x), w / x), jnp.zeros(N), xs, lengths=lengths
+        )
         return jnp.sum(last) + jnp.sum(ys)
 
     for padding in (0.0, np.nan):
@@ -259,7 +279,9 @@ def test_padding_is_nothing_to_divide_by(x64):
         of_w, of_x = jax.grad(loss, (0, 1))(2.0, jnp.asarray(padded))
         a, b, c = xs[:3, 0]
         np.testing.assert_allclose(of_w, np.log([a, b, c]) @ [0.25, 0.5, 1] + 1 / a + 1 / b + 1 / c)
-        np.testing.assert_allclose(of_x[:3, 0], 2 * np.array([0.25 / a, 0.5 / b, 1 / c]) - 2 / xs[:3, 0] ** 2)
+        np.testing.assert_allclose(
+            of_x[:3, 0], 2 * np.array([0.25 / a, 0.5 / b, 1 / c]) - 2 / xs[:3, 0] ** 2
+        )
         assert not np.any(of_x[3:]) and not np.any(of_x[:, 1])
 
 
@@ -302,7 +324,11 @@ def test_the_parameter_for_transposition_is_passed_on(plain, monkeypatch):
 def test_traced_options_are_refused_as_lax_scan_refuses_them(name):
     def refusal(run):
         with pytest.raises(TypeError) as caught:  # of which ConcretizationTypeError is one
-            jax.jit(lambda v: run(lambda h, x: (h, x), H0, None if name == "length" else XS, **{name: v}))(1)
+            jax.jit(
+                lambda v: run(
+                    lambda h, x: (h, x), H0, None if name == "length" else XS, **{name: v}
+                )
+            )(1)
         return type(caught.value), str(caught.value)
 
     assert refusal(scan) == refusal(jax.lax.scan)
@@ -312,7 +338,9 @@ def test_gradients_inside_shard_map_vary_as_their_values_do(x64):
     """The sums of the reverse loop vary over the same axes of the mesh as the constants whose gradients they are."""
     mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
-    large = jnp.linspace(-1, 1, 130 * 140).reshape(130, 140)  # too large to be summed after the loop
+    large = jnp.linspace(-1, 1, 130 * 140).reshape(
+        130, 140
+    )  # too large to be summed after the loop
 
     def loss(run, large, xs):
         def shard(large, xs):
@@ -322,8 +350,12 @@ def test_gradients_inside_shard_map_vary_as_their_values_do(x64):
 
             return jax.lax.psum(jnp.sum(run(step, xs[0], xs)[1]), "data")
 
-        return jax.shard_map(shard, mesh=mesh, in_specs=(spec(), spec(None, "data")), out_specs=spec())(large, xs)
+        return jax.shard_map(
+            shard, mesh=mesh, in_specs=(spec(), spec(None, "data")), out_specs=spec()
+        )(large, xs)
 
     xs = jnp.tile(XS, (1, len(jax.devices()), 1))
-    ours, theirs = (jax.jit(jax.grad(functools.partial(loss, run)))(large, xs) for run in (scan, jax.lax.scan))
+    ours, theirs = (
+        jax.jit(jax.grad(functools.partial(loss, run)))(large, xs) for run in (scan, jax.lax.scan)
+    )
     np.testing.assert_allclose(ours, theirs, rtol=1e-11, atol=1e-11)

@@ -73,7 +73,12 @@ TRANSFORMATIONS = {
     "gradient": lambda run: jax.grad(functools.partial(loss, run), argnums=(0, 1)),
     "vmap": lambda run: lambda h, xs: jax.vmap(lambda h: run(h, xs))(jnp.stack([h, h])),
 }
-FEW = {("value", "lengths"), ("gradient", "until"), ("value", "while_loop"), ("gradient", "lengths")}
+FEW = {
+    ("value", "lengths"),
+    ("gradient", "until"),
+    ("value", "while_loop"),
+    ("gradient", "lengths"),
+}
 
 
 @pytest.mark.sample(*(f"{how}-{name}" for how, name in FEW))
@@ -111,8 +116,15 @@ def test_a_call_is_traced_once_for_its_types(monkeypatch):
 
     traces = []
     make_jaxpr = jax.make_jaxpr
-    monkeypatch.setattr(jax, "make_jaxpr", lambda *args, **kw: traces.append(args) or make_jaxpr(*args, **kw))
-    calls = [(0.0, XS[:, 0, 0]), (jnp.float32(0), XS[:, 0, 0]), (0.0, XS[:2, 0, 0]), (0, XS[:, 0, 0].astype(int))]
+    monkeypatch.setattr(
+        jax, "make_jaxpr", lambda *args, **kw: traces.append(args) or make_jaxpr(*args, **kw)
+    )
+    calls = [
+        (0.0, XS[:, 0, 0]),
+        (jnp.float32(0), XS[:, 0, 0]),
+        (0.0, XS[:2, 0, 0]),
+        (0, XS[:, 0, 0].astype(int)),
+    ]
     results = [scan(add, *call) for call in calls]
     assert len(traces) == len(calls)  # a weak type, a shape and a dtype are others
     again = [scan(add, *call) for call in calls]
@@ -175,7 +187,9 @@ def test_what_a_step_closes_over_is_no_constant_of_the_program():
         return jnp.tanh(h + x) * large[0, 0], None
 
     def differentiated(large):
-        return scan(lambda h, x: (jnp.tanh(h + x) * large[0, 0], None), H0, XS, lengths=LENGTHS)[0].sum()
+        return scan(lambda h, x: (jnp.tanh(h + x) * large[0, 0], None), H0, XS, lengths=LENGTHS)[
+            0
+        ].sum()
 
     scan(reads, H0, XS, lengths=LENGTHS)
     held = [v for v in jax.live_arrays() if v.shape == large.shape]
@@ -263,5 +277,9 @@ def test_a_step_is_traced_once(how, options):
     traces.clear()
     jax.jit(TRANSFORMATIONS[how](run)).trace(H0, XS)
     assert len(traces) == 1
-    expected = TRANSFORMATIONS[how](functools.partial(scan, lambda *args: affine(*args), **options))(H0, XS)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), ours, expected)
+    expected = TRANSFORMATIONS[how](
+        functools.partial(scan, lambda *args: affine(*args), **options)
+    )(H0, XS)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), ours, expected
+    )

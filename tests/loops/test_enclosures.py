@@ -12,8 +12,12 @@ from jrnn.loops.newton.enclosure import _RULES, Box, NotEnclosed, enclosed
 
 X, Y = np.random.default_rng(0).uniform(0.2, 0.9, (2, 3, 3))
 SMOOTH = {
-    "functions": lambda x, y: [f(x) for f in (jnp.tanh, jnp.exp, jnp.exp2, jnp.expm1, jnp.log, jnp.log1p, jnp.sqrt)],
-    "others": lambda x, y: [f(x) for f in (jax.lax.rsqrt, jnp.sin, jnp.cos, jnp.arctan, jnp.arcsinh, jnp.sinh, jnp.cosh)],
+    "functions": lambda x, y: [
+        f(x) for f in (jnp.tanh, jnp.exp, jnp.exp2, jnp.expm1, jnp.log, jnp.log1p, jnp.sqrt)
+    ],
+    "others": lambda x, y: [
+        f(x) for f in (jax.lax.rsqrt, jnp.sin, jnp.cos, jnp.arctan, jnp.arcsinh, jnp.sinh, jnp.cosh)
+    ],
     "gates": lambda x, y: [
         jax.nn.sigmoid(x),
         jax.lax.erf(x),
@@ -34,7 +38,14 @@ SMOOTH = {
         jnp.minimum(x, y),
         jnp.clip(x, 0.3, y),
     ],
-    "products": lambda x, y: [x @ y, x @ X, jnp.einsum("ij,ij->i", x, y), jnp.sum(x, 0), jnp.cumsum(x, 1), jnp.mean(x)],
+    "products": lambda x, y: [
+        x @ y,
+        x @ X,
+        jnp.einsum("ij,ij->i", x, y),
+        jnp.sum(x, 0),
+        jnp.cumsum(x, 1),
+        jnp.mean(x),
+    ],
     "views": lambda x, y: [
         x.T[1:],
         x.reshape(9),
@@ -64,7 +75,12 @@ SMOOTH = {
         (x - x.mean()) / (x.std() + 0.1),
         jax.nn.silu(x),
     ],
-    "types": lambda x, y: [x.astype(jnp.float32), x.astype(jnp.bfloat16), (x > 0).astype(float) * y, jnp.floor(x) + y],
+    "types": lambda x, y: [
+        x.astype(jnp.float32),
+        x.astype(jnp.bfloat16),
+        (x > 0).astype(float) * y,
+        jnp.floor(x) + y,
+    ],
 }
 JUMPS = {
     "where": lambda x: jnp.where(x > 0.5, x, -x),
@@ -91,7 +107,9 @@ def test_results_of_a_box_lie_in_its_box(name, radius, x64):
     random = np.random.default_rng(1)
     boxes, _ = boxed(SMOOTH[name], [jnp.full((3, 3), radius)] * 2, jnp.asarray(X), jnp.asarray(Y))
     for _ in range(40):
-        points = [v + radius * random.choice([-1, 1, random.uniform(-1, 1)], size=v.shape) for v in (X, Y)]
+        points = [
+            v + radius * random.choice([-1, 1, random.uniform(-1, 1)], size=v.shape) for v in (X, Y)
+        ]
         for box, value in zip(boxes, SMOOTH[name](*map(jnp.asarray, points)), strict=True):
             off = np.abs(np.asarray(value, float) - np.asarray(box.center, float))
             rounding = (
@@ -99,7 +117,9 @@ def test_results_of_a_box_lie_in_its_box(name, radius, x64):
             )  # of the point and of its value
             assert np.all(off <= np.asarray(box.radius) * (1 + 1e-6) + rounding), name
     if radius == 1e-9 and name not in ("types", "choices"):
-        assert all(np.max(box.radius) < 1e-6 for box in boxes), "a box is not useful if it is much larger"
+        assert all(np.max(box.radius) < 1e-6 for box in boxes), (
+            "a box is not useful if it is much larger"
+        )
 
 
 @pytest.mark.parametrize("name", JUMPS)
@@ -126,7 +146,9 @@ def test_an_equation_without_a_rule_is_named():
 
 def test_no_result_lies_outside_of_what_a_function_returns():
     """The table of primitives says between which numbers: so a wide box of a gate is no wider than that."""
-    program = jaxprs.trace(lambda x: [jax.nn.sigmoid(x), jnp.tanh(x), x * 2], [jax.ShapeDtypeStruct((3,), jnp.float32)])
+    program = jaxprs.trace(
+        lambda x: [jax.nn.sigmoid(x), jnp.tanh(x), x * 2], [jax.ShapeDtypeStruct((3,), jnp.float32)]
+    )
     box = Box(jnp.array([-1.0, 0.0, 2.0]), jnp.full(3, jnp.inf))
     env, _ = enclosed(program.eqns, {program.invars[0]: box})
     gate, bounded, free = (env[v] for v in program.outvars)

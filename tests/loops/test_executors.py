@@ -39,7 +39,9 @@ def mingru_step(p):
 def solver(request, monkeypatch):
     """Plans for each target: on a CPU a loop of multiplications and additions stays, elsewhere there are rounds."""
     lowered = chooser.lowered
-    monkeypatch.setattr(chooser, "lowered", lambda scan, _, *tag: lowered(scan, Target(request.param), *tag))
+    monkeypatch.setattr(
+        chooser, "lowered", lambda scan, _, *tag: lowered(scan, Target(request.param), *tag)
+    )
 
 
 @pytest.mark.exhaustive("cpu-False")
@@ -106,7 +108,10 @@ def test_associative_refuses(step, why):
 def lru_step(p):
     def step(h, x):
         re, im = h
-        re, im = p["cos"] * re - p["sin"] * im + x @ p["wz"], p["sin"] * re + p["cos"] * im + x @ p["wn"]
+        re, im = (
+            p["cos"] * re - p["sin"] * im + x @ p["wz"],
+            p["sin"] * re + p["cos"] * im + x @ p["wn"],
+        )
         return (re, im), jnp.tanh(re) * im
 
     return step
@@ -127,7 +132,9 @@ def test_associative_solves_carries_that_read_each_other(solver, x64):
         check = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
         with plain_scans():
             expected = by_numpy(functools.partial(value, executor="scan"))(given)
-        jax.tree.map(check, jax.jit(functools.partial(value, executor="associative"))(given), expected)
+        jax.tree.map(
+            check, jax.jit(functools.partial(value, executor="associative"))(given), expected
+        )
 
 
 def test_associative_solves_one_layer_after_the_other(x64):
@@ -142,7 +149,9 @@ def test_associative_solves_one_layer_after_the_other(x64):
 
     actual = scan(step, (p["h0"], p["h0"] * 2), p["x"], executor="associative")
     expected = by_numpy(lambda h: jax.lax.scan(step, (h, h * 2), p["x"]))(p["h0"])
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected
+    )
 
 
 def test_associative_refuses_carries_that_multiply_or_count_or_are_too_many():
@@ -151,7 +160,9 @@ def test_associative_refuses_carries_that_multiply_or_count_or_are_too_many():
     with pytest.raises(ScanError, match="mul of the carry is not affine"):
         scan(lambda c, x: ((c[0] * c[1], c[1] + c[0]), x), (ones, ones), xs, executor="associative")
     with pytest.raises(ScanError, match="a carry is int32"):
-        scan(lambda c, x: ((c[0] * 2, c[1] * x), x), (jnp.int32(1), ones), xs, executor="associative")
+        scan(
+            lambda c, x: ((c[0] * 2, c[1] * x), x), (jnp.int32(1), ones), xs, executor="associative"
+        )
     with pytest.raises(ScanError, match="more than 4 carries read each other"):
         scan(lambda c, x: ((*c[1:], c[0] * x), x), (ones,) * 5, xs, executor="associative")
 
@@ -163,7 +174,9 @@ def test_accelerators_keep_the_order_of_sums_that_the_user_wrote(platform):
     big = jnp.ones((90, 4))
 
     def total(w, xs):
-        return scan(lambda c, x: ((0.5 * c[0] + x, c[1] + jnp.sum(x * w)), c[0]), (jnp.zeros(4), 0.0), xs)
+        return scan(
+            lambda c, x: ((0.5 * c[0] + x, c[1] + jnp.sum(x * w)), c[0]), (jnp.zeros(4), 0.0), xs
+        )
 
     def plans(fn):
         return lowering.plans_in(jax.make_jaxpr(fn)(jnp.float32(1), big).jaxpr, Target(platform))
@@ -174,7 +187,9 @@ def test_accelerators_keep_the_order_of_sums_that_the_user_wrote(platform):
     *_, gradient = plans(jax.grad(lambda w, xs: jnp.sum(jnp.sin(total(w, xs)[0][1]))))
     assert gradient.loop.reverse
     assert gradient.strategy == "associative" or gradient.accumulated
-    (counted,) = plans(lambda w, xs: scan(lambda c, x: (c + jnp.sum(x), None), jnp.int32(0), jnp.int32(xs)))
+    (counted,) = plans(
+        lambda w, xs: scan(lambda c, x: (c + jnp.sum(x), None), jnp.int32(0), jnp.int32(xs))
+    )
     assert counted.accumulated, "integers have no order"
 
 
@@ -185,7 +200,9 @@ def test_accelerators_solve_gradients_of_affine_steps_that_need_no_more_memory_a
     def chosen(step, platform="cuda", **keywords):
         run = functools.partial(scan, step, **keywords)
         closed = jax.make_jaxpr(jax.grad(lambda h, xs: jnp.sum(run(h, jnp.tanh(xs))[0])))(h, xs)
-        forward, *_, reverse = [plan.strategy for plan in lowering.plans_in(closed.jaxpr, Target(platform))]
+        forward, *_, reverse = [
+            plan.strategy for plan in lowering.plans_in(closed.jaxpr, Target(platform))
+        ]
         return forward, reverse
 
     assert chosen(lambda h, x: (jnp.tanh(x) * h + x, h)) == ("scan", "associative")
@@ -211,7 +228,10 @@ def test_accelerators_solve_gradients_of_affine_steps_that_need_no_more_memory_a
         (lambda h, x: (x * h, h), False),
         (lambda h, x: (1.001 * h, h), False),
         (lambda h, x: (jnp.exp(x) * h, h), False),
-        (lambda h, x: (jnp.where(x > 0, h, 1.0), h), False),  # a factor of zero does not forget an infinite carry
+        (
+            lambda h, x: (jnp.where(x > 0, h, 1.0), h),
+            False,
+        ),  # a factor of zero does not forget an infinite carry
     ],
 )
 def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(step, bounded):
@@ -221,7 +241,9 @@ def test_accelerators_solve_by_rounds_where_no_product_of_factors_can_overflow(s
     of_a_gradient = tag.Provenance(written_reverse=not loop.reverse)
     params, tpu = ScanParams.of_loop(loop), Target("tpu")
     assert chooser.lowered(params, tpu, tag.Options()).strategy == "scan"
-    assert chooser.lowered(params, tpu, tag.Options(), of_a_gradient).strategy == ("associative" if bounded else "scan")
+    assert chooser.lowered(params, tpu, tag.Options(), of_a_gradient).strategy == (
+        "associative" if bounded else "scan"
+    )
 
 
 def test_unknown_executor_and_the_choice():
@@ -246,7 +268,13 @@ def test_options_are_checked_whatever_the_executor(executor, options, error, mes
     if executor == "newton" and "unroll" in options:
         pytest.skip("it ignores unroll")
     with pytest.raises(error, match=message):
-        scan(lambda h, x: (jnp.tanh(h + x), h), jnp.ones(3), jnp.ones((T, 3)), executor=executor, **options)
+        scan(
+            lambda h, x: (jnp.tanh(h + x), h),
+            jnp.ones(3),
+            jnp.ones((T, 3)),
+            executor=executor,
+            **options,
+        )
 
 
 @pytest.mark.parametrize("lowered", ["cuda", "rocm", "cpu"])

@@ -24,23 +24,34 @@ def test_the_text_of_an_lstm_with_lengths_has_at_most_15_lines():
     p = dict(wx=jnp.ones((32, 256)), wh=jnp.ones((64, 256)), b=jnp.ones((1, 256)))
 
     def loss(p, xs):
-        return jnp.sum(jrnn.scan(lstm_step(p), (jnp.zeros((16, 64)),) * 2, xs, lengths=jnp.full(16, 50))[1])
+        return jnp.sum(
+            jrnn.scan(lstm_step(p), (jnp.zeros((16, 64)),) * 2, xs, lengths=jnp.full(16, 50))[1]
+        )
 
     lines = str(jrnn.explain(jax.grad(loss, (0, 1)), p, jnp.ones((100, 16, 32)))).splitlines()
     assert len(lines) <= 15
     assert lines[0] == "2 loops: 1 rewritten, 1 left to lax.scan"
-    assert lines[1].startswith(os.path.join("tests", "loops", "test_explain.py:")) and ".loss)" in lines[1]
-    assert "  forward loop of 100 steps on cpu: lax.scan" in lines and any("; nothing to gain" in line for line in lines)
+    assert (
+        lines[1].startswith(os.path.join("tests", "loops", "test_explain.py:"))
+        and ".loss)" in lines[1]
+    )
+    assert "  forward loop of 100 steps on cpu: lax.scan" in lines and any(
+        "; nothing to gain" in line for line in lines
+    )
     assert "    summed after the loop instead of carried: 3 values, 99,328 bytes" in lines
     assert "    contractions in the loop: 1 (lax.scan: 4)" in lines, "of the reverse loop"
     assert lines[-1] == "details: print(explained.loops[1])"
 
 
 def test_the_arguments_of_a_scan_are_explained_as_they_are():
-    lines = str(jrnn.explain(jrnn.scan, step, H0, XS, None, True, executor="scan", unroll=1)).splitlines()
+    lines = str(
+        jrnn.explain(jrnn.scan, step, H0, XS, None, True, executor="scan", unroll=1)
+    ).splitlines()
     assert lines[0] == "1 loop: 0 rewritten, 1 left to lax.scan"
     assert "test_explain.py:" in lines[1] and "(test_the_arguments_of_a_scan" in lines[1]
-    assert lines[2] == "  reverse loop of 5 steps on cpu: lax.scan" and not any("(lax.scan" in line for line in lines)
+    assert lines[2] == "  reverse loop of 5 steps on cpu: lax.scan" and not any(
+        "(lax.scan" in line for line in lines
+    )
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in (H0, XS)]
     assert len(jrnn.explain(jrnn.scan, step, *shapes).loops) == 1
 
@@ -55,7 +66,9 @@ def test_a_plan_prints_what_its_summary_leaves_out():
         executor="scan",
     ).loops
     details = str(plan).splitlines()
-    assert [line for line in plan.text().splitlines() if line in details] == plan.text().splitlines()
+    assert [
+        line for line in plan.text().splitlines() if line in details
+    ] == plan.text().splitlines()
     assert any("dot_general float32[2,80], 12,800 bytes at " in line for line in details)
     assert any("written by the loop at each step" in line for line in details)
     assert any("    not lax.scan, " in line for line in details)
@@ -70,8 +83,12 @@ def test_an_effect_under_a_mask_is_explained():
 
     masks = {"lengths": jnp.array([5, 3]), "mask": jnp.ones((5, 2), bool)}
     for name, mask in masks.items():
-        explained = jrnn.explain(lambda xs, n=name, m=mask: jrnn.scan(printing, jnp.zeros(2), xs, **{n: m}), XS[:, :, 0])
-        assert "see made-up inputs" in str(explained) and "see made-up inputs" in str(explained.loops[0])
+        explained = jrnn.explain(
+            lambda xs, n=name, m=mask: jrnn.scan(printing, jnp.zeros(2), xs, **{n: m}), XS[:, :, 0]
+        )
+        assert "see made-up inputs" in str(explained) and "see made-up inputs" in str(
+            explained.loops[0]
+        )
 
 
 def test_newton_makes_no_loop_to_explain():
@@ -83,7 +100,9 @@ def test_contractions_in_branches_count():
     w = jnp.ones((4, 4))
 
     def last(xs):
-        return jrnn.scan(lambda h, x: (jnp.tanh(h @ w + x), h), H0, xs, until=lambda h: jnp.any(h > 9))[0]
+        return jrnn.scan(
+            lambda h, x: (jnp.tanh(h @ w + x), h), H0, xs, until=lambda h: jnp.any(h > 9)
+        )[0]
 
     assert jrnn.explain(last, XS).loops == ()
     assert jrnn.explain(jax.grad(lambda xs: jnp.sum(last(xs))), XS).loops[0].contractions == 1
@@ -96,18 +115,28 @@ def test_lines_of_libraries_are_relative_to_site_packages():
     def train(model, xs):
         return jnp.sum(model(xs))
 
-    explained = jrnn.explain(train, nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))), jnp.ones((2, 5, 3)))
+    explained = jrnn.explain(
+        train, nnx.RNN(nnx.GRUCell(3, 4, rngs=nnx.Rngs(0))), jnp.ones((2, 5, 3))
+    )
     assert " at flax/nnx/" in str(explained.loops[0])
     text = str(explained)
     assert (
-        text.startswith("2 loops: ") and "  forward loop of 5 steps" in text and "\ndetails: print(explained.loops[" in text
+        text.startswith("2 loops: ")
+        and "  forward loop of 5 steps" in text
+        and "\ndetails: print(explained.loops[" in text
     )
     assert "jrnn.optimize_scans()" in str(jrnn.explain(jnp.sin, 1.0)), "what to do"
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [(step, 0.0, [1.0, 2.0]), (step, H0, 3.0), (step, H0, "abc"), (H0, step, XS), (step, H0, XS, 7)],
+    [
+        (step, 0.0, [1.0, 2.0]),
+        (step, H0, 3.0),
+        (step, H0, "abc"),
+        (H0, step, XS),
+        (step, H0, XS, 7),
+    ],
     ids=["numbers", "a number", "text", "exchanged", "length"],
 )
 def test_a_mistake_raises_what_lax_scan_raises(arguments):

@@ -38,21 +38,33 @@ def loops_of(fn, *args):
 
 
 def test_the_loops_of_a_library_say_where_they_are_and_why_they_are_so():
-    graph, parameters, rest = nnx.split(nnx.RNN(nnx.GRUCell(D, H, rngs=nnx.Rngs(0))), nnx.Param, ...)
+    graph, parameters, rest = nnx.split(
+        nnx.RNN(nnx.GRUCell(D, H, rngs=nnx.Rngs(0))), nnx.Param, ...
+    )
 
     @jax.jit
     def gradient(parameters, xs):
-        return jax.grad(lambda p: jnp.sum(nnx.merge(graph, p, rest)(xs, initial_carry=jnp.zeros((N, H)))))(parameters)
+        return jax.grad(
+            lambda p: jnp.sum(nnx.merge(graph, p, rest)(xs, initial_carry=jnp.zeros((N, H))))
+        )(parameters)
 
     with jrnn.explain() as explained, jrnn.optimize_scans():
         in_a_thread(lambda: None)
         gradient(parameters, jnp.ones((N, 100, D)))
     forward, reverse = explained.loops
-    assert (forward.title, reverse.title) == ("forward loop of 100 steps on cpu", "reverse loop of 100 steps on cpu")
+    assert (forward.title, reverse.title) == (
+        "forward loop of 100 steps on cpu",
+        "reverse loop of 100 steps on cpu",
+    )
     assert reverse.strategy != "lax.scan"
     lines = str(explained).splitlines()
-    assert lines[0].startswith("2 loops: ") and lines[1].startswith("flax/nnx/"), "the library's line"
-    assert f", from {os.path.join('tests', 'loops', Path(__file__).name)}" in lines[1] and "gradient" in lines[1], "ours"
+    assert lines[0].startswith("2 loops: ") and lines[1].startswith("flax/nnx/"), (
+        "the library's line"
+    )
+    assert (
+        f", from {os.path.join('tests', 'loops', Path(__file__).name)}" in lines[1]
+        and "gradient" in lines[1]
+    ), "ours"
     assert f"  reverse loop of 100 steps on cpu: {reverse.strategy}" in lines
     assert any("estimated: " in line and "(lax.scan: " in line for line in lines)
 
@@ -60,10 +72,16 @@ def test_the_loops_of_a_library_say_where_they_are_and_why_they_are_so():
 def test_the_reasons_of_loops_that_are_left_as_they_are():
     with jrnn.explain() as explained:
         for xs in (jnp.ones((0, 2)), jnp.ones((1, 2)), jnp.ones((3, 2)), jnp.ones((500, 64, 64))):
-            jax.jit(lambda xs: jrnn.scan(lambda c, x: (c + x, None), jnp.zeros(xs.shape[1:]), xs)[0])(xs)
+            jax.jit(
+                lambda xs: jrnn.scan(lambda c, x: (c + x, None), jnp.zeros(xs.shape[1:]), xs)[0]
+            )(xs)
     assert [plan.strategy for plan in explained.loops] == ["lax.scan"] * 4
     *short, others = [plan.notes for plan in explained.loops]
-    assert short == [("it has no steps",), ("it has one step",), ("it takes less time than planning it",)]
+    assert short == [
+        ("it has no steps",),
+        ("it has one step",),
+        ("it takes less time than planning it",),
+    ]
     assert others == ("nothing to gain",) and "; nothing to gain" in explained.loops[3].text()
     with jrnn.explain() as explained, jrnn.optimize_scans(executor="associative"):
         jax.jit(total).lower(XS)
@@ -72,7 +90,9 @@ def test_the_reasons_of_loops_that_are_left_as_they_are():
 
 def test_a_loop_over_matrix_states_has_the_reason_why_it_is_not_in_chunks():
     def loss(S, ks):
-        return jnp.sum(jax.lax.scan(lambda S, k: (0.9 * S + jnp.outer(k, jnp.tanh(k @ S)), k @ S), S, ks)[1])
+        return jnp.sum(
+            jax.lax.scan(lambda S, k: (0.9 * S + jnp.outer(k, jnp.tanh(k @ S)), k @ S), S, ks)[1]
+        )
 
     with jrnn.explain() as explained, jrnn.optimize_scans():
         jax.jit(jax.grad(loss)).lower(jnp.zeros((64, 64)), jnp.ones((256, 64)))
@@ -82,7 +102,9 @@ def test_a_loop_over_matrix_states_has_the_reason_why_it_is_not_in_chunks():
 def test_equal_loops_are_counted_and_a_context_that_was_left_hears_nothing():
     with jrnn.explain() as explained, jrnn.optimize_scans():
         for k in (1.0, 2.0):
-            jax.jit(lambda xs, k=k: jax.lax.scan(lambda c, x: (c * k + x, None), 0.0, xs)[0]).lower(jnp.ones(3))
+            jax.jit(lambda xs, k=k: jax.lax.scan(lambda c, x: (c * k + x, None), 0.0, xs)[0]).lower(
+                jnp.ones(3)
+            )
     assert len(explained.loops) == 2 and str(explained).count("forward loop") == 1
     assert "  forward loop of 3 steps on cpu: lax.scan, 2 times" in str(explained).splitlines()
     with jrnn.optimize_scans():
@@ -113,11 +135,22 @@ def test_the_mark_of_a_process_holds_in_its_threads():
             with jrnn.plain_scans():
                 return total(xs)
 
-        assert loops_of(plain, XS) == loops_of(jax.grad(plain), XS) == loops_of(jax.grad(jax.jit(plain)), XS) == 0
+        assert (
+            loops_of(plain, XS)
+            == loops_of(jax.grad(plain), XS)
+            == loops_of(jax.grad(jax.jit(plain)), XS)
+            == 0
+        )
         with jrnn.optimize_scans(everywhere=True, executor="scan"), jrnn.plain_scans():
             assert loops_of(total, XS) == 0
-        options = [eqn.ctx.xla_metadata for eqn in jax.make_jaxpr(total)(XS).eqns if eqn.primitive.name == "scan"]
-        assert jrnn.loops.ir.tag.tag_in(options[0]).options.memory == 2.5, "that of the outer block again"
+        options = [
+            eqn.ctx.xla_metadata
+            for eqn in jax.make_jaxpr(total)(XS).eqns
+            if eqn.primitive.name == "scan"
+        ]
+        assert jrnn.loops.ir.tag.tag_in(options[0]).options.memory == 2.5, (
+            "that of the outer block again"
+        )
     assert loops_of(total, XS) == in_a_thread(lambda: loops_of(total, XS)) == 0
 
 
@@ -144,7 +177,9 @@ def test_mistakes_and_other_versions_of_jax(monkeypatch):
     with pytest.raises(TypeError, match="everywhere=True is for a process"):
         jrnn.optimize_scans(total, everywhere=True)
     monkeypatch.setattr(jax_internals, "_updated_metadata", None)
-    with pytest.raises(jrnn.errors.JrnnError, match="leave it out, and use the context in each thread"):
+    with pytest.raises(
+        jrnn.errors.JrnnError, match="leave it out, and use the context in each thread"
+    ):
         jrnn.optimize_scans(everywhere=True)
 
 
@@ -168,5 +203,7 @@ print(jax.eval_shape(lambda xs: jax.lax.scan(lambda c, x: (c + x, None), 0.0, xs
 
 def test_contexts_that_are_never_left_print_nothing_at_exit():
     environment = {**os.environ, "PYTHONPATH": str(Path(jrnn.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0 and done.stderr == "" and "float32" in done.stdout

@@ -137,11 +137,15 @@ def test_a_step_is_the_layer_of_its_authors(x64, step):
         of = functools.partial(step, u=given["u"]) if step is rwkv6 else step
         last, out = jrnn.scan(of, init, xs)
         results = {"out": out, "state": jax.tree.leaves(last)[0]}
-        return jnp.sum(out * w) + ("state" in expected) * jnp.sum(results["state"] * w_state), results
+        return jnp.sum(out * w) + ("state" in expected) * jnp.sum(
+            results["state"] * w_state
+        ), results
 
     with observers.collected() as plans:
         (_, results), grads = jax.jit(jax.value_and_grad(run, has_aux=True))(given)
     assert [p for p in plans if p.strategy == "chunks"], plans.notes
     results |= {f"grad_{key}": v for key, v in grads.items()}
     for key, value in expected.items():
-        np.testing.assert_allclose(results[key], value, rtol=1e-10, atol=1e-10 * np.abs(value).max(), err_msg=key)
+        np.testing.assert_allclose(
+            results[key], value, rtol=1e-10, atol=1e-10 * np.abs(value).max(), err_msg=key
+        )

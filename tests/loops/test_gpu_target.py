@@ -44,7 +44,9 @@ def loss_of(which, cell, size=SIZE):
 
 def loops_for(target, cell, size=SIZE):
     """What runs the forward and the reverse loop of a gradient."""
-    closed = jax.make_jaxpr(jax.grad(loss_of(scan, cell, size), argnums=(0, 1)))(*steps.inputs(cell, size))
+    closed = jax.make_jaxpr(jax.grad(loss_of(scan, cell, size), argnums=(0, 1)))(
+        *steps.inputs(cell, size)
+    )
     plans = lowering.plans_in(closed.jaxpr, target)
     assert [plan.strategy for plan in plans] == ["scan", "scan"]
     return [plan.node.inner for plan in plans]
@@ -59,18 +61,26 @@ def given_to_xla(node):
 def for_cuda(monkeypatch):
     """Plans for CUDA, lowered for this machine's default device."""
     seen, lowered = [], chooser.lowered
-    monkeypatch.setattr(chooser, "lowered", lambda scan, _, *tag: seen.append(scan) or lowered(scan, CUDA, *tag))
+    monkeypatch.setattr(
+        chooser, "lowered", lambda scan, _, *tag: seen.append(scan) or lowered(scan, CUDA, *tag)
+    )
     return seen
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("cell", ["lstm", "gru", "slstm", "layer_norm_lstm", "peephole_lstm", "relu_mlp", "memory"])
+@pytest.mark.parametrize(
+    "cell", ["lstm", "gru", "slstm", "layer_norm_lstm", "peephole_lstm", "relu_mlp", "memory"]
+)
 def test_values_and_gradients_are_those_of_the_loop(cell, for_cuda):
     weights, x = steps.inputs(cell, SIZE)
-    ours, theirs = (jax.value_and_grad(loss_of(which, cell), argnums=(0, 1)) for which in (scan, jax.lax.scan))
+    ours, theirs = (
+        jax.value_and_grad(loss_of(which, cell), argnums=(0, 1)) for which in (scan, jax.lax.scan)
+    )
     actual, wanted = jax.jit(ours)(weights, x), by_numpy(theirs)(weights, x)
     assert len(for_cuda) == 2, "the loops were planned for CUDA"
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), actual, wanted)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), actual, wanted
+    )
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -80,11 +90,17 @@ def test_each_loop_has_one_product_and_writes_one_array(cell):
         assert len(loop.ys) == 1 and loop.unroll == 4
         assert sum(map(primitives.is_contraction, loop.eqns)) == 1
     (fence,) = [e for e in forward.eqns if e.primitive.name == "optimization_barrier"]
-    assert len({v.aval.shape for v in fence.outvars}) == 1, "results of one shape, which one kernel makes"
+    assert len({v.aval.shape for v in fence.outvars}) == 1, (
+        "results of one shape, which one kernel makes"
+    )
     (product,) = [e for e in reverse.eqns if primitives.is_contraction(e)]
-    assert product.outvars[0].aval.ndim == 3, "a product of the cotangents of the gates, part by part"
+    assert product.outvars[0].aval.ndim == 3, (
+        "a product of the cotangents of the gates, part by part"
+    )
     carried = [v for v in reverse.carry_out if v.aval.ndim == 3]
-    assert len(carried) == (cell == "lstm"), "the cotangent of c is a part of the stack, which is the carry"
+    assert len(carried) == (cell == "lstm"), (
+        "the cotangent of c is a part of the stack, which is the carry"
+    )
 
 
 @pytest.mark.grid(every=2)
@@ -99,7 +115,10 @@ def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
 
     merged = jax.jit(gradient(True))(weights, x)
     assert len(for_cuda) == 2, "one loop forward and one in reverse"
-    plans = [plan.node for plan in lowering.plans_in(jax.make_jaxpr(gradient(True))(weights, x).jaxpr, CUDA)]
+    plans = [
+        plan.node
+        for plan in lowering.plans_in(jax.make_jaxpr(gradient(True))(weights, x).jaxpr, CUDA)
+    ]
     for loop in map(given_to_xla, plans):
         (product,) = [e for e in loop.eqns if primitives.is_contraction(e)]
         assert 2 in product.outvars[0].aval.shape[:-2]
@@ -111,7 +130,9 @@ def test_two_directions_share_the_products_of_one_loop(kind, for_cuda):
 
 def test_the_cpu_is_given_none_of_it():
     for loop in map(given_to_xla, loops_for(Target("cpu"), "gru")):
-        assert all(e.primitive.name != "optimization_barrier" for e in loop.eqns) and loop.unroll == 1
+        assert (
+            all(e.primitive.name != "optimization_barrier" for e in loop.eqns) and loop.unroll == 1
+        )
 
 
 def test_divided_programs_join_nothing():
@@ -125,7 +146,9 @@ def test_divided_programs_join_nothing():
 @pytest.mark.exhaustive
 def test_what_is_large_is_not_packed():
     (staged, _) = loops_for(CUDA, "lstm", Size(7, 64, 4, 4096))
-    assert len(given_to_xla(staged).ys) == 6, "each stack alone: taking 6 MiB a step apart costs more than six kernels"
+    assert len(given_to_xla(staged).ys) == 6, (
+        "each stack alone: taking 6 MiB a step apart costs more than six kernels"
+    )
 
 
 def test_a_long_contraction_that_xla_would_cut_and_pad_is_cut_in_two(for_cuda):
@@ -142,7 +165,17 @@ def test_a_long_contraction_that_xla_would_cut_and_pad_is_cut_in_two(for_cuda):
 def _loop(fn, *avals, n_carry):
     program = jaxprs.trace(fn, avals)
     carry, xs = program.invars[:n_carry], program.invars[n_carry:]
-    return Loop(program.eqns, (), carry, xs, program.outvars[:n_carry], program.outvars[n_carry:], 5, False, 1).verify()
+    return Loop(
+        program.eqns,
+        (),
+        carry,
+        xs,
+        program.outvars[:n_carry],
+        program.outvars[n_carry:],
+        5,
+        False,
+        1,
+    ).verify()
 
 
 def test_packed_stacks_are_taken_apart_by_type_and_shape():
@@ -156,7 +189,8 @@ def test_packed_stacks_are_taken_apart_by_type_and_shape():
     assert [len(pack) for pack in packs.packs] == [2, 1, 1, 1]
     given = [jnp.ones((2, 3))], [jnp.arange(10.0).reshape(5, 2, 1), jnp.arange(5.0)]
     for actual, wanted in zip(
-        jax.tree.leaves(packs.around(packed.run, [], *given, 5)), jax.tree.leaves(loop.run([], *given, 5))
+        jax.tree.leaves(packs.around(packed.run, [], *given, 5)),
+        jax.tree.leaves(loop.run([], *given, 5)),
     ):
         assert actual.dtype == wanted.dtype
         np.testing.assert_array_equal(actual, wanted)

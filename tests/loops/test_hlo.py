@@ -40,7 +40,9 @@ def loops_of(which, cell, steps=T):
     """`(whole text, text of each loop's body)` of the compiled gradient, forward loop first."""
     loss, gates = CELLS[cell]
     p, x = parameters(gates, steps)
-    compiled = jax.jit(jax.grad(lambda p, x: loss(which, p, x), argnums=(0, 1))).lower(p, x).compile()
+    compiled = (
+        jax.jit(jax.grad(lambda p, x: loss(which, p, x), argnums=(0, 1))).lower(p, x).compile()
+    )
     text = compiled.as_text()
     blocks = dict(re.findall(r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S))
     bodies = [blocks[name] for name in re.findall(r"while\(.*body=%?([\w.\-]+)", text)]
@@ -68,7 +70,9 @@ def test_one_contraction_in_each_loop(cell):
     _, bodies = loops_of(scan, cell)
     assert [contractions(body) for body in bodies] == [1, 1]
     _, plain = loops_of(jax.lax.scan, cell)
-    assert sum(map(contractions, plain)) > 2, "the count would not see a contraction that was left in"
+    assert sum(map(contractions, plain)) > 2, (
+        "the count would not see a contraction that was left in"
+    )
 
 
 @pytest.mark.parametrize("cell, stores", [("lstm", 6), ("gru", 5)])
@@ -101,7 +105,9 @@ def test_the_gradient_of_a_weight_copies_the_smaller_operand(columns):
     def loss(weights, x):
         def step(h, x):
             wx, wh = map(turn, weights)
-            z = jax.lax.dot_general(x, wx, (((1,), (1,)), ((), ()))) + jnp.einsum("nh,gh->ng", h, wh)
+            z = jax.lax.dot_general(x, wx, (((1,), (1,)), ((), ()))) + jnp.einsum(
+                "nh,gh->ng", h, wh
+            )
             i, f, g, o = jnp.split(jnp.tanh(z), 4, axis=1)
             return (h := i * f + g * o), h
 
@@ -110,7 +116,9 @@ def test_the_gradient_of_a_weight_copies_the_smaller_operand(columns):
     text = jax.jit(jax.grad(loss)).lower(weights, x).compile().as_text()
     assert set(re.findall(rf"= f32\[(\d+),{T * N}\]", text)) == {str(D), str(H)}
     products = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text)
-    assert {f"{D},{4 * H}", f"{H},{4 * H}"} <= set(products), "a product of the larger operand, transposed"
+    assert {f"{D},{4 * H}", f"{H},{4 * H}"} <= set(products), (
+        "a product of the larger operand, transposed"
+    )
 
 
 @pytest.mark.exhaustive
@@ -128,7 +136,9 @@ def test_a_step_that_stacks_and_tiles_stores_no_more_than_one_that_does_not():
     def apart(h, x):
         return jnp.tanh(jnp.tanh(h) * jnp.tanh(x) + jnp.broadcast_to(x[:, :1], (N, H))), None
 
-    loops = [scan_plans(step, jnp.ones((N, H)), jnp.ones((T, N, H))).training for step in (joined, apart)]
+    loops = [
+        scan_plans(step, jnp.ones((N, H)), jnp.ones((T, N, H))).training for step in (joined, apart)
+    ]
     of_joined, of_apart = (sum(item.bytes for item in forward.stacked) for forward, _ in loops)
     assert of_joined <= of_apart
 
@@ -140,7 +150,13 @@ def test_explain_shows_the_same_loops():
     forward, reverse = explained.training
     assert (forward.contractions, reverse.contractions) == (1, 1)
     assert [item.type for item in forward.hoisted] == ["float32[3,28]"]
-    assert sum(item.bytes for item in forward.stacked) == T * N * H * 4 * 6  # h, c, three sigmoids, one tanh
-    assert {item.type for item in reverse.accumulated} == {"float32[5,28]", "float32[7,28]", "float32[1,28]"}
+    assert (
+        sum(item.bytes for item in forward.stacked) == T * N * H * 4 * 6
+    )  # h, c, three sigmoids, one tanh
+    assert {item.type for item in reverse.accumulated} == {
+        "float32[5,28]",
+        "float32[7,28]",
+        "float32[1,28]",
+    }
     assert forward.loop.length == T and not forward.loop.reverse and reverse.loop.reverse
     assert "cases.py" in str(reverse), "source lines are shown"

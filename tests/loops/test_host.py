@@ -61,13 +61,17 @@ print(allocated > 80_000_000, size() > 80_000_000)
 def run(program, devices=""):
     flags = f"--{host._FLAG}={devices}" if devices else ""
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("devices, expected", [("", [True, 2, False, 2]), ("4", [False, 4, False, 4])])
+@pytest.mark.parametrize(
+    "devices, expected", [("", [True, 2, False, 2]), ("4", [False, 4, False, 4])]
+)
 def test_dividing(devices, expected):
     assert run(DIVIDE, devices) == expected
 
@@ -76,7 +80,11 @@ def test_dividing(devices, expected):
 def test_the_example_of_the_documentation():
     """Its data lies in two parts, and its gradients on each device whole."""
     page = Path(__file__).parents[2] / "docs" / "scaling.md"
-    (example,) = [block for language, block in blocks_of(page.read_text(encoding="utf-8")) if language == "python"]
+    (example,) = [
+        block
+        for language, block in blocks_of(page.read_text(encoding="utf-8"))
+        if language == "python"
+    ]
     assert run(example + TELL) == [[[100, 8, 32]] * 2, [[256, 64]] * 2]
 
 

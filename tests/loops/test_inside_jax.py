@@ -19,7 +19,9 @@ def step_that_raises(carry, x):
     raise AssertionError("from the step")
 
 
-@pytest.mark.parametrize("keywords", [{}, {"recompute": 2}, {"lengths": jnp.array([2, 3])}], ids=str)
+@pytest.mark.parametrize(
+    "keywords", [{}, {"recompute": 2}, {"lengths": jnp.array([2, 3])}], ids=str
+)
 @pytest.mark.parametrize("mode", ["quiet_remove_frames", "remove_frames"])
 def test_a_traceback_shows_the_frames_of_users_only(mode, keywords):
     filtering = jax.config.jax_traceback_filtering
@@ -47,10 +49,14 @@ def name_stacks(scan, transform):
 
     jaxpr = jax.make_jaxpr(transform(loss))(1.0).jaxpr
     loops = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
-    return [{str(eqn.source_info.name_stack) for eqn in loop.params["jaxpr"].eqns} for loop in loops]
+    return [
+        {str(eqn.source_info.name_stack) for eqn in loop.params["jaxpr"].eqns} for loop in loops
+    ]
 
 
-@pytest.mark.parametrize("transform", [jax.grad, lambda f: lambda x: jax.jvp(f, (x,), (x,))], ids=["grad", "jvp"])
+@pytest.mark.parametrize(
+    "transform", [jax.grad, lambda f: lambda x: jax.jvp(f, (x,), (x,))], ids=["grad", "jvp"]
+)
 def test_scopes_in_a_differentiated_step_have_the_names_of_lax_scan(transform):
     forward, expected = (name_stacks(s, transform)[0] for s in (scan, jax.lax.scan))
     assert {"cell", "readout"} <= forward <= expected | {""}
@@ -61,14 +67,18 @@ def test_scopes_in_a_differentiated_step_have_the_names_of_lax_scan(transform):
 def test_gradients_with_the_second_implementation_of_checkpoint(wrapped):
     def loss(scan, w):
         def run(w):
-            return scan(lambda c, x: (jnp.tanh(c @ w + x), c.sum()), jnp.ones((2, 3)), jnp.ones((4, 2, 3)))
+            return scan(
+                lambda c, x: (jnp.tanh(c @ w + x), c.sum()), jnp.ones((2, 3)), jnp.ones((4, 2, 3))
+            )
 
         carry, ys = (jax.checkpoint(run) if wrapped else run)(w)
         return carry.sum() + ys.sum()
 
     jax.config.update("jax_remat3", True)
     try:
-        actual, expected = (jax.grad(functools.partial(loss, s))(jnp.eye(3)) for s in (scan, jax.lax.scan))
+        actual, expected = (
+            jax.grad(functools.partial(loss, s))(jnp.eye(3)) for s in (scan, jax.lax.scan)
+        )
     finally:
         jax.config.update("jax_remat3", False)
     assert jnp.allclose(actual, expected, rtol=1e-6)
@@ -115,7 +125,9 @@ def test_the_mark_is_of_the_loop_and_not_of_those_in_its_step():
         return carry * x, None
 
     def loops(outer):
-        jaxpr = jax.make_jaxpr(lambda xs: outer(lambda c, x: jax.lax.scan(inner, c, x), 1.0, xs))(jnp.ones((3, 4))).jaxpr
+        jaxpr = jax.make_jaxpr(lambda xs: outer(lambda c, x: jax.lax.scan(inner, c, x), 1.0, xs))(
+            jnp.ones((3, 4))
+        ).jaxpr
         marks = [
             lowering.tag.tag_in(e.ctx.xla_metadata)
             for e in lowering.jaxprs.all_equations(jaxpr)

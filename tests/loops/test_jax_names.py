@@ -48,7 +48,9 @@ def test_what_jax_expands_when_it_lowers_is_expanded():
     closed = jax.make_jaxpr(jnp.searchsorted)(sorted_, x)
     graph = flatten(closed)
     assert "call_hi_primitive" not in {node.name for node in graph.nodes}
-    np.testing.assert_array_equal(evaluate_graph(graph, [sorted_, x])[graph.outputs[0]], jnp.searchsorted(sorted_, x))
+    np.testing.assert_array_equal(
+        evaluate_graph(graph, [sorted_, x])[graph.outputs[0]], jnp.searchsorted(sorted_, x)
+    )
     for eqn in all_equations(closed.jaxpr):
         if eqn.primitive.name == "call_hi_primitive":
             run = jax_internals.jaxpr_as_fun(jax_internals.expanded(eqn))
@@ -80,7 +82,9 @@ def test_a_jaxpr_runs_with_other_constants():
 def test_a_primitive_has_rules_of_its_own():
     ad, triple = jax_internals.ad, jax_internals.Primitive("triple")
     triple.def_abstract_eval(lambda x: x)
-    jax_internals.mlir.register_lowering(triple, jax_internals.mlir.lower_fun(lambda x: 3 * x, multiple_results=False))
+    jax_internals.mlir.register_lowering(
+        triple, jax_internals.mlir.lower_fun(lambda x: 3 * x, multiple_results=False)
+    )
     ad.primitive_jvps[triple] = lambda x, t: (
         triple.bind(*x),
         triple.bind(*map(ad.instantiate_zeros, t)),
@@ -135,7 +139,11 @@ def _names(path):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jax":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "jax"
+        ):
             yield f"jax.{node.attr}", node.lineno
 
 
@@ -147,7 +155,8 @@ def test_no_other_file_uses_them_or_compares_versions():
                 moves = ".".join(name.split(".")[:2]) in MOVING
                 assert not moves, f"{path}:{line}: {name} belongs into jaxprs/jax_internals.py"
             versions = re.findall(
-                r"__version_info__|\bjax(?:lib)?\.version\b|jax.__version__ *[<>=!]", path.read_text("utf-8")
+                r"__version_info__|\bjax(?:lib)?\.version\b|jax.__version__ *[<>=!]",
+                path.read_text("utf-8"),
             )
             assert not versions, f"{path}: {versions} belong into jaxprs/jax_internals.py"
 
@@ -156,7 +165,9 @@ def _private_names():
     """The private names that `jax_internals` asks this version of JAX for, as the text there: a string."""
     of_some = {"fancy_transposes": jax_internals._FIXES_ZEROS}
     of_some["partial_eval_jaxpr_custom_rules"] = jax_internals._FIXES_CONTEXTS
-    of_some |= dict.fromkeys(("custom_partial_eval_rules", "partial_eval_jaxpr_nounits"), jax_internals._FIXES_RESIDUALS)
+    of_some |= dict.fromkeys(
+        ("custom_partial_eval_rules", "partial_eval_jaxpr_nounits"), jax_internals._FIXES_RESIDUALS
+    )
     for node in ast.walk(ast.parse(Path(jax_internals.__file__).read_text("utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_private":
             name = node.args[1].value
@@ -187,8 +198,18 @@ CASES = [
 MORE = [
     *map(_renamed, [*_private_names(), *ATTRIBUTES]),
     _renamed(COUNTS, True),
-    ('"rematted_computation"', '"renamed"', True, "what jax.checkpoint computes again has no scope"),
-    ("LINEARIZATION_PARTS = ", "LINEARIZATION_PARTS = 1 + ", True, f"for linearization returns {PARTS} values"),
+    (
+        '"rematted_computation"',
+        '"renamed"',
+        True,
+        "what jax.checkpoint computes again has no scope",
+    ),
+    (
+        "LINEARIZATION_PARTS = ",
+        "LINEARIZATION_PARTS = 1 + ",
+        True,
+        f"for linearization returns {PARTS} values",
+    ),
     ("Versions", "Versions", True, None),
 ]
 
@@ -197,13 +218,21 @@ MORE = [
 @pytest.mark.parametrize("cases", [CASES, MORE], ids=["some", "more"])
 def test_a_name_that_jax_renames_is_one_warning_and_right_values(cases):
     """Loops may then be those of `jax.lax.scan`, but not in silence."""
-    program = [sys.executable, Path(__file__).parent / "renamed_in_jax.py", json.dumps([case[:3] for case in cases])]
-    done = subprocess.run(program, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT.parent)})
+    program = [
+        sys.executable,
+        Path(__file__).parent / "renamed_in_jax.py",
+        json.dumps([case[:3] for case in cases]),
+    ]
+    done = subprocess.run(
+        program, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    )
     lines = done.stdout.splitlines()
     assert len(lines) == len(cases), done.stderr
     for case, line in zip(cases, lines):
         difference, heard = json.loads(line)
         assert isinstance(difference, float) and difference < 1e-5, f"{case}: {difference}"
         said = case[3]
-        assert len(heard) == (said is not None) and all(said in text for text in heard), f"{case}: {heard}"
+        assert len(heard) == (said is not None) and all(said in text for text in heard), (
+            f"{case}: {heard}"
+        )
         assert all(jax.__version__ in text for text in heard)

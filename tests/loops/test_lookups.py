@@ -70,7 +70,9 @@ def test_the_gradient_of_a_lookup_is_no_carry(read, order):
         assert {*accumulated(ours, *given)} == {(N, D)}
         assert T in sum(accumulated(theirs, *given), ())
         actual, wanted = by_numpy(ours)(*given), by_numpy(theirs)(*given)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, wanted)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, wanted
+        )
 
 
 def test_lookups_in_other_transformations():
@@ -87,12 +89,16 @@ def test_lookups_in_other_transformations():
             return jax.jvp(lambda x: last(which, x, orders[2]), (x,), (jnp.cos(x),))
 
         def twice(x):
-            return jax.grad(lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(last(which, x, orders[0])[0]))(x) ** 2))(x)
+            return jax.grad(
+                lambda x: jnp.sum(jax.grad(lambda x: jnp.sum(last(which, x, orders[0])[0]))(x) ** 2)
+            )(x)
 
         return lambda x: (mapped(x), pushed(x), twice(x))
 
     actual, wanted = by_numpy(transformed(scan))(X), by_numpy(transformed(jax.lax.scan))(X)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, wanted)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), actual, wanted
+    )
 
 
 def test_a_lookup_that_is_no_input_stays():

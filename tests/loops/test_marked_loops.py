@@ -55,7 +55,9 @@ def test_the_forward_and_the_reverse_loop_are_planned():
     plans = plans_of(jax.grad(functools.partial(train, scan)), W)
     assert [plan.loop.reverse for plan in plans] == [False, True]
     assert all(plan.strategy == "scan" and plan.contractions == 1 for plan in plans)
-    assert plans_of(jax.grad(functools.partial(train, jax.lax.scan)), W) == [], "scans without a mark are JAX's own"
+    assert plans_of(jax.grad(functools.partial(train, jax.lax.scan)), W) == [], (
+        "scans without a mark are JAX's own"
+    )
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
@@ -69,11 +71,15 @@ def test_the_target_is_the_platform_that_is_lowered_for(platform):
 def test_one_export_for_several_platforms():
     """Each platform gets the loop of its own target; the CPU's runs here."""
     with observers.collected() as plans:
-        exported = jax.export.export(jax.jit(lambda xs: scan(rnn, H0, xs)), platforms=("cpu", "cuda", "tpu"))(XS)
+        exported = jax.export.export(
+            jax.jit(lambda xs: scan(rnn, H0, xs)), platforms=("cpu", "cuda", "tpu")
+        )(XS)
     assert {plan.target.platform for plan in plans} == {"cpu", "cuda", "tpu"}
     if jax.default_backend() == "cpu":
         ours, theirs = exported.call(XS), jax.lax.scan(rnn, H0, XS)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, theirs)
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, theirs
+        )
 
 
 def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch, caplog):
@@ -87,13 +93,17 @@ def test_an_error_in_a_pass_leaves_the_loop_to_jax(monkeypatch, caplog):
     with strict_passes(False):
         plan = scan_plans(rnn, H0, XS[:3]).forward[0]
         assert plan.strategy == "lax.scan" and "a mistake of ours" in str(plan)
-        np.testing.assert_allclose(scan(rnn, H0, XS[:2])[1], jax.lax.scan(rnn, H0, XS[:2])[1], rtol=1e-6)
+        np.testing.assert_allclose(
+            scan(rnn, H0, XS[:2])[1], jax.lax.scan(rnn, H0, XS[:2])[1], rtol=1e-6
+        )
         with pytest.raises(ScanError, match="left as jax.lax.scan lowers it.*a mistake of ours"):
             scan(rnn, H0, XS[:1], strict=True)
     with pytest.raises(KeyError):
         scan(rnn, H0, XS[:4])
     (warning,) = caplog.messages
-    assert "a mistake of ours" in warning and "plans_of.py" in warning and jax.__version__ in warning
+    assert (
+        "a mistake of ours" in warning and "plans_of.py" in warning and jax.__version__ in warning
+    )
 
 
 def test_a_refusal_that_is_foreseen_is_no_warning(caplog):
@@ -129,7 +139,10 @@ def test_strict_raises_where_nothing_can_be_done():
 
 def test_the_tag_stays_out_of_the_program():
     """XLA may treat instructions with attributes apart. A program whose loops are left to JAX is the one without jrnn."""
-    programs = [jax.jit(lambda xs: scan(rnn, H0, xs)), jax.jit(jrnn.optimize_scans(lambda xs: jax.lax.scan(rnn, H0, xs)))]
+    programs = [
+        jax.jit(lambda xs: scan(rnn, H0, xs)),
+        jax.jit(jrnn.optimize_scans(lambda xs: jax.lax.scan(rnn, H0, xs))),
+    ]
     texts = [program.lower(XS).as_text() for program in programs]
     assert all("stablehlo.tanh" in text and "jrnn_scan" not in text for text in texts)
 
@@ -137,7 +150,9 @@ def test_the_tag_stays_out_of_the_program():
         return jax.lax.scan(lambda h, x: (jnp.tanh(h * x), None), H0, 2.0 * xs)[0]
 
     marked, plain = jrnn.optimize_scans(run), run
-    marked, plain = (jax.jit(lambda xs, fn=fn: fn(xs)).lower(XS).as_text() for fn in (marked, plain))
+    marked, plain = (
+        jax.jit(lambda xs, fn=fn: fn(xs)).lower(XS).as_text() for fn in (marked, plain)
+    )
     assert marked == plain
 
 
@@ -175,12 +190,18 @@ def test_examples_mapped_outside_share_one_gradient_of_each_weight():
 
     def loss(which, w):
         def one(x):
-            return jnp.sum(which(lambda h, x: ((y := jnp.tanh(h @ w + x)), y), jnp.zeros(64), x)[1] ** 2)
+            return jnp.sum(
+                which(lambda h, x: ((y := jnp.tanh(h @ w + x)), y), jnp.zeros(64), x)[1] ** 2
+            )
 
         return jnp.mean(jax.vmap(one)(xs))
 
     ours, theirs = (
-        jax.jit(jax.grad(functools.partial(loss, which))).lower(w).compile().memory_analysis().temp_size_in_bytes
+        jax.jit(jax.grad(functools.partial(loss, which)))
+        .lower(w)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
         for which in (scan, jax.lax.scan)
     )
     assert ours <= 1.5 * theirs
@@ -203,7 +224,9 @@ def test_weights_that_are_used_several_times_are_summed_after_the_loop():
 
 
 def test_a_weight_behind_a_relu_is_hoisted():
-    plan = scan_plans(lambda h, x: ((y := jnp.tanh(jax.nn.relu(x @ W) @ W + h @ W)), y), H0, XS).forward[0]
+    plan = scan_plans(
+        lambda h, x: ((y := jnp.tanh(jax.nn.relu(x @ W) @ W + h @ W)), y), H0, XS
+    ).forward[0]
     assert plan.contractions == 1
 
 
@@ -212,7 +235,9 @@ def test_plans_under_named_axes():
     explained = []
 
     def one(xs):
-        explained.append(scan_plans(lambda h, x: ((y := jnp.tanh(h @ W + jax.lax.pmean(x @ W, "i"))), y), H0, xs))
+        explained.append(
+            scan_plans(lambda h, x: ((y := jnp.tanh(h @ W + jax.lax.pmean(x @ W, "i"))), y), H0, xs)
+        )
         return xs
 
     jax.vmap(one, axis_name="i")(XS[None])
@@ -262,12 +287,16 @@ def test_long_steps_take_time_in_proportion(step, steps):
 
 
 def test_verify_finds_what_is_not_a_loop():
-    p = jax.tree.map(jnp.asarray, draw(0, wx=(D, 4 * H), wh=(H, 4 * H), b=(1, 4 * H), h0=(N, H), x=(T, N, D)))
+    p = jax.tree.map(
+        jnp.asarray, draw(0, wx=(D, 4 * H), wh=(H, 4 * H), b=(1, 4 * H), h0=(N, H), x=(T, N, D))
+    )
     (loop,) = lowering.steps_of(lambda x: scan(lstm_step(p), (p["h0"], p["h0"]), x), p["x"])
     assert loop.verify() is loop
 
     def changed(**fields):
-        return type(loop)(**{**{name: getattr(loop, name) for name in loop.__dataclass_fields__}, **fields})
+        return type(loop)(
+            **{**{name: getattr(loop, name) for name in loop.__dataclass_fields__}, **fields}
+        )
 
     for broken, message in (
         (changed(eqns=loop.eqns[1:]), "which nothing defines"),

@@ -59,7 +59,10 @@ def matrix(p):
     """A matrix state, whose loop runs in chunks."""
 
     def step(s, x):
-        s = jax.nn.sigmoid(x @ p["w"][:, :1])[:, :, None] * s + checkpoint_name(x @ p["u"], "input")[:, :, None] * x[:, None]
+        s = (
+            jax.nn.sigmoid(x @ p["w"][:, :1])[:, :, None] * s
+            + checkpoint_name(x @ p["u"], "input")[:, :, None] * x[:, None]
+        )
         return s, jnp.einsum("nk,nkv->nv", x, s) / x
 
     return step
@@ -103,7 +106,9 @@ def both(run):
 
 
 def spoiled(x, masks):
-    dead = ~masks.get("mask", np.ones((T, N), bool)) | (np.arange(T)[:, None] >= masks.get("lengths", np.full(N, T)))
+    dead = ~masks.get("mask", np.ones((T, N), bool)) | (
+        np.arange(T)[:, None] >= masks.get("lengths", np.full(N, T))
+    )
     return jnp.where(dead[:, :, None], jnp.nan, x)
 
 
@@ -146,7 +151,9 @@ def test_chunks(names, x64, in_chunks_always):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("recompute", ["contractions", "sqrt", 4, ["input"]], ids=str)
 @pytest.mark.parametrize("executor, make", [("auto", matrix), ("scan", bent)])
-def test_every_form_of_recompute_with_every_executor(executor, make, recompute, x64, in_chunks_always):
+def test_every_form_of_recompute_with_every_executor(
+    executor, make, recompute, x64, in_chunks_always
+):
     agrees(make, "all", executor == "scan", executor=executor, recompute=recompute)
 
 
@@ -162,7 +169,10 @@ def test_a_mask_for_a_carry_without_a_batch():
     [
         (MASK.astype(int), r"mask must be booleans, but are int\d+; give mask.astype\(bool\)"),
         (MASK.T, r"mask must be \[T, ...\] with T = 6, but are \[3, 6\]; put time first"),
-        (np.zeros((T, 4), bool), r"with mask\[0\] of shape \[4\] every leaf of the carry must begin with that shape"),
+        (
+            np.zeros((T, 4), bool),
+            r"with mask\[0\] of shape \[4\] every leaf of the carry must begin with that shape",
+        ),
     ],
 )
 def test_mask_must_fit(mask, message):

@@ -32,13 +32,18 @@ def problem(step, T, dtype, strong=False, K=4, V=4):
 
 def loss(scan, step, init, xs, **options):
     out = scan(step, init, xs, **options)
-    return sum(jnp.sum(jnp.sin(leaf.astype(jnp.result_type(leaf, jnp.float32)))) for leaf in jax.tree.leaves(out)), out
+    return sum(
+        jnp.sum(jnp.sin(leaf.astype(jnp.result_type(leaf, jnp.float32))))
+        for leaf in jax.tree.leaves(out)
+    ), out
 
 
 def compiled(step, init, xs, transform=None, reference=by_numpy):
     """Returns `jrnn.scan`, compiled, and `lax.scan`, by numpy, after checking that the first runs in chunks."""
     transform = transform or (lambda f: jax.value_and_grad(f, (0, 1), has_aux=True, allow_int=True))
-    ours, theirs = (transform(lambda *a, run=run: loss(run, step, *a)) for run in (jrnn.scan, jax.lax.scan))
+    ours, theirs = (
+        transform(lambda *a, run=run: loss(run, step, *a)) for run in (jrnn.scan, jax.lax.scan)
+    )
     with observers.collected() as plans:
         ours = jax.jit(ours).lower(init, xs).compile()
     assert [p.strategy for p in plans if p.strategy == "chunks"], plans.notes
@@ -58,7 +63,10 @@ def assert_close(pair, tolerance):
         if a.dtype != jax.dtypes.float0:
             scale = np.max(np.abs(b), initial=1e-3) if np.all(np.isfinite(b)) else 1.0
             np.testing.assert_allclose(
-                np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance * scale
+                np.asarray(a, np.float64),
+                np.asarray(b, np.float64),
+                rtol=tolerance,
+                atol=tolerance * scale,
             )
 
 
@@ -74,10 +82,14 @@ def test_a_step_is_recognized_however_it_is_written(step):
     init, xs = problem(step, 2, jnp.float32)
     given, tree = jax.tree.flatten((init, jax.tree.map(lambda x: x[0], xs)))
     count = len(jax.tree.leaves(init))
-    program = expand_control(jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*given))
+    program = expand_control(
+        jax.make_jaxpr(lambda *a: jax.tree.leaves(step(*tree.unflatten(a))))(*given)
+    )
     inputs, outs, consts = program.invars, program.outvars, program.constvars
     parts = inputs[:count], inputs[count:], outs[:count], outs[count:]
-    loop, _ = with_plain_carries(Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1))
+    loop, _ = with_plain_carries(
+        Loop(program.eqns, consts, *parts, length=64, reverse=False, unroll=1)
+    )
     node = chunkwise(loop, dict(zip(loop.consts, program.consts)))
     assert [stage for stage in node.stages if stage.forms]
 
@@ -93,7 +105,9 @@ def test_float32_with_strong_and_weak_decay(step):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("T", [1, 2, 31, 33])
-@pytest.mark.parametrize("step", [layers.decay_per_row_and_column, layers.delta_product], ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    "step", [layers.decay_per_row_and_column, layers.delta_product], ids=lambda step: step.__name__
+)
 def test_few_steps(x64, step, T):
     assert_close(in_chunks_and_not(step, *problem(step, T, jnp.float64)), 1e-10)
 
@@ -103,7 +117,9 @@ def test_reverse_lengths_and_resets(x64):
     init, xs = problem(layers.gated_delta, 37, jnp.float64)
     given = {"reverse": True, "lengths": np.array([20]), "resets": np.arange(37)[:, None] == 9}
 
-    slope = jax.grad(lambda x: loss(jrnn.scan, layers.gated_delta, init, x, **given)[0], allow_int=True)
+    slope = jax.grad(
+        lambda x: loss(jrnn.scan, layers.gated_delta, init, x, **given)[0], allow_int=True
+    )
     with observers.collected() as plans:
         actual = jax.jit(slope)(xs)
     assert "chunks" in [p.strategy for p in plans], plans.notes
@@ -157,7 +173,9 @@ def test_inside_shard_map_with_checked_types(x64, step):
         return jax.value_and_grad(part, (0, 1), allow_int=True)
 
     ours, _ = compiled(step, init, xs, inside, reference=lambda _: None)
-    expected = by_numpy(jax.value_and_grad(lambda *a: loss(jax.lax.scan, step, *a)[0], (0, 1), allow_int=True))
+    expected = by_numpy(
+        jax.value_and_grad(lambda *a: loss(jax.lax.scan, step, *a)[0], (0, 1), allow_int=True)
+    )
     assert_close((ours(init, xs), expected(init, xs)), 1e-10)
 
 
@@ -175,10 +193,13 @@ def test_what_is_not_finite_stays_where_the_recurrence_has_it():
 def test_a_product_that_the_recurrence_does_not_have_may_overflow():
     init, xs = problem(layers.linear, 20, jnp.float32)
     xs["q"], xs["k"] = (
-        xs[n] * np.where(np.arange(20) % 2 == i, np.float32(3e30), 0)[:, None, None, None] for i, n in enumerate("qk")
+        xs[n] * np.where(np.arange(20) % 2 == i, np.float32(3e30), 0)[:, None, None, None]
+        for i, n in enumerate("qk")
     )
     xs["v"], init = xs["v"] * np.float32(1e-38), init * 1e-38
-    actual, expected = in_chunks_and_not(layers.linear, init, xs, reference=jax.jit)  # XLA rounds 1e-39 to 0
+    actual, expected = in_chunks_and_not(
+        layers.linear, init, xs, reference=jax.jit
+    )  # XLA rounds 1e-39 to 0
     np.testing.assert_allclose(actual[0][1][1], expected[0][1][1], rtol=1e-5)
 
 
@@ -191,7 +212,9 @@ def test_products_of_cotangents_that_the_recurrence_does_not_have_may_overflow()
 
     def weighted(scan):
         def of(given):
-            return jnp.sum(weight * scan(layers.gated_delta, init * 0, {**xs, **given, "g": growth})[1])
+            return jnp.sum(
+                weight * scan(layers.gated_delta, init * 0, {**xs, **given, "g": growth})[1]
+            )
 
         return jax.jit(jax.grad(of))
 
@@ -227,7 +250,9 @@ def test_states_without_products_to_gain_are_stored_at_boundaries(x64, reverse):
         return h, h @ x[2][:4]
 
     def both(scan):
-        return jax.value_and_grad(lambda *a: loss(scan, step, *a, reverse=reverse), (0, 1), has_aux=True)
+        return jax.value_and_grad(
+            lambda *a: loss(scan, step, *a, reverse=reverse), (0, 1), has_aux=True
+        )
 
     with observers.collected() as plans:
         run = jax.jit(both(jrnn.scan))(init, xs)
@@ -254,7 +279,11 @@ def test_the_reverse_pass_keeps_states_of_chunk_boundaries_only():
 
     def sizes(scan):
         value = lambda init, xs: loss(scan, layers.gla, init, xs)[0]  # noqa: E731
-        pull = jax.eval_shape(lambda *given: jax.vjp(value, *given)[1], init, {n: xs[n] for n in ("q", "k", "v", "gk")})
+        pull = jax.eval_shape(
+            lambda *given: jax.vjp(value, *given)[1],
+            init,
+            {n: xs[n] for n in ("q", "k", "v", "gk")},
+        )
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pull))
 
     assert sizes(jrnn.scan) < sizes(jax.lax.scan) / 5
@@ -287,7 +316,9 @@ def test_products_have_the_precision_of_the_step(given, expected):
         return S, jnp.einsum("bhk,bhkv->bhv", x["q"], S, precision=given)
 
     init, xs = problem(layers.linear, 64, jnp.float32)
-    slope = jax.make_jaxpr(jax.grad(lambda xs: loss(jrnn.scan, step, init, xs)[0], allow_int=True))(xs)
+    slope = jax.make_jaxpr(jax.grad(lambda xs: loss(jrnn.scan, step, init, xs)[0], allow_int=True))(
+        xs
+    )
     products = [e for e in jaxprs.all_equations(slope.jaxpr) if e.primitive.name == "dot_general"]
     inside = [e.params["precision"] for e in products if 32 in e.outvars[0].aval.shape]
     assert inside
@@ -298,17 +329,18 @@ def test_products_have_the_precision_of_the_step(given, expected):
 def test_explain_says_how_a_loop_is_solved():
     init, xs = problem(layers.kda, 64, jnp.float32)
     plan = scan_plans(layers.kda, init, xs).training[0]
-    assert "solved in chunks of 16: S[1,2,4,4] with decay per row, 1 transition of rank one, stored at 4 boundaries" in str(
-        plan
+    assert (
+        "solved in chunks of 16: S[1,2,4,4] with decay per row, 1 transition of rank one, stored at 4 boundaries"
+        in str(plan)
     )
 
 
 def test_which_loops_pay():
     def scan_of(n, T):
         init, xs = jnp.zeros((2, n, n)), {k: jnp.zeros((T, 2, n)) for k in "qkv"}
-        step = jax.make_jaxpr(lambda S, x: layers.linear_by_vmap(S[None], {k: v[None] for k, v in x.items()}))(
-            init, {k: v[0] for k, v in xs.items()}
-        )
+        step = jax.make_jaxpr(
+            lambda S, x: layers.linear_by_vmap(S[None], {k: v[None] for k, v in x.items()})
+        )(init, {k: v[0] for k, v in xs.items()})
         return ScanParams(step, 0, 1, T, False)
 
     assert may_pay(scan_of(64, 256))
@@ -318,7 +350,10 @@ def test_which_loops_pay():
 
 def chosen(T, K, **options):
     """Returns the plan of the forward loop of a train step of a delta rule, or None if it is differentiated by steps."""
-    xs = {n: jax.ShapeDtypeStruct((T, 1, 8, *shape), jnp.float32) for n, shape in dict(q=(K,), k=(K,), v=(K,), b=()).items()}
+    xs = {
+        n: jax.ShapeDtypeStruct((T, 1, 8, *shape), jnp.float32)
+        for n, shape in dict(q=(K,), k=(K,), v=(K,), b=()).items()
+    }
 
     def train(xs):
         return jnp.sum(jrnn.scan(layers.delta, jnp.zeros((1, 8, K, K)), xs, **options)[1] ** 2)
@@ -339,23 +374,31 @@ def test_the_cost_model_chooses_between_chunks_and_steps(monkeypatch):
     assert plan is None
     assert notes[0].startswith("not chunks: "), notes
     assert notes[0].endswith("step by step"), notes
-    assert chosen(256, 16, memory=0.01)[0] is not None  # step by step, the states of all steps take 4 MB
+    assert (
+        chosen(256, 16, memory=0.01)[0] is not None
+    )  # step by step, the states of all steps take 4 MB
 
 
 def test_the_variables_of_terms_are_read_in_their_order():
     """The program of a chunk depends on it, and must be the same in every process."""
     read = jax.make_jaxpr(lambda *xs: sum(xs))(*[jnp.float32(0)] * 40).jaxpr.invars
     nested = Factor((Factor(read[5], ()), Factor(read[1], ())), ())
-    terms = [Term(None, tuple(Factor(v, ()) for v in pair)) for pair in zip(read[10:30], read[20:40])]
+    terms = [
+        Term(None, tuple(Factor(v, ()) for v in pair)) for pair in zip(read[10:30], read[20:40])
+    ]
     names = variables([Term(None, (nested,)), *terms])
-    ordered = dict.fromkeys([read[5], read[1], *(v for pair in zip(read[10:30], read[20:40]) for v in pair)])
+    ordered = dict.fromkeys(
+        [read[5], read[1], *(v for pair in zip(read[10:30], read[20:40]) for v in pair)]
+    )
     assert names == list(ordered)
 
 
 def test_the_gradient_of_a_decay_in_levels_is_a_short_program():
     """Each equation costs time at the first call. With all levels spelled out, the gradient had over 1,000 of them."""
     init, xs = problem(layers.gla, 64, jnp.float32)
-    slope = jax.make_jaxpr(jax.grad(lambda xs: loss(jrnn.scan, layers.gla, init, xs)[0], allow_int=True))(xs)
+    slope = jax.make_jaxpr(
+        jax.grad(lambda xs: loss(jrnn.scan, layers.gla, init, xs)[0], allow_int=True)
+    )(xs)
     assert 200 < len(list(jaxprs.all_equations(slope.jaxpr))) < 700
 
 
@@ -364,5 +407,8 @@ def test_no_kernel_computes_all_levels_of_a_decay():
     """XLA:CPU fused the cotangents of five levels into kernels of over 100 operations, which took a second to compile."""
     init, xs = problem(layers.gla, 64, jnp.float32)
     text = compiled(init=init, step=layers.gla, xs=xs)[0].as_text()
-    sizes = [len(body.splitlines()) for body in re.findall(r"^%fused_computation[^\n]*\{\n(.*?)^\}", text, re.M | re.S)]
+    sizes = [
+        len(body.splitlines())
+        for body in re.findall(r"^%fused_computation[^\n]*\{\n(.*?)^\}", text, re.M | re.S)
+    ]
     assert 30 < max(sizes) < 80

@@ -43,7 +43,9 @@ def of_loop(name, mode):
 
 def of_layer(name, mode):
     forward = linear.programs(name)["jrnn"]
-    return forward if mode == "forward" else linear.train(forward), problem(name, Size.parse("256x4x32x32"))
+    return forward if mode == "forward" else linear.train(forward), problem(
+        name, Size.parse("256x4x32x32")
+    )
 
 
 def of_filter(name, mode):
@@ -56,12 +58,18 @@ SUITES = {
     "layer": (of_layer, LAYERS),
     "cell": (of_cell, (*CELLS, *custom_steps.CUSTOM)),
 }
-PROGRAMS = [(suite, name, mode) for suite, (_, names) in SUITES.items() for name in names for mode in MODES]
+PROGRAMS = [
+    (suite, name, mode) for suite, (_, names) in SUITES.items() for name in names for mode in MODES
+]
 # Two gradients need up to 1.5 times what the plans of their loops claim, and 27 kB: XLA copies the operands of three sums of
 # the memory cell before its reverse loop, where a plan counts the largest, and a stack of the filter, whose axis of size 1
 # moves. The programs need what is claimed.
 BEYOND = {("cell", "memory"), ("filter", "kalman_12")}
-ALONE = [(suite, name, mode) for suite, name, mode in PROGRAMS if mode == "forward" or (suite, name) not in BEYOND]
+ALONE = [
+    (suite, name, mode)
+    for suite, name, mode in PROGRAMS
+    if mode == "forward" or (suite, name) not in BEYOND
+]
 
 
 def temporary_bytes(fn, *args):
@@ -69,7 +77,12 @@ def temporary_bytes(fn, *args):
 
 
 @pytest.mark.sample(
-    *("loop-mlstm-train", "loop-nested-train", "loop-draws-train", "loop-small_matrix_states-train"),
+    *(
+        "loop-mlstm-train",
+        "loop-nested-train",
+        "loop-draws-train",
+        "loop-small_matrix_states-train",
+    ),
     *("filter-particles-train", "cell-small_cnn-forward", "cell-rwkv-forward"),
 )
 @pytest.mark.parametrize("suite, name, mode", PROGRAMS, ids=map("-".join, PROGRAMS))
@@ -85,8 +98,15 @@ def alone(plan):
     loop, known = plan.loop, len(plan.constants)
     run = loop.run if plan.node is None else plan.node.run
     stacks = [jax.ShapeDtypeStruct((loop.length, *v.aval.shape), v.aval.dtype) for v in loop.xs]
-    consts, carry = ([jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in of] for of in (loop.consts, loop.carry))
-    return lambda consts, *args: run([*plan.constants, *consts], *args, loop.length), (consts[known:], carry, stacks)
+    consts, carry = (
+        [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in of]
+        for of in (loop.consts, loop.carry)
+    )
+    return lambda consts, *args: run([*plan.constants, *consts], *args, loop.length), (
+        consts[known:],
+        carry,
+        stacks,
+    )
 
 
 @pytest.mark.sample("loop-nested-train", "layer-dplr-train", "cell-layer_norm_lstm-forward")
@@ -94,7 +114,9 @@ def alone(plan):
 def test_a_plan_needs_no_more_memory_than_it_claims(suite, name, mode):
     fn, args = SUITES[suite][0](name, mode)
     for plan in jrnn.explain(fn, *args).loops:
-        if plan.choice is not None and plan.strategy != "chunks":  # whose plan claims what a train step needs
+        if (
+            plan.choice is not None and plan.strategy != "chunks"
+        ):  # whose plan claims what a train step needs
             run, types = alone(plan)
             claimed, measured = plan.choice.chosen.estimate.memory, temporary_bytes(run, *types)
             assert measured <= 1.25 * claimed + SMALL, (str(plan), measured)
@@ -104,7 +126,9 @@ def test_a_strategy_that_is_asked_for_is_within_the_option_memory():
     def plan(memory):
         def total(w, xs):
             step = lambda h, x: (0.5 * h + jnp.tanh(x @ w), None)  # noqa: E731
-            return jnp.sum(jrnn.scan(step, jnp.zeros((32, 256)), xs, executor="associative", memory=memory)[0])
+            return jnp.sum(
+                jrnn.scan(step, jnp.zeros((32, 256)), xs, executor="associative", memory=memory)[0]
+            )
 
         return jrnn.explain(total, jnp.ones((64, 256)), jnp.ones((200, 32, 64))).loops[0]
 
@@ -118,12 +142,16 @@ def test_a_strategy_that_is_asked_for_is_within_the_option_memory():
 
 def test_explain_prints_the_memory_of_a_program():
     def loss(w, xs):
-        return jnp.sum(jrnn.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros((8, 64)), xs)[0])
+        return jnp.sum(
+            jrnn.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros((8, 64)), xs)[0]
+        )
 
     args = jnp.ones((64, 64)), jnp.ones((100, 8, 64))
     explained = jrnn.explain(jax.grad(loss), *args)
     stack = 100 * 8 * 64 * 4
     assert stack < explained.memory < 5 * stack
-    assert f"estimated temporary memory of the program: {explained.memory / 1e6:,.2f} MB" in str(explained)
+    assert f"estimated temporary memory of the program: {explained.memory / 1e6:,.2f} MB" in str(
+        explained
+    )
     assert jrnn.explain(jax.jit(jax.grad(loss)), *args).memory == explained.memory
     assert jrnn.explain().memory is None

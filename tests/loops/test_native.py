@@ -37,14 +37,18 @@ from jrnn.loops.strategies import Target, chooser
 pytestmark = pytest.mark.usefixtures("rewritten")
 
 LOADED = library.loaded  # a fixture replaces it
-built = pytest.mark.skipif(bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}")
+built = pytest.mark.skipif(
+    bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}"
+)
 T, N, D, H = 7, 5, 3, 19
 WEIGHTS = dict(wx=(D, 4 * H), wh=(H, 4 * H), b=(1, 4 * H), x=(T, N, D), h0=(N, H), c0=(N, H))
 SETS = range(len(library.loaded().instruction_sets))
 
 
 def weights(dtype=jnp.float32, **shapes):
-    return {name: jnp.asarray(v * 0.4, dtype) for name, v in draw(0, **{**WEIGHTS, **shapes}).items()}
+    return {
+        name: jnp.asarray(v * 0.4, dtype) for name, v in draw(0, **{**WEIGHTS, **shapes}).items()
+    }
 
 
 def layer_norm_step(p):
@@ -69,7 +73,9 @@ def heads_step(p):
         h, top = state
         z = jnp.einsum("nhd,hde->nhe", h.reshape(N, 4, 4), w)
         a, b = z[..., :4], z[..., 4:]
-        a = jnp.tanh(a + x.mean(-1)[:, None, None]) * jax.nn.softmax(b, axis=-1) + p["b"][:, :4].reshape(1, 1, 4)
+        a = jnp.tanh(a + x.mean(-1)[:, None, None]) * jax.nn.softmax(b, axis=-1) + p["b"][
+            :, :4
+        ].reshape(1, 1, 4)
         top = jnp.maximum(top, a.max(1))
         h = jnp.swapaxes(a, 1, 2).reshape(N, 16)
         return (h, top), jnp.pad(h, ((0, 0), (1, 2)), constant_values=0.5)
@@ -88,8 +94,18 @@ def functions_step(p):
             - jnp.ceil(b)
             + jnp.sign(d)
         )
-        h = h / (1 + h**2) + jnp.sqrt(d**2 + 0.1) - jnp.expm1(-jnp.abs(e)) + jnp.log(1 + b**2) + jnp.round(3 * d)
-        c = jnp.clip(c + jnp.sin(h) * jnp.cos(a) + jax.lax.erf(e) + h**3, -2, jnp.where(jnp.isfinite(h), 2.0, 0.0))
+        h = (
+            h / (1 + h**2)
+            + jnp.sqrt(d**2 + 0.1)
+            - jnp.expm1(-jnp.abs(e))
+            + jnp.log(1 + b**2)
+            + jnp.round(3 * d)
+        )
+        c = jnp.clip(
+            c + jnp.sin(h) * jnp.cos(a) + jax.lax.erf(e) + h**3,
+            -2,
+            jnp.where(jnp.isfinite(h), 2.0, 0.0),
+        )
         return (c, jnp.minimum(h, c)), c * jax.lax.integer_pow(2 + jnp.abs(a), -2)
 
     return step
@@ -121,8 +137,14 @@ def both(make, p, init, dtype=jnp.float32, **options):
     results = []
     for executor in ("native", "scan"):
         with observers.collected() as plans:
-            results.append(jax.jit(jax.value_and_grad(functools.partial(value, executor=executor), has_aux=True))(p))
-        assert {plan.strategy for plan in plans} == {executor} or executor == "scan", [plan.notes for plan in plans]
+            results.append(
+                jax.jit(
+                    jax.value_and_grad(functools.partial(value, executor=executor), has_aux=True)
+                )(p)
+            )
+        assert {plan.strategy for plan in plans} == {executor} or executor == "scan", [
+            plan.notes for plan in plans
+        ]
     return results
 
 
@@ -157,7 +179,11 @@ def test_bfloat16_agrees():
 @pytest.mark.exhaustive
 @built
 @pytest.mark.parametrize(
-    "options", [dict(lengths=jnp.array([7, 3, 0, 1, 5])), dict(resets=jnp.arange(T * N).reshape(T, N) % 4 == 0)]
+    "options",
+    [
+        dict(lengths=jnp.array([7, 3, 0, 1, 5])),
+        dict(resets=jnp.arange(T * N).reshape(T, N) % 4 == 0),
+    ],
 )
 def test_masks_agree(options):
     ours, theirs = both(lstm_step, weights(), lambda p: (p["h0"], p["c0"]), **options)
@@ -175,10 +201,17 @@ def test_every_instruction_set_and_number_of_threads_computes_the_same_rows(rows
     args[0] = [next(v for v in args[0] if v.shape == c.aval.shape) for c in loop.consts]
     for level in SETS:
         at = replace(runner, level=level)
-        ran = [jax.jit(functools.partial(replace(at, threads=n).run, length=T))(*args) for n in (1, 2, 3)]
+        ran = [
+            jax.jit(functools.partial(replace(at, threads=n).run, length=T))(*args)
+            for n in (1, 2, 3)
+        ]
         for other in ran[1:]:
             jax.tree.map(np.testing.assert_array_equal, ran[0], other)
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6), ran[0], loop.run(*args, T))
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6),
+            ran[0],
+            loop.run(*args, T),
+        )
 
 
 def ulps(actual, exact):
@@ -228,8 +261,26 @@ def test_functions_are_within_two_units_in_the_last_place(level, request):
 def test_nan_and_infinity_are_those_of_xla():
     values = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 0.0, -0.0, 1.0, -2.5, 3e38])
     a, b = (v.reshape(64, 1) for v in jnp.meshgrid(values, values))
-    two = jnp.maximum, jnp.minimum, jnp.divide, jnp.multiply, jnp.subtract, jnp.less, jnp.equal, jnp.greater_equal
-    one = jnp.sqrt, jnp.log, jnp.log1p, jnp.expm1, jnp.sign, jnp.floor, jnp.isfinite, jax.nn.softplus
+    two = (
+        jnp.maximum,
+        jnp.minimum,
+        jnp.divide,
+        jnp.multiply,
+        jnp.subtract,
+        jnp.less,
+        jnp.equal,
+        jnp.greater_equal,
+    )
+    one = (
+        jnp.sqrt,
+        jnp.log,
+        jnp.log1p,
+        jnp.expm1,
+        jnp.sign,
+        jnp.floor,
+        jnp.isfinite,
+        jax.nn.softplus,
+    )
 
     def step(c, x):
         a, b = x
@@ -251,14 +302,19 @@ def test_under_vmap_and_in_threads_and_in_shard_map():
     def forward(x, executor):
         return scan(lstm_step(p), (p["h0"], p["c0"]), x, executor=executor)[1]
 
-    ours, theirs = (jax.jit(jax.vmap(functools.partial(forward, executor=e)))(stacked) for e in ("native", "scan"))
+    ours, theirs = (
+        jax.jit(jax.vmap(functools.partial(forward, executor=e)))(stacked)
+        for e in ("native", "scan")
+    )
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
     one = jax.jit(functools.partial(forward, executor="native"))
     with ThreadPoolExecutor(4) as pool:  # programs that run at once
         for result in pool.map(one, [p["x"]] * 8):
             np.testing.assert_array_equal(result, one(p["x"]))
     mesh = Mesh(np.array(jax.devices("cpu")[:1]), ("d",))
-    part = jax.shard_map(functools.partial(forward, executor="native"), mesh=mesh, in_specs=P(), out_specs=P())
+    part = jax.shard_map(
+        functools.partial(forward, executor="native"), mesh=mesh, in_specs=P(), out_specs=P()
+    )
     np.testing.assert_allclose(jax.jit(part)(p["x"]), one(p["x"]), rtol=2e-5, atol=2e-6)
 
 
@@ -283,7 +339,12 @@ def test_it_says_why_it_cannot_run_a_step():
     with pytest.raises(ScanError, match="'native' cannot run this step .*both change"):
         scan(multiplied, jnp.ones((N, D)), jnp.ones((T, D, D)), executor="native")
     with pytest.raises(ScanError, match="no cumsum"):
-        scan(lambda h, _: (jnp.cumsum(h, axis=1), None), jnp.ones((N, D)), length=2, executor="native")
+        scan(
+            lambda h, _: (jnp.cumsum(h, axis=1), None),
+            jnp.ones((N, D)),
+            length=2,
+            executor="native",
+        )
     with pytest.raises(ScanError, match="no int32"):
         scan(lambda h, _: (h + 1, None), jnp.ones((N, D), jnp.int32), length=2, executor="native")
 
@@ -291,7 +352,9 @@ def test_it_says_why_it_cannot_run_a_step():
 @pytest.mark.exhaustive
 @built
 def test_products_of_inputs_stay_in_the_call_where_that_is_estimated_to_be_faster():
-    few = weights(wx=(128, 512), wh=(128, 512), b=(1, 512), x=(50, 32, 128), h0=(32, 128), c0=(32, 128))
+    few = weights(
+        wx=(128, 512), wh=(128, 512), b=(1, 512), x=(50, 32, 128), h0=(32, 128), c0=(32, 128)
+    )
     one = {**few, "x": few["x"][:, :1], "h0": few["h0"][:1], "c0": few["c0"][:1]}
     for p, count in ((few, 2), (one, 1)):
         (plan,) = scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"], executor="native").forward
@@ -314,12 +377,18 @@ def default(without_kernel, monkeypatch):
 def test_the_default_is_the_kernel_where_it_is_estimated_to_win(default):
     p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(400, 8, 64), h0=(8, 64), c0=(8, 64))
     assert default(p) == ["native"] * 3
-    few = weights(wx=(256, 1024), wh=(256, 1024), b=(1, 1024), x=(20, 16, 256), h0=(16, 256), c0=(16, 256))
+    few = weights(
+        wx=(256, 1024), wh=(256, 1024), b=(1, 1024), x=(20, 16, 256), h0=(16, 256), c0=(16, 256)
+    )
     assert default(few)[0] == "native", "matrices of 2 MB, packed for 20 steps"
     assert "native" not in default(p, executor="scan")
     assert "native" not in default(weights(x=(2, N, D))), "a call for two steps"
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
-    for options, executor in (({}, "native"), ({"devices": 2}, "lax.scan"), ({"exported": True}, "lax.scan")):
+    for options, executor in (
+        ({}, "native"),
+        ({"devices": 2}, "lax.scan"),
+        ({"exported": True}, "lax.scan"),
+    ):
         plan = chooser.lowered(ScanParams.of_loop(loop), Target("cpu", **options), Options())
         assert plan.strategy == executor
 
@@ -349,7 +418,9 @@ def test_without_a_kernel_the_default_is_silent(default, monkeypatch):
     monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="there was no compiler"))
     p = weights(wx=(64, 256), wh=(64, 256), b=(1, 256), x=(100, 8, 64), h0=(8, 64), c0=(8, 64))
     plans = scan_plans(lstm_step(p), (p["h0"], p["c0"]), p["x"])
-    assert "native" not in str(plans) and "native" not in {plan.strategy for plan in (*plans.forward, *plans.training)}
+    assert "native" not in str(plans) and "native" not in {
+        plan.strategy for plan in (*plans.forward, *plans.training)
+    }
 
 
 @pytest.mark.sample("70-37-float32")
@@ -359,7 +430,10 @@ def test_without_a_kernel_the_default_is_silent(default, monkeypatch):
 def test_matrices_are_packed_from_either_layout(width, depth, dtype, x64):
     """Squares of vectors are transposed in registers; what is left of rows and columns is not."""
     w = jnp.asarray(np.random.RandomState(0).randn(width, depth), dtype)
-    h, x = jnp.ones((3, depth), dtype), jnp.asarray(np.random.RandomState(1).randn(T, 3, depth), dtype)
+    h, x = (
+        jnp.ones((3, depth), dtype),
+        jnp.asarray(np.random.RandomState(1).randn(T, 3, depth), dtype),
+    )
 
     def ran(turned, matrix, level):
         step = lambda h, x: (h + x, (h + x) @ (matrix.T if turned else matrix))  # noqa: E731
@@ -386,23 +460,32 @@ def test_transposed_matrices_are_packed_as_they_are(rows, default):
 @built
 def test_a_transposed_matrix_that_is_no_product_is_transposed_once():
     p = weights(h0=(N, H), x=(T, N, H), m=(H, N))
-    (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p)
+    (loop,) = lowering.steps_of(
+        lambda p: jax.lax.scan(lambda h, x: (jnp.tanh(h * p["m"].T + x), h), p["h0"], p["x"]), p
+    )
     program = native_node(loop).program
-    assert [e.primitive.name for e in program.constant_eqns] == ["transpose"] and not program.hoisted_eqns
+    assert [e.primitive.name for e in program.constant_eqns] == [
+        "transpose"
+    ] and not program.hoisted_eqns
 
 
 @built
 @pytest.mark.parametrize("width", [5, 40, 300])
 def test_one_row_reads_matrices_as_they_are(width):
     """In both layouts, with columns that fill no vector or several."""
-    p = dict(w=jnp.asarray(np.random.RandomState(0).randn(width, width) * 0.2, jnp.float32), x=jnp.ones((3, 1, width)))
+    p = dict(
+        w=jnp.asarray(np.random.RandomState(0).randn(width, width) * 0.2, jnp.float32),
+        x=jnp.ones((3, 1, width)),
+    )
 
     def step(h, x):
         h = jnp.tanh(x + h @ p["w"] + (0.5 * h) @ p["w"].T)
         return h, h
 
     ours, theirs = (
-        jax.value_and_grad(lambda x, e=e: jnp.sum(scan(step, jnp.ones((1, width)), x, executor=e)[1] ** 2))(p["x"])
+        jax.value_and_grad(
+            lambda x, e=e: jnp.sum(scan(step, jnp.ones((1, width)), x, executor=e)[1] ** 2)
+        )(p["x"])
         for e in ("native", "scan")
     )
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)):
@@ -426,7 +509,9 @@ def test_sums_of_outer_products(rows, m, w, dtype, x64):
 def test_sums_of_concatenations_read_their_parts(w, called):
     rng = np.random.RandomState(0)
     a, *parts = (jnp.asarray(rng.randn(150, 2, n), jnp.float32) for n in (37, w, w, w))
-    exact = np.einsum("tri,trj->ij", *(np.asarray(v, np.float64) for v in (a, np.concatenate(parts, -1))))
+    exact = np.einsum(
+        "tri,trj->ij", *(np.asarray(v, np.float64) for v in (a, np.concatenate(parts, -1)))
+    )
     axes = ((0, 1), (0, 1))
     for left, right, result in ((a, parts, exact), (parts, a, exact.T)):
         compiled = jax.jit(lambda left, right: contract(left, right, axes, None, None))
@@ -436,7 +521,10 @@ def test_sums_of_concatenations_read_their_parts(w, called):
 
 def gru_step(p):
     def step(h, x):
-        (r, u, n), (hr, hu, hn) = jnp.split(x @ p["wx"] + p["b"], 3, -1), jnp.split(h @ p["wh"], 3, -1)
+        (r, u, n), (hr, hu, hn) = (
+            jnp.split(x @ p["wx"] + p["b"], 3, -1),
+            jnp.split(h @ p["wh"], 3, -1),
+        )
         r, u = jax.nn.sigmoid(r + hr), jax.nn.sigmoid(u + hu)
         h = (1 - u) * jnp.tanh(n + r * hn) + u * h
         return h, h
@@ -456,7 +544,9 @@ def test_the_reverse_loop_of_a_gru_stacks_common_parts_once(x64):
     text = grads.lower(p, "native").as_text()
     assert [call.count("%") for call in re.findall(r"@jrnn_sum\((.*?)\)", text)] == [4, 4]
     stacks = re.findall(r"@jrnn_loop\(.*-> \((.*?)\)", text)[-1]
-    assert stacks.count("tensor<7x8x64xf64>") == 4  # the gradient of x is computed from them after the loop
+    assert (
+        stacks.count("tensor<7x8x64xf64>") == 4
+    )  # the gradient of x is computed from them after the loop
     for ours, theirs in zip(jax.tree.leaves(grads(p, "native")), jax.tree.leaves(grads(p, "scan"))):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
 
@@ -465,7 +555,11 @@ def test_other_sums_are_those_of_xla():
     few, other = jnp.ones((9, 3, 4)), jnp.ones((9, 3, 5))
     for axes in (((0, 1), (0, 1)), ((0, 2), (0, 2))):
         other = other if axes[0] == (0, 1) else few
-        text = jax.jit(lambda a, b, axes=axes: contract(a, b, axes, None, None)).lower(few, other).as_text()
+        text = (
+            jax.jit(lambda a, b, axes=axes: contract(a, b, axes, None, None))
+            .lower(few, other)
+            .as_text()
+        )
         assert "jrnn_sum" not in text and "dot_general" in text
 
 
@@ -488,7 +582,10 @@ def test_a_program_does_not_leave_its_arrays():
     p = weights()
     (loop,) = lowering.steps_of(lambda p: jax.lax.scan(lstm_step(p), (p["h0"], p["c0"]), p["x"]), p)
     program = programs.program_of(loop)
-    assert program.rows == N and sum(o.kind == "product" for stage in program.stages for o in stage) == 2
+    assert (
+        program.rows == N
+        and sum(o.kind == "product" for stage in program.stages for o in stage) == 2
+    )
     longer = replace(program.core, length=T + 1)
     assert programs.program_of(longer).encoded[3] == T + 1
     with pytest.raises(Refused, match="rows"):
@@ -498,7 +595,9 @@ def test_a_program_does_not_leave_its_arrays():
 @pytest.mark.parametrize("shape", [(2, 3, 4), (24,), (6, 4), (1, 2, 12), (4, 6)])
 def test_views_are_reshaped_without_copies(shape):
     view = View(Array(24), dense((2, 3, 4)))
-    assert view.reshaped(shape).dims == dense(shape) or collapsed(view.reshaped(shape).dims) == [(24, 1)]
+    assert view.reshaped(shape).dims == dense(shape) or collapsed(view.reshaped(shape).dims) == [
+        (24, 1)
+    ]
     turned = view.transposed((2, 0, 1))
     assert turned.reshaped((4, 6)).dims == ((4, 1), (6, 4))
     with pytest.raises(Refused, match="moves"):

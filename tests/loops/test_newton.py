@@ -27,7 +27,9 @@ from jrnn.loops.affine.blocks import blocks_of
 pytestmark = pytest.mark.usefixtures("little_optimization")
 
 T = 24
-close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9))
+close = functools.partial(
+    jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-9)
+)
 
 
 def loss(run, make, p, carry, xs):
@@ -53,7 +55,9 @@ def test_values_and_gradients_are_those_of_the_loop(name, x64):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["gru", "elman_dense"])
 def test_in_float32(name):
-    make, *args = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32) if hasattr(v, "shape") else v, example(name, T))
+    make, *args = jax.tree.map(
+        lambda v: jnp.asarray(v, jnp.float32) if hasattr(v, "shape") else v, example(name, T)
+    )
     (got, stats) = jax.jit(lambda p, c, xs: scan_statistics(make(p), c, xs))(*args)
     expected = by_numpy(lambda p, c, xs: jax.lax.scan(make(p), c, xs))(*args)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, expected)
@@ -94,7 +98,8 @@ def test_layers_are_solved_one_after_the_other(x64):
     groups = blocks_of(jaxprs.inlined(closed, jaxprs.LOWERED_CALLS), 2)
     assert [(group.carries, group.block) for group in groups] == [((1,), 1), ((0,), 1)]
     ours, theirs = (
-        lambda c, xs, run=run: run(step, (c, c), xs) for run in (functools.partial(scan, executor="newton"), jax.lax.scan)
+        lambda c, xs, run=run: run(step, (c, c), xs)
+        for run in (functools.partial(scan, executor="newton"), jax.lax.scan)
     )
     close(jax.jit(ours)(carry, xs), by_numpy(theirs)(carry, xs))
 
@@ -111,13 +116,22 @@ def test_derivatives_of_higher_order_and_transformations(x64):
 
     def second(run):
         value = functools.partial(loss, run, make)
-        return jax.jvp(jax.grad(value, argnums=(0, 1, 2)), (p, carry, xs), jax.tree.map(jnp.cos, (p, carry, xs)))
+        return jax.jvp(
+            jax.grad(value, argnums=(0, 1, 2)),
+            (p, carry, xs),
+            jax.tree.map(jnp.cos, (p, carry, xs)),
+        )
 
     newton = functools.partial(scan, executor="newton")
     close(COMPILED(lambda: second(newton))(), by_numpy(lambda: second(jax.lax.scan))())
     many = jnp.stack([carry, carry * 2])
-    mapped = COMPILED(jax.vmap(jax.grad(functools.partial(loss, newton, make), argnums=1), (None, 0, None)))(p, many, xs)
-    close(mapped[1], by_numpy(jax.grad(functools.partial(loss, jax.lax.scan, make), argnums=1))(p, many[1], xs))
+    mapped = COMPILED(
+        jax.vmap(jax.grad(functools.partial(loss, newton, make), argnums=1), (None, 0, None))
+    )(p, many, xs)
+    close(
+        mapped[1],
+        by_numpy(jax.grad(functools.partial(loss, jax.lax.scan, make), argnums=1))(p, many[1], xs),
+    )
     ours, theirs = (functools.partial(run, make(p), reverse=True) for run in (newton, jax.lax.scan))
     close(COMPILED(ours)(carry, xs), by_numpy(theirs)(carry, xs))
 
@@ -161,7 +175,9 @@ def pararnn_cfc(p):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("make", [pararnn_gru, pararnn_lstm, pararnn_cfc], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [pararnn_gru, pararnn_lstm, pararnn_cfc], ids=lambda make: make.__name__
+)
 def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
     """Recorded by scripts/record/pararnn_cells.py: the same method in another framework, with Jacobians by hand."""
     with np.load(GOLDEN) as file:
@@ -178,11 +194,17 @@ def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
     run = jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2), has_aux=True))
     (_, (ys, stats)), gradients = run(p, jnp.asarray(golden["x"]), jnp.asarray(golden["first"]))
     close(ys.swapaxes(0, 1), golden["states"])
-    near = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)  # the package sums gradients in float32
+    near = functools.partial(
+        np.testing.assert_allclose, rtol=1e-6, atol=1e-6
+    )  # the package sums gradients in float32
     jax.tree.map(
         near,
         gradients,
-        ({key: np.atleast_2d(golden[f"grad_{key}"]) for key in p}, golden["grad_x"], golden["grad_first"]),
+        (
+            {key: np.atleast_2d(golden[f"grad_{key}"]) for key in p},
+            golden["grad_x"],
+            golden["grad_first"],
+        ),
     )
     assert stats.sequential_steps == 0 and stats.iterations <= golden["iterations"] + 1
 
@@ -194,27 +216,40 @@ def test_states_and_gradients_are_those_of_pararnn_torch(make, x64):
 def test_a_chaotic_loop_ends_in_the_loop(x64):
     """Its residuals can be small where the trajectory is another one."""
     make, p, carry, xs = example("lorenz", 1500)
-    (last, ys), stats = jax.jit(lambda c: scan_statistics(make(p), c, xs, executor=Newton(iterations=8)))(carry)
+    (last, ys), stats = jax.jit(
+        lambda c: scan_statistics(make(p), c, xs, executor=Newton(iterations=8))
+    )(carry)
     assert stats.sequential_steps == 1500 and stats.iterations == 8
     np.testing.assert_array_equal(ys, jax.jit(lambda c: jax.lax.scan(make(p), c, xs)[1])(carry))
     random = np.random.RandomState(0)
-    w, xs = jnp.asarray(random.randn(10, 10) * 3 / np.sqrt(10)), jnp.asarray(random.randn(400, 1, 10) * 0.01)
+    w, xs = (
+        jnp.asarray(random.randn(10, 10) * 3 / np.sqrt(10)),
+        jnp.asarray(random.randn(400, 1, 10) * 0.01),
+    )
     step = lambda h, x: ((h := jnp.tanh(h @ w + x)), h)  # noqa: E731
-    (_, ys), stats = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=8)))(jnp.zeros((1, 10)))
+    (_, ys), stats = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=8)))(
+        jnp.zeros((1, 10))
+    )
     assert stats.sequential_steps > 0
     close(ys, jax.jit(lambda h: jax.lax.scan(step, h, xs)[1])(jnp.zeros((1, 10))))
 
 
 UNLIKE = {  # steps with elements of unlike sizes, and steps that jump, with their first carries
     "one large element": (lambda h, x: ((h := jnp.tanh(h) / 2 + x), h), [1e6, 0.0]),
-    "a counter": (lambda h, x: ((h := jnp.stack([h[0] + 1, jnp.tanh(3 * h[1] + x[1])])), h), [1e7, 0.0]),
+    "a counter": (
+        lambda h, x: ((h := jnp.stack([h[0] + 1, jnp.tanh(3 * h[1] + x[1])])), h),
+        [1e7, 0.0],
+    ),
     "one growing": (
         lambda h, x: ((h := jnp.array([1.3, 0.5]) * jnp.tanh(h) + x * jnp.array([1e5, 1e-3])), h),
         [1.0, 0.0],
     ),
     "clipped": (lambda h, x: ((h := jnp.clip(1.2 * h + x, -1, 1)), h), [0.0, 0.0]),
     "signs": (lambda h, x: ((h := 0.5 * jnp.sign(h) + 0.3 * x), h), [0.0, 0.0]),
-    "hysteresis": (lambda h, x: ((h := jnp.where(h > 0, 0.5 + 0.4 * h, 0.3 * h - 0.5) + x), h), [0.0, 0.0]),
+    "hysteresis": (
+        lambda h, x: ((h := jnp.where(h > 0, 0.5 + 0.4 * h, 0.3 * h - 0.5) + x), h),
+        [0.0, 0.0],
+    ),
 }
 
 
@@ -224,7 +259,9 @@ def test_each_element_is_judged_in_its_own_scale(name, x64):
     step, first = UNLIKE[name]
     xs = jnp.asarray(np.random.RandomState(2).randn(64, 2))
     for options in (Newton(), Newton(iterations=2), Newton(guess=jnp.zeros((64, 2)), iterations=1)):
-        ours = jax.jit(lambda h, options=options: scan(step, h, xs, executor=options))(jnp.array(first))
+        ours = jax.jit(lambda h, options=options: scan(step, h, xs, executor=options))(
+            jnp.array(first)
+        )
         jax.tree.map(
             functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12),
             ours,
@@ -240,7 +277,9 @@ def test_a_step_that_is_not_enclosed_runs_as_the_loop_or_is_exact(x64):
         return h, h
 
     xs = jnp.asarray(np.random.RandomState(0).randn(30))
-    (_, ys), stats = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=2)))(jnp.float64(0.5))
+    (_, ys), stats = jax.jit(lambda h: scan_statistics(step, h, xs, executor=Newton(iterations=2)))(
+        jnp.float64(0.5)
+    )
     assert stats.sequential_steps > 0
     close(ys, jax.lax.scan(step, jnp.float64(0.5), xs)[1])
 
@@ -286,7 +325,9 @@ def test_outputs_are_certified_or_those_of_the_loop(x64):
             return jax.jit(lambda h: which(step, h, xs))(jnp.float64(0.5))
 
         # The residuals of the states are 1e-13 after four updates.
-        (_, ys), stats = run(functools.partial(scan_statistics, executor=Newton(iterations=4, tolerance=1e-7)))
+        (_, ys), stats = run(
+            functools.partial(scan_statistics, executor=Newton(iterations=4, tolerance=1e-7))
+        )
         wanted = run(jax.lax.scan)[1]
         assert np.all(np.abs(ys - wanted) <= float(stats.error) * (1 + np.abs(wanted))), name
         assert stats.sequential_steps == (0 if name == "steep" else 64), name
@@ -298,7 +339,9 @@ def test_damping_has_the_type_of_the_carry(dtype, x64):
     h, xs = jnp.zeros(2, dtype), jnp.ones((9, 2), dtype)
     ys = scan(step, h, xs, executor=Newton(damping=0.2))[1]
     assert ys.dtype == dtype
-    np.testing.assert_allclose(*(np.asarray(v, float) for v in (ys, jax.lax.scan(step, h, xs)[1])), rtol=2e-2)
+    np.testing.assert_allclose(
+        *(np.asarray(v, float) for v in (ys, jax.lax.scan(step, h, xs)[1])), rtol=2e-2
+    )
 
 
 @pytest.mark.exhaustive
@@ -331,7 +374,9 @@ def test_a_huge_state_is_not_taken_for_the_scale(dtype, x64):
         return h, h
 
     huge = jnp.zeros((9, 2), dtype).at[4, 0].set(0.98 * np.finfo(dtype).max)
-    (_, ys), stats = COMPILED(lambda h: scan_statistics(step, h, xs, executor=Newton(guess=huge)))(h)
+    (_, ys), stats = COMPILED(lambda h: scan_statistics(step, h, xs, executor=Newton(guess=huge)))(
+        h
+    )
     np.testing.assert_allclose(ys, by_numpy(lambda h: jax.lax.scan(step, h, xs)[1])(h), rtol=1e-5)
     assert stats.iterations > 1 and stats.residual < 1e-4
 
@@ -347,13 +392,18 @@ def test_guesses_quasi_newton_and_damping(x64):
         Newton(jacobian="diagonal", iterations=100),
         Newton(damping=0.3),
     ):
-        got, stats = jax.jit(lambda c, options=options: scan_statistics(make(p), c, xs, executor=options))(carry)
+        got, stats = jax.jit(
+            lambda c, options=options: scan_statistics(make(p), c, xs, executor=options)
+        )(carry)
         close(got, expected)
         assert stats.sequential_steps == 0, options
         if not isinstance(options.guess, str):
             assert stats.iterations == 0 and plain.iterations > 2
     quasi = functools.partial(scan, executor=Newton(jacobian="diagonal", iterations=100))
-    close(jax.jit(everything(quasi, make))(p, carry, xs), by_numpy(everything(jax.lax.scan, make))(p, carry, xs))
+    close(
+        jax.jit(everything(quasi, make))(p, carry, xs),
+        by_numpy(everything(jax.lax.scan, make))(p, carry, xs),
+    )
 
 
 # Rounds ---------------------------------------------------------------------------------------------------------------
@@ -365,9 +415,14 @@ def test_the_depth_of_an_iteration_grows_with_the_logarithm():
 
     def compiled(run, steps):
         make, p, carry, xs = example("gru", steps)
-        return DeepModule(jax.jit(lambda c, xs: run(make(p), c, xs)).lower(carry, xs).compile().as_text())
+        return DeepModule(
+            jax.jit(lambda c, xs: run(make(p), c, xs)).lower(carry, xs).compile().as_text()
+        )
 
-    one, two = (compiled(functools.partial(scan, executor="newton"), steps).loop_depths()[0] for steps in (512, 4096))
+    one, two = (
+        compiled(functools.partial(scan, executor="newton"), steps).loop_depths()[0]
+        for steps in (512, 4096)
+    )
     assert 0 < two - one <= 2 * 3 and two < 50
     assert compiled(jax.lax.scan, 512).depth() > 512
 
@@ -451,7 +506,9 @@ def test_options_that_it_excludes():
     with pytest.raises(ScanError, match="must be 'newton' or an object of Newton"):
         scan_statistics(step, h, xs, executor="scan")
     with jrnn.plain_scans():
-        np.testing.assert_array_equal(scan(step, h, xs, executor="newton")[1], jax.lax.scan(step, h, xs)[1])
+        np.testing.assert_array_equal(
+            scan(step, h, xs, executor="newton")[1], jax.lax.scan(step, h, xs)[1]
+        )
     assert scan(step, h, xs[:0], executor="newton")[1].shape == (0, N)
 
 

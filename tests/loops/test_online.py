@@ -18,13 +18,18 @@ import jrnn
 from jrnn.errors import ScanError
 
 T = 9
-close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12))
+close = functools.partial(
+    jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12)
+)
 
 
 def task(name):
     """`(params, carry, x) -> (carry, loss)`, with a readout of its own parameter."""
     make, p, carry, xs = example(name, T)
-    p = {**p, "readout": jnp.asarray(np.random.RandomState(5).randn(jax.tree.leaves(carry)[0].shape[-1]))}
+    p = {
+        **p,
+        "readout": jnp.asarray(np.random.RandomState(5).randn(jax.tree.leaves(carry)[0].shape[-1])),
+    }
 
     def step(p, carry, x):
         carry, y = make(p)(carry, x)
@@ -42,17 +47,24 @@ def streamed(learner, p, carry, xs):
 
 
 @pytest.mark.sample("elman_diagonal")
-@pytest.mark.parametrize("name", ["elman_diagonal", "gru", "lstm", "slstm", "cfc", "mingru", "elman_dense"])
+@pytest.mark.parametrize(
+    "name", ["elman_diagonal", "gru", "lstm", "slstm", "cfc", "mingru", "elman_dense"]
+)
 def test_the_sum_is_the_gradient_of_a_scan(name, x64):
     step, p, carry, xs = task(name)
 
     def losses(p):
         return jax.lax.scan(functools.partial(step, p), carry, xs)[1]
 
-    total, gradients = jax.jit(functools.partial(streamed, jrnn.online_gradient(step)))(p, carry, xs)
+    total, gradients = jax.jit(functools.partial(streamed, jrnn.online_gradient(step)))(
+        p, carry, xs
+    )
     gradients = jax.device_get(gradients)
     close(total, by_numpy(losses)(p))
-    close(jax.tree.map(lambda g: g.sum(axis=0), gradients), by_numpy(jax.grad(lambda p: losses(p).sum()))(p))
+    close(
+        jax.tree.map(lambda g: g.sum(axis=0), gradients),
+        by_numpy(jax.grad(lambda p: losses(p).sum()))(p),
+    )
     close(jax.tree.map(lambda g: g[4], gradients), by_numpy(jax.grad(lambda p: losses(p)[4]))(p))
 
 
@@ -87,7 +99,9 @@ def test_dense_jacobians_are_refused_or_approximated(x64):
         return total
 
     close(actual, by_numpy(jax.grad(diagonal_only))(p["v"]))
-    exact = by_numpy(jax.grad(lambda p: jax.lax.scan(functools.partial(wide, p), h, xs)[1].sum()))(p)["v"]
+    exact = by_numpy(jax.grad(lambda p: jax.lax.scan(functools.partial(wide, p), h, xs)[1].sum()))(
+        p
+    )["v"]
     assert np.abs(actual - exact).max() > 1e-3
 
 
@@ -106,7 +120,11 @@ def test_the_state_does_not_grow_and_shares_columns():
 @pytest.mark.parametrize(
     "step, carry, message",
     [
-        (lambda p, c, x: ((c[0] + 1, c[1] * p), jnp.sum(c[1])), (jnp.int32(0), jnp.ones(2)), "a carry is int32"),
+        (
+            lambda p, c, x: ((c[0] + 1, c[1] * p), jnp.sum(c[1])),
+            (jnp.int32(0), jnp.ones(2)),
+            "a carry is int32",
+        ),
         (lambda p, c, x: (c * p, c), jnp.ones(2), "with a scalar loss"),
     ],
 )

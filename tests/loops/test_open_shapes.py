@@ -43,17 +43,25 @@ def test_what_is_exported_computes_the_same(fn):
     exported = export.export(jax.jit(fn))(given)
     for shape in ((5, 2, 3), (4, 3, 3)):
         x = np.random.RandomState(0).randn(*shape).astype(np.float32)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), exported.call(x), fn(x))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            exported.call(x),
+            fn(x),
+        )
 
 
 def test_a_step_that_does_not_read_its_inputs():
     given = jax.ShapeDtypeStruct(export.symbolic_shape("t, 2"), jnp.float32)
-    exported = export.export(jax.jit(lambda x: scan(lambda h, x: (jnp.tanh(h * 2), None), jnp.ones(3), x)[0]))(given)
+    exported = export.export(
+        jax.jit(lambda x: scan(lambda h, x: (jnp.tanh(h * 2), None), jnp.ones(3), x)[0])
+    )(given)
     expected = jnp.tanh(2 * jnp.tanh(2 * jnp.ones(3)))
     np.testing.assert_allclose(exported.call(jnp.zeros((2, 2))), expected, rtol=1e-6)
 
 
 def test_checkpoints_need_to_know_the_steps():
     given = jax.ShapeDtypeStruct(export.symbolic_shape("t, 2, 3"), jnp.float32)
-    with pytest.raises(ScanError, match="recompute='sqrt' divides the steps, but their number .t. is symbolic"):
+    with pytest.raises(
+        ScanError, match="recompute='sqrt' divides the steps, but their number .t. is symbolic"
+    ):
         export.export(jax.jit(lambda x: recurrent(x, recompute="sqrt")))(given)

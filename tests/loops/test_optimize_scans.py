@@ -23,7 +23,9 @@ XS = jnp.linspace(-1, 1, N * T * D).reshape(N, T, D)
 
 def nnx_rnn():
     """`flax.nnx.RNN` as `(loss, parameters)`."""
-    graph, parameters, rest = nnx.split(nnx.RNN(nnx.GRUCell(D, H, rngs=nnx.Rngs(0))), nnx.Param, ...)
+    graph, parameters, rest = nnx.split(
+        nnx.RNN(nnx.GRUCell(D, H, rngs=nnx.Rngs(0))), nnx.Param, ...
+    )
 
     def loss(parameters, xs):
         return jnp.sum(nnx.merge(graph, parameters, rest)(xs, initial_carry=jnp.zeros((N, H))) ** 2)
@@ -36,7 +38,9 @@ def linen_scan():
     fixed = dict(variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1)
     cell = nn.scan(nn.OptimizedLSTMCell, **fixed)(features=H)
     state = (jnp.zeros((N, H)),) * 2
-    return lambda parameters, xs: jnp.sum(cell.apply(parameters, state, xs)[1] ** 2), cell.init(jax.random.key(0), state, XS)
+    return lambda parameters, xs: jnp.sum(cell.apply(parameters, state, xs)[1] ** 2), cell.init(
+        jax.random.key(0), state, XS
+    )
 
 
 def by_context(fn):
@@ -52,7 +56,9 @@ def by_decorator(fn):
 
 
 def total(xs):
-    return jax.lax.scan(lambda c, x: (jnp.tanh(c + x @ jnp.ones((D, D))), c), jnp.zeros((T, D)), xs)[0]
+    return jax.lax.scan(
+        lambda c, x: (jnp.tanh(c + x @ jnp.ones((D, D))), c), jnp.zeros((T, D)), xs
+    )[0]
 
 
 @pytest.mark.exhaustive
@@ -64,7 +70,9 @@ def test_loops_of_flax_are_rewritten(library, optimized):
     assert forward.hoisted and not forward.loop.reverse
     assert reverse.accumulated and reverse.loop.reverse
     written = [item.type for item in (*reverse.stacked, *reverse.sunk)]
-    assert all(kind.startswith(f"float32[{N},") for kind in written), "the gradient of a weight is stacked, not summed"
+    assert all(kind.startswith(f"float32[{N},") for kind in written), (
+        "the gradient of a weight is stacked, not summed"
+    )
     assert plans_of(plain, parameters, XS) == []
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6),
@@ -98,4 +106,7 @@ def test_options_of_a_scan_hold_in_the_context():
         ours = jrnn.scan(step, jnp.ones((T, D)), xs, executor="associative")[0]
         return ours + jax.lax.scan(step, jnp.ones((T, D)), xs)[0]
 
-    assert sorted(plan.strategy for plan in plans_of(by_context(run), XS)) == ["associative", "scan"]
+    assert sorted(plan.strategy for plan in plans_of(by_context(run), XS)) == [
+        "associative",
+        "scan",
+    ]

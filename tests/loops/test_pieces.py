@@ -36,7 +36,10 @@ def steps_of(fn, *args):
     """The lengths of the forward loops and of the reverse loops of a program."""
     eqns = all_equations(jax.make_jaxpr(fn)(*args).jaxpr)
     loops = [eqn.params for eqn in eqns if eqn.primitive.name == "scan"]
-    return [[loop["length"] for loop in loops if loop["reverse"] == reverse] for reverse in (False, True)]
+    return [
+        [loop["length"] for loop in loops if loop["reverse"] == reverse]
+        for reverse in (False, True)
+    ]
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -47,7 +50,10 @@ def test_the_last_piece_is_not_computed_again(cell):
     assert sum(forward) == 2 * SIZE.steps - max(reverse), "the last piece is the longest"
 
 
-@pytest.mark.skipif(bool(library.loaded().reason), reason="the sizes of pieces are those of the plans with the kernel")
+@pytest.mark.skipif(
+    bool(library.loaded().reason),
+    reason="the sizes of pieces are those of the plans with the kernel",
+)
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_memory_is_what_a_checkpoint_promises(cell):
     def temporary(which):
@@ -80,7 +86,9 @@ def test_gradients_are_those_of_lax_scan(count, reverse, monkeypatch, x64):
     h = jnp.ones((3, 4))
     ours = jax.jit(jax.grad(functools.partial(loss, scan), argnums=(0, 1)))(h, xs)
     expected = by_numpy(jax.grad(functools.partial(loss, jax.lax.scan), argnums=(0, 1)))(h, xs)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), ours, expected)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), ours, expected
+    )
 
 
 @pytest.mark.parametrize("kind", ["names", "control flow", "recompute", "no checkpoint"])

@@ -69,7 +69,9 @@ def exported(fn, *args):
     assert program.platforms == ALL and {plan.target.platform for plan in plans} == set(ALL)
     assert all(plan.node is not None for plan in plans), "no loop is left to jax.lax.scan"
     if jax.default_backend() == "cpu":
-        for actual, wanted in zip(jax.tree.leaves(program.call(*args)), jax.tree.leaves(fn(*args)), strict=True):
+        for actual, wanted in zip(
+            jax.tree.leaves(program.call(*args)), jax.tree.leaves(fn(*args)), strict=True
+        ):
             np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-6)
     return plans
 
@@ -102,8 +104,14 @@ def test_a_net_in_one_export():
 @pytest.mark.exhaustive
 def test_divided_training_keeps_the_passes():
     """Over 8 devices, by `jax.shard_map` and by explicit sharding: as many values are hoisted and summed as on one."""
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", DIVIDED], env=environment, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", DIVIDED], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     alone, *divided = json.loads(done.stdout)
     assert [plan[:3] for plan in alone] == [["scan", False, 1], ["scan", True, 1]]

@@ -36,7 +36,14 @@ ad.defjvp(toy_p, lambda g, x: g / (1 + abs(x)) ** 2)
 
 @pytest.fixture
 def row(monkeypatch):
-    row = Row("elementwise", moves=True, cheap=True, cost=2.0, image=(-1.0, 1.0), numpy=("f", lambda x: x / (1 + np.abs(x))))
+    row = Row(
+        "elementwise",
+        moves=True,
+        cheap=True,
+        cost=2.0,
+        image=(-1.0, 1.0),
+        numpy=("f", lambda x: x / (1 + np.abs(x))),
+    )
     monkeypatch.setitem(TABLE, "toy_softsign", row)
 
 
@@ -65,7 +72,9 @@ def test_numpy_evaluates_it(row, monkeypatch):
     x = np.linspace(-2, 2, 5, dtype=np.float32)
     closed = jax.make_jaxpr(toy_p.bind)(x)
     monkeypatch.setattr(numpy_evaluator, "_by_jax", None)
-    np.testing.assert_allclose(numpy_evaluator.evaluate_by_numpy(closed.jaxpr, closed.consts, [x])[0], softsign(x))
+    np.testing.assert_allclose(
+        numpy_evaluator.evaluate_by_numpy(closed.jaxpr, closed.consts, [x])[0], softsign(x)
+    )
 
 
 def loop(shape, run=scan):
@@ -90,7 +99,10 @@ def test_it_leaves_a_loop_and_its_axes_get_their_canonical_form(row):
         run, *args = loop(shape)
         (plan,) = explain(run, *args).loops
         assert plan.contractions == 0
-        forms = [[str(eqn.outvars[0].aval.shape) for eqn in canonical(p.loop)[0].eqns] for p in (plan, plain)]
+        forms = [
+            [str(eqn.outvars[0].aval.shape) for eqn in canonical(p.loop)[0].eqns]
+            for p in (plan, plain)
+        ]
         assert forms[0] == forms[1] == 4 * [str((N, H))]
         for ours, theirs in zip(run(*args), loop(shape, jax.lax.scan)[0](*args)):
             np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -56,8 +56,12 @@ def test_values_and_gradients(cell, reverse, x64):
         last, ys = run(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"], reverse=reverse)
         return jnp.sum(jnp.sin(last)) + jnp.sum(ys**2)
 
-    ours, theirs = (jax.jit(jax.value_and_grad(functools.partial(loss, run)))(p) for run in (scan, jax.lax.scan))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), ours, theirs)
+    ours, theirs = (
+        jax.jit(jax.value_and_grad(functools.partial(loss, run)))(p) for run in (scan, jax.lax.scan)
+    )
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12), ours, theirs
+    )
 
 
 @pytest.mark.exhaustive("gates_apart-40")
@@ -66,7 +70,9 @@ def test_nothing_is_transposed_in_the_loops_or_stacked_twice(cell, size):
     p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(11, **SHAPES))
     explained = scan_plans(jax.vmap(functools.partial(cell, p)), p["h0"], p["x"])
     for plan in (*explained.forward, *explained.training):
-        node = plan.node if hasattr(plan.node, "fission") else plan.node.inner  # of the canonical form
+        node = (
+            plan.node if hasattr(plan.node, "fission") else plan.node.inner
+        )  # of the canonical form
         assert "transpose" not in {eqn.primitive.name for eqn in node.fission.core.eqns}
     forward, reverse = explained.training
     assert [item.type for item in forward.hoisted] == [f"float32[{N},{3 * H}]"]
@@ -103,5 +109,9 @@ def test_transpositions_are_merged_with_sums_of_few_rows(m, w, rows, merged):
 
     program = jax.jit(transposed_gradient).lower(a, b).compile()
     np.testing.assert_allclose(program(a, b), np.einsum("tnm,tnw->wm", a, b), rtol=1e-5, atol=1e-5)
-    products = set(re.findall(r"= f\d+(\[\d+,\d+\])\S* (?:dot|fusion|custom-call)\(", program.as_text()))
-    assert (f"[{m},{w}]" not in products) == (merged or m > w), products  # the smaller operand is first
+    products = set(
+        re.findall(r"= f\d+(\[\d+,\d+\])\S* (?:dot|fusion|custom-call)\(", program.as_text())
+    )
+    assert (f"[{m},{w}]" not in products) == (merged or m > w), (
+        products
+    )  # the smaller operand is first

@@ -15,9 +15,13 @@ pytestmark = pytest.mark.usefixtures("rewritten")
 @pytest.mark.parametrize("start", range(0, 3000, 60))
 def test_results_and_gradients_are_those_of_the_loop(start, monkeypatch):
     for name in ("may_pay", "propose"):
-        monkeypatch.setattr(chunks, name, getattr(chunks, name))  # they are set again after the test
+        monkeypatch.setattr(
+            chunks, name, getattr(chunks, name)
+        )  # they are set again after the test
     random_compositions.often_in_chunks()
     if start == 0:
-        assert [fault(seed, True) for seed in (1, 2, 7, 17, 71004)] == [(None, True)] * 5  # all run in chunks
+        assert [fault(seed, True) for seed in (1, 2, 7, 17, 71004)] == [
+            (None, True)
+        ] * 5  # all run in chunks
     else:
         assert [what for seed in range(start, start + 60) if (what := fault(seed, True)[0])] == []

@@ -85,7 +85,10 @@ def test_keys_leave_the_carry_with_the_same_bits(step, reverse):
     given = [W, *jax.tree.leaves(STARTS[step])]
     assert [v.aval.shape for v in loop.consts] == [W.shape]
     node = converted(Steps(form.verify()), conversions)
-    ours, theirs = (jax.jit(lambda *a, run=run: run(*a, T))(given[:1], given[1:], [XS]) for run in (node.run, loop.run))
+    ours, theirs = (
+        jax.jit(lambda *a, run=run: run(*a, T))(given[:1], given[1:], [XS])
+        for run in (node.run, loop.run)
+    )
     for a, b in zip(words(ours), words(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -101,7 +104,9 @@ def test_the_scan_has_the_values_and_gradients_of_lax_scan(step):
         return jnp.sum(jnp.sin(last[-1])), (last, ys)
 
     ours, theirs = (
-        jax.jit(jax.value_and_grad(lambda w, xs, scan=scan: run(scan, w, xs), (0, 1), has_aux=True))(W, XS)
+        jax.jit(
+            jax.value_and_grad(lambda w, xs, scan=scan: run(scan, w, xs), (0, 1), has_aux=True)
+        )(W, XS)
         for scan in (jrnn.scan, jax.lax.scan)
     )
     for a, b in zip(words(ours), words(theirs), strict=True):

@@ -11,7 +11,9 @@ from random_steps import Program, difference, drawn, minimized
 
 pytestmark = pytest.mark.usefixtures("rewritten")
 
-ONE = Program((), (("state", 0), ("sum", 1)), (("tanh", 0, 1), ("ordered_callback", 0, 0)), (("value", 0, 0),))
+ONE = Program(
+    (), (("state", 0), ("sum", 1)), (("tanh", 0, 1), ("ordered_callback", 0, 0)), (("value", 0, 0),)
+)
 
 
 @pytest.mark.sample("8")
@@ -47,7 +49,9 @@ def test_what_differs_is_found(change, monkeypatch):
 
 def test_a_second_call_of_a_callback_is_found(monkeypatch):
     monkeypatch.setattr(
-        random_steps, "scan", lambda step, *a, **k: jax.lax.scan(lambda c, x: step(step(c, x)[0], x), *a, **k)
+        random_steps,
+        "scan",
+        lambda step, *a, **k: jax.lax.scan(lambda c, x: step(step(c, x)[0], x), *a, **k),
     )
     assert "told" in difference(replace(ONE, carries=(("fixed", 0),), outputs=()), 0)
 

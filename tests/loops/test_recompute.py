@@ -34,18 +34,29 @@ def named_step(p):
 @pytest.mark.sample("recompute4-True")
 @pytest.mark.parametrize(
     "recompute, reverse",
-    [("contractions", False), (1, False), (2, True), ("sqrt", False), (["sums", "update"], True), (100, False)],
+    [
+        ("contractions", False),
+        (1, False),
+        (2, True),
+        ("sqrt", False),
+        (["sums", "update"], True),
+        (100, False),
+    ],
 )
 def test_gradients_are_the_same(recompute, reverse, x64):
     p = jax.tree.map(jnp.asarray, draw(0, **GRU))
 
     def loss(p, **keywords):
-        carry, ys = keywords.pop("which", scan)(named_step(p), p["h0"], p["x"], reverse=reverse, **keywords)
+        carry, ys = keywords.pop("which", scan)(
+            named_step(p), p["h0"], p["x"], reverse=reverse, **keywords
+        )
         return jnp.sum(jnp.sin(ys)) + jnp.sum(carry**2)
 
     expected = by_numpy(jax.grad(functools.partial(loss, which=jax.lax.scan)))(p)
     ours = jax.jit(jax.grad(functools.partial(loss, recompute=recompute)))(p)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), ours, expected)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), ours, expected
+    )
 
 
 @pytest.mark.exhaustive
@@ -53,13 +64,17 @@ def test_lengths_with_checkpoints(x64):
     p = jax.tree.map(jnp.asarray, draw(1, **LSTM))
 
     def loss(p, recompute):
-        (h, c), ys = scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], lengths=jnp.array([4, 2]), recompute=recompute)
+        (h, c), ys = scan(
+            lstm_step(p), (p["h0"], p["c0"]), p["x"], lengths=jnp.array([4, 2]), recompute=recompute
+        )
         return jnp.sum(jnp.sin(ys)) + jnp.sum(h * c)
 
     with plain_scans():
         whole = by_numpy(jax.grad(functools.partial(loss, recompute=None)))(p)
     pieces = jax.jit(jax.grad(functools.partial(loss, recompute=2)))(p)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), pieces, whole)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-11), pieces, whole
+    )
 
 
 def test_named_values_are_not_stored():
@@ -87,7 +102,9 @@ def test_contractions_never_store_more_than_none():
         return h + f(h + 0.1 * a), None
 
     def stored(recompute):
-        forward, _ = scan_plans(step, jnp.ones((4, 8)), jnp.ones((6, 4, 32)), recompute=recompute).training
+        forward, _ = scan_plans(
+            step, jnp.ones((4, 8)), jnp.ones((6, 4, 32)), recompute=recompute
+        ).training
         return sum(item.bytes for item in forward.stacked)
 
     assert stored("contractions") <= stored(None)
@@ -107,9 +124,14 @@ def test_steps_with_control_flow_keep_to_what_was_asked(recompute, x64):
         return jnp.sum(which(step, h0, p["x"], **keywords)[1] ** 2)
 
     ours = jax.jit(jax.grad(functools.partial(loss, scan, recompute=recompute)))(p["h0"])
-    np.testing.assert_allclose(ours, by_numpy(jax.grad(functools.partial(loss, jax.lax.scan)))(p["h0"]), rtol=1e-11)
+    np.testing.assert_allclose(
+        ours, by_numpy(jax.grad(functools.partial(loss, jax.lax.scan)))(p["h0"]), rtol=1e-11
+    )
     stacks = [
-        sum(item.bytes for item in scan_plans(step, p["h0"], p["x"], recompute=r).training[0].stacked)
+        sum(
+            item.bytes
+            for item in scan_plans(step, p["h0"], p["x"], recompute=r).training[0].stacked
+        )
         for r in (recompute, None)
     ]
     assert stacks[0] < stacks[1]
@@ -119,7 +141,9 @@ def test_steps_with_control_flow_keep_to_what_was_asked(recompute, x64):
 def test_memory_with_square_root_checkpoints():
     """T=4096: within 1.5 of sqrt(T) carries and sqrt(T) steps of working memory; no output of all steps is asked for."""
     steps, batch, width = 4096, 4, 32
-    p = dict(wx=jnp.ones((width, 4 * width)), wh=jnp.ones((width, 4 * width)), b=jnp.ones((1, 4 * width)))
+    p = dict(
+        wx=jnp.ones((width, 4 * width)), wh=jnp.ones((width, 4 * width)), b=jnp.ones((1, 4 * width))
+    )
     x, h = jnp.ones((steps, batch, width)), jnp.zeros((batch, width))
 
     def loss(p, x, recompute):

@@ -22,10 +22,17 @@ pytestmark = pytest.mark.usefixtures("rewritten")
 
 RESETS = np.zeros((T, N), bool)
 RESETS[[2, 4], 0] = RESETS[[0, 3], 1] = True
-KEYWORDS = [{}, dict(reverse=True), dict(lengths=np.array([3, 4])), dict(reverse=True, lengths=np.array([4, 3]))]
+KEYWORDS = [
+    {},
+    dict(reverse=True),
+    dict(lengths=np.array([3, 4])),
+    dict(reverse=True, lengths=np.array([4, 3])),
+]
 XS, ZEROS = jnp.ones((T, N, H)), jnp.zeros((N, H))
 
-close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12))
+close = functools.partial(
+    jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12)
+)
 
 
 def in_segments(p, reverse=False, lengths=(T, T)):
@@ -69,7 +76,13 @@ def test_with_checkpoints_of_the_carry(x64):
 
     def gradient(recompute):
         def loss(p):
-            return jnp.sum(jnp.sin(scan(lstm_step(p), (p["h0"], p["c0"]), p["x"], resets=RESETS, recompute=recompute)[1]))
+            return jnp.sum(
+                jnp.sin(
+                    scan(
+                        lstm_step(p), (p["h0"], p["c0"]), p["x"], resets=RESETS, recompute=recompute
+                    )[1]
+                )
+            )
 
         return jax.grad(loss)
 
@@ -78,7 +91,9 @@ def test_with_checkpoints_of_the_carry(x64):
     close(jax.jit(gradient("sqrt"))(p), expected)
 
 
-@pytest.mark.parametrize("step", [lambda h, x: (h * x, h), lambda h, x: (jnp.tanh(h * x), h)], ids=["affine", "tanh"])
+@pytest.mark.parametrize(
+    "step", [lambda h, x: (h * x, h), lambda h, x: (jnp.tanh(h * x), h)], ids=["affine", "tanh"]
+)
 def test_nan_before_a_reset_does_not_show_after_it(step):
     xs = jnp.full((T, N), 0.5).at[1, 0].set(jnp.nan)
     resets = np.zeros((T, N), bool)
@@ -109,11 +124,17 @@ def test_one_reset_for_the_whole_carry():
 @pytest.mark.parametrize(
     "resets, message",
     [
-        (RESETS.astype(int), r"resets must be booleans, but are int\d+; give resets.astype\(bool\)"),
+        (
+            RESETS.astype(int),
+            r"resets must be booleans, but are int\d+; give resets.astype\(bool\)",
+        ),
         (RESETS.T, r"resets must be \[T, ...\] with T = 5, but are \[2, 5\]; put time first"),
         (RESETS[:3], r"with T = 5, but are \[3, 2\]"),
         (np.bool_(True), r"with T = 5, but are \[\]"),
-        (np.zeros((T, 3), bool), r"leaf of the carry must begin with that shape, but one is \[2, 4\].*reshape resets"),
+        (
+            np.zeros((T, 3), bool),
+            r"leaf of the carry must begin with that shape, but one is \[2, 4\].*reshape resets",
+        ),
     ],
 )
 def test_resets_must_fit(resets, message):
@@ -144,7 +165,14 @@ def test_a_carried_state_goes_back_to_another_and_a_counter_is_left_alone(first,
     wanted = rollout(init, xs, first, 1)
     close((hs, last), (wanted, wanted[-1]))
     assert count == T
-    hs = scan(lambda h, x: ((h := jnp.tanh(h + x)), h), init, xs, resets=RESETS, reset_state=first, executor="newton")[1]
+    hs = scan(
+        lambda h, x: ((h := jnp.tanh(h + x)), h),
+        init,
+        xs,
+        resets=RESETS,
+        reset_state=first,
+        executor="newton",
+    )[1]
     close(hs, rollout(init, xs, first, 0))
 
 
@@ -161,7 +189,9 @@ def test_keys_are_left_alone_and_the_reset_state_has_a_gradient(x64):
         return jnp.sum(scan(step, (key, init), xs, resets=RESETS, reset_state=(None, first))[1])
 
     gradient, of_init = jax.grad(total, (0, 1))(jnp.zeros((N, H)), jnp.zeros((N, H)))
-    assert (gradient[0] != 0).all() and (of_init[0] != 0).all() and (of_init[1] == 0).all()  # row 1 is reset at once
+    assert (
+        (gradient[0] != 0).all() and (of_init[0] != 0).all() and (of_init[1] == 0).all()
+    )  # row 1 is reset at once
 
 
 @pytest.mark.parametrize(
@@ -169,7 +199,11 @@ def test_keys_are_left_alone_and_the_reset_state_has_a_gradient(x64):
     [
         ((0.0,), None, "reset_state is given without resets"),
         ((np.ones((5, 7)),), RESETS, r"reset_state\[0\] cannot be broadcast to the carry's shape"),
-        ({"h": 0.0}, RESETS, r"reset_state\[0\] cannot be broadcast|reset_state must be a pytree as init"),
+        (
+            {"h": 0.0},
+            RESETS,
+            r"reset_state\[0\] cannot be broadcast|reset_state must be a pytree as init",
+        ),
         (("ab",), RESETS, r"reset_state\[0\] cannot be broadcast"),
         ((2j,), RESETS, r"reset_state\[0\] is complex\d+, which a carry of float\d+ cannot hold"),
     ],

@@ -179,12 +179,18 @@ def test_small_types(dtype):
         carry, ys = which(lstm_step(p), (p["h0"], p["c0"]), p["x"])
         return jnp.sum(ys.astype(jnp.float32) ** 2), (carry, ys)
 
-    ours, theirs = (jax.grad(functools.partial(run, which), has_aux=True) for which in (scan, jax.lax.scan))
+    ours, theirs = (
+        jax.grad(functools.partial(run, which), has_aux=True) for which in (scan, jax.lax.scan)
+    )
     ours, theirs = jax.jit(ours)(p), by_numpy(theirs)(p)
-    tolerance = 1e-5 if dtype == jnp.float32 else 0.08  # a bfloat16 sum over time is rounded once instead of T times
+    tolerance = (
+        1e-5 if dtype == jnp.float32 else 0.08
+    )  # a bfloat16 sum over time is rounded once instead of T times
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs)):
         assert a.dtype == b.dtype == dtype
-        np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            a.astype(jnp.float32), b.astype(jnp.float32), rtol=tolerance, atol=tolerance
+        )
 
 
 def test_mistakes_are_reported_as_lax_scan_reports_them():
@@ -224,7 +230,9 @@ def test_lengths_hold_the_carry_and_zero_the_outputs(reverse, x64):
         carries, outs = [], []
         for n, length in enumerate(lengths):
             start = (p["h0"][n : n + 1], p["c0"][n : n + 1])
-            carry, ys = jax.lax.scan(lstm_step(p), start, p["x"][:length, n : n + 1], reverse=reverse)
+            carry, ys = jax.lax.scan(
+                lstm_step(p), start, p["x"][:length, n : n + 1], reverse=reverse
+            )
             carries.append(carry)
             outs.append(jnp.concatenate([ys, jnp.zeros((T - length, 1, H))]))
         return jax.tree.map(lambda *v: jnp.concatenate(v), *carries), jnp.concatenate(outs, axis=1)
@@ -242,7 +250,12 @@ def test_lengths_must_fit():
     with pytest.raises(ScanError, match="must begin with that shape"):
         scan(lambda c, x: (c + x, x), jnp.zeros(3), jnp.zeros((4, 3)), lengths=np.array([1, 2]))
     with pytest.raises(ScanError, match="integers"):
-        scan(lambda c, x: (c + x, x), jnp.zeros(3), jnp.zeros((4, 3)), lengths=np.array([1.0, 2.0, 3.0]))
+        scan(
+            lambda c, x: (c + x, x),
+            jnp.zeros(3),
+            jnp.zeros((4, 3)),
+            lengths=np.array([1.0, 2.0, 3.0]),
+        )
 
 
 @pytest.mark.exhaustive
@@ -250,7 +263,10 @@ def test_sharded_over_the_batch():
     """On a mesh the results are those of one device (the mesh has as many devices as there are)."""
     mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = len(jax.devices()) * N
-    p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(3, **{**GRU, "h0": (rows, H), "x": (T, rows, D)}))
+    p = jax.tree.map(
+        lambda v: jnp.asarray(v, jnp.float32),
+        draw(3, **{**GRU, "h0": (rows, H), "x": (T, rows, D)}),
+    )
     spec = jax.sharding.PartitionSpec
 
     def run(which, p):
@@ -265,8 +281,16 @@ def test_sharded_over_the_batch():
     weights = ("wx", "wh", "b")
 
     def mean_over_shards(p):
-        where = {k: spec() if k in weights else spec("data") if k == "h0" else spec(None, "data") for k in p}
-        total = jax.shard_map(lambda p: jax.lax.psum(run(scan, p), "data"), mesh=mesh, in_specs=(where,), out_specs=spec())
+        where = {
+            k: spec() if k in weights else spec("data") if k == "h0" else spec(None, "data")
+            for k in p
+        }
+        total = jax.shard_map(
+            lambda p: jax.lax.psum(run(scan, p), "data"),
+            mesh=mesh,
+            in_specs=(where,),
+            out_specs=spec(),
+        )
         return total(p)
 
     close(jax.jit(jax.grad(mean_over_shards))(p), expected, 1e-5)
@@ -275,14 +299,23 @@ def test_sharded_over_the_batch():
 @pytest.mark.exhaustive
 def test_sharded_by_type():
     """With explicit axes, a contraction over the sharded batch needs the sharding of its result, as in `lax.scan`."""
-    p = jax.tree.map(lambda v: jnp.asarray(v, jnp.float32), draw(3, **{**GRU, "x": (T, len(jax.devices()) * N, D)}))
+    p = jax.tree.map(
+        lambda v: jnp.asarray(v, jnp.float32),
+        draw(3, **{**GRU, "x": (T, len(jax.devices()) * N, D)}),
+    )
 
     def run(which, p):
         h0 = jnp.zeros_like(p["x"][0, :, :1]) * p["wh"][:1, :H]
         return jnp.sum(which(gru_step(p), h0, p["x"])[1] ** 2)
 
     expected = by_numpy(jax.grad(functools.partial(run, jax.lax.scan)))(p)
-    with jax.set_mesh(jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))):
+    with jax.set_mesh(
+        jax.make_mesh(
+            (len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Explicit,)
+        )
+    ):
         placed = {**p, "x": jax.device_put(p["x"], jax.sharding.PartitionSpec(None, "data"))}
         ours = jax.jit(jax.grad(functools.partial(run, scan)))(placed)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, expected)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, expected
+    )

@@ -43,7 +43,9 @@ def divided(step, w, first, xs, devices=D, **options):
         return scan(functools.partial(step, w), first, xs, axis_name="time", **parts, **options)
 
     last, ys = jax.vmap(one, axis_name="time")(*cut)
-    return jax.tree.map(lambda v: v[0], last), jax.tree.map(lambda v: v.reshape(-1, *v.shape[2:]), ys)
+    return jax.tree.map(lambda v: v[0], last), jax.tree.map(
+        lambda v: v.reshape(-1, *v.shape[2:]), ys
+    )
 
 
 def stages_of(monkeypatch):
@@ -51,7 +53,9 @@ def stages_of(monkeypatch):
     recorded = []
     tell = api._note_stages
     monkeypatch.setattr(
-        api, "_note_stages", lambda stages, *args: (recorded.append([s.kind for s in stages]), tell(stages, *args))
+        api,
+        "_note_stages",
+        lambda stages, *args: (recorded.append([s.kind for s in stages]), tell(stages, *args)),
     )
     return recorded
 
@@ -87,7 +91,9 @@ def test_second_derivatives_and_forward_mode(name):
         gradient = jax.grad(loss, (0, 1, 2))
         return jax.jvp(gradient, args, args), jax.jvp(loss, args, args)
 
-    actual, wanted = (everything(run, name, 4, of) for run in (functools.partial(divided, devices=2), whole))
+    actual, wanted = (
+        everything(run, name, 4, of) for run in (functools.partial(divided, devices=2), whole)
+    )
     assert off(actual, wanted) < 1e-12
 
 
@@ -98,17 +104,24 @@ def test_products_that_overflow_are_not_used():
     inputs = jnp.concatenate([jnp.zeros((4, 2)), jnp.ones((4, 2))])
 
     def loss(run, w):
-        last, ys = run(lambda w, h, x: ((h := w * x[0] * h + x[1]), h), w, jnp.zeros(2), (factors, inputs))
+        last, ys = run(
+            lambda w, h, x: ((h := w * x[0] * h + x[1]), h), w, jnp.zeros(2), (factors, inputs)
+        )
         return jnp.sum(ys) + jnp.sum(last), ys
 
-    actual, wanted = (jax.value_and_grad(functools.partial(loss, run), has_aux=True)(1.0) for run in (divided, whole))
+    actual, wanted = (
+        jax.value_and_grad(functools.partial(loss, run), has_aux=True)(1.0)
+        for run in (divided, whole)
+    )
     assert np.isfinite(wanted[0][1]).all() and off(actual[0], wanted[0]) < 1e-12
 
 
 def test_large_summaries_go_from_device_to_device(monkeypatch):
     monkeypatch.setattr("jrnn.loops.segments.shard._GATHERED", 0)
     step, w, first, xs = example("gated_delta", T)
-    actual, wanted = (jax.jit(functools.partial(run, step))(w, first, xs) for run in (divided, whole))
+    actual, wanted = (
+        jax.jit(functools.partial(run, step))(w, first, xs) for run in (divided, whole)
+    )
     assert off(actual, wanted) < 1e-12
 
 
@@ -116,14 +129,18 @@ def test_large_summaries_go_from_device_to_device(monkeypatch):
 def test_one_device_and_under_vmap_and_without_inputs():
     step, w, first, xs = example("min_gru", T)
     two = jnp.stack([w, 2 * w])
-    actual, wanted = (jax.vmap(lambda w, run=run: run(step, w, first, xs))(two) for run in (divided, whole))
+    actual, wanted = (
+        jax.vmap(lambda w, run=run: run(step, w, first, xs))(two) for run in (divided, whole)
+    )
     assert off(actual, wanted) < 1e-12
     assert off(divided(step, w, first, xs, devices=1), whole(step, w, first, xs)) < 1e-12
 
     def count(h, _):
         return 2 * h + 1, h
 
-    last, ys = jax.vmap(lambda _: scan(count, 1.0, length=3, axis_name="time"), axis_name="time")(jnp.zeros(2))
+    last, ys = jax.vmap(lambda _: scan(count, 1.0, length=3, axis_name="time"), axis_name="time")(
+        jnp.zeros(2)
+    )
     assert last.tolist() == [127.0, 127.0] and ys.tolist() == [[1, 3, 7], [15, 31, 63]]
 
 
@@ -138,7 +155,9 @@ def eight():
     root = Path(jrnn.__file__).parents[1]
     path = os.pathsep.join(map(str, (folder, folder.parent, root, root / "scripts" / "benchmarks")))
     command = [sys.executable, str(folder / "segment_cells.py")]
-    done = subprocess.run(command, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env={**environment, "PYTHONPATH": path}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -165,9 +184,9 @@ def test_errors():
 
     def refusal(step, **options):
         with pytest.raises(ScanError) as caught:
-            jax.vmap(lambda xs: scan(step, first, xs, axis_name="time", **options), axis_name="time")(
-                jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), xs)
-            )
+            jax.vmap(
+                lambda xs: scan(step, first, xs, axis_name="time", **options), axis_name="time"
+            )(jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), xs))
         return str(caught.value)
 
     assert "until" in refusal(plain, until=lambda h: jnp.sum(h) > 0)

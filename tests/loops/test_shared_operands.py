@@ -95,8 +95,13 @@ def test_products_with_one_operand_are_one(step, left):
     given = (A, B, C), XS
     for fn in (loss(step), jax.grad(loss(step), (0, 1))):
         assert count(loops_of(fn, *given)[0], "dot_general") == left
-    actual, wanted = (by_numpy(jax.value_and_grad(loss(step, which), (0, 1)))(*given) for which in (scan, jax.lax.scan))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), actual, wanted)
+    actual, wanted = (
+        by_numpy(jax.value_and_grad(loss(step, which), (0, 1)))(*given)
+        for which in (scan, jax.lax.scan)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), actual, wanted
+    )
 
 
 def test_a_joined_product_has_one_in_the_reverse_loop():
@@ -133,8 +138,13 @@ def test_what_is_computed_from_constants_is_differentiated_once():
     forward, reverse = loops_of(jax.grad(of(scan)), given)
     for loop in (forward, reverse):
         assert {e.primitive.name for e in loop.eqns}.isdisjoint(("exp", "logistic", "log1p", "neg"))
-    actual, wanted = by_numpy(jax.grad(of(scan)))(given), by_numpy(jax.grad(of(jax.lax.scan)))(given)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), actual, wanted)
+    actual, wanted = (
+        by_numpy(jax.grad(of(scan)))(given),
+        by_numpy(jax.grad(of(jax.lax.scan)))(given),
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), actual, wanted
+    )
 
 
 def test_the_reverse_loop_adds_up_no_more_gradients_than_constants():
@@ -150,7 +160,9 @@ def test_the_reverse_loop_adds_up_no_more_gradients_than_constants():
 def test_gradients_of_a_cast_weight_are_added_in_its_own_type():
     def of(which):
         def step(h, x, a):
-            return jnp.tanh((h.astype(jnp.bfloat16) @ a.astype(jnp.bfloat16)).astype(jnp.float32) + x), None
+            return jnp.tanh(
+                (h.astype(jnp.bfloat16) @ a.astype(jnp.bfloat16)).astype(jnp.float32) + x
+            ), None
 
         return lambda a: jnp.sum(which(lambda h, x: step(h, x, a), jnp.ones((N, H)), XS)[0])
 
@@ -168,6 +180,10 @@ def test_a_rule_for_the_gradient_of_a_weight_is_applied_at_each_step():
     clipped.defvjp(lambda a: (a * 1, None), lambda _, ct: (jnp.clip(ct, -0.01, 0.01),))
 
     def of(which):
-        return lambda a: jnp.sum(which(lambda h, x: (jnp.tanh(h @ clipped(a) + x), None), jnp.ones((N, H)), XS)[0])
+        return lambda a: jnp.sum(
+            which(lambda h, x: (jnp.tanh(h @ clipped(a) + x), None), jnp.ones((N, H)), XS)[0]
+        )
 
-    np.testing.assert_allclose(by_numpy(jax.grad(of(scan)))(A), by_numpy(jax.grad(of(jax.lax.scan)))(A), rtol=1e-5)
+    np.testing.assert_allclose(
+        by_numpy(jax.grad(of(scan)))(A), by_numpy(jax.grad(of(jax.lax.scan)))(A), rtol=1e-5
+    )

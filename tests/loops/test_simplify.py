@@ -46,13 +46,17 @@ def carry_passed_on(h, x):
 
 
 @pytest.mark.sample("carry_passed_on")
-@pytest.mark.parametrize("step", [gates_joined, parts_of_parts, across_parts, uneven, carry_passed_on])
+@pytest.mark.parametrize(
+    "step", [gates_joined, parts_of_parts, across_parts, uneven, carry_passed_on]
+)
 def test_results_and_gradients_stay(step):
     def loss(run, h, xs):
         last, ys = run(step, h, xs)
         return jnp.sum(jnp.sin(last)) + jnp.sum(jnp.cos(ys) * jnp.arange(ys.size).reshape(ys.shape))
 
-    for actual, wanted in zip(jax.tree.leaves(scan(step, H0, XS)), jax.tree.leaves(jax.lax.scan(step, H0, XS))):
+    for actual, wanted in zip(
+        jax.tree.leaves(scan(step, H0, XS)), jax.tree.leaves(jax.lax.scan(step, H0, XS))
+    ):
         np.testing.assert_allclose(actual, wanted, rtol=1e-6, atol=1e-6)
     actual, wanted = (jax.grad(loss, (1, 2))(run, H0, XS) for run in (scan, jax.lax.scan))
     for one, two in zip(actual, wanted):
@@ -85,7 +89,12 @@ def test_what_lies_across_parts_stays_joined():
 
 @pytest.mark.parametrize(
     "dtype, bits, goes",
-    [("float32", (8, 23), True), ("float32", (8, 22), False), ("float64", (11, 52), True), ("bfloat16", (8, 7), False)],
+    [
+        ("float32", (8, 23), True),
+        ("float32", (8, 22), False),
+        ("float64", (11, 52), True),
+        ("bfloat16", (8, 7), False),
+    ],
 )
 def test_a_reduction_to_the_precision_of_a_value_goes(dtype, bits, goes):
     """As `jax.checkpoint` writes one for what it stores. XLA computes bfloat16 with more bits."""

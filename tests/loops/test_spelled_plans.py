@@ -15,7 +15,9 @@ from jrnn.loops.costs import machines
 from jrnn.loops.kernels.native import library
 from jrnn.loops.passes.canonical.random_keys import HoistedKeys
 
-built = pytest.mark.skipif(bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}")
+built = pytest.mark.skipif(
+    bool(library.loaded().reason), reason=f"no kernel: {library.loaded().reason}"
+)
 SMALL = Size(100, 8, 16, 32)
 
 
@@ -30,7 +32,9 @@ def plans(cell, name, mode, size=SMALL):
 
 
 @built
-@pytest.mark.parametrize("name", ["plain", "a step that stores products", "a checkpointed step", "a key in the carry"])
+@pytest.mark.parametrize(
+    "name", ["plain", "a step that stores products", "a checkpointed step", "a key in the carry"]
+)
 def test_a_small_lstm_is_trained_by_calls_of_the_kernel(name):
     """What `jax.checkpoint` stores is reduced to the precision that it has, which is no operation."""
     chosen = plans("lstm", name, "train")
@@ -39,14 +43,20 @@ def test_a_small_lstm_is_trained_by_calls_of_the_kernel(name):
 
 @built
 def test_a_loop_with_large_products_alone_has_its_keys_from_another_one():
-    large, small = (plans("lstm", "a key in the carry", "forward", size) for size in (SMALL, Size(100, 1, 8, 8)))
-    assert HoistedKeys.__name__ in str(large[0].node) and HoistedKeys.__name__ not in str(small[0].node)
+    large, small = (
+        plans("lstm", "a key in the carry", "forward", size) for size in (SMALL, Size(100, 1, 8, 8))
+    )
+    assert HoistedKeys.__name__ in str(large[0].node) and HoistedKeys.__name__ not in str(
+        small[0].node
+    )
 
 
 def test_slices_of_what_a_plan_computes_before_the_loop_are_arrays(monkeypatch):
     """XLA:CPU does not vectorize functions of slices of an input: a gated unit took 1.3 of the time of `jax.lax.scan`."""
     monkeypatch.setattr(library, "loaded", lambda: library.Library(reason="a test has none"))
-    monkeypatch.setattr(machines, "this_processor", lambda: machines.processor(64))  # a loop is one kernel
+    monkeypatch.setattr(
+        machines, "this_processor", lambda: machines.processor(64)
+    )  # a loop is one kernel
     (plan,) = plans("gated", "plain", "forward")
     assert plan.choice.chosen.label == "hoist"
     node = plan.node

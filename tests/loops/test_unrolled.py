@@ -37,7 +37,9 @@ def same_bits(actual, wanted):
 
 def close(actual, wanted, tolerance=1e-5):
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.nanmax(np.abs(b), initial=1e-30))
+        np.testing.assert_allclose(
+            a, b, rtol=tolerance, atol=tolerance * np.nanmax(np.abs(b), initial=1e-30)
+        )
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -49,7 +51,9 @@ def test_unrolled_steps_have_the_bits_of_the_loop(name, length, reverse):
     loop = loop_of(functools.partial(STEPS[name][1], c), init, xs, reverse)
     with jax.disable_jit():
         wanted = run(jax.lax.scan, name, c, init, xs, reverse=reverse)
-        carry, ys = run_unrolled(loop, 4, [], list(map(jnp.asarray, init)), [jnp.asarray(xs)], length)
+        carry, ys = run_unrolled(
+            loop, 4, [], list(map(jnp.asarray, init)), [jnp.asarray(xs)], length
+        )
     same_bits([carry, ys], [list(wanted[0]), jax.tree.leaves(wanted[1])])
 
 
@@ -62,11 +66,15 @@ def test_values_and_gradients_are_those_of_the_loop(name, length, reverse):
     def loss(scan, c, init, xs):
         carry, ys = run(scan, name, c, init, xs, reverse=reverse)
         weights = [jnp.cos(jnp.arange(y.size, dtype=jnp.float32)) for y in jax.tree.leaves(ys)]
-        return sum(jnp.sum(v) for v in carry) + sum(jnp.sum(w * y) for w, y in zip(weights, jax.tree.leaves(ys)))
+        return sum(jnp.sum(v) for v in carry) + sum(
+            jnp.sum(w * y) for w, y in zip(weights, jax.tree.leaves(ys))
+        )
 
     def both(scan):
         of = functools.partial(loss, scan)
-        return jax.jit(lambda *args: (run(scan, name, *args, reverse=reverse), jax.grad(of, (0, 1, 2))(*args)))
+        return jax.jit(
+            lambda *args: (run(scan, name, *args, reverse=reverse), jax.grad(of, (0, 1, 2))(*args))
+        )
 
     close(both(unrolled)(*args), both(jax.lax.scan)(*args), 1e-4)
 
@@ -105,7 +113,10 @@ def branching(c, s, u):
 
 
 def drawing(c, s, u):
-    return (s[0] + jax.random.normal(jax.random.fold_in(jax.random.key(0), u.astype(int))), s[1]), s[0]
+    return (
+        s[0] + jax.random.normal(jax.random.fold_in(jax.random.key(0), u.astype(int))),
+        s[1],
+    ), s[0]
 
 
 def choosing(c, s, u):
@@ -117,7 +128,9 @@ def wide(c, s, u):
     return (s[0] * jnp.full(16, 0.5) + u, s[1]), s[0]
 
 
-@pytest.mark.parametrize("step", [printing, branching, drawing, choosing, wide], ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    "step", [printing, branching, drawing, choosing, wide], ids=lambda step: step.__name__
+)
 def test_loops_that_are_not_tiny_stay_as_they_are(step):
     c, init, xs = arguments("filter", 16_000)
     init = (jnp.zeros(16), init[1]) if step is wide else init
@@ -128,13 +141,22 @@ def test_loops_that_are_not_tiny_stay_as_they_are(step):
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (lambda s, u: ((s[0] + u * s[1], s[0]), u), "carries are not affine with coefficients of all steps"),
+        (
+            lambda s, u: ((s[0] + u * s[1], s[0]), u),
+            "carries are not affine with coefficients of all steps",
+        ),
         (lambda s, u: (s + u.astype(bool).astype(int), s), "not one number in float32 or float64"),
         (lambda s, u: (jnp.abs(s), s), "a carry is not affine"),
     ],
 )
 def test_what_is_not_affine_is_refused_with_the_reason(step, why):
-    init = jnp.int32(0) if "one number" in why else (jnp.float32(0),) * 2 if "carries" in why else jnp.float32(0.5)
+    init = (
+        jnp.int32(0)
+        if "one number" in why
+        else (jnp.float32(0),) * 2
+        if "carries" in why
+        else jnp.float32(0.5)
+    )
     with pytest.raises(NotAffine, match=why):
         affine_step(loop_of(lambda s, u: step(s, u), init, jnp.ones(8)))
 
@@ -180,7 +202,9 @@ def scalars(loop):
     program = jaxprs.trace(of_numbers, [number] * (count + n + 1))
     consts, carry, xs = program.invars[:count], program.invars[count:-1], program.invars[-1:]
     outs = program.outvars
-    return replace(loop, eqns=program.eqns, consts=consts, carry=carry, xs=xs, carry_out=outs[:n], ys=outs[n:])
+    return replace(
+        loop, eqns=program.eqns, consts=consts, carry=carry, xs=xs, carry_out=outs[:n], ys=outs[n:]
+    )
 
 
 class Rows:
@@ -198,7 +222,9 @@ def finite_arrays(ours, theirs):
     count = 0
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         a, b = np.asarray(a, float), np.asarray(b, float)
-        np.testing.assert_array_equal(np.where(np.isfinite(b), 0, b), np.where(np.isfinite(a), 0, a))
+        np.testing.assert_array_equal(
+            np.where(np.isfinite(b), 0, b), np.where(np.isfinite(a), 0, a)
+        )
         where = np.isfinite(b)
         assert np.all(np.abs(a[where] - b[where]) <= 1e-4 * np.max(np.abs(b[where]), initial=0))
         count += where.all()
@@ -225,11 +251,17 @@ def test_rounding_is_that_of_the_loop(pytestconfig, radius):
     rng = np.random.default_rng(0)
     for angle in (0.0, 0.1, 1.0, 3.0):
         turn = radius * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-        system = (turn.astype("f"), np.float32([1, 0.5])), (np.float32(0.3),) * 2, rng.normal(size=length).astype("f")
+        system = (
+            (turn.astype("f"), np.float32([1, 0.5])),
+            (np.float32(0.3),) * 2,
+            rng.normal(size=length).astype("f"),
+        )
         with jax.enable_x64(True):
             exact = plain(*jax.tree.map(lambda v: np.asarray(v, np.float64), system))
         for ours, theirs, e in zip(in_kernel(*system)[1], plain(*system)[1], exact[1], strict=True):
-            off, most = (np.max(np.abs(np.asarray(v, float) - np.asarray(e))) for v in (ours, theirs))
+            off, most = (
+                np.max(np.abs(np.asarray(v, float) - np.asarray(e))) for v in (ours, theirs)
+            )
             assert off <= 4 * most
 
 
@@ -272,7 +304,12 @@ def test_a_loop_of_small_kernels_is_not_cut_into_chunks(limited):
         variance = jrnn.scan(lambda v, u: (c[0] + c[1] * u + c[2] * v, v), init, xs)[1]
         return jnp.sum(variance * xs)
 
-    *_, plan = plans_of(jax.grad(loss, (0, 1, 2)), tuple(np.ones(3, "f")), np.ones(16, "f"), np.ones((16_000, 16), "f"))
+    *_, plan = plans_of(
+        jax.grad(loss, (0, 1, 2)),
+        tuple(np.ones(3, "f")),
+        np.ones(16, "f"),
+        np.ones((16_000, 16), "f"),
+    )
     assert plan.loop.reverse
     assert "at a time" not in str(plan)
 
@@ -309,10 +346,15 @@ def test_an_affine_loop_that_is_no_single_kernel_runs_in_blocks(limited, reverse
     c, init = tuple(c) * 4, (first,) * 8
 
     def loss(scan, c, init, xs):
-        (y, size), step = scan(functools.partial(cascade, c), init, xs, reverse=reverse)[1], jnp.arange(len(xs))
+        (y, size), step = (
+            scan(functools.partial(cascade, c), init, xs, reverse=reverse)[1],
+            jnp.arange(len(xs)),
+        )
         return jnp.sum(jnp.cos(step) * y**2) + jnp.sum(size)
 
-    ours, theirs = (jax.grad(functools.partial(loss, scan), (0, 1, 2)) for scan in (jrnn.scan, jax.lax.scan))
+    ours, theirs = (
+        jax.grad(functools.partial(loss, scan), (0, 1, 2)) for scan in (jrnn.scan, jax.lax.scan)
+    )
     plans = plans_of(ours, c, init, xs)
     assert "in blocks" in str(plans[-1])
     close(jax.jit(ours)(c, init, xs), jax.jit(theirs)(c, init, xs), 1e-4)
@@ -326,7 +368,9 @@ def in_blocks(step, init, xs, reverse=False, level=0):
     loop = loop_of(step, init, xs, reverse)
     call = replace(affine_call(affine_step(loop)), level=level)
     leaves = jax.tree.leaves
-    carry, ys = jax.jit(lambda init, xs: call.run(loop.closed().consts, init, xs, loop.length))(leaves(init), leaves(xs))
+    carry, ys = jax.jit(lambda init, xs: call.run(loop.closed().consts, init, xs, loop.length))(
+        leaves(init), leaves(xs)
+    )
     return carry, ys
 
 
@@ -335,7 +379,10 @@ BLOCK_STEPS = {
     "mask": (1, lambda s, u: ((jnp.where((u > 0) & (u < 1), s[0], 0.9 * s[0] + u),), s[0])),
     "division": (1, lambda s, u: (((u - s[0]) / (2 + u * u),), jnp.exp(-s[0] * s[0]) * u)),
     "missing numbers": (1, lambda s, u: ((0.5 * s[0] + u,), jnp.where(u > 2, jnp.nan, -s[0]))),
-    "decay of a constant": (1, lambda s, u: ((jnp.exp(jnp.float32(-0.5)).astype(u.dtype) * s[0] + u,), s[0])),
+    "decay of a constant": (
+        1,
+        lambda s, u: ((jnp.exp(jnp.float32(-0.5)).astype(u.dtype) * s[0] + u,), s[0]),
+    ),
     "no outputs": (1, lambda s, u: ((0.9 * s[0] + u,), ())),
     "a number next": (2, lambda s, u: ((jnp.ones((), u.dtype), s[0] + 0.5 * s[1] + u), s[1])),
     "the same next": (2, lambda s, u: ((h := 0.5 * s[0] - 0.2 * s[1] + u, h), h)),
@@ -343,7 +390,10 @@ BLOCK_STEPS = {
     "oscillator": (2, lambda s, u: ((s[0] - 0.1 * s[1], s[1] + 0.1 * s[0] + u), s[0] * s[1])),
     "three": (3, lambda s, u: ((s[1], s[2], u - 0.2 * s[0] - 0.5 * s[2]), (s[0] + s[1], s[2] * u))),
     "eight": (8, lambda s, u: ((u + 0.3 * s[7] - 0.2 * s[0], *(0.7 * v for v in s[:7])), s[3])),
-    "two inputs": (2, lambda s, u: ((0.5 * s[0] + jnp.sin(u), 0.8 * s[1] - 0.1 * s[0] + u), s[0] + s[1])),
+    "two inputs": (
+        2,
+        lambda s, u: ((0.5 * s[0] + jnp.sin(u), 0.8 * s[1] - 0.1 * s[0] + u), s[0] + s[1]),
+    ),
 }
 
 
@@ -354,10 +404,17 @@ BLOCK_STEPS = {
 def test_blocks_have_the_values_of_the_loop(name, reverse, length, dtype):
     count, step = BLOCK_STEPS[name]
     with jax.enable_x64(True):
-        init, xs = (jnp.asarray(0.3, dtype),) * count, jnp.asarray(np.random.default_rng(0).normal(size=length), dtype)
+        init, xs = (
+            (jnp.asarray(0.3, dtype),) * count,
+            jnp.asarray(np.random.default_rng(0).normal(size=length), dtype),
+        )
         carry, ys = in_blocks(step, init, xs, reverse)
         wanted = jax.lax.scan(step, init, xs, reverse=reverse)
-    close([carry, ys], [list(wanted[0]), jax.tree.leaves(wanted[1])], 1e-5 if dtype == "float32" else 1e-13)
+    close(
+        [carry, ys],
+        [list(wanted[0]), jax.tree.leaves(wanted[1])],
+        1e-5 if dtype == "float32" else 1e-13,
+    )
 
 
 @pytest.mark.parametrize(
@@ -385,13 +442,24 @@ def test_blocks_have_the_same_values_with_all_instruction_sets(name, reverse, le
     count, step = BLOCK_STEPS[name]
     for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-13)):
         with jax.enable_x64(True):
-            init, xs = (jnp.asarray(0.3, dtype),) * count, jnp.asarray(np.random.default_rng(0).normal(size=777), dtype)
-            close(in_blocks(step, init, xs, reverse, level), in_blocks(step, init, xs, reverse), tolerance)
+            init, xs = (
+                (jnp.asarray(0.3, dtype),) * count,
+                jnp.asarray(np.random.default_rng(0).normal(size=777), dtype),
+            )
+            close(
+                in_blocks(step, init, xs, reverse, level),
+                in_blocks(step, init, xs, reverse),
+                tolerance,
+            )
 
 
 def random_gate(rng, length):
     """Returns coefficients and inputs of a step with one carry: resets, decays of 1e-30, growth, and planted numbers."""
-    a = rng.choice([0.0, 1e-30, 0.5, 0.99, 1.0, -1.0, 3.0], size=length, p=[0.1, 0.05, 0.2, 0.25, 0.2, 0.1, 0.1])
+    a = rng.choice(
+        [0.0, 1e-30, 0.5, 0.99, 1.0, -1.0, 3.0],
+        size=length,
+        p=[0.1, 0.05, 0.2, 0.25, 0.2, 0.1, 0.1],
+    )
     xs = rng.normal(size=length) * 10.0 ** rng.choice([0, 0, 0, 18, 36])
     for of in (a, xs):
         for _ in range(rng.choice([0, 0, 1, 2])):
@@ -437,19 +505,36 @@ def test_rounding_in_blocks_is_that_of_the_loop(pytestconfig, step, radius):
         if step == "one carry":
             return scan(lambda s, u: ((h := c[4] * s[0] - u,), h), init, xs)[1]
         if step == "mask":
-            return scan(lambda s, u: ((h := jnp.where(u > 3, s[0], c[4] * s[0] + (1 - c[4]) * u),), h), init, xs)[1]
+            return scan(
+                lambda s, u: ((h := jnp.where(u > 3, s[0], c[4] * s[0] + (1 - c[4]) * u),), h),
+                init,
+                xs,
+            )[1]
         return scan(functools.partial(STEPS["filter"][1], c), init, xs)[1]
 
     def values(scan, c, xs):
         weights = jnp.sin(jnp.arange(length)).astype(xs.dtype)
         of = functools.partial(outputs, scan)
-        return jax.grad(lambda xs: jnp.vdot(weights, of(c, xs)))(xs) if step == "its gradient" else of(c, xs)
+        return (
+            jax.grad(lambda xs: jnp.vdot(weights, of(c, xs)))(xs)
+            if step == "its gradient"
+            else of(c, xs)
+        )
 
-    assert all("in blocks" in str(plan) for plan in plans_of(functools.partial(values, jrnn.scan), turning(radius, 0.1), xs))
+    assert all(
+        "in blocks" in str(plan)
+        for plan in plans_of(functools.partial(values, jrnn.scan), turning(radius, 0.1), xs)
+    )
     for angle in (0.0, 0.1, 1.0, 3.0):
         c = turning(radius, angle)
         with jax.enable_x64(True):
-            exact = jax.jit(functools.partial(values, jax.lax.scan))(*(np.asarray(v, np.float64) for v in (c, xs)))
-        ours, theirs = (jax.jit(functools.partial(values, scan))(c, xs) for scan in (jrnn.scan, jax.lax.scan))
-        off, most = (np.max(np.abs(np.asarray(v, float) - np.asarray(exact))) for v in (ours, theirs))
+            exact = jax.jit(functools.partial(values, jax.lax.scan))(
+                *(np.asarray(v, np.float64) for v in (c, xs))
+            )
+        ours, theirs = (
+            jax.jit(functools.partial(values, scan))(c, xs) for scan in (jrnn.scan, jax.lax.scan)
+        )
+        off, most = (
+            np.max(np.abs(np.asarray(v, float) - np.asarray(exact))) for v in (ours, theirs)
+        )
         assert off <= 4 * most

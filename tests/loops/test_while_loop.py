@@ -18,7 +18,9 @@ from by_numpy import by_numpy
 import jrnn
 from jrnn.errors import ScanError
 
-close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12))
+close = functools.partial(
+    jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-12)
+)
 W = np.random.RandomState(0).randn(3, 3) * 0.4
 
 
@@ -82,7 +84,9 @@ def test_examples_stop_each_at_its_step(x64):
 
     def root(w, x):
         """Halves and shrinks until 1, where sqrt(s - 1) has an infinite slope."""
-        return jrnn.while_loop(lambda s: s > 1.0, lambda s: jnp.maximum(1.0, w * jnp.sqrt(s - 1.0)), x, max_steps=40)
+        return jrnn.while_loop(
+            lambda s: s > 1.0, lambda s: jnp.maximum(1.0, w * jnp.sqrt(s - 1.0)), x, max_steps=40
+        )
 
     def apart(w):
         return sum(root(w, v) for v in x)
@@ -123,7 +127,9 @@ def test_work_stops(x64):
     del calls[:]
     assert jax.grad(run)(1.0) == 16.0
     jax.effects_barrier()
-    assert 4 <= calls.count("derivative") <= 12, "two levels of segments compute each of 4 steps up to three times"
+    assert 4 <= calls.count("derivative") <= 12, (
+        "two levels of segments compute each of 4 steps up to three times"
+    )
 
 
 @pytest.mark.exhaustive
@@ -147,16 +153,27 @@ def test_a_loop_that_stops_inside_of_a_step(stop, x64):
     def loss(scan, w):
         def step(h, x):
             if stop == "until":
-                h, _ = jrnn.scan(lambda h, x: (h * w + x, None), h, jnp.ones((5, 3)), until=lambda h: jnp.sum(h) > 8)
+                h, _ = jrnn.scan(
+                    lambda h, x: (h * w + x, None),
+                    h,
+                    jnp.ones((5, 3)),
+                    until=lambda h: jnp.sum(h) > 8,
+                )
             else:
-                h = jrnn.while_loop(lambda h: jnp.sum(h) < 5, lambda h: 1.5 * w * h + 0.1, h, max_steps=8)
+                h = jrnn.while_loop(
+                    lambda h: jnp.sum(h) < 5, lambda h: 1.5 * w * h + 0.1, h, max_steps=8
+                )
             return 0.3 * h + x, h
 
         last, ys = scan(step, jnp.ones(3), jnp.ones((4, 3)))
         return jnp.sum(last) + jnp.sum(ys**2)
 
-    of_order = [jax.value_and_grad(functools.partial(loss, scan)) for scan in (jrnn.scan, jax.lax.scan)]
-    ours, theirs = (jax.jit(lambda w, f=f: (f(w), jax.jvp(f, (w,), (1.0,))[1]))(1.1) for f in of_order)
+    of_order = [
+        jax.value_and_grad(functools.partial(loss, scan)) for scan in (jrnn.scan, jax.lax.scan)
+    ]
+    ours, theirs = (
+        jax.jit(lambda w, f=f: (f(w), jax.jvp(f, (w,), (1.0,))[1]))(1.1) for f in of_order
+    )
     close(ours, theirs)
 
 
@@ -176,7 +193,12 @@ def test_impossible_options(options, message):
 
 def test_errors_and_types_are_those_of_jax():
     with pytest.raises(TypeError, match="must have equal types|must have identical types"):
-        jrnn.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1].astype(jnp.int32)), (0, jnp.ones(2)), max_steps=3)
+        jrnn.while_loop(
+            lambda s: s[0] < 3,
+            lambda s: (s[0] + 1, s[1].astype(jnp.int32)),
+            (0, jnp.ones(2)),
+            max_steps=3,
+        )
     for start in (0, 0.0, jnp.bfloat16(0)):
         ours = jrnn.while_loop(lambda s: s < 3, lambda s: s + jnp.bfloat16(1), start, max_steps=9)
         theirs = jax.lax.while_loop(lambda s: s < 3, lambda s: s + jnp.bfloat16(1), start)
@@ -198,9 +220,15 @@ def test_an_ode_with_adaptive_steps(x64):
             a = -k * y
             b = -k * (y + dt * a)
             error = jnp.abs(dt * (b - a) / 2)
-            scale = jax.lax.stop_gradient(jnp.clip(0.9 * jnp.sqrt(tolerance / (error + 1e-12)), 0.3, 3.0))
+            scale = jax.lax.stop_gradient(
+                jnp.clip(0.9 * jnp.sqrt(tolerance / (error + 1e-12)), 0.3, 3.0)
+            )
             accept = error <= tolerance
-            return jnp.where(accept, t + dt, t), dt * scale, jnp.where(accept, y + dt * (a + b) / 2, y)
+            return (
+                jnp.where(accept, t + dt, t),
+                dt * scale,
+                jnp.where(accept, y + dt * (a + b) / 2, y),
+            )
 
         t, _, y = jrnn.while_loop(lambda s: s[0] < 1.0, body, (0.0, 0.1, y0), max_steps=500)
         return y, t
@@ -220,7 +248,9 @@ def test_devices_that_stop_at_different_steps():
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
     path = str(Path(jrnn.__file__).parents[1])
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, program], env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     errors = json.loads(done.stdout.splitlines()[-1])
     assert len(errors) == 6 and max(errors.values()) < 1e-12, errors
@@ -255,7 +285,9 @@ def by_hand(step, steps, h, xs, reverse=False):
     for t in order[:steps]:
         h, outs[t] = step(h, xs[t])
     empty = jax.tree.map(jnp.zeros_like, step(h, xs[0])[1])
-    return h, jax.tree.map(lambda *leaves: jnp.stack(leaves), *[empty if y is None else y for y in outs])
+    return h, jax.tree.map(
+        lambda *leaves: jnp.stack(leaves), *[empty if y is None else y for y in outs]
+    )
 
 
 @pytest.mark.exhaustive
@@ -264,7 +296,9 @@ def by_hand(step, steps, h, xs, reverse=False):
 def test_until_is_a_loop_that_breaks(reverse, mapped, x64):
     stops = lambda h: jnp.max(jnp.abs(h)) > 1.3  # noqa: E731
     ends = [trips(np.zeros(3), XS[::-1, n] if reverse else XS[:, n]) for n in (0, 1)]
-    assert ends[0] != ends[1] and min(ends) > 0 and min(ends) < 6, "the examples stop at different steps"
+    assert ends[0] != ends[1] and min(ends) > 0 and min(ends) < 6, (
+        "the examples stop at different steps"
+    )
 
     def ours(w, h, xs):
         return jrnn.scan(rnn(w), h, xs, reverse=reverse, until=stops)
@@ -359,14 +393,22 @@ def test_adaptive_computation_time(x64):
 )
 def test_until_must_fit(until, options, message):
     with pytest.raises(ScanError, match=message):
-        jrnn.scan(lambda h, x: (h * 0.5 + x, h), jnp.zeros((2, 3)), jnp.asarray(XS, jnp.float32), until=until, **options)
+        jrnn.scan(
+            lambda h, x: (h * 0.5 + x, h),
+            jnp.zeros((2, 3)),
+            jnp.asarray(XS, jnp.float32),
+            until=until,
+            **options,
+        )
 
 
 @pytest.mark.parametrize("rows, stop", [(1, 9), (3, 4)])
 def test_sums_of_a_gradient_leave_a_loop_that_stops_early(rows, stop, x64):
     """A branch made each product as a new array, and the loop added it: 5.7 times the time of `jax.lax.scan`."""
     rng = np.random.default_rng(0)
-    w, xs, h0 = (jnp.asarray(rng.normal(size=shape)) for shape in ((64, 64), (9, rows, 64), (rows, 64)))
+    w, xs, h0 = (
+        jnp.asarray(rng.normal(size=shape)) for shape in ((64, 64), (9, rows, 64), (rows, 64))
+    )
     xs = 0.1 * xs
 
     def loss(w, xs, h0, run):
@@ -380,7 +422,10 @@ def test_sums_of_a_gradient_leave_a_loop_that_stops_early(rows, stop, x64):
         return jax.lax.scan(lambda h, x: (step(h, x), None), h, xs[:stop])[0]
 
     def both(derivative):
-        return [jax.jit(derivative(functools.partial(loss, run=run)))(w, xs, h0) for run in (until, unrolled)]
+        return [
+            jax.jit(derivative(functools.partial(loss, run=run)))(w, xs, h0)
+            for run in (until, unrolled)
+        ]
 
     close(*both(lambda f: jax.grad(f, (0, 1, 2))))
     along = lambda f: lambda *args: jax.jvp(jax.grad(f, (0, 1, 2)), args, args)[1]  # noqa: E731

@@ -42,17 +42,24 @@ assert "in chunks of 32" in str(jrnn.explain(lambda w: jax.grad(loss, 1)(in_chun
 
 def test_the_gradient_of_a_delta_rule_with_momentum_compiles():
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run([sys.executable, "-c", MOMENTUM], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", MOMENTUM], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("batch", [((0, 1, 2), (2, 0, 1)), ((3, 0), (0, 2)), ((1,), (1,)), ((), ())])
+@pytest.mark.parametrize(
+    "batch", [((0, 1, 2), (2, 0, 1)), ((3, 0), (0, 2)), ((1,), (1,)), ((), ())]
+)
 def test_products_have_one_batch_axis_at_most(batch):
     sizes, rng = {0: 2, 1: 3, 2: 4}, np.random.default_rng(0)
     shapes = [[5, 6, 7, 8], [7, 6, 5, 9]]
     for i, (a, b) in enumerate(zip(*batch)):
         shapes[0][a] = shapes[1][b] = sizes[i]
-    contracted = ([d for d in range(4) if d not in batch[0]][:1], [d for d in range(4) if d not in batch[1]][-1:])
+    contracted = (
+        [d for d in range(4) if d not in batch[0]][:1],
+        [d for d in range(4) if d not in batch[1]][-1:],
+    )
     shapes[1][contracted[1][0]] = shapes[0][contracted[0][0]]
     a, b = (rng.normal(size=s) for s in shapes)
     given = (contracted, batch), jax.lax.Precision.HIGHEST, jnp.float32

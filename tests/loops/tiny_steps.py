@@ -11,10 +11,19 @@ import jrnn
 
 STEPS = {
     "moving average": (1, lambda c, s, u: ((h := c[0] * s[0] + (1 - c[0]) * u,), h)),
-    "filter": (2, lambda c, s, u: ((c[1] * u - c[3] * (y := c[0] * u + s[0]) + s[1], c[2] * u - c[4] * y), y)),
-    "variance": (1, lambda c, s, u: ((c[0] + c[1] * u * u + c[2] * s[0],), jnp.log(1 + s[0] * s[0]))),
+    "filter": (
+        2,
+        lambda c, s, u: ((c[1] * u - c[3] * (y := c[0] * u + s[0]) + s[1], c[2] * u - c[4] * y), y),
+    ),
+    "variance": (
+        1,
+        lambda c, s, u: ((c[0] + c[1] * u * u + c[2] * s[0],), jnp.log(1 + s[0] * s[0])),
+    ),
     "delay": (2, lambda c, s, u: ((u, s[0]), s[1] + c[0])),
-    "selected": (1, lambda c, s, u: ((jnp.where(c[0] > 0, c[1] * s[0], -s[0] / 3) + jnp.exp(-u * u),), -s[0])),
+    "selected": (
+        1,
+        lambda c, s, u: ((jnp.where(c[0] > 0, c[1] * s[0], -s[0] / 3) + jnp.exp(-u * u),), -s[0]),
+    ),
     "total": (2, lambda c, s, u: ((h := c[0] * s[0] + u, s[1] + h * h), (h, jnp.float32(1)))),
     "resets": (1, lambda c, s, u: ((h := u + c[0] * (u < 1) * s[0],), h)),
     "chaos": (1, lambda c, s, u: ((3.4 * s[0] * (1 - s[0]) * (1 - 0.01 * jnp.tanh(u)),), s[0])),
@@ -27,7 +36,11 @@ COEFFICIENTS = np.float32([0.2, 0.3, 0.1, -1.6, 0.8])
 def arguments(name: str, length: int, seed: int = 0) -> tuple[Any, Any, Any]:
     """Returns coefficients, the initial carry and the inputs of a step."""
     rng = np.random.default_rng(seed)
-    return COEFFICIENTS, (np.float32(0.3),) * STEPS[name][0], rng.normal(size=length).astype(np.float32)
+    return (
+        COEFFICIENTS,
+        (np.float32(0.3),) * STEPS[name][0],
+        rng.normal(size=length).astype(np.float32),
+    )
 
 
 def run(scan: Any, name: str, c: Any, init: Any, xs: Any, **options: Any) -> Any:

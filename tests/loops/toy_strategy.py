@@ -50,7 +50,11 @@ def refusal(loop: Loop) -> str | None:
         return "its step is not carry + x"
     if any(out is not add.outvars[0] for out in loop.outputs):
         return "the sum is not both the new carry and the output"
-    return None if jnp.issubdtype(carry.aval.dtype, jnp.floating) else f"its dtype is {carry.aval.dtype}, not a float"
+    return (
+        None
+        if jnp.issubdtype(carry.aval.dtype, jnp.floating)
+        else f"its dtype is {carry.aval.dtype}, not a float"
+    )
 
 
 CUMSUM = Strategy("cumsum", propose)

@@ -32,7 +32,15 @@ def test_there_are_two_recordings_of_each_family():
     assert sorted(f"{name}_{k}" for name in models.FAMILIES for k in range(2)) == CASES
 
 
-@pytest.mark.sample("falcon_h1_0", "glm5_next_text_0", "minimax_1", "nemotron_h_1", "qwen3_5_text_0", "rwkv_1", "zamba2_1")
+@pytest.mark.sample(
+    "falcon_h1_0",
+    "glm5_next_text_0",
+    "minimax_1",
+    "nemotron_h_1",
+    "qwen3_5_text_0",
+    "rwkv_1",
+    "zamba2_1",
+)
 def test_logits_decoding_ragged_batches_and_resets(case):
     """The whole, with lengths and resets, and step by step: transformers' logits of the whole, and its own decoding."""
     model, actual = case
@@ -44,7 +52,9 @@ def test_logits_decoding_ragged_batches_and_resets(case):
 
     none = np.zeros(tokens.shape, bool)
     close(model(tokens, lengths=np.array([9, 9]), resets=none)[0], expected)
-    texts = np.stack([np.concatenate([tokens[1, :size], tokens[0, :4]]), tokens[1]])  # two texts in one row
+    texts = np.stack(
+        [np.concatenate([tokens[1, :size], tokens[0, :4]]), tokens[1]]
+    )  # two texts in one row
     resets = none.copy()
     resets[0, size] = True
     logits, end = model(texts, lengths=np.array([9, size]), resets=resets)
@@ -76,16 +86,30 @@ def test_gradients_of_the_loss(case):
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(model)
     np.testing.assert_allclose(value, actual["loss"], rtol=1e-5)
-    expected = {name.removeprefix("gradient."): g for name, g in actual.items() if name.startswith("gradient.")}
+    expected = {
+        name.removeprefix("gradient."): g
+        for name, g in actual.items()
+        if name.startswith("gradient.")
+    }
     greatest = max(abs(g).max() for g in expected.values())
     for name, merge in model.decoder.parameters().items():
-        if name.endswith(("e_score_correction_bias", "expert_bias")):  # it chooses experts, and has no gradient
+        if name.endswith(
+            ("e_score_correction_bias", "expert_bias")
+        ):  # it chooses experts, and has no gradient
             assert not np.asarray(gradient.params[name]).any()
             continue
         parts = [expected.pop(part) for part in (merge.names if merge else (name,))]
-        wanted = parts[0] if merge is None else np.stack(parts) if merge.stacks else np.concatenate(parts)
+        wanted = (
+            parts[0]
+            if merge is None
+            else np.stack(parts)
+            if merge.stacks
+            else np.concatenate(parts)
+        )
         scale = abs(wanted).max() + 1e-2 * greatest
-        np.testing.assert_allclose(gradient.params[name], wanted, rtol=1e-4, atol=1e-4 * scale, err_msg=name)
+        np.testing.assert_allclose(
+            gradient.params[name], wanted, rtol=1e-4, atol=1e-4 * scale, err_msg=name
+        )
     assert not expected
 
 
@@ -128,16 +152,30 @@ def test_a_parameter_is_read_block_by_block(monkeypatch):
 def test_the_language_model_of_a_model_of_texts_and_images(name, tmp_path):
     """config.json and names as transformers writes them for both, without most of what is for images."""
     folder = GOLDEN / f"{name}_text_1"
-    text, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    text, tensors = (
+        json.loads((folder / "config.json").read_text()),
+        load_file(folder / "model.safetensors"),
+    )
     whole = {"model_type": name, "text_config": text, "vision_config": {"depth": 1}}
-    (tmp_path / "config.json").write_text(json.dumps(whole | {"tie_word_embeddings": text["tie_word_embeddings"]}))
-    renamed = {f"model.language_{n}" if n.startswith("model.") else n: v for n, v in tensors.items()}
-    save_file(renamed | {"model.visual.patch_embed.proj.bias": np.zeros(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(
+        json.dumps(whole | {"tie_word_embeddings": text["tie_word_embeddings"]})
+    )
+    renamed = {
+        f"model.language_{n}" if n.startswith("model.") else n: v for n, v in tensors.items()
+    }
+    save_file(
+        renamed | {"model.visual.patch_embed.proj.bias": np.zeros(3)},
+        tmp_path / "model.safetensors",
+    )
     model = models.load(tmp_path)
     recorded = load_file(folder / "oracle.safetensors")
-    np.testing.assert_array_equal(model(recorded["tokens"])[0], models.load(folder)(recorded["tokens"])[0])
+    np.testing.assert_array_equal(
+        model(recorded["tokens"])[0], models.load(folder)(recorded["tokens"])[0]
+    )
     model.save(tmp_path / "alone")
-    assert json.loads((tmp_path / "alone" / "config.json").read_text())["model_type"] == f"{name}_text"
+    assert (
+        json.loads((tmp_path / "alone" / "config.json").read_text())["model_type"] == f"{name}_text"
+    )
     assert set(load_file(tmp_path / "alone" / "model.safetensors")) == set(tensors)
     (tmp_path / "config.json").write_text(json.dumps(text | {"model_type": name}))
     assert models.load(tmp_path).config == model.config
@@ -177,7 +215,20 @@ def test_every_key_of_transformers_is_read_or_changes_nothing():
     """A key that no family reads is ignored, as transformers does: so none that counts may be missing."""
     keys = json.loads((GOLDEN / "versions.json").read_text())["keys"]
     for name, family in models.FAMILIES.items():
-        read = {field.name for field in dataclasses.fields(family.config)} | {*family.aliases, *family.only, *ONLY}
-        given = keys[name] if name in keys else json.loads((GOLDEN / f"{name}_0" / "config.json").read_text())
-        missing = set(given) - {"architectures", "dtype", "model_type", "transformers_version"} - read - {*HARMLESS.split()}
+        read = {field.name for field in dataclasses.fields(family.config)} | {
+            *family.aliases,
+            *family.only,
+            *ONLY,
+        }
+        given = (
+            keys[name]
+            if name in keys
+            else json.loads((GOLDEN / f"{name}_0" / "config.json").read_text())
+        )
+        missing = (
+            set(given)
+            - {"architectures", "dtype", "model_type", "transformers_version"}
+            - read
+            - {*HARMLESS.split()}
+        )
         assert missing == set(OF_FAMILIES.get(name, "").split()), name

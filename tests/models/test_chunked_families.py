@@ -13,7 +13,12 @@ DELTA = {
     "intermediate_size": 16, "layer_types": ["linear_attention"],
 }  # fmt: skip
 MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 64, "intermediate_size": 16, "num_attention_heads": 8}
-EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+EXPERTS = {
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+}
 LOCAL = {"num_local_experts": 2, "num_experts_per_tok": 1}
 CONFIGS = {
     "bailing_hybrid": {"head_dim": 64, "num_attention_heads": 2, "intermediate_size": 16},

@@ -34,7 +34,11 @@ for folder in sys.argv[3:]:
     report = check_model(models.load(pathlib.Path(sys.argv[1]) / folder), only=only)
     print(json.dumps([list(report.holds), [str(f) for f in report.findings], report.skipped]))
 """
-ABSENT = {"the model has no recurrent state", "the model has no window of a convolution", "the model has no attention"}
+ABSENT = {
+    "the model has no recurrent state",
+    "the model has no window of a convolution",
+    "the model has no attention",
+}
 
 
 def reports(folders, only=None, package=None):
@@ -67,7 +71,9 @@ def test_a_family_has_every_property(family):
 
 @pytest.mark.exhaustive
 def test_time_over_devices_equals_one_device():
-    for holds, findings, skipped in reports([f"{name}_0" for name in sorted(models.FAMILIES)], ["devices"]):
+    for holds, findings, skipped in reports(
+        [f"{name}_0" for name in sorted(models.FAMILIES)], ["devices"]
+    ):
         assert holds == ["devices"], (findings, skipped)
 
 
@@ -75,7 +81,9 @@ def test_time_over_devices_equals_one_device():
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault, tmp_path):
     wanted, family, file, line, wrong = FAULTS[fault].values()
-    shutil.copytree(Path(jrnn.__file__).parent, tmp_path / "jrnn", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(jrnn.__file__).parent, tmp_path / "jrnn", ignore=shutil.ignore_patterns("__pycache__")
+    )
     changed = tmp_path / "jrnn" / file
     text = changed.read_text(encoding="utf-8")
     assert text.count(line) == 1, f"{file} has {text.count(line)} lines {line!r}"
@@ -85,12 +93,18 @@ def test_a_planted_fault_is_found(fault, tmp_path):
 
 
 def test_the_faults_are_of_properties():
-    assert {name for fault in FAULTS.values() for name in fault["properties"]} <= set(MODEL_PROPERTIES)
+    assert {name for fault in FAULTS.values() for name in fault["properties"]} <= set(
+        MODEL_PROPERTIES
+    )
 
 
 def test_the_command_checks_a_folder(monkeypatch, capsys):
     folder = str(GOLDEN / "mamba_0")
-    monkeypatch.setattr(nets, "check_model", lambda model: check_model(model, only=["determinism", "packed attention"]))
+    monkeypatch.setattr(
+        nets,
+        "check_model",
+        lambda model: check_model(model, only=["determinism", "packed attention"]),
+    )
     assert main(["check", folder]) == 0
     text = "holds: determinism\nnot checked: packed attention, because the model has no attention\n"
     assert capsys.readouterr().out == text

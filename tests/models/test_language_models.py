@@ -52,14 +52,18 @@ def model(request):
 @pytest.mark.exhaustive
 def test_generation_is_the_likeliest_token_step_by_step(model):
     new, state = model.generate(PROMPT, 5, temperature=0, lengths=[4, 2])
-    assert [token.tolist() for token in model.stream(PROMPT, 5, temperature=0, lengths=[4, 2])] == new.T.tolist()
+    assert [
+        token.tolist() for token in model.stream(PROMPT, 5, temperature=0, lengths=[4, 2])
+    ] == new.T.tolist()
     for n, length in enumerate((4, 2)):
         tokens = PROMPT[n : n + 1, :length]
         logits, own = model(tokens)
         logits = logits[:, -1]
         for token in new[n]:
             assert int(logits.argmax()) == int(token)
-            logits, own = model.step(token[None], own)  # outside of jit the state gets room when it needs it
+            logits, own = model.step(
+                token[None], own
+            )  # outside of jit the state gets room when it needs it
         after, _ = model.step(jnp.array([1, 1]), state)
         np.testing.assert_allclose(after[n], model.step(jnp.array([1]), own)[0][0], atol=1e-5)
 
@@ -95,7 +99,9 @@ def test_generation_ends_with_the_last_sequence():
     for n, end in enumerate(ends):
         assert tokens[n].tolist() == [*new[n, :end].tolist(), *[int(new[n, end])] * (400 - end)]
         _, alone = model(jnp.concatenate([PROMPT[n], new[n, : end + 1]])[None])
-        jax.tree.map(lambda a, b, n=n: np.testing.assert_allclose(a[n], b[0], atol=1e-5), state, alone)
+        jax.tree.map(
+            lambda a, b, n=n: np.testing.assert_allclose(a[n], b[0], atol=1e-5), state, alone
+        )
 
 
 def test_no_tokens_may_be_asked_for():
@@ -107,7 +113,10 @@ def test_no_tokens_may_be_asked_for():
 
 @pytest.mark.parametrize("name", ["qwen3_next", "recurrent_gemma"])
 def test_a_step_copies_no_memory(name):
-    slots, more = 4096, {} if name == "qwen3_next" else {"attention_window_size": 4096, "num_attention_heads": 1}
+    slots, more = (
+        4096,
+        {} if name == "qwen3_next" else {"attention_window_size": 4096, "num_attention_heads": 1},
+    )
     model = made(name, hidden_size=32, lru_width=32, **more) if more else made(name, head_dim=32)
     state = model.initial_state(2, slots)
     size = next(leaf.nbytes for path, leaf in state.items() if path.endswith("keys"))
@@ -122,7 +131,9 @@ def test_streaming_in_place_leaves_the_callers_state():
     _, state = model.generate(PROMPT, 3, temperature=0)
     before = jax.device_get(state)
     first = [token.tolist() for token in model.stream(PROMPT[:, :0], 3, temperature=0, state=state)]
-    assert first == [token.tolist() for token in model.stream(PROMPT[:, :0], 3, temperature=0, state=state)]
+    assert first == [
+        token.tolist() for token in model.stream(PROMPT[:, :0], 3, temperature=0, state=state)
+    ]
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
 
 
@@ -137,23 +148,38 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch):
         _, wanted = model.step(token, wanted)
         new, state = model.generate(tokens, 1, temperature=0, lengths=lengths)
         assert new[:, 0].tolist() == token.tolist()
-        np.testing.assert_allclose(model.step(token, state)[0], model.step(token, wanted)[0], atol=1e-5)
+        np.testing.assert_allclose(
+            model.step(token, state)[0], model.step(token, wanted)[0], atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("spread", [True, False])
 def test_experts_with_room_for_their_tokens_are_those_of_all_tokens(spread):
     part, key = Experts(Mlp(4, 3), Router(4, 2)), jax.random.key(0)
-    params = {f"experts.{name}": jax.random.normal(key, (4, *shape)) / 4 for name, shape in part._each.items()}
+    params = {
+        f"experts.{name}": jax.random.normal(key, (4, *shape)) / 4
+        for name, shape in part._each.items()
+    }
     tokens, weights = jax.random.normal(key, (128, 4)), jax.random.uniform(key, (128, 2))
-    chosen = jax.lax.top_k(jax.random.normal(key, (128, 4)), 2)[1] if spread else jnp.tile(jnp.array([[2, 1]]), (128, 1))
+    chosen = (
+        jax.lax.top_k(jax.random.normal(key, (128, 4)), 2)[1]
+        if spread
+        else jnp.tile(jnp.array([[2, 1]]), (128, 1))
+    )
 
     def run(compute):
         def value(params, tokens, weights):
-            return jnp.mean(jnp.sin(compute(Scoped(params), tokens, weights, chosen, Span(1, jnp.float32))))
+            return jnp.mean(
+                jnp.sin(compute(Scoped(params), tokens, weights, chosen, Span(1, jnp.float32)))
+            )
 
         return jax.jit(jax.value_and_grad(value, argnums=(0, 1, 2)))(params, tokens, weights)
 
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), run(part._in_rooms), run(part._dense))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        run(part._in_rooms),
+        run(part._dense),
+    )
 
 
 @pytest.mark.exhaustive
@@ -168,7 +194,9 @@ def test_a_conversation_is_saved_and_continued(model, tmp_path):
     assert (whole[:, :3] == first).all()
 
 
-@pytest.mark.parametrize("name", ["mamba", pytest.param("qwen3_next", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "name", ["mamba", pytest.param("qwen3_next", marks=pytest.mark.exhaustive)]
+)
 def test_two_calls_write_what_one_does(name, tmp_path):
     """The state has the logits of the next token and the counts of what was read: in memory, from a file and by stream."""
     model, options = made(name), dict(temperature=0, repetition_penalty=4.0)
@@ -179,7 +207,10 @@ def test_two_calls_write_what_one_does(name, tmp_path):
     for again in (state, models.load_state(tmp_path / "state.safetensors")):
         second, end = model.generate(PROMPT[:, :0], 3, state=again, **options)
         assert jnp.concatenate([first, second], 1).tolist() == whole.tolist()
-        assert np.array(list(model.stream(PROMPT[:, :0], 3, state=again, **options))).T.tolist() == second.tolist()
+        assert (
+            np.array(list(model.stream(PROMPT[:, :0], 3, state=again, **options))).T.tolist()
+            == second.tolist()
+        )
     assert end["counts"].sum(axis=1).tolist() == [10, 8]
     prompts = jnp.array([[5, 9], [8, 0]])  # of which the second text gets one token, and then none
     longer = jnp.concatenate([PROMPT[:1], first[:1], prompts[:1]], 1)
@@ -198,18 +229,29 @@ def test_calls_and_steps_keep_the_history_that_a_state_has():
             logits, state = model.step(token[None], state)
         if history:
             np.testing.assert_array_equal(state["logits"], logits)
-            assert model.generate(PROMPT[:1, :0], 4, state=state, **options)[0].tolist() == whole.tolist()
+            assert (
+                model.generate(PROMPT[:1, :0], 4, state=state, **options)[0].tolist()
+                == whole.tolist()
+            )
             continue
-        with pytest.raises(LayerError, match="repetition_penalty needs the tokens that the state has read"):
+        with pytest.raises(
+            LayerError, match="repetition_penalty needs the tokens that the state has read"
+        ):
             model.generate(PROMPT[:1], 2, state=state, **options)
-        with pytest.raises(LayerError, match="the prompt has no tokens; .* or the state of a text to go on with"):
+        with pytest.raises(
+            LayerError, match="the prompt has no tokens; .* or the state of a text to go on with"
+        ):
             model.generate(PROMPT[:1, :0], 2, state=state, temperature=0)
-        new, state = model.generate(PROMPT[:1], 2, state=state, temperature=0)  # its logits are known then, counts are not
+        new, state = model.generate(
+            PROMPT[:1], 2, state=state, temperature=0
+        )  # its logits are known then, counts are not
         assert "logits" in state and "counts" not in state
     with pytest.raises(LayerError, match="the prompt has no tokens"):
         model.generate(PROMPT[:, :0], 2, state=model.initial_state(2, history=True), temperature=0)
     resets = jnp.zeros((2, 4), bool).at[0, 2].set(True).at[1, 3].set(True)
-    _, state = model(PROMPT, lengths=[4, 2], resets=resets)  # the reset of the second text is past its end
+    _, state = model(
+        PROMPT, lengths=[4, 2], resets=resets
+    )  # the reset of the second text is past its end
     assert [np.flatnonzero(row).tolist() for row in state["counts"]] == [[1, 4], [2, 7]]
     assert state["counts"].sum(axis=1).tolist() == [2, 2]
 
@@ -249,14 +291,18 @@ def test_draws_follow_the_probabilities_and_the_limits():
 
 
 def test_types_are_kept_and_parameters_are_shared_by_devices(tmp_path):
-    model = models.create({"model_type": "mamba"} | CONFIGS["mamba"], jax.random.key(0), jnp.bfloat16)
+    model = models.create(
+        {"model_type": "mamba"} | CONFIGS["mamba"], jax.random.key(0), jnp.bfloat16
+    )
     model.save(tmp_path)
     mesh = jax.make_mesh((1,), ("devices",))
     for loaded in (models.load(tmp_path), models.load(tmp_path, mesh=mesh)):
         for name, value in model.params.items():
             assert loaded.params[name].dtype == jnp.bfloat16
             assert (loaded.params[name] == value).all()
-    assert loaded.params["backbone.embeddings.weight"].sharding.spec == jax.sharding.PartitionSpec("devices", None)
+    assert loaded.params["backbone.embeddings.weight"].sharding.spec == jax.sharding.PartitionSpec(
+        "devices", None
+    )
     logits, state = loaded(PROMPT)
     assert logits.dtype == jnp.float32 and state["0.ssm"].dtype == jnp.float32
     exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model)
@@ -276,36 +322,58 @@ def test_a_memory_that_is_full_shows_in_traced_steps():
 
 def test_the_command_writes_tokens(tmp_path, capsys):
     made("mamba", eos_token_id=15).save(tmp_path)
-    assert main(["sample", str(tmp_path), "--prompt", "3 1 4", "--length", "5", "--temperature", "0"]) == 0
+    assert (
+        main(["sample", str(tmp_path), "--prompt", "3 1 4", "--length", "5", "--temperature", "0"])
+        == 0
+    )
     written = [int(word) for word in capsys.readouterr().out.split()]
     new, _ = made("mamba").generate(jnp.array([[3, 1, 4]]), 5, temperature=0)
     wanted = new[0].tolist()
     assert written == [3, 1, 4, *(wanted[: wanted.index(15)] if 15 in wanted else wanted)]
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, wanted[2]], "note": [[]]}))
-    assert main(["sample", str(tmp_path), "--prompt", "3 1 4", "--length", "5", "--temperature", "0"]) == 0
-    assert capsys.readouterr().out.split() == list(map(str, [3, 1, 4, *wanted[: wanted.index(wanted[2])]]))
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [-1, wanted[2]], "note": [[]]})
+    )
+    assert (
+        main(["sample", str(tmp_path), "--prompt", "3 1 4", "--length", "5", "--temperature", "0"])
+        == 0
+    )
+    assert capsys.readouterr().out.split() == list(
+        map(str, [3, 1, 4, *wanted[: wanted.index(wanted[2])]])
+    )
     limits = ["--top-k", "2", "--min-p", "0.1", "--repetition-penalty", "1.3"]
-    assert main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", *limits, "--seed", "1"]) == 0
+    assert (
+        main(["sample", str(tmp_path), "--prompt", "3", "--length", "4", *limits, "--seed", "1"])
+        == 0
+    )
     assert main(["sample", str(tmp_path), "--prompt", "three"]) == 2
     assert "the folder has no tokenizer.json: give numbers of tokens" in capsys.readouterr().err
     assert main(["sample", str(tmp_path / "missing"), "--stop", "x"]) == 2
-    assert capsys.readouterr().err.endswith("missing: is not a run directory: there is no such folder\n")
+    assert capsys.readouterr().err.endswith(
+        "missing: is not a run directory: there is no such folder\n"
+    )
     assert main(["sample", "organization/model", "--stop", "x"]) == 2
     assert "hf download organization/model --local-dir model" in capsys.readouterr().err
 
 
 def test_the_command_writes_text_with_a_tokenizer(tmp_path, capsys):
     tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{k}": k for k in range(16)}, unk_token="w0"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{k}": k for k in range(16)}, unk_token="w0")
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     model = made("mamba")
     model.save(tmp_path)
     words.save(str(tmp_path / "tokenizer.json"))
-    assert main(["sample", str(tmp_path), "--prompt", "w3 w1", "--length", "4", "--temperature", "0"]) == 0
+    assert (
+        main(["sample", str(tmp_path), "--prompt", "w3 w1", "--length", "4", "--temperature", "0"])
+        == 0
+    )
     new, _ = model.generate(jnp.array([[3, 1]]), 4, temperature=0)
     written = ["w3", "w1", *(f"w{token}" for token in new[0].tolist())]
     assert capsys.readouterr().out.split() == written
-    words.enable_truncation(1)  # as the files of some models have it, from a batch that was encoded last
+    words.enable_truncation(
+        1
+    )  # as the files of some models have it, from a batch that was encoded last
     words.enable_padding(length=9)
     words.save(str(tmp_path / "tokenizer.json"))
     stop = f"w{new[0, 1]} w{new[0, 2]}"
@@ -317,11 +385,17 @@ def test_the_command_writes_text_with_a_tokenizer(tmp_path, capsys):
 
 def test_what_does_not_fit_is_named(tmp_path):
     model = made("mamba")
-    with pytest.raises(LayerError, match=r"mamba: tokens are float32\[1, 2\]; they must be integers \[N, T\]"):
+    with pytest.raises(
+        LayerError, match=r"mamba: tokens are float32\[1, 2\]; they must be integers \[N, T\]"
+    ):
         model(jnp.ones((1, 2)))
-    with pytest.raises(LayerError, match="tokens lie between 0 and 16; the vocabulary has those from 0 to 15"):
+    with pytest.raises(
+        LayerError, match="tokens lie between 0 and 16; the vocabulary has those from 0 to 15"
+    ):
         model(jnp.array([[0, 16]]))
-    with pytest.raises(LayerError, match=r"the state has '0.conv' \[3, 3, 16\] but must have \[2, 3, 16\]"):
+    with pytest.raises(
+        LayerError, match=r"the state has '0.conv' \[3, 3, 16\] but must have \[2, 3, 16\]"
+    ):
         model(PROMPT, model.initial_state(3))
     with pytest.raises(LayerError, match="drawing tokens needs a key"):
         model.generate(PROMPT, 2)
@@ -339,7 +413,10 @@ def test_what_does_not_fit_is_named(tmp_path):
             "create: model_type is 'mambo', which is not supported; there are bailing_hybrid, bamba",
         ),
         ({"model_type": ["mamba"]}, r"model_type is \['mamba'\], which is not supported"),
-        ({"hiden_size": 8}, "no computation reads the key 'hiden_size'; did you mean 'hidden_size'"),
+        (
+            {"hiden_size": 8},
+            "no computation reads the key 'hiden_size'; did you mean 'hidden_size'",
+        ),
         ({"hidden_act": "mish"}, "hidden_act is 'mish'; there are silu"),
         ({"hidden_size": "8"}, "hidden_size must be an integer, is '8'"),
         ({"hidden_size": [8]}, r"hidden_size must be an integer, is"),
@@ -351,7 +428,9 @@ def test_what_does_not_fit_is_named(tmp_path):
 )
 def test_an_unknown_config_says_which_key(change, message):
     with pytest.raises(ConfigError, match=message):
-        made(**({"name": "mamba"} | change)) if "model_type" not in change else models.create(change, jax.random.key(0))
+        made(**({"name": "mamba"} | change)) if "model_type" not in change else models.create(
+            change, jax.random.key(0)
+        )
 
 
 def test_keys_that_no_computation_reads_are_no_error(tmp_path):
@@ -359,7 +438,13 @@ def test_keys_that_no_computation_reads_are_no_error(tmp_path):
     model = made("mamba")
     model.save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config |= {"hiden_size": 9, "embd_pdrop": 0.1, "rope_scaling": None, "dtype": "float32", "nested": {"a": [1]}}
+    config |= {
+        "hiden_size": 9,
+        "embd_pdrop": 0.1,
+        "rope_scaling": None,
+        "dtype": "float32",
+        "nested": {"a": [1]},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     np.testing.assert_array_equal(models.load(tmp_path)(PROMPT)[0], model(PROMPT)[0])
 
@@ -367,7 +452,10 @@ def test_keys_that_no_computation_reads_are_no_error(tmp_path):
 def test_quantized_models_are_loaded_as_numbers(tmp_path, caplog):
     model = made("mamba")
     model.save(tmp_path)
-    tensors, name = load_file(tmp_path / "model.safetensors"), "backbone.layers.0.mixer.out_proj.weight"
+    tensors, name = (
+        load_file(tmp_path / "model.safetensors"),
+        "backbone.layers.0.mixer.out_proj.weight",
+    )
     tensors[name.replace("weight", "SCB")] = scales = abs(tensors[name]).max(axis=1)
     tensors[name] = np.round(tensors[name] / scales[:, None] * 127).astype(np.int8)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -377,21 +465,29 @@ def test_quantized_models_are_loaded_as_numbers(tmp_path, caplog):
     loaded = models.load(tmp_path)
     assert "tensors are dequantized (bitsandbytes)" in caplog.text
     assert loaded.params[name].dtype == jnp.bfloat16
-    np.testing.assert_allclose(loaded.params[name].astype(jnp.float32), model.params[name], atol=0.02)
+    np.testing.assert_allclose(
+        loaded.params[name].astype(jnp.float32), model.params[name], atol=0.02
+    )
     assert "quantization_config" not in json.loads(loaded.text)
 
 
 def test_a_name_of_the_hub_is_told_how_to_download():
-    with pytest.raises(FormatError, match="hf download state-spaces/mamba-130m-hf --local-dir mamba-130m-hf"):
+    with pytest.raises(
+        FormatError, match="hf download state-spaces/mamba-130m-hf --local-dir mamba-130m-hf"
+    ):
         models.load("state-spaces/mamba-130m-hf")
 
 
 def test_half_supported_configs_say_which_key():
-    with pytest.raises(ConfigError, match="rope_parameters.rope_type is 'yarn'; only 'default' is supported"):
+    with pytest.raises(
+        ConfigError, match="rope_parameters.rope_type is 'yarn'; only 'default' is supported"
+    ):
         made("qwen3_next", rope_parameters={"rope_type": "yarn"})
     with pytest.raises(ConfigError, match="add_out_norm is False; only True is supported"):
         models.create({"model_type": "xlstm", "add_out_norm": False}, jax.random.key(0))
-    with pytest.raises(ConfigError, match="expand times hidden_size is 16, but num_heads times head_dim is 8192"):
+    with pytest.raises(
+        ConfigError, match="expand times hidden_size is 16, but num_heads times head_dim is 8192"
+    ):
         models.create({"model_type": "mamba2", "hidden_size": 8}, jax.random.key(0))
 
 
@@ -400,14 +496,24 @@ def test_damaged_folders_are_named(tmp_path):
         models.load(tmp_path)
     model = made("mamba")
     model.save(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"state_size": 3}))
-    with pytest.raises(FormatError, match=r"x_proj.weight is \[5, 16\] but config.json makes it \[7, 16\]"):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"state_size": 3})
+    )
+    with pytest.raises(
+        FormatError, match=r"x_proj.weight is \[5, 16\] but config.json makes it \[7, 16\]"
+    ):
         models.load(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"num_hidden_layers": 2}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "mamba"} | CONFIGS["mamba"] | {"num_hidden_layers": 2})
+    )
     with pytest.raises(FormatError, match=r"lacks the tensor 'backbone.layers.1"):
         models.load(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
-    with pytest.raises(FormatError, match="must map names of tensors to names of files in this folder"):
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "../other.safetensors"}})
+    )
+    with pytest.raises(
+        FormatError, match="must map names of tensors to names of files in this folder"
+    ):
         models.load(tmp_path)
     (tmp_path / "model.safetensors.index.json").unlink()
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 30)
@@ -417,7 +523,11 @@ def test_damaged_folders_are_named(tmp_path):
 
 def test_the_text_of_a_model_is_short():
     text = repr(made("mamba"))
-    assert "numbers in" in text and "arrays of float32; MambaConfig(vocab_size=" in text and len(text) < 600
+    assert (
+        "numbers in" in text
+        and "arrays of float32; MambaConfig(vocab_size=" in text
+        and len(text) < 600
+    )
     assert jax.eval_shape(lambda m: (repr(m), m)[1], made("mamba"))
 
 
@@ -440,9 +550,15 @@ def test_options_of_other_types_are_named(options, rule):
     [
         ({"model_type": ["mamba"]}, r"model_type is \['mamba'\]"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, is 'false'"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at least 1 and at most 10000, is 1000000000"),
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers must be at least 1 and at most 10000, is 1000000000",
+        ),
         ({"layer_norm_epsilon": {"__float__": "abc"}}, "layer_norm_epsilon must be a number"),
-        ({"layer_norm_epsilon": {"__float__": "Infinity"}}, "layer_norm_epsilon must be a finite number"),
+        (
+            {"layer_norm_epsilon": {"__float__": "Infinity"}},
+            "layer_norm_epsilon must be a finite number",
+        ),
         ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"hidden_size": 2**31}, "the parameters need .* bytes, and .* are available"),
         ({"time_step_rank": "abc"}, "time_step_rank must be an integer or 'auto'"),
@@ -460,7 +576,9 @@ def test_a_tensor_in_two_files_is_named(tmp_path):
     (tmp_path / "again.safetensors").write_bytes(next(tmp_path.glob("model-00001-*")).read_bytes())
     index["weight_map"]["more"] = "again.safetensors"
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(FormatError, match=r"the tensor '.*' is twice, in again.safetensors and model-00001-of-"):
+    with pytest.raises(
+        FormatError, match=r"the tensor '.*' is twice, in again.safetensors and model-00001-of-"
+    ):
         models.load(tmp_path)
 
 
@@ -479,7 +597,9 @@ def test_padding_anywhere_changes_nothing(name):
         np.testing.assert_allclose(more, model.step(jnp.array([4]), last)[0], atol=1e-6)
         new, _ = model.generate(tokens, 3, temperature=0, mask=mask)
         assert new.tolist() == model.generate(PROMPT[:1, :3], 3, temperature=0)[0].tolist()
-    with pytest.raises(LayerError, match=r"mask is int32; it must be booleans; give mask.astype\(bool\)"):
+    with pytest.raises(
+        LayerError, match=r"mask is int32; it must be booleans; give mask.astype\(bool\)"
+    ):
         model(PROMPT, mask=np.ones(PROMPT.shape, np.int32))
 
 
@@ -494,7 +614,9 @@ def test_a_memory_in_pieces_is_that_of_the_whole(name):
         state, parts = None, []
         for k in range(0, steps, size):
             piece = slice(k, k + size)
-            logits, state = model(tokens[:, piece], state, resets=resets[:, piece], mask=mask[:, piece])
+            logits, state = model(
+                tokens[:, piece], state, resets=resets[:, piece], mask=mask[:, piece]
+            )
             parts.append(logits)
         np.testing.assert_allclose(np.concatenate(parts, 1), whole, atol=1e-5)
         assert state["position"].tolist() == last["position"].tolist()
@@ -512,7 +634,9 @@ def test_a_text_begins_anew_at_a_token_that_does_not_count(name):
     resets[1, 3] = True
     _, state = model(tokens, mask=mask, resets=resets)
     logits, _ = model.step(jnp.array([5, 5]), state)
-    np.testing.assert_allclose(logits[0], model(jnp.array([[*tokens[0, :3].tolist(), 5]]))[0][0, -1], atol=1e-6)
+    np.testing.assert_allclose(
+        logits[0], model(jnp.array([[*tokens[0, :3].tolist(), 5]]))[0][0, -1], atol=1e-6
+    )
     np.testing.assert_allclose(logits[1], model(jnp.array([[5]]))[0][0, -1], atol=1e-6)
     assert np.asarray(state["counts"]).sum(axis=1).tolist() == [3, 0]
 
@@ -562,7 +686,10 @@ class TorchTensor:
 
 def as_of_mamba_ssm(folder, model, ssm_cfg, save):
     """Writes a model as mamba_ssm does: `save(tensors, path)` writes the weights."""
-    names = {name.replace("backbone.embeddings.", "backbone.embedding."): leaf for name, leaf in model.params.items()}
+    names = {
+        name.replace("backbone.embeddings.", "backbone.embedding."): leaf
+        for name, leaf in model.params.items()
+    }
     names["lm_head.weight"] = names["backbone.embedding.weight"]
     c = model.config
     config = {
@@ -571,15 +698,32 @@ def as_of_mamba_ssm(folder, model, ssm_cfg, save):
         "vocab_size": c.vocab_size - 3,
         "rms_norm": True,
     }
-    config |= {"ssm_cfg": ssm_cfg, "residual_in_fp32": True, "fused_add_norm": True, "pad_vocab_size_multiple": 8}
+    config |= {
+        "ssm_cfg": ssm_cfg,
+        "residual_in_fp32": True,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 8,
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    save({f"module.{name}": np.asarray(leaf) for name, leaf in names.items()}, folder / "pytorch_model.bin")
+    save(
+        {f"module.{name}": np.asarray(leaf) for name, leaf in names.items()},
+        folder / "pytorch_model.bin",
+    )
 
 
 SSM = {
-    "mamba": ({"state_size": 2, "expand": 4, "time_step_rank": 3}, {"d_state": 2, "expand": 4, "dt_rank": 3}),
+    "mamba": (
+        {"state_size": 2, "expand": 4, "time_step_rank": 3},
+        {"d_state": 2, "expand": 4, "dt_rank": 3},
+    ),
     "mamba2": (
-        {"state_size": 4, "num_heads": 4, "head_dim": 4, "n_groups": 2, "tie_word_embeddings": True},
+        {
+            "state_size": 4,
+            "num_heads": 4,
+            "head_dim": 4,
+            "n_groups": 2,
+            "tie_word_embeddings": True,
+        },
         {"layer": "Mamba2", "d_state": 4, "headdim": 4, "ngroups": 2, "chunk_size": 64},
     ),
 }
@@ -605,7 +749,8 @@ def test_folders_of_mamba_ssm(name, tmp_path, monkeypatch):
     assert models.load(tmp_path / "new").config == model.config
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
-        FormatError, match=r"(?s)pytorch_model.bin is a file of torch.save, .*save_file\(.*model.safetensors"
+        FormatError,
+        match=r"(?s)pytorch_model.bin is a file of torch.save, .*save_file\(.*model.safetensors",
     ):
         models.load(tmp_path)
 
@@ -619,8 +764,13 @@ def test_files_of_torch_in_parts(tmp_path):
         "pytorch_model-00002-of-00002.bin": set(model.params) - set(half),
     }
     for file, names in parts.items():
-        tensors = {name: torch.tensor(np.array(model.params[name])).to(torch.bfloat16) for name in names}
-        torch.save(tensors | {"x.rotary_emb.inv_freq": torch.ones(2)} if names is half else tensors, tmp_path / file)
+        tensors = {
+            name: torch.tensor(np.array(model.params[name])).to(torch.bfloat16) for name in names
+        }
+        torch.save(
+            tensors | {"x.rotary_emb.inv_freq": torch.ones(2)} if names is half else tensors,
+            tmp_path / file,
+        )
     index = {"weight_map": {name: file for file, names in parts.items() for name in names}}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     (tmp_path / "config.json").write_text(model.text)
@@ -632,15 +782,26 @@ def test_files_of_torch_in_parts(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg.layer is 'Mamba3'; only 'Mamba1' and 'Mamba2' are supported"),
-        ({"ssm_cfg": {"layer": "Mamba2", "rmsnorm": False}}, "ssm_cfg.rmsnorm is False; only True is supported"),
-        ({"ssm_cfg": {"d_stat": 2}}, "ssm_cfg has the unknown key 'd_stat'; did you mean 'd_state'"),
+        (
+            {"ssm_cfg": {"layer": "Mamba3"}},
+            "ssm_cfg.layer is 'Mamba3'; only 'Mamba1' and 'Mamba2' are supported",
+        ),
+        (
+            {"ssm_cfg": {"layer": "Mamba2", "rmsnorm": False}},
+            "ssm_cfg.rmsnorm is False; only True is supported",
+        ),
+        (
+            {"ssm_cfg": {"d_stat": 2}},
+            "ssm_cfg has the unknown key 'd_stat'; did you mean 'd_state'",
+        ),
         ({"attn_layer_idx": [1]}, r"attn_layer_idx is \[1\]; only \[\] is supported"),
         ({"rms_norm": False}, "rms_norm is False; only True is supported"),
         ({"d_model": "8"}, "d_model must be"),
     ],
 )
 def test_other_options_of_mamba_ssm_are_errors(change, message, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"d_model": 8, "n_layer": 1, "vocab_size": 16} | change))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"d_model": 8, "n_layer": 1, "vocab_size": 16} | change)
+    )
     with pytest.raises(ConfigError, match=message):
         models.load(tmp_path)

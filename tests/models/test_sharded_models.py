@@ -25,7 +25,10 @@ def loss(model, tokens, lengths, resets):
 
 def inside(model, tokens, lengths, resets):
     part = jax.shard_map(
-        lambda *args: jax.lax.psum(loss(*args), "batch"), mesh=MESH, in_specs=(P(), *[P("batch")] * 3), out_specs=P()
+        lambda *args: jax.lax.psum(loss(*args), "batch"),
+        mesh=MESH,
+        in_specs=(P(), *[P("batch")] * 3),
+        out_specs=P(),
     )
     return part(model, tokens, lengths, resets)
 
@@ -41,7 +44,9 @@ def erf_has_a_gradient_here():
 
 
 @pytest.mark.sample("falcon_h1_0", "kimi_linear_0", "mamba_0", "qwen3_next_0", "zamba2_1")
-@pytest.mark.parametrize("name", sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir()))
+@pytest.mark.parametrize(
+    "name", sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
+)
 def test_types_agree(name):
     """Values, gradients and generation are traced, and so the types of all carries are checked."""
     model = models.load(GOLDEN / name)
@@ -53,12 +58,17 @@ def test_types_agree(name):
     if name in EXACT_GELU and not erf_has_a_gradient_here():
         assert jax.eval_shape(inside, model, TOKENS, LENGTHS, RESETS).shape == ()
     else:
-        assert jax.eval_shape(jax.grad(inside), model, TOKENS, LENGTHS, RESETS).params.keys() == model.params.keys()
+        assert (
+            jax.eval_shape(jax.grad(inside), model, TOKENS, LENGTHS, RESETS).params.keys()
+            == model.params.keys()
+        )
 
 
 @pytest.mark.sample("mamba2_0")
 @pytest.mark.parametrize("name", ["mamba2_0", "qwen3_next_0"])
 def test_values_and_gradients(name):
     model = models.load(GOLDEN / name)
-    ours, theirs = (jax.jit(jax.value_and_grad(fn))(model, TOKENS, LENGTHS, RESETS) for fn in (inside, loss))
+    ours, theirs = (
+        jax.jit(jax.value_and_grad(fn))(model, TOKENS, LENGTHS, RESETS) for fn in (inside, loss)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), ours, theirs)

@@ -47,8 +47,13 @@ def test_backward_operators_are_caffe2s(name):
 def _check(net: Net, blobs: dict, ys, wrt=None):
     """The net's gradients against JAX's, in float64; returns the differentiated net and the names of its gradients."""
     with jax.enable_x64(True):
-        blobs = {k: np.asarray(v, np.float64) if np.asarray(v).dtype.kind == "f" else v for k, v in blobs.items()}
-        wrt = wrt or [k for k, v in blobs.items() if v.dtype.kind == "f" and not k.endswith("_given")]
+        blobs = {
+            k: np.asarray(v, np.float64) if np.asarray(v).dtype.kind == "f" else v
+            for k, v in blobs.items()
+        }
+        wrt = wrt or [
+            k for k, v in blobs.items() if v.dtype.kind == "f" and not k.endswith("_given")
+        ]
         full, gradients = jrnn.add_gradients(net, ys)
         got = jrnn.run_net(full, blobs)
         targets = ys if isinstance(ys, dict) else dict.fromkeys(ys)
@@ -56,11 +61,15 @@ def _check(net: Net, blobs: dict, ys, wrt=None):
 
         def total(p):
             out = fn({**blobs, **p})
-            return sum(jnp.sum(out[y] * (1.0 if g is None else blobs[g])) for y, g in targets.items())
+            return sum(
+                jnp.sum(out[y] * (1.0 if g is None else blobs[g])) for y, g in targets.items()
+            )
 
         want = jax.grad(total)({k: jnp.asarray(blobs[k]) for k in wrt})
         for k in wrt:
-            np.testing.assert_allclose(got[str(gradients[k])], want[k], rtol=1e-10, atol=1e-10, err_msg=k)
+            np.testing.assert_allclose(
+                got[str(gradients[k])], want[k], rtol=1e-10, atol=1e-10, err_msg=k
+            )
     return full, gradients
 
 
@@ -83,7 +92,9 @@ def test_in_place_product_reads_the_value_before():
 
 
 def test_chain_of_in_place_operators():
-    ops = [Op.of("Tanh", ["x"], ["y"])] + [Op.of(t, ["y"], ["y"]) for t in ("Sigmoid", "Tanh", "Relu")]
+    ops = [Op.of("Tanh", ["x"], ["y"])] + [
+        Op.of(t, ["y"], ["y"]) for t in ("Sigmoid", "Tanh", "Relu")
+    ]
     _check(Net("n", tuple(ops)), {"x": _blob(2, 3)}, ["y"])
 
 
@@ -99,7 +110,11 @@ def test_given_gradient_of_a_blob_that_is_used_further_is_added():
 
 
 def test_given_gradient_under_the_usual_name_is_added():
-    ops = (Op.of("Tanh", ["x"], ["h"]), Op.of("Sigmoid", ["h"], ["l"]), Op.of("Mul", ["l", "h"], ["y"]))
+    ops = (
+        Op.of("Tanh", ["x"], ["h"]),
+        Op.of("Sigmoid", ["h"], ["l"]),
+        Op.of("Mul", ["l", "h"], ["y"]),
+    )
     net = Net("n", ops)
     with jax.enable_x64(True):
         blobs = {"x": _blob(3), "h_grad": _blob(3), "y_given": _blob(3)}
@@ -138,8 +153,14 @@ def test_shared_gradient_blob_is_not_overwritten():
 
 
 def test_blob_named_like_a_gradient_is_left_alone():
-    ops = (Op.of("Mul", ["x", "x_grad"], ["h"]), Op.of("Tanh", ["h"], ["y"]), Op.of("Mul", ["y", "x_grad"], ["z"]))
-    full, gradients = _check(Net("n", ops), {"x": _blob(3), "x_grad": _blob(3)}, ["z"], ["x", "x_grad"])
+    ops = (
+        Op.of("Mul", ["x", "x_grad"], ["h"]),
+        Op.of("Tanh", ["h"], ["y"]),
+        Op.of("Mul", ["y", "x_grad"], ["z"]),
+    )
+    full, gradients = _check(
+        Net("n", ops), {"x": _blob(3), "x_grad": _blob(3)}, ["z"], ["x", "x_grad"]
+    )
     assert gradients["x"] != "x_grad"
 
 
@@ -159,20 +180,34 @@ def test_output_of_split_that_nothing_uses():
 
 
 def test_sparse_gradients_of_one_table_are_joined():
-    ops = (Op.of("Gather", ["t", "i"], ["u"]), Op.of("Gather", ["t", "j"], ["v"]), Op.of("Mul", ["u", "v"], ["y"]))
-    blobs = {"t": _blob(5, 2), "i": np.array([1, 1, 4], np.int32), "j": np.array([0, 1, 2], np.int32)}
+    ops = (
+        Op.of("Gather", ["t", "i"], ["u"]),
+        Op.of("Gather", ["t", "j"], ["v"]),
+        Op.of("Mul", ["u", "v"], ["y"]),
+    )
+    blobs = {
+        "t": _blob(5, 2),
+        "i": np.array([1, 1, 4], np.int32),
+        "j": np.array([0, 1, 2], np.int32),
+    }
     net = Net("n", ops)
     full, gradients = jrnn.add_gradients(net, ["y"])
     with jax.enable_x64(True):
         got = jrnn.run_net(full, blobs)
         dense = np.zeros((5, 2))
         np.add.at(dense, got[gradients["t"].indices], got[gradients["t"].values])
-        want = jax.grad(lambda t: jrnn.to_jax(net)({**blobs, "t": t})["y"].sum())(jnp.asarray(blobs["t"]))
+        want = jax.grad(lambda t: jrnn.to_jax(net)({**blobs, "t": t})["y"].sum())(
+            jnp.asarray(blobs["t"])
+        )
         np.testing.assert_allclose(dense, want, rtol=1e-12)
 
 
 def test_stop_gradient_ends_the_path():
-    ops = (Op.of("Tanh", ["x"], ["h"]), Op.of("StopGradient", ["h"], ["s"]), Op.of("Mul", ["s", "w"], ["y"]))
+    ops = (
+        Op.of("Tanh", ["x"], ["h"]),
+        Op.of("StopGradient", ["h"], ["s"]),
+        Op.of("Mul", ["s", "w"], ["y"]),
+    )
     _, gradients = jrnn.add_gradients(Net("n", ops), ["y"])
     assert "x" not in gradients and gradients["w"] == "w_grad"
 
@@ -190,7 +225,9 @@ def test_unknown_blob_is_named_with_its_neighbors():
 
 def test_operator_without_gradient_is_named():
     ops = (Op.of("Tanh", ["x"], ["h"]), Op.of("ArgMax", ["h"], ["k"]))
-    with pytest.raises(jrnn.errors.GradientError, match="op #1 ArgMax -> 'k' in net 'n'.*has no gradient"):
+    with pytest.raises(
+        jrnn.errors.GradientError, match="op #1 ArgMax -> 'k' in net 'n'.*has no gradient"
+    ):
         jrnn.add_gradients(Net("n", ops), ["k"])
 
 
@@ -199,7 +236,12 @@ def test_output_without_gradient_counts_as_zero():
         Op.of("LSTMUnit", ["h", "c", "g", "t"], ["h1", "c1"], sequence_lengths=0),
         Op.of("Sigmoid", ["h1"], ["y"]),
     )
-    blobs = {"h": _blob(1, 2, 3), "c": _blob(1, 2, 3), "g": _blob(1, 2, 12), "t": np.zeros(1, np.int32)}
+    blobs = {
+        "h": _blob(1, 2, 3),
+        "c": _blob(1, 2, 3),
+        "g": _blob(1, 2, 12),
+        "t": np.zeros(1, np.int32),
+    }
     _check(Net("n", ops), blobs, ["y"], ["c", "g"])
 
 
@@ -208,13 +250,21 @@ def test_gradient_that_the_operator_would_drop_is_an_error():
         Op.of("SoftmaxWithLoss", ["x", "labels"], ["p", "loss"]),
         Op.of("Sqr", ["p"], ["s"]),
     )
-    with pytest.raises(jrnn.errors.GradientError, match="op #0 SoftmaxWithLoss.* a gradient arrives at 'p'"):
+    with pytest.raises(
+        jrnn.errors.GradientError, match="op #0 SoftmaxWithLoss.* a gradient arrives at 'p'"
+    ):
         jrnn.add_gradients(Net("n", ops), ["s"])
 
 
 def test_mixed_sparse_and_dense_gradients_are_refused():
-    ops = (Op.of("Gather", ["t", "i"], ["u"]), Op.of("Tanh", ["t"], ["v"]), Op.of("Mul", ["u", "v"], ["y"]))
-    with pytest.raises(jrnn.errors.GradientError, match="'t' are partly sparse and partly dense.*dense_gradient=1"):
+    ops = (
+        Op.of("Gather", ["t", "i"], ["u"]),
+        Op.of("Tanh", ["t"], ["v"]),
+        Op.of("Mul", ["u", "v"], ["y"]),
+    )
+    with pytest.raises(
+        jrnn.errors.GradientError, match="'t' are partly sparse and partly dense.*dense_gradient=1"
+    ):
         jrnn.add_gradients(Net("n", ops), ["y"])
 
 

@@ -29,7 +29,10 @@ def test_two_builders_do_not_share_names():
 def test_parameters_are_shared_by_name_and_checked_by_shape():
     b = jrnn.NetBuilder("n")
     assert b.param("w", [2, 3]) == b.param("w", (2, 3))
-    with pytest.raises(NetError, match=r"parameter 'w' is declared with shape \(3, 2\), but exists with shape \(2, 3\)"):
+    with pytest.raises(
+        NetError,
+        match=r"parameter 'w' is declared with shape \(3, 2\), but exists with shape \(2, 3\)",
+    ):
         b.param("w", [3, 2])
     assert [op.type for op in b.build_init().ops] == ["XavierFill"]
 
@@ -37,14 +40,19 @@ def test_parameters_are_shared_by_name_and_checked_by_shape():
 def test_undefined_reads_are_refused_at_once():
     b = jrnn.NetBuilder("n")
     b.input("input")
-    with pytest.raises(NetError, match=r"op #0 Tanh.*reads blob 'inptu', which is not defined.*did you mean 'input'"):
+    with pytest.raises(
+        NetError,
+        match=r"op #0 Tanh.*reads blob 'inptu', which is not defined.*did you mean 'input'",
+    ):
         b.Tanh("inptu")
 
 
 def test_types_arity_and_arguments_are_checked():
     b = jrnn.NetBuilder("n")
     x = b.input("x")
-    with pytest.raises(UnknownOperatorError, match="unknown operator 'Tahn'; did you mean .*'Tanh'"):
+    with pytest.raises(
+        UnknownOperatorError, match="unknown operator 'Tahn'; did you mean .*'Tanh'"
+    ):
         b.Tahn(x)
     with pytest.raises(OpError, match="op #0 FC.*was given 1"):
         b.FC(x)
@@ -65,5 +73,7 @@ def test_a_step_net_reads_its_parents_blobs_as_external_inputs():
 def test_unknown_output_is_refused():
     b = jrnn.NetBuilder("n")
     b.Tanh(b.input("x"), "hidden")
-    with pytest.raises(NetError, match="no blob 'hiden' to use as an output; did you mean 'hidden'"):
+    with pytest.raises(
+        NetError, match="no blob 'hiden' to use as an output; did you mean 'hidden'"
+    ):
         b.build(outputs=["hiden"])

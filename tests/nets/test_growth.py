@@ -75,6 +75,8 @@ def test_equal_calls_are_checked_once(monkeypatch):
     """An operator's results are bounded by tracing it, which is slower than running it."""
     traced = []
     real = jrnn.nets.lowering.check_call
-    monkeypatch.setattr(jrnn.nets.lowering, "check_call", lambda *args: traced.append(args) or real(*args))
+    monkeypatch.setattr(
+        jrnn.nets.lowering, "check_call", lambda *args: traced.append(args) or real(*args)
+    )
     jrnn.run_net(NETS["chain"](50), {"x": np.ones(4, np.float32), "w": np.ones(4, np.float32)})
     assert len(traced) == 1

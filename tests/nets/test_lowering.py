@@ -19,19 +19,27 @@ def _run(*ops, **blobs):
 
 
 def test_run_net_returns_every_blob_written():
-    got = _run(Op.of("Tanh", ["x"], ["y"]), Op.of("Relu", ["y"], ["y"]), Op.of("Copy", ["y"], ["z"]), x=X)
+    got = _run(
+        Op.of("Tanh", ["x"], ["y"]), Op.of("Relu", ["y"], ["y"]), Op.of("Copy", ["y"], ["z"]), x=X
+    )
     assert list(got) == ["y", "z"]
     np.testing.assert_allclose(got["z"], np.maximum(np.tanh(X), 0), atol=1e-6)
 
 
 def test_undefined_blob_is_named_with_its_neighbors():
-    with pytest.raises(NetError, match=r"op #0 Tanh -> 'y' in net 'n': reads blob 'inptu'.*did you mean 'input'"):
+    with pytest.raises(
+        NetError, match=r"op #0 Tanh -> 'y' in net 'n': reads blob 'inptu'.*did you mean 'input'"
+    ):
         _run(Op.of("Tanh", ["inptu"], ["y"]), input=X)
 
 
 @pytest.mark.parametrize(
     "blobs, rule",
-    [([X], "the blobs are a list"), ({"x": None}, "blob 'x' is None"), ({"x": X, 1: X}, "a blob is named 1")],
+    [
+        ([X], "the blobs are a list"),
+        ({"x": None}, "blob 'x' is None"),
+        ({"x": X, 1: X}, "a blob is named 1"),
+    ],
     ids=["list", "none", "number"],
 )
 def test_blobs_are_a_dict_of_arrays_by_name(blobs, rule):
@@ -41,7 +49,9 @@ def test_blobs_are_a_dict_of_arrays_by_name(blobs, rule):
 
 def test_operators_out_of_order_are_told_apart_from_missing_blobs():
     ops = (Op.of("Tanh", ["b"], ["a"]), Op.of("Tanh", ["a"], ["b"]))
-    with pytest.raises(NetError, match=r"op #0 Tanh.*reads blob 'b', which is first written by op #1 Tanh.*cycle"):
+    with pytest.raises(
+        NetError, match=r"op #0 Tanh.*reads blob 'b', which is first written by op #1 Tanh.*cycle"
+    ):
         _run(*ops)
 
 
@@ -72,11 +82,20 @@ def test_wrong_argument_type_is_named():
 
 
 def test_errors_inside_a_step_net_name_both_nets():
-    step = Net("step", (Op.of("Tanh", ["h_prev"], ["t"]), Op.of("Sum", ["t", "nowhere"], ["h"])), ("x_t", "h_prev"))
+    step = Net(
+        "step",
+        (Op.of("Tanh", ["h_prev"], ["t"]), Op.of("Sum", ["t", "nowhere"], ["h"])),
+        ("x_t", "h_prev"),
+    )
     b = jrnn.NetBuilder("outer")
-    jrnn.recurrent_net(b, step, [("x_t", b.input("x"))], [("h_prev", b.input("h0"))], {"h_prev": "h"})
+    jrnn.recurrent_net(
+        b, step, [("x_t", b.input("x"))], [("h_prev", b.input("h0"))], {"h_prev": "h"}
+    )
     blobs = {"x": np.zeros((2, 1, 3), np.float32), "h0": np.zeros(3, np.float32)}
-    with pytest.raises(NetError, match=r"op #0 Recurrent.* in net 'outer': op #1 Sum -> 'h' in net 'step': .*'nowhere'"):
+    with pytest.raises(
+        NetError,
+        match=r"op #0 Recurrent.* in net 'outer': op #1 Sum -> 'h' in net 'step': .*'nowhere'",
+    ):
         jrnn.run_net(b.build(), blobs)
 
 
@@ -92,7 +111,9 @@ def test_to_jax_leaves_out_what_no_output_needs():
 
 @pytest.mark.exhaustive
 def test_to_jax_under_every_transformation():
-    fn = jrnn.to_jax(Net("n", (Op.of("Tanh", ["x"], ["y"]), Op.of("SumElements", ["y"], ["loss"]))), ["loss"])
+    fn = jrnn.to_jax(
+        Net("n", (Op.of("Tanh", ["x"], ["y"]), Op.of("SumElements", ["y"], ["loss"]))), ["loss"]
+    )
 
     def loss(x):
         return fn({"x": x})["loss"]
@@ -116,9 +137,13 @@ def test_shapes_computed_by_operators_are_static_inside_jit():
     assert fn(np.zeros((2, 3, 4), np.float32)).shape == (2, 12)
 
 
-@pytest.mark.filterwarnings("default")  # as a user has them: an error would end the check that this test is about
+@pytest.mark.filterwarnings(
+    "default"
+)  # as a user has them: an error would end the check that this test is about
 def test_known_integers_keep_64_bits(recwarn):
-    net = Net("n", (Op.of("Mod", ["x"], ["y"], divisor=7),))  # jnp.fmod is a jit, whose trace JAX keeps
+    net = Net(
+        "n", (Op.of("Mod", ["x"], ["y"], divisor=7),)
+    )  # jnp.fmod is a jit, whose trace JAX keeps
     x = np.array([-3, 2**40 + 5, 9])
     y = jrnn.to_jax(net)({"x": x})["y"]
     assert y.dtype == np.int64 and y.tolist() == np.fmod(x, 7).tolist()
@@ -143,7 +168,10 @@ def test_to_jax_refuses_to_round_float64_silently():
 
 
 def test_random_operators_are_functions_of_the_key():
-    net = Net("n", (Op.of("GaussianFill", [], ["a"], shape=[4]), Op.of("GaussianFill", [], ["b"], shape=[4])))
+    net = Net(
+        "n",
+        (Op.of("GaussianFill", [], ["a"], shape=[4]), Op.of("GaussianFill", [], ["b"], shape=[4])),
+    )
     one, two = (jrnn.run_net(net, {}, key=jax.random.key(k)) for k in (0, 1))
     again = jrnn.run_net(net, {}, key=jax.random.key(0))
     np.testing.assert_array_equal(one["a"], again["a"])
@@ -153,12 +181,19 @@ def test_random_operators_are_functions_of_the_key():
 def test_random_operator_without_key_says_how_to_give_one():
     with pytest.raises(OpError, match="op #0 GaussianFill.*key"):
         _run(Op.of("GaussianFill", [], ["a"], shape=[4]))
-    seeded = Op(**{**vars(Op.of("GaussianFill", [], ["a"], shape=[4])), "device_option": DeviceOption(random_seed=7)})
+    seeded = Op(
+        **{
+            **vars(Op.of("GaussianFill", [], ["a"], shape=[4])),
+            "device_option": DeviceOption(random_seed=7),
+        }
+    )
     np.testing.assert_array_equal(_run(seeded)["a"], _run(seeded)["a"])
 
 
 def test_infer_shapes_computes_nothing():
     net = Net("n", (Op.of("FC", ["x", "w", "b"], ["y"]), Op.of("Softmax", ["y"], ["p"])))
     shapes = {"x": (8, 3), "w": (5, 3), "b": (5,)}
-    got = jrnn.nets.infer_shapes(net, {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()})
+    got = jrnn.nets.infer_shapes(
+        net, {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
+    )
     assert got["p"].shape == (8, 5) and got["p"].dtype == jnp.float32

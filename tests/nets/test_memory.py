@@ -43,7 +43,9 @@ def test_no_operator_begins_what_does_not_fit(type):
     inputs, args = CASES[type]
     names = [f"in{k}" for k in range(len(inputs))]
     net = Net("n", (Op.of(type, names, ["y"], **args),))
-    with pytest.raises(OpError, match=f"op #0 {type} -> 'y' in net 'n': .*(bytes|larger|infinity|must)"):
+    with pytest.raises(
+        OpError, match=f"op #0 {type} -> 'y' in net 'n': .*(bytes|larger|infinity|must)"
+    ):
         jrnn.run_net(net, dict(zip(names, inputs)), key=jax.random.key(0))
 
 
@@ -80,7 +82,12 @@ def test_intermediate_results_count():
 
 def test_shapes_are_inferred_without_a_bound():
     net = Net("n", (Op.of("ResizeNearest", ["x"], ["y"], width_scale=1e6, height_scale=1e6),))
-    assert jrnn.nets.infer_shapes(net, {"x": jnp.asarray(IMAGE)})["y"].shape == (1, 1, 2_000_000, 2_000_000)
+    assert jrnn.nets.infer_shapes(net, {"x": jnp.asarray(IMAGE)})["y"].shape == (
+        1,
+        1,
+        2_000_000,
+        2_000_000,
+    )
 
 
 def test_sizes():

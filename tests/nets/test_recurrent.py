@@ -49,7 +49,11 @@ def test_several_sequences_and_outputs_that_are_no_states(x64):
         outputs=["y", "choice"],
         without_gradient=["choice"],
     )
-    assert [(o.all, o.last) for o in out] == [("h_all", "h_last"), ("y_all", ""), ("choice_all", "")]
+    assert [(o.all, o.last) for o in out] == [
+        ("h_all", "h_last"),
+        ("y_all", ""),
+        ("choice_all", ""),
+    ]
     b.SumElements(b.Tanh(b.Mul([b.Tanh("y_all"), "y_all"])), "term")
     b.Sum(["term", b.SumElements(b.Tanh("h_all"))], "loss")
     rng = np.random.default_rng(0)
@@ -126,7 +130,9 @@ def test_two_states_that_feed_each_other_and_an_unused_part(x64):
     step.Sigmoid(step.Sum([p, used]), "q")
     links = {"p_prev": "p", "q_prev": "q"}
     states = [("p_prev", b.input("p0")), ("q_prev", b.input("q0"))]
-    out = jrnn.recurrent_net(b, step.build(), [("x_t", b.input("x"))], states, links, outputs_with_grads=(0, 3))
+    out = jrnn.recurrent_net(
+        b, step.build(), [("x_t", b.input("x"))], states, links, outputs_with_grads=(0, 3)
+    )
     b.Sum([b.SumElements(b.Tanh(out[0].all)), b.SumElements(b.Tanh(out[1].last))], "loss")
     rng = np.random.default_rng(0)
     shapes = {"x": (T, N, 2 * D), "p0": (N, D), "q0": (D,)}
@@ -135,12 +141,16 @@ def test_two_states_that_feed_each_other_and_an_unused_part(x64):
 
 def test_every_blob_of_every_step():
     b = jrnn.NetBuilder("net")
-    out = jrnn.nets.cells.LSTM(b, b.input("x"), None, None, D, 2, "lstm", jrnn.nets.cells.LSTMOptions(forward_only=True))
+    out = jrnn.nets.cells.LSTM(
+        b, b.input("x"), None, None, D, 2, "lstm", jrnn.nets.cells.LSTMOptions(forward_only=True)
+    )
     rng = np.random.default_rng(0)
     blobs = {n: rng.standard_normal(p.shape).astype(np.float32) for n, p in b.params.items()}
     blobs["x"] = rng.standard_normal((T, N, D)).astype(np.float32)
     blobs_of = jrnn.nets.retrieve_step_blobs(b.build(), blobs)
-    assert sorted(n for n in blobs_of if n.startswith("rnn_lstm/gates_t")) == [f"rnn_lstm/gates_t{t}" for t in range(T)]
+    assert sorted(n for n in blobs_of if n.startswith("rnn_lstm/gates_t")) == [
+        f"rnn_lstm/gates_t{t}" for t in range(T)
+    ]
     assert blobs_of["rnn_lstm/gates_t0"].shape == (1, N, 8)
     every = jrnn.run_net(b.build(), blobs)[out.hidden_all]
     for t in range(T):
@@ -154,7 +164,9 @@ def test_mistakes_are_explained():
     net, x, state = step.build(), [("x_t", b.input("x"))], [("h_prev", b.input("h0"))]
 
     def build(inputs=x, states=state, links=None, **options):
-        jrnn.recurrent_net(b, net, inputs, states, {"h_prev": "h"} if links is None else links, **options)
+        jrnn.recurrent_net(
+            b, net, inputs, states, {"h_prev": "h"} if links is None else links, **options
+        )
 
     with pytest.raises(NetError, match="has no sequence"):
         build(inputs=[])

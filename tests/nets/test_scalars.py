@@ -31,19 +31,30 @@ def filled(shape, value, trips):
 
 # name -> what a call gives, for numbers i(2), f(0.5) and a truth value t
 CALLS = {
-    "scan length": lambda i, f, t: jrnn.scan(lambda c, _: (c + 1, c), 0.0, None, length=i(4))[1].tolist(),
+    "scan length": lambda i, f, t: jrnn.scan(lambda c, _: (c + 1, c), 0.0, None, length=i(4))[
+        1
+    ].tolist(),
     "scan reverse": lambda i, f, t: scanned(reverse=t),
     "scan unroll": lambda i, f, t: scanned(unroll=i(2)),
     "scan recompute": lambda i, f, t: scanned(recompute=i(2)),
     "scan strict": lambda i, f, t: scanned(strict=t),
-    "Op.of": lambda i, f, t: jrnn.nets.Op.of("T", axis=i(2), scale=f(0.5), flag=t, dims=[i(1), i(2)], pads=[f(0.5)]),
+    "Op.of": lambda i, f, t: jrnn.nets.Op.of(
+        "T", axis=i(2), scale=f(0.5), flag=t, dims=[i(1), i(2)], pads=[f(0.5)]
+    ),
     "run_net": lambda i, f, t: filled([i(2)], f(0.5), i(4)),
     "NetBuilder.param": lambda i, f, t: layer(
         lambda b, x, lengths: b.param("w", [i(2), i(3)], "ConstantFill", value=f(0.5))
     ),
     "layer": lambda i, f, t: layer(
         lambda b, x, lengths: cells.LSTM(
-            b, x, lengths, None, i(3), i(4), "s", cells.LSTMOptions(forget_bias=f(0.5), drop_states=t)
+            b,
+            x,
+            lengths,
+            None,
+            i(3),
+            i(4),
+            "s",
+            cells.LSTMOptions(forget_bias=f(0.5), drop_states=t),
         )
     ),
     "layers": lambda i, f, t: layer(
@@ -60,7 +71,14 @@ CALLS = {
     ),
     "unrolled layer": lambda i, f, t: layer(
         lambda b, x, lengths: cells.GRU(
-            b, x, None, None, i(3), i(4), "s", cells.GRUOptions(unroll_steps=i(2), linear_before_reset=t)
+            b,
+            x,
+            None,
+            None,
+            i(3),
+            i(4),
+            "s",
+            cells.GRUOptions(unroll_steps=i(2), linear_before_reset=t),
         )
     ),
 }

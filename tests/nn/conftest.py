@@ -26,7 +26,11 @@ class Recording:
     def get(self, case: str, run: str) -> dict[str, np.ndarray]:
         """The arrays of one run of a case (`in`, `full` or `ragged`), by name."""
         prefix = f"{case}|{run}|"
-        return {name.removeprefix(prefix): array for name, array in self._arrays.items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): array
+            for name, array in self._arrays.items()
+            if name.startswith(prefix)
+        }
 
 
 @pytest.fixture(scope="session")

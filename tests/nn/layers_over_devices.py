@@ -32,7 +32,12 @@ def whole(make):
         state = nnx.State({name: nnx.Param(value) for name, value in params.items()})
         module = nnx.merge(graph, state, rest)
         same = module.initial_state(x.shape[1])
-        return module(x), module(x, lengths=lengths, resets=resets), module(x, same), module.step(x[0], same)
+        return (
+            module(x),
+            module(x, lengths=lengths, resets=resets),
+            module(x, same),
+            module.step(x[0], same),
+        )
 
     return run, layer.params()
 
@@ -45,7 +50,9 @@ def of_stack(name, **options):
 
     def run(params, x, lengths, resets):
         stack, one = params
-        noise = dict(recurrent_dropout=1.0, key=jax.random.key(0))  # drawn, but the same on all devices
+        noise = dict(
+            recurrent_dropout=1.0, key=jax.random.key(0)
+        )  # drawn, but the same on all devices
         masks = dict(lengths=lengths, resets=resets)
         packed = nn.pack_padded_sequence(x, lengths, enforce_sorted=False)
         return (
@@ -70,7 +77,9 @@ def own():
     def first(batch):
         return jnp.zeros((batch, 3)), jnp.zeros(batch, jnp.int32), jnp.zeros((batch, 1))
 
-    layer = nn.Recurrent(step, D, first, {"w": jnp.linspace(-1, 1, D * 3).reshape(D, 3)}, rngs=nnx.Rngs(0))
+    layer = nn.Recurrent(
+        step, D, first, {"w": jnp.linspace(-1, 1, D * 3).reshape(D, 3)}, rngs=nnx.Rngs(0)
+    )
 
     def run(params, x, lengths, resets):
         return layer.apply(params, x), layer.apply(params, x, lengths=lengths, resets=resets)
@@ -80,14 +89,19 @@ def own():
 
 STACKS = {name: functools.partial(getattr(nn, name), D, 5) for name in ("RNN", "LSTM", "GRU")}
 CASES = {
-    **{name: functools.partial(whole, make) for name, make in {**test_recurrent_layers.LAYERS, **STACKS}.items()},
+    **{
+        name: functools.partial(whole, make)
+        for name, make in {**test_recurrent_layers.LAYERS, **STACKS}.items()
+    },
     **{name: functools.partial(of_stack, name) for name in ("rnn", "lstm", "gru")},
     "Recurrent": own,
 }
 
 
 def smooth(tree):
-    return [jnp.abs(leaf) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return [
+        jnp.abs(leaf) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
 
 
 def gradients(name, mesh=None):
@@ -102,7 +116,9 @@ def gradients(name, mesh=None):
             return total if mesh is None else jax.lax.psum(total, "batch")
 
         if mesh is not None:
-            part = jax.shard_map(part, mesh=mesh, in_specs=(P(), ROW, P("batch"), ROW), out_specs=P())
+            part = jax.shard_map(
+                part, mesh=mesh, in_specs=(P(), ROW, P("batch"), ROW), out_specs=P()
+            )
         return part(params, x, lengths, resets)
 
     return jax.value_and_grad(loss, (0, 1)), (params, x)
@@ -116,7 +132,9 @@ def main(names):
     jax.config.update("jax_disable_most_optimizations", True)
     errors = {}
     for name in names:
-        ours, theirs = (fn and jax.jit(fn)(*args) for fn, args in (gradients(name, mesh_of(4)), gradients(name)))
+        ours, theirs = (
+            fn and jax.jit(fn)(*args) for fn, args in (gradients(name, mesh_of(4)), gradients(name))
+        )
         pairs = zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True)
         errors[name] = float(max(np.max(np.abs(a - b)) / (1 + np.max(np.abs(b))) for a, b in pairs))
     print(json.dumps(errors))

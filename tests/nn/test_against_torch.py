@@ -18,7 +18,10 @@ FUNCTIONS = {
     "lstm_proj": nn.functional.lstm,
     "gru": nn.functional.gru,
 }
-GRID = ["-".join(map(str, case)) for case in itertools.product(FUNCTIONS, (1, 3), ("uni", "bi"), ("bias", "nobias"))]
+GRID = [
+    "-".join(map(str, case))
+    for case in itertools.product(FUNCTIONS, (1, 3), ("uni", "bi"), ("bias", "nobias"))
+]
 
 
 def case_inputs(recording, case):
@@ -26,7 +29,9 @@ def case_inputs(recording, case):
     inputs = file.get(case, "in")
     x = inputs.pop("x")
     states = tuple(inputs.pop(name) for name in "hc" if name in inputs)
-    seeds = tuple(inputs.pop(f"seed_{name}") for name in ("output", "h", "c") if f"seed_{name}" in inputs)
+    seeds = tuple(
+        inputs.pop(f"seed_{name}") for name in ("output", "h", "c") if f"seed_{name}" in inputs
+    )
     return file, inputs, x, states, seeds
 
 
@@ -39,7 +44,9 @@ def results(run, params, x, states, seeds):
         total = sum(jnp.sum(a * w) for a, w in zip((output, *last), seeds, strict=True))
         return total, (output, last)
 
-    (_, (output, last)), (d_params, d_x, d_states) = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(params, x, states)
+    (_, (output, last)), (d_params, d_x, d_states) = jax.value_and_grad(
+        loss, (0, 1, 2), has_aux=True
+    )(params, x, states)
     return {
         "output": output,
         **{f"last_{name}": state for name, state in zip("hc", last)},
@@ -53,18 +60,24 @@ def compare(actual, recorded, tolerance):
     assert actual.keys() == recorded.keys()
     for name, expected in recorded.items():
         scale = max(1.0, float(np.abs(expected).max()))
-        np.testing.assert_allclose(np.asarray(actual[name]), expected, rtol=0, atol=tolerance * scale, err_msg=name)
+        np.testing.assert_allclose(
+            np.asarray(actual[name]), expected, rtol=0, atol=tolerance * scale, err_msg=name
+        )
 
 
 @pytest.mark.sample("rnn_relu-1-uni-nobias")
 @pytest.mark.parametrize("case", GRID)
 def test_float64_full_and_packed(case, recording, x64):
     file, params, x, states, seeds = case_inputs(recording, case)
-    params, x, states, seeds = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (params, x, states, seeds))
+    params, x, states, seeds = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, jnp.float64), (params, x, states, seeds)
+    )
     function = FUNCTIONS[case.split("-")[0]]
 
     def packed(params, x, hx, lengths):
-        output, last = function(params, nn.pack_padded_sequence(x, lengths, enforce_sorted=False), hx)
+        output, last = function(
+            params, nn.pack_padded_sequence(x, lengths, enforce_sorted=False), hx
+        )
         return nn.pad_packed_sequence(output)[0], last
 
     @jax.jit

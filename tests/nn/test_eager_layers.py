@@ -19,7 +19,9 @@ from jrnn.nn.recurrent import RecurrentLayer
 
 X = jnp.sin(jnp.arange(5 * 2 * 4, dtype=jnp.float32)).reshape(5, 2, 4)
 LENGTHS, RESETS = jnp.array([5, 2]), jnp.arange(10).reshape(5, 2) % 3 == 0
-close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6))
+close = functools.partial(
+    jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+)
 
 
 def rnn(p, h, x):
@@ -52,7 +54,9 @@ CALLS = {
 
 
 @pytest.mark.sample("lengths and resets-LSTM", "gradient-MinGRU", "value-Recurrent")
-@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "MinGRU", "LRU", "MLSTM", "RetNet", "Recurrent"])
+@pytest.mark.parametrize(
+    "name", ["RNN", "LSTM", "GRU", "MinGRU", "LRU", "MLSTM", "RetNet", "Recurrent"]
+)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_second_call_compiles_nothing(call, name):
     layer = make(name)
@@ -61,7 +65,10 @@ def test_a_second_call_compiles_nothing(call, name):
     with compilations() as compiled:
         again = CALLS[call](layer)
     assert not compiled
-    close(nnx.state(first) if call == "gradient" else first, nnx.state(again) if call == "gradient" else again)
+    close(
+        nnx.state(first) if call == "gradient" else first,
+        nnx.state(again) if call == "gradient" else again,
+    )
 
 
 def test_layers_of_one_structure_share_a_program():

@@ -39,7 +39,9 @@ LAYERS = {
 
 def given(name):
     layer, random = LAYERS[name](rngs=nnx.Rngs(0)), np.random.RandomState(0)
-    params = {n: np.asarray(v) + 0.1 * random.standard_normal(v.shape) for n, v in layer.params().items()}
+    params = {
+        n: np.asarray(v) + 0.1 * random.standard_normal(v.shape) for n, v in layer.params().items()
+    }
     layer.load(params)
     return layer, params, random.standard_normal((T, N, D)), random.uniform(0.0, 3.0, (T, N))
 
@@ -52,8 +54,13 @@ def lru(p, h, x, dt):
 
 
 def s5(p, h, x, dt):
-    poles, step = np.minimum(p["Lambda_re"], -1e-4) + 1j * p["Lambda_im"], np.exp(p["log_step"]) * dt
-    h = np.exp(poles * step) * h + (np.exp(poles * step) - 1) / poles * (x @ (p["B_re"] + 1j * p["B_im"]).T)
+    poles, step = (
+        np.minimum(p["Lambda_re"], -1e-4) + 1j * p["Lambda_im"],
+        np.exp(p["log_step"]) * dt,
+    )
+    h = np.exp(poles * step) * h + (np.exp(poles * step) - 1) / poles * (
+        x @ (p["B_re"] + 1j * p["B_im"]).T
+    )
     return h, 2 * (h @ (p["C_re"] + 1j * p["C_im"]).T).real + p["D"] * x
 
 
@@ -83,7 +90,10 @@ def mamba2(p, state, x, dt):
     window = np.concatenate([window, xbc[None]])
     x, b, c = np.split(silu((window * p["conv_weight"].T).sum(0) + p["conv_bias"]), [6, 9])
     own, x = np.log1p(np.exp(own + p["dt_bias"])) * dt, x.reshape(2, 3)
-    S = np.exp(-own * np.exp(p["A_log"]))[:, None, None] * S + own[:, None, None] * b[:, None] * x[:, None]
+    S = (
+        np.exp(-own * np.exp(p["A_log"]))[:, None, None] * S
+        + own[:, None, None] * b[:, None] * x[:, None]
+    )
     y = (np.einsum("s,ksp->kp", c, S) + p["D"][:, None] * x).reshape(6) * silu(gate)
     return (window[1:], S), p["out_proj"] @ (y / np.sqrt((y * y).mean() + 1e-5) * p["norm"])
 
@@ -98,7 +108,9 @@ def loop(name, layer, params, x, dt):
         fresh = jax.tree.map(lambda leaf, n=n: np.asarray(leaf[n]), layer.initial_state(N))
         state = fresh
         for t in range(LENGTHS[n]):
-            state, ys[t, n] = STEPS[name](params, fresh if RESETS[t, n] else state, x[t, n], dt[t, n])
+            state, ys[t, n] = STEPS[name](
+                params, fresh if RESETS[t, n] else state, x[t, n], dt[t, n]
+            )
         ends.append(state)
     return ys, jax.tree.map(lambda *leaves: np.stack(leaves), *ends)
 
@@ -110,7 +122,9 @@ def close(a, b, atol=1e-12):
 @pytest.mark.parametrize("name", LAYERS)
 def test_steps_have_their_own_times(name, x64):
     layer, params, x, dt = given(name)
-    filler = np.where(np.arange(T)[:, None] < LENGTHS, dt, np.nan)  # the times of padding do not matter
+    filler = np.where(
+        np.arange(T)[:, None] < LENGTHS, dt, np.nan
+    )  # the times of padding do not matter
     y, last = layer(x, lengths=LENGTHS, resets=RESETS, dt=filler)
     close((y, last), loop(name, layer, params, x, dt))
     steps, state = [], layer.initial_state(N)
@@ -156,23 +170,36 @@ def test_gradients_of_the_times_are_differences(x64):
         layer, params, x, dt = given(name)
         direction = np.random.RandomState(1).standard_normal((T, N))
         f = jax.jit(
-            lambda dt, layer=layer, params=params, x=x: jnp.sum(jnp.sin(layer.apply(params, x, resets=RESETS, dt=dt)[0]))
+            lambda dt, layer=layer, params=params, x=x: jnp.sum(
+                jnp.sin(layer.apply(params, x, resets=RESETS, dt=dt)[0])
+            )
         )
         slope = np.vdot(jax.grad(f)(dt), direction)
-        np.testing.assert_allclose(slope, (f(dt + 1e-6 * direction) - f(dt - 1e-6 * direction)) / 2e-6, rtol=1e-6)
+        np.testing.assert_allclose(
+            slope, (f(dt + 1e-6 * direction) - f(dt - 1e-6 * direction)) / 2e-6, rtol=1e-6
+        )
 
 
 def test_what_does_not_fit_is_named():
     x = np.zeros((T, N, D))
-    with pytest.raises(LayerError, match="MinGRU: dt is given, but this layer has no time between steps; give LRU"):
+    with pytest.raises(
+        LayerError, match="MinGRU: dt is given, but this layer has no time between steps; give LRU"
+    ):
         nn.MinGRU(D, rngs=nnx.Rngs(0))(x, dt=np.ones((T, N)))
     layer = nn.S5(D, rngs=nnx.Rngs(0))
-    with pytest.raises(LayerError, match=r"S5: dt is float\d\d\[6\]; it must be numbers \[6, 3\], one for each step"):
+    with pytest.raises(
+        LayerError,
+        match=r"S5: dt is float\d\d\[6\]; it must be numbers \[6, 3\], one for each step",
+    ):
         layer(x, dt=np.ones(T))
-    with pytest.raises(LayerError, match=r"S5: dt has a value of -1.0; the time since the last step is at least 0"):
+    with pytest.raises(
+        LayerError, match=r"S5: dt has a value of -1.0; the time since the last step is at least 0"
+    ):
         layer(x, dt=-np.ones((T, N)))
     own = nn.Recurrent(lambda p, h, x: (h, x), D, lambda n: jnp.zeros((n, 1)), {}, rngs=nnx.Rngs(0))
-    with pytest.raises(LayerError, match="Recurrent: dt is given, but .* a Recurrent whose step takes it"):
+    with pytest.raises(
+        LayerError, match="Recurrent: dt is given, but .* a Recurrent whose step takes it"
+    ):
         own(x, dt=np.ones((T, N)))
     with pytest.raises(TypeError, match="dt"):
         decaying(rngs=nnx.Rngs(0))(x)

@@ -20,7 +20,10 @@ def own(param_dtype, rngs):
         h = jnp.tanh(h * p["u"][None] + x @ p["w"])
         return h, h
 
-    start = {"u": np.linspace(0.1, 0.9, 3).astype(param_dtype), "w": np.eye(D, 3, dtype=param_dtype)}
+    start = {
+        "u": np.linspace(0.1, 0.9, 3).astype(param_dtype),
+        "w": np.eye(D, 3, dtype=param_dtype),
+    }
     return nn.Recurrent(step, D, lambda n: jnp.zeros((n, 3), param_dtype), start, rngs=rngs)
 
 
@@ -32,7 +35,18 @@ STACKS = {
 }
 ALL = LAYERS | {"Recurrent": own} | STACKS
 # Rows: no step that counts but with a reset, left padding, holes, and all steps.
-MASK = np.array([[0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 0, 1], [0, 1, 1, 1], [0, 1, 1, 1], [0, 1, 0, 1]], bool)
+MASK = np.array(
+    [
+        [0, 0, 0, 1],
+        [0, 0, 1, 1],
+        [0, 1, 0, 1],
+        [0, 1, 0, 1],
+        [0, 1, 1, 1],
+        [0, 1, 1, 1],
+        [0, 1, 0, 1],
+    ],
+    bool,
+)
 RESETS = np.zeros((T, N), bool)
 # Of a step that counts, of one in a hole, of one before the first, of one after the last.
 RESETS[[3, 4, 1, 3, 6, 5], [0, 1, 1, 2, 2, 3]] = True
@@ -46,8 +60,13 @@ def inputs(fill):
 
 def loss(y, state):
     """Every output and floating state with weights of its own."""
-    leaves = [leaf for leaf in [y, *jax.tree.leaves(state)] if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return sum(jnp.sum(jnp.real(leaf) * jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape)) for leaf in leaves)
+    leaves = [
+        leaf for leaf in [y, *jax.tree.leaves(state)] if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    return sum(
+        jnp.sum(jnp.real(leaf) * jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape))
+        for leaf in leaves
+    )
 
 
 def by_pieces(layer, params, x, first, fresh):
@@ -63,7 +82,10 @@ def by_pieces(layer, params, x, first, fresh):
     axis = 1 if stacked else 0
     ys, states = None, []
     for n in range(N):
-        row = lambda tree, n=n: jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, n, 1, axis), tree)  # noqa: E731
+
+        def row(tree, n=n):
+            return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, n, 1, axis), tree)
+
         bounds = [0, *np.flatnonzero(RESETS[:, n]).tolist(), T]
         pieces = list(itertools.pairwise(bounds))
         both = stacked and layer.layout.bidirectional
@@ -71,7 +93,9 @@ def by_pieces(layer, params, x, first, fresh):
         for k, (start, end) in enumerate(pieces):
             kept = start + np.flatnonzero(MASK[start:end, n])
             begin = row(first) if k == 0 else row(fresh)
-            if both and k < len(pieces) - 1:  # the reverse direction of an earlier piece begins anew
+            if (
+                both and k < len(pieces) - 1
+            ):  # the reverse direction of an earlier piece begins anew
                 begin = mixed(begin, row(fresh))
             elif both:
                 begin = mixed(begin, row(first))
@@ -91,7 +115,11 @@ def by_pieces(layer, params, x, first, fresh):
 
 def mixed(forward, reverse):
     """A state [L K, ...] of two directions, with those of the reverse directions from another."""
-    return jax.tree.map(lambda a, b: jnp.where((jnp.arange(len(a)) % 2 == 0).reshape(-1, 1, 1), a, b), forward, reverse)
+    return jax.tree.map(
+        lambda a, b: jnp.where((jnp.arange(len(a)) % 2 == 0).reshape(-1, 1, 1), a, b),
+        forward,
+        reverse,
+    )
 
 
 def run_stack_with(layer, params, x, state, **masks):
@@ -105,10 +133,14 @@ def run_stack_with(layer, params, x, state, **masks):
 def test_results_are_those_of_the_steps_that_count(name, x64):
     layer = ALL[name](param_dtype=np.float64, rngs=nnx.Rngs(0))
     random, stacked = np.random.RandomState(1), name in STACKS
-    params = {n: np.asarray(v) + 0.3 * random.standard_normal(v.shape) for n, v in layer.params().items()}
+    params = {
+        n: np.asarray(v) + 0.3 * random.standard_normal(v.shape) for n, v in layer.params().items()
+    }
     if stacked:
         state = jax.tree.map(np.zeros_like, layer(inputs(0.0))[1])
-        first, fresh = (jax.tree.map(lambda v: 0.3 * random.standard_normal(v.shape), state) for _ in range(2))
+        first, fresh = (
+            jax.tree.map(lambda v: 0.3 * random.standard_normal(v.shape), state) for _ in range(2)
+        )
         options = {"reset_state": fresh}
     else:
         fresh, options = layer.initial_state(N), {}
@@ -119,7 +151,9 @@ def test_results_are_those_of_the_steps_that_count(name, x64):
         def of(params, x, first):
             if stacked:
                 own = nnx.merge(*nnx.split(layer))
-                y, state = run_stack_with(own, params, x, first, mask=MASK, resets=RESETS, **options)
+                y, state = run_stack_with(
+                    own, params, x, first, mask=MASK, resets=RESETS, **options
+                )
             else:
                 y, state = layer.apply(params, x, first, mask=MASK, resets=RESETS)
             return loss(y, state), (y, state)
@@ -136,7 +170,9 @@ def test_results_are_those_of_the_steps_that_count(name, x64):
 
     (_, results), gradients = masked(params, inputs(np.nan), first)
     (_, wanted), slopes = expected(params, inputs(0.0), first)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), results, wanted)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), results, wanted
+    )
     for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(slopes)):
         if a.dtype != jax.dtypes.float0:
             np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
@@ -150,10 +186,14 @@ def test_pieces_and_steps_are_the_whole(name, x64):
     for size in (1, 3):
         state, parts = layer.initial_state(N), []
         for k in range(0, T, size):
-            y, state = layer(x[k : k + size], state, **{n: m[k : k + size] for n, m in masks.items()})
+            y, state = layer(
+                x[k : k + size], state, **{n: m[k : k + size] for n, m in masks.items()}
+            )
             parts.append(y)
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), (jnp.concatenate(parts), state), (whole, last)
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12),
+            (jnp.concatenate(parts), state),
+            (whole, last),
         )
     step, state = nn.compiled_step(layer), layer.initial_state(N)
     for t in range(T):
@@ -162,7 +202,9 @@ def test_pieces_and_steps_are_the_whole(name, x64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), state, last)
     if name in STACKS:
         y, state = nn.chunked(layer, x, size=3, **masks)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), (y, state), (whole, last))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), (y, state), (whole, last)
+        )
 
 
 def test_layouts_and_packed_sequences():
@@ -183,9 +225,15 @@ def test_layouts_and_packed_sequences():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mask": MASK.astype(int)}, r"GRU: mask is int\d\d; it must be booleans; give mask.astype\(bool\)"),
+        (
+            {"mask": MASK.astype(int)},
+            r"GRU: mask is int\d\d; it must be booleans; give mask.astype\(bool\)",
+        ),
         ({"mask": MASK.T}, r"GRU: mask is \[4, 7\]; it must be \[7, 4\], one for each step"),
-        ({"mask": MASK, "return_states": "all"}, "return_states is 'all'; with a mask only the last states are known"),
+        (
+            {"mask": MASK, "return_states": "all"},
+            "return_states is 'all'; with a mask only the last states are known",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(given, message):

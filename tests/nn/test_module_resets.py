@@ -37,9 +37,13 @@ def one_or_pair(states):
 def apart(call, params, x, hx, reset_state, directions):
     """The outputs and last states of PIECES as sequences of their own, put together."""
     ends = np.array([end - start for _, start, end in PIECES])
-    steps = np.minimum(np.arange(T)[:, None], ends - 1) + np.array([start for _, start, _ in PIECES])
+    steps = np.minimum(np.arange(T)[:, None], ends - 1) + np.array(
+        [start for _, start, _ in PIECES]
+    )
     sequence = np.array([n for n, _, _ in PIECES])
-    begins = np.array([start == 0 and not RESETS[0, n] for n, start, _ in PIECES])  # from hx, and not from reset_state
+    begins = np.array(
+        [start == 0 and not RESETS[0, n] for n, start, _ in PIECES]
+    )  # from hx, and not from reset_state
     finishes = np.array([end == LENGTHS[n] for n, _, end in PIECES])
 
     def first(start, fresh):
@@ -68,8 +72,12 @@ def test_a_sequence_is_that_of_its_pieces(case, x64):
     layout = nn.Layout(unit, D, H, **options)
     call = getattr(functional, case[:4].strip(", "))
     params = layout.init(jax.random.key(0), jnp.float64)
-    sizes = [(layout.num_layers * layout.directions, 3, size) for size in (layout.output_size, H)][: unit.states]
-    hx, reset_state = (one_or_pair([normal(seed + len(s), *s) for seed, s in enumerate(sizes, k)]) for k in (1, 7))
+    sizes = [(layout.num_layers * layout.directions, 3, size) for size in (layout.output_size, H)][
+        : unit.states
+    ]
+    hx, reset_state = (
+        one_or_pair([normal(seed + len(s), *s) for seed, s in enumerate(sizes, k)]) for k in (1, 7)
+    )
 
     def in_one(*args):
         params, x, hx, reset_state = args
@@ -78,7 +86,10 @@ def test_a_sequence_is_that_of_its_pieces(case, x64):
     def loss(run):
         def weighed(*args):
             out = run(*args)
-            return sum(jnp.sum(leaf * normal(k, *leaf.shape)) for k, leaf in enumerate(jax.tree.leaves(out))), out
+            return sum(
+                jnp.sum(leaf * normal(k, *leaf.shape))
+                for k, leaf in enumerate(jax.tree.leaves(out))
+            ), out
 
         return jax.value_and_grad(weighed, argnums=(0, 1, 2, 3), has_aux=True)
 
@@ -86,7 +97,9 @@ def test_a_sequence_is_that_of_its_pieces(case, x64):
     actual = jax.jit(loss(in_one))(*args)
     with jrnn.plain_scans():
         expected = by_numpy(loss(lambda *args: apart(call, *args, layout.directions)))(*args)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12, rtol=1e-12), actual, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12, rtol=1e-12), actual, expected
+    )
     assert jax.tree.leaves(actual)[0].dtype == "float64"
     assert all(np.any(gradient) for gradient in jax.tree.leaves(actual[1][3]))
 
@@ -106,7 +119,9 @@ def test_every_layout_and_piecewise_call_agrees():
     @jax.jit
     def run(resets):
         traced.append(1)
-        return module(x, hx, lengths=lengths, resets=resets, reset_state=fresh, return_states="all+initial")
+        return module(
+            x, hx, lengths=lengths, resets=resets, reset_state=fresh, return_states="all+initial"
+        )
 
     assert float(jnp.abs(run(RESETS)[0] - run(~RESETS)[0]).max()) > 0.01
     assert len(traced) == 1
@@ -116,7 +131,9 @@ def test_every_layout_and_piecewise_call_agrees():
     def others():
         given = {"lengths": lengths, "resets": RESETS, "reset_state": fresh}
         by_row = given | {"resets": RESETS.T}
-        packed, _ = module(nn.pack_padded_sequence(x, lengths), hx, resets=RESETS, reset_state=fresh)
+        packed, _ = module(
+            nn.pack_padded_sequence(x, lengths), hx, resets=RESETS, reset_state=fresh
+        )
         return (
             turned(x.swapaxes(0, 1), hx, **by_row),
             nn.chunked(module, x, hx, size=3, **given),
@@ -153,10 +170,22 @@ def test_a_state_goes_back_to_zeros_where_none_is_given():
     "given, message",
     [
         ({"resets": np.zeros((T, 3))}, r"GRU: resets is float\d\d; it must be booleans"),
-        ({"resets": RESETS[:-1]}, r"GRU: resets is \[6, 3\]; it must be \[7, 3\], one for each step"),
-        ({"resets": RESETS, "reset_state": np.zeros((2, 3, H))}, r"the state h of reset_state is \[2, 3, 3\] but must"),
-        ({"resets": RESETS, "reset_state": (0, 0)}, r"reset_state must be one array \[1, 3, 3\], but is 2 values"),
-        ({"reset_state": np.zeros((1, 3, H))}, "GRU: reset_state is given without resets; give resets too"),
+        (
+            {"resets": RESETS[:-1]},
+            r"GRU: resets is \[6, 3\]; it must be \[7, 3\], one for each step",
+        ),
+        (
+            {"resets": RESETS, "reset_state": np.zeros((2, 3, H))},
+            r"the state h of reset_state is \[2, 3, 3\] but must",
+        ),
+        (
+            {"resets": RESETS, "reset_state": (0, 0)},
+            r"reset_state must be one array \[1, 3, 3\], but is 2 values",
+        ),
+        (
+            {"reset_state": np.zeros((1, 3, H))},
+            "GRU: reset_state is given without resets; give resets too",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(given, message):

@@ -34,8 +34,12 @@ def test_names_and_shapes_are_pytorchs(kind, case, recording):
     recorded = recording(f"torch_{kind.lower()}.npz").get(f"{prefix}-{case}", "in")
     layers, way, bias = case.split("-")
     module = make(kind, 2, 3, int(layers), bidirectional=way == "bi", bias=bias == "bias")
-    expected = {name: value.shape for name, value in recorded.items() if name.startswith(("weight", "bias"))}
-    assert [(name, value.shape) for name, value in module.params().items()] == list(expected.items())
+    expected = {
+        name: value.shape for name, value in recorded.items() if name.startswith(("weight", "bias"))
+    }
+    assert [(name, value.shape) for name, value in module.params().items()] == list(
+        expected.items()
+    )
     assert set(nnx.state(module, nnx.Param).keys()) == set(expected)
 
 
@@ -50,17 +54,26 @@ def test_first_values_are_uniform(kind):
         else:
             assert abs(value).max() <= 0.1 and abs(value).max() > 0.095, name
             assert abs(value.std() - 0.1 / np.sqrt(3)) < 0.012, name
-    assert not np.array_equal(module.weight_ih_l0[...][:50, :50], module.weight_hh_l0[...][:50, :50])
+    assert not np.array_equal(
+        module.weight_ih_l0[...][:50, :50], module.weight_hh_l0[...][:50, :50]
+    )
 
 
 @pytest.mark.sample("GRU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_layouts_of_the_input_agree(kind):
-    module, turned = make(kind, bidirectional=True), make(kind, bidirectional=True, batch_first=True)
+    module, turned = (
+        make(kind, bidirectional=True),
+        make(kind, bidirectional=True, batch_first=True),
+    )
 
     @jax.jit
     def runs(x):
-        return module(x), turned(x.swapaxes(0, 1)), [module(x[:, n], lengths=np.int32(T)) for n in range(N)]
+        return (
+            module(x),
+            turned(x.swapaxes(0, 1)),
+            [module(x[:, n], lengths=np.int32(T)) for n in range(N)],
+        )
 
     (output, last), (other, other_last), singles = jax.device_get(runs(X))
     np.testing.assert_array_equal(other.swapaxes(0, 1), output)
@@ -95,7 +108,9 @@ def test_streaming_equals_the_whole(kind):
     np.testing.assert_allclose(np.concatenate([first, second]), output, atol=1e-5)
     alone, alone_state = module.step(X[0, 0])
     np.testing.assert_allclose(alone, output[0, 0], atol=1e-5)
-    assert jax.tree.map(jnp.shape, alone_state) == jax.tree.map(lambda leaf: (2, leaf.shape[2]), last)
+    assert jax.tree.map(jnp.shape, alone_state) == jax.tree.map(
+        lambda leaf: (2, leaf.shape[2]), last
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,7 +125,9 @@ def test_cells_are_one_step_of_the_layer(kind):
     np.testing.assert_allclose(state[0] if kind == "LSTM" else state, output[-1], atol=1e-6)
     single = cell(X[0, 0])
     assert jax.tree.map(jnp.shape, single) == jax.tree.map(lambda leaf: (H,), state)
-    with pytest.raises(LayerError, match=rf"{kind}Cell: x is \[2, 7\] but must be \[3\] or \[N, 3\]"):
+    with pytest.raises(
+        LayerError, match=rf"{kind}Cell: x is \[2, 7\] but must be \[3\] or \[N, 3\]"
+    ):
         cell(np.ones((2, 7)))
 
 
@@ -128,14 +145,19 @@ def test_dropout_follows_train_and_eval():
     assert (first != second).any()
     key = jax.random.key(0)
     np.testing.assert_array_equal(module(X, rngs=key)[0], module(X, rngs=key)[0])
-    np.testing.assert_array_equal(module(X, rngs=nnx.Rngs(4))[0], module(X, rngs=nnx.Rngs(4).dropout)[0])
+    np.testing.assert_array_equal(
+        module(X, rngs=nnx.Rngs(4))[0], module(X, rngs=nnx.Rngs(4).dropout)[0]
+    )
     module.eval()
     np.testing.assert_array_equal(module(X)[0], module(X)[0])
     noisy = nnx.view(module, deterministic=False)
     assert (noisy(X)[0] != noisy(X)[0]).any() and module.deterministic
     module.train()
     assert (module(X)[0] != module(X)[0]).any()
-    with pytest.raises(LayerError, match="rngs is of type int; it must be flax.nnx.Rngs, one of its streams, or a key"):
+    with pytest.raises(
+        LayerError,
+        match="rngs is of type int; it must be flax.nnx.Rngs, one of its streams, or a key",
+    ):
         module(X, rngs=0)
 
 
@@ -162,12 +184,16 @@ def test_vmap_over_parameters():
     outputs = jax.device_get(jax.jit(jax.vmap(lambda p: nn.functional.gru(p, X)[0]))(params))
     for k in range(3):
         one = {name: value[k] for name, value in params.items()}
-        np.testing.assert_allclose(outputs[k], by_numpy(lambda p: nn.functional.gru(p, X)[0])(one), atol=1e-6)
+        np.testing.assert_allclose(
+            outputs[k], by_numpy(lambda p: nn.functional.gru(p, X)[0])(one), atol=1e-6
+        )
 
 
 @pytest.mark.exhaustive
 def test_second_derivatives(x64):
-    params = {name: jnp.asarray(value, jnp.float64) for name, value in make("LSTM").params().items()}
+    params = {
+        name: jnp.asarray(value, jnp.float64) for name, value in make("LSTM").params().items()
+    }
     x, v = jnp.asarray(X[:3], jnp.float64), jnp.ones((3, N, D))
 
     def gradient(x):
@@ -194,7 +220,11 @@ def test_second_derivatives(x64):
         ((D, H), {"dropout": "0.1"}, "dropout is '0.1'; a probability lies"),
         ((D, H), {"unroll": 0}, "unroll is 0; it must be an integer of at least 1"),
         ((D, H), {"dtype": "bf16"}, "dtype is 'bf16'; it must be a floating type"),
-        ((D, H), {"param_dtype": jnp.int32}, "param_dtype is .*int32.*; it must be a floating type"),
+        (
+            (D, H),
+            {"param_dtype": jnp.int32},
+            "param_dtype is .*int32.*; it must be a floating type",
+        ),
         ((D, H), {"rngs": 0}, r"rngs is of type int; give flax.nnx.Rngs\(seed\)"),
     ],
 )
@@ -207,18 +237,29 @@ def test_impossible_modules_are_errors(arguments, settings, message):
 @pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"])
 def test_help_shows_every_argument(name):
     taken = inspect.signature(getattr(nn, name)).parameters
-    assert not {p.kind for p in taken.values()} & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}
+    assert not {p.kind for p in taken.values()} & {
+        inspect.Parameter.VAR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    }
     # Python 3.13 breaks the line
     shown = re.sub(r"[\s|]+", "", pydoc.render_doc(getattr(nn, name), renderer=pydoc.plaintext))
     assert f"{name}({next(iter(taken.values()))}".replace(" ", "") in shown
-    one_each = {"nonlinearity": "relu", "bidirectional": True, "proj_size": 1, "bias": False, "dtype": jnp.float32}
+    one_each = {
+        "nonlinearity": "relu",
+        "bidirectional": True,
+        "proj_size": 1,
+        "bias": False,
+        "dtype": jnp.float32,
+    }
     sizes = {"input_size": D, "hidden_size": H, "num_layers": 2, "rngs": nnx.Rngs(0)}
     for option in taken:
         given = {n: v for n, v in sizes.items() if n in taken}
         given.setdefault(option, one_each.get(option, taken[option].default))
         module = getattr(nn, name)(**given)
         assert type(module) is getattr(nn, name)
-    assert ("proj_size" in taken) == (name == "LSTM") and ("executor" in taken) == (not name.endswith("Cell"))
+    assert ("proj_size" in taken) == (name == "LSTM") and ("executor" in taken) == (
+        not name.endswith("Cell")
+    )
     assert {"batch_first", "dropout", "key"} < set(inspect.signature(nn.functional.gru).parameters)
 
 
@@ -232,7 +273,10 @@ def test_a_module_of_ones_own_has_its_own_signature():
 
 
 def test_dropout_between_one_layer_warns():
-    with pytest.warns(UserWarning, match="LSTM: dropout = 0.5 drops outputs of every layer but the last, and there is one"):
+    with pytest.warns(
+        UserWarning,
+        match="LSTM: dropout = 0.5 drops outputs of every layer but the last, and there is one",
+    ):
         module = nn.LSTM(D, H, dropout=0.5, rngs=nnx.Rngs(0))
     assert module.settings.dropout == 0.5
     with pytest.warns(UserWarning, match="gru: dropout = 0.5"):
@@ -251,7 +295,9 @@ def test_sizes_may_be_numpys():
 
 
 def test_an_unknown_nonlinearity_is_an_error():
-    with pytest.raises(LayerError, match="nonlinearity is 'than'; it must be 'tanh' or 'relu'; did you mean 'tanh'"):
+    with pytest.raises(
+        LayerError, match="nonlinearity is 'than'; it must be 'tanh' or 'relu'; did you mean 'tanh'"
+    ):
         nn.RNN(D, H, nonlinearity="than", rngs=nnx.Rngs(0))
     with pytest.raises(LayerError, match="only an LSTM has a projection"):
         nn.Layout(make("GRU").layout.unit, D, H, proj_size=2)
@@ -276,11 +322,21 @@ def test_an_unknown_nonlinearity_is_an_error():
             None,
             r"the state c of hx is \[2, 2, 4\] but must be \[1, 2, 4\]",
         ),
-        (X[:, 0], (np.zeros((1, N, H)),) * 2, None, r"the state h of hx is \[1, 2, 4\] but must be \[1, 4\]"),
+        (
+            X[:, 0],
+            (np.zeros((1, N, H)),) * 2,
+            None,
+            r"the state h of hx is \[1, 2, 4\] but must be \[1, 4\]",
+        ),
         (X[:, 0], (np.zeros(H),) * 2, None, r"the state h of hx is \[4\] but must be \[1, 4\]"),
         (X[:, 0], (0.0, 0.0), None, r"the state h of hx is \[\] but must be \[1, 4\]"),
         (None, None, None, "LSTM: x is of type NoneType; it must be an array"),
-        (X, None, [6, 1], r"lengths\[0\] is 6, but the sequences have 5 steps; lengths must lie between 0 and 5"),
+        (
+            X,
+            None,
+            [6, 1],
+            r"lengths\[0\] is 6, but the sequences have 5 steps; lengths must lie between 0 and 5",
+        ),
         (X, None, [3, -1], r"lengths\[1\] is -1"),
         (X, None, [3], r"lengths are \[1\]; they must be \[2\], one for each sequence"),
         (X, None, [1.0, 2.0], "they must be integers"),
@@ -293,7 +349,12 @@ def test_an_unknown_nonlinearity_is_an_error():
             None,
             r"the state c of hx is of type NoneType; it must be an array \[1, 2, 4\]",
         ),
-        (X, (np.zeros((1, N, H), np.complex64),) * 2, None, "the state h of hx is complex64; it must be real"),
+        (
+            X,
+            (np.zeros((1, N, H), np.complex64),) * 2,
+            None,
+            "the state h of hx is complex64; it must be real",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(x, hx, lengths, message):
@@ -306,13 +367,19 @@ def test_states_and_steps_that_do_not_fit_are_named():
         make("GRU")(X, (np.zeros((1, N, H)),) * 2)
     with pytest.raises(LayerError, match="a bidirectional stack needs the whole sequence"):
         make("GRU", bidirectional=True).step(X[0])
-    with pytest.raises(LayerError, match=r"GRU.step: x is \[5, 2, 3\] but must be \[3\] or \[N, 3\]"):
+    with pytest.raises(
+        LayerError, match=r"GRU.step: x is \[5, 2, 3\] but must be \[3\] or \[N, 3\]"
+    ):
         make("GRU").step(X)
     with pytest.raises(LayerError, match="GRU.step: x is of type str"):
         make("GRU").step("x")
-    with pytest.raises(LayerError, match=r"a step takes x of one step, \[N, 3\], not a PackedSequence"):
+    with pytest.raises(
+        LayerError, match=r"a step takes x of one step, \[N, 3\], not a PackedSequence"
+    ):
         make("GRU").step(nn.pack_sequence([X[:, 0]]))
-    with pytest.raises(LayerError, match="gru: key is of type int; it must be one that jax.random.key makes"):
+    with pytest.raises(
+        LayerError, match="gru: key is of type int; it must be one that jax.random.key makes"
+    ):
         nn.functional.gru(make("GRU").params(), X, zoneout=0.5, key=0)
 
 
@@ -320,7 +387,12 @@ def test_states_and_steps_that_do_not_fit_are_named():
     ("kind", "arguments", "options", "given"),
     [
         ("LSTM", (3, 4), {"num_layers": 2}, "LSTM(3, 4, num_layers=2)"),
-        ("GRU", (3, 4), {"num_layers": 2, "bidirectional": True}, "GRU(3, 4, num_layers=2, bidirectional=True)"),
+        (
+            "GRU",
+            (3, 4),
+            {"num_layers": 2, "bidirectional": True},
+            "GRU(3, 4, num_layers=2, bidirectional=True)",
+        ),
         ("GRU", (3, 5), {"bias": False}, "GRU(3, 5, bias=False)"),
         ("RNN", (3, 4), {}, "RNN(3, 4)"),
     ],
@@ -334,12 +406,16 @@ def test_parameters_of_another_layer_are_named(kind, arguments, options, given):
 
 
 def test_load_does_not_take_a_path():
-    with pytest.raises(LayerError, match="not 'lstm.pt'; jrnn.interop.load_state_dict reads one from a file"):
+    with pytest.raises(
+        LayerError, match="not 'lstm.pt'; jrnn.interop.load_state_dict reads one from a file"
+    ):
         nn.LSTM(3, 4, rngs=nnx.Rngs(0)).load("lstm.pt")
 
 
 def test_an_unknown_argument_suggests_positional_ones():
-    with pytest.raises(LayerError, match="no setting is called 'num_layer'; did you mean 'num_layers'"):
+    with pytest.raises(
+        LayerError, match="no setting is called 'num_layer'; did you mean 'num_layers'"
+    ):
         nn.LSTM(3, 4, num_layer=2, rngs=nnx.Rngs(0))
 
 
@@ -349,9 +425,15 @@ def test_an_unknown_argument_suggests_positional_ones():
         ({"weight_ih_l0": None}, "the parameters lack 'weight_ih_l0'; did you mean"),
         ({"weight_hh_l1": None}, r"the parameters lack 'weight_hh_l1' \[12, 4\]"),
         ({"weight_hh_l0": np.ones((12, 5))}, r"weight_hh_l0 is \[12, 5\] but must be \[12, 4\]"),
-        ({"weight_ih_l0": np.ones((11, 3))}, "its rows must be 3 times the hidden size, .* gates r, z, n"),
+        (
+            {"weight_ih_l0": np.ones((11, 3))},
+            "its rows must be 3 times the hidden size, .* gates r, z, n",
+        ),
         ({"weight_ih_l0": np.ones(12)}, r"weight_ih_l0 is \[12\] but must be a matrix"),
-        ({"bias_hi_l0": np.ones(12)}, "the parameter 'bias_hi_l0' has no place here; did you mean 'bias_ih_l0'"),
+        (
+            {"bias_hi_l0": np.ones(12)},
+            "the parameter 'bias_hi_l0' has no place here; did you mean 'bias_ih_l0'",
+        ),
     ],
 )
 def test_parameters_that_do_not_fit_are_named(change, message):

@@ -28,8 +28,12 @@ def test_packing_and_padding(lengths):
     assert packed.data.shape == (4 * len(lengths), 2)
     np.testing.assert_array_equal(packed.data[: len(rows)], rows)
     assert not packed.data[len(rows) :].any()
-    np.testing.assert_array_equal(packed.batch_sizes, [sum(t < length for length in lengths) for t in range(4)])
-    back, unpacked_lengths = nn.pad_packed_sequence(packed, batch_first=True, padding_value=-1.0, total_length=6)
+    np.testing.assert_array_equal(
+        packed.batch_sizes, [sum(t < length for length in lengths) for t in range(4)]
+    )
+    back, unpacked_lengths = nn.pad_packed_sequence(
+        packed, batch_first=True, padding_value=-1.0, total_length=6
+    )
     np.testing.assert_array_equal(unpacked_lengths, lengths)
     expected = np.full((6, len(lengths), 2), -1, np.float32)
     for n, length in enumerate(lengths):
@@ -46,11 +50,15 @@ def test_padding_does_not_enter_and_gets_no_gradient():
 
 def test_sequences_of_a_list():
     sequences = [np.full((length, 2), length, np.float32) for length in (1, 3, 0)]
-    packed = nn.pack_sequence(sequences, enforce_sorted=False, total_length=nn.bucket(3, least=4), capacity=4)
+    packed = nn.pack_sequence(
+        sequences, enforce_sorted=False, total_length=nn.bucket(3, least=4), capacity=4
+    )
     np.testing.assert_array_equal(packed.data[:, 0], [3, 1, 3, 3])
     np.testing.assert_array_equal(packed.batch_sizes, [2, 1, 1, 0])
     np.testing.assert_array_equal(packed.lengths, [1, 3, 0])
-    np.testing.assert_array_equal(nn.pad_sequence(sequences, batch_first=True)[1], np.full((3, 2), 3))
+    np.testing.assert_array_equal(
+        nn.pad_sequence(sequences, batch_first=True)[1], np.full((3, 2), 3)
+    )
 
 
 def test_a_list_may_be_differentiated():
@@ -66,7 +74,9 @@ def test_modules_take_and_give_packed_sequences():
     module = nn.LSTM(2, 3, num_layers=2, bidirectional=True, batch_first=True, rngs=nnx.Rngs(0))
     x = np.random.RandomState(0).standard_normal((3, 5, 2)).astype(np.float32)
     lengths = [2, 5, 0]
-    packed = nn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False, capacity=nn.bucket(7))
+    packed = nn.pack_padded_sequence(
+        x, lengths, batch_first=True, enforce_sorted=False, capacity=nn.bucket(7)
+    )
     output, (h, c) = jax.jit(lambda packed: module(packed))(packed)
     assert isinstance(output, nn.PackedSequence) and output.data.shape == (8, 6)
     padded, unpacked_lengths = nn.pad_packed_sequence(output, batch_first=True)
@@ -83,7 +93,9 @@ def test_modules_take_and_give_packed_sequences():
 
 def test_too_small_a_capacity_is_never_silent():
     x = jnp.ones((3, 2))
-    with pytest.raises(LayerError, match=r"add up to 5 rows, but capacity is 4; bucket\(sum\(lengths\)\) is 8"):
+    with pytest.raises(
+        LayerError, match=r"add up to 5 rows, but capacity is 4; bucket\(sum\(lengths\)\) is 8"
+    ):
         nn.pack_padded_sequence(x, [3, 2], capacity=4)
     packed = jax.jit(lambda lengths: nn.pack_padded_sequence(x, lengths, capacity=4))
     assert np.isfinite(packed(jnp.array([3, 1])).data).all()
@@ -92,7 +104,9 @@ def test_too_small_a_capacity_is_never_silent():
 
 def test_what_does_not_fit_is_an_error():
     x = jnp.ones((3, 2))
-    with pytest.raises(LayerError, match=r"lengths are \[1, 3\]; sort them in descending order, or give enforce"):
+    with pytest.raises(
+        LayerError, match=r"lengths are \[1, 3\]; sort them in descending order, or give enforce"
+    ):
         nn.pack_padded_sequence(x, [1, 3])
     with pytest.raises(LayerError, match=r"lengths\[1\] is -1"):
         nn.pack_padded_sequence(x, [1, -1])
@@ -106,7 +120,9 @@ def test_what_does_not_fit_is_an_error():
         nn.pack_padded_sequence(x, [3, 1], capacity=8.0)
     with pytest.raises(LayerError, match=r"x is \[3\]; it must be \[T, N, ...\]"):
         nn.pack_padded_sequence(jnp.ones(3), [1])
-    with pytest.raises(LayerError, match="total_length is 2, but the packed sequences may have 3 steps"):
+    with pytest.raises(
+        LayerError, match="total_length is 2, but the packed sequences may have 3 steps"
+    ):
         nn.pad_packed_sequence(nn.pack_padded_sequence(x, [3, 1]), total_length=2)
     with pytest.raises(LayerError, match="total_length is 1, but a sequence has 2 steps"):
         nn.pad_sequence([np.ones(2)], total_length=1)
@@ -127,7 +143,9 @@ def test_there_are_few_buckets():
     assert len({nn.bucket(n) for n in range(1, 1025)}) == 1 + 4 * 7
     assert nn.bucket(np.int64(9)) == nn.bucket(jnp.array(9)) == 10
     for length in (-1, 2.5, "a"):
-        with pytest.raises(LayerError, match=f"length is {length!r}; it must be an integer of at least 0"):
+        with pytest.raises(
+            LayerError, match=f"length is {length!r}; it must be an integer of at least 0"
+        ):
             nn.bucket(length)
     with pytest.raises(LayerError, match="batch_size is 0"):
         nn.bucketed([[1]], 0)

@@ -12,7 +12,10 @@ LENGTHS = np.array([3, 0, 5, 1])
 UNITS = {"rnn": units.RNN_TANH, "lstm": units.LSTM, "gru": units.GRU}
 EXTRAS = {
     "plain": ({"num_layers": 1}, {}),
-    "everything": ({"layer_norm": True}, {"dropout": 0.3, "recurrent_dropout": 0.3, "zoneout": 0.3}),
+    "everything": (
+        {"layer_norm": True},
+        {"dropout": 0.3, "recurrent_dropout": 0.3, "zoneout": 0.3},
+    ),
 }
 
 
@@ -21,7 +24,9 @@ def normal(seed, *shape):
 
 
 def make(kind, num_layers=2, bidirectional=True, **settings):
-    layout = nn.Layout(UNITS[kind], D, H, num_layers=num_layers, bidirectional=bidirectional, **settings)
+    layout = nn.Layout(
+        UNITS[kind], D, H, num_layers=num_layers, bidirectional=bidirectional, **settings
+    )
     params = layout.init(jax.random.key(0))
     rows = num_layers * (2 if bidirectional else 1)
     states = tuple(normal(k, rows, N, H) for k in range(UNITS[kind].states))
@@ -90,7 +95,9 @@ def test_one_program_serves_all_lengths():
     @jax.jit
     def run(x, lengths):
         traced.append(1)
-        return function(params, x, hx, lengths=lengths)[0], nn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        return function(params, x, hx, lengths=lengths)[0], nn.pack_padded_sequence(
+            x, lengths, enforce_sorted=False
+        )
 
     for lengths in (LENGTHS, LENGTHS[::-1].copy(), np.zeros(N, int)):
         run(padded(0.0), lengths)

@@ -42,7 +42,12 @@ def made(name, **options):
     """A layer whose parameters are all random, so that each of them changes the output."""
     layer = LAYERS[name](rngs=nnx.Rngs(0), **options)
     random = np.random.RandomState(5)
-    layer.load({n: np.asarray(v + 0.3 * random.standard_normal(v.shape), v.dtype) for n, v in host(layer.params()).items()})
+    layer.load(
+        {
+            n: np.asarray(v + 0.3 * random.standard_normal(v.shape), v.dtype)
+            for n, v in host(layer.params()).items()
+        }
+    )
     return layer
 
 
@@ -62,8 +67,12 @@ def ragged(x, filler=np.nan):
 def loss(layer, params, x, state, lengths, resets):
     """Every output and every floating state with weights of its own, so that no error cancels; and these."""
     y, end = layer.apply(params, x, state, lengths=lengths, resets=resets)
-    leaves = [leaf for leaf in [y, *jax.tree.leaves(end)] if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    weighed = [jnp.cos(jnp.arange(leaf.size, dtype=jnp.float32)).reshape(leaf.shape) for leaf in leaves]
+    leaves = [
+        leaf for leaf in [y, *jax.tree.leaves(end)] if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    weighed = [
+        jnp.cos(jnp.arange(leaf.size, dtype=jnp.float32)).reshape(leaf.shape) for leaf in leaves
+    ]
     return sum(jnp.sum(jnp.real(leaf) * weight) for leaf, weight in zip(leaves, weighed)), (y, end)
 
 
@@ -78,14 +87,18 @@ def runs(request):
 
     @jit
     def call(x, state, lengths, resets):
-        differentiate = jax.grad(lambda p, x: loss(layer, p, x, state, lengths, resets), (0, 1), has_aux=True)
+        differentiate = jax.grad(
+            lambda p, x: loss(layer, p, x, state, lengths, resets), (0, 1), has_aux=True
+        )
         return differentiate(params, x), layer.apply(params, x, state)
 
     step = jit(lambda x, state: layer.apply_step(params, x, state))
 
     def run(x, state, steps=T, lengths=None, resets=none):
         padded = np.pad(x, ((0, T - len(x)), (0, 0), (0, 0)), constant_values=np.nan)
-        y, end = host(call(padded, state, np.full(N, steps) if lengths is None else lengths, resets)[0][1])
+        y, end = host(
+            call(padded, state, np.full(N, steps) if lengths is None else lengths, resets)[0][1]
+        )
         return y[:steps], end
 
     start = host(layer.initial_state(N))
@@ -122,7 +135,10 @@ def at(tree, n):
 def test_it_computes_the_formula(runs):
     layer, x, actual = runs
     params = {name: np.asarray(value, np.float64) for name, value in layer.params().items()}
-    expected = [getattr(written_out, type(layer).__name__.lower())(layer, params, np.float64(x[:, n])) for n in range(N)]
+    expected = [
+        getattr(written_out, type(layer).__name__.lower())(layer, params, np.float64(x[:, n]))
+        for n in range(N)
+    ]
     np.testing.assert_allclose(actual["whole"][0], np.stack(expected, 1), rtol=2e-4, atol=2e-5)
 
 
@@ -155,7 +171,9 @@ def test_resets_start_anew(runs):
 def test_gradients_are_finite(runs):
     _, _, results = runs
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results["gradient"]))
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(results["gradient"])), "a parameter has no gradient"
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(results["gradient"])), (
+        "a parameter has no gradient"
+    )
 
 
 @pytest.mark.sample("MinGRU", "LRU")
@@ -175,11 +193,15 @@ def test_gradients_are_those_of_lax_scan(runs, monkeypatch):
         return jax.lax.scan(held, state, (jnp.arange(T), xs))
 
     monkeypatch.setattr(span, "scan", lax_scan)
-    differentiate = by_numpy.by_numpy(jax.grad(lambda p, x: loss(layer, p, x, results["middle"], LENGTHS, None)[0], (0, 1)))
+    differentiate = by_numpy.by_numpy(
+        jax.grad(lambda p, x: loss(layer, p, x, results["middle"], LENGTHS, None)[0], (0, 1))
+    )
     ours, expected = results["gradient"], host(differentiate(host(layer.params()), ragged(x, 0)))
     for name in ours[0]:
         scale = float(np.abs(expected[0][name]).max())
-        np.testing.assert_allclose(ours[0][name], expected[0][name], rtol=1e-3, atol=2e-4 * scale, err_msg=name)
+        np.testing.assert_allclose(
+            ours[0][name], expected[0][name], rtol=1e-3, atol=2e-4 * scale, err_msg=name
+        )
     close(ours[1], expected[1], rtol=1e-3, atol=1e-4 * float(np.abs(expected[1]).max()))
 
 
@@ -204,7 +226,9 @@ def test_products_in_16_bits_accumulate_in_32():
     y, state = layer(x)
     assert y.dtype == jnp.bfloat16 and {leaf.dtype for leaf in state} == {jnp.dtype("float32")}
     expected = made("Mamba2")(x)[0]
-    np.testing.assert_allclose(y.astype(jnp.float32), expected, atol=0.05 * float(jnp.abs(expected).max()))
+    np.testing.assert_allclose(
+        y.astype(jnp.float32), expected, atol=0.05 * float(jnp.abs(expected).max())
+    )
 
 
 @pytest.mark.exhaustive
@@ -224,7 +248,10 @@ def test_a_step_of_ones_own():
     x, resets = inputs()
     y, end = layer(x, resets=resets, lengths=LENGTHS)
     alone, alone_end = layer(x[2:, :1])
-    close((jax.tree.map(lambda leaf: leaf[2:, :1], y), jax.tree.map(lambda leaf: leaf[:1], end)), (alone, alone_end))
+    close(
+        (jax.tree.map(lambda leaf: leaf[2:, :1], y), jax.tree.map(lambda leaf: leaf[:1], end)),
+        (alone, alone_end),
+    )
     state, expected = start(N), []
     for t in range(T):
         state, out = step(layer.params(), state, x[t])
@@ -235,9 +262,14 @@ def test_a_step_of_ones_own():
 def test_what_does_not_fit_is_named():
     layer = nn.MLSTM(D, 6, num_heads=2, rngs=nnx.Rngs(0))
     x, resets = inputs()
-    with pytest.raises(LayerError, match=r"MLSTM: x is \[6, 3, 7\] but must be \[T, 8\] or \[T, N, 8\]"):
+    with pytest.raises(
+        LayerError, match=r"MLSTM: x is \[6, 3, 7\] but must be \[T, 8\] or \[T, N, 8\]"
+    ):
         layer(x[..., :7])
-    with pytest.raises(LayerError, match=r"the state has the shapes \[3, 2, 3, 3\] but must have \(\[3, 2, 3, 3\], "):
+    with pytest.raises(
+        LayerError,
+        match=r"the state has the shapes \[3, 2, 3, 3\] but must have \(\[3, 2, 3, 3\], ",
+    ):
         layer(x, jnp.zeros((3, 2, 3, 3)))
     with pytest.raises(LayerError, match="resets is float32"):
         layer(x, resets=resets * 1.0)
@@ -266,7 +298,9 @@ def test_it_learns_to_recall_the_first_symbol(name):
     symbols = random.randint(0, 4, 64)
     x = 0.3 * random.standard_normal((8, 64, D)).astype(np.float32)
     x[0], x[:, :, -1] = np.eye(D)[symbols], (np.arange(8) == 0)[:, None]
-    params = layer.params() | {"read": 0.1 * random.standard_normal((layer.output_size, 4)).astype(np.float32)}
+    params = layer.params() | {
+        "read": 0.1 * random.standard_normal((layer.output_size, 4)).astype(np.float32)
+    }
     optimizer = optax.adam(0.02)
 
     def objective(params):
@@ -280,7 +314,9 @@ def test_it_learns_to_recall_the_first_symbol(name):
         change, state = optimizer.update(gradient, state)
         return (optax.apply_updates(params, change), state), value
 
-    _, values = host(jax.jit(lambda p: jax.lax.scan(update, (p, optimizer.init(p)), length=120))(params))
+    _, values = host(
+        jax.jit(lambda p: jax.lax.scan(update, (p, optimizer.init(p)), length=120))(params)
+    )
     assert values[0] > 1.2 and values[-1] < 0.3
 
 
@@ -299,6 +335,10 @@ def test_an_own_step_conforms():
         h = jnp.tanh(h @ params["w"] + x)
         return h, h
 
-    layer = nn.Recurrent(step, D, lambda n: jnp.zeros((n, D)), {"w": jnp.eye(D) / 2}, rngs=nnx.Rngs(0))
-    report = check_layer(layer, inputs()[0][:3], only=["causality", "resets", "lengths", "initial state"])
+    layer = nn.Recurrent(
+        step, D, lambda n: jnp.zeros((n, D)), {"w": jnp.eye(D) / 2}, rngs=nnx.Rngs(0)
+    )
+    report = check_layer(
+        layer, inputs()[0][:3], only=["causality", "resets", "lengths", "initial state"]
+    )
     assert not report.findings and not report.skipped

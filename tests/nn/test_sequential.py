@@ -35,7 +35,9 @@ def made(**options):
 
 def inputs(fill=0.0):
     live = MASK & (np.arange(T)[:, None] < LENGTHS)
-    return np.where(live[..., None], np.random.RandomState(0).standard_normal((T, N, D)), fill), live
+    return np.where(
+        live[..., None], np.random.RandomState(0).standard_normal((T, N, D)), fill
+    ), live
 
 
 def close(a, b, atol=1e-12):
@@ -52,7 +54,10 @@ def by_hand(model, x):
 
 
 def test_a_causal_convolution_reads_the_last_inputs(x64):
-    layer, (x, _) = nn.CausalConv(D, 5, kernel_size=3, rngs=nnx.Rngs(0), param_dtype=float), inputs()
+    layer, (x, _) = (
+        nn.CausalConv(D, 5, kernel_size=3, rngs=nnx.Rngs(0), param_dtype=float),
+        inputs(),
+    )
     y, window = layer(x, resets=RESETS, lengths=LENGTHS)
     weight, bias = np.asarray(layer.weight[...]), np.asarray(layer.bias[...])
     for n in range(N):
@@ -81,7 +86,9 @@ def test_lengths_masks_and_resets_reach_all_parts(rough, x64):
     model, (x, live) = made(), inputs(np.nan)
     options = {"lengths": LENGTHS, "mask": MASK, "resets": RESETS}
     if rough:
-        model = nn.Sequential(jnp.sqrt, nn.GRU(D, 3, rngs=nnx.Rngs(0), param_dtype=float), jnp.square)
+        model = nn.Sequential(
+            jnp.sqrt, nn.GRU(D, 3, rngs=nnx.Rngs(0), param_dtype=float), jnp.square
+        )
         x = np.abs(x)
     y, state = model(x, **options)
     assert not np.asarray(y)[~live].any()
@@ -98,11 +105,15 @@ def test_lengths_masks_and_resets_reach_all_parts(rough, x64):
             starts = np.cumsum(RESETS[:, n])[kept]
             resets = np.diff(starts, prepend=0) > 0
             y, state = nnx.merge(graph, params)(x[kept, n], resets=resets)
-            total += jnp.sum(jnp.sin(y)) + sum(jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(state))
+            total += jnp.sum(jnp.sin(y)) + sum(
+                jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(state)
+            )
         return total
 
     assert (RESETS & ~live)[6, 2]  # past the end of the last sequence, where it has no effect
-    (value, gradients), (wanted, slopes) = (jax.value_and_grad(f, (0, 1))(params, x) for f in (loss, alone))
+    (value, gradients), (wanted, slopes) = (
+        jax.value_and_grad(f, (0, 1))(params, x) for f in (loss, alone)
+    )
     close(value, wanted)
     close(jax.tree.leaves(gradients), jax.tree.leaves(slopes))
 
@@ -131,9 +142,13 @@ def test_times_noise_and_layouts(x64):
     time_first = made()
     close(y.swapaxes(0, 1), time_first(x, dt=dt, mask=MASK)[0])
     assert np.abs(time_first(x, dt=dt)[0] - time_first(x)[0]).max() > 1e-3
-    nested = nn.Sequential(nn.Sequential(*time_first.parts[:3]), nn.Sequential(*time_first.parts[3:]))
+    nested = nn.Sequential(
+        nn.Sequential(*time_first.parts[:3]), nn.Sequential(*time_first.parts[3:])
+    )
     close(nested(x, dt=dt)[0], time_first(x, dt=dt)[0])
-    noisy = nn.Sequential(nn.GRU(D, 4, 2, dropout=0.5, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1)))
+    noisy = nn.Sequential(
+        nn.GRU(D, 4, 2, dropout=0.5, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+    )
     draws = [noisy(x, rngs=nnx.Rngs(dropout=k))[0] for k in (3, 3, 4)]
     close(draws[0], draws[1])
     assert np.abs(draws[0] - draws[2]).max() > 0.01
@@ -158,15 +173,21 @@ def test_it_conforms():
             "part 0 has batch_first=True; give it to Sequential, and to no part",
         ),
         (
-            lambda: nn.Sequential(nn.GRU(2, 3, rngs=nnx.Rngs(0)))(np.ones((2, 1, 2)), np.ones((1, 1, 3))),
+            lambda: nn.Sequential(nn.GRU(2, 3, rngs=nnx.Rngs(0)))(
+                np.ones((2, 1, 2)), np.ones((1, 1, 3))
+            ),
             "the state is a .* but must be a tuple of 1, as initial_state",
         ),
         (
-            lambda: nn.Sequential(nn.GRU(2, 3, rngs=nnx.Rngs(0)))(np.ones((2, 1, 2)), dt=np.ones((2, 1))),
+            lambda: nn.Sequential(nn.GRU(2, 3, rngs=nnx.Rngs(0)))(
+                np.ones((2, 1, 2)), dt=np.ones((2, 1))
+            ),
             "dt is given, but no part has a time between steps",
         ),
         (
-            lambda: nn.Sequential(nn.GRU(2, 3, bidirectional=True, rngs=nnx.Rngs(0))).step(np.ones((1, 2))),
+            lambda: nn.Sequential(nn.GRU(2, 3, bidirectional=True, rngs=nnx.Rngs(0))).step(
+                np.ones((1, 2))
+            ),
             "a bidirectional stack needs the whole sequence",
         ),
         (

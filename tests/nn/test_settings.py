@@ -28,7 +28,9 @@ def params_of(unit, **settings):
 def test_without_a_key_nothing_is_random():
     params = params_of(units.GRU, num_layers=2)
     plain, _ = functional.gru(params, X)
-    np.testing.assert_array_equal(functional.gru(params, X, dropout=0.5, recurrent_dropout=0.5)[0], plain)
+    np.testing.assert_array_equal(
+        functional.gru(params, X, dropout=0.5, recurrent_dropout=0.5)[0], plain
+    )
 
 
 def test_dropout_acts_between_layers_only():
@@ -78,21 +80,29 @@ def test_both_directions_in_one_loop_compute_the_same(kind, layout, more):
 
     def loss(params, x, merge):
         output, last = getattr(functional, kind)(params, x, merge_directions=merge, **more)
-        return jnp.sum(jnp.sin(output)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last)), (output, last)
+        return jnp.sum(jnp.sin(output)) + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(last)), (
+            output,
+            last,
+        )
 
     run = jax.value_and_grad(loss, (0, 1), has_aux=True)
     merged = jax.jit(functools.partial(run, merge=True))(params, X)
     with jrnn.plain_scans():
         apart = by_numpy(functools.partial(run, merge=False))(params, X)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), merged, apart)
-    loops = [str(jax.make_jaxpr(loss, static_argnums=2)(params, X, merge)).count(" scan[") for merge in (False, True)]
+    loops = [
+        str(jax.make_jaxpr(loss, static_argnums=2)(params, X, merge)).count(" scan[")
+        for merge in (False, True)
+    ]
     assert loops == [4, 2]
 
 
 @pytest.mark.parametrize("noise", [{"recurrent_dropout": 0.5}, {"zoneout": 0.5}])
 def test_directions_with_noise_of_their_own_are_not_merged(noise):
     params, key = params_of(units.GRU, bidirectional=True), jax.random.key(3)
-    apart, merged = (functional.gru(params, X, key=key, merge_directions=m, **noise)[0] for m in (False, True))
+    apart, merged = (
+        functional.gru(params, X, key=key, merge_directions=m, **noise)[0] for m in (False, True)
+    )
     np.testing.assert_array_equal(apart, merged)
 
 
@@ -100,7 +110,9 @@ def test_directions_are_merged_on_gpus_alone(monkeypatch):
     assert not Settings().merges(None)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert Settings().merges(None) and Settings(zoneout=0.1).merges(None)
-    assert not Settings(executor="associative").merges(None) and not Settings(merge_directions=False).merges(None)
+    assert not Settings(executor="associative").merges(None) and not Settings(
+        merge_directions=False
+    ).merges(None)
 
 
 def test_zoneout_keeps_old_values_at_its_rate():
@@ -127,7 +139,9 @@ def test_noise_depends_on_the_key_alone():
     params = params_of(units.LSTM, num_layers=2)
     settings = dict(dropout=0.3, recurrent_dropout=0.3, zoneout=0.3)
     first = functional.lstm(params, X, key=jax.random.key(5), **settings)[0]
-    np.testing.assert_array_equal(functional.lstm(params, X, key=jax.random.key(5), **settings)[0], first)
+    np.testing.assert_array_equal(
+        functional.lstm(params, X, key=jax.random.key(5), **settings)[0], first
+    )
     assert (functional.lstm(params, X, key=jax.random.key(6), **settings)[0] != first).any()
 
 
@@ -168,7 +182,11 @@ def test_layer_normalization_acts_on_each_product(kind, x64):
     random = np.random.RandomState(1)
     shapes = nn.Layout(unit, D, H, layer_norm=True).cell_shapes(D)
     params = {name: random.standard_normal(shape) for name, shape in shapes.items()}
-    x, h, c = random.standard_normal((N, D)), random.standard_normal((N, H)), random.standard_normal((N, H))
+    x, h, c = (
+        random.standard_normal((N, D)),
+        random.standard_normal((N, H)),
+        random.standard_normal((N, H)),
+    )
     zx = normalize(x @ params["weight_ih"].T, params["norm_ih"]) + params["bias_ih"]
     zh = normalize(h @ params["weight_hh"].T, params["norm_hh"]) + params["bias_hh"]
     if kind == "rnn":
@@ -176,7 +194,10 @@ def test_layer_normalization_acts_on_each_product(kind, x64):
     elif kind == "lstm":
         i, f, g, o = np.split(zx + zh, 4, axis=1)
         new_c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-        actual, expected = functional.lstm_cell(params, x, (h, c))[0], np.tanh(new_c) / (1 + np.exp(-o))
+        actual, expected = (
+            functional.lstm_cell(params, x, (h, c))[0],
+            np.tanh(new_c) / (1 + np.exp(-o)),
+        )
     else:
         (xr, xz, xn), (hr, hz, hn) = np.split(zx, 3, axis=1), np.split(zh, 3, axis=1)
         n, z = np.tanh(xn + hn / (1 + np.exp(-xr - hr))), 1 / (1 + np.exp(-xz - hz))
@@ -208,7 +229,9 @@ def test_16_bit_products_accumulate_in_float32(kind):
     np.testing.assert_allclose(output.astype(jnp.float32), exact, atol=0.02)
     for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(exact_last), strict=True):
         np.testing.assert_allclose(a, b, atol=0.02)
-    dtypes = list(products(jax.make_jaxpr(lambda x: function(params, x, dtype=jnp.bfloat16))(X).jaxpr))
+    dtypes = list(
+        products(jax.make_jaxpr(lambda x: function(params, x, dtype=jnp.bfloat16))(X).jaxpr)
+    )
     assert len(dtypes) == 2 and all(pair == ({"bfloat16"}, "float32") for pair in dtypes)
 
     def loss(params, dtype):
@@ -219,7 +242,9 @@ def test_16_bit_products_accumulate_in_float32(kind):
         expected = by_numpy(jax.grad(lambda params: loss(params, None)))(params)
     for name, value in expected.items():
         assert grads[name].dtype == jnp.float32
-        np.testing.assert_allclose(grads[name], value, atol=0.03 * float(abs(value).max()), err_msg=name)
+        np.testing.assert_allclose(
+            grads[name], value, atol=0.03 * float(abs(value).max()), err_msg=name
+        )
 
 
 def test_a_bfloat16_module_works_in_bfloat16():
@@ -230,7 +255,9 @@ def test_a_bfloat16_module_works_in_bfloat16():
 
 def test_settings_that_cannot_be_are_errors():
     params = params_of(units.GRU)
-    with pytest.raises(LayerError, match="gru: no setting is called 'batchfirst'; did you mean 'batch_first'"):
+    with pytest.raises(
+        LayerError, match="gru: no setting is called 'batchfirst'; did you mean 'batch_first'"
+    ):
         functional.gru(params, X, batchfirst=True)
     with pytest.raises(LayerError, match=r"dropout is -0.1; a probability lies between 0 and 1"):
         functional.gru(params, X, dropout=-0.1)

@@ -42,7 +42,9 @@ def test_cell_gradient_equals_jax(x64):
     def runs():
         new, gates = gru.gru_cell_forward(x, W3, U3, bW3, bU3, h)
         gradients = gru.gru_cell_backward(d, x, h, W3, U3, gates)
-        same, pull = jax.vjp(lambda x, h, *w: gru.gru_cell_inference(x, *w, h), x, h, W3, U3, bW3, bU3)
+        same, pull = jax.vjp(
+            lambda x, h, *w: gru.gru_cell_inference(x, *w, h), x, h, W3, U3, bW3, bU3
+        )
         return new, same, gradients, gru.CellGradients(*pull(d))
 
     new, same, actual, expected = runs()
@@ -104,17 +106,32 @@ def test_sizes_that_do_not_fit_are_named():
         gru.gru_inference(jnp.zeros((T, N, 3)), weights, hidden)
     with pytest.raises(LayerError, match=r"W3sN is \[1, 15, 5\] but must be \[0, 15, 5\]"):
         gru.gru_inference(x, weights, hidden[:1])
-    with pytest.raises(LayerError, match=r"hidden is \[2, 3, 5\] but must be \[2, 4, 5\], as x is \[4, 4, 2\]"):
+    with pytest.raises(
+        LayerError, match=r"hidden is \[2, 3, 5\] but must be \[2, 4, 5\], as x is \[4, 4, 2\]"
+    ):
         gru.gru_inference(jnp.zeros((T, 4, D)), weights, hidden)
     with pytest.raises(LayerError, match=r"they must be \[T, N, D\] and"):
         gru.gru_inference(x[0], weights, hidden)
     output, last, cache = gru.gru_forward(x, weights, hidden)
-    with pytest.raises(LayerError, match=r"d_hidden is \[1, 3, 5\] but must be \[2, 3, 5\], as the cache is of 2 layers"):
+    with pytest.raises(
+        LayerError,
+        match=r"d_hidden is \[1, 3, 5\] but must be \[2, 3, 5\], as the cache is of 2 layers",
+    ):
         gru.gru_backward(output, last[:1], weights, cache)
     cell = weights.layer(0)
-    with pytest.raises(LayerError, match=r"x is \[3, 2\] and hidden \[1, 5\]; they must be \[N, D\] and \[N, H\]"):
+    with pytest.raises(
+        LayerError, match=r"x is \[3, 2\] and hidden \[1, 5\]; they must be \[N, D\] and \[N, H\]"
+    ):
         gru.gru_cell_forward(x[0], *cell, hidden[0, :1])
-    with pytest.raises(LayerError, match=r"W3 is \[15, 2\] but must be \[15, 1\], as x is \[3, 1\]"):
+    with pytest.raises(
+        LayerError, match=r"W3 is \[15, 2\] but must be \[15, 1\], as x is \[3, 1\]"
+    ):
         gru.gru_cell_inference(x[0, :, :1], *cell, hidden[0])
     with pytest.raises(LayerError, match=r"dnext is \[1, 5\] but must be \[3, 5\]"):
-        gru.gru_cell_backward(hidden[0, :1], x[0], hidden[0], *cell[:2], gru.gru_cell_forward(x[0], *cell, hidden[0])[1])
+        gru.gru_cell_backward(
+            hidden[0, :1],
+            x[0],
+            hidden[0],
+            *cell[:2],
+            gru.gru_cell_forward(x[0], *cell, hidden[0])[1],
+        )

@@ -75,7 +75,9 @@ def s5(layer, p, x):
     h, ys = np.zeros(layer.hidden_size, complex), []
     pole, dt = p["Lambda_re"] + 1j * p["Lambda_im"], np.exp(p["log_step"])
     for v in x:
-        h = np.exp(pole * dt) * h + (np.exp(pole * dt) - 1) / pole * ((p["B_re"] + 1j * p["B_im"]) @ v)
+        h = np.exp(pole * dt) * h + (np.exp(pole * dt) - 1) / pole * (
+            (p["B_re"] + 1j * p["B_im"]) @ v
+        )
         ys.append(2 * ((p["C_re"] + 1j * p["C_im"]) @ h).real + p["D"] * v)
     return ys
 
@@ -84,7 +86,12 @@ def rglru(layer, p, x):
     h, ys, k = np.zeros(x.shape[1]), [], layer.num_heads
     for v in x:
         parts = v.reshape(k, -1)
-        r, i = (sigmoid(np.concatenate([p[f"weight_{g}"][j] @ parts[j] for j in range(k)]) + p[f"bias_{g}"]) for g in "ax")
+        r, i = (
+            sigmoid(
+                np.concatenate([p[f"weight_{g}"][j] @ parts[j] for j in range(k)]) + p[f"bias_{g}"]
+            )
+            for g in "ax"
+        )
         a = sigmoid(p["Lambda"]) ** (8 * r)
         h = a * h + np.sqrt(1 - a**2) * (i * v)
         ys.append(h)
@@ -97,7 +104,10 @@ def slstm(layer, p, x):
     for v in x:
         parts = h.reshape(k, -1)
         z, i, f, o = (
-            p[f"W_{g}"] @ v + np.concatenate([p[f"R_{g}"][j] @ parts[j] for j in range(k)]) + p[f"b_{g}"] for g in "zifo"
+            p[f"W_{g}"] @ v
+            + np.concatenate([p[f"R_{g}"][j] @ parts[j] for j in range(k)])
+            + p[f"b_{g}"]
+            for g in "zifo"
         )
         c, n = sigmoid(f) * c + np.exp(i) * np.tanh(z), sigmoid(f) * n + np.exp(i)
         h = sigmoid(o) * c / n
@@ -129,7 +139,9 @@ def mamba(layer, p, x):
     for v, gate in zip(u, both[:, i:]):
         projected = p["x_proj"] @ v
         dt = softplus(p["dt_proj"] @ projected[:rank] + p["dt_bias"])
-        h = np.exp(dt[:, None] * -np.exp(p["A_log"])) * h + np.outer(dt * v, projected[rank : rank + s])
+        h = np.exp(dt[:, None] * -np.exp(p["A_log"])) * h + np.outer(
+            dt * v, projected[rank : rank + s]
+        )
         ys.append(p["out_proj"] @ ((h @ projected[rank + s :] + p["D"] * v) * silu(gate)))
     return ys
 
@@ -185,16 +197,24 @@ def gla(layer, p, x):
 
 def deltanet(layer, p, x, gated=False):
     heads, ys = layer.num_heads, []
-    qkv = convolved(np.concatenate([x @ p[name].T for name in ("W_q", "W_k", "W_v")], 1), p["conv_weight"])
+    qkv = convolved(
+        np.concatenate([x @ p[name].T for name in ("W_q", "W_k", "W_v")], 1), p["conv_weight"]
+    )
     S = np.zeros((heads, layer.key_size // heads, layer.value_size // heads))
     for v, all_ in zip(x, qkv):
-        q, k, value = (z.reshape(heads, -1) for z in np.split(all_, [layer.key_size, 2 * layer.key_size]))
+        q, k, value = (
+            z.reshape(heads, -1) for z in np.split(all_, [layer.key_size, 2 * layer.key_size])
+        )
         beta, outputs = sigmoid(p["W_beta"] @ v), []
         for j in range(heads):
             if gated:
-                S[j] *= np.exp(-np.exp(p["A_log"][j]) * softplus((p["W_a"] @ v)[j] + p["dt_bias"][j]))
+                S[j] *= np.exp(
+                    -np.exp(p["A_log"][j]) * softplus((p["W_a"] @ v)[j] + p["dt_bias"][j])
+                )
             kj = unit(k[j])
-            S[j] = (np.eye(len(kj)) - beta[j] * np.outer(kj, kj)) @ S[j] + beta[j] * np.outer(kj, value[j])
+            S[j] = (np.eye(len(kj)) - beta[j] * np.outer(kj, kj)) @ S[j] + beta[j] * np.outer(
+                kj, value[j]
+            )
             outputs.append(rms(S[j].T @ unit(q[j]) / np.sqrt(len(kj))) * p["norm"])
         ys.append(p["W_o"] @ (np.concatenate(outputs) * (silu(p["W_g"] @ v) if gated else 1)))
     return ys
@@ -220,7 +240,9 @@ def rwkv7(layer, p, x):
         for j in range(heads):
             at = slice(j * width, (j + 1) * width)
             unit_kk = unit(kk[at], 1e-12)
-            S[j] = S[j] @ (np.diag(w[at]) - np.outer(unit_kk, unit_kk * a[at])) + np.outer(value[at], k[at])
+            S[j] = S[j] @ (np.diag(w[at]) - np.outer(unit_kk, unit_kk * a[at])) + np.outer(
+                value[at], k[at]
+            )
             y = normed(S[j] @ r[at], 64e-5) * p["norm"][at] + p["norm_bias"][at]
             outputs.append(y + (r[at] * k[at] * p["rho"][at]).sum() * value[at])
         ys.append(p["W_o"] @ (g * np.concatenate(outputs)))

@@ -34,8 +34,12 @@ def rule_of(model):
 
 
 def run(model, *args):
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {i.name: np.asarray(a) for i, a in zip(session.get_inputs(), args, strict=True)})
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return session.run(
+        None, {i.name: np.asarray(a) for i, a in zip(session.get_inputs(), args, strict=True)}
+    )
 
 
 LAYERS = {
@@ -175,7 +179,9 @@ def signed(S, at):
 
 def other_key(S, at):
     q, k, v, b = at
-    return S + q[..., None] * (v - jnp.einsum("nhk,nhkv->nhv", k, S))[..., None, :], jnp.einsum("nhk,nhkv->nhv", q, S)
+    return S + q[..., None] * (v - jnp.einsum("nhk,nhkv->nhv", k, S))[..., None, :], jnp.einsum(
+        "nhk,nhkv->nhv", q, S
+    )
 
 
 def undecayed(S, at):
@@ -214,7 +220,9 @@ def test_a_loop_that_looks_alike_stays_a_scan(name):
     step, xs = ALIKE[name]
     model = jrnn.to_onnx(lambda S, *xs: jrnn.scan(step, S, xs), S0, *xs, opset=OPSET)
     assert counted(model) == (0, 0, 1)
-    used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
+    used = {name for node in model.graph.node for name in node.input} | {
+        o.name for o in model.graph.output
+    }
     body = next(node for node in model.graph.node if node.op_type == "Scan").attribute[0].g
     used |= {name for node in body.node for name in node.input}
     assert all(used.intersection(node.output) for node in model.graph.node)
@@ -223,7 +231,9 @@ def test_a_loop_that_looks_alike_stays_a_scan(name):
 @pytest.mark.exhaustive
 def test_older_operator_sets_and_gradients_have_scans():
     step, xs, first, _ = LOOPS["linear"]
-    assert counted(jrnn.to_onnx(lambda S, *xs: jrnn.scan(step, S, xs), first, *xs, opset=OPSET - 1)) == (0, 0, 1)
+    assert counted(
+        jrnn.to_onnx(lambda S, *xs: jrnn.scan(step, S, xs), first, *xs, opset=OPSET - 1)
+    ) == (0, 0, 1)
     layer, x = nn.DeltaNet(8, num_heads=2, rngs=nnx.Rngs(0)), normal(3, 2, 8)
     assert counted(jrnn.to_onnx(jax.grad(lambda x: layer(x)[0].sum()), x, opset=OPSET))[1] == 0
     halves = nn.GLA(8, num_heads=2, dtype="bfloat16", rngs=nnx.Rngs(0))
@@ -249,5 +259,7 @@ def test_a_convolution_with_lengths_and_with_a_state():
 def test_a_convolution_with_resets_stays_as_it_was():
     layer = nn.DeltaNet(8, num_heads=2, rngs=nnx.Rngs(0))
     resets = jnp.zeros((5, 2), bool).at[2, 1].set(True)
-    model = jrnn.to_onnx(lambda x, resets: layer(x, resets=resets), normal(5, 2, 8), resets, opset=OPSET)
+    model = jrnn.to_onnx(
+        lambda x, resets: layer(x, resets=resets), normal(5, 2, 8), resets, opset=OPSET
+    )
     assert counted(model)[1] == 0

@@ -29,7 +29,11 @@ with np.load(Path(__file__).parents[1] / "golden" / "torch_onnx.npz", allow_pick
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the package's own warnings
     for family in ("rnn", "gru", "lstm", "if", "loop", "scan"):  # each module registers its cases
-        names = [name for _, name, _ in pkgutil.iter_modules(cases.__path__) if name.rstrip("_") == family]
+        names = [
+            name
+            for _, name, _ in pkgutil.iter_modules(cases.__path__)
+            if name.rstrip("_") == family
+        ]
         importlib.import_module(f"onnx.backend.test.case.node.{names[0]}")
 NODE_CASES = {case.name: case for case in cases._NodeTestCases}
 EXPORTS = sorted({name.split("|")[0] for name in GOLDEN})
@@ -53,7 +57,10 @@ def lstm(opset=17):
         "tagger",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", "N", 3])],
         [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["T", "N", 2])],
-        [numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n) for n, s in weights.items()]
+        [
+            numpy_helper.from_array(rng.standard_normal(s).astype(np.float32), n)
+            for n, s in weights.items()
+        ]
         + [numpy_helper.from_array(np.array([1]), "one")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
@@ -68,11 +75,16 @@ def onnxruntime_of(source, feeds):
 def test_a_model_is_a_pure_function_with_parameters():
     model = jrnn.from_onnx(lstm())
     assert sorted(model.params) == ["B", "R", "V", "W"]
-    assert [str(s) for s in (*model.inputs, *model.outputs)] == ["x: float32[T, N, 3]", "out: float32[T, N, 2]"]
+    assert [str(s) for s in (*model.inputs, *model.outputs)] == [
+        "x: float32[T, N, 3]",
+        "out: float32[T, N, 2]",
+    ]
     x = jnp.ones((5, 2, 3))
     by_jit = jax.jit(model)({"x": x}, model.params)["out"]
     np.testing.assert_allclose(by_jit, model({"x": x})["out"], atol=1e-6)
-    many = jax.vmap(lambda v: model({"x": x}, {"V": v})["out"])(jnp.stack([model.params["V"], 2 * model.params["V"]]))
+    many = jax.vmap(lambda v: model({"x": x}, {"V": v})["out"])(
+        jnp.stack([model.params["V"], 2 * model.params["V"]])
+    )
     np.testing.assert_allclose(many[1], 2 * by_jit, atol=1e-5)
 
 
@@ -109,7 +121,10 @@ def test_a_loop_of_a_known_number_of_steps_is_a_scan():
     grad = jax.jit(jax.grad(lambda x: model({"x": x, "n": 3})["all"].sum()))
     np.testing.assert_allclose(grad(jnp.ones(2)), [14.0, 14.0])
     assert "scan" in str(jax.make_jaxpr(lambda x: model({"x": x, "n": 3}))(jnp.ones(2)))
-    with pytest.raises(ConversionError, match=r"Loop -> 'y', 'all': the number of steps depends on values that are not"):
+    with pytest.raises(
+        ConversionError,
+        match=r"Loop -> 'y', 'all': the number of steps depends on values that are not",
+    ):
         jax.jit(model)({"x": jnp.ones(2), "n": jnp.int32(3)})
 
 
@@ -121,7 +136,10 @@ WHILE = """agraph (float[N] x, float top) => (float[N] y) {
 
 def test_a_loop_until_a_value_is_reached_has_a_gradient():
     model = jax.jit(read(WHILE))
-    assert model({"x": jnp.asarray([1.0, 3.0]), "top": jnp.float32(20)})["y"].tolist() == [8.0, 24.0]
+    assert model({"x": jnp.asarray([1.0, 3.0]), "top": jnp.float32(20)})["y"].tolist() == [
+        8.0,
+        24.0,
+    ]
     grad = jax.grad(lambda x: model({"x": x, "top": jnp.float32(20)})["y"].sum())
     assert grad(jnp.asarray([1.0, 3.0])).tolist() == [8.0, 8.0]
 
@@ -137,7 +155,10 @@ def test_a_branch_that_changes_the_shape_must_be_known():
     x = jnp.ones(2)
     assert jax.jit(lambda x: model({"x": x, "c": False}))(x)["y"].shape == (4,)
     assert model({"x": x, "c": np.asarray(True)})["y"].tolist() == [-1.0, -1.0]
-    with pytest.raises(ConversionError, match=r"If -> 'y': 'y' is float32\[2\] in one branch and float32\[4\] in the other"):
+    with pytest.raises(
+        ConversionError,
+        match=r"If -> 'y': 'y' is float32\[2\] in one branch and float32\[4\] in the other",
+    ):
         jax.jit(model)({"x": x, "c": jnp.asarray(True)})
 
 
@@ -150,19 +171,25 @@ def test_layout_1_is_layout_0_transposed():
     batched.graph.initializer[-1].CopyFrom(numpy_helper.from_array(np.array([2]), "one"))
     x = jax.random.normal(jax.random.key(0), (5, 2, 3))
     out = jrnn.from_onnx(batched)({"x": jnp.swapaxes(x, 0, 1)})["out"]
-    np.testing.assert_allclose(jnp.swapaxes(out, 0, 1), jrnn.from_onnx(proto)({"x": x})["out"], atol=1e-6)
+    np.testing.assert_allclose(
+        jnp.swapaxes(out, 0, 1), jrnn.from_onnx(proto)({"x": x})["out"], atol=1e-6
+    )
 
 
 def test_external_and_sparse_tensors_are_read(tmp_path):
     proto, x = lstm(), np.ones((5, 2, 3), np.float32)
     expected = jrnn.from_onnx(proto)({"x": x})["out"]
-    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    onnx.save(
+        proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0
+    )
     np.testing.assert_array_equal(jrnn.from_onnx(tmp_path / "m.onnx")({"x": x})["out"], expected)
     (tmp_path / "m.data").unlink()
     with pytest.raises(FormatError, match="cannot be read as ONNX"):
         jrnn.from_onnx(tmp_path / "m.onnx")
     (tmp_path / "predict_net.pb").write_bytes(b"no ONNX")
-    with pytest.raises(FormatError, match="cannot be read as ONNX: .*; jrnn.read_net reads nets of Caffe2"):
+    with pytest.raises(
+        FormatError, match="cannot be read as ONNX: .*; jrnn.read_net reads nets of Caffe2"
+    ):
         jrnn.from_onnx(tmp_path / "predict_net.pb")
 
     sparse = lstm()
@@ -179,7 +206,10 @@ def test_external_and_sparse_tensors_are_read(tmp_path):
     ("op", "rule"),
     [
         ("y = Gather <axis = 0> (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
-        ("y = GatherElements <axis = 0> (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
+        (
+            "y = GatherElements <axis = 0> (x, i)",
+            r"the index (7|-4) is out of range of an axis of size 3",
+        ),
         ("y = GatherND (x, i)", r"the index (7|-4) is out of range of an axis of size 3"),
         (
             "f = Cast <to = 1> (i) y = ScatterElements (x, i, f)",
@@ -203,7 +233,9 @@ def test_what_cannot_be_computed_is_no_number(op, rule, where):
 
 
 def test_indices_that_are_traced_and_out_of_range_pick_nan():
-    model = read("n (float[3,2] x, int64[3,1] i) => (float[a, b, c] y) { y = Gather <axis = 0> (x, i) }")
+    model = read(
+        "n (float[3,2] x, int64[3,1] i) => (float[a, b, c] y) { y = Gather <axis = 0> (x, i) }"
+    )
     x, indices = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([[0], [3], [-1]], np.int32)
     y = jax.jit(lambda i: model({"x": x, "i": i})["y"])(indices)
     np.testing.assert_array_equal(y, [[[0, 1]], [[np.nan, np.nan]], [[4, 5]]])
@@ -221,7 +253,10 @@ def test_a_file_of_pytorch_0_3_is_read():
     given = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     node = helper.make_node("Add", ["x", "b"], ["y"], broadcast=1, axis=1)
     shapes = {"x": [1, 2, 3], "b": [2], "y": [1, 2, 3]}
-    infos = {name: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()}
+    infos = {
+        name: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    }
     bias = numpy_helper.from_array(np.float32([10, 20]), "b")
     graph = helper.make_graph([node], "old", [infos["x"], infos["b"]], [infos["y"]], [bias])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 2)], ir_version=2)
@@ -236,7 +271,9 @@ def test_what_is_wrong_is_named(tmp_path):
         model({})
     with pytest.raises(OpError, match=r"no input is called 'X'; the inputs are \['x'\]"):
         model({"X": 1})
-    with pytest.raises(OpError, match=r"inputs are a dict .*, as in model\(\{'x': x\}\), but are a ndarray"):
+    with pytest.raises(
+        OpError, match=r"inputs are a dict .*, as in model\(\{'x': x\}\), but are a ndarray"
+    ):
         model(np.ones((5, 2, 3)))
     with pytest.raises(OpError, match=r"int64\[5, 2, 3\] was given for the input x: float32"):
         model({"x": np.ones((5, 2, 3), np.int64)})
@@ -244,16 +281,20 @@ def test_what_is_wrong_is_named(tmp_path):
         model({"x": jnp.ones((5, 2, 4))})
     with pytest.raises(OpError, match="no parameter is called 'w'"):
         model({"x": jnp.ones((5, 2, 3))}, {"w": 1})
-    with pytest.raises(ConversionError, match=r"node LSTM -> .*: W is \[1, 16, 3\] but must be \[1, 20, 3\]"):
+    with pytest.raises(
+        ConversionError, match=r"node LSTM -> .*: W is \[1, 16, 3\] but must be \[1, 20, 3\]"
+    ):
         model({"x": jnp.ones((5, 2, 3))}, {"R": jnp.ones((1, 16, 5))})
     with pytest.raises(UnknownOperatorError, match=r"node Det -> 'y': jrnn has no operator 'Det'"):
         read("agraph (float[2, 2] x) => (float y) { y = Det(x) }")
     with pytest.raises(FormatError, match="no such file"):
         jrnn.from_onnx(tmp_path / "missing.onnx")
-    with pytest.raises(OpError, match=r"node Reshape -> 'y': cannot be run on \(float32\[2\], int64\[1\]\)"):
-        read("agraph (float[2] x) => (float[3] y) { s = Constant <value_ints = [3]> ()  y = Reshape(x, s) }")(
-            {"x": jnp.ones(2)}
-        )
+    with pytest.raises(
+        OpError, match=r"node Reshape -> 'y': cannot be run on \(float32\[2\], int64\[1\]\)"
+    ):
+        read(
+            "agraph (float[2] x) => (float[3] y) { s = Constant <value_ints = [3]> ()  y = Reshape(x, s) }"
+        )({"x": jnp.ones(2)})
 
 
 def test_damaged_files_end_in_an_error():
@@ -273,9 +314,20 @@ def test_damaged_files_end_in_an_error():
 
 
 def test_all_cases_were_found():
-    families = collections.Counter(name.removeprefix("test_").removeprefix("simple_")[:2] for name in NODE_CASES)
-    least = {"rn": 4, "gr": 4, "ls": 4, "if": 3, "lo": 3, "sc": 2}  # onnx 1.19; 1.23 has 6, 6, 6, 3, 3, 4
-    assert families.keys() == least.keys() and all(families[name] >= count for name, count in least.items()), families
+    families = collections.Counter(
+        name.removeprefix("test_").removeprefix("simple_")[:2] for name in NODE_CASES
+    )
+    least = {
+        "rn": 4,
+        "gr": 4,
+        "ls": 4,
+        "if": 3,
+        "lo": 3,
+        "sc": 2,
+    }  # onnx 1.19; 1.23 has 6, 6, 6, 3, 3, 4
+    assert families.keys() == least.keys() and all(
+        families[name] >= count for name, count in least.items()
+    ), families
 
 
 @pytest.mark.sample(
@@ -311,7 +363,9 @@ def same(value, other, rtol):
             same(a, b, rtol)
         return
     assert value.shape == np.shape(other)
-    np.testing.assert_allclose(np.asarray(value, np.float64), np.asarray(other, np.float64), rtol=rtol, atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(value, np.float64), np.asarray(other, np.float64), rtol=rtol, atol=1e-6
+    )
 
 
 @pytest.mark.sample("dynamo-GRU-0")
@@ -355,7 +409,9 @@ assert members["to_onnx"] is jrnn.to_onnx and "needs the extra" in pydoc.render_
 from_onnx(b"")
 """
     done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True)
-    assert done.stderr.endswith("ImportError: jrnn.from_onnx needs the extra 'onnx': pip install 'jrnn[onnx]'\n")
+    assert done.stderr.endswith(
+        "ImportError: jrnn.from_onnx needs the extra 'onnx': pip install 'jrnn[onnx]'\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -377,6 +433,8 @@ from_onnx(b"")
 )
 def test_no_node_begins_what_does_not_fit(body):
     head = '<ir_version: 8, opset_import: ["" : 17]>'
-    model = jrnn.from_onnx(onnx.parser.parse_model(head + f"n (float[N] x) => (float[M] y) {{ {body} }}"))
+    model = jrnn.from_onnx(
+        onnx.parser.parse_model(head + f"n (float[N] x) => (float[M] y) {{ {body} }}")
+    )
     with pytest.raises(OpError, match="node .*-> 'y': .*bytes"):
         model({"x": jnp.ones(3)})

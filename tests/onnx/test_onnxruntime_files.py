@@ -11,7 +11,9 @@ import pytest
 import jrnn
 from jrnn.errors import UnknownOperatorError
 
-with np.load(Path(__file__).parents[1] / "golden" / "onnxruntime_files.npz", allow_pickle=False) as stored:
+with np.load(
+    Path(__file__).parents[1] / "golden" / "onnxruntime_files.npz", allow_pickle=False
+) as stored:
     GOLDEN = dict(stored)
 FILES = [name.removesuffix("|file") for name in GOLDEN if name.endswith("|file")]
 OF_ONE_MACHINE = [name for name in FILES if b"ReorderOutput" in GOLDEN[f"{name}|file"].tobytes()]
@@ -19,7 +21,9 @@ OF_ONE_MACHINE = [name for name in FILES if b"ReorderOutput" in GOLDEN[f"{name}|
 
 def read(name):
     model = jrnn.from_onnx(GOLDEN[f"{name}|file"].tobytes())
-    return model, {s.name: GOLDEN[f"{name.split('|')[0]}|input{k}"] for k, s in enumerate(model.inputs)}
+    return model, {
+        s.name: GOLDEN[f"{name.split('|')[0]}|input{k}"] for k, s in enumerate(model.inputs)
+    }
 
 
 @pytest.mark.sample("norms|extended", "lstm tagger|quantized extended", "translator|extended")
@@ -33,8 +37,18 @@ def test_a_file_computes_what_onnxruntime_computed(name):
 
 def test_all_models_and_levels_were_recorded():
     levels = [name.split("|")[1] for name in FILES]
-    assert len({name.split("|")[0] for name in FILES}) == 14 == levels.count("basic") == levels.count("quantized")
-    types = {n.op_type for f in FILES for n in onnx.load_from_string(GOLDEN[f"{f}|file"].tobytes()).graph.node if n.domain}
+    assert (
+        len({name.split("|")[0] for name in FILES})
+        == 14
+        == levels.count("basic")
+        == levels.count("quantized")
+    )
+    types = {
+        n.op_type
+        for f in FILES
+        for n in onnx.load_from_string(GOLDEN[f"{f}|file"].tobytes()).graph.node
+        if n.domain
+    }
     assert types >= {
         "FusedMatMul",
         "FusedConv",
@@ -46,13 +60,17 @@ def test_all_models_and_levels_were_recorded():
 
 def test_a_file_for_one_kind_of_processor_says_how_to_write_it_for_all():
     assert OF_ONE_MACHINE == ["images|all"]
-    with pytest.raises(UnknownOperatorError, match="an order of one kind of processor.*level ORT_ENABLE_EXTENDED"):
+    with pytest.raises(
+        UnknownOperatorError, match="an order of one kind of processor.*level ORT_ENABLE_EXTENDED"
+    ):
         read("images|all")
 
 
 def test_what_is_saved_after_tuning_has_onnxruntimes_operators(tmp_path):
     model, feeds = read("norms|extended")
-    assert any(n.op_type == "SimplifiedLayerNormalization" and not n.domain for n in model.proto.graph.node)
+    assert any(
+        n.op_type == "SimplifiedLayerNormalization" and not n.domain for n in model.proto.graph.node
+    )
     tuned = {name: 1.5 * value for name, value in model.params.items()}
     model.save(tmp_path / "tuned.onnx", tuned)
     options = onnxruntime.SessionOptions()

@@ -54,7 +54,9 @@ def node_cases(family):
     before = len(cases._NodeTestCases)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package's own warnings
-        pytest.importorskip(f"onnx.backend.test.case.node.{family}")  # older releases lack newer operators
+        pytest.importorskip(
+            f"onnx.backend.test.case.node.{family}"
+        )  # older releases lack newer operators
     return cases._NodeTestCases[before:]
 
 
@@ -71,13 +73,20 @@ def test_node(family, x64, subtests, pytestconfig):
 def assert_node(case):
     model = jrnn.from_onnx(case.model)
     for inputs, expected in case.data_sets:
-        actual = model({spec.name: array(value) for spec, value in zip(model.inputs, inputs, strict=True)})
-        for value, other in zip(*(jax.tree.leaves(list(v)) for v in (actual.values(), map(array, expected))), strict=True):
+        actual = model(
+            {spec.name: array(value) for spec, value in zip(model.inputs, inputs, strict=True)}
+        )
+        for value, other in zip(
+            *(jax.tree.leaves(list(v)) for v in (actual.values(), map(array, expected))),
+            strict=True,
+        ):
             assert (value.shape, value.dtype) == (other.shape, other.dtype)
             coarse = {jnp.bfloat16: 1e-2, np.float16: 1e-3}.get(value.dtype.type, 1e-6)
             value, other = (np.asarray(v).astype(np.float64) for v in (value, other))
             largest = np.max(np.abs(other), initial=1.0, where=np.isfinite(other))
-            np.testing.assert_allclose(value, other, rtol=max(case.rtol, coarse), atol=coarse * largest)
+            np.testing.assert_allclose(
+                value, other, rtol=max(case.rtol, coarse), atol=coarse * largest
+            )
 
 
 X = np.random.default_rng(0).standard_normal((1, 2, 5, 7)).astype(np.float32)
@@ -86,32 +95,77 @@ W = np.random.default_rng(1).standard_normal((2, 3, 3, 2)).astype(np.float32)
 ROWS, COLUMNS = X[0, 0], np.random.default_rng(2).standard_normal((7, 4)).astype(np.float32)
 SCALES, HALVES = np.float32([0.02, 0.01, 0.03, 0.04]), np.full(7, 0.5, np.float32)
 AGAINST = {  # what is compared with onnxruntime: an operator, its inputs, its attributes, and the number of outputs
-    "float8 saturates": ("Cast", [np.float32([1e6, 449, -500])], {"to": TensorProto.FLOAT8E4M3FN}, 1),
+    "float8 saturates": (
+        "Cast",
+        [np.float32([1e6, 449, -500])],
+        {"to": TensorProto.FLOAT8E4M3FN},
+        1,
+    ),
     "diagonal of a type": ("EyeLike", [X[0, 0]], {"dtype": TensorProto.INT64, "k": 1}, 1),
-    "pool of bytes": ("MaxPool", [BYTES], {"kernel_shape": [2, 2], "ceil_mode": 1, "strides": [2, 3]}, 1),
-    "places of maxima": ("MaxPool", [X], {"kernel_shape": [2, 3], "pads": [1, 1, 0, 1], "strides": [2, 2]}, 2),
+    "pool of bytes": (
+        "MaxPool",
+        [BYTES],
+        {"kernel_shape": [2, 2], "ceil_mode": 1, "strides": [2, 3]},
+        1,
+    ),
+    "places of maxima": (
+        "MaxPool",
+        [X],
+        {"kernel_shape": [2, 3], "pads": [1, 1, 0, 1], "strides": [2, 2]},
+        2,
+    ),
     "padded windows": (
         "AveragePool",
         [X],
         {"kernel_shape": [3, 3], "strides": [2, 3], "ceil_mode": 1, "pads": [1] * 4},
         1,
     ),
-    "transpose": ("ConvTranspose", [X, W], {"strides": [2, 3], "output_padding": [1, 2], "pads": [1, 0, 0, 1]}, 1),
+    "transpose": (
+        "ConvTranspose",
+        [X, W],
+        {"strides": [2, 3], "output_padding": [1, 2], "pads": [1, 0, 0, 1]},
+        1,
+    ),
     "transpose, size": ("ConvTranspose", [X, W], {"strides": [2, 3], "output_shape": [10, 21]}, 1),
-    "transpose, groups": ("ConvTranspose", [X, W], {"group": 2, "dilations": [2, 1], "auto_pad": "SAME_UPPER"}, 1),
+    "transpose, groups": (
+        "ConvTranspose",
+        [X, W],
+        {"group": 2, "dilations": [2, 1], "auto_pad": "SAME_UPPER"},
+        1,
+    ),
     "linear": ("Resize", [X, "", np.float32([1, 1, 1.7, 0.6])], {"mode": "linear"}, 1),
-    "cubic": ("Resize", [X, "", "", np.array([1, 2, 9, 3])], {"mode": "cubic", "exclude_outside": 1}, 1),
-    "nearest": ("Resize", [BYTES, "", np.float32([1, 1, 2, 0.5])], {"coordinate_transformation_mode": "asymmetric"}, 1),
+    "cubic": (
+        "Resize",
+        [X, "", "", np.array([1, 2, 9, 3])],
+        {"mode": "cubic", "exclude_outside": 1},
+        1,
+    ),
+    "nearest": (
+        "Resize",
+        [BYTES, "", np.float32([1, 1, 2, 0.5])],
+        {"coordinate_transformation_mode": "asymmetric"},
+        1,
+    ),
     "corners": (
         "Resize",
         [X, "", "", np.array([1, 2, 3, 11])],
         {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
         1,
     ),
-    "quantized": ("QuantizeLinear", [X, np.float32([0.02, 0.01]), np.int8([3, -5])], {"axis": 1}, 1),
+    "quantized": (
+        "QuantizeLinear",
+        [X, np.float32([0.02, 0.01]), np.int8([3, -5])],
+        {"axis": 1},
+        1,
+    ),
     "dequantized": ("DequantizeLinear", [BYTES, np.float32(0.02), np.uint8(130)], {}, 1),
     "dynamic": ("DynamicQuantizeLinear", [X], {}, 3),
-    "integers": ("MatMulInteger", [BYTES[0, 0], BYTES[0, 1].T, np.uint8(128), np.uint8(100)], {}, 1),
+    "integers": (
+        "MatMulInteger",
+        [BYTES[0, 0], BYTES[0, 1].T, np.uint8(128), np.uint8(100)],
+        {},
+        1,
+    ),
     "product": ("com.microsoft.FusedMatMul", [X, X], {"transB": 1, "alpha": 0.3}, 1),
     "product, batch": (
         "com.microsoft.FusedMatMul",
@@ -148,7 +202,12 @@ AGAINST = {  # what is compared with onnxruntime: an operator, its inputs, its a
         1,
     ),
     "residual sum": ("com.microsoft.SkipLayerNormalization", [X[0], X[0, 1:], HALVES], {}, (0, 3)),
-    "residual root": ("com.microsoft.SkipSimplifiedLayerNormalization", [X[0], X[0], HALVES, HALVES], {}, (0, 3)),
+    "residual root": (
+        "com.microsoft.SkipSimplifiedLayerNormalization",
+        [X[0], X[0], HALVES, HALVES],
+        {},
+        (0, 3),
+    ),
     "root": ("SimplifiedLayerNormalization", [X, HALVES], {"epsilon": 0.1}, 1),
     "bytes by one scale": (
         "com.microsoft.DynamicQuantizeMatMul",
@@ -158,7 +217,15 @@ AGAINST = {  # what is compared with onnxruntime: an operator, its inputs, its a
     ),
     "bytes by columns": (
         "com.microsoft.MatMulIntegerToFloat",
-        [BYTES[0], BYTES[0, 0, :4].T, np.float32(0.1), SCALES, np.uint8(128), np.uint8([100, 90, 0, 255]), SCALES],
+        [
+            BYTES[0],
+            BYTES[0, 0, :4].T,
+            np.float32(0.1),
+            SCALES,
+            np.uint8(128),
+            np.uint8([100, 90, 0, 255]),
+            SCALES,
+        ],
         {},
         1,
     ),
@@ -189,7 +256,11 @@ def test_against_onnxruntime(name):
     graph = helper.make_graph(
         [node],
         "one",
-        [helper.make_tensor_value_info("i0", helper.np_dtype_to_tensor_dtype(inputs[0].dtype), inputs[0].shape)],
+        [
+            helper.make_tensor_value_info(
+                "i0", helper.np_dtype_to_tensor_dtype(inputs[0].dtype), inputs[0].shape
+            )
+        ],
         [onnx.ValueInfoProto(name=n) for n in outputs],
         [numpy_helper.from_array(v, n) for n, v in consts.items()],
     )
@@ -197,13 +268,17 @@ def test_against_onnxruntime(name):
     if opset > onnx.defs.onnx_opset_version():
         pytest.skip("onnx is older than the operator")
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    model = onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=9))
+    model = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    )
     for value in model.graph.output:
         if not value.type.WhichOneof("value"):  # of an operator that this package does not know
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     if attributes.get("to"):  # onnxruntime has no arrays of these types
         model.graph.node.append(helper.make_node("Cast", ["o0"], ["wide"], to=TensorProto.FLOAT))
-        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("wide", TensorProto.FLOAT, [None]))
+        model.graph.output[0].CopyFrom(
+            helper.make_tensor_value_info("wide", TensorProto.FLOAT, [None])
+        )
     expected = onnxruntime_of(model, {"i0": inputs[0]})
     actual = jax.jit(jrnn.from_onnx(model))({"i0": jnp.asarray(inputs[0])})
     for value, other in zip(actual.values(), expected, strict=True):
@@ -214,16 +289,36 @@ def test_against_onnxruntime(name):
 @pytest.mark.exhaustive("bidirectional")
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_a_quantized_lstm_equals_onnxruntime(direction, tmp_path):
-    rng, steps, batch, size, hidden, k = np.random.default_rng(0), 6, 3, 5, 8, 2 if direction == "bidirectional" else 1
+    rng, steps, batch, size, hidden, k = (
+        np.random.default_rng(0),
+        6,
+        3,
+        5,
+        8,
+        2 if direction == "bidirectional" else 1,
+    )
     shapes = {"W": (k, 4 * hidden, size), "R": (k, 4 * hidden, hidden), "B": (k, 8 * hidden)}
     graph = helper.make_graph(
-        [helper.make_node("LSTM", ["x", "W", "R", "B"], ["y", "h"], hidden_size=hidden, direction=direction)],
+        [
+            helper.make_node(
+                "LSTM", ["x", "W", "R", "B"], ["y", "h"], hidden_size=hidden, direction=direction
+            )
+        ],
         "lstm",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, batch, size])],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None] * rank) for n, rank in (("y", 4), ("h", 3))],
-        [numpy_helper.from_array(rng.uniform(-0.5, 0.5, s).astype(np.float32), n) for n, s in shapes.items()],
+        [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, [None] * rank)
+            for n, rank in (("y", 4), ("h", 3))
+        ],
+        [
+            numpy_helper.from_array(rng.uniform(-0.5, 0.5, s).astype(np.float32), n)
+            for n, s in shapes.items()
+        ],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "f.onnx")
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        tmp_path / "f.onnx",
+    )
     # Weights of 7 bits: sums of 8-bit products saturate in onnxruntime on processors without VNNI.
     quantize_dynamic(tmp_path / "f.onnx", tmp_path / "q.onnx", reduce_range=True)
     quantized = onnx.load(tmp_path / "q.onnx")
@@ -234,23 +329,35 @@ def test_a_quantized_lstm_equals_onnxruntime(direction, tmp_path):
     for name, other in zip(("y", "h"), onnxruntime_of(quantized, {"x": x}), strict=True):
         np.testing.assert_allclose(outputs[name], other, atol=1e-6)
     quantized.graph.node[0].op_type = "Attention"
-    with pytest.raises(UnknownOperatorError, match="this operator of the domain 'com.microsoft' is not read"):
+    with pytest.raises(
+        UnknownOperatorError, match="this operator of the domain 'com.microsoft' is not read"
+    ):
         jrnn.from_onnx(quantized)
 
 
-DRAWS = {"RandomNormalLike": (0.0, 1.0), "RandomUniformLike": (0.5, 12**-0.5), "Bernoulli": (0.25, 0.1875**0.5)}
+DRAWS = {
+    "RandomNormalLike": (0.0, 1.0),
+    "RandomUniformLike": (0.5, 12**-0.5),
+    "Bernoulli": (0.25, 0.1875**0.5),
+}
 
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_random_numbers_come_from_the_key(kind):
-    model = jrnn.from_onnx(parsed(f"agraph (float[N] x) => (float[N] y, float[N] z) {{ y = {kind}(x)  z = {kind}(x) }}"))
+    model = jrnn.from_onnx(
+        parsed(
+            f"agraph (float[N] x) => (float[N] y, float[N] z) {{ y = {kind}(x)  z = {kind}(x) }}"
+        )
+    )
     feeds = {"x": np.full(5000, 0.25, np.float32)}
     y, z = jax.jit(model)(feeds, key=jax.random.key(0)).values()
     mean, deviation = DRAWS[kind]
     assert abs(y.mean() - mean) < 0.05 and abs(y.std() - deviation) < 0.05 and (y != z).any()
     np.testing.assert_array_equal(model(feeds, key=jax.random.key(0))["y"], y)
     assert (model(feeds, key=jax.random.key(1))["y"] != y).any()
-    with pytest.raises(ConversionError, match=r"-> .*: it draws random numbers and has no key; pass one: key="):
+    with pytest.raises(
+        ConversionError, match=r"-> .*: it draws random numbers and has no key; pass one: key="
+    ):
         model(feeds)
 
 
@@ -276,14 +383,18 @@ def test_random_numbers_in_a_loop_are_refused():
             { d = Identity(c)  b = RandomNormalLike(a) }>
     }""")
     )
-    with pytest.raises(ConversionError, match="it is in a loop, where each step would draw the same numbers"):
+    with pytest.raises(
+        ConversionError, match="it is in a loop, where each step would draw the same numbers"
+    ):
         model({"x": np.ones(2, np.float32)}, key=jax.random.key(0))
 
 
 @pytest.mark.parametrize("opset", [11, 13, 18, 21, 23])
 def test_functions_of_onnx_have_no_parameters_of_their_own(opset):
     """GroupNormalization is of operator set 18, with one scale a group before 21; DepthToSpace's function is of 28."""
-    normalized = "GroupNormalization <num_groups = 2> (x, scale, bias)" if opset >= 18 else "Identity(x)"
+    normalized = (
+        "GroupNormalization <num_groups = 2> (x, scale, bias)" if opset >= 18 else "Identity(x)"
+    )
     text = f"""agraph (float[2, 4, 3, 3] x, float[M] scale, float[M] bias) => (float[2, 1, A, B] y) {{
         w = Constant <value = float[1] {{2.0}}> ()  a = {normalized}  b = Mul(a, w)  y = DepthToSpace <blocksize = 2> (b)
     }}"""
@@ -295,7 +406,9 @@ def test_functions_of_onnx_have_no_parameters_of_their_own(opset):
     x = np.random.default_rng(0).standard_normal((2, 4, 3, 3)).astype(np.float32)
     y = model({"x": x, "scale": per, "bias": per})["y"]
     groups = x.reshape(2, 2, 18)
-    normal = (groups - groups.mean(2, keepdims=True)) / np.sqrt(groups.var(2, keepdims=True) + 1e-5) + 1
+    normal = (groups - groups.mean(2, keepdims=True)) / np.sqrt(
+        groups.var(2, keepdims=True) + 1e-5
+    ) + 1
     blocks = (2 * (x if opset < 18 else normal)).reshape(2, 2, 2, 1, 3, 3)
     np.testing.assert_allclose(y, blocks.transpose(0, 3, 4, 1, 5, 2).reshape(2, 1, 6, 6), atol=1e-5)
 
@@ -307,7 +420,9 @@ def test_onnxruntime_adds_operators_to_older_sets():
         agraph (float[N, 3] x, float[3] s) => (float[N, 3] y) { y = LayerNormalization <epsilon = 0.1> (x, s) }"""
     )
     feeds = {"x": X[0, 0, :, :3], "s": np.float32([1, 2, 3])}
-    np.testing.assert_allclose(jrnn.from_onnx(proto)(feeds)["y"], onnxruntime_of(proto, feeds)[0], atol=1e-6)
+    np.testing.assert_allclose(
+        jrnn.from_onnx(proto)(feeds)["y"], onnxruntime_of(proto, feeds)[0], atol=1e-6
+    )
 
 
 BAD_FRAMES = {
@@ -319,7 +434,11 @@ BAD_FRAMES = {
 @pytest.mark.parametrize("body", BAD_FRAMES)
 def test_frames_that_do_not_fit_are_refused(body):
     head = "step = Constant <value_int = 2> ()  length = Constant <value_int = 9> ()"
-    model = jrnn.from_onnx(parsed(f"n (float[1, 8, 1] x, float[9] window) => (float[A, B, C, 2] y) {{ {head}  {body} }}"))
+    model = jrnn.from_onnx(
+        parsed(
+            f"n (float[1, 8, 1] x, float[9] window) => (float[A, B, C, 2] y) {{ {head}  {body} }}"
+        )
+    )
     with pytest.raises(ConversionError, match=BAD_FRAMES[body]):
         model({"x": np.ones((1, 8, 1), np.float32), "window": np.ones(9, np.float32)})
 
@@ -390,7 +509,10 @@ COUNTERS = {  # Loops that compute with their counter, and what their inputs are
 
 @pytest.mark.parametrize("name", COUNTERS)
 def test_the_counter_of_a_loop_is_an_int64_as_in_onnxruntime(name, x64):
-    model, feeds = parsed(COUNTERS[name][0]), {key: np.int64(value) for key, value in COUNTERS[name][1].items()}
+    model, feeds = (
+        parsed(COUNTERS[name][0]),
+        {key: np.int64(value) for key, value in COUNTERS[name][1].items()},
+    )
     (expected,), run = onnxruntime_of(model, feeds), jrnn.from_onnx(model)
     traced = jax.make_jaxpr(lambda: run(feeds))()
     assert any(f"{loop}[" in str(traced) for loop in ("scan", "while"))  # and not each of its steps
@@ -408,7 +530,9 @@ def test_a_loop_with_32_bit_types_runs_to_a_limit_that_only_64_bits_hold():
 def test_integers_that_do_not_fit_32_bits_warn():
     proto = parsed("agraph (int64[N] x) => (int64[N] y) { y = Mul(x, x) }")
     square = jrnn.from_onnx(proto)
-    with pytest.warns(UserWarning, match="the output 'y': a number does not fit int32 and wraps around"):
+    with pytest.warns(
+        UserWarning, match="the output 'y': a number does not fit int32 and wraps around"
+    ):
         square({"x": np.array([1 << 16])})
     assert square({"x": np.array([3])})["y"].tolist() == [9]
     with jax.enable_x64(True):
@@ -429,9 +553,21 @@ def test_integers_that_do_not_fit_32_bits_warn():
 @pytest.mark.parametrize("activation", ["Affine", "ScaledTanh", "ThresholdedRelu"])
 def test_an_activation_without_alpha_has_the_standard_one(activation):
     def model(**attributes):
-        weights = {"W": np.full((1, 2, 2), 0.5, np.float32), "R": np.full((1, 2, 2), -0.2, np.float32)}
+        weights = {
+            "W": np.full((1, 2, 2), 0.5, np.float32),
+            "R": np.full((1, 2, 2), -0.2, np.float32),
+        }
         graph = helper.make_graph(
-            [helper.make_node("RNN", ["x", "W", "R"], ["y"], hidden_size=2, activations=[activation], **attributes)],
+            [
+                helper.make_node(
+                    "RNN",
+                    ["x", "W", "R"],
+                    ["y"],
+                    hidden_size=2,
+                    activations=[activation],
+                    **attributes,
+                )
+            ],
             "rnn",
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, 2])],
             [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 1, 1, 2])],
@@ -441,7 +577,9 @@ def test_an_activation_without_alpha_has_the_standard_one(activation):
 
     x = np.linspace(0.5, 3, 6, dtype=np.float32).reshape(3, 1, 2)
     given = {"activation_alpha": [1.0]} | (
-        {} if activation == "ThresholdedRelu" else {"activation_beta": [float(activation != "Affine")]}
+        {}
+        if activation == "ThresholdedRelu"
+        else {"activation_beta": [float(activation != "Affine")]}
     )
     (expected,) = onnxruntime_of(model(**given), {"x": x})
     np.testing.assert_allclose(jrnn.from_onnx(model())({"x": x})["y"], expected, atol=1e-6)

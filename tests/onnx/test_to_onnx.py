@@ -49,7 +49,9 @@ def test_layers_that_are_steps_become_scans_with_open_sizes(kind):
     model = jrnn.to_onnx(layer, x, dims="T, N, ...")
     assert types(model)["Scan"]
     longer = jax.random.normal(jax.random.key(2), (5, 1, 16))
-    parts = jax.tree.map(lambda a: {"real": a.real, "imag": a.imag} if jnp.iscomplexobj(a) else a, layer(longer))
+    parts = jax.tree.map(
+        lambda a: {"real": a.real, "imag": a.imag} if jnp.iscomplexobj(a) else a, layer(longer)
+    )
     for actual, expected in zip(run(model, longer), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -93,11 +95,15 @@ def test_layers_are_native_nodes_with_open_sizes(kind, options):
     (node, *_) = [node for node in model.graph.node if node.op_type == kind]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     assert attributes.get("linear_before_reset") == (1 if kind == "GRU" else None)
-    assert attributes["direction"] == (b"bidirectional" if options.get("bidirectional") else b"forward")
+    assert attributes["direction"] == (
+        b"bidirectional" if options.get("bidirectional") else b"forward"
+    )
     x = jax.random.normal(jax.random.key(1), (6, 4, 2) if batch else (4, 6, 2))
     lengths = jnp.array([6, 1, 0, 3])
     actual = jrnn.from_onnx(model)({"x": x, "lengths": lengths})
-    for ours, back, theirs in zip(jax.tree.leaves(module(x, lengths=lengths)), actual.values(), run(model, x, lengths)):
+    for ours, back, theirs in zip(
+        jax.tree.leaves(module(x, lengths=lengths)), actual.values(), run(model, x, lengths)
+    ):
         np.testing.assert_allclose(back, ours, atol=1e-5)
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
@@ -112,7 +118,11 @@ def test_layers_with_resets_are_scans():
     args = X, jnp.zeros((4, 3), bool).at[2].set(True), jnp.array([4, 0, 3])
     model = jrnn.to_onnx(call, *args, dims=("A, B, ...", "A, B", "B"))
     assert types(model)["Scan"] == 2 and not types(model)["LSTM"]
-    args = jax.random.normal(jax.random.key(1), (6, 2, 2)), jnp.arange(12).reshape(6, 2) % 5 == 3, jnp.array([6, 4])
+    args = (
+        jax.random.normal(jax.random.key(1), (6, 2, 2)),
+        jnp.arange(12).reshape(6, 2) % 5 == 3,
+        jnp.array([6, 4]),
+    )
     for ours, theirs in zip(jax.tree.leaves(call(*args)), run(model, *args), strict=True):
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
 
@@ -134,7 +144,9 @@ def test_a_whole_model_in_every_operator_set(opset):
 
     module, tokens = Model(nnx.Rngs(0)), jnp.array([[1, 2], [6, 0], [3, 3]])
     state = (jnp.ones((1, 2, 5)), -jnp.ones((1, 2, 5)))
-    model = jrnn.to_onnx(module, tokens, state, dims=("T, N", ("_, N, _", "_, N, _")), opset=opset, name="tagger")
+    model = jrnn.to_onnx(
+        module, tokens, state, dims=("T, N", ("_, N, _", "_, N, _")), opset=opset, name="tagger"
+    )
     assert model.opset_import[0].version == opset and model.graph.name == "tagger"
     assert [i.name for i in model.graph.input] == ["tokens", "state/0", "state/1"]
     assert {"embed/embedding", "head/kernel", "LSTM_W"} <= {t.name for t in model.graph.initializer}
@@ -151,7 +163,9 @@ def test_scans_are_scan_nodes():
         return jrnn.scan(step, (jnp.zeros((x.shape[1], 2)), jnp.int32(0)), x, reverse=True)
 
     def padded(w, x, lengths):
-        return jrnn.scan(lambda c, x: (c + x @ w, c), jnp.zeros((x.shape[1], 2)), x, lengths=lengths)
+        return jrnn.scan(
+            lambda c, x: (c + x @ w, c), jnp.zeros((x.shape[1], 2)), x, lengths=lengths
+        )
 
     w, lengths = jnp.ones((2, 2)) / 3, jnp.array([4, 0, 2])
     assert types(jrnn.to_onnx(model, X, lengths, params=w, dims=("T, N, _", "N")))["Scan"] == 1
@@ -162,22 +176,35 @@ def test_scans_are_scan_nodes():
     assert types(jrnn.to_onnx(normed, X, dims="T, N, _"))["Scan"] == 1
     batch = jrnn.to_onnx(jax.vmap(nn.RNN(2, 5, rngs=nnx.Rngs(0))), X)
     assert types(batch)["Scan"] and not types(batch)["RNN"]
-    counted = jrnn.to_onnx(lambda x: jrnn.scan(lambda c, _: (2 * c, c), x, None, length=3), jnp.ones(2))
+    counted = jrnn.to_onnx(
+        lambda x: jrnn.scan(lambda c, _: (2 * c, c), x, None, length=3), jnp.ones(2)
+    )
     assert run(counted, jnp.ones(2))[1].tolist() == [[1, 1], [2, 2], [4, 4]]
 
 
 def test_loops_branches_and_windows():
     def fn(x, k):
-        looped = jax.lax.while_loop(lambda s: s[1].sum() < 50, lambda s: (s[0] + 1, 2 * s[1]), (0, jnp.abs(x)))
+        looped = jax.lax.while_loop(
+            lambda s: s[1].sum() < 50, lambda s: (s[0] + 1, 2 * s[1]), (0, jnp.abs(x))
+        )
         chosen = jax.lax.switch(k, [jnp.sin, lambda x: -x, lambda x: x * looped[0]], x)
         window = jax.lax.dynamic_slice(x, (k, 1), (2, 2))
         written = jax.lax.dynamic_update_slice(x, window, (k, 0))
-        return looped, chosen, window, written, jnp.where(jnp.cumsum(x, 1) > 0, x[:, ::-1], x[k]), jnp.argmax(x, 0)
+        return (
+            looped,
+            chosen,
+            window,
+            written,
+            jnp.where(jnp.cumsum(x, 1) > 0, x[:, ::-1], x[k]),
+            jnp.argmax(x, 0),
+        )
 
     model = jrnn.to_onnx(fn, X[:, :, 0], jnp.int32(1))
     assert types(model)["Loop"] == 1 and types(model)["If"] == 1
     for k in (-3, 0, 2, 9):
-        for ours, theirs in zip(jax.tree.leaves(fn(X[:, :, 0], k)), run(model, X[:, :, 0], np.int32(k)), strict=True):
+        for ours, theirs in zip(
+            jax.tree.leaves(fn(X[:, :, 0], k)), run(model, X[:, :, 0], np.int32(k)), strict=True
+        ):
             np.testing.assert_allclose(theirs, ours, atol=1e-6)
 
 
@@ -197,19 +224,38 @@ def test_token_ids_are_int64_and_counters_are_as_they_come_back():
             tokens[:, 0],
         )[0]
         looped = jax.lax.while_loop(
-            lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + jnp.take(table, seen, axis=0)[0]), (0, y[0, 0, 0])
+            lambda s: s[0] < 3,
+            lambda s: (s[0] + 1, s[1] + jnp.take(table, seen, axis=0)[0]),
+            (0, y[0, 0, 0]),
         )[1]
         return y, last, jnp.where(count > 0, jnp.argmax(logits), 0), seen.astype(float) + looped
 
-    args = jnp.array([[1, 2], [6, 0], [3, 3]]), jnp.array([3, 1]), jnp.int32(4), jnp.int32(2), jnp.ones(3)
+    args = (
+        jnp.array([[1, 2], [6, 0], [3, 3]]),
+        jnp.array([3, 1]),
+        jnp.int32(4),
+        jnp.int32(2),
+        jnp.ones(3),
+    )
     model = jrnn.to_onnx(call, *args, dims=("T, N", "N", "", "", "_"))
-    kinds = {i.name: onnx.TensorProto.DataType.Name(i.type.tensor_type.elem_type) for i in model.graph.input}
-    assert kinds == {"tokens": "INT64", "lengths": "INT64", "count": "INT32", "seen": "INT64", "logits": "FLOAT"}
+    kinds = {
+        i.name: onnx.TensorProto.DataType.Name(i.type.tensor_type.elem_type)
+        for i in model.graph.input
+    }
+    assert kinds == {
+        "tokens": "INT64",
+        "lengths": "INT64",
+        "count": "INT32",
+        "seen": "INT64",
+        "logits": "FLOAT",
+    }
     for ours, theirs in zip(jax.tree.leaves(call(*args)), run(model, *args), strict=True):
         np.testing.assert_allclose(theirs, ours, atol=1e-5)
     assert jrnn.from_onnx(model)(dict(zip(kinds, args)))["output/1/1"] == 7
     with jax.enable_x64(True):
-        own = jrnn.to_onnx(lambda x: 2 * x, jnp.ones(2, jnp.int32))  # what comes back keeps its type
+        own = jrnn.to_onnx(
+            lambda x: 2 * x, jnp.ones(2, jnp.int32)
+        )  # what comes back keeps its type
     assert own.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.INT32
 
 
@@ -219,7 +265,12 @@ SQUARE = jnp.sin(jnp.arange(90.0)).reshape(3, 3, 2, 5)
 SQUARES = jnp.cos(jnp.arange(27.0)).reshape(3, 3, 3)
 INTEGERS, BOUND = jnp.arange(12).reshape(3, 4) - 5, jnp.array([0, 31, 32, 2])
 WRITTEN = {  # a function, its argument, the sizes that stay open, and an operator of ONNX that it becomes
-    "conv": (lambda x: jax.lax.conv_general_dilated(x, KERNEL, (2,), [(2, 0)], (1,), (2,), NWC), X, "N, _, _", "Conv"),
+    "conv": (
+        lambda x: jax.lax.conv_general_dilated(x, KERNEL, (2,), [(2, 0)], (1,), (2,), NWC),
+        X,
+        "N, _, _",
+        "Conv",
+    ),
     "conv of images": (
         lambda x: jax.lax.conv_general_dilated(x, SQUARE, (1, 2), "SAME", dimension_numbers=NHWC),
         IMAGES,
@@ -233,7 +284,11 @@ WRITTEN = {  # a function, its argument, the sizes that stay open, and an operat
         "ConvTranspose",
     ),
     "gradient of conv": (
-        jax.grad(lambda x: jnp.sum(jax.lax.conv_general_dilated(x, KERNEL, (2,), "SAME", dimension_numbers=NWC) ** 2)),
+        jax.grad(
+            lambda x: jnp.sum(
+                jax.lax.conv_general_dilated(x, KERNEL, (2,), "SAME", dimension_numbers=NWC) ** 2
+            )
+        ),
         X,
         None,
         "ConvTranspose",
@@ -252,11 +307,25 @@ WRITTEN = {  # a function, its argument, the sizes that stay open, and an operat
         "N, ...",
         "MaxPool",
     ),
-    "sort": (lambda x: (jnp.sort(x, 1), jnp.argsort(-x, 0), jnp.sort(x > 0, 2)), X, "A, B, _", "TopK"),
-    "sort by two keys": (lambda x: jax.lax.sort((jnp.round(x), x, 2 * x), num_keys=2), X, None, "TopK"),
+    "sort": (
+        lambda x: (jnp.sort(x, 1), jnp.argsort(-x, 0), jnp.sort(x > 0, 2)),
+        X,
+        "A, B, _",
+        "TopK",
+    ),
+    "sort by two keys": (
+        lambda x: jax.lax.sort((jnp.round(x), x, 2 * x), num_keys=2),
+        X,
+        None,
+        "TopK",
+    ),
     "largest": (lambda x: jax.lax.top_k(x, 2), X, "A, B, _", "TopK"),
     "running": (
-        lambda x: (jnp.cumprod(x, 1), jax.lax.cummax(x, 0, reverse=True), jax.lax.cumlogsumexp(x, 1)),
+        lambda x: (
+            jnp.cumprod(x, 1),
+            jax.lax.cummax(x, 0, reverse=True),
+            jax.lax.cumlogsumexp(x, 1),
+        ),
         X,
         "A, B, _",
         "Scan",
@@ -267,16 +336,31 @@ WRITTEN = {  # a function, its argument, the sizes that stay open, and an operat
         "_, B, _",
         "Pad",
     ),
-    "pad between": (lambda x: jax.lax.pad(x, 0.5, ((0, 0, 0), (1, 2, 3), (0, -1, 1))), X, "A, ...", "Pad"),
+    "pad between": (
+        lambda x: jax.lax.pad(x, 0.5, ((0, 0, 0), (1, 2, 3), (0, -1, 1))),
+        X,
+        "A, ...",
+        "Pad",
+    ),
     "add at": (lambda x: x.at[:, jnp.array([1, 1, 9])].add(2.0), X, "A, B, _", "ScatterElements"),
-    "set at, drop": (lambda x: x.at[jnp.array([3, 7]), 1].set(2.0, mode="drop"), X, None, "ScatterElements"),
+    "set at, drop": (
+        lambda x: x.at[jnp.array([3, 7]), 1].set(2.0, mode="drop"),
+        X,
+        None,
+        "ScatterElements",
+    ),
     "rows of a batch": (
         lambda x: jax.vmap(lambda x: x[jnp.array([2, 5]), jnp.array([1, 0])])(x),
         X,
         "A, ...",
         "Gather",
     ),
-    "embedding's gradient": (jax.grad(lambda x: jnp.sum(x[jnp.array([1, 1, 0])] ** 2)), X, None, "ScatterElements"),
+    "embedding's gradient": (
+        jax.grad(lambda x: jnp.sum(x[jnp.array([1, 1, 0])] ** 2)),
+        X,
+        None,
+        "ScatterElements",
+    ),
     "shifts": (
         lambda x: (x >> BOUND[None], x << BOUND[None], jax.lax.shift_right_logical(x, x * 0 + 1)),
         INTEGERS,
@@ -285,10 +369,30 @@ WRITTEN = {  # a function, its argument, the sizes that stay open, and an operat
     ),
     "bits": (lambda x: (x & 3) | ~(x ^ 1), INTEGERS, None, "BitwiseXor"),
     "tile": (lambda x: jnp.tile(x, (2, 1, 3)), X, "A, B, _", "Tile"),
-    "choice of three": (lambda x: jax.lax.select_n(INTEGERS[:, :3] % 3, x[0], 2 * x[1], x[2]), SQUARES, None, "Where"),
-    "error functions": (lambda x: (jax.nn.gelu(x, approximate=False), jax.scipy.special.erfc(x)), X, "A, ...", "Erf"),
-    "float16": (lambda x: jnp.tanh(x @ jnp.ones((2, 3), x.dtype)) * 3, X.astype(jnp.float16), None, "MatMul"),
-    "bfloat16": (lambda x: jnp.tanh(x @ jnp.ones((2, 3), x.dtype)) * 3, X.astype(jnp.bfloat16), None, "MatMul"),
+    "choice of three": (
+        lambda x: jax.lax.select_n(INTEGERS[:, :3] % 3, x[0], 2 * x[1], x[2]),
+        SQUARES,
+        None,
+        "Where",
+    ),
+    "error functions": (
+        lambda x: (jax.nn.gelu(x, approximate=False), jax.scipy.special.erfc(x)),
+        X,
+        "A, ...",
+        "Erf",
+    ),
+    "float16": (
+        lambda x: jnp.tanh(x @ jnp.ones((2, 3), x.dtype)) * 3,
+        X.astype(jnp.float16),
+        None,
+        "MatMul",
+    ),
+    "bfloat16": (
+        lambda x: jnp.tanh(x @ jnp.ones((2, 3), x.dtype)) * 3,
+        X.astype(jnp.bfloat16),
+        None,
+        "MatMul",
+    ),
     "bfloat16 scan": (
         lambda x: jrnn.scan(lambda c, x: (jnp.tanh(c + x), c), x[0] * 0, x),
         X.astype(jnp.bfloat16),
@@ -321,7 +425,9 @@ def test_what_is_written_computes_the_same(name):
     for value, other in zip(jax.tree.leaves(fn(x)), outputs, strict=True):
         assert value.dtype == other.dtype
         tolerance = 0.06 if value.dtype.itemsize == 2 else 1e-4
-        np.testing.assert_allclose(np.asarray(other, float), np.asarray(value, float), atol=tolerance)
+        np.testing.assert_allclose(
+            np.asarray(other, float), np.asarray(value, float), atol=tolerance
+        )
 
 
 ENDS = np.float32([0, 1, -1, 1e-30, -2.5, 3e20, -1e38, np.inf, -np.inf, np.nan])
@@ -334,13 +440,20 @@ NEAR_ONE = 1 - 10 ** -np.arange(1, 7.9, dtype=np.float32)
     [
         (jnp.arctan2, np.meshgrid([*ENDS, -0.0], [*ENDS, -0.0])),
         (jnp.cbrt, [ENDS]),
-        (jax.scipy.special.erfinv, [np.concatenate([CENTER, NEAR_ONE, -NEAR_ONE, np.float32([2, np.nan])])]),
+        (
+            jax.scipy.special.erfinv,
+            [np.concatenate([CENTER, NEAR_ONE, -NEAR_ONE, np.float32([2, np.nan])])],
+        ),
     ],
     ids=["atan2", "cbrt", "erf_inv"],
 )
 def test_functions_that_onnx_lacks_are_equal_over_their_whole_range(fn, inputs):
     inputs = [x.astype(np.float32) for x in inputs]
-    model = jrnn.to_onnx(fn, *(jnp.full((2,) * x.ndim, 0.5) for x in inputs), dims="AB" if inputs[0].ndim == 1 else "A, B")
+    model = jrnn.to_onnx(
+        fn,
+        *(jnp.full((2,) * x.ndim, 0.5) for x in inputs),
+        dims="AB" if inputs[0].ndim == 1 else "A, B",
+    )
     expected = np.asarray(fn(*inputs))
     assert np.isnan(expected).any() and (np.isinf(expected).any() or fn is jnp.arctan2)
     np.testing.assert_allclose(run(model, *inputs)[0], expected, rtol=4e-6)
@@ -358,10 +471,15 @@ def test_a_search_in_a_sorted_array(side, method, dtype):
     def search(ordered, x):
         return jnp.searchsorted(ordered, x, side=side, method=method)
 
-    ordered, x = (v if "float" in dtype else np.nan_to_num(v, posinf=9, neginf=-9) for v in (IN_ORDER, SEARCHED))
+    ordered, x = (
+        v if "float" in dtype else np.nan_to_num(v, posinf=9, neginf=-9)
+        for v in (IN_ORDER, SEARCHED)
+    )
     ordered, x = np.sort(ordered.astype(dtype)), x.astype(dtype)
     model = jrnn.to_onnx(search, ordered, x, dims=("...", "N"))
-    if dtype != "bfloat16":  # of which onnxruntime has no arrays; `to_onnx` has compared it in float32
+    if (
+        dtype != "bfloat16"
+    ):  # of which onnxruntime has no arrays; `to_onnx` has compared it in float32
         np.testing.assert_array_equal(run(model, ordered, x[::2])[0], search(ordered, x[::2]))
 
 
@@ -376,14 +494,21 @@ def test_a_search_among_complex_numbers():
 
 
 def test_the_inverse_of_erf_in_float64_is_refused():
-    with jax.enable_x64(True), pytest.raises(ConversionError, match="supported in float32, float16 and bfloat16"):
+    with (
+        jax.enable_x64(True),
+        pytest.raises(ConversionError, match="supported in float32, float16 and bfloat16"),
+    ):
         jrnn.to_onnx(jax.scipy.special.erfinv, jnp.ones(2) / 2)
 
 
 def test_what_cannot_be_written_is_named(tmp_path, monkeypatch):
-    with pytest.raises(ConversionError, match=r"test_to_onnx.py:\d+.*the primitive 'lgamma' has no rule for ONNX"):
+    with pytest.raises(
+        ConversionError, match=r"test_to_onnx.py:\d+.*the primitive 'lgamma' has no rule for ONNX"
+    ):
         jrnn.to_onnx(lambda x: jax.lax.lgamma(x), X)
-    with pytest.raises(ConversionError, match="a while loop takes more than 10000 steps on random numbers"):
+    with pytest.raises(
+        ConversionError, match="a while loop takes more than 10000 steps on random numbers"
+    ):
         jrnn.to_onnx(count_down, jax.ShapeDtypeStruct((2,), jnp.float32))
     with pytest.raises(ConversionError, match="it needs the operator set 18"):
         jrnn.to_onnx(lambda x: x.at[0].max(1.0), X, opset=17)
@@ -400,13 +525,16 @@ def test_what_cannot_be_written_is_named(tmp_path, monkeypatch):
     with pytest.raises(ConversionError, match="do not fit the examples"):
         jrnn.to_onnx(jnp.sin, X, dims="T, N")
     with pytest.raises(
-        ConversionError, match=r"needs a size that `dims` leaves open: Symbolic dimension 'T'.*; write _ for"
+        ConversionError,
+        match=r"needs a size that `dims` leaves open: Symbolic dimension 'T'.*; write _ for",
     ):
         jrnn.to_onnx(lambda x: jnp.ones(int(x.shape[0])) + x[0, 0, 0], X, dims="T, ...")
     with pytest.raises(ConversionError, match="known only when it runs"):
         jrnn.to_onnx(lambda x: x if x[0, 0, 0] > 0 else -x, X)
     jrnn.to_onnx(jnp.sin, X, path=tmp_path / "sin.onnx")
-    np.testing.assert_allclose(jrnn.from_onnx(tmp_path / "sin.onnx")({"x": X})["output"], np.sin(X), atol=1e-6)
+    np.testing.assert_allclose(
+        jrnn.from_onnx(tmp_path / "sin.onnx")({"x": X})["output"], np.sin(X), atol=1e-6
+    )
 
 
 def test_a_model_that_computes_something_else_is_not_handed_out(monkeypatch):

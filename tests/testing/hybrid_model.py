@@ -15,7 +15,14 @@ from types import SimpleNamespace
 import numpy as np
 
 V, D, K = 11, 4, 4
-SHAPES = {"embedding": (V, D), "taps": (K, D), "gate": (D, D), "query": (D, D), "key": (D, D), "head": (D, V)}
+SHAPES = {
+    "embedding": (V, D),
+    "taps": (K, D),
+    "gate": (D, D),
+    "query": (D, D),
+    "key": (D, D),
+    "head": (D, V),
+}
 calls = itertools.count(1)
 
 
@@ -29,12 +36,21 @@ class Hybrid:
 
     def __init__(self, weights=None):
         rng = np.random.default_rng(0)
-        self.weights = weights or {name: rng.standard_normal(shape) * 0.7 for name, shape in SHAPES.items()}
+        self.weights = weights or {
+            name: rng.standard_normal(shape) * 0.7 for name, shape in SHAPES.items()
+        }
 
     def first(self, N):
         """The state before the first token: `document` is the one of each key, -1 for padding, `now` the one of the step."""
-        state = {"window": np.zeros((N, K - 1, D)), "h": np.zeros((N, D)), "keys": np.zeros((N, 0, D))}
-        return state | {"document": np.zeros((N, 0), int), **{n: np.zeros(N, int) for n in ("now", "position", "seen")}}
+        state = {
+            "window": np.zeros((N, K - 1, D)),
+            "h": np.zeros((N, D)),
+            "keys": np.zeros((N, 0, D)),
+        }
+        return state | {
+            "document": np.zeros((N, 0), int),
+            **{n: np.zeros(N, int) for n in ("now", "position", "seen")},
+        }
 
     def call(self, tokens, state, attention_mask=None, resets=None):
         (N, T), w = tokens.shape, self.weights
@@ -71,7 +87,11 @@ class Hybrid:
     def leaves(self, state):
         """What later tokens can read of a state."""
         keys = state["keys"] * (state["document"] == rows(state["now"]))[..., None]
-        return {"0.window": ("window", state["window"]), "0.h": ("state", state["h"]), "1.keys": ("attention", keys)}
+        return {
+            "0.window": ("window", state["window"]),
+            "0.h": ("state", state["h"]),
+            "1.keys": ("attention", keys),
+        }
 
     def stored(self, state):
         with tempfile.TemporaryFile() as file:
@@ -100,9 +120,18 @@ class AsTransformers(Hybrid):
 
     config = SimpleNamespace(vocab_size=V, conv_kernel=K)
 
-    def __call__(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=True):
+    def __call__(
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        use_cache=True,
+    ):
         mask = None if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
-        logits, after = self.call(input_ids, past_key_values, mask, None if use_cache else position_ids == 0)
+        logits, after = self.call(
+            input_ids, past_key_values, mask, None if use_cache else position_ids == 0
+        )
         cache = {} if past_key_values is None else past_key_values
         cache.update(after)
         return SimpleNamespace(logits=logits, past_key_values=cache)

@@ -19,7 +19,10 @@ T, N, D, H = 4, 3, 2, 2
 RNG = np.random.default_rng(0)
 XS = RNG.standard_normal((T, N, D)).astype(np.float32)
 CARRY = RNG.standard_normal((N, H)).astype(np.float32)
-PARAMS = {"w": RNG.standard_normal((H, H)).astype(np.float32), "u": RNG.standard_normal((D, H)).astype(np.float32)}
+PARAMS = {
+    "w": RNG.standard_normal((H, H)).astype(np.float32),
+    "u": RNG.standard_normal((D, H)).astype(np.float32),
+}
 
 
 def step(params, h, x):
@@ -66,27 +69,38 @@ twice.defvjp(lambda x: (2 * x, None), lambda _, g: (3 * g,))
 
 @pytest.mark.exhaustive
 def test_a_wrong_derivative_rule_is_found():
-    with pytest.raises(AssertionError, match=r"(?s)the gradients disagree.*custom_vjp_call of twice"):
-        testing.assert_gradients_agree(lambda h, x: (jnp.tanh(h + twice(x)), h), CARRY, XS[:2], max_elements=1)
+    with pytest.raises(
+        AssertionError, match=r"(?s)the gradients disagree.*custom_vjp_call of twice"
+    ):
+        testing.assert_gradients_agree(
+            lambda h, x: (jnp.tanh(h + twice(x)), h), CARRY, XS[:2], max_elements=1
+        )
 
 
 def test_what_shows_of_padding_is_found():
     def leaks(weights, xs, state, lengths):
         return xs, state + xs.sum(0)
 
-    with pytest.raises(AssertionError, match=r"with lengths \[3, 0, 4\] and nan instead of 0 behind them, y\[.* is nan, "):
+    with pytest.raises(
+        AssertionError,
+        match=r"with lengths \[3, 0, 4\] and nan instead of 0 behind them, y\[.* is nan, ",
+    ):
         testing.assert_padding_invariant(testing.Layer(leaks, (), XS, CARRY))
 
     def selects(weights, xs, state, lengths):  # the results are right, the gradient is 0 x NaN
         alive = jnp.arange(len(xs))[:, None, None] < lengths[None, :, None]
         return jnp.where(alive, weights * xs, 0), state
 
-    with pytest.raises(AssertionError, match="nan instead of 0 behind them, the gradient of params.* is nan"):
+    with pytest.raises(
+        AssertionError, match="nan instead of 0 behind them, the gradient of params.* is nan"
+    ):
         testing.assert_padding_invariant(testing.Layer(selects, jnp.float32(2), XS, CARRY))
 
 
 def test_what_depends_on_the_batch_is_found():
-    with pytest.raises(AssertionError, match="for sequence 0 of the batch, .* alone, by more than 1e-06"):
+    with pytest.raises(
+        AssertionError, match="for sequence 0 of the batch, .* alone, by more than 1e-06"
+    ):
         testing.assert_batch_invariant(lambda h, x: (h - x.mean(0, keepdims=True), h), CARRY, XS)
     placed = testing.Layer(lambda w, xs, s, n: (xs + s.at[0].set(0)[None], s), (), XS, CARRY)
     with pytest.raises(AssertionError, match="for sequence 0 of the batch, .* in another order"):
@@ -101,12 +115,17 @@ def test_an_executor_that_differs_is_found(monkeypatch):
         return last, ys * (1.001 if recompute == "sqrt" else 1)
 
     monkeypatch.setattr(subjects, "scan", wrong)
-    with pytest.raises(AssertionError, match="recompute='sqrt', and by jax.lax.scan: .* is .*, not .*, by more than 1e-05"):
+    with pytest.raises(
+        AssertionError,
+        match="recompute='sqrt', and by jax.lax.scan: .* is .*, not .*, by more than 1e-05",
+    ):
         testing.assert_executors_agree(step, CARRY, XS, params=PARAMS)
 
 
 def test_mistakes():
-    with pytest.raises(LayerError, match="a cell is a function, a jrnn.nets.cells.Cell or a Layer, was given a str"):
+    with pytest.raises(
+        LayerError, match="a cell is a function, a jrnn.nets.cells.Cell or a Layer, was given a str"
+    ):
         testing.assert_batch_invariant("lstm", CARRY, XS)
     with pytest.raises(LayerError, match="the cell has 2 states, was given 1"):
         testing.assert_batch_invariant(cells.LSTMCell(D, H), (CARRY,), XS)

@@ -42,20 +42,36 @@ class Tensor:
             ConversionError,
             "w is not an ordinary tensor: Cannot copy out of meta",
         ),
-        (lambda: load_state_dict("none.safetensors"), ConversionError, "none.safetensors: no such file$"),
-        (lambda: jrnn.from_jax(lambda x: "a", jnp.ones(2)), ConversionError, "cannot be traced: TypeError"),
+        (
+            lambda: load_state_dict("none.safetensors"),
+            ConversionError,
+            "none.safetensors: no such file$",
+        ),
+        (
+            lambda: jrnn.from_jax(lambda x: "a", jnp.ones(2)),
+            ConversionError,
+            "cannot be traced: TypeError",
+        ),
         (
             lambda: jrnn.from_jax(lambda x: jax.lax.psum(x, "i"), jnp.ones(2)),
             ConversionError,
             "NameError.*unbound axis",
         ),
-        (lambda: jrnn.from_jax(lambda x: x, np.array([{}])), ConversionError, "'x' is an array of object"),
+        (
+            lambda: jrnn.from_jax(lambda x: x, np.array([{}])),
+            ConversionError,
+            "'x' is an array of object",
+        ),
         (
             lambda: jrnn.nn.LSTM(3, 4, bidirectional="no", rngs=nnx.Rngs(0)),
             LayerError,
             "bidirectional is 'no'; it must be True",
         ),
-        (lambda: jrnn.nn.LSTM(3, 4, batch_first=1, rngs=nnx.Rngs(0)), LayerError, "batch_first is 1"),
+        (
+            lambda: jrnn.nn.LSTM(3, 4, batch_first=1, rngs=nnx.Rngs(0)),
+            LayerError,
+            "batch_first is 1",
+        ),
     ],
 )
 def test_the_argument_is_named(call, error, rule):
@@ -80,21 +96,32 @@ def task(**changes):
     if "batch" in changes:
         given = changes.pop("batch")(batch)
         changes["train"] = SimpleNamespace(at=lambda step: given)
-    return SimpleNamespace(**{name: part for name, part in (parts | changes).items() if part is not None})
+    return SimpleNamespace(
+        **{name: part for name, part in (parts | changes).items() if part is not None}
+    )
 
 
 @pytest.mark.parametrize(
     "changes, rule",
     [
         ({"evaluate": None, "unit": None}, "lacks unit, evaluate"),
-        ({"axes": {"inputs": 0, "targets": 0}}, r"inputs of the first batch is \[3, 2, 1\]; axis 0"),
+        (
+            {"axes": {"inputs": 0, "targets": 0}},
+            r"inputs of the first batch is \[3, 2, 1\]; axis 0",
+        ),
         ({"batch": lambda b: replace_targets(b, np.array([0.0, 1.0]))}, "targets are float64"),
         (
             {"batch": lambda b: replace_targets(b, np.array([0, 2]))},
             "targets hold 0 to 2; .* below signature.outputs = 2",
         ),
-        ({"validation": lambda: [Examples(np.zeros((3, 1, 1)), np.array([-1]))]}, "targets hold -1 to -1"),
-        ({"batch": lambda b: b._replace(inputs=b.inputs.astype(object))}, "inputs are object; they must be numbers"),
+        (
+            {"validation": lambda: [Examples(np.zeros((3, 1, 1)), np.array([-1]))]},
+            "targets hold -1 to -1",
+        ),
+        (
+            {"batch": lambda b: b._replace(inputs=b.inputs.astype(object))},
+            "inputs are object; they must be numbers",
+        ),
         (
             {"model": SimpleNamespace(signature=SimpleNamespace(loss="mse"))},
             "signature.loss is 'mse'; .* squared_error",
@@ -108,7 +135,9 @@ def test_an_own_task_is_checked_before_the_first_step(changes, rule):
         check_task(config, task(**changes))
 
 
-@pytest.mark.parametrize("metrics", [None, {1: 2.0}, {"a": "high"}, {"a": [1, 2]}, {"validation_loss": 1.0}, {"step": 1}])
+@pytest.mark.parametrize(
+    "metrics", [None, {1: 2.0}, {"a": "high"}, {"a": [1, 2]}, {"validation_loss": 1.0}, {"step": 1}]
+)
 def test_own_metrics_are_numbers_by_name(metrics):
     assert own({"a": np.ones(()), "b": 2}, "f") == {"a": 1.0, "b": 2.0}
     with pytest.raises(DataError, match="^f: .*(must|cannot)"):

@@ -25,7 +25,10 @@ T, N, D, H = 3, 3, 2, 2
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((T, N, D)).astype(np.float32)
 STATE = RNG.standard_normal((N, H)).astype(np.float32)
-PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (D, 2 * H), "u": (H, 2 * H)}.items()}
+PARAMS = {
+    n: RNG.standard_normal(s).astype(np.float32)
+    for n, s in {"w": (D, 2 * H), "u": (H, 2 * H)}.items()
+}
 calls = itertools.count()
 
 
@@ -53,7 +56,11 @@ def one_direction(fault=""):
     """A gated layer as a loop in Python, with at most one fault."""
 
     def layer(params, x, state, *, lengths=None, resets=None, mask=None):
-        h = jnp.zeros((x.shape[1], H), x.dtype) if state is None or fault == "forgets the first state" else state
+        h = (
+            jnp.zeros((x.shape[1], H), x.dtype)
+            if state is None or fault == "forgets the first state"
+            else state
+        )
         if fault == "stops the gradient of the first state":
             h = jax.lax.stop_gradient(h)
         steps, ys = len(x), []
@@ -68,7 +75,10 @@ def one_direction(fault=""):
             if resets is not None and 0 <= t + reset < steps:
                 flags = resets[t + reset][:, None]
                 flags = flags.any() if fault == "resets the whole batch" else flags
-                skips = {"does not reset the first step": 0, "does not reset the last step": steps - 1}.get(fault)
+                skips = {
+                    "does not reset the first step": 0,
+                    "does not reset the last step": steps - 1,
+                }.get(fault)
                 if fault != "resets after the step" and t != skips:
                     h = jnp.where(flags, jnp.zeros_like(h), h)
             if fault == "looks ahead":
@@ -89,7 +99,9 @@ def one_direction(fault=""):
                     now = jnp.where(alive, now, 0)
             if mask is not None and fault != "lets masked steps into gradients":
                 now = jnp.where(mask[t][:, None], now, 0)
-            new = step(params, h, now, wrong_tanh if fault == "has a wrong derivative" else jnp.tanh)
+            new = step(
+                params, h, now, wrong_tanh if fault == "has a wrong derivative" else jnp.tanh
+            )
             old = h
             if fault == "grows":
                 new = new + 30 * h
@@ -155,9 +167,15 @@ FAULTS = {
 
 def two_directions(fault=""):
     def layer(params, x, state, *, lengths=None):
-        ends = jnp.full(x.shape[1], len(x)) if lengths is None or fault == "turns padding around" else lengths
+        ends = (
+            jnp.full(x.shape[1], len(x))
+            if lengths is None or fault == "turns padding around"
+            else lengths
+        )
         order = jnp.where(
-            jnp.arange(len(x))[:, None] < ends, ends - 1 - jnp.arange(len(x))[:, None], jnp.arange(len(x))[:, None]
+            jnp.arange(len(x))[:, None] < ends,
+            ends - 1 - jnp.arange(len(x))[:, None],
+            jnp.arange(len(x))[:, None],
         )
         turned = jnp.take_along_axis(x, order[..., None], 0)
         run = one_direction()
@@ -211,12 +229,19 @@ def test_there_are_twenty_eight_planted_faults():
 
 def both(fault=""):
     other = jax.tree.map(lambda v: -v, PARAMS)
-    return {"layer": two_directions(fault), "params": (PARAMS, other), "bidirectional": True, "swap": lambda p: p[::-1]}
+    return {
+        "layer": two_directions(fault),
+        "params": (PARAMS, other),
+        "bidirectional": True,
+        "swap": lambda p: p[::-1],
+    }
 
 
 @pytest.mark.exhaustive
 def test_a_correct_layer_of_two_directions():
-    report = check_layer(x=X, **both(), only=["directions", "lengths", "padding", "batch", "causality", "chunks"])
+    report = check_layer(
+        x=X, **both(), only=["directions", "lengths", "padding", "batch", "causality", "chunks"]
+    )
     assert report.holds == ("directions", "lengths", "padding", "batch")
     assert report.skipped["causality"] == "a bidirectional layer reads the whole sequence"
     assert report.skipped["chunks"] == "no state was given"
@@ -230,9 +255,13 @@ def test_a_planted_fault_of_two_directions_is_found(fault):
 
 
 def test_the_counterexample_is_the_smallest():
-    (finding,) = check_layer(one_direction("resets late"), X, STATE, params=PARAMS, only=["resets"]).findings
+    (finding,) = check_layer(
+        one_direction("resets late"), X, STATE, params=PARAMS, only=["resets"]
+    ).findings
     assert (finding.steps, finding.batch) == (1, 1)
-    assert "with resets of sequence 0 before steps [0], for sequence 0, y[0, 0, 0] is " in str(finding)
+    assert "with resets of sequence 0 before steps [0], for sequence 0, y[0, 0, 0] is " in str(
+        finding
+    )
 
 
 def test_what_a_layer_raises_is_a_finding():
@@ -289,18 +318,23 @@ def test_time_may_be_the_second_axis():
         y, last = one_direction()(params, jnp.swapaxes(x, 0, 1), state)
         return jnp.swapaxes(y, 0, 1), last
 
-    assert check_layer(layer, X.swapaxes(0, 1), STATE, params=PARAMS, time_axis=1, only=["chunks"]).holds == ("chunks",)
+    assert check_layer(
+        layer, X.swapaxes(0, 1), STATE, params=PARAMS, time_axis=1, only=["chunks"]
+    ).holds == ("chunks",)
 
 
 def test_mistakes():
-    with pytest.raises(LayerError, match=r"no property 'reset'; did you mean 'resets'\?; there are: causality, "):
+    with pytest.raises(
+        LayerError, match=r"no property 'reset'; did you mean 'resets'\?; there are: causality, "
+    ):
         check_layer(one_direction(), X, STATE, params=PARAMS, only=["reset"])
     with pytest.raises(LayerError, match="no property 'jitt'"):
         layer_tests(lambda: None, skip=["jitt"])
     with pytest.raises(LayerError, match=r"x is int64\[4\]; it must hold floating-point sequences"):
         check_layer(one_direction(), np.arange(4))
     with pytest.raises(
-        LayerError, match=r"does not know layers of type builtins.str; write a function \(params, x, state\)"
+        LayerError,
+        match=r"does not know layers of type builtins.str; write a function \(params, x, state\)",
     ):
         check_layer("lstm", X)
 
@@ -309,7 +343,9 @@ def right():
     return recurrent_layer(one_direction(), X, STATE, params=PARAMS)
 
 
-test_one_test_for_each_property = layer_tests(right, skip=set(PROPERTIES) - {"causality", "directions", "jit"})
+test_one_test_for_each_property = layer_tests(
+    right, skip=set(PROPERTIES) - {"causality", "directions", "jit"}
+)
 
 
 def test_a_test_of_a_property_fails(pytester):
@@ -326,7 +362,9 @@ def test_a_test_of_a_property_fails(pytester):
     )
     result = pytester.runpytest_inprocess("-k", "causality or directions or determinism")
     result.assert_outcomes(failed=1, skipped=1, passed=1)
-    result.stdout.fnmatch_lines(["*causality: an output does not depend on later inputs; but for T=2, N=1*"])
+    result.stdout.fnmatch_lines(
+        ["*causality: an output does not depend on later inputs; but for T=2, N=1*"]
+    )
 
 
 def test_a_record_may_be_given():

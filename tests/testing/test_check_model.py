@@ -42,8 +42,15 @@ def adapted(names):
             model.save_pretrained(folder)
             return AdaptedModel(model.from_pretrained(folder).call, names["V"])
 
-    hooks = {"leaves": model.leaves, "stored": model.stored, "over_devices": model.over_devices, "reloaded": reloaded}
-    return AdaptedModel(model.call, names["V"], masks=True, resets=True, reach=names["K"] - 1, **hooks)
+    hooks = {
+        "leaves": model.leaves,
+        "stored": model.stored,
+        "over_devices": model.over_devices,
+        "reloaded": reloaded,
+    }
+    return AdaptedModel(
+        model.call, names["V"], masks=True, resets=True, reach=names["K"] - 1, **hooks
+    )
 
 
 def test_a_correct_model_has_every_property():
@@ -71,9 +78,13 @@ def test_models_of_transformers():
     model = module()["AsTransformers"]()
     report = check_model(model)
     assert not report.findings, report
-    assert report.skipped == {"devices": "no way to divide time among devices was given (`over_devices`)"}
+    assert report.skipped == {
+        "devices": "no way to divide time among devices was given (`over_devices`)"
+    }
     report = check_model(model, only=["rollback"], snapshot=lambda state: state)
-    assert report.findings[0].counterexample.startswith("after 2 tokens were taken back, logits[0, 0, 0] is ")
+    assert report.findings[0].counterexample.startswith(
+        "after 2 tokens were taken back, logits[0, 0, 0] is "
+    )
 
 
 def test_a_leak_that_hides_others():
@@ -81,8 +92,12 @@ def test_a_leak_that_hides_others():
     model = module(fault["line"], fault["wrong"])["AsTransformers"]()
     report = check_model(model, only=["packed state", "packed window", "packed attention"])
     assert [finding.property for finding in report.findings] == ["packed state"]
-    assert report.skipped == dict.fromkeys(["packed window", "packed attention"], "what packed state found hides it")
-    report = check_model(model, only=["packed state", "packed attention"], remembers=("window", "attention"))
+    assert report.skipped == dict.fromkeys(
+        ["packed window", "packed attention"], "what packed state found hides it"
+    )
+    report = check_model(
+        model, only=["packed state", "packed attention"], remembers=("window", "attention")
+    )
     assert [finding.property for finding in report.findings] == ["packed attention"]
     assert report.skipped == {"packed state": "the model has no recurrent state"}
 
@@ -103,7 +118,9 @@ FEW = ["packed window", "left padding", "decoding", "resume", "save and load"]
 
 
 @pytest.mark.usefixtures("little_optimization")
-@pytest.mark.parametrize(("family", "properties"), [("mamba", ["packed state", *FEW]), ("lfm2", ["packed attention"])])
+@pytest.mark.parametrize(
+    ("family", "properties"), [("mamba", ["packed state", *FEW]), ("lfm2", ["packed attention"])]
+)
 def test_models_of_jrnn(family, properties):
     report = check_model(small(family), only=properties)
     assert report.holds == tuple(properties), report
@@ -113,7 +130,9 @@ def model():
     return module()["AsTransformers"]()
 
 
-test_one_test_for_each_property = model_tests(model, skip=set(MODEL_PROPERTIES) - {"causality", "batch"})
+test_one_test_for_each_property = model_tests(
+    model, skip=set(MODEL_PROPERTIES) - {"causality", "batch"}
+)
 
 
 def test_mistakes():
@@ -121,15 +140,25 @@ def test_mistakes():
         check_model(model(), only=["padding"])
     with pytest.raises(LayerError, match="no property 'batchs'; did you mean 'batch'"):
         model_tests(model, skip=["batchs"])
-    with pytest.raises(LayerError, match=r"tokens are float64\[8\]; they must be integers \[N, T\], N at least 2"):
+    with pytest.raises(
+        LayerError, match=r"tokens are float64\[8\]; they must be integers \[N, T\], N at least 2"
+    ):
         check_model(model(), np.ones(8))
-    with pytest.raises(LayerError, match="tokens lie between 0 and 11; the vocabulary has those from 0 to 10"):
+    with pytest.raises(
+        LayerError, match="tokens lie between 0 and 11; the vocabulary has those from 0 to 10"
+    ):
         check_model(model(), np.arange(12).reshape(2, 6))
-    with pytest.raises(LayerError, match="AdaptedModel has no field 'mask'; it has call, vocabulary, "):
+    with pytest.raises(
+        LayerError, match="AdaptedModel has no field 'mask'; it has call, vocabulary, "
+    ):
         check_model(model(), mask=True)
-    with pytest.raises(LayerError, match="does not know models of type builtins.str; give an AdaptedModel"):
+    with pytest.raises(
+        LayerError, match="does not know models of type builtins.str; give an AdaptedModel"
+    ):
         check_model("mamba")
     wrong = AdaptedModel(lambda tokens, state: (np.zeros((2, 3)), state), 5)
     (finding,) = check_model(wrong, only=["causality"]).findings
-    assert finding.counterexample.startswith("raises LayerError: logits are [2, 3] for tokens [2, 8]")
+    assert finding.counterexample.startswith(
+        "raises LayerError: logits are [2, 3] for tokens [2, 8]"
+    )
     assert language_model(model()).size == (8, 2)

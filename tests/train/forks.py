@@ -21,10 +21,16 @@ class Forks:
     def __init__(self, folder: Path):
         self._folder, self._count = folder, 0
         command = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", __file__]
-        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def start(
-        self, *words: str, kill_at: int | None = None, environment: dict[str, str] | None = None, exits: bool = False
+        self,
+        *words: str,
+        kill_at: int | None = None,
+        environment: dict[str, str] | None = None,
+        exits: bool = False,
     ) -> Fork:
         """Starts `jrnn` with these arguments. With `kill_at`, it kills itself at that operation on a file of the run.
 
@@ -79,7 +85,16 @@ class Fork:
         return self
 
 
-OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link", "os.symlink"}
+OPERATIONS = {
+    "open",
+    "os.rename",
+    "os.mkdir",
+    "os.remove",
+    "os.rmdir",
+    "os.truncate",
+    "os.link",
+    "os.symlink",
+}
 
 
 def _become(asked) -> int:

@@ -12,10 +12,15 @@ from jrnn.train.seq2seq.encoder_decoder import beam_search
 
 N, H, V, T, END = 3, 4, 3, 4, 0
 RNG = np.random.default_rng(5)
-IN, HIDDEN, OUT = (RNG.standard_normal(shape).astype(np.float32) for shape in ((V, H), (H, H), (H, V)))
+IN, HIDDEN, OUT = (
+    RNG.standard_normal(shape).astype(np.float32) for shape in ((V, H), (H, H), (H, V))
+)
 FIRST = RNG.standard_normal((1, N, H)).astype(np.float32)
 SEQUENCES = [
-    s for n in range(1, T + 1) for s in itertools.product(range(V), repeat=n) if END not in s[:-1] and END in (s[-1], n - T)
+    s
+    for n in range(1, T + 1)
+    for s in itertools.product(range(V), repeat=n)
+    if END not in s[:-1] and END in (s[-1], n - T)
 ]
 
 
@@ -26,7 +31,9 @@ def step(state, last):
 
 @pytest.fixture(scope="module")
 def search():
-    return jax.jit(partial(beam_search, step, end=END, steps=T), static_argnames=("width", "normalization"))
+    return jax.jit(
+        partial(beam_search, step, end=END, steps=T), static_argnames=("width", "normalization")
+    )
 
 
 def log_probability(n, sequence):
@@ -58,8 +65,12 @@ def test_a_wide_search_is_exhaustive(search, normalization):
         of = {s: log_probability(n, s) for s in SEQUENCES}
         ranked = sorted(SEQUENCES, key=lambda s: -of[s] / len(s) ** normalization)
         assert hypotheses(beams, n)[:count] == ranked
-        np.testing.assert_allclose(beams.log_probability[n, :count], [of[s] for s in ranked], rtol=1e-5)
-        np.testing.assert_allclose(beams.score[n, :count], [of[s] / len(s) ** normalization for s in ranked], rtol=1e-5)
+        np.testing.assert_allclose(
+            beams.log_probability[n, :count], [of[s] for s in ranked], rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            beams.score[n, :count], [of[s] / len(s) ** normalization for s in ranked], rtol=1e-5
+        )
         assert beams.finished[n, :count].tolist() == [s[-1] == END for s in ranked]
     assert np.isneginf(beams.score[:, count:]).all()  # there is nothing else to be found
 
@@ -78,7 +89,10 @@ def test_of_width_one_it_is_greedy(search):
 
 @pytest.mark.exhaustive
 def test_wider_finds_no_worse_and_examples_do_not_mix(search):
-    scores = [search(FIRST, jnp.full(N, END), width=k, normalization=0.0).score[:, 0] for k in (1, 2, len(SEQUENCES) + 2)]
+    scores = [
+        search(FIRST, jnp.full(N, END), width=k, normalization=0.0).score[:, 0]
+        for k in (1, 2, len(SEQUENCES) + 2)
+    ]
     assert (scores[0] <= scores[1] + 1e-6).all() and (scores[1] <= scores[2] + 1e-6).all()
     assert (scores[0] < scores[2] - 0.1).any()  # greedy search misses the best here
     together = search(FIRST, jnp.full(N, END), width=3, normalization=1.0)

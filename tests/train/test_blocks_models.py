@@ -14,7 +14,9 @@ from jrnn.train.text import TextChunk
 
 T, B, D, CLASSES, H = 4, 3, 2, 5, 4
 LANGUAGE = Signature(True, CLASSES, CLASSES, every_step=True, loss="cross_entropy", carried=True)
-CLASSIFY = Signature(False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False, lengths=True)
+CLASSIFY = Signature(
+    False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False, lengths=True
+)
 pytestmark = pytest.mark.usefixtures("little_optimization")
 
 
@@ -29,11 +31,15 @@ def test_the_state_is_carried_from_chunk_to_chunk(cell):
     first, between = predict(params, start, TextChunk(tokens[:2], None, True))
     second, last = predict(params, between, TextChunk(tokens[2:4], None, False))
     np.testing.assert_allclose(jnp.concatenate([first, second]), logits, atol=1e-5)
-    assert {name: leaf.shape for name, leaf in last.items()} == {name: leaf.shape for name, leaf in start.items()}
+    assert {name: leaf.shape for name, leaf in last.items()} == {
+        name: leaf.shape for name, leaf in start.items()
+    }
     assert all(leaf.shape[1] == B for leaf in start.values())
     for name, leaf in last.items():
         np.testing.assert_allclose(leaf, end[name], atol=1e-5)
-    loss, _, gradients = jax.jit(model.gradients)(params, start, TextChunk(tokens[:-1], tokens[1:], True), jax.random.key(1))
+    loss, _, gradients = jax.jit(model.gradients)(
+        params, start, TextChunk(tokens[:-1], tokens[1:], True), jax.random.key(1)
+    )
     assert np.isfinite(loss) and all(np.isfinite(leaf).all() for leaf in gradients.values())
 
 
@@ -47,7 +53,9 @@ def test_the_last_valid_step_is_read():
     logits, carry = predict(params, {}, Examples(inputs, None, lengths=lengths))
     assert logits.shape == (B, CLASSES) and carry == {}
     for n, length in enumerate(lengths):
-        alone, _ = predict(params, {}, Examples(inputs[:length, n : n + 1], None, lengths=lengths[n : n + 1]))
+        alone, _ = predict(
+            params, {}, Examples(inputs[:length, n : n + 1], None, lengths=lengths[n : n + 1])
+        )
         np.testing.assert_allclose(logits[n], alone[0], atol=0.05)
 
 

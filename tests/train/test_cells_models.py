@@ -12,14 +12,23 @@ from jrnn.errors import ConfigError
 from jrnn.train.check import GradientCheck
 from jrnn.train.config import Config
 from jrnn.train.models import Compute, Signature
-from jrnn.train.models.cells import AFFINE, LSTMS, OTHERS, CellsConfig, TokenCellsConfig, cells_model
+from jrnn.train.models.cells import (
+    AFFINE,
+    LSTMS,
+    OTHERS,
+    CellsConfig,
+    TokenCellsConfig,
+    cells_model,
+)
 from jrnn.train.models.net import for_evaluation
 from jrnn.train.tasks.task import Examples
 from jrnn.train.text import TextChunk
 from jrnn.train.toml_codec import decode
 
 T, B, D, CLASSES = 4, 3, 2, 5
-CLASSIFY = Signature(False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False, lengths=True)
+CLASSIFY = Signature(
+    False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False, lengths=True
+)
 REGRESS = Signature(False, D, 2, every_step=False, loss="squared_error", carried=False)
 LANGUAGE = Signature(True, CLASSES, CLASSES, every_step=True, loss="cross_entropy", carried=True)
 
@@ -45,7 +54,9 @@ def test_every_cell_can_be_asked_for(cell):
     model = cells_model(TokenCellsConfig(cell=cell, embedding=2, hidden=3, layers=2), LANGUAGE)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     assert shapes[f"{cell}/i2h_w"].shape[1] == 2 and shapes[f"{cell}/layer_1/i2h_w"].shape[1] == 3
-    kinds = {"lru": ["real", "imaginary"]}.get(cell, ["hidden", "cell"] if cell in LSTMS else ["hidden"])
+    kinds = {"lru": ["real", "imaginary"]}.get(
+        cell, ["hidden", "cell"] if cell in LSTMS else ["hidden"]
+    )
     assert list(model.initial_carry(B)) == [f"{kind}_{k}" for k in range(2) for kind in kinds]
     assert cells_model(CellsConfig(cell=cell, hidden=3), CLASSIFY).initial_carry(B) == {}
 
@@ -61,7 +72,9 @@ def test_cells_without_recurrent_products_have_none_dropped(cell):
 def test_both_gradients_agree_at_the_end_of_sequences(cell, rng):
     """Layers with a residual connection, read at the end of sequences of several lengths, in float64."""
     model = cells_model(CellsConfig(cell=cell, hidden=3, layers=2, residual=True), CLASSIFY)
-    for name, (size, difference) in GradientCheck(model, B).compare(model.init(jax.random.key(1)), classified(rng)).items():
+    for name, (size, difference) in (
+        GradientCheck(model, B).compare(model.init(jax.random.key(1)), classified(rng)).items()
+    ):
         assert difference <= 1e-12 * max(size, 1), name
 
 
@@ -72,7 +85,9 @@ def test_what_padding_holds_shows_nowhere(rng):
     padded = batch.inputs.copy()
     padded[1:, 1], padded[2:, 2] = np.nan, np.inf
     gradients = jax.jit(model.gradients)
-    outcome, again = (gradients(params, {}, batch._replace(inputs=x), None) for x in (batch.inputs, padded))
+    outcome, again = (
+        gradients(params, {}, batch._replace(inputs=x), None) for x in (batch.inputs, padded)
+    )
     jax.tree.map(np.testing.assert_array_equal, outcome, again)
     cut = batch._replace(inputs=batch.inputs[:2], lengths=np.array([2, 1, 2], np.int32))
     longer, shorter = (model.predict(params, {}, b)[0] for b in (batch, cut))
@@ -82,7 +97,10 @@ def test_what_padding_holds_shows_nowhere(rng):
 def test_the_loss_of_values_is_the_mean_squared_error(rng):
     model = cells_model(CellsConfig(cell="gru", hidden=3), REGRESS)
     params = model.init(jax.random.key(0))
-    batch = Examples(rng.standard_normal((T, B, D)).astype(np.float32), rng.standard_normal((B, 2)).astype(np.float32))
+    batch = Examples(
+        rng.standard_normal((T, B, D)).astype(np.float32),
+        rng.standard_normal((B, 2)).astype(np.float32),
+    )
     values, _ = model.predict(params, {}, batch)
     loss, _ = model.loss(params, {}, batch, None)
     np.testing.assert_allclose(loss, np.mean((values - batch.targets) ** 2), rtol=1e-6)
@@ -91,7 +109,13 @@ def test_the_loss_of_values_is_the_mean_squared_error(rng):
 def dropouts(net):
     """The outputs of the operators that drop something in training, in the net and in its step nets."""
     masks = [op.outputs[0] for op in net.ops if op.arg("ratio") and not op.arg("is_test")]
-    return masks + [o for op in net.ops for name, inner in op.sub_nets() if name == "step_net" for o in dropouts(inner)]
+    return masks + [
+        o
+        for op in net.ops
+        for name, inner in op.sub_nets()
+        if name == "step_net"
+        for o in dropouts(inner)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -115,12 +139,18 @@ def test_dropout_acts_in_training_alone(rng):
     model = cells_model(replace(plain, dropout=0.5), LANGUAGE)
     batch, params, carry = text(rng), model.init(jax.random.key(0)), model.initial_carry(B)
     evaluated = model.loss(params, carry, batch, None)[0]
-    np.testing.assert_allclose(evaluated, cells_model(plain, LANGUAGE).loss(params, carry, batch, None)[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        evaluated, cells_model(plain, LANGUAGE).loss(params, carry, batch, None)[0], rtol=1e-6
+    )
     gradients = jax.jit(model.gradients)
     by_jax, again, other = (gradients(params, carry, batch, jax.random.key(k)) for k in (0, 0, 1))
     assert by_jax.loss == again.loss and by_jax.loss not in (other.loss, evaluated)
-    by_net = jax.jit(replace(model, compute=Compute("net")).gradients)(params, carry, batch, jax.random.key(0))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), by_jax, by_net)
+    by_net = jax.jit(replace(model, compute=Compute("net")).gradients)(
+        params, carry, batch, jax.random.key(0)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), by_jax, by_net
+    )
 
 
 def products(jaxpr):
@@ -141,7 +171,9 @@ def test_bfloat16_is_for_products_and_activations(rng):
     assert {str(x.dtype) for x in jax.tree.leaves(outcome)} == {"float32"}
     np.testing.assert_allclose(outcome.loss, wide.loss, rtol=0.01)
     assert outcome.loss != wide.loss
-    assert float(outcome.loss) != float(jnp.bfloat16(outcome.loss))  # the loss itself is taken in float32
+    assert float(outcome.loss) != float(
+        jnp.bfloat16(outcome.loss)
+    )  # the loss itself is taken in float32
     for name, value in wide.gradients.items():
         error = float(jnp.linalg.norm(outcome.gradients[name] - value) / jnp.linalg.norm(value))
         assert error < 0.05, name
@@ -150,8 +182,12 @@ def test_bfloat16_is_for_products_and_activations(rng):
 
 
 def test_bfloat16_needs_the_gradient_of_jax():
-    with pytest.raises(ConfigError, match=r'train.precision = "bfloat16" needs gradient.source = "jax"'):
-        decode(Config, {"train": {"precision": "bfloat16"}, "gradient": {"source": "net"}}, "c.toml")
+    with pytest.raises(
+        ConfigError, match=r'train.precision = "bfloat16" needs gradient.source = "jax"'
+    ):
+        decode(
+            Config, {"train": {"precision": "bfloat16"}, "gradient": {"source": "net"}}, "c.toml"
+        )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +228,9 @@ def test_results_are_those_of_embedding_every_token(cell, layers, source, batch)
     models = [cells_model(config, s, Compute(source)) for s in (EMBEDDING_FIRST, LOOKED_UP)]
     assert [has_lookup(m) for m in models] == [False, True]
     params = models[0].init(jax.random.key(0))
-    assert {n: p.shape for n, p in models[1].init(jax.random.key(0)).items()} == {n: p.shape for n, p in params.items()}
+    assert {n: p.shape for n, p in models[1].init(jax.random.key(0)).items()} == {
+        n: p.shape for n, p in params.items()
+    }
     carry = jax.tree.map(lambda a: a + 0.5, models[0].initial_carry(B))
     first, second = (m.gradients(params, carry, batch, None) for m in models)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), first, second)
@@ -200,7 +238,9 @@ def test_results_are_those_of_embedding_every_token(cell, layers, source, batch)
 
 def test_both_gradients_agree(batch):
     model = cells_model(replace(CONFIG, dropout=0.5, recurrent_dropout=0.3), LOOKED_UP)
-    for name, (size, difference) in GradientCheck(model, B).compare(model.init(jax.random.key(1)), batch).items():
+    for name, (size, difference) in (
+        GradientCheck(model, B).compare(model.init(jax.random.key(1)), batch).items()
+    ):
         assert difference <= 1e-12 * max(size, 1), name
 
 
@@ -215,5 +255,7 @@ def test_recurrent_dropout_acts_in_training_alone(batch):
     params = model.init(jax.random.key(0))
     carry = jax.tree.map(lambda a: a + 0.5, model.initial_carry(B))
     key = jax.random.key(3)
-    evaluated, again, trained = (float(model.loss(params, carry, batch, k)[0]) for k in (None, None, key))
+    evaluated, again, trained = (
+        float(model.loss(params, carry, batch, k)[0]) for k in (None, None, key)
+    )
     assert evaluated == again != trained == float(model.loss(params, carry, batch, key)[0])

@@ -20,7 +20,11 @@ class Pair(NamedTuple):
 
 def state(value, shape=(3, 2)):
     # keys out of order, and containers of several kinds
-    params = {"w": jnp.full(shape, float(value)), "lstm/b": jnp.arange(4.0) + value, "a.b": jnp.zeros(())}
+    params = {
+        "w": jnp.full(shape, float(value)),
+        "lstm/b": jnp.arange(4.0) + value,
+        "a.b": jnp.zeros(()),
+    }
     return Pair(params, (jnp.int32(value), {"z": jnp.full(2, float(value))}))
 
 
@@ -88,7 +92,9 @@ def test_no_damage_gives_wrong_numbers(folder, tmp_path, damage):
         _damage(copy / file, damage)
         restored, warnings = restore(copy, state(0))
         assert_same(restored, state(1))
-        lost = damage == "delete" and file.name == SEAL  # as where the process was killed just before
+        lost = (
+            damage == "delete" and file.name == SEAL
+        )  # as where the process was killed just before
         what = "is not sealed; step 1 is used" if lost else "is damaged ("
         assert len(warnings) == 1 and warnings[0].startswith(f"{copy / '2'}: {what}")
 
@@ -101,7 +107,9 @@ def _damage(path, how):
         path.write_bytes(raw[: len(raw) // 2])
     else:
         middle = len(raw) // 2
-        path.write_bytes(raw[:middle] + bytes(b ^ 0xFF for b in raw[middle : middle + 1]) + raw[middle + 1 :])
+        path.write_bytes(
+            raw[:middle] + bytes(b ^ 0xFF for b in raw[middle : middle + 1]) + raw[middle + 1 :]
+        )
 
 
 def test_the_warnings_of_libraries_do_not_show(folder, caplog):
@@ -110,7 +118,10 @@ def test_the_warnings_of_libraries_do_not_show(folder, caplog):
     (folder / "1" / SEAL).unlink()
     restored, warnings = restore(folder, state(0))
     assert_same(restored, state(2))
-    assert len(warnings) == 1 and "is not sealed, so damage cannot be detected; step 2 is used" in warnings[0]
+    assert (
+        len(warnings) == 1
+        and "is not sealed, so damage cannot be detected; step 2 is used" in warnings[0]
+    )
     assert caplog.records == []
 
 
@@ -127,7 +138,9 @@ def test_a_checkpoint_without_a_seal_is_written_again(folder):
 def test_when_all_are_damaged(folder):
     for metadata in folder.rglob("manifest.ocdbt"):
         metadata.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"2: is damaged.*1: is damaged.*no checkpoint is left"):
+    with pytest.raises(
+        CheckpointError, match=r"2: is damaged.*1: is damaged.*no checkpoint is left"
+    ):
         restore(folder, state(0))
 
 
@@ -152,12 +165,18 @@ def test_none_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("like", "message"),
     [
-        (state(0, (3, 4)), r"2: is of another model: params\.w is float32\[3, 2\] there, and float32\[3, 4\] here"),
+        (
+            state(0, (3, 4)),
+            r"2: is of another model: params\.w is float32\[3, 2\] there, and float32\[3, 4\] here",
+        ),
         (
             Pair({**state(0).params, "new": jnp.zeros(1)}, state(0).rest),
             r"params\.new is absent there, and float32\[1\] here",
         ),
-        (Pair({"w": state(0).params["w"]}, state(0).rest), r"params\.\S+ is float32\[\d*\] there, and absent here"),
+        (
+            Pair({"w": state(0).params["w"]}, state(0).rest),
+            r"params\.\S+ is float32\[\d*\] there, and absent here",
+        ),
         (
             Pair(state(0).params, (jnp.float32(0), state(0).rest[1])),
             r"rest\.0 is int32\[\] there, and float32\[\] here",

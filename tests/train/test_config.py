@@ -19,7 +19,10 @@ def test_defaults_need_no_table():
         ({"model": {"hiden": 3}}, "c.toml: unknown key 'model.hiden'; did you mean 'hidden'?"),
         ({"task": "character"}, "c.toml: there is no task 'character'; did you mean 'characters'?"),
         ({"task": 3}, "there is no task 3; known are characters"),
-        ({"model": {"kind": "x"}}, "c.toml: model.kind: task 'characters' has no models of kind 'x'; known are cells"),
+        (
+            {"model": {"kind": "x"}},
+            "c.toml: model.kind: task 'characters' has no models of kind 'x'; known are cells",
+        ),
         ({"hidden": 3}, "c.toml: unknown key 'hidden'; did you mean 'model.hidden'?"),
         ({"modle": {}}, "c.toml: unknown key 'modle'; did you mean 'model'?"),
         ({"train": {"zzz": 1}}, "unknown key 'train.zzz'; known are steps, steps_per_call"),
@@ -29,7 +32,10 @@ def test_defaults_need_no_table():
         ({"model": {"hidden": 8.0}}, "model.hidden must be an integer, is 8.0"),
         ({"model": 3}, "model must be a table [model], is 3"),
         ({"gradient": {"check": 1}}, "gradient.check must be true or false, is 1"),
-        ({"gradient": {"source": "nett"}}, "must be 'jax' or 'net', is 'nett'; did you mean 'net'?"),
+        (
+            {"gradient": {"source": "nett"}},
+            "must be 'jax' or 'net', is 'nett'; did you mean 'net'?",
+        ),
         ({"optimizer": {"options": 3}}, "optimizer.options must be a table, is 3"),
         ({"data": {"source": "file"}}, 'data.source = "file" needs data.path'),
         ({"data": {"validation": 1.0}}, "data.validation must lie between 0 and 1, is 1.0"),
@@ -43,7 +49,9 @@ def test_a_mistake_is_named(tables, message):
 
 
 def test_integers_are_numbers_and_a_path_is_a_source():
-    config = decode(Config, {"optimizer": {"learning_rate": 1}, "data": {"path": "a.txt"}}, "c.toml")
+    config = decode(
+        Config, {"optimizer": {"learning_rate": 1}, "data": {"path": "a.txt"}}, "c.toml"
+    )
     assert config.optimizer.learning_rate == 1.0
     assert config.data.source == "file"
 
@@ -53,7 +61,10 @@ def test_what_is_written_is_read_back():
         "seed": 7,
         "data": {"path": 'a "b"\\c\n.txt'},
         "sample": {"prompt": "naïve\t\x7f😀"},
-        "optimizer": {"name": "adamw", "options": {"weight_decay": 1e-5, "nesterov": True, "b": [1, 2]}},
+        "optimizer": {
+            "name": "adamw",
+            "options": {"weight_decay": 1e-5, "nesterov": True, "b": [1, 2]},
+        },
     }
     config = decode(Config, tables, "c.toml")
     for one in (config, Config()):
@@ -61,8 +72,16 @@ def test_what_is_written_is_read_back():
 
 
 def test_overrides_are_toml_values_or_else_strings():
-    changed = override({"a": {"b": 1}}, ["a.b=2.5", "a.c=true", "d=[1, 2]", "e=some text", 'f="x=y"', "g.h.i=1"])
-    expected = {"a": {"b": 2.5, "c": True}, "d": [1, 2], "e": "some text", "f": "x=y", "g": {"h": {"i": 1}}}
+    changed = override(
+        {"a": {"b": 1}}, ["a.b=2.5", "a.c=true", "d=[1, 2]", "e=some text", 'f="x=y"', "g.h.i=1"]
+    )
+    expected = {
+        "a": {"b": 2.5, "c": True},
+        "d": [1, 2],
+        "e": "some text",
+        "f": "x=y",
+        "g": {"h": {"i": 1}},
+    }
     assert changed == expected
 
 
@@ -89,7 +108,9 @@ def test_files(tmp_path):
     path = tmp_path / "c.toml"
     path.write_text("[train]\nsteps = 5\n")
     assert load_config(path, ["train.steps=6"]).train.steps == 6
-    with pytest.raises(ConfigError, match=r"c\.toml with --set train\.stepz=6: unknown key 'train\.stepz'"):
+    with pytest.raises(
+        ConfigError, match=r"c\.toml with --set train\.stepz=6: unknown key 'train\.stepz'"
+    ):
         load_config(path, ["train.stepz=6"])
     path.write_bytes(b"\xef\xbb\xbf[train]\r\nsteps = 7\r\n")  # as editors on Windows write it
     assert load_config(path).train.steps == 7

@@ -71,7 +71,9 @@ def losses(run):
 def assert_same_losses(run, other, steps):
     ours, theirs = losses(run), losses(other)
     assert list(ours)[:steps] == list(range(1, steps + 1))
-    np.testing.assert_allclose([ours[k] for k in range(1, steps + 1)], [theirs[k] for k in range(1, steps + 1)], rtol=1e-5)
+    np.testing.assert_allclose(
+        [ours[k] for k in range(1, steps + 1)], [theirs[k] for k in range(1, steps + 1)], rtol=1e-5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,9 @@ def environment():
 def folder(tmp_path_factory):
     """A folder with shared.toml, a configuration with dropout and a running mean, and with what ran."""
     folder = tmp_path_factory.mktemp("devices")
-    (folder / "text.txt").write_text("the cat sat on a mat and the dog ran after it until the sun went down\n" * 30)
+    (folder / "text.txt").write_text(
+        "the cat sat on a mat and the dog ran after it until the sun went down\n" * 30
+    )
     (folder / "shared.toml").write_text(
         f"""
         data = {{ path = {json.dumps(str(folder / "text.txt"))}, batch = 8, chunk = 8, validation = 0.2 }}
@@ -114,14 +118,20 @@ def test_eight_devices_hold_a_part_of_each_batch(eight):
     assert eight["devices"] == [8, 8]
     assert eight["carry"] == [[1, 1, 8]] * 2 and all(eight["whole"])
     assert eight["tokens"] == [2, 8, 1] and eight["fresh"]
-    assert eight["smaller"]  # what cannot be divided equally, as the last batch of validation, every device has
+    assert eight[
+        "smaller"
+    ]  # what cannot be divided equally, as the last batch of validation, every device has
 
 
 @pytest.mark.exhaustive
 def test_eight_devices_have_the_losses_of_one_which_goes_on_from_them(eight, folder):
     assert_same_losses(folder / "eight", folder / "one", 8)
     validations = [
-        [m["validation_loss"] for m in read_metrics(folder / run / "metrics.jsonl") if "validation_loss" in m]
+        [
+            m["validation_loss"]
+            for m in read_metrics(folder / run / "metrics.jsonl")
+            if "validation_loss" in m
+        ]
         for run in ("one", "eight")
     ]
     np.testing.assert_allclose(*validations, rtol=1e-5)
@@ -130,9 +140,13 @@ def test_eight_devices_have_the_losses_of_one_which_goes_on_from_them(eight, fol
 def test_what_cannot_be_divided_is_refused(eight):
     assert "train.devices is 9, but JAX finds 8: cpu:0, " in eight["refused"][0]
     assert (
-        "data.batch = 12 examples cannot be divided equally among 8 devices; make it a multiple of 8" in eight["refused"][1]
+        "data.batch = 12 examples cannot be divided equally among 8 devices; make it a multiple of 8"
+        in eight["refused"][1]
     )
-    assert "in 8 parts (optimizer.accumulate) cannot be divided equally among 2 devices" in eight["refused"][2]
+    assert (
+        "in 8 parts (optimizer.accumulate) cannot be divided equally among 2 devices"
+        in eight["refused"][2]
+    )
 
 
 SLURM_PORTS = range(65536 - 4096, 65536)  # JAX takes the one that the job's number names
@@ -168,7 +182,9 @@ def test_two_processes_train_as_one_and_stop_together(eight, forks, folder):
     def start(process, *options, **variables):
         changes = ["train.steps=1000000", f'train.metrics=["{folder / "metric.py"}:stop"]']
         words = ["train", str(folder / "shared.toml"), *(f"--set={change}" for change in changes)]
-        return forks.start(*words, "--out", str(folder / f"process_{process}"), *options, environment=variables)
+        return forks.start(
+            *words, "--out", str(folder / f"process_{process}"), *options, environment=variables
+        )
 
     processes = [
         start(0, "--coordinator", f"localhost:{port}", "--processes", "2", "--process", "0"),
@@ -214,14 +230,31 @@ def test_a_lost_process_ends_the_others_with_one_line(forks, folder, dies):
     """JAX would wait for the lost one at the end and then abort, or, for the first process, abort at once."""
     (folder / "dies.py").write_text(DIES)
     address = f"localhost:{free_port_of_slurm()}"
-    words = ["train", str(folder / "shared.toml"), f'--set=train.metrics=["{folder / "dies.py"}:measure"]']
-    words += ["--coordinator", address, "--processes", "2", "--out", str(folder / f"without_{dies}")]
-    processes = [forks.start(*words, "--process", str(k), environment={"DIES": dies}, exits=True) for k in range(2)]
+    words = [
+        "train",
+        str(folder / "shared.toml"),
+        f'--set=train.metrics=["{folder / "dies.py"}:measure"]',
+    ]
+    words += [
+        "--coordinator",
+        address,
+        "--processes",
+        "2",
+        "--out",
+        str(folder / f"without_{dies}"),
+    ]
+    processes = [
+        forks.start(*words, "--process", str(k), environment={"DIES": dies}, exits=True)
+        for k in range(2)
+    ]
     lost, other = (processes[k].wait() for k in (int(dies), 1 - int(dies)))
     assert lost.status == -signal.SIGKILL
     lines = [line for line in other.err.splitlines() if not line.startswith(("[Gloo]", "imports "))]
     assert (other.status, len(lines)) == (2, 1), other.err
-    assert re.fullmatch(r"jrnn train: error: (another|the first) process is lost.*; start all again with --resume", lines[0])
+    assert re.fullmatch(
+        r"jrnn train: error: (another|the first) process is lost.*; start all again with --resume",
+        lines[0],
+    )
 
 
 def test_processes_that_do_not_find_each_other(capsys):
@@ -239,7 +272,9 @@ def test_one_device_changes_nothing(folder):
     assert isinstance(again, State)
     jax.tree.map(np.testing.assert_array_equal, again, state)
     batches = stack_batches([task.train.at(0)], 1)
-    jax.tree.map(np.testing.assert_array_equal, devices.get(devices.put_batches(batches, task.axes)), batches)
+    jax.tree.map(
+        np.testing.assert_array_equal, devices.get(devices.put_batches(batches, task.axes)), batches
+    )
     assert devices.is_first and not devices.any(False) and devices.any(True)
     with pytest.raises(ConfigError, match="train.devices must be at least 0"):
         load_config(folder / "shared.toml", ["train.devices=-1"])
@@ -252,7 +287,10 @@ def test_a_lost_process_is_told_and_other_errors_stay_what_they_are(folder, monk
         raise ValueError("a mistake")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with (
-        pytest.raises(TrainError, match=r"another process is lost \(Gloo failed\); start all again with --resume"),
+        pytest.raises(
+            TrainError,
+            match=r"another process is lost \(Gloo failed\); start all again with --resume",
+        ),
         devices.in_touch(),
     ):
         raise ValueError("Gloo failed\nat length")

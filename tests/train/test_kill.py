@@ -22,7 +22,12 @@ def write_toml(path, tables):
 def train(small, tmp_path):
     """The words of `jrnn train` with a small configuration."""
     path = tmp_path / "small.toml"
-    changed = ["train.steps=60", "train.steps_per_call=5", "train.validate_every=20", "train.checkpoint_every=7"]
+    changed = [
+        "train.steps=60",
+        "train.steps_per_call=5",
+        "train.validate_every=20",
+        "train.checkpoint_every=7",
+    ]
     write_toml(path, override(small, changed))
     return lambda out, *more: ("train", str(path), "--out", str(out), "--no-sample", *more)
 

@@ -21,7 +21,11 @@ from jrnn.train.run_dir import RunDir, first_free
 
 
 def losses(run):
-    return {m["step"]: (m["loss"], m["gradient_norm"]) for m in read_metrics(run / "metrics.jsonl") if "loss" in m}
+    return {
+        m["step"]: (m["loss"], m["gradient_norm"])
+        for m in read_metrics(run / "metrics.jsonl")
+        if "loss" in m
+    }
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,9 @@ def test_a_run_learns_and_says_where_it_comes_from(whole):
     validation = [m for m in read_metrics(whole / "metrics.jsonl") if "validation_loss" in m]
     assert [m["step"] for m in validation] == [12, 24]
     assert validation[1]["validation_loss"] < validation[0]["validation_loss"]
-    timed = [m["step"] for m in read_metrics(whole / "metrics.jsonl") if m.get("items_per_second", 0) > 0]
+    timed = [
+        m["step"] for m in read_metrics(whole / "metrics.jsonl") if m.get("items_per_second", 0) > 0
+    ]
     assert timed == [4, 8, 12, 16, 20, 24]
     provenance = json.loads((whole / "run.json").read_text())
     assert provenance["versions"]["jax"] == jax.__version__
@@ -68,7 +74,9 @@ def test_text_is_a_function_of_the_seed(whole):
 
 
 @pytest.mark.exhaustive
-def test_a_signal_stops_with_a_checkpoint_and_resuming_gives_the_same_bits(whole, make_config, quiet, tmp_path, monkeypatch):
+def test_a_signal_stops_with_a_checkpoint_and_resuming_gives_the_same_bits(
+    whole, make_config, quiet, tmp_path, monkeypatch
+):
     """Stopped three times at odd steps, a run ends with the losses and parameters of the uninterrupted one."""
     config, out = make_config(), tmp_path / "run"
     write, stops = MetricsFile.write, iter([signal.SIGINT, signal.SIGTERM, signal.SIGINT])
@@ -96,7 +104,9 @@ def test_a_signal_stops_with_a_checkpoint_and_resuming_gives_the_same_bits(whole
 
 
 def _arrays(run):
-    with ocp.CheckpointManager(run.absolute() / "checkpoints", item_handlers=ocp.StandardCheckpointHandler()) as manager:
+    with ocp.CheckpointManager(
+        run.absolute() / "checkpoints", item_handlers=ocp.StandardCheckpointHandler()
+    ) as manager:
         return manager.restore(24)
 
 
@@ -112,7 +122,9 @@ def test_a_finished_run_resumes_to_the_same_result(whole, make_config, quiet):
 def test_the_net_gradient_trains_to_the_same_loss(whole, make_config, quiet, tmp_path):
     train(make_config(gradient={"source": "net", "check": True}), tmp_path / "net", console=quiet)
     ours, theirs = losses(tmp_path / "net"), losses(whole)
-    np.testing.assert_allclose([ours[k][0] for k in ours], [theirs[k][0] for k in theirs], rtol=1e-4)
+    np.testing.assert_allclose(
+        [ours[k][0] for k in ours], [theirs[k][0] for k in theirs], rtol=1e-4
+    )
 
 
 def test_a_run_directory_is_not_overwritten(whole, make_config, quiet):
@@ -132,7 +144,9 @@ def test_a_run_directory_is_not_overwritten(whole, make_config, quiet):
         ),
     ],
 )
-def test_a_run_of_something_else_is_not_continued(whole, make_config, quiet, change, error, message):
+def test_a_run_of_something_else_is_not_continued(
+    whole, make_config, quiet, change, error, message
+):
     with pytest.raises(error, match=message):
         train(make_config(**change), whole, resume=True, console=quiet)
 
@@ -153,10 +167,15 @@ def test_nothing_to_resume(make_config, quiet, tmp_path):
         if write_first:
             shutil.rmtree(out)
             out.mkdir()
-            with pytest.raises(CheckpointError, match=r"is not a run directory: it has no config\.toml"):
+            with pytest.raises(
+                CheckpointError, match=r"is not a run directory: it has no config\.toml"
+            ):
                 load_run(out).sample()
             RunDir(out).write(config, config.kind.load(config))
-            with pytest.raises(CheckpointError, match=rf"has no checkpoint, .* at step 4; .* jrnn train {out} --resume"):
+            with pytest.raises(
+                CheckpointError,
+                match=rf"has no checkpoint, .* at step 4; .* jrnn train {out} --resume",
+            ):
                 load_run(out).sample()
         said = Console(file=io.StringIO(), width=200)
         assert train(config, out, resume=True, console=said).step == 4
@@ -175,27 +194,41 @@ def test_other_steps_need_a_word_on_the_schedule(make_config, quiet, tmp_path):
         train(make_config(train={"steps": 8}), out, resume=True, console=quiet)
     kept = make_config(train={"steps": 8}, optimizer={"schedule_steps": 4})
     result = train(kept, out, resume=True, console=quiet)
-    assert (result.step, result.validation_loss) == (8, ended)  # the schedule has ended: the learning rate is 0
+    assert (result.step, result.validation_loss) == (
+        8,
+        ended,
+    )  # the schedule has ended: the learning rate is 0
     with pytest.raises(ConfigError, match="'cosine' over 4 steps, and train.steps is 8 now"):
         train(make_config(train={"steps": 8}), out, resume=True, console=quiet)
     fewer = make_config(train={"steps": 6}, optimizer={"schedule_steps": 4})
-    with pytest.raises(ConfigError, match="has 8 steps already, and train.steps is 6; give more steps"):
+    with pytest.raises(
+        ConfigError, match="has 8 steps already, and train.steps is 6; give more steps"
+    ):
         train(fewer, out, resume=True, console=quiet)
 
 
 def test_a_step_that_is_not_finite_stops_the_run(make_config, quiet, tmp_path):
     """The state before it is kept, and the run resumes from there."""
-    wild = make_config(optimizer={"name": "sgd", "learning_rate": 1e38, "clip": 0.0, "schedule": "constant"})
+    wild = make_config(
+        optimizer={"name": "sgd", "learning_rate": 1e38, "clip": 0.0, "schedule": "constant"}
+    )
     named = r"(blob '\w+', which op #\d+ \w+ -> .* writes, holds|all numbers of the model are finite; the greatest)"
     with pytest.raises(
-        TrainError, match=rf"step \d+: the loss is .*, the gradient's norm .*; {named},? .*; the state before it"
+        TrainError,
+        match=rf"step \d+: the loss is .*, the gradient's norm .*; {named},? .*; the state before it",
     ) as e:
         train(wild, tmp_path / "run", console=quiet)
     step = int(str(e.value).split()[1].rstrip(":"))
     with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
         assert checkpoints.steps()[-1] == step - 1
-    tame = make_config(optimizer={"name": "sgd", "learning_rate": 0.0001, "clip": 0.0, "schedule": "constant"})
-    train(dataclasses.replace(tame, train=dataclasses.replace(tame.train, steps=step)), tmp_path / "run", resume=True)
+    tame = make_config(
+        optimizer={"name": "sgd", "learning_rate": 0.0001, "clip": 0.0, "schedule": "constant"}
+    )
+    train(
+        dataclasses.replace(tame, train=dataclasses.replace(tame.train, steps=step)),
+        tmp_path / "run",
+        resume=True,
+    )
     assert list(losses(tmp_path / "run")) == list(range(1, step + 1))
 
 
@@ -204,18 +237,28 @@ def test_a_run_may_skip_what_is_not_finite(make_config, tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "MOST_SKIPS", 9)
     config = make_config(train={"on_nan": "skip", "loss_limit": 1e-3, "steps": 12})
     console = Console(record=True, width=200)
-    with pytest.raises(TrainError, match=r"step 9: the loss is \d.*, and so were the 8 steps before it"):
+    with pytest.raises(
+        TrainError, match=r"step 9: the loss is \d.*, and so were the 8 steps before it"
+    ):
         train(config, tmp_path / "run", console=console)
     assert "step 3: the loss is" in console.export_text()
     assert losses(tmp_path / "run") == {}
     monkeypatch.setattr(metrics, "MOST_SKIPS", 13)
-    config = make_config(train={"on_nan": "skip", "loss_limit": 2.95, "steps": 12})  # the third step is not above it
+    config = make_config(
+        train={"on_nan": "skip", "loss_limit": 2.95, "steps": 12}
+    )  # the third step is not above it
     result = train(config, tmp_path / "other", console=console)
-    assert 0 < result.skipped < 12 and f"12 steps ({result.skipped} skipped: not finite), validation" in str(result)
+    assert (
+        0 < result.skipped < 12
+        and f"12 steps ({result.skipped} skipped: not finite), validation" in str(result)
+    )
 
 
 def test_the_second_in_a_run_directory_is_refused(tmp_path):
-    with RunDir(tmp_path / "run"), pytest.raises(ConfigError, match=r"another process \(pid \d+\) is training in this"):
+    with (
+        RunDir(tmp_path / "run"),
+        pytest.raises(ConfigError, match=r"another process \(pid \d+\) is training in this"),
+    ):
         RunDir(tmp_path / "run").__enter__()
     with RunDir(tmp_path / "run"):
         pass  # free again
@@ -251,7 +294,9 @@ def test_metrics_after_a_kill_lose_what_will_be_measured_again(tmp_path):
 def test_training_works_outside_the_main_thread(make_config, quiet, tmp_path):
     results = []
     config = make_config(train={"steps": 2})
-    thread = threading.Thread(target=lambda: results.append(train(config, tmp_path / "run", console=quiet)))
+    thread = threading.Thread(
+        target=lambda: results.append(train(config, tmp_path / "run", console=quiet))
+    )
     thread.start()
     thread.join()
     assert results[0].step == 2

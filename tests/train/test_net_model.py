@@ -15,7 +15,9 @@ from jrnn.train.models.cells import TokenCellsConfig, cells_model
 from jrnn.train.text import TextChunk
 
 CHARACTERS = 7
-LANGUAGE = Signature(True, CHARACTERS, CHARACTERS, every_step=True, loss="cross_entropy", carried=True)
+LANGUAGE = Signature(
+    True, CHARACTERS, CHARACTERS, every_step=True, loss="cross_entropy", carried=True
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,9 @@ def model():
 
 
 def chunk(steps, streams, seed=0):
-    tokens = np.random.default_rng(seed).integers(0, CHARACTERS, (steps + 1, streams)).astype(np.int32)
+    tokens = (
+        np.random.default_rng(seed).integers(0, CHARACTERS, (steps + 1, streams)).astype(np.int32)
+    )
     return TextChunk(tokens[:-1], tokens[1:], np.asarray(True))
 
 
@@ -46,7 +50,9 @@ def test_the_net_gradient_trains_alike_in_float32(model):
     carry = jax.tree.map(lambda z: z + 0.1, model.initial_carry(3))
     by_jax = model.gradients(params, carry, chunk(6, 3), None)
     by_net = replace(model, compute=Compute("net")).gradients(params, carry, chunk(6, 3), None)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), by_jax, by_net)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), by_jax, by_net
+    )
 
 
 @pytest.mark.exhaustive
@@ -69,7 +75,9 @@ def test_a_wrong_gradient_operator_is_caught(model, monkeypatch):
 def test_carried_state_makes_two_chunks_one(model):
     params = model.init(jax.random.key(0))
     whole = chunk(8, 3)
-    halves = [TextChunk(whole.tokens[s], whole.targets[s], whole.fresh) for s in (slice(4), slice(4, 8))]
+    halves = [
+        TextChunk(whole.tokens[s], whole.targets[s], whole.fresh) for s in (slice(4), slice(4, 8))
+    ]
     start = model.initial_carry(3)
     loss, end = model.loss(params, start, whole, None)
     first, between = model.loss(params, start, halves[0], None)
@@ -83,7 +91,9 @@ def test_carried_state_makes_two_chunks_one(model):
 def test_predictions_explain_the_loss(model):
     params = model.init(jax.random.key(1))
     data = chunk(5, 2)
-    logits, carry = model.predict(params, model.initial_carry(2), TextChunk(data.tokens, None, data.fresh))
+    logits, carry = model.predict(
+        params, model.initial_carry(2), TextChunk(data.tokens, None, data.fresh)
+    )
     assert logits.shape == (5, 2, CHARACTERS)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), data.targets[..., None], axis=-1)
     loss, carry_again = model.loss(params, model.initial_carry(2), data, None)

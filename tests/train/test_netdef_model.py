@@ -32,11 +32,18 @@ def folder(tmp_path_factory):
     b = NetBuilder("old")
     data, first = b.input("data"), [b.input("hidden_init"), b.input("cell_init")]
     lstm = LSTM(b, data, None, first, D, H, "lstm")
-    last = b.Squeeze([b.Slice([lstm.hidden_all], "last", starts=[-2, 0, 0], ends=[-1, -1, -1])], "read", dims=[0])
-    logits = b.FC([last, b.param("w", [CLASSES, H]), b.param("b", [CLASSES], "ConstantFill", value=0.0)], "scores")
+    last = b.Squeeze(
+        [b.Slice([lstm.hidden_all], "last", starts=[-2, 0, 0], ends=[-1, -1, -1])], "read", dims=[0]
+    )
+    logits = b.FC(
+        [last, b.param("w", [CLASSES, H]), b.param("b", [CLASSES], "ConstantFill", value=0.0)],
+        "scores",
+    )
     b.Softmax([logits], "probabilities")
     weights = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
-    package = export_package(b.build(), weights, ["data", "hidden_init", "cell_init"], ["probabilities"])
+    package = export_package(
+        b.build(), weights, ["data", "hidden_init", "cell_init"], ["probabilities"]
+    )
     folder = tmp_path_factory.mktemp("old")
     package.save(folder)
     return folder
@@ -71,12 +78,16 @@ def test_inputs_states_weights_and_output_are_read_off_the_net(model, folder, ba
     logits, _ = model.predict(params, model.initial_carry(B), batch)
     np.testing.assert_allclose(jax.nn.softmax(logits), served, rtol=1e-5)
     loss, _ = model.loss(params, model.initial_carry(B), batch, None)
-    np.testing.assert_allclose(loss, -np.mean(np.log(served[np.arange(B), batch.targets])), rtol=1e-5)
+    np.testing.assert_allclose(
+        loss, -np.mean(np.log(served[np.arange(B), batch.targets])), rtol=1e-5
+    )
 
 
 def test_frozen_weights_are_no_parameters(folder, model):
     frozen = netdef_model(config(folder, frozen=["w", "b"]), CLASSIFY, Compute())
-    assert set(jax.eval_shape(frozen.init, jax.random.key(0))) == set(model.init_net.external_outputs) - {"w", "b"}
+    assert set(jax.eval_shape(frozen.init, jax.random.key(0))) == set(
+        model.init_net.external_outputs
+    ) - {"w", "b"}
     assert set(frozen.constants) == {"w", "b"}
 
 
@@ -85,9 +96,19 @@ def test_a_net_whose_steps_and_examples_are_joined(tmp_path):
     b = NetBuilder("joined")
     tokens = b.input("tokens")
     table = b.param("table", [6, D], "GaussianFill", std=1.0)
-    lstm = LSTM(b, b.Gather([table, tokens], "embedded"), None, [b.input("h"), b.input("c")], D, H, "lstm")
+    lstm = LSTM(
+        b, b.Gather([table, tokens], "embedded"), None, [b.input("h"), b.input("c")], D, H, "lstm"
+    )
     flat, _ = b.Reshape([lstm.hidden_all], ["flat", "old_shape"], shape=[-1, H])
-    b.Softmax([b.FC([flat, b.param("w", [6, H]), b.param("bias", [6], "ConstantFill", value=0.0)], "scores")], "p")
+    b.Softmax(
+        [
+            b.FC(
+                [flat, b.param("w", [6, H]), b.param("bias", [6], "ConstantFill", value=0.0)],
+                "scores",
+            )
+        ],
+        "p",
+    )
     weights = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
     export_package(b.build(), weights, ["tokens", "h", "c"], ["p"]).save(tmp_path)
     model = netdef_model(config(tmp_path), LANGUAGE, Compute())
@@ -131,15 +152,31 @@ def test_a_fine_tuning_from_files_to_files(folder, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("changes", "signature", "message"),
     [
-        ({"net": "none.pb"}, CLASSIFY, r"model\.net = 'none\.pb': model\.net: none\.pb: no such file"),
+        (
+            {"net": "none.pb"},
+            CLASSIFY,
+            r"model\.net = 'none\.pb': model\.net: none\.pb: no such file",
+        ),
         ({"init_net": "none.pb"}, CLASSIFY, r"model\.init_net: none\.pb: no such file"),
         ({"output": "scorse"}, CLASSIFY, r"there is no blob 'scorse'; did you mean 'scores'"),
         ({"frozen": ["v"]}, CLASSIFY, r"there is no blob 'v'"),
         ({"input": "date"}, CLASSIFY, r"reads no blob 'date' of inputs; did you mean 'data'"),
-        ({}, replace(CLASSIFY, outputs=4), r"its output 'scores' is \[3, 3\]; the data need 4 on the last axis"),
+        (
+            {},
+            replace(CLASSIFY, outputs=4),
+            r"its output 'scores' is \[3, 3\]; the data need 4 on the last axis",
+        ),
         ({}, replace(CLASSIFY, lengths=True), "the data have lengths, and the net reads none"),
-        ({}, replace(CLASSIFY, inputs=7), "does not fit the data, or its states have several sizes"),
-        ({"loss": "probabilities"}, CLASSIFY, r"has a loss of its own; name the blob of its targets"),
+        (
+            {},
+            replace(CLASSIFY, inputs=7),
+            "does not fit the data, or its states have several sizes",
+        ),
+        (
+            {"loss": "probabilities"},
+            CLASSIFY,
+            r"has a loss of its own; name the blob of its targets",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(folder, changes, signature, message):

@@ -17,7 +17,9 @@ from jrnn.train.text import TextChunk
 from jrnn.train.toml_codec import decode
 
 T, B, D, CLASSES, H = 4, 3, 2, 5, 4
-CLASSIFY = Signature(False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False, lengths=True)
+CLASSIFY = Signature(
+    False, D, CLASSES, every_step=False, loss="cross_entropy", carried=False, lengths=True
+)
 LANGUAGE = Signature(True, CLASSES, CLASSES, every_step=True, loss="cross_entropy", carried=True)
 
 
@@ -40,7 +42,9 @@ def test_the_last_states_of_all_directions_are_read(cell, bidirectional, batch):
     params = model.init(jax.random.key(0))
     layers = {name: value for name, value in params.items() if not name.startswith("output_")}
     _, states = jax.jit(getattr(functional, cell))(layers, batch.inputs, lengths=batch.lengths)
-    h = (states[0] if cell == "lstm" else states).reshape(2, -1, B, H)[-1]  # of the upper layer, by direction
+    h = (states[0] if cell == "lstm" else states).reshape(2, -1, B, H)[
+        -1
+    ]  # of the upper layer, by direction
     expected = np.concatenate(h, axis=-1) @ params["output_w"].T + params["output_b"][None]
     logits, carry = jax.jit(model.predict)(params, {}, batch)
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
@@ -58,7 +62,9 @@ def test_carried_state_makes_two_chunks_one(cell, chunk):
     of = jax.jit(model.loss)  # which gives the carry its names in alphabetical order
     loss, end = of(params, start, chunk, None)
     first, between = of(params, start, TextChunk(chunk.tokens[:2], chunk.targets[:2], True), None)
-    second, end_again = of(params, between, TextChunk(chunk.tokens[2:], chunk.targets[2:], False), None)
+    second, end_again = of(
+        params, between, TextChunk(chunk.tokens[2:], chunk.targets[2:], False), None
+    )
     np.testing.assert_allclose((first + second) / 2, loss, rtol=1e-6)
     assert set(end) == ({"h", "c"} if cell == "lstm" else {"h"})
     for name in end:
@@ -76,7 +82,9 @@ def test_the_gates_start_open():
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_memory_is_the_chrono_initialization(cell):
     """The gate that keeps the state has the bias log u, u in [1, memory - 1]; an LSTM's input gate the opposite."""
-    params = NnModel(NnConfig(cell=cell, hidden=400, layers=2, memory=50), CLASSIFY).init(jax.random.key(0))
+    params = NnModel(NnConfig(cell=cell, hidden=400, layers=2, memory=50), CLASSIFY).init(
+        jax.random.key(0)
+    )
     for layer in range(2):
         total = params[f"bias_ih_l{layer}"] + params[f"bias_hh_l{layer}"]
         keep = np.exp(total[400:800])
@@ -134,7 +142,10 @@ def test_what_it_cannot_do(config, signature, compute, message):
         ({"memory": 2}, "model.memory must be 0 or above 2"),
         ({"memory": 9, "cell": "rnn"}, "model.memory is for gates"),
         ({"layer_dropout": -0.1}, "model.layer_dropout must lie in"),
-        ({"layer_dropout": 0.1}, "model.layer_dropout is between layers, of which model.layers has 1"),
+        (
+            {"layer_dropout": 0.1},
+            "model.layer_dropout is between layers, of which model.layers has 1",
+        ),
     ],
 )
 def test_settings_that_cannot_be(change, message):

@@ -23,7 +23,9 @@ from jrnn.train.optimizers import (
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_downhill(name):
     """On |w|^2, by its third step: prodigy begins with tiny ones."""
-    optimizer = make_optimizer(OptimizerConfig(name=name, learning_rate=0.05, schedule="constant"), 10)
+    optimizer = make_optimizer(
+        OptimizerConfig(name=name, learning_rate=0.05, schedule="constant"), 10
+    )
     params = {"w": jnp.linspace(1.0, 2.0, 12).reshape(3, 4)}
     state = optimizer.init(params)
     for _ in range(3):
@@ -42,7 +44,9 @@ def test_every_optimizer_steps_downhill(name):
     ],
 )
 def test_schedules(schedule, at):
-    f = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=schedule, final_rate=0.1, warmup=2), 10)
+    f = make_schedule(
+        OptimizerConfig(learning_rate=1.0, schedule=schedule, final_rate=0.1, warmup=2), 10
+    )
     for step, rate in at.items():
         np.testing.assert_allclose(float(f(step)), rate, rtol=1e-6)
 
@@ -52,14 +56,24 @@ def test_schedules(schedule, at):
     [
         ("exponential_decay", {"decay_rate": 0.25}, {0: 1.0, 5: 0.5, 10: 0.25}),
         ("cosine_decay_schedule", {"alpha": 0.5}, {0: 1.0, 5: 0.75, 10: 0.5}),
-        ("warmup_cosine_decay_schedule", {"warmup_steps": 2}, {0: 0.0, 1: 0.5, 2: 1.0, 6: 0.5, 10: 0.0}),
-        ("piecewise_constant_schedule", {"boundaries_and_scales": {"3": 0.1, "6": 0.5}}, {2: 1.0, 5: 0.1, 8: 0.05}),
+        (
+            "warmup_cosine_decay_schedule",
+            {"warmup_steps": 2},
+            {0: 0.0, 1: 0.5, 2: 1.0, 6: 0.5, 10: 0.0},
+        ),
+        (
+            "piecewise_constant_schedule",
+            {"boundaries_and_scales": {"3": 0.1, "6": 0.5}},
+            {2: 1.0, 5: 0.1, 8: 0.05},
+        ),
         ("polynomial_schedule", {"power": 2, "end_value": 0.0}, {0: 1.0, 5: 0.25, 10: 0.0}),
     ],
 )
 def test_schedules_of_optax_by_name(schedule, options, at):
     """The learning rate is the greatest rate, and the steps of the run are the schedule's, unless they are given."""
-    f = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=schedule, schedule_options=options), 10)
+    f = make_schedule(
+        OptimizerConfig(learning_rate=1.0, schedule=schedule, schedule_options=options), 10
+    )
     for step, rate in at.items():
         np.testing.assert_allclose(float(f(step)), rate, rtol=1e-6, atol=1e-7)
 
@@ -92,7 +106,9 @@ def test_weight_decay_of_matrices_alone(name):
     params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
     config = OptimizerConfig(name, 1.0, "constant", options={"weight_decay": 0.5}, decay="matrices")
     optimizer = make_optimizer(config, 1)
-    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    updates, _ = optimizer.update(
+        jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params
+    )
     assert float(updates["w"][0, 0]) == -0.5
     assert float(updates["b"][0]) == 0
 
@@ -107,7 +123,9 @@ def test_the_gradient_is_clipped_unless_clip_is_zero():
 
 def test_options_reach_optax():
     params = {"w": jnp.ones(2)}
-    optimizer = make_optimizer(OptimizerConfig("adamw", 1.0, "constant", options={"weight_decay": 0.5}), 1)
+    optimizer = make_optimizer(
+        OptimizerConfig("adamw", 1.0, "constant", options={"weight_decay": 0.5}), 1
+    )
     updates, _ = optimizer.update({"w": jnp.zeros(2)}, optimizer.init(params), params)
     np.testing.assert_allclose(updates["w"], [-0.5, -0.5])
 
@@ -121,13 +139,22 @@ def test_options_reach_optax():
             OptimizerConfig(schedule="cosin"),
             "optimizer.schedule: optax has no schedule 'cosin' here; did you mean 'cosine'",
         ),
-        (OptimizerConfig(schedule="exponential_decay"), "schedule_options: optax.exponential_decay: .*'decay_rate'"),
+        (
+            OptimizerConfig(schedule="exponential_decay"),
+            "schedule_options: optax.exponential_decay: .*'decay_rate'",
+        ),
         (
             OptimizerConfig(schedule="exponential_decay", schedule_options={"decay": 1}),
             "optax.exponential_decay has no option 'decay'; did you mean 'decay_rate'",
         ),
-        (OptimizerConfig(schedule_options={"alpha": 1}), "the schedule 'cosine' takes none; give optax's own name"),
-        (OptimizerConfig(decay="matrices"), "needs an optimizer with weight decay: adadelta, .*, adamw"),
+        (
+            OptimizerConfig(schedule_options={"alpha": 1}),
+            "the schedule 'cosine' takes none; give optax's own name",
+        ),
+        (
+            OptimizerConfig(decay="matrices"),
+            "needs an optimizer with weight decay: adadelta, .*, adamw",
+        ),
         (OptimizerConfig(options={"beta1": 0.9}), r"optax.adam has no option 'beta1'"),
     ],
 )

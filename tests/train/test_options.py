@@ -38,7 +38,9 @@ def model():
 def batches():
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, V, (T + 1, B)).astype(np.int32) for _ in range(3)]
-    return stack_batches([TextChunk(t[:-1], t[1:], np.asarray(k == 0)) for k, t in enumerate(texts)], 3)
+    return stack_batches(
+        [TextChunk(t[:-1], t[1:], np.asarray(k == 0)) for k, t in enumerate(texts)], 3
+    )
 
 
 def steps_of(**options):
@@ -65,7 +67,9 @@ def test_batches_in_parts_are_whole_batches(model, batches, plain):
 
 
 def test_parts_must_be_equal(make_config):
-    with pytest.raises(ConfigError, match=r"data\.batch must be a multiple of optimizer\.accumulate = 3, is 4"):
+    with pytest.raises(
+        ConfigError, match=r"data\.batch must be a multiple of optimizer\.accumulate = 3, is 4"
+    ):
         make_config(optimizer={"accumulate": 3})
 
 
@@ -78,10 +82,15 @@ def test_the_running_mean_is_the_recurrence(model, batches, plain):
     for t, decay in enumerate((1 / 10, 2 / 11, 0.2)):
         one = jax.tree.map(lambda x, t=t: np.stack([x[t]] * 3), batches)
         state, _ = call(state, one, t, 1)
-        mean = {name: decay * mean[name] + (1 - decay) * np.asarray(x) for name, x in state.params.items()}
+        mean = {
+            name: decay * mean[name] + (1 - decay) * np.asarray(x)
+            for name, x in state.params.items()
+        }
     for name, x in mean.items():
         np.testing.assert_allclose(state.evaluation_params[name], x, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(state.params[name], plain[0].params[name], rtol=1e-6)  # training is as without it
+        np.testing.assert_allclose(
+            state.params[name], plain[0].params[name], rtol=1e-6
+        )  # training is as without it
         assert (state.params[name] != state.evaluation_params[name]).any()
 
 
@@ -90,7 +99,9 @@ def test_the_running_mean_is_what_is_validated_and_used_later(make_config, quiet
     config = make_config(train={"steps": 4}, optimizer={"ema": 0.9, "learning_rate": 0.3})
     result = train(config, tmp_path / "run", console=quiet)
     trained, task = load_run(tmp_path / "run"), config.kind.load(config)
-    np.testing.assert_allclose(make_validation(task)(trained.params), result.validation_loss, rtol=1e-6)
+    np.testing.assert_allclose(
+        make_validation(task)(trained.params), result.validation_loss, rtol=1e-6
+    )
     last = restored(config, task, tmp_path / "run")
     jax.tree.map(np.testing.assert_array_equal, trained.params, last.mean)
     assert abs(make_validation(task)(last.params) - result.validation_loss) > 1e-3
@@ -111,12 +122,21 @@ def test_patience_counts_what_is_not_better():
 @pytest.mark.exhaustive
 def test_a_run_without_patience_left_stops_with_its_best_parameters(make_config, quiet, tmp_path):
     """Small steps help, then ten times the rate does not: it stops after two such validations, and so when resumed."""
-    schedule = {"schedule": "piecewise_constant_schedule", "learning_rate": 0.01, "name": "sgd", "clip": 0.0}
+    schedule = {
+        "schedule": "piecewise_constant_schedule",
+        "learning_rate": 0.01,
+        "name": "sgd",
+        "clip": 0.0,
+    }
     schedule["schedule_options"] = {"boundaries_and_scales": {"4": 5000.0}}
     ends = {"steps": 24, "validate_every": 2, "checkpoint_every": 6, "patience": 2}
     config, out = make_config(optimizer=schedule, train=ends), tmp_path / "run"
     result = train(config, out, console=quiet)
-    losses = {m["step"]: m["validation_loss"] for m in read_metrics(out / "metrics.jsonl") if "validation_loss" in m}
+    losses = {
+        m["step"]: m["validation_loss"]
+        for m in read_metrics(out / "metrics.jsonl")
+        if "validation_loss" in m
+    }
     best = min(losses, key=losses.get)
     assert (result.step, result.interrupted) == (best + 4, False) and result.step < 24
     trained, task = load_run(out), config.kind.load(config)
@@ -135,7 +155,9 @@ def test_gradients_are_checked_along_the_way(make_config, quiet, tmp_path, monke
 
     monkeypatch.setattr(GradientCheck, "compare", compare)
     config = make_config(gradient={"check_every": 5}, train={"steps": 24})
-    with pytest.raises(GradientError, match=r"step 15: JAX's gradient and that of the net disagree"):
+    with pytest.raises(
+        GradientError, match=r"step 15: JAX's gradient and that of the net disagree"
+    ):
         train(config, tmp_path / "run", console=quiet)
     assert len(set(seen)) == 3
 
@@ -146,14 +168,22 @@ def test_a_model_that_is_no_net_is_checked_by_differences(model, batches, monkey
     check = GradientCheck(model, B)
     for name, (size, far) in check.compare(params, batch).items():
         assert far < 1e-8 * max(size, 1e-3), name
-    own = FunctionModel(model.init, lambda p, batch, key: model.predict(p, model.initial_carry(B), batch)[0], SIGNATURE)
+    own = FunctionModel(
+        model.init,
+        lambda p, batch, key: model.predict(p, model.initial_carry(B), batch)[0],
+        SIGNATURE,
+    )
     assert GradientCheck(own, B).compare(params, batch).keys() == params.keys()
     gradients = NnModel.gradients
 
     def wrong(self, *args):
         step = gradients(self, *args)
-        return step._replace(gradients={**step.gradients, "output_b": 1.001 * step.gradients["output_b"]})
+        return step._replace(
+            gradients={**step.gradients, "output_b": 1.001 * step.gradients["output_b"]}
+        )
 
     monkeypatch.setattr(NnModel, "gradients", wrong)
-    with pytest.raises(GradientError, match=r"that of the differences disagree\n(.*\n)*  output_b .*<-"):
+    with pytest.raises(
+        GradientError, match=r"that of the differences disagree\n(.*\n)*  output_b .*<-"
+    ):
         GradientCheck(model, B)(params, batch)

@@ -27,7 +27,19 @@ def folder(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_from_another_folder(folder, monkeypatch, capsys):
     """The file, the model and the metric are found again, where they are named by path."""
-    assert main(["train", "bag.toml", "--set", 'train.metrics=["measures.py:confidence"]', "--set", "train.steps=2"]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "bag.toml",
+                "--set",
+                'train.metrics=["measures.py:confidence"]',
+                "--set",
+                "train.steps=2",
+            ]
+        )
+        == 0
+    )
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     more = ["--set", "train.steps=3", "--set", "optimizer.schedule_steps=3"]
@@ -61,7 +73,10 @@ def test_a_module_that_can_be_imported(folder, monkeypatch):
     ("change", "message"),
     [
         (("parity.py:PARITY", "party.py:PARITY"), "party.py: no such file"),
-        (("parity.py:PARITY", "parity.py:PARTY"), "parity.py has no name 'PARTY'; did you mean 'PARITY'"),
+        (
+            ("parity.py:PARITY", "parity.py:PARTY"),
+            "parity.py has no name 'PARTY'; did you mean 'PARITY'",
+        ),
         (("parity.py:PARITY", "parity.py:"), "'parity.py:' must be MODULE:NAME"),
         (
             ("parity.py:PARITY", "parity.py:ParityTask"),
@@ -71,13 +86,19 @@ def test_a_module_that_can_be_imported(folder, monkeypatch):
             ("parity.py:PARITY", "no_such_module:PARITY"),
             "No module named 'no_such_module'; give the path of a .py file",
         ),
-        (('"nn"', '"bag.py:make"'), "model.kind: bag.py:make is a function; it must be a jrnn.train.ModelKind"),
+        (
+            ('"nn"', '"bag.py:make"'),
+            "model.kind: bag.py:make is a function; it must be a jrnn.train.ModelKind",
+        ),
         (("hidden = 4", "hiden = 4"), "unknown key 'model.hiden'"),
         (
             ("[model]", 'metrics = ["measures.py:confidense"]\n[model]'),
             "has no function 'confidense'; did you mean 'confid",
         ),
-        (("[model]", 'metrics = ["measures.py:np"]\n[model]'), "measures.py:np is a module; it must be a function"),
+        (
+            ("[model]", 'metrics = ["measures.py:np"]\n[model]'),
+            "measures.py:np is a module; it must be a function",
+        ),
     ],
 )
 def test_mistakes(folder, change, message):
@@ -123,7 +144,10 @@ def test_a_logger_gets_what_metrics_jsonl_gets(folder, capsys):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tensorbord", "there is no logger 'tensorbord'; known are tensorboard, csv, and MODULE:NAME"),
+        (
+            "tensorbord",
+            "there is no logger 'tensorbord'; known are tensorboard, csv, and MODULE:NAME",
+        ),
         ("measures.py:no_logger", "returned a int without write and close"),
     ],
 )
@@ -137,11 +161,15 @@ def test_what_is_imported_is_said_before_it_is_run(folder, capsys, caplog):
     """And a file may import the one next to it, from any working directory."""
     (folder / "other").mkdir()
     (folder / "other" / "shared.py").write_text("NAME = 'shared'\n")
-    (folder / "other" / "mine.py").write_text("import sys\nimport shared\nprint(shared.NAME, file=sys.stderr)\nX = 1\n")
+    (folder / "other" / "mine.py").write_text(
+        "import sys\nimport shared\nprint(shared.NAME, file=sys.stderr)\nX = 1\n"
+    )
     Path("c.toml").write_text('task = "other/mine.py:X"')
     assert main(["train", "c.toml"]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert said[:2] == [f"imports {folder / 'other' / 'mine.py'}", "shared"] and "is a int" in said[2]
+    assert (
+        said[:2] == [f"imports {folder / 'other' / 'mine.py'}", "shared"] and "is a int" in said[2]
+    )
     assert not caplog.records  # nobody else prints it
 
 
@@ -149,7 +177,10 @@ def test_what_is_imported_is_said_before_it_is_run(folder, capsys, caplog):
     ("text", "message"),
     [
         ("X = {}['planted']", r"mine.py: cannot be loaded: .*mine.py, line 1: KeyError: 'planted'"),
-        ("class E(BaseException): pass\nraise E('odd')", "mine.py: cannot be loaded: .*mine.py, line 2: E: odd"),
+        (
+            "class E(BaseException): pass\nraise E('odd')",
+            "mine.py: cannot be loaded: .*mine.py, line 2: E: odd",
+        ),
         (
             "import nothing_there",
             "mine.py: cannot be loaded: .*ModuleNotFoundError: No module named 'nothing_there'",
@@ -167,4 +198,6 @@ def test_what_an_own_function_raises_is_its_mistake(folder, capsys):
     Path("mine.py").write_text("def measure(task, params, loss):\n    return 1 / 0\n")
     changes = ["--set", 'train.metrics=["mine.py:measure"]', "--set", "train.steps=1"]
     assert main(["train", "c.toml", *changes]) == 2
-    assert re.search(r"error: .*mine.py, line 2: ZeroDivisionError: division by zero", capsys.readouterr().err)
+    assert re.search(
+        r"error: .*mine.py, line 2: ZeroDivisionError: division by zero", capsys.readouterr().err
+    )

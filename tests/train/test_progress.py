@@ -117,7 +117,9 @@ def test_a_heartbeat_checks_until_its_block_ends(monkeypatch, said):
 
 
 @pytest.mark.exhaustive
-def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, monkeypatch, clock, said):
+def test_a_run_says_what_it_does_and_how_long_it_takes(
+    make_config, tmp_path, monkeypatch, clock, said
+):
     """Whatever a run does takes 8 seconds here, and its steps take 1 second a call."""
     doing, update = Heartbeat.doing, RunProgress.update
 
@@ -136,9 +138,18 @@ def test_a_run_says_what_it_does_and_how_long_it_takes(make_config, tmp_path, mo
     console, printed = said
     train(make_config(), tmp_path / "run", console=console)
     lines = printed().splitlines()
-    for what in ("reading the data and making the model", "compiling", "validating", "writing a checkpoint"):
+    for what in (
+        "reading the data and making the model",
+        "compiling",
+        "validating",
+        "writing a checkpoint",
+    ):
         assert f"{what}: 8 s so far" in lines
-    assert [line for line in lines if line.startswith("step 12 of 24: loss ") and line.endswith(", about 15 s to go")]
+    assert [
+        line
+        for line in lines
+        if line.startswith("step 12 of 24: loss ") and line.endswith(", about 15 s to go")
+    ]
 
 
 def test_the_script_that_trains_is_never_silent_for_long(tmp_path):
@@ -162,7 +173,11 @@ def test_the_script_that_trains_is_never_silent_for_long(tmp_path):
     ran = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = ran.stdout.splitlines()
-    assert lines[:3] == ["installing what is missing into .venv", "installing: 8 s so far", "installing: 16 s so far"]
+    assert lines[:3] == [
+        "installing what is missing into .venv",
+        "installing: 8 s so far",
+        "installing: 16 s so far",
+    ]
     assert lines[-3:] == ["made plot", "loading JAX", "python: train char_lstm --set train.steps=2"]
 
 
@@ -185,7 +200,9 @@ def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path,
     unmeasured = []  # calls under way whenever the clock of the rate restarts: their rates would be too high
     restart_clock = Recorder.restart_clock
     monkeypatch.setattr(
-        Recorder, "restart_clock", lambda r: (unmeasured.append(getattr(r, "_pending", None)), restart_clock(r))
+        Recorder,
+        "restart_clock",
+        lambda r: (unmeasured.append(getattr(r, "_pending", None)), restart_clock(r)),
     )
     console = Console(record=True, width=200)
     config = make_config(train={"loggers": ["tensorboard", "csv"], "steps": 16})
@@ -207,8 +224,12 @@ def test_a_profiled_run_leaves_a_trace_and_tells_its_time(make_config, tmp_path,
     scalars = _scalars(tmp_path / "run" / "tensorboard")
     measured = read_metrics(tmp_path / "run" / "metrics.jsonl")
     for name in ("loss", "gradient_norm", "validation_loss", "items_per_second"):
-        assert _columns(tmp_path / "run" / "metrics.csv")[name] == {m["step"]: m[name] for m in measured if name in m}
-        assert scalars[name] == pytest.approx({m["step"]: m[name] for m in measured if name in m}, rel=1e-6)
+        assert _columns(tmp_path / "run" / "metrics.csv")[name] == {
+            m["step"]: m[name] for m in measured if name in m
+        }
+        assert scalars[name] == pytest.approx(
+            {m["step"]: m[name] for m in measured if name in m}, rel=1e-6
+        )
 
 
 def _columns(path):
@@ -239,5 +260,7 @@ def test_without_tensorboardx_it_is_said(monkeypatch, tmp_path):
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"needs the extra 'tensorboard': pip install 'jrnn\[tensorboard\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the extra 'tensorboard': pip install 'jrnn\[tensorboard\]'"
+    ):
         TensorBoard(tmp_path, None, None)

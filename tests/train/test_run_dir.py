@@ -16,21 +16,34 @@ from jrnn.train.toml_codec import decode
 
 
 def write_toml(path, tables):
-    rows = [f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items()) for name, table in tables.items()]
+    rows = [
+        f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in table.items())
+        for name, table in tables.items()
+    ]
     path.write_text("".join(rows))
 
 
 @pytest.mark.exhaustive
-def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path, monkeypatch, capsys):
+def test_a_run_is_done_again_from_its_directory_alone(
+    small, text_file, tmp_path, monkeypatch, capsys
+):
     """From another working directory too, though its text was named by a relative path: the same losses, to the bit."""
     monkeypatch.chdir(text_file.parent)
-    write_toml(tmp_path / "small.toml", {**small, "data": {**small["data"], "path": text_file.name}})
-    assert main(["train", "small.toml", "--out", "first", "--no-sample", "--set", "train.steps=12"]) == 0
+    write_toml(
+        tmp_path / "small.toml", {**small, "data": {**small["data"], "path": text_file.name}}
+    )
+    assert (
+        main(["train", "small.toml", "--out", "first", "--no-sample", "--set", "train.steps=12"])
+        == 0
+    )
     (tmp_path / "small.toml").unlink()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["train", "../first", "--no-sample"]) == 0
-    first, again = (read_metrics(run / "metrics.jsonl") for run in (tmp_path / "first", tmp_path / "elsewhere/runs/first"))
+    first, again = (
+        read_metrics(run / "metrics.jsonl")
+        for run in (tmp_path / "first", tmp_path / "elsewhere/runs/first")
+    )
     for one, other in zip(first, again, strict=True):
         assert {k: v for k, v in one.items() if k != "items_per_second"} == {
             k: v for k, v in other.items() if k != "items_per_second"
@@ -43,7 +56,9 @@ def test_a_run_is_done_again_from_its_directory_alone(small, text_file, tmp_path
 
 
 @pytest.mark.exhaustive
-def test_a_full_disk_ends_the_run_with_what_was_saved(make_config, tmp_path, quiet, monkeypatch, a_full_disk):
+def test_a_full_disk_ends_the_run_with_what_was_saved(
+    make_config, tmp_path, quiet, monkeypatch, a_full_disk
+):
     """The disk fills up at the 17th step: the checkpoint of the 16th is complete, and the run resumes from it."""
     write, full = MetricsFile.write, a_full_disk()
 
@@ -54,7 +69,10 @@ def test_a_full_disk_ends_the_run_with_what_was_saved(make_config, tmp_path, qui
 
     monkeypatch.setattr(MetricsFile, "write", write_until_full)
     try:
-        with pytest.raises(TrainError, match=r"metrics\.jsonl: cannot be written: File too large; what the last checkpoint"):
+        with pytest.raises(
+            TrainError,
+            match=r"metrics\.jsonl: cannot be written: File too large; what the last checkpoint",
+        ):
             train(make_config(), tmp_path / "run", console=quiet)
     finally:
         full.__exit__(None, None, None)
@@ -62,7 +80,9 @@ def test_a_full_disk_ends_the_run_with_what_was_saved(make_config, tmp_path, qui
     with Checkpoints(tmp_path / "run" / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [8, 16]
     assert train(make_config(), tmp_path / "run", resume=True, console=quiet).step == 24
-    assert [m["step"] for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in m] == list(range(1, 25))
+    assert [
+        m["step"] for m in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in m
+    ] == list(range(1, 25))
 
 
 def test_a_directory_that_cannot_hold_a_run(make_config, tmp_path, quiet, a_full_disk):
@@ -79,7 +99,10 @@ def test_a_directory_that_cannot_hold_a_run(make_config, tmp_path, quiet, a_full
 def test_a_config_that_cannot_be_written_leaves_the_one_before(tmp_path, a_full_disk):
     run = RunDir(tmp_path)
     run._write_text("config.toml", "seed = 1\n")
-    with a_full_disk(), pytest.raises(ConfigError, match=r"config\.toml: cannot be written: File too large"):
+    with (
+        a_full_disk(),
+        pytest.raises(ConfigError, match=r"config\.toml: cannot be written: File too large"),
+    ):
         run._write_text("config.toml", "seed = 2\n")
     assert (tmp_path / "config.toml").read_text() == "seed = 1\n"
 
@@ -97,12 +120,17 @@ def test_an_error_of_the_config_leaves_no_folder(tmp_path, make_config, quiet):
     for out in (tmp_path / "new" / "run", tmp_path / "mine"):
         with pytest.raises(ConfigError, match="nowhere.py"):
             train(unknown, out, console=quiet)
-    assert not (tmp_path / "new").exists() and (tmp_path / "mine").is_dir()  # which was there before
+    assert (
+        not (tmp_path / "new").exists() and (tmp_path / "mine").is_dir()
+    )  # which was there before
 
 
 def test_the_lock_names_its_holder(tmp_path):
     (tmp_path / "lock").write_text("pid 123456789012345")
-    with RunDir(tmp_path), pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()}\) is training"):
+    with (
+        RunDir(tmp_path),
+        pytest.raises(ConfigError, match=rf"another process \(pid {os.getpid()}\) is training"),
+    ):
         RunDir(tmp_path).__enter__()
 
 
@@ -114,16 +142,28 @@ class Data:
 def test_files_are_named_from_the_root(tmp_path, monkeypatch):
     """Data and nets on disk; the run is continued by the relative name, too, and not with another net."""
     monkeypatch.chdir(tmp_path)
-    tables = {"task": "classification", "data": {"path": "data.npz"}, "model": {"kind": "net", "net": "old/net.pb"}}
+    tables = {
+        "task": "classification",
+        "data": {"path": "data.npz"},
+        "model": {"kind": "net", "net": "old/net.pb"},
+    }
     config, run = decode(Config, tables, "c.toml"), RunDir(tmp_path / "run")
     run.path.mkdir()
     run.write(config, Data())
     kept = run.load_config()
-    assert (kept.data.path, kept.model.net) == (str(tmp_path / "data.npz"), str(tmp_path / "old" / "net.pb"))
+    assert (kept.data.path, kept.model.net) == (
+        str(tmp_path / "data.npz"),
+        str(tmp_path / "old" / "net.pb"),
+    )
     assert kept.model.init_net is None
     run.check_continues(config, Data())
-    other = decode(Config, {**tables, "data": {"path": "moved.npz"}, "model": {"kind": "net", "net": "net.pb"}}, "c.toml")
+    other = decode(
+        Config,
+        {**tables, "data": {"path": "moved.npz"}, "model": {"kind": "net", "net": "net.pb"}},
+        "c.toml",
+    )
     with pytest.raises(
-        CheckpointError, match=r"is another run: model\.net is '.*/old/net\.pb' there, and '.*/net\.pb' here"
+        CheckpointError,
+        match=r"is another run: model\.net is '.*/old/net\.pb' there, and '.*/net\.pb' here",
     ):
         run.check_continues(other, Data())

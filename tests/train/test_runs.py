@@ -21,11 +21,14 @@ def make_run(path, steps=6, done=6, **config):
     (path / "config.toml").write_text(f"seed = 0\n[model]\n{rows}[train]\nsteps = {steps}\n")
     (path / "run.json").write_text("{}")
     lines = [
-        {"step": k, "loss": 3.0 - 0.1 * k, "gradient_norm": 1.0, "items_per_second": 100 * k} for k in range(1, done + 1)
+        {"step": k, "loss": 3.0 - 0.1 * k, "gradient_norm": 1.0, "items_per_second": 100 * k}
+        for k in range(1, done + 1)
     ]
     lines.insert(4, {"step": 4, "validation_loss": 2.5})
     lines.append({"step": done, "validation_loss": 2.75, "accuracy": 0.5})
-    (path / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in lines) + '{"step": 9, "lo')
+    (path / "metrics.jsonl").write_text(
+        "".join(json.dumps(m) + "\n" for m in lines) + '{"step": 9, "lo'
+    )
     return path
 
 
@@ -38,7 +41,13 @@ def runs(tmp_path):
 
 def test_a_run_in_figures(runs):
     run = summarize(runs / "a")
-    assert (run.state, run.step, run.steps, run.best_loss, run.best_step) == ("finished", 6, 6, 2.5, 4)
+    assert (run.state, run.step, run.steps, run.best_loss, run.best_step) == (
+        "finished",
+        6,
+        6,
+        2.5,
+        4,
+    )
     assert run.speed == 350
     assert summarize(runs / "deep" / "b").state == "stopped"
     with (runs / "deep" / "b" / "metrics.jsonl").open("a") as file:
@@ -47,7 +56,9 @@ def test_a_run_in_figures(runs):
     with (runs / "a" / "config.toml").open("a") as file:
         file.write("patience = 1\n")
     lines = (runs / "a" / "metrics.jsonl").read_text().splitlines()
-    (runs / "a" / "metrics.jsonl").write_text("\n".join(line for line in lines if '"loss"' not in line))
+    (runs / "a" / "metrics.jsonl").write_text(
+        "\n".join(line for line in lines if '"loss"' not in line)
+    )
     assert summarize(runs / "a").state == "finished"
     (runs / "a" / "metrics.jsonl").unlink()
     assert summarize(runs / "a").state == "stopped"
@@ -74,7 +85,17 @@ def test_one_that_a_process_holds_is_running(runs):
 def test_the_command_lists_what_differs(runs, capsys):
     assert main(["runs", str(runs)]) == 0
     out = capsys.readouterr().out
-    for text in ("model.hidden", "model.cell", "gru", "6/6", "4/6", "2.5000", "350", "finished", "stopped"):
+    for text in (
+        "model.hidden",
+        "model.cell",
+        "gru",
+        "6/6",
+        "4/6",
+        "2.5000",
+        "350",
+        "finished",
+        "stopped",
+    ):
         assert text in out
     assert "seed" not in out
     assert main(["runs", str(runs), "--json", "-"]) == 0
@@ -119,7 +140,9 @@ def test_labels_tell_runs_apart(runs):
 
 
 @pytest.mark.sample("svg-<?xml")
-@pytest.mark.parametrize("suffix, magic", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    "suffix, magic", [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
 def test_losses_are_drawn(runs, capsys, suffix, magic):
     out = runs / f"losses.{suffix}"
     assert main(["plot", str(runs / "a"), str(runs / "deep" / "b"), "--out", str(out)]) == 0
@@ -144,9 +167,13 @@ def test_curves_and_smoothing(runs):
 
 
 def test_what_cannot_be_drawn(runs):
-    with pytest.raises(UsageError, match=r"losses\.txt: the name of a picture must end in one of \.png"):
+    with pytest.raises(
+        UsageError, match=r"losses\.txt: the name of a picture must end in one of \.png"
+    ):
         plot_runs([runs / "a"], runs / "losses.txt")
-    with pytest.raises(DataError, match=r"deep: is not a run directory: .*config\.toml: no such file"):
+    with pytest.raises(
+        DataError, match=r"deep: is not a run directory: .*config\.toml: no such file"
+    ):
         plot_runs([runs / "deep"], runs / "losses.png")
     with pytest.raises(UsageError, match="cannot be written"):
         plot_runs([runs / "a"], runs / "none" / "losses.png")

@@ -29,7 +29,9 @@ def random_params(model, scale=1.0):
     """As `init` makes them in shape, but quicker, and with nothing that is 0."""
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return {name: scale * rng.standard_normal(a.shape).astype(np.float32) for name, a in shapes.items()}
+    return {
+        name: scale * rng.standard_normal(a.shape).astype(np.float32) for name, a in shapes.items()
+    }
 
 
 def batch(padding=END):
@@ -39,7 +41,9 @@ def batch(padding=END):
     inputs[np.arange(S)[:, None] >= INPUT_LENGTHS] = padding
     for tokens in (targets, decoder_inputs):
         tokens[np.arange(T)[:, None] >= TARGET_LENGTHS] = padding
-    return PairBatch(inputs, INPUT_LENGTHS, decoder_inputs, targets, TARGET_LENGTHS, np.asarray(True))
+    return PairBatch(
+        inputs, INPUT_LENGTHS, decoder_inputs, targets, TARGET_LENGTHS, np.asarray(True)
+    )
 
 
 @pytest.mark.exhaustive
@@ -52,13 +56,18 @@ def test_gradients_agree_also_after_a_way_through_a_file_and_padding_never_shows
 
         @jax.jit
         def both(batch):
-            return [replace(model, compute=Compute(source)).gradients(wide, {}, batch, None) for source in ("jax", "net")]
+            return [
+                replace(model, compute=Compute(source)).gradients(wide, {}, batch, None)
+                for source in ("jax", "net")
+            ]
 
         by_jax, by_net = jax.device_get(both(batch()))
         again = jax.device_get(both(batch(padding=V - 1)))
     assert by_jax.loss > 1.0
     for name, gradient in by_jax.gradients.items():
-        np.testing.assert_allclose(by_net.gradients[name], gradient, rtol=0, atol=1e-14, err_msg=name)
+        np.testing.assert_allclose(
+            by_net.gradients[name], gradient, rtol=0, atol=1e-14, err_msg=name
+        )
     still = {name for name, gradient in by_jax.gradients.items() if np.abs(gradient).max() < 1e-6}
     assert still == {"attend/attention_logits_b"}  # a bias that all scores share
     jax.tree.map(np.testing.assert_array_equal, again, [by_jax, by_net])
@@ -71,15 +80,23 @@ def test_decoding_step_by_step_is_what_the_whole_net_says(attention):
     params = random_params(model, scale=2.0)
     params["logits_b"][END] = -2.0  # so that answers differ, and have some length
     inputs = batch().inputs
-    searched = model.search(params, inputs, INPUT_LENGTHS, end=END, steps=T, width=2, normalization=0.0)
+    searched = model.search(
+        params, inputs, INPUT_LENGTHS, end=END, steps=T, width=2, normalization=0.0
+    )
     best = np.asarray(searched.tokens)[:, 0].T  # [T, N]
     assert len(set(map(tuple, best.T))) > 1
     fed = np.concatenate([np.full((1, N), END, np.int32), best[:-1]])
-    whole = batch()._replace(decoder_inputs=fed, targets=best, target_lengths=np.asarray(searched.lengths)[:, 0])
+    whole = batch()._replace(
+        decoder_inputs=fed, targets=best, target_lengths=np.asarray(searched.lengths)[:, 0]
+    )
     logits, _ = model.predict(params, {}, whole)
-    of_tokens = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), best[..., None], axis=-1)[..., 0]
+    of_tokens = np.take_along_axis(
+        np.asarray(jax.nn.log_softmax(logits)), best[..., None], axis=-1
+    )[..., 0]
     within = np.arange(T)[:, None] < whole.target_lengths
-    np.testing.assert_allclose((of_tokens * within).sum(0), searched.log_probability[:, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        (of_tokens * within).sum(0), searched.log_probability[:, 0], rtol=1e-4, atol=1e-5
+    )
 
 
 class Guess:
@@ -99,7 +116,9 @@ class Guess:
         return -jnp.mean(jax.nn.log_softmax(params["logits"])[batch.targets], where=within), carry
 
     def gradients(self, params, carry, batch, key):
-        (loss, carry), gradients = jax.value_and_grad(self.loss, has_aux=True)(params, carry, batch, key)
+        (loss, carry), gradients = jax.value_and_grad(self.loss, has_aux=True)(
+            params, carry, batch, key
+        )
         return Outcome(loss, carry, gradients)
 
     def search(self, params, inputs, input_lengths, *, steps, **options):
@@ -111,7 +130,10 @@ class Guess:
 def test_one_wrong_character_is_no_match():
     pairs = [("<abc", "cba"), ("<ab", "ba"), ("<a", "a"), ("1 May 2000", "2000-05-01")]
     task = load(small())
-    for answers, share in [(["cba", "ba", "a", "2000-05-01"], 1.0), (["cbb", "bab", "", "2000-05-01"], 0.25)]:
+    for answers, share in [
+        (["cba", "ba", "a", "2000-05-01"], 1.0),
+        (["cbb", "bab", "", "2000-05-01"], 0.25),
+    ]:
         assert replace(task, model=Guess(answers)).exact_match({}, pairs) == share
 
 
@@ -130,7 +152,9 @@ def load(tables):
 
 
 @pytest.mark.sample("0.0-kinds0")
-@pytest.mark.parametrize("share, kinds", [(0.0, ["dates"]), (0.5, ["dates", "reversals"]), (1.0, ["reversals"])])
+@pytest.mark.parametrize(
+    "share, kinds", [(0.0, ["dates"]), (0.5, ["dates", "reversals"]), (1.0, ["reversals"])]
+)
 def test_what_is_trained_on_is_what_is_measured(share, kinds):
     task = load(small(reversals=share))
     assert list(task.held_out) == kinds
@@ -146,26 +170,42 @@ def test_the_task_trains(tmp_path, quiet, monkeypatch):
     tables["train"] = {"steps": 60, "validate_every": 30, "checkpoint_every": 30}
     tables["optimizer"] = {"learning_rate": 0.1}
     result = train(decode(Config, tables, "small.toml"), tmp_path / "run", console=quiet)
-    assert result.validation_loss < np.log(len(VOCABULARY)) - 0.5  # most of what is written are digits and strokes
+    assert (
+        result.validation_loss < np.log(len(VOCABULARY)) - 0.5
+    )  # most of what is written are digits and strokes
     assert result.metrics == {"exact_match_dates": 0.0, "exact_match_reversals": 0.0}
     longer = {
         **tables,
         "train": {**tables["train"], "steps": 61},
         "optimizer": {"learning_rate": 0.1, "schedule_steps": 60},
     }
-    assert train(decode(Config, longer, "small.toml"), tmp_path / "run", resume=True, console=quiet).step == 61
+    assert (
+        train(
+            decode(Config, longer, "small.toml"), tmp_path / "run", resume=True, console=quiet
+        ).step
+        == 61
+    )
 
 
 def test_answers_and_a_picture(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(task_file, "draw_attention", lambda *given: drawn.append(given) or draw_attention(*given))
+    monkeypatch.setattr(
+        task_file, "draw_attention", lambda *given: drawn.append(given) or draw_attention(*given)
+    )
     tables = small()
-    tables["sample"] = {"beam": 2, "prompt": "1 May 2000", "attention": str(tmp_path / "attention.png")}
+    tables["sample"] = {
+        "beam": 2,
+        "prompt": "1 May 2000",
+        "attention": str(tmp_path / "attention.png"),
+    }
     config = decode(Config, tables, "small.toml")
     model = config.kind.model(config, {"characters": VOCABULARY.characters})
     params = random_params(model, scale=0.1)
     params["logits_b"][VOCABULARY.encode("7")] = 6.0
-    answers = [line.split() for line in config.kind.write(Trained(config, {}, model, params), 0).split("\n")]
+    answers = [
+        line.split()
+        for line in config.kind.write(Trained(config, {}, model, params), 0).split("\n")
+    ]
     assert answers[0][0] == "7" * 11  # as long as an answer may be
     first, second = (float(share) for _, share in answers)
     assert 0.5 > first > second > 0
@@ -196,7 +236,10 @@ def test_the_command_says_how_to_search_and_where_to_draw(monkeypatch, capsys):
     given = {}
     model = SimpleNamespace(sample=lambda seed, **changes: given.update(changes) or "2026-11-20")
     monkeypatch.setattr(training, "load_run", lambda run: given.update(run=run) or model)
-    assert main(["sample", "runs/s", "--prompt", "20 Nov 2026", "--beam", "3", "--attention", "a.png"]) == 0
+    assert (
+        main(["sample", "runs/s", "--prompt", "20 Nov 2026", "--beam", "3", "--attention", "a.png"])
+        == 0
+    )
     assert capsys.readouterr().out == "2026-11-20\n"
     asked = {name: value for name, value in given.items() if value is not None}
     assert asked == {"run": "runs/s", "prompt": "20 Nov 2026", "beam": 3, "attention": "a.png"}

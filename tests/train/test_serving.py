@@ -24,7 +24,13 @@ from jrnn.train.toml_codec import decode
 QUICK = {"steps": 1, "steps_per_call": 1, "validate_every": 1}
 TEXT = {"batch": 2, "chunk": 8, "validation": 0.2}
 ROWS = {"batch": 2, "length": 5, "validation": 2}
-PRETRAINED = {"model_type": "mamba", "vocab_size": 300, "hidden_size": 8, "num_hidden_layers": 1, "state_size": 2}
+PRETRAINED = {
+    "model_type": "mamba",
+    "vocab_size": 300,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "state_size": 2,
+}
 OWN = """
 from dataclasses import dataclass
 import jax, jax.numpy as jnp
@@ -66,7 +72,11 @@ def runs(tmp_path_factory, words):
     rows = "\n".join(f"{k},{k % 7},{(k * k) % 11}" for k in range(30))
     (folder / "rows.csv").write_text("hour,load,heat\n" + rows)
     rng = np.random.default_rng(0)
-    np.savez(folder / "rows.npz", inputs=rng.standard_normal((20, 5, 2), dtype=np.float32), targets=np.arange(20) % 3)
+    np.savez(
+        folder / "rows.npz",
+        inputs=rng.standard_normal((20, 5, 2), dtype=np.float32),
+        targets=np.arange(20) % 3,
+    )
     text, tokens = (
         {"path": str(folder / "text.txt"), **TEXT},
         {"path": str(folder / "corpus"), "batch": 2, "chunk": 8, "validation": 1},
@@ -100,7 +110,11 @@ def runs(tmp_path_factory, words):
             if name == "net":
                 load_run(run("adding")).save(folder / "net")
             given = {"task": name, "train": QUICK} | tables[name]
-            given["sample"] = {"length": 4} if "data" in given and given["task"] in ("characters", "words", "tokens") else {}
+            given["sample"] = (
+                {"length": 4}
+                if "data" in given and given["task"] in ("characters", "words", "tokens")
+                else {}
+            )
             config = decode(Config, {k: v for k, v in given.items() if v}, f"{name}.toml")
             train(config, out, console=Console(quiet=True))
         return out
@@ -120,7 +134,9 @@ def test_a_model_of_tokens_is_called_streamed_and_sampled_from(runs, name):
     model = load_run(runs(name))
     tokens = jnp.array([[3, 1, 4, 1], [2, 7, 1, 8]])
     logits, state = model(tokens)
-    assert logits.shape == (2, 4, model.vocabulary) and all(len(leaf) == 2 for leaf in state.values())
+    assert logits.shape == (2, 4, model.vocabulary) and all(
+        len(leaf) == 2 for leaf in state.values()
+    )
     first, between = model(tokens[:, :2])
     rest, _ = model(tokens[:, 2:], between)
     np.testing.assert_allclose(jnp.concatenate([first, rest], 1), logits, atol=2e-5)
@@ -182,7 +198,9 @@ def test_an_encoder_decoder_is_sampled_from(runs):
         model(jnp.zeros((1, 3), int))
 
 
-@pytest.mark.exhaustive("characters nn", "words", "tokens", "classification", "net", "both ways", "own")
+@pytest.mark.exhaustive(
+    "characters nn", "words", "tokens", "classification", "net", "both ways", "own"
+)
 @pytest.mark.parametrize("name", [*TOKENS, *FEATURES, *WHOLE])
 def test_it_is_exported(runs, name, tmp_path):
     model = load_run(runs(name))
@@ -201,14 +219,19 @@ def test_it_is_exported(runs, name, tmp_path):
     np.testing.assert_allclose(exported.call(x), y, atol=2e-5)
     if state:
         model.export(tmp_path / "step.jax", step=True)
-        step, own = jax.export.deserialize((tmp_path / "step.jax").read_bytes()), model.initial_state(1, 8)
+        step, own = (
+            jax.export.deserialize((tmp_path / "step.jax").read_bytes()),
+            model.initial_state(1, 8),
+        )
         for t in range(x.shape[1]):
             last, own = step.call(x[:, t], own)
         np.testing.assert_allclose(last, y[:, -1] if name in TOKENS else y, atol=2e-5)
     ort = pytest.importorskip("onnxruntime")
     model.export(tmp_path / "whole.onnx", **sizes)
     session = ort.InferenceSession(str(tmp_path / "whole.onnx"))
-    (outputs,) = session.run(None, {session.get_inputs()[0].name: x.astype(np.int64) if name in TOKENS else x})
+    (outputs,) = session.run(
+        None, {session.get_inputs()[0].name: x.astype(np.int64) if name in TOKENS else x}
+    )
     np.testing.assert_allclose(outputs, y, atol=2e-5)
 
 
@@ -220,14 +243,19 @@ def test_the_step_of_a_model_that_attends_to_all_tokens_is_exported_with_its_roo
         "layer_types": ["full_attention"],
     }
     config = PRETRAINED | {"model_type": "lfm2"} | sizes
-    models.create({k: v for k, v in config.items() if k != "state_size"}, jax.random.key(0)).save(tmp_path / "model")
+    models.create({k: v for k, v in config.items() if k != "state_size"}, jax.random.key(0)).save(
+        tmp_path / "model"
+    )
     table = PretrainedConfig(pretrained=str(tmp_path / "model"))
     origin = Origin(tmp_path, None, {}, PretrainedModel.of(table, "float32", None))
     model = TrainedModel(models.load(tmp_path / "model").params, origin)
     with pytest.raises(ConfigError, match="the state remembers all tokens: give time="):
         model.export(tmp_path / "step.jax", step=True)
     model.export(tmp_path / "step.jax", step=True, time=5)
-    step, state = jax.export.deserialize((tmp_path / "step.jax").read_bytes()), model.initial_state(1, 5)
+    step, state = (
+        jax.export.deserialize((tmp_path / "step.jax").read_bytes()),
+        model.initial_state(1, 5),
+    )
     for token in (3, 1, 4, 1, 5):
         y, state = step.call(np.array([token], np.int32), state)
     np.testing.assert_allclose(y, model(np.array([[3, 1, 4, 1, 5]]))[0][:, -1], atol=2e-5)
@@ -244,7 +272,9 @@ def test_what_a_task_kept_is_checked(runs, name, tmp_path):
         return model.sample() if name in TOKENS else model(jnp.zeros((1, 4, 1)))
 
     for key in kept.keys() - {"sha256", "bytes"}:
-        without = {k: v for k, v in kept.items() if k != ("vocabulary" if key == "pretrained" else key)}
+        without = {
+            k: v for k, v in kept.items() if k != ("vocabulary" if key == "pretrained" else key)
+        }
         needed = () if key == COMPANIONS else (without,)
         for other in (*needed, kept | {key: 1.5}, {"__float__": "NaN"}):
             (folder / "data.json").write_text(json.dumps(other))
@@ -259,7 +289,11 @@ def test_a_net_is_written_as_python_for_inputs_of_one_size(runs, tmp_path, capsy
     assert main(["export", str(run), str(out), "--batch", "2", "--time", "4"]) == 0
     module, model = runpy.run_path(str(out)), load_run(run)
     tokens = jnp.array([[3, 1, 4, 1], [2, 7, 1, 8]])
-    states = {name: jnp.zeros(shape, dtype) for name, (dtype, shape) in module["SHAPES"].items() if shape == (1, 2, 4)}
+    states = {
+        name: jnp.zeros(shape, dtype)
+        for name, (dtype, shape) in module["SHAPES"].items()
+        if shape == (1, 2, 4)
+    }
     outputs = module["predict"](module["load_weights"](), {"tokens": tokens.T, **states})
     np.testing.assert_allclose(outputs["logits"].swapaxes(0, 1), model(tokens)[0], atol=2e-5)
 
@@ -268,7 +302,18 @@ def test_a_prompt_that_the_text_lacks_is_no_fault_of_the_run(tmp_path, capsys):
     text, out = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("a text without capitals. " * 20)
     keys = [f"data.path={text}", "data.batch=2", "data.chunk=8", "model.hidden=2", "train.steps=1"]
-    assert main(["train", "char_lstm", "--out", str(out), *(word for key in keys for word in ("--set", key))]) == 0
+    assert (
+        main(
+            [
+                "train",
+                "char_lstm",
+                "--out",
+                str(out),
+                *(word for key in keys for word in ("--set", key)),
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     assert "no sample: sample.prompt = 'The ': the model does not know the character 'T'" in said
     assert f"use jrnn sample {out} --prompt TEXT" in said

@@ -46,13 +46,17 @@ def test_examples_that_are_not_what_they_seem(tmp_path, arrays, rule):
 
 
 def test_padding_may_hold_anything(tmp_path):
-    np.savez(tmp_path / "d.npz", inputs=with_value(np.nan), targets=Y, lengths=np.array([3, 2, 3, 3]))
+    np.savez(
+        tmp_path / "d.npz", inputs=with_value(np.nan), targets=Y, lengths=np.array([3, 2, 3, 3])
+    )
     assert read_examples(ClassificationData(path=str(tmp_path / "d.npz"))).inputs.shape == (3, 4, 1)
 
 
 def header(shape):
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+    )
     return file.getvalue() + b"\0" * 64
 
 
@@ -62,7 +66,9 @@ def test_headers_that_promise_more_than_there_is(tmp_path):
         load_npy(tmp_path / "d.npy", DataError)
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("x.npy", header((10**6, 10**6)))
-    with pytest.raises(DataError, match=r"d\.npz: .* array 'x': its header says float32\[1000000, 1000000\]"):
+    with pytest.raises(
+        DataError, match=r"d\.npz: .* array 'x': its header says float32\[1000000, 1000000\]"
+    ):
         load_npz(tmp_path / "d.npz", DataError)
     np.save(tmp_path / "good.npy", X.T)
     np.testing.assert_array_equal(load_npy(tmp_path / "good.npy", DataError), X.T)
@@ -112,13 +118,18 @@ def test_numbers_that_cannot_be_meant(change, rule):
 
 @pytest.mark.exhaustive
 def test_an_edited_config_does_not_continue(make_config, quiet, tmp_path):
-    config = make_config(train={"steps": 2, "checkpoint_every": 2, "validate_every": 2, "steps_per_call": 2})
+    config = make_config(
+        train={"steps": 2, "checkpoint_every": 2, "validate_every": 2, "steps_per_call": 2}
+    )
     out = tmp_path / "run"
     train(config, out, console=quiet)
     file = out / "config.toml"
     text = file.read_text()
     file.write_text(text.replace("clip = 1.0", "clip = 0.5").replace("hidden = ", "hidden = 1"))
-    with pytest.raises(CheckpointError, match=r"was changed .*: model.hidden was (\d+) and is 1\1.*clip was 1.0 and is 0.5"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"was changed .*: model.hidden was (\d+) and is 1\1.*clip was 1.0 and is 0.5",
+    ):
         train(config, out, resume=True, console=quiet)
     file.write_text(text)
     assert train(config, out, resume=True, console=quiet).step == 2
@@ -135,7 +146,11 @@ def test_an_edited_config_does_not_continue(make_config, quiet, tmp_path):
 def test_pipes_devices_and_folders_are_no_files(make_config, quiet, tmp_path):
     """Reading them may never end."""
     os.mkfifo(tmp_path / "pipe")
-    for path, what in ((tmp_path / "pipe", "a pipe"), ("/dev/zero", "a device"), (tmp_path, "a folder")):
+    for path, what in (
+        (tmp_path / "pipe", "a pipe"),
+        ("/dev/zero", "a device"),
+        (tmp_path, "a folder"),
+    ):
         with pytest.raises(DataError, match=f"is {what}, not a file"):
             text_of(TextConfig(path=str(path)))
         with pytest.raises(DataError, match=f"is {what}, not a file"):
@@ -188,13 +203,21 @@ class Board:
 
 @pytest.mark.exhaustive
 def test_a_run_that_skips_every_step_fails(make_config, quiet, tmp_path):
-    config = make_config(train={"steps": 2, "on_nan": "skip", "loss_limit": 1e-9, "steps_per_call": 2})
+    config = make_config(
+        train={"steps": 2, "on_nan": "skip", "loss_limit": 1e-9, "steps_per_call": 2}
+    )
     with pytest.raises(TrainError, match="all 2 steps were skipped, so nothing was trained"):
         train(config, tmp_path / "run", console=quiet)
 
 
 def test_a_damaged_best_falls_back(make_config, quiet, tmp_path):
-    steps = {"steps": 2, "checkpoint_every": 2, "validate_every": 2, "steps_per_call": 2, "patience": 2}
+    steps = {
+        "steps": 2,
+        "checkpoint_every": 2,
+        "validate_every": 2,
+        "steps_per_call": 2,
+        "patience": 2,
+    }
     out = tmp_path / "run"
     train(make_config(train=steps), out, console=quiet)
     wanted = load_run(out).sample()

@@ -29,7 +29,10 @@ def examples(count, steps=3):
 
 def test_a_pass_shows_every_example_once_in_an_order_of_its_own():
     shuffled = Shuffled.of(examples(10), 5, seed=3)
-    passes = [[t for step in (2 * k, 2 * k + 1) for t in shuffled.at(step).targets.tolist()] for k in range(3)]
+    passes = [
+        [t for step in (2 * k, 2 * k + 1) for t in shuffled.at(step).targets.tolist()]
+        for k in range(3)
+    ]
     assert all(sorted(p) == list(range(10)) for p in passes)
     assert passes[0] != passes[1] != passes[2]
     batch = shuffled.at(4)
@@ -89,17 +92,29 @@ def write_npz(path, **arrays):
 def test_arrays_from_a_file(tmp_path):
     read = read_examples(write_npz(tmp_path / "a.npz", lengths=np.full(30, 5)))
     assert read.inputs.shape == (5, 30, 2)
-    assert (read.inputs.dtype, read.targets.dtype, read.lengths.dtype) == (np.float32, np.int32, np.int32)
-    assert read_examples(write_npz(tmp_path / "b.npz", inputs=np.zeros((30, 5), np.uint8))).inputs.shape == (5, 30, 1)
+    assert (read.inputs.dtype, read.targets.dtype, read.lengths.dtype) == (
+        np.float32,
+        np.int32,
+        np.int32,
+    )
+    assert read_examples(
+        write_npz(tmp_path / "b.npz", inputs=np.zeros((30, 5), np.uint8))
+    ).inputs.shape == (5, 30, 1)
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"targets": None}, "a.npz: lacks the array 'targets'; it holds inputs"),
-        ({"targets": np.zeros(30)}, r"'targets' is float64\[30\]; it must be integers >= 0, \[30\]"),
+        (
+            {"targets": np.zeros(30)},
+            r"'targets' is float64\[30\]; it must be integers >= 0, \[30\]",
+        ),
         ({"targets": np.full(30, -1)}, "must be integers >= 0"),
-        ({"inputs": np.zeros(30)}, r"'inputs' is float64\[30\]; it must be numbers \[N, T, D\] or \[N, T\]"),
+        (
+            {"inputs": np.zeros(30)},
+            r"'inputs' is float64\[30\]; it must be numbers \[N, T, D\] or \[N, T\]",
+        ),
         ({"lengths": np.full(30, 6)}, r"'lengths' must be integers from 1 to 5, \[30\]"),
     ],
 )
@@ -112,7 +127,16 @@ def test_arrays_that_do_not_fit(tmp_path, arrays, message):
 def test_digits_are_read_pixel_by_pixel():
     digits = read_examples(ClassificationData())
     assert digits.inputs.shape == (64, 1797, 1) and set(digits.targets) == set(range(10))
-    assert digits.inputs[:8, 0, 0].tolist() == [0, 0, 5, 13, 9, 1, 0, 0]  # the first row of the first digit
+    assert digits.inputs[:8, 0, 0].tolist() == [
+        0,
+        0,
+        5,
+        13,
+        9,
+        1,
+        0,
+        0,
+    ]  # the first row of the first digit
 
 
 def test_without_scikit_learn_there_are_no_digits(monkeypatch):
@@ -134,7 +158,10 @@ def test_files_that_are_none(tmp_path):
     [
         ("a,b\n1,2\n", r"has no column 'value'; known are a, b"),
         ("a,valu\n1,2\n", r"has no column 'value'; did you mean 'valu'"),
-        ("a,value\n1,2\n3,x\n", r"x\.csv, line 3: column 'value' must be a number, or empty where nothing was"),
+        (
+            "a,value\n1,2\n3,x\n",
+            r"x\.csv, line 3: column 'value' must be a number, or empty where nothing was",
+        ),
         ("value\n1\ninf\n", r"line 3: column 'value' must be a number, or empty .*, is 'inf'"),
         ("", r"has no column 'value'"),
     ],
@@ -146,8 +173,12 @@ def test_columns_that_cannot_be_read(tmp_path, text, message):
 
 
 def test_columns_by_name(tmp_path):
-    (tmp_path / "x.csv").write_text('\ufeffday, value,"other, one"\r\nmon,1,2\r\n\r\ntue,3.5,4e1\r\n', newline="")
-    np.testing.assert_array_equal(read_columns(tmp_path / "x.csv", ["other, one", "value"]), [[2, 1], [40, 3.5]])
+    (tmp_path / "x.csv").write_text(
+        '\ufeffday, value,"other, one"\r\nmon,1,2\r\n\r\ntue,3.5,4e1\r\n', newline=""
+    )
+    np.testing.assert_array_equal(
+        read_columns(tmp_path / "x.csv", ["other, one", "value"]), [[2, 1], [40, 3.5]]
+    )
 
 
 def test_windows_and_what_follows_them():
@@ -157,7 +188,9 @@ def test_windows_and_what_follows_them():
     np.testing.assert_array_equal(cut.inputs[..., 0].T, [[0, 1, 2], [1, 2, 3]])
     np.testing.assert_array_equal(cut.targets, [[3, 30, 4, 40], [4, 40, 5, 50]])
     assert cut.mask is None and cut.dt is None
-    with pytest.raises(DataError, match=r"4 rows are too few for data\.window = 3 and data\.horizon = 2"):
+    with pytest.raises(
+        DataError, match=r"4 rows are too few for data\.window = 3 and data\.horizon = 2"
+    ):
         windows(series[:4], rows[:4], 3, 2)
 
 
@@ -170,7 +203,9 @@ def test_empty_cells_and_times_of_windows(tmp_path):
     series = read_series(tmp_path / "x.csv", ["value"], "at")
     assert series.spacing == 3600
     cut = windows(series, series.inputs, window=2, horizon=1)
-    np.testing.assert_array_equal(cut.targets[:, 0], [3, 4, 6])  # two windows end where no target is known
+    np.testing.assert_array_equal(
+        cut.targets[:, 0], [3, 4, 6]
+    )  # two windows end where no target is known
     np.testing.assert_array_equal(cut.inputs[..., 0].T, [[1, 0], [0, 3], [4, 0]])
     np.testing.assert_array_equal(cut.mask.T, [[True, False], [False, True], [True, False]])
     np.testing.assert_array_equal(cut.dt.T, [[1, 1], [1, 2], [2, 1]])
@@ -191,7 +226,10 @@ def test_empty_cells_and_times_of_windows(tmp_path):
 
 def test_targets_that_are_not_known_have_no_loss():
     signature = Signature(False, 1, 2, loss="squared_error")
-    outputs, targets = jnp.array([[1.0, 2.0], [3.0, 5.0]]), jnp.array([[0.0, jnp.nan], [jnp.nan, 3.0]])
+    outputs, targets = (
+        jnp.array([[1.0, 2.0], [3.0, 5.0]]),
+        jnp.array([[0.0, jnp.nan], [jnp.nan, 3.0]]),
+    )
     loss, gradient = jax.value_and_grad(lambda y: mean_loss(signature, y, targets))(outputs)
     assert float(loss) == (1 + 4) / 2
     np.testing.assert_array_equal(gradient, [[1, 0], [0, 2]])
@@ -213,24 +251,43 @@ def test_a_classifier_learns(tmp_path, quiet):
     targets = rng.integers(0, 2, 200)
     inputs = rng.normal(0, 0.1, (200, 6)) + np.where(targets[:, None] == 1, 1, -1) + 50
     inputs[::2, 4:] = np.nan
-    write_npz(tmp_path / "a.npz", inputs=inputs, targets=targets, lengths=np.where(np.arange(200) % 2, 6, 4))
+    write_npz(
+        tmp_path / "a.npz",
+        inputs=inputs,
+        targets=targets,
+        lengths=np.where(np.arange(200) % 2, 6, 4),
+    )
     data = {"path": str(tmp_path / "a.npz"), "batch": 32}
-    result = run({"task": "classification", "data": data, "optimizer": {"learning_rate": 0.05}}, tmp_path / "r", quiet, 12)
+    result = run(
+        {"task": "classification", "data": data, "optimizer": {"learning_rate": 0.05}},
+        tmp_path / "r",
+        quiet,
+        12,
+    )
     assert result.metrics["accuracy"] > 0.9
     assert result.unit == "nats"
     model = load_run(tmp_path / "r")
-    with pytest.raises(ConfigError, match="a model of task 'classification' writes no text; use jrnn predict"):
+    with pytest.raises(
+        ConfigError, match="a model of task 'classification' writes no text; use jrnn predict"
+    ):
         model.sample()
     rows = [line.split(",") for line in model.predict().splitlines()]
     assert rows[0] == ["example", "class", "probability"] and len(rows) == 201
     predicted = np.array([int(row[1]) for row in rows[1:]])
-    assert np.mean(predicted == targets) > 0.9 and all(0.5 <= float(row[2]) <= 1 for row in rows[1:])
-    write_npz(tmp_path / "new.npz", inputs=inputs[:3], lengths=np.array([4, 6, 4]))  # no targets are needed
-    assert [line.split(",")[1] for line in model.predict(tmp_path / "new.npz").splitlines()[1:]] == list(
-        map(str, predicted[:3])
+    assert np.mean(predicted == targets) > 0.9 and all(
+        0.5 <= float(row[2]) <= 1 for row in rows[1:]
     )
+    write_npz(
+        tmp_path / "new.npz", inputs=inputs[:3], lengths=np.array([4, 6, 4])
+    )  # no targets are needed
+    assert [
+        line.split(",")[1] for line in model.predict(tmp_path / "new.npz").splitlines()[1:]
+    ] == list(map(str, predicted[:3]))
     write_npz(tmp_path / "wide.npz", inputs=np.ones((3, 6, 2)))
-    with pytest.raises(DataError, match="wide.npz: has 2 features and no lengths; the model was trained with 1 feature"):
+    with pytest.raises(
+        DataError,
+        match="wide.npz: has 2 features and no lengths; the model was trained with 1 feature",
+    ):
         model.predict(tmp_path / "wide.npz")
 
 
@@ -239,10 +296,18 @@ def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
     rows = 1000 + 100 * np.sin(np.arange(120) / 5)
     rows[100:] += 500
     (tmp_path / "x.csv").write_text("t,value\n" + "".join(f"{k},{x}\n" for k, x in enumerate(rows)))
-    data = {"path": str(tmp_path / "x.csv"), "targets": ["value"], "window": 8, "horizon": 3, "batch": 16}
+    data = {
+        "path": str(tmp_path / "x.csv"),
+        "targets": ["value"],
+        "window": 8,
+        "horizon": 3,
+        "batch": 16,
+    }
     result = run({"task": "forecast", "data": data}, tmp_path / "r", quiet)
     scaling = Scaling.fit(rows[:96, None])
-    np.testing.assert_allclose(result.metrics["rmse_value"], result.validation_loss**0.5 * scaling.deviation[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        result.metrics["rmse_value"], result.validation_loss**0.5 * scaling.deviation[0], rtol=1e-5
+    )
     told = list(csv.reader(io.StringIO(load_run(tmp_path / "r").predict())))
     assert [row[0] for row in told] == ["step", "1", "2", "3"]
     assert all(800 < float(row[1]) < 1800 for row in told[1:])
@@ -252,7 +317,9 @@ def test_a_forecast_is_in_the_units_of_the_file(tmp_path, quiet):
 
 
 def hourly(path, hours, values, name="x.csv"):
-    (path / name).write_text("at,value\n" + "".join(f"{h * 3600},{v}\n" for h, v in zip(hours, values)))
+    (path / name).write_text(
+        "at,value\n" + "".join(f"{h * 3600},{v}\n" for h, v in zip(hours, values))
+    )
     return {"path": str(path / name), "targets": ["value"], "window": 6, "horizon": 2, "batch": 16}
 
 
@@ -266,7 +333,9 @@ def test_a_forecast_from_rows_with_holes_is_that_of_the_rows_that_count(tmp_path
     predicted = [float(line.split(",")[1]) for line in model.predict().splitlines()[1:]]
     some = last[~np.isnan(last)]
     assert len(some) == 5
-    np.testing.assert_allclose(model(jnp.asarray(some)[None, :, None])[0][0, :, 0], predicted, rtol=1e-4)
+    np.testing.assert_allclose(
+        model(jnp.asarray(some)[None, :, None])[0][0, :, 0], predicted, rtol=1e-4
+    )
     masked, _ = model(jnp.asarray(last)[None, :, None], mask=~np.isnan(last)[None])
     np.testing.assert_allclose(masked[0, :, 0], predicted, rtol=1e-4)
     with pytest.raises(ConfigError, match='use model.kind = "nn"'):
@@ -276,20 +345,29 @@ def test_a_forecast_from_rows_with_holes_is_that_of_the_rows_that_count(tmp_path
 def test_a_forecast_reads_the_times_of_its_rows(tmp_path, quiet):
     hours = np.cumsum(np.random.default_rng(0).choice([1, 1, 1, 3], 80))
     data = {**hourly(tmp_path, hours, np.sin(hours / 3)), "time": "at"}
-    with pytest.raises(ConfigError, match='not equally spaced, and model.cell = "gru" reads no times: use "lru"'):
+    with pytest.raises(
+        ConfigError, match='not equally spaced, and model.cell = "gru" reads no times: use "lru"'
+    ):
         run({"task": "forecast", "data": data, "model": SMALL}, tmp_path / "r", quiet)
     assert not (tmp_path / "r").exists()
-    run({"task": "forecast", "data": data, "model": {**SMALL, "cell": "lru"}}, tmp_path / "r", quiet)
+    run(
+        {"task": "forecast", "data": data, "model": {**SMALL, "cell": "lru"}}, tmp_path / "r", quiet
+    )
     model = load_run(tmp_path / "r")
     hourly(tmp_path, range(6), range(6), "even.csv")
     hourly(tmp_path, [0, 1, 2, 3, 4, 9], range(6), "late.csv")
     even, late = (
-        [float(line.split(",")[1]) for line in model.predict(tmp_path / f"{name}.csv").splitlines()[1:]]
+        [
+            float(line.split(",")[1])
+            for line in model.predict(tmp_path / f"{name}.csv").splitlines()[1:]
+        ]
         for name in ("even", "late")
     )
     x = jnp.arange(6.0)[None, :, None]
     np.testing.assert_allclose(model(x)[0][0, :, 0], even, rtol=1e-4)
-    np.testing.assert_allclose(model(x, dt=jnp.ones((1, 6)).at[0, 5].set(5.0))[0][0, :, 0], late, rtol=1e-4)
+    np.testing.assert_allclose(
+        model(x, dt=jnp.ones((1, 6)).at[0, 5].set(5.0))[0][0, :, 0], late, rtol=1e-4
+    )
     assert even != late
     with pytest.raises(LayerError, match=r"dt is \[6\] but must be \[1, 6\]"):
         model(x, dt=jnp.ones(6))
@@ -299,11 +377,20 @@ def test_a_forecast_reads_the_times_of_its_rows(tmp_path, quiet):
     ("tables", "message"),
     [
         ({"task": "forecast"}, r"needs data\.path, the path of a CSV file"),
-        ({"task": "forecast", "data": {"path": "x.csv"}}, r"data\.targets must name at least one column"),
-        ({"task": "forecast", "data": {"targets": [1]}}, r"data\.targets\[0\] must be a string, is 1"),
+        (
+            {"task": "forecast", "data": {"path": "x.csv"}},
+            r"data\.targets must name at least one column",
+        ),
+        (
+            {"task": "forecast", "data": {"targets": [1]}},
+            r"data\.targets\[0\] must be a string, is 1",
+        ),
         ({"task": "forecast", "data": {"targets": "a"}}, r"data\.targets must be a list, is 'a'"),
         ({"task": "adding", "data": {"length": 1}}, r"data\.length must be at least 2"),
-        ({"task": "classification", "data": {"source": "file"}}, r"needs data\.path, the path of a \.npz file"),
+        (
+            {"task": "classification", "data": {"source": "file"}},
+            r"needs data\.path, the path of a \.npz file",
+        ),
         ({"task": "adding", "sample": {}}, "unknown key 'sample'"),
         ({"task": "adding", "model": {"embedding": 3}}, r"unknown key 'model\.embedding'"),
     ],

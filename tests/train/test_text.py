@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from jrnn.errors import ConfigError, DataError
 from jrnn.train import Config, load_run, train
-from jrnn.train.text import Streams, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary, cut, text_of
+from jrnn.train.text import (
+    Streams,
+    TextConfig,
+    TextData,
+    Vocabulary,
+    WordsConfig,
+    WordVocabulary,
+    cut,
+    text_of,
+)
 from jrnn.train.toml_codec import decode
 
 
@@ -28,12 +37,19 @@ def test_an_unknown_character_is_named(text):
         Vocabulary.of("abc").encode(text)
 
 
-@given(length=st.integers(2, 200), batch=st.integers(1, 5), chunk=st.integers(1, 20), seed=st.integers(0, 9))
+@given(
+    length=st.integers(2, 200),
+    batch=st.integers(1, 5),
+    chunk=st.integers(1, 20),
+    seed=st.integers(0, 9),
+)
 @settings(max_examples=60)
 def test_chunks_follow_each_other(length, batch, chunk, seed):
     tokens = np.arange(length, dtype=np.int32)
     if length // batch < chunk + 1:
-        with pytest.raises(DataError, match=f"{length} characters in {batch} streams make {length // batch} each"):
+        with pytest.raises(
+            DataError, match=f"{length} characters in {batch} streams make {length // batch} each"
+        ):
             Streams.of(tokens, batch, chunk, seed)
         return
     streams = Streams.of(tokens, batch, chunk, seed)
@@ -41,7 +57,9 @@ def test_chunks_follow_each_other(length, batch, chunk, seed):
     for step in range(3 * streams.per_pass):
         tokens_in, targets, fresh, _ = streams.at(step)
         assert tokens_in.shape == targets.shape == (chunk, batch)
-        np.testing.assert_array_equal(targets, tokens_in + 1)  # the next character of the same stream
+        np.testing.assert_array_equal(
+            targets, tokens_in + 1
+        )  # the next character of the same stream
         assert fresh == (step % streams.per_pass == 0)
         if not fresh:
             np.testing.assert_array_equal(tokens_in[0], end)
@@ -91,8 +109,14 @@ def test_validation_is_the_end_of_the_text(tmp_path):
         (None, r"t\.txt: no such file; data\.path must name"),
         (b"caf\xe9 au lait", r"t\.txt: is not UTF-8: byte 3 is 0xe9; convert it"),
         (b"", r"t\.txt: the text is empty"),
-        (b"a" * 50, r"t\.txt, training part: the text is too short: 45 characters in 32 streams make 1 each"),
-        (b"a" * 3000, r"t\.txt, validation part \(data\.validation = 0\.1\): .* data\.chunk = 64 needs at least 65"),
+        (
+            b"a" * 50,
+            r"t\.txt, training part: the text is too short: 45 characters in 32 streams make 1 each",
+        ),
+        (
+            b"a" * 3000,
+            r"t\.txt, validation part \(data\.validation = 0\.1\): .* data\.chunk = 64 needs at least 65",
+        ),
     ],
 )
 def test_text_that_cannot_be_used(tmp_path, raw, message):
@@ -128,7 +152,9 @@ def test_text_of_words_reads_like_text():
 
 def test_words_of_the_validation_part_alone_are_unknown(tmp_path):
     (tmp_path / "t.txt").write_text("a b " * 50 + "a c " * 50)
-    data = TextData.load(WordsConfig(path=str(tmp_path / "t.txt"), batch=2, chunk=3, validation=0.5), 0)
+    data = TextData.load(
+        WordsConfig(path=str(tmp_path / "t.txt"), batch=2, chunk=3, validation=0.5), 0
+    )
     assert data.vocabulary.words == ("<unk>", "a", "b")
     assert set(data.validation.streams.ravel().tolist()) == {0, 1}
 

@@ -49,14 +49,18 @@ def test_a_permutation_is_computed_piece_by_piece(size):
     order = permuted(np.arange(size), size, 5)
     assert sorted(order.tolist()) == list(range(size))
     np.testing.assert_array_equal(order[size // 2 :], permuted(np.arange(size // 2, size), size, 5))
-    assert size < 10 or ((order != np.arange(size)).any() and (order != permuted(np.arange(size), size, 6)).any())
+    assert size < 10 or (
+        (order != np.arange(size)).any() and (order != permuted(np.arange(size), size, 6)).any()
+    )
 
 
 def test_a_pass_reads_every_row_once(corpus):
     rows = Rows(corpus, 0, len(corpus), 2, T, seed=1)
     everything, begins = corpus.tokens(0, len(corpus)), corpus.begins(0, len(corpus))
     count = rows.per_pass * 2
-    passes = [[rows.at(number * rows.per_pass + k) for k in range(rows.per_pass)] for number in range(2)]
+    passes = [
+        [rows.at(number * rows.per_pass + k) for k in range(rows.per_pass)] for number in range(2)
+    ]
     # The first pass starts with the first token; the next ones at other places.
     wanted = sorted(everything[k * T : (k + 1) * T].tolist() for k in range(count))
     assert sorted(column for batch in passes[0] for column in batch.tokens.T.tolist()) == wanted
@@ -80,7 +84,9 @@ def test_validation_rows_are_not_trained_on(corpus):
 @pytest.mark.exhaustive("gru")
 @pytest.mark.parametrize("cell", ["gru", "min_gru"])
 def test_the_state_starts_anew_with_a_document(cell):
-    signature = Signature(True, 5, 5, every_step=True, loss="cross_entropy", carried=True, resets=True)
+    signature = Signature(
+        True, 5, 5, every_step=True, loss="cross_entropy", carried=True, resets=True
+    )
     model = nn_model(TokenNnConfig(cell=cell, embedding=3, hidden=4), signature)
     params, start = model.init(jax.random.key(0)), model.initial_carry(1)
     tokens = np.array([[1], [2], [3], [4]], np.int32)
@@ -125,18 +131,29 @@ def pretrained(tmp_path_factory):
 
 
 def fine_tuning(corpus, folder, **optimizer):
-    return tables(corpus, model={"pretrained": str(folder)}, optimizer={"learning_rate": 0.02, **optimizer})
+    return tables(
+        corpus, model={"pretrained": str(folder)}, optimizer={"learning_rate": 0.02, **optimizer}
+    )
 
 
 @pytest.mark.exhaustive
-def test_a_pretrained_model_is_trained_further_and_written_back(corpus, pretrained, tmp_path, quiet, capsys):
+def test_a_pretrained_model_is_trained_further_and_written_back(
+    corpus, pretrained, tmp_path, quiet, capsys
+):
     folder = shutil.copytree(pretrained, tmp_path / "model")
-    only = {"only": ["rwkv.blocks.1.*"], "schedule": "constant", "name": "adamw", "options": {"weight_decay": 0.1}}
+    only = {
+        "only": ["rwkv.blocks.1.*"],
+        "schedule": "constant",
+        "name": "adamw",
+        "options": {"weight_decay": 0.1},
+    }
     config = fine_tuning(corpus, folder, **only)
     train(config, tmp_path / "run", console=quiet)
     # The same run, stopped in the middle and continued.
     half = fine_tuning(corpus, folder, **only)
-    half = decode(Config, {**_tables_of(half), "train": {**vars(half.train), "steps": 4}}, "half.toml")
+    half = decode(
+        Config, {**_tables_of(half), "train": {**vars(half.train), "steps": 4}}, "half.toml"
+    )
     train(half, tmp_path / "again", console=quiet)
     train(config, tmp_path / "again", resume=True, console=quiet)
     one, two = (load_run(tmp_path / name).params for name in ("run", "again"))
@@ -166,9 +183,16 @@ def _tables_of(config):
 
 
 def test_low_rank_parts_are_trained_and_merged(corpus, pretrained, tmp_path, quiet):
-    lora = {"pretrained": str(pretrained), "lora_rank": 2, "lora_alpha": 4.0, "lora_targets": ["*.key.weight"]}
+    lora = {
+        "pretrained": str(pretrained),
+        "lora_rank": 2,
+        "lora_alpha": 4.0,
+        "lora_targets": ["*.key.weight"],
+    }
     config = tables(corpus, model=lora, optimizer={"learning_rate": 0.1})
-    config = decode(Config, {**_tables_of(config), "train": {**vars(config.train), "steps": 2}}, "lora.toml")
+    config = decode(
+        Config, {**_tables_of(config), "train": {**vars(config.train), "steps": 2}}, "lora.toml"
+    )
     assert config.optimizer.only == ["*.lora_a", "*.lora_b"]
     train(config, tmp_path / "run", console=quiet)
     run, before = load_run(tmp_path / "run"), models.load(pretrained).params
@@ -181,15 +205,24 @@ def test_low_rank_parts_are_trained_and_merged(corpus, pretrained, tmp_path, qui
             continue
         a, b = (run.params[f"{name}.{part}"] for part in ("lora_a", "lora_b"))
         assert a.shape == (2, value.shape[1]) and np.asarray(b).any()
-        np.testing.assert_allclose(change, 2 * b @ a, atol=0.02 * float(abs(value).max()))  # rounded to bfloat16
-    with pytest.raises(ConfigError, match="model.lora_targets: no matrix has a name like 'x'; such as rwkv"):
+        np.testing.assert_allclose(
+            change, 2 * b @ a, atol=0.02 * float(abs(value).max())
+        )  # rounded to bfloat16
+    with pytest.raises(
+        ConfigError, match="model.lora_targets: no matrix has a name like 'x'; such as rwkv"
+    ):
         (wrong := tables(corpus, model=lora | {"lora_targets": ["x"]})).kind.load(wrong)
 
 
 def test_a_run_keeps_the_companion_files_of_its_model(corpus, tmp_path, quiet):
     folder, run, out = tmp_path / "model", tmp_path / "run", tmp_path / "out"
-    models.create(CONFIG | {"hidden_size": 4, "num_hidden_layers": 1}, jax.random.key(0)).save(folder)
-    texts = {"generation_config.json": '{"eos_token_id": [1, 2]}', "chat_template.jinja": "{{ messages }} \u00e9"}
+    models.create(CONFIG | {"hidden_size": 4, "num_hidden_layers": 1}, jax.random.key(0)).save(
+        folder
+    )
+    texts = {
+        "generation_config.json": '{"eos_token_id": [1, 2]}',
+        "chat_template.jinja": "{{ messages }} \u00e9",
+    }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     config = fine_tuning(corpus, folder)
@@ -204,13 +237,18 @@ def test_a_run_keeps_the_companion_files_of_its_model(corpus, tmp_path, quiet):
     train(config, run, console=quiet)  # a corpus of another tokenizer, whose template this is not
     assert saved() == {"generation_config.json": texts["generation_config.json"]}
     shutil.copy(corpus.folder / "tokenizer.json", folder)
-    train(config, run, resume=True, console=quiet)  # it learns nothing from them, so they may change
+    train(
+        config, run, resume=True, console=quiet
+    )  # it learns nothing from them, so they may change
     shutil.rmtree(folder)
     assert saved() == texts
     kept = json.loads((run / "data.json").read_text())
     shutil.rmtree(out)
     names = {"config.json", "model.safetensors", "tokenizer.json"}
-    assert saved(kept | {COMPANIONS: {"../outside": "not ours"}}) == {} and {p.name for p in out.iterdir()} == names
+    assert (
+        saved(kept | {COMPANIONS: {"../outside": "not ours"}}) == {}
+        and {p.name for p in out.iterdir()} == names
+    )
     assert not (tmp_path / "outside").exists()
     kept.pop(COMPANIONS)  # as older versions wrote it
     assert saved(kept) == {}
@@ -230,7 +268,11 @@ def test_the_loss_of_a_pretrained_model_is_that_of_its_documents(corpus, pretrai
             if first < last:
                 logits, _ = model(batch.tokens[first:last, column][None])
                 chances = jax.nn.log_softmax(logits[0])
-                total -= float(jnp.take_along_axis(chances, batch.targets[first:last, column][:, None], -1).sum())
+                total -= float(
+                    jnp.take_along_axis(
+                        chances, batch.targets[first:last, column][:, None], -1
+                    ).sum()
+                )
     np.testing.assert_allclose(loss, total / (2 * T), rtol=1e-5)
 
 

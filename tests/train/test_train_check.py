@@ -31,7 +31,9 @@ def test_a_model_is_checked_as_a_net_or_as_a_function(kind, exact, tmp_path, x64
     s = subject_of_config(load_config(tmp_path / "c.toml"))
     assert s.exact is exact and "embedding" in s.wrt and s.rows == 1
     report = check(s, Effort(1e-10 if exact else 1e-6, max_elements=2))
-    assert report.agrees and report.loss == pytest.approx(3, abs=0.5)  # nats of one of 20 characters
+    assert report.agrees and report.loss == pytest.approx(
+        3, abs=0.5
+    )  # nats of one of 20 characters
 
 
 class Batch(NamedTuple):
@@ -55,11 +57,19 @@ MODEL = NetModel(NET, Net("init", (), (), ("w",)), {}, {"x": "inputs"})
 
 
 def state(**params):
-    return State({name: np.asarray(value, np.float32) for name, value in params.items()}, (), {}, np.int32(3), {})
+    return State(
+        {name: np.asarray(value, np.float32) for name, value in params.items()},
+        (),
+        {},
+        np.int32(3),
+        {},
+    )
 
 
 def diagnose(inputs, w, model=MODEL):
-    return first_not_finite(model, state(w=w), Batch(np.asarray(inputs, np.float32)), jax.random.key(0))
+    return first_not_finite(
+        model, state(w=w), Batch(np.asarray(inputs, np.float32)), jax.random.key(0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,10 @@ def test_an_operator_of_the_backward_net_is_named():
         Op.of("AveragedLoss", ["root"], ["loss"]),
     )
     said = diagnose([1, 0, 1], [1, 1, 1], replace(MODEL, net=replace(NET, ops=ops)))
-    assert re.match(r"blob 'scaled_grad', which op #\d \w+ -> 'scaled_grad' in net 'tiny' writes, holds (inf|nan)", said)
+    assert re.match(
+        r"blob 'scaled_grad', which op #\d \w+ -> 'scaled_grad' in net 'tiny' writes, holds (inf|nan)",
+        said,
+    )
 
 
 class Sequences(NamedTuple):
@@ -98,7 +111,9 @@ class Sequences(NamedTuple):
 
 def test_within_a_recurrent_network_the_step_is_named():
     """An LSTM whose recurrent weights are so great that their products overflow as soon as the state is not 0."""
-    model = cells_model(CellsConfig(hidden=64), Signature(False, 3, 2, False, "cross_entropy", False))
+    model = cells_model(
+        CellsConfig(hidden=64), Signature(False, 3, 2, False, "cross_entropy", False)
+    )
     params = jax.device_get(model.init(jax.random.key(0)))
     recurrent = next(name for name in params if name.endswith("gates_t_w"))
     params[recurrent] = np.full_like(params[recurrent], 3e38)
@@ -113,7 +128,9 @@ class Function:
     """A model that is no net."""
 
     def gradients(self, params, carry, batch, key):
-        loss, gradients = jax.value_and_grad(lambda p: jnp.sum(jnp.sqrt(p["w"] * batch.inputs) + p["v"]))(params)
+        loss, gradients = jax.value_and_grad(
+            lambda p: jnp.sum(jnp.sqrt(p["w"] * batch.inputs) + p["v"])
+        )(params)
         return Outcome(loss, carry, gradients)
 
 

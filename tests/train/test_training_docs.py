@@ -11,7 +11,14 @@ import pytest
 import jrnn.train
 from jrnn.cli.parser import make_parser
 from jrnn.train import load_config
-from jrnn.train.config import CONFIGS, GradientConfig, OptimizerConfig, TrainConfig, config_names, describe_config
+from jrnn.train.config import (
+    CONFIGS,
+    GradientConfig,
+    OptimizerConfig,
+    TrainConfig,
+    config_names,
+    describe_config,
+)
 from jrnn.train.models import TOKEN_MODELS
 from jrnn.train.tasks import KINDS
 from jrnn.train.toml_codec import decode
@@ -42,8 +49,14 @@ def documented(title):
         what, of, names = heading.partition(" of ")
         names = names.removeprefix("kind ").split(" and ") if of else [""]
         wanted, _, name = title.partition(" of ")
-        if what == wanted and name.removeprefix("kind ") in names and ("kind" in title) == ("kind" in heading):
-            (path,) = re.findall(r"^```{keys} ([\w.]+)$", text, flags=re.M)  # docs/conf.py makes a table of it
+        if (
+            what == wanted
+            and name.removeprefix("kind ") in names
+            and ("kind" in title) == ("kind" in heading)
+        ):
+            (path,) = re.findall(
+                r"^```{keys} ([\w.]+)$", text, flags=re.M
+            )  # docs/conf.py makes a table of it
             return operator.attrgetter(path)(jrnn.train)
     return None
 
@@ -60,7 +73,9 @@ def test_every_task_is_listed():
 
 def test_the_example_is_a_configuration():
     example = re.search(r"```toml\n(.*?)```", DOC, re.S)[1]
-    config = decode(type(load_config(config_names()[0])), tomllib.loads(example), "docs/training.md")
+    config = decode(
+        type(load_config(config_names()[0])), tomllib.loads(example), "docs/training.md"
+    )
     assert config.model.bidirectional
 
 
@@ -71,11 +86,15 @@ def test_a_config_loads_and_opens_with_its_command(name):
     head = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").partition("\n")[0]
     assert re.match(rf"# .*jrnn train {name}\b", head)
     assert len(describe_config(name)) > 20
-    assert "```{configs}\n```" in (ROOT / "docs" / "train_from_config.md").read_text(encoding="utf-8")
+    assert "```{configs}\n```" in (ROOT / "docs" / "train_from_config.md").read_text(
+        encoding="utf-8"
+    )
 
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+LINES = [
+    line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()
+]
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -95,4 +114,10 @@ def test_a_command(line):
 def test_the_page_names_what_there_is():
     assert len(LINES) == 11
     keys = set(re.findall(r"`((?:train|data|optimizer)\.\w+)`", PAGE))
-    assert keys == {"train.devices", "data.batch", "optimizer.accumulate", "train.on_nan", "train.steps_per_call"}
+    assert keys == {
+        "train.devices",
+        "data.batch",
+        "optimizer.accumulate",
+        "train.on_nan",
+        "train.steps_per_call",
+    }

@@ -15,8 +15,10 @@ TAKES = ("cells", "modes", "sizes", "peers")
 
 def jobs(options: SuiteOptions) -> Iterator[Job]:
     known = peers.available()
-    cells, modes = options.chosen("cells", CELLS), options.chosen("modes", MODES)
-    chosen, sizes = options.chosen("peers", known), options.chosen_sizes(list(SETS))
+    cells = options.chosen("cells", CELLS)
+    modes = options.chosen("modes", MODES)
+    chosen = options.chosen("peers", known)
+    sizes = options.chosen_sizes(list(SETS))
     for cell, mode, size in product(cells, modes, sizes):
         built = {name: known[name](cell, size, mode) for name in chosen}
         yield Job(cell, mode, str(size), built, flops(cell, size, mode))

@@ -28,7 +28,8 @@ OF_A_NET = "inputs multiplied first"  # the spelling that a net has
 
 
 def jobs(options: SuiteOptions) -> Iterator[Job]:
-    cells, modes = options.chosen("cells", CELLS), options.chosen("modes", MODES)
+    cells = options.chosen("cells", CELLS)
+    modes = options.chosen("modes", MODES)
     for cell, mode, size in product(cells, modes, options.chosen_sizes(SIZES)):
         given = problem(cell, size)
 
@@ -43,4 +44,6 @@ def jobs(options: SuiteOptions) -> Iterator[Job]:
             as_a_net = name == AS_A_NET
             peers = {"jrnn": run, "lax.scan": theirs[OF_A_NET if as_a_net else name]}
             peers["plain"] = ours[OF_A_NET if as_a_net else "plain"]
-            yield Job(f"{cell}, {name}", mode, str(size), {peer: timed(of) for peer, of in peers.items()})
+            yield Job(
+                f"{cell}, {name}", mode, str(size), {peer: timed(of) for peer, of in peers.items()}
+            )

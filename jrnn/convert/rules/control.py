@@ -55,8 +55,10 @@ def cond_rule(e: Emitter, node: FlatEquation, index, *values):
 @rule("while")
 def _(e: Emitter, node: FlatEquation, *values):
     p = node.params
-    test, body = flatten(p["cond_jaxpr"]), flatten(p["body_jaxpr"])
-    first, after = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+    test = flatten(p["cond_jaxpr"])
+    body = flatten(p["body_jaxpr"])
+    first = p["cond_nconsts"]
+    after = p["cond_nconsts"] + p["body_nconsts"]
     carried = body.inputs[p["body_nconsts"] :]
     changing = [new is not v for v, new in zip(carried, body.outputs)]
     state: list[Value] = [
@@ -68,7 +70,11 @@ def _(e: Emitter, node: FlatEquation, *values):
         with e.b.condition():
             e.copy(e.blob(e.graph(test, [*values[:first], *state])[0]))
         results = e.graph(body, [*values[first:after], *state])
-        changed = [(e.blob(value), s.name) for value, s, changes in zip(results, state, changing) if changes]
+        changed = [
+            (e.blob(value), s.name)
+            for value, s, changes in zip(results, state, changing)
+            if changes
+        ]
         # all new values are known before the first old one is overwritten
         changed = [(e.copy(m) if m.name in names else m, name) for m, name in changed]
         for m, name in changed:
@@ -98,7 +104,9 @@ def _fold(e: Emitter, value: Value, batch: int) -> Blob:
     return e.reshaped(e.cast(e.blob(value), FLOAT), (1, batch, math.prod(value.shape) // batch))
 
 
-def _unfold(e: Emitter, name: str, state: _HeldValue, batch: int, lead: tuple[int, ...] = ()) -> Value:
+def _unfold(
+    e: Emitter, name: str, state: _HeldValue, batch: int, lead: tuple[int, ...] = ()
+) -> Value:
     """The blob `name` of folded floats [1 or T, N, D] as values of a state, [*lead, ...]."""
     blob = Blob.of(name, (*(lead or (1,)), batch, state.width(batch)), FLOAT)
     if state.dtype == INT32:
@@ -137,7 +145,8 @@ def _roles(node: FlatEquation, read: Sequence[bool]) -> _Roles:
     body = flatten(node.params["jaxpr"])
     first, count = scan_counts(node.params)
     carried = body.inputs[first : first + count]
-    new, outs = body.outputs[:count], body.outputs[count:]
+    new = body.outputs[:count]
+    outs = body.outputs[count:]
     constants = {k for k, v in enumerate(carried) if new[k] is v}
     counters = {k: n for k, v in enumerate(carried) if (n := _growth(body, v, new[k])) is not None}
     kept, nodes = _needed(body, carried, read, {*constants, *counters})
@@ -157,7 +166,9 @@ def _roles(node: FlatEquation, read: Sequence[bool]) -> _Roles:
             )
     sequences = body.inputs[first + count :]
     body = replace(body, nodes=nodes)
-    return _Roles(body, body.inputs[:first], carried, sequences, constants, counters, held, states, place)
+    return _Roles(
+        body, body.inputs[:first], carried, sequences, constants, counters, held, states, place
+    )
 
 
 @dataclass(frozen=True)
@@ -178,10 +189,13 @@ class _StepNet:
 
 def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int) -> _StepNet:
     """Emits the step: `values` are those of the scan, `xs` its sequences, and `floats` those of them that are floats."""
-    body, states, first = roles.body, roles.states, len(roles.consts)
+    body = roles.body
+    states = roles.states
+    first = len(roles.consts)
     used = body.used()
     builder = NetBuilder(prefix, parent=e.b)
-    input_t, timestep = builder.input(e.claim("input_t")), builder.input(e.claim("timestep"))
+    input_t = builder.input(e.claim("input_t"))
+    timestep = builder.input(e.claim("timestep"))
     previous = [builder.input(e.claim("previous")) for _ in states]
     with e.inside(builder):
         clock = Blob.of(timestep, (1,), INT32)
@@ -191,7 +205,10 @@ def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int
             if roles.carried[k] in used:
                 env[roles.carried[k]] = _counted(e, clock, values[first + k], amount)
         env.update(_sequences(e, clock, xs, floats, input_t, batch))
-        env.update((roles.carried[k], _unfold(e, name, s, batch)) for k, s, name in zip(roles.held, states, previous))
+        env.update(
+            (roles.carried[k], _unfold(e, name, s, batch))
+            for k, s, name in zip(roles.held, states, previous)
+        )
         given = [env.get(v, np.zeros(v.shape, v.dtype) if v.dtype else None) for v in body.inputs]
         new: list[str] = []
         for value in e.graph(replace(body, outputs=tuple(s.new for s in states)), given):
@@ -204,11 +221,14 @@ def _step(e: Emitter, roles: _Roles, values, xs, floats, prefix: str, batch: int
 @rule("scan")
 def scan_rule(e: Emitter, node: FlatEquation, *values):
     p = node.params
-    steps, read = p["length"], list(e.read)
+    steps = p["length"]
+    read = list(e.read)
     if steps == 0:
         raise ConversionError("a scan of zero steps: remove it")
     roles = _roles(node, read)
-    first, count, states = len(roles.consts), len(roles.carried), roles.states
+    first = len(roles.consts)
+    count = len(roles.carried)
+    states = roles.states
 
     used = roles.body.used()
     xs = {v: x for v, x in zip(roles.sequences, values[first + count :]) if v in used}
@@ -223,7 +243,9 @@ def scan_rule(e: Emitter, node: FlatEquation, *values):
     initial += [np.zeros(s.shape, s.dtype) for s in states[len(initial) :]]
     starts = [_start(e, value, s, batch, taken) for value, s in zip(initial, states)]
     sequence = _sequence(e, list(floats.values()), steps, batch, taken)
-    wanted = [2 * i for i in roles.place.values()] + [2 * i + 1 for i, k in enumerate(roles.held) if read[k]]
+    wanted = [2 * i for i in roles.place.values()] + [
+        2 * i + 1 for i, k in enumerate(roles.held) if read[k]
+    ]
     with_grads = {i for i in wanted if states[i // 2].dtype == FLOAT}
     net = step.net
 
@@ -306,12 +328,23 @@ def _sequences(e: Emitter, clock: Blob, xs, floats, input_t: str, batch: int) ->
     widths = [math.prod(x.shape[1:]) // batch for x in floats.values()]
     parts: list[Value] = [Blob.of(input_t, (1, batch, sum(widths)), FLOAT)]
     if len(widths) > 1:
-        parts = e.ops("Split", [input_t], [((1, batch, width), FLOAT) for width in widths], axis=2, split=widths)
+        parts = e.ops(
+            "Split",
+            [input_t],
+            [((1, batch, width), FLOAT) for width in widths],
+            axis=2,
+            split=widths,
+        )
     env: dict[Var, Value] = {v: e.reshaped(part, v.shape) for v, part in zip(floats, parts)}
     for v, x in xs.items():
         if v in env:
             continue
-        if is_static(x) and x.dtype.kind == "i" and x.ndim == 1 and len(set(np.diff(x).tolist())) == 1:
+        if (
+            is_static(x)
+            and x.dtype.kind == "i"
+            and x.ndim == 1
+            and len(set(np.diff(x).tolist())) == 1
+        ):
             env[v] = _counted(e, clock, x[0], int(x[1] - x[0]))
         else:
             env[v] = e.reshaped(pick(e, x, 0, clock), x.shape[1:])

@@ -30,8 +30,14 @@ def binary(e: Emitter, type: str, a: Value, b: Value, dtype: Any = None) -> Valu
     """A broadcasting operator; static where both operands are, if its type is in _FOLDED."""
     if type in _FOLDED and is_static(a, b):
         return np.asarray(_FOLDED[type](a, b))
-    a, b = e.loose(a), e.loose(b)
-    out = e.op(type, [a.name, b.name], np.broadcast_shapes(a.held, b.held), a.dtype if dtype is None else dtype)
+    a = e.loose(a)
+    b = e.loose(b)
+    out = e.op(
+        type,
+        [a.name, b.name],
+        np.broadcast_shapes(a.held, b.held),
+        a.dtype if dtype is None else dtype,
+    )
     return replace(out, shape=np.broadcast_shapes(a.shape, b.shape))
 
 
@@ -41,7 +47,9 @@ def unary(e: Emitter, type: str, x: Blob, **args: Any) -> Blob:
 
 def need_float(x: Value, what: str) -> None:
     if x.dtype != FLOAT:
-        raise ConversionError(f"{what} of {x.dtype}: Caffe2 only has it for float32; convert to float32 first")
+        raise ConversionError(
+            f"{what} of {x.dtype}: Caffe2 only has it for float32; convert to float32 first"
+        )
 
 
 _UNARY = {
@@ -71,7 +79,9 @@ def _(e: Emitter, node: FlatEquation, x):
 def _(e: Emitter, node: FlatEquation, x):
     y = node.params["y"]
     if x.dtype != FLOAT:
-        return e.call(lambda x: math.prod([x] * y, start=jnp.ones_like(x)), x)  # JAX has y >= 0 for integers
+        return e.call(
+            lambda x: math.prod([x] * y, start=jnp.ones_like(x)), x
+        )  # JAX has y >= 0 for integers
     if y in (2, 3, -1):
         return unary(e, {2: "Sqr", 3: "Cube", -1: "Reciprocal"}[y], x)
     even = unary(e, "Pow", unary(e, "Sqr", x), exponent=float(abs(y) // 2))
@@ -92,7 +102,8 @@ def _(e: Emitter, node: FlatEquation, x, y):
 
 def _round_to_even(x: Any) -> Any:
     below = jnp.floor(x)
-    rest, odd = x - below, below - 2 * jnp.floor(below * 0.5)
+    rest = x - below
+    odd = below - 2 * jnp.floor(below * 0.5)
     return below + jnp.where(rest == 0.5, odd, (rest > 0.5).astype(x.dtype))
 
 
@@ -102,7 +113,10 @@ def _round_from_zero(x: Any) -> Any:
     return jnp.sign(x) * (below + (size - below >= 0.5).astype(x.dtype))
 
 
-_ROUNDED = {lax.RoundingMethod.TO_NEAREST_EVEN: _round_to_even, lax.RoundingMethod.AWAY_FROM_ZERO: _round_from_zero}
+_ROUNDED = {
+    lax.RoundingMethod.TO_NEAREST_EVEN: _round_to_even,
+    lax.RoundingMethod.AWAY_FROM_ZERO: _round_from_zero,
+}
 rule("round")(lambda e, node, x: e.call(_ROUNDED[node.params["rounding_method"]], x))
 
 
@@ -119,13 +133,18 @@ def _remainder(a: Any, b: Any) -> Any:
 def _atan2(y: Any, x: Any) -> Any:
     """Divides by the larger of the two, so that values and gradients are right where the other is zero."""
     flat = jnp.abs(x) >= jnp.abs(y)
-    near_x = jnp.arctan(y / jnp.where(flat & (x != 0), x, 1.0)) + jnp.where(x < 0, jnp.where(y < 0, -np.pi, np.pi), 0.0)
+    near_x = jnp.arctan(y / jnp.where(flat & (x != 0), x, 1.0)) + jnp.where(
+        x < 0, jnp.where(y < 0, -np.pi, np.pi), 0.0
+    )
     near_y = jnp.where(y < 0, -np.pi / 2, np.pi / 2) - jnp.arctan(x / jnp.where(flat, 1.0, y))
     return jnp.where(flat, near_x, near_y)
 
 
 def _asinh(x: Any) -> Any:
-    grown = [jnp.log(v + jnp.sqrt(v * v + 1.0)) for v in (jnp.where(x < 0, 0.0, x), jnp.where(x < 0, -x, 0.0))]
+    grown = [
+        jnp.log(v + jnp.sqrt(v * v + 1.0))
+        for v in (jnp.where(x < 0, 0.0, x), jnp.where(x < 0, -x, 0.0))
+    ]
     return jnp.where(x < 0, -grown[1], grown[0])
 
 
@@ -178,7 +197,8 @@ _BINARY = {"add": "Add", "add_any": "Add", "sub": "Sub", "mul": "Mul", "div": "D
 
 @rule(*_BINARY)
 def _(e: Emitter, node: FlatEquation, a, b):
-    neutral, shape = 0 if _BINARY[node.name] in ("Add", "Sub") else 1, node.outputs[0].shape
+    neutral = 0 if _BINARY[node.name] in ("Add", "Sub") else 1
+    shape = node.outputs[0].shape
     if is_static(b) and a.shape == shape and (b == neutral).all():
         return a
     if is_static(a) and node.name in ("add", "mul") and b.shape == shape and (a == neutral).all():
@@ -263,10 +283,14 @@ def _(e: Emitter, node: FlatEquation, x):
 def _(e: Emitter, node: FlatEquation, which, *cases):
     shape = np.broadcast_shapes(which.shape, cases[0].shape)
     if len(cases) == 2:
-        return where(e, which if which.dtype == BOOL else e.cast(which, BOOL), cases[1], cases[0], shape)
+        return where(
+            e, which if which.dtype == BOOL else e.cast(which, BOOL), cases[1], cases[0], shape
+        )
     chosen = cases[-1]
     for k in reversed(range(len(cases) - 1)):
-        chosen = where(e, binary(e, "LE", which, np.asarray(k, which.dtype), BOOL), cases[k], chosen, shape)
+        chosen = where(
+            e, binary(e, "LE", which, np.asarray(k, which.dtype), BOOL), cases[k], chosen, shape
+        )
     return chosen
 
 
@@ -284,6 +308,10 @@ def _(e: Emitter, node: FlatEquation, x):
 
 
 rule("convert_element_type")(lambda e, node, x: e.cast(x, node.outputs[0].dtype))
-rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")(lambda e, node, *xs: xs)
-rule("is_finite")(lambda e, node, x: binary(e, "LT", unary(e, "Abs", x), np.asarray(np.inf, FLOAT), BOOL))
+rule("copy", "name", "optimization_barrier", "device_put", "sharding_constraint")(
+    lambda e, node, *xs: xs
+)
+rule("is_finite")(
+    lambda e, node, x: binary(e, "LT", unary(e, "Abs", x), np.asarray(np.inf, FLOAT), BOOL)
+)
 rule("stop_gradient")(lambda e, node, x: unary(e, "StopGradient", x))

@@ -19,7 +19,9 @@ from jrnn.jaxprs.flat import FlatEquation
 
 
 def _clip(e: Emitter, x: Value, low: int, high: int) -> Value:
-    return extreme(e, "Min", extreme(e, "Max", x, np.asarray(low, x.dtype)), np.asarray(high, x.dtype))
+    return extreme(
+        e, "Min", extreme(e, "Max", x, np.asarray(low, x.dtype)), np.asarray(high, x.dtype)
+    )
 
 
 @rule("dynamic_slice")
@@ -47,7 +49,9 @@ def _(e: Emitter, node: FlatEquation, x, update, *starts):
         start = _clip(e, start, 0, most - size)
         offset = binary(e, "Sub", np.arange(most, dtype=start.dtype), start)
         zero, last = (np.asarray(k, start.dtype) for k in (0, size - 1))
-        here = binary(e, "And", binary(e, "GE", offset, zero, BOOL), binary(e, "LE", offset, last, BOOL))
+        here = binary(
+            e, "And", binary(e, "GE", offset, zero, BOOL), binary(e, "LE", offset, last, BOOL)
+        )
         update = pick(e, update, axis, _clip(e, offset, 0, size - 1))
         here = e.reshaped(here, [most if k == axis else 1 for k in range(len(shape))])
         inside = here if inside is None else binary(e, "And", inside, here)
@@ -71,7 +75,9 @@ class _Places:
         return math.prod(self.flat.shape)
 
     def vector(self, e: Emitter) -> Value:
-        return e.reshaped(self.flat.astype(np.int32) if is_static(self.flat) else self.flat, (self.amount,))
+        return e.reshaped(
+            self.flat.astype(np.int32) if is_static(self.flat) else self.flat, (self.amount,)
+        )
 
 
 def _places(
@@ -93,7 +99,9 @@ def _places(
     starts: dict[int, Value] = {axis: np.zeros(outer, indices.dtype) for axis in first}
     for axis, at in batch.items():
         held = [n if k == at else 1 for k, n in enumerate(outer)]
-        starts[axis] = np.broadcast_to(np.arange(shape[axis], dtype=indices.dtype).reshape(held), outer)
+        starts[axis] = np.broadcast_to(
+            np.arange(shape[axis], dtype=indices.dtype).reshape(held), outer
+        )
     for k, axis in enumerate(axes):
         starts[axis] = e.reshaped(cut(e, indices, len(outer), k, k + 1), outer)
         if node.params["mode"] == lax.GatherScatterMode.CLIP:
@@ -106,9 +114,16 @@ def _places(
             held = [1] * len(outer) + [sizes[k] if k == axis else 1 for k in windows]
             part = binary(e, "Add", part, np.arange(sizes[axis], dtype=part.dtype).reshape(held))
         if flat is not None:
-            part = binary(e, "Add", binary(e, "Mul", flat, np.asarray(shape[axis], flat.dtype)), part)
+            part = binary(
+                e, "Add", binary(e, "Mul", flat, np.asarray(shape[axis], flat.dtype)), part
+            )
         flat = part
-    return _Places(tuple(sorted(starts)), windows, outer, spread_to(flat, (*outer, *(sizes[k] for k in windows))))
+    return _Places(
+        tuple(sorted(starts)),
+        windows,
+        outer,
+        spread_to(flat, (*outer, *(sizes[k] for k in windows))),
+    )
 
 
 def _reordered(e: Emitter, x: Value, have: Sequence[Any], wanted: Sequence[Any]) -> Value:
@@ -121,7 +136,8 @@ def _reordered(e: Emitter, x: Value, have: Sequence[Any], wanted: Sequence[Any])
 @rule("gather")
 def gather_rule(e: Emitter, node: FlatEquation, x, indices):
     """One Gather along the indexed axes, which are merged into one if there are several."""
-    d, sizes = node.params["dimension_numbers"], node.params["slice_sizes"]
+    d = node.params["dimension_numbers"]
+    sizes = node.params["slice_sizes"]
     batch = dict(zip(d.operand_batching_dims, d.start_indices_batching_dims))
     for axis in set(range(len(x.shape))).difference(d.start_index_map, batch):  # their index is 0
         x = cut(e, x, axis, 0, sizes[axis])
@@ -130,17 +146,27 @@ def gather_rule(e: Emitter, node: FlatEquation, x, indices):
     rest = [k for k in range(len(x.shape)) if k not in places.axes]
     if len(places.axes) == 1:
         (axis,) = places.axes
-        front, moved = [k for k in rest if k < axis], x
+        front = [k for k in rest if k < axis]
+        moved = x
     else:
-        front, axis = [], 0
+        front = []
+        axis = 0
         moved = transpose(e, x, [*places.axes, *rest])
-        moved = e.reshaped(moved, (math.prod(x.shape[k] for k in places.axes), *(x.shape[k] for k in rest)))
+        moved = e.reshaped(
+            moved, (math.prod(x.shape[k] for k in places.axes), *(x.shape[k] for k in rest))
+        )
     picked = pick(e, moved, axis, places.vector(e))
     back = [k for k in rest if k not in front]
     outer = [f"outer {k}" for k in range(len(places.outer))]
     have = [*front, *outer, *places.windows, *back]
-    picked = e.reshaped(picked, (*(x.shape[k] for k in front), *places.flat.shape, *(x.shape[k] for k in back)))
-    shown = iter(k for k in range(len(x.shape)) if k not in (*d.collapsed_slice_dims, *d.operand_batching_dims))
+    picked = e.reshaped(
+        picked, (*(x.shape[k] for k in front), *places.flat.shape, *(x.shape[k] for k in back))
+    )
+    shown = iter(
+        k
+        for k in range(len(x.shape))
+        if k not in (*d.collapsed_slice_dims, *d.operand_batching_dims)
+    )
     others = iter(outer)
     shape = node.outputs[0].shape
     wanted = [next(shown) if k in d.offset_dims else next(others) for k in range(len(shape))]
@@ -152,7 +178,11 @@ def scatter_rule(e: Emitter, node: FlatEquation, x, indices, updates):
     d = node.params["dimension_numbers"]
     if not x.shape:
         raise ConversionError("a write at indices of a scalar; compute the new value instead")
-    shown = [k for k in range(len(x.shape)) if k not in (*d.inserted_window_dims, *d.operand_batching_dims)]
+    shown = [
+        k
+        for k in range(len(x.shape))
+        if k not in (*d.inserted_window_dims, *d.operand_batching_dims)
+    ]
     taken = {k: updates.shape[at] for k, at in zip(shown, d.update_window_dims)}
     sizes = [taken.get(k, 1) for k in range(len(x.shape))]
     batch = dict(zip(d.operand_batching_dims, d.scatter_indices_batching_dims))
@@ -164,8 +194,12 @@ def scatter_rule(e: Emitter, node: FlatEquation, x, indices, updates):
     rest = [k for k in range(len(x.shape)) if k not in places.axes]
 
     outer = [f"outer {k}" for k in range(len(places.outer))]
-    inside, others = iter(shown), iter(outer)
-    have = [next(inside) if k in d.update_window_dims else next(others) for k in range(len(updates.shape))]
+    inside = iter(shown)
+    others = iter(outer)
+    have = [
+        next(inside) if k in d.update_window_dims else next(others)
+        for k in range(len(updates.shape))
+    ]
     row = tuple(x.shape[k] for k in rest)
     rows = _reordered(e, updates, have, [*outer, *places.windows, *rest])
     rows = e.blob(e.reshaped(rows, (places.amount, *row)))
@@ -175,7 +209,11 @@ def scatter_rule(e: Emitter, node: FlatEquation, x, indices, updates):
     how = node.name.removeprefix("scatter").strip("-")
     if not how and is_static(places.flat) and _is_range(places.flat, data.shape[0]):
         first = int(places.flat.min())
-        parts = (cut(e, data, 0, 0, first), rows, cut(e, data, 0, first + places.amount, data.shape[0]))
+        parts = (
+            cut(e, data, 0, 0, first),
+            rows,
+            cut(e, data, 0, first + places.amount, data.shape[0]),
+        )
         written = join(e, [part for part in parts if part.shape[0]], 0)
     else:
         unique = node.params["unique_indices"] or places.amount == 1
@@ -191,7 +229,12 @@ def _is_range(places: np.ndarray, size: int) -> bool:
 def _written(e: Emitter, how: str, data: Blob, at: Blob, rows: Blob, unique: bool) -> Blob:
     """The data with rows [K, ...] assigned, added, ... at the places `at` [K]."""
     if how in ("add", "sub"):
-        return binary(e, how.capitalize(), data, e.op("SparseToDense", [at, rows, data], data.shape, data.dtype))
+        return binary(
+            e,
+            how.capitalize(),
+            data,
+            e.op("SparseToDense", [at, rows, data], data.shape, data.dtype),
+        )
     if how:
         if not unique:
             raise ConversionError(
@@ -199,7 +242,11 @@ def _written(e: Emitter, how: str, data: Blob, at: Blob, rows: Blob, unique: boo
                 "unique_indices=True if they are not equal"
             )
         before = pick(e, data, 0, at)
-        rows = binary(e, "Mul", before, rows) if how == "mul" else extreme(e, how.capitalize(), before, rows)
+        rows = (
+            binary(e, "Mul", before, rows)
+            if how == "mul"
+            else extreme(e, how.capitalize(), before, rows)
+        )
     if data.dtype == BOOL:  # ScatterAssign has no booleans
         return e.cast(_written(e, "", e.cast(data, INT32), at, e.cast(rows, INT32), unique), BOOL)
     copy = e.copy(data)

@@ -15,7 +15,9 @@ from jrnn.convert.rules.shapes import transpose
 from jrnn.errors import ConversionError
 from jrnn.jaxprs.flat import FlatEquation
 
-_HALF = 2**16  # the high and low half of an int32 are below this, so that float32 holds them exactly
+_HALF = (
+    2**16
+)  # the high and low half of an int32 are below this, so that float32 holds them exactly
 _TYPES = {"reduce_sum": "ReduceSum", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
 
 
@@ -57,7 +59,9 @@ def _(e: Emitter, node: FlatEquation, x):
     (axis,) = node.params["axes"]
     x = e.cast(x, INT32) if x.dtype == BOOL else x
     type = "ArgMax" if node.name == "argmax" else "ArgMin"
-    return e.cast(e.op(type, [x], node.outputs[0].shape, INT64, axis=axis, keepdims=0), node.outputs[0].dtype)
+    return e.cast(
+        e.op(type, [x], node.outputs[0].shape, INT64, axis=axis, keepdims=0), node.outputs[0].dtype
+    )
 
 
 # Running results -------------------------------------------------------------------------------------------------------
@@ -65,11 +69,17 @@ def _(e: Emitter, node: FlatEquation, x):
 
 def _running(combine: Callable, axis: int, reverse: bool, x: Any) -> Any:
     """Combines each element with all before it: with the previous one, then with the two, the four before that."""
-    size, step = x.shape[axis], 1
+    size = x.shape[axis]
+    step = 1
     cut = partial(lax.slice_in_dim, axis=axis)
     while step < size:
-        low, high = cut(x, 0, size - step), cut(x, step, size)
-        parts = [combine(low, high), cut(x, size - step, size)] if reverse else [cut(x, 0, step), combine(high, low)]
+        low = cut(x, 0, size - step)
+        high = cut(x, step, size)
+        parts = (
+            [combine(low, high), cut(x, size - step, size)]
+            if reverse
+            else [cut(x, 0, step), combine(high, low)]
+        )
         x = jnp.concatenate(parts, axis)
         step *= 2
     return x
@@ -83,10 +93,12 @@ _RUNNING = {
 
 @rule(*_RUNNING)
 def _(e: Emitter, node: FlatEquation, x):
-    axis, reverse = node.params["axis"], node.params["reverse"]
+    axis = node.params["axis"]
+    reverse = node.params["reverse"]
     if node.name != "cumsum" or x.dtype != FLOAT:
         return e.call(partial(_running, _RUNNING[node.name], axis, reverse), x)
-    size, order = x.shape[axis], _last(x, axis)
+    size = x.shape[axis]
+    order = _last(x, axis)
     below = np.tril(np.ones((size, size), np.float32))
     inputs = [transpose(e, x, order), below.T if reverse else below, np.zeros(size, np.float32)]
     shape = tuple(x.shape[k] for k in order)
@@ -108,7 +120,9 @@ def _keys(e: Emitter, x: Blob) -> list[Blob]:
     if x.dtype == BOOL:
         return [e.cast(x, FLOAT)]
     if x.dtype != INT32:
-        raise ConversionError(f"sorting {x.dtype}: Caffe2 sorts floats; convert to int32 or float32 first")
+        raise ConversionError(
+            f"sorting {x.dtype}: Caffe2 sorts floats; convert to int32 or float32 first"
+        )
     return [e.cast(v, FLOAT) for v in reversed(halves(e, x))]
 
 
@@ -132,13 +146,21 @@ def _ranked(e: Emitter, keys: Sequence[Blob], k: int, ascending: bool) -> Blob:
             key = e.reshaped(_at(e, key, places), key.shape)
         key = unary(e, "Negative", key) if ascending else key
         shape = (*key.shape[:-1], count)
-        largest = e.ops("TopK", [key], [(shape, FLOAT), (shape, INT64), ((math.prod(shape),), INT64)], k=count)[2]
+        largest = e.ops(
+            "TopK", [key], [(shape, FLOAT), (shape, INT64), ((math.prod(shape),), INT64)], k=count
+        )[2]
         places = largest if places is None else _at(e, places, largest)
     return places
 
 
 def _at(e: Emitter, x: Blob, places: Blob) -> Blob:
-    return e.op("Gather", [e.reshaped(x, (math.prod(x.shape),)), places], places.shape, x.dtype, dense_gradient=1)
+    return e.op(
+        "Gather",
+        [e.reshaped(x, (math.prod(x.shape),)), places],
+        places.shape,
+        x.dtype,
+        dense_gradient=1,
+    )
 
 
 @rule("sort")
@@ -153,7 +175,8 @@ def _(e: Emitter, node: FlatEquation, *xs):
 
 @rule("top_k")
 def _(e: Emitter, node: FlatEquation, x: Value):
-    rank, k = len(x.shape), node.params["k"]
+    rank = len(x.shape)
+    k = node.params["k"]
     order = _last(x, node.params.get("axis", rank - 1) % rank)
     rows = e.blob(transpose(e, x, order))
     shape = (*rows.shape[:-1], k)

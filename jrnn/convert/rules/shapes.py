@@ -25,7 +25,8 @@ def _(e: Emitter, node: FlatEquation, x):
 def _(e: Emitter, node: FlatEquation, x, *sizes):
     if sizes:
         raise ConversionError("a broadcast to a size that is only known when the function runs")
-    shape, at = node.params["shape"], node.params["broadcast_dimensions"]
+    shape = node.params["shape"]
+    at = node.params["broadcast_dimensions"]
     full = x.held if len(x.held) == len(x.shape) else (1,) * (len(x.shape) - len(x.held)) + x.held
     held = [1] * len(shape)
     for axis, size in zip(at, full):
@@ -67,7 +68,9 @@ def cut(e: Emitter, x: Value, axis: int, start: int, end: int) -> Value:
 def _(e: Emitter, node: FlatEquation, x):
     p = node.params
     strides = p["strides"] or (1,) * len(x.shape)
-    for axis, (start, end, stride) in enumerate(zip(p["start_indices"], p["limit_indices"], strides)):
+    for axis, (start, end, stride) in enumerate(
+        zip(p["start_indices"], p["limit_indices"], strides)
+    ):
         if stride == 1:
             x = cut(e, x, axis, start, end)
         else:
@@ -77,9 +80,12 @@ def _(e: Emitter, node: FlatEquation, x):
 
 @rule("split")
 def _(e: Emitter, node: FlatEquation, x):
-    axis, sizes = node.params["axis"], node.params["sizes"]
+    axis = node.params["axis"]
+    sizes = node.params["sizes"]
     if x.dtype == FLOAT:
-        return e.ops("Split", [x], [(v.shape, v.dtype) for v in node.outputs], axis=axis, split=sizes)
+        return e.ops(
+            "Split", [x], [(v.shape, v.dtype) for v in node.outputs], axis=axis, split=sizes
+        )
     ends = np.cumsum(sizes).tolist()
     return tuple(cut(e, x, axis, end - size, end) for size, end in zip(sizes, ends))
 
@@ -106,7 +112,8 @@ def _(e: Emitter, node: FlatEquation, x):
 
 @rule("stack")
 def _(e: Emitter, node: FlatEquation, *xs):
-    axis, shape = node.params["axis"], node.outputs[0].shape
+    axis = node.params["axis"]
+    shape = node.outputs[0].shape
     return join(e, [e.reshaped(x, (*shape[:axis], 1, *shape[axis + 1 :])) for x in xs], axis)
 
 
@@ -122,7 +129,9 @@ def join(e: Emitter, xs: Sequence[Value], axis: int) -> Value:
 def padded(e: Emitter, x: Value, value: Value, config: Any) -> Value:
     """x padded with `value`: (before, after, between elements) for each axis; negative numbers crop."""
     for axis, (low, high, inside) in enumerate(config):
-        before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+        before = x.shape[:axis]
+        size = x.shape[axis]
+        after = x.shape[axis + 1 :]
         if inside and size > 1:
             column = e.reshaped(x, (*before, size, 1, *after))
             wide = join(e, [column, spread_to(value, (*before, size, inside, *after))], axis + 1)

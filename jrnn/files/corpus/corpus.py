@@ -29,7 +29,8 @@ from jrnn.files.reading import read_tokenizer
 
 FORMAT = "jrnn corpus 1"
 AGAIN = "run the same `jrnn tokens` again"
-INDEX, TOKENIZER = "corpus.json", "tokenizer.json"
+INDEX = "corpus.json"
+TOKENIZER = "tokenizer.json"
 BEGINS = np.dtype("<i8")
 
 
@@ -91,11 +92,25 @@ class Corpus:
         data = read_file(path, DataError)
         index = record(_Index, parse_json(data, str(path), DataError), str(path), DataError)
         names = [shard.name for shard in index.shards]
-        if not names or len(set(names)) < len(names) or not all(re.fullmatch("[0-9]{5,18}", name) for name in names):
-            raise DataError(f"{path}: shards must have different names of digits, and there must be one")
+        if (
+            not names
+            or len(set(names)) < len(names)
+            or not all(re.fullmatch("[0-9]{5,18}", name) for name in names)
+        ):
+            raise DataError(
+                f"{path}: shards must have different names of digits, and there must be one"
+            )
         if index.end is not None and index.end >= index.vocabulary:
-            raise DataError(f"{path}: end must be less than the vocabulary of {index.vocabulary}, is {index.end}")
-        corpus = cls(folder, index.vocabulary, index.end, tuple(index.shards), hashlib.sha256(data).hexdigest())
+            raise DataError(
+                f"{path}: end must be less than the vocabulary of {index.vocabulary}, is {index.end}"
+            )
+        corpus = cls(
+            folder,
+            index.vocabulary,
+            index.end,
+            tuple(index.shards),
+            hashlib.sha256(data).hexdigest(),
+        )
         for shard in corpus.shards:
             for kind in ("tokens", "begins"):
                 corpus._opened(shard, kind).close()
@@ -109,7 +124,8 @@ class Corpus:
                 one after another within their shard.
         """
         for shard in self.shards:
-            digest, last = hashlib.sha256(), -1
+            digest = hashlib.sha256()
+            last = -1
             for kind, dtype in (("tokens", self._type), ("begins", BEGINS)):
                 with self._opened(shard, kind) as file:
                     for block in blocks(file, file.name, DataError):
@@ -121,7 +137,9 @@ class Corpus:
                             self._check_begins(numbers, last, shard.tokens, file.name)
                             last = int(numbers[-1])
             if digest.hexdigest() != shard.sha256:
-                raise DataError(f"{self.folder}: shard {shard.name} is not what was written; {AGAIN}")
+                raise DataError(
+                    f"{self.folder}: shard {shard.name} is not what was written; {AGAIN}"
+                )
 
     @property
     def _type(self) -> np.dtype:
@@ -129,7 +147,11 @@ class Corpus:
 
     def _opened(self, shard: Shard, kind: str) -> BinaryIO:
         file = open_file(self.folder / f"{shard.name}.{kind}", DataError, None)
-        size = shard.tokens * self._type.itemsize if kind == "tokens" else shard.documents * BEGINS.itemsize
+        size = (
+            shard.tokens * self._type.itemsize
+            if kind == "tokens"
+            else shard.documents * BEGINS.itemsize
+        )
         if (actual := os.fstat(file.fileno()).st_size) != size:
             file.close()
             raise DataError(f"{file.name}: has {actual} bytes; {INDEX} says {size}; {AGAIN}")
@@ -137,11 +159,17 @@ class Corpus:
 
     def _check_tokens(self, tokens: np.ndarray, where: str) -> None:
         if len(tokens) and (most := tokens.max()) >= self.vocabulary:
-            raise DataError(f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}; {AGAIN}")
+            raise DataError(
+                f"{where}: is damaged: it has the token {most}, and the vocabulary {self.vocabulary}; {AGAIN}"
+            )
 
     def _check_begins(self, begins: np.ndarray, after: int, before: int, where: str) -> None:
-        if len(begins) and (begins[0] <= after or begins[-1] >= before or (begins[1:] <= begins[:-1]).any()):
-            raise DataError(f"{where}: is damaged: documents do not begin one after another within the shard; {AGAIN}")
+        if len(begins) and (
+            begins[0] <= after or begins[-1] >= before or (begins[1:] <= begins[:-1]).any()
+        ):
+            raise DataError(
+                f"{where}: is damaged: documents do not begin one after another within the shard; {AGAIN}"
+            )
 
     def __len__(self) -> int:
         """The number of tokens."""
@@ -171,11 +199,14 @@ class Corpus:
         parts = [np.zeros(0, bool)]
         for shard, first, last in self._within(start, stop):
             with self._opened(shard, "begins") as file:
-                count, begin = shard.documents, partial(_begin, file, shard)
+                count = shard.documents
+                begin = partial(_begin, file, shard)
                 for k in (0, count - 1) if count else ():
                     begin(k)  # the others lie between them, if they are in order
                 low = bisect_left(range(count), first, key=begin)
-                high = bisect_left(range(count), last, low, min(low + last - first, count), key=begin)
+                high = bisect_left(
+                    range(count), last, low, min(low + last - first, count), key=begin
+                )
                 begins = _numbers(file, BEGINS, low, high)
                 self._check_begins(begins, first - 1, last, file.name)
             opens = np.zeros(last - first, bool)
@@ -186,10 +217,14 @@ class Corpus:
     def _within(self, start: int, stop: int) -> list[tuple[Shard, int, int]]:
         """Returns the shards that a range touches, each with the range in it."""
         if not 0 <= start <= stop:
-            raise DataError(f"{self.folder}: tokens are read from 0 on and forward, not from {start} to {stop}")
-        parts, before = [], 0
+            raise DataError(
+                f"{self.folder}: tokens are read from 0 on and forward, not from {start} to {stop}"
+            )
+        parts = []
+        before = 0
         for shard in self.shards:
-            first, last = max(start - before, 0), min(stop - before, shard.tokens)
+            first = max(start - before, 0)
+            last = min(stop - before, shard.tokens)
             if first < last:
                 parts.append((shard, first, last))
             before += shard.tokens

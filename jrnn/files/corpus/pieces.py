@@ -70,7 +70,9 @@ class Documents:
             text = data.decode("utf-8-sig" if not piece.start else "utf-8")
         except UnicodeDecodeError as e:
             at = piece.start + e.start
-            raise DataError(f"{piece.path}: is not UTF-8: byte {at} is 0x{data[e.start]:02x}") from None
+            raise DataError(
+                f"{piece.path}: is not UTF-8: byte {at} is 0x{data[e.start]:02x}"
+            ) from None
         if self.separator is None:
             yield text, piece.start == 0, piece.stop == piece.size
             return
@@ -106,7 +108,14 @@ def pieces_of(path: str, documents: Documents) -> Iterator[Piece]:
             stat = os.fstat(f.fileno())
             start = 0
             while start < stat.st_size:
-                stop = _end(f, path, start + PIECE, stat.st_size, documents.mark(path), documents.separator is None)
+                stop = _end(
+                    f,
+                    path,
+                    start + PIECE,
+                    stat.st_size,
+                    documents.mark(path),
+                    documents.separator is None,
+                )
                 yield Piece(path, start, stop, stat.st_size, stat.st_mtime_ns)
                 start = stop
     except OSError as e:
@@ -129,5 +138,9 @@ def _end(f: Any, path: str, at: int, size: int, mark: bytes, anywhere: bool) -> 
         return size
     if anywhere and not _is_json(path):
         f.seek(at)
-        return at + next(k for k, byte in enumerate(f.read(4)) if byte & 0xC0 != 0x80)  # where a character begins
-    raise DataError(f"{path}: the document at byte {at} does not end within {LONGEST >> 20} MiB; a document must be shorter")
+        return at + next(
+            k for k, byte in enumerate(f.read(4)) if byte & 0xC0 != 0x80
+        )  # where a character begins
+    raise DataError(
+        f"{path}: the document at byte {at} does not end within {LONGEST >> 20} MiB; a document must be shorter"
+    )

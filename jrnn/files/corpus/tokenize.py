@@ -38,7 +38,9 @@ ENDS = (
 )  # tokens that end a document, in the order in which they are looked for
 PART = 1 << 17  # characters that are encoded as one; a longer document is cut at ends of lines
 BATCH = 1 << 20  # characters that are encoded in one call, on all cores
-LARGEST_VOCABULARY = 10_000_000  # the trainer allocates room for all, and aborts the process if there is none
+LARGEST_VOCABULARY = (
+    10_000_000  # the trainer allocates room for all, and aborts the process if there is none
+)
 SAMPLE = 100_000_000  # bytes of text that a new tokenizer learns from
 
 
@@ -85,7 +87,8 @@ def tokenize(
     Raises:
         DataError: if a text cannot be read or is empty, the tokenizer cannot be used, or the folder holds another corpus.
     """
-    documents, out = Documents(separator, field), Path(out)
+    documents = Documents(separator, field)
+    out = Path(out)
     if not texts:
         raise DataError("tokens need at least one text")
     try:
@@ -112,12 +115,25 @@ def tokenize(
     shards: list[Shard] = []
     done = 0
     for k, piece in enumerate(pieces):
-        name, made_from = f"{k:05}", {**piece.record(), **rules}
+        name = f"{k:05}"
+        made_from = {**piece.record(), **rules}
         already = _already_written(out, name, made_from, dtype_of(size))
-        shards.append(already or _write_shard(out, name, made_from, piece, documents, known, dtype_of(size), end_token))
+        shards.append(
+            already
+            or _write_shard(
+                out, name, made_from, piece, documents, known, dtype_of(size), end_token
+            )
+        )
         done += piece.stop - piece.start
-        say(f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {sum(s.tokens for s in shards):,} tokens")
-    index = {"format": FORMAT, "vocabulary": size, "end": end_token, "shards": [asdict(shard) for shard in shards]}
+        say(
+            f"{done / total:.0%}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {sum(s.tokens for s in shards):,} tokens"
+        )
+    index = {
+        "format": FORMAT,
+        "vocabulary": size,
+        "end": end_token,
+        "shards": [asdict(shard) for shard in shards],
+    }
     write_whole(out / INDEX, (json.dumps(index, indent=1) + "\n").encode(), DataError)
     return Corpus.open(out)
 
@@ -127,7 +143,12 @@ def _sha256(data: bytes) -> str:
 
 
 def _tokenizer(
-    out: Path, given: Any, vocabulary: int, pieces: list[Piece], documents: Documents, say: Callable[[str], None]
+    out: Path,
+    given: Any,
+    vocabulary: int,
+    pieces: list[Piece],
+    documents: Documents,
+    say: Callable[[str], None],
 ) -> Any:
     """Returns the tokenizer that the folder has or that is given, which is copied to the folder, or a new one."""
     path = out / TOKENIZER
@@ -152,14 +173,19 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         DataError: if the vocabulary is smaller than 257: all bytes, and the end of a text.
     """
     if not 257 <= vocabulary <= LARGEST_VOCABULARY:
-        raise DataError(f"a vocabulary of bytes has at least 257 tokens and at most {LARGEST_VOCABULARY:,}, is {vocabulary}")
+        raise DataError(
+            f"a vocabulary of bytes has at least 257 tokens and at most {LARGEST_VOCABULARY:,}, is {vocabulary}"
+        )
     package = tokenizers_package()
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = package.decoders.ByteLevel()
     alphabet = package.pre_tokenizers.ByteLevel.alphabet()
     trainer = package.trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[ENDS[0]], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=[ENDS[0]],
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
@@ -181,14 +207,17 @@ def _end_token(known: Any, end: str | None) -> int | None:
     return next((int(t) for t in map(known.token_to_id, ENDS) if t is not None), None)
 
 
-def _already_written(out: Path, name: str, made_from: dict[str, Any], dtype: np.dtype) -> Shard | None:
+def _already_written(
+    out: Path, name: str, made_from: dict[str, Any], dtype: np.dtype
+) -> Shard | None:
     """Returns a shard that an earlier call has written from the same piece; None if there is none, or it is damaged."""
     path = out / f"{name}.json"
     try:
         written = record(_Written, read_json(path, DataError), str(path), DataError)
     except DataError:
         return None
-    before, shard = written.record, written.shard
+    before = written.record
+    shard = written.shard
     for key, value in made_from.items():
         if before.get(key) != value:
             raise DataError(
@@ -196,7 +225,9 @@ def _already_written(out: Path, name: str, made_from: dict[str, Any], dtype: np.
                 "give another --out"
             )
     try:
-        data = b"".join(read_file(out / f"{name}.{kind}", DataError, None) for kind in ("tokens", "begins"))
+        data = b"".join(
+            read_file(out / f"{name}.{kind}", DataError, None) for kind in ("tokens", "begins")
+        )
     except DataError:
         return None
     size = shard.tokens * dtype.itemsize + shard.documents * BEGINS.itemsize
@@ -213,7 +244,9 @@ def _write_shard(
     dtype: np.dtype,
     end: int | None,
 ) -> Shard:
-    tokens, begins, count = [], [], 0
+    tokens = []
+    begins = []
+    count = 0
     for numbers, opens, closes in _encoded(known, documents.of(piece)):
         if opens:
             begins.append(count)
@@ -221,21 +254,28 @@ def _write_shard(
             numbers = [*numbers, end]
         tokens.append(np.asarray(numbers, dtype))
         count += len(numbers)
-    data, starts = np.concatenate([np.zeros(0, dtype), *tokens]).tobytes(), np.asarray(begins, BEGINS)
+    data = np.concatenate([np.zeros(0, dtype), *tokens]).tobytes()
+    starts = np.asarray(begins, BEGINS)
     starts = starts[starts < count]  # an empty document at the end, where no token ends documents
     write_whole(out / f"{name}.tokens", data, DataError)
     write_whole(out / f"{name}.begins", starts.tobytes(), DataError)
     shard = Shard(name, count, len(starts), _sha256(data + starts.tobytes()))
-    write_whole(out / f"{name}.json", json.dumps(asdict(_Written(made_from, shard))).encode(), DataError)
+    write_whole(
+        out / f"{name}.json", json.dumps(asdict(_Written(made_from, shard))).encode(), DataError
+    )
     return shard
 
 
-def _encoded(known: Any, texts: Iterable[tuple[str, bool, bool]]) -> Iterator[tuple[list[int], bool, bool]]:
+def _encoded(
+    known: Any, texts: Iterable[tuple[str, bool, bool]]
+) -> Iterator[tuple[list[int], bool, bool]]:
     """Yields the tokens of each part, with whether it begins a document and whether it ends one."""
     batch: list[tuple[str, bool, bool]] = []
 
     def encode() -> Iterator[tuple[list[int], bool, bool]]:
-        encodings = known.encode_batch_fast([text for text, _, _ in batch], add_special_tokens=False)
+        encodings = known.encode_batch_fast(
+            [text for text, _, _ in batch], add_special_tokens=False
+        )
         for encoding, (_, opens, closes) in zip(encodings, batch):
             yield encoding.ids, opens, closes
 
@@ -249,7 +289,8 @@ def _encoded(known: Any, texts: Iterable[tuple[str, bool, bool]]) -> Iterator[tu
             room -= len(part)
             if room <= 0:
                 yield from encode()
-                batch, room = [], BATCH
+                batch = []
+                room = BATCH
     yield from encode()
 
 

@@ -71,8 +71,13 @@ def is_known(eqn: jaxprs.Eqn) -> bool:
 
 def draws_differently_under_vmap(eqn: jaxprs.Eqn) -> bool:
     """Returns True if `vmap` changes the random numbers: for all keys except JAX's default, threefry's."""
-    extended = [a.aval.dtype for a in eqn.invars if not isinstance(a.aval.dtype, jnp.dtype)]  # others have no keys
-    return any(jnp.issubdtype(dtype, jax.dtypes.prng_key) and dtype.name != "key<fry>" for dtype in extended)
+    extended = [
+        a.aval.dtype for a in eqn.invars if not isinstance(a.aval.dtype, jnp.dtype)
+    ]  # others have no keys
+    return any(
+        jnp.issubdtype(dtype, jax.dtypes.prng_key) and dtype.name != "key<fry>"
+        for dtype in extended
+    )
 
 
 def is_heavy(eqn: jaxprs.Eqn) -> bool:
@@ -112,7 +117,12 @@ def is_copy(eqn: jaxprs.Eqn) -> bool:
 def is_sum(eqn: jaxprs.Eqn) -> bool:
     """Returns True for sums, differences and copies: linear in all operands, with derivatives of 1 and -1."""
     row = row_of(eqn)
-    return row.kind == "elementwise" and row.linear == "jointly" and not row.stops and not row.positions
+    return (
+        row.kind == "elementwise"
+        and row.linear == "jointly"
+        and not row.stops
+        and not row.positions
+    )
 
 
 def is_discontinuous(eqn: jaxprs.Eqn) -> bool:
@@ -139,7 +149,9 @@ def is_renaming(eqn: jaxprs.Eqn) -> bool:
     """Returns True if the result is the array of the operand, in another shape or with another meaning."""
     row = row_of(eqn)
     if row.reshapes:
-        return jaxprs.elements(eqn.invars[0].aval.shape) == jaxprs.elements(eqn.outvars[0].aval.shape)
+        return jaxprs.elements(eqn.invars[0].aval.shape) == jaxprs.elements(
+            eqn.outvars[0].aval.shape
+        )
     return row.copies and row.kind == "elementwise"
 
 

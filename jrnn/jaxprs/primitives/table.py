@@ -83,7 +83,11 @@ TABLE: dict[str, Row] = {}
 
 def enter(names: str, kind: Kind, **columns: Any) -> None:
     """Enters the rows of primitives of a kind, by default with what the kind says of moving, repeating and time."""
-    defaults: dict[str, Any] = {"moves": kind not in _STAY, "cheap": kind in _CHEAP, "heavy": kind in _HEAVY}
+    defaults: dict[str, Any] = {
+        "moves": kind not in _STAY,
+        "cheap": kind in _CHEAP,
+        "heavy": kind in _HEAVY,
+    }
     defaults |= {"picks": kind == "view", "cost": 0.0 if kind in _FREE else None}
     row = Row(kind, **{**defaults, **columns})
     for name in names.split():
@@ -91,9 +95,12 @@ def enter(names: str, kind: Kind, **columns: Any) -> None:
         TABLE[name] = row
 
 
-ANY, REAL, FLOAT = "biufcV", "iufcV", "fcV"
+ANY = "biufcV"
+REAL = "iufcV"
+FLOAT = "fcV"
 _UNIT = (-1.0, 1.0)
-_AFTER_FIRST, _AFTER_SECOND = range(1, 99), range(2, 99)
+_AFTER_FIRST = range(1, 99)
+_AFTER_SECOND = range(2, 99)
 
 # Sums and products.
 enter("add", "elementwise", linear="jointly", neutral=0, commutes=True, numpy=REAL)
@@ -125,7 +132,14 @@ enter("log1p", "elementwise", cost=1.0, activation=True, numpy=FLOAT)
 enter("erf", "elementwise", cost=1.0, activation=True, image=_UNIT, numpy="f scipy.special.erf")
 enter("sin cos", "elementwise", cost=3.5, activation=True, image=_UNIT, numpy=FLOAT)
 enter("sqrt", "elementwise", cost=0.3, activation=True, image=(0.0, np.inf), numpy=FLOAT)
-enter("rsqrt", "elementwise", cost=0.3, activation=True, image=(0.0, np.inf), numpy=(FLOAT, lambda x: 1 / np.sqrt(x)))
+enter(
+    "rsqrt",
+    "elementwise",
+    cost=0.3,
+    activation=True,
+    image=(0.0, np.inf),
+    numpy=(FLOAT, lambda x: 1 / np.sqrt(x)),
+)
 enter("log", "elementwise", cost=1.0, numpy=FLOAT)
 enter("log2", "elementwise", cost=1.0)
 enter("exp2", "elementwise", cost=1.0, image=(0.0, np.inf), numpy="f")
@@ -139,14 +153,22 @@ enter("erfc", "elementwise", image=(0.0, 2.0), numpy="f scipy.special.erfc")
 enter("erf_inv", "elementwise", cost=4.0)
 enter("lgamma", "elementwise", cost=16.0, numpy="f scipy.special.gammaln")
 enter("digamma", "elementwise", cost=16.0, numpy="f scipy.special.digamma")
-enter("bessel_i0e bessel_i1e igamma igamma_grad_a igammac polygamma regularized_incomplete_beta zeta", "special")
+enter(
+    "bessel_i0e bessel_i1e igamma igamma_grad_a igammac polygamma regularized_incomplete_beta zeta",
+    "special",
+)
 
 # What picks, compares and rounds.
 enter("abs", "elementwise", image=(0.0, np.inf), numpy=REAL)
 enter("sign", "elementwise", jumps=True, image=_UNIT, numpy="if")
 enter("max", "elementwise", picks=True, neutral=-np.inf, commutes=True, numpy="iufV maximum")
 enter("min", "elementwise", picks=True, neutral=np.inf, commutes=True, numpy="iufV minimum")
-enter("clamp", "elementwise", picks=True, numpy=("iufV", lambda low, x, high: np.minimum(np.maximum(x, low), high)))
+enter(
+    "clamp",
+    "elementwise",
+    picks=True,
+    numpy=("iufV", lambda low, x, high: np.minimum(np.maximum(x, low), high)),
+)
 enter("select_n", "elementwise", linear="jointly", positions=(0,), picks=True)
 enter("ceil floor", "elementwise", jumps=True, numpy="fV")
 enter("round", "elementwise", jumps=True)
@@ -161,12 +183,17 @@ enter("and", "elementwise", commutes=True, numpy="b logical_and")
 enter("or", "elementwise", commutes=True, numpy="b logical_or")
 enter("xor", "elementwise", commutes=True)
 enter("not", "elementwise", numpy="b logical_not")
-enter("shift_left shift_right_arithmetic shift_right_logical clz population_count nextafter", "elementwise")
+enter(
+    "shift_left shift_right_arithmetic shift_right_logical clz population_count nextafter",
+    "elementwise",
+)
 
 # Copies, types and complex numbers. A conversion is linear if its types are inexact (`is_linear`).
 enter("copy", "elementwise", linear="jointly", copies=True, picks=True, cost=0.0)
 enter("name", "elementwise", linear="jointly", copies=True, picks=True, cost=0.0)
-enter("stop_gradient", "elementwise", linear="jointly", copies=True, picks=True, stops=True, cost=0.0)
+enter(
+    "stop_gradient", "elementwise", linear="jointly", copies=True, picks=True, stops=True, cost=0.0
+)
 enter("convert_element_type reduce_precision", "elementwise", picks=True)
 enter("bitcast_convert_type", "elementwise")
 enter("conj imag real", "elementwise", numpy="c")
@@ -177,7 +204,9 @@ enter("reshape squeeze broadcast_in_dim", "view", linear="jointly", reshapes=Tru
 enter("broadcast_to tile transpose", "view", linear="jointly")
 enter("slice split unstack", "view", linear="jointly", cuts=True)
 enter("concatenate pad rev", "placement", linear="jointly", picks=True)
-enter("stack", "placement", linear="jointly", picks=True, cost=None)  # an operation of its own, as XLA writes it
+enter(
+    "stack", "placement", linear="jointly", picks=True, cost=None
+)  # an operation of its own, as XLA writes it
 enter("iota", "placement")
 
 # Reductions.
@@ -199,7 +228,9 @@ enter("sort top_k approx_top_k", "order")
 
 # Lookups and updates.
 enter("gather", "lookup", linear="jointly", positions=(1,))
-enter("dynamic_slice", "lookup", linear="jointly", positions=_AFTER_FIRST, picks=True, heavy=False)  # a copy
+enter(
+    "dynamic_slice", "lookup", linear="jointly", positions=_AFTER_FIRST, picks=True, heavy=False
+)  # a copy
 enter("dynamic_update_slice", "update", linear="jointly", positions=_AFTER_SECOND, picks=True)
 enter("scatter scatter-add scatter-sub", "update", linear="jointly", positions=(1,))
 enter("scatter-max scatter-min scatter-mul", "update", positions=(1,))

@@ -23,11 +23,19 @@ from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.affine import rounds
-from jrnn.loops.affine.carries import MOST_TOGETHER, GroupFunction, NotAffine, check_diagonal, solve_in_order
+from jrnn.loops.affine.carries import (
+    MOST_TOGETHER,
+    GroupFunction,
+    NotAffine,
+    check_diagonal,
+    solve_in_order,
+)
 from jrnn.loops.ir import Loop, Results
 
 
-def solve_loop(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+def solve_loop(
+    loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+) -> Results:
     """Solves a loop in rounds instead of running its steps."""
 
     def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
@@ -75,14 +83,21 @@ def is_bounded(loop: Loop) -> bool:
             return False
 
     def factors(*values: Any) -> list[Any]:
-        env, rows = dict(zip(loop.inputs, values)), []
+        env = dict(zip(loop.inputs, values))
+        rows = []
         for group in _groups(loop):
             mine = {loop.carry[i]: env[loop.carry[i]] for i in group}
-            part = GroupFunction.of(loop, group, {v: x for v, x in env.items() if v not in mine}, {})
-            rows += _coefficients(functools.partial(part.fn, part.consts, []), list(mine.values()))[0]
+            part = GroupFunction.of(
+                loop, group, {v: x for v, x in env.items() if v not in mine}, {}
+            )
+            rows += _coefficients(functools.partial(part.fn, part.consts, []), list(mine.values()))[
+                0
+            ]
         return [a for row in rows for a in row]
 
-    return all(size <= 1 for size in largest_size(jax.make_jaxpr(factors)(*(v.aval for v in loop.inputs))))
+    return all(
+        size <= 1 for size in largest_size(jax.make_jaxpr(factors)(*(v.aval for v in loop.inputs)))
+    )
 
 
 def why_not_automatic(loop: Loop, least_steps: int) -> str | None:
@@ -102,14 +117,18 @@ def _groups(loop: Loop) -> list[tuple[int, ...]]:
     return jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)[0]
 
 
-def _coefficients(new: Callable[[list[Any]], list[Any]], like: Sequence[Any]) -> tuple[list[list[Any]], list[Any]]:
+def _coefficients(
+    new: Callable[[list[Any]], list[Any]], like: Sequence[Any]
+) -> tuple[list[list[Any]], list[Any]]:
     """Returns `a` and `b` of a step that is affine in some carries with a diagonal Jacobian: K x K arrays, and K arrays.
 
     Args:
         new: from the carries to their new values.
         like: values with the types of the carries.
     """
-    zeros, columns, rest = list(map(jnp.zeros_like, like)), [], []
+    zeros = list(map(jnp.zeros_like, like))
+    columns = []
+    rest = []
     for k, zero in enumerate(zeros):
 
         def of_one(carry: Any, k: int = k) -> list[Any]:

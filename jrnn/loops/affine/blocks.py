@@ -56,7 +56,11 @@ class Blocks:
     @property
     def _lead(self) -> tuple[int, ...]:
         """The axes of vectors before the last: those of the batch, and how many vectors have the same block."""
-        return (*self.batch, math.prod(self.shapes[0][axis] for axis in self.same)) if self.same else self.batch
+        return (
+            (*self.batch, math.prod(self.shapes[0][axis] for axis in self.same))
+            if self.same
+            else self.batch
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -83,12 +87,18 @@ class Blocks:
 
     def part(self, joined: jax.Array, lead: int = 0) -> list[jax.Array]:
         """The inverse of `join`."""
-        leaves, start = [], 0
+        leaves = []
+        start = 0
         for shape, size in zip(self.shapes, self.sizes):
-            piece, order = joined[..., start : start + size], self._order(shape)
+            piece = joined[..., start : start + size]
+            order = self._order(shape)
             start += size
             piece = piece.reshape(*joined.shape[:lead], *(shape[k] for k in order))
-            leaves.append(jnp.transpose(piece, (*range(lead), *(lead + order.index(k) for k in range(len(shape))))))
+            leaves.append(
+                jnp.transpose(
+                    piece, (*range(lead), *(lead + order.index(k) for k in range(len(shape))))
+                )
+            )
         return leaves
 
     def _order(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -109,11 +119,20 @@ class Blocks:
             columns = columns.reshape(-1, *columns.shape[2:])[: self.block]
         return jnp.moveaxis(columns, 0, -1)
 
-    def jacobian(self, push: Callable[[list[Any]], Sequence[Any]], like: Sequence[Any]) -> jax.Array:
+    def jacobian(
+        self, push: Callable[[list[Any]], Sequence[Any]], like: Sequence[Any]
+    ) -> jax.Array:
         """Returns the blocks [A, M, M] of a linear function of the carries."""
         if self.runs > _UNROLLED:
-            return self.matrix(jax.vmap(lambda run: push(self.basis(run, like)))(jnp.arange(self.runs)))
-        return self.matrix([jnp.stack(each) for each in zip(*(push(self.basis(k, like)) for k in range(self.runs)))])
+            return self.matrix(
+                jax.vmap(lambda run: push(self.basis(run, like)))(jnp.arange(self.runs))
+            )
+        return self.matrix(
+            [
+                jnp.stack(each)
+                for each in zip(*(push(self.basis(k, like)) for k in range(self.runs)))
+            ]
+        )
 
     def applied(self, blocks: jax.Array, leaves: Sequence[Any]) -> list[jax.Array]:
         """Returns the products of blocks [A, M, M] with carries."""
@@ -125,7 +144,11 @@ class Blocks:
     def __str__(self) -> str:
         if self.block > len(self.carries):
             return f"a matrix of {self.block} x {self.block}"
-        return "elementwise" if len(self.carries) == 1 else f"elementwise in {len(self.carries)} carries"
+        return (
+            "elementwise"
+            if len(self.carries) == 1
+            else f"elementwise in {len(self.carries)} carries"
+        )
 
 
 def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
@@ -138,7 +161,9 @@ def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
     carry = program.invars[:n_carry]
     outs = reads_of(program, carry, n_carry)
     groups, _ = jaxprs.components(outs)
-    return [block_of(members, [tuple(carry[i].aval.shape) for i in members], outs) for members in groups]
+    return [
+        block_of(members, [tuple(carry[i].aval.shape) for i in members], outs) for members in groups
+    ]
 
 
 def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -> list[Reads]:
@@ -149,7 +174,9 @@ def reads_of(program: Program, roots: Sequence[Var], count: int | None = None) -
     return [{} if jaxprs.is_literal(a) else reads.get(a, {}) for a in program.outvars[:count]]
 
 
-def block_of(members: tuple[int, ...], shapes: Sequence[tuple[int, ...]], outs: Sequence[Reads]) -> Blocks:
+def block_of(
+    members: tuple[int, ...], shapes: Sequence[tuple[int, ...]], outs: Sequence[Reads]
+) -> Blocks:
     """Returns carries as one group.
 
     Args:

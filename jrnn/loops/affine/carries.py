@@ -99,7 +99,8 @@ class CarrySchedule:
     def __init__(self, loop: Loop):
         self.groups, self.reads = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
         self.stages: list[CarryStage] = []
-        self._loop, self._done = loop, set()
+        self._loop = loop
+        self._done = set()
 
     @property
     def ready(self) -> list[Group]:
@@ -113,10 +114,14 @@ class CarrySchedule:
     def known(self) -> set[Var]:
         """The variables that depend on no carry that is pending."""
         loop = self._loop
-        moving = jaxprs.depends(loop.eqns, [v for j, v in enumerate(loop.carry) if j not in self._done])
+        moving = jaxprs.depends(
+            loop.eqns, [v for j, v in enumerate(loop.carry) if j not in self._done]
+        )
         return {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
 
-    def add(self, kind: Kind, carry: Sequence[int], forms: Sequence[Any] = (), why: str = "") -> None:
+    def add(
+        self, kind: Kind, carry: Sequence[int], forms: Sequence[Any] = (), why: str = ""
+    ) -> None:
         """Adds a stage of carries, whose groups are no longer pending."""
         reads = tuple(sorted({*carry}.union(*(self.reads[i] for i in carry))))
         self.stages.append(CarryStage(tuple(carry), kind, tuple(forms), reads, why))
@@ -152,27 +157,40 @@ def check_diagonal(loop: Loop, group: Group) -> None:
 
 
 def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
-    name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+    name = eqn.primitive.name
+    shape = eqn.outvars[0].aval.shape
     sums = primitives.is_sum(eqn) or primitives.is_retyping(eqn)
     if not sums and name not in ("mul", "div", "select_n"):
         raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
     if any(m and a.aval.shape != shape for a, m in zip(eqn.invars, moves)):
         raise NotAffine(f"{name} of the carry changes its shape")
-    fixed = {"mul": not all(moves), "div": not moves[-1], "select_n": not moves[0]}  # the factor, or the condition
+    fixed = {
+        "mul": not all(moves),
+        "div": not moves[-1],
+        "select_n": not moves[0],
+    }  # the factor, or the condition
     if not sums and not fixed[name]:
         raise NotAffine(f"{name} of the carry is not affine with a diagonal Jacobian")
 
 
 def part_of(
-    loop: Loop, carries: Sequence[int], ys: Sequence[Atom], known: Env, stacked: Env, read: Sequence[Var] = ()
+    loop: Loop,
+    carries: Sequence[int],
+    ys: Sequence[Atom],
+    known: Env,
+    stacked: Env,
+    read: Sequence[Var] = (),
 ) -> Loop:
     """Returns the loop of some carries, with these outputs. Its constants are `known`, and its inputs are `stacked`.
 
     Its equations compute what is `read`, too.
     """
-    carry, new = [loop.carry[i] for i in carries], [loop.carry_out[i] for i in carries]
+    carry = [loop.carry[i] for i in carries]
+    new = [loop.carry_out[i] for i in carries]
     eqns, used = jaxprs.needed(loop.eqns, [*ys, *new, *read], {*known, *stacked, *carry})
-    consts, xs = ([v for v in used if v in values and v not in carry] for values in (known, stacked))
+    consts, xs = (
+        [v for v in used if v in values and v not in carry] for values in (known, stacked)
+    )
     parts = {"eqns": eqns, "consts": consts, "carry": carry, "xs": xs, "carry_out": new, "ys": ys}
     return replace(loop, **{name: tuple(part) for name, part in parts.items()})
 
@@ -199,15 +217,21 @@ class GroupFunction:
     @staticmethod
     def of(loop: Loop, group: Group, known: Env, stacked: Env) -> GroupFunction:
         part = part_of(loop, group, (), known, stacked)
-        carry, outs, body = part.carry, part.carry_out, part.eqns
+        carry = part.carry
+        outs = part.carry_out
+        body = part.eqns
         moving = jaxprs.depends(body, carry)
         inner = [eqn for eqn in body if any(v in moving for v in eqn.outvars)]
-        read = dict.fromkeys(v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving)
+        read = dict.fromkeys(
+            v for v in [*jaxprs.free_variables(inner), *jaxprs.variables(outs)] if v not in moving
+        )
         jaxprs.over_time(body, read, known, stacked)
         fixed, varying = ([v for v in read if (v in stacked) == moves] for moves in (False, True))
 
         def fn(consts: Values, stack: Values, old: Values) -> list[Any]:
-            env = jaxprs.evaluate(inner, dict(zip((*fixed, *varying, *carry), (*consts, *stack, *old))))
+            env = jaxprs.evaluate(
+                inner, dict(zip((*fixed, *varying, *carry), (*consts, *stack, *old)))
+            )
             return [jaxprs.value(env, a) for a in outs]
 
         return GroupFunction(fn, [known[v] for v in fixed], [stacked[v] for v in varying], varying)
@@ -217,7 +241,13 @@ Solve = Callable[[int, GroupFunction, list[Any]], Values]
 
 
 def solve_in_order(
-    loop: Loop, groups: Sequence[Group], solve: Solve, consts: Values, init: Values, xs: Values, length: Any
+    loop: Loop,
+    groups: Sequence[Group],
+    solve: Solve,
+    consts: Values,
+    init: Values,
+    xs: Values,
+    length: Any,
 ) -> tuple[Results, list[Any]]:
     """Solves groups of carries one after the other: the results of a loop, and the carries after every step.
 
@@ -227,7 +257,8 @@ def solve_in_order(
         solve: from the number of a group, its part of the step and its first carries, to the carries after every step.
         consts, init, xs, length: as those of `Loop.run`.
     """
-    known, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
+    known = dict(zip(loop.consts, consts))
+    stacked = dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
     for number, group in enumerate(groups):
         part = GroupFunction.of(loop, group, known, stacked)

@@ -30,9 +30,17 @@ class Forms(AxisLabels):
         products: the contractions of S as (precision or None, whether it was written as a sum).
     """
 
-    def __init__(self, states: tuple[Var, ...], eqns: Sequence[Eqn], known: Collection[Var], constants: dict[Var, Any]):
+    def __init__(
+        self,
+        states: tuple[Var, ...],
+        eqns: Sequence[Eqn],
+        known: Collection[Var],
+        constants: dict[Var, Any],
+    ):
         super().__init__(states)
-        self.eqns, self.known, self.constants = eqns, known, constants
+        self.eqns = eqns
+        self.known = known
+        self.constants = constants
         self._producers = jaxprs.producers(eqns)
         self._varying: dict[Var, set[int]] = {}
         for eqn in eqns:
@@ -57,25 +65,37 @@ class Forms(AxisLabels):
             cause = next((later[v] for v in jaxprs.inputs(eqn) if v in later), None)
             matrix = any(self.is_matrix(self.values[v]) for v in read)
             try:
-                if any(v in later or v not in self.known for v in jaxprs.inputs(eqn) if v not in self.values):
+                if any(
+                    v in later or v not in self.known
+                    for v in jaxprs.inputs(eqn)
+                    if v not in self.values
+                ):
                     raise NotAffine("another value that depends on the carry")
                 self.values[eqn.outvars[0]] = value = self._rule(eqn)
                 if matrix and not self.is_matrix(value):
                     self.readouts[eqn.outvars[0]] = eqn
             except NotAffine as why:
                 if matrix and cause is not None:
-                    raise NotAffine(f"{cause.primitive.name} of what was read from S", cause) from None
+                    raise NotAffine(
+                        f"{cause.primitive.name} of what was read from S", cause
+                    ) from None
                 if matrix:
-                    raise NotAffine(f"{eqn.primitive.name} of S" + f": {why}" * bool(str(why)), eqn) from None
+                    raise NotAffine(
+                        f"{eqn.primitive.name} of S" + f": {why}" * bool(str(why)), eqn
+                    ) from None
                 later.update(dict.fromkeys(eqn.outvars, cause or (eqn if read else None)))
 
     def _rule(self, eqn: Eqn) -> AffineSum:
         """Returns the form of the result of an equation; raises NotAffine if there is none."""
-        name, ins, out = eqn.primitive.name, eqn.invars, eqn.outvars[0].aval
+        name = eqn.primitive.name
+        ins = eqn.invars
+        out = eqn.outvars[0].aval
         moves = [jaxprs.is_in(a, self.values) for a in ins]
         if len(eqn.outvars) > 1 or any(self.values[a].sums for a, m in zip(ins, moves) if m):
             raise NotAffine("")
-        rounds = name == "reduce_precision" or (name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating))
+        rounds = name == "reduce_precision" or (
+            name == "convert_element_type" and jnp.issubdtype(out.dtype, jnp.floating)
+        )
         if rounds or primitives.is_copy(eqn):
             return self._form(ins[0])
         if name == "neg":
@@ -90,10 +110,18 @@ class Forms(AxisLabels):
             return self._times(ins[0], self._factor(ins[1], "reciprocal"), ins[1])
         if name == "select_n" and not moves[0] and len(ins) == 3:
             kinds = "inverted mask", "identity" if self._is_identity(ins[0]) else "mask"
-            return self.sum(*(self._times(a, self._factor(ins[0], kind), ins[0]) for a, kind in zip(ins[1:], kinds)))
+            return self.sum(
+                *(
+                    self._times(a, self._factor(ins[0], kind), ins[0])
+                    for a, kind in zip(ins[1:], kinds)
+                )
+            )
         if primitives.is_whole_view(eqn):
             value = self._form(ins[0])
-            return replace(value, labels=tuple(None if s is None else value.labels[s] for s in _sources_of(eqn)))
+            return replace(
+                value,
+                labels=tuple(None if s is None else value.labels[s] for s in _sources_of(eqn)),
+            )
         if name == "slice" and any(moves):
             return self._sliced(eqn, self.values[ins[0]])
         if name == "reduce_sum" and any(moves):
@@ -108,7 +136,11 @@ class Forms(AxisLabels):
         for axis, (n, m) in enumerate(zip(whole, eqn.outvars[0].aval.shape)):
             if n == m or value.labels[axis] is None:
                 continue
-            if m > 1 or {*(eqn.params["strides"] or (1,))} != {1} or not self._is_short(value.labels[axis]):
+            if (
+                m > 1
+                or {*(eqn.params["strides"] or (1,))} != {1}
+                or not self._is_short(value.labels[axis])
+            ):
                 raise NotAffine("")
             value = self._at_index(value, value.labels[axis], eqn.params["start_indices"][axis])
         return value
@@ -133,7 +165,11 @@ class Forms(AxisLabels):
     def _as_one_row(self, value: AffineSum, labels: Iterable[int | None]) -> AffineSum:
         """Makes a sum of rows one row, before it is spread over an axis that it does not have, as in an outer product."""
         new = {*self.resolved(labels)} - {None, *self.resolved(value.labels)}
-        if not new or self.is_matrix(value) or (len(value.terms) == 1 and not value.terms[0].factors):
+        if (
+            not new
+            or self.is_matrix(value)
+            or (len(value.terms) == 1 and not value.terms[0].factors)
+        ):
             return value
         return replace(value, terms=(Term(self._rows.setdefault(value.terms, Row(value.terms))),))
 
@@ -147,7 +183,9 @@ class Forms(AxisLabels):
             self.contracted = label
         if not matrix or label != self.contracted:
             raise NotAffine("a sum over a second axis of S" if matrix else "")
-        terms = [t if t.operand in self.states else self._contract_factors(t, label) for t in value.terms]
+        terms = [
+            t if t.operand in self.states else self._contract_factors(t, label) for t in value.terms
+        ]
         labels = tuple(l for l in value.labels if self.find(l) != label)
         return AffineSum(labels, (Term(Row(tuple(terms))),))
 
@@ -159,11 +197,18 @@ class Forms(AxisLabels):
         """Sums the factors of a term that have a label; S is not in it."""
         with_label = tuple(f for f in term.factors if label in self.labels_of(f))
         without_label = tuple(f for f in term.factors if f not in with_label)
-        return replace(term, factors=(*without_label, Factor(with_label, self._labels_without(with_label, label))))
+        return replace(
+            term,
+            factors=(*without_label, Factor(with_label, self._labels_without(with_label, label))),
+        )
 
     def _labels_without(self, factors: Iterable[Factor], label: int) -> Labels:
         """Returns the labels of factors, without one of these."""
-        return tuple(dict.fromkeys(l for f in factors for l in self.resolved(f.labels) if l not in (None, label)))
+        return tuple(
+            dict.fromkeys(
+                l for f in factors for l in self.resolved(f.labels) if l not in (None, label)
+            )
+        )
 
     def _reduce_sum(self, eqn: Eqn, value: AffineSum) -> AffineSum:
         axes = eqn.params["axes"]
@@ -190,7 +235,8 @@ class Forms(AxisLabels):
             side: which operand is the value.
             moves: whether the value depends on S.
         """
-        dims, operands = eqn.params["dimension_numbers"], eqn.invars
+        dims = eqn.params["dimension_numbers"]
+        operands = eqn.invars
         values = [self._form(a) for a in operands]
         labels = [list(value.labels) for value in values]
         contracted = [*zip(*dims[0])]
@@ -202,15 +248,21 @@ class Forms(AxisLabels):
             labels[0][a] = labels[1][b] = label
         shape = operands[0].aval.shape
         long = [self.find(labels[side][pair[side]]) for pair in contracted if shape[pair[0]] != 1]
-        value, other = replace(values[side], labels=tuple(labels[side])), values[1 - side]
+        value = replace(values[side], labels=tuple(labels[side]))
+        other = values[1 - side]
         if len(long) > 1 and not (moves and self.is_matrix(value) and {*long} <= {*self.axes}):
             raise NotAffine("a contraction over several axes")
         over = self._choose_k(long) if long else None
         sums = tuple(l for l in long if l != over)
-        free = [[l for d, l in enumerate(labels[i]) if d not in dims[0][i] and d not in dims[1][i]] for i in range(2)]
+        free = [
+            [l for d, l in enumerate(labels[i]) if d not in dims[0][i] and d not in dims[1][i]]
+            for i in range(2)
+        ]
         result_labels = tuple([labels[0][a] for a in dims[1][0]] + free[0] + free[1])
         if not moves:
-            return AffineSum(result_labels, tuple(self._known_terms(_products(value.terms, other.terms), over)))
+            return AffineSum(
+                result_labels, tuple(self._known_terms(_products(value.terms, other.terms), over))
+            )
         terms, renamed = self._state_terms(value, other.terms, over)
         if sums and renamed:
             raise NotAffine("a contraction over several axes")
@@ -221,9 +273,12 @@ class Forms(AxisLabels):
         self.products.append(eqn.params["precision"])
         return result
 
-    def _state_terms(self, value: AffineSum, parts: Sequence[Term], over: int | None) -> tuple[list[Term], list[Any]]:
+    def _state_terms(
+        self, value: AffineSum, parts: Sequence[Term], over: int | None
+    ) -> tuple[list[Term], list[Any]]:
         """Contracts a value that depends on S with known terms: an identity in one of them renames an axis."""
-        terms, renamed = [], []
+        terms = []
+        renamed = []
         for part in parts:
             with_label = [f for f in part.factors if over is not None and over in self.labels_of(f)]
             identity = next((f for f in with_label if f.kind == "identity"), None)
@@ -238,7 +293,9 @@ class Forms(AxisLabels):
                     terms += indexed.scaled(factors, part.sign).terms
             elif over is not None:
                 row = self._contract(value.scaled(with_label), over)
-                terms += row.scaled([f for f in part.factors if f not in with_label], part.sign).terms
+                terms += row.scaled(
+                    [f for f in part.factors if f not in with_label], part.sign
+                ).terms
             else:
                 row = self._as_one_row(value, (l for f in part.factors for l in f.labels))
                 terms += row.scaled(part.factors, part.sign).terms
@@ -247,13 +304,17 @@ class Forms(AxisLabels):
     def _known_terms(self, terms: Iterable[Term], over: int | None) -> Iterator[Term]:
         """Sums known terms over a label; raises NotAffine if what remains is no product of vectors."""
         for term in terms:
-            with_label = tuple(f for f in term.factors if over is not None and over in self.labels_of(f))
+            with_label = tuple(
+                f for f in term.factors if over is not None and over in self.labels_of(f)
+            )
             identity = next((f for f in with_label if f.kind == "identity"), None)
             if over is None:
                 yield term
             elif identity is not None:
                 (other,) = self.labels_of(identity) - {over}
-                without_identity = replace(term, factors=tuple(f for f in term.factors if f is not identity))
+                without_identity = replace(
+                    term, factors=tuple(f for f in term.factors if f is not identity)
+                )
                 yield self._term_with(without_identity, over, other=other)
             elif with_label and len(self._labels_without(with_label, over)) < 2:
                 yield self._contract_factors(term, over)
@@ -268,7 +329,8 @@ class Forms(AxisLabels):
         """Returns the form of a value. That of a known one has labels of its own for each use."""
         if jaxprs.is_in(atom, self.values):
             return self.values[atom]
-        whole, count = self._factor(atom), len(self._axes_of(atom))
+        whole = self._factor(atom)
+        count = len(self._axes_of(atom))
         if not count:
             value = _constant(atom, self._producers, self.constants)
             return whole if value is None or value.any() else replace(whole, terms=())
@@ -282,12 +344,18 @@ class Forms(AxisLabels):
         except NotAffine:
             return whole
         factors = (f for t in value.terms for f in t.factors)
-        return value if all(f.kind == "identity" or len(self.labels_of(f)) < count for f in factors) else whole
+        return (
+            value
+            if all(f.kind == "identity" or len(self.labels_of(f)) < count for f in factors)
+            else whole
+        )
 
     def _factor(self, atom: Atom, kind: str = "value") -> AffineSum:
         """Returns a known value as one factor."""
         axes = self._axes_of(atom)
-        labels = tuple(self._fresh(n) if axis in axes else None for axis, n in enumerate(atom.aval.shape))
+        labels = tuple(
+            self._fresh(n) if axis in axes else None for axis, n in enumerate(atom.aval.shape)
+        )
         return AffineSum(labels, (Term(None, (Factor(atom, labels, kind),)),))
 
     def _axes_of(self, atom: Atom) -> set[int]:
@@ -325,10 +393,12 @@ def _varying_axes(eqn: Eqn, axes_of: Callable[[Atom], set[int]]) -> list[set[int
         eqn: the equation.
         axes_of: the axes along which an operand may vary.
     """
-    name, long_axes = eqn.primitive.name, [_long_axes(v) for v in eqn.outvars]
+    name = eqn.primitive.name
+    long_axes = [_long_axes(v) for v in eqn.outvars]
     if primitives.is_whole_view(eqn):
         with suppress(NotAffine):
-            sources, inner = _sources_of(eqn), axes_of(eqn.invars[0])
+            sources = _sources_of(eqn)
+            inner = axes_of(eqn.invars[0])
             return [{d for d in long_axes[0] if sources[d] in inner}]
     if primitives.is_kind(eqn, "elementwise"):
         return [set().union(*map(axes_of, eqn.invars)) & axes for axes in long_axes]
@@ -339,7 +409,9 @@ def _long_axes(atom: Atom) -> set[int]:
     return {d for d, n in enumerate(atom.aval.shape) if n != 1}
 
 
-def _constant(atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]) -> np.ndarray | None:
+def _constant(
+    atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]
+) -> np.ndarray | None:
     """Returns the value of an atom that is computed from literals and known constants only, or None."""
     eqns: dict[int, Any] = {}
     pending: list[Atom] = [atom]

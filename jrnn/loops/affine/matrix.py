@@ -62,14 +62,24 @@ class AffineForm:
     def terms(self) -> list[Term]:
         """All terms, those of rows included."""
         readouts = (t for v in self.readouts.values() for t in v.terms)
-        terms = [*self.decay, *self.updates, *self.known, *(t for pair in self.matrices for t in pair), *readouts]
+        terms = [
+            *self.decay,
+            *self.updates,
+            *self.known,
+            *(t for pair in self.matrices for t in pair),
+            *readouts,
+        ]
         return [*terms, *(t for row in rows_of(terms) for t in row.terms)]
 
     @property
     def precision(self) -> Any:
         """The strongest precision of the step's contractions of S."""
         order = [None, *jax.lax.Precision]
-        flat = [p for pair in self.forms.products for p in (pair if isinstance(pair, tuple) else (pair,))]
+        flat = [
+            p
+            for pair in self.forms.products
+            for p in (pair if isinstance(pair, tuple) else (pair,))
+        ]
         known = [p if p in order else jax.lax.Precision.HIGHEST for p in flat]
         return max(known, key=order.index, default=None)
 
@@ -78,7 +88,9 @@ class AffineForm:
         return self.forms.contracted in self.forms.labels_in(self.decay)
 
     def __str__(self) -> str:
-        none = all(not t.factors and t.operand is self.forms.states[t.new_state] for t in self.decay)
+        none = all(
+            not t.factors and t.operand is self.forms.states[t.new_state] for t in self.decay
+        )
         kind = "no transition" if not self.decay else "no decay" if none else "decay"
         along = ["row"] * self.decays_along_k + ["column"] * bool(self.columns)
         kind += f" per {' and '.join(along)}" if along else ""
@@ -90,7 +102,11 @@ class AffineForm:
 
 
 def matrix_form(
-    loop: Loop, positions: tuple[int, ...], known: Collection[Var], outs: Sequence[Any], constants: dict[Var, Any]
+    loop: Loop,
+    positions: tuple[int, ...],
+    known: Collection[Var],
+    outs: Sequence[Any],
+    constants: dict[Var, Any],
 ) -> AffineForm:
     """Returns the affine form of a carry, or of several that read each other.
 
@@ -114,7 +130,8 @@ def matrix_form(
     terms = _terms_of(loop, forms, positions)
     if forms.contracted is None:
         raise NotAffine("S is never contracted")
-    k, axes = forms.contracted, {l for l in forms.axes if l is not None}
+    k = forms.contracted
+    axes = {l for l in forms.axes if l is not None}
     decay = tuple(t for t in terms if t.operand in states)
     updates = tuple(t for t in terms if isinstance(t.operand, Row))
     outer_products, matrices = _matrices(loop, forms, axes, [t for t in terms if t.operand is None])
@@ -132,19 +149,28 @@ def matrix_form(
 
     read = [t for row in rows for t in row.terms if t.operand is not None]
     writers = set().union(*along_k([*outer_products, *scales]))
-    free, columns = forms.free_of(forms.labels_in([*decay, *updates, *read]) | writers), ()
-    if not free and not updates and len(axes) > 1 and len(states) == 1:  # then decays may differ along V
+    free = forms.free_of(forms.labels_in([*decay, *updates, *read]) | writers)
+    columns = ()
+    if (
+        not free and not updates and len(axes) > 1 and len(states) == 1
+    ):  # then decays may differ along V
         free = forms.free_of(writers.union(*along_k(read)))
         columns = tuple(l for l in free if l in forms.labels_in(decay))
-        if any(labels & {*columns} for labels in along_k(decay)) or (len(decay) > 1 and along_k(decay)):
+        if any(labels & {*columns} for labels in along_k(decay)) or (
+            len(decay) > 1 and along_k(decay)
+        ):
             raise NotAffine("transitions differ along every axis")
-    if any(forms.labels_in(of) - axes for of in (updates, *(row.terms for row in rows_of(updates)))):
+    if any(
+        forms.labels_in(of) - axes for of in (updates, *(row.terms for row in rows_of(updates)))
+    ):
         raise NotAffine("a dense matrix times S, or several rows at once")
     for factor in (f for t in [*terms, *(t for row in rows for t in row.terms)] for f in t.factors):
         if len(forms.labels_of(factor)) < sum(l is not None for l in factor.labels):
             raise NotAffine("a matrix has one axis of S twice")
     solved = tuple(dict.fromkeys(t.operand for t in updates))
-    return AffineForm(positions, forms, decay, updates, outer_products, matrices, solved, readouts, free, columns)
+    return AffineForm(
+        positions, forms, decay, updates, outer_products, matrices, solved, readouts, free, columns
+    )
 
 
 def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term]:
@@ -154,7 +180,10 @@ def _terms_of(loop: Loop, forms: Forms, positions: tuple[int, ...]) -> list[Term
         if not jaxprs.is_in(new, forms.values):
             why = "the new S depends on what was read from S by an operation that is not affine"
             raise NotAffine(why, _breaking(loop, forms, new))
-        terms += [replace(t, new_state=i) for t in forms.sum(AffineSum(forms.axes, ()), forms.values[new]).terms]
+        terms += [
+            replace(t, new_state=i)
+            for t in forms.sum(AffineSum(forms.axes, ()), forms.values[new]).terms
+        ]
     return terms
 
 
@@ -163,9 +192,14 @@ def _matrices(
 ) -> tuple[tuple[Term, ...], tuple[tuple[Term, Term], ...]]:
     """Returns terms without the carry, apart from those that have a matrix that is the same at every step."""
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    outer_products, matrices = [], []
+    outer_products = []
+    matrices = []
     for term in terms:
-        constants = [f for f in term.factors if forms.labels_of(f) >= axes and not jaxprs.is_in(f.operand, varying)]
+        constants = [
+            f
+            for f in term.factors
+            if forms.labels_of(f) >= axes and not jaxprs.is_in(f.operand, varying)
+        ]
         if len(axes) > 1 and constants:
             scale = replace(term, factors=tuple(f for f in term.factors if f is not constants[0]))
             matrices.append((Term(None, (constants[0],)), scale))
@@ -205,4 +239,6 @@ def is_evaluable(eqn: Eqn) -> bool:
     if eqn.primitive.name == "custom_jvp_call":
         inner = [e for body in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(body)]
         return all(is_evaluable(e) or e.primitive.name in jaxprs.CALLS for e in inner)
-    return primitives.is_movable(eqn) or eqn.primitive.name == "pvary"  # of a constant, in `jax.shard_map`
+    return (
+        primitives.is_movable(eqn) or eqn.primitive.name == "pvary"
+    )  # of a constant, in `jax.shard_map`

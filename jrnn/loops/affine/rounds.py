@@ -22,7 +22,9 @@ _ELEMENTWISE = 4  # products of blocks up to this size are sums of elementwise p
 @jax.custom_batching.custom_vmap
 def all_finite(arrays: Sequence[Any]) -> Any:
     """Returns True if all elements of all arrays are finite: 0 times a number that is not finite is NaN."""
-    zeros: dict[Any, Any] = {}  # of each type: one sum for arrays of equal shapes is fewer kernels to compile
+    zeros: dict[
+        Any, Any
+    ] = {}  # of each type: one sum for arrays of equal shapes is fewer kernels to compile
     for a in arrays:
         kind = jnp.shape(a), jnp.result_type(a)
         zeros[kind] = a * 0 + zeros[kind] if kind in zeros else a * 0
@@ -31,7 +33,9 @@ def all_finite(arrays: Sequence[Any]) -> Any:
 
 @all_finite.def_vmap
 def _(size: int, batched: Any, arrays: Sequence[Any]) -> tuple[Any, bool]:
-    return all_finite(arrays), False  # one condition for the whole batch: `vmap` of a condition runs both branches
+    return all_finite(
+        arrays
+    ), False  # one condition for the whole batch: `vmap` of a condition runs both branches
 
 
 def matvec(j: Any, d: Any) -> Any:
@@ -46,7 +50,9 @@ def matvec(j: Any, d: Any) -> Any:
 
 def _composed(r: Any, p: Any) -> Any:
     if isinstance(r, list):
-        return [[reduce(add, [x * y for x, y in zip(row, column)]) for column in zip(*p)] for row in r]
+        return [
+            [reduce(add, [x * y for x, y in zip(row, column)]) for column in zip(*p)] for row in r
+        ]
     size = r.shape[-1]
     if size <= _ELEMENTWISE:
         return reduce(add, [r[..., :, k, None] * p[..., None, k, :] for k in range(size)])

@@ -108,7 +108,9 @@ class AxisLabels:
 
     def free_of(self, fixed: Collection[int]) -> tuple[int, ...]:
         """Returns the axes of S, without K and those that are fixed."""
-        return tuple(l for l in self.axes if l is not None and l != self.contracted and l not in fixed)
+        return tuple(
+            l for l in self.axes if l is not None and l != self.contracted and l not in fixed
+        )
 
     def _fresh(self, size: int) -> int:
         label = next(self._numbers)
@@ -116,25 +118,32 @@ class AxisLabels:
         return label
 
     def _unify_labels(self, a: int | None, b: int | None) -> int | None:
-        a, b = self.find(a), self.find(b)
+        a = self.find(a)
+        b = self.find(b)
         if a is None or b is None or a == b:
             return b if a is None else a
         if a in self.axes and b in self.axes:
             raise NotAffine("two axes of S meet, as in S + S.T")
-        first, second = min(a, b), max(a, b)  # an axis of S, or the older label
+        # an axis of S, or the older label
+        first = min(a, b)
+        second = max(a, b)
         self._unified_with[second] = first
         return first
 
     def is_matrix(self, value: AffineSum) -> bool:
         """Returns True for values that are as large as S."""
         has_state = any(t.operand in self.states for t in value.terms)
-        return has_state or (self.contracted is not None and self.contracted in self.resolved(value.labels))
+        return has_state or (
+            self.contracted is not None and self.contracted in self.resolved(value.labels)
+        )
 
     # Labels that are replaced by an index or another label
 
     def _is_short(self, label: int | None) -> bool:
         label = self.find(label)
-        return label is not None and label not in self.axes and self.size[label] <= _LONGEST_UNROLLED
+        return (
+            label is not None and label not in self.axes and self.size[label] <= _LONGEST_UNROLLED
+        )
 
     def _at_index(self, value: AffineSum, label: int | None, index: int) -> AffineSum:
         """The value at an index of an axis."""
@@ -144,7 +153,9 @@ class AxisLabels:
 
     def _term_with(self, term: Term, label: int | None, **replacements: int) -> Term:
         factors = tuple(self._factor_with(f, label, **replacements) for f in term.factors)
-        return replace(term, factors=factors, operand=self._row_with(term.operand, label, **replacements))
+        return replace(
+            term, factors=factors, operand=self._row_with(term.operand, label, **replacements)
+        )
 
     def _row_with(self, row: Any, label: int | None, **replacements: int) -> Any:
         if not isinstance(row, Row):
@@ -154,13 +165,21 @@ class AxisLabels:
             return row
         return self._rows.setdefault((row, label, *replacements.items()), Row(terms))
 
-    def _factor_with(self, factor: Factor, label: int | None, index: Any = None, other: int | None = None) -> Factor:
+    def _factor_with(
+        self, factor: Factor, label: int | None, index: Any = None, other: int | None = None
+    ) -> Factor:
         """The factor at an index of an axis, or with another label for it."""
         labels = self.resolved(factor.labels)
         if isinstance(factor.operand, tuple):
             parts = tuple(self._factor_with(f, label, index, other) for f in factor.operand)
-            new_labels = tuple(other if l == label else l for l in labels if l != label or other is not None)
-            return factor if parts == factor.operand else replace(factor, operand=parts, labels=new_labels)
+            new_labels = tuple(
+                other if l == label else l for l in labels if l != label or other is not None
+            )
+            return (
+                factor
+                if parts == factor.operand
+                else replace(factor, operand=parts, labels=new_labels)
+            )
         if label not in labels:
             return factor
         if other is not None:
@@ -168,4 +187,6 @@ class AxisLabels:
         indices = factor.index or (0,) * len(labels)
         at = tuple(index if l == label else i for l, i in zip(labels, indices))
         kind = "mask" if factor.kind == "identity" else factor.kind
-        return replace(factor, labels=tuple(None if l == label else l for l in labels), kind=kind, index=at)
+        return replace(
+            factor, labels=tuple(None if l == label else l for l in labels), kind=kind, index=at
+        )

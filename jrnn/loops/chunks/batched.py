@@ -57,22 +57,29 @@ class AllChunks:
             valid: [T / C, C] booleans, or None if all steps are valid.
         """
         flat, tree = jax.tree.flatten((list(states), list(consts), list(xs), valid))
-        n_states, n_args = len(states), len(flat)
+        n_states = len(states)
+        n_args = len(flat)
 
         def by_products(*args: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
             return self.run_by_products(*tree.unflatten(args))
 
         def checked(results: Flat, before: Flat, growth: Any, args: Flat) -> tuple[Flat, Flat, Any]:
             growth_check = jnp.where(growth <= _MOST_GROWTH, 0.0, jnp.inf)
-            good = all_finite([jax.lax.stop_gradient(x) for x in (growth_check, *results) if is_smooth(x)])
+            good = all_finite(
+                [jax.lax.stop_gradient(x) for x in (growth_check, *results) if is_smooth(x)]
+            )
             by_steps = lambda _, args: self.run_by_steps(*tree.unflatten(args))  # noqa: E731
-            return *jax.lax.cond(good, lambda results, _: results, by_steps, (results, before), args), good
+            return *jax.lax.cond(
+                good, lambda results, _: results, by_steps, (results, before), args
+            ), good
 
         def rule(args: Flat, argnums: Sequence[int], moving: Flat) -> tuple[Flat, Flat]:
             def of_moving(*moving: Any) -> tuple[list[Any], tuple[list[Any], Any]]:
                 return by_products(*jaxprs.replaced(args, argnums, moving))
 
-            results, linear, (before, growth) = jax.linearize(of_moving, *(args[i] for i in argnums), has_aux=True)
+            results, linear, (before, growth) = jax.linearize(
+                of_moving, *(args[i] for i in argnums), has_aux=True
+            )
             residuals, of_linear = jax.tree.flatten(linear)
             primal, before, good = checked(results, before, growth, args)
             smooth = list(map(is_smooth, primal))
@@ -83,7 +90,8 @@ class AllChunks:
                 return [t for t, s in zip(tangents, smooth) if s]
 
             def of_steps(*operands: Any) -> list[Any]:
-                before, args = operands[len(residuals) :][:n_states], operands[-len(moving) - n_args :][:n_args]
+                before = operands[len(residuals) :][:n_states]
+                args = operands[-len(moving) - n_args :][:n_args]
                 moved = operands
                 tangents = [None] * n_args
                 for argnum, tangent in zip(argnums, moved[-len(moving) :]):
@@ -103,15 +111,23 @@ class AllChunks:
         results = with_derivative(primal, rule)(*flat)
         return results[:n_states], results[n_states:]
 
-    def run_by_products(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], Any]:
+    def run_by_products(
+        self, states: Flat, consts: Flat, xs: Flat, valid: Any
+    ) -> tuple[list[Any], Any]:
         """Returns the last states and the outputs; the states before chunks, and the largest products of their decays."""
-        n_states, n_consts = len(states), len(consts)
+        n_states = len(states)
+        n_consts = len(consts)
         xs_and_valid = list(xs) if valid is None else [*xs, valid]
 
         def chunk(*args: Any) -> list[Any]:
-            consts, states, xs = args[:n_consts], args[n_consts:][:n_states], args[n_consts + n_states :]
-            valid_steps, saved = None if valid is None else xs[-1], SavedForBackward()
-            results = self.body.run_by_products(states, consts, xs[: len(self.body.loop.xs)], valid_steps, saved)
+            consts = args[:n_consts]
+            states = args[n_consts:][:n_states]
+            xs = args[n_consts + n_states :]
+            valid_steps = None if valid is None else xs[-1]
+            saved = SavedForBackward()
+            results = self.body.run_by_products(
+                states, consts, xs[: len(self.body.loop.xs)], valid_steps, saved
+            )
             growth = [largest() for largest in saved.growth]
             return [*results, *states, functools.reduce(jnp.maximum, growth, jnp.ones(()))]
 
@@ -122,7 +138,9 @@ class AllChunks:
         n_outs = len(ys) - n_states - 1
         return [*last, *ys[:n_outs]], (ys[n_outs:-1], ys[-1])
 
-    def run_by_steps(self, states: Flat, consts: Flat, xs: Flat, valid: Any) -> tuple[list[Any], list[Any]]:
+    def run_by_steps(
+        self, states: Flat, consts: Flat, xs: Flat, valid: Any
+    ) -> tuple[list[Any], list[Any]]:
         """Returns what `run_by_products` returns, from the steps one by one."""
         n_states = len(states)
 
@@ -143,27 +161,37 @@ class AllChunks:
         """
         states, consts, xs, valid = args
         remaining = iter(tangents)
-        moved, moved_consts = ([_tangent(next(remaining), v) for v in values] for values in (states, consts))
+        moved, moved_consts = (
+            [_tangent(next(remaining), v) for v in values] for values in (states, consts)
+        )
         moved_xs = [next(remaining) for _ in xs]
 
         def chunk(moved: Any, inputs: Any) -> Any:
             start, x, valid_steps, moved_x = inputs
             moved_x = [_tangent(t, v) for t, v in zip(moved_x, x)]
-            at, along = (start, consts, x, valid_steps), (moved, moved_consts, moved_x, None)
+            at = (start, consts, x, valid_steps)
+            along = (moved, moved_consts, moved_x, None)
             results = self.body.tangents_by_steps(at, along)
             return results[: len(start)], results[len(start) :]
 
-        last, outs = jax.lax.scan(chunk, moved, (list(before), list(xs), valid, moved_xs), self.count)
+        last, outs = jax.lax.scan(
+            chunk, moved, (list(before), list(xs), valid, moved_xs), self.count
+        )
         return [*last, *outs]
 
 
 def _around_states(loop: Loop, consts: Flat, init: Flat, xs: Flat) -> Results:
     """Runs a loop of movable equations, of which only those between the old and the new carry stay in it."""
     moving = jaxprs.depends(loop.eqns, loop.carry)
-    env, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
+    env = dict(zip(loop.consts, consts))
+    stacked = dict(zip(loop.xs, xs))
     # A value that only spreads another is spread where it is used.
     spread = {v for e in loop.eqns if e.primitive.name == "broadcast_in_dim" for v in e.outvars}
-    hoisted = {*env, *stacked, *(v for e in loop.eqns for v in e.outvars if v not in moving and v not in spread)}
+    hoisted = {
+        *env,
+        *stacked,
+        *(v for e in loop.eqns for v in e.outvars if v not in moving and v not in spread),
+    }
     core, reads = jaxprs.needed(loop.eqns, loop.carry_out, {*hoisted, *loop.carry})
     inside = {*loop.carry, *(v for e in core for v in e.outvars)}
     _, after = jaxprs.needed(loop.eqns, loop.ys, hoisted | inside)
@@ -176,7 +204,9 @@ def _around_states(loop: Loop, consts: Flat, init: Flat, xs: Flat) -> Results:
         xs=tuple(v for v in reads if v in stacked),
         ys=tuple(v for v in after if v in inside),
     )
-    last, ys = part.run([env[v] for v in part.consts], init, [stacked[v] for v in part.xs], loop.length)
+    last, ys = part.run(
+        [env[v] for v in part.consts], init, [stacked[v] for v in part.xs], loop.length
+    )
     stacked.update(zip(part.ys, ys))
     return last, jaxprs.stacks(loop.eqns, loop.ys, env, stacked, loop.length)
 

@@ -17,7 +17,15 @@ import jax.numpy as jnp
 from jrnn.jaxprs import Var
 from jrnn.loops.affine.matrix import AffineForm, rows_of
 from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term
-from jrnn.loops.chunks.decay import FROM_STATE, STATE_LABELS, TO_STATE, Decay, Vectors, decay_of, sums
+from jrnn.loops.chunks.decay import (
+    FROM_STATE,
+    STATE_LABELS,
+    TO_STATE,
+    Decay,
+    Vectors,
+    decay_of,
+    sums,
+)
 from jrnn.loops.chunks.labeled import Factors, Label, Labeled, dot, plus, times, union
 from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_solve
 
@@ -78,13 +86,23 @@ class Chunk:
 
     def run(self, states: Sequence[Any]) -> tuple[dict[Var, Any], list[Any]]:
         """Returns the values of the readouts, [C, ...], and the new states."""
-        form, shape = self.form, states[0].shape
+        form = self.form
+        shape = states[0].shape
         axes = tuple(l for l in form.forms.axes if l is not None)
-        start = Labeled(jnp.stack(states), (TO_STATE, *axes)) if self._several_states else Labeled(states[0], axes)
+        start = (
+            Labeled(jnp.stack(states), (TO_STATE, *axes))
+            if self._several_states
+            else Labeled(states[0], axes)
+        )
         start = Labeled(start.array.reshape([self._size[l] for l in start.labels]), start.labels)
         decays = self._all_decays()
         self.saved.growth += [decays.rows.largest, decays.columns.largest]
-        writes = Writes([(self._vector(fs, 1, t.new_state), self._per_step(v)) for t, fs, v in self._split_by_k(form.known)])
+        writes = Writes(
+            [
+                (self._vector(fs, 1, t.new_state), self._per_step(v))
+                for t, fs, v in self._split_by_k(form.known)
+            ]
+        )
         for term in form.updates:
             vector = self._vector(term.factors, term.sign, term.new_state)
             writes.vectors[term.operand] = plus([writes.vectors.get(term.operand), vector])
@@ -92,28 +110,44 @@ class Chunk:
             scaled = self._masked(self._per_step(self.factors.value(scale)))
             writes.matrices.append((self.factors.value(matrix), *sums(decays.both, scaled)))
 
-        reads = {row: self._read_vectors([t for t in row.terms if t.operand in form.forms.states]) for row in form.rows}
+        reads = {
+            row: self._read_vectors([t for t in row.terms if t.operand in form.forms.states])
+            for row in form.rows
+        }
         readers = [vector for several in reads.values() for vector, _ in several]
-        vectors = decays.rows.of_vectors(readers, [*(v for v, _ in writes.known), *writes.vectors.values()])
+        vectors = decays.rows.of_vectors(
+            readers, [*(v for v, _ in writes.known), *writes.vectors.values()]
+        )
         ones = [self._per_step(self._with_label(None, form.columns[-1]))] if form.columns else []
         values = decays.columns.of_vectors(ones, [value for _, value in writes.known])
         equations = self._row_equations(start, decays, writes, reads, vectors, values)
-        solved = self._solve({row: equation for row, equation in equations.items() if row in writes.vectors})
+        solved = self._solve(
+            {row: equation for row, equation in equations.items() if row in writes.vectors}
+        )
         rows = dict(solved)
         for row in rows_of([t for v in form.readouts.values() for t in v.terms]):
             if row not in rows:
                 equation = equations[row]
-                parts = [self._apply_scores(m, rows[u].renamed("T", "S")) for u, m in equation.scores.items()]
+                parts = [
+                    self._apply_scores(m, rows[u].renamed("T", "S"))
+                    for u, m in equation.scores.items()
+                ]
                 rows[row] = plus([equation.known, *parts])
         new = []
-        for vector, value in zip(vectors.ends, [*values.ends, *(solved[row] for row in writes.vectors)]):
+        for vector, value in zip(
+            vectors.ends, [*values.ends, *(solved[row] for row in writes.vectors)]
+        ):
             out = [l for l in start.labels if l in vector.labels + value.labels]
             new.append(dot(vector, value, out, self.factors.precision))
         if form.decay:
-            new.append(decays.rows.scaled(decays.columns.scaled(start, values.total), vectors.total))
+            new.append(
+                decays.rows.scaled(decays.columns.scaled(start, values.total), vectors.total)
+            )
         new += [times([m, remaining]) for m, _, remaining in writes.matrices]
         after = plus(new).full(start.labels, self._size).reshape(-1, *shape)
-        return {v: self._readout_values(v, value, rows) for v, value in form.readouts.items()}, list(after)
+        return {
+            v: self._readout_values(v, value, rows) for v, value in form.readouts.items()
+        }, list(after)
 
     def _row_equations(
         self,
@@ -125,20 +159,31 @@ class Chunk:
         values: Vectors,
     ) -> dict[Row, RowEquation]:
         """Returns the equations of the rows of each step, from their readers, and the vectors and values of the writes."""
-        form, decay = self.form, decays.rows
+        form = self.form
+        decay = decays.rows
         known = list(zip(vectors.writers, values.writers))
         writers = dict(zip(writes.vectors, vectors.writers[len(known) :]))
         readers = iter(zip(vectors.readers, vectors.starts))
         of_columns = [times(values.starts[0])] if form.columns else []
         equations: dict[Row, RowEquation] = {}
         for row in form.rows:
-            parts, scores = [], {}
+            parts = []
+            scores = {}
             for vector, scale_after in reads[row]:
                 reader, of_start = next(readers)
-                products = [times([self._read_matrix(of_start[0], start, of_start[1]), *of_columns])]
-                products += [self._read_matrix(vector, matrix, remaining) for matrix, remaining, _ in writes.matrices]
-                scored = ((decay.scores(reader, writer, self.saved), value) for writer, value in known)
-                products += [self._apply_scores(m, value, decays.columns, values) for m, value in scored]
+                products = [
+                    times([self._read_matrix(of_start[0], start, of_start[1]), *of_columns])
+                ]
+                products += [
+                    self._read_matrix(vector, matrix, remaining)
+                    for matrix, remaining, _ in writes.matrices
+                ]
+                scored = (
+                    (decay.scores(reader, writer, self.saved), value) for writer, value in known
+                )
+                products += [
+                    self._apply_scores(m, value, decays.columns, values) for m, value in scored
+                ]
                 parts += [times([scale_after, a]) for a in products]
                 scores = {row: decay.scores(reader, w, self.saved) for row, w in writers.items()}
             for term in row.terms:
@@ -159,7 +204,11 @@ class Chunk:
         """Reads a matrix at each step, times a decay, which may have K."""
         scales_k = decay is not None and self.k in decay.labels
         reader = times([reader, decay]) if scales_k else reader
-        out = [l for l in union([reader, matrix], ("T", *self.form.free)) if l not in (self.k, TO_STATE)]
+        out = [
+            l
+            for l in union([reader, matrix], ("T", *self.form.free))
+            if l not in (self.k, TO_STATE)
+        ]
         product = dot(reader, matrix, out, self.factors.precision)
         return product if scales_k else times([product, decay])
 
@@ -171,19 +220,30 @@ class Chunk:
         if not terms:
             return []
         if not self.form.columns:
-            states, groups = self.form.forms.states, {}
+            states = self.form.forms.states
+            groups = {}
             for term in terms:
                 groups.setdefault(states.index(term.operand), []).append(self.factors.value(term))
-            vectors = ((self._per_step(self._with_label(plus(groups[i]), self.k)), i) for i in sorted(groups))
+            vectors = (
+                (self._per_step(self._with_label(plus(groups[i]), self.k)), i)
+                for i in sorted(groups)
+            )
             return [(plus(self._at_state(a, i, TO_STATE) for a, i in vectors), None)]
         scales_of: dict[tuple[Factor, ...], list[Labeled]] = {}
         for _, with_k, product in self._split_by_k(terms):
             scales_of.setdefault(tuple(with_k), []).append(product)
-        with_k = ((self._with_label(self.factors.product(fs), self.k), scales) for fs, scales in scales_of.items())
+        with_k = (
+            (self._with_label(self.factors.product(fs), self.k), scales)
+            for fs, scales in scales_of.items()
+        )
         return [(self._per_step(vector), plus(scales)) for vector, scales in with_k]
 
     def _apply_scores(
-        self, scores: Labeled, values: Labeled, columns: Decay | None = None, of_columns: Vectors | None = None
+        self,
+        scores: Labeled,
+        values: Labeled,
+        columns: Decay | None = None,
+        of_columns: Vectors | None = None,
     ) -> Labeled:
         """Returns what the values written at steps S add to what is read at steps T."""
         out = [l for l in union([scores, values], ("T", *self.form.free)) if l not in ("N", "S")]
@@ -203,7 +263,12 @@ class Chunk:
 
     @property
     def _size(self) -> dict[Label, int]:
-        return {**self.form.forms.size, "T": self.steps, "S": self.steps, TO_STATE: len(self.form.positions)}
+        return {
+            **self.form.forms.size,
+            "T": self.steps,
+            "S": self.steps,
+            TO_STATE: len(self.form.positions),
+        }
 
     @property
     def _eye(self) -> Labeled:
@@ -228,13 +293,16 @@ class Chunk:
         return a.map(lambda x: jnp.where(Labeled(self.valid, ("T",)).along(a.labels), x, where))
 
     def _all_decays(self) -> Decays:
-        terms, labels = self.form.decay, set(self.form.columns)
+        terms = self.form.decay
+        labels = set(self.form.columns)
         rows, columns = (terms, []) if not labels else ([], terms)
         if len(terms) == 1 and labels:
             (term,), parts = terms, ([], [])
             for factor in term.factors:
                 parts[bool(labels & self.form.forms.labels_of(factor))].append(factor)
-            rows, columns = ([replace(term, factors=tuple(fs), sign=s)] for fs, s in zip(parts, (term.sign, 1)))
+            rows, columns = (
+                [replace(term, factors=tuple(fs), sign=s)] for fs, s in zip(parts, (term.sign, 1))
+            )
         of_rows = self._decay(rows) if rows or not labels else None
         of_columns = self._decay(columns) if labels else None
         settings = self.factors.precision, self.saved, self.batched
@@ -247,7 +315,12 @@ class Chunk:
 
     def _decay(self, terms: Sequence[Term]) -> Labeled | None:
         """The decay of each step, or None if it is 1; for several states, matrices from states to states."""
-        if not self._several_states and len(terms) == 1 and not terms[0].factors and terms[0].sign == 1:
+        if (
+            not self._several_states
+            and len(terms) == 1
+            and not terms[0].factors
+            and terms[0].sign == 1
+        ):
             return None
         one, zero = (Labeled(jnp.asarray(x, self.factors.dtype), ()) for x in (1, 0))
         if self._several_states:
@@ -255,8 +328,14 @@ class Chunk:
             zero = one.map(jnp.zeros_like)
         states = self.form.forms.states
         parts = [self._at_state(self.factors.value(t), t.new_state, TO_STATE) for t in terms]
-        parts = [self._at_state(part, states.index(t.operand), FROM_STATE) for part, t in zip(parts, terms)]
-        return self._masked(self._per_step(plus(parts if parts and not self._several_states else [zero, *parts])), one)
+        parts = [
+            self._at_state(part, states.index(t.operand), FROM_STATE)
+            for part, t in zip(parts, terms)
+        ]
+        return self._masked(
+            self._per_step(plus(parts if parts and not self._several_states else [zero, *parts])),
+            one,
+        )
 
     def _split_by_k(self, terms: Iterable[Term]) -> Iterator[tuple[Term, list[Factor], Labeled]]:
         """Yields terms, their factors with K, and the product of the others."""
@@ -266,14 +345,19 @@ class Chunk:
             yield term, with_k, self.factors.value(replace(term, factors=others))
 
     def _vector(self, factors: Sequence[Factor], sign: int, new_state: int) -> Labeled:
-        vector = self._masked(self._per_step(self._with_label(self.factors.product(factors, sign), self.k)))
+        vector = self._masked(
+            self._per_step(self._with_label(self.factors.product(factors, sign), self.k))
+        )
         return self._at_state(vector, new_state, TO_STATE)
 
     def _at_state(self, a: Labeled, index: int, label: Label) -> Labeled:
         """The array at an index of a new axis over the states, and zeros at the others; the array if there is one state."""
         if not self._several_states:
             return a
-        arrays = [a.array if i == index else jnp.zeros_like(a.array) for i in range(len(self.form.positions))]
+        arrays = [
+            a.array if i == index else jnp.zeros_like(a.array)
+            for i in range(len(self.form.positions))
+        ]
         return Labeled(jnp.stack(arrays, -1), (*a.labels, label))
 
     def _solve(self, equations: dict[Row, RowEquation]) -> dict[Row, Labeled]:
@@ -282,17 +366,28 @@ class Chunk:
         Args:
             equations: of each row, after the rows of the same step that it reads: then the system is triangular.
         """
-        free, n, steps = self.form.free, len(equations), self.steps
+        free = self.form.free
+        n = len(equations)
+        steps = self.steps
         zero = Labeled(jnp.zeros((), self.factors.dtype), ())
         known = {row: equation.known or zero for row, equation in equations.items()}
         if not any(equation.scores for equation in equations.values()):
             return {row: self._per_step(r) for row, r in known.items()}
-        arrays = [*known.values(), *(m for equation in equations.values() for m in equation.scores.values())]
+        arrays = [
+            *known.values(),
+            *(m for equation in equations.values() for m in equation.scores.values()),
+        ]
         lead = [l for l in union(arrays) if l not in ("T", "S", *free)]
-        shape, size = [self._size[l] for l in lead], self._size
+        shape = [self._size[l] for l in lead]
+        size = self._size
         b = [r.full((*lead, "T", *free), size).reshape(*shape, steps, -1) for r in known.values()]
-        a = [[e.scores.get(u, zero).full((*lead, "T", "S"), size) for u in equations] for e in equations.values()]
-        matrix = jnp.stack([jnp.stack(row, -1) for row in a], -3).reshape(*shape, steps * n, steps * n)
+        a = [
+            [e.scores.get(u, zero).full((*lead, "T", "S"), size) for u in equations]
+            for e in equations.values()
+        ]
+        matrix = jnp.stack([jnp.stack(row, -1) for row in a], -3).reshape(
+            *shape, steps * n, steps * n
+        )
         right = jnp.stack(b, -2).reshape(*shape, steps * n, -1)
         x = unit_lower_solve(-matrix, right, self.factors.precision, self.saved)
         x = jnp.moveaxis(x.reshape(*shape, steps, n, *(size[l] for l in free)), len(shape) + 1, 0)
@@ -305,7 +400,10 @@ class Chunk:
         shape = (self.steps, *(1 if l is None else n for l, n in zip(value.labels, v.aval.shape)))
         scales = (self.factors.product(t.factors, t.sign) for t in value.terms)
         one = self.factors.value(Term(None))
-        parts = [times([a, rows[t.operand]]) if t.operand else a or one for t, a in zip(value.terms, scales)]
+        parts = [
+            times([a, rows[t.operand]]) if t.operand else a or one
+            for t, a in zip(value.terms, scales)
+        ]
         array = plus(parts).full((*labels, *sums), self._size)
         array = jnp.sum(array, range(len(labels), array.ndim)).reshape(shape)
         return jnp.broadcast_to(array, (self.steps, *v.aval.shape)).astype(v.aval.dtype)

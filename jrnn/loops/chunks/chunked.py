@@ -17,7 +17,15 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Env, Var, primitives
-from jrnn.loops.affine.carries import CarrySchedule, CarryStage, Group, NotAffine, is_overwritten, part_of, with_names
+from jrnn.loops.affine.carries import (
+    CarrySchedule,
+    CarryStage,
+    Group,
+    NotAffine,
+    is_overwritten,
+    part_of,
+    with_names,
+)
 from jrnn.loops.affine.matrix import AffineForm, is_evaluable, matrix_form
 from jrnn.loops.chunks import estimate
 from jrnn.loops.chunks.batched import AllChunks
@@ -27,11 +35,14 @@ from jrnn.loops.costs.estimates import Estimate, Estimator
 from jrnn.loops.ir import Loop, Results, scan_in_chunks, tag
 from jrnn.loops.ir.description import Description, contractions
 
-_BOUNDARY = 64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
+_BOUNDARY = (
+    64  # steps of a chunk that runs step by step; 32 and 128 took 1.1 times the time for Mamba-1
+)
 
 # The most steps of a chunk. On a CPU layers of every kind took 1.1 to 1.4 times as long with 64 as with 32. On an H200, with
 # all chunks prepared at once, 64 took 0.78 (gated delta rule, Mamba-2) and 1.06 (gated linear attention) of the time of 32.
-_LONGEST, _LONGEST_BATCHED = 32, 64
+_LONGEST = 32
+_LONGEST_BATCHED = 64
 # The same on a CPU for decays that differ along rows or columns, whose blocks are one more level for twice as many steps.
 # With 16, gradients of gated linear attention and of KDA took 0.87 to 0.96 of the time with 32, and compile sooner.
 _LONGEST_OF_LEVELS = 16
@@ -77,44 +88,65 @@ class Chunkwise:
     def describe(self) -> Description:
         return Description(contractions=contractions(self.loop.eqns), remarks=self.notes)
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def run(
+        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
         loop = self.loop
         if not self.stages:
             return _checkpointed(loop, consts, init, xs, length)
-        env, stacked = dict(zip(loop.consts, consts)), dict(zip(loop.xs, xs))
+        env = dict(zip(loop.consts, consts))
+        stacked = dict(zip(loop.xs, xs))
         jaxprs.over_time(loop.eqns, _projections(loop), env, stacked)
         last: dict[int, Any] = {}
         for number, stage in enumerate(self.stages):
             first = [init[i] for i in stage.carry]
             if stage.forms:
                 later = self.stages[number + 1 :]
-                outs = [v for form in stage.forms for v in form.readouts] if later else jaxprs.variables(loop.ys)
-                final, stacks = _in_chunks(loop, stage, outs, first, env, stacked, length, self.size, self.batched)
+                outs = (
+                    [v for form in stage.forms for v in form.readouts]
+                    if later
+                    else jaxprs.variables(loop.ys)
+                )
+                final, stacks = _in_chunks(
+                    loop, stage, outs, first, env, stacked, length, self.size, self.batched
+                )
                 stacked.update(zip(outs, stacks))
             elif stage.kind == "overwritten":
                 (i,), (value,) = stage.carry, first
                 (stack,) = jaxprs.stacks(loop.eqns, [loop.carry_out[i]], env, stacked, length)
-                stacked[loop.carry[i]] = jaxprs.shifted(stack, jnp.asarray(value, stack.dtype), loop.reverse)
+                stacked[loop.carry[i]] = jaxprs.shifted(
+                    stack, jnp.asarray(value, stack.dtype), loop.reverse
+                )
                 final = [stack[0 if loop.reverse else -1]]
             else:
                 carry = [loop.carry[i] for i in stage.carry]
-                part = part_of(loop, stage.carry, carry, env, stacked)  # its outputs are the carries before each step
-                with tag.tagged(tag.Tag()) if self.batched else nullcontext():  # few kernels for its steps, too
+                part = part_of(
+                    loop, stage.carry, carry, env, stacked
+                )  # its outputs are the carries before each step
+                with (
+                    tag.tagged(tag.Tag()) if self.batched else nullcontext()
+                ):  # few kernels for its steps, too
                     inputs = [env[v] for v in part.consts], first, [stacked[v] for v in part.xs]
                     final, before = part.run(*inputs, length)
                 stacked.update(zip(carry, before))
             last.update(zip(stage.carry, final))
-        return [last[i] for i in range(len(init))], jaxprs.stacks(loop.eqns, loop.ys, env, stacked, length)
+        return [last[i] for i in range(len(init))], jaxprs.stacks(
+            loop.eqns, loop.ys, env, stacked, length
+        )
 
 
 def check(loop: Loop) -> None:
     """Raises NotAffine if an equation of a loop cannot be evaluated for all steps of a chunk."""
     stuck = next((e for e in loop.eqns if not is_evaluable(e)), None)
     if stuck is not None:
-        raise NotAffine(f"{stuck.primitive.name} stays in the loop: {primitives.why_immovable(stuck)}", stuck)
+        raise NotAffine(
+            f"{stuck.primitive.name} stays in the loop: {primitives.why_immovable(stuck)}", stuck
+        )
 
 
-def chunkwise(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), batched: bool = False) -> Chunkwise:
+def chunkwise(
+    loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), batched: bool = False
+) -> Chunkwise:
     """Returns the loop in chunks.
 
     Args:
@@ -129,11 +161,14 @@ def chunkwise(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), 
     check(loop)
     eqns, _ = jaxprs.needed(loop.eqns, loop.outputs, set(loop.inputs))
     loop = replace(loop, eqns=tuple(eqns))
-    schedule, notes, solved_forms = CarrySchedule(loop), list[str](), dict[Group, AffineForm]()
+    schedule = CarrySchedule(loop)
+    notes = list[str]()
+    solved_forms = dict[Group, AffineForm]()
     plain: set[Group] = set()  # groups without an affine form
     diagonal: list[Var] = []  # states of which each element has a decay of its own, as in Mamba-1
     while schedule.groups:
-        ready, forms = schedule.ready, {}
+        ready = schedule.ready
+        forms = {}
         form_of = functools.partial(_form, loop, schedule.known, constants)
         for g in (g for g in ready if g not in plain):
             try:
@@ -145,7 +180,9 @@ def chunkwise(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), 
                     continue
                 plain.add(g)
                 if any(loop.carry[j].aval.ndim > 1 for j in g):
-                    notes.append(f"not in chunks: {reason.explained([names[j] for j in g if names])}")
+                    notes.append(
+                        f"not in chunks: {reason.explained([names[j] for j in g if names])}"
+                    )
         solved = {j for positions in forms for j in positions}
         others = [g for g in ready if not solved.issuperset(g)]
         if others:
@@ -153,7 +190,12 @@ def chunkwise(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), 
                 schedule.add("overwritten" if is_overwritten(loop, g) else "opaque", g)
         elif max(form.width for form in forms.values()) < 4:
             plain.update(ready)  # a vector, such as a normalizer, is not worth chunks of its own
-            diagonal += [loop.carry[j] for positions in forms for j in positions if loop.carry[j].aval.ndim > 1]
+            diagonal += [
+                loop.carry[j]
+                for positions in forms
+                for j in positions
+                if loop.carry[j].aval.ndim > 1
+            ]
             continue
         else:
             schedule.add("affine", [*itertools.chain(*forms)], tuple(forms.values()))
@@ -168,13 +210,20 @@ def chunkwise(loop: Loop, constants: dict[Var, Any], names: Sequence[str] = (), 
     if not any(stage.forms for stage in schedule.stages) and diagonal and loop.length > _BOUNDARY:
         count = -(-loop.length // _BOUNDARY)
         shapes = ", ".join(v.aval.str_short() for v in diagonal)
-        return Chunkwise(loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), size)
+        return Chunkwise(
+            loop, (), (f"{shapes} stored at {count} boundaries of chunks of {_BOUNDARY}",), size
+        )
     if not any(stage.forms for stage in schedule.stages):
-        raise NotAffine("; ".join(note.removeprefix("not in chunks: ") for note in notes) or "no carry is a matrix")
+        raise NotAffine(
+            "; ".join(note.removeprefix("not in chunks: ") for note in notes)
+            or "no carry is a matrix"
+        )
     return Chunkwise(loop, tuple(schedule.stages), tuple(notes), size, batched=batched)
 
 
-def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group) -> AffineForm:
+def _form(
+    loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: Group
+) -> AffineForm:
     """Returns the form of a group of carries; raises NotAffine if there is none, or if it has nothing to gain."""
     others = [out for j, out in enumerate(loop.carry_out) if j not in group]
     form = matrix_form(loop, group, known, [*loop.ys, *others], constants)
@@ -186,10 +235,17 @@ def _form(loop: Loop, known: Collection[Var], constants: dict[Var, Any], group: 
     return form
 
 
-def _joined(loop: Loop, group: Group, schedule: CarrySchedule, form_of: Callable[..., AffineForm]) -> AffineForm | None:
+def _joined(
+    loop: Loop, group: Group, schedule: CarrySchedule, form_of: Callable[..., AffineForm]
+) -> AffineForm | None:
     """Returns the form of a group with pending groups that read its states as wholes, or None."""
-    shape, ready = loop.carry[group[0]].aval.shape, schedule.ready
-    alike = [h for h in schedule.groups if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)]
+    shape = loop.carry[group[0]].aval.shape
+    ready = schedule.ready
+    alike = [
+        h
+        for h in schedule.groups
+        if h not in ready and all(loop.carry[j].aval.shape == shape for j in h)
+    ]
     tried = [*((*group, *h) for h in alike), (*group, *itertools.chain(*alike))] if alike else []
     for several in filter(schedule.can_follow, dict.fromkeys(tried)):
         with suppress(NotAffine):
@@ -204,12 +260,18 @@ def _projections(loop: Loop) -> list[Var]:
     projected = []
     for eqn in loop.eqns:
         operands = [jaxprs.is_in(a, varying) for a in eqn.invars]
-        if eqn.primitive.name == "dot_general" and sum(operands) == 1 and eqn.params["dimension_numbers"][0][0]:
+        if (
+            eqn.primitive.name == "dot_general"
+            and sum(operands) == 1
+            and eqn.params["dimension_numbers"][0][0]
+        ):
             projected += [v for v in eqn.outvars if v not in moving]
     return projected
 
 
-def _checkpointed(loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int) -> Results:
+def _checkpointed(
+    loop: Loop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: int
+) -> Results:
     """Runs all steps one by one. The reverse pass keeps the carries at chunk boundaries, and runs each chunk again."""
 
     def run_chunk(carry: Any, xs: Any, steps: Any) -> Results:
@@ -236,7 +298,9 @@ def _in_chunks(
     """Runs carries in chunks of `size` steps. Returns the last ones, and the outputs."""
     # A form may read the operands of a product that is computed before the loop.
     operands = [v for form in stage.forms for v in variables(form.terms)]
-    body = ChunkBody(stage.forms, part_of(loop, stage.carry, outs, env, stacked, operands), size, batched)
+    body = ChunkBody(
+        stage.forms, part_of(loop, stage.carry, outs, env, stacked, operands), size, batched
+    )
     carry = body.loop.carry
     count = -(-length // size)
     extra = count * size - length
@@ -251,20 +315,27 @@ def _in_chunks(
     valid = (valid[::-1] if loop.reverse else valid).reshape(count, size) if extra else None
     chunk_xs = [cut(stacked[v]) for v in body.loop.xs]
     fixed = [env[v] for v in body.loop.consts]
-    wide = [jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)]
+    wide = [
+        jnp.asarray(s, jnp.promote_types(v.aval.dtype, jnp.float32)) for s, v in zip(first, carry)
+    ]
     if batched:
         flip = (lambda x: x[::-1, ::-1]) if loop.reverse else (lambda x: x)
-        chunk_xs, valid = [flip(x) for x in chunk_xs], None if valid is None else flip(valid)
+        chunk_xs = [flip(x) for x in chunk_xs]
+        valid = None if valid is None else flip(valid)
         last, stacks = AllChunks(body, count).run(wide, fixed, chunk_xs, valid)
         stacks = [flip(s) for s in stacks]
     else:
 
-        def chunk(states: Sequence[Any], args: tuple[Any, Sequence[Any]]) -> tuple[list[Any], list[Any]]:
+        def chunk(
+            states: Sequence[Any], args: tuple[Any, Sequence[Any]]
+        ) -> tuple[list[Any], list[Any]]:
             results = body.run(states, fixed, args[1], args[0])
             return results[: len(states)], results[len(states) :]
 
         rows = [x.reshape(count, -1) for x in chunk_xs]
-        last, stacks = jax.lax.scan(chunk, [s.reshape(-1) for s in wide], (valid, rows), reverse=loop.reverse)
+        last, stacks = jax.lax.scan(
+            chunk, [s.reshape(-1) for s in wide], (valid, rows), reverse=loop.reverse
+        )
         last = [s.reshape(v.aval.shape) for s, v in zip(last, carry)]
     stacks = [s.reshape(count * size, *a.aval.shape) for s, a in zip(stacks, body.loop.ys)]
     stacks = [s[extra:] if loop.reverse else s[:length] for s in stacks]

@@ -31,12 +31,15 @@ def expand_control(closed: Any) -> jaxprs.Program:
         expansion = _expansion(eqn)
         return expansion and expansion(*operands)
 
-    return expand_control(jax.make_jaxpr(functools.partial(program.run, rule=rule))(*(v.aval for v in program.invars)))
+    return expand_control(
+        jax.make_jaxpr(functools.partial(program.run, rule=rule))(*(v.aval for v in program.invars))
+    )
 
 
 def _expansion(eqn: Eqn) -> Callable[..., list[Any]] | None:
     """Returns a function that computes the results of an equation that is expanded; None for other equations."""
-    name, params = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
+    params = eqn.params
     if name in _PARTS:
         return functools.partial(_PARTS[name], **params)
     if eqn.effects:
@@ -56,7 +59,9 @@ def _is_safe(eqn: Eqn) -> bool:
     Lookups may fill with NaN.
     """
     row = primitives.row_of(eqn)
-    return eqn.primitive.name == "convert_element_type" or (row.linear != "" and row.kind not in ("lookup", "update"))
+    return eqn.primitive.name == "convert_element_type" or (
+        row.linear != "" and row.kind not in ("lookup", "update")
+    )
 
 
 def _selected(branches: Sequence[Any], which: Any, *operands: Any) -> list[Any]:
@@ -67,7 +72,8 @@ def _selected(branches: Sequence[Any], which: Any, *operands: Any) -> list[Any]:
 
 
 def _unrolled(params: dict[str, Any], *args: Any) -> list[Any]:
-    scan, stacks = ScanParams.of(params), []
+    scan = ScanParams.of(params)
+    stacks = []
     consts, carry, xs = scan.partition(args)
     count = range(scan.length)
     for t in reversed(count) if scan.reverse else count:
@@ -80,7 +86,9 @@ def _unrolled(params: dict[str, Any], *args: Any) -> list[Any]:
 
 def _split(x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
     ends = np.cumsum(sizes).tolist()
-    return [jax.lax.slice_in_dim(x, end - n, end, axis=axis) for n, end in zip(map(int, sizes), ends)]
+    return [
+        jax.lax.slice_in_dim(x, end - n, end, axis=axis) for n, end in zip(map(int, sizes), ends)
+    ]
 
 
 def _unstack(x: Any, axis: int) -> list[Any]:
@@ -92,4 +100,8 @@ def _stack(*xs: Any, axis: int) -> list[Any]:
 
 
 # They are slices and a concatenation to the rules of forms.
-_PARTS: dict[str, Callable[..., list[Any]]] = {"split": _split, "unstack": _unstack, "stack": _stack}
+_PARTS: dict[str, Callable[..., list[Any]]] = {
+    "split": _split,
+    "unstack": _unstack,
+    "stack": _stack,
+}

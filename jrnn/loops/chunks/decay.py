@@ -23,7 +23,10 @@ from jrnn.loops.affine import rounds
 from jrnn.loops.chunks.labeled import Label, Labeled, dot, sum_over, times, union
 from jrnn.loops.chunks.solve import SavedForBackward, unit_lower_inverse
 
-STATE_LABELS = TO_STATE, FROM_STATE = "to", "from"  # of the matrices by which states that read each other decay
+STATE_LABELS = TO_STATE, FROM_STATE = (
+    "to",
+    "from",
+)  # of the matrices by which states that read each other decay
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,21 @@ class Decay:
             ones = self.each.map(jnp.ones_like)
             vectors = self.of_vectors([ones], [ones])
             products = [*vectors.readers, *vectors.writers, vectors.starts[0][0], *vectors.ends]
-        return functools.reduce(jnp.maximum, [jnp.max(jnp.abs(p.array)) for p in products], jnp.ones(()))
+        return functools.reduce(
+            jnp.maximum, [jnp.max(jnp.abs(p.array)) for p in products], jnp.ones(())
+        )
 
     def of_vectors(self, readers: Sequence[Labeled], writers: Sequence[Labeled]) -> Vectors:
         """Returns vectors a_t and p_s, with the labels T and K, times decays."""
         if self.each is not None:
             return self._in_levels(self.each, readers, writers)
-        starts, ends = [self._from_start(a) for a in readers], [self.scaled(p, self.suffix) for p in writers]
+        starts = [self._from_start(a) for a in readers]
+        ends = [self.scaled(p, self.suffix) for p in writers]
         return Vectors(list(readers), list(map(_written, writers)), starts, ends, self.total)
 
-    def _in_levels(self, d: Labeled, readers: Sequence[Labeled], writers: Sequence[Labeled]) -> Vectors:
+    def _in_levels(
+        self, d: Labeled, readers: Sequence[Labeled], writers: Sequence[Labeled]
+    ) -> Vectors:
         """Returns vectors times decays that differ along K.
 
         In each round, pairs of blocks join: vectors of one are multiplied with the total of the other. The steps are in
@@ -94,7 +102,8 @@ class Decay:
         labels = ("T", *(l for l in union(vectors) if l not in ("T", self.k)), self.k)
         shape = jnp.broadcast_shapes(*(v.along(labels).shape for v in vectors))
         is_reader = np.arange(len(vectors) - 1) < len(readers)
-        barrier, is_second = jax.lax.optimization_barrier, np.array([False, True])[:, None, None]
+        barrier = jax.lax.optimization_barrier
+        is_second = np.array([False, True])[:, None, None]
 
         def join(rows: Any, _: Any) -> Any:
             halves = [jnp.swapaxes(x.reshape(self.steps // 2, 2, -1), 0, 1) for x in rows]
@@ -103,28 +112,48 @@ class Decay:
             new = [barrier(x.reshape(self.steps, -1)) for x in (*new, halves[-1] * other)]
             return new, [barrier(x[int(r)]) for x, r in zip(halves, is_reader)]
 
-        rows = [barrier(jnp.broadcast_to(v.along(labels), shape).reshape(self.steps, -1)) for v in vectors]
+        rows = [
+            barrier(jnp.broadcast_to(v.along(labels), shape).reshape(self.steps, -1))
+            for v in vectors
+        ]
         # XLA compiles equal kernels once. Where it drops the barriers, it would compute all rounds in one kernel.
         unroll = XLA_KEEPS_BARRIERS or 1
-        rows, levels = jax.lax.scan(join, alike(rows), None, self.steps.bit_length() - 1, unroll=unroll)
+        rows, levels = jax.lax.scan(
+            join, alike(rows), None, self.steps.bit_length() - 1, unroll=unroll
+        )
 
         def labeled(x: Any, lead: tuple[Label, ...], vector: Labeled) -> Labeled:
             """The array, without axes that neither the vector nor the decay has."""
             x = x.reshape(*x.shape[: len(lead)], *shape[1:])
-            extra = [i for i, l in enumerate(labels[1:], len(lead)) if l not in vector.labels + d.labels]
+            extra = [
+                i for i, l in enumerate(labels[1:], len(lead)) if l not in vector.labels + d.labels
+            ]
             index = tuple(0 if i in extra else slice(None) for i in range(x.ndim))
-            return Labeled(x[index], (*lead, *(l for l in labels[1:] if l in vector.labels + d.labels)))
+            return Labeled(
+                x[index], (*lead, *(l for l in labels[1:] if l in vector.labels + d.labels))
+            )
 
-        levels, n = [labeled(x, ("N", "T"), v) for x, v in zip(levels, vectors)], len(readers)
+        levels = [labeled(x, ("N", "T"), v) for x, v in zip(levels, vectors)]
+        n = len(readers)
         ends = [labeled(x, ("T",), v) for x, v in zip(rows, vectors)]
         total = labeled(rows[-1][0], (), d)
-        return Vectors(levels[:n], list(map(_written, levels[n:])), [(a, None) for a in ends[:n]], ends[n:-1], total)
+        return Vectors(
+            levels[:n],
+            list(map(_written, levels[n:])),
+            [(a, None) for a in ends[:n]],
+            ends[n:-1],
+            total,
+        )
 
     def _from_start(self, a: Labeled) -> tuple[Labeled, Labeled | None]:
         """Returns a reader of the state before the chunk, and what scales the results."""
         if self.prefix is None or TO_STATE not in self.prefix.labels:
             return a, self.prefix
-        transposed = self.prefix.renamed(TO_STATE, "old").renamed(FROM_STATE, TO_STATE).renamed("old", FROM_STATE)
+        transposed = (
+            self.prefix.renamed(TO_STATE, "old")
+            .renamed(FROM_STATE, TO_STATE)
+            .renamed("old", FROM_STATE)
+        )
         return self.scaled(a, transposed), None
 
     def scaled(self, a: Labeled, decay: Labeled | None) -> Labeled:
@@ -148,7 +177,9 @@ class Decay:
         below = np.tril(np.ones((self.steps, self.steps), bool), -1)
         return product.map(lambda m: jnp.where(below, m, 0))
 
-    def apply_scores(self, scores: Labeled, values: Labeled, decays: Labeled, out: Sequence[Label]) -> Labeled:
+    def apply_scores(
+        self, scores: Labeled, values: Labeled, decays: Labeled, out: Sequence[Label]
+    ) -> Labeled:
         """Returns `sum_s scores[t, s] W(t, s) v_s`, for a decay along K.
 
         Args:
@@ -163,7 +194,9 @@ class Decay:
         levels = mixed.along(("N", "T", *lead))
         second = _orders(self.steps)[0][1].reshape(-1) == np.arange(self.steps)[:, None]
         rows = levels.reshape(-1, *levels.shape[2:])
-        total = jnp.tensordot(second.astype(rows.dtype), rows, 1, precision=jax.lax.Precision.HIGHEST)
+        total = jnp.tensordot(
+            second.astype(rows.dtype), rows, 1, precision=jax.lax.Precision.HIGHEST
+        )
         return Labeled(total, ("T", *lead))
 
 
@@ -172,12 +205,16 @@ def _written(p: Labeled) -> Labeled:
     return p.renamed("T", "S").renamed(*STATE_LABELS)
 
 
-def _product(a: Labeled, p: Labeled, k: int, precision: Any, saved: SavedForBackward, then: Any = None) -> Labeled:
+def _product(
+    a: Labeled, p: Labeled, k: int, precision: Any, saved: SavedForBackward, then: Any = None
+) -> Labeled:
     """Returns the products of vectors for all pairs of T and S, which are saved; `then` joins those of levels."""
     labels = union((a, p), ("N", "T", "S", k))[:-1]
 
     def product(*arrays: Any) -> Any:
-        scores = dot(*(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision).array
+        scores = dot(
+            *(Labeled(x, v.labels) for x, v in zip(arrays, (a, p))), labels, precision
+        ).array
         return scores if then is None else then(scores)
 
     scores = saved.result(product, a.array, p.array)
@@ -192,7 +229,8 @@ def _orders(steps: int) -> tuple[Any, Any]:
         the steps of the first and of the second blocks of all pairs of blocks, [2, N, C / 2], and the place of each step in
         one of the two, [N, C].
     """
-    order, orders = np.arange(steps), []
+    order = np.arange(steps)
+    orders = []
     for _ in range(steps.bit_length() - 1):
         order = order.reshape(-1, 2).T.reshape(-1)
         orders.append(order)
@@ -203,8 +241,10 @@ def _orders(steps: int) -> tuple[Any, Any]:
 def _merge(pairs: Any) -> Any:
     """Returns the pairs of all steps from those of each level, [..., N, T / 2, S / 2] -> [..., T, S]."""
     *lead, levels, half, _ = pairs.shape
-    t, s = np.arange(2 * half)[:, None], np.arange(2 * half)
-    level, places = np.maximum(np.frexp(t ^ s)[1] - 1, 0), _orders(2 * half)[1]
+    t = np.arange(2 * half)[:, None]
+    s = np.arange(2 * half)
+    level = np.maximum(np.frexp(t ^ s)[1] - 1, 0)
+    places = _orders(2 * half)[1]
     index = (level * half + places[level, t]) * half + places[level, s]
     return jnp.where(s < t, jnp.take(pairs.reshape(*lead, -1), index, -1, mode="clip"), 0)
 
@@ -213,12 +253,16 @@ def _split(scores: Any) -> Any:
     """Returns the pairs of each level, the transpose of `_merge`."""
     *lead, steps, _ = scores.shape
     first, second = _orders(steps)[0]
-    t, s, length = second[:, :, None], first[:, None, :], 2 << np.arange(len(first))[:, None, None]
+    t = second[:, :, None]
+    s = first[:, None, :]
+    length = 2 << np.arange(len(first))[:, None, None]
     pairs = jnp.take(scores.reshape(*lead, -1), t * steps + s, -1, mode="clip")
     return jnp.where(t // length == s // length, pairs, 0)
 
 
-def _with_transpose(fn: Callable[[Any], Any], transpose: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _with_transpose(
+    fn: Callable[[Any], Any], transpose: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
     """Returns a linear function with its transpose, which for a lookup would be a scatter."""
     linear = jax.custom_jvp(fn)
 
@@ -230,10 +274,18 @@ def _with_transpose(fn: Callable[[Any], Any], transpose: Callable[[Any], Any]) -
     return linear
 
 
-_merge_levels, _split_levels = _with_transpose(_merge, _split), _with_transpose(_split, _merge)
+_merge_levels = _with_transpose(_merge, _split)
+_split_levels = _with_transpose(_split, _merge)
 
 
-def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, saved: SavedForBackward, batched: bool) -> Decay:
+def decay_of(
+    factor: Labeled | None,
+    steps: int,
+    k: int,
+    precision: Any,
+    saved: SavedForBackward,
+    batched: bool,
+) -> Decay:
     """Returns the products of decays.
 
     Args:
@@ -253,14 +305,24 @@ def decay_of(factor: Labeled | None, steps: int, k: int, precision: Any, saved: 
         return Decay(steps, k, precision, each=factor)
 
     def labeled(array: Any, labels: tuple[Label, ...]) -> Labeled:
-        axes = [(n, l) for n, l in zip(array.shape, (*lead, *labels)) if l not in STATE_LABELS or has_states]
+        axes = [
+            (n, l)
+            for n, l in zip(array.shape, (*lead, *labels))
+            if l not in STATE_LABELS or has_states
+        ]
         return Labeled(array.reshape([n for n, _ in axes]), tuple(l for _, l in axes))
 
     if has_states or batched:
         products: Any = _products(factor.along((*lead, "T", *STATE_LABELS)), saved)
-        labels: Any = ("T", *STATE_LABELS), (TO_STATE, "T", FROM_STATE), STATE_LABELS, ("T", TO_STATE, "S", FROM_STATE)
+        labels: Any = (
+            ("T", *STATE_LABELS),
+            (TO_STATE, "T", FROM_STATE),
+            STATE_LABELS,
+            ("T", TO_STATE, "S", FROM_STATE),
+        )
     else:
-        products, labels = _products_of_numbers(factor.along((*lead, "T")), saved), (("T",), ("T",), (), ("T", "S"))
+        products = _products_of_numbers(factor.along((*lead, "T")), saved)
+        labels = (("T",), ("T",), (), ("T", "S"))
     return Decay(steps, k, precision, *map(labeled, products, labels))
 
 
@@ -277,8 +339,12 @@ def _products(d: Any, saved: SavedForBackward) -> tuple[Any, Any, Any, Any]:
     """
     *lead, c, n, _ = d.shape
     next_step = np.eye(c, k=-1, dtype=bool)[:, None, :, None]
-    a = jnp.where(next_step, -jnp.swapaxes(d, -3, -2)[..., None, :, :, :], 0).reshape(*lead, c * n, c * n)
-    x = unit_lower_inverse(a, jax.lax.Precision.HIGHEST, saved).reshape(*lead, c, n, c, n)  # W(t, s - 1)
+    a = jnp.where(next_step, -jnp.swapaxes(d, -3, -2)[..., None, :, :, :], 0).reshape(
+        *lead, c * n, c * n
+    )
+    x = unit_lower_inverse(a, jax.lax.Precision.HIGHEST, saved).reshape(
+        *lead, c, n, c, n
+    )  # W(t, s - 1)
     end = jnp.sum(d[..., -1, :, :, None, None] * x[..., -1, None, :, :, :], -3)
     one = jnp.broadcast_to(jnp.eye(n, dtype=d.dtype)[:, None, :], (*lead, n, 1, n))
     between = jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], -2)
@@ -303,9 +369,13 @@ def _products_of_numbers(d: Any, saved: SavedForBackward) -> Any:
         return jnp.swapaxes(jax.lax.scan(step, first, (times, ones))[1], 0, 1)
 
     def tangent(x: Any, _: Any, moved: Any) -> Any:
-        return jnp.matmul(x[:, :, 1:], moved[0][..., None] * x[:, :-1], precision=jax.lax.Precision.HIGHEST)
+        return jnp.matmul(
+            x[:, :, 1:], moved[0][..., None] * x[:, :-1], precision=jax.lax.Precision.HIGHEST
+        )
 
-    x = saved.result(run, d, tangent=tangent)  # x[t, s] is the product of the decays of s, ..., t - 1
+    x = saved.result(
+        run, d, tangent=tangent
+    )  # x[t, s] is the product of the decays of s, ..., t - 1
     products = x[:, :-1, 0], x[:, -1, 1:], x[:, -1, 0], x[:, :-1, 1:]
     return [product.reshape(*lead, *product.shape[1:]) for product in products]
 
@@ -319,7 +389,13 @@ def sums(decay: Labeled | None, x: Labeled) -> tuple[Labeled, Labeled]:
     """
     labels = ("T", *(l for l in union([a for a in (decay, x) if a is not None]) if l != "T"))
     steps = x.array.shape[x.labels.index("T")]
-    d = decay.along(labels) if decay is not None else jnp.ones((steps, *[1] * (len(labels) - 1)), x.array.dtype)
+    d = (
+        decay.along(labels)
+        if decay is not None
+        else jnp.ones((steps, *[1] * (len(labels) - 1)), x.array.dtype)
+    )
     shape = jnp.broadcast_shapes(x.along(labels).shape, d.shape)
-    (total,) = rounds.associative_solve([[jnp.broadcast_to(d, shape)]], [jnp.broadcast_to(x.along(labels), shape)])
+    (total,) = rounds.associative_solve(
+        [[jnp.broadcast_to(d, shape)]], [jnp.broadcast_to(x.along(labels), shape)]
+    )
     return Labeled(rounds.shift_one_step(total), labels), Labeled(total[-1], labels[1:])

@@ -21,7 +21,8 @@ _TRAIN = 4  # a chunk is computed forward, again in the reverse pass, and twice 
 BY_STEPS = 3  # a step, and its derivative
 _KERNELS = 60  # of the forward and the reverse pass of a chunk
 # The same if all chunks are prepared at once, and those of the preparation: counted for a gated delta rule on an H100.
-_BATCHED_KERNELS, _PREPARATION = 23, 139
+_BATCHED_KERNELS = 23
+_PREPARATION = 139
 
 
 def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
@@ -32,15 +33,27 @@ def with_checkpoints(estimator: Estimator, stored: int, steps: int) -> Estimate:
         stored: bytes a step of states that the derivative of a step stores.
         steps: C.
     """
-    machine, forward, length = estimator.machine, estimator.whole(), jaxprs.extent(estimator.loop.length)
-    by_steps, stored_bytes = BY_STEPS * forward.seconds, steps * stored + math.ceil(length / steps) * stored
-    writing, reading = machine.writing(steps * stored, stored_bytes), machine.reading(steps * stored, stored_bytes)
+    machine = estimator.machine
+    forward = estimator.whole()
+    length = jaxprs.extent(estimator.loop.length)
+    by_steps = BY_STEPS * forward.seconds
+    stored_bytes = steps * stored + math.ceil(length / steps) * stored
+    writing = machine.writing(steps * stored, stored_bytes)
+    reading = machine.reading(steps * stored, stored_bytes)
     states_seconds = length / steps * (writing + reading)
-    terms = (("steps", by_steps), ("steps again", forward.seconds), ("states of a chunk", states_seconds))
-    return Estimate(by_steps + forward.seconds + states_seconds, stored_bytes + forward.memory, terms)
+    terms = (
+        ("steps", by_steps),
+        ("steps again", forward.seconds),
+        ("states of a chunk", states_seconds),
+    )
+    return Estimate(
+        by_steps + forward.seconds + states_seconds, stored_bytes + forward.memory, terms
+    )
 
 
-def with_products(estimator: Estimator, forms: Sequence[AffineForm], steps: int, batched: bool) -> Estimate:
+def with_products(
+    estimator: Estimator, forms: Sequence[AffineForm], steps: int, batched: bool
+) -> Estimate:
     """Returns what a train step in chunks costs.
 
     Args:
@@ -49,26 +62,40 @@ def with_products(estimator: Estimator, forms: Sequence[AffineForm], steps: int,
         steps: C.
         batched: all chunks are prepared at once.
     """
-    loop, machine = estimator.loop, estimator.machine
+    loop = estimator.loop
+    machine = estimator.machine
     count = math.ceil(jaxprs.extent(loop.length) / steps)
     products = blocks = scores = 0.0
-    on_cpu = machine.elementwise_trip < machine.kernel  # accelerators compute scores next to products
+    on_cpu = (
+        machine.elementwise_trip < machine.kernel
+    )  # accelerators compute scores next to products
     boundaries = inside = 0
     for form in forms:
         (state, *_), size = form.forms.states, form.forms.size
         elements = len(form.forms.states) * jaxprs.elements(state.aval.shape)
-        k, v = size[form.forms.contracted or 0], form.width
+        k = size[form.forms.contracted or 0]
+        v = form.width
         batch = elements // (k * v)
         readers = sum(any(t.operand in form.forms.states for t in row.terms) for row in form.rows)
-        writers, solved = len(form.known) + len(form.solved), len(form.solved)
-        operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (k + v)
+        writers = len(form.known) + len(form.solved)
+        solved = len(form.solved)
+        operations = 2 * (readers + writers) * steps * k * v + 2 * readers * writers * steps**2 * (
+            k + v
+        )
         operations += 2 * (solved * steps) ** 2 * v
         side = (steps * k * v) ** (1 / 3)
         products += _TRAIN * count * batch * operations * (1 + _SIDE / side) / machine.product_rate
         pairs = readers * writers * steps**2
         scores += on_cpu * _TRAIN * count * batch * pairs * _SCORE * machine.function
         if form.decays_along_k:
-            vectors = (readers + writers) * math.log2(steps) * batch * steps * k * state.aval.dtype.itemsize
+            vectors = (
+                (readers + writers)
+                * math.log2(steps)
+                * batch
+                * steps
+                * k
+                * state.aval.dtype.itemsize
+            )
             blocks += _PASSES * count * vectors / machine.cache_rate
         boundaries += count * elements * max(state.aval.dtype.itemsize, 4)
         # Of a step and head: scores, rows, and the inverse.

@@ -26,7 +26,9 @@ def traced_with(fn: Callable, operands: Sequence[Any]) -> Any:
     return traced(fn, list(map(jax.typeof, operands)))
 
 
-def linear_map(products: Any, steps: Any, good: Any, residuals: Sequence[Any], moving: Sequence[Any]) -> list[Any]:
+def linear_map(
+    products: Any, steps: Any, good: Any, residuals: Sequence[Any], moving: Sequence[Any]
+) -> list[Any]:
     """Returns `products(*residuals, *moving)`, or `steps(...)` if `good` is False or a result is not finite.
 
     Args:
@@ -45,14 +47,22 @@ def _bind(good: Any, operands: Sequence[Any], products: Any, steps: Any, count: 
 def _impl(good: Any, *operands: Any, products: Any, steps: Any, count: int) -> list[Any]:
     results = calling(products)(*operands)
     good = good & all_finite(results)
-    return jax.lax.cond(good, lambda results, _: results, lambda _, operands: calling(steps)(*operands), results, operands)
+    return jax.lax.cond(
+        good,
+        lambda results, _: results,
+        lambda _, operands: calling(steps)(*operands),
+        results,
+        operands,
+    )
 
 
 linear_p.def_abstract_eval(lambda good, *operands, products, steps, count: products.out_avals)
 mlir.register_lowering(linear_p, mlir.lower_fun(_impl, multiple_results=True))
 
 
-def _rewritten(closed: Any, rewrite: Callable[[Callable], Callable], operands: Sequence[Any]) -> Any:
+def _rewritten(
+    closed: Any, rewrite: Callable[[Callable], Callable], operands: Sequence[Any]
+) -> Any:
     return traced_with(rewrite(jaxpr_as_fun(closed)), operands)
 
 
@@ -74,7 +84,8 @@ def _jvp(
 def _transpose(
     cotangents: Sequence[Any], good: Any, *operands: Any, products: Any, steps: Any, count: int
 ) -> list[Any | None]:
-    residuals, moving = operands[:-count], operands[-count:]
+    residuals = operands[:-count]
+    moving = operands[-count:]
     cotangents = [ad.instantiate_zeros(ct) for ct in cotangents]
     is_needed = [ad.is_undefined_primal(m) for m in moving]
     avals = [m.aval if w else jax.typeof(m) for m, w in zip(moving, is_needed)]
@@ -82,7 +93,9 @@ def _transpose(
     def transpose_of(fn: Callable) -> Callable:
         def of(*args: Any) -> list[Any]:
             fixed = args[: len(residuals)]
-            back = jax.linear_transpose(lambda *moving: fn(*fixed, *moving), *avals)(list(args[len(residuals) :]))
+            back = jax.linear_transpose(lambda *moving: fn(*fixed, *moving), *avals)(
+                list(args[len(residuals) :])
+            )
             return [ct for ct, w in zip(back, is_needed) if w]
 
         return of
@@ -93,10 +106,15 @@ def _transpose(
     return [None] * (1 + len(residuals)) + [next(results) if w else None for w in is_needed]
 
 
-def _batched(args: Sequence[Any], axes: Sequence[Any], *, products: Any, steps: Any, count: int) -> tuple[Any, Any]:
+def _batched(
+    args: Sequence[Any], axes: Sequence[Any], *, products: Any, steps: Any, count: int
+) -> tuple[Any, Any]:
     (good, *operands), (of_good, *operand_axes) = args, axes
     good = good if of_good is None else jnp.all(good)
-    both = (_rewritten(closed, lambda fn: jax.vmap(fn, tuple(operand_axes)), operands) for closed in (products, steps))
+    both = (
+        _rewritten(closed, lambda fn: jax.vmap(fn, tuple(operand_axes)), operands)
+        for closed in (products, steps)
+    )
     results = _bind(good, operands, *both, count)
     return results, [0] * len(results)
 
@@ -122,13 +140,17 @@ hidden_p.def_abstract_eval(lambda *operands, program: program.out_avals)
 mlir.register_lowering(hidden_p, mlir.lower_fun(hidden, multiple_results=True))
 
 
-def _hidden_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Any) -> tuple[list[Any], list[Any]]:
+def _hidden_jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, program: Any
+) -> tuple[list[Any], list[Any]]:
     argnums = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
     return pushed(jaxpr_as_fun(program), primals, argnums, [tangents[i] for i in argnums])
 
 
 def _hidden_batched(args: Sequence[Any], axes: Sequence[Any], *, program: Any) -> tuple[Any, Any]:
-    results = hidden_p.bind(*args, program=_rewritten(program, lambda fn: jax.vmap(fn, tuple(axes)), args))
+    results = hidden_p.bind(
+        *args, program=_rewritten(program, lambda fn: jax.vmap(fn, tuple(axes)), args)
+    )
     return results, [0] * len(results)
 
 

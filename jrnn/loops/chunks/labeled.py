@@ -57,7 +57,9 @@ def elementwise(fn: Callable[[Any, Any], Any], arrays: Iterable[Labeled | None])
     if len(arrays) < 2:
         return arrays[0] if arrays else None
     labels = union(arrays)
-    labels = next((a.labels for a in arrays if len(a.labels) == len(labels)), labels)  # no transposition of that one
+    labels = next(
+        (a.labels for a in arrays if len(a.labels) == len(labels)), labels
+    )  # no transposition of that one
     return Labeled(functools.reduce(fn, [a.along(labels) for a in arrays]), labels)
 
 
@@ -67,10 +69,16 @@ plus = functools.partial(elementwise, operator.add)
 
 def dot(a: Labeled, b: Labeled, out: Sequence[Label], precision: Any) -> Labeled:
     """Returns the product of two arrays, summed over the labels that are not in `out`, whose axes are those of `out`."""
-    a, b = (sum_over(x, [l for l in x.labels if l not in out and l not in y.labels]) for x, y in ((a, b), (b, a)))
+    a, b = (
+        sum_over(x, [l for l in x.labels if l not in out and l not in y.labels])
+        for x, y in ((a, b), (b, a))
+    )
     shared = [l for l in a.labels if l in b.labels]
-    batch, over = [l for l in shared if l in out], [l for l in shared if l not in out]
-    numbers = tuple(tuple(tuple(map(x.labels.index, axes)) for x in (a, b)) for axes in (over, batch))
+    batch = [l for l in shared if l in out]
+    over = [l for l in shared if l not in out]
+    numbers = tuple(
+        tuple(tuple(map(x.labels.index, axes)) for x in (a, b)) for axes in (over, batch)
+    )
     product = jaxprs.product(a.array, b.array, numbers, precision, a.array.dtype)
     labels = (*batch, *(l for x in (a, b) for l in x.labels if l not in shared))
     labels_of_out = [l for l in out if l in labels]
@@ -119,11 +127,19 @@ class Factors:
             array = ~array if factor.kind == "inverted mask" else array
         array = array.astype(self.dtype)
         labels = tuple(map(self.find, (l for l in factor.labels if l is not None)))
-        return Labeled(1 / array if factor.kind == "reciprocal" else array, ("T", *labels) if moving else labels)
+        return Labeled(
+            1 / array if factor.kind == "reciprocal" else array,
+            ("T", *labels) if moving else labels,
+        )
 
     def product(self, factors: Sequence[Factor], sign: int = 1) -> Labeled | None:
         """Returns the product of factors, or None if it is 1."""
-        return times([Labeled(jnp.asarray(-1, self.dtype), ()) if sign < 0 else None, *map(self.evaluate, factors)])
+        return times(
+            [
+                Labeled(jnp.asarray(-1, self.dtype), ()) if sign < 0 else None,
+                *map(self.evaluate, factors),
+            ]
+        )
 
     def value(self, term: Term) -> Labeled:
         """Returns the product of a term's factors."""

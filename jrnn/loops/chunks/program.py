@@ -51,7 +51,9 @@ class ChunkBody:
     steps: int
     batched: bool = False
 
-    def run(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
+    def run(
+        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any
+    ) -> list[Any]:
         """Returns the new states and the outputs. If they are not all finite, they are those of `run_by_steps`.
 
         Args:
@@ -70,7 +72,12 @@ class ChunkBody:
     def in_order(self, args: Any) -> Any:
         """Returns the arguments of steps in the order in which the steps run."""
         states, consts, xs, valid = args
-        return states, consts, [self._flipped(x) for x in xs], None if valid is None else self._flipped(valid)
+        return (
+            states,
+            consts,
+            [self._flipped(x) for x in xs],
+            None if valid is None else self._flipped(valid),
+        )
 
     def outs_in_order(self, results: Sequence[Any]) -> list[Any]:
         n = len(self.loop.carry)
@@ -80,29 +87,48 @@ class ChunkBody:
         return x[::-1] if self.loop.reverse else x
 
     def run_by_products(
-        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any, saved: SavedForBackward
+        self,
+        states: Sequence[Any],
+        consts: Sequence[Any],
+        xs: Sequence[Any],
+        valid: Any,
+        saved: SavedForBackward,
     ) -> list[Any]:
-        loop, env, stacked = self.loop, dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
-        jaxprs.over_time(loop.eqns, [v for form in self.forms for v in variables(form.terms)], env, stacked)
-        new, readouts = [], {}
+        loop = self.loop
+        env = dict(zip(self.loop.consts, consts))
+        stacked = dict(zip(self.loop.xs, xs))
+        jaxprs.over_time(
+            loop.eqns, [v for form in self.forms for v in variables(form.terms)], env, stacked
+        )
+        new = []
+        readouts = {}
         remaining = iter(states)
         for form in self.forms:
-            forms, states_of_form = form.forms, [next(remaining) for _ in form.positions]
-            contracted, precision = (
-                forms.size[forms.contracted],
-                form.precision or (PRECISION if self.batched else None),
+            forms = form.forms
+            states_of_form = [next(remaining) for _ in form.positions]
+            contracted = forms.size[forms.contracted]
+            precision = form.precision or (PRECISION if self.batched else None)
+            factors = Factors(
+                env, stacked, forms.find, states_of_form[0].dtype, contracted, precision
             )
-            factors = Factors(env, stacked, forms.find, states_of_form[0].dtype, contracted, precision)
-            values, after = Chunk(form, factors, self.steps, valid, saved, self.batched).run(states_of_form)
+            values, after = Chunk(form, factors, self.steps, valid, saved, self.batched).run(
+                states_of_form
+            )
             readouts.update(values)
             new += after
         return [*new, *jaxprs.stacks(loop.eqns, loop.ys, env, {**stacked, **readouts}, self.steps)]
 
-    def run_by_steps(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any) -> list[Any]:
-        states, outs = jax.lax.scan(lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps)
+    def run_by_steps(
+        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], valid: Any
+    ) -> list[Any]:
+        states, outs = jax.lax.scan(
+            lambda s, x: self._step(s, consts, *x), list(states), (list(xs), valid), self.steps
+        )
         return [*states, *outs]
 
-    def _step(self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], is_valid: Any) -> tuple[Any, list[Any]]:
+    def _step(
+        self, states: Sequence[Any], consts: Sequence[Any], xs: Sequence[Any], is_valid: Any
+    ) -> tuple[Any, list[Any]]:
         loop = self.loop
         old = [s.astype(v.aval.dtype) for s, v in zip(states, loop.carry)]
         outs = loop.step(*consts, *old, *xs)
@@ -119,7 +145,9 @@ class ChunkBody:
         def state_before(t: Any) -> Any:
             def step(states: Any, inputs: Any) -> Any:
                 u, x, is_valid = inputs
-                return self._step(states, consts, x, u < t if is_valid is None else is_valid & (u < t))[0], None
+                return self._step(
+                    states, consts, x, u < t if is_valid is None else is_valid & (u < t)
+                )[0], None
 
             return jax.lax.scan(step, first, (number, xs, valid))[0]
 
@@ -127,7 +155,9 @@ class ChunkBody:
         def step(moved: Any, inputs: Any) -> Any:
             t, x, is_valid, moved_x = inputs
             at = (state_before(t), consts, x)
-            return jax.jvp(lambda *at: self._step(*at, is_valid), at, (moved, moved_consts, moved_x))[1]
+            return jax.jvp(
+                lambda *at: self._step(*at, is_valid), at, (moved, moved_consts, moved_x)
+            )[1]
 
         moved, outs = jax.lax.scan(step, moved, (number, xs, valid, moved_xs))
         return [*moved, *outs]
@@ -159,13 +189,19 @@ class _FlatProgram:
         n = len(arrays) - len(self.saved)
         return arrays[:n], arrays[n:], good
 
-    def rule(self, args: Sequence[Any], argnums: Sequence[int], moving: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def rule(
+        self, args: Sequence[Any], argnums: Sequence[int], moving: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
         results, saved_values, good = self.run(args)
         # JAX asks a second time with states that move. If they always do, the program is the same.
         states = {i: jnp.zeros_like(args[i]) for i in range(len(self.body.loop.carry))}
         moved = dict(sorted({**states, **dict(zip(argnums, moving))}.items()))
-        moving = [t if t.shape == self.shapes[i] else _unfused(t).reshape(self.shapes[i]) for i, t in moved.items()]
-        residuals, key = [*args, *saved_values], tuple(moved)
+        moving = [
+            t if t.shape == self.shapes[i] else _unfused(t).reshape(self.shapes[i])
+            for i, t in moved.items()
+        ]
+        residuals = [*args, *saved_values]
+        key = tuple(moved)
         if key not in self.programs:
             maps = (functools.partial(fn, key) for fn in (self._of_products, self._of_steps))
             self.programs[key] = [traced_with(fn, [*residuals, *moving]) for fn in maps]
@@ -177,7 +213,9 @@ class _FlatProgram:
         results, saved_values = self._evaluate(values)
         self.saved[:] = map(jnp.shape, saved_values)
         good = all_finite([jax.lax.stop_gradient(x) for x in results if is_smooth(x)])
-        results = jax.lax.cond(good, lambda results, _: results, lambda _, args: self._by_steps(args), results, values)
+        results = jax.lax.cond(
+            good, lambda results, _: results, lambda _, args: self._by_steps(args), results, values
+        )
         return [*_closed(results), *_closed(saved_values), good]
 
     def _of_products(self, argnums: Sequence[int], *operands: Any) -> list[Any]:
@@ -187,7 +225,9 @@ class _FlatProgram:
         return [t for t in tangents if t.dtype != jax.dtypes.float0]
 
     def _of_steps(self, argnums: Sequence[int], *operands: Any) -> list[Any]:
-        at, along = (self.body.in_order(self.tree.unflatten(each)) for each in self._at(argnums, operands))
+        at, along = (
+            self.body.in_order(self.tree.unflatten(each)) for each in self._at(argnums, operands)
+        )
         tangents = self.body.outs_in_order(self.body.tangents_by_steps(at, along))
         return [t for t in tangents if t.dtype != jax.dtypes.float0]
 
@@ -197,15 +237,25 @@ class _FlatProgram:
         values = self._opened(operands[: self.tree.num_leaves])
         return values, [moving.get(i, no_tangent(v)) for i, v in enumerate(values)]
 
-    def _evaluate(self, args: Sequence[Any], saved_values: Sequence[Any] | None = None) -> tuple[list[Any], list[Any]]:
-        saved, body = SavedForBackward(saved_values), self.body
-        return body.outs_in_order(body.run_by_products(*body.in_order(self.tree.unflatten(args)), saved)), saved.values
+    def _evaluate(
+        self, args: Sequence[Any], saved_values: Sequence[Any] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        saved = SavedForBackward(saved_values)
+        body = self.body
+        return body.outs_in_order(
+            body.run_by_products(*body.in_order(self.tree.unflatten(args)), saved)
+        ), saved.values
 
     def _by_steps(self, args: Sequence[Any]) -> list[Any]:
-        return self.body.outs_in_order(self.body.run_by_steps(*self.body.in_order(self.tree.unflatten(args))))
+        return self.body.outs_in_order(
+            self.body.run_by_steps(*self.body.in_order(self.tree.unflatten(args)))
+        )
 
     def _opened(self, args: Sequence[Any]) -> list[Any]:
-        return [x if x.shape == shape else _unfused(x).reshape(shape) for x, shape in zip(args, self.shapes)]
+        return [
+            x if x.shape == shape else _unfused(x).reshape(shape)
+            for x, shape in zip(args, self.shapes)
+        ]
 
 
 def _closed(results: Sequence[Any]) -> list[Any]:

@@ -32,7 +32,9 @@ class SavedForBackward:
         self.values.append(make())
         return self.values[-1]
 
-    def result(self, fn: Callable[..., Any], *args: Any, tangent: Callable[..., Any] | None = None) -> Any:
+    def result(
+        self, fn: Callable[..., Any], *args: Any, tangent: Callable[..., Any] | None = None
+    ) -> Any:
         """Returns `fn(*args)`, an array that is saved.
 
         Its derivative is that of `fn`, or `tangent(result, args, tangents)`. JAX 0.10 drops rules such as this one where it
@@ -45,7 +47,9 @@ class SavedForBackward:
 
         @of.defjvp
         def _(primals: Any, tangents: Any) -> Any:
-            result, args, moved = of(*primals), primals[1:], tangents[1:]
+            result = of(*primals)
+            args = primals[1:]
+            moved = tangents[1:]
             return result, tangent(result, args, moved) if tangent else jax.jvp(fn, args, moved)[1]
 
         return of(self(lambda: fn(*args)), *args)
@@ -95,7 +99,8 @@ def neighbors(steps: int) -> Any:
     Each pair s < t is in one level.
     """
     h = 1 << np.arange(steps.bit_length() - 1)[:, None, None]
-    t, s = np.arange(steps)[:, None] // h, np.arange(steps) // h
+    t = np.arange(steps)[:, None] // h
+    s = np.arange(steps) // h
     return (t == s + 1) & (t % 2 == 1)
 
 
@@ -126,7 +131,8 @@ def _inverse(a: Any, times: Any) -> Any:
     blocks, _ = jax.lax.scan(round_of, ones, neighbors(h))
     while h < size:
         blocks = blocks.reshape(len(a), -1, 2, h, h)
-        first, second = blocks[..., 0, :, :], blocks[..., 1, :, :]
+        first = blocks[..., 0, :, :]
+        second = blocks[..., 1, :, :]
         corner = -times(times(second, below(h, 1, 0, 2)), first)
         top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
         blocks = jnp.concatenate([top, jnp.concatenate([corner, second], -1)], -2)

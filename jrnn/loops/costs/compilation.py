@@ -33,14 +33,18 @@ _NOTHING = frozenset(jaxprs.LOWERED_CALLS) | primitives.with_kind("barrier")  # 
 
 def seconds(eqns: Iterable[Any]) -> float:
     """Returns how long equations compile, with those of the jaxprs in them."""
-    return sum(_own_seconds(e) + sum(seconds(inner.eqns) for inner in jaxprs.run_jaxprs(e)) for e in eqns)
+    return sum(
+        _own_seconds(e) + sum(seconds(inner.eqns) for inner in jaxprs.run_jaxprs(e)) for e in eqns
+    )
 
 
 def _own_seconds(eqn: Any) -> float:
     name = eqn.primitive.name
     if name in _NOTHING:
         return 0.0
-    is_tiny = all(jaxprs.elements(getattr(v.aval, "shape", ())) <= _TINY_ELEMENTS for v in eqn.outvars)
+    is_tiny = all(
+        jaxprs.elements(getattr(v.aval, "shape", ())) <= _TINY_ELEMENTS for v in eqn.outvars
+    )
     return (_TINY_ELEMENTWISE if is_tiny else _ELEMENTWISE) if name in _FUSED else _CALL
 
 
@@ -52,7 +56,8 @@ def added_seconds(run: Callable[..., Any], loop: Loop, differentiated: bool) -> 
         loop: the loop.
         differentiated: JAX differentiates the program, or the loop.
     """
-    steps, n_consts = jaxprs.extent(loop.length), len(loop.consts)
+    steps = jaxprs.extent(loop.length)
+    n_consts = len(loop.consts)
     n_carry = n_consts + len(loop.carry)
     avals = [v.aval for v in loop.inputs]
     avals[n_carry:] = [ShapedArray((steps, *a.shape), a.dtype) for a in avals[n_carry:]]
@@ -63,7 +68,9 @@ def added_seconds(run: Callable[..., Any], loop: Loop, differentiated: bool) -> 
 
     def train(*args: Any) -> Any:
         def results(*moving: Any) -> list[Any]:
-            return list(filter(is_smooth, jax.tree.leaves(program(*jaxprs.replaced(args, places, moving)))))
+            return list(
+                filter(is_smooth, jax.tree.leaves(program(*jaxprs.replaced(args, places, moving))))
+            )
 
         outs, transposed = jax.vjp(results, *(args[i] for i in places))
         return transposed(outs)

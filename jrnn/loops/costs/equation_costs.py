@@ -14,25 +14,35 @@ from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs.machines import CPU, Machine
 
 # Times of one element of these, compared with a function, measured on a CPU: `sort` for each doubling of the length.
-_SORTING, _SELECTING, _RUNNING = 8, 7, 7
+_SORTING = 8
+_SELECTING = 7
+_RUNNING = 7
 _FUNCTIONS_PER_ELEMENT = 0.5  # that a lookup or an update places
-_FUNCTIONS_PER_INDEX = 3, 30  # at one step; and for all steps together, which XLA:CPU does not vectorize
+_FUNCTIONS_PER_INDEX = (
+    3,
+    30,
+)  # at one step; and for all steps together, which XLA:CPU does not vectorize
 # A draw of random bits is elementwise work: the time of one element, and the fewest elements that a draw costs as much as,
 # at one step and for all steps together.
-_DRAWING, _DRAWING_FOR_ALL = (4, 32), (6, 8)
+_DRAWING = (4, 32)
+_DRAWING_FOR_ALL = (6, 8)
 # The kernels of a draw for all steps together; and at one step, if its rounds are one kernel (jax 0.10.2: 0.6 us for 4 to
 # 128 words) or several (2.9 us for 160 to 1,024 words).
-_ROUNDS, _ROUNDS_OF_ONE_STEP = 70, (6, 29)
+_ROUNDS = 70
+_ROUNDS_OF_ONE_STEP = (6, 29)
 _GAMMA = 300  # functions, of one number, which is drawn by rejection: 200 ns with jax 0.12
 LIBRARY_SUM = 4_096  # elements of a reduction that XLA:CPU gives to a library
 LARGE_PRODUCT = 2 * LIBRARY_SUM  # operations of a product that stays a call
 MIN_ELEMENTS = 24  # arrays with fewer elements cost as much as with so many
 # XLA:CPU unrolls loops over so few elements, more than a vector has, and computes functions of each by itself: with jax 0.12
 # a step with one logistic function of 8, 16 and 64 elements took 40, 84 and 56 ns.
-_UNVECTORIZED, _UNVECTORIZED_COST = range(9, 33), 6
+_UNVECTORIZED = range(9, 33)
+_UNVECTORIZED_COST = 6
 _FLOAT64 = np.dtype("float64")
 _SOLVING = 30  # an operation of a solver on small matrices takes so many times the time of one in a product
-_LARGE = 1 << 19  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
+_LARGE = (
+    1 << 19
+)  # operations from which a product of bfloat16 is faster than one of float32: see `Machine.bfloat16`
 _TRANSPOSED = 1.25  # a product x W^T in a loop takes so many times the time of x W
 # XLA before jaxlib 0.12 writes small products of one row itself, where others are slower than large ones by calls: with jax
 # 0.10.2 [1, 32] by [32, 32] takes 113 ns, of 222 that would be estimated, and [1, 64] by [64, 64] 422 of 565.
@@ -42,7 +52,9 @@ _VECTOR = 8  # elements
 _PACKED_ROWS = 8  # a product of fewer rows reads its other operand in place; others pack it first, at each call
 _PACKED = 0.25  # smaller operands, in parts of the cache of a core, stay there, where packing them takes little
 _RESULTS = 4  # results of many steps at once leave these caches: each byte takes as long as packing so many
-_CONVOLVING, _CONVOLUTION = 4, 6  # an operation of a small convolution, compared with products; and its call
+# an operation of a small convolution, compared with products; and its call
+_CONVOLVING = 4
+_CONVOLUTION = 6
 _BATCHED = 10  # many triangular systems at once, which JAX does not give to LAPACK, take so many times the time of one
 
 
@@ -69,7 +81,9 @@ def is_library_reduction(eqn: Eqn) -> bool:
 
 def selects(eqn: Eqn) -> bool:
     """Returns True for a select, and for a truth value as a number, whose product XLA writes as a select."""
-    of_truth: bool = eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
+    of_truth: bool = (
+        eqn.primitive.name == "convert_element_type" and eqn.invars[0].aval.dtype == bool
+    )
     return of_truth or eqn.primitive.name == "select_n"
 
 
@@ -78,10 +92,14 @@ def call_seconds(eqn: Eqn, machine: Machine, all_steps: bool = False) -> float:
     if eqn.primitive.name == "dot_general":
         if all_steps:
             return machine.bulk_call
-        in_the_loop = is_matvec(eqn) and machine.elementwise_trip < machine.kernel  # a kernel a loop, as on a CPU
+        in_the_loop = (
+            is_matvec(eqn) and machine.elementwise_trip < machine.kernel
+        )  # a kernel a loop, as on a CPU
         if in_the_loop:
             return 0.0
-        slower = _ONE_ROW_FRACTION if has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT else 1
+        slower = (
+            _ONE_ROW_FRACTION if has_one_row(eqn) and jaxprs.operations(eqn) <= LARGE_PRODUCT else 1
+        )
         return machine.kernel + slower * _tiny_seconds(eqn, machine)
     if primitives.is_kind(eqn, "draw"):
         return (_ROUNDS if all_steps else _rounds(eqn, machine)) * machine.kernel
@@ -97,12 +115,19 @@ def _rounds(eqn: Eqn, machine: Machine) -> int:
     if machine.one_kernel_bytes == math.inf:
         return 0
     one_kernel, several = _ROUNDS_OF_ONE_STEP
-    return one_kernel if 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.one_kernel_bytes else several
+    return (
+        one_kernel
+        if 2 * sum(map(jaxprs.nbytes, eqn.outvars)) <= machine.one_kernel_bytes
+        else several
+    )
 
 
 def _tiny_seconds(eqn: Eqn, machine: Machine) -> float:
     """Returns what a product costs next to its operations at the rate of large ones."""
-    return min(machine.call, jaxprs.operations(eqn) * (1 / machine.tiny_product_rate - 1 / machine.product_rate))
+    return min(
+        machine.call,
+        jaxprs.operations(eqn) * (1 / machine.tiny_product_rate - 1 / machine.product_rate),
+    )
 
 
 def is_matvec(eqn: Eqn) -> bool:
@@ -127,11 +152,18 @@ def _sides(eqn: Eqn) -> list[tuple[int, int]]:
     sides = []
     for atom, summed, batch in zip(eqn.invars, *eqn.params["dimension_numbers"]):
         free_sizes = [n for axis, n in enumerate(atom.aval.shape) if axis not in (*summed, *batch)]
-        sides.append((jaxprs.elements(free_sizes), jaxprs.elements([atom.aval.shape[axis] for axis in summed])))
+        sides.append(
+            (
+                jaxprs.elements(free_sizes),
+                jaxprs.elements([atom.aval.shape[axis] for axis in summed]),
+            )
+        )
     return sides
 
 
-def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], machine: Machine) -> float:
+def packing_seconds(
+    eqn: Eqn, moving: Collection[Var], xs: Collection[Var], machine: Machine
+) -> float:
     """Returns the time in which a product packs a large operand at each call, less what larger arrays would cost.
 
     These are its results, and the other operand if the loop computes it. `moving` are the values that differ between steps.
@@ -155,8 +187,13 @@ def packing_seconds(eqn: Eqn, moving: Collection[Var], xs: Collection[Var], mach
 
 def operation_seconds(eqn: Eqn, machine: Machine) -> float:
     """Returns the time of the operations of a product."""
-    operations, narrow = jaxprs.operations(eqn), all(a.aval.dtype == jnp.bfloat16 for a in eqn.invars)
-    return operations / machine.product_rate / (machine.bfloat16 if narrow and operations >= _LARGE else 1.0)
+    operations = jaxprs.operations(eqn)
+    narrow = all(a.aval.dtype == jnp.bfloat16 for a in eqn.invars)
+    return (
+        operations
+        / machine.product_rate
+        / (machine.bfloat16 if narrow and operations >= _LARGE else 1.0)
+    )
 
 
 def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) -> float:
@@ -182,12 +219,18 @@ def product_seconds(eqn: Eqn, moving: Collection[Var] | None, machine: Machine) 
         numbers = eqn.params["dimension_numbers"]
         taps = jaxprs.elements(shapes[1]) // max(jaxprs.extent(shapes[1][numbers.rhs_spec[0]]), 1)
         calls = all_steps and all(map(is_read, eqn.invars))  # a group for each step
-        return max(_CONVOLVING * 2 * count * taps / machine.product_rate, moved) + calls * _CONVOLUTION * machine.call
+        return (
+            max(_CONVOLVING * 2 * count * taps / machine.product_rate, moved)
+            + calls * _CONVOLUTION * machine.call
+        )
     if primitives.is_kind(eqn, "solver"):
         n = jaxprs.extent(shapes[0][-1])
         matrices = jaxprs.elements(shapes[0][:-2])  # also for many at once, each is one call
         slower = _BATCHED if name == "triangular_solve" and (all_steps or matrices > 1) else 1
-        return slower * (matrices * machine.call + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.product_rate)
+        return slower * (
+            matrices * machine.call
+            + jaxprs.elements(shapes[0]) * n * _SOLVING / machine.product_rate
+        )
     if name == "optimization_barrier":
         return moved
     of_first = jaxprs.elements(shapes[0]) if shapes else count
@@ -212,12 +255,17 @@ def indexing_seconds(eqn: Eqn, all_steps: bool, in_place: bool, machine: Machine
     rows = 1 if at is None else jaxprs.elements(eqn.invars[at].aval.shape[:-1])
     table = 0
     if primitives.is_kind(eqn, "lookup"):
-        placed, whole, table = eqn.outvars[0], 0, jaxprs.nbytes(eqn.invars[0])
+        placed = eqn.outvars[0]
+        whole = 0
+        table = jaxprs.nbytes(eqn.invars[0])
     else:
         placed = eqn.invars[1 if name == "dynamic_update_slice" else 2]
         whole = 0 if in_place else 2 * jaxprs.nbytes(eqn.outvars[0])
     size = whole + 2 * jaxprs.nbytes(placed)
-    count = _FUNCTIONS_PER_ELEMENT * jaxprs.elements(placed.aval.shape) + rows * _FUNCTIONS_PER_INDEX[all_steps]
+    count = (
+        _FUNCTIONS_PER_ELEMENT * jaxprs.elements(placed.aval.shape)
+        + rows * _FUNCTIONS_PER_INDEX[all_steps]
+    )
     return machine.reading(size, max(size, table)) + count * machine.function
 
 
@@ -230,17 +278,24 @@ def element_seconds(eqn: Eqn, machine: Machine = CPU, alone: bool = False) -> fl
         alone: nothing in the loop is a call, so that it is one kernel.
     """
     row = primitives.row_of(eqn)
-    cost, reduces = row.cost, row.kind == "reduction"
+    cost = row.cost
+    reduces = row.kind == "reduction"
     if cost == 0.0:
         return 0.0
     avals = [a.aval for a in (eqn.invars if reduces else eqn.outvars)]
     wide = 1.0  # a vector has half as many numbers of 64 bits, and XLA:CPU sums products of these by themselves
     if _FLOAT64 in [aval.dtype for aval in avals]:
         wide = 4.0 if reduces else 2.0
-    count = max(wide * max([jaxprs.elements(aval.shape) for aval in avals], default=1), MIN_ELEMENTS)
+    count = max(
+        wide * max([jaxprs.elements(aval.shape) for aval in avals], default=1), MIN_ELEMENTS
+    )
     if cost is not None:
         size = jaxprs.elements(eqn.outvars[0].aval.shape)
-        by_itself = alone and size in _UNVECTORIZED and machine.elementwise_trip < machine.kernel  # as on a CPU
+        by_itself = (
+            alone and size in _UNVECTORIZED and machine.elementwise_trip < machine.kernel
+        )  # as on a CPU
         return (_UNVECTORIZED_COST * wide * size if by_itself else count) * machine.function * cost
-    last = reduces and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]  # XLA:CPU vectorizes others
+    last = (
+        reduces and eqn.invars[0].aval.ndim - 1 in eqn.params["axes"]
+    )  # XLA:CPU vectorizes others
     return count * machine.element * (4.0 if last else 1.5 if reduces else 1.0)

@@ -36,7 +36,8 @@ from jrnn.loops.ir import Loop
 
 # What XLA:CPU counts of a trip, next to its kernels: a pointer for each value, and the counter and its comparison. With 160,
 # loops of 16 to 26 scalars with jax 0.10.2 are one kernel where they are estimated to be.
-_POINTER, _CONTROL = 8, 160
+_POINTER = 8
+_CONTROL = 160
 _WHILE = 10  # trips of a `while` loop, whose number nobody knows
 Terms = dict[str, float]  # parts of a time, by the names of `costs.UNCERTAINTIES`
 
@@ -61,7 +62,11 @@ class Estimate(NamedTuple):
     terms: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {in_words(seconds)}" for name, seconds in self.terms if seconds >= 0.01 * self.seconds)
+        parts = ", ".join(
+            f"{name} {in_words(seconds)}"
+            for name, seconds in self.terms
+            if seconds >= 0.01 * self.seconds
+        )
         return self.brief() + (f" ({parts})" if parts else "")
 
     def brief(self) -> str:
@@ -123,7 +128,12 @@ class Costs(NamedTuple):
         moved = machine.reading(self.read_bytes, size) + machine.writing(self.written_bytes, size)
         calls = times * (self.calls + self.kernels * machine.kernel)
         elements = steps * max(self.elements, moved)
-        return dict(products=steps * self.products, elements=elements, calls=calls, packing=times * self.packing)
+        return dict(
+            products=steps * self.products,
+            elements=elements,
+            calls=calls,
+            packing=times * self.packing,
+        )
 
 
 class Estimator:
@@ -135,7 +145,8 @@ class Estimator:
     """
 
     def __init__(self, loop: Loop, machine: Machine = CPU):
-        self.loop, self.machine = loop, machine
+        self.loop = loop
+        self.machine = machine
         self.moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
         self.carried = {*loop.carry}
         # XLA adds updates of zeros to what they are added to, in place.
@@ -151,7 +162,9 @@ class Estimator:
             *(e.outvars[0] for e in added if not self.updates.keys().isdisjoint(jaxprs.inputs(e))),
         }
         self._facts: dict[int, EquationFacts] = {}
-        self._inside: dict[int, Costs] = {}  # of jaxprs, which the facts of their equations keep alive
+        self._inside: dict[
+            int, Costs
+        ] = {}  # of jaxprs, which the facts of their equations keep alive
         self._parts: dict[Any, Costs] = {}  # of equations, which their facts keep alive
         self._size: dict[Var, int] = {}
 
@@ -187,7 +200,9 @@ class Estimator:
         facts = [self._facts_of(e) for e in eqns]
         computed = {v for e in eqns for v in e.outvars}
         arrays = self._arrays(eqns, facts, outputs, computed)
-        sources: dict[Var, tuple[Var, ...]] = {}  # the arrays that a value that is not an array is computed from
+        sources: dict[
+            Var, tuple[Var, ...]
+        ] = {}  # the arrays that a value that is not an array is computed from
         slices = any(e.primitive.name == "slice" for e in eqns)
         views: dict[Var, tuple[Var, ...]] = {} if slices else sources  # the same, or slices of them
         products = elements = calls = packing = 0.0
@@ -225,7 +240,11 @@ class Estimator:
         )
 
     def _arrays(
-        self, eqns: Sequence[Eqn], facts: Sequence[EquationFacts], outputs: set[Var], computed: Collection[Var]
+        self,
+        eqns: Sequence[Eqn],
+        facts: Sequence[EquationFacts],
+        outputs: set[Var],
+        computed: Collection[Var],
     ) -> set[Var]:
         """Returns the results of equations that are written to memory."""
         arrays = {v for v in outputs if v in computed}
@@ -236,13 +255,23 @@ class Estimator:
             elif fact.reduces:
                 arrays.update(eqn.outvars)
         if any(fact.is_call for fact in facts):
-            for eqn, fact in zip(eqns, facts):  # XLA:CPU writes the parts of an array that it joins, each by a kernel
+            for eqn, fact in zip(
+                eqns, facts
+            ):  # XLA:CPU writes the parts of an array that it joins, each by a kernel
                 parts = [v for v in fact.inputs if v in computed]
-                if eqn.primitive.name == "concatenate" and len(parts) > 1 and eqn.outvars[0] in arrays:
+                if (
+                    eqn.primitive.name == "concatenate"
+                    and len(parts) > 1
+                    and eqn.outvars[0] in arrays
+                ):
                     arrays.update(parts)
         arrays |= read_by_libraries(eqns, facts, arrays, selects)
         for eqn in reversed(eqns):  # the operand is the array that such an equation only renames
-            if primitives.is_renaming(eqn) and eqn.outvars[0] in arrays and not outputs.intersection(eqn.outvars):
+            if (
+                primitives.is_renaming(eqn)
+                and eqn.outvars[0] in arrays
+                and not outputs.intersection(eqn.outvars)
+            ):
                 arrays.discard(eqn.outvars[0])
                 arrays.update(v for v in jaxprs.inputs(eqn) if v in computed)
         return arrays
@@ -271,7 +300,9 @@ class Estimator:
     def _seconds(self, eqn: Eqn, all_steps: bool) -> float:
         """Returns the time of what is not fused, at one step, or for one of many steps together."""
         if primitives.is_kind(eqn, "lookup", "update"):
-            in_place = not all_steps and (jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates)
+            in_place = not all_steps and (
+                jaxprs.is_in(eqn.invars[0], self.carried) or eqn.outvars[0] in self.updates
+            )
             return indexing_seconds(eqn, all_steps, in_place, self.machine)
         if any(True for _ in jaxprs.sub_jaxprs(eqn)):
             return self._inner_seconds(eqn)
@@ -289,13 +320,21 @@ class Estimator:
 
     def _inner_seconds(self, eqn: Eqn) -> float:
         """Returns the time of a call, an inner loop, or the longest branch."""
-        name, machine, times = eqn.primitive.name, self.machine, [0.0]
+        name = eqn.primitive.name
+        machine = self.machine
+        times = [0.0]
         for inner in jaxprs.run_jaxprs(eqn):
             part = self.inside(inner)
             times.append(sum(part.terms(machine, 1, part.total_bytes, 1).values()))
         if name == "cond":
             return max(times)
-        trips = jaxprs.extent(eqn.params["length"]) if name == "scan" else _WHILE if name == "while" else 1
+        trips = (
+            jaxprs.extent(eqn.params["length"])
+            if name == "scan"
+            else _WHILE
+            if name == "while"
+            else 1
+        )
         return trips * (sum(times) + machine.elementwise_trip)
 
     def is_small(self, loop: Loop, inside: Costs) -> bool:
@@ -309,18 +348,26 @@ class Estimator:
         readers = Counter(v for e in loop.eqns for v in set(jaxprs.inputs(e)))
         copies = 2 * self.sizes(v for v in loop.carry if readers[v] > 1)
         values = len({*loop.inputs, *jaxprs.variables(loop.ys)})
-        return inside.touched_bytes + copies + _POINTER * values + _CONTROL < self.machine.one_kernel_bytes
+        return (
+            inside.touched_bytes + copies + _POINTER * values + _CONTROL
+            < self.machine.one_kernel_bytes
+        )
 
     def trips(self, loop: Loop, inside: Costs) -> Terms:
-        machine, steps = self.machine, jaxprs.extent(loop.length)
-        reading, writing = self.sizes(loop.xs), self.sizes(jaxprs.variables(loop.ys))
-        stacks = machine.reading(steps * reading, steps * reading) + machine.writing(steps * writing, steps * writing)
+        machine = self.machine
+        steps = jaxprs.extent(loop.length)
+        reading = self.sizes(loop.xs)
+        writing = self.sizes(jaxprs.variables(loop.ys))
+        stacks = machine.reading(steps * reading, steps * reading) + machine.writing(
+            steps * writing, steps * writing
+        )
         several_kernels = inside.calls or not self.is_small(loop, inside)
         work = inside.terms(machine, steps, inside.total_bytes, steps if several_kernels else 0)
         trips = steps * (machine.trip if several_kernels else machine.elementwise_trip)
         # What a product or a branch makes is copied into its stack, and so is what the loop reads.
         called = {v for e in loop.eqns for v in e.outvars if self._facts_of(e).call_seconds}
-        ys, copied = jaxprs.variables(loop.ys), called
+        ys = jaxprs.variables(loop.ys)
+        copied = called
         if several_kernels and ys:
             copied = called.union(jaxprs.variables(loop.carry_out), *map(jaxprs.inputs, loop.eqns))
         trips += steps * machine.kernel * sum(v in copied for v in ys)
@@ -329,8 +376,12 @@ class Estimator:
     def sums(self, eqns: Sequence[Eqn]) -> Costs:
         """Returns what the sums after a loop cost. The result of a contraction over time is written once for all steps."""
         facts = [self._facts_of(e) for e in eqns]
-        dots = sum(operation_seconds(e, self.machine) for e in eqns if e.primitive.name == "dot_general")
-        others = sum(f.seconds for f in facts if f.is_call and f.eqn.primitive.name != "dot_general")
+        dots = sum(
+            operation_seconds(e, self.machine) for e in eqns if e.primitive.name == "dot_general"
+        )
+        others = sum(
+            f.seconds for f in facts if f.is_call and f.eqn.primitive.name != "dot_general"
+        )
         reductions = sum(f.seconds for f in facts if f.reduces)
         # XLA copies the first operand of a product over time, transposed; the smaller one is put first. It also copies
         # operands that are contracted over other axes than the first ones.
@@ -338,7 +389,17 @@ class Estimator:
         for f in facts:
             if f.eqn.primitive.name == "dot_general" and not is_outer(f.eqn):
                 contracted, _ = f.eqn.params["dimension_numbers"]
-                inner = [a for a, axes in zip(f.eqn.invars, contracted) if sorted(axes) != [*range(len(axes))]]
+                inner = [
+                    a
+                    for a, axes in zip(f.eqn.invars, contracted)
+                    if sorted(axes) != [*range(len(axes))]
+                ]
                 copied.append(sum(map(self.size, jaxprs.variables(inner))))
         calls = sum(f.all_steps_call_seconds for f in facts)
-        return Costs(dots + others, reductions, calls=calls, kernels=len(eqns), peak_bytes=max(copied, default=0))
+        return Costs(
+            dots + others,
+            reductions,
+            calls=calls,
+            kernels=len(eqns),
+            peak_bytes=max(copied, default=0),
+        )

@@ -80,7 +80,9 @@ _CLOCK = 3e9  # nominal: a faster one makes all times shorter, and changes no ch
 _UNITS = 2  # multiply-add a clock; most processors with vectors of 32 bytes have two units for that
 _TWICE_AS_WIDE = 1.4  # vectors of 64 bytes double the rate of some processors (Intel's servers), of others not (Zen 4)
 _PEAK_FRACTION = 0.94  # the part of the peak that products of XLA reach (docs/notes/cpu_log.md)
-_TINY_SLOWDOWN = 7.5  # so many times slower are products of less than a vector's work (docs/notes/cpu_log.md)
+_TINY_SLOWDOWN = (
+    7.5  # so many times slower are products of less than a vector's work (docs/notes/cpu_log.md)
+)
 _FUNCTION = 23  # `tanh` takes as long as so many additions: XLA's polynomial, a division and the reading of both
 # Products of bfloat16 since jaxlib 0.11, where the processor has instructions for them: 1.4 to 4.4 times the rate of float32
 # for 2^19 to 2^28 operations on an Intel Xeon with AMX; with jax 0.10.2 1.0 times.
@@ -88,7 +90,9 @@ _BFLOAT16 = 2.0
 _KERNEL = 0.1e-6  # of XLA's CPU runtime: 0.05 to 0.2 us a kernel
 # A core reads 16 bytes a clock from a cache. Memory gives one core a third of that, and takes a third again where pages are
 # written for the first time.
-_FROM_CACHE, _FROM_MEMORY, _TO_MEMORY = 16, 5, 5 / 3
+_FROM_CACHE = 16
+_FROM_MEMORY = 5
+_TO_MEMORY = 5 / 3
 
 
 def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Machine:
@@ -101,7 +105,9 @@ def processor(vector: int = 32, near: int = 1 << 20, last: int = 32 << 20) -> Ma
     """
     lanes = min(vector, 32) / 4
     products = _PEAK_FRACTION * 2 * _UNITS * lanes * _CLOCK * (_TWICE_AS_WIDE if vector > 32 else 1)
-    element = 1 / (_CLOCK * lanes) / 1.4  # some are fused into multiply-adds, or run next to each other
+    element = (
+        1 / (_CLOCK * lanes) / 1.4
+    )  # some are fused into multiply-adds, or run next to each other
     return Machine(
         product_rate=products,
         tiny_product_rate=products / _TINY_SLOWDOWN,
@@ -128,9 +134,14 @@ CPU = processor()  # a processor of which nothing is known
 def this_processor() -> Machine:
     """Returns the constants of the CPU that runs this process, from what the system reports."""
     sizes = {level: size for level, size in _caches().items() if 1 << 15 <= size <= 1 << 30}
-    near, flags = sizes.get(2, CPU.core_cache_bytes), os.environ.get("XLA_FLAGS", "")
+    near = sizes.get(2, CPU.core_cache_bytes)
+    flags = os.environ.get("XLA_FLAGS", "")
     machine = processor(vector_bytes(flags), near, sizes.get(3, max(4 * near, 8 << 20)))
-    narrow = _BFLOAT16 if XLA_HAS_BFLOAT16_PRODUCTS and {"amx_bf16", "avx512_bf16"} & instructions() else 1.0
+    narrow = (
+        _BFLOAT16
+        if XLA_HAS_BFLOAT16_PRODUCTS and {"amx_bf16", "avx512_bf16"} & instructions()
+        else 1.0
+    )
     return machine._replace(one_kernel_bytes=one_kernel_bytes(flags), bfloat16=narrow)
 
 
@@ -164,7 +175,9 @@ def _caches() -> dict[int, int]:
     sizes: dict[int, int] = {}
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
-            level, kind, size = (read_text(path / name, ScanError).strip() for name in ("level", "type", "size"))
+            level, kind, size = (
+                read_text(path / name, ScanError).strip() for name in ("level", "type", "size")
+            )
             if kind != "Instruction":
                 sizes[int(level)] = int(size.removesuffix("K")) << 10
         except ValueError:  # a ScanError, or no number
@@ -178,7 +191,9 @@ def _caches() -> dict[int, int]:
 # was measured on an H200 (docs/benchmarks/h200.json): 8 a trip took 7.8 us. From the same description: 132 multiprocessors
 # of 128 lanes at 1.98 GHz. A function takes 8 times as long: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
 # Instructions", 16 results a clock and multiprocessor. L2 is 2.5 times as fast as memory: XLA's `kL2CacheSpeedup`.
-_LAUNCH, _BANDWIDTH, _LANES = 1e-6, 3.352e12, 132 * 128 * 1.98e9
+_LAUNCH = 1e-6
+_BANDWIDTH = 3.352e12
+_LANES = 132 * 128 * 1.98e9
 H100 = Machine(
     product_rate=495e12,
     tiny_product_rate=495e12,  # a product is a launch, however small it is
@@ -199,7 +214,9 @@ H100 = Machine(
 # Launches, bandwidth and operations are those of `--compile-for v5e`. How To Scale Your Model, "How to Think About TPUs":
 # vectors of 8 x 128 lanes with 4 units at 1.5 GHz; VMEM of 128 MiB, 22 times as fast as memory. A function is estimated as
 # ten operations. None was measured on a device.
-_LAUNCH, _BANDWIDTH, _LANES = 0.5e-6, 819e9, 8 * 128 * 4 * 1.5e9
+_LAUNCH = 0.5e-6
+_BANDWIDTH = 819e9
+_LANES = 8 * 128 * 4 * 1.5e9
 V5E = Machine(
     product_rate=197e12,
     tiny_product_rate=197e12,

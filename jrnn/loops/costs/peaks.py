@@ -77,10 +77,13 @@ def peak_bytes(
         copied_bytes = body.copied_carry_bytes(outputs)
     order = body.in_order()
     changes = body.changes_of_bytes(temporary, order)
-    live, peak = copied_bytes, copied_bytes
+    live = copied_bytes
+    peak = copied_bytes
     for at, i in enumerate(order):
         live += changes[at]
-        peak = max(peak, live + (_inner_bytes(estimator, eqns[i], all_steps) if facts[i].is_call else 0))
+        peak = max(
+            peak, live + (_inner_bytes(estimator, eqns[i], all_steps) if facts[i].is_call else 0)
+        )
     return peak
 
 
@@ -103,7 +106,10 @@ class _Body:
 
     def kernels(self) -> list[bool]:
         """Returns for each equation whether it is a call, or writes an array."""
-        return [f.is_call or not self.arrays.isdisjoint(e.outvars) for e, f in zip(self.eqns, self.facts)]
+        return [
+            f.is_call or not self.arrays.isdisjoint(e.outvars)
+            for e, f in zip(self.eqns, self.facts)
+        ]
 
     def in_order(self) -> list[int]:
         """Returns the positions of the kernels in XLA:CPU's order.
@@ -112,7 +118,8 @@ class _Body:
         """
         kernels = [i for i, is_kernel in enumerate(self.kernels()) if is_kernel]
         writers = {v: i for i in kernels for v in self.eqns[i].outvars}
-        readers, missing = defaultdict[int, list[int]](list), Counter[int]()
+        readers = defaultdict[int, list[int]](list)
+        missing = Counter[int]()
         for i in kernels:
             sources = dict.fromkeys(writers[v] for v in self.reads[i] if v in writers)
             missing[i] = len(sources)
@@ -147,19 +154,26 @@ class _Body:
             (v, *_) = eqn.outvars
             if fact.is_call or fact.reduces or v not in self.arrays or v in temporary:
                 continue
-            same_type = (u for u in read if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype))
-            overwritten.update([u for u in same_type if u in temporary - overwritten and readers[u] == 1][:1])
+            same_type = (
+                u for u in read if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype)
+            )
+            overwritten.update(
+                [u for u in same_type if u in temporary - overwritten and readers[u] == 1][:1]
+            )
         return overwritten
 
     def copied_carry_bytes(self, outputs: AbstractSet[Var]) -> int:
         """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
-        loop, written_at = self.estimator.loop, {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
+        loop = self.estimator.loop
+        written_at = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
         positions = compress(enumerate(self.reads), self.kernels())
         last_read_at = {v: i for i, read in positions for v in read}
         copied_bytes = 0
         for old, new in zip(loop.carry, loop.carry_out):
             at = written_at.get(new) if not jaxprs.is_literal(new) else None
-            if (old in outputs and new is not old) or (at is not None and last_read_at.get(old, -1) > at):
+            if (old in outputs and new is not old) or (
+                at is not None and last_read_at.get(old, -1) > at
+            ):
                 copied_bytes += self.estimator.size(old)
         return copied_bytes
 
@@ -180,7 +194,10 @@ def _in_place(estimator: Any, eqn: Eqn) -> bool:
 
 
 def read_by_libraries(
-    eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var], is_separate: Callable[[Eqn], bool]
+    eqns: Sequence[Eqn],
+    facts: Sequence[EquationFacts],
+    arrays: AbstractSet[Var],
+    is_separate: Callable[[Eqn], bool],
 ) -> set[Var]:
     """Returns the operands of reductions in a library that XLA computes before it calls the library.
 
@@ -214,7 +231,9 @@ def _is_separate(eqn: Eqn) -> bool:
     return any(1 < jaxprs.elements(a.aval.shape) < size for a in eqn.invars)
 
 
-def _reads(eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var]) -> list[tuple[Var, ...]]:
+def _reads(
+    eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var]
+) -> list[tuple[Var, ...]]:
     """Returns the arrays and inputs that each equation reads, through the values that are no arrays."""
     sources: dict[Var, tuple[Var, ...]] = {}
     reads = []
@@ -232,7 +251,9 @@ def through(values: Sequence[Var], sources: Mapping[Var, tuple[Var, ...]]) -> tu
     return tuple(dict.fromkeys(u for v in values for u in sources.get(v, (v,))))
 
 
-def _slices(estimator: Any, producers: Mapping[Var, Eqn], reads: Iterable[tuple[Var, ...]]) -> set[Var]:
+def _slices(
+    estimator: Any, producers: Mapping[Var, Eqn], reads: Iterable[tuple[Var, ...]]
+) -> set[Var]:
     """Returns the inputs of a step that calls read: XLA copies each from its stack."""
     not_inputs = producers.keys() | estimator.carried
     return {v for read in reads for v in read if v in estimator.moving and v not in not_inputs}
@@ -252,5 +273,7 @@ def _inner_bytes(estimator: Any, eqn: Eqn, all_steps: bool) -> int:
     if not all_steps or eqn.primitive.name != "dot_general" or is_outer(eqn):
         return 0
     contracted, _ = eqn.params["dimension_numbers"]
-    stacks = [(a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, estimator.moving)]
+    stacks = [
+        (a, axes) for a, axes in zip(eqn.invars, contracted) if jaxprs.is_in(a, estimator.moving)
+    ]
     return sum(estimator.size(a) for a, axes in stacks if tuple(axes) != (a.aval.ndim - 1,))

@@ -16,7 +16,9 @@ from jrnn.loops.explanations import instructions
 from jrnn.loops.explanations.instructions import Computation
 
 _FREE = frozenset(("bitcast", "constant", "get-tuple-element", "parameter", "tuple"))
-_CALLS = frozenset(("custom-call", "dot", "fft", "scatter", "sort"))  # each stops a loop from being one kernel, or may
+_CALLS = frozenset(
+    ("custom-call", "dot", "fft", "scatter", "sort")
+)  # each stops a loop from being one kernel, or may
 _SMALL = re.compile(r'xla_cpu_small_call="?true')
 
 
@@ -72,7 +74,8 @@ def _loops(name: str, computations: Mapping[str, Computation]) -> Iterator[Compi
 
 def _cost(name: str, computations: Mapping[str, Computation]) -> tuple[int, tuple[str, ...]]:
     """Returns the kernels of one run of a computation, and what keeps it from being one kernel."""
-    kernels, stops = 0, dict[str, None]()
+    kernels = 0
+    stops = dict[str, None]()
     for i in computations.get(name, {}).values():
         if i.opcode in _FREE:
             continue

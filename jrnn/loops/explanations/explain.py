@@ -44,15 +44,21 @@ class Explanation:
         memory: int | None = None,
     ):
         self._plans = Plans() if plans is None else plans
-        self.compiled, self.memory = compiled, memory
+        self.compiled = compiled
+        self.memory = memory
 
     @property
     def loops(self) -> tuple[LoopPlan, ...]:
         """One plan for each loop that was lowered, in this order. A plan prints all that was decided."""
         with self._plans.lock:
-            places, notes_at = self._plans.places, self._plans.notes_at
-            elsewhere = [note for place, notes in notes_at.items() if place not in places for note in notes]
-            plans = [_noted(plan, notes_at.get(place, [])) for plan, place in zip(self._plans, places)]
+            places = self._plans.places
+            notes_at = self._plans.notes_at
+            elsewhere = [
+                note for place, notes in notes_at.items() if place not in places for note in notes
+            ]
+            plans = [
+                _noted(plan, notes_at.get(place, [])) for plan, place in zip(self._plans, places)
+            ]
         return (_noted(plans[0], elsewhere), *plans[1:]) if plans else ()
 
     def __enter__(self) -> Explanation:
@@ -63,18 +69,24 @@ class Explanation:
         observers.listeners.remove(self._plans.hear)
 
     def __str__(self) -> str:
-        loops, places, notes_at = self.loops, tuple(self._plans.places), self._plans.notes_at
+        loops = self.loops
+        places = tuple(self._plans.places)
+        notes_at = self._plans.notes_at
         n_left = sum(plan.strategy == "lax.scan" for plan in loops)
         title = f"{len(loops)} loop{'s' * (len(loops) != 1)}: {len(loops) - n_left} rewritten, {n_left} left to lax.scan"
         lines = [title if loops or notes_at else _NONE]
         for place in dict.fromkeys(places or notes_at):
             lines.append(observers.place_text(place))
-            lines += _each_once([plan.text() for plan, at in zip(loops, places) if at == place] or notes_at[place])
+            lines += _each_once(
+                [plan.text() for plan, at in zip(loops, places) if at == place] or notes_at[place]
+            )
         lines += [f"compiled, {loop}" for loop in self.compiled or ()]
         if loops and self.memory is not None:
             lines.append(f"estimated temporary memory of the program: {size_in_words(self.memory)}")
         number = max((k for k, plan in enumerate(loops) if plan.strategy != "lax.scan"), default=0)
-        return "\n".join([*lines, *([f"details: print(explained.loops[{number}])"] if loops else [])])
+        return "\n".join(
+            [*lines, *([f"details: print(explained.loops[{number}])"] if loops else [])]
+        )
 
 
 def _each_once(texts: list[str]) -> list[str]:
@@ -83,7 +95,10 @@ def _each_once(texts: list[str]) -> list[str]:
     for text in dict.fromkeys(texts):
         count = texts.count(text)
         first, *rest = text.splitlines()
-        lines += [f"  {first}{f', {count} times' if count > 1 else ''}", *(f"  {line}" for line in rest)]
+        lines += [
+            f"  {first}{f', {count} times' if count > 1 else ''}",
+            *(f"  {line}" for line in rest),
+        ]
     return lines
 
 
@@ -92,7 +107,9 @@ def _noted(plan: LoopPlan, notes: list[str]) -> LoopPlan:
     return replace(plan, notes=(*plan.notes, *(note for note in notes if note not in plan.notes)))
 
 
-def explain(fn: Callable | None = None, /, *args: Any, compile: bool = False, **keywords: Any) -> Explanation:
+def explain(
+    fn: Callable | None = None, /, *args: Any, compile: bool = False, **keywords: Any
+) -> Explanation:
     """Returns how the loops of a program run: the plans of its tagged loops. Nothing is run.
 
     Tagged loops are those of `scan`, of jrnn's layers, and those that are traced in `optimize_scans`. A loop of a jitted
@@ -134,7 +151,9 @@ def explain(fn: Callable | None = None, /, *args: Any, compile: bool = False, **
     """
     if fn is None:
         if args or keywords or compile:
-            raise TypeError("explain: as a context it has no arguments; give a function first to explain a call of it")
+            raise TypeError(
+                "explain: as a context it has no arguments; give a function first to explain a call of it"
+            )
         return Explanation()
     if not callable(fn):
         raise TypeError(f"explain: the first argument must be a function, but is {fn!r}")
@@ -146,15 +165,24 @@ def explain(fn: Callable | None = None, /, *args: Any, compile: bool = False, **
         else:
             traced = _traced(fn, args, keywords)
             program = _lowered(traced, plans)
-        where, jaxpr = " where the memory of a program is estimated", getattr(traced, "jaxpr", None)
-        memory = None if jaxpr is None else observers.attempt(where, temporary_bytes, jaxpr, Target.here())
-    return Explanation(plans, compilation.loops_of(program.compile().as_text()) if compile else None, memory)
+        where = " where the memory of a program is estimated"
+        jaxpr = getattr(traced, "jaxpr", None)
+        memory = (
+            None
+            if jaxpr is None
+            else observers.attempt(where, temporary_bytes, jaxpr, Target.here())
+        )
+    return Explanation(
+        plans, compilation.loops_of(program.compile().as_text()) if compile else None, memory
+    )
 
 
 def _traced(fn: Callable, args: Any, keywords: Any) -> Any:
     """Traces a function; its arguments that are no arrays are constants."""
     leaves, tree = jax.tree.flatten((args, keywords))
-    places = [k for k, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+    places = [
+        k for k, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    ]
 
     def run(*arrays: Any) -> Any:
         args, keywords = jax.tree.unflatten(tree, jaxprs.replaced(leaves, places, arrays))
@@ -169,7 +197,9 @@ def _lowered(traced: Any, plans: Plans) -> Any:
     A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
     platform.
     """
-    if not any(primitives.is_kind(eqn, "collective") for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)):
+    if not any(
+        primitives.is_kind(eqn, "collective") for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)
+    ):
         return traced.lower()
     for plan in lowering.plans_in(traced.jaxpr.jaxpr, Target.here()):
         plans.hear(plan)

@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-Computation = Mapping[str, "Instruction"]  # by the names of their results, operands before their users
+Computation = Mapping[
+    str, "Instruction"
+]  # by the names of their results, operands before their users
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", re.M | re.S)
 _HEAD = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _NAME = re.compile(r"%?([\w.\-]+)")
@@ -60,7 +62,8 @@ class Instruction:
 
 def computations(text: str) -> tuple[str, dict[str, Computation]]:
     """Returns the name of the entry computation, and all computations by name."""
-    every, entry = {}, ""
+    every = {}
+    entry = ""
     for is_entry, name, body in _COMPUTATION.findall(text):
         every[name] = {i.name: i for line in body.splitlines() if (i := _instruction(line))}
         entry = name if is_entry else entry

@@ -22,8 +22,12 @@ def temporary_bytes(closed: Any, target: Target) -> int | None:
     if not target.is_estimated:
         return None
     program = jaxprs.inlined(closed, jaxprs.CALLS_AND_CHECKPOINTS)
-    eqns, _ = jaxprs.needed(program.eqns, program.outvars, {*program.invars, *program.constvars}, effects=True)
-    once = Loop(tuple(eqns), program.constvars, (), program.invars, (), program.outvars, 1, False, 1)
+    eqns, _ = jaxprs.needed(
+        program.eqns, program.outvars, {*program.invars, *program.constvars}, effects=True
+    )
+    once = Loop(
+        tuple(eqns), program.constvars, (), program.invars, (), program.outvars, 1, False, 1
+    )
     return _Estimator(once, target).part(eqns, program.outvars, all_steps=True).peak_bytes
 
 

@@ -25,7 +25,9 @@ from jrnn.jaxprs.tangents import is_smooth, pushed
 from jrnn.loops.ir import observers, tag
 from jrnn.loops.ir.loop import ScanParams, strict_passes
 
-TOLERANCE = 1e-9  # in units of the largest element of each result; two right programs differ by 1e-13
+TOLERANCE = (
+    1e-9  # in units of the largest element of each result; two right programs differ by 1e-13
+)
 _SCALE = 0.4  # of random numbers: carries that grow by their square stay small
 _ATTEMPTS = 3  # to find numbers of which most results are finite
 _MOST = 1e8  # elements to compute, about a nanosecond each
@@ -58,7 +60,9 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
     for fn in (original, derived):
 
         def with_tangents(*args: Any, fn: Function = fn) -> Flat:
-            values, tangents = pushed(lambda *args: list(fn(*args)), args[: len(avals)], argnums, args[len(avals) :])
+            values, tangents = pushed(
+                lambda *args: list(fn(*args)), args[: len(avals)], argnums, args[len(avals) :]
+            )
             return [*values, *tangents]
 
         with tag.untagged():
@@ -69,7 +73,10 @@ def disagreement(derived: Function, original: Function, avals: Sequence[Any]) ->
     tangents = _random(avals, 1)
     for attempt in range(_ATTEMPTS):
         arguments = [*_random(avals, 0, attempt), *(tangents[i] for i in argnums)]
-        expected, computed = (evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True) for closed in programs)
+        expected, computed = (
+            evaluate_by_numpy(closed.jaxpr, closed.consts, arguments, wide=True)
+            for closed in programs
+        )
         count = len(expected) // 2
         for i, (theirs, ours) in enumerate(zip(expected, computed, strict=True)):
             off = _relative_error(ours, theirs)
@@ -127,7 +134,11 @@ def _work(jaxpr: Any) -> float:
     for eqn in jaxpr.eqns:
         inner = [_work(body) for body in jaxprs.sub_jaxprs(eqn)]
         steps = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += _CALL + steps * max(inner, default=0.0) + sum(jaxprs.elements(v.aval.shape) for v in eqn.outvars)
+        total += (
+            _CALL
+            + steps * max(inner, default=0.0)
+            + sum(jaxprs.elements(v.aval.shape) for v in eqn.outvars)
+        )
         if eqn.primitive.name == "dot_general":
             total += jaxprs.operations(eqn) / 8
     return total
@@ -159,7 +170,8 @@ def validate(scan: ScanParams, kind: str, derive: Derive) -> tuple[bool, str]:
         kind: names the derivation.
         derive: derives the program from the loop.
     """
-    digest, step = hashlib.sha256(), scan.jaxpr
+    digest = hashlib.sha256()
+    step = scan.jaxpr
     for const in getattr(step, "consts", ()):
         digest.update(repr((jnp.shape(const), jax.typeof(const).dtype)).encode())
         if not is_traced(const):
@@ -180,7 +192,10 @@ def _compare(comparison: _Comparison) -> tuple[bool, str]:
     except TooLarge:
         return True, "not compared with the loop: too large"
     except Exception as error:
-        return True, f"not compared with the loop, which raises {type(error).__name__} on small arrays"
+        return (
+            True,
+            f"not compared with the loop, which raises {type(error).__name__} on small arrays",
+        )
     if difference is None:
         return True, ""
     note = f"on random numbers, {difference} (please report it)"

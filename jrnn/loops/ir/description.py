@@ -21,7 +21,9 @@ class Item(NamedTuple):
     bytes: int
 
     def __str__(self) -> str:
-        return f"{self.what} {self.type}, {self.bytes:,} bytes" + (f" at {self.where}" if self.where else "")
+        return f"{self.what} {self.type}, {self.bytes:,} bytes" + (
+            f" at {self.where}" if self.where else ""
+        )
 
 
 def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Item, ...]:
@@ -30,7 +32,9 @@ def items(values: Iterable[Any], loop: Loop, per_step: bool = True) -> tuple[Ite
     count = jaxprs.extent(loop.length) if per_step else 1
 
     def item(v: Var) -> Item:
-        what, where, eqn = "carry", "", producers.get(v)
+        what = "carry"
+        where = ""
+        eqn = producers.get(v)
         if eqn is not None:
             what = "/".join(filter(None, (*scopes(eqn), eqn.primitive.name)))
             where = _user_line(eqn)
@@ -80,10 +84,20 @@ class Description(NamedTuple):
 
 def described(loop: Loop, *remarks: str) -> Description:
     """Returns the description of a loop that is not split."""
-    return Description(stacked=items(loop.ys, loop), contractions=contractions(loop.eqns), remarks=remarks)
+    return Description(
+        stacked=items(loop.ys, loop), contractions=contractions(loop.eqns), remarks=remarks
+    )
 
 
 def contractions(eqns: Sequence[Eqn]) -> int:
     """Returns the number of contractions among equations, their branches and inner loops."""
-    eqns = [*eqns, *(e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))]
+    eqns = [
+        *eqns,
+        *(
+            e
+            for eqn in eqns
+            for jaxpr in jaxprs.sub_jaxprs(eqn)
+            for e in jaxprs.all_equations(jaxpr)
+        ),
+    ]
     return sum(map(primitives.is_contraction, eqns))

@@ -40,7 +40,9 @@ class Loop:
     length: Any  # an integer, or a symbolic dimension of `jax.export`
     reverse: bool
     unroll: int
-    recomputes: bool = False  # its step computes values again, because the caller's `recompute` asks for it
+    recomputes: bool = (
+        False  # its step computes values again, because the caller's `recompute` asks for it
+    )
 
     @property
     def inputs(self) -> tuple[Var, ...]:
@@ -57,9 +59,13 @@ class Loop:
         for eqn in self.eqns:
             unknown = [v for v in jaxprs.inputs(eqn) if v not in defined]
             assert not unknown, f"{eqn.primitive} reads {unknown}, which nothing defines before it"
-            assert not defined.intersection(eqn.outvars), f"{eqn.primitive} defines a variable a second time"
+            assert not defined.intersection(eqn.outvars), (
+                f"{eqn.primitive} defines a variable a second time"
+            )
             defined.update(eqn.outvars)
-        assert all(jaxprs.is_literal(a) or a in defined for a in self.outputs), "an output is not defined"
+        assert all(jaxprs.is_literal(a) or a in defined for a in self.outputs), (
+            "an output is not defined"
+        )
         assert len(self.carry) == len(self.carry_out)
         for old, new in zip(self.carry, self.carry_out):
             types = [(a.aval.shape, a.aval.dtype) for a in (old, new)]
@@ -75,7 +81,9 @@ class Loop:
         """Returns the step as a closed jaxpr, from `inputs` to `outputs`."""
         return Program((), (), self.inputs, self.eqns, self.outputs).closed()
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def run(
+        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
         """Runs `length` steps with `jax.lax.scan`."""
 
         def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -83,10 +91,14 @@ class Loop:
             return outs[: len(carry)], outs[len(carry) :]
 
         call = calling(self.closed())
-        if not xs and not jaxprs.is_known(length):  # `jax.lax.scan` takes a symbolic length only from xs
+        if not xs and not jaxprs.is_known(
+            length
+        ):  # `jax.lax.scan` takes a symbolic length only from xs
             xs = [jnp.arange(length)]
         steps = None if xs else length
-        return jax.lax.scan(step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll)
+        return jax.lax.scan(
+            step, list(init), list(xs), steps, reverse=self.reverse, unroll=self.unroll
+        )
 
     def rewrite(self, rule: Callable[[Any, Env], Sequence[Any] | None]) -> Loop:
         """Puts other equations in the place of some, and traces only these.
@@ -99,7 +111,8 @@ class Loop:
         changed: list[Eqn] = []
 
         def values(*args: Any) -> list[Any]:
-            env, new = dict(zip(variables, args)), []
+            env = dict(zip(variables, args))
+            new = []
             for eqn in self.eqns:
                 results = rule(eqn, env)
                 if results is not None:
@@ -113,7 +126,8 @@ class Loop:
         names: Names = dict(zip(program.invars, variables))
         results = [v for eqn in changed for v in eqn.outvars]
         names.update(zip(results, [named(names, a) for a in program.outvars]))
-        sources, eqns = jaxprs.producers(program.eqns), {}
+        sources = jaxprs.producers(program.eqns)
+        eqns = {}
 
         def add(eqn: Eqn) -> None:
             if id(eqn) not in eqns:
@@ -137,10 +151,14 @@ class Loop:
         """Returns the loop with other equations and outputs, without what is dead."""
         eqns, _ = jaxprs.needed(eqns, outputs, set(self.inputs), effects=True)
         n = len(self.carry)
-        changed = replace(self, eqns=tuple(eqns), carry_out=tuple(outputs[:n]), ys=tuple(outputs[n:]))
+        changed = replace(
+            self, eqns=tuple(eqns), carry_out=tuple(outputs[:n]), ys=tuple(outputs[n:])
+        )
         return changed.verify() if strict_passes.value else changed
 
-    def traced(self, step: Callable[..., Sequence[Any]], avals: Sequence[Any], n_carry: int) -> Loop:
+    def traced(
+        self, step: Callable[..., Sequence[Any]], avals: Sequence[Any], n_carry: int
+    ) -> Loop:
         """Returns a loop with the same constants and length, and a step that is traced from a function.
 
         Args:
@@ -151,7 +169,8 @@ class Loop:
         program = jaxprs.trace(step, avals, LOWERED_CALLS)
         assert not program.constvars, "a rewrite may not add constants"
         eqns, _ = jaxprs.needed(program.eqns, program.outvars, set(program.invars), effects=True)
-        n_consts, first_x = len(self.consts), len(self.consts) + n_carry
+        n_consts = len(self.consts)
+        first_x = len(self.consts) + n_carry
         traced = replace(
             self,
             eqns=tuple(eqns),
@@ -184,7 +203,9 @@ class ScanParams:
     @staticmethod
     def of(params: dict[str, Any]) -> ScanParams:
         counts = jaxprs.scan_counts(params)
-        return ScanParams(params["jaxpr"], *counts, *(params[name] for name in ("length", "reverse", "unroll")))
+        return ScanParams(
+            params["jaxpr"], *counts, *(params[name] for name in ("length", "reverse", "unroll"))
+        )
 
     @staticmethod
     def of_loop(loop: Loop, length: Any = None) -> ScanParams:
@@ -192,12 +213,16 @@ class ScanParams:
         counts = len(loop.consts), len(loop.carry)
         return ScanParams(loop.closed(), *counts, length or loop.length, loop.reverse, loop.unroll)
 
-    def partition(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    def partition(
+        self, values: Sequence[Any]
+    ) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
         """Returns the constants, the carries and the inputs of a list of all."""
         end = self.n_consts + self.n_carry
         return values[: self.n_consts], values[self.n_consts : end], values[end:]
 
-    def flat(self, run: Callable[..., Iterable[Any]], values: Sequence[Any] = ()) -> Callable[..., list[Any]]:
+    def flat(
+        self, run: Callable[..., Iterable[Any]], values: Sequence[Any] = ()
+    ) -> Callable[..., list[Any]]:
         """Returns a function of a list of all, from one of constants, carries, inputs and the length.
 
         `values` are those of the constants that are not in the list, which come first.

@@ -75,7 +75,9 @@ class Plans(list[Any]):
 
 def _log(what: Any) -> None:
     if LOG.isEnabledFor(logging.DEBUG):
-        LOG.debug("%s: %s", place_text(current_place()), what if isinstance(what, str) else what.text())
+        LOG.debug(
+            "%s: %s", place_text(current_place()), what if isinstance(what, str) else what.text()
+        )
 
 
 # Functions of a plan or a note. They hear of all threads, and are called where JAX's source information is the loop's.
@@ -131,7 +133,10 @@ def warn_once(kind: Hashable, reason: str) -> None:
     if kind not in _logged:
         _logged.add(kind)
         LOG.warning(
-            "%s: a loop falls back to what JAX does (jax %s): %s", place_text(current_place()), jax.__version__, reason
+            "%s: a loop falls back to what JAX does (jax %s): %s",
+            place_text(current_place()),
+            jax.__version__,
+            reason,
         )
 
 
@@ -149,7 +154,11 @@ def current_place() -> Place:
     inwards = current_lines(_FRAMES)
     frames = [frame for frame in inwards if not frame.startswith(OURS)]
     where = next(iter(frames or inwards), "")  # a line of jrnn itself in `jrnn train`
-    user_line = next((frame for frame in frames if _INSTALLED not in frame), "") if _INSTALLED in where else ""
+    user_line = (
+        next((frame for frame in frames if _INSTALLED not in frame), "")
+        if _INSTALLED in where
+        else ""
+    )
     return short_path(where), short_path(user_line)
 
 

@@ -19,7 +19,9 @@ from jrnn.loops.ir import tag
 
 # `(carry, xs, steps) -> (carry, ys)` over some of the steps.
 RunSome = Callable[[Any, Any, Any], tuple[Any, Any]]
-_UNROLLED = 3  # so many pieces before the last one are no loop, which would copy what it reads and writes
+_UNROLLED = (
+    3  # so many pieces before the last one are no loop, which would copy what it reads and writes
+)
 
 
 class FlatScan(NamedTuple):
@@ -52,11 +54,20 @@ class FlatScan(NamedTuple):
             typed = (jnp.asarray(v).astype(h.dtype) for v, h in zip(jax.tree.leaves(new), leaves))
             return [*typed, *jax.tree.leaves(y)]
 
-        return FlatScan(step, leaves, stacks, stacks[0].shape[0] if stacks else length, tree, jax.tree.structure(ys))
+        return FlatScan(
+            step,
+            leaves,
+            stacks,
+            stacks[0].shape[0] if stacks else length,
+            tree,
+            jax.tree.structure(ys),
+        )
 
     def closed(self) -> Any:
         """Returns the step as a closed jaxpr."""
-        of_step = [jax.eval_shape(lambda v: lax.index_in_dim(v, 0, keepdims=False), x) for x in self.xs]
+        of_step = [
+            jax.eval_shape(lambda v: lax.index_in_dim(v, 0, keepdims=False), x) for x in self.xs
+        ]
         return jax.make_jaxpr(self.step)(self.init, of_step)
 
 
@@ -65,14 +76,22 @@ def promoted(init: Any, last: Any) -> Any:
 
     def leaf(x: Any, a: Any) -> Any:
         x_type = jax.typeof(x)
-        same = x_type.dtype == a.dtype and getattr(x_type, "weak_type", False) == getattr(a, "weak_type", False)
+        same = x_type.dtype == a.dtype and getattr(x_type, "weak_type", False) == getattr(
+            a, "weak_type", False
+        )
         return jnp.asarray(x) if same else lax.convert_element_type(x, a.dtype)
 
     return jax.tree.map(leaf, init, last)
 
 
 def scan_in_chunks(
-    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool, wrap: Callable[..., Any] = lambda f: f
+    run: RunSome,
+    carry: Any,
+    xs: Any,
+    steps: int,
+    size: int,
+    reverse: bool,
+    wrap: Callable[..., Any] = lambda f: f,
 ) -> tuple[Any, Any]:
     """Runs a loop as a loop over chunks of steps, which needs memory for one chunk at a time.
 
@@ -109,7 +128,9 @@ def scan_in_chunks(
     return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), head_ys, tail_ys)
 
 
-def scan_in_pieces(run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool) -> tuple[Any, Any]:
+def scan_in_pieces(
+    run: RunSome, carry: Any, xs: Any, steps: int, size: int, reverse: bool
+) -> tuple[Any, Any]:
     """Runs a loop in pieces, of which all but the last are a `jax.checkpoint`: of these only the first carry is a residual.
 
     The reverse pass begins with the last piece, so that computing its steps a second time would save nothing. Where XLA
@@ -141,7 +162,8 @@ def scan_in_pieces(run: RunSome, carry: Any, xs: Any, steps: int, size: int, rev
         return in_loop(carry, steps)
     if steps - steps // count * (count - 1) <= size:
         size = steps // count  # the last piece is the longest
-    again, outputs = size * (count - 1), []
+    again = size * (count - 1)
+    outputs = []
     if count - 1 > _UNROLLED:
         carry, ys = in_loop(carry, again)
         outputs.append(ys)
@@ -152,4 +174,6 @@ def scan_in_pieces(run: RunSome, carry: Any, xs: Any, steps: int, size: int, rev
             outputs.append(ys)
     carry, ys = run(carry, part(again, steps), steps - again)
     outputs.append(ys)
-    return carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), *(outputs[::-1] if reverse else outputs))
+    return carry, jax.tree.map(
+        lambda *parts: jnp.concatenate(parts), *(outputs[::-1] if reverse else outputs)
+    )

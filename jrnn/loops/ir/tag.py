@@ -78,13 +78,19 @@ verified = jax.make_user_context(True)
 
 def tagged(tag: Tag) -> AbstractContextManager[None]:
     """Tags every scan that is traced in this context."""
-    return set_xla_metadata(**metadata(tag._replace(options=tag.options._replace(verify=verified.value))))
+    return set_xla_metadata(
+        **metadata(tag._replace(options=tag.options._replace(verify=verified.value)))
+    )
 
 
 def metadata(tag: Tag) -> dict[str, str]:
     """Returns the tag, which is short, for JAX writes it at each equation: the fields that differ from their defaults."""
     fields = [(of, name, value) for of in tag for name, value in of._asdict().items()]
-    return {TAG: json.dumps({name: value for of, name, value in fields if value != of._field_defaults[name]})}
+    return {
+        TAG: json.dumps(
+            {name: value for of, name, value in fields if value != of._field_defaults[name]}
+        )
+    }
 
 
 def untagged() -> AbstractContextManager[None]:
@@ -105,5 +111,8 @@ def tag_in(metadata: Mapping[str, Any] | None) -> Tag | None:
     fields = json.loads(text)
     if isinstance(fields.get("recompute"), list):
         fields["recompute"] = tuple(fields["recompute"])
-    parts = ({name: fields[name] for name in kind._fields if name in fields} for kind in (Options, Provenance))
+    parts = (
+        {name: fields[name] for name in kind._fields if name in fields}
+        for kind in (Options, Provenance)
+    )
     return Tag(*(kind(**part) for kind, part in zip((Options, Provenance), parts)))

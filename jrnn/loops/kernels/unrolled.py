@@ -23,15 +23,19 @@ from jrnn.loops.ir import Loop, Results
 Values = Sequence[Any]
 
 
-def run_unrolled(loop: Loop, size: int, consts: Values, init: Values, xs: Values, length: int) -> Results:
+def run_unrolled(
+    loop: Loop, size: int, consts: Values, init: Values, xs: Values, length: int
+) -> Results:
     """Runs a loop `size` steps a trip, and what the trips do not divide step by step after them.
 
     Invariant: each step computes what it does in `Loop.run`, from the same values.
     """
     empty = [jaxprs.zeros_of_shape((length, *a.aval.shape), a.aval) for a in loop.ys]
     # The stacks vary over the mesh axes of the loop's values.
-    carry, ys = list(init), mesh_axes.like(empty, (consts, init, xs))
-    start, whole = 0, length - length % size
+    carry = list(init)
+    ys = mesh_axes.like(empty, (consts, init, xs))
+    start = 0
+    whole = length - length % size
     for end, steps in ((whole, size), (length, 1)):
         if start < end:
             carry, ys = _run_trips(loop, steps, (start, end), consts, carry, xs, ys, length)
@@ -40,24 +44,39 @@ def run_unrolled(loop: Loop, size: int, consts: Values, init: Values, xs: Values
 
 
 def _run_trips(
-    loop: Loop, size: int, span: tuple[int, int], consts: Values, carry: Values, xs: Values, ys: Values, length: int
+    loop: Loop,
+    size: int,
+    span: tuple[int, int],
+    consts: Values,
+    carry: Values,
+    xs: Values,
+    ys: Values,
+    length: int,
 ) -> Results:
     """Runs trips of `size` steps each over a span of steps, counted in the order in which they run."""
     start, end = span
 
     def run(state: Any) -> Any:
         at, carry, ys = state
-        row = (length - size - at if loop.reverse else at).astype(jnp.uint32)  # an index that JAX need not compare with 0
+        row = (length - size - at if loop.reverse else at).astype(
+            jnp.uint32
+        )  # an index that JAX need not compare with 0
         carry, rows = _trip(loop, size, consts, carry, [_rows(x, row, size) for x in xs])
         return at + size, list(carry), [_written(y, r, row) for y, r in zip(ys, rows)]
 
-    state = lax.while_loop(lambda state: state[0] < end, run, (jnp.int32(start), list(carry), list(ys)))
+    state = lax.while_loop(
+        lambda state: state[0] < end, run, (jnp.int32(start), list(carry), list(ys))
+    )
     return state[1:]
 
 
-def _trip(loop: Loop, size: int, consts: Values, carry: Values, rows: Values) -> tuple[Values, list[Any]]:
+def _trip(
+    loop: Loop, size: int, consts: Values, carry: Values, rows: Values
+) -> tuple[Values, list[Any]]:
     """Runs the steps of a trip, from the rows of inputs to those of outputs, [S, ...]."""
-    step, count, ys = calling(loop.closed()), len(loop.carry), list[Any]([None] * size)
+    step = calling(loop.closed())
+    count = len(loop.carry)
+    ys = list[Any]([None] * size)
     for i in range(size)[:: -1 if loop.reverse else 1]:
         outs = step(*consts, *carry, *(r[i] for r in rows))
         carry, ys[i] = outs[:count], outs[count:]

@@ -55,14 +55,20 @@ def scan_statistics(
     """
     options = options_of(executor)
     if options is None:
-        raise ScanError(f"scan_statistics: the executor must be 'newton' or an object of Newton, but is {executor!r}")
+        raise ScanError(
+            f"scan_statistics: the executor must be 'newton' or an object of Newton, but is {executor!r}"
+        )
     steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
     masks = checked_masks(lengths, resets, mask, steps)
     options, guess = options.apart()
-    return compiled_once(_statistics, [f], (length, bool(reverse), options), (init, xs, masks, guess))
+    return compiled_once(
+        _statistics, [f], (length, bool(reverse), options), (init, xs, masks, guess)
+    )
 
 
-def _statistics(functions: Sequence[Callable], options: Any, arrays: Any) -> tuple[tuple[Any, Any], ScanStatistics]:
+def _statistics(
+    functions: Sequence[Callable], options: Any, arrays: Any
+) -> tuple[tuple[Any, Any], ScanStatistics]:
     (step,), (length, reverse, newton), (init, xs, masks, guess) = functions, options, arrays
     if any(mask is not None for mask in masks):
         steps = next((jnp.shape(leaf)[0] for leaf in jax.tree.leaves(xs) if jnp.ndim(leaf)), length)
@@ -75,9 +81,12 @@ def solve(
 ) -> tuple[tuple[Any, Any], ScanStatistics]:
     """Runs a scan of pytrees: `((carry, ys), statistics)`."""
     flat = FlatScan.of(f, init, xs, length, reverse)
-    steps, count = flat.length, len(flat.init)
+    steps = flat.length
+    count = len(flat.init)
     if not jaxprs.is_known(steps):
-        raise ScanError(f"scan: executor 'newton' needs a number of steps, but it is symbolic ({steps}); use 'auto'")
+        raise ScanError(
+            f"scan: executor 'newton' needs a number of steps, but it is symbolic ({steps}); use 'auto'"
+        )
     if not isinstance(options.guess, str):
         options = replace(options, guess=_guess(options.guess, flat))
 
@@ -93,16 +102,24 @@ def solve(
         return last, outs[count:], outs[:count]
 
     if not steps or (tag.verified.value and not _agrees(flat)):
-        results, zero = by_loop(), jnp.zeros(())
-        iterations, residual, error, sequential = jnp.int32(0), zero, zero, jnp.int32(steps)
+        results = by_loop()
+        zero = jnp.zeros(())
+        iterations = jnp.int32(0)
+        residual = zero
+        error = zero
+        sequential = jnp.int32(steps)
     else:
         solution = run(flat.step, flat.init, flat.xs, int(steps), reverse, options)
-        iterations, residual, error, certified = (jnp.stack(part) for part in zip(*solution.reports))
+        iterations, residual, error, certified = (
+            jnp.stack(part) for part in zip(*solution.reports)
+        )
         # Of any example under `vmap`: a condition of each would run both ways.
         failed = any_under_vmap(~jnp.all(certified))
         by_newton = solution.carry, solution.ys, solution.states
         results = jax.lax.cond(failed, lambda _: by_loop(), lambda solution: solution, by_newton)
-        iterations, residual, error = iterations.max(), residual.max(), jnp.where(failed, 0, error.max())
+        iterations = iterations.max()
+        residual = residual.max()
+        error = jnp.where(failed, 0, error.max())
         sequential = jnp.where(failed, jnp.int32(steps), 0)
     last, ys, states = map(jax.tree.unflatten, (flat.carry, flat.ys, flat.carry), results)
     statistics = ScanStatistics(iterations, residual, error, sequential, states)
@@ -113,9 +130,19 @@ def _agrees(flat: FlatScan) -> bool:
     """Returns whether the derivatives of a loop by blocks of Jacobians are those of the loop, on random numbers."""
 
     def by_blocks(scan: ScanParams) -> derived.Run:
-        def of(consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def of(
+            consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]
+        ) -> tuple[list[Any], list[Any]]:
             own = functools.partial(jaxpr_as_fun(scan.jaxpr), *consts)
-            solution = run(lambda h, x: own(*h, *x), init, xs, scan.length, scan.reverse, Newton(), by_steps=True)
+            solution = run(
+                lambda h, x: own(*h, *x),
+                init,
+                xs,
+                scan.length,
+                scan.reverse,
+                Newton(),
+                by_steps=True,
+            )
             return solution.carry, solution.ys
 
         return of

@@ -58,7 +58,12 @@ class Enclosures:
 
     @staticmethod
     def of(
-        group: Blocks, fn: Callable[..., Values], consts: Values, stack: Values, radii: Values, old: Values
+        group: Blocks,
+        fn: Callable[..., Values],
+        consts: Values,
+        stack: Values,
+        radii: Values,
+        old: Values,
     ) -> Enclosures | None:
         """Returns the enclosures of a step; None if it has an equation without one.
 
@@ -74,12 +79,18 @@ class Enclosures:
 
         step = jaxprs.inlined(jax.make_jaxpr(flat)(*avals), jaxprs.LOWERED_CALLS)
         places = range(count, len(avals))
-        moved = jax.make_jaxpr(lambda *args: pushed(step.run, args[: len(avals)], places, args[len(avals) :])[1])
+        moved = jax.make_jaxpr(
+            lambda *args: pushed(step.run, args[: len(avals)], places, args[len(avals) :])[1]
+        )
         tangents = jaxprs.inlined(moved(*avals, *old), jaxprs.LOWERED_CALLS)
         enclosures = Enclosures(group, step, tangents)
-        radius = jax.ShapeDtypeStruct((*group.batch, group.block), jnp.result_type(jnp.float32, *old))
+        radius = jax.ShapeDtypeStruct(
+            (*group.batch, group.block), jnp.result_type(jnp.float32, *old)
+        )
 
-        def everything(consts: Values, stack: Values, radii: Values, old: Values, radius: Any) -> Any:
+        def everything(
+            consts: Values, stack: Values, radii: Values, old: Values, radius: Any
+        ) -> Any:
             inputs = [*map(Box, consts), *map(Box, stack, radii)]
             return enclosures.rounding(inputs, old), enclosures.slopes(inputs, old, radius)
 
@@ -89,15 +100,22 @@ class Enclosures:
             return None
         return enclosures
 
-    def _boxes(self, inputs: Sequence[Box], old: Values, radii: Values, tangents: Values | None) -> tuple[list[Box], Any]:
+    def _boxes(
+        self, inputs: Sequence[Box], old: Values, radii: Values, tangents: Values | None
+    ) -> tuple[list[Box], Any]:
         """Returns the new carries, or their tangents, from old carries with these radii; and whether they may jump."""
         program = self.step if tangents is None else self.tangents
         boxes = [*inputs, *map(Box, old, radii)]
-        boxes += [Box(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t) for t in tangents or ()]
+        boxes += [
+            Box(jnp.zeros(t.shape, t.dtype) if isinstance(t, jax.ShapeDtypeStruct) else t)
+            for t in tangents or ()
+        ]
         names = (*program.constvars, *program.invars)
         env = dict(zip(names, (*map(Box, program.consts), *boxes)))
         env, jumps = enclosed(program.eqns, env)
-        return [Box(jaxprs.value({}, a)) if jaxprs.is_literal(a) else env[a] for a in program.outvars], jumps
+        return [
+            Box(jaxprs.value({}, a)) if jaxprs.is_literal(a) else env[a] for a in program.outvars
+        ], jumps
 
     def rounding(self, inputs: Sequence[Box], old: Values) -> Any:
         """Returns u at one time, and what the radii of the inputs add to it, [A, M]."""
@@ -107,7 +125,9 @@ class Enclosures:
     def slopes(self, inputs: Sequence[Box], old: Values, radius: Any) -> tuple[Any, Any]:
         """Returns A, [A, M, M], and whether the step may jump, for old carries with a radius [A, M], at one time."""
         radii = self.group.part(radius)
-        columns = jax.vmap(lambda k: self._column(inputs, old, radii, k))(jnp.arange(self.group.block))
+        columns = jax.vmap(lambda k: self._column(inputs, old, radii, k))(
+            jnp.arange(self.group.block)
+        )
         return jnp.moveaxis(columns, 0, -1), self._boxes(inputs, old, radii, None)[1]
 
     def spread(self, inputs: Sequence[Box], old: Values, radius: Any) -> tuple[Any, Any]:
@@ -115,7 +135,9 @@ class Enclosures:
         radii = self.group.part(radius)
 
         def add(total: Any, k: Any) -> tuple[Any, None]:
-            return total + self._column(inputs, old, radii, k) * jax.lax.dynamic_index_in_dim(radius, k, -1), None
+            return total + self._column(inputs, old, radii, k) * jax.lax.dynamic_index_in_dim(
+                radius, k, -1
+            ), None
 
         total, _ = jax.lax.scan(add, jnp.zeros_like(radius), jnp.arange(self.group.block))
         return total, self._boxes(inputs, old, radii, None)[1]
@@ -125,7 +147,9 @@ class Enclosures:
         return self.group.join([box.size + box.spread for box in boxes])
 
 
-def of_outputs(step: Program, old: Values, new: Values, xs: Values, before: Values, after: Values) -> list[tuple[Any, Any]]:
+def of_outputs(
+    step: Program, old: Values, new: Values, xs: Values, before: Values, after: Values
+) -> list[tuple[Any, Any]]:
     """Returns how far each output of a step may be off, and what rounding may change of it, at all times.
 
     Args:
@@ -137,10 +161,14 @@ def of_outputs(step: Program, old: Values, new: Values, xs: Values, before: Valu
     Raises:
         NotEnclosed: if an equation of an output has no enclosure.
     """
-    carry, inputs = step.invars[: len(old)], step.invars[len(old) :]
-    outs, ys = step.outvars[: len(old)], step.outvars[len(old) :]
+    carry = step.invars[: len(old)]
+    inputs = step.invars[len(old) :]
+    outs = step.outvars[: len(old)]
+    ys = step.outvars[len(old) :]
 
-    def at_one_time(old: Values, new: Values, xs: Values, before: Values, after: Values) -> list[tuple[Any, Any]]:
+    def at_one_time(
+        old: Values, new: Values, xs: Values, before: Values, after: Values
+    ) -> list[tuple[Any, Any]]:
         def boxes(before: Values, after: Values) -> tuple[list[Box], Any]:
             env = {v: Box(n, r) for v, n, r in zip(outs, new, after) if not jaxprs.is_literal(v)}
             env |= zip(step.constvars, map(Box, step.consts))
@@ -152,7 +180,10 @@ def of_outputs(step: Program, old: Values, new: Values, xs: Values, before: Valu
         off, jumps = boxes(before, after)
         rounded, _ = boxes(*(list(map(jnp.zeros_like, radii)) for radii in (before, after)))
         moves = [box.radius is not None for box in off]
-        return [(jnp.where(jumps & m, jnp.inf, box.spread), exact.spread) for box, exact, m in zip(off, rounded, moves)]
+        return [
+            (jnp.where(jumps & m, jnp.inf, box.spread), exact.spread)
+            for box, exact, m in zip(off, rounded, moves)
+        ]
 
     return jax.vmap(at_one_time)(*map(list, (old, new, xs, before, after)))
 
@@ -189,13 +220,19 @@ def radii_of_inputs(
         return [jaxprs.value(env, v) for v in (*after, *moves)]
 
     program = jaxprs.trace(step, [v.aval for v in inputs], jaxprs.LOWERED_CALLS)
-    names, count = program.constvars + program.invars, len(program.constvars) + len(consts)
-    program = replace(program, constvars=names[:count], consts=(*program.consts, *consts), invars=names[count:])
+    names = program.constvars + program.invars
+    count = len(program.constvars) + len(consts)
+    program = replace(
+        program, constvars=names[:count], consts=(*program.consts, *consts), invars=names[count:]
+    )
     new, wrong = ([values[i] for i in earlier] for values in (states, errors))
     old = [jaxprs.shifted(states[i], init[i], False) for i in earlier]
     wrong_before = [jaxprs.shifted(e, jnp.zeros(e.shape[1:], e.dtype), False) for e in wrong]
     try:
-        radii = [off + rounding for off, rounding in of_outputs(program, old, new, xs, wrong_before, wrong)]
+        radii = [
+            off + rounding
+            for off, rounding in of_outputs(program, old, new, xs, wrong_before, wrong)
+        ]
     except NotEnclosed:
         radii = [jnp.full((len(new[0]), *v.aval.shape), jnp.inf) for v in moves]
     exact = jnp.all(jnp.stack([jnp.all(e == 0) for e in wrong]))

@@ -44,12 +44,20 @@ class Box:
     @property
     def spread(self) -> Any:
         """The radius; zeros if it is exact."""
-        return jnp.zeros(jnp.shape(self.center), _wide(self.center)) if self.radius is None else self.radius
+        return (
+            jnp.zeros(jnp.shape(self.center), _wide(self.center))
+            if self.radius is None
+            else self.radius
+        )
 
 
 def _wide(value: Any) -> Any:
     dtype = jnp.result_type(value)
-    return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else jnp.float32
+    return (
+        jnp.promote_types(dtype, jnp.float32)
+        if jnp.issubdtype(dtype, jnp.floating)
+        else jnp.float32
+    )
 
 
 def _eps(value: Any) -> float:
@@ -95,9 +103,12 @@ Rule = Callable[[Eqn, Sequence[Box], Sequence[Any]], tuple[Sequence[Any], Any]]
 def _smooth(of: Callable[..., Any], ulps: float = 1) -> Rule:
     """The rule of a continuous function of elements; `of` returns the radius without rounding."""
 
-    def rule(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    def rule(
+        eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
+    ) -> tuple[Sequence[Any], Any]:
         (center,) = centers
-        radius, image = of(eqn, *operands), primitives.row_of(eqn).image
+        radius = of(eqn, *operands)
+        image = primitives.row_of(eqn).image
         if image is not None:
             wide = center.astype(_wide(center))
             within = jnp.maximum(image[1] - wide, wide - image[0])  # no result lies further away
@@ -128,7 +139,9 @@ def _farthest(lo: Any, hi: Any) -> Any:
 
 def _above(least: float, slope: Callable[[Any], Any]) -> Callable[..., Any]:
     """The slope of a function of numbers above a limit, which is steepest at the lower bound."""
-    return lambda eqn, lo, hi: jnp.where(lo > least, slope(jnp.where(lo > least, lo, least + 1)), jnp.inf)
+    return lambda eqn, lo, hi: jnp.where(
+        lo > least, slope(jnp.where(lo > least, lo, least + 1)), jnp.inf
+    )
 
 
 def _power(eqn: Eqn, lo: Any, hi: Any) -> Any:
@@ -139,7 +152,9 @@ def _power(eqn: Eqn, lo: Any, hi: Any) -> Any:
 
 _SLOPES: dict[str, Callable[..., Any]] = {
     "tanh": lambda eqn, lo, hi: 1 - jnp.tanh(_nearest(lo, hi)) ** 2,
-    "logistic": lambda eqn, lo, hi: jax.nn.sigmoid(_nearest(lo, hi)) * jax.nn.sigmoid(-_nearest(lo, hi)),
+    "logistic": lambda eqn, lo, hi: (
+        jax.nn.sigmoid(_nearest(lo, hi)) * jax.nn.sigmoid(-_nearest(lo, hi))
+    ),
     "exp": lambda eqn, lo, hi: jnp.exp(hi),
     "exp2": lambda eqn, lo, hi: math.log(2) * jnp.exp2(hi),
     "expm1": lambda eqn, lo, hi: jnp.exp(hi),
@@ -171,7 +186,9 @@ def _pow(eqn: Eqn, a: Box, b: Box) -> Any:
     if b.radius is not None:
         raise NotEnclosed("pow")
     lo, hi = (a.center.astype(_wide(a.center)) + s * a.spread for s in (-1, 1))
-    slope = jnp.maximum(*(jnp.abs(b.center * jnp.where(lo > 0, x, 1) ** (b.center - 1)) for x in (lo, hi)))
+    slope = jnp.maximum(
+        *(jnp.abs(b.center * jnp.where(lo > 0, x, 1) ** (b.center - 1)) for x in (lo, hi))
+    )
     return jnp.where(lo > 0, slope, jnp.inf) * a.spread
 
 
@@ -187,7 +204,9 @@ def _picked(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[
     dtype = jnp.result_type(*(box.spread for i, box in enumerate(operands) if i not in exact))
     if "update_jaxpr" in eqn.params and dtype != centers[0].dtype:
         raise NotEnclosed(eqn.primitive.name)
-    operands = [box.center if i in exact else box.spread.astype(dtype) for i, box in enumerate(operands)]
+    operands = [
+        box.center if i in exact else box.spread.astype(dtype) for i, box in enumerate(operands)
+    ]
     return _alike(eqn, operands), False
 
 
@@ -200,25 +219,35 @@ def _alike(eqn: Eqn, operands: Sequence[Any]) -> Sequence[Any]:
 def _sum(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
     (box,), (center,) = operands, centers
     running = eqn.primitive.name == "cumsum"
-    count = center.shape[eqn.params["axis"]] if running else max(1, box.center.size // max(1, center.size))
+    count = (
+        center.shape[eqn.params["axis"]]
+        if running
+        else max(1, box.center.size // max(1, center.size))
+    )
     (spread,), (size,) = (_alike(eqn, [v]) for v in (box.spread, box.size))
     return [spread + count * _eps(center) * size], False
 
 
-def _product(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+def _product(
+    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
+) -> tuple[Sequence[Any], Any]:
     (a, b), (center,) = operands, centers
     depth = math.prod(a.center.shape[d] for d in eqn.params["dimension_numbers"][0][0])
     dtype = jnp.promote_types(_wide(a.center), _wide(b.center))
 
     def times(x: Any, y: Any) -> Any:
         numbers = eqn.params["dimension_numbers"]
-        return lax.dot_general(x.astype(dtype), y.astype(dtype), numbers, precision=lax.Precision.HIGHEST)
+        return lax.dot_general(
+            x.astype(dtype), y.astype(dtype), numbers, precision=lax.Precision.HIGHEST
+        )
 
     rounding = (depth + 1) * max(_eps(a.center), _eps(center)) * times(a.size, b.size)
     return [times(a.spread, b.size + b.spread) + times(a.size, b.spread) + rounding], False
 
 
-def _compared(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+def _compared(
+    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
+) -> tuple[Sequence[Any], Any]:
     a, b = operands
     if eqn.invars[0] is eqn.invars[1]:  # asks for NaN
         return [jnp.zeros(centers[0].shape, jnp.float32)], False
@@ -232,7 +261,9 @@ def _compared(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tupl
 def _stepped(below: Callable[[Any], Any], height: float) -> Rule:
     """The rule of functions that are constant between jumps; `below` numbers the intervals."""
 
-    def rule(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    def rule(
+        eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
+    ) -> tuple[Sequence[Any], Any]:
         (box,) = operands
         center = box.center.astype(_wide(box.center))
         unsure = below(center - box.spread) != below(center + box.spread)
@@ -241,7 +272,9 @@ def _stepped(below: Callable[[Any], Any], height: float) -> Rule:
     return rule
 
 
-def _selected(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+def _selected(
+    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
+) -> tuple[Sequence[Any], Any]:
     which, *cases = operands
     (center,) = centers
     (own,) = jaxprs.bind(eqn, which.center, *(case.spread for case in cases))
@@ -253,12 +286,20 @@ def _selected(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tupl
     return [jnp.where(unsure, reduce(jnp.maximum, every), own)], unsure
 
 
-def _converted(eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+def _converted(
+    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
+) -> tuple[Sequence[Any], Any]:
     (box,), (center,) = operands, centers
-    if jnp.issubdtype(center.dtype, jnp.floating) and jnp.issubdtype(box.center.dtype, jnp.floating):
+    if jnp.issubdtype(center.dtype, jnp.floating) and jnp.issubdtype(
+        box.center.dtype, jnp.floating
+    ):
         return [box.spread.astype(_wide(center)) + _eps(center) * Box(center).size], False
     if center.dtype == bool or box.center.dtype == bool:
-        unsure = box.spread > 0 if box.center.dtype == bool else (box.size <= box.spread) & (box.spread > 0)
+        unsure = (
+            box.spread > 0
+            if box.center.dtype == bool
+            else (box.size <= box.spread) & (box.spread > 0)
+        )
         return [unsure.astype(_wide(center))], unsure & (center.dtype != bool)
     if jnp.issubdtype(box.center.dtype, jnp.integer):
         return [box.spread.astype(_wide(center))], False
@@ -274,7 +315,9 @@ _RULES: dict[str, Rule] = {  # by primitive or kind
     "div": _smooth(_quotient, 2),
     "pow": _smooth(_pow, _ULPS),
     **dict.fromkeys(("abs", "neg", "copy", "name", "stop_gradient"), _SAME),
-    "reduce_precision": _smooth(lambda eqn, a: a.spread + 2.0 ** -eqn.params["mantissa_bits"] * a.size),
+    "reduce_precision": _smooth(
+        lambda eqn, a: a.spread + 2.0 ** -eqn.params["mantissa_bits"] * a.size
+    ),
     **dict.fromkeys(("max", "min", "clamp", "and", "or", "xor", "not"), _smooth(_greatest, 0)),
     "is_finite": lambda eqn, operands, centers: ([jnp.zeros(centers[0].shape, jnp.float32)], False),
     "sign": _stepped(jnp.sign, 2),

@@ -55,11 +55,19 @@ class Newton:
             )
         for name, most in (("iterations", 2**31), ("most_bytes", 2**63)):
             value = plain(getattr(self, name))
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool) or not 1 <= value < most:
-                raise ScanError(f"Newton: {name} must be an integer of at least 1, but is {value!r:.80}")
+            if (
+                not isinstance(value, numbers.Integral)
+                or isinstance(value, bool)
+                or not 1 <= value < most
+            ):
+                raise ScanError(
+                    f"Newton: {name} must be an integer of at least 1, but is {value!r:.80}"
+                )
         for name in ("tolerance", "damping"):
             value = plain(getattr(self, name))
-            if value is not None and (not isinstance(value, numbers.Real) or isinstance(value, bool)):
+            if value is not None and (
+                not isinstance(value, numbers.Real) or isinstance(value, bool)
+            ):
                 raise ScanError(f"Newton: {name} must be None or a number, but is {value!r:.80}")
         if self.tolerance is not None and not self.tolerance > 0:
             raise ScanError(f"Newton: tolerance must be positive, but is {self.tolerance}")
@@ -68,7 +76,11 @@ class Newton:
 
     def apart(self) -> tuple[Newton, Any]:
         """Returns options that can be hashed, and the carries to start from, or None."""
-        return (self, None) if isinstance(self.guess, str) else (replace(self, guess="zeros"), self.guess)
+        return (
+            (self, None)
+            if isinstance(self.guess, str)
+            else (replace(self, guess="zeros"), self.guess)
+        )
 
     def starting_from(self, guess: Any) -> Newton:
         """The inverse of `apart`."""

@@ -28,7 +28,13 @@ from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks, blocks_of, why_no_jacobian
 from jrnn.loops.affine.carries import GroupFunction, Values, solve_in_order
 from jrnn.loops.ir import ScanParams
-from jrnn.loops.newton.certificate import Enclosures, bounds, bounds_in_radii, of_outputs, radii_of_inputs
+from jrnn.loops.newton.certificate import (
+    Enclosures,
+    bounds,
+    bounds_in_radii,
+    of_outputs,
+    radii_of_inputs,
+)
 from jrnn.loops.newton.enclosure import Box, NotEnclosed
 from jrnn.loops.newton.options import Newton
 
@@ -44,7 +50,9 @@ class Solution:
     carry: list[Any]
     ys: list[Any]
     states: list[Any]
-    reports: list[Any]  # (iterations, residual, error, whether it is certified), and the same of the outputs
+    reports: list[
+        Any
+    ]  # (iterations, residual, error, whether it is certified), and the same of the outputs
 
 
 def run(
@@ -78,17 +86,27 @@ def run(
     program = jaxprs.inlined(closed)
     guess = options.guess
     if reverse:
-        xs, guess = [x[::-1] for x in xs], guess if isinstance(guess, str) else [g[::-1] for g in guess]
+        xs = [x[::-1] for x in xs]
+        guess = guess if isinstance(guess, str) else [g[::-1] for g in guess]
     groups = [blocks.carries for blocks in structure]
     loop = ScanParams(closed, 0, len(init), length, False).loop(program)
-    reports, states, errors, known_to = [], {}, {}, {}
+    reports = []
+    states = {}
+    errors = {}
+    known_to = {}
 
     def solve(number: int, part: GroupFunction, first: list[Any]) -> list[Any]:
         blocks = structure[number]
-        values = jax.tree.map(lax.stop_gradient, (list(program.consts), list(init), list(xs), states))
-        radii = InputRadii(*(radii_of_inputs(loop, part.stacked, *values, off) for off in (errors, known_to)))
+        values = jax.tree.map(
+            lax.stop_gradient, (list(program.consts), list(init), list(xs), states)
+        )
+        radii = InputRadii(
+            *(radii_of_inputs(loop, part.stacked, *values, off) for off in (errors, known_to))
+        )
         # Without a bound there would be a scale that admits any state.
-        radii = radii._replace(rounding=jax.tree.map(lambda v: jnp.where(jnp.isfinite(v), v, 0), radii.rounding))
+        radii = radii._replace(
+            rounding=jax.tree.map(lambda v: jnp.where(jnp.isfinite(v), v, 0), radii.rounding)
+        )
         first_guess = None if isinstance(guess, str) else [guess[i] for i in blocks.carries]
         diagonal = options.jacobian == "diagonal" and blocks.block > 1
         step = _StackedStep(part, blocks, first, radii, diagonal)
@@ -102,15 +120,27 @@ def run(
 
     (last, ys), ordered = solve_in_order(loop, groups, solve, program.consts, init, xs, length)
     if ys and not by_steps:
-        arguments = lowered.consts, list(init), ordered, list(xs), ys, [errors[i] for i in range(len(init))]
+        arguments = (
+            lowered.consts,
+            list(init),
+            ordered,
+            list(xs),
+            ys,
+            [errors[i] for i in range(len(init))],
+        )
         consts, *arguments = jax.tree.map(lax.stop_gradient, arguments)
-        reports.append(_outputs_report(replace(lowered, consts=consts), *arguments, options=options))
+        reports.append(
+            _outputs_report(replace(lowered, consts=consts), *arguments, options=options)
+        )
     if reverse:
-        ys, ordered = [y[::-1] for y in ys], [state[::-1] for state in ordered]
+        ys = [y[::-1] for y in ys]
+        ordered = [state[::-1] for state in ordered]
     return Solution(last, ys, ordered, reports)
 
 
-def _check_sizes(structure: Sequence[Blocks], init: Sequence[Any], length: int, options: Newton) -> None:
+def _check_sizes(
+    structure: Sequence[Blocks], init: Sequence[Any], length: int, options: Newton
+) -> None:
     for group in structure:
         itemsize = max(4, *(init[i].dtype.itemsize for i in group.carries))
         rows = 1 if options.jacobian == "diagonal" else group.block
@@ -158,8 +188,12 @@ class _StackedStep:
     radii: InputRadii
     diagonal: bool
 
-    def at(self, consts: list[Any], stacks: list[Any], init: list[Any], radii: InputRadii) -> _StackedStep:
-        return replace(self, part=replace(self.part, consts=consts, stacks=stacks), init=init, radii=radii)
+    def at(
+        self, consts: list[Any], stacks: list[Any], init: list[Any], radii: InputRadii
+    ) -> _StackedStep:
+        return replace(
+            self, part=replace(self.part, consts=consts, stacks=stacks), init=init, radii=radii
+        )
 
     def old(self, states: Values) -> list[Any]:
         """Returns the carries before each step."""
@@ -172,7 +206,9 @@ class _StackedStep:
     def each(self, fn: Callable, old: Values, *more: Any) -> Any:
         """Returns `fn(consts, stack, old, *more)` of all steps."""
         consts = self.part.consts
-        return jax.vmap(lambda stack, old, *more: fn(consts, stack, old, *more))(self.part.stacks, list(old), *more)
+        return jax.vmap(lambda stack, old, *more: fn(consts, stack, old, *more))(
+            self.part.stacks, list(old), *more
+        )
 
     def join(self, leaves: Values) -> jax.Array:
         """Returns carries as vectors [T, A, M], in float32 or wider."""
@@ -185,13 +221,16 @@ class _StackedStep:
 
     def slopes(self, old: Values) -> jax.Array:
         """Returns the Jacobians of all steps, [T, A, M, M]; or their diagonals, [T, A, M]."""
-        blocks, wide = self.blocks, jnp.result_type(jnp.float32, *old)
+        blocks = self.blocks
+        wide = jnp.result_type(jnp.float32, *old)
 
         def one(consts: Values, stack: Values, old: Values) -> jax.Array:
             _, push = jax.linearize(lambda old: self.part.fn(consts, stack, old), list(old))
 
             def own(k: Any) -> jax.Array:
-                return lax.dynamic_index_in_dim(blocks.join(push(blocks.basis(k, old))), k, -1, keepdims=False)
+                return lax.dynamic_index_in_dim(
+                    blocks.join(push(blocks.basis(k, old))), k, -1, keepdims=False
+                )
 
             if self.diagonal:
                 return jnp.moveaxis(lax.map(own, jnp.arange(blocks.block)), 0, -1).astype(wide)
@@ -206,11 +245,15 @@ class _StackedStep:
 
         def step(d: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:  # without Jacobians
             stack, old, b = slices
-            pushed = jax.jvp(lambda old: self.part.fn(self.part.consts, stack, old), (list(old),), (d,))[1]
+            pushed = jax.jvp(
+                lambda old: self.part.fn(self.part.consts, stack, old), (list(old),), (d,)
+            )[1]
             now = [p + v for p, v in zip(pushed, b)]
             return now, now
 
-        return lax.scan(step, [jnp.zeros_like(m[0]) for m in moved], (self.part.stacks, list(old), list(moved)))[1]
+        return lax.scan(
+            step, [jnp.zeros_like(m[0]) for m in moved], (self.part.stacks, list(old), list(moved))
+        )[1]
 
     def by_steps(self, length: int) -> tuple[list[Any], Any]:
         """Returns the states, one after the other, and what an iteration would report."""
@@ -224,7 +267,9 @@ class _StackedStep:
         return states, (jnp.int32(0), zero, zero, jnp.asarray(True), zero, zero)
 
 
-def _solve(step: _StackedStep, guess: Any, length: int, options: Newton, by_steps: bool) -> tuple[list[Any], Any]:
+def _solve(
+    step: _StackedStep, guess: Any, length: int, options: Newton, by_steps: bool
+) -> tuple[list[Any], Any]:
     """Returns the states of a group, with derivatives, and what was done."""
 
     @jax.custom_jvp
@@ -242,7 +287,9 @@ def _solve(step: _StackedStep, guess: Any, length: int, options: Newton, by_step
 
         _, moved = jax.jvp(step_from, primals[:3], tangents[:3])
         here = step.at(*primals)
-        nothing = jax.tree.map(lambda v: jnp.zeros(v.shape, jax.typeof(v).to_tangent_aval().dtype), report)
+        nothing = jax.tree.map(
+            lambda v: jnp.zeros(v.shape, jax.typeof(v).to_tangent_aval().dtype), report
+        )
         return (states, report), (here.tangents(here.old(states), moved), nothing)
 
     return states_of(step.part.consts, step.part.stacks, step.init, step.radii)
@@ -255,27 +302,34 @@ class _Iteration:
     """The iteration for a group of carries, and its certificate."""
 
     def __init__(self, step: _StackedStep, options: Newton):
-        self.step, self.options = step, options
+        self.step = step
+        self.options = options
         self.eps = max(float(jnp.finfo(h.dtype).eps) for h in step.init)
         self.dtype = jnp.result_type(jnp.float32, *step.init)
         self.tolerance = _ULPS * self.eps if options.tolerance is None else options.tolerance
         stack, radii = jax.tree.map(
-            lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), (step.part.stacks, step.radii.errors)
+            lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype),
+            (step.part.stacks, step.radii.errors),
         )
         old = [jax.typeof(h) for h in step.init]
-        self.enclosures = Enclosures.of(step.blocks, step.part.fn, step.part.consts, stack, radii, old)
+        self.enclosures = Enclosures.of(
+            step.blocks, step.part.fn, step.part.consts, stack, radii, old
+        )
 
     def enclosed(self, fn: Callable, radii: Values, old: Values, *more: Any) -> Any:
         """Returns what a function of enclosures makes of all steps, from stacks with these radii."""
 
-        def at_one_time(consts: Values, stack: Values, old: Values, radii: Values, *more: Any) -> Any:
+        def at_one_time(
+            consts: Values, stack: Values, old: Values, radii: Values, *more: Any
+        ) -> Any:
             return fn([*map(Box, consts), *map(Box, stack, radii)], old, *more)
 
         return self.step.each(at_one_time, old, radii, *more)
 
     def run(self, guess: Any, length: int) -> tuple[list[Any], Any]:
         """Returns the states, and (iterations, residual, error, whether the states are certified, e, eps S [T, A, M])."""
-        step, options = self.step, self.options
+        step = self.step
+        options = self.options
         if guess is not None:
             states = [jnp.asarray(g, h.dtype) for g, h in zip(guess, step.init)]
         elif options.guess == "sweep":
@@ -284,34 +338,66 @@ class _Iteration:
             states = [jnp.zeros((length, *h.shape), h.dtype) for h in step.init]
         damping = jnp.asarray(0.0 if options.damping is None else options.damping, self.dtype)
         nothing = jnp.zeros_like(step.join(states))
-        start = jnp.int32(0), jnp.int32(0), states, jnp.asarray(jnp.inf, self.dtype), damping, nothing, (nothing,) * 3
-        k, _, states, *_, (r, rounding, scale) = lax.while_loop(lambda state: state[1] < 2, self.iterate, start)
+        start = (
+            jnp.int32(0),
+            jnp.int32(0),
+            states,
+            jnp.asarray(jnp.inf, self.dtype),
+            damping,
+            nothing,
+            (nothing,) * 3,
+        )
+        k, _, states, *_, (r, rounding, scale) = lax.while_loop(
+            lambda state: state[1] < 2, self.iterate, start
+        )
         radius = max(self.tolerance, self.eps**0.5) * scale
         error = jnp.full_like(r, jnp.inf)
         if self.enclosures is not None:
-            old, before, radii = step.old(states), rounds.shift_one_step(radius), step.radii.errors
-            added = jnp.abs(r) + rounding + self.enclosed(self.enclosures.rounding, radii, old).astype(self.dtype)
+            old = step.old(states)
+            before = rounds.shift_one_step(radius)
+            radii = step.radii.errors
+            added = (
+                jnp.abs(r)
+                + rounding
+                + self.enclosed(self.enclosures.rounding, radii, old).astype(self.dtype)
+            )
             if step.diagonal:
-                error = bounds_in_radii(*self.enclosed(self.enclosures.spread, radii, old, before), added, radius)
+                error = bounds_in_radii(
+                    *self.enclosed(self.enclosures.spread, radii, old, before), added, radius
+                )
             else:
                 error = bounds(*self.enclosed(self.enclosures.slopes, radii, old, before), added)
-        same = [jnp.all(v == 0) for v in (r, *step.radii.errors) if v is not None]  # every step is the loop's
+        same = [
+            jnp.all(v == 0) for v in (r, *step.radii.errors) if v is not None
+        ]  # every step is the loop's
         error = jnp.where(jnp.all(jnp.stack(same)), 0, error)
         certified = jnp.all(error <= radius)
-        return states, (k, _largest(r / scale), _largest(error / scale), certified, error, self.eps * scale)
+        return states, (
+            k,
+            _largest(r / scale),
+            _largest(error / scale),
+            certified,
+            error,
+            self.eps * scale,
+        )
 
     def residuals(self, states: Values) -> tuple[list[Any], Any, Any, Any, Any]:
         """Returns the new carries, the residual, what rounding may change, the Jacobian or its diagonal, and scales.
 
         The scale of an element at a step is that of its terms, and of what it still holds of earlier steps, [T, A, M].
         """
-        step, old = self.step, self.step.old(states)
-        new, joined = step.new(old), step.join(states)
+        step = self.step
+        old = self.step.old(states)
+        new = step.new(old)
+        joined = step.join(states)
         if self.enclosures is None:  # then only residuals of 0 prove anything
             rounding = jnp.zeros_like(joined)
         else:
-            rounding = self.enclosed(self.enclosures.rounding, step.radii.rounding, old).astype(self.dtype)
-        slopes, limits = step.slopes(old), jnp.finfo(self.dtype)
+            rounding = self.enclosed(self.enclosures.rounding, step.radii.rounding, old).astype(
+                self.dtype
+            )
+        slopes = step.slopes(old)
+        limits = jnp.finfo(self.dtype)
         own = jnp.nan_to_num(jnp.abs(joined) + rounding / self.eps, nan=jnp.inf)
         # XLA multiplies by the reciprocal, which is a normal number then.
         own = jnp.clip(own, limits.tiny * _PART, limits.max / _PART)
@@ -322,25 +408,35 @@ class _Iteration:
             scale = rounds.associative_max(bounded_slopes, own)
         return new, step.join(new) - joined, rounding, slopes, scale
 
-    def update(self, states: list[Any], r: Any, slopes: Any, error: Any, damping: Any) -> tuple[Any, Any]:
+    def update(
+        self, states: list[Any], r: Any, slopes: Any, error: Any, damping: Any
+    ) -> tuple[Any, Any]:
         """Returns the update, and the estimated error."""
-        step, slopes = self.step, (1 - damping) * slopes
+        step = self.step
+        slopes = (1 - damping) * slopes
         if not step.diagonal:
             d = rounds.associative_solve(slopes, r)
             return d, d
         # The update leaves out a part of the Jacobian, so the error has an iteration of its own, with all of it.
-        pushed = jax.jvp(step.new, (step.old(states),), (step.split(rounds.shift_one_step(error)),))[1]
+        pushed = jax.jvp(
+            step.new, (step.old(states),), (step.split(rounds.shift_one_step(error)),)
+        )[1]
         whole = r + step.join(pushed) - slopes * rounds.shift_one_step(error)
         d, error = (rounds.associative_solve([[slopes]], [b])[0] for b in (r, whole))
         return d, error
 
     def iterate(self, state: Any) -> Any:
-        step, tolerance = self.step, self.tolerance
+        step = self.step
+        tolerance = self.tolerance
         k, phase, states, residual_before, damping, error_before, _ = state
         new, r, rounding, slopes, scale = self.residuals(states)
         d, error = self.update(states, r, slopes, error_before, damping)
         residual = _largest(r / scale)
-        done = (residual <= tolerance) & (_largest(error / scale) <= max(tolerance, self.eps**0.75)) & (damping == 0)
+        done = (
+            (residual <= tolerance)
+            & (_largest(error / scale) <= max(tolerance, self.eps**0.75))
+            & (damping == 0)
+        )
         if self.options.damping is None:
             grew = ~(residual <= 2 * residual_before)
             damping = jnp.where(grew, (1 + damping) / 2, jnp.where(damping > 0.3, damping / 2, 0))
@@ -348,7 +444,10 @@ class _Iteration:
             damping = jnp.where(residual <= tolerance, 0.0, self.options.damping).astype(self.dtype)
         moved = step.split(step.join(states) + d)
         # Where an update overflows, the step itself is taken, or nothing is known.
-        moved = [jnp.where(jnp.isfinite(m), m, jnp.where(jnp.isfinite(n), n, jnp.zeros_like(n))) for m, n in zip(moved, new)]
+        moved = [
+            jnp.where(jnp.isfinite(m), m, jnp.where(jnp.isfinite(n), n, jnp.zeros_like(n)))
+            for m, n in zip(moved, new)
+        ]
         # The last update is made, too: it is known, and what is left after it is of the order of its square. Then one more
         # evaluation has the residuals of the states that are returned.
         moves = phase == 0
@@ -362,7 +461,13 @@ class _Iteration:
 
 
 def _outputs_report(
-    step: jaxprs.Program, init: Values, states: Values, xs: Values, ys: Values, errors: Values, options: Newton
+    step: jaxprs.Program,
+    init: Values,
+    states: Values,
+    xs: Values,
+    ys: Values,
+    errors: Values,
+    options: Newton,
 ) -> tuple[Any, Any, Any, Any]:
     """Returns (0, 0, error, whether the outputs are certified), from bounds of the errors of the states.
 
@@ -373,7 +478,9 @@ def _outputs_report(
     old = [jaxprs.shifted(s, h, False) for s, h in zip(states, init)]
     before = [jaxprs.shifted(e, jnp.zeros(e.shape[1:], e.dtype), False) for e in errors]
     exact = jnp.all(jnp.stack([jnp.all(e == 0) for e in errors]))
-    error, certified, none = jnp.zeros(()), jnp.asarray(True), jnp.zeros(())
+    error = jnp.zeros(())
+    certified = jnp.asarray(True)
+    none = jnp.zeros(())
     try:
         bounded = of_outputs(step, old, states, xs, before, errors)
     except NotEnclosed:
@@ -382,12 +489,16 @@ def _outputs_report(
         if jnp.issubdtype(y.dtype, jnp.floating):
             own = max(eps, float(jnp.finfo(y.dtype).eps))
             most = max(_ULPS * own if options.tolerance is None else options.tolerance, own**0.5)
-            size = jnp.max(jnp.where(jnp.isfinite(y), jnp.abs(y), 0), initial=jnp.finfo(y.dtype).tiny)
+            size = jnp.max(
+                jnp.where(jnp.isfinite(y), jnp.abs(y), 0), initial=jnp.finfo(y.dtype).tiny
+            )
             off = jnp.where(off == 0, 0, off / (size.astype(off.dtype) + _ULPS * rounding / most))
         else:
-            off, most = jnp.where(off == 0, 0, jnp.inf), 0.0
+            off = jnp.where(off == 0, 0, jnp.inf)
+            most = 0.0
         off = jnp.where(exact, 0, _largest(off))
-        error, certified = jnp.maximum(error, off), certified & (off <= most)
+        error = jnp.maximum(error, off)
+        certified = certified & (off <= most)
     return jnp.int32(0), none, error, certified
 
 

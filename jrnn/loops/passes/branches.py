@@ -29,7 +29,9 @@ def products_after_branches(loop: Loop) -> Loop:
     rewritten = {key: branches for key, branches in branches_of.items() if branches.products}
     if not rewritten:
         return loop
-    return loop.rewrite(lambda eqn, env: rewritten[id(eqn)].run(eqn, env) if id(eqn) in rewritten else None)
+    return loop.rewrite(
+        lambda eqn, env: rewritten[id(eqn)].run(eqn, env) if id(eqn) in rewritten else None
+    )
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,16 @@ class _Branches:
 
     @staticmethod
     def of(eqn: Eqn) -> _Branches:
-        programs, products = [*map(jaxprs.inlined, eqn.params["branches"])], {}
+        programs = [*map(jaxprs.inlined, eqn.params["branches"])]
+        products = {}
         producers = [jaxprs.producers(program.eqns) for program in programs]
         for k, atoms in enumerate(zip(*(program.outvars for program in programs))):
             nonzero = [i for i, atom in enumerate(atoms) if not jaxprs.is_zero(atom, producers[i])]
-            eqns = _large_product(atoms[nonzero[0]], producers[nonzero[0]]) if len(nonzero) == 1 else []
+            eqns = (
+                _large_product(atoms[nonzero[0]], producers[nonzero[0]])
+                if len(nonzero) == 1
+                else []
+            )
             if eqns and not any(program.constvars for program in programs):
                 products[k] = nonzero[0], eqns
         return _Branches(programs, products)
@@ -59,10 +66,16 @@ class _Branches:
     def run(self, eqn: Eqn, env: Env) -> list[Any]:
         """Returns the results of the `cond`."""
         others = [k for k in range(len(eqn.outvars)) if k not in self.products]
-        operands = dict.fromkeys((i, a) for i, (product, *_) in self.products.values() for a in product.invars)
-        branches = tuple(self._without_products(i, others, [*operands]) for i in range(len(self.programs)))
+        operands = dict.fromkeys(
+            (i, a) for i, (product, *_) in self.products.values() for a in product.invars
+        )
+        branches = tuple(
+            self._without_products(i, others, [*operands]) for i in range(len(self.programs))
+        )
         with jaxprs.in_scope(eqn):
-            values = jaxprs.bind(eqn, *(jaxprs.value(env, a) for a in eqn.invars), branches=branches)
+            values = jaxprs.bind(
+                eqn, *(jaxprs.value(env, a) for a in eqn.invars), branches=branches
+            )
         results = dict(zip(others, values))
         read = dict(zip(operands, values[len(others) :]))
         for k, (i, eqns) in self.products.items():
@@ -70,7 +83,9 @@ class _Branches:
             results[k] = jaxprs.evaluate(eqns, env_of_product)[eqns[-1].outvars[0]]
         return [results[k] for k in range(len(eqn.outvars))]
 
-    def _without_products(self, branch: int, others: Sequence[int], operands: Sequence[tuple[int, Atom]]) -> Any:
+    def _without_products(
+        self, branch: int, others: Sequence[int], operands: Sequence[tuple[int, Atom]]
+    ) -> Any:
         """Returns a branch that returns some of its results, and then the operands of the products of all branches."""
         program = self.programs[branch]
         outs = [program.outvars[k] for k in others]
@@ -80,7 +95,8 @@ class _Branches:
         def run(*args: Any) -> list[Any]:
             env = jaxprs.evaluate(eqns, dict(zip(program.invars, args)))
             of_products = [
-                jaxprs.value(env, a) if i == branch else jaxprs.zeros_of_shape(a.aval.shape, a.aval) for i, a in operands
+                jaxprs.value(env, a) if i == branch else jaxprs.zeros_of_shape(a.aval.shape, a.aval)
+                for i, a in operands
             ]
             return [*(jaxprs.value(env, a) for a in outs), *of_products]
 
@@ -90,10 +106,15 @@ class _Branches:
 def _large_product(atom: Atom, producers: Any) -> list[Eqn]:
     """Returns the product that computes a value, and its transposition, or nothing. It is large next to its operands."""
     eqns: list[Eqn] = []
-    while jaxprs.is_in(atom, producers) and producers[atom].primitive.name in ("transpose", "dot_general"):
+    while jaxprs.is_in(atom, producers) and producers[atom].primitive.name in (
+        "transpose",
+        "dot_general",
+    ):
         eqns.insert(0, producers[atom])
         if eqns[0].primitive.name == "dot_general":
-            is_large = jaxprs.nbytes(eqns[0].outvars[0]) > _MIN_BYTES_RATIO * sum(map(jaxprs.nbytes, eqns[0].invars))
+            is_large = jaxprs.nbytes(eqns[0].outvars[0]) > _MIN_BYTES_RATIO * sum(
+                map(jaxprs.nbytes, eqns[0].invars)
+            )
             return eqns if is_large and not any(map(jaxprs.is_literal, eqns[0].invars)) else []
         atom = eqns[0].invars[0]
     return []

@@ -53,7 +53,12 @@ class Fission:
     contract: Contract
 
     def run(
-        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
+        self,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+        core: Run | None = None,
     ) -> Results:
         """Runs `length` steps of the whole loop; `core` runs the loop that remains, by default with `jax.lax.scan`."""
         return self.run_with(self.constants(consts), init, xs, length, core)
@@ -62,22 +67,30 @@ class Fission:
         """Returns the values that are the same at all steps."""
 
         def rule(eqn: Eqn, *operands: Any) -> list[Any] | None:
-            is_transpose = eqn.primitive.name == "transpose" and tuple(eqn.params["permutation"]) == (1, 0)
+            is_transpose = eqn.primitive.name == "transpose" and tuple(
+                eqn.params["permutation"]
+            ) == (1, 0)
             is_read_by_core = eqn.outvars[0] in self.core.consts  # XLA folds others
             return [transposed(*operands)] if is_transpose and is_read_by_core else None
 
         return jaxprs.evaluate(self.constant_eqns, dict(zip(self.loop.consts, consts)), rule)
 
-    def run_with(self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None) -> Results:
+    def run_with(
+        self, env: Env, init: Sequence[Any], xs: Sequence[Any], length: Any, core: Run | None = None
+    ) -> Results:
         """Runs `length` steps with the values of `constants`, which some callers compute once for several runs."""
-        loop, env = self.loop, dict(env)
+        loop = self.loop
+        env = dict(env)
         stacked = dict(zip(loop.xs, xs))
         over_time(self.hoisted_eqns, self.hoisted_vars, env, stacked)
 
         positions = [i for i in range(len(loop.carry)) if i not in self.accumulated]
         core_init = [init[i] for i in positions]
         last, core_ys = (core or self.core.run)(
-            [env[v] for v in self.core.consts], core_init, [stacked[v] for v in self.core.xs], length
+            [env[v] for v in self.core.consts],
+            core_init,
+            [stacked[v] for v in self.core.xs],
+            length,
         )
         stacked.update(zip(self.core.ys, core_ys))
         for v, out, first in zip(self.core.carry, self.core.carry_out, core_init):
@@ -91,7 +104,9 @@ class Fission:
             wide = sums.accumulator_dtype(loop.carry[i].aval.dtype)
             accumulator = jnp.asarray(init[i], wide)
             for v in values:
-                accumulator = accumulator + sums.time_sum(v, producers, stacked, env, length, wide, self.contract)
+                accumulator = accumulator + sums.time_sum(
+                    v, producers, stacked, env, length, wide, self.contract
+                )
             carry[i] = accumulator.astype(loop.carry[i].aval.dtype)
 
         ys = [jaxprs.stack(atom, env, stacked, length) for atom in loop.ys]
@@ -133,18 +148,24 @@ class Moves:
         """Returns all moves, with their fields, in the order of the loop. The order of a set differs between processes."""
         results = [v for eqn in loop.eqns for v in eqn.outvars]
         accumulate = [("accumulate", i) for i in sorted(self.accumulate)]
-        return accumulate + [(field, v) for field in ("hoist", "sink") for v in results if v in getattr(self, field)]
+        return accumulate + [
+            (field, v) for field in ("hoist", "sink") for v in results if v in getattr(self, field)
+        ]
 
 
 class SplitFacts(NamedTuple):
     """What all splits of a loop have in common."""
 
     immovable: frozenset[Var]  # the results of equations that are not movable
-    sequential: frozenset[Var]  # depends on these or on the carry: it cannot be known before the loop
+    sequential: frozenset[
+        Var
+    ]  # depends on these or on the carry: it cannot be known before the loop
     varying: frozenset[Var]  # depends on any of these or on the inputs
     constant_eqns: tuple[Eqn, ...]  # the equations of constants
     known: frozenset[Var]  # the constants, and what is computed once
-    heavy: tuple[tuple[Var, ...], ...]  # the results of each contraction, lookup, solver and draw that varies
+    heavy: tuple[
+        tuple[Var, ...], ...
+    ]  # the results of each contraction, lookup, solver and draw that varies
     producers: Mapping[Var, Eqn]
     added: Mapping[int, tuple[Atom, ...]]  # what carries that only add, add
 
@@ -154,7 +175,9 @@ class SplitFacts(NamedTuple):
         immovable = frozenset(v for e in eqns if not primitives.is_movable(e) for v in e.outvars)
         sequential = frozenset(jaxprs.depends(eqns, (*loop.carry, *immovable)))
         varying = sequential | jaxprs.depends(eqns, (*loop.carry, *loop.xs))
-        heavy = tuple(tuple(e.outvars) for e in eqns if primitives.is_heavy(e) and e.outvars[0] in varying)
+        heavy = tuple(
+            tuple(e.outvars) for e in eqns if primitives.is_heavy(e) and e.outvars[0] in varying
+        )
         constant_eqns = tuple(_constant_eqns(loop, varying))
         known = frozenset((*loop.consts, *(v for e in constant_eqns for v in e.outvars)))
         return SplitFacts(
@@ -187,26 +210,43 @@ def split(
         parts: `contract` takes a list of stacks for their concatenation along the last axis.
         facts: those of the loop, if it is split several times.
     """
-    eqns, facts = loop.eqns, facts or SplitFacts.of(loop)
-    sequential, known, producers = facts.sequential, facts.known, facts.producers
-    if moves is not None:  # what is heavy, and may not leave the loop, is not computed a second time for all steps
-        not_moved = [v for results in facts.heavy if results[0] not in moves.hoist | moves.sink for v in results]
+    eqns = loop.eqns
+    facts = facts or SplitFacts.of(loop)
+    sequential = facts.sequential
+    known = facts.known
+    producers = facts.producers
+    if (
+        moves is not None
+    ):  # what is heavy, and may not leave the loop, is not computed a second time for all steps
+        not_moved = [
+            v
+            for results in facts.heavy
+            if results[0] not in moves.hoist | moves.sink
+            for v in results
+        ]
         sequential = sequential.union(jaxprs.depends(eqns, not_moved)) if not_moved else sequential
-    hoisted_vars = [] if loop.recomputes else _vars_to_hoist(loop, facts, sequential, also_hoist, moves)
+    hoisted_vars = (
+        [] if loop.recomputes else _vars_to_hoist(loop, facts, sequential, also_hoist, moves)
+    )
     free = {*known, *loop.xs, *hoisted_vars}
 
     accumulated = sums.accumulations(facts.added, producers, free)
     if moves is not None:
         accumulated = {i: values for i, values in accumulated.items() if i in moves.accumulate}
     if loop.recomputes:
-        accumulated = sums.sums_without_new_stacks(accumulated, loop, {*free, *jaxprs.variables(loop.ys)})
+        accumulated = sums.sums_without_new_stacks(
+            accumulated, loop, {*free, *jaxprs.variables(loop.ys)}
+        )
     positions = [i for i in range(len(loop.carry)) if i not in accumulated]
     carry = [loop.carry[i] for i in positions]
     carry_out = [loop.carry_out[i] for i in positions]
     targets = jaxprs.variables(loop.ys)
     common = sums.common_parts(loop) if parts and accumulated else sums.NO_PARTS
     targets += sums.sum_operands(
-        [v for values in accumulated.values() for v in values], producers, free | set(targets), common
+        [v for values in accumulated.values() for v in values],
+        producers,
+        free | set(targets),
+        common,
     )
     targets = list(dict.fromkeys(targets))
 
@@ -231,8 +271,16 @@ def split(
     hoisted_vars = [v for v in hoisted_vars if v in core.xs or v in read_after]
     hoisted_eqns, _ = jaxprs.needed(eqns, hoisted_vars, known.union(loop.xs))
     sunk_vars = [v for v in targets if v not in free and any(v in e.outvars for e in sunk_eqns)]
-    sum_eqns, _ = jaxprs.needed(eqns, [v for values in accumulated.values() for v in values], {*free, *loop.carry, *targets})
-    parts = (facts.constant_eqns, tuple(hoisted_eqns), tuple(hoisted_vars), tuple(sunk_eqns), tuple(sunk_vars))
+    sum_eqns, _ = jaxprs.needed(
+        eqns, [v for values in accumulated.values() for v in values], {*free, *loop.carry, *targets}
+    )
+    parts = (
+        facts.constant_eqns,
+        tuple(hoisted_eqns),
+        tuple(hoisted_vars),
+        tuple(sunk_eqns),
+        tuple(sunk_vars),
+    )
     return Fission(loop, core, *parts, accumulated, tuple(sum_eqns), contract)
 
 
@@ -248,20 +296,35 @@ def movable(full_split: Fission, floating_sums: bool) -> Moves:
         return frozenset(e.outvars[0] for e in eqns if primitives.is_heavy(e))
 
     carry = full_split.loop.carry
-    accumulated = (i for i in full_split.accumulated if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer))
-    return Moves(heavy(full_split.hoisted_eqns), heavy(full_split.sunk_eqns), frozenset(accumulated))
+    accumulated = (
+        i
+        for i in full_split.accumulated
+        if floating_sums or jnp.issubdtype(carry[i].aval.dtype, jnp.integer)
+    )
+    return Moves(
+        heavy(full_split.hoisted_eqns), heavy(full_split.sunk_eqns), frozenset(accumulated)
+    )
 
 
 def _constant_eqns(loop: Loop, varying: Collection[Var]) -> list[Any]:
     """Returns the equations of constants, except those that only spread a value, which is cheaper where it is used."""
     constant = [e for e in loop.eqns if not any(v in varying for v in e.outvars)]
-    outs = [v for e in constant if e.primitive.name not in ("broadcast_in_dim", "iota") for v in e.outvars]
+    outs = [
+        v
+        for e in constant
+        if e.primitive.name not in ("broadcast_in_dim", "iota")
+        for v in e.outvars
+    ]
     outs += [a for a in jaxprs.variables(loop.outputs) if a not in varying]
     return jaxprs.needed(constant, outs, set(loop.consts))[0]
 
 
 def _vars_to_hoist(
-    loop: Loop, facts: SplitFacts, sequential: Vars, also_hoist: Callable[[Any], bool], moves: Moves | None
+    loop: Loop,
+    facts: SplitFacts,
+    sequential: Vars,
+    also_hoist: Callable[[Any], bool],
+    moves: Moves | None,
 ) -> list[Var]:
     """Returns what to compute for all steps before the loop: contractions, and what follows without growing."""
     chosen: dict[Var, None] = {}
@@ -269,7 +332,11 @@ def _vars_to_hoist(
         if any(v in sequential or v in facts.known or v not in facts.varying for v in eqn.outvars):
             continue
         grows = sum(map(jaxprs.nbytes, eqn.outvars)) > sum(map(jaxprs.nbytes, jaxprs.inputs(eqn)))
-        follows = any(v in chosen for v in jaxprs.inputs(eqn)) and not grows and not primitives.is_view(eqn)
+        follows = (
+            any(v in chosen for v in jaxprs.inputs(eqn))
+            and not grows
+            and not primitives.is_view(eqn)
+        )
         heavy = primitives.is_heavy(eqn) and (moves is None or eqn.outvars[0] in moves.hoist)
         if heavy or follows or also_hoist(eqn):
             chosen.update(dict.fromkeys(eqn.outvars))
@@ -289,8 +356,14 @@ def _vars_to_sink(
     if moves is not None and not moves.sink:
         return set()
     base = {*free, *loop.carry}
-    needed_by_carry = {v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars}
-    live = [e for e in jaxprs.needed(loop.eqns, targets, base)[0] if any(v in sequential for v in e.outvars)]
+    needed_by_carry = {
+        v for e in jaxprs.needed(loop.eqns, carry_out, base, effects=True)[0] for v in e.outvars
+    }
+    live = [
+        e
+        for e in jaxprs.needed(loop.eqns, targets, base)[0]
+        if any(v in sequential for v in e.outvars)
+    ]
     users: dict[Var, list[Any]] = {}
     blocked: set[Var] = set()  # read by an equation that cannot move
     for eqn in reversed(live):
@@ -300,7 +373,9 @@ def _vars_to_sink(
             blocked.update(jaxprs.inputs(eqn))
 
     def can_move(eqn: Eqn) -> bool:
-        return not any(v in needed_by_carry or v in blocked or v in facts.immovable for v in eqn.outvars)
+        return not any(
+            v in needed_by_carry or v in blocked or v in facts.immovable for v in eqn.outvars
+        )
 
     after: set[Var] = set()
     for eqn in live:
@@ -314,7 +389,11 @@ def _vars_to_sink(
     for eqn in reversed(live):
         eqn_users = [u for v in eqn.outvars for u in users.get(v, [])]
         # Discontinuous equations stay: their operands may be computed both in the loop and after it, rounded differently.
-        if not can_move(eqn) or any(v in after for v in eqn.outvars) or primitives.is_discontinuous(eqn):
+        if (
+            not can_move(eqn)
+            or any(v in after for v in eqn.outvars)
+            or primitives.is_discontinuous(eqn)
+        ):
             continue
         if eqn_users and all(any(o in after for o in u.outvars) for u in eqn_users):
             reads = {v for v in jaxprs.inputs(eqn) if v in sequential and v not in stacked}
@@ -328,5 +407,7 @@ def _stacked_instead(v: Var, loop: Loop, known: Collection[Var], stacked: Collec
     """Returns the new value of a carry `v` if that is stacked: shifted by one step, that stack is the stack of `v`."""
     if v in loop.carry:
         out = loop.carry_out[loop.carry.index(v)]
-        return out if jaxprs.is_in(out, stacked) and out not in known and out not in loop.carry else v
+        return (
+            out if jaxprs.is_in(out, stacked) and out not in known and out not in loop.carry else v
+        )
     return v

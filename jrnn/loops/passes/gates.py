@@ -30,7 +30,9 @@ def join_activations(loop: Loop) -> Loop:
         return loop
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        if not (eqn.outvars and all(v in cuts for v in eqn.outvars)):  # also the slices of a `split`
+        if not (
+            eqn.outvars and all(v in cuts for v in eqn.outvars)
+        ):  # also the slices of a `split`
             return None
         with jaxprs.in_scope(eqn):
             return [_slice_of(cuts[v], env) for v in eqn.outvars]
@@ -55,7 +57,9 @@ def slice_operands(loop: Loop) -> Loop:
         return jax.lax.slice_in_dim(value, cut.lo, cut.hi, axis=cut.axis)
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        if not (eqn.outvars and all(v in cuts and cuts[v].hi - cuts[v].lo > 1 for v in eqn.outvars)):
+        if not (
+            eqn.outvars and all(v in cuts and cuts[v].hi - cuts[v].lo > 1 for v in eqn.outvars)
+        ):
             return None
         return [piece(cuts[v].of, cuts[v], env) for v in eqn.outvars]
 
@@ -96,8 +100,14 @@ def axis_slices(eqns: Sequence[Eqn]) -> dict[Var, AxisSlice]:
     for eqn in eqns:
         if eqn.primitive.name == "slice" and not jaxprs.is_literal(eqn.invars[0]):
             operand, (out,) = eqn.invars[0], eqn.outvars
-            lows, highs, strides = (eqn.params[k] for k in ("start_indices", "limit_indices", "strides"))
-            axes = [a for a, (n, lo, hi) in enumerate(zip(operand.aval.shape, lows, highs)) if (lo, hi) != (0, n)]
+            lows, highs, strides = (
+                eqn.params[k] for k in ("start_indices", "limit_indices", "strides")
+            )
+            axes = [
+                a
+                for a, (n, lo, hi) in enumerate(zip(operand.aval.shape, lows, highs))
+                if (lo, hi) != (0, n)
+            ]
             if len(axes) == 1 and (strides is None or set(strides) == {1}):
                 cuts[out] = AxisSlice(operand, axes[0], lows[axes[0]], highs[axes[0]])
         elif eqn.primitive.name == "split" and not jaxprs.is_literal(eqn.invars[0]):
@@ -115,7 +125,13 @@ def _join(eqns: Sequence[Eqn], cuts: dict[Var, AxisSlice]) -> None:
             read = [cuts[a] for a in eqn.invars]
             if len({(c.axis, c.hi - c.lo) for c in read}) == 1:
                 apart = tuple(c.lo - read[0].lo for c in read)
-                key = (eqn.primitive.name, str(eqn.params), read[0].axis, tuple(c.of for c in read), apart)
+                key = (
+                    eqn.primitive.name,
+                    str(eqn.params),
+                    read[0].axis,
+                    tuple(c.of for c in read),
+                    apart,
+                )
                 groups.setdefault(key, []).append(eqn)
     for group in groups.values():
         runs: list[list[Any]] = []
@@ -126,18 +142,25 @@ def _join(eqns: Sequence[Eqn], cuts: dict[Var, AxisSlice]) -> None:
         for run in runs:
             if len(run) > 1:
                 first, last = ([cuts[a] for a in eqn.invars] for eqn in (run[0], run[-1]))
-                joined = _Joined(run[0], tuple(AxisSlice(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last)))
+                joined = _Joined(
+                    run[0], tuple(AxisSlice(a.of, a.axis, a.lo, b.hi) for a, b in zip(first, last))
+                )
                 start = first[0].lo
                 for eqn in run:
                     own = cuts[eqn.invars[0]]
-                    cuts[eqn.outvars[0]] = AxisSlice(joined, own.axis, own.lo - start, own.hi - start)
+                    cuts[eqn.outvars[0]] = AxisSlice(
+                        joined, own.axis, own.lo - start, own.hi - start
+                    )
 
 
 def _joined_slices(loop: Loop) -> dict[Var, AxisSlice]:
     cuts = axis_slices(loop.eqns)
     activations = [e for e in loop.eqns if primitives.is_activation(e)]
     activated = {e.invars[0] for e in activations}
-    _join([e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated], cuts)
+    _join(
+        [e for e in loop.eqns if e.primitive.name in ("add", "sub") and e.outvars[0] in activated],
+        cuts,
+    )
     _join(activations, cuts)
     return cuts
 
@@ -157,7 +180,9 @@ def prefers_separate_slices(loop: Loop, computed: Collection[Var] = ()) -> bool:
     for eqn in activations:
         cut = cuts.get(eqn.outvars[0])
         if cut is not None and isinstance(cut.of, _Joined):
-            ends.setdefault(cut.of, set()).update(_first_results(eqn.outvars[0], loop.eqns, results))
+            ends.setdefault(cut.of, set()).update(
+                _first_results(eqn.outvars[0], loop.eqns, results)
+            )
     if ends:
         return any(len(parts) == 1 for parts in ends.values())
     sums = {*computed, *(e.outvars[0] for e in loop.eqns if e.primitive.name in ("add", "sub"))}
@@ -168,7 +193,8 @@ def prefers_separate_slices(loop: Loop, computed: Collection[Var] = ()) -> bool:
 
 def _first_results(v: Var, eqns: Sequence[Eqn], results: Collection[Var]) -> set[Var]:
     """Returns the results of the step that are computed from `v` with no other result in between."""
-    reached, first = {v}, set()
+    reached = {v}
+    first = set()
     for eqn in eqns:
         if any(u in reached for u in jaxprs.inputs(eqn)):
             for out in eqn.outvars:

@@ -40,20 +40,39 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
         The loop, and how it holds its carries.
     """
     stages = _stages(loop)
-    results = {level: of_level for level in range(stages.last + 1) if (of_level := stages.results(level))}
+    results = {
+        level: of_level for level in range(stages.last + 1) if (of_level := stages.results(level))
+    }
     if any(eqn.effects for eqn in loop.eqns):
-        results, stack = {}, False  # the order of the effects would change
+        # the order of the effects would change
+        results = {}
+        stack = False
     if stages.last and 0 in results:
-        results.pop(stages.last, None)  # leave them to the first stage of the next step, which reads them
+        results.pop(
+            stages.last, None
+        )  # leave them to the first stage of the next step, which reads them
     results = {level: of_level for level, of_level in results.items() if len(of_level) > 1}
-    matrix_products = [eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, set(loop.consts))]
+    matrix_products = [
+        eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, set(loop.consts))
+    ]
     products = _products(matrix_products, loop, stages, results)
     orders = {level - 1: product.order for level, product in products.items()}
     halves = {id(eqn) for eqn in matrix_products if _is_split_k(eqn)}
-    position = {out: i for i, out in reversed(list(enumerate(loop.carry_out))) if not jaxprs.is_literal(out)}
+    position = {
+        out: i for i, out in reversed(list(enumerate(loop.carry_out))) if not jaxprs.is_literal(out)
+    }
     places = {level: tuple(map(position.get, order)) for level, order in orders.items()}
-    places = {level: of_level for level, of_level in places.items() if any(i is not None for i in of_level)}
-    inside = {i: (level, g) for level, of_level in places.items() for g, i in enumerate(of_level) if i is not None}
+    places = {
+        level: of_level
+        for level, of_level in places.items()
+        if any(i is not None for i in of_level)
+    }
+    inside = {
+        i: (level, g)
+        for level, of_level in places.items()
+        for g, i in enumerate(of_level)
+        if i is not None
+    }
     unstacked = tuple(i for i in range(len(loop.carry)) if i not in inside)
 
     def step(*args: Any) -> list[Any]:
@@ -78,9 +97,17 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
                 stacks[level] = _behind_barrier(results[level], orders.get(level, ()), env)
             jaxprs.evaluate(stages.eqns(level, trailing=True), env)
         carry = [jaxprs.value(env, loop.carry_out[i]) for i in unstacked]
-        return [*carry, *(stacks[level] for level in places), *(jaxprs.value(env, a) for a in loop.ys)]
+        return [
+            *carry,
+            *(stacks[level] for level in places),
+            *(jaxprs.value(env, a) for a in loop.ys),
+        ]
 
-    types = [v.aval.update(shape=(len(orders[level]), *v.aval.shape)) for level in places for v in orders[level][:1]]
+    types = [
+        v.aval.update(shape=(len(orders[level]), *v.aval.shape))
+        for level in places
+        for v in orders[level][:1]
+    ]
     avals = [
         *(v.aval for v in loop.consts),
         *(loop.carry[i].aval for i in unstacked),
@@ -105,7 +132,14 @@ class StackedCarries:
     stacked: tuple[tuple[int | None, ...], ...]
     carries: int
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
         stacks = []
         for places in self.stacked:
             unread = jnp.zeros_like(init[next(i for i in places if i is not None)])
@@ -157,7 +191,10 @@ class _Stages:
         def here(eqn: Eqn) -> bool:
             if not eqn.outvars:
                 return level == self.last and trailing
-            return self.level[eqn.outvars[0]] == level and (eqn.outvars[0] in self.trailing) == trailing
+            return (
+                self.level[eqn.outvars[0]] == level
+                and (eqn.outvars[0] in self.trailing) == trailing
+            )
 
         return [eqn for eqn in self.loop.eqns if here(eqn)]
 
@@ -168,7 +205,11 @@ class _Stages:
             plain = v.aval.ndim > 0 and not jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
             return v in self.moving and (v in self.written or v in self.crossing) and plain
 
-        computed = [eqn for eqn in self.eqns(level, trailing=False) if primitives.is_cheap(eqn) and not _is_view(eqn)]
+        computed = [
+            eqn
+            for eqn in self.eqns(level, trailing=False)
+            if primitives.is_cheap(eqn) and not _is_view(eqn)
+        ]
         results = [v for eqn in computed for v in eqn.outvars if is_result(v)]
         return results if any(v in self.written for v in results) else []
 
@@ -180,7 +221,8 @@ def _stages(loop: Loop) -> _Stages:
         level.update((v, at) for v in eqn.outvars)
     read_in_stage: set[Var] = set()
     crossing: set[Var] = set()
-    written, trailing = set(jaxprs.variables(loop.outputs)), set()
+    written = set(jaxprs.variables(loop.outputs))
+    trailing = set()
     for eqn in reversed(loop.eqns):
         if eqn.outvars and _is_view(eqn) and not any(v in read_in_stage for v in eqn.outvars):
             trailing.update(eqn.outvars)
@@ -224,7 +266,9 @@ def _by_parts(eqn: Eqn, left: Any, parts: int, env: Env) -> Any:
         matrix = jnp.moveaxis(jaxprs.value(env, eqn.invars[1]), axis, 0)
         matrix = matrix.reshape(parts, left.shape[-1], *matrix.shape[1:])  # [parts, H, B, M]
         matrix = jnp.pad(matrix, ((0, left.shape[0] - parts), *((0, 0),) * (matrix.ndim - 1)))
-        matrix = jax.lax.optimization_barrier(jnp.moveaxis(matrix, 1, -2))  # otherwise XLA makes it again at each step
+        matrix = jax.lax.optimization_barrier(
+            jnp.moveaxis(matrix, 1, -2)
+        )  # otherwise XLA makes it again at each step
         each = jax.lax.dot_general(
             left,
             matrix,
@@ -247,12 +291,23 @@ def _is_matrix_product(eqn: Eqn, consts: set[Var]) -> bool:
         return False
     (contracted, batch), (left, matrix) = eqn.params["dimension_numbers"], eqn.invars
     lead = tuple(range(left.aval.ndim - 2))
-    plain = tuple(contracted[0]) == (len(lead) + 1,) and len(contracted[1]) == 1 and left.aval.ndim == matrix.aval.ndim
-    of_two = len(lead) < 2 and tuple(batch[0]) == tuple(batch[1]) == lead and left not in consts and matrix in consts
+    plain = (
+        tuple(contracted[0]) == (len(lead) + 1,)
+        and len(contracted[1]) == 1
+        and left.aval.ndim == matrix.aval.ndim
+    )
+    of_two = (
+        len(lead) < 2
+        and tuple(batch[0]) == tuple(batch[1]) == lead
+        and left not in consts
+        and matrix in consts
+    )
     return plain and of_two and eqn.params.get("out_sharding") is None
 
 
-def _products(eqns: Sequence[Eqn], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]) -> dict[int, _Product]:
+def _products(
+    eqns: Sequence[Eqn], loop: Loop, stages: _Stages, results: Mapping[int, Sequence[Var]]
+) -> dict[int, _Product]:
     """Returns the matrix products to compute part by part, at most one per level, by their levels."""
     producers = jaxprs.producers(loop.eqns)
     products: dict[int, _Product] = {}
@@ -267,10 +322,16 @@ def _products(eqns: Sequence[Eqn], loop: Loop, stages: _Stages, results: Mapping
     return products
 
 
-def _joined(eqn: Eqn, producers: Mapping[Var, Any], results: Sequence[Var]) -> tuple[Var, ...] | None:
+def _joined(
+    eqn: Eqn, producers: Mapping[Var, Any], results: Sequence[Var]
+) -> tuple[Var, ...] | None:
     """Returns the results of a stage that are concatenated along the contracted axis of a matrix product, or None."""
     join = producers.get(eqn.invars[0])
-    if join is None or join.primitive.name != "concatenate" or join.params["dimension"] != eqn.invars[0].aval.ndim - 1:
+    if (
+        join is None
+        or join.primitive.name != "concatenate"
+        or join.params["dimension"] != eqn.invars[0].aval.ndim - 1
+    ):
         return None
     parts: tuple[Atom, ...] = tuple(join.invars)
     if len(parts) < 2 or len(set(map(_type, parts))) > 1 or any(v not in results for v in parts):

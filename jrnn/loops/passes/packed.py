@@ -27,7 +27,14 @@ class PackedStacks:
     packs: tuple[tuple[tuple[int, int], ...], ...]
     stacks: int
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
         last, packed = run(consts, init, xs, length)
         ys: list[Any] = [None] * self.stacks
         for pack, value in zip(self.packs, packed):
@@ -53,7 +60,9 @@ def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
     groups: dict[Any, list[int]] = {}
     for at, atom in enumerate(loop.ys):
         alone = jaxprs.is_literal(atom) or not atom.aval.ndim
-        groups.setdefault(("alone", at) if alone else (atom.aval.dtype, atom.aval.shape[:-1]), []).append(at)
+        groups.setdefault(
+            ("alone", at) if alone else (atom.aval.dtype, atom.aval.shape[:-1]), []
+        ).append(at)
     packs: list[list[int]] = []
     for group in groups.values():
         fits = sum(jaxprs.nbytes(loop.ys[at]) for at in group) <= max_bytes
@@ -64,9 +73,18 @@ def pack_stacks(loop: Loop, max_bytes: int) -> tuple[Loop, PackedStacks | None]:
     def step(*args: Any) -> list[Any]:
         env = jaxprs.evaluate(loop.eqns, dict(zip(loop.inputs, args)))
         values = [jaxprs.value(env, a) for a in loop.outputs]
-        carry, ys = values[: len(loop.carry)], values[len(loop.carry) :]
-        return [*carry, *(jnp.concatenate([ys[at] for at in pack], -1) if pack[1:] else ys[pack[0]] for pack in packs)]
+        carry = values[: len(loop.carry)]
+        ys = values[len(loop.carry) :]
+        return [
+            *carry,
+            *(
+                jnp.concatenate([ys[at] for at in pack], -1) if pack[1:] else ys[pack[0]]
+                for pack in packs
+            ),
+        ]
 
     packed = loop.traced(step, [v.aval for v in loop.inputs], len(loop.carry))
-    widths = tuple(tuple((at, loop.ys[at].aval.shape[-1] if pack[1:] else 0) for at in pack) for pack in packs)
+    widths = tuple(
+        tuple((at, loop.ys[at].aval.shape[-1] if pack[1:] else 0) for at in pack) for pack in packs
+    )
     return packed, PackedStacks(widths, len(loop.ys))

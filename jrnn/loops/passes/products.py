@@ -37,7 +37,9 @@ def transpose_constant_rhs(loop: Loop) -> Loop:
         (of_x, _), batch = eqn.params["dimension_numbers"]
         x, matrix = (env[v] for v in eqn.invars)
         with jaxprs.in_scope(eqn):
-            return jaxprs.bind(eqn, x, jnp.transpose(matrix), dimension_numbers=((of_x, (0,)), batch))
+            return jaxprs.bind(
+                eqn, x, jnp.transpose(matrix), dimension_numbers=((of_x, (0,)), batch)
+            )
 
     return loop.rewrite(rule)
 
@@ -51,6 +53,12 @@ def transposed(matrix: Any) -> Any:
 
 def reads_rows(loop: Loop) -> list[Eqn]:
     """Returns the products `x W^T` with a constant matrix."""
-    products = [eqn for eqn in loop.eqns if eqn.primitive.name == "dot_general" and jaxprs.is_by_rows(eqn)]
+    products = [
+        eqn for eqn in loop.eqns if eqn.primitive.name == "dot_general" and jaxprs.is_by_rows(eqn)
+    ]
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs)) if products else ()
-    return [eqn for eqn in products if jaxprs.is_in(eqn.invars[1], loop.consts) and jaxprs.is_in(eqn.invars[0], moving)]
+    return [
+        eqn
+        for eqn in products
+        if jaxprs.is_in(eqn.invars[1], loop.consts) and jaxprs.is_in(eqn.invars[0], moving)
+    ]

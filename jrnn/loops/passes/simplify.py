@@ -60,9 +60,18 @@ def compose_views(loop: Loop) -> Loop:
             if (lo, hi) == (0, shape[axis]):
                 same[v] = part
             else:
-                starts, ends = jaxprs.replaced([0] * len(shape), [axis], [lo]), jaxprs.replaced(shape, [axis], [hi])
-                params = dict(start_indices=tuple(starts), limit_indices=tuple(ends), strides=(1,) * len(shape))
-                slices.append(eqn.replace(primitive=jax.lax.slice_p, invars=[part], outvars=[v], params=params))
+                starts = jaxprs.replaced([0] * len(shape), [axis], [lo])
+                ends = jaxprs.replaced(shape, [axis], [hi])
+                params = dict(
+                    start_indices=tuple(starts),
+                    limit_indices=tuple(ends),
+                    strides=(1,) * len(shape),
+                )
+                slices.append(
+                    eqn.replace(
+                        primitive=jax.lax.slice_p, invars=[part], outvars=[v], params=params
+                    )
+                )
         return slices
 
     eqns = [new for eqn in loop.eqns for new in composed(eqn)]
@@ -71,7 +80,11 @@ def compose_views(loop: Loop) -> Loop:
 
 def _reshapes(eqn: Eqn) -> bool:
     """Returns True if an equation gives its operand's elements in another shape, in the same order."""
-    if not primitives.row_of(eqn).reshapes or len(eqn.invars) != 1 or jaxprs.is_literal(eqn.invars[0]):
+    if (
+        not primitives.row_of(eqn).reshapes
+        or len(eqn.invars) != 1
+        or jaxprs.is_literal(eqn.invars[0])
+    ):
         return False
     if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is not None:
         return False
@@ -88,7 +101,12 @@ def _unchanged(eqn: Eqn) -> Var | None:
     (out,) = eqn.outvars
     for x, other in (eqn.invars, eqn.invars[::-1])[: 2 if row.commutes else 1]:
         same = not jaxprs.is_literal(x) and x.aval.strip_weak_type() == out.aval.strip_weak_type()
-        if same and jaxprs.is_literal(other) and not np.ndim(other.val) and other.val == row.neutral:
+        if (
+            same
+            and jaxprs.is_literal(other)
+            and not np.ndim(other.val)
+            and other.val == row.neutral
+        ):
             return x
     return None
 
@@ -102,20 +120,31 @@ def _has_precision(eqn: Eqn) -> bool:
     if dtype not in (np.float32, np.float64):
         return False
     of_type = jnp.finfo(dtype)
-    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (of_type.nexp, of_type.nmant)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (
+        of_type.nexp,
+        of_type.nmant,
+    )
 
 
 def _is_indirect(eqn: Eqn, producers: Mapping[Var, Any]) -> bool:
     """Returns True for a view of a view, a view or operation that changes nothing, and a slice of a concatenation."""
     if _unchanged(eqn) is not None:
         return True
-    source = None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else producers.get(eqn.invars[0])
+    source = (
+        None if not eqn.invars or jaxprs.is_literal(eqn.invars[0]) else producers.get(eqn.invars[0])
+    )
     if _reshapes(eqn):
-        return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape or (source is not None and _reshapes(source))
-    return source is not None and source.primitive.name == "concatenate" and bool(axis_slices([eqn]))
+        return eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape or (
+            source is not None and _reshapes(source)
+        )
+    return (
+        source is not None and source.primitive.name == "concatenate" and bool(axis_slices([eqn]))
+    )
 
 
-def _part(of: Var, axis: int, lo: int, hi: int, producers: Mapping[Var, Any]) -> tuple[Var, int, int, int] | None:
+def _part(
+    of: Var, axis: int, lo: int, hi: int, producers: Mapping[Var, Any]
+) -> tuple[Var, int, int, int] | None:
     """Returns the part of a concatenation that contains `of[lo:hi]`, the axis, and the range within that part."""
     eqn = producers.get(of)
     if eqn is None or eqn.primitive.name != "concatenate" or eqn.params["dimension"] != axis:
@@ -150,7 +179,9 @@ def common_subexpressions(loop: Loop) -> Loop:
 
     remaining = [e for e in loop.eqns if not e.outvars or not all(v in same for v in e.outvars)]
     eqns = tuple(jaxprs.with_operands(e, [*map(named, e.invars)]) for e in remaining)
-    smaller = replace(loop, eqns=eqns, carry_out=tuple(map(named, loop.carry_out)), ys=tuple(map(named, loop.ys)))
+    smaller = replace(
+        loop, eqns=eqns, carry_out=tuple(map(named, loop.carry_out)), ys=tuple(map(named, loop.ys))
+    )
     return smaller.verify() if strict_passes.value else smaller
 
 
@@ -159,7 +190,9 @@ def _key(eqn: Eqn, same: dict[Var, Var]) -> Any:
     if eqn.effects or any(True for _ in jaxprs.sub_jaxprs(eqn)):
         return None
     try:
-        operands = tuple(_literal_key(a) if jaxprs.is_literal(a) else same.get(a, a) for a in eqn.invars)
+        operands = tuple(
+            _literal_key(a) if jaxprs.is_literal(a) else same.get(a, a) for a in eqn.invars
+        )
         key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda kv: kv[0])), operands)
         hash(key)
     except TypeError:
@@ -194,10 +227,15 @@ def pads_to_concatenate(loop: Loop) -> Loop:
         axis, placed = pieces
         aval = eqn.outvars[0].aval
         size = aval.shape[axis]
-        parts, at = [], 0
+        parts = []
+        at = 0
         for lo, hi, atom in [*placed, (size, size, None)]:
             if lo > at:
-                parts.append(jaxprs.zeros_of_shape([*aval.shape[:axis], lo - at, *aval.shape[axis + 1 :]], aval))
+                parts.append(
+                    jaxprs.zeros_of_shape(
+                        [*aval.shape[:axis], lo - at, *aval.shape[axis + 1 :]], aval
+                    )
+                )
             if atom is not None:
                 parts.append(jaxprs.value(env, atom))
             at = hi

@@ -29,7 +29,9 @@ _LONGEST = 64  # the number of equations that a sum is moved through at most
 ContractedAxes = tuple[Sequence[int], Sequence[int]]
 Contract = Callable[[Any, Any, ContractedAxes, Any, Any], Any]
 Producers = Mapping[Var, Eqn]  # the equation that computes each variable of the step
-StackedParts = Mapping[Var, Sequence[Var]]  # concatenations, with the parts that are stacked in their place
+StackedParts = Mapping[
+    Var, Sequence[Var]
+]  # concatenations, with the parts that are stacked in their place
 NO_PARTS: StackedParts = {}  # no concatenation is stacked in parts
 
 
@@ -59,7 +61,9 @@ def accumulations(
     added: Mapping[int, tuple[Atom, ...]], producers: Producers, free: Collection[Var]
 ) -> dict[int, tuple[Atom, ...]]:
     """Returns the carries that are better summed after the loop, of those that only add. `free` is known before the loop."""
-    return {i: values for i, values in added.items() if all(_pays(v, producers, free) for v in values)}
+    return {
+        i: values for i, values in added.items() if all(_pays(v, producers, free) for v in values)
+    }
 
 
 def sums_without_new_stacks(
@@ -68,8 +72,15 @@ def sums_without_new_stacks(
     """Returns the sums that need no stacks other than `stacked` and the operands of contractions."""
     producers = jaxprs.producers(loop.eqns)
     accumulated_values = [v for values in accumulated.values() for v in values]
-    known = {*stacked, *(leaf for v in accumulated_values for leaf in _operands(v, producers, stacked, True))}
-    return {i: values for i, values in accumulated.items() if known.issuperset(sum_operands(values, producers, known))}
+    known = {
+        *stacked,
+        *(leaf for v in accumulated_values for leaf in _operands(v, producers, stacked, True)),
+    }
+    return {
+        i: values
+        for i, values in accumulated.items()
+        if known.issuperset(sum_operands(values, producers, known))
+    }
 
 
 def common_parts(loop: Loop) -> StackedParts:
@@ -91,7 +102,9 @@ def common_parts(loop: Loop) -> StackedParts:
     read: dict[Var, Sequence[Var]] = {}
     others: set[Atom] = set()
     for eqn in loop.eqns:
-        if eqn.primitive.name != "dot_general" or not all(jaxprs.is_in(a, varying) for a in eqn.invars):
+        if eqn.primitive.name != "dot_general" or not all(
+            jaxprs.is_in(a, varying) for a in eqn.invars
+        ):
             continue
         plain = not eqn.params["dimension_numbers"][1][0] and eqn.params.get("out_sharding") is None
         for v, axes in zip(eqn.invars, eqn.params["dimension_numbers"][0]):
@@ -100,23 +113,43 @@ def common_parts(loop: Loop) -> StackedParts:
             else:
                 others.add(v)
     uses = Counter(part for v, parts in read.items() if v not in others for part in set(parts))
-    return {v: parts for v, parts in read.items() if v not in others and any(uses[part] > 1 for part in parts)}
+    return {
+        v: parts
+        for v, parts in read.items()
+        if v not in others and any(uses[part] > 1 for part in parts)
+    }
 
 
 def sum_operands(
-    values: Collection[Atom], producers: Producers, stacked: Collection[Var], parts: StackedParts = NO_PARTS
+    values: Collection[Atom],
+    producers: Producers,
+    stacked: Collection[Var],
+    parts: StackedParts = NO_PARTS,
 ) -> list[Var]:
     """Returns the variables whose stacks the sums of `values` read. `stacked` are the stacks that exist anyway."""
     known = dict.fromkeys(stacked)
     apart = {v: joined for v, joined in parts.items() if v not in known}
-    for contractions_only in (True, False):  # a reduction may read the stacks of a contraction's operands
-        operands = [leaf for v in values for leaf in _operands(v, producers, known, contractions_only)]
+    for contractions_only in (
+        True,
+        False,
+    ):  # a reduction may read the stacks of a contraction's operands
+        operands = [
+            leaf for v in values for leaf in _operands(v, producers, known, contractions_only)
+        ]
         operands = [part for leaf in operands for part in apart.get(leaf, (leaf,))]
         known.update(dict.fromkeys(operands))
     return list(dict.fromkeys(operands))
 
 
-def time_sum(v: Atom, producers: Producers, stacked: Env, env: Env, length: Any, dtype: Any, contract: Contract) -> Any:
+def time_sum(
+    v: Atom,
+    producers: Producers,
+    stacked: Env,
+    env: Env,
+    length: Any,
+    dtype: Any,
+    contract: Contract,
+) -> Any:
     """Returns the sum over time of `v`.
 
     Args:
@@ -151,7 +184,11 @@ def time_sum(v: Atom, producers: Producers, stacked: Env, env: Env, length: Any,
             return sum_of(operand, operand.aval.dtype if narrows else dtype).astype(dtype)
         if eqn.primitive.name == "dot_general":
             return _contraction(eqn, producers, stacked, env, length, dtype, contract)
-        inner = producers.get(operand) if not jaxprs.is_literal(operand) and operand not in stacked else None
+        inner = (
+            producers.get(operand)
+            if not jaxprs.is_literal(operand) and operand not in stacked
+            else None
+        )
         if inner is not None and _is_swapped_dot(eqn, inner):
             return _contraction(inner, producers, stacked, env, length, dtype, contract, swap=True)
         if eqn.primitive.name == "reduce_sum" and operand in stacked:
@@ -164,7 +201,9 @@ def time_sum(v: Atom, producers: Producers, stacked: Env, env: Env, length: Any,
 
 def accumulator_dtype(dtype: Any) -> Any:
     """Returns the dtype for a long sum of `dtype`: float32 for narrower floats."""
-    return jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
+    return (
+        jnp.float32 if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32 else dtype
+    )
 
 
 def linear_region(
@@ -202,12 +241,18 @@ def _pays(v: Atom, producers: Producers, free: Collection[Var]) -> bool:
     reduced = {a for e in through if e.primitive.name == "reduce_sum" for a in jaxprs.inputs(e)}
 
     def is_dot(v: Atom) -> bool:
-        return jaxprs.is_in(v, producers) and v not in free and producers[v].primitive.name == "dot_general"
+        return (
+            jaxprs.is_in(v, producers)
+            and v not in free
+            and producers[v].primitive.name == "dot_general"
+        )
 
     return all(jaxprs.nbytes(a) <= _SMALL or jaxprs.is_in(a, reduced) or is_dot(a) for a in ends)
 
 
-def _operands(v: Atom, producers: Producers, stacked: Collection[Var], contractions_only: bool) -> list[Var]:
+def _operands(
+    v: Atom, producers: Producers, stacked: Collection[Var], contractions_only: bool
+) -> list[Var]:
     above = linear_region(v, producers, stacked)
     assert above is not None, "a sum that pays is short"
     values: list[Var] = []
@@ -257,24 +302,38 @@ def _contraction(
         lhs, rhs, dims, batch = rhs, lhs, dims[::-1], batch[::-1]
     operands: Sequence[Atom] = [lhs, rhs]
     joins = [producers[a] for a in operands if jaxprs.is_in(a, producers) and a not in stacked]
-    apart = {e.outvars[0]: e.invars for e in joins if e.primitive.name == "concatenate" and e.outvars[0] not in env}
+    apart = {
+        e.outvars[0]: e.invars
+        for e in joins
+        if e.primitive.name == "concatenate" and e.outvars[0] not in env
+    }
     fixed = [a for a in operands if not jaxprs.is_in(a, stacked) and not jaxprs.is_in(a, apart)]
     if fixed:  # a constant operand: sum the other one first
         values = [
-            jaxprs.value(env, a) if a is fixed[0] else time_sum(a, producers, stacked, env, length, a.aval.dtype, contract)
+            jaxprs.value(env, a)
+            if a is fixed[0]
+            else time_sum(a, producers, stacked, env, length, a.aval.dtype, contract)
             for a in operands
         ]
     else:
-        values = [[stacked[part] for part in apart[a]] if a in apart else stacked[a] for a in operands]
+        values = [
+            [stacked[part] for part in apart[a]] if a in apart else stacked[a] for a in operands
+        ]
         dims = tuple((0, *(a + 1 for a in axes)) for axes in dims)
         batch = tuple(tuple(a + 1 for a in axes) for axes in batch)
     precision = eqn.params["precision"]
     precision = precision[::-1] if swap and isinstance(precision, tuple) else precision
-    accumulate_in = dtype if dtype != eqn.outvars[0].aval.dtype else eqn.params["preferred_element_type"]
+    accumulate_in = (
+        dtype if dtype != eqn.outvars[0].aval.dtype else eqn.params["preferred_element_type"]
+    )
     placed = eqn.params.get("out_sharding")
     if fixed or batch[0] or placed is not None:
         return jax.lax.dot_general(
-            *values, (dims, batch), precision=precision, preferred_element_type=accumulate_in, out_sharding=placed
+            *values,
+            (dims, batch),
+            precision=precision,
+            preferred_element_type=accumulate_in,
+            out_sharding=placed,
         )
     return contract(*values, dims, precision, accumulate_in)
 
@@ -282,14 +341,22 @@ def _contraction(
 # Contractions over time -----------------------------------------------------------------------------------------------
 
 
-def dot_as_written(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
+def dot_as_written(
+    lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any
+) -> Any:
     """Contracts `axes` of two stacks [T, ...], time among them, with `lax.dot_general` without batch axes."""
     return jax.lax.dot_general(
-        lhs, rhs, (axes, ((), ())), precision=precision, preferred_element_type=preferred_element_type
+        lhs,
+        rhs,
+        (axes, ((), ())),
+        precision=precision,
+        preferred_element_type=preferred_element_type,
     )
 
 
-def dot_smaller_first(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any) -> Any:
+def dot_smaller_first(
+    lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, preferred_element_type: Any
+) -> Any:
     """Contracts as `dot_as_written` does, with the operands in the order that XLA:CPU computes faster.
 
     For a product A^T B, XLA:CPU first copies A, transposed. If A is larger than B, this computes B^T A and transposes the
@@ -301,9 +368,13 @@ def dot_smaller_first(lhs: Any, rhs: Any, axes: ContractedAxes, precision: Any, 
     if 2 * rows**2 < min(sizes):
         return dot_as_written(lhs, rhs, axes, precision, preferred_element_type)
     if sizes[0] <= sizes[1]:
-        return jax.lax.optimization_barrier(dot_as_written(lhs, rhs, axes, precision, preferred_element_type))
+        return jax.lax.optimization_barrier(
+            dot_as_written(lhs, rhs, axes, precision, preferred_element_type)
+        )
     exchanged = precision[::-1] if isinstance(precision, tuple) else precision
-    product = jax.lax.optimization_barrier(dot_as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type))
+    product = jax.lax.optimization_barrier(
+        dot_as_written(rhs, lhs, axes[::-1], exchanged, preferred_element_type)
+    )
     own = rhs.ndim - len(axes[1])
     return jnp.transpose(product, (*range(own, product.ndim), *range(own)))
 
@@ -318,8 +389,17 @@ class WideSums:
     wide: tuple[Any, ...]
     narrow: tuple[Any, ...]
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        last, ys = run(consts, [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)], xs, length)
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
+        last, ys = run(
+            consts, [jnp.asarray(x, dtype) for x, dtype in zip(init, self.wide)], xs, length
+        )
         return [x.astype(dtype) for x, dtype in zip(last, self.narrow)], list(ys)
 
 
@@ -334,7 +414,11 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
         The loop, and the dtypes of its carries; None if no carry is widened.
     """
     added = added_to_carries(loop).items()
-    sums = {i: values for i, values in added if accumulator_dtype(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype}
+    sums = {
+        i: values
+        for i, values in added
+        if accumulator_dtype(loop.carry[i].aval.dtype) != loop.carry[i].aval.dtype
+    }
     if not sums:
         return loop, None
 
@@ -352,6 +436,10 @@ def widen_sums(loop: Loop) -> tuple[Loop, WideSums | None]:
     wide = [v.aval for v in loop.inputs]
     first = len(loop.consts)
     for i in sums:
-        wide[first + i] = wide[first + i].update(dtype=accumulator_dtype(wide[first + i].dtype), weak_type=False)
+        wide[first + i] = wide[first + i].update(
+            dtype=accumulator_dtype(wide[first + i].dtype), weak_type=False
+        )
     widened = loop.traced(step, wide, len(loop.carry))
-    return widened, WideSums(*(tuple(v.aval.dtype for v in carry) for carry in (widened.carry, loop.carry)))
+    return widened, WideSums(
+        *(tuple(v.aval.dtype for v in carry) for carry in (widened.carry, loop.carry))
+    )

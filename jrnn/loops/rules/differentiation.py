@@ -20,7 +20,9 @@ def with_residual_policy(rule: Callable) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(*args: Any, jaxpr: Any, **params: Any) -> Any:
-        changed = observers.attempt(" where a loop is differentiated", _changed, args, jaxpr, params)
+        changed = observers.attempt(
+            " where a loop is differentiated", _changed, args, jaxpr, params
+        )
         if changed is None:
             return rule(*args, jaxpr=jaxpr, **params)
         step, new_tag = changed
@@ -61,7 +63,9 @@ def _tagging(result: Any, new_tag: Tag) -> Any:
     if not (isinstance(result, tuple) and result and callable(result[-1])):
         return result
     if len(result) != LINEARIZATION_PARTS:
-        observers.report_unexpected(TypeError(f"a rule of JAX for linearization returns {len(result)} values"))
+        observers.report_unexpected(
+            TypeError(f"a rule of JAX for linearization returns {len(result)} values")
+        )
 
     @functools.wraps(result[-1])
     def linear(*args: Any) -> Any:
@@ -98,7 +102,9 @@ def with_inputs_as_residuals(rule: Callable, partial_eval: Callable) -> Callable
     """
 
     @functools.wraps(rule)
-    def evaluate(trace: Any, index: Any, *tracers: Any, branches: Sequence[Any], **params: Any) -> list[Any]:
+    def evaluate(
+        trace: Any, index: Any, *tracers: Any, branches: Sequence[Any], **params: Any
+    ) -> list[Any]:
         outs = rule(trace, index, *tracers, branches=branches, **params)
         unknown = [t for t in outs if getattr(t, "recipe", None) is not None]
         if not index.pval.is_known() or not unknown:
@@ -106,7 +112,9 @@ def with_inputs_as_residuals(rule: Callable, partial_eval: Callable) -> Callable
         are_unknown = [any(t is u for u in unknown) for t in outs]
         are_inputs = [not t.pval.is_known() for t in tracers]
         known = [t.pval.get_known() for t in tracers if t.pval.is_known()]
-        halves = [partial_eval(branch, are_inputs, instantiate=are_unknown)[::3] for branch in branches]
+        halves = [
+            partial_eval(branch, are_inputs, instantiate=are_unknown)[::3] for branch in branches
+        ]
         in_tracers = list(unknown[0].recipe.in_tracers)
         for k, inputs in enumerate(_inputs_of_residuals(halves)):
             if len(inputs) == 1 and None not in inputs:
@@ -143,7 +151,8 @@ def _inputs_of_residuals(halves: Sequence[tuple[Any, Sequence[Any]]]) -> list[se
     """
     inputs: dict[Any, set[int | None]] = {}
     for closed, avals in halves:
-        jaxpr, counts = jaxprs.jaxpr_of(closed), Counter[Any]()
+        jaxpr = jaxprs.jaxpr_of(closed)
+        counts = Counter[Any]()
         positions = {v: i for i, v in enumerate(jaxpr.invars)}
         for v, aval in zip(jaxpr.outvars[len(jaxpr.outvars) - len(avals) :], avals):
             place = None if jaxprs.is_literal(v) else positions.get(v)

@@ -22,9 +22,16 @@ def install() -> None:
     if of_jax is None:
         tag.rules_available = False
     else:
-        jvp, linearize = (differentiation.with_residual_policy(rule) for rule in (of_jax.jvp, of_jax.linearize))
-        for program in (pieces.checkpointed_in_pieces, programs.by_strategy, programs.rewritten):  # the last one first
-            jvp, linearize = replacement.jvp(jvp, program), replacement.linearize(linearize, program)
+        jvp, linearize = (
+            differentiation.with_residual_policy(rule) for rule in (of_jax.jvp, of_jax.linearize)
+        )
+        for program in (
+            pieces.checkpointed_in_pieces,
+            programs.by_strategy,
+            programs.rewritten,
+        ):  # the last one first
+            jvp = replacement.jvp(jvp, program)
+            linearize = replacement.linearize(linearize, program)
         jax_internals.leave_out_of_programs(TAG)
         rules = LoopRules(of_jax.lower_scan, lowering.repeating(of_jax.lower_while), jvp, linearize)
         lower = functools.partial(lowering.lower, of_jax.lower_scan)
@@ -35,7 +42,9 @@ def install() -> None:
             differentiation.in_context_of_loop,
         )
     if jax_internals.missing:
-        lacks = "; ".join(f"{name} (without it, {without})" for name, without in jax_internals.missing.items())
+        lacks = "; ".join(
+            f"{name} (without it, {without})" for name, without in jax_internals.missing.items()
+        )
         _warn(f"which lacks names that jrnn needs: {lacks}")
 
 
@@ -49,7 +58,9 @@ def check() -> None:
             thread.submit(_check).result()
     except Exception as error:
         tag.rules_available = False
-        _warn(f"with which the loops of jrnn are those of jax.lax.scan: {type(error).__name__}: {error}")
+        _warn(
+            f"with which the loops of jrnn are those of jax.lax.scan: {type(error).__name__}: {error}"
+        )
 
 
 def _check() -> None:
@@ -62,8 +73,12 @@ def _check() -> None:
     with observers.collected() as plans, strict_passes(True):
         jax.jit(jax.grad(loss)).trace(1.0).lower(lowering_platforms=("cpu",))
     loops = [plan.loop for plan in plans if plan.choice is not None]
-    assert [loop.reverse for loop in loops] == [False, True], "it does not call jrnn's rules for loops"
-    assert any(map(jax_internals.is_recomputed, loops[1].eqns)), "what jax.checkpoint computes again has no scope"
+    assert [loop.reverse for loop in loops] == [False, True], (
+        "it does not call jrnn's rules for loops"
+    )
+    assert any(map(jax_internals.is_recomputed, loops[1].eqns)), (
+        "what jax.checkpoint computes again has no scope"
+    )
 
 
 def _warn(text: str) -> None:

@@ -55,26 +55,40 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
     chooser.report(plan)
     if plan.node is not None:
         if options.strict and options.executor not in ("auto", plan.strategy):
-            raise ScanError(f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}")
+            raise ScanError(
+                f"scan: strict=True, but executor {options.executor!r} cannot run the loop: {plan.notes[0]}"
+            )
         return lowered
     if options.strict and (plan.choice is None or options.executor not in ("auto", "scan")):
-        raise ScanError(f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}")
+        raise ScanError(
+            f"scan: strict=True, but the loop is left as jax.lax.scan lowers it: {plan.notes[0]}"
+        )
     with tag.untagged():
         return default(ctx, *args, **params)
 
 
-def _tagged(platform: str, ctx: Any, params: dict[str, Any]) -> tuple[Tag, ScanParams, Target] | None:
+def _tagged(
+    platform: str, ctx: Any, params: dict[str, Any]
+) -> tuple[Tag, ScanParams, Target] | None:
     """Returns the tag of a loop, the loop, and what it is lowered for; None if it has no tag."""
     loop_tag = tag.tag_in(lowered_metadata(ctx)) if tag.rules_available else None
     if loop_tag is None:
         return None
     devices, exported = lowered_for(ctx)
-    return loop_tag, ScanParams.of(params), Target(platform, devices, exported, machines.of(platform), _repeated.get())
+    return (
+        loop_tag,
+        ScanParams.of(params),
+        Target(platform, devices, exported, machines.of(platform), _repeated.get()),
+    )
 
 
 def steps_of(fn: Callable, *args: Any) -> list[Loop]:
     """Returns the loops of the scans that a function calls, in their order. Nothing is lowered."""
-    scans = [ScanParams.of(e.params) for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns if e.primitive is scan_p]
+    scans = [
+        ScanParams.of(e.params)
+        for e in jax.make_jaxpr(fn)(*args).jaxpr.eqns
+        if e.primitive is scan_p
+    ]
     return [scan.loop(jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)) for scan in scans]
 
 
@@ -82,4 +96,8 @@ def plans_in(jaxpr: Any, target: Target) -> list[LoopPlan]:
     """Returns the plans of the tagged loops in a jaxpr, without lowering it."""
     scans = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     tagged = [(ScanParams.of(e.params), tag.tag_in(metadata_of(e))) for e in scans]
-    return [chooser.lowered(scan, target, *loop_tag) for scan, loop_tag in tagged if loop_tag is not None]
+    return [
+        chooser.lowered(scan, target, *loop_tag)
+        for scan, loop_tag in tagged
+        if loop_tag is not None
+    ]

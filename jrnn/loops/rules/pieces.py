@@ -50,23 +50,38 @@ class TrainStep(NamedTuple):
 def checkpointed_in_pieces(loop_tag: Tag, scan: ScanParams, argnums: Sequence[int]) -> Run | None:
     """Returns the loop in pieces, without the checkpoint in its step; or None to leave it to JAX."""
     target = Target.here()
-    if loop_tag.options.recompute is not None or not target.is_estimated or not _is_checkpointed(scan):
+    if (
+        loop_tag.options.recompute is not None
+        or not target.is_estimated
+        or not _is_checkpointed(scan)
+    ):
         return None
     pieces = _count_pieces(loop_tag, scan, tuple(argnums), target)
     if pieces is None:
         return None
     how = f"in {pieces} pieces" if pieces > 1 else "and not computed again"
-    observers.notify(f"a step in a jax.checkpoint is differentiated {how}: that needs as little memory")
+    observers.notify(
+        f"a step in a jax.checkpoint is differentiated {how}: that needs as little memory"
+    )
     return _tagged(loop_tag, scan, pieces)
 
 
 def _is_checkpointed(scan: ScanParams) -> bool:
     """Returns True for a step of arrays with a checkpoint of JAX's own policies, which JAX alone can know how to obey."""
-    body, known = jaxprs.jaxpr_of(scan.jaxpr), vars(jax.checkpoint_policies).values()
-    policies = [e.params["policy"] for e in jaxprs.all_equations(body) if e.primitive.name in jaxprs.CHECKPOINTS]
+    body = jaxprs.jaxpr_of(scan.jaxpr)
+    known = vars(jax.checkpoint_policies).values()
+    policies = [
+        e.params["policy"]
+        for e in jaxprs.all_equations(body)
+        if e.primitive.name in jaxprs.CHECKPOINTS
+    ]
     if not policies or any(policy is not None and policy not in known for policy in policies):
         return False
-    return jaxprs.is_known(scan.length) and scan.length > 1 and are_arrays([v.aval for v in body.invars])
+    return (
+        jaxprs.is_known(scan.length)
+        and scan.length > 1
+        and are_arrays([v.aval for v in body.invars])
+    )
 
 
 def _tagged(loop_tag: Tag, scan: ScanParams, pieces: int) -> Run:
@@ -79,13 +94,17 @@ def _tagged(loop_tag: Tag, scan: ScanParams, pieces: int) -> Run:
             with tag.tagged(loop_tag):
                 return loop.run(consts, carry, xs, steps)
 
-        return scan_in_pieces(run_piece, list(init), list(xs), length, math.ceil(length / pieces), loop.reverse)
+        return scan_in_pieces(
+            run_piece, list(init), list(xs), length, math.ceil(length / pieces), loop.reverse
+        )
 
     return scan.flat(run, program.consts)
 
 
 @cached(256)
-def _count_pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: Target) -> int | None:
+def _count_pieces(
+    loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], target: Target
+) -> int | None:
     """Returns the fewest pieces that fit the bound of memory, if they are faster than the loop with its checkpoint."""
     from jrnn.loops.rules.residuals import is_plain
 
@@ -94,18 +113,24 @@ def _count_pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], tar
         return None
     consts, _, xs = scan.partition(loop.inputs)
     xs_bytes = scan.length * sum(map(jaxprs.nbytes, xs))
-    ys_bytes = scan.length * sum(jaxprs.nbytes(v) for v in jaxprs.variables(loop.ys) if is_smooth(v.aval))
+    ys_bytes = scan.length * sum(
+        jaxprs.nbytes(v) for v in jaxprs.variables(loop.ys) if is_smooth(v.aval)
+    )
     gradient_bytes = sum(jaxprs.nbytes(v) for i, v in enumerate(consts) if i in argnums)
     options = loop_tag.options
     provenance = Provenance(scan.reverse, xs_bytes=xs_bytes, gradient_bytes=gradient_bytes)
     with observers.collected():
-        in_pieces = _train_step(_tagged(loop_tag, scan, 1), scan, argnums, target, Tag(options, provenance))
+        in_pieces = _train_step(
+            _tagged(loop_tag, scan, 1), scan, argnums, target, Tag(options, provenance)
+        )
         with tag.untagged():
             as_written = scan.flat(Steps(scan.loop(jaxprs.inlined(scan.jaxpr))).run)
             by_jax = _train_step(as_written, scan, argnums, target, Tag(options, provenance))
     if in_pieces is None or by_jax is None:
         return None
-    again, forward, reverse = (c.chosen.estimate for c in (by_jax.forward, in_pieces.forward, in_pieces.reverse))
+    again, forward, reverse = (
+        c.chosen.estimate for c in (by_jax.forward, in_pieces.forward, in_pieces.reverse)
+    )
     seconds_now = by_jax.seconds(lambda choice: choice.chosen.estimate)
     reference_seconds = by_jax.seconds(lambda choice: choice.reference)
     # The outputs and their cotangents are there when the reverse pass begins; later, what its loop makes at a step.
@@ -119,13 +144,17 @@ def _count_pieces(loop_tag: Tag, scan: ScanParams, argnums: tuple[int, ...], tar
         recomputing = again.seconds * (1 - 1 / pieces if XLA_KEEPS_BARRIERS else 1) + copying
         seconds = forward.seconds + reverse.seconds + recomputing * (pieces > 1)
         needed = ys_bytes + (in_pieces.stored_bytes - ys_bytes + reverse.memory) / pieces
-        bound = memory_bound(options.memory, memory_now, seconds / reference_seconds, allowance(loop))
+        bound = memory_bound(
+            options.memory, memory_now, seconds / reference_seconds, allowance(loop)
+        )
         if needed <= bound and seconds < (1 - MIN_GAIN) * seconds_now:
             return pieces
     return None
 
 
-def _train_step(run: Run, scan: ScanParams, argnums: Sequence[int], target: Target, default: Tag) -> TrainStep | None:
+def _train_step(
+    run: Run, scan: ScanParams, argnums: Sequence[int], target: Target, default: Tag
+) -> TrainStep | None:
     """Returns what a loop and its reverse loop cost, or None if there are not two loops that are compared with others.
 
     Args:
@@ -137,18 +166,24 @@ def _train_step(run: Run, scan: ScanParams, argnums: Sequence[int], target: Targ
     """
 
     def train(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-        smooth = lambda *moving: list(filter(is_smooth, run(*jaxprs.replaced(args, argnums, moving))))  # noqa: E731
+        def smooth(*moving):
+            return list(filter(is_smooth, run(*jaxprs.replaced(args, argnums, moving))))
+
         outs, transposed = jax.vjp(smooth, *(args[i] for i in argnums))
         return outs, transposed(list(cotangents))
 
     body = jaxprs.jaxpr_of(scan.jaxpr)
-    args, outs = _types_of(scan, body.invars, scan.n_consts + scan.n_carry), _types_of(scan, body.outvars, scan.n_carry)
+    args = _types_of(scan, body.invars, scan.n_consts + scan.n_carry)
+    outs = _types_of(scan, body.outvars, scan.n_carry)
     jaxpr = jax.make_jaxpr(train)(args, list(filter(is_smooth, outs))).jaxpr
     loops = [eqn for eqn in jaxprs.all_equations(jaxpr) if eqn.primitive is scan_p]
     if [eqn.params["reverse"] for eqn in loops] != [scan.reverse, not scan.reverse]:
         return None
     tags = [tag.tag_in(metadata_of(eqn)) or default for eqn in loops]
-    plans = [chooser.lowered(ScanParams.of(e.params), target, *loop_tag) for e, loop_tag in zip(loops, tags)]
+    plans = [
+        chooser.lowered(ScanParams.of(e.params), target, *loop_tag)
+        for e, loop_tag in zip(loops, tags)
+    ]
     if any(plan.choice is None or plan.choice.reference is None for plan in plans):
         return None
     xs_bytes = default.provenance.xs_bytes
@@ -159,5 +194,7 @@ def _train_step(run: Run, scan: ScanParams, argnums: Sequence[int], target: Targ
 def _types_of(scan: ScanParams, variables: Sequence[Any], fixed: int) -> list[Any]:
     """Returns the types of values, of which those after the first `fixed` ones are of all steps."""
     avals = [v.aval for v in variables]
-    stacked = jax.make_jaxpr(lambda *one: [jax.lax.broadcast(v, (scan.length,)) for v in one])(*avals[fixed:])
+    stacked = jax.make_jaxpr(lambda *one: [jax.lax.broadcast(v, (scan.length,)) for v in one])(
+        *avals[fixed:]
+    )
     return [*avals[:fixed], *stacked.out_avals]

@@ -42,7 +42,9 @@ def linearize(rule: Callable, program: Program) -> Callable:
 
     @functools.wraps(rule)
     def differentiate(is_vjp: bool, nonzeros: Sequence[bool], *primals: Any, **params: Any) -> Any:
-        argnums = [i for i, (p, nonzero) in enumerate(zip(primals, nonzeros)) if nonzero and is_smooth(p)]
+        argnums = [
+            i for i, (p, nonzero) in enumerate(zip(primals, nonzeros)) if nonzero and is_smooth(p)
+        ]
         results = _replaced(program, params, primals, argnums, lambda f, at: jax.linearize(f, *at))
         if results is None:
             return rule(is_vjp, nonzeros, *primals, **params)
@@ -60,7 +62,11 @@ def linearize(rule: Callable, program: Program) -> Callable:
 
 
 def _replaced(
-    program: Program, params: dict[str, Any], primals: Sequence[Any], argnums: Sequence[int], transform: Callable
+    program: Program,
+    params: dict[str, Any],
+    primals: Sequence[Any],
+    argnums: Sequence[int],
+    transform: Callable,
 ) -> Any:
     """Returns what a transformation makes of a program, or None to leave the scan to JAX's rule.
 
@@ -75,15 +81,24 @@ def _replaced(
     if run is None:
         return None
     try:
-        return transform(lambda *moving: run(*jaxprs.replaced(primals, argnums, moving)), [primals[i] for i in argnums])
+        return transform(
+            lambda *moving: run(*jaxprs.replaced(primals, argnums, moving)),
+            [primals[i] for i in argnums],
+        )
     except Exception as error:
         observers.notify(f"differentiated as it is: {observers.report_unexpected(error)}")
         return None
 
 
-def _program(program: Program, params: dict[str, Any], argnums: Sequence[int]) -> Callable[..., Sequence[Any]] | None:
+def _program(
+    program: Program, params: dict[str, Any], argnums: Sequence[int]
+) -> Callable[..., Sequence[Any]] | None:
     loop_tag = tag.tag_in(current_metadata())
-    return program(loop_tag, ScanParams.of(params), argnums) if argnums and loop_tag is not None else None
+    return (
+        program(loop_tag, ScanParams.of(params), argnums)
+        if argnums and loop_tag is not None
+        else None
+    )
 
 
 def _tangent(out: Any, tangent: Any) -> Any:

@@ -50,14 +50,21 @@ class Stacks:
     @staticmethod
     def of(platform: str, length: Any) -> Stacks:
         machine = machines.of(platform)
-        cached_bytes = CACHE_SHARE * machine.core_cache_bytes / max(jaxprs.extent(length), 1) if platform == "cpu" else 0.0
+        cached_bytes = (
+            CACHE_SHARE * machine.core_cache_bytes / max(jaxprs.extent(length), 1)
+            if platform == "cpu"
+            else 0.0
+        )
         return Stacks(cached_bytes, machine)
 
 
 @cached(256)
-def step_with_fewer_residuals(scan: ScanParams, stacks: Stacks, recompute: Any, verify: bool) -> Any:
+def step_with_fewer_residuals(
+    scan: ScanParams, stacks: Stacks, recompute: Any, verify: bool
+) -> Any:
     """Returns the step of a loop, whatever its length, with a rule that stores fewer residuals, or as it is."""
-    jaxpr, avals = scan.jaxpr, [v.aval for v in jaxprs.jaxpr_of(scan.jaxpr).invars]
+    jaxpr = scan.jaxpr
+    avals = [v.aval for v in jaxprs.jaxpr_of(scan.jaxpr).invars]
 
     def derive(scan: ScanParams) -> Any:
         return with_fewer_residuals(scan, stacks, recompute)
@@ -68,7 +75,9 @@ def step_with_fewer_residuals(scan: ScanParams, stacks: Stacks, recompute: Any, 
             return jaxpr
         with tag.untagged():
             smooth = jax.make_jaxpr(step)(*avals)
-        same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(jaxpr.out_avals)
+        same = [v.aval for v in smooth.jaxpr.invars] == avals and list(smooth.out_avals) == list(
+            jaxpr.out_avals
+        )
         if not same or not verify:
             return smooth if same else jaxpr
         agrees, _ = derived.validate(scan, f"residuals {recompute}", derive)
@@ -103,7 +112,10 @@ def with_fewer_residuals(
     program = jaxprs.inlined(jaxpr)
     if option is None and any(eqn.primitive.name == "name" for eqn in program.eqns):
         return None  # a policy of `jax.checkpoint` around the loop chooses values by these names
-    avals, run = [v.aval for v in program.invars], lambda *args: program.run(*args)
+    avals = [v.aval for v in program.invars]
+
+    def run(*args):
+        return program.run(*args)
 
     @functools.cache
     def derivative(argnums: tuple[int, ...]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
@@ -113,7 +125,9 @@ def with_fewer_residuals(
             return lambda primals, tangents: pushed(run, primals, argnums, tangents)
         return _derivative(parts, _available(parts, scan, stacks, option))
 
-    return with_derivative(run, lambda primals, argnums, tangents: derivative(argnums)(primals, tangents))
+    return with_derivative(
+        run, lambda primals, argnums, tangents: derivative(argnums)(primals, tangents)
+    )
 
 
 def is_plain(closed: Any) -> bool:
@@ -123,23 +137,30 @@ def is_plain(closed: Any) -> bool:
         return False
     calls = ((eqn, jaxprs.called(eqn, jaxprs.CALLS)) for eqn in jaxpr.eqns)
     return all(
-        is_plain(body) if body is not None else eqn.primitive.name == "custom_jvp_call" or primitives.is_known(eqn)
+        is_plain(body)
+        if body is not None
+        else eqn.primitive.name == "custom_jvp_call" or primitives.is_known(eqn)
         for eqn, body in calls
     )
 
 
 def _available(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any) -> set[Var]:
     """Returns the values that are available in the reverse pass: what the loop stacks anyway, and what is stored for it."""
-    program, arguments = parts.program, parts.program.invars[: parts.n_in]
+    program = parts.program
+    arguments = parts.program.invars[: parts.n_in]
     consts, carry, xs = scan.partition(arguments)
-    carry_out, ys = program.outvars[: len(carry)], program.outvars[len(carry) : parts.n_out]
+    carry_out = program.outvars[: len(carry)]
+    ys = program.outvars[len(carry) : parts.n_out]
     available = {*consts, *program.constvars, *xs, *jaxprs.variables(ys)}
     # A new carry that is an output is stacked anyway, and that stack, shifted by a step, has the old carries.
     available |= {v for v, out in zip(carry, carry_out) if jaxprs.is_in(out, available)}
     varying = jaxprs.depends(parts.step, (*carry, *xs))
     needed_by_reverse = [v for v in parts.primals_read if v in varying]
     stacks = replace(
-        stacks, cached_bytes=math.inf if sum(map(jaxprs.nbytes, needed_by_reverse)) <= stacks.cached_bytes else 0.0
+        stacks,
+        cached_bytes=math.inf
+        if sum(map(jaxprs.nbytes, needed_by_reverse)) <= stacks.cached_bytes
+        else 0.0,
     )
     chosen = _choose(parts.step, needed_by_reverse, available, carry, varying, stacks, option)
     if option == "contractions":  # stores no more than without the option
@@ -148,17 +169,27 @@ def _available(parts: Linearized, scan: ScanParams, stacks: Stacks, option: Any)
     return {*arguments, *program.constvars, *(v for v in available if v in varying), *chosen}
 
 
-def _derivative(parts: Linearized, available: Collection[Var]) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
+def _derivative(
+    parts: Linearized, available: Collection[Var]
+) -> Callable[[Flat, Flat], tuple[Flat, Flat]]:
     """Returns the rule `(arguments, tangents of the moving ones) -> (results, their tangents)` of a step."""
-    program, later, n_in = parts.program, parts.later, parts.n_in
+    program = parts.program
+    later = parts.later
+    n_in = parts.n_in
     recomputed, _ = jaxprs.needed(parts.step, parts.primals_read, available)
     reverse_part = (*recomputed, *parts.linear)
     fixed = {v for e in reverse_part for v in e.outvars} | later
-    read = list(dict.fromkeys(v for v in [*jaxprs.free_variables(reverse_part), *parts.primals_read] if v not in fixed))
+    read = list(
+        dict.fromkeys(
+            v for v in [*jaxprs.free_variables(reverse_part), *parts.primals_read] if v not in fixed
+        )
+    )
     returned = program.outvars[: parts.n_out]
     forward_part, _ = jaxprs.needed(parts.step, [*returned, *read], set(program.invars))
 
-    def retyping(eqn: Eqn, *operands: Any) -> Flat | None:  # gradients have the weak types of `jax.lax.scan`
+    def retyping(
+        eqn: Eqn, *operands: Any
+    ) -> Flat | None:  # gradients have the weak types of `jax.lax.scan`
         return operands if eqn.outvars[0] in later and primitives.is_retyping(eqn) else None
 
     def of_tangents(values: Flat, tangents: Flat) -> Flat:
@@ -202,9 +233,12 @@ def _choose(
     eqns, _ = jaxprs.needed(step, needed, available)
     store_costs = {v: 0 for v in available if v in varying}
     store_costs.update({v: 0 if v in available else _store_cost(v, stacks) for v in carry})
-    edges, recompute_costs = [], dict.fromkeys(store_costs, _INFINITE)
+    edges = []
+    recompute_costs = dict.fromkeys(store_costs, _INFINITE)
     alone = not any(map(equation_costs.is_call, eqns))
-    limited = alone and stacks.machine.one_kernel_bytes < math.inf  # a reverse step that reads less may be one kernel
+    limited = (
+        alone and stacks.machine.one_kernel_bytes < math.inf
+    )  # a reverse step that reads less may be one kernel
     exact = set(store_costs)  # never computed again, or computed again without rounding
     for eqn in eqns:
         of_exact = all(v in exact or v not in varying for v in jaxprs.inputs(eqn))
@@ -213,7 +247,12 @@ def _choose(
             never = never.difference(eqn.outvars)
             is_recomputed = False
         else:
-            is_mask = jumps and limited and bool(eqn.outvars[0].aval.shape) and eqn.outvars[0].aval.dtype == bool
+            is_mask = (
+                jumps
+                and limited
+                and bool(eqn.outvars[0].aval.shape)
+                and eqn.outvars[0].aval.dtype == bool
+            )
             cheap = primitives.is_cheap(eqn) and not _is_index(eqn) and not is_mask
             is_recomputed = cheap or any(v in never for v in eqn.outvars)
         if not is_recomputed or (of_exact and (jumps or primitives.is_view(eqn))):
@@ -224,7 +263,11 @@ def _choose(
             store_costs[v] = _INFINITE if v in never else _store_cost(v, stacks)
             if is_recomputed:
                 edges += [(u, v) for u in jaxprs.inputs(eqn) if u in varying]
-                seconds = equation_costs.element_seconds(eqn, stacks.machine, alone) if option is None else 0.0
+                seconds = (
+                    equation_costs.element_seconds(eqn, stacks.machine, alone)
+                    if option is None
+                    else 0.0
+                )
                 recompute_costs[v] = round(seconds * _PICOSECONDS)
             else:
                 recompute_costs[v] = _INFINITE
@@ -233,13 +276,19 @@ def _choose(
 
 def _is_index(eqn: Eqn) -> bool:
     """Returns True for arithmetic of integers, which XLA:CPU would repeat for each element that is found at an index."""
-    return any(jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.outvars) and not primitives.is_view(eqn)
+    return any(
+        jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.outvars
+    ) and not primitives.is_view(eqn)
 
 
 def _store_cost(v: Var, stacks: Stacks) -> int:
     """Returns the picoseconds to fill the stack of a value with zeros, to write the value, and to read it again."""
     machine = stacks.machine
-    each = 3 / machine.cache_rate if stacks.cached_bytes else 2 / machine.write_rate + 1 / machine.read_rate
+    each = (
+        3 / machine.cache_rate
+        if stacks.cached_bytes
+        else 2 / machine.write_rate + 1 / machine.read_rate
+    )
     return round(_PICOSECONDS * (machine.array + jaxprs.nbytes(v) * each))
 
 
@@ -270,9 +319,14 @@ def min_cut(
     entry = {node: 2 * i + 2 for i, node in enumerate(costs)}
     if not entry:
         return []
-    start, end = 0, 1
+    start = 0
+    end = 1
     arcs = {(at, at + 1): costs[node] for node, at in entry.items()}
-    arcs |= {(start, at): recompute_costs[node] for node, at in entry.items() if recompute_costs.get(node)}
+    arcs |= {
+        (start, at): recompute_costs[node]
+        for node, at in entry.items()
+        if recompute_costs.get(node)
+    }
     arcs |= {(entry[tail] + 1, entry[head]): _INFINITE for tail, head in edges}
     arcs |= {(entry[node] + 1, end): _INFINITE for node in sinks}
     finite = sum(size for size in arcs.values() if size < _INFINITE)
@@ -284,5 +338,9 @@ def min_cut(
     assert result.flow_value < most, "a needed value can be neither stored nor computed again"
     unused_capacity = graph - result.flow
     unused_capacity.eliminate_zeros()
-    reaches_end = set(csgraph.breadth_first_order(unused_capacity.T.tocsr(), end, return_predecessors=False).tolist())
+    reaches_end = set(
+        csgraph.breadth_first_order(
+            unused_capacity.T.tocsr(), end, return_predecessors=False
+        ).tolist()
+    )
     return [node for node, at in entry.items() if at + 1 in reaches_end and at not in reaches_end]

@@ -17,7 +17,9 @@ def api_boundary(fn: Callable) -> Callable:
     return jax_internals.api_boundary(fn, os.path.dirname(os.path.dirname(__file__)))
 
 
-_everywhere: list[Any] = []  # the metadata of all threads without tags, then with each tag; the last holds
+_everywhere: list[
+    Any
+] = []  # the metadata of all threads without tags, then with each tag; the last holds
 
 
 def tag_everywhere(metadata: dict[str, str]) -> Callable[[], None]:
@@ -71,8 +73,14 @@ class _UntaggedStep:
     def __eq__(self, other: object) -> bool:
         if self is other or not isinstance(other, _UntaggedStep):
             return self is other
-        mine, theirs = self._step(), other._step()
-        return mine is not None and theirs is not None and self._metadata == other._metadata and bool(mine == theirs)
+        mine = self._step()
+        theirs = other._step()
+        return (
+            mine is not None
+            and theirs is not None
+            and self._metadata == other._metadata
+            and bool(mine == theirs)
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)  # JAX's messages show the name of the step
@@ -96,7 +104,9 @@ class _Identity(weakref.ref):
         return self._id
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (self() is not None and isinstance(other, weakref.ref) and self() is other())
+        return self is other or (
+            self() is not None and isinstance(other, weakref.ref) and self() is other()
+        )
 
 
 _untagged_steps: dict[_Identity, dict[Any, _UntaggedStep]] = {}

@@ -103,18 +103,24 @@ def optimize_scans(
     of_loops = Tag(Options(executor, None, bool(strict), memory, compile_budget=compile_budget))
     if everywhere:
         if fn is not None:
-            raise TypeError("optimize_scans: everywhere=True is for a process, not for a function; call it without one")
+            raise TypeError(
+                "optimize_scans: everywhere=True is for a process, not for a function; call it without one"
+            )
         process = ExitStack()
         process.callback(tracing.tag_everywhere(tag.metadata(of_loops)))
         return process
-    context = _Context(lambda: nullcontext(check()), lambda: tag.tagged(of_loops), lambda: tag.plain(False))
+    context = _Context(
+        lambda: nullcontext(check()), lambda: tag.tagged(of_loops), lambda: tag.plain(False)
+    )
     return context if fn is None else context(fn)
 
 
 def _check_compile_budget(budget: Any) -> None:
     number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
     if budget is not None and not (number and budget >= 0):
-        raise ScanError(f"optimize_scans: compile_budget must be None or seconds, such as 2.0, but is {budget!r}")
+        raise ScanError(
+            f"optimize_scans: compile_budget must be None or seconds, such as 2.0, but is {budget!r}"
+        )
 
 
 def plain_scans(fn: Callable[..., Any] | None = None) -> Any:
@@ -140,7 +146,9 @@ def plain_scans(fn: Callable[..., Any] | None = None) -> Any:
     ()
     """
     if fn is not None and not callable(fn):
-        raise TypeError(f"plain_scans: the argument must be the function to decorate, but is {fn!r}")
+        raise TypeError(
+            f"plain_scans: the argument must be the function to decorate, but is {fn!r}"
+        )
     context = _Context(tag.plain_loops, lambda: tag.plain(True))
     return context if fn is None else context(fn)
 

@@ -38,7 +38,9 @@ def _compiled_once(call: ScanCall, rest: NextStage) -> Results:
     newton, guess = (None, None) if call.newton is None else call.newton.apart()
     functions = [call.step] if call.until is None else [call.step, call.until]
     masks = checked_masks(call.lengths, call.resets, call.mask, call.steps)
-    without: dict[str, Any] = dict.fromkeys(("step", "init", "xs", "lengths", "resets", "reset_state", "mask", "until"))
+    without: dict[str, Any] = dict.fromkeys(
+        ("step", "init", "xs", "lengths", "resets", "reset_state", "mask", "until")
+    )
     recompute = recomputation.hashable(call.recompute)
     options = call._replace(**without, strategy=call.executor, newton=newton, recompute=recompute)
     arrays = call.init, call.xs, masks, call.reset_state, guess
@@ -49,11 +51,14 @@ def _compiled_once(call: ScanCall, rest: NextStage) -> Results:
 def _run_parts(functions: Sequence[Callable[..., Any]], options: ScanCall, arrays: Any) -> Results:
     """Runs a call from its functions, options and arrays."""
     init, xs, (lengths, resets, mask), reset_state, guess = arrays
-    step, until = functions[0], next(iter(functions[1:]), None)
+    step = functions[0]
+    until = next(iter(functions[1:]), None)
     newton = None if options.newton is None else options.newton.starting_from(guess)
     masks = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
     strategy = table.find(options.strategy)
-    return run(options._replace(step=step, init=init, xs=xs, strategy=strategy, newton=newton, **masks), 1)
+    return run(
+        options._replace(step=step, init=init, xs=xs, strategy=strategy, newton=newton, **masks), 1
+    )
 
 
 def _masked(call: ScanCall, rest: NextStage) -> Results:
@@ -63,7 +68,9 @@ def _masked(call: ScanCall, rest: NextStage) -> Results:
         return rest(call)
     first = call.init if call.reset_state is None else call.reset_state
     step, xs = masked(call.step, first, call.xs, call.steps, lengths, call.resets, call.mask)
-    return rest(call._replace(step=step, xs=xs, lengths=None, resets=None, reset_state=None, mask=None))
+    return rest(
+        call._replace(step=step, xs=xs, lengths=None, resets=None, reset_state=None, mask=None)
+    )
 
 
 def _over_devices(call: ScanCall, rest: NextStage) -> Results:
@@ -79,14 +86,20 @@ def _over_devices(call: ScanCall, rest: NextStage) -> Results:
         observers.notify(f"{why}: each device runs its segment as a loop")
         call = call._replace(strategy=None, newton=None)
 
-    def on_one_device(step: Any, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False) -> Any:
+    def on_one_device(
+        step: Any, carry: Any, xs: Any, steps: int, linear: bool = False, same: bool = False
+    ) -> Any:
         own = call._replace(step=step, init=carry, xs=xs, length=steps, shard=None)
         if linear:  # the loop that makes the transition of a segment
             strategy = call.strategy if same and call.executor == associative.NAME else None
-            own = own._replace(strategy=strategy, newton=None, recompute=None, strict=False, unroll=1)
+            own = own._replace(
+                strategy=strategy, newton=None, recompute=None, strict=False, unroll=1
+            )
         return rest(own)
 
-    return segments.scan(on_one_device, call.step, call.init, call.xs, call.length, call.shard, call.strict)
+    return segments.scan(
+        on_one_device, call.step, call.init, call.xs, call.length, call.shard, call.strict
+    )
 
 
 def _at_tracing(call: ScanCall, rest: NextStage) -> Results:
@@ -106,8 +119,12 @@ def _by_jax(call: ScanCall) -> Results:
         return jax.lax.scan(call.step, *arguments)
     check()
     if call.strict and not tag.rules_available:
-        raise ScanError(f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})")
-    step = tracing.untagged_step(call.step)  # the tag is for this loop only, not for loops inside the step
+        raise ScanError(
+            f"scan: strict=True, but jrnn does not know this version of JAX ({jax.__version__})"
+        )
+    step = tracing.untagged_step(
+        call.step
+    )  # the tag is for this loop only, not for loops inside the step
     with tag.tagged(Tag(Options(call.executor, names, call.strict, call.memory))):
         _check(call, step, names)  # in the context of the loop, so that JAX traces the step once
         return jax.lax.scan(step, *arguments)

@@ -119,7 +119,9 @@ def scan(
         raise TypeError("lax.scan: f argument should be a callable.")
     # `jax.lax.scan` reports an option that is traced.
     static_options: tuple[Any, ...] = length, reverse, unroll, recompute, strict, memory
-    length, reverse, unroll, recompute, strict, memory = (v if is_traced(v) else plain(v) for v in static_options)
+    length, reverse, unroll, recompute, strict, memory = (
+        v if is_traced(v) else plain(v) for v in static_options
+    )
     strategy = table.find(executor)
     recomputation.check(recompute)
     recomputation.check_memory(memory)
@@ -127,7 +129,9 @@ def scan(
         if not isinstance(flag, bool) and not (name == "reverse" and is_traced(flag)):
             raise ScanError(f"scan: {name} must be True or False, but is {flag!r}")
     if until is not None and not callable(until):
-        raise ScanError(f"scan: until must be a function of the carry that returns booleans, but is {until!r}")
+        raise ScanError(
+            f"scan: until must be a function of the carry that returns booleans, but is {until!r}"
+        )
     if strategy is not None:
         strategy.check_options(dict(recompute=recompute, until=until))
     shard = None
@@ -139,8 +143,21 @@ def scan(
             raise ScanError("scan: until cannot be given with axis_name; leave one of them out")
     if reset_state is not None:
         reset_state = checked_reset_state(reset_state, init, resets)
-    masks: dict[str, Any] = dict(lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until)
+    masks: dict[str, Any] = dict(
+        lengths=lengths, resets=resets, reset_state=reset_state, mask=mask, until=until
+    )
     options: dict[str, Any] = dict(recompute=recompute, strict=strict, memory=memory, shard=shard)
     options["split_transpose"] = _split_transpose
-    call = ScanCall(f, init, xs, length, reverse, unroll, strategy, newton.options_of(executor), **masks, **options)
+    call = ScanCall(
+        f,
+        init,
+        xs,
+        length,
+        reverse,
+        unroll,
+        strategy,
+        newton.options_of(executor),
+        **masks,
+        **options,
+    )
     return pipeline.run(call)

@@ -81,7 +81,10 @@ class TimeShard:
     def from_last(self, values: Values) -> Values:
         """Returns the values of the last segment's device on every device."""
         last = self.position == self.count - 1
-        return [_sent(v, lambda x: lax.psum(jnp.where(last, x, jnp.zeros_like(x)), self.axis)) for v in values]
+        return [
+            _sent(v, lambda x: lax.psum(jnp.where(last, x, jnp.zeros_like(x)), self.axis))
+            for v in values
+        ]
 
     def at(self, position: Any, values: Values, otherwise: Values) -> Values:
         """Returns values on the device at a position, and others elsewhere."""
@@ -93,7 +96,9 @@ class TimeShard:
         others = [a for a in jax.sharding.get_abstract_mesh().manual_axes if a not in axes]
         return lax.psum(jnp.where(good, 0, 1), (*axes, *others)) == 0
 
-    def one_after_another(self, first: Values, end: Callable[[Values], Values], alone: bool) -> Values:
+    def one_after_another(
+        self, first: Values, end: Callable[[Values], Values], alone: bool
+    ) -> Values:
         """Returns the starts of segments that run one after the other.
 
         Args:
@@ -112,7 +117,9 @@ class TimeShard:
         with tag.untagged():
             return lax.scan(turn, list(first), jnp.arange(1, self.count))[0]
 
-    def affine_starts(self, first: Values, a: Any, b: Values, apply: Callable[[Any, Values, Values], Values]) -> Values:
+    def affine_starts(
+        self, first: Values, a: Any, b: Values, apply: Callable[[Any, Values, Values], Values]
+    ) -> Values:
         """Returns the starts of affine segments.
 
         Args:
@@ -138,5 +145,7 @@ class TimeShard:
 def _sent(value: Any, send: Callable[[Any], Any]) -> Any:
     """Sends an array of any dtype."""
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(send(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+        return jax.random.wrap_key_data(
+            send(jax.random.key_data(value)), impl=jax.random.key_impl(value)
+        )
     return send(value.astype(jnp.int8)).astype(bool) if value.dtype == bool else send(value)

@@ -56,7 +56,9 @@ class Segment:
         ends = dict(zip(stage.reads, self._of(stage.reads, (), consts, start, xs)[0]))
         return [ends[i] for i in stage.carry]
 
-    def _of(self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values) -> Any:
+    def _of(
+        self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values
+    ) -> Any:
         step, stacks = self._part(carry, ys, consts, start, xs)
         return self.run(step, [start[i] for i in carry], stacks, self.loop.length)
 
@@ -64,8 +66,11 @@ class Segment:
         self, carry: Sequence[int], ys: Sequence[Any], consts: Values, start: Values, xs: Values
     ) -> tuple[Callable[[Values, Values], tuple[Values, Values]], Values]:
         """Returns the step of some of the carries and outputs, and the inputs that it reads."""
-        loop, stacks = self.loop, dict(zip(self.loop.xs, xs))
-        known = dict(zip((*loop.consts, *loop.carry), (*consts, *start)))  # a checkpoint may read carries in vain
+        loop = self.loop
+        stacks = dict(zip(self.loop.xs, xs))
+        known = dict(
+            zip((*loop.consts, *loop.carry), (*consts, *start))
+        )  # a checkpoint may read carries in vain
         part = part_of(loop, carry, ys, known, stacks)
         fixed = [known[v] for v in part.consts]
 
@@ -75,9 +80,12 @@ class Segment:
 
         return step, [stacks[v] for v in part.xs]
 
-    def matrix(self, stage: CarryStage, transition: Blocks, consts: Values, start: Values, xs: Values) -> Any:
+    def matrix(
+        self, stage: CarryStage, transition: Blocks, consts: Values, start: Values, xs: Values
+    ) -> Any:
         """Returns A of a group of carries."""
-        mine, count = transition.carries, len(transition.carries)
+        mine = transition.carries
+        count = len(transition.carries)
         others = [i for i in stage.reads if i not in stage.carry]
         states = [start[i] for i in mine]
         part, stacks = self._part([*mine, *others], (), consts, start, xs)
@@ -87,7 +95,9 @@ class Segment:
             zeros = list(map(jnp.zeros_like, states))
 
             def linear(column: Values) -> Values:
-                return jax.jvp(lambda state: part([*state, *rest], x)[0][:count], (zeros,), (column,))[1]
+                return jax.jvp(
+                    lambda state: part([*state, *rest], x)[0][:count], (zeros,), (column,)
+                )[1]
 
             return (part([*zeros, *rest], x)[0][count:], [linear(c) for c in columns]), None
 
@@ -95,7 +105,9 @@ class Segment:
         basis = [[like(unit, v) for unit, v in zip(column, states)] for column in units]
         elementwise = transition.block == len(mine) and not others
         first = [start[i] for i in others], basis
-        (_, columns), _ = self.run(step, first, stacks, self.loop.length, linear=True, same=elementwise)
+        (_, columns), _ = self.run(
+            step, first, stacks, self.loop.length, linear=True, same=elementwise
+        )
         return transition.matrix([jnp.stack(each) for each in zip(*columns)])
 
 
@@ -121,13 +133,17 @@ class Solver:
 
     def starts(self, consts: Values, init: Values, xs: Values) -> tuple[Values, list[Any], Any]:
         """Returns this device's start, A of each stage, and whether all of it is finite."""
-        start, matrices, checked = list(init), [], []
+        start = list(init)
+        matrices = []
+        checked = []
         for stage in self.stages:
             a = [self.segment.matrix(stage, t, consts, start, xs) for t in stage.forms]
             matrices.append(a)
 
             def end(values: Values, stage: CarryStage = stage, start: Values = start) -> Values:
-                return self.segment.end(stage, consts, jaxprs.replaced(start, stage.carry, values), xs)
+                return self.segment.end(
+                    stage, consts, jaxprs.replaced(start, stage.carry, values), xs
+                )
 
             first = [init[i] for i in stage.carry]
             starts = self._stage(stage, stage.carry, a, first, end, checked, self.alone)
@@ -138,15 +154,21 @@ class Solver:
         good = self.shard.everywhere(finite)
 
         def one_after_another(init: Values) -> Values:
-            return self.shard.one_after_another(init, lambda start: self.segment.whole(consts, start, xs)[0], self.alone)
+            return self.shard.one_after_another(
+                init, lambda start: self.segment.whole(consts, start, xs)[0], self.alone
+            )
 
         return (
-            lax.cond(good, lambda start, _: start, lambda _, init: one_after_another(init), start, init),
+            lax.cond(
+                good, lambda start, _: start, lambda _, init: one_after_another(init), start, init
+            ),
             matrices,
             good,
         )
 
-    def tangents(self, init: dict[int, Any], matrices: list[Any], good: Any, push: Callable) -> dict[int, Any]:
+    def tangents(
+        self, init: dict[int, Any], matrices: list[Any], good: Any, push: Callable
+    ) -> dict[int, Any]:
         """Returns the tangents of the start, by position; only carries of floating-point numbers have one.
 
         Args:
@@ -165,7 +187,9 @@ class Solver:
                     return [ends[i] for i in carry]
 
                 if carry:
-                    starts = self._stage(stage, carry, a, [init[i] for i in carry], end, [], alone=False)
+                    starts = self._stage(
+                        stage, carry, a, [init[i] for i in carry], end, [], alone=False
+                    )
                     start = {**start, **dict(zip(carry, starts))}
             return start
 
@@ -173,9 +197,15 @@ class Solver:
             def end(values: Values) -> Values:
                 return list(push(dict(zip(init, values))).values())
 
-            return dict(zip(init, self.shard.one_after_another(list(init.values()), end, alone=False)))
+            return dict(
+                zip(init, self.shard.one_after_another(list(init.values()), end, alone=False))
+            )
 
-        return lax.cond(good, in_stages, one_after_another, init) if self.is_guarded else in_stages(init)
+        return (
+            lax.cond(good, in_stages, one_after_another, init)
+            if self.is_guarded
+            else in_stages(init)
+        )
 
     def _stage(
         self,
@@ -206,13 +236,18 @@ class Solver:
 # The stages of a loop, and how A of affine carries is laid out -----------------------------------------------------------
 
 
-def end_of_stage(stage: CarryStage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()) -> Values:
+def end_of_stage(
+    stage: CarryStage, matrices: Sequence[Any], start: Values, b: Values, carry: Sequence[int] = ()
+) -> Values:
     """Returns `A start + b` for the carries at these positions, by default all of a stage; b if they are overwritten."""
     carry = carry or stage.carry
     new = dict(zip(carry, b))
     for blocks, a in zip(stage.forms, matrices):
         before = [start[carry.index(i)] for i in blocks.carries]
-        new.update((i, v.astype(new[i].dtype) + new[i]) for i, v in zip(blocks.carries, blocks.applied(a, before)))
+        new.update(
+            (i, v.astype(new[i].dtype) + new[i])
+            for i, v in zip(blocks.carries, blocks.applied(a, before))
+        )
     return [new[i] for i in carry]
 
 
@@ -237,7 +272,9 @@ def stages(loop: Loop, constants: dict[Any, Any], count: int) -> list[CarryStage
     return schedule.stages
 
 
-def _kind(loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any], count: int) -> tuple[Kind, Any]:
+def _kind(
+    loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any], count: int
+) -> tuple[Kind, Any]:
     """Returns the kind of a group of carries, and its transition or the reason why it is opaque."""
     if is_overwritten(loop, group):
         return "overwritten", None
@@ -248,11 +285,16 @@ def _kind(loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any
     except Exception as error:
         return "opaque", observers.report_unexpected(error)
     if transition.runs > max(_RUNS, count):
-        return "opaque", f"its transition takes {transition.runs} runs of the loop, and there are {count} devices"
+        return (
+            "opaque",
+            f"its transition takes {transition.runs} runs of the loop, and there are {count} devices",
+        )
     return "affine", transition
 
 
-def _transition(loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any]) -> Blocks:
+def _transition(
+    loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any]
+) -> Blocks:
     """Returns how A of a group is laid out: one number for each element, or a matrix along the axis that is contracted."""
     shape = loop.carry[group[0]].aval.shape
     axes = tuple(range(len(shape)))
@@ -264,4 +306,9 @@ def _transition(loop: Loop, group: Group, schedule: CarrySchedule, constants: di
             raise
     form = matrix_form(loop, group, schedule.known, [], constants)
     same = tuple(axis for axis in form.free if axis not in form.columns)
-    return Blocks(group, (shape,), tuple(d for d in axes if d != form.forms.contracted and d not in same), same)
+    return Blocks(
+        group,
+        (shape,),
+        tuple(d for d in axes if d != form.forms.contracted and d not in same),
+        same,
+    )

@@ -23,7 +23,9 @@ _MOST_STACKED = 8
 # Steps per trip of the loop: they share the kernels that count the trips and write the stacks. On an H200 an LSTM trained in
 # 1.38, 1.12, 1, 0.98 and 0.96 of the time with 1, 2, 4, 8 and 16 steps; more take longer to compile.
 _STEPS = 4
-_LONGEST = 400  # a step with more equations runs once per trip, because the program would become long
+_LONGEST = (
+    400  # a step with more equations runs once per trip, because the program would become long
+)
 # The most bytes of a pack at one step: taking more apart costs as much as a kernel.
 _PACKED = 4 << 20
 
@@ -32,7 +34,11 @@ def propose(problem: Problem) -> Sequence[Candidate]:
     """Returns the loop with contractions before and after it."""
     fission = division(problem)
     on_gpu = problem.target.platform in ("cuda", "rocm")
-    inner = _few_kernels(fission.core, problem.target.devices) if on_gpu else steps_with_wide_sums(fission.core)
+    inner = (
+        _few_kernels(fission.core, problem.target.devices)
+        if on_gpu
+        else steps_with_wide_sums(fission.core)
+    )
     return [problem.candidate(Split(fission, inner))]
 
 
@@ -46,7 +52,8 @@ def division(problem: Problem) -> Fission:
 
 def _stacks_much(fission: Fission) -> bool:
     """Returns True if a loop stacks many more bytes for the work after it than it reads and writes."""
-    whole, core = fission.loop, fission.core
+    whole = fission.loop
+    core = fission.core
     stacked = sum(jaxprs.nbytes(v) for v in core.ys if v not in whole.ys)
     return stacked > _MOST_STACKED * sum(map(jaxprs.nbytes, (*whole.xs, *whole.ys)))
 
@@ -63,6 +70,10 @@ def _few_kernels(core: Loop, devices: int) -> Converted:
     if jaxprs.is_known(loop.length) and len(loop.eqns) <= _LONGEST:
         loop = replace(loop, unroll=max(loop.unroll, min(_STEPS, loop.length)))
     loop, packs = pack_stacks(loop, _PACKED) if alone else (loop, None)
-    inner = steps_with_wide_sums(loop) if packs is None else Converted(steps_with_wide_sums(loop), packs)
+    inner = (
+        steps_with_wide_sums(loop)
+        if packs is None
+        else Converted(steps_with_wide_sums(loop), packs)
+    )
     remark = f"{loop.unroll} steps a trip of the loop, which writes {len(loop.ys)} arrays"
     return Converted(Split(prepared, inner), constants, (remark,))

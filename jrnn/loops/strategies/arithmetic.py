@@ -15,7 +15,14 @@ import numpy as np
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, primitives
-from jrnn.loops.costs.equation_costs import LARGE_PRODUCT, LIBRARY_SUM, has_one_row, is_matvec, is_one_row, is_outer
+from jrnn.loops.costs.equation_costs import (
+    LARGE_PRODUCT,
+    LIBRARY_SUM,
+    has_one_row,
+    is_matvec,
+    is_one_row,
+    is_outer,
+)
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate
 from jrnn.loops.costs.machines import ONE_KERNEL_FLAG, SMALL_LOOP, Machine
 from jrnn.loops.ir import Loop, Results
@@ -27,10 +34,14 @@ from jrnn.loops.strategies.candidates import Candidate
 from jrnn.loops.strategies.nodes import Split
 from jrnn.loops.strategies.problem import Problem
 
-_LARGEST, _PLACES = 1 << 15, 16  # operations of a factorization or sort; elements to sort, or places of a scatter
+# operations of a factorization or sort; elements to sort, or places of a scatter
+_LARGEST = 1 << 15
+_PLACES = 16
 _ROWS = {"eigh": 3, "lu": 10}  # of matrices whose eigenvalues are computed, or that are eliminated
 _WORDS = 0.4  # operations of a generator on words stay in registers
-_ORDER, _ORDER_IN_PARTS = 12, 8  # rows of a matrix to factorize in one kernel, and in several
+# rows of a matrix to factorize in one kernel, and in several
+_ORDER = 12
+_ORDER_IN_PARTS = 8
 # Places of all scatters of a step. XLA joins some of them again, which are then kernels: of 249 places of a neuron with 12
 # compartments, 25 pairs, so that a step was 280 kernels, and took 1.5 times as long as without arithmetic.
 _SCATTERS = 128
@@ -53,7 +64,9 @@ class Arithmetic:
     kernel_blockers: tuple[str, ...]
     fits_kernel_limit: bool
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def run(
+        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
         return self.loop.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
@@ -96,9 +109,14 @@ def _with_draws_inside(problem: Problem) -> Moves:
     As arithmetic a draw takes less time in the loop than for all steps before it, where JAX's own rounds are a loop over
     arrays of all steps.
     """
-    loop, moves = problem.loop, problem.movable
+    loop = problem.loop
+    moves = problem.movable
     draws = {v for e in loop.eqns if primitives.is_kind(e, "draw") for v in e.outvars}
-    read = {v for e in jaxprs.needed(loop.eqns, moves.hoist - draws, set(loop.inputs))[0] for v in e.outvars}
+    read = {
+        v
+        for e in jaxprs.needed(loop.eqns, moves.hoist - draws, set(loop.inputs))[0]
+        for v in e.outvars
+    }
     return replace(moves, hoist=moves.hoist - (draws - read))
 
 
@@ -113,7 +131,11 @@ def arithmetic(loop: Loop, estimator: Estimator) -> Arithmetic | None:
         return not (are_too_many and _scattered_places(eqn)) and fits_arithmetic(eqn, order)
 
     has_blocker = any(_is_blocker(e) and not (e.primitive.name in RULES and fits(e)) for e in eqns)
-    order = _ORDER_IN_PARTS if has_blocker or estimator.machine.one_kernel_bytes <= SMALL_LOOP else _ORDER
+    order = (
+        _ORDER_IN_PARTS
+        if has_blocker or estimator.machine.one_kernel_bytes <= SMALL_LOOP
+        else _ORDER
+    )
     written = _written(loop, estimator, lambda e: fits(e, order))
     if written is None or written.is_one_kernel or estimator.machine.one_kernel_bytes > SMALL_LOOP:
         return written
@@ -135,12 +157,18 @@ def _written(loop: Loop, estimator: Estimator, fits: Fits) -> Arithmetic | None:
         costs = _Estimator(changed, estimator.machine)
         inside = costs.part(changed.eqns, changed.outputs)
     memory = estimator.part(loop.eqns, loop.outputs).peak_bytes  # of the loop as it was
-    return Arithmetic(changed, estimate(costs.trips(changed, inside), memory), kernel_blockers, fits_kernel_limit)
+    return Arithmetic(
+        changed, estimate(costs.trips(changed, inside), memory), kernel_blockers, fits_kernel_limit
+    )
 
 
 def _scattered_places(eqn: Eqn) -> int:
     """Returns the number of places of a scatter, or 0 for another equation."""
-    return jaxprs.elements(eqn.invars[1].aval.shape[:-1]) if eqn.primitive.name.startswith("scatter") else 0
+    return (
+        jaxprs.elements(eqn.invars[1].aval.shape[:-1])
+        if eqn.primitive.name.startswith("scatter")
+        else 0
+    )
 
 
 class _Estimator(Estimator):
@@ -151,7 +179,8 @@ class _Estimator(Estimator):
         return (_WORDS if words else 1.0) * super()._own_seconds(eqn, call)
 
     def _inner_seconds(self, eqn: Eqn) -> float:
-        outer, bodies = self.machine, [*jaxprs.run_jaxprs(eqn)]
+        outer = self.machine
+        bodies = [*jaxprs.run_jaxprs(eqn)]
         fits_kernel_limit = all(self.inside(jaxpr).is_small(outer) for jaxpr in bodies)
         if fits_kernel_limit and not any(map(_is_blocker, equations([eqn]))):
             self.machine = quiet(outer)
@@ -173,14 +202,19 @@ def fits_arithmetic(eqn: Eqn, order: int = _ORDER) -> bool:
         return True
     shape: tuple[int, ...] = eqn.invars[0].aval.shape
     if name == "dot_general":
-        matrices = not is_matvec(eqn) or is_one_row(eqn)  # in the kernel, one row is slower than as arithmetic
+        matrices = not is_matvec(eqn) or is_one_row(
+            eqn
+        )  # in the kernel, one row is slower than as arithmetic
         return jaxprs.operations(eqn) < LARGE_PRODUCT and matrices and not is_outer(eqn)
     if _scattered_places(eqn):
         return 1 < _scattered_places(eqn) <= _PLACES
     if name in ("sort", "top_k"):
         axis: int = eqn.params.get("dimension", eqn.params.get("axis", -1))
         return shape[axis] <= _PLACES and math.prod(shape) * shape[axis] <= _LARGEST
-    return max(shape[-2:]) <= min(order, _ROWS.get(name, order)) and math.prod(shape) * shape[-1] <= _LARGEST
+    return (
+        max(shape[-2:]) <= min(order, _ROWS.get(name, order))
+        and math.prod(shape) * shape[-1] <= _LARGEST
+    )
 
 
 def _is_blocker(eqn: Eqn) -> bool:

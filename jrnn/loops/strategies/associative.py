@@ -18,12 +18,21 @@ from jrnn.loops.passes.fission import is_computation
 from jrnn.loops.passes.sums import dot_smaller_first
 from jrnn.loops.strategies.accelerators import division
 from jrnn.loops.strategies.candidates import Candidate
-from jrnn.loops.strategies.nodes import AssociativeSolve, Node, Split, Steps, map_leaf, steps_with_wide_sums
+from jrnn.loops.strategies.nodes import (
+    AssociativeSolve,
+    Node,
+    Split,
+    Steps,
+    map_leaf,
+    steps_with_wide_sums,
+)
 from jrnn.loops.strategies.problem import Problem
 
 NAME = "associative"
 _COMPARED = 5  # steps for which a solution in rounds is compared with the loop
-_SOLVING_PAYS = 64  # the minimum number of steps for the associative solver; an estimate, not measured
+_SOLVING_PAYS = (
+    64  # the minimum number of steps for the associative solver; an estimate, not measured
+)
 
 
 def propose(problem: Problem) -> Sequence[Candidate]:
@@ -44,7 +53,9 @@ def propose(problem: Problem) -> Sequence[Candidate]:
 
 def finish(problem: Problem, node: Any) -> Node:
     """Returns the node to run: multiplications and additions that stay in a loop keep their order."""
-    return map_leaf(node, lambda leaf: steps_with_wide_sums(leaf.loop) if isinstance(leaf, Steps) else leaf)
+    return map_leaf(
+        node, lambda leaf: steps_with_wide_sums(leaf.loop) if isinstance(leaf, Steps) else leaf
+    )
 
 
 def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:
@@ -52,7 +63,11 @@ def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:
     of_gradient = problem.provenance.of_gradient(core.reverse)
     if not jaxprs.is_known(core.length):
         return "the number of steps is symbolic"
-    why = associative.refusal(core) if is_requested else associative.why_not_automatic(core, _SOLVING_PAYS)
+    why = (
+        associative.refusal(core)
+        if is_requested
+        else associative.why_not_automatic(core, _SOLVING_PAYS)
+    )
     if why is None and not is_requested and not of_gradient:
         return "the order of its sums would change; ask for it by executor='associative'"
     if why is None and not is_requested and not associative.is_bounded(core):
@@ -60,7 +75,9 @@ def _not_solved(core: Loop, problem: Problem, is_requested: bool) -> str | None:
     if why is None and problem.options.verify:
         from jrnn.loops.ir import derived
 
-        agrees, note = derived.validate(ScanParams.of_loop(core, _COMPARED), "in rounds", _in_rounds)
+        agrees, note = derived.validate(
+            ScanParams.of_loop(core, _COMPARED), "in rounds", _in_rounds
+        )
         return None if agrees else note
     return why
 
@@ -70,4 +87,6 @@ def _in_rounds(scan: ScanParams) -> Any:
     loop = scan.loop(program)
     if associative.refusal(loop) is not None:
         return None
-    return lambda consts, init, xs: AssociativeSolve(loop).run([*program.consts, *consts], init, xs, scan.length)
+    return lambda consts, init, xs: AssociativeSolve(loop).run(
+        [*program.consts, *consts], init, xs, scan.length
+    )

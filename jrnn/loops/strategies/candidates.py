@@ -54,13 +54,17 @@ class Choice(NamedTuple):
 
 # What another candidate must save of the estimated time to replace the reference: the model is not exact, least of all for
 # loops without products, which XLA fuses in its own way, and for steps so short that a stack more takes a part of them.
-MIN_GAIN, ELEMENTWISE_MIN_GAIN, SHORT_MIN_GAIN = 0.08, 0.12, 0.35
+MIN_GAIN = 0.08
+ELEMENTWISE_MIN_GAIN = 0.12
+SHORT_MIN_GAIN = 0.35
 # Of two candidates that may both replace the reference, the one that changes more must save this part of the uncertainty.
 BETWEEN = 0.5
 # The bound of memory: `_FACTOR` times the memory of the reference, and `SMALL` bytes. A candidate that is estimated to take
 # `_MUCH_FASTER` of the reference's time may use `_FACTOR_MUCH_FASTER` times. A reverse loop is judged with its forward loop.
-_FACTOR, SMALL = 1.1, 1_000_000
-_MUCH_FASTER, _FACTOR_MUCH_FASTER = 0.7, 1.4
+_FACTOR = 1.1
+SMALL = 1_000_000
+_MUCH_FASTER = 0.7
+_FACTOR_MUCH_FASTER = 1.4
 
 
 class Bounds(NamedTuple):
@@ -87,11 +91,18 @@ class Bounds(NamedTuple):
     def max_bytes(self, reference: Estimate, candidate: Estimate | None = None) -> float:
         """Returns the most bytes that a candidate may use; by default one that is as fast as the reference."""
         theirs = reference.memory + self.live_bytes + self.avoided_bytes
-        ours, seconds = (e.seconds + self.forward_seconds for e in (candidate or reference, reference))
-        return memory_bound(self.memory, theirs, ours / max(seconds, 1e-12), self.allowance) - self.live_bytes
+        ours, seconds = (
+            e.seconds + self.forward_seconds for e in (candidate or reference, reference)
+        )
+        return (
+            memory_bound(self.memory, theirs, ours / max(seconds, 1e-12), self.allowance)
+            - self.live_bytes
+        )
 
 
-def memory_bound(memory: float | None, reference: int, ratio: float = 1.0, allowance: float = SMALL) -> float:
+def memory_bound(
+    memory: float | None, reference: int, ratio: float = 1.0, allowance: float = SMALL
+) -> float:
     """Returns the most bytes of temporary arrays.
 
     Args:
@@ -102,13 +113,21 @@ def memory_bound(memory: float | None, reference: int, ratio: float = 1.0, allow
     """
     if memory is not None:
         return memory * reference + allowance
-    return max(_FACTOR * reference + allowance, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER))
+    return max(
+        _FACTOR * reference + allowance, _FACTOR_MUCH_FASTER * reference * (ratio <= _MUCH_FASTER)
+    )
 
 
 def uncertainty(estimate: Estimate, reference: Estimate) -> float:
     """Returns the seconds by which the difference of two estimates may be off, if their parts are off independently."""
-    ours, theirs = dict(estimate.terms), dict(reference.terms)
-    return math.hypot(*(part * (ours.get(name, 0.0) - theirs.get(name, 0.0)) for name, part in UNCERTAINTIES.items()))
+    ours = dict(estimate.terms)
+    theirs = dict(reference.terms)
+    return math.hypot(
+        *(
+            part * (ours.get(name, 0.0) - theirs.get(name, 0.0))
+            for name, part in UNCERTAINTIES.items()
+        )
+    )
 
 
 def cheapest(candidates: Sequence[Candidate], bounds: Bounds | None = None) -> Choice:
@@ -131,7 +150,8 @@ def cheapest(candidates: Sequence[Candidate], bounds: Bounds | None = None) -> C
         smallest = min(candidates, key=lambda candidate: candidate.estimate.memory)
         if smallest is not reference:
             return Choice(smallest, ((reference, "more memory than allowed"),))
-    best, reasons = reference, {}
+    best = reference
+    reasons = {}
     for candidate in others:
         estimate = candidate.estimate
         saved_seconds = reference.estimate.seconds - estimate.seconds
@@ -142,6 +162,10 @@ def cheapest(candidates: Sequence[Candidate], bounds: Bounds | None = None) -> C
             reasons[candidate.label] = f"more than {size_in_words(max(max_bytes, 0))}"
         elif ratio > 1 - min_gain or saved_seconds < uncertainty(estimate, reference.estimate):
             reasons[candidate.label] = "gains too little" if ratio < 1 else "slower"
-        elif best.estimate.seconds - estimate.seconds > BETWEEN * uncertainty(estimate, best.estimate):
+        elif best.estimate.seconds - estimate.seconds > BETWEEN * uncertainty(
+            estimate, best.estimate
+        ):
             best = candidate
-    return Choice(best, tuple((c, reasons.get(c.label, "slower")) for c in candidates if c is not best))
+    return Choice(
+        best, tuple((c, reasons.get(c.label, "slower")) for c in candidates if c is not best)
+    )

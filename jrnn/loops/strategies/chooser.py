@@ -29,7 +29,9 @@ BRIEF = 3e-5  # seconds of all steps of a loop that is left alone
 _MANY = 1_000  # runs of a loop that is in another one, whose number is not known
 
 
-def lowered(scan: ScanParams, target: Target, options: Options, provenance: Provenance = _AS_WRITTEN) -> LoopPlan:
+def lowered(
+    scan: ScanParams, target: Target, options: Options, provenance: Provenance = _AS_WRITTEN
+) -> LoopPlan:
     """Returns the plan of a loop that is lowered.
 
     Args:
@@ -41,7 +43,9 @@ def lowered(scan: ScanParams, target: Target, options: Options, provenance: Prov
     return _lowered(tuple(STRATEGIES.values()), scan, target, options, provenance)
 
 
-def differentiated(scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]) -> LoopPlan | None:
+def differentiated(
+    scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]
+) -> LoopPlan | None:
     """Returns the plan of a loop that is about to be differentiated, or None if it need not be read.
 
     A plan without a node leaves it to JAX's rules.
@@ -70,22 +74,38 @@ def report(plan: LoopPlan) -> None:
 
 @cached(256)
 def _lowered(
-    rows: Sequence[Strategy], scan: ScanParams, target: Target, options: Options, provenance: Provenance
+    rows: Sequence[Strategy],
+    scan: ScanParams,
+    target: Target,
+    options: Options,
+    provenance: Provenance,
 ) -> LoopPlan:
-    loop, body = None, jaxprs.jaxpr_of(scan.jaxpr)
+    loop = None
+    body = jaxprs.jaxpr_of(scan.jaxpr)
     if not are_arrays([v.aval for v in body.invars]):
-        return LoopPlan.fallback(target, None, "it reads or writes Refs, or values of types that are not arrays")
+        return LoopPlan.fallback(
+            target, None, "it reads or writes Refs, or values of types that are not arrays"
+        )
     try:
         program = jaxprs.inlined(scan.jaxpr, jaxprs.LOWERED_CALLS)
         has_checkpoint = any(e.primitive.name in jaxprs.CHECKPOINTS for e in body.eqns)
-        loop = replace(scan.loop(program), recomputes=has_checkpoint and options.recompute is not None)
-        return replace(_plan(rows, scan, loop, target, options, provenance), constants=tuple(program.consts))
+        loop = replace(
+            scan.loop(program), recomputes=has_checkpoint and options.recompute is not None
+        )
+        return replace(
+            _plan(rows, scan, loop, target, options, provenance), constants=tuple(program.consts)
+        )
     except Exception as error:
         return fallback_after(error, target, loop)
 
 
 def _plan(
-    rows: Sequence[Strategy], scan: ScanParams, loop: Loop, target: Target, options: Options, provenance: Provenance
+    rows: Sequence[Strategy],
+    scan: ScanParams,
+    loop: Loop,
+    target: Target,
+    options: Options,
+    provenance: Provenance,
 ) -> LoopPlan:
     if jaxprs.is_known(loop.length) and loop.length == 0:
         return LoopPlan.fallback(target, loop, "it has no steps")
@@ -93,7 +113,9 @@ def _plan(
         return LoopPlan.fallback(target, loop, "it has one step")
     reference = reference_of(loop, target)
     if options.executor == AUTO and _is_brief(reference, target):
-        return LoopPlan.fallback(target, loop, "it takes less time than planning it", choice=Choice(reference))
+        return LoopPlan.fallback(
+            target, loop, "it takes less time than planning it", choice=Choice(reference)
+        )
     problem = to_lower(scan, reference, target, options, provenance)
     return _as_if_differentiated(rows, problem) or _choose_plan(rows, "lowering", problem)
 
@@ -114,12 +136,15 @@ def _as_if_differentiated(rows: Sequence[Strategy], problem: Problem) -> LoopPla
 
     Without a gradient a loop gains about what it gains with one, and has the same values. Step by step it needs less memory.
     """
-    options, loop = problem.options, problem.loop
+    options = problem.options
+    loop = problem.loop
     is_differentiated = problem.provenance.written_reverse is not None
     if problem.is_estimated or is_differentiated or options.memory is not None:
         return None
     scan = ScanParams.of_loop(loop)
-    plan = _differentiated(rows, scan, problem.target, options, tuple(is_smooth(v.aval) for v in loop.inputs))
+    plan = _differentiated(
+        rows, scan, problem.target, options, tuple(is_smooth(v.aval) for v in loop.inputs)
+    )
     if plan is None or plan.node is None:
         return None
     return replace(plan, loop=problem.original, node=converted(plan.node, problem.conversions))
@@ -127,13 +152,29 @@ def _as_if_differentiated(rows: Sequence[Strategy], problem: Problem) -> LoopPla
 
 @cached(256)
 def _differentiated(
-    rows: Sequence[Strategy], scan: ScanParams, target: Target, options: Options, tangents: tuple[bool, ...]
+    rows: Sequence[Strategy],
+    scan: ScanParams,
+    target: Target,
+    options: Options,
+    tangents: tuple[bool, ...],
 ) -> LoopPlan | None:
     body = jaxprs.jaxpr_of(scan.jaxpr)
-    if not jaxprs.is_known(scan.length) or body.effects or not are_arrays([v.aval for v in body.invars]):
+    if (
+        not jaxprs.is_known(scan.length)
+        or body.effects
+        or not are_arrays([v.aval for v in body.invars])
+    ):
         return None
-    rows = [row for row in rows if row.phase == "differentiation" and options.executor in (AUTO, row.name)]
-    rows = [row for row in rows if options.executor == row.name or row.screen is None or row.screen(scan)]
+    rows = [
+        row
+        for row in rows
+        if row.phase == "differentiation" and options.executor in (AUTO, row.name)
+    ]
+    rows = [
+        row
+        for row in rows
+        if options.executor == row.name or row.screen is None or row.screen(scan)
+    ]
     if not rows:
         return None
     from jrnn.loops.strategies.differentiated import to_differentiate
@@ -143,7 +184,9 @@ def _differentiated(
         with tag.untagged():
             problem = to_differentiate(scan, target, options, tangents)
             loop = problem.original
-            consts = tuple(problem.constants[v] for v in problem.loop.consts if v in problem.constants)
+            consts = tuple(
+                problem.constants[v] for v in problem.loop.consts if v in problem.constants
+            )
             return replace(_choose_plan(rows, "differentiation", problem), constants=consts)
     except Refused as why:
         return LoopPlan.fallback(target, loop, *(f"not {row.name}: {why}" for row in rows))
@@ -153,7 +196,9 @@ def _differentiated(
 
 def _choose_plan(rows: Sequence[Strategy], phase: str, problem: Problem) -> LoopPlan:
     """Returns the plan of a loop by the strategies of a phase: the best candidate whose compilation fits the budget."""
-    executor, notes, groups = problem.options.executor, list[str](), list[list[Candidate]]()
+    executor = problem.options.executor
+    notes = list[str]()
+    groups = list[list[Candidate]]()
     requested: list[Candidate] | None = None
     for row in rows:
         if row.phase != phase or (executor not in (AUTO, row.name) and row.name != SCAN):
@@ -171,7 +216,11 @@ def _choose_plan(rows: Sequence[Strategy], phase: str, problem: Problem) -> Loop
         problem.candidates += proposed
         groups.append(proposed)
     # Candidates that change more come later, and stand earlier in the table.
-    candidates = [candidate for group in reversed(groups) for candidate in group] if requested is None else requested
+    candidates = (
+        [candidate for group in reversed(groups) for candidate in group]
+        if requested is None
+        else requested
+    )
     over_budget: list[tuple[Candidate, str]] = []  # the budget
     while True:
         choice = _choice(candidates, problem, requested is not None)
@@ -184,8 +233,11 @@ def _choose_plan(rows: Sequence[Strategy], phase: str, problem: Problem) -> Loop
             node = row.finish(problem, choice.chosen.node)
         except Refused as why:
             return LoopPlan.fallback(problem.target, problem.original, f"not {row.name}: {why}")
-        node, compared = converted(node, problem.conversions), choice if problem.is_estimated else None
-        plan = LoopPlan(problem.target, problem.original, node, row.name, (*notes, *refusals), compared)
+        node = converted(node, problem.conversions)
+        compared = choice if problem.is_estimated else None
+        plan = LoopPlan(
+            problem.target, problem.original, node, row.name, (*notes, *refusals), compared
+        )
         plan = replace(plan, differentiated=phase == "differentiation")
         plan, why_not = _within_budget(plan, problem.options.compile_budget)
         if not why_not:
@@ -200,16 +252,25 @@ def _choice(candidates: Sequence[Candidate], problem: Problem, requested: bool) 
     if not candidates:
         return Choice(problem.reference)
     chosen = min(candidates, key=lambda candidate: candidate.estimate.seconds)
-    return Choice(chosen, tuple((candidate, "slower") for candidate in candidates if candidate is not chosen))
+    return Choice(
+        chosen, tuple((candidate, "slower") for candidate in candidates if candidate is not chosen)
+    )
 
 
-def _fallback(problem: Problem, phase: str, notes: Sequence[str], choice: Choice, refusals: Sequence[str]) -> LoopPlan:
+def _fallback(
+    problem: Problem, phase: str, notes: Sequence[str], choice: Choice, refusals: Sequence[str]
+) -> LoopPlan:
     """Returns the plan of a loop for which no candidate was chosen."""
-    target, loop = problem.target, problem.original
+    target = problem.target
+    loop = problem.original
     if phase == "lowering":
-        return LoopPlan.fallback(target, loop, *notes, *refusals, *([] if refusals else [NOTHING_TO_GAIN]), choice=choice)
+        return LoopPlan.fallback(
+            target, loop, *notes, *refusals, *([] if refusals else [NOTHING_TO_GAIN]), choice=choice
+        )
     at = choice.chosen.estimate
-    reasons = (f"not {c.strategy}: {why}: {c.estimate}, {at} step by step" for c, why in choice.others)
+    reasons = (
+        f"not {c.strategy}: {why}: {c.estimate}, {at} step by step" for c, why in choice.others
+    )
     return LoopPlan.fallback(target, loop, *notes, *reasons)
 
 

@@ -37,14 +37,21 @@ def may_pay(scan: ScanParams) -> bool:
     _, carry, xs = scan.partition(jaxprs.jaxpr_of(scan.jaxpr).invars)
     most_bytes = max(map(jaxprs.nbytes, xs), default=0)
     large = [
-        v for v in carry if v.aval.ndim > 1 and jaxprs.nbytes(v) > 2 * most_bytes and sum(n > 1 for n in v.aval.shape) > 1
+        v
+        for v in carry
+        if v.aval.ndim > 1
+        and jaxprs.nbytes(v) > 2 * most_bytes
+        and sum(n > 1 for n in v.aval.shape) > 1
     ]
-    return scan.length >= 128 and any(v.aval.shape and jaxprs.elements(v.aval.shape) >= _MIN_ELEMENTS for v in large)
+    return scan.length >= 128 and any(
+        v.aval.shape and jaxprs.elements(v.aval.shape) >= _MIN_ELEMENTS for v in large
+    )
 
 
 def propose(problem: Problem) -> Sequence[Candidate]:
     """Returns the loop in chunks."""
-    names, batched = _names(problem.scan, problem.conversions), prefers_batched(problem.target)
+    names = _names(problem.scan, problem.conversions)
+    batched = prefers_batched(problem.target)
     try:
         node = chunkwise(problem.loop, problem.constants, names, batched)
     except NotAffine as reason:
@@ -57,8 +64,11 @@ def finish(problem: Problem, node: Chunkwise) -> Chunkwise:
     """Returns the node if it agrees with the loop on random numbers; raises `Refused` if not."""
     if not problem.options.verify or not node.stages:
         return node
-    short_scan, kind = replace(problem.scan, length=_COMPARED, unroll=1), "chunks at once" if node.batched else "chunks"
-    agrees, note = derived.validate(short_scan, kind, functools.partial(_run_in_short_chunks, node.batched))
+    short_scan = replace(problem.scan, length=_COMPARED, unroll=1)
+    kind = "chunks at once" if node.batched else "chunks"
+    agrees, note = derived.validate(
+        short_scan, kind, functools.partial(_run_in_short_chunks, node.batched)
+    )
     if not agrees:
         raise Refused(note)
     return replace(node, notes=(*node.notes, note)) if note else node
@@ -83,5 +93,10 @@ def _run_in_short_chunks(batched: bool, scan: ScanParams) -> derived.Run:
     """Returns the loop of a step in chunks of few steps."""
     program = expand_control(scan.jaxpr)
     loop, conversions = with_plain_carries(scan.loop(program))
-    node = replace(chunkwise(loop, dict(zip(loop.consts, program.consts)), batched=batched), size=_COMPARED_CHUNK)
-    return lambda consts, init, xs: converted(node, conversions).run([*program.consts, *consts], init, xs, scan.length)
+    node = replace(
+        chunkwise(loop, dict(zip(loop.consts, program.consts)), batched=batched),
+        size=_COMPARED_CHUNK,
+    )
+    return lambda consts, init, xs: converted(node, conversions).run(
+        [*program.consts, *consts], init, xs, scan.length
+    )

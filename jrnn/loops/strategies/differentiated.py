@@ -24,7 +24,9 @@ from jrnn.loops.strategies.plan import Target
 from jrnn.loops.strategies.problem import Problem
 
 
-def to_differentiate(scan: ScanParams, target: Target, options: Options, tangents: Sequence[bool]) -> Problem:
+def to_differentiate(
+    scan: ScanParams, target: Target, options: Options, tangents: Sequence[bool]
+) -> Problem:
     """Returns the problem of a loop that is differentiated. Values keep their axes in its canonical form.
 
     Args:
@@ -81,22 +83,34 @@ def stored_state_bytes(loop: Loop, moves: Sequence[bool]) -> int:
         loop: the loop.
         moves: which of its inputs have tangents.
     """
-    inputs, n_consts = loop.inputs, len(loop.consts)
-    moving, before = {v for v, m in zip(inputs, moves) if m}, -1
+    inputs = loop.inputs
+    n_consts = len(loop.consts)
+    moving = {v for v, m in zip(inputs, moves) if m}
+    before = -1
     while len(moving) > before:  # a carry also moves if the new carry does
-        before, reached = len(moving), jaxprs.depends(loop.eqns, moving)
+        before = len(moving)
+        reached = jaxprs.depends(loop.eqns, moving)
         moving.update(v for v, out in zip(loop.carry, loop.carry_out) if jaxprs.is_in(out, reached))
     argnums = [i for i, v in enumerate(inputs) if v in moving and is_smooth(v.aval)]
     parts = Linearized.of(loop.step, [v.aval for v in inputs], argnums)
     states = parts.program.invars[n_consts : n_consts + len(loop.carry)]
     largest_bytes = max(map(jaxprs.nbytes, states), default=0)
     follow = jaxprs.depends(parts.step, [v for v in states if jaxprs.nbytes(v) == largest_bytes])
-    return sum(jaxprs.nbytes(v) for v in set(parts.primals_read) if v in follow and jaxprs.nbytes(v) >= largest_bytes)
+    return sum(
+        jaxprs.nbytes(v)
+        for v in set(parts.primals_read)
+        if v in follow and jaxprs.nbytes(v) >= largest_bytes
+    )
 
 
 def _train_step_cost(loop: Loop, stored: int, machine: Machine) -> Estimate:
     """Returns what a train step costs that stores `stored` bytes of states at every step."""
-    forward, stack = Estimator(loop, machine).whole(), jaxprs.extent(loop.length) * stored
-    moved = stack / machine.write_rate + machine.reading(stack, stack)  # new memory in each run, however small
+    forward = Estimator(loop, machine).whole()
+    stack = jaxprs.extent(loop.length) * stored
+    moved = stack / machine.write_rate + machine.reading(
+        stack, stack
+    )  # new memory in each run, however small
     by_steps = BY_STEPS * forward.seconds
-    return Estimate(by_steps + moved, stack + forward.memory, (("steps", by_steps), ("stacks of states", moved)))
+    return Estimate(
+        by_steps + moved, stack + forward.memory, (("steps", by_steps), ("stacks of states", moved))
+    )

@@ -24,14 +24,23 @@ def propose(problem: Problem) -> Sequence[Candidate]:
     is_requested = problem.options.executor == NAME
     if not is_requested and not _may_pay(problem):
         return ()
-    target, movable = problem.target, problem.movable
+    target = problem.target
+    movable = problem.movable
     if target.exported or target.devices > 1:
-        where = "exported" if target.exported else "divided among devices; put the scan inside of jax.shard_map"
+        where = (
+            "exported"
+            if target.exported
+            else "divided among devices; put the scan inside of jax.shard_map"
+        )
         return _none(f"the program is {where}", is_requested)
     from jrnn.loops.kernels.native.runner import split_for_kernel
 
-    candidates, refusal = {}, ""
-    labels = {Moves(accumulate=movable.accumulate): NAME, movable: "native, all else outside"}  # perhaps the same moves
+    candidates = {}
+    refusal = ""
+    labels = {
+        Moves(accumulate=movable.accumulate): NAME,
+        movable: "native, all else outside",
+    }  # perhaps the same moves
     for moves, label in labels.items():
         try:
             fission, kernel = split_for_kernel(functools.partial(problem.split, moves))
@@ -51,7 +60,11 @@ def _none(why: str, is_requested: bool) -> Sequence[Candidate]:
 
 def _may_pay(problem: Problem) -> bool:
     """Returns False for loops without products for the kernel, which XLA cannot look into, and those that are one kernel."""
-    others = (candidate.node.inner for candidate in problem.candidates if isinstance(candidate.node, Split))
+    others = (
+        candidate.node.inner
+        for candidate in problem.candidates
+        if isinstance(candidate.node, Split)
+    )
     if any(isinstance(inner, Arithmetic) and inner.is_one_kernel for inner in others):
         return False  # a call would pay for each of its small products
     return len(problem.loop.eqns) <= _LONGEST and any(map(_is_for_native, problem.loop.eqns))

@@ -64,7 +64,9 @@ class Steps:
 class Conversion(Protocol):
     """From the constants, carries, inputs and outputs of a loop to those of a rewritten one, and back."""
 
-    def around(self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Any) -> Results:
+    def around(
+        self, run: RunLoop, consts: Values, init: Values, xs: Values, length: Any
+    ) -> Results:
         """Runs the original loop by `run`, which runs the rewritten one."""
 
 
@@ -122,19 +124,27 @@ class Split:
         """Returns the costs of all parts."""
         if estimator.loop is not self.fission.loop:
             estimator = Estimator(self.fission.loop, estimator.machine)
-        return SplitCosts(estimator, self.fission, cast(EstimatedNode, self.inner).estimate(estimator))
+        return SplitCosts(
+            estimator, self.fission, cast(EstimatedNode, self.inner).estimate(estimator)
+        )
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.costs(estimator).estimate()
 
     def describe(self) -> Description:
-        fission, loop = self.fission, self.fission.loop
+        fission = self.fission
+        loop = self.fission.loop
         immovable = {e.primitive.name: e for e in fission.core.eqns if not primitives.is_movable(e)}
-        obstacles = [f"{name} stays in the loop: {primitives.why_immovable(eqn)}" for name, eqn in immovable.items()]
+        obstacles = [
+            f"{name} stays in the loop: {primitives.why_immovable(eqn)}"
+            for name, eqn in immovable.items()
+        ]
         return Description(
             hoisted=items(fission.hoisted_vars, loop),
             sunk=items(fission.sunk_vars, loop),
-            accumulated=items([v for values in fission.accumulated.values() for v in values], loop, per_step=False),
+            accumulated=items(
+                [v for values in fission.accumulated.values() for v in values], loop, per_step=False
+            ),
             stacked=items(fission.core.ys, loop),
             contractions=contractions(fission.core.eqns),
             remarks=self.inner.describe().remarks,
@@ -156,7 +166,9 @@ class SplitInChunks:
         def run_some(carry: Any, xs: Any, steps: Any) -> Results:
             return fission.run_with(constants, carry, xs, steps, self.inner.inner.run)
 
-        return scan_in_chunks(run_some, list(init), list(xs), length, self.size, fission.loop.reverse)
+        return scan_in_chunks(
+            run_some, list(init), list(xs), length, self.size, fission.loop.reverse
+        )
 
     def estimate(self, estimator: Estimator) -> Estimate:
         return self.inner.costs(estimator).estimate(self.size)

@@ -84,7 +84,9 @@ class LoopPlan:
     added_compile_seconds: float | None = None
 
     @staticmethod
-    def fallback(target: Target, loop: Loop | None, *why: str, choice: Choice | None = None) -> LoopPlan:
+    def fallback(
+        target: Target, loop: Loop | None, *why: str, choice: Choice | None = None
+    ) -> LoopPlan:
         """Returns a plan that leaves the loop to `jax.lax.scan`, and says why."""
         return LoopPlan(target, loop, None, "lax.scan", why, choice)
 
@@ -97,18 +99,26 @@ class LoopPlan:
         if known or self.node is None or self.loop is None:
             return self
         try:
-            return replace(self, added_compile_seconds=added_seconds(self.node.run, self.loop, self.differentiated))
+            return replace(
+                self,
+                added_compile_seconds=added_seconds(self.node.run, self.loop, self.differentiated),
+            )
         except Exception:
             return self
 
     @property
     def compilation(self) -> str:
         """How much longer it compiles, in words, and from how many calls on that pays; nothing if that is little."""
-        added, choice = self.added_compile_seconds, self.choice
+        added = self.added_compile_seconds
+        choice = self.choice
         if added is None or added < _NOTICED:
             return ""
         reference = None if choice is None else choice.reference
-        saved = 0.0 if choice is None or reference is None else reference.seconds - choice.chosen.estimate.seconds
+        saved = (
+            0.0
+            if choice is None or reference is None
+            else reference.seconds - choice.chosen.estimate.seconds
+        )
         text = f"compiles about {round(added, 1 if added < 2 else None):g} s longer"
         if saved <= 0:
             return text
@@ -165,20 +175,35 @@ class LoopPlan:
                 values = "1 value" if len(items) == 1 else f"{len(items)} values"
                 lines.append(f"  {title}: {values}, {sum(i.bytes for i in items):,} bytes")
                 lines += [f"    {item}" for item in items[:_SHOWN]] if details else []
-                lines += [f"    and {len(items) - _SHOWN} more"] if details and len(items) > _SHOWN else []
+                lines += (
+                    [f"    and {len(items) - _SHOWN} more"]
+                    if details and len(items) > _SHOWN
+                    else []
+                )
         if self.loop is not None and self.strategy != "chunks":
             before = contractions(self.loop.eqns)
             of = f" (lax.scan: {before})" if before != self.contractions else ""
             lines.append(f"  contractions in the loop: {self.contractions}{of}")
         if self.choice is not None:
             reference = self.choice.reference
-            other = "" if reference in (None, self.choice.chosen.estimate) else f" (lax.scan: {reference.brief()})"
+            other = (
+                ""
+                if reference in (None, self.choice.chosen.estimate)
+                else f" (lax.scan: {reference.brief()})"
+            )
             end = f"; {NOTHING_TO_GAIN}" if NOTHING_TO_GAIN in self.notes else other
             lines.append(f"  estimated: {self.choice.chosen.estimate.brief()}{end}")
             lines += textwrap.indent(str(self.choice), "    ").splitlines() if details else []
         compilation = filter(None, [self.compilation])
-        remarks = (*compilation, *self.notes, *self.description.remarks, *self.description.obstacles)
-        return "\n".join([*lines, *(f"  {remark}" for remark in remarks if remark != NOTHING_TO_GAIN)])
+        remarks = (
+            *compilation,
+            *self.notes,
+            *self.description.remarks,
+            *self.description.obstacles,
+        )
+        return "\n".join(
+            [*lines, *(f"  {remark}" for remark in remarks if remark != NOTHING_TO_GAIN)]
+        )
 
     @property
     def title(self) -> str:

@@ -32,7 +32,9 @@ from jrnn.loops.strategies.candidates import (
 from jrnn.loops.strategies.nodes import Conversion, Split, Steps
 from jrnn.loops.strategies.plan import Target
 
-_ALLOWED_FRACTION = 0.5  # of the bytes of a loop's own arrays, which a candidate may use if the states are small
+_ALLOWED_FRACTION = (
+    0.5  # of the bytes of a loop's own arrays, which a candidate may use if the states are small
+)
 _EFFORT = 2_000  # equations that may be estimated for a loop: bounds the time of lowering
 _SHORT = 5e-8  # seconds of a step in which nothing is called
 _LEAST_GAIN = 0.03  # the part of a loop's time that transposed constants must save
@@ -101,9 +103,13 @@ class Problem:
         """
         self.effort -= len(self.loop.eqns)
         if (key := (moves, contract)) not in self._splits:
-            sums = contract or (dot_smaller_first if self.target.platform == "cpu" else dot_as_written)
+            sums = contract or (
+                dot_smaller_first if self.target.platform == "cpu" else dot_as_written
+            )
             parts = contract is not None
-            self._splits[key] = split(self.loop, moves=moves, facts=self._facts, contract=sums, parts=parts)
+            self._splits[key] = split(
+                self.loop, moves=moves, facts=self._facts, contract=sums, parts=parts
+            )
         return self._splits[key]
 
     def candidate(self, node: Any, label: str = "", min_gain: float | None = None) -> Candidate:
@@ -114,12 +120,15 @@ class Problem:
             label: what it does, in a few words; by default the name of the strategy.
             min_gain: the part of the reference's time that it must save, if that is not the bounds'.
         """
-        cost = self.with_conversions(node.estimate(self.estimator)) if self.is_estimated else _NO_COST
+        cost = (
+            self.with_conversions(node.estimate(self.estimator)) if self.is_estimated else _NO_COST
+        )
         return Candidate(label, cost, node, min_gain=min_gain)
 
     def with_conversions(self, cost: Estimate) -> Estimate:
         """Returns an estimate of the loop with what is computed before and after it for its canonical form."""
-        terms, added_terms = dict(cost.terms), self.conversion_terms
+        terms = dict(cost.terms)
+        added_terms = self.conversion_terms
         terms |= {k: terms.get(k, 0.0) + s for k, s in added_terms.items()}
         return Estimate(cost.seconds + sum(added_terms.values()), cost.memory, tuple(terms.items()))
 
@@ -130,10 +139,14 @@ def reference_of(loop: Loop, target: Target) -> Candidate:
     return Candidate(REFERENCE, cost, Steps(loop))
 
 
-def to_lower(scan: ScanParams, reference: Candidate, target: Target, options: Options, provenance: Provenance) -> Problem:
+def to_lower(
+    scan: ScanParams, reference: Candidate, target: Target, options: Options, provenance: Provenance
+) -> Problem:
     """Returns the problem of a loop that is lowered: its canonical form, and what candidates may use."""
     original = reference.node.loop
-    loop, conversions = canonical(original, target.devices, target.is_estimated and _has_large_products(original))
+    loop, conversions = canonical(
+        original, target.devices, target.is_estimated and _has_large_products(original)
+    )
     bounds = Bounds(options.memory)
     if target.is_estimated:
         if _transposing_may_pay(loop, reference, target.machine):
@@ -146,16 +159,31 @@ def to_lower(scan: ScanParams, reference: Candidate, target: Target, options: Op
         # The forward loop has half of the products of its reverse loop.
         forward_seconds = provenance.of_gradient(loop.reverse) * reference.estimate.seconds / 2
         bounds = Bounds(options.memory, live, avoided, min_gain, forward_seconds, allowance(loop))
-    terms = _conversion_terms(conversions, loop.length, target.machine) if target.is_estimated else {}
+    terms = (
+        _conversion_terms(conversions, loop.length, target.machine) if target.is_estimated else {}
+    )
     return Problem(
-        *(scan, original, loop, conversions, target, options, provenance, reference, bounds, target.is_estimated),
+        *(
+            scan,
+            original,
+            loop,
+            conversions,
+            target,
+            options,
+            provenance,
+            reference,
+            bounds,
+            target.is_estimated,
+        ),
         conversion_terms=terms,
     )
 
 
 def _transposing_may_pay(loop: Loop, reference: Candidate, machine: Machine) -> bool:
     """Returns False if all products of a loop take too small a part of its time."""
-    products = sum(product_seconds(e, None, machine) for e in loop.eqns if e.primitive.name == "dot_general")
+    products = sum(
+        product_seconds(e, None, machine) for e in loop.eqns if e.primitive.name == "dot_general"
+    )
     return jaxprs.extent(loop.length) * products > _LEAST_GAIN * reference.estimate.seconds
 
 
@@ -164,13 +192,18 @@ def _transposing_pays(loop: Loop, transposed: Loop, machine: Machine) -> bool:
     if transposed is loop:
         return False
     fissions = (split(either, moves=Moves()) for either in (loop, transposed))
-    before, after = (Split(f, Steps(f.core)).estimate(Estimator(f.loop, machine)).seconds for f in fissions)
+    before, after = (
+        Split(f, Steps(f.core)).estimate(Estimator(f.loop, machine)).seconds for f in fissions
+    )
     return after < (1 - _LEAST_GAIN) * before
 
 
 def _has_large_products(loop: Loop) -> bool:
     """Returns True if a loop calls products, so that one more loop, of a few elements, takes a small part of its time."""
-    return any(e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT for e in loop.eqns)
+    return any(
+        e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT
+        for e in loop.eqns
+    )
 
 
 def _conversion_terms(conversions: Sequence[Conversion], length: Any, machine: Machine) -> Terms:
@@ -178,8 +211,14 @@ def _conversion_terms(conversions: Sequence[Conversion], length: Any, machine: M
 
     It is that of keys in a loop of their own, and of stacks that are transposed before and after the loop.
     """
-    keys = [dict(Estimator(c.key_loop, machine).whole().terms) for c in conversions if isinstance(c, HoistedKeys)]
-    size = jaxprs.extent(length) * sum(c.transposed_bytes for c in conversions if isinstance(c, AxisOrder))
+    keys = [
+        dict(Estimator(c.key_loop, machine).whole().terms)
+        for c in conversions
+        if isinstance(c, HoistedKeys)
+    ]
+    size = jaxprs.extent(length) * sum(
+        c.transposed_bytes for c in conversions if isinstance(c, AxisOrder)
+    )
     return total(*keys, {"elements": _TRANSPOSING * machine.reading(size, size)})
 
 
@@ -188,11 +227,15 @@ def allowance(loop: Loop) -> float:
     if _has_large_products(loop):
         return SMALL
     stacks = sum(map(jaxprs.nbytes, (*loop.xs, *jaxprs.variables(loop.ys))))
-    own_bytes = jaxprs.extent(loop.length) * stacks + sum(map(jaxprs.nbytes, (*loop.consts, *loop.carry)))
+    own_bytes = jaxprs.extent(loop.length) * stacks + sum(
+        map(jaxprs.nbytes, (*loop.consts, *loop.carry))
+    )
     return min(SMALL, _ALLOWED_FRACTION * own_bytes)
 
 
-def _other_bytes(loop: Loop, options: Options, provenance: Provenance, reference: Estimate) -> tuple[int, int]:
+def _other_bytes(
+    loop: Loop, options: Options, provenance: Provenance, reference: Estimate
+) -> tuple[int, int]:
     """Returns the bytes of the stacks that a reverse loop reads, and those that `jax.lax.scan` would have next to these.
 
     Next to the same stacks, its reverse loop makes gradients of constants at each step. That is more than its forward loop
@@ -207,7 +250,9 @@ def _other_bytes(loop: Loop, options: Options, provenance: Provenance, reference
     # JAX names what the reverse loop computes again. Its own rule would store what the rest of the loop reads of that.
     again = list(filter(is_recomputed, loop.eqns))
     repeated = jaxprs.depends(loop.eqns, loop.xs).intersection(v for e in again for v in e.outvars)
-    read_by_others = {v for e in loop.eqns if not any(v in repeated for v in e.outvars) for v in jaxprs.inputs(e)}
+    read_by_others = {
+        v for e in loop.eqns if not any(v in repeated for v in e.outvars) for v in jaxprs.inputs(e)
+    }
     read = {v for e in again for v in jaxprs.inputs(e)}
     instead = sum(jaxprs.nbytes(v) for v in loop.xs if v in read and v not in read_by_others)
     return live, steps * max(sum(map(jaxprs.nbytes, repeated & read_by_others)) - instead, 0)

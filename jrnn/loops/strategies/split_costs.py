@@ -11,7 +11,9 @@ from jrnn import jaxprs
 from jrnn.loops.costs.estimates import Estimate, Estimator, estimate, total
 from jrnn.loops.passes import Fission
 
-_FIRST_WRITE = 0.5  # the first time that new memory is written takes so many times the time of writing it
+_FIRST_WRITE = (
+    0.5  # the first time that new memory is written takes so many times the time of writing it
+)
 _TRANSPOSING = 3  # a matrix in a cache is transposed in so many times the time of reading it
 
 
@@ -30,23 +32,37 @@ class SplitCosts:
     """
 
     def __init__(self, estimator: Estimator, fission: Fission, inside: Estimate):
-        loop, core = fission.loop, fission.core
-        self.estimator, self.fission, self.inside = estimator, fission, inside
+        loop = fission.loop
+        core = fission.core
+        self.estimator = estimator
+        self.fission = fission
+        self.inside = inside
         read_after = set(jaxprs.free_variables((*fission.sunk_eqns, *fission.sum_eqns)))
         loop_values = {*loop.xs, *jaxprs.variables(loop.ys)}
         totals = {v for e in fission.sum_eqns for v in e.outvars}
         added = {*jaxprs.free_variables(fission.sum_eqns)}
         # What is no contraction or reduction is stacked, and the stack is summed.
-        added |= {v for values in fission.accumulated.values() for v in jaxprs.variables(values) if v not in totals}
+        added |= {
+            v
+            for values in fission.accumulated.values()
+            for v in jaxprs.variables(values)
+            if v not in totals
+        }
         self.before = estimator.part(fission.hoisted_eqns, fission.hoisted_vars, all_steps=True)
         self.after = estimator.part(fission.sunk_eqns, fission.sunk_vars, all_steps=True)
         self.sums = estimator.sums(fission.sum_eqns)
         self.operand_bytes = estimator.sizes(v for v in added if v in estimator.moving)
-        self.stack_bytes = estimator.sizes({*fission.hoisted_vars, *core.ys, *fission.sunk_vars} - loop_values)
-        self.shifted_bytes = estimator.sizes(v for v in core.carry if v in read_after and v not in core.ys)
+        self.stack_bytes = estimator.sizes(
+            {*fission.hoisted_vars, *core.ys, *fission.sunk_vars} - loop_values
+        )
+        self.shifted_bytes = estimator.sizes(
+            v for v in core.carry if v in read_after and v not in core.ys
+        )
         self.own_bytes = estimator.sizes(loop_values)
         self.result_bytes = estimator.sizes(loop.carry[i] for i in fission.accumulated)
-        transposed = {v for e in fission.constant_eqns if e.primitive.name == "transpose" for v in e.outvars}
+        transposed = {
+            v for e in fission.constant_eqns if e.primitive.name == "transpose" for v in e.outvars
+        }
         self.peak_bytes = max(self.before.peak_bytes, self.after.peak_bytes, self.sums.peak_bytes)
         self.transposed_bytes = estimator.sizes(transposed.intersection(core.consts))
         self.all_transposed_bytes = estimator.sizes(transposed)
@@ -65,8 +81,13 @@ class SplitCosts:
         size = n * max(self.per_step(in_chunks), 1)
         terms = [p.terms(machine, steps, size, times) for p in (self.before, self.after)]
         sums = self.sums._replace(read_bytes=self.operand_bytes).terms(machine, steps, size, times)
-        results = times * (machine.writing(self.result_bytes, self.result_bytes) * (1 + 2 * in_chunks))
-        copies = steps * (machine.reading(2 * in_chunks * self.own_bytes, size) + machine.writing(self.shifted_bytes, size))
+        results = times * (
+            machine.writing(self.result_bytes, self.result_bytes) * (1 + 2 * in_chunks)
+        )
+        copies = steps * (
+            machine.reading(2 * in_chunks * self.own_bytes, size)
+            + machine.writing(self.shifted_bytes, size)
+        )
         copies += n * self.stack_bytes * _FIRST_WRITE / machine.write_rate
         transposed_bytes = self.all_transposed_bytes if in_chunks else self.transposed_bytes
         is_near = transposed_bytes <= machine.core_cache_bytes
@@ -75,8 +96,17 @@ class SplitCosts:
             if is_near
             else transposed_bytes / machine.read_rate + transposed_bytes / machine.write_rate
         )
-        other_terms = dict(calls=in_chunks * times * 2 * machine.trip, packing=transposing, stacks=copies + results)
+        other_terms = dict(
+            calls=in_chunks * times * 2 * machine.trip, packing=transposing, stacks=copies + results
+        )
         # What is copied after the loop reuses the memory of the transposed constants.
-        constants = transposed_bytes if in_chunks else max(transposed_bytes - n * self.peak_bytes, 0)
-        memory = n * self.per_step(in_chunks) + self.inside.memory + constants + in_chunks * 2 * self.result_bytes
+        constants = (
+            transposed_bytes if in_chunks else max(transposed_bytes - n * self.peak_bytes, 0)
+        )
+        memory = (
+            n * self.per_step(in_chunks)
+            + self.inside.memory
+            + constants
+            + in_chunks * 2 * self.result_bytes
+        )
         return estimate(total(dict(self.inside.terms), *terms, sums, other_terms), memory)

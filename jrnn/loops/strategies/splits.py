@@ -17,7 +17,14 @@ from jrnn.loops.passes import Moves, gates, join_activations, slice_operands, sp
 from jrnn.loops.passes.fission import is_slice
 from jrnn.loops.strategies import unrolled
 from jrnn.loops.strategies.candidates import Candidate, cheapest
-from jrnn.loops.strategies.nodes import Node, Split, SplitInChunks, Steps, map_leaf, steps_with_wide_sums
+from jrnn.loops.strategies.nodes import (
+    Node,
+    Split,
+    SplitInChunks,
+    Steps,
+    map_leaf,
+    steps_with_wide_sums,
+)
 from jrnn.loops.strategies.problem import Problem
 from jrnn.loops.strategies.split_costs import SplitCosts
 
@@ -53,20 +60,32 @@ class Search:
     """The search among splits of a loop."""
 
     def __init__(self, problem: Problem):
-        self.problem, self.bounds, self.reference = problem, problem.bounds, problem.reference
+        self.problem = problem
+        self.bounds = problem.bounds
+        self.reference = problem.reference
 
     def candidates(self) -> list[Candidate]:
         """Returns splits of the loop: of one kind, of all kinds, and the best selection that the search sees."""
         movable = self.problem.movable
-        named = {"simplify": Moves(), "hoist": Moves(hoist=movable.hoist), "sink": Moves(sink=movable.sink)}
-        named |= {"sum after the loop": Moves(accumulate=movable.accumulate), "all of these": movable}
+        named = {
+            "simplify": Moves(),
+            "hoist": Moves(hoist=movable.hoist),
+            "sink": Moves(sink=movable.sink),
+        }
+        named |= {
+            "sum after the loop": Moves(accumulate=movable.accumulate),
+            "all of these": movable,
+        }
         tried: dict[Moves, Candidate] = {}
         for name, moves in named.items():
             if moves not in tried:
                 tried[moves] = self._candidate(name, moves)
         best = cheapest([self.reference, *tried.values()], self.bounds).chosen.estimate.seconds
         seconds_to_beat = min(best, (1 - self.bounds.min_gain) * self.reference.estimate.seconds)
-        return [*tried.values(), *(self._local_search(tried, movable) if self._core_seconds < seconds_to_beat else [])]
+        return [
+            *tried.values(),
+            *(self._local_search(tried, movable) if self._core_seconds < seconds_to_beat else []),
+        ]
 
     @functools.cached_property
     def _core_seconds(self) -> float:
@@ -80,8 +99,12 @@ class Search:
 
         What its kernels take is estimated too roughly to pay for a loop over chunks.
         """
-        estimator, loop = self.problem.estimator, self.problem.loop
-        large = any(e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT for e in loop.eqns)
+        estimator = self.problem.estimator
+        loop = self.problem.loop
+        large = any(
+            e.primitive.name == "dot_general" and jaxprs.operations(e) >= LARGE_PRODUCT
+            for e in loop.eqns
+        )
         return not large and not estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs))
 
     def beats_every_split(self, candidate: Candidate) -> bool:
@@ -95,18 +118,29 @@ class Search:
         node = Split(fission, Steps(fission.core))
         parts = node.costs(self.problem.estimator)
         costs = {n: self.problem.with_conversions(parts.estimate(n)) for n in self._chunks(parts)}
-        by_chunk = [Candidate(label, cost, node if n is None else SplitInChunks(node, n)) for n, cost in costs.items()]
+        by_chunk = [
+            Candidate(label, cost, node if n is None else SplitInChunks(node, n))
+            for n, cost in costs.items()
+        ]
         fitting = list(filter(self._fits, by_chunk))
-        return min(fitting or by_chunk, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory)
+        return min(
+            fitting or by_chunk, key=lambda c: c.estimate.seconds if fitting else c.estimate.memory
+        )
 
     def _fits(self, candidate: Candidate) -> bool:
-        return candidate.estimate.memory <= self.bounds.max_bytes(self.reference.estimate, candidate.estimate)
+        return candidate.estimate.memory <= self.bounds.max_bytes(
+            self.reference.estimate, candidate.estimate
+        )
 
     def _chunks(self, parts: SplitCosts) -> Iterator[int | None]:
         """Yields numbers of steps to run at a time: all, those of `_CHUNK`, and the most that fit the bound."""
         yield None
         length = self.problem.loop.length
-        if not jaxprs.is_known(length) or parts.per_step(False) * length < _CHUNK // 2 or self._is_of_small_kernels:
+        if (
+            not jaxprs.is_known(length)
+            or parts.per_step(False) * length < _CHUNK // 2
+            or self._is_of_small_kernels
+        ):
             return
         fixed_bytes = parts.estimate(1).memory - parts.per_step(True)
         for max_bytes in (_CHUNK, self.bounds.max_bytes(self.reference.estimate) - fixed_bytes):
@@ -118,7 +152,8 @@ class Search:
     def _local_search(self, tried: dict[Moves, Candidate], movable: Moves) -> list[Candidate]:
         """Adds and removes moves one at a time as long as that gains. Returns the better candidate, if there is one."""
         start = at = min(tried, key=lambda moves: self._rank(tried[moves]))
-        changed, single_moves = True, movable.in_order(self.problem.loop)
+        changed = True
+        single_moves = movable.in_order(self.problem.loop)
         while changed and len(single_moves) > 1:
             changed = False
             for field, v in single_moves:
@@ -130,7 +165,8 @@ class Search:
                     continue
                 tried[moved] = self._candidate("a selection", moved)
                 if self._rank(tried[moved]) < self._rank(tried[at]):
-                    at, changed = moved, True
+                    at = moved
+                    changed = True
         return [tried[at]] if at != start else []
 
     def _rank(self, candidate: Candidate) -> tuple[bool, float]:

@@ -62,4 +62,6 @@ class Strategy:
         """Raises a ScanError if it cannot run a loop."""
         why = self.refusal(split(loop).core) if self.refusal is not None else None
         if why is not None:
-            raise ScanError(f"scan: executor {self.name!r} cannot run this step ({why}); use 'auto' or 'scan'")
+            raise ScanError(
+                f"scan: executor {self.name!r} cannot run this step ({why}); use 'auto' or 'scan'"
+            )

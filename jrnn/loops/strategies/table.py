@@ -19,7 +19,9 @@ from jrnn.loops.strategies.candidates import Candidate
 from jrnn.loops.strategies.problem import Problem
 from jrnn.loops.strategies.strategy import Strategy
 
-AUTO, SCAN = "auto", "scan"  # what leaves the choice to the chooser, and the strategy that every loop has
+# what leaves the choice to the chooser, and the strategy that every loop has
+AUTO = "auto"
+SCAN = "scan"
 _STORES_STATES = {"recompute": "keeps all states, which recompute forbids"}
 _ALL_STEPS_AT_ONCE = {"until": "computes all steps at once, and until stops between them"}
 
@@ -27,7 +29,9 @@ _ALL_STEPS_AT_ONCE = {"until": "computes all steps at once, and until stops betw
 def _solved(call: Any) -> Any:
     from jrnn.loops.newton.api import solve
 
-    observers.notify("newton: all steps at once, so there is no loop to explain; scan_statistics reports what it does")
+    observers.notify(
+        "newton: all steps at once, so there is no loop to explain; scan_statistics reports what it does"
+    )
     return solve(call.step, call.init, call.xs, call.length, call.reverse, call.newton)[0]
 
 
@@ -64,14 +68,26 @@ _ROWS = (
         finish=associative.finish,
     ),
     Strategy("arithmetic", arithmetic.propose, platforms=("cpu",)),
-    Strategy("native", native.propose, platforms=("cpu",), excludes=_ALL_STEPS_AT_ONCE, refusal=kernel.refusal),
+    Strategy(
+        "native",
+        native.propose,
+        platforms=("cpu",),
+        excludes=_ALL_STEPS_AT_ONCE,
+        refusal=kernel.refusal,
+    ),
     Strategy("unrolled", unrolled.propose, platforms=("cpu",)),
     Strategy(SCAN, _by_steps, finish=_finished_steps),
-    Strategy("newton", phase="tracing", excludes=_STORES_STATES | _ALL_STEPS_AT_ONCE, trace=_solved),
+    Strategy(
+        "newton", phase="tracing", excludes=_STORES_STATES | _ALL_STEPS_AT_ONCE, trace=_solved
+    ),
 )
 STRATEGIES = {row.name: row for row in _ROWS}
 # The executors that run a loop as they are asked to, or raise.
-EXECUTORS = (AUTO, SCAN, *(row.name for row in _ROWS if row.refusal is not None or row.trace is not None))
+EXECUTORS = (
+    AUTO,
+    SCAN,
+    *(row.name for row in _ROWS if row.refusal is not None or row.trace is not None),
+)
 
 
 def find(name: Any) -> Strategy | None:
@@ -81,4 +97,6 @@ def find(name: Any) -> Strategy | None:
     if isinstance(name, str) and (name == AUTO or name in STRATEGIES):
         return STRATEGIES.get(name)
     known = (AUTO, *STRATEGIES)
-    raise ScanError(f"scan: there is no executor {name!r}; there are {', '.join(known)}{near(str(name), known)}")
+    raise ScanError(
+        f"scan: there is no executor {name!r}; there are {', '.join(known)}{near(str(name), known)}"
+    )

@@ -31,20 +31,34 @@ from jrnn.loops.strategies.candidates import ELEMENTWISE_MIN_GAIN, Candidate
 from jrnn.loops.strategies.nodes import Split, Steps
 from jrnn.loops.strategies.problem import Problem
 
-_STEPS, _STEPS_WITHIN_LIMIT = 8, 4  # of a trip; the latter where XLA makes one kernel of small trips alone
-_LARGEST = 8  # elements of a value: with 16 a step works on whole vectors, and takes its time for that
+# of a trip; the latter where XLA makes one kernel of small trips alone
+_STEPS = 8
+_STEPS_WITHIN_LIMIT = 4
+_LARGEST = (
+    8  # elements of a value: with 16 a step works on whole vectors, and takes its time for that
+)
 _LONGEST = 400  # equations of a step that is read
-_OPERATIONS = 100  # of a step, with functions as several: longer ones gain little, and take long to compile
+_OPERATIONS = (
+    100  # of a step, with functions as several: longer ones gain little, and take long to compile
+)
 # How many times the estimated bytes XLA may count of a trip. Beyond its limit a loop takes ten times as long.
 _MARGIN = 1.15
 # In cycles of a processor, measured on loops of 16,000 steps with jax 0.12 (scripts/benchmarks/tiny_loops.py).
 _LATENCY = 4.0  # from an operand of an addition, a multiplication or both to the result
 _ISSUE = 0.5  # one operation among others that do not wait for it
-_TRIP, _CARRIED = 3.0, 1.0  # a trip of a loop of one kernel, and each value that it carries through memory
+# a trip of a loop of one kernel, and each value that it carries through memory
+_TRIP = 3.0
+_CARRIED = 1.0
 _OF_ORDER = {1: 1.5, 2: 2.5}  # a step in blocks of one carry, or of two that are the values
-_RESPONSE, _VALUE = 1.0, 0.75  # of others: each value of each input, and each value
-_IN_TILE, _FUNCTION = 0.25, 4.0  # an operation on all steps of a tile, and a function, as so many operations
-_CALL, _POWERS = 4_000.0, 2.0  # once: the call, and each product for the matrices
+# of others: each value of each input, and each value
+_RESPONSE = 1.0
+_VALUE = 0.75
+# an operation on all steps of a tile, and a function, as so many operations
+_IN_TILE = 0.25
+_FUNCTION = 4.0
+# once: the call, and each product for the matrices
+_CALL = 4_000.0
+_POWERS = 2.0
 _CYCLE = 1 / 3.5e9  # seconds
 
 
@@ -62,16 +76,22 @@ class Unrolled:
     size: int
     why: str = ""
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def run(
+        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
         return run_unrolled(self.loop, self.size, consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
-        whole, cycles = Steps(self.loop).estimate(estimator), Cycles(self.loop)
+        whole = Steps(self.loop).estimate(estimator)
+        cycles = Cycles(self.loop)
         ratio = cycles.unrolled(self.size) / cycles.as_it_is
         return estimate({name: seconds * ratio for name, seconds in whole.terms}, whole.memory)
 
     def describe(self) -> Description:
-        return described(self.loop, f"{self.size} steps in one trip of the loop, each after the one before it: {self.why}")
+        return described(
+            self.loop,
+            f"{self.size} steps in one trip of the loop, each after the one before it: {self.why}",
+        )
 
 
 @dataclass(frozen=True)
@@ -84,14 +104,21 @@ class InBlocks:
     def loop(self) -> Loop:
         return self.affine.step.loop
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def run(
+        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
         return self.affine.run(consts, init, xs, length)
 
     def estimate(self, estimator: Estimator) -> Estimate:
-        loop, call, whole = self.loop, self.affine, Steps(self.loop).estimate(estimator)
-        cycles, steps = Cycles(loop), jaxprs.extent(loop.length)
+        loop = self.loop
+        call = self.affine
+        whole = Steps(self.loop).estimate(estimator)
+        cycles = Cycles(loop)
+        steps = jaxprs.extent(loop.length)
         ours = cycles.in_blocks(call)
-        stacks = estimator.sizes({*call.encoded.stacks, *call.outs}.difference(loop.xs, jaxprs.variables(loop.ys)))
+        stacks = estimator.sizes(
+            {*call.encoded.stacks, *call.outs}.difference(loop.xs, jaxprs.variables(loop.ys))
+        )
         if estimator.is_small(loop, estimator.part(loop.eqns, loop.outputs)):
             kernel_terms = {name: seconds * ours / cycles.as_it_is for name, seconds in whole.terms}
         else:
@@ -99,38 +126,58 @@ class InBlocks:
         read = [*call.encoded.stacks, *jaxprs.variables(loop.ys), *call.sums.outer]
         outer = estimator.part(call.outer_eqns, read, all_steps=True)
         memory = whole.memory + steps * (stacks + outer.peak_bytes)
-        return estimate(total(kernel_terms, outer.terms(estimator.machine, steps, memory, 1)), memory)
+        return estimate(
+            total(kernel_terms, outer.terms(estimator.machine, steps, memory, 1)), memory
+        )
 
     def describe(self) -> Description:
-        return described(self.loop, f"one call of the kernel for CPUs, in blocks of {BLOCK} steps: the carry is affine")
+        return described(
+            self.loop,
+            f"one call of the kernel for CPUs, in blocks of {BLOCK} steps: the carry is affine",
+        )
 
 
 def propose(problem: Problem) -> Sequence[Candidate]:
     """Returns candidates for a tiny loop; nothing for others. Of steps in one trip, constants are computed once."""
     if len(problem.loop.eqns) > _LONGEST:
         return ()
-    fission, nodes = problem.split(Moves()), dict[str, Any]()
+    fission = problem.split(Moves())
+    nodes = dict[str, Any]()
     for node in _nodes(problem, fission.core, problem.loop):
         is_in_blocks = isinstance(node, InBlocks)
-        nodes["in blocks" if is_in_blocks else "unrolled"] = node if is_in_blocks else Split(fission, node)
+        nodes["in blocks" if is_in_blocks else "unrolled"] = (
+            node if is_in_blocks else Split(fission, node)
+        )
     return [problem.candidate(node, label, ELEMENTWISE_MIN_GAIN) for label, node in nodes.items()]
 
 
 def of_tiny(problem: Problem, loop: Loop) -> Unrolled | InBlocks | None:
     """Returns the fastest node of a loop, or of a part of one that stays, or None if it is not tiny."""
     costs = [(node, node.estimate(problem.estimator)) for node in _nodes(problem, loop, loop)]
-    reference, bounds = problem.reference.estimate, problem.bounds
-    fitting = [(node, cost.seconds) for node, cost in costs if cost.memory <= bounds.max_bytes(reference, cost)]
+    reference = problem.reference.estimate
+    bounds = problem.bounds
+    fitting = [
+        (node, cost.seconds)
+        for node, cost in costs
+        if cost.memory <= bounds.max_bytes(reference, cost)
+    ]
     return min(fitting, key=lambda pair: pair[1])[0] if fitting else None
 
 
 def _nodes(problem: Problem, core: Loop, whole: Loop) -> list[Unrolled | InBlocks]:
     """Returns the ways to run a tiny loop: the core with several steps in a trip, and the whole loop in blocks."""
-    is_tiny = problem.target.devices == 1 and jaxprs.is_known(whole.length) and _is_over_few_numbers(whole)
+    is_tiny = (
+        problem.target.devices == 1
+        and jaxprs.is_known(whole.length)
+        and _is_over_few_numbers(whole)
+    )
     affine = _affine(problem, whole) if is_tiny else ""
     size = _size(core, problem.estimator) if is_tiny else 0
     why = affine if isinstance(affine, str) else "that is estimated to be faster"
-    nodes = [Unrolled(core, size, why) if size else None, InBlocks(affine) if isinstance(affine, AffineCall) else None]
+    nodes = [
+        Unrolled(core, size, why) if size else None,
+        InBlocks(affine) if isinstance(affine, AffineCall) else None,
+    ]
     return [node for node in nodes if node is not None]
 
 
@@ -158,18 +205,28 @@ def _size(loop: Loop, estimator: Estimator) -> int:
     """Returns the steps of a trip, or 0 for a loop that is not tiny, or would not be one kernel."""
     if sum(map(_operations, loop.eqns)) > _OPERATIONS or _has_predicted_branch(loop):
         return 0
-    size = max(_STEPS if estimator.machine.one_kernel_bytes == math.inf else _STEPS_WITHIN_LIMIT, int(loop.unroll))
+    size = max(
+        _STEPS if estimator.machine.one_kernel_bytes == math.inf else _STEPS_WITHIN_LIMIT,
+        int(loop.unroll),
+    )
     inside = estimator.part(loop.eqns, loop.outputs)
     several = inside._replace(touched_bytes=int(_MARGIN * size * inside.touched_bytes))
     return size if size <= min(2 * _STEPS, loop.length) and estimator.is_small(loop, several) else 0
 
 
 def _is_tiny(eqn: jaxprs.Eqn) -> bool:
-    return primitives.is_cheap(eqn) and not eqn.effects and not any(map(_is_large, (*jaxprs.inputs(eqn), *eqn.outvars)))
+    return (
+        primitives.is_cheap(eqn)
+        and not eqn.effects
+        and not any(map(_is_large, (*jaxprs.inputs(eqn), *eqn.outvars)))
+    )
 
 
 def _is_large(v: Var) -> bool:
-    return jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) or jaxprs.elements(v.aval.shape) > _LARGEST
+    return (
+        jnp.issubdtype(v.aval.dtype, jax.dtypes.extended)
+        or jaxprs.elements(v.aval.shape) > _LARGEST
+    )
 
 
 def _has_predicted_branch(loop: Loop) -> bool:
@@ -178,7 +235,9 @@ def _has_predicted_branch(loop: Loop) -> bool:
     XLA:CPU makes a branch of this in a loop of one step a trip. The processor predicts it, and does not wait for the carry.
     """
     moving = jaxprs.depends(loop.eqns, loop.carry)
-    selections = [e for e in loop.eqns if e.primitive.name == "select_n" and jaxprs.is_in(e.invars[0], moving)]
+    selections = [
+        e for e in loop.eqns if e.primitive.name == "select_n" and jaxprs.is_in(e.invars[0], moving)
+    ]
     return any(not any(jaxprs.is_in(a, moving) for a in e.invars[1:]) for e in selections)
 
 
@@ -200,11 +259,16 @@ class Cycles:
         return max(_LATENCY * self._longest(fused=False), _ISSUE * self.operations) + self.around
 
     def unrolled(self, size: int) -> float:
-        return max(_LATENCY * self._longest(fused=True), _ISSUE * self.operations) + self.around / size
+        return (
+            max(_LATENCY * self._longest(fused=True), _ISSUE * self.operations) + self.around / size
+        )
 
     def in_blocks(self, call: AffineCall) -> float:
-        n, m, values = len(call.step.carries), len(call.step.inputs), len(call.step.values)
-        is_stored, products = call.step.stored != "none", 0
+        n = len(call.step.carries)
+        m = len(call.step.inputs)
+        values = len(call.step.values)
+        is_stored = call.step.stored != "none"
+        products = 0
         core = _OF_ORDER.get(n, 0.0)
         if n > 2 or (n == 2 and not is_stored):
             core = _RESPONSE * m * (values + (not is_stored)) + _VALUE * (values + 1)
@@ -218,15 +282,26 @@ class Cycles:
         Args:
             fused: a product that is only added counts nothing.
         """
-        loop, longest = self.loop, 0.0
-        added = {v for e in loop.eqns if primitives.is_sum(e) for v in jaxprs.inputs(e)} if fused else frozenset[Var]()
+        loop = self.loop
+        longest = 0.0
+        added = (
+            {v for e in loop.eqns if primitives.is_sum(e) for v in jaxprs.inputs(e)}
+            if fused
+            else frozenset[Var]()
+        )
         for group in jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)[0]:
             length = dict.fromkeys((loop.carry[i] for i in group), 0.0)
             for eqn in loop.eqns:
                 before = [length[v] for v in jaxprs.inputs(eqn) if v in length]
                 if before:
                     is_free = eqn.primitive.name == "mul" and eqn.outvars[0] in added
-                    length.update(dict.fromkeys(eqn.outvars, max(before) + (0 if is_free else _operations(eqn))))
-            ends = [length[a] for a in (loop.carry_out[i] for i in group) if jaxprs.is_in(a, length)]
+                    length.update(
+                        dict.fromkeys(
+                            eqn.outvars, max(before) + (0 if is_free else _operations(eqn))
+                        )
+                    )
+            ends = [
+                length[a] for a in (loop.carry_out[i] for i in group) if jaxprs.is_in(a, length)
+            ]
             longest = max(longest, *ends, 0.0)
         return longest

@@ -48,7 +48,9 @@ class Trips:
 CHECKPOINTED = Trips()
 
 
-def run_trips(cond: Callable, body: Callable, constants: Any, state: Any, trips: Trips = CHECKPOINTED) -> Any:
+def run_trips(
+    cond: Callable, body: Callable, constants: Any, state: Any, trips: Trips = CHECKPOINTED
+) -> Any:
     """Runs `state = body(constants, state)` while `cond(constants, state)`, differentiable in constants and state.
 
     Args:
@@ -68,18 +70,28 @@ def run_trips(cond: Callable, body: Callable, constants: Any, state: Any, trips:
     """
     constants, state = jax.tree.map(jnp.asarray, (constants, state))
     if trips.policy == "host":
-        raise ValueError("run_trips: policy 'host' is for `to_jax`; give 'checkpointed', or 'bounded' with a bound")
+        raise ValueError(
+            "run_trips: policy 'host' is for `to_jax`; give 'checkpointed', or 'bounded' with a bound"
+        )
     if trips.policy == "checkpointed":
         return _checkpointed(cond, body, constants, state)
     bound = trips.bound
-    last = while_loop(partial(cond, constants), partial(body, constants), state, max_steps=bound, checkpoints=bound)
+    last = while_loop(
+        partial(cond, constants),
+        partial(body, constants),
+        state,
+        max_steps=bound,
+        checkpoints=bound,
+    )
     jax.debug.callback(partial(_check_ended, bound), cond(constants, last))
     return last
 
 
 def _check_ended(bound: int, goes_on: Any) -> None:
     if goes_on:
-        raise JrnnError(f"run_trips: the loop continues after its bound of {bound} trips; give Trips a larger bound")
+        raise JrnnError(
+            f"run_trips: the loop continues after its bound of {bound} trips; give Trips a larger bound"
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -92,7 +104,9 @@ def _forward(cond, body, constants, state):
         count, s = pair
         return count + 1, body(constants, s)
 
-    count, last = lax.while_loop(lambda pair: cond(constants, pair[1]), counting, (jnp.int32(0), state))
+    count, last = lax.while_loop(
+        lambda pair: cond(constants, pair[1]), counting, (jnp.int32(0), state)
+    )
     return last, (constants, state, count)
 
 
@@ -103,20 +117,26 @@ def _reverse(cond, body, residuals, arriving):
     def trip(state, gradients):
         of_constants, of_state = gradients
         pull = jax.vjp(body, constants, state)[1]
-        more, of_state = map(_without_float0, (constants, state), pull(_as_cotangents(state, of_state)))
+        more, of_state = map(
+            _without_float0, (constants, state), pull(_as_cotangents(state, of_state))
+        )
         return jax.tree.map(jnp.add, of_constants, more), of_state
 
     def trips(levels, first, count, gradients):
         """Pulls the gradients back over `count` trips from a state, with checkpoints of so many levels."""
         if not levels:
-            return lax.fori_loop(0, count, lambda k, gradients: trip(run(first, count - 1 - k), gradients), gradients)
+            return lax.fori_loop(
+                0, count, lambda k, gradients: trip(run(first, count - 1 - k), gradients), gradients
+            )
         stride = -(-count // SLOTS)
         segments = -(-count // jnp.maximum(stride, 1))
         states = _checkpoints(run, first, segments, stride, count)
 
         def segment(k, gradients):
             at = segments - 1 - k
-            state = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, at, 0, keepdims=False), states)
+            state = jax.tree.map(
+                lambda a: lax.dynamic_index_in_dim(a, at, 0, keepdims=False), states
+            )
             return trips(levels - 1, state, jnp.minimum(stride, count - at * stride), gradients)
 
         return lax.fori_loop(0, segments, segment, gradients)
@@ -152,4 +172,6 @@ def _without_float0(like: Any, cotangents: Any) -> Any:
 
 def _as_cotangents(like: Any, gradients: Any) -> Any:
     """Gives leaves without gradients cotangents of dtype float0, as JAX requires."""
-    return jax.tree.map(lambda x, g: g if is_smooth(x) else np.zeros(x.shape, jax.dtypes.float0), like, gradients)
+    return jax.tree.map(
+        lambda x, g: g if is_smooth(x) else np.zeros(x.shape, jax.dtypes.float0), like, gradients
+    )

@@ -28,7 +28,12 @@ _BASE = 16  # the number of segments of a segment, and of steps of the shortest
 
 @tracing.api_boundary
 def while_loop(
-    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, *, max_steps: int, checkpoints: int | None = None
+    cond: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    init: Any,
+    *,
+    max_steps: int,
+    checkpoints: int | None = None,
 ) -> Any:
     """Runs `state = body(state)` while `cond(state)`, at most `max_steps` times, with a reverse-mode gradient.
 
@@ -67,10 +72,14 @@ def while_loop(
 
 def _run(functions: Sequence[Callable], options: tuple[int, int | None], init: Any) -> Any:
     (cond, body), (steps, checkpoints) = functions, options
-    last = jax.eval_shape(lambda state: lax.while_loop(cond, body, state), init)  # raises JAX's errors
+    last = jax.eval_shape(
+        lambda state: lax.while_loop(cond, body, state), init
+    )  # raises JAX's errors
     bounded = functools.partial(_bounded, steps, checkpoints)
     state = promoted(init, last)
-    return early_exit.run(cond, lambda state, _: (body(state), None), state, None, None, steps, False, bounded)[0]
+    return early_exit.run(
+        cond, lambda state, _: (body(state), None), state, None, None, steps, False, bounded
+    )[0]
 
 
 def _count(name: str, value: Any) -> int:
@@ -81,7 +90,9 @@ def _count(name: str, value: Any) -> int:
     return value
 
 
-def _bounded(steps: int, checkpoints: int | None, step: Callable, carried: Any, xs: None) -> tuple[Any, None]:
+def _bounded(
+    steps: int, checkpoints: int | None, step: Callable, carried: Any, xs: None
+) -> tuple[Any, None]:
     """Runs a step of `early_exit.stopping` as nested scans: `steps` steps at most."""
 
     def counting(counted: Any, _: Any) -> tuple[Any, None]:
@@ -96,13 +107,17 @@ def _bounded(steps: int, checkpoints: int | None, step: Callable, carried: Any, 
         inner = jax.checkpoint(functools.partial(segment, pieces[0], pieces[1:]), prevent_cse=False)
 
         def one(counted: Any, _: Any) -> tuple[Any, None]:
-            return lax.cond(any_of_all(counted[1][0]), inner, lambda counted: counted, counted), None
+            return lax.cond(
+                any_of_all(counted[1][0]), inner, lambda counted: counted, counted
+            ), None
 
         return lax.scan(one, counted, None, length=-(-size // pieces[0]))[0]
 
     if checkpoints is not None:
         pieces = [-(-steps // min(checkpoints, steps))]
     else:
-        sizes = itertools.takewhile(lambda size: size < steps, (_BASE**k for k in itertools.count(1)))
+        sizes = itertools.takewhile(
+            lambda size: size < steps, (_BASE**k for k in itertools.count(1))
+        )
         pieces = list(sizes)[::-1]
     return segment(steps, pieces, (jnp.int32(0), carried))[1], None

@@ -16,7 +16,15 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
-from jrnn.jaxprs.jax_internals import Primitive, ad, batching, jaxpr_as_fun, mesh_axes_type, mlir, varying_axes
+from jrnn.jaxprs.jax_internals import (
+    Primitive,
+    ad,
+    batching,
+    jaxpr_as_fun,
+    mesh_axes_type,
+    mlir,
+    varying_axes,
+)
 
 # A branch takes about as long as selecting so many bytes: 2 microseconds.
 _BYTES = 1 << 16
@@ -94,12 +102,17 @@ def _transpose(cotangent: Any, alive: Any, a: Any, b: Any) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [None, cotangent, cotangent]
     nothing = jnp.zeros_like(cotangent)
-    return [None, branch_select_p.bind(alive, cotangent, nothing), branch_select_p.bind(alive, nothing, cotangent)]
+    return [
+        None,
+        branch_select_p.bind(alive, cotangent, nothing),
+        branch_select_p.bind(alive, nothing, cotangent),
+    ]
 
 
 def _batched(args: Sequence[Any], axes: Sequence[Any]) -> tuple[Any, int]:
     size = next(v.shape[axis] for v, axis in zip(args, axes) if axis is not None)
-    alive, of_alive = args[0], axes[0]
+    alive = args[0]
+    of_alive = axes[0]
     a, b = (batching.bdim_at_front(v, axis, size) for v, axis in zip(args[1:], axes[1:]))
     if of_alive is None:
         return branch_select_p.bind(alive, a, b), 0
@@ -139,8 +152,14 @@ class Traced(NamedTuple):
     def __call__(self, carry: Any, x: Any) -> Any:
         """Returns what the step returns: from its trace, if the arguments have the types of the trace."""
         leaves = jax.tree.leaves((carry, x))
-        has_constants = any(map(jaxprs.is_literal, self.closed.jaxpr.outvars))  # Python numbers have weak types
-        if self.has_effects or has_constants or list(map(jax.typeof, leaves)) != list(self.closed.in_avals):
+        has_constants = any(
+            map(jaxprs.is_literal, self.closed.jaxpr.outvars)
+        )  # Python numbers have weak types
+        if (
+            self.has_effects
+            or has_constants
+            or list(map(jax.typeof, leaves)) != list(self.closed.in_avals)
+        ):
             return self.step(carry, x)
         return jax.tree.unflatten(jax.tree.structure(self.out), jaxpr_as_fun(self.closed)(*leaves))
 
@@ -149,14 +168,20 @@ class Traced(NamedTuple):
         program = jaxprs.inlined(self.closed)
         producers = jaxprs.producers(program.eqns)
         pairs = zip(jax.tree.leaves(carry), program.outvars, program.invars)
-        return any(_is_large(leaf) and names & _updates(new, old, producers) for leaf, new, old in pairs)
+        return any(
+            _is_large(leaf) and names & _updates(new, old, producers) for leaf, new, old in pairs
+        )
 
 
 def runs_in_branch(traced: Traced, mask: Any, carry: Any) -> bool:
     """Returns whether a mask decides in a branch whether the step runs. Then nothing moves out of the loop."""
     if traced.has_effects:
         return True
-    return not jnp.ndim(mask) and any(map(_is_large, jax.tree.leaves(carry))) and traced.updates_in_place(carry, _WHOLE)
+    return (
+        not jnp.ndim(mask)
+        and any(map(_is_large, jax.tree.leaves(carry)))
+        and traced.updates_in_place(carry, _WHOLE)
+    )
 
 
 def resets_in_branch(step: Callable, mask: Any, carry: Any, x: Any) -> bool:

@@ -54,7 +54,16 @@ def stopping(continues: Callable, body: Body, placeholder: Any, zeros: Any) -> C
     return step
 
 
-def run(continues: Callable, body: Body, state: Any, xs: Any, ys: Any, steps: Any, reverse: bool, bounded: Callable) -> Any:
+def run(
+    continues: Callable,
+    body: Body,
+    state: Any,
+    xs: Any,
+    ys: Any,
+    steps: Any,
+    reverse: bool,
+    bounded: Callable,
+) -> Any:
     """Runs a loop that stops early: `(state, ys)`.
 
     Args:
@@ -77,7 +86,9 @@ def run(continues: Callable, body: Body, state: Any, xs: Any, ys: Any, steps: An
     body_of, of_body = without_closure(body, state, first(xs))
 
     def parts(of_cond: Any, of_body: Any) -> tuple[Callable, Callable, Any]:
-        zeros = jax.tree.map(lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), ys)
+        zeros = jax.tree.map(
+            lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), ys
+        )
         return functools.partial(condition, of_cond), functools.partial(body_of, of_body), zeros
 
     @jax.custom_jvp
@@ -97,9 +108,13 @@ def run(continues: Callable, body: Body, state: Any, xs: Any, ys: Any, steps: An
     return of_inputs(of_cond, of_body, state, xs)
 
 
-def _run_while(continues: Callable, body: Body, zeros: Any, state: Any, xs: Any, steps: Any, reverse: bool) -> Any:
+def _run_while(
+    continues: Callable, body: Body, zeros: Any, state: Any, xs: Any, steps: Any, reverse: bool
+) -> Any:
     """Runs a loop that stops early as one while loop, which has no reverse-mode derivative: `(state, ys)`."""
-    ys = jax.tree.map(lambda z: like(jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), z), zeros)
+    ys = jax.tree.map(
+        lambda z: like(jnp.zeros((steps, *jnp.shape(z)), jnp.result_type(z)), z), zeros
+    )
 
     def is_running(carried: Any) -> Any:
         k, alive, _, _ = carried
@@ -110,7 +125,8 @@ def _run_while(continues: Callable, body: Body, zeros: Any, state: Any, xs: Any,
         t = steps - 1 - k if reverse else k
         x = jax.tree.map(lambda stack: lax.dynamic_index_in_dim(stack, t, keepdims=False), xs)
         new, y = body(state, x)
-        new, y = select_in_branch(alive, new, state), select_in_branch(alive, y, zeros)
+        new = select_in_branch(alive, new, state)
+        y = select_in_branch(alive, y, zeros)
         ys = jax.tree.map(lambda stack, v: lax.dynamic_update_index_in_dim(stack, v, t, 0), ys, y)
         return k + 1, alive & continues(new), new, ys
 
@@ -123,7 +139,11 @@ def stopped(call: ScanCall, rest: NextStage) -> Results:
     until = call.until
     if until is None or not call.steps:
         return rest(call)
-    last, ys = jax.eval_shape(lambda init, xs: lax.scan(call.step, init, xs, call.length, call.reverse), call.init, call.xs)
+    last, ys = jax.eval_shape(
+        lambda init, xs: lax.scan(call.step, init, xs, call.length, call.reverse),
+        call.init,
+        call.xs,
+    )
     init = promoted(call.init, last)
     y = jax.tree.map(lambda y: jax.eval_shape(lambda v: v[0], y), ys)
     _check_until(jax.eval_shape(until, init), (last, y))
@@ -131,13 +151,17 @@ def stopped(call: ScanCall, rest: NextStage) -> Results:
     def bounded(step: Callable, carry: Any, xs: Any) -> Results:
         return rest(call._replace(step=step, init=carry, xs=xs, until=None))
 
-    return run(lambda carry: ~until(carry), call.step, init, call.xs, y, call.steps, call.reverse, bounded)
+    return run(
+        lambda carry: ~until(carry), call.step, init, call.xs, y, call.steps, call.reverse, bounded
+    )
 
 
 def _check_until(stops: Any, leaves: Any) -> None:
     if not hasattr(stops, "dtype") or stops.dtype != jnp.bool_:
         kind = getattr(stops, "dtype", type(stops).__name__)
-        raise ScanError(f"scan: until must return booleans, but returns {kind}; compare the carry with something")
+        raise ScanError(
+            f"scan: until must return booleans, but returns {kind}; compare the carry with something"
+        )
     for leaf in jax.tree.leaves(leaves):
         if leaf.shape[: len(stops.shape)] != stops.shape:
             raise ScanError(

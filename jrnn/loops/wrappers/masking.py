@@ -34,12 +34,19 @@ def checked_reset_state(reset_state: Any, init: Any, resets: Any) -> Any:
     def one(path: Any, first: Any, new: Any) -> Any:
         if new is None:
             return None
-        name, shape = jax.tree_util.keystr(path), jnp.shape(first)
+        name = jax.tree_util.keystr(path)
+        shape = jnp.shape(first)
         try:
-            new = new if jax.dtypes.issubdtype(jnp.result_type(new), jax.dtypes.extended) else jnp.asarray(new)
+            new = (
+                new
+                if jax.dtypes.issubdtype(jnp.result_type(new), jax.dtypes.extended)
+                else jnp.asarray(new)
+            )
             state = new if new.shape == shape else jnp.broadcast_to(new, shape)
         except (TypeError, ValueError):
-            raise ScanError(f"scan: reset_state{name} cannot be broadcast to the carry's shape {list(shape)}") from None
+            raise ScanError(
+                f"scan: reset_state{name} cannot be broadcast to the carry's shape {list(shape)}"
+            ) from None
         if _rank(new.dtype) > _rank(jnp.result_type(first)):
             carry_dtype = jnp.result_type(first)
             raise ScanError(
@@ -52,7 +59,9 @@ def checked_reset_state(reset_state: Any, init: Any, resets: Any) -> Any:
     except ValueError as e:
         if isinstance(e, ScanError):
             raise
-        raise ScanError(f"scan: reset_state must be a pytree as init, whose leaves may be None: {e}") from None
+        raise ScanError(
+            f"scan: reset_state must be a pytree as init, whose leaves may be None: {e}"
+        ) from None
 
 
 def _rank(dtype: Any) -> int:
@@ -73,16 +82,22 @@ def masked(
     if mask is not None:
         alive = _of_all_steps(mask, "mask", steps)
         if lengths is not None:
-            alive, before_the_end = _aligned(alive, jax.vmap(lambda t: t < lengths)(jnp.arange(steps)))
+            alive, before_the_end = _aligned(
+                alive, jax.vmap(lambda t: t < lengths)(jnp.arange(steps))
+            )
             alive = alive & before_the_end
             if resets is not None:
-                resets, before_the_end = _aligned(_of_all_steps(resets, "resets", steps), before_the_end)
+                resets, before_the_end = _aligned(
+                    _of_all_steps(resets, "resets", steps), before_the_end
+                )
                 resets = resets & before_the_end
-        f, xs = with_mask(f, alive, xs), (alive, xs)
+        f = with_mask(f, alive, xs)
+        xs = (alive, xs)
     if resets is not None:
         f, xs = with_resets(f, first, resets, steps, xs)
     if lengths is not None and mask is None:
-        f, xs = with_lengths(f, lengths, xs), (jnp.arange(steps), xs)
+        f = with_lengths(f, lengths, xs)
+        xs = (jnp.arange(steps), xs)
     return f, xs
 
 
@@ -97,7 +112,9 @@ def checked_masks(lengths: Any, resets: Any, mask: Any, steps: Any) -> tuple[Any
 
 def _of_all_steps(values: jax.Array, name: str, steps: Any) -> jax.Array:
     if values.shape[:1] != (steps,):
-        raise ScanError(f"scan: {name} must be [T, ...] with T = {steps}, but are {list(values.shape)}; put time first")
+        raise ScanError(
+            f"scan: {name} must be [T, ...] with T = {steps}, but are {list(values.shape)}; put time first"
+        )
     return values
 
 
@@ -108,15 +125,22 @@ def _aligned(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _checked_lengths(lengths: Any, steps: Any) -> Any:
-    values, lengths = lengths, _array(lengths, "lengths")
+    values = lengths
+    lengths = _array(lengths, "lengths")
     if lengths.dtype == bool:
-        raise ScanError("scan: lengths must be integers, but are bool; give booleans [T, N] as mask=")
+        raise ScanError(
+            "scan: lengths must be integers, but are bool; give booleans [T, N] as mask="
+        )
     lengths = _checked(lengths, "lengths", int, "integers")
-    known = not any(map(is_traced, jax.tree.leaves(values))) and getattr(values, "is_fully_addressable", True)
+    known = not any(map(is_traced, jax.tree.leaves(values))) and getattr(
+        values, "is_fully_addressable", True
+    )
     if isinstance(steps, int) and known:
         outside = [n for n in np.ravel(values).tolist() if not 0 <= n <= steps]
         if outside:
-            raise ScanError(f"scan: lengths must lie between 0 and T = {steps}, but one is {outside[0]}")
+            raise ScanError(
+                f"scan: lengths must lie between 0 and T = {steps}, but one is {outside[0]}"
+            )
     return lengths
 
 
@@ -124,13 +148,17 @@ def _array(values: Any, name: str) -> jax.Array:
     try:
         return jnp.asarray(values)
     except (TypeError, ValueError, OverflowError) as e:
-        raise ScanError(f"scan: {name} must be an array, but are {values!r:.80}: {e!s:.200}") from None
+        raise ScanError(
+            f"scan: {name} must be an array, but are {values!r:.80}: {e!s:.200}"
+        ) from None
 
 
 def _checked(values: Any, name: str, kind: type, kinds: str) -> Any:
     values = _array(values, name)
     if not jnp.issubdtype(values.dtype, jnp.bool_ if kind is bool else jnp.integer):
-        raise ScanError(f"scan: {name} must be {kinds}, but are {values.dtype}; give {name}.astype({kind.__name__})")
+        raise ScanError(
+            f"scan: {name} must be {kinds}, but are {values.dtype}; give {name}.astype({kind.__name__})"
+        )
     return values
 
 
@@ -145,7 +173,10 @@ def with_lengths(step: Callable, lengths: jax.Array, xs: Any) -> Callable:
         lengths: integers; the shape of every leaf of the carry and of y must begin with the shape of `lengths`.
         xs: the inputs of the scan.
     """
-    spares = [_placeholder(lengths > 0, stack, lambda stack: stack[0], "lengths") for stack in jax.tree.leaves(xs)]
+    spares = [
+        _placeholder(lengths > 0, stack, lambda stack: stack[0], "lengths")
+        for stack in jax.tree.leaves(xs)
+    ]
     masked_step = _masked_step(step, spares, "lengths")
     return lambda carry, timed: masked_step(carry, timed[0] < lengths, timed[1])
 
@@ -168,7 +199,10 @@ def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
         place = first.reshape(1, *first.shape, *[1] * (stack.ndim - 1 - first.ndim))
         return jnp.take_along_axis(stack, place, axis=0)[0]
 
-    spares = [_placeholder(jnp.any(alive, axis=0), stack, at_first, "mask") for stack in jax.tree.leaves(xs)]
+    spares = [
+        _placeholder(jnp.any(alive, axis=0), stack, at_first, "mask")
+        for stack in jax.tree.leaves(xs)
+    ]
     masked_step = _masked_step(step, spares, "mask[0]")
     return lambda carry, masked_x: masked_step(carry, *masked_x)
 
@@ -176,15 +210,24 @@ def with_mask(step: Callable, alive: jax.Array, xs: Any) -> Callable:
 def _masked_step(step: Callable, spares: list[Any], option: str) -> Callable:
     """Returns a step `(carry, alive, x) -> (carry, y)`: where not alive, x is a spare one, and nothing changes."""
 
-    def chosen(step: Callable, alive: jax.Array, carry: Any, x: Any, where: Callable) -> tuple[Any, Any]:
+    def chosen(
+        step: Callable, alive: jax.Array, carry: Any, x: Any, where: Callable
+    ) -> tuple[Any, Any]:
         leaves, tree = jax.tree.flatten(x)
-        live = [v if spare is None else where(alive, v, spare, "input", option) for v, spare in zip(leaves, spares)]
+        live = [
+            v if spare is None else where(alive, v, spare, "input", option)
+            for v, spare in zip(leaves, spares)
+        ]
         out = step(carry, jax.tree.unflatten(tree, live))
         if not _fits(out, carry):
             return out  # `jax.lax.scan` reports it
         new_carry, y = out
-        masked_carry = jax.tree.map(lambda new, old: where(alive, new, old, "carry", option), new_carry, carry)
-        return masked_carry, jax.tree.map(lambda leaf: where(alive, leaf, jnp.zeros_like(leaf), "output", option), y)
+        masked_carry = jax.tree.map(
+            lambda new, old: where(alive, new, old, "carry", option), new_carry, carry
+        )
+        return masked_carry, jax.tree.map(
+            lambda leaf: where(alive, leaf, jnp.zeros_like(leaf), "output", option), y
+        )
 
     def masked_step(carry: Any, alive: jax.Array, x: Any) -> tuple[Any, Any]:
         traced = branches.Traced.of(step, carry, x)
@@ -194,10 +237,14 @@ def _masked_step(step: Callable, spares: list[Any], option: str) -> Callable:
         if traced.has_effects and alive.ndim:
             observers.notify(_CALLED)
         axes = varying_axes(alive)
-        zeros = jax.tree.map(lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), traced.out[1])
+        zeros = jax.tree.map(
+            lambda y: cast(jnp.zeros(y.shape, y.dtype), axes | varying_axes(y)), traced.out[1]
+        )
         return jax.lax.cond(
             any_of_all(alive),
-            lambda carry, x: chosen(step, alive, carry, x, functools.partial(_where, in_branch=True)),
+            lambda carry, x: chosen(
+                step, alive, carry, x, functools.partial(_where, in_branch=True)
+            ),
             lambda carry, x: (carry, zeros),
             carry,
             x,
@@ -206,7 +253,9 @@ def _masked_step(step: Callable, spares: list[Any], option: str) -> Callable:
     return masked_step
 
 
-def with_resets(step: Callable, first: Any, resets: jax.Array, steps: Any, xs: Any) -> tuple[Callable, Any]:
+def with_resets(
+    step: Callable, first: Any, resets: jax.Array, steps: Any, xs: Any
+) -> tuple[Callable, Any]:
     """Returns a step and inputs that set the carry back to `first` before each step where `resets` is True.
 
     Args:
@@ -228,31 +277,48 @@ def with_resets(step: Callable, first: Any, resets: jax.Array, steps: Any, xs: A
             return where(reset, typed, old, "carry", "resets[0]")
 
         def all_fresh(carry: Any, where: Callable = _where) -> Any:
-            return jax.tree.map(functools.partial(fresh, where=where), first, carry, is_leaf=lambda leaf: leaf is None)
+            return jax.tree.map(
+                functools.partial(fresh, where=where),
+                first,
+                carry,
+                is_leaf=lambda leaf: leaf is None,
+            )
 
         if not branches.resets_in_branch(step, reset, carry, x):
             return step(all_fresh(carry), x)
         where = functools.partial(_where, in_branch=True)
-        return step(jax.lax.cond(any_of_all(reset), lambda c: all_fresh(c, where), lambda c: c, carry), x)
+        return step(
+            jax.lax.cond(any_of_all(reset), lambda c: all_fresh(c, where), lambda c: c, carry), x
+        )
 
     return resetting_step, (resets, xs)
 
 
 def _fits(out: Any, carry: Any, promotes: bool = True) -> bool:
     """Returns True if a step returned a pair, and its carry has the old carry's types, or `promotes` weak ones."""
-    if not (isinstance(out, tuple) and len(out) == 2 and jax.tree.structure(out[0]) == jax.tree.structure(carry)):
+    if not (
+        isinstance(out, tuple)
+        and len(out) == 2
+        and jax.tree.structure(out[0]) == jax.tree.structure(carry)
+    ):
         return False
-    pairs = [(new, jax.typeof(old)) for new, old in zip(jax.tree.leaves(out[0]), jax.tree.leaves(carry))]
+    pairs = [
+        (new, jax.typeof(old)) for new, old in zip(jax.tree.leaves(out[0]), jax.tree.leaves(carry))
+    ]
     return all(
-        jnp.shape(new) == old.shape and (jnp.result_type(new) == old.dtype or (promotes and old.weak_type))
+        jnp.shape(new) == old.shape
+        and (jnp.result_type(new) == old.dtype or (promotes and old.weak_type))
         for new, old in pairs
     )
 
 
 def _placeholder(lives: jax.Array, stack: Any, pick: Callable, option: str) -> jax.Array | None:
     """Returns an x of each sequence that counts, or ones if it has none; None if `stack` has no axes of sequences."""
-    steps, shape = jnp.shape(stack)[:1], jnp.shape(stack)[1:]
-    number = jnp.issubdtype(jnp.result_type(stack), jnp.number) or jnp.issubdtype(jnp.result_type(stack), jnp.bool_)
+    steps = jnp.shape(stack)[:1]
+    shape = jnp.shape(stack)[1:]
+    number = jnp.issubdtype(jnp.result_type(stack), jnp.number) or jnp.issubdtype(
+        jnp.result_type(stack), jnp.bool_
+    )
     if steps in ((), (0,)) or shape[: lives.ndim] != lives.shape or not number:
         return None
     picked = pick(jnp.asarray(stack))
@@ -260,7 +326,12 @@ def _placeholder(lives: jax.Array, stack: Any, pick: Callable, option: str) -> j
 
 
 def _where(
-    chosen: jax.Array, then: Any, otherwise: Any, what: str, option: str = "lengths", in_branch: bool = False
+    chosen: jax.Array,
+    then: Any,
+    otherwise: Any,
+    what: str,
+    option: str = "lengths",
+    in_branch: bool = False,
 ) -> jax.Array:
     shape = jnp.shape(then)
     if shape[: chosen.ndim] != chosen.shape:

@@ -48,7 +48,9 @@ class _Call:
     """A call without its arrays: the function by which JAX caches its traces."""
 
     def __init__(self, run: Run, functions: Sequence[Callable], options: Hashable):
-        self._run, self._functions, self._options = run, [_Weak(f) for f in functions], options
+        self._run = run
+        self._functions = [_Weak(f) for f in functions]
+        self._options = options
         # By the structure and the types of the arrays, and JAX's context.
         self.traces: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
 
@@ -113,7 +115,8 @@ def compiled_once(run: Run, functions: Sequence[Callable], options: Any, arrays:
 
 
 def _evaluation(closed: Any) -> Callable:
-    kind, jaxpr = type(closed), weakref.ref(closed.jaxpr)
+    kind = type(closed)
+    jaxpr = weakref.ref(closed.jaxpr)
 
     def scan(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         return jaxpr_as_fun(kind(jaxpr(), consts))(*leaves)

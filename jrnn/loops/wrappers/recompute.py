@@ -26,9 +26,15 @@ def check(recompute: Any) -> None:
     """Raises a ScanError if `recompute` is not a `Recompute`."""
     if recompute is None or (isinstance(recompute, str) and recompute in ("contractions", "sqrt")):
         return
-    if isinstance(recompute, (int, np.integer)) and not isinstance(recompute, bool) and recompute >= 1:
+    if (
+        isinstance(recompute, (int, np.integer))
+        and not isinstance(recompute, bool)
+        and recompute >= 1
+    ):
         return
-    if isinstance(recompute, (list, tuple, set, frozenset)) and all(isinstance(n, str) for n in recompute):
+    if isinstance(recompute, (list, tuple, set, frozenset)) and all(
+        isinstance(n, str) for n in recompute
+    ):
         return
     hint = near(recompute, ("contractions", "sqrt")) if isinstance(recompute, str) else ""
     raise ScanError(
@@ -39,7 +45,11 @@ def check(recompute: Any) -> None:
 
 def hashable(recompute: Any) -> Any:
     """Returns names as a tuple, and other values as they are."""
-    return tuple(sorted(recompute)) if isinstance(recompute, (list, tuple, set, frozenset)) else recompute
+    return (
+        tuple(sorted(recompute))
+        if isinstance(recompute, (list, tuple, set, frozenset))
+        else recompute
+    )
 
 
 def check_memory(memory: Any) -> None:
@@ -53,7 +63,9 @@ def check_memory(memory: Any) -> None:
 
 def check_names(names: Collection[str], eqns: Sequence[Eqn]) -> None:
     """Raises a ScanError if the equations of a step give no value one of the names."""
-    inner = (e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr))
+    inner = (
+        e for eqn in eqns for jaxpr in jaxprs.sub_jaxprs(eqn) for e in jaxprs.all_equations(jaxpr)
+    )
     known = sorted({e.params["name"] for e in (*eqns, *inner) if e.primitive.name == "name"})
     for name in names:
         if name not in known:
@@ -64,7 +76,9 @@ def check_names(names: Collection[str], eqns: Sequence[Eqn]) -> None:
             )
 
 
-def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], available: Collection[Var]) -> set[Var]:
+def not_stored(
+    recompute: str | tuple[str, ...] | None, step: Sequence[Any], available: Collection[Var]
+) -> set[Var]:
     """Returns the values of a step that may not be residuals.
 
     For names, these are the named values, the values that lead to them, and the values that follow from them cheaply.
@@ -92,7 +106,8 @@ def not_stored(recompute: str | tuple[str, ...] | None, step: Sequence[Any], ava
 
 def with_checkpoints(call: ScanCall, rest: NextStage) -> Results:
     """The stage that runs a loop in pieces. The carries between them are residuals, and what the last piece stores."""
-    recompute, steps = call.recompute, call.steps
+    recompute = call.recompute
+    steps = call.steps
     if recompute != "sqrt" and not isinstance(recompute, (int, np.integer)):
         return rest(call)
 

@@ -15,14 +15,29 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.models.config import DecoderKeys, Rope, divides
-from jrnn.models.family import EMPTY, At, Block, Norm, Scoped, Shapes, State, linear, products, under
+from jrnn.models.family import (
+    EMPTY,
+    At,
+    Block,
+    Norm,
+    Scoped,
+    Shapes,
+    State,
+    linear,
+    products,
+    under,
+)
 from jrnn.nn.layers import accumulator
 from jrnn.nn.span import Span, heads, rotate
 
 
 def memory(slots: int, key_heads: int, size: int) -> Shapes:
     """A memory: keys and values, whose slots are next to each other in each head, and the positions of the slots."""
-    return {"keys": (key_heads, slots, size), "values": (key_heads, slots, size), "places": (slots,)}
+    return {
+        "keys": (key_heads, slots, size),
+        "values": (key_heads, slots, size),
+        "places": (slots,),
+    }
 
 
 def attend(
@@ -53,17 +68,27 @@ def attend(
     live = jnp.ones((steps, batch), bool)
     if span.lengths is not None:
         live = jnp.arange(steps)[:, None] < span.lengths[None]
-    given = {"keys": k, "values": v, "places": positions} | ({} if index is None else {"index": index})
-    rows = {name: jnp.swapaxes(leaf, 0, 1).astype(state[name].dtype) for name, leaf in given.items()}
-    pieces = None if span.resets is None else jnp.cumsum(span.resets & live, axis=0, dtype=jnp.int32).T  # [N, T]
+    given = {"keys": k, "values": v, "places": positions} | (
+        {} if index is None else {"index": index}
+    )
+    rows = {
+        name: jnp.swapaxes(leaf, 0, 1).astype(state[name].dtype) for name, leaf in given.items()
+    }
+    pieces = (
+        None if span.resets is None else jnp.cumsum(span.resets & live, axis=0, dtype=jnp.int32).T
+    )  # [N, T]
     after = remember(state, rows, live.T, pieces, window is not None)
     if steps == 1 or (window is None and pieces is None):
-        whole, seen = after, True  # no step writes what an earlier step still has to see
+        # no step writes what an earlier step still has to see
+        whole = after
+        seen = True
     else:
         old = state if choose is None else in_order(state, positions[0])
         rows["places"] = jnp.where(live.T, rows["places"], EMPTY)
         new = {name: jnp.moveaxis(leaf, 1, _axis(name)) for name, leaf in rows.items()}
-        whole = {name: jnp.concatenate([old[name], leaf], axis=_axis(name)) for name, leaf in new.items()}
+        whole = {
+            name: jnp.concatenate([old[name], leaf], axis=_axis(name)) for name, leaf in new.items()
+        }
         pieces = jnp.zeros((batch, steps), jnp.int32) if pieces is None else pieces
         of_piece = jnp.concatenate([jnp.zeros((batch, slots), jnp.int32), pieces], axis=1)
         seen = of_piece[:, None] == pieces[..., None]
@@ -82,10 +107,14 @@ def attend(
     return jnp.swapaxes(y, 0, 1), after
 
 
-def remember(state: State, rows: State, live: jax.Array, pieces: jax.Array | None, wraps: bool) -> State:
+def remember(
+    state: State, rows: State, live: jax.Array, pieces: jax.Array | None, wraps: bool
+) -> State:
     """The memory after the rows [N, T, ...] of live steps; of several texts, `pieces` [N, T], those of the last one."""
     batch, steps = live.shape
-    slots, keep, state = state["places"].shape[1], live, dict(state)
+    slots = state["places"].shape[1]
+    keep = live
+    state = dict(state)
     if pieces is not None and steps:
         state["places"] = jnp.where(pieces[:, -1:] > 0, EMPTY, state["places"])
         keep &= pieces == pieces[:, -1:]
@@ -118,7 +147,9 @@ def in_order(state: State, position: jax.Array) -> State:
     return {name: of(name, leaf) for name, leaf in state.items()}
 
 
-def weighted(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, scale: float | None = None) -> jax.Array:
+def weighted(
+    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, scale: float | None = None
+) -> jax.Array:
     """The softmax of q k scale over the slots that are seen, times v.
 
     `jax.nn.dot_product_attention` has slots before heads, for which XLA:CPU transposes all of the memory at each step.
@@ -132,13 +163,22 @@ def weighted(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, scale: f
     """
     batch, steps, count, size = q.shape
     groups = count // k.shape[1]
-    q = jnp.moveaxis(q.astype(k.dtype).reshape(batch, steps, -1, groups, size), 1, 3)  # [N, K, G, T, C]
+    q = jnp.moveaxis(
+        q.astype(k.dtype).reshape(batch, steps, -1, groups, size), 1, 3
+    )  # [N, K, G, T, C]
     wide = accumulator(k.dtype)
-    products = jnp.einsum("nkrc,nksc->nkrs", q.reshape(*q.shape[:2], -1, size), k, preferred_element_type=wide)
+    products = jnp.einsum(
+        "nkrc,nksc->nkrs", q.reshape(*q.shape[:2], -1, size), k, preferred_element_type=wide
+    )
     products = products.reshape(*q.shape[:4], -1) * (size**-0.5 if scale is None else scale)
     products = jnp.where(seen[:, None, None], products, -0.7 * jnp.finfo(wide).max)
     shares = jax.nn.softmax(products, axis=-1).astype(k.dtype)
-    y = jnp.einsum("nkrs,nksc->nkrc", shares.reshape(*q.shape[:2], groups * steps, -1), v, preferred_element_type=wide)
+    y = jnp.einsum(
+        "nkrs,nksc->nkrc",
+        shares.reshape(*q.shape[:2], groups * steps, -1),
+        v,
+        preferred_element_type=wide,
+    )
     return jnp.moveaxis(y.reshape(q.shape), 3, 1).reshape(batch, steps, count, size)
 
 
@@ -186,11 +226,14 @@ class Attention(Block):
         divides("num_key_value_heads", self.key_heads, "num_attention_heads", self.heads)
 
     def tensors(self) -> Shapes:
-        q, kv = self.heads * self.size, self.key_heads * self.size
+        q = self.heads * self.size
+        kv = self.key_heads * self.size
         rows = {"q_proj": q * (2 if self.gated else 1), "k_proj": kv, "v_proj": kv}
         shapes = products(rows, self.width, self.bias)
         if self.norm is not None:
-            for name, size in zip(self.norms, (q, kv) if self.norm_whole else (self.size, self.size)):
+            for name, size in zip(
+                self.norms, (q, kv) if self.norm_whole else (self.size, self.size)
+            ):
                 shapes |= under(name, {"weight": (size,)})
         return shapes | linear(self.out, self.out_width or self.width, q, bias=self.out_bias)
 
@@ -201,16 +244,28 @@ class Attention(Block):
         q, k, v = (w.linear(at.span, f"{name}_proj", x) for name in "qkv")
         return self.mix(w, q, k, v, state, at)
 
-    def mix(self, w: Scoped, q: jax.Array, k: jax.Array, v: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
+    def mix(
+        self, w: Scoped, q: jax.Array, k: jax.Array, v: jax.Array, state: State, at: At
+    ) -> tuple[jax.Array, State]:
         """From the projections q [T, N, Q C] or [T, N, 2 Q C], k and v [T, N, K C] to the output."""
         gate = None
         if self.gated:
             q, gate = jnp.split(heads(q, self.heads), 2, axis=-1)
             q = q.reshape(*q.shape[:2], -1)
-        q, k = self._normed(w, self.norms[0], q, self.heads), self._normed(w, self.norms[1], k, self.key_heads)
+        q = self._normed(w, self.norms[0], q, self.heads)
+        k = self._normed(w, self.norms[1], k, self.key_heads)
         if self.rope is not None:
             q, k = (rotate(part, at.positions, *self.rope) for part in (q, k))
-        y, after = attend(q, k, heads(v, self.key_heads), state, at.span, at.positions, self.window, scale=self.scale)
+        y, after = attend(
+            q,
+            k,
+            heads(v, self.key_heads),
+            state,
+            at.span,
+            at.positions,
+            self.window,
+            scale=self.scale,
+        )
         y = y if gate is None else y * jax.nn.sigmoid(gate)
         return w.linear(at.span, self.out, y.reshape(*y.shape[:2], -1)), after
 
@@ -219,7 +274,9 @@ class Attention(Block):
         if self.norm is None:
             return heads(x, count)
         own = w.at(name)
-        return heads(self.norm(own, x), count) if self.norm_whole else self.norm(own, heads(x, count))
+        return (
+            heads(self.norm(own, x), count) if self.norm_whole else self.norm(own, heads(x, count))
+        )
 
 
 @dataclass(frozen=True)
@@ -259,11 +316,14 @@ class Latent(Block):
         return max(self.nope + self.shared, self.value)
 
     def tensors(self) -> Shapes:
-        d, key = self.width, self.nope + self.shared
+        d = self.width
+        key = self.nope + self.shared
         if self.query_rank is None:
             shapes = linear("q_proj", self.heads * key, d)
         else:
-            shapes = linear("q_a_proj", self.query_rank, d, bias=self.bias) | linear("q_a_layernorm", self.query_rank)
+            shapes = linear("q_a_proj", self.query_rank, d, bias=self.bias) | linear(
+                "q_a_layernorm", self.query_rank
+            )
             shapes |= linear("q_b_proj", self.heads * key, self.query_rank)
         shapes |= linear("kv_a_proj_with_mqa", self.rank + self.shared, d, bias=self.bias)
         rows = self.heads * (self.nope + self.value)
@@ -277,23 +337,33 @@ class Latent(Block):
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         if self.query_rank is None:
-            query, q = x, w.linear(span, "q_proj", x)
+            query = x
+            q = w.linear(span, "q_proj", x)
         else:
-            query = Norm(self.query_rank, self.epsilon)(w.at("q_a_layernorm"), w.linear(span, "q_a_proj", x))
+            query = Norm(self.query_rank, self.epsilon)(
+                w.at("q_a_layernorm"), w.linear(span, "q_a_proj", x)
+            )
             q = w.linear(span, "q_b_proj", query)
         low, shared = jnp.split(w.linear(span, "kv_a_proj_with_mqa", x), [self.rank], axis=-1)
         low = Norm(self.rank, self.epsilon)(w.at("kv_a_layernorm"), low)
         k, v = jnp.split(heads(w.linear(span, "kv_b_proj", low), self.heads), [self.nope], axis=-1)
-        q, shared = heads(q, self.heads), shared[:, :, None]
+        q = heads(q, self.heads)
+        shared = shared[:, :, None]
         if self.rope is not None:
             q, turned = jnp.split(q, [self.nope], axis=-1)
-            turned, shared = (rotate(paired(part), at.positions, *self.rope) for part in (turned, shared))
+            turned, shared = (
+                rotate(paired(part), at.positions, *self.rope) for part in (turned, shared)
+            )
             q = jnp.concatenate([q, turned], axis=-1)
         shared = jnp.broadcast_to(shared, (*k.shape[:-1], self.shared))
         parts = (q, jnp.concatenate([k, shared], axis=-1), v)
-        q, k, v = (jnp.pad(part, [(0, 0)] * 3 + [(0, self.size - part.shape[-1])]) for part in parts)
+        q, k, v = (
+            jnp.pad(part, [(0, 0)] * 3 + [(0, self.size - part.shape[-1])]) for part in parts
+        )
         scale = (self.nope + self.shared) ** -0.5
-        y, after = attend(q, k, v, state, span, at.positions, scale=scale, **self.choice(w, x, query, at))
+        y, after = attend(
+            q, k, v, state, span, at.positions, scale=scale, **self.choice(w, x, query, at)
+        )
         y = y[..., : self.value]
         y = y if self.gate is None else y * jax.nn.sigmoid(w.linear(span, self.gate, x))[..., None]
         return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), after
@@ -328,33 +398,58 @@ class Indexer:
     tail: bool
 
     def tensors(self) -> Shapes:
-        shapes = linear("wq_b", self.heads * self.size, self.rank) | linear("wk", self.size, self.width)
-        shapes |= linear("k_norm", self.size, bias=True) | linear("weights_proj", self.heads, self.width)
+        shapes = linear("wq_b", self.heads * self.size, self.rank) | linear(
+            "wk", self.size, self.width
+        )
+        shapes |= linear("k_norm", self.size, bias=True) | linear(
+            "weights_proj", self.heads, self.width
+        )
         own = {"ape": (self.pool, self.size), "gate": (self.size, self.width)}
         return shapes | {f"index_kpool_compress_{name}": shape for name, shape in own.items()}
 
     def index(self, w: Scoped, x: jax.Array, at: At) -> jax.Array:
         """What is remembered of each token: its key, and its weights in the key of its pool, [T, N, 2 C]."""
-        key = Norm(self.size, 1e-6, centered=True, bias=True)(w.at("k_norm"), w.linear(at.span, "wk", x))
+        key = Norm(self.size, 1e-6, centered=True, bias=True)(
+            w.at("k_norm"), w.linear(at.span, "wk", x)
+        )
         return jnp.concatenate([key, at.span.linear(x, w["index_kpool_compress_gate"])], axis=-1)
 
     def choose(
-        self, w: Scoped, x: jax.Array, query: jax.Array, at: At, index: jax.Array, places: jax.Array, seen: jax.Array
+        self,
+        w: Scoped,
+        x: jax.Array,
+        query: jax.Array,
+        at: At,
+        index: jax.Array,
+        places: jax.Array,
+        seen: jax.Array,
     ) -> jax.Array:
         """As `attend` wants it. A pool is named by the slot of its last token."""
-        size, count = self.pool, index.shape[1]
-        taps = jnp.stack([jnp.pad(index, [(0, 0), (k, 0), (0, 0)])[:, :count] for k in reversed(range(size))])
+        size = self.pool
+        count = index.shape[1]
+        taps = jnp.stack(
+            [jnp.pad(index, [(0, 0), (k, 0), (0, 0)])[:, :count] for k in reversed(range(size))]
+        )
         keys, shares = jnp.split(taps, 2, axis=-1)  # [P, N, S, C]
-        shares = jax.nn.softmax(shares + w["index_kpool_compress_ape"][:, None, None].astype(keys.dtype), axis=0)
+        shares = jax.nn.softmax(
+            shares + w["index_kpool_compress_ape"][:, None, None].astype(keys.dtype), axis=0
+        )
         q = heads(w.linear(at.span, "wq_b", query), self.heads)
         products = jnp.einsum("tnhc,nsc->tnhs", q, jnp.sum(shares * keys, axis=0)) * self.size**-0.5
         weights = w.linear(at.span, "weights_proj", x) * self.heads**-0.5
         scores = jnp.einsum("tnh,tnhs->nts", weights, jax.nn.relu(products))
         complete = seen & (places % size == size - 1)[:, None]
         best = jax.lax.top_k(jnp.where(complete, scores, -jnp.inf), min(self.pools, count))[1]
-        chosen = complete & jnp.put_along_axis(jnp.zeros_like(seen), best, True, axis=2, inplace=False)
-        ends = jnp.arange(count)[None] + size - 1 - places % size  # of the pool of each token, [N, S]
-        covered = jnp.take_along_axis(chosen, jnp.minimum(ends, count - 1)[:, None], axis=2) & (ends < count)[:, None]
+        chosen = complete & jnp.put_along_axis(
+            jnp.zeros_like(seen), best, True, axis=2, inplace=False
+        )
+        ends = (
+            jnp.arange(count)[None] + size - 1 - places % size
+        )  # of the pool of each token, [N, S]
+        covered = (
+            jnp.take_along_axis(chosen, jnp.minimum(ends, count - 1)[:, None], axis=2)
+            & (ends < count)[:, None]
+        )
         if self.tail:
             covered |= places[:, None] >= ((at.positions.T + 1) // size * size)[..., None]
         return seen & covered
@@ -367,10 +462,14 @@ class Indexed(Latent):
     indexer: Indexer | None = None
 
     def tensors(self) -> Shapes:
-        return super().tensors() | (under("indexer", self.indexer.tensors()) if self.indexer else {})
+        return super().tensors() | (
+            under("indexer", self.indexer.tensors()) if self.indexer else {}
+        )
 
     def holds(self, room: int) -> Shapes:
-        return super().holds(room) | ({"index": (room, 2 * self.indexer.size)} if self.indexer else {})
+        return super().holds(room) | (
+            {"index": (room, 2 * self.indexer.size)} if self.indexer else {}
+        )
 
     def choice(self, w: Scoped, x: jax.Array, query: jax.Array, at: At) -> dict[str, Any]:
         if (indexer := self.indexer) is None:

@@ -13,7 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.models.config import ACTIVATIONS, divides
-from jrnn.models.family import At, Block, Merge, Norm, Scoped, Shapes, State, convolution, linear, products
+from jrnn.models.family import (
+    At,
+    Block,
+    Merge,
+    Norm,
+    Scoped,
+    Shapes,
+    State,
+    convolution,
+    linear,
+    products,
+)
 from jrnn.nn.families.linear_attention import delta, gated_delta
 from jrnn.nn.families.mamba import state_space
 from jrnn.nn.span import Span, along_last, heads, rms_norm, unit_length
@@ -58,14 +69,19 @@ class Delta(Block):
         shapes: Shapes = {"dt_bias": (h,), "A_log": (h,)}
         if self.products == "each":
             rows = {"q_proj": k, "k_proj": k, "v_proj": v, "a_proj": h, "b_proj": h, "g_proj": v}
-            shapes |= {f"{name}_conv1d.weight": (size, 1, self.taps) for name, size in (("q", k), ("k", k), ("v", v))}
-            norm, out = "o_norm", "o_proj"
+            shapes |= {
+                f"{name}_conv1d.weight": (size, 1, self.taps)
+                for name, size in (("q", k), ("k", k), ("v", v))
+            }
+            norm = "o_norm"
+            out = "o_proj"
         else:
             rows = {"in_proj_qkvz": 2 * (k + v), "in_proj_ba": 2 * h}
             if self.products == "together":
                 rows = {"in_proj_qkv": 2 * k + v, "in_proj_z": v, "in_proj_b": h, "in_proj_a": h}
             shapes |= convolution("conv1d", 2 * k + v, self.taps)
-            norm, out = "norm", "out_proj"
+            norm = "norm"
+            out = "out_proj"
         return shapes | products(rows, d) | {f"{norm}.weight": (self.value,)} | linear(out, d, v)
 
     def merged(self) -> dict[str, Merge]:
@@ -82,9 +98,12 @@ class Delta(Block):
             return qkv, *(w.linear(span, f"{name}_proj", x) for name in "gba")
         if self.products == "together":
             return tuple(w.linear(span, f"in_proj_{name}", x) for name in ("qkv", "z", "b", "a"))
-        each, flat = self.value_heads // self.key_heads, (*x.shape[:2], -1)
+        each = self.value_heads // self.key_heads
+        flat = (*x.shape[:2], -1)
         parts = heads(w.linear(span, "in_proj_qkvz", x), self.key_heads)
-        parts = jnp.split(parts, np.cumsum([self.key, self.key, each * self.value]).tolist(), axis=-1)
+        parts = jnp.split(
+            parts, np.cumsum([self.key, self.key, each * self.value]).tolist(), axis=-1
+        )
         q, k, v, z = (part.reshape(flat) for part in parts)
         b, a = jnp.split(heads(w.linear(span, "in_proj_ba", x), self.key_heads), 2, axis=-1)
         return jnp.concatenate([q, k, v], axis=-1), z, b.reshape(flat), a.reshape(flat)
@@ -95,10 +114,15 @@ class Delta(Block):
         qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
         q, k, v = jnp.split(ACTIVATIONS[self.act](qkv), [size, 2 * size], axis=-1)
         each = self.value_heads // self.key_heads
-        q, k = (jnp.repeat(unit_length(heads(part, self.key_heads)), each, axis=-2) for part in (q, k))
-        v, z = heads(v, self.value_heads), heads(z, self.value_heads)
+        q, k = (
+            jnp.repeat(unit_length(heads(part, self.key_heads)), each, axis=-2) for part in (q, k)
+        )
+        v = heads(v, self.value_heads)
+        z = heads(z, self.value_heads)
         beta = jax.nn.sigmoid(b) if self.beta == 1 else self.beta * jax.nn.sigmoid(b)
-        rate = along_last(jnp.exp(w["A_log"].astype(a.dtype)), a) * jax.nn.softplus(a + along_last(w["dt_bias"], a))
+        rate = along_last(jnp.exp(w["A_log"].astype(a.dtype)), a) * jax.nn.softplus(
+            a + along_last(w["dt_bias"], a)
+        )
         S, y = span.scan(gated_delta, state["S"], (q * self.key**-0.5, k, v, beta, jnp.exp(-rate)))
         norm, out = ("o_norm", "o_proj") if self.products == "each" else ("norm", "out_proj")
         y = rms_norm(y, w[f"{norm}.weight"], self.epsilon) * jax.nn.silu(z)
@@ -137,13 +161,18 @@ class Kda(Block):
     out: str = "o_proj"
 
     def tensors(self) -> Shapes:
-        d, inner = self.width, self.heads * self.size
+        d = self.width
+        inner = self.heads * self.size
         rates = (self.heads,) if self.flat else (1, 1, self.heads, 1)
         shapes: Shapes = {"A_log": rates, "dt_bias": (inner,), "o_norm.weight": (self.size,)}
         for name in "qkv":
-            shapes |= linear(f"{name}_proj", inner, d) | convolution(f"{name}_conv1d", inner, self.taps)
+            shapes |= linear(f"{name}_proj", inner, d) | convolution(
+                f"{name}_conv1d", inner, self.taps
+            )
         for name in "fg":
-            low = linear(f"{name}_a_proj", self.size, d) | linear(f"{name}_b_proj", inner, self.size)
+            low = linear(f"{name}_a_proj", self.size, d) | linear(
+                f"{name}_b_proj", inner, self.size
+            )
             shapes |= low if self.low else linear(f"{name}_proj", inner, d)
         return shapes | linear("b_proj", self.heads, d) | linear(self.out, d, inner)
 
@@ -151,13 +180,18 @@ class Kda(Block):
         return {"conv1d.weight": CONVOLUTIONS}
 
     def holds(self, room: int) -> Shapes:
-        return {"conv": (self.taps - 1, 3 * self.heads * self.size), "S": (self.heads, self.size, self.size)}
+        return {
+            "conv": (self.taps - 1, 3 * self.heads * self.size),
+            "S": (self.heads, self.size, self.size),
+        }
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         qkv = jnp.concatenate([w.linear(span, f"{name}_proj", x) for name in "qkv"], axis=-1)
         qkv, conv = w.convolve(span, "conv1d", qkv, state["conv"])
-        q, k, v = (heads(part, self.heads) for part in jnp.split(ACTIVATIONS[self.act](qkv), 3, axis=-1))
+        q, k, v = (
+            heads(part, self.heads) for part in jnp.split(ACTIVATIONS[self.act](qkv), 3, axis=-1)
+        )
 
         def product(name: str) -> jax.Array:
             if not self.low:
@@ -167,11 +201,17 @@ class Kda(Block):
         f = product("f")
         f = heads(f + along_last(w["dt_bias"].astype(f.dtype), f), self.heads)
         rates = jnp.exp(w["A_log"].astype(f.dtype).reshape(1, 1, -1, 1))
-        logs = -rates * jax.nn.softplus(f) if self.bound is None else self.bound * jax.nn.sigmoid(rates * f)
+        logs = (
+            -rates * jax.nn.softplus(f)
+            if self.bound is None
+            else self.bound * jax.nn.sigmoid(rates * f)
+        )
         beta = jax.nn.sigmoid(w.linear(span, "b_proj", x))
         xs = (unit_length(q) * self.size**-0.5, unit_length(k), v, beta, jnp.exp(logs))
         S, y = span.scan(channel_delta, state["S"], xs)
-        y = rms_norm(y, w["o_norm.weight"], self.epsilon) * jax.nn.sigmoid(heads(product("g"), self.heads))
+        y = rms_norm(y, w["o_norm.weight"], self.epsilon) * jax.nn.sigmoid(
+            heads(product("g"), self.heads)
+        )
         return w.linear(span, self.out, y.reshape(*x.shape[:2], -1)), {"conv": conv, "S": S}
 
 
@@ -192,8 +232,13 @@ class Lightning(Block):
     act: str = "silu"
 
     def tensors(self) -> Shapes:
-        d, inner = self.width, self.heads * self.size
-        shapes = linear("qkv_proj", 3 * inner, d) | linear("output_gate", inner, d) | linear("out_proj", d, inner)
+        d = self.width
+        inner = self.heads * self.size
+        shapes = (
+            linear("qkv_proj", 3 * inner, d)
+            | linear("output_gate", inner, d)
+            | linear("out_proj", d, inner)
+        )
         return shapes | {"norm.weight": (inner,)}
 
     def holds(self, room: int) -> Shapes:
@@ -207,4 +252,6 @@ class Lightning(Block):
         decay = jnp.broadcast_to(jnp.asarray(np.exp(-rates), q.dtype)[None, None], q.shape[:3])
         S, y = span.scan(state_space, state["S"], (q, k, v, decay))
         y = Norm(self.heads * self.size, 1e-6)(w.at("norm"), y.reshape(*x.shape[:2], -1))
-        return w.linear(span, "out_proj", jax.nn.sigmoid(w.linear(span, "output_gate", x)) * y), {"S": S}
+        return w.linear(span, "out_proj", jax.nn.sigmoid(w.linear(span, "output_gate", x)) * y), {
+            "S": S
+        }

@@ -42,8 +42,14 @@ class Mlp(Block):
 
     def tensors(self) -> Shapes:
         gate, up, down = self.names
-        rows = {up: self.inner} if not gate else {gate: self.inner, up: 2 * self.inner if gate == up else self.inner}
-        return products(rows, self.width, self.bias) | linear(down, self.width, self.inner, bias=self.bias)
+        rows = (
+            {up: self.inner}
+            if not gate
+            else {gate: self.inner, up: 2 * self.inner if gate == up else self.inner}
+        )
+        return products(rows, self.width, self.bias) | linear(
+            down, self.width, self.inner, bias=self.bias
+        )
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         return self(w, x, at.span), {}
@@ -65,7 +71,8 @@ class Mlp(Block):
             return ACTIVATIONS[self.act](u)
         gate = gate if self.gate_scale == 1 else gate * self.gate_scale
         if self.limit is not None:
-            gate, u = jnp.minimum(gate, self.limit), jnp.clip(u, -self.limit, self.limit)
+            gate = jnp.minimum(gate, self.limit)
+            u = jnp.clip(u, -self.limit, self.limit)
         return ACTIVATIONS[self.act](gate) * u
 
 
@@ -95,22 +102,30 @@ class Router:
 
     def __post_init__(self) -> None:
         if not 1 <= self.chosen <= self.count:
-            raise ConfigError(f"num_experts_per_tok is {self.chosen}; it must lie between 1 and {self.count}")
+            raise ConfigError(
+                f"num_experts_per_tok is {self.chosen}; it must lie between 1 and {self.count}"
+            )
 
     @classmethod
     def of_scores(cls, c: ScoreKeys, bias: str = "gate.e_score_correction_bias") -> Router:
         """The router of DeepSeek-V3: sigmoids, and a bias for the choice alone; from the keys of a config."""
         normalize = 1e-20 if c.norm_topk_prob else None
         given = ("gate", "sigmoid", bias, c.n_group, c.topk_group)
-        return cls(c.num_local_experts, c.num_experts_per_tok, *given, normalize, c.routed_scaling_factor)
+        return cls(
+            c.num_local_experts, c.num_experts_per_tok, *given, normalize, c.routed_scaling_factor
+        )
 
     def tensors(self, width: int) -> Shapes:
-        return linear(self.name, self.count, width) | ({} if self.bias is None else {self.bias: (self.count,)})
+        return linear(self.name, self.count, width) | (
+            {} if self.bias is None else {self.bias: (self.count,)}
+        )
 
     def __call__(self, w: Scoped, tokens: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         """Tokens [M, D] -> weights and experts [M, chosen]."""
         scores = span.linear(tokens, w[f"{self.name}.weight"])
-        scores = jax.nn.softmax(scores, axis=-1) if self.score == "softmax" else jax.nn.sigmoid(scores)
+        scores = (
+            jax.nn.softmax(scores, axis=-1) if self.score == "softmax" else jax.nn.sigmoid(scores)
+        )
         order = scores
         if self.bias is not None:
             order = scores + along_last(w[self.bias].astype(scores.dtype), scores)
@@ -151,7 +166,8 @@ class Experts(Block):
         return inside | {down: (one.width, one.inner)}
 
     def tensors(self) -> Shapes:
-        d, count = self.one.width, self.router.count
+        d = self.one.width
+        count = self.router.count
         shapes = self.router.tensors(d)
         if self.stacked is not None:
             both, down = self.stacked
@@ -165,23 +181,35 @@ class Experts(Block):
 
     def merged(self) -> dict[str, Merge]:
         names = self._each if self.stacked is None else ()
-        return {f"experts.{n}": Merge(tuple(f"experts.{e}.{n}.weight" for e in range(self.router.count))) for n in names}
+        return {
+            f"experts.{n}": Merge(
+                tuple(f"experts.{e}.{n}.weight" for e in range(self.router.count))
+            )
+            for n in names
+        }
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
-        span, tokens = at.span, x.reshape(-1, x.shape[-1])
+        span = at.span
+        tokens = x.reshape(-1, x.shape[-1])
         weights, chosen = self.router(w, tokens, span)
         given = tokens if self.latent is None else w.linear(span, "fc1_latent_proj", tokens)
         y = self._sum(w, given, weights, chosen, span)
-        return (y if self.latent is None else w.linear(span, "fc2_latent_proj", y)).reshape(x.shape), {}
+        return (y if self.latent is None else w.linear(span, "fc2_latent_proj", y)).reshape(
+            x.shape
+        ), {}
 
-    def _sum(self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
+    def _sum(
+        self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span
+    ) -> jax.Array:
         """The weighted sum of the outputs of the chosen experts, [M, D]."""
         if chosen.size <= self.router.count:  # a step: fewer matrices are read than there are
             return self._sorted(w, tokens, weights, chosen, span)
         run = partial(self._sorted, w, span=span), partial(self._in_rooms, w, span=span)
         return jax.lax.platform_dependent(tokens, weights, chosen, default=run[0], cpu=run[1])
 
-    def _in_rooms(self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
+    def _in_rooms(
+        self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span
+    ) -> jax.Array:
         """A CPU computes products of groups as those of all groups with all rows: groups get the same room instead."""
         mean = chosen.size / self.router.count
         room = -(-int(mean + 4 * math.sqrt(mean)) // 16) * 16
@@ -192,46 +220,72 @@ class Experts(Block):
         roomy = partial(self._sorted, w, span=span, room=room)
         return jax.lax.cond(most <= room, roomy, jax.checkpoint(dense), tokens, weights, chosen)
 
-    def _inside(self, product: Callable[[jax.Array, str], jax.Array], x: jax.Array) -> tuple[jax.Array, str]:
+    def _inside(
+        self, product: Callable[[jax.Array, str], jax.Array], x: jax.Array
+    ) -> tuple[jax.Array, str]:
         """What is between the products of experts, and the name of the last one."""
         gate, up, down = (f"experts.{name}" if name else "" for name in self.one.names)
         if self.stacked is None:
             return self.one.inside(product(x, gate) if gate else None, product(x, up)), down
         return self.one.inside(*jnp.split(product(x, self.stacked[0]), 2, axis=-1)), self.stacked[1]
 
-    def _dense(self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span) -> jax.Array:
+    def _dense(
+        self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span
+    ) -> jax.Array:
         """All experts of all tokens."""
 
         def product(x: jax.Array, name: str) -> jax.Array:
             options = {"preferred_element_type": tokens.dtype}
-            return jnp.einsum("md,erd->mer", x.astype(span.dtype), w[name].astype(span.dtype), **options)
+            return jnp.einsum(
+                "md,erd->mer", x.astype(span.dtype), w[name].astype(span.dtype), **options
+            )
 
         y, down = self._inside(product, tokens)
-        shares = jnp.sum(jax.nn.one_hot(chosen, self.router.count, dtype=y.dtype) * weights[..., None], axis=1)
-        y, last = (y * shares[..., None]).astype(span.dtype), w[down].astype(span.dtype)
+        shares = jnp.sum(
+            jax.nn.one_hot(chosen, self.router.count, dtype=y.dtype) * weights[..., None], axis=1
+        )
+        y = (y * shares[..., None]).astype(span.dtype)
+        last = w[down].astype(span.dtype)
         return jnp.einsum("mei,edi->md", y, last, preferred_element_type=tokens.dtype)
 
     def _sorted(
-        self, w: Scoped, tokens: jax.Array, weights: jax.Array, chosen: jax.Array, span: Span, room: int | None = None
+        self,
+        w: Scoped,
+        tokens: jax.Array,
+        weights: jax.Array,
+        chosen: jax.Array,
+        span: Span,
+        room: int | None = None,
     ) -> jax.Array:
         """The tokens of each expert one after the other; `room`: for how many each has room, which must be enough."""
-        each, count = chosen.shape[1], self.router.count
+        each = chosen.shape[1]
+        count = self.router.count
         experts = chosen.reshape(-1)
         order = jnp.argsort(experts)  # the choices of all tokens, sorted by expert
         sizes = jnp.bincount(experts, length=count)
         if room is not None:  # with the number of all choices where there is none
-            places = jnp.arange(len(order)) + (room * jnp.arange(count) - jnp.cumsum(sizes) + sizes)[experts[order]]
+            places = (
+                jnp.arange(len(order))
+                + (room * jnp.arange(count) - jnp.cumsum(sizes) + sizes)[experts[order]]
+            )
             order = jnp.full(count * room, len(order)).at[places].set(order)
         given = tokens.at[order // each].get(mode="fill", fill_value=0)
 
         def product(x: jax.Array, name: str) -> jax.Array:
-            x, wide = x.astype(span.dtype), {"preferred_element_type": tokens.dtype}
+            x = x.astype(span.dtype)
+            wide = {"preferred_element_type": tokens.dtype}
             if room is not None:
                 x = x.reshape(count, room, -1)
-                return jnp.einsum("emc,erc->emr", x, w[name].astype(span.dtype), **wide).reshape(count * room, -1)
+                return jnp.einsum("emc,erc->emr", x, w[name].astype(span.dtype), **wide).reshape(
+                    count * room, -1
+                )
             if len(order) <= count:
-                return jnp.einsum("mc,mrc->mr", x, w[name][experts[order]].astype(span.dtype), **wide)
-            return jax.lax.ragged_dot(x, jnp.swapaxes(w[name], 1, 2).astype(span.dtype), sizes, **wide)
+                return jnp.einsum(
+                    "mc,mrc->mr", x, w[name][experts[order]].astype(span.dtype), **wide
+                )
+            return jax.lax.ragged_dot(
+                x, jnp.swapaxes(w[name], 1, 2).astype(span.dtype), sizes, **wide
+            )
 
         y = product(*self._inside(product, given))
         y = y * weights.reshape(-1).at[order].get(mode="fill", fill_value=0)[:, None]

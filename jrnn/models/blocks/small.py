@@ -13,7 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.models.config import ACTIVATIONS
-from jrnn.models.family import At, Block, Merge, Norm, Scoped, Shapes, State, convolution, linear, products, under
+from jrnn.models.family import (
+    At,
+    Block,
+    Merge,
+    Norm,
+    Scoped,
+    Shapes,
+    State,
+    convolution,
+    linear,
+    products,
+    under,
+)
 from jrnn.nn.span import along_last, heads, rms_norm
 
 
@@ -50,10 +62,15 @@ class MatrixMixing(Block):
     epsilon: float
 
     def holds(self, room: int) -> Shapes:
-        return {"time": (1, self.width), "S": (self.heads, self.key // self.heads, self.value // self.heads)}
+        return {
+            "time": (1, self.width),
+            "S": (self.heads, self.key // self.heads, self.value // self.heads),
+        }
 
     def low_rank(self, name: str, rows: int, rank: int, bias: bool = True) -> Shapes:
-        return linear(f"{name}.lora.0", rank, self.width) | linear(f"{name}.lora.2", rows, rank, bias=bias)
+        return linear(f"{name}.lora.0", rank, self.width) | linear(
+            f"{name}.lora.2", rows, rank, bias=bias
+        )
 
 
 @dataclass(frozen=True)
@@ -75,8 +92,16 @@ class ChannelMixing(Block):
 
     def tensors(self) -> Shapes:
         d = self.width
-        shapes = {self.key[1]: self.shape} | linear(self.key[0], self.inner, d) | linear("value", d, self.inner)
-        return shapes if self.gate is None else shapes | {self.gate[1]: self.shape} | linear(self.gate[0], d, d)
+        shapes = (
+            {self.key[1]: self.shape}
+            | linear(self.key[0], self.inner, d)
+            | linear("value", d, self.inner)
+        )
+        return (
+            shapes
+            if self.gate is None
+            else shapes | {self.gate[1]: self.shape} | linear(self.gate[0], d, d)
+        )
 
     def holds(self, room: int) -> Shapes:
         return {"channel": (1, self.width)}
@@ -89,7 +114,9 @@ class ChannelMixing(Block):
             return w.linear(at.span, name, a + (b - a) * w[share].reshape(1, 1, -1))
 
         y = w.linear(at.span, "value", ACTIVATIONS[self.act](product(*self.key)))
-        return (y if self.gate is None else jax.nn.sigmoid(product(*self.gate)) * y), {"channel": window}
+        return (y if self.gate is None else jax.nn.sigmoid(product(*self.gate)) * y), {
+            "channel": window
+        }
 
 
 class Side(NamedTuple):
@@ -115,25 +142,34 @@ class Both(Block):
     def tensors(self) -> Shapes:
         shapes: Shapes = {}
         for side in self.sides:
-            shapes |= under(side.name, side.part.tensors()) | (linear(side.gate[0], 1, side.gate[1]) if side.gate else {})
+            shapes |= under(side.name, side.part.tensors()) | (
+                linear(side.gate[0], 1, side.gate[1]) if side.gate else {}
+            )
         return shapes
 
     def merged(self) -> dict[str, Merge]:
         merged: dict[str, Merge] = {}
         for side in self.sides:
-            merged |= under(side.name, {key: merge.under(side.name) for key, merge in side.part.merged().items()})
+            merged |= under(
+                side.name,
+                {key: merge.under(side.name) for key, merge in side.part.merged().items()},
+            )
         return merged
 
     def holds(self, room: int) -> Shapes:
         return {key: shape for side in self.sides for key, shape in side.part.holds(room).items()}
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
-        outputs, after = [], {}
+        outputs = []
+        after = {}
         for side in self.sides:
-            y, own = side.part.run(w.at(side.name), x if side.into == 1 else x * side.into, state, at)
+            y, own = side.part.run(
+                w.at(side.name), x if side.into == 1 else x * side.into, state, at
+            )
             y = y if side.out == 1 else y * side.out
             y = y if side.gate is None else y * jax.nn.sigmoid(w.linear(at.span, side.gate[0], x))
-            outputs, after = [*outputs, y], after | own
+            outputs = [*outputs, y]
+            after = after | own
         return sum(outputs[1:], outputs[0]), after
 
 
@@ -155,21 +191,30 @@ class HyperStreams(Both):
     epsilon: float
 
     def tensors(self) -> Shapes:
-        s, norm = self.count, self.sides[0].part
-        own = {"fn": ((2 + s) * s, s * norm.tensors()["weight"][0]), "base": ((2 + s) * s,), "scale": (3,)}
+        s = self.count
+        norm = self.sides[0].part
+        own = {
+            "fn": ((2 + s) * s, s * norm.tensors()["weight"][0]),
+            "base": ((2 + s) * s,),
+            "scale": (3,),
+        }
         return super().tensors() | {f"hc_{self.name}_{key}": shape for key, shape in own.items()}
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         s, streams, (norm, part) = self.count, heads(x, self.count), self.sides
         weights, base, scale = (w[f"hc_{self.name}_{key}"] for key in ("fn", "base", "scale"))
         z = at.span.linear(rms_norm(x, None, norm.part.epsilon), weights)
-        scale = jnp.repeat(scale.astype(z.dtype), np.array([s, s, s * s]), total_repeat_length=(2 + s) * s)
+        scale = jnp.repeat(
+            scale.astype(z.dtype), np.array([s, s, s * s]), total_repeat_length=(2 + s) * s
+        )
         z = z * along_last(scale, z) + along_last(base.astype(z.dtype), z)
         read, write, mix = jnp.split(z, [s, 2 * s], axis=-1)
         mix = self._balanced(jax.nn.softmax(heads(mix, s), axis=-1) + self.epsilon)
         y = jnp.einsum("tns,tnsd->tnd", jax.nn.sigmoid(read) + self.epsilon, streams)
         y, after = part.part.run(w.at(part.name), norm.part(w.at(norm.name), y), state, at)
-        y = 2 * jax.nn.sigmoid(write)[..., None] * y[:, :, None] + jnp.einsum("tnij,tnid->tnjd", mix, streams)
+        y = 2 * jax.nn.sigmoid(write)[..., None] * y[:, :, None] + jnp.einsum(
+            "tnij,tnid->tnjd", mix, streams
+        )
         return y.reshape(x.shape), after
 
     def _balanced(self, mix: jax.Array) -> jax.Array:
@@ -178,7 +223,9 @@ class HyperStreams(Both):
         def divided(m: jax.Array, axis: int) -> jax.Array:
             return m / (jnp.sum(m, axis=axis, keepdims=True) + self.epsilon)
 
-        return jax.lax.fori_loop(1, self.rounds, lambda _, m: divided(divided(m, -1), -2), divided(mix, -2))
+        return jax.lax.fori_loop(
+            1, self.rounds, lambda _, m: divided(divided(m, -1), -2), divided(mix, -2)
+        )
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,16 @@ class Mamba1(Block):
     norms: tuple[str, str, str] | None = None
 
     def tensors(self) -> Shapes:
-        inner, sizes = self.inner, (self.rank, self.states, self.states)
+        inner = self.inner
+        sizes = (self.rank, self.states, self.states)
         shapes = linear("in_proj", 2 * inner, self.width, bias=self.bias)
-        shapes |= convolution("conv1d", inner, self.taps, self.conv_bias) | linear("x_proj", sum(sizes), inner)
-        shapes |= linear("dt_proj", inner, self.rank, bias=True) | {"A_log": (inner, self.states), "D": (inner,)}
+        shapes |= convolution("conv1d", inner, self.taps, self.conv_bias) | linear(
+            "x_proj", sum(sizes), inner
+        )
+        shapes |= linear("dt_proj", inner, self.rank, bias=True) | {
+            "A_log": (inner, self.states),
+            "D": (inner,),
+        }
         shapes |= {f"{name}.weight": (size,) for name, size in zip(self.norms or (), sizes)}
         return shapes | linear("out_proj", self.width, inner, bias=self.bias)
 
@@ -58,9 +64,13 @@ class Mamba1(Block):
         u, gate = jnp.split(w.linear(span, "in_proj", x), 2, axis=-1)
         u, conv = w.convolve(span, "conv1d", u, state["conv"])
         u = ACTIVATIONS[self.act](u)
-        parts = jnp.split(w.linear(span, "x_proj", u), [self.rank, self.rank + self.states], axis=-1)
+        parts = jnp.split(
+            w.linear(span, "x_proj", u), [self.rank, self.rank + self.states], axis=-1
+        )
         if self.epsilon is not None:
-            gains = [None] * 3 if self.norms is None else [w[f"{name}.weight"] for name in self.norms]
+            gains = (
+                [None] * 3 if self.norms is None else [w[f"{name}.weight"] for name in self.norms]
+            )
             parts = [rms_norm(part, gain, self.epsilon) for part, gain in zip(parts, gains)]
         dt, b, by = parts
         dt = jax.nn.softplus(w.linear(span, "dt_proj", dt))
@@ -106,7 +116,14 @@ class Mamba2(Block):
         if c.mamba_d_head not in ("auto", size):
             problem = f"mamba_d_head is {c.mamba_d_head!r}; the inner size {c.inner} and mamba_n_heads make it {size}"
             raise ConfigError(problem)
-        sizes = (c.hidden_size, c.mamba_n_heads, size, c.mamba_d_state, c.mamba_n_groups, c.mamba_d_conv)
+        sizes = (
+            c.hidden_size,
+            c.mamba_n_heads,
+            size,
+            c.mamba_d_state,
+            c.mamba_n_groups,
+            c.mamba_d_conv,
+        )
         given = {"bias": c.mamba_proj_bias, "conv_bias": c.mamba_conv_bias, "act": c.hidden_act}
         return cls(*sizes, **given | {"limit": c.time_step_limit, "epsilon": c.rms_norm_eps} | more)
 
@@ -122,10 +139,13 @@ class Mamba2(Block):
         return self.inner + 2 * self.groups * self.states
 
     def tensors(self) -> Shapes:
-        k, channels = self.heads, self.channels
+        k = self.heads
+        channels = self.channels
         shapes = linear("in_proj", self.inner + channels + k, self.width, bias=self.bias)
         shapes |= convolution("conv1d", channels, self.taps, self.conv_bias)
-        shapes |= {"dt_bias": (k,), "A_log": (k,), "D": (k,)} | ({"norm.weight": (self.inner,)} if self.norm else {})
+        shapes |= {"dt_bias": (k,), "A_log": (k,), "D": (k,)} | (
+            {"norm.weight": (self.inner,)} if self.norm else {}
+        )
         out_bias = self.bias if self.out_bias is None else self.out_bias
         return shapes | linear("out_proj", self.width, self.inner, bias=out_bias)
 
@@ -133,15 +153,25 @@ class Mamba2(Block):
         return {"conv": (self.taps - 1, self.channels), "ssm": (self.heads, self.states, self.size)}
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
-        span, inner, rows = at.span, self.inner, self.groups * self.states
+        span = at.span
+        inner = self.inner
+        rows = self.groups * self.states
         z = w.linear(span, "in_proj", x)
         if self.factors is not None:
-            z = z * along_last(jnp.asarray(np.repeat(self.factors, [inner, inner, rows, rows, self.heads]), z.dtype), z)
+            z = z * along_last(
+                jnp.asarray(
+                    np.repeat(self.factors, [inner, inner, rows, rows, self.heads]), z.dtype
+                ),
+                z,
+            )
         gate, xbc, dt = jnp.split(z, [inner, inner + self.channels], axis=-1)
         xbc, conv = w.convolve(span, "conv1d", xbc, state["conv"])
         u, b, by = jnp.split(ACTIVATIONS[self.act](xbc), [inner, inner + rows], axis=-1)
         u = heads(u, self.heads)
-        b, by = (jnp.repeat(heads(part, self.groups), self.heads // self.groups, axis=-2) for part in (b, by))
+        b, by = (
+            jnp.repeat(heads(part, self.groups), self.heads // self.groups, axis=-2)
+            for part in (b, by)
+        )
         dt = jnp.clip(jax.nn.softplus(dt + along_last(w["dt_bias"], dt)), *self.limit)
         decay = jnp.exp(-along_last(jnp.exp(w["A_log"].astype(dt.dtype)), dt) * dt)
         S, y = span.scan(state_space, state["ssm"], (by, dt[..., None] * b, u, decay))
@@ -153,5 +183,7 @@ class Mamba2(Block):
         if self.norm is None:
             return y * gate
         y = y * gate if self.norm == "after" else y
-        y = rms_norm(heads(y, self.groups), heads(w["norm.weight"], self.groups), self.epsilon).reshape(gate.shape)
+        y = rms_norm(
+            heads(y, self.groups), heads(w["norm.weight"], self.groups), self.epsilon
+        ).reshape(gate.shape)
         return y if self.norm == "after" else y * gate

@@ -13,7 +13,9 @@ from jrnn.models.family import Family
 
 _FILES = (hybrids, linear_attention, mamba, recurrent_gemma, rwkv, xlstm)
 _ALL = (value for file in _FILES for value in vars(file).values() if isinstance(value, Family))
-FAMILIES: dict[str, Family] = {family.name: family for family in sorted(_ALL, key=lambda family: family.name)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in sorted(_ALL, key=lambda family: family.name)
+}
 
 
 def family_of(model_type: Any, where: str) -> Family:

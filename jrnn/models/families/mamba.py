@@ -18,7 +18,20 @@ from jrnn.errors import ConfigError, near
 from jrnn.files import AtLeast, checked
 from jrnn.models.blocks import Attention, Mamba1, Mamba2, Mlp
 from jrnn.models.config import Limit, Mamba2Keys, Rope, divides
-from jrnn.models.family import At, Block, Branch, Decoder, Family, Names, Norm, Scoped, Shapes, State, linear, under
+from jrnn.models.family import (
+    At,
+    Block,
+    Branch,
+    Decoder,
+    Family,
+    Names,
+    Norm,
+    Scoped,
+    Shapes,
+    State,
+    linear,
+    under,
+)
 
 NAMES = Names("backbone.embeddings.weight", "backbone.layers", "backbone.norm_f")
 RENAMED = (("backbone.embedding.", "backbone.embeddings."),)  # in the files of the first releases
@@ -75,7 +88,14 @@ def mamba2(c: Mamba2Config) -> Decoder:
         problem = f"expand times hidden_size is {inner}, but num_heads times head_dim is {c.num_heads * c.head_dim}"
         raise ConfigError(f"{problem}; they must be equal")
     sizes = (c.hidden_size, c.num_heads, c.head_dim, c.state_size, c.n_groups, c.conv_kernel)
-    options = (c.use_bias, None, c.use_conv_bias, c.hidden_act, c.time_step_limit, c.layer_norm_epsilon)
+    options = (
+        c.use_bias,
+        None,
+        c.use_conv_bias,
+        c.hidden_act,
+        c.time_step_limit,
+        c.layer_norm_epsilon,
+    )
     return _blocks(c, Mamba2(*sizes, *options))
 
 
@@ -87,7 +107,12 @@ MAMBA2 = Family("mamba2", Mamba2Config, mamba2, renamed=RENAMED, defaults=SIZES)
 
 
 # Keys of ssm_cfg in the files of mamba_ssm: their names here, and those that say only how to begin training or to compute.
-SSM_KEYS = {"d_state": "state_size", "d_conv": "conv_kernel", "expand": "expand", "bias": "use_bias"}
+SSM_KEYS = {
+    "d_state": "state_size",
+    "d_conv": "conv_kernel",
+    "expand": "expand",
+    "bias": "use_bias",
+}
 SSM_KEYS |= {"conv_bias": "use_conv_bias"}
 SSM = {
     "mamba": (SSM_KEYS | {"dt_rank": "time_step_rank"}, {}),
@@ -96,9 +121,23 @@ SSM = {
         {"d_state": 128, "headdim": 64, "ngroups": 1},
     ),
 }
-SSM_TRAINING = ("dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "A_init_range", "conv_init")
+SSM_TRAINING = (
+    "dt_min",
+    "dt_max",
+    "dt_init",
+    "dt_scale",
+    "dt_init_floor",
+    "A_init_range",
+    "conv_init",
+)
 SSM_TRAINING += ("chunk_size", "use_fast_path", "use_mem_eff_path")
-SSM_ONLY = {"d_ssm": None, "D_has_hdim": False, "rmsnorm": True, "norm_before_gate": False, "activation": "swish"}
+SSM_ONLY = {
+    "d_ssm": None,
+    "D_has_hdim": False,
+    "rmsnorm": True,
+    "norm_before_gate": False,
+    "activation": "swish",
+}
 
 
 def of_mamba_ssm(given: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -111,24 +150,42 @@ def of_mamba_ssm(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     ssm = dict(checked(dict, given.get("ssm_cfg", {}), f"{where}: ssm_cfg", ConfigError))
     kind = {"Mamba1": "mamba", "Mamba2": "mamba2"}.get(layer := ssm.pop("layer", "Mamba1"))
     if kind is None:
-        raise ConfigError(f"{where}: ssm_cfg.layer is {layer!r:.80}; only 'Mamba1' and 'Mamba2' are supported")
-    for name, value in (*only.items(), *((f"ssm_cfg.{name}", value) for name, value in SSM_ONLY.items())):
+        raise ConfigError(
+            f"{where}: ssm_cfg.layer is {layer!r:.80}; only 'Mamba1' and 'Mamba2' are supported"
+        )
+    for name, value in (
+        *only.items(),
+        *((f"ssm_cfg.{name}", value) for name, value in SSM_ONLY.items()),
+    ):
         present = (ssm if "." in name else given).get(name.removeprefix("ssm_cfg."), value)
         if present != value:
             raise ConfigError(f"{where}: {name} is {present!r:.80}; only {value!r} is supported")
     keys, defaults = SSM[kind]
     if unknown := [name for name in ssm if name not in (*keys, *SSM_TRAINING, *SSM_ONLY)]:
-        raise ConfigError(f"{where}: ssm_cfg has the unknown key {unknown[0]!r}{near(unknown[0], keys)}")
+        raise ConfigError(
+            f"{where}: ssm_cfg has the unknown key {unknown[0]!r}{near(unknown[0], keys)}"
+        )
     names = ("d_model", "n_layer", "vocab_size")
-    sizes = {n: checked(Annotated[int, AtLeast(1)], given.get(n), f"{where}: {n}", ConfigError) for n in names}
+    sizes = {
+        n: checked(Annotated[int, AtLeast(1)], given.get(n), f"{where}: {n}", ConfigError)
+        for n in names
+    }
     name = "pad_vocab_size_multiple"
-    multiple = checked(Annotated[int, AtLeast(1)], given.get(name, 8), f"{where}: {name}", ConfigError)
+    multiple = checked(
+        Annotated[int, AtLeast(1)], given.get(name, 8), f"{where}: {name}", ConfigError
+    )
     config = {keys[name]: value for name, value in (defaults | ssm).items() if name in keys}
-    config |= {"model_type": kind, "hidden_size": sizes["d_model"], "num_hidden_layers": sizes["n_layer"]}
+    config |= {
+        "model_type": kind,
+        "hidden_size": sizes["d_model"],
+        "num_hidden_layers": sizes["n_layer"],
+    }
     config |= {"vocab_size": -(-sizes["vocab_size"] // multiple) * multiple}
     config |= {"tie_word_embeddings": given.get("tie_embeddings", True)}
     if kind == "mamba2":
-        size = checked(Annotated[int, AtLeast(1)], config["head_dim"], f"{where}: ssm_cfg.headdim", ConfigError)
+        size = checked(
+            Annotated[int, AtLeast(1)], config["head_dim"], f"{where}: ssm_cfg.headdim", ConfigError
+        )
         expand = checked(float, config.get("expand", 2), f"{where}: ssm_cfg.expand", ConfigError)
         config["num_heads"] = int(expand * sizes["d_model"]) // size
     return config
@@ -177,20 +234,27 @@ class SharedTransformer(Block):
         if not self.here:
             return shapes
         inside: Shapes = {"input_layernorm.weight": (2 * d,), "pre_ff_layernorm.weight": (d,)}
-        inside |= under("self_attn", self.attention.tensors()) | under("feed_forward", self.mlp.tensors())
+        inside |= under("self_attn", self.attention.tensors()) | under(
+            "feed_forward", self.mlp.tensors()
+        )
         for k in self.own:
             name = f"feed_forward.gate_up_proj_adapter_list.{k}"
-            inside |= linear(f"{name}.0", self.rank, d) | linear(f"{name}.1", 2 * self.mlp.inner, self.rank)
+            inside |= linear(f"{name}.0", self.rank, d) | linear(
+                f"{name}.1", 2 * self.mlp.inner, self.rank
+            )
             for letter in "qkv" if self.adapts else "":
                 name = f"self_attn.linear_{letter}_adapter_list.{k}"
-                inside |= linear(f"{name}.0", self.rank, 2 * d) | linear(f"{name}.1", 2 * d, self.rank)
+                inside |= linear(f"{name}.0", self.rank, 2 * d) | linear(
+                    f"{name}.1", 2 * d, self.rank
+                )
         return shapes | under("shared_transformer", inside)
 
     def holds(self, room: int) -> Shapes:
         return self.mamba.holds(room) | self.attention.holds(room)
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
-        span, shared = at.span, Scoped(w.params, self.home)
+        span = at.span
+        shared = Scoped(w.params, self.home)
 
         def adapted(part: str, name: str, adapter: str | None, given: jax.Array) -> jax.Array:
             y = shared.linear(span, f"{part}.{name}", given)
@@ -201,10 +265,17 @@ class SharedTransformer(Block):
 
         both = replace(self.norm, size=2 * self.norm.size)
         y = both(shared.at("input_layernorm"), jnp.concatenate([x, at.embedded], axis=-1))
-        q, k, v = (adapted("self_attn", f"{n}_proj", f"linear_{n}" if self.adapts else None, y) for n in "qkv")
+        q, k, v = (
+            adapted("self_attn", f"{n}_proj", f"linear_{n}" if self.adapts else None, y)
+            for n in "qkv"
+        )
         y, after = self.attention.mix(shared.at("self_attn"), q, k, v, state, at)
         y = self.norm(shared.at("pre_ff_layernorm"), y)
-        y = self.mlp.after(shared.at("feed_forward"), adapted("feed_forward", "gate_up_proj", "gate_up_proj", y), span)
+        y = self.mlp.after(
+            shared.at("feed_forward"),
+            adapted("feed_forward", "gate_up_proj", "gate_up_proj", y),
+            span,
+        )
         y = self.norm(w.at("mamba_decoder.input_layernorm"), x + w.linear(span, "linear", y))
         y, own = self.mamba.run(w.at("mamba_decoder.mamba"), y, state, at)
         return y, after | own
@@ -214,15 +285,21 @@ HYBRIDS = (6, 12, 18, 24, 30, 36, 42, 47, 51)  # of Zamba2-2.7B
 
 
 def zamba2(c: Zamba2Config) -> Decoder:
-    d, count = c.hidden_size, c.num_attention_heads
-    kinds = c.kinds(("linear_attention", "hybrid"), lambda k: "hybrid" if k in HYBRIDS else "linear_attention")
+    d = c.hidden_size
+    count = c.num_attention_heads
+    kinds = c.kinds(
+        ("linear_attention", "hybrid"), lambda k: "hybrid" if k in HYBRIDS else "linear_attention"
+    )
     mamba = Mamba2.of(c, act="silu", limit=(c.time_step_min, float("inf")), epsilon=1e-5)
     head = divides("num_attention_heads", count, "twice hidden_size", 2 * d)
     rope = Rope.of(c, head) if c.use_mem_rope else None
-    attention = Attention(2 * d, count, c.key_heads, head, rope=rope, scale=(head / 2) ** -0.5, out_width=d)
+    attention = Attention(
+        2 * d, count, c.key_heads, head, rope=rope, scale=(head / 2) ** -0.5, out_width=d
+    )
     names = ("gate_up_proj", "gate_up_proj", "down_proj")
     mlp = Mlp(d, c.intermediate_size or 4 * d, c.hidden_act, names, c.mamba_proj_bias)
-    norm, hybrids = Norm(d, c.rms_norm_eps), [k for k, kind in enumerate(kinds) if kind == "hybrid"]
+    norm = Norm(d, c.rms_norm_eps)
+    hybrids = [k for k, kind in enumerate(kinds) if kind == "hybrid"]
     layers: list[tuple[Branch, ...]] = []
     for k, kind in enumerate(kinds):
         if kind == "linear_attention":
@@ -240,8 +317,22 @@ def zamba2(c: Zamba2Config) -> Decoder:
     return Decoder.of(c, layers, norm, names=Names(norm="model.final_layernorm"))
 
 
-SIZES = {"hidden_size": 2560, "num_hidden_layers": 54, "hidden_act": "gelu", "rms_norm_eps": 1e-5, "mamba_n_heads": 8}
+SIZES = {
+    "hidden_size": 2560,
+    "num_hidden_layers": 54,
+    "hidden_act": "gelu",
+    "rms_norm_eps": 1e-5,
+    "mamba_n_heads": 8,
+}
 SIZES |= {"mamba_d_state": 64, "tie_word_embeddings": True}
-ALIASES = {"layers_block_type": "layer_types", "n_mamba_heads": "mamba_n_heads", "mamba_ngroups": "mamba_n_groups"}
-ALIASES |= {"use_conv_bias": "mamba_conv_bias", "add_bias_linear": "mamba_proj_bias", "time_step_limit": ""}
+ALIASES = {
+    "layers_block_type": "layer_types",
+    "n_mamba_heads": "mamba_n_heads",
+    "mamba_ngroups": "mamba_n_groups",
+}
+ALIASES |= {
+    "use_conv_bias": "mamba_conv_bias",
+    "add_bias_linear": "mamba_proj_bias",
+    "time_step_limit": "",
+}
 ZAMBA2 = Family("zamba2", Zamba2Config, zamba2, ALIASES, defaults=SIZES)

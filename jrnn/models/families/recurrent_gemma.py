@@ -39,7 +39,11 @@ class RecurrentGemmaConfig(DecoderKeys):
     attention_window_size: int = 2048
     conv1d_width: int = 4
     logits_soft_cap: float = 30.0
-    block_types: tuple[Literal["recurrent", "attention"], ...] = ("recurrent", "recurrent", "attention")
+    block_types: tuple[Literal["recurrent", "attention"], ...] = (
+        "recurrent",
+        "recurrent",
+        "attention",
+    )
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,17 @@ class Griffin(Block):
     places = True
 
     def tensors(self) -> Shapes:
-        d, r = self.width, self.inner
-        shapes = products({"linear_y": r, "linear_x": r}, d, True) | linear("linear_out", d, r, bias=True)
+        d = self.width
+        r = self.inner
+        shapes = products({"linear_y": r, "linear_x": r}, d, True) | linear(
+            "linear_out", d, r, bias=True
+        )
         shapes |= convolution("conv_1d", r, self.taps, True) | {"rg_lru.recurrent_param": (r,)}
-        gate = (self.heads, divides("num_attention_heads", self.heads, "lru_width", r), r // self.heads)
+        gate = (
+            self.heads,
+            divides("num_attention_heads", self.heads, "lru_width", r),
+            r // self.heads,
+        )
         for name in ("input", "recurrent"):
             shapes |= {f"rg_lru.{name}_gate_weight": gate, f"rg_lru.{name}_gate_bias": gate[:2]}
         return shapes
@@ -98,25 +109,39 @@ def _bounded_sqrt_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
 
 
 def decoder(c: RecurrentGemmaConfig) -> Decoder:
-    d, count = c.hidden_size, c.num_attention_heads
+    d = c.hidden_size
+    count = c.num_attention_heads
     size = d // count
-    window, rope = c.attention_window_size, Rope.of(c, size, 0.5)
+    window = c.attention_window_size
+    rope = Rope.of(c, size, 0.5)
     attention = Attention(d, count, c.key_heads, size, c.attention_bias, True, rope, window=window)
     griffin = Griffin(d, c.lru_width or d, count, c.conv1d_width, c.hidden_act)
     mixers: dict[str, Block] = {"recurrent": griffin, "attention": attention}
     mlp = Mlp(d, c.intermediate_size // 2, c.hidden_act, bias=True)
     kinds = (c.block_types[k % len(c.block_types)] for k in range(c.num_hidden_layers))
     names = ("temporal_pre_norm", "channel_pre_norm")
-    layers = pairs((("temporal_block", mixers[kind]) for kind in kinds), "mlp_block", itertools.repeat(mlp), *names)
+    layers = pairs(
+        (("temporal_block", mixers[kind]) for kind in kinds),
+        "mlp_block",
+        itertools.repeat(mlp),
+        *names,
+    )
     options = {
         "names": Names(norm="model.final_norm"),
-        "embed": lambda x: x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype),  # transformers rounds it to bfloat16
+        "embed": lambda x: (
+            x * jnp.asarray(d**0.5, jnp.bfloat16).astype(x.dtype)
+        ),  # transformers rounds it to bfloat16
         "logits": lambda y: c.logits_soft_cap * jnp.tanh(y / c.logits_soft_cap),
     }
     return Decoder.of(c, layers, Norm(d, c.rms_norm_eps, offset=True), **options)
 
 
-SIZES = {"vocab_size": 256000, "hidden_size": 2560, "intermediate_size": 7680, "num_hidden_layers": 26}
+SIZES = {
+    "vocab_size": 256000,
+    "hidden_size": 2560,
+    "intermediate_size": 7680,
+    "num_hidden_layers": 26,
+}
 SIZES |= {"num_attention_heads": 10, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 ALIASES = {"hidden_activation": "hidden_act"}
 RECURRENT_GEMMA = Family("recurrent_gemma", RecurrentGemmaConfig, decoder, ALIASES, defaults=SIZES)

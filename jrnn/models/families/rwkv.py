@@ -94,21 +94,36 @@ class TimeMixing(Block):
     inner: int
 
     def tensors(self) -> Shapes:
-        d, a, names = self.width, self.inner, ("key", "value", "receptance")
-        shapes: Shapes = {"time_decay": (a,), "time_first": (a,)} | {f"time_mix_{name}": (1, 1, d) for name in names}
+        d = self.width
+        a = self.inner
+        names = ("key", "value", "receptance")
+        shapes: Shapes = {"time_decay": (a,), "time_first": (a,)} | {
+            f"time_mix_{name}": (1, 1, d) for name in names
+        }
         return shapes | products(dict.fromkeys(names, a), d) | linear("output", d, a)
 
     def holds(self, room: int) -> Shapes:
-        return {"sum": (self.inner,), "weight": (self.inner,), "time": (1, self.width), "top": (self.inner,)}
+        return {
+            "sum": (self.inner,),
+            "weight": (self.inner,),
+            "time": (1, self.width),
+            "top": (self.inner,),
+        }
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         names = ("key", "value", "receptance")
-        key, value, r = (w.linear(span, n, earlier + (now - earlier) * w[f"time_mix_{n}"]) for n in names)
+        key, value, r = (
+            w.linear(span, n, earlier + (now - earlier) * w[f"time_mix_{n}"]) for n in names
+        )
         step = wkv(-jnp.exp(w["time_decay"].astype(x.dtype)), w["time_first"].astype(x.dtype))
         start = (state["sum"], state["weight"], state["top"])
-        nothing = (jnp.zeros_like(start[0]), jnp.zeros_like(start[1]), jnp.full_like(start[2], NOTHING))
+        nothing = (
+            jnp.zeros_like(start[0]),
+            jnp.zeros_like(start[1]),
+            jnp.full_like(start[2], NOTHING),
+        )
         (total, weight, top), y = span.scan(step, start, (key, value), nothing)
         y = w.linear(span, "output", jax.nn.sigmoid(r) * y)
         return y, {"time": window, "sum": total, "weight": weight, "top": top}
@@ -124,11 +139,13 @@ def wkv(decay: jax.Array, first: jax.Array) -> Any:
         (total, weight, top), (key, value) = state, at
         now = key + first[None]
         most = jnp.maximum(top, now)
-        past, present = jnp.exp(top - most), jnp.exp(now - most)
+        past = jnp.exp(top - most)
+        present = jnp.exp(now - most)
         y = (past * total + present * value) / (past * weight + present)
         aged = top + decay[None]
         most = jnp.maximum(aged, key)
-        past, present = jnp.exp(aged - most), jnp.exp(key - most)
+        past = jnp.exp(aged - most)
+        present = jnp.exp(key - most)
         return (past * total + present * value, past * weight + present, most), y
 
     return step
@@ -146,8 +163,14 @@ class Time6(MatrixMixing):
         divides("num_heads", self.heads, "the features of values", self.value)
 
     def tensors(self) -> Shapes:
-        d, k, v = self.width, self.key, self.value
-        shapes: Shapes = {"x_bias": (5, d), "bonus": (self.heads, k // self.heads), "x_proj.0.mu": (d,)}
+        d = self.width
+        k = self.key
+        v = self.value
+        shapes: Shapes = {
+            "x_bias": (5, d),
+            "bonus": (self.heads, k // self.heads),
+            "x_proj.0.mu": (d,),
+        }
         shapes |= linear("x_proj.0.linear", 5 * self.rank, d) | linear("x_proj.2", d, 5 * self.rank)
         shapes |= products({f"{name}_proj.linear": k if name in "rk" else v for name in "rkvg"}, d)
         shapes |= self.low_rank("w_proj.linear", k, self.gate_rank) | linear("o_proj", d, v)
@@ -157,9 +180,14 @@ class Time6(MatrixMixing):
         span = at.span
         (earlier, now), window = span.taps(x, state["time"])
         delta = earlier - now
-        shares = jnp.tanh(w.linear(span, "x_proj.0.linear", now + delta * along_last(w["x_proj.0.mu"], now)))
+        shares = jnp.tanh(
+            w.linear(span, "x_proj.0.linear", now + delta * along_last(w["x_proj.0.mu"], now))
+        )
         back = w["x_proj.2.weight"].reshape(self.width, 5, self.rank).astype(x.dtype)
-        shares = jnp.einsum("tnpr,dpr->ptnd", heads(shares, 5), back) + w["x_bias"].astype(x.dtype)[:, None, None]
+        shares = (
+            jnp.einsum("tnpr,dpr->ptnd", heads(shares, 5), back)
+            + w["x_bias"].astype(x.dtype)[:, None, None]
+        )
         mixed = dict(zip("rwkvg", now[None] + delta[None] * shares))
         r, k, v, g = (w.linear(span, f"{name}_proj.linear", mixed[name]) for name in "rkvg")
         decay = jnp.tanh(w.linear(span, "w_proj.linear.lora.0", mixed["w"]))
@@ -168,7 +196,10 @@ class Time6(MatrixMixing):
         S, y = span.scan(decayed, state["S"], (r, k, v, decay))
         gain, bias = (heads(w[f"g_norm.{name}"], self.heads) for name in ("weight", "bias"))
         y = layer_norm(y + bonus(r, k, v, w["bonus"]), gain, bias, self.epsilon)
-        return w.linear(span, "o_proj", y.reshape(g.shape) * jax.nn.silu(g)), {"time": window, "S": S}
+        return w.linear(span, "o_proj", y.reshape(g.shape) * jax.nn.silu(g)), {
+            "time": window,
+            "S": S,
+        }
 
 
 @dataclass(frozen=True)
@@ -184,7 +215,11 @@ class Time7(MatrixMixing):
         shapes: Shapes = {f"x_{name}": (1, 1, d) for name in "rwkvag"} | {"k_k": (d,), "k_a": (d,)}
         shapes |= {"r_k": (self.heads, d // self.heads)} | linear("g_norm", d, bias=True)
         shapes |= products({f"{name}_proj": d for name in "rkvo"}, d)
-        shapes |= self.low_rank("w_lora", d, w) | self.low_rank("a_lora", d, a) | self.low_rank("g_lora", d, g, False)
+        shapes |= (
+            self.low_rank("w_lora", d, w)
+            | self.low_rank("a_lora", d, a)
+            | self.low_rank("g_lora", d, g, False)
+        )
         return shapes if self.first else shapes | self.low_rank("v_lora", d, v)
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
@@ -199,13 +234,25 @@ class Time7(MatrixMixing):
             share = w.linear(span, "v_lora.lora.2", w.linear(span, "v_lora.lora.0", mixed["v"]))
             return v + (at.shared["v"] - v) * jax.nn.sigmoid(share)
 
-        p = {f"W_{name}": w[f"{name}_proj.weight"] for name in "rkv"} | {"rho": w["r_k"].reshape(-1)}
+        p = {f"W_{name}": w[f"{name}_proj.weight"] for name in "rkv"} | {
+            "rho": w["r_k"].reshape(-1)
+        }
         for name in "wag":
-            p |= {f"A_{name}": w[f"{name}_lora.lora.0.weight"], f"B_{name}": w[f"{name}_lora.lora.2.weight"]}
-        named = {"lambda_w": "w_lora.lora.2.bias", "lambda_a": "a_lora.lora.2.bias", "xi": "k_k", "alpha": "k_a"}
+            p |= {
+                f"A_{name}": w[f"{name}_lora.lora.0.weight"],
+                f"B_{name}": w[f"{name}_lora.lora.2.weight"],
+            }
+        named = {
+            "lambda_w": "w_lora.lora.2.bias",
+            "lambda_a": "a_lora.lora.2.bias",
+            "xi": "k_k",
+            "alpha": "k_a",
+        }
         named |= {"norm": "g_norm.weight", "norm_bias": "g_norm.bias"}
         p |= {ours: w[theirs] for ours, theirs in named.items()}
-        y, S = time_mixing(p, mixed, state["S"], span, self.heads, self.epsilon, self.length_epsilon, values)
+        y, S = time_mixing(
+            p, mixed, state["S"], span, self.heads, self.epsilon, self.length_epsilon, values
+        )
         return w.linear(span, "o_proj", y), {"time": window, "S": S}
 
 
@@ -223,25 +270,50 @@ def rwkv4(c: RwkvConfig) -> Decoder:
     layers = []
     for k in range(c.num_hidden_layers):
         own = norm(c.layer_norm_epsilon, k)
-        layer = (Branch("attention", time, "ln1", norm=own), Branch("feed_forward", channel, "ln2", norm=own))
-        layers.append(layer if k else (Branch("pre_ln", norm(c.layer_norm_epsilon, 0), keep=0.0), *layer))
+        layer = (
+            Branch("attention", time, "ln1", norm=own),
+            Branch("feed_forward", channel, "ln2", norm=own),
+        )
+        layers.append(
+            layer if k else (Branch("pre_ln", norm(c.layer_norm_epsilon, 0), keep=0.0), *layer)
+        )
     named = Names("rwkv.embeddings.weight", "rwkv.blocks", "rwkv.ln_out", "head.weight")
-    return Decoder(d, c.vocab_size, tuple(layers), norm(1e-5, c.num_hidden_layers), c.tie_word_embeddings, named)
+    return Decoder(
+        d,
+        c.vocab_size,
+        tuple(layers),
+        norm(1e-5, c.num_hidden_layers),
+        c.tie_word_embeddings,
+        named,
+    )
 
 
-def _decoder(c: MatrixConfig, time: Callable[[int], Block], ratio: float, *products: Any) -> Decoder:
+def _decoder(
+    c: MatrixConfig, time: Callable[[int], Block], ratio: float, *products: Any
+) -> Decoder:
     """`time` gives the time mixing of each layer; `products`: those of the channel mixing."""
-    d, norm = c.hidden_size, Norm(c.hidden_size, c.norm_eps, centered=True, bias=c.norm_bias)
+    d = c.hidden_size
+    norm = Norm(c.hidden_size, c.norm_eps, centered=True, bias=c.norm_bias)
     inner = c.intermediate_size or -(-int(d * (c.hidden_ratio or ratio)) // 32) * 32
     feed = Branch("ffn", ChannelMixing(d, inner, c.hidden_act, *products, (d,)), "ffn_norm")
-    layers: list[tuple[Branch, ...]] = [(Branch("attn", time(k), "attn_norm"), feed) for k in range(c.num_hidden_layers)]
+    layers: list[tuple[Branch, ...]] = [
+        (Branch("attn", time(k), "attn_norm"), feed) for k in range(c.num_hidden_layers)
+    ]
     if c.norm_first:
         layers[0] = (Branch("pre_norm", norm, keep=0.0), *layers[0])
-    return Decoder(d, c.vocab_size, tuple(layers), norm, c.tie_word_embeddings, Names("model.embeddings.weight"))
+    return Decoder(
+        d,
+        c.vocab_size,
+        tuple(layers),
+        norm,
+        c.tie_word_embeddings,
+        Names("model.embeddings.weight"),
+    )
 
 
 def rwkv6(c: Rwkv6Config) -> Decoder:
-    d, sizes = c.hidden_size, (int(c.hidden_size * c.expand_k), int(c.hidden_size * c.expand_v))
+    d = c.hidden_size
+    sizes = (int(c.hidden_size * c.expand_k), int(c.hidden_size * c.expand_v))
     part = Time6(d, c.num_heads or 4, *sizes, c.norm_eps, c.proj_low_rank_dim, c.gate_low_rank_dim)
     products = (("key.linear", "key.mu"), ("receptance.linear", "receptance.mu"))
     return _decoder(c, lambda k: part, 3.5, *products)
@@ -253,12 +325,15 @@ def rwkv7(c: Rwkv7Config) -> Decoder:
     if any(value != d for value in values):
         raise ConfigError(f"value_dim is {c.value_dim!r:.80}; only hidden_size, {d}, is supported")
     size = c.head_dim or divides("num_heads", c.num_heads or 0, "hidden_size", d)
-    count, share = divides("head_dim", size, "hidden_size", d), size / 64
+    count = divides("head_dim", size, "hidden_size", d)
+    share = size / 64
     given = (c.decay_low_rank_dim, c.a_low_rank_dim, c.v_low_rank_dim, c.gate_low_rank_dim)
     factors = (2.5 * share, 2.5 * share, 1.7 * share, 5.0)
     ranks = tuple(rank or max(32, round(f * d**0.5 / 32) * 32) for rank, f in zip(given, factors))
     options = (size * c.norm_eps, ranks, 1e-6 if c.fuse_norm else 1e-24)
-    return _decoder(c, lambda k: Time7(d, count, d, d, *options, first=k == 0), 4.0, ("key", "x_k"), None)
+    return _decoder(
+        c, lambda k: Time7(d, count, d, d, *options, first=k == 0), 4.0, ("key", "x_k"), None
+    )
 
 
 RWKV = Family("rwkv", RwkvConfig, rwkv4)

@@ -14,7 +14,19 @@ import jax.numpy as jnp
 
 from jrnn.models.blocks import Mlp
 from jrnn.models.config import DecoderKeys, divides
-from jrnn.models.family import At, Block, Branch, Decoder, Family, Names, Norm, Scoped, Shapes, State, linear
+from jrnn.models.family import (
+    At,
+    Block,
+    Branch,
+    Decoder,
+    Family,
+    Names,
+    Norm,
+    Scoped,
+    Shapes,
+    State,
+    linear,
+)
 from jrnn.nn.families.xlstm import mlstm
 from jrnn.nn.span import heads, layer_norm
 
@@ -57,17 +69,24 @@ class Mlstm(Block):
         divides("num_heads", self.heads, "the features of values", self.values)
 
     def tensors(self) -> Shapes:
-        d, q, v, k = self.width, self.keys, self.values, self.heads
+        d = self.width
+        q = self.keys
+        v = self.values
+        k = self.heads
         rows = {"q": q, "k": q, "v": v, "ogate_preact": v, "igate_preact": k, "fgate_preact": k}
         if self.fused:
             rows = {"qkv_opreact": 2 * q + 2 * v, "ifgate_preact": 2 * k}
         shapes = linear("multihead_norm", v, bias=self.bias)
         for name, size in rows.items():
-            shapes |= linear(name, size, d, bias=self.bias or (name.endswith("gate_preact") and name[0] in "if"))
+            shapes |= linear(
+                name, size, d, bias=self.bias or (name.endswith("gate_preact") and name[0] in "if")
+            )
         return shapes | linear("out_proj", d, v, bias=self.bias)
 
     def holds(self, room: int) -> Shapes:
-        k, c, v = self.heads, self.keys // self.heads, self.values // self.heads
+        k = self.heads
+        c = self.keys // self.heads
+        v = self.values // self.heads
         return {"S": (k, c, v), "n": (k, c), "m": (k,)}
 
     def run(self, w: Scoped, x: jax.Array, state: State, at: At) -> tuple[jax.Array, State]:
@@ -80,14 +99,23 @@ class Mlstm(Block):
             q, k, v, o = (w.linear(span, name, x) for name in ("q", "k", "v", "ogate_preact"))
             i, f = (w.linear(span, name, x) for name in ("igate_preact", "fgate_preact"))
         q, k, v = (heads(part, self.heads) for part in (q, k, v))
-        i, f = soft_cap(i, self.cap), soft_cap(f, self.cap)
+        i = soft_cap(i, self.cap)
+        f = soft_cap(f, self.cap)
         step = functools.partial(mlstm, epsilon=self.epsilon)
         start = (state["S"], state["n"], state["m"])
-        (S, n, m), y = span.scan(step, start, (q * q.shape[-1] ** -0.5, k, v, i, jax.nn.log_sigmoid(f)))
+        (S, n, m), y = span.scan(
+            step, start, (q * q.shape[-1] ** -0.5, k, v, i, jax.nn.log_sigmoid(f))
+        )
         bias = w.get("multihead_norm.bias")
         gain = heads(w["multihead_norm.weight"], self.heads)
-        y = layer_norm(y, gain, None if bias is None else heads(bias, self.heads), self.norm_epsilon)
-        return w.linear(span, "out_proj", jax.nn.sigmoid(o) * y.reshape(o.shape)), {"S": S, "n": n, "m": m}
+        y = layer_norm(
+            y, gain, None if bias is None else heads(bias, self.heads), self.norm_epsilon
+        )
+        return w.linear(span, "out_proj", jax.nn.sigmoid(o) * y.reshape(o.shape)), {
+            "S": S,
+            "n": n,
+            "m": m,
+        }
 
 
 def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
@@ -101,12 +129,23 @@ def decoder(c: XLSTMConfig) -> Decoder:
     sizes = (d, c.num_heads, int(d * c.qk_dim_factor), int(d * c.v_dim_factor))
     mixer = Mlstm(*sizes, c.use_bias, fused, c.eps, c.rms_norm_eps, c.gate_soft_cap)
     names = ("proj_up_gate_z", "proj_up_gate_z") if fused else ("proj_up_gate", "proj_up")
-    ffn, norm = Mlp(d, c.inner, names=(*names, "proj_down"), bias=c.use_bias), Norm(d, c.rms_norm_eps, bias=c.use_bias)
-    layer = (Branch("mlstm_layer", mixer, "norm_mlstm", norm=norm), Branch("ffn", ffn, "norm_ffn", norm=norm))
+    ffn = Mlp(d, c.inner, names=(*names, "proj_down"), bias=c.use_bias)
+    norm = Norm(d, c.rms_norm_eps, bias=c.use_bias)
+    layer = (
+        Branch("mlstm_layer", mixer, "norm_mlstm", norm=norm),
+        Branch("ffn", ffn, "norm_ffn", norm=norm),
+    )
     named = Names("backbone.embeddings.weight", "backbone.blocks", "backbone.out_norm")
     layers = (layer,) * c.num_hidden_layers
     return Decoder.of(c, layers, names=named, logits=lambda y: soft_cap(y, c.output_logit_soft_cap))
 
 
 ALIASES = {"norm_eps": "rms_norm_eps"}
-XLSTM = Family("xlstm", XLSTMConfig, decoder, ALIASES, only={"add_out_norm": (True,)}, defaults={"vocab_size": 50304})
+XLSTM = Family(
+    "xlstm",
+    XLSTMConfig,
+    decoder,
+    ALIASES,
+    only={"add_out_norm": (True,)},
+    defaults={"vocab_size": 50304},
+)

@@ -54,4 +54,6 @@ from jrnn.nets.cells.wrappers import RecurrentDropoutCell as RecurrentDropoutCel
 from jrnn.nets.cells.wrappers import StackedCell as StackedCell
 from jrnn.nets.cells.wrappers import ZoneoutCell as ZoneoutCell
 
-__all__ = sorted(n for n, v in globals().items() if not n.startswith("_") and not isinstance(v, types.ModuleType))
+__all__ = sorted(
+    n for n, v in globals().items() if not n.startswith("_") and not isinstance(v, types.ModuleType)
+)

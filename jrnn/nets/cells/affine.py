@@ -68,7 +68,12 @@ class MinimalFamily(HiddenCell):
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         refuse_products(at, type(self).__name__)
         (before,) = previous
-        of_input = dict(zip(self.gates, b.op("Split", [at.input], [f"input_t_{gate}" for gate in self.gates], axis=2)))
+        of_input = dict(
+            zip(
+                self.gates,
+                b.op("Split", [at.input], [f"input_t_{gate}" for gate in self.gates], axis=2),
+            )
+        )
         share = self.share(b, of_input)
         change = b.op("Sub", [of_input["candidate"], before], "change_t")
         taken = b.op("Mul", [share, change], "change_t_taken")
@@ -134,20 +139,29 @@ class LRUCell(Cell):
     def __post_init__(self):
         low, high = self.options.radius
         if not 0 <= low < high <= 1:
-            raise NetError(f"radius is {self.options.radius}; it must be two numbers, 0 <= least < largest <= 1")
+            raise NetError(
+                f"radius is {self.options.radius}; it must be two numbers, 0 <= least < largest <= 1"
+            )
         if not self.options.max_phase > 0:
             raise NetError(f"max_phase is {self.options.max_phase}; it must be an angle above 0")
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
         parts = ("real", "imaginary")
-        return tuple(StateSpec(f"{p}_t_prev", f"{p}_t", f"initial_{p}_state", self.hidden_size) for p in parts)
+        return tuple(
+            StateSpec(f"{p}_t_prev", f"{p}_t", f"initial_{p}_state", self.hidden_size)
+            for p in parts
+        )
 
     def before_loop(self, b: NetBuilder, x: str) -> None:
         turns = [((k + 1) * _GOLDEN) % 1.0 for k in range(self.hidden_size)]
-        decay = self._exp(b, "nu_log", [math.log(-0.5 * math.log(r)) for r in self._squares], "decay")
+        decay = self._exp(
+            b, "nu_log", [math.log(-0.5 * math.log(r)) for r in self._squares], "decay"
+        )
         radius = b.op("Exp", [b.op("Negative", [decay], "log_radius")], "radius")
-        phase = self._exp(b, "theta_log", [math.log(turn * self.options.max_phase) for turn in turns], "phase")
+        phase = self._exp(
+            b, "theta_log", [math.log(turn * self.options.max_phase) for turn in turns], "phase"
+        )
         b.op("Mul", [radius, b.op("Cos", [phase], "phase_cos")], "rotation_real")
         b.op("Mul", [radius, b.op("Sin", [phase], "phase_sin")], "rotation_imaginary")
 
@@ -159,24 +173,39 @@ class LRUCell(Cell):
 
     def _exp(self, b: NetBuilder, name: str, values: list[float], blob: str) -> str:
         """The exponential of a parameter that starts with these values."""
-        return b.op("Exp", [b.param(name, [self.hidden_size], "GivenTensorFill", values=values)], blob)
+        return b.op(
+            "Exp", [b.param(name, [self.hidden_size], "GivenTensorFill", values=values)], blob
+        )
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         plain = fully_connected(b, x, "i2h", self.input_size, 2 * self.hidden_size)
-        scale = self._exp(b, "gamma_log", [0.5 * math.log1p(-r) for r in self._squares], "input_scale")
-        both, _ = b.op("Concat", [scale, scale], ["input_scales", "_input_scales_concat_dims"], axis=0)
+        scale = self._exp(
+            b, "gamma_log", [0.5 * math.log1p(-r) for r in self._squares], "input_scale"
+        )
+        both, _ = b.op(
+            "Concat", [scale, scale], ["input_scales", "_input_scales_concat_dims"], axis=0
+        )
         return b.op("Mul", [plain, both], "i2h_scaled", broadcast=1)
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         refuse_products(at, "LRUCell")
         x = b.op("Split", [at.input], ["input_t_real", "input_t_imaginary"], axis=2)
-        (re, im), (turn_re, turn_im) = previous, (b.scoped("rotation_real"), b.scoped("rotation_imaginary"))
+        (re, im), (turn_re, turn_im) = (
+            previous,
+            (b.scoped("rotation_real"), b.scoped("rotation_imaginary")),
+        )
 
         def product(state: str, factor: str, name: str) -> str:
             return b.op("Mul", [state, factor], name, broadcast=1)
 
-        kept_re = [product(re, turn_re, "real_by_real"), product(im, turn_im, "imaginary_by_imaginary")]
-        kept_im = [product(im, turn_re, "imaginary_by_real"), product(re, turn_im, "real_by_imaginary")]
+        kept_re = [
+            product(re, turn_re, "real_by_real"),
+            product(im, turn_im, "imaginary_by_imaginary"),
+        ]
+        kept_im = [
+            product(im, turn_re, "imaginary_by_real"),
+            product(re, turn_im, "real_by_imaginary"),
+        ]
         kept = [b.op("Sub", kept_re, "real_kept"), b.op("Add", kept_im, "imaginary_kept")]
         names = ["real_t", "imaginary_t"]
         new = [b.op("Add", blobs, before_end(at, name)) for *blobs, name in zip(kept, x, names)]
@@ -189,7 +218,9 @@ class LRUCell(Cell):
         return self._mixed(b, [s.all for s in states], "output_all")
 
     def _mixed(self, b: NetBuilder, parts: Sequence[str], name: str) -> str:
-        both, _ = b.op("Concat", list(parts), [f"{name}_parts", f"_{name}_parts_concat_dims"], axis=2)
+        both, _ = b.op(
+            "Concat", list(parts), [f"{name}_parts", f"_{name}_parts_concat_dims"], axis=2
+        )
         w = b.param("output_w", [self.hidden_size, 2 * self.hidden_size], "XavierFill")
         bias = b.param("output_b", [self.hidden_size], "ConstantFill", value=0.0)
         return b.op("FC", [both, w, bias], name, axis=2)

@@ -24,7 +24,9 @@ from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, fully_connected, w
 from jrnn.nets.recurrent import RecurrentState
 
 KINDS = ("regular", "recurrent", "dot", "coverage")
-MASKED = -3e38  # the score of padding: its exp is 0; unlike with -inf, a softmax of such scores alone is not NaN
+MASKED = (
+    -3e38
+)  # the score of padding: its exp is 0; unlike with -inf, a softmax of such scores alone is not NaN
 
 
 @dataclass(frozen=True)
@@ -68,15 +70,22 @@ class AttentionCell(Cell):
 
     def __post_init__(self):
         if self.kind not in KINDS:
-            raise NetError(f"attention must be one of {', '.join(KINDS)}, is {self.kind!r}{near(self.kind, KINDS)}")
+            raise NetError(
+                f"attention must be one of {', '.join(KINDS)}, is {self.kind!r}{near(self.kind, KINDS)}"
+            )
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
         of_decoder = [s.within("decoder") for s in self.decoder.states]
         k = self.output_index
-        of_decoder[k] = replace(of_decoder[k], previous="hidden_t_external_prev", new="hidden_t_external")
+        of_decoder[k] = replace(
+            of_decoder[k], previous="hidden_t_external_prev", new="hidden_t_external"
+        )
         context = "attention_weighted_encoder_context"
-        specs = [*of_decoder, StateSpec(context + "_t_prev", context, "initial_" + context, self.encoder.size)]
+        specs = [
+            *of_decoder,
+            StateSpec(context + "_t_prev", context, "initial_" + context, self.encoder.size),
+        ]
         if self.kind == "coverage":
             specs.append(StateSpec("coverage_t_prev", "coverage_t", "initial_coverage", 0))
         return tuple(specs)
@@ -95,7 +104,11 @@ class AttentionCell(Cell):
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        mine = ("decoder_hidden_encoder_outputs_sum",) if self.memory_optimization and self.kind != "dot" else ()
+        mine = (
+            ("decoder_hidden_encoder_outputs_sum",)
+            if self.memory_optimization and self.kind != "dot"
+            else ()
+        )
         return (*mine, *(f"decoder/{name}" for name in self.decoder.recompute))
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
@@ -103,7 +116,8 @@ class AttentionCell(Cell):
             return self.decoder.prepare_input(b, x)
 
     def before_loop(self, b: NetBuilder, x: str) -> None:
-        enc, size = self.encoder, self.encoder.size
+        enc = self.encoder
+        size = self.encoder.size
         outputs = enc.outputs
         if self._masks:
             outputs = without_padding(b, outputs, enc.lengths, "encoder_outputs")
@@ -121,15 +135,23 @@ class AttentionCell(Cell):
         k = self._context_index
         context = previous[k]
         with b.scope("decoder"):
-            new = self.decoder.step(b, replace(at, extra=((context, self.encoder.size),)), previous[:k])
+            new = self.decoder.step(
+                b, replace(at, extra=((context, self.encoder.size),)), previous[:k]
+            )
             hidden = self.decoder.output(b, new)
-        scores = self._dot_scores(b, hidden) if self.kind == "dot" else self._additive_scores(b, hidden, previous)
+        scores = (
+            self._dot_scores(b, hidden)
+            if self.kind == "dot"
+            else self._additive_scores(b, hidden, previous)
+        )
         more = self._attend(b, scores, previous)
         new[self.output_index] = b.op("Copy", [new[self.output_index]], "hidden_t_external")
         return [*new, *more]
 
     def output(self, b: NetBuilder, new: Sequence[str]) -> str:
-        return self._with_context(b, new[self.output_index], new[self._context_index], "state_and_context")
+        return self._with_context(
+            b, new[self.output_index], new[self._context_index], "state_and_context"
+        )
 
     def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
         with b.scope("decoder"):
@@ -142,15 +164,35 @@ class AttentionCell(Cell):
 
     def _attend(self, b: NetBuilder, scores: str, previous: Sequence[str]) -> list[str]:
         """Scores [N, S, 1] -> the context [1, N, E], and for coverage attention the coverage [1, N, S]."""
-        lengths, masks = self.encoder.lengths, self._masks
+        lengths = self.encoder.lengths
+        masks = self._masks
         if lengths is not None:
             fill = {"fill_val": MASKED} if masks else {}
-            scores = b.op("SequenceMask", [scores, lengths], "masked_attention_logits", mode="sequence", **fill)
-        weights = b.op("Softmax", [scores], "attention_shares_3d" if masks else "attention_weights_3d", axis=1)
+            scores = b.op(
+                "SequenceMask",
+                [scores, lengths],
+                "masked_attention_logits",
+                mode="sequence",
+                **fill,
+            )
+        weights = b.op(
+            "Softmax", [scores], "attention_shares_3d" if masks else "attention_weights_3d", axis=1
+        )
         if masks:  # a sequence of length 0 has equal weights on padding
-            weights = b.op("SequenceMask", [weights, lengths], "attention_weights_3d", mode="sequence", fill_val=0.0)
-        names = ["attention_weighted_encoder_context", "attention_weighted_encoder_context_old_shape"]
-        context = b.op("BatchMatMul", [b.scoped("encoder_outputs_transposed"), weights], names[0])  # [N, E, 1]
+            weights = b.op(
+                "SequenceMask",
+                [weights, lengths],
+                "attention_weights_3d",
+                mode="sequence",
+                fill_val=0.0,
+            )
+        names = [
+            "attention_weighted_encoder_context",
+            "attention_weighted_encoder_context_old_shape",
+        ]
+        context = b.op(
+            "BatchMatMul", [b.scoped("encoder_outputs_transposed"), weights], names[0]
+        )  # [N, E, 1]
         context, _ = b.op("Reshape", [context], names, shape=(1, -1, self.encoder.size))
         if self.kind != "coverage":
             return [context]
@@ -177,7 +219,9 @@ class AttentionCell(Cell):
         name = "decoder_hidden_encoder_outputs_sum"
         if self.kind == "recurrent":
             context = previous[self._context_index]
-            of_context = self._query(b, context, "weighted_prev_attention_context", self.encoder.size)
+            of_context = self._query(
+                b, context, "weighted_prev_attention_context", self.encoder.size
+            )
         query = self._query(b, hidden, "weighted_decoder_hidden_state", self._hidden_size)
         if self.kind == "recurrent":
             query = b.op("Add", [of_context, query], name + "_tmp")
@@ -187,11 +231,17 @@ class AttentionCell(Cell):
             coverage = b.op("Squeeze", [previous[-1]], "coverage_t_prev_2d", dims=[0])
             coverage = b.op("Transpose", [coverage], "coverage_t_prev_transposed")  # [S, N]
             weights = [b.scoped("coverage_weights"), coverage]
-            sums = b.op("Add", [both, b.op("Mul", weights, "scaled_coverage_weights", broadcast=1, axis=0)], name)
+            sums = b.op(
+                "Add",
+                [both, b.op("Mul", weights, "scaled_coverage_weights", broadcast=1, axis=0)],
+                name,
+            )
         else:
             sums = b.op("Add", blobs, name, broadcast=1)
         activated = b.op("Tanh", [sums], name)
-        scores = fully_connected(b, activated, "attention_logits", self.encoder.size, 1, freeze_bias=1)  # [S, N, 1]
+        scores = fully_connected(
+            b, activated, "attention_logits", self.encoder.size, 1, freeze_bias=1
+        )  # [S, N, 1]
         return b.op("Transpose", [scores], "attention_logits_transposed", axes=(1, 0, 2))
 
     def _dot_scores(self, b: NetBuilder, hidden: str) -> str:
@@ -199,8 +249,15 @@ class AttentionCell(Cell):
             name = "weighted_decoder_hidden_state"
             hidden = fully_connected(b, hidden, name, self._hidden_size, self.encoder.size)
         query = b.op("Squeeze", [hidden], "squeezed_weighted_decoder_hidden_state", dims=[0])
-        query = b.op("ExpandDims", [query], "squeezed_weighted_decoder_hidden_state", dims=[2])  # [N, E, 1]
-        return b.op("BatchMatMul", [b.scoped("encoder_outputs_transposed"), query], "attention_logits", trans_a=1)
+        query = b.op(
+            "ExpandDims", [query], "squeezed_weighted_decoder_hidden_state", dims=[2]
+        )  # [N, E, 1]
+        return b.op(
+            "BatchMatMul",
+            [b.scoped("encoder_outputs_transposed"), query],
+            "attention_logits",
+            trans_a=1,
+        )
 
     def initial_coverage(self, b: NetBuilder) -> str:
         """A coverage of zeros [S]."""

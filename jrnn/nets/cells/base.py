@@ -34,7 +34,9 @@ class StateSpec:
 
     def within(self, scope: str) -> StateSpec:
         """The same state, of a cell under a scope."""
-        return StateSpec(f"{scope}/{self.previous}", f"{scope}/{self.new}", f"{scope}/{self.initial}", self.size)
+        return StateSpec(
+            f"{scope}/{self.previous}", f"{scope}/{self.new}", f"{scope}/{self.initial}", self.size
+        )
 
 
 @dataclass(frozen=True)
@@ -160,11 +162,14 @@ def run_cell(
     Raises:
         NetError: for another number of initial states than the cell has.
     """
-    input_t, timestep = b.scoped("input_t"), b.scoped("timestep")
+    input_t = b.scoped("input_t")
+    timestep = b.scoped("timestep")
     specs = cell.states
     with b.scope(scope):
         if initial_states is None:
-            initial_states = [b.param(s.initial, [s.size], "ConstantFill", value=0.0) for s in specs]
+            initial_states = [
+                b.param(s.initial, [s.size], "ConstantFill", value=0.0) for s in specs
+            ]
         if len(initial_states) != len(specs):
             raise NetError(
                 f"cell {scope!r} has {len(specs)} states ({', '.join(s.previous for s in specs)}), was given "
@@ -195,7 +200,9 @@ def run_cell(
                 b,
                 **common,
                 scope=b.scoped("")[:-1],
-                recompute_blobs_on_backward=[] if options.forward_only else [step.scoped(n) for n in cell.recompute],
+                recompute_blobs_on_backward=[]
+                if options.forward_only
+                else [step.scoped(n) for n in cell.recompute],
                 forward_only=options.forward_only,
             )
         return CellRun(cell.output_sequence(b, states), tuple(states))
@@ -204,7 +211,9 @@ def run_cell(
 def _for_each_sequence(b: NetBuilder, x: str, spec: StateSpec, initial: str) -> str:
     """An initial state [H], [N, H] or [1, N, H] as [1, N, H], for a sequence x [T, N, ...]."""
     name = spec.initial + "_spread"
-    batch = b.op("Slice", [b.op("Shape", [x], name + "_input_shape")], name + "_batch", starts=[1], ends=[2])
+    batch = b.op(
+        "Slice", [b.op("Shape", [x], name + "_input_shape")], name + "_batch", starts=[1], ends=[2]
+    )
     one = b.op("GivenTensorInt64Fill", [], name + "_one", shape=[1], values=[1])
     shape, _ = b.op("Concat", [one, batch, one], [name + "_shape", name + "_shape_parts"], axis=0)
     zeros = b.op("ConstantFill", [shape], name + "_zeros", value=0.0, input_as_shape=1)  # [1, N, 1]
@@ -219,7 +228,9 @@ def without_padding(b: NetBuilder, x: str, lengths: str, name: str) -> str:
     return b.op("Transpose", [masked], f"{name}_masked", axes=(1, 0, 2))
 
 
-def fully_connected(b: NetBuilder, x: str, name: str, size_in: int, size_out: int, **args: int) -> str:
+def fully_connected(
+    b: NetBuilder, x: str, name: str, size_in: int, size_out: int, **args: int
+) -> str:
     """`name` = x W^T + b on the last of three axes, with parameters `name_w` [out, in] and `name_b` [out]."""
     w = b.param(name + "_w", [size_out, size_in], "XavierFill")
     bias = b.param(name + "_b", [size_out], "ConstantFill", value=0.0)
@@ -233,7 +244,9 @@ def dropped(b: NetBuilder, at: StepInputs, hidden: str) -> str:
     return b.op("Mul", [hidden, at.recurrent_mask], "hidden_t_prev_dropped")
 
 
-def joined(b: NetBuilder, at: StepInputs, hidden: str, size: int, name: str = "gates") -> tuple[str, int]:
+def joined(
+    b: NetBuilder, at: StepInputs, hidden: str, size: int, name: str = "gates"
+) -> tuple[str, int]:
     """The hidden state concatenated with the extra blobs, and their total size."""
     if not at.extra:
         return hidden, size
@@ -249,7 +262,12 @@ def before_end(at: StepInputs, name: str) -> str:
 
 
 def ended(
-    b: NetBuilder, at: StepInputs, previous: Sequence[str], new: Sequence[str], names: Sequence[str], drop_states: bool
+    b: NetBuilder,
+    at: StepInputs,
+    previous: Sequence[str],
+    new: Sequence[str],
+    names: Sequence[str],
+    drop_states: bool,
 ) -> list[str]:
     """Writes the states `names`: the new ones, or after the end of a sequence the previous ones (zeros with drop_states).
 
@@ -259,7 +277,9 @@ def ended(
         return list(new)
     valid = _mask(b, "GT", at, "valid")
     if drop_states:
-        return [b.op("Mul", [blob, valid], name, broadcast=1, axis=1) for blob, name in zip(new, names)]
+        return [
+            b.op("Mul", [blob, valid], name, broadcast=1, axis=1) for blob, name in zip(new, names)
+        ]
     invalid = _mask(b, "LE", at, "invalid")
     states = []
     for before, blob, name in zip(previous, new, names):

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from jrnn.errors import NetError, near
 from jrnn.nets.builder import NetBuilder
-from jrnn.nets.cells.base import HiddenCell, StepInputs, before_end, dropped, ended, fully_connected, joined
+from jrnn.nets.cells.base import (
+    HiddenCell,
+    StepInputs,
+    before_end,
+    dropped,
+    ended,
+    fully_connected,
+    joined,
+)
 from jrnn.nets.cells.options import BasicRNNOptions, GRUOptions
 
 GATES = ("reset", "update", "output")
@@ -34,7 +42,9 @@ class GRUCell(HiddenCell):
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         (before,) = previous
-        of_input = dict(zip(GATES, b.op("Split", [at.input], [f"input_t_{gate}" for gate in GATES], axis=2)))
+        of_input = dict(
+            zip(GATES, b.op("Split", [at.input], [f"input_t_{gate}" for gate in GATES], axis=2))
+        )
         kept = dropped(b, at, before)
         hidden, size = joined(b, at, kept, self.hidden_size)
         reset = fully_connected(b, hidden, "reset_gate_t", size, self.hidden_size)
@@ -50,7 +60,9 @@ class GRUCell(HiddenCell):
             output = fully_connected(b, hidden, "output_gate_t", size, self.hidden_size)
         update = b.op("Sum", [update, of_input["update"]], "update_gate_t")
         output = b.op("Sum", [output, of_input["output"]], "output_gate_t_summed")
-        gates_t, _ = b.op("Concat", [reset, update, output], ["gates_t", "_gates_t_concat_dims"], axis=2)
+        gates_t, _ = b.op(
+            "Concat", [reset, update, output], ["gates_t", "_gates_t_concat_dims"], axis=2
+        )
         lengths = [] if at.lengths is None else [at.lengths]
         new = b.op(
             "GRUUnit",
@@ -87,8 +99,11 @@ class BasicRNNCell(HiddenCell):
 
     def __post_init__(self):
         if self.options.activation not in ACTIVATIONS:
-            known, given = ", ".join(map(repr, ACTIVATIONS)), self.options.activation
-            raise NetError(f"activation must be one of {known}, is {given!r}{near(given, ACTIVATIONS)}")
+            known = ", ".join(map(repr, ACTIVATIONS))
+            given = self.options.activation
+            raise NetError(
+                f"activation must be one of {known}, is {given!r}{near(given, ACTIVATIONS)}"
+            )
 
     @property
     def recompute(self) -> tuple[str, ...]:
@@ -103,5 +118,7 @@ class BasicRNNCell(HiddenCell):
         gates = fully_connected(b, product, "gates_t", size, self.hidden_size)
         gates = b.op("Sum", [gates, at.input], "gates_t")
         activation = ACTIVATIONS[self.options.activation]
-        new = b.op(activation, [gates], before_end(at, "hidden_t"))  # not overwritten: its gradient reads it
+        new = b.op(
+            activation, [gates], before_end(at, "hidden_t")
+        )  # not overwritten: its gradient reads it
         return ended(b, at, previous, [new], ["hidden_t"], self.options.drop_states)

@@ -14,7 +14,13 @@ from jrnn.nets.cells.affine import LRUCell, MinGRUCell, MinLSTMCell
 from jrnn.nets.cells.attention import AttentionCell, Encoder
 from jrnn.nets.cells.base import run_cell
 from jrnn.nets.cells.gru import BasicRNNCell, GRUCell
-from jrnn.nets.cells.lstm import LayerNormLSTMCell, LayerNormMILSTMCell, LSTMCell, LSTMFamily, MILSTMCell
+from jrnn.nets.cells.lstm import (
+    LayerNormLSTMCell,
+    LayerNormMILSTMCell,
+    LSTMCell,
+    LSTMFamily,
+    MILSTMCell,
+)
 from jrnn.nets.cells.options import CommonOptions, LSTMOptions
 from jrnn.nets.cells.wrappers import StackedCell
 from jrnn.nets.recurrent import RecurrentState
@@ -171,11 +177,14 @@ class Layers(Generic[Outputs]):
                 f"recurrent layers {scope!r}: {self.cell.__name__} takes {type(self.default_options).__name__}, was given "
                 f"{type(options).__name__}"
             )
-        dim_in, dim_out = plain(dim_in), plain(dim_out)
+        dim_in = plain(dim_in)
+        dim_out = plain(dim_out)
         sizes = [dim_out] if isinstance(dim_out, int) else [plain(size) for size in dim_out]
         if not sizes:
             raise NetError(f"recurrent layers {scope!r}: dim_out is empty; give at least one size")
-        cells = tuple(self.cell(size_in, size, options) for size_in, size in zip([dim_in, *sizes], sizes))
+        cells = tuple(
+            self.cell(size_in, size, options) for size_in, size in zip([dim_in, *sizes], sizes)
+        )
         count = len(cells[0].states)
         run = run_cell(
             cells[0] if isinstance(dim_out, int) else StackedCell(cells),
@@ -186,9 +195,14 @@ class Layers(Generic[Outputs]):
             scope=scope,
             options=options.run_options(len(cells), 2 * count),
         )
-        layers = tuple(self.layer(*_blobs(run.states[k : k + count])) for k in range(0, len(run.states), count))
+        layers = tuple(
+            self.layer(*_blobs(run.states[k : k + count])) for k in range(0, len(run.states), count)
+        )
         whole = {"layers": layers, "output": run.output}
-        return self.outputs(**asdict(layers[-1]), **{f.name: whole[f.name] for f in fields(self.outputs) if f.name in whole})
+        return self.outputs(
+            **asdict(layers[-1]),
+            **{f.name: whole[f.name] for f in fields(self.outputs) if f.name in whole},
+        )
 
 
 def _blobs(states: Sequence[RecurrentState]) -> list[str]:
@@ -245,7 +259,9 @@ def layered_LSTM(
             if k < len(dim_out) - 1:
                 read |= {0, 1, 3} if chained else {0}
             chosen = replace(options, outputs_with_grads=tuple(sorted(read)))
-        layers += LSTM(b, x, lengths, states, size_in, size, f"{scope}_layer_{k}" if k else scope, chosen).layers
+        layers += LSTM(
+            b, x, lengths, states, size_in, size, f"{scope}_layer_{k}" if k else scope, chosen
+        ).layers
         x = layers[-1].hidden_all
     return LSTMOutputs(**asdict(layers[-1]), layers=tuple(layers))
 
@@ -305,12 +321,17 @@ class AttentionLayer:
         ('attend/attention_weighted_encoder_context_all', 6, 'attend/states_and_context_combination')
         """
         cell = AttentionCell(
-            self.cell(dim_in, dim_out, options), encoder, options.kind, options.attention_memory_optimization
+            self.cell(dim_in, dim_out, options),
+            encoder,
+            options.kind,
+            options.attention_memory_optimization,
         )
         specs = [s for s in cell.states if s.size]
         with b.scope(scope):
             if initial_states is None:
-                initial_states = [b.param(s.initial, [s.size], "ConstantFill", value=0.0) for s in specs]
+                initial_states = [
+                    b.param(s.initial, [s.size], "ConstantFill", value=0.0) for s in specs
+                ]
             coverage = [cell.initial_coverage(b)] if options.kind == "coverage" else []
         states = [*initial_states, *coverage]
         chosen = options.run_options(1, 2 * len(cell.states))

@@ -20,7 +20,12 @@ from jrnn.nets.cells.base import Cell, StateSpec, StepInputs, dropped, fully_con
 from jrnn.nets.cells.options import LSTMOptions
 
 EPSILON = 1e-4  # of layer normalization
-_NORMALIZED = ("gates_t", "gates_t_norm", "gates_t_norm_mean", "gates_t_norm_std")  # blobs of normalized gates
+_NORMALIZED = (
+    "gates_t",
+    "gates_t_norm",
+    "gates_t_norm_mean",
+    "gates_t_norm_std",
+)  # blobs of normalized gates
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,9 @@ class LSTMFamily(Cell):
     input_size: int
     hidden_size: int
     options: LSTMOptions = LSTMOptions()
-    recomputed: ClassVar[tuple[str, ...]] = ("gates_t",)  # the blobs that `memory_optimization` computes again
+    recomputed: ClassVar[tuple[str, ...]] = (
+        "gates_t",
+    )  # the blobs that `memory_optimization` computes again
 
     @property
     @abstractmethod
@@ -115,7 +122,9 @@ class LayerNormMILSTMCell(LSTMFamily):
     recomputed = _NORMALIZED
 
     def gates(self, b: NetBuilder, at: StepInputs, hidden: str) -> str:
-        return normalized(b, integrated_gates(b, at, hidden, self.hidden_size), 4 * self.hidden_size)
+        return normalized(
+            b, integrated_gates(b, at, hidden, self.hidden_size), 4 * self.hidden_size
+        )
 
 
 def additive_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
@@ -127,9 +136,13 @@ def additive_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str
 def integrated_gates(b: NetBuilder, at: StepInputs, hidden: str, size: int) -> str:
     """(alpha x + beta1) p + beta2 x + b, where p = FC(h_prev)."""
     product = _recurrent_product(b, at, hidden, "prev_t", size)
-    alpha, beta1, beta2 = (b.param(name, [4 * size], "ConstantFill", value=1.0) for name in ("alpha", "beta1", "beta2"))
+    alpha, beta1, beta2 = (
+        b.param(name, [4 * size], "ConstantFill", value=1.0) for name in ("alpha", "beta1", "beta2")
+    )
     bias = b.param("b", [4 * size], "ConstantFill", value=0.0)
-    scaled = b.op("ElementwiseLinear", [at.input, alpha, beta1], "alpha_by_input_t_plus_beta_h", axis=2)
+    scaled = b.op(
+        "ElementwiseLinear", [at.input, alpha, beta1], "alpha_by_input_t_plus_beta_h", axis=2
+    )
     both = b.op("Mul", [scaled, product], "alpha_by_input_t_plus_beta_h_by_prev_t")
     alone = b.op("ElementwiseLinear", [at.input, beta2, bias], "beta_i_by_input_t_plus_b", axis=2)
     return b.op("Sum", [both, alone], "gates_t")
@@ -140,7 +153,9 @@ def normalized(b: NetBuilder, gates: str, size: int) -> str:
     scale = b.param("gates_t_norm_scale", [size], "ConstantFill", value=1.0)
     bias = b.param("gates_t_norm_bias", [size], "ConstantFill", value=0.0)
     names = ["gates_t_norm", "gates_t_norm_mean", "gates_t_norm_std"]
-    return b.op("LayerNorm", [gates, scale, bias], names, axis=-1, epsilon=EPSILON, elementwise_affine=1)[0]
+    return b.op(
+        "LayerNorm", [gates, scale, bias], names, axis=-1, epsilon=EPSILON, elementwise_affine=1
+    )[0]
 
 
 def _recurrent_product(b: NetBuilder, at: StepInputs, hidden: str, name: str, size: int) -> str:

@@ -31,14 +31,20 @@ class StackedCell(Cell):
     def __post_init__(self):
         for i in self.residual:
             if not 1 <= i < len(self.cells):
-                raise NetError(f"residual layer {i} is not one of the layers 1 to {len(self.cells) - 1}")
+                raise NetError(
+                    f"residual layer {i} is not one of the layers 1 to {len(self.cells) - 1}"
+                )
             below, here = (c.states[c.output_index].size for c in self.cells[i - 1 : i + 1])
             if below != here:
-                raise NetError(f"residual layer {i} has size {here}, the layer below {below}; they must be equal")
+                raise NetError(
+                    f"residual layer {i} has size {here}, the layer below {below}; they must be equal"
+                )
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        return tuple(s.within(f"layer_{i}") for i, cell in enumerate(self.cells) for s in cell.states)
+        return tuple(
+            s.within(f"layer_{i}") for i, cell in enumerate(self.cells) for s in cell.states
+        )
 
     def _first_state(self, layer: int) -> int:
         return sum(len(c.states) for c in self.cells[:layer])
@@ -49,7 +55,9 @@ class StackedCell(Cell):
 
     @property
     def recompute(self) -> tuple[str, ...]:
-        return tuple(f"layer_{i}/{name}" for i, cell in enumerate(self.cells) for name in cell.recompute)
+        return tuple(
+            f"layer_{i}/{name}" for i, cell in enumerate(self.cells) for name in cell.recompute
+        )
 
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         return self.cells[0].prepare_input(b, x)
@@ -79,9 +87,13 @@ class StackedCell(Cell):
         return self._output(b, new, lambda cell, own: cell.output(b, own), "residual_output")
 
     def output_sequence(self, b: NetBuilder, states: Sequence[RecurrentState]) -> str:
-        return self._output(b, states, lambda cell, own: cell.output_sequence(b, own), "residual_output_sequence")
+        return self._output(
+            b, states, lambda cell, own: cell.output_sequence(b, own), "residual_output_sequence"
+        )
 
-    def _output(self, b: NetBuilder, states: Sequence[Any], output_of: Callable[[Cell, Any], str], name: str) -> str:
+    def _output(
+        self, b: NetBuilder, states: Sequence[Any], output_of: Callable[[Cell, Any], str], name: str
+    ) -> str:
         """The output of the top layer, plus those of the layers below it that residual connections add."""
         lowest = len(self.cells) - 1
         while lowest in self.residual:
@@ -90,7 +102,9 @@ class StackedCell(Cell):
         for i in range(lowest, len(self.cells)):
             with b.scope(f"layer_{i}"):
                 start = self._first_state(i)
-                outputs.append(output_of(self.cells[i], states[start : start + len(self.cells[i].states)]))
+                outputs.append(
+                    output_of(self.cells[i], states[start : start + len(self.cells[i].states)])
+                )
         return outputs[0] if len(outputs) == 1 else b.op("Sum", outputs, name)
 
 
@@ -147,7 +161,9 @@ class DropoutCell(WrappedCell):
 
     def _dropout(self, b: NetBuilder, blob: str) -> str:
         names = [blob + "_dropped", blob + "_dropped_mask"]
-        return b.add(Op.of("Dropout", [blob], names, ratio=self.ratio, is_test=int(self.is_test)))[0]
+        return b.add(Op.of("Dropout", [blob], names, ratio=self.ratio, is_test=int(self.is_test)))[
+            0
+        ]
 
 
 @dataclass(frozen=True)
@@ -165,12 +181,16 @@ class RecurrentDropoutCell(WrappedCell):
         if self.is_test:
             return
         size = self.states[self.output_index].size
-        batch = b.op("Slice", [b.op("Shape", [x], "input_shape")], "batch_size", starts=[1], ends=[2])
+        batch = b.op(
+            "Slice", [b.op("Shape", [x], "input_shape")], "batch_size", starts=[1], ends=[2]
+        )
         one, hidden = (
             b.op("GivenTensorInt64Fill", [], name, shape=[1], values=[n])
             for name, n in (("one_step", 1), ("hidden_size", size))
         )
-        shape, _ = b.op("Concat", [one, batch, hidden], ["recurrent_mask_shape", "recurrent_mask_parts"], axis=0)
+        shape, _ = b.op(
+            "Concat", [one, batch, hidden], ["recurrent_mask_shape", "recurrent_mask_parts"], axis=0
+        )
         ones = b.op("ConstantFill", [shape], "recurrent_ones", value=1.0, input_as_shape=1)
         b.op("Dropout", [ones], ["recurrent_mask", "recurrent_kept"], ratio=self.ratio, is_test=0)
 
@@ -194,17 +214,27 @@ class ZoneoutCell(WrappedCell):
     def __post_init__(self):
         if len(self.ratios) != len(self.cell.states):
             names = ", ".join(s.new for s in self.cell.states)
-            raise NetError(f"zoneout needs one ratio for each state ({names}), was given {list(self.ratios)}")
+            raise NetError(
+                f"zoneout needs one ratio for each state ({names}), was given {list(self.ratios)}"
+            )
         if getattr(getattr(self.cell, "options", None), "drop_states", False):
-            raise NetError("zoneout keeps what drop_states drops; build its inner cell with drop_states=False")
+            raise NetError(
+                "zoneout keeps what drop_states drops; build its inner cell with drop_states=False"
+            )
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        return tuple(replace(s, new=s.new + "_zoneout") if r else s for s, r in zip(self.cell.states, self.ratios))
+        return tuple(
+            replace(s, new=s.new + "_zoneout") if r else s
+            for s, r in zip(self.cell.states, self.ratios)
+        )
 
     def step(self, b: NetBuilder, at: StepInputs, previous: Sequence[str]) -> list[str]:
         new = self.cell.step(b, at, previous)
-        return [self._zoneout(b, *each) if each[-1] else each[1] for each in zip(previous, new, self.ratios)]
+        return [
+            self._zoneout(b, *each) if each[-1] else each[1]
+            for each in zip(previous, new, self.ratios)
+        ]
 
     def _zoneout(self, b: NetBuilder, before: str, new: str, ratio: float) -> str:
         """before + m (new - before), where m is 0 with probability `ratio`, else 1; with is_test, its expectation."""

@@ -37,10 +37,14 @@ from jrnn.nets.graph.ssa import get_op_ids_in_path as get_op_ids_in_path
 from jrnn.nets.graph.ssa import get_output_producers as get_output_producers
 from jrnn.nets.graph.ssa import get_producer_map as get_producer_map
 from jrnn.nets.graph.ssa import get_ssa as get_ssa
-from jrnn.nets.graph.ssa import get_sub_graph_external_input_output as get_sub_graph_external_input_output
+from jrnn.nets.graph.ssa import (
+    get_sub_graph_external_input_output as get_sub_graph_external_input_output,
+)
 from jrnn.nets.graph.ssa import get_undefined_blobs as get_undefined_blobs
 from jrnn.nets.graph.ssa import live_ops as live_ops
 from jrnn.nets.graph.ssa import undeclared_reads as undeclared_reads
 from jrnn.nets.graph.svg import to_svg as to_svg
 
-__all__ = sorted(n for n, v in globals().items() if not n.startswith("_") and not isinstance(v, types.ModuleType))
+__all__ = sorted(
+    n for n, v in globals().items() if not n.startswith("_") and not isinstance(v, types.ModuleType)
+)

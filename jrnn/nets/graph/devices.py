@@ -27,11 +27,15 @@ def _spread_device(op: Op, read: Statuses, written: Statuses) -> tuple[Statuses,
     if op.type in COPIES:
         source, target = COPIES[op.type]
         if (read[0] or source) != source or (written[0] or target) != target:
-            raise NetError(f"copies from {source} to {target}, but its blobs are on {list(read)} and {list(written)}")
+            raise NetError(
+                f"copies from {source} to {target}, but its blobs are on {list(read)} and {list(written)}"
+            )
         return [source], [target]
     devices = list(dict.fromkeys(d for d in (*read, *written) if d is not None))
     if len(devices) > 1:
-        raise NetError(f"its blobs must be on one device, they are on {devices}; put a copy between")
+        raise NetError(
+            f"its blobs must be on one device, they are on {devices}; put a copy between"
+        )
     device = devices[0] if devices else None
     return [device] * len(read), [device] * len(written)
 
@@ -57,14 +61,20 @@ def infer_device_type(
     'gpu'
     """
     if device_name_style not in _STYLES:
-        raise NetError(f"device_name_style must be one of {list(_STYLES)}, is {device_name_style!r}")
+        raise NetError(
+            f"device_name_style must be one of {list(_STYLES)}, is {device_name_style!r}"
+        )
     known = {}
     for blob, device in known_status.items():
         if device not in _TO_CAFFE2:
-            raise NetError(f"the device of {blob[0]!r} must be one of {list(_TO_CAFFE2)}, is {device!r}")
+            raise NetError(
+                f"the device of {blob[0]!r} must be one of {list(_TO_CAFFE2)}, is {device!r}"
+            )
         known[blob] = _TO_CAFFE2[device]
     names = _STYLES[device_name_style]
-    return {blob: names[device] for blob, device in infer_status(net, _spread_device, known).items()}
+    return {
+        blob: names[device] for blob, device in infer_status(net, _spread_device, known).items()
+    }
 
 
 def _input_devices(net: Net, devices: Sequence[str] | Mapping[str, str]) -> dict[Versioned, str]:
@@ -115,9 +125,13 @@ def assign_device_option(
     _, versions = get_accesses(init_net)
     for name in init_net.external_outputs:
         if (name, 0) not in devices:
-            raise NetError(f"net {init_net.name!r} gives {name!r}, which net {predict_net.name!r} does not read")
+            raise NetError(
+                f"net {init_net.name!r} gives {name!r}, which net {predict_net.name!r} does not read"
+            )
     wanted = {(name, versions.get(name, 0)): devices[name, 0] for name in init_net.external_outputs}
-    return _set_devices(predict_net, devices), _set_devices(init_net, infer_device_type(init_net, wanted))
+    return _set_devices(predict_net, devices), _set_devices(
+        init_net, infer_device_type(init_net, wanted)
+    )
 
 
 def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:
@@ -139,8 +153,11 @@ def fuse_copy_between_cpu_and_gpu(net: Net) -> Net:
 
 def _fuse_once(net: Net) -> Net:
     flow = Flow.of(net)
-    accesses, readers = flow.accesses, flow.readers
-    original: dict[Versioned, Versioned] = {}  # the blob that was copied back -> the blob that was copied first
+    accesses = flow.accesses
+    readers = flow.readers
+    original: dict[
+        Versioned, Versioned
+    ] = {}  # the blob that was copied back -> the blob that was copied first
     removed: set[int] = set()
 
     for i, op in enumerate(net.ops):
@@ -150,14 +167,19 @@ def _fuse_once(net: Net) -> Net:
         source = original.get(source, source)
         backs = readers.get(copy, [])
         way_back = COPIES[op.type][::-1]
-        if not backs or copy in flow.external or any(COPIES.get(net.ops[b].type) != way_back for b in backs):
+        if (
+            not backs
+            or copy in flow.external
+            or any(COPIES.get(net.ops[b].type) != way_back for b in backs)
+        ):
             continue
         returned = [blob for b in backs for blob in accesses[b].writes.items()]
         ends = [(blob, end) for blob in returned for end in readers.get(blob, [])]
         removed.update((i, *backs))
         end_of_source = flow.overwritten(source, removed)
         if flow.external.isdisjoint(returned) and all(
-            end <= end_of_source and _can_read(net.ops[end], accesses[end], blob[0], source[0]) for blob, end in ends
+            end <= end_of_source and _can_read(net.ops[end], accesses[end], blob[0], source[0])
+            for blob, end in ends
         ):
             original.update((blob, source) for blob in returned)
         else:
@@ -170,14 +192,20 @@ def _fuse_once(net: Net) -> Net:
         names = {b[0]: original[b][0] for b in access.reads.items() if b in original}
         return rename_in_op(op, names, {}) if names else op
 
-    return replace(net, ops=tuple(rewired(op, accesses[i]) for i, op in enumerate(net.ops) if i not in removed))
+    return replace(
+        net, ops=tuple(rewired(op, accesses[i]) for i, op in enumerate(net.ops) if i not in removed)
+    )
 
 
 def _can_read(op: Op, access: Access, old: str, new: str) -> bool:
     """Returns whether `op` may read `new` for `old`: no sub-net has a `new`, and it does not update `old` in place."""
     if not has_sub_nets(op):
         return True
-    return old not in access.updates and new not in op.inputs and all(new not in all_names(n) for _, n in op.sub_nets())
+    return (
+        old not in access.updates
+        and new not in op.inputs
+        and all(new not in all_names(n) for _, n in op.sub_nets())
+    )
 
 
 def get_params_from_init_net(
@@ -208,14 +236,22 @@ def get_params_from_init_net(
     for name in init_net.external_outputs:
         at = producers.get((name, versions.get(name, 0)))
         if at is None:
-            raise NetError(f"net {init_net.name!r} declares the output {name!r}, which none of its operators makes")
+            raise NetError(
+                f"net {init_net.name!r} declares the output {name!r}, which none of its operators makes"
+            )
         op = init_net.ops[at]
-        devices[name] = DeviceOption() if COPIES.get(op.type) == ("gpu", "cpu") else op.device_option or DeviceOption()
+        devices[name] = (
+            DeviceOption()
+            if COPIES.get(op.type) == ("gpu", "cpu")
+            else op.device_option or DeviceOption()
+        )
     blobs = run(init_net, {})
     return {name: blobs[name] for name in init_net.external_outputs}, devices
 
 
-def infer_status(net: Net, status_updater: StatusUpdater, known_status: Mapping[Versioned, Any]) -> dict[Versioned, Any]:
+def infer_status(
+    net: Net, status_updater: StatusUpdater, known_status: Mapping[Versioned, Any]
+) -> dict[Versioned, Any]:
     """Returns the status of every versioned blob, from known ones by one forward and one backward sweep.
 
     Args:
@@ -228,26 +264,37 @@ def infer_status(net: Net, status_updater: StatusUpdater, known_status: Mapping[
         NetError: a known blob is not in the net, two statuses of a blob conflict, or two sweeps leave one unknown.
     """
     accesses, versions = get_accesses(net)
-    ends = [(name, 0) for name in net.external_inputs] + [(n, versions.get(n, 0)) for n in net.external_outputs]
+    ends = [(name, 0) for name in net.external_inputs] + [
+        (n, versions.get(n, 0)) for n in net.external_outputs
+    ]
     blobs = dict.fromkeys(blob for a in accesses for blob in (*a.reads.items(), *a.writes.items()))
     for blob, status in known_status.items():
         if blob not in blobs and blob not in ends:
-            raise NetError(f"net {net.name!r} has no version {blob[1]} of a blob {blob[0]!r}, whose status is given")
+            raise NetError(
+                f"net {net.name!r} has no version {blob[1]} of a blob {blob[0]!r}, whose status is given"
+            )
         if status is None:
-            raise NetError(f"the status given for version {blob[1]} of {blob[0]!r} is None; leave out unknown ones")
+            raise NetError(
+                f"the status given for version {blob[1]} of {blob[0]!r} is None; leave out unknown ones"
+            )
     known = dict(known_status)
 
     def update(i: int) -> None:
-        op, access = net.ops[i], accesses[i]
+        op = net.ops[i]
+        access = accesses[i]
         read = [(name, access.reads[name]) for name in op.inputs]
         read += [blob for blob in access.reads.items() if blob[0] not in op.inputs]
         written = [(name, access.writes[name]) for name in op.outputs]
         new = status_updater(op, [known.get(b) for b in read], [known.get(b) for b in written])
         for these, statuses in zip((read, written), new):
-            assert len(these) == len(statuses), "a status updater returns as many statuses as it is given"
+            assert len(these) == len(statuses), (
+                "a status updater returns as many statuses as it is given"
+            )
             for blob, status in zip(these, statuses):
                 if status is not None and known.setdefault(blob, status) != status:
-                    raise NetError(f"conflicting statuses of blob {blob[0]!r}: {known[blob]!r} and {status!r}")
+                    raise NetError(
+                        f"conflicting statuses of blob {blob[0]!r}: {known[blob]!r} and {status!r}"
+                    )
 
     for i in (*range(len(net.ops)), *reversed(range(len(net.ops)))):
         try:

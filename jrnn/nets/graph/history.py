@@ -53,7 +53,11 @@ def _upgrade_op(net: Net, index: int, op: Op) -> Op:
             if not op.outputs or op.outputs[-1] in op.names("alias_dst"):
                 first = op.outputs[0] if op.outputs else "recurrent"
                 op = replace(op, outputs=(*op.outputs, f"{first}_step_workspaces"))
-            op = op if op.arg("enable_rnn_executor") is not None else op.with_args({"enable_rnn_executor": 1})
+            op = (
+                op
+                if op.arg("enable_rnn_executor") is not None
+                else op.with_args({"enable_rnn_executor": 1})
+            )
         elif op.type == "RecurrentNetworkGradient":
             check_gradient_version(op)
             op = upgrade_arguments(op, op.inputs[len(op.integers("outputs_with_grads")) :])
@@ -69,7 +73,9 @@ def check_gradient_version(op: Op) -> None:
     a forward operator of such a version has the old arguments, but the current order of inputs.
     """
     if op.arg("outputs_with_grads") is None and any(op.arg(name) is not None for name in FORGOTTEN):
-        raise NetError("is of a version before 2017-03; remove it and make the gradients again with add_gradients")
+        raise NetError(
+            "is of a version before 2017-03; remove it and make the gradients again with add_gradients"
+        )
 
 
 def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
@@ -82,7 +88,9 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
         value = op.arg(name)
         if value == b"" or (name != STEP_NETS[0] and isinstance(value, Net) and not value.ops):
             changes[name] = None
-        elif isinstance(value, Net) and (value.type == "rnn" or next(a for a in op.args if a.name == name).kind == "s"):
+        elif isinstance(value, Net) and (
+            value.type == "rnn" or next(a for a in op.args if a.name == name).kind == "s"
+        ):
             changes[name] = replace(value, type="simple" if value.type == "rnn" else value.type)
     old = [name for name in FORGOTTEN if op.arg(name) is not None]
     params: Sequence[int] = op.integers("param")
@@ -90,7 +98,9 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
         changes["param"] = params = _positions("param", named, inputs)
         old.append("param")
     if op.arg("initial_recurrent_state_ids") is None and old:
-        ids = op.integers("recurrent_input_ids") or _positions("recurrent_inputs", op.names("recurrent_inputs"), inputs)
+        ids = op.integers("recurrent_input_ids") or _positions(
+            "recurrent_inputs", op.names("recurrent_inputs"), inputs
+        )
         changes["initial_recurrent_state_ids"] = ids
     if params and op.arg("param_grads") is None:
         gradients = op.arg("param_gradient")
@@ -99,7 +109,9 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
         changes["param_grads"] = gradients
     if old:
         changes |= _without_scratch(op, inputs)
-        if op.arg("outputs_with_grads") is None and (op.arg(STEP_NETS[1]) or op.arg("backward_link_internal")):
+        if op.arg("outputs_with_grads") is None and (
+            op.arg(STEP_NETS[1]) or op.arg("backward_link_internal")
+        ):
             changes["outputs_with_grads"] = [0]  # the gradient of no other output was taken
         changes |= {name: None for name in old if name in FORGOTTEN}
     return op.with_args(changes) if changes else op
@@ -108,7 +120,9 @@ def upgrade_arguments(op: Op, inputs: Sequence[str]) -> Op:
 def _positions(argument: str, names: Sequence[str], inputs: Sequence[str]) -> tuple[int, ...]:
     for name in names:
         if name not in inputs:
-            raise NetError(f"argument {argument!r} names {name!r}, which is no input{near(name, inputs)}")
+            raise NetError(
+                f"argument {argument!r} names {name!r}, which is no input{near(name, inputs)}"
+            )
     return tuple(inputs.index(name) for name in names)
 
 

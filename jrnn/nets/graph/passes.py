@@ -53,8 +53,14 @@ def _clean_sub_nets(op: Op, read: set[str]) -> Op:
     if not has_sub_nets(op):
         return op
     nets = [net for _, net in op.sub_nets()]
-    if workspace_of(op) is Workspace.STEP and len(nets) == 1 and read.isdisjoint(workspace_outputs(op)):
-        return op.map_sub_nets(lambda net: _keep_live(net, (*net.external_outputs, *bound_names(op))))
+    if (
+        workspace_of(op) is Workspace.STEP
+        and len(nets) == 1
+        and read.isdisjoint(workspace_outputs(op))
+    ):
+        return op.map_sub_nets(
+            lambda net: _keep_live(net, (*net.external_outputs, *bound_names(op)))
+        )
     return op.map_sub_nets(_clean_nested)
 
 
@@ -66,7 +72,9 @@ def _clean_nested(net: Net) -> Net:
 
 def on_device(op: Op, device_option: DeviceOption) -> Op:
     """Puts `op` and the operators of its sub-nets on a device."""
-    op = op.map_sub_nets(lambda net: replace(net, ops=tuple(on_device(o, device_option) for o in net.ops)))
+    op = op.map_sub_nets(
+        lambda net: replace(net, ops=tuple(on_device(o, device_option) for o in net.ops))
+    )
     return replace(op, device_option=device_option)
 
 
@@ -86,12 +94,18 @@ def append_net(net: Net, other: Net, device_option: DeviceOption | None = None) 
     """
     known = {*net.external_inputs, *(o for op in net.ops for o in op.outputs)}
     given = set(net.external_outputs)
-    ops = other.ops if device_option is None else tuple(on_device(op, device_option) for op in other.ops)
+    ops = (
+        other.ops
+        if device_option is None
+        else tuple(on_device(op, device_option) for op in other.ops)
+    )
     return replace(
         net,
         ops=net.ops + ops,
-        external_inputs=net.external_inputs + tuple(n for n in other.external_inputs if n not in known),
-        external_outputs=net.external_outputs + tuple(n for n in other.external_outputs if n not in given),
+        external_inputs=net.external_inputs
+        + tuple(n for n in other.external_inputs if n not in known),
+        external_outputs=net.external_outputs
+        + tuple(n for n in other.external_outputs if n not in given),
     )
 
 
@@ -127,7 +141,8 @@ def verify_graph_equality(net_a: Net, net_b: Net) -> bool:
     for a, b in zip(net_a.ops, net_b.ops):
         if (a.type, a.device_option, a.engine) != (b.type, b.device_option, b.engine):
             return False
-        subs_a, subs_b = list(a.sub_nets()), list(b.sub_nets())
+        subs_a = list(a.sub_nets())
+        subs_b = list(b.sub_nets())
         if [name for name, _ in subs_a] != [name for name, _ in subs_b]:
             return False
         if not all(verify_graph_equality(x, y) for (_, x), (_, y) in zip(subs_a, subs_b)):
@@ -152,7 +167,9 @@ class MemoryReport:
         return self.baseline_bytes - self.optimized_bytes
 
 
-def optimize_memory(net: Net, shapes: Mapping[str, Any], static_blobs: Collection[str] = ()) -> tuple[Net, MemoryReport]:
+def optimize_memory(
+    net: Net, shapes: Mapping[str, Any], static_blobs: Collection[str] = ()
+) -> tuple[Net, MemoryReport]:
     """Gives one name to blobs that are never needed at the same time; returns the net and what that saves.
 
     Operators keep their order, and none becomes in-place. These blobs keep their names: external inputs and outputs, other
@@ -184,7 +201,9 @@ def optimize_memory(net: Net, shapes: Mapping[str, Any], static_blobs: Collectio
             first.setdefault(name, i)
         last.update((name, i) for name in (*op.inputs, *op.outputs))
     known = {name: shapes[name] for name in first if hasattr(shapes.get(name), "dtype")}
-    sizes = {name: prod(array.shape) * np.dtype(array.dtype).itemsize for name, array in known.items()}
+    sizes = {
+        name: prod(array.shape) * np.dtype(array.dtype).itemsize for name, array in known.items()
+    }
     ends: dict[int, list[str]] = {}
     for name in sizes:
         if name not in fixed:
@@ -279,22 +298,34 @@ def remove_reshape_for_fc(
     removed: set[int] = set()
     renamed: dict[int, dict[str, str]] = {}
     for group in _reshape_groups(predict_net, flow):
-        op, access = predict_net.ops[group[-1]], flow.accesses[group[-1]]
+        op = predict_net.ops[group[-1]]
+        access = flow.accesses[group[-1]]
         data = op.inputs[0], access.reads[op.inputs[0]]
         result = op.outputs[0], access.writes[op.outputs[0]]
         users = flow.readers.get(result, [])
         end = flow.overwritten(data, group)
-        flattens = (u <= end and _flattens(predict_net.ops[u], data[0], result[0], shapes or {}) for u in users)
+        flattens = (
+            u <= end and _flattens(predict_net.ops[u], data[0], result[0], shapes or {})
+            for u in users
+        )
         if users and data[1] != 0 and all(flattens) and _is_isolated(flow, group, data, result):
             removed.update(group)
             for u in users:
                 renamed.setdefault(u, {})[result[0]] = data[0]
-    ops = [rename_in_op(op, renamed.get(i, {}), {}) for i, op in enumerate(predict_net.ops) if i not in removed]
+    ops = [
+        rename_in_op(op, renamed.get(i, {}), {})
+        for i, op in enumerate(predict_net.ops)
+        if i not in removed
+    ]
     net = replace(predict_net, ops=tuple(ops))
     needed = {*reads(net), *net.external_outputs}
-    unused = {n for i in removed for n, v in flow.accesses[i].reads.items() if v == 0 and n in params} - needed
+    unused = {
+        n for i in removed for n, v in flow.accesses[i].reads.items() if v == 0 and n in params
+    } - needed
     inputs = tuple(n for n in net.external_inputs if n not in unused)
-    return replace(net, external_inputs=inputs), {n: v for n, v in params.items() if n not in unused}
+    return replace(net, external_inputs=inputs), {
+        n: v for n, v in params.items() if n not in unused
+    }
 
 
 def _flattens(op: Op, data: str, result: str, shapes: Mapping[str, Sequence[int]]) -> bool:
@@ -312,5 +343,13 @@ def _is_isolated(flow: Flow, group: list[int], data: Versioned, result: Versione
     """Returns whether `group` reads only `data` and parameters, and gives other operators only `result`."""
     written = {blob for i in group for blob in flow.accesses[i].writes.items()}
     needs = {blob for i in group for blob in flow.accesses[i].reads.items()} - written
-    used = {blob for blob in written if blob in flow.external or not set(flow.readers.get(blob, ())) <= set(group)}
-    return all(blob == data or blob[1] == 0 for blob in needs) and used == {result} and result not in flow.external
+    used = {
+        blob
+        for blob in written
+        if blob in flow.external or not set(flow.readers.get(blob, ())) <= set(group)
+    }
+    return (
+        all(blob == data or blob[1] == 0 for blob in needs)
+        and used == {result}
+        and result not in flow.external
+    )

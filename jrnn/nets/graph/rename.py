@@ -55,7 +55,9 @@ def _rename_arg(arg: Arg, read: Names, written: Names, inner: Names) -> Arg:
     if arg.name in WRITTEN_NAMES:
         return replace(arg, value=_map_names(arg, _merged(written, read)))
     if arg.name in GRADIENT_NAMES and arg.kind == "strings":
-        return replace(arg, value=tuple(_gradient_name(name, read).encode() for name in arg.names()))
+        return replace(
+            arg, value=tuple(_gradient_name(name, read).encode() for name in arg.names())
+        )
     if arg.name in INNER_NAMES and inner:
         return replace(arg, value=_map_names(arg, inner))
     if arg.name.endswith(RENAME_SUFFIX):
@@ -73,14 +75,18 @@ def _name_gradients(op: Op, renamed: Op) -> Op:
     outputs = dict(zip(op.outputs, renamed.outputs))
     moved = {}
     for old, new in dict(zip(op.inputs, renamed.inputs)).items():
-        key, given = new + GRADIENT_SUFFIX, outputs.get(old + GRADIENT_SUFFIX)
+        key = new + GRADIENT_SUFFIX
+        given = outputs.get(old + GRADIENT_SUFFIX)
         if given is not None and given != key and key + RENAME_SUFFIX not in known:
             moved[key] = given
     local = {n for _, net in renamed.sub_nets() for n in all_names(net)} if moved else set()
     if inner := {old: new for old, new in moved.items() if old in local}:
         _check_not_local(op, inner, local)
         renamed = renamed.map_sub_nets(lambda net: rename_blobs(net, inner))
-        args = (replace(a, value=_map_names(a, inner)) if a.name in INNER_NAMES else a for a in renamed.args)
+        args = (
+            replace(a, value=_map_names(a, inner)) if a.name in INNER_NAMES else a
+            for a in renamed.args
+        )
         renamed = replace(renamed, args=tuple(args))
     return renamed.with_args({old + RENAME_SUFFIX: new for old, new in moved.items()})
 
@@ -93,7 +99,9 @@ def _with_param_grads(op: Op) -> Op:
     is_gradient = set(op.outputs).isdisjoint(op.names("alias_dst"))
     first = len(op.integers("outputs_with_grads")) if is_gradient else 0
     if not all(0 <= k < len(op.inputs) - first for k in params):
-        raise NetError(f"argument 'param' holds {list(params)}, but there are {len(op.inputs) - first} inputs to name")
+        raise NetError(
+            f"argument 'param' holds {list(params)}, but there are {len(op.inputs) - first} inputs to name"
+        )
     return op.with_args({"param_grads": [op.inputs[first + k] + GRADIENT_SUFFIX for k in params]})
 
 
@@ -102,14 +110,18 @@ def _in_step_nets(op: Op, names: Names) -> dict[str, str]:
     seen = step_reads(op)
     changes = {n: names[n] for n in seen if names.get(n, n) != n}
     if changes:
-        _check_not_local(op, changes, {n for _, net in op.sub_nets() for n in all_names(net)}.difference(seen))
+        _check_not_local(
+            op, changes, {n for _, net in op.sub_nets() for n in all_names(net)}.difference(seen)
+        )
     return changes
 
 
 def _check_not_local(op: Op, names: Names, local: Collection[str]) -> None:
     for old, new in names.items():
         if new in local:
-            raise NetError(f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name")
+            raise NetError(
+                f"cannot rename {old!r} to {new!r}: a sub-net of {op.type} has its own; choose another name"
+            )
 
 
 def rename_in_op(op: Op, read: Names, written: Names) -> Op:
@@ -139,17 +151,23 @@ def rename_in_op(op: Op, read: Names, written: Names) -> Op:
             op = op.map_sub_nets(lambda net: rename_blobs(net, inner))
     args = tuple(_rename_arg(a, read, written, inner) for a in op.args)
     renamed = replace(op, inputs=inputs, outputs=outputs, args=args)
-    return _name_gradients(before, renamed) if any(a.name in GRADIENT_NAMES for a in args) else renamed
+    return (
+        _name_gradients(before, renamed) if any(a.name in GRADIENT_NAMES for a in args) else renamed
+    )
 
 
 def rename_in_workspace(op: Op, names: Mapping[str, str], *, top: bool = True) -> Op:
     """Renames blobs in `op`: its own (`top`), and those of sub-nets that run in the same workspace, argument values not."""
     if top:
-        inputs, outputs = (tuple(names.get(n, n) for n in blobs) for blobs in (op.inputs, op.outputs))
+        inputs, outputs = (
+            tuple(names.get(n, n) for n in blobs) for blobs in (op.inputs, op.outputs)
+        )
         op = replace(op, inputs=inputs, outputs=outputs)
     if workspace_of(op) is not Workspace.SHARED:
         return op
-    return op.map_sub_nets(lambda net: replace(net, ops=tuple(rename_in_workspace(o, names) for o in net.ops)))
+    return op.map_sub_nets(
+        lambda net: replace(net, ops=tuple(rename_in_workspace(o, names) for o in net.ops))
+    )
 
 
 def rename_blobs(net: Net, names: Names) -> Net:
@@ -179,7 +197,9 @@ def _rename_versions(net: Net, start: Mapping[str, int], choose: Callable[[str, 
     return replace(
         net,
         ops=tuple(
-            rename_in_op(op, read, written) if (read := chosen(a.reads)) | (written := chosen(a.writes)) else op
+            rename_in_op(op, read, written)
+            if (read := chosen(a.reads)) | (written := chosen(a.writes))
+            else op
             for op, a in zip(net.ops, accesses)
         ),
         external_inputs=tuple(choose(n, start.get(n, 0)) for n in net.external_inputs),
@@ -211,18 +231,24 @@ def _tied_versions(blob: Versioned, ties: Collection[Versioned]) -> set[int]:
 def _check_fresh(new_name: str, nets: list[Net]) -> None:
     for net in nets:
         if new_name in all_names(net):
-            raise NetError(f"cannot rename to {new_name!r}: net {net.name!r} has a blob of that name; choose another")
+            raise NetError(
+                f"cannot rename to {new_name!r}: net {net.name!r} has a blob of that name; choose another"
+            )
 
 
 def _item(what: str, names: tuple[str, ...], index: int, where: str) -> str:
     if not 0 <= index < len(names):
-        raise NetError(f"{where} has {len(names)} {what}s, number {index} was asked for; count from 0")
+        raise NetError(
+            f"{where} has {len(names)} {what}s, number {index} was asked for; count from 0"
+        )
     return names[index]
 
 
 def _op_at(net: Net, op_id: int) -> tuple[Op, str]:
     if not 0 <= op_id < len(net.ops):
-        raise NetError(f"net {net.name!r} has {len(net.ops)} operators, #{op_id} was asked for; count from 0")
+        raise NetError(
+            f"net {net.name!r} has {len(net.ops)} operators, #{op_id} was asked for; count from 0"
+        )
     op = net.ops[op_id]
     return op, describe_op(op_id, op.type, op.outputs, net.name)
 
@@ -276,8 +302,12 @@ def rename_op_input(
     version = accesses[op_id].reads[old]
     others = [i for i, a in enumerate(accesses) if i != op_id and a.reads.get(old) == version]
     if others and not from_producer:
-        reader = describe_op(others[0], net.ops[others[0]].type, net.ops[others[0]].outputs, net.name)
-        raise NetError(f"{where}: its input {old!r} is read by {reader} too; pass from_producer=True to rename both")
+        reader = describe_op(
+            others[0], net.ops[others[0]].type, net.ops[others[0]].outputs, net.name
+        )
+        raise NetError(
+            f"{where}: its input {old!r} is read by {reader} too; pass from_producer=True to rename both"
+        )
     versions = _tied_versions((old, version), {**_ties(initial), **_ties(accesses)})
 
     def choose(name: str, at: int) -> str:

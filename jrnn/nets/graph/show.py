@@ -105,7 +105,9 @@ def to_dot(net: Net) -> str:
     """
     body = "\n".join("  " + line for line in _dot_lines(net, ""))
     title = _quoted(net.name)
-    return f'digraph {title} {{\n  rankdir=TB; node [fontname="Helvetica", fontsize=10];\n{body}\n}}'
+    return (
+        f'digraph {title} {{\n  rankdir=TB; node [fontname="Helvetica", fontsize=10];\n{body}\n}}'
+    )
 
 
 def _quoted(text: str) -> str:

@@ -61,7 +61,9 @@ class Access:
     updates: tuple[str, ...] = ()
 
 
-def get_accesses(net: Net, blob_versions: Mapping[str, int] | None = None) -> tuple[list[Access], dict[str, int]]:
+def get_accesses(
+    net: Net, blob_versions: Mapping[str, int] | None = None
+) -> tuple[list[Access], dict[str, int]]:
     """Does the same as `get_ssa`, and includes what the sub-nets of each operator read besides its inputs."""
     versions = dict(blob_versions or {})
     for name in net.external_inputs:
@@ -69,7 +71,11 @@ def get_accesses(net: Net, blob_versions: Mapping[str, int] | None = None) -> tu
     accesses = []
     for op in net.ops:
         read = {name: versions.setdefault(name, 0) for name in (*op.inputs, *free_names(op))}
-        updates = tuple(name for name in dict.fromkeys(op.outputs) if name in versions) if keeps_outputs(op) else ()
+        updates = (
+            tuple(name for name in dict.fromkeys(op.outputs) if name in versions)
+            if keeps_outputs(op)
+            else ()
+        )
         read.update((name, versions[name]) for name in updates)
         for name in op.outputs:
             versions[name] = versions.get(name, 0) + 1
@@ -95,7 +101,13 @@ class Flow:
             for blob in a.reads.items():
                 readers.setdefault(blob, []).append(i)
         writer = {blob: i for i, a in enumerate(accesses) for blob in a.writes.items()}
-        return cls(accesses, versions, writer, readers, {(n, versions.get(n, 0)) for n in net.external_outputs})
+        return cls(
+            accesses,
+            versions,
+            writer,
+            readers,
+            {(n, versions.get(n, 0)) for n in net.external_outputs},
+        )
 
     def overwritten(self, blob: Versioned, removed: Collection[int]) -> int:
         """Returns the operator that overwrites `blob`, if the operators `removed` do not count."""
@@ -144,7 +156,12 @@ def get_op_ids_in_path(
         return name, blob_versions[name]
 
     given = {last(name) for name in inputs}
-    return needed_ops([read for read, _ in ssa], get_output_producers(ssa), [last(name) for name in outputs], given)
+    return needed_ops(
+        [read for read, _ in ssa],
+        get_output_producers(ssa),
+        [last(name) for name in outputs],
+        given,
+    )
 
 
 def needed_ops(
@@ -161,7 +178,8 @@ def needed_ops(
         wanted: the blobs to compute.
         given: the blobs that are known.
     """
-    queue, needed = list(wanted), set()
+    queue = list(wanted)
+    needed = set()
     while queue:
         blob = queue.pop()
         at = producers.get(blob)
@@ -207,7 +225,8 @@ def live_ops(net: Net, outputs: Iterable[str]) -> list[int]:
 
 def writers(ops: Sequence[Op], names: Iterable[str]) -> tuple[Op, ...]:
     """Returns the operators that write one of `names`, or a blob that another of them reads."""
-    wanted, kept = set(names), []
+    wanted = set(names)
+    kept = []
     for op in reversed(ops):
         if wanted.intersection(op.outputs):
             kept.append(op)
@@ -231,16 +250,22 @@ def get_sub_graph_external_input_output(
     inside = list(sub_graph_op_indices)
     for i in inside:
         if not 0 <= i < len(net.ops):
-            raise NetError(f"net {net.name!r} has {len(net.ops)} operators, #{i} was asked for; count from 0")
+            raise NetError(
+                f"net {net.name!r} has {len(net.ops)} operators, #{i} was asked for; count from 0"
+            )
     written = dict.fromkeys(blob for i in inside for blob in accesses[i].writes.items())
     read = dict.fromkeys(blob for i in inside for blob in accesses[i].reads.items())
     chosen = set(inside)
     used = {(name, versions.get(name, 0)) for name in net.external_outputs}
     used.update(blob for i, a in enumerate(accesses) if i not in chosen for blob in a.reads.items())
-    return [blob for blob in read if blob not in written], [blob for blob in written if blob in used]
+    return [blob for blob in read if blob not in written], [
+        blob for blob in written if blob in used
+    ]
 
 
-def get_external_blob_names(net: Net, lexical_scope: Collection[str]) -> tuple[list[str], list[str]]:
+def get_external_blob_names(
+    net: Net, lexical_scope: Collection[str]
+) -> tuple[list[str], list[str]]:
     """Returns the outer blobs that `net` reads and writes as the body of an operator.
 
     Args:
@@ -265,7 +290,9 @@ def get_external_blob_names(net: Net, lexical_scope: Collection[str]) -> tuple[l
     return inputs, list(dict.fromkeys(o for op in net.ops for o in op.outputs if o in scope))
 
 
-def extract_sub_net(net: Net, inputs: Iterable[str], outputs: Iterable[str], name: str | None = None) -> Net:
+def extract_sub_net(
+    net: Net, inputs: Iterable[str], outputs: Iterable[str], name: str | None = None
+) -> Net:
     """Returns the part of `net` that computes the last versions of `outputs` from the last versions of `inputs`.
 
     Its external inputs are `inputs` and then all other blobs that it reads from outside. No blob is renamed. Caffe2 rejects
@@ -280,7 +307,8 @@ def extract_sub_net(net: Net, inputs: Iterable[str], outputs: Iterable[str], nam
     >>> [op.type for op in part.ops], part.external_inputs, part.external_outputs
     (['Add'], ('y', 'b'), ('z',))
     """
-    inputs, outputs = list(inputs), list(outputs)
+    inputs = list(inputs)
+    outputs = list(outputs)
     accesses, versions = get_accesses(net)
     for blob in (*inputs, *outputs):
         if blob not in versions:

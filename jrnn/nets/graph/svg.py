@@ -17,14 +17,23 @@ from jrnn.errors import printable
 from jrnn.nets.graph.scope import free_names
 from jrnn.nets.ir import Net
 
-_LETTER, _PADDING, _LAYER, _BOX, _MARGIN, _CAPTION = 6.6, 18.0, 44.0, 24.0, 12.0, 30.0
-_INPUT, _OUTPUT, _PLAIN = "#dbe9f6", "#e2f0d9", "#ffffff"
+_LETTER = 6.6
+_PADDING = 18.0
+_LAYER = 44.0
+_BOX = 24.0
+_MARGIN = 12.0
+_CAPTION = 30.0
+_INPUT = "#dbe9f6"
+_OUTPUT = "#e2f0d9"
+_PLAIN = "#ffffff"
 _SWEEPS = 6
 _GAP = 14.0
 _ABREAST = 4
 _FAR = 12  # layers; a longer edge is not drawn
 
-Node = tuple[Any, ...]  # ("op", index), ("blob", name, version), that with the index of its reader, or ("bend", ...)
+Node = tuple[
+    Any, ...
+]  # ("op", index), ("blob", name, version), that with the index of its reader, or ("bend", ...)
 STYLE = (
     "text{font:11px Helvetica,Arial,sans-serif;text-anchor:middle;dominant-baseline:central;fill:#222}"
     ".op rect{fill:#f2f2f2;stroke:#666}.blob rect{stroke:#888}.edge{fill:none;stroke:#999}"
@@ -43,15 +52,21 @@ def to_svg(net: Net, marks: Mapping[str, tuple[str, str]] | None = None) -> str:
     >>> image.count("<rect"), image.count('class="edge"'), "<title>y: wrong</title>" in image
     (3, 2, True)
     """
-    width, y, parts = 0.0, _MARGIN, []
+    width = 0.0
+    y = _MARGIN
+    parts = []
     for k, (caption, shown) in enumerate(_nets(net, net.name or "net")):
         if k:
-            parts.append(f'<text class="caption" x="{_MARGIN}" y="{y + _CAPTION / 2:g}">{escape(caption)}</text>')
+            parts.append(
+                f'<text class="caption" x="{_MARGIN}" y="{y + _CAPTION / 2:g}">{escape(caption)}</text>'
+            )
             y += _CAPTION
         body, w, h = _drawn(shown, marks or {} if not k else {})
         parts.append(f'<g transform="translate({_MARGIN:g} {y:g})">{body}</g>')
-        width, y = max(width, w, len(caption) * 7.5 if k else 0), y + h + _MARGIN
-    across, down = round(width + 2 * _MARGIN), round(y)
+        width = max(width, w, len(caption) * 7.5 if k else 0)
+        y = y + h + _MARGIN
+    across = round(width + 2 * _MARGIN)
+    down = round(y)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{across}" height="{down}" viewBox="0 0 {across} {down}">'
         f"<style>{STYLE}</style>{''.join(parts)}</svg>"
@@ -91,7 +106,9 @@ def _drawn(net: Net, marks: Mapping[str, tuple[str, str]]) -> tuple[str, float, 
     parts = [_edge(points) for points in plan.edges.values()]
     for n, text in labels.items():
         x, layer = plan.places[n]
-        parts.append(_box(n, text, x, layer * _LAYER + _BOX / 2, _filled(net, n, versions, labels, marks)))
+        parts.append(
+            _box(n, text, x, layer * _LAYER + _BOX / 2, _filled(net, n, versions, labels, marks))
+        )
     return "".join(parts), plan.width, (plan.layers - 1) * _LAYER + _BOX
 
 
@@ -109,7 +126,9 @@ def _without_far_edges(
             kept.append((again, v))
         else:
             kept.append((u, v))
-    return {n: text for v, more in stubs.items() for n, text in (*more.items(), (v, labels[v]))}, kept
+    return {
+        n: text for v, more in stubs.items() for n, text in (*more.items(), (v, labels[v]))
+    }, kept
 
 
 def _filled(
@@ -217,7 +236,11 @@ def _layers(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> dict[N
         source = not before[n]
         if source == (not after[n]):
             continue
-        at = min(after[n], key=layer.__getitem__) if source else max(before[n], key=layer.__getitem__)
+        at = (
+            min(after[n], key=layer.__getitem__)
+            if source
+            else max(before[n], key=layer.__getitem__)
+        )
         crowd[at, source] = crowd.get((at, source), 0) + 1
         further = 1 + min((crowd[at, source] - 1) // _ABREAST, _FAR - 2)
         layer[n] = layer[at] - further if source else layer[at] + further
@@ -225,13 +248,18 @@ def _layers(nodes: Sequence[Node], edges: Sequence[tuple[Node, Node]]) -> dict[N
     return {n: at - first for n, at in layer.items()}
 
 
-def _order(rows: list[list[Node]], above: Mapping[Node, list[Node]], below: Mapping[Node, list[Node]]) -> None:
+def _order(
+    rows: list[list[Node]], above: Mapping[Node, list[Node]], below: Mapping[Node, list[Node]]
+) -> None:
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
         place = {n: i for row in rows for i, n in enumerate(row)}
         for row in rows[1:] if down else rows[-2::-1]:
             near = above if down else below
-            wanted = {n: sum(place[m] for m in near[n]) / len(near[n]) if near[n] else place[n] for n in row}
+            wanted = {
+                n: sum(place[m] for m in near[n]) / len(near[n]) if near[n] else place[n]
+                for n in row
+            }
             row.sort(key=wanted.__getitem__)
             place.update((n, i) for i, n in enumerate(row))
 
@@ -249,19 +277,29 @@ def _centers(
         down = sweep % 2 == 0
         for row in rows if down else rows[::-1]:
             near = above if down else below
-            wanted = {n: sum(x[m] for m in near[n]) / len(near[n]) if near[n] else x[n] for n in row}
+            wanted = {
+                n: sum(x[m] for m in near[n]) / len(near[n]) if near[n] else x[n] for n in row
+            }
             _pack(row, sizes, wanted, x)
     return x
 
 
-def _pack(row: list[Node], sizes: Mapping[Node, float], wanted: Mapping[Node, float], x: dict[Node, float]) -> None:
+def _pack(
+    row: list[Node], sizes: Mapping[Node, float], wanted: Mapping[Node, float], x: dict[Node, float]
+) -> None:
     """Places the nodes of a row near `wanted` without overlap: at the mean of a pass to the right and one to the left."""
     right: list[float] = []
     for n in row:
-        room = right[-1] + (sizes[n] + sizes[row[len(right) - 1]]) / 2 + _GAP if right else wanted[n]
+        room = (
+            right[-1] + (sizes[n] + sizes[row[len(right) - 1]]) / 2 + _GAP if right else wanted[n]
+        )
         right.append(max(wanted[n], room))
     left: list[float] = []
     for n in reversed(row):
-        room = left[-1] - (sizes[n] + sizes[row[len(row) - len(left)]]) / 2 - _GAP if left else wanted[n]
+        room = (
+            left[-1] - (sizes[n] + sizes[row[len(row) - len(left)]]) / 2 - _GAP
+            if left
+            else wanted[n]
+        )
         left.append(min(wanted[n], room))
     x.update((n, (a + b) / 2) for n, a, b in zip(row, right, reversed(left)))

@@ -49,16 +49,24 @@ def match(a: Any, b: Any, broadcast: bool, axis: int, axis_str: str, order: str)
         return Matched(a.shape, (1,) * np.ndim(a), a.shape)
     if axis == -1 and axis_str:
         if len(axis_str) != 1 or axis_str not in order:
-            raise OpError(f"argument 'axis_str' is {axis_str!r}; it must be a letter of argument 'order', {order!r}")
+            raise OpError(
+                f"argument 'axis_str' is {axis_str!r}; it must be a letter of argument 'order', {order!r}"
+            )
         axis = order.index(axis_str)
     elif axis == -1:
         axis = np.ndim(a) - np.ndim(b)
     b_shape = (1,) * axis + b.shape + (1,) * (np.ndim(a) - axis - np.ndim(b))
     ones = [k for k, size in enumerate(b.shape) if size != 1]
     fits = 0 <= axis <= np.ndim(a) - np.ndim(b) and all(
-        b.shape[k] == a.shape[axis + k] for k in range(ones[0] if ones else 0, (ones[-1] + 1) if ones else 0)
+        b.shape[k] == a.shape[axis + k]
+        for k in range(ones[0] if ones else 0, (ones[-1] + 1) if ones else 0)
     )
-    raise_if(not fits, f"with broadcast=1 the shape of b must be that of dimensions of a from axis {axis} on", a=a, b=b)
+    raise_if(
+        not fits,
+        f"with broadcast=1 the shape of b must be that of dimensions of a from axis {axis} on",
+        a=a,
+        b=b,
+    )
     return Matched(a.shape, b_shape, a.shape)
 
 
@@ -73,15 +81,21 @@ def collect(grad: Any, shape: tuple[int, ...], original: tuple[int, ...]) -> Any
     >>> collect(jnp.ones((2, 3)), (1, 3), (3,)).tolist()
     [2.0, 2.0, 2.0]
     """
-    axes = tuple(k for k, (small, big) in enumerate(zip(shape, grad.shape)) if small == 1 and big != 1)
-    return jnp.sum(grad, axes, dtype=grad.dtype).reshape(original) if axes else grad.reshape(original)
+    axes = tuple(
+        k for k, (small, big) in enumerate(zip(shape, grad.shape)) if small == 1 and big != 1
+    )
+    return (
+        jnp.sum(grad, axes, dtype=grad.dtype).reshape(original) if axes else grad.reshape(original)
+    )
 
 
 @op("Sum", inplace={0: 0})
 def sum_(x, *xs):
     for other in xs:
         if other.shape != x.shape:
-            raise OpError(f"adds {describe(x)} and {describe(other)}; Sum does not broadcast, shapes must be equal")
+            raise OpError(
+                f"adds {describe(x)} and {describe(other)}; Sum does not broadcast, shapes must be equal"
+            )
         x = jnp.add(x, other)
     return jnp.asarray(x)
 
@@ -92,18 +106,27 @@ def _(g):
         g.set_grad(k, g.grad_output_slice(0))
 
 
-def _match(*, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW") -> Callable:
+def _match(
+    *, broadcast: bool = False, axis: int = -1, axis_str: str = "", order: str = "NCHW"
+) -> Callable:
     return lambda a, b: match(a, b, broadcast, axis, axis_str, order)
 
 
-def _register(type: str, fn: Callable, kinds: str, wanted: str, gradient: str = "forbidden", **traits: Any) -> None:
+def _register(
+    type: str, fn: Callable, kinds: str, wanted: str, gradient: str = "forbidden", **traits: Any
+) -> None:
     """Registers `fn` of two broadcast inputs that hold the same kind of number, one of `kinds`."""
 
     @op(type, gradient=gradient, **traits)
     @takes(match=_match)
     def binary(a, b, *, match):
         pair = {"f" if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype.kind for x in (a, b)}
-        raise_if(len(pair) != 1 or not pair <= set(kinds), f"both must hold {wanted}, and the same type", a=a, b=b)
+        raise_if(
+            len(pair) != 1 or not pair <= set(kinds),
+            f"both must hold {wanted}, and the same type",
+            a=a,
+            b=b,
+        )
         m = match(a, b)
         return fn(spread(a, m.a, m.out), spread(b, m.b, m.out))
 
@@ -175,19 +198,26 @@ def pow_(
     axis_str: str = "",
     order: str = "NCHW",
 ):
-    raise_if((y is None) == (exponent is None), "takes either a second input or argument 'exponent'; give one of them")
+    raise_if(
+        (y is None) == (exponent is None),
+        "takes either a second input or argument 'exponent'; give one of them",
+    )
     if y is None:
         return jnp.power(as_float(x), exponent)
     if not broadcast and x.shape != y.shape:
-        raise OpError(f"x is {describe(x)}, the exponent {describe(y)}; give equal shapes, or argument broadcast=1")
+        raise OpError(
+            f"x is {describe(x)}, the exponent {describe(y)}; give equal shapes, or argument broadcast=1"
+        )
     m = match(as_float(x), as_float(y), True, axis, axis_str, order)
     return jnp.power(x, spread(y, m.b, m.out))
 
 
 @gradient("Pow")
 def pow_gradient_maker(g):
-    x, dz = g.input(0), g.grad_output(0)
-    z, power = g.temporary(dz + "_times_power"), g.temporary(x + "_power")
+    x = g.input(0)
+    dz = g.grad_output(0)
+    z = g.temporary(dz + "_times_power")
+    power = g.temporary(x + "_power")
     if len(g.op.inputs) == 1:
         exponent = g.arg("exponent")
         g.emit("Pow", [x], [power], copy_args=False, exponent=exponent - 1.0)
@@ -195,7 +225,11 @@ def pow_gradient_maker(g):
         g.emit("Scale", [z], [g.grad_input(0)], copy_args=False, scale=exponent)
         return
     y = g.input(1)
-    how = {name: g.arg(name) for name in ("broadcast", "axis", "axis_str", "order") if g.arg("broadcast", 0)}
+    how = {
+        name: g.arg(name)
+        for name in ("broadcast", "axis", "axis_str", "order")
+        if g.arg("broadcast", 0)
+    }
     one, less, logarithm = (g.temporary(y + end) for end in ("_one", "_less_one", "_log"))
     g.emit(SEED, [y], [one], copy_args=False, value=1.0)
     g.emit("Sub", [y, one], [less], copy_args=False)
@@ -223,7 +257,9 @@ def sum_reduce_like(x, like, *, axis: int = -1, axis_str: str = "", order: str =
 
 @op("RowMul")
 def row_mul(x, w):
-    raise_if(x.ndim == 0 or w.size != x.shape[0], "w must have one element for each row of x", x=x, w=w)
+    raise_if(
+        x.ndim == 0 or w.size != x.shape[0], "w must have one element for each row of x", x=x, w=w
+    )
     return as_float(x) * jnp.reshape(w, (-1, *(1,) * (x.ndim - 1)))
 
 

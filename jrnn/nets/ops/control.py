@@ -50,12 +50,16 @@ class WorkspaceStack:
 
 def as_stack(value: Any) -> WorkspaceStack:
     if not isinstance(value, WorkspaceStack):
-        raise OpError(f"its last input must be a workspace, made by CreateScope; it is {type(value).__name__}")
+        raise OpError(
+            f"its last input must be a workspace, made by CreateScope; it is {type(value).__name__}"
+        )
     return value
 
 
 op("CreateScope", gradient="forbidden")(lambda: WorkspaceStack())
-op("HasScope", gradient="forbidden")(lambda workspace: np.asarray([bool(as_stack(workspace).frames)]))
+op("HasScope", gradient="forbidden")(
+    lambda workspace: np.asarray([bool(as_stack(workspace).frames)])
+)
 
 
 MOST_COUNTED_TRIPS = 10_000  # longer loops are not counted while tracing
@@ -67,10 +71,14 @@ def bindings(op: Op) -> dict[str, str]:
     inner = op.names("inner_blobs")
     outer = op.integers("outer_blobs_idx")
     if len(inner) != len(outer):
-        raise OpError(f"binds {len(inner)} inner_blobs to {len(outer)} outer_blobs_idx; there must be one for each")
+        raise OpError(
+            f"binds {len(inner)} inner_blobs to {len(outer)} outer_blobs_idx; there must be one for each"
+        )
     for k in outer:
         if not 0 <= k < len(names):
-            raise OpError(f"argument 'outer_blobs_idx' holds {k}, but there are {len(names)} inputs and outputs")
+            raise OpError(
+                f"argument 'outer_blobs_idx' holds {k}, but there are {len(names)} inputs and outputs"
+            )
     if not op.inputs or not op.outputs or op.inputs[-1] != op.outputs[-1]:
         raise OpError("the last input and the last output must be the same workspace")
     return {i: names[k] for i, k in zip(inner, outer)}
@@ -80,7 +88,8 @@ def bindings(op: Op) -> dict[str, str]:
 def do(*blobs, net: Net, reuse_workspace: bool = False, op, context):
     bound = bindings(op)
     given = dict(zip(op.inputs[:-1], blobs))
-    stack, frame = as_stack(blobs[-1]), {}
+    stack = as_stack(blobs[-1])
+    frame = {}
     if op.is_gradient or (reuse_workspace and stack.frames):
         frame, stack = stack.pop()
     env = dict(frame)
@@ -92,12 +101,18 @@ def do(*blobs, net: Net, reuse_workspace: bool = False, op, context):
     inner_of = {outer: inner for inner, outer in bound.items()}
     for name in op.outputs[:-1]:
         if name not in inner_of:
-            raise OpError(f"output {name!r} is not bound to a blob of the net; bind each input and output exactly once")
+            raise OpError(
+                f"output {name!r} is not bound to a blob of the net; bind each input and output exactly once"
+            )
     keep = op.outputs[-1] not in context.unread and not op.is_gradient
-    wanted = [inner_of[name] for name in op.outputs[:-1] if context.eager or name not in context.unread]
+    wanted = [
+        inner_of[name] for name in op.outputs[:-1] if context.eager or name not in context.unread
+    ]
     # the gradient may read any blob of a stored workspace
     outside = [o for one in net.ops for o in one.outputs] if keep else wanted
-    body = schedule(net, None if keep or context.eager else _written(net, wanted), read_outside=outside)
+    body = schedule(
+        net, None if keep or context.eager else _written(net, wanted), read_outside=outside
+    )
     env = execute(body, env, replace(context, outer={}))
     if keep:
         stack = stack.push(env)
@@ -105,7 +120,9 @@ def do(*blobs, net: Net, reuse_workspace: bool = False, op, context):
     for name in op.outputs[:-1]:
         value = env.get(inner_of[name])
         if value is None and name not in context.unread:
-            raise OpError(f"output {name!r}: its net did not write {inner_of[name]!r}, which had no value before")
+            raise OpError(
+                f"output {name!r}: its net did not write {inner_of[name]!r}, which had no value before"
+            )
         results.append(value)
     return (*results, stack)
 
@@ -127,7 +144,9 @@ def if_(condition, *blobs, then_net: Net, else_net: Net | None = None, op, conte
         values = _both_branches(condition, branches, wanted, context)
     for n in wanted:
         if values[n] is None:
-            raise OpError(f"output {n!r} is not written by the branch taken, and had no value before; write it in both")
+            raise OpError(
+                f"output {n!r} is not written by the branch taken, and had no value before; write it in both"
+            )
     return tuple(values.get(n) for n in op.outputs)
 
 
@@ -146,7 +165,9 @@ def _truth(condition: Any) -> bool:
     return bool(np.asarray(condition).reshape(()))
 
 
-def _run_shared(net: Net, blobs: Mapping[str, Any], wanted: Iterable[str], context: Context) -> dict[str, Any]:
+def _run_shared(
+    net: Net, blobs: Mapping[str, Any], wanted: Iterable[str], context: Context
+) -> dict[str, Any]:
     """Runs a net in the workspace of its operator, and returns the blobs that it writes."""
     body = schedule(net, None if context.eager else _written(net, wanted), read_outside=wanted)
     held = sum(map(size_of, blobs.values())) if context.eager else 0
@@ -158,14 +179,20 @@ def _both_branches(condition: Any, branches, wanted: list[str], context: Context
 
     def branch(which: int):
         def run():
-            env = _run_shared(branches[which], context.outer, wanted, replace(context, in_branch=True))
+            env = _run_shared(
+                branches[which], context.outer, wanted, replace(context, in_branch=True)
+            )
             values = {n: env.get(n, context.outer.get(n)) for n in wanted}
             return _without_constants({n: v for n, v in values.items() if v is not None})
 
         return run
 
     shapes, constants = zip(*(jax.eval_shape(branch(k)) for k in (0, 1)))
-    both = {n: _common(n, shapes[0].get(n), shapes[1].get(n)) for n in wanted if n in {*shapes[0], *shapes[1]}}
+    both = {
+        n: _common(n, shapes[0].get(n), shapes[1].get(n))
+        for n in wanted
+        if n in {*shapes[0], *shapes[1]}
+    }
 
     def filled(which: int):
         def run():
@@ -193,12 +220,17 @@ class _Constants:
 
 def _without_constants(values: Mapping[str, Any]) -> tuple[dict[str, Any], _Constants]:
     """The blobs with workspaces that hold no constants, and the constants."""
-    constants, rest = {}, dict(values)
+    constants = {}
+    rest = dict(values)
     for name, value in values.items():
         if isinstance(value, WorkspaceStack):
             frames = []
             for depth, frame in enumerate(value.frames):
-                still = {n: v for n, v in frame.items() if isinstance(v, np.ndarray) and v.dtype.kind in "iub"}
+                still = {
+                    n: v
+                    for n, v in frame.items()
+                    if isinstance(v, np.ndarray) and v.dtype.kind in "iub"
+                }
                 constants[name, depth] = still
                 frames.append({n: v for n, v in frame.items() if n not in still})
             rest[name] = WorkspaceStack(tuple(frames))
@@ -213,9 +245,13 @@ def _common(name: str, one: Any, two: Any) -> Any:
         frames = [v.frames if v is not None else () for v in (one, two)]
         return WorkspaceStack(max(frames, key=len))
     if one is None or two is None:
-        raise OpError(f"output {name!r} is not written by one branch, and had no value before; write it in both")
+        raise OpError(
+            f"output {name!r} is not written by one branch, and had no value before; write it in both"
+        )
     if one.shape != two.shape or one.dtype != two.dtype:
-        raise OpError(f"output {name!r} is {describe_value(one)} in one branch and {describe_value(two)} in the other")
+        raise OpError(
+            f"output {name!r} is {describe_value(one)} in one branch and {describe_value(two)} in the other"
+        )
     return one
 
 
@@ -235,7 +271,9 @@ def while_(condition, *blobs, loop_net: Net, cond_net: Net | None = None, op, co
     cond_net = cond_net or Net()
     wanted = _wanted(op, context)
     # if a gradient reads the workspaces, and in that gradient, tracing must unroll the trips
-    trip_by_trip = op.is_gradient or any(isinstance(context.outer.get(n), WorkspaceStack) for n in wanted)
+    trip_by_trip = op.is_gradient or any(
+        isinstance(context.outer.get(n), WorkspaceStack) for n in wanted
+    )
     if context.eager or trip_by_trip:
         workspaces = [n for n in op.outputs if isinstance(context.outer.get(n), WorkspaceStack)]
         carried = [n for n in op.outputs if n in wanted or n not in workspaces]
@@ -244,11 +282,15 @@ def while_(condition, *blobs, loop_net: Net, cond_net: Net | None = None, op, co
         env = _loop_traced(op.inputs[0], cond_net, loop_net, op.outputs, context)
     for n in wanted:
         if n not in env and n not in context.outer:
-            raise OpError(f"output {n!r} had no value before the loop, and the loop did not write it")
+            raise OpError(
+                f"output {n!r} had no value before the loop, and the loop did not write it"
+            )
     return tuple(env[n] if n in env else context.outer.get(n) for n in op.outputs)
 
 
-def _loop_in_python(condition: str, cond_net: Net, loop_net: Net, carried, context: Context) -> dict[str, Any]:
+def _loop_in_python(
+    condition: str, cond_net: Net, loop_net: Net, carried, context: Context
+) -> dict[str, Any]:
     """Runs the trips one by one. While tracing, this unrolls the loop for a gradient net that needs the workspaces."""
     carried = dict.fromkeys([condition, *carried])
     most = context.options.max_iterations if context.eager else MOST_COUNTED_TRIPS
@@ -263,12 +305,17 @@ def _loop_in_python(condition: str, cond_net: Net, loop_net: Net, carried, conte
             )
         if not _truth(env[condition]):
             return env
-        raise_if(trip == most, f"the loop goes on after {most} trips; raise max_iterations if that is intended")
+        raise_if(
+            trip == most,
+            f"the loop goes on after {most} trips; raise max_iterations if that is intended",
+        )
         env.update(_run_shared(loop_net, env, carried, context))
         trip += 1
 
 
-def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context: Context) -> dict[str, Any]:
+def _loop_traced(
+    condition: str, cond_net: Net, loop_net: Net, outputs, context: Context
+) -> dict[str, Any]:
     context = replace(context, in_branch=True)
     outer = context.outer
     written = {o for net in (cond_net, loop_net) for op in net.ops for o in op.outputs}
@@ -276,10 +323,16 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
     freed = _freed_by_trip(cond_net, loop_net)
     for n in read:
         if n in freed:
-            raise NetError(f"reads blob {n!r}, which {freed[n].by} has freed in the trip before; free it after the loop")
+            raise NetError(
+                f"reads blob {n!r}, which {freed[n].by} has freed in the trip before; free it after the loop"
+            )
     stays = {n for n in written if n in freed or isinstance(outer.get(n), WorkspaceStack)}
     carried = [n for n in dict.fromkeys([*outputs, condition]) if n in written - stays]
-    constants = {n: outer[n] for n in read if n in outer and n not in carried and isinstance(outer[n], jax.Array)}
+    constants = {
+        n: outer[n]
+        for n in read
+        if n in outer and n not in carried and isinstance(outer[n], jax.Array)
+    }
     fixed = {n: v for n, v in outer.items() if n not in constants and n not in carried}
 
     def run(net: Net, constants, state):
@@ -293,7 +346,9 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
     state = run(cond_net, constants, state)  # the condition runs once more than the body
     missing = [n for n in carried if n not in state]
     if missing:
-        raise OpError(f"blob {missing[0]!r} is written by the loop only; give it a value before, for a loop of 0 trips")
+        raise OpError(
+            f"blob {missing[0]!r} is written by the loop only; give it a value before, for a loop of 0 trips"
+        )
     state = {n: jnp.asarray(v) for n, v in state.items()}
 
     def body(constants, state):
@@ -310,7 +365,11 @@ def _loop_traced(condition: str, cond_net: Net, loop_net: Net, outputs, context:
     if trips is not None:
         return freed | scan(lambda s, _: (body(constants, s), None), state, None, length=trips)[0]
     return freed | run_trips(
-        lambda _, s: s[condition].reshape(()).astype(bool), body, constants, state, context.options.trips
+        lambda _, s: s[condition].reshape(()).astype(bool),
+        body,
+        constants,
+        state,
+        context.options.trips,
     )
 
 
@@ -320,9 +379,12 @@ def _freed_by_trip(cond_net: Net, loop_net: Net) -> dict[str, Freed]:
     return {n: Freed(f"{op.type} -> {n!r}") for n, op in last.items() if frees(op.type)}
 
 
-def _count_trips(condition: str, cond_net: Net, loop_net: Net, outer: Mapping[str, Any], context: Context) -> int | None:
+def _count_trips(
+    condition: str, cond_net: Net, loop_net: Net, outer: Mapping[str, Any], context: Context
+) -> int | None:
     """The number of trips if the condition depends on integer numpy blobs only, else None."""
-    needed, sliced = {condition}, ((), ())
+    needed = {condition}
+    sliced = ((), ())
     while True:  # until the blobs that the condition needs at the start of a trip no longer grow
         sliced = tuple(replace(net, ops=writers(net.ops, needed)) for net in (cond_net, loop_net))
         more = needed.union(*(reads(net) for net in sliced))
@@ -336,19 +398,29 @@ def _count_trips(condition: str, cond_net: Net, loop_net: Net, outer: Mapping[st
         return _trips_of(condition, sliced, start, context, MOST_COUNTED_TRIPS)
 
 
-def _count_on_host(condition: str, nets: tuple[Net, Net], outer: Mapping[str, Any], context: Context) -> int:
+def _count_on_host(
+    condition: str, nets: tuple[Net, Net], outer: Mapping[str, Any], context: Context
+) -> int:
     """The number of trips, counted by a run of the loop with concrete values."""
-    concrete = {n: lax.stop_gradient(v) if isinstance(v, jax.Array) else v for n, v in outer.items()}
+    concrete = {
+        n: lax.stop_gradient(v) if isinstance(v, jax.Array) else v for n, v in outer.items()
+    }
     most = 2**63 if context.options.max_iterations is None else context.options.max_iterations
     trips = _trips_of(condition, nets, concrete, context, most)
-    raise_if(trips is None, f"the loop goes on after {most} trips; raise max_iterations if that is intended")
+    raise_if(
+        trips is None,
+        f"the loop goes on after {most} trips; raise max_iterations if that is intended",
+    )
     return trips
 
 
-def _trips_of(condition: str, nets, start: Mapping[str, Any], context: Context, most: int) -> int | None:
+def _trips_of(
+    condition: str, nets, start: Mapping[str, Any], context: Context, most: int
+) -> int | None:
     """How often the second net runs until the first one clears the condition; None above `most`."""
     eager = replace(context, eager=True, outer=start, unread=frozenset())
-    env, trips = dict(start), 0
+    env = dict(start)
+    trips = 0
     while trips <= most:
         env.update(_run_shared(nets[0], env, (), eager))
         if not _truth(env[condition]):

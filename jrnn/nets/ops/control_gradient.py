@@ -49,7 +49,10 @@ def do_gradient_maker(g):
         return
     result = backward_pass(net.ops, seeds, net.name, external=bound)
     g.replace_op(g.op.with_args({"net": replace(net, ops=result.forward)}))
-    ops, inner, outer_inputs, outer_outputs = list(result.ops), [], [], []
+    ops = list(result.ops)
+    inner = []
+    outer_inputs = []
+    outer_outputs = []
     for k, outer in enumerate(names):
         inner_gradient = _dense(result.gradients.get(inner_of.get(outer)), outer)
         if outer not in inner_of or inner_gradient is None or k in g.answers:
@@ -60,14 +63,19 @@ def do_gradient_maker(g):
         outer_outputs.append(g.grad_input(k))
     if not outer_outputs:
         return
-    inner_inputs, saved = [], []
+    inner_inputs = []
+    saved = []
     for name in reads(Net("", tuple(ops))):
         if name in seeds.values():
             outer_inputs.append(arriving[bound[name.removesuffix(GIVEN)]])
             inner_inputs.append(name)
         elif name in bound and not g.arg("copy_external_blobs"):
             outer = bound[name]
-            value = g.output(g.op.outputs.index(outer)) if outer in g.op.outputs else g.input(names.index(outer))
+            value = (
+                g.output(g.op.outputs.index(outer))
+                if outer in g.op.outputs
+                else g.input(names.index(outer))
+            )
             outer_inputs.append(value)
             inner_inputs.append(name)
         else:
@@ -98,15 +106,23 @@ def _outer_values(g: GradientMaker, ops: Iterable[Op]) -> dict[str, str]:
 
 
 def _renamed(op: Op, names: Mapping[str, str]) -> Op:
-    return replace(op, inputs=tuple(names.get(n, n) for n in op.inputs), outputs=tuple(names.get(n, n) for n in op.outputs))
+    return replace(
+        op,
+        inputs=tuple(names.get(n, n) for n in op.inputs),
+        outputs=tuple(names.get(n, n) for n in op.outputs),
+    )
 
 
 def _branch_gradient(net: Net, arriving: Mapping[str, str], external: Iterable[str]):
     """The backward pass of a net that runs in its operator's workspace; it must not need copies of overwritten blobs."""
     written = {o for op in net.ops for o in op.outputs}
-    result = backward_pass(net.ops, {o: a for o, a in arriving.items() if o in written}, net.name, external=external)
+    result = backward_pass(
+        net.ops, {o: a for o, a in arriving.items() if o in written}, net.name, external=external
+    )
     if len(result.forward) != len(net.ops):
-        raise GradientError(f"net {net.name!r} overwrites a blob that its gradient needs; put its operators in one Do")
+        raise GradientError(
+            f"net {net.name!r} overwrites a blob that its gradient needs; put its operators in one Do"
+        )
     return result, written
 
 
@@ -115,11 +131,15 @@ def _apart(g: GradientMaker, ops: Iterable[Op], keep: set[str]) -> list[Op]:
     names: dict[str, str] = {}
     renamed = []
     for op in ops:
-        inputs = tuple(names.get(n, n) for n in op.inputs)  # before the first write a name refers to the outer blob
+        inputs = tuple(
+            names.get(n, n) for n in op.inputs
+        )  # before the first write a name refers to the outer blob
         for o in op.outputs:
             if o not in keep and o not in names:
                 names[o] = g.temporary(o + "_inside")
-        renamed.append(replace(op, inputs=inputs, outputs=tuple(names.get(n, n) for n in op.outputs)))
+        renamed.append(
+            replace(op, inputs=inputs, outputs=tuple(names.get(n, n) for n in op.outputs))
+        )
     return renamed
 
 
@@ -166,7 +186,11 @@ def if_gradient_maker(g):
     nets = [_apart(g, ops, keep={*targets, *g.op.outputs}) for ops in nets]
     values = _outer_values(g, [*nets[0], *nets[1]])
     nets = [[_renamed(op, values) for op in ops] for ops in nets]
-    workspaces = [n for n in dict.fromkeys(o for ops in nets for op in ops for o in op.outputs) if n in g.op.outputs]
+    workspaces = [
+        n
+        for n in dict.fromkeys(o for ops in nets for op in ops for o in op.outputs)
+        if n in g.op.outputs
+    ]
     read = dict.fromkeys(n for ops in nets for n in reads(Net("", tuple(ops))))
     condition = g.input(0)
     g.emit(
@@ -174,31 +198,43 @@ def if_gradient_maker(g):
         [condition, *(n for n in read if n != condition)],
         [*targets, *workspaces],
         copy_args=False,
-        **{arg: Net(net.name + "_grad", tuple(ops)) for arg, net, ops in zip(("then_net", "else_net"), branches, nets)},
+        **{
+            arg: Net(net.name + "_grad", tuple(ops))
+            for arg, net, ops in zip(("then_net", "else_net"), branches, nets)
+        },
     )
 
 
 @gradient("While")
 def while_gradient_maker(g):
     arriving = _gradient_outputs(g)
-    net, cond_net = g.arg("loop_net"), g.arg("cond_net") or Net()
+    net = g.arg("loop_net")
+    cond_net = g.arg("cond_net") or Net()
     if any(op.type != "Do" or not op.arg("copy_external_blobs") for op in net.ops) or not net.ops:
-        raise GradientError("only a loop whose body is Do operators with copy_external_blobs=1 has a gradient")
+        raise GradientError(
+            "only a loop whose body is Do operators with copy_external_blobs=1 has a gradient"
+        )
     names = g.input_names
     total = {n: g.temporary(n + "_grad_total") for n in dict.fromkeys([*names, *g.op.outputs])}
     carried = set(arriving)
     while True:  # until all blobs whose gradients are carried from trip to trip are known
-        result, written = _branch_gradient(net, {n: total[n] for n in g.op.outputs if n in carried}, names)
+        result, written = _branch_gradient(
+            net, {n: total[n] for n in g.op.outputs if n in carried}, names
+        )
         more = carried | {n for n in written if n in result.gradients}
         if more == carried:
             break
         carried = more
     changed = [o for op in cond_net.ops for o in op.outputs if o in carried]
     if changed:
-        raise GradientError(f"the condition changes {changed[0]!r}, which has a gradient; change it in the body")
+        raise GradientError(
+            f"the condition changes {changed[0]!r}, which has a gradient; change it in the body"
+        )
     g.replace_op(g.op.with_args({"loop_net": replace(net, ops=result.forward)}))
     invariant = [n for n in dict.fromkeys(names) if n in result.gradients and n not in written]
-    loop_carried = [n for n in dict.fromkeys([*names, *g.op.outputs]) if n in carried and n in written]
+    loop_carried = [
+        n for n in dict.fromkeys([*names, *g.op.outputs]) if n in carried and n in written
+    ]
     untouched = [n for n in arriving if n not in written]
 
     workspace = net.ops[-1].outputs[-1]
@@ -211,7 +247,9 @@ def while_gradient_maker(g):
             body.append(Op.of(SEED, [total[n]], [after[n]], value=0.0))
         else:
             body.append(Op.of(SAVE, [kept], [after[n]]))
-    body += [Op.of(ACCUMULATE, [total[n], _dense(result.gradients[n], n)], [total[n]]) for n in invariant]
+    body += [
+        Op.of(ACCUMULATE, [total[n], _dense(result.gradients[n], n)], [total[n]]) for n in invariant
+    ]
     body += [Op.of(SAVE, [after[n]], [total[n]]) for n in loop_carried]
 
     body = _apart(g, body, keep={*total.values(), *g.op.outputs})

@@ -82,7 +82,16 @@ def scale(x, *, scale: float = 1.0):
 
 
 # The numbers and names of data types that Cast knows on the wire.
-_TYPE_NAMES = {"FLOAT": 1, "INT32": 2, "BOOL": 5, "UINT8": 6, "INT8": 7, "UINT16": 8, "INT16": 9, "INT64": 10}
+_TYPE_NAMES = {
+    "FLOAT": 1,
+    "INT32": 2,
+    "BOOL": 5,
+    "UINT8": 6,
+    "INT8": 7,
+    "UINT16": 8,
+    "INT16": 9,
+    "INT64": 10,
+}
 _TYPE_NAMES |= {"FLOAT16": 12, "DOUBLE": 13}
 
 
@@ -99,15 +108,22 @@ def _type_number(value: int | str, argument: str) -> int:
 def cast(x, *, to: int | str = 1, from_type: int | str | None = None, wide=False):
     """x in another data type. Fractions are truncated towards zero; nonzero numbers become true."""
     dtype = dtype_of(_type_number(to, "to"))
-    return jnp.asarray(x).astype(np.float64 if wide and jnp.issubdtype(dtype, jnp.floating) else dtype)
+    return jnp.asarray(x).astype(
+        np.float64 if wide and jnp.issubdtype(dtype, jnp.floating) else dtype
+    )
 
 
 @gradient("Cast")
 def _(g):
-    to, source = g.arg("to", 1), g.arg("from_type")
+    to = g.arg("to", 1)
+    source = g.arg("from_type")
     if source is None:
-        raise GradientError("the gradient of Cast needs argument 'from_type', the data type of its input")
-    to, source = (_type_number(t.decode() if isinstance(t, bytes) else t, "to") for t in (to, source))
+        raise GradientError(
+            "the gradient of Cast needs argument 'from_type', the data type of its input"
+        )
+    to, source = (
+        _type_number(t.decode() if isinstance(t, bytes) else t, "to") for t in (to, source)
+    )
     if not all(jnp.issubdtype(dtype_of(t), jnp.floating) for t in (to, source)):
         g.grad_output(0)  # integers and truth values have no gradient
         return

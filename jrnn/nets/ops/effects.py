@@ -16,7 +16,14 @@ from jrnn.errors import OpError, describe_value, printable
 from jrnn.nets.lowering import Context, Freed
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.values import raise_if
-from jrnn.nets.proto.database import CHUNK_MARK, Records, named_chunks, read_database, tensors_of, write_records
+from jrnn.nets.proto.database import (
+    CHUNK_MARK,
+    Records,
+    named_chunks,
+    read_database,
+    tensors_of,
+    write_records,
+)
 from jrnn.nets.proto.tensors import blob_to_numpy
 from jrnn.nets.registry import op
 
@@ -28,7 +35,9 @@ class DatabaseReader:
     """A database with a position, which advances with each record and returns to the start after the last."""
 
     def __init__(self, path: Path, db_type: str):
-        self.path, self.db_type, self.next = path, db_type, 0
+        self.path = path
+        self.db_type = db_type
+        self.next = 0
 
     @functools.cached_property
     def records(self) -> Records:
@@ -53,13 +62,17 @@ def _within(context: Context, path: str) -> Path:
     root = Path(context.options.files).resolve()
     file = (root / path).resolve()
     if not file.is_relative_to(root):
-        raise OpError(f"names the file {path!r}, which is not within the folder {root} that the net may reach")
+        raise OpError(
+            f"names the file {path!r}, which is not within the folder {root} that the net may reach"
+        )
     return file
 
 
 def _check_eager(context: Context) -> None:
     if not context.eager or context.in_branch:
-        raise OpError("reads or writes outside of the net, which a traced function cannot; run the net with run_net")
+        raise OpError(
+            "reads or writes outside of the net, which a traced function cannot; run the net with run_net"
+        )
 
 
 def _without(prefix: str, name: str) -> str:
@@ -69,11 +82,19 @@ def _without(prefix: str, name: str) -> str:
 
 @op("CreateDB", gradient="forbidden", source=True)
 def create_db(
-    *, db: str, db_type: str = "leveldb", num_shards: int = 1, shard_id: int = 0, use_cache: bool = False, context
+    *,
+    db: str,
+    db_type: str = "leveldb",
+    num_shards: int = 1,
+    shard_id: int = 0,
+    use_cache: bool = False,
+    context,
 ):
     """A reader of a database, minidb or lmdb."""
     if num_shards != 1 or shard_id:
-        raise OpError(f"num_shards {num_shards} and shard_id {shard_id} divide a database, which is not offered here")
+        raise OpError(
+            f"num_shards {num_shards} and shard_id {shard_id} divide a database, which is not offered here"
+        )
     return DatabaseReader(_within(context, db), db_type)
 
 
@@ -82,18 +103,26 @@ def tensor_protos_db_input(reader, *, batch_size: int = 0, op, context):
     """The tensors of the next record, or those of the next `batch_size` records stacked, [N, ...]."""
     _check_eager(context)
     if not isinstance(reader, DatabaseReader):
-        raise OpError(f"its input must be a database, made by CreateDB; it is {type(reader).__name__}")
+        raise OpError(
+            f"its input must be a database, made by CreateDB; it is {type(reader).__name__}"
+        )
     raise_if(batch_size < 0, f"batch_size is {batch_size}; it must be at least 0")
     rows = []
     for _ in range(max(batch_size, 1)):
         tensors = tensors_of(reader.take())
         if len(tensors) != len(op.outputs):
-            raise OpError(f"a record of {reader.path} has {len(tensors)} tensors; there are {len(op.outputs)} outputs")
+            raise OpError(
+                f"a record of {reader.path} has {len(tensors)} tensors; there are {len(op.outputs)} outputs"
+            )
         rows.append(tensors)
         if len(rows) == 1:
-            check_size((max(batch_size, 1), sum(t.nbytes + _SMALLEST_ARRAY for t in tensors)), np.uint8)
+            check_size(
+                (max(batch_size, 1), sum(t.nbytes + _SMALLEST_ARRAY for t in tensors)), np.uint8
+            )
         if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in rows[0]]:
-            raise OpError(f"records of {reader.path} differ in shapes or types of tensors; batch_size must be 0")
+            raise OpError(
+                f"records of {reader.path} differ in shapes or types of tensors; batch_size must be 0"
+            )
     return tuple(np.stack(column) for column in zip(*rows)) if batch_size else tuple(rows[0])
 
 
@@ -115,12 +144,16 @@ def load(
 ):
     """Reads blobs from a database that Save wrote, by the outputs' names or by `source_blob_names`."""
     if load_all or allow_incomplete:
-        raise OpError("load_all and allow_incomplete are not offered: outputs must be named, and each be in the file")
+        raise OpError(
+            "load_all and allow_incomplete are not offered: outputs must be named, and each be in the file"
+        )
     if reader is None:
         reader = DatabaseReader(_within(context, db), db_type)
     _check_eager(context)
     if source_blob_names and len(source_blob_names) != len(op.outputs):
-        raise OpError(f"source_blob_names has {len(source_blob_names)} names, and there are {len(op.outputs)} outputs")
+        raise OpError(
+            f"source_blob_names has {len(source_blob_names)} names, and there are {len(op.outputs)} outputs"
+        )
     chunks: dict[str, list[bytes]] = {}
     for key, value in reader.records:
         name = key.partition(CHUNK_MARK)[0].decode(errors="replace")
@@ -130,7 +163,9 @@ def load(
     blobs = []
     for name in source_blob_names or op.outputs:
         if name not in chunks:
-            raise OpError(f"{reader.path} has no blob {name!r}; it has {', '.join(map(repr, list(chunks)[:8]))}")
+            raise OpError(
+                f"{reader.path} has no blob {name!r}; it has {', '.join(map(repr, list(chunks)[:8]))}"
+            )
         blobs.append(blob_to_numpy(*chunks[name])[1])
     return tuple(blobs)
 
@@ -150,30 +185,51 @@ def save(
     path = _within(context, db)
     raise_if(db_type != "minidb", f"db_type is {db_type!r}; blobs can be saved as minidb")
     if blob_name_overrides and (strip_prefix or len(blob_name_overrides) != len(blobs)):
-        raise OpError("blob_name_overrides must hold one name for each input, and needs no strip_prefix")
+        raise OpError(
+            "blob_name_overrides must hold one name for each input, and needs no strip_prefix"
+        )
     names = blob_name_overrides or [_without(strip_prefix, n) for n in op.inputs]
     for name, value in zip(op.inputs, blobs):
         if not hasattr(value, "dtype"):
-            raise OpError(f"input {name!r} is a {type(value).__name__}, which cannot be saved; give arrays")
-    write_records(path, (record for name, value in zip(names, blobs) for record in named_chunks(name, np.asarray(value))))
+            raise OpError(
+                f"input {name!r} is a {type(value).__name__}, which cannot be saved; give arrays"
+            )
+    write_records(
+        path,
+        (
+            record
+            for name, value in zip(names, blobs)
+            for record in named_chunks(name, np.asarray(value))
+        ),
+    )
     return ()
 
 
 @op("Print", outputs=0, gradient="forbidden")
 def print_(x, *, to_file: bool = False, limit: int = 0, every_n: int = 1, op, context):
     """Prints the first `limit` elements of a blob (0: 1000). Prints nothing while traced."""
-    raise_if(to_file, "to_file asks for a file, which Print does not write here; leave it out, and use Save")
+    raise_if(
+        to_file,
+        "to_file asks for a file, which Print does not write here; leave it out, and use Save",
+    )
     if context.eager and not context.in_branch:
         value: Any = np.asarray(x)
         flat = value.reshape(-1)[: limit or 1000].tolist()
-        print(printable(f"{op.inputs[0]} {value.dtype}{list(value.shape)}: {', '.join(map(str, flat))}"))
+        print(
+            printable(
+                f"{op.inputs[0]} {value.dtype}{list(value.shape)}: {', '.join(map(str, flat))}"
+            )
+        )
     return ()
 
 
 @op("Free", outputs=(1, None), gradient="forbidden", frees=True)
 def free(x, *xs, op):
     """Frees blobs in place, with which Caffe2's memory optimizer follows their last readers."""
-    raise_if(op.outputs != op.inputs, f"its outputs are {list(op.outputs)}; they must be its inputs, which it frees")
+    raise_if(
+        op.outputs != op.inputs,
+        f"its outputs are {list(op.outputs)}; they must be its inputs, which it frees",
+    )
     return tuple(Freed(f"{op.type} -> {', '.join(map(repr, op.outputs))}") for _ in op.outputs)
 
 
@@ -187,7 +243,9 @@ class Counter:
 
 def _checked(counter, context) -> Counter:
     if not isinstance(counter, Counter):
-        raise OpError(f"its input must be a counter, made by CreateCounter; it is {type(counter).__name__}")
+        raise OpError(
+            f"its input must be a counter, made by CreateCounter; it is {type(counter).__name__}"
+        )
     if context.in_branch:
         raise OpError(
             "a counter changes in place, which a traced loop or branch cannot do; run the net with run_net, or count in an "
@@ -198,13 +256,16 @@ def _checked(counter, context) -> Counter:
 
 @op("CreateCounter", gradient="forbidden")
 def create_counter(*, init_count: int = 0):
-    raise_if(init_count < 0, f"argument 'init_count' is {init_count}; a counter starts at 0 or above")
+    raise_if(
+        init_count < 0, f"argument 'init_count' is {init_count}; a counter starts at 0 or above"
+    )
     return Counter(init_count)
 
 
 @op("ResetCounter", outputs=(0, 1), gradient="forbidden", updates=(0,))
 def reset_counter(counter, *, init_count: int = 0, context):
-    before, _checked(counter, context).count = _checked(counter, context).count, init_count
+    before = _checked(counter, context).count
+    _checked(counter, context).count = init_count
     return np.asarray(before, np.int64)
 
 
@@ -245,7 +306,9 @@ class Timer:
 
 def _timer(value) -> Timer:
     if not isinstance(value, Timer):
-        raise OpError(f"its input must be a timer, made by TimerBegin; it is {describe_value(value)}")
+        raise OpError(
+            f"its input must be a timer, made by TimerBegin; it is {describe_value(value)}"
+        )
     return value
 
 

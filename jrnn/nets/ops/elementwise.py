@@ -45,7 +45,9 @@ def sigmoid_gradient(y, dy):
 
 @op("Relu", inplace={0: 0}, gradient="ReluGradient(y, dy)")
 def relu(x):
-    return jax.nn.relu(x)  # its derivative at 0 is 0, like ReluGradient's; that of jnp.maximum is 1/2
+    return jax.nn.relu(
+        x
+    )  # its derivative at 0 is 0, like ReluGradient's; that of jnp.maximum is 1/2
 
 
 @op("ReluGradient", inplace={0: 1})
@@ -77,7 +79,9 @@ def hard_sigmoid(x, *, alpha: float = 0.2, beta: float = 0.5):
     return _strictly_inside(as_float(x) * alpha + beta, 0.0, 1.0)
 
 
-op("HardSigmoidGradient", inplace={0: 1})(lambda y, dy, *, alpha=0.2: jnp.where((y > 0) & (y < 1), dy * alpha, 0))
+op("HardSigmoidGradient", inplace={0: 1})(
+    lambda y, dy, *, alpha=0.2: jnp.where((y > 0) & (y < 1), dy * alpha, 0)
+)
 
 
 @op("LeakyRelu", inplace={0: 0}, gradient="LeakyReluGradient(y, dy)")
@@ -85,15 +89,24 @@ def leaky_relu(x, *, alpha: float = 0.01):
     return jnp.where(as_float(x) >= 0, x, alpha * x)
 
 
-op("LeakyReluGradient", inplace={0: 1})(lambda y, dy, *, alpha=0.01: jnp.where(y >= 0, dy, alpha * dy))
+op("LeakyReluGradient", inplace={0: 1})(
+    lambda y, dy, *, alpha=0.01: jnp.where(y >= 0, dy, alpha * dy)
+)
 
 
 def _slopes(w: Any, x: Any, order: str) -> Any:
     """The slopes of PRelu, one or one per channel, in a shape that broadcasts with x."""
     channel = 1 if order == "NCHW" else x.ndim - 1
     if w.size != 1 and (x.ndim <= channel or w.size != x.shape[channel]):
-        raise OpError(f"w is {describe(w)}, x is {describe(x)}; w must have 1 element or 1 per channel of axis {channel}")
-    return jnp.reshape(w, tuple(w.size if k == channel else 1 for k in range(x.ndim)) if w.size != 1 else (1,) * x.ndim)
+        raise OpError(
+            f"w is {describe(w)}, x is {describe(x)}; w must have 1 element or 1 per channel of axis {channel}"
+        )
+    return jnp.reshape(
+        w,
+        tuple(w.size if k == channel else 1 for k in range(x.ndim))
+        if w.size != 1
+        else (1,) * x.ndim,
+    )
 
 
 @op_with_vjp("PRelu", inplace={0: 0}, gradient="PReluGradient(y, dy, x, w) -> x, w")
@@ -106,7 +119,9 @@ def elu(x, *, alpha: float = 1.0):
     return jnp.where(as_float(x) >= 0, x, alpha * jnp.expm1(jnp.minimum(x, 0)))
 
 
-op("EluGradient", inplace={0: 1})(lambda y, dy, *, alpha=1.0: jnp.where(y >= 0, dy, dy * (y + alpha)))
+op("EluGradient", inplace={0: 1})(
+    lambda y, dy, *, alpha=1.0: jnp.where(y >= 0, dy, dy * (y + alpha))
+)
 
 
 _SELU_ALPHA = 1.6732632423543772
@@ -129,8 +144,17 @@ def _mish_slope(x, y, dy):
 
 
 register("Softplus", jax.nn.softplus, lambda y, dy: dy * -jnp.expm1(-y), inplace=True)
-register("Softsign", lambda x: x / (1 + jnp.abs(x)), lambda x, dy: dy / jnp.square(1 + jnp.abs(x)), inplace=True)
-register("Swish", lambda x: x * jax.nn.sigmoid(x), lambda x, y, dy: dy * (y + jax.nn.sigmoid(x) * (1 - y)))
+register(
+    "Softsign",
+    lambda x: x / (1 + jnp.abs(x)),
+    lambda x, dy: dy / jnp.square(1 + jnp.abs(x)),
+    inplace=True,
+)
+register(
+    "Swish",
+    lambda x: x * jax.nn.sigmoid(x),
+    lambda x, y, dy: dy * (y + jax.nn.sigmoid(x) * (1 - y)),
+)
 register("Mish", lambda x: x * jnp.tanh(jax.nn.softplus(x)), _mish_slope)
 
 
@@ -157,7 +181,9 @@ def relu_n(x, *, n: float = 6.0):
     return jnp.where(as_float(x) > 0, jnp.where(x < _positive(n), x, n), 0)
 
 
-op("ReluNGradient", inplace={0: 1})(lambda y, dy, *, n=6.0: jnp.where((y > 0) & (y < _positive(n)), dy, 0))
+op("ReluNGradient", inplace={0: 1})(
+    lambda y, dy, *, n=6.0: jnp.where((y > 0) & (y < _positive(n)), dy, 0)
+)
 
 
 @op("ThresholdedRelu", inplace={0: 0}, gradient="ThresholdedReluGradient(y, dy)")

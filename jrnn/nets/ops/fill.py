@@ -28,21 +28,30 @@ from jrnn.nets.ops.values import (
 )
 from jrnn.nets.registry import op
 
-_STATIC_SIZE = 4096  # elements; integers up to this stay numpy, so that they can be shapes inside jit
+_STATIC_SIZE = (
+    4096  # elements; integers up to this stay numpy, so that they can be shapes inside jit
+)
 
 
 def _shape(
-    *, shape: tuple[int, ...] | None = None, extra_shape: tuple[int, ...] = (), input_as_shape: bool = False
+    *,
+    shape: tuple[int, ...] | None = None,
+    extra_shape: tuple[int, ...] = (),
+    input_as_shape: bool = False,
 ) -> Callable[..., tuple[int, ...]]:
     """A function of the input (or None) and the dtype of the elements, which returns the shape to fill."""
 
     def shape_for(x: Any, dtype: Any = np.float32) -> tuple[int, ...]:
         if x is None:
             if extra_shape or input_as_shape:
-                raise OpError("extra_shape and input_as_shape are about an input, and none is given; give shape alone")
+                raise OpError(
+                    "extra_shape and input_as_shape are about an input, and none is given; give shape alone"
+                )
             return check_size(shape or (), dtype)
         if shape:
-            raise OpError(f"has an input and shape {list(shape)}; give one of them (or extra_shape with the input)")
+            raise OpError(
+                f"has an input and shape {list(shape)}; give one of them (or extra_shape with the input)"
+            )
         if not input_as_shape:
             return check_size(x.shape + extra_shape, dtype)
         check_rank(x, 1, "the input, read as a shape,")
@@ -60,7 +69,9 @@ def _constant(shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
     if kind in "iu":
         limits = np.iinfo(dtype)
         if value != int(value) or not limits.min <= value <= limits.max:
-            raise OpError(f"value {value} is not one of {np.dtype(dtype)}; set dtype to a type that holds it")
+            raise OpError(
+                f"value {value} is not one of {np.dtype(dtype)}; set dtype to a type that holds it"
+            )
         value = int(value)
     if kind in "iub" and np.prod(shape) <= _STATIC_SIZE:
         return np.full(shape, value, dtype)
@@ -76,15 +87,28 @@ def _value_type(dtype: int | None, value: Any) -> Any:
 
 @op("ConstantFill", gradient="stops")
 @takes_shape
-def constant_fill(x=None, value_blob=None, *, shape_for, value: int | float | bytes = 0.0, dtype: int | None = None, op):
+def constant_fill(
+    x=None,
+    value_blob=None,
+    *,
+    shape_for,
+    value: int | float | bytes = 0.0,
+    dtype: int | None = None,
+    op,
+):
     wire = op.arg("value", 0.0)  # 3 and 3.0 differ on the wire, and make int64 and float32
     if dtype == STRING:
         text = wire if isinstance(wire, bytes) else b""
         return np.full(shape_for(x, np.uint64), text, object)
-    raise_if(isinstance(wire, bytes), f"value {wire!r} is a string, and dtype is {dtype}; set dtype to {STRING}")
+    raise_if(
+        isinstance(wire, bytes),
+        f"value {wire!r} is a string, and dtype is {dtype}; set dtype to {STRING}",
+    )
     filled = _value_type(dtype, wire)
     if filled == np.float32 and dtype is None and getattr(x, "dtype", None) == np.float64:
-        filled = np.float64  # the seed of a gradient has the loss's precision: gradients are multiples of it
+        filled = (
+            np.float64
+        )  # the seed of a gradient has the loss's precision: gradients are multiples of it
     shape = shape_for(x, filled)
     if value_blob is None:
         return _constant(shape, value, filled)
@@ -94,7 +118,9 @@ def constant_fill(x=None, value_blob=None, *, shape_for, value: int | float | by
 def _given(values: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     """`values` reshaped: numbers of `dtype`, or byte strings as objects."""
     if np.prod(shape) != len(values):
-        raise OpError(f"values has {len(values)} elements, and shape {list(shape)} needs {int(np.prod(shape))}")
+        raise OpError(
+            f"values has {len(values)} elements, and shape {list(shape)} needs {int(np.prod(shape))}"
+        )
     if dtype is object:
         array = np.empty(len(values), object)  # numpy's own byte strings would lose NULs at the end
         array[:] = values
@@ -105,7 +131,9 @@ def _given(values: Any, shape: tuple[int, ...], dtype: Any) -> Any:
 
 @op("GivenTensorFill", gradient="stops")
 @takes_shape
-def given_tensor_fill(x=None, *, shape_for, values: tuple[bytes, ...] | np.ndarray = (), dtype: int = 1):
+def given_tensor_fill(
+    x=None, *, shape_for, values: tuple[bytes, ...] | np.ndarray = (), dtype: int = 1
+):
     dims = shape_for(x)
     return _given(values, dims, object if dtype == STRING else dtype_of(dtype))
 
@@ -140,7 +168,9 @@ def diagonal_fill(x=None, *, shape_for, value: int | float = 0.0, dtype: int | N
     filled = _value_type(dtype, op.arg("value", 0.0))
     dims = shape_for(x, filled)
     if len(dims) < 2 or (len(dims) > 2 and len(set(dims)) > 1):
-        raise OpError(f"shape {list(dims)} has no diagonal; it must be a matrix, or have equal dimensions")
+        raise OpError(
+            f"shape {list(dims)} has no diagonal; it must be a matrix, or have equal dimensions"
+        )
     diagonal = np.zeros(dims, filled)
     diagonal[(np.arange(min(dims)),) * len(dims)] = value
     return diagonal if diagonal.dtype.kind in "iub" else jnp.asarray(diagonal)
@@ -157,17 +187,24 @@ def range_fill(x=None, *, shape_for):
 def range_(start_or_stop, stop=None, step=None):
     given = [x for x in (start_or_stop, stop, step) if x is not None]
     if any(x.size != 1 or x.dtype != given[0].dtype for x in given):
-        raise OpError(f"inputs are {', '.join(map(describe, given))}; they must be scalars of one type")
+        raise OpError(
+            f"inputs are {', '.join(map(describe, given))}; they must be scalars of one type"
+        )
     bounds = [np.asarray(x).reshape(()) for x in given]
-    start, end = (bounds[0], bounds[1]) if stop is not None else (bounds[0].dtype.type(0), bounds[0])
+    start, end = (
+        (bounds[0], bounds[1]) if stop is not None else (bounds[0].dtype.type(0), bounds[0])
+    )
     by = bounds[2] if step is not None else bounds[0].dtype.type(1)
     raise_if(by == 0, "step is 0; it must not be")
-    way, step_size = (end - start).item(), by.item()
+    way = (end - start).item()
+    step_size = by.item()
     if given[0].dtype.kind == "f":
         count = math.ceil(way / step_size)
     else:
         count = math.trunc(way / step_size)
-        count += count * step_size < way  # compat: also for negative steps, which may thus stop a step early
+        count += (
+            count * step_size < way
+        )  # compat: also for negative steps, which may thus stop a step early
     count = max(0, count)
     check_size((count,), given[0].dtype)
     numbers = (start + np.arange(count) * by).astype(given[0].dtype)
@@ -177,7 +214,9 @@ def range_(start_or_stop, stop=None, step=None):
 def _fan(shape: tuple[int, ...], axis: int) -> int:
     """The number of elements for each index of `axis`."""
     if len(shape) <= axis or 0 in shape:
-        raise OpError(f"shape {list(shape)} has no fan; it must have at least {axis + 1} dimensions, none of them 0")
+        raise OpError(
+            f"shape {list(shape)} has no fan; it must have at least {axis + 1} dimensions, none of them 0"
+        )
     return int(np.prod(shape)) // shape[axis]
 
 
@@ -204,22 +243,36 @@ def gaussian_fill(x=None, *, shape_for, mean: float = 0.0, std: float = 1.0, key
     return jax.random.normal(need_key(key), dims, jnp.float32) * std + mean
 
 
-def _bounds(low: Any, high: Any, low_blob: Any, high_blob: Any, defaults: tuple[Any, Any]) -> tuple[Any, Any]:
+def _bounds(
+    low: Any, high: Any, low_blob: Any, high_blob: Any, defaults: tuple[Any, Any]
+) -> tuple[Any, Any]:
     """The limits of a uniform distribution, from arguments or from two scalar blobs."""
     if low_blob is None:
         low = defaults[0] if low is None else low
         high = defaults[1] if high is None else high
         raise_if(low >= high, f"min {low} must be below max {high}")
         return low, high
-    raise_if(low is not None or high is not None, "min and max come as blobs and as arguments; give them once")
-    raise_if(high_blob is None, "the blobs for min and max must both be given and have 1 element each")
+    raise_if(
+        low is not None or high is not None,
+        "min and max come as blobs and as arguments; give them once",
+    )
+    raise_if(
+        high_blob is None, "the blobs for min and max must both be given and have 1 element each"
+    )
     return scalar(low_blob, "min"), scalar(high_blob, "max")
 
 
 @op("UniformFill", gradient="stops", random=True)
 @takes_shape
 def uniform_fill(
-    x=None, min_blob=None, max_blob=None, *, shape_for, min: float | None = None, max: float | None = None, key
+    x=None,
+    min_blob=None,
+    max_blob=None,
+    *,
+    shape_for,
+    min: float | None = None,
+    max: float | None = None,
+    key,
 ):
     low, high = _bounds(min, max, min_blob, max_blob, (0.0, 1.0))
     dims = shape_for(x)
@@ -229,11 +282,20 @@ def uniform_fill(
 @op("UniformIntFill", gradient="stops", random=True)
 @takes_shape
 def uniform_int_fill(
-    x=None, min_blob=None, max_blob=None, *, shape_for, min: int | None = None, max: int | None = None, key
+    x=None,
+    min_blob=None,
+    max_blob=None,
+    *,
+    shape_for,
+    min: int | None = None,
+    max: int | None = None,
+    key,
 ):
     low, high = _bounds(min, max, min_blob, max_blob, (0, 1))
     dims = shape_for(x)
-    return jax.random.randint(need_key(key), dims, low, high + 1, jnp.int32)  # max is among the numbers drawn
+    return jax.random.randint(
+        need_key(key), dims, low, high + 1, jnp.int32
+    )  # max is among the numbers drawn
 
 
 @op("UniqueUniformFill", gradient="stops", random=True)
@@ -248,5 +310,8 @@ def unique_uniform_fill(x=None, avoid=None, *, shape_for, min: int, max: int, dt
     free = np.arange(min, max + 1, dtype=np.int64)
     if avoid is not None:
         free = np.setdiff1d(free, np.asarray(avoid))
-    raise_if(count > free.size, f"{count} different numbers are asked for, and [{min}, {max}] has {free.size} to give")
+    raise_if(
+        count > free.size,
+        f"{count} different numbers are asked for, and [{min}, {max}] has {free.size} to give",
+    )
     return jax.random.choice(need_key(key), jnp.asarray(free, filled), dims, replace=False)

@@ -60,12 +60,16 @@ def _gathered(data: Any, indices: Any, axis: int, outer: int) -> Any:
         return jnp.take(data, indices, axis=axis, mode="fill")
     shape = (*indices.shape, *data.shape[axis + 1 :])
     ones = (1,) * (data.ndim - axis - 1)
-    flat = jnp.reshape(indices, (*indices.shape[:outer], int(np.prod(indices.shape[outer:])), *ones))
+    flat = jnp.reshape(
+        indices, (*indices.shape[:outer], int(np.prod(indices.shape[outer:])), *ones)
+    )
     return jnp.reshape(jnp.take_along_axis(data, flat, axis=axis, mode="fill"), shape)
 
 
 @op("Gather")
-def gather(data, indices, *, axis: int = 0, match_outer: bool = False, dense_gradient: bool = False):
+def gather(
+    data, indices, *, axis: int = 0, match_outer: bool = False, dense_gradient: bool = False
+):
     """Slices of `data` at `indices`; negative indices count from the end.
 
     The gradient is sparse, indices and slices, unless `dense_gradient` is set.
@@ -118,8 +122,10 @@ def scatter_assign(data, indices, slices):
 @gradient("ScatterAssign")
 def _(g):
     """Caffe2 has no gradient of ScatterAssign. Rows that are written twice are not defined, nor are their gradients."""
-    indices, dy = g.input(1), g.grad_output(0)
-    rows, zeros = g.grad_input(2), g.temporary(dy + "_zeros")
+    indices = g.input(1)
+    dy = g.grad_output(0)
+    rows = g.grad_input(2)
+    zeros = g.temporary(dy + "_zeros")
     g.emit("Gather", [dy, indices], [rows], copy_args=False)
     g.emit(SEED, [rows], [zeros], copy_args=False, value=0.0)
     kept = g.temporary(dy + "_kept")
@@ -132,7 +138,9 @@ def _(g):
 def scatter_weighted_sum(x, w, indices, *pairs):
     """Multiplies rows of x at `indices` by w (once per occurrence), and adds w_k times slices_k, for X1, w1, X2, w2, ..."""
     if not pairs or len(pairs) % 2:
-        raise OpError(f"takes slices and their weights in pairs after the indices, was given {len(pairs)} more inputs")
+        raise OpError(
+            f"takes slices and their weights in pairs after the indices, was given {len(pairs)} more inputs"
+        )
     y = as_float(x).at[indices].multiply(scalar(w, "a weight"))
     for slices, weight in zip(pairs[::2], pairs[1::2]):
         y = y.at[indices].add(_slices(x, indices, slices) * scalar(weight, "a weight"))
@@ -152,11 +160,21 @@ def scatter(data, indices, updates, *, axis: int = 1):
     def around(x: Any) -> tuple[int, int, int]:
         return math.prod(x.shape[:over]), x.shape[over], math.prod(x.shape[over + 1 :])
 
-    if indices.ndim != data.ndim or around(indices)[0] > around(data)[0] or around(indices)[2] > around(data)[2]:
-        raise OpError(f"indices are {describe(indices)}, data {describe(data)}; they must fit in data, but for the axis")
+    if (
+        indices.ndim != data.ndim
+        or around(indices)[0] > around(data)[0]
+        or around(indices)[2] > around(data)[2]
+    ):
+        raise OpError(
+            f"indices are {describe(indices)}, data {describe(data)}; they must fit in data, but for the axis"
+        )
     outer, _, inner = jnp.indices(around(indices), sparse=True)
     along = jnp.reshape(indices, around(indices))
-    flat = jnp.reshape(data, around(data)).at[outer, along, inner].set(jnp.reshape(updates, along.shape))
+    flat = (
+        jnp.reshape(data, around(data))
+        .at[outer, along, inner]
+        .set(jnp.reshape(updates, along.shape))
+    )
     return jnp.reshape(flat, data.shape)
 
 
@@ -181,7 +199,9 @@ def batch_one_hot(data, lengths, values):
     check_shape(lengths, data.shape[1:], "lengths")
     check_lengths(lengths, values.size)
     if data.dtype != values.dtype or data.dtype.kind not in "iu":
-        raise OpError(f"data is {describe(data)}, values {describe(values)}; both must hold integers of one type")
+        raise OpError(
+            f"data is {describe(data)}, values {describe(values)}; both must hold integers of one type"
+        )
     column = segment_ids(lengths, values.size)
     return (jnp.take(data, column, axis=1) == values[None, :]).astype(data.dtype)
 
@@ -193,7 +213,11 @@ def segment_one_hot(lengths, indices, index_size):
     size = known_integer(index_size, "index_size")
     check_size((lengths.size, size), np.float32)
     check_indices(indices, size)
-    return jnp.zeros((lengths.size, size), np.float32).at[segment_ids(lengths, indices.size), indices].set(1)
+    return (
+        jnp.zeros((lengths.size, size), np.float32)
+        .at[segment_ids(lengths, indices.size), indices]
+        .set(1)
+    )
 
 
 @op("SparseToDense", dynamic=True)
@@ -202,14 +226,20 @@ def sparse_to_dense(indices, values, like=None):
     check_rank(indices, 1, "indices")
     check_integers(indices, "indices")
     if values.ndim == 0 or values.shape[0] != indices.size or values.dtype.kind == "b":
-        raise OpError(f"values are {describe(values)}; they must be numbers, a row for each of {indices.size} indices")
+        raise OpError(
+            f"values are {describe(values)}; they must be numbers, a row for each of {indices.size} indices"
+        )
     if like is None:
         known = np.asarray(indices)
         rows = int(known.max()) + 1 if known.size else 0
     else:
         rows = like.shape[0]
     check_indices(indices, rows)
-    return jnp.zeros(check_size((rows, *values.shape[1:]), values.dtype), values.dtype).at[indices].add(values)
+    return (
+        jnp.zeros(check_size((rows, *values.shape[1:]), values.dtype), values.dtype)
+        .at[indices]
+        .add(values)
+    )
 
 
 @gradient("SparseToDense")
@@ -226,18 +256,34 @@ def _last_entries(indices: Any, lengths: Any, mask: tuple[int, ...]) -> Any:
         raise OpError(f"argument 'mask' is {list(mask)}; it must hold ids, each once")
     check_rank(indices, 1, "indices")
     check_integers(indices, "indices")
-    rows, row = 1, jnp.zeros(indices.size, int)
+    rows = 1
+    row = jnp.zeros(indices.size, int)
     if lengths is not None:
         check_lengths(lengths, indices.size)
-        rows, row = lengths.size, segment_ids(lengths, indices.size)
+        rows = lengths.size
+        row = segment_ids(lengths, indices.size)
     same = jnp.asarray(indices)[:, None] == jnp.asarray(mask, indices.dtype)[None, :]
     cell = jnp.where(same.any(1), row * len(mask) + jnp.argmax(same, 1), rows * len(mask))
-    return jnp.full(rows * len(mask), -1, cell.dtype).at[cell].max(jnp.arange(indices.size), mode="drop")
+    return (
+        jnp.full(rows * len(mask), -1, cell.dtype)
+        .at[cell]
+        .max(jnp.arange(indices.size), mode="drop")
+    )
 
 
-@op("SparseToDenseMask", outputs=(1, 2), gradient="SparseToDenseMaskGradient(indices, dy, lengths) -> values")
+@op(
+    "SparseToDenseMask",
+    outputs=(1, 2),
+    gradient="SparseToDenseMaskGradient(indices, dy, lengths) -> values",
+)
 def sparse_to_dense_mask(
-    indices, values, default_value, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False
+    indices,
+    values,
+    default_value,
+    lengths=None,
+    *,
+    mask: tuple[int, ...],
+    return_presence_mask: bool = False,
 ):
     """The values of the ids in `mask`, in its order; `default_value` for missing ids.
 
@@ -246,7 +292,9 @@ def sparse_to_dense_mask(
     """
     check_shape(default_value, values.shape[1:], "default_value")
     if values.shape[:1] != indices.shape:
-        raise OpError(f"values are {describe(values)}; there must be one for each of {indices.size} indices")
+        raise OpError(
+            f"values are {describe(values)}; there must be one for each of {indices.size} indices"
+        )
     entry = _last_entries(indices, lengths, mask)
     shape = (len(mask),) if lengths is None else (lengths.size, len(mask))
     present = entry >= 0
@@ -257,7 +305,11 @@ def sparse_to_dense_mask(
 
 
 @op("SparseToDenseMaskGradient")
-def sparse_to_dense_mask_gradient(indices, dy, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False):
+def sparse_to_dense_mask_gradient(
+    indices, dy, lengths=None, *, mask: tuple[int, ...], return_presence_mask: bool = False
+):
     zero = jnp.zeros(dy.shape[1 if lengths is None else 2 :], dy.dtype)
     values = jnp.broadcast_to(zero, (indices.size, *zero.shape))
-    return pulled_back(lambda v: sparse_to_dense_mask(indices, v, zero, lengths, mask=mask)[0], values, dy)
+    return pulled_back(
+        lambda v: sparse_to_dense_mask(indices, v, zero, lengths, mask=mask)[0], values, dy
+    )

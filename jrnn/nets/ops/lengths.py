@@ -12,7 +12,15 @@ import numpy as np
 
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
-from jrnn.nets.ops.values import check_float, check_integers, check_rank, check_shape, describe, is_concrete, raise_if
+from jrnn.nets.ops.values import (
+    check_float,
+    check_integers,
+    check_rank,
+    check_shape,
+    describe,
+    is_concrete,
+    raise_if,
+)
 from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
 
@@ -29,7 +37,9 @@ def check_lengths(lengths: Any, rows: int | None = None) -> None:
         if (values < 0).any():
             raise OpError(f"lengths has a negative length: {values.tolist()[:8]}")
         if rows is not None and values.sum() != rows:
-            raise OpError(f"lengths adds up to {values.sum()}, but the data has {rows} rows; they must be equal")
+            raise OpError(
+                f"lengths adds up to {values.sum()}, but the data has {rows} rows; they must be equal"
+            )
 
 
 def known_lengths(lengths: Any, rows: int | None = None) -> np.ndarray:
@@ -103,7 +113,9 @@ def _(primals, tangents):
     return greatest, jax.ops.segment_sum(taken, ids, lengths.shape[0])
 
 
-@op_with_vjp("LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(y, dy, lengths, data)")
+@op_with_vjp(
+    "LengthsMax", gradient="LengthsMaxWithMainInputAndForwardOutputGradient(y, dy, lengths, data)"
+)
 def lengths_max(data, lengths):
     ids, _ = _segments(data, lengths)
     return segment_max(data, ids, jnp.asarray(lengths))
@@ -133,11 +145,18 @@ def weighted_sum_gradient(weights, dy, lengths, *, grad_on_weights: bool = False
     return rows * per_row(weights, rows)
 
 
-for _type in ("Lengths", "SparseLengths"):  # `rows` are the data, or the indices of the gathered rows
-    op(_type + "IndicesInGradientSumGradient")(lambda dy, lengths, rows: of_rows(dy, lengths, rows.shape[0]))
+for _type in (
+    "Lengths",
+    "SparseLengths",
+):  # `rows` are the data, or the indices of the gathered rows
+    op(_type + "IndicesInGradientSumGradient")(
+        lambda dy, lengths, rows: of_rows(dy, lengths, rows.shape[0])
+    )
     op(_type + "IndicesInGradientMeanGradient")(mean_gradient)
     op(_type + "WeightedSumGradient")(weighted_sum_gradient)
-    op(_type + "SumGradient", dynamic=True)(lambda dy, lengths: jnp.repeat(dy, known_lengths(lengths), axis=0))
+    op(_type + "SumGradient", dynamic=True)(
+        lambda dy, lengths: jnp.repeat(dy, known_lengths(lengths), axis=0)
+    )
     op(_type + "MeanGradient", dynamic=True)(
         lambda dy, lengths: jnp.repeat(over_lengths(dy, lengths), known_lengths(lengths), axis=0)
     )
@@ -164,7 +183,9 @@ def lengths_tile(data, lengths):
     """Repeats row s of data [S, ...] lengths[s] times."""
     counts = known_lengths(lengths)
     if data.ndim == 0 or len(counts) != data.shape[0]:
-        raise OpError(f"data is {describe(data)} and there are {len(counts)} lengths; each row of data must have one")
+        raise OpError(
+            f"data is {describe(data)} and there are {len(counts)} lengths; each row of data must have one"
+        )
     return jnp.asarray(data)[np.repeat(np.arange(len(counts)), counts)]
 
 
@@ -174,7 +195,9 @@ def lengths_gather(items, lengths, indices):
     counts = known_lengths(lengths, items.shape[0])
     wanted = np.asarray(indices).reshape(-1)
     if wanted.size and not (wanted.min() >= 0 and wanted.max() < len(counts)):
-        raise OpError(f"indices are {wanted.tolist()[:8]}; there are {len(counts)} segments, 0 to {len(counts) - 1}")
+        raise OpError(
+            f"indices are {wanted.tolist()[:8]}; there are {len(counts)} segments, 0 to {len(counts) - 1}"
+        )
     starts = np.cumsum(counts) - counts
     return jnp.asarray(items)[rows_from(starts[wanted], counts[wanted])]
 
@@ -182,10 +205,14 @@ def lengths_gather(items, lengths, indices):
 @op("LengthsPad", gradient="stops")
 def lengths_pad(data, lengths, *, target_length: int, padding_value: float = -1.0):
     """Each segment padded to `target_length` rows: [S * target_length, ...]."""
-    raise_if(target_length < 1, f"argument 'target_length' is {target_length}; it must be at least 1")
+    raise_if(
+        target_length < 1, f"argument 'target_length' is {target_length}; it must be at least 1"
+    )
     counts = known_lengths(lengths, data.shape[0])
     if counts.max(initial=0) > target_length:
-        raise OpError(f"a length is {counts.max()}; argument target_length={target_length} must be at least that")
+        raise OpError(
+            f"a length is {counts.max()}; argument target_length={target_length} must be at least that"
+        )
     padded = jnp.full((len(counts) * target_length, *data.shape[1:]), padding_value, data.dtype)
     return padded.at[rows_from(np.arange(len(counts)) * target_length, counts)].set(data)
 
@@ -244,7 +271,9 @@ def _segment_counts(ids, data):
         raise OpError(f"segment_ids are {ids.tolist()[:8]}; they must be sorted, and none negative")
     count = int(ids.max(initial=-1)) + 1
     if data is not None and data.shape[0] < count:
-        raise OpError(f"segment_ids name {count} segments, but data is {describe(data)}; it must have that many rows")
+        raise OpError(
+            f"segment_ids name {count} segments, but data is {describe(data)}; it must have that many rows"
+        )
     return np.bincount(ids, minlength=count if data is None else data.shape[0])
 
 
@@ -258,5 +287,7 @@ def segment_ids_to_lengths(ids, data=None):
 def segment_ids_to_ranges(ids, data=None):
     """(start, length) of each segment, int32 [S, 2]; (0, 0) for those past the last id."""
     counts = _segment_counts(ids, data)
-    starts = np.where(np.arange(len(counts)) <= np.max(ids, initial=-1), np.cumsum(counts) - counts, 0)
+    starts = np.where(
+        np.arange(len(counts)) <= np.max(ids, initial=-1), np.cumsum(counts) - counts, 0
+    )
     return np.stack([starts, counts], axis=1).astype(np.int32)

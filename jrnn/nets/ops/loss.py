@@ -50,7 +50,9 @@ def averaged_loss(x):
     return jnp.sum(x) / max(x.size, 1)  # the mean of nothing is 0
 
 
-op("AveragedLossGradient")(lambda x, dy: jnp.broadcast_to(jnp.reshape(dy, (1,) * x.ndim) / max(x.size, 1), x.shape))
+op("AveragedLossGradient")(
+    lambda x, dy: jnp.broadcast_to(jnp.reshape(dy, (1,) * x.ndim) / max(x.size, 1), x.shape)
+)
 
 
 def _rows(x: Any) -> Any:
@@ -62,7 +64,11 @@ def _rows(x: Any) -> Any:
 def _labels(label: Any, rows: Any) -> Any:
     """Integer labels as [N]."""
     n, d = rows.shape
-    raise_if(label.shape not in ((n,), (n, 1)), f"its shape must be [{n}] or [{n}, 1], as x has {n} rows", label=label)
+    raise_if(
+        label.shape not in ((n,), (n, 1)),
+        f"its shape must be [{n}] or [{n}, 1], as x has {n} rows",
+        label=label,
+    )
     check_indices(label, d, "label")
     return jnp.reshape(label, (n,))
 
@@ -82,7 +88,9 @@ def _distributions(x: Any, label: Any) -> tuple[Any, Any]:
     """`x` and the distributions in `label`, both as [N, D]."""
     rows = _rows(x)
     if label.size != rows.size or label.ndim > 2 or label.shape[:1] != rows.shape[:1]:
-        raise OpError(f"label is {describe(label)}; its shape must be {list(rows.shape)}, that of the rows of x")
+        raise OpError(
+            f"label is {describe(label)}; its shape must be {list(rows.shape)}, that of the rows of x"
+        )
     return rows, jnp.reshape(label, rows.shape)
 
 
@@ -96,26 +104,35 @@ def _mean(losses: Any) -> Any:
     return jnp.sum(losses, -1) / max(losses.shape[-1], 1) if losses.ndim else losses
 
 
-def _loss(*, log_D_trick: bool = False, unjoined_lr_loss: bool = False) -> Callable[[Any, Any], Any]:
+def _loss(
+    *, log_D_trick: bool = False, unjoined_lr_loss: bool = False
+) -> Callable[[Any, Any], Any]:
     """The loss of logits x and targets y."""
     if log_D_trick and unjoined_lr_loss:
         raise OpError("arguments 'log_D_trick' and 'unjoined_lr_loss' are both set; choose one")
     softplus = jax.nn.softplus
-    if log_D_trick:  # for a generator: where targets are 0, it maximizes log D instead of minimizing log(1 - D)
+    if (
+        log_D_trick
+    ):  # for a generator: where targets are 0, it maximizes log D instead of minimizing log(1 - D)
         return lambda x, y: (2 * y - 1) * softplus(-x)
     if unjoined_lr_loss:  # positives are counted among the negatives too
         return lambda x, y: (1 - y) * softplus(x) - y * x
     return lambda x, y: softplus(x) - y * x
 
 
-@op_with_vjp("SigmoidCrossEntropyWithLogits", gradient="SigmoidCrossEntropyWithLogitsGradient(dy, x, y)")
+@op_with_vjp(
+    "SigmoidCrossEntropyWithLogits", gradient="SigmoidCrossEntropyWithLogitsGradient(dy, x, y)"
+)
 @takes(loss=_loss)
 def sigmoid_cross_entropy(x, y, *, loss):
     check_same_shape("logits and targets", as_float(x), y)
     return _mean(loss(x, y))
 
 
-@op_with_vjp("WeightedSigmoidCrossEntropyWithLogits", gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(dy, x, y, w)")
+@op_with_vjp(
+    "WeightedSigmoidCrossEntropyWithLogits",
+    gradient="WeightedSigmoidCrossEntropyWithLogitsGradient(dy, x, y, w)",
+)
 def weighted_sigmoid_cross_entropy(x, y, w):
     check_same_shape("logits, targets and weights", as_float(x), y, w)
     return _mean(w * (jax.nn.softplus(x) - y * x))
@@ -137,7 +154,11 @@ def make_two_class_gradient(dy):
 def _check_predictions(x: Any, label: Any) -> None:
     check_rank(as_float(x), 2, "x")
     check_integers(label, "label")
-    raise_if(label.shape != x.shape[:1], f"its shape must be [{x.shape[0]}], one for each row of x", label=label)
+    raise_if(
+        label.shape != x.shape[:1],
+        f"its shape must be [{x.shape[0]}], one for each row of x",
+        label=label,
+    )
 
 
 @op("Accuracy", gradient="forbidden")
@@ -146,7 +167,9 @@ def accuracy(x, label, *, top_k: int = 1):
     inside = (label >= 0) & (label < x.shape[1])
     own = picked(x, jnp.where(inside, label, 0))[:, None]
     before = jnp.arange(x.shape[1])[None, :] < label[:, None]
-    rank = jnp.sum((x > own) | ((x == own) & before), axis=1)  # of equal predictions the first ranks higher
+    rank = jnp.sum(
+        (x > own) | ((x == own) & before), axis=1
+    )  # of equal predictions the first ranks higher
     return jnp.mean((inside & (rank < top_k)).astype(x.dtype))
 
 
@@ -158,13 +181,17 @@ def multi_class_accuracy(x, label):
     right = (jnp.argmax(x, axis=1) == label).astype(x.dtype)
     own = jax.nn.one_hot(label, x.shape[1], dtype=x.dtype)  # [N, D]
     amounts = jnp.sum(own, axis=0)
-    return jnp.sum(own * right[:, None], axis=0) / jnp.maximum(amounts, 1), amounts.astype(jnp.int32)
+    return jnp.sum(own * right[:, None], axis=0) / jnp.maximum(amounts, 1), amounts.astype(
+        jnp.int32
+    )
 
 
 @op("Perplexity", gradient="forbidden")
 def perplexity(x):
     """The inverse of the geometric mean of probabilities: [N] or [N, 1] -> []."""
-    raise_if(as_float(x).ndim == 0 or x.size != x.shape[0], "it must hold one probability a row", x=x)
+    raise_if(
+        as_float(x).ndim == 0 or x.size != x.shape[0], "it must hold one probability a row", x=x
+    )
     return jnp.exp(-jnp.sum(jnp.log(x)) / max(x.size, 1))
 
 
@@ -177,7 +204,9 @@ def _scale(*, scale: float = 1.0, order: str = "NCHW") -> float:
 def _unpack(rest: tuple) -> tuple[Any, Any, Any]:
     """The weight or None, the softmax, and the gradient of the loss as a scalar."""
     if len(rest) not in (2, 3):
-        raise OpError(f"takes x, label, optionally weight, softmax and the loss's gradient; was given {2 + len(rest)}")
+        raise OpError(
+            f"takes x, label, optionally weight, softmax and the loss's gradient; was given {2 + len(rest)}"
+        )
     weight = rest[0] if len(rest) == 3 else None
     return weight, rest[-2], jnp.reshape(rest[-1], (-1,))[0]
 
@@ -187,16 +216,26 @@ def _matrix(x: Any, label: Any, weight: Any, label_prob: bool, axis: int) -> tup
     rows = flat_at(as_float(x), canonical_axis(axis, x.ndim))
     n, d = rows.shape
     if label_prob:
-        raise_if(label.size != n * d, f"with label_prob=1 it must have the {n * d} elements of x", label=label)
+        raise_if(
+            label.size != n * d,
+            f"with label_prob=1 it must have the {n * d} elements of x",
+            label=label,
+        )
         label = jnp.reshape(label, (n, d))
         if is_concrete(label) and np.any(np.abs(np.sum(np.asarray(label), 1) - 1) > 1e-4):
-            raise OpError("a row of label does not add up to 1; with label_prob=1 each row is a distribution")
+            raise OpError(
+                "a row of label does not add up to 1; with label_prob=1 each row is a distribution"
+            )
     else:
-        raise_if(label.size != n, f"it must hold one integer for each of {n} rows of x", label=label)
+        raise_if(
+            label.size != n, f"it must hold one integer for each of {n} rows of x", label=label
+        )
         check_indices(label, d, "label")
         label = jnp.reshape(label, (n,))
     if weight is not None and weight.size != n:
-        raise OpError(f"weight is {describe(weight)}; it must hold one number for each of {n} rows of x")
+        raise OpError(
+            f"weight is {describe(weight)}; it must hold one number for each of {n} rows of x"
+        )
     return rows, label, None if weight is None else jnp.reshape(weight, (n,))
 
 
@@ -217,7 +256,14 @@ def _floored(log_p: Any) -> Any:
 @op("SoftmaxWithLoss", outputs=(2, 3))
 @takes(scale=_scale)
 def softmax_with_loss(
-    x, label, weight=None, *, scale, label_prob: bool = False, axis: int = 1, average_by_batch_size: bool = False
+    x,
+    label,
+    weight=None,
+    *,
+    scale,
+    label_prob: bool = False,
+    axis: int = 1,
+    average_by_batch_size: bool = False,
 ):
     rows, target, w = _matrix(x, label, weight, label_prob, axis)
     log_p = jax.nn.log_softmax(rows, axis=1) if rows.size else rows
@@ -231,7 +277,13 @@ def softmax_with_loss(
 @op("SoftmaxWithLossGradient")
 @takes(scale=_scale)
 def softmax_with_loss_gradient(
-    x, label, *rest, scale, label_prob: bool = False, axis: int = 1, average_by_batch_size: bool = False
+    x,
+    label,
+    *rest,
+    scale,
+    label_prob: bool = False,
+    axis: int = 1,
+    average_by_batch_size: bool = False,
 ):
     weight, p, d_loss = _unpack(rest)
     rows, target, w = _matrix(x, label, weight, label_prob, axis)
@@ -241,7 +293,9 @@ def softmax_with_loss_gradient(
     else:
         dx = p - jax.nn.one_hot(target, p.shape[1], dtype=p.dtype)
     dx = dx if w is None else dx * w[:, None]
-    return jnp.reshape(dx * (scale * _ratio(d_loss, w, dx.shape[0], average_by_batch_size)), x.shape)
+    return jnp.reshape(
+        dx * (scale * _ratio(d_loss, w, dx.shape[0], average_by_batch_size)), x.shape
+    )
 
 
 @gradient("SoftmaxWithLoss", "SpatialSoftmaxWithLoss")
@@ -268,7 +322,9 @@ def _pixels(x: Any, label: Any, weight: Any) -> tuple[Any, Any]:
     ignored = label == IGNORED
     classes = (np if isinstance(label, np.ndarray) else jnp).where(ignored, 0, label)
     check_indices(classes, d, "label")
-    return jnp.asarray(classes), jnp.where(ignored, 0, 1 if weight is None else weight).astype(x.dtype)
+    return jnp.asarray(classes), jnp.where(ignored, 0, 1 if weight is None else weight).astype(
+        x.dtype
+    )
 
 
 @op("SpatialSoftmaxWithLoss", outputs=2)
@@ -276,7 +332,9 @@ def _pixels(x: Any, label: Any, weight: Any) -> tuple[Any, Any]:
 def spatial_softmax_with_loss(x, label, weight=None, *, scale):
     labels, weights = _pixels(x, label, weight)
     log_p = jax.nn.log_softmax(x, axis=1)
-    losses = -jnp.take_along_axis(_floored(log_p), labels[:, None], axis=1, mode="fill")[:, 0] * weights
+    losses = (
+        -jnp.take_along_axis(_floored(log_p), labels[:, None], axis=1, mode="fill")[:, 0] * weights
+    )
     loss = _ratio(jnp.sum(losses), weights, losses.size, False)
     # compat: the scale only affects the gradient
     return jnp.exp(log_p), loss + (scale - 1) * (loss - jax.lax.stop_gradient(loss))

@@ -14,7 +14,14 @@ from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
 
 
-def register(type: str, fn: Callable, slope: Callable | None = None, *, inplace: bool = False, own: bool = False) -> None:
+def register(
+    type: str,
+    fn: Callable,
+    slope: Callable | None = None,
+    *,
+    inplace: bool = False,
+    own: bool = False,
+) -> None:
     """Registers `type`, y = fn(x), and `typeGradient`, the product of dy and the derivative.
 
     Args:
@@ -75,7 +82,9 @@ op("Sqr", inplace={0: 0})(lambda x: jnp.square(as_float(x)))
 
 @gradient("Sqr")
 def _(g):
-    doubled = g.temporary(g.grad_output(0) + "_doubled")  # not in place: others may read the gradient that arrives
+    doubled = g.temporary(
+        g.grad_output(0) + "_doubled"
+    )  # not in place: others may read the gradient that arrives
     g.emit("Scale", [g.grad_output(0)], [doubled], scale=2.0)
     g.emit("Mul", [doubled, g.input(0)], [g.grad_input(0)])
 
@@ -120,13 +129,19 @@ def mean(x, *xs):
     return sum(xs, as_float(x)) / (1 + len(xs))
 
 
-op("MeanGradient", outputs=(1, None), inplace={0: 0})(lambda dy, *, op: (dy / len(op.outputs),) * len(op.outputs))
+op("MeanGradient", outputs=(1, None), inplace={0: 0})(
+    lambda dy, *, op: (dy / len(op.outputs),) * len(op.outputs)
+)
 
 
 def _pairs(inputs: tuple) -> tuple[list, list]:
     """The arrays and the weights among X0, w0, X1, w1, ..."""
-    raise_if(not inputs or len(inputs) % 2, f"takes pairs of an array and its weight, was given {len(inputs)} inputs")
-    xs, ws = list(inputs[::2]), list(inputs[1::2])
+    raise_if(
+        not inputs or len(inputs) % 2,
+        f"takes pairs of an array and its weight, was given {len(inputs)} inputs",
+    )
+    xs = list(inputs[::2])
+    ws = list(inputs[1::2])
     check_same_shape("the arrays", *xs)
     for k, w in enumerate(ws):
         if w.size != 1:

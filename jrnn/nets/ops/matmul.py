@@ -8,7 +8,14 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from jrnn.errors import GradientError, OpError
-from jrnn.nets.ops.values import canonical_axis, check_float, check_shape, describe, flat_at, raise_if
+from jrnn.nets.ops.values import (
+    canonical_axis,
+    check_float,
+    check_shape,
+    describe,
+    flat_at,
+    raise_if,
+)
 from jrnn.nets.registry import gradient, op
 
 
@@ -18,7 +25,8 @@ def _register_fc(type: str, transposed: bool) -> Callable:
     def matrices(x, w, axis, axis_w):
         """x as [M, K] and w as [K, N]."""
         axis = canonical_axis(axis, x.ndim)
-        x2, w2 = flat_at(x, axis), flat_at(w, canonical_axis(axis_w, w.ndim, "axis_w"))
+        x2 = flat_at(x, axis)
+        w2 = flat_at(w, canonical_axis(axis_w, w.ndim, "axis_w"))
         w2 = w2 if transposed else w2.T
         if x2.shape[1] != w2.shape[0]:
             wanted = f"[{x2.shape[1]}, out]" if transposed else f"[out, {x2.shape[1]}]"
@@ -61,7 +69,8 @@ def elementwise_linear(x, w, b, *, axis: int = 1):
 @op("ElementwiseLinearGradient", outputs=3)
 def elementwise_linear_gradient(dy, x, w, *, axis: int = 1):
     axis = canonical_axis(axis, x.ndim)
-    dy2, x2 = flat_at(dy, axis), flat_at(x, axis)
+    dy2 = flat_at(dy, axis)
+    x2 = flat_at(x, axis)
     return (dy2 * w[None, :]).reshape(x.shape), (dy2 * x2).sum(0), dy2.sum(0)
 
 
@@ -72,7 +81,8 @@ def matmul(
     """The product of a and b, each flattened to a matrix; the result has the shape of `shape_like` if it is given."""
     a2 = flat_at(a, canonical_axis(axis_a, a.ndim, "axis_a"))
     b2 = flat_at(b, canonical_axis(axis_b, b.ndim, "axis_b"))
-    a2, b2 = (a2.T if trans_a else a2), (b2.T if trans_b else b2)
+    a2 = a2.T if trans_a else a2
+    b2 = b2.T if trans_b else b2
     if a2.shape[1] != b2.shape[0]:
         raise OpError(
             f"a is {describe(a)}, a matrix {list(a2.shape)}, and b is {describe(b)}, a matrix {list(b2.shape)}; the columns "
@@ -94,8 +104,14 @@ _PRODUCTS = {
 def _products(g):
     """For both inputs: the blobs to multiply for its gradient, their names in _PRODUCTS, and the arguments."""
     blobs = {"a": g.input(0), "b": g.input(1), "dy": g.grad_output(0)}
-    for left, right, trans_a, trans_b in _PRODUCTS[bool(g.arg("trans_a", 0)), bool(g.arg("trans_b", 0))]:
-        yield [blobs[left], blobs[right]], (left, right), {"trans_a": trans_a or None, "trans_b": trans_b or None}
+    for left, right, trans_a, trans_b in _PRODUCTS[
+        bool(g.arg("trans_a", 0)), bool(g.arg("trans_b", 0))
+    ]:
+        yield (
+            [blobs[left], blobs[right]],
+            (left, right),
+            {"trans_a": trans_a or None, "trans_b": trans_b or None},
+        )
 
 
 @gradient("MatMul")
@@ -111,20 +127,30 @@ def _(g):
 def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcast: bool = False):
     """Matrix products of the last two dimensions. Leading dimensions must be equal, or with `broadcast` they broadcast."""
     raise_if(a.ndim == 0 or b.ndim == 0, "both must have a dimension at least", a=a, b=b)
-    a3 = a[None, :] if a.ndim == 1 else (jnp.swapaxes(a, -1, -2) if trans_a else a)  # a vector a is a row
-    b3 = b[:, None] if b.ndim == 1 else (jnp.swapaxes(b, -1, -2) if trans_b else b)  # a vector b is a column
+    a3 = (
+        a[None, :] if a.ndim == 1 else (jnp.swapaxes(a, -1, -2) if trans_a else a)
+    )  # a vector a is a row
+    b3 = (
+        b[:, None] if b.ndim == 1 else (jnp.swapaxes(b, -1, -2) if trans_b else b)
+    )  # a vector b is a column
     if a3.shape[-1] != b3.shape[-2]:
         raise OpError(
             f"a is {describe(a)} and b is {describe(b)}: {a3.shape[-1]} columns of a meet {b3.shape[-2]} rows of b"
             f" (trans_a={int(trans_a)}, trans_b={int(trans_b)}); they must be as many"
         )
     if not broadcast and a3.shape[:-2] != b3.shape[:-2]:
-        raise OpError(f"a is {describe(a)}, b {describe(b)}; leading dimensions must be equal, or argument broadcast 1")
+        raise OpError(
+            f"a is {describe(a)}, b {describe(b)}; leading dimensions must be equal, or argument broadcast 1"
+        )
     try:
         leading = jnp.broadcast_shapes(a3.shape[:-2], b3.shape[:-2])
     except ValueError:
-        raise OpError(f"a is {describe(a)} and b is {describe(b)}; their leading dimensions do not broadcast") from None
-    y = jnp.matmul(jnp.broadcast_to(a3, leading + a3.shape[-2:]), jnp.broadcast_to(b3, leading + b3.shape[-2:]))
+        raise OpError(
+            f"a is {describe(a)} and b is {describe(b)}; their leading dimensions do not broadcast"
+        ) from None
+    y = jnp.matmul(
+        jnp.broadcast_to(a3, leading + a3.shape[-2:]), jnp.broadcast_to(b3, leading + b3.shape[-2:])
+    )
     y = y[..., 0, :] if a.ndim == 1 else y
     y = y[..., 0] if b.ndim == 1 else y
     return y.reshape(1) if y.ndim == 0 else y
@@ -133,6 +159,8 @@ def batch_matmul(a, b, *, trans_a: bool = False, trans_b: bool = False, broadcas
 @gradient("BatchMatMul")
 def _(g):
     if g.arg("broadcast", 0):
-        raise GradientError("BatchMatMul with broadcast=1 has no gradient; Tile or ExpandDims inputs to equal shapes")
+        raise GradientError(
+            "BatchMatMul with broadcast=1 has no gradient; Tile or ExpandDims inputs to equal shapes"
+        )
     for k, (blobs, _, args) in enumerate(_products(g)):
         g.emit("BatchMatMul", blobs, [g.grad_input(k)], copy_args=False, **args)

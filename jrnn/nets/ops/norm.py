@@ -21,7 +21,8 @@ def softmax(x, *, axis: int = 1):
 @op("SoftmaxGradient", inplace={0: 1})
 def softmax_gradient(y, dy, *, axis: int = 1):
     axis = canonical_axis(axis, y.ndim)
-    y2, dy2 = flat_at(y, axis), flat_at(dy, axis)
+    y2 = flat_at(y, axis)
+    dy2 = flat_at(dy, axis)
     return (y2 * (dy2 - (y2 * dy2).sum(1, keepdims=True))).reshape(y.shape)
 
 
@@ -31,7 +32,9 @@ def columns_from(x: Any, axis: int, **weights: Any) -> Any:
     x2 = flat_at(x, canonical_axis(axis, x.ndim))
     for name, w in weights.items():
         if w.size != x2.shape[1]:
-            raise OpError(f"{name} is {describe(w)} and x is {describe(x)}; {name} must have {x2.shape[1]} elements")
+            raise OpError(
+                f"{name} is {describe(w)} and x is {describe(x)}; {name} must have {x2.shape[1]} elements"
+            )
     return x2
 
 
@@ -58,9 +61,12 @@ def layer_norm(
 
 
 @op("LayerNormGradient", outputs=(1, 3))
-def layer_norm_gradient(dy, y, mean, std, x, gamma=None, *, axis: int = 1, elementwise_affine: bool = False):
+def layer_norm_gradient(
+    dy, y, mean, std, x, gamma=None, *, axis: int = 1, elementwise_affine: bool = False
+):
     axis = canonical_axis(axis, x.ndim)
-    dy2, x2 = flat_at(dy, axis), flat_at(x, axis)
+    dy2 = flat_at(dy, axis)
+    x2 = flat_at(x, axis)
     std = std.reshape(-1, 1)
     normal = (x2 - mean.reshape(-1, 1)) / std
     scaled = dy2 * gamma.reshape(1, -1) if elementwise_affine else dy2

@@ -19,7 +19,9 @@ def same_size(**xs: Any) -> None:
     (first, x0), *rest = xs.items()
     for name, x in rest:
         if x.size != x0.size:
-            raise OpError(f"{name} is {describe(x)} and {first} is {describe(x0)}; they must have as many elements")
+            raise OpError(
+                f"{name} is {describe(x)} and {first} is {describe(x0)}; they must have as many elements"
+            )
 
 
 def momentum_step(grad, m, lr, momentum, nesterov):
@@ -42,7 +44,9 @@ def momentum_sgd_update(grad, m, lr, param, *, momentum: float = 0.0, nesterov: 
 
 
 @op("Adagrad", outputs=(2, 4), gradient="forbidden", inplace={0: 0, 1: 1})
-def adagrad(param, moment, grad, lr, *, epsilon: float = 1e-5, decay: float = 1.0, weight_decay: float = 0.0):
+def adagrad(
+    param, moment, grad, lr, *, epsilon: float = 1e-5, decay: float = 1.0, weight_decay: float = 0.0
+):
     """Also returns the effective learning rates, and the update."""
     same_size(param=param, moment=moment, grad=grad)
     grad = grad + weight_decay * param
@@ -54,7 +58,9 @@ def adagrad(param, moment, grad, lr, *, epsilon: float = 1e-5, decay: float = 1.
 
 def filled(beta: float, t: Any) -> Any:
     """1 - beta^t, the total weight of t steps in a moving average that began at 0."""
-    return -jnp.expm1(t * math.log(beta)) if beta > 0 else jnp.ones_like(t)  # 1 - beta**t would cancel
+    return (
+        -jnp.expm1(t * math.log(beta)) if beta > 0 else jnp.ones_like(t)
+    )  # 1 - beta**t would cancel
 
 
 def next_step(iteration: Any, dtype: Any) -> Any:
@@ -71,7 +77,9 @@ def adam_step(m1, m2, grad, t, beta1, beta2, epsilon):
     return correction * m1 / root.reshape(m2.shape + (1,) * (grad.ndim - m2.ndim)), m1, m2
 
 
-def adam_options(*, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-5) -> tuple[float, float, float]:
+def adam_options(
+    *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-5
+) -> tuple[float, float, float]:
     return beta1, beta2, epsilon
 
 
@@ -85,7 +93,9 @@ def adam(param, m1, m2, grad, lr, iter, *, options):
 
 
 @op("RmsProp", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
-def rms_prop(grad, mean_squares, mom, lr, *, decay: float = 0.9, momentum: float = 0.0, epsilon: float = 1e-5):
+def rms_prop(
+    grad, mean_squares, mom, lr, *, decay: float = 0.9, momentum: float = 0.0, epsilon: float = 1e-5
+):
     """The first output is what to add to the parameters."""
     same_size(grad=grad, mean_squares=mean_squares, mom=mom)
     mean_squares = mean_squares + (1 - decay) * (grad * grad - mean_squares)
@@ -98,13 +108,18 @@ def clip_tensor_by_scaling(x, value, additional_threshold=None, *, threshold: fl
     """x scaled down to a norm of `threshold` where `value`, its norm, is above it."""
     raise_if(threshold <= 0, f"threshold must be positive, is {threshold}")
     raise_if(x.size == 0, "it must not be empty", x=x)
-    limit = 1 if additional_threshold is None else scalar(additional_threshold, "additional_threshold")
-    limit, value = threshold * limit, scalar(value, "value")
+    limit = (
+        1 if additional_threshold is None else scalar(additional_threshold, "additional_threshold")
+    )
+    limit = threshold * limit
+    value = scalar(value, "value")
     return x * jnp.where(value > limit, limit / value, 1)
 
 
 @op("WeightScale", gradient="forbidden", inplace={0: 0})
-def weight_scale(w, iter, *, stepsize: int = 2**31 - 1, upper_bound_iter: int = 2**31 - 1, scale: float = 1.0):
+def weight_scale(
+    w, iter, *, stepsize: int = 2**31 - 1, upper_bound_iter: int = 2**31 - 1, scale: float = 1.0
+):
     """w, scaled at every `stepsize`-th iteration before `upper_bound_iter`."""
     raise_if(stepsize < 1, f"stepsize must be at least 1, is {stepsize}")
     t = scalar(iter, "iter") + 1

@@ -68,7 +68,9 @@ class StepWorkspaces:
     constant: Mapping[str, Any] = field(default_factory=dict)
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (self.stacked,), tuple((name, _Constant(value)) for name, value in self.constant.items())
+        return (self.stacked,), tuple(
+            (name, _Constant(value)) for name, value in self.constant.items()
+        )
 
     @classmethod
     def tree_unflatten(cls, constant: Any, stacked: Any) -> StepWorkspaces:
@@ -93,7 +95,11 @@ def _cut(op: Op) -> str | None:
     if set(given) >= set(range(len(op.outputs) - 1)):  # all but the step workspaces
         return None
     named = ", ".join(repr(op.outputs[k]) for k in given if 0 <= k < len(op.outputs))
-    return f"argument outputs_with_grads {list(given)} lets only the gradients of {named} pass" if given else None
+    return (
+        f"argument outputs_with_grads {list(given)} lets only the gradients of {named} pass"
+        if given
+        else None
+    )
 
 
 @op("RecurrentNetwork", outputs=(1, None), cuts=_cut)
@@ -105,7 +111,9 @@ def recurrent_network(*inputs, op, context):
     for name in op.outputs:
         alias = next((a for a in w.aliases if a.dst == name), None)
         if alias is None and name in w.states:
-            value = run.states[name][0:]  # compat: an output with a state's name is all of its slots
+            value = run.states[name][
+                0:
+            ]  # compat: an output with a state's name is all of its slots
         elif alias is None:
             value = run.collected.get(name, run.workspaces)  # the workspaces: the last output
         else:
@@ -115,7 +123,9 @@ def recurrent_network(*inputs, op, context):
         return tuple(results)
     arrays = [k for k, value in enumerate(results) if value is not run.workspaces]
     passes = [k in w.outputs_with_grads for k in arrays]
-    for k, value in zip(arrays, stop_outputs([results[k] for k in arrays], passes, w.stopped_warning)):
+    for k, value in zip(
+        arrays, stop_outputs([results[k] for k in arrays], passes, w.stopped_warning)
+    ):
         results[k] = value
     return tuple(results)
 
@@ -142,7 +152,8 @@ def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
     one slot of one number, and any dtype is allowed. A floating-point state has at least the precision of a floating-point
     sequence, so that float32 constants work in float64 too.
     """
-    name, batch = w.inputs[w.initial_ids[k]], sequence.shape[1] if sequence.ndim > 1 else 1
+    name = w.inputs[w.initial_ids[k]]
+    batch = sequence.shape[1] if sequence.ndim > 1 else 1
     value = jnp.asarray(value)
     if all(jnp.issubdtype(v.dtype, jnp.floating) for v in (value, sequence)):
         value = value.astype(jnp.promote_types(value.dtype, sequence.dtype))
@@ -151,7 +162,9 @@ def initial_state(w: Wiring, k: int, value: Any, sequence: Any) -> jax.Array:
     if value.ndim == 1:
         return jnp.broadcast_to(value, (1, batch, value.shape[0]))
     if value.ndim <= 3 and value.shape[-2] != batch:
-        raise OpError(f"initial state {name!r} is {list(value.shape)}, but the batch has {batch} sequences")
+        raise OpError(
+            f"initial state {name!r} is {list(value.shape)}, but the batch has {batch} sequences"
+        )
     return value if value.ndim >= 3 else value[None]
 
 
@@ -177,25 +190,36 @@ class Forward:
     workspaces: StepWorkspaces
 
 
-def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context) -> Forward:
+def run_forward(
+    w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], context: Context
+) -> Forward:
     """Runs the step net over time, and stores the blobs `keep` of every step."""
     sequence = blobs[w.inputs[0]]
     steps = sequence.shape[0]
-    first = {s: initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], sequence) for k, s in enumerate(w.states)}
+    first = {
+        s: initial_state(w, k, blobs[w.inputs[w.initial_ids[k]]], sequence)
+        for k, s in enumerate(w.states)
+    }
     for link in w.links:
         if link.external in blobs and link.external not in first:
             _check_reach(link, blobs[link.external].shape[0], steps)
     written = {o for step_op in w.step_net.ops for o in step_op.outputs}
-    reads = {s: [link for link in w.state_links(s) if link.internal not in written] for s in w.states}
+    reads = {
+        s: [link for link in w.state_links(s) if link.internal not in written] for s in w.states
+    }
     writes = {s: [link for link in w.state_links(s) if link.internal in written] for s in w.states}
     for s in w.states:
         if not writes[s]:
-            raise OpError(f"state {s!r} is never written: no blob that the step net writes is linked to it")
+            raise OpError(
+                f"state {s!r} is never written: no blob that the step net writes is linked to it"
+            )
     results = [link.internal for s in w.states for link in writes[s]]
     p = schedule(w.step_net, dict.fromkeys([*results, *w.collected.values(), *keep]))
 
     def gather(env: Mapping[str, Any]) -> tuple[StepWorkspaces, dict[str, Any]]:
-        constant = {n: env[n] for n in keep if isinstance(env[n], np.ndarray)}  # independent of the data, as shapes are
+        constant = {
+            n: env[n] for n in keep if isinstance(env[n], np.ndarray)
+        }  # independent of the data, as shapes are
         workspace = StepWorkspaces({n: env[n] for n in keep if n not in constant}, constant)
         return workspace, {n: _one_slot(n, env[i]) for n, i in w.collected.items()}
 
@@ -206,15 +230,21 @@ def run_forward(w: Wiring, blobs: Mapping[str, Any], keep: tuple[str, ...], cont
         for s in w.states
     )
     if slot_by_slot:
-        states, (workspaces, collected) = _run_slot_by_slot(w, reads, writes, p, first, blobs, steps, gather, context)
+        states, (workspaces, collected) = _run_slot_by_slot(
+            w, reads, writes, p, first, blobs, steps, gather, context
+        )
     else:
-        states, (workspaces, collected) = _run_on_buffers(w, p, first, blobs, steps, gather, context)
+        states, (workspaces, collected) = _run_on_buffers(
+            w, p, first, blobs, steps, gather, context
+        )
     return Forward(states, collected, workspaces)
 
 
 def _one_slot(name: str, value: Any) -> Any:
     if value.ndim == 0 or value.shape[0] != 1:
-        raise OpError(f"output {name!r} collects a blob {list(value.shape)} of every step; it must be [1, ...]")
+        raise OpError(
+            f"output {name!r} collects a blob {list(value.shape)} of every step; it must be [1, ...]"
+        )
     return jnp.asarray(value)[0]
 
 
@@ -223,12 +253,16 @@ def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
     plain = {
         link.internal: blobs[link.external]
         for link in w.links
-        if link.external in blobs and (link.offset, link.window) == (0, 1) and blobs[link.external].shape[0] == steps
+        if link.external in blobs
+        and (link.offset, link.window) == (0, 1)
+        and blobs[link.external].shape[0] == steps
     }
     rest = [link for link in w.links if link.external in blobs and link.internal not in plain]
 
     def views(xs: Mapping[str, Any], t: Any) -> dict[str, Any]:
-        slices = {n: x[None] for n, x in xs.items()} | {k.internal: slots(blobs[k.external], k, t) for k in rest}
+        slices = {n: x[None] for n, x in xs.items()} | {
+            k.internal: slots(blobs[k.external], k, t) for k in rest
+        }
         return {**slices, w.timestep: t[None]}
 
     return plain, views
@@ -236,11 +270,15 @@ def sequence_views(w: Wiring, blobs: Mapping[str, Any], steps: int):
 
 def _step_context(w: Wiring, t: Any, context: Context) -> Context:
     if w.recompute:
-        checkpoint_name(t, RECOMPUTED)  # `scan` raises if no value has this name, as when no listed blob is computed
+        checkpoint_name(
+            t, RECOMPUTED
+        )  # `scan` raises if no value has this name, as when no listed blob is computed
     return context.step(t, w.outputs[-1], w.recompute)
 
 
-def _run_slot_by_slot(w: Wiring, reads, writes, p: Schedule, first, blobs, steps: int, gather, context: Context):
+def _run_slot_by_slot(
+    w: Wiring, reads, writes, p: Schedule, first, blobs, steps: int, gather, context: Context
+):
     sequences, views = sequence_views(w, blobs, steps)
 
     def step(carry, xs):
@@ -251,11 +289,16 @@ def _run_slot_by_slot(w: Wiring, reads, writes, p: Schedule, first, blobs, steps
         env = execute(p, env, _step_context(w, t, context))
         new = {s: _new_slot(writes[s][0], env, carry[s]) for s in w.states}
         new = {s: v if s in w.smooth_states else lax.stop_gradient(v) for s, v in new.items()}
-        after = {s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s] for s in w.states}
+        after = {
+            s: jnp.concatenate([carry[s][1:], new[s]]) if carry[s].shape[0] > 1 else new[s]
+            for s in w.states
+        }
         return after, (new, gather(env))  # `new` itself: outputs and residuals share one stack
 
     xs = (jnp.arange(steps, dtype=jnp.int32), sequences)
-    last, (states, gathered) = scan(step, first, xs, length=steps, recompute=[RECOMPUTED] if w.recompute else None)
+    last, (states, gathered) = scan(
+        step, first, xs, length=steps, recompute=[RECOMPUTED] if w.recompute else None
+    )
     return {s: _States(first[s], states[s][:, 0], last[s]) for s in w.states}, gathered
 
 
@@ -263,7 +306,9 @@ def _new_slot(link: Link, env: Mapping[str, Any], before: Any) -> Any:
     new = jnp.asarray(env[link.internal])
     slot = (1, *before.shape[1:])
     if [d for d in new.shape if d != 1] == [d for d in slot if d != 1]:
-        new = new.reshape(slot)  # compat: a slot is a view of memory, in which dimensions of 1 do not matter
+        new = new.reshape(
+            slot
+        )  # compat: a slot is a view of memory, in which dimensions of 1 do not matter
     if new.shape != slot or new.dtype != before.dtype:
         raise OpError(
             f"state {link.external!r} is {before.dtype}[1,{','.join(map(str, before.shape[1:]))}], but the step net writes "
@@ -276,10 +321,13 @@ class _States:
     """The slots of a state. A slice concatenates the initial slots with the others only if it needs both."""
 
     def __init__(self, first: Any, rest: Any, last: Any):
-        self.first, self.rest, self.last = first, rest, last
+        self.first = first
+        self.rest = rest
+        self.last = last
 
     def __getitem__(self, index: slice) -> Any:
-        length, steps = self.first.shape[0], self.rest.shape[0]
+        length = self.first.shape[0]
+        steps = self.rest.shape[0]
         start = index.start if index.start >= 0 else length + steps + index.start
         if start == length + steps - 1:
             return self.last[-1:]  # from the carry, so that XLA can remove an unused stack
@@ -291,7 +339,9 @@ class _States:
 def _run_on_buffers(w: Wiring, p: Schedule, first, blobs, steps: int, gather, context: Context):
     """The general case: links are windows on whole states, as in Caffe2. After a write, every window has the new value."""
     sequences, views = sequence_views(w, blobs, steps)
-    buffers = {s: jnp.concatenate([v, jnp.zeros((steps, *v.shape[1:]), v.dtype)]) for s, v in first.items()}
+    buffers = {
+        s: jnp.concatenate([v, jnp.zeros((steps, *v.shape[1:]), v.dtype)]) for s, v in first.items()
+    }
     for link in w.links:
         if link.external in buffers:
             _check_reach(link, buffers[link.external].shape[0], steps)
@@ -300,16 +350,25 @@ def _run_on_buffers(w: Wiring, p: Schedule, first, blobs, steps: int, gather, co
         t, now = xs
         carry = dict(carry)
         env = views(now, t)
-        env.update((link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s))
+        env.update(
+            (link.internal, slots(carry[s], link, t)) for s in w.states for link in w.state_links(s)
+        )
         for one in p.steps:
             env = execute(Schedule((one,), ()), env, _step_context(w, t, context))
             for link in w.links:
                 if link.external in carry and link.internal in one.op.outputs:
-                    new = _new_slot(link, env, carry[link.external]) if link.window == 1 else env[link.internal]
+                    new = (
+                        _new_slot(link, env, carry[link.external])
+                        if link.window == 1
+                        else env[link.internal]
+                    )
                     carry[link.external] = lax.dynamic_update_slice_in_dim(
                         carry[link.external], new, t + link.offset, axis=0
                     )
-                    env.update((o.internal, slots(carry[link.external], o, t)) for o in w.state_links(link.external))
+                    env.update(
+                        (o.internal, slots(carry[link.external], o, t))
+                        for o in w.state_links(link.external)
+                    )
         return carry, gather(env)
 
     xs = (jnp.arange(steps, dtype=jnp.int32), sequences)

@@ -19,7 +19,13 @@ from jrnn.errors import GradientError, NetError, OpError
 from jrnn.loops import scan
 from jrnn.nets.graph.history import check_gradient_version
 from jrnn.nets.lowering import Context, execute
-from jrnn.nets.ops.recurrent_network import StepWorkspaces, initial_state, run_forward, sequence_views, slots
+from jrnn.nets.ops.recurrent_network import (
+    StepWorkspaces,
+    initial_state,
+    run_forward,
+    sequence_views,
+    slots,
+)
 from jrnn.nets.ops.recurrent_wiring import Link, Wiring, parse
 from jrnn.nets.ops.stopped_outputs import warn_of_stopped
 from jrnn.nets.registry import ACCUMULATE, gradient, op
@@ -46,11 +52,15 @@ def recurrent_network_gradient(*blobs, op, context):
 def recurrent_network_gradient_maker(g):
     w = parse(g.op, g.op.inputs, g.op.outputs)
     if w.backward_step_net is None and not w.backward_links:
-        raise GradientError("was built forward_only, without a backward step net; build it with forward_only=False")
+        raise GradientError(
+            "was built forward_only, without a backward step net; build it with forward_only=False"
+        )
     results = {a.dst for a in w.aliases} | set(w.collected)
     arriving = [k for k, name in enumerate(w.outputs) if name in results and g.has_grad_output(k)]
     if arriving and w.outputs_with_grads is not None:
-        arriving = [k for k in arriving if k in w.outputs_with_grads]  # a gradient of any other output stops here
+        arriving = [
+            k for k in arriving if k in w.outputs_with_grads
+        ]  # a gradient of any other output stops here
         if not arriving:
             warn_of_stopped(w.stopped_warning)
     if not arriving:
@@ -58,7 +68,9 @@ def recurrent_network_gradient_maker(g):
     initial = [k for s, k in zip(w.states, w.initial_ids) if s in w.smooth_states]
     targets = [w.inputs.index(n) for n in w.smooth_sequences] + [*w.params, *initial]
     names = []
-    parts: dict[int, list[str]] = {}  # of a blob with two roles, such as the initial value of two states
+    parts: dict[
+        int, list[str]
+    ] = {}  # of a blob with two roles, such as the initial value of two states
     for k in targets:
         if targets.count(k) == 1:
             names.append(g.grad_input(k))
@@ -88,15 +100,22 @@ class _Backward:
     workspaces: StepWorkspaces
     forward: Schedule | None  # what the step net computes again, because it is not stored
     backward: Schedule | None
-    unprovided: tuple[str, ...]  # local blobs whose gradients the backward net reads but nothing writes: they are zero
+    unprovided: tuple[
+        str, ...
+    ]  # local blobs whose gradients the backward net reads but nothing writes: they are zero
     reads: tuple[Link, ...]
     writes: tuple[Link, ...]
     param_grads: tuple[str, ...]
 
     @classmethod
-    def of(cls, w: Wiring, inputs: Mapping[str, Any], outputs: Mapping[str, Any], context: Context) -> _Backward:
+    def of(
+        cls, w: Wiring, inputs: Mapping[str, Any], outputs: Mapping[str, Any], context: Context
+    ) -> _Backward:
         sequence = inputs[w.inputs[0]]
-        first = {s: initial_state(w, k, inputs[w.inputs[w.initial_ids[k]]], sequence) for k, s in enumerate(w.states)}
+        first = {
+            s: initial_state(w, k, inputs[w.inputs[w.initial_ids[k]]], sequence)
+            for k, s in enumerate(w.states)
+        }
         states = {s: _restored(w, s, first[s], outputs) for s in w.states}
         if any(v is None for v in states.values()):
             again = run_forward(w, inputs, (), context).states
@@ -108,7 +127,9 @@ class _Backward:
         reads = tuple(k for k in w.backward_links if k.external in of_states and k.offset > 0)
         param_grads = w.param_grads or tuple(w.inputs[k] + "_grad" for k in w.params)
         net = w.backward_step_net
-        backward, missing, unprovided = None, [], ()
+        backward = None
+        missing = []
+        unprovided = ()
         if net is not None:
             written = {o for step_op in net.ops for o in step_op.outputs}
             results = [*param_grads, *(k.internal for k in w.backward_links if k not in reads)]
@@ -120,20 +141,38 @@ class _Backward:
             unprovided = tuple(
                 n
                 for n in backward.required
-                if n.endswith("_grad") and n not in given | local and n.removesuffix("_grad") in local | linked
+                if n.endswith("_grad")
+                and n not in given | local
+                and n.removesuffix("_grad") in local | linked
             )
             needed = [*backward.required, *(n.removesuffix("_grad") for n in unprovided)]
             missing = [n for n in dict.fromkeys(needed) if n in local and n not in at_hand]
         forward = schedule(w.step_net, missing) if missing else None
         writes = tuple(k for k in w.backward_links if k.external in of_states and k not in reads)
-        return cls(w, inputs, states, first, workspaces, forward, backward, unprovided, reads, writes, param_grads)
+        return cls(
+            w,
+            inputs,
+            states,
+            first,
+            workspaces,
+            forward,
+            backward,
+            unprovided,
+            reads,
+            writes,
+            param_grads,
+        )
 
     def run(self, arriving: Mapping[str, Any], context: Context) -> tuple:
         """Gradients of the sequences, the parameters and the initial states, in that order."""
-        w, steps = self.w, self.inputs[self.w.inputs[0]].shape[0]
+        w = self.w
+        steps = self.inputs[self.w.inputs[0]].shape[0]
         sequences, views = sequence_views(w, self.inputs, steps)
         start, every_step = self._arriving(arriving, steps)
-        of_sequences = {n: [k.internal for k in w.backward_links if k.external == n + "_grad"] for n in w.smooth_sequences}
+        of_sequences = {
+            n: [k.internal for k in w.backward_links if k.external == n + "_grad"]
+            for n in w.smooth_sequences
+        }
         of_outputs = {
             k.internal: arriving[n]
             for n in w.collected
@@ -146,7 +185,11 @@ class _Backward:
             gradients, totals = carry
             t, now, kept, from_outside, of_output = xs
             env = {**self.workspaces.constant, **kept, **views(now, t)}
-            env.update((k.internal, slots(self.states[k.external], k, t)) for k in w.links if k.external in self.states)
+            env.update(
+                (k.internal, slots(self.states[k.external], k, t))
+                for k in w.links
+                if k.external in self.states
+            )
             if w.recompute:  # otherwise recomputed blobs would be hoisted out of the loop and stored for all steps
                 arrays = {n: v for n, v in env.items() if isinstance(v, jax.Array)}
                 arrays, gradients = lax.optimization_barrier((arrays, gradients))
@@ -154,7 +197,10 @@ class _Backward:
             here = context.step(t, w.outputs[-1])
             if self.forward is not None:
                 env = execute(self.forward, env, here)
-            gradients = {s: _add(g, 0, from_outside[s][None]) if s in from_outside else g for s, g in gradients.items()}
+            gradients = {
+                s: _add(g, 0, from_outside[s][None]) if s in from_outside else g
+                for s, g in gradients.items()
+            }
             for k in self.reads:
                 g = gradients[k.external.removesuffix("_grad")]
                 env[k.internal] = g[k.offset - 1 : k.offset - 1 + k.window]
@@ -170,17 +216,33 @@ class _Backward:
             }
             return ({s: self._earlier(s, g, env) for s, g in gradients.items()}, totals), out
 
-        xs = (jnp.arange(steps, dtype=jnp.int32), sequences, dict(self.workspaces.stacked), every_step, of_outputs)
+        xs = (
+            jnp.arange(steps, dtype=jnp.int32),
+            sequences,
+            dict(self.workspaces.stacked),
+            every_step,
+            of_outputs,
+        )
         totals = [jnp.zeros_like(self.inputs[w.inputs[k]]) for k in w.params]
         (gradients, totals), out = scan(step, (start, totals), xs, length=steps, reverse=True)
-        first = [self._of_initial(k, gradients[s]) for k, s in enumerate(w.states) if s in w.smooth_states]
-        return (*(out.get(n, jnp.zeros_like(self.inputs[n])) for n in w.smooth_sequences), *totals, *first)
+        first = [
+            self._of_initial(k, gradients[s])
+            for k, s in enumerate(w.states)
+            if s in w.smooth_states
+        ]
+        return (
+            *(out.get(n, jnp.zeros_like(self.inputs[n])) for n in w.smooth_sequences),
+            *totals,
+            *first,
+        )
 
     def _arriving(self, arriving: Mapping[str, Any], steps: int):
         """Gradients that arrive from outside: of the slots after the last step, and of slot t+1 for every step t."""
         start = {}
         for s in self.w.smooth_states:
-            reach = max([1, *(k.offset + k.window - 1 for k in self.reads if k.external == s + "_grad")])
+            reach = max(
+                [1, *(k.offset + k.window - 1 for k in self.reads if k.external == s + "_grad")]
+            )
             length = self.first[s].shape[0]
             if reach != length:
                 raise GradientError(
@@ -192,7 +254,8 @@ class _Backward:
         for alias in self.w.aliases:
             if alias.dst not in arriving:
                 continue
-            g, s = arriving[alias.dst], alias.src
+            g = arriving[alias.dst]
+            s = alias.src
             if s not in start:
                 continue
             if alias.offset == -1:
@@ -201,7 +264,9 @@ class _Backward:
                 every_step[s] = every_step[s] + g[:steps] if s in every_step else g[:steps]
                 start[s] = _add(start[s], 1, g[steps:]) if len(g) > steps else start[s]
             else:
-                raise GradientError(f"output {alias.dst!r} begins at slot {alias.offset}; only 1 and -1 have gradients")
+                raise GradientError(
+                    f"output {alias.dst!r} begins at slot {alias.offset}; only 1 and -1 have gradients"
+                )
         return start, every_step
 
     def _earlier(self, state: str, gradients: Any, env: Mapping[str, Any]) -> Any:
@@ -229,6 +294,10 @@ def _add(gradients: Any, start: int, more: Any) -> Any:
 def _restored(w: Wiring, state: str, first: Any, outputs: Mapping[str, Any]) -> Any:
     """The slots of a state, assembled from an output that holds most of them; None without such an output."""
     for alias in w.aliases:
-        if alias.src == state and 0 <= alias.offset <= len(first) and outputs.get(alias.dst) is not None:
+        if (
+            alias.src == state
+            and 0 <= alias.offset <= len(first)
+            and outputs.get(alias.dst) is not None
+        ):
             return jnp.concatenate([first[: alias.offset], outputs[alias.dst]])
     return None

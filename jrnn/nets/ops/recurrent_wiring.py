@@ -64,7 +64,9 @@ class Wiring:
     @property
     def smooth_sequences(self) -> tuple[str, ...]:
         """The sequences that get a gradient."""
-        return tuple(n for n in self.sequences if any(k.external == n + "_grad" for k in self.backward_links))
+        return tuple(
+            n for n in self.sequences if any(k.external == n + "_grad" for k in self.backward_links)
+        )
 
     @property
     def smooth_states(self) -> tuple[str, ...]:
@@ -95,7 +97,8 @@ def _net(op: Op, name: str) -> Net | None:
 
 
 def _links(op: Op, prefix: str) -> tuple[Link, ...]:
-    internal, external = op.names(prefix + "link_internal"), op.names(prefix + "link_external")
+    internal = op.names(prefix + "link_internal")
+    external = op.names(prefix + "link_external")
     offset = op.integers(prefix + "link_offset")
     window = op.integers(prefix + "link_window") or (1,) * len(internal)
     lists = {"internal": internal, "external": external, "offset": offset, "window": window}
@@ -137,27 +140,38 @@ def parse(op: Op, inputs: Iterable[str], outputs: Iterable[str]) -> Wiring:
 
 def _check(w: Wiring) -> None:
     if len(w.states) != len(w.initial_ids):
-        raise OpError(f"needs {len(w.states)} initial_recurrent_state_ids, one per state, has {len(w.initial_ids)}")
+        raise OpError(
+            f"needs {len(w.states)} initial_recurrent_state_ids, one per state, has {len(w.initial_ids)}"
+        )
     for what, ids, count in (
         ("initial_recurrent_state_ids", w.initial_ids, len(w.inputs)),
         ("param", w.params, len(w.inputs)),
         ("outputs_with_grads", w.outputs_with_grads or (), len(w.outputs)),
     ):
         for k in ids:
-            raise_if(not 0 <= k < count, f"argument {what!r} holds {k}, but there are {count} to choose from")
+            raise_if(
+                not 0 <= k < count,
+                f"argument {what!r} holds {k}, but there are {count} to choose from",
+            )
     known = {*w.states, *w.inputs, *w.outputs}
     for link in w.links:
         if link.external not in known:
-            raise OpError(f"link of {link.internal!r} goes to {link.external!r}, which is no input, state or output")
+            raise OpError(
+                f"link of {link.internal!r} goes to {link.external!r}, which is no input, state or output"
+            )
         if link.external in w.collected and (link.offset, link.window) != (0, 1):
             raise OpError(
                 f"link of {link.internal!r} to output {link.external!r} has offset {link.offset} and window "
                 f"{link.window}; an output is collected slot by slot, with offset 0 and window 1"
             )
         if link.window < 1:
-            raise OpError(f"link of {link.internal!r} has link_window {link.window}; a window holds at least one step")
+            raise OpError(
+                f"link of {link.internal!r} has link_window {link.window}; a window holds at least one step"
+            )
     for alias in w.aliases:
         if alias.src not in w.states:
-            raise OpError(f"alias {alias.dst!r} is of {alias.src!r}, which is not among the states {list(w.states)}")
+            raise OpError(
+                f"alias {alias.dst!r} is of {alias.src!r}, which is not among the states {list(w.states)}"
+            )
         if alias.dst not in w.outputs:
             raise OpError(f"alias {alias.dst!r} is not among the outputs {list(w.outputs)}")

@@ -36,7 +36,9 @@ def _extremum(pick: Callable) -> Callable:
     @partial(jax.custom_jvp, nondiff_argnums=(1,))
     def extremum(x: Any, axes: tuple[int, ...]) -> Any:
         initial = None
-        if not x.size:  # the result of a reduction over no elements is the largest or smallest finite number
+        if (
+            not x.size
+        ):  # the result of a reduction over no elements is the largest or smallest finite number
             info = np.iinfo(x.dtype) if x.dtype.kind in "iu" else jnp.finfo(x.dtype)
             initial = info.max if pick is jnp.min else info.min
         return pick(x, axes, keepdims=True, initial=initial)
@@ -96,7 +98,11 @@ def sum_elements_int(x):
     return jnp.sum(x, dtype=x.dtype)
 
 
-op("SumSqrElements")(lambda x, *, average=False: jnp.sum(jnp.square(as_float(x))) / (max(x.size, 1) if average else 1))
+op("SumSqrElements")(
+    lambda x, *, average=False: (
+        jnp.sum(jnp.square(as_float(x))) / (max(x.size, 1) if average else 1)
+    )
+)
 
 
 def _arg_extremum(type: str, pick: Callable, worst: float) -> None:
@@ -105,7 +111,9 @@ def _arg_extremum(type: str, pick: Callable, worst: float) -> None:
         over = canonical_axis(axis, x.ndim)
         raise_if(x.shape[over] == 0, f"axis {over} must not be empty", x=x)
         x = jnp.asarray(x)
-        if x.dtype.kind == "f":  # comparisons with NaN are false: a NaN at the front stays, others are never picked
+        if (
+            x.dtype.kind == "f"
+        ):  # comparisons with NaN are false: a NaN at the front stays, others are never picked
             first = jnp.take(x, jnp.array([0]), axis=over)
             index = pick(jnp.where(jnp.isnan(x), worst, x), over, keepdims=True)
             index = jnp.where(jnp.isnan(first), 0, index)
@@ -127,7 +135,10 @@ def top_k(x, k_blob=None, *, k: int | None = None, axis: int = -1):
     """
     if k_blob is not None:
         k = known_integer(k_blob, "k")
-    raise_if(k is None or k < 1, f"k is {k}; it must be at least 1, as argument 'k' or as the second input")
+    raise_if(
+        k is None or k < 1,
+        f"k is {k}; it must be at least 1, as argument 'k' or as the second input",
+    )
     over = canonical_axis(axis, as_float(x).ndim)
     size = x.shape[over]
     values, index = jax.lax.top_k(jnp.moveaxis(x, over, -1), min(k, size))
@@ -146,7 +157,8 @@ def top_k(x, k_blob=None, *, k: int | None = None, axis: int = -1):
 @op("TopKGradient")
 def top_k_gradient(dy, index, x, *, axis: int = -1):
     over = canonical_axis(axis, x.ndim)
-    dy, index = jnp.moveaxis(dy, over, -1), jnp.moveaxis(index, over, -1)
+    dy = jnp.moveaxis(dy, over, -1)
+    index = jnp.moveaxis(index, over, -1)
     rows = jnp.zeros((dy.size // max(dy.shape[-1], 1), x.shape[over]), dy.dtype)
     index = jnp.reshape(index, (rows.shape[0], -1))
     index = jnp.where(index < 0, rows.shape[1], index)  # the padding falls outside and is dropped

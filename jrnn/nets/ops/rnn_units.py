@@ -17,13 +17,17 @@ def _check_state(name, state, gates, count):
     check_rank(gates, 3, "gates")
     check_rank(state, 3, name)
     if gates.shape != (1, state.shape[1], count * state.shape[2]) or state.shape[0] != 1:
-        raise OpError(f"gates is {describe(gates)}, {name} {describe(state)}; give [1, N, {count} * D] and [1, N, D]")
+        raise OpError(
+            f"gates is {describe(gates)}, {name} {describe(state)}; give [1, N, {count} * D] and [1, N, D]"
+        )
 
 
 def _valid(rest, sequence_lengths, batch):
     """A mask [N, 1] of the sequences that have not ended, from the optional inputs; None without lengths."""
     if sequence_lengths and len(rest) != 2:
-        raise OpError(f"has {len(rest)} input after the gates; sequence_lengths=1 (the default) takes lengths and timestep")
+        raise OpError(
+            f"has {len(rest)} input after the gates; sequence_lengths=1 (the default) takes lengths and timestep"
+        )
     if not sequence_lengths:
         return None
     lengths, timestep = rest
@@ -61,10 +65,13 @@ def lstm_unit(
     rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
     valid = _valid(rest, sequence_lengths, cell.shape[1])
     i, f, o, g = _lstm_gates(gates, forget_bias)
-    hidden, cell = _rows(hidden), _rows(cell)
+    hidden = _rows(hidden)
+    cell = _rows(cell)
     c = f * cell + i * g
     h = o * jnp.tanh(c)
-    return _masked(valid, h, 0 if drop_states else hidden)[None], _masked(valid, c, 0 if drop_states else cell)[None]
+    return _masked(valid, h, 0 if drop_states else hidden)[None], _masked(
+        valid, c, 0 if drop_states else cell
+    )[None]
 
 
 @op("LSTMUnitGradient", outputs=3)
@@ -99,22 +106,29 @@ def gru_unit(
     rest = [x for x in (lengths_or_timestep, timestep) if x is not None]
     valid = _valid(rest, sequence_lengths, hidden.shape[1])
     _, update, output = _gates(gates, 3)
-    u, before = sigmoid(update), _rows(hidden)
+    u = sigmoid(update)
+    before = _rows(hidden)
     new = u * before + (1 - u) * jnp.tanh(output)
     return _masked(valid, new, 0 if drop_states else before)[None]
 
 
 @op("GRUUnitGradient", outputs=2)
-def gru_unit_gradient(hidden, gates, *rest, drop_states: bool = False, sequence_lengths: bool = True):
+def gru_unit_gradient(
+    hidden, gates, *rest, drop_states: bool = False, sequence_lengths: bool = True
+):
     """Reads GRUUnit's inputs, its output and its output's gradient; writes the gradients of hidden and gates."""
     *times, _, dh = rest
     valid = _valid(times, sequence_lengths, hidden.shape[1])
     reset, update, output = _gates(gates, 3)
-    hidden, dh = _rows(hidden), _rows(dh)
-    u, o = sigmoid(update), jnp.tanh(output)
+    hidden = _rows(hidden)
+    dh = _rows(dh)
+    u = sigmoid(update)
+    o = jnp.tanh(output)
     dgates = (jnp.zeros_like(reset), dh * (hidden - o) * u * (1 - u), dh * (1 - u) * (1 - o * o))
     ended = jnp.zeros_like(dh) if drop_states else dh
-    return _masked(valid, dh * u, ended)[None], _masked(valid, jnp.concatenate(dgates, axis=-1), 0)[None]
+    return _masked(valid, dh * u, ended)[None], _masked(valid, jnp.concatenate(dgates, axis=-1), 0)[
+        None
+    ]
 
 
 def _run(x, hidden, cell, weights, reverse):
@@ -125,7 +139,9 @@ def _run(x, hidden, cell, weights, reverse):
         check_shape(w, (gates, rows), f"a layer's {name} weight")
     for bias in biases:
         check_shape(bias, (gates,), "a layer's bias")
-    projected = x @ w_input.T + sum(biases)[None, None, :] if biases else x @ w_input.T  # [T, N, 4H]
+    projected = (
+        x @ w_input.T + sum(biases)[None, None, :] if biases else x @ w_input.T
+    )  # [T, N, 4H]
 
     def step(carry, projected_t):
         h, c = carry
@@ -150,7 +166,8 @@ def inference_lstm(
     x and the output are [N, T, ...].
     """
     check_rank(x, 3, "input")
-    directions, each = (2 if bidirectional else 1), (4 if has_biases else 2)
+    directions = 2 if bidirectional else 1
+    each = 4 if has_biases else 2
     if len(weights) != num_layers * directions * each:
         raise OpError(
             f"was given {len(weights)} weights; {num_layers} layers of {directions} directions with {each} weights each "
@@ -159,15 +176,23 @@ def inference_lstm(
     x = jnp.swapaxes(x, 0, 1) if batch_first else x
     for name, state in (("hidden", hidden), ("cell", cell)):
         if state.ndim != 3 or state.shape[:2] != (num_layers * directions, x.shape[1]):
-            raise OpError(f"{name} is {describe(state)}; it must be [{num_layers * directions}, {x.shape[1]}, H]")
+            raise OpError(
+                f"{name} is {describe(state)}; it must be [{num_layers * directions}, {x.shape[1]}, H]"
+            )
     last_hidden: list = []
     last_cell: list = []
     for layer in range(num_layers):
         outputs: list = []
         for direction in range(directions):
             k = layer * directions + direction
-            values = _run(x, hidden[k], cell[k], weights[each * k : each * (k + 1)], reverse=direction == 1)
+            values = _run(
+                x, hidden[k], cell[k], weights[each * k : each * (k + 1)], reverse=direction == 1
+            )
             for gathered, value in zip((outputs, last_hidden, last_cell), values):
                 gathered.append(value)
         x = jnp.concatenate(outputs, axis=-1)
-    return (jnp.swapaxes(x, 0, 1) if batch_first else x), jnp.stack(last_hidden), jnp.stack(last_cell)
+    return (
+        (jnp.swapaxes(x, 0, 1) if batch_first else x),
+        jnp.stack(last_hidden),
+        jnp.stack(last_cell),
+    )

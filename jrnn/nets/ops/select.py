@@ -35,7 +35,9 @@ def boolean_mask(data, mask):
     """The rows of `data` whose mask is true, and their indices."""
     _check_mask(mask)
     if mask.shape != data.shape[:1]:
-        raise OpError(f"data is {describe(data)}, mask {describe(mask)}; mask must have one element per row of data")
+        raise OpError(
+            f"data is {describe(data)}, mask {describe(mask)}; mask must have one element per row of data"
+        )
     chosen = np.flatnonzero(np.asarray(mask))
     return data[chosen], chosen.astype(np.int64)
 
@@ -45,7 +47,9 @@ def put_where(mask: Any, rows: Any, otherwise: Any, name: str) -> Any:
     if is_concrete(mask):
         count = int(np.sum(np.asarray(mask)))
         if count != rows.shape[0]:
-            raise OpError(f"{name} selects {count} elements and has {rows.shape[0]} values; give as many")
+            raise OpError(
+                f"{name} selects {count} elements and has {rows.shape[0]} values; give as many"
+            )
     if rows.shape[0] == 0:
         return otherwise
     taken = jnp.take(rows, jnp.cumsum(mask) - 1, axis=0, mode="clip")
@@ -65,15 +69,21 @@ def boolean_unmask(*pairs):
 
     Each element is the next one of the first vector whose mask is true there.
     """
-    masks, values = pairs[::2], pairs[1::2]
-    raise_if(not pairs or len(masks) != len(values), f"takes masks and values in pairs, was given {len(pairs)} inputs")
+    masks = pairs[::2]
+    values = pairs[1::2]
+    raise_if(
+        not pairs or len(masks) != len(values),
+        f"takes masks and values in pairs, was given {len(pairs)} inputs",
+    )
     free = np.ones(masks[0].shape, bool)
     merged = jnp.zeros(masks[0].shape, values[0].dtype)
     for k, (mask, vector) in enumerate(zip(masks, values)):
         _check_mask(mask)
         check_rank(vector, 1, f"values #{k}")
         if mask.shape != masks[0].shape or vector.dtype != values[0].dtype:
-            raise OpError(f"mask #{k} is {describe(mask)}, values {describe(vector)}; give one length and type")
+            raise OpError(
+                f"mask #{k} is {describe(mask)}, values {describe(vector)}; give one length and type"
+            )
         merged = put_where(mask & free, vector, merged, f"mask #{k}")
         free = free & ~mask
     if is_concrete(free) and np.any(np.asarray(free)):
@@ -102,7 +112,9 @@ def _by_rows(condition: Any, x: Any, y: Any) -> Any:
     """Row k of x where element k of the vector `condition` is true, else row k of y."""
     check_same_shape("x and y", x, y)
     if condition.shape != x.shape[:1]:
-        raise OpError(f"the condition is {describe(condition)}; it must be a vector with one element for each row of x")
+        raise OpError(
+            f"the condition is {describe(condition)}; it must be a vector with one element for each row of x"
+        )
     return _choose(per_row(condition, x), x, y)
 
 
@@ -123,7 +135,8 @@ def where(condition, x, y, *, broadcast_on_rows: bool = False):
 @gradient("Where")
 def _(g):
     """Caffe2 has no gradient of Where. Zeros are chosen, not multiplied: a NaN of the other branch does not get through."""
-    condition, dy = g.input(0), g.grad_output(0)
+    condition = g.input(0)
+    dy = g.grad_output(0)
     zeros = g.temporary(dy + "_zeros")
     g.emit(SEED, [dy], [zeros], copy_args=False, value=0.0)
     g.emit("Where", [condition, dy, zeros], [g.grad_input(1)])
@@ -158,7 +171,9 @@ def _check_finite(x: Any) -> None:
     """Raises OpError for an infinity or a NaN. Traced values are not known and pass."""
     if is_concrete(x) and not np.isfinite(np.asarray(x)).all():
         wrong = np.flatnonzero(~np.isfinite(np.asarray(x)))
-        raise OpError(f"{wrong.size} elements of x are not finite; element {wrong[0]} is {np.ravel(x)[wrong[0]]}")
+        raise OpError(
+            f"{wrong.size} elements of x are not finite; element {wrong[0]} is {np.ravel(x)[wrong[0]]}"
+        )
 
 
 @op("NanCheck", copies=True, inplace={0: 0}, gradient="NanCheck(dy)")

@@ -11,7 +11,15 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.lengths import check_lengths, known_lengths, per_row, rows_from
-from jrnn.nets.ops.values import STRINGS, canonical_axis, check_float, check_rank, describe, is_concrete, raise_if
+from jrnn.nets.ops.values import (
+    STRINGS,
+    canonical_axis,
+    check_float,
+    check_rank,
+    describe,
+    is_concrete,
+    raise_if,
+)
 from jrnn.nets.registry import gradient, op
 
 _TRIANGLES = {
@@ -36,26 +44,37 @@ def sequence_mask(
     """
     check_float(x, "x")
     axis = canonical_axis(axis, x.ndim)
-    batches = 1 if batch is None else math.prod(x.shape[: canonical_axis(batch, x.ndim, "batch") + 1])
+    batches = (
+        1 if batch is None else math.prod(x.shape[: canonical_axis(batch, x.ndim, "batch") + 1])
+    )
     rows = math.prod(x.shape[:axis]) // max(batches, 1)
     columns = math.prod(x.shape[axis:])
     repeats = 1
     if repeat_from_axis is not None:
         if mode != "sequence" or batch is not None:
-            raise OpError("argument 'repeat_from_axis' goes with mode 'sequence' only, without argument 'batch'")
+            raise OpError(
+                "argument 'repeat_from_axis' goes with mode 'sequence' only, without argument 'batch'"
+            )
         repeats = math.prod(x.shape[canonical_axis(repeat_from_axis, x.ndim, "repeat_from_axis") :])
-    row, column = jnp.arange(rows)[:, None], (jnp.arange(columns) // max(repeats, 1))[None, :]
+    row = jnp.arange(rows)[:, None]
+    column = (jnp.arange(columns) // max(repeats, 1))[None, :]
     if mode in _TRIANGLES:
         masked = _TRIANGLES[mode](row, column)
     elif mode in ("sequence", "window"):
         if lengths is None:
-            raise OpError(f"mode {mode!r} needs input 1: the {'lengths' if mode == 'sequence' else 'centers'} of rows")
+            raise OpError(
+                f"mode {mode!r} needs input 1: the {'lengths' if mode == 'sequence' else 'centers'} of rows"
+            )
         if math.prod(lengths.shape) < rows:
-            raise OpError(f"lengths is {describe(lengths)}, but x {describe(x)} has {rows} rows; it must have one each")
+            raise OpError(
+                f"lengths is {describe(lengths)}, but x {describe(x)} has {rows} rows; it must have one each"
+            )
         of_row = jnp.reshape(lengths, -1)[:rows, None]
         masked = column >= of_row if mode == "sequence" else abs(column - of_row) > radius
     else:
-        raise OpError(f"argument 'mode' is {mode!r}; it must be one of {['sequence', 'window', *_TRIANGLES]}")
+        raise OpError(
+            f"argument 'mode' is {mode!r}; it must be one of {['sequence', 'window', *_TRIANGLES]}"
+        )
     fill = jnp.asarray(0.0 if grad else fill_val, x.dtype)
     x3 = x.reshape(batches, rows, columns)
     return jnp.where(jnp.broadcast_to(masked[None], x3.shape), fill, x3).reshape(x.shape)
@@ -73,10 +92,15 @@ def reverse_packed_segs(data, lengths):
     check_rank(data, 3, "data")
     check_lengths(lengths)
     if lengths.shape[0] != data.shape[1]:
-        raise OpError(f"lengths is {describe(lengths)}, data {describe(data)}; there must be {data.shape[1]} lengths")
+        raise OpError(
+            f"lengths is {describe(lengths)}, data {describe(data)}; there must be {data.shape[1]} lengths"
+        )
     if is_concrete(lengths) and lengths.size and int(np.max(np.asarray(lengths))) > data.shape[0]:
-        raise OpError(f"a length is {np.max(np.asarray(lengths))}, but data is {describe(data)}: {data.shape[0]} steps")
-    t, n = jnp.arange(data.shape[0])[:, None], jnp.asarray(lengths)[None, :]
+        raise OpError(
+            f"a length is {np.max(np.asarray(lengths))}, but data is {describe(data)}: {data.shape[0]} steps"
+        )
+    t = jnp.arange(data.shape[0])[:, None]
+    n = jnp.asarray(lengths)[None, :]
     source = jnp.where(t < n, n - 1 - t, t)  # [T, N]
     return jnp.take_along_axis(jnp.asarray(data), source[:, :, None], axis=0)
 
@@ -127,14 +151,26 @@ def unpack_segments(lengths, packed, *, max_length: int = -1):
     raise_if(packed.ndim < 2, "it must have two dimensions at least", packed=packed)
     counts = known_lengths(lengths)
     if len(counts) != packed.shape[0]:
-        raise OpError(f"lengths is {describe(lengths)}, packed {describe(packed)}; give {packed.shape[0]} lengths")
+        raise OpError(
+            f"lengths is {describe(lengths)}, packed {describe(packed)}; give {packed.shape[0]} lengths"
+        )
     if max_length >= 0:
-        raise_if(max_length != packed.shape[1], f"max_length={max_length} must be its second dimension", packed=packed)
+        raise_if(
+            max_length != packed.shape[1],
+            f"max_length={max_length} must be its second dimension",
+            packed=packed,
+        )
         counts = np.minimum(counts, max_length)
     if counts.max(initial=0) > packed.shape[1]:
-        raise OpError(f"a length is {counts.max()}, but packed {describe(packed)} has {packed.shape[1]} rows per sequence")
+        raise OpError(
+            f"a length is {counts.max()}, but packed {describe(packed)} has {packed.shape[1]} rows per sequence"
+        )
     sequence, step = _places(counts)
-    return packed[sequence, step] if isinstance(packed, np.ndarray) else jnp.asarray(packed)[sequence, step]
+    return (
+        packed[sequence, step]
+        if isinstance(packed, np.ndarray)
+        else jnp.asarray(packed)[sequence, step]
+    )
 
 
 @op("PackRNNSequence", gradient="UnpackRNNSequence(dy, lengths)")
@@ -165,7 +201,9 @@ def variable_length_sequence_padding(x, lengths):
     """[T, N, D] with zeros from step lengths[n] on."""
     check_rank(x, 3, "x")
     check_lengths(lengths)
-    raise_if(lengths.shape[0] != x.shape[1], f"there must be {x.shape[1]} lengths", lengths=lengths, x=x)
+    raise_if(
+        lengths.shape[0] != x.shape[1], f"there must be {x.shape[1]} lengths", lengths=lengths, x=x
+    )
     valid = jnp.arange(x.shape[0])[:, None] < jnp.asarray(lengths)[None, :]
     return jnp.where(valid[:, :, None], x, 0)
 
@@ -185,10 +223,17 @@ def _counts(data, lengths):
 def _padding_rows(counts, start, end):
     """The rows of padded segments that hold padding at the start, data, and padding at the end."""
     if (counts < start + end).any():
-        raise OpError(f"a segment has {counts.min()} rows, fewer than its padding, {start} before and {end} after")
-    first, last = np.cumsum(counts) - counts, np.cumsum(counts)
+        raise OpError(
+            f"a segment has {counts.min()} rows, fewer than its padding, {start} before and {end} after"
+        )
+    first = np.cumsum(counts) - counts
+    last = np.cumsum(counts)
     at_start = rows_from(first, np.full(len(counts), start))
-    return at_start, rows_from(first + start, counts - start - end), rows_from(last - end, np.full(len(counts), end))
+    return (
+        at_start,
+        rows_from(first + start, counts - start - end),
+        rows_from(last - end, np.full(len(counts), end)),
+    )
 
 
 @op("AddPadding", outputs=(1, 2))
@@ -207,9 +252,14 @@ def add_padding(
     rows = jnp.zeros((int(padded.sum()), *data.shape[1:]), data.dtype).at[at_data].set(data)
     if start_padding is not None:
         end_padding = start_padding if end_padding is None else end_padding
-        for name, places, row in (("start_padding", at_start, start_padding), ("end_padding", at_end, end_padding)):
+        for name, places, row in (
+            ("start_padding", at_start, start_padding),
+            ("end_padding", at_end, end_padding),
+        ):
             if row.size != np.prod(data.shape[1:], dtype=int):
-                raise OpError(f"{name} is {describe(row)} and data is {describe(data)}; it must be as large as a row")
+                raise OpError(
+                    f"{name} is {describe(row)} and data is {describe(data)}; it must be as large as a row"
+                )
             rows = rows.at[places].set(row.reshape(1, *data.shape[1:]))
     return rows, padded.astype(np.int32)
 
@@ -237,7 +287,11 @@ def _(g):
     lengths = [g.output(1)] if len(g.op.outputs) > 1 else []
     g.emit("RemovePadding", [g.grad_output(0), *lengths], [g.grad_input(0)])
     if len(g.op.inputs) > 2:
-        g.emit("GatherPadding", [g.grad_output(0), *lengths], [g.grad_input(k) for k in range(2, len(g.op.inputs))])
+        g.emit(
+            "GatherPadding",
+            [g.grad_output(0), *lengths],
+            [g.grad_input(k) for k in range(2, len(g.op.inputs))],
+        )
 
 
 @op("PadEmptySamples", outputs=(1, None))
@@ -249,7 +303,9 @@ def pad_empty_samples(lengths, *features):
     filled: list = []
     for k, feature in enumerate(features):
         if feature.shape[:1] != (counts.sum(),):
-            raise OpError(f"feature {k} is {describe(feature)}; it must have the {counts.sum()} rows of lengths")
+            raise OpError(
+                f"feature {k} is {describe(feature)}; it must have the {counts.sum()} rows of lengths"
+            )
         shape = (int(padded.sum()), *feature.shape[1:])
         if feature.dtype.kind in STRINGS:
             filled.append(np.full(shape, b"", feature.dtype))

@@ -10,7 +10,15 @@ from jax import lax
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
 from jrnn.nets.ops.arithmetic import collect
-from jrnn.nets.ops.values import STRINGS, canonical_axis, check_integers, check_rank, describe, flat_at, raise_if
+from jrnn.nets.ops.values import (
+    STRINGS,
+    canonical_axis,
+    check_integers,
+    check_rank,
+    describe,
+    flat_at,
+    raise_if,
+)
 from jrnn.nets.registry import gradient, op
 
 
@@ -18,8 +26,14 @@ from jrnn.nets.registry import gradient, op
 def reshape(x, new_shape=None, *, shape: tuple[int, ...] | None = None):
     """x in another shape, in which 0 keeps a dimension and one -1 is inferred; and the old shape."""
     if (new_shape is None) == (shape is None):
-        raise OpError("takes the new shape either as input 1 or as argument 'shape'; give one of them")
-    wanted = shape or () if new_shape is None else tuple(int(d) for d in np.asarray(new_shape).reshape(-1))
+        raise OpError(
+            "takes the new shape either as input 1 or as argument 'shape'; give one of them"
+        )
+    wanted = (
+        shape or ()
+        if new_shape is None
+        else tuple(int(d) for d in np.asarray(new_shape).reshape(-1))
+    )
     size = math.prod(x.shape)
     # in an empty array 0 is an ordinary size, so that a gradient can get its old shape back
     sizes = [x.shape[k] if d == 0 and size and k < x.ndim else d for k, d in enumerate(wanted)]
@@ -31,17 +45,27 @@ def reshape(x, new_shape=None, *, shape: tuple[int, ...] | None = None):
             f"x is {describe(x)}, {size} elements, which do not take shape {list(wanted)}; its product must be {size}, and "
             "one dimension may be -1"
         )
-    old = np.array(x.shape, np.int32 if new_shape is not None and new_shape.dtype == np.int32 else np.int64)
+    old = np.array(
+        x.shape, np.int32 if new_shape is not None and new_shape.dtype == np.int32 else np.int64
+    )
     return jnp.reshape(x, sizes), old
 
 
 @gradient("Reshape")
 def _(g):
-    g.emit("Reshape", [g.grad_output(0), g.output(1)], [g.grad_input(0), f"_{g.op.inputs[0]}_grad_dims"], copy_args=False)
+    g.emit(
+        "Reshape",
+        [g.grad_output(0), g.output(1)],
+        [g.grad_input(0), f"_{g.op.inputs[0]}_grad_dims"],
+        copy_args=False,
+    )
 
 
 def _dims(dims):
-    raise_if(not dims or min(dims) < 0, f"argument 'dims' is {list(dims)}; it must list dimensions, counted from 0")
+    raise_if(
+        not dims or min(dims) < 0,
+        f"argument 'dims' is {list(dims)}; it must list dimensions, counted from 0",
+    )
     return sorted(set(dims))
 
 
@@ -58,7 +82,9 @@ def expand_dims(x, *, dims: tuple[int, ...]):
     """x with dimensions of size 1 inserted at `dims` of the result."""
     axes = _dims(dims)
     if axes[-1] >= x.ndim + len(axes):
-        raise OpError(f"x is {describe(x)}; with {len(axes)} more dimensions it has no dimension {axes[-1]}")
+        raise OpError(
+            f"x is {describe(x)}; with {len(axes)} more dimensions it has no dimension {axes[-1]}"
+        )
     return jnp.expand_dims(x, tuple(axes))
 
 
@@ -66,7 +92,11 @@ def expand_dims(x, *, dims: tuple[int, ...]):
 def transpose(x, *, axes: tuple[int, ...] = ()):
     """Dimension k of the result is dimension axes[k] of x; without `axes`, all are reversed."""
     axes = axes or tuple(reversed(range(x.ndim)))
-    raise_if(sorted(axes) != list(range(x.ndim)), f"axes {list(axes)} must be a permutation of 0..{x.ndim - 1}", x=x)
+    raise_if(
+        sorted(axes) != list(range(x.ndim)),
+        f"axes {list(axes)} must be a permutation of 0..{x.ndim - 1}",
+        x=x,
+    )
     return jnp.transpose(x, axes)
 
 
@@ -80,31 +110,45 @@ def _(g):
 def _bounds(x, starts, ends, starts_blob, ends_blob):
     """(start, end) of every dimension. A negative number n means size + 1 + n, so that -1 is the end."""
     if (starts_blob is None) == (starts is None) or (ends_blob is None) == (ends is None):
-        raise OpError("takes starts and ends as inputs 1 and 2, or as arguments 'starts' and 'ends'; give one of them")
+        raise OpError(
+            "takes starts and ends as inputs 1 and 2, or as arguments 'starts' and 'ends'; give one of them"
+        )
     if starts_blob is not None:
-        starts, ends = np.asarray(starts_blob).reshape(-1).tolist(), np.asarray(ends_blob).reshape(-1).tolist()
+        starts = np.asarray(starts_blob).reshape(-1).tolist()
+        ends = np.asarray(ends_blob).reshape(-1).tolist()
     if len(starts) != len(ends) or len(starts) > x.ndim:
-        raise OpError(f"x is {describe(x)}; starts {list(starts)} and ends {list(ends)} must pair, at most {x.ndim}")
+        raise OpError(
+            f"x is {describe(x)}; starts {list(starts)} and ends {list(ends)} must pair, at most {x.ndim}"
+        )
     bounds = [(0, size) for size in x.shape]
     for k, pair in enumerate(zip(starts, ends)):
         size = x.shape[k]
         start, end = (min(size + 1 + n if n < 0 else n, size) for n in pair)
         if size and not 0 <= start <= end:
-            raise OpError(f"x is {describe(x)}: {list(starts)} to {list(ends)} leave nothing of dimension {k}")
+            raise OpError(
+                f"x is {describe(x)}: {list(starts)} to {list(ends)} leave nothing of dimension {k}"
+            )
         bounds[k] = (start, end) if size else (0, 0)
     return bounds
 
 
 @op("Slice", gradient="SliceGradient(*, dy)")
 def slice_(
-    x, starts_blob=None, ends_blob=None, *, starts: tuple[int, ...] | None = None, ends: tuple[int, ...] | None = None
+    x,
+    starts_blob=None,
+    ends_blob=None,
+    *,
+    starts: tuple[int, ...] | None = None,
+    ends: tuple[int, ...] | None = None,
 ):
     bounds = _bounds(x, starts, ends, starts_blob, ends_blob)
     return jnp.asarray(x)[tuple(slice(start, end) for start, end in bounds)]
 
 
 @op("SliceGradient")
-def slice_gradient(x, *more, starts: tuple[int, ...] | None = None, ends: tuple[int, ...] | None = None):
+def slice_gradient(
+    x, *more, starts: tuple[int, ...] | None = None, ends: tuple[int, ...] | None = None
+):
     """dy among zeros. Reads (x, dy), or (x, starts, ends, dy)."""
     *blobs, dy = more
     bounds = _bounds(x, starts, ends, *(blobs or (None, None)))
@@ -116,14 +160,18 @@ def slice_gradient(x, *more, starts: tuple[int, ...] | None = None, ends: tuple[
 def shape(x, *, axes: tuple[int, ...] = ()):
     """The shape of x, or the sizes of some of its dimensions, as int64."""
     for axis in axes:
-        raise_if(not 0 <= axis < x.ndim, f"axes {list(axes)} must be dimensions 0..{x.ndim - 1}", x=x)
+        raise_if(
+            not 0 <= axis < x.ndim, f"axes {list(axes)} must be dimensions 0..{x.ndim - 1}", x=x
+        )
     return np.array([x.shape[k] for k in axes] if axes else x.shape, np.int64)
 
 
 @op("ResizeLike", gradient="forbidden")
 def resize_like(x, like):
     if math.prod(x.shape) != math.prod(like.shape):
-        raise OpError(f"x is {describe(x)} and the other {describe(like)}; they must have the same number of elements")
+        raise OpError(
+            f"x is {describe(x)} and the other {describe(like)}; they must have the same number of elements"
+        )
     return jnp.reshape(x, like.shape)
 
 
@@ -132,7 +180,10 @@ def _axis(axis, order, rank):
     if axis is not None and order is not None:
         raise OpError(f"was given both axis {axis} and order {order!r}; give one of them")
     if axis is None:
-        raise_if(order not in (None, "NCHW", "NHWC"), f"argument 'order' is {order!r}; it must be 'NCHW' or 'NHWC'")
+        raise_if(
+            order not in (None, "NCHW", "NHWC"),
+            f"argument 'order' is {order!r}; it must be 'NCHW' or 'NHWC'",
+        )
         axis = 3 if order == "NHWC" else 1
     return canonical_axis(axis, rank)
 
@@ -146,9 +197,13 @@ def concat(x, *xs, axis: int | None = None, order: str | None = None, add_axis: 
         same = [d for d in range(other.ndim) if add_axis or d != axis]
         if other.ndim != x.ndim or any(other.shape[d] != x.shape[d] for d in same):
             where = "" if add_axis else f" but for axis {axis}"
-            raise OpError(f"input {k} is {describe(other)} and input 0 is {describe(x)}; shapes must be equal{where}")
+            raise OpError(
+                f"input {k} is {describe(other)} and input 0 is {describe(x)}; shapes must be equal{where}"
+            )
         if other.dtype.kind != x.dtype.kind:
-            raise OpError(f"input {k} is {describe(other)} and input 0 is {describe(x)}; data types must be equal")
+            raise OpError(
+                f"input {k} is {describe(other)} and input 0 is {describe(x)}; data types must be equal"
+            )
     if add_axis:
         return jnp.stack(xs, axis), np.ones(len(xs), np.int32)
     return jnp.concatenate(xs, axis), np.array([other.shape[axis] for other in xs], np.int32)
@@ -167,7 +222,8 @@ def split(
 ):
     """Splits x along `axis` into parts of the given sizes, by default equal ones; with `add_axis`, drops that axis."""
     axis = _axis(axis, order, x.ndim)
-    count, length = len(op.outputs), x.shape[axis]
+    count = len(op.outputs)
+    length = x.shape[axis]
     if sizes is not None:
         raise_if(split, "was given both an input and an argument 'split'; give one of them")
         split = tuple(int(s) for s in np.asarray(sizes))
@@ -175,7 +231,9 @@ def split(
         split = (1,) * count
     elif not split:
         if length % count:
-            raise OpError(f"x is {describe(x)}: {length} along axis {axis} do not split into {count} equal outputs")
+            raise OpError(
+                f"x is {describe(x)}: {length} along axis {axis} do not split into {count} equal outputs"
+            )
         split = (length // count,) * count
     if len(split) != count or sum(split) != length or min(split) < 0:
         raise OpError(
@@ -203,7 +261,9 @@ def _scalar(blob: Any, argument: int | None, name: str) -> int:
     return argument
 
 
-def _repeats(x: Any, tiles: int | None, axis: int | None, tiles_blob: Any, axis_blob: Any) -> tuple[int, int]:
+def _repeats(
+    x: Any, tiles: int | None, axis: int | None, tiles_blob: Any, axis_blob: Any
+) -> tuple[int, int]:
     """The number of repeats, and the axis."""
     count = _scalar(tiles_blob, tiles, "tiles")
     raise_if(count < 0, f"tiles is {count}; it must not be negative")
@@ -222,11 +282,17 @@ def tile(x, tiles_blob=None, axis_blob=None, *, tiles: int | None = None, axis: 
 
 
 @op("TileGradient")
-def tile_gradient(dy, tiles_blob=None, axis_blob=None, *, tiles: int | None = None, axis: int | None = None):
+def tile_gradient(
+    dy, tiles_blob=None, axis_blob=None, *, tiles: int | None = None, axis: int | None = None
+):
     count, over = _repeats(dy, tiles, axis, tiles_blob, axis_blob)
     if count == 0 or dy.shape[over] % count:
-        raise OpError(f"the gradient is {describe(dy)}; axis {over} is no multiple of tiles {count}")
-    parts = jnp.reshape(dy, (*dy.shape[:over], count, dy.shape[over] // count, *dy.shape[over + 1 :]))
+        raise OpError(
+            f"the gradient is {describe(dy)}; axis {over} is no multiple of tiles {count}"
+        )
+    parts = jnp.reshape(
+        dy, (*dy.shape[:over], count, dy.shape[over] // count, *dy.shape[over + 1 :])
+    )
     return jnp.sum(parts, over, dtype=dy.dtype)
 
 
@@ -247,9 +313,14 @@ def expand(x, shape):
     wanted = np.asarray(shape).tolist()
     rank = max(x.ndim, len(wanted))
     old = (1,) * (rank - x.ndim) + x.shape
-    new = [size if asked in (-1, 1) else asked for asked, size in zip([1] * (rank - len(wanted)) + wanted, old)]
+    new = [
+        size if asked in (-1, 1) else asked
+        for asked, size in zip([1] * (rank - len(wanted)) + wanted, old)
+    ]
     if any(size not in (1, asked) for asked, size in zip(new, old)):
-        raise OpError(f"x is {describe(x)} and shape is {wanted}; dimensions must be equal, or one of them 1")
+        raise OpError(
+            f"x is {describe(x)} and shape is {wanted}; dimensions must be equal, or one of them 1"
+        )
     return jnp.broadcast_to(x, check_size(new, x.dtype))
 
 
@@ -259,8 +330,14 @@ op("ExpandGradient")(lambda dy, x: collect(dy, (1,) * (dy.ndim - x.ndim) + x.sha
 @op("Flatten", gradient="ResizeLike(dy, x)")
 def flatten(x, *, axis: int = 1):
     if not 0 <= axis <= x.ndim:
-        raise OpError(f"argument 'axis' is {axis} and x is {describe(x)}; it must be in [0, {x.ndim}]")
-    return np.reshape(x, (math.prod(x.shape[:axis]), -1)) if x.dtype.kind in STRINGS else flat_at(x, axis)
+        raise OpError(
+            f"argument 'axis' is {axis} and x is {describe(x)}; it must be in [0, {x.ndim}]"
+        )
+    return (
+        np.reshape(x, (math.prod(x.shape[:axis]), -1))
+        if x.dtype.kind in STRINGS
+        else flat_at(x, axis)
+    )
 
 
 @op("FlattenToVec", gradient="ResizeLike(dy, x)")
@@ -273,7 +350,9 @@ def flatten_to_vec(x):
 def prepend_dim(x, *, dim_size: int):
     """[K * N, ...] -> [K, N, ...] for dim_size K."""
     if x.ndim == 0 or dim_size <= 0 or x.shape[0] % dim_size:
-        raise OpError(f"x is {describe(x)}; argument 'dim_size', {dim_size}, must divide its first dimension")
+        raise OpError(
+            f"x is {describe(x)}; argument 'dim_size', {dim_size}, must divide its first dimension"
+        )
     return x.reshape(dim_size, x.shape[0] // dim_size, *x.shape[1:])
 
 

@@ -56,12 +56,16 @@ def _apply(*tangents: Any, passes: tuple[bool, ...], warning: str) -> list[Any]:
     return [t if p else jnp.zeros_like(t) for t, p in zip(tangents, passes)]
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[Any]]:
     moved = [ad.instantiate_zeros(t) for t in tangents]
     return _stop_p.bind(*primals, **params), _stop_p.bind(*moved, **params)
 
 
-def _transpose(cts: Sequence[Any], *tangents: Any, passes: tuple[bool, ...], warning: str) -> list[Any]:
+def _transpose(
+    cts: Sequence[Any], *tangents: Any, passes: tuple[bool, ...], warning: str
+) -> list[Any]:
     arrives = [not isinstance(ct, ad.Zero) for ct in cts]
     if any(arrives) and not any(a and p for a, p in zip(arrives, passes)):
         warn_of_stopped(warning)

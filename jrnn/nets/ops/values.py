@@ -52,12 +52,18 @@ def check_shape(x: Any, shape: tuple[int, ...], name: str) -> None:
 def check_same_shape(names: str, *xs: Any) -> None:
     """Raises OpError unless all `xs`, called `names` in the error, have one shape."""
     if any(x.shape != xs[0].shape for x in xs):
-        raise OpError(f"{names} are {', '.join(describe(x) for x in xs)}; they must have the same shape")
+        raise OpError(
+            f"{names} are {', '.join(describe(x) for x in xs)}; they must have the same shape"
+        )
 
 
 def check_float(x: Any, name: str) -> None:
     """Raises OpError unless `x` holds floating-point numbers."""
-    raise_if(not jnp.issubdtype(x.dtype, jnp.floating), "it must hold floating-point numbers", **{name: x})
+    raise_if(
+        not jnp.issubdtype(x.dtype, jnp.floating),
+        "it must hold floating-point numbers",
+        **{name: x},
+    )
 
 
 def as_float(x: Any, name: str = "x") -> Any:
@@ -81,7 +87,9 @@ def check_indices(indices: Any, size: int, name: str = "indices") -> None:
         numbers = np.asarray(indices)
         wrong = numbers[(numbers < 0) | (numbers >= size)]
         if wrong.size:
-            raise OpError(f"{name} holds {wrong.flat[0]}, which is out of range; it must be in [0, {size})")
+            raise OpError(
+                f"{name} holds {wrong.flat[0]}, which is out of range; it must be in [0, {size})"
+            )
 
 
 def scalar(x: Any, name: str) -> Any:
@@ -128,7 +136,9 @@ def canonical_axis(axis: int, rank: int, name: str = "axis") -> int:
     2
     """
     if not -rank <= axis < rank:
-        raise OpError(f"{name} {axis} is outside an input of {rank} dimensions; it must be in [{-rank}, {rank})")
+        raise OpError(
+            f"{name} {axis} is outside an input of {rank} dimensions; it must be in [{-rank}, {rank})"
+        )
     return axis % rank
 
 
@@ -157,7 +167,9 @@ def takes(**makers: Callable) -> Callable[[Callable], Callable]:
     Each maker is a function of keyword-only parameters. With `@takes(window=make_window)`, the operator has the Arguments of
     `make_window` in place of `window`, and its function is called with `window=make_window(...)`.
     """
-    arguments = {name: inspect.signature(make, eval_str=True).parameters for name, make in makers.items()}
+    arguments = {
+        name: inspect.signature(make, eval_str=True).parameters for name, make in makers.items()
+    }
 
     def register(fn: Callable) -> Callable:
         own = inspect.signature(fn, eval_str=True).parameters.values()

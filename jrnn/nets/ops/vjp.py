@@ -12,7 +12,9 @@ from jrnn.nets.ops.values import describe
 from jrnn.nets.registry import DECLARED, F, op
 
 
-def op_with_vjp(type: str, *, gradient: str, outputs: Any = 1, dynamic: bool = False, **traits: Any) -> Callable[[F], F]:
+def op_with_vjp(
+    type: str, *, gradient: str, outputs: Any = 1, dynamic: bool = False, **traits: Any
+) -> Callable[[F], F]:
     """Registers a function as the operator `type`, with the gradient operator that `gradient` declares, by its VJP.
 
     `registry.op` documents the arguments.
@@ -57,7 +59,9 @@ def vjp_op(gradient: str, least: int = 1, dynamic: bool = False) -> Callable[[F]
         backward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [*read, *(p for p in parameters.values() if p.kind is p.KEYWORD_ONLY)]
         )
-        op(declared["type"], outputs=(1, None) if writes == ["*"] else len(writes), dynamic=dynamic)(backward)
+        op(
+            declared["type"], outputs=(1, None) if writes == ["*"] else len(writes), dynamic=dynamic
+        )(backward)
         return fn
 
     return register
@@ -67,15 +71,23 @@ def _parameter(name: str, blobs: Mapping[str, inspect.Parameter], least: int) ->
     """A blob that a gradient operator reads, as a parameter: optional where the forward operator may lack it."""
     if name == "*":
         return inspect.Parameter("xs", inspect.Parameter.VAR_POSITIONAL)
-    optional = blobs[name].default is None if name in blobs else name[0] == "y" and int(name[1:] or 0) >= least
+    optional = (
+        blobs[name].default is None
+        if name in blobs
+        else name[0] == "y" and int(name[1:] or 0) >= least
+    )
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Parameter(name, kind, default=None if optional else inspect.Parameter.empty)
 
 
-def _assigned(reads: list[str], values: tuple, blobs: list[str]) -> tuple[dict[str, Any], dict[int, Any]]:
+def _assigned(
+    reads: list[str], values: tuple, blobs: list[str]
+) -> tuple[dict[str, Any], dict[int, Any]]:
     """The inputs of the forward function by name, in its order, and the gradients that arrive, by output."""
     several = [f"#{k}" for k in range(len(values) - len(reads) + 1)]  # what `*` stands for
-    given = dict(zip([name for read in reads for name in (several if read == "*" else [read])], values))
+    given = dict(
+        zip([name for read in reads for name in (several if read == "*" else [read])], values)
+    )
     arriving = {int(n[2:] or 0): value for n, value in given.items() if n.startswith("dy")}
     return {n: given.get(n) for n in (several if "*" in reads else blobs)}, arriving
 

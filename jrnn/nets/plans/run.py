@@ -64,17 +64,27 @@ def run_plan(
     """
     given = dict(blobs or {})
     run = _Execution(plan, given, key, max_iterations, files)
-    written: dict[str, Any] = dict.fromkeys(n for s in plan.steps if not s.create_workspace for n in run.written(s))
+    written: dict[str, Any] = dict.fromkeys(
+        n for s in plan.steps if not s.create_workspace for n in run.written(s)
+    )
     top = _Workspace(written | given)
     for step in plan.steps:
         run.step(step, top)
-    return {name: value for name, value in top.items() if value is not None and not isinstance(value, Freed)}
+    return {
+        name: value
+        for name, value in top.items()
+        if value is not None and not isinstance(value, Freed)
+    }
 
 
 class _Execution:
-    def __init__(self, plan: Plan, given: Mapping[str, Any], key: Any, max_iterations: int | None, files: Any):
+    def __init__(
+        self, plan: Plan, given: Mapping[str, Any], key: Any, max_iterations: int | None, files: Any
+    ):
         self.files = files
-        self.nets = {name: without_sources(net, given) for name, net in _checked(plan, given).items()}
+        self.nets = {
+            name: without_sources(net, given) for name, net in _checked(plan, given).items()
+        }
         self.reads = {name: reads(net) for name, net in self.nets.items()}
         self.key = key
         self.max_iterations = max_iterations
@@ -96,8 +106,14 @@ class _Execution:
             if step.num_iter is None and rounds and (not step.should_stop_blob or step.only_once):
                 break
             if self.max_iterations is not None and rounds >= self.max_iterations:
-                waits = f"; its stop blob {step.should_stop_blob!r} is still False" if step.should_stop_blob else ""
-                raise PlanError(f"step {step.name!r}: runs on after {rounds} rounds{waits}; raise max_iterations")
+                waits = (
+                    f"; its stop blob {step.should_stop_blob!r} is still False"
+                    if step.should_stop_blob
+                    else ""
+                )
+                raise PlanError(
+                    f"step {step.name!r}: runs on after {rounds} rounds{waits}; raise max_iterations"
+                )
             if self.round(step, ws):
                 break
         for substep in step.substeps:
@@ -112,7 +128,8 @@ class _Execution:
             self.net(name, step, ws)
             if _stops(step, ws):
                 return True
-        at_once, copies = step.side_by_side, max(step.num_concurrent_instances or 1, 1)
+        at_once = step.side_by_side
+        copies = max(step.num_concurrent_instances or 1, 1)
         for substep in [s for s in step.substeps if not s.run_every_ms] * copies:
             self.step(substep, ws)
             if not at_once and _stops(step, ws):
@@ -124,7 +141,14 @@ class _Execution:
         key = None if self.key is None else jax.random.fold_in(self.key, self.nets_run)
         env = {n: value for n in self.reads[name] if (value := ws.get(n)) is not None}
         try:
-            written = run_net(self.nets[name], env, key=key, max_iterations=self.max_iterations, files=self.files, fed=())
+            written = run_net(
+                self.nets[name],
+                env,
+                key=key,
+                max_iterations=self.max_iterations,
+                files=self.files,
+                fed=(),
+            )
         except JrnnError as e:
             raise e.at(f"step {step.name!r}") from e.__cause__
         for blob in (o for op in self.nets[name].ops for o in op.outputs):
@@ -177,7 +201,9 @@ def _check_step(step: ExecutionStep, nets: Mapping[str, Net], known: set[str]) -
             f"{near(step.should_stop_blob, known)}"
         )
     elif not step.networks and all(s.run_every_ms for s in step.substeps) and not step.only_once:
-        raise PlanError(f"{where}: runs nothing until {step.should_stop_blob!r} holds, so it would never end")
+        raise PlanError(
+            f"{where}: runs nothing until {step.should_stop_blob!r} holds, so it would never end"
+        )
     for substep in step.substeps:
         _check_step(substep, nets, known)
 
@@ -199,15 +225,21 @@ def net_of_plan(plan: Plan, name: str | None = None) -> tuple[Net, tuple[Net, ..
     ('train', ['init'])
     """
     nets = {net.name: net for net in plan.networks}
-    order = tuple(dict.fromkeys(n for step in plan.steps for n in step.network_names() if n in nets))
+    order = tuple(
+        dict.fromkeys(n for step in plan.steps for n in step.network_names() if n in nets)
+    )
     if name is None:
         used = [n for n in nets if nets[n].ops]
         if len(used) != 1:
             names = ", ".join(used)
-            raise PlanError(f"plan {plan.name!r} has {len(used)} nets: {names}; choose one with --network NAME")
+            raise PlanError(
+                f"plan {plan.name!r} has {len(used)} nets: {names}; choose one with --network NAME"
+            )
         name = used[0]
     if name not in nets:
-        raise PlanError(f"plan {plan.name!r} has no net {name!r}{near(name, nets)}; it has {', '.join(nets)}")
+        raise PlanError(
+            f"plan {plan.name!r} has no net {name!r}{near(name, nets)}; it has {', '.join(nets)}"
+        )
     before = order[: order.index(name)] if name in order else ()
     return nets[name], tuple(nets[n] for n in before)
 
@@ -222,7 +254,13 @@ def show_steps(plan: Plan) -> str:
     lines = [f"plan {plan.name}".rstrip()]
 
     def add(step: ExecutionStep, depth: int) -> None:
-        fields = ["num_iter", "should_stop_blob", "only_once", "concurrent_substeps", "num_concurrent_instances"]
+        fields = [
+            "num_iter",
+            "should_stop_blob",
+            "only_once",
+            "concurrent_substeps",
+            "num_concurrent_instances",
+        ]
         fields += ["create_workspace", "run_every_ms", "report_net", "report_interval"]
         shown = "".join(f" {f}={v}" for f in fields if (v := getattr(step, f)) is not None)
         nets = f": {', '.join(step.networks)}" if step.networks else ""

@@ -20,4 +20,6 @@ from jrnn.nets.proto.tensors import blob_to_numpy as blob_to_numpy
 from jrnn.nets.proto.tensors import tensor_from_numpy as tensor_from_numpy
 from jrnn.nets.proto.tensors import tensor_to_numpy as tensor_to_numpy
 
-__all__ = sorted(n for n, v in globals().items() if not n.startswith("_") and not isinstance(v, types.ModuleType))
+__all__ = sorted(
+    n for n, v in globals().items() if not n.startswith("_") and not isinstance(v, types.ModuleType)
+)

@@ -28,7 +28,11 @@ from jrnn.nets.proto.messages import (
 from jrnn.nets.proto.netdef import MessageReader, to_message
 
 T = TypeVar("T")
-_STEP_FIELDS = [f.name for f in dataclasses.fields(ExecutionStep) if f.name not in ("name", "substeps", "networks")]
+_STEP_FIELDS = [
+    f.name
+    for f in dataclasses.fields(ExecutionStep)
+    if f.name not in ("name", "substeps", "networks")
+]
 _HEAD = 1 << 16  # bytes
 _LOOKS_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 
@@ -46,7 +50,11 @@ def read_net(source: str | bytes | os.PathLike[str], *, limits: Limits = DEFAULT
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _read_bytes(bytes(source), limits)
-    if isinstance(source, str) and not _exists(source) and (not source or re.search(r"[\n{:]", source)):
+    if (
+        isinstance(source, str)
+        and not _exists(source)
+        and (not source or re.search(r"[\n{:]", source))
+    ):
         return MessageReader(limits).text(source, 1)
     return read_source(source, limits, _read_bytes)
 
@@ -87,7 +95,9 @@ def write_net(net: Net, path: str | os.PathLike[str]) -> None:
 
 def _write(target: Path, what: str, binary: Callable[[], bytes], text: Callable[[], str]) -> None:
     if target.suffix not in (".pb", ".pbtxt"):
-        raise FormatError(f"{target}: the name of a {what}'s file must end in .pb (binary) or .pbtxt (text)")
+        raise FormatError(
+            f"{target}: the name of a {what}'s file must end in .pb (binary) or .pbtxt (text)"
+        )
     write_whole(target, binary() if target.suffix == ".pb" else text().encode(), FormatError)
 
 
@@ -98,7 +108,8 @@ def file_bytes(path: str | os.PathLike[str], limits: Limits) -> bytes:
         FormatError: if it is missing, empty, too large, or if its first bytes show that it is too large for text.
     """
     with open_file(path, FormatError, limits.bytes) as opened:
-        head, size = opened.read(_HEAD), os.fstat(opened.fileno()).st_size
+        head = opened.read(_HEAD)
+        size = os.fstat(opened.fileno()).st_size
         if not head:
             raise FormatError(f"{path}: is empty")
         if len(head) == _HEAD and not any(head):
@@ -112,7 +123,9 @@ def file_bytes(path: str | os.PathLike[str], limits: Limits) -> bytes:
         return head + read_rest(opened, path, FormatError, limits.bytes - len(head))
 
 
-def read_source(source: bytes | str | os.PathLike[str], limits: Limits, parse: Callable[[bytes, Limits], T]) -> T:
+def read_source(
+    source: bytes | str | os.PathLike[str], limits: Limits, parse: Callable[[bytes, Limits], T]
+) -> T:
     """Parses bytes, or a file that the errors then name."""
     if isinstance(source, bytes):
         return parse(source, limits)
@@ -129,7 +142,8 @@ def _read_bytes(data: bytes, limits: Limits) -> Net:
     if not data or _LOOKS_BINARY.search(data):
         return reader.net(parse_binary(data, "NetDef", limits), 1)
     # All bytes are printable. This is almost surely text, but a message of one long name may look like it.
-    net, failure = Net(), None
+    net = Net()
+    failure = None
     try:
         net = reader.text(data, 1)
     except FormatError as e:
@@ -172,17 +186,22 @@ def _to_step(m: Any) -> ExecutionStep:
             if isinstance(value, bytes):
                 check_text(value, name)
         networks = tuple(check_text(n, "network") for n in m.network)
-        return ExecutionStep(check_text(m.name, "name"), tuple(map(_to_step, m.substep)), networks, **values)
+        return ExecutionStep(
+            check_text(m.name, "name"), tuple(map(_to_step, m.substep)), networks, **values
+        )
     except FormatError as e:
         raise e.at("execution step") from None
 
 
-def read_net_or_plan(path: str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> Net | Plan:
+def read_net_or_plan(
+    path: str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS
+) -> Net | Plan:
     """Reads a file that holds a net or a plan; raises FormatError, about a net, if it holds neither.
 
     The bytes do not say which. A plan read as a net has operators without types, or none, unlike any net that runs.
     """
-    net, failure = Net(), None
+    net = Net()
+    failure = None
     try:
         net = read_net(Path(path), limits=limits)
     except FormatError as e:
@@ -192,7 +211,9 @@ def read_net_or_plan(path: str | os.PathLike[str], *, limits: Limits = DEFAULT_L
     try:
         plan = read_plan(path, limits=limits)
     except FormatError as e:
-        if failure is not None and any(f'"{field}"' in str(failure) for field in ("network", "execution_step")):
+        if failure is not None and any(
+            f'"{field}"' in str(failure) for field in ("network", "execution_step")
+        ):
             raise e from None  # text with a plan's fields
         plan = Plan()
     if plan.steps:
@@ -213,7 +234,12 @@ def serialize_plan(plan: Plan) -> bytes:
 
 def write_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Writes a plan to a file, binary under `.pb` and text under `.pbtxt`, completely or not at all."""
-    _write(Path(path), "plan", lambda: serialize_plan(plan), lambda: format_message(_plan_message(plan)))
+    _write(
+        Path(path),
+        "plan",
+        lambda: serialize_plan(plan),
+        lambda: format_message(_plan_message(plan)),
+    )
 
 
 def _plan_message(plan: Plan) -> ProtoMessage:

@@ -17,7 +17,14 @@ from jrnn.errors import FormatError, needs_extra
 from jrnn.files import open_file, write_whole
 from jrnn.nets.ir import Net
 from jrnn.nets.proto.codec import read_source
-from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, check_text, message_class, parse_binary, refuse_onnx
+from jrnn.nets.proto.messages import (
+    DEFAULT_LIMITS,
+    Limits,
+    check_text,
+    message_class,
+    parse_binary,
+    refuse_onnx,
+)
 from jrnn.nets.proto.netdef import MessageReader, to_message
 from jrnn.nets.proto.tensors import blob_to_numpy, tensor_from_numpy, tensor_to_numpy
 
@@ -26,7 +33,11 @@ _META = b"!!META_NET_DEF"
 _CHUNK = 1_000_000  # elements of a tensor in one record
 CHUNK_MARK = b"#%"
 # The keys in a MetaNetDef of the fields of a PredictorFile, in the order of the file.
-_LISTS = {"parameters": "PARAMETERS_BLOB_TYPE", "inputs": "INPUTS_BLOB_TYPE", "outputs": "OUTPUTS_BLOB_TYPE"}
+_LISTS = {
+    "parameters": "PARAMETERS_BLOB_TYPE",
+    "inputs": "INPUTS_BLOB_TYPE",
+    "outputs": "OUTPUTS_BLOB_TYPE",
+}
 _NETS = {
     "predict_init_net": "PREDICT_INIT_NET_TYPE",
     "global_init_net": "GLOBAL_INIT_NET_TYPE",
@@ -46,7 +57,9 @@ class PredictorFile:
     parameters: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
 
 
-def read_predictor_file(source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS) -> PredictorFile:
+def read_predictor_file(
+    source: bytes | str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS
+) -> PredictorFile:
     """Reads a predictor file, or its bytes.
 
     Raises:
@@ -71,7 +84,9 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
     for key, value in parse_minidb(data, limits):
         records.setdefault(key.partition(CHUNK_MARK)[0], []).append(value)
     if _META not in records:
-        raise FormatError(f"minidb: has no record {_META.decode()}, with which a predictor file begins")
+        raise FormatError(
+            f"minidb: has no record {_META.decode()}, with which a predictor file begins"
+        )
     holder: Any = parse_binary(records[_META][0], "BlobProto", limits)
     meta: Any = parse_binary(_content(holder), "MetaNetDef", limits)
     reader = MessageReader(limits)
@@ -81,7 +96,10 @@ def _parse(data: bytes, limits: Limits) -> PredictorFile:
     for name in parts["parameters"]:
         if name.encode() not in records:
             raise FormatError(f"minidb: has no record for the parameter {name!r}")
-    parts["parameters"] = {name: blob_to_numpy(*records[name.encode()], limits=limits)[1] for name in parts["parameters"]}
+    parts["parameters"] = {
+        name: blob_to_numpy(*records[name.encode()], limits=limits)[1]
+        for name in parts["parameters"]
+    }
     for field, kind in _NETS.items():
         parts[field] = reader.net(_of_kind(nets, kind, message_class("NetDef")()), 1)
     if not parts["predict_net"].ops:
@@ -100,7 +118,9 @@ def _of_kind(blobs: Mapping[str, Any], kind: str, default: Any) -> Any:
     """Returns the entry under `kind`, or under `kind_NAME` if the model has a name."""
     keys = [k for k in blobs if k == kind or k.startswith(kind + "_")]
     if len(keys) > 1:
-        raise FormatError(f"its MetaNetDef holds several models: {', '.join(keys[:8])}; a file must hold one")
+        raise FormatError(
+            f"its MetaNetDef holds several models: {', '.join(keys[:8])}; a file must hold one"
+        )
     return blobs[keys[0]] if keys else default
 
 
@@ -115,7 +135,9 @@ def _records(model: PredictorFile) -> Iterator[tuple[bytes, bytes]]:
     for field, kind in _NETS.items():
         meta.nets.add(key=kind).value.CopyFrom(to_message(getattr(model, field)))
     content = meta.SerializePartialToString(deterministic=True)
-    holder: Any = message_class("BlobProto")(name=_META.decode(), type="std::string", content=content)
+    holder: Any = message_class("BlobProto")(
+        name=_META.decode(), type="std::string", content=content
+    )
     yield _META, holder.SerializePartialToString(deterministic=True)
     for name, array in model.parameters.items():
         yield from named_chunks(name, np.asarray(array))
@@ -130,8 +152,12 @@ def named_chunks(name: str, array: np.ndarray) -> Iterator[tuple[bytes, bytes]]:
         blob.tensor.MergeFromString(tensor_from_numpy(part, name).data)
         blob.tensor.ClearField("dims")
         blob.tensor.dims.extend(array.shape)
-        blob.tensor.segment.begin, blob.tensor.segment.end = begin, begin + part.size
-        yield name.encode() + CHUNK_MARK + str(number).encode(), blob.SerializeToString(deterministic=True)
+        blob.tensor.segment.begin = begin
+        blob.tensor.segment.end = begin + part.size
+        yield (
+            name.encode() + CHUNK_MARK + str(number).encode(),
+            blob.SerializeToString(deterministic=True),
+        )
 
 
 Records = list[tuple[bytes, bytes]]
@@ -161,7 +187,10 @@ def _read_lmdb(path: Path, limits: Limits) -> Records:
     records: Records = []
     size = 0
     try:
-        with lmdb.open(str(path), readonly=True, lock=False, subdir=path.is_dir()) as env, env.begin() as transaction:
+        with (
+            lmdb.open(str(path), readonly=True, lock=False, subdir=path.is_dir()) as env,
+            env.begin() as transaction,
+        ):
             for key, value in transaction.cursor():
                 size += len(key) + len(value)
                 if size > limits.bytes or len(records) >= limits.messages:
@@ -186,7 +215,9 @@ def parse_minidb(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Records:
         if len(records) >= limits.messages:
             raise FormatError(f"minidb: more than the limit of {limits.messages} records")
         if len(data) - pos < _SIZES.size:
-            raise FormatError(f"minidb: truncated: {len(data) - pos} bytes remain at byte {pos}, sizes take 8")
+            raise FormatError(
+                f"minidb: truncated: {len(data) - pos} bytes remain at byte {pos}, sizes take 8"
+            )
         key_size, value_size = _SIZES.unpack_from(data, pos)
         start = pos + _SIZES.size
         if key_size <= 0 or value_size < 0 or key_size + value_size > len(data) - start:
@@ -194,7 +225,8 @@ def parse_minidb(data: bytes, limits: Limits = DEFAULT_LIMITS) -> Records:
                 f"minidb: the record at byte {pos} has a key of {key_size} bytes and a value of {value_size}, and "
                 f"{len(data) - start} bytes remain"
             )
-        split, pos = start + key_size, start + key_size + value_size
+        split = start + key_size
+        pos = start + key_size + value_size
         records.append((data[start:split], data[split:pos]))
     return records
 

@@ -168,7 +168,8 @@ class _Walk:
         while pos < end:
             start = pos
             tag, pos = self.varint(pos, end, path)
-            number, wire = tag >> 3, tag & 7
+            number = tag >> 3
+            wire = tag & 7
             field = None if groups else fields.get(number)
             if number == 0 or wire > FIXED32:
                 raise _error(path, f"no field can begin at byte {start}")
@@ -183,7 +184,10 @@ class _Walk:
                 size, pos = self.varint(pos, end, path)
                 if size > end - pos:
                     name = f"field {number}" if field is None else field.name
-                    raise _error(path, f"truncated: {name} at byte {start} needs {size} bytes, {end - pos} remain")
+                    raise _error(
+                        path,
+                        f"truncated: {name} at byte {start} needs {size} bytes, {end - pos} remain",
+                    )
                 if field is not None and field.message_type is not None:
                     at = seen[number] = seen.get(number, -1) + 1
                     below = f"{path}.{field.name}[{at}]"
@@ -192,7 +196,11 @@ class _Walk:
                 elif field is not None:
                     self.elements(field, pos, pos + size, path)
                 pos += size
-            elif field is not None and wire == _WIRE_TYPES.get(field.type, VARINT) and self.data[start] == tag:
+            elif (
+                field is not None
+                and wire == _WIRE_TYPES.get(field.type, VARINT)
+                and self.data[start] == tag
+            ):
                 pos, run = self.run(start, end, tag, wire, path)
                 self.count("numbers", run, path)
             else:
@@ -230,7 +238,10 @@ class _Walk:
 
     def varints(self, pos: int, end: int) -> int:
         """Returns how many numbers the packed varints in data[pos:end] hold."""
-        return sum(int(np.count_nonzero(self.array[i : min(i + _CHUNK, end)] < 0x80)) for i in range(pos, end, _CHUNK))
+        return sum(
+            int(np.count_nonzero(self.array[i : min(i + _CHUNK, end)] < 0x80))
+            for i in range(pos, end, _CHUNK)
+        )
 
     def run(self, pos: int, end: int, tag: int, wire: int, path: str) -> tuple[int, int]:
         """Skips the numbers from `pos` on, each after its tag of one byte; returns (the byte after them, how many)."""
@@ -245,20 +256,27 @@ class _Walk:
         while pos < end and self.data[pos] == tag:
             # In (tag, varint) pairs, the bytes below 0x80 alternate between a tag and the last byte of a varint.
             low = np.flatnonzero(self.array[pos : min(pos + _CHUNK, end)] < 0x80)
-            tags, lasts = low[0::2], low[1::2]
-            good = (self.array[pos + tags[: lasts.size]] == tag) & (lasts - tags[: lasts.size] <= 10)
+            tags = low[0::2]
+            lasts = low[1::2]
+            good = (self.array[pos + tags[: lasts.size]] == tag) & (
+                lasts - tags[: lasts.size] <= 10
+            )
             good[1:] &= tags[1 : lasts.size] == lasts[:-1] + 1
             here = int(good.size if good.all() else good.argmin())
             if here == 0:
                 self.varint(pos + 1, end, path)  # raises
                 raise AssertionError("a run of numbers without damage continues")
-            pos, length = pos + int(lasts[here - 1]) + 1, length + here
+            pos = pos + int(lasts[here - 1]) + 1
+            length = length + here
         return pos, length
 
 
 def format_message(message: Message) -> str:
     """Returns the text of a message; `parse_message` reads it back to an equal message."""
-    head = [f"# unknown fields of {path or '.'}: {data.hex()}\n" for path, data in _unknown_fields(message, "")]
+    head = [
+        f"# unknown fields of {path or '.'}: {data.hex()}\n"
+        for path, data in _unknown_fields(message, "")
+    ]
     return "".join(head) + str(text_format.MessageToString(message))
 
 
@@ -267,7 +285,9 @@ def parse_message(text: str, name: str, limits: Limits) -> Message:
     if text.count("{") + text.count("<") > limits.messages:
         raise FormatError(f"text holds more than the limit of {limits.messages} messages")
     message = message_class(name)()
-    if _LONG_RUN in text:  # protobuf's time to read such a run is quadratic; the octal form of a backslash ends it
+    if (
+        _LONG_RUN in text
+    ):  # protobuf's time to read such a run is quadratic; the octal form of a backslash ends it
         text = _ESCAPE.sub(lambda match: "\\134" if match[1] == "\\" else match[0], text)
     if "cuda_gpu_id" in text:
         text = _OLD_DEVICE_ID.sub(lambda match: match[1] or "device_id", text)

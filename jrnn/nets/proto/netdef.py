@@ -8,7 +8,14 @@ from google.protobuf.message import Message as ProtoMessage
 
 from jrnn.errors import FormatError, describe_op
 from jrnn.nets.ir import ARG_KINDS, Arg, DeviceOption, Message, Net, Numbers, Op
-from jrnn.nets.proto.messages import DEFAULT_LIMITS, Limits, check_text, format_message, message_class, parse_message
+from jrnn.nets.proto.messages import (
+    DEFAULT_LIMITS,
+    Limits,
+    check_text,
+    format_message,
+    message_class,
+    parse_message,
+)
 
 # compat: before October 2017, the step nets of recurrent networks were text, in `s`.
 TEXT_NETS = ("step_net", "backward_step_net")
@@ -30,12 +37,16 @@ class MessageReader:
 
     def parsed(self, source: str | bytes, name: str = "NetDef") -> ProtoMessage:
         if len(source) > self.text_left:
-            raise FormatError(f"text is longer than the limit of {self.limits.text_bytes} bytes in all; use binary")
+            raise FormatError(
+                f"text is longer than the limit of {self.limits.text_bytes} bytes in all; use binary"
+            )
         self.text_left -= len(source)
         try:
             text = source if isinstance(source, str) else source.decode()
         except UnicodeDecodeError as e:
-            raise FormatError(f"text is not UTF-8: byte {e.start} is {e.object[e.start]:#04x}") from None
+            raise FormatError(
+                f"text is not UTF-8: byte {e.start} is {e.object[e.start]:#04x}"
+            ) from None
         return parse_message(text, name, self.limits)
 
     def net(self, m: Any, depth: int) -> Net:
@@ -43,8 +54,10 @@ class MessageReader:
             raise FormatError(f"nets are nested deeper than the limit of {self.limits.depth}")
         name = ""
         try:
-            name, net_type = _take(m, "name"), _take(m, "type")
-            reads, gives = _take_all(m, "external_input"), _take_all(m, "external_output")
+            name = _take(m, "name")
+            net_type = _take(m, "type")
+            reads = _take_all(m, "external_input")
+            gives = _take_all(m, "external_output")
             args = tuple(self.arg(a, depth) for a in m.arg)
             m.ClearField("arg")
             device = self.device(m)
@@ -65,7 +78,8 @@ class MessageReader:
             inputs = _take_all(m, "input")
             args = tuple(self.arg(a, depth) for a in m.arg)
             m.ClearField("arg")
-            name, engine = _take(m, "name"), _take(m, "engine")
+            name = _take(m, "name")
+            engine = _take(m, "engine")
             device = self.device(m)
             control = _take_all(m, "control_input")
             if is_gradient := m.is_gradient_op:
@@ -223,7 +237,9 @@ def _put_arg(m: Any, arg: Arg, depth: int) -> None:
         raise e.at(f"argument {arg.name!r}") from None
     except (TypeError, ValueError, AttributeError):
         given = type(arg.value).__name__
-        raise FormatError(f"argument {arg.name!r}: a {given} does not fit field {arg.kind!r}") from None
+        raise FormatError(
+            f"argument {arg.name!r}: a {given} does not fit field {arg.kind!r}"
+        ) from None
 
 
 def _put_value(m: Any, kind: str, value: Any, depth: int) -> None:
@@ -254,7 +270,9 @@ def _put_value(m: Any, kind: str, value: Any, depth: int) -> None:
 
 def _put_text_net(m: Any, name: str, net: Net, depth: int) -> None:
     if name not in TEXT_NETS:
-        raise FormatError(f"only these arguments may hold a net as text: {' and '.join(TEXT_NETS)}; use kind 'n'")
+        raise FormatError(
+            f"only these arguments may hold a net as text: {' and '.join(TEXT_NETS)}; use kind 'n'"
+        )
     inner = message_class("NetDef")()
     _put_net(inner, net, depth + 1)
     if m.s and parse_message(m.s.decode(), "NetDef", DEFAULT_LIMITS) == inner:
@@ -293,4 +311,6 @@ def _put_extra(m: Any, data: bytes) -> None:
         try:
             m.MergeFromString(data)
         except DecodeError:
-            raise FormatError(f"the extra fields of a {m.DESCRIPTOR.name} are damaged: {data[:40]!r}") from None
+            raise FormatError(
+                f"the extra fields of a {m.DESCRIPTOR.name} are damaged: {data[:40]!r}"
+            ) from None

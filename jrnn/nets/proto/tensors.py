@@ -66,12 +66,20 @@ def blob_to_numpy(*chunks: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str,
     blobs: list[Any] = [parse_binary(c, "BlobProto", limits) for c in chunks]
     for b in blobs:
         if not b.HasField("tensor"):
-            kind = "a quantized tensor" if b.HasField("qtensor") else f"a {b.type or 'value without type'!r}"
+            kind = (
+                "a quantized tensor"
+                if b.HasField("qtensor")
+                else f"a {b.type or 'value without type'!r}"
+            )
             raise FormatError(f"blob {b.name!r} holds {kind}, and only tensors can be read")
         if b.name != blobs[0].name:
-            raise FormatError(f"chunks of one blob must have one name, not {blobs[0].name!r} and {b.name!r}")
+            raise FormatError(
+                f"chunks of one blob must have one name, not {blobs[0].name!r} and {b.name!r}"
+            )
     try:
-        return (check_text(blobs[0].name, "name") if blobs else ""), _join([b.tensor for b in blobs])
+        return (check_text(blobs[0].name, "name") if blobs else ""), _join(
+            [b.tensor for b in blobs]
+        )
     except FormatError as e:
         raise e.at(f"blob {blobs[0].name!r}" if blobs else "blob") from None
 
@@ -90,7 +98,8 @@ def _tensor_bytes(chunk: Message | bytes) -> bytes:
 def _join(tensors: list[Any]) -> np.ndarray:
     if not tensors:
         raise FormatError("a tensor needs at least one chunk")
-    dims, data_type = tuple(tensors[0].dims), tensors[0].data_type
+    dims = tuple(tensors[0].dims)
+    data_type = tensors[0].data_type
     if len(dims) > _MAX_RANK or any(d < 0 for d in dims):
         raise FormatError(f"dims {dims[:8]} must be at most {_MAX_RANK} numbers, none negative")
     total = math.prod(dims)
@@ -100,16 +109,22 @@ def _join(tensors: list[Any]) -> np.ndarray:
             raise FormatError("chunks of one tensor must have the same dims and data type")
         begin, end = (t.segment.begin, t.segment.end) if t.HasField("segment") else (0, total)
         if not 0 <= begin <= end <= total:
-            raise FormatError(f"segment {begin}..{end} lies outside the {total} elements of dims {dims}")
+            raise FormatError(
+                f"segment {begin}..{end} lies outside the {total} elements of dims {dims}"
+            )
         segments.append((begin, end, t))
     segments.sort(key=lambda part: part[:2])
     covered = 0
     for begin, end, _ in segments:
         if begin != covered:
-            raise FormatError(f"segments must cover all elements in order: {covered} comes before {begin}..{end}")
+            raise FormatError(
+                f"segments must cover all elements in order: {covered} comes before {begin}..{end}"
+            )
         covered = end
     if covered != total:
-        raise FormatError(f"elements {covered}..{total} of dims {dims} are in other chunks, which are missing")
+        raise FormatError(
+            f"elements {covered}..{total} of dims {dims} are in other chunks, which are missing"
+        )
     parts = [_elements(t, end - begin) for begin, end, t in segments]
     flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
     try:
@@ -122,7 +137,9 @@ def _elements(t: Any, count: int) -> np.ndarray:
     """Returns the `count` elements of one TensorProto, flat."""
     storage = _value_name(t, "storage_type")
     if storage in ("EXTERNAL", "NO_CONTENT"):
-        raise FormatError(f"tensor {t.name!r} is stored as {storage}: its elements are not in this message")
+        raise FormatError(
+            f"tensor {t.name!r} is stored as {storage}: its elements are not in this message"
+        )
     data_type = _value_name(t, "data_type")
     if data_type == "STRING":
         _check_count(t, "string_data", len(t.string_data), count)
@@ -158,7 +175,9 @@ def _from_bytes(t: Any, field: str, dtype: np.dtype, count: int) -> np.ndarray:
 
 def _check_count(t: Any, field: str, given: float, count: int) -> None:
     if given != count:
-        raise FormatError(f"tensor {t.name!r}: dims {tuple(t.dims)} need {count} elements, {field} has {given:g}")
+        raise FormatError(
+            f"tensor {t.name!r}: dims {tuple(t.dims)} need {count} elements, {field} has {given:g}"
+        )
 
 
 def _value_name(t: Any, field: str) -> str:
@@ -188,11 +207,15 @@ def _to_tensor(array: Any, name: str) -> ProtoMessage:
     data_type = _DATA_TYPES.get(array.dtype.newbyteorder("="))
     if data_type is None:
         known = ", ".join(str(d) for d in _DATA_TYPES)
-        raise FormatError(f"tensor {name!r}: Caffe2 has no tensors of {array.dtype}; convert it to one of {known}")
+        raise FormatError(
+            f"tensor {name!r}: Caffe2 has no tensors of {array.dtype}; convert it to one of {known}"
+        )
     t.data_type = t.DataType.Value(data_type)
     field, dtype = _NUMERIC[data_type]
     flat = array.astype(dtype).reshape(-1)
     if dtype == np.float16:
         flat = flat.view(np.uint16)
-    getattr(t, field).extend(flat.astype(np.int32).tolist() if field == "int32_data" else flat.tolist())
+    getattr(t, field).extend(
+        flat.astype(np.int32).tolist() if field == "int32_data" else flat.tolist()
+    )
     return t

@@ -33,7 +33,9 @@ class CausalConv(RecurrentLayer):
     """
 
     @spelled_out(RecurrentLayer.__init__)
-    def __init__(self, input_size: int, output_size: int, kernel_size: int, *, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self, input_size: int, output_size: int, kernel_size: int, *, rngs: nnx.Rngs, **options: Any
+    ) -> None:
         self.kernel_size = check_integer("CausalConv: kernel_size", kernel_size, 1)
         super().__init__(input_size, output_size, rngs=rngs, **options)
 
@@ -45,7 +47,9 @@ class CausalConv(RecurrentLayer):
     def _fresh(self, batch: int, dtype: Any) -> jax.Array:
         return jnp.zeros((batch, self.kernel_size - 1, self.input_size), dtype)
 
-    def _run(self, p: Any, x: jax.Array, window: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+    def _run(
+        self, p: Any, x: jax.Array, window: jax.Array, span: Span
+    ) -> tuple[jax.Array, jax.Array]:
         taps, window = span.taps(x, window)
         weight = jnp.swapaxes(p["weight"], 1, 2).reshape(self.output_size, -1)
         return span.linear(jnp.concatenate(taps, axis=-1), weight, p["bias"]), window

@@ -30,7 +30,9 @@ def _complex(re: jax.Array, im: jax.Array) -> jax.Array:
     return jax.lax.complex(re.astype(dtype), im.astype(dtype))
 
 
-def _diagonal(h: jax.Array, log_transition: jax.Array, u: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
+def _diagonal(
+    h: jax.Array, log_transition: jax.Array, u: jax.Array, span: Span
+) -> tuple[jax.Array, jax.Array]:
     """h' = exp(log_transition dt) h + u over time; the states of all steps, and the last one.
 
     `u` [T, N, H] is what an input gives to the state of the next step with dt = 1. An input that stays for dt gives
@@ -62,7 +64,13 @@ class _ComplexState(RecurrentLayer):
         return jnp.zeros((batch, self.hidden_size), jnp.result_type(dtype, jnp.complex64))
 
     def _through(
-        self, p: Any, x: jax.Array, h: jax.Array, log_transition: jax.Array, scale: jax.Array, span: Span
+        self,
+        p: Any,
+        x: jax.Array,
+        h: jax.Array,
+        log_transition: jax.Array,
+        scale: jax.Array,
+        span: Span,
     ) -> tuple[jax.Array, jax.Array]:
         """Re(C h) for all steps of h' = exp(log_transition) h + scale B x, and the last h."""
         u = _complex(span.linear(x, p["B_re"]), span.linear(x, p["B_im"]))
@@ -99,30 +107,45 @@ class LRU(_ComplexState):
         **options: Any,
     ) -> None:
         if not 0 <= r_min < r_max <= 1:
-            raise LayerError(f"LRU: r_min is {r_min} and r_max {r_max}; they must satisfy 0 <= r_min < r_max <= 1")
+            raise LayerError(
+                f"LRU: r_min is {r_min} and r_max {r_max}; they must satisfy 0 <= r_min < r_max <= 1"
+            )
         self.hidden_size = input_size if hidden_size is None else hidden_size
-        self.ring, self.max_phase = (r_min, r_max), max_phase
+        self.ring = (r_min, r_max)
+        self.max_phase = max_phase
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, h = self.input_size, self.hidden_size
+        d = self.input_size
+        h = self.hidden_size
         shapes = {"B_re": (h, d), "B_im": (h, d), "C_re": (d, h), "C_im": (d, h)}
-        normal = {n: (initializers.normal((1 if n[0] == "C" else 0.5) ** 0.5 / s[1] ** 0.5), s) for n, s in shapes.items()}
-        later = {"nu_log": constant(0.0, h), "theta_log": constant(0.0, h), "gamma_log": constant(0.0, h)}
+        normal = {
+            n: (initializers.normal((1 if n[0] == "C" else 0.5) ** 0.5 / s[1] ** 0.5), s)
+            for n, s in shapes.items()
+        }
+        later = {
+            "nu_log": constant(0.0, h),
+            "theta_log": constant(0.0, h),
+            "gamma_log": constant(0.0, h),
+        }
         return later | normal | {"D": (initializers.normal(1.0), (d,))}
 
     def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
         of_radius, of_phase, key = jax.random.split(key, 3)
         low, high = self.ring
         # |lambda|^2 is uniform between the squares, so that lambda is uniform in the ring. 0 and 1 have no logarithm.
-        square = jax.random.uniform(of_radius, (self.hidden_size,), minval=low**2 + 1e-6, maxval=high**2 - 1e-6)
+        square = jax.random.uniform(
+            of_radius, (self.hidden_size,), minval=low**2 + 1e-6, maxval=high**2 - 1e-6
+        )
         phase = self.max_phase * jax.random.uniform(of_phase, (self.hidden_size,), minval=1e-6)
         drawn = {
             "nu_log": jnp.log(-0.5 * jnp.log(square)),
             "theta_log": jnp.log(phase),
             "gamma_log": 0.5 * jnp.log1p(-square),
         }
-        return super()._initial(key, dtype) | {name: value.astype(dtype) for name, value in drawn.items()}
+        return super()._initial(key, dtype) | {
+            name: value.astype(dtype) for name, value in drawn.items()
+        }
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         log_lambda = _complex(-jnp.exp(p["nu_log"]), jnp.exp(p["theta_log"])).astype(h.dtype)
@@ -160,21 +183,29 @@ class S5(_ComplexState):
         **options: Any,
     ) -> None:
         if not 0 < dt_min < dt_max:
-            raise LayerError(f"S5: dt_min is {dt_min} and dt_max {dt_max}; they must satisfy 0 < dt_min < dt_max")
-        self.hidden_size = check_integer("S5: hidden_size", input_size if hidden_size is None else hidden_size, 1)
+            raise LayerError(
+                f"S5: dt_min is {dt_min} and dt_max {dt_max}; they must satisfy 0 < dt_min < dt_max"
+            )
+        self.hidden_size = check_integer(
+            "S5: hidden_size", input_size if hidden_size is None else hidden_size, 1
+        )
         self.dt_range = (dt_min, dt_max)
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, h = self.input_size, self.hidden_size
+        d = self.input_size
+        h = self.hidden_size
         names = ("Lambda_re", "Lambda_im", "log_step")
         matrices = {"B_re": (h, d), "B_im": (h, d), "C_re": (d, h), "C_im": (d, h)}
-        later = {name: constant(0.0, h) for name in names} | {n: constant(0.0, *s) for n, s in matrices.items()}
+        later = {name: constant(0.0, h) for name in names} | {
+            n: constant(0.0, *s) for n, s in matrices.items()
+        }
         return later | {"D": (initializers.normal(1.0), (d,))}
 
     def _initial(self, key: jax.Array, dtype: Any) -> dict[str, jax.Array]:
         of_b, of_c, of_step, key = jax.random.split(key, 4)
-        d, h = self.input_size, self.hidden_size
+        d = self.input_size
+        h = self.hidden_size
         eigenvalues, vectors = hippo(2 * h)
         b = vectors.conj().T @ (jax.random.normal(of_b, (2 * h, d)) / math.sqrt(d))
         parts = jax.random.normal(of_c, (2, d, 2 * h)) / math.sqrt(2 * h)
@@ -189,7 +220,9 @@ class S5(_ComplexState):
             "C_re": c.real,
             "C_im": c.imag,
         }
-        return super()._initial(key, dtype) | {name: value.astype(dtype) for name, value in drawn.items()}
+        return super()._initial(key, dtype) | {
+            name: value.astype(dtype) for name, value in drawn.items()
+        }
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         poles = _complex(jnp.minimum(p["Lambda_re"], -1e-4), p["Lambda_im"]).astype(h.dtype)
@@ -230,16 +263,21 @@ class RGLRU(RecurrentLayer):
     """
 
     @spelled_out(RecurrentLayer.__init__)
-    def __init__(self, input_size: int, *, num_heads: int = 1, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self, input_size: int, *, num_heads: int = 1, rngs: nnx.Rngs, **options: Any
+    ) -> None:
         self.num_heads = check_heads("RGLRU", num_heads, input_size, "input_size")
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, k = self.input_size, self.num_heads
+        d = self.input_size
+        k = self.num_heads
         start, _ = uniform(d // k, d // k)
 
         def decay(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-            root = jax.random.uniform(key, shape, minval=0.9, maxval=0.999) ** (1 / 8)  # a^8 is uniform in [0.9, 0.999]
+            root = jax.random.uniform(key, shape, minval=0.9, maxval=0.999) ** (
+                1 / 8
+            )  # a^8 is uniform in [0.9, 0.999]
             return (jnp.log(root) - jnp.log1p(-root)).astype(dtype)
 
         blocks = (start, (k, d // k, d // k))
@@ -251,12 +289,17 @@ class RGLRU(RecurrentLayer):
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         def gate(name: str) -> jax.Array:
-            weight, parts = p[f"weight_{name}"].astype(span.dtype), heads(x, self.num_heads)
-            z = jnp.einsum("tnki,koi->tnko", parts, weight, preferred_element_type=h.dtype).reshape(x.shape)
+            weight = p[f"weight_{name}"].astype(span.dtype)
+            parts = heads(x, self.num_heads)
+            z = jnp.einsum("tnki,koi->tnko", parts, weight, preferred_element_type=h.dtype).reshape(
+                x.shape
+            )
             return jax.nn.sigmoid(z + along_last(p[f"bias_{name}"], z))
 
         log_a = along_last(8.0 * jax.nn.log_sigmoid(p["Lambda"]), x) * gate("a")
-        h, y = span.scan(rg_lru, h, (jnp.exp(log_a), jnp.sqrt(-jnp.expm1(2 * log_a)) * gate("x") * x))
+        h, y = span.scan(
+            rg_lru, h, (jnp.exp(log_a), jnp.sqrt(-jnp.expm1(2 * log_a)) * gate("x") * x)
+        )
         return y, h
 
 

@@ -53,8 +53,15 @@ class _Attention(RecurrentLayer):
         return input_size, input_size
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, c, v = self.input_size, self.key_size, self.value_size
-        weights = {"W_q": uniform(c, d), "W_k": uniform(c, d), "W_v": uniform(v, d), "W_o": uniform(d, v)}
+        d = self.input_size
+        c = self.key_size
+        v = self.value_size
+        weights = {
+            "W_q": uniform(c, d),
+            "W_k": uniform(c, d),
+            "W_v": uniform(v, d),
+            "W_o": uniform(d, v),
+        }
         return weights | {"norm": constant(1.0, v // self.num_heads)}
 
     def _fresh(self, batch: int, dtype: Any) -> Any:
@@ -87,7 +94,9 @@ class RetNet(_Attention):
     def __init__(self, input_size: int, *, rngs: nnx.Rngs, **options: Any) -> None:
         super().__init__(input_size, rngs=rngs, **options)
         if (width := self.key_size // self.num_heads) % 2:
-            raise LayerError(f"RetNet: a head has {width} features of keys; rotation needs an even number")
+            raise LayerError(
+                f"RetNet: a head has {width} features of keys; rotation needs an even number"
+            )
 
     def _default_sizes(self, input_size: int) -> tuple[int, int]:
         return input_size, 2 * input_size
@@ -131,7 +140,9 @@ class GLA(_Attention):
     """
 
     @spelled_out(_Attention.__init__)
-    def __init__(self, input_size: int, *, gate_rank: int = 16, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self, input_size: int, *, gate_rank: int = 16, rngs: nnx.Rngs, **options: Any
+    ) -> None:
         self.gate_rank = check_integer("GLA: gate_rank", gate_rank, 1)
         super().__init__(input_size, rngs=rngs, **options)
 
@@ -139,8 +150,14 @@ class GLA(_Attention):
         return input_size // 2, input_size
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, c, v = self.input_size, self.key_size, self.value_size
-        gates = {"W_a1": uniform(self.gate_rank, d), "W_a2": uniform(c, self.gate_rank), "b_a": constant(0.0, c)}
+        d = self.input_size
+        c = self.key_size
+        v = self.value_size
+        gates = {
+            "W_a1": uniform(self.gate_rank, d),
+            "W_a2": uniform(c, self.gate_rank),
+            "b_a": constant(0.0, c),
+        }
         return super()._parameters() | gates | {"W_r": uniform(v, d), "b_r": constant(0.0, v)}
 
     def _run(self, p: Any, x: jax.Array, S: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
@@ -179,7 +196,9 @@ class DeltaNet(_Attention):
     """
 
     @spelled_out(_Attention.__init__)
-    def __init__(self, input_size: int, *, conv_size: int = 4, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self, input_size: int, *, conv_size: int = 4, rngs: nnx.Rngs, **options: Any
+    ) -> None:
         self.conv_size = check_integer(f"{self._name()}: conv_size", conv_size, 2)
         super().__init__(input_size, rngs=rngs, **options)
 
@@ -189,12 +208,18 @@ class DeltaNet(_Attention):
 
     def _parameters(self) -> dict[str, Parameter]:
         beta = {"W_beta": uniform(self.num_heads, self.input_size)}
-        return super()._parameters() | beta | {"conv_weight": uniform(self._channels, self.conv_size)}
+        return (
+            super()._parameters() | beta | {"conv_weight": uniform(self._channels, self.conv_size)}
+        )
 
     def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros((batch, self.conv_size - 1, self._channels), dtype), super()._fresh(batch, dtype)
+        return jnp.zeros((batch, self.conv_size - 1, self._channels), dtype), super()._fresh(
+            batch, dtype
+        )
 
-    def _convolved(self, p: Any, x: jax.Array, window: jax.Array, span: Span) -> tuple[list[jax.Array], jax.Array]:
+    def _convolved(
+        self, p: Any, x: jax.Array, window: jax.Array, span: Span
+    ) -> tuple[list[jax.Array], jax.Array]:
         """q, k, v after their convolutions, with q scaled by C^(-1/2), and the next window."""
         qkv = jnp.concatenate([span.linear(x, p[name]) for name in ("W_q", "W_k", "W_v")], axis=-1)
         qkv, window = span.convolve(qkv, window, p["conv_weight"])
@@ -208,7 +233,9 @@ class DeltaNet(_Attention):
         S, y = self._recurrence(p, x, S, (*qkv, jax.nn.sigmoid(span.linear(x, p["W_beta"]))), span)
         return span.linear(y.reshape(*y.shape[:2], -1), p["W_o"]), (window, S)
 
-    def _recurrence(self, p: Any, x: jax.Array, S: jax.Array, xs: Any, span: Span) -> tuple[jax.Array, jax.Array]:
+    def _recurrence(
+        self, p: Any, x: jax.Array, S: jax.Array, xs: Any, span: Span
+    ) -> tuple[jax.Array, jax.Array]:
         """The last S, and the normalized outputs of the heads; xs are q, k, v and beta."""
         S, y = span.scan(delta, S, xs)
         return S, rms_norm(y, p["norm"])
@@ -241,18 +268,26 @@ class GatedDeltaNet(DeltaNet):
     """
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, v, k = self.input_size, self.value_size, self.num_heads
+        d = self.input_size
+        v = self.value_size
+        k = self.num_heads
 
-        def log_decays(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        def log_decays(
+            key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32
+        ) -> jax.Array:
             return jnp.log(initializers.uniform(16.0)(key, shape, dtype) + 1e-3)
 
         decays = {"W_a": uniform(k, d), "A_log": (log_decays, (k,)), "dt_bias": (time_steps, (k,))}
         return super()._parameters() | decays | {"W_g": uniform(v, d)}
 
-    def _recurrence(self, p: Any, x: jax.Array, S: jax.Array, xs: Any, span: Span) -> tuple[jax.Array, jax.Array]:
+    def _recurrence(
+        self, p: Any, x: jax.Array, S: jax.Array, xs: Any, span: Span
+    ) -> tuple[jax.Array, jax.Array]:
         dt = jax.nn.softplus(span.linear(x, p["W_a"], p["dt_bias"]))
         S, y = span.scan(gated_delta, S, (*xs, jnp.exp(-along_last(jnp.exp(p["A_log"]), dt) * dt)))
-        return S, rms_norm(y, p["norm"]) * jax.nn.silu(heads(span.linear(x, p["W_g"]), self.num_heads))
+        return S, rms_norm(y, p["norm"]) * jax.nn.silu(
+            heads(span.linear(x, p["W_g"]), self.num_heads)
+        )
 
 
 def gated_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:

@@ -72,9 +72,14 @@ class Mamba(RecurrentLayer):
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, i, s, rank = self.input_size, self.hidden_size, self.state_size, self.dt_rank
+        d = self.input_size
+        i = self.hidden_size
+        s = self.state_size
+        rank = self.dt_rank
 
-        def log_states(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        def log_states(
+            key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32
+        ) -> jax.Array:
             return jnp.broadcast_to(jnp.log(jnp.arange(1, s + 1, dtype=dtype))[None], shape)
 
         return {
@@ -98,7 +103,8 @@ class Mamba(RecurrentLayer):
         x, gate = jnp.split(span.linear(x, p["in_proj"]), 2, axis=-1)
         x, window = span.convolve(x, window, p["conv_weight"], p["conv_bias"])
         x = jax.nn.silu(x)
-        rank, s = self.dt_rank, self.state_size
+        rank = self.dt_rank
+        s = self.state_size
         dt, b, c = jnp.split(span.linear(x, p["x_proj"]), [rank, rank + s], axis=-1)
         dt = elapsed(jax.nn.softplus(span.linear(dt, p["dt_proj"], p["dt_bias"])), span)
         h, y = span.scan(selective(-jnp.exp(p["A_log"]).astype(h.dtype)), h, (x, dt, b, c))
@@ -164,9 +170,13 @@ class Mamba2(RecurrentLayer):
         return self.hidden_size + 2 * self.num_groups * self.state_size
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, i, k = self.input_size, self.hidden_size, self.num_heads
+        d = self.input_size
+        i = self.hidden_size
+        k = self.num_heads
 
-        def log_decays(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+        def log_decays(
+            key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32
+        ) -> jax.Array:
             return jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)).astype(dtype)
 
         return {
@@ -187,7 +197,9 @@ class Mamba2(RecurrentLayer):
 
     def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
         window, S = state
-        i, k, groups = self.hidden_size, self.num_heads, self.num_groups
+        i = self.hidden_size
+        k = self.num_heads
+        groups = self.num_groups
         gate, xbc, dt = jnp.split(span.linear(x, p["in_proj"]), [i, i + self._channels], axis=-1)
         xbc, window = span.convolve(xbc, window, p["conv_weight"], p["conv_bias"])
         x, b, c = jnp.split(jax.nn.silu(xbc), [i, i + groups * self.state_size], axis=-1)

@@ -23,7 +23,9 @@ class _Elementwise(RecurrentLayer):
     """A layer whose output is its state h [N, H]."""
 
     @spelled_out(RecurrentLayer.__init__)
-    def __init__(self, input_size: int, hidden_size: int | None = None, *, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int | None = None, *, rngs: nnx.Rngs, **options: Any
+    ) -> None:
         self.hidden_size = input_size if hidden_size is None else hidden_size
         super().__init__(input_size, self.hidden_size, rngs=rngs, **options)
 
@@ -53,7 +55,8 @@ class MinGRU(_Elementwise):
     """
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, h = self.input_size, self.hidden_size
+        d = self.input_size
+        h = self.hidden_size
         return {
             "weight_z": uniform(h, d),
             "bias_z": constant(0.0, h),
@@ -82,9 +85,14 @@ class MinLSTM(_Elementwise):
     """
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, h = self.input_size, self.hidden_size
+        d = self.input_size
+        h = self.hidden_size
         weights = {f"weight_{gate}": uniform(h, d) for gate in "fih"}
-        return weights | {"bias_f": constant(1.0, h), "bias_i": constant(0.0, h), "bias_h": constant(0.0, h)}
+        return weights | {
+            "bias_f": constant(1.0, h),
+            "bias_i": constant(0.0, h),
+            "bias_h": constant(0.0, h),
+        }
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         f, i, candidate = (span.linear(x, p[f"weight_{gate}"], p[f"bias_{gate}"]) for gate in "fih")
@@ -109,8 +117,13 @@ class IndRNN(_Elementwise):
     """
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, h = self.input_size, self.hidden_size
-        return {"weight": uniform(h, d), "recurrent": (initializers.uniform(1.0), (h,)), "bias": constant(0.0, h)}
+        d = self.input_size
+        h = self.hidden_size
+        return {
+            "weight": uniform(h, d),
+            "recurrent": (initializers.uniform(1.0), (h,)),
+            "bias": constant(0.0, h),
+        }
 
     def _run(self, p: Any, x: jax.Array, h: jax.Array, span: Span) -> tuple[jax.Array, jax.Array]:
         u = p["recurrent"][None]

@@ -43,16 +43,21 @@ class RWKV7(RecurrentLayer):
     """
 
     @spelled_out(RecurrentLayer.__init__)
-    def __init__(self, input_size: int, *, num_heads: int = 1, rank: int = 32, rngs: nnx.Rngs, **options: Any) -> None:
+    def __init__(
+        self, input_size: int, *, num_heads: int = 1, rank: int = 32, rngs: nnx.Rngs, **options: Any
+    ) -> None:
         self.num_heads = check_heads("RWKV7", num_heads, input_size, "input_size")
         self.rank = check_integer("RWKV7: rank", rank, 1)
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, rank = self.input_size, self.rank
+        d = self.input_size
+        rank = self.rank
 
         def decays(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-            return (-6.0 + 5.0 * jnp.linspace(0.0, 1.0, shape[0]) ** 0.85 + 0.5).astype(dtype)  # from slow to fast
+            return (-6.0 + 5.0 * jnp.linspace(0.0, 1.0, shape[0]) ** 0.85 + 0.5).astype(
+                dtype
+            )  # from slow to fast
 
         mixtures = {f"mu_{name}": constant(0.5, d) for name in MIXED}
         weights = {f"W_{name}": uniform(d, d) for name in "rkvo"}
@@ -68,7 +73,8 @@ class RWKV7(RecurrentLayer):
         return mixtures | weights | low | back | biases | ends
 
     def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, jax.Array]:
-        k, c = self.num_heads, self.input_size // self.num_heads
+        k = self.num_heads
+        c = self.input_size // self.num_heads
         return jnp.zeros((batch, self.input_size), dtype), jnp.zeros((batch, k, c, c), dtype)
 
     def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
@@ -104,7 +110,8 @@ def time_mixing(
     def low_rank(name: str, between: Callable[[jax.Array], jax.Array] = lambda z: z) -> jax.Array:
         return span.linear(between(span.linear(mixed[name], p[f"A_{name}"])), p[f"B_{name}"])
 
-    w, a = low_rank("w", jnp.tanh), low_rank("a")
+    w = low_rank("w", jnp.tanh)
+    a = low_rank("a")
     w = jnp.exp(-(jnp.e**-0.5) * jax.nn.sigmoid(w + along_last(p["lambda_w"], w)))
     a = jax.nn.sigmoid(a + along_last(p["lambda_a"], a))
     g = low_rank("g", jax.nn.sigmoid)
@@ -133,5 +140,9 @@ def generalized_delta(S: jax.Array, at: Any) -> tuple[jax.Array, jax.Array]:
     """S' = S diag(w) - (S kk) b^T + v k^T, y = S' r: all [N, K, C]; S [N, K, values, keys]."""
     r, w, k, v, kk, b = at
     removed = jnp.einsum("nkvc,nkc->nkv", S, kk)
-    S = w[..., None, :] * S - removed[..., :, None] * b[..., None, :] + v[..., :, None] * k[..., None, :]
+    S = (
+        w[..., None, :] * S
+        - removed[..., :, None] * b[..., None, :]
+        + v[..., :, None] * k[..., None, :]
+    )
     return S, jnp.einsum("nkvc,nkc->nkv", S, r)

@@ -48,17 +48,29 @@ class SLSTM(RecurrentLayer):
 
     @spelled_out(RecurrentLayer.__init__)
     def __init__(
-        self, input_size: int, hidden_size: int | None = None, *, num_heads: int = 1, rngs: nnx.Rngs, **options: Any
+        self,
+        input_size: int,
+        hidden_size: int | None = None,
+        *,
+        num_heads: int = 1,
+        rngs: nnx.Rngs,
+        **options: Any,
     ) -> None:
         self.hidden_size = input_size if hidden_size is None else hidden_size
         self.num_heads = check_heads("SLSTM", num_heads, self.hidden_size, "hidden_size")
         super().__init__(input_size, self.hidden_size, rngs=rngs, **options)
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, h, k = self.input_size, self.hidden_size, self.num_heads
+        d = self.input_size
+        h = self.hidden_size
+        k = self.num_heads
         weights = {f"W_{gate}": uniform(h, d) for gate in "zifo"}
-        recurrent = {f"R_{gate}": (initializers.orthogonal(), (k, h // k, h // k)) for gate in "zifo"}
-        biases = {f"b_{gate}": (forget_bias, (h,)) if gate == "f" else constant(0.0, h) for gate in "zifo"}
+        recurrent = {
+            f"R_{gate}": (initializers.orthogonal(), (k, h // k, h // k)) for gate in "zifo"
+        }
+        biases = {
+            f"b_{gate}": (forget_bias, (h,)) if gate == "f" else constant(0.0, h) for gate in "zifo"
+        }
         return weights | recurrent | biases | {"norm": constant(1.0, h)}
 
     def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, ...]:
@@ -74,13 +86,17 @@ class SLSTM(RecurrentLayer):
 
             def recurrent(gate: str) -> jax.Array:
                 r = p[f"R_{gate}"].astype(span.dtype)
-                return jnp.einsum("nkc,kdc->nkd", parts, r, preferred_element_type=h.dtype).reshape(h.shape)
+                return jnp.einsum("nkc,kdc->nkd", parts, r, preferred_element_type=h.dtype).reshape(
+                    h.shape
+                )
 
             z, i, f, o = (w + recurrent(gate) for w, gate in zip(wx, "zifo", strict=True))
             kept = jax.nn.log_sigmoid(f) + m
             m = jnp.maximum(kept, i)
-            i, f = jnp.exp(i - m), jnp.exp(kept - m)
-            c, n = f * c + i * jnp.tanh(z), f * n + i
+            i = jnp.exp(i - m)
+            f = jnp.exp(kept - m)
+            c = f * c + i * jnp.tanh(z)
+            n = f * n + i
             h = jax.nn.sigmoid(o) * c / n
             return (h, c, n, m), h
 
@@ -109,20 +125,38 @@ class MLSTM(RecurrentLayer):
 
     @spelled_out(RecurrentLayer.__init__)
     def __init__(
-        self, input_size: int, hidden_size: int | None = None, *, num_heads: int = 1, rngs: nnx.Rngs, **options: Any
+        self,
+        input_size: int,
+        hidden_size: int | None = None,
+        *,
+        num_heads: int = 1,
+        rngs: nnx.Rngs,
+        **options: Any,
     ) -> None:
         self.hidden_size = input_size if hidden_size is None else hidden_size
         self.num_heads = check_heads("MLSTM", num_heads, self.hidden_size, "hidden_size")
         super().__init__(input_size, input_size, rngs=rngs, **options)
 
     def _parameters(self) -> dict[str, Parameter]:
-        d, h, k = self.input_size, self.hidden_size, self.num_heads
+        d = self.input_size
+        h = self.hidden_size
+        k = self.num_heads
         weights = {f"W_{name}": uniform(h, d) for name in "qkvo"}
-        gates = {"w_i": uniform(k, d), "w_f": uniform(k, d), "b_i": constant(-10.0, k), "b_f": (forget_bias, (k,))}
-        return weights | gates | {"b_o": constant(0.0, h), "norm": constant(1.0, h), "weight_out": uniform(d, h)}
+        gates = {
+            "w_i": uniform(k, d),
+            "w_f": uniform(k, d),
+            "b_i": constant(-10.0, k),
+            "b_f": (forget_bias, (k,)),
+        }
+        return (
+            weights
+            | gates
+            | {"b_o": constant(0.0, h), "norm": constant(1.0, h), "weight_out": uniform(d, h)}
+        )
 
     def _fresh(self, batch: int, dtype: Any) -> tuple[jax.Array, ...]:
-        k, c = self.num_heads, self.hidden_size // self.num_heads
+        k = self.num_heads
+        c = self.hidden_size // self.num_heads
         return tuple(jnp.zeros((batch, *shape), dtype) for shape in ((k, c, c), (k, c), (k,)))
 
     def _run(self, p: Any, x: jax.Array, state: Any, span: Span) -> tuple[jax.Array, Any]:
@@ -142,7 +176,9 @@ def mlstm(state: Any, at: Any, epsilon: float = 0.0) -> tuple[Any, jax.Array]:
     """
     (S, n, m), (q, k, v, log_i, log_f) = state, at
     top = jnp.maximum(log_f + m, log_i)
-    f, i, m = jnp.exp(log_f + m - top), jnp.exp(log_i - top), top
+    f = jnp.exp(log_f + m - top)
+    i = jnp.exp(log_i - top)
+    m = top
     S = f[..., None, None] * S + i[..., None, None] * (k[..., :, None] * v[..., None, :])
     n = f[..., None] * n + i[..., None] * k
     scale = jnp.maximum(jnp.abs(jnp.sum(n * q, axis=-1)), jnp.exp(-m)) + epsilon

@@ -30,7 +30,9 @@ def _(node, a, b, c=None):
     if c is None:
         return product
     product, c = spread(product, c)
-    return product + (c if node.get("beta", 1.0) == 1.0 else c * jnp.asarray(node.get("beta"), c.dtype))
+    return product + (
+        c if node.get("beta", 1.0) == 1.0 else c * jnp.asarray(node.get("beta"), c.dtype)
+    )
 
 
 _REDUCE = {
@@ -63,13 +65,16 @@ def _(node, x, axes=None):
             options["initial"] = boolean
         else:
             floating = jnp.issubdtype(x.dtype, jnp.floating)
-            options["initial"] = np.asarray(infinite if floating else getattr(jnp.iinfo(x.dtype), bound), x.dtype)
+            options["initial"] = np.asarray(
+                infinite if floating else getattr(jnp.iinfo(x.dtype), bound), x.dtype
+            )
     return cast(_REDUCE[node.type](xp(x), x, **options), x.dtype)
 
 
 @op("ArgMax", "ArgMin")
 def _(node, x):
-    axis, keep = node.get("axis", 0), bool(node.get("keepdims", 1))
+    axis = node.get("axis", 0)
+    keep = bool(node.get("keepdims", 1))
     find = jnp.argmax if node.type == "ArgMax" else jnp.argmin
     if not node.get("select_last_index", 0):
         return find(x, axis=axis, keepdims=keep)
@@ -79,7 +84,9 @@ def _(node, x):
 @op("Softmax", "LogSoftmax", "Hardmax")
 def _(node, x):
     axis = node.get("axis", -1 if node.opset >= 13 else 1)
-    flat = x.reshape((math.prod(x.shape[:axis]), -1)) if node.opset < 13 else x  # once over all axes from `axis`
+    flat = (
+        x.reshape((math.prod(x.shape[:axis]), -1)) if node.opset < 13 else x
+    )  # once over all axes from `axis`
     axis = 1 if node.opset < 13 else axis
     if node.type == "Hardmax":
         out = jax.nn.one_hot(jnp.argmax(flat, axis), flat.shape[axis], dtype=x.dtype, axis=axis)
@@ -98,8 +105,13 @@ def normalized(node, x, axes, epsilon: float = 1e-5, centers: bool = True):
 
 @op("LpNormalization")
 def _(node, x):
-    axis, order = node.get("axis", -1), node.get("p", 2)
-    size = jnp.sqrt(jnp.sum(x * x, axis, keepdims=True)) if order == 2 else jnp.sum(jnp.abs(x), axis, keepdims=True)
+    axis = node.get("axis", -1)
+    order = node.get("p", 2)
+    size = (
+        jnp.sqrt(jnp.sum(x * x, axis, keepdims=True))
+        if order == 2
+        else jnp.sum(jnp.abs(x), axis, keepdims=True)
+    )
     return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size))
 
 

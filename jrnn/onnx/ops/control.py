@@ -37,13 +37,26 @@ def _(node, condition):
 
 @op("Loop")
 def _(node, count, condition, *carried):
-    body, width = node.get("body"), len(carried)
+    body = node.get("body")
+    width = len(carried)
     if count is not None and is_traced(count) and len(body.outputs) > 1 + width:
         node.known(count, "the number of steps")
     goes_on = _goes_on(body)
-    if goes_on and count is not None and not is_traced(count) and (condition is None or not is_traced(condition)):
-        steps = int(np.asarray(count).reshape(())) if condition is None or np.asarray(condition).all() else 0
-        if all(hasattr(v, "dtype") for v in carried) and (scanned := _scanned(node, body, steps, carried)) is not None:
+    if (
+        goes_on
+        and count is not None
+        and not is_traced(count)
+        and (condition is None or not is_traced(condition))
+    ):
+        steps = (
+            int(np.asarray(count).reshape(()))
+            if condition is None or np.asarray(condition).all()
+            else 0
+        )
+        if (
+            all(hasattr(v, "dtype") for v in carried)
+            and (scanned := _scanned(node, body, steps, carried)) is not None
+        ):
             return scanned
     elif len(body.outputs) == 1 + width and all(hasattr(v, "dtype") for v in carried):
         return _while(node, body, count, condition, carried)
@@ -52,7 +65,8 @@ def _(node, count, condition, *carried):
 
 def _goes_on(body) -> bool:
     """Whether the body returns the condition that it is given, or true."""
-    name, makers = body.outputs[0], {o: n for n in body.nodes for o in n.outputs}
+    name = body.outputs[0]
+    makers = {o: n for n in body.nodes for o in n.outputs}
     while name in makers and makers[name].type == "Identity":
         name = makers[name].inputs[0]
     return name == body.inputs[1] or (name in body.consts and bool(body.consts[name].all()))
@@ -89,7 +103,10 @@ def _while(node, body, count, condition, carried):
 
     on = jnp.asarray(True if condition is None else condition).reshape(())
     start = (jnp.zeros((), int), on, *_arrays(carried))
-    (go_flat, go_values), (step_flat, step_values) = _without_closure(go, start), _without_closure(step, start)
+    (go_flat, go_values), (step_flat, step_values) = (
+        _without_closure(go, start),
+        _without_closure(step, start),
+    )
     return tuple(
         run_trips(
             lambda values, state: go_flat(values[0], state)[0],
@@ -103,17 +120,24 @@ def _while(node, body, count, condition, carried):
 def _without_closure(function, state):
     """`function` with the values that it closes over as its first argument, and these values."""
     closed = jax.make_jaxpr(function)(*state)
-    return lambda values, state: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, values))(*state), closed.consts
+    return lambda values, state: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, values))(
+        *state
+    ), closed.consts
 
 
 def _unrolled(node, body, count, condition, state):
     """A loop that runs while the graph is traced; its condition must be known."""
     steps = np.inf if count is None else int(node.known(count, "the number of steps").reshape(()))
-    on, k, width = True if condition is None else condition, 0, len(state)
+    on = True if condition is None else condition
+    k = 0
+    width = len(state)
     outputs: list[list[Any]] = [[] for _ in body.outputs[1 + width :]]
-    while k < steps and bool(node.known(on if is_traced(on) else np.asarray(on), "the condition").all()):
+    while k < steps and bool(
+        node.known(on if is_traced(on) else np.asarray(on), "the condition").all()
+    ):
         on, *outs = node.run(body, [np.asarray(k, np.int64), np.asarray(on), *state])
-        state, k = outs[:width], k + 1
+        state = outs[:width]
+        k = k + 1
         for values, value in zip(outputs, outs[width:], strict=True):
             values.append(value)
     if not k and outputs:
@@ -130,29 +154,42 @@ def _none(node, body, state) -> list[jax.Array]:
 
 @op("Scan")
 def scan_node(node, *values):
-    lengths, batched = None, node.opset < 9  # then states and sequences have a batch in front, and may have lengths
+    # then states and sequences have a batch in front, and may have lengths
+    lengths = None
+    batched = node.opset < 9
     if batched:
         lengths, *values = values
-    body, sequences = node.get("body"), node.get("num_scan_inputs")
+    body = node.get("body")
+    sequences = node.get("num_scan_inputs")
     width = len(values) - sequences
     outputs = len(body.outputs) - width
-    start, xs = _arrays(values[:width]), _arrays(values[width:])
+    start = _arrays(values[:width])
+    xs = _arrays(values[width:])
     in_ways = node.get("directions" if batched else "scan_input_directions", [0] * sequences)
-    reverse = bool(in_ways[0])  # the direction of the loop; sequences of the other direction are flipped
+    reverse = bool(
+        in_ways[0]
+    )  # the direction of the loop; sequences of the other direction are flipped
     if batched and len(set(in_ways)) > 1:
-        raise ConversionError(f"{node}: sequences of both directions are only supported from operator set 9 on")
+        raise ConversionError(
+            f"{node}: sequences of both directions are only supported from operator set 9 on"
+        )
     out_ways = [reverse] * outputs if batched else node.get("scan_output_directions", [0] * outputs)
     in_axes = node.get("scan_input_axes", [int(batched)] * sequences)
     out_axes = node.get("scan_output_axes", [int(batched)] * outputs)
 
     def step(state, x):
         outs = node.run(body, [*state, *x])
-        new = tuple(v.astype(s.dtype).reshape(s.shape) for v, s in zip(_arrays(outs[:width]), state, strict=True))
+        new = tuple(
+            v.astype(s.dtype).reshape(s.shape)
+            for v, s in zip(_arrays(outs[:width]), state, strict=True)
+        )
         return new, _arrays(outs[width:])
 
     xs = (jnp.moveaxis(x, axis, 0) for x, axis in zip(xs, in_axes, strict=True))
     xs = tuple(jnp.flip(x, 0) if way != reverse else x for x, way in zip(xs, in_ways, strict=True))
     lengths = None if lengths is None else jnp.asarray(lengths)
-    last, ys = scan(jax.vmap(step) if batched else step, start, xs, reverse=reverse, lengths=lengths)
+    last, ys = scan(
+        jax.vmap(step) if batched else step, start, xs, reverse=reverse, lengths=lengths
+    )
     ys = [jnp.flip(y, 0) if way != reverse else y for y, way in zip(ys, out_ways, strict=True)]
     return (*last, *(jnp.moveaxis(y, 0, axis) for y, axis in zip(ys, out_axes, strict=True)))

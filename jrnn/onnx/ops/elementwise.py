@@ -29,14 +29,20 @@ op(*_NUMPY)(lambda node, x: getattr(xp(x), _NUMPY[node.type])(x))
 @op(*_BINARY)
 def _(node, a, b):
     axis = node.get("axis")
-    if node.get("broadcast") and axis is not None:  # before operator set 7: b begins at this axis of a
+    if (
+        node.get("broadcast") and axis is not None
+    ):  # before operator set 7: b begins at this axis of a
         b = b.reshape(np.shape(b) + (1,) * (a.ndim - axis - b.ndim))
     return getattr(xp(a, b), _BINARY[node.type])(*spread(a, b))
 
 
 op("Celu")(lambda node, x: jax.nn.celu(jnp.asarray(x), node.get("alpha", 1.0)))
 op("Erf")(lambda node, x: lax.erf(jnp.asarray(x)))
-op("Gelu")(lambda node, x: jax.nn.gelu(jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh"))
+op("Gelu")(
+    lambda node, x: jax.nn.gelu(
+        jnp.asarray(x), approximate=node.get("approximate", "none") == "tanh"
+    )
+)
 op("HardSwish")(lambda node, x: x * ACTIVATIONS["HardSigmoid"][0](jnp.asarray(x), 1 / 6, 0.5))
 op("Identity")(lambda node, x: x)
 op("Mish")(lambda node, x: x * jnp.tanh(jax.nn.softplus(jnp.asarray(x))))
@@ -58,7 +64,11 @@ def _(node, x, by):
 def _(node, a, b):
     a, b = spread(a, b)
     if np.issubdtype(a.dtype, np.integer):  # towards zero
-        return np.asarray(a - np.fmod(a, b)) // b if known(a, b) else lax.div(*jnp.broadcast_arrays(a, b))
+        return (
+            np.asarray(a - np.fmod(a, b)) // b
+            if known(a, b)
+            else lax.div(*jnp.broadcast_arrays(a, b))
+        )
     return xp(a, b).divide(a, b)
 
 
@@ -94,7 +104,9 @@ def bound(x, value):
 
 @op("IsInf")
 def _(node, x):
-    signs = [jnp.isposinf] * node.get("detect_positive", 1) + [jnp.isneginf] * node.get("detect_negative", 1)
+    signs = [jnp.isposinf] * node.get("detect_positive", 1) + [jnp.isneginf] * node.get(
+        "detect_negative", 1
+    )
     return functools.reduce(jnp.logical_or, [sign(x) for sign in signs], jnp.zeros(x.shape, bool))
 
 
@@ -108,10 +120,18 @@ ACTIVATIONS = {  # name: (function of x, alpha and beta; their defaults), as RNN
     "Sigmoid": (lambda x, a, b: jax.nn.sigmoid(x), None, None),
     "Affine": (lambda x, a, b: _scaled(x, a) * x + _scaled(x, b), 1.0, 0.0),
     "LeakyRelu": (lambda x, a, b: jnp.where(x >= 0, x, _scaled(x, a) * x), 0.01, None),
-    "ThresholdedRelu": (lambda x, a, b: jnp.where(x > _scaled(x, a), x, jnp.zeros_like(x)), 1.0, None),
+    "ThresholdedRelu": (
+        lambda x, a, b: jnp.where(x > _scaled(x, a), x, jnp.zeros_like(x)),
+        1.0,
+        None,
+    ),
     "ScaledTanh": (lambda x, a, b: _scaled(x, a) * jnp.tanh(_scaled(x, b) * x), 1.0, 1.0),
     "HardSigmoid": (lambda x, a, b: jnp.clip(_scaled(x, a) * x + _scaled(x, b), 0, 1), 0.2, 0.5),
-    "Elu": (lambda x, a, b: jnp.where(x >= 0, x, _scaled(x, a) * jnp.expm1(jnp.minimum(x, 0))), 1.0, None),
+    "Elu": (
+        lambda x, a, b: jnp.where(x >= 0, x, _scaled(x, a) * jnp.expm1(jnp.minimum(x, 0))),
+        1.0,
+        None,
+    ),
     "Softsign": (lambda x, a, b: x / (1 + jnp.abs(x)), None, None),
     "Softplus": (lambda x, a, b: jax.nn.softplus(x), None, None),
 }
@@ -126,7 +146,8 @@ def _(node, x):
 @op("Selu")
 def _(node, x):
     x = jnp.asarray(x)
-    alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
+    alpha = node.get("alpha", 1.67326319217681884765625)
+    gamma = node.get("gamma", 1.05070102214813232421875)
     return _scaled(x, gamma) * ACTIVATIONS["Elu"][0](x, alpha, None)
 
 

@@ -30,7 +30,9 @@ def _gelu(x, bias=None, approximate: bool = False):
 
 op(_DOMAIN + "Gelu", _DOMAIN + "BiasGelu")(lambda node, *values: _gelu(*values))
 op(_DOMAIN + "FastGelu")(lambda node, *values: _gelu(*values, approximate=True))
-op(_DOMAIN + "QuickGelu")(lambda node, x: x * jax.nn.sigmoid(jnp.asarray(node.get("alpha", 1.702), x.dtype) * x))
+op(_DOMAIN + "QuickGelu")(
+    lambda node, x: x * jax.nn.sigmoid(jnp.asarray(node.get("alpha", 1.702), x.dtype) * x)
+)
 
 
 @op(_DOMAIN + "FusedMatMul", _DOMAIN + "TransposeMatMul")
@@ -57,7 +59,9 @@ def _(node, x, weight, bias=None, add=None):
 
 @op("SimplifiedLayerNormalization", _DOMAIN + "SimplifiedLayerNormalization")
 def _(node, x, scale):
-    normal, _, inverse = normalized(node, x, tuple(range(x.ndim))[node.get("axis", -1) :], centers=False)
+    normal, _, inverse = normalized(
+        node, x, tuple(range(x.ndim))[node.get("axis", -1) :], centers=False
+    )
     return normal * spread(normal, scale)[1], inverse
 
 

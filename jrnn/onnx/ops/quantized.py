@@ -40,7 +40,8 @@ def converted(x, dtype, saturate: bool = True, rounding: str = "up"):
 def _power_of_two(x, dtype, saturate: bool, rounding: str):
     """The exponent of a float32 as the 8 bits of a float8_e8m0fnu; 255 is NaN."""
     bits = lax.bitcast_convert_type(jnp.asarray(x, jnp.float32), jnp.int32)
-    exponent, fraction = (bits >> 23) & 255, bits & 0x7FFFFF
+    exponent = (bits >> 23) & 255
+    fraction = bits & 0x7FFFFF
     half = 0x400000
     more = {
         "up": fraction > 0,
@@ -77,7 +78,9 @@ def _bits(x, dtype):
 
 def _along(node, value, x):
     """A scale or zero point that broadcasts with x: one, one for each index of an axis, or one for each block of it."""
-    value, axis, block = jnp.asarray(value), node.get("axis", 1), node.get("block_size", 0)
+    value = jnp.asarray(value)
+    axis = node.get("axis", 1)
+    block = node.get("block_size", 0)
     if value.size == 1:
         return value.reshape((1,) * x.ndim)
     axis %= x.ndim
@@ -113,7 +116,11 @@ def _(node, x, scale, zero=None):
     zero = None if zero is None else _along(node, zero, x)
     if jnp.issubdtype(dtype, jnp.integer):
         return rounded(units.astype(jnp.promote_types(units.dtype, jnp.float32)), zero, dtype)
-    return converted(units if zero is None else units + zero.astype(units.dtype), dtype, bool(node.get("saturate", 1)))
+    return converted(
+        units if zero is None else units + zero.astype(units.dtype),
+        dtype,
+        bool(node.get("saturate", 1)),
+    )
 
 
 @op("DequantizeLinear")
@@ -125,7 +132,9 @@ def _(node, x, scale, zero=None):
         steps = steps - _along(node, zero, x).astype(wide)
     code = node.get("output_dtype", 0)
     scale = _along(node, scale, x)
-    return (steps.astype(jnp.float32) * scale.astype(jnp.float32)).astype(_dtype(node, code) if code else scale.dtype)
+    return (steps.astype(jnp.float32) * scale.astype(jnp.float32)).astype(
+        _dtype(node, code) if code else scale.dtype
+    )
 
 
 def dynamic(x, dtype=jnp.uint8):
@@ -135,7 +144,11 @@ def dynamic(x, dtype=jnp.uint8):
     scale = (high - low) / np.asarray(bounds.max - bounds.min, x.dtype)
     scale = jnp.where(scale == 0, jnp.ones_like(scale), scale)
     zero = jnp.clip(jnp.round(bounds.min - low / scale), bounds.min, bounds.max)
-    return rounded(divided(x, scale[(None,) * x.ndim]), zero[(None,) * x.ndim], dtype), scale, zero.astype(dtype)
+    return (
+        rounded(divided(x, scale[(None,) * x.ndim]), zero[(None,) * x.ndim], dtype),
+        scale,
+        zero.astype(dtype),
+    )
 
 
 op("DynamicQuantizeLinear")(lambda node, x: dynamic(jnp.asarray(x)))
@@ -172,7 +185,9 @@ def _(node, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero):
     product = jnp.matmul(centered(a, a_zero, is_row=True), centered(b, b_zero)).astype(jnp.float32)
     a_scale, b_scale, scale = (jnp.asarray(s, jnp.float32) for s in (a_scale, b_scale, scale))
     a_scale = a_scale[..., None] if a_scale.ndim else a_scale
-    units = divided(product * _wide(a_scale, product) * _wide(b_scale, product), _wide(scale, product))
+    units = divided(
+        product * _wide(a_scale, product) * _wide(b_scale, product), _wide(scale, product)
+    )
     return rounded(units, _wide(zero, units), zero.dtype)
 
 
@@ -186,5 +201,13 @@ def _(node, x, x_scale, x_zero, weight, w_scale, w_zero, scale, zero, bias=None)
     row = (1, -1) + (1,) * (x.ndim - 2)
     total = convolve(node, centered(x, x_zero), _filters(weight, w_zero))
     total = total if bias is None else total + bias.reshape(row)
-    factor = jnp.asarray(x_scale).reshape(-1) * jnp.asarray(w_scale).reshape(-1) / jnp.asarray(scale).reshape(-1)
-    return rounded(total.astype(jnp.float32) * factor.reshape(row), jnp.asarray(zero).reshape((1,) * x.ndim), zero.dtype)
+    factor = (
+        jnp.asarray(x_scale).reshape(-1)
+        * jnp.asarray(w_scale).reshape(-1)
+        / jnp.asarray(scale).reshape(-1)
+    )
+    return rounded(
+        total.astype(jnp.float32) * factor.reshape(row),
+        jnp.asarray(zero).reshape((1,) * x.ndim),
+        zero.dtype,
+    )

@@ -34,13 +34,20 @@ def _activations(node, kind: str, directions: int) -> list[list[Activation]]:
     defaults = _DEFAULTS[kind]
     names = node.get("activations") or list(defaults) * directions
     if len(names) != directions * len(defaults):
-        raise ConversionError(f"{node}: {len(names)} activations are given; it has {directions * len(defaults)}")
-    lists = {"alpha": list(node.get("activation_alpha", [])), "beta": list(node.get("activation_beta", []))}
+        raise ConversionError(
+            f"{node}: {len(names)} activations are given; it has {directions * len(defaults)}"
+        )
+    lists = {
+        "alpha": list(node.get("activation_alpha", [])),
+        "beta": list(node.get("activation_beta", [])),
+    }
     known = {name.lower(): name for name in ACTIVATIONS}
     functions = []
     for name in names:
         if name.lower() not in known:
-            raise ConversionError(f"{node}: no activation is called {name!r}{near(name, ACTIVATIONS)}")
+            raise ConversionError(
+                f"{node}: no activation is called {name!r}{near(name, ACTIVATIONS)}"
+            )
         function, *values = ACTIVATIONS[known[name.lower()]]
         for k, which in enumerate(("alpha", "beta")):
             if values[k] is not None and lists[which]:
@@ -49,7 +56,9 @@ def _activations(node, kind: str, directions: int) -> list[list[Activation]]:
     return [functions[k * len(defaults) : (k + 1) * len(defaults)] for k in range(directions)]
 
 
-def _step(node, kind: str, functions: Sequence[Activation], into: Projection, back: Projection, wb, rb, p) -> Callable:
+def _step(
+    node, kind: str, functions: Sequence[Activation], into: Projection, back: Projection, wb, rb, p
+) -> Callable:
     """The step `(state, x) -> (state, h)` of one direction; states are (h,) or (h, c).
 
     Args:
@@ -61,7 +70,11 @@ def _step(node, kind: str, functions: Sequence[Activation], into: Projection, ba
     hidden = len(rb) // _GATES[kind]
 
     def clip(z):
-        return z if bound is None else jnp.clip(z, -jnp.asarray(bound, z.dtype), jnp.asarray(bound, z.dtype))
+        return (
+            z
+            if bound is None
+            else jnp.clip(z, -jnp.asarray(bound, z.dtype), jnp.asarray(bound, z.dtype))
+        )
 
     def gates(z):
         return [z[:, k * hidden : (k + 1) * hidden] for k in range(_GATES[kind])]
@@ -100,34 +113,60 @@ def _step(node, kind: str, functions: Sequence[Activation], into: Projection, ba
     return {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
 
 
-def _layer(node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable) -> tuple[jax.Array, ...]:
+def _layer(
+    node, kind: str, x, w, r, b, lengths, h, c, p, project: Callable
+) -> tuple[jax.Array, ...]:
     """All directions. `project(k, x)` returns the input of the scan and the two projections of direction k."""
     direction = node.get("direction", "forward")
     if direction not in _DIRECTIONS:
         raise ConversionError(f"{node}: direction is {direction!r}{near(direction, _DIRECTIONS)}")
     reverses = _DIRECTIONS[direction]
-    directions, gates, hidden = len(reverses), _GATES[kind], r.shape[-1]
+    directions = len(reverses)
+    gates = _GATES[kind]
+    hidden = r.shape[-1]
     batch_first = bool(node.get("layout", 0))
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)
         h, c = (None if s is None else jnp.swapaxes(s, 0, 1) for s in (h, c))
     batch, size = x.shape[1:]
     wanted = {"W": (directions, gates * hidden, size), "R": (directions, gates * hidden, hidden)}
-    wanted |= {"B": (directions, 2 * gates * hidden), "sequence_lens": (batch,), "P": (directions, 3 * hidden)}
+    wanted |= {
+        "B": (directions, 2 * gates * hidden),
+        "sequence_lens": (batch,),
+        "P": (directions, 3 * hidden),
+    }
     wanted |= {"initial_h": (directions, batch, hidden), "initial_c": (directions, batch, hidden)}
     for name, value in zip(wanted, (w, r, b, lengths, p, h, c), strict=True):
         if value is not None and value.shape != wanted[name]:
-            raise ConversionError(f"{node}: {name} is {list(value.shape)} but must be {list(wanted[name])}")
+            raise ConversionError(
+                f"{node}: {name} is {list(value.shape)} but must be {list(wanted[name])}"
+            )
     if node.get("hidden_size", hidden) != hidden:
-        raise ConversionError(f"{node}: hidden_size is {node.get('hidden_size')}, and R is {list(r.shape)}")
+        raise ConversionError(
+            f"{node}: hidden_size is {node.get('hidden_size')}, and R is {list(r.shape)}"
+        )
     states: list[Any] = [h] if kind != "LSTM" else [h, c]
-    states = [jnp.zeros((directions, batch, hidden), x.dtype) if s is None else jnp.asarray(s) for s in states]
+    states = [
+        jnp.zeros((directions, batch, hidden), x.dtype) if s is None else jnp.asarray(s)
+        for s in states
+    ]
     biases = jnp.zeros((directions, 2 * gates * hidden), x.dtype) if b is None else jnp.asarray(b)
     lengths = None if lengths is None else jnp.asarray(lengths)
-    outputs, last = [], []
-    for k, (reverse, functions) in enumerate(zip(reverses, _activations(node, kind, directions), strict=True)):
+    outputs = []
+    last = []
+    for k, (reverse, functions) in enumerate(
+        zip(reverses, _activations(node, kind, directions), strict=True)
+    ):
         xs, into, back = project(k, x)
-        step = _step(node, kind, functions, into, back, *jnp.split(biases[k], 2), None if p is None else jnp.asarray(p)[k])
+        step = _step(
+            node,
+            kind,
+            functions,
+            into,
+            back,
+            *jnp.split(biases[k], 2),
+            None if p is None else jnp.asarray(p)[k],
+        )
         state, y = scan(step, tuple(s[k] for s in states), xs, reverse=reverse, lengths=lengths)
         outputs.append(y)
         last.append(state)
@@ -143,14 +182,43 @@ def _product(weight) -> Projection:
 
 @op("RNN", "GRU", "LSTM")
 def _(node, x, w, r, b=None, lengths=None, h=None, c=None, p=None):
-    x, w, r = jnp.asarray(x), jnp.asarray(w), jnp.asarray(r)
-    return _layer(node, node.type, x, w, r, b, lengths, h, c, p, lambda k, x: (x, _product(w[k]), _product(r[k])))
+    x = jnp.asarray(x)
+    w = jnp.asarray(w)
+    r = jnp.asarray(r)
+    return _layer(
+        node,
+        node.type,
+        x,
+        w,
+        r,
+        b,
+        lengths,
+        h,
+        c,
+        p,
+        lambda k, x: (x, _product(w[k]), _product(r[k])),
+    )
 
 
 @op("com.microsoft.DynamicQuantizeLSTM")
-def _(node, x, w, r, b=None, lengths=None, h=None, c=None, p=None, w_scale=None, w_zero=None, r_scale=None, r_zero=None):
+def _(
+    node,
+    x,
+    w,
+    r,
+    b=None,
+    lengths=None,
+    h=None,
+    c=None,
+    p=None,
+    w_scale=None,
+    w_zero=None,
+    r_scale=None,
+    r_zero=None,
+):
     """An LSTM of onnxruntime with quantized weights, [K, D, 4 H]: x is quantized over all steps, h at each step."""
-    w, r = jnp.swapaxes(jnp.asarray(w), 1, 2), jnp.swapaxes(jnp.asarray(r), 1, 2)
+    w = jnp.swapaxes(jnp.asarray(w), 1, 2)
+    r = jnp.swapaxes(jnp.asarray(r), 1, 2)
 
     def quantized(weight, scale, zero, k: int) -> Projection:
         right = centered(weight[k].T, None if zero is None else jnp.asarray(zero)[k])

@@ -29,7 +29,8 @@ def _cubic(t, a: float):
 
 def _places(mode: str, size: int, count: int, scale: float, roi: tuple[float, float]) -> np.ndarray:
     """Where each of `count` outputs lies among `size` inputs."""
-    y, length = np.arange(count, dtype=np.float64), scale * size
+    y = np.arange(count, dtype=np.float64)
+    length = scale * size
     half = (y + 0.5) / scale - 0.5
     match mode:
         case "half_pixel":
@@ -47,7 +48,11 @@ def _places(mode: str, size: int, count: int, scale: float, roi: tuple[float, fl
         case "tf_crop_and_resize":
             start, end = roi
             step = (end - start) * (size - 1) / (length - 1) if length > 1 else 0.0
-            return (start * (size - 1) + y * step) if length > 1 else np.full(count, (start + end) * (size - 1) / 2)
+            return (
+                (start * (size - 1) + y * step)
+                if length > 1
+                else np.full(count, (start + end) * (size - 1) / 2)
+            )
     raise ConversionError(f"no coordinate_transformation_mode is called {mode!r}")
 
 
@@ -56,8 +61,11 @@ def _weights(node, mode: str, places: np.ndarray, size: int, scale: float) -> np
     if mode == "nearest":
         name = node.get("nearest_mode", "round_prefer_floor" if node.opset > 10 else "floor")
         if name not in _NEAREST:
-            raise ConversionError(f"{node}: no nearest_mode is called {name!r}{near(name, _NEAREST)}")
-        taps, values = _NEAREST[name](places)[:, None], np.ones((len(places), 1))
+            raise ConversionError(
+                f"{node}: no nearest_mode is called {name!r}{near(name, _NEAREST)}"
+            )
+        taps = _NEAREST[name](places)[:, None]
+        values = np.ones((len(places), 1))
     else:
         narrow = min(scale, 1.0) if node.get("antialias", 0) else 1.0
         radius = math.ceil((1 if mode == "linear" else 2) / narrow)
@@ -80,16 +88,25 @@ def _weights(node, mode: str, places: np.ndarray, size: int, scale: float) -> np
 
 @op("Resize", "Upsample")
 def resize_node(node, x, *given):
-    roi, scales, sizes = (*given, None, None, None)[:3] if len(given) > 1 else (None, *given, None)[:3]
+    roi, scales, sizes = (
+        (*given, None, None, None)[:3] if len(given) > 1 else (None, *given, None)[:3]
+    )
     if node.opset <= 10:  # and Upsample, which operator set 10 removed
-        roi, scales, sizes = None, given[0] if given else np.asarray(node.get("scales")), None
+        roi = None
+        scales = given[0] if given else np.asarray(node.get("scales"))
+        sizes = None
     mode = {"bilinear": "linear"}.get(name := node.get("mode", "nearest"), name)
     if mode not in ("nearest", "linear", "cubic"):
-        raise ConversionError(f"{node}: no mode is called {mode!r}{near(mode, ['nearest', 'linear', 'cubic'])}")
-    where = node.get("coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric")
+        raise ConversionError(
+            f"{node}: no mode is called {mode!r}{near(mode, ['nearest', 'linear', 'cubic'])}"
+        )
+    where = node.get(
+        "coordinate_transformation_mode", "half_pixel" if node.opset > 10 else "asymmetric"
+    )
     axes = [a % x.ndim for a in node.get("axes") or range(x.ndim)]
     numbers: list[Any] = [
-        None if v is None or not v.size else node.known(v, n) for v, n in ((scales, "scales"), (sizes, "sizes"))
+        None if v is None or not v.size else node.known(v, n)
+        for v, n in ((scales, "scales"), (sizes, "sizes"))
     ]
     if numbers[1] is not None:
         counts = [int(n) for n in numbers[1]]
@@ -100,17 +117,22 @@ def resize_node(node, x, *given):
             counts = [int(f * x.shape[a] + 0.5) for f, a in zip(factors, axes, strict=True)]
     else:
         factors = [float(f) for f in numbers[0]]
-        counts = [math.floor(f * x.shape[a]) if math.isfinite(f) else 0 for f, a in zip(factors, axes, strict=True)]
+        counts = [
+            math.floor(f * x.shape[a]) if math.isfinite(f) else 0
+            for f, a in zip(factors, axes, strict=True)
+        ]
     if not all(0 < f < math.inf for f in factors):
         raise ConversionError(f"{node}: resizes by {factors}; scales and sizes must be positive")
     region = [0.0] * len(axes) + [1.0] * len(axes)
     if where == "tf_crop_and_resize" and roi is not None and roi.size:
         region = [float(v) for v in node.known(roi, "roi")]
     x = jnp.asarray(x)
-    dtype, is_float = x.dtype, jnp.issubdtype(x.dtype, jnp.floating)
+    dtype = x.dtype
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
     image = x if is_float or mode == "nearest" else x.astype(jnp.float32)
     for k, (axis, factor, count) in enumerate(zip(axes, factors, counts, strict=True)):
-        size, part = x.shape[axis], (region[k], region[len(axes) + k])
+        size = x.shape[axis]
+        part = (region[k], region[len(axes) + k])
         if count == size and factor == 1 and part == (0, 1):
             continue
         check_size((count, size), np.float64)  # of the weights
@@ -119,7 +141,9 @@ def resize_node(node, x, *given):
         if mode == "nearest":
             image = jnp.take(image, weights.argmax(1), axis=axis)
         else:
-            product = jnp.tensordot(jnp.asarray(weights, image.dtype), image, (1, axis), precision=precision())
+            product = jnp.tensordot(
+                jnp.asarray(weights, image.dtype), image, (1, axis), precision=precision()
+            )
             image = jnp.moveaxis(product, 0, axis)
         outside = (places < 0) | (places > size - 1)
         if where == "tf_crop_and_resize" and outside.any():

@@ -15,7 +15,11 @@ from jrnn.onnx.graph import OnnxNode, known, op, xp
 
 # Sequences and optionals are lists, and values or None, while the graph is traced.
 op("Concat")(lambda node, *values: xp(*values).concatenate(values, axis=node.get("axis", 1)))
-op("Expand")(lambda node, x, shape: xp(x).broadcast_to(x, np.broadcast_shapes(x.shape, node.ints("shape", shape))))
+op("Expand")(
+    lambda node, x, shape: xp(x).broadcast_to(
+        x, np.broadcast_shapes(x.shape, node.ints("shape", shape))
+    )
+)
 op("NonZero")(lambda node, x: np.asarray(np.nonzero(node.known(x, "its input")), np.int64))
 op("Optional")(lambda node, value=None: value)
 op("OptionalHasElement")(lambda node, value=None: np.asarray(value is not None))
@@ -23,7 +27,9 @@ op("SequenceAt")(lambda node, sequence, position: sequence[_position(node, posit
 op("SequenceConstruct")(lambda node, *values: list(values))
 op("SequenceEmpty")(lambda node: [])
 op("SequenceLength")(lambda node, sequence: np.asarray(len(sequence), np.int64))
-op("Shape")(lambda node, x: np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))])
+op("Shape")(
+    lambda node, x: np.asarray(x.shape, np.int64)[slice(node.get("start", 0), node.get("end"))]
+)
 op("Size")(lambda node, x: np.asarray(math.prod(x.shape), np.int64))
 op("Squeeze")(lambda node, x, axes=None: xp(x).squeeze(x, node.ints("axes", axes)))
 op("Transpose")(lambda node, x: xp(x).transpose(x, node.get("perm")))
@@ -68,19 +74,23 @@ def _(node, x):
 
 @op("Split")
 def _(node, x, split=None):
-    axis, sizes = node.get("axis", 0), node.ints("split", split)
+    axis = node.get("axis", 0)
+    sizes = node.ints("split", split)
     count = len(node.outputs)
     if sizes is None:
         piece = math.ceil(x.shape[axis] / count)
         sizes = [min(piece, x.shape[axis] - k * piece) for k in range(count)]
     if sum(sizes) != x.shape[axis] or min(sizes) < 0:
-        raise ValueError(f"split {list(sizes)} does not sum to the size {x.shape[axis]} of axis {axis}")
+        raise ValueError(
+            f"split {list(sizes)} does not sum to the size {x.shape[axis]} of axis {axis}"
+        )
     return tuple(xp(x).split(x, np.cumsum(sizes)[:-1].tolist(), axis))
 
 
 @op("Slice")
 def _(node, x, starts=None, ends=None, axes=None, steps=None):
-    starts, ends = node.ints("starts", starts), node.ints("ends", ends)
+    starts = node.ints("starts", starts)
+    ends = node.ints("ends", ends)
     axes = node.ints("axes", axes) or range(len(starts))
     steps = node.ints("steps", steps) or [1] * len(starts)
     index = [slice(None)] * x.ndim
@@ -100,7 +110,9 @@ def _inside(node, indices, size):
     values = concrete(indices)
     if values is not None and values.size and not -size <= values.min() <= values.max() < size:
         wrong = values[(values < -size) | (values >= size)].ravel()[0]
-        raise ConversionError(f"{node}: the index {wrong} is out of range of an axis of size {size}")
+        raise ConversionError(
+            f"{node}: the index {wrong} is out of range of an axis of size {size}"
+        )
     if known(indices):
         return np.where(indices < 0, indices + size, indices)
     is_inside = (indices >= -size) & (indices < size)
@@ -143,7 +155,12 @@ def _scatter(node, x, index, updates):
 
 @op("ScatterND")
 def _(node, x, indices, updates):
-    return _scatter(node, x, [_inside(node, indices[..., k], x.shape[k]) for k in range(indices.shape[-1])], updates)
+    return _scatter(
+        node,
+        x,
+        [_inside(node, indices[..., k], x.shape[k]) for k in range(indices.shape[-1])],
+        updates,
+    )
 
 
 @op("ScatterElements", "Scatter")
@@ -156,7 +173,8 @@ def _(node, x, indices, updates):
 
 @op("Pad")
 def _(node, x, pads=None, value=None, axes=None):
-    pads, mode = node.ints("pads", pads), node.get("mode", "constant")
+    pads = node.ints("pads", pads)
+    mode = node.get("mode", "constant")
     axes = node.ints("axes", axes) or range(x.ndim)
     widths = np.zeros((x.ndim, 2), int)
     widths[list(axes)] = np.reshape(pads, (2, -1)).T
@@ -179,16 +197,21 @@ def _(node, shape):
 
 @op("Range")
 def _(node, start, limit, delta):
-    start, limit, delta = (node.known(v, n) for v, n in ((start, "start"), (limit, "limit"), (delta, "delta")))
+    start, limit, delta = (
+        node.known(v, n) for v, n in ((start, "start"), (limit, "limit"), (delta, "delta"))
+    )
     check_size((max(0, math.ceil((limit.item() - start.item()) / delta.item())),), start.dtype)
     return np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
 
 
 @op("OneHot")
 def _(node, indices, depth, values):
-    depth, axis = int(node.known(depth, "depth").item()), node.get("axis", -1)
+    depth = int(node.known(depth, "depth").item())
+    axis = node.get("axis", -1)
     indices = jnp.asarray(indices).astype(jnp.int32)
-    hot = jax.nn.one_hot(jnp.where(indices < 0, indices + depth, indices), depth, axis=axis, dtype=bool)
+    hot = jax.nn.one_hot(
+        jnp.where(indices < 0, indices + depth, indices), depth, axis=axis, dtype=bool
+    )
     return jnp.where(hot, values[1], values[0])
 
 
@@ -200,9 +223,11 @@ def _(node, x, k=None):
 
 @op("ReverseSequence")
 def _(node, x, lengths):
-    time, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
+    time = node.get("time_axis", 0)
+    batch = node.get("batch_axis", 1)
     moved = jnp.moveaxis(jnp.asarray(x), (batch, time), (0, 1))
-    steps, lengths = jnp.arange(moved.shape[1]), jnp.asarray(lengths)[:, None]
+    steps = jnp.arange(moved.shape[1])
+    lengths = jnp.asarray(lengths)[:, None]
     index = jnp.where(steps[None] < lengths, lengths - 1 - steps[None], steps[None])
     rows = jax.vmap(lambda row, k: row[k])(moved, index)
     return jnp.moveaxis(rows, (0, 1), (batch, time))
@@ -210,7 +235,8 @@ def _(node, x, lengths):
 
 @op("CumSum", "CumProd")
 def _(node, x, axis):
-    axis, running = int(node.known(axis, "axis").item()) % x.ndim, lax.cumsum if node.type == "CumSum" else lax.cumprod
+    axis = int(node.known(axis, "axis").item()) % x.ndim
+    running = lax.cumsum if node.type == "CumSum" else lax.cumprod
     x = jnp.flip(x, axis) if node.get("reverse") else jnp.asarray(x)
     total = running(x, axis)
     if node.get("exclusive"):  # the neutral element comes first
@@ -233,12 +259,15 @@ def _(node, x, condition):
 
 @op("Unique")
 def _(node, x):
-    x, axis = node.known(x, "its input"), node.get("axis")
+    x = node.known(x, "its input")
+    axis = node.get("axis")
     values, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
     if not node.get("sorted", 1):
         order = np.argsort(first)
         places = np.argsort(order)
-        values, first, counts = np.take(values, order, axis or 0), first[order], counts[order]
+        values = np.take(values, order, axis or 0)
+        first = first[order]
+        counts = counts[order]
         inverse = places[inverse]
     return (values, *(v.reshape(-1).astype(np.int64) for v in (first, inverse, counts)))
 
@@ -257,7 +286,8 @@ def _(node, cache, update, starts=None):
 @op("TopK")
 def _(node, x, k=None):
     (count,) = node.ints("k", k)
-    axis, x = node.get("axis", -1), jnp.asarray(x)
+    axis = node.get("axis", -1)
+    x = jnp.asarray(x)
     order = jnp.argsort(x, axis=axis, stable=True, descending=bool(node.get("largest", 1)))
     index = lax.slice_in_dim(order, 0, count, axis=axis % x.ndim)
     return jnp.take_along_axis(x, index, axis=axis), index
@@ -302,7 +332,9 @@ def _(node, value):
 
 def _dtype(node, default):
     code = node.get("dtype")
-    return jax.dtypes.canonicalize_dtype(default if code is None else helper.tensor_dtype_to_np_dtype(code))
+    return jax.dtypes.canonicalize_dtype(
+        default if code is None else helper.tensor_dtype_to_np_dtype(code)
+    )
 
 
 @op("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -310,9 +342,13 @@ def _(node, like=None):
     shape = check_size(node.get("shape") if like is None else like.shape, jnp.float32)
     dtype = _dtype(node, jnp.float32 if like is None else like.dtype)
     if "Uniform" in node.type:
-        return jax.random.uniform(node.random(), shape, dtype, node.get("low", 0.0), node.get("high", 1.0))
+        return jax.random.uniform(
+            node.random(), shape, dtype, node.get("low", 0.0), node.get("high", 1.0)
+        )
     drawn = jax.random.normal(node.random(), shape, dtype)
-    return drawn * jnp.asarray(node.get("scale", 1.0), dtype) + jnp.asarray(node.get("mean", 0.0), dtype)
+    return drawn * jnp.asarray(node.get("scale", 1.0), dtype) + jnp.asarray(
+        node.get("mean", 0.0), dtype
+    )
 
 
 @op("Bernoulli")

@@ -20,7 +20,9 @@ def _pairs(x, dtype):
 def _transform(x, length, axis: int, inverse: bool, one_sided: bool):
     """The transform along an axis of x, whose last axis has the parts; `length` cuts or pads, None is the axis' own."""
     if not 1 <= x.shape[-1] <= 2:
-        raise ConversionError(f"the last axis has the real and imaginary parts, 1 or 2 of them, not {x.shape[-1]}")
+        raise ConversionError(
+            f"the last axis has the real and imaginary parts, 1 or 2 of them, not {x.shape[-1]}"
+        )
     z = x[..., 0] if x.shape[-1] == 1 else lax.complex(x[..., 0], x[..., 1])
     if inverse and one_sided:
         return jnp.fft.irfft(z, length, axis)[..., None].astype(x.dtype)
@@ -32,20 +34,33 @@ def _transform(x, length, axis: int, inverse: bool, one_sided: bool):
 
 @op("DFT")
 def _(node, x, length=None, axis=None):
-    axis = node.get("axis", 1 if node.opset < 20 else -2) if axis is None else node.known(axis, "axis").item()
+    axis = (
+        node.get("axis", 1 if node.opset < 20 else -2)
+        if axis is None
+        else node.known(axis, "axis").item()
+    )
     length = None if length is None else node.known(length, "dft_length").item()
-    return _transform(jnp.asarray(x), length, axis % x.ndim, bool(node.get("inverse")), bool(node.get("onesided")))
+    return _transform(
+        jnp.asarray(x), length, axis % x.ndim, bool(node.get("inverse")), bool(node.get("onesided"))
+    )
 
 
 @op("STFT")
 def _(node, signal, step, window=None, length=None):
     """[B, L, parts] -> [B, frames, bins, 2]."""
-    step, signal = node.known(step, "frame_step").item(), jnp.asarray(signal)
+    step = node.known(step, "frame_step").item()
+    signal = jnp.asarray(signal)
     size = signal.shape[1] if window is None else window.shape[0]
     size = size if length is None else node.known(length, "frame_length").item()
-    if step < 1 or not 1 <= size <= signal.shape[1] or (window is not None and window.shape != (size,)):
+    if (
+        step < 1
+        or not 1 <= size <= signal.shape[1]
+        or (window is not None and window.shape != (size,))
+    ):
         shown = "without a window" if window is None else f"with a window of {list(window.shape)}"
-        raise ConversionError(f"{node}: frames of {size} samples every {step}, {shown}, of {signal.shape[1]} samples")
+        raise ConversionError(
+            f"{node}: frames of {size} samples every {step}, {shown}, of {signal.shape[1]} samples"
+        )
     first = np.arange(0, signal.shape[1] - size + 1, step)
     check_size((*signal.shape[:1], len(first), size), signal.dtype)
     frames = signal[:, first[:, None] + np.arange(size)[None]]  # [B, frames, size, parts]
@@ -65,11 +80,16 @@ def _(node, bands, length, rate, low, high):
     hertz = 700 * (10 ** ((low + np.arange(bands + 2) * (high - low) / (bands + 2)) / 2595) - 1)
     at = ((length + 1) * hertz // rate).astype(int)
     if not (at.min() >= 0 and at.max() < bins):
-        raise ConversionError(f"{node}: bands to {edges[1]} Hz need more than the {bins} bins of {length} samples")
+        raise ConversionError(
+            f"{node}: bands to {edges[1]} Hz need more than the {bins} bins of {length} samples"
+        )
     left, center, right = (at[k : bands + k][None] for k in range(3))
     here = np.arange(bins)[:, None]
-    rising, falling = (here - left) / np.maximum(center - left, 1), (right - here) / np.maximum(right - center, 1)
+    rising = (here - left) / np.maximum(center - left, 1)
+    falling = (right - here) / np.maximum(right - center, 1)
     weights = np.where((left <= here) & (here < center), rising, 0)
     weights = np.where((center <= here) & (here < right), falling, weights)
     weights = np.where(here == center, 1, weights)
-    return weights.astype(helper.tensor_dtype_to_np_dtype(node.get("output_datatype", TensorProto.FLOAT)))
+    return weights.astype(
+        helper.tensor_dtype_to_np_dtype(node.get("output_datatype", TensorProto.FLOAT))
+    )

@@ -37,11 +37,14 @@ class AxisWindow:
 
 
 def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[AxisWindow]:
-    rank, auto = len(kernel), node.get("auto_pad", "NOTSET")
+    rank = len(kernel)
+    auto = node.get("auto_pad", "NOTSET")
     pads = np.reshape(node.get("pads") or [0] * 2 * rank, (2, rank)).T.tolist()
     windows = []
     for axis, (size, k) in enumerate(zip(shape, kernel, strict=True)):
-        stride, dilation = ((node.get(name) or [1] * rank)[axis] for name in ("strides", "dilations"))
+        stride, dilation = (
+            (node.get(name) or [1] * rank)[axis] for name in ("strides", "dilations")
+        )
         reach, (low, high), outside = (k - 1) * dilation + 1, pads[axis], 0
         if auto == "VALID":
             low = high = 0
@@ -51,7 +54,9 @@ def _windows(node, shape: Sequence[int], kernel: Sequence[int]) -> list[AxisWind
             high = total - low
         if node.get("ceil_mode", 0):
             count = math.ceil((size + low + high - reach) / stride) + 1
-            count -= (count - 1) * stride >= size + low  # a window may not begin in the padding at the end
+            count -= (
+                count - 1
+            ) * stride >= size + low  # a window may not begin in the padding at the end
             outside = (count - 1) * stride + reach - (size + low + high)
         windows.append(AxisWindow(size, k, stride, dilation, low, high, outside))
     return windows
@@ -77,19 +82,26 @@ def add_bias(y, bias):
 
 @op("Conv")
 def _(node, x, weight, bias=None):
-    return add_bias(convolve(node, jnp.asarray(x), jnp.asarray(weight), precision=precision()), bias)
+    return add_bias(
+        convolve(node, jnp.asarray(x), jnp.asarray(weight), precision=precision()), bias
+    )
 
 
 @op("ConvTranspose")
 def conv_transpose_node(node, x, weight, bias=None):
     """The transpose of a convolution is one of x with its elements apart by the stride and the kernel reversed."""
-    x, weight = jnp.asarray(x), jnp.asarray(weight)
-    kernel, groups, rank = weight.shape[2:], node.get("group", 1), x.ndim - 2
+    x = jnp.asarray(x)
+    weight = jnp.asarray(weight)
+    kernel = weight.shape[2:]
+    groups = node.get("group", 1)
+    rank = x.ndim - 2
     strides, dilations, extra = (
-        node.get(name) or [default] * rank for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+        node.get(name) or [default] * rank
+        for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
     )
     pads = np.reshape(node.get("pads") or [0] * 2 * rank, (2, rank)).T.tolist()
-    auto, wanted = node.get("auto_pad", "NOTSET"), node.get("output_shape")
+    auto = node.get("auto_pad", "NOTSET")
+    wanted = node.get("output_shape")
     if auto.startswith("SAME") and wanted is None:
         wanted = [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
     padding = []
@@ -103,15 +115,25 @@ def conv_transpose_node(node, x, weight, bias=None):
             high = total - low
         padding.append((reach - low, reach - high + extra[k]))
     weight = weight.reshape(groups, x.shape[1] // groups, *weight.shape[1:])
-    weight = jnp.flip(jnp.swapaxes(weight, 1, 2).reshape(-1, x.shape[1] // groups, *kernel), tuple(range(2, 2 + rank)))
+    weight = jnp.flip(
+        jnp.swapaxes(weight, 1, 2).reshape(-1, x.shape[1] // groups, *kernel),
+        tuple(range(2, 2 + rank)),
+    )
     options = {"lhs_dilation": strides, "rhs_dilation": dilations, "feature_group_count": groups}
-    return add_bias(lax.conv_general_dilated(x, weight, [1] * rank, padding, precision=precision(), **options), bias)
+    return add_bias(
+        lax.conv_general_dilated(x, weight, [1] * rank, padding, precision=precision(), **options),
+        bias,
+    )
 
 
 def _reduced(x, windows: Sequence[AxisWindow], initial, function):
-    sizes, strides, dilations = ((1, 1, *(getattr(w, name) for w in windows)) for name in ("kernel", "stride", "dilation"))
+    sizes, strides, dilations = (
+        (1, 1, *(getattr(w, name) for w in windows)) for name in ("kernel", "stride", "dilation")
+    )
     pads = [(0, 0), (0, 0), *((w.low, w.high + w.outside) for w in windows)]
-    return lax.reduce_window(x, np.asarray(initial, x.dtype), function, sizes, strides, pads, None, dilations)
+    return lax.reduce_window(
+        x, np.asarray(initial, x.dtype), function, sizes, strides, pads, None, dilations
+    )
 
 
 @op("MaxPool")
@@ -121,9 +143,13 @@ def max_pool_node(node, x):
     lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     if len(node.outputs) == 1:
         return _reduced(x, windows, lowest, lax.max)
-    rank, places, inside = len(windows), np.zeros((), np.int64), np.asarray(True)
+    rank = len(windows)
+    places = np.zeros((), np.int64)
+    inside = np.asarray(True)
     order = range(rank)[::-1] if node.get("storage_order", 0) == 0 else range(rank)
-    apart = {axis: math.prod(windows[j].size for j in list(order)[:k]) for k, axis in enumerate(order)}
+    apart = {
+        axis: math.prod(windows[j].size for j in list(order)[:k]) for k, axis in enumerate(order)
+    }
     index = []
     for axis, w in enumerate(windows):  # [o1, o2, ..., k1, k2, ...]
         at = w.positions()
@@ -133,11 +159,14 @@ def max_pool_node(node, x):
         index.append(np.clip(at, 0, w.size - 1).reshape(row))
         places = places + index[-1] * apart[axis]
     flat = (*inside.shape[:rank], -1)
-    inside, places = inside.reshape(flat), places.reshape(flat)
+    inside = inside.reshape(flat)
+    places = places.reshape(flat)
     picked = x[(slice(None), slice(None), *index)].reshape(*x.shape[:2], *inside.shape)
     picked = jnp.where(inside[None, None], picked, jnp.asarray(lowest, x.dtype))
     best = jnp.argmax(picked, -1)[..., None]
-    channels = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * rank) * math.prod(x.shape[2:])
+    channels = np.arange(math.prod(x.shape[:2])).reshape(*x.shape[:2], *[1] * rank) * math.prod(
+        x.shape[2:]
+    )
     where = jnp.take_along_axis(jnp.asarray(places)[None, None], best, -1)[..., 0]
     return jnp.take_along_axis(picked, best, -1)[..., 0], where + jnp.asarray(channels)
 

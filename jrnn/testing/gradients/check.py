@@ -76,25 +76,37 @@ def check(s: Subject, effort: Effort, *, inner: bool = False) -> GradientReport:
         if not s.exact and s.held is None and not _differences_agree(blobs, effort):
             held = holding(s.function, s.point)
             if held is not None:
-                stopped = [b.name for b in blobs if not effort.agrees(replace(b, net_error=None, second_error=None))]
+                stopped = [
+                    b.name
+                    for b in blobs
+                    if not effort.agrees(replace(b, net_error=None, second_error=None))
+                ]
                 s = replace(s, held=held)
                 blobs, notes = compare.agreements(s, effort)
                 at = ", ".join(lines) or "in a library"
-                notes.append(f"central differences treat values under stop_gradient as constants ({at})")
+                notes.append(
+                    f"central differences treat values under stop_gradient as constants ({at})"
+                )
                 lines = _that_matter(s, lines, stopped, effort)
         fault = None
         if not _differences_agree(blobs, effort):
             effort.doing("looking for kinks near the point")
             notes += near_kinks(s.function, s.point)
         if not all(b.agrees for b in blobs):
-            wrong_net = any(b.net_error is not None and not b.net_error <= effort.tolerance for b in blobs)
+            wrong_net = any(
+                b.net_error is not None and not b.net_error <= effort.tolerance for b in blobs
+            )
             if s.no_net is None and (wrong_net or s.held is None):
                 fault = first_fault(s, effort, blobs)
             if fault is None and not s.exact:
                 if s.no_net is None:
-                    notes.append("the net has the right gradient: the fault is in your function's derivative rule")
+                    notes.append(
+                        "the net has the right gradient: the fault is in your function's derivative rule"
+                    )
                 fault = fault_in_function(s, effort)
-        effort.doing("computing the loss and the blobs within the net" if inner else "computing the loss")
+        effort.doing(
+            "computing the loss and the blobs within the net" if inner else "computing the loss"
+        )
         single = sum(v[0].size for v in s.seeds.values()) == 1
         return GradientReport(
             loss=float(np.asarray(jax.jit(compare.weighted(s))(s.point))[0]) if single else None,
@@ -134,7 +146,8 @@ def _differences_agree(blobs: Sequence[BlobAgreement], effort: Effort) -> bool:
 
 def _bisect(count: int, is_wrong: Callable[[int], bool]) -> int:
     """The last k below `count` for which `is_wrong(k)`; it holds for 0, and for no k after the first that is not wrong."""
-    low, high = 0, count
+    low = 0
+    high = count
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if is_wrong(middle) else (low, middle)
@@ -146,7 +159,9 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
 
     None if the gradients of the net itself agree, which happens if the subject's function is not the net.
     """
-    kind = "net" if any(not (b.net_error or 0.0) <= effort.tolerance for b in blobs) else "difference"
+    kind = (
+        "net" if any(not (b.net_error or 0.0) <= effort.tolerance for b in blobs) else "difference"
+    )
     if not s.exact and not compare.disagree(_suffix(s, 0), effort, kind):
         return None
 
@@ -155,10 +170,14 @@ def first_fault(s: Subject, effort: Effort, blobs: list[BlobAgreement]) -> Fault
         return compare.disagree(_suffix(s, k), effort, kind)
 
     k = _bisect(len(s.net.ops), is_wrong)
-    op, at = s.net.ops[k], _suffix(s, k)
+    op = s.net.ops[k]
+    at = _suffix(s, k)
     compared, _ = compare.agreements(at, replace(effort, second=False))
     wrong = [b for b in compared if not b.agrees] or compared
-    b = max([b for b in wrong if b.name in op.inputs] or wrong, key=lambda b: max(b.net_error or 0.0, b.difference_error))
+    b = max(
+        [b for b in wrong if b.name in op.inputs] or wrong,
+        key=lambda b: max(b.net_error or 0.0, b.difference_error),
+    )
     inside = _fault_in_step(op, at, effort) if workspace_of(op) is Workspace.STEP else None
     where = describe_op(k, op.type, op.outputs, s.net.name)
     return Fault(where, op.type, b.name, b.worst, b.values, inside, _cut(op))
@@ -174,14 +193,23 @@ def _cut(op: Op) -> str | None:
 
 def _suffix(s: Subject, k: int) -> Subject:
     """The operators from number k on, with one random combination of the gradients that arrive."""
-    written = run_net(replace(s.net, ops=s.net.ops[:k], external_outputs=()), s.blobs, key=s.key, wide=True)
+    written = run_net(
+        replace(s.net, ops=s.net.ops[:k], external_outputs=()), s.blobs, key=s.key, wide=True
+    )
     known = {**s.blobs, **written}
     net = replace(s.net, ops=s.net.ops[k:], external_outputs=())
     given = {n: known[n] for n in dict.fromkeys((*reads(net), *s.seeds)) if n in known}
     net = replace(net, external_inputs=tuple(given))
     wrt = tuple(n for n, v in given.items() if isinstance(v, np.ndarray) and v.dtype == np.float64)
     seeds = _mixed(s)
-    return replace(s, net=net, blobs=given, wrt=wrt, seeds=seeds, function=function_of(net, seeds, given, s.key))
+    return replace(
+        s,
+        net=net,
+        blobs=given,
+        wrt=wrt,
+        seeds=seeds,
+        function=function_of(net, seeds, given, s.key),
+    )
 
 
 def _mixed(s: Subject) -> dict[str, np.ndarray]:
@@ -219,12 +247,18 @@ def _step_of(w: Wiring, at: Subject) -> Subject:
             k = w.states.index(link.external)
             first = np.asarray(initial_state(w, k, at.blobs[w.inputs[w.initial_ids[k]]], sequence))
             first = first[link.offset : link.offset + link.window]
-            blobs[link.internal] = rng.standard_normal(first.shape) if first.dtype == np.float64 else first
-    smooth = {k.internal: None for k in w.links if k.external in w.smooth_states and k.internal in written}
+            blobs[link.internal] = (
+                rng.standard_normal(first.shape) if first.dtype == np.float64 else first
+            )
+    smooth = {
+        k.internal: None for k in w.links if k.external in w.smooth_states and k.internal in written
+    }
     ends = (*smooth, *w.collected.values())
     net = replace(w.step_net, external_outputs=ends)
     needed = set(reads(net))
-    return _suffix(subject_of_net(net, {n: v for n, v in blobs.items() if n in needed}, key=at.key), 0)
+    return _suffix(
+        subject_of_net(net, {n: v for n, v in blobs.items() if n in needed}, key=at.key), 0
+    )
 
 
 def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
@@ -234,13 +268,25 @@ def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
     ends = {k.external: k.internal for k in w.links if k.internal in step.seeds} | w.collected
     for link in w.backward_links:
         new = ends.get(link.external.removesuffix("_grad"))
-        if new is not None and (link.offset > 0 or link.external.removesuffix("_grad") in w.collected):
+        if new is not None and (
+            link.offset > 0 or link.external.removesuffix("_grad") in w.collected
+        ):
             blobs[link.internal] = step.seeds[new][0]
-    run = replace(step.net, ops=(*step.net.ops, *w.backward_step_net.ops), external_inputs=(), external_outputs=())
+    run = replace(
+        step.net,
+        ops=(*step.net.ops, *w.backward_step_net.ops),
+        external_inputs=(),
+        external_outputs=(),
+    )
     got = run_net(run, blobs, key=step.key, wide=True)
     names = dict(zip((w.inputs[k] for k in w.params), w.param_grads))
     inner = {k.external: k.internal for k in w.links}
-    names |= {inner[n]: k.internal for n in w.sequences for k in w.backward_links if k.external == n + "_grad"}
+    names |= {
+        inner[n]: k.internal
+        for n in w.sequences
+        for k in w.backward_links
+        if k.external == n + "_grad"
+    }
     return {n: got[g] for n, g in names.items() if g in got and n in step.wrt}
 
 
@@ -250,21 +296,32 @@ def _stored_gradients(w: Wiring, step: Subject) -> dict[str, Any]:
 def fault_in_function(s: Subject, effort: Effort) -> Fault | None:
     """The equation nearest to the outputs whose gradient disagrees with central differences, or None."""
     point = s.point
-    program = trace(lambda *values: list(s.function(dict(zip(point, values))).values()), list(point.values()))
-    return _fault_in_equations(program, list(point.values()), list(_mixed(s).values()), effort, s.surrogates)
+    program = trace(
+        lambda *values: list(s.function(dict(zip(point, values))).values()), list(point.values())
+    )
+    return _fault_in_equations(
+        program, list(point.values()), list(_mixed(s).values()), effort, s.surrogates
+    )
 
 
 def _fault_in_equations(
-    program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], effort: Effort, surrogates: tuple[str, ...]
+    program: Program,
+    args: Sequence[Any],
+    seeds: Sequence[np.ndarray],
+    effort: Effort,
+    surrogates: tuple[str, ...],
 ) -> Fault | None:
     def is_wrong(k: int) -> bool:
         effort.doing(f"looking for the equation at fault, at {k + 1} of {len(program.eqns)}")
-        return compare.disagree(_function_suffix(program, args, seeds, k, surrogates), effort, "difference")
+        return compare.disagree(
+            _function_suffix(program, args, seeds, k, surrogates), effort, "difference"
+        )
 
     if not is_wrong(0):
         return None
     k = _bisect(len(program.eqns), is_wrong)
-    eqn, at = program.eqns[k], _function_suffix(program, args, seeds, k, surrogates)
+    eqn = program.eqns[k]
+    at = _function_suffix(program, args, seeds, k, surrogates)
     mine = compare.by_jax(at)
     where = {n: compare.chosen(np.abs(np.asarray(mine[n])), effort.max_elements) for n in at.wrt}
     differences = compare.element_differences(at, where)
@@ -273,11 +330,17 @@ def _fault_in_equations(
     inside = None
     if eqn.primitive.name == "scan":
         env = _before(program, args, k)
-        inside = _fault_in_step_of_scan(eqn, [jnp.asarray(read(env, v)) for v in eqn.invars], effort, surrogates)
+        inside = _fault_in_step_of_scan(
+            eqn, [jnp.asarray(read(env, v)) for v in eqn.invars], effort, surrogates
+        )
     called = eqn.params.get("name") or rule_name(eqn)
     source = source_of(eqn)
-    label = f"{eqn.primitive.name}{f' of {called}' if called else ''}{f' ({source})' if source else ''}"
-    return Fault(label, eqn.primitive.name, b.name, b.worst, (b.values[0], None, b.values[2]), inside)
+    label = (
+        f"{eqn.primitive.name}{f' of {called}' if called else ''}{f' ({source})' if source else ''}"
+    )
+    return Fault(
+        label, eqn.primitive.name, b.name, b.worst, (b.values[0], None, b.values[2]), inside
+    )
 
 
 def _before(program: Program, args: Sequence[Any], k: int) -> dict[Var, Any]:
@@ -287,12 +350,19 @@ def _before(program: Program, args: Sequence[Any], k: int) -> dict[Var, Any]:
 
 
 def _function_suffix(
-    program: Program, args: Sequence[Any], seeds: Sequence[np.ndarray], k: int, surrogates: tuple[str, ...]
+    program: Program,
+    args: Sequence[Any],
+    seeds: Sequence[np.ndarray],
+    k: int,
+    surrogates: tuple[str, ...],
 ) -> Subject:
     """The equations from number k on as a subject without a net."""
     env = _before(program, args, k)
     atoms = [*(v for eqn in program.eqns[k:] for v in eqn.invars), *program.outvars]
-    names = {f"input {i}": v for i, v in enumerate(dict.fromkeys(v for v in atoms if isinstance(v, Var) and v in env))}
+    names = {
+        f"input {i}": v
+        for i, v in enumerate(dict.fromkeys(v for v in atoms if isinstance(v, Var) and v in env))
+    }
     blobs = {n: np.asarray(env[v]) for n, v in names.items()}
     wrt = tuple(n for n, x in blobs.items() if x.dtype == np.float64)
     outputs = {f"output {i}": s for i, s in enumerate(seeds)}
@@ -305,13 +375,20 @@ def _function_suffix(
     return replace(s, held=holding(function, s.point, surrogates))
 
 
-def _fault_in_step_of_scan(eqn: Eqn, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]) -> Fault | None:
+def _fault_in_step_of_scan(
+    eqn: Eqn, values: Sequence[Any], effort: Effort, surrogates: tuple[str, ...]
+) -> Fault | None:
     """The equation at fault within the first step of a scan, at a random point near the step's."""
     rng = np.random.default_rng(0)
-    closed, fixed = eqn.params["jaxpr"], sum(scan_counts(eqn.params))
+    closed = eqn.params["jaxpr"]
+    fixed = sum(scan_counts(eqn.params))
     values = [v if i < fixed else v[0] for i, v in enumerate(values)]
-    values = [v + 0.1 * rng.standard_normal(v.shape) if v.dtype == np.float64 else v for v in values]
+    values = [
+        v + 0.1 * rng.standard_normal(v.shape) if v.dtype == np.float64 else v for v in values
+    ]
     program = inlined(closed)
-    program = replace(program, outvars=tuple(v for v in program.outvars if v.aval.dtype == np.float64))
+    program = replace(
+        program, outvars=tuple(v for v in program.outvars if v.aval.dtype == np.float64)
+    )
     seeds = [rng.standard_normal((1, *v.aval.shape)) for v in program.outvars]
     return _fault_in_equations(program, values, seeds, effort, surrogates)

@@ -64,22 +64,32 @@ class Effort:
 def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[str]]:
     """The agreement of each blob, and notes on what could not be checked."""
     effort.doing("computing JAX's gradient")
-    mine, theirs, notes = by_jax(s), None, []
+    mine = by_jax(s)
+    theirs = None
+    notes = []
     if not s.no_net:
         effort.doing("computing the net's gradient")
         theirs = by_net(s)
     if s.no_net:
-        notes.append(f"there is no net, so JAX's gradient and central differences were compared: {s.no_net}")
-    lost = [] if s.no_net else [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
+        notes.append(
+            f"there is no net, so JAX's gradient and central differences were compared: {s.no_net}"
+        )
+    lost = (
+        [] if s.no_net else [n for n in without_gradient(s) if n in s.optional and np.any(mine[n])]
+    )
     if lost:
-        notes.append(f"the net has no gradient of {', '.join(lost)}, and JAX has: they were left out")
+        notes.append(
+            f"the net has no gradient of {', '.join(lost)}, and JAX has: they were left out"
+        )
         s = replace(s, wrt=tuple(n for n in s.wrt if n not in lost))
     off = {n: mine[n] if theirs is None else mine[n] - theirs[n] for n in s.wrt}
     where = {n: chosen(np.max(np.abs(off[n]), axis=0), effort.max_elements) for n in s.wrt}
     differences = element_differences(s, where, effort.doing)
     large = [n for n in s.wrt if len(where[n]) < np.size(s.blobs[n])]
     effort.doing(f"computing central differences along directions in {len(large)} blobs")
-    along = direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
+    along = (
+        direction_errors(s, mine, large, effort.directions) if effort.directions and large else {}
+    )
     twice: dict[str, float] = {}
     if effort.second and s.held is not None:
         notes.append("second derivatives were not compared, because stop_gradient stops them")
@@ -87,10 +97,18 @@ def agreements(s: Subject, effort: Effort) -> tuple[list[BlobAgreement], list[st
         effort.doing("computing second derivatives")
         try:
             twice = second_errors(s)
-        except (NotImplementedError, TypeError, ValueError) as e:  # what JAX raises where a rule is missing
+        except (
+            NotImplementedError,
+            TypeError,
+            ValueError,
+        ) as e:  # what JAX raises where a rule is missing
             notes.append(f"second derivatives were not compared: {str(e).splitlines()[0]}")
-    blobs = [agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt]
-    blobs = [replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in blobs]
+    blobs = [
+        agreement(s, n, mine[n], theirs and theirs[n], where[n], differences[n]) for n in s.wrt
+    ]
+    blobs = [
+        replace(b, direction_error=along.get(b.name), second_error=twice.get(b.name)) for b in blobs
+    ]
     return [replace(b, agrees=effort.agrees(b)) for b in blobs], notes
 
 
@@ -110,28 +128,53 @@ def scale_of(gradient: Any) -> float:
 
 def net_error(by_jax: Any, by_net: Any) -> float:
     """The largest difference of two gradients, relative to the scale of the first."""
-    return float(np.max(np.abs(np.asarray(by_jax) - np.asarray(by_net)), initial=0.0)) / scale_of(by_jax)
+    return float(np.max(np.abs(np.asarray(by_jax) - np.asarray(by_net)), initial=0.0)) / scale_of(
+        by_jax
+    )
 
 
-def agreement(s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, differences: Any) -> BlobAgreement:
+def agreement(
+    s: Subject, name: str, by_jax: Any, by_net: Any, where: np.ndarray, differences: Any
+) -> BlobAgreement:
     """The agreement of one blob.
 
     Gradients are [S, ...], and the net's may be None; differences [S, len(where)] are at flat indices `where`.
     """
     shape = np.shape(by_jax)[1:]
     size = int(np.prod(shape))
-    mine, theirs = (np.asarray(g).reshape(s.rows, size)[:, where] for g in (by_jax, by_jax if by_net is None else by_net))
+    mine, theirs = (
+        np.asarray(g).reshape(s.rows, size)[:, where]
+        for g in (by_jax, by_jax if by_net is None else by_net)
+    )
     scale = scale_of(by_jax)
-    off_net, off_difference = np.abs(mine - theirs) / scale, np.abs(mine - differences) / scale
-    errors = None if by_net is None else net_error(by_jax, by_net), float(np.max(off_difference, initial=0.0))
+    off_net = np.abs(mine - theirs) / scale
+    off_difference = np.abs(mine - differences) / scale
+    errors = (
+        None if by_net is None else net_error(by_jax, by_net),
+        float(np.max(off_difference, initial=0.0)),
+    )
     if not len(where):
         return BlobAgreement(name, shape, *errors, 0, (), (0.0, 0.0, 0.0), False, s.row_name(0))
     # among the elements with differences, the one where JAX's gradient differs most from either of the others
     off = off_net / TOLERANCE + off_difference / DIFFERENCE_TOLERANCE
     row, k = (int(i) for i in np.unravel_index(int(np.argmax(off)), off.shape))
     worst = tuple(int(i) for i in np.unravel_index(where[k], shape))
-    values = (float(mine[row, k]), None if by_net is None else float(theirs[row, k]), float(differences[row, k]))
-    return BlobAgreement(name, shape, *errors, len(where), worst, values, False, s.row_name(row), is_zero=not np.any(by_jax))
+    values = (
+        float(mine[row, k]),
+        None if by_net is None else float(theirs[row, k]),
+        float(differences[row, k]),
+    )
+    return BlobAgreement(
+        name,
+        shape,
+        *errors,
+        len(where),
+        worst,
+        values,
+        False,
+        s.row_name(row),
+        is_zero=not np.any(by_jax),
+    )
 
 
 def disagree(s: Subject, effort: Effort, kind: str) -> bool:
@@ -141,7 +184,9 @@ def disagree(s: Subject, effort: Effort, kind: str) -> bool:
         theirs = by_net(s)
         given = set(s.wrt) - (s.optional.intersection(without_gradient(s)))
         return not all(net_error(mine[n], theirs[n]) <= effort.tolerance for n in given)
-    along = direction_errors(s, mine, [n for n in s.wrt if np.size(s.blobs[n])], max(2, effort.directions))
+    along = direction_errors(
+        s, mine, [n for n in s.wrt if np.size(s.blobs[n])], max(2, effort.directions)
+    )
     return not all(e <= effort.difference_tolerance for e in along.values())
 
 
@@ -169,7 +214,11 @@ def _pushed(s: Subject, point: Mapping[str, Any]) -> Gradients:
     value = weighted(replace(s, held=None))
 
     def along(k: Any) -> Any:
-        return jax.jvp(lambda v: value(unflatten(v)), (flat,), (jax.nn.one_hot(k, flat.size, dtype=flat.dtype),))[1]
+        return jax.jvp(
+            lambda v: value(unflatten(v)),
+            (flat,),
+            (jax.nn.one_hot(k, flat.size, dtype=flat.dtype),),
+        )[1]
 
     return jax.vmap(unflatten, in_axes=1)(jax.lax.map(along, jnp.arange(flat.size)))
 
@@ -180,7 +229,9 @@ def by_net(s: Subject) -> Gradients:
     full, gradients = add_gradients(s.net, arriving)
     reached = {n: gradients[n] for n in s.wrt if n in gradients}
     blobs = [b for g in reached.values() for b in (g if isinstance(g, GradientSlice) else (g,))]
-    wanted = dict.fromkeys(b for b in blobs if b not in arriving.values())  # one may be passed through
+    wanted = dict.fromkeys(
+        b for b in blobs if b not in arriving.values()
+    )  # one may be passed through
     fn = to_jax(full, wanted, wide=True)
 
     def one(fn: Callable, point: Mapping[str, Any], seeds: Mapping[str, Any]) -> Gradients:
@@ -210,7 +261,9 @@ def without_gradient(s: Subject) -> list[str]:
     return [n for n in s.wrt if n not in gradients]
 
 
-def _each(gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[str, Any]) -> Gradients:
+def _each(
+    gradients: Callable[[Mapping[str, Any]], Gradients], seeds: Mapping[str, Any]
+) -> Gradients:
     """The gradients of each row of the seeds, one after the other."""
     arriving = {y: jnp.asarray(v) for y, v in seeds.items()}
     if len(next(iter(seeds.values()))) > 1:
@@ -223,7 +276,9 @@ def _dense(name: str, gradient: Any, blobs: Mapping[str, Any], like: Any) -> Any
         return jnp.zeros(like.shape)
     array = jnp.asarray(dense(gradient, blobs, like))
     if array.shape != like.shape:
-        raise GradientError(f"gradient of {name!r}: JAX's is {list(like.shape)}, the net's {list(array.shape)}")
+        raise GradientError(
+            f"gradient of {name!r}: JAX's is {list(like.shape)}, the net's {list(array.shape)}"
+        )
     return array
 
 
@@ -234,7 +289,10 @@ def weighted(s: Subject) -> Callable[[Mapping[str, Any]], Any]:
 
     def value(point: Mapping[str, Any]) -> Any:
         outputs = function(point)
-        return sum(jnp.sum((seeds * outputs[y][None]).reshape(len(seeds), -1), axis=1) for y, seeds in s.seeds.items())
+        return sum(
+            jnp.sum((seeds * outputs[y][None]).reshape(len(seeds), -1), axis=1)
+            for y, seeds in s.seeds.items()
+        )
 
     return value
 
@@ -254,7 +312,9 @@ def element_differences(
     moves = np.concatenate([steps, -steps])
     spare = -len(moves) % 8  # a remainder would compile the function a second time
     every = np.pad(np.tile(at, 2), (0, spare)), np.pad(moves, (0, spare))
-    run = jax.jit(jax.vmap(lambda flat, k, h: value(unflatten(flat.at[k].add(h))), in_axes=(None, 0, 0)))
+    run = jax.jit(
+        jax.vmap(lambda flat, k, h: value(unflatten(flat.at[k].add(h))), in_axes=(None, 0, 0))
+    )
     values = [np.zeros((0, s.rows))]
     for done in range(0, len(moves), 8):
         doing(f"computing central differences, {done // 2:,} of {len(at):,} elements done")
@@ -265,7 +325,9 @@ def element_differences(
     return dict(zip(names, np.split(slopes.T, ends, axis=1)))
 
 
-def direction_errors(s: Subject, gradients: Gradients, names: list[str], count: int) -> dict[str, float]:
+def direction_errors(
+    s: Subject, gradients: Gradients, names: list[str], count: int
+) -> dict[str, float]:
     """The largest error of each blob's gradient along `count` random directions, next to central differences.
 
     A direction changes all elements of one blob and has length 1. A slope is then about the gradient's norm over the root
@@ -306,7 +368,9 @@ def second_errors(s: Subject) -> dict[str, float]:
         gradients = slope(p)
         return sum(jnp.sum(gradients[n] * towards[n]) for n in gradients), gradients
 
-    both = jax.jit(jax.grad(along, has_aux=True))  # one program gives the second derivative and the gradient
+    both = jax.jit(
+        jax.grad(along, has_aux=True)
+    )  # one program gives the second derivative and the gradient
     second, _ = both(point)
     differences = central_difference(lambda p: both(p)[1], point, towards, STEP)
     return {n: net_error(by_jax, differences[n]) for n, by_jax in second.items()}
@@ -331,7 +395,11 @@ def inner_errors(s: Subject) -> dict[str, float]:
     shifts = {name: _free_name(f"{name}_shift", taken) for name in first}
     copied = _after_first(s.net, first, lambda n: Op.of(ACCUMULATE, [n], [shifts[n]]))
     shapes = infer_shapes(copied, s.blobs, key=s.key, wide=True)
-    shifted = to_jax(_after_first(s.net, first, lambda n: Op.of(ACCUMULATE, [n, shifts[n]], [n])), s.seeds, wide=True)
+    shifted = to_jax(
+        _after_first(s.net, first, lambda n: Op.of(ACCUMULATE, [n, shifts[n]], [n])),
+        s.seeds,
+        wide=True,
+    )
 
     def loss(zeros):
         outputs = shifted({**s.blobs, **zeros}, key=s.key)
@@ -340,8 +408,14 @@ def inner_errors(s: Subject) -> dict[str, float]:
     by_jax = jax.jit(jax.grad(loss))({g: jnp.zeros(shapes[g].shape) for g in shifts.values()})
     arriving = _arriving(s)
     full, gradients = add_gradients(s.net, arriving)
-    dense = {n: gradients[n] for n in first if n in gradients and not isinstance(gradients[n], GradientSlice)}
-    fn = to_jax(full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()), wide=True)
+    dense = {
+        n: gradients[n]
+        for n in first
+        if n in gradients and not isinstance(gradients[n], GradientSlice)
+    }
+    fn = to_jax(
+        full, dict.fromkeys(g for g in dense.values() if g not in arriving.values()), wide=True
+    )
     given = {**s.blobs, **{arriving[y]: seeds[0] for y, seeds in s.seeds.items()}}
     floats = {n: v for n, v in given.items() if getattr(v, "dtype", None) == np.float64}
     try:

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jrnn.jaxprs import Eqn, all_equations, bind, interpreted, jaxpr_of, scan_counts, sub_jaxprs, trace
+from jrnn.jaxprs import (
+    Eqn,
+    all_equations,
+    bind,
+    interpreted,
+    jaxpr_of,
+    scan_counts,
+    sub_jaxprs,
+    trace,
+)
 from jrnn.jaxprs.flat import body_of, source_of
 from jrnn.jaxprs.jax_internals import function_name
 
@@ -33,7 +42,10 @@ class HeldValues(NamedTuple):
 
 
 def holding(
-    function: Callable, base: Mapping[str, Any], surrogates: Collection[str] = (), moves: str | None = None
+    function: Callable,
+    base: Mapping[str, Any],
+    surrogates: Collection[str] = (),
+    moves: str | None = None,
 ) -> Callable | None:
     """The function of a point with what it stops held at `base`; None if it stops nothing and has none of `surrogates`.
 
@@ -45,7 +57,8 @@ def holding(
     >>> float(held({"x": jnp.float32(0.5)})["y"])
     0.25
     """
-    names, values = list(base), list(base.values())
+    names = list(base)
+    values = list(base.values())
     outputs: list[str] = []
 
     def flat(*moved: Any) -> list[Any]:
@@ -78,7 +91,9 @@ def rule_name(eqn: Eqn) -> str:
     if eqn.primitive.name not in RULES:
         return ""
     call = eqn.params.get("call_jaxpr")
-    return (function_name(jaxpr_of(call)) if call is not None else "") or str(eqn.params.get("name", ""))
+    return (function_name(jaxpr_of(call)) if call is not None else "") or str(
+        eqn.params.get("name", "")
+    )
 
 
 def _stops(eqn: Eqn, held: HeldValues) -> bool:
@@ -91,11 +106,14 @@ Pair = tuple[Any, Any]  # a value at the base, and at the moved point
 
 
 def _called(program: Any, pairs: Iterable[Pair], held: HeldValues) -> list[Pair]:
-    return interpreted(program, pairs, lambda eqn, pairs: _results(eqn, pairs, held), lambda v: (v, v))
+    return interpreted(
+        program, pairs, lambda eqn, pairs: _results(eqn, pairs, held), lambda v: (v, v)
+    )
 
 
 def _results(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
-    base, moved = [b for b, _ in pairs], [m for _, m in pairs]
+    base = [b for b, _ in pairs]
+    moved = [m for _, m in pairs]
     if held.stops(eqn):
         return [(b, b) for b in base]
     if rule_name(eqn) in held.surrogates:
@@ -117,7 +135,9 @@ def _results(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
 def _scan(eqn: Eqn, pairs: list[Pair], held: HeldValues) -> list[Pair]:
     p = eqn.params
     first, count = scan_counts(p)
-    fixed, carry, xs = pairs[:first], pairs[first : first + count], pairs[first + count :]
+    fixed = pairs[:first]
+    carry = pairs[first : first + count]
+    xs = pairs[first + count :]
 
     def step(carry: list[Pair], xs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
         outs = _called(p["jaxpr"], [*fixed, *carry, *xs], held)
@@ -137,7 +157,8 @@ def _along_rule(eqn: Eqn, base: list[Any], moved: list[Any]) -> list[Pair]:
             args[k] = value
         return tuple(bind(eqn, *args))
 
-    points, changes = [base[k] for k in smooth], [moved[k] - base[k] for k in smooth]
+    points = [base[k] for k in smooth]
+    changes = [moved[k] - base[k] for k in smooth]
     if eqn.primitive.name == "custom_jvp_call":
         values, slopes = jax.jvp(function, points, changes)
     else:

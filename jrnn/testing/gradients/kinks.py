@@ -24,7 +24,9 @@ def near_kinks(function: Callable, point: Mapping[str, Any], most: int = 3) -> l
     'abs has an argument 1.0e-07 away'
     """
     names = list(point)
-    program = trace(lambda *values: list(function(dict(zip(names, values))).values()), list(point.values()))
+    program = trace(
+        lambda *values: list(function(dict(zip(names, values))).values()), list(point.values())
+    )
     distances: list[tuple[Eqn, float]] = []
     interpreted(program, point.values(), lambda eqn, args: _results(eqn, args, distances))
     least: dict[str, float] = {}
@@ -52,7 +54,8 @@ def _results(eqn: Eqn, args: list[Any], distances: list[tuple[Eqn, float]]) -> S
     if eqn.primitive.name == "scan":
         p = eqn.params
         first, count = scan_counts(p)
-        carry, xs = list(args[first : first + count]), args[first + count :]
+        carry = list(args[first : first + count])
+        xs = args[first + count :]
         for t in range(p["length"])[:: -1 if p["reverse"] else 1][:_STEPS]:
             carry = called(p["jaxpr"], [*args[:first], *carry, *(x[t] for x in xs)])[:count]
     elif (distance := _distance(eqn, args)) is not None:
@@ -63,7 +66,11 @@ def _results(eqn: Eqn, args: list[Any], distances: list[tuple[Eqn, float]]) -> S
 def _distance(eqn: Eqn, args: Sequence[Any]) -> float | None:
     """How far the arguments of an equation are from its kink, or None if it has none."""
     name = eqn.primitive.name
-    if not args or not jnp.issubdtype(jnp.result_type(args[0]), jnp.floating) or not np.size(args[0]):
+    if (
+        not args
+        or not jnp.issubdtype(jnp.result_type(args[0]), jnp.floating)
+        or not np.size(args[0])
+    ):
         return None
     x = np.asarray(args[0], np.float64)
     if name in _PAIRS and eqn.invars[0] is not eqn.invars[1]:

@@ -17,7 +17,9 @@ from jrnn.nets.graph.svg import escape, to_svg
 from jrnn.nets.ir import Net
 
 _WORST = 20  # blobs in the list
-_GOOD, _NEAR, _BAD = "#b7e1b0", "#f6e3a1", "#f2a6a0"
+_GOOD = "#b7e1b0"
+_NEAR = "#f6e3a1"
+_BAD = "#f2a6a0"
 _STYLE = f"""
 body {{ font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 90rem; padding: 0 1rem; color: #222 }}
 h1 {{ font-size: 1.5rem }} h2 {{ font-size: 1.15rem; margin-top: 2rem }}
@@ -109,7 +111,9 @@ class Fault:
         if by_net is None:
             if not math.isfinite(by_jax) and math.isfinite(difference):
                 return _UNSAFE
-            return "a custom gradient is wrong, or the function is not differentiable near this point"
+            return (
+                "a custom gradient is wrong, or the function is not differentiable near this point"
+            )
         if not math.isfinite(by_jax) and math.isfinite(difference):
             return _UNSAFE
         jax_agrees, net_agrees = (_near(v, difference, self.values) for v in (by_jax, by_net))
@@ -165,21 +169,43 @@ class GradientReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values of JSON; numbers that are not finite become text."""
-        fields = {**asdict(self), "agrees": self.agrees, "verdict": self.verdict(), "conclusion": self.conclusion()}
+        fields = {
+            **asdict(self),
+            "agrees": self.agrees,
+            "verdict": self.verdict(),
+            "conclusion": self.conclusion(),
+        }
         return {name: _plain(value) for name, value in fields.items()}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The heads of the columns, and a row of cells for each blob, the worst first; see `docs/checking.md`."""
         errors = {"|JAX - net|": "net_error", "|JAX - differences|": "difference_error"}
         more = {"directional": "direction_error", "2nd derivative": "second_error"}
-        errors |= {head: name for head, name in more.items() if any(getattr(b, name) is not None for b in self.blobs)}
-        heads = ["blob", "shape", *errors, "jax", "net", "difference", "at", *([] if self.agrees else ["verdict"])]
+        errors |= {
+            head: name
+            for head, name in more.items()
+            if any(getattr(b, name) is not None for b in self.blobs)
+        }
+        heads = [
+            "blob",
+            "shape",
+            *errors,
+            "jax",
+            "net",
+            "difference",
+            "at",
+            *([] if self.agrees else ["verdict"]),
+        ]
         rows = []
         for b in self.worst:
             numbers = [getattr(b, name) for name in errors.values()]
             at = f"{b.of} by {list(b.worst)}" if b.of else str(list(b.worst))
             row = [b.name, str(list(b.shape)), *("-" if e is None else f"{e:.1e}" for e in numbers)]
-            row += [*("-" if v is None else f"{v:.6g}" for v in b.values), at, "agrees" if b.agrees else "DISAGREES"]
+            row += [
+                *("-" if v is None else f"{v:.6g}" for v in b.values),
+                at,
+                "agrees" if b.agrees else "DISAGREES",
+            ]
             rows.append(row[: len(heads)])
         return heads, rows
 
@@ -188,7 +214,11 @@ class GradientReport:
         if not self.agrees:
             return "the gradients DISAGREE"
         cautions = self.cautions()
-        return f"the gradients agree, but {', and '.join(cautions)}" if cautions else "the gradients agree"
+        return (
+            f"the gradients agree, but {', and '.join(cautions)}"
+            if cautions
+            else "the gradients agree"
+        )
 
     def cautions(self) -> list[str]:
         """Which gradients `stop_gradient` cuts off or changes, and which others are zero for all elements."""
@@ -197,10 +227,16 @@ class GradientReport:
         changed = ", ".join(n for n in self.stopped if n not in zero)
         alone = ", ".join(n for n in zero if n not in self.stopped)
         at = f"stop_gradient ({', '.join(self.stops) or 'in a library'})"
-        said = [f"cuts off the gradient of {cut}"] * bool(cut) + [f"changes the gradient of {changed}"] * bool(changed)
+        said = [f"cuts off the gradient of {cut}"] * bool(cut) + [
+            f"changes the gradient of {changed}"
+        ] * bool(changed)
         cautions = [f"{at} {' and '.join(said)}"] * bool(said)
         if alone:
-            there = f" (stop_gradient is called at {', '.join(self.stops)})" if self.stops and not said else ""
+            there = (
+                f" (stop_gradient is called at {', '.join(self.stops)})"
+                if self.stops and not said
+                else ""
+            )
             cautions.append(f"the gradient of {alone} is zero for all elements{there}")
         return cautions
 
@@ -208,7 +244,12 @@ class GradientReport:
         """Which of the three gradients agree, as in `JAX's gradient and the net's agree; central differences do not`."""
         if not self.blobs:
             return "no gradient was compared"
-        errors = [e for b in self.blobs for e in (b.difference_error, b.direction_error, b.second_error) if e is not None]
+        errors = [
+            e
+            for b in self.blobs
+            for e in (b.difference_error, b.direction_error, b.second_error)
+            if e is not None
+        ]
         differences = all(e <= self.difference_tolerance for e in errors)
         if all(b.net_error is None for b in self.blobs):
             return f"JAX's gradient and central differences {'' if differences else 'dis'}agree; there is no net"
@@ -216,15 +257,27 @@ class GradientReport:
         if net and differences:
             return "JAX's gradient, the net's and central differences agree"
         if net or differences:
-            agrees, other = ("the net's", "central differences do") if net else ("central differences", "the net's does")
+            agrees, other = (
+                ("the net's", "central differences do")
+                if net
+                else ("central differences", "the net's does")
+            )
             return f"JAX's gradient and {agrees} agree; {other} not"
-        together = all(_near(b.values[1], b.values[2], b.values) for b in self.blobs if not b.agrees)
-        return "the net's gradient and central differences agree; JAX's does not" if together else "no two gradients agree"
+        together = all(
+            _near(b.values[1], b.values[2], b.values) for b in self.blobs if not b.agrees
+        )
+        return (
+            "the net's gradient and central differences agree; JAX's does not"
+            if together
+            else "no two gradients agree"
+        )
 
     def __str__(self) -> str:
         heads, rows = self.table()
         widths = [max(map(len, column)) for column in zip(heads, *rows)]
-        lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in (heads, *rows)]
+        lines = [
+            "  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in (heads, *rows)
+        ]
         fault = [] if self.fault is None else [f"first fault: {self.fault}"]
         return "\n".join([self.conclusion(), *lines, *self.notes, self.verdict(), *fault])
 
@@ -287,10 +340,15 @@ def page(report: GradientReport, net: Net) -> str:
 
 def marks(report: GradientReport) -> dict[str, tuple[str, str]]:
     """For each blob that was compared, its color in the picture and its largest error relative to the tolerance."""
-    strains = {name: e / report.tolerance if math.isfinite(e) else math.inf for name, e in report.inner.items()}
+    strains = {
+        name: e / report.tolerance if math.isfinite(e) else math.inf
+        for name, e in report.inner.items()
+    }
     strains |= {b.name: report.strain(b) for b in report.blobs}
     colors = {"agrees": _GOOD, "near": _NEAR, "disagrees": _BAD}
-    return {n: (colors[_class(s)], f"{_class(s)}, {s:.1e} of the tolerance") for n, s in strains.items()}
+    return {
+        n: (colors[_class(s)], f"{_class(s)}, {s:.1e} of the tolerance") for n, s in strains.items()
+    }
 
 
 def _class(strain: float) -> str:
@@ -298,7 +356,11 @@ def _class(strain: float) -> str:
 
 
 def _how(report: GradientReport) -> str:
-    of = f"the loss {report.loss:.10g}" if report.loss is not None else f"outputs {', '.join(report.outputs)}"
+    of = (
+        f"the loss {report.loss:.10g}"
+        if report.loss is not None
+        else f"outputs {', '.join(report.outputs)}"
+    )
     return escape(
         f"Of {of}, in float64: JAX's gradient, that of the generated backward net, and central differences. Errors are the "
         "largest absolute ones, relative to the gradient's largest element if that is above 1. Tolerances: "
@@ -310,5 +372,7 @@ def _table(report: GradientReport) -> str:
     heads, rows = report.table()
     lines = [f"<tr>{''.join(f'<th>{h}</th>' for h in heads)}</tr>"]
     for b, row in zip(report.worst[:_WORST], rows):
-        lines.append(f'<tr class="{_class(report.strain(b))}">{"".join(f"<td>{escape(c)}</td>" for c in row)}</tr>')
+        lines.append(
+            f'<tr class="{_class(report.strain(b))}">{"".join(f"<td>{escape(c)}</td>" for c in row)}</tr>'
+        )
     return f'<table id="worst">{"".join(lines)}</table>'

@@ -31,7 +31,9 @@ LOSS = "loss"
 MOST_STEPS = 64  # of a scan that is unrolled; a longer one stays one operator
 
 
-def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None, surrogates: Collection[str] = ()) -> Subject:
+def subject_of_function(
+    fn: Callable, args: Sequence[Any], params: Any = None, surrogates: Collection[str] = ()
+) -> Subject:
     """A function at a point; its net is what `from_jax` converts it to. To be called with 64-bit types enabled.
 
     Args:
@@ -50,24 +52,37 @@ def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None, s
         call = call_of(fn, args, params)
         converted: ConvertedPackage | str
         if surrogates:
-            converted = f"a net has the derivative of {', '.join(surrogates)}, not the surrogate gradient"
+            converted = (
+                f"a net has the derivative of {', '.join(surrogates)}, not the surrogate gradient"
+            )
         else:
             converted = _converted(replace(call, run=unrolled(call.run)))
     if isinstance(converted, str):
-        names, results = _distinct([leaf.name for leaf in call.leaves]), None
+        names = _distinct([leaf.name for leaf in call.leaves])
+        results = None
     else:
         package = converted.package
         names = [leaf.name for leaf in call.leaves if leaf.is_param] + list(package.input_names)
         results = list(package.output_names)
-    values = {n: v for n, leaf in zip(names, call.leaves, strict=True) for n, v in _parts(n, as_float64(leaf.value))}
+    values = {
+        n: v
+        for n, leaf in zip(names, call.leaves, strict=True)
+        for n, v in _parts(n, as_float64(leaf.value))
+    }
     fixed = {n: v for n, v in values.items() if v.dtype != np.float64}
     point = {n: v for n, v in values.items() if n not in fixed}
 
     def function(point: Mapping[str, Any]) -> dict[str, Any]:
         given = {**{n: jnp.asarray(v) for n, v in fixed.items()}, **point}
         tree = call.run([_joined(n, given) for n in names])
-        ends = results or _distinct([path_of("output", path) for path, _ in tree_flatten_with_path(tree)[0]])
-        return {n: v for n, leaf in zip(ends, jax.tree.leaves(tree), strict=True) for n, v in _parts(n, leaf)}
+        ends = results or _distinct(
+            [path_of("output", path) for path, _ in tree_flatten_with_path(tree)[0]]
+        )
+        return {
+            n: v
+            for n, leaf in zip(ends, jax.tree.leaves(tree), strict=True)
+            for n, v in _parts(n, leaf)
+        }
 
     try:
         shapes = jax.eval_shape(function, point)
@@ -91,7 +106,9 @@ def subject_of_function(fn: Callable, args: Sequence[Any], params: Any = None, s
     if isinstance(converted, str) or reason is not None:
         return s
     net, constants = _without_constants(converted.package.predict_net)
-    blobs = {n: as_float64(v) for n, v in {**converted.package.weights(), **constants}.items()} | values
+    blobs = {
+        n: as_float64(v) for n, v in {**converted.package.weights(), **constants}.items()
+    } | values
     return replace(s, net=net, blobs=blobs)
 
 
@@ -112,7 +129,10 @@ def _missing_gradient(converted: ConvertedPackage, seeds: Mapping[str, Any]) -> 
     try:
         add_gradients(converted.package.predict_net, dict.fromkeys(seeds))
     except GradientError as e:
-        where = next((converted.origins[o] for o in e.outputs if o in converted.origins), converted.package.predict_net.name)
+        where = next(
+            (converted.origins[o] for o in e.outputs if o in converted.origins),
+            converted.package.predict_net.name,
+        )
         return f"{where}: {e}"
     return None
 
@@ -135,14 +155,22 @@ def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _joined(name: str, values: Mapping[str, Any]) -> Any:
-    return values[name] if name in values else jax.lax.complex(values[f"{name}/real"], values[f"{name}/imag"])
+    return (
+        values[name]
+        if name in values
+        else jax.lax.complex(values[f"{name}/real"], values[f"{name}/imag"])
+    )
 
 
 def _without_constants(net: Net) -> tuple[Net, dict[str, Any]]:
     """The net without the operators that fill floats, and the float32 values that these fill."""
     constants = run_net(Net("constants", tuple(op for op in net.ops if not op.inputs)), {})
-    floats = {n: v for n, v in constants.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"}
-    return replace(net, ops=tuple(op for op in net.ops if op.inputs or not floats.keys() >= set(op.outputs))), floats
+    floats = {
+        n: v for n, v in constants.items() if isinstance(v, np.ndarray) and v.dtype.kind == "f"
+    }
+    return replace(
+        net, ops=tuple(op for op in net.ops if op.inputs or not floats.keys() >= set(op.outputs))
+    ), floats
 
 
 def _as_float32(value: Any) -> Any:
@@ -152,7 +180,9 @@ def _as_float32(value: Any) -> Any:
     return value.astype({"f": np.float32, "c": np.complex64}.get(value.dtype.kind, value.dtype))
 
 
-def subject_of_file(path: str, feeds: Mapping[str, Any], loss: str | None, *, init: str | None, key: Any) -> Subject:
+def subject_of_file(
+    path: str, feeds: Mapping[str, Any], loss: str | None, *, init: str | None, key: Any
+) -> Subject:
     """A NetDef with its init net, or a package: a folder, or a file of Caffe2's predictor exporter.
 
     Args:
@@ -172,7 +202,9 @@ def subject_of_file(path: str, feeds: Mapping[str, Any], loss: str | None, *, in
 def _read(path: str, init: str | None, key: Any) -> tuple[Net, dict[str, Any]]:
     if init is not None or not Path(path).is_dir():
         try:
-            return read_net(Path(path)), {} if init is None else run_net(read_net(Path(init)), {}, key=key)
+            return read_net(Path(path)), {} if init is None else run_net(
+                read_net(Path(init)), {}, key=key
+            )
         except FormatError as e:
             not_a_net = e
         try:
@@ -203,7 +235,9 @@ def subject_of_target(target: str, feeds: Mapping[str, Any], *, scanned: bool) -
         if required(fn):
             args = tuple(arguments_of(fn, feeds))
         elif feeds:
-            raise GradientError(f"{target} takes no arguments: what it returns is checked; it was given {', '.join(feeds)}")
+            raise GradientError(
+                f"{target} takes no arguments: what it returns is checked; it was given {', '.join(feeds)}"
+            )
         else:
             fn, args, params = example_of(target, fn())
     return subject_of_function(over_time(fn) if scanned else fn, args, params)
@@ -232,7 +266,9 @@ def unrolled(run: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], A
         closed, out = jax.make_jaxpr(run, return_shape=True)(list(values))
         if not any(map(_is_scan_of_loops, all_equations(closed.jaxpr))):
             return run(values)
-        return jax.tree.unflatten(jax.tree.structure(out), _evaluated(closed, jax.tree.leaves(list(values))))
+        return jax.tree.unflatten(
+            jax.tree.structure(out), _evaluated(closed, jax.tree.leaves(list(values)))
+        )
 
     return steps
 
@@ -240,7 +276,9 @@ def unrolled(run: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], A
 def _is_scan_of_loops(eqn: Eqn) -> bool:
     if eqn.primitive.name != "scan" or eqn.params["length"] > MOST_STEPS:
         return False
-    return any(inner.primitive.name == "while" for inner in all_equations(jaxpr_of(eqn.params["jaxpr"])))
+    return any(
+        inner.primitive.name == "while" for inner in all_equations(jaxpr_of(eqn.params["jaxpr"]))
+    )
 
 
 def _evaluated(closed: Any, args: Sequence[Any]) -> list[Any]:
@@ -259,7 +297,9 @@ def _results_unrolled(eqn: Eqn, values: list[Any]) -> Sequence[Any]:
 def _step_by_step(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
     p = eqn.params
     fixed, count = scan_counts(p)
-    consts, carry, stacks = values[:fixed], list(values[fixed : fixed + count]), values[fixed + count :]
+    consts = values[:fixed]
+    carry = list(values[fixed : fixed + count])
+    stacks = values[fixed + count :]
     order = range(p["length"])[::-1] if p["reverse"] else range(p["length"])
     rows: dict[int, list[Any]] = {}
     for t in order:

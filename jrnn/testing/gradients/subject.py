@@ -93,13 +93,17 @@ def subject_of_net(
     floating = [n for n, v in given.items() if v.dtype == np.float64]
     for name in wrt or ():
         if name not in floating:
-            raise GradientError(f"cannot differentiate by {name!r}, not a floating point blob{near(name, floating)}")
+            raise GradientError(
+                f"cannot differentiate by {name!r}, not a floating point blob{near(name, floating)}"
+            )
     names = tuple(wrt) if wrt is not None else tuple(n for n in floating if n in read)
     outputs = (loss,) if loss is not None else outputs_of(net)
     point = {n: given[n] for n in names}
     shapes = jax.eval_shape(function_of(net, outputs, given, key), point)
     if loss is not None and shapes[loss].size != 1:
-        raise GradientError(f"loss {loss!r} has shape {list(shapes[loss].shape)}; it must have one element")
+        raise GradientError(
+            f"loss {loss!r} has shape {list(shapes[loss].shape)}; it must have one element"
+        )
     seeds = seeds_of(net.name, shapes, point)
     optional = frozenset(names if wrt is None else ())
     return Subject(net, given, names, seeds, function_of(net, seeds, given, key), key, optional)
@@ -111,14 +115,24 @@ def function_of(net: Net, outputs: Iterable[str], given: Mapping[str, Any], key:
     return lambda point: run({**given, **point}, key=key)
 
 
-def seeds_of(name: str, outputs: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def seeds_of(
+    name: str, outputs: Mapping[str, Any], point: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
     """The gradients that arrive at outputs of these shapes: the rows of an identity, or random ones if it is large."""
-    smooth = {y: s.shape for y, s in outputs.items() if hasattr(s, "dtype") and jnp.issubdtype(s.dtype, jnp.floating)}
+    smooth = {
+        y: s.shape
+        for y, s in outputs.items()
+        if hasattr(s, "dtype") and jnp.issubdtype(s.dtype, jnp.floating)
+    }
     sizes = [int(np.prod(shape)) for shape in smooth.values()]
     total = sum(sizes)
     if not total:
-        given = f"its outputs are {', '.join(outputs)}" if outputs else "it declares no external_output"
-        raise GradientError(f"{name!r} has no output of floating point numbers to differentiate; {given}")
+        given = (
+            f"its outputs are {', '.join(outputs)}" if outputs else "it declares no external_output"
+        )
+        raise GradientError(
+            f"{name!r} has no output of floating point numbers to differentiate; {given}"
+        )
     if total * sum(np.size(v) for v in point.values()) > SMALL:
         rng = np.random.default_rng(0)
         return {y: rng.standard_normal((1, *shape)) for y, shape in smooth.items()}

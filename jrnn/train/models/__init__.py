@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 from jrnn.convert.named import load_named
 from jrnn.errors import ConfigError
 from jrnn.train.models.cells import CellsConfig, TokenCellsConfig, cells_model
-from jrnn.train.models.interface import Carry, Compute, FunctionModel, Model, Outcome, Params, Signature
+from jrnn.train.models.interface import (
+    Carry,
+    Compute,
+    FunctionModel,
+    Model,
+    Outcome,
+    Params,
+    Signature,
+)
 from jrnn.train.models.netdef import NetDefConfig, netdef_model
 from jrnn.train.models.nn import NnConfig, TokenNnConfig, nn_model
 from jrnn.train.models.pretrained import PretrainedConfig
@@ -21,7 +29,11 @@ from jrnn.train.models.pretrained import PretrainedConfig
 T = TypeVar("T")
 
 # The tables [model] by kind: of models of tokens, and of features.
-TOKEN_MODELS: dict[str, type] = {"cells": TokenCellsConfig, "nn": TokenNnConfig, "net": NetDefConfig}
+TOKEN_MODELS: dict[str, type] = {
+    "cells": TokenCellsConfig,
+    "nn": TokenNnConfig,
+    "net": NetDefConfig,
+}
 FEATURE_MODELS: dict[str, type] = {"cells": CellsConfig, "nn": NnConfig, "net": NetDefConfig}
 MAKERS = {"cells": cells_model, "nn": nn_model, "net": netdef_model}
 
@@ -58,7 +70,9 @@ def load_kind(key: str, target: str, cls: type[T], table: str, field: str) -> T:
         raise ConfigError(f"{key}: {target} is a {kind}; it must be a jrnn.train.{cls.__name__}")
     given = getattr(loaded, table)
     if not is_dataclass(given) or field not in {f.name for f in fields(given)}:
-        raise ConfigError(f"{key}: the `{table}` of {target} must be a dataclass with a field `{field}`")
+        raise ConfigError(
+            f"{key}: the `{table}` of {target} must be a dataclass with a field `{field}`"
+        )
     return loaded
 
 

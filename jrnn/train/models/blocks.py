@@ -41,9 +41,15 @@ class BlocksModel(LayersModel):
         return nnx.eval_shape(lambda: self._new(nnx.Rngs(0)))
 
     def _new(self, rngs: nnx.Rngs) -> nn.RecurrentLayer:
-        cell, c = CELLS[self.config.cell], self.config
+        cell = CELLS[self.config.cell]
+        c = self.config
         takes_heads = "num_heads" in inspect.signature(cell).parameters
-        return cell(c.hidden, dtype=self._dtype, rngs=rngs, **({"num_heads": c.heads} if takes_heads else {}))
+        return cell(
+            c.hidden,
+            dtype=self._dtype,
+            rngs=rngs,
+            **({"num_heads": c.heads} if takes_heads else {}),
+        )
 
     def init(self, key: Any) -> Params:
         of_layers, of_embedding, of_input, of_output = jax.random.split(key, 4)
@@ -58,7 +64,9 @@ class BlocksModel(LayersModel):
         return params | self._ends(of_embedding, of_output, self.config.hidden)
 
     def _start(self, examples: int) -> list[Any]:
-        return [self._layer._fresh(examples, jnp.dtype(jnp.float32)) for _ in range(self.config.layers)]
+        return [
+            self._layer._fresh(examples, jnp.dtype(jnp.float32)) for _ in range(self.config.layers)
+        ]
 
     def initial_carry(self, examples: int) -> Carry:
         if not self.signature.carried:
@@ -67,7 +75,8 @@ class BlocksModel(LayersModel):
         return {f"state{k}": leaf[None] for k, leaf in enumerate(leaves)}
 
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        c, ragged = self.config, self._ragged(batch)
+        c = self.config
+        ragged = self._ragged(batch)
         keys = [None] * (c.layers + 2) if key is None else jax.random.split(key, c.layers + 2)
         x = self._embedded(params, batch, keys[0]) @ params["input_w"].T
         start = self._start(x.shape[1])
@@ -77,15 +86,23 @@ class BlocksModel(LayersModel):
         states = []
         for k, state in enumerate(start):
             prefix = f"layers.{k}."
-            own = {name.removeprefix(prefix): v for name, v in params.items() if name.startswith(prefix)}
+            own = {
+                name.removeprefix(prefix): v
+                for name, v in params.items()
+                if name.startswith(prefix)
+            }
             y, state = self._layer.apply(own, rms_norm(x, params[f"norms.{k}"]), state, **ragged)
-            x = x + dropout(y.astype(x.dtype), c.layer_dropout if k + 1 < c.layers else 0.0, keys[k + 1])
+            x = x + dropout(
+                y.astype(x.dtype), c.layer_dropout if k + 1 < c.layers else 0.0, keys[k + 1]
+            )
             states.append(state)
         x = rms_norm(x, params["norm"])
         if not self.signature.every_step:
             x = jnp.take_along_axis(x, _last_step(x.shape, ragged)[None, :, None], axis=0)[0]
         output = self._output(params, dropout(x, c.dropout, keys[-1]))
-        return output, {f"state{k}": leaf[None] for k, leaf in enumerate(jax.tree.leaves(states)[: len(carry)])}
+        return output, {
+            f"state{k}": leaf[None] for k, leaf in enumerate(jax.tree.leaves(states)[: len(carry)])
+        }
 
 
 def _last_step(shape: tuple[int, ...], ragged: Mapping[str, Any]) -> Any:

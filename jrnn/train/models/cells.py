@@ -32,11 +32,21 @@ class CellsConfig(LayersConfig):
 
     kind: Literal["cells"] = "cells"
     cell: Literal[
-        "lstm", "layer_norm_lstm", "mi_lstm", "layer_norm_mi_lstm", "gru", "basic_rnn", "min_gru", "min_lstm", "lru"
+        "lstm",
+        "layer_norm_lstm",
+        "mi_lstm",
+        "layer_norm_mi_lstm",
+        "gru",
+        "basic_rnn",
+        "min_gru",
+        "min_lstm",
+        "lru",
     ] = "lstm"
     residual: bool = False  # from the second layer on, a layer's input is added to its output
     forget_bias: float = 1.0  # of the LSTMs, added to the forget gate before its sigmoid
-    recurrent_dropout: float = 0.0  # of the hidden state inside the recurrent products, the same units at every step
+    recurrent_dropout: float = (
+        0.0  # of the hidden state inside the recurrent products, the same units at every step
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -56,17 +66,20 @@ def cells_model(config: CellsConfig, signature: Signature, compute: Compute = DE
     states of layer k are the inputs `hidden_k` and `cell_k`, [1, B, H].
     """
     b = NetBuilder("model")
-    inputs, targets = b.input("tokens" if signature.tokens else "inputs"), b.input("targets")
+    inputs = b.input("tokens" if signature.tokens else "inputs")
+    targets = b.input("targets")
     lengths = b.input("lengths") if signature.lengths else None
     if isinstance(config, Embedding):
         table = b.param("embedding", [signature.inputs, config.embedding], "GaussianFill", std=1.0)
         cell: cells.Cell = _stack(config, config.embedding)
         if signature.inputs < signature.tokens_of_a_batch and not config.embedding_dropout:
-            x, cell = inputs, TokensCell(cell, table)
+            x = inputs
+            cell = TokensCell(cell, table)
         else:
             x = _dropout(b, b.Gather([table, inputs], "embedded"), config.embedding_dropout)
     else:
-        x, cell = inputs, _stack(config, signature.inputs)
+        x = inputs
+        cell = _stack(config, signature.inputs)
     initial = _initial_states(b, config.layers, cell) if signature.carried else None
     run = cells.run_cell(cell, b, x, lengths, initial, scope=config.cell)
     read = run.output if signature.every_step else _last_step(b, run.output)
@@ -99,9 +112,19 @@ class TokensCell(WrappedCell):
     def prepare_input(self, b: NetBuilder, x: str) -> str:
         in_turn = b.op("ExpandDims", [self.table], "tokens_in_turn", dims=[0])  # [1, tokens, E]
         rows = b.op("Squeeze", [super().prepare_input(b, in_turn)], "rows", dims=[0])
-        flat = b.op("Gather", [rows, b.op("FlattenToVec", [x], "flat_tokens")], "flat_rows", dense_gradient=1)
+        flat = b.op(
+            "Gather",
+            [rows, b.op("FlattenToVec", [x], "flat_tokens")],
+            "flat_rows",
+            dense_gradient=1,
+        )
         rest = b.op("GivenTensorInt64Fill", [], "row_size", shape=[1], values=[-1])
-        shape, _ = b.op("Concat", [b.op("Shape", [x], "tokens_shape"), rest], ["rows_shape", "rows_shape_parts"], axis=0)
+        shape, _ = b.op(
+            "Concat",
+            [b.op("Shape", [x], "tokens_shape"), rest],
+            ["rows_shape", "rows_shape_parts"],
+            axis=0,
+        )
         return b.op("Reshape", [flat, shape], ["looked_up", "flat_shape"])[0]
 
 
@@ -110,14 +133,18 @@ def _stack(config: CellsConfig, size_in: int) -> cells.StackedCell:
     for k in range(config.layers):
         size = config.hidden if k else size_in
         if config.cell in LSTMS:
-            cell: cells.Cell = LSTMS[config.cell](size, config.hidden, cells.LSTMOptions(forget_bias=config.forget_bias))
+            cell: cells.Cell = LSTMS[config.cell](
+                size, config.hidden, cells.LSTMOptions(forget_bias=config.forget_bias)
+            )
         else:
             cell = OTHERS[config.cell](size, config.hidden)
         if config.recurrent_dropout:
             cell = cells.RecurrentDropoutCell(cell, config.recurrent_dropout)
         between = config.layer_dropout and k < config.layers - 1
         stacked.append(cells.DropoutCell(cell, config.layer_dropout) if between else cell)
-    return cells.StackedCell(tuple(stacked), tuple(range(1, config.layers)) if config.residual else ())
+    return cells.StackedCell(
+        tuple(stacked), tuple(range(1, config.layers)) if config.residual else ()
+    )
 
 
 def _initial_states(b: NetBuilder, layers: int, cell: cells.Cell) -> list[str]:

@@ -97,7 +97,9 @@ class Model(Protocol):
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         """By default, JAX differentiates `loss`."""
-        (value, carry), gradients = jax.value_and_grad(self.loss, has_aux=True)(params, carry, batch, key)
+        (value, carry), gradients = jax.value_and_grad(self.loss, has_aux=True)(
+            params, carry, batch, key
+        )
         return Outcome(value, carry, gradients)
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
@@ -148,7 +150,9 @@ class LayersModel(Model, ABC):
 
     def __post_init__(self):
         if self.compute.gradient != "jax":
-            raise ConfigError('gradient.source = "net" needs a model that is a net: use model.kind = "cells"')
+            raise ConfigError(
+                'gradient.source = "net" needs a model that is a net: use model.kind = "cells"'
+            )
 
     def with_signature(self, signature: Signature) -> LayersModel:
         """The model of the same parameters for other inputs and outputs, such as a carried state; for serving."""
@@ -162,16 +166,23 @@ class LayersModel(Model, ABC):
     @property
     def _inputs(self) -> int:
         """Features of what `_embedded` returns."""
-        return self.config.embedding if isinstance(self.config, Embedding) else self.signature.inputs
+        return (
+            self.config.embedding if isinstance(self.config, Embedding) else self.signature.inputs
+        )
 
     def _ends(self, of_embedding: Any, of_output: Any, size: int) -> Params:
         """The parameters of the embedding, and of an output layer of values [.., size], from two keys."""
         params: Params = {}
         if isinstance(self.config, Embedding):
-            params["embedding"] = jax.random.normal(of_embedding, (self.signature.inputs, self.config.embedding))
+            params["embedding"] = jax.random.normal(
+                of_embedding, (self.signature.inputs, self.config.embedding)
+            )
         initial = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=0)
         outputs = self.signature.outputs
-        return params | {"output_w": initial(of_output, (outputs, size)), "output_b": jnp.zeros(outputs)}
+        return params | {
+            "output_w": initial(of_output, (outputs, size)),
+            "output_b": jnp.zeros(outputs),
+        }
 
     def _embedded(self, params: Params, batch: Any, key: Any) -> Any:
         """The inputs of the layers, [T, B, features]."""
@@ -181,12 +192,15 @@ class LayersModel(Model, ABC):
 
     def _ragged(self, batch: Any) -> dict[str, Any]:
         """The lengths, resets, mask and times of a batch that the signature has."""
-        names = (name for name in ("lengths", "resets", "mask", "dt") if getattr(self.signature, name))
+        names = (
+            name for name in ("lengths", "resets", "mask", "dt") if getattr(self.signature, name)
+        )
         return {name: getattr(batch, name) for name in names}
 
     def _output(self, params: Params, x: Any) -> Any:
         """The output layer of x [..., size]; its products are of x's type, its sums of the parameters'."""
-        w, bias = params["output_w"], jnp.expand_dims(params["output_b"], tuple(range(x.ndim - 1)))
+        w = params["output_w"]
+        bias = jnp.expand_dims(params["output_b"], tuple(range(x.ndim - 1)))
         return jnp.matmul(x, w.astype(x.dtype).T, preferred_element_type=w.dtype) + bias
 
     @abstractmethod

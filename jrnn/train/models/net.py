@@ -70,14 +70,24 @@ class NetModel(Model):
         return [last for last, _ in self.states.values()]
 
     def _carry(self, blobs: Mapping[str, Any], like: Carry) -> Carry:
-        return {name: blobs[last].astype(like[name].dtype) for name, (last, _) in self.states.items()}
+        return {
+            name: blobs[last].astype(like[name].dtype) for name, (last, _) in self.states.items()
+        }
 
     def _blobs(self, params: Params, carry: Carry, batch: Any) -> dict[str, Any]:
         fed = {blob: getattr(batch, member) for blob, member in self.feeds.items()}
-        given = {**self.constants, **params, **carry, **{b: value for b, value in fed.items() if value is not None}}
+        given = {
+            **self.constants,
+            **params,
+            **carry,
+            **{b: value for b, value in fed.items() if value is not None},
+        }
         if self.compute.precision == "float32":
             return given
-        return {b: value if b in self.targets else _in(self.compute.precision, value) for b, value in given.items()}
+        return {
+            b: value if b in self.targets else _in(self.compute.precision, value)
+            for b, value in given.items()
+        }
 
     def _net(self, key: Any) -> Net:
         return self.net if key is not None else self._evaluation
@@ -91,14 +101,22 @@ class NetModel(Model):
         return [name for name in self.init_net.external_outputs if name not in self.constants]
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        net, given = self._net(key), self._blobs(params, carry, batch)
+        net = self._net(key)
+        given = self._blobs(params, carry, batch)
         if self.compute.precision == "float32":
             blobs = to_jax(net, [self.loss_blob, *self._last_states])(given, key=key)
             return blobs[self.loss_blob], self._carry(blobs, carry)
         blobs = to_jax(net, [self.output_blob, *self._last_states])(given, key=key)
-        fed = {**{b: given[b] for b in self.targets}, self.output_blob: blobs[self.output_blob].astype(jnp.float32)}
-        end = extract_sub_net(net, list(fed), [self.loss_blob])  # the loss itself keeps its precision
-        return to_jax(end, [self.loss_blob])(fed, key=key)[self.loss_blob], self._carry(blobs, carry)
+        fed = {
+            **{b: given[b] for b in self.targets},
+            self.output_blob: blobs[self.output_blob].astype(jnp.float32),
+        }
+        end = extract_sub_net(
+            net, list(fed), [self.loss_blob]
+        )  # the loss itself keeps its precision
+        return to_jax(end, [self.loss_blob])(fed, key=key)[self.loss_blob], self._carry(
+            blobs, carry
+        )
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         if self.compute.gradient == "jax":
@@ -111,7 +129,9 @@ class NetModel(Model):
         gradients = {p: dense(names[p], blobs, params[p]) for p in params}
         return Outcome(blobs[self.loss_blob], self._carry(blobs, carry), gradients)
 
-    def with_backward(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Net, dict[str, Any]]:
+    def with_backward(
+        self, params: Params, carry: Carry, batch: Any, key: Any
+    ) -> tuple[Net, dict[str, Any]]:
         """Returns the net with its backward operators, and its inputs."""
         return add_gradients(self._net(key), [self.loss_blob])[0], self._blobs(params, carry, batch)
 
@@ -128,7 +148,12 @@ class NetModel(Model):
     def package(self, params: Params) -> Package:
         """Returns an init net that fills the parameters, and a net from inputs and states to `outputs`."""
         inputs = [blob for blob in (*self.feeds, *self.states) if blob not in self.targets]
-        return export_package(for_evaluation(self.whole or self.net), {**self.constants, **params}, inputs, self.outputs)
+        return export_package(
+            for_evaluation(self.whole or self.net),
+            {**self.constants, **params},
+            inputs,
+            self.outputs,
+        )
 
 
 def _in(dtype: str, value: Any) -> Any:

@@ -34,14 +34,24 @@ class NetDefConfig:
     """A net on disk and the net that makes its weights; the other keys have defaults that follow from the net."""
 
     kind: Literal["net"] = "net"
-    net: str | None = None  # the net's file, relative to the working directory; it implies kind = "net"
-    init_net: str | None = None  # the file of the net that makes the weights; by default init_net.pb next to the net
+    net: str | None = (
+        None  # the net's file, relative to the working directory; it implies kind = "net"
+    )
+    init_net: str | None = (
+        None  # the file of the net that makes the weights; by default init_net.pb next to the net
+    )
     input: str | None = None  # the blob of the inputs or tokens
     lengths: str | None = None  # the blob of lengths, if the net reads one
     targets: str | None = None  # the blob of targets, if the net has a loss
-    output: str | None = None  # the blob of logits or values; by default the first external output, before its softmax
-    loss: str | None = None  # the blob of the loss, if the net has one; by default a loss is appended to the output
-    states: dict = field(default_factory=dict)  # first state -> last state, unless a RecurrentNetwork defines them
+    output: str | None = (
+        None  # the blob of logits or values; by default the first external output, before its softmax
+    )
+    loss: str | None = (
+        None  # the blob of the loss, if the net has one; by default a loss is appended to the output
+    )
+    states: dict = field(
+        default_factory=dict
+    )  # first state -> last state, unless a RecurrentNetwork defines them
     frozen: list[str] = field(default_factory=list)  # weights that are not trained
 
     def __post_init__(self):
@@ -80,9 +90,11 @@ def netdef_model(config: NetDefConfig, signature: Signature, compute: Compute) -
 
 def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetDefModel:
     package = _read(config)
-    served, weights = package.predict_net, package.weights(key=jax.random.key(0))
+    served = package.predict_net
+    weights = package.weights(key=jax.random.key(0))
     output = _output(config, served)
-    written, end = {o for op in served.ops for o in op.outputs}, config.loss or output
+    written = {o for op in served.ops for o in op.outputs}
+    end = config.loss or output
     if end not in written:
         raise ConfigError(f"there is no blob {end!r}{near(end, written)}")
     net = extract_sub_net(served, [], [end])
@@ -95,21 +107,36 @@ def _model(config: NetDefConfig, signature: Signature, compute: Compute) -> NetD
     read = {n: w for n, w in weights.items() if n in net.external_inputs}
     sizes, shape = _shapes(net, read, last, feeds, output, signature)
     if shape[-1] != signature.outputs:
-        raise ConfigError(f"its output {output!r} is {list(shape)}; the data need {signature.outputs} on the last axis")
+        raise ConfigError(
+            f"its output {output!r} is {list(shape)}; the data need {signature.outputs} on the last axis"
+        )
     loss = config.loss
     if loss is None:
-        loss, net = "loss", _with_loss(net, output, shape, signature)
+        loss = "loss"
+        net = _with_loss(net, output, shape, signature)
         feeds["targets"] = "targets"
     targets = tuple(blob for blob, member in feeds.items() if member == "targets")
     wanted = tuple(dict.fromkeys([loss, output, *last.values()]))
     constants = {n: w for n, w in read.items() if w.dtype.kind != "f" or n in config.frozen}
     fills = export_package(net, read, [*feeds, *last], wanted).init_net.ops
-    init = Net(f"{net.name}_init", tuple(op for op in fills if op.outputs[0] in read), (), tuple(read))
+    init = Net(
+        f"{net.name}_init", tuple(op for op in fills if op.outputs[0] in read), (), tuple(read)
+    )
     states = {first: (name, sizes[first]) for first, name in last.items()}
     net = replace(net, external_inputs=(*feeds, *last, *read), external_outputs=wanted)
     signature = replace(signature, carried=bool(states))
     return NetDefModel(
-        net, init, states, feeds, compute, loss, output, targets, constants, signature=signature, whole=served
+        net,
+        init,
+        states,
+        feeds,
+        compute,
+        loss,
+        output,
+        targets,
+        constants,
+        signature=signature,
+        whole=served,
     )
 
 
@@ -130,7 +157,9 @@ def _output(config: NetDefConfig, net: Net) -> str:
     if config.loss in makers and makers[config.loss].type == LOSS:
         return makers[config.loss].inputs[0]
     if not net.external_outputs:
-        raise ConfigError("the net has no external outputs; name the blob of logits or values with model.output")
+        raise ConfigError(
+            "the net has no external outputs; name the blob of logits or values with model.output"
+        )
     first = net.external_outputs[0]
     return makers[first].inputs[0] if first in makers and makers[first].type == SOFTMAX else first
 
@@ -143,7 +172,11 @@ def _last_states(net: Net, inputs: list[str]) -> dict[str, str]:
             aliases = zip(op.names("alias_src"), op.names("alias_dst"), op.integers("alias_offset"))
             last = {source: name for source, name, offset in aliases if offset == -1}
             firsts = [op.inputs[k] for k in op.integers("initial_recurrent_state_ids")]
-            states |= {f: last[s] for f, s in zip(firsts, op.names("recurrent_states")) if f in inputs and s in last}
+            states |= {
+                f: last[s]
+                for f, s in zip(firsts, op.names("recurrent_states"))
+                if f in inputs and s in last
+            }
     return states
 
 
@@ -157,7 +190,9 @@ def _feeds(config: NetDefConfig, signature: Signature, left: list[str]) -> dict[
             raise ConfigError(f"the net reads no blob {blob!r} of {what}{near(blob, left)}")
     unnamed = [b for b in left if b not in feeds]
     if config.loss is not None and config.targets is None:
-        raise ConfigError("the net has a loss of its own; name the blob of its targets with model.targets")
+        raise ConfigError(
+            "the net has a loss of its own; name the blob of its targets with model.targets"
+        )
     if config.input is None and len(unnamed) == 1:
         feeds[unnamed.pop()] = member
     if unnamed or member not in feeds.values():
@@ -167,14 +202,21 @@ def _feeds(config: NetDefConfig, signature: Signature, left: list[str]) -> dict[
             "model.targets and model.states"
         )
     if signature.lengths and "lengths" not in feeds.values():
-        raise ConfigError("the data have lengths, and the net reads none; name the blob with model.lengths")
+        raise ConfigError(
+            "the data have lengths, and the net reads none; name the blob with model.lengths"
+        )
     if not signature.lengths and "lengths" in feeds.values():
         raise ConfigError("the net reads lengths, and the data have none; give them in init_net")
     return feeds
 
 
 def _shapes(
-    net: Net, weights: Mapping[str, Any], last: Mapping[str, str], feeds: Mapping[str, str], output: str, s: Signature
+    net: Net,
+    weights: Mapping[str, Any],
+    last: Mapping[str, str],
+    feeds: Mapping[str, str],
+    output: str,
+    s: Signature,
 ) -> tuple[dict[str, int], tuple[int, ...]]:
     """Returns the size of each state, and the shape of the output for a batch of 2 steps of 3 examples.
 
@@ -190,7 +232,10 @@ def _shapes(
     sizes = sorted({n for w in weights.values() for n in np.shape(w)}) if last else [0]
     problem: JrnnError | None = None
     for size in sizes:
-        given = {**{b: arrays[what] for b, what in feeds.items()}, **{b: jnp.zeros((1, 3, size)) for b in last}}
+        given = {
+            **{b: arrays[what] for b, what in feeds.items()},
+            **{b: jnp.zeros((1, 3, size)) for b in last},
+        }
         try:
             shapes = jax.eval_shape(lambda given=given: run({**weights, **given}))
         except JrnnError as e:
@@ -198,17 +243,22 @@ def _shapes(
             continue
         if all(shapes[name].shape == (1, 3, size) for name in last.values()):
             return dict.fromkeys(last, size), shapes[output].shape
-    raise ConfigError(f"does not fit the data, or its states have several sizes: {problem}") from problem
+    raise ConfigError(
+        f"does not fit the data, or its states have several sizes: {problem}"
+    ) from problem
 
 
 def _with_loss(net: Net, output: str, shape: tuple[int, ...], signature: Signature) -> Net:
     """Returns the net with a loss after its output of this shape."""
-    targets, ops = "targets", []
+    targets = "targets"
+    ops = []
     if signature.every_step and len(shape) == 2:
         targets = "targets_joined"
         ops.append(Op.of("Reshape", ["targets"], [targets, "targets_old_shape"], shape=[-1]))
     if signature.loss == "cross_entropy":
-        ops.append(Op.of(LOSS, [output, targets], ["loss_probabilities", "loss"], axis=len(shape) - 1))
+        ops.append(
+            Op.of(LOSS, [output, targets], ["loss_probabilities", "loss"], axis=len(shape) - 1)
+        )
     else:
         ops.append(Op.of("Sub", [output, targets], ["loss_error"]))
         ops.append(Op.of("Sqr", ["loss_error"], ["loss_squared_error"]))

@@ -30,7 +30,11 @@ from jrnn.train.models.interface import (
 )
 from jrnn.train.toml_codec import require
 
-UNITS = {"lstm": (LSTM, functional.lstm), "gru": (GRU, functional.gru), "rnn": (RNN_TANH, functional.rnn)}
+UNITS = {
+    "lstm": (LSTM, functional.lstm),
+    "gru": (GRU, functional.gru),
+    "rnn": (RNN_TANH, functional.rnn),
+}
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,25 @@ class NnConfig(LayersConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require(self.memory == 0 or self.memory > 2, "model.memory must be 0 or above 2", self.memory)
-        require(not (self.memory and self.cell == "rnn"), "model.memory is for gates, which an rnn lacks", self.memory)
-        require(self.heads >= 1 and self.hidden % self.heads == 0, "model.heads must divide model.hidden", self.heads)
+        require(
+            self.memory == 0 or self.memory > 2, "model.memory must be 0 or above 2", self.memory
+        )
+        require(
+            not (self.memory and self.cell == "rnn"),
+            "model.memory is for gates, which an rnn lacks",
+            self.memory,
+        )
+        require(
+            self.heads >= 1 and self.hidden % self.heads == 0,
+            "model.heads must divide model.hidden",
+            self.heads,
+        )
         for name in () if self.cell in UNITS else ("bidirectional", "layer_norm", "memory"):
-            require(not getattr(self, name), f"model.{name} is for the cells {', '.join(UNITS)}", getattr(self, name))
+            require(
+                not getattr(self, name),
+                f"model.{name} is for the cells {', '.join(UNITS)}",
+                getattr(self, name),
+            )
 
 
 @dataclass(frozen=True)
@@ -79,20 +97,31 @@ class NnModel(LayersModel):
         if self.signature.dt:
             raise ConfigError(no_times(self.config.cell))
         if self.config.bidirectional and self.signature.carried:
-            raise ConfigError("model.bidirectional must be false if the state is carried on from batch to batch")
+            raise ConfigError(
+                "model.bidirectional must be false if the state is carried on from batch to batch"
+            )
 
     @cached_property
     def _layout(self) -> Layout:
         c = self.config
         unit, _ = UNITS[c.cell]
-        return Layout(unit, self._inputs, c.hidden, c.layers, bidirectional=c.bidirectional, layer_norm=c.layer_norm)
+        return Layout(
+            unit,
+            self._inputs,
+            c.hidden,
+            c.layers,
+            bidirectional=c.bidirectional,
+            layer_norm=c.layer_norm,
+        )
 
     def init(self, key: Any) -> Params:
         of_layers, of_embedding, of_output, of_memory = jax.random.split(key, 4)
         params = self._layout.init(of_layers)
         for k, suffix in enumerate(self._layout.suffixes()):
             params |= self._gate_biases(suffix, params, jax.random.fold_in(of_memory, k))
-        return params | self._ends(of_embedding, of_output, self.config.hidden * self._layout.directions)
+        return params | self._ends(
+            of_embedding, of_output, self.config.hidden * self._layout.directions
+        )
 
     def _gate_biases(self, suffix: str, params: Params, key: Any) -> Params:
         """Returns initial biases of the gates that keep the state: the forget bias, or the chrono initialization.
@@ -100,23 +129,31 @@ class NnModel(LayersModel):
         Source: Tallec and Ollivier, Can recurrent neural networks warp time?, 2018: b_f = log u, b_i = -b_f, where u is
         uniform in [1, memory - 1]. A GRU's z, which keeps the state, has log u.
         """
-        c, h = self.config, self.config.hidden
+        c = self.config
+        h = self.config.hidden
         if c.cell == "rnn" or (c.cell == "gru" and not c.memory):
             return {}
-        name, zeros = f"bias_ih{suffix}", jnp.zeros_like(params[f"bias_hh{suffix}"])
+        name = f"bias_ih{suffix}"
+        zeros = jnp.zeros_like(params[f"bias_hh{suffix}"])
         gate = slice(h, 2 * h)  # an LSTM's f, a GRU's z
         if not c.memory:
             return {name: params[name].at[gate].set(c.forget_bias), f"bias_hh{suffix}": zeros}
         keep = jnp.log(jax.random.uniform(key, (h,), minval=1.0, maxval=c.memory - 1.0))
         bias = params[name].at[gate].set(keep)
-        return {name: bias.at[:h].set(-keep) if c.cell == "lstm" else bias, f"bias_hh{suffix}": zeros}
+        return {
+            name: bias.at[:h].set(-keep) if c.cell == "lstm" else bias,
+            f"bias_hh{suffix}": zeros,
+        }
 
     def initial_carry(self, examples: int) -> Carry:
         names = ("h", "c")[: self._layout.unit.states] if self.signature.carried else ()
-        return {name: jnp.zeros((self.config.layers, examples, self.config.hidden)) for name in names}
+        return {
+            name: jnp.zeros((self.config.layers, examples, self.config.hidden)) for name in names
+        }
 
     def _run(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
-        c, dtype = self.config, self._dtype
+        c = self.config
+        dtype = self._dtype
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         looks_up = isinstance(c, Embedding) and (keys[0] is None or not c.embedding_dropout)
         x = batch.tokens if looks_up else self._embedded(params, batch, keys[0])
@@ -130,7 +167,9 @@ class NnModel(LayersModel):
         read = dropout(read, c.dropout, keys[2])
         output = self._output(params, read if dtype is None else read.astype(dtype))
         # By name: a carry that went through `jax.jit` has its names in alphabetical order, `c` before `h`.
-        return output, {name: states["hc".index(name)].astype(leaf.dtype) for name, leaf in carry.items()}
+        return output, {
+            name: states["hc".index(name)].astype(leaf.dtype) for name, leaf in carry.items()
+        }
 
 
 def _state(carry: Carry) -> Any:

@@ -24,7 +24,9 @@ from jrnn.models.loading import model_of, shapes_of
 from jrnn.train.models.interface import Carry, Model, Params, Signature, mean_loss
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
-A, B = "lora_a", "lora_b"  # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
+# the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
+A = "lora_a"
+B = "lora_b"
 FILES = (  # next to the weights: the defaults of generation, and the files of a tokenizer besides tokenizer.json
     "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json",
@@ -39,10 +41,14 @@ class PretrainedConfig:
     pretrained: str | None = None  # its folder, with config.json and safetensors
     lora_rank: Natural = 0  # rank of trained matrices that are added to frozen ones; 0: none are
     lora_alpha: float = 16.0  # their product is multiplied by lora_alpha / lora_rank
-    lora_targets: list[str] = field(default_factory=lambda: ["*proj*.weight"])  # patterns of the frozen ones' names
+    lora_targets: list[str] = field(
+        default_factory=lambda: ["*proj*.weight"]
+    )  # patterns of the frozen ones' names
 
     def __post_init__(self):
-        require(self.pretrained is not None, "model.pretrained must name the folder of a model", None)
+        require(
+            self.pretrained is not None, "model.pretrained must name the folder of a model", None
+        )
         check_bounds("model", self)
         require(self.lora_alpha > 0, "model.lora_alpha must be positive", self.lora_alpha)
 
@@ -71,7 +77,9 @@ class PretrainedModel(Model):
     targets: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, config: PretrainedConfig, precision: str, kept: Mapping[str, Any] | None) -> PretrainedModel:
+    def of(
+        cls, config: PretrainedConfig, precision: str, kept: Mapping[str, Any] | None
+    ) -> PretrainedModel:
         """Returns the model of a table [model]; `kept`: what `kept` returned, to do without the folder.
 
         Raises:
@@ -79,7 +87,10 @@ class PretrainedModel(Model):
         """
         if kept is None:
             loaded = models.load(config.pretrained)
-            kept = {"config": loaded.text, "types": {name: str(p.dtype) for name, p in loaded.params.items()}}
+            kept = {
+                "config": loaded.text,
+                "types": {name: str(p.dtype) for name, p in loaded.params.items()},
+            }
         model = cls(config, kept["config"], kept["types"], precision)
         if not config.lora_rank:
             return model
@@ -87,7 +98,9 @@ class PretrainedModel(Model):
         targets = tuple(n for n in names if any(fnmatchcase(n, one) for one in config.lora_targets))
         if not targets:
             patterns = " or ".join(map(repr, config.lora_targets))
-            raise ConfigError(f"model.lora_targets: no matrix has a name like {patterns}; such as {', '.join(names[-3:])}")
+            raise ConfigError(
+                f"model.lora_targets: no matrix has a name like {patterns}; such as {', '.join(names[-3:])}"
+            )
         return replace(model, targets=targets)
 
     def kept(self) -> dict[str, Any]:
@@ -100,7 +113,9 @@ class PretrainedModel(Model):
         path = folder / "tokenizer.json"
         same = kind_of(path) == "a file" and read_tokenizer(path).to_str() == tokenizer
         names = FILES if same else FILES[:1]
-        return {name: read_text(folder / name, ConfigError) for name in names if kind_of(folder / name)}
+        return {
+            name: read_text(folder / name, ConfigError) for name in names if kind_of(folder / name)
+        }
 
     @cached_property
     def _configured(self) -> LanguageModel:
@@ -113,17 +128,27 @@ class PretrainedModel(Model):
     @property
     def signature(self) -> Signature:
         v = self.vocabulary
-        return Signature(True, v, v, every_step=True, loss="cross_entropy", carried=True, resets=True)
+        return Signature(
+            True, v, v, every_step=True, loss="cross_entropy", carried=True, resets=True
+        )
 
     def language_model(self, params: Params) -> LanguageModel:
         """Returns the model with these parameters, low-rank parts added, in the types of its files."""
         merged = self._merged(params)
-        return replace(self._configured, params={name: p.astype(self.types[name]) for name, p in merged.items()})
+        return replace(
+            self._configured,
+            params={name: p.astype(self.types[name]) for name, p in merged.items()},
+        )
 
     def _merged(self, params: Params) -> Params:
         merged = {name: p for name, p in params.items() if not name.endswith((f".{A}", f".{B}"))}
         for name in self.targets:
-            merged[name] += self.config.lora_alpha / self.config.lora_rank * params[f"{name}.{B}"] @ params[f"{name}.{A}"]
+            merged[name] += (
+                self.config.lora_alpha
+                / self.config.lora_rank
+                * params[f"{name}.{B}"]
+                @ params[f"{name}.{A}"]
+            )
         return merged
 
     def shapes(self) -> Params:
@@ -135,11 +160,17 @@ class PretrainedModel(Model):
         return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
     def init(self, key: Any) -> Params:
-        params = {name: p.astype(jnp.float32) for name, p in models.load(self.config.pretrained).params.items()}
+        params = {
+            name: p.astype(jnp.float32)
+            for name, p in models.load(self.config.pretrained).params.items()
+        }
         shapes = self.shapes()
         for k, name in enumerate(self.targets):  # the products are 0 at first
-            a, b = shapes[f"{name}.{A}"], shapes[f"{name}.{B}"]
-            params[f"{name}.{A}"] = jax.random.normal(jax.random.fold_in(key, k), a.shape) / a.shape[1] ** 0.5
+            a = shapes[f"{name}.{A}"]
+            b = shapes[f"{name}.{B}"]
+            params[f"{name}.{A}"] = (
+                jax.random.normal(jax.random.fold_in(key, k), a.shape) / a.shape[1] ** 0.5
+            )
             params[f"{name}.{B}"] = jnp.zeros(b.shape)
         return params
 
@@ -149,6 +180,8 @@ class PretrainedModel(Model):
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         dtype = jnp.dtype(self.precision)
-        model = replace(self._configured, params={n: p.astype(dtype) for n, p in self._merged(params).items()})
+        model = replace(
+            self._configured, params={n: p.astype(dtype) for n, p in self._merged(params).items()}
+        )
         logits, _ = model(jnp.asarray(batch.tokens).T, resets=jnp.asarray(batch.resets).T)
         return jnp.swapaxes(logits, 0, 1), carry

@@ -77,19 +77,37 @@ class Seq2SeqModel(NetModel):
         """
         return jax.jit(self._search, static_argnames=("end", "steps", "width", "normalization"))
 
-    def _search(self, params: Params, inputs: Any, input_lengths: Any, *, end: int, width: int, **options: Any) -> Beams:
+    def _search(
+        self,
+        params: Params,
+        inputs: Any,
+        input_lengths: Any,
+        *,
+        end: int,
+        width: int,
+        **options: Any,
+    ) -> Beams:
         n = inputs.shape[1]
         encoded = self._encode({**params, "inputs": inputs, "input_lengths": input_lengths})
-        memory = {name: jnp.repeat(encoded[name], width, axis) for name, axis in self.memory.items()}
+        memory = {
+            name: jnp.repeat(encoded[name], width, axis) for name, axis in self.memory.items()
+        }
         memory["input_lengths"] = jnp.repeat(input_lengths, width)
         first = {name: encoded[name] for name in self.decoder_states}
-        first = {name: v if v.ndim > 1 else jnp.broadcast_to(v, (1, n, *v.shape)) for name, v in first.items()}
+        first = {
+            name: v if v.ndim > 1 else jnp.broadcast_to(v, (1, n, *v.shape))
+            for name, v in first.items()
+        }
 
         def step(states: dict[str, Any], last: Any) -> tuple[Any, dict[str, Any]]:
             blobs = self._decode({**params, **memory, **states, "decoder_inputs": last[None]})
-            return blobs[self.output_blob][0], {name: blobs[after] for name, after in self.decoder_states.items()}
+            return blobs[self.output_blob][0], {
+                name: blobs[after] for name, after in self.decoder_states.items()
+            }
 
-        return beam_search(step, first, jnp.full(n, end, jnp.int32), end=end, width=width, **options)
+        return beam_search(
+            step, first, jnp.full(n, end, jnp.int32), end=end, width=width, **options
+        )
 
     def attention(self, params: Params, batch: Any) -> np.ndarray:
         """Returns the weights [T, N, S] with which the decoder, fed a batch's targets, attends to the inputs."""
@@ -106,19 +124,26 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
     the lengths never changes a result, and lengths may be 0.
     """
     b = NetBuilder("seq2seq")
-    inputs, input_lengths = b.input("inputs"), b.input("input_lengths")
-    decoder_inputs, targets, target_lengths = b.input("decoder_inputs"), b.input("targets"), b.input("target_lengths")
+    inputs = b.input("inputs")
+    input_lengths = b.input("input_lengths")
+    decoder_inputs = b.input("decoder_inputs")
+    targets = b.input("targets")
+    target_lengths = b.input("target_lengths")
     features = 2 * config.encoder
 
     def embedded(tokens: str, name: str) -> str:
-        table = b.param(f"{name}_embedding", [tokens_known, config.embedding], "GaussianFill", std=1.0)
+        table = b.param(
+            f"{name}_embedding", [tokens_known, config.embedding], "GaussianFill", std=1.0
+        )
         return b.Gather([table, tokens], f"{name}_embedded")
 
     x = embedded(inputs, "encoder")
     options = LSTMOptions(forget_bias=config.forget_bias)
     forward = LSTM(b, x, input_lengths, None, config.embedding, config.encoder, "forward", options)
     x = b.ReversePackedSegs([x, input_lengths], "encoder_embedded_reversed")
-    backward = LSTM(b, x, input_lengths, None, config.embedding, config.encoder, "backward", options)
+    backward = LSTM(
+        b, x, input_lengths, None, config.embedding, config.encoder, "backward", options
+    )
     turned = b.ReversePackedSegs([backward.hidden_all, input_lengths], "backward_outputs")
     outputs = _joined(b, [forward.hidden_all, turned], "encoder_outputs")
     first = []
@@ -133,9 +158,13 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
     y = embedded(decoder_inputs, "decoder")
     encoder = Encoder(outputs, features, input_lengths)
     options = AttentionOptions(kind=config.attention, forget_bias=config.forget_bias)
-    out = LSTMWithAttention(b, y, None, first, config.embedding, config.decoder, encoder, ATTEND, options)
+    out = LSTMWithAttention(
+        b, y, None, first, config.embedding, config.decoder, encoder, ATTEND, options
+    )
     logits = fully_connected(b, out.combined, "logits", config.decoder + features, tokens_known)
-    b.SoftmaxWithLoss([logits, targets, _within(b, targets, target_lengths)], ["probabilities", "loss"], axis=2)
+    b.SoftmaxWithLoss(
+        [logits, targets, _within(b, targets, target_lengths)], ["probabilities", "loss"], axis=2
+    )
 
     memory = {f"{ATTEND}/encoder_outputs_transposed": 0}
     if config.attention != "dot":
@@ -144,7 +173,9 @@ def seq2seq(config: Seq2SeqConfig, tokens_known: int, compute: Compute = DEFAULT
     if out.coverage_last is not None:
         memory[f"{ATTEND}/coverage_weights"] = 1
         states[f"{ATTEND}/initial_coverage"] = out.coverage_last
-    feeds = {name: name for name in (inputs, input_lengths, decoder_inputs, targets, target_lengths)}
+    feeds = {
+        name: name for name in (inputs, input_lengths, decoder_inputs, targets, target_lengths)
+    }
     return Seq2SeqModel(
         b.build(outputs=["loss"]),
         b.build_init(),
@@ -187,24 +218,35 @@ class Beams(NamedTuple):
     finished: Any
 
 
-def _continued(beams: Beams, t: Any, logits: Any, end: int, normalization: float) -> tuple[Beams, Any]:
+def _continued(
+    beams: Beams, t: Any, logits: Any, end: int, normalization: float
+) -> tuple[Beams, Any]:
     """The K best of all continuations by a token in step t, by its logits [N K, V], and the hypotheses [N K] before."""
     (n, k, _), vocabulary = beams.tokens.shape, logits.shape[-1]
     next_ = jax.nn.log_softmax(logits.reshape(n, k, vocabulary))
     stay = jnp.where(jnp.arange(vocabulary) == end, 0.0, -jnp.inf).astype(next_.dtype)
-    next_ = jnp.where(beams.finished[..., None], stay, next_)  # a finished hypothesis has one continuation: itself
+    next_ = jnp.where(
+        beams.finished[..., None], stay, next_
+    )  # a finished hypothesis has one continuation: itself
     total = beams.log_probability[..., None] + next_  # [N, K, V]
     lengths = jnp.where(beams.finished, beams.lengths, t + 1)
     scores = total / lengths[..., None].astype(total.dtype) ** normalization
     best, chosen = lax.top_k(scores.reshape(n, -1), k)
-    parent, token = chosen // vocabulary, (chosen % vocabulary).astype(jnp.int32)
+    parent = chosen // vocabulary
+    token = (chosen % vocabulary).astype(jnp.int32)
 
     def of_parent(a: Any) -> Any:
         return jnp.take_along_axis(a, parent.reshape(n, k, *(1,) * (a.ndim - 2)), axis=1)
 
     tokens = lax.dynamic_update_index_in_dim(of_parent(beams.tokens), token, t, 2)
     log_probability = jnp.take_along_axis(total.reshape(n, -1), chosen, axis=1)
-    after = Beams(tokens, of_parent(lengths), log_probability, best, of_parent(beams.finished) | (token == end))
+    after = Beams(
+        tokens,
+        of_parent(lengths),
+        log_probability,
+        best,
+        of_parent(beams.finished) | (token == end),
+    )
     return after, (jnp.arange(n)[:, None] * k + parent).reshape(-1)
 
 
@@ -247,7 +289,8 @@ def beam_search(
     >>> search(1).tokens[0, 0].tolist(), search(2).tokens[0, 0].tolist()  # greedy starts with the likeliest token
     ([1, 1, 1, 1], [2, 0, 0, 0])
     """
-    n, k = first.shape[0], width
+    n = first.shape[0]
+    k = width
 
     def go_on(loop: tuple[Any, Beams, State]) -> Any:
         t, beams, _ = loop
@@ -255,7 +298,9 @@ def beam_search(
 
     def body(loop: tuple[Any, Beams, State]) -> tuple[Any, Beams, State]:
         t, beams, state = loop
-        before = lax.dynamic_index_in_dim(beams.tokens, jnp.maximum(t - 1, 0), 2, keepdims=False)  # [N, K]
+        before = lax.dynamic_index_in_dim(
+            beams.tokens, jnp.maximum(t - 1, 0), 2, keepdims=False
+        )  # [N, K]
         last = jnp.where(t == 0, jnp.broadcast_to(first[:, None], (n, k)), before)
         logits, state = step(state, last.reshape(-1).astype(jnp.int32))
         beams, rows = _continued(beams, t, logits, end, normalization)
@@ -263,7 +308,9 @@ def beam_search(
 
     state = jax.tree.map(lambda a: jnp.repeat(a, k, axis=1), state)
     dtype = jax.eval_shape(step, state, jax.ShapeDtypeStruct((n * k,), jnp.int32))[0].dtype
-    alone = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf).astype(dtype)  # otherwise all K beams would start the same
+    alone = jnp.where(jnp.arange(k) == 0, 0.0, -jnp.inf).astype(
+        dtype
+    )  # otherwise all K beams would start the same
     start = Beams(
         jnp.full((n, k, steps), end, jnp.int32),
         jnp.zeros((n, k), jnp.int32),

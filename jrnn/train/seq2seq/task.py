@@ -61,7 +61,10 @@ def spell(day: date, spelling: str) -> str:
     >>> spell(date(2026, 11, 20), "{weekday}, {nth} of {month} {y}")
     'Friday, 20th of November 2026'
     """
-    d, m, weekday, month = day.day, day.month, WEEKDAYS[day.weekday()], MONTHS[day.month - 1]
+    d = day.day
+    m = day.month
+    weekday = WEEKDAYS[day.weekday()]
+    month = MONTHS[day.month - 1]
     end = {1: "st", 2: "nd", 3: "rd"}.get(0 if d in (11, 12, 13) else d % 10, "th")
     return spelling.format(
         y=day.year, m=m, d=d, mm=f"{m:02}", dd=f"{d:02}", nth=f"{d}{end}", month=month, mon=month[:3],
@@ -92,7 +95,9 @@ class PairBatch(NamedTuple):
     fresh: Any
 
 
-def encode(pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps: int = 0) -> PairBatch:
+def encode(
+    pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps: int = 0
+) -> PairBatch:
     """Returns pairs as tokens, in arrays of at least so many steps.
 
     Raises:
@@ -104,7 +109,9 @@ def encode(pairs: Sequence[tuple[str, str]], input_steps: int = 0, target_steps:
     end = VOCABULARY.characters[END]
     for text in (text for pair in pairs for text in pair):
         if end in text:
-            raise DataError(f"{text!r} holds the character {end!r}, which ends a sequence; leave it out")
+            raise DataError(
+                f"{text!r} holds the character {end!r}, which ends a sequence; leave it out"
+            )
     inputs, input_lengths = _padded([source for source, _ in pairs], input_steps)
     targets, target_lengths = _padded([target + end for _, target in pairs], target_steps)
     shifted = np.concatenate([np.full((1, len(pairs)), END, np.int32), targets[:-1]])
@@ -134,7 +141,11 @@ class Seq2SeqData:
         check_bounds("data", self)
         require(0 <= self.reversals <= 1, "data.reversals must lie between 0 and 1", self.reversals)
         require(self.last_year <= 9999, "data.last_year must be at most 9999", self.last_year)
-        require(self.first_year <= self.last_year, "data.first_year must not be after data.last_year", self.first_year)
+        require(
+            self.first_year <= self.last_year,
+            "data.first_year must not be after data.last_year",
+            self.first_year,
+        )
 
 
 @dataclass(frozen=True)
@@ -157,7 +168,8 @@ class Pairs(Seq2SeqData):
         rng = np.random.default_rng((self.seed, number, self.held_out))
         reverse = rng.random(count) < self.reversals
         days = rng.integers(len(self._days), size=count)
-        spellings, cases = rng.integers(len(SPELLINGS), size=count), rng.integers(len(CASES), size=count)
+        spellings = rng.integers(len(SPELLINGS), size=count)
+        cases = rng.integers(len(CASES), size=count)
         dates = (
             (CASES[case](spell(self._days[day], SPELLINGS[spelling])), self._days[day].isoformat())
             for day, spelling, case in zip(days, spellings, cases)
@@ -182,18 +194,25 @@ class Pairs(Seq2SeqData):
 
     @cached_property
     def _days(self) -> list[date]:
-        first, end = (date(year, 1, 1).toordinal() for year in (self.first_year, self.last_year + 1))
+        first, end = (
+            date(year, 1, 1).toordinal() for year in (self.first_year, self.last_year + 1)
+        )
         days = map(date.fromordinal, range(first, end))
         return [day for day in days if is_held_out(day.isoformat()) == self.held_out]
 
     def _string(self, rng: np.random.Generator) -> tuple[str, str]:
         while True:
-            text = "".join(ALPHABET[k] for k in rng.integers(len(ALPHABET), size=rng.integers(1, self.longest + 1)))
+            text = "".join(
+                ALPHABET[k]
+                for k in rng.integers(len(ALPHABET), size=rng.integers(1, self.longest + 1))
+            )
             if is_held_out(text[::-1]) == self.held_out:
                 return REVERSE + text, text[::-1]
 
 
-_LONGEST_DATE = max(len(spell(date(2000, m, d), s)) for m in range(1, 13) for d in range(20, 28) for s in SPELLINGS)
+_LONGEST_DATE = max(
+    len(spell(date(2000, m, d), s)) for m in range(1, 13) for d in range(20, 28) for s in SPELLINGS
+)
 
 
 GREEDY = {"width": 1, "normalization": 0.0}
@@ -206,7 +225,9 @@ class Seq2SeqSample:
     prompt: str = "18 Nov 2026"  # what is read
     beam: Positive = 4  # the width of the beam search, which is also the number of answers
     normalization: NonNegative = 1.0  # see `beam_search`
-    attention: str | None = None  # a file for a picture of what the best answer attended to: .png, .svg or .pdf
+    attention: str | None = (
+        None  # a file for a picture of what the best answer attended to: .png, .svg or .pdf
+    )
 
     def __post_init__(self):
         require(self.prompt != "", "sample.prompt must hold at least one character", self.prompt)
@@ -240,39 +261,59 @@ class Seq2SeqTask(Task):
 
     def validation(self) -> Sequence[PairBatch]:
         size = self.train.batch
-        return [self.train.of(pairs[k : k + size]) for pairs in self.held_out.values() for k in range(0, len(pairs), size)]
+        return [
+            self.train.of(pairs[k : k + size])
+            for pairs in self.held_out.values()
+            for k in range(0, len(pairs), size)
+        ]
 
     def evaluate(self, params: Params, loss: float) -> dict[str, float]:
         """Returns the share of each kind of held-out pairs that greedy search gets right to the last character."""
-        return {f"exact_match_{name}": self.exact_match(params, pairs) for name, pairs in self.held_out.items()}
+        return {
+            f"exact_match_{name}": self.exact_match(params, pairs)
+            for name, pairs in self.held_out.items()
+        }
 
     def exact_match(self, params: Params, pairs: Sequence[tuple[str, str]]) -> float:
         batch = self.train.of(pairs)
         steps = len(batch.targets)
-        best = self.model.search(params, batch.inputs, batch.input_lengths, end=END, steps=steps, **GREEDY)
+        best = self.model.search(
+            params, batch.inputs, batch.input_lengths, end=END, steps=steps, **GREEDY
+        )
         right = np.asarray(best.tokens)[:, 0] == batch.targets.T  # both hold END from their end on
         return float(np.mean(right.all(axis=1)))
 
     def fingerprint(self) -> dict[str, Any]:
-        pairs = [*self.train.draw(0, 1000), *(pair for kind in self.held_out.values() for pair in kind)]
-        return {"characters": VOCABULARY.characters, "sha256": hashlib.sha256(repr(pairs).encode()).hexdigest()}
+        pairs = [
+            *self.train.draw(0, 1000),
+            *(pair for kind in self.held_out.values() for pair in kind),
+        ]
+        return {
+            "characters": VOCABULARY.characters,
+            "sha256": hashlib.sha256(repr(pairs).encode()).hexdigest(),
+        }
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Seq2SeqModel:
     known = kept_value(kept, "characters", str)
     if known != VOCABULARY.characters:
-        raise DataError(f"the model knows the characters {known!r}, not {VOCABULARY.characters!r}; train a new model")
+        raise DataError(
+            f"the model knows the characters {known!r}, not {VOCABULARY.characters!r}; train a new model"
+        )
     if config.train.precision != "float32" and config.model.attention == "coverage":
         raise ConfigError(
             f'model.attention = "coverage" adds up weights over all steps: leave train.precision at "float32", not '
             f"{config.train.precision!r}, or choose another attention"
         )
-    return seq2seq(config.model, len(VOCABULARY), Compute(config.gradient.source, config.train.precision))
+    return seq2seq(
+        config.model, len(VOCABULARY), Compute(config.gradient.source, config.train.precision)
+    )
 
 
 def _write(trained: Trained, seed: int) -> str:
     """Returns the answers to the prompt with their probabilities, the best first; draws the attention if asked to."""
-    settings, model = trained.config.sample, trained.model
+    settings = trained.config.sample
+    model = trained.model
     assert isinstance(model, Seq2SeqModel)
     asked = encode([(settings.prompt, "")])
     best = model.search(
@@ -284,18 +325,32 @@ def _write(trained: Trained, seed: int) -> str:
         width=settings.beam,
         normalization=settings.normalization,
     )
-    lengths, finished = np.asarray(best.lengths)[0], np.asarray(best.finished)[0]
-    answers = [VOCABULARY.decode(tokens[: n - done]) for tokens, n, done in zip(best.tokens[0], lengths, finished)]
+    lengths = np.asarray(best.lengths)[0]
+    finished = np.asarray(best.finished)[0]
+    answers = [
+        VOCABULARY.decode(tokens[: n - done])
+        for tokens, n, done in zip(best.tokens[0], lengths, finished)
+    ]
     if settings.attention is not None:
         of_best = encode([(settings.prompt, answers[0])])
         weights = model.attention(trained.params, of_best)[: len(answers[0]), 0]
         draw_attention(Path(settings.attention), settings.prompt, answers[0], weights)
     shares = np.exp(np.asarray(best.log_probability)[0])
     width = max(map(len, answers))
-    return "\n".join(f"{text:{width}}  {share:.4f}" for text, share in zip(answers, shares) if share > 0)
+    return "\n".join(
+        f"{text:{width}}  {share:.4f}" for text, share in zip(answers, shares) if share > 0
+    )
 
 
-SEQ2SEQ = TaskKind("seq2seq", Seq2SeqData, {"attention": Seq2SeqConfig}, Seq2SeqTask.load, _model, Seq2SeqSample, _write)
+SEQ2SEQ = TaskKind(
+    "seq2seq",
+    Seq2SeqData,
+    {"attention": Seq2SeqConfig},
+    Seq2SeqTask.load,
+    _model,
+    Seq2SeqSample,
+    _write,
+)
 
 
 def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) -> None:
@@ -307,14 +362,25 @@ def draw_attention(path: Path, source: str, target: str, weights: np.ndarray) ->
     if not target:
         raise UsageError(f"{path}: the answer is empty, so there is no attention to draw")
     assert weights.shape == (len(target), len(source)), weights.shape
-    size = (max(len(source), FEWEST) * CELL + 0.5, max(len(target), FEWEST // 2) * CELL + 1.1)  # as a phone shows it
+    size = (
+        max(len(source), FEWEST) * CELL + 0.5,
+        max(len(target), FEWEST // 2) * CELL + 1.1,
+    )  # as a phone shows it
     with picture(path, size) as figure:
         axes = figure.add_subplot()
-        image = axes.imshow(weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest")
-        axes.set_xticks(range(len(source)), source.replace(" ", "␣"), family="monospace", fontsize=8)
-        axes.set_yticks(range(len(target)), target.replace(" ", "␣"), family="monospace", fontsize=8)
+        image = axes.imshow(
+            weights, cmap="Blues", vmin=0.0, vmax=1.0, aspect="equal", interpolation="nearest"
+        )
+        axes.set_xticks(
+            range(len(source)), source.replace(" ", "␣"), family="monospace", fontsize=8
+        )
+        axes.set_yticks(
+            range(len(target)), target.replace(" ", "␣"), family="monospace", fontsize=8
+        )
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         axes.tick_params(length=0, pad=2)
         axes.set(xlabel="input", ylabel="output")
-        figure.colorbar(image, ax=axes, location="bottom", aspect=40, label="weight").outline.set_visible(False)
+        figure.colorbar(
+            image, ax=axes, location="bottom", aspect=40, label="weight"
+        ).outline.set_visible(False)

@@ -12,5 +12,6 @@ from jrnn.train.tasks.task import Batch, Batches, Task, TaskKind, Trained
 from jrnn.train.tasks.tokens import TOKENS
 
 KINDS: dict[str, TaskKind] = {
-    kind.name: kind for kind in (CHARACTERS, WORDS, TOKENS, CLASSIFICATION, ADDING, FORECAST, SEQ2SEQ)
+    kind.name: kind
+    for kind in (CHARACTERS, WORDS, TOKENS, CLASSIFICATION, ADDING, FORECAST, SEQ2SEQ)
 }

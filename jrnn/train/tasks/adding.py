@@ -51,7 +51,9 @@ class Adding(AddingData):
         rng = np.random.default_rng((self.seed, number))
         numbers = rng.random((self.length, count), np.float32)
         half = self.length // 2
-        marked = np.stack([rng.integers(half, size=count), rng.integers(half, self.length, size=count)])
+        marked = np.stack(
+            [rng.integers(half, size=count), rng.integers(half, self.length, size=count)]
+        )
         marks = np.zeros_like(numbers)
         marks[marked, np.arange(count)] = 1
         total = np.take_along_axis(numbers, marked, axis=0).sum(axis=0)

@@ -42,14 +42,18 @@ class ClassificationData:
     """
 
     source: Literal["digits", "file"] = "digits"
-    path: str | None = None  # the file, relative to the working directory; it implies source = "file"
+    path: str | None = (
+        None  # the file, relative to the working directory; it implies source = "file"
+    )
     validation: float = 0.2  # the share of the examples that is never trained on, drawn by the seed
     batch: Positive = 64  # examples in a step
     noise: NonNegative = 0.0  # standard deviation of noise on the training inputs, which are scaled to a deviation of 1
 
     def __post_init__(self):
         check_bounds("data", self)
-        require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
+        require(
+            0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation
+        )
         imply_file(self, "a .npz file")
 
 
@@ -78,14 +82,26 @@ def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:
     for name in ("inputs", "targets"):
         if name not in arrays:
             raise DataError(f"lacks the array {name!r}; it holds {', '.join(arrays) or 'none'}")
-    inputs, targets, lengths = arrays["inputs"], arrays["targets"], arrays.get("lengths")
+    inputs = arrays["inputs"]
+    targets = arrays["targets"]
+    lengths = arrays.get("lengths")
     if inputs.ndim not in (2, 3) or inputs.dtype.kind not in "fiub":
-        raise DataError(f"'inputs' is {inputs.dtype}{list(inputs.shape)}; it must be numbers [N, T, D] or [N, T]")
-    if targets.shape != inputs.shape[:1] or targets.dtype.kind not in "iu" or (targets.size and targets.min() < 0):
-        raise DataError(f"'targets' is {targets.dtype}{list(targets.shape)}; it must be integers >= 0, [{len(inputs)}]")
+        raise DataError(
+            f"'inputs' is {inputs.dtype}{list(inputs.shape)}; it must be numbers [N, T, D] or [N, T]"
+        )
+    if (
+        targets.shape != inputs.shape[:1]
+        or targets.dtype.kind not in "iu"
+        or (targets.size and targets.min() < 0)
+    ):
+        raise DataError(
+            f"'targets' is {targets.dtype}{list(targets.shape)}; it must be integers >= 0, [{len(inputs)}]"
+        )
     if targets.size and targets.max() > _MOST_CLASSES:
         at = int(targets.argmax())
-        raise DataError(f"'targets'[{at}] is {targets[at]}; classes are numbered from 0, at most {_MOST_CLASSES}")
+        raise DataError(
+            f"'targets'[{at}] is {targets[at]}; classes are numbered from 0, at most {_MOST_CLASSES}"
+        )
     if lengths is not None:
         steps = inputs.shape[1]
         within = lengths.dtype.kind in "iu" and bool(((lengths >= 1) & (lengths <= steps)).all())
@@ -126,7 +142,9 @@ class ClassificationTask(HeldOutTask):
             "deviation": scaling.deviation,
             "sha256": checksum(examples.inputs, examples.targets, examples.lengths),
         }
-        train, held_out = (part._replace(inputs=scaling.apply(part.inputs)) for part in (train, held_out))
+        train, held_out = (
+            part._replace(inputs=scaling.apply(part.inputs)) for part in (train, held_out)
+        )
         batches = Shuffled.of(train, config.data.batch, config.seed, config.data.noise)
         return cls(batches, held_out, kept, _model(config, kept))
 
@@ -151,7 +169,8 @@ def _model(config: Any, kept: Mapping[str, Any]) -> Model:
 
 def _predict(trained: Trained, path: str | Path | None) -> str:
     """Returns the most probable class of each example of a file, and its probability, as CSV."""
-    kept, data = trained.fingerprint, trained.config.data
+    kept = trained.fingerprint
+    data = trained.config.data
     if path is None:
         examples = read_examples(data)
     else:
@@ -161,7 +180,8 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
             examples = _examples({"targets": unknown, **arrays})
         except DataError as e:
             raise e.at(path) from None
-    features, with_lengths = kept_value(kept, "features", int), kept_value(kept, "lengths", bool)
+    features = kept_value(kept, "features", int)
+    with_lengths = kept_value(kept, "lengths", bool)
     if examples.inputs.shape[2] != features or (examples.lengths is not None) != with_lengths:
         here = f"{examples.inputs.shape[2]} features and {'no ' if examples.lengths is None else ''}lengths"
         there = f"{features} features and {'' if with_lengths else 'no '}lengths"
@@ -174,8 +194,12 @@ def _predict(trained: Trained, path: str | Path | None) -> str:
     return "\n".join(["example,class,probability", *rows]) + "\n"
 
 
-def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    return Scaling(*(kept_value(kept, name, list[float]) for name in ("mean", "deviation"))).scaled, lambda logits: logits
+def _units(
+    config: Any, kept: Mapping[str, Any]
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    return Scaling(
+        *(kept_value(kept, name, list[float]) for name in ("mean", "deviation"))
+    ).scaled, lambda logits: logits
 
 
 CLASSIFICATION = TaskKind(

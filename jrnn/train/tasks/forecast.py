@@ -40,10 +40,16 @@ class ForecastData:
     """
 
     source: Literal["demand", "file"] = "file"
-    path: str | None = None  # the file, relative to the working directory; it implies source = "file"
+    path: str | None = (
+        None  # the file, relative to the working directory; it implies source = "file"
+    )
     targets: list[str] = field(default_factory=list)  # the columns to predict
-    inputs: list[str] = field(default_factory=list)  # the columns to read; by default those to predict
-    time: str | None = None  # the column of times, dates or numbers; without it rows are equally spaced
+    inputs: list[str] = field(
+        default_factory=list
+    )  # the columns to read; by default those to predict
+    time: str | None = (
+        None  # the column of times, dates or numbers; without it rows are equally spaced
+    )
     window: Positive = 48  # rows that a forecast is made from
     horizon: Positive = 1  # rows after them that it predicts
     validation: float = 0.2  # the share of the rows, at their end, that is never trained on
@@ -51,8 +57,14 @@ class ForecastData:
 
     def __post_init__(self):
         imply_file(self, "a CSV file")
-        require(len(self.targets) > 0, "data.targets must name at least one column to predict", self.targets)
-        require(0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation)
+        require(
+            len(self.targets) > 0,
+            "data.targets must name at least one column to predict",
+            self.targets,
+        )
+        require(
+            0 < self.validation < 1, "data.validation must lie between 0 and 1", self.validation
+        )
         check_bounds("data", self)
 
     @property
@@ -74,13 +86,17 @@ def windows(series: Series, targets: np.ndarray, window: int, horizon: int) -> E
     """
     count = len(targets) - window - horizon + 1
     if count < 1:
-        raise DataError(f"{len(targets)} rows are too few for data.window = {window} and data.horizon = {horizon}")
+        raise DataError(
+            f"{len(targets)} rows are too few for data.window = {window} and data.horizon = {horizon}"
+        )
     before = np.arange(window)[:, None] + np.arange(count)
     after = np.arange(count)[:, None] + window + np.arange(horizon)
     goals = targets[after].reshape(count, -1)
     usable = series.counts[before].any(axis=0) & ~np.isnan(goals).all(axis=1)
     if not usable.any():
-        raise DataError("no window of data.window rows has a row without empty cells, and a known target after it")
+        raise DataError(
+            "no window of data.window rows has a row without empty cells, and a known target after it"
+        )
     return series.at(before[:, usable])._replace(targets=goals[usable])
 
 
@@ -95,13 +111,17 @@ class ForecastTask(HeldOutTask):
     @classmethod
     def load(cls, config: Any) -> ForecastTask:
         data = config.data
-        series, targets = read_series(data.file, data.read, data.time), read_columns(data.file, data.targets)
+        series = read_series(data.file, data.read, data.time)
+        targets = read_columns(data.file, data.targets)
         border = round(len(targets) * (1 - data.validation))
         try:
             for values, names in ((series.inputs, data.read), (targets, data.targets)):
-                if unknown := [n for n, column in zip(names, values[:border].T) if np.isnan(column).all()]:
+                if unknown := [
+                    n for n, column in zip(names, values[:border].T) if np.isnan(column).all()
+                ]:
                     raise DataError(f"column {unknown[0]!r} has no number in the rows to train on")
-            of_inputs, of_targets = Scaling.fit(series.inputs[:border]), Scaling.fit(targets[:border])
+            of_inputs = Scaling.fit(series.inputs[:border])
+            of_targets = Scaling.fit(targets[:border])
             kept = {
                 "inputs": vars(of_inputs),
                 "targets": vars(of_targets),
@@ -113,7 +133,8 @@ class ForecastTask(HeldOutTask):
                 raise DataError(
                     "has empty targets, of which parts of a batch have different numbers: set optimizer.accumulate = 1"
                 )
-            series, y = series.scaled(of_inputs), of_targets.apply(targets)
+            series = series.scaled(of_inputs)
+            y = of_targets.apply(targets)
             train = windows(series[:border], y[:border], data.window, data.horizon)
             start = max(border - data.window, 0)  # so that the first row held out is predicted too
             held_out = windows(series[start:], y[start:], data.window, data.horizon)
@@ -132,51 +153,78 @@ class ForecastTask(HeldOutTask):
 
 def _unscaled(data: ForecastData, kept: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
     """[B, P O] -> [B, P, O], in the file's units."""
-    return kept_value(kept, "targets", Scaling).undo(values.reshape(-1, data.horizon, len(data.targets)))
+    return kept_value(kept, "targets", Scaling).undo(
+        values.reshape(-1, data.horizon, len(data.targets))
+    )
 
 
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     data = config.data
     outputs = data.horizon * len(data.targets)
-    mask, dt = kept_value(kept, "mask", bool), bool(kept_value(kept, "spacing", list[float]))
+    mask = kept_value(kept, "mask", bool)
+    dt = bool(kept_value(kept, "spacing", list[float]))
     if (mask or dt) and config.model.kind != "nn":
         raise ConfigError(
             f"{data.file}: has empty cells or rows that are not equally spaced, which a model of kind {config.model.kind!r} "
             'does not read: use model.kind = "nn"'
         )
-    return build_model(config, Signature(False, len(data.read), outputs, loss="squared_error", mask=mask, dt=dt))
+    return build_model(
+        config, Signature(False, len(data.read), outputs, loss="squared_error", mask=mask, dt=dt)
+    )
 
 
 def _predict(trained: Trained, path: str | Path | None) -> str:
     """Returns the forecast of the rows after the last ones of a file as CSV."""
-    data, kept = trained.config.data, trained.fingerprint
+    data = trained.config.data
+    kept = trained.fingerprint
     path = path or data.file
     series = read_series(path, data.read, data.time, *kept_value(kept, "spacing", list[float]))
     if len(series.inputs) < data.window:
-        raise DataError(f"{path}: has {len(series.inputs)} rows; a forecast is made from data.window = {data.window}")
+        raise DataError(
+            f"{path}: has {len(series.inputs)} rows; a forecast is made from data.window = {data.window}"
+        )
     series = series.scaled(kept_value(kept, "inputs", Scaling))[-data.window :]
     if not series.counts.any():
-        raise DataError(f"{path}: each of the last {data.window} rows has an empty cell; a forecast needs one without")
+        raise DataError(
+            f"{path}: each of the last {data.window} rows has an empty cell; a forecast needs one without"
+        )
     model = trained.model
     if not series.counts.all() and not model.signature.mask:
         if trained.config.model.kind != "nn":
-            raise DataError(f"{path}: its last rows have empty cells, which the model does not read; fill them")
+            raise DataError(
+                f"{path}: its last rows have empty cells, which the model does not read; fill them"
+            )
         model = model.with_signature(replace(model.signature, mask=True))
     last = series.at(np.arange(data.window)[:, None])
     predicted = _unscaled(data, kept, predictor(model)(trained.params, [last]))[0]
     lines = [",".join(["step", *data.targets])]
-    lines += [",".join([str(k + 1), *(f"{value:.6g}" for value in row)]) for k, row in enumerate(predicted)]
+    lines += [
+        ",".join([str(k + 1), *(f"{value:.6g}" for value in row)])
+        for k, row in enumerate(predicted)
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _units(config: Any, kept: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _units(
+    config: Any, kept: Mapping[str, Any]
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """Rows in the file's units -> the model's; [N, P O] -> [N, P, O] in the file's units."""
     data = config.data
 
     def after(y: Any) -> Any:
-        return kept_value(kept, "targets", Scaling).unscaled(y.reshape(y.shape[0], data.horizon, len(data.targets)))
+        return kept_value(kept, "targets", Scaling).unscaled(
+            y.reshape(y.shape[0], data.horizon, len(data.targets))
+        )
 
     return kept_value(kept, "inputs", Scaling).scaled, after
 
 
-FORECAST = TaskKind("forecast", ForecastData, FEATURE_MODELS, ForecastTask.load, _model, predict=_predict, units=_units)
+FORECAST = TaskKind(
+    "forecast",
+    ForecastData,
+    FEATURE_MODELS,
+    ForecastTask.load,
+    _model,
+    predict=_predict,
+    units=_units,
+)

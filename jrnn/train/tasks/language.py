@@ -13,7 +13,15 @@ import numpy as np
 from jrnn.errors import DataError
 from jrnn.train.models import TOKEN_MODELS, Model, Params, Signature, build_model
 from jrnn.train.tasks.task import TaskKind, Trained, kept_value
-from jrnn.train.text import Streams, TextChunk, TextConfig, TextData, Vocabulary, WordsConfig, WordVocabulary
+from jrnn.train.text import (
+    Streams,
+    TextChunk,
+    TextConfig,
+    TextData,
+    Vocabulary,
+    WordsConfig,
+    WordVocabulary,
+)
 from jrnn.train.toml_codec import NonNegative, Positive, check_bounds, require
 
 
@@ -60,7 +68,9 @@ class SampleConfig:
     """The text that a trained model writes."""
 
     length: Positive = 400  # characters, words or tokens after the prompt
-    temperature: NonNegative = 0.7  # below 1 more predictable, above 1 more random, 0 always the most probable
+    temperature: NonNegative = (
+        0.7  # below 1 more predictable, above 1 more random, 0 always the most probable
+    )
     prompt: str = "The "  # how the text begins
 
     def __post_init__(self):
@@ -74,7 +84,9 @@ def written(trained: Trained, prompt: np.ndarray, seed: int) -> list[int]:
         raise DataError("the prompt is empty; it must hold at least one character")
     settings = trained.config.sample
     assert trained.generate is not None
-    new, _ = trained.generate(prompt[None], settings.length, temperature=settings.temperature, key=jax.random.key(seed))
+    new, _ = trained.generate(
+        prompt[None], settings.length, temperature=settings.temperature, key=jax.random.key(seed)
+    )
     return [*prompt.tolist(), *new[0].tolist()]
 
 
@@ -104,7 +116,9 @@ def build_language_model(config: Any, known: int, resets: bool = False) -> Model
 
 def _write(trained: Trained, seed: int) -> str:
     vocabulary = _vocabulary(trained.fingerprint)
-    return vocabulary.decode(written(trained, vocabulary.encode(trained.config.sample.prompt), seed))
+    return vocabulary.decode(
+        written(trained, vocabulary.encode(trained.config.sample.prompt), seed)
+    )
 
 
 CHARACTERS = TaskKind("characters", TextConfig, TOKEN_MODELS, _load, _model, SampleConfig, _write)

@@ -62,7 +62,9 @@ class Series:
         return (passed / self.spacing).astype(np.float32)
 
 
-def read_series(path: str | Path, names: Sequence[str], time: str | None, spacing: float | None = None) -> Series:
+def read_series(
+    path: str | Path, names: Sequence[str], time: str | None, spacing: float | None = None
+) -> Series:
     """Reads the columns that a model reads, and the times of the rows.
 
     Args:
@@ -99,14 +101,18 @@ def read_columns(path: str | Path, names: Sequence[str]) -> np.ndarray:
 
 def _read(path: str | Path, names: Sequence[str], value: Callable[[str], float]) -> np.ndarray:
     text = read_text(path, DataError, free(), "; data.path must name a CSV file")
-    rows = csv.reader(io.StringIO(text, newline=""), strict=True)  # a quote that is not closed is an error
+    rows = csv.reader(
+        io.StringIO(text, newline=""), strict=True
+    )  # a quote that is not closed is an error
     numbers = []
     try:
         header = [name.strip() for name in next(rows, [])]
         places = [_place(path, name, header) for name in names]
         for row in rows:
             if any(cell.strip() for cell in row[len(header) :]):
-                raise DataError(f"{path}, line {rows.line_num}: has {len(row)} cells, and the first line {len(header)}")
+                raise DataError(
+                    f"{path}, line {rows.line_num}: has {len(row)} cells, and the first line {len(header)}"
+                )
             if row:  # not an empty line
                 numbers.append(list(_values(path, rows.line_num, names, row, places, value)))
     except csv.Error as e:
@@ -127,7 +133,9 @@ def _values(
         try:
             yield value(cell)
         except ValueError as e:
-            raise DataError(f"{path}, line {line}: column {name!r} must be {e}, is {cell!r:.80}") from None
+            raise DataError(
+                f"{path}, line {line}: column {name!r} must be {e}, is {cell!r:.80}"
+            ) from None
 
 
 def _number(cell: str) -> float:
@@ -162,8 +170,12 @@ def _place(path: str | Path, name: str, header: list[str]) -> int:
     if header.count(name) == 1:
         return header.index(name)
     if name in header:
-        raise DataError(f"{path}: has {header.count(name)} columns {name!r}; give each a name of its own")
+        raise DataError(
+            f"{path}: has {header.count(name)} columns {name!r}; give each a name of its own"
+        )
     for mark, what in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(header) == 1 and mark in header[0]:
-            raise DataError(f"{path}: its cells are separated by {what}; a CSV file has commas: convert it")
+            raise DataError(
+                f"{path}: its cells are separated by {what}; a CSV file has commas: convert it"
+            )
     raise DataError(f"{path}: has no column {name!r}{hint(name, [h[:40] for h in header[:40]])}")

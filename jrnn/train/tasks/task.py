@@ -23,7 +23,9 @@ from jrnn.errors import CheckpointError, DataError
 from jrnn.files import checked
 from jrnn.train.models import Model, Params
 
-COMPANIONS = "companion files"  # a key of fingerprints: texts of files next to the weights; they may change
+COMPANIONS = (
+    "companion files"  # a key of fingerprints: texts of files next to the weights; they may change
+)
 
 
 class Batch(Protocol):
@@ -46,7 +48,9 @@ class Task(Protocol):
 
     model: Model
     train: Batches
-    axes: Mapping[str, int]  # the axis of the examples in each member of a batch; the other members are shared
+    axes: Mapping[
+        str, int
+    ]  # the axis of the examples in each member of a batch; the other members are shared
     item: str = "examples"  # or "tokens"
     unit: str  # the unit of the loss, as "nats a character" or "mean squared error"
 
@@ -70,30 +74,51 @@ class Task(Protocol):
 
 def check_task(config: Any, task: Any) -> None:
     """Raises DataError if a task lacks a part of `Task`, or its examples do not fit it; for tasks of users."""
-    known = ("model", "train", "axes", "items", "item", "unit", "validation", "evaluate", "fingerprint")
+    known = (
+        "model",
+        "train",
+        "axes",
+        "items",
+        "item",
+        "unit",
+        "validation",
+        "evaluate",
+        "fingerprint",
+    )
     missing = [name for name in known if not hasattr(task, name)]
     if missing:
-        raise DataError(f"task {config.task!r} lacks {', '.join(missing)}; a task has {', '.join(known)}")
+        raise DataError(
+            f"task {config.task!r} lacks {', '.join(missing)}; a task has {', '.join(known)}"
+        )
     members = task.train.at(0)._asdict()
     for name, axis in task.axes.items():
         value = members.get(name)
-        if value is not None and (np.ndim(value) <= axis or np.shape(value)[axis] != config.data.batch):
+        if value is not None and (
+            np.ndim(value) <= axis or np.shape(value)[axis] != config.data.batch
+        ):
             raise DataError(
                 f"task {config.task!r}: {name} of the first batch is {list(np.shape(value))}; axis {axis}, which task.axes "
                 f"names, must have data.batch = {config.data.batch} examples"
             )
     for name, value in members.items():
         if value is not None and np.asarray(value).dtype.kind in "OSU":
-            raise DataError(f"task {config.task!r}: {name} are {np.asarray(value).dtype}; they must be numbers")
+            raise DataError(
+                f"task {config.task!r}: {name} are {np.asarray(value).dtype}; they must be numbers"
+            )
     signature = getattr(task.model, "signature", None)
     if signature is None:
         return
     losses = ("cross_entropy", "squared_error")
     if signature.loss not in losses:
-        raise DataError(f"task {config.task!r}: signature.loss is {signature.loss!r}; it must be one of {', '.join(losses)}")
+        raise DataError(
+            f"task {config.task!r}: signature.loss is {signature.loss!r}; it must be one of {', '.join(losses)}"
+        )
     if signature.loss == "cross_entropy":
         everything = getattr(task.train, "all", None)
-        every = [members.get("targets"), *(getattr(b, "targets", None) for b in (everything, *task.validation()))]
+        every = [
+            members.get("targets"),
+            *(getattr(b, "targets", None) for b in (everything, *task.validation())),
+        ]
         for targets in every:
             if targets is not None:
                 _check_classes(f"task {config.task!r}", np.asarray(targets), signature.outputs)
@@ -101,7 +126,9 @@ def check_task(config: Any, task: Any) -> None:
 
 def _check_classes(where: str, targets: np.ndarray, count: int) -> None:
     if targets.dtype.kind not in "iu":
-        raise DataError(f"{where}: targets are {targets.dtype}; cross_entropy needs integers, the classes")
+        raise DataError(
+            f"{where}: targets are {targets.dtype}; cross_entropy needs integers, the classes"
+        )
     if targets.size and not 0 <= targets.min() <= targets.max() < count:
         raise DataError(
             f"{where}: targets hold {targets.min()} to {targets.max()}; they must be classes below "
@@ -146,7 +173,9 @@ class TaskKind:
     sample: type | None = None
     write: Callable[[Trained, int], str] | None = None
     predict: Callable[[Trained, str | Path | None], str] | None = None
-    units: Callable[[Any, Mapping[str, Any]], tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None = None
+    units: (
+        Callable[[Any, Mapping[str, Any]], tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None
+    ) = None
 
 
 class Examples(NamedTuple):
@@ -193,7 +222,9 @@ class Shuffled:
         """Raises DataError if there are fewer examples than in one batch."""
         count = len(examples.targets)
         if count < batch:
-            raise DataError(f"there are {count} examples to train on, but data.batch = {batch}; make it smaller")
+            raise DataError(
+                f"there are {count} examples to train on, but data.batch = {batch}; make it smaller"
+            )
         return cls(examples, batch, seed, noise)
 
     def at(self, step: int) -> Examples:
@@ -203,7 +234,9 @@ class Shuffled:
         batch = take(self.all, order[index * self.batch : (index + 1) * self.batch])
         if not self.noise:
             return batch
-        drawn = np.random.default_rng((self.seed, step, 1)).standard_normal(batch.inputs.shape, np.float32)
+        drawn = np.random.default_rng((self.seed, step, 1)).standard_normal(
+            batch.inputs.shape, np.float32
+        )
         return batch._replace(inputs=batch.inputs + np.float32(self.noise) * drawn)
 
 
@@ -215,7 +248,9 @@ def _order(seed: int, number: int, count: int) -> np.ndarray:
 def take(examples: Examples, which: Any) -> Examples:
     """Returns the examples of these indices."""
     members = {name: value for name in AXES if (value := getattr(examples, name)) is not None}
-    return examples._replace(**{n: v[which] if AXES[n] == 0 else v[:, which] for n, v in members.items()})
+    return examples._replace(
+        **{n: v[which] if AXES[n] == 0 else v[:, which] for n, v in members.items()}
+    )
 
 
 def in_batches(examples: Examples, size: int) -> tuple[Examples, ...]:
@@ -229,7 +264,9 @@ def split(examples: Examples, share: float, seed: int) -> tuple[Examples, Exampl
     count = len(examples.targets)
     held = round(count * share)
     if not 0 < held < count:
-        raise DataError(f"data.validation = {share} of {count} examples leaves none for training or validation")
+        raise DataError(
+            f"data.validation = {share} of {count} examples leaves none for training or validation"
+        )
     order = np.random.default_rng(seed).permutation(count)
     return take(examples, order[held:]), take(examples, order[:held])
 
@@ -251,7 +288,9 @@ class Scaling:
         """Fits values [N, D], without those that are NaN; a constant feature is only shifted."""
         wide = np.asarray(values, np.float64)
         deviation = np.nanstd(wide, axis=0)
-        return cls(np.nanmean(wide, axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist())
+        return cls(
+            np.nanmean(wide, axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist()
+        )
 
     def scaled(self, values: Any) -> Any:
         """As `apply`, in JAX."""

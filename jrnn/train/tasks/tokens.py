@@ -34,7 +34,11 @@ class TokensConfig:
 
     def __post_init__(self):
         check_bounds("data", self)
-        require(self.path is not None, "data.path must name the folder that `jrnn tokens TEXT... --out FOLDER` wrote", None)
+        require(
+            self.path is not None,
+            "data.path must name the folder that `jrnn tokens TEXT... --out FOLDER` wrote",
+            None,
+        )
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,13 @@ class Rows:
     def at(self, step: int) -> TextChunk:
         number, index = divmod(step, self.per_pass)
         rows = self.per_pass * self.batch
-        offset = int(np.random.default_rng((self.seed, number)).integers(self.chunk)) if number else 0
+        offset = (
+            int(np.random.default_rng((self.seed, number)).integers(self.chunk)) if number else 0
+        )
         offset = min(offset, self.stop - self.start - rows * self.chunk - 1)
-        places = permuted(np.arange(index * self.batch, (index + 1) * self.batch), rows, (self.seed, number))
+        places = permuted(
+            np.arange(index * self.batch, (index + 1) * self.batch), rows, (self.seed, number)
+        )
         return self.cut(self.start + offset + places * self.chunk)
 
     def in_order(self) -> list[TextChunk]:
@@ -72,7 +80,9 @@ class Rows:
 
     def cut(self, starts: np.ndarray) -> TextChunk:
         """Returns the rows that begin at the tokens `starts`, [B]."""
-        tokens = np.stack([self.corpus.tokens(at, at + self.chunk + 1) for at in starts.tolist()], 1)  # [T + 1, B]
+        tokens = np.stack(
+            [self.corpus.tokens(at, at + self.chunk + 1) for at in starts.tolist()], 1
+        )  # [T + 1, B]
         resets = np.stack([self.corpus.begins(at, at + self.chunk) for at in starts.tolist()], 1)
         return TextChunk(tokens[:-1], tokens[1:], np.asarray(True), resets)
 
@@ -91,9 +101,12 @@ def permuted(places: np.ndarray, size: int, seed: Any) -> np.ndarray:
     keys = np.random.default_rng(seed).integers(2**63, size=4, dtype=np.uint64)
 
     def rounds(numbers: np.ndarray) -> np.ndarray:
-        low, high = numbers & mask, numbers >> half
+        low = numbers & mask
+        high = numbers >> half
         for key in keys:
-            mixed = (low ^ key) * np.uint64(0x9E3779B97F4A7C15)  # odd, so that all bits of the sum count
+            mixed = (low ^ key) * np.uint64(
+                0x9E3779B97F4A7C15
+            )  # odd, so that all bits of the sum count
             low, high = high ^ (mixed >> np.uint64(32)) & mask, low
         return (high << half) | low
 
@@ -147,7 +160,11 @@ def _load(config: Any) -> TokensTask:
             f"{(data.validation + 1) * data.batch * data.chunk + 2:,}"
         )
     train = Rows(corpus, 0, border, data.batch, data.chunk, config.seed)
-    return TokensTask(train, replace(train, start=border, stop=len(corpus)), _build(config, corpus.vocabulary, None))
+    return TokensTask(
+        train,
+        replace(train, start=border, stop=len(corpus)),
+        _build(config, corpus.vocabulary, None),
+    )
 
 
 def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Model:
@@ -163,7 +180,9 @@ def _build(config: Any, vocabulary: int, kept: Mapping[str, Any] | None) -> Mode
 
 
 def _write(trained: Trained, seed: int) -> str:
-    tokenizer = parse_tokenizer(kept_value(trained.fingerprint, "tokenizer", str), "data.json of the run")
+    tokenizer = parse_tokenizer(
+        kept_value(trained.fingerprint, "tokenizer", str), "data.json of the run"
+    )
     prompt = np.asarray(tokenizer.encode(trained.config.sample.prompt).ids, np.int32)
     return str(tokenizer.decode(written(trained, prompt, seed)))
 
@@ -171,7 +190,10 @@ def _write(trained: Trained, seed: int) -> str:
 def _model(config: Any, kept: Mapping[str, Any]) -> Model:
     pretrained = kept_value(kept, "pretrained", dict) if "pretrained" in kept else None
     if pretrained is not None:
-        pretrained = {key: kept_value(pretrained, key, kind) for key, kind in (("config", str), ("types", dict))}
+        pretrained = {
+            key: kept_value(pretrained, key, kind)
+            for key, kind in (("config", str), ("types", dict))
+        }
         kept_value({COMPANIONS: {}, **kept}, COMPANIONS, dict[str, str])  # older versions kept none
     return _build(config, kept_value(kept, "vocabulary", int), pretrained)
 

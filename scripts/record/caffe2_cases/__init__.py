@@ -21,7 +21,16 @@ def case(type, inputs, outputs, /, *, gradient=False, reads=None, before=(), aft
     cannot be recorded. The rest are the operator's arguments.
     """
     gradient = outputs[:1] if gradient is True else list(gradient or [])
-    return Case(type, inputs, outputs, list(inputs) if reads is None else list(reads), gradient, args, before, after)
+    return Case(
+        type,
+        inputs,
+        outputs,
+        list(inputs) if reads is None else list(reads),
+        gradient,
+        args,
+        before,
+        after,
+    )
 
 
 def normal(*shape, seed=0):

@@ -4,7 +4,13 @@ import numpy as np
 
 from caffe2_cases import case, i64, integers, normal, positive
 
-X, Y, M, N, IMAGE = normal(2, 3, 4), normal(2, 3, 4, seed=1), normal(3, 4), normal(4, 5), normal(1, 4, 3, 4)
+X, Y, M, N, IMAGE = (
+    normal(2, 3, 4),
+    normal(2, 3, 4, seed=1),
+    normal(3, 4),
+    normal(4, 5),
+    normal(1, 4, 3, 4),
+)
 MASK, PLACES = X > 0, integers(0, 3, 2, 2, 4, dtype=np.int64)
 CASES = []
 

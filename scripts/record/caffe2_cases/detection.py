@@ -9,16 +9,28 @@ ANCHORS = np.array([[-16, -16, 31, 31], [-8, -20, 23, 35], [-20, -8, 35, 23]], n
 
 def proposals(images=1, h=4, w=5, type="GenerateProposals", deltas=0.5, values=None, **args):
     info = f32(*[v for k in range(images) for v in (64 + 8 * k, 80, 1 + k)]).reshape(images, 3)
-    scores = np.random.RandomState(h * w).permutation(images * 3 * h * w).reshape(images, 3, h, w).astype(np.float32)
+    scores = (
+        np.random.RandomState(h * w)
+        .permutation(images * 3 * h * w)
+        .reshape(images, 3, h, w)
+        .astype(np.float32)
+    )
     if values:  # of which many are equal
         scores = scores % values
-    blobs = {"scores": scores, "deltas": deltas * normal(images, 12, h, w), "im_info": info, "anchors": ANCHORS}
+    blobs = {
+        "scores": scores,
+        "deltas": deltas * normal(images, 12, h, w),
+        "im_info": info,
+        "anchors": ANCHORS,
+    }
     return case(type, blobs, ["rois", "probabilities"], **args)
 
 
 def boxes(rows, classes=1, seed=0):
     corner = 40 * positive(rows, classes, 2, seed=seed)
-    return np.concatenate([corner, corner + 30 * positive(rows, classes, 2, seed=seed + 1)], 2).reshape(rows, -1)
+    return np.concatenate(
+        [corner, corner + 30 * positive(rows, classes, 2, seed=seed + 1)], 2
+    ).reshape(rows, -1)
 
 
 def with_image(rows, first):
@@ -27,33 +39,55 @@ def with_image(rows, first):
 
 
 def rotated(rows, first=None):
-    rows_of_boxes = np.concatenate([60 * positive(rows, 2), 20 * positive(rows, 2), 80 * normal(rows, 1)], 1)
+    rows_of_boxes = np.concatenate(
+        [60 * positive(rows, 2), 20 * positive(rows, 2), 80 * normal(rows, 1)], 1
+    )
     rows_of_boxes[0, 4] = 0.5
     return rows_of_boxes
 
 
 def limited(rows=14, classes=4, splits=None, block=None, values=None, **args):
-    scores = np.random.RandomState(rows).permutation(rows * classes).astype(np.float32) / (rows * classes)
+    scores = np.random.RandomState(rows).permutation(rows * classes).astype(np.float32) / (
+        rows * classes
+    )
     scores = scores.reshape(rows, classes)
     if values:
         scores = np.ceil(scores * values).astype(np.float32) / values
     blobs = {"scores": scores, "boxes": boxes(rows, block or classes)}
     if splits:
         blobs["splits"] = f32(*splits)
-    return case("BoxWithNMSLimit", blobs, ["s", "b", "c", "n", "kept", "sizes"][: args.pop("count", 6)], **args)
+    return case(
+        "BoxWithNMSLimit",
+        blobs,
+        ["s", "b", "c", "n", "kept", "sizes"][: args.pop("count", 6)],
+        **args,
+    )
 
 
 INFO = f32(90, 120, 1.5, 100, 80, 2).reshape(2, 3)
 CASES = [
     proposals(min_size=0.0),
     proposals(2, pre_nms_topN=30, post_nms_topN=6, nms_thresh=0.5, min_size=10.0),
-    proposals(2, 3, 4, "GenerateProposalsCPP", spatial_scale=0.125, nms_thresh=0.9, deltas=1.5, post_nms_topN=0),
+    proposals(
+        2,
+        3,
+        4,
+        "GenerateProposalsCPP",
+        spatial_scale=0.125,
+        nms_thresh=0.9,
+        deltas=1.5,
+        post_nms_topN=0,
+    ),
     proposals(1, 3, 3, legacy_plus_one=0, min_size=4.0),
     proposals(1, 2, 2, min_size=500.0),
     proposals(1, 7, 9, values=2, min_size=0.0),
     proposals(1, 7, 9, values=7, min_size=0.0, pre_nms_topN=50),
     proposals(1, 7, 9, values=1, min_size=0.0, pre_nms_topN=33, post_nms_topN=9),
-    case("BBoxTransform", {"rois": with_image(5, 2), "deltas": normal(5, 8), "im_info": INFO}, ["out", "n"]),
+    case(
+        "BBoxTransform",
+        {"rois": with_image(5, 2), "deltas": normal(5, 8), "im_info": INFO},
+        ["out", "n"],
+    ),
     case(
         "BBoxTransform",
         {"rois": with_image(5, 5), "deltas": normal(5, 4), "im_info": INFO},
@@ -67,7 +101,12 @@ CASES = [
         weights=[10.0, 10.0, 5.0, 5.0],
         legacy_plus_one=0,
     ),
-    case("BBoxTransform", {"rois": rotated(4), "deltas": normal(4, 10), "im_info": INFO[:1]}, ["out"], rotated=1),
+    case(
+        "BBoxTransform",
+        {"rois": rotated(4), "deltas": normal(4, 10), "im_info": INFO[:1]},
+        ["out"],
+        rotated=1,
+    ),
     case(
         "BBoxTransform",
         {"rois": rotated(4), "deltas": normal(4, 5), "im_info": INFO[:1]},

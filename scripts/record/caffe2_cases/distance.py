@@ -11,14 +11,24 @@ for type in ("SquaredL2Distance", "L1Distance", "DotProduct", "CosineSimilarity"
         case(type, {"x": normal(0, 3), "y": normal(0, 3)}, ["out"]),
     ]
 CASES += [
-    case("L1Distance", {"x": f32(2, 1, 3, 4).reshape(2, 2), "y": f32(0, 1, 5, 4).reshape(2, 2)}, ["out"], gradient=True),
+    case(
+        "L1Distance",
+        {"x": f32(2, 1, 3, 4).reshape(2, 2), "y": f32(0, 1, 5, 4).reshape(2, 2)},
+        ["out"],
+        gradient=True,
+    ),
     case(
         "CosineSimilarityGradient",
         {"x": f32(0, 3, -4, 0).reshape(2, 2), "y": f32(0, 0, 3, 4).reshape(2, 2), "g": f32(2, -1)},
         ["dx", "dy"],
     ),
     case("CosineSimilarity", {"x": f32(0, 0).reshape(1, 2), "y": f32(0, 1).reshape(1, 2)}, ["out"]),
-    case("CosineEmbeddingCriterion", {"s": f32(0.5, -0.5, 0.1, 1), "y": i32(1, 1, -1, -1)}, ["out"], gradient=True),
+    case(
+        "CosineEmbeddingCriterion",
+        {"s": f32(0.5, -0.5, 0.1, 1), "y": i32(1, 1, -1, -1)},
+        ["out"],
+        gradient=True,
+    ),
     case(
         "CosineEmbeddingCriterion",
         {"s": f32(0.5, 0.25, 0.1, 1), "y": i32(0, -1, -1, -1)},

@@ -44,4 +44,13 @@ CASES = [
     case("Range", {"start": i32(-4), "stop": i32(0), "step": i32(-5)}, ["out"]),
 ]
 for dtype in (1, 2, 5, 6, 8, 9, 10, 13):
-    CASES += [case("ConstantFill", {}, ["out"], shape=[2], dtype=dtype, value=1.0 if dtype in (1, 13) else 1)]
+    CASES += [
+        case(
+            "ConstantFill",
+            {},
+            ["out"],
+            shape=[2],
+            dtype=dtype,
+            value=1.0 if dtype in (1, 13) else 1,
+        )
+    ]

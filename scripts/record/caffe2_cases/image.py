@@ -5,7 +5,15 @@ from caffe2_cases import case, f32, normal
 CASES = []
 for mode in ("constant", "reflect", "edge"):
     CASES += [
-        case("PadImage", {"x": normal(2, 2, 3, 4)}, ["out"], gradient=True, mode=mode, pad=1, value=2.0),
+        case(
+            "PadImage",
+            {"x": normal(2, 2, 3, 4)},
+            ["out"],
+            gradient=True,
+            mode=mode,
+            pad=1,
+            value=2.0,
+        ),
         case(
             "PadImage",
             {"x": normal(1, 3, 4, 2)},
@@ -18,13 +26,34 @@ for mode in ("constant", "reflect", "edge"):
             pad_r=3,
             order="NHWC",
         ),
-        case("PadImage", {"x": normal(1, 1, 3, 3)}, ["out"], gradient=True, mode=mode, pads=[3, 2, 0, 1]),
+        case(
+            "PadImage",
+            {"x": normal(1, 1, 3, 3)},
+            ["out"],
+            gradient=True,
+            mode=mode,
+            pads=[3, 2, 0, 1],
+        ),
     ]
 for resize in ("ResizeNearest", "UpsampleBilinear"):
     CASES += [
         case(resize, {"x": normal(1, 2, 3, 4), "scales": f32(1.5, 2)}, ["out"]),
-        case(resize, {"x": normal(1, 2, 3, 4)}, ["out"], gradient=True, width_scale=2.0, height_scale=1.7),
-        case(resize, {"x": normal(1, 2, 5, 4)}, ["out"], gradient=True, width_scale=0.6, height_scale=0.5),
+        case(
+            resize,
+            {"x": normal(1, 2, 3, 4)},
+            ["out"],
+            gradient=True,
+            width_scale=2.0,
+            height_scale=1.7,
+        ),
+        case(
+            resize,
+            {"x": normal(1, 2, 5, 4)},
+            ["out"],
+            gradient=True,
+            width_scale=0.6,
+            height_scale=0.5,
+        ),
         case(resize, {"x": normal(1, 2, 5, 4)}, ["out"], gradient=True, height_scale=0.2),
     ]
 CASES += [
@@ -46,5 +75,12 @@ CASES += [
         height_scale=2.0,
         temporal_scale=2.0,
     ),
-    case("ResizeNearest3D", {"x": normal(1, 2, 2, 2, 3)}, ["out"], gradient=True, width_scale=2.0, height_scale=2.0),
+    case(
+        "ResizeNearest3D",
+        {"x": normal(1, 2, 2, 2, 3)},
+        ["out"],
+        gradient=True,
+        width_scale=2.0,
+        height_scale=2.0,
+    ),
 ]

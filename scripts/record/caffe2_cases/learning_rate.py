@@ -16,14 +16,36 @@ POLICIES = [
     ((1, 2, 4, 5), dict(policy="pieceWarmup", m1=0.1, n1=2, m2=0.2, n2=5, m3=0.9)),
     (
         (0, 3, 5, 6, 20),
-        dict(policy="hill", start_multiplier=0.2, num_iter=5, gamma=0.5, power=1.0, end_multiplier=0.3),
+        dict(
+            policy="hill",
+            start_multiplier=0.2,
+            num_iter=5,
+            gamma=0.5,
+            power=1.0,
+            end_multiplier=0.3,
+        ),
     ),
-    ((2, 3, 8, 11), dict(policy="slope", num_iter_1=3, multiplier_1=0.2, num_iter_2=8, multiplier_2=0.7)),
-    ((2, 3, 5, 11), dict(policy="slope", num_iter_1=3, multiplier_1=0.7, num_iter_2=8, multiplier_2=0.2)),
+    (
+        (2, 3, 8, 11),
+        dict(policy="slope", num_iter_1=3, multiplier_1=0.2, num_iter_2=8, multiplier_2=0.7),
+    ),
+    (
+        (2, 3, 5, 11),
+        dict(policy="slope", num_iter_1=3, multiplier_1=0.7, num_iter_2=8, multiplier_2=0.2),
+    ),
     ((0, 2, 3, 6, 9, 13), dict(policy="cyclical", max_lr=3.0, stepsize=3, decay=0.5)),
-    ((0, 3, 4, 9), dict(policy="cosine", max_lr=1.0, min_lr=0.1, period=4, t_mult=1.0, lr_shrink=0.5)),
-    ((0, 2, 3, 8, 9, 20, 21, 44, 45), dict(policy="cosine", max_lr=1.0, min_lr=0.1, period=3, t_mult=2.0)),
-    ((0, 3, 6, 7, 8, 30), dict(policy="cosine", max_lr=1.0, min_lr=0.1, period=3, t_mult=1.5, lr_shrink=0.7)),
+    (
+        (0, 3, 4, 9),
+        dict(policy="cosine", max_lr=1.0, min_lr=0.1, period=4, t_mult=1.0, lr_shrink=0.5),
+    ),
+    (
+        (0, 2, 3, 8, 9, 20, 21, 44, 45),
+        dict(policy="cosine", max_lr=1.0, min_lr=0.1, period=3, t_mult=2.0),
+    ),
+    (
+        (0, 3, 6, 7, 8, 30),
+        dict(policy="cosine", max_lr=1.0, min_lr=0.1, period=3, t_mult=1.5, lr_shrink=0.7),
+    ),
     ((5,), dict(policy="cosine")),
     (
         (0, 3, 5, 7, 8),

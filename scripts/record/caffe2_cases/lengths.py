@@ -18,15 +18,27 @@ for type in ("LengthsSum", "LengthsMean", "LengthsMax"):
 CASES += [
     case("LengthsSumGradient", {"y_grad": normal(2, 2), "n": i32(2, 1)}, ["x_grad"]),
     case("LengthsMeanGradient", {"y_grad": normal(2, 2), "n": i32(2, 0)}, ["x_grad"]),
-    case("LengthsWeightedSum", {"x": ROWS, "w": normal(5), "n": i32(2, 0, 3)}, ["y"], gradient=True),
-    case("LengthsWeightedSum", {"x": ROWS, "w": normal(5), "n": i32(2, 0, 3)}, ["y"], gradient=True, grad_on_weights=1),
-    case("LengthsWeightedSum", {"x": normal(3), "w": normal(3), "n": i32(2, 1)}, ["y"], gradient=True),
+    case(
+        "LengthsWeightedSum", {"x": ROWS, "w": normal(5), "n": i32(2, 0, 3)}, ["y"], gradient=True
+    ),
+    case(
+        "LengthsWeightedSum",
+        {"x": ROWS, "w": normal(5), "n": i32(2, 0, 3)},
+        ["y"],
+        gradient=True,
+        grad_on_weights=1,
+    ),
+    case(
+        "LengthsWeightedSum", {"x": normal(3), "w": normal(3), "n": i32(2, 1)}, ["y"], gradient=True
+    ),
     case("LengthsTile", {"x": normal(3, 2), "n": i32(2, 0, 1)}, ["y"], gradient=True),
     case("LengthsTile", {"x": i64(7, 8), "n": i32(2, 1)}, ["y"]),
     case("LengthsGather", {"x": ROWS, "n": i32(2, 0, 3), "k": i32(2, 0, 0, 1)}, ["y"]),
     case("LengthsGather", {"x": i32(1, 2, 3), "n": i32(2, 1), "k": i64(1)}, ["y"]),
     case("LengthsPad", {"x": ROWS, "n": i32(2, 0, 3)}, ["y"], target_length=3),
-    case("LengthsPad", {"x": i32(1, 2, 3), "n": i32(2, 1)}, ["y"], target_length=4, padding_value=5.0),
+    case(
+        "LengthsPad", {"x": i32(1, 2, 3), "n": i32(2, 1)}, ["y"], target_length=4, padding_value=5.0
+    ),
     case("LengthsRangeFill", {"n": i32(2, 0, 3)}, ["y"]),
     case("LengthsRangeFill", {"n": np.zeros(0, np.int32)}, ["y"]),
     case("LengthsToRanges", {"n": i32(2, 0, 3)}, ["y"]),

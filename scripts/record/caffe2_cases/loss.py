@@ -28,11 +28,26 @@ CASES = [
     case("LabelCrossEntropyGradient", {"x": ZERO, "k": i32(0), "g": f32(2)}, ["out"]),
     case("CrossEntropy", {"x": P, "k": distributions(3, 4, seed=1)}, ["out"], gradient=True),
     case("CrossEntropy", {"x": ZERO, "k": f32(0.5, 0.5).reshape(1, 2)}, ["out"]),
-    case("CrossEntropyGradient", {"x": ZERO, "k": f32(0.5, 0.5).reshape(1, 2), "g": f32(2)}, ["out"]),
+    case(
+        "CrossEntropyGradient", {"x": ZERO, "k": f32(0.5, 0.5).reshape(1, 2), "g": f32(2)}, ["out"]
+    ),
     case("SoftmaxWithLoss", {"x": LOGITS, "k": LABELS}, SOFTMAX, gradient=["loss"]),
-    case("SoftmaxWithLoss", {"x": LOGITS, "k": LABELS.reshape(3, 1)}, SOFTMAX, gradient=["loss"], scale=2.0),
-    case("SoftmaxWithLoss", {"x": LOGITS, "k": LABELS, "w": f32(1, 2, 0.5)}, SOFTMAX, gradient=["loss"]),
-    case("SoftmaxWithLoss", {"x": LOGITS, "k": LABELS, "w": f32(0, 0, 0)}, SOFTMAX, gradient=["loss"]),
+    case(
+        "SoftmaxWithLoss",
+        {"x": LOGITS, "k": LABELS.reshape(3, 1)},
+        SOFTMAX,
+        gradient=["loss"],
+        scale=2.0,
+    ),
+    case(
+        "SoftmaxWithLoss",
+        {"x": LOGITS, "k": LABELS, "w": f32(1, 2, 0.5)},
+        SOFTMAX,
+        gradient=["loss"],
+    ),
+    case(
+        "SoftmaxWithLoss", {"x": LOGITS, "k": LABELS, "w": f32(0, 0, 0)}, SOFTMAX, gradient=["loss"]
+    ),
     case(
         "SoftmaxWithLoss",
         {"x": LOGITS, "k": LABELS, "w": f32(1, 2, 0.5)},
@@ -40,7 +55,13 @@ CASES = [
         gradient=["loss"],
         average_by_batch_size=1,
     ),
-    case("SoftmaxWithLoss", {"x": LOGITS, "k": distributions(3, 4)}, SOFTMAX, gradient=["loss"], label_prob=1),
+    case(
+        "SoftmaxWithLoss",
+        {"x": LOGITS, "k": distributions(3, 4)},
+        SOFTMAX,
+        gradient=["loss"],
+        label_prob=1,
+    ),
     case(
         "SoftmaxWithLoss",
         {"x": LOGITS, "k": distributions(3, 4), "w": f32(1, 2, 0.5)},
@@ -58,7 +79,12 @@ CASES = [
     case("SoftmaxWithLoss", {"x": f32(1000, 0).reshape(1, 2), "k": i32(1)}, SOFTMAX),
     case("SpatialSoftmaxWithLoss", {"x": IMAGE, "k": PIXELS}, SOFTMAX, gradient=["loss"]),
     case("SpatialSoftmaxWithLoss", {"x": IMAGE, "k": IGNORING}, SOFTMAX, gradient=["loss"]),
-    case("SpatialSoftmaxWithLoss", {"x": IMAGE, "k": IGNORING, "w": positive(2, 2, 2)}, SOFTMAX, gradient=["loss"]),
+    case(
+        "SpatialSoftmaxWithLoss",
+        {"x": IMAGE, "k": IGNORING, "w": positive(2, 2, 2)},
+        SOFTMAX,
+        gradient=["loss"],
+    ),
     case("SpatialSoftmaxWithLoss", {"x": IMAGE, "k": IGNORING * 0 - 1}, SOFTMAX, gradient=["loss"]),
     case("SpatialSoftmaxWithLoss", {"x": IMAGE, "k": PIXELS}, SOFTMAX, scale=2.0),
     case(
@@ -74,11 +100,19 @@ PAIR = {"x": normal(2, 3), "y": positive(2, 3) / 3}
 for args in ({}, {"log_D_trick": 1}, {"unjoined_lr_loss": 1}):
     CASES += [
         case("SigmoidCrossEntropyWithLogits", PAIR, ["out"], gradient=True, **args),
-        case("SigmoidCrossEntropyWithLogits", {"x": normal(3), "y": f32(1, 0, 1)}, ["out"], gradient=True, **args),
+        case(
+            "SigmoidCrossEntropyWithLogits",
+            {"x": normal(3), "y": f32(1, 0, 1)},
+            ["out"],
+            gradient=True,
+            **args,
+        ),
     ]
 CASES += [
     case("SigmoidCrossEntropyWithLogits", {"x": f32(200, -200), "y": f32(0, 1)}, ["out"]),
-    case("WeightedSigmoidCrossEntropyWithLogits", {**PAIR, "w": normal(2, 3)}, ["out"], gradient=True),
+    case(
+        "WeightedSigmoidCrossEntropyWithLogits", {**PAIR, "w": normal(2, 3)}, ["out"], gradient=True
+    ),
     case(
         "WeightedSigmoidCrossEntropyWithLogits",
         {"x": normal(2), "y": f32(1, 0), "w": f32(1, 2)},

@@ -4,7 +4,20 @@ from caffe2_cases import case, f32, i32, i64, normal, positive
 
 INSIDE = f32(-0.9, -0.5, 0.0, 0.3, 0.8)
 CASES = []
-for type in ("Exp", "Sqr", "Abs", "Negative", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Atan", "Cube", "Erf"):
+for type in (
+    "Exp",
+    "Sqr",
+    "Abs",
+    "Negative",
+    "Sin",
+    "Cos",
+    "Tan",
+    "Sinh",
+    "Cosh",
+    "Atan",
+    "Cube",
+    "Erf",
+):
     CASES += [
         case(type, {"x": normal(2, 3)}, ["out"], gradient=True),
         case(type, {"x": f32(-1.5, -0.0, 0.0, 0.25, 2)}, ["out"], gradient=True),

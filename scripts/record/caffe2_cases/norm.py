@@ -23,7 +23,12 @@ CASES = [
         gradient=True,
         elementwise_affine=1,
     ),
-    case("LayerNorm", {"x": normal(2, 3), "gamma": normal(3), "beta": normal(3)}, ["y", "mean", "std"], axis=-1),
+    case(
+        "LayerNorm",
+        {"x": normal(2, 3), "gamma": normal(3), "beta": normal(3)},
+        ["y", "mean", "std"],
+        axis=-1,
+    ),
     case("Dropout", {"x": normal(2, 3)}, ["y", "mask"], is_test=0),
     case("Dropout", {"x": normal(2, 3)}, ["y", "mask"], gradient=True, is_test=0, ratio=0.3),
     case("Dropout", {"x": normal(2, 3)}, ["y"], gradient=True, is_test=1),

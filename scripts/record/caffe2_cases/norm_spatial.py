@@ -9,7 +9,12 @@ CASES = []
 
 
 def batch(x, channels, gradient=True, sums=False, **args):
-    blobs = {"x": normal(*x), "scale": positive(channels), "bias": normal(channels), "mean": normal(channels, seed=1)}
+    blobs = {
+        "x": normal(*x),
+        "scale": positive(channels),
+        "bias": normal(channels),
+        "mean": normal(channels, seed=1),
+    }
     blobs["var"] = positive(channels, seed=1)
     if sums:
         blobs["sums"], blobs["squares"] = normal(channels, seed=2), 20 * positive(channels, seed=2)
@@ -40,12 +45,51 @@ CASES += [
         ["dx", "dscale", "dbias"],
         num_batches=2,
     ),
-    case("LRN", {"x": normal(2, 5, 2, 2)}, ["out"], gradient=True, size=3, alpha=0.5, beta=0.75, bias=2.0),
-    case("LRN", {"x": normal(2, 2, 2, 5)}, ["out", "scale"], gradient=True, size=3, alpha=1.0, beta=0.5, order="NHWC"),
-    case("LRN", {"x": normal(1, 1, 2, 5)}, ["out", "scale"], size=4, alpha=1.0, beta=0.5, order="NHWC"),
+    case(
+        "LRN",
+        {"x": normal(2, 5, 2, 2)},
+        ["out"],
+        gradient=True,
+        size=3,
+        alpha=0.5,
+        beta=0.75,
+        bias=2.0,
+    ),
+    case(
+        "LRN",
+        {"x": normal(2, 2, 2, 5)},
+        ["out", "scale"],
+        gradient=True,
+        size=3,
+        alpha=1.0,
+        beta=0.5,
+        order="NHWC",
+    ),
+    case(
+        "LRN",
+        {"x": normal(1, 1, 2, 5)},
+        ["out", "scale"],
+        size=4,
+        alpha=1.0,
+        beta=0.5,
+        order="NHWC",
+    ),
     case("LRN", {"x": normal(1, 3, 2, 2)}, ["out"], gradient=True, size=9, alpha=0.1, beta=1.0),
-    case("LRN", {"x": np.zeros((1, 3, 2, 2), np.float32)}, ["out"], gradient=True, size=3, alpha=0.1, beta=1.0),
-    case("AffineChannel", {"x": normal(2, 3, 2), "s": normal(3), "b": normal(3, seed=1)}, ["out"], gradient=True),
+    case(
+        "LRN",
+        {"x": np.zeros((1, 3, 2, 2), np.float32)},
+        ["out"],
+        gradient=True,
+        size=3,
+        alpha=0.1,
+        beta=1.0,
+    ),
+    case(
+        "AffineChannel",
+        {"x": normal(2, 3, 2), "s": normal(3), "b": normal(3, seed=1)},
+        ["out"],
+        gradient=True,
+    ),
     case(
         "AffineChannel",
         {"x": normal(2, 2, 2, 3), "s": normal(3), "b": normal(3, seed=1)},

@@ -18,7 +18,20 @@ CASES += [
     case("NormalizeL1", {"x": normal(2, 3)}, ["out"]),
     case("NormalizeL1", {"x": normal(2, 3)}, ["out"], axis=0),
     case("Moments", {"x": normal(2, 3)}, ["mean", "variance"], gradient=["mean", "variance"]),
-    case("Moments", {"x": normal(2, 3, 2)}, ["mean", "variance"], gradient=["mean", "variance"], axes=[0, 2]),
-    case("Moments", {"x": normal(2, 3)}, ["mean", "variance"], gradient=["mean", "variance"], axes=[1], keepdims=0),
+    case(
+        "Moments",
+        {"x": normal(2, 3, 2)},
+        ["mean", "variance"],
+        gradient=["mean", "variance"],
+        axes=[0, 2],
+    ),
+    case(
+        "Moments",
+        {"x": normal(2, 3)},
+        ["mean", "variance"],
+        gradient=["mean", "variance"],
+        axes=[1],
+        keepdims=0,
+    ),
     case("Moments", {"x": np.zeros((0, 2), np.float32)}, ["mean", "variance"], axes=[0]),
 ]

@@ -15,7 +15,16 @@ def update(type, outputs, args=None, **inputs):
 
 
 CASES = [
-    update("SparseMomentumSGDUpdate", ["grad", "m", "p"], dict(momentum=0.9), grad=GRAD, m=M1, lr=LR, p=PARAM, i=ROWS),
+    update(
+        "SparseMomentumSGDUpdate",
+        ["grad", "m", "p"],
+        dict(momentum=0.9),
+        grad=GRAD,
+        m=M1,
+        lr=LR,
+        p=PARAM,
+        i=ROWS,
+    ),
     update(
         "SparseMomentumSGDUpdate",
         ["grad", "m", "p"],
@@ -27,7 +36,16 @@ CASES = [
         i=i32(2, 2, 2),
     ),
     update("SparseAdagrad", ["p", "h"], p=PARAM, h=M2, i=ROWS, grad=GRAD, lr=LR),
-    update("SparseAdagrad", ["p", "h"], dict(epsilon=0.1, weight_decay=0.5), p=PARAM, h=M2, i=ROWS, grad=GRAD, lr=LR),
+    update(
+        "SparseAdagrad",
+        ["p", "h"],
+        dict(epsilon=0.1, weight_decay=0.5),
+        p=PARAM,
+        h=M2,
+        i=ROWS,
+        grad=GRAD,
+        lr=LR,
+    ),
     update("SparseAdagrad", ["p", "h"], p=PARAM, h=M2, **NONE, lr=LR),
     update("RowWiseSparseAdagrad", ["p", "h"], p=PARAM, h=positive(4), i=ROWS, grad=GRAD, lr=LR),
     update(
@@ -73,7 +91,18 @@ CASES = [
     ),
     update("SparseAdadelta", ["p", "h", "d"], p=PARAM, h=M2, d=M3, i=ROWS, grad=GRAD, lr=LR),
     update("SparseFtrl", ["p", "nz"], p=PARAM, nz=positive(4, 3, 2), i=ROWS, grad=GRAD),
-    update("SparseFtrl", ["p", "nz"], dict(lambda1=0.5), p=PARAM, nz=positive(4, 3, 2), i=ROWS, grad=GRAD, alpha=f32(0.2)),
-    update("SparseWngrad", ["p", "b"], dict(epsilon=0.2), p=PARAM, b=f32(2), i=ROWS, grad=GRAD, lr=LR),
+    update(
+        "SparseFtrl",
+        ["p", "nz"],
+        dict(lambda1=0.5),
+        p=PARAM,
+        nz=positive(4, 3, 2),
+        i=ROWS,
+        grad=GRAD,
+        alpha=f32(0.2),
+    ),
+    update(
+        "SparseWngrad", ["p", "b"], dict(epsilon=0.2), p=PARAM, b=f32(2), i=ROWS, grad=GRAD, lr=LR
+    ),
     update("SparseStorm", ["p", "m", "s"], p=PARAM, m=M1, s=f32(2), grad=GRAD, i=ROWS, lr=LR),
 ]

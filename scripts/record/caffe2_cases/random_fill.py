@@ -16,5 +16,12 @@ CASES += [
     case("UniformIntFill", {}, ["out"], shape=[4], min=2, max=3),
     case("UniqueUniformFill", {}, ["out"], shape=[4], min=2, max=5),
     case("UniqueUniformFill", {}, ["out"], shape=[4], min=2, max=9, dtype=10),
-    case("UniqueUniformFill", {"x": i64(3), "avoid": i32(4, 7)}, ["out"], input_as_shape=1, min=2, max=9),
+    case(
+        "UniqueUniformFill",
+        {"x": i64(3), "avoid": i32(4, 7)},
+        ["out"],
+        input_as_shape=1,
+        min=2,
+        max=9,
+    ),
 ]

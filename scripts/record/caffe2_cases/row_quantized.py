@@ -4,7 +4,11 @@ import numpy as np
 
 from caffe2_cases import case, f32, i32, i64, integers, normal, positive
 
-INDICES, LENGTHS, WEIGHTS = i64(4, 0, 0, 3, 2, 1), i32(2, 0, 3, 1), f32(0.5, -1.0, 2.0, 0.25, 1.5, -3.0)
+INDICES, LENGTHS, WEIGHTS = (
+    i64(4, 0, 0, 3, 2, 1),
+    i32(2, 0, 3, 1),
+    f32(0.5, -1.0, 2.0, 0.25, 1.5, -3.0),
+)
 
 
 def fused(bits, rows, size):
@@ -23,7 +27,11 @@ for bits in (8, 4, 2):
         type = f"SparseLengths{kind}Fused{bits}BitRowwise"
         CASES += [
             case(type, {"data": data, "indices": INDICES, "lengths": LENGTHS}, ["out"]),
-            case(type, {"data": data, "indices": INDICES.astype(np.int32), "lengths": i32(6)}, ["out"]),
+            case(
+                type,
+                {"data": data, "indices": INDICES.astype(np.int32), "lengths": i32(6)},
+                ["out"],
+            ),
             case(type, {"data": data, "indices": i64(), "lengths": i32(0, 0)}, ["out"]),
         ]
     weighted = {"data": data, "weights": WEIGHTS, "indices": INDICES, "lengths": LENGTHS}
@@ -32,14 +40,25 @@ for bits in (8, 4, 2):
         case(f"FloatToFused{bits}BitRowwiseQuantized", {"x": ROWS}, ["out"]),
         case(f"Fused{bits}BitRowwiseQuantizedToFloat", {"x": data}, ["out"]),
     ]
-APART, SCALES = integers(0, 256, 5, 6, dtype=np.uint8), np.concatenate([positive(5, 1), normal(5, 1)], 1)
+APART, SCALES = (
+    integers(0, 256, 5, 6, dtype=np.uint8),
+    np.concatenate([positive(5, 1), normal(5, 1)], 1),
+)
 CUBE = integers(0, 256, 5, 2, 3, dtype=np.uint8)
 for kind in ("Sum", "Mean"):
     blobs = {"indices": INDICES, "lengths": LENGTHS, "scale_bias": SCALES}
     CASES += [
         case(f"SparseLengths{kind}8BitsRowwise", {"data": APART, **blobs}, ["out"]),
-        case(f"SparseLengths{kind}8BitsRowwise", {"data": CUBE, **blobs, "indices": INDICES.astype("i4")}, ["out"]),
-        case(f"SparseLengthsWeighted{kind}8BitsRowwise", {"data": APART, "weights": WEIGHTS, **blobs}, ["out"]),
+        case(
+            f"SparseLengths{kind}8BitsRowwise",
+            {"data": CUBE, **blobs, "indices": INDICES.astype("i4")},
+            ["out"],
+        ),
+        case(
+            f"SparseLengthsWeighted{kind}8BitsRowwise",
+            {"data": APART, "weights": WEIGHTS, **blobs},
+            ["out"],
+        ),
     ]
 CASES += [
     case("FloatToRowwiseQuantized8Bits", {"x": ROWS}, ["out", "scale_bias"]),

@@ -20,17 +20,32 @@ for family, ids in (("Unsorted", i32(2, 0, 2, 0)), ("Sorted", i32(0, 0, 1, 2))):
     type = family + "SegmentWeightedSum"
     CASES += [
         case(type, {"x": X, "w": normal(4), "s": ids}, ["out"], gradient=True),
-        case("Sparse" + type, {"x": X, "w": normal(4), "i": i64(3, 0, 3, 1), "s": ids}, ["out"], gradient=True),
+        case(
+            "Sparse" + type,
+            {"x": X, "w": normal(4), "i": i64(3, 0, 3, 1), "s": ids},
+            ["out"],
+            gradient=True,
+        ),
     ]
 CASES += [
-    case("UnsortedSegmentSum", {"x": X, "s": i32(2, 0, 2, 0)}, ["out"], gradient=True, num_segments=4),
-    case("UnsortedSegmentMean", {"x": X, "s": i32(2, 0, 2, 0)}, ["out"], gradient=True, num_segments=4),
+    case(
+        "UnsortedSegmentSum", {"x": X, "s": i32(2, 0, 2, 0)}, ["out"], gradient=True, num_segments=4
+    ),
+    case(
+        "UnsortedSegmentMean",
+        {"x": X, "s": i32(2, 0, 2, 0)},
+        ["out"],
+        gradient=True,
+        num_segments=4,
+    ),
 ]
 for kind in ("Sum", "Mean", "Max", "LogSumExp", "LogMeanExp"):
     type = "SortedSegmentRange" + kind
     CASES += [
         case(type, {"x": X, "s": i32(0, 0, 1, 2)}, ["out"], gradient=True),
-        case(type, {"x": f32(3, 3, 1, 5).reshape(4, 1), "s": i32(0, 0, 0, 1)}, ["out"], gradient=True),
+        case(
+            type, {"x": f32(3, 3, 1, 5).reshape(4, 1), "s": i32(0, 0, 0, 1)}, ["out"], gradient=True
+        ),
     ]
 BAG = {"i": i64(0, 3, 1), "n": i32(2, 0, 1)}
 for kind in ("Sum", "Mean"):
@@ -44,6 +59,16 @@ for kind in ("Sum", "Mean"):
     ]
 CASES += [
     case("SparseLengthsWeightedSum", {"x": X, "w": normal(3), **BAG}, ["out"], gradient=True),
-    case("SparseLengthsWeightedSum", {"x": X, "w": normal(3), **BAG}, ["out"], gradient=True, grad_on_weights=1),
-    case("SparseLengthsWeightedSumGradient", {"w": normal(3), "g": normal(2, 2), "n": i32(2, 1)}, ["out"]),
+    case(
+        "SparseLengthsWeightedSum",
+        {"x": X, "w": normal(3), **BAG},
+        ["out"],
+        gradient=True,
+        grad_on_weights=1,
+    ),
+    case(
+        "SparseLengthsWeightedSumGradient",
+        {"w": normal(3), "g": normal(2, 2), "n": i32(2, 1)},
+        ["out"],
+    ),
 ]

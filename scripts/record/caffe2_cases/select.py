@@ -31,6 +31,8 @@ CASES = [
 for type in ("BitwiseAnd", "BitwiseOr", "BitwiseXor"):
     CASES += [
         case(type, {"a": i32(6, 5, -3), "b": i32(3, -1, 8)}, ["out"]),
-        case(type, {"a": i64(6, 5, 1, 2).reshape(2, 2), "b": i64(3, 7)}, ["out"], broadcast=1, axis=0),
+        case(
+            type, {"a": i64(6, 5, 1, 2).reshape(2, 2), "b": i64(3, 7)}, ["out"], broadcast=1, axis=0
+        ),
         case(type, {"a": flags(1, 0, 1), "b": flags(1, 1, 0)}, ["out"]),
     ]

@@ -24,7 +24,9 @@ CASES = [
     case("Slice", {"x": normal(4, 2)}, ["y"], gradient=True, starts=[1], ends=[3]),
     case("Slice", {"x": normal(2, 4)}, ["y"], gradient=True, starts=[0, -3], ends=[-1, -2]),
     case("Slice", {"x": normal(4)}, ["y"], gradient=True, starts=[7], ends=[9]),
-    case("Slice", {"x": normal(3, 3), "starts": i64(0, 1), "ends": i64(-1, 2)}, ["y"], gradient=True),
+    case(
+        "Slice", {"x": normal(3, 3), "starts": i64(0, 1), "ends": i64(-1, 2)}, ["y"], gradient=True
+    ),
     case("Slice", {"x": EMPTY}, ["y"], starts=[0, 1], ends=[1, 2]),
     case("Slice", {"x": i64(5, 6, 7)}, ["y"], starts=[1], ends=[-1]),
     case("Shape", {"x": normal(2, 3)}, ["y"]),

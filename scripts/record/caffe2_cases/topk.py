@@ -6,7 +6,14 @@ from caffe2_cases import case, f32, i64, normal
 
 CASES = [
     case("TopK", {"x": normal(2, 5)}, ["values", "indices", "flat"], gradient=["values"], k=2),
-    case("TopK", {"x": normal(3, 4, 2)}, ["values", "indices", "flat"], gradient=["values"], k=2, axis=1),
+    case(
+        "TopK",
+        {"x": normal(3, 4, 2)},
+        ["values", "indices", "flat"],
+        gradient=["values"],
+        k=2,
+        axis=1,
+    ),
     case("TopK", {"x": f32(1, 3, 3, 2)}, ["values", "indices"], gradient=["values"], k=3),
     case("TopK", {"x": normal(2, 2)}, ["values", "indices", "flat"], gradient=["values"], k=3),
     case("TopK", {"x": normal(2, 2)}, ["values", "indices", "flat"], k=4, axis=0),

@@ -25,10 +25,22 @@ def build(name, sizes=H, lengths=None, **options):
     """A net of the layers, its outputs over time, and values for everything it reads."""
     b = jrnn.NetBuilder("net")
     record = type(LAYERS[name].default_options)
-    out = LAYERS[name](b, b.input("x"), b.input("lengths") if lengths else None, None, D, sizes, "c", record(**options))
+    out = LAYERS[name](
+        b,
+        b.input("x"),
+        b.input("lengths") if lengths else None,
+        None,
+        D,
+        sizes,
+        "c",
+        record(**options),
+    )
     rng = np.random.default_rng(0)
     init = jrnn.run_net(b.build_init(), {}, key=jax.random.key(0))
-    blobs = {n: v.astype(np.float64) if "log" in n else rng.standard_normal(v.shape) for n, v in init.items()}
+    blobs = {
+        n: v.astype(np.float64) if "log" in n else rng.standard_normal(v.shape)
+        for n, v in init.items()
+    }
     blobs |= {"x": rng.standard_normal((T, N, D))} | ({"lengths": LENGTHS} if lengths else {})
     return b, [*list(out)[::2], *([out.output] if name == "lru" else [])], blobs
 
@@ -99,7 +111,9 @@ def test_the_executor_solves_them_and_agrees_with_the_loop(name, monkeypatch, x6
 
     def chosen(step, carry, xs, **keywords):
         explained.append(scan_plans(step, carry, xs, **keywords, executor="associative").strategy)
-        assert scan_plans(step, carry, xs, **keywords).strategy != "associative"  # on a CPU, sums keep their order
+        assert (
+            scan_plans(step, carry, xs, **keywords).strategy != "associative"
+        )  # on a CPU, sums keep their order
         return scan(step, carry, xs, **keywords, executor="associative")
 
     monkeypatch.setattr(recurrent_network, "scan", chosen)
@@ -123,8 +137,12 @@ def test_the_executor_solves_them_and_agrees_with_the_loop(name, monkeypatch, x6
 def test_what_has_nowhere_to_enter_is_refused(name):
     b = jrnn.NetBuilder("net")
     cell = LAYERS[name].cell(D, H)
-    with pytest.raises(NetError, match=r"has no product of its state.*DropoutCell or ZoneoutCell around"):
-        cells.run_cell(cells.RecurrentDropoutCell(cell, 0.5), b, b.input("x"), None, None, scope="c")
+    with pytest.raises(
+        NetError, match=r"has no product of its state.*DropoutCell or ZoneoutCell around"
+    ):
+        cells.run_cell(
+            cells.RecurrentDropoutCell(cell, 0.5), b, b.input("x"), None, None, scope="c"
+        )
     with pytest.raises(NetError, match="Cell takes .*Options, was given GRUOptions"):
         LAYERS[name](b, "x", None, None, D, H, "d", cells.GRUOptions())
 

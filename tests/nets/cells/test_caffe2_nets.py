@@ -44,7 +44,9 @@ def _layer(build, count, size=H, lengths="lengths", **options):
 def _cell(make, count, output):
     def run(b):
         options = cells.RunOptions((output,), mask_padding=False)
-        cells.run_cell(make(), b, "input", "lengths", _states(b, count), scope="cell", options=options)
+        cells.run_cell(
+            make(), b, "input", "lengths", _states(b, count), scope="cell", options=options
+        )
 
     return run
 
@@ -52,8 +54,12 @@ def _cell(make, count, output):
 def _attention(kind, lengths="encoder_lengths", size=H, **options):
     def run(b):
         encoder = cells.Encoder("encoder", E, lengths, mask_padding=False)
-        record = cells.AttentionOptions(kind=kind, mask_padding=False, outputs_with_grads=(0, 4), **options)
-        cells.LSTMWithAttention(b, "input", "lengths", _states(b, 3), D, size, encoder, "cell", record)
+        record = cells.AttentionOptions(
+            kind=kind, mask_padding=False, outputs_with_grads=(0, 4), **options
+        )
+        cells.LSTMWithAttention(
+            b, "input", "lengths", _states(b, 3), D, size, encoder, "cell", record
+        )
 
     return run
 
@@ -126,7 +132,8 @@ for layer in (0, 1):
 
 
 SPREAD = {  # before unrolled steps, initial states of any rank are brought to that of Caffe2's
-    f"cell/layer_{k // 2}/initial_{state}_state_spread": f"s{k}" for k, state in enumerate(("hidden", "cell") * 2)
+    f"cell/layer_{k // 2}/initial_{state}_state_spread": f"s{k}"
+    for k, state in enumerate(("hidden", "cell") * 2)
 }
 
 # Where Caffe2 is wrong: gradients of a layer below that arrive at its last states are lost in layered networks, and those
@@ -147,7 +154,11 @@ def test_operators_arguments_and_names_are_caffe2s(name):
     CASES[name](b)
     differs = re.compile(DIFFERENT.get(name, "(?!)"))
     rename = functools.partial(_rename, table={**DOUBLED, **DROPPED})
-    got = sorted(row for row in _rows(b.build(), functools.partial(_rename, table=SPREAD)) if not differs.search(row))
+    got = sorted(
+        row
+        for row in _rows(b.build(), functools.partial(_rename, table=SPREAD))
+        if not differs.search(row)
+    )
     assert got == sorted(row for row in _rows(want, rename) if not differs.search(row))
     assert len(got) > 3
     assert sorted(b.params) == sorted(map(rename, GOLDEN[name + "|params"]))

@@ -13,7 +13,13 @@ pytestmark = pytest.mark.usefixtures("little_compilation")
 
 T, N, D, H, S, E = 3, 3, 3, 2, 4, 3
 LENGTHS = np.array([0, 1, T], np.int32)
-SHAPES = {"state0": (H,), "state1": (N, H), "input": (T, N, D), "encoder": (S, N, E), "weighted": (S, N, E)}
+SHAPES = {
+    "state0": (H,),
+    "state1": (N, H),
+    "input": (T, N, D),
+    "encoder": (S, N, E),
+    "weighted": (S, N, E),
+}
 GIVEN = {"lengths": LENGTHS, "encoder_lengths": np.array([0, 3, S], np.int32)}
 
 
@@ -55,8 +61,21 @@ def test_one_and_two_layers_with_and_without_lengths(family):
     def build(b, x, lengths):
         some = lengths if "drop_states" in options else None
         return [
-            *list(layers(b, x, None if some else lengths, None, D, [H, 3], "two", record(outputs_with_grads=(0, 1))))[:2],
-            *list(layers(b, x, some, None, D, H, "one", record(outputs_with_grads=(0, 1), **options)))[:2],
+            *list(
+                layers(
+                    b,
+                    x,
+                    None if some else lengths,
+                    None,
+                    D,
+                    [H, 3],
+                    "two",
+                    record(outputs_with_grads=(0, 1)),
+                )
+            )[:2],
+            *list(
+                layers(b, x, some, None, D, H, "one", record(outputs_with_grads=(0, 1), **options))
+            )[:2],
         ]
 
     report, _ = _report(build)
@@ -71,7 +90,9 @@ ENDS = {"none": (False, False), "hold": (True, False), "drop": (True, True)}
 
 @pytest.mark.exhaustive("min_gru-sizes34-hold")
 @pytest.mark.grid(every=34)
-@pytest.mark.parametrize(("family", "sizes", "ends"), list(itertools.product(LAYERS, [H, [H, 3]], ENDS)))
+@pytest.mark.parametrize(
+    ("family", "sizes", "ends"), list(itertools.product(LAYERS, [H, [H, 3]], ENDS))
+)
 def test_every_family_and_number_of_layers_and_kind_of_end(family, sizes, ends):
     layers, record = LAYERS[family]
     with_lengths, drop = ENDS[ends]
@@ -106,7 +127,10 @@ def test_gradients_that_arrive_at_a_lower_layer_too():
 
 
 ATTENTION = {
-    "regular": (cells.LSTMWithAttention, {"attention_memory_optimization": True, "memory_optimization": True}),
+    "regular": (
+        cells.LSTMWithAttention,
+        {"attention_memory_optimization": True, "memory_optimization": True},
+    ),
     "recurrent": (cells.MILSTMWithAttention, {}),
     "dot": (cells.LSTMWithAttention, {"drop_states": True}),
     "coverage": (cells.MILSTMWithAttention, {"attention_memory_optimization": True}),
@@ -135,7 +159,9 @@ def test_attention(kind):
 def test_noise_residual_layers_and_mixed_cells():
     def build(b, x, lengths):
         lower = cells.DropoutCell(cells.ZoneoutCell(cells.LSTMCell(D, H), (0.3, 0.2)), 0.5)
-        stack = cells.StackedCell((lower, cells.RecurrentDropoutCell(cells.GRUCell(H, H), 0.5)), residual=(1,))
+        stack = cells.StackedCell(
+            (lower, cells.RecurrentDropoutCell(cells.GRUCell(H, H), 0.5)), residual=(1,)
+        )
         return [cells.run_cell(stack, b, x, lengths, None, scope="stack").output]
 
     report, _ = _report(build)

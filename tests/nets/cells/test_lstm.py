@@ -14,7 +14,11 @@ from jrnn.nets.ir import Net
 pytestmark = pytest.mark.usefixtures("little_compilation")
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / "golden" / "gradients.npz")
-BREW = ("order", "use_cudnn", "cudnn_exhaustive_search")  # set by Caffe2's helper on every operator, read by none here
+BREW = (
+    "order",
+    "use_cudnn",
+    "cudnn_exhaustive_search",
+)  # set by Caffe2's helper on every operator, read by none here
 T, N, D = 5, 4, 3
 LENGTHS = np.array([0, 1, 3, T], np.int32)
 
@@ -25,7 +29,9 @@ def _build(sizes, *, lengths=True, learned=False, **options):
     x = b.input("input")
     seq = b.input("lengths") if lengths else None
     sizes = [sizes] if isinstance(sizes, int) else sizes
-    states = None if learned else [b.input(f"{kind}{k}") for k in range(len(sizes)) for kind in "hc"]
+    states = (
+        None if learned else [b.input(f"{kind}{k}") for k in range(len(sizes)) for kind in "hc"]
+    )
     options = cells.LSTMOptions(**options)
     out = cells.LSTM(b, x, seq, states, D, sizes if len(sizes) > 1 else sizes[0], "lstm", options)
     terms = []
@@ -48,10 +54,15 @@ def _blobs(b: jrnn.NetBuilder, dtype=np.float32, seed=0):
         elif name == "input":
             shape = (T, N, D)
         elif name.startswith("weight"):
-            size = next(p.shape[0] for n, p in reversed(b.params.items()) if n.endswith("gates_t_b")) // 4
+            size = (
+                next(p.shape[0] for n, p in reversed(b.params.items()) if n.endswith("gates_t_b"))
+                // 4
+            )
             shape = (1 if name[-1] in "13" else T, N, size)
         else:
-            layer = [p.shape[0] // 4 for n, p in b.params.items() if n.endswith("gates_t_b")][int(name[1:])]
+            layer = [p.shape[0] // 4 for n, p in b.params.items() if n.endswith("gates_t_b")][
+                int(name[1:])
+            ]
             shape = (N, layer)
         blobs[name] = rng.standard_normal(shape).astype(dtype)
     return blobs
@@ -63,7 +74,11 @@ def _rows(net: Net):
             op.type,
             op.inputs,
             op.outputs,
-            {a.name: a.value for a in op.args if a.name not in BREW and not isinstance(a.value, Net)},
+            {
+                a.name: a.value
+                for a in op.args
+                if a.name not in BREW and not isinstance(a.value, Net)
+            },
             [_rows(n) for _, n in op.sub_nets()],
         )
         for op in net.ops
@@ -103,7 +118,12 @@ CASES = list(itertools.product([4, [4, 3]], [True, False], [True, False]))
 @pytest.mark.parametrize(("sizes", "lengths", "drop"), CASES)
 def test_three_gradients_agree(sizes, lengths, drop):
     b, _ = _build(
-        sizes, lengths=lengths, drop_states=drop, forget_bias=0.5, outputs_with_grads=(0, 1, 2, 3), learned=not lengths
+        sizes,
+        lengths=lengths,
+        drop_states=drop,
+        forget_bias=0.5,
+        outputs_with_grads=(0, 1, 2, 3),
+        learned=not lengths,
     )
     report = jrnn.check_gradients(b.build(), _blobs(b), "loss", max_elements=12)
     assert report.agrees, str(report)
@@ -122,7 +142,9 @@ def test_memory_optimization_changes_no_number():
         np.testing.assert_allclose(grads[0][name], grads[1][name], rtol=1e-5, atol=1e-6)
     again = jrnn.add_gradients(nets[1].build(), ["loss"])[0]
     rnn = next(op for op in again.ops if op.type == "RecurrentNetwork")
-    assert [op.type for op in rnn.arg("backward_step_net").ops].count("FC") == 2  # both layers' gates are recomputed
+    assert [op.type for op in rnn.arg("backward_step_net").ops].count(
+        "FC"
+    ) == 2  # both layers' gates are recomputed
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +186,9 @@ def test_lengths_hold_or_drop_the_state():
         for n, length in enumerate(LENGTHS):
             held = np.zeros(4) if drop else (every[length - 1, n] if length else _blobs(b)["h0"][n])
             if length < T:
-                np.testing.assert_array_equal(every[length:, n], np.broadcast_to(held, (T - length, 4)))
+                np.testing.assert_array_equal(
+                    every[length:, n], np.broadcast_to(held, (T - length, 4))
+                )
             np.testing.assert_array_equal(last[0, n], every[-1, n])
 
 
@@ -174,7 +198,9 @@ def test_a_sample_does_not_depend_on_its_neighbors():
     blobs = _blobs(b)
     whole = fn(blobs)[out.hidden_all]
     batched = ("input", "lengths", "h0", "c0", "h1", "c1")
-    alone = {k: (v[:, 2:3] if k == "input" else v[2:3]) if k in batched else v for k, v in blobs.items()}
+    alone = {
+        k: (v[:, 2:3] if k == "input" else v[2:3]) if k in batched else v for k, v in blobs.items()
+    }
     np.testing.assert_allclose(fn(alone)[out.hidden_all][:, 0], whole[:, 2], atol=1e-6)
 
 

@@ -55,7 +55,11 @@ def stored(explanation):
     Results of comparisons, a byte each, are always stored: computed again, they might differ.
     """
     written = [
-        sum(item.bytes for item in loops[0].stacked if item.what != "carry" and not item.type.startswith("bool"))
+        sum(
+            item.bytes
+            for item in loops[0].stacked
+            if item.what != "carry" and not item.type.startswith("bool")
+        )
         for loops in (explanation.training, explanation.forward)
     ]
     return written[0] - written[1]

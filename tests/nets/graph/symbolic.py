@@ -47,10 +47,19 @@ def branch(op, env):
 def closed(op, env):
     """Do: a workspace in which only the bound names exist."""
     outer = [*op.inputs[:-1], *op.outputs[:-1]]
-    bound = dict(zip((b.decode() for b in op.arg("inner_blobs")), (outer[i] for i in op.arg("outer_blobs_idx"))))
+    bound = dict(
+        zip(
+            (b.decode() for b in op.arg("inner_blobs")),
+            (outer[i] for i in op.arg("outer_blobs_idx")),
+        )
+    )
     inner = {name: env[there] for name, there in bound.items() if there in env}
     execute(op.arg("net"), inner)
-    env.update((there, inner[name]) for name, there in bound.items() if there in op.outputs and name in inner)
+    env.update(
+        (there, inner[name])
+        for name, there in bound.items()
+        if there in op.outputs and name in inner
+    )
     env[op.outputs[-1]] = hash(("workspace", tuple(sorted(inner.values()))))
 
 
@@ -86,7 +95,11 @@ def random_net(seed, size=200, nested=True):
 
     def simple(readable, writable):
         reads = draw.choices(readable, k=draw.choice([1, 1, 2]))
-        kind = draw.choice(["Relu", "Tanh", "Copy"]) if len(reads) == 1 else draw.choice(["Add", "Mul"])
+        kind = (
+            draw.choice(["Relu", "Tanh", "Copy"])
+            if len(reads) == 1
+            else draw.choice(["Add", "Mul"])
+        )
         if draw.random() < 0.3 and reads[0] not in ("x0", "x1", "w"):
             return Op.of(kind, reads, [reads[0]])
         return Op.of(kind, reads, [draw.choice(writable)])
@@ -98,19 +111,31 @@ def random_net(seed, size=200, nested=True):
                 out = target()
                 nets = []
                 for label in ("then", "else"):
-                    body = [Op.of("Add", [a, b], [f"local{i}"]), Op.of(label, [f"local{i}", "w"], [out])]
+                    body = [
+                        Op.of("Add", [a, b], [f"local{i}"]),
+                        Op.of(label, [f"local{i}", "w"], [out]),
+                    ]
                     may_skip = label == "else" and out in known and draw.random() < 0.5
                     nets.append(Net(label, tuple(body[:1] if may_skip else body)))
-                return Op.of("If", dict.fromkeys([cond, a, b]), [out], then_net=nets[0], else_net=nets[1])
+                return Op.of(
+                    "If", dict.fromkeys([cond, a, b]), [out], then_net=nets[0], else_net=nets[1]
+                )
             case "Do":
                 a = draw.choice(known)
                 out = target()
-                body = (Op.of("Relu", ["in"], ["t"]), Op.of("Mul", ["t", "in"], ["t"]), Op.of("Tanh", ["t"], ["out"]))
+                body = (
+                    Op.of("Relu", ["in"], ["t"]),
+                    Op.of("Mul", ["t", "in"], ["t"]),
+                    Op.of("Tanh", ["t"], ["out"]),
+                )
                 ws = f"ws{i}"
                 ops.append(Op.of("CreateScope", [], [ws]))
                 bound = {"inner_blobs": ["in", "out"], "outer_blobs_idx": [0, 1]}
                 if out == a:
-                    body, bound = (Op.of("Relu", ["in"], ["in"]),), {"inner_blobs": ["in"], "outer_blobs_idx": [0]}
+                    body, bound = (
+                        (Op.of("Relu", ["in"], ["in"]),),
+                        {"inner_blobs": ["in"], "outer_blobs_idx": [0]},
+                    )
                 return Op.of("Do", [a, ws], [out, ws], net=Net("body", body), **bound)
             case _:
                 x, h0 = draw.sample(known, 2)
@@ -142,7 +167,9 @@ def random_net(seed, size=200, nested=True):
         elif draw.random() < 0.15:
             op = Op.of("Split", [draw.choice(known)], draw.sample(names, 2))
         elif draw.random() < 0.2:
-            op = Op.of(draw.choice(["CopyCPUToGPU", "CopyGPUToCPU"]), [draw.choice(known[-3:])], [target()])
+            op = Op.of(
+                draw.choice(["CopyCPUToGPU", "CopyGPUToCPU"]), [draw.choice(known[-3:])], [target()]
+            )
         else:
             op = simple(known, names)
         ops.append(op)
@@ -152,7 +179,12 @@ def random_net(seed, size=200, nested=True):
             if not name.startswith("ws"):
                 known.append(name)
     written = [n for n in known if n.startswith("b")]
-    return Net(f"random{seed}", tuple(ops), ("x0", "x1", "w"), tuple(draw.sample(written, min(3, len(written)))))
+    return Net(
+        f"random{seed}",
+        tuple(ops),
+        ("x0", "x1", "w"),
+        tuple(draw.sample(written, min(3, len(written)))),
+    )
 
 
 def feeds(net):

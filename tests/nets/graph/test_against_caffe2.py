@@ -39,7 +39,10 @@ def blobs(pairs):
 
 def wiring(net):
     """What a net computes from what, without the names and arguments of its operators."""
-    return [(op.type, op.inputs, op.outputs, [(n, wiring(sub)) for n, sub in op.sub_nets()]) for op in net.ops]
+    return [
+        (op.type, op.inputs, op.outputs, [(n, wiring(sub)) for n, sub in op.sub_nets()])
+        for op in net.ops
+    ]
 
 
 @by_net
@@ -99,7 +102,10 @@ def test_clones(answers):
     assert [(op.type, op.inputs, op.outputs) for op in cloned.ops] == [
         (op.type, op.inputs, op.outputs) for op in expected.ops
     ]
-    assert cloned.external_inputs == expected.external_inputs and cloned.external_outputs == expected.external_outputs
+    assert (
+        cloned.external_inputs == expected.external_inputs
+        and cloned.external_outputs == expected.external_outputs
+    )
     assert cloned.name == expected.name == "clone"
 
 
@@ -107,7 +113,9 @@ def test_clones(answers):
 def test_equality(answers):
     net = net_of(answers["net"])
     assert answers["equality"]["memonger_changed"]
-    assert [verify_graph_equality(net, net_of(other)) for _, other in answers["equality"]["pairs"]] == [
+    assert [
+        verify_graph_equality(net, net_of(other)) for _, other in answers["equality"]["pairs"]
+    ] == [
         True,
         False,
         False,
@@ -127,5 +135,7 @@ def test_parts(answers):
 @pytest.mark.parametrize("answers", answers_with("append"))
 def test_appending(answers):
     asked = answers["append"]
-    joined = append_net(net_of(asked["first"]), net_of(asked["second"]), DeviceOption(device_type=1, device_id=1))
+    joined = append_net(
+        net_of(asked["first"]), net_of(asked["second"]), DeviceOption(device_type=1, device_id=1)
+    )
     assert joined == net_of(asked["net"])

@@ -46,15 +46,29 @@ def layout(op, read, written):
 
 
 def test_any_status_spreads_forwards_and_backwards():
-    net = Net("n", (relu("x", "a"), Op.of("Transpose", ["a"], ["b"]), Op.of("Add", ["b", "c"], ["b"])), ("x", "c"), ("b",))
+    net = Net(
+        "n",
+        (relu("x", "a"), Op.of("Transpose", ["a"], ["b"]), Op.of("Add", ["b", "c"], ["b"])),
+        ("x", "c"),
+        ("b",),
+    )
     statuses = infer_status(net, layout, {("a", 1): "NHWC"})
-    assert statuses == {("a", 1): "NHWC", ("x", 0): "NHWC", ("b", 1): "NCHW", ("c", 0): "NCHW", ("b", 2): "NCHW"}
+    assert statuses == {
+        ("a", 1): "NHWC",
+        ("x", 0): "NHWC",
+        ("b", 1): "NCHW",
+        ("c", 0): "NCHW",
+        ("b", 2): "NCHW",
+    }
     assert infer_status(net, layout, {("b", 2): "NCHW"}) == statuses
 
 
 def test_statuses_that_conflict_or_do_not_follow():
     net = Net("n", (relu("x", "a"), relu("z", "b")), ("x", "z"), ("a", "b"))
-    with pytest.raises(NetError, match=r"op #0 Relu -> 'a' in net 'n': conflicting statuses of blob 'a': 'q' and 'p'"):
+    with pytest.raises(
+        NetError,
+        match=r"op #0 Relu -> 'a' in net 'n': conflicting statuses of blob 'a': 'q' and 'p'",
+    ):
         infer_status(net, layout, {("x", 0): "p", ("a", 1): "q"})
     with pytest.raises(NetError, match="status of version 0 of 'z' does not follow"):
         infer_status(net, layout, {("x", 0): "p"})
@@ -68,7 +82,10 @@ def test_the_blobs_that_sub_nets_read_have_a_status():
     op = recurrent(step_net(Op.of("Mul", ["h", "scale"], ["h_new"])))
     net = Net("n", (relu("s", "scale"), op), ("s", "x", "h0", "w"), ("h_all",))
     assert infer_device_type(net, {("x", 0): "gpu"})["scale", 1] == "gpu"
-    with pytest.raises(NetError, match=r"op #1 RecurrentNetwork.*must be on one device, they are on \['cpu', 'gpu'\]"):
+    with pytest.raises(
+        NetError,
+        match=r"op #1 RecurrentNetwork.*must be on one device, they are on \['cpu', 'gpu'\]",
+    ):
         infer_device_type(net, {("x", 0): "cpu", ("s", 0): "gpu"})
 
 
@@ -96,14 +113,21 @@ def test_devices_change_at_copies():
 def test_device_options_follow_in_both_nets():
     step = recurrent(step_net(relu("h", "h_new")))
     net = Net("predict", (relu("a", "p"), up("p", "x"), step), ("a", "h0", "w"), ("h_all",))
-    init = Net("init", (Op.of("ConstantFill", [], ["w"]), Op.of("ConstantFill", [], ["h0"])), (), ("w", "h0"))
+    init = Net(
+        "init",
+        (Op.of("ConstantFill", [], ["w"]), Op.of("ConstantFill", [], ["h0"])),
+        (),
+        ("w", "h0"),
+    )
     predict, assigned = assign_device_option(net, init, {"a": "cpu"})
     assert [op.device_option for op in predict.ops] == [None, CUDA, CUDA]
     assert predict.ops[2].arg("step_net").ops[0].device_option == CUDA
     assert [op.device_option for op in assigned.ops] == [CUDA, CUDA]
     assert net.ops[1].device_option is None
     with pytest.raises(NetError, match="net 'init' gives 'v', which net 'predict' does not read"):
-        assign_device_option(net, Net("init", (Op.of("ConstantFill", [], ["v"]),), (), ("v",)), {"a": "cpu"})
+        assign_device_option(
+            net, Net("init", (Op.of("ConstantFill", [], ["v"]),), (), ("v",)), {"a": "cpu"}
+        )
 
 
 def ends(net):
@@ -113,15 +137,29 @@ def ends(net):
 def test_every_reader_of_a_fused_copy_is_rewired():
     net = Net(
         "n",
-        (up("x", "g"), down("g", "c"), down("g", "d"), relu("c", "p"), Op.of("Add", ["c", "d"], ["y"])),
+        (
+            up("x", "g"),
+            down("g", "c"),
+            down("g", "d"),
+            relu("c", "p"),
+            Op.of("Add", ["c", "d"], ["y"]),
+        ),
         ("x",),
         ("y",),
     )
-    assert ends(fuse_copy_between_cpu_and_gpu(net)) == [("Relu", ("x",), ("p",)), ("Add", ("x", "x"), ("y",))]
+    assert ends(fuse_copy_between_cpu_and_gpu(net)) == [
+        ("Relu", ("x",), ("p",)),
+        ("Add", ("x", "x"), ("y",)),
+    ]
 
 
 def test_chains_of_copies_fuse():
-    net = Net("n", (up("x", "a"), down("a", "b"), up("b", "c"), down("c", "d"), relu("d", "y")), ("x",), ("y",))
+    net = Net(
+        "n",
+        (up("x", "a"), down("a", "b"), up("b", "c"), down("c", "d"), relu("d", "y")),
+        ("x",),
+        ("y",),
+    )
     assert ends(fuse_copy_between_cpu_and_gpu(net)) == [("Relu", ("x",), ("y",))]
     inplace = Net("n", (up("x", "x"), down("x", "x"), relu("x", "y")), ("x",), ("y",))
     assert ends(fuse_copy_between_cpu_and_gpu(inplace)) == [("Relu", ("x",), ("y",))]
@@ -136,7 +174,13 @@ def test_chains_of_copies_fuse():
         ((up("x", "g"), up("g", "c"), relu("c", "y")), ("y",)),
         ((up("x", "g"), down("g", "c"), relu("x", "x"), relu("c", "y")), ("y",)),
     ],
-    ids=["result given out", "copy given out", "copy used", "same way twice", "original overwritten"],
+    ids=[
+        "result given out",
+        "copy given out",
+        "copy used",
+        "same way twice",
+        "original overwritten",
+    ],
 )
 def test_copies_that_must_stay(ops, outputs):
     net = Net("n", ops, ("x",), outputs)

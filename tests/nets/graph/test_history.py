@@ -29,7 +29,8 @@ def _current() -> Op:
 def _text(op: Op, **changes) -> Op:
     """The operator with its step nets as text, and of type rnn."""
     nets = {
-        name: Arg(name, dataclasses.replace(op.arg(name), type="rnn"), "s") for name in ("step_net", "backward_step_net")
+        name: Arg(name, dataclasses.replace(op.arg(name), type="rnn"), "s")
+        for name in ("step_net", "backward_step_net")
     }
     return op.with_args({"enable_rnn_executor": None, **nets, **changes})
 
@@ -40,8 +41,12 @@ def _names_for_gradients(op: Op) -> Op:
     outside = [op.inputs[k] + "_grad" for k in op.arg("param")]
     renamed = {g.decode(): f"inner_{g.decode()}" for g in op.arg("param_grads")}
     net = jrnn.nets.graph.rename_blobs(net, renamed)
-    aliases = tuple(Op.of("Alias", [renamed[g.decode()]], [o]) for g, o in zip(op.arg("param_grads"), outside))
-    return op.with_args({"backward_step_net": dataclasses.replace(net, ops=net.ops + aliases), "param_grads": None})
+    aliases = tuple(
+        Op.of("Alias", [renamed[g.decode()]], [o]) for g, o in zip(op.arg("param_grads"), outside)
+    )
+    return op.with_args(
+        {"backward_step_net": dataclasses.replace(net, ops=net.ops + aliases), "param_grads": None}
+    )
 
 
 def version_5() -> Op:
@@ -63,7 +68,9 @@ def version_2() -> Op:
     scratch = {"link_internal": "product", "link_external": "rnn/product", "link_offset": 0}
     backward = {"internal": "product", "external": "rnn/product", "offset": 0}
     changes = {name: [*op.arg(name), value] for name, value in scratch.items()}
-    changes |= {f"backward_link_{k}": [*op.arg(f"backward_link_{k}"), v] for k, v in backward.items()}
+    changes |= {
+        f"backward_link_{k}": [*op.arg(f"backward_link_{k}"), v] for k, v in backward.items()
+    }
     changes |= {
         "scratch": ["rnn/product"],
         "backward_scratch": ["rnn/product"],
@@ -111,8 +118,12 @@ def results():
         full, gradients = jrnn.add_gradients(net, {"h_all": "given"})
         got = jrnn.run_net(full, {**blobs, "given": given})
         fn = jrnn.to_jax(net, ["h_all"])
-        by_jax = jax.grad(lambda p: jnp.sum(fn(p)["h_all"] * given))({n: jnp.asarray(v) for n, v in blobs.items()})
-        return {"all": got["h_all"], "last": got["h_last"]} | {n: got[gradients[n]] for n in blobs}, by_jax
+        by_jax = jax.grad(lambda p: jnp.sum(fn(p)["h_all"] * given))(
+            {n: jnp.asarray(v) for n, v in blobs.items()}
+        )
+        return {"all": got["h_all"], "last": got["h_last"]} | {
+            n: got[gradients[n]] for n in blobs
+        }, by_jax
 
     return run
 
@@ -125,7 +136,10 @@ def test_old_versions_agree_with_the_current_one(version, results):
     assert b'type: "rnn"' in wire  # step nets really travel as text
     read = jrnn.read_net(wire)
     want, want_jax = results(_current())
-    for op in (read.ops[0], jrnn.read_net(jrnn.nets.serialize_net(jrnn.nets.graph.upgrade(read))).ops[0]):
+    for op in (
+        read.ops[0],
+        jrnn.read_net(jrnn.nets.serialize_net(jrnn.nets.graph.upgrade(read))).ops[0],
+    ):
         got, got_jax = results(op)
         for name in want:
             np.testing.assert_array_equal(got[name], want[name], err_msg=name)
@@ -160,7 +174,9 @@ def test_gradient_operators_of_version_3_run_as_they_are():
 
 def test_errors_say_what_is_wrong():
     op = version_1().with_args({"param": ["nowhere"]})
-    with pytest.raises(NetError, match=r"op #0 RecurrentNetwork.*'param' names 'nowhere', which is no input"):
+    with pytest.raises(
+        NetError, match=r"op #0 RecurrentNetwork.*'param' names 'nowhere', which is no input"
+    ):
         jrnn.nets.graph.upgrade(Net("net", (op,)))
     with pytest.raises(OpError, match="'param' names 'nowhere'"):
         jrnn.run_net(Net("net", (op,)), {n: np.zeros((1, 1, 1), np.float32) for n in op.inputs})

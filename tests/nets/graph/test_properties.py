@@ -45,7 +45,11 @@ def over_nets(test):
 
 @over_nets
 def test_what_is_read_is_declared_or_told(net):
-    told = {name: value for name, value in feeds(net).items() if name in (*net.external_inputs, *undeclared_reads(net))}
+    told = {
+        name: value
+        for name, value in feeds(net).items()
+        if name in (*net.external_inputs, *undeclared_reads(net))
+    }
     assert outputs(net, told) == outputs(net, feeds(net))
     assert undeclared_reads(net) in ([], ["g"])
 
@@ -96,14 +100,21 @@ def test_renaming_an_output(net):
     output = draw.randrange(len(net.ops[at].outputs))
     renamed = rename_op_output(net, at, output, "fresh")
     assert renamed.ops[at].outputs[output] == "fresh"
-    assert outputs(renamed, {**feeds(net), "fresh": feeds(net).get(net.ops[at].outputs[output])}) == outputs(net, feeds(net))
+    assert outputs(
+        renamed, {**feeds(net), "fresh": feeds(net).get(net.ops[at].outputs[output])}
+    ) == outputs(net, feeds(net))
 
 
 @over_nets
 def test_renaming_an_input_with_the_init_net(net):
     draw = random.Random(net.name)
     init = random_net(draw.randrange(10**6), 20, nested=False)
-    init = replace(init, external_outputs=tuple(n for n in ("b0", "b1", "b2") if any(n in op.outputs for op in init.ops)))
+    init = replace(
+        init,
+        external_outputs=tuple(
+            n for n in ("b0", "b1", "b2") if any(n in op.outputs for op in init.ops)
+        ),
+    )
     joined = append_net(init, net)
     at = draw.choice([i for i, op in enumerate(net.ops) if op.inputs])
     k = draw.randrange(len(net.ops[at].inputs))
@@ -112,7 +123,9 @@ def test_renaming_an_input_with_the_init_net(net):
     given_blobs = {**feeds(net), "fresh": feeds(net).get(net.ops[at].inputs[k])}
     expected = run(joined, feeds(net))
     actual = run(append_net(new_init, renamed), given_blobs)
-    assert [actual[n] for n in renamed.external_outputs] == [expected[n] for n in net.external_outputs]
+    assert [actual[n] for n in renamed.external_outputs] == [
+        expected[n] for n in net.external_outputs
+    ]
 
 
 @over_nets
@@ -151,7 +164,9 @@ def test_reusing_memory(net):
     draw = random.Random(net.name)
     shapes = {f"b{i}": np.zeros([draw.randrange(1, 50)], np.float32) for i in range(40)}
     rewritten = ssa_rewrite(net)
-    shapes.update((o, shapes[o.split("_")[0]]) for op in rewritten.ops for o in op.outputs if o[0] == "b")
+    shapes.update(
+        (o, shapes[o.split("_")[0]]) for op in rewritten.ops for o in op.outputs if o[0] == "b"
+    )
     optimized, report = optimize_memory(rewritten, shapes)
     assert outputs(optimized, feeds(net)) == outputs(net, feeds(net))
     assert verify_graph_equality(optimized, net)
@@ -176,7 +191,9 @@ def test_extracting(net):
             continue
         given_blobs = {**feeds(net), **{name: env[name] for name in inputs}}
         told = {
-            name: value for name, value in given_blobs.items() if name in (*part.external_inputs, *undeclared_reads(part))
+            name: value
+            for name, value in given_blobs.items()
+            if name in (*part.external_inputs, *undeclared_reads(part))
         }
         assert outputs(part, told) == [env[name] for name in wanted]
         assert undeclared_reads(part) == []
@@ -195,7 +212,9 @@ def test_the_ends_of_a_part(net):
     inputs, given_out = get_sub_graph_external_input_output(net, ops)
     ssa, versions = get_ssa(net)
     written = {blob for i in ops for blob in ssa[i][1]}
-    used = {b for i in range(len(ssa)) if i not in ops for b in ssa[i][0]} | {(n, versions[n]) for n in net.external_outputs}
+    used = {b for i in range(len(ssa)) if i not in ops for b in ssa[i][0]} | {
+        (n, versions[n]) for n in net.external_outputs
+    }
     assert {b for i in ops for b in ssa[i][0]} - written <= set(inputs)
     assert written & used <= set(given_out) <= written
     assert len(inputs) == len(set(inputs)) and len(given_out) == len(set(given_out))
@@ -207,7 +226,9 @@ def test_the_ends_of_a_part(net):
 def test_equality_sees_a_change(net):
     draw = random.Random(net.name)
     assert verify_graph_equality(net, ssa_rewrite(net))
-    at = draw.choice([i for i, op in enumerate(net.ops) if len(set(op.inputs)) > 1 and op.type in ("Add", "Mul")])
+    at = draw.choice(
+        [i for i, op in enumerate(net.ops) if len(set(op.inputs)) > 1 and op.type in ("Add", "Mul")]
+    )
     op = net.ops[at]
     swapped = (*net.ops[:at], replace(op, inputs=op.inputs[::-1]), *net.ops[at + 1 :])
     assert not verify_graph_equality(net, replace(net, ops=swapped))

@@ -45,7 +45,9 @@ def test_reshape_and_its_chain_go_with_their_parameter():
 
 
 def test_a_parameter_with_another_reader_stays():
-    net, params = remove_reshape_for_fc(net_of(*SHAPE_CHAIN, FC, Op.of("Copy", ["minus_one"], ["z"])), PARAMS)
+    net, params = remove_reshape_for_fc(
+        net_of(*SHAPE_CHAIN, FC, Op.of("Copy", ["minus_one"], ["z"])), PARAMS
+    )
     assert "Reshape" not in [op.type for op in net.ops]
     assert params == PARAMS and net.external_inputs == INPUTS
 

@@ -10,8 +10,12 @@ from test_ssa import INPLACE, recurrent, step_net
 from jrnn.nets.graph import show, to_dot
 from jrnn.nets.ir import DeviceOption, Message, Net, Op
 
-STEP = step_net(Op.of("FC", ["h", "w", "bias"], ["t"], axis=2), Op.of("Add", ["t", "x_t"], ["h_new"]))
-RECURRENT = Net("rnn", (recurrent(STEP, timestep="timestep"),), ("x", "h0", "w"), ("h_all",), type="simple")
+STEP = step_net(
+    Op.of("FC", ["h", "w", "bias"], ["t"], axis=2), Op.of("Add", ["t", "x_t"], ["h_new"])
+)
+RECURRENT = Net(
+    "rnn", (recurrent(STEP, timestep="timestep"),), ("x", "h0", "w"), ("h_all",), type="simple"
+)
 
 
 def test_listing_of_a_recurrent_net():
@@ -26,11 +30,33 @@ def test_listing_of_a_recurrent_net():
 
 
 def test_listing_of_everything_an_operator_may_have():
-    op = Op("Print", ("x",), (), name="say", engine="CUDNN", device_option=DeviceOption(1, 2), control_inputs=("a",))
-    assert show(Net("n", (op,))).splitlines()[1] == "  #0 Print(x) engine=CUDNN name=say after=(a) on CUDA:2"
-    fill = Op.of("GivenTensorFill", [], ["w"], values=np.arange(20.0), t=Message("TensorProto", b"1234"), s="x" * 99, e=[])
+    op = Op(
+        "Print",
+        ("x",),
+        (),
+        name="say",
+        engine="CUDNN",
+        device_option=DeviceOption(1, 2),
+        control_inputs=("a",),
+    )
+    assert (
+        show(Net("n", (op,))).splitlines()[1]
+        == "  #0 Print(x) engine=CUDNN name=say after=(a) on CUDA:2"
+    )
+    fill = Op.of(
+        "GivenTensorFill",
+        [],
+        ["w"],
+        values=np.arange(20.0),
+        t=Message("TensorProto", b"1234"),
+        s="x" * 99,
+        e=[],
+    )
     line = show(Net("n", (fill,))).splitlines()[1]
-    assert "values=[0, 1, 2, 3, 4, 5, 6, 7, ... 20 in all]" in line and "t=<TensorProto, 4 bytes>" in line
+    assert (
+        "values=[0, 1, 2, 3, 4, 5, 6, 7, ... 20 in all]" in line
+        and "t=<TensorProto, 4 bytes>" in line
+    )
     assert "s='" + "x" * 60 + "...'" in line and line.endswith("e=[]")
 
 
@@ -48,5 +74,7 @@ def test_drawings_are_balanced(net):
     dot = to_dot(net)
     assert dot.count("{") == dot.count("}")
     if shutil.which("dot"):
-        drawn = subprocess.run(["dot", "-Tsvg"], input=dot, capture_output=True, text=True, check=True).stdout
+        drawn = subprocess.run(
+            ["dot", "-Tsvg"], input=dot, capture_output=True, text=True, check=True
+        ).stdout
         assert "<svg" in drawn

@@ -46,7 +46,9 @@ def recurrent(net, **more):
 
 
 def do(net, inputs, outputs, inner, idx):
-    return Op.of("Do", [*inputs, "ws"], [*outputs, "ws"], net=net, inner_blobs=inner, outer_blobs_idx=idx)
+    return Op.of(
+        "Do", [*inputs, "ws"], [*outputs, "ws"], net=net, inner_blobs=inner, outer_blobs_idx=idx
+    )
 
 
 def test_versions_count_writes():
@@ -102,8 +104,13 @@ def test_a_step_net_reads_the_outer_workspace():
 
 def test_a_backward_step_net_reads_what_the_forward_one_wrote():
     forward = step_net(Op.of("Tanh", ["x_t"], ["t"]), Op.of("Mul", ["t", "g"], ["h_new"]))
-    backward = Net("back", (Op.of("TanhGradient", ["t", "h_new_grad"], ["x_t_grad"]), Op.of("Mul", ["s", "t"], ["u"])))
-    op = recurrent(forward, backward_step_net=backward, backward_link_internal=["h_new_grad", "x_t_grad"])
+    backward = Net(
+        "back",
+        (Op.of("TanhGradient", ["t", "h_new_grad"], ["x_t_grad"]), Op.of("Mul", ["s", "t"], ["u"])),
+    )
+    op = recurrent(
+        forward, backward_step_net=backward, backward_link_internal=["h_new_grad", "x_t_grad"]
+    )
     assert free_names(op) == ["g", "s"]
 
 
@@ -131,5 +138,7 @@ def test_branches_share_the_workspace_and_bodies_of_do_do_not():
 
 def test_a_branch_that_may_not_be_taken_keeps_the_value_before_it():
     branch = Net("then", (Op.of("Relu", ["a"], ["y"]),))
-    net = Net("n", (Op.of("Tanh", ["a"], ["y"]), Op.of("If", ["cond", "a"], ["y"], then_net=branch)))
+    net = Net(
+        "n", (Op.of("Tanh", ["a"], ["y"]), Op.of("If", ["cond", "a"], ["y"], then_net=branch))
+    )
     assert live_ops(net, ["y"]) == [0, 1]

@@ -26,7 +26,9 @@ def simple(seed):
     """A random net of 200 operators, all of which the library has, with shapes that fit."""
     net = random_net(seed, nested=False)
     kinds = {"Split": "Sigmoid", "Mul": "Sub", "CopyCPUToGPU": "Tanh", "CopyGPUToCPU": "Relu"}
-    ops = tuple(Op.of(kinds.get(op.type, op.type), op.inputs, [out]) for op in net.ops for out in op.outputs)
+    ops = tuple(
+        Op.of(kinds.get(op.type, op.type), op.inputs, [out]) for op in net.ops for out in op.outputs
+    )
     return replace(net, ops=ops, external_outputs=(*ops[-1].outputs, *net.external_outputs))
 
 
@@ -45,9 +47,18 @@ def lstm():
         "lstm/gates_t_w": (4 * H, H),
         "lstm/gates_t_b": (4 * H,),
     }
-    blobs = {name: drawn(shape) for name, shape in shapes.items()} | {"lengths": np.array([3, 2], np.int32)}
+    blobs = {name: drawn(shape) for name, shape in shapes.items()} | {
+        "lengths": np.array([3, 2], np.int32)
+    }
     net = recorded("lstm_train")
-    results = ("loss", "lstm/gates_t_w_grad", "lstm/i2h_w_grad", "h0_grad", "input_grad", "lstm/cell_state_all")
+    results = (
+        "loss",
+        "lstm/gates_t_w_grad",
+        "lstm/i2h_w_grad",
+        "h0_grad",
+        "input_grad",
+        "lstm/cell_state_all",
+    )
     net = replace(net, external_outputs=results)
     return net, blobs, jrnn.run_net(net, blobs)
 
@@ -77,7 +88,9 @@ def test_a_recurrent_net_renamed_and_cleaned_keeps_its_gradients(lstm):
     renamed = graph.rename_op_output(renamed, 7, 1, "weight_gradient")
     assert "weight_gradient" in renamed.external_outputs
     blobs = {"recurrent_weight" if n == "lstm/gates_t_w" else n: v for n, v in blobs.items()}
-    check_same(graph.remove_dead_end_ops(graph.ssa_rewrite(renamed)), blobs, net.external_outputs, expected)
+    check_same(
+        graph.remove_dead_end_ops(graph.ssa_rewrite(renamed)), blobs, net.external_outputs, expected
+    )
 
 
 def test_memory_with_derived_shapes(lstm):

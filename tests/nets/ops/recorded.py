@@ -39,7 +39,9 @@ class Case:
         """The operator alone, before its gradients were asked for."""
         seeds = self.gradient["seeds"].values() if self.gradient else ()
         declared = tuple(n for n in self.net.external_inputs if n not in seeds)
-        return dataclasses.replace(self.net, ops=self.net.ops[:1], external_inputs=declared, external_outputs=())
+        return dataclasses.replace(
+            self.net, ops=self.net.ops[:1], external_inputs=declared, external_outputs=()
+        )
 
     @property
     def random(self):
@@ -74,4 +76,10 @@ def _cases():
         for k, c in sorted(cases.items()):
             net = jrnn.read_net(c["net"].tobytes())
             name = f"{path.name.split('.')[0]}-{k}-{net.ops[0].type}"
-            yield Case(name, net, c["in"], c["out"], json.loads(str(c["gradient"])) if "gradient" in c else None)
+            yield Case(
+                name,
+                net,
+                c["in"],
+                c["out"],
+                json.loads(str(c["gradient"])) if "gradient" in c else None,
+            )

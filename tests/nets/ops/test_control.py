@@ -67,7 +67,9 @@ def _in_place(b):
 @pytest.mark.parametrize(("body", "trips"), [(_fc, 0), (_fc, 4), (_in_place, 3)])
 def test_gradient_of_while_three_ways(body, trips):
     shapes = {"x": (2, 3), "w": (3, 3), "b": (3,)} if body is _fc else {"x": (3,), "w": (3,)}
-    blobs = {k: RNG.standard_normal(s) for k, s in shapes.items()} | {"n": np.array([trips], np.int32)}
+    blobs = {k: RNG.standard_normal(s) for k, s in shapes.items()} | {
+        "n": np.array([trips], np.int32)
+    }
     report = jrnn.check_gradients(_loop(body, inputs=tuple(shapes)), blobs, "loss", max_elements=4)
     assert report.agrees, str(report)
 
@@ -102,7 +104,11 @@ def test_gradient_of_a_loop_whose_trips_depend_on_the_data():
 
 
 def test_loop_over_its_bound_says_so_at_run_time():
-    fn = jax.jit(lambda limit: run_trips(lambda c, s: s < c, lambda c, s: s + 1, limit, 0.0, Trips("bounded", 3)))
+    fn = jax.jit(
+        lambda limit: run_trips(
+            lambda c, s: s < c, lambda c, s: s + 1, limit, 0.0, Trips("bounded", 3)
+        )
+    )
     assert fn(3.0) == 3
     with pytest.raises(Exception, match="continues after its bound of 3 trips"):
         fn(4.0).block_until_ready()
@@ -120,7 +126,9 @@ def test_checkpointed_loop_against_a_scan(x64, trips):
     @jax.jit
     def by_loop(w, x, n):
         start = {"i": jnp.int32(0), "h": x}
-        return run_trips(lambda c, s: s["i"] < c[1], lambda c, s: step(c[0], s), (w, n), start)["h"].sum()
+        return run_trips(lambda c, s: s["i"] < c[1], lambda c, s: step(c[0], s), (w, n), start)[
+            "h"
+        ].sum()
 
     def by_scan(w, x):
         return jax.lax.scan(lambda h, _: (jnp.cos(h @ w), None), x, None, length=trips)[0].sum()
@@ -169,7 +177,9 @@ def test_gradient_of_nested_branches():
         eager = jrnn.run_net(full, {**blobs, **conditions})
         for name, value in zip("xw", want):
             for got in (jaxs[name], nets[gradients[name]], eager[gradients[name]]):
-                np.testing.assert_allclose(got, value, atol=1e-6, err_msg=f"{name} {first} {second}")
+                np.testing.assert_allclose(
+                    got, value, atol=1e-6, err_msg=f"{name} {first} {second}"
+                )
 
 
 def test_gradient_passes_a_branch_that_leaves_the_blob_alone():
@@ -188,8 +198,14 @@ def test_gradient_passes_a_branch_that_leaves_the_blob_alone():
 
 def test_what_only_a_later_branch_reads_is_kept():
     """The condition is traced, so an If leaves out what nothing reads; the second If reads h inside its branch alone."""
-    double, square = (Net("branch", (Op.of(*words),)) for words in (("Sum", ["x", "x"], ["h"]), ("Mul", ["h", "h"], ["y"])))
-    ops = (Op.of("If", ["c", "x"], ["h"], then_net=double), Op.of("If", ["c"], ["y"], then_net=square))
+    double, square = (
+        Net("branch", (Op.of(*words),))
+        for words in (("Sum", ["x", "x"], ["h"]), ("Mul", ["h", "h"], ["y"]))
+    )
+    ops = (
+        Op.of("If", ["c", "x"], ["h"], then_net=double),
+        Op.of("If", ["c"], ["y"], then_net=square),
+    )
     outputs = jax.jit(jrnn.to_jax(Net("n", ops), ["y"]))(
         {"c": np.array([True]), "x": np.ones(2), "h": np.ones(2), "y": np.ones(2)}
     )
@@ -233,7 +249,9 @@ def test_counters():
     got = jrnn.run_net(Net("n", ops), {})
     assert [bool(got[k]) for k in ("first", "second", "third")] == [False, False, True]
     assert [int(got[k]) for k in ("before", "up", "now")] == [-1, 5, 6]
-    assert int(jrnn.to_jax(Net("n", ops), ["now"])({})["now"]) == 6  # what only changes the counter is not left out
+    assert (
+        int(jrnn.to_jax(Net("n", ops), ["now"])({})["now"]) == 6
+    )  # what only changes the counter is not left out
 
 
 def test_timers(monkeypatch):
@@ -260,7 +278,9 @@ def test_timers_of_a_traced_net(read):
     x = np.ones(2, np.float32)
     assert jax.jit(jrnn.to_jax(Net("n", ops), ["y"]))({"x": x})["y"].tolist() == [1, 1]
     assert jrnn.nets.infer_shapes(Net("n", ops), {"x": x})["ns"].dtype == np.int64
-    with pytest.raises(OpError, match="measures time .* ask for other outputs than 'ns', or give its value"):
+    with pytest.raises(
+        OpError, match="measures time .* ask for other outputs than 'ns', or give its value"
+    ):
         jrnn.to_jax(Net("n", ops), ["ns"])({"x": x})
     with pytest.raises(OpError, match="must be a timer, made by TimerBegin; it is float32"):
         jrnn.run_net(Net("n", (Op.of(read, ["x"], ["ns"]),)), {"x": x})
@@ -270,7 +290,11 @@ def test_timers_of_a_traced_net(read):
 
 
 def test_counters_and_timers_are_no_arrays():
-    ops = (Op.of("CreateCounter", [], ["c"]), Op.of("TimerBegin", [], ["t"]), Op.of("Sqr", ["x"], ["y"]))
+    ops = (
+        Op.of("CreateCounter", [], ["c"]),
+        Op.of("TimerBegin", [], ["t"]),
+        Op.of("Sqr", ["x"], ["y"]),
+    )
     net = Net("n", ops, ("x",), ("y", "c", "t"))
     assert jrnn.nets.infer_shapes(net, {"x": np.ones(2, np.float32)}).keys() == {"x", "y"}
     assert jrnn.check_gradients(net, {"x": np.ones(2, np.float32)}).agrees
@@ -284,7 +308,9 @@ def test_endless_loop_is_stopped():
             b.LT(["h", b.input("limit")], "go")
         b.Copy("h", "h")
     blobs = {"x": np.zeros(1, np.float32), "limit": np.ones(1, np.float32)}
-    with pytest.raises(OpError, match=r"op #\d+ While.*goes on after 10 trips; raise max_iterations"):
+    with pytest.raises(
+        OpError, match=r"op #\d+ While.*goes on after 10 trips; raise max_iterations"
+    ):
         jrnn.run_net(b.build(), blobs, max_iterations=10)
 
 
@@ -298,15 +324,29 @@ def test_blocks_are_lexical():
     with pytest.raises(NetError, match="reads blob 'missing', which is not defined"), b.if_(c):
         b.Tanh("missing")
     b.Tanh(x)
-    with pytest.raises(NetError, match=r"else_\(\) must follow an if_\(\) block directly"), b.else_():
+    with (
+        pytest.raises(NetError, match=r"else_\(\) must follow an if_\(\) block directly"),
+        b.else_(),
+    ):
         pass
-    with pytest.raises(NetError, match="condition 'nowhere' of an if block is not defined"), b.if_("nowhere"):
+    with (
+        pytest.raises(NetError, match="condition 'nowhere' of an if block is not defined"),
+        b.if_("nowhere"),
+    ):
         pass
-    with pytest.raises(NetError, match=r"must begin with a condition\(\) block, but has none"), b.while_():
+    with (
+        pytest.raises(NetError, match=r"must begin with a condition\(\) block, but has none"),
+        b.while_(),
+    ):
         b.Tanh(x)
     with pytest.raises(NetError, match=r"condition\(\) must come once"), b.condition():
         pass
-    with pytest.raises(NetError, match=r"condition\(\) must come once"), b.while_(), b.if_(c), b.condition():
+    with (
+        pytest.raises(NetError, match=r"condition\(\) must come once"),
+        b.while_(),
+        b.if_(c),
+        b.condition(),
+    ):
         pass
 
 
@@ -320,10 +360,16 @@ def test_what_cannot_be_run_says_why():
     blobs = {"x": np.zeros((2, 2), np.float32), "c": np.array([True, False])}
     with pytest.raises(OpError, match=r"condition is bool\[2\]; it must be one boolean"):
         jrnn.run_net(net, blobs)
-    with pytest.raises(OpError, match=r"'y' is float32\[4,2\] in one branch and float32\[2,2\] in the other"):
+    with pytest.raises(
+        OpError, match=r"'y' is float32\[4,2\] in one branch and float32\[2,2\] in the other"
+    ):
         jax.jit(lambda c: jrnn.to_jax(net, ["y"])({"x": blobs["x"], "c": c}))(np.array([True]))
-    do = Op.of("Do", ["x", "w"], ["y", "v"], net=Net("body"), inner_blobs=["x"], outer_blobs_idx=[0])
-    with pytest.raises(OpError, match="the last input and the last output must be the same workspace"):
+    do = Op.of(
+        "Do", ["x", "w"], ["y", "v"], net=Net("body"), inner_blobs=["x"], outer_blobs_idx=[0]
+    )
+    with pytest.raises(
+        OpError, match="the last input and the last output must be the same workspace"
+    ):
         jrnn.run_net(Net("n", (do,)), {"x": blobs["x"], "w": blobs["x"]})
     loop = Op.of("While", ["go", "x"], ["x"], loop_net=Net("body", (Op.of("Tanh", ["x"], ["x"]),)))
     with pytest.raises(GradientError, match="body is Do operators"):

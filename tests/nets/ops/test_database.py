@@ -19,8 +19,12 @@ from jrnn.nets.proto.database import format_minidb, parse_minidb, read_database,
 
 FILE = np.load(pathlib.Path(__file__).parents[2] / "golden" / "database.npz")
 OUTPUTS = ("data", "label", "word", "bytes")
-OPEN = Net("open", (Op.of("CreateDB", [], ["reader"], db="records", db_type="minidb"),), (), ("reader",))
-READ = Net("read", (Op.of("TensorProtosDBInput", ["reader"], OUTPUTS, batch_size=2),), ("reader",), OUTPUTS)
+OPEN = Net(
+    "open", (Op.of("CreateDB", [], ["reader"], db="records", db_type="minidb"),), (), ("reader",)
+)
+READ = Net(
+    "read", (Op.of("TensorProtosDBInput", ["reader"], OUTPUTS, batch_size=2),), ("reader",), OUTPUTS
+)
 
 
 def format_tensors(array):
@@ -39,7 +43,9 @@ def folder(tmp_path):
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])
 def test_batches_are_caffe2s(folder, rounds):
     """The fifth record and the first one again are the third batch."""
-    got = run_plan(make_plan("p", OPEN, execution_step("loop", READ, num_iter=rounds)), files=folder)
+    got = run_plan(
+        make_plan("p", OPEN, execution_step("loop", READ, num_iter=rounds)), files=folder
+    )
     for name in OUTPUTS:
         want = FILE[f"in|{rounds - 1}|{name}"]
         np.testing.assert_array_equal(got[name].astype(want.dtype), want)
@@ -70,7 +76,12 @@ def test_what_the_caller_gives_makes_its_producer_optional():
     double = Net("double", (unknown, Op.of("Add", ["data", "data"], ["y"])), ("reader",), ("y",))
     data = np.ones(2, np.float32)
     assert jrnn.run_net(double, {"data": data})["y"].tolist() == [2, 2]
-    plan = make_plan("p", execution_step("loop", [READ, Net("sum", (Op.of("Add", ["data", "s"], ["s"]),))], num_iter=3))
+    plan = make_plan(
+        "p",
+        execution_step(
+            "loop", [READ, Net("sum", (Op.of("Add", ["data", "s"], ["s"]),))], num_iter=3
+        ),
+    )
     given = {"data": data, "label": data, "word": data, "bytes": data, "s": np.zeros(2, np.float32)}
     assert run_plan(plan, given)["s"].tolist() == [3, 3]
 
@@ -84,13 +95,22 @@ def test_print_says_what_a_blob_holds(capsys):
 @pytest.mark.parametrize(
     "op, message",
     [
-        (Op.of("Load", [], ["w"], db="../saved", db_type="minidb"), "which is not within the folder"),
-        (Op.of("Load", [], ["w"], db="/etc/passwd", db_type="minidb"), "which is not within the folder"),
+        (
+            Op.of("Load", [], ["w"], db="../saved", db_type="minidb"),
+            "which is not within the folder",
+        ),
+        (
+            Op.of("Load", [], ["w"], db="/etc/passwd", db_type="minidb"),
+            "which is not within the folder",
+        ),
         (Op.of("Save", ["x"], [], db="/tmp/x", db_type="minidb"), "which is not within the folder"),
         (Op.of("Save", ["x"], [], db="x", db_type="leveldb"), "blobs can be saved as minidb"),
         (Op.of("Load", [], ["w"], db="none", db_type="minidb"), "none: no such file"),
         (Op.of("Load", [], ["w"], db="saved", db_type="leveldb"), "it must be one of minidb, lmdb"),
-        (Op.of("Load", [], ["v"], db="saved", db_type="minidb"), "has no blob 'v'; it has 'w', 'count'"),
+        (
+            Op.of("Load", [], ["v"], db="saved", db_type="minidb"),
+            "has no blob 'v'; it has 'w', 'count'",
+        ),
         (Op.of("Load", [], ["w"], db="records", db_type="minidb"), "has no blob 'w'"),
         (Op.of("Print", ["x"], [], to_file=1), "to_file asks for a file"),
     ],
@@ -134,7 +154,9 @@ def test_records_that_do_not_go_together(folder):
 
 def test_an_lmdb_needs_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(FormatError, match=r"an LMDB needs the extra 'lmdb': pip install 'jrnn\[lmdb\]'"):
+    with pytest.raises(
+        FormatError, match=r"an LMDB needs the extra 'lmdb': pip install 'jrnn\[lmdb\]'"
+    ):
         read_database(tmp_path, "lmdb")
 
 

@@ -44,7 +44,9 @@ def test_dropout_is_a_function_of_the_key(dropped):
 
 
 def test_dropouts_of_one_net_draw_different_masks():
-    ops = tuple(jrnn.nets.Op.of("Dropout", ["x"], [f"y{k}", f"mask{k}"], is_test=0) for k in range(2))
+    ops = tuple(
+        jrnn.nets.Op.of("Dropout", ["x"], [f"y{k}", f"mask{k}"], is_test=0) for k in range(2)
+    )
     got = jrnn.run_net(jrnn.Net("two", ops), {"x": np.ones(64, np.float32)}, key=KEY)
     assert (got["mask0"] != got["mask1"]).any()
 
@@ -67,7 +69,13 @@ def test_matmul_gradient_with_axes(x64):
 
 
 def test_negate_gradient_negates_both_gradients():
-    net = jrnn.Net("n", (jrnn.nets.Op.of("NegateGradient", ["x"], ["h"]), jrnn.nets.Op.of("Mul", ["h", "x"], ["y"])))
+    net = jrnn.Net(
+        "n",
+        (
+            jrnn.nets.Op.of("NegateGradient", ["x"], ["h"]),
+            jrnn.nets.Op.of("Mul", ["h", "x"], ["y"]),
+        ),
+    )
     x = np.array([2.0, 5.0], np.float32)
     fn = jrnn.to_jax(net, ["y"])
     np.testing.assert_array_equal(jax.grad(lambda x: fn({"x": x})["y"].sum())(x), [0, 0])  # x - x
@@ -76,11 +84,16 @@ def test_negate_gradient_negates_both_gradients():
 
 
 def test_ensure_dense_makes_a_sparse_gradient_dense():
-    ops = (jrnn.nets.Op.of("EnsureDense", ["table"], ["dense"]), jrnn.nets.Op.of("Gather", ["dense", "rows"], ["y"]))
+    ops = (
+        jrnn.nets.Op.of("EnsureDense", ["table"], ["dense"]),
+        jrnn.nets.Op.of("Gather", ["dense", "rows"], ["y"]),
+    )
     full, gradients = jrnn.add_gradients(jrnn.Net("n", ops), {"y": "dy"})
     assert isinstance(gradients["dense"], GradientSlice)
     dy = np.ones((3, 2), np.float32)
-    got = jrnn.run_net(full, {"table": np.zeros((4, 2), np.float32), "rows": i32(1, 3, 1), "dy": dy})
+    got = jrnn.run_net(
+        full, {"table": np.zeros((4, 2), np.float32), "rows": i32(1, 3, 1), "dy": dy}
+    )
     np.testing.assert_array_equal(got[gradients["table"]][:, 0], [0, 2, 0, 1])
 
 
@@ -99,7 +112,9 @@ def test_shapes_stay_static_under_jit():
         jrnn.nets.Op.of("Reshape", ["x", "wanted"], ["y", "old"]),
     )
     fn = jrnn.to_jax(jrnn.Net("flatten", ops), ["y", "old"])
-    got = jax.jit(lambda x: fn({"x": x, "rest": np.array([-1], np.int64)}))(np.ones((2, 3, 4), np.float32))
+    got = jax.jit(lambda x: fn({"x": x, "rest": np.array([-1], np.int64)}))(
+        np.ones((2, 3, 4), np.float32)
+    )
     assert got["y"].shape == (2, 12)
     assert got["old"].tolist() == [2, 3, 4]
 
@@ -108,7 +123,9 @@ ROWS = np.arange(10, dtype=np.float32).reshape(5, 2)
 STEPS = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
 
 
-@pytest.mark.sample("LengthsMean-data1-lengths1-args1", "VariableLengthSequencePadding-data4-lengths4-args4")
+@pytest.mark.sample(
+    "LengthsMean-data1-lengths1-args1", "VariableLengthSequencePadding-data4-lengths4-args4"
+)
 @pytest.mark.parametrize(
     "type, data, lengths, args",
     [
@@ -129,7 +146,9 @@ def test_lengths_may_be_traced(type, data, lengths, args):
 
 def test_traced_lengths_are_refused_where_they_make_the_shape():
     fn = jrnn.to_jax(one("PackSegments", ["n", "x"], ["y"]))
-    with pytest.raises(jrnn.errors.OpError, match="op #0 PackSegments .*give those blobs as numpy integer arrays"):
+    with pytest.raises(
+        jrnn.errors.OpError, match="op #0 PackSegments .*give those blobs as numpy integer arrays"
+    ):
         jax.jit(fn)({"n": i32(2, 3), "x": ROWS})
     got = jax.jit(lambda x: fn({"n": i32(2, 3), "x": x}))(ROWS)["y"]
     assert got.shape == (2, 3, 2)

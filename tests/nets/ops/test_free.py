@@ -29,7 +29,9 @@ def test_a_net_that_frees_runs_as_one_that_does_not():
     for results in (jrnn.run_net(net, {"x": X}), traced(net, {"x": X})):
         assert results.keys() == {"y"}
         np.testing.assert_array_equal(results["y"], jrnn.run_net(plain, {"x": X})["y"])
-    assert jrnn.nets.infer_shapes(net, {"x": X}) == jrnn.nets.infer_shapes(plain, {"x": X})  # of freed blobs, too
+    assert jrnn.nets.infer_shapes(net, {"x": X}) == jrnn.nets.infer_shapes(
+        plain, {"x": X}
+    )  # of freed blobs, too
     again = Net("n", (*HIDDEN, FREE, FREE, HIDDEN[0], READ))
     assert jrnn.run_net(again, {"x": X})["z"].tolist() == [-1, -2, 0]
 
@@ -68,7 +70,10 @@ def test_gradients_of_a_net_that_frees():
 
 @pytest.mark.parametrize("run", [jrnn.run_net, traced])
 def test_freeing_in_a_branch(run):
-    branches = {"then_net": Net("then", (*HIDDEN, FREE)), "else_net": Net("else", (Op.of("Negative", ["x"], ["y"]),))}
+    branches = {
+        "then_net": Net("then", (*HIDDEN, FREE)),
+        "else_net": Net("else", (Op.of("Negative", ["x"], ["y"]),)),
+    }
     choose = Op.of("If", ["c"], ["y", "h"], **branches)
     for c, expected in ((True, [1, 4, 0]), (False, [-1, -2, 3])):
         blobs = {"x": X, "h": X, "c": np.array([c])}
@@ -79,7 +84,12 @@ def test_freeing_in_a_branch(run):
 
 @pytest.mark.parametrize("run", [jrnn.run_net, traced])
 def test_freeing_in_a_loop(run):
-    blobs = {"x": np.float32([2]), "h": np.float32([1]), "top": np.float32([1000]), "go": np.array([True])}
+    blobs = {
+        "x": np.float32([2]),
+        "h": np.float32([1]),
+        "top": np.float32([1000]),
+        "go": np.array([True]),
+    }
 
     def net(*ops):
         body = Net("body", (*ops, FREE, Op.of("LT", ["x", "top"], ["go"])))
@@ -95,8 +105,13 @@ def test_freeing_in_a_loop(run):
 
 def test_freeing_in_a_plan():
     first, second = Net("first", (*HIDDEN, FREE), ("x",)), Net("second", (READ,), ("h",))
-    assert run_plan(make_plan("p", execution_step("s", first, num_iter=2)), {"x": X, "h": X}).keys() == {"x", "y"}
-    with pytest.raises(NetError, match="step 'second': op #0 Negative.* reads blob 'h', which net 'first' has freed"):
+    assert run_plan(
+        make_plan("p", execution_step("s", first, num_iter=2)), {"x": X, "h": X}
+    ).keys() == {"x", "y"}
+    with pytest.raises(
+        NetError,
+        match="step 'second': op #0 Negative.* reads blob 'h', which net 'first' has freed",
+    ):
         run_plan(make_plan("p", first, second), {"x": X})
 
 

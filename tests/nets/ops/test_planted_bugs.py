@@ -45,7 +45,9 @@ NOT_PERTURBED = {
 
 # Swaps that change no number.
 SAME = {
-    "MeanGradient": {f"outputs {i} and {j} swapped" for i, j in ((0, 1), (0, 2), (1, 2))},  # all get the same share
+    "MeanGradient": {
+        f"outputs {i} and {j} swapped" for i, j in ((0, 1), (0, 2), (1, 2))
+    },  # all get the same share
     "Partition": {"outputs 0 and 2 swapped"},  # keys: integers that nobody reads
 }
 
@@ -66,7 +68,11 @@ def recorded():
     for c in read_cases():
         if c.gradient is None or c.has_strings:
             continue
-        finite = all(np.isfinite(v).all() for v in (*c.inputs.values(), *c.outputs.values()) if v.dtype.kind == "f")
+        finite = all(
+            np.isfinite(v).all()
+            for v in (*c.inputs.values(), *c.outputs.values())
+            if v.dtype.kind == "f"
+        )
         if finite and all(v.size for v in c.inputs.values()):
             arriving = c.gradient["seeds"]
             blobs = {n: v for n, v in c.inputs.items() if n not in arriving.values()}
@@ -76,11 +82,21 @@ def recorded():
 def of_recurrent_network():
     b = jrnn.NetBuilder("net")
     out = jrnn.nets.cells.BasicRNN(
-        b, b.input("x"), None, None, 2, 2, "rnn", jrnn.nets.cells.BasicRNNOptions(outputs_with_grads=(0, 1))
+        b,
+        b.input("x"),
+        None,
+        None,
+        2,
+        2,
+        "rnn",
+        jrnn.nets.cells.BasicRNNOptions(outputs_with_grads=(0, 1)),
     )
     net = b.build()
     rng = np.random.default_rng(0)
-    blobs = {n: rng.standard_normal(b.params[n].shape if n in b.params else (3, 2, 2)) for n in net.external_inputs}
+    blobs = {
+        n: rng.standard_normal(b.params[n].shape if n in b.params else (3, 2, 2))
+        for n in net.external_inputs
+    }
     shapes = {out.hidden_all: (3, 2, 2), out.hidden_last: (1, 2, 2)}
     return Known(net, blobs, {y: rng.standard_normal(s) for y, s in shapes.items()})
 
@@ -90,7 +106,9 @@ def by_gradient_operator():
     known_by_type: dict[str, list[Known]] = {}
     for known in (*recorded(), of_recurrent_network()):
         full, _ = jrnn.add_gradients(known.net, {y: y + "_arriving" for y in known.seeds})
-        for type in dict.fromkeys(op.type for op in full.ops[len(known.net.ops) :] if op.is_gradient):
+        for type in dict.fromkeys(
+            op.type for op in full.ops[len(known.net.ops) :] if op.is_gradient
+        ):
             known_by_type.setdefault(type, []).append(known)
     return dict(sorted(known_by_type.items()))
 
@@ -120,7 +138,13 @@ def perturbed(definition, mix):
         outs = results if isinstance(results, tuple) else (results,)
         return (
             tuple(
-                sum(mix[i, j] * b for j, b in enumerate(outs[:MOST]) if smooth(b) and b.shape == a.shape) if smooth(a) else a
+                sum(
+                    mix[i, j] * b
+                    for j, b in enumerate(outs[:MOST])
+                    if smooth(b) and b.shape == a.shape
+                )
+                if smooth(a)
+                else a
                 for i, a in enumerate(outs[:MOST])
             )
             + outs[MOST:]

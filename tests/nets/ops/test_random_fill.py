@@ -38,8 +38,20 @@ UNIFORM, NORMAL = 9 / 5, 3.0
         ("UniformFill", {"shape": [N, N], "min": -3.0, "max": 1.0}, -1, 16 / 12, UNIFORM),
         ("GaussianFill", {"shape": [N, N]}, 0, 1, NORMAL),
         ("GaussianFill", {"shape": [N, N], "mean": 5.0, "std": 0.1}, 5, 0.01, NORMAL),
-        ("XavierFill", {"shape": [20, 40, 50]}, 0, 1 / 2000, UNIFORM),  # fan in: all dimensions but the first
-        ("MSRAFill", {"shape": [40, 20, 50]}, 0, 2 / 2000, NORMAL),  # fan out: all dimensions but the second
+        (
+            "XavierFill",
+            {"shape": [20, 40, 50]},
+            0,
+            1 / 2000,
+            UNIFORM,
+        ),  # fan in: all dimensions but the first
+        (
+            "MSRAFill",
+            {"shape": [40, 20, 50]},
+            0,
+            2 / 2000,
+            NORMAL,
+        ),  # fan out: all dimensions but the second
     ],
 )
 def test_distribution(type, args, mean, variance, kurtosis):
@@ -61,13 +73,24 @@ def test_uniform_integers_include_both_ends():
 def test_unique_integers():
     y = draw("UniqueUniformFill", shape=[2, 4], min=10, max=17)
     assert sorted(y.ravel().tolist()) == list(range(10, 18)) and y.shape == (2, 4)
-    net = jrnn.Net("fills", (jrnn.nets.Op.of("UniqueUniformFill", ["n", "used"], ["y"], input_as_shape=1, min=0, max=5),))
-    got = jrnn.run_net(net, {"n": np.array([4]), "used": np.array([1, 3, 99], np.int32)}, key=KEY)["y"]
+    net = jrnn.Net(
+        "fills",
+        (
+            jrnn.nets.Op.of(
+                "UniqueUniformFill", ["n", "used"], ["y"], input_as_shape=1, min=0, max=5
+            ),
+        ),
+    )
+    got = jrnn.run_net(net, {"n": np.array([4]), "used": np.array([1, 3, 99], np.int32)}, key=KEY)[
+        "y"
+    ]
     assert sorted(got.tolist()) == [0, 2, 4, 5]
 
 
 @pytest.mark.sample("XavierFill")
-@pytest.mark.parametrize("type", ["XavierFill", "MSRAFill", "GaussianFill", "UniformFill", "UniformIntFill"])
+@pytest.mark.parametrize(
+    "type", ["XavierFill", "MSRAFill", "GaussianFill", "UniformFill", "UniformIntFill"]
+)
 def test_function_of_the_key(type):
     args = {"shape": [8, 8]} | ({"max": 1000} if type == "UniformIntFill" else {})
     first = draw(type, **args)
@@ -84,7 +107,10 @@ def test_two_fills_of_a_net_differ():
 
 
 def test_seed_of_the_operator_serves_where_the_run_has_no_key():
-    op = dataclasses.replace(jrnn.nets.Op.of("UniformFill", [], ["y"], shape=[3]), device_option=DeviceOption(random_seed=5))
+    op = dataclasses.replace(
+        jrnn.nets.Op.of("UniformFill", [], ["y"], shape=[3]),
+        device_option=DeviceOption(random_seed=5),
+    )
     net = jrnn.Net("seeded", (op,))
     np.testing.assert_array_equal(jrnn.run_net(net, {})["y"], jrnn.run_net(net, {})["y"])
 
@@ -108,5 +134,7 @@ def test_refused(type, args, says):
 
 
 def test_key_is_asked_for():
-    with pytest.raises(OpError, match=r"op #0 GaussianFill -> 'y' in net 'fills': .*key=jax.random.key"):
+    with pytest.raises(
+        OpError, match=r"op #0 GaussianFill -> 'y' in net 'fills': .*key=jax.random.key"
+    ):
         jrnn.run_net(net_of("GaussianFill", shape=[2]), {})

@@ -43,7 +43,9 @@ def _loss_gradients(net, blobs, given):
     full, gradients = jrnn.add_gradients(net, {"all": "all_given"})
     got = jrnn.run_net(full, {**blobs, "all_given": given})
     fn = jrnn.to_jax(net, ["all"])
-    want = jax.grad(lambda p: jnp.sum(fn(p)["all"] * given))({k: jnp.asarray(v) for k, v in blobs.items()})
+    want = jax.grad(lambda p: jnp.sum(fn(p)["all"] * given))(
+        {k: jnp.asarray(v) for k, v in blobs.items()}
+    )
     return {k: (got[gradients[k]], want[k]) for k in blobs if k in gradients}
 
 
@@ -56,7 +58,11 @@ def test_gradient_of_a_state_that_looks_two_steps_back(x64):
     op = op.with_args(
         {
             "backward_step_net": backward,
-            "backward_link_internal": ["h_grad", gradient_pass.gradients["before"], gradient_pass.gradients["x_t"]],
+            "backward_link_internal": [
+                "h_grad",
+                gradient_pass.gradients["before"],
+                gradient_pass.gradients["x_t"],
+            ],
             "backward_link_external": ["states_grad", "states_grad", "x_grad"],
             "backward_link_offset": [2, 0, 0],
             "backward_link_window": [1, 2, 1],
@@ -86,7 +92,9 @@ def test_one_initial_value_for_two_states_gets_both_gradients(x64):
     b.Add([out[0].all, out[1].all], "all")
     rng = np.random.default_rng(0)
     blobs = {"x": rng.standard_normal((4, 2, 3)), "first": rng.standard_normal((2, 3))}
-    for name, (got, want) in _loss_gradients(b.build(), blobs, rng.standard_normal((4, 2, 3))).items():
+    for name, (got, want) in _loss_gradients(
+        b.build(), blobs, rng.standard_normal((4, 2, 3))
+    ).items():
         np.testing.assert_allclose(got, want, rtol=1e-10, err_msg=name)
 
 
@@ -95,7 +103,11 @@ def test_step_of_operators_that_only_pass_gradients_through(x64):
     step = jrnn.NetBuilder("step", parent=b)
     h = step.Sum([step.input("h_prev"), step.input("x_t")], "h")
     out = jrnn.recurrent_net(
-        b, step.build(outputs=[h]), [("x_t", b.input("x"))], [("h_prev", b.input("h0"))], {"h_prev": "h"}
+        b,
+        step.build(outputs=[h]),
+        [("x_t", b.input("x"))],
+        [("h_prev", b.input("h0"))],
+        {"h_prev": "h"},
     )
     b.Copy(out[0].all, "all")
     rng = np.random.default_rng(0)
@@ -113,11 +125,18 @@ def test_reference_in_the_first_sum(x64):
     bias = b.input("bias")
     h = step.Tanh(step.Sum([step.input("h_prev"), step.input("x_t"), bias], "s"), "h")
     out = jrnn.recurrent_net(
-        b, step.build(outputs=[h]), [("x_t", b.input("x"))], [("h_prev", b.input("h0"))], {"h_prev": "h"}
+        b,
+        step.build(outputs=[h]),
+        [("x_t", b.input("x"))],
+        [("h_prev", b.input("h0"))],
+        {"h_prev": "h"},
     )
     b.Copy(out[0].all, "all")
     rng = np.random.default_rng(0)
-    blobs = {n: rng.standard_normal(s) for n, s in (("x", (4, 2, 3)), ("h0", (2, 3)), ("bias", (1, 2, 3)))}
+    blobs = {
+        n: rng.standard_normal(s)
+        for n, s in (("x", (4, 2, 3)), ("h0", (2, 3)), ("bias", (1, 2, 3)))
+    }
     actual = _loss_gradients(b.build(), blobs, rng.standard_normal((4, 2, 3)))
     assert set(actual) == {"x", "h0", "bias"}
     for name, (got, want) in actual.items():
@@ -130,7 +149,12 @@ def test_gradient_of_an_output_that_is_not_listed_stops():
     step = net.ops[0].arg("step_net")
     step = replace(step, external_inputs=("h_prev", "x_t"), external_outputs=("h",))
     out = jrnn.recurrent_net(
-        b, step, [("x_t", b.input("x"))], [("h_prev", b.input("h0"))], {"h_prev": "h"}, outputs_with_grads=(1,)
+        b,
+        step,
+        [("x_t", b.input("x"))],
+        [("h_prev", b.input("h0"))],
+        {"h_prev": "h"},
+        outputs_with_grads=(1,),
     )
     fn = jrnn.to_jax(b.build(), [out[0].all, out[0].last])
     x = jnp.asarray(blobs["x"])
@@ -142,13 +166,20 @@ def test_gradient_of_an_output_that_is_not_listed_stops():
     slope = jax.jit(jax.grad(loss), static_argnums=(1, 2))
     by_last = slope(x, out[0].last)
     assert by_last.any()
-    np.testing.assert_array_equal(slope(x, out[0].last, out[0].all), by_last)  # no warning: some gradients pass
+    np.testing.assert_array_equal(
+        slope(x, out[0].last, out[0].all), by_last
+    )  # no warning: some gradients pass
     tangent = jax.jvp(lambda x: loss(x, out[0].all), (x,), (x,))[1]
     assert tangent == 0
-    with pytest.warns(GradientWarning, match=r"writes 'h_all' stops all .* only those of output 1 \('h_last'\) pass"):
+    with pytest.warns(
+        GradientWarning,
+        match=r"writes 'h_all' stops all .* only those of output 1 \('h_last'\) pass",
+    ):
         assert not jax.vmap(slope, (0, None))(x[None], out[0].all).any()
     b.SumElements(out[0].all, "loss")
-    with pytest.warns(GradientWarning, match=r"list these too, of \{0: 'h_all', 1: 'h_last'\}, or build"):
+    with pytest.warns(
+        GradientWarning, match=r"list these too, of \{0: 'h_all', 1: 'h_last'\}, or build"
+    ):
         assert "x" not in jrnn.add_gradients(b.build(), ["loss"])[1]
 
 
@@ -159,15 +190,23 @@ def test_errors_name_the_operator_and_the_rule():
     def run(changes, **given):
         jrnn.run_net(replace(net, ops=(op.with_args(changes),)), {**blobs, **given})
 
-    with pytest.raises(OpError, match=r"op #0 RecurrentNetwork.*lists of links must have one length"):
+    with pytest.raises(
+        OpError, match=r"op #0 RecurrentNetwork.*lists of links must have one length"
+    ):
         run({"link_offset": [0, 1]})
     with pytest.raises(OpError, match=r"'window' reads steps 0 to 6 of 'padded', which has 6"):
         run({}, padded=blobs["padded"][1:])
-    with pytest.raises(OpError, match=r"initial state 'h0' is \[3, 3\], but the batch has 2 sequences"):
+    with pytest.raises(
+        OpError, match=r"initial state 'h0' is \[3, 3\], but the batch has 2 sequences"
+    ):
         run({}, h0=np.zeros((3, 3), np.float32))
-    with pytest.raises(OpError, match=r"state 'states' is float32\[1,2,1\], but the step net writes 'h'"):
+    with pytest.raises(
+        OpError, match=r"state 'states' is float32\[1,2,1\], but the step net writes 'h'"
+    ):
         run({}, h0=np.zeros((2, 1), np.float32))
-    with pytest.raises(OpError, match=r"'initial_recurrent_state_ids' holds 9, but there are 3 to choose from"):
+    with pytest.raises(
+        OpError, match=r"'initial_recurrent_state_ids' holds 9, but there are 3 to choose from"
+    ):
         run({"initial_recurrent_state_ids": [9]})
     with pytest.raises(OpError, match=r"alias 'all' is of 'nowhere'"):
         run({"alias_src": ["nowhere", "states"]})

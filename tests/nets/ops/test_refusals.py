@@ -46,7 +46,13 @@ REFUSED = [
     ("FC", (f(2, 4), f(5, 4), f(4)), 1, {}, r"b is float32\[4\]; its shape must be \[5\]"),
     ("FC", (f(2, 4), f(5, 4), f(5)), 1, {"axis": 2}, r"axis 2"),
     ("FC", (i(1, 2), f(5, 2), f(5)), 1, {"axis": 0}, "floating-point"),
-    ("ElementwiseLinear", (f(2, 3), f(2), f(3)), 1, {}, r"w is float32\[2\]; its shape must be \[3\]"),
+    (
+        "ElementwiseLinear",
+        (f(2, 3), f(2), f(3)),
+        1,
+        {},
+        r"w is float32\[2\]; its shape must be \[3\]",
+    ),
     ("MatMul", (f(2, 3), f(2, 3)), 1, {}, "columns of a must be as many as the rows of b"),
     ("MatMul", (f(3), f(3, 2)), 1, {}, "axis_a"),
     ("BatchMatMul", (f(2, 3), f(2, 3)), 1, {}, "3 columns of a meet 2 rows of b"),
@@ -80,13 +86,31 @@ REFUSED = [
     ("Scale", (i(4),), 1, {"scale": 2.0}, "floating-point"),
     ("Softmax", (f(2),), 1, {}, "axis 1"),
     ("Softmax", (i(2, 3),), 1, {"axis": 0}, "floating-point"),
-    ("LayerNorm", (f(2, 3), f(2), f(2)), 3, {"elementwise_affine": 1}, "gamma must have 3 elements"),
+    (
+        "LayerNorm",
+        (f(2, 3), f(2), f(2)),
+        3,
+        {"elementwise_affine": 1},
+        "gamma must have 3 elements",
+    ),
     ("LayerNorm", (f(2, 3),), 3, {"elementwise_affine": 1}, "needs inputs 1 and 2"),
-    ("Dropout", (f(2, 3),), 2, {"is_test": 0, "ratio": 1.0}, r"'ratio' is 1; it must be in \[0, 1\)"),
+    (
+        "Dropout",
+        (f(2, 3),),
+        2,
+        {"is_test": 0, "ratio": 1.0},
+        r"'ratio' is 1; it must be in \[0, 1\)",
+    ),
     ("Dropout", (f(2, 3),), 2, {"ratio": 0.5}, "argument 'is_test' .* is required"),
     ("Dropout", (f(2, 3),), 2, {"is_test": 0}, "has no key"),
     ("DropoutGrad", (f(2, 3),), 1, {"is_test": 0}, "the mask that Dropout wrote"),
-    ("LSTMUnit", (*LSTM[:2], f(1, 2, 9), i(1, 2), i(0)), 2, {}, r"gates is float32\[1,2,9\], .* \[1, N, 4 \* D\]"),
+    (
+        "LSTMUnit",
+        (*LSTM[:2], f(1, 2, 9), i(1, 2), i(0)),
+        2,
+        {},
+        r"gates is float32\[1,2,9\], .* \[1, N, 4 \* D\]",
+    ),
     ("LSTMUnit", (f(2, 2, 3), f(2, 2, 3), f(2, 2, 12), i(1, 2), i(0)), 2, {}, r"\[1, N, D\]"),
     ("LSTMUnit", (*LSTM, i(1), i(0)), 2, {}, r"seq_lengths is int32\[1\]; its shape must be \[2\]"),
     ("LSTMUnit", (*LSTM, i(0)), 2, {}, "takes lengths and timestep"),
@@ -94,14 +118,32 @@ REFUSED = [
     ("GRUUnit", (f(1, 2, 3), f(1, 2, 8), i(1, 2), i(0)), 1, {}, r"\[1, N, 3 \* D\]"),
     ("SequenceMask", (f(2, 3), i(1)), 1, {"mode": "sequence"}, "has 2 rows; it must have one each"),
     ("SequenceMask", (f(2, 3),), 1, {"mode": "sequence"}, "needs input 1"),
-    ("SequenceMask", (f(2, 3),), 1, {"mode": "diagonal"}, "'mode' is 'diagonal'; it must be one of"),
-    ("SequenceMask", (f(2, 3),), 1, {"mode": "upper", "repeat_from_axis": 1}, "mode 'sequence' only"),
+    (
+        "SequenceMask",
+        (f(2, 3),),
+        1,
+        {"mode": "diagonal"},
+        "'mode' is 'diagonal'; it must be one of",
+    ),
+    (
+        "SequenceMask",
+        (f(2, 3),),
+        1,
+        {"mode": "upper", "repeat_from_axis": 1},
+        "mode 'sequence' only",
+    ),
     ("ReversePackedSegs", (f(3, 2), i(1, 2)), 1, {}, "must have 3 dimensions"),
     ("ReversePackedSegs", (f(3, 2, 2), i(1)), 1, {}, "there must be 2 lengths"),
     ("ReversePackedSegs", (f(3, 2, 2), i(1, 4)), 1, {}, "a length is 4"),
     ("PackSegments", (i(2, 1), f(5)), 1, {}, "adds up to 3, but the data has 5 rows"),
     ("PackSegments", (f(2), f(5)), 1, {}, "must hold integers"),
-    ("UnpackSegments", (i(2, 3), f(2, 3, 1)), 1, {"max_length": 2}, "max_length=2 must be its second dimension"),
+    (
+        "UnpackSegments",
+        (i(2, 3), f(2, 3, 1)),
+        1,
+        {"max_length": 2},
+        "max_length=2 must be its second dimension",
+    ),
     ("UnpackSegments", (i(2), f(2, 3, 1)), 1, {}, "give 2 lengths"),
     ("UnpackSegments", (i(2, 4), f(2, 3, 1)), 1, {}, "a length is 4"),
     ("PackRNNSequence", (f(3), i(2, 1)), 1, {}, "two dimensions at least"),
@@ -110,7 +152,13 @@ REFUSED = [
     ("LengthsSum", (f(5, 2), i(2, 1)), 1, {}, "adds up to 3, but the data has 5 rows"),
     ("LengthsMax", (f(5, 2), i(6, -1)), 1, {}, "negative length"),
     ("LengthsMean", (i(1, 2), i(2)), 1, {}, "floating-point"),
-    ("LengthsWeightedSum", (f(5, 2), f(4), i(2, 3)), 1, {}, r"weights is float32\[4\]; its shape must be \[5\]"),
+    (
+        "LengthsWeightedSum",
+        (f(5, 2), f(4), i(2, 3)),
+        1,
+        {},
+        r"weights is float32\[4\]; its shape must be \[5\]",
+    ),
     ("LengthsTile", (f(3, 2), i(2, 1)), 1, {}, "each row of data must have one"),
     ("LengthsGather", (f(5), i(2, 3), i(2)), 1, {}, "there are 2 segments, 0 to 1"),
     ("LengthsPad", (f(5), i(2, 3)), 1, {"target_length": 2}, "must be at least that"),
@@ -126,25 +174,61 @@ REFUSED = [
     ("GatherPadding", (f(6, 2), i(1, 5)), 1, {}, "fewer than its padding"),
     ("PadEmptySamples", (i(2, 0), f(3)), 2, {}, "it must have the 2 rows"),
     ("InferenceLSTM", (f(5, 2, 4), f(1, 2, 3), f(1, 2, 3), f(12, 4)), 3, {}, "take 2"),
-    ("InferenceLSTM", (f(5, 2, 4), f(2, 2, 3), f(1, 2, 3), *LAYER), 3, {}, r"hidden is .* must be \[1, 2, H\]"),
-    ("InferenceLSTM", (f(5, 2, 7), f(1, 2, 3), f(1, 2, 3), *LAYER), 3, {}, r"shape must be \[12, 7\]"),
+    (
+        "InferenceLSTM",
+        (f(5, 2, 4), f(2, 2, 3), f(1, 2, 3), *LAYER),
+        3,
+        {},
+        r"hidden is .* must be \[1, 2, H\]",
+    ),
+    (
+        "InferenceLSTM",
+        (f(5, 2, 7), f(1, 2, 3), f(1, 2, 3), *LAYER),
+        3,
+        {},
+        r"shape must be \[12, 7\]",
+    ),
     ("ConstantFill", (), 1, {"shape": [2**17, 2**17]}, "an operator fills at most 2147483648"),
     ("ConstantFill", (), 1, {"shape": [2, -1]}, "negative dimension"),
     ("ConstantFill", (f(2),), 1, {"shape": [2]}, "give one of them"),
     ("ConstantFill", (), 1, {"extra_shape": [2]}, "about an input"),
     ("ConstantFill", (f(2),), 1, {"input_as_shape": 1}, "must hold integers"),
-    ("ConstantFill", (), 1, {"shape": [2], "value": 3.5, "dtype": 2}, "value 3.5 is not one of int32"),
-    ("ConstantFill", (), 1, {"shape": [2], "value": 300, "dtype": 6}, "value 300 is not one of uint8"),
+    (
+        "ConstantFill",
+        (),
+        1,
+        {"shape": [2], "value": 3.5, "dtype": 2},
+        "value 3.5 is not one of int32",
+    ),
+    (
+        "ConstantFill",
+        (),
+        1,
+        {"shape": [2], "value": 300, "dtype": 6},
+        "value 300 is not one of uint8",
+    ),
     ("ConstantFill", (), 1, {"shape": [2], "dtype": 3}, "data type 3"),
     ("ConstantFill", (), 1, {"shape": [2], "value": "x"}, "set dtype to 4"),
     ("ConstantFill", (), 1, {"shape": 2.5}, "'shape' must be"),
-    ("GivenTensorFill", (), 1, {"values": [1.0, 2.0], "shape": [3]}, r"2 elements, and shape \[3\] needs 3"),
+    (
+        "GivenTensorFill",
+        (),
+        1,
+        {"values": [1.0, 2.0], "shape": [3]},
+        r"2 elements, and shape \[3\] needs 3",
+    ),
     ("GivenTensorStringFill", (), 1, {"values": [b"a"], "shape": [2]}, "1 elements"),
     ("DiagonalFill", (), 1, {"shape": [2, 2, 3]}, "no diagonal"),
     ("Range", (i(1), i(5), i(0)), 1, {}, "step is 0"),
     ("Range", (i(1), f(1)), 1, {}, "one type"),
     ("LabelCrossEntropy", (f(2, 3), i(0, 3)), 1, {}, r"label holds 3, .* in \[0, 3\)"),
-    ("LabelCrossEntropy", (f(2, 3), i(0)), 1, {}, r"label is int32\[1\]; its shape must be \[2\] or \[2, 1\]"),
+    (
+        "LabelCrossEntropy",
+        (f(2, 3), i(0)),
+        1,
+        {},
+        r"label is int32\[1\]; its shape must be \[2\] or \[2, 1\]",
+    ),
     ("LabelCrossEntropy", (f(2, 3), f(2)), 1, {}, "must hold integers"),
     ("CrossEntropy", (f(2, 3), f(2, 2)), 1, {}, r"must be \[2, 3\]"),
     ("AveragedLoss", (), 1, {}, "takes 1 input"),
@@ -157,7 +241,13 @@ REFUSED = [
     ("SpatialSoftmaxWithLoss", (f(1, 2, 1, 1), i(0)), 2, {}, r"label is int32\[1\]"),
     ("SpatialSoftmaxWithLoss", (f(1, 2, 1, 1), i(2).reshape(1, 1, 1)), 2, {}, "label holds 2"),
     ("SigmoidCrossEntropyWithLogits", (f(2), f(3)), 1, {}, "same shape"),
-    ("SigmoidCrossEntropyWithLogits", (f(2), f(2)), 1, {"log_D_trick": 1, "unjoined_lr_loss": 1}, "choose one"),
+    (
+        "SigmoidCrossEntropyWithLogits",
+        (f(2), f(2)),
+        1,
+        {"log_D_trick": 1, "unjoined_lr_loss": 1},
+        "choose one",
+    ),
     ("SquaredL2Distance", (f(2, 3), f(3)), 1, {}, r"x and y are float32\[2,3\], float32\[3\]"),
     ("CosineEmbeddingCriterion", (f(2), i(1)), 1, {}, "as many elements"),
     ("MarginRankingCriterion", (f(2), f(2), f(2)), 1, {}, "y is .* must hold integers"),
@@ -169,7 +259,13 @@ REFUSED = [
     ("Pow", (f(2, 3), f(3)), 1, {}, "broadcast=1"),
     ("RowMul", (f(2, 3), f(3)), 1, {}, "one element for each row"),
     ("PRelu", (f(2, 3), f(2)), 1, {}, "1 per channel"),
-    ("Max", (f(2, 2), f(4)), 1, {}, r"inputs #0, #1 are float32\[2,2\], float32\[4\]; they must have the same shape"),
+    (
+        "Max",
+        (f(2, 2), f(4)),
+        1,
+        {},
+        r"inputs #0, #1 are float32\[2,2\], float32\[4\]; they must have the same shape",
+    ),
     ("Mean", (f(2), f(1)), 1, {}, "same shape"),
     ("WeightedSum", (f(2), f(1), f(2)), 1, {}, "pairs"),
     ("WeightedSum", (f(2), f(2)), 1, {}, r"weight #0 is float32\[2\]"),
@@ -196,7 +292,13 @@ REFUSED = [
     ("ReduceFrontSum", (f(2, 3),), 1, {"num_reduce_dim": 3}, r"must be in \[0, 2\]"),
     ("ReduceFrontSum", (f(2, 3), i(1, 2)), 1, {}, "must hold 3 numbers"),
     ("ReduceBackMax", (f(2, 3), i(1, 4)), 1, {}, r"each must be in \[1, 3\]"),
-    ("ReduceBackMean", (f(2, 3, 2), i(1, 2)), 1, {"num_reduce_dim": 2}, "with lengths it must be 1"),
+    (
+        "ReduceBackMean",
+        (f(2, 3, 2), i(1, 2)),
+        1,
+        {"num_reduce_dim": 2},
+        "with lengths it must be 1",
+    ),
     ("RowwiseMax", (f(2, 3),), 1, {}, "3 dimensions"),
     ("TopK", (f(3),), 2, {"k": 0}, "k is 0"),
     ("TopK", (f(3),), 2, {}, "at least 1"),
@@ -214,7 +316,13 @@ REFUSED = [
     ("Gather", (f(3, 2), i(-4)), 1, {}, "out of range"),
     ("Gather", (f(3, 2), f(1)), 1, {}, "must hold integers"),
     ("BatchGather", (f(3, 2), i(-1)), 1, {}, "out of range"),
-    ("BatchGather", (f(3, 2), i(1, 0)), 1, {"match_outer": 1}, "first 1 dimensions must be those of data"),
+    (
+        "BatchGather",
+        (f(3, 2), i(1, 0)),
+        1,
+        {"match_outer": 1},
+        "first 1 dimensions must be those of data",
+    ),
     ("ScatterAssign", (f(3, 2), i(3), f(1, 2)), 1, {}, "out of range"),
     ("ScatterAssign", (f(3, 2), i(1), i(1, 2)), 1, {}, "same type"),
     ("ScatterWeightedSum", (f(3, 2), f(1), i(1), f(1, 2)), 1, {}, "in pairs"),
@@ -248,16 +356,22 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("type, inputs, outputs, args, says", REFUSED, ids=[f"{k}-{r[0]}" for k, r in enumerate(REFUSED)])
+@pytest.mark.parametrize(
+    "type, inputs, outputs, args, says", REFUSED, ids=[f"{k}-{r[0]}" for k, r in enumerate(REFUSED)]
+)
 def test_refused(type, inputs, outputs, args, says):
     names = [f"in{k}" for k in range(len(inputs))]
-    net = jrnn.Net("refused", (jrnn.nets.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args),))
+    net = jrnn.Net(
+        "refused", (jrnn.nets.Op.of(type, names, [f"out{k}" for k in range(outputs)], **args),)
+    )
     with pytest.raises(OpError, match=rf"(?s)op #0 {type} -> .* in net 'refused': .*{says}"):
         jrnn.run_net(net, dict(zip(names, inputs)))
 
 
 def test_wrong_arity_names_the_inputs():
-    with pytest.raises(OpError, match=r"FC .*takes 3 inputs \(x, w, b\), was given 2: \['x', 'w'\]"):
+    with pytest.raises(
+        OpError, match=r"FC .*takes 3 inputs \(x, w, b\), was given 2: \['x', 'w'\]"
+    ):
         jrnn.to_jax(jrnn.Net("bad", (jrnn.nets.Op.of("FC", ["x", "w"], ["y"]),)))
 
 

@@ -98,14 +98,18 @@ TYPES = {d.type: d for d in registry.registered()}
 def by_type(cases):
     """One test for each operator: its cases are compiled together, which costs less than one by one."""
     groups: dict[str, list[Case]] = {}
-    for c in sorted(cases, key=lambda c: not all(v.size for v in c.inputs.values())):  # first one that has elements
+    for c in sorted(
+        cases, key=lambda c: not all(v.size for v in c.inputs.values())
+    ):  # first one that has elements
         groups.setdefault(c.op.type, []).append(c)
     return pytest.mark.parametrize("cases", groups.values(), ids=groups)
 
 
 def best(cases):
     """One case of an operator: with its gradient operator if it has one, and with elements."""
-    return max(cases, key=lambda c: (c.gradient is not None, all(v.size for v in c.inputs.values())))
+    return max(
+        cases, key=lambda c: (c.gradient is not None, all(v.size for v in c.inputs.values()))
+    )
 
 
 @contextlib.contextmanager
@@ -132,7 +136,9 @@ def assert_equal(got, want, rtol=RTOL, atol=ATOL):
         np.testing.assert_array_equal(got, want)
     else:
         finite = np.abs(want[np.isfinite(want)].astype(float))
-        np.testing.assert_allclose(got, want, rtol=rtol, atol=atol * max(1.0, finite.max(initial=0)))
+        np.testing.assert_allclose(
+            got, want, rtol=rtol, atol=atol * max(1.0, finite.max(initial=0))
+        )
 
 
 def test_every_operator_is_recorded():
@@ -146,7 +152,9 @@ def test_every_operator_is_recorded():
 def test_every_gradient_is_recorded():
     differentiated = {c.op.type for c in CASES if c.gradient}
     missing = sorted(t for t in TYPES if registry.gradient_maker(t) and TYPES[t].outputs != (0, 0))
-    missing = [t for t in missing if t not in differentiated and t not in BEYOND_CAFFE2.union(NOT_RECORDED)]
+    missing = [
+        t for t in missing if t not in differentiated and t not in BEYOND_CAFFE2.union(NOT_RECORDED)
+    ]
     assert not missing, f"a gradient, but no recorded case with gradient=True: {missing}"
 
 
@@ -166,7 +174,11 @@ def traced(case):
     floats = [n for n, v in case.inputs.items() if v.dtype.kind == "f"]
     refused = None
     for names in (list(case.inputs), floats, floats[:1]):
-        static = {n: jnp.asarray(v) if n in floats else v for n, v in case.inputs.items() if n not in names}
+        static = {
+            n: jnp.asarray(v) if n in floats else v
+            for n, v in case.inputs.items()
+            if n not in names
+        }
         given = {n: case.inputs[n] for n in names}
 
         def run(given, static=static):
@@ -202,16 +214,27 @@ def test_equals_recorded(cases, pytestconfig):
         results = {c.name: r for c, r in zip(together, compiled([given for _, given in programs]))}
     for c in chosen:
         with told(c):
-            assert_recorded(c, results[c.name] if c.name in results else jrnn.run_net(c.net, c.inputs, key=KEY))
+            assert_recorded(
+                c, results[c.name] if c.name in results else jrnn.run_net(c.net, c.inputs, key=KEY)
+            )
     for c in cases:
         with told(c):
             shapes = {} if c.dynamic else jrnn.nets.infer_shapes(c.net, c.inputs, key=KEY)
             for name in set(shapes) & set(c.outputs):
-                assert (shapes[name].shape, shapes[name].dtype) == (c.outputs[name].shape, c.outputs[name].dtype), name
+                assert (shapes[name].shape, shapes[name].dtype) == (
+                    c.outputs[name].shape,
+                    c.outputs[name].dtype,
+                ), name
 
 
 @pytest.mark.exhaustive(
-    "Clip", "SquaredL2Distance", "Col2Im", "Lars", "AveragePool1D", "ReduceL2", "SparseLengthsWeightedSumGradient"
+    "Clip",
+    "SquaredL2Distance",
+    "Col2Im",
+    "Lars",
+    "AveragePool1D",
+    "ReduceL2",
+    "SparseLengthsWeightedSumGradient",
 )
 @pytest.mark.grid(every=23)
 @by_type([c for c in CASES if not c.dynamic and not c.has_strings])
@@ -245,10 +268,18 @@ def test_gradient_net_is_caffe2s(cases):
     for c in cases:
         with told(c):
             full, gradients = jrnn.add_gradients(c.forward, c.gradient["seeds"])
-            actual = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in full.ops[1:]]
-            wanted = [(op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args}) for op in c.net.ops[1:]]
+            actual = [
+                (op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args})
+                for op in full.ops[1:]
+            ]
+            wanted = [
+                (op.type, op.inputs, op.outputs, {a.name: a.value for a in op.args})
+                for op in c.net.ops[1:]
+            ]
             assert actual == wanted
-            names = {k: list(g) if isinstance(g, GradientSlice) else g for k, g in gradients.items()}
+            names = {
+                k: list(g) if isinstance(g, GradientSlice) else g for k, g in gradients.items()
+            }
             assert {k: names.get(k) for k in c.gradient["gradients"]} == c.gradient["gradients"]
 
 
@@ -261,19 +292,32 @@ def gradients_of(case):
     seeds = case.gradient["seeds"]
     inputs = {n: v.astype(float) if v.dtype.kind == "f" else v for n, v in case.inputs.items()}
     full, gradients = jrnn.add_gradients(case.forward, seeds)
-    wanted = {n: g for n, g in gradients.items() if n in case.gradient["gradients"] and n in case.inputs}
-    wanted = {n: g for n, g in wanted.items() if inputs[n].dtype.kind == "f" and n not in seeds.values()}
+    wanted = {
+        n: g for n, g in gradients.items() if n in case.gradient["gradients"] and n in case.inputs
+    }
+    wanted = {
+        n: g for n, g in wanted.items() if inputs[n].dtype.kind == "f" and n not in seeds.values()
+    }
     assert wanted
     params = {n: inputs[n] for n in wanted}
-    fixed = {n: jnp.asarray(v) if v.dtype.kind == "f" else v for n, v in inputs.items() if n not in wanted}
+    fixed = {
+        n: jnp.asarray(v) if v.dtype.kind == "f" else v
+        for n, v in inputs.items()
+        if n not in wanted
+    }
     forward = jrnn.to_jax(case.forward, list(seeds), wide=True)
-    written = {o for op in full.ops[1:] for o in op.outputs}  # a gradient may also be passed through
+    written = {
+        o for op in full.ops[1:] for o in op.outputs
+    }  # a gradient may also be passed through
     blobs = {str(b) for g in wanted.values() for b in (g if isinstance(g, GradientSlice) else (g,))}
     backward = jrnn.to_jax(full, sorted(blobs & written), wide=True)
 
     def loss(params):
         outputs = forward({**fixed, **params}, key=KEY)
-        parts = [jnp.where(jnp.isfinite(outputs[y]), outputs[y], 0) * inputs[dy] for y, dy in seeds.items()]
+        parts = [
+            jnp.where(jnp.isfinite(outputs[y]), outputs[y], 0) * inputs[dy]
+            for y, dy in seeds.items()
+        ]
         return sum(jnp.sum(p) for p in parts)
 
     def run(params):
@@ -282,14 +326,25 @@ def gradients_of(case):
         by_net = {}
         for n, g in wanted.items():
             sparse = isinstance(g, GradientSlice)
-            by_net[n] = jnp.zeros_like(params[n]).at[values[g.indices]].add(values[g.values]) if sparse else values[g]
+            by_net[n] = (
+                jnp.zeros_like(params[n]).at[values[g.indices]].add(values[g.values])
+                if sparse
+                else values[g]
+            )
         return value, by_jax, by_net
 
     return run, params
 
 
 @pytest.mark.sample(
-    "EnsureDense", "LabelCrossEntropy", "Negative", "Sqrt", "Acos", "MaxPool3D", "RowMul", "SortedSegmentRangeMax"
+    "EnsureDense",
+    "LabelCrossEntropy",
+    "Negative",
+    "Sqrt",
+    "Acos",
+    "MaxPool3D",
+    "RowMul",
+    "SortedSegmentRangeMax",
 )
 @by_type([c for c in CASES if c.gradient and c.op.type not in NOT_THE_DERIVATIVE])
 def test_gradients_agree_in_float64(cases, x64):
@@ -312,7 +367,14 @@ def test_gradients_agree_in_float64(cases, x64):
         return [{n: v + step * t[n] for n, v in p.items()} for p, t in zip(beside, towards)]
 
     step = 1e-5
-    rows = zip(cases, compiled(at), compiled(beside), compiled(moved(step)), compiled(moved(-step)), towards)
+    rows = zip(
+        cases,
+        compiled(at),
+        compiled(beside),
+        compiled(moved(step)),
+        compiled(moved(-step)),
+        towards,
+    )
     for c, (_, by_jax, by_net), (_, slope, _), (ahead, *_), (behind, *_), direction in rows:
         with told(c):
             for n in by_jax:
@@ -340,7 +402,9 @@ def test_absent_gradients_are_declared(cases):
     if floats and outputs:
         fixed = {n: v for n, v in case.inputs.items() if n not in floats}
         fn = jrnn.to_jax(case.forward, outputs)
-        slope = jax.jit(jax.grad(lambda p: sum(jnp.sum(v) for v in fn({**fixed, **p}, key=KEY).values())))(floats)
+        slope = jax.jit(
+            jax.grad(lambda p: sum(jnp.sum(v) for v in fn({**fixed, **p}, key=KEY).values()))
+        )(floats)
         assert not any(np.any(v) for v in slope.values())
 
 
@@ -348,14 +412,24 @@ def test_absent_gradients_are_declared(cases):
 @by_type([c for c in CASES if not c.dynamic and not c.has_strings and c.inputs])
 def test_is_written_as_python(cases):
     """Every operator whose shapes are static has a Python form; `write_python` itself compares the numbers."""
-    case = min(cases, key=lambda c: (not all(v.size for v in c.inputs.values()), sum(v.size for v in c.inputs.values())))
-    net = dataclasses.replace(case.net, external_inputs=tuple(case.inputs), external_outputs=tuple(case.outputs))
+    case = min(
+        cases,
+        key=lambda c: (
+            not all(v.size for v in c.inputs.values()),
+            sum(v.size for v in c.inputs.values()),
+        ),
+    )
+    net = dataclasses.replace(
+        case.net, external_inputs=tuple(case.inputs), external_outputs=tuple(case.outputs)
+    )
     try:
         source, _ = to_python(jrnn.convert.Package(jrnn.Net("init"), net), case.inputs)
     except OpError:  # shapes may stand in integers, which the init net must fill then
         weights = {n: v for n, v in case.inputs.items() if v.dtype.kind != "f"}
         examples = {n: v for n, v in case.inputs.items() if n not in weights}
-        package = jrnn.convert.Package(export_package(net, weights, examples, case.outputs).init_net, net)
+        package = jrnn.convert.Package(
+            export_package(net, weights, examples, case.outputs).init_net, net
+        )
         if set(package.inputs) != set(examples):
             return
         source, _ = to_python(package, examples)
@@ -366,8 +440,14 @@ def test_entries_tell_inputs_arguments_and_gradients():
     rows = {e.type: e for e in catalog.entries()}
     assert set(rows) == {d.type for d in registry.registered()}
     assert rows["LayerNorm"].inputs == "x, [gamma], [beta]"
-    assert rows["LayerNorm"].arguments == "axis: int = 1, epsilon: float = 1e-05, elementwise_affine: bool = 0"
+    assert (
+        rows["LayerNorm"].arguments
+        == "axis: int = 1, epsilon: float = 1e-05, elementwise_affine: bool = 0"
+    )
     assert rows["Squeeze"].arguments == "dims: ints"
     assert (rows["Sum"].inputs, rows["Split"].outputs) == ("x, *xs", "1 or more")
     assert [rows[t].gradient for t in ("FC", "StopGradient", "EQ")] == ["yes", "stops", "none"]
-    assert (rows["Dropout"].notes, rows["Dropout"].outputs) == ("random, in place: output 0 over input 0", "1 to 2")
+    assert (rows["Dropout"].notes, rows["Dropout"].outputs) == (
+        "random, in place: output 0 over input 0",
+        "1 to 2",
+    )

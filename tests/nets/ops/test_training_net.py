@@ -39,7 +39,9 @@ def test_caffe2_training_net_is_one_jitted_step(optimizer):
     @jax.jit
     def train(state):
         def step(state, k):
-            outputs = fn({**state, **{name: jax.numpy.asarray(v)[k % len(v)] for name, v in batches.items()}})
+            outputs = fn(
+                {**state, **{name: jax.numpy.asarray(v)[k % len(v)] for name, v in batches.items()}}
+            )
             return {**state, **{name: outputs[name] for name in updated}}, outputs["loss"]
 
         return jax.lax.scan(step, state, jax.numpy.arange(len(golden["losses"])))

@@ -64,7 +64,12 @@ def test_gathers_of_one_table_join_their_slices():
             Op.of("Sum", ["a", "b"], ["loss"]),
         ),
     )
-    blobs = {"table": normal(4, 2).astype(F), "i": np.array([3, 1]), "j": np.array([1, 1, 0]), "n": np.array([2, 1])}
+    blobs = {
+        "table": normal(4, 2).astype(F),
+        "i": np.array([3, 1]),
+        "j": np.array([1, 1, 0]),
+        "n": np.array([2, 1]),
+    }
     full, gradients = jrnn.add_gradients(net, ["loss"])
     gradient = gradients["table"]
     assert isinstance(gradient, GradientSlice)
@@ -75,7 +80,13 @@ def test_gathers_of_one_table_join_their_slices():
 
 
 def test_dense_gradient_of_gather():
-    net = Net("g", (Op.of("Gather", ["x", "i"], ["y"], dense_gradient=1), Op.of("SumElements", ["y"], ["loss"])))
+    net = Net(
+        "g",
+        (
+            Op.of("Gather", ["x", "i"], ["y"], dense_gradient=1),
+            Op.of("SumElements", ["y"], ["loss"]),
+        ),
+    )
     got, want = net_and_jax(net, {"x": normal(3, 2).astype(F), "i": np.array([2, 0, 2])}, "x")
     np.testing.assert_array_equal(got["x"], [[1, 1], [0, 0], [2, 2]])
     np.testing.assert_array_equal(want["x"], got["x"])
@@ -207,7 +218,9 @@ def test_language_model_step():
     full, gradients = jrnn.add_gradients(net, ["loss"])
     got = jrnn.run_net(full, blobs)
     fixed = {k: blobs[k] for k in ("tokens", "next")}
-    want = jax.grad(lambda p: jrnn.to_jax(net, ["loss"])({**fixed, **p})["loss"])({k: blobs[k] for k in ("table", "w", "b")})
+    want = jax.grad(lambda p: jrnn.to_jax(net, ["loss"])({**fixed, **p})["loss"])(
+        {k: blobs[k] for k in ("table", "w", "b")}
+    )
     for k in "wb":
         np.testing.assert_allclose(got[gradients[k]], want[k], rtol=1e-5, atol=1e-7)
     table = np.zeros((5, 3), F)

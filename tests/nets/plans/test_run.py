@@ -26,7 +26,14 @@ from jrnn import Net
 from jrnn.errors import FormatError, NetError, OpError, PlanError
 from jrnn.nets import Op
 from jrnn.nets.plans import ExecutionStep, Plan, run_plan
-from jrnn.nets.proto import read_net_or_plan, read_plan, serialize_net, serialize_plan, write_net, write_plan
+from jrnn.nets.proto import (
+    read_net_or_plan,
+    read_plan,
+    serialize_net,
+    serialize_plan,
+    write_net,
+    write_plan,
+)
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[2] / "golden" / "plans.npz")
 NAMES = [k.removesuffix("|plan") for k in GOLDEN.files if k.endswith("|plan")]
@@ -89,7 +96,10 @@ def test_do_while_and_do_until_ask_after_the_body():
     assert counts(DoWhile("w", BELOW, [COUNT, RAN])) == (5, 5)
     assert counts(DoUntil("u", "yes", [COUNT, RAN])) == (1, 1)
     twice = DoWhile("w", BELOW, COUNT)
-    assert counts(twice, twice) == (6, 0)  # what the first run left in the stop blob does not end the second
+    assert counts(twice, twice) == (
+        6,
+        0,
+    )  # what the first run left in the stop blob does not end the second
 
 
 @pytest.mark.parametrize("flag", ["yes", "no"])
@@ -101,7 +111,9 @@ def test_branches(flag):
     assert counts(If("c", flag, COUNT)) == (int(holds), 0)
     assert counts(IfNot("c", flag, COUNT)) == (int(not holds), 0)
     flips = Net("flip", (Op.of("Not", [flag], [flag]),), (flag,))
-    assert counts(If("c", flag, [flips, COUNT], [flips, RAN])) == taken  # the bodies may overwrite the condition
+    assert (
+        counts(If("c", flag, [flips, COUNT], [flips, RAN])) == taken
+    )  # the bodies may overwrite the condition
     assert counts(If("c", BELOW, COUNT, RAN), i=5) == (5, 1)
 
 
@@ -116,15 +128,24 @@ def test_do():
 
 
 def test_each_run_of_a_net_draws_new_numbers():
-    draw = Net("draw", (Op.of("GaussianFill", [], ["x"], shape=[3]), Op.of("Add", ["sum", "x"], ["sum"])), ("sum",))
+    draw = Net(
+        "draw",
+        (Op.of("GaussianFill", [], ["x"], shape=[3]), Op.of("Add", ["sum", "x"], ["sum"])),
+        ("sum",),
+    )
     plan = make_plan("p", execution_step("s", draw, num_iter=2))
-    one, again, other = (run_plan(plan, {"sum": np.zeros(3, np.float32)}, key=jax.random.key(k)) for k in (0, 0, 1))
+    one, again, other = (
+        run_plan(plan, {"sum": np.zeros(3, np.float32)}, key=jax.random.key(k)) for k in (0, 0, 1)
+    )
     assert np.array_equal(one["sum"], again["sum"]) and not np.array_equal(one["sum"], other["sum"])
     assert not np.allclose(one["sum"], 2 * one["x"])
 
 
 def test_an_endless_loop_ends_in_an_error():
-    with pytest.raises(PlanError, match=r"step 'w/loop': runs on after 50 rounds; its stop blob 'w/stop' is still False"):
+    with pytest.raises(
+        PlanError,
+        match=r"step 'w/loop': runs on after 50 rounds; its stop blob 'w/stop' is still False",
+    ):
         counts(While("w", "yes", COUNT))
     with pytest.raises(PlanError, match="step 's': runs on after 50 rounds; raise max_iterations"):
         counts(execution_step("s", COUNT, num_iter=2**60))
@@ -135,13 +156,21 @@ def test_an_endless_loop_ends_in_an_error():
 
 
 REFUSED = {
-    "runs net 'cuont', which the plan lacks; did you mean 'count'": ExecutionStep("s", networks=("cuont",)),
+    "runs net 'cuont', which the plan lacks; did you mean 'count'": ExecutionStep(
+        "s", networks=("cuont",)
+    ),
     "has both nets and substeps": ExecutionStep("s", (ExecutionStep("t"),), ("count",)),
     "only_once needs a should_stop_blob": ExecutionStep("s", networks=("count",), only_once=True),
-    "has num_iter and a should_stop_blob": ExecutionStep("s", networks=("count",), num_iter=2, should_stop_blob="yes"),
-    "stop blob 'yse' is neither given nor written": ExecutionStep("s", networks=("count",), should_stop_blob="yse"),
+    "has num_iter and a should_stop_blob": ExecutionStep(
+        "s", networks=("count",), num_iter=2, should_stop_blob="yes"
+    ),
+    "stop blob 'yse' is neither given nor written": ExecutionStep(
+        "s", networks=("count",), should_stop_blob="yse"
+    ),
     "would never end": ExecutionStep("s", should_stop_blob="no"),
-    "must hold one bool; it holds int64 []": ExecutionStep("s", networks=("count",), should_stop_blob="i"),
+    "must hold one bool; it holds int64 []": ExecutionStep(
+        "s", networks=("count",), should_stop_blob="i"
+    ),
 }
 
 
@@ -165,7 +194,9 @@ def test_two_nets_of_one_name():
 
 
 def test_an_error_inside_names_the_step():
-    with pytest.raises(NetError, match=r"step 'count': op #0 Add -> 'i' in net 'count': reads blob 'one'"):
+    with pytest.raises(
+        NetError, match=r"step 'count': op #0 Add -> 'i' in net 'count': reads blob 'one'"
+    ):
         run_plan(make_plan("p", COUNT), {"i": 0})
 
 

@@ -48,7 +48,12 @@ def test_caffe2_text_says_the_same_net(golden, name):
 
 def test_step_nets_of_both_wire_forms_are_equal_nets(golden):
     new, old = read_net(golden / "lstm.pb"), read_net(golden / "lstm_text_steps.pb")
-    nested = [(a, b) for x, y in zip(new.ops, old.ops) for a, b in zip(x.args, y.args) if isinstance(a.value, Net)]
+    nested = [
+        (a, b)
+        for x, y in zip(new.ops, old.ops)
+        for a, b in zip(x.args, y.args)
+        if isinstance(a.value, Net)
+    ]
     assert [a.name for a, _ in nested] == ["step_net", "backward_step_net"] * 2
     for a, b in nested:
         assert (a.kind, b.kind) == ("n", "s")
@@ -60,7 +65,9 @@ def test_lstm_is_what_was_recorded(golden):
     rnn = next(op for op in net.ops if op.type == "RecurrentNetwork")
     assert rnn.arg("enable_rnn_executor") == 1
     assert rnn.arg("timestep") == b"timestep"
-    assert rnn.arg("alias_offset") == (1, -1) * 4  # the whole and the last output of two states in each of two layers
+    assert (
+        rnn.arg("alias_offset") == (1, -1) * 4
+    )  # the whole and the last output of two states in each of two layers
     assert rnn.arg("recompute_blobs_on_backward") == ()  # an argument with a name and nothing else
     gradient = next(op for op in net.ops if op.type == "RecurrentNetworkGradient")
     assert gradient.is_gradient and not rnn.is_gradient
@@ -109,7 +116,10 @@ def test_fields_set_to_their_default_stay_set():
     assert net.ops[0].device_option == DeviceOption()
     assert read_net(format_net(net)) == net
     named = replace(net, name="now", ops=(replace(net.ops[0], type="Relu", is_gradient=True),))
-    assert (message(serialize_net(named)).name, message(serialize_net(named)).op[0].is_gradient_op) == ("now", True)
+    assert (
+        message(serialize_net(named)).name,
+        message(serialize_net(named)).op[0].is_gradient_op,
+    ) == ("now", True)
 
 
 def test_an_argument_with_two_values_keeps_both_and_shows_the_first_present():
@@ -215,9 +225,13 @@ def test_step_nets_nest_as_text():
 
 
 def test_a_step_net_that_is_no_text_says_where():
-    with pytest.raises(FormatError, match=r"op #0 RecurrentNetwork .* in net 'n': argument 'step_net': .*line 1:6"):
+    with pytest.raises(
+        FormatError, match=r"op #0 RecurrentNetwork .* in net 'n': argument 'step_net': .*line 1:6"
+    ):
         read_net(net_with_text(b"name { }").SerializeToString())
-    with pytest.raises(FormatError, match=r"argument 'step_net': text is not UTF-8: byte 1 is 0xff"):
+    with pytest.raises(
+        FormatError, match=r"argument 'step_net': text is not UTF-8: byte 1 is 0xff"
+    ):
         read_net(net_with_text(b"n\xff").SerializeToString())
 
 
@@ -248,7 +262,9 @@ def nets_of(inner):
         st.tuples(st.just("i"), int64),
         st.tuples(st.just("s"), st.binary(max_size=5)),
         st.tuples(st.just("t"), tensors),
-        st.tuples(st.just("floats"), listed(float32, min_size=1).map(lambda v: Numbers(v, np.float32))),
+        st.tuples(
+            st.just("floats"), listed(float32, min_size=1).map(lambda v: Numbers(v, np.float32))
+        ),
         st.tuples(st.just("ints"), listed(int64, min_size=1).map(lambda v: Numbers(v, np.int64))),
         st.tuples(st.just("strings"), listed(st.binary(max_size=5), min_size=1)),
         st.tuples(st.just("tensors"), listed(tensors, min_size=1)),
@@ -256,13 +272,20 @@ def nets_of(inner):
         st.tuples(st.just("n"), inner),
         st.tuples(st.just("nets"), listed(inner, min_size=1)),
     )
-    args = st.builds(lambda name, v, extra: Arg(name, v[1], v[0], extra), names, values, st.sampled_from([b"", UNKNOWN]))
+    args = st.builds(
+        lambda name, v, extra: Arg(name, v[1], v[0], extra),
+        names,
+        values,
+        st.sampled_from([b"", UNKNOWN]),
+    )
     steps = st.builds(lambda n: Arg("step_net", n, "s"), inner.filter(lambda n: n != Net()))
     ops = st.builds(
         Op, names, listed(names), listed(names), listed(args | steps), names, names, devices, listed(names), st.booleans(),
         st.sampled_from([b"", UNKNOWN]),
     )  # fmt: skip
-    return st.builds(Net, names, listed(ops), listed(names), listed(names), names, listed(args), devices)
+    return st.builds(
+        Net, names, listed(ops), listed(names), listed(names), names, listed(args), devices
+    )
 
 
 @settings(max_examples=60)
@@ -301,7 +324,9 @@ def test_a_million_numbers_are_read_at_once():
 )
 def test_arguments_that_no_field_can_hold(arg, rule):
     net = Net("n", (Op("Relu", ("x",), ("y",)), Op("X", (), ("z",), (arg,))))
-    with pytest.raises(FormatError, match=rf"op #1 X -> 'z' in net 'n': argument '{arg.name}': .*{rule}"):
+    with pytest.raises(
+        FormatError, match=rf"op #1 X -> 'z' in net 'n': argument '{arg.name}': .*{rule}"
+    ):
         serialize_net(net)
 
 
@@ -360,11 +385,15 @@ def test_files_that_are_not_there(tmp_path):
     with pytest.raises(FormatError, match="is a folder, not a file"):
         read_net(tmp_path)
     (tmp_path / "bad.pb").write_bytes(b"\x0a\xff\x01x")
-    with pytest.raises(FormatError, match=r"bad\.pb: not a NetDef: .*name at byte 0 needs 255 bytes, 1 remain"):
+    with pytest.raises(
+        FormatError, match=r"bad\.pb: not a NetDef: .*name at byte 0 needs 255 bytes, 1 remain"
+    ):
         read_net(str(tmp_path / "bad.pb"))
 
 
-@pytest.mark.parametrize("size", [33, 35, 110])  # a length of 35 is "#", which opens a comment in text
+@pytest.mark.parametrize(
+    "size", [33, 35, 110]
+)  # a length of 35 is "#", which opens a comment in text
 def test_a_printable_binary_net_is_told_from_text(size):
     net = Net("a" * size)
     data = serialize_net(net)
@@ -382,7 +411,10 @@ def test_nothing_is_an_empty_net():
     [
         ('op { type: "Relu" inptu: "x" }', "no field named \"inptu\"; did you mean 'input'"),
         ('op { type: "Relu" input: "x"\nexternal_input: "x"', "is a brace } missing before it"),
-        ('network { name: "n" } excution_step { name: "s" }', "not a PlanDef as text.*did you mean 'execution_step'"),
+        (
+            'network { name: "n" } excution_step { name: "s" }',
+            "not a PlanDef as text.*did you mean 'execution_step'",
+        ),
     ],
     ids=["a field", "a brace", "a plan"],
 )

@@ -67,7 +67,12 @@ def test_the_watch_sees_what_goes_wrong(fuzz, monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(fuzz, "SCRIPT", str(script))
     assert fuzz.main(["--cases", "4", "--reader", "tensor"]) == 1
     said = capfd.readouterr().out
-    for wrong in ("KeyError", "MemoryError", "RecursionError", "ended the process (Profiling timer expired)"):
+    for wrong in (
+        "KeyError",
+        "MemoryError",
+        "RecursionError",
+        "ended the process (Profiling timer expired)",
+    ):
         assert wrong in said
     assert "4 cases in" in said and "4 findings" in said
     assert len(list((tmp_path / "corpus" / "tensor").iterdir())) == 4
@@ -75,5 +80,9 @@ def test_the_watch_sees_what_goes_wrong(fuzz, monkeypatch, tmp_path, capfd):
 
 def test_cases_are_functions_of_the_seed(fuzz):
     first, again, other = (fuzz.Cases(seed, fuzz.READERS) for seed in (0, 0, 1))
-    assert [first(k) for k in range(30)] == [again(k) for k in range(30)] != [other(k) for k in range(30)]
+    assert (
+        [first(k) for k in range(30)]
+        == [again(k) for k in range(30)]
+        != [other(k) for k in range(30)]
+    )
     assert {first(k)[0] for k in range(30)} == set(fuzz.READERS)

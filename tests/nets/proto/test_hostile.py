@@ -12,7 +12,14 @@ import jrnn
 from jrnn.errors import FormatError, JrnnError
 from jrnn.nets import proto
 from jrnn.nets.ir import Arg, Net, Op
-from jrnn.nets.proto import Limits, message_class, parse_binary, read_net, serialize_net, tensor_to_numpy
+from jrnn.nets.proto import (
+    Limits,
+    message_class,
+    parse_binary,
+    read_net,
+    serialize_net,
+    tensor_to_numpy,
+)
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "proto"
 SEEDS = {p.name: p.read_bytes() for p in sorted(GOLDEN.glob("*.pb*"))}
@@ -99,15 +106,24 @@ def test_truncated_nets_say_in_which_field(cut):
         (b"\x00\x01", "no field can begin at byte 0"),
         (b"\x0f\x01", "no field can begin at byte 0"),
         (field(OP, b"\x22\x05Relu"), r"op\[0\]: truncated: type at byte 2 needs 5 bytes, 4 remain"),
-        (field(OP, field(ARG, b"\x18" + b"\xff" * 11)), r"op\[0\]\.arg\[0\]: a number at byte 5 does not end"),
+        (
+            field(OP, field(ARG, b"\x18" + b"\xff" * 11)),
+            r"op\[0\]\.arg\[0\]: a number at byte 5 does not end",
+        ),
         (field(OP, field(ARG, b"\x2d\0\0\0\0\x2d\0\0")), r"op\[0\]\.arg\[0\]: truncated"),
         (b"\xfb\x3f\x08\x01", "a group of field 1023 does not end"),
         (b"\xfc\x3f\x00", "a group ends at byte 0 that did not begin"),
         (b"\x0a\x02x\xff", r"net '': name is not UTF-8: b'x\\xff'"),
-        (b"\x0a\x01n" + field(OP, b"\x22\x01X\x12\x01y\x0a\x01\xff"), r"op #0 X -> 'y' in net 'n': input is not UTF-8"),
+        (
+            b"\x0a\x01n" + field(OP, b"\x22\x01X\x12\x01y\x0a\x01\xff"),
+            r"op #0 X -> 'y' in net 'n': input is not UTF-8",
+        ),
         (field(OP, b"\x22\x01X\x52\x01\xff"), r"op #0 X .*: debug_info is not UTF-8"),
         (b"\x0a\x01n" + field(0x4A, b"\x0a\x01\xff"), "net 'n': name is not UTF-8"),
-        (field(OP, field(ARG, b"\x0a\x01a" + field(TENSOR, b"\x3a\x01\xff"))), "argument 'a': name is not UTF-8"),
+        (
+            field(OP, field(ARG, b"\x0a\x01a" + field(TENSOR, b"\x3a\x01\xff"))),
+            "argument 'a': name is not UTF-8",
+        ),
         (b"\x2a\x03\x22\x01\xff", "net '': node_name is not UTF-8"),
         (b"name: 3", "not a NetDef as text: line 1:7"),
         (b"name: 'x' nmae: 'y'", "no field named .*nmae"),
@@ -133,7 +149,9 @@ def test_depth():
     refused(b"\xfb\x3f" * 5000 + b"\x00", "groups nested deeper than 100")
     refused("op { arg { n { " * 20 + "} } } " * 20, "deeper than the limit of 16")
     refused("op{arg{n{" * 20000, "nested too deeply")
-    refused(nested(3), "op #0 .*: argument 'a': op #0 .*: argument 'a': .* limit of 2", Limits(depth=2))
+    refused(
+        nested(3), "op #0 .*: argument 'a': op #0 .*: argument 'a': .* limit of 2", Limits(depth=2)
+    )
 
 
 def test_depth_counts_nets_through_text():
@@ -175,8 +193,18 @@ def test_counts_are_exact():
 
     def count(m):
         for f, value in m.ListFields():
-            values = value if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) else [value]
-            kind = "messages" if f.message_type else "strings" if isinstance(values[0], (str, bytes)) else None
+            values = (
+                value
+                if hasattr(value, "__len__") and not isinstance(value, (str, bytes))
+                else [value]
+            )
+            kind = (
+                "messages"
+                if f.message_type
+                else "strings"
+                if isinstance(values[0], (str, bytes))
+                else None
+            )
             if f.type == f.TYPE_STRING or f.type == f.TYPE_BYTES or f.message_type:
                 counts[kind] += len(values)
             else:
@@ -192,7 +220,9 @@ def test_counts_are_exact():
 
 
 def test_a_long_run_of_numbers_is_counted_in_pieces():
-    values = b"".join(b"\x30" + bytes([i & 127 | 128, i >> 7 | 128, 1]) for i in range(1 << 14)) * 20
+    values = (
+        b"".join(b"\x30" + bytes([i & 127 | 128, i >> 7 | 128, 1]) for i in range(1 << 14)) * 20
+    )
     data = field(OP, field(ARG, values))
     read_net(data, limits=Limits(numbers=20 << 14))
     refused(data, "numbers", Limits(numbers=(20 << 14) - 1))
@@ -210,7 +240,9 @@ def test_bombs_are_refused_before_anything_is_allocated():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB
     for data, rule in bombs:
         refused(data, rule, Limits(messages=1000, strings=1000, numbers=1000))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # a parse takes gigabytes
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    )  # a parse takes gigabytes
 
 
 def test_the_default_limits():
@@ -221,12 +253,19 @@ def test_the_default_limits():
 def test_huge_files_are_not_read(tmp_path):
     with open(tmp_path / "huge.pb", "wb") as f:
         f.truncate(2**31)  # takes no room on disk
-    with pytest.raises(FormatError, match=r"huge\.pb: has 2,147,483,648 bytes; at most 2,147,483,647 are read"):
+    with pytest.raises(
+        FormatError, match=r"huge\.pb: has 2,147,483,648 bytes; at most 2,147,483,647 are read"
+    ):
         read_net(tmp_path / "huge.pb")
 
 
-@pytest.mark.parametrize("byte, rule", [(b"\0", "begins with 65536 zero bytes"), (b"0", "text of 40000000 bytes is longer")])
-@pytest.mark.parametrize("read", [jrnn.read_net, proto.read_plan, proto.read_net_or_plan, jrnn.from_onnx])
+@pytest.mark.parametrize(
+    "byte, rule",
+    [(b"\0", "begins with 65536 zero bytes"), (b"0", "text of 40000000 bytes is longer")],
+)
+@pytest.mark.parametrize(
+    "read", [jrnn.read_net, proto.read_plan, proto.read_net_or_plan, jrnn.from_onnx]
+)
 def test_large_files_that_are_no_model_are_refused_by_their_first_bytes(tmp_path, byte, rule, read):
     with open(tmp_path / "large.pb", "wb") as f:
         f.write(byte * 70_000)
@@ -259,9 +298,14 @@ def test_any_message_of_the_schema_can_be_parsed_under_limits():
         parse_binary(plan.SerializeToString()[:3] + field(OP, b"\x0a\x05"), "PlanDef")
 
 
-@pytest.mark.parametrize("read", [jrnn.read_net, jrnn.convert.load_package, proto.read_plan, proto.read_net_or_plan])
+@pytest.mark.parametrize(
+    "read", [jrnn.read_net, jrnn.convert.load_package, proto.read_plan, proto.read_net_or_plan]
+)
 def test_an_onnx_model_is_said_to_be_one(read, tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"\x08\x02\x12\x07pytorch\x1a\x030.3:\x02\n\x00")  # as PyTorch wrote them
-    with pytest.raises(FormatError, match="model.onnx: is an ONNX model, not a Caffe2 net; read it with jrnn.from_onnx"):
+    with pytest.raises(
+        FormatError,
+        match="model.onnx: is an ONNX model, not a Caffe2 net; read it with jrnn.from_onnx",
+    ):
         read(path)

@@ -35,7 +35,13 @@ def declared(source):
         elif m["field"]:
             option = dict([m["option"].split(" = ")]) if m["option"] else {}
             default = option.get("default", "").strip('"')
-            said = (int(m["number"]), m["label"], m["type"].split(".")[-1], option.get("packed") == "true", default)
+            said = (
+                int(m["number"]),
+                m["label"],
+                m["type"].split(".")[-1],
+                option.get("packed") == "true",
+                default,
+            )
             fields[".".join([*scope, m["field"]])] = said
         elif m["value"]:
             fields[".".join([*scope, m["value"]])] = int(m["at"])
@@ -54,8 +60,16 @@ def described(messages, enums, scope=()):
         inner = (*scope, m.name)
         for f in m.field:
             label = Field.Label.Name(f.label).removeprefix("LABEL_").lower()
-            kind = f.type_name.split(".")[-1] or Field.Type.Name(f.type).removeprefix("TYPE_").lower()
-            fields[".".join([*inner, f.name])] = (f.number, label, kind, f.options.packed, f.default_value)
+            kind = (
+                f.type_name.split(".")[-1] or Field.Type.Name(f.type).removeprefix("TYPE_").lower()
+            )
+            fields[".".join([*inner, f.name])] = (
+                f.number,
+                label,
+                kind,
+                f.options.packed,
+                f.default_value,
+            )
         fields.update(described(m.nested_type, m.enum_type, inner))
     return fields
 
@@ -87,7 +101,9 @@ def test_the_default_pool_is_left_alone():
 
 def test_another_schema_of_the_same_name_does_no_harm():
     other = descriptor_pb2.FileDescriptorProto(name="caffe2.proto", package="caffe2")
-    other.message_type.add(name="NetDef").field.add(name="other", number=1, label=1, type=Field.TYPE_INT32)
+    other.message_type.add(name="NetDef").field.add(
+        name="other", number=1, label=1, type=Field.TYPE_INT32
+    )
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(other.SerializeToString())
     assert "other" not in message_class("NetDef").DESCRIPTOR.fields_by_name
@@ -119,6 +135,8 @@ def test_text_from_before_device_id():
     assert read_net(format_net(net)) == read_net(serialize_net(net)) == net
     step = Net("step", (Op("Relu", ("x",), ("y",), device_option=DeviceOption(1, 2)),))
     old = format_net(step).replace("device_id", "cuda_gpu_id")
-    outer = read_net(f'op {{ type: "RecurrentNetwork" arg {{ name: "step_net" s: {json.dumps(old)} }} }}')
+    outer = read_net(
+        f'op {{ type: "RecurrentNetwork" arg {{ name: "step_net" s: {json.dumps(old)} }} }}'
+    )
     assert outer.ops[0].arg("step_net") == step
     assert b"cuda_gpu_id" in serialize_net(outer)  # it is written back as it was

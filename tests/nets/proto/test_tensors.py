@@ -53,7 +53,9 @@ def test_chunks_that_caffe2_saved(recorded):
         name, value = blob_to_numpy(*order)
         assert name == "chunked"
         np.testing.assert_array_equal(value, recorded["chunked|value"])
-    with pytest.raises(FormatError, match=r"blob 'chunked': segments must .*: 3 comes before 6\.\.8"):
+    with pytest.raises(
+        FormatError, match=r"blob 'chunked': segments must .*: 3 comes before 6\.\.8"
+    ):
         blob_to_numpy(chunks[0], chunks[2])
     with pytest.raises(FormatError, match=r"elements 6\.\.8 of dims \(2, 4\) are in other chunks"):
         blob_to_numpy(*chunks[:2])
@@ -64,10 +66,15 @@ def test_chunks_that_caffe2_saved(recorded):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3), (2, 0, 3)])
-@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "?", "i1", "i2", "i4", "i8", "u1", "u2", ">f4", ">i2"])
+@pytest.mark.parametrize(
+    "dtype", ["f4", "f8", "f2", "?", "i1", "i2", "i4", "i8", "u1", "u2", ">f4", ">i2"]
+)
 def test_arrays_survive(dtype, shape):
     bits = np.random.default_rng(0).integers(0, 256, 64, np.uint8)
-    array = np.resize(bits[:48] & 1 if dtype == "?" else bits[:48], (int(np.prod(shape)) or 1) * np.dtype(dtype).itemsize)
+    array = np.resize(
+        bits[:48] & 1 if dtype == "?" else bits[:48],
+        (int(np.prod(shape)) or 1) * np.dtype(dtype).itemsize,
+    )
     array = array.view(dtype)[: int(np.prod(shape))].reshape(shape)
     back = tensor_to_numpy(tensor_from_numpy(array, "t"))
     assert back.dtype == np.dtype(dtype).newbyteorder("=")
@@ -94,9 +101,16 @@ def test_small_elements_held_as_bytes(dtype):
 
 
 def test_bytes_and_raw_data():
-    np.testing.assert_array_equal(read(dims=[2], data_type=TensorProto.BYTE, byte_data=b"a\xff"), np.uint8([97, 255]))
+    np.testing.assert_array_equal(
+        read(dims=[2], data_type=TensorProto.BYTE, byte_data=b"a\xff"), np.uint8([97, 255])
+    )
     raw = np.array([[1.5, -2.0]], "<f8")
-    back = read(dims=[1, 2], data_type=TensorProto.DOUBLE, storage_type=TensorProto.RAW, raw_data=raw.tobytes())
+    back = read(
+        dims=[1, 2],
+        data_type=TensorProto.DOUBLE,
+        storage_type=TensorProto.RAW,
+        raw_data=raw.tobytes(),
+    )
     np.testing.assert_array_equal(back, raw)
     back += 1  # is the reader's own, not a view of the message
     with pytest.raises(FormatError, match="raw_data has 1.5"):
@@ -107,12 +121,18 @@ def test_bytes_and_raw_data():
     "fields, rule",
     [
         (dict(dims=[2, 3], float_data=[1.0]), r"dims \(2, 3\) need 6 elements, float_data has 1"),
-        (dict(dims=[2], name="w", data_type=2, float_data=[1.0, 2.0]), "tensor 'w': .* int32_data has 0"),
+        (
+            dict(dims=[2], name="w", data_type=2, float_data=[1.0, 2.0]),
+            "tensor 'w': .* int32_data has 0",
+        ),
         (dict(dims=[2], data_type=4, string_data=[b"a"]), "string_data has 1"),
         (dict(float_data=[1.0, 2.0]), r"dims \(\) need 1 elements"),
         (dict(dims=[-1, -1], float_data=[1.0]), "none negative"),
         (dict(dims=[1] * 65, float_data=[1.0]), "at most 64 numbers"),
-        (dict(dims=[2**62, 2**62, 4], float_data=[1.0]), "need 85070591730234615865843651857942052864 elements"),
+        (
+            dict(dims=[2**62, 2**62, 4], float_data=[1.0]),
+            "need 85070591730234615865843651857942052864 elements",
+        ),
         (dict(dims=[2**62, 2**62, 0]), "dims .*4611686018427387904"),
         (dict(dims=[1], data_type=7, int32_data=[128]), "numbers that are not int8"),
         (dict(dims=[1], data_type=12, int32_data=[65536]), "numbers that are not uint16"),
@@ -120,9 +140,18 @@ def test_bytes_and_raw_data():
         (dict(dims=[1], data_type=14), "ZERO_COLLISION_HASH"),
         (dict(dims=[1], storage_type=3), "stored as EXTERNAL"),
         (dict(dims=[1], storage_type=4), "stored as NO_CONTENT"),
-        (dict(dims=[2], segment=dict(begin=-1, end=2), float_data=[1.0]), r"segment -1\.\.2 lies outside the 2"),
-        (dict(dims=[2], segment=dict(begin=1, end=3), float_data=[1.0]), r"segment 1\.\.3 lies outside"),
-        (dict(dims=[2], segment=dict(begin=0, end=2), float_data=[1.0]), "need 2 elements, float_data has 1"),
+        (
+            dict(dims=[2], segment=dict(begin=-1, end=2), float_data=[1.0]),
+            r"segment -1\.\.2 lies outside the 2",
+        ),
+        (
+            dict(dims=[2], segment=dict(begin=1, end=3), float_data=[1.0]),
+            r"segment 1\.\.3 lies outside",
+        ),
+        (
+            dict(dims=[2], segment=dict(begin=0, end=2), float_data=[1.0]),
+            "need 2 elements, float_data has 1",
+        ),
     ],
 )
 def test_tensors_that_cannot_be_read(fields, rule):
@@ -141,7 +170,10 @@ def test_data_types_of_the_future_are_not_taken_for_floats():
 @pytest.mark.parametrize(
     "blob, rule",
     [
-        (BlobProto(name="b", type="int", content=b"\x01"), "blob 'b' holds a 'int', and only tensors can be read"),
+        (
+            BlobProto(name="b", type="int", content=b"\x01"),
+            "blob 'b' holds a 'int', and only tensors can be read",
+        ),
         (BlobProto(name="b", qtensor=dict(precision=8)), "blob 'b' holds a quantized tensor"),
         (BlobProto(name="b", tensor=dict(dims=[2])), "blob 'b': tensor '': dims"),
     ],
@@ -162,7 +194,13 @@ def test_nothing_and_other_messages_are_refused():
 
 
 @pytest.mark.parametrize(
-    "array", [np.zeros(1, np.uint32), np.zeros(1, np.complex64), np.array([object()]), np.array([1, "a"], object)]
+    "array",
+    [
+        np.zeros(1, np.uint32),
+        np.zeros(1, np.complex64),
+        np.array([object()]),
+        np.array([1, "a"], object),
+    ],
 )
 def test_arrays_that_caffe2_has_no_tensor_for(array):
     with pytest.raises(FormatError, match="tensor 't': "):

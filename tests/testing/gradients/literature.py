@@ -39,7 +39,9 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def cell(weights: dict[str, tuple[int, ...]], carry: Any, x: tuple[int, ...] = (N, D), **options: Any) -> Callable:
+def cell(
+    weights: dict[str, tuple[int, ...]], carry: Any, x: tuple[int, ...] = (N, D), **options: Any
+) -> Callable:
     """Registers a step, with normal weights of these shapes, and a carry that is a tree of shapes."""
 
     def register(step: Callable) -> Callable:
@@ -275,8 +277,12 @@ def dopri(w, carry, x):
     ks = [velocity(w, h, x)]
     for row in table:
         ks.append(velocity(w, h + size * sum(a * k for a, k in zip(row, ks)), x))
-    new = h + size * sum(b * k for b, k in zip((35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784), ks))
-    low = h + size * sum(b * k for b, k in zip((5179 / 57600, 0.0, 7571 / 16695, 393 / 640, -92097 / 339200), ks))
+    new = h + size * sum(
+        b * k for b, k in zip((35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784), ks)
+    )
+    low = h + size * sum(
+        b * k for b, k in zip((5179 / 57600, 0.0, 7571 / 16695, 393 / 640, -92097 / 339200), ks)
+    )
     error = jnp.sqrt(jnp.mean(jnp.square(new - low), -1, keepdims=True) + 1e-12)
     factor = jnp.clip(0.9 * (1e-3 / error) ** 0.2, 0.2, 10.0)
     return (jnp.where(error < 1.0, new, h), size * factor), new
@@ -308,7 +314,9 @@ def equilibrium(w, h, x):
         _, new = carry
         return new, jnp.tanh(x @ w["w"] + h + 0.2 * new @ w["u"])
 
-    _, h = lax.while_loop(lambda carry: jnp.max(jnp.abs(carry[1] - carry[0])) > 0.01, closer, (h, 0.0 * h))
+    _, h = lax.while_loop(
+        lambda carry: jnp.max(jnp.abs(carry[1] - carry[0])) > 0.01, closer, (h, 0.0 * h)
+    )
     return h, h
 
 
@@ -345,7 +353,9 @@ def linear_attention(w, carry, x):
     q, k, v = jnp.split(x @ w["w"], 3, -1)
     q, k = jax.nn.elu(q) + 1, jax.nn.elu(k) + 1
     s, z = s + k[:, :, None] * v[:, None, :], z + k
-    return (s, z), jnp.einsum("nk,nkv->nv", q, s) / (1.0 + jnp.sum(q * jnp.abs(z), -1, keepdims=True))
+    return (s, z), jnp.einsum("nk,nkv->nv", q, s) / (
+        1.0 + jnp.sum(q * jnp.abs(z), -1, keepdims=True)
+    )
 
 
 @cell({"w": (D, 3 * H), "b": (D, 1)}, (N, H, H))
@@ -392,7 +402,11 @@ def rwkv_7(w, s, x):
     kappa = z / jnp.maximum(jnp.linalg.norm(z, axis=-1, keepdims=True), 1e-6)
     a = sigmoid(x @ w["a"])
     removed = jnp.einsum("nvk,nk->nv", s, -kappa)
-    s = s * decay[:, None, :] + removed[:, :, None] * (kappa * a)[:, None, :] + v[:, :, None] * k[:, None, :]
+    s = (
+        s * decay[:, None, :]
+        + removed[:, :, None] * (kappa * a)[:, None, :]
+        + v[:, :, None] * k[:, None, :]
+    )
     return s, jnp.einsum("nvk,nk->nv", s, r)
 
 
@@ -412,7 +426,9 @@ def fast_weights(w, carry, x):
 
     def again(h, _):
         z = start + jnp.einsum("nij,nj->ni", a, h)
-        return jnp.tanh((z - z.mean(-1, keepdims=True)) * lax.rsqrt(z.var(-1, keepdims=True) + 0.1)), None
+        return jnp.tanh(
+            (z - z.mean(-1, keepdims=True)) * lax.rsqrt(z.var(-1, keepdims=True) + 0.1)
+        ), None
 
     h, _ = lax.scan(again, jnp.tanh(start), None, length=2)
     return (h, a), h
@@ -427,7 +443,9 @@ def ntm_head(w, carry, x):
     memory, before = carry
     key = x @ w["k"]
     norms = jnp.linalg.norm(memory, axis=-1) * jnp.linalg.norm(key, axis=-1, keepdims=True)
-    content = jax.nn.softmax(jax.nn.softplus(x @ w["b"]) * jnp.einsum("nmk,nk->nm", memory, key) / (norms + 1e-6), -1)
+    content = jax.nn.softmax(
+        jax.nn.softplus(x @ w["b"]) * jnp.einsum("nmk,nk->nm", memory, key) / (norms + 1e-6), -1
+    )
     g = sigmoid(x @ w["g"])
     mixed = g * content + (1 - g) * jax.nn.softmax(before, -1)
     shift = jax.nn.softmax(x @ w["s"], -1)
@@ -435,7 +453,10 @@ def ntm_head(w, carry, x):
     sharp = moved**2
     sharp = sharp / sharp.sum(-1, keepdims=True)
     read = jnp.einsum("nm,nmk->nk", sharp, memory)
-    memory = memory * (1 - sharp[..., None] * sigmoid(x @ w["e"])[:, None, :]) + sharp[..., None] * jnp.tanh(key)[:, None, :]
+    memory = (
+        memory * (1 - sharp[..., None] * sigmoid(x @ w["e"])[:, None, :])
+        + sharp[..., None] * jnp.tanh(key)[:, None, :]
+    )
     return (memory, sharp), read
 
 
@@ -482,7 +503,9 @@ def kalman_of_two(w, carry, x):
     p = jnp.einsum("ij,njk,lk->nil", a, jnp.einsum("nij,nkj->nik", p, p), a) + 0.1 * eye[None]
     s = jnp.einsum("ij,njk,lk->nil", w["c"], p, w["c"]) + eye[None]
     det = s[:, 0, 0] * s[:, 1, 1] - s[:, 0, 1] * s[:, 1, 0]
-    flipped = jnp.stack([jnp.stack([s[:, 1, 1], -s[:, 0, 1]], -1), jnp.stack([-s[:, 1, 0], s[:, 0, 0]], -1)], 1)
+    flipped = jnp.stack(
+        [jnp.stack([s[:, 1, 1], -s[:, 0, 1]], -1), jnp.stack([-s[:, 1, 0], s[:, 0, 0]], -1)], 1
+    )
     gain = jnp.einsum("nij,kj,nkl->nil", p, w["c"], flipped / det[:, None, None])
     m = m + jnp.einsum("nij,nj->ni", gain, x - m @ w["c"].T)
     p = p - jnp.einsum("nij,jk,nkl->nil", gain, w["c"], p)
@@ -571,7 +594,12 @@ def clockwork(w, h, x):
 
 @cell(gates(1), HIDDEN)
 def branches(w, h, x):
-    h = lax.cond(jnp.sum(x) > 0, lambda h: jnp.tanh(both(w, x, h)), lambda h: 0.5 * h + jnp.sin(x @ w["w"]), h)
+    h = lax.cond(
+        jnp.sum(x) > 0,
+        lambda h: jnp.tanh(both(w, x, h)),
+        lambda h: 0.5 * h + jnp.sin(x @ w["w"]),
+        h,
+    )
     return h, h
 
 
@@ -588,7 +616,9 @@ def lru(w, carry, x):
 @cell({"w": (2, H)}, HIDDEN, net=False)
 def spectral(w, h, x):
     f = jnp.fft.rfft(h, axis=-1)
-    h = jnp.tanh(jnp.fft.irfft(f * lax.complex(w["w"][:1, :2], w["w"][1:, :2]), n=H, axis=-1) + x[:, :1])
+    h = jnp.tanh(
+        jnp.fft.irfft(f * lax.complex(w["w"][:1, :2], w["w"][1:, :2]), n=H, axis=-1) + x[:, :1]
+    )
     return h, h
 
 

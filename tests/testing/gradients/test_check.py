@@ -10,7 +10,15 @@ import pytest
 import jrnn
 from jrnn.jaxprs.flat import source_of
 from jrnn.nets import Op, cells, registry
-from jrnn.testing.gradients import Effort, Fault, GradientReport, check, over_time, subject_of_function, subject_of_net
+from jrnn.testing.gradients import (
+    Effort,
+    Fault,
+    GradientReport,
+    check,
+    over_time,
+    subject_of_function,
+    subject_of_net,
+)
 from jrnn.testing.gradients.compare import direction_errors
 from jrnn.testing.gradients.report import marks
 
@@ -40,7 +48,9 @@ def chain():
     y = b.Mul([h, b.Gather([table, rows], "looked")], "y")
     b.SumElements(b.Sin(y, "sines"), "loss")
     shapes = {"x": (3, 2), "table": (4, 2)}
-    blobs = {n: RNG.standard_normal(s) for n, s in shapes.items()} | {"rows": np.array([3, 0, 3], np.int32)}
+    blobs = {n: RNG.standard_normal(s) for n, s in shapes.items()} | {
+        "rows": np.array([3, 0, 3], np.int32)
+    }
     return b.build(outputs=["y"]), blobs
 
 
@@ -73,12 +83,17 @@ def test_a_wrong_forward_is_what_differences_tell(monkeypatch):
     monkeypatch.setitem(
         registry._OPS,
         "SigmoidGradient",
-        replace(registry.lookup("SigmoidGradient"), forward=lambda y, dy: dy * jax.nn.sigmoid(X) * (1 - jax.nn.sigmoid(X))),
+        replace(
+            registry.lookup("SigmoidGradient"),
+            forward=lambda y, dy: dy * jax.nn.sigmoid(X) * (1 - jax.nn.sigmoid(X)),
+        ),
     )
     X = blobs["x"]
     report = jrnn.check_gradients(net, blobs, "loss")
     assert all(b.net_error < 1e-12 for b in report.blobs)
-    assert report.fault.operator.startswith("op #0 Sigmoid ") and "differences stand alone" in str(report.fault)
+    assert report.fault.operator.startswith("op #0 Sigmoid ") and "differences stand alone" in str(
+        report.fault
+    )
 
 
 def recurrent():
@@ -97,7 +112,10 @@ def stored_wrong(net):
         backward = op.arg("backward_step_net")
         if backward is None:
             return op
-        ops = (replace(o, type="SigmoidGradient") if o.type == "TanhGradient" else o for o in backward.ops)
+        ops = (
+            replace(o, type="SigmoidGradient") if o.type == "TanhGradient" else o
+            for o in backward.ops
+        )
         return op.with_args({"backward_step_net": replace(backward, ops=tuple(ops))})
 
     return replace(net, ops=tuple(map(change, net.ops)))
@@ -108,8 +126,14 @@ def stored_wrong(net):
     "type, inside",
     [
         ("TanhGradient", "op #2 Tanh -> 'rnn/hidden_t' in net 'rnn'"),
-        ("RecurrentNetworkGradient", "the operators of its step net agree; the loop around them does not"),
-        (None, "the backward step net that it holds gives another gradient of 'rnn/gates_t_w' than its step net has"),
+        (
+            "RecurrentNetworkGradient",
+            "the operators of its step net agree; the loop around them does not",
+        ),
+        (
+            None,
+            "the backward step net that it holds gives another gradient of 'rnn/gates_t_w' than its step net has",
+        ),
     ],
 )
 def test_a_fault_within_a_step(type, inside, monkeypatch):
@@ -128,14 +152,20 @@ def test_the_whole_jacobian_or_one_gradient(monkeypatch):
     plant(monkeypatch, "MulGradient", 2)
     report = jrnn.check_gradients(net, {**blobs, "x": blobs["x"]}, max_elements=2)
     assert report.loss is None and report.outputs == ("y",)
-    assert report.worst[0].of.startswith("y[") and report.worst[0].values[1] == pytest.approx(2 * report.worst[0].values[0])
+    assert report.worst[0].of.startswith("y[") and report.worst[0].values[1] == pytest.approx(
+        2 * report.worst[0].values[0]
+    )
     with jax.enable_x64(True):
-        large = subject_of_net(jrnn.Net("n", (jrnn.nets.Op.of("Tanh", ["x"], ["y"]),)), {"x": np.zeros((70, 1))})
+        large = subject_of_net(
+            jrnn.Net("n", (jrnn.nets.Op.of("Tanh", ["x"], ["y"]),)), {"x": np.zeros((70, 1))}
+        )
     assert large.rows == 1 and large.seeds["y"].shape == (1, 70, 1)
 
 
 def test_directions_see_every_element(x64):
-    net = jrnn.Net("n", (jrnn.nets.Op.of("Sqr", ["x"], ["y"]), jrnn.nets.Op.of("SumElements", ["y"], ["loss"])))
+    net = jrnn.Net(
+        "n", (jrnn.nets.Op.of("Sqr", ["x"], ["y"]), jrnn.nets.Op.of("SumElements", ["y"], ["loss"]))
+    )
     x = RNG.uniform(0.5, 1.0, 300)
     s = subject_of_net(net, {"x": x}, "loss")
     wrong = 2 * x
@@ -162,26 +192,37 @@ def test_second_derivatives():
 
 def test_no_second_derivative_is_said():
     def only_once(x):
-        return jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x))[1]
+        return jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, jnp.sin(s[1])), (0, x))[
+            1
+        ]
 
     @jax.custom_vjp
     def twice_sine(x):
         return only_once(x)
 
     twice_sine.defvjp(
-        lambda x: (only_once(x), x), lambda x, g: (g * only_once(x) * 0 + g * jnp.cos(jnp.sin(x)) * jnp.cos(x),)
+        lambda x: (only_once(x), x),
+        lambda x, g: (g * only_once(x) * 0 + g * jnp.cos(jnp.sin(x)) * jnp.cos(x),),
     )
     with jax.enable_x64(True):
-        report = check(subject_of_function(twice_sine, (RNG.standard_normal(2),)), Effort(1e-6, second=True))
+        report = check(
+            subject_of_function(twice_sine, (RNG.standard_normal(2),)), Effort(1e-6, second=True)
+        )
     assert report.blobs[0].second_error is None
-    assert "second derivatives were not compared: Reverse-mode differentiation does not work" in report.notes[0]
+    assert (
+        "second derivatives were not compared: Reverse-mode differentiation does not work"
+        in report.notes[0]
+    )
 
 
 def test_functions_that_are_not_of_float64():
     def narrow(h, x):
         return (h + x).astype(jnp.float32), x
 
-    with jax.enable_x64(True), pytest.raises(jrnn.errors.GradientError, match="narrow does not run in float64"):
+    with (
+        jax.enable_x64(True),
+        pytest.raises(jrnn.errors.GradientError, match="narrow does not run in float64"),
+    ):
         subject_of_function(over_time(narrow), (np.ones(2), np.ones((3, 2))))
 
 
@@ -205,13 +246,20 @@ def test_json_has_no_numbers_that_json_lacks():
 
 def test_inputs_without_a_gradient_are_told():
     net = jrnn.Net(
-        "n", (jrnn.nets.Op.of("SpatialBN", ["x", "scale", "shift", "mean", "var"], ["y"], is_test=1, order="NCHW"),)
+        "n",
+        (
+            jrnn.nets.Op.of(
+                "SpatialBN", ["x", "scale", "shift", "mean", "var"], ["y"], is_test=1, order="NCHW"
+            ),
+        ),
     )
     shapes = {"x": (1, 2, 2, 1), "scale": (2,), "shift": (2,), "mean": (2,), "var": (2,)}
     blobs = {n: RNG.uniform(0.5, 1.0, shape) for n, shape in shapes.items()}
     report = jrnn.check_gradients(net, blobs)
     assert report.agrees and [b.name for b in report.blobs] == ["x", "scale", "shift"]
-    assert report.notes == ("the net has no gradient of mean, var, and JAX has: they were left out",)
+    assert report.notes == (
+        "the net has no gradient of mean, var, and JAX has: they were left out",
+    )
     assert not jrnn.check_gradients(net, blobs, wrt=["mean"]).agrees
 
 
@@ -224,7 +272,9 @@ def test_types_that_a_net_names_do_not_narrow_the_check():
         Op.of("GivenTensorFill", [], ["w"], shape=[1, 1, 2, 2], values=[0.1, -0.2, 0.3, 0.7]),
         Op.of("Conv", ["image", "w"], ["y"], kernel=2),
     )
-    report = jrnn.check_gradients(jrnn.Net("n", ops, ("x",), ("y",)), {"x": RNG.standard_normal((1, 1, 3, 3))})
+    report = jrnn.check_gradients(
+        jrnn.Net("n", ops, ("x",), ("y",)), {"x": RNG.standard_normal((1, 1, 3, 3))}
+    )
     assert report.agrees and report.blobs[0].net_error == 0, report
 
 
@@ -235,7 +285,10 @@ def test_gradients_that_an_argument_cuts_are_said_to_be():
     net = replace(net, ops=(*net.ops[:k], rnn, *net.ops[k + 1 :]))
     fault = jrnn.check_gradients(net, blobs).fault
     assert fault.type == "RecurrentNetwork"
-    assert f"because argument outputs_with_grads [1] lets only the gradients of '{rnn.outputs[1]}' pass" in str(fault)
+    assert (
+        f"because argument outputs_with_grads [1] lets only the gradients of '{rnn.outputs[1]}' pass"
+        in str(fault)
+    )
 
 
 @pytest.mark.exhaustive("op1-grad_on_weights is 0")

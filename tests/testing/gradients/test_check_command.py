@@ -117,7 +117,10 @@ def test_a_net_with_its_init_net(files, capsys):
     out = capsys.readouterr().out
     assert "\nJAX's gradient, the net's and central differences agree\nthe gradients agree\n" in out
     assert out.endswith("the gradients agree\n") and "jax - diff" in out and "verdict" not in out
-    assert all(head.strip() for head in next(line for line in out.splitlines() if "blob" in line).split("┃")[1:-1])
+    assert all(
+        head.strip()
+        for head in next(line for line in out.splitlines() if "blob" in line).split("┃")[1:-1]
+    )
     assert {line.split()[1] for line in out.splitlines() if line.startswith("│")} == {"w", "b", "x"}
 
 
@@ -130,7 +133,9 @@ def test_a_wrong_gradient_is_named_and_has_status_1(files, capsys, wrong_tanh):
     fault = report_of(capsys, "net.pbtxt", *FEEDS, status=1)["fault"]
     assert (fault["operator"], fault["blob"]) == ("op #1 Tanh -> 'h' in net 'tiny'", "y")
     by_jax, by_net, difference = fault["values"]
-    assert by_net == pytest.approx(2 * by_jax, rel=1e-9) and difference == pytest.approx(by_jax, rel=1e-6)
+    assert by_net == pytest.approx(2 * by_jax, rel=1e-9) and difference == pytest.approx(
+        by_jax, rel=1e-6
+    )
 
 
 def test_packages(files, capsys):
@@ -142,7 +147,9 @@ def test_packages(files, capsys):
     for path in ("folder", "file.minidb"):
         report = report_of(capsys, path, "--feed", "x=normal[2,3]")
         assert report["agrees"] and report["outputs"] == ["h"] and report["loss"] is None
-        assert {b["name"]: b["of"][:2] for b in report["blobs"]} == dict.fromkeys("xwb", "h[")  # a Jacobian
+        assert {b["name"]: b["of"][:2] for b in report["blobs"]} == dict.fromkeys(
+            "xwb", "h["
+        )  # a Jacobian
 
 
 @pytest.mark.exhaustive
@@ -158,14 +165,21 @@ def test_a_wrong_rule_of_a_function_is_named(files, capsys):
     feeds = ["--feed", "carry=normal[2,3]", "--feed", "x=normal[4,2,3]"]
     fault = report_of(capsys, "steps.py:wrong", *feeds, "--scan", status=1)["fault"]
     assert fault["type"] == "scan"
-    assert re.match(r"custom_vjp_call of twice \(steps.py:\d+:\d+ \(wrong\)\)", fault["inside"]["operator"])
-    assert fault["inside"]["values"][0] == pytest.approx(1.5 * fault["inside"]["values"][2], rel=1e-6)
+    assert re.match(
+        r"custom_vjp_call of twice \(steps.py:\d+:\d+ \(wrong\)\)", fault["inside"]["operator"]
+    )
+    assert fault["inside"]["values"][0] == pytest.approx(
+        1.5 * fault["inside"]["values"][2], rel=1e-6
+    )
 
 
 STOPS = {  # a step, the line of it that stops what, and what is said of its gradients
     "cut": (1, "stop_gradient ({line}) cuts off the gradient of h and changes the gradient of x"),
     "rounded": (2, "stop_gradient ({line}) changes the gradient of x"),
-    "several": (3, "stop_gradient ({line}) cuts off the gradient of h and changes the gradient of x"),
+    "several": (
+        3,
+        "stop_gradient ({line}) cuts off the gradient of h and changes the gradient of x",
+    ),
     "unused": (1, "the gradient of h is zero for all elements (stop_gradient is called at {line})"),
     "shifted": (1, ""),
 }
@@ -179,7 +193,9 @@ def test_what_stop_gradient_cuts_off_or_changes_is_in_the_conclusion(name, files
     feeds = ["--scan", "--feed", "h=normal[2,3]", "--feed", "x=normal[2,2,3]", "--elements", "4"]
     assert main(["check", f"steps.py:{name}", *feeds]) == 0
     first = re.sub(r":\d+ ", " ", capsys.readouterr().out.splitlines()[0])  # without the column
-    assert first == "the gradients agree" + f", but {said}".format(line=f"steps.py:{line} ({name})") * bool(said)
+    assert first == "the gradients agree" + f", but {said}".format(
+        line=f"steps.py:{line} ({name})"
+    ) * bool(said)
 
 
 def test_mistakes(files, capsys):
@@ -212,10 +228,21 @@ def test_the_page_in_a_browser(files, capsys, wrong_tanh):
         pytest.skip(f"none of {', '.join(names)} is installed")
     assert main(["check", "net.pbtxt", *FEEDS, "--out", "page.html"]) == 1
     text = (files / "page.html").read_text()
-    assert not re.search(r"""(src|href)=|url\(|@import|<script""", text)  # it needs nothing beside it
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={files / 'profile'}", "--dump-dom"]
+    assert not re.search(
+        r"""(src|href)=|url\(|@import|<script""", text
+    )  # it needs nothing beside it
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={files / 'profile'}",
+        "--dump-dom",
+    ]
     shown = subprocess.run(
-        [browser, *flags, (files / "page.html").as_uri()], capture_output=True, text=True, check=True
+        [browser, *flags, (files / "page.html").as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     page = Page()
     page.feed(shown)
@@ -226,7 +253,9 @@ def test_the_page_in_a_browser(files, capsys, wrong_tanh):
         "#f2a6a0": {"x", "w", "b", "y"},
         None: {"FC", "Tanh", "AveragedLoss"},
     }
-    assert [row[0] for row in page.rows[1:]] == sorted("xwb", key=[row[0] for row in page.rows].index)
+    assert [row[0] for row in page.rows[1:]] == sorted(
+        "xwb", key=[row[0] for row in page.rows].index
+    )
     assert len(page.rows) == 4
 
 

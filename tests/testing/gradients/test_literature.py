@@ -39,7 +39,8 @@ def normal(*shape):
 def report_of(step, carry, xs, params=None, **effort):
     with jax.enable_x64(True):
         return check(
-            subject_of_function(over_time(step), (carry, xs), params), Effort(INEXACT, **{"max_elements": 4} | effort)
+            subject_of_function(over_time(step), (carry, xs), params),
+            Effort(INEXACT, **{"max_elements": 4} | effort),
         )
 
 
@@ -76,11 +77,21 @@ def test_a_where_is_chosen_not_multiplied():
 
     report = report_of(step, normal(1, 2), normal(2, 1, 2))
     assert report.agrees and report.blobs[0].net_error < 1e-12, report
-    net = jrnn.Net("n", (jrnn.nets.Op.of("Where", ["c", "x", "y"], ["z"]),), ("c", "x", "y"), ("z",))
+    net = jrnn.Net(
+        "n", (jrnn.nets.Op.of("Where", ["c", "x", "y"], ["z"]),), ("c", "x", "y"), ("z",)
+    )
     full, gradients = jrnn.add_gradients(net, {"z": "dz"})
-    blobs = {"c": np.array([True, False]), "x": np.ones(2), "y": np.array([np.nan, 1.0]), "dz": np.array([np.inf, 2.0])}
+    blobs = {
+        "c": np.array([True, False]),
+        "x": np.ones(2),
+        "y": np.array([np.nan, 1.0]),
+        "dz": np.array([np.inf, 2.0]),
+    }
     outputs = jrnn.run_net(full, blobs)
-    assert outputs[gradients["x"]].tolist() == [np.inf, 0] and outputs[gradients["y"]].tolist() == [0, 2]
+    assert outputs[gradients["x"]].tolist() == [np.inf, 0] and outputs[gradients["y"]].tolist() == [
+        0,
+        2,
+    ]
 
 
 def test_writes_at_indices():
@@ -97,9 +108,18 @@ def test_definitions_at_zero():
     """Functions that Caffe2 lacks have their gradients where a state usually begins, too."""
 
     def step(h, x):
-        return h + x, (jnp.arcsinh(h), jnp.arctan2(h, x), jnp.arctan2(x, h), jnp.expm1(h), jnp.log1p(h), jax.nn.mish(h))
+        return h + x, (
+            jnp.arcsinh(h),
+            jnp.arctan2(h, x),
+            jnp.arctan2(x, h),
+            jnp.expm1(h),
+            jnp.log1p(h),
+            jax.nn.mish(h),
+        )
 
-    assert_gradients_agree(step, np.zeros((1, 2), np.float32), np.full((2, 1, 2), 0.5, np.float32), max_elements=4)
+    assert_gradients_agree(
+        step, np.zeros((1, 2), np.float32), np.full((2, 1, 2), 0.5, np.float32), max_elements=4
+    )
 
 
 @jax.custom_vjp
@@ -133,9 +153,13 @@ def test_a_surrogate_is_taken_on_request_alone(rule):
     assert_gradients_agree(fires, *arguments, surrogates=[rule.__name__], max_elements=4)
     with pytest.raises(AssertionError, match=f"{rule.__name__} .*test_literature.py"):
         assert_gradients_agree(fires, *arguments, max_elements=4)
-    with pytest.raises(AssertionError, match="twice .*test_literature.py"):  # the rest of the step is still proved
+    with pytest.raises(
+        AssertionError, match="twice .*test_literature.py"
+    ):  # the rest of the step is still proved
         assert_gradients_agree(wrong, *arguments, surrogates=[rule.__name__], max_elements=4)
-    with pytest.raises(jrnn.errors.GradientError, match="calls no function 'spyke' with a derivative rule"):
+    with pytest.raises(
+        jrnn.errors.GradientError, match="calls no function 'spyke' with a derivative rule"
+    ):
         assert_gradients_agree(fires, *arguments, surrogates=["spyke"])
 
 
@@ -153,16 +177,22 @@ def test_a_fault_next_to_a_stopped_gradient_is_found():
         return twice(h), h
 
     with pytest.raises(
-        AssertionError, match=r"(?s)treat values under stop_gradient as constants \(test_literature.py.*twice"
+        AssertionError,
+        match=r"(?s)treat values under stop_gradient as constants \(test_literature.py.*twice",
     ):
         assert_gradients_agree(step, normal(2, 3), normal(2, 2, 3), max_elements=4)
 
 
 @pytest.mark.exhaustive
 def test_kinks_are_named():
-    report = report_of(lambda h, x: (h + x, jnp.abs(h)), np.zeros((1, 2), np.float32), normal(2, 1, 2))
+    report = report_of(
+        lambda h, x: (h + x, jnp.abs(h)), np.zeros((1, 2), np.float32), normal(2, 1, 2)
+    )
     assert not report.agrees
-    assert any("abs has an argument 0.0e+00 away from its kink (test_literature.py:" in note for note in report.notes)
+    assert any(
+        "abs has an argument 0.0e+00 away from its kink (test_literature.py:" in note
+        for note in report.notes
+    )
     assert "the net's gradient and central differences agree; JAX's does not" in str(report)
 
 
@@ -171,12 +201,16 @@ def test_why_there_is_no_net():
     """In one line, with the operation and the user's line; the report has no gradient of a net."""
 
     def solved(h, x):
-        return jnp.linalg.solve(jnp.eye(2, dtype=x.dtype)[None] + h[:, :, None] * h[:, None, :], x[..., None])[..., 0], h
+        return jnp.linalg.solve(
+            jnp.eye(2, dtype=x.dtype)[None] + h[:, :, None] * h[:, None, :], x[..., None]
+        )[..., 0], h
 
     report = report_of(solved, normal(1, 2), normal(2, 1, 2))
     assert report.agrees and report.blobs[0].values[1] is None
     (note,) = report.notes
-    assert note.startswith("there is no net, so JAX's gradient and central differences were compared: ")
+    assert note.startswith(
+        "there is no net, so JAX's gradient and central differences were compared: "
+    )
     assert "(test_literature.py:" in note and "\n" not in note
     assert report.verdict() == "JAX's gradient and central differences agree; there is no net"
 
@@ -185,7 +219,11 @@ def test_an_operator_without_gradient_is_named(monkeypatch):
     """A net that exists but has no backward pass is not silently forward only."""
     monkeypatch.delitem(jrnn.nets.registry._GRADIENTS, "Sin")
     report = report_of(lambda h, x: (jnp.sin(h + x), h), normal(1, 2), normal(2, 1, 2))
-    assert report.agrees and "sin (test_literature.py:" in report.notes[0] and "gradient of Sin" in report.notes[0]
+    assert (
+        report.agrees
+        and "sin (test_literature.py:" in report.notes[0]
+        and "gradient of Sin" in report.notes[0]
+    )
 
 
 def test_complex_carries_and_keys():

@@ -15,13 +15,28 @@ from jrnn.loops.kernels.native.affine_step import AffineStep
 from jrnn.loops.kernels.native.encoder import OPCODES
 from jrnn.loops.kernels.native.steps import ELEMENTWISE, OF_BOOLEANS, SWAPPED
 
-_ZERO, _ONE = "0.0", "1.0"  # keys of numbers are what `repr` prints: NaN is not equal to itself, and -0.0 is to 0.0
-OF_STEPS = ("copy", "add", "sub", "mul", "div", "neg", "select")  # what the kernel computes step by step
+# keys of numbers are what `repr` prints: NaN is not equal to itself, and -0.0 is to 0.0
+_ZERO = "0.0"
+_ONE = "1.0"
+OF_STEPS = (
+    "copy",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "neg",
+    "select",
+)  # what the kernel computes step by step
 _STORED = {"none": 0, "before": 1, "after": 2}
 # Operations with a number at a place, and the place of the operand that is the result.
 _IDENTITIES = {("mul", 0, _ONE): 1, ("mul", 1, _ONE): 0, ("div", 1, _ONE): 0}
 _IDENTITIES |= {("add", 0, _ZERO): 1, ("add", 1, _ZERO): 0, ("sub", 1, _ZERO): 0}
-_ZEROS = {("mul", 0), ("mul", 1), ("div", 0), ("neg", 0)}  # operations and the places whose 0 makes 0 of the result
+_ZEROS = {
+    ("mul", 0),
+    ("mul", 1),
+    ("div", 0),
+    ("neg", 0),
+}  # operations and the places whose 0 makes 0 of the result
 
 
 class Instruction(NamedTuple):
@@ -45,7 +60,8 @@ def key_of(atom: Atom) -> Any:
 
 def operation_of(eqn: Eqn) -> tuple[str, int] | None:
     """Returns the kernel's name of an operation, and the direction in which it reads the operands; or None."""
-    name, reads_booleans = eqn.primitive.name, eqn.invars[:1] and eqn.invars[0].aval.dtype == jnp.bool_
+    name = eqn.primitive.name
+    reads_booleans = eqn.invars[:1] and eqn.invars[0].aval.dtype == jnp.bool_
     if primitives.is_retyping(eqn) or (name == "convert_element_type" and reads_booleans):
         return "copy", 1
     if name == "integer_pow":
@@ -54,12 +70,19 @@ def operation_of(eqn: Eqn) -> tuple[str, int] | None:
         return (OF_BOOLEANS[name], 1) if reads_booleans else None
     if name == "select_n" and (len(eqn.invars) != 3 or not reads_booleans):
         return None
-    return (SWAPPED[name], -1) if name in SWAPPED else (ELEMENTWISE[name], 1) if name in ELEMENTWISE else None
+    return (
+        (SWAPPED[name], -1)
+        if name in SWAPPED
+        else (ELEMENTWISE[name], 1)
+        if name in ELEMENTWISE
+        else None
+    )
 
 
 def is_known(eqn: Eqn, dtype: Any, names: Collection[str] = OPCODES) -> bool:
     """Returns True for one of some operations on single numbers of a type, and on booleans, which are 0 and 1."""
-    operation, values = operation_of(eqn), (*eqn.invars, *eqn.outvars)
+    operation = operation_of(eqn)
+    values = (*eqn.invars, *eqn.outvars)
     is_one = operation is not None and operation[0] in names
     return is_one and all(not v.aval.shape and v.aval.dtype in (dtype, jnp.bool_) for v in values)
 
@@ -67,7 +90,8 @@ def is_known(eqn: Eqn, dtype: Any, names: Collection[str] = OPCODES) -> bool:
 def known_from_values(step: AffineStep) -> list[Eqn]:
     """Returns the equations of a step that the kernel can compute for a tile of steps once it has the values."""
     moving = jaxprs.depends(step.loop.eqns, step.loop.carry)
-    results, eqns = {*step.values}, list[Eqn]()
+    results = {*step.values}
+    eqns = list[Eqn]()
     for eqn in step.loop.eqns:
         is_there = all(v in results for v in jaxprs.inputs(eqn) if v in moving)
         if is_there and eqn.outvars[0] not in results and is_known(eqn, step.dtype):
@@ -87,8 +111,11 @@ class FirstOrder:
         (carry,), (new,) = self.step.carry, map(key_of, self.step.new)
         pairs = {carry: (_ONE, _ZERO)}  # of values that depend on the carry
         moving = jaxprs.depends(self.step.eqns, [carry])
-        for name, out, operands in map(Instruction.of, (e for e in self.step.eqns if e.outvars[0] in moving)):
-            known, start = [pairs.get(key) for key in operands], name == "select"
+        for name, out, operands in map(
+            Instruction.of, (e for e in self.step.eqns if e.outvars[0] in moving)
+        ):
+            known = [pairs.get(key) for key in operands]
+            start = name == "select"
             if name in ("mul", "div"):  # by a number that does not depend on the carry
                 parts = [pair or (key, key) for pair, key in zip(known, operands)]
             else:
@@ -140,15 +167,22 @@ def encoded(
         outs: what is stored for all steps.
     """
     core = () if first_order is None else (first_order.coefficient, first_order.offset)
-    in_tile = dict.fromkeys([*_operands((*before, *after)), *step.inputs, *core, *(k for keys in sums for k in keys)])
+    in_tile = dict.fromkeys(
+        [*_operands((*before, *after)), *step.inputs, *core, *(k for keys in sums for k in keys)]
+    )
     in_steps = dict.fromkeys([*_operands(affine), *map(key_of, (*step.new, *step.values))])
     keys = {**in_steps, **in_tile}
     results = [[i.out for i in part] for part in (before, affine, after)]
-    of_tile, of_step = {*step.values, *results[0], *results[2]}, {*step.carry, *step.inputs, *results[1]}
+    of_tile = {*step.values, *results[0], *results[2]}
+    of_step = {*step.carry, *step.inputs, *results[1]}
     varying = jaxprs.depends(step.loop.eqns, (*step.loop.carry, *step.loop.xs))
     variables = [k for k in keys if isinstance(k, Var)]
     # What a tile computes of constants is a constant in the affine part.
-    needed = {v for v in variables if (v in in_steps and v not in of_step) or (v in in_tile and v not in of_tile)}
+    needed = {
+        v
+        for v in variables
+        if (v in in_steps and v not in of_step) or (v in in_tile and v not in of_tile)
+    }
     constants = tuple(v for v in variables if v in needed and v not in varying)
     stacks = tuple(v for v in variables if v in needed and v in in_tile and v in varying)
     literals = tuple(k for k in keys if isinstance(k, str))
@@ -156,18 +190,35 @@ def encoded(
     numbers = _numbered(*constants, *literals, *step.carry, *step.inputs, *results[1])
 
     counts = map(len, (step.carries, step.inputs, step.values, constants, stacks, sums, outs))
-    program = [jnp.dtype(step.dtype).itemsize, step.loop.length, step.loop.reverse, _STORED[step.stored], *counts]
-    program += [-1, -1, 0] if first_order is None else [*(tile[k] for k in core), len(first_order.instructions)]
+    program = [
+        jnp.dtype(step.dtype).itemsize,
+        step.loop.length,
+        step.loop.reverse,
+        _STORED[step.stored],
+        *counts,
+    ]
+    program += (
+        [-1, -1, 0]
+        if first_order is None
+        else [*(tile[k] for k in core), len(first_order.instructions)]
+    )
     program += map(len, results)
     for part, registers in ((before, tile), (affine, numbers), (after, tile)):
         for i in part:
             read = [registers[k] for k in i.operands]
             program += [OPCODES[i.operation], registers[i.out], *read, *[0] * (3 - len(read))]
-    program += [tile[v] for v in step.inputs] + [numbers[key_of(a)] for a in (*step.new, *step.values)]
+    program += [tile[v] for v in step.inputs] + [
+        numbers[key_of(a)] for a in (*step.new, *step.values)
+    ]
     for summands in sums:
         program += [*(tile[k] for k in summands), -1][:2]
     program += [tile[v] for v in outs]
-    return Encoded(constants, stacks, np.array(program, np.int64), np.array([*map(float, literals)], np.float64))
+    return Encoded(
+        constants,
+        stacks,
+        np.array(program, np.int64),
+        np.array([*map(float, literals)], np.float64),
+    )
 
 
 def _operands(instructions: Iterable[Instruction]) -> list[Any]:

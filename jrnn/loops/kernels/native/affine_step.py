@@ -55,17 +55,26 @@ class AffineStep:
     @property
     def stored(self) -> str:
         """Which carries the values are: those "before" a step, those "after" it, or "none"."""
-        return "before" if self.values == tuple(self.carry) else "after" if self.values == tuple(self.new) else "none"
+        return (
+            "before"
+            if self.values == tuple(self.carry)
+            else "after"
+            if self.values == tuple(self.new)
+            else "none"
+        )
 
 
 def affine_step(loop: Loop) -> AffineStep:
     """Returns the affine form of a step; raises NotAffine, with the reason, if it has none."""
     sums = _sums(loop)
     carries = tuple(i for i in range(len(loop.carry)) if i not in sums)
-    carry, new = [loop.carry[i] for i in carries], [loop.carry_out[i] for i in carries]
+    carry = [loop.carry[i] for i in carries]
+    new = [loop.carry_out[i] for i in carries]
     for v in carry:
         if not _is_number(v):
-            raise NotAffine(f"a carry is {v.aval.str_short()}, not one number in float32 or float64")
+            raise NotAffine(
+                f"a carry is {v.aval.str_short()}, not one number in float32 or float64"
+            )
     if not carry:
         raise NotAffine("nothing is carried but sums")
     dtype, *others = dict.fromkeys(v.aval.dtype for v in carry)
@@ -73,10 +82,19 @@ def affine_step(loop: Loop) -> AffineStep:
         raise NotAffine("carries are of two types")
     moving, varying = (jaxprs.depends(loop.eqns, of) for of in (carry, (*loop.carry, *loop.xs)))
     affine_values = _affine_values(loop, carry, moving, moving if len(carry) == 1 else varying)
-    known = {*carry, *affine_values, *loop.inputs, *(v for e in loop.eqns for v in e.outvars if v not in moving)}
+    known = {
+        *carry,
+        *affine_values,
+        *loop.inputs,
+        *(v for e in loop.eqns for v in e.outvars if v not in moving),
+    }
     for atom in new:
         if not jaxprs.is_literal(atom) and atom not in known:
-            why = "a carry is not affine" if len(carry) == 1 else "carries are not affine with coefficients of all steps"
+            why = (
+                "a carry is not affine"
+                if len(carry) == 1
+                else "carries are not affine with coefficients of all steps"
+            )
             raise NotAffine(why, jaxprs.needed(loop.eqns, [atom], known)[0][0])
     values = _values(loop, sums, carry, affine_values)
     if not any(map(jaxprs.is_literal, new)) and {*values} == {*new}:
@@ -87,9 +105,13 @@ def affine_step(loop: Loop) -> AffineStep:
     return AffineStep(loop, carries, sums, tuple(inputs), tuple(values), tuple(eqns), dtype)
 
 
-def _values(loop: Loop, sums: Mapping[int, Sequence[Atom]], carry: Sequence[Var], affine: Mapping[Var, Eqn]) -> list[Var]:
+def _values(
+    loop: Loop, sums: Mapping[int, Sequence[Atom]], carry: Sequence[Var], affine: Mapping[Var, Eqn]
+) -> list[Var]:
     """Returns the fewest steps from outputs and sums: affine values, and carries, that they are computed from."""
-    targets = dict.fromkeys(jaxprs.variables([*loop.ys, *(v for values in sums.values() for v in values)]))
+    targets = dict.fromkeys(
+        jaxprs.variables([*loop.ys, *(v for values in sums.values() for v in values)])
+    )
     # What changes a sign is computed from what it changes.
     named = {v for v, eqn in affine.items() if not _is_sign(eqn) or v in targets}
     _, read = jaxprs.needed(loop.eqns, targets, {*loop.consts, *loop.xs, *carry, *named})
@@ -97,10 +119,16 @@ def _values(loop: Loop, sums: Mapping[int, Sequence[Atom]], carry: Sequence[Var]
 
 
 def _inputs(
-    loop: Loop, carry: Sequence[Var], results: Sequence[Atom], moving: Collection[Var], varying: Collection[Var]
+    loop: Loop,
+    carry: Sequence[Var],
+    results: Sequence[Atom],
+    moving: Collection[Var],
+    varying: Collection[Var],
 ) -> tuple[Sequence[Var], Sequence[Eqn]]:
     """Returns the inputs of a step, and its affine equations: what is added to the carry, or what that is computed from."""
-    affine_results = [e.outvars[0] for e in loop.eqns if _is_affine(e, moving if len(carry) == 1 else varying)]
+    affine_results = [
+        e.outvars[0] for e in loop.eqns if _is_affine(e, moving if len(carry) == 1 else varying)
+    ]
     options = []
     for affine in (affine_results, [v for v in affine_results if v in moving])[len(carry) == 1 :]:
         inputs = {*varying}.difference(affine, carry)
@@ -127,19 +155,26 @@ def _is_read(loop: Loop, i: int) -> bool:
     return any(jaxprs.is_in(a, reached) for j, a in enumerate(loop.outputs) if j != i)
 
 
-def _affine_values(loop: Loop, carry: Collection[Var], moving: Collection[Var], varying: Collection[Var]) -> dict[Var, Eqn]:
+def _affine_values(
+    loop: Loop, carry: Collection[Var], moving: Collection[Var], varying: Collection[Var]
+) -> dict[Var, Eqn]:
     """Returns the equations of values that are affine in what varies and read the carry, by their results."""
     affine_values: dict[Var, Eqn] = {}
     for eqn in loop.eqns:
         reads = [v for v in jaxprs.inputs(eqn) if v in moving]
-        if reads and _is_affine(eqn, varying) and all(v in affine_values or v in carry for v in reads):
+        if (
+            reads
+            and _is_affine(eqn, varying)
+            and all(v in affine_values or v in carry for v in reads)
+        ):
             affine_values[eqn.outvars[0]] = eqn
     return affine_values
 
 
 def _is_affine(eqn: Eqn, varying: Collection[Var]) -> bool:
     """Returns True if an equation on single numbers is affine in the operands that vary."""
-    name, outs = eqn.primitive.name, eqn.outvars
+    name = eqn.primitive.name
+    outs = eqn.outvars
     if len(outs) != 1 or not _is_number(outs[0]) or any(a.aval.shape for a in eqn.invars):
         return False
     if primitives.is_sum(eqn) or primitives.is_retyping(eqn):

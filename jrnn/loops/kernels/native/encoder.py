@@ -47,7 +47,9 @@ class CannotRun(Refused):
 
 def stored_dtype(aval: Any) -> str:
     """Returns the type of an array in memory, as the kernel names it."""
-    return "bool" if aval.dtype == jnp.bool_ else "bfloat16" if aval.dtype == jnp.bfloat16 else "float"
+    return (
+        "bool" if aval.dtype == jnp.bool_ else "bfloat16" if aval.dtype == jnp.bfloat16 else "float"
+    )
 
 
 @dataclass
@@ -64,15 +66,23 @@ class CallEncoder:
     instructions: list[tuple[int, ...]] = field(default_factory=list)
     stages: list[list[int]] = field(default_factory=list)
     places: dict[Array, int] = field(default_factory=dict)
-    readers: dict[Array, set[int]] = field(default_factory=lambda: defaultdict(set))  # the stages that read an array
+    readers: dict[Array, set[int]] = field(
+        default_factory=lambda: defaultdict(set)
+    )  # the stages that read an array
     registers: int = 0
     scratch: int = 0
 
     def result(self) -> tuple[np.ndarray, np.ndarray, tuple[tuple[Operation, ...], ...]]:
-        loop, rows, steps = self.loop, self.rows, self.loop.length
+        loop = self.loop
+        rows = self.rows
+        steps = self.loop.length
         inputs = [*self.constants, *loop.carry, *loop.xs]
-        first_x, first_carry = len(self.constants) + len(loop.carry), len(inputs)
-        self.sizes = [jaxprs.elements(v.aval.shape) * (steps if i >= first_x else 1) for i, v in enumerate(inputs)]
+        first_x = len(self.constants) + len(loop.carry)
+        first_carry = len(inputs)
+        self.sizes = [
+            jaxprs.elements(v.aval.shape) * (steps if i >= first_x else 1)
+            for i, v in enumerate(inputs)
+        ]
         itemsize = {"float": self.dtype.itemsize, "bool": 1, "bfloat16": 2}
         dtypes = ["float" if v in loop.carry else stored_dtype(v.aval) for v in inputs]
         values: dict[Var, Any] = {}
@@ -118,22 +128,27 @@ class CallEncoder:
             len(starts),
         ]
         instructions = [  # literals are the registers after the others
-            [n if n > _LITERAL else n - _LITERAL - 1 - self.registers for n in one] for one in self.instructions
+            [n if n > _LITERAL else n - _LITERAL - 1 - self.registers for n in one]
+            for one in self.instructions
         ]
         parts = [sizes, self.refs, instructions, self.stages, self.packs]
         encoded = [*header, len(inputs)]
         for part in parts:
             encoded.append(len(part))
-            encoded += [n for item in part for n in (item if isinstance(item, (tuple, list)) else (item,))]
+            encoded += [
+                n for item in part for n in (item if isinstance(item, (tuple, list)) else (item,))
+            ]
         literals = np.array([float.fromhex(text) for text in self.literals], np.float64)
         return np.array(encoded, np.int64), literals, tuple(map(tuple, stages))
 
     def _write(self, step: Collector, dtypes: list[str]) -> None:
         """Adds the operations that write the outputs and the carry."""
-        loop, rows = self.loop, self.rows
+        loop = self.loop
+        rows = self.rows
         first_y = len(dtypes)
         for i, y in enumerate(loop.ys):
-            shape, dtype = y.aval.shape, stored_dtype(y.aval)
+            shape = y.aval.shape
+            dtype = stored_dtype(y.aval)
             size = jaxprs.elements(shape)
             value = step.value(y)
             axis = step._rows_of([value], shape)
@@ -151,7 +166,9 @@ class CallEncoder:
         values = [step.value(a) for a in loop.carry_out]
         carried = {s.array for s in states}
         values = [
-            step.apply("copy", [v], v.shape) if isinstance(v, View) and v.array in carried and v.array is not s.array else v
+            step.apply("copy", [v], v.shape)
+            if isinstance(v, View) and v.array in carried and v.array is not s.array
+            else v
             for v, s in zip(values, states)
         ]
         for state, value in zip(states, values):
@@ -180,21 +197,28 @@ class CallEncoder:
         offset = start + view.offset
         if base < len(self.sizes):
             last = offset + (self.rows - 1) * row + (self.loop.length - 1) * stride + span
-            assert offset >= 0 and last <= self.sizes[base], f"the kernel would leave an array: {last} > {self.sizes[base]}"
+            assert offset >= 0 and last <= self.sizes[base], (
+                f"the kernel would leave an array: {last} > {self.sizes[base]}"
+            )
         dtype = _DTYPES.index(view.array.root[0].dtype)
         return self.refs.setdefault((base, dtype, offset, row, stride), len(self.refs))
 
     def _encode_elements(self, number: int, stage: Sequence[Operation]) -> None:
         width = stage[0].width
         inside: dict[Array, int] = {}  # the virtual register that holds an array
-        copies: list[tuple[str, Any, list[Any]]] = []  # operands: ("ref", n), ("literal", n) or a virtual register
+        copies: list[
+            tuple[str, Any, list[Any]]
+        ] = []  # operands: ("ref", n), ("literal", n) or a virtual register
         loaded: dict[Any, int] = {}
-        flat, virtual = True, 0
+        flat = True
+        virtual = 0
         for o in stage:
             operands: list[Any] = []
             for value in o.operands:
                 if isinstance(value, Uniform):
-                    operands.append(("literal", self.literals.setdefault(value.value.hex(), len(self.literals))))
+                    operands.append(
+                        ("literal", self.literals.setdefault(value.value.hex(), len(self.literals)))
+                    )
                     continue
                 if value.array in inside:
                     operands.append(inside[value.array])
@@ -212,7 +236,11 @@ class CallEncoder:
                 else:
                     operands.append(("ref", ref))
             array = o.out.array
-            if array.root[0].argument is None and array.parent is None and self.readers[array] <= {number}:
+            if (
+                array.root[0].argument is None
+                and array.parent is None
+                and self.readers[array] <= {number}
+            ):
                 out = inside[array] = virtual
                 virtual += 1
             else:
@@ -222,14 +250,34 @@ class CallEncoder:
             copies.append((o.kind, out, operands))
         first = len(self.instructions)
         self._allocate_registers(copies)
-        self.stages.append([0, first, len(self.instructions) - first, int(flat), width, -1, -1, -1, -1, 0, 0, *[0] * 12])
+        self.stages.append(
+            [
+                0,
+                first,
+                len(self.instructions) - first,
+                int(flat),
+                width,
+                -1,
+                -1,
+                -1,
+                -1,
+                0,
+                0,
+                *[0] * 12,
+            ]
+        )
 
     def _stride(self, ref: int) -> int:
         return list(self.refs)[ref][3]
 
     def _allocate_registers(self, operations: Sequence[tuple[str, Any, list[Any]]]) -> None:
         """Adds instructions, with a register for each virtual one while it is needed."""
-        last = {v: i for i, (_, out, operands) in enumerate(operations) for v in (out, *operands) if isinstance(v, int)}
+        last = {
+            v: i
+            for i, (_, out, operands) in enumerate(operations)
+            for v in (out, *operands)
+            if isinstance(v, int)
+        }
         free: list[int] = []
         allocated: dict[int, int] = {}
         for i, (kind, out, operands) in enumerate(operations):
@@ -242,7 +290,9 @@ class CallEncoder:
                     self.registers += 1
                 allocated[out] = free.pop()
             target = self._operand(out, allocated)
-            self.instructions.append((OPCODES[kind], target, *registers, *[registers[0]] * (3 - len(registers))))
+            self.instructions.append(
+                (OPCODES[kind], target, *registers, *[registers[0]] * (3 - len(registers)))
+            )
             if isinstance(out, int) and last[out] == i:
                 free.append(allocated.pop(out))
 
@@ -254,17 +304,31 @@ class CallEncoder:
 
     def _encode_other(self, o: Operation) -> None:
         read = o.operands[0]
-        dims, sources, targets = [1] * 4, [0] * 4, [0] * 4
-        pack, depth, op, init = -1, 0, 0, -1
+        dims = [1] * 4
+        sources = [0] * 4
+        targets = [0] * 4
+        pack = -1
+        depth = 0
+        op = 0
+        init = -1
         if o.kind == "product":
             assert o.matrix is not None
             (depth, down), (_, right) = o.matrix.dims
             source = o.matrix.array
-            key = (source.argument, _DTYPES.index(source.dtype), o.matrix.offset, depth, o.width, down, right)
+            key = (
+                source.argument,
+                _DTYPES.index(source.dtype),
+                o.matrix.offset,
+                depth,
+                o.width,
+                down,
+                right,
+            )
             last = o.matrix.offset + (depth - 1) * down + (o.width - 1) * right
             assert source.argument is not None and last < self.sizes[source.argument]
             pack = self.packs.setdefault(key, len(self.packs))
-            a, out = self._ref(read, o.axis, depth), self._ref(o.out, o.axis, o.width)
+            a = self._ref(read, o.axis, depth)
+            out = self._ref(o.out, o.axis, o.width)
             if len(o.operands) > 1:
                 init = self._ref(o.operands[1], o.axis, o.width)
         elif o.kind == "move":
@@ -274,16 +338,36 @@ class CallEncoder:
                 raise Refused("the step moves elements of an array with more than four axes")
             for i, (n, s, t) in enumerate(reversed(pairs)):
                 dims[3 - i], sources[3 - i], targets[3 - i] = n, s, t
-            a, out = self._ref(read, o.axis, _span(dims, sources)), self._ref(o.out, o.axis, _span(dims, targets))
+            a = self._ref(read, o.axis, _span(dims, sources))
+            out = self._ref(o.out, o.axis, _span(dims, targets))
         else:
             inner = read.by_rows(o.axis, self.rows)[1]
             count = len(o.out.dims) - (o.axis is not None)
-            kept_dims, reduced = collapsed(inner[:count]), collapsed(inner[count:]) or [(1, 1)]
+            kept_dims = collapsed(inner[:count])
+            reduced = collapsed(inner[count:]) or [(1, 1)]
             for i, ((n, s), (_, t)) in enumerate(zip(kept_dims, dense([n for n, _ in kept_dims]))):
                 dims[i], sources[i], targets[i] = n, s, t
             (dims[3], sources[3]), op = reduced[0], _REDUCTIONS[o.kind]
-            a, out = self._ref(read, o.axis, _span(dims, sources)), self._ref(o.out, o.axis, _span(dims, targets))
-        self.stages.append([_KINDS[o.kind], 0, 0, 0, o.width, a, out, init, pack, depth, op, *dims, *sources, *targets])
+            a = self._ref(read, o.axis, _span(dims, sources))
+            out = self._ref(o.out, o.axis, _span(dims, targets))
+        self.stages.append(
+            [
+                _KINDS[o.kind],
+                0,
+                0,
+                0,
+                o.width,
+                a,
+                out,
+                init,
+                pack,
+                depth,
+                op,
+                *dims,
+                *sources,
+                *targets,
+            ]
+        )
 
 
 def _span(dims: Sequence[int], strides: Sequence[int]) -> int:

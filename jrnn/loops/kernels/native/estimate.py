@@ -16,12 +16,20 @@ _RATE = 1.15  # products run so many times as fast as those of XLA, whose weight
 _FAR = 4  # packed matrices larger than so many caches of a core are not read while products run
 _PACKING = 2  # packing takes so many times as long as reading from memory
 _CALL = 100  # a call takes as long as so many kernels of XLA: decoding, memory and threads
-_STAGE, _INSTRUCTION = 0.6, 0.15  # the same of a stage and of an instruction
+# the same of a stage and of an instruction
+_STAGE = 0.6
+_INSTRUCTION = 0.15
 _KERNELS_PER_ROW = 0.1  # the same of a reduction of one row, and of a row of a product whose last panel is not full
-_ELEMENT, _FUNCTION = 2, 0.5  # an instruction on one element, and a function of it, compared with those of XLA
+# an instruction on one element, and a function of it, compared with those of XLA
+_ELEMENT = 2
+_FUNCTION = 0.5
 _SCALAR = 20  # the same of a function without vectors
 _FUNCTIONS = frozenset(("exp", "expm1", "log", "log1p", "logistic", "tanh"))
-_PANELS = {"avx512": 256, "avx2": 64, "base": 32}  # bytes of the columns that a product computes, even if it needs few
+_PANELS = {
+    "avx512": 256,
+    "avx2": 64,
+    "base": 32,
+}  # bytes of the columns that a product computes, even if it needs few
 _SCALARS = frozenset(("cos", "erf", "sin"))
 _REDUCTIONS = frozenset(("reduce_min", "reduce_max", "reduce_sum"))
 
@@ -38,17 +46,25 @@ def _bytes(products: list[Operation], program: KernelProgram) -> int:
 def terms(program: KernelProgram, machine: Machine, instructions: str) -> dict[str, float]:
     """Returns the time of all steps on one core with a set of instructions, by the names of `costs/estimates.py`."""
     size = matrix_bytes(program)
-    wide, steps = program.dtype.itemsize / 4, program.loop.length
+    wide = program.dtype.itemsize / 4
+    steps = program.loop.length
     panel = _PANELS[instructions] // program.dtype.itemsize if program.rows > 1 else 1
     computed = [(-(-o.width // panel) * panel, o) for o in _products(program)]
     operations = sum(2 * program.rows * width * o.matrix.dims[0][0] for width, o in computed) * wide
-    computing, reading = operations / (_RATE * machine.product_rate), size / machine.cache_rate
-    products = computing + reading if size > _FAR * machine.core_cache_bytes else max(computing, reading)
+    computing = operations / (_RATE * machine.product_rate)
+    reading = size / machine.cache_rate
+    products = (
+        computing + reading if size > _FAR * machine.core_cache_bytes else max(computing, reading)
+    )
     work = [o for stage in program.stages for o in stage if o.kind != "product"]
     calls = machine.kernel * (_STAGE * len(program.stages) + _INSTRUCTION * len(work))
-    by_row = sum(width > o.width for width, o in computed) + sum(o.kind in _REDUCTIONS for o in work)
+    by_row = sum(width > o.width for width, o in computed) + sum(
+        o.kind in _REDUCTIONS for o in work
+    )
     calls += machine.kernel * _KERNELS_PER_ROW * program.rows * by_row
-    plain = [o for o in _products(program) if program.rows == 1 and o.matrix.dims[1][1] == 1]  # read as they are
+    plain = [
+        o for o in _products(program) if program.rows == 1 and o.matrix.dims[1][1] == 1
+    ]  # read as they are
     elements = sum(_each(o, machine) * _width(o) for o in work) * program.rows * wide
     return {
         "products": steps * products,

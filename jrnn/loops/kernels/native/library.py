@@ -17,8 +17,13 @@ from jrnn.files import read_text
 from jrnn.loops.ir import observers
 from jrnn.loops.kernels.native.encoder import FORMAT
 
-TARGET, SUM, AFFINE = "jrnn_loop", "jrnn_sum", "jrnn_affine"  # custom calls
-_BUILT = Path(__file__).parent / ("libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so"))
+# custom calls
+TARGET = "jrnn_loop"
+SUM = "jrnn_sum"
+AFFINE = "jrnn_affine"
+_BUILT = Path(__file__).parent / (
+    "libjrnn_loops." + ("dylib" if sys.platform == "darwin" else "so")
+)
 PATH = Path(os.environ.get("JRNN_KERNEL", _BUILT))  # scripts/sanitize.sh gives another one
 
 
@@ -30,14 +35,18 @@ class Library:
     reason: str = ""
 
     def __str__(self) -> str:
-        return self.reason or f"it uses {', '.join(self.instruction_sets)}, the first one by default"
+        return (
+            self.reason or f"it uses {', '.join(self.instruction_sets)}, the first one by default"
+        )
 
 
 @functools.cache
 def loaded() -> Library:
     """Loads the object and registers its custom call with JAX."""
     if not PATH.exists():
-        return Library(reason=f"it was not built when jrnn was installed ({PATH} is missing); that needs GCC or clang")
+        return Library(
+            reason=f"it was not built when jrnn was installed ({PATH} is missing); that needs GCC or clang"
+        )
     try:
         library = ctypes.CDLL(str(PATH))
         for name in ("jrnn_format", "jrnn_api"):
@@ -46,12 +55,15 @@ def loaded() -> Library:
         if library.jrnn_format() != FORMAT:
             return Library(reason=f"{PATH} is of another version of jrnn; install jrnn again")
         # JAX's CPU backend does not start with a custom call that is newer than its interface.
-        built, ours = library.jrnn_api(), _interface()
+        built = library.jrnn_api()
+        ours = _interface()
         if built // 1000 != ours // 1000 or built > ours:
             return Library(reason=f"{PATH} was built for a newer jaxlib; install jrnn again")
         names = tuple(library.jrnn_instruction_sets().decode().split(","))
         for name in (TARGET, SUM, AFFINE):
-            jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu")
+            jax.ffi.register_ffi_target(
+                name, jax.ffi.pycapsule(getattr(library, name)), platform="cpu"
+            )
     except Exception as error:
         reason = f"{PATH} cannot be loaded: {error}"
         observers.warn_once(PATH, reason)
@@ -62,6 +74,8 @@ def loaded() -> Library:
 def _interface() -> int:
     """Returns the version of the interface of custom calls of the installed jaxlib, 1000 * major + minor."""
     header = read_text(Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h", ScanError)
-    major, minor = (re.search(rf"define XLA_FFI_API_{name} (\d+)", header) for name in ("MAJOR", "MINOR"))
+    major, minor = (
+        re.search(rf"define XLA_FFI_API_{name} (\d+)", header) for name in ("MAJOR", "MINOR")
+    )
     assert major is not None and minor is not None
     return 1000 * int(major[1]) + int(minor[1])

@@ -84,11 +84,15 @@ def transposed_matrices(eqns: Sequence[Eqn], loop: Loop) -> list[Eqn]:
     transposes = [e for e in eqns if e.primitive.name == "transpose"]
     readers = (e for e in (*eqns, *loop.eqns) if e.primitive.name != "dot_general")
     others = {*(v for e in readers for v in jaxprs.inputs(e)), *jaxprs.variables(loop.outputs)}
-    products = {v for e in loop.eqns if e.primitive.name == "dot_general" for v in jaxprs.inputs(e)} - others
+    products = {
+        v for e in loop.eqns if e.primitive.name == "dot_general" for v in jaxprs.inputs(e)
+    } - others
     return [e for e in transposes if e.outvars[0] in products]
 
 
-def _with_rows(loop: Loop, constant_eqns: tuple[Any, ...], eqns: Sequence[Eqn], rows: int) -> KernelProgram:
+def _with_rows(
+    loop: Loop, constant_eqns: tuple[Any, ...], eqns: Sequence[Eqn], rows: int
+) -> KernelProgram:
     """Moves what the kernel cannot run out of the loop, as long as there is something."""
     from_carry = jaxprs.depends(eqns, loop.carry)
     to_carry = {id(e) for e in jaxprs.needed(eqns, loop.carry_out, {*loop.inputs})[0]}
@@ -102,7 +106,15 @@ def _with_rows(loop: Loop, constant_eqns: tuple[Any, ...], eqns: Sequence[Eqn], 
         try:
             encoder = CallEncoder(core, constants, rows, _dtype(core, constants))
             return KernelProgram(
-                loop, core, constant_eqns, hoisted_eqns, sunk_eqns, constants, encoder.dtype, rows, *encoder.result()
+                loop,
+                core,
+                constant_eqns,
+                hoisted_eqns,
+                sunk_eqns,
+                constants,
+                encoder.dtype,
+                rows,
+                *encoder.result(),
             )
         except CannotRun as why:
             movable = primitives.is_movable(why.eqn)
@@ -114,7 +126,9 @@ def _with_rows(loop: Loop, constant_eqns: tuple[Any, ...], eqns: Sequence[Eqn], 
                 raise
 
 
-def _parts(loop: Loop, eqns: Sequence[Eqn], hoisted_vars: set[Var], sunk_vars: set[Var]) -> tuple[Loop, tuple, tuple]:
+def _parts(
+    loop: Loop, eqns: Sequence[Eqn], hoisted_vars: set[Var], sunk_vars: set[Var]
+) -> tuple[Loop, tuple, tuple]:
     """Returns the loop without some values, and the equations that compute them before and after it."""
     sunk = jaxprs.depends(eqns, sunk_vars)
     sunk_eqns = tuple(e for e in eqns if any(v in sunk for v in e.outvars))
@@ -125,10 +139,20 @@ def _parts(loop: Loop, eqns: Sequence[Eqn], hoisted_vars: set[Var], sunk_vars: s
     core_ys = list(dict.fromkeys(jaxprs.variables(ys))) + [y for y in ys if jaxprs.is_literal(y)]
     available = {*loop.inputs, *hoisted_vars}
     body, _ = jaxprs.needed(inner, [*loop.carry_out, *core_ys], available)
-    read = {*jaxprs.free_variables(body), *jaxprs.variables(loop.carry_out), *jaxprs.variables(core_ys)}
-    xs = tuple(v for v in (*loop.xs, *(v for e in eqns for v in e.outvars if v in hoisted_vars)) if v in read)
+    read = {
+        *jaxprs.free_variables(body),
+        *jaxprs.variables(loop.carry_out),
+        *jaxprs.variables(core_ys),
+    }
+    xs = tuple(
+        v
+        for v in (*loop.xs, *(v for e in eqns for v in e.outvars if v in hoisted_vars))
+        if v in read
+    )
     read_after = {v for v in jaxprs.free_variables(sunk_eqns) if v in hoisted_vars}
-    hoisted_eqns, _ = jaxprs.needed(eqns, [v for v in hoisted_vars if v in read or v in read_after], set(loop.inputs))
+    hoisted_eqns, _ = jaxprs.needed(
+        eqns, [v for v in hoisted_vars if v in read or v in read_after], set(loop.inputs)
+    )
     return replace(loop, eqns=tuple(body), xs=xs, ys=tuple(core_ys)), tuple(hoisted_eqns), sunk_eqns
 
 

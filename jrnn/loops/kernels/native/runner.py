@@ -40,8 +40,12 @@ class Native:
     level: int = 0
     threads: int | None = None
 
-    def run(self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        program, loop, core = self.program, self.program.loop, self.program.core
+    def run(
+        self, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any
+    ) -> Results:
+        program = self.program
+        loop = self.program.loop
+        core = self.program.core
         assert length == loop.length
         env = jaxprs.evaluate(program.constant_eqns, dict(zip(loop.consts, consts)))
         stacked = dict(zip(loop.xs, xs))
@@ -65,16 +69,24 @@ class Native:
             threads=np.int64(self.threads or self.useful_threads()),
         )
         last = [value.astype(v.aval.dtype) for value, v in zip(out, core.carry)]
-        stacked.update((y, value) for y, value in zip(core.ys, out[len(last) :]) if not jaxprs.is_literal(y))
-        over_time(program.sunk_eqns, [v for e in program.sunk_eqns for v in e.outvars], env, stacked)
+        stacked.update(
+            (y, value) for y, value in zip(core.ys, out[len(last) :]) if not jaxprs.is_literal(y)
+        )
+        over_time(
+            program.sunk_eqns, [v for e in program.sunk_eqns for v in e.outvars], env, stacked
+        )
         return last, [jaxprs.stack(y, env, stacked, length) for y in loop.ys]
 
     def useful_threads(self) -> int:
-        return max(1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK)))
+        return max(
+            1, min(self.program.rows // _ROWS, int(self.flops * self.program.loop.length / _WORK))
+        )
 
     def is_worth_a_call(self, machine: Machine) -> bool:
         """Returns False for one row and small matrices: XLA computes such products in the kernel of the loop."""
-        return self.program.rows > 1 or costs.matrix_bytes(self.program) > machine.core_cache_bytes / 8
+        return (
+            self.program.rows > 1 or costs.matrix_bytes(self.program) > machine.core_cache_bytes / 8
+        )
 
     def estimate(self, estimator: Estimator) -> Estimate:
         """Returns the estimate of the loop.
@@ -82,8 +94,12 @@ class Native:
         The memory is that of arrays of all steps that the call reads or writes only because the kernel cannot compute
         something. Packed matrices and the values of one step are not counted.
         """
-        program, loop, machine = self.program, self.program.loop, estimator.machine
-        inside = estimator.part([e for e in loop.eqns if not estimator.moving.isdisjoint(e.outvars)], loop.outputs)
+        program = self.program
+        loop = self.program.loop
+        machine = estimator.machine
+        inside = estimator.part(
+            [e for e in loop.eqns if not estimator.moving.isdisjoint(e.outvars)], loop.outputs
+        )
         stacks_seconds = {"stacks": estimator.trips(loop, inside)["stacks"]}
         others = {*loop.xs, *jaxprs.variables(loop.ys)}
         hoisted = [v for v in program.core.xs if v not in others]
@@ -94,10 +110,17 @@ class Native:
         ]
         stacks = estimator.sizes({*hoisted, *jaxprs.variables(program.core.ys)} - others)
         size = loop.length * (stacks + max(part.peak_bytes for part in bulk))
-        moved = machine.writing(loop.length * stacks, size) + machine.reading(loop.length * stacks, size)
+        moved = machine.writing(loop.length * stacks, size) + machine.reading(
+            loop.length * stacks, size
+        )
         terms = [part.terms(machine, loop.length, size, 1) for part in bulk]
-        kernel_terms = {**costs.terms(program, machine, library.loaded().instruction_sets[self.level]), "stacks": moved}
-        return estimates.estimate(estimates.total(stacks_seconds, kernel_terms, *terms), inside.peak_bytes + size)
+        kernel_terms = {
+            **costs.terms(program, machine, library.loaded().instruction_sets[self.level]),
+            "stacks": moved,
+        }
+        return estimates.estimate(
+            estimates.total(stacks_seconds, kernel_terms, *terms), inside.peak_bytes + size
+        )
 
     @property
     def flops(self) -> int:
@@ -133,8 +156,14 @@ def split_for_kernel(split: Callable[[Contract], Fission]) -> tuple[Fission, Nat
     """Returns a loop in parts whose sums over time are the kernel's too, and the runner of the core."""
     fission = split(contract)
     core = fission.core
-    transposes = transposed_matrices(fission.constant_eqns, core)  # in the loop, where they cost nothing
+    transposes = transposed_matrices(
+        fission.constant_eqns, core
+    )  # in the loop, where they cost nothing
     transposed = {e.outvars[0] for e in transposes}
-    consts = tuple(dict.fromkeys(v for v in (*core.consts, *(e.invars[0] for e in transposes)) if v not in transposed))
+    consts = tuple(
+        dict.fromkeys(
+            v for v in (*core.consts, *(e.invars[0] for e in transposes)) if v not in transposed
+        )
+    )
     fission = replace(fission, core=replace(core, consts=consts, eqns=(*transposes, *core.eqns)))
     return fission, native_node(fission.core)

@@ -22,7 +22,12 @@ def fuse_additions(operations: Sequence[Operation]) -> list[Operation]:
     def product_of(view: View) -> Operation | None:
         """Returns the product that computes all of a value, if the value is read once."""
         makers = [o for o in writers[view.array] if o not in dropped]
-        if len(makers) != 1 or makers[0].kind != "product" or uses[view.array] != 1 or view.array.parent is not None:
+        if (
+            len(makers) != 1
+            or makers[0].kind != "product"
+            or uses[view.array] != 1
+            or view.array.parent is not None
+        ):
             return None
         return makers[0] if makers[0].out.is_whole and view.is_whole else None
 
@@ -32,7 +37,9 @@ def fuse_additions(operations: Sequence[Operation]) -> list[Operation]:
             if value.array.dtype != "float" or inner != collapsed([(product.width, 1)]):
                 return False
             first = [d for a, d in enumerate(value.dims) if a == axis]
-            product.operands.append(View(value.array, (*first, (product.width, 1)), value.offset, _first(value, axis)))
+            product.operands.append(
+                View(value.array, (*first, (product.width, 1)), value.offset, _first(value, axis))
+            )
             return True
         before = product_of(product.operands[1])
         return before is not None and start_from(before, value, axis, rows)
@@ -80,19 +87,29 @@ def schedule(operations: Sequence[Operation], carries: Collection[Array]) -> lis
     for operation in operations:
         for view in operation.views:
             readers[view.array].append(operation)
-    before: dict[Operation, list[tuple[Operation, bool]]] = {}  # with whether one stage may hold both
+    before: dict[
+        Operation, list[tuple[Operation, bool]]
+    ] = {}  # with whether one stage may hold both
     for operation in operations:
         needs: list[tuple[Operation, bool]] = []
         for view in operation.views:
             if view.array not in carries:
                 for o in writers[view.array]:
-                    needs.append((o, view.is_whole and o.out.array is view.array and o.out.is_whole))
+                    needs.append(
+                        (o, view.is_whole and o.out.array is view.array and o.out.is_whole)
+                    )
         if operation.out.array in carries:
             for reader in readers[operation.out.array]:
                 read = [v for v in reader.views if v.array is operation.out.array]
-                needs += [(reader, v.is_whole and operation.out.is_whole) for v in read if reader is not operation]
+                needs += [
+                    (reader, v.is_whole and operation.out.is_whole)
+                    for v in read
+                    if reader is not operation
+                ]
         before[operation] = needs
-    pending, done, stages = list(operations), set[Operation](), []
+    pending = list(operations)
+    done = set[Operation]()
+    stages = []
     while pending:
         ready = [o for o in pending if all(needed in done for needed, _ in before[o])]
         assert ready, "operations wait for each other"
@@ -117,6 +134,9 @@ def _elementwise_stage(
         if not operation.is_elementwise or operation.width != width:
             continue
         # What an operation of this stage computes or reads is available only at the same positions.
-        if all(needed in done or (together and needed in stage) for needed, together in before[operation]):
+        if all(
+            needed in done or (together and needed in stage)
+            for needed, together in before[operation]
+        ):
             stage[operation] = None
     return list(stage)

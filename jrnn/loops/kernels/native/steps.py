@@ -27,13 +27,35 @@ from jrnn.loops.kernels.native.views import Array, Dims, View, collapsed, dense
 _MOST_PRODUCTS = 64  # that one equation becomes: one for each head of a product in heads
 
 ELEMENTWISE = {  # operations of the kernel, by the names of their primitives
-    **{"add_any": "add", "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "select_n": "select"},
+    **{
+        "add_any": "add",
+        "eq": "equal",
+        "ne": "not_equal",
+        "lt": "less",
+        "le": "less_equal",
+        "select_n": "select",
+    },
     **{"one_minus_square": "one_minus_square", "is_finite": "is_finite"},
 }
 ELEMENTWISE |= {
     name: name
     for name in (
-        *("abs", "add", "ceil", "cos", "div", "erf", "exp", "expm1", "floor", "log", "log1p", "logistic", "max", "min"),
+        *(
+            "abs",
+            "add",
+            "ceil",
+            "cos",
+            "div",
+            "erf",
+            "exp",
+            "expm1",
+            "floor",
+            "log",
+            "log1p",
+            "logistic",
+            "max",
+            "min",
+        ),
         *("mul", "neg", "rsqrt", "sign", "sin", "sqrt", "square", "sub", "tanh"),
     )
 }
@@ -65,7 +87,8 @@ class Collector:
 
     def run(self, eqn: jaxprs.Eqn) -> None:
         """Adds the operations of an equation."""
-        name, out = eqn.primitive.name, [v.aval for v in eqn.outvars]
+        name = eqn.primitive.name
+        out = [v.aval for v in eqn.outvars]
         for v in eqn.outvars:
             if v.aval.dtype != jnp.bool_ and not jnp.issubdtype(v.aval.dtype, jnp.floating):
                 raise Refused(f"{name} computes {v.aval.dtype}")
@@ -81,7 +104,9 @@ class Collector:
 
     # Elementwise ------------------------------------------------------------------------------------------------------
 
-    def _elementwise(self, eqn: jaxprs.Eqn, name: str, read: list[NativeOperand], out: Any) -> NativeOperand:
+    def _elementwise(
+        self, eqn: jaxprs.Eqn, name: str, read: list[NativeOperand], out: Any
+    ) -> NativeOperand:
         types = {a.aval.dtype for a in eqn.invars}
         if name in ELEMENTWISE:
             if name == "select_n" and (len(read) != 3 or eqn.invars[0].aval.dtype != jnp.bool_):
@@ -92,7 +117,9 @@ class Collector:
         if name in OF_BOOLEANS and types == {jnp.dtype(jnp.bool_)}:
             return self.apply(OF_BOOLEANS[name], read, out.shape)
         if name == "clamp":
-            return self.apply("min", [self.apply("max", read[1::-1], out.shape), read[2]], out.shape)
+            return self.apply(
+                "min", [self.apply("max", read[1::-1], out.shape), read[2]], out.shape
+            )
         if name == "round" and eqn.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN:
             return self.apply("round", read, out.shape)
         if name == "convert_element_type":
@@ -140,7 +167,11 @@ class Collector:
         if sources or self.rows == 1:
             return sources.pop() if sources else None
         whole = [v for v in views if v.array.in_rows]  # the same for all rows
-        first = bool(shape) and shape[0] == self.rows and all(v.dims[0][0] == 1 or v.dims[0][1] == 0 for v in whole)
+        first = (
+            bool(shape)
+            and shape[0] == self.rows
+            and all(v.dims[0][0] == 1 or v.dims[0][1] == 0 for v in whole)
+        )
         return 0 if first else None
 
     def new(self, shape: Sequence[int], axis: int | None) -> View:
@@ -180,9 +211,20 @@ class Collector:
             if axis is None and to.array.in_rows and value.row is not None:
                 raise Refused("a value that all rows share depends on a row")
             array = value.array
-            own = array.argument is None and array.parent is None and value.is_whole and value.row == axis
+            own = (
+                array.argument is None
+                and array.parent is None
+                and value.is_whole
+                and value.row == axis
+            )
             whole_rows = to.array.in_rows or self.rows == 1 or axis == 0
-            if own and contiguous and whole_rows and to.array.dtype == "float" and array not in to.array.chain:
+            if (
+                own
+                and contiguous
+                and whole_rows
+                and to.array.dtype == "float"
+                and array not in to.array.chain
+            ):
                 array.parent = (to.array, to.offset)
                 return
             if not (contiguous and len(collapsed(value.by_rows(axis, self.rows)[1])) <= 1):
@@ -215,13 +257,22 @@ class Collector:
             raise Refused("a product adds rows up")
         order = [*heads, *(a for a in free if a != axis), *sums]
         inner = rows.dims
-        if len(collapsed([inner[a] for a in sums])) > 1 or any(s != 1 for _, s in collapsed([inner[a] for a in sums])):
-            rows = self.copied(rows.transposed([*([] if axis is None else [axis]), *order]), None if axis is None else 0)
+        if len(collapsed([inner[a] for a in sums])) > 1 or any(
+            s != 1 for _, s in collapsed([inner[a] for a in sums])
+        ):
+            rows = self.copied(
+                rows.transposed([*([] if axis is None else [axis]), *order]),
+                None if axis is None else 0,
+            )
             first = 0 if axis is None else 1
-            place = {a: first + i for i, a in enumerate(order)} | ({} if axis is None else {axis: 0})
+            place = {a: first + i for i, a in enumerate(order)} | (
+                {} if axis is None else {axis: 0}
+            )
             heads, free, sums = ([place[a] for a in axes] for axes in (heads, free, sums))
-            axis, inner = (None if axis is None else 0), rows.dims
-        depth, width = collapsed([matrix.dims[a] for a in down]), collapsed([matrix.dims[a] for a in columns])
+            axis = None if axis is None else 0
+            inner = rows.dims
+        depth = collapsed([matrix.dims[a] for a in down])
+        width = collapsed([matrix.dims[a] for a in columns])
         if len(depth) > 1 or len(width) > 1 or not sums or math.prod(inner[a][0] for a in sums) < 2:
             raise Refused("the kernel has no product of this form")
         dims = (depth[0], width[0] if width else (1, 1))
@@ -240,30 +291,41 @@ class Collector:
             row = () if axis is None else (inner[axis],)
             place = None if axis is None else 0
             piece = View(rows.array, (*row, *depth_dims), start, None if rows.row is None else 0)
-            target = View(out.array, (*(() if axis is None else ((self.rows, 0),)), (count, 1)), to, place)
-            operation = Operation("product", target, [piece], place, View(matrix.array, dims, at_matrix))
+            target = View(
+                out.array, (*(() if axis is None else ((self.rows, 0),)), (count, 1)), to, place
+            )
+            operation = Operation(
+                "product", target, [piece], place, View(matrix.array, dims, at_matrix)
+            )
             self.operations.append(operation)
         if swapped:  # the result has the axes of the matrix first
-            n, m = len(heads), len(free)
+            n = len(heads)
+            m = len(free)
             out = out.transposed([*range(n), *range(n + m, len(natural)), *range(n, n + m)])
         assert out.shape == tuple(shape)
         return [out]
 
     def reduction(self, eqn: jaxprs.Eqn, value: NativeOperand) -> list[NativeOperand]:
-        axes, kind = eqn.params["axes"], _REDUCTIONS[eqn.primitive.name]
+        axes = eqn.params["axes"]
+        kind = _REDUCTIONS[eqn.primitive.name]
         if isinstance(value, Uniform):
             raise Refused("it reduces a constant")
         value = self.floats(value)
         axis = value.row
         if axis is None and not value.array.in_rows and self.rows > 1:
-            axis = next((a for a, (n, _) in enumerate(value.dims) if n == self.rows and a not in axes), None)
+            axis = next(
+                (a for a, (n, _) in enumerate(value.dims) if n == self.rows and a not in axes), None
+            )
         if axis in axes:
             raise Refused("it reduces over rows")
         result_axes = [a for a in range(len(value.dims)) if a not in axes]
         row = None if axis is None else result_axes.index(axis)
         reduced = [value.dims[a] for a in axes]
         value = value.transposed([*result_axes, *axes])
-        if len(collapsed(reduced)) > 1 or len(collapsed([value.dims[i] for i in range(len(result_axes)) if i != row])) > 3:
+        if (
+            len(collapsed(reduced)) > 1
+            or len(collapsed([value.dims[i] for i in range(len(result_axes)) if i != row])) > 3
+        ):
             value = self.copied(value, row)
         out = self.new([value.dims[i][0] for i in range(len(result_axes))], row)
         self.operations.append(Operation(kind, out, [value], row))
@@ -294,7 +356,9 @@ def _transpose(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[N
     return [value if isinstance(value, Uniform) else value.transposed(eqn.params["permutation"])]
 
 
-def _cut(value: NativeOperand, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> NativeOperand:
+def _cut(
+    value: NativeOperand, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]
+) -> NativeOperand:
     if isinstance(value, Uniform):
         return Uniform(value.value, tuple(-(-(b - a) // s) for a, b, s in zip(starts, ends, steps)))
     return value.sliced(starts, ends, steps)
@@ -306,10 +370,12 @@ def _slice(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[Nativ
 
 
 def _split(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand) -> list[NativeOperand]:
-    axis, shape = eqn.params["axis"], value.shape
+    axis = eqn.params["axis"]
+    shape = value.shape
     parts = []
     for a, b in itertools.pairwise(itertools.accumulate(eqn.params["sizes"], initial=0)):
-        starts, ends = [0] * len(shape), list(shape)
+        starts = [0] * len(shape)
+        ends = list(shape)
         starts[axis], ends[axis] = a, b
         parts.append(_cut(value, starts, ends, [1] * len(shape)))
     return parts
@@ -319,20 +385,26 @@ def _concatenate(step: Collector, eqn: jaxprs.Eqn, *values: NativeOperand) -> li
     return [_joined(step, values, eqn.params["dimension"], eqn.outvars[0].aval.shape)]
 
 
-def _joined(step: Collector, values: Sequence[NativeOperand], dimension: int, shape: Sequence[int]) -> View:
+def _joined(
+    step: Collector, values: Sequence[NativeOperand], dimension: int, shape: Sequence[int]
+) -> View:
     rows = step._rows_of(values, shape)
     if rows == dimension:
         raise Refused("it concatenates rows")
-    out, at = step.new(shape, rows), 0
+    out = step.new(shape, rows)
+    at = 0
     for value in values:
-        starts, ends = [0] * len(shape), list(shape)
+        starts = [0] * len(shape)
+        ends = list(shape)
         starts[dimension], ends[dimension] = at, at + value.shape[dimension]
         at = ends[dimension]
         step.assign(out.sliced(starts, ends, [1] * len(shape)), value, rows)
     return out
 
 
-def _pad(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand, filling: NativeOperand) -> list[NativeOperand]:
+def _pad(
+    step: Collector, eqn: jaxprs.Eqn, value: NativeOperand, filling: NativeOperand
+) -> list[NativeOperand]:
     if not isinstance(filling, Uniform):
         raise Refused("it pads with a value that changes")
     for axis, (low, high, inner) in enumerate(eqn.params["padding_config"]):
@@ -343,7 +415,9 @@ def _pad(step: Collector, eqn: jaxprs.Eqn, value: NativeOperand, filling: Native
             sizes = [[*shape[:axis], n, *shape[axis + 1 :]] for n in (low, high)]
             ends = [Uniform(filling.value, tuple(size)) for size in sizes]
             shape[axis] += low + high
-            value = _joined(step, [v for v in (ends[0], value, ends[1]) if v.shape[axis]], axis, shape)
+            value = _joined(
+                step, [v for v in (ends[0], value, ends[1]) if v.shape[axis]], axis, shape
+            )
     return [value]
 
 
@@ -358,4 +432,10 @@ _RULES: dict[str, Callable[..., list[NativeOperand]]] = {
     "split": _split,
     "transpose": _transpose,
 }
-_ROUNDS = frozenset((*ELEMENTWISE, "dot_general", "integer_pow", "reduce_sum")) - {"select_n", "max", "min", "neg", "abs"}
+_ROUNDS = frozenset((*ELEMENTWISE, "dot_general", "integer_pow", "reduce_sum")) - {
+    "select_n",
+    "max",
+    "min",
+    "neg",
+    "abs",
+}

@@ -66,7 +66,9 @@ class View:
     def is_whole(self) -> bool:
         """Whether it holds all elements of a row of the array, in their order."""
         inner = collapsed([d for a, d in enumerate(self.dims) if a != self.row])
-        return self.array.in_rows and self.offset == 0 and inner == collapsed([(self.array.width, 1)])
+        return (
+            self.array.in_rows and self.offset == 0 and inner == collapsed([(self.array.width, 1)])
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,10 +79,18 @@ class View:
         return replace(self, dims=tuple(self.dims[a] for a in order), row=row)
 
     def sliced(self, starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> View:
-        if self.row is not None and (starts[self.row], ends[self.row]) != (0, self.dims[self.row][0]):
+        if self.row is not None and (starts[self.row], ends[self.row]) != (
+            0,
+            self.dims[self.row][0],
+        ):
             raise Refused("a slice takes some rows of a value")
-        dims = tuple((-(-(b - a) // s), stride * s) for (_, stride), a, b, s in zip(self.dims, starts, ends, steps))
-        return replace(self, dims=dims, offset=self.offset + sum(a * d[1] for a, d in zip(starts, self.dims)))
+        dims = tuple(
+            (-(-(b - a) // s), stride * s)
+            for (_, stride), a, b, s in zip(self.dims, starts, ends, steps)
+        )
+        return replace(
+            self, dims=dims, offset=self.offset + sum(a * d[1] for a, d in zip(starts, self.dims))
+        )
 
     def broadcast(self, shape: Sequence[int], axes: Sequence[int]) -> View:
         dims = [(n, 0) for n in shape]
@@ -119,7 +129,9 @@ class View:
         """Returns the stride between rows and the axes of a row, where the axis `axis` of the view holds the rows."""
         inner = tuple(d for a, d in enumerate(self.dims) if a != axis)
         if self.array.in_rows:
-            if self.row != axis and (self.row is not None or (self.dims[axis][0] > 1 and self.dims[axis][1])):
+            if self.row != axis and (
+                self.row is not None or (self.dims[axis][0] > 1 and self.dims[axis][1])
+            ):
                 raise Refused("two values of the step have their rows in different axes")
             return self.array.root[0].width, inner
         return (0 if axis is None or self.dims[axis][0] != rows else self.dims[axis][1]), inner

@@ -24,24 +24,32 @@ _PARITY = 0x1BD11BDA
 
 def threefry2x32(eqn: Eqn, first: Any, second: Any, x: Any, y: Any) -> Values:
     keys = first, second, lax.bitwise_xor(lax.bitwise_xor(first, second), np.uint32(_PARITY))
-    x, y = lax.add(x, first), lax.add(y, second)
+    x = lax.add(x, first)
+    y = lax.add(y, second)
     for i in range(5):
         for bits in _ROTATIONS[i % 2]:
             x = lax.add(x, y)
-            left, right = lax.shift_left(y, np.uint32(bits)), lax.shift_right_logical(y, np.uint32(32 - bits))
+            left = lax.shift_left(y, np.uint32(bits))
+            right = lax.shift_right_logical(y, np.uint32(32 - bits))
             y = lax.bitwise_xor(x, lax.bitwise_or(left, right))
-        x, y = lax.add(x, keys[(i + 1) % 3]), lax.add(lax.add(y, keys[(i + 2) % 3]), np.uint32(i + 1))
+        x = lax.add(x, keys[(i + 1) % 3])
+        y = lax.add(lax.add(y, keys[(i + 2) % 3]), np.uint32(i + 1))
     return [x, y]
 
 
 def iota_2x32_shape(eqn: Eqn) -> Values:
     shape = eqn.params["shape"]
-    return [jnp.zeros(shape, jnp.uint32), lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)]
+    return [
+        jnp.zeros(shape, jnp.uint32),
+        lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape),
+    ]
 
 
 def random_bits(eqn: Eqn, keys: Any) -> Values:
     params = eqn.params
-    return _of_each(keys, lambda key: THREEFRY.random_bits(key, params["bit_width"], params["shape"]))
+    return _of_each(
+        keys, lambda key: THREEFRY.random_bits(key, params["bit_width"], params["shape"])
+    )
 
 
 def random_split(eqn: Eqn, keys: Any) -> Values:
@@ -74,9 +82,19 @@ def _materialized(fn: Callable[..., Any], words: Any, *args: Any) -> Any:
     result = jax.eval_shape(fn, words, *args)
     if not result.size:
         return fn(words, *args)
-    is_word = lax.reshape(words, (words.size,))[0] | jnp.uint32(1) != 0  # always, which XLA does not find out
+    is_word = (
+        lax.reshape(words, (words.size,))[0] | jnp.uint32(1) != 0
+    )  # always, which XLA does not find out
     return lax.cond(is_word, fn, lambda *_: jnp.zeros(result.shape, result.dtype), words, *args)
 
 
-ROUNDS = {"iota_2x32_shape": iota_2x32_shape, "threefry2x32": threefry2x32}  # of which the other rules are made
-RULES = {"random_bits": random_bits, "random_fold_in": random_fold_in, "random_split": random_split, **ROUNDS}
+ROUNDS = {
+    "iota_2x32_shape": iota_2x32_shape,
+    "threefry2x32": threefry2x32,
+}  # of which the other rules are made
+RULES = {
+    "random_bits": random_bits,
+    "random_fold_in": random_fold_in,
+    "random_split": random_split,
+    **ROUNDS,
+}

@@ -44,7 +44,9 @@ def cholesky(eqn: Eqn, a: Operand) -> Values:
         factor, failed = state  # the columns so far are rows here
         rest = row(across, j) - (factor * column(factor, j).conj()).reduced(-2)
         pivot = column(rest, j).real
-        root = pivot.sqrt().astype(a.dtype)  # on the diagonal LAPACK has no imaginary part, and infinity, not NaN
+        root = pivot.sqrt().astype(
+            a.dtype
+        )  # on the diagonal LAPACK has no imaginary part, and infinity, not NaN
         new = where(columns > j, rest / root, where(columns == j, root, 0))
         return with_part(factor, new, j), failed | (pivot <= 0)  # LAPACK allows NaN
 
@@ -62,14 +64,20 @@ def lu(eqn: Eqn, a: Operand) -> Values:
 
 def _few_rows(a: Operand) -> tuple[Operand, Operand]:
     """Returns the factors and the pivots, by selects among rows."""
-    every, m = slice(None), a.shape[-2]
-    rows, columns, pivots = unstacked(a, -2), indices((*a.shape[:-2], 1, a.shape[-1]), -1), []
+    every = slice(None)
+    m = a.shape[-2]
+    rows = unstacked(a, -2)
+    columns = indices((*a.shape[:-2], 1, a.shape[-1]), -1)
+    pivots = []
     for k in range(min(a.shape[-2:])):
-        here, below = slice(k, k + 1), range(k + 1, m)
-        largest, at = _length(block(rows[k], every, here)), Operand(lax.full((*a.shape[:-2], 1, 1), k, np.int32))
+        here = slice(k, k + 1)
+        below = range(k + 1, m)
+        largest = _length(block(rows[k], every, here))
+        at = Operand(lax.full((*a.shape[:-2], 1, 1), k, np.int32))
         for i in below:
             length = _length(block(rows[i], every, here))
-            at, largest = where(length > largest, i, at), where(length > largest, length, largest)
+            at = where(length > largest, i, at)
+            largest = where(length > largest, length, largest)
         first = rows[k]
         for i in below:
             rows[k], rows[i] = where(at == i, rows[i], rows[k]), where(at == i, first, rows[i])
@@ -85,8 +93,10 @@ def _few_rows(a: Operand) -> tuple[Operand, Operand]:
 
 def _eliminated(a: Operand) -> tuple[Operand, Operand]:
     """Returns the same by a loop."""
-    m, size = a.shape[-2], min(a.shape[-2:])
-    rows, columns = indices((*a.shape[:-1], 1), -2), indices(a.shape, -1)
+    m = a.shape[-2]
+    size = min(a.shape[-2:])
+    rows = indices((*a.shape[:-1], 1), -2)
+    columns = indices(a.shape, -1)
 
     def eliminate(k: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
         a, pivots = state
@@ -122,8 +132,11 @@ def _order(pivots: Operand, size: int) -> Operand:
     """Returns the rows of a matrix in the order that pivots give them."""
     order = rows = indices((*pivots.shape[:-2], size, 1), -2)
     for k, at in enumerate(unstacked(pivots, -2)):
-        mine, is_pivot = block(order, slice(k, k + 1), slice(None)), rows == at
-        order = where(rows == k, where(is_pivot, order, 0).reduced(-2), where(is_pivot, mine, order))
+        mine = block(order, slice(k, k + 1), slice(None))
+        is_pivot = rows == at
+        order = where(
+            rows == k, where(is_pivot, order, 0).reduced(-2), where(is_pivot, mine, order)
+        )
     return order.reshape(*order.shape[:-1])
 
 
@@ -131,14 +144,19 @@ def qr(eqn: Eqn, a: Operand) -> Values:
     """The QR factorization by reflections, with LAPACK's signs."""
     if eqn.params["pivoting"] or 0 in a.shape:
         return None
-    m, size = a.shape[-2], min(a.shape[-2:])
-    rows, columns = indices((*a.shape[:-1], 1), -2), indices(a.shape, -1)
+    m = a.shape[-2]
+    size = min(a.shape[-2:])
+    rows = indices((*a.shape[:-1], 1), -2)
+    columns = indices(a.shape, -1)
 
     def reduce(k: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         a, vectors, factors = state
-        top, rest = row(a, k), where(rows > k, a, 0)  # NaN above these rows is none of this reflection's
+        # NaN above these rows is none of this reflection's
+        top = row(a, k)
+        rest = where(rows > k, a, 0)
         x = column(rest, k)
-        first, products = column(top, k), (x.conj() * rest).reduced(-2)
+        first = column(top, k)
+        products = (x.conj() * rest).reduced(-2)
         below = column(products, k).real
         trivial = below == 0
         if a.is_complex:
@@ -156,19 +174,30 @@ def qr(eqn: Eqn, a: Operand) -> Values:
         k = size - 1 - i
         v = column(vectors, k)
         reflected = q - v * (row(factors, k) * (v.conj() * q).reduced(-2))
-        return where((rows >= k) & (indices(q.shape, -1) >= k), reflected, q)  # the other columns are zero in these rows
+        return where(
+            (rows >= k) & (indices(q.shape, -1) >= k), reflected, q
+        )  # the other columns are zero in these rows
 
     across = m if eqn.params["full_matrices"] else size
-    none, q = (Operand(lax.full((*a.shape[:-2], *shape), 0, a.dtype)) for shape in ((size, 1), (m, across)))
-    a, vectors, factors = repeated(size, reduce, (a, block(a, slice(None), slice(size)).full(0), none))
+    none, q = (
+        Operand(lax.full((*a.shape[:-2], *shape), 0, a.dtype)) for shape in ((size, 1), (m, across))
+    )
+    a, vectors, factors = repeated(
+        size, reduce, (a, block(a, slice(None), slice(size)).full(0), none)
+    )
     q = repeated(size, reflect, where(indices(q.shape, -2) == indices(q.shape, -1), 1, q))
     return [q, block(where(rows <= columns, a, 0), slice(across), slice(None))]
 
 
 def eigh(eqn: Eqn, a: Operand) -> Values:
     """Eigenvalues in ascending order, and eigenvectors with LAPACK's signs; None for those whose signs rounding decides."""
-    n, params = a.shape[-1], eqn.params
-    if params.get("algorithm") is not None or params["subset_by_index"] is not None or (n == 3 and a.is_complex):
+    n = a.shape[-1]
+    params = eqn.params
+    if (
+        params.get("algorithm") is not None
+        or params["subset_by_index"] is not None
+        or (n == 3 and a.is_complex)
+    ):
         return None
     diagonal = [_element(a, i, i).real for i in range(n)]
     subdiagonal = [(1, 0), (2, 1), (2, 0)][: n * (n - 1) // 2]
@@ -177,14 +206,18 @@ def eigh(eqn: Eqn, a: Operand) -> Values:
     diagonal, off = ([v * scale.astype(v.dtype) for v in values] for values in (diagonal, off))
     vectors = None
     if n == 1:
-        values, vectors = diagonal, a.full(1)
+        values = diagonal
+        vectors = a.full(1)
     elif n == 2:
         values, vectors = _pair(*diagonal, abs(off[0]) if a.is_complex else off[0])
     else:
         values = _three(diagonal, off)
     if n > 1 and (n == 3 or a.is_complex or not _has_usual_signs()):
         vectors = None
-    return [vectors, concatenate(values, -1).reshape(*a.shape[:-1]) / scale.reshape(*a.shape[:-2], 1)]
+    return [
+        vectors,
+        concatenate(values, -1).reshape(*a.shape[:-1]) / scale.reshape(*a.shape[:-2], 1),
+    ]
 
 
 def _element(a: Operand, i: int, j: int) -> Operand:
@@ -194,7 +227,8 @@ def _element(a: Operand, i: int, j: int) -> Operand:
 def _scale(norm: Operand) -> Operand:
     """Returns by what LAPACK multiplies a matrix, so that nothing overflows and what it neglects is small."""
     kind = jnp.finfo(norm.dtype)
-    smallest, largest = float(kind.tiny) ** 0.5 * 4 / float(kind.eps) ** 2, float(kind.eps / kind.tiny) ** 0.5
+    smallest = float(kind.tiny) ** 0.5 * 4 / float(kind.eps) ** 2
+    largest = float(kind.eps / kind.tiny) ** 0.5
     up = minimum(smallest / norm, 1 / float(kind.tiny))
     return where((norm > 0) & (norm < smallest), up, where(norm > largest, largest / norm, 1))
 
@@ -205,9 +239,12 @@ def _pair(a: Operand, c: Operand, b: Operand) -> tuple[list[Operand], Operand]:
     half = float(kind.eps) / 2
     is_diagonal = abs(b) <= abs(a).sqrt() * abs(c).sqrt() * half
     is_diagonal |= (b * b <= half**2 * abs(a) * abs(c) + float(kind.tiny)) | (b == 0)
-    both, less, twice = a + c, a - c, b + b
+    both = a + c
+    less = a - c
+    twice = b + b
     wide = abs(less) > abs(twice)
-    long, short = where(wide, abs(less), abs(twice)), where(abs(less) < abs(twice), abs(less), abs(twice))
+    long = where(wide, abs(less), abs(twice))
+    short = where(abs(less) < abs(twice), abs(less), abs(twice))
     slope = short / long
     root = long * (1 + slope * slope).sqrt()
     first = 0.5 * where(both < 0, both - root, where(both > 0, both + root, root))
@@ -218,13 +255,18 @@ def _pair(a: Operand, c: Operand, b: Operand) -> tuple[list[Operand], Operand]:
     wide = abs(leg) > abs(twice)
     ratio = -where(wide, twice, leg) / where(wide, leg, twice)
     unit = 1 / (1 + ratio * ratio).sqrt()
-    cosine, sine = where(wide, ratio * unit, unit), where(wide, unit, ratio * unit)
+    cosine = where(wide, ratio * unit, unit)
+    sine = where(wide, unit, ratio * unit)
     is_rotated = (both < 0) != (less >= 0)
     cosine, sine = where(is_rotated, -sine, cosine), where(is_rotated, cosine, sine)
-    first, second = where(is_diagonal, a, first), where(is_diagonal, c, second)
-    cosine, sine = where(is_diagonal, 1, cosine), where(is_diagonal, 0, sine)
+    first = where(is_diagonal, a, first)
+    second = where(is_diagonal, c, second)
+    cosine = where(is_diagonal, 1, cosine)
+    sine = where(is_diagonal, 0, sine)
     swapped = second < first
-    rows = [(where(swapped, y, x), where(swapped, x, y)) for x, y in ((cosine, -sine), (sine, cosine))]
+    rows = [
+        (where(swapped, y, x), where(swapped, x, y)) for x, y in ((cosine, -sine), (sine, cosine))
+    ]
     values = [where(swapped, second, first), where(swapped, first, second)]
     return values, concatenate([concatenate(pair, -1) for pair in rows], -2)
 
@@ -234,8 +276,14 @@ def _has_usual_signs() -> bool:
     """Returns True if LAPACK gives eigenvectors the signs of its reference, as SciPy's wheels do and others may not."""
     from scipy.linalg import eigh as by_lapack  # it takes a while to load
 
-    cases = [[[a, b], [b, c]] for a, c in ((3, 1), (1, 3), (-3, -1), (-1, -3), (2, -2), (2, 2)) for b in (0.5, -0.5)]
-    signs = ["".join("-+"[int(v > 0)] for v in by_lapack(m, driver="evd")[1].ravel()) for m in cases]
+    cases = [
+        [[a, b], [b, c]]
+        for a, c in ((3, 1), (1, 3), (-3, -1), (-1, -3), (2, -2), (2, 2))
+        for b in (0.5, -0.5)
+    ]
+    signs = [
+        "".join("-+"[int(v > 0)] for v in by_lapack(m, driver="evd")[1].ravel()) for m in cases
+    ]
     return " ".join(signs) == "+--- ---+ -+++ ---+ --+- -+-- --+- +-++ +--- ---+ -+++ ---+"
 
 
@@ -244,7 +292,8 @@ def _three(diagonal: list[Operand], off: list[Operand]) -> list[Operand]:
 
     def rotated(_: Any, state: Any) -> Any:
         a, b, c, ab, bc, ca = state
-        less, square = b - a, ab * ab
+        less = b - a
+        square = ab * ab
         tangent = where(less >= 0, ab, -ab) * 2 / (abs(less) + (less * less + 4 * square).sqrt())
         tangent = where(square == 0, 0, tangent)
         cosine = 1 / (tangent * tangent + 1).sqrt()
@@ -252,11 +301,17 @@ def _three(diagonal: list[Operand], off: list[Operand]) -> list[Operand]:
         bc, ca = cosine * bc + sine * ca, cosine * ca - sine * bc
         return b + tangent * ab, c, a - tangent * ab, bc, ca, ab.full(0)
 
-    rotations = 12 if diagonal[0].dtype.itemsize == 8 else 9  # 9 leave at most 1e-9 of the norm, 12 only rounding
+    rotations = (
+        12 if diagonal[0].dtype.itemsize == 8 else 9
+    )  # 9 leave at most 1e-9 of the norm, 12 only rounding
     values = [*repeated(rotations, rotated, (*diagonal, *off))[:3]]
     for i, j in ((0, 1), (1, 2), (0, 1)):
-        first, second = values[i], values[j]
-        values[i], values[j] = where(second < first, second, first), where(second < first, first, second)
+        first = values[i]
+        second = values[j]
+        values[i], values[j] = (
+            where(second < first, second, first),
+            where(second < first, first, second),
+        )
     return values
 
 

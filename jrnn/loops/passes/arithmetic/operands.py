@@ -121,7 +121,9 @@ def on_operands(rule: Callable[..., Values]) -> Callable[..., Values]:
 def block(a: Operand, rows: slice, columns: slice) -> Operand:
     """Returns a part of each matrix, without removing an axis."""
     (top, bottom, _), (left, right, _) = rows.indices(a.shape[-2]), columns.indices(a.shape[-1])
-    return Operand(lax.slice(a.array, (*[0] * (a.ndim - 2), top, left), (*a.shape[:-2], bottom, right)))
+    return Operand(
+        lax.slice(a.array, (*[0] * (a.ndim - 2), top, left), (*a.shape[:-2], bottom, right))
+    )
 
 
 def unstacked(a: Operand, axis: int) -> list[Operand]:
@@ -150,13 +152,19 @@ def indices(shape: Sequence[int], axis: int) -> Operand:
 def row(a: Operand, k: Any) -> Operand:
     """Returns a row of each matrix, whose number is in range."""
     return Operand(
-        lax.dynamic_slice(a.array, _place(a, k, -2), (*a.shape[:-2], 1, a.shape[-1]), allow_negative_indices=False)
+        lax.dynamic_slice(
+            a.array, _place(a, k, -2), (*a.shape[:-2], 1, a.shape[-1]), allow_negative_indices=False
+        )
     )
 
 
 def column(a: Operand, k: Any) -> Operand:
     """Returns a column of each matrix, whose number is in range."""
-    return Operand(lax.dynamic_slice(a.array, _place(a, k, -1), (*a.shape[:-1], 1), allow_negative_indices=False))
+    return Operand(
+        lax.dynamic_slice(
+            a.array, _place(a, k, -1), (*a.shape[:-1], 1), allow_negative_indices=False
+        )
+    )
 
 
 def with_part(a: Operand, part: Operand, k: Any, axis: int = -2) -> Operand:
@@ -182,7 +190,11 @@ def where(which: Operand, a: Any, b: Any) -> Operand:
 def broadcast(array: Any, shape: Sequence[int]) -> Any:
     """Returns `jnp.broadcast_to(array, shape)`."""
     n = len(shape)
-    return array if array.shape == shape else lax.broadcast_in_dim(array, shape, (*range(n - array.ndim, n),))
+    return (
+        array
+        if array.shape == shape
+        else lax.broadcast_in_dim(array, shape, (*range(n - array.ndim, n),))
+    )
 
 
 def repeated(times: int, body: Callable[[Operand, Any], Any], start: Any) -> Any:

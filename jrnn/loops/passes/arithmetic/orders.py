@@ -18,14 +18,26 @@ from jrnn.loops.passes.arithmetic.operands import Operand, Values, indices, wher
 
 
 def sort(eqn: Eqn, *operands: Any) -> Values:
-    axis, keys = eqn.params["dimension"], eqn.params["num_keys"]
+    axis = eqn.params["dimension"]
+    keys = eqn.params["num_keys"]
     last = [_with_axis(v, axis, -1) for v in operands]
-    order = _order([p for v in map(Operand, last[:keys]) for p in ((v.real, v.imag) if v.is_complex else (v,))], False)
-    return [_with_axis(jnp.take_along_axis(v, order, -1, mode="promise_in_bounds"), -1, axis) for v in last]
+    order = _order(
+        [
+            p
+            for v in map(Operand, last[:keys])
+            for p in ((v.real, v.imag) if v.is_complex else (v,))
+        ],
+        False,
+    )
+    return [
+        _with_axis(jnp.take_along_axis(v, order, -1, mode="promise_in_bounds"), -1, axis)
+        for v in last
+    ]
 
 
 def top_k(eqn: Eqn, operand: Any) -> Values:
-    axis, k = eqn.params.get("axis", operand.ndim - 1), eqn.params["k"]
+    axis = eqn.params.get("axis", operand.ndim - 1)
+    k = eqn.params["k"]
     last = _with_axis(operand, axis, -1)
     order = lax.slice_in_dim(_order([Operand(_ordinal(last))], True), 0, k, axis=-1)
     values = jnp.take_along_axis(last, order, -1, mode="promise_in_bounds")
@@ -46,31 +58,39 @@ def _ordinal(v: Any) -> Any:
     size = 8 * v.dtype.itemsize
     bits = lax.bitcast_convert_type(v, f"int{size}")
     of_sign = lax.shift_right_arithmetic(bits, lax.full_like(bits, size - 1))
-    return lax.bitwise_xor(bits, lax.bitwise_and(of_sign, np.asarray(jnp.iinfo(bits.dtype).max, bits.dtype)))
+    return lax.bitwise_xor(
+        bits, lax.bitwise_and(of_sign, np.asarray(jnp.iinfo(bits.dtype).max, bits.dtype))
+    )
 
 
 def _order(keys: Sequence[Operand], descending: bool) -> Any:
     """Returns the indices that sort the last axis by keys, the first of which matters most. NaN is the largest value."""
     shape = (*keys[0].shape, keys[0].shape[-1])
-    mine, other = indices(shape, -2), indices(shape, -1)
+    mine = indices(shape, -2)
+    other = indices(shape, -1)
     first = other < mine
     for key in reversed(keys):
-        a, b = key.reshape(*key.shape, 1), key.reshape(*key.shape[:-1], 1, key.shape[-1])
+        a = key.reshape(*key.shape, 1)
+        b = key.reshape(*key.shape[:-1], 1, key.shape[-1])
         less, same = (a < b, a == b) if descending else (b < a, a == b)
         if jnp.issubdtype(key.dtype, jnp.inexact):
-            nan_a, nan_b = a != a, b != b
+            nan_a = a != a
+            nan_b = b != b
             same |= nan_a & nan_b
             less |= (nan_b & ~nan_a) if descending else (nan_a & ~nan_b)
         first = less | (same & first)
     axis = len(shape) - 1
-    rank = Operand(lax.expand_dims(lax.reduce_sum(first.astype(np.int32).array, (axis,)), (axis - 1,)))
+    rank = Operand(
+        lax.expand_dims(lax.reduce_sum(first.astype(np.int32).array, (axis,)), (axis - 1,))
+    )
     return lax.reduce_sum(where(rank == mine, other, 0).array, (axis,))
 
 
 def scatter(eqn: Eqn, operand: Any, indices: Any, updates: Any) -> Values:
     """A scatter as one scatter for each place, in their order. XLA makes an update of a slice of each."""
     numbers = eqn.params["dimension_numbers"]
-    batch, batches = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    batch = numbers.operand_batching_dims
+    batches = numbers.scatter_indices_batching_dims
     single = lax.ScatterDimensionNumbers(
         numbers.update_window_dims,
         tuple(sorted((*numbers.inserted_window_dims, *batch))),
@@ -78,7 +98,8 @@ def scatter(eqn: Eqn, operand: Any, indices: Any, updates: Any) -> Values:
     )
     apart = [d for d in range(updates.ndim) if d not in numbers.update_window_dims]
     for at in np.ndindex(*indices.shape[:-1]):
-        index, update = indices, updates
+        index = indices
+        update = updates
         for d, i in enumerate(at):
             index = lax.slice_in_dim(index, i, i + 1, axis=d)
             update = lax.slice_in_dim(update, i, i + 1, axis=apart[d])

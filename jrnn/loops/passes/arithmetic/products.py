@@ -38,14 +38,20 @@ def dot_general(eqn: Eqn, a: Operand, b: Operand) -> Values:
     if a.dtype == bool or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return None
     (over_a, over_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    dtype = _accumulator_dtype(jnp.promote_types(out.aval.dtype, jnp.promote_types(a.dtype, b.dtype)))
+    dtype = _accumulator_dtype(
+        jnp.promote_types(out.aval.dtype, jnp.promote_types(a.dtype, b.dtype))
+    )
     axes = (a, (*over_a, *batch_a)), (b, (*over_b, *batch_b))
     free_a, free_b = ([d for d in range(v.ndim) if d not in used] for v, used in axes)
     depth = math.prod(a.shape[d] for d in over_a)
-    batch, rows, columns = ([v.shape[d] for d in axes] for v, axes in ((a, batch_a), (a, free_a), (b, free_b)))
+    batch, rows, columns = (
+        [v.shape[d] for d in axes] for v, axes in ((a, batch_a), (a, free_a), (b, free_b))
+    )
     a = Operand(lax.transpose(a.array, (*batch_a, *free_a, *over_a))).astype(dtype)
     b = Operand(lax.transpose(b.array, (*batch_b, *over_b, *free_b))).astype(dtype)
-    result = product(a.reshape(*batch, math.prod(rows), depth), b.reshape(*batch, depth, math.prod(columns)))
+    result = product(
+        a.reshape(*batch, math.prod(rows), depth), b.reshape(*batch, depth, math.prod(columns))
+    )
     return [result.reshape(*out.aval.shape).astype(out.aval.dtype)]
 
 
@@ -55,12 +61,14 @@ def product(a: Operand, b: Operand) -> Operand:
     A sum of terms is fused into what reads it, and computed again for each reader, so it is for tiny products alone. XLA:CPU
     vectorizes a reduction over the rows of a matrix, and not one over its columns.
     """
-    depth, shape = a.shape[-1], (*a.shape[:-1], b.shape[-1])
+    depth = a.shape[-1]
+    shape = (*a.shape[:-1], b.shape[-1])
     if depth == 0:
         return Operand(lax.full(shape, 0, a.dtype))
     if depth * math.prod(shape) <= _MOST_FUSED:
         return functools.reduce(operator.add, map(operator.mul, unstacked(a, -1), unstacked(b, -2)))
-    whole, n = (*a.shape, b.shape[-1]), b.ndim
+    whole = (*a.shape, b.shape[-1])
+    n = b.ndim
     left = lax.broadcast_in_dim(a.array, whole, tuple(range(n)))
     right = lax.broadcast_in_dim(b.array, whole, (*range(n - 2), n - 1, n))
     return Operand(lax.reduce_sum(lax.mul(left, right), (n - 1,)))
@@ -76,9 +84,11 @@ def _accumulator_dtype(dtype: Any) -> Any:
 
 def triangular_solve(eqn: Eqn, a: Operand, b: Operand) -> Values:
     """A solve by substitution: a row of the solution at a time, which is subtracted from all rows that remain."""
-    params, lower = eqn.params, eqn.params["lower"]
+    params = eqn.params
+    lower = eqn.params["lower"]
     if params["transpose_a"] == params["left_side"]:  # x a = b is a^T x^T = b^T
-        a, lower = transposed(a), not lower
+        a = transposed(a)
+        lower = not lower
     if params["conjugate_a"]:
         a = a.conj()
     b = b if params["left_side"] else transposed(b)
@@ -88,11 +98,15 @@ def triangular_solve(eqn: Eqn, a: Operand, b: Operand) -> Values:
 
 def substitute(a: Operand, b: Operand, lower: bool, unit: bool) -> Operand:
     n = a.shape[-1]
-    columns, rows, rest = unstacked(a, -1), [], b
+    columns = unstacked(a, -1)
+    rows = []
+    rest = b
     for k in range(n) if lower else reversed(range(n)):
         above, pivot, below = split(columns[k], (k, 1, n - k - 1), -2)
         remaining = rest.shape[-2] - 1
-        row, rest = split(rest, (1, remaining), -2) if lower else split(rest, (remaining, 1), -2)[::-1]
+        row, rest = (
+            split(rest, (1, remaining), -2) if lower else split(rest, (remaining, 1), -2)[::-1]
+        )
         row = row if unit else _divided(row, pivot)
         rows.append(row)
         rest = rest - (below if lower else above) * row

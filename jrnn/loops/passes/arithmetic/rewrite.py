@@ -13,7 +13,18 @@ from typing import Any
 import jax
 
 from jrnn import jaxprs
-from jrnn.jaxprs import LOWERED_CALLS, Atom, Eqn, Names, Program, Var, inlined, named, placed, with_operands
+from jrnn.jaxprs import (
+    LOWERED_CALLS,
+    Atom,
+    Eqn,
+    Names,
+    Program,
+    Var,
+    inlined,
+    named,
+    placed,
+    with_operands,
+)
 from jrnn.jaxprs.jax_internals import cached, context_of, in_context
 from jrnn.loops.ir import Loop, tag
 from jrnn.loops.passes.arithmetic import draws, factors, orders, products
@@ -39,7 +50,9 @@ def as_arithmetic(loop: Loop, fits: Fits) -> Loop:
     names: Names = {}
     eqns = [*_rewritten(loop.eqns, loop.outputs, names, fits)]
     changed = loop.with_eqns(eqns, [named(names, a) for a in loop.outputs])
-    same = [e.primitive for e in equations(changed.eqns)] == [e.primitive for e in equations(loop.eqns)]
+    same = [e.primitive for e in equations(changed.eqns)] == [
+        e.primitive for e in equations(loop.eqns)
+    ]
     return loop if same else changed  # perhaps no rule applied
 
 
@@ -66,7 +79,9 @@ def _applies(eqn: Eqn, fits: Fits) -> bool:
     return eqn.primitive.name == _SOLVE or (eqn.primitive.name in RULES and fits(eqn))
 
 
-def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fits) -> Iterator[Eqn]:
+def _rewritten(
+    eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fits
+) -> Iterator[Eqn]:
     """Yields the equations in the place of others, and adds to `names` what stands for their results."""
     read = {*jaxprs.variables(outs), *(v for eqn in eqns for v in jaxprs.inputs(eqn))}
     for eqn in eqns:
@@ -82,7 +97,10 @@ def _rewritten(eqns: Sequence[Eqn], outs: Sequence[Atom], names: Names, fits: Fi
             solver = _with_rules(inlined(eqn.params["jaxprs"].solve, LOWERED_CALLS), fits)
             yield from placed(solver, solver_operands, eqn, names)
         elif name in _INNER and any(_applies(e, fits) for e in equations([eqn]) if e is not eqn):
-            inner = {key: jax.tree.map(lambda c: rewritten(c, fits), eqn.params[key]) for key in _INNER[name]}
+            inner = {
+                key: jax.tree.map(lambda c: rewritten(c, fits), eqn.params[key])
+                for key in _INNER[name]
+            }
             yield eqn.replace(invars=operands, params={**eqn.params, **inner})
         else:
             yield with_operands(eqn, operands)
@@ -98,8 +116,16 @@ class _Traced:
 
 def _rule_of(eqn: Eqn, read: Collection[Var]) -> Program | None:
     """Returns what the rule for an equation computes, or None if it does not apply where `read` is read."""
-    is_read, avals = tuple(v in read for v in eqn.outvars), tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
-    key = is_read, avals, eqn.primitive, tuple(sorted(eqn.params.items())), context_of(eqn), jax.config.jax_enable_x64
+    is_read = tuple(v in read for v in eqn.outvars)
+    avals = tuple(a.aval for a in (*eqn.invars, *eqn.outvars))
+    key = (
+        is_read,
+        avals,
+        eqn.primitive,
+        tuple(sorted(eqn.params.items())),
+        context_of(eqn),
+        jax.config.jax_enable_x64,
+    )
     try:
         return _traced(_Traced(key, eqn))
     except TypeError:  # a parameter without a hash

@@ -37,7 +37,13 @@ from jrnn.loops.passes.canonical.shared_operands import join_products
 from jrnn.loops.passes.canonical.unpack import unpack_carries
 from jrnn.loops.passes.simplify import common_subexpressions, compose_views, pads_to_concatenate
 
-_PASSES = (products_after_branches, compose_views, common_subexpressions, pads_to_concatenate, join_products)
+_PASSES = (
+    products_after_branches,
+    compose_views,
+    common_subexpressions,
+    pads_to_concatenate,
+    join_products,
+)
 
 
 def canonical(loop: Loop, devices: int = 1, hoist_keys: bool = False) -> tuple[Loop, Sequence[Any]]:
@@ -49,7 +55,8 @@ def canonical(loop: Loop, devices: int = 1, hoist_keys: bool = False) -> tuple[L
             which may be divided.
         hoist_keys: True to compute the keys that it carries in a loop of their own.
     """
-    keys, axes = (hoist_random_keys,) if hoist_keys else (), functools.partial(normalize_axes, merge=devices == 1)
+    keys = (hoist_random_keys,) if hoist_keys else ()
+    axes = functools.partial(normalize_axes, merge=devices == 1)
     return _in_stages(loop, eliminate_carries, *keys, unpack_carries, axes)
 
 
@@ -77,21 +84,31 @@ def _unplaced(loop: Loop) -> Loop:
     """Returns a loop whose equations do not repeat that a mesh without explicit axes places their results."""
 
     def says_nothing(value: Any) -> bool:
-        return isinstance(value, NamedSharding) and {*value.mesh.axis_types} <= {AxisType.Auto, AxisType.Manual}
+        return isinstance(value, NamedSharding) and {*value.mesh.axis_types} <= {
+            AxisType.Auto,
+            AxisType.Manual,
+        }
 
     def unplaced(eqn: Any) -> Any:
-        cleared = {name: None for name in ("sharding", "out_sharding") if says_nothing(eqn.params.get(name))}
+        cleared = {
+            name: None
+            for name in ("sharding", "out_sharding")
+            if says_nothing(eqn.params.get(name))
+        }
         return eqn.replace(params={**eqn.params, **cleared}) if cleared else eqn
 
     return replace(loop, eqns=tuple(map(unplaced, loop.eqns)))
 
 
-def _in_stages(loop: Loop, *stages: Callable[[Loop], tuple[Loop, Any]]) -> tuple[Loop, Sequence[Any]]:
+def _in_stages(
+    loop: Loop, *stages: Callable[[Loop], tuple[Loop, Any]]
+) -> tuple[Loop, Sequence[Any]]:
     for rewrite in (_unplaced, *_PASSES):
         loop = rewrite(loop)
     if any(jaxprs.is_literal(a) and np.ndim(a.val) for eqn in loop.eqns for a in eqn.invars):
         return loop, ()  # arrays in a step would become constants when it is traced
-    form, conversions = loop, []
+    form = loop
+    conversions = []
     for stage in stages:
         form, conversion = stage(form)
         if conversion is not None:

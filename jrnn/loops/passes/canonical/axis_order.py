@@ -34,8 +34,18 @@ class AxisOrder:
     ys: tuple[LayoutChange, ...]
     transposed_bytes: int = 0
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        inside = [[p.inward(v) for p, v in zip(of, values)] for of, values in ((self.consts, consts), (self.carry, init))]
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
+        inside = [
+            [p.inward(v) for p, v in zip(of, values)]
+            for of, values in ((self.consts, consts), (self.carry, init))
+        ]
         last, ys = run(*inside, [p.inward(x, stacked=True) for p, x in zip(self.xs, xs)], length)
         last = [p.outward(v) for p, v in zip(self.carry, last)]
         return last, [p.outward(y, stacked=True) for p, y in zip(self.ys, ys)]
@@ -57,7 +67,9 @@ def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
     def placement(atom: Atom) -> LayoutChange:
         return LayoutChange(atom.aval.shape, rows.groups(atom))
 
-    form = AxisOrder(*(tuple(map(placement, of)) for of in (loop.consts, loop.carry, loop.xs, loop.ys)))
+    form = AxisOrder(
+        *(tuple(map(placement, of)) for of in (loop.consts, loop.carry, loop.xs, loop.ys))
+    )
     # A loop is not rewritten for what it only adds up, or for its constants.
     added = added_to_carries(loop)
     read = [p for i, p in enumerate(form.carry) if i not in added]
@@ -77,9 +89,13 @@ def normalize_axes(loop: Loop, merge: bool) -> tuple[Loop, AxisOrder | None]:
 
     avals = [p.aval(v.aval) for v, p in inputs]
     stacks = zip((*form.xs, *form.ys), (*loop.xs, *loop.ys))
-    form = replace(form, transposed_bytes=sum(jaxprs.nbytes(a) for p, a in stacks if p.is_transposed))
+    form = replace(
+        form, transposed_bytes=sum(jaxprs.nbytes(a) for p, a in stacks if p.is_transposed)
+    )
     every = (*form.consts, *form.carry, *form.xs, *form.ys)
-    return loop.traced(step, avals, len(loop.carry)), None if all(p.is_same for p in every) else form
+    return loop.traced(step, avals, len(loop.carry)), None if all(
+        p.is_same for p in every
+    ) else form
 
 
 def _value(env: Env, atom: Atom) -> StepValue:

@@ -35,7 +35,14 @@ class EliminatedCarries:
     counters: tuple[tuple[int, int], ...]
     reverse: bool
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
         steps = jnp.arange(length)
         steps = length - 1 - steps if self.reverse else steps
         counts = [_counter_values(init[i], by, steps) for i, by in self.counters]
@@ -47,17 +54,27 @@ class EliminatedCarries:
         remaining = iter(last)
         return [known[i] if i in known else next(remaining) for i in range(len(init))], list(ys)
 
-    def map_inputs(self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]) -> list[Sequence[T]]:
+    def map_inputs(
+        self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]
+    ) -> list[Sequence[T]]:
         """Maps one value for each input of the original loop, such as its name, to one for each of the rewritten loop."""
         counters = [i for i, _ in self.counters]
-        rest = [value for i, value in enumerate(carry) if i not in self.constants and i not in counters]
-        return [[*consts, *(carry[i] for i in self.constants)], rest, [*xs, *(carry[i] for i in counters)]]
+        rest = [
+            value for i, value in enumerate(carry) if i not in self.constants and i not in counters
+        ]
+        return [
+            [*consts, *(carry[i] for i in self.constants)],
+            rest,
+            [*xs, *(carry[i] for i in counters)],
+        ]
 
 
 def _counter_values(first: Any, by: int, steps: Any) -> Any:
     """Returns a counter after some steps, [...], or after each of many, [T, ...]. It wraps around as sums do."""
     first = jnp.asarray(first)
-    added = (steps.astype(first.dtype) * jnp.asarray(by, first.dtype)).reshape(*steps.shape, *[1] * first.ndim)
+    added = (steps.astype(first.dtype) * jnp.asarray(by, first.dtype)).reshape(
+        *steps.shape, *[1] * first.ndim
+    )
     return added + first if steps.ndim == 0 else added + first[None]
 
 
@@ -90,7 +107,13 @@ def eliminate_carries(loop: Loop) -> tuple[Loop, EliminatedCarries | None]:
 
 def _increment_of(v: Var, eqn: Eqn | None) -> int | None:
     """Returns the number that an equation adds to a carry of integers, or None."""
-    if eqn is None or not primitives.is_addition(eqn) or not jnp.issubdtype(v.aval.dtype, jnp.integer):
+    if (
+        eqn is None
+        or not primitives.is_addition(eqn)
+        or not jnp.issubdtype(v.aval.dtype, jnp.integer)
+    ):
         return None
     literals = [a for a in eqn.invars if jaxprs.is_literal(a) and not np.ndim(a.val)]
-    return int(np.asarray(literals[0].val)) if v in jaxprs.inputs(eqn) and len(literals) == 1 else None
+    return (
+        int(np.asarray(literals[0].val)) if v in jaxprs.inputs(eqn) and len(literals) == 1 else None
+    )

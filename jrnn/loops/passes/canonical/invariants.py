@@ -23,7 +23,14 @@ class HoistedInvariants:
     loop: Loop
     consts: tuple[Var, ...]
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
         env = dict(zip(self.loop.consts, consts))
         jaxprs.evaluate(jaxprs.needed(self.loop.eqns, self.consts, {*self.loop.consts})[0], env)
         return run([env[v] for v in self.consts], init, xs, length)
@@ -39,7 +46,9 @@ def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
     """
     varying = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
     repeated = {v for e in loop.eqns if not _is_computed_once(e) for v in e.outvars}
-    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(varying, jaxprs.depends(loop.eqns, repeated))
+    of_constants = jaxprs.depends(loop.eqns, loop.consts).difference(
+        varying, jaxprs.depends(loop.eqns, repeated)
+    )
     computed = [e for e in loop.eqns if not of_constants.isdisjoint(e.outvars)]
     if all(map(primitives.is_view, computed)):
         return loop, None
@@ -50,7 +59,9 @@ def hoist_invariants(loop: Loop) -> tuple[Loop, HoistedInvariants | None]:
     has_products = any(map(primitives.is_contraction, rest))
     if not has_products and _summed_bytes(consts) > _summed_bytes(before):
         return loop, None
-    return replace(loop, consts=consts).with_eqns(rest, loop.outputs), HoistedInvariants(loop, consts)
+    return replace(loop, consts=consts).with_eqns(rest, loop.outputs), HoistedInvariants(
+        loop, consts
+    )
 
 
 def _summed_bytes(constants: Iterable[Var]) -> int:

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 
-Groups = tuple[tuple[int, ...], ...]  # for each axis of an array, the axes of the value that it holds
+Groups = tuple[
+    tuple[int, ...], ...
+]  # for each axis of an array, the axes of the value that it holds
 
 
 def is_unit(n: Any) -> bool:
@@ -58,7 +60,11 @@ class StepValue:
     def unmerge(self, which: Iterable[int] | None = None) -> StepValue:
         """Returns the value with merged axes apart: those groups that have some of the given axes, or all groups."""
         some = None if which is None else {*which}
-        groups = [g for group in self.groups for g in ([group] if _is_whole(group, some) else [(a,) for a in group])]
+        groups = [
+            g
+            for group in self.groups
+            for g in ([group] if _is_whole(group, some) else [(a,) for a in group])
+        ]
         return self if groups == list(self.groups) else self._reshaped(tuple(groups))
 
     def in_layout(self, groups: Groups) -> StepValue:
@@ -66,7 +72,9 @@ class StepValue:
         if groups == self.groups:
             return self
         target = tuple(g for g in groups if not self._is_unit(g))
-        apart = self.unmerge([a for group in self.groups if group not in target for a in group]).squeezed()
+        apart = self.unmerge(
+            [a for group in self.groups if group not in target for a in group]
+        ).squeezed()
         order = [apart.groups.index(g) for g in _split_groups(target, apart.groups)]
         array = apart.array if order == sorted(order) else jax.lax.transpose(apart.array, order)
         return StepValue(array, self.shape, tuple(apart.groups[i] for i in order))._reshaped(groups)
@@ -85,10 +93,14 @@ class StepValue:
 
     def aligned(self, groups: Groups) -> Any:
         """Returns the array with an axis of size 1 for each group that the value lacks; groups have axes of the result."""
-        value = self.in_layout(tuple(g for g in groups if g in self.groups and not self._is_unit(g)))
+        value = self.in_layout(
+            tuple(g for g in groups if g in self.groups and not self._is_unit(g))
+        )
         have = dict(zip(value.groups, jnp.shape(value.array)))
         shape = tuple(have.get(g, 1) for g in groups)
-        return value.array if shape == jnp.shape(value.array) else jax.lax.reshape(value.array, shape)
+        return (
+            value.array if shape == jnp.shape(value.array) else jax.lax.reshape(value.array, shape)
+        )
 
     def to_array(self) -> Any:
         """Returns the array in the shape of the value."""
@@ -101,7 +113,9 @@ class StepValue:
         shape = tuple(jnp.shape(array) if shape is None else shape)
         groups = natural(shape)
         inner = sizes(shape, groups)
-        return StepValue(array if jnp.shape(array) == inner else jax.lax.reshape(array, inner), shape, groups)
+        return StepValue(
+            array if jnp.shape(array) == inner else jax.lax.reshape(array, inner), shape, groups
+        )
 
 
 def sizes(shape: Sequence[Any], groups: Groups) -> tuple[Any, ...]:
@@ -115,7 +129,9 @@ def _is_whole(group: tuple[int, ...], some: set[int] | None) -> bool:
 
 def _split_groups(groups: Groups, whole_groups: Groups) -> list[tuple[int, ...]]:
     """Returns `whole_groups` in the order of other groups, which may merge them."""
-    return [g for group in groups for g in ([group] if group in whole_groups else [(a,) for a in group])]
+    return [
+        g for group in groups for g in ([group] if group in whole_groups else [(a,) for a in group])
+    ]
 
 
 @dataclass(frozen=True)
@@ -156,7 +172,9 @@ class LayoutChange:
         order = [a for group in self.groups for a in group]
         order += [a for a in range(len(self.shape)) if a not in order]
         array = jnp.reshape(array, (*lead, *(self.shape[a] for a in order)))
-        return jnp.transpose(array, self._stacked([order.index(a) for a in range(len(order))], stacked))
+        return jnp.transpose(
+            array, self._stacked([order.index(a) for a in range(len(order))], stacked)
+        )
 
     @staticmethod
     def _stacked(order: Sequence[int], stacked: bool) -> list[int]:

@@ -30,12 +30,15 @@ class Lookup:
 
     def over_time(self, eqns: Sequence[Eqn], env: Env, stacked: Env, length: int) -> Any:
         """Returns what it reads at each step, [T, ...]: a slice, if its places follow each other."""
-        x, out = env[self.eqn.invars[0]], self.eqn.outvars[0]
+        x = env[self.eqn.invars[0]]
+        out = self.eqn.outvars[0]
         index = stacked[self.index].reshape(length)
-        first, last = index[0], index[-1]
+        first = index[0]
+        last = index[-1]
         steps = jnp.arange(length, dtype=index.dtype)
         inside = (jnp.minimum(first, last) >= 0) & (jnp.maximum(first, last) < x.shape[self.axis])
-        forward, backward = jnp.all(index == first + steps), jnp.all(index == first - steps)
+        forward = jnp.all(index == first + steps)
+        backward = jnp.all(index == first - steps)
 
         def in_any_order() -> Any:
             at_steps = dict(stacked)
@@ -47,7 +50,9 @@ class Lookup:
             return jnp.moveaxis(part, self.axis, 0).reshape(length, *out.aval.shape)
 
         orders = [in_any_order, lambda: in_order(first), lambda: jnp.flip(in_order(last), 0)]
-        return jax.lax.switch(jnp.where(inside, jnp.where(forward, 1, jnp.where(backward, 2, 0)), 0), orders)
+        return jax.lax.switch(
+            jnp.where(inside, jnp.where(forward, 1, jnp.where(backward, 2, 0)), 0), orders
+        )
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,20 @@ class HoistedLookups:
     loop: Loop
     lookups: tuple[Lookup, ...]
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        env, stacked = dict(zip(self.loop.consts, consts)), dict(zip(self.loop.xs, xs))
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
+        env = dict(zip(self.loop.consts, consts))
+        stacked = dict(zip(self.loop.xs, xs))
         jaxprs.over_time(self.loop.eqns, [lookup.index for lookup in self.lookups], env, stacked)
-        looked_up = [lookup.over_time(self.loop.eqns, env, stacked, length) for lookup in self.lookups]
+        looked_up = [
+            lookup.over_time(self.loop.eqns, env, stacked, length) for lookup in self.lookups
+        ]
         return run(consts, init, [*xs, *looked_up], length)
 
 
@@ -70,7 +85,11 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
     The inputs are no larger than the constants. Invariant: every value is unchanged.
     """
     facts = SplitFacts.of(loop)
-    every = (_lookup(eqn) for eqn in loop.eqns if jaxprs.is_in(eqn.invars[0] if eqn.invars else None, constants))
+    every = (
+        _lookup(eqn)
+        for eqn in loop.eqns
+        if jaxprs.is_in(eqn.invars[0] if eqn.invars else None, constants)
+    )
     lookups = tuple(
         lookup
         for lookup in every
@@ -83,12 +102,16 @@ def hoist_lookups(loop: Loop, constants: Collection[Var]) -> tuple[Loop, Hoisted
         return loop, None
     results = tuple(lookup.eqn.outvars[0] for lookup in lookups)
     rest = [eqn for eqn in loop.eqns if not any(v in results for v in eqn.outvars)]
-    return replace(loop, xs=(*loop.xs, *results)).with_eqns(rest, loop.outputs), HoistedLookups(loop, lookups)
+    return replace(loop, xs=(*loop.xs, *results)).with_eqns(rest, loop.outputs), HoistedLookups(
+        loop, lookups
+    )
 
 
 def _lookup(eqn: Eqn) -> Lookup | None:
     """Returns what an equation looks up, or None if it does something else."""
-    shape, name, p = eqn.invars[0].aval.shape, eqn.primitive.name, eqn.params
+    shape = eqn.invars[0].aval.shape
+    name = eqn.primitive.name
+    p = eqn.params
     if name not in ("dynamic_slice", "gather") or not all(map(jaxprs.is_known, shape)):
         return None
     axes = [a for a, (n, size) in enumerate(zip(shape, p["slice_sizes"])) if size != n]
@@ -97,7 +120,8 @@ def _lookup(eqn: Eqn) -> Lookup | None:
     if name == "dynamic_slice":
         index = eqn.invars[1 + axes[0]]
     else:
-        index, numbers = eqn.invars[1], p["dimension_numbers"]
+        index = eqn.invars[1]
+        numbers = p["dimension_numbers"]
         in_order = numbers.offset_dims == tuple(range(len(shape) - 1))
         of_one_axis = numbers.collapsed_slice_dims == numbers.start_index_map == (axes[0],)
         if index.aval.shape != (1,) or not in_order or not of_one_axis:

@@ -33,13 +33,24 @@ class HoistedKeys:
     key_loop: Loop
     xs_read: tuple[Var, ...]
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
         values = dict(zip(self.loop.inputs, (*consts, *init, *xs)))
-        ours = ([values[v] for v in part] for part in (self.key_loop.consts, self.key_loop.carry, self.key_loop.xs))
+        ours = (
+            [values[v] for v in part]
+            for part in (self.key_loop.consts, self.key_loop.carry, self.key_loop.xs)
+        )
         last_keys, stacked = self.key_loop.run(*ours, length)
         rest = [first for v, first in zip(self.loop.carry, init) if v not in self.key_loop.carry]
         last, ys = run(consts, rest, [*(values[v] for v in self.xs_read), *stacked], length)
-        known, remaining = dict(zip(self.key_loop.carry, last_keys)), iter(last)
+        known = dict(zip(self.key_loop.carry, last_keys))
+        remaining = iter(last)
         return [known[v] if v in known else next(remaining) for v in self.loop.carry], ys
 
 
@@ -76,18 +87,26 @@ def hoist_random_keys(loop: Loop) -> tuple[Loop, HoistedKeys | None]:
     used = {*jaxprs.free_variables(others), *jaxprs.variables(outs)}
     xs = tuple(v for v in loop.xs if v in used)
     smaller = replace(loop, carry=tuple(loop.carry[i] for i in rest), xs=(*xs, *stacked))
-    smaller = replace(smaller, carry_out=tuple(loop.carry_out[i] for i in rest)).with_eqns(others, outs)
+    smaller = replace(smaller, carry_out=tuple(loop.carry_out[i] for i in rest)).with_eqns(
+        others, outs
+    )
     return smaller, HoistedKeys(loop, key_loop, xs)
 
 
 def _carried_keys(loop: Loop) -> Collection[Var]:
     """Returns the carries that are keys which depend on no other carry."""
-    drawn_from = {v for e in loop.eqns if primitives.is_kind(e, "draw", "key") for v in jaxprs.inputs(e)}
+    drawn_from = {
+        v for e in loop.eqns if primitives.is_kind(e, "draw", "key") for v in jaxprs.inputs(e)
+    }
     keys = {v for v in loop.carry if _is_key(v) or v in drawn_from}
     while keys:
         others = [v for v in loop.carry if v not in keys]
         dependent = jaxprs.depends(loop.eqns, others)
-        again = {v for v, out in zip(loop.carry, loop.carry_out) if v in keys and not jaxprs.is_in(out, dependent)}
+        again = {
+            v
+            for v, out in zip(loop.carry, loop.carry_out)
+            if v in keys and not jaxprs.is_in(out, dependent)
+        }
         if again == keys:
             break
         keys = again

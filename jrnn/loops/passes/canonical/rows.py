@@ -30,7 +30,8 @@ class RowAxes:
                 self._classes.join(old, a, new, a)
         moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
         # Axes of what constant matrices are multiplied with, and axes along which there is a matrix for each place.
-        products, batches = list[axes.Axis](), list[axes.Axis]()
+        products = list[axes.Axis]()
+        batches = list[axes.Axis]()
         for eqn in loop.eqns:
             if primitives.is_kind(eqn, "draw"):  # any axis of drawn bits may be rows
                 for v in jaxprs.inputs(eqn):
@@ -51,12 +52,23 @@ class RowAxes:
             and len(self._order) > 1
             and not self._matrix_batch
             and all(
-                not of or ([self._root(v, a) for a in of] == self._order and all(map(jaxprs.is_known, v.aval.shape)))
+                not of
+                or (
+                    [self._root(v, a) for a in of] == self._order
+                    and all(map(jaxprs.is_known, v.aval.shape))
+                )
                 for v, of in zip(variables, present)
             )
         )
-        of_products = [v for e in loop.eqns if e.primitive.name == "dot_general" for v in (*jaxprs.inputs(e), *e.outvars)]
-        self.has_transposed_rows = any(self._rows(v) and self.groups(v) != natural(v.aval.shape) for v in of_products)
+        of_products = [
+            v
+            for e in loop.eqns
+            if e.primitive.name == "dot_general"
+            for v in (*jaxprs.inputs(e), *e.outvars)
+        ]
+        self.has_transposed_rows = any(
+            self._rows(v) and self.groups(v) != natural(v.aval.shape) for v in of_products
+        )
 
     def _root(self, v: Var, axis: int) -> axes.Axis:
         return self._classes.root((v, axis))
@@ -82,13 +94,26 @@ class RowAxes:
         rows = [] if jaxprs.is_literal(v) else self._rows(v) or self._single_row(v)
         merged = [tuple(rows)] if self.merged and rows else []
         if rows and not merged and self._order:
-            rows = sorted([*rows, *(a for (a,) in natural(v.aval.shape) if self._root(v, a) in self._matrix_batch)])
+            rows = sorted(
+                [
+                    *rows,
+                    *(
+                        a
+                        for (a,) in natural(v.aval.shape)
+                        if self._root(v, a) in self._matrix_batch
+                    ),
+                ]
+            )
         rest = [g for g in natural(v.aval.shape) if g[0] not in rows]
         return (*(merged or [(a,) for a in rows]), *rest)
 
 
 def _of_product(
-    eqn: Eqn, moving: Collection[Var], classes: axes.Classes, products: list[axes.Axis], batches: list[axes.Axis]
+    eqn: Eqn,
+    moving: Collection[Var],
+    classes: axes.Classes,
+    products: list[axes.Axis],
+    batches: list[axes.Axis],
 ) -> None:
     """Joins the axes that a product sums together, and adds the axes of what a constant matrix is multiplied with.
 
@@ -100,8 +125,11 @@ def _of_product(
     moves = [jaxprs.is_in(a, moving) for a in eqn.invars]
     if all(moves) or not any(moves):
         return
-    fixed, other = moves.index(False), moves.index(True)
-    classes.fix(eqn.invars[fixed], [a for a in range(eqn.invars[fixed].aval.ndim) if a not in batch[fixed]])
+    fixed = moves.index(False)
+    other = moves.index(True)
+    classes.fix(
+        eqn.invars[fixed], [a for a in range(eqn.invars[fixed].aval.ndim) if a not in batch[fixed]]
+    )
     x = eqn.invars[other]
     products += [(x, a) for a in range(x.aval.ndim) if a not in (*contracted[other], *batch[other])]
     batches += [(x, a) for a in batch[other]]

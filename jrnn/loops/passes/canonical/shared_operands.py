@@ -49,7 +49,8 @@ class _Product(NamedTuple):
     @property
     def kind(self) -> tuple[Any, ...]:
         """What products that may be one have in common."""
-        params, matrix = self.eqn.params, self.eqn.invars[self.matrix].aval
+        params = self.eqn.params
+        matrix = self.eqn.invars[self.matrix].aval
         names = "dimension_numbers", "precision", "preferred_element_type"
         return self.matrix, matrix.dtype, *(params[name] for name in names)
 
@@ -74,7 +75,9 @@ def _with_joined_products(loop: Loop) -> Loop:
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         if id(eqn) in group_of and id(eqn) not in results:
-            results.update(zip([id(p.eqn) for p in group_of[id(eqn)]], _joined(group_of[id(eqn)], env)))
+            results.update(
+                zip([id(p.eqn) for p in group_of[id(eqn)]], _joined(group_of[id(eqn)], env))
+            )
         return [results[id(eqn)]] if id(eqn) in results else None
 
     return _constants_first(loop).rewrite(rule)
@@ -83,7 +86,9 @@ def _with_joined_products(loop: Loop) -> Loop:
 def _constants_first(loop: Loop) -> Loop:
     """Returns the loop with equations of constants in front of others, so that any of them may read their results."""
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    return replace(loop, eqns=tuple(sorted(loop.eqns, key=lambda eqn: not moving.isdisjoint(eqn.outvars))))
+    return replace(
+        loop, eqns=tuple(sorted(loop.eqns, key=lambda eqn: not moving.isdisjoint(eqn.outvars)))
+    )
 
 
 def _joined(group: Sequence[_Product], env: Env) -> list[Any]:
@@ -92,7 +97,9 @@ def _joined(group: Sequence[_Product], env: Env) -> list[Any]:
     ends = np.cumsum([p.out.aval.shape[axis] for p in group]).tolist()
     with jaxprs.in_scope(eqn):
         whole = jax.lax.concatenate([env[p.eqn.invars[matrix]] for p in group], free)
-        (result,) = jaxprs.bind(eqn, *jaxprs.replaced([env.get(a) for a in eqn.invars], [matrix], [whole]))
+        (result,) = jaxprs.bind(
+            eqn, *jaxprs.replaced([env.get(a) for a in eqn.invars], [matrix], [whole])
+        )
         return [jax.lax.slice_in_dim(result, lo, hi, axis=axis) for lo, hi in zip([0, *ends], ends)]
 
 
@@ -104,7 +111,9 @@ def _groups(loop: Loop) -> Collection[list[_Product]]:
     if not jaxprs.is_known(loop.length) or loop.length < _STEPS:
         return ()
     moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    recurrent = {v for e in jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))[0] for v in e.outvars}
+    recurrent = {
+        v for e in jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))[0] for v in e.outvars
+    }
     products = [p for eqn in loop.eqns if (p := _product(eqn, moving)) is not None]
     sums = axes.Classes()
     for eqn in loop.eqns:
@@ -133,7 +142,9 @@ def _product(eqn: Eqn, moving: Collection[Var]) -> _Product | None:
     free = [a for a in range(eqn.invars[matrix].aval.ndim) if a not in shared]
     if len(free) != 1:
         return None
-    return _Product(eqn, matrix, free[0], len(batch[0]) if matrix == 0 else eqn.outvars[0].aval.ndim - 1)
+    return _Product(
+        eqn, matrix, free[0], len(batch[0]) if matrix == 0 else eqn.outvars[0].aval.ndim - 1
+    )
 
 
 # Sums of joined products ----------------------------------------------------------------------------------------------
@@ -152,7 +163,8 @@ def _with_joined_sums(loop: Loop) -> Loop:
     group_of = {id(s.eqn): group for group in _sums(loop) for s in group}
     if not group_of:
         return loop
-    cuts, wholes = axis_slices(loop.eqns), dict[int, Any]()
+    cuts = axis_slices(loop.eqns)
+    wholes = dict[int, Any]()
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
         group = group_of.get(id(eqn))
@@ -162,7 +174,11 @@ def _with_joined_sums(loop: Loop) -> Loop:
         with jaxprs.in_scope(eqn):
             if id(group) not in wholes:
                 others = [env[s.other] for s in group]
-                joined = env[cuts[group[0].other].of] if group[0].other in cuts else jax.lax.concatenate(others, axis)
+                joined = (
+                    env[cuts[group[0].other].of]
+                    if group[0].other in cuts
+                    else jax.lax.concatenate(others, axis)
+                )
                 wholes[id(group)] = jaxprs.bind(eqn, env[of], joined)[0]
             (own,) = (s.cut for s in group if s.eqn is eqn)
             return [jax.lax.slice_in_dim(wholes[id(group)], own.lo, own.hi, axis=axis)]
@@ -179,7 +195,8 @@ def _sums(loop: Loop) -> list[list[_Sum]]:
         if not primitives.is_addition(eqn) or any(map(jaxprs.is_literal, eqn.invars)):
             continue
         for v, other in (eqn.invars, eqn.invars[::-1]):
-            cut, theirs = cuts.get(v), cuts.get(other)
+            cut = cuts.get(v)
+            theirs = cuts.get(other)
             if cut is None or cut.of not in moving:
                 continue
             same = theirs is not None and theirs[1:] == cut[1:] and theirs.of.aval == cut.of.aval

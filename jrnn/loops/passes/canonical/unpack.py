@@ -51,14 +51,20 @@ class Packing:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of each part."""
-        return [tuple(jaxprs.replaced(self.shape, [self.axis], [hi - lo])) for lo, hi in self.bounds] or [self.shape]
+        return [
+            tuple(jaxprs.replaced(self.shape, [self.axis], [hi - lo])) for lo, hi in self.bounds
+        ] or [self.shape]
 
     def unpack(self, value: Any) -> list[Any]:
         value = jnp.reshape(value, self.shape)
-        return [jax.lax.slice_in_dim(value, lo, hi, axis=self.axis) for lo, hi in self.bounds] or [value]
+        return [jax.lax.slice_in_dim(value, lo, hi, axis=self.axis) for lo, hi in self.bounds] or [
+            value
+        ]
 
     def pack(self, parts: Sequence[Any]) -> Any:
-        return jnp.reshape(jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0], self.whole)
+        return jnp.reshape(
+            jnp.concatenate(parts, self.axis) if len(parts) > 1 else parts[0], self.whole
+        )
 
 
 @dataclass(frozen=True)
@@ -67,16 +73,33 @@ class UnpackedCarries:
 
     packings: tuple[Packing, ...]
 
-    def around(self, run: RunLoop, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any], length: Any) -> Results:
-        parts = [part for packing, value in zip(self.packings, init) for part in packing.unpack(value)]
+    def around(
+        self,
+        run: RunLoop,
+        consts: Sequence[Any],
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        length: Any,
+    ) -> Results:
+        parts = [
+            part for packing, value in zip(self.packings, init) for part in packing.unpack(value)
+        ]
         last, ys = run(consts, parts, xs, length)
         leaves = iter(last)
-        whole = [packing.pack([next(leaves) for _ in range(packing.count)]) for packing in self.packings]
+        whole = [
+            packing.pack([next(leaves) for _ in range(packing.count)]) for packing in self.packings
+        ]
         return whole, list(ys)
 
-    def map_inputs(self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]) -> list[Sequence[T]]:
+    def map_inputs(
+        self, consts: Sequence[T], carry: Sequence[T], xs: Sequence[T]
+    ) -> list[Sequence[T]]:
         """Maps one value for each input of the original loop, such as its name, to one for each of the rewritten loop."""
-        return [consts, [value for packing, value in zip(self.packings, carry) for _ in range(packing.count)], xs]
+        return [
+            consts,
+            [value for packing, value in zip(self.packings, carry) for _ in range(packing.count)],
+            xs,
+        ]
 
 
 def unpack_carries(loop: Loop) -> tuple[Loop, UnpackedCarries | None]:
@@ -101,8 +124,14 @@ def unpack_carries(loop: Loop) -> tuple[Loop, UnpackedCarries | None]:
     if all(packing.is_whole for packing in carries.packings):
         return loop, None
     step = _UnpackedStep(loop, carries, uses)
-    types = [(v.aval, packing, shape) for v, packing in zip(loop.carry, carries.packings) for shape in packing.shapes]
-    avals = [aval if packing.is_whole else aval.update(shape=shape) for aval, packing, shape in types]
+    types = [
+        (v.aval, packing, shape)
+        for v, packing in zip(loop.carry, carries.packings)
+        for shape in packing.shapes
+    ]
+    avals = [
+        aval if packing.is_whole else aval.update(shape=shape) for aval, packing, shape in types
+    ]
     input_avals = [*(v.aval for v in loop.consts), *avals, *(v.aval for v in loop.xs)]
     return loop.traced(step.run, input_avals, len(avals)), carries
 
@@ -115,7 +144,8 @@ class _CarryUses:
     """
 
     def __init__(self, loop: Loop, readers: Mapping[Var, Sequence[Eqn]]):
-        self.loop, self.readers = loop, readers
+        self.loop = loop
+        self.readers = readers
         self.producers = jaxprs.producers(loop.eqns)
         self.inputs = {*loop.consts, *loop.xs}
         self.unpacked: dict[Var, Packing] = {}
@@ -123,11 +153,16 @@ class _CarryUses:
     def packing(self, v: Var, out: Atom) -> Packing:
         """Returns the packing of a carry, whose new value is `out`."""
         shape = v.aval.shape
-        whole, last = Packing(shape, shape), None if jaxprs.is_literal(out) else self.producers.get(out)
+        whole = Packing(shape, shape)
+        last = None if jaxprs.is_literal(out) else self.producers.get(out)
         if not shape or last is None or not all(map(jaxprs.is_known, shape)):
             return whole
         reads = self.readers.get(v, ())
-        if last.primitive.name == "reshape" and reads and all(e.primitive.name == "reshape" for e in reads):
+        if (
+            last.primitive.name == "reshape"
+            and reads
+            and all(e.primitive.name == "reshape" for e in reads)
+        ):
             shapes = {e.outvars[0].aval.shape for e in reads} | {last.invars[0].aval.shape}
             outside = v in self.loop.carry_out or v in self.loop.ys
             return Packing(shape, *shapes) if len(shapes) == 1 and not outside else whole
@@ -143,7 +178,9 @@ class _CarryUses:
                 return packing
         return whole
 
-    def _join_positions(self, atom: Atom, carry: Var, axis: int, chain: dict[Var, None]) -> set[int] | None:
+    def _join_positions(
+        self, atom: Atom, carry: Var, axis: int, chain: dict[Var, None]
+    ) -> set[int] | None:
         """Returns the indices where a value is joined along an axis: none if it can be sliced anywhere, None if nowhere."""
         if jaxprs.is_literal(atom) or atom is carry or atom in self.inputs or not atom.aval.shape:
             return set()
@@ -154,7 +191,11 @@ class _CarryUses:
         if name in _JOINS:
             if eqn.params[_JOINS[name]] != axis:
                 return None
-            sizes = [1] * len(eqn.invars) if name == "stack" else [a.aval.shape[axis] for a in eqn.invars]
+            sizes = (
+                [1] * len(eqn.invars)
+                if name == "stack"
+                else [a.aval.shape[axis] for a in eqn.invars]
+            )
             chain[atom] = None
             return {int(end) for end in np.cumsum([0, *sizes])}
         if not primitives.is_kind(eqn, "elementwise"):
@@ -168,7 +209,9 @@ class _CarryUses:
         chain[atom] = None
         return places
 
-    def _slice_positions(self, v: Var, carry: Var, axis: int, chain: dict[Var, None]) -> set[int] | None:
+    def _slice_positions(
+        self, v: Var, carry: Var, axis: int, chain: dict[Var, None]
+    ) -> set[int] | None:
         """Returns the indices where slices of a value begin and end, or None if something else reads it."""
         places: set[int] = set()
         for eqn in self.readers.get(v, ()):
@@ -176,7 +219,9 @@ class _CarryUses:
             if own is None and primitives.is_kind(eqn, "elementwise"):
                 out = eqn.outvars[0]
                 rest = [a for a in eqn.invars if a is not v]
-                if out not in chain and any(self._join_positions(a, carry, axis, {}) is None for a in rest):
+                if out not in chain and any(
+                    self._join_positions(a, carry, axis, {}) is None for a in rest
+                ):
                     return None
                 own = self._slice_positions(out, carry, axis, chain)
                 chain[out] = None
@@ -188,11 +233,16 @@ class _CarryUses:
 
 def _slice_bounds(eqn: Eqn, axis: int) -> set[int] | None:
     """Returns where the slices that an equation takes along an axis begin and end; None for another equation."""
-    name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
+    name = eqn.primitive.name
+    shape = eqn.invars[0].aval.shape
     if name == "slice" and {*(eqn.params["strides"] or (1,))} == {1}:
         cuts = zip(shape, eqn.params["start_indices"], eqn.params["limit_indices"])
         moved = [a for a, (n, lo, hi) in enumerate(cuts) if (lo, hi) != (0, n)]
-        return {eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis]} if moved == [axis] else None
+        return (
+            {eqn.params["start_indices"][axis], eqn.params["limit_indices"][axis]}
+            if moved == [axis]
+            else None
+        )
     if name == "split" and eqn.params["axis"] == axis:
         return {int(end) for end in np.cumsum([0, *eqn.params["sizes"]])}
     return {*range(shape[axis] + 1)} if name == "unstack" and eqn.params["axis"] == axis else None
@@ -202,12 +252,17 @@ class _UnpackedStep:
     """Evaluates a step whose carries are unpacked."""
 
     def __init__(self, loop: Loop, carries: UnpackedCarries, uses: _CarryUses):
-        self.loop, self.carries, self.uses = loop, carries, uses
-        of_carry = {v: packing for v, packing in zip(loop.carry, carries.packings) if not packing.is_whole}
+        self.loop = loop
+        self.carries = carries
+        self.uses = uses
+        of_carry = {
+            v: packing for v, packing in zip(loop.carry, carries.packings) if not packing.is_whole
+        }
         self.packing_of = {**of_carry, **uses.unpacked}
 
     def run(self, *args: Any) -> list[Any]:
-        values_of_inputs, loop = iter(args), self.loop
+        values_of_inputs = iter(args)
+        loop = self.loop
         env: Env = {v: next(values_of_inputs) for v in loop.consts}
         parts_of: dict[Var, list[Any]] = {}
         for v, packing in zip(loop.carry, self.carries.packings):
@@ -222,7 +277,11 @@ class _UnpackedStep:
                 self._evaluate(eqn, env, parts_of)
         new: list[Any] = []
         for out, packing in zip(loop.carry_out, self.carries.packings):
-            new += [jaxprs.value(env, out)] if packing.is_whole else self._parts(out, packing, env, parts_of)
+            new += (
+                [jaxprs.value(env, out)]
+                if packing.is_whole
+                else self._parts(out, packing, env, parts_of)
+            )
         return [*new, *(jnp.asarray(self._whole(y, env, parts_of), y.aval.dtype) for y in loop.ys)]
 
     def _evaluate(self, eqn: Eqn, env: Env, parts_of: dict[Var, list[Any]]) -> None:
@@ -235,7 +294,11 @@ class _UnpackedStep:
             else:
                 each = zip(*(self._parts(a, packing, env, parts_of) for a in eqn.invars))
                 parts_of[out] = [jaxprs.bind(eqn, *operands)[0] for operands in each]
-        elif of_source is not None and of_source.cuts and _slice_bounds(eqn, of_source.axis) is not None:
+        elif (
+            of_source is not None
+            and of_source.cuts
+            and _slice_bounds(eqn, of_source.axis) is not None
+        ):
             self._slice_parts(eqn, of_source, env, parts_of)
         elif of_source is not None and not of_source.cuts and eqn.primitive.name == "reshape":
             env[out] = parts_of[source][0]
@@ -243,11 +306,14 @@ class _UnpackedStep:
             operands = [self._whole(a, env, parts_of) for a in eqn.invars]
             env.update(zip(eqn.outvars, jaxprs.bind(eqn, *operands)))
 
-    def _of_join(self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Any]]) -> list[Any]:
+    def _of_join(
+        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Any]]
+    ) -> list[Any]:
         values = [self._whole(a, env, parts_of) for a in eqn.invars]
         if eqn.primitive.name == "stack":
             values = [jax.lax.expand_dims(v, [packing.axis]) for v in values]
-        parts, at = [], 0
+        parts = []
+        at = 0
         for value in values:
             end = at + value.shape[packing.axis]
             inside = [(lo - at, hi - at) for lo, hi in packing.bounds if at <= lo and hi <= end]
@@ -255,20 +321,34 @@ class _UnpackedStep:
             at = end
         return parts
 
-    def _slice_parts(self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Any]]) -> None:
+    def _slice_parts(
+        self, eqn: Eqn, packing: Packing, env: Env, parts_of: dict[Var, list[Any]]
+    ) -> None:
         """Evaluates slices of a value whose parts are known."""
-        parts, bounds = parts_of[eqn.invars[0]], packing.bounds
+        parts = parts_of[eqn.invars[0]]
+        bounds = packing.bounds
         if eqn.primitive.name == "slice":
-            ranges = [(eqn.params["start_indices"][packing.axis], eqn.params["limit_indices"][packing.axis])]
+            ranges = [
+                (
+                    eqn.params["start_indices"][packing.axis],
+                    eqn.params["limit_indices"][packing.axis],
+                )
+            ]
         else:
             sizes = eqn.params["sizes"] if eqn.primitive.name == "split" else [1] * len(eqn.outvars)
             ranges = list(pairwise([0, *map(int, np.cumsum(sizes))]))
         for v, (lo, hi) in zip(eqn.outvars, ranges):
-            inside = [part for part, (first, end) in zip(parts, bounds) if lo <= first and end <= hi]
+            inside = [
+                part for part, (first, end) in zip(parts, bounds) if lo <= first and end <= hi
+            ]
             value = jax.lax.concatenate(inside, packing.axis) if len(inside) > 1 else inside[0]
-            env[v] = jax.lax.squeeze(value, [packing.axis]) if eqn.primitive.name == "unstack" else value
+            env[v] = (
+                jax.lax.squeeze(value, [packing.axis]) if eqn.primitive.name == "unstack" else value
+            )
 
-    def _parts(self, atom: Atom, packing: Packing, env: Env, parts_of: Mapping[Var, list[Any]]) -> list[Any]:
+    def _parts(
+        self, atom: Atom, packing: Packing, env: Env, parts_of: Mapping[Var, list[Any]]
+    ) -> list[Any]:
         """Returns the parts of a value."""
         if jaxprs.is_in(atom, parts_of):
             return parts_of[atom]
@@ -280,8 +360,16 @@ class _UnpackedStep:
         return [_sliced(value, lo, hi, packing.axis) for lo, hi in packing.bounds]
 
     def _whole(self, atom: Atom, env: Env, parts_of: Mapping[Var, list[Any]]) -> Any:
-        return self.packing_of[atom].pack(parts_of[atom]) if jaxprs.is_in(atom, parts_of) else jaxprs.read(env, atom)
+        return (
+            self.packing_of[atom].pack(parts_of[atom])
+            if jaxprs.is_in(atom, parts_of)
+            else jaxprs.read(env, atom)
+        )
 
 
 def _sliced(value: Any, lo: int, hi: int, axis: int) -> Any:
-    return value if (lo, hi) == (0, value.shape[axis]) else jax.lax.slice_in_dim(value, lo, hi, axis=axis)
+    return (
+        value
+        if (lo, hi) == (0, value.shape[axis])
+        else jax.lax.slice_in_dim(value, lo, hi, axis=axis)
+    )

@@ -25,7 +25,9 @@ def _elementwise(fn: Callable) -> Callable:
 
 def _operands(x: Any, y: Any, number: float | None, argument: str = "other") -> tuple[Any, Any]:
     """Both operands in one shape; the second is a tensor or a number."""
-    raise_if((y is None) == (number is None), f"takes a second tensor, or the argument {argument!r}")
+    raise_if(
+        (y is None) == (number is None), f"takes a second tensor, or the argument {argument!r}"
+    )
     return jnp.broadcast_arrays(x, jnp.asarray(number, x.dtype) if y is None else y)
 
 
@@ -71,7 +73,10 @@ def _extreme(reduce: Callable, position: Callable, pair: Callable) -> Callable:
             return pair(*jnp.broadcast_arrays(x, y))
         if dim is None:
             return reduce(x)
-        extreme = (reduce(x, axis=dim, keepdims=bool(keepdim)), position(x, axis=dim, keepdims=bool(keepdim)))
+        extreme = (
+            reduce(x, axis=dim, keepdims=bool(keepdim)),
+            position(x, axis=dim, keepdims=bool(keepdim)),
+        )
         return extreme[0], extreme[1].astype(int64())
 
     return call
@@ -104,7 +109,9 @@ def _flatten(x, *, start_dim=0, end_dim=-1):
 
 def _expand(x, *, size, implicit=0):
     shape = (1,) * (len(size) - x.ndim) + x.shape
-    return jnp.broadcast_to(x.reshape(shape), [have if want == -1 else want for want, have in zip(size, shape)])
+    return jnp.broadcast_to(
+        x.reshape(shape), [have if want == -1 else want for want, have in zip(size, shape)]
+    )
 
 
 def _squeeze(x, *, dim=None):
@@ -141,7 +148,9 @@ def _adaptive_average(x, *, output_size):
     for axis, out in zip((x.ndim - 2, x.ndim - 1), output_size):
         size = x.shape[axis]
         bounds = [(k * size // out, -(-(k + 1) * size // out)) for k in range(out)]
-        parts = [jax.lax.slice_in_dim(x, a, b, axis=axis).mean(axis, keepdims=True) for a, b in bounds]
+        parts = [
+            jax.lax.slice_in_dim(x, a, b, axis=axis).mean(axis, keepdims=True) for a, b in bounds
+        ]
         x = jnp.concatenate(parts, axis)
     return x
 
@@ -149,7 +158,11 @@ def _adaptive_average(x, *, output_size):
 def _pixel_shuffle(x, *, upscale_factor):
     n, c, h, w = x.shape
     r = upscale_factor
-    return x.reshape(n, c // r**2, r, r, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, c // r**2, h * r, w * r)
+    return (
+        x.reshape(n, c // r**2, r, r, h, w)
+        .transpose(0, 1, 4, 2, 5, 3)
+        .reshape(n, c // r**2, h * r, w * r)
+    )
 
 
 # fmt: off
@@ -215,7 +228,9 @@ FUNCTIONS |= {
     "index_select": lambda x, index, *, dim: jnp.take(x, index, axis=dim),
     "gather": lambda x, index, *, dim, sparse_grad=0: jnp.take_along_axis(x, index, dim),
     "where": lambda mask, x, y: jnp.where(*jnp.broadcast_arrays(mask.astype(bool), x, y)),
-    "masked_fill": lambda x, mask, *, value: jnp.where(jnp.broadcast_to(mask.astype(bool), x.shape), value, x),
+    "masked_fill": lambda x, mask, *, value: jnp.where(
+        jnp.broadcast_to(mask.astype(bool), x.shape), value, x
+    ),
     "triu": lambda x, *, diagonal=0: jnp.triu(x, diagonal),
     "tril": lambda x, *, diagonal=0: jnp.tril(x, diagonal),
     "flip": lambda x, *, dims: jnp.flip(x, dims),
@@ -223,7 +238,9 @@ FUNCTIONS |= {
     "softmax": lambda x, *, dim: jax.nn.softmax(x, axis=dim),
     "log_softmax": lambda x, *, dim: jax.nn.log_softmax(x, axis=dim),
     "layer_norm": _layer_norm,
-    "embedding": lambda table, rows, *, padding_idx=-1, scale_grad_by_freq=0, sparse=0: jnp.take(table, rows, axis=0),
+    "embedding": lambda table, rows, *, padding_idx=-1, scale_grad_by_freq=0, sparse=0: jnp.take(
+        table, rows, axis=0
+    ),
     "ger": lambda a, b: a[:, None] * b[None, :],
     "addmm": _scaled_product(jnp.matmul),
     "baddbmm": _scaled_product(jnp.matmul),
@@ -242,11 +259,16 @@ def aten(*xs, operator: str, op):
             f"names the function {operator!r}, which is not offered{near(operator, FUNCTIONS)}; it must be one of "
             + ", ".join(sorted(FUNCTIONS))
         )
-    args = {a.name: tuple(a.value) if isinstance(a.value, (Numbers, tuple)) else a.value for a in op.args}
+    args = {
+        a.name: tuple(a.value) if isinstance(a.value, (Numbers, tuple)) else a.value
+        for a in op.args
+    }
     args = {name: value for name, value in args.items() if name not in _OWN}
     fn = FUNCTIONS[operator]
     try:
         inspect.signature(fn).bind(*xs, **args)
     except TypeError as e:
-        raise OpError(f"function {operator!r} with {len(xs)} tensors and arguments {sorted(args)}: {e}") from None
+        raise OpError(
+            f"function {operator!r} with {len(xs)} tensors and arguments {sorted(args)}: {e}"
+        ) from None
     return fn(*map(jnp.asarray, xs), **args)

@@ -49,7 +49,9 @@ def create_common_world(store=None, *, size: int = 1, rank: int = 0):
 
 def _check_world(world: Any) -> None:
     if not isinstance(world, CommonWorld):
-        raise OpError(f"its first input must be a common world, made by CreateCommonWorld; it is {describe_value(world)}")
+        raise OpError(
+            f"its first input must be a common world, made by CreateCommonWorld; it is {describe_value(world)}"
+        )
 
 
 def _same(replicas: Sequence[Any]) -> Sequence[Any]:

@@ -20,7 +20,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.contrib.window import CAFFE, NOTSET, Window, make_window, spatial_axes, spatial_sizes, takes_window
+from jrnn.nets.ops.contrib.window import (
+    CAFFE,
+    NOTSET,
+    Window,
+    make_window,
+    spatial_axes,
+    spatial_sizes,
+    takes_window,
+)
 from jrnn.nets.ops.values import check_float, check_shape, describe, raise_if, takes
 from jrnn.nets.registry import gradient, op
 
@@ -63,7 +71,9 @@ def convolve(x: Any, filter: Any, c: Convolution) -> Any:
 
 def _whole(x: Any, filter: Any, c: Convolution) -> Any:
     letters = LETTERS[: len(c.stride)]
-    image, kernel = (f"N{letters}C", f"O{letters}I") if c.channels_last else (f"NC{letters}", f"OI{letters}")
+    image, kernel = (
+        (f"N{letters}C", f"O{letters}I") if c.channels_last else (f"NC{letters}", f"OI{letters}")
+    )
     return lax.conv_general_dilated(
         x,
         filter,
@@ -83,7 +93,8 @@ def _in_parts(x: Any, filter: Any, c: Convolution) -> Any:
 
 def _shifted(x: Any, filter: Any, c: Convolution) -> Any:
     """A depthwise convolution: for each place of the kernel, the shifted image times one number per channel."""
-    axis, kernel = c.channel, spatial_sizes(filter, c.channels_last)
+    axis = c.channel
+    kernel = spatial_sizes(filter, c.channels_last)
     spatial = spatial_axes(x.ndim, c.channels_last)
     wide = jnp.promote_types(x.dtype, jnp.float32)  # narrower types are summed as wide as XLA does
     config = [(0, 0, 0)] * x.ndim
@@ -94,14 +105,21 @@ def _shifted(x: Any, filter: Any, c: Convolution) -> Any:
     padded = jnp.expand_dims(padded, axis + 1)
     spatial = [a + (a > axis) for a in spatial]
     per_place = filter.reshape(c.group, -1, math.prod(kernel)).astype(wide)  # [G, M/G, K]: C/G is 1
-    sizes = [(padded.shape[a] - c.dilation[k] * (kernel[k] - 1) - 1) // c.stride[k] + 1 for k, a in enumerate(spatial)]
+    sizes = [
+        (padded.shape[a] - c.dilation[k] * (kernel[k] - 1) - 1) // c.stride[k] + 1
+        for k, a in enumerate(spatial)
+    ]
     total: Any = 0
     for number, place in enumerate(itertools.product(*map(range, kernel))):
-        starts, limits, strides = [0] * padded.ndim, list(padded.shape), [1] * padded.ndim
+        starts = [0] * padded.ndim
+        limits = list(padded.shape)
+        strides = [1] * padded.ndim
         for k, a in enumerate(spatial):
             starts[a], strides[a] = place[k] * c.dilation[k], c.stride[k]
             limits[a] = starts[a] + (sizes[k] - 1) * c.stride[k] + 1
-        weights = jnp.expand_dims(per_place[..., number], [a for a in range(padded.ndim) if a not in (axis, axis + 1)])
+        weights = jnp.expand_dims(
+            per_place[..., number], [a for a in range(padded.ndim) if a not in (axis, axis + 1)]
+        )
         total = total + weights * lax.slice(padded, starts, limits, strides)
     shape = [*total.shape[:axis], filter.shape[0], *total.shape[axis + 2 :]]
     return total.reshape(shape).astype(x.dtype)
@@ -111,7 +129,9 @@ def _check_group(x: Any, channels_last: bool, group: int) -> int:
     """The number of channels of x; OpError where `group` does not divide it."""
     channels = x.shape[-1 if channels_last else 1]
     if group < 1 or channels % group:
-        raise OpError(f"group {group} must be at least 1 and divide the {channels} channels of x {describe(x)}")
+        raise OpError(
+            f"group {group} must be at least 1 and divide the {channels} channels of x {describe(x)}"
+        )
     return channels
 
 
@@ -124,21 +144,32 @@ def _finish(y: Any, bias: Any, channels_last: bool) -> Any:
     return y + jnp.expand_dims(bias, [k for k in range(y.ndim) if k != channel])
 
 
-def _gradients(forward: Callable, x: Any, filter: Any, dy: Any, channels_last: bool, no_bias: bool) -> tuple[Any, ...]:
+def _gradients(
+    forward: Callable, x: Any, filter: Any, dy: Any, channels_last: bool, no_bias: bool
+) -> tuple[Any, ...]:
     """The gradients of filter, bias (unless no_bias) and x, for y = forward(x, filter) + bias."""
     (dfilter,) = jax.linear_transpose(lambda f: forward(x, f), filter)(dy)
     (dx,) = jax.linear_transpose(lambda v: forward(v, filter), x)(dy)
     channel = dy.ndim - 1 if channels_last else 1
-    return (dfilter, dx) if no_bias else (dfilter, dy.sum([k for k in range(dy.ndim) if k != channel]), dx)
+    return (
+        (dfilter, dx)
+        if no_bias
+        else (dfilter, dy.sum([k for k in range(dy.ndim) if k != channel]), dx)
+    )
 
 
 def _direct(x: Any, filter: Any, window: Window, group: int) -> tuple[Callable, bool]:
     """The convolution as a function of x and filter, after checks; and whether channels come last."""
     check_float(x, "x")
-    raise_if(window.whole, "global_pooling is an argument of pooling; a convolution has the kernel of its filter")
+    raise_if(
+        window.whole,
+        "global_pooling is an argument of pooling; a convolution has the kernel of its filter",
+    )
     w = window.for_image(x)
     if len(window.kernel) != x.ndim - 2:
-        raise OpError(f"x is {describe(x)}: give kernels with {x.ndim - 2} sizes, was given {list(window.kernel)}")
+        raise OpError(
+            f"x is {describe(x)}: give kernels with {x.ndim - 2} sizes, was given {list(window.kernel)}"
+        )
     per_group = _check_group(x, w.channels_last, group) // group
     tail = (*w.kernel, per_group) if w.channels_last else (per_group, *w.kernel)
     if filter.ndim != x.ndim or filter.shape[1:] != tail or filter.shape[0] % group:
@@ -184,7 +215,13 @@ for _type in ("Conv", "Conv1D", "Conv2D", "Conv3D"):
 op("ConvRelu", gradient="forbidden")(takes_window(conv_relu))
 
 
-def _extra(*, adj: int | None = None, adj_h: int | None = None, adj_w: int | None = None, adjs: tuple[int, ...] = ()):
+def _extra(
+    *,
+    adj: int | None = None,
+    adj_h: int | None = None,
+    adj_w: int | None = None,
+    adjs: tuple[int, ...] = (),
+):
     """A function of the window: how many elements each dimension of the result gets beyond what the windows reach."""
 
     def extra(w: Window) -> tuple[int, ...]:
@@ -196,30 +233,45 @@ def _extra(*, adj: int | None = None, adj_h: int | None = None, adj_w: int | Non
         else:
             sizes = adjs or (0,) * rank
         if len(sizes) != rank or any(not 0 <= e <= s for e, s in zip(sizes, w.stride)):
-            raise OpError(f"adjs {list(sizes)} must be {rank} numbers between 0 and the strides {list(w.stride)}")
+            raise OpError(
+                f"adjs {list(sizes)} must be {rank} numbers between 0 and the strides {list(w.stride)}"
+            )
         return sizes
 
     return extra
 
 
-def _transposed(x: Any, filter: Any, window: Window, group: int, extra: Callable) -> tuple[Callable, bool]:
+def _transposed(
+    x: Any, filter: Any, window: Window, group: int, extra: Callable
+) -> tuple[Callable, bool]:
     """The transposed convolution as a function of x and filter, after checks; and whether channels come last."""
     check_float(x, "x")
     w = window.for_image(x)
     if window.whole or w.legacy_pad == CAFFE or any(d != 1 for d in w.dilation):
         raise OpError("takes no global_pooling, dilation or legacy_pad 3; leave them out")
     channels = x.shape[-1 if w.channels_last else 1]
-    if filter.ndim != x.ndim or filter.shape[0] != channels or spatial_sizes(filter, w.channels_last) != w.kernel:
+    if (
+        filter.ndim != x.ndim
+        or filter.shape[0] != channels
+        or spatial_sizes(filter, w.channels_last) != w.kernel
+    ):
         wanted = [channels, *w.kernel, "M/G"] if w.channels_last else [channels, "M/G", *w.kernel]
-        raise OpError(f"filter is {describe(filter)} and x is {describe(x)}; filter must be {wanted}")
+        raise OpError(
+            f"filter is {describe(filter)} and x is {describe(x)}; filter must be {wanted}"
+        )
     _check_group(x, w.channels_last, group)
-    rank, more = len(w.kernel), extra(w)
+    rank = len(w.kernel)
+    more = extra(w)
     # compat: legacy padding means none here
     pads = w.pads if w.legacy_pad == NOTSET else (0,) * (2 * rank)
-    padding = tuple((w.kernel[k] - 1 - pads[k], w.kernel[k] - 1 - pads[k + rank] + more[k]) for k in range(rank))
+    padding = tuple(
+        (w.kernel[k] - 1 - pads[k], w.kernel[k] - 1 - pads[k + rank] + more[k]) for k in range(rank)
+    )
     ones = (1,) * rank
     how = Convolution(ones, padding, ones, w.stride, w.channels_last, group)
-    return lambda v, f: convolve(v, _grouped_filter(f, group, w.channels_last), how), w.channels_last
+    return lambda v, f: convolve(
+        v, _grouped_filter(f, group, w.channels_last), how
+    ), w.channels_last
 
 
 def _grouped_filter(filter: Any, group: int, channels_last: bool) -> Any:
@@ -227,7 +279,9 @@ def _grouped_filter(filter: Any, group: int, channels_last: bool) -> Any:
     channels = filter.shape[0]
     f = filter if channels_last else jnp.moveaxis(filter, 1, -1)  # [C, *kernel, M/G]
     kernel = f.shape[1:-1]
-    f = jnp.flip(f, tuple(range(1, f.ndim - 1))).reshape(group, channels // group, *kernel, f.shape[-1])
+    f = jnp.flip(f, tuple(range(1, f.ndim - 1))).reshape(
+        group, channels // group, *kernel, f.shape[-1]
+    )
     f = jnp.moveaxis(jnp.swapaxes(f, 1, -1), -1, 2)  # [G, M/G, C/G, *kernel]
     f = f.reshape(-1, channels // group, *kernel)
     return jnp.moveaxis(f, 1, -1) if channels_last else f

@@ -97,7 +97,9 @@ def _signs(y: Any, x: Any) -> Any:
     """The labels 1 and -1 in the shape of the scores x."""
     check_integers(y, "y")
     if y.size != x.size:
-        raise OpError(f"y is {describe(y)} and the scores are {describe(x)}; they must have as many elements")
+        raise OpError(
+            f"y is {describe(y)} and the scores are {describe(x)}; they must have as many elements"
+        )
     return jnp.reshape(y, x.shape)
 
 
@@ -108,7 +110,9 @@ def cosine_embedding_criterion(s, y, *, margin: float = 0.0):
     return jnp.where(together, 1 - s, jnp.where(s >= margin, s - margin, 0))
 
 
-@op_with_vjp("MarginRankingCriterion", gradient="MarginRankingCriterionGradient(x1, x2, y, dy) -> x1, x2")
+@op_with_vjp(
+    "MarginRankingCriterion", gradient="MarginRankingCriterionGradient(x1, x2, y, dy) -> x1, x2"
+)
 def margin_ranking_criterion(x1, x2, y, *, margin: float = 1.0):
     """max(0, margin - y (x1 - x2)): x1 should be greater than x2 by `margin` where y is 1, smaller where y is -1."""
     check_same_shape("x1 and x2", as_float(x1), as_float(x2))

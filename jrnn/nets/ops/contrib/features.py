@@ -34,7 +34,9 @@ def bucketize(x, *, boundaries: tuple[float, ...] = ()):
     check_float(x, "x")
     edges = np.asarray(boundaries, np.float32)
     raise_if((np.diff(edges) < 0).any(), f"boundaries {list(boundaries)[:8]} must ascend")
-    return jnp.searchsorted(edges, jnp.asarray(x).astype(jnp.float32), side="left").astype(jnp.int32)
+    return jnp.searchsorted(edges, jnp.asarray(x).astype(jnp.float32), side="left").astype(
+        jnp.int32
+    )
 
 
 @op("BatchBoxCox", gradient="forbidden")
@@ -58,7 +60,9 @@ def _places(lengths: Any, indices: Any, columns: int) -> Any:
 
 
 @op("BatchSparseToDense", gradient="BatchDenseToSparse(lengths, indices, dy) -> values")
-def batch_sparse_to_dense(lengths, indices, values, shape=None, *, dense_last_dim: int = -1, default_value: float = 0.0):
+def batch_sparse_to_dense(
+    lengths, indices, values, shape=None, *, dense_last_dim: int = -1, default_value: float = 0.0
+):
     """Rows of (index, value) pairs as a matrix [rows, dense_last_dim], or of the shape of the fourth input."""
     check_shape(values, indices.shape, "values")
     columns = dense_last_dim
@@ -70,7 +74,10 @@ def batch_sparse_to_dense(lengths, indices, values, shape=None, *, dense_last_di
                 "dense_last_dim columns where that is given"
             )
         columns = shape.shape[1]
-    raise_if(columns < 1, f"dense_last_dim {dense_last_dim} must be at least 1, or a fourth input must have the shape")
+    raise_if(
+        columns < 1,
+        f"dense_last_dim {dense_last_dim} must be at least 1, or a fourth input must have the shape",
+    )
     rows = _places(lengths, indices, columns)
     whole = check_size((lengths.size, columns), np.float32)
     return jnp.full(whole, default_value, values.dtype).at[rows, indices].set(values)
@@ -92,16 +99,22 @@ def gather_ranges(data, ranges):
     check_integers(ranges, "ranges")
     spans = np.asarray(ranges).astype(np.int64)
     if spans.shape[2] != 2 or (spans < 0).any() or (spans.sum(2) > data.shape[0]).any():
-        raise OpError(f"ranges is {describe(ranges)}; its pairs (start, length) must be within {describe(data)}")
+        raise OpError(
+            f"ranges is {describe(ranges)}; its pairs (start, length) must be within {describe(data)}"
+        )
     check_size((int(spans[..., 1].sum()),), np.float64)
     return data[rows_from(*spans.reshape(-1, 2).T)], spans[..., 1].sum(1).astype(np.int32)
 
 
 @op("SparseLabelSplit", outputs=(2, None), gradient="forbidden", dynamic=True)
-def sparse_label_split(lengths, indices, values, *, num_labels: int, keep_gradient_offset_map: bool = False, op):
+def sparse_label_split(
+    lengths, indices, values, *, num_labels: int, keep_gradient_offset_map: bool = False, op
+):
     """The values of each label, then the examples of each label's values, and the place of each value in its output."""
     if len(op.outputs) != 2 * num_labels + keep_gradient_offset_map:
-        raise OpError(f"has {len(op.outputs)} outputs; num_labels {num_labels} needs 2 each, and the offsets 1 more")
+        raise OpError(
+            f"has {len(op.outputs)} outputs; num_labels {num_labels} needs 2 each, and the offsets 1 more"
+        )
     check_shape(values, indices.shape, "values")
     check_indices(indices, num_labels)
     label = np.asarray(indices)
@@ -110,13 +123,20 @@ def sparse_label_split(lengths, indices, values, *, num_labels: int, keep_gradie
     offsets = np.zeros(label.size, np.int32)
     for place in places:
         offsets[place] = np.arange(place.size)
-    return (*(values[p] for p in places), *(example[p] for p in places), *[offsets] * keep_gradient_offset_map)
+    return (
+        *(values[p] for p in places),
+        *(example[p] for p in places),
+        *[offsets] * keep_gradient_offset_map,
+    )
 
 
 @op("Summarize", outputs=(0, 1), gradient="forbidden")
 def summarize(x, *, to_file: int = 0):
     """The least and the greatest element, the mean, and the standard deviation of a sample: float32 [4]."""
-    raise_if(to_file, "to_file asks for a file to be written, which operators here do not do; leave it out")
+    raise_if(
+        to_file,
+        "to_file asks for a file to be written, which operators here do not do; leave it out",
+    )
     check_float(x, "x")
     x = jnp.asarray(x)
     spread = jnp.sqrt(jnp.sum((x - x.mean()) ** 2) / max(x.size - 1, 1))
@@ -124,11 +144,16 @@ def summarize(x, *, to_file: int = 0):
 
 
 @op("SinusoidPositionEncoding")
-def sinusoid_position_encoding(positions, *, embedding_size: int = 100, alpha: float = 10000.0, amplitude: float = 1.0):
+def sinusoid_position_encoding(
+    positions, *, embedding_size: int = 100, alpha: float = 10000.0, amplitude: float = 1.0
+):
     """Positions [T, N] -> [T, N, E]: amplitude * sin or cos (even or odd k) of position / alpha^(k / E)."""
     check_rank(positions, 2, "positions")
     check_integers(positions, "positions")
-    raise_if(embedding_size < 1 or alpha <= 0, f"embedding_size {embedding_size} and alpha {alpha} must be positive")
+    raise_if(
+        embedding_size < 1 or alpha <= 0,
+        f"embedding_size {embedding_size} and alpha {alpha} must be positive",
+    )
     check_size((embedding_size,), np.float64)
     k = np.arange(embedding_size)
     frequency = (alpha ** (-k / embedding_size)).astype(np.float32)
@@ -147,14 +172,19 @@ def _pieces(bounds: Any, slopes: Any, intercepts: Any) -> tuple[Any, Any, Any]:
             "as many slopes as intercepts, and one bound more"
         )
     b = bounds.reshape(groups, -1)
-    raise_if(is_concrete(b) and (np.diff(np.asarray(b), axis=1) < 0).any(), "bounds must ascend in each group")
+    raise_if(
+        is_concrete(b) and (np.diff(np.asarray(b), axis=1) < 0).any(),
+        "bounds must ascend in each group",
+    )
     return b, slopes.reshape(groups, -1), intercepts.reshape(groups, -1)
 
 
 def _transform(x: Any, bounds: Any, slopes: Any, intercepts: Any) -> Any:
     """Applies the lines of each group to x [N, G]; outside the bounds, the value at the nearest one."""
     x = jnp.clip(x, bounds[:, :1].T, bounds[:, -1:].T)
-    above = (x[:, :, None] > bounds[None, :, 1:-1]).sum(-1)  # [N, G]: a bound belongs to the line before it
+    above = (x[:, :, None] > bounds[None, :, 1:-1]).sum(
+        -1
+    )  # [N, G]: a bound belongs to the line before it
     group = jnp.arange(bounds.shape[0])[None, :]
     return slopes[group, above] * x + intercepts[group, above]
 
@@ -180,15 +210,23 @@ def piecewise_linear_transform(
     given = [a for a in (bounds, slopes, intercepts) if a]
     blobs = [b for b in (bounds_blob, slopes_blob, intercepts_blob) if b is not None]
     if (len(given), len(blobs)) not in ((3, 0), (0, 3)):
-        raise OpError("give bounds, slopes and intercepts, either all as arguments or all as inputs 1, 2 and 3")
+        raise OpError(
+            "give bounds, slopes and intercepts, either all as arguments or all as inputs 1, 2 and 3"
+        )
     lines = _pieces(*(blobs or (np.asarray(a, x.dtype) for a in given)))
     lines = tuple(jnp.asarray(a) for a in lines)
     groups = lines[0].shape[0]
     if not binary:
-        raise_if(x.ndim != 2 or x.shape[1] != groups, f"it must be [N, {groups}], one column a group of lines", x=x)
+        raise_if(
+            x.ndim != 2 or x.shape[1] != groups,
+            f"it must be [N, {groups}], one column a group of lines",
+            x=x,
+        )
         return _transform(x, *lines)
     if groups != 1 or x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[1] not in (1, 2)):
-        raise OpError(f"x is {describe(x)} with {groups} groups; binary=1 takes [N], [N, 1] or [N, 2] and 1 group")
+        raise OpError(
+            f"x is {describe(x)} with {groups} groups; binary=1 takes [N], [N, 1] or [N, 2] and 1 group"
+        )
     if x.ndim == 2 and x.shape[1] == 2:
         p = _transform(x[:, 1:], *lines)
         return jnp.concatenate([1 - p, p], 1)
@@ -200,7 +238,9 @@ def _parts(keys: Any, inputs: tuple, outputs: int, pack_first_input: bool) -> li
     check_integers(keys, "keys")
     each = 1 + len(inputs)
     if outputs % each:
-        raise OpError(f"has {outputs} outputs; they must be a multiple of its {each} inputs, a group for each part")
+        raise OpError(
+            f"has {outputs} outputs; they must be a multiple of its {each} inputs, a group for each part"
+        )
     count = outputs // each
     values = np.asarray(keys).reshape(-1)
     part = values % count
@@ -208,7 +248,9 @@ def _parts(keys: Any, inputs: tuple, outputs: int, pack_first_input: bool) -> li
     blobs = [first.astype(keys.dtype)]
     for x in inputs:
         if x.shape[: keys.ndim] != keys.shape:
-            raise OpError(f"an input is {describe(x)}; its shape must begin with that of the keys, {list(keys.shape)}")
+            raise OpError(
+                f"an input is {describe(x)}; its shape must begin with that of the keys, {list(keys.shape)}"
+            )
         blobs.append(jax.lax.stop_gradient(x.reshape(keys.size, *x.shape[keys.ndim :])))
     return [[blob[np.flatnonzero(part == p)] for blob in blobs] for p in range(count)]
 
@@ -243,7 +285,9 @@ def gather_by_key(keys, *parts, pack_first_input: bool = False):
     check_rank(keys, 1, "keys")
     check_integers(keys, "keys")
     if not parts or sum(p.shape[0] for p in parts) != keys.size:
-        raise OpError(f"there are {keys.size} keys and {sum(p.shape[0] for p in parts)} rows; they must be as many")
+        raise OpError(
+            f"there are {keys.size} keys and {sum(p.shape[0] for p in parts)} rows; they must be as many"
+        )
     part = keys % len(parts)
     gathered = jnp.zeros((keys.size, *parts[0].shape[1:]), parts[0].dtype)
     for k, rows in enumerate(parts):
@@ -256,4 +300,9 @@ def _(g):
     outputs = []
     for k in range(1, len(g.op.inputs)):
         outputs += [g.temporary(f"_{g.op.inputs[k]}_grad_keys"), g.grad_input(k)]
-    g.emit("Partition", [g.input(0), g.grad_output(0)], outputs, pack_first_input=g.arg("pack_first_input", 0))
+    g.emit(
+        "Partition",
+        [g.input(0), g.grad_output(0)],
+        outputs,
+        pack_first_input=g.arg("pack_first_input", 0),
+    )

@@ -14,7 +14,14 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.memory import check_size
-from jrnn.nets.ops.contrib.window import NOTSET, Window, check_image, is_channels_last, spatial_axes, takes_window
+from jrnn.nets.ops.contrib.window import (
+    NOTSET,
+    Window,
+    check_image,
+    is_channels_last,
+    spatial_axes,
+    takes_window,
+)
 from jrnn.nets.ops.values import check_float, check_rank, describe, is_concrete, raise_if, takes
 from jrnn.nets.ops.vjp import op_with_vjp, pulled_back
 from jrnn.nets.registry import op
@@ -28,10 +35,18 @@ def _pads(x: Any, window: Window, mode: str) -> dict[int, tuple[int, int]]:
     if mode not in MODES:
         raise OpError(f"mode {mode!r} is unknown; it must be one of {', '.join(MODES)}")
     rank = x.ndim - 2
-    if window.legacy_pad != NOTSET or window.whole or any(v != 1 for v in (*window.stride, *window.dilation)):
-        raise OpError("takes no stride, dilation, legacy_pad or global_pooling; give pad, pads or pad_t, l, b, r")
+    if (
+        window.legacy_pad != NOTSET
+        or window.whole
+        or any(v != 1 for v in (*window.stride, *window.dilation))
+    ):
+        raise OpError(
+            "takes no stride, dilation, legacy_pad or global_pooling; give pad, pads or pad_t, l, b, r"
+        )
     if len(window.pads) != 2 * rank:
-        raise OpError(f"pads {list(window.pads)} must have {2 * rank} entries for an image {describe(x)}")
+        raise OpError(
+            f"pads {list(window.pads)} must have {2 * rank} entries for an image {describe(x)}"
+        )
     axes = spatial_axes(x.ndim, window.channels_last)
     return {a: (window.pads[k], window.pads[k + rank]) for k, a in enumerate(axes)}
 
@@ -45,7 +60,9 @@ def _sources(size: int, before: int, after: int, mode: str) -> np.ndarray:
     indices = np.abs(indices)
     indices = np.minimum(indices, 2 * size - indices - 2)
     if indices.min() < 0:
-        raise OpError(f"reflects {before} and {after} elements of a line of {size}; give smaller pads or another mode")
+        raise OpError(
+            f"reflects {before} and {after} elements of a line of {size}; give smaller pads or another mode"
+        )
     return indices
 
 
@@ -71,7 +88,11 @@ def pad_image_gradient(dy, *, window, mode: str = "constant", value: float = 0.0
     sizes = list(dy.shape)
     for a, (before, after) in _pads(dy, window, mode).items():
         sizes[a] -= before + after
-        raise_if(sizes[a] < 1, f"it must be larger than the pads {before} and {after} in dimension {a}", dy=dy)
+        raise_if(
+            sizes[a] < 1,
+            f"it must be larger than the pads {before} and {after} in dimension {a}",
+            dy=dy,
+        )
     return pulled_back(lambda x: _padded(x, window, mode, value), jnp.zeros(sizes, dy.dtype), dy)
 
 
@@ -79,7 +100,11 @@ def scale_factors(scales: Any, args: Sequence[float]) -> tuple[np.float32, ...]:
     """The factor of each dimension, from a blob or from arguments; float32, as Caffe2 rounds with it."""
     if scales is not None:
         given = np.asarray(scales)
-        raise_if(given.shape != (len(args),), f"it must be a vector of {len(args)} numbers", scales=scales)
+        raise_if(
+            given.shape != (len(args),),
+            f"it must be a vector of {len(args)} numbers",
+            scales=scales,
+        )
         args = given.tolist()
     raise_if(min(args) <= 0, f"scales {list(args)} must be positive")
     return tuple(np.float32(a) for a in args)
@@ -103,21 +128,34 @@ def stretched(x: Any, scales: tuple[np.float32, ...], axes: tuple[int, ...]) -> 
 
 
 @op_with_vjp("ResizeNearest", dynamic=True, gradient="ResizeNearestGradient(dy, x, scales)")
-def resize_nearest(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
+def resize_nearest(
+    x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"
+):
     """x enlarged by repeating elements, or shrunk by dropping them; `scales` (height, width) replaces the arguments."""
     check_image(x, 4)
     check_float(x, "x")
-    return stretched(x, scale_factors(scales, (height_scale, width_scale)), spatial_axes(4, is_channels_last(order)))
+    return stretched(
+        x,
+        scale_factors(scales, (height_scale, width_scale)),
+        spatial_axes(4, is_channels_last(order)),
+    )
 
 
 def _check_nchw(order: str) -> None:
     if is_channels_last(order):
-        raise OpError(f"order {order!r} is not offered; it must be NCHW (put NHWC2NCHW before and NCHW2NHWC after)")
+        raise OpError(
+            f"order {order!r} is not offered; it must be NCHW (put NHWC2NCHW before and NCHW2NHWC after)"
+        )
 
 
 @op_with_vjp("ResizeNearest3D", gradient="ResizeNearest3DGradient(dy, x)")
 def resize_nearest_3d(
-    x, *, temporal_scale: float = 1.0, height_scale: float = 1.0, width_scale: float = 1.0, order: str = "NCHW"
+    x,
+    *,
+    temporal_scale: float = 1.0,
+    height_scale: float = 1.0,
+    width_scale: float = 1.0,
+    order: str = "NCHW",
 ):
     check_image(x, 5)
     _check_nchw(order)
@@ -140,7 +178,9 @@ def _blend(size: int, out: int, dtype: Any) -> np.ndarray:
 
 
 @op_with_vjp("UpsampleBilinear", dynamic=True, gradient="UpsampleBilinearGradient(dy, x, scales)")
-def upsample_bilinear(x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"):
+def upsample_bilinear(
+    x, scales=None, *, width_scale: float = 1.0, height_scale: float = 1.0, order: str = "NCHW"
+):
     """x [N, C, H, W] interpolated to H * height_scale by W * width_scale; corners keep their places."""
     check_image(x, 4)
     check_float(x, "x")
@@ -159,8 +199,13 @@ def _weights(start: Any, size: Any, bins: int, length: int, sampling_ratio: int)
     A bin is the mean of evenly spaced samples. A sample is bilinear between places, and 0 farther than one place outside.
     """
     width = jnp.maximum(size, 1) / bins
-    counts = jnp.full(size.shape, sampling_ratio) if sampling_ratio > 0 else jnp.ceil(width).astype(jnp.int32)
-    first, places = jnp.arange(bins)[None, :], jnp.arange(length)[None, None, :]
+    counts = (
+        jnp.full(size.shape, sampling_ratio)
+        if sampling_ratio > 0
+        else jnp.ceil(width).astype(jnp.int32)
+    )
+    first = jnp.arange(bins)[None, :]
+    places = jnp.arange(length)[None, None, :]
 
     def add(k: Any, total: Any) -> Any:
         at = start[:, None] + (first + ((k + 0.5) / counts)[:, None]) * width[:, None]
@@ -169,7 +214,9 @@ def _weights(start: Any, size: Any, bins: int, length: int, sampling_ratio: int)
         return total + jnp.where(seen[..., None], hats, 0)
 
     zeros = jnp.zeros((size.size, bins, length), size.dtype)
-    total = lax.fori_loop(0, jnp.max(counts, initial=1), add, zeros)  # as often as the largest region needs
+    total = lax.fori_loop(
+        0, jnp.max(counts, initial=1), add, zeros
+    )  # as often as the largest region needs
     return total / counts[:, None, None]
 
 
@@ -188,13 +235,26 @@ def _regions(
         check_float(x, "x")
         check_rank(x, 4, "x")
         check_rank(rois, 2, "rois")
-        raise_if(rois.shape[1] not in (4, 5), "its rows must be (image, x1, y1, x2, y2) or (x1, y1, x2, y2)", rois=rois)
+        raise_if(
+            rois.shape[1] not in (4, 5),
+            "its rows must be (image, x1, y1, x2, y2) or (x1, y1, x2, y2)",
+            rois=rois,
+        )
         images = jnp.moveaxis(jnp.asarray(x), -1, 1) if last else jnp.asarray(x)
         rois = lax.stop_gradient(jnp.asarray(rois))
-        image = rois[:, 0].astype(jnp.int32) if rois.shape[1] == 5 else jnp.zeros(rois.shape[0], jnp.int32)
-        if is_concrete(image) and ((np.asarray(image) < 0) | (np.asarray(image) >= x.shape[0])).any():
+        image = (
+            rois[:, 0].astype(jnp.int32)
+            if rois.shape[1] == 5
+            else jnp.zeros(rois.shape[0], jnp.int32)
+        )
+        if (
+            is_concrete(image)
+            and ((np.asarray(image) < 0) | (np.asarray(image) >= x.shape[0])).any()
+        ):
             raise OpError(f"rois names an image that is not one of the {x.shape[0]} in x")
-        x1, y1, x2, y2 = (rois[:, -4 + k].astype(x.dtype) * np.asarray(spatial_scale, x.dtype) for k in range(4))
+        x1, y1, x2, y2 = (
+            rois[:, -4 + k].astype(x.dtype) * np.asarray(spatial_scale, x.dtype) for k in range(4)
+        )
         rows = _weights(y1, y2 - y1, pooled_h, images.shape[2], sampling_ratio)
         columns = _weights(x1, x2 - x1, pooled_w, images.shape[3], sampling_ratio)
         return last, images, image, rows.astype(x.dtype), columns.astype(x.dtype)

@@ -28,7 +28,9 @@ from jrnn.nets.ops.values import canonical_axis, check_float, describe, flat_at,
 from jrnn.nets.registry import op
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["stored"], meta_fields=["scale", "zero_point"])
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["stored"], meta_fields=["scale", "zero_point"]
+)
 @dataclass(frozen=True)
 class Int8Tensor:
     """Stored numbers: uint8, or int32 for biases. `np.asarray` returns the numbers that they represent."""
@@ -50,7 +52,9 @@ class Int8Tensor:
         return self.stored.dtype
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        return (np.asarray(self.stored).astype(np.float32) - self.zero_point) * np.float32(self.scale)
+        return (np.asarray(self.stored).astype(np.float32) - self.zero_point) * np.float32(
+            self.scale
+        )
 
     def like(self, stored: Any) -> Int8Tensor:
         """Other stored numbers with the same scale and zero point."""
@@ -64,7 +68,11 @@ def centered(x: Int8Tensor, dtype: Any = jnp.int32) -> Any:
 
 def real(x: Any) -> Any:
     """The numbers that a blob represents, as floats."""
-    return centered(x, jnp.float32) * np.float32(x.scale) if isinstance(x, Int8Tensor) else jnp.asarray(x)
+    return (
+        centered(x, jnp.float32) * np.float32(x.scale)
+        if isinstance(x, Int8Tensor)
+        else jnp.asarray(x)
+    )
 
 
 def need_int8(x: Any, name: str) -> Int8Tensor:
@@ -86,10 +94,14 @@ def quantized(steps: Any, scale: float, zero_point: int, relu: bool = False) -> 
 
 def check_scale(scale: float, zero_point: int) -> None:
     if not scale > 0 or not 0 <= zero_point <= 255:
-        raise OpError(f"Y_scale {scale} must be positive, and Y_zero_point {zero_point} within 0 and 255")
+        raise OpError(
+            f"Y_scale {scale} must be positive, and Y_zero_point {zero_point} within 0 and 255"
+        )
 
 
-def _kept(*, Y_scale: float | None = None, Y_zero_point: int | None = None) -> Callable[[Any], Int8Tensor]:
+def _kept(
+    *, Y_scale: float | None = None, Y_zero_point: int | None = None
+) -> Callable[[Any], Int8Tensor]:
     """A check for operators that keep scale and zero point: their arguments must equal the input's, or both be absent."""
 
     def checked(x: Any) -> Int8Tensor:
@@ -116,13 +128,17 @@ op("Int8Dequantize", gradient="forbidden")(lambda x: real(need_int8(x, "x")))
 
 
 @op("Int8GivenTensorFill", gradient="forbidden")
-def given_tensor_fill(*, values: bytes, shape: tuple[int, ...], Y_scale: float = 1.0, Y_zero_point: int = 0):
+def given_tensor_fill(
+    *, values: bytes, shape: tuple[int, ...], Y_scale: float = 1.0, Y_zero_point: int = 0
+):
     """`values` holds one byte a number."""
     return _given(np.frombuffer(values, np.uint8), shape, Y_scale, Y_zero_point)
 
 
 @op("Int8GivenIntTensorFill", gradient="forbidden")
-def given_int_tensor_fill(*, values: np.ndarray, shape: tuple[int, ...], Y_scale: float = 1.0, Y_zero_point: int = 0):
+def given_int_tensor_fill(
+    *, values: np.ndarray, shape: tuple[int, ...], Y_scale: float = 1.0, Y_zero_point: int = 0
+):
     """Numbers of 32 bits: biases."""
     return _given(values.astype(np.int32), shape, Y_scale, Y_zero_point)
 
@@ -130,7 +146,9 @@ def given_int_tensor_fill(*, values: np.ndarray, shape: tuple[int, ...], Y_scale
 def _given(values: np.ndarray, shape: tuple[int, ...], scale: float, zero_point: int) -> Int8Tensor:
     shape = check_size(shape, values.dtype)
     if int(np.prod(shape)) != values.size:
-        raise OpError(f"values has {values.size} elements, and shape {list(shape)} needs {int(np.prod(shape))}")
+        raise OpError(
+            f"values has {values.size} elements, and shape {list(shape)} needs {int(np.prod(shape))}"
+        )
     raise_if(not scale > 0, f"Y_scale {scale} must be positive")
     return Int8Tensor(jnp.asarray(values.reshape(shape)), scale, zero_point)
 
@@ -140,7 +158,9 @@ def _register_sum(type: str, relu: bool) -> None:
     def add(a, b, *, Y_scale: float = 1.0, Y_zero_point: int = 0):
         check_scale(Y_scale, Y_zero_point)
         if a.shape != b.shape:
-            raise OpError(f"its inputs are {describe(a)} and {describe(b)}; they must have the same shape")
+            raise OpError(
+                f"its inputs are {describe(a)} and {describe(b)}; they must have the same shape"
+            )
         parts = [
             centered(x, jnp.float32) * (np.float32(x.scale) / np.float32(Y_scale))
             if isinstance(x, Int8Tensor)
@@ -170,8 +190,12 @@ def softmax(x, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
         raise OpError(f"Y_scale {Y_scale} and Y_zero_point {Y_zero_point} must be 1/256 and 0")
     raise_if(canonical_axis(axis, x.ndim) != 1, f"axis is {axis}; it must be 1")
     flat = jnp.asarray(x.stored).reshape(x.shape[0], -1).astype(jnp.int32)
-    largest = min((2**32 - 1) / flat.shape[1], 2.0**23 - 1)  # so that the sum of a row fits in 32 bits
-    table = np.rint(largest * np.exp((np.arange(256) - 255) * np.float64(np.float32(x.scale)))).astype(np.uint32)
+    largest = min(
+        (2**32 - 1) / flat.shape[1], 2.0**23 - 1
+    )  # so that the sum of a row fits in 32 bits
+    table = np.rint(
+        largest * np.exp((np.arange(256) - 255) * np.float64(np.float32(x.scale)))
+    ).astype(np.uint32)
     exponentials = jnp.asarray(table)[flat - flat.max(1, keepdims=True) + 255]
     total = exponentials.sum(1, keepdims=True, dtype=jnp.uint32)
     stored = jnp.minimum((exponentials * np.uint32(256) + total // np.uint32(2)) // total, 255)
@@ -212,7 +236,9 @@ def slice_(x, *, kept, starts: tuple[int, ...], ends: tuple[int, ...]):
 
 
 @op("Int8Concat", outputs=(1, 2), gradient="forbidden")
-def concat(*xs, axis: int = 1, order: str | None = None, Y_scale: float = 1.0, Y_zero_point: int = 0):
+def concat(
+    *xs, axis: int = 1, order: str | None = None, Y_scale: float = 1.0, Y_zero_point: int = 0
+):
     """Along `axis`, or with `order` along channels, which come last. All inputs have the scale of the result."""
     tensors = [_kept(Y_scale=Y_scale, Y_zero_point=Y_zero_point)(x) for x in xs]
     along = tensors[0].ndim - 1 if order is not None else canonical_axis(axis, tensors[0].ndim)
@@ -220,7 +246,9 @@ def concat(*xs, axis: int = 1, order: str | None = None, Y_scale: float = 1.0, Y
     return tensors[0].like(joined), np.array([x.shape[along] for x in tensors], np.int32)
 
 
-def _requantized(total: Any, x: Any, w: Any, bias: Any, scale: float, zero_point: int, relu: bool, floats: bool) -> Any:
+def _requantized(
+    total: Any, x: Any, w: Any, bias: Any, scale: float, zero_point: int, relu: bool, floats: bool
+) -> Any:
     """Quantizes a sum of products, which float64 holds exactly, after adding the bias; with `floats` leaves it in floats."""
     # what 1 in `total` represents
     unit = np.float32(getattr(x, "scale", 1.0)) * np.float32(getattr(w, "scale", 1.0))
@@ -234,17 +262,35 @@ def _requantized(total: Any, x: Any, w: Any, bias: Any, scale: float, zero_point
     if factor < 1 and isinstance(x, Int8Tensor) and isinstance(w, Int8Tensor):
         fraction, exponent = math.frexp(factor)
         # compat: QNNPACK rounds the product with the fraction first, then the shift by the exponent
-        return quantized(away_from_zero(jnp.floor(total * fraction + 0.5) * 2.0**exponent), scale, zero_point, relu)
+        return quantized(
+            away_from_zero(jnp.floor(total * fraction + 0.5) * 2.0**exponent),
+            scale,
+            zero_point,
+            relu,
+        )
     return quantized(away_from_zero(total * factor), scale, zero_point, relu)
 
 
 def _whole(x: Any) -> Any:
     """Stored numbers without the zero point, or floats, in float64, which keeps integers exact."""
-    return centered(x).astype(jnp.float64) if isinstance(x, Int8Tensor) else jnp.asarray(x).astype(jnp.float64)
+    return (
+        centered(x).astype(jnp.float64)
+        if isinstance(x, Int8Tensor)
+        else jnp.asarray(x).astype(jnp.float64)
+    )
 
 
 @op("Int8FC", gradient="forbidden")
-def fc(x, w, b, *, axis: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0, dequantize_output: bool = False):
+def fc(
+    x,
+    w,
+    b,
+    *,
+    axis: int = 1,
+    Y_scale: float = 1.0,
+    Y_zero_point: int = 0,
+    dequantize_output: bool = False,
+):
     """y = x w^T + b, with x flattened from `axis` on; as floats with `dequantize_output`."""
     axis = canonical_axis(axis, x.ndim)
     with jax.enable_x64(True):
@@ -265,7 +311,9 @@ def _check_order(window: Window) -> None:
 def _register_convolution(type: str, relu: bool) -> None:
     @op(type, gradient="forbidden")
     @takes_window
-    def convolution(x, filter, bias=None, *, window, group: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0):
+    def convolution(
+        x, filter, bias=None, *, window, group: int = 1, Y_scale: float = 1.0, Y_zero_point: int = 0
+    ):
         _check_order(window)
         with jax.enable_x64(True):
             total = conv(_whole(x), _whole(filter), window=window, group=group)
@@ -285,7 +333,9 @@ def _register_pools(suffix: str, relu: bool) -> None:
         x = need_int8(x, "x")
         check_scale(Y_scale, Y_zero_point)
         _check_order(window)
-        mean = average_pool(centered(x, jnp.float32), window=window, count_include_pad=True)  # compat: padding represents 0
+        mean = average_pool(
+            centered(x, jnp.float32), window=window, count_include_pad=True
+        )  # compat: padding represents 0
         steps = away_from_zero(mean * (np.float32(x.scale) / np.float32(Y_scale)))
         return quantized(steps, Y_scale, Y_zero_point, relu)
 
@@ -303,6 +353,15 @@ _register_pools("Relu", True)
 
 
 @op("Int8ResizeNearest", gradient="forbidden")
-def resize_nearest(x, *, width_scale: float = 1.0, height_scale: float = 1.0, Y_scale: float = 1.0, Y_zero_point: int = 0):
+def resize_nearest(
+    x,
+    *,
+    width_scale: float = 1.0,
+    height_scale: float = 1.0,
+    Y_scale: float = 1.0,
+    Y_zero_point: int = 0,
+):
     x = _kept(Y_scale=Y_scale, Y_zero_point=Y_zero_point)(x)
-    return x.like(stretched(jnp.asarray(x.stored), scale_factors(None, (height_scale, width_scale)), (1, 2)))
+    return x.like(
+        stretched(jnp.asarray(x.stored), scale_factors(None, (height_scale, width_scale)), (1, 2))
+    )

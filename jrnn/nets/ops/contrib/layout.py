@@ -7,7 +7,13 @@ import jax.numpy as jnp
 
 from jrnn.errors import OpError
 from jrnn.nets.ir import Op
-from jrnn.nets.ops.contrib.window import Window, check_image, is_channels_last, spatial_sizes, takes_window
+from jrnn.nets.ops.contrib.window import (
+    Window,
+    check_image,
+    is_channels_last,
+    spatial_sizes,
+    takes_window,
+)
 from jrnn.nets.ops.shape import concat, make_split_gradient, split
 from jrnn.nets.ops.values import describe, raise_if, takes
 from jrnn.nets.registry import gradient, op
@@ -28,7 +34,9 @@ def nhwc_to_nchw(x):
 def _transpose_channels(x: Any, order: str, group: int, back: bool) -> Any:
     axis = x.ndim - 1 if is_channels_last(order) else 1
     if x.ndim < 2 or group < 1 or x.shape[axis] % group:
-        raise OpError(f"group {group} must be at least 1 and divide the channels of x {describe(x)}, order {order}")
+        raise OpError(
+            f"group {group} must be at least 1 and divide the channels of x {describe(x)}, order {order}"
+        )
     rows = x.shape[axis] // group if back else group
     shape = (*x.shape[:axis], rows, x.shape[axis] // rows, *x.shape[axis + 1 :])
     return jnp.swapaxes(x.reshape(shape), axis, axis + 1).reshape(x.shape)
@@ -40,13 +48,19 @@ def channel_shuffle(x, *, group: int = 1, order: str = "NCHW"):
     return _transpose_channels(x, order, group, back=False)
 
 
-op("ChannelShuffleGradient")(lambda dy, *, group=1, order="NCHW": _transpose_channels(dy, order, group, back=True))
+op("ChannelShuffleGradient")(
+    lambda dy, *, group=1, order="NCHW": _transpose_channels(dy, order, group, back=True)
+)
 
 
 def _for_columns(window: Window, x: Any, op: Op) -> Window:
     w = window.for_image(x)
     # compat: Caffe2 does not read these here, and pads by `pad`
-    unread = [n for n in ("pads", "pad_t", "pad_l", "pad_b", "pad_r", "legacy_pad", "global_pooling") if op.arg(n)]
+    unread = [
+        n
+        for n in ("pads", "pad_t", "pad_l", "pad_b", "pad_r", "legacy_pad", "global_pooling")
+        if op.arg(n)
+    ]
     if unread:
         raise OpError(f"takes no {', '.join(unread)}; give pad, the same on all sides")
     return w
@@ -70,11 +84,14 @@ def col2im(columns, z, *, window, op):
     """Adds columns up at the places of their elements, in an image of z's shape; the values of z are not read."""
     w = _for_columns(window, z, op)
     windows = w.output_sizes(spatial_sizes(z, w.channels_last))
-    n, c = z.shape[0], z.shape[-1 if w.channels_last else 1]
+    n = z.shape[0]
+    c = z.shape[-1 if w.channels_last else 1]
     shape = (n, *windows, w.volume, c) if w.channels_last else (n, c, w.volume, *windows)
     size = math.prod(shape)
     if columns.size != size:
-        raise OpError(f"columns is {describe(columns)}; for an image {describe(z)} it must have {size} elements")
+        raise OpError(
+            f"columns is {describe(columns)}; for an image {describe(z)} it must have {size} elements"
+        )
     parts = jnp.moveaxis(columns.reshape(shape), -2 if w.channels_last else 2, 0)
     return w.spread(parts, z.shape)
 
@@ -94,7 +111,9 @@ def _blocks(
     raise_if(is_channels_last(order), f"order {order!r} is not offered; it must be NCHW")
     # compat: of the single sides Caffe2 reads pad_t alone; where another would matter, its result is wrong
     if any(p not in (None, pad) for p in (pad_l, pad_b, pad_r)):
-        raise OpError(f"pad_l, pad_b and pad_r must equal pad, which is {pad}; only pad_t may differ")
+        raise OpError(
+            f"pad_l, pad_b and pad_r must equal pad, which is {pad}; only pad_t may differ"
+        )
     top = pad if pad_t is None else pad_t
     raise_if(top < 0 or pad < 0, f"pad {pad} and pad_t {top} must not be negative")
     return block_size, top, pad
@@ -107,10 +126,15 @@ def space_to_batch(x, *, blocks):
     check_image(x, 4)
     size, top, pad = blocks
     n, c, h, w = x.shape
-    rows, columns = (h + top + pad) // size, (w + 2 * pad) // size
+    rows = (h + top + pad) // size
+    columns = (w + 2 * pad) // size
     if (h + top + pad) % size or (w + 2 * pad) % size:
-        raise OpError(f"x is {describe(x)}; its padded height and width must be multiples of block_size {size}")
-    x = jnp.pad(x, ((0, 0), (0, 0), (top, pad), (pad, pad))).reshape(n, c, rows, size, columns, size)
+        raise OpError(
+            f"x is {describe(x)}; its padded height and width must be multiples of block_size {size}"
+        )
+    x = jnp.pad(x, ((0, 0), (0, 0), (top, pad), (pad, pad))).reshape(
+        n, c, rows, size, columns, size
+    )
     return x.transpose(3, 5, 0, 1, 2, 4).reshape(-1, c, rows, columns)
 
 
@@ -121,7 +145,8 @@ def batch_to_space(x, *, blocks):
     check_image(x, 4)
     size, top, pad = blocks
     batch, c, h, w = x.shape
-    rows, columns = h * size, w * size
+    rows = h * size
+    columns = w * size
     if batch % size**2 or rows <= top + pad or columns <= 2 * pad:
         raise OpError(
             f"x is {describe(x)}; its batch must be a multiple of block_size^2 = {size**2}, and the pads smaller than "

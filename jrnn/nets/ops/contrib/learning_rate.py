@@ -32,17 +32,26 @@ def _ramp(i: Any, start: float, num_iter: int) -> Any:
 
 
 def _alter(i, *, active_first=True, active_period=-1, inactive_period=-1):
-    place = i % (_positive("active_period", active_period) + _positive("inactive_period", inactive_period))
-    return jnp.where((place < active_period) if active_first else (place >= inactive_period), 1.0, 0.0)
+    place = i % (
+        _positive("active_period", active_period) + _positive("inactive_period", inactive_period)
+    )
+    return jnp.where(
+        (place < active_period) if active_first else (place >= inactive_period), 1.0, 0.0
+    )
 
 
 def _hill(i, *, num_iter=0, start_multiplier=0.0, gamma=0.0, power=0.0, end_multiplier=0.0):
     after = (1 + gamma * jnp.maximum(_number(i - num_iter), 0)) ** -power
-    return jnp.where(i < num_iter, _ramp(i, start_multiplier, num_iter), jnp.maximum(after, end_multiplier))
+    return jnp.where(
+        i < num_iter, _ramp(i, start_multiplier, num_iter), jnp.maximum(after, end_multiplier)
+    )
 
 
 def _slope(i, *, num_iter_1=0, multiplier_1=0.0, num_iter_2=0, multiplier_2=0.0):
-    raise_if(num_iter_1 == num_iter_2, f"arguments 'num_iter_1' and 'num_iter_2' must differ, both are {num_iter_1}")
+    raise_if(
+        num_iter_1 == num_iter_2,
+        f"arguments 'num_iter_1' and 'num_iter_2' must differ, both are {num_iter_1}",
+    )
     slope = (multiplier_2 - multiplier_1) / (num_iter_2 - num_iter_1)
     line = multiplier_2 + _number(i - num_iter_2) * slope
     return jnp.where(i < num_iter_1, multiplier_1, jnp.maximum(line, multiplier_2))
@@ -50,7 +59,9 @@ def _slope(i, *, num_iter_1=0, multiplier_1=0.0, num_iter_2=0, multiplier_2=0.0)
 
 def _cyclical(i, *, base_lr, max_lr=0.005, stepsize=0, decay=1.0):
     cycle = i // (2 * _positive("stepsize", stepsize))
-    away = jnp.abs(_number(i - 2 * stepsize * cycle) / stepsize - 1)  # 1 at both ends of a cycle, 0 in its middle
+    away = jnp.abs(
+        _number(i - 2 * stepsize * cycle) / stepsize - 1
+    )  # 1 at both ends of a cycle, 0 in its middle
     return 1 + (max_lr / abs(base_lr) - 1) * (1 - away) * decay ** _number(cycle)
 
 
@@ -61,20 +72,29 @@ def _cosine(i, *, max_lr=0.5, min_lr=0.1, period=50, t_mult=1.0, lr_shrink=0.99)
         cycle = _number(i // period)
         part = _number(i % period) / period
     else:
-        grown = 1 + _number(i) / period * (t_mult - 1)  # t_mult to the power of the (fractional) cycle
+        grown = 1 + _number(i) / period * (
+            t_mult - 1
+        )  # t_mult to the power of the (fractional) cycle
 
         def start(k):
             return (t_mult**k - 1) / (t_mult - 1) * period
 
         cycle = jnp.floor(jnp.log(jnp.maximum(grown, 1e-30)) / math.log(t_mult))
         # rounding may place an iteration at the end of a cycle into its neighbor
-        cycle = jnp.where(_number(i) >= start(cycle + 1), cycle + 1, jnp.where(_number(i) < start(cycle), cycle - 1, cycle))
+        cycle = jnp.where(
+            _number(i) >= start(cycle + 1),
+            cycle + 1,
+            jnp.where(_number(i) < start(cycle), cycle - 1, cycle),
+        )
         part = (_number(i) - start(cycle)) / (t_mult**cycle * period)
     return lr_shrink**cycle * (min_lr + 0.5 * (max_lr - min_lr) * (1 + jnp.cos(math.pi * part)))
 
 
 def _warmup(
-    *, start_warmup_multiplier=0.1, constant_warmup_num_iter=10000000, linear_warmup_num_iter=10000000
+    *,
+    start_warmup_multiplier=0.1,
+    constant_warmup_num_iter=10000000,
+    linear_warmup_num_iter=10000000,
 ) -> Callable[[Any, Callable[[Any], Any]], Any]:
     """A function of the iteration and of the policy that follows, which counts from the end of the warmup."""
     end = constant_warmup_num_iter + linear_warmup_num_iter
@@ -93,7 +113,9 @@ def _constant_then_linear(i, *, warmup):
 
 
 @takes(warmup=_warmup)
-def _composite_cyclical(i, *, warmup, base_lr, cyclical_max_lr=0.05, cyclical_step_size=1000000, cyclical_decay=1.0):
+def _composite_cyclical(
+    i, *, warmup, base_lr, cyclical_max_lr=0.05, cyclical_step_size=1000000, cyclical_decay=1.0
+):
     args = {"max_lr": cyclical_max_lr, "stepsize": cyclical_step_size, "decay": cyclical_decay}
     return warmup(i, lambda j: _cyclical(j, base_lr=base_lr, **args))
 
@@ -109,23 +131,38 @@ def _composite_cosine(
     cosine_t_mult=1.0,
     cosine_lr_shrink=0.99,
 ):
-    args = {"max_lr": cosine_max_lr, "min_lr": cosine_min_lr, "period": cosine_period, "t_mult": cosine_t_mult}
+    args = {
+        "max_lr": cosine_max_lr,
+        "min_lr": cosine_min_lr,
+        "period": cosine_period,
+        "t_mult": cosine_t_mult,
+    }
     return warmup(i, lambda j: _cosine(j, **args, lr_shrink=cosine_lr_shrink))
 
 
 POLICIES: dict[str, Callable] = {
     "fixed": lambda i: 1.0,
-    "step": lambda i, *, gamma=0.0, stepsize=0: gamma ** _number(i // _positive("stepsize", stepsize)),
+    "step": lambda i, *, gamma=0.0, stepsize=0: (
+        gamma ** _number(i // _positive("stepsize", stepsize))
+    ),
     "exp": lambda i, *, gamma=0.0: gamma ** _number(i),
     "inv": lambda i, *, gamma=0.0, power=0.0: (1 + gamma * _number(i)) ** -power,
-    "poly": lambda i, *, power=0.0, max_iter=-1: (1 - _number(i) / _positive("max_iter", max_iter)) ** power,
-    "gate": lambda i, *, num_iter=0, multiplier_1=1.0, multiplier_2=1.0: jnp.where(i < num_iter, multiplier_1, multiplier_2),
+    "poly": lambda i, *, power=0.0, max_iter=-1: (
+        (1 - _number(i) / _positive("max_iter", max_iter)) ** power
+    ),
+    "gate": lambda i, *, num_iter=0, multiplier_1=1.0, multiplier_2=1.0: jnp.where(
+        i < num_iter, multiplier_1, multiplier_2
+    ),
     "alter": _alter,
     "linearWarmup": lambda i, *, start_multiplier=0.0, num_iter=0: jnp.where(
         i < num_iter, _ramp(i, start_multiplier, num_iter), 1.0
     ),
-    "constantWarmup": lambda i, *, multiplier=0.5, num_iter=0: jnp.where(i < num_iter, multiplier, 1.0),
-    "pieceWarmup": lambda i, *, m1=0.5, n1=0, m2=0.5, n2=0, m3=0.5: jnp.where(i < n1, m1, jnp.where(i < n2, m2, m3)),
+    "constantWarmup": lambda i, *, multiplier=0.5, num_iter=0: jnp.where(
+        i < num_iter, multiplier, 1.0
+    ),
+    "pieceWarmup": lambda i, *, m1=0.5, n1=0, m2=0.5, n2=0, m3=0.5: jnp.where(
+        i < n1, m1, jnp.where(i < n2, m2, m3)
+    ),
     "hill": _hill,
     "slope": _slope,
     "cyclical": _cyclical,
@@ -170,7 +207,15 @@ def _composite(i: Any, base_lr: float, sub_policy_num_iters: tuple[int, ...], op
     return rate
 
 
-def learning_rate(iteration, *, base_lr: float, policy: str, sub_policy_num_iters: tuple[int, ...] = (), op, **args):
+def learning_rate(
+    iteration,
+    *,
+    base_lr: float,
+    policy: str,
+    sub_policy_num_iters: tuple[int, ...] = (),
+    op,
+    **args,
+):
     """base_lr times the factor of the policy at this iteration, a float32 scalar."""
     check_integers(iteration, "the iteration")
     i = scalar(iteration, "the iteration")
@@ -182,7 +227,11 @@ def learning_rate(iteration, *, base_lr: float, policy: str, sub_policy_num_iter
 
 
 _arguments = {p.name: p for policy in POLICIES for p in _parameters(policy) if p.name != "base_lr"}
-_own = [p for p in inspect.signature(learning_rate, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+_own = [
+    p
+    for p in inspect.signature(learning_rate, eval_str=True).parameters.values()
+    if p.kind is not p.VAR_KEYWORD
+]
 learning_rate.__signature__ = inspect.Signature([*_own, *_arguments.values()])  # type: ignore[attr-defined]
 op("LearningRate", gradient="stops")(learning_rate)
 

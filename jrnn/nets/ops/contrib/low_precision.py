@@ -65,7 +65,11 @@ def _dequantized(rows: Any, bits: int) -> Any:
     _check_bytes(rows)
     wide = np.float32 if bits == 8 else np.float16
     tail = 2 * np.dtype(wide).itemsize
-    raise_if(rows.shape[1] <= tail, f"a fused row of {bits} bits a number ends in {tail} bytes", data=rows)
+    raise_if(
+        rows.shape[1] <= tail,
+        f"a fused row of {bits} bits a number ends in {tail} bytes",
+        data=rows,
+    )
     rows = jnp.asarray(rows)
     ends = rows[:, -tail:].reshape(rows.shape[0], 2, tail // 2)
     scale_bias = lax.bitcast_convert_type(ends, wide).astype(jnp.float32)
@@ -83,8 +87,12 @@ def _bag(data: Any, weights: Any, indices: Any, lengths: Any, bits: int, mean: b
 
 def _register_fused(bits: int) -> None:
     rows = {
-        "SparseLengthsSumFused{}BitRowwise": lambda data, indices, lengths: _bag(data, None, indices, lengths, bits),
-        "SparseLengthsMeanFused{}BitRowwise": lambda data, indices, lengths: _bag(data, None, indices, lengths, bits, True),
+        "SparseLengthsSumFused{}BitRowwise": lambda data, indices, lengths: _bag(
+            data, None, indices, lengths, bits
+        ),
+        "SparseLengthsMeanFused{}BitRowwise": lambda data, indices, lengths: _bag(
+            data, None, indices, lengths, bits, True
+        ),
         "SparseLengthsWeightedSumFused{}BitRowwise": lambda data, weights, indices, lengths: _bag(
             data, weights, indices, lengths, bits
         ),
@@ -105,7 +113,9 @@ def _register_apart(kind: str, mean: bool) -> None:
     def lookup(data, weights, indices, lengths, scale_bias):
         _check_bytes(data)
         check_shape(scale_bias, (data.shape[0], 2), "scale_bias")
-        rows = dequantize_8_bits(gathered(jnp.asarray(data), indices), gathered(jnp.asarray(scale_bias), indices))
+        rows = dequantize_8_bits(
+            gathered(jnp.asarray(data), indices), gathered(jnp.asarray(scale_bias), indices)
+        )
         return bag(rows, weights, lengths, mean)
 
     @op(f"SparseLengths{kind}8BitsRowwise", gradient="forbidden")
@@ -132,18 +142,24 @@ def _fused(x: Any, bits: int) -> Any:
     check_rank(as_float(x), 2, "x")
     per_byte = 8 // bits
     if x.shape[1] % per_byte or not x.shape[1]:
-        raise OpError(f"x is {describe(x)}; its rows must have a multiple of {per_byte} numbers, which share bytes")
+        raise OpError(
+            f"x is {describe(x)}; its rows must have a multiple of {per_byte} numbers, which share bytes"
+        )
     x = jnp.asarray(x).astype(jnp.float32)
-    low, high = x.min(1, keepdims=True), x.max(1, keepdims=True)
+    low = x.min(1, keepdims=True)
+    high = x.max(1, keepdims=True)
     steps = _divisors((1 << bits) - 1, low)
     if bits == 8:
-        scale, bias = (high - low) / steps, low
+        scale = (high - low) / steps
+        bias = low
         stored = jnp.rint((x - low) * (steps / (high - low + _TINY)))
     else:
         bias = low.astype(jnp.float16)
         low = bias.astype(jnp.float32)
         scale = jnp.where(high == low, 1, (high - low) / steps).astype(jnp.float16)
-        scale = jnp.where((scale == 0) | jnp.isinf(1 / scale.astype(jnp.float32)), jnp.float16(1), scale)
+        scale = jnp.where(
+            (scale == 0) | jnp.isinf(1 / scale.astype(jnp.float32)), jnp.float16(1), scale
+        )
         stored = jnp.clip(jnp.rint((x - low) / scale.astype(jnp.float32)), 0, steps)
     parts = stored.astype(jnp.uint8).reshape(x.shape[0], x.shape[1] // per_byte, per_byte)
     packed = jnp.sum(parts << _shifts(bits), axis=2, dtype=jnp.uint8)
@@ -156,7 +172,8 @@ def _fused(x: Any, bits: int) -> Any:
 def quantize_8_bits(x):
     """The stored numbers, and the scale and bias of each row [M, 2]."""
     flat = as_float(x).astype(jnp.float32).reshape(x.shape[0], -1)
-    low, high = flat.min(1, keepdims=True), flat.max(1, keepdims=True)
+    low = flat.min(1, keepdims=True)
+    high = flat.max(1, keepdims=True)
     scale = jnp.where(high == low, 1, (high - low) / _divisors(255, low))
     factor = np.float32(255) / (high - low + _TINY)
     stored = jnp.rint((flat - low) * factor).astype(jnp.uint8).reshape(x.shape)

@@ -64,7 +64,9 @@ def spatial_bn(
     raise_if(epsilon <= 0, f"epsilon must be positive, is {epsilon}")
     axis = _channels(x, order, scale=scale, bias=bias, mean=mean, var=var)
     if len(op.outputs) != (1 if is_test else 5):
-        raise OpError(f"has {len(op.outputs)} outputs; it must have 1 with is_test=1, and 5 without")
+        raise OpError(
+            f"has {len(op.outputs)} outputs; it must have 1 with is_test=1, and 5 without"
+        )
     if is_test:
         return _normalized(x, axis, mean, lax.rsqrt(var + epsilon), scale, bias)
     if x.size == 0:
@@ -73,7 +75,9 @@ def spatial_bn(
     count = math.prod(x.shape[k] for k in over) * num_batches
     if num_batches > 1:
         if sums is None or square_sums is None:
-            raise OpError(f"num_batches={num_batches} needs inputs 5 and 6: each channel's sum and sum of squares")
+            raise OpError(
+                f"num_batches={num_batches} needs inputs 5 and 6: each channel's sum and sum of squares"
+            )
         _channels(x, order, sums=sums, square_sums=square_sums)
         mu = sums / count
         sigma2 = square_sums / count - mu * mu
@@ -83,7 +87,8 @@ def spatial_bn(
     rstd = lax.rsqrt(sigma2 + epsilon)
     y = _normalized(x, axis, mu, rstd, scale, bias)
     unbiased = sigma2 * (count / (count - 1) if count > 1 else math.nan)
-    keep, move = momentum, 1 - momentum
+    keep = momentum
+    move = 1 - momentum
     return y, keep * mean + move * mu, keep * var + move * unbiased, mu, rstd
 
 
@@ -113,19 +118,29 @@ def spatial_bn_gradient(
         return dy, jnp.zeros_like(scale), jnp.zeros_like(scale)
     over = _all_but(x, axis)
     if is_test:
-        rstd = lax.rsqrt(rstd + epsilon)  # compat: Caffe2 takes var for rstd here, and its gradients are wrong
+        rstd = lax.rsqrt(
+            rstd + epsilon
+        )  # compat: Caffe2 takes var for rstd here, and its gradients are wrong
     normal = (x - _along(mean, x, axis)) * _along(rstd, x, axis)
     if num_batches > 1:
         if dscale_sum is None or dbias_sum is None:
-            raise OpError(f"num_batches={num_batches} needs inputs 5 and 6: sums of the gradients of scale and bias")
-        dscale, dbias = dscale_sum / num_batches, dbias_sum / num_batches
+            raise OpError(
+                f"num_batches={num_batches} needs inputs 5 and 6: sums of the gradients of scale and bias"
+            )
+        dscale = dscale_sum / num_batches
+        dbias = dbias_sum / num_batches
     else:
-        dscale, dbias = (dy * normal).sum(over), dy.sum(over)
+        dscale = (dy * normal).sum(over)
+        dbias = dy.sum(over)
     gain = _along(scale * rstd, x, axis)
     if is_test:
         return dy * gain, dscale, dbias
     count = math.prod(x.shape[k] for k in over)
-    return gain * (dy - (_along(dbias, x, axis) + normal * _along(dscale, x, axis)) / count), dscale, dbias
+    return (
+        gain * (dy - (_along(dbias, x, axis) + normal * _along(dscale, x, axis)) / count),
+        dscale,
+        dbias,
+    )
 
 
 @gradient("SpatialBN")
@@ -134,23 +149,31 @@ def _(g):
     inputs = [g.input(0), g.input(1), g.grad_output(0), blob(3), blob(4)]
     outputs = [g.grad_input(k) for k in range(3)]
     if g.arg("num_batches", 1) > 1:
-        inputs += outputs[1:]  # sums over the batches, which another operator writes under these names
+        inputs += outputs[
+            1:
+        ]  # sums over the batches, which another operator writes under these names
     g.emit("SpatialBNGradient", inputs, outputs)
 
 
 def _neighbors(x: Any, axis: int, before: int, after: int) -> Any:
     """Sums over windows along an axis that reach `before` elements back and `after` ahead."""
-    size, padding = [1] * x.ndim, [(0, 0)] * x.ndim
-    before, after = (min(n, x.shape[axis]) for n in (before, after))  # XLA's time is that of the whole window
+    size = [1] * x.ndim
+    padding = [(0, 0)] * x.ndim
+    before, after = (
+        min(n, x.shape[axis]) for n in (before, after)
+    )  # XLA's time is that of the whole window
     size[axis], padding[axis] = before + 1 + after, (before, after)
     return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, tuple(size), (1,) * x.ndim, padding)
 
 
 @op_with_vjp("LRN", outputs=(1, 2), gradient="LRNGradient(x, y, dy)")
-def lrn(x, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.0, order: str = "NCHW"):
+def lrn(
+    x, *, size: int, alpha: float = 0.0, beta: float = 0.0, bias: float = 1.0, order: str = "NCHW"
+):
     """y = x / scale^beta, scale = bias + alpha / size * (sum of x^2 over `size` neighboring channels); y and scale."""
     raise_if(size < 1, f"size must be at least 1, is {size}")
-    axis, before = _channels(x, order), (size - 1) // 2
+    axis = _channels(x, order)
+    before = (size - 1) // 2
     scale = bias + alpha / size * _neighbors(x * x, axis, before, size - 1 - before)
     return x * scale**-beta, scale
 
@@ -163,7 +186,9 @@ def affine_channel(x, scale, bias, *, order: str = "NCHW", is_learnable: bool = 
 
 
 @op("AffineChannelGradient", outputs=(1, 3), inplace={0: 0})
-def affine_channel_gradient(dy, x_or_scale, scale=None, *, order: str = "NCHW", is_learnable: bool = False):
+def affine_channel_gradient(
+    dy, x_or_scale, scale=None, *, order: str = "NCHW", is_learnable: bool = False
+):
     """The gradient of x from dy and scale; if learnable, those of x, scale and bias from dy, x and scale."""
     if not is_learnable:
         axis = _channels(dy, order, scale=x_or_scale)
@@ -208,13 +233,24 @@ def instance_norm(x, scale, bias, *, epsilon: float = 1e-5, order: str = "NCHW")
 def _grouped(x: Any, axis: int, group: int) -> Any:
     """x with its channel axis split in two: groups, and channels of a group."""
     if group < 1 or x.shape[axis] % group:
-        raise OpError(f"group {group} must be at least 1 and divide the {x.shape[axis]} channels of x {describe(x)}")
+        raise OpError(
+            f"group {group} must be at least 1 and divide the {x.shape[axis]} channels of x {describe(x)}"
+        )
     return x.reshape(*x.shape[:axis], group, x.shape[axis] // group, *x.shape[axis + 1 :])
 
 
 @op("GroupNorm", outputs=(1, 3))
 @vjp_op("GroupNormGradient(dy, x, gamma, beta, y1, y2) -> x, gamma, beta", least=3)
-def group_norm(x, gamma, beta, *, group: int = 32, epsilon: float = 1e-5, order: str = "NCHW", is_test: bool = False):
+def group_norm(
+    x,
+    gamma,
+    beta,
+    *,
+    group: int = 32,
+    epsilon: float = 1e-5,
+    order: str = "NCHW",
+    is_test: bool = False,
+):
     """(x - mean) / sqrt(var + epsilon) * gamma + beta over groups of channels; and mean and 1 / sqrt(...), [N, G]."""
     axis = _channels(x, order, gamma=gamma, beta=beta)
     xg = _grouped(x, axis, group)
@@ -227,7 +263,9 @@ def group_norm(x, gamma, beta, *, group: int = 32, epsilon: float = 1e-5, order:
 @gradient("GroupNorm")
 def _(g):
     if len(g.op.outputs) < 3:
-        raise GradientError("GroupNorm's gradient needs its mean and rstd; give the operator three outputs")
+        raise GradientError(
+            "GroupNorm's gradient needs its mean and rstd; give the operator three outputs"
+        )
     inputs = [g.grad_output(0), *(g.input(k) for k in range(3)), g.output(1), g.output(2)]
     g.emit("GroupNormGradient", inputs, [g.grad_input(k) for k in range(3)])
 
@@ -245,7 +283,13 @@ def rms_norm(x, gamma, beta, *, axis: int = 1, eps: float = 0.0):
 def rms_norm_gradient(dy, x, gamma, rrms, *, axis: int = 1, eps: float = 0.0):
     x2 = columns_from(x, axis, gamma=gamma)
     check_shape(dy, x.shape, "dy")
-    dy2, r = dy.reshape(x2.shape), rrms.reshape(-1, 1)
-    scaled, normal = dy2 * gamma.reshape(1, -1), x2 * r
+    dy2 = dy.reshape(x2.shape)
+    r = rrms.reshape(-1, 1)
+    scaled = dy2 * gamma.reshape(1, -1)
+    normal = x2 * r
     dx = r * (scaled - normal * (scaled * normal).mean(1, keepdims=True))
-    return dx.reshape(x.shape), (dy2 * normal).sum(0).reshape(gamma.shape), dy2.sum(0).reshape(gamma.shape)
+    return (
+        dx.reshape(x.shape),
+        (dy2 * normal).sum(0).reshape(gamma.shape),
+        dy2.sum(0).reshape(gamma.shape),
+    )

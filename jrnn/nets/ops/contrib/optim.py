@@ -24,7 +24,11 @@ def _row_size(param: Any) -> int:
 
 
 def _check(indices: Any, grad: Any, param: Any) -> None:
-    raise_if(indices.ndim != 1 or indices.dtype.kind not in "iu", "it must be a vector of integers", indices=indices)
+    raise_if(
+        indices.ndim != 1 or indices.dtype.kind not in "iu",
+        "it must be a vector of integers",
+        indices=indices,
+    )
     if param.ndim < 1 or grad.size != indices.size * _row_size(param):
         raise OpError(
             f"grad is {describe(grad)} for {indices.size} indices into param {describe(param)}; it must have "
@@ -58,11 +62,14 @@ def _by_rows(step: Callable, indices: Any, grad: Any, param: Any, **tables: Any)
     """
     _check(indices, grad, param)
     shape = (_row_size(param),)
-    blobs, shaped = [param], [param.reshape(param.shape[0], *shape)]
+    blobs = [param]
+    shaped = [param.reshape(param.shape[0], *shape)]
     for name, given in tables.items():
         table, row = given if isinstance(given, tuple) else (given, shape)
         if table.size != param.shape[0] * math.prod(row):
-            raise OpError(f"{name} is {describe(table)}, param {describe(param)}; it must have {math.prod(row)} a row of it")
+            raise OpError(
+                f"{name} is {describe(table)}, param {describe(param)}; it must have {math.prod(row)} a row of it"
+            )
         blobs.append(table)
         shaped.append(table.reshape(param.shape[0], *row))
     if indices.size == 0:
@@ -85,7 +92,9 @@ def _by_rows(step: Callable, indices: Any, grad: Any, param: Any, **tables: Any)
 
 
 @op("SparseMomentumSGDUpdate", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 3})
-def sparse_momentum_sgd_update(grad, m, lr, param, indices, *, momentum: float = 0.0, nesterov: bool = False):
+def sparse_momentum_sgd_update(
+    grad, m, lr, param, indices, *, momentum: float = 0.0, nesterov: bool = False
+):
     lr = scalar(lr, "lr")
 
     def step(g, p, m):
@@ -100,7 +109,9 @@ def _register_adagrad(type: str, row_wise: bool) -> None:
     """Adagrad; if `row_wise` with one moment per row, to which the mean of the row's squared gradients is added."""
 
     @op(type, outputs=2, gradient="forbidden", inplace={0: 0, 1: 1})
-    def adagrad(param, moment, indices, grad, lr, *, epsilon: float = 1e-5, weight_decay: float = 0.0):
+    def adagrad(
+        param, moment, indices, grad, lr, *, epsilon: float = 1e-5, weight_decay: float = 0.0
+    ):
         lr = scalar(lr, "lr")
 
         def step(g, p, h):
@@ -119,7 +130,9 @@ def _rectified(t: Any, beta2: float) -> tuple[Any, Any]:
     """RAdam's number of averaged steps at t, and its factor on the step where they are enough."""
     limit = 2 / (1 - beta2) - 1
     steps = limit - 2 * t * (1 - filled(beta2, t)) / filled(beta2, t)
-    inside = (steps - 4) * (steps - 2) * limit / ((limit - 4) * (limit - 2) * jnp.maximum(steps, 1e-6))
+    inside = (
+        (steps - 4) * (steps - 2) * limit / ((limit - 4) * (limit - 2) * jnp.maximum(steps, 1e-6))
+    )
     return steps, jnp.sqrt(jnp.maximum(inside, 0))
 
 
@@ -127,7 +140,8 @@ def _rectified(t: Any, beta2: float) -> tuple[Any, Any]:
 @takes(options=adam_options)
 def sparse_adam(param, m1, m2, indices, grad, lr, iter, *, options, enableRAdam: bool = False):
     """Also returns the scaled gradient."""
-    lr, t = scalar(lr, "lr"), next_step(iter, param.dtype)
+    lr = scalar(lr, "lr")
+    t = next_step(iter, param.dtype)
 
     def step(g, p, m1, m2):
         scaled, m1, m2 = adam_step(m1, m2, g, t, *options)
@@ -144,7 +158,8 @@ def sparse_adam(param, m1, m2, indices, grad, lr, iter, *, options, enableRAdam:
 @takes(options=adam_options)
 def row_wise_sparse_adam(param, m1, m2, indices, grad, lr, iter, *, options):
     """Adam with one second moment per row. Also returns the scaled gradient."""
-    lr, t = scalar(lr, "lr"), next_step(iter, param.dtype)
+    lr = scalar(lr, "lr")
+    t = next_step(iter, param.dtype)
 
     def step(g, p, m1, m2):
         scaled, m1, m2 = adam_step(m1, m2, g, t, *options)
@@ -163,18 +178,23 @@ def _adadelta_step(grad, param, moment, delta, *, lr, epsilon, decay):
 @op("Adadelta", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
 def adadelta(param, moment, delta, grad, lr, *, epsilon: float = 1e-5, decay: float = 0.95):
     same_size(param=param, moment=moment, delta=delta, grad=grad)
-    return _adadelta_step(grad, param, moment, delta, lr=scalar(lr, "lr"), epsilon=epsilon, decay=decay)[1:]
+    return _adadelta_step(
+        grad, param, moment, delta, lr=scalar(lr, "lr"), epsilon=epsilon, decay=decay
+    )[1:]
 
 
 @op("SparseAdadelta", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
-def sparse_adadelta(param, moment, delta, indices, grad, lr, *, epsilon: float = 1e-5, decay: float = 0.95):
+def sparse_adadelta(
+    param, moment, delta, indices, grad, lr, *, epsilon: float = 1e-5, decay: float = 0.95
+):
     step = partial(_adadelta_step, lr=scalar(lr, "lr"), epsilon=epsilon, decay=decay)
     return _by_rows(step, indices, grad, param, moment=moment, delta=delta)[:3]
 
 
 def _ftrl_step(grad, var, nz, *, alpha, beta, lambda1, lambda2):
     """(grad, new var, new nz); nz holds the sum of squared gradients and the linear term, in its last dimension."""
-    n, z = nz[..., 0], nz[..., 1]
+    n = nz[..., 0]
+    z = nz[..., 1]
     new_n = n + grad * grad
     z = z + grad - (jnp.sqrt(new_n) - jnp.sqrt(n)) / alpha * var
     shrunk = (lambda1 * jnp.sign(z) - z) / ((beta + jnp.sqrt(new_n)) / alpha + lambda2)
@@ -200,7 +220,9 @@ def _ftrl_options(
 def ftrl(var, nz, grad, alpha_blob=None, *, options):
     same_size(var=var, grad=grad)
     raise_if(nz.size != 2 * var.size, f"nz must be {[*var.shape, 2]}", nz=nz, var=var)
-    _, var, new = _ftrl_step(grad.reshape(var.shape), var, nz.reshape(*var.shape, 2), **options(alpha_blob))
+    _, var, new = _ftrl_step(
+        grad.reshape(var.shape), var, nz.reshape(*var.shape, 2), **options(alpha_blob)
+    )
     return var, new.reshape(nz.shape)
 
 
@@ -247,10 +269,14 @@ def storm(param, moment, grad_sq_sum, grad, lr, *, momentum: float = 10.0, beta:
 
 
 @op("SparseStorm", outputs=3, gradient="forbidden", inplace={0: 0, 1: 1, 2: 2})
-def sparse_storm(param, moment, grad_sq_sum, grad, indices, lr, *, momentum: float = 10.0, beta: float = 0.1):
+def sparse_storm(
+    param, moment, grad_sq_sum, grad, indices, lr, *, momentum: float = 10.0, beta: float = 0.1
+):
     squares = scalar(grad_sq_sum, "grad_sq_sum") + jnp.sum(grad * grad)
     step = partial(_storm_step, squares=squares, lr=scalar(lr, "lr"), momentum=momentum, beta=beta)
-    return *_by_rows(step, indices, grad, param, moment=moment)[:2], squares.reshape(grad_sq_sum.shape)
+    return *_by_rows(step, indices, grad, param, moment=moment)[:2], squares.reshape(
+        grad_sq_sum.shape
+    )
 
 
 @op("Lars", gradient="forbidden")
@@ -264,7 +290,9 @@ def lars(x, dx, wd, trust, lr_max, *, offset: float = 0.5, lr_min: float = 0.02)
 
 
 @op("LearningRateAdaption", gradient="stops", inplace={0: 0})
-def learning_rate_adaption(lr, grad, effgrad, *, lr_alpha: float = 0.01, normalized_lr_adaption: bool = True):
+def learning_rate_adaption(
+    lr, grad, effgrad, *, lr_alpha: float = 0.01, normalized_lr_adaption: bool = True
+):
     """lr moved by the product of this gradient and the last: of their directions, if normalized."""
     same_size(grad=grad, effgrad=effgrad)
     scalar(lr, "lr")
@@ -310,15 +338,19 @@ def yellow_fin(
     """
     same_size(param=param, moment=moment, g_avg=g_avg, g2_avg=g2_avg, grad=grad)
     if curv_win.shape != (curv_win_width,) or scalars.shape != (5,):
-        raise OpError(f"curv_win is {curv_win.shape}, scalars {scalars.shape}; they must be [{curv_win_width}] and [5]")
+        raise OpError(
+            f"curv_win is {curv_win.shape}, scalars {scalars.shape}; they must be [{curv_win_width}] and [5]"
+        )
     t = scalar(iter, "iter")
-    lr, mu = scalar(lr_avg, "lr_avg"), scalar(mu_avg, "mu_avg")
+    lr = scalar(lr_avg, "lr_avg")
+    mu = scalar(mu_avg, "mu_avg")
 
     def average(old, new):
         return beta * old + (1 - beta) * new
 
     norm2 = jnp.maximum(jnp.sum(grad * grad), epsilon)
-    g_avg, g2_avg = average(g_avg, grad), average(g2_avg, grad * grad)
+    g_avg = average(g_avg, grad)
+    g2_avg = average(g2_avg, grad * grad)
     curv_win = curv_win.at[(t - 1) % curv_win_width].set(jnp.log(norm2))
     seen = jnp.arange(curv_win_width) < t
     least = jnp.min(jnp.where(seen, curv_win, jnp.inf))
@@ -329,7 +361,8 @@ def yellow_fin(
     debias = filled(beta, t.astype(param.dtype)) if zero_debias else 1.0
     _, square, low, high, distance = scalars / debias
     variance = jnp.maximum(square - jnp.sum(jnp.square(g_avg / debias)), epsilon)
-    low, high = jnp.maximum(jnp.exp(low), epsilon), jnp.maximum(jnp.exp(high), epsilon)
+    low = jnp.maximum(jnp.exp(low), epsilon)
+    high = jnp.maximum(jnp.exp(high), epsilon)
     root = _cubic_root(jnp.square(distance * low) / (2 * variance))
     spread = jnp.sqrt(high / low)
     tuned_mu = jnp.maximum(root * root, jnp.square((spread - 1) / (spread + 1)))

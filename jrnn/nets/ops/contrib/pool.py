@@ -21,7 +21,9 @@ def _for_pooling(window: Window, x: Any) -> Window:
     """The window for x; OpError if a window could contain only padding."""
     check_float(x, "x")
     w = window.for_image(x)
-    raise_if(any(d != 1 for d in w.dilation), f"pooling takes no dilation, was given {list(w.dilation)}")
+    raise_if(
+        any(d != 1 for d in w.dilation), f"pooling takes no dilation, was given {list(w.dilation)}"
+    )
     if not w.whole and any(p >= k for p, k in zip(w.pads, w.kernel * 2)):
         raise OpError(f"pads {list(w.pads)} must be smaller than kernels {list(w.kernel)}")
     sizes = spatial_sizes(x, w.channels_last)
@@ -37,11 +39,14 @@ def _for_pooling(window: Window, x: Any) -> Window:
 
 def _reduce(x: Any, w: Window, start: float, combine: Any) -> Any:
     axes = spatial_axes(x.ndim, w.channels_last)
-    kernel, stride = [1] * x.ndim, [1] * x.ndim
+    kernel = [1] * x.ndim
+    stride = [1] * x.ndim
     for k, a in enumerate(axes):
         kernel[a], stride[a] = w.kernel[k], w.stride[k]
     # a concrete initial value, by which JAX recognizes the reduction and knows its gradient
-    return lax.reduce_window(w.pad(x, start), np.asarray(start, x.dtype), combine, tuple(kernel), tuple(stride), "VALID")
+    return lax.reduce_window(
+        w.pad(x, start), np.asarray(start, x.dtype), combine, tuple(kernel), tuple(stride), "VALID"
+    )
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

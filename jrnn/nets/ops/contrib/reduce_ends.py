@@ -11,7 +11,15 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.reduce import max_of
-from jrnn.nets.ops.values import as_float, check_integers, check_rank, describe, flat_at, is_concrete, raise_if
+from jrnn.nets.ops.values import (
+    as_float,
+    check_integers,
+    check_rank,
+    describe,
+    flat_at,
+    is_concrete,
+    raise_if,
+)
 from jrnn.nets.ops.vjp import op_with_vjp, pulled_back
 from jrnn.nets.registry import op
 
@@ -19,18 +27,30 @@ from jrnn.nets.registry import op
 def _within(lengths: Any, values: Any, axis: int) -> Any:
     """Whether each element of a matrix is among the first `lengths` elements along an axis."""
     check_integers(lengths, "lengths")
-    size, results = values.shape[axis], values.shape[1 - axis]
-    raise_if(lengths.size != results, f"it must hold {results} numbers, one per result", lengths=lengths)
-    if is_concrete(lengths) and (np.any(np.asarray(lengths) < 1) or np.any(np.asarray(lengths) > size)):
-        raise OpError(f"lengths are {np.asarray(lengths).tolist()[:8]}; each must be in [1, {size}]")
+    size = values.shape[axis]
+    results = values.shape[1 - axis]
+    raise_if(
+        lengths.size != results, f"it must hold {results} numbers, one per result", lengths=lengths
+    )
+    if is_concrete(lengths) and (
+        np.any(np.asarray(lengths) < 1) or np.any(np.asarray(lengths) > size)
+    ):
+        raise OpError(
+            f"lengths are {np.asarray(lengths).tolist()[:8]}; each must be in [1, {size}]"
+        )
     position = jnp.arange(size, dtype=lengths.dtype)
     return jnp.expand_dims(position, 1 - axis) < jnp.expand_dims(jnp.reshape(lengths, (-1,)), axis)
 
 
 def _reduced(kind: str, front: bool, x: Any, lengths: Any, count: int) -> Any:
     if not 0 <= count <= x.ndim:
-        raise OpError(f"argument 'num_reduce_dim' is {count}; x is {describe(x)}, so it must be in [0, {x.ndim}]")
-    raise_if(lengths is not None and count != 1, f"argument 'num_reduce_dim' is {count}; with lengths it must be 1")
+        raise OpError(
+            f"argument 'num_reduce_dim' is {count}; x is {describe(x)}, so it must be in [0, {x.ndim}]"
+        )
+    raise_if(
+        lengths is not None and count != 1,
+        f"argument 'num_reduce_dim' is {count}; with lengths it must be 1",
+    )
     split = count if front else x.ndim - count
     axis, shape = (0, x.shape[split:]) if front else (1, x.shape[:split])
     values = flat_at(jnp.asarray(x), split)
@@ -49,9 +69,15 @@ def _reduced(kind: str, front: bool, x: Any, lengths: Any, count: int) -> Any:
 def _register(kind: str, end: str) -> None:
     """Registers a reduction over one end. Of elements that attain a maximum, each gets the whole gradient."""
     type = f"Reduce{end}{kind}"
-    is_max, front = kind == "Max", end == "Front"
+    is_max = kind == "Max"
+    front = end == "Front"
 
-    @op(type, gradient=f"{type}Gradient(dy, x, y, lengths)" if is_max else f"{type}Gradient(dy, x, lengths)")
+    @op(
+        type,
+        gradient=f"{type}Gradient(dy, x, y, lengths)"
+        if is_max
+        else f"{type}Gradient(dy, x, lengths)",
+    )
     def forward(x, lengths=None, *, num_reduce_dim: int = 1):
         return _reduced(kind, front, x, lengths, num_reduce_dim)
 

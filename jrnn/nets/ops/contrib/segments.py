@@ -15,8 +15,23 @@ import numpy as np
 from jrnn.errors import OpError
 from jrnn.nets.autodiff import GradientSlice
 from jrnn.nets.ir import Op
-from jrnn.nets.ops.lengths import check_lengths, of_rows, over_lengths, per_row, segment_ids, segment_max
-from jrnn.nets.ops.values import as_float, check_indices, check_integers, check_rank, check_shape, describe, is_concrete
+from jrnn.nets.ops.lengths import (
+    check_lengths,
+    of_rows,
+    over_lengths,
+    per_row,
+    segment_ids,
+    segment_max,
+)
+from jrnn.nets.ops.values import (
+    as_float,
+    check_indices,
+    check_integers,
+    check_rank,
+    check_shape,
+    describe,
+    is_concrete,
+)
 from jrnn.nets.ops.vjp import op_with_vjp
 from jrnn.nets.registry import gradient, op
 
@@ -45,7 +60,9 @@ def _rows(data: Any, indices: Any) -> Any:
 
 
 op("SparseLengthsSum")(lambda data, indices, lengths: bag(_rows(data, indices), None, lengths))
-op("SparseLengthsMean")(lambda data, indices, lengths: bag(_rows(data, indices), None, lengths, mean=True))
+op("SparseLengthsMean")(
+    lambda data, indices, lengths: bag(_rows(data, indices), None, lengths, mean=True)
+)
 
 
 def _cut(op: Op) -> str | None:
@@ -57,7 +74,11 @@ def _cut(op: Op) -> str | None:
 @op("SparseLengthsWeightedSum", cuts=_cut)
 def sparse_lengths_weighted_sum(data, weights, indices, lengths, *, grad_on_weights: bool = False):
     """Rows times their weights [L], summed. Without `grad_on_weights` the weights get no gradient."""
-    return bag(_rows(data, indices), weights if grad_on_weights else jax.lax.stop_gradient(weights), lengths)
+    return bag(
+        _rows(data, indices),
+        weights if grad_on_weights else jax.lax.stop_gradient(weights),
+        lengths,
+    )
 
 
 @op("SparseLengthsIndicesInGradientWeightedSumGradient")
@@ -81,7 +102,9 @@ def _(g):
     type = g.op.type.replace("SparseLengths", "SparseLengthsIndicesInGradient")
     inputs = [*weights, g.grad_output(0), lengths]
     if weights and g.arg("grad_on_weights", 0):
-        g.emit(type + "WithMainInputGradient", [*inputs, g.input(0), indices], [rows, g.grad_input(1)])
+        g.emit(
+            type + "WithMainInputGradient", [*inputs, g.input(0), indices], [rows, g.grad_input(1)]
+        )
     else:
         g.emit(type + "Gradient", [*inputs, indices], [rows])
     g.set_grad(0, GradientSlice(indices, rows))
@@ -90,7 +113,9 @@ def _(g):
 def _check_sorted(ids: Any) -> None:
     numbers = np.asarray(ids)
     if numbers.size and (numbers[0] != 0 or not np.isin(np.diff(numbers), (0, 1)).all()):
-        raise OpError(f"segment_ids are {numbers.tolist()[:8]}; they must be sorted, begin at 0 and have no gaps")
+        raise OpError(
+            f"segment_ids are {numbers.tolist()[:8]}; they must be sorted, begin at 0 and have no gaps"
+        )
 
 
 def _count(ids: Any, rows: int, is_sorted: bool, num_segments: int = -1) -> int:
@@ -172,7 +197,9 @@ def _register_weighted(name: str, is_sorted: bool) -> None:
     @op("Sparse" + name, dynamic=True)
     def sparse(data, weights, indices, segment_ids, *, num_segments: int = -1):
         count = _count(segment_ids, indices.size, is_sorted, num_segments)
-        return jax.ops.segment_sum(_weighted(gathered(as_float(data), indices), weights), segment_ids, count)
+        return jax.ops.segment_sum(
+            _weighted(gathered(as_float(data), indices), weights), segment_ids, count
+        )
 
     @op(name + "Gradient")
     def backward(weights, dy, segment_ids, *, num_segments: int = -1):
@@ -204,7 +231,9 @@ def _register_range(kind: str, reduced: Callable) -> None:
 
     @op_with_vjp(name, dynamic=True, gradient=f"{name}Gradient(data, y, dy, segment_ids)")
     def forward(data, segment_ids):
-        return reduced(as_float(data), segment_ids, _count(segment_ids, data.shape[0], is_sorted=True))
+        return reduced(
+            as_float(data), segment_ids, _count(segment_ids, data.shape[0], is_sorted=True)
+        )
 
 
 _register_range("Sum", jax.ops.segment_sum)

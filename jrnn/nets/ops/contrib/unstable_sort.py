@@ -51,7 +51,9 @@ def _introsort(order: list[int], keys: list[float], first: int, last: int, depth
 
 def _partition(order: list[int], keys: list[float], first: int, last: int) -> int:
     """Moves the median of three to the front and smaller elements before the others; returns where the others begin."""
-    a, b, c = first + 1, first + (last - first) // 2, last - 1
+    a = first + 1
+    b = first + (last - first) // 2
+    c = last - 1
     ka, kb, kc = (keys[order[k]] for k in (a, b, c))
     if ka < kb:
         median = b if kb < kc else c if ka < kc else a
@@ -59,7 +61,8 @@ def _partition(order: list[int], keys: list[float], first: int, last: int) -> in
         median = a if ka < kc else c if kb < kc else b
     order[first], order[median] = order[median], order[first]
     pivot = keys[order[first]]
-    low, high = first + 1, last
+    low = first + 1
+    high = last
     while True:
         while keys[order[low]] < pivot:
             low += 1
@@ -86,9 +89,12 @@ def _partial_sort(order: list[int], keys: list[float], first: int, middle: int, 
         _sift(order, keys, first, 0, end, value)
 
 
-def _sift(order: list[int], keys: list[float], first: int, hole: int, size: int, value: int) -> None:
+def _sift(
+    order: list[int], keys: list[float], first: int, hole: int, size: int, value: int
+) -> None:
     """Fills a hole of a heap: moves greater children up, then moves the value up from the bottom."""
-    top, child = hole, hole
+    top = hole
+    child = hole
     while child < (size - 1) // 2:
         child = 2 * (child + 1)
         if keys[order[first + child]] < keys[order[first + child - 1]]:
@@ -102,5 +108,6 @@ def _sift(order: list[int], keys: list[float], first: int, hole: int, size: int,
     parent = (hole - 1) // 2
     while hole > top and keys[order[first + parent]] < keys[value]:
         order[first + hole] = order[first + parent]
-        hole, parent = parent, (parent - 1) // 2
+        hole = parent
+        parent = (parent - 1) // 2
     order[first + hole] = value

@@ -30,7 +30,10 @@ def is_channels_last(order: str) -> bool:
     >>> is_channels_last("NCHW")
     False
     """
-    raise_if(order not in ("NCHW", "nchw", "NHWC", "nhwc"), f"order {order!r} is unknown; it must be NCHW or NHWC")
+    raise_if(
+        order not in ("NCHW", "nchw", "NHWC", "nhwc"),
+        f"order {order!r} is unknown; it must be NCHW or NHWC",
+    )
     return order in ("NHWC", "nhwc")
 
 
@@ -46,9 +49,14 @@ def spatial_sizes(x: Any, channels_last: bool) -> tuple[int, ...]:
 
 def check_image(x: Any, rank: int | None = None) -> None:
     """Raises OpError unless `x` has batch, channels and spatial dimensions (`rank` dimensions in all)."""
-    raise_if(rank is not None and x.ndim != rank, f"x must be an image of {rank} dimensions, is {list(x.shape)}")
+    raise_if(
+        rank is not None and x.ndim != rank,
+        f"x must be an image of {rank} dimensions, is {list(x.shape)}",
+    )
     if x.ndim < 3:
-        raise OpError(f"x must be an image of batch, channels and at least one spatial dimension, is {list(x.shape)}")
+        raise OpError(
+            f"x must be an image of batch, channels and at least one spatial dimension, is {list(x.shape)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -68,9 +76,13 @@ class Window:
         check_image(x)
         rank = x.ndim - 2
         if self.whole:
-            ones, sizes = (1,) * rank, spatial_sizes(x, self.channels_last)
+            ones = (1,) * rank
+            sizes = spatial_sizes(x, self.channels_last)
             return Window(sizes, ones, ones, (0,) * (2 * rank), NOTSET, True, self.channels_last)
-        raise_if(not self.kernel, "kernel is required: give kernel, kernel_h and kernel_w, kernels, or global_pooling")
+        raise_if(
+            not self.kernel,
+            "kernel is required: give kernel, kernel_h and kernel_w, kernels, or global_pooling",
+        )
         if len(self.kernel) < rank:
             raise OpError(
                 f"has {len(self.kernel)} kernel sizes {list(self.kernel)} and an image {list(x.shape)} with {rank} spatial "
@@ -79,7 +91,9 @@ class Window:
         # compat: `kernel` means two dimensions; on images with one, the first is used
         n = len(self.kernel)
         pads = self.pads[:rank] + self.pads[n : n + rank]
-        k, s, d = self.kernel[:rank], self.stride[:rank], self.dilation[:rank]
+        k = self.kernel[:rank]
+        s = self.stride[:rank]
+        d = self.dilation[:rank]
         return Window(k, s, d, pads, self.legacy_pad, False, self.channels_last)
 
     def extent(self, k: int) -> int:
@@ -91,15 +105,22 @@ class Window:
         return tuple(self._padding(k, size) for k, size in enumerate(sizes))
 
     def _padding(self, k: int, size: int) -> tuple[int, int]:
-        stride, span = self.stride[k], self.extent(k)
+        stride = self.stride[k]
+        span = self.extent(k)
         if self.legacy_pad == VALID:
             return 0, 0
         if self.legacy_pad == SAME:
-            raise_if(self.dilation[k] != 1, f"legacy_pad SAME takes no dilation, dilation is {self.dilation[k]}")
+            raise_if(
+                self.dilation[k] != 1,
+                f"legacy_pad SAME takes no dilation, dilation is {self.dilation[k]}",
+            )
             needed = (-(-size // stride) - 1) * stride + self.kernel[k] - size
-            head = int(needed / 2)  # compat: truncated towards 0, also if a stride above the kernel makes it negative
+            head = int(
+                needed / 2
+            )  # compat: truncated towards 0, also if a stride above the kernel makes it negative
             return head, needed - head
-        head, tail = self.pads[k], self.pads[k + len(self.kernel)]
+        head = self.pads[k]
+        tail = self.pads[k + len(self.kernel)]
         if self.legacy_pad == CAFFE:
             room = size + 2 * head - span
             more = -(-room // stride) - room // stride  # 1 if the last window is only partly inside
@@ -140,7 +161,9 @@ class Window:
         outputs = self.output_sizes(spatial_sizes(x, self.channels_last))
         padded = self.pad(x, fill)
         for place in itertools.product(*(range(k) for k in self.kernel)):
-            starts, limits, strides = [0] * x.ndim, list(padded.shape), [1] * x.ndim
+            starts = [0] * x.ndim
+            limits = list(padded.shape)
+            strides = [1] * x.ndim
             for k, a in enumerate(axes):
                 starts[a] = place[k] * self.dilation[k]
                 strides[a] = self.stride[k]
@@ -168,7 +191,9 @@ class Window:
         return math.prod(self.kernel)
 
 
-def _per_dimension(name: str, many: tuple[int, ...], one: int | None, sides: tuple[int | None, ...]) -> tuple[int, ...]:
+def _per_dimension(
+    name: str, many: tuple[int, ...], one: int | None, sides: tuple[int | None, ...]
+) -> tuple[int, ...]:
     """A setting from its three forms on the wire: `kernels`, `kernel`, or `kernel_h` and `kernel_w`; () if absent."""
     if one is not None:
         return (one,) * len(sides) + many[len(sides) :]
@@ -204,9 +229,13 @@ def make_window(
     sides = (pad_t, pad_l, pad_b, pad_r)
     given = bool(pads) or pad is not None or None not in sides
     if legacy_pad not in (NOTSET, VALID, SAME, CAFFE):
-        raise OpError(f"legacy_pad {legacy_pad} is unknown; it must be 0 (none), 1 (valid), 2 (same) or 3 (Caffe's)")
+        raise OpError(
+            f"legacy_pad {legacy_pad} is unknown; it must be 0 (none), 1 (valid), 2 (same) or 3 (Caffe's)"
+        )
     if legacy_pad in (VALID, SAME) and given:
-        raise OpError("legacy_pad VALID and SAME set the padding themselves; leave pad, pads and pad_t, l, b, r out")
+        raise OpError(
+            "legacy_pad VALID and SAME set the padding themselves; leave pad, pads and pad_t, l, b, r out"
+        )
     k = _per_dimension("kernel", kernels, kernel, (kernel_h, kernel_w))
     rank = len(k) or 2
     s = _per_dimension("stride", strides, stride, (stride_h, stride_w)) or (1,) * rank
@@ -214,7 +243,9 @@ def make_window(
     p = _per_dimension("pad", pads, pad, sides) or (0,) * (2 * rank)
     for name, values, wanted in (("stride", s, rank), ("dilation", d, rank), ("pad", p, 2 * rank)):
         if len(values) != wanted:
-            raise OpError(f"{name}s {list(values)} has {len(values)} entries; kernels {list(k)} asks for {wanted}")
+            raise OpError(
+                f"{name}s {list(values)} has {len(values)} entries; kernels {list(k)} asks for {wanted}"
+            )
     sizes = () if global_pooling else k  # Caffe's translator writes kernel 0 next to global_pooling
     if any(v < 1 for v in (*sizes, *s, *d)) or any(v < 0 for v in p):
         raise OpError(

@@ -65,19 +65,31 @@ def test_a_step_of_data_parallel_training_is_that_of_the_whole_batch(world):
                 Op.of("AveragedLoss", [f"gpu_{d}/d"], [f"gpu_{d}/mean"]),
                 Op.of("Scale", [f"gpu_{d}/mean"], [f"gpu_{d}/loss"], scale=1 / len(devices)),
             ]
-        full, gradients = jrnn.add_gradients(Net("n", tuple(ops)), [f"gpu_{d}/loss" for d in devices])
+        full, gradients = jrnn.add_gradients(
+            Net("n", tuple(ops)), [f"gpu_{d}/loss" for d in devices]
+        )
         grads = [gradients[f"gpu_{d}/w"] for d in devices]
-        shared = [Op.of("NCCLAllreduce", grads, grads), Op.of("Allreduce", ["world", grads[0]], grads[:1])]
+        shared = [
+            Op.of("NCCLAllreduce", grads, grads),
+            Op.of("Allreduce", ["world", grads[0]], grads[:1]),
+        ]
         return Net("n", (*full.ops, *shared)), grads
 
     rng = np.random.default_rng(0)
-    x, t, w, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 3), (6, 2), (2, 3), (2,)))
+    x, t, w, b = (
+        rng.standard_normal(shape).astype(np.float32) for shape in ((6, 3), (6, 2), (2, 3), (2,))
+    )
     results = []
     for devices in ([0], [0, 1]):
         rows = dict(zip(devices, np.split(np.arange(6), len(devices))))
         blobs = {"world": world}
         for d in devices:
-            blobs |= {f"gpu_{d}/x": x[rows[d]], f"gpu_{d}/t": t[rows[d]], f"gpu_{d}/w": w, f"gpu_{d}/b": b}
+            blobs |= {
+                f"gpu_{d}/x": x[rows[d]],
+                f"gpu_{d}/t": t[rows[d]],
+                f"gpu_{d}/w": w,
+                f"gpu_{d}/b": b,
+            }
         train, grads = net(devices)
         results += [jrnn.run_net(train, blobs)[g] for g in grads]
     np.testing.assert_allclose(results[1], results[0], rtol=1e-5)
@@ -89,12 +101,18 @@ REFUSED = {
         Op.of("CreateCommonWorld", [], ["y"], size=4, rank=1),
         "size 4 and rank 1 ask for other processes",
     ),
-    "another root": (Op.of("Broadcast", ["world", "a"], ["a"], root=1), "argument 'root' is 1; it must be from 0 to 0"),
+    "another root": (
+        Op.of("Broadcast", ["world", "a"], ["a"], root=1),
+        "argument 'root' is 1; it must be from 0 to 0",
+    ),
     "no world": (
         Op.of("Allreduce", ["a", "b"], ["b"]),
         r"must be a common world, made by CreateCommonWorld; it is float32",
     ),
-    "shapes": (Op.of("Allreduce", ["world", "a", "row"], ["a", "row"]), r"combines float32\[2,2\] and float32\[2\]"),
+    "shapes": (
+        Op.of("Allreduce", ["world", "a", "row"], ["a", "row"]),
+        r"combines float32\[2,2\] and float32\[2\]",
+    ),
     "outputs": (Op.of("NCCLAllreduce", ["a", "b"], ["a"]), "combines 2 replicas and has 1 outputs"),
     "rows": (Op.of("NCCLReduceScatter", ["a"], ["a"]), "must have a row for each of 1 replicas"),
 }

@@ -26,26 +26,86 @@ IMAGE, FILTER = f(1, 2, 4, 4), f(3, 2, 2, 2)
 REFUSED = [
     ("Conv", (IMAGE, FILTER), 1, {}, "kernel is required"),
     ("Conv", (IMAGE, FILTER), 1, {"kernel": 3}, r"filter must be \['M', 2, 3, 3\]"),
-    ("Conv", (IMAGE, FILTER), 1, {"kernel": 2, "group": 3}, "group 3 must be at least 1 and divide the 2 channels"),
-    ("Conv", (IMAGE, FILTER, f(2)), 1, {"kernel": 2}, r"bias is float32\[2\]; its shape must be \[3\]"),
-    ("Conv", (IMAGE, FILTER), 1, {"kernel": 2, "dilation": 4}, "kernel of 5 elements .* is larger than the image of 4"),
+    (
+        "Conv",
+        (IMAGE, FILTER),
+        1,
+        {"kernel": 2, "group": 3},
+        "group 3 must be at least 1 and divide the 2 channels",
+    ),
+    (
+        "Conv",
+        (IMAGE, FILTER, f(2)),
+        1,
+        {"kernel": 2},
+        r"bias is float32\[2\]; its shape must be \[3\]",
+    ),
+    (
+        "Conv",
+        (IMAGE, FILTER),
+        1,
+        {"kernel": 2, "dilation": 4},
+        "kernel of 5 elements .* is larger than the image of 4",
+    ),
     ("Conv", (IMAGE, FILTER), 1, {"kernel": 2, "order": "CHWN"}, "order 'CHWN' is unknown"),
-    ("Conv", (IMAGE, FILTER), 1, {"kernel": 2, "pad": 1, "legacy_pad": 2}, "set the padding themselves"),
-    ("Conv", (IMAGE, FILTER), 1, {"kernel": 2, "legacy_pad": 2, "dilation": 2}, "SAME takes no dilation"),
+    (
+        "Conv",
+        (IMAGE, FILTER),
+        1,
+        {"kernel": 2, "pad": 1, "legacy_pad": 2},
+        "set the padding themselves",
+    ),
+    (
+        "Conv",
+        (IMAGE, FILTER),
+        1,
+        {"kernel": 2, "legacy_pad": 2, "dilation": 2},
+        "SAME takes no dilation",
+    ),
     ("Conv", (IMAGE, FILTER), 1, {"kernel": 2, "legacy_pad": 7}, "legacy_pad 7 is unknown"),
     ("Conv", (IMAGE, FILTER), 1, {"kernel": 2, "global_pooling": 1}, "an argument of pooling"),
     ("Conv", (IMAGE[0], FILTER[0]), 1, {"kernel": 2}, "give kernels with 1 sizes"),
     ("Conv", (IMAGE[0, 0], FILTER), 1, {"kernel": 2}, "must be an image"),
-    ("Conv", (IMAGE, FILTER), 1, {"kernels": (2, 2), "strides": (1,)}, r"strides \[1\] has 1 entries"),
+    (
+        "Conv",
+        (IMAGE, FILTER),
+        1,
+        {"kernels": (2, 2), "strides": (1,)},
+        r"strides \[1\] has 1 entries",
+    ),
     ("Conv", (IMAGE, FILTER), 1, {"kernel": 2, "stride": 0}, "must be positive"),
-    ("Conv", (IMAGE.astype(np.int32), FILTER), 1, {"kernel": 2}, "must hold floating-point numbers"),
+    (
+        "Conv",
+        (IMAGE.astype(np.int32), FILTER),
+        1,
+        {"kernel": 2},
+        "must hold floating-point numbers",
+    ),
     ("ConvTranspose", (IMAGE, FILTER), 1, {"kernel": 2}, r"filter must be \[2, 'M/G', 2, 2\]"),
-    ("ConvTranspose", (IMAGE, f(2, 3, 2, 2)), 1, {"kernel": 2, "dilation": 2}, "takes no global_pooling, dilation"),
-    ("ConvTranspose", (IMAGE, f(2, 3, 2, 2)), 1, {"kernel": 2, "adjs": (1,)}, r"adjs \[1\] must be 2 numbers"),
+    (
+        "ConvTranspose",
+        (IMAGE, f(2, 3, 2, 2)),
+        1,
+        {"kernel": 2, "dilation": 2},
+        "takes no global_pooling, dilation",
+    ),
+    (
+        "ConvTranspose",
+        (IMAGE, f(2, 3, 2, 2)),
+        1,
+        {"kernel": 2, "adjs": (1,)},
+        r"adjs \[1\] must be 2 numbers",
+    ),
     ("MaxPool", (IMAGE,), 1, {"kernel": 2, "pad": 2}, "must be smaller than kernels"),
     ("MaxPool", (IMAGE,), 1, {"kernel": 2, "dilation": 2}, "takes no dilation"),
     ("MaxPool", (IMAGE,), 1, {"kernels": (2,)}, "give kernels with 2 sizes"),
-    ("AveragePool", (IMAGE,), 1, {"global_pooling": 1, "pad": 1}, "leave pad, stride and dilation out"),
+    (
+        "AveragePool",
+        (IMAGE,),
+        1,
+        {"global_pooling": 1, "pad": 1},
+        "leave pad, stride and dilation out",
+    ),
     (
         "AveragePool",
         (f(1, 1, 3, 3),),
@@ -54,18 +114,48 @@ REFUSED = [
         "begins at 4, past the image of 3",
     ),
     ("LpPool", (IMAGE,), 1, {"kernel": 2, "p": 0.0}, "p must be positive"),
-    ("SpatialBN", (IMAGE, f(2), f(2), f(2), f(3)), 1, {"is_test": 1}, r"var is float32\[3\]; its shape must be \[2\]"),
-    ("SpatialBN", (IMAGE, f(2), f(2), f(2), f(2)), 1, {}, "it must have 1 with is_test=1, and 5 without"),
-    ("SpatialBN", (IMAGE, f(2), f(2), f(2), f(2)), 1, {"is_test": 1, "epsilon": 0.0}, "epsilon must be positive"),
+    (
+        "SpatialBN",
+        (IMAGE, f(2), f(2), f(2), f(3)),
+        1,
+        {"is_test": 1},
+        r"var is float32\[3\]; its shape must be \[2\]",
+    ),
+    (
+        "SpatialBN",
+        (IMAGE, f(2), f(2), f(2), f(2)),
+        1,
+        {},
+        "it must have 1 with is_test=1, and 5 without",
+    ),
+    (
+        "SpatialBN",
+        (IMAGE, f(2), f(2), f(2), f(2)),
+        1,
+        {"is_test": 1, "epsilon": 0.0},
+        "epsilon must be positive",
+    ),
     ("SpatialBN", (IMAGE, f(2), f(2), f(2), f(2)), 5, {"num_batches": 2}, "needs inputs 5 and 6"),
     ("AffineChannel", (IMAGE, f(3), f(2)), 1, {}, r"scale is float32\[3\]"),
     ("LRN", (IMAGE,), 1, {}, "argument 'size' .int. is required"),
     ("LRN", (IMAGE,), 1, {"size": 0}, "size must be at least 1"),
-    ("GroupNorm", (IMAGE, f(2), f(2)), 1, {}, "group 32 must be at least 1 and divide the 2 channels"),
+    (
+        "GroupNorm",
+        (IMAGE, f(2), f(2)),
+        1,
+        {},
+        "group 32 must be at least 1 and divide the 2 channels",
+    ),
     ("InstanceNorm", (IMAGE, f(2), f(1)), 1, {}, r"bias is float32\[1\]"),
     ("RMSNorm", (IMAGE, f(32), f(4)), 2, {}, "beta must have 32 elements"),
     ("PadImage", (IMAGE,), 1, {"pad": 1, "mode": "wrap"}, "mode 'wrap' is unknown"),
-    ("PadImage", (IMAGE,), 1, {"pad": 7, "mode": "reflect"}, "reflects 7 and 7 elements of a line of 4"),
+    (
+        "PadImage",
+        (IMAGE,),
+        1,
+        {"pad": 7, "mode": "reflect"},
+        "reflects 7 and 7 elements of a line of 4",
+    ),
     ("PadImage", (IMAGE,), 1, {"pads": (1, 1)}, "pads"),
     ("ResizeNearest", (IMAGE, f(3)), 1, {}, "must be a vector of 2 numbers"),
     ("ResizeNearest", (IMAGE,), 1, {"width_scale": 0.0}, "must be positive"),
@@ -90,12 +180,30 @@ REFUSED = [
     ),
     ("FloatToHalf", (f(2).astype(np.float16),), 1, {}, "must be float32"),
     ("LearningRate", (i64(1),), 1, {"base_lr": 1.0, "policy": "cosin"}, "did you mean 'cosine'"),
-    ("LearningRate", (i64(1),), 1, {"base_lr": 1.0, "policy": "step"}, "'stepsize' must be positive"),
+    (
+        "LearningRate",
+        (i64(1),),
+        1,
+        {"base_lr": 1.0, "policy": "step"},
+        "'stepsize' must be positive",
+    ),
     ("LearningRate", (i64(1),), 1, {"policy": "fixed"}, "argument 'base_lr' .float. is required"),
     ("LearningRate", (i64(1, 2),), 1, {"base_lr": 1.0, "policy": "fixed"}, "must have 1 element"),
-    ("LearningRate", (i64(1),), 1, {"base_lr": 1.0, "policy": "composite"}, "'sub_policy_num_iters'"),
+    (
+        "LearningRate",
+        (i64(1),),
+        1,
+        {"base_lr": 1.0, "policy": "composite"},
+        "'sub_policy_num_iters'",
+    ),
     ("Iter", (i64(1, 2),), 1, {}, "must have 1 element"),
-    ("Adam", (f(2), f(2), f(3), f(2), ONE, i64(0)), 3, {}, "m2 is float32.3. and param is float32.2."),
+    (
+        "Adam",
+        (f(2), f(2), f(3), f(2), ONE, i64(0)),
+        3,
+        {},
+        "m2 is float32.3. and param is float32.2.",
+    ),
     ("MomentumSGD", (f(2), f(2), f(2)), 2, {}, "lr is float32.2.; it must have 1 element"),
     ("Ftrl", (f(2), f(2, 2), f(2), ONE), 2, {"alpha": 0.1}, "both as input and as argument"),
     ("ClipTensorByScaling", (f(2), ONE), 1, {"threshold": -1.0}, "threshold must be positive"),
@@ -106,8 +214,20 @@ REFUSED = [
         {},
         r"indices holds 3, which is out of range; it must be in \[0, 3\)",
     ),
-    ("SparseAdam", (f(3, 2),) * 3 + (i64(1, 2), f(1, 2), ONE, i64(0)), 3, {}, "it must have 2 of its rows"),
-    ("RowWiseSparseAdagrad", (f(3, 2), f(3, 2), i64(1), f(1, 2), ONE), 2, {}, "it must have 1 a row of it"),
+    (
+        "SparseAdam",
+        (f(3, 2),) * 3 + (i64(1, 2), f(1, 2), ONE, i64(0)),
+        3,
+        {},
+        "it must have 2 of its rows",
+    ),
+    (
+        "RowWiseSparseAdagrad",
+        (f(3, 2), f(3, 2), i64(1), f(1, 2), ONE),
+        2,
+        {},
+        "it must have 1 a row of it",
+    ),
     (
         "YellowFin",
         (f(2), f(2), ONE, ONE, f(3), f(2), f(2), f(5), f(2), i64(1)),
@@ -138,7 +258,9 @@ def assert_gradient_is_the_derivative(net, blobs, wanted, **fixed):
     forward = jrnn.to_jax(net, ["out0"])
     seed = np.random.default_rng(1).standard_normal(forward({**blobs, **fixed})["out0"].shape)
     by_net = jrnn.run_net(full, {**blobs, **fixed, "seed": seed})
-    by_jax = jax.grad(lambda p: jnp.sum(forward({**blobs, **fixed, **p})["out0"] * seed))({n: blobs[n] for n in wanted})
+    by_jax = jax.grad(lambda p: jnp.sum(forward({**blobs, **fixed, **p})["out0"] * seed))(
+        {n: blobs[n] for n in wanted}
+    )
     for n in wanted:
         np.testing.assert_allclose(by_net[gradients[n]], by_jax[n], rtol=1e-10, atol=1e-10)
 
@@ -185,14 +307,19 @@ def test_lp_pool_of_zeros_has_a_gradient_of_zeros():
 
 
 def test_position_zero_has_waves_that_begin():
-    net, blobs = net_of("SinusoidPositionEncoding", (np.zeros((1, 1), np.int32),), 1, {"embedding_size": 4})
+    net, blobs = net_of(
+        "SinusoidPositionEncoding", (np.zeros((1, 1), np.int32),), 1, {"embedding_size": 4}
+    )
     assert jrnn.run_net(net, blobs)["out0"].tolist() == [[[0, 1, 0, 1]]]
 
 
 @pytest.mark.parametrize("group, convolutions", [(6, 0), (3, 3)], ids=["depthwise", "groups"])
 def test_grouped_convolutions_on_a_cpu_are_made_of_what_is_fast_there(group, convolutions):
     """XLA's own grouped convolution is many times slower there; elsewhere it stays one operation."""
-    x, w = jax.ShapeDtypeStruct((1, 6, 5, 5), np.float32), jax.ShapeDtypeStruct((6, 6 // group, 3, 3), np.float32)
+    x, w = (
+        jax.ShapeDtypeStruct((1, 6, 5, 5), np.float32),
+        jax.ShapeDtypeStruct((6, 6 // group, 3, 3), np.float32),
+    )
     net, _ = net_of("Conv", (IMAGE, FILTER), 1, {"kernel": 3, "group": group})
     traced = jax.jit(jrnn.to_jax(net)).trace({"in0": x, "in1": w})
     lowered = {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
