@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 
 import jax
@@ -316,3 +317,26 @@ def test_loops_over_devices_merge_no_axes():
     )
     assert canonical(loop, devices=2)[1] == []
     assert [v.aval.shape for v in canonical(loop)[0].carry] == [(8, H)]
+
+
+def test_unpacked_carries_share_values():
+    """A value in parts is the new value of a whole carry, too, or is joined from other parts for another carry."""
+
+    def two_carries(carry, x):
+        a, b = carry
+        new = jnp.concatenate([a[:, :4] + a[:, 4:], jnp.tanh(a[:, 4:])], 1)
+        return (new, new), jnp.sum(b * x)
+
+    def two_packings(carry, x):
+        a, b = carry
+        joined = jnp.concatenate([x[:, :4], x[:, 4:6] * 2, x[:, 6:]], 1)
+        new_a = jnp.concatenate([a[:, :4] + a[:, 4:], jnp.tanh(a[:, 4:])], 1) + joined
+        new_b = jnp.concatenate([b[:, 6:] * 0.3, b[:, 2:6], b[:, :2]], 1) * joined
+        return (new_a, new_b), a[:, :4] * b[:, 4:]
+
+    xs = 0.1 * np.random.default_rng(0).normal(size=(5, 3, 8)).astype(np.float32)
+    init = (jnp.full((3, 8), 0.1), jnp.full((3, 8), 0.2))
+    for step in (two_carries, two_packings):
+        expected = by_numpy(functools.partial(jax.lax.scan, step))(init, xs)
+        results = by_numpy(functools.partial(scan, step, executor="unrolled"))(init, xs)
+        jax.tree.map(np.testing.assert_array_equal, results, expected)

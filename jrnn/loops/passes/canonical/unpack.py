@@ -6,7 +6,7 @@ another shape gets this shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -136,8 +136,28 @@ def unpack_carries(loop: Loop) -> tuple[Loop, UnpackedCarries | None]:
     return loop.traced(step.run, input_avals, len(avals)), carries
 
 
+@dataclass(frozen=True)
+class _Division:
+    """Where a value may be divided along an axis.
+
+    Attributes:
+        cuts: the indices where joined arrays meet; none for a value that may be divided anywhere.
+        carry: the one carry that it is computed from, element by element.
+    """
+
+    cuts: frozenset[int] = frozenset()
+    carry: Var | None = None
+
+
+_ANYWHERE = _Division()
+Divisions = Mapping[Var, _Division]  # a value that may not be divided has none
+
+
 class _CarryUses:
     """What reads and writes the carries of a loop.
+
+    Each walk over values is a loop and visits a value once: steps have thousands of equations that
+    read each other's results several times.
 
     Attributes:
         unpacked: values other than carries that are computed in parts, with their packings.
@@ -147,8 +167,14 @@ class _CarryUses:
         self.loop = loop
         self.readers = readers
         self.producers = jaxprs.producers(loop.eqns)
-        self.inputs = {*loop.consts, *loop.xs}
+        self.outputs = set(jaxprs.variables(loop.outputs))
         self.unpacked: dict[Var, Packing] = {}
+        self._divisions: dict[int, Divisions] = {}
+        self._joined_axes = {
+            eqn.params[_JOINS[eqn.primitive.name]]
+            for eqn in loop.eqns
+            if eqn.primitive.name in _JOINS
+        }
 
     def packing(self, v: Var, out: Atom) -> Packing:
         """Returns the packing of a carry, whose new value is `out`."""
@@ -164,71 +190,139 @@ class _CarryUses:
             and all(e.primitive.name == "reshape" for e in reads)
         ):
             shapes = {e.outvars[0].aval.shape for e in reads} | {last.invars[0].aval.shape}
-            outside = v in self.loop.carry_out or v in self.loop.ys
-            return Packing(shape, *shapes) if len(shapes) == 1 and not outside else whole
-        for axis in range(len(shape)):
-            chain: dict[Var, None] = {}
-            joined = self._join_positions(out, v, axis, chain)
-            cuts = None if not joined else self._slice_positions(v, v, axis, chain)
-            if cuts is None:
-                continue
-            packing = Packing(shape, shape, axis, tuple(sorted((joined | cuts) - {0, shape[axis]})))
-            if 1 < packing.count <= _MOST_PARTS:
-                self.unpacked.update(dict.fromkeys(chain, packing))
+            return Packing(shape, *shapes) if len(shapes) == 1 and v not in self.outputs else whole
+        for axis in sorted(self._joined_axes):
+            packing = self._packing_along(v, out, axis) if axis < len(shape) else None
+            if packing is not None:
                 return packing
         return whole
 
-    def _join_positions(
-        self, atom: Atom, carry: Var, axis: int, chain: dict[Var, None]
-    ) -> set[int] | None:
-        """Returns the indices where a value is joined along an axis: none if it can be sliced anywhere, None if nowhere."""
-        if jaxprs.is_literal(atom) or atom is carry or atom in self.inputs or not atom.aval.shape:
-            return set()
-        eqn = self.producers.get(atom)
-        name = None if eqn is None else eqn.primitive.name
-        if eqn is None or name == "broadcast_in_dim":
-            return set() if eqn is not None else None
-        if name in _JOINS:
-            if eqn.params[_JOINS[name]] != axis:
-                return None
-            sizes = (
-                [1] * len(eqn.invars)
-                if name == "stack"
-                else [a.aval.shape[axis] for a in eqn.invars]
-            )
-            chain[atom] = None
-            return {int(end) for end in np.cumsum([0, *sizes])}
-        if not primitives.is_kind(eqn, "elementwise"):
+    def _packing_along(self, v: Var, out: Var, axis: int) -> Packing | None:
+        """Returns the packing of a carry along an axis, or None if it has to stay whole."""
+        divisions = self._divisions_along(axis)
+        division = divisions.get(out)
+        if division is None or not division.cuts or division.carry not in (None, v):
             return None
-        places: set[int] = set()
-        for a in eqn.invars:
-            of = self._join_positions(a, carry, axis, chain)
-            if of is None:
-                return None
-            places |= of
-        chain[atom] = None
-        return places
+        computed = self._computed_from(v, axis, divisions)
+        if computed is None:
+            return None
 
-    def _slice_positions(
-        self, v: Var, carry: Var, axis: int, chain: dict[Var, None]
-    ) -> set[int] | None:
-        """Returns the indices where slices of a value begin and end, or None if something else reads it."""
-        places: set[int] = set()
-        for eqn in self.readers.get(v, ()):
-            own = _slice_bounds(eqn, axis)
-            if own is None and primitives.is_kind(eqn, "elementwise"):
+        cuts, followers = computed
+        shape = v.aval.shape
+        inner = (division.cuts | cuts) - {0, shape[axis]}
+        packing = Packing(shape, shape, axis, tuple(sorted(inner)))
+        if not 1 < packing.count <= _MOST_PARTS:
+            return None
+
+        values = self._joined_for(out, packing)
+        if values is None:
+            return None
+        self.unpacked.update(dict.fromkeys([*values, *followers], packing))
+        return packing
+
+    def _divisions_along(self, axis: int) -> Divisions:
+        """Returns the divisions of all values along an axis, which are the same for all carries."""
+        if axis not in self._divisions:
+            divisions = dict.fromkeys((*self.loop.consts, *self.loop.xs), _ANYWHERE)
+            divisions.update((v, _Division(carry=v)) for v in self.loop.carry)
+            for eqn in self.loop.eqns:
+                division = _division_of_result(eqn, axis, divisions)
+                if division is not None:
+                    divisions[eqn.outvars[0]] = division
+            self._divisions[axis] = divisions
+        return self._divisions[axis]
+
+    def _computed_from(
+        self, carry: Var, axis: int, divisions: Divisions
+    ) -> tuple[set[int], dict[Var, None]] | None:
+        """Follows a carry through elementwise equations to the slices that read it.
+
+        Returns:
+            The indices where these slices begin and end, and the results of the elementwise
+            equations; None if something else reads one of the values.
+        """
+        cuts: set[int] = set()
+        followers: dict[Var, None] = {}
+        pending = [carry]
+        while pending:
+            for eqn in self.readers.get(pending.pop(), ()):
+                bounds = _slice_bounds(eqn, axis)
+                if bounds is not None:
+                    cuts |= bounds
+                    continue
                 out = eqn.outvars[0]
-                rest = [a for a in eqn.invars if a is not v]
-                if out not in chain and any(
-                    self._join_positions(a, carry, axis, {}) is None for a in rest
-                ):
+                division = divisions.get(out)
+                if not primitives.is_kind(eqn, "elementwise") or division is None:
                     return None
-                own = self._slice_positions(out, carry, axis, chain)
-                chain[out] = None
-            if own is None:
+                if division.carry is not carry:
+                    return None
+                if out not in followers:
+                    followers[out] = None
+                    pending.append(out)
+        return cuts, followers
+
+    def _joined_for(self, out: Var, packing: Packing) -> dict[Var, None] | None:
+        """Returns the joins, and the elementwise results, from which a new carry is computed.
+
+        None if one of them is packed in another way for another carry.
+        """
+        values: dict[Var, None] = {}
+        pending: list[Atom] = [out]
+        while pending:
+            atom = pending.pop()
+            eqn = None if jaxprs.is_literal(atom) else self.producers.get(atom)
+            if eqn is None or not atom.aval.shape or atom in values:
+                continue
+            if eqn.primitive.name == "broadcast_in_dim":
+                continue
+            other = self.unpacked.get(atom)
+            if other is not None and other != packing:
                 return None
-            places |= own
-        return places
+            if other is None:
+                values[atom] = None
+                pending += () if eqn.primitive.name in _JOINS else eqn.invars
+        return values
+
+
+def _division_of_result(eqn: Eqn, axis: int, divisions: Divisions) -> _Division | None:
+    """Returns where the result of an equation may be divided along an axis, or None."""
+    name = eqn.primitive.name
+    if name == "broadcast_in_dim":
+        return _ANYWHERE
+    if name in _JOINS:
+        return _Division(_ends_of_joined(eqn, axis)) if eqn.params[_JOINS[name]] == axis else None
+    if not primitives.is_kind(eqn, "elementwise") or len(eqn.outvars) > 1:
+        return None
+
+    cuts: frozenset[int] = frozenset()
+    carry = None
+    for atom in eqn.invars:
+        if jaxprs.is_literal(atom) or not atom.aval.shape:
+            continue
+        division = divisions.get(atom)
+        if division is None:
+            return None
+        if division.carry is not None:
+            if carry not in (None, division.carry):
+                return None
+            carry = division.carry
+        cuts |= division.cuts
+    return _Division(_bounded(cuts), carry)
+
+
+def _ends_of_joined(eqn: Eqn, axis: int) -> frozenset[int]:
+    """Returns the indices where joined arrays meet. None is returned for axes of symbolic sizes."""
+    if eqn.primitive.name == "stack":
+        return _bounded(range(1, len(eqn.invars)))
+    sizes = [a.aval.shape[axis] for a in eqn.invars]
+    if not all(map(jaxprs.is_known, sizes)):
+        return frozenset()
+    return _bounded(int(end) for end in np.cumsum(sizes[:-1]))
+
+
+def _bounded(cuts: Iterable[int]) -> frozenset[int]:
+    """Returns the first of many cuts: a carry of more than `_MOST_PARTS` parts stays whole."""
+    return frozenset(sorted(cuts)[:_MOST_PARTS])
 
 
 def _slice_bounds(eqn: Eqn, axis: int) -> set[int] | None:
@@ -278,7 +372,7 @@ class _UnpackedStep:
         new: list[Any] = []
         for out, packing in zip(loop.carry_out, self.carries.packings):
             new += (
-                [jaxprs.value(env, out)]
+                [jnp.asarray(self._whole(out, env, parts_of), out.aval.dtype)]
                 if packing.is_whole
                 else self._parts(out, packing, env, parts_of)
             )

@@ -1,0 +1,223 @@
+"""How planning grows with the step: no pass takes more than about n log n for n equations.
+
+A family is a step of `n` equations, of a kind that once made a pass take exponential or quadratic time.
+It is lowered at two sizes, and each function of the package is counted. Nothing looks at a clock.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jrnn
+from jrnn.errors import ScanError
+from jrnn.loops.ir import strict_passes
+from jrnn.loops.strategies.table import STRATEGIES
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="calls are counted by sys.monitoring"
+)
+
+OURS = str(Path(jrnn.__file__).parent)
+TOOL = 4  # of `sys.monitoring`, whose numbers up to 5 are for any tool
+SMALL = 8
+LARGE = 32
+MOST_GROWTH = 9  # from 8 to 32: n log n grows to 6.7 times as many, and n^2 to 16 times
+NOTICED = 1000  # calls of one function that are worth a look
+MOST_CALLS = 1_000_000  # of one function, where a pass that takes exponential time ends
+# Functions that are known to grow faster, until they are repaired.
+QUADRATIC = {
+    "loops/costs/peaks.py:through",
+    "loops/costs/peaks.py:_Body.in_order",
+}
+STATE = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+XS = jax.ShapeDtypeStruct((2000, 8, 64), jnp.float32)
+
+
+class TooManyCalls(BaseException):
+    """Ends a pass. It is no `Exception`, after which a loop would fall back to `jax.lax.scan`."""
+
+
+def calls_of(run):
+    """Counts the calls of each function of the package, and the items that its generators yield."""
+    monitoring = sys.monitoring
+    events = monitoring.events.PY_START | monitoring.events.PY_RESUME
+    counts = Counter()
+
+    def count(code, offset):
+        if not code.co_filename.startswith(OURS):
+            return monitoring.DISABLE
+        counts[code] += 1
+        if counts[code] > MOST_CALLS:
+            raise TooManyCalls(code)
+        return None
+
+    jax.clear_caches()
+    monitoring.use_tool_id(TOOL, "growth")
+    for event in (monitoring.events.PY_START, monitoring.events.PY_RESUME):
+        monitoring.register_callback(TOOL, event, count)
+    monitoring.set_events(TOOL, events)
+    try:
+        run()
+    finally:
+        monitoring.set_events(TOOL, monitoring.events.NO_EVENTS)
+        monitoring.free_tool_id(TOOL)
+    named = Counter()
+    for code, calls in counts.items():
+        file = code.co_filename.removeprefix(OURS).lstrip("/")
+        named[f"{file}:{code.co_qualname.split('.<locals>')[0]}"] += calls
+    return named
+
+
+# Steps of n equations: from the size to the step and its initial carry.
+
+
+def euler(n):
+    """A diamond for each substep: both operands of a sum follow from the state before."""
+
+    def step(c, x):
+        for _ in range(n):
+            c = c + 0.1 * jnp.tanh(c)
+        return c + x, c
+
+    return step, STATE
+
+
+def logistic(n):
+    def step(c, x):
+        for _ in range(n):
+            c = c * (1 - c) * x
+        return c, c
+
+    return step, STATE
+
+
+def where_chain(n):
+    def step(c, x):
+        for i in range(n):
+            c = jnp.where(c > i, c / 2, jnp.maximum(c, 0.1) + c)
+        return c + x, c
+
+    return step, STATE
+
+
+def pairs(n):
+    def step(carry, x):
+        a, b = carry
+        for _ in range(n):
+            a, b = b, jnp.sin(a) * b + x
+        return (a, b), a
+
+    return step, (STATE, STATE)
+
+
+def lotka_volterra(n):
+    def step(carry, x):
+        a, b = carry
+        for _ in range(n):
+            a, b = a + 0.1 * (a - a * b), b + 0.1 * (a * b - b)
+        return (a + x, b), a
+
+    return step, (STATE, STATE)
+
+
+def newton(n):
+    """An implicit Euler step, with Newton's iterations unrolled."""
+
+    def step(c, x):
+        y = c
+        for _ in range(n):
+            slope = 1 - 0.1 * (1 - jnp.tanh(y + x) ** 2)
+            y = y - (y - c - 0.1 * jnp.tanh(y + x)) / slope
+        return y, y
+
+    return step, STATE
+
+
+def packed(n):
+    """The two halves of one carry are computed from each other, and joined."""
+
+    def step(c, x):
+        for _ in range(n):
+            c = c + 0.1 * jnp.tanh(c)
+        c = jnp.concatenate([c[:, 32:], c[:, :32]], 1)
+        for _ in range(n):
+            c = c + 0.1 * jnp.tanh(c)
+        return c, c[:, :32] + x[:, :32]
+
+    return step, STATE
+
+
+FAMILIES = [euler, logistic, where_chain, pairs, lotka_volterra, newton, packed]
+
+
+def lowered(family, n, gradient, executor="auto"):
+    """Returns a function that lowers the loop over the step of a family, or its gradient."""
+    step, init = family(n)
+
+    def total(init, xs):
+        results = jrnn.scan(step, init, xs, executor=executor)
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(results))
+
+    fn = jax.grad(total, (0, 1)) if gradient else total
+    return lambda: jax.jit(fn).lower(init, XS)
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
+def test_growth(family, gradient):
+    small = calls_of(lowered(family, SMALL, gradient))
+    large = calls_of(lowered(family, LARGE, gradient))
+    grown = {
+        name: f"{small[name]} -> {count}"
+        for name, count in large.items()
+        if count > max(NOTICED, MOST_GROWTH * small[name]) and name not in QUADRATIC
+    }
+    assert not grown
+
+
+@pytest.mark.exhaustive("gradient")
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+def test_long_chains_need_no_deep_stack(gradient):
+    """A walk that calls itself for each operand ends in a RecursionError: Python allows 1,000 calls."""
+
+    def step(c, x):
+        for _ in range(500):
+            c = jnp.tanh(c) + x
+        return c, c
+
+    run = lowered(lambda n: (step, STATE), 0, gradient)
+    with strict_passes(True):
+        calls_of(run)
+
+
+@pytest.mark.parametrize("executor", STRATEGIES)
+@pytest.mark.parametrize("family", [euler, newton], ids=lambda family: family.__name__)
+@pytest.mark.exhaustive
+def test_every_executor(family, executor):
+    """Each strategy either runs a step with shared subexpressions, or refuses it, in polynomial time."""
+    try:
+        calls_of(lowered(family, 24, True, executor))
+    except ScanError as error:
+        assert "cannot run this step" in str(error)
+
+
+def test_explain_and_budgets():
+    step, init = euler(24)
+
+    def loop(init, xs):
+        return jax.lax.scan(step, init, xs)
+
+    def with_budget():
+        with jrnn.optimize_scans(compile_budget=1.0):
+            jax.jit(loop).lower(init, XS)
+
+    explained = []
+    calls_of(lambda: explained.append(jrnn.explain(jrnn.optimize_scans(loop), init, XS)))
+    assert len(explained[0].loops) == 1
+    calls_of(with_budget)
