@@ -18,7 +18,7 @@ from jrnn.files import new_folder, read_json, write_whole
 from jrnn.files.quantized import Dequantized, layouts
 from jrnn.files.tensors import open_tensors, read_aligned, write_tensors
 from jrnn.files.torch_files import open_torch_tensors
-from jrnn.models.family import Decoder, Family, Merge, State
+from jrnn.models.family import Decoder, Family, Merge, Names, State
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -28,6 +28,7 @@ _TYPES = {"F64": jnp.float64, "F32": jnp.float32, "F16": jnp.float16, "BF16": jn
 TORCH = "pytorch_model.bin"
 UNUSED = (".rotary_emb.inv_freq",)  # ends of the names of constants that older files hold
 WRAPPERS = ("module.", "_orig_mod.")  # of models in parallel, and of compiled ones
+ROWS = 4096  # of two tensors that are compared at once
 
 NESTED = (  # what a language model's tensors begin with in a model of texts and images, and alone
     ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."),
@@ -105,6 +106,29 @@ class Tensors:
                 for name, p in self.places.items()
                 if name in inside or name.startswith("lm_head.")
             }
+
+    def tie(self, names: Names) -> bool:
+        """Whether the embedding of a tied model is its output layer, as config.json says.
+
+        As in transformers, a folder with the output layer alone has the embedding, too, and a folder with both, of other
+        values, has a model that is not tied.
+        """
+        if names.head not in self.places:
+            return True
+        if names.embedding not in self.places:
+            self.places[names.embedding] = self.places.pop(names.head)
+            return True
+        head = self.places[names.head]
+        embedding = self.places[names.embedding]
+        if head.shape != embedding.shape or not head.shape or head.dtype not in _TYPES:
+            return False
+        with ExitStack() as files:
+            opened = {f: files.enter_context(_opened(f)) for f in {head.file, embedding.file}}
+            one = head.view(opened[head.file])
+            other = embedding.view(opened[embedding.file])
+            rows = head.shape[0]
+            blocks = [slice(k, min(k + ROWS, rows)) for k in range(0, rows, ROWS)]
+            return all(np.array_equal(one[block], other[block]) for block in blocks)
 
     def check(self, decoder: Decoder) -> None:
         """Raises unless the tensors are those of a model. Joined ones may be cut at other places."""

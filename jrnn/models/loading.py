@@ -45,7 +45,8 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
     Args:
         folder: has config.json and model.safetensors, or several files with model.safetensors.index.json; or
             pytorch_model.bin, which torch reads with `weights_only=True` if it is installed. Of a model with `text_config`,
-            such as qwen3_5, the language model is loaded.
+            such as qwen3_5, the language model is loaded. An output layer that differs from the embedding to which
+            config.json ties it is kept, with a warning.
         mesh: devices that share the parameters: the longest axis of each that the number of devices divides is divided.
             None: the default device holds all.
 
@@ -69,12 +70,28 @@ def load(folder: str | PathLike[str], *, mesh: jax.sharding.Mesh | None = None) 
         )
     model = model_of(read_text(folder / "config.json", FormatError), str(folder / "config.json"))
     tensors = Tensors(folder, model.family)
+    names = model.decoder.names
+    if model.decoder.tied and not tensors.tie(names):
+        logging.getLogger("jrnn.models").warning(
+            "%s: %s differs from %s, so they are not tied, although config.json has tie_word_embeddings",
+            folder, names.head, names.embedding,
+        )  # fmt: skip
+        model = _untied(model)
     tensors.check(model.decoder)
     merges = model.decoder.parameters()
     return replace(
         model,
         params={name: parameter(tensors, name, merge, mesh) for name, merge in merges.items()},
     )
+
+
+def _untied(model: LanguageModel) -> LanguageModel:
+    """The model with an output layer of its own, which its config.json says, too: `save` writes both."""
+    tied = "tie_word_embeddings"
+    given = json.loads(model.text)
+    keys = {key: value for key, value in given.items() if model.family.aliases.get(key) != tied}
+    text = json.dumps(keys | {tied: False}, indent=2)
+    return replace(model, config=replace(model.config, tie_word_embeddings=False), text=text)
 
 
 def model_of(text: str, where: str) -> LanguageModel:

@@ -4,6 +4,7 @@ import json
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -469,6 +470,95 @@ def test_quantized_models_are_loaded_as_numbers(tmp_path, caplog):
         loaded.params[name].astype(jnp.float32), model.params[name], atol=0.02
     )
     assert "quantization_config" not in json.loads(loaded.text)
+
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "models"
+FAMILIES = {folder.name.rpartition("_")[0] for folder in GOLDEN.iterdir() if folder.is_dir()}
+NEVER_TIED = {"bailing_hybrid", "kimi_linear", "nemotron_h"}  # whatever config.json says
+
+
+def tied_folder(name, folder):
+    """A folder of a family whose config.json ties the output layer; its tensors, and the two names."""
+    model = models.load(GOLDEN / f"{name}_0")
+    model.save(folder)
+    config = json.loads(model.text) | {"tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    names = model.decoder.names
+    return tensors | {names.head: tensors[names.embedding] + 1}, names
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES - NEVER_TIED))
+def test_an_output_layer_that_differs_from_the_embedding_is_kept(name, tmp_path, caplog):
+    tensors, names = tied_folder(name, tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    loaded = models.load(tmp_path)
+    assert f"{names.head} differs from {names.embedding}" in caplog.text
+    np.testing.assert_array_equal(loaded.params[names.head], tensors[names.head])
+    assert not loaded.decoder.tied
+    loaded.save(tmp_path / "new")
+    caplog.clear()
+    again = models.load(tmp_path / "new")
+    assert again.config == loaded.config and caplog.text == ""
+    np.testing.assert_array_equal(again.params[names.head], tensors[names.head])
+
+    save_file(tensors | {names.head: tensors[names.embedding]}, tmp_path / "model.safetensors")
+    assert models.load(tmp_path).decoder.tied
+    del tensors[names.embedding]
+    save_file(tensors, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(
+        models.load(tmp_path).params[names.embedding], tensors[names.head]
+    )
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("format", ["alias", "parts", "torch", "text_config", "types", "quantized"])
+def test_an_output_layer_that_differs_is_kept_in_each_format(format, tmp_path, caplog, monkeypatch):
+    tensors, names = tied_folder("qwen3_5_text" if format == "text_config" else "lfm2", tmp_path)
+    head = tensors[names.head]
+    config = json.loads((tmp_path / "config.json").read_text())
+    files = {"model.safetensors": tensors}
+    if format == "alias":
+        del config["tie_word_embeddings"]
+        config["tie_embedding"] = True
+    elif format == "parts":
+        one = {names.head: tensors.pop(names.head)}
+        (tmp_path / "model.safetensors").unlink()
+        files = {
+            "model-00001-of-00002.safetensors": tensors,
+            "model-00002-of-00002.safetensors": one,
+        }
+        places = {part: file for file, inside in files.items() for part in inside}
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": places}))
+    elif format == "torch":
+        files = {}
+        (tmp_path / "model.safetensors").unlink()
+        torch = types.ModuleType("torch")
+        torch.load = lambda path, **options: {
+            part: TorchTensor(value) for part, value in tensors.items()
+        }
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04...")
+    elif format == "text_config":
+        config = {"model_type": "qwen3_5", "text_config": config, "tie_word_embeddings": True}
+    elif format == "types":
+        head = head.astype(np.float16)
+        tensors[names.head] = head
+    else:
+        tensors["lm_head.SCB"] = abs(head).max(axis=1)
+        rounded = np.round(head / tensors["lm_head.SCB"][:, None] * 127).astype(np.int8)
+        tensors[names.head] = rounded
+    for file, inside in files.items():
+        save_file(inside, tmp_path / file)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = models.load(tmp_path)
+    assert "so they are not tied" in caplog.text
+    kept = loaded.params[names.head]
+    np.testing.assert_allclose(kept.astype(head.dtype), head, atol=0.05 * (format == "quantized"))
+    loaded.save(tmp_path / "new")
+    caplog.clear()
+    assert models.load(tmp_path / "new").config == loaded.config and caplog.text == ""
 
 
 def test_a_name_of_the_hub_is_told_how_to_download():
