@@ -129,6 +129,36 @@ def test_arrays_in_a_mesh_change_no_form(cell, name):
         assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("constrained", ["carry", "input", "weight"])
+def test_a_constraint_in_a_step_is_obeyed(constrained):
+    """The parameter with the mesh, which other equations only repeat, is what a constraint does."""
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    there = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+
+    def placed(name, value):
+        return jax.lax.with_sharding_constraint(value, there) if name == constrained else value
+
+    def loss_of(loop, weight, xs):
+        def step(h, x):
+            h = jnp.tanh(h @ placed("weight", weight) + placed("input", x @ weight))
+            return placed("carry", h), h
+
+        h, ys = loop(step, jnp.ones((2, 3)), xs)
+        return jnp.sum(h) + jnp.sum(ys**2)
+
+    def gradient(loop):
+        return jax.jit(jax.value_and_grad(functools.partial(loss_of, loop), (0, 1)))
+
+    arguments = jnp.eye(3) * 0.5, jnp.linspace(0.0, 1.0, 24).reshape(4, 2, 3)
+    lowered = gradient(scan).lower(*arguments)
+    assert lowered.as_text().count("sharding_constraint") >= 2
+    expected = gradient(jax.lax.scan)(*arguments)
+    for ours, theirs in zip(
+        jax.tree.leaves(lowered.compile()(*arguments)), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
 @pytest.mark.grid(every=9)
 @pytest.mark.parametrize("cell, name", WITHOUT_KEYS, ids=lambda value: value.replace(" ", "_"))
 def test_the_form_of_a_spelling_computes_what_its_loops_do(cell, name):

@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from jrnn import jaxprs
-from jrnn.jaxprs import Var
+from jrnn.jaxprs import Var, primitives
 from jrnn.loops.ir import Loop
 from jrnn.loops.passes.branches import products_after_branches
 from jrnn.loops.passes.canonical.axis_order import normalize_axes
@@ -81,7 +81,10 @@ def for_derivatives(loop: Loop, moving: Iterable[Var]) -> tuple[Loop, Sequence[A
 
 
 def _unplaced(loop: Loop) -> Loop:
-    """Returns a loop whose equations do not repeat that a mesh without explicit axes places their results."""
+    """Returns a loop whose equations do not repeat that a mesh without explicit axes places their results.
+
+    Only primitives of the table lose the parameter. To others, such as `sharding_constraint`, it is what they do.
+    """
 
     def says_nothing(value: Any) -> bool:
         return isinstance(value, NamedSharding) and {*value.mesh.axis_types} <= {
@@ -90,6 +93,8 @@ def _unplaced(loop: Loop) -> Loop:
         }
 
     def unplaced(eqn: Any) -> Any:
+        if not primitives.is_known(eqn):
+            return eqn
         cleared = {
             name: None
             for name in ("sharding", "out_sharding")
