@@ -31,6 +31,7 @@ from jax.extend.core import Primitive as Primitive
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.extend.core.primitives import closed_call_p, cond_p, while_p
 from jax.extend.core.primitives import scan_p as scan_p
+from jax.extend.mlir import ir
 from jax.interpreters import ad as ad
 from jax.interpreters import batching as batching
 from jax.interpreters import mlir as mlir
@@ -309,6 +310,43 @@ def in_context(eqn: Any) -> AbstractContextManager[Any]:
 def lowered_metadata(ctx: Any) -> Any:
     """Returns the XLA metadata of the equation that is lowered in the context of a lowering rule, a mapping or None."""
     return ctx.jaxpr_eqn_ctx.xla_metadata if ctx.jaxpr_eqn_ctx else None
+
+
+def lower_or_undo(lower: Callable[..., Any], ctx: Any, *args: Any) -> Any:
+    """Returns what a lowering rule returns. If it raises, erases what it has emitted, so that another rule can follow.
+
+    An exception leaves a loop or a function without its end, and such a program is not valid. Functions that are complete
+    may stay: JAX's caches have them.
+
+    Args:
+        lower: the rule, `(ctx, *args) -> the results`.
+        ctx: the context of a lowering rule.
+        args: the operands.
+    """
+    point = ir.InsertionPoint.current
+    operations = point.block.operations
+    functions = ctx.module_context.module.body.operations
+    count = len(operations)
+    function_count = len(functions)
+    try:
+        return lower(ctx, *args)
+    except Exception:
+        emitted = list(operations)
+        following = point.ref_operation
+        end = len(emitted) if following is None else emitted.index(following)
+        for operation in reversed(emitted[end - (len(emitted) - count) : end]):
+            operation.operation.erase()
+        for function in reversed(list(functions)[function_count:]):
+            if not _is_complete(function):
+                ctx.module_context.symbol_table.erase(function)
+        raise
+
+
+def _is_complete(function: Any) -> bool:
+    """Returns whether the blocks of a function have their last operation, which returns."""
+    blocks = [block for region in function.operation.regions for block in region.blocks]
+    ends = [list(block.operations)[-1:] for block in blocks]
+    return all(end and end[0].operation.name.endswith("return") for end in ends)
 
 
 # Programs ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from dataclasses import dataclass
 
@@ -9,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
 from jax.extend.core.primitives import scan_p
+from jax.interpreters import mlir
 
 import jrnn
 from jrnn import jaxprs
@@ -245,6 +248,47 @@ def test_a_plan_that_cannot_be_lowered_leaves_the_loop_with_the_reason(monkeypat
     )
     with pytest.raises(NotImplementedError, match="no such operation"):
         jax.jit(lambda xs: scan(bent, H0, xs)[0] * 1).lower(XS)
+
+
+unlowered_p = Primitive("unlowered")
+unlowered_p.def_abstract_eval(lambda x: x)
+
+
+@functools.partial(mlir.register_lowering, unlowered_p)
+def _(ctx, x):
+    raise NotImplementedError("half of a program")
+
+
+HALVES = {
+    "a loop": lambda h: jax.lax.fori_loop(0, 3, lambda i, h: unlowered_p.bind(jnp.sin(h)), h),
+    "a function": jax.jit(lambda h: jnp.cos(jax.jit(unlowered_p.bind)(jnp.sin(h)))),
+}
+
+
+@pytest.mark.parametrize("half", HALVES.values(), ids=HALVES)
+def test_a_plan_that_is_lowered_in_part_leaves_nothing_behind(monkeypatch, half):
+    class Broken:
+        def run(self, consts, init, xs, length):
+            return [half(jax.jit(jnp.cosh)(init[0]))], [xs[0]]
+
+    broken = Strategy("scan", lambda problem: [Candidate("everything", Estimate(0.0, 0), Broken())])
+    monkeypatch.setitem(STRATEGIES, "scan", broken)
+
+    def twice(loop, xs):
+        def outer(c, _):
+            h, ys = loop(bent, jax.jit(jnp.cosh)(c), xs)
+            return jnp.sin(h), jax.jit(jnp.cosh)(jnp.sum(ys, axis=0))
+
+        return jax.lax.scan(outer, H0, None, length=2)
+
+    fn = jax.jit(lambda xs: twice(scan, xs))
+    (explained,) = jrnn.explain(fn, XS).loops
+    assert explained.notes == (
+        "NotImplementedError in a pass (please report it): half of a program",
+    )
+    actual = fn(XS)
+    expected = jax.jit(lambda xs: twice(jax.lax.scan, xs))(XS)
+    jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,14 @@ import jax
 
 from jrnn import jaxprs
 from jrnn.errors import ScanError
-from jrnn.jaxprs.jax_internals import lowered_for, lowered_metadata, metadata_of, mlir, scan_p
+from jrnn.jaxprs.jax_internals import (
+    lower_or_undo,
+    lowered_for,
+    lowered_metadata,
+    metadata_of,
+    mlir,
+    scan_p,
+)
 from jrnn.loops.costs import machines
 from jrnn.loops.ir import Loop, ScanParams, Tag, observers, tag
 from jrnn.loops.strategies import LoopPlan, Target, chooser
@@ -49,7 +56,8 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
         try:
             with tag.untagged():
                 run = scan.flat(plan.node.run, plan.constants)
-                lowered = repeating(mlir.lower_fun(run, multiple_results=True))(ctx, *args)
+                rule = repeating(mlir.lower_fun(run, multiple_results=True))
+                lowered = lower_or_undo(rule, ctx, *args)
         except Exception as error:
             plan = chooser.fallback_after(error, plan.target, plan.loop)
     chooser.report(plan)
