@@ -331,11 +331,11 @@ def lower_or_undo(lower: Callable[..., Any], ctx: Any, *args: Any) -> Any:
     try:
         return lower(ctx, *args)
     except Exception:
-        emitted = list(operations)
+        emitted = [operation.operation for operation in operations]
         following = point.ref_operation
         end = len(emitted) if following is None else emitted.index(following)
         for operation in reversed(emitted[end - (len(emitted) - count) : end]):
-            operation.operation.erase()
+            operation.erase()
         for function in reversed(list(functions)[function_count:]):
             if not _is_complete(function):
                 ctx.module_context.symbol_table.erase(function)
