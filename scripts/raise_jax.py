@@ -29,10 +29,12 @@ def main(version: str) -> None:
 
 def with_tested(text: str, minor: int, patch: int) -> str:
     """Returns the source of jax_internals.py with a release of JAX as the newest of its minor that was tested."""
-    line = re.search(r"_TESTED = \{(.*)\}", text)
-    newest = {int(m): int(p) for m, p in re.findall(r"\(0, (\d+)\): (\d+)", line[1])}
-    newest[minor] = max(patch, newest.get(minor, 0))
-    return text.replace(line[1], ", ".join(f"(0, {m}): {p}" for m, p in sorted(newest.items())))
+    table = re.search(r"_TESTED = \{(.*?)\}", text, re.S)
+    newest = {int(m): int(p) for m, p in re.findall(r"\(0, (\d+)\): (\d+)", table[1])}
+    if newest.get(minor, -1) >= patch:
+        return text
+    newest[minor] = patch
+    return text.replace(table[1], ", ".join(f"(0, {m}): {p}" for m, p in sorted(newest.items())))
 
 
 if __name__ == "__main__":

@@ -178,6 +178,7 @@ def test_a_quick_matrix_has_the_newest_release_of_each_minor_but_that_of_the_who
     for part in (
         "as_users",
         "test_tiny.py",
+        "test_primitive_rules.py",
         "loops/test_jax_names.py",
         "loops/test_matrix_states.py",
     ):

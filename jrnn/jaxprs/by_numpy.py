@@ -65,6 +65,8 @@ def evaluate_by_numpy(
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
         name = eqn.primitive.name
+        if wide and name == "bitcast_convert_type":  # of the bits that the jaxpr's type has
+            operands = [operands[0].astype(eqn.invars[0].aval.dtype)]
         with np.errstate(all="ignore"):
             if wide and name in ("convert_element_type", "reduce_precision") and _are_wide(eqn):
                 outs = operands

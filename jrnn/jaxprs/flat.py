@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jrnn import jaxprs
-from jrnn.jaxprs.jax_internals import expanded, source_line
+from jrnn.jaxprs.jax_internals import expanded, source_line, without_bits
 
 _PACKAGE = str(Path(__file__).parents[1]) + "/"
 
@@ -113,6 +113,9 @@ def body_of(eqn: jaxprs.Eqn) -> Any | None:
     parameter = jaxprs.LOWERED_CALLS.get(eqn.primitive.name)
     if parameter is None:
         return expanded(eqn)
+    plain = without_bits(eqn)
+    if plain is not None:
+        return plain
     return eqn.params[
         parameter if parameter in eqn.params else "call_jaxpr"
     ]  # of `eval_jaxpr` from jax 0.12 on

@@ -5,7 +5,7 @@ Where ONNX has no operator, a primitive is defined by other primitives, which ar
 
 import string
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jrnn.errors import ConversionError
+from jrnn.jaxprs import definitions
 from jrnn.jaxprs.flat import FlatEquation, flatten
 from jrnn.onnx.emit import GraphEmitter, Value, ints, is_static, known, rule
 from jrnn.onnx.places import filling, gathered
@@ -360,29 +361,10 @@ def _atan2(y: Any, x: Any) -> Any:
     return jnp.where(_is_negative(y), -angle, angle)
 
 
-# The polynomials of M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), for float32: of w - 2.5
-# where w < 5, and of sqrt(w) - 3 elsewhere. w = -log(1 - x^2). The last coefficient is that of the highest power.
-_CENTER = (
-    1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06, -3.5233877e-06,
-    3.43273939e-07, 2.81022636e-08,
-)  # fmt: skip
-_TAILS = (
-    2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844, 0.00134934322,
-    0.000100950558, -0.000200214257,
-)  # fmt: skip
-
-
-def _polynomial(x: Any, *coefficients: Any) -> Any:
-    """The last coefficient is that of the highest power."""
-    return reduce(lambda total, coefficient: total * x + coefficient, reversed(coefficients))
-
-
 def _erf_inv(x: Any) -> Any:
     if x.dtype == np.float64:
         raise ConversionError("the inverse of erf is supported in float32, float16 and bfloat16")
-    w = -jnp.log((1 - x) * (1 + x))
-    ratio = jnp.where(w < 5, _polynomial(w - 2.5, *_CENTER), _polynomial(w**0.5 - 3, *_TAILS))
-    return x * jnp.where(jnp.abs(x) == 1, np.inf, ratio)
+    return definitions.erf_inv(x)
 
 
 _DEFINITIONS: dict[str, Callable] = {
@@ -390,7 +372,9 @@ _DEFINITIONS: dict[str, Callable] = {
     "cbrt": lambda x: jnp.sign(x) * jnp.abs(x) ** (1 / 3),
     "erf_inv": _erf_inv,
     "erfc": lambda x: 1 - jax.lax.erf(x),
-    "polynomial": _polynomial,
+    "log2": definitions.log2,
+    "one_minus_square": definitions.one_minus_square,
+    "polynomial": definitions.polynomial,
 }
 
 

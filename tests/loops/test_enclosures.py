@@ -11,12 +11,32 @@ from jrnn import jaxprs
 from jrnn.loops.newton.enclosure import _RULES, Box, NotEnclosed, enclosed
 
 X, Y = np.random.default_rng(0).uniform(0.2, 0.9, (2, 3, 3))
+
+
+def polynomial(x, coefficients):
+    """With JAX's primitive, where this version has one."""
+    if hasattr(jax.lax, "polynomial"):
+        return jax.lax.polynomial(x, coefficients)
+    return sum(a * x**k for k, a in enumerate(coefficients))
+
+
 SMOOTH = {
     "functions": lambda x, y: [
         f(x) for f in (jnp.tanh, jnp.exp, jnp.exp2, jnp.expm1, jnp.log, jnp.log1p, jnp.sqrt)
     ],
     "others": lambda x, y: [
         f(x) for f in (jax.lax.rsqrt, jnp.sin, jnp.cos, jnp.arctan, jnp.arcsinh, jnp.sinh, jnp.cosh)
+    ],
+    "arcs": lambda x, y: [
+        f(x) for f in (jnp.arcsin, jnp.arccos, jnp.arctanh, jnp.tan, jnp.cbrt, jax.lax.erf_inv)
+    ],
+    "rarer": lambda x, y: [
+        jnp.log2(x),
+        jnp.arccosh(1 + x),
+        jnp.arctan2(x, -y),
+        jax.lax.bessel_i0e(x),
+        jax.lax.bessel_i1e(x),
+        polynomial(x, [0.5, -1.0, y, 2.0]),
     ],
     "gates": lambda x, y: [
         jax.nn.sigmoid(x),
@@ -131,9 +151,15 @@ def test_what_may_jump_is_reported(name, x64):
 
 
 def test_outside_of_a_domain_nothing_is_known(x64):
-    for fn in (jnp.log, jnp.sqrt, lambda x: 1 / x, lambda x: x**0.5):
+    for fn in (jnp.log, jnp.sqrt, jnp.cbrt, lambda x: 1 / x, lambda x: x**0.5):
         (box,), _ = boxed(fn, [jnp.asarray(0.2)], jnp.asarray(0.1))
         assert box.radius == jnp.inf
+    for fn, at in ((jnp.arccosh, 1.1), (jnp.arctanh, 0.9), (jnp.arcsin, -0.9), (jnp.tan, 1.5)):
+        (box,), _ = boxed(fn, [jnp.asarray(0.2)], jnp.asarray(at))
+        assert box.radius == jnp.inf
+    for y in (0.1, 2.0):  # at the cut, and away from it
+        (box,), _ = boxed(jnp.arctan2, [jnp.asarray(0.2), None], jnp.asarray(y), jnp.asarray(-1.0))
+        assert (box.radius == jnp.inf) == (y == 0.1)
 
 
 def test_an_equation_without_a_rule_is_named():

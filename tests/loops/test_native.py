@@ -101,6 +101,9 @@ def functions_step(p):
             + jnp.log(1 + b**2)
             + jnp.round(3 * d)
         )
+        h = h + jnp.exp2(-jnp.abs(a)) * jnp.log2(2 + b**2) + 0.1 * jnp.tan(0.3 * jnp.tanh(d))
+        if hasattr(jax.lax, "polynomial"):
+            h = h + jax.lax.polynomial(jnp.tanh(e), [0.5, -1.0, 0.2])
         c = jnp.clip(
             c + jnp.sin(h) * jnp.cos(a) + jax.lax.erf(e) + h**3,
             -2,

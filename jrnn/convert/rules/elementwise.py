@@ -14,6 +14,7 @@ from jax import lax
 
 from jrnn.convert.emit import BOOL, FLOAT, Blob, Emitter, Value, rule
 from jrnn.errors import ConversionError
+from jrnn.jaxprs import definitions
 from jrnn.jaxprs.flat import FlatEquation
 
 _FOLDED = {
@@ -153,10 +154,14 @@ _DEFINITIONS: dict[str, Callable] = {
     "asinh": _asinh,
     "atan2": _atan2,
     "atanh": lambda x: 0.5 * jnp.log((1.0 + x) / (1.0 - x)),
+    "erf_inv": definitions.erf_inv,
     "erfc": lambda x: 1.0 - lax.erf(x),
     "exp2": lambda x: lax.exp(x * math.log(2.0)),
     "expm1": lambda x: lax.exp(x) - 1.0,
     "log1p": lambda x: lax.log(x + 1.0),
+    "log2": definitions.log2,
+    "one_minus_square": definitions.one_minus_square,
+    "polynomial": definitions.polynomial,
     "rem": _remainder,
 }
 

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Program, Var
+from jrnn.jaxprs.flat import body_of
 from jrnn.jaxprs.tangents import pushed
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.blocks import Blocks
@@ -82,7 +83,7 @@ class Enclosures:
         moved = jax.make_jaxpr(
             lambda *args: pushed(step.run, args[: len(avals)], places, args[len(avals) :])[1]
         )
-        tangents = jaxprs.inlined(moved(*avals, *old), jaxprs.LOWERED_CALLS)
+        tangents = jaxprs.inlined(moved(*avals, *old), body_of)
         enclosures = Enclosures(group, step, tangents)
         radius = jax.ShapeDtypeStruct(
             (*group.batch, group.block), jnp.result_type(jnp.float32, *old)

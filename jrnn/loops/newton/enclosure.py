@@ -100,8 +100,11 @@ def enclosed(eqns: Iterable[Eqn], env: dict[Var, Box]) -> tuple[dict[Var, Box], 
 Rule = Callable[[Eqn, Sequence[Box], Sequence[Any]], tuple[Sequence[Any], Any]]
 
 
-def _smooth(of: Callable[..., Any], ulps: float = 1) -> Rule:
-    """The rule of a continuous function of elements; `of` returns the radius without rounding."""
+def _smooth(of: Callable[..., Any], ulps: float = 1, least: float = 0) -> Rule:
+    """The rule of a continuous function of elements.
+
+    `of` returns the radius without rounding. Results smaller than `least` are rounded as if they had this size.
+    """
 
     def rule(
         eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
@@ -113,19 +116,19 @@ def _smooth(of: Callable[..., Any], ulps: float = 1) -> Rule:
             wide = center.astype(_wide(center))
             within = jnp.maximum(image[1] - wide, wide - image[0])  # no result lies further away
             radius = jnp.where(radius <= within, radius, within)
-        return [radius + ulps * _eps(center) * Box(center).size], False
+        return [radius + ulps * _eps(center) * jnp.maximum(Box(center).size, least)], False
 
     return rule
 
 
-def _sloped(slope: Callable[..., Any]) -> Rule:
+def _sloped(slope: Callable[..., Any], least: float = 0) -> Rule:
     """The rule of a function of one variable; `slope` bounds its derivative from the bounds of the operand."""
 
     def of(eqn: Eqn, a: Box) -> Any:
         center = a.center.astype(_wide(a.center))
         return slope(eqn, center - a.spread, center + a.spread) * a.spread
 
-    return _smooth(of, _ULPS)
+    return _smooth(of, _ULPS, least)
 
 
 def _nearest(lo: Any, hi: Any) -> Any:
@@ -144,6 +147,27 @@ def _above(least: float, slope: Callable[[Any], Any]) -> Callable[..., Any]:
     )
 
 
+def _inside(slope: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The slope of a function of numbers between -1 and 1, which is steepest at the bound nearest to one of these."""
+
+    def bound(eqn: Eqn, lo: Any, hi: Any) -> Any:
+        at = _farthest(lo, hi)
+        return jnp.where(at < 1, slope(jnp.where(at < 1, at, 0)), jnp.inf)
+
+    return bound
+
+
+def _cube_root(eqn: Eqn, lo: Any, hi: Any) -> Any:
+    at = _nearest(lo, hi)
+    return jnp.where(at > 0, 1 / (3 * jnp.cbrt(jnp.where(at > 0, at, 1)) ** 2), jnp.inf)
+
+
+def _tangent(eqn: Eqn, lo: Any, hi: Any) -> Any:
+    """The slope is convex between two poles, and unbounded over a pole."""
+    together = jnp.floor(lo / math.pi + 0.5) == jnp.floor(hi / math.pi + 0.5)
+    return jnp.where(together, 1 + _farthest(jnp.tan(lo), jnp.tan(hi)) ** 2, jnp.inf)
+
+
 def _power(eqn: Eqn, lo: Any, hi: Any) -> Any:
     y = eqn.params["y"]
     at = _farthest(lo, hi) if y >= 1 else _nearest(lo, hi)
@@ -159,12 +183,18 @@ _SLOPES: dict[str, Callable[..., Any]] = {
     "exp2": lambda eqn, lo, hi: math.log(2) * jnp.exp2(hi),
     "expm1": lambda eqn, lo, hi: jnp.exp(hi),
     "log": _above(0, lambda x: 1 / x),
+    "log2": _above(0, lambda x: 1 / (math.log(2) * x)),
     "log1p": _above(-1, lambda x: 1 / (1 + x)),
     "sqrt": _above(0, lambda x: 0.5 / jnp.sqrt(x)),
     "rsqrt": _above(0, lambda x: 0.5 / (x * jnp.sqrt(x))),
     "sin": lambda eqn, lo, hi: jnp.minimum(1, jnp.abs(jnp.cos((lo + hi) / 2)) + (hi - lo) / 2),
     "cos": lambda eqn, lo, hi: jnp.minimum(1, jnp.abs(jnp.sin((lo + hi) / 2)) + (hi - lo) / 2),
     "atan": lambda eqn, lo, hi: 1 / (1 + _nearest(lo, hi) ** 2),
+    "asin": _inside(lambda x: 1 / jnp.sqrt((1 - x) * (1 + x))),
+    "atanh": _inside(lambda x: 1 / ((1 - x) * (1 + x))),
+    "erf_inv": _inside(lambda x: math.sqrt(math.pi) / 2 * jnp.exp(lax.erf_inv(x) ** 2)),
+    "tan": _tangent,
+    "cbrt": _cube_root,
     "asinh": lambda eqn, lo, hi: 1 / jnp.sqrt(1 + _nearest(lo, hi) ** 2),
     "sinh": lambda eqn, lo, hi: jnp.cosh(_farthest(lo, hi)),
     "cosh": lambda eqn, lo, hi: jnp.sinh(_farthest(lo, hi)),
@@ -173,6 +203,12 @@ _SLOPES: dict[str, Callable[..., Any]] = {
     "square": lambda eqn, lo, hi: 2 * _farthest(lo, hi),
     "one_minus_square": lambda eqn, lo, hi: 2 * _farthest(lo, hi),
     "integer_pow": _power,
+    "bessel_i0e": lambda eqn, lo, hi: 1.0,
+    "bessel_i1e": lambda eqn, lo, hi: 0.5,
+}
+_NEAR_ZERO: dict[str, Callable[..., Any]] = {  # rounded within, where the result may be about zero
+    "acos": _SLOPES["asin"],
+    "acosh": _above(1, lambda x: 1 / jnp.sqrt((x - 1) * (x + 1))),
 }
 
 
@@ -190,6 +226,38 @@ def _pow(eqn: Eqn, a: Box, b: Box) -> Any:
         *(jnp.abs(b.center * jnp.where(lo > 0, x, 1) ** (b.center - 1)) for x in (lo, hi))
     )
     return jnp.where(lo > 0, slope, jnp.inf) * a.spread
+
+
+def _angle(eqn: Eqn, y: Box, x: Box) -> Any:
+    """The angle of a point moves by at most its way over its distance from the origin, unless it may cross the cut."""
+    wide = jnp.promote_types(_wide(y.center), _wide(x.center))
+    bounds = [
+        _nearest(box.center.astype(wide) - box.spread, box.center.astype(wide) + box.spread)
+        for box in (y, x)
+    ]
+    distance = jnp.hypot(*bounds)
+    crosses = (bounds[0] == 0) & (x.center - x.spread <= 0)
+    moved = (y.spread + x.spread) / jnp.where(crosses, 1, distance)
+    return jnp.where(crosses, jnp.inf, moved)
+
+
+def _polynomial(
+    eqn: Eqn, operands: Sequence[Box], centers: Sequence[Any]
+) -> tuple[Sequence[Any], Any]:
+    """Horner's rule in absolute values bounds the polynomial, its slope and its rounding."""
+    x, *coefficients = operands
+    (center,) = centers
+    farthest = x.size + x.spread
+    zero = jnp.zeros(center.shape, _wide(center))
+    size = zero
+    slope = zero
+    radius = zero
+    for a in reversed(coefficients):
+        slope = slope * farthest + size
+        size = size * farthest + a.size + a.spread
+        radius = radius * farthest + a.spread
+    rounding = 2 * len(coefficients) * _eps(center) * size
+    return [slope * x.spread + radius + rounding], False
 
 
 def _greatest(eqn: Eqn, *operands: Box) -> Any:
@@ -310,6 +378,9 @@ _ADDED = _smooth(lambda eqn, a, b: a.spread + b.spread)
 _SAME = _smooth(lambda eqn, a: a.spread, 0)
 _RULES: dict[str, Rule] = {  # by primitive or kind
     **{name: _sloped(slope) for name, slope in _SLOPES.items()},
+    **{name: _sloped(slope, 1) for name, slope in _NEAR_ZERO.items()},
+    "atan2": _smooth(_angle, _ULPS, 1),
+    "polynomial": _polynomial,
     **dict.fromkeys(("add", "add_any", "sub"), _ADDED),
     "mul": _smooth(lambda eqn, a, b: a.size * b.spread + a.spread * (b.size + b.spread)),
     "div": _smooth(_quotient, 2),

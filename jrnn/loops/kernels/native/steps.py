@@ -131,6 +131,8 @@ class Collector:
             return self._power(read[0], eqn.params["y"], out.shape)
         if primitives.row_of(eqn).copies:
             return read[0]
+        if name in COMPOSED and out.dtype != jnp.bfloat16:  # XLA rounds there within
+            return COMPOSED[name](self, out.shape, *read)
         raise Refused(f"the kernel has no {name}")
 
     def _power(self, x: NativeOperand, y: int, shape: Sequence[int]) -> NativeOperand:
@@ -421,6 +423,38 @@ def _pad(
     return [value]
 
 
+Shape = Sequence[int]
+
+
+def _log2(step: Collector, shape: Shape, x: NativeOperand) -> View:
+    return step.apply("div", [step.apply("log", [x], shape), Uniform(math.log(2))], shape)
+
+
+def _exp2(step: Collector, shape: Shape, x: NativeOperand) -> View:
+    return step.apply("exp", [step.apply("mul", [x, Uniform(math.log(2))], shape)], shape)
+
+
+def _tan(step: Collector, shape: Shape, x: NativeOperand) -> View:
+    return step.apply("div", [step.apply(name, [x], shape) for name in ("sin", "cos")], shape)
+
+
+def _polynomial(
+    step: Collector, shape: Shape, x: NativeOperand, *coefficients: NativeOperand
+) -> NativeOperand:
+    """Horner's rule; the last coefficient is that of the highest power."""
+    total = coefficients[-1]
+    for coefficient in coefficients[-2::-1]:
+        product = step.apply("mul", [total, x], shape)
+        total = step.apply("add", [product, coefficient], shape)
+    return total
+
+
+COMPOSED: dict[str, Callable[..., NativeOperand]] = {  # of several operations of the kernel
+    "exp2": _exp2,
+    "log2": _log2,
+    "polynomial": _polynomial,
+    "tan": _tan,
+}
 _RULES: dict[str, Callable[..., list[NativeOperand]]] = {
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     **dict.fromkeys(_REDUCTIONS, Collector.reduction),
