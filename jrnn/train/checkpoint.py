@@ -13,7 +13,8 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from jrnn.errors import CheckpointError
 from jrnn.files import LARGEST, digest_of, kind_of, open_file, read_json, write_whole
 
 SEAL = "sha256.json"
+REMOVED = ".orbax-checkpoint-tmp"  # ends the name of what orbax removes when it opens the folder
 
 
 @contextmanager
@@ -40,10 +42,15 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
+class _Damaged(CheckpointError):
+    """The files of a checkpoint are not what was written."""
+
+
 class Checkpoints:
     """The checkpoints of a run, by step."""
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int | None = 2, read_only: bool = False):
+        """Opens a folder; `keep`: how many checkpoints stay when others are saved, None for all."""
         self.folder = folder.absolute()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -55,10 +62,11 @@ class Checkpoints:
             )  # which orbax reads to list the checkpoints
         options = ocp.CheckpointManagerOptions(
             create=False,
-            max_to_keep=keep,
-            cleanup_tmp_directories=True,
+            max_to_keep=None if read_only else keep,
+            cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=False,
             multiprocessing_options=_alone(),
+            read_only=read_only,
         )
         with _quiet():
             self._manager = ocp.CheckpointManager(
@@ -69,29 +77,105 @@ class Checkpoints:
         """Returns the steps of complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
+    def is_whole(self, step: int) -> bool:
+        """Returns whether the checkpoint of a step is there with its seal, and nothing of it is damaged."""
+        folder = self.folder / str(step)
+        return step in self.steps() and is_sealed(folder) and broken_seal(folder) is None
+
     @_quiet()
     def save(self, step: int, state: Any) -> None:
         """Saves a pytree of arrays for `step`, unless that step is there already.
 
         Raises:
-            CheckpointError: if it cannot be written; older checkpoints stay intact.
+            CheckpointError: if it cannot be written, or a later step is there; older checkpoints stay intact.
         """
-        if step in self._manager.all_steps() and is_sealed(self.folder / str(step)):
+        folder = self.folder / str(step)
+        steps = self.steps()
+        if step in steps and is_sealed(folder):
             return
+        if steps and steps[-1] > step:
+            raise CheckpointError(
+                f"{folder}: cannot be written: the folder holds a checkpoint of a later step, {steps[-1]}"
+            )
         try:
-            if step in self._manager.all_steps():
+            if step in steps:
                 self._manager.delete(step)
-            self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state)))
-            folder = self.folder / str(step)
+            if not self._manager.save(step, args=ocp.args.StandardSave(_as_dict(state))):
+                raise CheckpointError(f"{folder}: cannot be written: orbax saves nothing here")
             write_whole(
                 folder / SEAL, json.dumps(_digests(folder), indent=1).encode(), CheckpointError
             )
+        except CheckpointError:
+            raise
         except (OSError, ValueError, RuntimeError) as e:
             full = os.strerror(errno.ENOSPC)  # which tensorstore says at the end of a long line
             why = full if full in str(e) else _first_line(e)
-            raise CheckpointError(f"{self.folder / str(step)}: cannot be written: {why}") from e
+            raise CheckpointError(f"{folder}: cannot be written: {why}") from e
 
     @_quiet()
+    def remove(self, steps: Iterable[int]) -> None:
+        """Removes the checkpoints of these steps; each is there or gone when the process is killed meanwhile.
+
+        Raises:
+            CheckpointError: if one cannot be removed.
+        """
+        removed = False
+        for step in sorted(steps, reverse=True):
+            folder = self.folder / str(step)
+            gone = self.folder / f"{step}{REMOVED}"
+            try:
+                shutil.rmtree(gone, ignore_errors=True)
+                folder.rename(gone)
+                if gone.is_dir() and not gone.is_symlink():
+                    shutil.rmtree(gone)
+                else:
+                    gone.unlink()
+            except OSError as e:
+                raise CheckpointError(f"{folder}: cannot be removed: {e.strerror}") from None
+            removed = True
+        if removed:
+            self._manager.reload()
+
+    def remove_after(self, step: int) -> None:
+        """Removes the checkpoints of later steps, which are of a branch that the run does not go on with."""
+        self.remove(later for later in steps_in(self.folder) if later > step)
+
+    def remove_but(self, ends: Iterable[int]) -> None:
+        """Keeps the newest checkpoint, and of each step in `ends` the newest one up to it; removes all others."""
+        steps = self.steps()
+        needed = set(steps[-1:])
+        for end in ends:
+            needed.update([step for step in steps if step <= end][-1:])
+        self.remove(step for step in steps if step not in needed)
+
+    @_quiet()
+    def load(self, step: int, like: Any) -> Any:
+        """Returns the checkpoint of one step; see `restore`.
+
+        Raises:
+            CheckpointError: if it belongs to another model; a `_Damaged` if its files are not what was written.
+        """
+        where = self.folder / str(step)
+        flat = _as_dict(like)
+        most = LARGEST + 4 * sum(
+            np.dtype(x.dtype).itemsize * math.prod(x.shape) for x in flat.values()
+        )
+        try:
+            _check_files(where, most)
+        except CheckpointError as e:
+            raise _Damaged(str(e)) from None
+        if (changed := broken_seal(where)) is not None:
+            raise _Damaged(f"{where}: is damaged ({changed})")
+        try:
+            _check_match(where, _shapes(self._manager.item_metadata(step)), _shapes(flat))
+            abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, flat)
+            leaves = self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        except CheckpointError:
+            raise
+        except Exception as e:  # whatever orbax, tensorstore or a parser raises for damaged files
+            raise _Damaged(f"{where}: is damaged ({_first_line(e)})") from None
+        return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in flat])
+
     def restore(self, like: Any) -> tuple[Any, list[str]]:
         """Returns the newest sealed checkpoint that loads, or else the newest one; and warnings about those not used.
 
@@ -103,10 +187,6 @@ class Checkpoints:
         """
         if not self.steps():
             raise CheckpointError(f"{self.folder}: holds no complete checkpoint")
-        flat = _as_dict(like)
-        most = LARGEST + 4 * sum(
-            np.dtype(x.dtype).itemsize * math.prod(x.shape) for x in flat.values()
-        )
         damaged: list[str] = []
         numbers = sorted(
             self.steps(), key=lambda n: (is_sealed(self.folder / str(n)), n), reverse=True
@@ -114,23 +194,9 @@ class Checkpoints:
         for number in numbers:
             where = self.folder / str(number)
             try:
-                _check_files(where, most)
-            except CheckpointError as e:
+                restored = self.load(number, like)
+            except _Damaged as e:
                 damaged.append(str(e))
-                continue
-            if (changed := broken_seal(where)) is not None:
-                damaged.append(f"{where}: is damaged ({changed})")
-                continue
-            try:
-                _check_match(where, _shapes(self._manager.item_metadata(number)), _shapes(flat))
-                abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, flat)
-                leaves = self._manager.restore(number, args=ocp.args.StandardRestore(abstract))
-            except CheckpointError:
-                raise
-            except (
-                Exception
-            ) as e:  # whatever orbax, tensorstore or a parser raises for damaged files
-                damaged.append(f"{where}: is damaged ({_first_line(e)})")
                 continue
             used = f"step {number} is used"
             warnings = [f"{text}; {used}" for text in damaged]
@@ -144,9 +210,7 @@ class Checkpoints:
                 for n in skipped
                 if is_sealed(where)
             ]
-            return jax.tree.unflatten(
-                jax.tree.structure(like), [leaves[name] for name in flat]
-            ), warnings
+            return restored, warnings
         raise CheckpointError("; ".join(damaged) + "; no checkpoint is left to continue from")
 
     def __enter__(self) -> Checkpoints:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from jrnn.train.metrics import (
     describe,
     open_loggers,
     own,
-    read_metrics,
+    read_validations,
 )
 from jrnn.train.run_dir import RunDir
 from jrnn.train.serving import TrainedModel, load_run
@@ -131,6 +131,7 @@ def train(
             loop = _Training(config, run, config.kind.load(config), devices, beat)
             if devices.is_first:
                 loop.open(resume, files)
+        run.is_running = True
         files.enter_context(devices.in_touch())
         loop.share()
         stop = files.enter_context(_stop_on_signal())
@@ -145,7 +146,8 @@ class _Training:
     """One run under way.
 
     Attributes:
-        checkpoints, best: checkpoints of the whole state, and of the parameters of the best validation.
+        checkpoints, best: checkpoints of the whole state, and of the parameters of the best validations: of the best one,
+            and of the one that was the best at each checkpoint, from which the run may be continued.
         file: of the metrics.
         report: the progress line, and lines above it. Only the first process opens files; the others' go nowhere.
     """
@@ -169,6 +171,7 @@ class _Training:
         self.own_metrics = config.metrics()
         self.clock = Clock("steps")
         self.patience = Patience(config.train.patience)
+        self.is_validated = True  # whether metrics.jsonl has the validation of the first state
         self.validation_loss = math.nan
         self.metrics: dict[str, float] = {}
         self.checkpoints: Any = NOWHERE
@@ -190,6 +193,11 @@ class _Training:
             self.beat.say(f"resuming from step {int(self.state.step)}")
         elif resume:
             self.beat.say("no checkpoint to resume from: starting from the beginning")
+        done = int(self.state.step)
+        if train.steps < done:
+            raise ConfigError(
+                f"{run.path}: has {done} steps already, and train.steps is {train.steps}; give more steps"
+            )
         run.write(self.config, self.task)
         if self.config.gradient.check:
             with self.beat.during("comparing gradients"):
@@ -197,26 +205,61 @@ class _Training:
             self.beat.say(
                 f"gradients: JAX's and those of the {self.check_gradients.other} agree on the first batch"
             )
-        done = int(self.state.step)
-        before = read_metrics(run.metrics) if resume else []
-        recorded = [m.get("validation_loss") for m in before if m["step"] <= done]
-        losses = [loss for loss in recorded if isinstance(loss, (int, float))]
-        self.patience = Patience.after(train.patience, losses)
-        if train.patience:
-            self.best = files.enter_context(Checkpoints(run.best, 1))
         resume_at = done if resume else None
         loggers = open_loggers(run.path, self.config, resume_at)
         self.file = files.enter_context(MetricsFile(run.metrics, resume_at, loggers))
+        validations = read_validations(run.metrics)
+        self.is_validated = done in validations or done == 0 or not self._validates_at(done)
+        self._open_best(done, validations, files)
+        # After the metrics, so that a process that is killed here leaves no validation without its parameters.
+        self.checkpoints.remove_after(done)
         self.report = files.enter_context(RunProgress(self.beat, train.steps, done))
+
+    def _open_best(self, done: int, validations: Mapping[int, float], files: ExitStack) -> None:
+        """Restores the patience from the parameters that are there, in the folder of the best ones or in a checkpoint.
+
+        Parameters of steps after `done` are removed: they are of a branch that the run does not go on with.
+        """
+        run = self.run
+        patience = self.config.train.patience
+        if not patience and not run.best.is_dir():
+            return
+        best = files.enter_context(Checkpoints(run.best, None))
+        best.remove_after(done)
+        if not patience:
+            return
+        self.best = best
+        for step in sorted(validations, key=lambda step: validations[step]):
+            if not validations[step] < math.inf or not self._has_best(step):
+                continue
+            best.remove_after(step)  # what is there of later steps is worse
+            self.patience = Patience.after(patience, validations, step)
+            return
+
+    def _has_best(self, step: int) -> bool:
+        """Returns whether the parameters of a step are among the best ones; copies them from its checkpoint if not."""
+        if self.best.is_whole(step):
+            return True
+        if step in self.best.steps():
+            self.beat.say(f"warning: {self.best.folder / str(step)}: is damaged; it is removed")
+            self.best.remove([step])
+        if not self.checkpoints.is_whole(step):
+            return False
+        params = self.checkpoints.load(step, self.state).evaluation_params
+        self.best.remove_after(step)
+        self.best.save(step, params)
+        return True
 
     def share(self) -> None:
         """Gives the state and the patience of the first process to all processes."""
         self.state = self.devices.put_state(self.devices.from_first(jax.device_get(self.state)))
-        seen = self.devices.from_first(
-            np.array([self.patience.best, self.patience.since], np.float32)
-        )
-        self.patience.best = float(seen[0])
-        self.patience.since = int(seen[1])
+        # As words of 32 bits, because JAX rounds float64 to float32.
+        mine = np.array([self.patience.best, self.patience.since, self.is_validated], np.float64)
+        words = np.asarray(self.devices.from_first(mine.view(np.uint32)))
+        best, since, is_validated = words.view(np.float64).tolist()
+        self.patience.best = best
+        self.patience.since = int(since)
+        self.is_validated = bool(is_validated)
 
     def _batches(self, step: int, n: int) -> Any:
         """Returns the batches of the `n` steps after `step`, on the devices."""
@@ -232,6 +275,9 @@ class _Training:
         begun = step = int(self.state.step)
         self.clock = Clock("steps")
         recorder = Recorder(self.file, self.report, self.task, train)
+        if not self.is_validated:  # the line of the file is lost
+            self._validate(step)
+            recorder.restart_clock()
         try:
             while (
                 step < train.steps
@@ -255,7 +301,7 @@ class _Training:
                         trace.begin_or_end()
                     recorder.restart_clock()
                 acts = (
-                    (self._validate, step % train.validate_every == 0 or step == train.steps),
+                    (self._validate, self._validates_at(step)),
                     (
                         self._check_gradients,
                         gradient.check_every and step % gradient.check_every == 0,
@@ -286,11 +332,13 @@ class _Training:
         ended = step == train.steps or self.patience.is_over
         if ended and math.isnan(self.validation_loss):  # resumed with nothing left to do
             self._evaluate()
-        if self.patience.is_over:
+        if self.patience.is_over and self.patience.best < math.inf:
             self.report.say(
                 f"stopped: the best validation loss, {self.patience.best:.4f}, is {self.patience.since} validations old; "
                 "its parameters are kept"
             )
+        elif self.patience.is_over:
+            self.report.say(f"stopped: none of {self.patience.since} validation losses was finite")
         return Result(
             self.run.path,
             step,
@@ -300,6 +348,11 @@ class _Training:
             self.metrics,
             recorder.skipped,
         )
+
+    def _validates_at(self, step: int) -> bool:
+        """Returns whether the parameters after a step are validated."""
+        train = self.config.train
+        return step % train.validate_every == 0 or step == train.steps
 
     def _steps_to_boundary(self, step: int) -> int:
         """Returns the steps of the next call, which ends at or before the next validation, checkpoint or check."""
@@ -348,10 +401,13 @@ class _Training:
     def _validate(self, step: int) -> None:
         with self.clock(FIRST_VALIDATION if math.isnan(self.validation_loss) else "validation"):
             self._evaluate()
-        if self.patience.see(self.validation_loss) and self.config.train.patience:
+        is_best = self.patience.see(self.validation_loss) and self.config.train.patience > 0
+        if is_best:
             with self.clock("checkpoints"):
                 self.best.save(step, self.devices.get(self.state).evaluation_params)
         self.file.write(step, validation_loss=self.validation_loss, **self.metrics)
+        if is_best:  # the older ones only now: a killed process leaves those that its metrics name
+            self.best.remove_but(self.checkpoints.steps())
         self.report.say(
             f"step {step}: {describe(self.validation_loss, self.task.unit, self.metrics)}"
         )

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in _whole_lines(path)]
 
 
+def read_validations(path: Path) -> dict[int, float]:
+    """Returns the validation losses of a metrics file by their steps, ascending."""
+    losses = {}
+    for record in read_metrics(path):
+        loss = record.get("validation_loss")
+        if isinstance(loss, (int, float)):
+            losses[record["step"]] = float(loss)
+    return dict(sorted(losses.items()))
+
+
 def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields lines and their records, except for lines that were cut off when the process was killed."""
     if not kind_of(path):
@@ -136,12 +146,18 @@ class Patience:
     since: int = 0
 
     @classmethod
-    def after(cls, limit: int, losses: Iterable[float]) -> Patience:
-        """Returns the patience after validations with these losses."""
-        patience = cls(limit)
-        for loss in losses:
-            patience.see(loss)
-        return patience
+    def after(cls, limit: int, validations: Mapping[int, float], step: int) -> Patience:
+        """Returns the patience of a run that has the parameters of the validation at `step`.
+
+        If a later one was better, its parameters were not kept: patience was off then, and starts anew.
+
+        >>> Patience.after(3, {10: 2.0, 20: 1.0, 30: 1.5}, 20)
+        Patience(limit=3, best=1.0, since=1)
+        """
+        best = validations[step]
+        later = [loss for at, loss in validations.items() if at > step]
+        is_missed = any(loss < best for loss in later)
+        return cls(limit, best, 0 if is_missed else len(later))
 
     def see(self, loss: float) -> bool:
         """Counts a validation, and returns whether its loss is the best so far."""

@@ -5,7 +5,7 @@ run.json       seed, versions, machine, git state, and when it was started
 data.json      what the task keeps of its data: a vocabulary, a scaling, a checksum
 metrics.jsonl  one JSON object a line
 checkpoints/   one folder a step
-best/          with train.patience, the parameters of the best validation
+best/          with train.patience, the parameters of the best validation, and of those that were the best at the checkpoints
 lock           held by the process that trains
 """
 
@@ -31,7 +31,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from jrnn.convert.named import from_the_root
-from jrnn.errors import CheckpointError, ConfigError, DataError, JrnnError
+from jrnn.errors import CheckpointError, ConfigError, DataError, JrnnError, TrainError
 from jrnn.files import checked, kind_of, read_json, write_whole
 from jrnn.train.checkpoint import steps_in
 from jrnn.train.config import Config, load_config
@@ -56,6 +56,9 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self._lock = -1
         self._new: list[Path] = []  # folders that this object made, the innermost first
+        self.is_running = (
+            False  # whether all processes have begun; from then on the run can be resumed
+        )
 
     def __enter__(self) -> RunDir:
         try:
@@ -94,15 +97,22 @@ class RunDir:
     def __exit__(self, *exc: object) -> None:
         """Ends the lock. A run that an error of its config or data prevented leaves no folder behind."""
         os.close(self._lock)
-        if (
-            self._new
-            and isinstance(exc[1] if len(exc) > 1 else None, JrnnError)
-            and not self.has_checkpoint()
-        ):
+        if self._new and self._is_prevented(exc[1] if len(exc) > 1 else None):
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # others may have put something there meanwhile
                 for folder in self._new[1:]:
                     folder.rmdir()
+
+    def _is_prevented(self, error: object) -> bool:
+        """Returns whether an error ended the run before anything was done that is worth keeping.
+
+        A TrainError of a run that goes on, such as the loss of another process, says how to continue it.
+        """
+        if not isinstance(error, JrnnError) or self.has_checkpoint():
+            return False
+        if self.is_running and isinstance(error, TrainError):
+            return False
+        return kind_of(self.metrics) == "" or self.metrics.stat().st_size == 0
 
     def is_begun(self) -> bool:
         """Returns whether the configuration was written, which is the last file written before the first step."""
@@ -144,11 +154,6 @@ class RunDir:
                 f"{self.path}: its learning rate follows the schedule {config.optimizer.schedule!r} over {length} steps, "
                 f"and train.steps is {now} now; add --set optimizer.schedule_steps={length} to keep it as it is, or "
                 f"--set optimizer.schedule_steps={now} to stretch or shorten it to the run's length"
-            )
-        done = max(steps_in(self.checkpoints), default=0)
-        if now < done:
-            raise ConfigError(
-                f"{self.path}: has {done} steps already, and train.steps is {now}; give more steps"
             )
         fingerprint = json.loads(json.dumps(task.fingerprint()))
         if self.load_fingerprint() | {COMPANIONS: None} != fingerprint | {COMPANIONS: None}:

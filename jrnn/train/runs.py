@@ -19,7 +19,8 @@ from rich.text import Text
 from jrnn.errors import ConfigError, DataError, printable
 from jrnn.files import kind_of, open_file
 from jrnn.files.writing import picture
-from jrnn.train.metrics import Patience, read_metrics
+from jrnn.train.checkpoint import steps_in
+from jrnn.train.metrics import Patience, read_metrics, read_validations
 from jrnn.train.toml_codec import read_toml
 
 MOST_COLUMNS = 4  # of keys that differ; more keys share one column
@@ -81,7 +82,7 @@ def summarize(run: Path) -> RunSummary:
     steps, patience = (
         v if isinstance(v := config.get(k), int) else 0 for k in ("train.steps", "train.patience")
     )
-    is_over = Patience.after(patience, (m["validation_loss"] for m in validations)).is_over
+    is_over = _patience_is_over(run, patience)
     if _is_locked(run / "lock"):
         state = "running"
     elif step >= steps or is_over:
@@ -103,6 +104,14 @@ def summarize(run: Path) -> RunSummary:
         },
         speed=statistics.median(speeds[-LATEST:]) if speeds else None,
     )
+
+
+def _patience_is_over(run: Path, limit: int) -> bool:
+    """Returns whether the patience of a run has ended, of the best validation whose parameters are there."""
+    losses = read_validations(run / "metrics.jsonl")
+    kept = [step for step in steps_in(run / "best") if step in losses]
+    best = min(kept, key=lambda step: losses[step], default=None)
+    return best is not None and Patience.after(limit, losses, best).is_over
 
 
 def _is_locked(path: Path) -> bool:

@@ -5,6 +5,7 @@ Shapes: T time, N batch, D features, O outputs, V tokens known.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jrnn.convert import Package
-from jrnn.errors import CheckpointError, ConfigError, LayerError
+from jrnn.errors import CheckpointError, ConfigError, DataError, LayerError
 from jrnn.files import new_folder, write_whole
 from jrnn.files.corpus.corpus import TOKENIZER
 from jrnn.models import LanguageModel, generation
@@ -25,6 +26,7 @@ from jrnn.nn.checks import check_array, check_features, check_flags, check_lengt
 from jrnn.nn.sequences import in_rows
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.exports import EXPORTS
+from jrnn.train.metrics import read_validations
 from jrnn.train.models.interface import CARRY_AXIS, Params
 from jrnn.train.models.net import NetModel
 from jrnn.train.models.pretrained import FILES, PretrainedModel
@@ -452,28 +454,42 @@ def load_run(folder: str | Path) -> TrainedModel:
     """
     run = RunDir(folder)
     config = run.load_config()
-    if not run.has_checkpoint():
-        raise CheckpointError(
-            f"{run.path}: has no checkpoint, so there are no weights yet: the first is written at step "
-            f"{min(config.train.checkpoint_every, config.train.steps)}; continue it with: jrnn train {run.path} --resume"
-        )
     kept = run.load_fingerprint()
     model = config.kind.model(config, kept)
     state = abstract_state(model, Recipe.of(config, {}))
-    notes: list[str] = []
-    params = None
+    params, notes = None, []
     if config.train.patience and run.best.is_dir():
-        with Checkpoints(run.best, 1) as checkpoints:
-            try:
-                if checkpoints.steps():  # none if the run was stopped before its first validation
-                    params, notes = checkpoints.restore(state.evaluation_params)
-            except CheckpointError as e:
-                notes = [f"{e}; the newest checkpoint of the run is used"]
+        params, notes = _best_params(run, state.evaluation_params)
     if params is None:
-        with Checkpoints(run.checkpoints, config.train.keep) as checkpoints:
+        if not run.has_checkpoint():
+            raise CheckpointError(
+                f"{run.path}: has no checkpoint, so there are no weights yet: the first is written at step "
+                f"{min(config.train.checkpoint_every, config.train.steps)}; continue it with: jrnn train {run.path} --resume"
+            )
+        with Checkpoints(run.checkpoints, read_only=True) as checkpoints:
             state, more = checkpoints.restore(state)
         params = state.evaluation_params
         notes = notes + more
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return TrainedModel(jax.tree.map(jnp.asarray, params), Origin(run.path, config, kept, model))
+
+
+def _best_params(run: RunDir, like: Any) -> tuple[Any, list[str]]:
+    """Returns the parameters of the best validation in metrics.jsonl that are there and load; and what was left out.
+
+    Steps without a validation come last: a process that is killed may leave parameters before it measured them.
+    None if the run was stopped before its first validation.
+    """
+    try:
+        losses = read_validations(run.metrics)
+    except DataError:
+        losses = {}
+    notes = []
+    with Checkpoints(run.best, None, read_only=True) as checkpoints:
+        for step in sorted(checkpoints.steps(), key=lambda n: (losses.get(n, math.inf), -n)):
+            try:
+                return checkpoints.load(step, like), notes
+            except CheckpointError as e:
+                notes.append(f"{e}; the next best parameters of the run are used")
+    return None, notes

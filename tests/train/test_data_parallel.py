@@ -255,6 +255,10 @@ def test_a_lost_process_ends_the_others_with_one_line(forks, folder, dies):
         r"jrnn train: error: (another|the first) process is lost.*; start all again with --resume",
         lines[0],
     )
+    # Lost before the first checkpoint, the run keeps what it measured, and is a run directory.
+    if dies == "1":
+        assert list(losses(folder / "without_1")) == [1, 2, 3, 4]
+        assert (folder / "without_1" / "config.toml").is_file()
 
 
 def test_processes_that_do_not_find_each_other(capsys):

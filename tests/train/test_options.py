@@ -113,10 +113,12 @@ def restored(config, task, run):
 
 
 def test_patience_counts_what_is_not_better():
-    patience = Patience.after(3, [2.0, 1.0, float("nan"), 1.0])
+    patience = Patience.after(3, {10: 2.0, 20: 1.0, 30: float("nan"), 40: 1.0}, 20)
     assert (patience.best, patience.since, patience.is_over) == (1.0, 2, False)
     assert not patience.see(1.5) and patience.is_over
-    assert not Patience.after(0, [1.0, 2.0, 3.0]).is_over
+    assert not Patience.after(0, {10: 1.0, 20: 2.0, 30: 3.0}, 10).is_over
+    # The parameters of step 30 were not kept: patience starts anew from those of step 10.
+    assert Patience.after(2, {10: 2.0, 20: 3.0, 30: 1.0, 40: 3.0}, 10) == Patience(2, 2.0, 0)
 
 
 @pytest.mark.exhaustive

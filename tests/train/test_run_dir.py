@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
 from jrnn.cli import main
-from jrnn.errors import CheckpointError, ConfigError, TrainError
+from jrnn.errors import CheckpointError, ConfigError, GradientError, TrainError
 from jrnn.train import train
 from jrnn.train.checkpoint import Checkpoints
 from jrnn.train.config import Config
@@ -167,3 +168,23 @@ def test_files_are_named_from_the_root(tmp_path, monkeypatch):
         match=r"is another run: model\.net is '.*/old/net\.pb' there, and '.*/net\.pb' here",
     ):
         run.check_continues(other, Data())
+
+
+def test_an_error_leaves_a_run_that_can_go_on(tmp_path):
+    """Before the first step nothing is left; later, what was measured, and what a lost process is to be resumed from."""
+    path = tmp_path / "run"
+
+    def fail(error, running=False, measured=False):
+        with pytest.raises(type(error)), RunDir(path) as run:
+            run.is_running = running
+            with MetricsFile(run.metrics) as metrics:
+                if measured:
+                    metrics.write(1, loss=1.0)
+            raise error
+        return path.exists()
+
+    assert not fail(TrainError("another process cannot begin"))
+    assert not fail(ConfigError("a mistake"), running=True)
+    assert fail(TrainError("another process is lost"), running=True)
+    shutil.rmtree(path)
+    assert fail(GradientError("step 15: they disagree"), running=True, measured=True)
