@@ -8,12 +8,12 @@ from jrnn.nets.ops.catalog import entry
 
 
 def render():
-    """A table for each family, contrib's last, as docs/operators.md includes them."""
+    """A table for each family, as docs/operators.md includes them: those of images and optimizers last."""
     families = {}
     for definition in registry.registered():
         families.setdefault(definition.forward.__module__, []).append(definition)
     parts = []
-    for module in sorted(families, key=lambda m: (".contrib." in m, m)):
+    for module in sorted(families, key=lambda m: (m.count("."), m)):
         summary = (sys.modules[module].__doc__ or "").splitlines()[0]
         parts.append(f"## {module.removeprefix('jrnn.nets.ops.')}\n\n{summary}\n")
         parts.append(_table(_rows(families[module])))

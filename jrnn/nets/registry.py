@@ -312,7 +312,8 @@ def lookup(type: str) -> OpDef:
     """The definition of an operator type. Raises UnknownOperatorError, with near names, if there is none."""
     row = names().get(type)
     if row is None:
-        raise UnknownOperatorError(f"unknown operator {type!r}{near(type, _OPS)}")
+        hint = near(type, _OPS) or "; `jrnn ops` lists the operators that jrnn runs"
+        raise UnknownOperatorError(f"unknown operator {type!r}{hint}")
     return row
 
 

@@ -17,9 +17,6 @@ ROW = np.ones((1, 4), np.float32)
 HUGE = 2**40
 F32, I64 = np.float32, np.int64
 CASES = {  # operator -> its inputs and arguments
-    "ResizeNearest": ([IMAGE], {"width_scale": 1e6, "height_scale": 1e6}),
-    "UpsampleBilinear": ([IMAGE], {"width_scale": 1e30, "height_scale": 1.0}),
-    "PadImage": ([IMAGE], {"pad": 2**30}),
     "LengthsTile": ([np.ones((1, 1), F32), np.array([HUGE])], {}),
     "LengthsToSegmentIds": ([np.array([HUGE, HUGE])], {}),
     "LengthsRangeFill": ([np.array([2**62, 2**62])], {}),
@@ -33,7 +30,6 @@ CASES = {  # operator -> its inputs and arguments
     "UniformFill": ([], {"shape": (2**31, 2**31)}),
     "GaussianFill": ([np.array([2**40, 2])], {"input_as_shape": 1}),
     "OneHot": ([np.array([0, 1], I64), np.array([HUGE], I64)], {}),
-    "SinusoidPositionEncoding": ([np.zeros((1, 1), np.int32)], {"embedding_size": 2**40}),
     "AveragePool": ([IMAGE], {"kernel": 2, "pad": 2**30}),
 }
 
@@ -81,13 +77,9 @@ def test_intermediate_results_count():
 
 
 def test_shapes_are_inferred_without_a_bound():
-    net = Net("n", (Op.of("ResizeNearest", ["x"], ["y"], width_scale=1e6, height_scale=1e6),))
-    assert jrnn.nets.infer_shapes(net, {"x": jnp.asarray(IMAGE)})["y"].shape == (
-        1,
-        1,
-        2_000_000,
-        2_000_000,
-    )
+    net = Net("n", (Op.of("MatMul", ["x", "w"], ["y"]),))
+    blobs = {"x": jnp.ones((2**20, 1)), "w": jnp.ones((1, 2**20))}
+    assert jrnn.nets.infer_shapes(net, blobs)["y"].shape == (2**20, 2**20)
 
 
 def test_sizes():

@@ -1,4 +1,4 @@
-"""Convolutions of jrnn/nets/ops/contrib/conv.py: dimensions, orders, groups, and every way to say where the windows are."""
+"""Convolutions of jrnn/nets/ops/images/convolution.py: dimensions, orders, groups, and all windows."""
 
 from caffe2_cases import case, normal
 

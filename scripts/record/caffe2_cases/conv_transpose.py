@@ -1,4 +1,4 @@
-"""Transposed convolutions of jrnn/nets/ops/contrib/conv.py."""
+"""Transposed convolutions of jrnn/nets/ops/images/convolution.py."""
 
 from caffe2_cases import case, normal
 

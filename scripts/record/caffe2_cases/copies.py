@@ -1,6 +1,7 @@
 """Copies, what they do to gradients, Scale and Cast."""
 
 import numpy as np
+from caffe2.python import utils
 
 from caffe2_cases import case, f32, flags, i32, i64, normal
 
@@ -11,6 +12,7 @@ CASES = [
     case("CopyFromCPUInput", {"x": i32(3)}, ["y"]),
     case("EnsureCPUOutput", {"x": normal(2)}, ["y"]),
     case("Alias", {"x": normal(2, 2)}, ["y"], gradient=True),
+    case("AliasWithName", {"x": normal(2, 3)}, ["out"], arg=[utils.MakeArgument("name", "other")]),
     case("EnsureDense", {"x": normal(2, 2)}, ["y"], gradient=True),
     case("StopGradient", {"x": normal(2, 2)}, ["y"]),
     case("ZeroGradient", {"x": normal(2, 2)}, []),

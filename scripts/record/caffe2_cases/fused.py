@@ -1,15 +1,8 @@
-"""Fused and packed operators: jrnn/nets/ops/contrib/conv.py and low_precision.py."""
+"""Fused operators: jrnn/nets/ops/images/convolution.py."""
 
 from caffe2_cases import case, normal
 
-PACK = (("FbGemmPack", ["w"], ["packed"], {}),)
-TRANSPOSED = (("FbGemmPackTranspose", ["w"], ["packed"], {}),)
 IMAGE = {"x": normal(2, 4, 4, 5), "w": normal(6, 4, 3, 2), "b": normal(6)}
-
-
-def packed(x, w, before=PACK, **args):
-    blobs = {"x": normal(*x), "w": normal(*w), "b": normal(w[1 if before is TRANSPOSED else 0])}
-    return case("FbFCPacked", blobs, ["out"], reads=["x", "packed", "b"], before=before, **args)
 
 
 CASES = [
@@ -28,8 +21,4 @@ CASES = [
         kernel=3,
         group=2,
     ),
-    packed((3, 4), (5, 4)),
-    packed((2, 3, 4), (5, 4), axis=2),
-    packed((2, 1, 2, 2), (3, 4)),
-    packed((3, 4), (4, 5), TRANSPOSED),
 ]

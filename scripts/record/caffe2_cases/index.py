@@ -109,26 +109,4 @@ CASES = [
         gradient=True,
         mask=[2],
     ),
-    case("Partition", {"k": i32(5, 2, -3, 7)}, ["a", "b"]),
-    case(
-        "Partition",
-        {"k": i64(5, 2, 4, 7), "x": normal(4, 2)},
-        ["a", "b", "c", "d"],
-        pack_first_input=1,
-    ),
-    case("Partition", {"k": i32(-3, -4, -1, 2)}, ["a", "b", "c"], pack_first_input=1),
-    case("LengthsPartition", {"n": i32(2, 0, 1), "k": i32(5, 2, 4)}, ["a", "b", "c", "d"]),
-    case(
-        "LengthsPartition",
-        {"n": i32(2, 0, 1), "k": i32(5, 2, 4), "x": f32(1, 2, 3)},
-        list("abcdef"),
-        pack_first_input=1,
-    ),
-    case(
-        "GatherByKey",
-        {"k": i32(5, 2, 4, 7), "x": normal(2, 2), "y": normal(2, 2, seed=1)},
-        ["out"],
-        gradient=True,
-    ),
-    case("GatherByKey", {"k": i64(-1, 2), "x": f32(9), "y": f32(8)}, ["out"], gradient=True),
 ]

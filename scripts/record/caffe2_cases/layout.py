@@ -1,4 +1,4 @@
-"""Rearrangements of jrnn/nets/ops/contrib/layout.py."""
+"""Rearrangements of jrnn/nets/ops/images/image_layout.py."""
 
 from caffe2_cases import case, normal
 

@@ -1,4 +1,4 @@
-"""Normalization within each example of jrnn/nets/ops/contrib/norm.py."""
+"""Normalization within each example of jrnn/nets/ops/images/channel_norm.py."""
 
 from caffe2_cases import case, normal, positive
 

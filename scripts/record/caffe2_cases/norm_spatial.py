@@ -1,4 +1,4 @@
-"""Normalization of channels of jrnn/nets/ops/contrib/norm.py. SpatialBN's is_test gradient and
+"""Normalization of channels of jrnn/nets/ops/images/channel_norm.py. SpatialBN's is_test gradient and
 LRN's for an even size are left out: Caffe2's are wrong."""
 
 import numpy as np

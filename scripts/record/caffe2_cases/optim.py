@@ -1,4 +1,4 @@
-"""Dense updates of jrnn/nets/ops/optim.py."""
+"""Dense updates of jrnn/nets/ops/optimizers/updates.py."""
 
 from caffe2_cases import case, f32, i64, normal, positive
 

@@ -1,4 +1,4 @@
-"""Sparse updates of jrnn/nets/ops/contrib/optim.py; an index comes twice, and none at all."""
+"""Sparse updates of jrnn/nets/ops/optimizers/rarer_updates.py; an index comes twice, and none at all."""
 
 import numpy as np
 

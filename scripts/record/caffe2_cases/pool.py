@@ -1,4 +1,4 @@
-"""Pooling of jrnn/nets/ops/contrib/pool.py; windows hang over the borders, and elements tie."""
+"""Pooling of jrnn/nets/ops/images/pooling.py; windows hang over the borders, and elements tie."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""YellowFin of jrnn/nets/ops/contrib/optim.py: its first iteration, and later ones in which the window is full."""
+"""YellowFin of jrnn/nets/ops/optimizers/rarer_updates.py: before and after its window is full."""
 
 from caffe2_cases import case, f32, i64, normal, positive
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jrnn
+from jrnn.errors import UnknownOperatorError
 from jrnn.nets.autodiff import GradientSlice
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
@@ -152,3 +153,29 @@ def test_traced_lengths_are_refused_where_they_make_the_shape():
         jax.jit(fn)({"n": i32(2, 3), "x": ROWS})
     got = jax.jit(lambda x: fn({"n": i32(2, 3), "x": x}))(ROWS)["y"]
     assert got.shape == (2, 3, 2)
+
+
+def test_log1p_is_exact_near_zero():
+    x = np.array([1e-10, 0.0, 2.0], np.float32)
+    got = jrnn.run_net(one("Log1p", ["x"], ["y"]), {"x": x})["y"]
+    np.testing.assert_allclose(got, np.log1p(x), rtol=1e-6)
+
+
+def test_fills_of_half_precision():
+    net = one("GivenTensorFp16Fill", [], ["y"], shape=[2, 2], values=[0.1, 1.0, 2049.0, -3.0])
+    got = jrnn.run_net(net, {})["y"]
+    assert got.dtype == np.float16 and got.tolist() == [[np.float16(0.1), 1], [2048, -3]]
+
+
+@pytest.mark.parametrize(
+    "type", ["ATen", "BoxWithNMSLimit", "Int8FC", "FloatToHalf", "ResizeNearest"]
+)
+def test_an_operator_that_jrnn_does_not_run_is_named(type):
+    """Caffe2's operators of detection, of images, of 8-bit numbers and of PyTorch are not among jrnn's."""
+    relu = jrnn.nets.Op.of("Relu", ["x"], ["h"])
+    net = jrnn.Net("n", (relu, jrnn.nets.Op.of(type, ["h"], ["y"])))
+    assert jrnn.nets.format_net(net)
+    for run in (jrnn.to_jax, lambda net: jrnn.run_net(net, {"x": np.ones(3, np.float32)})):
+        message = f"op #1 {type} -> 'y' in net 'n': unknown operator {type!r}; "
+        with pytest.raises(UnknownOperatorError, match=message):
+            run(net)

@@ -26,7 +26,7 @@ RTOL, ATOL = 1e-4, 1e-5  # of float32 results; ATOL is relative to the largest e
 
 # Operators without a recorded case.
 NOT_RECORDED = {
-    "Allgather": "Caffe2 runs it with an engine for several processes; runs in tests/nets/ops/contrib/test_collective.py",
+    "Allgather": "Caffe2 runs it with an engine for several processes; runs in tests/nets/ops/test_collective.py",
     "Allreduce": "as Allgather",
     "AtomicIter": "reads a mutex, which cannot be recorded; runs in tests/nets/ops/test_training_net.py",
     "Barrier": "as Allgather",
@@ -44,7 +44,7 @@ NOT_RECORDED = {
     "FileStoreHandlerCreate": "as Allgather",
     "Free": "leaves a blob without a value, which cannot be recorded; runs in tests/nets/ops/test_free.py",
     "Load": "reads a file; recorded apart, replayed in tests/nets/ops/test_database.py",
-    "NCCLAllGather": "Caffe2 runs it on GPUs only; runs in tests/nets/ops/contrib/test_collective.py",
+    "NCCLAllGather": "Caffe2 runs it on GPUs only; runs in tests/nets/ops/test_collective.py",
     "NCCLAllreduce": "as NCCLAllGather",
     "NCCLBroadcast": "as NCCLAllGather",
     "NCCLReduce": "as NCCLAllGather",
@@ -64,10 +64,8 @@ NOT_RECORDED = {
     "RecurrentNetworkBlobFetcher": "its input is no tensor; tested in tests/test_recurrent.py",
     "RecurrentNetwork": "recorded as whole nets, replayed in tests/nets/ops/test_recurrent_network.py",
     "RecurrentNetworkGradient": "recorded as whole nets, replayed in tests/nets/ops/test_recurrent_network.py",
-    "Log1p": "Caffe2 1.8.1 has no such operator; runs in tests/nets/ops/contrib/test_contrib.py",
-    "GivenTensorFp16Fill": "Caffe2 1.8.1 has no such operator; runs in tests/nets/ops/contrib/test_contrib.py",
-    "SparseLabelSplit": "Caffe2 1.8.1 has no such operator; runs in tests/nets/ops/contrib/test_contrib.py",
-    "Int8ConvRelu": "Caffe2's CPU build has a schema and no kernel; runs in tests/nets/ops/contrib/test_contrib.py",
+    "Log1p": "Caffe2 1.8.1 has no such operator; runs in tests/nets/ops/test_families.py",
+    "GivenTensorFp16Fill": "Caffe2 1.8.1 has no such operator; runs in tests/nets/ops/test_families.py",
     "ResetCounter": "changes its input in place; runs in tests/nets/ops/test_control.py",
     "RetrieveCount": "reads a counter, which cannot be recorded; runs in tests/nets/ops/test_control.py",
     "While": "recorded in whole nets, replayed in tests/nets/ops/test_control.py",

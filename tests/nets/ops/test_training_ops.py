@@ -169,7 +169,6 @@ def test_traced_in_32_bits(type, inputs, outputs, args):
         ("ConstantFill", {"n": np.array([2, 3])}, {"input_as_shape": 1}),
         ("Range", {"n": np.array(4)}, {}),
         ("Tile", {"x": SMALL["x"], "n": np.array([2])}, {"axis": 0}),
-        ("Partition", {"k": np.array([3, 1])}, {}),
     ],
 )
 def test_traced_shapes_are_refused_and_static_ones_taken(type, inputs, args):

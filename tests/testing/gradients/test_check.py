@@ -267,8 +267,8 @@ def test_types_that_a_net_names_do_not_narrow_the_check():
     """A Cast to float within the net, weights that the net itself fills, and half precision on the way."""
     ops = (
         Op.of("Cast", ["x"], ["single"], to=1, from_type=1),
-        Op.of("FloatToHalf", ["single"], ["half"]),
-        Op.of("HalfToFloat", ["half"], ["image"]),
+        Op.of("Cast", ["single"], ["half"], to=12, from_type=1),
+        Op.of("Cast", ["half"], ["image"], to=1, from_type=12),
         Op.of("GivenTensorFill", [], ["w"], shape=[1, 1, 2, 2], values=[0.1, -0.2, 0.3, 0.7]),
         Op.of("Conv", ["image", "w"], ["y"], kernel=2),
     )

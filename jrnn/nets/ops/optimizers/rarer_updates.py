@@ -14,7 +14,14 @@ from jax import lax
 
 from jrnn.errors import OpError
 from jrnn.nets.ops.lengths import per_row
-from jrnn.nets.ops.optim import adam_options, adam_step, filled, momentum_step, next_step, same_size
+from jrnn.nets.ops.optimizers.updates import (
+    adam_options,
+    adam_step,
+    filled,
+    momentum_step,
+    next_step,
+    same_size,
+)
 from jrnn.nets.ops.values import check_indices, describe, raise_if, scalar, takes
 from jrnn.nets.registry import op
 

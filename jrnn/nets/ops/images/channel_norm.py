@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import GradientError, OpError
-from jrnn.nets.ops.contrib.window import is_channels_last
+from jrnn.nets.ops.images.windows import is_channels_last
 from jrnn.nets.ops.norm import columns_from
 from jrnn.nets.ops.values import canonical_axis, check_float, check_shape, describe, raise_if
 from jrnn.nets.ops.vjp import op_with_vjp, vjp_op

@@ -148,18 +148,6 @@ REFUSED = [
     ),
     ("InstanceNorm", (IMAGE, f(2), f(1)), 1, {}, r"bias is float32\[1\]"),
     ("RMSNorm", (IMAGE, f(32), f(4)), 2, {}, "beta must have 32 elements"),
-    ("PadImage", (IMAGE,), 1, {"pad": 1, "mode": "wrap"}, "mode 'wrap' is unknown"),
-    (
-        "PadImage",
-        (IMAGE,),
-        1,
-        {"pad": 7, "mode": "reflect"},
-        "reflects 7 and 7 elements of a line of 4",
-    ),
-    ("PadImage", (IMAGE,), 1, {"pads": (1, 1)}, "pads"),
-    ("ResizeNearest", (IMAGE, f(3)), 1, {}, "must be a vector of 2 numbers"),
-    ("ResizeNearest", (IMAGE,), 1, {"width_scale": 0.0}, "must be positive"),
-    ("UpsampleBilinear", (IMAGE,), 1, {"order": "NHWC"}, "must be NCHW"),
     ("NCHW2NHWC", (f(2, 2),), 1, {}, "must be an image"),
     ("ChannelShuffle", (IMAGE,), 1, {"group": 3}, "divide the channels"),
     ("Im2Col", (IMAGE,), 1, {"kernel": 2, "legacy_pad": 1}, "takes no legacy_pad"),
@@ -169,16 +157,6 @@ REFUSED = [
     ("BatchToSpace", (IMAGE,), 1, {}, "batch must be a multiple"),
     ("FCTransposed", (f(2, 3), f(4, 3), f(3)), 1, {}, r"w must be \[3, out\]"),
     ("ReluN", (IMAGE,), 1, {"n": -1.0}, "n must be positive"),
-    ("SinusoidPositionEncoding", (f(2, 2),), 1, {}, "must hold integers"),
-    ("PiecewiseLinearTransform", (f(2, 1),), 1, {}, "either all as arguments or all as inputs"),
-    (
-        "PiecewiseLinearTransform",
-        (f(2, 1),),
-        1,
-        {"bounds": (1.0, 0.0), "slopes": (1.0,), "intercepts": (0.0,)},
-        "bounds must ascend",
-    ),
-    ("FloatToHalf", (f(2).astype(np.float16),), 1, {}, "must be float32"),
     ("LearningRate", (i64(1),), 1, {"base_lr": 1.0, "policy": "cosin"}, "did you mean 'cosine'"),
     (
         "LearningRate",
@@ -280,16 +258,6 @@ def test_thresholded_relu_below_zero_has_the_right_gradient(x64):
     assert_gradient_is_the_derivative(net, blobs, ["in0"])
 
 
-@pytest.mark.exhaustive("ResizeNearest")
-@pytest.mark.parametrize("type", ["ResizeNearest", "UpsampleBilinear"])
-def test_scales_in_a_blob_have_a_gradient_operator_that_reads_them(type, x64):
-    scales = np.array([1.5, 2.0], np.float32)
-    net, blobs = net_of(type, (IMAGE, scales), 1, {})
-    full, _ = jrnn.add_gradients(net, {"out0": "seed"})
-    assert full.ops[1].inputs == ("seed", "in0", "in1")
-    assert_gradient_is_the_derivative(net, {"in0": IMAGE}, ["in0"], in1=scales)
-
-
 def test_group_norm_without_statistics_says_what_its_gradient_needs():
     net, _ = net_of("GroupNorm", (IMAGE, f(2), f(2)), 1, {"group": 1})
     with pytest.raises(GradientError, match="give the operator three outputs"):
@@ -304,13 +272,6 @@ def test_lp_pool_of_zeros_has_a_gradient_of_zeros():
     full, gradients = jrnn.add_gradients(net, {"out0": "seed"})
     blobs_after = jrnn.run_net(full, {**blobs, "seed": np.ones((1, 1, 3, 3), np.float32)})
     assert not np.any(blobs_after[gradients["in0"]])
-
-
-def test_position_zero_has_waves_that_begin():
-    net, blobs = net_of(
-        "SinusoidPositionEncoding", (np.zeros((1, 1), np.int32),), 1, {"embedding_size": 4}
-    )
-    assert jrnn.run_net(net, blobs)["out0"].tolist() == [[[0, 1, 0, 1]]]
 
 
 @pytest.mark.parametrize("group, convolutions", [(6, 0), (3, 3)], ids=["depthwise", "groups"])

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.contrib.window import (
+from jrnn.nets.ops.images.windows import (
     CAFFE,
     NOTSET,
     Window,

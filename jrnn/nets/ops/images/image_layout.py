@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jrnn.errors import OpError
 from jrnn.nets.ir import Op
-from jrnn.nets.ops.contrib.window import (
+from jrnn.nets.ops.images.windows import (
     Window,
     check_image,
     is_channels_last,

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jrnn.errors import OpError
-from jrnn.nets.ops.contrib.window import CAFFE, Window, spatial_axes, spatial_sizes, takes_window
+from jrnn.nets.ops.images.windows import CAFFE, Window, spatial_axes, spatial_sizes, takes_window
 from jrnn.nets.ops.values import check_float, raise_if
 from jrnn.nets.ops.vjp import op_with_vjp
 
