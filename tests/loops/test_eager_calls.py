@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from compilations import compilations
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import hijax
 
 import jrnn
 from jrnn.errors import ScanError
@@ -283,3 +284,64 @@ def test_a_step_is_traced_once(how, options):
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), ours, expected
     )
+
+
+# Values of types that are not arrays ----------------------------------------------------------------------------------
+
+
+class Pair:
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+
+
+class PairType(hijax.HiType):
+    """A type that says nothing of how its values are passed to a compiled program."""
+
+    def __hash__(self):
+        return hash(PairType)
+
+    def __eq__(self, other):
+        return isinstance(other, PairType)
+
+    def to_tangent_aval(self):
+        return PairType()
+
+
+hijax.register_hitype(Pair, lambda pair: PairType())
+
+
+class Product(getattr(hijax, "HiPrim", None) or hijax.VJPHiPrimitive):  # the name since jax 0.11
+    def __init__(self):
+        self.in_avals = (PairType(),)
+        self.out_aval = jax.typeof(jnp.zeros(3))
+        self.params = {}
+        super().__init__()
+
+    def expand(self, pair):
+        return pair.a * pair.b
+
+    def jvp(self, primals, tangents):
+        return self(*primals), jnp.zeros(3)
+
+    if hasattr(hijax, "linearize_from_jvp"):
+        lin, linearized = hijax.linearize_from_jvp
+        vjp_fwd, vjp_bwd_retval = hijax.vjp_from_jvp
+
+
+@pytest.mark.parametrize("transform", [jax.grad, lambda f: jax.linearize(f, jnp.ones(3))[1]])
+def test_a_step_closes_over_a_value_of_a_high_level_type(transform):
+    pair = Pair(jnp.arange(3.0), 2.0)
+
+    def step(h, x):
+        h = jnp.sin(h) + Product()(pair) * x
+        return h, h
+
+    def loss(loop, h):
+        h, ys = loop(step, h, jnp.arange(4.0))
+        return jnp.sum(h) + jnp.sum(ys)
+
+    ours, theirs = (
+        transform(functools.partial(loss, loop))(jnp.ones(3)) for loop in (scan, jax.lax.scan)
+    )
+    np.testing.assert_array_equal(ours, theirs)
