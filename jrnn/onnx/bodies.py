@@ -19,8 +19,16 @@ def _types(values: Sequence) -> list[tuple]:
     return [(v.shape, v.dtype) for v in values]
 
 
+def _no_rows(e: GraphEmitter, outputs: Sequence) -> list[Value]:
+    """Outputs of every step of a loop of no steps, for which onnxruntime raises or returns anything."""
+    return [e.expand(np.zeros((), v.dtype), v.shape) for v in outputs]
+
+
 @rule("scan")
 def _(e: GraphEmitter, node, *values):
+    if node.params["length"] == 0:
+        constants, count = scan_counts(node.params)
+        return (*values[constants : constants + count], *_no_rows(e, node.outputs[count:]))
     if e.root.opset >= OPSET and (written := as_attention(e, node, values)) is not None:
         return tuple(written)
     p = node.params
@@ -93,6 +101,8 @@ def recurrent_layer_rule(e: GraphEmitter, node, x, *rest):
     count = directions * unit.states
     per = 4 if node.params["bias"] else 2
     first = rest[:count]
+    if isinstance(steps, int) and steps == 0:
+        return (*_no_rows(e, node.outputs[:1]), *first)
     weights = rest[count : count + directions * per]
     lengths = rest[-1] if node.params["lengths"] else None
     hidden = first[0].shape[-1]

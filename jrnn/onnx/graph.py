@@ -29,6 +29,11 @@ OPERATORS: dict[
     str, Callable[..., Any]
 ] = {}  # type -> `(node, *inputs) -> output or tuple of outputs`
 op = registering(OPERATORS)
+# operators on numbers one by one, whose results are as large as what they read
+ELEMENTWISE = {
+    "Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Min", "Max", "Less", "LessOrEqual", "Greater", "GreaterOrEqual",
+    "Equal", "And", "Or", "Xor", "Not", "Where", "Identity", "Cast",
+}  # fmt: skip
 # the name of the call's key among the values, which no value of a file has; its value in loops
 KEY = "\0key"
 IN_LOOP = "\0loop"
@@ -155,7 +160,7 @@ def read_graph(
     """The graph of a GraphProto, and the parameters in it and in the graphs inside it, which are among the values `own`."""
     arrays: dict[str, np.ndarray] = {}
 
-    def read(proto: onnx.GraphProto, path: str, depth: int) -> OnnxGraph:
+    def read(proto: onnx.GraphProto, path: str, depth: int, passed: int = 0) -> OnnxGraph:
         if depth > DEPTH:
             raise FormatError(f"graphs are nested deeper than {DEPTH} levels")
         consts: dict[str, np.ndarray] = {}
@@ -163,8 +168,8 @@ def read_graph(
 
         def put(name: str, value: np.ndarray) -> None:
             if is_param(value) and name in own:
-                params[name] = path + name
-                arrays[path + name] = value
+                params[name] = unused(path + name, arrays)
+                arrays[params[name]] = value
             else:
                 consts[name] = value
 
@@ -187,7 +192,7 @@ def read_graph(
                     f"{node}: jrnn has no operator {n.op_type!r} of ONNX{hint}"
                 )
             attributes = {
-                a.name: read(a.g, f"{label}/{a.name}/", depth + 1)
+                a.name: read(a.g, f"{label}/{a.name}/", depth + 1, _passed(n, opset))
                 if a.type == AttributeProto.GRAPH
                 else _attribute(a)
                 for a in n.attribute
@@ -196,12 +201,38 @@ def read_graph(
                 put(n.output[0], _constant(attributes, label))
             else:
                 nodes.append(replace(node, attributes=attributes))
-        inputs = tuple(i.name for i in proto.input if depth or i.name not in {*consts, *params})
+        inputs = tuple(i.name for i in proto.input)
+        if not depth or len(inputs) != passed:
+            # initializers are inputs, too, with a default value, and must be up to version 3 of the format
+            inputs = tuple(name for name in inputs if name not in consts and name not in params)
         return OnnxGraph(
             proto.name, inputs, tuple(o.name for o in proto.output), tuple(nodes), consts, params
         )
 
     return read(proto, "", 0), arrays
+
+
+def unused(name: str, taken: Container[str]) -> str:
+    """A name, followed by a number if it is taken: nodes may have the same name, and then so have the values in them.
+
+    >>> unused("loop/body/w", {"loop/body/w"})
+    'loop/body/w_2'
+    """
+    free = name
+    number = 1
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+def _passed(node: onnx.NodeProto, opset: int) -> int:
+    """How many values a node passes to a graph in it."""
+    if node.op_type == "Loop":
+        return max(len(node.input), 2)
+    if node.op_type == "Scan":
+        return len(node.input) - (opset < 9)  # which has lengths as well
+    return 0
 
 
 def _attribute(a: onnx.AttributeProto) -> Any:
@@ -308,11 +339,12 @@ def _call(
             node, run=lambda graph, args: run_graph(graph, args, scope, params, max_bytes)
         )
     try:
-        if known(
-            *values
-        ):  # numpy computes these while they are traced, before anything can be bounded by their types
+        are_known = known(*values)
+        if are_known:
+            # numpy computes these while they are traced, before anything can be bounded by their types
             check_size([sum(v.size for v in values)], np.int64)
-        if node.run is None and not any(map(is_traced, values)):
+        is_small = are_known and node.type in ELEMENTWISE
+        if node.run is None and not is_small and not any(map(is_traced, values)):
             check_call(
                 lambda: [v for v in _outputs(run(node, *values)) if hasattr(v, "dtype")],
                 node.outputs,

@@ -1,7 +1,7 @@
 """from_onnx: converts an ONNX file to a pure JAX function with its parameters as a pytree."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx.parser
 from google.protobuf.message import DecodeError
-from onnx import checker, helper, inliner, numpy_helper, shape_inference
+from onnx import AttributeProto, checker, helper, inliner, numpy_helper, shape_inference
 
 from jrnn.errors import FormatError, OpError, near
 from jrnn.files import new_file
@@ -20,7 +20,7 @@ from jrnn.files.reading import available
 from jrnn.nets.proto.codec import file_bytes
 from jrnn.nets.proto.messages import DEFAULT_LIMITS
 from jrnn.onnx.expand import STANDARD, constants_of, expanded, nodes_of, opset_of, schema_of
-from jrnn.onnx.graph import KEY, OPERATORS, OnnxGraph, as_jax, read_graph, run_graph
+from jrnn.onnx.graph import KEY, OPERATORS, OnnxGraph, as_jax, read_graph, run_graph, unused
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class OnnxModel:
 
     Attributes:
         params: every floating-point constant of rank 1 or more, by its name in the file, preceded by the path of the graph
-            if it is inside an If, Loop or Scan. `jax.grad` and optimizers work on these.
+            if it is inside an If, Loop or Scan, and followed by a number if another has this name. `jax.grad` and
+            optimizers work on these.
         inputs, outputs: what the function takes and returns.
     """
 
@@ -266,21 +267,48 @@ def _checked(spec: Spec, inputs: Mapping[str, Any]) -> Any:
     return jnp.asarray(value) if jnp.issubdtype(value.dtype, jnp.floating) else value
 
 
-def _replace(graph: onnx.GraphProto, params: Mapping[str, Any], path: str = "") -> None:
-    """Replaces the values of a graph's parameters; names are as in `read_graph`."""
+def _replace(graph: onnx.GraphProto, params: Mapping[str, Any]) -> None:
+    """Replaces the values of a graph's parameters, in the order and by the names of `read_graph`."""
+    taken: set[str] = set()
 
-    def put(tensor: onnx.TensorProto, key: str) -> None:
-        if key in params:
-            dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            tensor.CopyFrom(
-                numpy_helper.from_array(np.asarray(params[key]).astype(dtype), tensor.name)
-            )
+    def given(key: str, code: int, dims: Sequence[int], name: str) -> onnx.TensorProto | None:
+        """The new value of a constant, if it is a parameter that has one."""
+        dtype = helper.tensor_dtype_to_np_dtype(code)
+        if not dims or not jnp.issubdtype(dtype, jnp.floating):
+            return None
+        key = unused(key, taken)
+        taken.add(key)
+        if key not in params:
+            return None
+        return numpy_helper.from_array(np.asarray(params[key]).astype(dtype), name)
 
-    for tensor in graph.initializer:
-        put(tensor, path + tensor.name)
-    for node in graph.node:
-        for a in node.attribute:
-            if node.op_type == "Constant" and a.name == "value":
-                put(a.t, path + node.output[0])
-            if a.type == onnx.AttributeProto.GRAPH:
-                _replace(a.g, params, f"{path}{node.name or node.output[0]}/{a.name}/")
+    def visit(graph: onnx.GraphProto, path: str) -> None:
+        for tensor in graph.initializer:
+            new = given(path + tensor.name, tensor.data_type, tensor.dims, tensor.name)
+            if new is not None:
+                tensor.CopyFrom(new)
+        for sparse in list(graph.sparse_initializer):
+            name = sparse.values.name
+            new = given(path + name, sparse.values.data_type, sparse.dims, name)
+            if new is not None:  # which may have other elements
+                graph.sparse_initializer.remove(sparse)
+                graph.initializer.append(new)
+        for node in graph.node:
+            for a in node.attribute:
+                if a.type == AttributeProto.GRAPH:
+                    visit(a.g, f"{path}{node.name or node.output[0]}/{a.name}/")
+                if node.op_type == "Constant":
+                    new = given(path + node.output[0], *_kind(a), "")
+                    if new is not None:
+                        a.CopyFrom(helper.make_attribute("value", new))
+
+    visit(graph, "")
+
+
+def _kind(value: AttributeProto) -> tuple[int, Sequence[int]]:
+    """The type and sizes of the value of a Constant."""
+    if value.type == AttributeProto.TENSOR:
+        return value.t.data_type, value.t.dims
+    if value.type == AttributeProto.SPARSE_TENSOR:
+        return value.sparse_tensor.values.data_type, value.sparse_tensor.dims
+    return onnx.TensorProto.FLOAT, [len(value.floats)] * (value.type == AttributeProto.FLOATS)

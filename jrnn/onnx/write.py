@@ -96,7 +96,7 @@ def to_onnx(
         checker.check_model(model, full_check=True)
     except (checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ConversionError(f"{call.name}: ONNX's checker rejects the model: {error}") from error
-    trials = [_resized(call, specs, {})]
+    trials = [] if symbols and _is_empty(call, specs) else [_resized(call, specs, {})]
     if symbols:
         trials.append(_resized(call, specs, dict(zip(symbols, range(3, 3 + len(symbols))))))
     own = not any(
@@ -173,6 +173,17 @@ def _model(e: GraphEmitter, graph: Graph, call: Call, out_names: Sequence[str]) 
         opset_imports=opsets,
         ir_version=helper.find_min_ir_version_for(opsets),
     )
+
+
+def _is_empty(call: Call, specs: Sequence[Any]) -> bool:
+    """Whether an example has no steps where the size is open: onnxruntime runs no Scan of no steps."""
+    sizes = (
+        given
+        for leaf, spec in zip(call.leaves, specs, strict=True)
+        for given, size in zip(np.shape(leaf.value), spec.shape, strict=True)
+        if not isinstance(size, int)
+    )
+    return 0 in sizes
 
 
 def _resized(call: Call, specs: Sequence[Any], sizes: dict[str, int]) -> list[Any]:

@@ -128,6 +128,45 @@ def test_a_loop_of_a_known_number_of_steps_is_a_scan():
         jax.jit(model)({"x": jnp.ones(2), "n": jnp.int32(3)})
 
 
+MASKED = """agraph (float[T, N, D] x, bool[T, N] mask, float[D, H] w) => (float[T, N, H] all, float[N, H] last) {
+    shape = Shape(x)  at = Constant <value = int64 {0}> ()  count = Gather <axis = 0> (shape, at)
+    steps = Cast <to = 6> (count)
+    zero = Constant <value = int32 {0}> ()  one = Constant <value = int32 {1}> ()  go = Less(zero, steps)
+    sizes = Constant <value_ints = [2, 4]> ()  none = Constant <value = float {0.0}> ()  start = Expand(none, sizes)
+    a, b, last, all = Loop (MOST, go, zero, zero, start) <body = body
+        (int64 i, bool on, int32 number, int32 time, float[N, H] h) =>
+        (bool goes_on, int32 next_number, int32 next_time, float[N, H] new, float[N, H] y) {
+            next_number = Add(number, one)  next_time = Add(time, one)
+            p = Less(next_number, steps)  q = Less(next_time, steps)  goes_on = And(p, q)
+            xt = Gather <axis = 0> (x, time)  z = MatMul(xt, w)  s = Add(z, h)  candidate = Tanh(s)
+            mt = Gather <axis = 0> (mask, time)  axes = Constant <value_ints = [1]> ()  m = Unsqueeze(mt, axes)
+            new = Where(m, candidate, h)  y = Identity(new) }>
+}"""
+
+
+@pytest.mark.parametrize("most", ["count", ""])
+def test_a_loop_whose_condition_follows_from_known_integers_is_a_scan(most):
+    """As tf2onnx writes a masked layer of Keras."""
+    model = read(MASKED.replace("MOST", most))
+    random = np.random.RandomState(0)
+    mask = random.rand(5, 2) < 0.7
+    w = random.randn(3, 4).astype(np.float32)
+    for steps in (5, 1, 0):
+        x = random.randn(steps, 2, 3).astype(np.float32)
+        h = np.zeros((2, 4), np.float32)
+        rows = []
+        for t in range(steps):
+            h = np.where(mask[t, :, None], np.tanh(x[t] @ w + h), h)
+            rows.append(h)
+        feeds = {"x": x, "mask": jnp.asarray(mask[:steps]), "w": w}
+        result = jax.jit(lambda feeds: model(feeds))(feeds)
+        np.testing.assert_allclose(result["last"], h, atol=1e-5)
+        np.testing.assert_allclose(result["all"], np.reshape(rows, (steps, 2, 4)), atol=1e-5)
+    feeds["x"] = jnp.ones((300, 2, 3))
+    feeds["mask"] = jnp.ones((300, 2), bool)
+    assert str(jax.make_jaxpr(model)(feeds)).count("tanh") == 1
+
+
 WHILE = """agraph (float[N] x, float top) => (float[N] y) {
     y = Loop (, , x) <body = body (int64 i, bool c, float[N] a) => (bool d, float[N] b)
         { b = Add(a, a)  s = ReduceMax <keepdims = 0> (b)  d = Less(s, top) }>
@@ -142,6 +181,94 @@ def test_a_loop_until_a_value_is_reached_has_a_gradient():
     ]
     grad = jax.grad(lambda x: model({"x": x, "top": jnp.float32(20)})["y"].sum())
     assert grad(jnp.asarray([1.0, 3.0])).tolist() == [8.0, 8.0]
+
+
+def typed(name, kind=TensorProto.FLOAT, shape=(2,)):
+    return helper.make_tensor_value_info(name, kind, list(shape))
+
+
+LOOPS = {  # the inputs of a body, its nodes, its outputs and the inputs of the node
+    "Loop": (
+        [typed("i", TensorProto.INT64, ()), typed("c", TensorProto.BOOL, ()), typed("a")],
+        [("Identity", ["c"], "d"), ("Mul", ["a", "w"], "b")],
+        [typed("d", TensorProto.BOOL, ()), typed("b")],
+        ["n", "", "x"],
+    ),
+    "Scan": (
+        [typed("a"), typed("s")],
+        [("Mul", ["a", "w"], "t"), ("Add", ["t", "s"], "b")],
+        [typed("b")],
+        ["x", "xs"],
+    ),
+    "If": ([], [("Mul", ["x", "w"], "b")], [typed("b")], ["c"]),
+}
+
+
+def twice(kind, version, weight_is_first):
+    """Two nodes of one name, whose bodies have a parameter `w` of 2 and of 3; up to version 3 among their inputs."""
+    inputs, rows, outputs, passed = LOOPS[kind]
+    nodes = [helper.make_node(name, given, [made]) for name, given, made in rows]
+    weight = [typed("w")] if version == 3 else []
+    inputs = [*weight, *inputs] if weight_is_first else [*inputs, *weight]
+
+    def body(value):
+        tensor = numpy_helper.from_array(np.full(2, value, np.float32), "w")
+        return helper.make_graph(nodes, "body", inputs, outputs, [tensor])
+
+    whole = []
+    for k, value in enumerate((2, 3)):
+        bodies = {"body": body(value)}
+        if kind == "If":
+            bodies = {"then_branch": body(value), "else_branch": body(-value)}
+        more = {"num_scan_inputs": 1} if kind == "Scan" else {}
+        whole.append(helper.make_node(kind, passed, [f"y{k}"], name="same", **bodies, **more))
+    given = [
+        typed("x"), typed("xs", shape=(3, 2)), typed("n", TensorProto.INT64, ()), typed("c", TensorProto.BOOL, ()),
+    ]  # fmt: skip
+    graph = helper.make_graph(whole, "whole", given, [typed("y0"), typed("y1")])
+    opset = helper.make_opsetid("", 9 if version == 3 else 17)
+    return helper.make_model(graph, ir_version=version, opset_imports=[opset])
+
+
+@pytest.mark.parametrize("version, weight_is_first", [(3, False), (3, True), (8, False)])
+@pytest.mark.parametrize("kind", LOOPS)
+def test_bodies_have_parameters_of_their_own(kind, version, weight_is_first, tmp_path):
+    model = jrnn.from_onnx(twice(kind, version, weight_is_first))
+    feeds = {"x": np.ones(2, np.float32), "xs": np.ones((3, 2), np.float32), "n": 3, "c": True}
+    expected = {"Loop": (8, 27), "Scan": (15, 40), "If": (2, 3)}[kind]
+    assert [float(y[0]) for y in model(feeds).values()] == list(expected)
+    path = "same/then_branch/w" if kind == "If" else "same/body/w"
+    assert {path, f"{path}_2"} <= model.params.keys()
+    model.save(tmp_path / "new.onnx", {f"{path}_2": np.zeros(2, np.float32)})
+    first, second = jrnn.from_onnx(tmp_path / "new.onnx")(feeds).values()
+    assert first[0] == expected[0] and second[0] == (1 if kind == "Scan" else 0)
+
+
+def test_an_argument_goes_before_a_default_of_a_body():
+    """From version 4 of the format on, an initializer may be the default of an input."""
+    model = twice("Loop", 8, False)
+    for node in model.graph.node:
+        (body,) = (a.g for a in node.attribute)
+        tensor = numpy_helper.from_array(np.full(2, 9, np.float32), "a")
+        body.initializer.append(tensor)
+    feeds = {"x": np.ones(2, np.float32), "xs": np.ones((3, 2), np.float32), "n": 3, "c": True}
+    assert [float(y[0]) for y in jrnn.from_onnx(model)(feeds).values()] == [8, 27]
+
+
+def test_parameters_of_each_form_are_saved(tmp_path):
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]> agraph (float[2] x) => (float[2] y) {
+        floats = Constant <value_floats = [1.0, 2.0]> ()  a = Add(x, floats)  y = Mul(a, sparse) }"""
+    )
+    values = helper.make_tensor("sparse", TensorProto.FLOAT, [1], [3.0])
+    indices = helper.make_tensor("indices", TensorProto.INT64, [1], [1])
+    proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2]))
+    model = jrnn.from_onnx(proto)
+    changed = {name: value + 1 for name, value in model.params.items()}
+    model.save(tmp_path / "new.onnx", changed)
+    again = jrnn.from_onnx(tmp_path / "new.onnx")
+    jax.tree.map(np.testing.assert_array_equal, again.params, changed)
+    assert again({"x": jnp.ones(2)})["y"].tolist() == [3.0, 16.0]
 
 
 CHOOSE = """agraph (float[N] x, bool c) => (float[M] y) {

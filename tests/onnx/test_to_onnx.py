@@ -182,6 +182,38 @@ def test_scans_are_scan_nodes():
     assert run(counted, jnp.ones(2))[1].tolist() == [[1, 1], [2, 2], [4, 4]]
 
 
+EMPTY = {  # functions of a loop of no steps
+    "scan": lambda c, xs: jax.lax.scan(lambda c, x: (jnp.tanh(c + x), c * x), c, xs),
+    "reverse": lambda c, xs: jrnn.scan(lambda c, x: (c + x, x), c, xs, reverse=True),
+    "length": lambda c, xs: jax.lax.scan(lambda c, _: (c * 2, c), c, None, length=0),
+    "inside": lambda c, xs: jax.lax.scan(
+        lambda c, x: jax.lax.scan(lambda d, y: (d + y, d), c, xs), c, jnp.ones((2, 2))
+    ),
+    "fori": lambda c, xs: jax.lax.fori_loop(0, 0, lambda k, c: c * 2, c),
+}
+EMPTY_LAYERS = {"LSTM": {"bidirectional": True}, "GRU": {}, "MinGRU": {}}
+
+
+@pytest.mark.parametrize("name", [*EMPTY, *EMPTY_LAYERS])
+def test_loops_of_no_steps(name):
+    function = EMPTY.get(name)
+    args = (jnp.ones(2), jnp.ones((0, 2)))
+    if function is None:
+        function = getattr(nn, name)(2, 2, rngs=nnx.Rngs(0), **EMPTY_LAYERS[name])
+        args = (jnp.ones((0, 3, 2)),)
+    expected = jax.tree.leaves(function(*args))
+    for actual, value in zip(run(jrnn.to_onnx(function, *args), *args), expected, strict=True):
+        assert actual.shape == value.shape
+        np.testing.assert_array_equal(actual, value)
+
+
+def test_an_example_may_have_no_steps_where_the_size_is_open():
+    model = jrnn.to_onnx(EMPTY["scan"], jnp.ones(2), jnp.ones((0, 2)), dims=("...", "T, ..."))
+    args = (jnp.ones(2), jnp.ones((3, 2)))
+    for actual, value in zip(run(model, *args), jax.tree.leaves(EMPTY["scan"](*args)), strict=True):
+        np.testing.assert_allclose(actual, value, atol=1e-6)
+
+
 def test_loops_branches_and_windows():
     def fn(x, k):
         looped = jax.lax.while_loop(

@@ -1,5 +1,6 @@
 """If, Loop and Scan."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jrnn.errors import ConversionError
+from jrnn.errors import ConversionError, JrnnError
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, is_traced, jaxpr_as_fun
 from jrnn.loops import scan
 from jrnn.loops.while_loops.trips import run_trips
-from jrnn.onnx.graph import op
+from jrnn.onnx.graph import OnnxGraph, known, op
 from jrnn.onnx.ops.elementwise import bound
+
+COUNTED = 1000  # steps of a loop without outputs of every step, which may be a while loop instead
 
 
 def _arrays(values) -> tuple[jax.Array, ...]:
@@ -38,29 +41,86 @@ def _(node, condition):
 @op("Loop")
 def _(node, count, condition, *carried):
     body = node.get("body")
-    width = len(carried)
-    if count is not None and is_traced(count) and len(body.outputs) > 1 + width:
+    stacked = len(body.outputs) - 1 - len(carried)
+    if count is not None and is_traced(count) and stacked:
         node.known(count, "the number of steps")
-    goes_on = _goes_on(body)
-    if (
-        goes_on
-        and count is not None
-        and not is_traced(count)
-        and (condition is None or not is_traced(condition))
-    ):
-        steps = (
-            int(np.asarray(count).reshape(()))
-            if condition is None or np.asarray(condition).all()
-            else 0
-        )
-        if (
-            all(hasattr(v, "dtype") for v in carried)
-            and (scanned := _scanned(node, body, steps, carried)) is not None
-        ):
+    are_arrays = all(hasattr(v, "dtype") for v in carried)
+    most = np.inf if stacked else COUNTED
+    steps = _steps(node, body, count, condition, carried, most)
+    if steps is not None and are_arrays:
+        scanned = _scanned(node, body, steps, carried)
+        if scanned is not None:
             return scanned
-    elif len(body.outputs) == 1 + width and all(hasattr(v, "dtype") for v in carried):
+    if steps is None and are_arrays and not stacked:
         return _while(node, body, count, condition, carried)
     return _unrolled(node, body, count, condition, list(carried))
+
+
+def _steps(node, body, count, condition, carried, most) -> int | None:
+    """How many steps a loop takes, where known numbers say so; None if they do not, or if it takes more than `most`.
+
+    The nodes from which the condition follows run for each step, without the others: they count steps, and compare.
+    """
+    if is_traced(count) or is_traced(condition):
+        return None
+    limit = np.inf if count is None else int(np.asarray(count).reshape(()))
+    if condition is not None and not np.asarray(condition).all():
+        return 0
+    if _goes_on(body):
+        return None if count is None else max(limit, 0)
+    counting, needed = _counting(body)
+    for k in needed:
+        value = carried[k]
+        if is_traced(value) or not (known(value) or _is_integer(value)):
+            return None
+    state = [np.asarray(v) if k in needed else None for k, v in enumerate(carried)]
+    on = np.asarray(True)
+    steps = 0
+    while steps < limit and np.asarray(on).all():
+        if steps == most:
+            return None
+        try:
+            on, *new = node.run(counting, [np.asarray(steps, np.int64), np.asarray(True), *state])
+        except JrnnError:  # it draws numbers, or needs others than are known
+            return None
+        if any(map(is_traced, (on, *new))):
+            return None
+        for k, value in zip(needed, new, strict=True):
+            state[k] = value
+        steps += 1
+    return steps
+
+
+def _is_integer(value) -> bool:
+    return hasattr(value, "dtype") and value.dtype.kind in "iub"
+
+
+def _counting(body) -> tuple[OnnxGraph, list[int]]:
+    """The part of a body from which its condition follows, and the carries in it, whose next values it returns, too."""
+    wanted = {body.outputs[0]}
+    carries = dict(zip(body.inputs[2:], body.outputs[1:]))
+    size = 0
+    while size < len(wanted):
+        size = len(wanted)
+        for node in reversed(body.nodes):
+            if wanted.intersection(node.outputs):
+                wanted |= _read_by(node)
+        wanted |= {new for old, new in carries.items() if old in wanted}
+    needed = [k for k, name in enumerate(carries) if name in wanted]
+    nodes = tuple(node for node in body.nodes if wanted.intersection(node.outputs))
+    outputs = (body.outputs[0], *(body.outputs[1 + k] for k in needed))
+    return replace(body, nodes=nodes, outputs=outputs), needed
+
+
+def _read_by(node) -> set[str]:
+    """The names that a node and the graphs in it read."""
+    names = set(node.inputs)
+    for graph in node.attributes.values():
+        if isinstance(graph, OnnxGraph):
+            names.update(graph.outputs)
+            for inner in graph.nodes:
+                names |= _read_by(inner)
+    return names
 
 
 def _goes_on(body) -> bool:

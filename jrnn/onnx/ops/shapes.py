@@ -121,8 +121,11 @@ def _inside(node, indices, size):
 
 @op("Gather")
 def _(node, x, indices):
-    axis = node.get("axis", 0)
+    axis = node.get("axis", 0) % max(x.ndim, 1)
     indices = _inside(node, indices, x.shape[axis])
+    if not x.shape[axis] and np.size(indices):  # as in a body that runs for no steps
+        nothing = np.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0
+        x = jnp.full((*x.shape[:axis], 1, *x.shape[axis + 1 :]), nothing, x.dtype)
     if known(x, indices):
         return np.take(x, indices, axis=axis)
     return jnp.take(jnp.asarray(x), jnp.asarray(indices), axis=axis, mode="fill")
