@@ -64,7 +64,6 @@ def tree(folder: Path) -> dict[str, bytes]:
 def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
     """By name, what writes the old contents of a folder, and what writes the new ones."""
     import jrnn
-    from jrnn.convert.export import put_module
     from jrnn.files.corpus import tokenize
     from jrnn.models import save_state
     from jrnn.nets.ir import Net
@@ -89,15 +88,6 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
             lambda d: save_state(d / "s.safetensors", new),
         ),
         "convert": (lambda d: before.save(d), trained.save),
-        "write_python": (  # without JAX, which does not run in a process that was forked
-            lambda d: (
-                d.mkdir(),
-                put_module(d / "o.py", b"-012345678901.npz", bytes(9000), "-012345678901.npz"),
-            ),
-            lambda d: put_module(
-                d / "o.py", b"-0123456789ab.npz", bytes(8000), "-0123456789ab.npz"
-            ),
-        ),
         "tokens": (
             lambda d: d.mkdir(),
             lambda d: tokenize([words], d, tokenizer=given, separator="\n"),
@@ -106,14 +96,10 @@ def writers() -> dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]]:
 
 
 def _complete(name: str, folder: Path) -> dict[str, bytes]:
-    """What of a folder counts: of a corpus that is not finished, nothing; of weights, those that their module reads."""
+    """What of a folder counts: of a corpus that is not finished, nothing."""
     contents = tree(folder)
     if name == "tokens":
         return contents if "corpus.json" in contents else {}
-    if name == "write_python":
-        return {
-            k: v for k, v in contents.items() if k == "o.py" or k[1:].encode() in contents["o.py"]
-        }
     return contents
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from jrnn.cli.output import say_written, terminal, write_json
 from jrnn.cli.tools import parse_feeds, wide_console
-from jrnn.convert import Package, from_factory, read_nets, write_python
+from jrnn.convert import from_factory
 from jrnn.convert.package import INIT, PREDICT
 from jrnn.errors import FormatError, JrnnError, NetError, UsageError, describe_value, near
 from jrnn.files import write_whole
@@ -283,15 +283,11 @@ def convert_command(args: argparse.Namespace) -> int:
             f"{out}: jrnn export writes runs as ONNX; in Python, jrnn.to_onnx writes other functions"
         )
     if out.suffix == ".py":
-        package = (
-            from_factory(args.source)
-            if _is_factory(source)
-            else _read_nets(source, args.init, args.network)
+        raise UsageError(
+            f"{out}: nets are not written as Python; jax.export.export(jax.jit(jrnn.to_jax(net))) makes a program "
+            "that runs without jrnn"
         )
-        package_to_python(package, out, parse_feeds(args.feed, seed=0))
-    elif args.init is not None or args.feed:
-        raise UsageError("--init and --feed are for FILE.py, which alone has weights and shapes")
-    elif _is_factory(source):
+    if _is_factory(source):
         from_factory(args.source).save(out)
     else:
         model = read_net_or_plan(source)
@@ -301,26 +297,6 @@ def convert_command(args: argparse.Namespace) -> int:
             write_net(upgrade(_one_net(model, args.network)[0]), out)
     say_written(out)
     return 0
-
-
-def package_to_python(package: Package, out: Path, examples: Mapping[str, Any]) -> None:
-    """Writes the current version of a package as Python, and prints what its inputs are."""
-    write_python(replace(package, predict_net=upgrade(package.predict_net)), out, examples)
-    for name, why in package.inputs.items():
-        print(f"input {name!r}: {why}")
-
-
-def _read_nets(source: Path, init: str | None, network: str | None) -> Package:
-    """Reads a package, a net with the net that makes its weights, or a net of a plan with those that run before it."""
-    model = None if source.is_dir() else read_net_or_plan(source)
-    if not isinstance(model, Plan):
-        if network is not None:
-            raise UsageError(f"--network {network}: {source} is not a plan")
-        return read_nets(source, init)
-    net, before = net_of_plan(model, network)
-    if init is not None:
-        before = (*before, read_net(Path(init)))
-    return Package(Net("init", tuple(op for n in before for op in n.ops)), net)
 
 
 def _plan_of(path: Path) -> Plan | None:

@@ -241,7 +241,7 @@ def _predict(p: _Options) -> None:
 def _export(p: _Options) -> None:
     p.argument("run", "a run directory", _path, metavar="RUN")
     what = (
-        "FILE.onnx for onnxruntime, FILE.jax for jax.export, FILE.py for plain JAX; another name is a folder "
+        "FILE.onnx for onnxruntime, FILE.jax for jax.export; another name is a folder "
         "with Caffe2's init_net.pb and predict_net.pb, or with a pretrained model"
     )
     p.argument("out", what, _file, metavar="OUT")
@@ -249,13 +249,13 @@ def _export(p: _Options) -> None:
     p.option(
         "--batch",
         "N",
-        "the number of sequences (default: left open; a .py file needs it)",
+        "the number of sequences (default: left open)",
         _count(1),
     )
     p.option(
         "--time",
         "T",
-        "the number of steps (default: left open; a .py file and a net need it)",
+        "the number of steps (default: left open; a net needs it)",
         _count(1),
     )
 
@@ -300,15 +300,9 @@ def _show(p: _Options) -> None:
 def _convert(p: _Options) -> None:
     what = "a NetDef file, a folder with init_net.pb and predict_net.pb, or FILE:NAME of a function that returns a package"
     p.argument("source", what, _path, metavar="SOURCE")
-    what = "FILE.py for plain JAX, FILE.pbtxt for a net as text; else the NetDef file, or the folder of a package"
+    what = "FILE.pbtxt for a net as text; else the NetDef file, or the folder of a package"
     p.argument("out", what, _file, metavar="OUT")
     p.network()
-    p.option(
-        "--init", "NET", "for a .py file, the net that fills the weights of a NetDef file", _path
-    )
-    p.feed(
-        "for a .py file, an example of an input whose shape the net does not define: FILE.npy, JSON, or normal[2,3]"
-    )
 
 
 def _check(p: _Options) -> None:

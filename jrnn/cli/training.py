@@ -12,7 +12,6 @@ from pathlib import Path
 import jax
 
 from jrnn.cli.lost import end_in_one_line
-from jrnn.cli.nets import package_to_python
 from jrnn.cli.output import INTERRUPTED, MISTAKE, say_written, terminal, write_json
 from jrnn.cli.tools import wide_console
 from jrnn.errors import CheckpointError, ConfigError, DataError, TrainError, UsageError, printable
@@ -206,16 +205,11 @@ def export_command(args: argparse.Namespace) -> int:
     elif args.step:
         raise UsageError(f"--step is for files that end in {' or '.join(EXPORTS)}")
     elif args.out.suffix == ".py":
-        package = model.package(args.batch, args.time)
-        if not package.shapes:
-            raise UsageError(
-                f"{args.out}: Python is written for inputs of one size: give --batch N and --time T"
-            )
-        package_to_python(package, args.out, {})
-    elif args.batch is not None or args.time is not None:
         raise UsageError(
-            f"--batch and --time are for files that end in {', '.join(EXPORTS)} or .py"
+            f"{args.out}: models are not written as Python; FILE.jax is a program that runs without jrnn"
         )
+    elif args.batch is not None or args.time is not None:
+        raise UsageError(f"--batch and --time are for files that end in {' or '.join(EXPORTS)}")
     else:
         model.save(args.out)
     say_written(args.out)

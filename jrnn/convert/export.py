@@ -1,9 +1,6 @@
-"""Packages from nets and files, as Caffe2's mobile and predictor exporters write them; the files of Python modules."""
+"""Packages from nets and files, as Caffe2's mobile and predictor exporters write them."""
 
-import io
 import os
-import re
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from jrnn.convert.package import INIT, PREDICT, Package, fill, placeholder
-from jrnn.errors import ConversionError, FormatError, near
-from jrnn.files import reporting, write_whole
+from jrnn.convert.package import Package, fill, placeholder
+from jrnn.errors import ConversionError, near
 from jrnn.nets.graph import extract_sub_net
 from jrnn.nets.ir import Net, Op
 from jrnn.nets.lowering import infer_shapes
-from jrnn.nets.proto import read_net
 from jrnn.nets.proto.database import (
     DB_READER,
     PredictorFile,
@@ -26,7 +21,6 @@ from jrnn.nets.proto.database import (
 )
 
 _LOAD = "Load"
-_LONGEST_MEMBER = 60_000  # bytes; the format of zip files allows 65,535
 
 
 def export_package(
@@ -131,58 +125,3 @@ def load_package(path: str | os.PathLike[str]) -> Package:
         init,
         replace(model.predict_net, external_inputs=tuple(reads), external_outputs=model.outputs),
     )
-
-
-def read_nets(path: str | Path, init: str | Path | None = None) -> Package:
-    """Reads the package in a folder, or the net in a file with the init net in another."""
-    path = Path(path)
-    if path.is_dir():
-        if init is not None:
-            raise ConversionError(
-                f"{path} is a folder, whose {INIT} fills the weights; to use another, give {path / PREDICT}"
-            )
-        return Package.load(path)
-    return Package(read_net(Path(init)) if init is not None else Net("init"), read_net(path))
-
-
-def put_module(path: Path, source: bytes, data: bytes, ending: str) -> None:
-    """Writes the module and its weights. The weights come first, under a name that no module has that was written before."""
-    with reporting(path, FormatError):
-        base = path.name.removesuffix(".py")
-        weights = path.with_name(base + ending)
-        others = [
-            p
-            for p in path.parent.glob("*.npz")
-            if re.fullmatch(re.escape(base) + r"-[0-9a-f]{12}\.npz", p.name)
-        ]
-    write_whole(weights, data, FormatError)
-    try:
-        write_whole(path, source, FormatError)
-    except BaseException:
-        if weights not in others:
-            weights.unlink()
-        raise
-    with reporting(path, FormatError):
-        for other in {*others} - {weights}:
-            other.unlink(missing_ok=True)
-
-
-def npz_of(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """A file of arrays that `np.load` reads. `np.savez` has parameters of its own, whose names no array may have."""
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w") as archive:
-        for name, array in arrays.items():
-            member = f"{name}.npy"
-            if (
-                not name
-                or "\0" in name
-                or len(member.encode()) > _LONGEST_MEMBER
-                or member in arrays
-            ):
-                raise ConversionError(
-                    f"weight {name[:60]!r} cannot be stored in a .npz file: a name has 1 to {_LONGEST_MEMBER} bytes, "
-                    "no zero byte, and is not that of another weight with .npy; rename the blob"
-                )
-            with archive.open(zipfile.ZipInfo(member), "w", force_zip64=True) as opened:
-                np.lib.format.write_array(opened, array, allow_pickle=False)
-    return written.getvalue()

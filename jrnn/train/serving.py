@@ -247,10 +247,8 @@ class TrainedModel:
             Trained(config, self.origin.kept, self.origin.model, self.params), path
         )
 
-    def package(self, batch: int | None = None, time: int | None = None) -> Package:
+    def package(self) -> Package:
         """The net of a model of kind "cells" or "net" with its weights, as Caffe2 takes them.
-
-        With `batch` and `time` the package has the shapes of its inputs, which a Python file of it needs.
 
         Its inputs are those of the model and, if the state is carried, the first states. Its outputs are the logits or
         values of a model of cells, or the outputs of the net on disk that was trained further; and the last states.
@@ -264,24 +262,7 @@ class TrainedModel:
                 f'{self.name}: a model of kind "{kind}" is not a net; write it for ONNX or JAX (a name that ends in '
                 ".onnx or .jax), or convert it for inputs of one size: jrnn.from_jax(jrnn.load_run(RUN), example)"
             )
-        model = self.origin.model
-        package = model.package(jax.device_get(self.params))
-        if batch is None or time is None:
-            return package
-        kind, features = self._input
-        given = {
-            name: jax.ShapeDtypeStruct((time, batch, *features), kind)
-            for name in ("tokens", "inputs")
-        }
-        given |= {"lengths": jax.ShapeDtypeStruct((batch,), jnp.int32)}
-        shapes = {blob: given[member] for blob, member in model.feeds.items() if member in given}
-        shapes |= {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype)
-            for name, x in model.initial_carry(batch).items()
-        }
-        return replace(
-            package, shapes={name: shapes[name] for name in package.inputs if name in shapes}
-        )
+        return self.origin.model.package(jax.device_get(self.params))
 
     def save(self, folder: str | Path) -> None:
         """Writes `package`, or the folder of a pretrained model with the tokenizer of its corpus, in one step.

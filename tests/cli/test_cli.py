@@ -366,7 +366,6 @@ def test_a_sweep_trains_each_combination(files, capsys):
             ["run", "lost.pbtxt"],
             "run: error: net '' declares the output 'y', which no operator writes and which was not",
         ),
-        (["convert", "lost.pbtxt", "lost.py"], "net '' has no blob 'y' to fetch"),
         (["show", "net.pbtxt", "--feed", "x=x.npy"], "reads blob 'w', which no operator writes"),
         (
             ["check", "net.pbtxt", "--feed", "x=x.npy", "--init", "init.pbtxt", "--loss", "lss"],

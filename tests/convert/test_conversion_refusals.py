@@ -12,9 +12,9 @@ from jax.experimental import io_callback
 from zoo import normal
 
 import jrnn
-from jrnn.convert import from_factory, python_forms, read_nets, to_python, write_python
+from jrnn.convert import Package, from_factory
 from jrnn.convert.emit import RULES
-from jrnn.errors import ConversionError, OpError
+from jrnn.errors import ConversionError
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
 
@@ -192,35 +192,11 @@ def test_factories(tmp_path):
     package = from_factory(f"{path}:make")
     assert package.weight_names == ("w",)
     package.save(tmp_path / "out")
-    assert read_nets(tmp_path / "out") == package
+    assert Package.load(tmp_path / "out") == package
     with pytest.raises(ConversionError, match=r"returns a int; it must return \(fn, args\)"):
         from_factory(f"{path}:wrong")
     with pytest.raises(ConversionError, match=r"did you mean 'make'"):
         from_factory(f"{path}:mak")
-
-
-UNIQUE = jrnn.convert.Package(
-    jrnn.Net("init"), jrnn.Net("n", (jrnn.nets.Op.of("Unique", ["i"], ["u"]),), ("i",), ("u",))
-)
-
-
-def test_what_cannot_be_written_as_python():
-    with pytest.raises(
-        ConversionError, match=r"shape of input 'i' is not known; .* --feed i=normal\[2,3\]"
-    ):
-        to_python(UNIQUE)
-    with pytest.raises(ConversionError, match="no input 'j'"):
-        to_python(UNIQUE, {"j": np.zeros(3)})
-    with pytest.raises(OpError, match="op #0 Unique .* they are traced"):
-        to_python(UNIQUE, {"i": np.zeros(3, np.int32)})
-
-
-def test_a_wrong_python_file_is_not_written(monkeypatch, tmp_path):
-    package = jrnn.from_jax(lambda x: x @ x.T, X)
-    monkeypatch.setitem(python_forms._FORMS, "dot_general", "{1} @ {0}")
-    with pytest.raises(ConversionError, match="computes other numbers than the net for 'output'"):
-        write_python(package, tmp_path / "model.py")
-    assert not list(tmp_path.iterdir())
 
 
 def test_names():

@@ -1,7 +1,6 @@
 """Packages as Caffe2's exporters write them: recorded nets and files, round trips, hostile bytes, serving."""
 
 import pathlib
-import runpy
 import struct
 from dataclasses import replace
 
@@ -17,7 +16,6 @@ from jrnn.convert import (
     export_package,
     load_package,
     write_predictor,
-    write_python,
 )
 from jrnn.convert import package as package_module
 from jrnn.errors import ConversionError, FormatError, NetError, OpError
@@ -77,26 +75,6 @@ def test_caffe2s_mobile_package_is_read(tmp_path):
     assert package.input_names == ("x",) and package.weight_names == tuple(PARAMS)
     same_weights(package)
     np.testing.assert_allclose(package.to_jax()({"x": X})["y"], Y, rtol=1e-6)
-
-
-def test_a_mobile_package_is_written_as_python(tmp_path):
-    package = export_package(NET, PARAMS, ["x"], ["y"])
-    write_python(package, tmp_path / "model.py", {"x": X})
-    module = runpy.run_path(str(tmp_path / "model.py"))
-    weights = module["load_weights"]()
-    assert sorted(weights) == ["b", "w"]
-    np.testing.assert_allclose(module["predict"](weights, {"x": X})["y"], Y, rtol=1e-6)
-    (old,) = tmp_path.glob("model-*.npz")
-    (tmp_path / "model-best.npz").write_text("mine")
-    other = export_package(NET, {**PARAMS, "b": PARAMS["b"] + 1}, ["x"], ["y"])
-    write_python(other, tmp_path / "model.py", {"x": X})
-    loaded = runpy.run_path(str(tmp_path / "model.py"))["load_weights"]()
-    np.testing.assert_array_equal(loaded["b"], PARAMS["b"] + 1)
-    assert not old.exists() and len(list(tmp_path.iterdir())) == 3
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(jrnn.errors.JrnnError, match="folder: cannot be written"):
-        write_python(package, tmp_path / "folder", {"x": X})
-    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_folder_round_trip(tmp_path):
@@ -308,18 +286,6 @@ def test_inputs_that_the_init_net_fills(fill, because, tmp_path):
     np.testing.assert_array_equal(
         predict(x, w=zeros)["y"], [[0.5, -0.5]]
     )  # any blob that the init net fills
-    write_python(package, tmp_path / "model.py", {"data": x})
-    module = runpy.run_path(str(tmp_path / "model.py"))
-    for more, want in (({}, [[6.5, 5.5]]), ({"w": zeros}, [[0.5, -0.5]])):
-        np.testing.assert_array_equal(
-            module["predict"](module["load_weights"](), {"data": x, **more})["y"], want
-        )
-    if np.size(package.filled()["data"]) > 1:  # an example, which serves where nothing is given
-        write_python(package, tmp_path / "model.py")
-        module = runpy.run_path(str(tmp_path / "model.py"))
-        np.testing.assert_array_equal(
-            module["predict"](module["load_weights"](), {})["y"], [[3.5, 2.5]]
-        )
     with pytest.raises(ConversionError, match="no input 'dat'; did you mean 'data'"):
         predict(dat=x)
 

@@ -1,4 +1,4 @@
-"""Models become nets and come back with the same results and gradients, and as Python files that do the same."""
+"""Models become nets and come back with the same results and gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from zoo import MODELS
 
 import jrnn
-from jrnn.convert import write_python
 
 pytestmark = pytest.mark.usefixtures("little_compilation")
 
@@ -133,12 +132,3 @@ def test_gradients_of_loops(name):
     actual = sum(jnp.vdot(gradients[n], direction[n]) for n in floats)
     assert abs(float(wanted)) > 0.1
     assert_close(actual, wanted)
-
-
-@pytest.mark.sample("mlp", "nn_lstm_lengths", "nn_lstm_cell")
-@pytest.mark.parametrize("name", MODELS)
-def test_written_as_python(name, tmp_path):
-    _, package = converted(name)
-    path = tmp_path / "model.py"
-    write_python(package, path)  # which compares the numbers
-    assert "jrnn" not in path.read_text()

@@ -11,7 +11,6 @@ from rule_cases import CASES
 from zoo import MODELS, model, normal
 
 import jrnn
-from jrnn.convert import to_python, write_python
 from jrnn.convert.emit import RULES
 from jrnn.convert.groups import recognize
 from jrnn.errors import ConversionError
@@ -43,13 +42,6 @@ def test_case(name):
         package.to_jax(), dict(zip(package.input_names, args, strict=True))
     ).values()
     assert [(v.shape, v.dtype) for v in actual] == [(v.shape, v.dtype) for v in wanted]
-
-
-@pytest.mark.grid(every=8)
-@pytest.mark.parametrize("name", CASES)
-def test_case_as_python(name, tmp_path):
-    fn, args = CASES[name]
-    write_python(jrnn.from_jax(fn, *args), tmp_path / "model.py")  # which compares the numbers
 
 
 def seen_in(graph):
@@ -146,8 +138,7 @@ def public():
 @pytest.mark.parametrize("name", public())
 def test_converts(name):
     fn, args = GIVEN.get(name, (getattr(jax.nn, name), (X,)))
-    package = jrnn.from_jax(fn, *args)  # which compares the numbers
-    to_python(package)
+    jrnn.from_jax(fn, *args)  # which compares the numbers
 
 
 @pytest.mark.parametrize("name", REFUSED)

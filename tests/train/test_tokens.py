@@ -172,7 +172,7 @@ def test_a_pretrained_model_is_trained_further_and_written_back(
     assert (tmp_path / "out" / "tokenizer.json").read_text() == corpus.tokenizer().to_str()
     capsys.readouterr()
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out.py")]) == 2
-    assert "is not a net" in capsys.readouterr().err
+    assert "models are not written as Python" in capsys.readouterr().err
 
 
 def _tables_of(config):

@@ -7,7 +7,6 @@ there, or stand in one of the tables of exceptions below, with the reason.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ import pytest
 from recorded import Case, read_cases
 
 import jrnn
-from jrnn.convert import export_package, to_python
 from jrnn.errors import GradientError, OpError
 from jrnn.nets import registry
 from jrnn.nets.autodiff import GradientSlice
@@ -404,34 +402,6 @@ def test_absent_gradients_are_declared(cases):
             jax.grad(lambda p: sum(jnp.sum(v) for v in fn({**fixed, **p}, key=KEY).values()))
         )(floats)
         assert not any(np.any(v) for v in slope.values())
-
-
-@pytest.mark.grid(every=5)
-@by_type([c for c in CASES if not c.dynamic and not c.has_strings and c.inputs])
-def test_is_written_as_python(cases):
-    """Every operator whose shapes are static has a Python form; `write_python` itself compares the numbers."""
-    case = min(
-        cases,
-        key=lambda c: (
-            not all(v.size for v in c.inputs.values()),
-            sum(v.size for v in c.inputs.values()),
-        ),
-    )
-    net = dataclasses.replace(
-        case.net, external_inputs=tuple(case.inputs), external_outputs=tuple(case.outputs)
-    )
-    try:
-        source, _ = to_python(jrnn.convert.Package(jrnn.Net("init"), net), case.inputs)
-    except OpError:  # shapes may stand in integers, which the init net must fill then
-        weights = {n: v for n, v in case.inputs.items() if v.dtype.kind != "f"}
-        examples = {n: v for n, v in case.inputs.items() if n not in weights}
-        package = jrnn.convert.Package(
-            export_package(net, weights, examples, case.outputs).init_net, net
-        )
-        if set(package.inputs) != set(examples):
-            return
-        source, _ = to_python(package, examples)
-    compile(source, case.name, "exec")
 
 
 def test_entries_tell_inputs_arguments_and_gradients():
