@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from jrnn.bench.sizes import CELLS, MODES
-from jrnn.bench.suites import SUITES
 from jrnn.cli import nets, tools, training
 from jrnn.loops import EXECUTORS
 from jrnn.version import __version__
@@ -332,15 +331,13 @@ def _ops(p: _Options) -> None:
 def _bench(p: _Options) -> None:
     what = (
         "your own step, in FILE.py or a module: a function without arguments that returns (step, init, xs), or the step "
-        "itself, with --feed; it runs by lax.scan and by each executor that can run it (default: the cells of a suite)"
+        "itself, with --feed; it runs by lax.scan and by each executor that can run it (default: the cells below)"
     )
     p.argument("step", what, _path, nargs="?", metavar="FILE:STEP")
     p.feed(
         "an argument of your step: FILE.npy, JSON, or normal[2,3]; name/0, name/1 for parts; the last one for all steps"
     )
     p.seed("the seed of normal[...]")
-    what = "scan: cells (default); spellings: one computation in all its spellings"
-    p.option("--suite", "NAME", what, default="scan", choices=SUITES)
     what = f"some of {', '.join(CELLS)} (default: all; with --compile-for, lstm,gru)"
     p.option("--cells", "A,B", what, _names)
     p.option("--modes", "A,B", f"some of {', '.join(MODES)} (default: all)", _names)

@@ -12,8 +12,8 @@ from dataclasses import fields
 import numpy as np
 from rich.console import Console
 
-from jrnn.bench import compile_for, measure, own_step
-from jrnn.bench.suites import SuiteOptions, suite_of
+from jrnn.bench import cell_suite, compile_for, measure, own_step
+from jrnn.bench.suites import SuiteOptions
 from jrnn.cli import doctor
 from jrnn.cli.output import say_written, terminal
 from jrnn.errors import OpError, UsageError, near
@@ -44,31 +44,26 @@ def doctor_command(args: argparse.Namespace) -> int:
 
 
 def bench_command(args: argparse.Namespace) -> int:
-    chosen = {f.name: getattr(args, f.name) for f in fields(SuiteOptions) if f.name != "console"}
+    names = [f.name for f in fields(SuiteOptions) if f.name not in ("console", "suite")]
+    chosen = {name: getattr(args, name) for name in names}
     console = wide_console() if args.json != "-" else terminal(sys.stderr)
     options = SuiteOptions(**chosen, console=console)
     if args.step is not None:
-        given = {"--suite": args.suite != "scan", "--compile-for": args.compile_for is not None}
-        for option, is_given in given.items():
-            if is_given:
-                raise UsageError(f"{option} means nothing for a step of your own, {args.step}")
+        if args.compile_for is not None:
+            raise UsageError(f"--compile-for means nothing for a step of your own, {args.step}")
         own_step.run(args.step, parse_feeds(args.feed, args.seed), options)
     elif args.feed:
         raise UsageError(
             "--feed gives the arrays of a step of your own: name it, as in jrnn bench cells.py:step"
         )
     elif args.compile_for:
-        if args.suite != "scan":
-            raise UsageError(
-                f"--compile-for compiles cells: it means nothing for the suite {args.suite!r}"
-            )
         if args.plot:
             raise UsageError(
                 "--out draws times: it means nothing with --compile-for, which measures none"
             )
         compile_for.run(args.compile_for, options)
     else:
-        measure.run(options, suite_of(options))
+        measure.run(options, cell_suite)
     if args.json != "-":
         say_written(args.json, args.plot)
     return 0

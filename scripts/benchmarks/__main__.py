@@ -30,6 +30,7 @@ SUITES = {
     "never-worse": "never_worse",
     "linear": "linear",
     "filters": "filters",
+    "spellings": "spelling_suite",
     "tiny": "tiny_loops",
     "first-call": "first_call",
     "caffe2": "caffe2_cells",

@@ -14,14 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import spelling_suite
+import spellings
 from compare import comparison_table
 from rich.console import Console
+from spelled_cells import problem
 
-from jrnn.bench import measure, peers, report, spellings, steps
+from jrnn.bench import cell_suite, measure, peers, report, steps
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import CELLS, SIZES, Size, flops
-from jrnn.bench.spelled_cells import problem
-from jrnn.bench.suites import SuiteOptions, cells, suite_of
+from jrnn.bench.suites import SuiteOptions
 from jrnn.errors import ConfigError, UsageError
 from jrnn.loops.kernels.native import library
 
@@ -29,7 +31,7 @@ TINY = Size(3, 2, 3, 4)
 
 
 def run(options):
-    return measure.run(options, cells)
+    return measure.run(options, cell_suite)
 
 
 def quiet(**options):
@@ -88,7 +90,7 @@ def test_mistakes_name_the_near_word():
         with pytest.raises(ConfigError, match="did you mean"):
             run(quiet(**wrong)[0])
     with pytest.raises(UsageError, match="--peers means nothing for the suite 'spellings'"):
-        measure.run(SuiteOptions("spellings", peers=["jrnn"]), suite_of(SuiteOptions("spellings")))
+        measure.run(SuiteOptions("spellings", peers=["jrnn"]), spelling_suite)
 
 
 def test_the_same_step_gives_the_same_result_through_every_scan():
@@ -241,7 +243,7 @@ def test_suites_time_the_processor_on_a_cpu_and_the_clock_on_an_accelerator(
 
 def test_the_suite_of_spellings_has_all_of_a_cell_and_its_net():
     options = SuiteOptions("spellings", cells=["gated"], modes=["forward"], sizes=[str(TINY)])
-    jobs = list(itertools.islice(suite_of(options).jobs(options), 2))
+    jobs = list(itertools.islice(spelling_suite.jobs(options), 2))
     assert [job.cell for job in jobs] == ["gated, eager", "gated, plain"]
     for job in jobs:
         assert set(job.programs) == {"jrnn", "lax.scan", "plain"}

@@ -181,7 +181,7 @@ def test_the_command(cells, capsys):
     )
     out = capsys.readouterr().out
     assert "lax.scan" in out and "T = 4" in out
-    assert main(["bench", f"{cells}:make", "--suite", "spellings"]) == 2
-    assert "--suite means nothing for a step of your own" in capsys.readouterr().err
+    assert main(["bench", f"{cells}:make", "--compile-for", "h100"]) == 2
+    assert "--compile-for means nothing for a step of your own" in capsys.readouterr().err
     assert main(["bench", "--feed", "x=normal[2]"]) == 2
     assert "name it, as in jrnn bench cells.py:step" in capsys.readouterr().err

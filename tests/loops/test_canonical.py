@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from by_numpy import by_numpy
+from spelled_cells import CELLS, problem
+from spellings import programs
 
 from jrnn import jaxprs
 from jrnn.bench.sizes import Size
-from jrnn.bench.spelled_cells import CELLS, problem
-from jrnn.bench.spellings import programs
 from jrnn.loops import scan
 from jrnn.loops.passes import split
 from jrnn.loops.passes.canonical import canonical

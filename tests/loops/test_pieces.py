@@ -13,11 +13,11 @@ from by_numpy import by_numpy
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from spelled_cells import problem
+from spellings import programs
 
 from jrnn.bench.peers import in_mode
 from jrnn.bench.sizes import Size
-from jrnn.bench.spelled_cells import problem
-from jrnn.bench.spellings import programs
 from jrnn.jaxprs import all_equations
 from jrnn.jaxprs.jax_internals import XLA_KEEPS_BARRIERS
 from jrnn.loops import scan

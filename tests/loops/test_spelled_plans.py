@@ -1,16 +1,16 @@
-"""What is chosen for small cells in several spellings (`jrnn/bench/spellings.py`), as for users."""
+"""What is chosen for small cells in several spellings (`scripts/benchmarks/spellings.py`), as for users."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 import pytest
 from plans_of import plans_of
+from spelled_cells import problem
+from spellings import programs
 
 import jrnn
 from jrnn.bench.peers import in_mode
 from jrnn.bench.sizes import Size
-from jrnn.bench.spelled_cells import problem
-from jrnn.bench.spellings import programs
 from jrnn.loops.costs import machines
 from jrnn.loops.kernels.native import library
 from jrnn.loops.passes.canonical.random_keys import HoistedKeys

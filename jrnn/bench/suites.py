@@ -1,6 +1,6 @@
-"""The suites of `jrnn bench --suite NAME`: a module for each, whose `jobs(options)` yields the programs to compare.
+"""What a suite of measurements is: a module whose `jobs(options)` yields the programs to compare.
 
-In: `SuiteOptions`. Out: `Job`s, each with the programs to compare. Read `cells.py` first.
+In: `SuiteOptions`. Out: `Job`s, each with the programs to compare. `jrnn bench` runs `cell_suite.py`.
 
 A suite's `OURS` are the programs whose times are divided by those of the others. It may have `summary(records)`, a text
 below the tables. scripts/benchmarks of the repository has more suites.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,8 +19,6 @@ from rich.console import Console
 from jrnn.bench.peers import Timed
 from jrnn.bench.sizes import Size, check_names, parse_sizes
 from jrnn.errors import UsageError
-
-SUITES = {"scan": "cells", "spellings": "spellings"}
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,6 @@ class Job:
     size: str
     programs: Mapping[str, Timed | None]
     flops: float = 0.0
-
-
-def suite_of(options: SuiteOptions) -> ModuleType:
-    """Returns the module of a suite of SUITES, which is imported on demand."""
-    return import_module(f"{__name__}.{SUITES[options.suite]}")
 
 
 def check_options(options: SuiteOptions, suite: ModuleType) -> None:

@@ -1,6 +1,6 @@
 """The ways to write one computation: a table of spellings, for tests and for `jrnn bench --suite spellings`.
 
-A cell is written once, over `Operations` (`bench/spelled_cells.py`). A spelling says where features and rows are, how
+A cell is written once, over `Operations` (`spelled_cells.py`). A spelling says where features and rows are, how
 products are written, how states are carried, and how the loop is called. All spellings of a cell compute the same function
 of the same arrays.
 
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from spelled_cells import CELLS, Operations, SpelledCell, States, Weights
+from spelled_libraries import LIBRARIES
 
 from jrnn.bench.sizes import Size
-from jrnn.bench.spelled_cells import CELLS, Operations, SpelledCell, States, Weights
-from jrnn.bench.spelled_libraries import LIBRARIES
 
 Scan = Callable[..., Any]
 Run = Callable[[Weights, Any], Any]  # from weights and x [T, N, D] to outputs

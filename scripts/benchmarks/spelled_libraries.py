@@ -1,4 +1,4 @@
-"""Cells of libraries as spellings (`bench/spellings.py`): nets of this package, and cells of flax, Equinox, Haiku and Keras.
+"""Cells of libraries as spellings (`spellings.py`): nets of this package, and cells of flax, Equinox, Haiku and Keras.
 
 Each is a function of a size and a scan that returns `(weights, x [T, N, D]) -> outputs`. The other libraries but flax are
 optional. Keras, with `KERAS_BACKEND=jax`, runs its layers by `jax.lax.scan`. It is measured with `optimize_scans` in the
@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from spelled_cells import Weights
 
 from jrnn.bench.sizes import Size
-from jrnn.bench.spelled_cells import Weights
 from jrnn.loops import optimize_scans
 from jrnn.nets.builder import NetBuilder
 from jrnn.nets.cells import GRUCell, LSTMCell

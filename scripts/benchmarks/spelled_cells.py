@@ -1,4 +1,4 @@
-"""Cells over operations that a spelling chooses, so that each is written once (`bench/spellings.py`).
+"""Cells over operations that a spelling chooses, so that each is written once (`spellings.py`).
 
 Shapes: T time, N batch, D input, H hidden, K side of a matrix state.
 """

@@ -1,4 +1,4 @@
-"""One computation in all spellings (`bench/spellings.py`): `jrnn.scan`, `jax.lax.scan`, and the plain spelling.
+"""One computation in all spellings (`spellings.py`): `jrnn.scan`, `jax.lax.scan`, and the plain spelling.
 
 A row is a spelling of a cell. "plain" is `jrnn.scan` in the plain spelling, so that its column says what a spelling costs.
 "a net" is the net of a cell by `to_jax`, next to the same step by hand with the products of the inputs before the loop, as
@@ -12,12 +12,12 @@ from itertools import product
 from typing import Any
 
 import jax
+from spelled_cells import CELLS, problem
+from spelled_libraries import AS_A_NET
+from spellings import programs
 
 from jrnn.bench.peers import averaged, in_mode, outside_of_jit
 from jrnn.bench.sizes import MODES
-from jrnn.bench.spelled_cells import CELLS, problem
-from jrnn.bench.spelled_libraries import AS_A_NET
-from jrnn.bench.spellings import programs
 from jrnn.bench.suites import Job, SuiteOptions
 from jrnn.loops import scan
 
