@@ -500,6 +500,21 @@ def without_bits(eqn: Any) -> Any | None:
     return jax.make_jaxpr(lambda x: jax.numpy.exp(-x * x))(eqn.invars[0].aval)
 
 
+def is_threefry_loop(length: Any, types: Sequence[tuple[str, Sequence[int]]]) -> bool:
+    """Returns True for the loop that JAX makes of the rounds of its default random generator, when it lowers a draw.
+
+    It counts, and carries two blocks of words, three keys and two rows of four rotations.
+
+    Args:
+        length: of the loop, or None.
+        types: the name of the data type and the shape of each array that it carries.
+    """
+    words = [tuple(shape) for name, shape in types if name == "uint32"]
+    others = [shape for name, shape in types if name != "uint32"]
+    counts = len(others) <= 1 and not any(others)
+    return length == 5 and counts and len(words) >= 4 and words.count((4,)) >= 2
+
+
 def has_own_shardings(eqn: Any) -> bool:
     """Returns True for a `jit` with shardings of its arguments or results."""
     placed = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))

@@ -40,7 +40,7 @@ def test_the_text_of_an_lstm_with_lengths_has_at_most_15_lines():
     )
     assert "    summed after the loop instead of carried: 3 values, 99,328 bytes" in lines
     assert "    contractions in the loop: 1 (lax.scan: 4)" in lines, "of the reverse loop"
-    assert lines[-1] == "details: print(explained.loops[1])"
+    assert lines[-1] == "details: print .loops[1] of this explanation"
 
 
 def test_the_arguments_of_a_scan_are_explained_as_they_are():
@@ -123,7 +123,7 @@ def test_lines_of_libraries_are_relative_to_site_packages():
     assert (
         text.startswith("2 loops: ")
         and "  forward loop of 5 steps" in text
-        and "\ndetails: print(explained.loops[" in text
+        and "\ndetails: print .loops[" in text
     )
     assert "jrnn.optimize_scans()" in str(jrnn.explain(jnp.sin, 1.0)), "what to do"
 
@@ -169,3 +169,39 @@ def test_lengths_that_are_not_known_are_cut(form):
     run = jax.jit(lambda lengths: jrnn.scan(step, H0, XS, lengths=form(lengths)))
     actual, expected = run(jnp.array([9, -2])), run(jnp.array([5, 0]))
     assert all((a == b).all() for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected)))
+
+
+def test_the_rounds_of_random_numbers_are_no_loops_of_the_program():
+    """JAX lowers a draw to a loop of 5 steps, within the context that tags the loops of the program."""
+
+    @jrnn.optimize_scans(strict=True)
+    def noisy(xs, key):
+        xs = xs + jax.random.normal(key, xs.shape)
+        return jax.lax.scan(step, H0, xs)
+
+    explained = jrnn.explain(noisy, XS[:4], jax.random.key(0), compile=True)
+    assert [plan.loop.length for plan in explained.loops] == [4]
+    assert [loop.steps for loop in explained.compiled] == [4]
+    five = jrnn.explain(jax.lax.scan, step, H0, XS, compile=True)  # a user's loop of 5 steps
+    assert [loop.steps for loop in five.compiled] == [5]
+
+
+def test_what_is_written_as_arithmetic_is_named():
+    def dropout(h, key):
+        return jnp.tanh(h * jax.random.bernoulli(key, 0.5, h.shape)), None
+
+    def sorting(h, x):
+        return jnp.sort(h + x), None
+
+    def product(h, x):
+        return jnp.sort(h @ (jnp.ones((4, 4)) + x)), None
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    for fn, xs, said in (
+        (dropout, keys, "draws of random numbers are written"),
+        (sorting, XS, "small sorts are written"),
+        (product, XS[:, :1, :], "written as arithmetic"),
+    ):
+        text = str(jrnn.explain(jrnn.scan, fn, H0, xs, executor="arithmetic").loops[0])
+        assert said in text, text
+        assert "linear algebra" not in text or fn is product

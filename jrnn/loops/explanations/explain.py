@@ -84,9 +84,9 @@ class Explanation:
         if loops and self.memory is not None:
             lines.append(f"estimated temporary memory of the program: {size_in_words(self.memory)}")
         number = max((k for k, plan in enumerate(loops) if plan.strategy != "lax.scan"), default=0)
-        return "\n".join(
-            [*lines, *([f"details: print(explained.loops[{number}])"] if loops else [])]
-        )
+        if loops:
+            lines.append(f"details: print .loops[{number}] of this explanation")
+        return "\n".join(lines)
 
 
 def _each_once(texts: list[str]) -> list[str]:

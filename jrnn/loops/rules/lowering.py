@@ -15,6 +15,7 @@ import jax
 from jrnn import jaxprs
 from jrnn.errors import ScanError
 from jrnn.jaxprs.jax_internals import (
+    is_threefry_loop,
     lower_or_undo,
     lowered_for,
     lowered_metadata,
@@ -78,9 +79,10 @@ def lower(default: Callable, platform: str, ctx: Any, *args: Any, **params: Any)
 def _tagged(
     platform: str, ctx: Any, params: dict[str, Any]
 ) -> tuple[Tag, ScanParams, Target] | None:
-    """Returns the tag of a loop, the loop, and what it is lowered for; None if it has no tag."""
+    """Returns the tag of a loop, the loop, and what it is lowered for; None if it has no tag, or is JAX's own."""
     loop_tag = tag.tag_in(lowered_metadata(ctx)) if tag.rules_available else None
-    if loop_tag is None:
+    types = [(str(a.dtype), a.shape) for a in params["jaxpr"].in_avals]
+    if loop_tag is None or is_threefry_loop(params["length"], types):
         return None
     devices, exported = lowered_for(ctx)
     return (

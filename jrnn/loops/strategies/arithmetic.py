@@ -7,6 +7,7 @@ and if one trip accesses fewer bytes than a limit. Before jaxlib 0.12 there is o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,21 +46,29 @@ _ORDER_IN_PARTS = 8
 # Places of all scatters of a step. XLA joins some of them again, which are then kernels: of 249 places of a neuron with 12
 # compartments, 25 pairs, so that a step was 280 kernels, and took 1.5 times as long as without arithmetic.
 _SCATTERS = 128
+_LINEAR = "small linear algebra"
+_SUBJECTS: dict[primitives.Kind, str] = {
+    "draw": "draws of random numbers",
+    "order": "small sorts",
+    "update": "small scatters",
+}
 _EQUATIONS = 3_000  # of a rewritten step, which bounds the time of compilation
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The node of a loop whose small linear algebra is arithmetic.
+    """The node of a loop whose small linear algebra, sorts, scatters or draws are arithmetic.
 
     Attributes:
         loop: the loop as arithmetic.
+        subjects: what of it is written so, as in "small sorts".
         cost: of all steps.
         kernel_blockers: the primitives that keep it from being one kernel.
         fits_kernel_limit: it accesses so few bytes at a step that XLA makes one kernel, if nothing blocks that.
     """
 
     loop: Loop
+    subjects: tuple[str, ...]
     cost: Estimate
     kernel_blockers: tuple[str, ...]
     fits_kernel_limit: bool
@@ -86,7 +95,9 @@ class Arithmetic:
             how = "one kernel"
         else:
             how = f"one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}"
-        return f"small linear algebra is written as arithmetic: {how}"
+        subject = " and ".join(self.subjects)
+        verb = "is" if self.subjects == (_LINEAR,) else "are"
+        return f"{subject} {verb} written as arithmetic: {how}"
 
 
 def propose(problem: Problem) -> Sequence[Candidate]:
@@ -157,9 +168,17 @@ def _written(loop: Loop, estimator: Estimator, fits: Fits) -> Arithmetic | None:
         costs = _Estimator(changed, estimator.machine)
         inside = costs.part(changed.eqns, changed.outputs)
     memory = estimator.part(loop.eqns, loop.outputs).peak_bytes  # of the loop as it was
-    return Arithmetic(
-        changed, estimate(costs.trips(changed, inside), memory), kernel_blockers, fits_kernel_limit
-    )
+    cost = estimate(costs.trips(changed, inside), memory)
+    subjects = _subjects(loop, changed)
+    return Arithmetic(changed, subjects, cost, kernel_blockers, fits_kernel_limit)
+
+
+def _subjects(loop: Loop, changed: Loop) -> tuple[str, ...]:
+    """Returns what of a loop is arithmetic in another: the kinds of the primitives of which that has fewer."""
+    before = Counter(e.primitive.name for e in equations(loop.eqns))
+    after = Counter(e.primitive.name for e in equations(changed.eqns))
+    kinds = [primitives.named(name).kind for name in before - after if name in RULES]
+    return tuple(dict.fromkeys(_SUBJECTS.get(kind, _LINEAR) for kind in kinds)) or (_LINEAR,)
 
 
 def _scattered_places(eqn: Eqn) -> int:
