@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -48,7 +48,7 @@ class ConformanceReport:
     Attributes:
         holds: the properties that hold.
         findings: those that do not.
-        skipped: those that do not apply -> why.
+        skipped: those that do not apply, or that rest on one that does not hold -> why.
     """
 
     holds: tuple[str, ...]
@@ -168,25 +168,41 @@ def _report(
     """Checks the properties of a table; `finding` makes a finding of what is wrong."""
     names = list(table if only is None else only)
     _known(names, table)
-    holds: list[str] = []
-    findings: list[Finding] = []
-    skipped: dict[str, str] = {}
-    for k, name in enumerate(names, 1):
+    results: dict[str, Finding | str | None] = {}  # a finding, why it was not checked, or None
+    for k, name in enumerate(_in_order(names, table), 1):
         _show(f"{k} of {len(names)} properties: {name}")
-        if failed := {f.property for f in findings}.intersection(table[name].rests_on):
-            skipped[name] = f"{failed.pop()} does not hold"
+        failed = [on for on in table[name].rests_on if isinstance(results.get(on), Finding)]
+        if failed:
+            results[name] = f"{failed[0]} does not hold"
             continue
         try:
             wrong = _wrong(table[name], adapted, tolerance)
         except NotApplicable as e:
-            skipped[name] = str(e)
+            results[name] = str(e)
             continue
-        if wrong is None:
-            holds.append(name)
-        else:
-            findings.append(finding(name, adapted, tolerance, wrong))
+        results[name] = None if wrong is None else finding(name, adapted, tolerance, wrong)
     _show("")
-    return ConformanceReport(tuple(holds), tuple(findings), skipped)
+    found = {name: results[name] for name in names}
+    return ConformanceReport(
+        tuple(name for name, result in found.items() if result is None),
+        tuple(result for result in found.values() if isinstance(result, Finding)),
+        {name: result for name, result in found.items() if isinstance(result, str)},
+    )
+
+
+def _in_order(names: Collection[str], table: Mapping[str, Property]) -> Sequence[str]:
+    """The names, each behind those that it rests on."""
+    order: dict[str, None] = {}
+
+    def enter(name: str) -> None:
+        for on in table[name].rests_on:
+            enter(on)
+        if name in names:
+            order[name] = None
+
+    for name in names:
+        enter(name)
+    return list(order)
 
 
 def _known(names: Collection[str], table: Mapping[str, Property]) -> None:
@@ -224,10 +240,19 @@ def _smallest(name: str, layer: Layer, tolerance: float, wrong: str) -> Finding:
                 else _wrong(PROPERTIES[name], smaller(layer, t, n), tolerance)
             )
             if fault is not None and fault.startswith("raises ") == wrong.startswith("raises "):
-                return Finding(
-                    name, PROPERTIES[name].rule, fault, properties.LONG if name == "long" else t, n
-                )
+                text = f"{fault}{_behavior(name, layer, tolerance, wrong)}"
+                length = properties.LONG if name == "long" else t
+                return Finding(name, PROPERTIES[name].rule, text, length, n)
     raise AssertionError("the whole layer is the last one tried")
+
+
+def _behavior(name: str, layer: Layer, tolerance: float, wrong: str) -> str:
+    """What the whole layer does, as the end of a counterexample; "" where nothing is known of that."""
+    behavior = PROPERTIES[name].behavior
+    if behavior is None or wrong.startswith("raises "):
+        return ""
+    said = _wrong(replace(PROPERTIES[name], check=behavior), layer, tolerance)
+    return "" if said is None or said.startswith("raises ") else f"; {said}"
 
 
 def layer_tests(

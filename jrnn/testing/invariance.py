@@ -82,6 +82,20 @@ def state_rows(layer: Layer, state: Any, rows: Any) -> Any:
     return jax.tree.map(lambda v: np.asarray(v)[(slice(None),) * layer.state_axis + (rows,)], state)
 
 
+def run_layer(layer: Layer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+    """The results of a layer for other sequences and states, as numpy arrays."""
+    results = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
+    return jax.tree.map(np.asarray, results)
+
+
+def results_differ(
+    computed: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float
+) -> str | None:
+    """The first element in which outputs or last states differ, in words."""
+    names = ("y", "the last state")
+    return one_differs(dict(zip(names, computed)), dict(zip(names, wanted)), tolerance)
+
+
 Run = Callable[[Any, Any, np.ndarray], tuple[Any, Any]]
 
 

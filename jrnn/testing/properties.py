@@ -22,9 +22,11 @@ from jrnn.testing.invariance import (
     differs,
     floats,
     named,
-    one_differs,
+    results_differ,
+    run_layer,
     state_rows,
 )
+from jrnn.testing.reset_effects import effects_of_resets, states_anew
 from jrnn.testing.subjects import Layer
 
 FILLS = (np.nan, np.inf, 1e30)
@@ -42,12 +44,14 @@ class Property:
 
     Attributes:
         rests_on: properties without which it cannot hold either: where one of them does not hold, it is not checked.
+        behavior: says what the whole layer does instead, where the smallest counterexample is that of several faults.
     """
 
     name: str
     rule: str
     check: Callable[[Any, float], str | None]
     rests_on: tuple[str, ...] = ()
+    behavior: Callable[[Any, float], str | None] | None = None
 
 
 PROPERTIES: dict[str, Property] = {}
@@ -56,9 +60,9 @@ PROPERTIES: dict[str, Property] = {}
 def registered(table: dict[str, Property]) -> Callable:
     """Returns a decorator that enters a check in the table, with its name and what must hold."""
 
-    def named(name: str, rule: str, *rests_on: str) -> Callable:
+    def named(name: str, rule: str, *rests_on: str, behavior: Callable | None = None) -> Callable:
         def register(check: Callable) -> Callable:
-            table[name] = Property(name, rule, check, rests_on)
+            table[name] = Property(name, rule, check, rests_on, behavior)
             return check
 
         return register
@@ -67,6 +71,8 @@ def registered(table: dict[str, Property]) -> Callable:
 
 
 _property = registered(PROPERTIES)
+# What parts of a sequence, and sequences of a batch, must have before they are compared with others of their own.
+_PARTS = ("determinism", "causality", "chunks", "batch")
 
 
 def smaller(layer: Layer, steps: int, batch: int) -> Layer:
@@ -74,11 +80,6 @@ def smaller(layer: Layer, steps: int, batch: int) -> Layer:
     return replace(
         layer, x=layer.x[:steps, :batch], state=state_rows(layer, layer.state, slice(0, batch))
     )
-
-
-def _run(layer: Layer, x: Any, state: Any, **options: Any) -> tuple[Any, Any]:
-    results = layer.call(layer.params, jnp.asarray(x) if layer.in_jax else x, state, **options)
-    return jax.tree.map(np.asarray, results)
 
 
 def need(has: bool, what: str) -> None:
@@ -94,32 +95,34 @@ def _need_state(layer: Layer) -> None:
 # Time --------------------------------------------------------------------------------------------------------------------
 
 
-@_property("causality", "an output does not depend on later inputs")
+@_property("causality", "an output does not depend on later inputs", "determinism")
 def _(layer: Layer, tolerance: float) -> str | None:
     need(not layer.bidirectional, "a bidirectional layer reads the whole sequence")
-    whole, _ = _run(layer, layer.x, layer.state)
+    whole, _ = run_layer(layer, layer.x, layer.state)
     for t in range(1, len(layer.x)):
         x = np.array(layer.x)
         x[t:] = x[t:][::-1] * 1.5 + 1
-        start, _ = _run(layer, x, layer.state)
+        start, _ = run_layer(layer, x, layer.state)
         if wrong := differs("y", start[:t], whole[:t], tolerance):
             return f"with other inputs from step {t} on, {wrong}"
     return None
 
 
-@_property("directions", "both directions are read, and time reversal exchanges them")
+@_property(
+    "directions", "both directions are read, and time reversal exchanges them", "determinism"
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.bidirectional, "the layer has one direction")
-    whole, _ = _run(layer, layer.x, None)
+    whole, _ = run_layer(layer, layer.x, None)
     for changed, seen in ((0, len(layer.x) - 1), (len(layer.x) - 1, 0)):
         x = np.array(layer.x)
         x[changed] = x[changed] * 1.5 + 1
-        computed, _ = _run(layer, x, None)
+        computed, _ = run_layer(layer, x, None)
         if differs("y", computed[seen], whole[seen], 0.0) is None:
             return f"the output of step {seen} does not depend on the input of step {changed}"
     if layer.swap is None:
         return None
-    computed, _ = _run(
+    computed, _ = run_layer(
         replace(layer, params=layer.swap(layer.params)), np.ascontiguousarray(layer.x[::-1]), None
     )
     half = whole.shape[-1] // 2
@@ -128,35 +131,43 @@ def _(layer: Layer, tolerance: float) -> str | None:
     return wrong and f"of reversed inputs, with the directions' weights exchanged, {wrong}"
 
 
-@_property("chunks", "a sequence in two chunks, the state handed on, gives what it gives whole")
+@_property(
+    "chunks",
+    "a sequence in two chunks, the state handed on, gives what it gives whole",
+    *("determinism", "causality", "initial state"),
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     _need_state(layer)
-    whole = _run(layer, layer.x, layer.state)
+    whole = run_layer(layer, layer.x, layer.state)
     for cut in range(1, len(layer.x)):
-        first, state = _run(layer, layer.x[:cut], layer.state)
-        second, last = _run(layer, layer.x[cut:], state)
-        if wrong := _wrong((np.concatenate([first, second]), last), whole, tolerance):
+        first, state = run_layer(layer, layer.x[:cut], layer.state)
+        second, last = run_layer(layer, layer.x[cut:], state)
+        if wrong := results_differ((np.concatenate([first, second]), last), whole, tolerance):
             return f"cut after step {cut - 1}, {wrong}"
     return None
 
 
-@_property("steps", "one step at a time gives what the whole sequence gives")
+@_property(
+    "steps",
+    "one step at a time gives what the whole sequence gives",
+    *("determinism", "causality", "initial state", "chunks"),
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     _need_state(layer)
-    whole = _run(layer, layer.x, layer.state)
+    whole = run_layer(layer, layer.x, layer.state)
     state = layer.state
     ys = []
     for t in range(len(layer.x)):
-        y, state = _run(layer, layer.x[t : t + 1], state)
+        y, state = run_layer(layer, layer.x[t : t + 1], state)
         ys.append(y)
-    wrong = _wrong((np.concatenate(ys), state), whole, tolerance)
+    wrong = results_differ((np.concatenate(ys), state), whole, tolerance)
     return wrong and f"step by step, {wrong}"
 
 
 @_property("long", "outputs, states and gradients of 512 steps are finite")
 def _(layer: Layer, tolerance: float) -> str | None:
     x = np.resize(layer.x, (LONG, *layer.x.shape[1:]))
-    results = dict(zip(("y", "the last state"), _run(layer, x, layer.state)))
+    results = dict(zip(("y", "the last state"), run_layer(layer, x, layer.state)))
     if layer.in_jax:
         smooth, join = floats((layer.params, layer.state))
 
@@ -175,17 +186,12 @@ def _(layer: Layer, tolerance: float) -> str | None:
     return None
 
 
-def _wrong(computed: tuple[Any, Any], wanted: tuple[Any, Any], tolerance: float) -> str | None:
-    names = ("y", "the last state")
-    return one_differs(dict(zip(names, computed)), dict(zip(names, wanted)), tolerance)
-
-
 # The batch, padding, resets ------------------------------------------------------------------------------------------------
 
 
-@_property("batch", "a sequence gives in a batch what it gives alone")
+@_property("batch", "a sequence gives in a batch what it gives alone", "determinism")
 def _(layer: Layer, tolerance: float) -> str | None:
-    return depends_on_batch(layer, lambda x, state, rows: _run(layer, x, state), tolerance)
+    return depends_on_batch(layer, lambda x, state, rows: run_layer(layer, x, state), tolerance)
 
 
 def _some_lengths(layer: Layer) -> Iterator[np.ndarray]:
@@ -195,30 +201,36 @@ def _some_lengths(layer: Layer) -> Iterator[np.ndarray]:
 
 
 def _of_lengths(layer: Layer, lengths: np.ndarray, tolerance: float) -> str | None:
-    y, last = _run(layer, layer.x, layer.state, lengths=lengths)
+    y, last = run_layer(layer, layer.x, layer.state, lengths=lengths)
     for n, length in enumerate(lengths.tolist()):
         row = slice(n, n + 1)
         state = state_rows(layer, layer.state, row)
         if length:
-            wanted = _run(layer, layer.x[:length, row], state)
+            wanted = run_layer(layer, layer.x[:length, row], state)
             computed = y[:length, row], state_rows(layer, last, row)
         elif state is not None:
             wanted = (None, state)
             computed = (None, state_rows(layer, last, row))
         else:
             continue
-        if wrong := _wrong(computed, wanted, tolerance):
+        if wrong := results_differ(computed, wanted, tolerance):
             return f"with lengths {lengths.tolist()}, for sequence {n}, {wrong} as of the sequence alone without padding"
     return None
 
 
-@_property("lengths", "with lengths, a padded sequence gives what it gives without padding")
+@_property(
+    "lengths", "with lengths, a padded sequence gives what it gives without padding", *_PARTS
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.lengths, "the layer takes no lengths")
     return next((w for n in _some_lengths(layer) if (w := _of_lengths(layer, n, tolerance))), None)
 
 
-@_property("zero length", "a sequence of length 0 leaves its state as it was")
+@_property(
+    "zero length",
+    "a sequence of length 0 leaves its state as it was",
+    *(*_PARTS, "initial state", "lengths"),
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.lengths, "the layer takes no lengths")
     need(layer.state is not None, "no state was given")
@@ -238,7 +250,7 @@ def _of_filler(
     def results(fill: float) -> dict[str, Any]:
         x = np.array(layer.x)
         x[~inside] = fill
-        y, last = _run(layer, x, layer.state, **options)
+        y, last = run_layer(layer, x, layer.state, **options)
         results = {"y": counted(y), "the last state": last}
         if layer.in_jax:
 
@@ -258,7 +270,11 @@ def _of_filler(
     return results
 
 
-@_property("padding", "what padding holds, NaN too, changes no output, state or gradient")
+@_property(
+    "padding",
+    "what padding holds, NaN too, changes no output, state or gradient",
+    *(*_PARTS, "lengths"),
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.lengths, "the layer takes no lengths")
     for lengths in _some_lengths(layer):
@@ -274,6 +290,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
 @_property(
     "mask",
     "with a mask, steps that count give what they give alone, and what others hold, NaN too, changes nothing",
+    *_PARTS,
 )
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.mask, "the layer takes no mask")
@@ -281,7 +298,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
     for hole in (0, steps // 2, steps - 1):  # padding on the left, a hole, padding on the right
         mask = np.ones((steps, batch), bool)
         mask[hole, ::2] = False
-        y, last = _run(layer, layer.x, layer.state, mask=mask)
+        y, last = run_layer(layer, layer.x, layer.state, mask=mask)
         where = f"with a mask without step {hole} of sequence 0"
         if np.any(y[~mask]):
             return f"{where}, its output is not 0"
@@ -290,8 +307,8 @@ def _(layer: Layer, tolerance: float) -> str | None:
             state = state_rows(layer, layer.state, row)
             if not mask[:, n].any():
                 continue
-            wanted = _run(layer, layer.x[mask[:, n], row], state)
-            if wrong := _wrong(
+            wanted = run_layer(layer, layer.x[mask[:, n], row], state)
+            if wrong := results_differ(
                 (y[mask[:, n], row], state_rows(layer, last, row)), wanted, tolerance
             ):
                 return f"{where}, for sequence {n}, {wrong} as of the other steps alone"
@@ -304,7 +321,10 @@ def _(layer: Layer, tolerance: float) -> str | None:
 
 
 @_property(
-    "resets", "a reset before a step begins a new sequence there, at the first and last step too"
+    "resets",
+    "a reset before a step begins a new sequence there, at the first and last step too",
+    *_PARTS,
+    behavior=effects_of_resets,
 )
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.resets, "the layer takes no resets")
@@ -313,11 +333,11 @@ def _(layer: Layer, tolerance: float) -> str | None:
         layer.bidirectional
     )  # then each direction begins at another end: states are not handed on, nor compared
     first = None if both else layer.state
-    anew = {"initial": first, "own": None}.get(layer.reset_to, jax.tree.map(np.zeros_like, first))
+    anew = states_anew(layer, layer.reset_to)
     for where in ([0], [steps - 1], *([t] for t in range(1, steps - 1)), range(steps)):
         flags = np.zeros((steps, batch), bool)
         flags[list(where), 0] = True
-        y, last = _run(layer, layer.x, first, resets=flags)
+        y, last = run_layer(layer, layer.x, first, resets=flags)
         for n in range(min(batch, 2)):  # the one with resets, and one without
             row = slice(n, n + 1)
             ends = [0, *np.flatnonzero(flags[:, n]).tolist(), steps]
@@ -326,10 +346,10 @@ def _(layer: Layer, tolerance: float) -> str | None:
             for start, end in itertools.pairwise(ends):
                 if start < end:
                     state = state_rows(layer, anew, row) if flags[start, n] else state
-                    part, state = _run(layer, layer.x[start:end, row], None if both else state)
+                    part, state = run_layer(layer, layer.x[start:end, row], None if both else state)
                     parts.append(part)
             computed = y[:, row], None if both else state_rows(layer, last, row)
-            if wrong := _wrong(
+            if wrong := results_differ(
                 computed, (np.concatenate(parts), None if both else state), tolerance
             ):
                 when = f"with resets of sequence 0 before steps {list(where)}"
@@ -340,11 +360,13 @@ def _(layer: Layer, tolerance: float) -> str | None:
 # States, gradients, types ------------------------------------------------------------------------------------------------
 
 
-@_property("initial state", "the initial state changes the outputs, and gets a gradient")
+@_property(
+    "initial state", "the initial state changes the outputs, and gets a gradient", "determinism"
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.state is not None, "no state was given")
-    y, _ = _run(layer, layer.x, layer.state)
-    other, _ = _run(
+    y, _ = run_layer(layer, layer.x, layer.state)
+    other, _ = run_layer(
         layer,
         layer.x,
         jax.tree.map(lambda v: np.asarray(v) + np.asarray(0.5, v.dtype), layer.state),
@@ -361,7 +383,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
         moved = jax.tree.unflatten(
             structure, [*leaves[:k], leaf + np.asarray(0.01, leaf.dtype), *leaves[k + 1 :]]
         )
-        if differs("y", _run(layer, layer.x, moved)[0], y, tolerance) is not None:
+        if differs("y", run_layer(layer, layer.x, moved)[0], y, tolerance) is not None:
             return f"the gradient of {name} is zero"
     return None
 
@@ -385,7 +407,9 @@ def _wide(tree: Any, dtype: Any = np.float64) -> Any:
     )
 
 
-@_property("gradients", "gradients equal central differences, in float64")
+@_property(
+    "gradients", "gradients equal central differences, in float64", "determinism", "initial state"
+)
 def _(layer: Layer, tolerance: float) -> str | None:
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -398,8 +422,7 @@ def _(layer: Layer, tolerance: float) -> str | None:
             return layer.call(join(p.get("params", smooth)), p["x"], p["state"])[0]
 
         y = np.asarray(call(point))
-        if y.dtype != np.float64:
-            return f"y is {y.dtype} for float64 inputs, weights and states"
+        need(y.dtype == np.float64, f"y is {y.dtype} for float64 inputs, weights and states")
         dy = rng.standard_normal(y.shape)
         if layer.in_jax:
             gradients = jax.jit(jax.grad(lambda p: jnp.sum(call(p) * dy), allow_int=True))(point)
@@ -429,31 +452,42 @@ def _(layer: Layer, tolerance: float) -> str | None:
 
 @_property("dtype", "outputs and states have the type of the inputs, weights and states")
 def _(layer: Layer, tolerance: float) -> str | None:
-    for dtype in (jnp.float32, jnp.bfloat16) if layer.in_jax else (np.float32,):
-        smooth, join = floats(layer.params)
-        params = join([jnp.asarray(v, dtype) for v in smooth]) if layer.in_jax else layer.params
-        state = _wide(layer.state, dtype)
-        y, last = _run(replace(layer, params=params), layer.x.astype(dtype), state)
-        wide = layer.wide_states and dtype != jnp.float32
-        for name, value in [*named("y", y), *(() if wide else named("the last state", last))]:
-            if (value.dtype.kind == "f" or value.dtype == jnp.bfloat16) and value.dtype != dtype:
-                return f"{name} is {value.dtype} for inputs, weights and states of {np.dtype(dtype).name}"
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float64) if layer.in_jax else (np.float32,):
+        with jax.enable_x64(dtype == jnp.float64):
+            wrong = _other_type(layer, dtype)
+        if wrong:
+            return wrong
+    return None
+
+
+def _other_type(layer: Layer, dtype: Any) -> str | None:
+    """The first output or state that has another type than the inputs, in words; or None."""
+    smooth, join = floats(layer.params)
+    params = join([jnp.asarray(v, dtype) for v in smooth]) if layer.in_jax else layer.params
+    state = _wide(layer.state, dtype)
+    y, last = run_layer(replace(layer, params=params), layer.x.astype(dtype), state)
+    wide = layer.wide_states and dtype == jnp.bfloat16
+    for name, value in [*named("y", y), *(() if wide else named("the last state", last))]:
+        if (value.dtype.kind == "f" or value.dtype == jnp.bfloat16) and value.dtype != dtype:
+            return (
+                f"{name} is {value.dtype} for inputs, weights and states of {np.dtype(dtype).name}"
+            )
     return None
 
 
 @_property("determinism", "two calls give the same bits")
 def _(layer: Layer, tolerance: float) -> str | None:
-    first = _run(layer, layer.x, layer.state)
-    wrong = _wrong(_run(layer, layer.x, layer.state), first, 0.0)
+    first = run_layer(layer, layer.x, layer.state)
+    wrong = results_differ(run_layer(layer, layer.x, layer.state), first, 0.0)
     return wrong and f"in the second call, {wrong}"
 
 
-@_property("jit", "a compiled call gives what a call gives")
+@_property("jit", "a compiled call gives what a call gives", "determinism")
 def _(layer: Layer, tolerance: float) -> str | None:
     need(layer.in_jax, "the layer is not JAX's")
-    eager = _run(layer, layer.x, layer.state)
+    eager = run_layer(layer, layer.x, layer.state)
     compiled = jax.jit(lambda x, state: layer.call(layer.params, x, state))(
         jnp.asarray(layer.x), layer.state
     )
-    wrong = _wrong(jax.tree.map(np.asarray, compiled), eager, tolerance)
+    wrong = results_differ(jax.tree.map(np.asarray, compiled), eager, tolerance)
     return wrong and f"compiled, {wrong}"

@@ -237,6 +237,45 @@ def both(fault=""):
     }
 
 
+def test_what_rests_on_a_failed_property_is_left_out():
+    for fault, resting in (
+        ("looks ahead", ["steps", "lengths", "padding", "mask", "resets"]),
+        ("forgets the first state", ["chunks"]),
+        ("ends in zeros", ["padding"]),
+        ("draws noise", ["batch", "chunks"]),
+        ("computes in float32", []),
+    ):
+        failing = FAULTS[fault]
+        report = check_layer(
+            one_direction(fault), X, STATE, params=PARAMS, only=[*resting, failing]
+        )  # in any order
+        assert [f.property for f in report.findings] == [failing]
+        assert report.skipped == dict.fromkeys(resting, f"{failing} does not hold")
+    report = check_layer(
+        one_direction("computes in float32"), X, STATE, params=PARAMS, only=["gradients"]
+    )
+    assert "y is float32 for float64 inputs" in report.skipped["gradients"]
+
+
+@pytest.mark.parametrize("reset_to", ["zeros", "initial"])
+def test_each_fault_of_resets_has_a_message_of_its_own(reset_to):
+    """Most of them have the same smallest counterexample: one step of one sequence."""
+    faults = [fault for fault in FAULTS if FAULTS[fault] == "resets"]
+    messages = {}
+    for fault in ("", *faults):
+        layer = one_direction(fault)
+        report = check_layer(layer, X, STATE, params=PARAMS, only=["resets"], reset_to=reset_to)
+        messages[fault] = report.findings[0].counterexample if report.findings else None
+    assert (messages[""] is None) == (reset_to == "zeros")  # what the layer resets to
+    assert len(set(messages.values())) == 1 + len(faults)
+    late = "before step 0 acts before step 1; before step 1 acts before step 2; before step 2 is "
+    if reset_to == "zeros":
+        assert f"a reset {late}ignored" in messages["resets late"]
+        assert f"a reset {late.removesuffix('is ')}acts after" in messages["resets after the step"]
+    else:
+        assert "and begins in the states 'zeros'" in messages[""]
+
+
 @pytest.mark.exhaustive
 def test_a_correct_layer_of_two_directions():
     report = check_layer(
