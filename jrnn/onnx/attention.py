@@ -199,6 +199,8 @@ def _rooted(forms: Forms, factor: Factor) -> Factor:
     """The factor as the value that it is a view of."""
     of = factor.operand
     labels = forms.resolved(factor.labels)
+    if factor.kind == "sum":
+        raise NotAffine("a sum of vectors")
     if isinstance(of, tuple):
         return replace(
             factor, operand=tuple(_rooted(forms, f) for f in factor.operand), labels=labels

@@ -36,6 +36,8 @@ QUADRATIC = {
     "loops/costs/peaks.py:_Body.in_order",
 }
 STATE = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+MATRIX = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+VECTOR = jax.ShapeDtypeStruct((2000, 64), jnp.float32)  # of each step
 XS = jax.ShapeDtypeStruct((2000, 8, 64), jnp.float32)
 
 
@@ -153,26 +155,91 @@ def packed(n):
     return step, STATE
 
 
-FAMILIES = [euler, logistic, where_chain, pairs, lotka_volterra, newton, packed]
+def corrected_rows(n):
+    """A matrix state, whose update reads the state once and is corrected n times."""
+
+    def step(S, x):
+        k, v, q = x
+        r = v - k @ S
+        for _ in range(n):
+            r = r + 0.5 * (r - k @ S)
+        S = S * 0.99 + k[:, None] * r[None, :]
+        return S, q @ S
+
+    return step, MATRIX
+
+
+def repeated_decays(n):
+    def step(S, x):
+        k, v, q = x
+        for _ in range(n):
+            S = S + 0.01 * k[:, None] * S
+        S = S + k[:, None] * v[None, :]
+        return S, q @ S
+
+    return step, MATRIX
+
+
+def known_products(n):
+    """The update of a matrix state is the same product many times, without the state."""
+
+    def step(S, x):
+        k, v, q = x
+        product = k[:, None] * v[None, :]
+        for _ in range(n):
+            product = product + 0.5 * product * k[:, None]
+        return S * 0.9 + product, q @ S
+
+    return step, MATRIX
+
+
+def delta_rules(n):
+    """A matrix state is read and written n times in a step."""
+
+    def step(S, x):
+        k, v, q = x
+        for _ in range(n):
+            S = S * 0.9 + k[:, None] * (v - k @ S)[None, :]
+        return S, q @ S
+
+    return step, MATRIX
+
+
+VECTORS = [euler, logistic, where_chain, pairs, lotka_volterra, newton, packed]
+MATRICES = [corrected_rows, repeated_decays, known_products, delta_rules]
+FAMILIES = VECTORS + MATRICES
+# Families that run in chunks up to a number of terms: sizes beyond it.
+SIZES = {known_products: (16, 64), delta_rules: (16, 64)}
 
 
 def lowered(family, n, gradient, executor="auto"):
     """Returns a function that lowers the loop over the step of a family, or its gradient."""
     step, init = family(n)
+    is_matrix = init is MATRIX
+    xs = (VECTOR, VECTOR, VECTOR) if is_matrix else XS
 
     def total(init, xs):
         results = jrnn.scan(step, init, xs, executor=executor)
         return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(results))
 
     fn = jax.grad(total, (0, 1)) if gradient else total
-    return lambda: jax.jit(fn).lower(init, XS)
+    return lambda: jax.jit(fn).lower(init, xs)
 
 
+@pytest.mark.sample(
+    "newton-forward",
+    "packed-forward",
+    "delta_rules-forward",
+    "euler-gradient",
+    "lotka_volterra-gradient",
+    "corrected_rows-gradient",
+)
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_growth(family, gradient):
-    small = calls_of(lowered(family, SMALL, gradient))
-    large = calls_of(lowered(family, LARGE, gradient))
+    few, many = SIZES.get(family, (SMALL, LARGE))
+    small = calls_of(lowered(family, few, gradient))
+    large = calls_of(lowered(family, many, gradient))
     grown = {
         name: f"{small[name]} -> {count}"
         for name, count in large.items()

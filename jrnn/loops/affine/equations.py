@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +12,30 @@ from jax import numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Atom, Eqn, Var, primitives
-from jrnn.jaxprs.axes import aligned
 from jrnn.loops.affine.carries import NotAffine
-from jrnn.loops.affine.terms import AffineSum, AxisLabels, Factor, Labels, Row, Term
+from jrnn.loops.affine.like_terms import added_up, bounded
+from jrnn.loops.affine.terms import (
+    AffineSum,
+    AxisLabels,
+    Factor,
+    Labels,
+    Row,
+    Term,
+    factors_of,
+)
+from jrnn.loops.affine.varying import long_axes, sources_of, varying_axes
+
+# Primitives whose results of known values are divided into smaller ones, next to copies, sums and views.
+_KNOWN = (
+    "reduce_precision",
+    "convert_element_type",
+    "neg",
+    "mul",
+    "div",
+    "select_n",
+    "dot_general",
+)
+_MOST_FACTORS = 32  # of a known value: each use has a copy of them
 
 
 class Forms(AxisLabels):
@@ -43,8 +63,12 @@ class Forms(AxisLabels):
         self.constants = constants
         self._producers = jaxprs.producers(eqns)
         self._varying: dict[Var, set[int]] = {}
-        for eqn in eqns:
-            self._varying.update(zip(eqn.outvars, _varying_axes(eqn, self._axes_of)))
+        self._order: dict[Var, int] = {}  # the number of the equation of each variable
+        for i, eqn in enumerate(eqns):
+            self._varying.update(zip(eqn.outvars, varying_axes(eqn, self._axes_of)))
+            self._order.update(dict.fromkeys(eqn.outvars, i))
+        self._constant_values: dict[Var, np.ndarray | None] = {}
+        self._known_forms: dict[Var, AffineSum] = {}
         self.values = {v: AffineSum(self.axes, (Term(v),)) for v in states}
         self.readouts: dict[Var, Any] = {}
         self.products: list[Any] = []
@@ -120,7 +144,7 @@ class Forms(AxisLabels):
             value = self._form(ins[0])
             return replace(
                 value,
-                labels=tuple(None if s is None else value.labels[s] for s in _sources_of(eqn)),
+                labels=tuple(None if s is None else value.labels[s] for s in sources_of(eqn)),
             )
         if name == "slice" and any(moves):
             return self._sliced(eqn, self.values[ins[0]])
@@ -146,7 +170,7 @@ class Forms(AxisLabels):
         return value
 
     def sum(self, a: AffineSum, b: AffineSum) -> AffineSum:
-        return AffineSum(self._unify(a.labels, b.labels), (*a.terms, *b.terms))
+        return AffineSum(self._unify(a.labels, b.labels), added_up(self, a.terms, b.terms))
 
     def _unify(self, a: Labels, b: Labels) -> Labels:
         """Unifies the labels of two operands, of which one may be a scalar."""
@@ -219,7 +243,9 @@ class Forms(AxisLabels):
         over = [self.find(value.labels[axis]) for axis in axes]
         for label in filter(self._is_short, over):
             slices = [self._at_index(value, label, i) for i in range(self.size[label])]
-            value = replace(slices[0], terms=tuple(t for v in slices for t in v.terms))
+            value = replace(
+                slices[0], terms=added_up(self, (), (t for v in slices for t in v.terms))
+            )
         long = [l for l in over if not self._is_short(l)]
         if long:
             value = self._contract(value, k := self._choose_k(long))
@@ -260,16 +286,16 @@ class Forms(AxisLabels):
         ]
         result_labels = tuple([labels[0][a] for a in dims[1][0]] + free[0] + free[1])
         if not moves:
-            return AffineSum(
-                result_labels, tuple(self._known_terms(_products(value.terms, other.terms), over))
-            )
+            known = self._known_terms(_products(value.terms, other.terms), over)
+            return AffineSum(result_labels, added_up(self, (), known))
         terms, renamed = self._state_terms(value, other.terms, over)
         if sums and renamed:
             raise NotAffine("a contraction over several axes")
-        result = AffineSum(result_labels, tuple(terms), sums)
+        result = AffineSum(result_labels, added_up(self, (), terms), sums)
         for label, scales, sign in renamed:
             self._unify_labels(label, over)
-            result = replace(result, terms=(*result.terms, *value.scaled(scales, sign).terms))
+            more = value.scaled(scales, sign).terms
+            result = replace(result, terms=added_up(self, result.terms, more))
         self.products.append(eqn.params["precision"])
         return result
 
@@ -329,26 +355,81 @@ class Forms(AxisLabels):
         """Returns the form of a value. That of a known one has labels of its own for each use."""
         if jaxprs.is_in(atom, self.values):
             return self.values[atom]
-        whole = self._factor(atom)
-        count = len(self._axes_of(atom))
-        if not count:
-            value = _constant(atom, self._producers, self.constants)
-            return whole if value is None or value.any() else replace(whole, terms=())
-        if self._is_identity(atom):
-            return self._factor(atom, "identity")
-        eqn = self._producers.get(atom)
-        if count < 2 or eqn is None or not jnp.issubdtype(atom.aval.dtype, jnp.floating):
-            return whole
+        if jaxprs.is_literal(atom):
+            return self._undivided(atom)
+        self._find_known_forms(atom)
+        return self._with_own_labels(self._known_forms[atom])
+
+    def _find_known_forms(self, atom: Var) -> None:
+        """Finds the form of a known value, and before it the forms of the values that it is computed from.
+
+        Each is computed once, without recursion: a step may compute a value in thousands of
+        equations that read each other's results several times.
+        """
+        pending = [atom]
+        while pending:
+            v = pending[-1]
+            if v in self._known_forms:
+                pending.pop()
+                continue
+            eqn = self._divided_by(v)
+            operands = [] if eqn is None else jaxprs.inputs(eqn)
+            before = [a for a in operands if a not in self.values and a not in self._known_forms]
+            if before:
+                pending += before
+                continue
+            pending.pop()
+            self._known_forms[v] = self._undivided(v) if eqn is None else self._divided(v, eqn)
+
+    def _divided_by(self, v: Var) -> Eqn | None:
+        """Returns the equation that may compute a known value from smaller ones, or None."""
+        eqn = self._producers.get(v)
+        is_large = len(self._axes_of(v)) > 1 and jnp.issubdtype(v.aval.dtype, jnp.floating)
+        if eqn is None or not is_large or self._is_identity(v):
+            return None
+        name = eqn.primitive.name
+        has_rule = name in _KNOWN or primitives.is_copy(eqn) or primitives.is_sum(eqn)
+        return eqn if has_rule or primitives.is_whole_view(eqn) else None
+
+    def _divided(self, v: Var, eqn: Eqn) -> AffineSum:
+        """Returns a known value as a sum of products of smaller values, or as it is if there is no such sum."""
         try:
             value = self._rule(eqn)
         except NotAffine:
+            return self._factor(v)
+        count = len(self._axes_of(v))
+        factors = [f for t in value.terms for f in t.factors]
+        is_smaller = all(f.kind == "identity" or len(self.labels_of(f)) < count for f in factors)
+        is_short = len(factors_of(factors)) <= _MOST_FACTORS
+        return value if is_smaller and is_short else self._factor(v)
+
+    def _undivided(self, atom: Atom) -> AffineSum:
+        """Returns a known value as one factor, or as no term if it is the number 0."""
+        if self._is_identity(atom):
+            return self._factor(atom, "identity")
+        whole = self._factor(atom)
+        if self._axes_of(atom):
             return whole
-        factors = (f for t in value.terms for f in t.factors)
-        return (
-            value
-            if all(f.kind == "identity" or len(self.labels_of(f)) < count for f in factors)
-            else whole
-        )
+        value = self._constant(atom)
+        return whole if value is None or value.any() else replace(whole, terms=())
+
+    def _with_own_labels(self, value: AffineSum) -> AffineSum:
+        """Returns a known value with other labels, which may be unified for this use only."""
+        own: dict[int | None, int | None] = {None: None}
+
+        def renamed(label: int | None) -> int | None:
+            label = self.find(label)
+            if label not in own:
+                own[label] = self._fresh(self.size[label])
+            return own[label]
+
+        labels = tuple(map(renamed, value.labels))
+        own_factors: dict[Factor, Factor] = {}
+        for factor in factors_of(f for t in value.terms for f in t.factors):
+            copy = factor.with_parts(own_factors) if factor.parts else factor
+            own_factors[factor] = replace(copy, labels=tuple(map(renamed, factor.labels)))
+        terms = (replace(t, factors=tuple(own_factors[f] for f in t.factors)) for t in value.terms)
+        return AffineSum(labels, tuple(terms))
 
     def _factor(self, atom: Atom, kind: str = "value") -> AffineSum:
         """Returns a known value as one factor."""
@@ -359,61 +440,47 @@ class Forms(AxisLabels):
         return AffineSum(labels, (Term(None, (Factor(atom, labels, kind),)),))
 
     def _axes_of(self, atom: Atom) -> set[int]:
-        return set() if jaxprs.is_literal(atom) else self._varying.get(atom, _long_axes(atom))
+        return set() if jaxprs.is_literal(atom) else self._varying.get(atom, long_axes(atom))
 
     def _is_identity(self, atom: Atom) -> bool:
         """Returns True for an identity matrix along the two axes along which a value varies."""
         axes = self._axes_of(atom)
         if len(axes) != 2 or len({atom.aval.shape[a] for a in axes}) > 1:
             return False
-        value = _constant(atom, self._producers, self.constants)
+        value = self._constant(atom)
         if value is None:
             return False
         matrix = value[tuple(slice(None) if a in axes else 0 for a in range(value.ndim))]
         return bool(np.array_equal(matrix, np.eye(len(matrix))))
 
+    def _constant(self, atom: Atom) -> np.ndarray | None:
+        """Returns the value of an atom that is computed from literals and known constants only, or None."""
+        if jaxprs.is_literal(atom):
+            return np.asarray(atom.val)
+        if atom not in self._constant_values:
+            value = _constant(atom, self._producers, self._order, self.constants)
+            self._constant_values[atom] = value
+        return self._constant_values[atom]
+
 
 def _products(a: Iterable[Term], b: Sequence[Term]) -> tuple[Term, ...]:
-    return tuple(x.times(y.factors, y.sign) for x in a for y in b)
-
-
-def _sources_of(eqn: Eqn) -> list[int | None]:
-    """Returns for each axis of the result of a view the axis of the operand that it is."""
-    follow = aligned(eqn, 0, eqn.outvars[0])
-    if any(n != 1 and d not in follow for d, n in enumerate(eqn.invars[0].aval.shape)):
-        raise NotAffine("it merges or splits axes")
-    back = {axis: d for d, axis in follow.items()}
-    return [back.get(d) for d in range(eqn.outvars[0].aval.ndim)]
-
-
-def _varying_axes(eqn: Eqn, axes_of: Callable[[Atom], set[int]]) -> list[set[int]]:
-    """Returns the axes along which each result may vary: broadcasts are followed through elementwise operations.
-
-    Args:
-        eqn: the equation.
-        axes_of: the axes along which an operand may vary.
-    """
-    name = eqn.primitive.name
-    long_axes = [_long_axes(v) for v in eqn.outvars]
-    if primitives.is_whole_view(eqn):
-        with suppress(NotAffine):
-            sources = _sources_of(eqn)
-            inner = axes_of(eqn.invars[0])
-            return [{d for d in long_axes[0] if sources[d] in inner}]
-    if primitives.is_kind(eqn, "elementwise"):
-        return [set().union(*map(axes_of, eqn.invars)) & axes for axes in long_axes]
-    return [{eqn.params["dimension"]} & long_axes[0]] if name == "iota" else long_axes
-
-
-def _long_axes(atom: Atom) -> set[int]:
-    return {d for d, n in enumerate(atom.aval.shape) if n != 1}
+    """Returns the products of all pairs of terms; raises NotAffine if there are too many."""
+    products = [x.times(y.factors, y.sign) for x in a for y in b]
+    return bounded(products)
 
 
 def _constant(
-    atom: Atom, producers: dict[Var, Any], constants: dict[Var, Any]
+    atom: Var, producers: dict[Var, Eqn], order: dict[Var, int], constants: dict[Var, Any]
 ) -> np.ndarray | None:
-    """Returns the value of an atom that is computed from literals and known constants only, or None."""
-    eqns: dict[int, Any] = {}
+    """Returns the value of a variable that is computed from literals and known constants only, or None.
+
+    Args:
+        atom: the variable.
+        producers: the equations of variables.
+        order: the numbers of these equations.
+        constants: the values of variables that are known now.
+    """
+    eqns: dict[int, Eqn] = {}
     pending: list[Atom] = [atom]
     while pending:
         v = pending.pop()
@@ -421,9 +488,10 @@ def _constant(
             continue
         if v not in producers or len(eqns) > 16 or not all(map(jaxprs.is_known, v.aval.shape)):
             return None
-        eqns[id(producers[v])] = producers[v]
-        pending += producers[v].invars
-    order = [eqn for eqn in dict.fromkeys(map(id, producers.values())) if eqn in eqns]
+        if order[v] not in eqns:
+            eqns[order[v]] = producers[v]
+            pending += producers[v].invars
     with jax.ensure_compile_time_eval():
-        env = jaxprs.evaluate((eqns[i] for i in order), dict(constants), rule=jaxprs.uncast)
+        in_order = (eqns[i] for i in sorted(eqns))
+        env = jaxprs.evaluate(in_order, dict(constants), rule=jaxprs.uncast)
         return np.asarray(jaxprs.value(env, atom))

@@ -14,7 +14,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.loops.affine.carries import NotAffine
 from jrnn.loops.affine.equations import Forms
-from jrnn.loops.affine.terms import AffineSum, Row, Term
+from jrnn.loops.affine.terms import AffineSum, Row, Term, rows_of
 from jrnn.loops.ir import Loop
 
 _MOST = 3  # carries that read each other as wholes
@@ -222,16 +222,6 @@ def _breaking(loop: Loop, forms: Forms, new: Any) -> Any:
     """Returns the first operation on the way to the new S that has no form."""
     path, _ = jaxprs.needed(loop.eqns, [new], {*forms.values, *forms.known})
     return next((e for e in path if any(v in forms.values for v in jaxprs.inputs(e))), None)
-
-
-def rows_of(terms: Iterable[Term], rows: dict[Row, None] | None = None) -> dict[Row, None]:
-    """Returns the rows in terms, each after those that it reads."""
-    rows = {} if rows is None else rows
-    for row in (t.operand for t in terms if isinstance(t.operand, Row)):
-        if row not in rows:
-            rows_of(row.terms, rows)
-            rows[row] = None
-    return rows
 
 
 def is_evaluable(eqn: Eqn) -> bool:

@@ -11,12 +11,14 @@ Shapes: S [batch axes, K, V] in any order. Products with S sum over K, and retur
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from jrnn.jaxprs import Var
 from jrnn.loops.affine.carries import NotAffine
+
+T = TypeVar("T")
 
 Labels = tuple[int | None, ...]  # None: constant along this axis
 
@@ -28,9 +30,10 @@ class Factor:
     """A value that does not depend on the carry.
 
     Attributes:
-        operand: a variable or literal; or a tuple of factors, whose product is summed over K.
+        operand: a variable or literal; a tuple of factors, whose product is summed over K; or, of a
+            "sum", a tuple of known terms.
         labels: the label of each axis.
-        kind: "value", "reciprocal", "mask" or "inverted mask" (as a number), or "identity" (an identity matrix).
+        kind: "value", "reciprocal", "mask" or "inverted mask" (as a number), "identity" (an identity matrix), or "sum".
         index: for axes without a label, the index of the value.
     """
 
@@ -38,6 +41,26 @@ class Factor:
     labels: Labels
     kind: str = "value"
     index: tuple[int, ...] = ()
+
+    @property
+    def parts(self) -> list[Factor]:
+        """The factors that it is computed from."""
+        if self.kind != "sum":
+            return list(self.operand) if isinstance(self.operand, tuple) else []
+        parts: list[Factor] = []
+        for term in self.operand:
+            parts += term.factors
+        return parts
+
+    def with_parts(self, changed: Mapping[Factor, Factor]) -> Factor:
+        """Returns the factor with other parts."""
+        if self.kind != "sum":
+            return replace(self, operand=tuple(changed[part] for part in self.operand))
+        terms = (
+            replace(term, factors=tuple(changed[part] for part in term.factors))
+            for term in self.operand
+        )
+        return replace(self, operand=tuple(terms))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +103,12 @@ class AxisLabels:
         axes: the labels of the carries' axes.
         size: the size of each label.
         contracted: the label of K, or None before the first contraction.
+        numbers: of factors: equal factors have equal numbers.
+        number_of: the number of each kind of factor.
     """
+
+    _rows: dict[Any, Row]  # by what they are made of, so that equal rows are one
+    _replaced_rows: dict[Any, dict[Row, Row]]  # for as long as no more labels are unified
 
     def __init__(self, states: tuple[Var, ...]):
         shape = states[0].aval.shape
@@ -90,12 +118,20 @@ class AxisLabels:
         self.contracted: int | None = None
         self._numbers = itertools.count(len(shape))
         self._unified_with: dict[int, int] = {}
-        self._rows: dict[Any, Row] = {}
+        self.numbers: dict[Factor, int] = {}
+        self.number_of: dict[Any, int] = {}
+        self._rows = {}
+        self._replaced_rows = {}
 
     def find(self, label: int | None) -> int | None:
-        while label in self._unified_with:
-            label = self._unified_with[label]
-        return label
+        first = label
+        while first in self._unified_with:
+            first = self._unified_with[first]
+        while label in self._unified_with:  # the next search takes one step
+            following = self._unified_with[label]
+            self._unified_with[label] = first
+            label = following
+        return first
 
     def resolved(self, labels: Iterable[int | None]) -> Labels:
         return tuple(map(self.find, labels))
@@ -152,34 +188,44 @@ class AxisLabels:
         return AffineSum(labels, tuple(self._term_with(t, label, index=index) for t in value.terms))
 
     def _term_with(self, term: Term, label: int | None, **replacements: int) -> Term:
-        factors = tuple(self._factor_with(f, label, **replacements) for f in term.factors)
-        return replace(
-            term, factors=factors, operand=self._row_with(term.operand, label, **replacements)
-        )
+        key = (label, *replacements.items())
+        rows = self._replaced_rows.setdefault((len(self._unified_with), *key), {})
 
-    def _row_with(self, row: Any, label: int | None, **replacements: int) -> Any:
-        if not isinstance(row, Row):
-            return row
-        terms = tuple(self._term_with(t, label, **replacements) for t in row.terms)
-        if all(a.operand is b.operand and a.factors == b.factors for a, b in zip(terms, row.terms)):
-            return row
-        return self._rows.setdefault((row, label, *replacements.items()), Row(terms))
+        def changed(factor: Factor) -> Factor:
+            return self._factor_with(factor, label, **replacements)
+
+        for row in rows_of([term], rows):
+            terms = tuple(_mapped(t, changed, rows) for t in row.terms)
+            same = all(
+                a.operand is b.operand and a.factors == b.factors for a, b in zip(terms, row.terms)
+            )
+            rows[row] = row if same else self._rows.setdefault((row, *key), Row(terms))
+        return _mapped(term, changed, rows)
 
     def _factor_with(
         self, factor: Factor, label: int | None, index: Any = None, other: int | None = None
     ) -> Factor:
         """The factor at an index of an axis, or with another label for it."""
+        changed: dict[Factor, Factor] = {}
+        for part in factors_of([factor]):
+            changed[part] = self._own_factor_with(part, changed, label, index, other)
+        return changed[factor]
+
+    def _own_factor_with(
+        self,
+        factor: Factor,
+        changed: Mapping[Factor, Factor],
+        label: int | None,
+        index: Any,
+        other: int | None,
+    ) -> Factor:
         labels = self.resolved(factor.labels)
         if isinstance(factor.operand, tuple):
-            parts = tuple(self._factor_with(f, label, index, other) for f in factor.operand)
-            new_labels = tuple(
-                other if l == label else l for l in labels if l != label or other is not None
-            )
-            return (
-                factor
-                if parts == factor.operand
-                else replace(factor, operand=parts, labels=new_labels)
-            )
+            if all(changed[part] is part for part in factor.parts):
+                return factor
+            new_labels = (other if l == label else l for l in labels)
+            remaining = tuple(l for l in new_labels if l != label and l is not None)
+            return replace(factor.with_parts(changed), labels=remaining)
         if label not in labels:
             return factor
         if other is not None:
@@ -190,3 +236,51 @@ class AxisLabels:
         return replace(
             factor, labels=tuple(None if l == label else l for l in labels), kind=kind, index=at
         )
+
+
+def _mapped(term: Term, change: Callable[[Factor], Factor], rows: Mapping[Any, Row]) -> Term:
+    """Returns a term with its factors changed, and its row replaced."""
+    factors = tuple(map(change, term.factors))
+    return replace(term, factors=factors, operand=rows.get(term.operand, term.operand))
+
+
+def rows_of(terms: Iterable[Term], known: Collection[Row] = ()) -> dict[Row, None]:
+    """Returns the rows in terms, each after those that it reads, without those that are known."""
+
+    def read_by(row: Row) -> list[Row]:
+        return _rows_read(row.terms)
+
+    return _in_order(_rows_read(terms), read_by, known)
+
+
+def _rows_read(terms: Iterable[Term]) -> list[Row]:
+    return [t.operand for t in terms if isinstance(t.operand, Row)]
+
+
+def factors_of(factors: Iterable[Factor], known: Collection[Factor] = ()) -> dict[Factor, None]:
+    """Returns factors, and those that they are computed from, each after its parts, without those that are known."""
+    return _in_order(factors, lambda factor: factor.parts, known)
+
+
+def _in_order(
+    roots: Iterable[T], read_by: Callable[[T], Sequence[T]], known: Collection[T] = ()
+) -> dict[T, None]:
+    """Returns nodes and all that they read, each once and after what it reads, without what is known.
+
+    Chains are as long as the step, so that this function must not call itself.
+    """
+    found: dict[T, None] = {}
+    for root in roots:
+        pending = [root]
+        while pending:
+            node = pending[-1]
+            if node in found or node in known:
+                pending.pop()
+                continue
+            before = [n for n in read_by(node) if n not in found and n not in known]
+            if before:
+                pending += before[::-1]
+            else:
+                pending.pop()
+                found[node] = None
+    return found

@@ -15,8 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jrnn.jaxprs import Var
-from jrnn.loops.affine.matrix import AffineForm, rows_of
-from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term
+from jrnn.loops.affine.matrix import AffineForm
+from jrnn.loops.affine.terms import AffineSum, Factor, Row, Term, rows_of
 from jrnn.loops.chunks.decay import (
     FROM_STATE,
     STATE_LABELS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from jrnn import jaxprs
 from jrnn.jaxprs import Env, Var
-from jrnn.loops.affine.terms import Factor, Term
+from jrnn.loops.affine.terms import Factor, Term, factors_of
 
 Label = int | str
 
@@ -114,8 +114,21 @@ class Factors:
     precision: Any
 
     def evaluate(self, factor: Factor) -> Labeled:
+        """Returns the value of a factor. Its parts are evaluated once each, and before it."""
+        values: dict[Factor, Labeled] = {}
+        for part in factors_of([factor]):
+            values[part] = self._own_value(part, values)
+        return values[factor]
+
+    def _own_value(self, factor: Factor, values: Mapping[Factor, Labeled]) -> Labeled:
+        """Returns the value of a factor from the values of its parts."""
+        if factor.kind == "sum":
+            return plus(
+                self._times_sign([values[f] for f in term.factors], term.sign) or self._one()
+                for term in factor.operand
+            )
         if isinstance(factor.operand, tuple):
-            return self._contraction(factor)
+            return self._contraction(factor, [values[f] for f in factor.operand])
         moving = jaxprs.is_in(factor.operand, self.stacked)
         array = self.stacked[factor.operand] if moving else jaxprs.value(self.env, factor.operand)
         index = factor.index or (0,) * len(factor.labels)
@@ -134,21 +147,24 @@ class Factors:
 
     def product(self, factors: Sequence[Factor], sign: int = 1) -> Labeled | None:
         """Returns the product of factors, or None if it is 1."""
-        return times(
-            [
-                Labeled(jnp.asarray(-1, self.dtype), ()) if sign < 0 else None,
-                *map(self.evaluate, factors),
-            ]
-        )
+        return self._times_sign([self.evaluate(f) for f in factors], sign)
+
+    def _times_sign(self, values: Sequence[Labeled], sign: int) -> Labeled | None:
+        minus = [Labeled(jnp.asarray(-1, self.dtype), ())] if sign < 0 else []
+        product: Labeled | None = times([*minus, *values])
+        return product
 
     def value(self, term: Term) -> Labeled:
         """Returns the product of a term's factors."""
-        return self.product(term.factors, term.sign) or Labeled(jnp.ones((), self.dtype), ())
+        return self.product(term.factors, term.sign) or self._one()
 
-    def _contraction(self, factor: Factor) -> Labeled:
-        if not factor.operand:
+    def _one(self) -> Labeled:
+        return Labeled(jnp.ones((), self.dtype), ())
+
+    def _contraction(self, factor: Factor, values: Sequence[Labeled]) -> Labeled:
+        if not values:
             return Labeled(jnp.asarray(self.contracted, self.dtype), ())
-        *others, last = [self.evaluate(f) for f in factor.operand]
+        *others, last = values
         out = [l for l in union([*others, last]) if l == "T" or l in map(self.find, factor.labels)]
         if not others:
             return sum_over(last, [l for l in last.labels if l not in out])
@@ -157,10 +173,5 @@ class Factors:
 
 def variables(terms: Iterable[Term]) -> list[Var]:
     """Returns the variables that the factors of terms read, in their order."""
-
-    def of(factor: Factor) -> Iterator[Var]:
-        for part in factor.operand if isinstance(factor.operand, tuple) else ():
-            yield from of(part)
-        yield from () if isinstance(factor.operand, tuple) else jaxprs.variables([factor.operand])
-
-    return list(dict.fromkeys(v for term in terms for factor in term.factors for v in of(factor)))
+    factors = factors_of(factor for term in terms for factor in term.factors)
+    return list(dict.fromkeys(jaxprs.variables(f.operand for f in factors)))
