@@ -47,6 +47,7 @@ from jrnn.jaxprs.programs import variables as variables
 from jrnn.jaxprs.programs import with_operands as with_operands
 from jrnn.jaxprs.programs import without_closure as without_closure
 from jrnn.jaxprs.programs import zeros_of_shape as zeros_of_shape
+from jrnn.jaxprs.queries import Leading as Leading
 from jrnn.jaxprs.queries import all_equations as all_equations
 from jrnn.jaxprs.queries import carry_groups as carry_groups
 from jrnn.jaxprs.queries import components as components
@@ -60,6 +61,7 @@ from jrnn.jaxprs.queries import is_known as is_known
 from jrnn.jaxprs.queries import is_zero as is_zero
 from jrnn.jaxprs.queries import nbytes as nbytes
 from jrnn.jaxprs.queries import needed as needed
+from jrnn.jaxprs.queries import nodes_of as nodes_of
 from jrnn.jaxprs.queries import operations as operations
 from jrnn.jaxprs.queries import producers as producers
 from jrnn.jaxprs.queries import run_jaxprs as run_jaxprs

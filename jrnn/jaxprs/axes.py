@@ -14,15 +14,24 @@ Axis = tuple[Any, int]  # a variable, and the position of an axis
 
 
 class Classes:
-    """Classes of axes that belong together, by union and find. Those in `fixed` have a property that their class gets."""
+    """Classes of axes that belong together, by union and find. Those in `fixed` have a property that their class gets.
+
+    Each search makes the path behind it half as long, so that n joins take about n log n steps in a chain, too.
+    """
 
     def __init__(self) -> None:
         self._above: dict[Axis, Axis] = {}
         self.fixed: set[Axis] = set()
 
     def root(self, axis: Axis) -> Axis:
-        while axis in self._above:
-            axis = self._above[axis]
+        above = self._above.get(axis)
+        while above is not None:
+            further = self._above.get(above)
+            if further is None:
+                return above
+            self._above[axis] = further
+            axis = further
+            above = self._above.get(axis)
         return axis
 
     def join(self, a: Atom, i: int, b: Atom, j: int) -> None:

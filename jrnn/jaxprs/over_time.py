@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def over_time(eqns: Sequence[Eqn], outs: Iterable[Atom], env: Env, stacked: Env)
 
     Adds results to `env`, or to `stacked` [T, ...] if they differ between steps.
     """
-    for eqn in needed(eqns, outs, {*env, *stacked})[0]:
+    for eqn in needed(eqns, outs, ChainMap(env, stacked))[0]:
         moving = [is_in(atom, stacked) for atom in eqn.invars]
         if not any(moving):
             evaluate([eqn], env)

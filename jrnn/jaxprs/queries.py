@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jrnn.jaxprs.jax_internals import ClosedJaxpr, Jaxpr
 from jrnn.jaxprs.jax_internals import scan_counts as scan_counts
-from jrnn.jaxprs.programs import Atom, Eqn, Var, is_in, is_literal, jaxpr_of, variables
+from jrnn.jaxprs.programs import Atom, Eqn, Var, is_literal, jaxpr_of, variables
 
 _JAXPRS = (Jaxpr, ClosedJaxpr)
 
@@ -101,6 +101,33 @@ def needed(
     return needed_eqns[::-1], [v for v in want if v in available]
 
 
+class Leading:
+    """Finds what leads to some results of equations, without reading the others as `needed` does."""
+
+    def __init__(self, eqns: Sequence[Eqn]):
+        self._eqns = eqns
+        self._positions = {v: i for i, eqn in enumerate(eqns) for v in eqn.outvars}
+
+    def to(
+        self, outs: Iterable[Atom], is_available: Callable[[Var], bool]
+    ) -> tuple[list[Eqn], list[Var]]:
+        """Returns the equations that compute `outs`, and the available variables that they read, as `needed` does."""
+        outs = variables(outs)
+        leading: set[int] = set()
+        queue = list(outs)
+        while queue:
+            v = queue.pop()
+            at = None if is_available(v) else self._positions.get(v)
+            if at is not None and at not in leading:
+                leading.add(at)
+                queue += inputs(self._eqns[at])
+        eqns = [self._eqns[at] for at in sorted(leading)]
+        read = dict.fromkeys(outs)
+        for eqn in reversed(eqns):
+            read.update(dict.fromkeys(inputs(eqn)))
+        return eqns, [v for v in read if is_available(v)]
+
+
 def free_variables(eqns: Sequence[Eqn]) -> list[Var]:
     """Returns the variables that equations read but do not define."""
     defined = {v for eqn in eqns for v in eqn.outvars}
@@ -150,36 +177,129 @@ def is_by_rows(eqn: Eqn) -> bool:
 Group = tuple[int, ...]
 
 
-def components(reads: Sequence[Collection[int]]) -> tuple[list[Group], list[set[int]]]:
+def components(reads: Sequence[Collection[int]], count: int | None = None) -> Components:
     """Groups nodes that reach each other.
 
     Args:
         reads: for each node, the nodes that it reads.
+        count: the number of nodes that matter, the first ones, by default all. Others only lead from one to another.
 
-    Returns:
-        The groups, each after those that it reads; and for each node, all that it reaches, itself among them.
-
-    >>> components([{1}, {0}, {2, 0}])
-    ([(0, 1), (2,)], [{0, 1}, {0, 1}, {0, 1, 2}])
+    >>> components([{1}, {0}, {2, 0}]).groups
+    [(0, 1), (2,)]
+    >>> components([{2}, {1}, {1}], count=2).groups
+    [(1,), (0,)]
     """
-    count = range(len(reads))
-    reach = [{*mine, i} for i, mine in enumerate(reads)]
-    for k in count:  # the transitive closure
-        reach = [mine | reach[k] if k in mine else mine for mine in reach]
-    groups = dict.fromkeys(
-        tuple(j for j in count if j in reach[i] and i in reach[j]) for i in count
-    )
-    return sorted(groups, key=lambda group: len(reach[group[0]])), reach
+    count = len(reads) if count is None else count
+    reach: dict[int, int] = {}
+    cyclic = 0
+    groups: list[Group] = []
+    for together in _strongly_connected(reads):
+        mine = 0
+        members = set(together)
+        is_cycle = len(together) > 1
+        for node in together:
+            mine |= 1 << node if node < count else 0
+            is_cycle = is_cycle or node in reads[node]
+        all_bits = mine
+        for node in together:
+            for other in reads[node]:
+                if other not in members:
+                    all_bits |= reach[other]
+        reach.update(dict.fromkeys(together, all_bits))
+        if is_cycle:
+            cyclic |= mine
+        if mine:
+            groups.append(tuple(sorted(node for node in together if node < count)))
+    groups.sort()
+    groups.sort(key=lambda group: reach[group[0]].bit_count())
+    return Components(groups, [reach[node] for node in range(count)], cyclic)
 
 
-def carry_groups(
-    eqns: Sequence[Eqn], carry: Sequence[Var], new: Sequence[Atom]
-) -> tuple[list[Group], list[set[int]]]:
+class Components(NamedTuple):
+    """Groups of nodes that reach each other.
+
+    Sets of nodes are the bits of integers: as lists, they would have as many entries as there are pairs of nodes.
+
+    Attributes:
+        groups: the nodes of each, each group after those that it reads.
+        reach: for each node, all that it reaches, itself among them.
+        cyclic: the nodes that read themselves, or others that read them.
+    """
+
+    groups: list[Group]
+    reach: list[int]
+    cyclic: int
+
+
+def nodes_of(bits: int) -> list[int]:
+    """Returns the nodes of a set, in order.
+
+    >>> nodes_of(0b1010)
+    [1, 3]
+    """
+    nodes = []
+    while bits:
+        lowest = bits & -bits
+        nodes.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return nodes
+
+
+def _strongly_connected(reads: Sequence[Collection[int]]) -> Iterator[list[int]]:
+    """Yields nodes that reach each other, after the others that they read.
+
+    R. Tarjan, "Depth-first search and linear graph algorithms", SIAM Journal on Computing 1972, without recursion. `lowest`
+    is the number of the earliest node that is known to be reached, among those that are not in a component yet.
+    """
+    number: dict[int, int] = {}
+    lowest: dict[int, int] = {}
+    pending: list[int] = []
+    is_pending: set[int] = set()
+    for root in range(len(reads)):
+        if root in number:
+            continue
+        path = [(root, iter(reads[root]))]
+        number[root] = lowest[root] = len(number)
+        pending.append(root)
+        is_pending.add(root)
+        while path:
+            node, others = path[-1]
+            for other in others:
+                if other not in number:
+                    number[other] = lowest[other] = len(number)
+                    pending.append(other)
+                    is_pending.add(other)
+                    path.append((other, iter(reads[other])))
+                    break
+                if other in is_pending:
+                    lowest[node] = min(lowest[node], number[other])
+            else:
+                path.pop()
+                if path:
+                    before = path[-1][0]
+                    lowest[before] = min(lowest[before], lowest[node])
+                if lowest[node] == number[node]:
+                    together = [pending.pop()]
+                    while together[-1] != node:
+                        together.append(pending.pop())
+                    is_pending.difference_update(together)
+                    yield together
+
+
+def carry_groups(eqns: Sequence[Eqn], carry: Sequence[Var], new: Sequence[Atom]) -> Components:
     """Groups the carries of a step that read each other, as `components` does.
 
     Args:
         eqns: the equations of the step.
         carry, new: the carries, and their new values.
     """
-    after = [depends(eqns, [v]) for v in carry]
-    return components([{j for j, mine in enumerate(after) if is_in(out, mine)} for out in new])
+    node_of = {v: i for i, v in enumerate(carry)}
+    for node, eqn in enumerate(eqns, len(carry)):
+        node_of.update(dict.fromkeys(eqn.outvars, node))
+
+    def read(atoms: Sequence[Atom]) -> list[int]:
+        return [node_of[v] for v in variables(atoms) if v in node_of]
+
+    reads = [read([out]) for out in new]
+    reads += [read(eqn.invars) for eqn in eqns]
+    return components(reads, len(carry))

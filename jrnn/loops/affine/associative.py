@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from jrnn.jaxprs.ranges import largest_size
 from jrnn.loops.affine import rounds
 from jrnn.loops.affine.carries import (
     MOST_TOGETHER,
+    Between,
     GroupFunction,
     NotAffine,
     check_diagonal,
@@ -64,8 +66,9 @@ def refusal(loop: Loop) -> str | None:
     if not all(map(primitives.is_movable, loop.eqns)):
         return "it has equations that cannot be evaluated for all steps at once"
     try:
+        between = Between(loop)
         for group in sorted(_groups(loop), key=lambda group: len(group) <= MOST_TOGETHER):
-            check_diagonal(loop, group)
+            check_diagonal(loop, group, between)
     except NotAffine as why:
         return str(why)
     return None
@@ -77,22 +80,21 @@ def is_bounded(loop: Loop) -> bool:
     A select discards an infinite carry, but a factor of zero does not, so loops that select carries are not bounded.
     """
     selects = [eqn.invars[1:] for eqn in loop.eqns if eqn.primitive.name == "select_n"]
-    for v in loop.carry:
-        moving = jaxprs.depends(loop.eqns, [v])
-        if any(len({jaxprs.is_in(a, moving) for a in cases}) > 1 for cases in selects):
-            return False
+    between = Between(loop)
+    if any(len(set(map(between.carries_of, cases))) > 1 for cases in selects):
+        return False
+
+    step, _ = jaxprs.needed(loop.eqns, loop.carry_out, set(loop.inputs))
 
     def factors(*values: Any) -> list[Any]:
-        env = dict(zip(loop.inputs, values))
+        env = jaxprs.evaluate(step, dict(zip(loop.inputs, values)))
         rows = []
         for group in _groups(loop):
-            mine = {loop.carry[i]: env[loop.carry[i]] for i in group}
-            part = GroupFunction.of(
-                loop, group, {v: x for v, x in env.items() if v not in mine}, {}
-            )
-            rows += _coefficients(functools.partial(part.fn, part.consts, []), list(mine.values()))[
-                0
-            ]
+            body, read = between.of(group)
+            alone = replace(loop, eqns=tuple(body))
+            part = GroupFunction.of(alone, group, {v: env[v] for v in read}, {})
+            new = functools.partial(part.fn, part.consts, [])
+            rows += _coefficients(new, [env[loop.carry[i]] for i in group])[0]
         return [a for row in rows for a in row]
 
     return all(
@@ -114,7 +116,7 @@ def why_not_automatic(loop: Loop, least_steps: int) -> str | None:
 
 
 def _groups(loop: Loop) -> list[tuple[int, ...]]:
-    return jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)[0]
+    return jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out).groups
 
 
 def _coefficients(

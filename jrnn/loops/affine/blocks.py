@@ -160,7 +160,7 @@ def blocks_of(program: Program, n_carry: int) -> list[Blocks]:
     """
     carry = program.invars[:n_carry]
     outs = reads_of(program, carry, n_carry)
-    groups, _ = jaxprs.components(outs)
+    groups = jaxprs.components(outs).groups
     return [
         block_of(members, [tuple(carry[i].aval.shape) for i in members], outs) for members in groups
     ]

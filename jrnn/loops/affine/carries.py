@@ -5,8 +5,10 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -92,55 +94,132 @@ class CarrySchedule:
 
     Attributes:
         groups: the groups.
-        reads: for each carry, the positions of those that it reads, itself among them.
+        between: the equations of each group.
+        known: the variables that depend on no carry that is pending.
         stages: those of the other carries, in order.
     """
 
     def __init__(self, loop: Loop):
-        self.groups, self.reads = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
+        components = jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)
+        self.between = Between(loop)
         self.stages: list[CarryStage] = []
         self._loop = loop
-        self._done = set()
+        self._reach = components.reach
+        self._cyclic = components.cyclic
+        self._done = 0  # carries are bits, as in `jaxprs.Components`
+        self._unknown: dict[int, int] = {}  # how many operands of an equation are not known
+        self._readers: dict[Var, list[Eqn]] = {}
+        carry = set(loop.carry)
+        self.known = {v for v in loop.inputs if v not in carry}
+        for eqn in loop.eqns:
+            unknown = [v for v in jaxprs.inputs(eqn) if v not in self.known]
+            for v in unknown:
+                self._readers.setdefault(v, []).append(eqn)
+            self._unknown[id(eqn)] = len(unknown)
+            if not unknown:
+                self.known.update(eqn.outvars)
+        self._rank = {group: i for i, group in enumerate(components.groups)}
+        self._group_of = {i: group for group in components.groups for i in group}
+        self._pending = dict(self._rank)
+        self._ready: list[Group] = []
+        self._unknown_of: dict[Group, int] = {}  # how many values that a group reads are not known
+        self._groups_of: dict[Var, list[Group]] = {}
+        for group in components.groups:
+            unknown = [v for v in self.between.of(group)[1] if v not in self.known]
+            for v in unknown:
+                self._groups_of.setdefault(v, []).append(group)
+            self._unknown_of[group] = len(unknown)
+            if not unknown:
+                self._ready.append(group)
+
+    @property
+    def groups(self) -> list[Group]:
+        return list(self._pending)
 
     @property
     def ready(self) -> list[Group]:
         """The groups that read no other group that is pending."""
-        return list(filter(self.can_follow, self.groups))
+        return list(self._ready)
 
     def can_follow(self, group: Group) -> bool:
-        return self._done.union(group).issuperset(j for i in group for j in self.reads[i])
+        available = self._done | _bits(group)
+        return all(not self._reach[i] & ~available for i in group)
 
-    @property
-    def known(self) -> set[Var]:
-        """The variables that depend on no carry that is pending."""
-        loop = self._loop
-        moving = jaxprs.depends(
-            loop.eqns, [v for j, v in enumerate(loop.carry) if j not in self._done]
-        )
-        return {*loop.inputs, *(v for e in loop.eqns for v in e.outvars)} - moving
+    def is_overwritten(self, group: Group) -> bool:
+        """Returns True for a carry whose new value does not read the old one."""
+        return not _bits(group) & self._cyclic
 
     def add(
         self, kind: Kind, carry: Sequence[int], forms: Sequence[Any] = (), why: str = ""
     ) -> None:
         """Adds a stage of carries, whose groups are no longer pending."""
-        reads = tuple(sorted({*carry}.union(*(self.reads[i] for i in carry))))
-        self.stages.append(CarryStage(tuple(carry), kind, tuple(forms), reads, why))
-        self._done.update(carry)
-        self.groups = [g for g in self.groups if not self._done.issuperset(g)]
+        reads = _bits(carry)
+        for i in carry:
+            reads |= self._reach[i]
+        stage = CarryStage(tuple(carry), kind, tuple(forms), tuple(jaxprs.nodes_of(reads)), why)
+        self.stages.append(stage)
+        self._done |= _bits(carry)
+        for group in dict.fromkeys(self._group_of[i] for i in carry):
+            del self._pending[group]
+            if group in self._ready:
+                self._ready.remove(group)
+        self._add_known([self._loop.carry[i] for i in carry])
+
+    def _add_known(self, values: list[Var]) -> None:
+        """Adds values to those that are known, with what follows from them, and groups that read no others to the ready."""
+        self.known = self.known.union(values)  # the set before may be in use
+        while values:
+            v = values.pop()
+            for eqn in self._readers.get(v, ()):
+                self._unknown[id(eqn)] -= 1
+                if not self._unknown[id(eqn)]:
+                    self.known.update(eqn.outvars)
+                    values += eqn.outvars
+            for group in self._groups_of.get(v, ()):
+                self._unknown_of[group] -= 1
+                if not self._unknown_of[group] and group in self._pending:
+                    bisect.insort(self._ready, group, key=self._rank.__getitem__)
 
 
-def is_overwritten(loop: Loop, group: Group) -> bool:
-    """Returns True for a carry whose new value does not read the old one."""
-    reached = jaxprs.depends(loop.eqns, [loop.carry[i] for i in group])
-    return len(group) == 1 and not jaxprs.is_in(loop.carry_out[group[0]], reached)
+def _bits(nodes: Iterable[int]) -> int:
+    bits = 0
+    for i in nodes:
+        bits |= 1 << i
+    return bits
 
 
-def check_diagonal(loop: Loop, group: Group) -> None:
+class Between:
+    """The equations between the old carries of a group and their new ones, found without reading those of other groups."""
+
+    def __init__(self, loop: Loop):
+        self._loop = loop
+        self._leading = jaxprs.Leading(loop.eqns)
+        self._carries = {v: 1 << i for i, v in enumerate(loop.carry)}  # that a value depends on
+        for eqn in loop.eqns:
+            bits = 0
+            for v in jaxprs.inputs(eqn):
+                bits |= self._carries.get(v, 0)
+            if bits:
+                self._carries.update(dict.fromkeys(eqn.outvars, bits))
+
+    def carries_of(self, atom: Atom) -> int:
+        """Returns the carries that a value depends on, as bits."""
+        return 0 if jaxprs.is_literal(atom) else self._carries.get(atom, 0)
+
+    def of(self, group: Group) -> tuple[list[Eqn], list[Var]]:
+        """Returns the equations, and what else they and the new carries read."""
+        bits = _bits(group)
+        outs = [self._loop.carry_out[i] for i in group]
+        return self._leading.to(outs, lambda v: not self._carries.get(v, 0) & bits)
+
+
+def check_diagonal(loop: Loop, group: Group, between: Between | None = None) -> None:
     """Raises NotAffine, with the reason, if carries that read each other are not affine with a diagonal Jacobian.
 
     Args:
         loop: the loop.
         group: the positions of the carries. What the others are does not matter.
+        between: that of the loop, if several groups are checked.
     """
     if len(group) > MOST_TOGETHER:
         raise NotAffine(f"more than {MOST_TOGETHER} carries read each other")
@@ -148,12 +227,10 @@ def check_diagonal(loop: Loop, group: Group) -> None:
     for v in carry:
         if not is_smooth(v.aval):
             raise NotAffine(f"a carry is {v.aval.dtype}")
-    body, _ = jaxprs.needed(loop.eqns, [loop.carry_out[i] for i in group], set(loop.inputs))
+    body, _ = (between or Between(loop)).of(group)
     moving = jaxprs.depends(body, carry)
     for eqn in body:
-        moves = [jaxprs.is_in(a, moving) for a in eqn.invars]
-        if any(moves):
-            _check_diagonal_equation(eqn, moves)
+        _check_diagonal_equation(eqn, [jaxprs.is_in(a, moving) for a in eqn.invars])
 
 
 def _check_diagonal_equation(eqn: Eqn, moves: Sequence[bool]) -> None:
@@ -180,14 +257,17 @@ def part_of(
     known: Env,
     stacked: Env,
     read: Sequence[Var] = (),
+    leading: jaxprs.Leading | None = None,
 ) -> Loop:
     """Returns the loop of some carries, with these outputs. Its constants are `known`, and its inputs are `stacked`.
 
-    Its equations compute what is `read`, too.
+    Its equations compute what is `read`, too. `leading` is that of the loop's equations, if there are several parts.
     """
     carry = [loop.carry[i] for i in carries]
     new = [loop.carry_out[i] for i in carries]
-    eqns, used = jaxprs.needed(loop.eqns, [*ys, *new, *read], {*known, *stacked, *carry})
+    available = ChainMap(known, stacked, dict.fromkeys(carry))
+    leading = leading or jaxprs.Leading(loop.eqns)
+    eqns, used = leading.to([*ys, *new, *read], available.__contains__)
     consts, xs = (
         [v for v in used if v in values and v not in carry] for values in (known, stacked)
     )
@@ -215,8 +295,14 @@ class GroupFunction:
     stacked: list[Var]
 
     @staticmethod
-    def of(loop: Loop, group: Group, known: Env, stacked: Env) -> GroupFunction:
-        part = part_of(loop, group, (), known, stacked)
+    def of(
+        loop: Loop,
+        group: Group,
+        known: Env,
+        stacked: Env,
+        leading: jaxprs.Leading | None = None,
+    ) -> GroupFunction:
+        part = part_of(loop, group, (), known, stacked, leading=leading)
         carry = part.carry
         outs = part.carry_out
         body = part.eqns
@@ -260,8 +346,9 @@ def solve_in_order(
     known = dict(zip(loop.consts, consts))
     stacked = dict(zip(loop.xs, xs))
     states: dict[int, Any] = {}
+    leading = jaxprs.Leading(loop.eqns)
     for number, group in enumerate(groups):
-        part = GroupFunction.of(loop, group, known, stacked)
+        part = GroupFunction.of(loop, group, known, stacked, leading)
         for i, state in zip(group, solve(number, part, [init[i] for i in group])):
             states[i], out = state, loop.carry_out[i]
             if not jaxprs.is_literal(out) and out not in known:

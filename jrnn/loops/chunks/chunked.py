@@ -22,7 +22,6 @@ from jrnn.loops.affine.carries import (
     CarryStage,
     Group,
     NotAffine,
-    is_overwritten,
     part_of,
     with_names,
 )
@@ -187,7 +186,7 @@ def chunkwise(
         others = [g for g in ready if not solved.issuperset(g)]
         if others:
             for g in others:
-                schedule.add("overwritten" if is_overwritten(loop, g) else "opaque", g)
+                schedule.add("overwritten" if schedule.is_overwritten(g) else "opaque", g)
         elif max(form.width for form in forms.values()) < 4:
             plain.update(ready)  # a vector, such as a normalizer, is not worth chunks of its own
             diagonal += [

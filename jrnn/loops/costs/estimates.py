@@ -31,7 +31,8 @@ from jrnn.loops.costs.equation_costs import (
     selects,
 )
 from jrnn.loops.costs.machines import CPU, Machine
-from jrnn.loops.costs.peaks import EquationFacts, peak_bytes, read_by_libraries, through
+from jrnn.loops.costs.peaks import EquationFacts, peak_bytes, read_by_libraries
+from jrnn.loops.costs.sources import Sources
 from jrnn.loops.ir import Loop
 
 # What XLA:CPU counts of a trip, next to its kernels: a pointer for each value, and the counter and its comparison. With 160,
@@ -200,16 +201,14 @@ class Estimator:
         facts = [self._facts_of(e) for e in eqns]
         computed = {v for e in eqns for v in e.outvars}
         arrays = self._arrays(eqns, facts, outputs, computed)
-        sources: dict[
-            Var, tuple[Var, ...]
-        ] = {}  # the arrays that a value that is not an array is computed from
+        sources = Sources()
         slices = any(e.primitive.name == "slice" for e in eqns)
-        views: dict[Var, tuple[Var, ...]] = {} if slices else sources  # the same, or slices of them
+        views = Sources() if slices else sources  # the same, or slices of them
         products = elements = calls = packing = 0.0
         read_bytes = written_bytes = kernels = touched_bytes = total_bytes = 0
         for eqn, fact in zip(eqns, facts):
-            union = through(fact.inputs, sources)
-            viewed = through(fact.inputs, views) if slices else union
+            union = sources.read(fact.inputs)
+            viewed = views.read(fact.inputs) if slices else union
             if fact.is_call:
                 products += fact.all_steps_seconds if all_steps else fact.seconds
                 calls += fact.all_steps_call_seconds if all_steps else fact.call_seconds
@@ -219,13 +218,14 @@ class Estimator:
                 if not arrays.isdisjoint(eqn.outvars):
                     kernels += 1
                     written_bytes += fact.out_bytes
-                    read_bytes += self.sizes(union)
-                    touched_bytes += fact.out_bytes + self.sizes(viewed)
+                    read_bytes += self.sizes(sources.listed(union))
+                    touched_bytes += fact.out_bytes + self.sizes(views.listed(viewed))
             for v in eqn.outvars:
                 if v in arrays:
                     total_bytes += self.size(v)
                 else:
-                    sources[v], views[v] = union, (v,) if eqn.primitive.name == "slice" else viewed
+                    sources.of[v] = union
+                    views.of[v] = views.bit(v) if eqn.primitive.name == "slice" else viewed
         return Costs(
             products,
             elements,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from jrnn import jaxprs
 from jrnn.jaxprs import Eqn, Var, primitives
 from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL
 from jrnn.loops.costs.equation_costs import is_library_reduction, is_outer
+from jrnn.loops.costs.sources import Arrays, Sources
 
 
 class EquationFacts(NamedTuple):
@@ -62,7 +62,7 @@ def peak_bytes(
         elif primitives.row_of(eqn).cost:
             separate.update(v for v in eqn.outvars if uses[v] + (v in outputs) > 1)
     arrays |= {v for v in separate if v in producers and not _is_fused(v, producers)}
-    body = _Body(estimator, eqns, facts, arrays, _reads(eqns, facts, arrays))
+    body = _Body(estimator, eqns, facts, arrays)
     by_library = [f.is_call or (f.reduces and is_library_reduction(e)) for e, f in zip(eqns, facts)]
     if all_steps:
         temporary = arrays - outputs
@@ -71,9 +71,10 @@ def peak_bytes(
     else:  # a result that other kernels read is copied to its stack; a carry is written in its place, except by a call
         called = {v for e, f in zip(eqns, facts) if f.is_call for v in e.outvars}
         in_place = {*jaxprs.variables(estimator.loop.carry_out)} - called
-        separate.update(v for read in compress(body.reads, by_library) for v in read)
+        read_by_library = body.listed(compress(body.reads, by_library))
+        separate.update(read_by_library)
         temporary = arrays - (outputs - (separate - in_place))
-        temporary |= _slices(estimator, producers, compress(body.reads, by_library))
+        temporary |= _slices(estimator, producers, read_by_library)
         copied_bytes = body.copied_carry_bytes(outputs)
     order = body.in_order()
     changes = body.changes_of_bytes(temporary, order)
@@ -87,7 +88,6 @@ def peak_bytes(
     return peak
 
 
-@dataclass(frozen=True)
 class _Body:
     """Equations, as XLA's kernels.
 
@@ -95,79 +95,131 @@ class _Body:
         estimator: the `Estimator` of the loop.
         eqns, facts: the equations, and what is known of them.
         arrays: results that are written to memory.
-        reads: the arrays and inputs that each equation reads, through the values that are no arrays.
+        reads: the arrays and inputs that each equation reads, through the values that are no arrays, as bits (`Sources`).
+        kernels: for each equation whether it is a call, or writes an array.
     """
 
-    estimator: Any
-    eqns: Sequence[Eqn]
-    facts: Sequence[EquationFacts]
-    arrays: AbstractSet[Var]
-    reads: Sequence[tuple[Var, ...]]
+    def __init__(
+        self,
+        estimator: Any,
+        eqns: Sequence[Eqn],
+        facts: Sequence[EquationFacts],
+        arrays: AbstractSet[Var],
+    ):
+        self.estimator = estimator
+        self.eqns = eqns
+        self.facts = facts
+        self.arrays = arrays
+        self.kernels = [f.is_call or not arrays.isdisjoint(e.outvars) for e, f in zip(eqns, facts)]
+        self._sources = Sources()
+        self._operands: dict[Var, Sequence[Var]] = {}
+        self.reads: list[Arrays] = []
+        for eqn, fact in zip(eqns, facts):
+            read = self._sources.read(fact.inputs)
+            self._sources.of.update((v, read) for v in eqn.outvars if v not in arrays)
+            self._operands.update(dict.fromkeys(eqn.outvars, fact.inputs))
+            self.reads.append(read)
 
-    def kernels(self) -> list[bool]:
-        """Returns for each equation whether it is a call, or writes an array."""
-        return [
-            f.is_call or not self.arrays.isdisjoint(e.outvars)
-            for e, f in zip(self.eqns, self.facts)
-        ]
+    def listed(self, reads: Iterable[Arrays]) -> list[Var]:
+        """Returns all that some equations read."""
+        union = 0
+        for read in reads:
+            union |= read
+        return self._sources.listed(union)
 
     def in_order(self) -> list[int]:
         """Returns the positions of the kernels in XLA:CPU's order.
 
         It is breadth first: all kernels that only read inputs run before those that read their results.
         """
-        kernels = [i for i, is_kernel in enumerate(self.kernels()) if is_kernel]
+        kernels = [i for i, is_kernel in enumerate(self.kernels) if is_kernel]
         writers = {v: i for i in kernels for v in self.eqns[i].outvars}
+        written = self._sources.bits(writers)
         readers = defaultdict[int, list[int]](list)
         missing = Counter[int]()
         for i in kernels:
-            sources = dict.fromkeys(writers[v] for v in self.reads[i] if v in writers)
+            read = self._sources.listed(self.reads[i] & written)
+            sources = dict.fromkeys(writers[v] for v in read)
             missing[i] = len(sources)
             for source in sources:
                 readers[source].append(i)
         order = [i for i in kernels if not missing[i]]
         for i in order:  # which grows
-            missing.subtract(readers[i])
+            for reader in readers[i]:
+                missing[reader] -= 1
             order += [j for j in readers[i] if not missing[j]]
         return order
 
     def changes_of_bytes(self, temporary: AbstractSet[Var], order: Sequence[int]) -> Counter[int]:
         """Returns the change of the bytes of temporary arrays at each kernel, by its place in an order."""
-        written_at: dict[Var, int] = {}
-        last_read_at: dict[Var, int] = {}
-        for at, i in enumerate(order):
-            for v in (*self.eqns[i].outvars, *self.reads[i]):
+        places = list(enumerate(order))
+        last_read_at = self._first_read(temporary, places[::-1])
+        written_at = self._first_read(temporary, places)
+        for at, i in places:
+            for v in self.eqns[i].outvars:
                 if v in temporary:
-                    written_at.setdefault(v, at)
-                    last_read_at[v] = at
+                    written_at[v] = min(at, written_at.get(v, at))
+                    last_read_at[v] = max(at, last_read_at.get(v, at))
         changes = Counter[int]()
         for v, at in written_at.items():
             changes[at] += self.estimator.size(v)
             changes[last_read_at[v] + 1] -= self.estimator.size(v)
         return changes
 
+    def _first_read(
+        self, arrays: AbstractSet[Var], kernels: Sequence[tuple[int, int]]
+    ) -> dict[Var, int]:
+        """Returns the place of the first kernel that reads each of some arrays, from pairs of places and kernels."""
+        places: dict[Var, int] = {}
+        others = self._sources.bits(arrays)
+        for place, i in kernels:
+            places.update(dict.fromkeys(self._sources.listed(self.reads[i] & others), place))
+            others &= ~self.reads[i]
+        return places
+
     def overwritten(self, temporary: AbstractSet[Var]) -> set[Var]:
         """Returns the arrays over which results are written. Nothing else reads them: XLA may run other readers later."""
-        readers = Counter(v for read in compress(self.reads, self.kernels()) for v in read)
+        once = 0
+        several = 0
+        for read in compress(self.reads, self.kernels):
+            several |= once & read
+            once |= read
+        free = once & ~several & self._sources.bits(temporary)
         overwritten: set[Var] = set()
         for eqn, fact, read in zip(self.eqns, self.facts, self.reads):
             (v, *_) = eqn.outvars
             if fact.is_call or fact.reduces or v not in self.arrays or v in temporary:
                 continue
-            same_type = (
-                u for u in read if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype)
+            same_type = [
+                u
+                for u in self._sources.listed(read & free)
+                if (u.aval.shape, u.aval.dtype) == (v.aval.shape, v.aval.dtype)
+            ]
+            chosen = (
+                same_type if len(same_type) < 2 else [self._first_of(set(same_type), fact.inputs)]
             )
-            overwritten.update(
-                [u for u in same_type if u in temporary - overwritten and readers[u] == 1][:1]
-            )
+            overwritten.update(chosen)
+            free &= ~self._sources.bits(chosen)
         return overwritten
+
+    def _first_of(self, arrays: AbstractSet[Var], operands: Sequence[Var]) -> Var:
+        """Returns the first of several arrays that an equation reads, in the order of its operands and of theirs."""
+        queue = [*reversed(operands)]
+        met: set[Var] = set()
+        while True:
+            v = queue.pop()
+            if v in arrays:
+                return v
+            if v not in met and v not in self.arrays:
+                met.add(v)
+                queue += reversed(self._operands.get(v, ()))
 
     def copied_carry_bytes(self, outputs: AbstractSet[Var]) -> int:
         """Returns the bytes of carries that XLA copies: those that are stacked, or read after the new carry is written."""
         loop = self.estimator.loop
         written_at = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outvars}
-        positions = compress(enumerate(self.reads), self.kernels())
-        last_read_at = {v: i for i, read in positions for v in read}
+        kernels = [(i, i) for i, is_kernel in enumerate(self.kernels) if is_kernel]
+        last_read_at = self._first_read(set(loop.carry), kernels[::-1])
         copied_bytes = 0
         for old, new in zip(loop.carry, loop.carry_out):
             at = written_at.get(new) if not jaxprs.is_literal(new) else None
@@ -231,32 +283,10 @@ def _is_separate(eqn: Eqn) -> bool:
     return any(1 < jaxprs.elements(a.aval.shape) < size for a in eqn.invars)
 
 
-def _reads(
-    eqns: Sequence[Eqn], facts: Sequence[EquationFacts], arrays: AbstractSet[Var]
-) -> list[tuple[Var, ...]]:
-    """Returns the arrays and inputs that each equation reads, through the values that are no arrays."""
-    sources: dict[Var, tuple[Var, ...]] = {}
-    reads = []
-    for eqn, fact in zip(eqns, facts):
-        read = through(fact.inputs, sources)
-        sources.update((v, read) for v in eqn.outvars if v not in arrays)
-        reads.append(read)
-    return reads
-
-
-def through(values: Sequence[Var], sources: Mapping[Var, tuple[Var, ...]]) -> tuple[Var, ...]:
-    """Returns what values are computed from, each once: their sources, and those that have none."""
-    if len(values) == 1:
-        return sources.get(values[0]) or tuple(values)
-    return tuple(dict.fromkeys(u for v in values for u in sources.get(v, (v,))))
-
-
-def _slices(
-    estimator: Any, producers: Mapping[Var, Eqn], reads: Iterable[tuple[Var, ...]]
-) -> set[Var]:
+def _slices(estimator: Any, producers: Mapping[Var, Eqn], read: Iterable[Var]) -> set[Var]:
     """Returns the inputs of a step that calls read: XLA copies each from its stack."""
     not_inputs = producers.keys() | estimator.carried
-    return {v for read in reads for v in read if v in estimator.moving and v not in not_inputs}
+    return {v for v in read if v in estimator.moving and v not in not_inputs}
 
 
 def _inner_bytes(estimator: Any, eqn: Eqn, all_steps: bool) -> int:

@@ -9,6 +9,7 @@ Shapes: T time.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -218,12 +219,9 @@ def split(
     if (
         moves is not None
     ):  # what is heavy, and may not leave the loop, is not computed a second time for all steps
-        not_moved = [
-            v
-            for results in facts.heavy
-            if results[0] not in moves.hoist | moves.sink
-            for v in results
-        ]
+        may_move = moves.hoist | moves.sink
+        stays = (results for results in facts.heavy if results[0] not in may_move)
+        not_moved = list(itertools.chain.from_iterable(stays))
         sequential = sequential.union(jaxprs.depends(eqns, not_moved)) if not_moved else sequential
     hoisted_vars = (
         [] if loop.recomputes else _vars_to_hoist(loop, facts, sequential, also_hoist, moves)
@@ -252,8 +250,11 @@ def split(
 
     after = _vars_to_sink(loop, facts, sequential, free, carry_out, targets, moves)
     sunk_eqns, read_after = jaxprs.needed(eqns, targets, free | (sequential - after))
-    stacked = {*targets, *(v for v in read_after if v not in loop.carry)}
-    to_stack = [_stacked_instead(v, loop, known, stacked) for v in read_after if v in sequential]
+    new_carries = dict(zip(loop.carry, loop.carry_out))
+    stacked = {*targets, *(v for v in read_after if v not in new_carries)}
+    to_stack = [
+        _stacked_instead(v, new_carries, known, stacked) for v in read_after if v in sequential
+    ]
     ys = list(dict.fromkeys(v for v in to_stack if v not in free))
     body, _ = jaxprs.needed(eqns, [*carry_out, *ys], free | set(carry), effects=True)
     read = dict.fromkeys([*jaxprs.free_variables(body), *jaxprs.variables(carry_out)])
@@ -268,9 +269,11 @@ def split(
     )
     if strict_passes.value:
         core.verify()
-    hoisted_vars = [v for v in hoisted_vars if v in core.xs or v in read_after]
+    read_hoisted = {*core.xs, *read_after}
+    hoisted_vars = [v for v in hoisted_vars if v in read_hoisted]
     hoisted_eqns, _ = jaxprs.needed(eqns, hoisted_vars, known.union(loop.xs))
-    sunk_vars = [v for v in targets if v not in free and any(v in e.outvars for e in sunk_eqns)]
+    computed_after = jaxprs.producers(sunk_eqns)
+    sunk_vars = [v for v in targets if v not in free and v in computed_after]
     sum_eqns, _ = jaxprs.needed(
         eqns, [v for values in accumulated.values() for v in values], {*free, *loop.carry, *targets}
     )
@@ -403,11 +406,11 @@ def _vars_to_sink(
     return after
 
 
-def _stacked_instead(v: Var, loop: Loop, known: Collection[Var], stacked: Collection[Var]) -> Var:
+def _stacked_instead(
+    v: Var, new_carries: Mapping[Var, Atom], known: Collection[Var], stacked: Collection[Var]
+) -> Var:
     """Returns the new value of a carry `v` if that is stacked: shifted by one step, that stack is the stack of `v`."""
-    if v in loop.carry:
-        out = loop.carry_out[loop.carry.index(v)]
-        return (
-            out if jaxprs.is_in(out, stacked) and out not in known and out not in loop.carry else v
-        )
-    return v
+    out = new_carries.get(v)
+    if out is None or not jaxprs.is_in(out, stacked):
+        return v
+    return v if out in known or out in new_carries else out

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -174,29 +174,43 @@ def prefers_separate_slices(loop: Loop, computed: Collection[Var] = ()) -> bool:
     Those that a plan computes, `computed`, may as well be arrays of their own.
     """
     cuts = _joined_slices(loop)
-    results = set(jaxprs.variables(loop.outputs))
-    ends: dict[_Joined, set[Var]] = {}
     activations = [e for e in loop.eqns if primitives.is_activation(e)]
-    for eqn in activations:
-        cut = cuts.get(eqn.outvars[0])
-        if cut is not None and isinstance(cut.of, _Joined):
-            ends.setdefault(cut.of, set()).update(
-                _first_results(eqn.outvars[0], loop.eqns, results)
-            )
+    joined_cuts = {e.outvars[0]: cuts[e.outvars[0]] for e in activations if e.outvars[0] in cuts}
+    first = _first_results(loop) if joined_cuts else {}
+    ends: dict[_Joined, _Results] = {}
+    for v, cut in joined_cuts.items():
+        if isinstance(cut.of, _Joined):
+            ends[cut.of] = _both(ends.get(cut.of), first.get(v))
     if ends:
-        return any(len(parts) == 1 for parts in ends.values())
+        return any(isinstance(parts, Var) for parts in ends.values())
     sums = {*computed, *(e.outvars[0] for e in loop.eqns if e.primitive.name in ("add", "sub"))}
     sliced = jaxprs.depends(loop.eqns, [v for v, cut in cuts.items() if cut.of in sums])
     vectorized = all(e.primitive.name in ("logistic", "tanh") for e in activations)
     return vectorized and any(v in sliced for e in activations for v in jaxprs.inputs(e))
 
 
-def _first_results(v: Var, eqns: Sequence[Eqn], results: Collection[Var]) -> set[Var]:
-    """Returns the results of the step that are computed from `v` with no other result in between."""
-    reached = {v}
-    first = set()
-    for eqn in eqns:
-        if any(u in reached for u in jaxprs.inputs(eqn)):
-            for out in eqn.outvars:
-                (first if out in results else reached).add(out)
+_Results = Var | Literal["several"] | None  # the only result, or whether there are several
+
+
+def _first_results(loop: Loop) -> dict[Var, _Results]:
+    """Returns for each value the result of the step that is computed from it with no other result in between.
+
+    It is read backwards, from results to what they are computed from. A set for each value would have as many entries as a
+    step has results.
+    """
+    results = set(jaxprs.variables(loop.outputs))
+    first: dict[Var, _Results] = {}
+    for eqn in reversed(loop.eqns):
+        after: _Results = None
+        for out in eqn.outvars:
+            after = _both(after, out if out in results else first.get(out))
+        for v in jaxprs.inputs(eqn):
+            first[v] = _both(first.get(v), after)
     return first
+
+
+def _both(a: _Results, b: _Results) -> _Results:
+    """Returns the results that are in a or in b."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a if a is b else "several"

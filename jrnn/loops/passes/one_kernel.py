@@ -12,6 +12,7 @@ Shapes: N batch, H hidden, G parts, B the batch axis of a product (none, or the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,9 +53,8 @@ def one_kernel_per_stage(loop: Loop, stack: bool = True) -> tuple[Loop, StackedC
             stages.last, None
         )  # leave them to the first stage of the next step, which reads them
     results = {level: of_level for level, of_level in results.items() if len(of_level) > 1}
-    matrix_products = [
-        eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, set(loop.consts))
-    ]
+    consts = set(loop.consts)
+    matrix_products = [eqn for eqn in loop.eqns if stack and _is_matrix_product(eqn, consts)]
     products = _products(matrix_products, loop, stages, results)
     orders = {level - 1: product.order for level, product in products.items()}
     halves = {id(eqn) for eqn in matrix_products if _is_split_k(eqn)}
@@ -153,7 +153,8 @@ class StackedCarries:
 
 def _behind_barrier(results: Sequence[Var], order: Sequence[Var], env: Env) -> Any:
     """Puts the results behind a barrier. Makes one stack of those in `order`, and returns it."""
-    others = [v for v in results if v not in order]
+    stacked = set(order)
+    others = [v for v in results if v not in stacked]
     stack = [jnp.stack([env[v] for v in order])] if order else []
     *values, rest = jax.lax.optimization_barrier((*stack, [env[v] for v in others]))
     env.update(zip(others, rest))
@@ -183,20 +184,24 @@ class _Stages:
     written: frozenset[Var]
     crossing: frozenset[Var]
 
-    @property
+    @functools.cached_property
     def last(self) -> int:
         return max(self.level.values(), default=0)
 
-    def eqns(self, level: int, trailing: bool) -> list[Any]:
-        def here(eqn: Eqn) -> bool:
-            if not eqn.outvars:
-                return level == self.last and trailing
-            return (
-                self.level[eqn.outvars[0]] == level
-                and (eqn.outvars[0] in self.trailing) == trailing
-            )
+    @functools.cached_property
+    def _by_level(self) -> dict[tuple[int, bool], list[Eqn]]:
+        by_level: dict[tuple[int, bool], list[Eqn]] = {}
+        for eqn in self.loop.eqns:
+            key = (self.last, True)
+            if eqn.outvars:
+                out = eqn.outvars[0]
+                key = (self.level[out], out in self.trailing)
+            by_level.setdefault(key, []).append(eqn)
+        return by_level
 
-        return [eqn for eqn in self.loop.eqns if here(eqn)]
+    def eqns(self, level: int, trailing: bool) -> list[Eqn]:
+        """Returns the equations of a level, in order, that are trailing or are not; those without results come last."""
+        return self._by_level.get((level, trailing), [])
 
     def results(self, level: int) -> list[Var]:
         """Returns what the stage of a level must write: values that depend on the carry and are read elsewhere."""
@@ -316,7 +321,8 @@ def _products(
         parts = _joined(eqn, producers, results.get(level - 1, ()))
         if parts is None or level in products:
             continue
-        alike = [v for v in results[level - 1] if _type(v) == _type(parts[0]) and v not in parts]
+        joined = set(parts)
+        alike = [v for v in results[level - 1] if _type(v) == _type(parts[0]) and v not in joined]
         if len(alike) <= len(parts):  # otherwise most of the product would multiply zeros
             products[level] = _Product(eqn, (*parts, *alike), len(parts))
     return products
@@ -334,7 +340,9 @@ def _joined(
     ):
         return None
     parts: tuple[Atom, ...] = tuple(join.invars)
-    if len(parts) < 2 or len(set(map(_type, parts))) > 1 or any(v not in results for v in parts):
+    if len(parts) < 2 or len(set(map(_type, parts))) > 1 or any(map(jaxprs.is_literal, parts)):
+        return None
+    if not set(parts).issubset(results):
         return None
     return parts if len(set(parts)) == len(parts) else None
 

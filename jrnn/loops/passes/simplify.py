@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +35,8 @@ def compose_views(loop: Loop) -> Loop:
     if not any(_is_indirect(eqn, producers) for eqn in loop.eqns):
         return loop
     same: Names = {}
+    reshaped: Names = {}  # what reshapes of reshapes read
+    joins = _Joins(producers)
 
     def composed(eqn: Eqn) -> list[Eqn]:
         """Returns the equations in the place of one. Those of values that are others add these to `same`."""
@@ -41,16 +45,17 @@ def compose_views(loop: Loop) -> Loop:
             same[eqn.outvars[0]] = named(same, unchanged)
             return []
         if _reshapes(eqn):
-            (out,), base = eqn.outvars, named(same, eqn.invars[0])
-            while base in producers and _reshapes(producers[base]):
-                base = named(same, producers[base].invars[0])
+            (out,) = eqn.outvars
+            base = named(same, eqn.invars[0])
+            base = reshaped.get(base, base)
+            reshaped[out] = base
             if base.aval.shape != out.aval.shape:
                 params = dict(new_sizes=out.aval.shape, dimensions=None, sharding=None)
                 return [eqn.replace(primitive=jax.lax.reshape_p, invars=[base], params=params)]
             same[out] = base
             return []
         cuts = axis_slices([eqn])
-        parts = [_part(named(same, c.of), c.axis, c.lo, c.hi, producers) for c in cuts.values()]
+        parts = [joins.part(named(same, c.of), c.axis, c.lo, c.hi) for c in cuts.values()]
         if not cuts or None in parts:
             return [jaxprs.with_operands(eqn, [named(same, a) for a in eqn.invars])]
         slices = []
@@ -142,18 +147,29 @@ def _is_indirect(eqn: Eqn, producers: Mapping[Var, Any]) -> bool:
     )
 
 
-def _part(
-    of: Var, axis: int, lo: int, hi: int, producers: Mapping[Var, Any]
-) -> tuple[Var, int, int, int] | None:
-    """Returns the part of a concatenation that contains `of[lo:hi]`, the axis, and the range within that part."""
-    eqn = producers.get(of)
-    if eqn is None or eqn.primitive.name != "concatenate" or eqn.params["dimension"] != axis:
+class _Joins:
+    """Where the parts of concatenations end, computed once for all slices of each."""
+
+    def __init__(self, producers: Mapping[Var, Any]):
+        self._producers = producers
+        self._ends: dict[Var, list[int]] = {}
+
+    def part(self, of: Var, axis: int, lo: int, hi: int) -> tuple[Var, int, int, int] | None:
+        """Returns the part of a concatenation that contains `of[lo:hi]`, the axis, and the range within that part."""
+        eqn = self._producers.get(of)
+        if eqn is None or eqn.primitive.name != "concatenate" or eqn.params["dimension"] != axis:
+            return None
+        if of not in self._ends:
+            self._ends[of] = [*itertools.accumulate(a.aval.shape[axis] for a in eqn.invars)]
+        ends = self._ends[of]
+        for i in range(bisect.bisect_left(ends, hi), len(ends)):
+            part = eqn.invars[i]
+            first = ends[i] - part.aval.shape[axis]
+            if first > lo:
+                return None
+            if not jaxprs.is_literal(part):
+                return part, axis, lo - first, hi - first
         return None
-    ends = np.cumsum([0, *(a.aval.shape[axis] for a in eqn.invars)]).tolist()
-    for part, (first, last) in zip(eqn.invars, itertools.pairwise(ends)):
-        if first <= lo and hi <= last and not jaxprs.is_literal(part):
-            return part, axis, lo - first, hi - first
-    return None
 
 
 # Equal equations ------------------------------------------------------------------------------------------------------
@@ -218,10 +234,10 @@ def pads_to_concatenate(loop: Loop) -> Loop:
     """
     if not any(eqn.primitive.name == "pad" for eqn in loop.eqns):
         return loop
-    producers = jaxprs.producers(loop.eqns)
+    pads = _Pads(loop)
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        pieces = _pieces(eqn.outvars[0], producers) if eqn.primitive.name == "add_any" else None
+        pieces = pads.pieces(eqn.outvars[0]) if eqn.primitive.name == "add_any" else None
         if pieces is None:
             return None
         axis, placed = pieces
@@ -245,21 +261,64 @@ def pads_to_concatenate(loop: Loop) -> Loop:
     return loop.rewrite(rule)
 
 
-def _pieces(v: Var, producers: Mapping[Var, Any]) -> tuple[int, list[tuple[int, int, Atom]]] | None:
-    """For a sum of zero-padded arrays that do not overlap, returns the axis, and `(lo, hi, array)` in order."""
-    pieces: list[tuple[int, int, int, Atom]] = []
-    queue: list[Atom] = [v]
-    met: set[Var] = set()
-    while queue:
-        atom = queue.pop()
-        eqn = None if jaxprs.is_literal(atom) else producers.get(atom)
-        if eqn is None or atom in met:  # an array that is not padded, or one that is added twice
+Ranges = list[tuple[int, int]]  # where the arrays of a sum are, in order
+
+
+class _Pads:
+    """The sums of zero-padded arrays that do not overlap.
+
+    A gradient adds n cotangents one after the other. So the ranges of a sum are those of its longer operand, to which the
+    others are added, and only sums that something else reads are written as concatenations.
+    """
+
+    def __init__(self, loop: Loop):
+        self._producers = jaxprs.producers(loop.eqns)
+        sums = [eqn for eqn in loop.eqns if eqn.primitive.name == "add_any"]
+        self._summands = Counter(v for eqn in sums for v in jaxprs.inputs(eqn))
+        self._sums: dict[Var, tuple[int, Ranges]] = {}  # the axis, and the ranges
+        self._read = set(jaxprs.variables(loop.outputs))
+        for eqn in loop.eqns:
+            of_sum = self._of_sum(*eqn.invars) if eqn.primitive.name == "add_any" else None
+            if of_sum is None:
+                self._read.update(jaxprs.inputs(eqn))
+            else:
+                self._sums[eqn.outvars[0]] = of_sum
+
+    def pieces(self, v: Var) -> tuple[int, list[tuple[int, int, Atom]]] | None:
+        """Returns the axis of a sum that is read, and `(lo, hi, array)` in order; or None."""
+        if v not in self._sums or v not in self._read:
             return None
-        if eqn.primitive.name == "add_any":
-            met.add(atom)
-            queue.extend(eqn.invars)
-            continue
-        if eqn.primitive.name != "pad":
+        axis, _ = self._sums[v]
+        pieces: list[tuple[int, int, Atom]] = []
+        queue = [v]
+        while queue:
+            eqn = self._producers[queue.pop()]
+            if eqn.primitive.name == "add_any":
+                queue.extend(eqn.invars)
+                continue
+            operand = eqn.invars[0]
+            lo = eqn.params["padding_config"][axis][0]
+            pieces.append((lo, lo + operand.aval.shape[axis], operand))
+        pieces.sort(key=lambda piece: piece[:2])
+        return axis, pieces
+
+    def _of_sum(self, a: Atom, b: Atom) -> tuple[int, Ranges] | None:
+        first = self._of(a)
+        second = self._of(b)
+        if first is None or second is None or first[0] != second[0]:
+            return None
+        few, many = sorted((first[1], second[1]), key=len)
+        return (first[0], many) if all(_insert(many, lo, hi) for lo, hi in few) else None
+
+    def _of(self, atom: Atom) -> tuple[int, Ranges] | None:
+        """Returns the axis and the ranges of a padded array, or of a sum. The caller may change the list."""
+        if jaxprs.is_literal(atom):
+            return None
+        if atom in self._sums:
+            axis, ranges = self._sums[atom]
+            return axis, list(ranges) if self._summands[atom] > 1 else ranges
+        eqn = self._producers.get(atom)
+        if eqn is None or eqn.primitive.name != "pad":
             return None
         operand, fill = eqn.invars
         config = eqn.params["padding_config"]
@@ -267,10 +326,16 @@ def _pieces(v: Var, producers: Mapping[Var, Any]) -> tuple[int, list[tuple[int, 
         plain = all(low >= 0 and high >= 0 and inner == 0 for low, high, inner in config)
         if not (plain and len(axes) == 1 and jaxprs.is_literal(fill) and fill.val == 0):
             return None
-        low = config[axes[0]][0]
-        pieces.append((axes[0], low, low + operand.aval.shape[axes[0]], operand))
-    pieces.sort(key=lambda piece: piece[:3])
-    apart = all(a[2] <= b[1] for a, b in itertools.pairwise(pieces))
-    if len({piece[0] for piece in pieces}) != 1 or not apart:
-        return None
-    return pieces[0][0], [piece[1:] for piece in pieces]
+        lo = config[axes[0]][0]
+        return axes[0], [(lo, lo + operand.aval.shape[axes[0]])]
+
+
+def _insert(ranges: Ranges, lo: int, hi: int) -> bool:
+    """Adds a range to others in order. Returns False if it overlaps with one of them."""
+    at = bisect.bisect_left(ranges, (lo, hi))
+    if at and ranges[at - 1][1] > lo:
+        return False
+    if at < len(ranges) and hi > ranges[at][0]:
+        return False
+    ranges.insert(at, (lo, hi))
+    return True

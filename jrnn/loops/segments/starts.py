@@ -24,7 +24,6 @@ from jrnn.loops.affine.carries import (
     Kind,
     NotAffine,
     check_diagonal,
-    is_overwritten,
     part_of,
 )
 from jrnn.loops.affine.matrix import matrix_form
@@ -276,7 +275,7 @@ def _kind(
     loop: Loop, group: Group, schedule: CarrySchedule, constants: dict[Any, Any], count: int
 ) -> tuple[Kind, Any]:
     """Returns the kind of a group of carries, and its transition or the reason why it is opaque."""
-    if is_overwritten(loop, group):
+    if schedule.is_overwritten(group):
         return "overwritten", None
     try:
         transition = _transition(loop, group, schedule, constants)
@@ -299,7 +298,7 @@ def _transition(
     shape = loop.carry[group[0]].aval.shape
     axes = tuple(range(len(shape)))
     try:
-        check_diagonal(loop, group)
+        check_diagonal(loop, group, schedule.between)
         return Blocks(group, (shape,) * len(group), axes)
     except NotAffine:
         if len(group) > 1 or len(shape) < 2:

@@ -289,7 +289,7 @@ class Cycles:
             if fused
             else frozenset[Var]()
         )
-        for group in jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out)[0]:
+        for group in jaxprs.carry_groups(loop.eqns, loop.carry, loop.carry_out).groups:
             length = dict.fromkeys((loop.carry[i] for i in group), 0.0)
             for eqn in loop.eqns:
                 before = [length[v] for v in jaxprs.inputs(eqn) if v in length]

@@ -6,6 +6,7 @@ so that the elementwise stages are few and large.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
@@ -82,6 +83,7 @@ def _writers(operations: Sequence[Operation]) -> dict[Array, list[Operation]]:
 
 def schedule(operations: Sequence[Operation], carries: Collection[Array]) -> list[list[Operation]]:
     """Returns the operations of each stage. The carries are written after all that reads them."""
+    carries = set(carries)
     writers = _writers(operations)
     readers: dict[Array, list[Operation]] = defaultdict(list)
     for operation in operations:
@@ -107,36 +109,71 @@ def schedule(operations: Sequence[Operation], carries: Collection[Array]) -> lis
                     if reader is not operation
                 ]
         before[operation] = needs
-    pending = list(operations)
-    done = set[Operation]()
-    stages = []
-    while pending:
-        ready = [o for o in pending if all(needed in done for needed, _ in before[o])]
-        assert ready, "operations wait for each other"
-        first = next((o for o in ready if not o.is_elementwise), ready[0])
-        stage = [first]
-        if first.is_elementwise:
-            stage = _elementwise_stage(pending, before, done, first.width)
-        stages.append(stage)
-        done.update(stage)
-        pending = [o for o in pending if o not in done]
-    return stages
+    return _Waiting(operations, before).stages()
 
 
-def _elementwise_stage(
-    pending: Sequence[Operation],
-    before: dict[Operation, list[tuple[Operation, bool]]],
-    done: Collection[Operation],
-    width: int,
-) -> list[Operation]:
-    stage: dict[Operation, None] = {}
-    for operation in pending:
-        if not operation.is_elementwise or operation.width != width:
-            continue
-        # What an operation of this stage computes or reads is available only at the same positions.
-        if all(
-            needed in done or (together and needed in stage)
-            for needed, together in before[operation]
-        ):
-            stage[operation] = None
-    return list(stage)
+class _Waiting:
+    """Operations, with how many of those that each needs are not done.
+
+    An operation is looked at when something that it needs is done, and not for each stage again.
+    """
+
+    def __init__(
+        self, operations: Sequence[Operation], before: dict[Operation, list[tuple[Operation, bool]]]
+    ):
+        self._position = {operation: i for i, operation in enumerate(operations)}
+        self._missing = {operation: len(before[operation]) for operation in operations}
+        self._after: dict[Operation, list[tuple[Operation, bool]]] = defaultdict(list)
+        for operation in operations:
+            for needed, together in before[operation]:
+                self._after[needed].append((operation, together))
+        self._calls: list[tuple[int, Operation]] = []  # that are ready; heaps, by position
+        self._elementwise: dict[int, list[tuple[int, Operation]]] = defaultdict(list)  # by width
+        for operation in operations:
+            if not self._missing[operation]:
+                self._add_ready(operation)
+
+    def _add_ready(self, operation: Operation) -> None:
+        ready = self._elementwise[operation.width] if operation.is_elementwise else self._calls
+        heapq.heappush(ready, (self._position[operation], operation))
+
+    def stages(self) -> list[list[Operation]]:
+        stages = []
+        count = 0
+        while count < len(self._position):
+            stage = self._next_stage()
+            stages.append(stage)
+            together = set(stage)
+            count += len(stage)
+            for operation in stage:
+                for later, _ in self._after[operation]:
+                    self._missing[later] -= 1
+                    if not self._missing[later] and later not in together:
+                        self._add_ready(later)
+        return stages
+
+    def _next_stage(self) -> list[Operation]:
+        if self._calls:
+            return [heapq.heappop(self._calls)[1]]
+        ready = min(filter(None, self._elementwise.values()), default=None)
+        assert ready is not None, "operations wait for each other"
+        return self._elementwise_stage(ready)
+
+    def _elementwise_stage(self, ready: list[tuple[int, Operation]]) -> list[Operation]:
+        """Returns the operations of one width that are ready, and those that follow from them at the same positions.
+
+        What an operation of this stage computes or reads is available only at the same positions.
+        """
+        width = ready[0][1].width
+        stage = []
+        in_stage: Counter[Operation] = Counter()  # how many that one needs are in this stage
+        while ready:
+            at, operation = heapq.heappop(ready)
+            stage.append(operation)
+            for later, together in self._after[operation]:
+                if not together or not later.is_elementwise or later.width != width:
+                    continue
+                in_stage[later] += 1
+                if in_stage[later] == self._missing[later] and self._position[later] > at:
+                    heapq.heappush(ready, (self._position[later], later))
+        return stage

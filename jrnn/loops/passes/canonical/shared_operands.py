@@ -7,8 +7,9 @@ Shapes: T time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -61,9 +62,7 @@ def join_products(loop: Loop) -> Loop:
     What the next carry needs is not joined with what only outputs need. Invariant: every value is unchanged.
     """
     joined = _with_joined_products(loop)
-    while (further := _with_joined_sums(joined)) is not joined and joined is not loop:
-        joined = further
-    return joined
+    return loop if joined is loop else _with_joined_sums(joined)
 
 
 def _with_joined_products(loop: Loop) -> Loop:
@@ -150,64 +149,161 @@ def _product(eqn: Eqn, moving: Collection[Var]) -> _Product | None:
 # Sums of joined products ----------------------------------------------------------------------------------------------
 
 
-class _Sum(NamedTuple):
-    """An addition of a slice and another operand."""
+@dataclass(eq=False)
+class _Concatenation:
+    """Constants, one after the other."""
 
-    eqn: Eqn
+    parts: list[_Value]
+    axis: int
+
+    @property
+    def aval(self) -> Any:
+        first = self.parts[0].aval
+        size = sum(part.aval.shape[self.axis] for part in self.parts)
+        return first.update(shape=tuple(jaxprs.replaced(first.shape, [self.axis], [size])))
+
+
+@dataclass(eq=False)
+class _Whole:
+    """The sum of two arrays, in place of the sums of all their slices."""
+
+    operands: tuple[_Value, _Value]
+    aval: Any
+
+
+_Value = Var | _Whole | _Concatenation
+
+
+class _Sum(NamedTuple):
+    """An addition of a slice and another operand.
+
+    Attributes:
+        result: the sum.
+        cut: the slice.
+        other: the other operand.
+    """
+
+    result: _Value
     cut: AxisSlice
-    other: Var
+    other: _Value
 
 
 def _with_joined_sums(loop: Loop) -> Loop:
     """Rewrites `a[:n] + b, a[n:] + c` as slices of `a + [b c]`, where b and c are constants or slices of one array."""
-    group_of = {id(s.eqn): group for group in _sums(loop) for s in group}
-    if not group_of:
+    sums = _JoinedSums(loop)
+    if not sums.joined:
         return loop
-    cuts = axis_slices(loop.eqns)
-    wholes = dict[int, Any]()
 
     def rule(eqn: Eqn, env: Env) -> Sequence[Any] | None:
-        group = group_of.get(id(eqn))
-        if group is None:
-            return None
-        of, axis, *_ = group[0].cut
-        with jaxprs.in_scope(eqn):
-            if id(group) not in wholes:
-                others = [env[s.other] for s in group]
-                joined = (
-                    env[cuts[group[0].other].of]
-                    if group[0].other in cuts
-                    else jax.lax.concatenate(others, axis)
-                )
-                wholes[id(group)] = jaxprs.bind(eqn, env[of], joined)[0]
-            (own,) = (s.cut for s in group if s.eqn is eqn)
-            return [jax.lax.slice_in_dim(wholes[id(group)], own.lo, own.hi, axis=axis)]
+        if eqn.outvars and eqn.outvars[0] in sums.joined:
+            with jaxprs.in_scope(eqn):
+                return [sums.slice_of(eqn.outvars[0], eqn, env)]
+        return None
 
     return _constants_first(loop).rewrite(rule)
 
 
-def _sums(loop: Loop) -> list[list[_Sum]]:
-    """Returns additions to all slices of an array, in lists in the order of the slices."""
-    moving = jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))
-    cuts = axis_slices(loop.eqns)
-    groups: dict[Any, list[_Sum]] = {}
-    for eqn in loop.eqns:
-        if not primitives.is_addition(eqn) or any(map(jaxprs.is_literal, eqn.invars)):
-            continue
-        for v, other in (eqn.invars, eqn.invars[::-1]):
-            cut = cuts.get(v)
-            theirs = cuts.get(other)
-            if cut is None or cut.of not in moving:
-                continue
-            same = theirs is not None and theirs[1:] == cut[1:] and theirs.of.aval == cut.of.aval
-            wide = other.aval.ndim > cut.axis and other.aval.shape[cut.axis] == cut.hi - cut.lo
-            if same or (wide and other not in moving and other not in cuts):
-                rest = jaxprs.replaced(other.aval.shape, [cut.axis], [0])
-                kind = theirs.of if same else (*rest, other.aval.dtype)
-                groups.setdefault((cut.of, cut.axis, kind), []).append(_Sum(eqn, cut, other))
-                break
-    ordered = (sorted(group, key=lambda s: s.cut.lo) for group in groups.values())
-    return [group for group in ordered if len(group) > 1 and _covers(group)]
+class _JoinedSums:
+    """The sums of a loop that are slices of sums of whole arrays.
+
+    Sums of sums follow from each other: of n biases that are added one after the other, each sum is joined when the one
+    before it is. So a sum is looked at again only when an operand has become a slice.
+
+    Attributes:
+        joined: the results of the sums.
+    """
+
+    def __init__(self, loop: Loop):
+        self.joined: set[_Value] = set()
+        self._moving: set[_Value] = {*jaxprs.depends(loop.eqns, (*loop.carry, *loop.xs))}
+        self._cuts: dict[_Value, AxisSlice] = {**axis_slices(loop.eqns)}
+        self._operands: dict[_Value, tuple[_Value, _Value]] = {}
+        self._readers: dict[_Value, list[_Value]] = {}
+        self._key_of: dict[_Value, Any] = {}
+        self._groups: dict[Any, dict[_Value, _Sum]] = {}
+        self._width = Counter[Any]()  # of the slices of each group
+        for eqn in loop.eqns:
+            if primitives.is_addition(eqn) and not any(map(jaxprs.is_literal, eqn.invars)):
+                self._add(eqn.outvars[0], (eqn.invars[0], eqn.invars[1]))
+        changed = list(self._operands)
+        while changed:
+            keys = dict.fromkeys(key for v in changed if (key := self._grouped(v)) is not None)
+            changed = [v for key in keys for v in self._join(key)]
+
+    def slice_of(self, v: _Value, eqn: Eqn, env: dict[Any, Any]) -> Any:
+        """Returns a sum as the slice of the sum of whole arrays, which `eqn`, one of the sums, computes."""
+        cut = self._cuts[v]
+        whole = self._value(cut.of, eqn, env)
+        return jax.lax.slice_in_dim(whole, cut.lo, cut.hi, axis=cut.axis)
+
+    def _value(self, v: Any, eqn: Eqn, env: dict[Any, Any]) -> Any:
+        if v not in env:
+            if v in self.joined:
+                env[v] = self.slice_of(v, eqn, env)
+            elif isinstance(v, _Concatenation):
+                env[v] = jax.lax.concatenate([self._value(p, eqn, env) for p in v.parts], v.axis)
+            else:
+                env[v] = jaxprs.bind(eqn, *(self._value(a, eqn, env) for a in v.operands))[0]
+        return env[v]
+
+    def _add(self, v: _Value, operands: tuple[_Value, _Value]) -> None:
+        self._operands[v] = operands
+        for operand in operands:
+            self._readers.setdefault(operand, []).append(v)
+
+    def _grouped(self, v: _Value) -> Any:
+        """Puts a sum into the group of the slices of one array to which values of one kind are added; returns its key."""
+        if v in self.joined:
+            return None
+        before = self._key_of.pop(v, None)
+        if before is not None:
+            cut = self._groups[before].pop(v).cut
+            self._width[before] -= cut.hi - cut.lo
+        first, second = self._operands[v]
+        for operand, other in ((first, second), (second, first)):
+            cut = self._cuts.get(operand)
+            kind = None if cut is None or cut.of not in self._moving else self._kind(cut, other)
+            if cut is not None and kind is not None:
+                key = self._key_of[v] = (cut.of, cut.axis, kind)
+                self._groups.setdefault(key, {})[v] = _Sum(v, cut, other)
+                self._width[key] += cut.hi - cut.lo
+                return key
+        return None
+
+    def _kind(self, cut: AxisSlice, other: _Value) -> Any:
+        """Returns what values that are added to slices have in common; None for a value that is not joined with others."""
+        theirs = self._cuts.get(other)
+        if theirs is not None:
+            same = theirs[1:] == cut[1:] and theirs.of.aval == cut.of.aval
+            return theirs.of if same else None
+        shape = other.aval.shape
+        if other in self._moving or len(shape) <= cut.axis or shape[cut.axis] != cut.hi - cut.lo:
+            return None
+        return (*jaxprs.replaced(shape, [cut.axis], [0]), other.aval.dtype)
+
+    def _join(self, key: Any) -> list[_Value]:
+        """Joins the sums of a group, if they are those of all slices. Returns the sums to look at again."""
+        of, axis, _ = key
+        if len(self._groups[key]) < 2 or self._width[key] != of.aval.shape[axis]:
+            return []
+        group = sorted(self._groups[key].values(), key=lambda s: s.cut.lo)
+        if not _covers(group):
+            return []
+        first = group[0]
+        if first.other in self._cuts:
+            others = self._cuts[first.other].of
+        else:
+            others = _Concatenation([s.other for s in group], axis)
+        whole = _Whole((of, others), first.result.aval.update(shape=of.aval.shape))
+        self._moving.add(whole)
+        self._add(whole, whole.operands)
+        again: list[_Value] = [whole]
+        del self._groups[key], self._width[key]
+        for s in group:
+            self._cuts[s.result] = AxisSlice(whole, axis, s.cut.lo, s.cut.hi)
+            self.joined.add(s.result)
+            again += self._readers.get(s.result, ())
+        return again
 
 
 def _covers(group: Sequence[_Sum]) -> bool:
