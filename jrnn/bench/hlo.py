@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jrnn.loops.explanations.instructions import Computation, Instruction, computations
+from jrnn.bench.instructions import Computation, Instruction, computations
 
 # Instructions that start no work on the device.
 _FREE = frozenset((

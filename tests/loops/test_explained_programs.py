@@ -114,7 +114,7 @@ def test_equal_loops_are_counted_and_a_context_that_was_left_hears_nothing():
         loops_of(total, XS)
     assert empty.loops == () and "optimize_scans(everywhere=True)" in str(empty)
     with pytest.raises(TypeError, match="as a context it has no arguments"):
-        jrnn.explain(compile=True)
+        jrnn.explain(xs=XS)
 
 
 def test_the_log(caplog):

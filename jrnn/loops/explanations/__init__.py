@@ -1,4 +1,4 @@
-"""How loops will run: the plans of a program, and what the compiler made of a loop.
+"""How loops will run: the plans of a program, and its memory.
 
 In: a function, or what is lowered in a context. Out: an `Explanation`, which prints plans. Read `explain.py` first.
 """

@@ -11,8 +11,6 @@ import jax
 from jrnn import jaxprs
 from jrnn.jaxprs import primitives
 from jrnn.loops.costs.estimates import size_in_words
-from jrnn.loops.explanations import compiled as compilation
-from jrnn.loops.explanations.compiled import CompiledLoop
 from jrnn.loops.explanations.memory import temporary_bytes
 from jrnn.loops.ir import observers
 from jrnn.loops.ir.observers import Plans
@@ -32,7 +30,6 @@ class Explanation:
     As a context, it hears of the loops that are lowered while it is open, in all threads.
 
     Attributes:
-        compiled: with `compile=True`, the outermost loops of the compiled program, with their kernels; or None.
         memory: the estimated bytes of temporary arrays of the program at the peak, without its arguments and results; None
             for a context, and where there is no cost model.
     """
@@ -40,11 +37,9 @@ class Explanation:
     def __init__(
         self,
         plans: Plans | None = None,
-        compiled: tuple[CompiledLoop, ...] | None = None,
         memory: int | None = None,
     ):
         self._plans = Plans() if plans is None else plans
-        self.compiled = compiled
         self.memory = memory
 
     @property
@@ -80,7 +75,6 @@ class Explanation:
             lines += _each_once(
                 [plan.text() for plan, at in zip(loops, places) if at == place] or notes_at[place]
             )
-        lines += [f"compiled, {loop}" for loop in self.compiled or ()]
         if loops and self.memory is not None:
             lines.append(f"estimated temporary memory of the program: {size_in_words(self.memory)}")
         number = max((k for k, plan in enumerate(loops) if plan.strategy != "lax.scan"), default=0)
@@ -107,9 +101,7 @@ def _noted(plan: LoopPlan, notes: list[str]) -> LoopPlan:
     return replace(plan, notes=(*plan.notes, *(note for note in notes if note not in plan.notes)))
 
 
-def explain(
-    fn: Callable | None = None, /, *args: Any, compile: bool = False, **keywords: Any
-) -> Explanation:
+def explain(fn: Callable | None = None, /, *args: Any, **keywords: Any) -> Explanation:
     """Returns how the loops of a program run: the plans of its tagged loops. Nothing is run.
 
     Tagged loops are those of `scan`, of jrnn's layers, and those that are traced in `optimize_scans`. A loop of a jitted
@@ -123,8 +115,6 @@ def explain(
         fn: a function, such as a train step or `jrnn.scan`. It may be jitted; anything with JAX's method `lower` is lowered
             with it.
         args, keywords: the arguments of `fn`. Arrays may be `jax.ShapeDtypeStruct`.
-        compile: also compile the program, and read how many kernels a step each loop has. On a CPU a loop may be one kernel,
-            which is much faster for small states; if it is not, `compiled` names what prevents it.
 
     Returns:
         The plans, in the order in which the loops are lowered. It prints a summary of each, and a plan prints its details.
@@ -150,7 +140,7 @@ def explain(
     2
     """
     if fn is None:
-        if args or keywords or compile:
+        if args or keywords:
             raise TypeError(
                 "explain: as a context it has no arguments; give a function first to explain a call of it"
             )
@@ -160,11 +150,11 @@ def explain(
     with observers.collected() as plans:
         plans.caller = observers.current_place()
         if hasattr(fn, "lower"):
-            program = fn.lower(*args, **keywords)
+            fn.lower(*args, **keywords)
             traced = fn.trace(*args, **keywords) if hasattr(fn, "trace") else None
         else:
             traced = _traced(fn, args, keywords)
-            program = _lowered(traced, plans)
+            _lower(traced, plans)
         where = " where the memory of a program is estimated"
         jaxpr = getattr(traced, "jaxpr", None)
         memory = (
@@ -172,9 +162,7 @@ def explain(
             if jaxpr is None
             else observers.attempt(where, temporary_bytes, jaxpr, Target.here())
         )
-    return Explanation(
-        plans, compilation.loops_of(program.compile().as_text()) if compile else None, memory
-    )
+    return Explanation(plans, memory)
 
 
 def _traced(fn: Callable, args: Any, keywords: Any) -> Any:
@@ -191,7 +179,7 @@ def _traced(fn: Callable, args: Any, keywords: Any) -> Any:
     return jax.jit(run).trace(*(leaves[k] for k in places))
 
 
-def _lowered(traced: Any, plans: Plans) -> Any:
+def _lower(traced: Any, plans: Plans) -> None:
     """Lowers a traced function.
 
     A function with collectives cannot be lowered outside its `vmap` or `shard_map`. Its plans are those for JAX's default
@@ -200,7 +188,7 @@ def _lowered(traced: Any, plans: Plans) -> Any:
     if not any(
         primitives.is_kind(eqn, "collective") for eqn in jaxprs.all_equations(traced.jaxpr.jaxpr)
     ):
-        return traced.lower()
+        traced.lower()
+        return
     for plan in lowering.plans_in(traced.jaxpr.jaxpr, Target.here()):
         plans.hear(plan)
-    return None

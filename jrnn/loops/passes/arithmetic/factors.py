@@ -1,8 +1,7 @@
-"""Rules for factorizations: Cholesky, LU with partial pivoting, QR by reflections, and eigenvalues of Hermitian matrices."""
+"""Rules for factorizations: Cholesky, LU with partial pivoting, and QR by reflections."""
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -18,8 +17,6 @@ from jrnn.loops.passes.arithmetic.operands import (
     column,
     concatenate,
     indices,
-    maximum,
-    minimum,
     on_operands,
     repeated,
     row,
@@ -189,137 +186,10 @@ def qr(eqn: Eqn, a: Operand) -> Values:
     return [q, block(where(rows <= columns, a, 0), slice(across), slice(None))]
 
 
-def eigh(eqn: Eqn, a: Operand) -> Values:
-    """Eigenvalues in ascending order, and eigenvectors with LAPACK's signs; None for those whose signs rounding decides."""
-    n = a.shape[-1]
-    params = eqn.params
-    if (
-        params.get("algorithm") is not None
-        or params["subset_by_index"] is not None
-        or (n == 3 and a.is_complex)
-    ):
-        return None
-    diagonal = [_element(a, i, i).real for i in range(n)]
-    subdiagonal = [(1, 0), (2, 1), (2, 0)][: n * (n - 1) // 2]
-    off = [_element(a, *(at if params["lower"] else at[::-1])) for at in subdiagonal]
-    scale = _scale(functools.reduce(maximum, map(abs, (*diagonal, *off))))
-    diagonal, off = ([v * scale.astype(v.dtype) for v in values] for values in (diagonal, off))
-    vectors = None
-    if n == 1:
-        values = diagonal
-        vectors = a.full(1)
-    elif n == 2:
-        values, vectors = _pair(*diagonal, abs(off[0]) if a.is_complex else off[0])
-    else:
-        values = _three(diagonal, off)
-    if n > 1 and (n == 3 or a.is_complex or not _has_usual_signs()):
-        vectors = None
-    return [
-        vectors,
-        concatenate(values, -1).reshape(*a.shape[:-1]) / scale.reshape(*a.shape[:-2], 1),
-    ]
-
-
-def _element(a: Operand, i: int, j: int) -> Operand:
-    return block(a, slice(i, i + 1), slice(j, j + 1))
-
-
-def _scale(norm: Operand) -> Operand:
-    """Returns by what LAPACK multiplies a matrix, so that nothing overflows and what it neglects is small."""
-    kind = jnp.finfo(norm.dtype)
-    smallest = float(kind.tiny) ** 0.5 * 4 / float(kind.eps) ** 2
-    largest = float(kind.eps / kind.tiny) ** 0.5
-    up = minimum(smallest / norm, 1 / float(kind.tiny))
-    return where((norm > 0) & (norm < smallest), up, where(norm > largest, largest / norm, 1))
-
-
-def _pair(a: Operand, c: Operand, b: Operand) -> tuple[list[Operand], Operand]:
-    """Returns the eigenvalues and vectors of [[a, b], [b, c]], by the steps of LAPACK's `steqr` and `laev2`."""
-    kind = jnp.finfo(a.dtype)
-    half = float(kind.eps) / 2
-    is_diagonal = abs(b) <= abs(a).sqrt() * abs(c).sqrt() * half
-    is_diagonal |= (b * b <= half**2 * abs(a) * abs(c) + float(kind.tiny)) | (b == 0)
-    both = a + c
-    less = a - c
-    twice = b + b
-    wide = abs(less) > abs(twice)
-    long = where(wide, abs(less), abs(twice))
-    short = where(abs(less) < abs(twice), abs(less), abs(twice))
-    slope = short / long
-    root = long * (1 + slope * slope).sqrt()
-    first = 0.5 * where(both < 0, both - root, where(both > 0, both + root, root))
-    larger = abs(a) > abs(c)
-    second = (where(larger, a, c) / first) * where(larger, c, a) - (b / first) * b
-    second = where((both < 0) | (both > 0), second, -0.5 * root)
-    leg = where(less >= 0, less + root, less - root)
-    wide = abs(leg) > abs(twice)
-    ratio = -where(wide, twice, leg) / where(wide, leg, twice)
-    unit = 1 / (1 + ratio * ratio).sqrt()
-    cosine = where(wide, ratio * unit, unit)
-    sine = where(wide, unit, ratio * unit)
-    is_rotated = (both < 0) != (less >= 0)
-    cosine, sine = where(is_rotated, -sine, cosine), where(is_rotated, cosine, sine)
-    first = where(is_diagonal, a, first)
-    second = where(is_diagonal, c, second)
-    cosine = where(is_diagonal, 1, cosine)
-    sine = where(is_diagonal, 0, sine)
-    swapped = second < first
-    rows = [
-        (where(swapped, y, x), where(swapped, x, y)) for x, y in ((cosine, -sine), (sine, cosine))
-    ]
-    values = [where(swapped, second, first), where(swapped, first, second)]
-    return values, concatenate([concatenate(pair, -1) for pair in rows], -2)
-
-
-@functools.cache
-def _has_usual_signs() -> bool:
-    """Returns True if LAPACK gives eigenvectors the signs of its reference, as SciPy's wheels do and others may not."""
-    from scipy.linalg import eigh as by_lapack  # it takes a while to load
-
-    cases = [
-        [[a, b], [b, c]]
-        for a, c in ((3, 1), (1, 3), (-3, -1), (-1, -3), (2, -2), (2, 2))
-        for b in (0.5, -0.5)
-    ]
-    signs = [
-        "".join("-+"[int(v > 0)] for v in by_lapack(m, driver="evd")[1].ravel()) for m in cases
-    ]
-    return " ".join(signs) == "+--- ---+ -+++ ---+ --+- -+-- --+- +-++ +--- ---+ -+++ ---+"
-
-
-def _three(diagonal: list[Operand], off: list[Operand]) -> list[Operand]:
-    """Returns the eigenvalues of matrices of 3 rows by rotations, as Jacobi. NaN spreads to all that it is coupled with."""
-
-    def rotated(_: Any, state: Any) -> Any:
-        a, b, c, ab, bc, ca = state
-        less = b - a
-        square = ab * ab
-        tangent = where(less >= 0, ab, -ab) * 2 / (abs(less) + (less * less + 4 * square).sqrt())
-        tangent = where(square == 0, 0, tangent)
-        cosine = 1 / (tangent * tangent + 1).sqrt()
-        sine = tangent * cosine
-        bc, ca = cosine * bc + sine * ca, cosine * ca - sine * bc
-        return b + tangent * ab, c, a - tangent * ab, bc, ca, ab.full(0)
-
-    rotations = (
-        12 if diagonal[0].dtype.itemsize == 8 else 9
-    )  # 9 leave at most 1e-9 of the norm, 12 only rounding
-    values = [*repeated(rotations, rotated, (*diagonal, *off))[:3]]
-    for i, j in ((0, 1), (1, 2), (0, 1)):
-        first = values[i]
-        second = values[j]
-        values[i], values[j] = (
-            where(second < first, second, first),
-            where(second < first, first, second),
-        )
-    return values
-
-
 RULES = {
     name: on_operands(rule)
     for name, rule in {
         "cholesky": cholesky,
-        "eigh": eigh,
         "lu": lu,
         "lu_pivots_to_permutation": lu_pivots_to_permutation,
         "qr": qr,

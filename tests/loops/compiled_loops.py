@@ -10,16 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from jrnn.jaxprs.jax_internals import XLA_MAKES_ONE_KERNEL, is_threefry_loop
-from jrnn.loops.costs.machines import ONE_KERNEL_FLAG
-from jrnn.loops.explanations import instructions
-from jrnn.loops.explanations.instructions import Computation, Instruction
+from jrnn.bench import instructions
+from jrnn.bench.instructions import Computation
 
 _FREE = frozenset(("bitcast", "constant", "get-tuple-element", "parameter", "tuple"))
 _CALLS = frozenset(
     ("custom-call", "dot", "fft", "scatter", "sort")
 )  # each stops a loop from being one kernel, or may
-_ARRAY = re.compile(r"\b([a-z]+\d+)\[([\d,]*)\]")
 _SMALL = re.compile(r'xla_cpu_small_call="?true')
 
 
@@ -37,28 +34,9 @@ class CompiledLoop:
     kernels: int
     kernel_blockers: tuple[str, ...]
 
-    def __str__(self) -> str:
-        of = "a loop" if self.steps is None else f"a loop of {self.steps} steps"
-        if not self.kernels:
-            return f"{of}: one kernel"
-        text = f"{of}: {self.kernels} kernels a step"
-        if self.kernel_blockers:
-            return f"{text}; not one kernel because of {', '.join(self.kernel_blockers)}"
-        if not XLA_MAKES_ONE_KERNEL:
-            return f"{text}; XLA may make one kernel if the process starts with XLA_FLAGS={ONE_KERNEL_FLAG}"
-        return text
-
 
 def loops_of(text: str) -> tuple[CompiledLoop, ...]:
-    """Returns the outermost loops of a program for CPUs, in the order of its optimized HLO text.
-
-    Loops over the rounds of JAX's random generator are left out: no loop of the program is one of these.
-
-    >>> import jax, jax.numpy as jnp
-    >>> run = jax.jit(lambda h: jax.lax.scan(lambda h, _: (jnp.tanh(2 * h), None), h, length=9)[0])
-    >>> loops_of(run.lower(jnp.ones(3)).compile().as_text())
-    (CompiledLoop(steps=9, kernels=0, kernel_blockers=()),)
-    """
+    """Returns the outermost loops of a program for CPUs, in the order of its optimized HLO text."""
     entry, computations = instructions.computations(text)
     return tuple(_loops(entry, computations))
 
@@ -66,24 +44,13 @@ def loops_of(text: str) -> tuple[CompiledLoop, ...]:
 def _loops(name: str, computations: Mapping[str, Computation]) -> Iterator[CompiledLoop]:
     for i in computations.get(name, {}).values():
         if i.opcode == "while":
-            if not _draws(i):
-                yield CompiledLoop(i.trips, *_cost(i.runs[0], computations))
+            yield CompiledLoop(i.trips, *_cost(i.runs[0], computations))
         elif _SMALL.search(i.attributes):
-            for one in computations[i.runs[0]].values():
-                if one.opcode == "while" and not _draws(one):
-                    yield CompiledLoop(one.trips, 0, ())
+            whole = (one for one in computations[i.runs[0]].values() if one.opcode == "while")
+            yield from (CompiledLoop(one.trips, 0, ()) for one in whole)
         else:
             for other in i.runs:
                 yield from _loops(other, computations)
-
-
-def _draws(loop: Instruction) -> bool:
-    """Returns True for the rounds of JAX's random generator."""
-    types = [
-        ({"u32": "uint32"}.get(name, name), tuple(map(int, filter(None, shape.split(",")))))
-        for name, shape in _ARRAY.findall(loop.result)
-    ]
-    return is_threefry_loop(loop.trips, types)
 
 
 def _cost(name: str, computations: Mapping[str, Computation]) -> tuple[int, tuple[str, ...]]:
