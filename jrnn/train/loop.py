@@ -38,6 +38,7 @@ from jrnn.train.run_dir import RunDir
 from jrnn.train.serving import TrainedModel, load_run
 from jrnn.train.step import (
     Recipe,
+    check_parts,
     initial_state,
     make_train_call,
     make_validation,
@@ -161,6 +162,7 @@ class _Training:
         check_task(config, task)
         steps = Recipe.of(config, task.axes)
         self.state = initial_state(task.model, steps)
+        check_parts(task, config, self.state.params)
         self.call = make_train_call(
             task.model, steps, (devices.state_sharding, devices.result_sharding)
         )

@@ -5,6 +5,7 @@ Shapes: K steps in one call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -169,71 +170,125 @@ def _choose(true: Any, one: State, other: State) -> State:
 def _gradients(
     model: Model, steps: Recipe, params: Params, carry: Carry, batch: Batch, key: Any
 ) -> Outcome:
-    """Returns the gradients of a batch that is read whole, or in parts whose outcomes are averaged."""
+    """Returns the gradients of a batch that is read whole, or in parts: the mean over the values of all parts."""
     parts = steps.config.optimizer.accumulate
     if parts == 1:
         return model.gradients(params, carry, batch, key)
-
-    def cut(x: Any, axis: int | None) -> Any:
-        """[..., B, ...] -> [parts, ..., B / parts, ...]."""
-        x = jnp.asarray(x)
-        if axis is None:
-            return jnp.broadcast_to(x, (parts, *x.shape))
-        split = jnp.reshape(
-            x, (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :])
-        )
-        return jnp.moveaxis(split, axis, 0)
+    count_of = counter(model, steps.axes)
 
     def body(total: Any, part: Any) -> tuple[Any, Carry]:
         batch, carry, key = part
         loss, carry, gradients = model.gradients(params, carry, batch, key)
-        return jax.tree.map(jnp.add, total, (loss, gradients)), carry
+        count = jnp.asarray(count_of(batch), jnp.float32)
+        weighted = jax.tree.map(lambda x: count * x, (loss, gradients))
+        return jax.tree.map(jnp.add, total, (count, weighted)), carry
 
-    members = batch._asdict()
-    batches = type(batch)(
-        **{n: None if x is None else cut(x, steps.axes.get(n)) for n, x in members.items()}
-    )
-    carries = jax.tree.map(lambda x: cut(x, CARRY_AXIS), carry)
-    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    (loss, gradients), last = jax.lax.scan(
-        body, zeros, (batches, carries, jax.random.split(key, parts))
+    batches = cut_batch(batch, steps.axes, parts)
+    carries = jax.tree.map(lambda x: _cut(x, CARRY_AXIS, parts), carry)
+    zero = jnp.zeros(())
+    (count, (loss, gradients)), last = jax.lax.scan(
+        body,
+        (zero, (zero, jax.tree.map(jnp.zeros_like, params))),
+        (batches, carries, jax.random.split(key, parts)),
     )
     joined = jax.tree.map(
         lambda x, like: jnp.moveaxis(x, 0, CARRY_AXIS).reshape(like.shape), last, carry
     )
-    return Outcome(loss / parts, joined, jax.tree.map(lambda g: g / parts, gradients))
+    count = jnp.where(count > 0, count, 1)
+    return Outcome(loss / count, joined, jax.tree.map(lambda g: g / count, gradients))
+
+
+def cut_batch(batch: Batch, axes: Mapping[str, int], parts: int) -> Any:
+    """Returns a batch in parts of equal numbers of examples, stacked along a leading axis."""
+    members = {}
+    for name, value in batch._asdict().items():
+        members[name] = None if value is None else _cut(value, axes.get(name), parts)
+    return type(batch)(**members)
+
+
+def _cut(x: Any, axis: int | None, parts: int) -> Any:
+    """[..., B, ...] -> [parts, ..., B / parts, ...]; without an axis of examples, each part has all."""
+    x = jnp.asarray(x)
+    if axis is None:
+        return jnp.broadcast_to(x, (parts, *x.shape))
+    split = jnp.reshape(x, (*x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]))
+    return jnp.moveaxis(split, axis, 0)
+
+
+def counter(model: Model, axes: Mapping[str, int]) -> Callable[[Batch], Any]:
+    """Returns the function that says how much the loss of a batch counts: `Model.count`, or the number of examples."""
+    member, axis = next(iter(axes.items()))
+    own = getattr(model, "count", None)  # a user's class may have the methods of `Model` alone
+
+    def count(batch: Batch) -> Any:
+        counted = None if own is None else own(batch)
+        return np.shape(getattr(batch, member))[axis] if counted is None else counted
+
+    return count
+
+
+def check_parts(task: Task, config: Config, params: Params) -> None:
+    """Raises ConfigError for a loss that leaves values out and does not count them, if batches are read in parts."""
+    parts = config.optimizer.accumulate
+    model = task.model
+    batch = task.train.at(0)
+    own = getattr(model, "count", None)
+    if parts == 1 or (own is not None and own(batch) is not None):
+        return
+
+    def mean_of(batch: Batch, examples: int) -> Any:
+        return model.loss(params, model.initial_carry(examples), batch, None)[0]
+
+    size = config.data.batch
+    whole = float(jax.jit(partial(mean_of, examples=size))(batch))
+    cut = cut_batch(batch, task.axes, parts)
+    losses = jax.jit(partial(jax.lax.map, partial(mean_of, examples=size // parts)))(cut)
+    mean = float(jnp.mean(losses))
+    tolerance = 1e-3 if config.train.precision == "float32" else 3e-2
+    if math.isfinite(whole) and not math.isclose(whole, mean, rel_tol=tolerance, abs_tol=1e-6):
+        raise ConfigError(
+            f"optimizer.accumulate: the loss of the first batch is {whole:.6g}, but the mean over its {parts} parts is "
+            f"{mean:.6g}: the loss leaves values out; give the model a method count(batch), which returns how many "
+            "values the loss is the mean over, or set optimizer.accumulate = 1"
+        )
 
 
 def make_validation(
     task: Task, put: Callable[[Batch], Batch] = jax.device_put
 ) -> Callable[[Params], float]:
-    """Returns the function `params -> mean loss` over the validation batches, weighted by their examples.
+    """Returns the function `params -> mean loss` over the values of all validation batches.
 
     The batches are read one after the other with carried state. Batches of another shape (the last may be smaller) are
     compiled separately, and start with the initial state. `put` brings stacked batches to the devices.
     """
     model = task.model
     member, axis = next(iter(task.axes.items()))
+    count_of = counter(model, task.axes)
 
-    def mean(params: Params, batches: Batch) -> Any:
+    def mean(params: Params, batches: Batch, weights: Any) -> Any:
         def body(carry, batch):
             loss, carry = model.loss(params, restart(batch.fresh, first, carry), batch, None)
             return carry, loss
 
         first = model.initial_carry(getattr(batches, member).shape[1 + axis])
-        return jnp.mean(jax.lax.scan(body, first, batches)[1])
+        losses = jax.lax.scan(body, first, batches)[1]
+        # A batch without a known value may have a loss that is no number.
+        return jnp.sum(jnp.where(weights > 0, losses * weights, 0))
 
     runs = []
-    weights = []
+    totals = []
     for _, run in groupby(
         task.validation(), lambda batch: [np.shape(a) for a in jax.tree.leaves(batch)]
     ):
         equal = list(run)
-        runs.append(put(stack_batches(equal, len(equal))))
-        weights.append(len(equal) * getattr(equal[0], member).shape[axis])
+        counts = np.array([float(count_of(batch)) for batch in equal])
+        total = max(float(counts.sum()), 1.0)
+        weights = (counts / total).astype(np.float32)
+        runs.append((put(stack_batches(equal, len(equal))), weights))
+        totals.append(total)
     compiled = jax.jit(mean)
     return lambda params: float(
-        np.average([compiled(params, run) for run in runs], weights=weights)
+        np.average([compiled(params, *run) for run in runs], weights=totals)
     )
 
 

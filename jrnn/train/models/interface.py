@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jrnn.errors import ConfigError
@@ -94,6 +95,14 @@ class Model(Protocol):
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         """Returns the loss [], a mean over the batch, and the state after it."""
         ...
+
+    def count(self, batch: Any) -> Any:
+        """Returns how many values the mean `loss` of a batch is over; None: all examples count the same.
+
+        The loss of several batches is the mean over the values of all of them. So a loss that leaves values out, as with a
+        mask, has to say how many it reads.
+        """
+        return None
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         """By default, JAX differentiates `loss`."""
@@ -211,6 +220,9 @@ class LayersModel(Model, ABC):
         output, carry = self._run(params, carry, batch, key)
         return mean_loss(self.signature, output, batch.targets), carry
 
+    def count(self, batch: Any) -> Any:
+        return known_targets(self.signature, batch.targets)
+
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         return self._run(params, carry, batch, None)
 
@@ -222,6 +234,13 @@ def mean_loss(signature: Signature, outputs: Any, targets: Any) -> Any:
     known = ~jnp.isnan(targets)
     errors = jnp.where(known, outputs - jnp.where(known, targets, 0), 0)
     return jnp.sum(jnp.square(errors)) / jnp.maximum(jnp.sum(known), 1)
+
+
+def known_targets(signature: Signature, targets: Any) -> Any:
+    """Returns how many values `mean_loss` is the mean over."""
+    if signature.loss == "cross_entropy":
+        return np.size(targets)
+    return jnp.sum(~jnp.isnan(targets))
 
 
 def no_times(cell: str) -> str:
@@ -259,6 +278,9 @@ class FunctionModel(Model):
 
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         return mean_loss(self.signature, self.apply(params, batch, key), batch.targets), carry
+
+    def count(self, batch: Any) -> Any:
+        return known_targets(self.signature, batch.targets)
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         return self.apply(params, batch, None), carry

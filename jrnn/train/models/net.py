@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jrnn.convert import Package, export_package
 from jrnn.errors import ConfigError
@@ -117,6 +118,9 @@ class NetModel(Model):
         return to_jax(end, [self.loss_blob])(fed, key=key)[self.loss_blob], self._carry(
             blobs, carry
         )
+
+    def count(self, batch: Any) -> Any:
+        return np.size(batch.targets)
 
     def gradients(self, params: Params, carry: Carry, batch: Any, key: Any) -> Outcome:
         if self.compute.gradient == "jax":

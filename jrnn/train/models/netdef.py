@@ -69,6 +69,10 @@ class NetDefModel(NetModel):
             output = jnp.reshape(output, (*jnp.shape(batch.tokens), -1))
         return output, carry
 
+    def count(self, batch: Any) -> Any:
+        """None, because the loss may be the net's own."""
+        return None
+
     @property
     def outputs(self) -> tuple[str, ...]:
         assert self.whole is not None

@@ -21,7 +21,7 @@ from jrnn.files import kind_of, read_text
 from jrnn.files.reading import read_tokenizer
 from jrnn.models import LanguageModel
 from jrnn.models.loading import model_of, shapes_of
-from jrnn.train.models.interface import Carry, Model, Params, Signature, mean_loss
+from jrnn.train.models.interface import Carry, Model, Params, Signature, known_targets, mean_loss
 from jrnn.train.toml_codec import Natural, check_bounds, require
 
 # the ends of the names of low-rank parts, [rank, columns] and [rows, rank]
@@ -177,6 +177,9 @@ class PretrainedModel(Model):
     def loss(self, params: Params, carry: Carry, batch: Any, key: Any) -> tuple[Any, Carry]:
         logits, _ = self.predict(params, carry, batch)
         return mean_loss(self.signature, logits.astype(jnp.float32), batch.targets), carry
+
+    def count(self, batch: Any) -> Any:
+        return known_targets(self.signature, batch.targets)
 
     def predict(self, params: Params, carry: Carry, batch: Any) -> tuple[Any, Carry]:
         dtype = jnp.dtype(self.precision)

@@ -58,6 +58,10 @@ class Seq2SeqModel(NetModel):
     memory: Mapping[str, int] = field(default_factory=dict)
     decoder_states: Mapping[str, str] = field(default_factory=dict)
 
+    def count(self, batch: Any) -> Any:
+        """The steps within the lengths of the targets, over which the loss is a mean."""
+        return jnp.sum(jnp.asarray(batch.target_lengths))
+
     @cached_property
     def _encode(self) -> Callable:
         return to_jax(self.net, [*self.memory, *self.decoder_states])

@@ -129,15 +129,17 @@ class ForecastTask(HeldOutTask):
                 "spacing": [] if series.spacing is None else [series.spacing],
                 "sha256": checksum(series.inputs, targets, series.times),
             }
-            if config.optimizer.accumulate > 1 and np.isnan(targets).any():
-                raise DataError(
-                    "has empty targets, of which parts of a batch have different numbers: set optimizer.accumulate = 1"
-                )
             series = series.scaled(of_inputs)
             y = of_targets.apply(targets)
             train = windows(series[:border], y[:border], data.window, data.horizon)
             start = max(border - data.window, 0)  # so that the first row held out is predicted too
             held_out = windows(series[start:], y[start:], data.window, data.horizon)
+            missing = any(np.isnan(part.targets).any() for part in (train, held_out))
+            if missing and config.model.kind in ("cells", "net"):
+                raise ConfigError(
+                    f"{data.file}: has empty cells among the targets, which the loss of a model of kind "
+                    f'{config.model.kind!r} does not leave out: use model.kind = "nn"'
+                )
             batches = Shuffled.of(train, data.batch, config.seed)
         except DataError as e:
             raise e.at(data.file) from None
