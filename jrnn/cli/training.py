@@ -34,6 +34,7 @@ from jrnn.train.devices import join
 from jrnn.train.exports import EXPORTS
 from jrnn.train.run_dir import RunDir, first_free
 from jrnn.train.runs import find_runs, plot_runs, runs_tables, summarize
+from jrnn.train.toml_codec import split_values
 
 
 def train_command(args: argparse.Namespace) -> int:
@@ -73,19 +74,28 @@ def train_command(args: argparse.Namespace) -> int:
         out = Path("runs", name) if args.resume else first_free(Path("runs"), name)
     if not args.sweep:
         return _train_one(configs[0], out, args)
-    return _sweep(configs, [out / ",".join(some) for some in values], args)
+    return _sweep(configs, [out / _folder_of(some) for some in values], args)
+
+
+def _folder_of(assignments: Sequence[str]) -> str:
+    """Returns the name of a run's folder in a sweep: one folder, whatever the values are."""
+    return ",".join(assignments).replace("/", "_")
 
 
 def _combinations(sweeps: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yields the assignments of each run of a sweep, such as ("model.hidden=32", "seed=1")."""
     choices = []
     for sweep in sweeps:
-        key, equals, values = sweep.partition("=")
-        if not equals or not all(value.strip() for value in values.split(",")):
+        key, equals, text = sweep.partition("=")
+        try:
+            values = split_values(text)
+        except ConfigError as e:
+            raise UsageError(f"--sweep {key}: {e}") from None
+        if not equals or not all(values):
             raise UsageError(
                 f"--sweep {sweep}: must be written KEY=A,B,C, as in model.hidden=32,64"
             )
-        choices.append([f"{key}={value.strip()}" for value in values.split(",")])
+        choices.append([f"{key}={value}" for value in values])
     yield from itertools.product(*choices)
 
 

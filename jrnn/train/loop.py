@@ -39,6 +39,7 @@ from jrnn.train.serving import TrainedModel, load_run
 from jrnn.train.step import (
     Recipe,
     check_parts,
+    describe_trained,
     initial_state,
     make_train_call,
     make_validation,
@@ -201,6 +202,8 @@ class _Training:
                 f"{run.path}: has {done} steps already, and train.steps is {train.steps}; give more steps"
             )
         run.write(self.config, self.task)
+        if text := describe_trained(self.config, self.state.params):
+            self.beat.say(text)
         if self.config.gradient.check:
             with self.beat.during("comparing gradients"):
                 self.check_gradients(self.state.params, self.task.train.at(0))

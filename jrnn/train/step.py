@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -82,17 +83,28 @@ def abstract_state(model: Model, steps: Recipe) -> State:
 
 
 def state_of(model: Model, steps: Recipe, params: Params) -> State:
-    """Returns the state before the first step, of these parameters; raises ConfigError if none of them is trained."""
+    """Returns the state before the first step, of these parameters; raises ConfigError for a pattern that matches none."""
     optimizer = steps.config.optimizer
-    only = optimizer.only
-    if only and not any(jax.tree.leaves(trained(only, params))):
-        names = jax.tree.leaves(jax.tree.map_with_path(lambda path, _: name_of(path), params))
-        raise ConfigError(
-            f"optimizer.only: no parameter has a name like {' or '.join(map(repr, only))}{hint(only[0], names)}"
-        )
+    names = [name_of(path) for path, _ in jax.tree.leaves_with_path(params)]
+    for pattern in optimizer.only:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"optimizer.only: no parameter has a name like {pattern!r}{hint(pattern, names)}"
+            )
     mean = jax.tree.map(jnp.copy, params) if optimizer.ema else {}
     carry = model.initial_carry(steps.config.data.batch)
     return State(params, steps.optimizer.init(params), carry, jnp.zeros((), jnp.int32), mean)
+
+
+def describe_trained(config: Config, params: Params) -> str:
+    """Returns how many numbers are trained if `optimizer.only` says which, else an empty text."""
+    only = config.optimizer.only
+    if not only:
+        return ""
+    sizes = [np.size(x) for x in jax.tree.leaves(params)]
+    are_trained = jax.tree.leaves(trained(only, params))
+    count = sum(size for size, is_trained in zip(sizes, are_trained) if is_trained)
+    return f"training {count:,} of {sum(sizes):,} parameters"
 
 
 def stack_batches(batches: Sequence[Batch], size: int) -> Batch:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -81,8 +82,10 @@ def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
 def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """Returns the tables with `a.b=value` assignments applied; a value that is not TOML is taken as a string.
 
-    >>> override({"train": {"steps": 10}}, ["train.steps=20", "data.path=a.txt"])
-    {'train': {'steps': 20}, 'data': {'path': 'a.txt'}}
+    Numbers and booleans may be written as in Python, too.
+
+    >>> override({"train": {"steps": 10}}, ["train.steps=1e3", "data.path=a.txt", "optimizer.ema=.9"])
+    {'train': {'steps': 1000}, 'data': {'path': 'a.txt'}, 'optimizer': {'ema': 0.9}}
     """
     changed = json.loads(json.dumps(tables, default=str))  # a deep copy of plain tables
     for assignment in assignments:
@@ -102,10 +105,69 @@ def override(tables: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
 
 
 def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
+    """Returns a value as TOML has it, or as Python spells numbers and booleans; else the text."""
+    for spelling in (text, _SPELLED.sub(_in_toml, text)):
+        try:
+            value = tomllib.loads(f"value = {spelling}")["value"]
+        except (ValueError, RecursionError):
+            continue
+        # An integer is a float, too: so 1e4 steps are as good as 10000.
+        is_whole = isinstance(value, float) and abs(value) < 2**53 and value.is_integer()
+        return int(value) if is_whole and _POWER.fullmatch(text) else value
+    return text
+
+
+_STRING = r'"""(?:\\.|[^\\])*?"""|"(?:\\.|[^"\\])*"|' + r"'''.*?'''|'[^']*'"
+_POWER = re.compile(r"[+-]?[0-9]+[eE]\+?[0-9]+")
+# Strings, which stay; True and False; and numbers that lack digits before or after their point.
+_SPELLED = re.compile(
+    _STRING + r"|\b(?:True|False)\b|(?<![\w.])[0-9]*\.[0-9]*(?:[eE][+-]?[0-9]+)?(?![\w.])",
+    re.DOTALL,
+)
+_OPENS = re.compile(_STRING, re.DOTALL)
+
+
+def _in_toml(found: re.Match[str]) -> str:
+    """Returns what Python spells otherwise as TOML has it."""
+    text = found[0]
+    if text in ("True", "False"):
+        return text.lower()
+    number = re.fullmatch(r"([0-9]*)\.([0-9]*)(.*)", text, re.DOTALL)
+    if number is None or not (number[1] or number[2]) or text[0] in "\"'":
         return text
+    return f"{number[1] or 0}.{number[2] or 0}{number[3]}"
+
+
+def split_values(text: str) -> list[str]:
+    """Returns the values that commas separate, outside of lists, tables and quotes.
+
+    >>> split_values('1, [2, 3], {a = 4, b = 5}, "6, 7"')
+    ['1', '[2, 3]', '{a = 4, b = 5}', '"6, 7"']
+
+    Raises:
+        ConfigError: if a list, a table or a quote is not closed.
+    """
+    values = [""]
+    open_brackets = 0
+    place = 0
+    while place < len(text):
+        char = text[place]
+        # A quote begins a string only where a value begins: not in it's.
+        begins = values[-1].rstrip()[-1:] in ("", "[", "{", ",", "=")
+        string = _OPENS.match(text, place) if begins else None
+        if string is None and begins and char in "\"'":
+            raise ConfigError(f"{text}: a quote is not closed")
+        open_brackets += (char in "[{") - (char in "]}") if string is None else 0
+        if char == "," and open_brackets == 0:
+            values.append("")
+        else:
+            values[-1] += char if string is None else string[0]
+        place += 1 if string is None else len(string[0])
+        if open_brackets < 0:
+            break
+    if open_brackets:
+        raise ConfigError(f"{text}: a list or a table is not closed, or not opened")
+    return [value.strip() for value in values]
 
 
 def decode(cls: type[T], tables: Mapping[str, Any], where: str, prefix: str = "") -> T:

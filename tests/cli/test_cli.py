@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jrnn import Net, read_net, write_net
-from jrnn.cli import main
+from jrnn.cli import main, training
 from jrnn.files import progress
 from jrnn.nets import Op
 from jrnn.nets.proto import read_plan, write_plan
@@ -312,10 +312,23 @@ def test_a_sweep_trains_each_combination(files, capsys):
     assert "--sweep model.hidden: must be written KEY=A,B,C" in fails(
         capsys, "train", "forecast", "--sweep", "model.hidden"
     )
+    assert "--sweep seed: [1,2: a list or a table is not closed" in fails(
+        capsys, "train", "forecast", "--sweep", "seed=[1,2"
+    )
     assert "model.hiden" in fails(
         capsys, "train", "forecast", "--out", "bad", "--sweep", "model.hiden=1,2"
     )
     assert not (files / "bad").exists()
+
+
+def test_a_sweep_over_lists_and_paths():
+    words = ['optimizer.only=["a", "b"],["c"]', "data.path=../x.csv,/y.csv"]
+    combinations = list(training._combinations(words))
+    assert len(combinations) == 4
+    assert combinations[0] == ('optimizer.only=["a", "b"]', "data.path=../x.csv")
+    assert training._folder_of(combinations[0]) == (
+        'optimizer.only=["a", "b"],data.path=.._x.csv'  # one folder in that of the sweep
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from jrnn.errors import ConfigError
 from jrnn.train import Config, load_config
-from jrnn.train.toml_codec import decode, encode, override
+from jrnn.train.toml_codec import decode, encode, override, split_values
 
 
 def test_defaults_need_no_table():
@@ -96,6 +96,51 @@ def test_overrides_are_toml_values_or_else_strings():
 def test_an_override_that_is_none(assignment, message):
     with pytest.raises(ConfigError, match=message):
         override({"seed": 1}, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (".001", 0.001),
+        ("-1.", -1.0),
+        ("1.e-3", 0.001),
+        ("1e1", 10),
+        ("True", True),
+        ("[.5, 1., False]", [0.5, 1.0, False]),
+        ("{b1 = .9, note = '1., True'}", {"b1": 0.9, "note": "1., True"}),
+        ("'True'", "True"),
+        ("1.2.3", "1.2.3"),
+        ("x.5", "x.5"),
+        ("True.txt", "True.txt"),
+        ("it's", "it's"),
+    ],
+)
+def test_numbers_and_booleans_may_be_written_as_in_python(text, value):
+    changed = override({}, [f"a.b={text}"])["a"]["b"]
+    assert changed == value and type(changed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1, 2", ["1", "2"]),
+        ("[1, 2],[]", ["[1, 2]", "[]"]),
+        ('{a = 1, b = "x, }"},{a = 2}', ['{a = 1, b = "x, }"}', "{a = 2}"]),
+        ("[[1, 2], ['a, ]']],c", ["[[1, 2], ['a, ]']]", "c"]),
+        (r'"a, \", b",c', [r'"a, \", b"', "c"]),
+        ('"""a, "b", c""",d', ['"""a, "b", c"""', "d"]),
+        ("it's,that's", ["it's", "that's"]),
+        ("a,,b", ["a", "", "b"]),
+    ],
+)
+def test_commas_separate_values_outside_of_lists_tables_and_quotes(text, values):
+    assert split_values(text) == values
+
+
+@pytest.mark.parametrize("text", ["[1,2", "1],[2", '"a,b', "{a=1,b=2"])
+def test_values_that_are_not_closed(text):
+    with pytest.raises(ConfigError, match="is not closed"):
+        split_values(text)
 
 
 def test_overrides_do_not_change_what_they_were_given():

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from jrnn import models
 from jrnn.cli import main
@@ -194,8 +195,12 @@ def test_low_rank_parts_are_trained_and_merged(corpus, pretrained, tmp_path, qui
         Config, {**_tables_of(config), "train": {**vars(config.train), "steps": 2}}, "lora.toml"
     )
     assert config.optimizer.only == ["*.lora_a", "*.lora_b"]
-    train(config, tmp_path / "run", console=quiet)
+    console = Console(record=True, width=200)
+    train(config, tmp_path / "run", console=console)
     run, before = load_run(tmp_path / "run"), models.load(pretrained).params
+    size = sum(x.size for x in run.params.values())
+    low = sum(x.size for name, x in run.params.items() if ".lora_" in name)
+    assert f"training {low:,} of {size:,} parameters" in console.export_text()
     merged = run.language_model.params
     assert merged.keys() == before.keys()
     for name, value in before.items():
@@ -208,10 +213,22 @@ def test_low_rank_parts_are_trained_and_merged(corpus, pretrained, tmp_path, qui
         np.testing.assert_allclose(
             change, 2 * b @ a, atol=0.02 * float(abs(value).max())
         )  # rounded to bfloat16
-    with pytest.raises(
-        ConfigError, match="model.lora_targets: no matrix has a name like 'x'; such as rwkv"
-    ):
-        (wrong := tables(corpus, model=lora | {"lora_targets": ["x"]})).kind.load(wrong)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["x"], "no matrix has a name like 'x'; such as rwkv"),
+        (["*.key.weight", "*.kee.weight"], r"no matrix has a name like '\*\.kee\.weight'; such as"),
+        (["*.key.weight", "*ln_out.bias"], r"like '\*ln_out\.bias'; rwkv\.ln_out\.bias is \[8\];"),
+        ([], r"model\.lora_targets must have a pattern, with lora_rank, is \[\]"),
+    ],
+)
+def test_each_pattern_of_low_rank_parts_names_a_matrix(corpus, pretrained, patterns, message):
+    lora = {"pretrained": str(pretrained), "lora_rank": 2, "lora_targets": patterns}
+    config = tables(corpus, model=lora)
+    with pytest.raises(ConfigError, match=message):
+        config.kind.load(config)
 
 
 def test_a_run_keeps_the_companion_files_of_its_model(corpus, tmp_path, quiet):
@@ -277,8 +294,9 @@ def test_the_loss_of_a_pretrained_model_is_that_of_its_documents(corpus, pretrai
 
 
 def test_what_cannot_be_trained_further(corpus, pretrained, tmp_path):
-    with pytest.raises(ConfigError, match=r"no parameter has a name like 'rwkv\.block\.\*'"):
-        train(fine_tuning(corpus, pretrained, only=["rwkv.block.*"]), tmp_path / "run")
+    for only in (["rwkv.block.*"], ["rwkv.blocks.1.*", "rwkv.block.*"]):
+        with pytest.raises(ConfigError, match=r"no parameter has a name like 'rwkv\.block\.\*'"):
+            train(fine_tuning(corpus, pretrained, only=only), tmp_path / "run")
     small = tmp_path / "small"
     models.create(CONFIG | {"vocab_size": 16}, jax.random.key(0)).save(small)
     config = fine_tuning(corpus, small)

@@ -83,7 +83,7 @@ class PretrainedModel(Model):
         """Returns the model of a table [model]; `kept`: what `kept` returned, to do without the folder.
 
         Raises:
-            ConfigError, FormatError: as `jrnn.models.load`, or if no matrix has a name like `lora_targets`.
+            ConfigError, FormatError: as `jrnn.models.load`, or if no matrix has a name like one of `lora_targets`.
         """
         if kept is None:
             loaded = models.load(config.pretrained)
@@ -94,13 +94,22 @@ class PretrainedModel(Model):
         model = cls(config, kept["config"], kept["types"], precision)
         if not config.lora_rank:
             return model
-        names = [name for name, shape in shapes_of(model._configured).items() if len(shape) == 2]
-        targets = tuple(n for n in names if any(fnmatchcase(n, one) for one in config.lora_targets))
-        if not targets:
-            patterns = " or ".join(map(repr, config.lora_targets))
+        shapes = shapes_of(model._configured)
+        names = [name for name, shape in shapes.items() if len(shape) == 2]
+        require(
+            len(config.lora_targets) > 0,
+            "model.lora_targets must have a pattern, with lora_rank",
+            config.lora_targets,
+        )
+        for pattern in config.lora_targets:
+            if any(fnmatchcase(name, pattern) for name in names):
+                continue
+            others = [name for name in shapes if fnmatchcase(name, pattern)]
+            found = f"; {others[-1]} is {list(shapes[others[-1]])}" if others else ""
             raise ConfigError(
-                f"model.lora_targets: no matrix has a name like {patterns}; such as {', '.join(names[-3:])}"
+                f"model.lora_targets: no matrix has a name like {pattern!r}{found}; such as {', '.join(names[-3:])}"
             )
+        targets = tuple(n for n in names if any(fnmatchcase(n, one) for one in config.lora_targets))
         return replace(model, targets=targets)
 
     def kept(self) -> dict[str, Any]:
